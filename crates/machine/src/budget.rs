@@ -1,0 +1,318 @@
+//! What of a machine a run may take: which device, and how much of its memory. A decision, not a
+//! reading, so every number here says how it came about. Pure: the same machine gives the same
+//! budget.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use crate::Machine;
+use crate::gpu::{AppleGpu, Capability, Gpu, NvidiaCard};
+use crate::hardware::{CudaVersion, Feature, OLDEST_CAPABILITY, cpu_features, nvidia_class};
+use crate::reading::{Bytes, Unknown};
+
+/// What hearth plans with.
+#[derive(Clone, Debug, Serialize)]
+pub struct Budget {
+    /// Where the work is done.
+    pub device: Device,
+    /// Why there.
+    pub why: String,
+    /// How much memory it may take, or why that cannot be said.
+    #[serde(serialize_with = "known_or_reason")]
+    pub memory: Result<MemoryLimit, Unknown>,
+    /// Processor threads for data and, on the CPU, for everything.
+    pub threads: Option<u32>,
+    /// What the device can do.
+    pub features: Vec<Feature>,
+}
+
+/// Where a run computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The NVIDIA card of that number.
+    Cuda(u32),
+    /// The default Metal device.
+    Metal,
+    /// The processor.
+    Cpu,
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Metal => f.write_str("metal"),
+            Self::Cpu => f.write_str("cpu"),
+        }
+    }
+}
+
+impl Serialize for Device {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+/// A memory limit and how it came about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct MemoryLimit {
+    /// The most a run may hold at once.
+    pub limit: Bytes,
+    /// What there is to take from.
+    pub available: Bytes,
+    /// What is left to the system.
+    pub kept: Bytes,
+    /// What set the limit.
+    pub bound_by: Bound,
+}
+
+/// What set a memory limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Bound {
+    /// Main memory not in use.
+    MainMemory,
+    /// A container's limit.
+    Container,
+    /// Metal's recommended working set.
+    WorkingSet,
+    /// The card's own memory not in use.
+    CardMemory,
+}
+
+/// Chosen: one part in sixteen of main memory stays with the system, within these bounds. Desktops
+/// and DGX Spark freeze rather than fail when the last gigabytes go, so the floor is what a bare
+/// desktop needs to stay alive and the ceiling what a busy one does.
+const KEPT_PART: u64 = 16;
+const KEPT_LEAST: Bytes = Bytes(512 << 20);
+const KEPT_MOST: Bytes = Bytes(8 << 30);
+
+/// Chosen: a CUDA context with cuBLASLt and cuDNN loaded holds around half a GiB of the card
+/// that no allocation of ours shows.
+const KEPT_ON_CARD: Bytes = Bytes(640 << 20);
+
+/// Decides.
+pub fn budget(machine: &Machine) -> Budget {
+    let threads = machine.cpu.usable_threads.known().copied();
+    let cards = machine.gpus.iter().filter_map(|gpu| match gpu {
+        Gpu::Nvidia(card) => Some((usable(machine, card).ok()?, card)),
+        Gpu::Apple(_) => None,
+    });
+    if let Some((index, card)) = cards.min_by_key(|(index, _)| *index) {
+        return Budget {
+            device: Device::Cuda(index),
+            why: "the first card that CUDA offers".into(),
+            memory: card_limit(machine, card),
+            threads,
+            features: card.features.clone(),
+        };
+    }
+    let apple = machine.gpus.iter().find_map(|gpu| match gpu {
+        Gpu::Apple(gpu) => Some(gpu),
+        Gpu::Nvidia(_) => None,
+    });
+    if let Some(gpu) = apple {
+        return Budget {
+            device: Device::Metal,
+            why: "the GPU of the chip".into(),
+            memory: apple_limit(machine, gpu),
+            threads,
+            features: gpu.features.clone(),
+        };
+    }
+    Budget {
+        device: Device::Cpu,
+        why: if machine.gpus.is_empty() { "no GPU was found" } else { "no GPU here can be used" }
+            .into(),
+        memory: main_limit(machine),
+        threads,
+        features: cpu_features(&machine.cpu),
+    }
+}
+
+/// Why a card is left alone.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// CUDA does not offer it, or says too little about it.
+    NotOffered(Unknown),
+    /// Its instructions are too old.
+    Capability(Capability),
+    /// The driver is too old for it.
+    Driver {
+        /// The newest CUDA the driver speaks.
+        speaks: String,
+        /// The oldest that knows the card.
+        needs: CudaVersion,
+    },
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotOffered(reason) => write!(f, "{reason}"),
+            Self::Capability(capability) => {
+                write!(
+                    f,
+                    "its compute capability is {capability}, hearth needs {OLDEST_CAPABILITY}"
+                )
+            }
+            Self::Driver { speaks, needs } => {
+                write!(f, "the driver speaks CUDA {speaks}, it needs {needs}")
+            }
+        }
+    }
+}
+
+/// CUDA's number for a card that hearth can use, or what stands in the way.
+pub fn usable(machine: &Machine, card: &NvidiaCard) -> Result<u32, Unusable> {
+    let index = card.cuda_index.value.clone().map_err(Unusable::NotOffered)?;
+    let capability = card.capability.value.clone().map_err(Unusable::NotOffered)?;
+    let class = nvidia_class(capability).filter(|_| capability >= OLDEST_CAPABILITY);
+    let needs = class.ok_or(Unusable::Capability(capability))?.cuda;
+    match machine.nvidia.as_ref().and_then(|stack| stack.cuda.known()) {
+        Some(speaks) if older(speaks, needs) => {
+            Err(Unusable::Driver { speaks: speaks.clone(), needs })
+        }
+        _ => Ok(index),
+    }
+}
+
+/// Whether a version such as `12.8` comes before another; one that cannot be read does not.
+pub fn older(version: &str, than: CudaVersion) -> bool {
+    let mut parts = version.split('.').map(str::parse::<u32>);
+    match (parts.next(), parts.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < (than.major, than.minor),
+        _ => false,
+    }
+}
+
+fn card_limit(machine: &Machine, card: &NvidiaCard) -> Result<MemoryLimit, Unknown> {
+    if card.unified.needed()? {
+        return main_limit(machine);
+    }
+    let available = card.memory_free.needed()?;
+    let kept = KEPT_ON_CARD;
+    Ok(MemoryLimit { limit: available.less(kept), available, kept, bound_by: Bound::CardMemory })
+}
+
+fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown> {
+    let main = main_limit(machine)?;
+    // Metal's own default is two thirds of memory at the least, so that is safe where it is silent.
+    let total = machine.memory.total.needed()?;
+    let working_set = gpu.working_set.known().copied().unwrap_or(Bytes(total.0 / 3 * 2));
+    if working_set < main.limit {
+        return Ok(MemoryLimit { limit: working_set, bound_by: Bound::WorkingSet, ..main });
+    }
+    Ok(main)
+}
+
+fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
+    let memory = &machine.memory;
+    let available = memory.available.needed()?;
+    let kept = Bytes(memory.total.needed()?.0 / KEPT_PART).clamp(KEPT_LEAST, KEPT_MOST);
+    let main =
+        MemoryLimit { limit: available.less(kept), available, kept, bound_by: Bound::MainMemory };
+    match memory.container.known() {
+        // Inside a container the rest of the system is not ours to feed: only the floor is kept.
+        Some(Some(container)) if container.left.less(KEPT_LEAST) < main.limit => Ok(MemoryLimit {
+            limit: container.left.less(KEPT_LEAST),
+            available: container.left,
+            kept: KEPT_LEAST,
+            bound_by: Bound::Container,
+        }),
+        _ => Ok(main),
+    }
+}
+
+fn known_or_reason<S: Serializer>(
+    memory: &Result<MemoryLimit, Unknown>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    match memory {
+        Ok(limit) => limit.serialize(serializer),
+        Err(Unknown(unknown)) => {
+            #[derive(Serialize)]
+            struct Reason<'a> {
+                limit: Option<u64>,
+                unknown: &'a str,
+            }
+            Reason { limit: None, unknown }.serialize(serializer)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::testing::source;
+
+    fn decide(answers: &[(&str, &str)]) -> Budget {
+        budget(&Machine::probe(&mut source(answers)))
+    }
+
+    const MEMORY: (&str, &str) =
+        ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\n");
+    const NVML: (&str, &str) = ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 1\n");
+    const CUDA: (&str, &str) = ("cuda", "cuda: 13.0\ncards: 1\n");
+    const ADDRESS: &str = "pci_bus_id: 0000:01:00.0\n";
+
+    #[test]
+    fn the_processor_gets_what_is_free_less_a_share() {
+        let budget = decide(&[MEMORY]);
+        assert_eq!(budget.device, Device::Cpu);
+        assert_eq!(budget.memory.unwrap().limit, Bytes((20 - 2) << 30));
+    }
+
+    #[test]
+    fn a_container_binds_before_the_machine_does() {
+        let budget = decide(&[
+            MEMORY,
+            ("file /proc/self/cgroup", "0::/\n"),
+            ("file /sys/fs/cgroup/memory.max", "4294967296\n"),
+            ("file /sys/fs/cgroup/memory.current", "1073741824\n"),
+        ]);
+        let limit = budget.memory.unwrap();
+        assert_eq!(limit.bound_by, Bound::Container);
+        assert_eq!(limit.limit, Bytes((3 << 30) - (512 << 20)));
+    }
+
+    #[test]
+    fn a_discrete_card_is_bound_by_its_own_memory_a_unified_one_by_the_systems() {
+        let facts = |integrated: &str| {
+            format!("{ADDRESS}compute_capability: 12.1\nintegrated: {integrated}\n")
+        };
+        let card =
+            format!("{ADDRESS}memory_total_bytes: 25757220864\nmemory_free_bytes: 25000000000\n");
+        for (integrated, bound) in [("0", Bound::CardMemory), ("1", Bound::MainMemory)] {
+            let cuda_card = facts(integrated);
+            let budget =
+                decide(&[MEMORY, NVML, CUDA, ("nvml card 0", &card), ("cuda card 0", &cuda_card)]);
+            assert_eq!(budget.device, Device::Cuda(0));
+            assert_eq!(budget.memory.unwrap().bound_by, bound);
+        }
+    }
+
+    #[test]
+    fn an_old_card_or_an_old_driver_leaves_the_work_to_the_processor() {
+        let check = |capability: &str, cuda: &str, device| {
+            let facts = format!("{ADDRESS}compute_capability: {capability}\nintegrated: 0\n");
+            let library = format!("cuda: {cuda}\ncards: 1\n");
+            let budget = decide(&[MEMORY, ("cuda", &library), ("cuda card 0", &facts)]);
+            assert_eq!(budget.device, device, "capability {capability}, CUDA {cuda}");
+        };
+        check("8.6", "12.0", Device::Cuda(0));
+        check("7.5", "13.0", Device::Cpu);
+        check("8.6", "11.8", Device::Cpu);
+        check("12.0", "12.6", Device::Cpu);
+    }
+
+    #[test]
+    fn without_a_reading_there_is_no_limit() {
+        let budget = decide(&[]);
+        assert_eq!(
+            budget.memory.unwrap_err().0,
+            "/proc/meminfo MemAvailable: not in the recording"
+        );
+    }
+}

@@ -1,0 +1,226 @@
+//! Graphics processors as found: NVIDIA cards and Apple's GPU.
+
+use std::fmt;
+
+use serde::{Serialize, Serializer};
+
+use crate::hardware::Feature;
+use crate::reading::{Bytes, Celsius, Megahertz, Percent, Quantity, Reading, Watts};
+
+/// A graphics processor that hearth can name.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "maker", rename_all = "snake_case")]
+#[allow(clippy::large_enum_variant)] // A machine has a handful of these.
+pub enum Gpu {
+    /// Found through NVML and the CUDA driver.
+    Nvidia(NvidiaCard),
+    /// Found through Metal.
+    Apple(AppleGpu),
+}
+
+/// One NVIDIA card. Readings come from NVML unless their source says otherwise.
+#[derive(Clone, Debug, Serialize)]
+pub struct NvidiaCard {
+    /// The number CUDA gives it; unknown if CUDA does not see it.
+    pub cuda_index: Reading<u32>,
+    /// E.g. `NVIDIA GeForce RTX 4090`.
+    pub name: Reading<String>,
+    /// Domain, bus, device and function.
+    pub pci_bus_id: Reading<String>,
+    /// What decides which instructions it has.
+    pub capability: Reading<Capability>,
+    /// Whether it shares main memory: the `integrated` attribute, nothing else.
+    pub unified: Reading<bool>,
+    /// Its own memory; main memory where unified.
+    pub memory_total: Reading<Bytes>,
+    /// Not in use by anyone; unknown on unified cards, where only the system can tell.
+    pub memory_free: Reading<Bytes>,
+    /// Streaming multiprocessors.
+    pub multiprocessors: Reading<u32>,
+    /// Whether it reads ordinary host memory; where it does, copies from a mapped file go page by
+    /// page and crawl.
+    pub pageable_memory_access: Reading<bool>,
+    /// Whether a network card may write into its memory directly.
+    pub gpu_direct_rdma: Reading<bool>,
+    /// Core temperature.
+    pub temperature: Reading<Celsius>,
+    /// Where the hardware begins to slow down.
+    pub slowdown: Reading<Celsius>,
+    /// Power drawn now.
+    pub power: Reading<Watts>,
+    /// Power it may draw.
+    pub power_limit: Reading<Watts>,
+    /// Multiprocessor clock now.
+    pub clock: Reading<Megahertz>,
+    /// Highest multiprocessor clock.
+    pub clock_max: Reading<Megahertz>,
+    /// Share of the last moments in which a kernel ran.
+    pub utilisation: Reading<Percent>,
+    /// Why the clock is not at its highest.
+    pub throttle: Reading<Vec<Throttle>>,
+    /// Memory errors that could not be mended since the driver started.
+    pub ecc_uncorrected: Reading<u64>,
+    /// What it can do for hearth.
+    pub features: Vec<Feature>,
+}
+
+/// The GPU of an Apple chip.
+#[derive(Clone, Debug, Serialize)]
+pub struct AppleGpu {
+    /// E.g. `Apple M3 Max`.
+    pub name: Reading<String>,
+    /// Family and tier, from the chip's name.
+    pub chip: Reading<AppleChip>,
+    /// GPU cores.
+    pub cores: Reading<u32>,
+    /// Whether it shares main memory.
+    pub unified: Reading<bool>,
+    /// What Metal recommends as the most to use at once.
+    pub working_set: Reading<Bytes>,
+    /// The user's own limit on wired memory (`iogpu.wired_limit_mb`), if one is set.
+    pub wired_limit: Reading<Option<Bytes>>,
+    /// The largest single buffer.
+    pub max_buffer: Reading<Bytes>,
+    /// What it can do for hearth.
+    pub features: Vec<Feature>,
+}
+
+/// NVIDIA's compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Capability {
+    /// Before the point.
+    pub major: u32,
+    /// After it.
+    pub minor: u32,
+}
+
+impl Capability {
+    /// From its two parts.
+    pub const fn new(major: u32, minor: u32) -> Self {
+        Self { major, minor }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+impl Serialize for Capability {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl Quantity for Capability {
+    const UNIT: &'static str = "version";
+}
+
+/// An Apple M-series chip.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub struct AppleChip {
+    /// 3 for M3.
+    pub family: u32,
+    /// Size within the family.
+    pub tier: AppleTier,
+}
+
+impl Quantity for AppleChip {
+    const UNIT: &'static str = "chip";
+}
+
+/// The sizes in which an M-series chip is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(missing_docs)] // Apple's own words.
+pub enum AppleTier {
+    Base,
+    Pro,
+    Max,
+    Ultra,
+}
+
+/// Why a card's clock is held below its highest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Throttle {
+    /// Nothing to do.
+    Idle,
+    /// Clocks set by the user.
+    UserClocks,
+    /// At its power limit: normal under full load.
+    PowerCap,
+    /// The hardware slowed down, cause not told.
+    HardwareSlowdown,
+    /// Held to the clock of a group of cards.
+    SyncBoost,
+    /// The driver slowed it down for heat.
+    SoftwareThermal,
+    /// The hardware slowed down for heat.
+    HardwareThermal,
+    /// The power supply asked for less.
+    PowerBrake,
+    /// Held by display settings.
+    DisplayClocks,
+}
+
+/// Taken from `nvmlClocksEventReason*` in nvml.h: bit, reason, words for people.
+const THROTTLE_BITS: &[(u64, Throttle, &str)] = &[
+    (0x1, Throttle::Idle, "idle"),
+    (0x2, Throttle::UserClocks, "clocks set by the user"),
+    (0x4, Throttle::PowerCap, "power cap"),
+    (0x8, Throttle::HardwareSlowdown, "hardware slowdown"),
+    (0x10, Throttle::SyncBoost, "sync boost"),
+    (0x20, Throttle::SoftwareThermal, "heat (driver)"),
+    (0x40, Throttle::HardwareThermal, "heat (hardware)"),
+    (0x80, Throttle::PowerBrake, "power brake"),
+    (0x100, Throttle::DisplayClocks, "display clocks"),
+];
+
+impl Throttle {
+    /// The reasons set in NVML's bit field; bits nobody has documented are passed over.
+    pub fn from_bits(bits: u64) -> Vec<Self> {
+        THROTTLE_BITS
+            .iter()
+            .filter(|(bit, ..)| bits & bit != 0)
+            .map(|(_, reason, _)| *reason)
+            .collect()
+    }
+
+    /// In words.
+    pub fn label(self) -> &'static str {
+        let found = THROTTLE_BITS.iter().find(|(_, reason, _)| *reason == self);
+        found.expect("every reason has a bit").2
+    }
+
+    /// Whether it is a fault rather than how cards normally live.
+    pub fn is_fault(self) -> bool {
+        matches!(
+            self,
+            Self::HardwareSlowdown
+                | Self::SoftwareThermal
+                | Self::HardwareThermal
+                | Self::PowerBrake
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn throttle_bits_become_reasons() {
+        assert_eq!(Throttle::from_bits(0), []);
+        assert_eq!(Throttle::from_bits(0x1), [Throttle::Idle]);
+        assert_eq!(Throttle::from_bits(0x44), [Throttle::PowerCap, Throttle::HardwareThermal]);
+        assert_eq!(Throttle::from_bits(1 << 40), []);
+    }
+
+    #[test]
+    fn a_power_cap_is_no_fault() {
+        assert!(!Throttle::PowerCap.is_fault());
+        assert!(Throttle::PowerBrake.is_fault());
+    }
+}

@@ -1,0 +1,278 @@
+//! What each kind of hardware can do, as data with its source. Code elsewhere asks this table and
+//! never compares a compute capability or a chip's name itself.
+
+use std::fmt;
+
+use serde::Serialize;
+
+use crate::cpu::{Cpu, CpuFeature};
+use crate::gpu::{AppleChip, Capability};
+use crate::reading::Unknown;
+
+/// Something the hardware has or lacks, with the reason.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Feature {
+    /// What it is.
+    pub name: FeatureName,
+    /// Whether it is there; nothing if that cannot be told.
+    pub on: Option<bool>,
+    /// Why, or by what it was recognised.
+    pub why: String,
+}
+
+/// The features that change how hearth trains.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FeatureName {
+    /// Attention without the N × N matrix, by the matrix instructions named in the reason.
+    FlashAttention,
+    /// Matrix products of bf16 numbers in hardware.
+    Bf16,
+    /// Matrix products of f32 numbers shortened to 19 bits.
+    Tf32,
+    /// Matrix products of 8-bit floating-point numbers.
+    Fp8,
+    /// One memory for processor and GPU.
+    UnifiedMemory,
+}
+
+impl fmt::Display for FeatureName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::FlashAttention => "flash attention",
+            Self::Bf16 => "bf16",
+            Self::Tf32 => "tf32",
+            Self::Fp8 => "fp8",
+            Self::UnifiedMemory => "unified memory",
+        })
+    }
+}
+
+/// The oldest card the CUDA engine is written for. Chosen: bf16 and tf32 begin here.
+pub const OLDEST_CAPABILITY: Capability = Capability::new(8, 0);
+
+/// The oldest CUDA that a driver must speak, with the first Linux driver that does. Chosen:
+/// libraries of CUDA 12 run on every driver from R525 on (NVIDIA, "CUDA compatibility").
+pub const OLDEST_CUDA: CudaVersion = CudaVersion { major: 12, minor: 0, driver: "525.60.13" };
+
+/// A CUDA version and the first Linux driver that speaks it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CudaVersion {
+    /// Before the point.
+    pub major: u32,
+    /// After it.
+    pub minor: u32,
+    /// First driver, from the table in NVIDIA's CUDA 13.1 release notes.
+    pub driver: &'static str,
+}
+
+impl fmt::Display for CudaVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+const CUDA_12_8: CudaVersion = CudaVersion { major: 12, minor: 8, driver: "570.26" };
+const CUDA_12_9: CudaVersion = CudaVersion { major: 12, minor: 9, driver: "575.51.03" };
+const CUDA_13_0: CudaVersion = CudaVersion { major: 13, minor: 0, driver: "580.65.06" };
+
+/// One generation of NVIDIA cards.
+#[derive(Debug)]
+pub struct NvidiaClass {
+    /// The capability it begins with; it ends where the next row begins.
+    pub capability: Capability,
+    /// NVIDIA's name.
+    pub name: &'static str,
+    /// The matrix instructions that attention is built from.
+    pub attention: &'static str,
+    /// Whether tensor cores multiply bf16 and tf32.
+    pub bf16_tf32: bool,
+    /// Whether tensor cores multiply fp8.
+    pub fp8: bool,
+    /// The first CUDA whose compiler knows it, at least [`OLDEST_CUDA`].
+    pub cuda: CudaVersion,
+}
+
+/// Sources: number formats and instructions, NVIDIA "CUDA Programming Guide", compute capabilities,
+/// tables 29 to 33; wgmma only on capability 9.0, tcgen05 only on 10.x and 11.0 (PTX ISA, targets
+/// `sm_90a`, `sm_100f`, `sm_103f`, `sm_110f`); first CUDA, the PTX version that adds the target (LLVM `NVPTX.td`).
+pub const NVIDIA_CLASSES: &[NvidiaClass] = &[
+    class(7, 5, "Turing", "mma.sync, f16 only", false, false, OLDEST_CUDA),
+    class(8, 0, "Ampere", "mma.sync", true, false, OLDEST_CUDA),
+    class(8, 6, "Ampere", "mma.sync", true, false, OLDEST_CUDA),
+    class(8, 7, "Ampere (Orin)", "mma.sync", true, false, OLDEST_CUDA),
+    class(8, 9, "Ada", "mma.sync", true, true, OLDEST_CUDA),
+    class(9, 0, "Hopper", "wgmma", true, true, OLDEST_CUDA),
+    class(10, 0, "Blackwell", "tcgen05", true, true, CUDA_12_8),
+    class(10, 3, "Blackwell Ultra", "tcgen05", true, true, CUDA_12_9),
+    class(11, 0, "Blackwell (Thor)", "tcgen05", true, true, CUDA_13_0),
+    class(12, 0, "Blackwell (consumer)", "mma.sync", true, true, CUDA_12_8),
+    class(12, 1, "Blackwell (GB10)", "mma.sync", true, true, CUDA_12_9),
+];
+
+const fn class(
+    major: u32,
+    minor: u32,
+    name: &'static str,
+    attention: &'static str,
+    bf16_tf32: bool,
+    fp8: bool,
+    cuda: CudaVersion,
+) -> NvidiaClass {
+    NvidiaClass { capability: Capability::new(major, minor), name, attention, bf16_tf32, fp8, cuda }
+}
+
+/// The row for a capability: the newest that is not newer. A card from after this table is taken
+/// for the last one in it, which is safe because NVIDIA keeps `mma.sync` in every later card.
+pub fn nvidia_class(capability: Capability) -> Option<&'static NvidiaClass> {
+    NVIDIA_CLASSES.iter().rev().find(|class| class.capability <= capability)
+}
+
+/// What an NVIDIA card can do.
+pub fn nvidia_features(
+    capability: &Result<Capability, Unknown>,
+    unified: &Result<bool, Unknown>,
+) -> Vec<Feature> {
+    let class = match capability {
+        Ok(capability) => nvidia_class(*capability).ok_or_else(|| {
+            Unknown(format!("compute capability {capability} is older than the table"))
+        }),
+        Err(reason) => Err(reason.clone()),
+    };
+    let since = |first: &str, has: fn(&NvidiaClass) -> bool| match &class {
+        Ok(class) if has(class) => (Some(true), format!("tensor cores of {}", class.name)),
+        Ok(class) => {
+            (Some(false), format!("needs compute capability {first}, {} has none", class.name))
+        }
+        Err(reason) => (None, reason.0.clone()),
+    };
+    let attention = match &class {
+        Ok(class) => (Some(true), format!("{}, by {}", class.attention, class.name)),
+        Err(reason) => (None, reason.0.clone()),
+    };
+    let unified = match unified {
+        Ok(true) => (Some(true), "the driver calls the card integrated".into()),
+        Ok(false) => (Some(false), "the card has memory of its own".into()),
+        Err(reason) => (None, reason.0.clone()),
+    };
+    [
+        (FeatureName::FlashAttention, attention),
+        (FeatureName::Bf16, since("8.0", |class| class.bf16_tf32)),
+        (FeatureName::Tf32, since("8.0", |class| class.bf16_tf32)),
+        (FeatureName::Fp8, since("8.9", |class| class.fp8)),
+        (FeatureName::UnifiedMemory, unified),
+    ]
+    .map(feature)
+    .into()
+}
+
+/// The first macOS whose Metal has a bf16 type. Source: Metal Shading Language 3.1.
+const BF16_MACOS: u32 = 14;
+
+/// What the GPU of an Apple chip can do. Sources: Apple, "Metal feature set tables" (simdgroup
+/// matrices since family Apple7, which is the M1; matrix units in each core since Apple10, the M5)
+/// and "Metal Shading Language", number types by version.
+pub fn apple_features(
+    chip: &Result<AppleChip, Unknown>,
+    macos: &Result<u32, Unknown>,
+    unified: &Result<bool, Unknown>,
+) -> Vec<Feature> {
+    let attention = match chip {
+        Ok(chip) if chip.family >= 5 => {
+            (Some(true), "simdgroup matrices, matrix units in each core".to_owned())
+        }
+        Ok(_) => (Some(true), "simdgroup matrices".into()),
+        Err(reason) => (None, reason.0.clone()),
+    };
+    let bf16 = match macos {
+        Ok(version) if *version >= BF16_MACOS => (Some(true), format!("Metal of macOS {version}")),
+        Ok(version) => (Some(false), format!("needs macOS {BF16_MACOS}, this is macOS {version}")),
+        Err(reason) => (None, reason.0.clone()),
+    };
+    let unified = match unified {
+        Ok(true) => (Some(true), "Metal says so".to_owned()),
+        Ok(false) => (Some(false), "Metal says so".into()),
+        Err(reason) => (None, reason.0.clone()),
+    };
+    [
+        (FeatureName::FlashAttention, attention),
+        (FeatureName::Bf16, bf16),
+        (FeatureName::Tf32, (Some(false), "Apple GPUs compute f32 in full".into())),
+        (
+            FeatureName::Fp8,
+            (Some(false), "no Apple GPU is known to multiply fp8 in hardware".into()),
+        ),
+        (FeatureName::UnifiedMemory, unified),
+    ]
+    .map(feature)
+    .into()
+}
+
+/// What the processor can do when it trains itself.
+pub fn cpu_features(cpu: &Cpu) -> Vec<Feature> {
+    let bf16 = [CpuFeature::AmxBf16, CpuFeature::Avx512Bf16, CpuFeature::ArmBf16];
+    let bf16 = match (&cpu.features.value, bf16.into_iter().find(|feature| cpu.has(*feature))) {
+        (_, Some(found)) => (Some(true), format!("by {}", found.label())),
+        (Ok(_), None) => {
+            (Some(false), "no bf16 instructions: stored as bf16, computed in f32".to_owned())
+        }
+        (Err(reason), None) => (None, reason.0.clone()),
+    };
+    [
+        (
+            FeatureName::FlashAttention,
+            (Some(true), "blocked for the processor's caches".to_owned()),
+        ),
+        (FeatureName::Bf16, bf16),
+        (FeatureName::Tf32, (Some(false), "processors compute f32 in full".into())),
+        (FeatureName::Fp8, (Some(false), "no processor multiplies fp8".into())),
+    ]
+    .map(feature)
+    .into()
+}
+
+fn feature((name, (on, why)): (FeatureName, (Option<bool>, String))) -> Feature {
+    Feature { name, on, why }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_table_is_in_order() {
+        assert!(NVIDIA_CLASSES.is_sorted_by_key(|class| class.capability));
+    }
+
+    #[test]
+    fn capabilities_find_their_generation() {
+        let name =
+            |major, minor| nvidia_class(Capability::new(major, minor)).map(|class| class.name);
+        assert_eq!(name(7, 0), None);
+        assert_eq!(name(8, 9), Some("Ada"));
+        assert_eq!(name(9, 0), Some("Hopper"));
+        assert_eq!(name(12, 1), Some("Blackwell (GB10)"));
+        assert_eq!(name(13, 0), Some("Blackwell (GB10)"), "newer cards are taken for the last row");
+    }
+
+    #[test]
+    fn only_what_the_silicon_has_is_on() {
+        let check = |major, minor, fp8, attention: &str| {
+            let features = nvidia_features(&Ok(Capability::new(major, minor)), &Ok(false));
+            let find = |name| features.iter().find(|feature| feature.name == name).unwrap();
+            assert_eq!(find(FeatureName::Fp8).on, Some(fp8), "{major}.{minor}");
+            assert!(find(FeatureName::FlashAttention).why.starts_with(attention), "{features:?}");
+        };
+        check(8, 6, false, "mma.sync");
+        check(8, 9, true, "mma.sync");
+        check(9, 0, true, "wgmma");
+        check(12, 1, true, "mma.sync");
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_neither_on_nor_off() {
+        let lost = Err(Unknown::because("NVML not found"));
+        let features = nvidia_features(&lost, &Err(Unknown::because("CUDA not found")));
+        assert!(features.iter().all(|feature| feature.on.is_none()), "{features:?}");
+    }
+}

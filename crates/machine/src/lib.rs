@@ -1,0 +1,104 @@
+//! What the computer is and how it feels.
+//!
+//! [`Source`] asks the machine (or a recording of one), [`Machine::probe`] turns the answers into
+//! readings, [`budget`] says what of it a run may take, and [`findings`] names what is wrong and
+//! how to mend it. This crate knows no model, never sleeps and never invents a reading.
+
+pub mod budget;
+pub mod cpu;
+pub mod fields;
+pub mod findings;
+pub mod gpu;
+pub mod hardware;
+mod live;
+pub mod memory;
+pub mod pressure;
+mod probe;
+pub mod reading;
+pub mod recording;
+pub mod source;
+pub mod thermal;
+
+use serde::Serialize;
+
+pub use crate::reading::{Bytes, Reading, Unknown};
+pub use crate::recording::{Recording, RecordingError};
+pub use crate::source::Source;
+
+/// A computer as found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Machine {
+    /// What people call it.
+    pub title: String,
+    /// Whether this is the computer at hand, a recording or documentation.
+    pub provenance: Provenance,
+    /// Operating system and version.
+    pub system: Reading<String>,
+    /// Processor architecture this program was built for.
+    pub arch: String,
+    /// The processor.
+    pub cpu: cpu::Cpu,
+    /// Main memory.
+    pub memory: memory::Memory,
+    /// Heat outside the GPUs.
+    pub thermal: thermal::Thermal,
+    /// Graphics processors, NVML's order.
+    pub gpus: Vec<gpu::Gpu>,
+    /// NVIDIA's driver and libraries; absent on macOS, which cannot have them.
+    pub nvidia: Option<NvidiaStack>,
+    /// Whether this is an Intel program translated on Apple Silicon; absent elsewhere.
+    pub translated: Option<Reading<bool>>,
+}
+
+impl Machine {
+    /// Looks at everything the source can tell.
+    pub fn probe(source: &mut Source) -> Self {
+        probe::probe(source)
+    }
+}
+
+/// Where the facts come from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Provenance {
+    /// Asked just now on this computer.
+    Live,
+    /// Replayed from a recording made on the machine itself.
+    Recorded {
+        /// Program and version that asked.
+        basis: String,
+    },
+    /// Replayed from a file written after published facts; nobody measured it.
+    Documented {
+        /// The documents.
+        basis: String,
+    },
+}
+
+impl Provenance {
+    fn of(source: &Source) -> Self {
+        let basis = source.recording().basis.clone();
+        match source.recording().origin {
+            _ if source.is_live() => Self::Live,
+            recording::Origin::Recorded => Self::Recorded { basis },
+            recording::Origin::Documented => Self::Documented { basis },
+        }
+    }
+}
+
+/// NVIDIA's software, from the kernel up.
+#[derive(Clone, Debug, Serialize)]
+pub struct NvidiaStack {
+    /// Version of the loaded kernel module.
+    pub kernel_module: Reading<String>,
+    /// Version of the driver as its management library tells it.
+    pub driver: Reading<String>,
+    /// The newest CUDA that the driver speaks.
+    pub cuda: Reading<String>,
+    /// Run-time compiler.
+    pub nvrtc: Reading<String>,
+    /// Matrix products.
+    pub cublaslt: Reading<String>,
+    /// Attention.
+    pub cudnn: Reading<String>,
+}

@@ -1,0 +1,209 @@
+//! NVIDIA: what NVML and the CUDA driver say, joined card by card through the PCI address.
+//! Either of the two may be missing (containers, half-installed drivers).
+
+use crate::NvidiaStack;
+use crate::fields::Fields;
+use crate::gpu::{Capability, NvidiaCard, Throttle};
+use crate::hardware::nvidia_features;
+use crate::reading::{Bytes, Celsius, Megahertz, Percent, Unknown, Watts};
+use crate::source::{Answer, Question, Source};
+
+/// Chosen: more cards than any machine has; a library that claims a billion is not followed.
+const MOST_CARDS: u32 = 64;
+
+pub struct Nvidia {
+    pub stack: NvidiaStack,
+    pub cards: Vec<NvidiaCard>,
+}
+
+pub fn probe(source: &mut Source) -> Nvidia {
+    let nvml = source.ask(Question::Nvml);
+    let cuda = source.ask(Question::Cuda);
+    let nvml_cards = cards(source, &nvml, Question::NvmlCard);
+    let cuda_cards = cards(source, &cuda, Question::CudaCard);
+    let pairs = join(&nvml_cards, &cuda_cards, &cuda);
+    let stack = stack(source, &nvml, &cuda, !pairs.is_empty());
+    Nvidia { stack, cards: pairs.iter().map(|pair| card(source, pair)).collect() }
+}
+
+fn cards(
+    source: &mut Source,
+    library: &Answer,
+    question: fn(u32) -> Question<'static>,
+) -> Vec<Answer> {
+    let count = source.number("", library, "cards").value.unwrap_or(0);
+    (0..count.min(MOST_CARDS)).map(|index| source.ask(question(index))).collect()
+}
+
+fn stack(source: &mut Source, nvml: &Answer, cuda: &Answer, has_cards: bool) -> NvidiaStack {
+    const MODULE: &str = "/proc/driver/nvidia/version";
+    let module = source.file(MODULE).and_then(|text| module_version(&text));
+    // Loading these libraries takes tens of milliseconds, which a machine without a card is spared.
+    let libraries = if has_cards {
+        source.ask(Question::CudaLibraries)
+    } else {
+        Err(Unknown::because("no card to use it with"))
+    };
+    let library = |key| source.text("library", &libraries, key);
+    NvidiaStack {
+        kernel_module: source.reading(MODULE, module),
+        driver: source.text("NVML", nvml, "driver"),
+        cuda: source.text("CUDA driver", cuda, "cuda").or(source.text("NVML", nvml, "cuda")),
+        nvrtc: library("nvrtc"),
+        cublaslt: library("cublaslt"),
+        cudnn: library("cudnn"),
+    }
+}
+
+/// The first line reads e.g. `NVRM version: … Kernel Module  580.95.05  Release Build …`.
+fn module_version(text: &str) -> Result<String, Unknown> {
+    let first = text.lines().next().unwrap_or_default();
+    let is_version =
+        |word: &&str| word.contains('.') && word.split('.').all(|part| part.parse::<u32>().is_ok());
+    let found = first.split_whitespace().find(is_version);
+    found.map(str::to_owned).ok_or_else(|| Unknown(format!("no version in {first:?}")))
+}
+
+/// One card in the words of both libraries.
+struct Pair {
+    nvml: Answer,
+    cuda: Answer,
+    cuda_index: Result<u32, Unknown>,
+}
+
+/// NVML's order leads, since it also lists cards that `CUDA_VISIBLE_DEVICES` hides.
+fn join(nvml: &[Answer], cuda: &[Answer], library: &Answer) -> Vec<Pair> {
+    let hidden = match library {
+        Ok(_) => Unknown::because("CUDA does not show this card"),
+        Err(reason) => reason.clone(),
+    };
+    let mut left: Vec<_> = cuda.iter().zip(0..).collect();
+    let mut pairs = Vec::new();
+    for card in nvml {
+        let same = |(other, _): &(&Answer, u32)| {
+            address(card).is_some() && address(other) == address(card)
+        };
+        pairs.push(match left.iter().position(same).map(|at| left.remove(at)) {
+            Some((twin, index)) => {
+                Pair { nvml: card.clone(), cuda: twin.clone(), cuda_index: Ok(index) }
+            }
+            None => Pair {
+                nvml: card.clone(),
+                cuda: Err(hidden.clone()),
+                cuda_index: Err(hidden.clone()),
+            },
+        });
+    }
+    let unmanaged = Unknown::because("NVML does not show this card");
+    pairs.extend(left.into_iter().map(|(card, index)| Pair {
+        nvml: Err(unmanaged.clone()),
+        cuda: card.clone(),
+        cuda_index: Ok(index),
+    }));
+    pairs
+}
+
+/// NVML writes the PCI domain with eight digits, CUDA with four.
+fn address(card: &Answer) -> Option<String> {
+    let written = Fields::of(card.as_ref().ok()?).text("pci_bus_id").ok()?;
+    Some(written.trim_start_matches('0').to_lowercase())
+}
+
+fn card(source: &Source, pair: &Pair) -> NvidiaCard {
+    let Pair { nvml, cuda, cuda_index } = pair;
+    let text = |key| source.text("NVML", nvml, key).or(source.text("CUDA driver", cuda, key));
+    let capability = text("compute_capability").and_then(|text| parse_capability(&text));
+    let flag = |key| source.number("CUDA driver", cuda, key).map(|flag: u32| flag == 1);
+    let unified = flag("integrated");
+    let memory = |key| source.number("NVML", nvml, key).map(Bytes);
+    let degrees = |key| source.number("NVML", nvml, key).and_then(Celsius::from_sensor);
+    let power =
+        |key| source.number("NVML", nvml, key).map(|milliwatts: f64| Watts(milliwatts / 1000.0));
+    let clock = |key| source.number("NVML", nvml, key).map(Megahertz);
+    NvidiaCard {
+        cuda_index: source.reading("CUDA driver", cuda_index.clone()),
+        name: text("name"),
+        pci_bus_id: text("pci_bus_id"),
+        features: nvidia_features(&capability.value, &unified.value),
+        capability,
+        unified,
+        // NVML does not report the memory of unified cards; the CUDA driver does.
+        memory_total: memory("memory_total_bytes")
+            .or(source.number("CUDA driver", cuda, "memory_total_bytes").map(Bytes)),
+        memory_free: memory("memory_free_bytes"),
+        multiprocessors: source.number("CUDA driver", cuda, "multiprocessors"),
+        pageable_memory_access: flag("pageable_memory_access"),
+        gpu_direct_rdma: flag("gpu_direct_rdma"),
+        temperature: degrees("temperature_celsius"),
+        slowdown: degrees("slowdown_celsius"),
+        power: power("power_milliwatts"),
+        power_limit: power("power_limit_milliwatts"),
+        clock: clock("sm_clock_mhz"),
+        clock_max: clock("sm_clock_max_mhz"),
+        utilisation: source.number("NVML", nvml, "utilisation_percent").map(Percent),
+        throttle: source.number("NVML", nvml, "throttle_bits").map(Throttle::from_bits),
+        ecc_uncorrected: source.number("NVML", nvml, "ecc_uncorrected"),
+    }
+}
+
+fn parse_capability(text: &str) -> Result<Capability, Unknown> {
+    let parse = || {
+        let (major, minor) = text.split_once('.')?;
+        Some(Capability::new(major.parse().ok()?, minor.parse().ok()?))
+    };
+    parse().ok_or_else(|| Unknown(format!("not a compute capability: {text:?}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recording::testing::source;
+
+    #[test]
+    fn cards_are_joined_by_address_not_by_number() {
+        let mut source = source(&[
+            ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 2\n"),
+            ("nvml card 0", "name: first\npci_bus_id: 00000000:01:00.0\n"),
+            ("nvml card 1", "name: second\npci_bus_id: 0000000F:01:00.0\n"),
+            ("cuda", "cuda: 13.0\ncards: 1\n"),
+            ("cuda card 0", "name: second\npci_bus_id: 000f:01:00.0\nintegrated: 1\n"),
+        ]);
+        let cards = probe(&mut source).cards;
+        assert_eq!(cards.len(), 2);
+        assert_eq!(
+            cards[0].cuda_index.value,
+            Err(Unknown::because("CUDA does not show this card"))
+        );
+        assert_eq!(cards[1].cuda_index.value, Ok(0));
+        assert_eq!(cards[1].unified.value, Ok(true));
+    }
+
+    #[test]
+    fn cuda_alone_is_enough_to_see_a_card() {
+        let mut source = source(&[
+            ("cuda", "cuda: 12.8\ncards: 1\n"),
+            (
+                "cuda card 0",
+                "name: NVIDIA X\ncompute_capability: 8.6\nintegrated: 0\nmemory_total_bytes: 7\n",
+            ),
+        ]);
+        let nvidia = probe(&mut source);
+        assert_eq!(nvidia.cards[0].memory_total.value, Ok(Bytes(7)));
+        assert_eq!(nvidia.cards[0].capability.value, Ok(Capability::new(8, 6)));
+        assert!(nvidia.cards[0].temperature.value.is_err());
+        assert_eq!(nvidia.stack.cuda.value, Ok("12.8".into()));
+    }
+
+    #[test]
+    fn a_library_that_claims_a_billion_cards_is_not_followed() {
+        let mut source = source(&[("nvml", "cards: 1000000000\n")]);
+        assert_eq!(probe(&mut source).cards.len(), MOST_CARDS as usize);
+    }
+
+    #[test]
+    fn the_kernel_module_names_its_version() {
+        let open = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build  (dvs)\nGCC\n";
+        assert_eq!(module_version(open), Ok("580.95.05".into()));
+        assert!(module_version("").is_err());
+    }
+}
