@@ -1,0 +1,43 @@
+//! The verbs. What each one takes is declared beside the code that reads it.
+
+use clap::{Parser, Subcommand};
+
+use crate::commands::{completions, doctor, man};
+
+/// Fine-tunes image and language models on the computer you own, and knows before it starts that
+/// the run will fit in memory, finish, and not cook the machine.
+#[derive(Debug, Parser)]
+#[command(name = "hearth", version, max_term_width = 100, after_help = AFTER_HELP)]
+pub struct Args {
+    #[command(subcommand)]
+    pub verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Verb {
+    Doctor(doctor::Arguments),
+    Completions(completions::Arguments),
+    Man(man::Arguments),
+}
+
+const AFTER_HELP: &str = "\
+Examples:
+  hearth doctor                  what this computer is, what of it hearth will use, what is wrong
+  hearth doctor --json           the same for programs
+  hearth help doctor             all about one verb
+
+Exit codes:
+  0    fine
+  1    failed; standard error says why and gives a hint
+  2    wrong usage
+  130  interrupted";
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    #[test]
+    fn the_declarations_agree_with_each_other() {
+        super::Args::command().debug_assert();
+    }
+}

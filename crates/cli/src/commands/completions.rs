@@ -1,0 +1,30 @@
+//! `hearth completions`: the script that makes a shell complete hearth's verbs and options.
+
+use std::io::Write;
+
+use clap::CommandFactory;
+use clap_complete::Shell;
+
+use crate::args::Args;
+use crate::commands::Outcome;
+use crate::failure::Failure;
+
+/// Print a completion script for your shell.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth completions bash > ~/.local/share/bash-completion/completions/hearth
+  hearth completions zsh > ~/.zfunc/_hearth
+  hearth completions fish > ~/.config/fish/completions/hearth.fish")]
+pub struct Arguments {
+    /// The shell to write it for
+    shell: Shell,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    // Into memory first: the generator panics when its writer fails.
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Args::command(), "hearth", &mut script);
+    out.write_all(&script)?;
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,51 @@
+//! `hearth man`: manual pages, one for the program and one per verb.
+//!
+//! ```text
+//! DIR/hearth.1
+//! DIR/hearth-doctor.1
+//! DIR/hearth-….1
+//! ```
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use clap::CommandFactory;
+use clap_mangen::Man;
+
+use crate::args::Args;
+use crate::commands::Outcome;
+use crate::failure::Failure;
+
+/// Print hearth's manual page, or write one per verb into a folder.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth man | man -l -                            read it
+  hearth man --out ~/.local/share/man/man1         install all pages")]
+pub struct Arguments {
+    /// Write all pages into this folder instead of printing the first
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let mut program = Args::command();
+    program.build();
+    let Some(folder) = &arguments.out else {
+        Man::new(program).render(out)?;
+        return Ok(Outcome::Done);
+    };
+    let verbs: Vec<_> =
+        program.get_subcommands().filter(|verb| verb.get_name() != "help").cloned().collect();
+    for (name, command) in std::iter::once(("hearth".to_owned(), program))
+        .chain(verbs.into_iter().map(|verb| (format!("hearth-{}", verb.get_name()), verb)))
+    {
+        let path = folder.join(format!("{name}.1"));
+        let mut page = Vec::new();
+        Man::new(command).render(&mut page)?;
+        std::fs::write(&path, page)
+            .map_err(|error| Failure::Write { path: path.clone(), error })?;
+        writeln!(out, "{}", path.display())?;
+    }
+    Ok(Outcome::Done)
+}

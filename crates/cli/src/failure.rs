@@ -1,0 +1,68 @@
+//! Why a verb failed, and the one place where that is printed.
+
+use std::error::Error;
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+use anstyle::{AnsiColor, Style};
+use machine::RecordingError;
+
+/// Everything a verb can fail with.
+#[derive(Debug)]
+pub enum Failure {
+    /// Standard output is gone or full.
+    Output(io::Error),
+    /// A machine file could not be read or written.
+    Recording(RecordingError),
+    /// A generated file could not be written.
+    Write { path: PathBuf, error: io::Error },
+    /// Ctrl-C cannot be caught.
+    Signal(ctrlc::Error),
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+impl From<RecordingError> for Failure {
+    fn from(error: RecordingError) -> Self {
+        Self::Recording(error)
+    }
+}
+
+impl Failure {
+    /// Prints what failed, each cause below it, and what to do.
+    pub fn report(&self, out: &mut dyn Write) -> io::Result<()> {
+        const RED: Style = AnsiColor::Red.on_default().bold();
+        const CYAN: Style = AnsiColor::Cyan.on_default().bold();
+        let (what, mut cause) = self.what();
+        writeln!(out, "{RED}error:{RED:#} {what}")?;
+        while let Some(error) = cause {
+            writeln!(out, "  {}", error.to_string().trim_end().replace('\n', "\n  "))?;
+            cause = error.source();
+        }
+        writeln!(out, "{CYAN}hint:{CYAN:#} {}", self.hint())
+    }
+
+    fn what(&self) -> (String, Option<&dyn Error>) {
+        match self {
+            Self::Output(error) => ("cannot write to standard output".into(), Some(error)),
+            Self::Recording(error) => (error.to_string(), error.source()),
+            Self::Write { path, error } => {
+                (format!("cannot write {}", path.display()), Some(error))
+            }
+            Self::Signal(error) => ("cannot catch Ctrl-C".into(), Some(error)),
+        }
+    }
+
+    fn hint(&self) -> &'static str {
+        match self {
+            Self::Output(_) => "check that the disk behind the redirection has room",
+            Self::Recording(error) => error.hint(),
+            Self::Write { .. } => "give an existing folder you may write to",
+            Self::Signal(_) => "run without --watch",
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! `hearth`, the program: reads the arguments, runs one verb, prints its failure if it has one.
+//! Exit codes are decided here and nowhere else; `hearth help` documents them.
+
+mod args;
+mod commands;
+mod failure;
+mod render;
+mod text;
+
+use std::io::{ErrorKind, Write};
+use std::process::ExitCode;
+
+use clap::Parser;
+
+use crate::args::{Args, Verb};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+
+/// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
+const INTERRUPTED: u8 = 130;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let mut out = anstream::stdout().lock();
+    let outcome = run(args, &mut out).and_then(|outcome| {
+        out.flush()?;
+        Ok(outcome)
+    });
+    match outcome {
+        Ok(Outcome::Done) => ExitCode::SUCCESS,
+        Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
+        // Whoever closed the pipe (`| head`) has seen enough.
+        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Err(failure) => {
+            // With standard error gone as well there is nobody left to tell.
+            _ = failure.report(&mut anstream::stderr().lock());
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    match args.verb {
+        Verb::Doctor(arguments) => commands::doctor::run(&arguments, out),
+        Verb::Completions(arguments) => commands::completions::run(&arguments, out),
+        Verb::Man(arguments) => commands::man::run(&arguments, out),
+    }
+}

@@ -1,0 +1,270 @@
+//! The doctor's page: what you have, how it feels, what hearth plans with, what is wrong.
+
+use std::fmt::Display;
+
+use machine::budget::{Bound, Budget, MemoryLimit};
+use machine::findings::{Finding, Level};
+use machine::gpu::{AppleGpu, Gpu, NvidiaCard};
+use machine::hardware::{Feature, nvidia_class};
+use machine::memory::{ContainerLimit, Memory, MemoryPressure};
+use machine::thermal::{MacThermal, Sensor, Thermal};
+use machine::{Machine, NvidiaStack, Provenance, Reading};
+
+use crate::commands::doctor::Diagnosis;
+use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
+
+/// Draws everything.
+pub fn page(diagnosis: &Diagnosis) -> String {
+    let Diagnosis { machine, budget, findings, .. } = diagnosis;
+    let mut page = Page::new();
+    page.line(BOLD, &machine.title);
+    match &machine.provenance {
+        Provenance::Live => {}
+        Provenance::Recorded { basis } => page.line(DIM, &format!("recorded by {basis}")),
+        Provenance::Documented { basis } => {
+            page.line(DIM, &format!("from published facts, nobody measured it: {basis}"));
+        }
+    }
+    page.heading("what you have");
+    possessions(machine, &mut page);
+    page.heading("how it feels");
+    feelings(machine, &mut page);
+    page.heading("what hearth plans with");
+    plan(budget, &mut page);
+    page.heading("what is wrong");
+    wrongs(findings, &mut page);
+    page.finish()
+}
+
+fn possessions(machine: &Machine, page: &mut Page) {
+    for gpu in &machine.gpus {
+        match gpu {
+            Gpu::Nvidia(card) => page.row("gpu", PLAIN, &nvidia_card(card)),
+            Gpu::Apple(gpu) => page.row("gpu", PLAIN, &apple_gpu(gpu)),
+        }
+    }
+    if machine.gpus.is_empty() {
+        page.row("gpu", PLAIN, "none that hearth can name");
+    }
+    let cpu = &machine.cpu;
+    let mut parts = vec![shown(&cpu.model), format!("{} threads", shown(&cpu.threads))];
+    if let (Some(all), Some(usable)) = (cpu.threads.known(), cpu.usable_threads.known())
+        && usable < all
+    {
+        parts.push(format!("{usable} of them for us"));
+    }
+    match &cpu.features.value {
+        Ok(features) => parts.extend(features.iter().map(|feature| feature.label().to_owned())),
+        Err(reason) => parts.push(format!("instructions unknown: {reason}")),
+    }
+    page.row("cpu", PLAIN, &parts.join(" · "));
+    page.row("memory", PLAIN, &memory(&machine.memory));
+    page.row("system", PLAIN, &format!("{} · {}", shown(&machine.system), machine.arch));
+    if let Some(stack) = machine.nvidia.as_ref().filter(|_| !machine.gpus.is_empty()) {
+        nvidia_stack(stack, page);
+    }
+}
+
+fn nvidia_card(card: &NvidiaCard) -> String {
+    let mut parts = vec![shown(&card.name)];
+    parts.push(match card.capability.known() {
+        Some(capability) => {
+            let class = nvidia_class(*capability).map_or("unknown class", |class| class.name);
+            format!("compute capability {capability}, {class}")
+        }
+        None => format!("compute capability {}", shown(&card.capability)),
+    });
+    parts.push(match (card.unified.known(), card.memory_free.known()) {
+        (Some(true), _) => "shares main memory".into(),
+        (_, Some(free)) => format!("{} of its own, {free} free", shown(&card.memory_total)),
+        (_, None) => {
+            format!("{} of its own, free {}", shown(&card.memory_total), shown(&card.memory_free))
+        }
+    });
+    parts.join(" · ")
+}
+
+fn apple_gpu(gpu: &AppleGpu) -> String {
+    let mut parts = vec![shown(&gpu.name), format!("{} cores", shown(&gpu.cores))];
+    parts.push(match gpu.unified.known() {
+        Some(true) => "shares main memory".into(),
+        Some(false) => "memory of its own".into(),
+        None => format!("unified memory {}", shown(&gpu.unified)),
+    });
+    parts.push(format!("working set {}", shown(&gpu.working_set)));
+    if let Some(Some(limit)) = gpu.wired_limit.known() {
+        parts.push(format!("wired limit set to {limit}"));
+    }
+    parts.join(" · ")
+}
+
+fn memory(memory: &Memory) -> String {
+    let text = match (memory.total.known(), memory.available.known()) {
+        (Some(total), Some(available)) => {
+            format!("{} {available} available of {total}", bar(available.share_of(*total)))
+        }
+        _ => format!("{}, available {}", shown(&memory.total), shown(&memory.available)),
+    };
+    let binds = |limit| memory.total.known().is_none_or(|total| limit < *total);
+    match memory.container.known().copied().flatten() {
+        Some(ContainerLimit { limit, left }) if binds(limit) => {
+            format!("{text} · container limit {limit}, {left} left")
+        }
+        _ => text,
+    }
+}
+
+fn nvidia_stack(stack: &NvidiaStack, page: &mut Page) {
+    page.row("driver", PLAIN, &format!("{} · CUDA {}", shown(&stack.driver), shown(&stack.cuda)));
+    let libraries =
+        [("NVRTC", &stack.nvrtc), ("cuBLASLt", &stack.cublaslt), ("cuDNN", &stack.cudnn)];
+    let libraries = libraries.map(|(name, version)| format!("{name} {}", shown(version)));
+    page.row("libraries", PLAIN, &libraries.join(" · "));
+}
+
+fn feelings(machine: &Machine, page: &mut Page) {
+    for gpu in &machine.gpus {
+        if let Gpu::Nvidia(card) = gpu {
+            page.row("gpu", PLAIN, &card_feelings(card));
+        }
+    }
+    heat(&machine.thermal, page);
+    let pressure = match &machine.memory.pressure.value {
+        Ok(MemoryPressure::Stalls(stalls)) => format!(
+            "work stood still for memory {} of the last 10 s, {} of the last minute",
+            stalls.some_10s, stalls.some_60s
+        ),
+        Ok(MemoryPressure::Level(level)) => format!("{level:?}").to_lowercase(),
+        Err(reason) => format!("unknown: {reason}"),
+    };
+    page.row("pressure", PLAIN, &pressure);
+    let swap = match (machine.memory.swap_total.known(), machine.memory.swap_free.known()) {
+        (Some(total), _) if total.0 == 0 => "none".into(),
+        (Some(total), Some(free)) => format!("{} of {total} in use", total.less(*free)),
+        _ => shown(&machine.memory.swap_total),
+    };
+    page.row("swap", PLAIN, &swap);
+}
+
+fn card_feelings(card: &NvidiaCard) -> String {
+    // Without NVML nothing is known, which need not be said five times.
+    if let (Err(heat), Err(power), Err(clock)) =
+        (&card.temperature.value, &card.power.value, &card.clock.value)
+        && heat == power
+        && heat == clock
+    {
+        return format!("unknown: {heat}");
+    }
+    let heat = shown(&card.temperature) + &behind(", slows down at ", card.slowdown.known());
+    let power = shown(&card.power) + &behind(" of ", card.power_limit.known());
+    let clock = shown(&card.clock) + &behind(" of ", card.clock_max.known());
+    let held = match &card.throttle.value {
+        Ok(causes) if causes.is_empty() => "not held back".into(),
+        Ok(causes) => {
+            let causes: Vec<_> = causes.iter().map(|cause| cause.label()).collect();
+            format!("clock held by: {}", causes.join(", "))
+        }
+        Err(reason) => format!("throttle reasons unknown: {reason}"),
+    };
+    [heat, power, clock, format!("{} busy", shown(&card.utilisation)), held].join(" · ")
+}
+
+fn heat(thermal: &Thermal, page: &mut Page) {
+    if let Some(mac) = &thermal.mac {
+        page.row("heat", PLAIN, &mac_heat(mac));
+        return;
+    }
+    let text = match &thermal.sensors.value {
+        Ok(sensors) => hottest(sensors),
+        Err(reason) => format!("unknown: {reason}"),
+    };
+    page.row("heat", PLAIN, &text);
+}
+
+fn hottest(sensors: &[Sensor]) -> String {
+    let known = sensors.iter().filter_map(|sensor| Some((sensor, *sensor.temperature.known()?)));
+    let Some((sensor, degrees)) = known.max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0)) else {
+        let first = sensors.first().map_or_else(String::new, |sensor| shown(&sensor.temperature));
+        return format!("{first} ({} sensors, none of them believable)", sensors.len());
+    };
+    let more =
+        if sensors.len() > 1 { format!(" (hottest of {})", sensors.len()) } else { String::new() };
+    format!("{} {degrees}{}{more}", sensor.name, behind(", critical at ", sensor.critical.as_ref()))
+}
+
+fn mac_heat(mac: &MacThermal) -> String {
+    [
+        format!("thermal state {}", named(&mac.state)),
+        format!("thermal pressure {}", named(&mac.pressure)),
+        format!("power mode {}", named(&mac.power_mode)),
+    ]
+    .into_iter()
+    .chain(mac.cpu_speed_limit.known().map(|limit| format!("processor speed limit {limit}")))
+    .collect::<Vec<_>>()
+    .join(" · ")
+}
+
+fn plan(budget: &Budget, page: &mut Page) {
+    page.row("device", PLAIN, &format!("{}, {}", budget.device, budget.why));
+    match &budget.memory {
+        Ok(limit) => page.row("memory", PLAIN, &limit_line(limit)),
+        Err(reason) => page.row("memory", WARN, &format!("no limit can be set: {reason}")),
+    }
+    if let Some(threads) = budget.threads {
+        page.row("threads", PLAIN, &threads.to_string());
+    }
+    for Feature { name, on, why } in &budget.features {
+        let (mark, style) = match on {
+            Some(true) => ("✓", GOOD),
+            Some(false) => ("✗", DIM),
+            None => ("?", WARN),
+        };
+        page.item(mark, style, &format!("{name}: {why}"));
+    }
+}
+
+fn limit_line(limit: &MemoryLimit) -> String {
+    let MemoryLimit { limit, available, kept, bound_by } = limit;
+    let why = match bound_by {
+        Bound::MainMemory => format!("{available} available less {kept} kept for the system"),
+        Bound::Container => format!("{available} left in the container less {kept} kept for it"),
+        Bound::WorkingSet => "Metal's recommended working set".into(),
+        Bound::CardMemory => {
+            format!("{available} free on the card less {kept} kept for the driver")
+        }
+    };
+    format!("limit {limit}: {why}")
+}
+
+fn wrongs(findings: &[Finding], page: &mut Page) {
+    if findings.is_empty() {
+        page.item("✓", GOOD, "nothing found");
+    }
+    for Finding { level, what, hint } in findings {
+        match level {
+            Level::Fault => page.item("✗", BAD, what),
+            Level::Notice => page.item("!", WARN, what),
+        }
+        page.below(DIM, &format!("hint: {hint}"));
+    }
+}
+
+fn shown<T: Display>(reading: &Reading<T>) -> String {
+    match &reading.value {
+        Ok(value) => value.to_string(),
+        Err(reason) => format!("unknown ({reason})"),
+    }
+}
+
+/// A second value behind the first, if there is one.
+fn behind<T: Display>(words: &str, value: Option<&T>) -> String {
+    value.map_or_else(String::new, |value| format!("{words}{value}"))
+}
+
+/// For the levels that are Apple's own words.
+fn named<T: std::fmt::Debug>(reading: &Reading<T>) -> String {
+    match &reading.value {
+        Ok(value) => format!("{value:?}").to_lowercase(),
+        Err(reason) => format!("unknown ({reason})"),
+    }
+}

@@ -1,0 +1,3 @@
+//! Pages for people. Nothing here decides anything; it is told what to draw.
+
+pub mod doctor;

@@ -1,0 +1,17 @@
+# Plain cargo lines with short names; nothing here that cargo alone could not do.
+
+test:
+    cargo test
+
+lint:
+    cargo fmt --all --check
+    cargo clippy --workspace --all-targets -- -D warnings
+
+docs:
+    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items
+
+snapshots:
+    UPDATE_EXPECT=1 cargo test
+
+size:
+    cargo run --quiet --example size

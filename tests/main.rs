@@ -1,0 +1,32 @@
+//! The one integration binary: drives the real program and holds the house rules.
+
+#![allow(clippy::unwrap_used)] // In a test a panic is the report.
+
+mod doctor;
+mod program;
+mod tidy;
+mod tree;
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+/// Runs `hearth` with these arguments.
+fn hearth(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_hearth")).args(arguments).output().expect("hearth starts")
+}
+
+/// Standard output of a run that must end well.
+fn printed(arguments: &[&str]) -> String {
+    let output = hearth(arguments);
+    assert!(output.status.success(), "hearth {arguments:?} failed: {}", said(&output));
+    String::from_utf8(output.stdout).expect("output is UTF-8")
+}
+
+/// Standard error.
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("test paths are UTF-8")
+}

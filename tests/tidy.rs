@@ -1,0 +1,308 @@
+//! The house rules that are facts, not taste. Each rule is a function from a tree to what breaks
+//! it; each is run over this project and over a small tree that breaks it on purpose.
+
+use std::collections::BTreeMap;
+
+use crate::tree::Tree;
+
+/// The only files that may hold `unsafe`, each with the reason.
+const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("crates/machine/src/live/cuda.rs", "calls into NVIDIA's libraries, loaded at run time"),
+    ("crates/machine/src/live/macos.rs", "calls libnotify, which has no safe wrapper"),
+];
+
+/// Which of our crates each of them may use. The arrows point one way.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("hearth", &["trainer", "compute", "weights", "machine"]),
+    ("trainer", &["compute", "weights", "machine"]),
+    ("compute", &[]),
+    ("weights", &[]),
+    ("machine", &[]),
+];
+
+fn module_comments(tree: &Tree) -> Vec<String> {
+    let bare = tree.sources().filter(|(_, text)| !text.starts_with("//!"));
+    bare.map(|(path, _)| format!("{path}: does not open with a module comment")).collect()
+}
+
+fn unsafe_files(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in tree.sources() {
+        let listed = UNSAFE_FILES.iter().any(|(file, _)| *file == path);
+        let lines: Vec<&str> = text.lines().collect();
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| has_unsafe(line)) {
+            if !listed {
+                broken.push(format!("{path}:{}: unsafe outside the listed files", at + 1));
+            }
+            let above = &lines[at.saturating_sub(6)..at];
+            if line.contains("unsafe {") && !above.iter().any(|line| line.contains("// SAFETY: ")) {
+                broken.push(format!("{path}:{}: unsafe without a SAFETY sentence above", at + 1));
+            }
+        }
+    }
+    broken
+}
+
+/// The keyword in code: not in a comment, a string or `unsafe_code`.
+fn has_unsafe(line: &str) -> bool {
+    let code = line.split("//").next().unwrap_or_default();
+    !code.contains('"')
+        && code.split(|c: char| !c.is_alphanumeric() && c != '_').any(|word| word == "unsafe")
+        || code.trim_start().starts_with("unsafe extern")
+}
+
+fn stale_unsafe_list(tree: &Tree) -> Vec<String> {
+    let uses = |file: &str| {
+        tree.sources().any(|(path, text)| path == file && text.lines().any(has_unsafe))
+    };
+    let stale = UNSAFE_FILES.iter().filter(|(file, _)| !uses(file));
+    stale.map(|(file, _)| format!("{file}: listed for unsafe but has none")).collect()
+}
+
+fn todos(tree: &Tree) -> Vec<String> {
+    let marks = ["TO", "FIX", "XX", "HA"].into_iter().zip(["DO", "ME", "X", "CK"]);
+    let [todo, others @ ..] = &marks.map(|(a, b)| format!("{a}{b}")).collect::<Vec<_>>()[..] else {
+        return vec![];
+    };
+    let owned = |line: &str| {
+        let rest = line.split_once(&format!("{todo}(")).map(|(_, rest)| rest);
+        rest.and_then(|rest| rest.split_once("): ")).is_some_and(|(owner, _)| !owner.is_empty())
+    };
+    each_line(tree.sources(), |line| {
+        let words = || line.split(|c: char| !c.is_alphanumeric());
+        if words().any(|word| word == todo) && !owned(line) {
+            return Some(format!("write {todo}(owner or #issue): and what is to be done"));
+        }
+        let other = words().find(|word| others.iter().any(|mark| mark == word))?;
+        Some(format!("{other} is not a form we use, write {todo}(owner): instead"))
+    })
+}
+
+fn private_paths(tree: &Tree) -> Vec<String> {
+    // Written apart so that this file does not break its own rule.
+    let private = ["home", "Users", "root", "work", "tmp"].map(|folder| format!("/{folder}/"));
+    each_line(tree.files.iter().map(|(path, text)| (path.as_str(), text.as_str())), |line| {
+        let starts = |at: usize| {
+            !line[..at].ends_with(|c: char| c.is_alphanumeric() || ".~/_-}".contains(c))
+        };
+        let found = private
+            .iter()
+            .find(|path| line.match_indices(path.as_str()).any(|(at, _)| starts(at)))?;
+        Some(format!("a path of somebody's machine: {found}"))
+    })
+}
+
+fn each_line<'a>(
+    files: impl Iterator<Item = (&'a str, &'a str)>,
+    judge: impl Fn(&str) -> Option<String>,
+) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in files {
+        let lines = text.lines().enumerate();
+        broken.extend(
+            lines.filter_map(|(at, line)| Some(format!("{path}:{}: {}", at + 1, judge(line)?))),
+        );
+    }
+    broken
+}
+
+fn arrows(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    let allowed: BTreeMap<_, _> = ARROWS.iter().copied().collect();
+    for (path, text) in tree.of_kind("Cargo.toml").filter(|(path, _)| path.starts_with("crates/")) {
+        let manifest: toml::Table = text.parse().expect("a manifest is TOML");
+        let name = manifest["package"]["name"].as_str().expect("a package has a name");
+        let Some(allowed) = allowed.get(name) else {
+            broken.push(format!("{path}: crate {name} has no place in the arrows"));
+            continue;
+        };
+        let tables = ["dependencies", "dev-dependencies", "build-dependencies"];
+        let used = tables
+            .iter()
+            .filter_map(|table| manifest.get(*table)?.as_table())
+            .flat_map(toml::Table::keys);
+        let ours = used.filter(|dependency| ARROWS.iter().any(|(ours, _)| ours == dependency));
+        let wrong = ours.filter(|dependency| !allowed.contains(&dependency.as_str()));
+        broken.extend(wrong.map(|dependency| format!("{path}: {name} must not use {dependency}")));
+    }
+    broken
+}
+
+/// Systems differ in `machine` and `compute`; nothing above them may care.
+fn target_conditionals(tree: &Tree) -> Vec<String> {
+    let below = ["crates/machine/", "crates/compute/", "tests/"];
+    let above =
+        tree.sources().filter(|(path, _)| !below.iter().any(|folder| path.starts_with(folder)));
+    let marks = ["target_os", "target_arch", "target_family", "cfg(unix)", "cfg(windows)"];
+    each_line(above, |line| {
+        let mark = marks.iter().find(|mark| line.contains("cfg") && line.contains(**mark))?;
+        Some(format!("{mark}: systems differ only in machine and compute"))
+    })
+}
+
+fn links(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in tree.of_kind(".md") {
+        let folder = tree.root.join(path);
+        let folder = folder.parent().expect("a file has a folder");
+        let targets = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
+        let local = targets.filter(|target| !target.is_empty() && !target.contains("://"));
+        let lost = local.filter(|target| !folder.join(target).exists());
+        broken.extend(lost.map(|target| format!("{path}: link to {target}, which does not exist")));
+    }
+    broken
+}
+
+/// Jobs and machines that we ship are files somebody will load.
+fn shipped_files(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in tree.of_kind(".toml") {
+        if path.starts_with("recipes/") {
+            let job = text.parse::<toml::Table>();
+            broken.extend(job.err().map(|error| format!("{path}: {}", error.message())));
+        } else if path.starts_with("machines/") {
+            let output =
+                crate::hearth(&["doctor", "--machine", crate::text(&tree.root.join(path))]);
+            if !output.status.success() {
+                broken.push(format!("{path}: {}", crate::said(&output)));
+            }
+        }
+    }
+    broken
+}
+
+/// What the README shows in code blocks can be typed.
+fn readme_verbs(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (_, text) in tree.of_kind("README.md").filter(|(path, _)| *path == "README.md") {
+        let blocks = text.split("```").skip(1).step_by(2).flat_map(str::lines);
+        let typed = blocks.filter_map(|line| {
+            let words =
+                line.strip_prefix("hearth ").or(line.strip_prefix("cargo run --release -- "))?;
+            words.split_whitespace().next()
+        });
+        for verb in typed {
+            if !crate::hearth(&["help", verb]).status.success() {
+                broken.push(format!("README.md: there is no verb {verb}"));
+            }
+        }
+    }
+    broken
+}
+
+type Rule = fn(&Tree) -> Vec<String>;
+
+fn kept(rule: Rule) {
+    let broken = rule(&Tree::ours());
+    assert!(broken.is_empty(), "{}", broken.join("\n"));
+}
+
+/// The rule finds `what` in a tree of these files, and nothing else.
+fn found(rule: Rule, files: &[(&str, &str)], what: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    for (path, text) in files {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    }
+    let broken = rule(&Tree::at(folder.path()));
+    assert_eq!(broken.len(), what.len(), "{broken:#?}");
+    for (broken, what) in broken.iter().zip(what) {
+        assert!(broken.contains(what), "{broken:?} does not say {what:?}");
+    }
+}
+
+#[test]
+fn every_source_opens_with_a_module_comment() {
+    kept(module_comments);
+    found(
+        module_comments,
+        &[("a.rs", "//! A.\n"), ("b.rs", "fn b() {}\n")],
+        &["b.rs: does not open"],
+    );
+}
+
+#[test]
+fn unsafe_stands_in_listed_files_with_its_reason() {
+    kept(unsafe_files);
+    let [(listed, _), ..] = UNSAFE_FILES else { panic!("the list is empty") };
+    let code = "fn f() {\n    unsafe { g() }\n}\n";
+    found(unsafe_files, &[("a.rs", code)], &["a.rs:2: unsafe outside", "a.rs:2: unsafe without"]);
+    found(unsafe_files, &[(listed, code)], &[":2: unsafe without a SAFETY sentence"]);
+    found(unsafe_files, &[(listed, "// SAFETY: g is harmless.\nunsafe { g() }\n// unsafe\n")], &[]);
+    found(unsafe_files, &[("a.rs", "#![allow(unsafe_code)]\nlet x = \"unsafe\";\n")], &[]);
+}
+
+#[test]
+fn the_list_of_unsafe_files_is_not_stale() {
+    kept(stale_unsafe_list);
+    let [(first, _), others @ ..] = UNSAFE_FILES else { panic!("the list is empty") };
+    let rest: Vec<_> = others.iter().map(|(path, _)| (*path, "unsafe {}")).collect();
+    found(stale_unsafe_list, &rest, &[&format!("{first}: listed for unsafe but has none")]);
+}
+
+#[test]
+fn todos_have_an_owner() {
+    kept(todos);
+    let mark = ["TO", "DO"].concat();
+    let code = format!(
+        "// {mark}: later\n// {mark}(ada): later\n// {mark}(#7): later\n// {}: later\n",
+        ["FIX", "ME"].concat()
+    );
+    found(todos, &[("a.rs", &code)], &["a.rs:1:", "a.rs:4:"]);
+}
+
+#[test]
+fn no_path_of_anybodys_machine() {
+    kept(private_paths);
+    let home = ["", "home", "ada", "x"].join("/");
+    let text = format!("see {home}\n/proc/meminfo\nlib/home/page\n${{TMP}}/tmp/\n");
+    found(private_paths, &[("a.md", &text)], &["a.md:1: a path of somebody's machine"]);
+}
+
+#[test]
+fn crates_use_each_other_one_way() {
+    kept(arrows);
+    let crates = [
+        (
+            "crates/machine/Cargo.toml",
+            "[package]\nname = \"machine\"\n[dependencies]\ntrainer = \"1\"\nserde = \"1\"\n",
+        ),
+        ("crates/sixth/Cargo.toml", "[package]\nname = \"sixth\"\n"),
+    ];
+    found(arrows, &crates, &["machine must not use trainer", "crate sixth has no place"]);
+}
+
+#[test]
+fn systems_differ_only_at_the_bottom() {
+    kept(target_conditionals);
+    let code = "#[cfg(target_os = \"linux\")]\nfn f() {}\n";
+    let files = [("crates/cli/src/a.rs", code), ("crates/machine/src/b.rs", code)];
+    found(target_conditionals, &files, &["crates/cli/src/a.rs:1: target_os"]);
+}
+
+#[test]
+fn links_lead_somewhere() {
+    kept(links);
+    let text = "[a](b.md) [c](lost.md#top) [d](https://example.com) [e](#here)\n";
+    found(links, &[("a.md", text), ("b.md", "")], &["a.md: link to lost.md"]);
+}
+
+#[test]
+fn shipped_jobs_and_machines_load() {
+    kept(shipped_files);
+    let files = [
+        ("machines/a.toml", "title = 1\n"),
+        ("recipes/b.toml", "kind = \n"),
+        ("recipes/c.toml", "kind = 'x'\n"),
+    ];
+    found(shipped_files, &files, &["machines/a.toml: ", "recipes/b.toml: "]);
+}
+
+#[test]
+fn the_readme_shows_real_verbs() {
+    kept(readme_verbs);
+    let text =
+        "```\nhearth doctor\nhearth dance\ncargo run --release -- doctor\n```\nhearth sing\n";
+    found(readme_verbs, &[("README.md", text)], &["no verb dance"]);
+}
