@@ -289,8 +289,9 @@ fn thermal_pressure(level: u64) -> Result<ThermalPressure, Unknown> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cpu::CpuFeature;
 
-    /// Recorded on Macs; the repositories are named in machines/README.md.
+    /// As printed by an M1 Pro (exelban/stats issue 749) and by a throttled Intel MacBook Pro.
     const THERM_APPLE: &str = "Note: No thermal warning level has been recorded\n\
         Note: No performance warning level has been recorded\n\
         Note: No CPU power status has been recorded\n";
@@ -371,5 +372,29 @@ mod tests {
         let registry = "+-o AGXAcceleratorG16G  <class AGXAcceleratorG16G>\n    {\n      \"model\" = \"Apple M4\"\n      \"gpu-core-count\" = 10\n    }\n";
         assert_eq!(gpu_cores(registry), Ok(10));
         assert!(gpu_cores("").is_err());
+    }
+
+    #[test]
+    fn an_intel_mac_is_read_too() {
+        let facts = "machdep.cpu.brand_string: Intel(R) Core(TM) i9-9880H CPU @ 2.30GHz\n\
+            kern.osproductversion: 12.7.6\nhw.memsize: 17179869184\nhw.pagesize: 4096\nhw.logicalcpu: 16\n\
+            kern.memorystatus_vm_pressure_level: 2\nhw.optional.avx2_0: 1\nhw.optional.fma: 1\n\
+            hw.optional.avx512f: 0\n";
+        let stat = "Mach Virtual Memory Statistics: (page size of 4096 bytes)\n\
+            Pages free:                               31031.\nPages active:                           1203445.\n\
+            Pages inactive:                         1190233.\nPages speculative:                        11023.\n";
+        let question = format!("run {}", sysctl_line());
+        let mut source = crate::recording::testing::source(&[
+            (&question, facts),
+            ("run vm_stat", stat),
+            ("run pmset -g therm", THERM_INTEL),
+        ]);
+        let machine = probe(&mut source);
+        assert_eq!(machine.cpu.features.value, Ok(vec![CpuFeature::Avx2]));
+        assert_eq!(machine.memory.available.value, Ok(Bytes((31_031 + 1_190_233 + 11_023) * 4096)));
+        let level = MemoryPressure::Level(PressureLevel::Warning);
+        assert_eq!(machine.memory.pressure.value, Ok(level));
+        assert!(machine.gpus.is_empty(), "neither Metal nor an M-series name");
+        assert_eq!(machine.thermal.mac.unwrap().cpu_speed_limit.value, Ok(Percent(35.0)));
     }
 }
