@@ -6,6 +6,7 @@ mod doctor;
 mod program;
 mod tidy;
 mod tree;
+mod weights;
 
 use std::path::Path;
 use std::process::{Command, Output};

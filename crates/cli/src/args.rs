@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{completions, doctor, man};
+use crate::commands::{bench, completions, convert, doctor, inspect, man, shard};
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
 /// the run will fit in memory, finish, and not cook the machine.
@@ -16,6 +16,10 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 pub enum Verb {
     Doctor(doctor::Arguments),
+    Inspect(inspect::Arguments),
+    Shard(shard::Arguments),
+    Convert(convert::Arguments),
+    Bench(bench::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
 }
@@ -23,7 +27,7 @@ pub enum Verb {
 const AFTER_HELP: &str = "\
 Examples:
   hearth doctor                  what this computer is, what of it hearth will use, what is wrong
-  hearth doctor --json           the same for programs
+  hearth inspect model.gguf      the tensors of a model file, and what is odd about them
   hearth help doctor             all about one verb
 
 Exit codes:

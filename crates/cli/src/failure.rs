@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use anstyle::{AnsiColor, Style};
 use machine::RecordingError;
+use weights::WeightsError;
 
 /// Everything a verb can fail with.
 #[derive(Debug)]
@@ -16,8 +17,12 @@ pub enum Failure {
     Recording(RecordingError),
     /// A generated file could not be written.
     Write { path: PathBuf, error: io::Error },
+    /// A model file could not be read or written.
+    Weights(WeightsError),
     /// Ctrl-C cannot be caught.
     Signal(ctrlc::Error),
+    /// A program run beside ours failed.
+    Peer { what: String, said: String },
 }
 
 impl From<io::Error> for Failure {
@@ -29,6 +34,12 @@ impl From<io::Error> for Failure {
 impl From<RecordingError> for Failure {
     fn from(error: RecordingError) -> Self {
         Self::Recording(error)
+    }
+}
+
+impl From<WeightsError> for Failure {
+    fn from(error: WeightsError) -> Self {
+        Self::Weights(error)
     }
 }
 
@@ -53,7 +64,11 @@ impl Failure {
             Self::Write { path, error } => {
                 (format!("cannot write {}", path.display()), Some(error))
             }
+            Self::Weights(error) => (error.to_string(), error.source()),
             Self::Signal(error) => ("cannot catch Ctrl-C".into(), Some(error)),
+            Self::Peer { what, said } => {
+                (format!("{what}\n  {}", said.trim_end().replace('\n', "\n  ")), None)
+            }
         }
     }
 
@@ -62,7 +77,11 @@ impl Failure {
             Self::Output(_) => "check that the disk behind the redirection has room",
             Self::Recording(error) => error.hint(),
             Self::Write { .. } => "give an existing folder you may write to",
-            Self::Signal(_) => "run without --watch",
+            Self::Weights(error) => error.hint(),
+            Self::Signal(_) => "start hearth from a shell of its own",
+            Self::Peer { .. } => {
+                "give --python an interpreter that has torch, safetensors and fastsafetensors"
+            }
         }
     }
 }

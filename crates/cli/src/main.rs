@@ -4,6 +4,7 @@
 mod args;
 mod commands;
 mod failure;
+mod interrupt;
 mod render;
 mod text;
 
@@ -11,13 +12,11 @@ use std::io::{ErrorKind, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use weights::WeightsError;
 
 use crate::args::{Args, Verb};
 use crate::commands::Outcome;
 use crate::failure::Failure;
-
-/// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
-const INTERRUPTED: u8 = 130;
 
 fn main() -> ExitCode {
     let args = Args::parse();
@@ -28,9 +27,11 @@ fn main() -> ExitCode {
     });
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
-        Ok(Outcome::Interrupted) => ExitCode::from(INTERRUPTED),
         // Whoever closed the pipe (`| head`) has seen enough.
         Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
+        Ok(Outcome::Interrupted) | Err(Failure::Weights(WeightsError::Cancelled)) => {
+            ExitCode::from(interrupt::EXIT_CODE)
+        }
         Err(failure) => {
             // With standard error gone as well there is nobody left to tell.
             _ = failure.report(&mut anstream::stderr().lock());
@@ -42,6 +43,10 @@ fn main() -> ExitCode {
 fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
     match args.verb {
         Verb::Doctor(arguments) => commands::doctor::run(&arguments, out),
+        Verb::Inspect(arguments) => commands::inspect::run(&arguments, out),
+        Verb::Shard(arguments) => commands::shard::run(&arguments, out),
+        Verb::Convert(arguments) => commands::convert::run(&arguments, out),
+        Verb::Bench(arguments) => commands::bench::run(&arguments, out),
         Verb::Completions(arguments) => commands::completions::run(&arguments, out),
         Verb::Man(arguments) => commands::man::run(&arguments, out),
     }

@@ -61,6 +61,21 @@ impl Page {
         self.wrapped("    ", "    ", style, text);
     }
 
+    /// Rows whose columns line up; lines too long are left to the terminal.
+    pub fn table<const N: usize>(&mut self, rows: &[[String; N]]) {
+        let mut widths = [0; N];
+        for row in rows {
+            for (width, cell) in widths.iter_mut().zip(row) {
+                *width = cell.chars().count().max(*width);
+            }
+        }
+        for row in rows {
+            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+            let line = cells.collect::<Vec<_>>().join("  ");
+            _ = writeln!(self.text, "  {}", line.trim_end());
+        }
+    }
+
     /// The finished text.
     pub fn finish(self) -> String {
         self.text

@@ -4,6 +4,7 @@
 //! [`Unknown`] with a reason a person can act on, and stays unknown through every later stage.
 
 use std::fmt;
+use std::str::FromStr;
 use std::time::Instant;
 
 use serde::ser::{Serialize, SerializeStruct, Serializer};
@@ -148,11 +149,49 @@ impl Bytes {
 
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const MIB: f64 = 1_048_576.0;
-        let mib = self.0 as f64 / MIB;
-        if mib < 1024.0 { write!(f, "{mib:.0} MiB") } else { write!(f, "{:.1} GiB", mib / 1024.0) }
+        const KIB: f64 = 1024.0;
+        let kib = self.0 as f64 / KIB;
+        match self.0 {
+            0..1024 => write!(f, "{} B", self.0),
+            1024..1_048_576 => write!(f, "{kib:.0} KiB"),
+            1_048_576..1_073_741_824 => write!(f, "{:.0} MiB", kib / KIB),
+            _ => write!(f, "{:.1} GiB", kib / KIB / KIB),
+        }
     }
 }
+
+/// Reads `10GB`, `1.5 GiB`, `300MB` or plain bytes; a thousand and 1024 are told apart.
+impl FromStr for Bytes {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let split = text.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(text.len());
+        let (number, unit) = (text[..split].trim(), &text[split..]);
+        let unit =
+            UNITS.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)).map(|(_, bytes)| *bytes);
+        let number =
+            number.parse::<f64>().ok().filter(|number| number.is_finite() && *number >= 0.0);
+        match (number, unit) {
+            (Some(number), Some(unit)) => Ok(Self((number * unit) as u64)),
+            _ => Err(format!(
+                "{text:?} is not a size; write 10GB, 1.5GiB, 300MB or a number of bytes"
+            )),
+        }
+    }
+}
+
+const UNITS: &[(&str, f64)] = &[
+    ("", 1.0),
+    ("B", 1.0),
+    ("KB", 1e3),
+    ("MB", 1e6),
+    ("GB", 1e9),
+    ("TB", 1e12),
+    ("KiB", 1024.0),
+    ("MiB", 1_048_576.0),
+    ("GiB", 1_073_741_824.0),
+    ("TiB", 1_099_511_627_776.0),
+];
 
 /// A temperature.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, serde::Serialize)]
@@ -216,10 +255,24 @@ mod tests {
     #[test]
     fn bytes_read_as_people_write_them() {
         let check = |bytes, text: &str| assert_eq!(Bytes(bytes).to_string(), text);
-        check(0, "0 MiB");
+        check(0, "0 B");
+        check(17, "17 B");
+        check(2000, "2 KiB");
         check(512 << 20, "512 MiB");
         check(24 << 30, "24.0 GiB");
         check(25_275_000_000, "23.5 GiB");
+    }
+
+    #[test]
+    fn sizes_are_read_as_people_write_them() {
+        let check = |text: &str, bytes| assert_eq!(text.parse(), Ok(Bytes(bytes)), "{text}");
+        check("10GB", 10_000_000_000);
+        check("1.5 GiB", 3 << 29);
+        check("300mb", 300_000_000);
+        check("4096", 4096);
+        for text in ["", "GB", "ten GB", "-1GB", "1 parsec", "nanGB", "infGB"] {
+            assert!(text.parse::<Bytes>().is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -1,2 +1,33 @@
 //! Model files: safetensors and its shards, PyTorch archives, GGUF. Reads headers without data and
 //! data into buffers the caller owns; writes atomically. Knows nothing of tensors or training.
+//!
+//! [`Catalog::open`] tells what a file or folder holds, [`load::load`] brings numbers into memory,
+//! [`write`] puts them on disk.
+
+pub mod catalog;
+pub mod convert;
+pub mod copy;
+mod disk;
+pub mod dtype;
+pub mod error;
+pub mod gguf;
+pub mod gguf_blocks;
+pub mod load;
+pub mod map;
+pub mod pickle;
+pub mod safetensors;
+pub mod survey;
+pub mod tensor;
+#[cfg(test)]
+mod testing;
+pub mod torch;
+pub mod write;
+
+pub use crate::catalog::Catalog;
+pub use crate::dtype::Dtype;
+pub use crate::error::{Result, WeightsError};
+pub use crate::tensor::{Encoding, TensorInfo};
+
+/// Told how many bytes were done since it was last told; answers whether to go on. Called from
+/// several threads.
+pub type Tick<'a> = &'a (dyn Fn(u64) -> bool + Sync);

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
-use crate::render;
+use crate::{interrupt, render};
 
 /// Show what this computer is, what of it hearth will use, and what is wrong.
 ///
@@ -133,6 +133,6 @@ fn wakes() -> Result<Receiver<Wake>, Failure> {
         };
         std::thread::spawn(relay);
     }
-    ctrlc::set_handler(move || _ = sender.send(Wake::Interrupt)).map_err(Failure::Signal)?;
+    interrupt::on_first(move || _ = sender.send(Wake::Interrupt))?;
     Ok(receiver)
 }

@@ -1,8 +1,12 @@
 //! One file per verb: its arguments, and one function that runs it.
 
+pub mod bench;
 pub mod completions;
+pub mod convert;
 pub mod doctor;
+pub mod inspect;
 pub mod man;
+pub mod shard;
 
 /// How a verb ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,3 +1,5 @@
 //! Pages for people. Nothing here decides anything; it is told what to draw.
 
 pub mod doctor;
+pub mod inspect;
+pub mod progress;

@@ -1,0 +1,440 @@
+//! `hearth bench load`: our loader beside a plain memory copy, raw disk reads and, where a Python
+//! is given, its usual loaders. Each measurement is a process of its own, so that peaks of memory
+//! are its own too.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use machine::Bytes;
+use memmap2::{Advice, MmapMut};
+use serde::{Deserialize, Serialize};
+use weights::load::{Cache, Options, Wanted, load};
+use weights::map::Mapped;
+use weights::safetensors::Entering;
+use weights::write::write_file;
+use weights::{Catalog, Dtype, Encoding, WeightsError};
+
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::text::{BOLD, DIM, Page};
+
+/// Measure how fast model files come into memory and go to disk.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench load                                      on a file of 2 GB made on the spot
+  hearth bench load --file model.safetensors --json
+  hearth bench load --python .venv/bin/python            beside safetensors and fastsafetensors")]
+pub struct Arguments {
+    /// Load this safetensors file instead of one made on the spot
+    #[arg(long)]
+    file: Option<PathBuf>,
+
+    /// Size of the file made on the spot
+    #[arg(long, default_value = "2GB")]
+    size: Bytes,
+
+    /// Folder for the file made on the spot, on the disk to be measured
+    #[arg(long, default_value = ".")]
+    folder: PathBuf,
+
+    /// A Python with torch, safetensors and fastsafetensors, to measure them beside
+    #[arg(long)]
+    python: Option<PathBuf>,
+
+    /// Times that each is measured; the best counts
+    #[arg(long, default_value_t = 3)]
+    repeats: u32,
+
+    /// Print one JSON object per reader and cache state
+    #[arg(long)]
+    json: bool,
+
+    /// Measure one reader in this process (used by hearth itself)
+    #[arg(long, hide = true)]
+    only: Option<Reader>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
+#[serde(rename_all = "kebab-case")]
+enum Reader {
+    /// A plain parallel copy between two buffers, the yardstick.
+    Memcpy,
+    /// Raw reads of the whole file, nothing kept.
+    Raw,
+    /// Our loader into fresh memory, whose pages the system must still provide, as Python's are.
+    Hearth,
+    /// Our loader into memory the process already holds, as a run's arena is.
+    HearthHeld,
+    /// Our mapping, every byte copied out of it.
+    HearthMmap,
+    /// Python's safetensors into torch.
+    PythonSafetensors,
+    /// fastsafetensors without GPU direct storage.
+    Fastsafetensors,
+    /// Raw sequential writes with sync.
+    RawWrite,
+    /// Our writer.
+    HearthWrite,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Warmth {
+    Warm,
+    Cold,
+}
+
+/// What one process measured.
+#[derive(Debug, Deserialize, Serialize)]
+struct Sample {
+    secs: f64,
+    bytes: u64,
+    rss_peak_bytes: Option<u64>,
+}
+
+/// One line of the result.
+#[derive(Debug, Serialize)]
+struct Figure {
+    reader: Reader,
+    cache: Warmth,
+    gib_per_s: f64,
+    rss_peak_bytes: Option<u64>,
+    tensor_bytes: u64,
+    ratio_to_memcpy: f64,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let made;
+    let file = if let Some(file) = &arguments.file {
+        file
+    } else {
+        made = Made::new(&arguments.folder, arguments.size)?;
+        &made.0
+    };
+    if let Some(reader) = arguments.only {
+        let sample = measure(reader, file)?;
+        writeln!(out, "{}", serde_json::to_string(&sample).map_err(std::io::Error::from)?)?;
+        return Ok(Outcome::Done);
+    }
+    let figures = figures(arguments, file)?;
+    for figure in figures.iter().filter(|_| arguments.json) {
+        writeln!(out, "{}", serde_json::to_string(figure).map_err(std::io::Error::from)?)?;
+    }
+    if !arguments.json {
+        write!(out, "{}", page(file, &figures))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
+    use Reader::{
+        Fastsafetensors, Hearth, HearthHeld, HearthMmap, HearthWrite, Memcpy, PythonSafetensors,
+        Raw, RawWrite,
+    };
+    let peers: &[Reader] =
+        if arguments.python.is_some() { &[PythonSafetensors, Fastsafetensors] } else { &[] };
+    let readers = [&[Raw, HearthHeld, Hearth, HearthMmap], peers].concat();
+    let mut plan = vec![(Memcpy, Warmth::Warm)];
+    plan.extend(readers.iter().map(|reader| (*reader, Warmth::Warm)));
+    plan.extend(readers.iter().map(|reader| (*reader, Warmth::Cold)));
+    plan.extend([(RawWrite, Warmth::Cold), (HearthWrite, Warmth::Cold)]);
+    let mut best: Vec<Option<Sample>> = plan.iter().map(|_| None).collect();
+    // Round after round, so that a slow spell of the machine meets all alike.
+    for _ in 0..arguments.repeats.max(1) {
+        for ((reader, cache), best) in plan.iter().zip(&mut best) {
+            prepare(file, *cache)?;
+            let sample = sample(arguments, *reader, file)?;
+            if best.as_ref().is_none_or(|best| sample.secs < best.secs) {
+                *best = Some(sample);
+            }
+        }
+    }
+    let rate = |sample: &Sample| sample.bytes as f64 / sample.secs / f64::from(1 << 30);
+    let memcpy = best[0].as_ref().map_or(f64::NAN, rate);
+    let figure = |((reader, cache), sample): ((Reader, Warmth), Option<Sample>)| {
+        let sample = sample?;
+        Some(Figure {
+            reader,
+            cache,
+            gib_per_s: rate(&sample),
+            rss_peak_bytes: sample.rss_peak_bytes,
+            tensor_bytes: sample.bytes,
+            ratio_to_memcpy: rate(&sample) / memcpy,
+        })
+    };
+    Ok(plan.into_iter().zip(best).filter_map(figure).collect())
+}
+
+/// Brings the file into the page cache, or drops it.
+fn prepare(file: &Path, cache: Warmth) -> Result<(), WeightsError> {
+    let cache = if cache == Warmth::Cold { Cache::Release } else { Cache::Fill };
+    read_whole(file, cache)
+}
+
+fn read_whole(path: &Path, cache: Cache) -> Result<(), WeightsError> {
+    let catalog = Catalog::open(path)?;
+    for tensor in &catalog.tensors {
+        let Encoding::Plain(dtype) = tensor.encoding else { continue };
+        let mut buffer = vec![0; tensor.bytes as usize];
+        let options = Options { cache, ..Options::default() };
+        load(&catalog, vec![Wanted::whole(tensor, dtype, &mut buffer)], options, &|_| true)?;
+    }
+    Ok(())
+}
+
+fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
+    let name = serde_json::to_value(reader).map_err(std::io::Error::from)?;
+    let name = name.as_str().unwrap_or_default();
+    let mut command = if let (Reader::PythonSafetensors | Reader::Fastsafetensors, Some(python)) =
+        (reader, &arguments.python)
+    {
+        let mut command = Command::new(python);
+        command.args(["-c", include_str!("load_peers.py"), name]);
+        command
+    } else {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["bench", "load", "--only", name, "--file"]);
+        command
+    };
+    command.arg(file);
+    let output = command
+        .output()
+        .map_err(|error| Failure::Write { path: command.get_program().into(), error })?;
+    let failed = |said: &[u8]| Failure::Peer {
+        what: format!("measuring {name} failed"),
+        said: String::from_utf8_lossy(said).into_owned(),
+    };
+    let text = String::from_utf8_lossy(&output.stdout);
+    let line = text.lines().last().unwrap_or_default();
+    serde_json::from_str(line).map_err(|_| failed(&output.stderr))
+}
+
+fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
+    let catalog = Catalog::open(file)?;
+    let bytes = catalog.bytes();
+    let secs = match reader {
+        Reader::Memcpy => time_memcpy(bytes)?,
+        Reader::Raw => time_raw(file)?,
+        Reader::Hearth => time_load(&catalog, false)?,
+        Reader::HearthHeld => time_load(&catalog, true)?,
+        Reader::HearthMmap => time_mapped(&catalog)?,
+        Reader::RawWrite => time_raw_write(file, bytes)?,
+        Reader::HearthWrite => time_write(&catalog)?,
+        Reader::PythonSafetensors | Reader::Fastsafetensors => f64::NAN,
+    };
+    Ok(Sample { secs, bytes, rss_peak_bytes: rss_peak() })
+}
+
+/// Memory as a run takes it: one piece, in large pages where the system has them.
+fn fresh_memory(bytes: u64) -> Result<MmapMut, Failure> {
+    let memory = MmapMut::map_anon((bytes as usize).max(1))?;
+    // A hint; without large pages it only takes longer.
+    _ = memory.advise(Advice::HugePage);
+    Ok(memory)
+}
+
+fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
+    // Aligned as the file is, so that the disk can write straight into it.
+    let phase = catalog.tensors.first().map_or(0, |tensor| tensor.offset % 4096);
+    let mut memory = fresh_memory(catalog.bytes() + phase)?;
+    if held {
+        memory.fill(1);
+    }
+    let mut rest = &mut memory[phase as usize..];
+    let mut wanted = Vec::new();
+    for tensor in &catalog.tensors {
+        let (into, later) = rest.split_at_mut(tensor.bytes as usize);
+        rest = later;
+        if let Encoding::Plain(dtype) = tensor.encoding {
+            wanted.push(Wanted::whole(tensor, dtype, into));
+        }
+    }
+    let begun = Instant::now();
+    load(catalog, wanted, Options::default(), &|_| true)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn time_mapped(catalog: &Catalog) -> Result<f64, Failure> {
+    let mut memory = fresh_memory(catalog.bytes())?;
+    let mapped = Mapped::open(catalog)?;
+    let begun = Instant::now();
+    let mut rest = &mut memory[..];
+    for tensor in &catalog.tensors {
+        let (into, later) = rest.split_at_mut(tensor.bytes as usize);
+        rest = later;
+        into.copy_from_slice(mapped.bytes(tensor).unwrap_or_default());
+    }
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Chosen: blocks large enough for any disk, small enough for two threads to share evenly.
+const BLOCK: usize = 8 << 20;
+
+fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
+    let mut source = fresh_memory(bytes)?;
+    source.fill(1);
+    let mut target = fresh_memory(bytes)?;
+    let half = target.len().div_ceil(threads()).next_multiple_of(BLOCK);
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        for (to, from) in target.chunks_mut(half).zip(source.chunks(half)) {
+            scope.spawn(|| to.copy_from_slice(from));
+        }
+    });
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Four readers with a buffer each, as `fio` would run them; past the cache if the file is cold.
+fn time_raw(path: &Path) -> Result<f64, Failure> {
+    let file = File::open(path)?;
+    let bytes = file.metadata()?.len();
+    let begun = Instant::now();
+    std::thread::scope(|scope| {
+        let readers: Vec<_> = (0..4_u64)
+            .map(|first| {
+                scope.spawn({
+                    let file = &file;
+                    move || {
+                        let mut buffer = vec![0; BLOCK];
+                        let mut offset = first * BLOCK as u64;
+                        while offset < bytes {
+                            file.read_at(&mut buffer, offset)?;
+                            offset += 4 * BLOCK as u64;
+                        }
+                        Ok::<_, std::io::Error>(())
+                    }
+                })
+            })
+            .collect();
+        readers.into_iter().try_for_each(|reader| reader.join().expect("a reader does not panic"))
+    })?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+fn time_raw_write(beside: &Path, bytes: u64) -> Result<f64, Failure> {
+    let block = vec![7; BLOCK];
+    let path = beside.with_extension("raw-write");
+    let begun = Instant::now();
+    let mut file = File::create(&path)?;
+    let mut left = bytes;
+    while left > 0 {
+        let now = left.min(BLOCK as u64);
+        file.write_all(&block[..now as usize])?;
+        left -= now;
+    }
+    file.sync_all()?;
+    let secs = begun.elapsed().as_secs_f64();
+    std::fs::remove_file(path)?;
+    Ok(secs)
+}
+
+fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
+    let mut memory = fresh_memory(catalog.bytes())?;
+    memory.fill(7);
+    let tensors = catalog.tensors.iter().filter_map(|tensor| match tensor.encoding {
+        Encoding::Plain(dtype) => {
+            Some(Entering { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() })
+        }
+        Encoding::Blocks(_) => None,
+    });
+    let path = catalog.files[0].with_extension("hearth-write");
+    let begun = Instant::now();
+    let mut fill = |tensor: &Entering, out: &mut dyn Write| {
+        let bytes = tensor.bytes().unwrap_or(0) as usize;
+        out.write_all(&memory[..bytes]).map_err(|source| WeightsError::io("write", &path, source))
+    };
+    write_file(&path, &BTreeMap::new(), tensors.collect(), false, &mut fill)?;
+    let secs = begun.elapsed().as_secs_f64();
+    std::fs::remove_file(path)?;
+    Ok(secs)
+}
+
+fn threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// The most memory this process has held, where the system tells.
+fn rss_peak() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
+}
+
+/// A model file made on the spot, removed afterwards: sizes as they are mixed in real models.
+struct Made(PathBuf);
+
+impl Made {
+    fn new(folder: &Path, size: Bytes) -> Result<Self, Failure> {
+        let path = folder.join(format!("hearth-bench-{}.safetensors", std::process::id()));
+        let mut tensors = Vec::new();
+        let mut left = size.0 / 2;
+        // Chosen: a large matrix, a middling one and two small vectors, over and over.
+        for (layer, count) in [16_u64 << 20, 4 << 20, 4096, 1000].into_iter().cycle().enumerate() {
+            let count = count.min(left);
+            if count == 0 {
+                break;
+            }
+            tensors.push(Entering {
+                name: format!("layers.{layer}.weight"),
+                dtype: Dtype::Bf16,
+                shape: vec![count],
+            });
+            left -= count;
+        }
+        let mut state = 1_u64;
+        let mut fill = |tensor: &Entering, out: &mut dyn Write| {
+            let mut bytes = vec![0; tensor.bytes().unwrap_or(0) as usize];
+            for chunk in bytes.chunks_mut(8) {
+                state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                chunk.copy_from_slice(&state.to_le_bytes()[..chunk.len()]);
+            }
+            out.write_all(&bytes).map_err(|source| WeightsError::io("write", &path, source))
+        };
+        write_file(
+            &path,
+            &BTreeMap::from([("format".into(), "pt".into())]),
+            tensors,
+            false,
+            &mut fill,
+        )?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        _ = std::fs::remove_file(&self.0);
+    }
+}
+
+fn page(file: &Path, figures: &[Figure]) -> String {
+    let mut page = Page::new();
+    page.line(BOLD, &format!("loading {}", file.display()));
+    let mut rows = vec![
+        ["reader", "cache", "GiB/s", "of a memory copy", "peak memory of tensors"]
+            .map(str::to_owned),
+    ];
+    for figure in figures {
+        let name = serde_json::to_value(figure.reader).unwrap_or_default();
+        let peak = figure.rss_peak_bytes.map_or("unknown".into(), |peak| {
+            format!("{:.2}", peak as f64 / figure.tensor_bytes.max(1) as f64)
+        });
+        rows.push([
+            name.as_str().unwrap_or_default().into(),
+            format!("{:?}", figure.cache).to_lowercase(),
+            format!("{:.2}", figure.gib_per_s),
+            format!("{:.2}", figure.ratio_to_memcpy),
+            peak,
+        ]);
+    }
+    page.table(&rows);
+    page.line(DIM, "the best of each; every measurement in a process of its own");
+    page.finish()
+}

@@ -1,0 +1,152 @@
+//! `hearth inspect`: what a model file or folder holds, and what is odd about it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use weights::survey::{Oddity, Values, is_adapter_output, odd_values, oddities, values};
+use weights::{Catalog, TensorInfo, WeightsError};
+
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+use crate::render::progress::Progress;
+
+/// Show the tensors of a model file or folder, and what is odd about them.
+///
+/// Reads safetensors, sharded or not, PyTorch archives and GGUF. Only headers are read, and the
+/// numbers of adapters, which are small; --values reads all numbers.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth inspect adapter.safetensors            is it whole, has it learned anything?
+  hearth inspect stable-diffusion-3.5-medium    every component of a diffusers folder
+  hearth inspect model.gguf --all               one line per tensor
+  hearth inspect model/ --values                look for NaN and infinity in all numbers
+  hearth inspect model/ --json | jq '.[].tensors[].name'")]
+pub struct Arguments {
+    /// A model file, an index of shards, or a folder
+    path: PathBuf,
+
+    /// List every tensor instead of one line per repeated layer
+    #[arg(long)]
+    all: bool,
+
+    /// Read all numbers and report NaN, infinity and extremes
+    #[arg(long)]
+    values: bool,
+
+    /// Print everything as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// One model: a file, a set of shards, or a component of a pipeline folder.
+#[derive(Serialize)]
+pub struct Survey {
+    /// What was opened.
+    pub path: PathBuf,
+    /// Files it lies in.
+    pub files: Vec<PathBuf>,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Numbers in all tensors.
+    pub numbers: u64,
+    /// Words the makers put in.
+    pub metadata: BTreeMap<String, String>,
+    /// All tensors.
+    pub tensors: Vec<Row>,
+    /// What is odd.
+    pub oddities: Vec<Oddity>,
+}
+
+/// One tensor.
+#[derive(Serialize)]
+pub struct Row {
+    pub name: String,
+    pub format: String,
+    pub shape: Vec<u64>,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub values: Option<Values>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let catalogs = open_all(&arguments.path)?;
+    let looked_at = |tensor: &TensorInfo| arguments.values || is_adapter_output(&tensor.name);
+    let tensors = catalogs.iter().flat_map(|catalog| &catalog.tensors);
+    let total = tensors.filter(|tensor| looked_at(tensor)).map(|tensor| tensor.bytes).sum();
+    let progress = Progress::begin("reading", total)?;
+    let surveys = catalogs.iter().map(|catalog| survey(catalog, &looked_at, &progress));
+    let surveys = surveys.collect::<Result<Vec<_>, _>>()?;
+    drop(progress);
+    if arguments.json {
+        serde_json::to_writer_pretty(&mut *out, &surveys).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        for survey in &surveys {
+            write!(out, "{}", render::inspect::page(survey, arguments.all))?;
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+/// A pipeline folder has its models in subfolders, one per component.
+fn open_all(path: &Path) -> Result<Vec<Catalog>, WeightsError> {
+    match Catalog::open(path) {
+        Err(WeightsError::NoModel { .. }) => {}
+        opened => return Ok(vec![opened?]),
+    }
+    let list = |source| WeightsError::io("list", path, source);
+    let mut folders = Vec::new();
+    for entry in std::fs::read_dir(path).map_err(list)? {
+        folders.push(entry.map_err(list)?.path());
+    }
+    folders.sort_unstable();
+    let mut catalogs = Vec::new();
+    for folder in folders.iter().filter(|folder| folder.is_dir()) {
+        match Catalog::open(folder) {
+            Err(WeightsError::NoModel { .. }) => {}
+            opened => catalogs.push(opened?),
+        }
+    }
+    if catalogs.is_empty() {
+        Err(WeightsError::NoModel { path: path.into() })
+    } else {
+        Ok(catalogs)
+    }
+}
+
+fn survey(
+    catalog: &Catalog,
+    looked_at: &dyn Fn(&TensorInfo) -> bool,
+    progress: &Progress,
+) -> Result<Survey, WeightsError> {
+    let mut odd = oddities(catalog);
+    let mut tensors = Vec::new();
+    for tensor in &catalog.tensors {
+        let found = if looked_at(tensor) {
+            values(catalog, tensor, &|bytes| progress.tick(bytes))?
+        } else {
+            None
+        };
+        odd.extend(found.as_ref().and_then(|values| odd_values(tensor, values)));
+        tensors.push(Row {
+            name: tensor.name.clone(),
+            format: tensor.encoding.to_string(),
+            shape: tensor.shape.clone(),
+            bytes: tensor.bytes,
+            values: found,
+        });
+    }
+    Ok(Survey {
+        path: catalog.path.clone(),
+        files: catalog.files.clone(),
+        bytes: catalog.bytes(),
+        numbers: catalog.tensors.iter().map(TensorInfo::count).sum(),
+        metadata: catalog.metadata.clone(),
+        tensors,
+        oddities: odd,
+    })
+}

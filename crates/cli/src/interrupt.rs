@@ -1,0 +1,30 @@
+//! Ctrl-C: the first one asks for an orderly end, the second leaves at once.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::failure::Failure;
+
+/// What a shell expects of a program that Ctrl-C ended: 128 and the signal's number.
+pub const EXIT_CODE: u8 = 130;
+
+/// Calls `first` on the first Ctrl-C. Once per run.
+pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure> {
+    let mut again = false;
+    let handler = move || {
+        if again {
+            std::process::exit(EXIT_CODE.into());
+        }
+        again = true;
+        first();
+    };
+    ctrlc::set_handler(handler).map_err(Failure::Signal)
+}
+
+/// A flag that the first Ctrl-C raises.
+pub fn flag() -> Result<Arc<AtomicBool>, Failure> {
+    let flag = Arc::new(AtomicBool::new(false));
+    let raised = Arc::clone(&flag);
+    on_first(move || raised.store(true, Ordering::Relaxed))?;
+    Ok(flag)
+}

@@ -1,0 +1,85 @@
+//! A tensor as it lies in a file: name, shape, how its numbers are encoded, and where.
+
+use std::fmt;
+
+use crate::dtype::Dtype;
+use crate::gguf::BlockFormat;
+
+/// One tensor of a model file. Holds no data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Its name in the file.
+    pub name: String,
+    /// Sizes, outermost first.
+    pub shape: Vec<u64>,
+    /// How its numbers are stored.
+    pub encoding: Encoding,
+    /// The file it lies in, as an index into the catalog's files.
+    pub file: usize,
+    /// Offset of its first byte from the file's start.
+    pub offset: u64,
+    /// Bytes it takes there.
+    pub bytes: u64,
+    /// Steps between neighbours along each dimension, in numbers; absent where the tensor lies
+    /// densely in row-major order. Only PyTorch archives have others.
+    pub strides: Option<Vec<u64>>,
+}
+
+impl TensorInfo {
+    /// How many numbers it holds.
+    pub fn count(&self) -> u64 {
+        count_of(&self.shape).expect("readers refuse shapes whose product does not fit")
+    }
+}
+
+/// How a tensor's numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Encoding {
+    /// One after the other.
+    Plain(Dtype),
+    /// In quantised blocks (GGUF).
+    Blocks(BlockFormat),
+}
+
+impl Encoding {
+    /// Bytes that `count` numbers take; nothing if that does not fit or is no whole number of
+    /// blocks.
+    pub fn bytes_for(self, count: u64) -> Option<u64> {
+        let per_block = self.numbers_per_block();
+        let block_bytes = match self {
+            Self::Plain(dtype) => dtype.bytes(),
+            Self::Blocks(format) => format.bytes(),
+        };
+        if count.is_multiple_of(per_block) {
+            (count / per_block).checked_mul(block_bytes)
+        } else {
+            None
+        }
+    }
+
+    /// How many numbers stand or fall together.
+    pub fn numbers_per_block(self) -> u64 {
+        match self {
+            Self::Plain(_) => 1,
+            Self::Blocks(format) => format.numbers(),
+        }
+    }
+}
+
+impl fmt::Display for Encoding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Plain(dtype) => write!(f, "{dtype}"),
+            Self::Blocks(format) => write!(f, "{format}"),
+        }
+    }
+}
+
+/// The product of a shape's sizes, unless it overflows.
+pub fn count_of(shape: &[u64]) -> Option<u64> {
+    // A zero anywhere makes the tensor empty, however large its other sizes are.
+    if shape.contains(&0) {
+        return Some(0);
+    }
+    shape.iter().try_fold(1_u64, |product, size| product.checked_mul(*size))
+}

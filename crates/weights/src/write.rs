@@ -1,0 +1,324 @@
+//! Model files onto the disk: streamed, synced, and under their final name only when whole.
+//!
+//! ```text
+//! folder/.model.safetensors.4711.partial    while it is written, locked by the writer
+//! folder/model.safetensors                  after sync and rename; the folder is synced too
+//! ```
+//!
+//! A writer that was killed leaves its `.partial` behind; the next one of that name removes it,
+//! since nobody holds its lock.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde_json::json;
+
+use crate::error::{Result, WeightsError};
+use crate::safetensors::{self, Entering};
+
+/// A file that appears under its name only when [`AtomicFile::commit`] is called.
+pub struct AtomicFile {
+    file: File,
+    staging: PathBuf,
+    path: PathBuf,
+    hasher: Option<Box<blake3::Hasher>>,
+    committed: bool,
+}
+
+impl AtomicFile {
+    /// Begins a file; what has that name now stays as it is until the commit.
+    pub fn create(path: &Path) -> Result<Self> {
+        let io = |source| WeightsError::io("write", path, source);
+        let name = path.file_name().ok_or_else(|| io(io::ErrorKind::IsADirectory.into()))?;
+        if path.is_dir() {
+            return Err(io(io::ErrorKind::IsADirectory.into()));
+        }
+        remove_stale(path, name);
+        let staging = path.with_file_name(format!(
+            ".{}.{}.partial",
+            name.to_string_lossy(),
+            std::process::id()
+        ));
+        let file = OpenOptions::new().write(true).create_new(true).open(&staging).map_err(io)?;
+        // A file system without locks only loses the clean-up after a kill.
+        _ = file.try_lock();
+        Ok(Self { file, staging, path: path.into(), hasher: None, committed: false })
+    }
+
+    /// Counts a checksum along the way.
+    #[must_use]
+    pub fn with_checksum(mut self) -> Self {
+        self.hasher = Some(Box::default());
+        self
+    }
+
+    /// Makes what was written permanent: data first, then the name, then the folder.
+    pub fn commit(mut self) -> Result<Option<blake3::Hash>> {
+        let io = |source| WeightsError::io("write", &self.path, source);
+        self.file.sync_all().map_err(io)?;
+        fs::rename(&self.staging, &self.path).map_err(io)?;
+        self.committed = true;
+        sync_folder(&self.path).map_err(io)?;
+        Ok(self.hasher.as_ref().map(|hasher| hasher.finalize()))
+    }
+}
+
+impl Write for AtomicFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        if let Some(hasher) = &mut self.hasher {
+            hasher.update(&bytes[..written]);
+        }
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+impl Drop for AtomicFile {
+    fn drop(&mut self) {
+        if !self.committed {
+            _ = fs::remove_file(&self.staging);
+        }
+    }
+}
+
+fn remove_stale(path: &Path, name: &OsStr) {
+    let (start, folder) = (format!(".{}.", name.to_string_lossy()), parent(path));
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let found = entry.file_name().to_string_lossy().into_owned();
+        let ours = found.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".partial"));
+        if ours.is_some_and(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()))
+            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
+        {
+            _ = fs::remove_file(entry.path());
+        }
+    }
+}
+
+fn sync_folder(path: &Path) -> io::Result<()> {
+    File::open(parent(path))?.sync_all()
+}
+
+fn parent(path: &Path) -> &Path {
+    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Writes one tensor's bytes, exactly as many as it has.
+pub type Fill<'a> = &'a mut dyn FnMut(&Entering, &mut dyn Write) -> Result<()>;
+
+/// Writes a safetensors file; `fill` is asked for each tensor once, in the file's order. Gives the
+/// checksum if one was asked for.
+pub fn write_file(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    mut tensors: Vec<Entering>,
+    checksum: bool,
+    fill: Fill<'_>,
+) -> Result<Option<blake3::Hash>> {
+    safetensors::order(&mut tensors);
+    let malformed =
+        |problem| WeightsError::Malformed { format: "safetensors", problem, path: path.into() };
+    let header = safetensors::header(metadata, &tensors).map_err(malformed)?;
+    let mut file = AtomicFile::create(path)?;
+    if checksum {
+        file = file.with_checksum();
+    }
+    file.write_all(&header).map_err(|source| WeightsError::io("write", path, source))?;
+    for tensor in &tensors {
+        let mut counted = Counted { file: &mut file, bytes: 0 };
+        fill(tensor, &mut counted)?;
+        let (got, needed) = (counted.bytes, tensor.bytes().expect("the header was made of it"));
+        if got != needed {
+            return Err(WeightsError::BufferSize { name: tensor.name.clone(), needed, got });
+        }
+    }
+    file.commit()
+}
+
+struct Counted<'a> {
+    file: &'a mut AtomicFile,
+    bytes: u64,
+}
+
+impl Write for Counted<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.bytes += written as u64;
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+/// Taken from the usual default of Hugging Face's writers.
+pub const SHARD_BYTES: u64 = 10_000_000_000;
+
+/// A file of a sharded model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Shard {
+    /// Its name, e.g. `model-00001-of-00003.safetensors`.
+    pub name: String,
+    /// What it holds.
+    pub tensors: Vec<Entering>,
+}
+
+/// Deals tensors out in their order, no shard above the limit unless one tensor alone is.
+pub fn deal(stem: &str, tensors: Vec<Entering>, limit: u64) -> Vec<Shard> {
+    let mut groups: Vec<Vec<Entering>> = vec![Vec::new()];
+    let mut filled = 0_u64;
+    for tensor in tensors {
+        let bytes = tensor.bytes().unwrap_or(u64::MAX);
+        if filled.saturating_add(bytes) > limit && filled > 0 {
+            groups.push(Vec::new());
+            filled = 0;
+        }
+        filled = filled.saturating_add(bytes);
+        groups.last_mut().expect("there is always a group").push(tensor);
+    }
+    let count = groups.len();
+    let name = |index: usize| match count {
+        1 => format!("{stem}.safetensors"),
+        _ => format!("{stem}-{:05}-of-{count:05}.safetensors", index + 1),
+    };
+    groups
+        .into_iter()
+        .enumerate()
+        .map(|(index, tensors)| Shard { name: name(index), tensors })
+        .collect()
+}
+
+/// Writes all shards into a folder and the index last, so that an index always has its shards.
+/// Gives the path that opens the model.
+pub fn write_shards(
+    folder: &Path,
+    stem: &str,
+    metadata: &BTreeMap<String, String>,
+    shards: Vec<Shard>,
+    fill: Fill<'_>,
+) -> Result<PathBuf> {
+    let mut weight_map = BTreeMap::new();
+    let mut total_size = 0_u64;
+    for shard in &shards {
+        for tensor in &shard.tensors {
+            weight_map.insert(tensor.name.clone(), shard.name.clone());
+            total_size = total_size.saturating_add(tensor.bytes().unwrap_or(0));
+        }
+    }
+    let alone = shards.len() == 1;
+    for Shard { name, tensors } in shards {
+        let path = folder.join(name);
+        write_file(&path, metadata, tensors, false, fill)?;
+        if alone {
+            return Ok(path);
+        }
+    }
+    let path = folder.join(format!("{stem}.safetensors{}", crate::catalog::INDEX_SUFFIX));
+    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
+    let mut file = AtomicFile::create(&path)?;
+    let text = format!("{index:#}\n");
+    file.write_all(text.as_bytes()).map_err(|source| WeightsError::io("write", &path, source))?;
+    file.commit()?;
+    Ok(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).unwrap();
+        let mut names: Vec<_> =
+            entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+        names.sort_unstable();
+        names
+    }
+
+    fn tensor(name: &str, bytes: u64) -> Entering {
+        Entering { name: name.into(), dtype: crate::Dtype::U8, shape: vec![bytes] }
+    }
+
+    #[test]
+    fn a_file_appears_whole_or_not_at_all() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        fs::write(&path, "old").unwrap();
+        let mut file = AtomicFile::create(&path).unwrap().with_checksum();
+        file.write_all(b"new").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"old");
+        let hash = file.commit().unwrap().unwrap();
+        assert_eq!(hash, blake3::hash(b"new"));
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+
+        let mut file = AtomicFile::create(&path).unwrap();
+        file.write_all(b"half").unwrap();
+        drop(file);
+        assert_eq!(fs::read(&path).unwrap(), b"new");
+        assert_eq!(names(folder.path()), ["x.bin"]);
+    }
+
+    #[test]
+    fn what_a_killed_writer_left_is_removed_what_a_living_one_writes_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.bin");
+        fs::write(folder.path().join(".x.bin.1.partial"), "dead").unwrap();
+        fs::write(folder.path().join(".x.bin.notes.partial"), "not ours").unwrap();
+        let living = File::create(folder.path().join(".x.bin.2.partial")).unwrap();
+        living.lock().unwrap();
+        AtomicFile::create(&path).unwrap().commit().unwrap();
+        assert_eq!(names(folder.path()), [".x.bin.2.partial", ".x.bin.notes.partial", "x.bin"]);
+    }
+
+    #[test]
+    fn a_folder_in_the_way_or_none_at_all_is_an_error() {
+        let folder = tempfile::tempdir().unwrap();
+        for path in [folder.path().to_owned(), folder.path().join("no/such/x.bin")] {
+            assert!(
+                matches!(AtomicFile::create(&path), Err(WeightsError::Io { .. })),
+                "{}",
+                path.display()
+            );
+        }
+    }
+
+    #[test]
+    fn tensors_of_the_wrong_length_leave_nothing_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.safetensors");
+        for written in [3, 5] {
+            let fill: Fill<'_> = &mut |_, out| {
+                out.write_all(&vec![0; written]).unwrap();
+                Ok(())
+            };
+            let error =
+                write_file(&path, &BTreeMap::new(), vec![tensor("a", 4)], false, fill).unwrap_err();
+            assert!(matches!(error, WeightsError::BufferSize { needed: 4, .. }), "{error}");
+        }
+        assert!(names(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn shards_stay_below_the_limit_unless_one_tensor_is_above() {
+        let sizes = |limit, bytes: &[u64]| -> Vec<usize> {
+            let tensors =
+                bytes.iter().enumerate().map(|(i, b)| tensor(&i.to_string(), *b)).collect();
+            deal("m", tensors, limit).iter().map(|shard| shard.tensors.len()).collect()
+        };
+        assert_eq!(sizes(10, &[4, 4, 4]), [2, 1]);
+        assert_eq!(sizes(10, &[40, 4, 4]), [1, 2]);
+        assert_eq!(sizes(10, &[4, 40, 4]), [1, 1, 1]);
+        assert_eq!(sizes(10, &[]), [0]);
+        assert_eq!(deal("m", vec![tensor("a", 1)], 10)[0].name, "m.safetensors");
+        assert_eq!(
+            deal("m", vec![tensor("a", 9), tensor("b", 9)], 10)[1].name,
+            "m-00002-of-00002.safetensors"
+        );
+    }
+}
