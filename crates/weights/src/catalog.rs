@@ -219,7 +219,11 @@ mod tests {
             out.write_all(&tensor.name.repeat(100).into_bytes()).unwrap();
             Ok(())
         };
-        write_shards(folder, "model", &BTreeMap::new(), shards, fill).unwrap()
+        write_shards(folder, "model", &BTreeMap::new(), shards, false, fill)
+            .unwrap()
+            .pop()
+            .unwrap()
+            .path
     }
 
     /// What a folder says after one change to the index.

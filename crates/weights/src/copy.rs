@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use crate::Tick;
 use crate::catalog::Catalog;
@@ -12,7 +12,7 @@ use crate::error::{Result, WeightsError};
 use crate::load::each_block;
 use crate::safetensors::Entering;
 use crate::tensor::{Encoding, TensorInfo};
-use crate::write::{deal, write_file, write_shards};
+use crate::write::{Written, deal, write_file, write_shards};
 
 /// Where and how a model is written again.
 pub struct Copy<'a> {
@@ -20,6 +20,8 @@ pub struct Copy<'a> {
     pub target: Target<'a>,
     /// The format for floating-point numbers; absent, each tensor keeps its own.
     pub dtype: Option<Dtype>,
+    /// Whether to count checksums along the way.
+    pub checksum: bool,
 }
 
 /// Where a model goes.
@@ -45,9 +47,9 @@ impl Target<'_> {
     }
 }
 
-/// Writes all tensors of a model; gives the path that opens the result. A target that holds a part
+/// Writes all tensors of a model; gives the files, the one that opens the model last. A target that holds a part
 /// of the source is only replaced when everything was written.
-pub fn copy(catalog: &Catalog, how: &Copy<'_>, tick: Tick<'_>) -> Result<PathBuf> {
+pub fn copy(catalog: &Catalog, how: &Copy<'_>, tick: Tick<'_>) -> Result<Vec<Written>> {
     let entering = |tensor: &TensorInfo| Entering {
         name: tensor.name.clone(),
         dtype: target_dtype(tensor, how.dtype),
@@ -65,11 +67,16 @@ pub fn copy(catalog: &Catalog, how: &Copy<'_>, tick: Tick<'_>) -> Result<PathBuf
     };
     match &how.target {
         Target::File(path) => {
-            write_file(path, &metadata, tensors, false, &mut fill).map(|_| (*path).into())
+            Ok(vec![write_file(path, &metadata, tensors, how.checksum, &mut fill)?])
         }
-        Target::Shards { folder, stem, limit } => {
-            write_shards(folder, stem, &metadata, deal(stem, tensors, *limit), &mut fill)
-        }
+        Target::Shards { folder, stem, limit } => write_shards(
+            folder,
+            stem,
+            &metadata,
+            deal(stem, tensors, *limit),
+            how.checksum,
+            &mut fill,
+        ),
     }
 }
 
@@ -101,8 +108,9 @@ mod tests {
         let source = model(folder.path(), &[70_000_000, 0, 3, 1000]);
         let out = tempfile::tempdir().unwrap();
         let target = Target::Shards { folder: out.path(), stem: "model", limit: 2000 };
-        let opened = copy(&source, &Copy { target, dtype: None }, &|_| true).unwrap();
-        assert!(opened.ends_with("model.safetensors.index.json"));
+        let opened =
+            copy(&source, &Copy { target, dtype: None, checksum: false }, &|_| true).unwrap();
+        assert!(opened.last().unwrap().path.ends_with("model.safetensors.index.json"));
         let copied = Catalog::open(out.path()).unwrap();
         assert_eq!(copied.files.len(), 2);
         assert_eq!(copied.metadata["format"], "pt");
@@ -118,10 +126,17 @@ mod tests {
         let source = model(folder.path(), &[5000]);
         let path = source.files[0].clone();
         let before = std::fs::read(&path).unwrap();
-        let stopped = copy(&source, &Copy { target: Target::File(&path), dtype: None }, &|_| false);
+        let stopped = copy(
+            &source,
+            &Copy { target: Target::File(&path), dtype: None, checksum: false },
+            &|_| false,
+        );
         assert!(matches!(stopped, Err(WeightsError::Cancelled)));
         assert_eq!(std::fs::read(&path).unwrap(), before);
-        copy(&source, &Copy { target: Target::File(&path), dtype: None }, &|_| true).unwrap();
+        copy(&source, &Copy { target: Target::File(&path), dtype: None, checksum: false }, &|_| {
+            true
+        })
+        .unwrap();
         assert_eq!(Catalog::open(&path).unwrap().bytes(), 5000);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
     }

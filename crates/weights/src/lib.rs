@@ -5,6 +5,7 @@
 //! [`write`] puts them on disk.
 
 pub mod catalog;
+pub mod checksum;
 pub mod convert;
 pub mod copy;
 mod disk;

@@ -16,12 +16,16 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
+use crate::catalog::INDEX_SUFFIX;
+use crate::checksum::Hash;
+use crate::disk::stream::Stream;
 use crate::error::{Result, WeightsError};
 use crate::safetensors::{self, Entering};
 
 /// A file that appears under its name only when [`AtomicFile::commit`] is called.
 pub struct AtomicFile {
     file: File,
+    stream: Stream,
     staging: PathBuf,
     path: PathBuf,
     hasher: Option<Box<blake3::Hasher>>,
@@ -45,7 +49,8 @@ impl AtomicFile {
         let file = OpenOptions::new().write(true).create_new(true).open(&staging).map_err(io)?;
         // A file system without locks only loses the clean-up after a kill.
         _ = file.try_lock();
-        Ok(Self { file, staging, path: path.into(), hasher: None, committed: false })
+        let stream = Stream::begin(&staging, file.try_clone().map_err(io)?);
+        Ok(Self { file, stream, staging, path: path.into(), hasher: None, committed: false })
     }
 
     /// Counts a checksum along the way.
@@ -56,9 +61,9 @@ impl AtomicFile {
     }
 
     /// Makes what was written permanent: data first, then the name, then the folder.
-    pub fn commit(mut self) -> Result<Option<blake3::Hash>> {
+    pub fn commit(mut self) -> Result<Option<Hash>> {
         let io = |source| WeightsError::io("write", &self.path, source);
-        self.file.sync_all().map_err(io)?;
+        self.stream.finish().and_then(|()| self.file.sync_all()).map_err(io)?;
         fs::rename(&self.staging, &self.path).map_err(io)?;
         self.committed = true;
         sync_folder(&self.path).map_err(io)?;
@@ -68,7 +73,7 @@ impl AtomicFile {
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.file.write(bytes)?;
+        let written = self.stream.write(bytes)?;
         if let Some(hasher) = &mut self.hasher {
             hasher.update(&bytes[..written]);
         }
@@ -76,7 +81,7 @@ impl Write for AtomicFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
+        self.stream.flush()
     }
 }
 
@@ -112,15 +117,23 @@ fn parent(path: &Path) -> &Path {
 /// Writes one tensor's bytes, exactly as many as it has.
 pub type Fill<'a> = &'a mut dyn FnMut(&Entering, &mut dyn Write) -> Result<()>;
 
-/// Writes a safetensors file; `fill` is asked for each tensor once, in the file's order. Gives the
-/// checksum if one was asked for.
+/// A file that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Its checksum, if one was asked for.
+    pub checksum: Option<Hash>,
+}
+
+/// Writes a safetensors file; `fill` is asked for each tensor once, in the file's order.
 pub fn write_file(
     path: &Path,
     metadata: &BTreeMap<String, String>,
     mut tensors: Vec<Entering>,
     checksum: bool,
     fill: Fill<'_>,
-) -> Result<Option<blake3::Hash>> {
+) -> Result<Written> {
     safetensors::order(&mut tensors);
     let malformed =
         |problem| WeightsError::Malformed { format: "safetensors", problem, path: path.into() };
@@ -138,7 +151,7 @@ pub fn write_file(
             return Err(WeightsError::BufferSize { name: tensor.name.clone(), needed, got });
         }
     }
-    file.commit()
+    Ok(Written { path: path.into(), checksum: file.commit()? })
 }
 
 struct Counted<'a> {
@@ -196,37 +209,43 @@ pub fn deal(stem: &str, tensors: Vec<Entering>, limit: u64) -> Vec<Shard> {
 }
 
 /// Writes all shards into a folder and the index last, so that an index always has its shards.
-/// Gives the path that opens the model.
+/// Gives all files, the one that opens the model last.
 pub fn write_shards(
     folder: &Path,
     stem: &str,
     metadata: &BTreeMap<String, String>,
     shards: Vec<Shard>,
+    checksum: bool,
     fill: Fill<'_>,
-) -> Result<PathBuf> {
-    let mut weight_map = BTreeMap::new();
-    let mut total_size = 0_u64;
-    for shard in &shards {
-        for tensor in &shard.tensors {
-            weight_map.insert(tensor.name.clone(), shard.name.clone());
-            total_size = total_size.saturating_add(tensor.bytes().unwrap_or(0));
-        }
-    }
-    let alone = shards.len() == 1;
+) -> Result<Vec<Written>> {
+    let index = (shards.len() > 1).then(|| index_of(&shards));
+    let mut written = Vec::new();
     for Shard { name, tensors } in shards {
-        let path = folder.join(name);
-        write_file(&path, metadata, tensors, false, fill)?;
-        if alone {
-            return Ok(path);
-        }
+        written.push(write_file(&folder.join(name), metadata, tensors, checksum, fill)?);
     }
-    let path = folder.join(format!("{stem}.safetensors{}", crate::catalog::INDEX_SUFFIX));
-    let index = json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map });
-    let mut file = AtomicFile::create(&path)?;
-    let text = format!("{index:#}\n");
-    file.write_all(text.as_bytes()).map_err(|source| WeightsError::io("write", &path, source))?;
-    file.commit()?;
-    Ok(path)
+    if let Some(index) = index {
+        let path = folder.join(format!("{stem}.safetensors{INDEX_SUFFIX}"));
+        let mut file = AtomicFile::create(&path)?;
+        if checksum {
+            file = file.with_checksum();
+        }
+        let text = format!("{index:#}\n");
+        file.write_all(text.as_bytes())
+            .map_err(|source| WeightsError::io("write", &path, source))?;
+        let checksum = file.commit()?;
+        written.push(Written { path, checksum });
+    }
+    Ok(written)
+}
+
+/// Which tensor lies in which shard, as transformers and diffusers read it.
+fn index_of(shards: &[Shard]) -> serde_json::Value {
+    let entries = shards
+        .iter()
+        .flat_map(|shard| shard.tensors.iter().map(move |tensor| (tensor, &shard.name)));
+    let total_size: u64 = entries.clone().map(|(tensor, _)| tensor.bytes().unwrap_or(0)).sum();
+    let weight_map: BTreeMap<_, _> = entries.map(|(tensor, shard)| (&tensor.name, shard)).collect();
+    json!({ "metadata": { "total_size": total_size }, "weight_map": weight_map })
 }
 
 #[cfg(test)]

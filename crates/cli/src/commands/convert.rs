@@ -7,6 +7,7 @@ use weights::copy::{Copy, Target, copy};
 use weights::{Catalog, Dtype};
 
 use crate::commands::Outcome;
+use crate::commands::shard::list;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
 
@@ -32,6 +33,10 @@ pub struct Arguments {
     /// ones become f16
     #[arg(long)]
     dtype: Option<FloatFormat>,
+
+    /// Print the file's BLAKE3 checksum, as `b3sum` does
+    #[arg(long)]
+    checksum: bool,
 }
 
 #[derive(Clone, Copy, Debug, clap::ValueEnum)]
@@ -42,7 +47,7 @@ enum FloatFormat {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { path, out: file, dtype } = arguments;
+    let Arguments { path, out: file, dtype, checksum } = arguments;
     let catalog = Catalog::open(path)?;
     let dtype = dtype.map(|format| match format {
         FloatFormat::F32 => Dtype::F32,
@@ -50,8 +55,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         FloatFormat::Bf16 => Dtype::Bf16,
     });
     let progress = Progress::begin("converting", catalog.bytes())?;
-    copy(&catalog, &Copy { target: Target::File(file), dtype }, &|bytes| progress.tick(bytes))?;
+    let how = Copy { target: Target::File(file), dtype, checksum: *checksum };
+    let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
-    writeln!(out, "{}", file.display())?;
+    list(&written, out)?;
     Ok(Outcome::Done)
 }

@@ -5,6 +5,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use serde::Serialize;
+use weights::checksum::checksum;
 use weights::survey::{Oddity, Values, is_adapter_output, odd_values, oddities, values};
 use weights::{Catalog, TensorInfo, WeightsError};
 
@@ -37,6 +38,10 @@ pub struct Arguments {
     #[arg(long)]
     values: bool,
 
+    /// Read all files and show their BLAKE3 checksums
+    #[arg(long)]
+    checksum: bool,
+
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
@@ -49,6 +54,9 @@ pub struct Survey {
     pub path: PathBuf,
     /// Files it lies in.
     pub files: Vec<PathBuf>,
+    /// Their checksums, in that order, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub checksums: Vec<String>,
     /// Bytes of all tensors.
     pub bytes: u64,
     /// Numbers in all tensors.
@@ -76,10 +84,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let catalogs = open_all(&arguments.path)?;
     let looked_at = |tensor: &TensorInfo| arguments.values || is_adapter_output(&tensor.name);
     let tensors = catalogs.iter().flat_map(|catalog| &catalog.tensors);
-    let total = tensors.filter(|tensor| looked_at(tensor)).map(|tensor| tensor.bytes).sum();
-    let progress = Progress::begin("reading", total)?;
-    let surveys = catalogs.iter().map(|catalog| survey(catalog, &looked_at, &progress));
-    let surveys = surveys.collect::<Result<Vec<_>, _>>()?;
+    let looked_at_bytes: u64 =
+        tensors.filter(|tensor| looked_at(tensor)).map(|tensor| tensor.bytes).sum();
+    let checksum_bytes: u64 =
+        catalogs.iter().map(Catalog::bytes).filter(|_| arguments.checksum).sum();
+    let progress = Progress::begin("reading", looked_at_bytes + checksum_bytes)?;
+    let mut surveys = Vec::new();
+    for catalog in &catalogs {
+        let checksums =
+            if arguments.checksum { checksums(catalog, &progress)? } else { Vec::new() };
+        surveys.push(Survey { checksums, ..survey(catalog, &looked_at, &progress)? });
+    }
     drop(progress);
     if arguments.json {
         serde_json::to_writer_pretty(&mut *out, &surveys).map_err(std::io::Error::from)?;
@@ -118,6 +133,11 @@ fn open_all(path: &Path) -> Result<Vec<Catalog>, WeightsError> {
     }
 }
 
+fn checksums(catalog: &Catalog, progress: &Progress) -> Result<Vec<String>, WeightsError> {
+    let sum = |file: &PathBuf| Ok(checksum(file, &|bytes| progress.tick(bytes))?.to_string());
+    catalog.files.iter().map(sum).collect()
+}
+
 fn survey(
     catalog: &Catalog,
     looked_at: &dyn Fn(&TensorInfo) -> bool,
@@ -143,6 +163,7 @@ fn survey(
     Ok(Survey {
         path: catalog.path.clone(),
         files: catalog.files.clone(),
+        checksums: Vec::new(),
         bytes: catalog.bytes(),
         numbers: catalog.tensors.iter().map(TensorInfo::count).sum(),
         metadata: catalog.metadata.clone(),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use machine::Bytes;
 use weights::Catalog;
 use weights::copy::{Copy, Target, copy};
-use weights::write::SHARD_BYTES;
+use weights::write::{SHARD_BYTES, Written};
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -35,6 +35,10 @@ pub struct Arguments {
     /// What the files' names start with
     #[arg(long, default_value = "model")]
     stem: String,
+
+    /// Print the BLAKE3 checksum of each file, as `b3sum` does
+    #[arg(long)]
+    checksum: bool,
 }
 
 /// A size as it is typed; shown in bytes, so that help states exactly what will be done.
@@ -56,14 +60,29 @@ impl std::str::FromStr for Limit {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { path, out: folder, max_size, stem } = arguments;
+    let Arguments { path, out: folder, max_size, stem, checksum } = arguments;
     let catalog = Catalog::open(path)?;
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::Write { path: folder.clone(), error })?;
     let progress = Progress::begin("writing", catalog.bytes())?;
-    let how = Copy { target: Target::Shards { folder, stem, limit: max_size.0.0 }, dtype: None };
-    let opened = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
+    let how = Copy {
+        target: Target::Shards { folder, stem, limit: max_size.0.0 },
+        dtype: None,
+        checksum: *checksum,
+    };
+    let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
-    writeln!(out, "{}", opened.display())?;
+    list(&written, out)?;
     Ok(Outcome::Done)
+}
+
+/// One line per file, in the form that `b3sum --check` reads where there are checksums.
+pub fn list(written: &[Written], out: &mut dyn Write) -> std::io::Result<()> {
+    for Written { path, checksum } in written {
+        match checksum {
+            Some(checksum) => writeln!(out, "{checksum}  {}", path.display())?,
+            None => writeln!(out, "{}", path.display())?,
+        }
+    }
+    Ok(())
 }

@@ -21,6 +21,10 @@ pub fn page(survey: &Survey, all: bool) -> String {
     page.line(BOLD, &survey.path.display().to_string());
     page.row("size", PLAIN, &size(survey));
     page.row("formats", PLAIN, &formats(&survey.tensors));
+    for (file, checksum) in survey.files.iter().zip(&survey.checksums) {
+        let name = file.file_name().unwrap_or_default().to_string_lossy();
+        page.row("blake3", PLAIN, &format!("{checksum} {name}"));
+    }
     metadata(survey, all, &mut page);
     page.heading("where its bytes are");
     prefixes(survey, &mut page);
@@ -55,13 +59,14 @@ fn metadata(survey: &Survey, all: bool, page: &mut Page) {
 }
 
 fn size(survey: &Survey) -> String {
-    let (n_tensors, n_files) = (survey.tensors.len(), survey.files.len());
-    let files = if n_files == 1 { "1 file".into() } else { format!("{n_files} files") };
-    format!(
-        "{} in {n_tensors} tensors, {} numbers, {files}",
-        Bytes(survey.bytes),
-        numbers(survey.numbers)
-    )
+    let (bytes, numbers) = (Bytes(survey.bytes), numbers(survey.numbers));
+    let (tensors, files) =
+        (counted(survey.tensors.len(), "tensor"), counted(survey.files.len(), "file"));
+    format!("{bytes} in {tensors}, {numbers} numbers, {files}")
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 fn numbers(count: u64) -> String {
@@ -100,7 +105,7 @@ fn prefixes(survey: &Survey, page: &mut Page) {
             bar(bytes.share_of(whole)),
             bytes.to_string(),
             (*name).into(),
-            format!("{count} tensors"),
+            counted(*count, "tensor"),
         ]);
     }
     page.table(&rows);

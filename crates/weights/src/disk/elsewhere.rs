@@ -12,6 +12,14 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
+/// A second handle to a file that exists, whose data the system need not keep.
+pub fn create_direct(path: &Path) -> io::Result<File> {
+    let file = File::options().write(true).open(path)?;
+    #[cfg(target_vendor = "apple")]
+    rustix::fs::fcntl_nocache(&file, true)?;
+    Ok(file)
+}
+
 /// Nothing is known here; the direct handle reads it all.
 pub struct Cached;
 

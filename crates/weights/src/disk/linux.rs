@@ -14,6 +14,11 @@ pub fn open_direct(path: &Path) -> io::Result<File> {
     Ok(open(path, OFlags::RDONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
+/// A second handle to a file that exists, for writing past the cache.
+pub fn create_direct(path: &Path) -> io::Result<File> {
+    Ok(open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?.into())
+}
+
 /// Which pages of a file lie in the page cache.
 ///
 /// Reads that only take what is cached (`RWF_NOWAIT`) would be simpler, but on a miss they start

@@ -1,6 +1,9 @@
-//! Reading parts of files: from the page cache what is in it, the rest past it, straight from the
-//! disk into memory. So a cold file comes at the disk's speed, a warm one at memory's, and neither
-//! pushes anything else out of the cache, which on unified machines is memory the GPU needs.
+//! Reading parts of files and writing whole ones. What is in the page cache is read from there, the
+//! rest past it, straight from the disk into memory: so a cold file comes at the disk's speed, a warm
+//! one at memory's, and neither pushes anything else out of the cache, which on unified machines is
+//! memory the GPU needs.
+
+pub mod stream;
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
@@ -55,6 +58,11 @@ impl Disk {
             Cache::Fill | Cache::Release => None,
         };
         Ok(Self { path: path.into(), file, direct, before, cache })
+    }
+
+    /// Bytes it had when it was opened.
+    pub fn len(&self) -> u64 {
+        self.before.len()
     }
 
     /// Fills a buffer from an offset on.
@@ -157,7 +165,7 @@ fn read_through(
     Ok(())
 }
 
-/// One thread's buffer for direct reads.
+/// A buffer for direct reads and writes.
 pub struct Scratch(Vec<u8>);
 
 impl Scratch {
