@@ -15,7 +15,7 @@ fuzz_target!(|bytes: &[u8]| {
         let blocks = &bytes[tensor.offset as usize..end.expect("inside the file") as usize];
         if let Encoding::Blocks(format) = tensor.encoding {
             let mut numbers = vec![0.0; tensor.count() as usize];
-            weights::gguf_blocks::dequantise(format, blocks, &mut numbers);
+            weights::gguf::blocks::dequantise(format, blocks, &mut numbers);
         }
     }
 });

@@ -12,7 +12,6 @@ mod disk;
 pub mod dtype;
 pub mod error;
 pub mod gguf;
-pub mod gguf_blocks;
 pub mod load;
 pub mod map;
 pub mod pickle;

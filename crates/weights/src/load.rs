@@ -14,7 +14,7 @@ use crate::disk::{ALIGNMENT, Disk, Scratch};
 use crate::dtype::Dtype;
 use crate::error::{Result, WeightsError};
 use crate::gguf::BlockFormat;
-use crate::gguf_blocks::dequantise;
+use crate::gguf::blocks::dequantise;
 use crate::tensor::{Encoding, TensorInfo};
 
 /// Numbers to load: those of a tensor from `first` on, as many as the buffer holds.

@@ -1,12 +1,14 @@
-//! Tensors through a memory mapping: nothing is read until it is touched. Good for looking at a few
-//! of many; a full load is faster and safer, and on DGX Spark copies from a mapping crawl.
+//! Mapped memory. Tensors through a mapping of their file: nothing is read until it is touched, good
+//! for looking at a few of many; a full load is faster and safer, and on DGX Spark copies from a
+//! mapping crawl. And fresh memory to load into.
 
 #![allow(unsafe_code)]
 
 use std::fs::File;
+use std::io;
 use std::path::PathBuf;
 
-use memmap2::Mmap;
+use memmap2::{Mmap, MmapMut};
 
 use crate::catalog::Catalog;
 use crate::error::{Result, WeightsError};
@@ -35,4 +37,13 @@ impl Mapped {
         let start = usize::try_from(tensor.offset).ok()?;
         self.0.get(tensor.file)?.get(start..start.checked_add(usize::try_from(tensor.bytes).ok()?)?)
     }
+}
+
+/// Memory to load into as a run takes it: one piece, in large pages where the system has them.
+pub fn fresh(bytes: u64) -> io::Result<MmapMut> {
+    let memory = MmapMut::map_anon(usize::try_from(bytes).map_err(io::Error::other)?.max(1))?;
+    // A hint; without large pages the first touch of each small one takes longer.
+    #[cfg(target_os = "linux")]
+    memory.advise(memmap2::Advice::HugePage).ok();
+    Ok(memory)
 }

@@ -11,10 +11,9 @@ use std::process::Command;
 use std::time::Instant;
 
 use machine::Bytes;
-use memmap2::{Advice, MmapMut};
 use serde::{Deserialize, Serialize};
 use weights::load::{Cache, Options, Wanted, load};
-use weights::map::Mapped;
+use weights::map::{Mapped, fresh};
 use weights::safetensors::Entering;
 use weights::write::write_file;
 use weights::{Catalog, Dtype, Encoding, WeightsError};
@@ -232,18 +231,10 @@ fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
     Ok(Sample { secs, bytes, rss_peak_bytes: rss_peak() })
 }
 
-/// Memory as a run takes it: one piece, in large pages where the system has them.
-fn fresh_memory(bytes: u64) -> Result<MmapMut, Failure> {
-    let memory = MmapMut::map_anon((bytes as usize).max(1))?;
-    // A hint; without large pages it only takes longer.
-    _ = memory.advise(Advice::HugePage);
-    Ok(memory)
-}
-
 fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
     // Aligned as the file is, so that the disk can write straight into it.
     let phase = catalog.tensors.first().map_or(0, |tensor| tensor.offset % 4096);
-    let mut memory = fresh_memory(catalog.bytes() + phase)?;
+    let mut memory = fresh(catalog.bytes() + phase)?;
     if held {
         memory.fill(1);
     }
@@ -262,7 +253,7 @@ fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
 }
 
 fn time_mapped(catalog: &Catalog) -> Result<f64, Failure> {
-    let mut memory = fresh_memory(catalog.bytes())?;
+    let mut memory = fresh(catalog.bytes())?;
     let mapped = Mapped::open(catalog)?;
     let begun = Instant::now();
     let mut rest = &mut memory[..];
@@ -278,9 +269,9 @@ fn time_mapped(catalog: &Catalog) -> Result<f64, Failure> {
 const BLOCK: usize = 8 << 20;
 
 fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
-    let mut source = fresh_memory(bytes)?;
+    let mut source = fresh(bytes)?;
     source.fill(1);
-    let mut target = fresh_memory(bytes)?;
+    let mut target = fresh(bytes)?;
     let half = target.len().div_ceil(threads()).next_multiple_of(BLOCK);
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -336,7 +327,7 @@ fn time_raw_write(beside: &Path, bytes: u64) -> Result<f64, Failure> {
 }
 
 fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
-    let mut memory = fresh_memory(catalog.bytes())?;
+    let mut memory = fresh(catalog.bytes())?;
     memory.fill(7);
     let tensors = catalog.tensors.iter().filter_map(|tensor| match tensor.encoding {
         Encoding::Plain(dtype) => {

@@ -9,9 +9,14 @@
 //! Left out: the text opcodes of protocol 0, integers beyond 64 bits, and everything that makes
 //! objects of other classes.
 
+mod globals;
+mod op;
+
 use std::collections::HashMap;
 use std::path::Path;
 
+pub use self::globals::Global;
+use self::globals::{GLOBALS, Role};
 use crate::dtype::Dtype;
 use crate::error::{Result, WeightsError};
 
@@ -563,162 +568,6 @@ impl<'a> Machine<'a> {
 fn asked(module: &str, name: &str) -> String {
     let full = module.chars().chain(['.']).chain(name.chars());
     full.take(MAX_ASKED_CHARS).flat_map(char::escape_debug).collect()
-}
-
-/// A function or class a pickle may name, and what we make of it.
-#[derive(Debug, PartialEq, Eq)]
-pub struct Global {
-    module: &'static str,
-    name: &'static str,
-    role: Role,
-}
-
-impl Global {
-    /// As Python code spells it.
-    pub fn full_name(&self) -> String {
-        format!("{}.{}", self.module, self.name)
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    /// Called: an empty dict.
-    OrderedDict,
-    /// Called: a tensor in a storage that knows its number format.
-    Tensor,
-    /// Called: a tensor that brings its number format along.
-    TypedTensor,
-    /// Called: the tensor it was given.
-    Parameter,
-    /// Called: the tuple it was given.
-    Size,
-    /// Called: the words it was given.
-    Device,
-    /// Names the number format of a storage.
-    Storage(Dtype),
-    /// A number format; nothing for those we do not read.
-    Number(Option<Dtype>),
-    /// PyTorch's own and harmless, but tensors we do not read.
-    Refused,
-}
-
-const fn global(module: &'static str, name: &'static str, role: Role) -> Global {
-    Global { module, name, role }
-}
-
-/// Everything a pickle may name. Taken: what `Tensor.__reduce_ex__` and `torch.save` of PyTorch
-/// 2.15 write, and its `_dtype_to_storage_type_map`. Number formats without a storage class of their
-/// own come as an untyped storage (bytes) and a dtype.
-const GLOBALS: &[Global] = &[
-    global("collections", "OrderedDict", Role::OrderedDict),
-    global("torch._utils", "_rebuild_tensor_v2", Role::Tensor),
-    global("torch._utils", "_rebuild_tensor_v3", Role::TypedTensor),
-    global("torch._utils", "_rebuild_parameter", Role::Parameter),
-    global("torch._utils", "_rebuild_parameter_with_state", Role::Parameter),
-    global("torch", "Size", Role::Size),
-    global("torch", "device", Role::Device),
-    global("torch", "BoolStorage", Role::Storage(Dtype::Bool)),
-    global("torch", "ByteStorage", Role::Storage(Dtype::U8)),
-    global("torch", "CharStorage", Role::Storage(Dtype::I8)),
-    global("torch", "ShortStorage", Role::Storage(Dtype::I16)),
-    global("torch", "IntStorage", Role::Storage(Dtype::I32)),
-    global("torch", "LongStorage", Role::Storage(Dtype::I64)),
-    global("torch", "HalfStorage", Role::Storage(Dtype::F16)),
-    global("torch", "BFloat16Storage", Role::Storage(Dtype::Bf16)),
-    global("torch", "FloatStorage", Role::Storage(Dtype::F32)),
-    global("torch", "DoubleStorage", Role::Storage(Dtype::F64)),
-    global("torch", "ComplexFloatStorage", Role::Storage(Dtype::C64)),
-    global("torch", "UntypedStorage", Role::Storage(Dtype::U8)),
-    global("torch.storage", "UntypedStorage", Role::Storage(Dtype::U8)),
-    global("torch", "bool", Role::Number(Some(Dtype::Bool))),
-    global("torch", "uint8", Role::Number(Some(Dtype::U8))),
-    global("torch", "int8", Role::Number(Some(Dtype::I8))),
-    global("torch", "float8_e5m2", Role::Number(Some(Dtype::F8E5M2))),
-    global("torch", "float8_e4m3fn", Role::Number(Some(Dtype::F8E4M3))),
-    global("torch", "float8_e8m0fnu", Role::Number(Some(Dtype::F8E8M0))),
-    global("torch", "uint16", Role::Number(Some(Dtype::U16))),
-    global("torch", "int16", Role::Number(Some(Dtype::I16))),
-    global("torch", "float16", Role::Number(Some(Dtype::F16))),
-    global("torch", "bfloat16", Role::Number(Some(Dtype::Bf16))),
-    global("torch", "uint32", Role::Number(Some(Dtype::U32))),
-    global("torch", "int32", Role::Number(Some(Dtype::I32))),
-    global("torch", "float32", Role::Number(Some(Dtype::F32))),
-    global("torch", "uint64", Role::Number(Some(Dtype::U64))),
-    global("torch", "int64", Role::Number(Some(Dtype::I64))),
-    global("torch", "float64", Role::Number(Some(Dtype::F64))),
-    global("torch", "complex64", Role::Number(Some(Dtype::C64))),
-    global("torch", "complex32", Role::Number(None)),
-    global("torch", "complex128", Role::Number(None)),
-    global("torch", "float8_e5m2fnuz", Role::Number(None)),
-    global("torch", "float8_e4m3fnuz", Role::Number(None)),
-    global("torch", "float4_e2m1fn_x2", Role::Number(None)),
-    // Without a number format of its own; `torch.save` never writes it.
-    global("torch.storage", "TypedStorage", Role::Refused),
-    global("torch", "ComplexDoubleStorage", Role::Refused),
-    global("torch", "QInt8Storage", Role::Refused),
-    global("torch", "QInt32Storage", Role::Refused),
-    global("torch", "QUInt8Storage", Role::Refused),
-    global("torch", "QUInt4x2Storage", Role::Refused),
-    global("torch", "QUInt2x4Storage", Role::Refused),
-    global("torch._utils", "_rebuild_qtensor", Role::Refused),
-    global("torch._utils", "_rebuild_sparse_tensor", Role::Refused),
-    global("torch._utils", "_rebuild_nested_tensor", Role::Refused),
-    global("torch._utils", "_rebuild_meta_tensor_no_storage", Role::Refused),
-    global("torch._tensor", "_rebuild_from_type_v2", Role::Refused),
-];
-
-/// Taken: `pickletools.py` of Python, by its names.
-mod op {
-    pub const MARK: u8 = b'(';
-    pub const EMPTY_TUPLE: u8 = b')';
-    pub const STOP: u8 = b'.';
-    pub const POP: u8 = b'0';
-    pub const POP_MARK: u8 = b'1';
-    pub const BINBYTES: u8 = b'B';
-    pub const SHORT_BINBYTES: u8 = b'C';
-    pub const BINFLOAT: u8 = b'G';
-    pub const BININT: u8 = b'J';
-    pub const BININT1: u8 = b'K';
-    pub const BININT2: u8 = b'M';
-    pub const NONE: u8 = b'N';
-    pub const BINPERSID: u8 = b'Q';
-    pub const REDUCE: u8 = b'R';
-    pub const BINSTRING: u8 = b'T';
-    pub const SHORT_BINSTRING: u8 = b'U';
-    pub const BINUNICODE: u8 = b'X';
-    pub const EMPTY_LIST: u8 = b']';
-    pub const APPEND: u8 = b'a';
-    pub const BUILD: u8 = b'b';
-    pub const GLOBAL: u8 = b'c';
-    pub const DICT: u8 = b'd';
-    pub const APPENDS: u8 = b'e';
-    pub const BINGET: u8 = b'h';
-    pub const INST: u8 = b'i';
-    pub const LONG_BINGET: u8 = b'j';
-    pub const LIST: u8 = b'l';
-    pub const BINPUT: u8 = b'q';
-    pub const LONG_BINPUT: u8 = b'r';
-    pub const SETITEM: u8 = b's';
-    pub const TUPLE: u8 = b't';
-    pub const SETITEMS: u8 = b'u';
-    pub const EMPTY_DICT: u8 = b'}';
-    pub const PROTO: u8 = 0x80;
-    pub const NEWOBJ: u8 = 0x81;
-    pub const TUPLE1: u8 = 0x85;
-    pub const TUPLE2: u8 = 0x86;
-    pub const TUPLE3: u8 = 0x87;
-    pub const NEWTRUE: u8 = 0x88;
-    pub const NEWFALSE: u8 = 0x89;
-    pub const LONG1: u8 = 0x8a;
-    pub const LONG4: u8 = 0x8b;
-    pub const SHORT_BINUNICODE: u8 = 0x8c;
-    pub const BINUNICODE8: u8 = 0x8d;
-    pub const BINBYTES8: u8 = 0x8e;
-    pub const EMPTY_SET: u8 = 0x8f;
-    pub const ADDITEMS: u8 = 0x90;
-    pub const STACK_GLOBAL: u8 = 0x93;
-    pub const MEMOIZE: u8 = 0x94;
-    pub const FRAME: u8 = 0x95;
 }
 
 #[cfg(test)]

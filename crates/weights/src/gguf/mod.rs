@@ -10,18 +10,21 @@
 //! string: length u64, UTF-8      array: kind u32, length u64, values      all little-endian
 //! ```
 //!
-//! Left out on purpose: the data, which `gguf_blocks` turns into numbers; the entries of long
+//! Left out on purpose: the data, which `blocks` turns into numbers; the entries of long
 //! arrays (vocabularies), which are counted and not kept; version 1, whose counts have 32 bits;
 //! files for big-endian machines; models split over several files, of which each is read alone.
 
+pub mod blocks;
+mod types;
+
 use std::collections::{BTreeMap, HashSet};
-use std::fmt;
 use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
+pub use self::types::BlockFormat;
+use self::types::{KINDS, Kind, OTHER_TYPES, encoding_of};
 use crate::catalog::Contents;
-use crate::dtype::Dtype;
 use crate::error::{Result, WeightsError};
 use crate::tensor::{Encoding, TensorInfo, count_of};
 
@@ -415,150 +418,6 @@ fn shown(name: &str) -> String {
     name.chars().take(MAX_SHOWN).flat_map(char::escape_debug).collect()
 }
 
-/// The kinds of metadata, in the order of their numbers in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
-    F32,
-    Bool,
-    Text,
-    Array,
-    U64,
-    I64,
-    F64,
-}
-
-/// Kind, name for many of it, and the bytes that a value takes at least.
-const KINDS: [(Kind, &str, u64); 13] = [
-    (Kind::U8, "u8", 1),
-    (Kind::I8, "i8", 1),
-    (Kind::U16, "u16", 2),
-    (Kind::I16, "i16", 2),
-    (Kind::U32, "u32", 4),
-    (Kind::I32, "i32", 4),
-    (Kind::F32, "f32", 4),
-    (Kind::Bool, "bools", 1),
-    (Kind::Text, "strings", 8),
-    (Kind::Array, "arrays", 12),
-    (Kind::U64, "u64", 8),
-    (Kind::I64, "i64", 8),
-    (Kind::F64, "f64", 8),
-];
-
-impl Kind {
-    fn name(self) -> &'static str {
-        KINDS[self as usize].1
-    }
-
-    fn least_bytes(self) -> u64 {
-        KINDS[self as usize].2
-    }
-}
-
-fn encoding_of(number: u32) -> Option<Encoding> {
-    let plain = PLAIN_TYPES.iter().find(|(known, _)| *known == number);
-    let blocks = BLOCK_FORMATS.iter().find(|(_, known, ..)| *known == number);
-    let plain = plain.map(|(_, dtype)| Encoding::Plain(*dtype));
-    plain.or(blocks.map(|(format, ..)| Encoding::Blocks(*format)))
-}
-
-/// Number in the file and format. Source: `ggml_type` of llama.cpp's `ggml.h`.
-const PLAIN_TYPES: &[(u32, Dtype)] = &[
-    (0, Dtype::F32),
-    (1, Dtype::F16),
-    (24, Dtype::I8),
-    (25, Dtype::I16),
-    (26, Dtype::I32),
-    (27, Dtype::I64),
-    (28, Dtype::F64),
-    (30, Dtype::Bf16),
-];
-
-/// What we do not read, so that we can say it by name: number and name in `ggml_type`, with those
-/// that llama.cpp has dropped.
-const OTHER_TYPES: &[(u32, &str)] = &[
-    (4, "Q4_2"),
-    (5, "Q4_3"),
-    (9, "Q8_1"),
-    (10, "Q2_K"),
-    (11, "Q3_K"),
-    (15, "Q8_K"),
-    (16, "IQ2_XXS"),
-    (17, "IQ2_XS"),
-    (18, "IQ3_XXS"),
-    (19, "IQ1_S"),
-    (20, "IQ4_NL"),
-    (21, "IQ3_S"),
-    (22, "IQ2_S"),
-    (23, "IQ4_XS"),
-    (29, "IQ1_M"),
-    (31, "Q4_0_4_4"),
-    (32, "Q4_0_4_8"),
-    (33, "Q4_0_8_8"),
-    (34, "TQ1_0"),
-    (35, "TQ2_0"),
-    (36, "IQ4_NL_4_4"),
-    (37, "IQ4_NL_4_8"),
-    (38, "IQ4_NL_8_8"),
-    (39, "MXFP4"),
-    (40, "NVFP4"),
-    (41, "Q1_0"),
-];
-
-/// The block formats of GGUF that hearth turns back into numbers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(missing_docs)] // llama.cpp's own names.
-pub enum BlockFormat {
-    Q4_0,
-    Q4_1,
-    Q5_0,
-    Q5_1,
-    Q8_0,
-    Q4K,
-    Q5K,
-    Q6K,
-}
-
-/// Format, number in the file, name, numbers per block, bytes per block.
-/// Source: `ggml_type` and the block structs of llama.cpp's `ggml-common.h`.
-const BLOCK_FORMATS: &[(BlockFormat, u32, &str, u64, u64)] = &[
-    (BlockFormat::Q4_0, 2, "Q4_0", 32, 18),
-    (BlockFormat::Q4_1, 3, "Q4_1", 32, 20),
-    (BlockFormat::Q5_0, 6, "Q5_0", 32, 22),
-    (BlockFormat::Q5_1, 7, "Q5_1", 32, 24),
-    (BlockFormat::Q8_0, 8, "Q8_0", 32, 34),
-    (BlockFormat::Q4K, 12, "Q4_K", 256, 144),
-    (BlockFormat::Q5K, 13, "Q5_K", 256, 176),
-    (BlockFormat::Q6K, 14, "Q6_K", 256, 210),
-];
-
-impl BlockFormat {
-    /// Numbers in one block.
-    pub fn numbers(self) -> u64 {
-        self.row().3
-    }
-
-    /// Bytes of one block.
-    pub fn bytes(self) -> u64 {
-        self.row().4
-    }
-
-    fn row(self) -> &'static (Self, u32, &'static str, u64, u64) {
-        BLOCK_FORMATS.iter().find(|(format, ..)| *format == self).expect("every format has a row")
-    }
-}
-
-impl fmt::Display for BlockFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.row().2)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -685,22 +544,6 @@ mod tests {
         let metadata = read(Path::new(FIXTURE), 0).unwrap().metadata;
         let found: Vec<_> = metadata.iter().map(|(key, text)| (&**key, &**text)).collect();
         assert_eq!(found, expected);
-    }
-
-    #[test]
-    fn every_kind_stands_at_its_number() {
-        assert!(KINDS.iter().enumerate().all(|(at, (kind, ..))| *kind as usize == at));
-    }
-
-    #[test]
-    fn no_type_is_listed_twice() {
-        let plain = PLAIN_TYPES.iter().map(|row| row.0);
-        let blocks = BLOCK_FORMATS.iter().map(|row| row.1);
-        let mut all: Vec<_> =
-            plain.chain(blocks).chain(OTHER_TYPES.iter().map(|row| row.0)).collect();
-        all.sort_unstable();
-        // All that ggml has given out so far, without a gap.
-        assert_eq!(all, (0..=41).collect::<Vec<_>>());
     }
 
     #[test]
