@@ -154,7 +154,7 @@ impl WeightsError {
             Self::Malformed { .. } => "download the file again, or ask whoever made it",
             Self::Unsupported { .. } => "convert the file with the program that made it",
             Self::Hostile { .. } => {
-                "do not load this file anywhere; a model needs no code. ask for safetensors"
+                "numbers need no code: ask its maker for safetensors, or export the tensors alone with torch.save"
             }
             Self::Index { .. } => "download the missing shards, or remove those of another version",
             Self::NoTensor { .. } => "`hearth inspect` lists the names",

@@ -2,7 +2,7 @@
 //! data into buffers the caller owns; writes atomically. Knows nothing of tensors or training.
 //!
 //! [`Catalog::open`] tells what a file or folder holds, [`load::load`] brings numbers into memory,
-//! [`write`] puts them on disk.
+//! [`mod@write`] puts them on disk.
 
 pub mod catalog;
 pub mod checksum;
