@@ -25,18 +25,20 @@ fn main() -> ExitCode {
         out.flush()?;
         Ok(outcome)
     });
-    match outcome {
-        Ok(Outcome::Done) => ExitCode::SUCCESS,
+    let failure = match outcome {
+        Ok(Outcome::Done) => return ExitCode::SUCCESS,
+        Ok(Outcome::Interrupted) => return ExitCode::from(interrupt::EXIT_CODE),
         // Whoever closed the pipe (`| head`) has seen enough.
-        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
-        Ok(Outcome::Interrupted) | Err(Failure::Weights(WeightsError::Cancelled)) => {
-            ExitCode::from(interrupt::EXIT_CODE)
+        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+            return ExitCode::SUCCESS;
         }
-        Err(failure) => {
-            // With standard error gone as well there is nobody left to tell.
-            _ = failure.report(&mut anstream::stderr().lock());
-            ExitCode::FAILURE
-        }
+        Err(failure) => failure,
+    };
+    // With standard error gone as well there is nobody left to tell.
+    _ = failure.report(&mut anstream::stderr().lock());
+    match failure {
+        Failure::Weights(WeightsError::Cancelled) => ExitCode::from(interrupt::EXIT_CODE),
+        _ => ExitCode::FAILURE,
     }
 }
 

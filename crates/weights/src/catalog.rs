@@ -47,6 +47,14 @@ impl Catalog {
         Self::of_files(path, vec![path.into()])
     }
 
+    /// Every model of a folder by itself: an index is one, and where there is none each file is.
+    pub fn open_each(path: &Path) -> Result<Vec<Self>> {
+        match path.is_dir().then(|| models_in(path)).transpose()? {
+            Some(Models::Files(files)) => files.iter().map(|file| Self::open(file)).collect(),
+            _ => Ok(vec![Self::open(path)?]),
+        }
+    }
+
     /// The tensor of that name.
     pub fn find(&self, name: &str) -> Result<&TensorInfo> {
         let found = self.by_name.get(name).map(|index| &self.tensors[*index]);
@@ -58,29 +66,11 @@ impl Catalog {
         self.tensors.iter().map(|tensor| tensor.bytes).sum()
     }
 
-    /// An index decides; else all safetensors files are one model; else a lone file of another kind.
     fn open_folder(folder: &Path) -> Result<Self> {
-        let names = file_names(folder)?;
-        let ending = |suffix: &str| -> Vec<PathBuf> {
-            names
-                .iter()
-                .filter(|name| name.ends_with(suffix))
-                .map(|name| folder.join(name))
-                .collect()
-        };
-        // Variants (`model.fp16.safetensors.index.json`) have longer names than what they vary.
-        if let Some(index) =
-            ending(INDEX_SUFFIX).into_iter().min_by_key(|path| path.as_os_str().len())
-        {
-            return Self::open_index(folder, &index);
+        match models_in(folder)? {
+            Models::Index(index) => Self::open_index(folder, &index),
+            Models::Files(files) => Self::of_files(folder, files),
         }
-        for suffix in [".safetensors", ".gguf", ".pt", ".pth", ".bin"] {
-            let files = ending(suffix);
-            if !files.is_empty() {
-                return Self::of_files(folder, files);
-            }
-        }
-        Err(WeightsError::NoModel { path: folder.into() })
     }
 
     fn open_index(opened: &Path, index: &Path) -> Result<Self> {
@@ -153,6 +143,30 @@ pub const INDEX_SUFFIX: &str = ".index.json";
 #[derive(Deserialize)]
 struct Index {
     weight_map: BTreeMap<String, String>,
+}
+
+/// What a folder holds.
+enum Models {
+    /// A sharded model, by its index.
+    Index(PathBuf),
+    /// Files without an index.
+    Files(Vec<PathBuf>),
+}
+
+/// An index decides; else all safetensors files count; else those of another kind.
+fn models_in(folder: &Path) -> Result<Models> {
+    let names = file_names(folder)?;
+    let ending = |suffix: &str| -> Vec<PathBuf> {
+        names.iter().filter(|name| name.ends_with(suffix)).map(|name| folder.join(name)).collect()
+    };
+    // Variants (`model.fp16.safetensors.index.json`) have longer names than what they vary.
+    if let Some(index) = ending(INDEX_SUFFIX).into_iter().min_by_key(|path| path.as_os_str().len())
+    {
+        return Ok(Models::Index(index));
+    }
+    let kinds = [".safetensors", ".gguf", ".pt", ".pth", ".bin"];
+    let files = kinds.into_iter().map(ending).find(|files| !files.is_empty());
+    files.map(Models::Files).ok_or_else(|| WeightsError::NoModel { path: folder.into() })
 }
 
 /// macOS leaves `._name` files with other systems' disks; they are no models.
@@ -313,5 +327,6 @@ mod tests {
         fs::copy(&catalog.files[0], folder.path().join("copy.safetensors")).unwrap();
         let error = Catalog::open(folder.path()).unwrap_err();
         assert!(error.to_string().contains("is also in"), "{error}");
+        assert_eq!(Catalog::open_each(folder.path()).unwrap().len(), 2);
     }
 }

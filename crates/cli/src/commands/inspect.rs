@@ -1,6 +1,7 @@
 //! `hearth inspect`: what a model file or folder holds, and what is odd about it.
 
 use std::collections::BTreeMap;
+use std::fs::DirEntry;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -109,21 +110,21 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 /// A pipeline folder has its models in subfolders, one per component.
 fn open_all(path: &Path) -> Result<Vec<Catalog>, WeightsError> {
-    match Catalog::open(path) {
+    match Catalog::open_each(path) {
         Err(WeightsError::NoModel { .. }) => {}
-        opened => return Ok(vec![opened?]),
+        opened => return opened,
     }
     let list = |source| WeightsError::io("list", path, source);
-    let mut folders = Vec::new();
-    for entry in std::fs::read_dir(path).map_err(list)? {
-        folders.push(entry.map_err(list)?.path());
-    }
+    let entries =
+        std::fs::read_dir(path).and_then(Iterator::collect::<Result<Vec<_>, _>>).map_err(list)?;
+    let mut folders: Vec<_> =
+        entries.iter().map(DirEntry::path).filter(|path| path.is_dir()).collect();
     folders.sort_unstable();
     let mut catalogs = Vec::new();
-    for folder in folders.iter().filter(|folder| folder.is_dir()) {
-        match Catalog::open(folder) {
+    for folder in &folders {
+        match Catalog::open_each(folder) {
             Err(WeightsError::NoModel { .. }) => {}
-            opened => catalogs.push(opened?),
+            opened => catalogs.extend(opened?),
         }
     }
     if catalogs.is_empty() {
