@@ -190,6 +190,7 @@ fn ctrl_c_leaves_no_half_written_file() {
         let mut child = Command::new(env!("CARGO_BIN_EXE_hearth"))
             .args(["convert", text(&path), "--out", text(&out)])
             .stdout(Stdio::null())
+            .stderr(Stdio::null())
             .spawn()
             .unwrap();
         std::thread::sleep(Duration::from_millis(delay_ms));

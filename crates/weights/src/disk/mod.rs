@@ -80,6 +80,11 @@ impl Disk {
         Ok(())
     }
 
+    /// Drops all of it from the page cache.
+    pub fn release(&self) {
+        system::release(&self.file, 0, self.len());
+    }
+
     /// Whether the file is still the one that was opened.
     pub fn unchanged(&self) -> Result<()> {
         let now =

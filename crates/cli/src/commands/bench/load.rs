@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
-use weights::load::{Cache, Options, Wanted, load};
+use weights::load::{Options, Wanted, load, release};
 use weights::map::{Mapped, fresh};
 use weights::safetensors::Entering;
 use weights::write::write_file;
@@ -133,13 +133,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 }
 
 fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
-    use Reader::{
-        Fastsafetensors, Hearth, HearthHeld, HearthMmap, HearthWrite, Memcpy, PythonSafetensors,
-        Raw, RawWrite,
-    };
-    let peers: &[Reader] =
-        if arguments.python.is_some() { &[PythonSafetensors, Fastsafetensors] } else { &[] };
-    let readers = [&[Raw, HearthHeld, Hearth, HearthMmap], peers].concat();
+    use Reader::{Hearth, HearthHeld, HearthMmap, HearthWrite, Memcpy, Raw, RawWrite};
+    let peers = peers(arguments)?;
+    let readers = [&[Raw, HearthHeld, Hearth, HearthMmap], &peers[..]].concat();
     let mut plan = vec![(Memcpy, Warmth::Warm)];
     plan.extend(readers.iter().map(|reader| (*reader, Warmth::Warm)));
     plan.extend(readers.iter().map(|reader| (*reader, Warmth::Cold)));
@@ -171,19 +167,34 @@ fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
     Ok(plan.into_iter().zip(best).filter_map(figure).collect())
 }
 
-/// Brings the file into the page cache, or drops it.
-fn prepare(file: &Path, cache: Warmth) -> Result<(), WeightsError> {
-    let cache = if cache == Warmth::Cold { Cache::Release } else { Cache::Fill };
-    read_whole(file, cache)
+/// The Python loaders that the interpreter has; those it lacks are left out with a word.
+fn peers(arguments: &Arguments) -> Result<Vec<Reader>, Failure> {
+    let Some(python) = &arguments.python else { return Ok(Vec::new()) };
+    let mut found = Vec::new();
+    for (reader, module) in
+        [(Reader::PythonSafetensors, "safetensors"), (Reader::Fastsafetensors, "fastsafetensors")]
+    {
+        let output = Command::new(python).args(["-c", &format!("import torch, {module}")]).output();
+        let output = output.map_err(|error| Failure::Peer {
+            what: format!("cannot run {}", python.display()),
+            said: error.to_string(),
+        })?;
+        if output.status.success() {
+            found.push(reader);
+        } else {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let reason = said.lines().last().unwrap_or("it cannot be imported");
+            writeln!(std::io::stderr(), "{module} is left out: {reason}")?;
+        }
+    }
+    Ok(found)
 }
 
-fn read_whole(path: &Path, cache: Cache) -> Result<(), WeightsError> {
-    let catalog = Catalog::open(path)?;
-    for tensor in &catalog.tensors {
-        let Encoding::Plain(dtype) = tensor.encoding else { continue };
-        let mut buffer = vec![0; tensor.bytes as usize];
-        let options = Options { cache, ..Options::default() };
-        load(&catalog, vec![Wanted::whole(tensor, dtype, &mut buffer)], options, &|_| true)?;
+/// Brings the file into the page cache, or drops it.
+fn prepare(path: &Path, cache: Warmth) -> Result<(), Failure> {
+    match cache {
+        Warmth::Cold => release(path)?,
+        Warmth::Warm => _ = std::io::copy(&mut File::open(path)?, &mut std::io::sink())?,
     }
     Ok(())
 }
