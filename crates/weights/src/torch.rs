@@ -45,6 +45,10 @@ const MAX_COPIED_BYTES: usize = 64 << 20;
 /// Chosen: PyTorch operates on at most 64 dimensions.
 const MAX_DIMENSIONS: usize = 64;
 
+/// Chosen: an expanded tensor repeats numbers that stand in the file once, masks and positions for
+/// example. Whoever loads it makes room for all of them, so a few bytes must not claim a disk.
+const MAX_REPEATED_BYTES: u64 = 1 << 30;
+
 /// Taken: the zip specification, signature of a local file header.
 const ZIP_START: &[u8] = b"PK\x03\x04";
 
@@ -229,6 +233,10 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
         if to > held {
             return Err(wrong(format!("ends at byte {to} of a storage of {held} bytes")));
         }
+        let dense = view.dense_bytes().map_err(wrong)?;
+        if dense > to - from && dense > self.file_len.max(MAX_REPEATED_BYTES) {
+            return Err(wrong(format!("takes {dense} bytes out of {} in the file", to - from)));
+        }
         let strides = (!view.is_dense()).then_some(view.strides);
         let (offset, bytes) = (entry.start + from, to - from);
         let encoding = Encoding::Plain(tensor.dtype);
@@ -282,6 +290,12 @@ impl View {
         Ok(Self { shape, strides, offset, dtype: tensor.dtype })
     }
 
+    /// Bytes of all its numbers one after the other, also those that an expanded tensor repeats.
+    fn dense_bytes(&self) -> std::result::Result<u64, String> {
+        let bytes = count_of(&self.shape).and_then(|count| count.checked_mul(self.dtype.bytes()));
+        bytes.ok_or_else(|| format!("sizes {:?} are beyond 2^64 bytes", self.shape))
+    }
+
     /// First byte and end of what it covers in its storage.
     fn range(&self) -> std::result::Result<(u64, u64), String> {
         let too_large = || {
@@ -290,9 +304,7 @@ impl View {
                 self.shape, self.strides, self.offset
             )
         };
-        // Readers make room for all numbers, also for those that an expanded tensor repeats.
-        let count = count_of(&self.shape).ok_or_else(too_large)?;
-        count.checked_mul(self.dtype.bytes()).ok_or_else(too_large)?;
+        let count = self.dense_bytes()? / self.dtype.bytes();
         let last = self.offset_of_last().ok_or_else(too_large)?;
         let end = if count == 0 { Some(self.offset) } else { last.checked_add(1) };
         let bytes = |numbers: u64| numbers.checked_mul(self.dtype.bytes()).ok_or_else(too_large);
@@ -735,6 +747,11 @@ mod tests {
             ("overflowing storage", tensor(huge, 0, &[1], &[1]), "claims 4611686018427387904"),
             ("overflowing sizes", tensor(6, 0, &[huge, 8], &[0, 0]), "beyond 2^64"),
             ("overflowing bytes", tensor(6, 0, &[huge], &[0]), "beyond 2^64"),
+            (
+                "a disk out of four bytes",
+                tensor(6, 5, &[1 << 40, 1], &[0, 9]),
+                "out of 4 in the file",
+            ),
             ("overflowing strides", tensor(6, 0, &[4, 4], &[most, 1]), "beyond 2^64"),
             ("overflowing offset", tensor(6, most, &[1], &[1]), "beyond 2^64"),
             ("strides amiss", tensor(6, 0, &[2, 3], &[1]), "2 sizes but 1 strides"),
@@ -742,7 +759,7 @@ mod tests {
         ] {
             check_refused(case, &model(&ended(&pickle)), "Malformed", says);
         }
-        let expanded = parsed(&model(&ended(&tensor(6, 5, &[1 << 40, 1], &[0, 9])))).unwrap();
+        let expanded = parsed(&model(&ended(&tensor(6, 5, &[1 << 20, 1], &[0, 9])))).unwrap();
         assert_eq!(expanded.tensors[0].bytes, 4);
         assert_eq!(expanded.tensors[0].name, "tensor");
     }

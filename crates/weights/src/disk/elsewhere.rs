@@ -20,18 +20,9 @@ pub fn create_direct(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Nothing is known here; the direct handle reads it all.
-pub struct Cached;
-
-impl Cached {
-    pub fn of(_: &File, _: u64) -> Self {
-        Self
-    }
-
-    #[allow(clippy::unused_self)] // The shape of its twin.
-    pub fn holds(&self, _: u64, _: u64) -> bool {
-        false
-    }
+/// Nobody tells; the direct handle reads it all.
+pub fn is_cached(_: &File, _: u64, _: usize) -> bool {
+    false
 }
 
 /// No hint exists; a file that was opened to be spared is not kept anyway.

@@ -19,40 +19,23 @@ pub fn create_direct(path: &Path) -> io::Result<File> {
     Ok(open(path, OFlags::WRONLY | OFlags::DIRECT | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Which pages of a file lie in the page cache.
+/// Whether all of a stretch lies in the page cache; if that cannot be told, it does not.
 ///
 /// Reads that only take what is cached (`RWF_NOWAIT`) would be simpler, but on a miss they start
 /// reading ahead through the cache, and the disk then reads everything twice.
-pub struct Cached {
-    pages: Vec<u8>,
-    page_bytes: u64,
-}
-
-impl Cached {
-    /// Asks for the whole file; a file that cannot be asked about counts as not cached.
-    pub fn of(file: &File, bytes: u64) -> Self {
-        let page_bytes = rustix::param::page_size() as u64;
-        let mut pages = vec![0; bytes.div_ceil(page_bytes) as usize];
-        // SAFETY: nothing is read through the mapping; it only names the pages.
-        let mapping = unsafe { MmapOptions::new().len(bytes as usize).map(file) };
-        let asked = mapping.map(|mapping| {
-            let start = mapping.as_ptr().cast_mut().cast();
-            // SAFETY: the range is that of the mapping, which lives until the call is over, and the
-            // vector has a byte for each of its pages.
-            unsafe { libc::mincore(start, mapping.len(), pages.as_mut_ptr()) }
-        });
-        if !matches!(asked, Ok(0)) {
-            pages.fill(0);
-        }
-        Self { pages, page_bytes }
-    }
-
-    /// Whether all of a stretch is there.
-    pub fn holds(&self, offset: u64, bytes: u64) -> bool {
-        let first = (offset / self.page_bytes) as usize;
-        let end = (offset + bytes).div_ceil(self.page_bytes) as usize;
-        self.pages.get(first..end).is_some_and(|pages| pages.iter().all(|page| page & 1 == 1))
-    }
+pub fn is_cached(file: &File, offset: u64, bytes: usize) -> bool {
+    let page_bytes = rustix::param::page_size();
+    let lead = (offset % page_bytes as u64) as usize;
+    let mut options = MmapOptions::new();
+    options.offset(offset - lead as u64).len(lead + bytes);
+    // SAFETY: nothing is read through the mapping; it only names the pages.
+    let Ok(mapping) = (unsafe { options.map(file) }) else { return false };
+    let mut pages = vec![0; mapping.len().div_ceil(page_bytes)];
+    let start = mapping.as_ptr().cast_mut().cast();
+    // SAFETY: the range is that of the mapping, which lives until the call is over, and the vector
+    // has a byte for each of its pages.
+    let code = unsafe { libc::mincore(start, mapping.len(), pages.as_mut_ptr()) };
+    code == 0 && pages.iter().all(|page| page & 1 == 1)
 }
 
 /// A hint only: what cannot be dropped stays.

@@ -17,7 +17,6 @@ use std::io::{self, ErrorKind};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use self::system::Cached;
 use crate::error::{Result, WeightsError};
 
 /// Chosen: what direct reads must be aligned to on every disk we know of; larger than most need.
@@ -39,7 +38,7 @@ pub enum Cache {
 pub struct Disk {
     path: PathBuf,
     file: File,
-    direct: Option<(File, Cached)>,
+    direct: Option<File>,
     before: Metadata,
     cache: Cache,
 }
@@ -51,12 +50,7 @@ impl Disk {
         let file = File::open(path).map_err(io)?;
         let before = file.metadata().map_err(io)?;
         // File systems without direct reads are read through the cache.
-        let direct = match cache {
-            Cache::Spare => system::open_direct(path)
-                .ok()
-                .map(|direct| (direct, Cached::of(&file, before.len()))),
-            Cache::Fill | Cache::Release => None,
-        };
+        let direct = if cache == Cache::Spare { system::open_direct(path).ok() } else { None };
         Ok(Self { path: path.into(), file, direct, before, cache })
     }
 
@@ -68,7 +62,7 @@ impl Disk {
     /// Fills a buffer from an offset on.
     pub fn read(&self, offset: u64, into: &mut [u8], scratch: &mut Scratch) -> Result<()> {
         let read = match &self.direct {
-            Some((direct, cached)) if !cached.holds(offset, into.len() as u64) => {
+            Some(direct) if !system::is_cached(&self.file, offset, into.len()) => {
                 self.read_past_cache(direct, offset, into, scratch)
             }
             _ => self.file.read_exact_at(into, offset),
