@@ -243,7 +243,7 @@ fn kill_9_never_leaves_a_broken_file_under_the_name() {
             assert_eq!(found.len(), 3);
         }
     }
-    assert!(killed > 50, "only {killed} runs were killed before their end");
+    assert!(killed > 10, "only {killed} runs were killed before their end");
 }
 
 #[test]
