@@ -77,11 +77,10 @@ pub fn load(
         }
         cut(wanted, &mut pieces)?;
     }
-    // In the order of the disk, so that it reads on where it is.
-    pieces.sort_by_key(|piece| (piece.tensor.file, piece.offset));
-    let threads = options.threads.clamp(1, pieces.len().max(1));
+    let groups = group(pieces);
+    let threads = options.threads.clamp(1, groups.len().max(1));
     let work = Work {
-        pieces: Mutex::new(pieces.into_iter()),
+        groups: Mutex::new(groups.into_iter()),
         disks: &disks,
         stop: AtomicBool::new(false),
         tick,
@@ -215,25 +214,41 @@ fn check(tensor: &TensorInfo, dtype: Dtype, first: u64, buffer_bytes: u64) -> Re
     Ok(())
 }
 
+/// Chosen: a read of this size takes a disk about as long as finding its place.
+const SMALL_BYTES: u64 = 256 << 10;
+
+/// Pieces in the order of the disk, small neighbours together: a model of thousands of small tensors
+/// would otherwise be read in thousands of small reads.
+fn group(mut pieces: Vec<Piece<'_>>) -> Vec<Vec<Piece<'_>>> {
+    pieces.sort_by_key(|piece| (piece.tensor.file, piece.offset));
+    let mut groups: Vec<Vec<Piece<'_>>> = Vec::new();
+    for piece in pieces {
+        match groups.last_mut() {
+            Some(group) if piece.joins(group) => group.push(piece),
+            _ => groups.push(vec![piece]),
+        }
+    }
+    groups
+}
+
 /// What all threads share.
 struct Work<'a> {
-    pieces: Mutex<IntoIter<Piece<'a>>>,
+    groups: Mutex<IntoIter<Vec<Piece<'a>>>>,
     disks: &'a [Option<Disk>],
     stop: AtomicBool,
     tick: Tick<'a>,
 }
 
-impl Work<'_> {
-    /// One thread's work: piece after piece until there are none, or until somebody fails.
+impl<'a> Work<'a> {
+    /// One thread's work: group after group until there are none, or until somebody fails.
     fn run(&self) -> Result<()> {
         let mut buffers = Buffers { scratch: Scratch::new(BLOCK_BYTES as usize), raw: Vec::new() };
-        while let Some(piece) = self.next() {
+        while let Some(group) = self.next() {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(WeightsError::Cancelled);
             }
-            let bytes = piece.source_bytes;
-            let disk = self.disks[piece.tensor.file].as_ref().expect("its file was opened before");
-            let read = piece.read(disk, &mut buffers);
+            let bytes = group.iter().map(|piece| piece.source_bytes).sum();
+            let read = self.read(group, &mut buffers);
             if read.is_err() || !(self.tick)(bytes) {
                 self.stop.store(true, Ordering::Relaxed);
                 return read.and(Err(WeightsError::Cancelled));
@@ -242,35 +257,68 @@ impl Work<'_> {
         Ok(())
     }
 
-    fn next(&self) -> Option<Piece<'_>> {
-        self.pieces.lock().expect("no reader panics").next()
+    fn next(&self) -> Option<Vec<Piece<'a>>> {
+        self.groups.lock().expect("no reader panics").next()
+    }
+
+    /// One piece that is wanted as it is goes straight into place; all others through the buffer.
+    fn read(&self, mut group: Vec<Piece<'_>>, buffers: &mut Buffers) -> Result<()> {
+        let Buffers { scratch, raw } = buffers;
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(()) };
+        let disk = self.disks[first.tensor.file].as_ref().expect("its file was opened before");
+        let (start, end) = (first.offset, last.end());
+        if let [only] = &mut group[..]
+            && only.is_plain()
+        {
+            return disk.read(start, only.into, scratch);
+        }
+        raw.resize((end - start) as usize, 0);
+        disk.read(start, raw, scratch)?;
+        for piece in group {
+            let (from, to) = (piece.offset - start, piece.end() - start);
+            piece.place(&raw[from as usize..to as usize]);
+        }
+        Ok(())
     }
 }
 
-/// One thread's memory, used again for each piece.
+/// One thread's memory, used again for each group.
 struct Buffers {
     scratch: Scratch,
     raw: Vec<u8>,
 }
 
 impl Piece<'_> {
-    fn read(self, disk: &Disk, buffers: &mut Buffers) -> Result<()> {
-        let Buffers { scratch, raw } = buffers;
-        if self.encoding == Encoding::Plain(self.dtype) && self.tensor.strides.is_none() {
-            return disk.read(self.offset, self.into, scratch);
+    fn end(&self) -> u64 {
+        self.offset + self.source_bytes
+    }
+
+    /// Whether it begins where the group ends and all of it stays small.
+    fn joins(&self, group: &[Self]) -> bool {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { return false };
+        let small = |piece: &Self| piece.source_bytes <= SMALL_BYTES;
+        last.tensor.file == self.tensor.file
+            && last.end() == self.offset
+            && small(first)
+            && small(self)
+            && self.end() - first.offset <= BLOCK_BYTES
+    }
+
+    /// Whether the bytes of the file are the bytes wanted.
+    fn is_plain(&self) -> bool {
+        self.encoding == Encoding::Plain(self.dtype) && self.tensor.strides.is_none()
+    }
+
+    /// Puts the bytes of the file where they are wanted, in the format they are wanted in.
+    fn place(self, bytes: &[u8]) {
+        match (&self.tensor.strides, self.encoding) {
+            (Some(strides), Encoding::Plain(from)) => {
+                let dense = gather(bytes, &self.tensor.shape, strides, from.bytes() as usize);
+                convert(from, &dense, self.dtype, self.into);
+            }
+            (_, Encoding::Plain(from)) => convert(from, bytes, self.dtype, self.into),
+            (_, Encoding::Blocks(format)) => dequantise_into(format, bytes, self.dtype, self.into),
         }
-        raw.resize(self.source_bytes as usize, 0);
-        disk.read(self.offset, raw, scratch)?;
-        if let (Some(strides), Encoding::Plain(from)) = (&self.tensor.strides, self.encoding) {
-            let dense = gather(raw, &self.tensor.shape, strides, from.bytes() as usize);
-            convert(from, &dense, self.dtype, self.into);
-            return Ok(());
-        }
-        match self.encoding {
-            Encoding::Plain(from) => convert(from, raw, self.dtype, self.into),
-            Encoding::Blocks(format) => dequantise_into(format, raw, self.dtype, self.into),
-        }
-        Ok(())
     }
 }
 
@@ -331,7 +379,7 @@ mod tests {
     #[test]
     fn every_way_of_reading_gives_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
-        let catalog = model(folder.path(), &[0, 1, 4095, 4096, 4097, 9_000_001]);
+        let catalog = model(folder.path(), &[0, 1, 4095, 4096, 4097, 9_000_001, 300_000, 77, 78]);
         for cache in [Cache::Spare, Cache::Fill, Cache::Release] {
             for threads in [1, 3] {
                 let loaded = load_all(&catalog, Options { threads, cache }).unwrap();
