@@ -174,7 +174,8 @@ fn wrong_files_are_named_with_a_remedy() {
     fails(&["inspect", text(&path)], "cut short");
     fails(&["inspect", text(&folder.path().join("lost"))], "No such file");
     fails(&["inspect", "/dev/null"], "neither a file nor a folder");
-    fails(&["shard", text(&path), "--out", "/proc/nowhere"], "");
+    std::fs::write(&path, &whole).unwrap();
+    fails(&["shard", text(&path), "--out", "/proc/nowhere"], "cannot write /proc/nowhere");
     let output = hearth(&["shard", "x", "--out", "y", "--max-size", "ten"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("is not a size"), "{}", said(&output));

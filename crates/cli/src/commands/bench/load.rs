@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use clap::ValueEnum;
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
 use weights::load::{Options, Wanted, load, release};
@@ -20,7 +21,7 @@ use weights::{Catalog, Dtype, Encoding, WeightsError};
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
-use crate::text::{BOLD, DIM, Page};
+use crate::render;
 
 /// Measure how fast model files come into memory and go to disk.
 #[derive(Debug, clap::Args)]
@@ -62,7 +63,7 @@ pub struct Arguments {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Reader {
+pub enum Reader {
     /// A plain parallel copy between two buffers, the yardstick.
     Memcpy,
     /// Raw reads of the whole file, nothing kept.
@@ -83,9 +84,16 @@ enum Reader {
     HearthWrite,
 }
 
+impl Reader {
+    /// As it is written in JSON and on the command line.
+    pub fn name(self) -> String {
+        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-enum Warmth {
+pub enum Warmth {
     Warm,
     Cold,
 }
@@ -100,13 +108,13 @@ struct Sample {
 
 /// One line of the result.
 #[derive(Debug, Serialize)]
-struct Figure {
-    reader: Reader,
-    cache: Warmth,
-    gib_per_s: f64,
-    rss_peak_bytes: Option<u64>,
-    tensor_bytes: u64,
-    ratio_to_memcpy: f64,
+pub struct Figure {
+    pub reader: Reader,
+    pub cache: Warmth,
+    pub gib_per_s: f64,
+    pub rss_peak_bytes: Option<u64>,
+    pub tensor_bytes: u64,
+    pub ratio_to_memcpy: f64,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -127,7 +135,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         writeln!(out, "{}", serde_json::to_string(figure).map_err(std::io::Error::from)?)?;
     }
     if !arguments.json {
-        write!(out, "{}", page(file, &figures))?;
+        write!(out, "{}", render::bench::loading(file, &figures))?;
     }
     Ok(Outcome::Done)
 }
@@ -200,8 +208,7 @@ fn prepare(path: &Path, cache: Warmth) -> Result<(), Failure> {
 }
 
 fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
-    let name = serde_json::to_value(reader).map_err(std::io::Error::from)?;
-    let name = name.as_str().unwrap_or_default();
+    let name = &reader.name();
     let mut command = if let (Reader::PythonSafetensors | Reader::Fastsafetensors, Some(python)) =
         (reader, &arguments.python)
     {
@@ -214,16 +221,12 @@ fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, 
         command
     };
     command.arg(file);
-    let output = command
-        .output()
-        .map_err(|error| Failure::Write { path: command.get_program().into(), error })?;
-    let failed = |said: &[u8]| Failure::Peer {
-        what: format!("measuring {name} failed"),
-        said: String::from_utf8_lossy(said).into_owned(),
-    };
+    let failed = |said: String| Failure::Peer { what: format!("measuring {name} failed"), said };
+    let output = command.output().map_err(|error| failed(error.to_string()))?;
     let text = String::from_utf8_lossy(&output.stdout);
     let line = text.lines().last().unwrap_or_default();
-    serde_json::from_str(line).map_err(|_| failed(&output.stderr))
+    serde_json::from_str(line)
+        .map_err(|_| failed(String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
 fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
@@ -414,29 +417,4 @@ impl Drop for Made {
     fn drop(&mut self) {
         _ = std::fs::remove_file(&self.0);
     }
-}
-
-fn page(file: &Path, figures: &[Figure]) -> String {
-    let mut page = Page::new();
-    page.line(BOLD, &format!("loading {}", file.display()));
-    let mut rows = vec![
-        ["reader", "cache", "GiB/s", "of a memory copy", "peak memory of tensors"]
-            .map(str::to_owned),
-    ];
-    for figure in figures {
-        let name = serde_json::to_value(figure.reader).unwrap_or_default();
-        let peak = figure.rss_peak_bytes.map_or("unknown".into(), |peak| {
-            format!("{:.2}", peak as f64 / figure.tensor_bytes.max(1) as f64)
-        });
-        rows.push([
-            name.as_str().unwrap_or_default().into(),
-            format!("{:?}", figure.cache).to_lowercase(),
-            format!("{:.2}", figure.gib_per_s),
-            format!("{:.2}", figure.ratio_to_memcpy),
-            peak,
-        ]);
-    }
-    page.table(&rows);
-    page.line(DIM, "the best of each; every measurement in a process of its own");
-    page.finish()
 }

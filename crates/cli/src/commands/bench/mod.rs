@@ -1,6 +1,6 @@
 //! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
 
-mod load;
+pub mod load;
 
 use std::io::Write;
 
