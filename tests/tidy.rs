@@ -7,6 +7,13 @@ use crate::tree::Tree;
 
 /// The only files that may hold `unsafe`, each with the reason.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("crates/compute/src/cpu/gemm.rs", "calls the gemm crate"),
+    ("crates/compute/src/cpu/memory.rs", "cuts an arena's mapping into tensors"),
+    ("crates/compute/src/cpu/rows.rs", "lends out pieces of a slice to several threads"),
+    ("crates/compute/src/cpu/shared.rs", "a slice that several threads write to"),
+    ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
+    ("crates/compute/src/ops/matmul/cpu.rs", "writes tiles of a matrix from several threads"),
+    ("crates/compute/src/tensor.rs", "lends out a tensor's part of the arena"),
     ("crates/machine/src/live/cuda.rs", "calls into NVIDIA's libraries, loaded at run time"),
     ("crates/machine/src/live/macos.rs", "calls libnotify, which has no safe wrapper"),
     ("crates/weights/src/disk/linux.rs", "asks which pages of a file are cached"),

@@ -1,3 +1,34 @@
 //! Arithmetic in memory we own: one arena per device, contiguous tensors, about thirty ops, a tape,
 //! and the engines behind them, one of which computes shapes only. Knows no layer's name and reads
 //! no file.
+//!
+//! A model calls ops on a [`Tape`]; an op takes its result from the [`Device`]'s arena, lets the
+//! engine fill it, and leaves on the tape what its gradient needs. On a device without data the
+//! same calls take the same bytes from an imaginary arena, which is how a run is planned.
+
+mod arena;
+mod cpu;
+mod device;
+mod dtype;
+mod error;
+pub mod ops;
+mod params;
+mod random;
+mod recompute;
+mod shape;
+mod tape;
+mod tensor;
+#[cfg(test)]
+mod testing;
+
+pub use arena::{Tag, Usage};
+pub use device::{Device, Kind, Work};
+pub use dtype::{Dtype, Element};
+pub use error::ComputeError;
+pub use params::{Gradients, ParamKey, Params};
+pub use shape::Shape;
+pub use tape::{Chunk, Leaves, Tape, Var};
+pub use tensor::Tensor;
+
+/// What every fallible function here returns.
+pub type Result<T> = std::result::Result<T, ComputeError>;

@@ -1,0 +1,277 @@
+//! Who has which bytes of a device's one reservation. Pure bookkeeping: it never touches memory, so
+//! the engine that computes shapes only runs the very same code over an imaginary range.
+//!
+//! Best fit among the holes, and only if no hole is large enough the range grows at its top. So
+//! where a tensor lies never depends on the limit: a sequence of requests that needed N bytes once
+//! fits into N bytes always.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use crate::{ComputeError, Result};
+
+/// What memory is used for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)] // The names say it.
+pub enum Tag {
+    Weights,
+    Parameters,
+    Gradients,
+    Optimizer,
+    Data,
+    Activations,
+    Workspace,
+}
+
+impl Tag {
+    /// All of them, in the order of [`Usage`]'s columns.
+    pub const ALL: [Self; 7] = [
+        Self::Weights,
+        Self::Parameters,
+        Self::Gradients,
+        Self::Optimizer,
+        Self::Data,
+        Self::Activations,
+        Self::Workspace,
+    ];
+}
+
+impl fmt::Display for Tag {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Weights => "weights",
+            Self::Parameters => "parameters",
+            Self::Gradients => "gradients",
+            Self::Optimizer => "optimizer",
+            Self::Data => "data",
+            Self::Activations => "activations",
+            Self::Workspace => "workspace",
+        })
+    }
+}
+
+/// Bytes of an arena, now and at the worst moment so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Bytes of living tensors, each rounded up to the alignment.
+    pub in_use: usize,
+    /// The most that was in use at once.
+    pub peak: usize,
+    /// The most the arena reached up to, holes included: what a run must be given.
+    pub extent: usize,
+    /// Bytes in use by [`Tag`].
+    pub by_tag: [usize; Tag::ALL.len()],
+    /// The same at the moment of the peak.
+    pub by_tag_at_peak: [usize; Tag::ALL.len()],
+}
+
+pub(crate) struct Arena {
+    limit: usize,
+    alignment: usize,
+    /// Everything from here on is free.
+    top: usize,
+    taken: BTreeMap<usize, (usize, Tag)>,
+    holes: BTreeMap<usize, usize>,
+    holes_by_size: BTreeSet<(usize, usize)>,
+    usage: Usage,
+}
+
+impl Arena {
+    pub fn new(limit: usize, alignment: usize) -> Self {
+        Self {
+            limit,
+            alignment,
+            top: 0,
+            taken: BTreeMap::new(),
+            holes: BTreeMap::new(),
+            holes_by_size: BTreeSet::new(),
+            usage: Usage::default(),
+        }
+    }
+
+    pub fn usage(&self) -> Usage {
+        self.usage
+    }
+
+    /// Peaks from now on.
+    pub fn restart_peak(&mut self) {
+        self.usage.peak = self.usage.in_use;
+        self.usage.by_tag_at_peak = self.usage.by_tag;
+        self.usage.extent = self.top;
+    }
+
+    /// Takes room for `bytes` and returns its offset.
+    pub fn take(&mut self, bytes: usize, tag: Tag) -> Result<usize> {
+        let out_of_memory = |arena: &Self| ComputeError::OutOfMemory {
+            asked: bytes,
+            in_use: arena.usage.in_use,
+            limit: arena.limit,
+            largest_free: arena.largest_free(),
+            tag,
+        };
+        let size = bytes.checked_next_multiple_of(self.alignment);
+        let size = size.ok_or_else(|| out_of_memory(self))?;
+        let offset = self.place(size).ok_or_else(|| out_of_memory(self))?;
+        self.taken.insert(offset, (size, tag));
+        self.count(size, tag);
+        Ok(offset)
+    }
+
+    /// Gives back what `take` returned.
+    pub fn give_back(&mut self, offset: usize) {
+        let (size, tag) = self.taken.remove(&offset).expect("every piece is given back once");
+        self.usage.in_use -= size;
+        self.usage.by_tag[tag as usize] -= size;
+        let (mut start, mut end) = (offset, offset + size);
+        if let Some((&before, &length)) = self.holes.range(..start).next_back()
+            && before + length == start
+        {
+            self.remove_hole(before, length);
+            start = before;
+        }
+        if let Some(&length) = self.holes.get(&end) {
+            self.remove_hole(end, length);
+            end += length;
+        }
+        if end == self.top {
+            self.top = start;
+        } else {
+            self.insert_hole(start, end - start);
+        }
+    }
+
+    fn place(&mut self, size: usize) -> Option<usize> {
+        if let Some(&(length, start)) = self.holes_by_size.range((size, 0)..).next() {
+            self.remove_hole(start, length);
+            if length > size {
+                self.insert_hole(start + size, length - size);
+            }
+            return Some(start);
+        }
+        let start = self.top;
+        let end = start.checked_add(size).filter(|end| *end <= self.limit)?;
+        self.top = end;
+        self.usage.extent = self.usage.extent.max(end);
+        Some(start)
+    }
+
+    fn count(&mut self, size: usize, tag: Tag) {
+        let usage = &mut self.usage;
+        usage.in_use += size;
+        usage.by_tag[tag as usize] += size;
+        if usage.in_use > usage.peak {
+            usage.peak = usage.in_use;
+            usage.by_tag_at_peak = usage.by_tag;
+        }
+    }
+
+    fn largest_free(&self) -> usize {
+        let hole = self.holes_by_size.last().map_or(0, |(length, _)| *length);
+        hole.max(self.limit - self.top)
+    }
+
+    fn insert_hole(&mut self, start: usize, length: usize) {
+        self.holes.insert(start, length);
+        self.holes_by_size.insert((length, start));
+    }
+
+    fn remove_hole(&mut self, start: usize, length: usize) {
+        self.holes.remove(&start);
+        self.holes_by_size.remove(&(length, start));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    /// A random program of requests and returns; gives what is still held.
+    fn churn(arena: &mut Arena, seed: u64, moves: usize) -> Vec<(usize, usize)> {
+        let mut random = Random::new(seed);
+        let mut held: Vec<(usize, usize)> = Vec::new();
+        for _ in 0..moves {
+            if held.is_empty() || random.below(5) < 3 {
+                let most = if random.below(9) == 0 { 9000 } else { 300 };
+                let bytes = 1 + random.below(most);
+                if let Ok(offset) = arena.take(bytes, Tag::Activations) {
+                    held.push((offset, bytes));
+                }
+            } else {
+                let (offset, _) = held.swap_remove(random.below(held.len()));
+                arena.give_back(offset);
+            }
+        }
+        held
+    }
+
+    #[test]
+    fn pieces_never_overlap_and_all_comes_back() {
+        for seed in 0..50 {
+            let mut arena = Arena::new(1 << 20, 64);
+            let mut held = churn(&mut arena, seed, 2000);
+            held.sort_unstable();
+            for pair in held.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?}");
+            }
+            let in_use: usize = held.iter().map(|(_, bytes)| bytes.next_multiple_of(64)).sum();
+            assert_eq!(arena.usage().in_use, in_use);
+            for (offset, _) in held {
+                arena.give_back(offset);
+            }
+            assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
+        }
+    }
+
+    #[test]
+    fn what_fitted_once_fits_into_exactly_its_extent() {
+        for seed in 0..50 {
+            let mut endless = Arena::new(usize::MAX, 64);
+            let held = churn(&mut endless, seed, 2000);
+            let mut exact = Arena::new(endless.usage().extent, 64);
+            assert_eq!(churn(&mut exact, seed, 2000), held);
+            assert_eq!(exact.usage(), endless.usage());
+        }
+    }
+
+    #[test]
+    fn the_smallest_hole_that_fits_is_taken() {
+        let mut arena = Arena::new(1 << 20, 64);
+        let sizes = [256, 64, 128, 64, 512, 64];
+        let at: Vec<usize> =
+            sizes.iter().map(|size| arena.take(*size, Tag::Data).unwrap()).collect();
+        for hole in [0, 2, 4] {
+            arena.give_back(at[hole]);
+        }
+        assert_eq!(arena.take(100, Tag::Data).unwrap(), at[2]);
+        assert_eq!(arena.take(129, Tag::Data).unwrap(), at[0]);
+    }
+
+    #[test]
+    fn running_out_says_what_was_asked_and_what_there_is() {
+        let mut arena = Arena::new(1000, 64);
+        let first = arena.take(300, Tag::Weights).unwrap();
+        arena.take(300, Tag::Weights).unwrap();
+        arena.give_back(first);
+        let error = arena.take(500, Tag::Gradients).unwrap_err().to_string();
+        let said = "out of memory for gradients: asked 500 bytes, in use 320 of 1000, largest free \
+                    piece 360";
+        assert_eq!(error, said);
+        assert!(arena.take(usize::MAX, Tag::Data).is_err());
+        assert_eq!(arena.take(320, Tag::Data).unwrap(), first);
+    }
+
+    #[test]
+    fn tags_are_counted_now_and_at_the_peak() {
+        let mut arena = Arena::new(1 << 20, 64);
+        arena.take(64, Tag::Weights).unwrap();
+        let big = arena.take(640, Tag::Activations).unwrap();
+        arena.give_back(big);
+        arena.take(128, Tag::Data).unwrap();
+        let usage = arena.usage();
+        let of = |tags: [usize; 7], tag: Tag| tags[tag as usize];
+        assert_eq!((usage.in_use, usage.peak, usage.extent), (192, 704, 704));
+        assert_eq!(of(usage.by_tag_at_peak, Tag::Activations), 640);
+        assert_eq!((of(usage.by_tag, Tag::Activations), of(usage.by_tag, Tag::Data)), (0, 128));
+    }
+}

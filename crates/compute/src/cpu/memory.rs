@@ -1,0 +1,72 @@
+//! The arena's memory on the processor: one anonymous mapping, filled with zeros by the system and
+//! resident only where it was touched.
+#![allow(unsafe_code)]
+
+use memmap2::{MmapMut, MmapOptions};
+
+use crate::{ComputeError, Element, Result};
+
+/// One range of addresses.
+pub(crate) struct Memory {
+    start: *mut u8,
+    bytes: usize,
+    /// Unmaps the range when dropped.
+    _mapping: MmapMut,
+}
+
+// SAFETY: the range belongs to this value alone; who may read or write which part of it is up to
+// the callers of `slice` and `slice_mut`.
+unsafe impl Send for Memory {}
+// SAFETY: as above.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    pub fn reserve(bytes: usize) -> Result<Self> {
+        let refused = |source| ComputeError::Reserve { bytes, source };
+        let mut options = MmapOptions::new();
+        // An empty mapping is an error to the system, not to us.
+        let mut mapping =
+            options.len(bytes.max(1)).no_reserve_swap().map_anon().map_err(refused)?;
+        large_pages(&mapping);
+        Ok(Self { start: mapping.as_mut_ptr(), bytes, _mapping: mapping })
+    }
+
+    /// Numbers at an offset in bytes.
+    ///
+    /// # Safety
+    /// Nobody writes to them while the slice lives.
+    pub unsafe fn slice<T: Element>(&self, offset: usize, elements: usize) -> &[T] {
+        let start = self.place::<T>(offset, elements);
+        // SAFETY: `place` checked bounds and alignment, the mapping is initialised, every bit
+        // pattern is an `Element`, and the caller keeps writers away.
+        unsafe { std::slice::from_raw_parts(start, elements) }
+    }
+
+    /// Numbers at an offset in bytes, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes them while the slice lives.
+    #[allow(clippy::mut_from_ref)] // Exclusiveness is the caller's, piece by piece.
+    pub unsafe fn slice_mut<T: Element>(&self, offset: usize, elements: usize) -> &mut [T] {
+        let start = self.place::<T>(offset, elements);
+        // SAFETY: as in `slice`, and the caller keeps everyone else away.
+        unsafe { std::slice::from_raw_parts_mut(start, elements) }
+    }
+
+    fn place<T>(&self, offset: usize, elements: usize) -> *mut T {
+        assert!(
+            offset + elements * size_of::<T>() <= self.bytes
+                && offset.is_multiple_of(align_of::<T>())
+        );
+        self.start.wrapping_add(offset).cast()
+    }
+}
+
+/// Pages of 2 MiB spare the processor most look-ups in a range this large. Only a wish: where the
+/// system does not grant it, everything works, slower.
+fn large_pages(mapping: &MmapMut) {
+    #[cfg(target_os = "linux")]
+    let _ = mapping.advise(memmap2::Advice::HugePage);
+    #[cfg(not(target_os = "linux"))]
+    let _ = mapping;
+}

@@ -1,0 +1,61 @@
+//! The engine on the processor: its memory, its threads, and what its ops share. Work is cut into
+//! pieces by shape alone, never by the number of threads, so results do not depend on it.
+
+pub(crate) mod gemm;
+pub(crate) mod grid;
+pub(crate) mod math;
+mod memory;
+mod per_thread;
+pub(crate) mod rows;
+mod shared;
+pub(crate) mod sums;
+
+pub(crate) use memory::Memory;
+pub(crate) use per_thread::Room;
+pub(crate) use shared::Shared;
+
+use rayon::prelude::*;
+
+use crate::dtype::{Real, with_real};
+use crate::{ComputeError, Result, Tensor};
+
+pub(crate) struct Cpu {
+    pool: rayon::ThreadPool,
+    memory: Memory,
+}
+
+impl Cpu {
+    pub fn new(threads: usize, limit_bytes: usize) -> Result<Self> {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .thread_name(|index| format!("cpu-{index}"))
+            .build()
+            .map_err(|source| ComputeError::Threads { threads, source })?;
+        Ok(Self { pool, memory: Memory::reserve(limit_bytes)? })
+    }
+
+    pub fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    /// Runs `work` on the pool, where rayon's parallel loops use its threads.
+    pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
+        self.pool.install(work)
+    }
+
+    /// Calls `work` once for every index below `count`, on any thread.
+    pub fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
+        self.run(|| (0..count).into_par_iter().for_each(work));
+    }
+
+    /// Sets every number of a real tensor by its index.
+    pub fn fill(&self, tensor: &mut Tensor, value: impl Fn(usize) -> f32 + Sync) {
+        with_real!(tensor.dtype(), T => {
+            self.rows(tensor.data_mut::<T>(), 1, |first, piece| {
+                for (index, number) in piece.iter_mut().enumerate() {
+                    *number = T::from_f32(value(first + index));
+                }
+            });
+        });
+    }
+}

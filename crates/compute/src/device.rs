@@ -1,0 +1,266 @@
+//! A device: one arena and the engine that computes in it. The shape-only device has the arena of
+//! the engine it stands for, and no memory behind it.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::arena::Arena;
+use crate::cpu::Cpu;
+use crate::random::Stream;
+use crate::tensor::{Buffer, Tensor};
+use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
+
+/// Which engine computes, with what its memory use depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// The processor.
+    Cpu {
+        /// Worker threads; results do not depend on it, workspaces do.
+        threads: usize,
+    },
+}
+
+impl Kind {
+    /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector.
+    fn alignment(self) -> usize {
+        match self {
+            Self::Cpu { .. } => 64,
+        }
+    }
+}
+
+/// Arithmetic done, as counted by the ops themselves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: u64,
+    /// Bytes of tensors read and written, each once per op.
+    pub bytes: u64,
+}
+
+/// A handle on a device; clones are the same device.
+#[derive(Clone)]
+pub struct Device(Arc<Inner>);
+
+struct Inner {
+    kind: Kind,
+    engine: Engine,
+    state: Mutex<State>,
+    flops: AtomicU64,
+    bytes: AtomicU64,
+}
+
+struct State {
+    arena: Arena,
+    tag: Tag,
+}
+
+/// Who fills tensors. Each op matches on this in one place, its `mod.rs`.
+pub(crate) enum Engine {
+    /// Nobody: shapes, bytes and flops only.
+    Meta,
+    Cpu(Cpu),
+}
+
+impl Device {
+    /// The processor, with an arena of `limit_bytes`.
+    pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
+        let kind = Kind::Cpu { threads };
+        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes)?);
+        Ok(Self::with(kind, engine, limit_bytes))
+    }
+
+    /// A device that computes shapes, bytes and flops exactly as one of `kind` would, and no data.
+    pub fn meta(kind: Kind, limit_bytes: usize) -> Self {
+        Self::with(kind, Engine::Meta, limit_bytes)
+    }
+
+    fn with(kind: Kind, engine: Engine, limit_bytes: usize) -> Self {
+        let arena = Arena::new(limit_bytes, kind.alignment());
+        Self(Arc::new(Inner {
+            kind,
+            engine,
+            state: Mutex::new(State { arena, tag: Tag::Activations }),
+            flops: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+        }))
+    }
+
+    /// What it is, or stands for.
+    pub fn kind(&self) -> Kind {
+        self.0.kind
+    }
+
+    /// Whether it computes shapes only.
+    pub fn is_meta(&self) -> bool {
+        matches!(self.0.engine, Engine::Meta)
+    }
+
+    /// The arena's bytes, now and at their peak.
+    pub fn usage(&self) -> Usage {
+        self.state().arena.usage()
+    }
+
+    /// Counts peaks from here.
+    pub fn restart_peak(&self) {
+        self.state().arena.restart_peak();
+    }
+
+    /// Arithmetic so far.
+    pub fn work(&self) -> Work {
+        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        Work { flops: read(&self.0.flops), bytes: read(&self.0.bytes) }
+    }
+
+    /// Tensors made by `make` count under `tag`.
+    pub fn tagged<T>(&self, tag: Tag, make: impl FnOnce() -> T) -> T {
+        let before = std::mem::replace(&mut self.state().tag, tag);
+        let made = make();
+        self.state().tag = before;
+        made
+    }
+
+    /// A tensor with whatever the memory held before.
+    pub(crate) fn alloc(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        let shape = shape.into();
+        let bytes = shape.elements() * dtype.bytes();
+        let offset = if bytes == 0 { 0 } else { self.take(bytes)? };
+        let mut tensor = Tensor::new(Buffer::new(self.clone(), offset, bytes), shape, dtype);
+        if cfg!(test) {
+            tensor.poison();
+        }
+        Ok(tensor)
+    }
+
+    /// A tensor that has a shape and no memory, for an op that will not run.
+    pub(crate) fn hollow(&self, shape: Shape, dtype: Dtype) -> Tensor {
+        Tensor::new(Buffer::new(self.clone(), 0, 0), shape, dtype)
+    }
+
+    /// A tensor of zeros.
+    pub fn zeros(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        let mut tensor = self.alloc(shape, dtype)?;
+        tensor.clear();
+        Ok(tensor)
+    }
+
+    /// A tensor of these numbers.
+    pub fn upload<T: Element>(&self, shape: impl Into<Shape>, numbers: &[T]) -> Result<Tensor> {
+        let shape = shape.into();
+        if shape.elements() != numbers.len() {
+            return Err(ComputeError::Length { shape, got: numbers.len() });
+        }
+        let mut tensor = self.alloc(shape, T::DTYPE)?;
+        if !self.is_meta() {
+            tensor.data_mut::<T>().copy_from_slice(numbers);
+        }
+        Ok(tensor)
+    }
+
+    /// A tensor of normal random numbers around zero, the same for the same seed and stream.
+    pub fn normal(
+        &self,
+        shape: impl Into<Shape>,
+        dtype: Dtype,
+        deviation: f32,
+        (seed, stream): (u64, u64),
+    ) -> Result<Tensor> {
+        let mut tensor = self.alloc(shape, dtype)?;
+        let stream = Stream::new(seed, stream);
+        match self.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
+        }
+        Ok(tensor)
+    }
+
+    pub(crate) fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    pub(crate) fn count(&self, flops: usize, bytes: usize) {
+        self.0.flops.fetch_add(flops as u64, Ordering::Relaxed);
+        self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
+    }
+
+    pub(crate) fn give_back(&self, offset: usize) {
+        self.state().arena.give_back(offset);
+    }
+
+    fn take(&self, bytes: usize) -> Result<usize> {
+        let mut state = self.state();
+        let tag = state.tag;
+        state.arena.take(bytes, tag)
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nothing panics while the arena is locked")
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{:?}", if self.is_meta() { "meta of " } else { "" }, self.kind())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::random::Random;
+
+    /// A random program of tensors made, shared, sliced and dropped.
+    fn churn(device: &Device, seed: u64) -> Vec<Usage> {
+        let mut random = Random::new(seed);
+        let mut held = Vec::new();
+        let mut usages = Vec::new();
+        for _ in 0..400 {
+            match random.below(6) {
+                0..3 => {
+                    let shape = [1 + random.below(40), 1 + random.below(40)];
+                    let dtype = [Dtype::F32, Dtype::Bf16, Dtype::U8][random.below(3)];
+                    let tag = Tag::ALL[random.below(7)];
+                    // The limit is low enough for some to fail, on both devices alike.
+                    held.extend(device.tagged(tag, || device.alloc(shape, dtype)).ok());
+                }
+                3 if !held.is_empty() => {
+                    let tensor: &Tensor = &held[random.below(held.len())];
+                    let half = tensor.shape().sizes()[0] / 2;
+                    held.push(tensor.part(0..half));
+                }
+                _ if !held.is_empty() => drop(held.swap_remove(random.below(held.len()))),
+                _ => {}
+            }
+            usages.push(device.usage());
+        }
+        usages
+    }
+
+    #[test]
+    fn the_shape_only_device_takes_the_same_bytes_at_every_moment() {
+        let limit = 100_000;
+        for seed in 0..40 {
+            let real = Device::cpu(1, limit).unwrap();
+            let meta = Device::meta(real.kind(), limit);
+            assert_eq!(churn(&real, seed), churn(&meta, seed));
+            assert!(real.usage().peak > limit / 2 && real.usage().in_use == 0);
+        }
+    }
+
+    #[test]
+    fn numbers_go_up_and_come_down() {
+        let device = Device::cpu(1, 1000).unwrap();
+        let tensor = device.upload([2, 2], &[1u32, 2, 3, 4]).unwrap();
+        assert_eq!(tensor.part(1..2).to_vec::<u32>(), [3, 4]);
+        let error = device.upload([3], &[1.0f32]).unwrap_err().to_string();
+        assert_eq!(error, "1 numbers do not fill a tensor of shape [3], which has 3");
+        let same = |stream| device.normal([8], Dtype::F32, 2.0, (5, stream)).unwrap().to_f32_vec();
+        assert_eq!(same(1), same(1));
+        assert_ne!(same(1), same(2));
+    }
+}

@@ -1,0 +1,190 @@
+//! Why something could not be computed: one variant per cause, with the two values that disagree.
+
+use crate::{Dtype, Shape, Tag};
+
+/// Everything that can go wrong here.
+#[derive(Debug, thiserror::Error)]
+pub enum ComputeError {
+    /// The arena has no room left for a tensor.
+    #[error(
+        "out of memory for {tag}: asked {asked} bytes, in use {in_use} of {limit}, largest free \
+         piece {largest_free}"
+    )]
+    OutOfMemory {
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes taken already.
+        in_use: usize,
+        /// The arena's size.
+        limit: usize,
+        /// The largest request that would have been met.
+        largest_free: usize,
+        /// What they were asked for.
+        tag: Tag,
+    },
+    /// The system refused the arena's address range.
+    #[error("cannot reserve an arena of {bytes} bytes")]
+    Reserve {
+        /// Its size.
+        bytes: usize,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The system refused the worker threads.
+    #[error("cannot start {threads} threads")]
+    Threads {
+        /// How many.
+        threads: usize,
+        /// What the pool said.
+        source: rayon::ThreadPoolBuildError,
+    },
+    /// A tensor is not of the shape that the others ask for.
+    #[error("{op}: {what} has shape {got}, expected {expected}")]
+    Shape {
+        /// The op.
+        op: &'static str,
+        /// Which of its tensors.
+        what: &'static str,
+        /// The shape that fits.
+        expected: Shape,
+        /// The shape it has.
+        got: Shape,
+    },
+    /// A tensor has too few or too many dimensions.
+    #[error("{op}: {what} of shape {got} has {} dimensions, expected {expected}", got.sizes().len())]
+    Rank {
+        /// The op.
+        op: &'static str,
+        /// Which of its tensors.
+        what: &'static str,
+        /// Dimensions the op works on.
+        expected: usize,
+        /// The shape it has.
+        got: Shape,
+    },
+    /// A tensor's number format does not fit.
+    #[error("{op}: {what} is {got}, expected {expected}")]
+    Dtype {
+        /// The op.
+        op: &'static str,
+        /// Which of its tensors.
+        what: &'static str,
+        /// The formats that fit.
+        expected: &'static str,
+        /// The format it has.
+        got: Dtype,
+    },
+    /// A size does not divide as it must.
+    #[error("{op}: {what} {size} is not a multiple of {by}")]
+    Indivisible {
+        /// The op.
+        op: &'static str,
+        /// What the size is of.
+        what: &'static str,
+        /// The size.
+        size: usize,
+        /// What should divide it.
+        by: usize,
+    },
+    /// A number that an op was given is outside what makes sense.
+    #[error("{op}: {what} is {got}, expected {expected}")]
+    Range {
+        /// The op.
+        op: &'static str,
+        /// What the number is.
+        what: &'static str,
+        /// What would make sense.
+        expected: String,
+        /// The number.
+        got: String,
+    },
+    /// An index points outside the tensor it is meant for.
+    #[error("{op}: index {index} is out of range, there are {count} {what}")]
+    Index {
+        /// The op.
+        op: &'static str,
+        /// What is counted.
+        what: &'static str,
+        /// The index.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A mean over nothing.
+    #[error("{op}: {what} is empty, its shape is {shape}")]
+    Empty {
+        /// The op.
+        op: &'static str,
+        /// Which of its tensors.
+        what: &'static str,
+        /// Its shape.
+        shape: Shape,
+    },
+    /// Data of another length than the tensor it is meant for.
+    #[error("{got} numbers do not fill a tensor of shape {shape}, which has {}", shape.elements())]
+    Length {
+        /// The tensor's shape.
+        shape: Shape,
+        /// Numbers given.
+        got: usize,
+    },
+    /// Two tensors live on different devices.
+    #[error("{op}: {what} lives on another device")]
+    Device {
+        /// The op.
+        op: &'static str,
+        /// Which of its tensors.
+        what: &'static str,
+    },
+    /// Backward was asked to start from something that is not one number.
+    #[error("backward starts from one number, not from shape {shape}")]
+    NotScalar {
+        /// The shape it was given.
+        shape: Shape,
+    },
+    /// Backward was asked to start from something that no parameter had a part in.
+    #[error("nothing to train: no parameter had a part in the loss")]
+    Untracked,
+    /// A gradient is wanted through an op that has none.
+    #[error("{op}: has no backward, but something trained had a part in its input")]
+    ForwardOnly {
+        /// The op.
+        op: &'static str,
+    },
+    /// A parameter is to be changed while something still reads it.
+    #[error("parameter {index} is still in use by {readers} readers")]
+    InUse {
+        /// Which parameter.
+        index: usize,
+        /// How many others hold it.
+        readers: usize,
+    },
+}
+
+impl ComputeError {
+    /// What to do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::OutOfMemory { .. } => {
+                "plan the run first, recompute blocks, or take a smaller batch"
+            }
+            Self::Reserve { .. } => "close other programs, or give a lower memory limit",
+            Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
+            Self::Shape { .. }
+            | Self::Rank { .. }
+            | Self::Dtype { .. }
+            | Self::Indivisible { .. }
+            | Self::Length { .. } => "check that the model's config belongs to its weights",
+            Self::Range { .. } => "give a value in the range above",
+            Self::Index { .. } => "check that the tokenizer or the data belongs to this model",
+            Self::Empty { .. } => "give at least one sample with at least one token",
+            Self::Device { .. } => "load all parts of a model to the same device",
+            Self::ForwardOnly { .. } => {
+                "freeze what comes before it: images are encoded and decoded, not trained through"
+            }
+            Self::NotScalar { .. } | Self::Untracked | Self::InUse { .. } => {
+                "this is a fault in hearth, please report it with the command you ran"
+            }
+        }
+    }
+}

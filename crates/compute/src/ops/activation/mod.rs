@@ -1,0 +1,83 @@
+//! Functions applied to every number: y = f(x). Also used inside [`linear`](super::linear) and
+//! [`glu`](crate::Tape::glu).
+
+mod cpu;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::device::Engine;
+use crate::tape::{Place, Remake, Tape, Var};
+use crate::{Result, Tensor};
+
+/// Which function.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Activation {
+    /// x
+    #[default]
+    None,
+    /// x · Φ(x) with the usual approximation by tanh.
+    GeluTanh,
+    /// x · Φ(x), by the error function.
+    GeluErf,
+    /// x · sigmoid(1.702 x)
+    QuickGelu,
+    /// x · sigmoid(x)
+    Silu,
+}
+
+/// Operations per number, for the tally; an exponential counts as ten.
+const FLOPS: usize = 20;
+
+impl Tape<'_> {
+    /// `activation` of every number of `x`.
+    pub fn activate(&self, x: &Var, activation: Activation) -> Result<Var> {
+        let op = self.begin("activate");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let mut y = op.alloc(x.shape(), dtype)?;
+        op.count(FLOPS * x.shape().elements(), &[x.tensor(), &y]);
+        forward(op.engine(), x.tensor(), activation, &mut y);
+        let result = self.with_remake(op.result(y), || {
+            let (held, needs) = x.held();
+            Remake::new(needs, move |place| again(place, &held.get(place)?, activation))
+        });
+        if !self.tracks(&[x]) {
+            return Ok(result);
+        }
+        let (kept, source) = (self.keep(x), x.source());
+        Ok(self.record(result, move |back, mut gradient| {
+            let x = kept.get(back.place)?;
+            gradient = gradient.unshared()?;
+            backward(back.place, activation, &x, &mut gradient);
+            back.pass(source, gradient)
+        }))
+    }
+}
+
+/// The result once more, for whoever kept the way instead.
+pub(crate) fn again(place: Place<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let mut y = place.alloc(x.shape(), x.dtype())?;
+    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    forward(place.engine(), x, activation, &mut y);
+    Ok(y)
+}
+
+fn forward(engine: &Engine, x: &Tensor, activation: Activation, y: &mut Tensor) {
+    match engine {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::forward(engine, activation, x, y),
+    }
+}
+
+/// Turns the gradient of f(x) into that of x, in place.
+pub(crate) fn backward(
+    place: Place<'_>,
+    activation: Activation,
+    x: &Tensor,
+    gradient: &mut Tensor,
+) {
+    place.count(FLOPS * x.shape().elements(), &[x, gradient, gradient]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
+    }
+}

@@ -1,0 +1,350 @@
+//! Attention on the processor. Forward: a block of queries of one sample is a task. Backward: a head
+//! of keys and values of one sample is a task, since its gradients gather from all queries.
+#![allow(unsafe_code)]
+
+use super::{Seen, Sizes};
+use crate::cpu::gemm::{View, gemm};
+use crate::cpu::grid::{Floats, Grid};
+use crate::cpu::math::exp;
+use crate::cpu::rows::{dot, max, store, sum, vectorised};
+use crate::cpu::{Cpu, Room, Shared};
+use crate::dtype::{Real, with_real};
+use crate::tape::Slot;
+use crate::{Dtype, Tensor};
+
+/// Queries and keys of a block, at most. Chosen: a block of products, 128 KiB, stays in the second
+/// level of the cache beside the keys and values it is made from.
+const QUERIES: usize = 64;
+const KEYS: usize = 512;
+
+/// Floats of workspace per thread.
+pub fn forward_floats(sizes: Sizes) -> usize {
+    let widened = if sizes.dtype == Dtype::F32 { 0 } else { QUERIES + 2 * KEYS };
+    QUERIES * KEYS + QUERIES * sizes.d + 2 * QUERIES + widened * sizes.d
+}
+
+/// Floats of workspace per thread.
+pub fn backward_floats(sizes: Sizes) -> usize {
+    let widened = if sizes.dtype == Dtype::F32 { 0 } else { 3 * QUERIES + 2 * KEYS };
+    2 * QUERIES * KEYS + (QUERIES + 2 * sizes.keys + widened) * sizes.d + QUERIES
+}
+
+pub fn forward(
+    cpu: &Cpu,
+    sizes: Sizes,
+    seen: &Seen<'_>,
+    inputs: [&Tensor; 3],
+    out: &mut Tensor,
+    denominators: &mut Tensor,
+    workspace: &mut [f32],
+) {
+    let Sizes { samples, queries, heads, d, .. } = sizes;
+    let blocks = queries.div_ceil(QUERIES);
+    let [q, k, v] = inputs.map(Floats::from);
+    with_real!(sizes.dtype, T => {
+        let out = Shared::new(out.data_mut::<T>());
+        let denominators = Shared::new(denominators.data_mut::<f32>());
+        cpu.with_room(workspace, forward_floats(sizes), samples * blocks * heads, |task, room| {
+            let (block, index) = (task / heads, task % heads);
+            let (sample, first) = (block / blocks, block % blocks * QUERIES);
+            let count = QUERIES.min(queries - first);
+            let head = Head { sizes, sample, index, seen, q, k, v };
+            let mut sums = head.forward((first, count), room);
+            vectorised(|| {
+                for row in 0..count {
+                    let token = sample * queries + first + row;
+                    // SAFETY: the numbers of one query and one head, which are this task's alone.
+                    let (out, denominator) = unsafe {
+                        let at = token * heads + head.index;
+                        (out.slice(at * d, d), denominators.slice(at, 1))
+                    };
+                    denominator[0] = sums.finish(row);
+                    store(&sums.out[row * d..][..d], out, false);
+                }
+            });
+        });
+    });
+}
+
+/// One query head of one sample.
+#[derive(Clone, Copy)]
+struct Head<'a> {
+    sizes: Sizes,
+    sample: usize,
+    index: usize,
+    seen: &'a Seen<'a>,
+    q: Floats<'a>,
+    k: Floats<'a>,
+    v: Floats<'a>,
+}
+
+/// A block of queries on its way through the keys.
+struct Sums<'a> {
+    /// Σ weight·v so far, [queries, d]
+    out: &'a mut [f32],
+    /// The largest product so far.
+    most: &'a mut [f32],
+    /// Σ weight so far.
+    total: &'a mut [f32],
+}
+
+impl<'a> Sums<'a> {
+    fn within(room: &mut Room<'a>, count: usize, d: usize) -> Self {
+        let sums =
+            Self { out: room.take(count * d), most: room.take(count), total: room.take(count) };
+        sums.out.fill(0.0);
+        sums.most.fill(f32::NEG_INFINITY);
+        sums.total.fill(0.0);
+        sums
+    }
+
+    /// Turns a row's products into weights relative to the largest so far, and brings what was
+    /// summed before to the same.
+    #[inline(always)]
+    fn weigh(&mut self, row: usize, products: &mut [f32], seen: usize) {
+        let (seen, unseen) = products.split_at_mut(seen);
+        unseen.fill(0.0);
+        if seen.is_empty() {
+            return;
+        }
+        let before = self.most[row];
+        let block = max(seen);
+        let most = if block > before || block.is_nan() { block } else { before };
+        for product in &mut *seen {
+            *product = exp(*product - most);
+        }
+        let old = exp(before - most);
+        self.most[row] = most;
+        self.total[row] = self.total[row] * old + sum(seen);
+        if old != 1.0 {
+            self.row(row).iter_mut().for_each(|out| *out *= old);
+        }
+    }
+
+    /// Divides a row by its total; returns the logarithm of the softmax's denominator.
+    #[inline(always)]
+    fn finish(&mut self, row: usize) -> f32 {
+        let total = self.total[row];
+        let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
+        self.row(row).iter_mut().for_each(|out| *out *= inverse);
+        self.most[row] + total.ln()
+    }
+
+    #[inline(always)]
+    fn row(&mut self, row: usize) -> &mut [f32] {
+        let d = self.out.len() / self.total.len();
+        &mut self.out[row * d..][..d]
+    }
+}
+
+impl<'a> Head<'a> {
+    /// The matrix of one head's rows within a tensor of tokens.
+    fn grid(&self, data: Floats<'a>, tokens: usize, heads: usize, head: usize) -> Grid<'a> {
+        let width = heads * self.sizes.d;
+        let start = self.sample * tokens * width + head * self.sizes.d;
+        Grid { data, start, row_step: width, column_step: 1 }
+    }
+
+    fn of_queries(&self, data: Floats<'a>) -> Grid<'a> {
+        self.grid(data, self.sizes.queries, self.sizes.heads, self.index)
+    }
+
+    fn of_keys(&self, data: Floats<'a>) -> Grid<'a> {
+        let kv_head = self.index / (self.sizes.heads / self.sizes.kv_heads);
+        self.grid(data, self.sizes.keys, self.sizes.kv_heads, kv_head)
+    }
+
+    /// How many keys any query of a block sees.
+    fn last_seen(&self, (first, count): (usize, usize)) -> usize {
+        let queries = first..first + count;
+        queries.map(|query| self.seen.count(self.sample, query)).max().unwrap_or(0)
+    }
+
+    /// How many keys of the block from `from` on a query sees.
+    #[inline(always)]
+    fn seen_of(&self, query: usize, from: usize, width: usize) -> usize {
+        self.seen.count(self.sample, query).saturating_sub(from).min(width)
+    }
+
+    /// Visits the keys that any query of the block sees.
+    fn forward<'r>(&self, block: (usize, usize), mut room: Room<'r>) -> Sums<'r> {
+        let (d, (first, count)) = (self.sizes.d, block);
+        let products = room.take(QUERIES * KEYS);
+        let mut sums = Sums::within(&mut room, count, d);
+        let widened = if self.sizes.dtype == Dtype::F32 { 0 } else { d };
+        let [q_room, k_room, v_room] = [count, KEYS, KEYS].map(|rows| room.take(rows * widened));
+        let q = self.of_queries(self.q).block(block, (0, d), q_room);
+        let last = self.last_seen(block);
+        for from in (0..last).step_by(KEYS) {
+            let width = KEYS.min(last - from);
+            let products = &mut products[..count * width];
+            let k = self.of_keys(self.k).block((from, width), (0, d), k_room);
+            let v = self.of_keys(self.v).block((from, width), (0, d), v_room);
+            gemm((count, width, d), (&mut *products, width), false, q, k.t(), self.sizes.scale);
+            vectorised(|| {
+                for (row, products) in products.chunks_exact_mut(width).enumerate() {
+                    sums.weigh(row, products, self.seen_of(first + row, from, width));
+                }
+            });
+            let weights = View::rows(products, width);
+            gemm((count, d, width), (&mut *sums.out, d), true, weights, v, 1.0);
+        }
+        sums
+    }
+}
+
+/// What backward reads.
+#[derive(Clone, Copy)]
+pub struct Inputs<'a> {
+    pub q: &'a Tensor,
+    pub k: &'a Tensor,
+    pub v: &'a Tensor,
+    pub out: &'a Tensor,
+    pub gradient: &'a Tensor,
+    pub denominators: &'a Tensor,
+}
+
+pub fn backward(
+    cpu: &Cpu,
+    sizes: Sizes,
+    seen: &Seen<'_>,
+    inputs: Inputs<'_>,
+    slots: &mut [Slot],
+    workspace: &mut [f32],
+) {
+    let Sizes { samples, heads, kv_heads, .. } = sizes;
+    let group = heads / kv_heads;
+    let [q_slot, k_slot, v_slot] = slots else { unreachable!("three inputs have three slots") };
+    with_real!(sizes.dtype, T => {
+        let gradients = Gradients {
+            q: Target::<T>::new(q_slot, sizes.d),
+            k: Target::<T>::new(k_slot, sizes.d),
+            v: Target::<T>::new(v_slot, sizes.d),
+        };
+        cpu.with_room(workspace, backward_floats(sizes), samples * kv_heads, |task, mut room| {
+            let (sample, kv_head) = (task / kv_heads, task % kv_heads);
+            let k_sums = room.take(sizes.keys * sizes.d);
+            let v_sums = room.take(sizes.keys * sizes.d);
+            k_sums.fill(0.0);
+            v_sums.fill(0.0);
+            for index in kv_head * group..(kv_head + 1) * group {
+                let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(Floats::from);
+                let head = Head { sizes, sample, index, seen, q, k, v };
+                for first in (0..sizes.queries).step_by(QUERIES) {
+                    let block = (first, QUERIES.min(sizes.queries - first));
+                    let q_sums = head.backward(block, inputs, (k_sums, v_sums), Room(room.0));
+                    gradients.q.store(sizes, (sample, head.index, first), q_sums);
+                }
+            }
+            gradients.k.store(sizes, (sample, kv_head, 0), k_sums);
+            gradients.v.store(sizes, (sample, kv_head, 0), v_sums);
+        });
+    });
+}
+
+struct Gradients<'a, T> {
+    q: Target<'a, T>,
+    k: Target<'a, T>,
+    v: Target<'a, T>,
+}
+
+/// A gradient [samples, tokens, heads·d] that tasks write to, each the columns of its own head.
+struct Target<'a, T> {
+    numbers: Shared<'a, T>,
+    tokens: usize,
+    heads: usize,
+    add: bool,
+}
+
+impl<'a, T: Real> Target<'a, T> {
+    fn new(slot: &'a mut Slot, d: usize) -> Self {
+        let shape = slot.tensor.shape();
+        let (tokens, heads) = (shape.sizes()[1], shape.width() / d);
+        Self { add: slot.add, tokens, heads, numbers: Shared::new(slot.tensor.data_mut()) }
+    }
+
+    /// Stores rows of one head of one sample, from token `first` on.
+    fn store(&self, sizes: Sizes, (sample, head, first): (usize, usize, usize), rows: &[f32]) {
+        let d = sizes.d;
+        vectorised(|| {
+            for (row, from) in rows.chunks_exact(d).enumerate() {
+                let token = sample * self.tokens + first + row;
+                // SAFETY: the numbers of one token and one head, which only the task of that head
+                // touches.
+                let to = unsafe { self.numbers.slice((token * self.heads + head) * d, d) };
+                store(from, to, self.add);
+            }
+        });
+    }
+}
+
+impl Head<'_> {
+    /// With P the weights and D = Σ gradient·out per query: dv = Pᵀ·gradient,
+    /// S = P ∘ (gradient·vᵀ - D), dq = scale·S·k, dk = scale·Sᵀ·q. Returns dq of the block.
+    fn backward<'r>(
+        &self,
+        block: (usize, usize),
+        inputs: Inputs<'_>,
+        (k_sums, v_sums): (&mut [f32], &mut [f32]),
+        mut room: Room<'r>,
+    ) -> &'r [f32] {
+        let (Sizes { d, scale, .. }, (_, count)) = (self.sizes, block);
+        let weights = room.take(QUERIES * KEYS);
+        let slopes = room.take(QUERIES * KEYS);
+        let q_sums = room.take(count * d);
+        let corrections = room.take(count);
+        let widened = if self.sizes.dtype == Dtype::F32 { 0 } else { d };
+        let [q_room, g_room, o_room] = [count; 3].map(|rows| room.take(rows * widened));
+        let [k_room, v_room] = [KEYS; 2].map(|rows| room.take(rows * widened));
+        let q = self.of_queries(self.q).block(block, (0, d), q_room);
+        let gradient = self.of_queries(inputs.gradient.into()).block(block, (0, d), g_room);
+        let out = self.of_queries(inputs.out.into()).block(block, (0, d), o_room);
+        for (row, correction) in corrections.iter_mut().enumerate() {
+            *correction = dot(gradient.row(row, d), out.row(row, d));
+        }
+        q_sums.fill(0.0);
+        let last = self.last_seen(block);
+        for from in (0..last).step_by(KEYS) {
+            let width = KEYS.min(last - from);
+            let (weights, slopes) = (&mut weights[..count * width], &mut slopes[..count * width]);
+            let k = self.of_keys(self.k).block((from, width), (0, d), k_room);
+            let v = self.of_keys(self.v).block((from, width), (0, d), v_room);
+            gemm((count, width, d), (&mut *weights, width), false, q, k.t(), scale);
+            gemm((count, width, d), (&mut *slopes, width), false, gradient, v.t(), 1.0);
+            self.weigh_again((block, from, width), inputs, corrections, (weights, slopes));
+            let (weights, slopes) = (View::rows(weights, width), View::rows(slopes, width));
+            let keys = from * d..(from + width) * d;
+            let (k_sums, v_sums) = (&mut k_sums[keys.clone()], &mut v_sums[keys]);
+            gemm((width, d, count), (v_sums, d), true, weights.t(), gradient, 1.0);
+            gemm((width, d, count), (k_sums, d), true, slopes.t(), q, scale);
+            gemm((count, d, width), (&mut *q_sums, d), true, slopes, k, scale);
+        }
+        q_sums
+    }
+
+    /// Turns products into weights P, and gradient·vᵀ into S.
+    fn weigh_again(
+        &self,
+        ((first, _), from, width): ((usize, usize), usize, usize),
+        inputs: Inputs<'_>,
+        corrections: &[f32],
+        (weights, slopes): (&mut [f32], &mut [f32]),
+    ) {
+        let Sizes { queries, heads, .. } = self.sizes;
+        let denominators = inputs.denominators.data::<f32>();
+        let rows = weights.chunks_exact_mut(width).zip(slopes.chunks_exact_mut(width));
+        vectorised(|| {
+            for (row, (weights, slopes)) in rows.enumerate() {
+                let token = self.sample * queries + first + row;
+                let denominator = denominators[token * heads + self.index];
+                let seen = self.seen_of(first + row, from, width);
+                weights[seen..].fill(0.0);
+                slopes[seen..].fill(0.0);
+                for (weight, slope) in weights[..seen].iter_mut().zip(&mut slopes[..seen]) {
+                    *weight = exp(*weight - denominator);
+                    *slope = *weight * (*slope - corrections[row]);
+                }
+            }
+        });
+    }
+}

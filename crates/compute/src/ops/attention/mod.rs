@@ -1,0 +1,210 @@
+//! Attention: out = softmax(scale·q·kᵀ)·v for each head, without the matrix of tokens by tokens ever
+//! existing whole (Dao et al., "FlashAttention", arXiv 2205.14135): blocks of keys are visited in
+//! turn, and a running maximum keeps the softmax exact.
+//!
+//! q is [samples, queries, heads·d], k and v are [samples, keys, kv heads·d] as they come out of
+//! linear layers; several query heads may share one of k and v. A query sees the first keys of its
+//! sample up to the sample's length and, if causal, up to its own place counted from the end. One
+//! that sees no key gives zeros.
+//!
+//! Kept for backward: q, k, v, the result, and one number per query and head, the logarithm of the
+//! softmax's denominator.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::{Engine, Kind};
+use crate::tape::{Backward, Kept, Op, Source, Tape, Var};
+use crate::{ComputeError, Dtype, Result, Tensor};
+
+/// How queries attend to keys.
+#[derive(Clone, Copy)]
+pub struct Attention<'a> {
+    /// Heads of the queries.
+    pub n_heads: usize,
+    /// Heads of keys and values; divides `n_heads`.
+    pub n_kv_heads: usize,
+    /// Factor of q·k, usually 1/√d.
+    pub scale: f32,
+    /// Whether a query sees only the keys up to its own place.
+    pub is_causal: bool,
+    /// How many keys of each sample count, u32 [samples]; all if not given.
+    pub key_lengths: Option<&'a Tensor>,
+}
+
+impl Attention<'_> {
+    /// Every query sees every key, through `n_heads` heads of width `d`.
+    pub fn full(n_heads: usize, d: usize) -> Self {
+        let scale = 1.0 / (d as f32).sqrt();
+        Self { n_heads, n_kv_heads: n_heads, scale, is_causal: false, key_lengths: None }
+    }
+}
+
+impl Tape<'_> {
+    /// Attention; see the module's comment.
+    pub fn attention(&self, q: &Var, k: &Var, v: &Var, how: Attention<'_>) -> Result<Var> {
+        let op = self.begin("attention");
+        let sizes = check(&op, [q, k, v], how)?;
+        let mut out = op.alloc(q.shape(), q.dtype())?;
+        let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
+        op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
+        let floats = match op.device().kind() {
+            Kind::Cpu { threads } => threads * cpu::forward_floats(sizes),
+        };
+        let mut workspace = op.workspace([floats], Dtype::F32)?;
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                let inputs = [q.tensor(), k.tensor(), v.tensor()];
+                let seen = Seen::new(sizes, how);
+                let room = workspace.data_mut();
+                cpu::forward(engine, sizes, &seen, inputs, &mut out, &mut denominators, room);
+            }
+        }
+        let result = op.result(out);
+        if !self.tracks(&[q, k, v]) {
+            return Ok(result);
+        }
+        self.keep_own(&op);
+        let record = Record {
+            inputs: [q, k, v].map(|input| (self.keep(input), input.source())),
+            out: self.keep(&result),
+            denominators,
+            key_lengths: how.key_lengths.cloned(),
+            how: Attention { key_lengths: None, ..how },
+            sizes,
+        };
+        Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
+    }
+}
+
+/// The sizes that the shapes of q, k and v amount to.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    samples: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    kv_heads: usize,
+    /// Width of a head.
+    d: usize,
+    scale: f32,
+    dtype: Dtype,
+}
+
+impl Sizes {
+    /// Operations of one product of queries and keys, over all heads.
+    fn product(&self) -> usize {
+        2 * self.samples * self.heads * self.queries * self.keys * self.d
+    }
+}
+
+fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes> {
+    let dtype = op.expect_real("q", q.tensor())?;
+    let [samples, queries, width] = op.expect_rank("q", q.tensor())?;
+    let [_, keys, _] = op.expect_rank("k", k.tensor())?;
+    let d = op.expect_multiple("width of q", width, how.n_heads)?;
+    op.expect_multiple("number of heads", how.n_heads, how.n_kv_heads)?;
+    for (what, var) in [("k", k), ("v", v)] {
+        op.expect_dtype(what, var.tensor(), dtype)?;
+        op.expect_shape(what, var.tensor(), [samples, keys, how.n_kv_heads * d])?;
+    }
+    if how.is_causal && queries > keys {
+        let expected = format!("at most the number of keys, {keys}, when causal");
+        let (what, got) = ("number of queries", queries.to_string());
+        return Err(ComputeError::Range { op: op.name, what, expected, got });
+    }
+    if let Some(lengths) = how.key_lengths {
+        op.expect_dtype("key lengths", lengths, Dtype::U32)?;
+        op.expect_shape("key lengths", lengths, [samples])?;
+        if let Engine::Cpu(_) = op.engine() {
+            check_lengths(op, lengths.data::<u32>(), keys)?;
+        }
+    }
+    let (heads, kv_heads, scale) = (how.n_heads, how.n_kv_heads, how.scale);
+    Ok(Sizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
+}
+
+fn check_lengths(op: &Op<'_>, lengths: &[u32], keys: usize) -> Result<()> {
+    match lengths.iter().find(|length| **length as usize > keys) {
+        None => Ok(()),
+        Some(length) => Err(ComputeError::Range {
+            op: op.name,
+            what: "key length",
+            expected: format!("at most the number of keys, {keys}"),
+            got: length.to_string(),
+        }),
+    }
+}
+
+/// Which keys a query sees: always the first so many.
+struct Seen<'a> {
+    sizes: Sizes,
+    is_causal: bool,
+    key_lengths: Option<&'a [u32]>,
+}
+
+impl<'a> Seen<'a> {
+    fn new(sizes: Sizes, how: Attention<'a>) -> Self {
+        let key_lengths = how.key_lengths.map(Tensor::data::<u32>);
+        Self { sizes, is_causal: how.is_causal, key_lengths }
+    }
+
+    fn count(&self, sample: usize, query: usize) -> usize {
+        let length = self.key_lengths.map_or(self.sizes.keys, |all| all[sample] as usize);
+        let before = self.sizes.keys - self.sizes.queries.min(self.sizes.keys);
+        if self.is_causal { length.min(before + query + 1) } else { length }
+    }
+}
+
+struct Record {
+    inputs: [(Kept, Option<Source>); 3],
+    out: Kept,
+    denominators: Tensor,
+    key_lengths: Option<Tensor>,
+    how: Attention<'static>,
+    sizes: Sizes,
+}
+
+impl Record {
+    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
+        let (place, sizes) = (back.place, self.sizes);
+        let [(q, q_source), (k, k_source), (v, v_source)] = self.inputs;
+        let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
+        let out = self.out.get(place)?;
+        place.count(5 * sizes.product(), &[&q, &k, &v, &out, gradient, &q, &k, &v]);
+        // One kernel finds all three gradients; one that is not wanted is written and dropped.
+        let mut slots = Vec::new();
+        for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {
+            slots.push(match source {
+                Some(source) => back.slot(source, of.shape(), of.dtype())?,
+                None => back.unwanted(of.shape(), of.dtype())?,
+            });
+        }
+        let floats = match place.device().kind() {
+            Kind::Cpu { threads } => threads * cpu::backward_floats(sizes),
+        };
+        let mut workspace = place.workspace([floats], Dtype::F32)?;
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                let how = Attention { key_lengths: self.key_lengths.as_ref(), ..self.how };
+                let inputs = cpu::Inputs {
+                    q: &q,
+                    k: &k,
+                    v: &v,
+                    out: &out,
+                    gradient,
+                    denominators: &self.denominators,
+                };
+                let room = workspace.data_mut();
+                cpu::backward(engine, sizes, &Seen::new(sizes, how), inputs, &mut slots, room);
+            }
+        }
+        for slot in slots {
+            back.put(slot);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,216 @@
+//! Attention against its formula: full, causal, grouped, ragged.
+
+use super::Attention;
+use crate::testing::{Dual, Input, check, device};
+use crate::{Dtype, Params, Tape, Var};
+
+#[derive(Clone, Copy)]
+struct Case {
+    samples: usize,
+    queries: usize,
+    keys: usize,
+    heads: usize,
+    kv_heads: usize,
+    d: usize,
+    is_causal: bool,
+    lengths: Option<&'static [u32]>,
+}
+
+const CASE: Case = Case {
+    samples: 2,
+    queries: 3,
+    keys: 4,
+    heads: 2,
+    kv_heads: 2,
+    d: 3,
+    is_causal: false,
+    lengths: None,
+};
+
+impl Case {
+    fn inputs(self) -> [Input; 3] {
+        let kv = [self.samples, self.keys, self.kv_heads * self.d];
+        [
+            Input::normal([self.samples, self.queries, self.heads * self.d], 1),
+            Input::normal(kv, 2),
+            Input::normal(kv, 3),
+        ]
+    }
+
+    fn run(self, tape: &Tape<'_>, v: &[Var]) -> crate::Result<Var> {
+        let lengths = self.lengths.map(|all| tape.device().upload([all.len()], all).unwrap());
+        let how = Attention {
+            n_kv_heads: self.kv_heads,
+            is_causal: self.is_causal,
+            key_lengths: lengths.as_ref(),
+            ..Attention::full(self.heads, self.d)
+        };
+        tape.attention(&v[0], &v[1], &v[2], how)
+    }
+
+    fn seen(self, sample: usize, query: usize) -> usize {
+        let length = self.lengths.map_or(self.keys, |all| all[sample] as usize);
+        if self.is_causal { length.min(self.keys - self.queries + query + 1) } else { length }
+    }
+
+    fn exact(self, v: &[Vec<Dual>]) -> Vec<Dual> {
+        let Self { queries, keys, heads, kv_heads, d, .. } = self;
+        let row = |of: &'_ [Dual], token: usize, heads: usize, head: usize| {
+            of[(token * heads + head) * d..][..d].to_vec()
+        };
+        let mut out = Vec::new();
+        for token in 0..self.samples * queries {
+            let sample = token / queries;
+            for head in 0..heads {
+                let q = row(&v[0], token, heads, head);
+                let kv = |of: &[Dual], key| {
+                    row(of, sample * keys + key, kv_heads, head * kv_heads / heads)
+                };
+                let weights: Vec<Dual> = (0..self.seen(sample, token % queries))
+                    .map(|key| {
+                        let k = kv(&v[1], key);
+                        let product: Dual = q.iter().zip(k).map(|(q, k)| *q * k).sum();
+                        (product * (1.0 / (d as f64).sqrt())).exp()
+                    })
+                    .collect();
+                let total: Dual = weights.iter().copied().sum();
+                out.extend((0..d).map(|column| {
+                    let sum = weights
+                        .iter()
+                        .enumerate()
+                        .map(|(key, w)| *w / total * kv(&v[2], key)[column]);
+                    sum.sum::<Dual>()
+                }));
+            }
+        }
+        out
+    }
+
+    fn check(self) {
+        check(&self.inputs(), 8.0, &|tape, v| self.run(tape, v), &|v| self.exact(v));
+    }
+}
+
+#[test]
+fn every_query_sees_every_key() {
+    CASE.check();
+    Case { samples: 1, queries: 1, keys: 1, heads: 1, kv_heads: 1, d: 1, ..CASE }.check();
+    Case { samples: 1, queries: 5, keys: 2, heads: 1, kv_heads: 1, d: 8, ..CASE }.check();
+}
+
+#[test]
+fn causal_counts_from_the_end() {
+    Case { queries: 4, is_causal: true, ..CASE }.check();
+    Case { queries: 2, keys: 5, is_causal: true, ..CASE }.check();
+}
+
+#[test]
+fn heads_of_keys_are_shared() {
+    Case { samples: 1, heads: 4, kv_heads: 2, ..CASE }.check();
+    Case { samples: 1, heads: 3, kv_heads: 1, is_causal: true, queries: 4, ..CASE }.check();
+}
+
+#[test]
+fn samples_have_lengths_of_their_own() {
+    Case { lengths: Some(&[4, 2]), ..CASE }.check();
+    Case { lengths: Some(&[1, 3]), queries: 4, is_causal: true, ..CASE }.check();
+    // A sample without keys gives zeros and passes nothing on.
+    Case { lengths: Some(&[0, 2]), ..CASE }.check();
+}
+
+#[test]
+fn more_tokens_than_a_block() {
+    // 65 queries and 513 keys are one more than a block of each. A reference of all slopes would
+    // take minutes: one number of each input is trained, through a linear layer of one row.
+    let (queries, keys, d) = (65, 513, 2);
+    let how = Case { samples: 1, queries, keys, heads: 1, kv_heads: 1, d, ..CASE };
+    for how in [how, Case { is_causal: true, ..how }] {
+        let inputs = [
+            Input::normal([1, queries, d], 1).frozen(),
+            Input::normal([1, keys, d], 2).frozen(),
+            Input::normal([1, keys, d], 3).frozen(),
+            Input::normal([d, d], 4).scaled(0.4),
+            Input::normal([d, d], 5).scaled(0.4),
+            Input::normal([d, d], 6).scaled(0.4),
+        ];
+        let mapped = |x: &[Dual], w: &[Dual]| -> Vec<Dual> {
+            let row = |x: &[Dual]| [x[0] * w[0] + x[1] * w[1], x[0] * w[2] + x[1] * w[3]];
+            x.chunks(2).flat_map(row).collect()
+        };
+        crate::testing::check_f32(
+            &inputs,
+            64.0,
+            &|tape, v| {
+                let map = |x: &Var, w: &Var| tape.linear(x, crate::ops::Linear::new(w)).unwrap();
+                how.run(tape, &[map(&v[0], &v[3]), map(&v[1], &v[4]), map(&v[2], &v[5])])
+            },
+            &|v| how.exact(&[mapped(&v[0], &v[3]), mapped(&v[1], &v[4]), mapped(&v[2], &v[5])]),
+        );
+    }
+}
+
+#[test]
+fn memory_grows_with_tokens_not_with_their_square() {
+    let peak = |tokens: usize| {
+        let device = crate::Device::meta(crate::Kind::Cpu { threads: 2 }, usize::MAX);
+        let params = Params::default();
+        let tape = Tape::training(&device, &params, 0);
+        let tensor = || tape.leaf(device.zeros([1, tokens, 128], Dtype::Bf16).unwrap());
+        let (q, k, v) = (tensor(), tensor(), tensor());
+        let out = tape.attention(&q, &k, &v, Attention::full(2, 64)).unwrap();
+        let gradient = device.zeros([1, tokens, 128], Dtype::Bf16).unwrap();
+        tape.backward_from(out, gradient, &mut crate::Gradients::default()).unwrap();
+        device.usage().peak
+    };
+    let (once, twice, thrice) = (peak(8192), peak(16384), peak(24576));
+    assert_eq!(thrice - twice, twice - once);
+}
+
+#[test]
+fn what_is_not_a_number_is_not_hidden() {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    for (poisoned, value) in [(0, f32::NAN), (1, f32::NAN), (2, f32::NAN), (2, f32::INFINITY)] {
+        let inputs: Vec<Var> = CASE
+            .inputs()
+            .into_iter()
+            .enumerate()
+            .map(|(index, mut input)| {
+                if index == poisoned {
+                    input.values[0] = value;
+                }
+                Var::from(crate::testing::upload(&device, &input, Dtype::F32))
+            })
+            .collect();
+        let out = CASE.run(&tape, &inputs).unwrap().tensor().to_vec::<f32>();
+        assert!(!out[0].is_finite(), "{poisoned} {out:?}");
+        assert!(out[CASE.queries * CASE.heads * CASE.d..].iter().all(|value| value.is_finite()));
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let zeros = |sizes: [usize; 3]| Var::from(device.zeros(sizes, Dtype::F32).unwrap());
+    let (q, k, v) = (zeros([1, 3, 8]), zeros([1, 5, 8]), zeros([1, 4, 8]));
+    let said = |how: Attention<'_>, k: &Var, v: &Var| {
+        tape.attention(&q, k, v, how).err().unwrap().to_string()
+    };
+    let full = Attention::full(2, 4);
+    assert_eq!(said(full, &k, &v), "attention: v has shape [1, 4, 8], expected [1, 5, 8]");
+    let three = Attention::full(3, 4);
+    assert_eq!(said(three, &k, &k), "attention: width of q 8 is not a multiple of 3");
+    let two = zeros([1, 2, 8]);
+    assert_eq!(
+        said(Attention { is_causal: true, ..full }, &two, &two),
+        "attention: number of queries is 3, expected at most the number of keys, 2, when causal"
+    );
+    let lengths = device.upload([1], &[6u32]).unwrap();
+    assert_eq!(
+        said(Attention { key_lengths: Some(&lengths), ..full }, &k, &k),
+        "attention: key length is 6, expected at most the number of keys, 5"
+    );
+}

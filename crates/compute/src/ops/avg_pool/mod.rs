@@ -1,0 +1,33 @@
+//! Shrinking images by means over squares that do not overlap:
+//!
+//! y[c, i, j] = mean of x[c, i·size .. (i+1)·size, j·size .. (j+1)·size]
+//!
+//! for x [samples, channels, height, width]. Forward only, like all that images are encoded and
+//! decoded by.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::Result;
+use crate::device::Engine;
+use crate::tape::{Tape, Var};
+
+impl Tape<'_> {
+    /// Means over squares of `size` pixels a side, which must divide the image.
+    pub fn avg_pool(&self, x: &Var, size: usize) -> Result<Var> {
+        let op = self.begin("avg_pool");
+        op.expect_untracked(x)?;
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
+        let height = op.expect_multiple("height", height, size)?;
+        let width = op.expect_multiple("width", width, size)?;
+        let mut y = op.alloc([samples, channels, height, width], dtype)?;
+        op.count(x.shape().elements(), &[x.tensor(), &y]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), size, &mut y),
+        }
+        Ok(op.result(y))
+    }
+}

@@ -1,0 +1,254 @@
+//! The cross entropy against its formula.
+
+use super::{FEWEST_COLUMNS, IGNORED, LOGITS, columns};
+use crate::ops::gather::tests::gathered;
+use crate::testing::{Dual, Input, check, compare, device};
+use crate::{Device, Dtype, Gradients, Kind, Params, Shape, Tag, Tape, Tensor, Var};
+
+/// The definition, with the whole logits.
+fn exact(x: &[Dual], weight: &[Dual], targets: &[u32], width: usize) -> Dual {
+    let counted = targets.iter().filter(|target| **target != IGNORED).count();
+    let rows = x.chunks(width).zip(targets).filter(|(_, target)| **target != IGNORED);
+    let losses = rows.map(|(x, target)| {
+        let dot = |row: &[Dual]| x.iter().zip(row).map(|(x, w)| *x * *w).sum::<Dual>();
+        let logits: Vec<Dual> = weight.chunks(width).map(dot).collect();
+        let largest = logits.iter().map(|logit| logit.value).fold(f64::MIN, f64::max);
+        let sum: Dual = logits.iter().map(|logit| (*logit - Dual::from(largest)).exp()).sum();
+        sum.ln() + Dual::from(largest) - logits[*target as usize]
+    });
+    losses.sum::<Dual>() * (1.0 / counted as f64)
+}
+
+const TARGETS: [u32; 6] = [8, 0, IGNORED, 3, 4, 8];
+
+fn check_loss(columns: usize, width: usize, x: Input, weight: Input) {
+    check(
+        &[x, weight],
+        4.0,
+        &|tape, v| {
+            let targets = tape.device().upload([2, 3], &TARGETS)?;
+            tape.cross_entropy_by(columns, &v[0], &v[1], &targets)
+        },
+        &|v| vec![exact(&v[0], &v[1], &TARGETS, width)],
+    );
+}
+
+#[test]
+fn the_number_of_columns_at_a_time_does_not_matter() {
+    for (columns, width) in [(64, 5), (9, 7), (4, 7), (1, 3)] {
+        let (x, weight) = (Input::normal([2, 3, width], 1), Input::normal([9, width], 2));
+        check_loss(columns, width, x, weight);
+    }
+}
+
+#[test]
+fn what_is_frozen_has_no_gradient() {
+    let (x, weight) = (Input::normal([2, 3, 4], 1), Input::normal([9, 4], 2));
+    check_loss(4, 4, x.clone().frozen(), weight.clone());
+    check_loss(4, 4, x.clone(), weight.clone().frozen());
+    // As in a model of rounded weights whose adapters compute in f32, and the other way round.
+    check_loss(4, 4, x.clone().f32(), weight.clone());
+    check_loss(4, 4, x, weight.f32());
+}
+
+#[test]
+fn large_logits_do_not_overflow() {
+    // Each chunk has a larger maximum than those before it, or a smaller one.
+    for sign in [1.0, -1.0] {
+        let x = Input { values: vec![sign; 6], ..Input::normal([2, 3, 1], 1) };
+        let values = (0..9u8).map(|word| 64.0 * f32::from(word) - 256.0).collect();
+        let weight = Input { values, ..Input::normal([9, 1], 2) };
+        check_loss(2, 1, x, weight);
+    }
+}
+
+#[test]
+fn gradients_of_two_uses_add_up() {
+    let (x, weight) = (Input::normal([6, 3], 1), Input::normal([9, 3], 2));
+    check(
+        &[x, weight],
+        4.0,
+        &|tape, v| {
+            let targets = tape.device().upload([6], &TARGETS)?;
+            let first = tape.cross_entropy_by(4, &v[0], &v[1], &targets)?;
+            tape.add(&first, &tape.cross_entropy_by(5, &v[0], &v[1], &targets)?)
+        },
+        &|v| vec![exact(&v[0], &v[1], &TARGETS, 3) * 2.0],
+    );
+    // The words' own vectors as input: both gradients belong to one tensor.
+    let targets = [8u32, 0, 1, 3, 4, 8, 2, 2, 2];
+    check(
+        &[Input::normal([9, 3], 1)],
+        4.0,
+        &|tape, v| tape.cross_entropy_by(4, &v[0], &v[0], &tape.device().upload([9], &targets)?),
+        &|v| vec![exact(&v[0], &v[0], &targets, 3)],
+    );
+}
+
+const IDS: [u32; 6] = [1, 8, 1, 0, 3, 1];
+
+#[test]
+fn a_tied_embedding_has_one_gradient() {
+    check(
+        &[Input::normal([9, 3], 1)],
+        4.0,
+        &|tape, v| {
+            let ids = tape.device().upload([6], &IDS)?;
+            let x = tape.embedding(&ids, &v[0])?;
+            tape.cross_entropy_by(4, &x, &v[0], &tape.device().upload([6], &TARGETS)?)
+        },
+        &|v| vec![exact(&gathered(&v[0], &IDS, (6, 9, 3)), &v[0], &TARGETS, 3)],
+    );
+}
+
+#[test]
+fn a_tied_parameter_has_the_sum_of_what_two_would_have() {
+    let device = device();
+    let table = || device.normal([9, 3], Dtype::Bf16, 1.0, (1, 0)).unwrap();
+    let mut params = Params::default();
+    let [tied, embedding, head] = [(); 3].map(|()| params.add(table()));
+    let mut gradients = Gradients::default();
+    for _ in 0..2 {
+        for [from, to] in [[tied, tied], [embedding, head]] {
+            let tape = Tape::training(&device, &params, 0);
+            let ids = device.upload([6], &IDS).unwrap();
+            let targets = device.upload([6], &TARGETS).unwrap();
+            let x = tape.embedding(&ids, &tape.param(from)).unwrap();
+            let loss = tape.cross_entropy_by(4, &x, &tape.param(to), &targets).unwrap();
+            drop(x);
+            tape.backward(&loss, &mut gradients).unwrap();
+        }
+    }
+    let of = |key| gradients.get(key).unwrap().to_vec::<f32>();
+    let sums = of(embedding).into_iter().zip(of(head));
+    let sums: Vec<f64> = sums.map(|(a, b)| f64::from(a) + f64::from(b)).collect();
+    assert!(sums.iter().any(|sum| sum.abs() > 0.1));
+    compare("gradient of a tied parameter", &of(tied), &sums, 1e-6);
+    params.values_mut().unwrap();
+}
+
+#[test]
+fn recomputed_it_gives_the_same() {
+    let device = device();
+    let mut params = Params::default();
+    let x = params.add(device.normal([6, 5], Dtype::F32, 1.0, (1, 0)).unwrap());
+    let weight = params.add(device.normal([9, 5], Dtype::F32, 1.0, (1, 1)).unwrap());
+    let targets = device.upload([6], &TARGETS).unwrap();
+    let run = |recompute: bool| {
+        let mut gradients = Gradients::default();
+        let tape = Tape::training(&device, &params, 0);
+        let (targets, vars) = (targets.clone(), [tape.param(x), tape.param(weight)]);
+        // The end of a block is not run again, unless its record keeps something of its own.
+        let block =
+            move |tape: &Tape<'_>, v: &[Var]| tape.cross_entropy_by(4, &v[0], &v[1], &targets);
+        let loss = if recompute {
+            tape.recompute(&[&vars[0], &vars[1]], block).unwrap()
+        } else {
+            block(&tape, &vars).unwrap()
+        };
+        tape.backward(&loss, &mut gradients).unwrap();
+        [x, weight].map(|key| gradients.get(key).unwrap().to_vec::<f32>())
+    };
+    assert_eq!(run(true), run(false));
+}
+
+#[test]
+fn the_whole_logits_never_exist() {
+    let (rows, vocabulary, width) = (3000, 150_000, 8);
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        let device = Device::meta(Kind::Cpu { threads: 2 }, 1 << 40);
+        let mut params = Params::default();
+        let x = params.add(device.zeros([rows, width], dtype).unwrap());
+        let weight = params.add(device.zeros([vocabulary, width], dtype).unwrap());
+        let targets = device.zeros([rows], Dtype::U32).unwrap();
+        let mut gradients = Gradients::default();
+        let before = device.usage().in_use;
+        let tape = Tape::training(&device, &params, 0);
+        let loss = tape.cross_entropy(&tape.param(x), &tape.param(weight), &targets).unwrap();
+        let megabyte = 1 << 20;
+        let of_product = if dtype == Dtype::F32 { 0 } else { 8 * megabyte };
+        let forward = device.usage().peak - before;
+        assert!(forward <= 16 * megabyte + of_product + 5 * rows * 4, "{dtype}: {forward}");
+        device.restart_peak();
+        tape.backward(&loss, &mut gradients).unwrap();
+        let usage = device.usage();
+        let workspace = Tag::ALL.iter().position(|tag| *tag == Tag::Workspace).unwrap();
+        let at_peak = usage.by_tag_at_peak[workspace];
+        assert!(at_peak > 8 * megabyte, "{dtype}: {at_peak}");
+        assert!(at_peak <= 16 * megabyte + of_product, "{dtype}: {at_peak}");
+        let in_gradients = (2 * rows + vocabulary) * width * 4;
+        let all = usage.peak - before;
+        assert!(all <= 17 * megabyte + of_product + in_gradients, "{dtype}: {all}");
+        assert!(all < rows * vocabulary * 4 / 50);
+    }
+}
+
+#[test]
+fn columns_fill_their_room() {
+    for rows in [1, 3, 77, 4096, 60_000] {
+        assert!(rows * columns(rows) <= LOGITS, "{rows}");
+        assert!(rows * (columns(rows) + FEWEST_COLUMNS) > LOGITS, "{rows}");
+    }
+    assert_eq!(columns(0), LOGITS);
+    assert_eq!(columns(1 << 20), FEWEST_COLUMNS);
+}
+
+fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.upload([x.len(), 1], x).unwrap());
+    let weight = Var::from(device.upload([weight.len(), 1], weight).unwrap());
+    let targets = device.upload([targets.len()], targets).unwrap();
+    tape.cross_entropy_by(1, &x, &weight, &targets).unwrap().tensor().to_vec::<f32>()[0]
+}
+
+#[test]
+fn what_is_not_a_number_is_not_hidden() {
+    assert!(loss_of(&[1.0, f32::NAN], &[1.0, 2.0], &[0, 0]).is_nan());
+    assert!(loss_of(&[1.0, 1.0], &[f32::NAN, 2.0], &[1, 1]).is_nan());
+    assert!(loss_of(&[1.0, 1.0], &[2.0, f32::NAN], &[0, 0]).is_nan());
+    // A row that does not count has no part in it, whatever it holds.
+    let counted = loss_of(&[1.0, f32::NAN], &[1.0, 1.0], &[0, IGNORED]);
+    assert!((counted - 2f32.ln()).abs() < 1e-6, "{counted}");
+    let nothing = f32::NEG_INFINITY;
+    assert_eq!(loss_of(&[1.0], &[nothing, 3.0, nothing], &[1]), 0.0);
+    assert_eq!(loss_of(&[1.0], &[nothing, 3.0, nothing], &[2]), f32::INFINITY);
+}
+
+#[test]
+fn what_does_not_fit_is_said_with_both_values() {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let zeros = |sizes: &[usize]| Var::from(device.zeros(Shape::new(sizes), Dtype::F32).unwrap());
+    let targets = |targets: &[u32]| device.upload([targets.len()], targets).unwrap();
+    let fails = |x: &Var, weight: &Var, targets: &Tensor| {
+        tape.cross_entropy(x, weight, targets).err().unwrap().to_string()
+    };
+    let (x, weight) = (zeros(&[2, 3]), zeros(&[5, 3]));
+    assert_eq!(
+        fails(&x, &weight, &targets(&[IGNORED, 5])),
+        "cross_entropy: index 5 is out of range, there are 5 words in the vocabulary"
+    );
+    assert_eq!(
+        fails(&x, &weight, &targets(&[IGNORED, IGNORED])),
+        "cross_entropy: the set of targets that count is empty, its shape is [2]"
+    );
+    assert_eq!(
+        fails(&x, &weight, &targets(&[0, 1, 2])),
+        "cross_entropy: targets has shape [3], expected [2]"
+    );
+    assert_eq!(
+        fails(&x, &zeros(&[5, 4]), &targets(&[0, 1])),
+        "cross_entropy: weight has shape [5, 4], expected [5, 3]"
+    );
+    assert_eq!(
+        fails(&x, &weight, zeros(&[2]).tensor()),
+        "cross_entropy: targets is f32, expected u32"
+    );
+    assert_eq!(
+        fails(&zeros(&[0, 3]), &weight, &targets(&[])),
+        "cross_entropy: x is empty, its shape is [0, 3]"
+    );
+}

@@ -1,0 +1,140 @@
+//! Sums of whole tensors: add, scale, and the residual connection with a gate.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::Engine;
+use crate::tape::{Chunk, Place, Slot, Tape, Var};
+use crate::{Result, Tensor};
+
+impl Tape<'_> {
+    /// x + y
+    pub fn add(&self, x: &Var, y: &Var) -> Result<Var> {
+        let op = self.begin("add");
+        let dtype = op.expect_real("x", x.tensor())?;
+        op.expect_dtype("y", y.tensor(), dtype)?;
+        op.expect_shape("y", y.tensor(), x.shape())?;
+        let mut sum = op.alloc(x.shape(), dtype)?;
+        op.count(x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
+        }
+        let result = op.result(sum);
+        if !self.tracks(&[x, y]) {
+            return Ok(result);
+        }
+        let sources = [x.source(), y.source()];
+        Ok(self.record(result, move |back, gradient| {
+            back.pass(sources[0], gradient.clone())?;
+            back.pass(sources[1], gradient)
+        }))
+    }
+
+    /// factor · x
+    pub fn scale(&self, x: &Var, factor: f32) -> Result<Var> {
+        let op = self.begin("scale");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let mut y = op.alloc(x.shape(), dtype)?;
+        op.count(x.shape().elements(), &[x.tensor(), &y]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::scale(engine, x.tensor(), factor, &mut y),
+        }
+        let result = op.result(y);
+        if !self.tracks(&[x]) {
+            return Ok(result);
+        }
+        let source = x.source();
+        Ok(self.record(result, move |back, gradient| {
+            let mut scaled = back.place.alloc(gradient.shape(), gradient.dtype())?;
+            back.place.count(gradient.shape().elements(), &[&gradient, &scaled]);
+            match back.place.engine() {
+                Engine::Meta => {}
+                Engine::Cpu(engine) => cpu::scale(engine, &gradient, factor, &mut scaled),
+            }
+            back.pass(source, scaled)
+        }))
+    }
+
+    /// x + gate · y for x and y [samples, tokens, width], with one gate vector per sample.
+    pub fn gated_add(&self, x: &Var, gate: Chunk<'_>, y: &Var) -> Result<Var> {
+        let op = self.begin("gated_add");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, _, width] = op.expect_rank("x", x.tensor())?;
+        op.expect_dtype("y", y.tensor(), dtype)?;
+        op.expect_shape("y", y.tensor(), x.shape())?;
+        op.expect_chunk("gate", gate, (samples, width), dtype)?;
+        let mut sum = op.alloc(x.shape(), dtype)?;
+        op.count(2 * x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                cpu::gated_add(
+                    engine,
+                    x.tensor(),
+                    gate.of.tensor(),
+                    gate.index,
+                    y.tensor(),
+                    &mut sum,
+                );
+            }
+        }
+        let result = op.result(sum);
+        if !self.tracks(&[x, gate.of, y]) {
+            return Ok(result);
+        }
+        let (x_source, y_source, gate_source) = (x.source(), y.source(), gate.of.source());
+        let kept_y = gate_source.map(|_| self.keep(y));
+        let (gate_index, gate) = (gate.index, self.keep(gate.of));
+        Ok(self.record(result, move |back, gradient| {
+            let gate = gate.get(back.place)?;
+            let elements = gradient.shape().elements();
+            if let (Some(source), Some(kept)) = (gate_source, kept_y) {
+                let y = kept.get(back.place)?;
+                let mut slot = back.slot(source, gate.shape(), gate.dtype())?;
+                slot.clear_unless_adding();
+                back.place.count(2 * elements, &[&gradient, &y]);
+                match back.place.engine() {
+                    Engine::Meta => {}
+                    Engine::Cpu(engine) => {
+                        cpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    }
+                }
+                back.put(slot);
+            }
+            if let Some(mut slot) = back.slot_of(y_source, gradient.shape(), gradient.dtype())? {
+                back.place.count(2 * elements, &[&gradient, &slot.tensor]);
+                match back.place.engine() {
+                    Engine::Meta => {}
+                    Engine::Cpu(engine) => {
+                        let add = slot.add;
+                        cpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                    }
+                }
+                back.put(slot);
+            }
+            back.pass(x_source, gradient)
+        }))
+    }
+}
+
+impl Slot {
+    /// Zeros, for ops that write only some of a gradient's numbers.
+    pub(crate) fn clear_unless_adding(&mut self) {
+        if !self.add {
+            self.tensor.clear();
+            self.add = true;
+        }
+    }
+}
+
+/// Adds a gradient to what a slot holds, or copies it where there is nothing yet.
+pub(crate) fn accumulate(place: Place<'_>, slot: &mut Slot, gradient: &Tensor) {
+    place.count(gradient.shape().elements(), &[gradient, &slot.tensor, &slot.tensor]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+    }
+}

@@ -1,0 +1,111 @@
+//! Tokens taken out by index, and put back:
+//!
+//! gather:  y[s, i] = x[s, ids[s, i]]
+//! scatter: y[s, t] = Σ x[s, i] over all i with ids[s, i] = t, and zeros where there is none
+//!
+//! for tokens of some width and ids [samples, n]. Each is the other's gradient, which is why an
+//! [`embedding`](crate::Tape::embedding), a gather from one table, is made of both too.
+//!
+//! Kept for backward: the ids. Gather gives no way to make its result again, because that would
+//! hold all tokens for the sake of a few; scatter does where that holds fewer.
+
+mod cpu;
+#[cfg(test)]
+pub(crate) mod tests;
+
+use crate::device::Engine;
+use crate::tape::{Place, Remake, Tape, Var};
+use crate::{Dtype, Result, Tensor};
+
+impl Tape<'_> {
+    /// The tokens of `x` [samples, tokens, width] that `ids` [samples, n] name, u32:
+    /// [samples, n, width].
+    pub fn gather_tokens(&self, x: &Var, ids: &Tensor) -> Result<Var> {
+        let op = self.begin("gather_tokens");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, n_tokens, width] = op.expect_rank("x", x.tensor())?;
+        let [_, n] = op.expect_rank("ids", ids)?;
+        op.expect_shape("ids", ids, [samples, n])?;
+        op.expect_indices("ids", ids, ("tokens", n_tokens))?;
+        let lookup = Lookup { ids: ids.clone(), n, n_tokens };
+        let mut y = op.alloc([samples, n, width], dtype)?;
+        lookup.gather(op.place, x.tensor(), &mut y, false);
+        let result = op.result(y);
+        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let shape = x.shape();
+        Ok(self.record(result, move |back, gradient| {
+            let mut slot = back.slot(source, shape, dtype)?;
+            lookup.scatter(back.place, &gradient, &mut slot.tensor, slot.add)?;
+            back.put(slot);
+            Ok(())
+        }))
+    }
+
+    /// The tokens of `x` [samples, n, width] at the places that `ids` [samples, n] name, u32:
+    /// [samples, `n_tokens`, width]. Where several land they are summed up, where none does there
+    /// are zeros.
+    pub fn scatter_tokens(&self, x: &Var, ids: &Tensor, n_tokens: usize) -> Result<Var> {
+        let op = self.begin("scatter_tokens");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, n, width] = op.expect_rank("x", x.tensor())?;
+        op.expect_shape("ids", ids, [samples, n])?;
+        op.expect_indices("ids", ids, ("tokens", n_tokens))?;
+        let lookup = Lookup { ids: ids.clone(), n, n_tokens };
+        let mut y = op.alloc([samples, n_tokens, width], dtype)?;
+        lookup.scatter(op.place, x.tensor(), &mut y, false)?;
+        let mut result = op.result(y);
+        if n < n_tokens {
+            let shape = result.shape();
+            result = self.with_remake(result, || {
+                let ((held, needs), lookup) = (x.held(), lookup.clone());
+                Remake::new(needs, move |place| {
+                    let mut y = place.alloc(shape, dtype)?;
+                    lookup.scatter(place, &held.get(place)?, &mut y, false)?;
+                    Ok(y)
+                })
+            });
+        }
+        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let shape = x.shape();
+        Ok(self.record(result, move |back, gradient| {
+            let mut slot = back.slot(source, shape, dtype)?;
+            lookup.gather(back.place, &gradient, &mut slot.tensor, slot.add);
+            back.put(slot);
+            Ok(())
+        }))
+    }
+}
+
+/// Which tokens: for each sample `n` indices below `n_tokens`, checked by the op.
+#[derive(Clone)]
+pub(crate) struct Lookup {
+    pub ids: Tensor,
+    pub n: usize,
+    pub n_tokens: usize,
+}
+
+impl Lookup {
+    /// Writes or adds the tokens that are named. `y` may be of another format, as a parameter's
+    /// gradient is.
+    pub fn gather(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) {
+        place.count(if add { y.shape().elements() } else { 0 }, &[&self.ids, y, y]);
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::gather(engine, self, x, y, add),
+        }
+    }
+
+    /// Writes or adds, for each place, the sum of what lands there.
+    pub fn scatter(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) -> Result<()> {
+        let mut order = place.workspace([self.ids.shape().elements()], Dtype::U32)?;
+        place.count(x.shape().elements(), &[&self.ids, x, y]);
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                cpu::sort(engine, self, &mut order);
+                cpu::scatter(engine, self, &order, x, y, add);
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,90 @@
+//! Choices that a gradient passes through: for logits over the last dimension,
+//!
+//! soft = softmax((logits + g) / τ) with g = -ln(-ln u), u even over (0, 1)
+//!
+//! Its largest entry falls on each place with the probability softmax(logits) gives it. A hard
+//! choice is one there and zero elsewhere, with the gradient of the soft one (Jang, Gu and Poole,
+//! "Categorical Reparameterization with Gumbel-Softmax", arXiv 1611.01144, section 2).
+//!
+//! In place: the logits are taken by value, and if neither the caller nor a record holds their
+//! memory as well, the result is written over them. Else they stay as they were.
+//!
+//! Kept for backward: the soft values, which are the result or, of a hard choice, lie where the
+//! logits were.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::Engine;
+use crate::random::Stream;
+use crate::tape::{Kept, Tape, Var};
+use crate::{ComputeError, Result};
+
+/// Operations per number, for the tally; a logarithm or an exponential counts as ten, a random
+/// number as forty.
+const FLOPS: usize = 75;
+const BACKWARD_FLOPS: usize = 5;
+
+impl Tape<'_> {
+    /// A random choice by `logits` over the last dimension, in their memory if nobody else holds
+    /// it: soft, the sharper the lower the temperature, or hard with the gradient of the soft one.
+    pub fn gumbel_softmax(&self, logits: Var, temperature: f32, hard: bool) -> Result<Var> {
+        let op = self.begin("gumbel_softmax");
+        let dtype = op.expect_real("logits", logits.tensor())?;
+        if !(temperature > 0.0 && temperature.is_finite()) {
+            let (expected, got) = ("above 0 and finite".into(), temperature.to_string());
+            return Err(ComputeError::Range { op: op.name, what: "temperature", expected, got });
+        }
+        let draw = Draw { temperature, random: self.random() };
+        let (source, shape) = (logits.source(), logits.shape());
+        let is_tracked = self.tracks(&[&logits]);
+        let logits = logits.into_tensor();
+        let (shared, mut values) = if logits.sharers() == 1 {
+            (None, logits)
+        } else {
+            (Some(logits), op.alloc(shape, dtype)?)
+        };
+        // Without a record nobody asks for the soft values of a hard choice.
+        let has_both = hard && is_tracked;
+        let mut choice = has_both.then(|| op.alloc(shape, dtype)).transpose()?;
+        op.count(FLOPS * shape.elements(), &[&values, &values]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => match &mut choice {
+                Some(choice) => cpu::both(engine, draw, shared.as_ref(), &mut values, choice),
+                None => cpu::one(engine, draw, shared.as_ref(), &mut values, hard),
+            },
+        }
+        drop(shared);
+        let (kept, result) = match choice {
+            Some(choice) => {
+                self.keep_own(&op);
+                (Kept::Tensor(values), op.result(choice))
+            }
+            None if is_tracked => {
+                let result = op.result(values);
+                (self.keep(&result), result)
+            }
+            None => return Ok(op.result(values)),
+        };
+        Ok(self.record(result, move |back, gradient| {
+            let soft = kept.get(back.place)?;
+            let mut gradient = gradient.unshared()?;
+            let work = BACKWARD_FLOPS * soft.shape().elements();
+            back.place.count(work, &[&soft, &gradient, &gradient]);
+            match back.place.engine() {
+                Engine::Meta => {}
+                Engine::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
+            }
+            back.pass(source, gradient)
+        }))
+    }
+}
+
+/// What makes a choice.
+#[derive(Clone, Copy)]
+struct Draw {
+    temperature: f32,
+    random: Stream,
+}

@@ -1,0 +1,281 @@
+//! The linear layer with all that usually follows it:
+//!
+//! y = f(x·Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ)
+//!
+//! for x [.., in], W [out, in], bias [out], and an optional low-rank term with A [rank, in] and
+//! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
+//! adapter costs no extra pass over the activations. With dropout, A sees x with some numbers set
+//! to zero and the others scaled up to keep the mean.
+//!
+//! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use super::matmul::{MatMul, Matrix, Product};
+use super::{Activation, accumulate, activation, inputs};
+use crate::device::Engine;
+use crate::random::Stream;
+use crate::tape::{Backward, Kept, Op, Place, Remake, Source, Tape, Var};
+use crate::{ComputeError, Dtype, Result, Shape, Tensor};
+
+/// What a linear layer consists of.
+#[derive(Clone, Copy)]
+pub struct Linear<'a> {
+    /// [out, in]
+    pub weight: &'a Var,
+    /// [out], f32.
+    pub bias: Option<&'a Var>,
+    /// Applied to the result.
+    pub activation: Activation,
+    /// A low-rank term beside the weight.
+    pub lora: Option<Lora<'a>>,
+}
+
+/// scale·(x·Aᵀ)·Bᵀ
+#[derive(Clone, Copy)]
+pub struct Lora<'a> {
+    /// A, [rank, in], f32.
+    pub down: &'a Var,
+    /// B, [out, rank], f32.
+    pub up: &'a Var,
+    /// Usually alpha / rank.
+    pub scale: f32,
+    /// The share of x that A does not see.
+    pub dropout: f32,
+}
+
+impl<'a> Linear<'a> {
+    /// x·Wᵀ alone.
+    pub fn new(weight: &'a Var) -> Self {
+        Self { weight, bias: None, activation: Activation::None, lora: None }
+    }
+}
+
+impl Tape<'_> {
+    /// A linear layer; see the module's comment.
+    pub fn linear(&self, x: &Var, layer: Linear<'_>) -> Result<Var> {
+        let op = self.begin("linear");
+        let outputs = check(&op, x, layer)?;
+        let Linear { weight, bias, activation, lora } = layer;
+        let all = [Some(x), Some(weight), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
+        let is_tracked = self.tracks(&inputs(all));
+
+        let mut y = op.alloc(x.shape().with_width(outputs), x.dtype())?;
+        let keeps_before = is_tracked && activation != Activation::None;
+        let mut before = if keeps_before { Some(op.alloc(y.shape(), y.dtype())?) } else { None };
+        let dropout = lora.map_or(0.0, |lora| lora.dropout);
+        let dropout = (dropout > 0.0).then(|| Dropout { share: dropout, random: self.random() });
+        let inner = lora.map(|lora| lora.inner(op.place, x.tensor(), dropout)).transpose()?;
+        let mut products = vec![Product::new(x.tensor(), Matrix::from(weight.tensor()).t())];
+        if let (Some(inner), Some(lora)) = (&inner, lora) {
+            products.push(Product::new(inner, Matrix::from(lora.up.tensor()).t()));
+        }
+        MatMul {
+            bias: bias.map(Var::tensor),
+            activation,
+            before_activation: before.as_mut(),
+            ..MatMul::new(&products, &mut y)
+        }
+        .run(op.place)?;
+
+        let result = op.result(y);
+        if !is_tracked {
+            return Ok(result);
+        }
+        if inner.is_some() || before.is_some() {
+            self.keep_own(&op);
+        }
+        let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
+        let record = Record {
+            uses_x: (weight.source().is_some() || trains_down).then(|| self.keep(x)),
+            x: (x.source(), x.shape()),
+            weight: (self.keep(weight), weight.source()),
+            bias: bias.and_then(Var::source),
+            lora: lora.zip(inner).map(|(lora, inner)| LoraRecord {
+                inner,
+                down: (self.keep(lora.down), lora.down.source()),
+                up: (self.keep(lora.up), lora.up.source()),
+                scale: lora.scale,
+                dropout,
+            }),
+            before: before.clone(),
+            activation,
+        };
+        let result = match before {
+            None => result,
+            Some(before) => {
+                let needs = result.held().1;
+                self.with_remake(result, || {
+                    let again =
+                        move |place: Place<'_>| activation::again(place, &before, activation);
+                    Remake::new(needs, again)
+                })
+            }
+        };
+        Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
+    }
+}
+
+/// Checks all shapes and formats; returns how many outputs there are.
+fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
+    op.expect_real("x", x.tensor())?;
+    op.expect_real("weight", layer.weight.tensor())?;
+    let inputs = x.shape().width();
+    let [outputs, _] = op.expect_rank("weight", layer.weight.tensor())?;
+    op.expect_shape("weight", layer.weight.tensor(), [outputs, inputs])?;
+    if let Some(bias) = layer.bias {
+        op.expect_vector("bias", bias.tensor(), outputs)?;
+    }
+    if let Some(Lora { down, up, dropout, .. }) = layer.lora {
+        let [rank, _] = op.expect_rank("lora down", down.tensor())?;
+        for (what, var, shape) in
+            [("lora down", down, [rank, inputs]), ("lora up", up, [outputs, rank])]
+        {
+            op.expect_dtype(what, var.tensor(), Dtype::F32)?;
+            op.expect_shape(what, var.tensor(), shape)?;
+        }
+        if !(0.0..1.0).contains(&dropout) {
+            let (expected, got) = ("0 or more and below 1".into(), dropout.to_string());
+            return Err(ComputeError::Range { op: op.name, what: "lora dropout", expected, got });
+        }
+    }
+    Ok(outputs)
+}
+
+/// Which numbers of x the low-rank term does not see.
+#[derive(Clone, Copy)]
+struct Dropout {
+    share: f32,
+    random: Stream,
+}
+
+impl Dropout {
+    fn apply(self, place: Place<'_>, x: &Tensor) -> Result<Tensor> {
+        let mut seen = place.workspace(x.shape(), x.dtype())?;
+        place.count(x.shape().elements(), &[x, &seen]);
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
+        }
+        Ok(seen)
+    }
+}
+
+impl Lora<'_> {
+    /// scale·x·Aᵀ, in f32.
+    fn inner(&self, place: Place<'_>, x: &Tensor, dropout: Option<Dropout>) -> Result<Tensor> {
+        let rank = self.down.shape().sizes()[0];
+        let mut inner = place.alloc([x.shape().rows(), rank], Dtype::F32)?;
+        let dropped = dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
+        let seen = dropped.as_ref().unwrap_or(x);
+        let product = Product::new(seen, Matrix::from(self.down.tensor()).t());
+        MatMul::new(&[Product { scale: self.scale, ..product }], &mut inner).run(place)?;
+        Ok(inner)
+    }
+}
+
+/// What backward needs.
+struct Record {
+    x: (Option<Source>, Shape),
+    uses_x: Option<Kept>,
+    weight: (Kept, Option<Source>),
+    bias: Option<Source>,
+    lora: Option<LoraRecord>,
+    before: Option<Tensor>,
+    activation: Activation,
+}
+
+struct LoraRecord {
+    /// scale·x·Aᵀ
+    inner: Tensor,
+    down: (Kept, Option<Source>),
+    up: (Kept, Option<Source>),
+    scale: f32,
+    dropout: Option<Dropout>,
+}
+
+impl Record {
+    fn backward(self, back: &mut Backward<'_>, mut gradient: Tensor) -> Result<()> {
+        let place = back.place;
+        if let Some(before) = self.before {
+            gradient = gradient.unshared()?;
+            activation::backward(place, self.activation, &before, &mut gradient);
+        }
+        let gradient = &gradient;
+        let outputs = gradient.shape().width();
+        if let Some(mut slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
+            place.count(gradient.shape().elements(), &[gradient]);
+            match place.engine() {
+                Engine::Meta => {}
+                Engine::Cpu(engine) => {
+                    cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add);
+                }
+            }
+            back.put(slot);
+        }
+        let weight = self.weight.0.get(place)?;
+        let x = self.uses_x.map(|kept| kept.get(place)).transpose()?;
+        if let Some(mut slot) = back.slot_of(self.weight.1, weight.shape(), weight.dtype())? {
+            let x = x.as_ref().expect("kept because the weight is trained");
+            let product = Product::new(Matrix::from(gradient).t(), x.into());
+            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
+            back.put(slot);
+        }
+        let inner_gradient = match &self.lora {
+            Some(lora) => Some(lora.backward(back, gradient, x.as_ref())?),
+            None => None,
+        };
+        drop(x);
+        let (source, shape) = self.x;
+        let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? else { return Ok(()) };
+        let mut products = vec![Product::new(gradient, (&weight).into())];
+        let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
+        let mut down = None;
+        if let Some((LoraRecord { dropout: None, down: (kept, _), .. }, inner)) = lora {
+            products.push(Product::new(inner, (&*down.insert(kept.get(place)?)).into()));
+        }
+        MatMul { add: slot.add, ..MatMul::new(&products, &mut slot.tensor) }.run(place)?;
+        if let Some((LoraRecord { dropout: Some(dropout), down: (kept, _), .. }, inner)) = lora {
+            let down = kept.get(place)?;
+            let mut seen = place.workspace(shape, gradient.dtype())?;
+            MatMul::new(&[Product::new(inner, (&down).into())], &mut seen).run(place)?;
+            slot.add = true;
+            accumulate(place, &mut slot, &dropout.apply(place, &seen)?);
+        }
+        back.put(slot);
+        Ok(())
+    }
+}
+
+impl LoraRecord {
+    /// Gradients of A and B; returns scale·gradient·B.
+    fn backward(
+        &self,
+        back: &mut Backward<'_>,
+        gradient: &Tensor,
+        x: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let place = back.place;
+        let up = self.up.0.get(place)?;
+        let mut inner_gradient = place.workspace(self.inner.shape(), Dtype::F32)?;
+        let product = Product { scale: self.scale, ..Product::new(gradient, (&up).into()) };
+        MatMul::new(&[product], &mut inner_gradient).run(place)?;
+        if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
+            let product = Product::new(Matrix::from(gradient).t(), (&self.inner).into());
+            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
+            back.put(slot);
+        }
+        let down = self.down.0.get(place)?;
+        if let Some(mut slot) = back.slot_of(self.down.1, down.shape(), Dtype::F32)? {
+            let x = x.expect("kept because A is trained");
+            let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
+            let seen = dropped.as_ref().unwrap_or(x);
+            let product = Product::new(Matrix::from(&inner_gradient).t(), seen.into());
+            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
+            back.put(slot);
+        }
+        Ok(inner_gradient)
+    }
+}

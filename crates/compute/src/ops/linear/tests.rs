@@ -1,0 +1,142 @@
+//! The linear layer against its formula, in every combination of its parts.
+
+use super::{Linear, Lora};
+use crate::ops::Activation;
+use crate::ops::activation::tests::exact;
+use crate::testing::{Dual, Input, check, device};
+use crate::{Dtype, Gradients, Params, Tape, Var};
+
+/// Rows of x times rows of a matrix.
+fn product(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
+    let dot = |a: &[Dual], b: &[Dual]| a.iter().zip(b).map(|(a, b)| *a * *b).sum();
+    x.chunks(inner).flat_map(|x| matrix.chunks(inner).map(move |row| dot(x, row))).collect()
+}
+
+fn check_layer(
+    rows: usize,
+    (inputs, outputs, rank): (usize, usize, usize),
+    activation: Activation,
+) {
+    let all = [
+        Input::normal([rows, inputs], 1),
+        Input::normal([outputs, inputs], 2).scaled(0.5),
+        Input::normal([outputs], 3).f32(),
+        Input::normal([rank, inputs], 4).f32().scaled(0.5),
+        Input::normal([outputs, rank], 5).f32(),
+    ];
+    check(
+        &all,
+        8.0,
+        &|tape, v| {
+            let lora = Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 };
+            tape.linear(
+                &v[0],
+                Linear { weight: &v[1], bias: Some(&v[2]), activation, lora: Some(lora) },
+            )
+        },
+        &|v| {
+            let low = product(&product(&v[0], &v[3], inputs), &v[4], rank);
+            let sums = product(&v[0], &v[1], inputs).into_iter().zip(low);
+            let biased = sums.zip(v[2].iter().cycle());
+            biased.map(|((y, low), bias)| exact(activation, y + low * 0.7 + *bias)).collect()
+        },
+    );
+}
+
+#[test]
+fn all_parts_together() {
+    check_layer(5, (7, 9, 3), Activation::GeluTanh);
+    check_layer(1, (1, 1, 1), Activation::Silu);
+    check_layer(33, (17, 18, 2), Activation::None);
+}
+
+#[test]
+fn a_plain_product_of_several_tiles() {
+    // More rows and columns than a tile, and odd rests on both sides; only x is trained, so that
+    // the reference is not asked for thousands of slopes.
+    let x = Input::normal([70, 3], 1);
+    let weight = Input::normal([290, 3], 2).frozen();
+    check(&[x, weight], 8.0, &|tape, v| tape.linear(&v[0], Linear::new(&v[1])), &|v| {
+        product(&v[0], &v[1], 3)
+    });
+}
+
+#[test]
+fn a_long_inner_length_is_summed_in_blocks() {
+    let x = Input::normal([2, 1200], 1).scaled(0.1).frozen();
+    let weight = Input::normal([3, 1200], 2).scaled(0.1).frozen();
+    let bias = Input::normal([3], 3).f32();
+    check(
+        &[x, weight, bias],
+        8.0,
+        &|tape, v| tape.linear(&v[0], Linear { bias: Some(&v[2]), ..Linear::new(&v[1]) }),
+        &|v| {
+            let sums = product(&v[0], &v[1], 1200).into_iter();
+            sums.zip(v[2].iter().cycle()).map(|(y, bias)| y + *bias).collect()
+        },
+    );
+}
+
+#[test]
+fn nothing_times_anything_is_nothing() {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    for (rows, inputs) in [(0, 4), (3, 0)] {
+        let x = Var::from(device.zeros([rows, inputs], Dtype::F32).unwrap());
+        let weight = Var::from(device.zeros([2, inputs], Dtype::F32).unwrap());
+        let y = tape.linear(&x, Linear::new(&weight)).unwrap();
+        assert_eq!(y.tensor().to_vec::<f32>(), vec![0.0; rows * 2]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said_with_both_shapes() {
+    let device = device();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let zeros =
+        |sizes: &[usize]| Var::from(device.zeros(crate::Shape::new(sizes), Dtype::F32).unwrap());
+    let (x, weight) = (zeros(&[2, 5]), zeros(&[3, 4]));
+    let error = tape.linear(&x, Linear::new(&weight)).err().unwrap().to_string();
+    assert_eq!(error, "linear: weight has shape [3, 4], expected [3, 5]");
+    let (weight, bias) = (zeros(&[3, 5]), zeros(&[5]));
+    let layer = Linear { bias: Some(&bias), ..Linear::new(&weight) };
+    let error = tape.linear(&x, layer).err().unwrap().to_string();
+    assert_eq!(error, "linear: bias has shape [5], expected [3]");
+    let (down, up) = (zeros(&[2, 5]), zeros(&[3, 2]));
+    let lora = Lora { down: &down, up: &up, scale: 1.0, dropout: 1.0 };
+    let error = tape.linear(&x, Linear { lora: Some(lora), ..Linear::new(&weight) });
+    assert_eq!(
+        error.err().unwrap().to_string(),
+        "linear: lora dropout is 1, expected 0 or more and below 1"
+    );
+    let ids = Var::from(device.zeros([2, 5], Dtype::U32).unwrap());
+    let error = tape.linear(&ids, Linear::new(&weight)).err().unwrap().to_string();
+    assert_eq!(error, "linear: x is u32, expected f32, bf16 or f16");
+}
+
+#[test]
+fn dropout_hides_its_share_and_keeps_the_mean() {
+    let device = device();
+    let mut params = Params::default();
+    let width = 4000;
+    let down = params.add(device.upload([1, width], &vec![1.0f32; width]).unwrap());
+    let up = params.add(device.upload([1, 1], &[1.0f32]).unwrap());
+    let weight = Var::from(device.zeros([1, width], Dtype::F32).unwrap());
+    let x = Var::from(device.upload([1, width], &vec![1.0f32; width]).unwrap());
+    let mut gradients = Gradients::default();
+    let tape = Tape::training(&device, &params, 3);
+    let (a, b) = (tape.param(down), tape.param(up));
+    let lora = Lora { down: &a, up: &b, scale: 1.0, dropout: 0.25 };
+    let y = tape.linear(&x, Linear { lora: Some(lora), ..Linear::new(&weight) }).unwrap();
+    let mean = y.tensor().to_vec::<f32>()[0] / width as f32;
+    assert!((mean - 1.0).abs() < 0.05, "{mean}");
+    drop((a, b));
+    tape.backward(&y, &mut gradients).unwrap();
+    // The gradient of A sees the very numbers that forward saw.
+    let gradient = gradients.get(down).unwrap().to_vec::<f32>();
+    assert!(gradient.iter().all(|value| *value == 0.0 || (value - 4.0 / 3.0).abs() < 1e-6));
+    let sum: f32 = gradient.iter().sum();
+    assert!((sum - mean * width as f32).abs() < 0.1);
+}

@@ -1,0 +1,108 @@
+//! Matrix products, for the ops that are made of them: a sum of products with a bias, an activation
+//! and rounding, in one pass over the result.
+
+mod cpu;
+
+use super::Activation;
+use crate::device::{Engine, Kind};
+use crate::tape::Place;
+use crate::{Dtype, Result, Tensor};
+
+/// A tensor's rows as the rows of a matrix, or as its columns.
+#[derive(Clone, Copy)]
+pub(crate) struct Matrix<'a> {
+    pub tensor: &'a Tensor,
+    pub transposed: bool,
+}
+
+impl<'a> From<&'a Tensor> for Matrix<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self { tensor, transposed: false }
+    }
+}
+
+impl Matrix<'_> {
+    /// Rows and columns exchanged.
+    pub fn t(self) -> Self {
+        Self { transposed: !self.transposed, ..self }
+    }
+
+    pub fn rows(&self) -> usize {
+        let shape = self.tensor.shape();
+        if self.transposed { shape.width() } else { shape.rows() }
+    }
+
+    pub fn columns(&self) -> usize {
+        self.t().rows()
+    }
+}
+
+/// scale · left · right
+#[derive(Clone, Copy)]
+pub(crate) struct Product<'a> {
+    pub left: Matrix<'a>,
+    pub right: Matrix<'a>,
+    pub scale: f32,
+}
+
+impl<'a> Product<'a> {
+    /// `left` · `right`
+    pub fn new(left: impl Into<Matrix<'a>>, right: Matrix<'a>) -> Self {
+        Self { left: left.into(), right, scale: 1.0 }
+    }
+}
+
+/// The sum of some products, and what becomes of it.
+pub(crate) struct MatMul<'a> {
+    pub products: &'a [Product<'a>],
+    /// Added to each row; f32.
+    pub bias: Option<&'a Tensor>,
+    pub activation: Activation,
+    /// Takes the sum as it was before the activation; of the format of `out`.
+    pub before_activation: Option<&'a mut Tensor>,
+    /// Takes the result, row by row, in whatever shape.
+    pub out: &'a mut Tensor,
+    /// Whether to add to what `out` holds.
+    pub add: bool,
+}
+
+impl<'a> MatMul<'a> {
+    /// Products alone.
+    pub fn new(products: &'a [Product<'a>], out: &'a mut Tensor) -> Self {
+        let activation = Activation::None;
+        Self { products, bias: None, activation, before_activation: None, out, add: false }
+    }
+
+    pub fn rows(&self) -> usize {
+        self.products[0].left.rows()
+    }
+
+    pub fn columns(&self) -> usize {
+        self.products[0].right.columns()
+    }
+
+    /// Computes it.
+    pub fn run(self, place: Place<'_>) -> Result<()> {
+        let (rows, columns) = (self.rows(), self.columns());
+        let mut all_f32 = self.out.dtype() == Dtype::F32;
+        for Product { left, right, .. } in self.products {
+            assert_eq!(
+                (left.rows(), left.columns(), right.columns()),
+                (rows, right.rows(), columns)
+            );
+            place.count(2 * rows * columns * left.columns(), &[left.tensor, right.tensor]);
+            all_f32 &= [left, right].iter().all(|matrix| matrix.tensor.dtype() == Dtype::F32);
+        }
+        place.count(0, &[&*self.out]);
+        let floats = match place.device().kind() {
+            Kind::Cpu { .. } if all_f32 => 0,
+            Kind::Cpu { threads } => cpu::workspace_floats(threads),
+        };
+        let mut workspace = place.workspace([floats], Dtype::F32)?;
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::multiply(engine, self, workspace.data_mut()),
+        }
+        Ok(())
+    }
+}

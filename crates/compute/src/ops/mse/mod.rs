@@ -1,0 +1,102 @@
+//! The mean squared error, one number in f32:
+//!
+//! plain:  Σ wₛ·(prediction - target)² / number of elements, with a weight wₛ per sample or 1
+//! masked: Σ wₛ·mₜ·(prediction - target)² / (width·Σ m), with a factor mₜ per token
+//!
+//! for prediction and target [samples, .., width], where a mask asks for [samples, tokens, width].
+//! A mask that sums up to zero gives 0, and a gradient of zeros. A factor of zero does not hide
+//! what is not a number: such a mean is not a number either.
+//!
+//! Rows are summed in f32, a piece at a time, and their sums in f64. Only the prediction has a
+//! gradient. Kept for backward: prediction and target.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::Engine;
+use crate::tape::{Op, Tape, Var};
+use crate::{ComputeError, Dtype, Result, Tensor};
+
+/// Operations per number, for the tally.
+const FLOPS: usize = 3;
+
+impl Tape<'_> {
+    /// The mean squared error of `prediction` [samples, .., width] against `target` of the same
+    /// shape and any real format, with f32 `weights` [samples] and an f32 `mask` [samples, tokens].
+    pub fn mse(
+        &self,
+        prediction: &Var,
+        target: &Tensor,
+        weights: Option<&Tensor>,
+        mask: Option<&Tensor>,
+    ) -> Result<Var> {
+        let op = self.begin("mse");
+        let dtype = op.expect_real("prediction", prediction.tensor())?;
+        op.expect_real("target", target)?;
+        op.expect_shape("target", target, prediction.shape())?;
+        let factors = Factors::new(&op, prediction.tensor(), weights, mask)?;
+        op.expect_some("prediction", prediction.tensor())?;
+        let mut mean = op.alloc([], Dtype::F32)?;
+        op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                cpu::forward(engine, prediction.tensor(), target, &factors, &mut mean);
+            }
+        }
+        let result = op.result(mean);
+        let Some(source) = prediction.source().filter(|_| self.tracks(&[prediction])) else {
+            return Ok(result);
+        };
+        let (kept, target) = (self.keep(prediction), target.clone());
+        Ok(self.record(result, move |back, gradient| {
+            let prediction = kept.get(back.place)?;
+            let mut slot = back.slot(source, target.shape(), dtype)?;
+            let work = FLOPS * target.shape().elements();
+            back.place.count(work, &[&prediction, &target, &slot.tensor]);
+            match back.place.engine() {
+                Engine::Meta => {}
+                Engine::Cpu(engine) => {
+                    cpu::backward(engine, &prediction, &target, &factors, &gradient, &mut slot);
+                }
+            }
+            back.put(slot);
+            Ok(())
+        }))
+    }
+}
+
+/// What each row's error is multiplied by.
+struct Factors {
+    weights: Option<Tensor>,
+    mask: Option<Tensor>,
+    /// How many rows share a weight.
+    rows_per_sample: usize,
+}
+
+impl Factors {
+    fn new(
+        op: &Op<'_>,
+        prediction: &Tensor,
+        weights: Option<&Tensor>,
+        mask: Option<&Tensor>,
+    ) -> Result<Self> {
+        let got = prediction.shape();
+        let mut rows_per_sample = 1;
+        if let Some(weights) = weights {
+            let &[samples, _, ..] = got.sizes() else {
+                let (what, expected) = ("prediction", 2);
+                return Err(ComputeError::Rank { op: op.name, what, expected, got });
+            };
+            op.expect_vector("weights", weights, samples)?;
+            rows_per_sample = got.rows() / samples.max(1);
+        }
+        if let Some(mask) = mask {
+            let [samples, tokens, _] = op.expect_rank("prediction", prediction)?;
+            op.expect_dtype("mask", mask, Dtype::F32)?;
+            op.expect_shape("mask", mask, [samples, tokens])?;
+        }
+        Ok(Self { weights: weights.cloned(), mask: mask.cloned(), rows_per_sample })
+    }
+}

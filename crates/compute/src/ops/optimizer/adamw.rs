@@ -1,0 +1,184 @@
+//! `AdamW`: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", arXiv 1711.05101,
+//! algorithm 2, with the learning rate also scaling the decay, as PyTorch has it:
+//!
+//! p ← p - rate·decay·p
+//! m ← β₁·m + (1 - β₁)·g,  v ← β₂·v + (1 - β₂)·g²
+//! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
+
+use super::{Checks, Clip, cpu, expect_unshared};
+use crate::device::Engine;
+use crate::tape::Place;
+use crate::{Dtype, Result, Tag, Tensor};
+
+/// One step's settings.
+#[derive(Clone, Copy, Debug)]
+pub struct AdamW {
+    /// How far to go.
+    pub learning_rate: f32,
+    /// β₁ and β₂: how slowly the two moments forget.
+    pub betas: (f32, f32),
+    /// Keeps the denominator away from 0.
+    pub epsilon: f32,
+    /// What share of itself a parameter loses per unit of learning rate.
+    pub weight_decay: f32,
+    /// Which step this is, from 1.
+    pub step: u64,
+}
+
+impl Default for AdamW {
+    /// The first step, with PyTorch's values.
+    fn default() -> Self {
+        let (betas, epsilon) = ((0.9, 0.999), 1e-8);
+        Self { learning_rate: 1e-3, betas, epsilon, weight_decay: 0.01, step: 1 }
+    }
+}
+
+/// What `AdamW` remembers of a parameter's gradients.
+#[derive(Debug)]
+pub struct Moments {
+    /// The mean of gradients, in the shape of the parameter, f32.
+    pub first: Tensor,
+    /// The mean of their squares.
+    pub second: Tensor,
+}
+
+impl Moments {
+    /// Those before the first step.
+    pub fn new(param: &Tensor) -> Result<Self> {
+        let zeros = || param.device().zeros(param.shape(), Dtype::F32);
+        param.device().tagged(Tag::Optimizer, || Ok(Self { first: zeros()?, second: zeros()? }))
+    }
+}
+
+/// Operations per number, for the tally.
+pub(super) const FLOPS: usize = 16;
+
+/// Changes every parameter that has a gradient. With a `clip`, gradients are scaled down as it
+/// says, and a step with a gradient that is not finite changes nothing.
+pub fn adamw(
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    state: &mut [Moments],
+    step: AdamW,
+    clip: Option<&Clip>,
+) -> Result<()> {
+    let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
+    let checks = Checks { op: "adamw", device: &device };
+    check(checks, params, gradients, state.len(), step, clip)?;
+    for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
+        for (what, moment) in [("first moment", &moments.first), ("second moment", &moments.second)]
+        {
+            checks.expect(what, moment, Dtype::F32, param.shape())?;
+            expect_unshared(index, moment)?;
+        }
+        if let Some(gradient) = gradients[index] {
+            let (first, second) = (&moments.first, &moments.second);
+            let all = [gradient, param, param, first, first, second, second];
+            Place::new(&device).count(FLOPS * param.shape().elements(), &all);
+        }
+    }
+    match device.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
+    }
+    Ok(())
+}
+
+/// What both forms of the state ask of all else.
+pub(super) fn check(
+    checks: Checks<'_>,
+    params: &[Tensor],
+    gradients: &[Option<&Tensor>],
+    n_states: usize,
+    step: AdamW,
+    clip: Option<&Clip>,
+) -> Result<()> {
+    for (what, count) in [("count of gradients", gradients.len()), ("count of moments", n_states)] {
+        let is_fit = count == params.len();
+        checks.expect_range(what, &count, is_fit, "one for each parameter")?;
+    }
+    check_settings(checks, step)?;
+    if let Some(clip) = clip {
+        checks.expect("norm", &clip.norm, Dtype::F32, [].into())?;
+        checks.expect_range("norm to clip to", &clip.max, clip.max >= 0.0, "0 or more")?;
+    }
+    for (index, (param, gradient)) in params.iter().zip(gradients).enumerate() {
+        checks.expect("parameter", param, Dtype::F32, param.shape())?;
+        expect_unshared(index, param)?;
+        if let Some(gradient) = gradient {
+            checks.expect("gradient", gradient, Dtype::F32, param.shape())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_settings(checks: Checks<'_>, step: AdamW) -> Result<()> {
+    let AdamW { learning_rate, betas, epsilon, weight_decay, step } = step;
+    for (what, value) in
+        [("learning rate", learning_rate), ("epsilon", epsilon), ("weight decay", weight_decay)]
+    {
+        let is_fit = value >= 0.0 && value.is_finite();
+        checks.expect_range(what, &value, is_fit, "0 or more, and finite")?;
+    }
+    for (what, beta) in [("first beta", betas.0), ("second beta", betas.1)] {
+        let is_fit = (0.0..1.0).contains(&beta);
+        checks.expect_range(what, &beta, is_fit, "0 or more and below 1")?;
+    }
+    checks.expect_range("step", &step, step > 0, "1 or more")
+}
+
+/// The arithmetic of a step, whatever its moments are stored in: what depends on no parameter is
+/// worked out here once, in f64.
+#[derive(Clone, Copy)]
+pub(super) struct Update {
+    /// What gradients are multiplied by.
+    scale: f32,
+    /// 1 - rate·decay
+    remains: f32,
+    /// 1 - β₁
+    news: f32,
+    /// β₂ and 1 - β₂
+    squares: (f32, f32),
+    /// 1 / √(1 - β₂ᵗ)
+    correction: f32,
+    epsilon: f32,
+    /// rate / (1 - β₁ᵗ)
+    rate: f32,
+}
+
+impl Update {
+    /// For gradients to be multiplied by `scale`.
+    pub fn new(step: AdamW, scale: f32) -> Self {
+        let (rate, decay) = (f64::from(step.learning_rate), f64::from(step.weight_decay));
+        let (first, second) = (f64::from(step.betas.0), f64::from(step.betas.1));
+        let steps = step.step as f64;
+        Self {
+            scale,
+            remains: (1.0 - rate * decay) as f32,
+            news: (1.0 - first) as f32,
+            squares: (second as f32, (1.0 - second) as f32),
+            correction: (1.0 / (1.0 - second.powf(steps)).sqrt()) as f32,
+            epsilon: step.epsilon,
+            rate: (rate / (1.0 - first.powf(steps))) as f32,
+        }
+    }
+
+    /// Moves some parameters and their moments on.
+    #[inline(always)]
+    pub fn apply(
+        &self,
+        params: &mut [f32],
+        gradients: &[f32],
+        first: &mut [f32],
+        second: &mut [f32],
+    ) {
+        let moments = first.iter_mut().zip(second);
+        for ((param, gradient), (first, second)) in params.iter_mut().zip(gradients).zip(moments) {
+            let gradient = gradient * self.scale;
+            *first += (gradient - *first) * self.news;
+            *second = *second * self.squares.0 + gradient * gradient * self.squares.1;
+            let denominator = second.sqrt() * self.correction + self.epsilon;
+            *param = *param * self.remains - self.rate * (*first / denominator);
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! Questions about all gradients at once. The answers stay on the device.
+
+use super::{Checks, cpu};
+use crate::device::Engine;
+use crate::tape::Place;
+use crate::{ComputeError, Device, Dtype, Result, Tensor};
+
+/// How far gradients may go in one step: they are multiplied by min(1, max / (norm + 1e-6)), as
+/// PyTorch's `clip_grad_norm_` does. If the norm is not finite, the step changes nothing.
+#[derive(Debug)]
+pub struct Clip {
+    /// The norm of all gradients, from [`global_norm`].
+    pub norm: Tensor,
+    /// The longest norm that is left as it is.
+    pub max: f32,
+}
+
+/// The root of the sum of the squares of all gradients: one number without dimensions, f32.
+pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Tensor> {
+    let checks = Checks { op: "global_norm", device };
+    let gradients: Vec<&Tensor> = gradients.iter().copied().flatten().collect();
+    let place = Place::new(device);
+    for gradient in &gradients {
+        checks.expect("gradient", gradient, Dtype::F32, gradient.shape())?;
+        place.count(2 * gradient.shape().elements(), &[gradient]);
+    }
+    let mut norm = place.alloc([], Dtype::F32)?;
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::global_norm(engine, &gradients, &mut norm),
+    }
+    Ok(norm)
+}
+
+/// How many numbers are infinite or not numbers: u32 [1], on the tensors' device. Stops counting at
+/// the largest u32.
+pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
+    let Some(first) = tensors.first() else {
+        let (op, what) = ("count_not_finite", "count of tensors");
+        let (expected, got) = ("1 or more".into(), "0".into());
+        return Err(ComputeError::Range { op, what, expected, got });
+    };
+    let checks = Checks { op: "count_not_finite", device: first.device() };
+    let place = Place::new(first.device());
+    for tensor in tensors {
+        checks.expect_real("tensor", tensor)?;
+        place.count(tensor.shape().elements(), &[tensor]);
+    }
+    let mut count = place.alloc([1], Dtype::U32)?;
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::count_not_finite(engine, tensors, &mut count),
+    }
+    Ok(count)
+}

@@ -1,0 +1,121 @@
+//! Images as tokens and back against the definition.
+
+use super::PatchOrder;
+use crate::testing::{Input, check_forward, device};
+use crate::{Dtype, Params, Tape, Var};
+
+/// For each number of the tokens, where it lies in the images.
+fn places(
+    [samples, channels, height, width]: [usize; 4],
+    patch: usize,
+    order: PatchOrder,
+) -> Vec<usize> {
+    let mut places = Vec::new();
+    let pixels = || (0..patch).flat_map(|i| (0..patch).map(move |j| (i, j)));
+    for sample in 0..samples {
+        for (down, across) in
+            (0..height / patch).flat_map(|i| (0..width / patch).map(move |j| (i, j)))
+        {
+            let at = |channel: usize, (row, column): (usize, usize)| {
+                let (row, column) = (down * patch + row, across * patch + column);
+                ((sample * channels + channel) * height + row) * width + column
+            };
+            match order {
+                PatchOrder::ChannelsFirst => places.extend(
+                    (0..channels).flat_map(|channel| pixels().map(move |pixel| at(channel, pixel))),
+                ),
+                PatchOrder::ChannelsLast => places.extend(
+                    pixels().flat_map(|pixel| (0..channels).map(move |channel| at(channel, pixel))),
+                ),
+            }
+        }
+    }
+    places
+}
+
+const ORDERS: [PatchOrder; 2] = [PatchOrder::ChannelsFirst, PatchOrder::ChannelsLast];
+
+#[test]
+fn every_number_finds_its_place_and_back() {
+    for (shape, patch) in [([2, 3, 4, 6], 2), ([1, 2, 6, 9], 3), ([3, 5, 2, 3], 1)] {
+        let [samples, channels, height, width] = shape;
+        for order in ORDERS {
+            let places = places(shape, patch, order);
+            check_forward(
+                &[Input::normal(shape, 1)],
+                0.0,
+                &|tape, v| tape.patchify(&v[0], patch, order),
+                &|v| places.iter().map(|place| v[0][*place]).collect(),
+            );
+            let tokens = [samples, height / patch * (width / patch), channels * patch * patch];
+            check_forward(
+                &[Input::normal(tokens, 1)],
+                0.0,
+                &|tape, v| tape.unpatchify(&v[0], [height, width], patch, order),
+                &|v| {
+                    let mut image = v[0].clone();
+                    places.iter().zip(&v[0]).for_each(|(place, number)| image[*place] = *number);
+                    image
+                },
+            );
+        }
+    }
+}
+
+#[test]
+fn more_than_one_piece() {
+    // As many numbers as several tasks get.
+    let shape = [1, 40, 40, 30];
+    let places = places(shape, 1, PatchOrder::ChannelsFirst);
+    check_forward(
+        &[Input::normal(shape, 1)],
+        0.0,
+        &|tape, v| tape.patchify(&v[0], 1, PatchOrder::ChannelsFirst),
+        &|v| places.iter().map(|place| v[0][*place]).collect(),
+    );
+}
+
+#[test]
+fn the_result_has_its_shape_even_of_nothing() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    for (samples, channels) in [(2, 3), (0, 3), (2, 0)] {
+        let x = Var::from(device.zeros([samples, channels, 4, 6], Dtype::F32).unwrap());
+        let tokens = tape.patchify(&x, 2, PatchOrder::ChannelsLast).unwrap();
+        assert_eq!(tokens.shape(), [samples, 6, channels * 4].into());
+        let back = tape.unpatchify(&tokens, [4, 6], 2, PatchOrder::ChannelsLast).unwrap();
+        assert_eq!(back.shape(), x.shape());
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::training(&device, &params, 0);
+    let order = PatchOrder::ChannelsFirst;
+    let said = |x: &Var, patch| tape.patchify(x, patch, order).err().unwrap().to_string();
+    let x = Var::from(device.zeros([1, 2, 4, 6], Dtype::F32).unwrap());
+    assert_eq!(said(&x, 3), "patchify: height 4 is not a multiple of 3");
+    assert_eq!(said(&x, 4), "patchify: width 6 is not a multiple of 4");
+    assert_eq!(said(&x, 0), "patchify: height 4 is not a multiple of 0");
+    let trained = "has no backward, but something trained had a part in its input";
+    assert_eq!(said(&tape.leaf(x.into_tensor()), 2), format!("patchify: {trained}"));
+
+    let said = |tokens: &Var, size, patch| {
+        tape.unpatchify(tokens, size, patch, order).err().unwrap().to_string()
+    };
+    let tokens = Var::from(device.zeros([1, 6, 8], Dtype::F32).unwrap());
+    assert_eq!(
+        said(&tokens, [4, 8], 2),
+        "unpatchify: tokens has shape [1, 6, 8], expected [1, 8, 8]"
+    );
+    assert_eq!(
+        said(&tokens, [9, 6], 3),
+        "unpatchify: the width of tokens 8 is not a multiple of 9"
+    );
+    assert_eq!(
+        said(&tokens, [4, 6], 0),
+        "unpatchify: the width of tokens 8 is not a multiple of 0"
+    );
+    assert_eq!(said(&tape.leaf(tokens.into_tensor()), [4, 6], 2), format!("unpatchify: {trained}"));
+}

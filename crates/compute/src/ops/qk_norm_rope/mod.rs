@@ -1,0 +1,174 @@
+//! What happens to queries and keys between their linear layer and attention, in one pass: for
+//! every head x [d] of x [samples, tokens, heads·d],
+//!
+//! y = R(x̂·weight) with x̂ = x / √(mean(x²) + ε),
+//!
+//! where R turns pairs of numbers by the angles of the token's position. The norm with its weight
+//! [d] and the rotation can each be left out.
+//!
+//! Kept for backward: x, and without a norm nothing. The norm is computed again.
+
+mod cpu;
+mod rope;
+#[cfg(test)]
+mod tests;
+
+pub use rope::{Axis, Pairs, Rope, rope_table};
+
+use super::inputs;
+use crate::cpu::sums::n_row_blocks;
+use crate::device::Engine;
+use crate::tape::{Backward, Kept, Op, Place, Remake, Source, Tape, Var};
+use crate::{Dtype, Result, Tensor};
+
+/// What is done to each head.
+#[derive(Clone, Copy)]
+pub struct QkNormRope<'a> {
+    /// How many heads a row consists of.
+    pub n_heads: usize,
+    /// A norm's weight, f32 and as wide as a head, and its ε.
+    pub norm: Option<(&'a Var, f32)>,
+    /// A rotation after it.
+    pub rope: Option<Rope<'a>>,
+}
+
+/// Operations per number, for the tally.
+const FLOPS: usize = 9;
+
+impl Tape<'_> {
+    /// Normalises and turns the heads of queries or keys; see the module's comment.
+    pub fn qk_norm_rope(&self, x: &Var, heads: QkNormRope<'_>) -> Result<Var> {
+        let op = self.begin("qk_norm_rope");
+        let form = check(&op, x, heads)?;
+        let weight = heads.norm.map(|(weight, _)| weight);
+        if weight.is_none() && form.rope.is_none() {
+            return Ok(x.clone());
+        }
+        let y = forward(op.place, x.tensor(), weight.map(Var::tensor), &form)?;
+        let result = self.with_remake(op.result(y), || again(x, weight, form.clone()));
+        if !self.tracks(&inputs([Some(x), weight])) {
+            return Ok(result);
+        }
+        let norm = weight.map(|weight| Norm {
+            x: self.keep(x),
+            weight: self.keep(weight),
+            source: weight.source(),
+        });
+        let record = Record { norm, source: x.source(), form };
+        Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
+    }
+}
+
+/// Checks all shapes and formats.
+fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<Form> {
+    op.expect_real("x", x.tensor())?;
+    let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
+    let head_width = op.expect_multiple("width of x", width, heads.n_heads)?;
+    if let Some((weight, _)) = heads.norm {
+        op.expect_vector("weight", weight.tensor(), head_width)?;
+    }
+    if let Some(Rope { table, .. }) = heads.rope {
+        op.expect_multiple("head width", head_width, 2)?;
+        op.expect_dtype("table", table, Dtype::F32)?;
+        if table.shape().sizes().len() == 3 {
+            op.expect_shape("table", table, [samples, tokens, head_width])?;
+        } else {
+            op.expect_shape("table", table, [tokens, head_width])?;
+        }
+    }
+    Ok(Form {
+        head_width,
+        epsilon: heads.norm.map_or(0.0, |(_, epsilon)| epsilon),
+        rope: heads.rope.map(|rope| (rope.table.clone(), rope.pairs)),
+    })
+}
+
+/// All about the op but what is trained.
+#[derive(Clone)]
+struct Form {
+    head_width: usize,
+    epsilon: f32,
+    rope: Option<(Tensor, Pairs)>,
+}
+
+fn again(x: &Var, weight: Option<&Var>, form: Form) -> Remake {
+    let (x, mut needs) = x.held();
+    let weight = weight.map(|weight| {
+        let (weight, more) = weight.held();
+        needs.extend(more);
+        weight
+    });
+    Remake::new(needs, move |place| {
+        let weight = weight.as_ref().map(|weight| weight.get(place)).transpose()?;
+        forward(place, &x.get(place)?, weight.as_ref(), &form)
+    })
+}
+
+fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, form: &Form) -> Result<Tensor> {
+    let mut y = place.alloc(x.shape(), x.dtype())?;
+    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
+    }
+    Ok(y)
+}
+
+struct Record {
+    norm: Option<Norm>,
+    source: Option<Source>,
+    form: Form,
+}
+
+struct Norm {
+    x: Kept,
+    weight: Kept,
+    source: Option<Source>,
+}
+
+impl Record {
+    fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
+        let (place, form) = (back.place, &self.form);
+        let norm = match self.norm {
+            None => None,
+            Some(Norm { x, weight, source }) => {
+                let x = x.get(place)?;
+                if let Some(source) = source {
+                    weight_gradient(back, source, &x, &gradient, form)?;
+                }
+                Some((x, weight.get(place)?))
+            }
+        };
+        let Some(source) = self.source else { return Ok(()) };
+        // In place: queries and keys have no other use that a gradient would be added up with.
+        let mut gradient = gradient.unshared()?;
+        place.count(FLOPS * gradient.shape().elements(), &[&gradient, &gradient]);
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::backward(engine, norm.as_ref(), form, &mut gradient),
+        }
+        back.pass(Some(source), gradient)
+    }
+}
+
+fn weight_gradient(
+    back: &mut Backward<'_>,
+    source: Source,
+    x: &Tensor,
+    gradient: &Tensor,
+    form: &Form,
+) -> Result<()> {
+    let place = back.place;
+    let mut slot = back.slot(source, [form.head_width].into(), Dtype::F32)?;
+    let n_blocks = n_row_blocks(x.shape().rows());
+    let mut partial = place.workspace([n_blocks, form.head_width], Dtype::F32)?;
+    place.count(FLOPS * x.shape().elements(), &[x, gradient]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => {
+            cpu::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
+        }
+    }
+    back.put(slot);
+    Ok(())
+}

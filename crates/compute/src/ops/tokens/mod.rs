@@ -1,0 +1,141 @@
+//! Tokens put together and taken apart: of tensors [samples, tokens, width], each sample's tokens
+//! one tensor after the other, or a range of them.
+//!
+//! Kept for backward: nothing.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use std::ops::Range;
+
+use crate::device::Engine;
+use crate::tape::{Kept, Op, Place, Remake, Slot, Tape, Var};
+use crate::{ComputeError, Result, Shape, Tensor};
+
+impl Tape<'_> {
+    /// The tokens of all `parts`, sample by sample.
+    pub fn concat_tokens(&self, parts: &[&Var]) -> Result<Var> {
+        let op = self.begin("concat_tokens");
+        let shape = check_parts(&op, parts)?;
+        let tensors: Vec<&Tensor> = parts.iter().map(|part| part.tensor()).collect();
+        let all = concat(op.place, &tensors, shape)?;
+        let mut result = op.result(all);
+        let held: Vec<(Kept, Vec<usize>)> = parts.iter().map(|part| part.held()).collect();
+        // Of parts that are held themselves, making the whole again would only hold both.
+        if held.iter().any(|(part, _)| matches!(part, Kept::Remake(_))) {
+            result = self.with_remake(result, || again(held, shape));
+        }
+        if !self.tracks(parts) {
+            return Ok(result);
+        }
+        let sources: Vec<_> = parts.iter().map(|part| (part.source(), part.shape())).collect();
+        Ok(self.record(result, move |back, gradient| {
+            let mut from = 0;
+            for (source, shape) in sources {
+                let span = Span { from, to: 0, count: shape.sizes()[1] };
+                from += span.count;
+                if let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? {
+                    accumulate(back.place, &gradient, &mut slot, span);
+                    back.put(slot);
+                }
+            }
+            Ok(())
+        }))
+    }
+
+    /// The tokens in `range` of every sample.
+    pub fn split_tokens(&self, x: &Var, range: Range<usize>) -> Result<Var> {
+        let op = self.begin("split_tokens");
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
+        if range.start > range.end || range.end > tokens {
+            let (expected, got) = (format!("a part of 0..{tokens}"), format!("{range:?}"));
+            return Err(ComputeError::Range { op: op.name, what: "range", expected, got });
+        }
+        let mut part = op.alloc([samples, range.len(), width], dtype)?;
+        copy(
+            op.place,
+            x.tensor(),
+            &mut part,
+            Span { from: range.start, to: 0, count: range.len() },
+        );
+        let result = op.result(part);
+        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let shape = x.shape();
+        Ok(self.record(result, move |back, gradient| {
+            let mut slot = back.slot(source, shape, gradient.dtype())?;
+            slot.clear_unless_adding();
+            let span = Span { from: 0, to: range.start, count: range.len() };
+            accumulate(back.place, &gradient, &mut slot, span);
+            back.put(slot);
+            Ok(())
+        }))
+    }
+}
+
+/// Checks that the parts differ in their tokens only; returns the shape of the whole.
+fn check_parts(op: &Op<'_>, parts: &[&Var]) -> Result<Shape> {
+    let Some(first) = parts.first() else {
+        let (expected, got) = ("1 or more".into(), "0".into());
+        return Err(ComputeError::Range { op: op.name, what: "number of parts", expected, got });
+    };
+    let dtype = op.expect_real("part", first.tensor())?;
+    let [samples, _, width] = op.expect_rank("part", first.tensor())?;
+    let mut all = 0;
+    for part in parts {
+        op.expect_dtype("part", part.tensor(), dtype)?;
+        let [_, tokens, _] = op.expect_rank("part", part.tensor())?;
+        op.expect_shape("part", part.tensor(), [samples, tokens, width])?;
+        all += tokens;
+    }
+    Ok([samples, all, width].into())
+}
+
+fn again(held: Vec<(Kept, Vec<usize>)>, shape: Shape) -> Remake {
+    let (parts, needs): (Vec<_>, Vec<_>) = held.into_iter().unzip();
+    Remake::new(needs.concat(), move |place| {
+        let parts: Vec<_> = parts.iter().map(|part| part.get(place)).collect::<Result<_>>()?;
+        concat(place, &parts.iter().collect::<Vec<_>>(), shape)
+    })
+}
+
+fn concat(place: Place<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {
+    let mut all = place.alloc(shape, parts[0].dtype())?;
+    let mut to = 0;
+    for part in parts {
+        let count = part.shape().sizes()[1];
+        copy(place, part, &mut all, Span { from: 0, to, count });
+        to += count;
+    }
+    Ok(all)
+}
+
+/// Tokens of every sample: where they lie in one tensor and in another.
+#[derive(Clone, Copy)]
+struct Span {
+    from: usize,
+    to: usize,
+    count: usize,
+}
+
+fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
+    let smaller = if from.bytes() < to.bytes() { from } else { &*to };
+    place.count(0, &[smaller, smaller]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::copy(engine, from, to, span),
+    }
+}
+
+/// Adds a gradient's tokens to those of a slot, or copies them where there is nothing yet.
+fn accumulate(place: Place<'_>, gradient: &Tensor, slot: &mut Slot, span: Span) {
+    let smaller = if gradient.bytes() < slot.tensor.bytes() { gradient } else { &slot.tensor };
+    place.count(smaller.shape().elements(), &[smaller, smaller, smaller]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => {
+            cpu::accumulate(engine, gradient, &mut slot.tensor, span, slot.add);
+        }
+    }
+}

@@ -1,0 +1,35 @@
+//! Enlarging images by a whole factor, each pixel becoming a square of itself:
+//!
+//! y[c, i, j] = x[c, i / factor, j / factor]
+//!
+//! for x [samples, channels, height, width]. Forward only, like all that images are encoded and
+//! decoded by.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::Engine;
+use crate::tape::{Tape, Var};
+use crate::{ComputeError, Result};
+
+impl Tape<'_> {
+    /// Images `factor` times as high and wide.
+    pub fn upsample(&self, x: &Var, factor: usize) -> Result<Var> {
+        let op = self.begin("upsample");
+        op.expect_untracked(x)?;
+        let dtype = op.expect_real("x", x.tensor())?;
+        let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
+        if factor == 0 {
+            let (expected, got) = ("1 or more".into(), "0".into());
+            return Err(ComputeError::Range { op: op.name, what: "factor", expected, got });
+        }
+        let mut y = op.alloc([samples, channels, height * factor, width * factor], dtype)?;
+        op.count(0, &[x.tensor(), &y]);
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
+        }
+        Ok(op.result(y))
+    }
+}

@@ -1,0 +1,117 @@
+//! Random numbers by counter: the n-th number of a stream is a function of seed, stream and n, so a
+//! recomputed block sees the same ones, on any number of threads and on any engine.
+//!
+//! Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4.2.
+
+/// Four random words for one counter.
+#[inline(always)]
+pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
+    let (mut key, mut c) = (key, counter);
+    for _ in 0..10 {
+        let (a, b) = (0xD251_1F53 * u64::from(c[0]), 0xCD9E_8D57 * u64::from(c[2]));
+        c = [
+            (b >> 32) as u32 ^ c[1] ^ key[0],
+            b as u32,
+            (a >> 32) as u32 ^ c[3] ^ key[1],
+            a as u32,
+        ];
+        key = [key[0].wrapping_add(0x9E37_79B9), key[1].wrapping_add(0xBB67_AE85)];
+    }
+    c
+}
+
+/// One stream of random numbers, read at any place.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stream {
+    seed: u64,
+    stream: u64,
+}
+
+impl Stream {
+    pub fn new(seed: u64, stream: u64) -> Self {
+        Self { seed, stream }
+    }
+
+    /// The word at `index`.
+    #[inline(always)]
+    pub fn word(self, index: usize) -> u32 {
+        let block = (index / 4) as u64;
+        let key = [self.seed as u32, (self.seed >> 32) as u32];
+        let stream = [self.stream as u32, (self.stream >> 32) as u32];
+        philox(key, [block as u32, (block >> 32) as u32, stream[0], stream[1]])[index % 4]
+    }
+
+    /// The number at `index`, even over (0, 1): never 0 nor 1, so that logarithms are finite.
+    #[inline(always)]
+    pub fn uniform(self, index: usize) -> f32 {
+        ((self.word(index) >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32)
+    }
+
+    /// The number at `index` of the standard normal distribution (Box and Muller).
+    pub fn normal(self, index: usize) -> f32 {
+        let pair = index / 2 * 2;
+        let (radius, angle) = (f64::from(self.uniform(pair)), f64::from(self.uniform(pair + 1)));
+        let (sin, cos) = (std::f64::consts::TAU * angle).sin_cos();
+        ((-2.0 * radius.ln()).sqrt() * if index.is_multiple_of(2) { cos } else { sin }) as f32
+    }
+}
+
+/// A stream read from its start, for tests.
+#[cfg(test)]
+pub(crate) struct Random {
+    stream: Stream,
+    at: usize,
+}
+
+#[cfg(test)]
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        Self { stream: Stream::new(seed, 0), at: 0 }
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        self.at += 1;
+        self.stream.word(self.at - 1) as usize % bound
+    }
+
+    pub fn normal(&mut self) -> f32 {
+        self.at += 1;
+        self.stream.normal(self.at - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Known answers of the authors' own test file (Random123, `tests/kat_vectors`).
+    #[test]
+    fn philox_gives_its_authors_numbers() {
+        let ones = u32::MAX;
+        let known = [
+            ([0, 0], [0; 4], [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]),
+            ([ones; 2], [ones; 4], [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]),
+            (
+                [0xa409_3822, 0x299f_31d0],
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+                [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1],
+            ),
+        ];
+        for (key, counter, words) in known {
+            assert_eq!(philox(key, counter), words);
+        }
+    }
+
+    #[test]
+    fn normal_numbers_have_the_right_moments() {
+        let stream = Stream::new(7, 3);
+        let count = 100_000;
+        let moment = |power: i32| -> f64 {
+            (0..count).map(|i| f64::from(stream.normal(i)).powi(power)).sum::<f64>()
+                / f64::from(count as u32)
+        };
+        assert!(moment(1).abs() < 0.02, "{}", moment(1));
+        assert!((moment(2) - 1.0).abs() < 0.02, "{}", moment(2));
+        assert!((moment(4) - 3.0).abs() < 0.1, "{}", moment(4));
+    }
+}

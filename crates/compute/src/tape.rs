@@ -1,0 +1,687 @@
+//! The tape: a model calls its ops on it, and each op that something trained had a part in leaves a
+//! record of how to pass a gradient on. Going back through the records frees what each one held.
+//!
+//! What an op keeps for its record is chosen for bytes: [`Tape::keep`] holds a tensor, or where the
+//! tensor is cheap to make again (a norm, an activation) only the way to make it.
+
+use std::cell::{Cell, RefCell};
+use std::ops::Deref;
+use std::rc::Rc;
+
+use crate::device::{Device, Engine};
+use crate::ops::accumulate;
+use crate::random::Stream;
+use crate::{ComputeError, Dtype, Gradients, ParamKey, Params, Result, Shape, Tag, Tensor};
+
+/// A tensor within a computation: it knows whether a gradient is wanted for it.
+#[derive(Clone)]
+pub struct Var {
+    tensor: Tensor,
+    source: Option<Source>,
+    /// How to make the tensor again from tensors that are kept anyway.
+    remake: Option<Rc<Remake>>,
+    /// Which op of its tape made it, counted from 1; 0 for what came from outside.
+    op: usize,
+}
+
+/// Where a gradient goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// To the op that made the tensor.
+    Node(usize),
+    /// To a trained parameter.
+    Param(usize),
+}
+
+impl From<Tensor> for Var {
+    /// A tensor that no gradient is wanted for.
+    fn from(tensor: Tensor) -> Self {
+        Self { tensor, source: None, remake: None, op: 0 }
+    }
+}
+
+impl Var {
+    /// Its numbers.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Its numbers, given up by the computation.
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        self.tensor.shape()
+    }
+
+    /// Its number format.
+    pub fn dtype(&self) -> Dtype {
+        self.tensor.dtype()
+    }
+
+    /// The `index`-th of the equal parts of its rows, as wide as the tensor it is used with.
+    pub fn chunk(&self, index: usize) -> Chunk<'_> {
+        Chunk { of: self, index }
+    }
+
+    /// The same numbers, and the same place for a gradient, in another shape of as many.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    #[must_use]
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
+        // A remade tensor would come back in its old shape; without one the tensor itself is kept.
+        Self { tensor: self.tensor.reshape(shape), remake: None, ..self.clone() }
+    }
+
+    pub(crate) fn source(&self) -> Option<Source> {
+        self.source
+    }
+
+    /// What to keep in order to have this tensor later, and the ops whose results that takes.
+    pub(crate) fn held(&self) -> (Kept, Vec<usize>) {
+        match &self.remake {
+            Some(remake) => (Kept::Remake(Rc::clone(remake)), remake.needs.clone()),
+            None => (Kept::Tensor(self.tensor.clone()), vec![self.op]),
+        }
+    }
+}
+
+/// A part of each row of a tensor: several small vectors often come out of one matrix product.
+#[derive(Clone, Copy)]
+pub struct Chunk<'a> {
+    pub(crate) of: &'a Var,
+    pub(crate) index: usize,
+}
+
+/// How to make a tensor again.
+pub(crate) struct Remake {
+    make: Box<dyn Fn(Place<'_>) -> Result<Tensor>>,
+    needs: Vec<usize>,
+    /// What was made, for the others who keep the same tensor; freed with the last of them.
+    made: RefCell<Option<Tensor>>,
+}
+
+impl Remake {
+    /// From what the inputs' [`Var::held`] gave.
+    pub fn new(needs: Vec<usize>, make: impl Fn(Place<'_>) -> Result<Tensor> + 'static) -> Self {
+        Self { make: Box::new(make), needs, made: RefCell::new(None) }
+    }
+}
+
+/// A tensor kept for backward, or the way to make it.
+#[derive(Clone)]
+pub(crate) enum Kept {
+    Tensor(Tensor),
+    Remake(Rc<Remake>),
+}
+
+impl Kept {
+    pub fn get(&self, place: Place<'_>) -> Result<Tensor> {
+        let remake = match self {
+            Self::Tensor(tensor) => return Ok(tensor.clone()),
+            Self::Remake(remake) => remake,
+        };
+        if let Some(made) = &*remake.made.borrow() {
+            return Ok(made.clone());
+        }
+        let made = (remake.make)(place)?;
+        // Worth holding only while someone else will ask for it too.
+        if Rc::strong_count(remake) > 1 {
+            *remake.made.borrow_mut() = Some(made.clone());
+        }
+        Ok(made)
+    }
+}
+
+/// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
+pub struct Tape<'m> {
+    pub(crate) device: Device,
+    pub(crate) params: &'m Params,
+    pub(crate) mode: Mode,
+    records: RefCell<Vec<Record<'m>>>,
+    n_nodes: Cell<usize>,
+    n_ops: Cell<usize>,
+    last_kept: Cell<usize>,
+    /// Ops after this one are not run, only recorded: their results are not kept.
+    last_run: usize,
+    pub(crate) seed: u64,
+    /// The next unused stream of random numbers.
+    pub(crate) next_stream: Cell<u64>,
+}
+
+/// What a tape does with records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// Nothing is trained.
+    Off,
+    /// They are kept for backward.
+    Record,
+    /// They are counted and dropped: the block will run again.
+    Rehearse,
+}
+
+type Step<'m> = Box<dyn FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm>;
+
+struct Record<'m> {
+    node: usize,
+    step: Step<'m>,
+}
+
+impl<'m> Tape<'m> {
+    /// For training: ops are recorded where a parameter has a part. The seed decides every random
+    /// number of the computation.
+    pub fn training(device: &Device, params: &'m Params, seed: u64) -> Self {
+        Self::with(device, params, Mode::Record, seed)
+    }
+
+    /// For use: nothing is recorded, and every tensor is freed as soon as the caller drops it.
+    pub fn inference(device: &Device, params: &'m Params, seed: u64) -> Self {
+        Self::with(device, params, Mode::Off, seed)
+    }
+
+    pub(crate) fn with(device: &Device, params: &'m Params, mode: Mode, seed: u64) -> Self {
+        Self {
+            device: device.clone(),
+            params,
+            mode,
+            records: RefCell::default(),
+            n_nodes: Cell::new(0),
+            n_ops: Cell::new(0),
+            last_kept: Cell::new(0),
+            last_run: usize::MAX,
+            seed,
+            next_stream: Cell::new(0),
+        }
+    }
+
+    /// The device that computes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// A parameter, as a tensor that is trained.
+    pub fn param(&self, key: ParamKey) -> Var {
+        let source = Some(Source::Param(key.index())).filter(|_| self.mode != Mode::Off);
+        Var { source, ..Var::from(self.params.get(key).clone()) }
+    }
+
+    /// Goes back from a loss of one number: adds to the gradient of every parameter that had a part
+    /// in it, and frees all that was kept.
+    pub fn backward(self, loss: &Var, gradients: &mut Gradients) -> Result<()> {
+        if loss.shape().elements() != 1 {
+            return Err(ComputeError::NotScalar { shape: loss.shape() });
+        }
+        let one = self.device.upload(loss.shape(), &[1.0f32])?;
+        self.backward_from(loss.clone(), one, gradients).map(|_| ())
+    }
+
+    /// Goes back from any tensor whose gradient is known; returns what reached the leaves.
+    pub fn backward_from(
+        self,
+        from: Var,
+        gradient: Tensor,
+        gradients: &mut Gradients,
+    ) -> Result<Leaves> {
+        let source = from.source.ok_or(ComputeError::Untracked)?;
+        drop(from);
+        let mut back = Backward {
+            place: Place::new(&self.device),
+            params: self.params,
+            gradients,
+            nodes: vec![None; self.n_nodes.get()],
+        };
+        back.pass(Some(source), gradient)?;
+        let mut records = self.records.into_inner();
+        while let Some(Record { node, step }) = records.pop() {
+            if let Some(gradient) = back.nodes[node].take() {
+                step(&mut back, gradient)?;
+            }
+        }
+        Ok(Leaves(back.nodes))
+    }
+
+    /// A tensor from outside whose gradient is wanted back.
+    pub fn leaf(&self, tensor: Tensor) -> Var {
+        Var { source: Some(self.new_node()), ..Var::from(tensor) }
+    }
+
+    /// Opens an op: what it computes, it computes through what this returns.
+    pub(crate) fn begin(&self, name: &'static str) -> Op<'_> {
+        let index = self.n_ops.get() + 1;
+        self.n_ops.set(index);
+        let place = Place { device: &self.device, is_run: index <= self.last_run };
+        Op { name, index, place }
+    }
+
+    /// Whether an op with these inputs needs a record.
+    pub(crate) fn tracks(&self, inputs: &[&Var]) -> bool {
+        self.mode != Mode::Off && inputs.iter().any(|input| input.source.is_some())
+    }
+
+    /// Keeps a tensor for backward.
+    pub(crate) fn keep(&self, var: &Var) -> Kept {
+        let (kept, needs) = var.held();
+        let last = needs.into_iter().max().unwrap_or(0);
+        self.last_kept.set(self.last_kept.get().max(last));
+        kept
+    }
+
+    /// Lets whoever would keep `result` keep the way to make it instead. Where nothing is recorded
+    /// nothing is kept either, and the way would only hold on to the inputs.
+    pub(crate) fn with_remake(&self, result: Var, remake: impl FnOnce() -> Remake) -> Var {
+        let remake = (self.mode != Mode::Off).then(|| Rc::new(remake()));
+        Var { remake, ..result }
+    }
+
+    /// Says that a record keeps something the op made besides its result.
+    pub(crate) fn keep_own(&self, op: &Op<'_>) {
+        self.last_kept.set(self.last_kept.get().max(op.index));
+    }
+
+    /// Records how the gradient of an op's result is passed on.
+    pub(crate) fn record(
+        &self,
+        result: Var,
+        step: impl FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm,
+    ) -> Var {
+        let source = self.new_node();
+        if let (Mode::Record, Source::Node(node)) = (self.mode, source) {
+            self.records.borrow_mut().push(Record { node, step: Box::new(step) });
+        }
+        Var { source: Some(source), ..result }
+    }
+
+    /// Random numbers that nobody else gets, and the same ones when a block is recomputed.
+    pub(crate) fn random(&self) -> Stream {
+        let stream = self.next_stream.get();
+        self.next_stream.set(stream + 1);
+        Stream::new(self.seed, stream)
+    }
+
+    /// The tape of a block within another: the block's own random numbers, and the ops of it to run.
+    pub(crate) fn for_block(mut self, first_stream: u64, last_run: usize) -> Self {
+        self.next_stream.set(first_stream);
+        self.last_run = last_run;
+        self
+    }
+
+    /// The last op whose result a record keeps.
+    pub(crate) fn last_kept(&self) -> usize {
+        self.last_kept.get()
+    }
+
+    fn new_node(&self) -> Source {
+        let node = self.n_nodes.get();
+        self.n_nodes.set(node + 1);
+        Source::Node(node)
+    }
+}
+
+/// Where work is done: who gives memory and who fills it.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    device: &'a Device,
+    is_run: bool,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(device: &'a Device) -> Self {
+        Self { device, is_run: true }
+    }
+
+    pub fn engine(self) -> &'a Engine {
+        if self.is_run { self.device.engine() } else { &Engine::Meta }
+    }
+
+    pub fn device(self) -> &'a Device {
+        self.device
+    }
+
+    /// Room for a result, with whatever it held before.
+    pub fn alloc(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        let shape = shape.into();
+        if self.is_run {
+            self.device.alloc(shape, dtype)
+        } else {
+            Ok(self.device.hollow(shape, dtype))
+        }
+    }
+
+    /// Room that is free again when the op is done.
+    pub fn workspace(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        self.device.tagged(Tag::Workspace, || self.alloc(shape, dtype))
+    }
+
+    /// Adds operations, and the bytes of these tensors, to the device's tally.
+    pub fn count(self, flops: usize, tensors: &[&Tensor]) {
+        if self.is_run {
+            self.device.count(flops, tensors.iter().map(|tensor| tensor.bytes()).sum());
+        }
+    }
+}
+
+/// One op at work.
+pub(crate) struct Op<'t> {
+    pub name: &'static str,
+    index: usize,
+    pub place: Place<'t>,
+}
+
+impl<'t> Deref for Op<'t> {
+    type Target = Place<'t>;
+
+    fn deref(&self) -> &Place<'t> {
+        &self.place
+    }
+}
+
+impl Op<'_> {
+    pub fn is_run(&self) -> bool {
+        self.place.is_run
+    }
+
+    /// The result as a part of the computation.
+    pub fn result(&self, tensor: Tensor) -> Var {
+        Var { op: self.index, ..Var::from(tensor) }
+    }
+}
+
+/// The gradients under way while a tape is gone back through.
+pub(crate) struct Backward<'a> {
+    pub place: Place<'a>,
+    params: &'a Params,
+    pub gradients: &'a mut Gradients,
+    nodes: Vec<Option<Tensor>>,
+}
+
+/// A gradient taken out to be written by an op, and put back with [`Backward::put`].
+pub(crate) struct Slot {
+    pub tensor: Tensor,
+    /// Whether to add to what is there. If not, the memory holds anything.
+    pub add: bool,
+    source: Option<Source>,
+}
+
+impl Backward<'_> {
+    /// The gradient of `source`, to be written or added to.
+    pub fn slot(&mut self, source: Source, shape: Shape, dtype: Dtype) -> Result<Slot> {
+        let (tensor, add) = match source {
+            Source::Param(index) => self.gradients.take(index, self.place.device(), self.params)?,
+            Source::Node(node) => match self.nodes[node].take() {
+                Some(gradient) => (gradient.unshared()?, true),
+                None => (self.place.alloc(shape, dtype)?, false),
+            },
+        };
+        Ok(Slot { tensor, add, source: Some(source) })
+    }
+
+    /// The slot of an input, if a gradient is wanted for it.
+    pub fn slot_of(
+        &mut self,
+        source: Option<Source>,
+        shape: Shape,
+        dtype: Dtype,
+    ) -> Result<Option<Slot>> {
+        source.map(|source| self.slot(source, shape, dtype)).transpose()
+    }
+
+    /// Room for a gradient that nobody wants, from a kernel that finds several at once.
+    pub fn unwanted(&mut self, shape: Shape, dtype: Dtype) -> Result<Slot> {
+        Ok(Slot { tensor: self.place.workspace(shape, dtype)?, add: false, source: None })
+    }
+
+    pub fn put(&mut self, slot: Slot) {
+        match slot.source {
+            Some(Source::Param(index)) => self.gradients.put(index, slot.tensor),
+            Some(Source::Node(node)) => self.nodes[node] = Some(slot.tensor),
+            None => {}
+        }
+    }
+
+    /// Hands a whole gradient on, if it is wanted.
+    pub fn pass(&mut self, source: Option<Source>, gradient: Tensor) -> Result<()> {
+        let Some(source) = source else { return Ok(()) };
+        if let Source::Node(node) = source
+            && self.nodes[node].is_none()
+        {
+            self.nodes[node] = Some(gradient);
+            return Ok(());
+        }
+        let mut slot = self.slot(source, gradient.shape(), gradient.dtype())?;
+        accumulate(self.place, &mut slot, &gradient);
+        self.put(slot);
+        Ok(())
+    }
+}
+
+/// The gradients that reached tensors from outside.
+pub struct Leaves(Vec<Option<Tensor>>);
+
+impl Leaves {
+    /// The gradient of a leaf, if any reached it.
+    pub fn take(&mut self, leaf: &Var) -> Option<Tensor> {
+        match leaf.source? {
+            Source::Node(node) => self.0[node].take(),
+            Source::Param(_) => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Activation, Attention, Linear, Lora};
+    use crate::testing::{Input, device, upload};
+    use crate::{Kind, Usage};
+
+    /// A residual block with an adapter, over a large frozen weight.
+    struct Block {
+        weight: Var,
+        down: ParamKey,
+        up: ParamKey,
+        dropout: f32,
+    }
+
+    const WIDTH: usize = 24;
+
+    impl Block {
+        fn new(device: &Device, params: &mut Params, seed: u64, dropout: f32) -> Self {
+            let tensor = |shape: [usize; 2], seed| {
+                upload(device, &Input::normal(shape, seed).scaled(0.2), Dtype::F32)
+            };
+            Self {
+                weight: tensor([WIDTH, WIDTH], seed).into(),
+                down: params.add(tensor([2, WIDTH], seed + 1)),
+                up: params.add(tensor([WIDTH, 2], seed + 2)),
+                dropout,
+            }
+        }
+
+        fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
+            let normed = tape.layer_norm(x, None, None, 1e-6)?;
+            let (down, up) = (tape.param(self.down), tape.param(self.up));
+            let lora = Lora { down: &down, up: &up, scale: 1.0, dropout: self.dropout };
+            let layer = Linear {
+                activation: Activation::GeluTanh,
+                lora: Some(lora),
+                ..Linear::new(&self.weight)
+            };
+            let y = tape.linear(&normed, layer)?;
+            let y = tape.attention(&y, &y, &y, Attention::full(2, WIDTH / 2))?;
+            // Nothing keeps what this last layer gives.
+            let y = tape.linear(&y, Linear::new(&self.weight))?;
+            tape.add(x, &y)
+        }
+    }
+
+    fn forward<'m>(tape: &Tape<'m>, blocks: &'m [Block], recompute: bool) -> Result<Var> {
+        let input = upload(tape.device(), &Input::normal([2, 5, WIDTH], 9), Dtype::F32);
+        let mut x = Var::from(input);
+        for block in blocks {
+            x = if recompute {
+                tape.recompute(&[&x], move |tape, inputs| block.forward(tape, &inputs[0]))?
+            } else {
+                block.forward(tape, &x)?
+            };
+        }
+        Ok(x)
+    }
+
+    /// Bits of all gradients, and the memory it took, for two passes over three blocks.
+    fn train(device: &Device, recompute: bool, dropout: f32) -> (Vec<Vec<u32>>, Usage) {
+        let mut params = Params::default();
+        let blocks: Vec<_> =
+            (0..3).map(|index| Block::new(device, &mut params, 10 * index, dropout)).collect();
+        let mut gradients = Gradients::default();
+        let held = device.usage().in_use;
+        for seed in 0..2 {
+            let tape = Tape::training(device, &params, seed);
+            let x = forward(&tape, &blocks, recompute).unwrap();
+            let gradient = upload(device, &Input::normal([2, 5, WIDTH], 8), Dtype::F32);
+            tape.backward_from(x, gradient, &mut gradients).unwrap();
+        }
+        let usage = device.usage();
+        let kept: usize =
+            gradients.all(6).iter().flatten().map(|g| g.bytes().next_multiple_of(64)).sum();
+        assert_eq!(usage.in_use, held + kept, "a tape leaves gradients behind, and nothing else");
+        let bits = |g: &Tensor| g.to_vec::<f32>().iter().map(|value| value.to_bits()).collect();
+        let bits = if device.is_meta() {
+            vec![]
+        } else {
+            gradients.all(6).into_iter().flatten().map(bits).collect()
+        };
+        (bits, usage)
+    }
+
+    #[test]
+    fn recomputing_changes_memory_and_not_one_bit() {
+        for dropout in [0.0, 0.3] {
+            let (kept, kept_usage) = train(&device(), false, dropout);
+            let (recomputed, recomputed_usage) = train(&device(), true, dropout);
+            assert_eq!(kept.len(), 6);
+            assert_eq!(kept, recomputed);
+            assert!(recomputed_usage.peak < kept_usage.peak);
+        }
+    }
+
+    #[test]
+    fn the_shape_only_device_takes_the_same_memory() {
+        for recompute in [false, true] {
+            let meta = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+            assert_eq!(train(&meta, recompute, 0.3).1, train(&device(), recompute, 0.3).1);
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_recomputed_block_is_not_run_twice() {
+        let product = 2 * 10 * WIDTH * WIDTH;
+        let flops = |recompute| {
+            let device = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+            train(&device, recompute, 0.0);
+            device.work().flops as usize
+        };
+        let attention = 2 * 2 * 2 * 2 * 5 * 5 * (WIDTH / 2);
+        let adapter = 2 * 2 * (2 * 10 * WIDTH * 2);
+        let more = (flops(true) - flops(false)) / (2 * 3);
+        // One product of two, the adapter's, the attention's, and what is done number by number.
+        let once = product + adapter / 2 + attention / 2;
+        assert!(more > once && more < once + product / 2, "{more} {once} {product}");
+    }
+
+    #[test]
+    fn what_remakes_a_result_is_run_again_with_its_block() {
+        // The weight of the norm is itself remade: what its way needs must be run, not the weight.
+        let device = device();
+        let params = Params::default();
+        let tape = Tape::training(&device, &params, 0);
+        let zeros = |shape: &[usize]| device.zeros(Shape::new(shape), Dtype::F32).unwrap();
+        let x = tape.leaf(zeros(&[3, 5]));
+        let weight = Var::from(zeros(&[5]));
+        let y = tape.recompute(&[&x, &weight], |tape, v| {
+            let x = tape.scale(&v[0], 0.5)?;
+            let weight = tape.activate(&tape.scale(&v[1], 2.0)?, Activation::Silu)?;
+            let y = tape.layer_norm(&x, Some(&weight), None, 1e-6)?;
+            tape.glu(&y, &v[0], Activation::Silu)
+        });
+        let gradient = zeros(&[3, 5]);
+        tape.backward_from(y.unwrap(), gradient, &mut Gradients::default()).unwrap();
+    }
+
+    #[test]
+    fn without_training_a_result_does_not_hold_what_it_was_made_from() {
+        let device = device();
+        let params = Params::default();
+        let tape = Tape::inference(&device, &params, 0);
+        let x = Var::from(device.zeros([64, 64], Dtype::F32).unwrap());
+        let y = tape.layer_norm(&tape.activate(&x, Activation::Silu).unwrap(), None, None, 1e-6);
+        drop(x);
+        assert_eq!(device.usage().in_use, y.unwrap().tensor().bytes());
+    }
+
+    #[test]
+    fn frozen_weights_never_get_a_gradient() {
+        let device = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+        let mut params = Params::default();
+        let large = 4096;
+        let weight = Var::from(device.zeros([large, large], Dtype::F32).unwrap());
+        let down = params.add(device.zeros([2, large], Dtype::F32).unwrap());
+        let up = params.add(device.zeros([large, 2], Dtype::F32).unwrap());
+        let before = device.usage().in_use;
+        let tape = Tape::training(&device, &params, 0);
+        let x = Var::from(device.zeros([3, large], Dtype::F32).unwrap());
+        let (a, b) = (tape.param(down), tape.param(up));
+        let lora = Lora { down: &a, up: &b, scale: 1.0, dropout: 0.0 };
+        let y = tape.linear(&x, Linear { lora: Some(lora), ..Linear::new(&weight) }).unwrap();
+        let gradient = device.zeros([3, large], Dtype::F32).unwrap();
+        let mut gradients = Gradients::default();
+        tape.backward_from(y, gradient, &mut gradients).unwrap();
+        let usage = device.usage();
+        assert_eq!(usage.by_tag[Tag::Gradients as usize], 2 * 2 * large * 4);
+        // Some rows of activations, and nothing of the weight's 64 MiB.
+        assert!(usage.peak - before < 20 * 3 * large * 4, "{}", usage.peak - before);
+    }
+
+    #[test]
+    fn gradients_add_up_over_passes_until_reset() {
+        let device = device();
+        let mut params = Params::default();
+        let key = params.add(device.upload([1], &[3.0f32]).unwrap());
+        let mut gradients = Gradients::default();
+        let pass = |factor: f32, gradients: &mut Gradients| {
+            let tape = Tape::training(&device, &params, 0);
+            let loss = tape.scale(&tape.param(key), factor).unwrap();
+            tape.backward(&loss, gradients).unwrap();
+            gradients.get(key).unwrap().to_vec::<f32>()[0]
+        };
+        assert_eq!(pass(2.0, &mut gradients), 2.0);
+        assert_eq!(pass(5.0, &mut gradients), 7.0);
+        let held = device.usage().in_use;
+        gradients.reset();
+        assert!(gradients.get(key).is_none());
+        assert_eq!(pass(4.0, &mut gradients), 4.0);
+        assert_eq!(device.usage().in_use, held);
+    }
+
+    #[test]
+    fn backward_refuses_what_is_not_a_loss() {
+        let device = device();
+        let mut params = Params::default();
+        let key = params.add(device.upload([2], &[3.0f32, 4.0]).unwrap());
+        let tape = Tape::training(&device, &params, 0);
+        let pair = tape.scale(&tape.param(key), 1.0).unwrap();
+        let error = tape.backward(&pair, &mut Gradients::default()).unwrap_err().to_string();
+        assert_eq!(error, "backward starts from one number, not from shape [2]");
+        let tape = Tape::training(&device, &params, 0);
+        let constant = Var::from(device.upload([1], &[1.0f32]).unwrap());
+        let error = tape.backward(&constant, &mut Gradients::default()).unwrap_err().to_string();
+        assert_eq!(error, "nothing to train: no parameter had a part in the loss");
+        let reader = params.get(key).clone();
+        let error = params.values_mut().unwrap_err().to_string();
+        assert_eq!(error, "parameter 0 is still in use by 1 readers");
+        drop(reader);
+        assert!(params.values_mut().is_ok());
+    }
+}

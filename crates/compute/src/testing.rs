@@ -1,0 +1,387 @@
+//! What op tests share: a reference arithmetic that carries exact derivatives, and one `check` that
+//! holds an op against it in every way an op can be wrong: value, gradient, format, number of
+//! threads, memory on the shape-only engine, leaks.
+//!
+//! A reference is plain code over [`Dual`]s in f64. Its derivative part is the analytic gradient by
+//! the chain rule; its value part, moved a little, gives finite differences.
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use crate::random::Random;
+use crate::tape::{Tape, Var};
+use crate::{Device, Dtype, Gradients, Kind, Params, Result, Shape, Tensor};
+
+/// A number with its derivative in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Dual {
+    pub value: f64,
+    pub slope: f64,
+}
+
+impl Dual {
+    pub fn map(self, value: f64, slope: f64) -> Self {
+        Self { value, slope: slope * self.slope }
+    }
+
+    pub fn exp(self) -> Self {
+        self.map(self.value.exp(), self.value.exp())
+    }
+
+    pub fn ln(self) -> Self {
+        self.map(self.value.ln(), self.value.recip())
+    }
+
+    pub fn sqrt(self) -> Self {
+        self.map(self.value.sqrt(), 0.5 / self.value.sqrt())
+    }
+
+    pub fn tanh(self) -> Self {
+        self.map(self.value.tanh(), 1.0 - self.value.tanh().powi(2))
+    }
+
+    pub fn erf(self) -> Self {
+        let slope = 2.0 / std::f64::consts::PI.sqrt() * (-self.value * self.value).exp();
+        self.map(1.0 - erfc(self.value), slope)
+    }
+}
+
+impl From<f64> for Dual {
+    fn from(value: f64) -> Self {
+        Self { value, slope: 0.0 }
+    }
+}
+
+impl Add for Dual {
+    type Output = Self;
+    fn add(self, other: Self) -> Self {
+        Self { value: self.value + other.value, slope: self.slope + other.slope }
+    }
+}
+
+impl Neg for Dual {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Self { value: -self.value, slope: -self.slope }
+    }
+}
+
+impl Sub for Dual {
+    type Output = Self;
+    fn sub(self, other: Self) -> Self {
+        self + -other
+    }
+}
+
+impl Mul for Dual {
+    type Output = Self;
+    fn mul(self, other: Self) -> Self {
+        let slope = self.slope * other.value + self.value * other.slope;
+        Self { value: self.value * other.value, slope }
+    }
+}
+
+impl Mul<f64> for Dual {
+    type Output = Self;
+    fn mul(self, factor: f64) -> Self {
+        self * Self::from(factor)
+    }
+}
+
+impl Div for Dual {
+    type Output = Self;
+    fn div(self, other: Self) -> Self {
+        let value = self.value / other.value;
+        Self { value, slope: (self.slope - value * other.slope) / other.value }
+    }
+}
+
+impl std::iter::Sum for Dual {
+    fn sum<I: Iterator<Item = Self>>(terms: I) -> Self {
+        terms.fold(Self::default(), Self::add)
+    }
+}
+
+/// The complementary error function by its series near zero and its continued fraction elsewhere
+/// (Abramowitz and Stegun 7.1.6 and 7.1.14), good to 1e-13.
+pub fn erfc(x: f64) -> f64 {
+    if x < 0.0 {
+        return 2.0 - erfc(-x);
+    }
+    let gauss = (-x * x).exp() / std::f64::consts::PI.sqrt();
+    if x < 2.5 {
+        let (mut term, mut sum) = (2.0 * x, 2.0 * x);
+        for n in 1..200 {
+            term *= 2.0 * x * x / f64::from(2 * n + 1);
+            sum += term;
+        }
+        return 1.0 - gauss * sum;
+    }
+    let fraction = (1..200).rev().fold(0.0, |tail, n| f64::from(n) / 2.0 / (x + tail));
+    gauss / (x + fraction)
+}
+
+/// A differentiable input of an op under test.
+#[derive(Clone)]
+pub struct Input {
+    pub shape: Shape,
+    pub values: Vec<f32>,
+    /// Its format, if it is not the one under test: vectors and adapters are always f32.
+    pub dtype: Option<Dtype>,
+    /// Whether a gradient is asked for.
+    pub is_trained: bool,
+}
+
+impl Input {
+    /// Normal random numbers.
+    pub fn normal(shape: impl Into<Shape>, seed: u64) -> Self {
+        let shape = shape.into();
+        let mut random = Random::new(seed ^ 0x5eed_0000);
+        let values = (0..shape.elements()).map(|_| random.normal()).collect();
+        Self { shape, values, dtype: None, is_trained: true }
+    }
+
+    /// Always f32.
+    pub fn f32(self) -> Self {
+        Self { dtype: Some(Dtype::F32), ..self }
+    }
+
+    pub fn scaled(mut self, factor: f32) -> Self {
+        self.values.iter_mut().for_each(|value| *value *= factor);
+        self
+    }
+
+    pub fn frozen(self) -> Self {
+        Self { is_trained: false, ..self }
+    }
+}
+
+type Forward<'f> = &'f dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>;
+type Reference<'f> = &'f dyn Fn(&[Vec<Dual>]) -> Vec<Dual>;
+
+/// Holds `op` against `reference` for inputs in f32, bf16 and f16. Errors are relative to the
+/// largest number of the tensor and allowed `slack` times what rounding the inputs' format costs.
+pub fn check(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        check_in(dtype, inputs, slack, op, reference);
+    }
+}
+
+/// As `check`, for shapes at which rounded formats would only add time.
+pub fn check_f32(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
+    check_in(Dtype::F32, inputs, slack, op, reference);
+}
+
+/// Half of the distance from 1 to the next number.
+fn rounding(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F32 => 2f64.powi(-24),
+        Dtype::F16 => 2f64.powi(-11),
+        Dtype::Bf16 => 2f64.powi(-8),
+        other => unreachable!("{other} is not under test"),
+    }
+}
+
+fn check_in(dtype: Dtype, inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
+    let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
+    let run = |device: &Device| run_op(device, dtype, &inputs, op);
+    let results = [1, 2, 3].map(|threads| run(&Device::cpu(threads, 1 << 28).unwrap()));
+    let ours = &results[0];
+    for other in &results[1..] {
+        assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the number of threads");
+    }
+    let meta = run(&Device::meta(Kind::Cpu { threads: 1 }, 1 << 28));
+    assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+
+    let exact = Exact::of(&inputs, reference, &ours.cotangent);
+    let allowed = slack * rounding(dtype) + 1e-6;
+    compare(&format!("{dtype} result"), &ours.result, &exact.result, allowed);
+    for (index, gradient) in ours.gradients.iter().enumerate() {
+        if let Some(gradient) = gradient {
+            let what = format!("{dtype} gradient of input {index}");
+            compare(&what, gradient, &exact.gradients[index], 2.0 * allowed);
+        }
+    }
+}
+
+/// As `check`, for ops that have no backward: all inputs are frozen.
+pub fn check_forward(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let inputs: Vec<Input> =
+            inputs.iter().map(|input| rounded(input, dtype).frozen()).collect();
+        let run = |device: &Device| run_forward(device, dtype, &inputs, op);
+        let results = [1, 2, 3].map(|threads| run(&Device::cpu(threads, 1 << 28).unwrap()));
+        let ours = &results[0];
+        for other in &results[1..] {
+            assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the threads");
+        }
+        let meta = run(&Device::meta(Kind::Cpu { threads: 1 }, 1 << 28));
+        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        let exact = Exact::of(&inputs, reference, &[]).result;
+        let allowed = slack * rounding(dtype) + 1e-6;
+        compare(&format!("{dtype} result"), &ours.result, &exact, allowed);
+    }
+}
+
+fn run_forward(device: &Device, dtype: Dtype, inputs: &[Input], op: Forward<'_>) -> Outcome {
+    let params = Params::default();
+    let before = device.usage();
+    let outcome = {
+        let tape = Tape::inference(device, &params, 7);
+        let vars: Vec<Var> = inputs.iter().map(|input| as_var(&tape, input, dtype)).collect();
+        let result = op(&tape, &vars).unwrap();
+        assert_eq!(result.dtype(), dtype, "the result's format");
+        let result = read(result.tensor());
+        Outcome { result, gradients: vec![], cotangent: vec![], usage: device.usage() }
+    };
+    assert_eq!(device.usage().in_use, before.in_use, "something was not given back");
+    outcome
+}
+
+fn rounded(input: &Input, dtype: Dtype) -> Input {
+    let values = input.values.iter().map(|value| match input.dtype.unwrap_or(dtype) {
+        Dtype::Bf16 => half::bf16::from_f32(*value).to_f32(),
+        Dtype::F16 => half::f16::from_f32(*value).to_f32(),
+        _ => *value,
+    });
+    Input { values: values.collect(), ..input.clone() }
+}
+
+/// What an op gave, as f32.
+#[derive(Debug)]
+struct Outcome {
+    result: Vec<f32>,
+    gradients: Vec<Option<Vec<f32>>>,
+    cotangent: Vec<f32>,
+    usage: crate::Usage,
+}
+
+impl Outcome {
+    fn bits(&self) -> Vec<u32> {
+        let all = self.gradients.iter().flatten().flatten();
+        self.result.iter().chain(all).map(|value| value.to_bits()).collect()
+    }
+}
+
+fn run_op(device: &Device, dtype: Dtype, inputs: &[Input], op: Forward<'_>) -> Outcome {
+    let params = Params::default();
+    let before = device.usage();
+    let outcome = {
+        let tape = Tape::training(device, &params, 7);
+        let vars: Vec<Var> = inputs.iter().map(|input| as_var(&tape, input, dtype)).collect();
+        let result = op(&tape, &vars).unwrap();
+        let numbers = read(result.tensor());
+        let mut random = Random::new(99);
+        let cotangent = Input {
+            shape: result.shape(),
+            values: (0..result.shape().elements()).map(|_| random.normal()).collect(),
+            dtype: Some(result.dtype()),
+            is_trained: false,
+        };
+        let cotangent = rounded(&cotangent, dtype);
+        let gradient = upload(device, &cotangent, dtype);
+        let mut leaves = tape.backward_from(result, gradient, &mut Gradients::default()).unwrap();
+        let gradients = vars.iter().map(|var| leaves.take(var).map(|gradient| read(&gradient)));
+        let gradients: Vec<_> = gradients.collect();
+        for (input, gradient) in inputs.iter().zip(&gradients) {
+            assert_eq!(input.is_trained, gradient.is_some(), "a gradient for what is trained only");
+        }
+        Outcome { result: numbers, gradients, cotangent: cotangent.values, usage: device.usage() }
+    };
+    assert_eq!(device.usage().in_use, before.in_use, "something was not given back");
+    outcome
+}
+
+fn as_var(tape: &Tape<'_>, input: &Input, dtype: Dtype) -> Var {
+    let tensor = upload(tape.device(), input, dtype);
+    if input.is_trained { tape.leaf(tensor) } else { Var::from(tensor) }
+}
+
+/// A tensor of these values in the input's format.
+pub fn upload(device: &Device, input: &Input, dtype: Dtype) -> Tensor {
+    let values = &input.values;
+    match input.dtype.unwrap_or(dtype) {
+        Dtype::Bf16 => {
+            let values: Vec<_> = values.iter().map(|value| half::bf16::from_f32(*value)).collect();
+            device.upload(input.shape, &values).unwrap()
+        }
+        Dtype::F16 => {
+            let values: Vec<_> = values.iter().map(|value| half::f16::from_f32(*value)).collect();
+            device.upload(input.shape, &values).unwrap()
+        }
+        _ => device.upload(input.shape, values).unwrap(),
+    }
+}
+
+fn read(tensor: &Tensor) -> Vec<f32> {
+    if tensor.device().is_meta() { vec![] } else { tensor.to_f32_vec() }
+}
+
+/// The reference's result, and its gradient for a cotangent, each number of it found twice.
+struct Exact {
+    result: Vec<f64>,
+    gradients: Vec<Vec<f64>>,
+}
+
+impl Exact {
+    fn of(inputs: &[Input], reference: Reference<'_>, cotangent: &[f32]) -> Self {
+        let mut duals: Vec<Vec<Dual>> = inputs
+            .iter()
+            .map(|input| input.values.iter().map(|value| Dual::from(f64::from(*value))).collect())
+            .collect();
+        let result: Vec<f64> = reference(&duals).iter().map(|dual| dual.value).collect();
+        let weighted = |duals: &[Vec<Dual>]| -> Dual {
+            let terms = reference(duals).into_iter().zip(cotangent);
+            terms.map(|(dual, weight)| dual * f64::from(*weight)).sum()
+        };
+        let mut gradients = Vec::new();
+        for input in 0..inputs.len() {
+            let mut gradient = Vec::new();
+            for element in 0..if inputs[input].is_trained { duals[input].len() } else { 0 } {
+                let at = duals[input][element];
+                duals[input][element].slope = 1.0;
+                let slope = weighted(&duals).slope;
+                gradient.push(slope);
+                // Every number's finite difference would take minutes; every seventh is enough to
+                // see a reference whose slopes do not belong to its values.
+                if element % 7 == 0 {
+                    let step = 1e-5 * at.value.abs().max(1.0);
+                    let moved = [1.0, -1.0].map(|sign| {
+                        duals[input][element] = Dual::from(at.value + sign * step);
+                        weighted(&duals).value
+                    });
+                    let difference = (moved[0] - moved[1]) / (2.0 * step);
+                    let scale = slope.abs().max(1.0);
+                    assert!((difference - slope).abs() < 1e-4 * scale, "{difference} {slope}");
+                }
+                duals[input][element] = at;
+            }
+            gradients.push(gradient);
+        }
+        Self { result, gradients }
+    }
+}
+
+/// Fails with the first numbers and the worst one.
+pub fn compare(what: &str, ours: &[f32], exact: &[f64], allowed: f64) {
+    assert_eq!(ours.len(), exact.len(), "{what}: how many numbers");
+    let largest = exact.iter().fold(0.0f64, |most, value| most.max(value.abs())).max(1e-30);
+    let worst = ours
+        .iter()
+        .zip(exact)
+        .map(|(ours, exact)| (f64::from(*ours) - exact).abs())
+        .map(|error| if error.is_nan() { f64::INFINITY } else { error })
+        .fold(0.0, f64::max)
+        / largest;
+    let first = ours.len().min(6);
+    assert!(
+        worst <= allowed,
+        "{what}: off by {worst:.2e} of the largest, allowed {allowed:.2e}\n  ours  {:?}\n  exact {:?}",
+        &ours[..first],
+        &exact[..first],
+    );
+}
+
+/// A device for a test that needs no more than one.
+pub fn device() -> Device {
+    Device::cpu(2, 1 << 26).unwrap()
+}
