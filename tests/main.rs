@@ -7,6 +7,7 @@ mod program;
 mod tidy;
 mod tree;
 mod weights;
+mod workload;
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -5,6 +5,7 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use anstyle::{AnsiColor, Style};
+use compute::ComputeError;
 use machine::RecordingError;
 use weights::WeightsError;
 
@@ -19,6 +20,8 @@ pub enum Failure {
     Write { path: PathBuf, error: io::Error },
     /// A model file could not be read or written.
     Weights(WeightsError),
+    /// Something could not be computed.
+    Compute(ComputeError),
     /// Ctrl-C cannot be caught.
     Signal(ctrlc::Error),
     /// A program run beside ours failed.
@@ -40,6 +43,12 @@ impl From<RecordingError> for Failure {
 impl From<WeightsError> for Failure {
     fn from(error: WeightsError) -> Self {
         Self::Weights(error)
+    }
+}
+
+impl From<ComputeError> for Failure {
+    fn from(error: ComputeError) -> Self {
+        Self::Compute(error)
     }
 }
 
@@ -65,6 +74,7 @@ impl Failure {
                 (format!("cannot write {}", path.display()), Some(error))
             }
             Self::Weights(error) => (error.to_string(), error.source()),
+            Self::Compute(error) => (error.to_string(), error.source()),
             Self::Signal(error) => ("cannot catch Ctrl-C".into(), Some(error)),
             Self::Peer { what, said } => {
                 (format!("{what}\n  {}", said.trim_end().replace('\n', "\n  ")), None)
@@ -78,6 +88,7 @@ impl Failure {
             Self::Recording(error) => error.hint(),
             Self::Write { .. } => "give an existing folder you may write to",
             Self::Weights(error) => error.hint(),
+            Self::Compute(error) => error.hint(),
             Self::Signal(_) => "start hearth from a shell of its own",
             Self::Peer { .. } => {
                 "give --python an interpreter that has torch, safetensors and fastsafetensors"

@@ -14,6 +14,7 @@ mod live;
 pub mod memory;
 pub mod pressure;
 mod probe;
+pub mod process;
 pub mod reading;
 pub mod recording;
 pub mod source;

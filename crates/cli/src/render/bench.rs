@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
+use machine::Bytes;
+
 use crate::commands::bench::load::Figure;
-use crate::text::{BOLD, DIM, Page};
+use crate::commands::bench::{ops, peers, step};
+use crate::text::{BOLD, DIM, PLAIN, Page, bar};
 
 /// Draws what `hearth bench load` measured.
 pub fn loading(file: &Path, figures: &[Figure]) -> String {
@@ -27,5 +30,89 @@ pub fn loading(file: &Path, figures: &[Figure]) -> String {
     }
     page.table(&rows);
     page.line(DIM, "the best of each; every measurement in a process of its own");
+    page.finish()
+}
+
+/// Draws what `hearth bench step` measured.
+pub fn step(figures: &step::Figures) -> String {
+    let step::Figures { config, dtype, recompute, device, threads, .. } = figures;
+    let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
+    let mut page = Page::new();
+    let title =
+        format!("{config}, {dtype}, recompute {recompute}, on {device} with {threads} threads");
+    page.line(BOLD, &title);
+    let time = format!(
+        "{:.0} ms (best {:.0}, processor time {:.0}), {:.0} GFLOP/s",
+        figures.ms_median, figures.ms_min, figures.cpu_ms_median, figures.gflop_per_s
+    );
+    page.row("step", PLAIN, &time);
+    page.row("loss", PLAIN, &format!("{:.6} → {:.6}", figures.loss_first, figures.loss_last));
+    let kept =
+        if figures.peak_bytes == figures.plan_bytes { "as planned" } else { "not as planned" };
+    let arena = format!(
+        "{}, {kept}; {} hold tensors at the peak",
+        bytes(figures.peak_bytes),
+        bytes(figures.peak_in_use_bytes)
+    );
+    page.row("arena", PLAIN, &arena);
+    for (what, held) in &figures.peak_by_use {
+        let share = *held as f64 / figures.peak_bytes as f64;
+        page.row("", DIM, &format!("{} {} {what}", bar(share), bytes(*held)));
+    }
+    let resident = figures.rss_peak_bytes.map_or("unknown".into(), |peak| Bytes(peak).to_string());
+    page.row("process", PLAIN, &format!("{resident} resident at most"));
+    page.finish()
+}
+
+/// Draws what `hearth bench ops` measured.
+pub fn ops(all: &[ops::Figures]) -> String {
+    let mut page = Page::new();
+    let mut rows = vec![
+        ["op", "inputs", "ms", "GFLOP/s", "GB/s", "back ms", "GFLOP/s", "GB/s"].map(str::to_owned),
+    ];
+    let three = |figure: &ops::Figure| {
+        [
+            format!("{:.2}", figure.ms_median),
+            format!("{:.0}", figure.gflop_per_s),
+            format!("{:.1}", figure.gb_per_s),
+        ]
+    };
+    for figures in all {
+        let [ms, flops, bytes] = three(&figures.forward);
+        let [back_ms, back_flops, back_bytes] =
+            figures.backward.as_ref().map_or([const { String::new() }; 3], three);
+        let (op, shape) = (figures.op.to_owned(), figures.shape.clone());
+        rows.push([op, shape, ms, flops, bytes, back_ms, back_flops, back_bytes]);
+    }
+    page.table(&rows);
+    let title = all.first().map_or(String::new(), |first| {
+        format!("{} with {} threads; medians", first.dtype, first.threads)
+    });
+    page.line(DIM, &title);
+    page.finish()
+}
+
+/// Draws what `hearth bench peers` measured.
+pub fn peers(all: &[peers::Figures]) -> String {
+    let mut page = Page::new();
+    let mut rows = vec![
+        ["job", "program", "ms", "processor ms", "memory", "hearth / it", "by processor", "memory"]
+            .map(str::to_owned),
+    ];
+    for figures in all {
+        let peers::Figures { config, dtype, recompute, .. } = figures;
+        rows.push([
+            format!("{config} {dtype} {recompute}"),
+            format!("{:?}", figures.program).to_lowercase(),
+            format!("{:.0}", figures.ms_median),
+            format!("{:.0}", figures.cpu_ms_median),
+            figures.memory_bytes.map_or("unknown".into(), |bytes| Bytes(bytes).to_string()),
+            format!("{:.2}", figures.hearth_time_ratio),
+            format!("{:.2}", figures.hearth_cpu_ratio),
+            figures.hearth_memory_ratio.map_or("unknown".into(), |ratio| format!("{ratio:.2}")),
+        ]);
+    }
+    page.table(&rows);
+    page.line(DIM, "medians over rounds in turn; every measurement in a process of its own");
     page.finish()
 }

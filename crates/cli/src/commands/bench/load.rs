@@ -242,7 +242,7 @@ fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
         Reader::HearthWrite => time_write(&catalog)?,
         Reader::PythonSafetensors | Reader::Fastsafetensors => f64::NAN,
     };
-    Ok(Sample { secs, bytes, rss_peak_bytes: rss_peak() })
+    Ok(Sample { secs, bytes, rss_peak_bytes: machine::process::peak_resident() })
 }
 
 fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
@@ -363,13 +363,6 @@ fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
 
 fn threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
-}
-
-/// The most memory this process has held, where the system tells.
-fn rss_peak() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// A model file made on the spot, removed afterwards: sizes as they are mixed in real models.

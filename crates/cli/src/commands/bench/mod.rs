@@ -1,8 +1,12 @@
 //! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
 
 pub mod load;
+pub mod ops;
+pub mod peers;
+pub mod step;
 
 use std::io::Write;
+use std::time::Instant;
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -11,6 +15,9 @@ use crate::failure::Failure;
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
+  hearth bench step                        a training step, its time and its memory
+  hearth bench ops                         each op alone
+  hearth bench peers --python .venv/bin/python    the step beside PyTorch's
   hearth bench load                        how fast model files come into memory, and go to disk
   hearth bench load --python .venv/bin/python --json")]
 pub struct Arguments {
@@ -20,11 +27,47 @@ pub struct Arguments {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
+    Step(step::Arguments),
+    Ops(ops::Arguments),
+    Peers(peers::Arguments),
     Load(load::Arguments),
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     match &arguments.what {
+        What::Step(arguments) => step::run(arguments, out),
+        What::Ops(arguments) => ops::run(arguments, out),
+        What::Peers(arguments) => peers::run(arguments, out),
         What::Load(arguments) => load::run(arguments, out),
     }
+}
+
+/// Wall time and processor time of one piece of work, in milliseconds. Processor time is divided by
+/// the threads: what the wall time would be with the cores to itself.
+#[derive(Clone, Copy)]
+struct Timed {
+    wall_ms: f64,
+    cpu_ms: f64,
+}
+
+impl Timed {
+    fn of<T, E>(threads: usize, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
+        let (wall, cpu) = (Instant::now(), machine::process::cpu_time());
+        let done = work()?;
+        let cpu = machine::process::cpu_time().saturating_sub(cpu);
+        let wall_ms = wall.elapsed().as_secs_f64() * 1e3;
+        Ok((Self { wall_ms, cpu_ms: cpu.as_secs_f64() * 1e3 / threads as f64 }, done))
+    }
+}
+
+/// The middle one of some measurements.
+fn median(of: impl Iterator<Item = f64>) -> f64 {
+    let mut all: Vec<f64> = of.collect();
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// Threads to compute with: one per processor that is there, unless told otherwise.
+fn default_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }

@@ -1,0 +1,319 @@
+//! `hearth bench ops`: each op alone, at the shapes of the benchmark job and some others.
+
+use std::io::Write;
+
+use compute::ops::{
+    Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
+};
+use compute::{Device, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
+use serde::Serialize;
+
+use super::step::{Format, On};
+use super::{Timed, default_threads, median};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+
+/// Measure each op alone, forward and backward.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench ops
+  hearth bench ops --only attention --dtype bf16
+  hearth bench ops --json --threads 2")]
+pub struct Arguments {
+    /// Ops whose name contains this
+    #[arg(long, default_value = "")]
+    only: String,
+
+    /// Format of weights and activations
+    #[arg(long, default_value = "f32")]
+    dtype: Format,
+
+    /// Times that each is measured; the median counts
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+
+    /// Threads [default: one per processor]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
+    /// What computes
+    #[arg(long, default_value = "cpu")]
+    device: On,
+
+    /// Print one JSON object per op and shape
+    #[arg(long)]
+    json: bool,
+}
+
+/// What one op took.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub op: &'static str,
+    pub shape: String,
+    pub dtype: String,
+    pub threads: usize,
+    pub forward: Figure,
+    /// None for ops that are never trained through.
+    pub backward: Option<Figure>,
+}
+
+/// Time and rates in one direction.
+#[derive(Debug, Serialize)]
+pub struct Figure {
+    pub ms_median: f64,
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    pub gb_per_s: f64,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let threads = arguments.threads.map_or_else(default_threads, usize::from);
+    let On::Cpu = arguments.device;
+    let mut all = Vec::new();
+    for case in cases().into_iter().filter(|case| case.op.contains(&arguments.only)) {
+        let device = Device::cpu(threads, ARENA_BYTES)?;
+        let bench = Bench { device: &device, threads, arguments };
+        let figures = bench.measure(&case)?;
+        if arguments.json {
+            writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+        }
+        all.push(figures);
+    }
+    if !arguments.json {
+        write!(out, "{}", render::bench::ops(&all))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// Chosen: more than any case needs; only what is touched is taken.
+const ARENA_BYTES: usize = 4 << 30;
+
+/// An op with its inputs.
+struct Case {
+    op: &'static str,
+    /// The first is trained through, the others are frozen.
+    inputs: Vec<(Shape, Option<Dtype>)>,
+    run: Run,
+}
+
+enum Run {
+    /// Recorded on a tape.
+    Trained(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
+    /// Forward only.
+    Used(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
+    /// Changes its tensors: parameters, gradients and two moments.
+    AdamW,
+}
+
+impl Case {
+    fn new(op: &'static str, run: Run) -> Self {
+        Self { op, inputs: vec![], run }
+    }
+
+    /// One more input in the format that is measured.
+    fn with<const N: usize>(mut self, shape: [usize; N]) -> Self {
+        self.inputs.push((shape.into(), None));
+        self
+    }
+
+    /// One more input that is always f32.
+    fn with_f32<const N: usize>(mut self, shape: [usize; N]) -> Self {
+        self.inputs.push((shape.into(), Some(Dtype::F32)));
+        self
+    }
+}
+
+/// Rows, inputs and outputs of linear layers: those of cpu-small, cpu-mid and a 1.5 B model.
+const LINEAR: [[usize; 3]; 5] =
+    [[1280, 512, 512], [1280, 512, 2048], [1280, 2048, 512], [1024, 1024, 4096], [512, 1536, 6144]];
+
+fn cases() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for [rows, inputs, outputs] in LINEAR {
+        let run = Run::Trained(|tape, v| tape.linear(&v[0], Linear::new(&v[1])));
+        cases.push(Case::new("linear", run).with([rows, inputs]).with([outputs, inputs]));
+    }
+    let gelu = Run::Trained(|tape, v| {
+        tape.linear(&v[0], Linear { activation: Activation::GeluTanh, ..Linear::new(&v[1]) })
+    });
+    cases.push(Case::new("linear + gelu", gelu).with([1280, 512]).with([2048, 512]));
+    let lora = Run::Trained(|tape, v| {
+        let lora = Lora { down: &v[2], up: &v[3], scale: 1.0, dropout: 0.0 };
+        tape.linear(&v[0], Linear { lora: Some(lora), ..Linear::new(&v[1]) })
+    });
+    cases.push(
+        Case::new("linear + lora", lora)
+            .with([1280, 512])
+            .with([512, 512])
+            .with_f32([16, 512])
+            .with_f32([512, 16]),
+    );
+    for [samples, tokens, width] in [[4, 320, 512], [1, 1024, 1024], [1, 4352, 128]] {
+        let shape = [samples, tokens, width];
+        let run = Run::Trained(|tape, v| {
+            let n_heads = v[0].shape().width() / 64;
+            tape.attention(&v[0], &v[1], &v[2], Attention::full(n_heads, 64))
+        });
+        cases.push(Case::new("attention", run).with(shape).with(shape).with(shape));
+    }
+    cases.extend(by_rows());
+    cases
+}
+
+/// Ops whose time is that of reading and writing memory, and forward-only ones.
+fn by_rows() -> Vec<Case> {
+    let x = [4, 320, 512];
+    vec![
+        Case::new(
+            "norm_modulate",
+            Run::Trained(|tape, v| tape.norm_modulate(&v[0], v[1].chunk(0), v[1].chunk(1), 1e-6)),
+        )
+        .with(x)
+        .with([4, 1024]),
+        Case::new("rms_norm", Run::Trained(|tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6)))
+            .with(x)
+            .with_f32([512]),
+        Case::new(
+            "qk_norm_rope",
+            Run::Trained(|tape, v| {
+                tape.qk_norm_rope(
+                    &v[0],
+                    QkNormRope { n_heads: 8, norm: Some((&v[1], 1e-6)), rope: None },
+                )
+            }),
+        )
+        .with(x)
+        .with_f32([64]),
+        Case::new("gelu", Run::Trained(|tape, v| tape.activate(&v[0], Activation::GeluTanh)))
+            .with([4, 320, 2048]),
+        Case::new("swiglu", Run::Trained(|tape, v| tape.glu(&v[0], &v[1], Activation::Silu)))
+            .with([4, 320, 2048])
+            .with([4, 320, 2048]),
+        Case::new("gated_add", Run::Trained(|tape, v| tape.gated_add(&v[0], v[2].chunk(0), &v[1])))
+            .with(x)
+            .with(x)
+            .with([4, 512]),
+        Case::new("mse", Run::Trained(|tape, v| tape.mse(&v[0], v[1].tensor(), None, None)))
+            .with(x)
+            .with(x),
+        Case::new(
+            "conv2d",
+            Run::Used(|tape, v| {
+                let weight = v[1].tensor();
+                let convolution = Conv2d { padding: [1; 4], ..Conv2d::new(weight) };
+                tape.conv2d(&v[0], convolution)
+            }),
+        )
+        .with([1, 128, 64, 64])
+        .with([128, 128, 3, 3]),
+        Case::new(
+            "group_norm",
+            Run::Used(|tape, v| {
+                tape.group_norm(&v[0], 32, v[1].tensor(), v[2].tensor(), 1e-6, Activation::Silu)
+            }),
+        )
+        .with([1, 128, 128, 128])
+        .with_f32([128])
+        .with_f32([128]),
+        Case::new("adamw", Run::AdamW).with_f32([10_000_000]),
+    ]
+}
+
+struct Bench<'a> {
+    device: &'a Device,
+    threads: usize,
+    arguments: &'a Arguments,
+}
+
+impl Bench<'_> {
+    fn measure(&self, case: &Case) -> Result<Figures, Failure> {
+        let dtype = Dtype::from(self.arguments.dtype);
+        let inputs = self.inputs(case, dtype)?;
+        let params = Params::default();
+        let use_only = |run: fn(&Tape<'_>, &[Var]) -> compute::Result<Var>| {
+            let vars: Vec<Var> = inputs.iter().cloned().map(Var::from).collect();
+            self.time(
+                || run(&Tape::inference(self.device, &params, 0), &vars).map(|_| ()),
+                || Ok(()),
+            )
+        };
+        let (forward, backward) = match case.run {
+            Run::Trained(run) => (use_only(run)?, Some(self.backward(run, &inputs, &params)?)),
+            Run::Used(run) => (use_only(run)?, None),
+            Run::AdamW => (self.adamw(&inputs[0])?, None),
+        };
+        let shapes: Vec<String> = case.inputs.iter().map(|(shape, _)| shape.to_string()).collect();
+        let (shape, dtype) = (shapes.join(" "), dtype.to_string());
+        Ok(Figures { op: case.op, shape, dtype, threads: self.threads, forward, backward })
+    }
+
+    fn inputs(&self, case: &Case, dtype: Dtype) -> Result<Vec<Tensor>, Failure> {
+        let numbers = |(index, (shape, own)): (usize, &(Shape, Option<Dtype>))| {
+            self.device.normal(*shape, own.unwrap_or(dtype), 0.5, (1, index as u64))
+        };
+        Ok(case.inputs.iter().enumerate().map(numbers).collect::<compute::Result<_>>()?)
+    }
+
+    /// Backward alone: what forward takes is left out of the time.
+    fn backward(
+        &self,
+        run: fn(&Tape<'_>, &[Var]) -> compute::Result<Var>,
+        inputs: &[Tensor],
+        params: &Params,
+    ) -> Result<Figure, Failure> {
+        let ready = std::cell::RefCell::new(None);
+        let prepare = || {
+            let tape = Tape::training(self.device, params, 0);
+            let mut vars: Vec<Var> = inputs.iter().cloned().map(Var::from).collect();
+            vars[0] = tape.leaf(inputs[0].clone());
+            let result = run(&tape, &vars)?;
+            let gradient = self.device.normal(result.shape(), result.dtype(), 1.0, (2, 0))?;
+            *ready.borrow_mut() = Some((tape, result, gradient));
+            Ok(())
+        };
+        let go = || {
+            let (tape, result, gradient) = ready.take().expect("prepared before each time");
+            tape.backward_from(result, gradient, &mut Gradients::default()).map(|_| ())
+        };
+        self.time(go, prepare)
+    }
+
+    fn adamw(&self, values: &Tensor) -> Result<Figure, Failure> {
+        let device = self.device;
+        let mut params = vec![device.normal(values.shape(), Dtype::F32, 1.0, (3, 0))?];
+        let mut moments = vec![Moments::new(values)?];
+        let mut how = AdamW { step: 0, ..AdamW::default() };
+        let go = || {
+            how.step += 1;
+            adamw(&mut params, &[Some(values)], &mut moments, how, None)
+        };
+        self.time(go, || Ok(()))
+    }
+
+    fn time(
+        &self,
+        mut work: impl FnMut() -> compute::Result<()>,
+        prepare: impl Fn() -> compute::Result<()>,
+    ) -> Result<Figure, Failure> {
+        let mut times = Vec::new();
+        let mut done = Default::default();
+        // The first two are not counted: memory is touched for the first time.
+        for index in 0..self.arguments.repeats + 2 {
+            prepare()?;
+            let before = self.device.work();
+            let (time, ()) = Timed::of(self.threads, &mut work)?;
+            let after = self.device.work();
+            done = (after.flops - before.flops, after.bytes - before.bytes);
+            times.extend((index >= 2).then_some(time));
+        }
+        let ms_median = median(times.iter().map(|time| time.wall_ms));
+        Ok(Figure {
+            ms_median,
+            cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
+            gflop_per_s: done.0 as f64 / ms_median / 1e6,
+            gb_per_s: done.1 as f64 / ms_median / 1e6,
+        })
+    }
+}

@@ -1,0 +1,200 @@
+//! `hearth bench step`: a training step of the benchmark job, planned on the shape-only engine
+//! first, then run in an arena of exactly the planned size.
+
+use std::io::Write;
+
+use clap::ValueEnum;
+use compute::{Device, Dtype, Kind, Tag, Usage};
+use serde::Serialize;
+use trainer::workload::{CONFIGS, Config, Random, Recompute, Workload};
+
+use super::{Timed, default_threads, median};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+
+/// Steps before the clock starts: memory is touched, caches are warm.
+const WARM_UP: usize = 3;
+
+/// Measure a training step: adapters on a stack of transformer blocks.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench step                                     cpu-small in f32
+  hearth bench step --config cpu-mid --dtype bf16 --recompute block
+  hearth bench step --json --steps 20 --threads 2")]
+pub struct Arguments {
+    /// How large the job is
+    #[arg(long, default_value = "cpu-small", value_parser = config)]
+    config: Config,
+
+    /// Format of weights and activations; adapters are always f32
+    #[arg(long, default_value = "f32")]
+    dtype: Format,
+
+    /// Which blocks are computed twice to save memory
+    #[arg(long, default_value = "none")]
+    recompute: Again,
+
+    /// Measured steps, after three that are not
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+
+    /// Threads [default: one per processor]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
+    /// What computes
+    #[arg(long, default_value = "cpu")]
+    device: On,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn config(name: &str) -> Result<Config, String> {
+    let names = || CONFIGS.map(|config| config.name).join(", ");
+    let found = CONFIGS.into_iter().find(|config| config.name == name);
+    found.ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// A number format, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Format> for Dtype {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::F32 => Self::F32,
+            Format::Bf16 => Self::Bf16,
+            Format::F16 => Self::F16,
+        }
+    }
+}
+
+/// Which blocks are computed twice, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Again {
+    None,
+    Alternate,
+    Block,
+}
+
+impl From<Again> for Recompute {
+    fn from(again: Again) -> Self {
+        match again {
+            Again::None => Self::None,
+            Again::Alternate => Self::Alternate,
+            Again::Block => Self::Block,
+        }
+    }
+}
+
+/// A device, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum On {
+    Cpu,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub config: &'static str,
+    pub dtype: String,
+    pub recompute: String,
+    pub device: String,
+    pub threads: usize,
+    pub ms_median: f64,
+    pub ms_min: f64,
+    /// Processor time over threads.
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    /// What the arena reached up to.
+    pub peak_bytes: usize,
+    /// The same as the shape-only engine predicted it.
+    pub plan_bytes: usize,
+    /// Of the planned bytes, how many hold tensors at the worst moment; the rest are holes.
+    pub peak_in_use_bytes: usize,
+    pub peak_by_use: Vec<(String, usize)>,
+    pub rss_peak_bytes: Option<u64>,
+    /// What the process had taken before the arena was touched.
+    pub rss_before_bytes: Option<u64>,
+    pub loss_first: f32,
+    pub loss_last: f32,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let figures = measure(arguments)?;
+    if arguments.json {
+        writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+    } else {
+        write!(out, "{}", render::bench::step(&figures))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
+    let threads = arguments.threads.map_or_else(default_threads, usize::from);
+    let job = |device: &Device| {
+        let (dtype, recompute) = (arguments.dtype.into(), arguments.recompute.into());
+        Workload::new(device, arguments.config, dtype, recompute, &mut Random::new(device, 0))
+    };
+    let On::Cpu = arguments.device;
+    let meta = Device::meta(Kind::Cpu { threads }, usize::MAX);
+    let mut planned = job(&meta)?;
+    let flops_before = meta.work().flops;
+    planned.step()?;
+    let flops = meta.work().flops - flops_before;
+    planned.step()?;
+    let plan = meta.usage();
+
+    let rss_before_bytes = machine::process::peak_resident();
+    let device = Device::cpu(threads, plan.extent)?;
+    let mut job = job(&device)?;
+    let mut losses = Vec::new();
+    let mut times = Vec::new();
+    for step in 0..WARM_UP + arguments.steps as usize {
+        let (time, loss) = Timed::of(threads, || job.step())?;
+        losses.extend(loss);
+        times.extend((step >= WARM_UP).then_some(time));
+    }
+    let ms_median = median(times.iter().map(|time| time.wall_ms));
+    let usage = device.usage();
+    Ok(Figures {
+        config: arguments.config.name,
+        dtype: Dtype::from(arguments.dtype).to_string(),
+        recompute: name_of(&arguments.recompute),
+        device: name_of(&arguments.device),
+        threads,
+        ms_median,
+        ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
+        cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
+        gflop_per_s: flops as f64 / ms_median / 1e6,
+        peak_bytes: usage.extent,
+        plan_bytes: plan.extent,
+        peak_in_use_bytes: usage.peak,
+        peak_by_use: by_use(&usage),
+        rss_peak_bytes: machine::process::peak_resident(),
+        rss_before_bytes,
+        loss_first: losses.first().copied().unwrap_or(f32::NAN),
+        loss_last: losses.last().copied().unwrap_or(f32::NAN),
+    })
+}
+
+/// As it is typed.
+pub fn name_of(value: &impl ValueEnum) -> String {
+    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// What the arena held at its peak, the largest first.
+fn by_use(usage: &Usage) -> Vec<(String, usize)> {
+    let tags = Tag::ALL.iter().map(ToString::to_string).zip(usage.by_tag_at_peak);
+    let mut held: Vec<_> = tags.filter(|(_, bytes)| *bytes > 0).collect();
+    held.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    held
+}

@@ -1,0 +1,241 @@
+//! The benchmark job against numbers that PyTorch recorded (`tests/golden/dit_lora`), and `bench step`
+//! and `bench ops` as they are run.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use compute::{Device, Dtype, Kind, Shape, Tensor};
+use safetensors::SafeTensors;
+use serde_json::Value;
+use trainer::workload::{Config, Numbers, Random, Recompute, Workload};
+use weights::Catalog;
+use weights::load::{Options, Wanted, load};
+
+use crate::{hearth, printed, said};
+
+const GOLDEN: Config = Config { name: "golden", width: 128, n_blocks: 2, tokens: 48, samples: 2 };
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/dit_lora")
+}
+
+/// The recorded weights and inputs, in the format asked for.
+struct Recorded<'d> {
+    device: &'d Device,
+    base: Catalog,
+    golden: Catalog,
+}
+
+impl<'d> Recorded<'d> {
+    fn new(device: &'d Device) -> Self {
+        let open = |name: &str| Catalog::open(&folder().join(name)).unwrap();
+        Self { device, base: open("base.safetensors"), golden: open("golden.safetensors") }
+    }
+}
+
+impl Numbers for Recorded<'_> {
+    fn tensor(
+        &mut self,
+        name: &str,
+        shape: Shape,
+        dtype: Dtype,
+        _: f32,
+    ) -> compute::Result<Tensor> {
+        let (catalog, name) = match name.rsplit('.').next() {
+            Some("A" | "B") => (&self.golden, format!("lora0.{name}")),
+            Some("x" | "c" | "target") => (&self.golden, format!("in.{name}")),
+            _ => (&self.base, name.to_owned()),
+        };
+        let as_stored = match dtype {
+            Dtype::Bf16 => weights::Dtype::Bf16,
+            Dtype::F16 => weights::Dtype::F16,
+            _ => weights::Dtype::F32,
+        };
+        let info = catalog.find(&name).unwrap();
+        let mut tensor = self.device.zeros(shape, dtype)?;
+        tensor
+            .fill_bytes(|bytes| {
+                let wanted = vec![Wanted::whole(info, as_stored, bytes)];
+                load(catalog, wanted, Options::default(), &|_| true)
+            })
+            .unwrap();
+        Ok(tensor)
+    }
+}
+
+/// The recorded numbers by name, as f64.
+fn recorded() -> HashMap<String, Vec<f64>> {
+    let bytes = std::fs::read(folder().join("golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |name: &str| {
+        let tensor = file.tensor(name).unwrap();
+        if tensor.dtype() == safetensors::Dtype::F64 {
+            let (numbers, _) = tensor.data().as_chunks::<8>();
+            return numbers.iter().map(|bytes| f64::from_le_bytes(*bytes)).collect();
+        }
+        let (numbers, _) = tensor.data().as_chunks::<4>();
+        numbers.iter().map(|bytes| f64::from(f32::from_le_bytes(*bytes))).collect()
+    };
+    file.names().into_iter().map(|name| (name.to_owned(), of(name))).collect()
+}
+
+/// The largest difference, as a share of the largest number.
+fn off(ours: &Tensor, exact: &[f64]) -> f64 {
+    let ours = ours.to_f32_vec();
+    assert_eq!(ours.len(), exact.len());
+    let largest = exact.iter().fold(0.0f64, |most, value| most.max(value.abs()));
+    let pairs = ours.iter().zip(exact);
+    pairs.map(|(ours, exact)| (f64::from(*ours) - exact).abs()).fold(0.0, f64::max) / largest
+}
+
+/// Allowed differences by format, from docs/numerics.md.
+struct Allowed {
+    output: f64,
+    gradients: f64,
+    losses: f64,
+    adapters: f64,
+}
+
+fn check(dtype: Dtype, recompute: Recompute, allowed: &Allowed) {
+    let device = Device::cpu(2, 1 << 28).unwrap();
+    let golden = recorded();
+    let mut job =
+        Workload::new(&device, GOLDEN, dtype, recompute, &mut Recorded::new(&device)).unwrap();
+    let mut worst: Vec<(String, f64, f64)> = Vec::new();
+    worst.push((
+        "output".into(),
+        off(&job.output().unwrap(), &golden["out.step0"]),
+        allowed.output,
+    ));
+    for (step, exact) in golden["loss"].iter().enumerate() {
+        let loss = f64::from(job.step().unwrap().unwrap());
+        worst.push((format!("loss {step}"), (loss - exact).abs() / exact, allowed.losses));
+        // From the first update on, rounded formats go their own way: see docs/numerics.md.
+        let compared = if dtype == Dtype::F32 { 2 } else { 1 };
+        for (name, _, gradient) in job.adapters().iter().filter(|_| step < compared) {
+            let exact = &golden[&format!("grad_step{step}.{name}")];
+            // The first gradient of A is zero, since B is: nothing to be relative to.
+            if exact.iter().any(|value| *value != 0.0) {
+                let name = format!("gradient {step} of {name}");
+                worst.push((name, off(gradient.unwrap(), exact), allowed.gradients));
+            } else {
+                assert!(gradient.unwrap().to_f32_vec().iter().all(|value| *value == 0.0));
+            }
+        }
+    }
+    for (name, value, _) in job.adapters() {
+        worst.push((
+            format!("{name} at the end"),
+            off(value, &golden[&format!("lora13.{name}")]),
+            allowed.adapters,
+        ));
+    }
+    let wrong: Vec<_> =
+        worst.iter().filter(|(_, off, allowed)| off.is_nan() || off > allowed).collect();
+    assert!(wrong.is_empty(), "{dtype} {recompute:?}: {wrong:#?}");
+}
+
+#[test]
+fn losses_gradients_and_adapters_are_pytorchs() {
+    let f32 = Allowed { output: 2e-6, gradients: 6e-5, losses: 2e-6, adapters: 4e-4 };
+    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+        check(Dtype::F32, recompute, &f32);
+    }
+    let bf16 = Allowed { output: 8e-3, gradients: 2.5e-2, losses: 1e-4, adapters: f64::INFINITY };
+    check(Dtype::Bf16, Recompute::None, &bf16);
+    let f16 = Allowed { output: 1.5e-3, gradients: 0.15, losses: 5e-5, adapters: f64::INFINITY };
+    check(Dtype::F16, Recompute::Block, &f16);
+}
+
+/// Gradients as bits, after some steps.
+fn gradient_bits(threads: usize, recompute: Recompute) -> Vec<Vec<u32>> {
+    let device = Device::cpu(threads, 1 << 28).unwrap();
+    let config = Config { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
+    let mut job =
+        Workload::new(&device, config, Dtype::F32, recompute, &mut Random::new(&device, 5))
+            .unwrap();
+    for _ in 0..3 {
+        job.step().unwrap();
+    }
+    let bits = |tensor: &Tensor| tensor.to_f32_vec().iter().map(|value| value.to_bits()).collect();
+    job.adapters().into_iter().map(|(_, _, gradient)| bits(gradient.unwrap())).collect()
+}
+
+#[test]
+fn neither_threads_nor_recomputing_change_one_bit() {
+    let plain = gradient_bits(1, Recompute::None);
+    for threads in [2, 3] {
+        assert_eq!(plain, gradient_bits(threads, Recompute::None), "{threads} threads");
+    }
+    for recompute in [Recompute::Alternate, Recompute::Block] {
+        assert_eq!(plain, gradient_bits(2, recompute), "{recompute:?}");
+    }
+}
+
+#[test]
+fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
+    let config = Config { name: "plan", width: 128, n_blocks: 3, tokens: 40, samples: 2 };
+    let run = |device: &Device, recompute| -> compute::Result<()> {
+        let mut job =
+            Workload::new(device, config, Dtype::Bf16, recompute, &mut Random::new(device, 5))?;
+        (0..3).try_for_each(|_| job.step().map(|_| ()))
+    };
+    let mut peaks = Vec::new();
+    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+        let meta = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+        run(&meta, recompute).unwrap();
+        let plan = meta.usage();
+        let device = Device::cpu(2, plan.extent).unwrap();
+        run(&device, recompute).unwrap();
+        assert_eq!(device.usage(), plan);
+        assert_eq!(device.work(), meta.work());
+        let smaller = Device::cpu(2, plan.extent - 1).unwrap();
+        let error = run(&smaller, recompute).unwrap_err().to_string();
+        assert!(error.starts_with("out of memory for "), "{error}");
+        peaks.push(plan.peak);
+    }
+    assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{peaks:?}");
+}
+
+#[test]
+fn bench_step_keeps_its_plan_in_every_variant() {
+    for dtype in ["f32", "bf16", "f16"] {
+        for recompute in ["none", "alternate", "block"] {
+            let arguments = [
+                "bench",
+                "step",
+                "--config",
+                "cpu-tiny",
+                "--steps",
+                "1",
+                "--json",
+                "--dtype",
+                dtype,
+                "--recompute",
+                recompute,
+                "--threads",
+                "2",
+                "--device",
+                "cpu",
+            ];
+            let figures: Value = serde_json::from_str(&printed(&arguments)).unwrap();
+            assert_eq!(figures["peak_bytes"], figures["plan_bytes"], "{figures}");
+            assert_eq!(
+                (&figures["dtype"], &figures["recompute"]),
+                (&dtype.into(), &recompute.into())
+            );
+            let (first, last) = (&figures["loss_first"], &figures["loss_last"]);
+            assert!(last.as_f64() < first.as_f64(), "{figures}");
+            for figure in ["ms_median", "cpu_ms_median", "rss_peak_bytes"] {
+                assert!(figures[figure].as_f64().is_some_and(|value| value > 0.0), "{figures}");
+            }
+        }
+    }
+}
+
+#[test]
+fn bench_step_says_what_it_does_not_know() {
+    let output = hearth(&["bench", "step", "--config", "cpu-huge"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(said(&output).contains("not one of cpu-tiny, cpu-small, cpu-mid"), "{}", said(&output));
+}
