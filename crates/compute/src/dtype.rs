@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// How one number is stored. Arithmetic is in f32 whatever the storage.
@@ -59,6 +60,22 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
 pub(crate) trait Real: Element {
     fn to_f32(self) -> f32;
     fn from_f32(value: f32) -> Self;
+
+    /// Many at once, into as many or more.
+    #[inline(always)]
+    fn widen(from: &[Self], to: &mut [f32]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = from.to_f32();
+        }
+    }
+
+    /// Many at once, into as many or more.
+    #[inline(always)]
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = Self::from_f32(*from);
+        }
+    }
 }
 
 macro_rules! element {
@@ -110,6 +127,15 @@ impl Real for f16 {
     #[inline(always)]
     fn from_f32(value: f32) -> Self {
         f16::from_f32(value)
+    }
+
+    // The processor's own conversion is looked for once per slice, not once per number.
+    fn widen(from: &[Self], to: &mut [f32]) {
+        from.convert_to_f32_slice(&mut to[..from.len()]);
+    }
+
+    fn narrow(from: &[f32], to: &mut [Self]) {
+        to[..from.len()].convert_from_f32_slice(from);
     }
 }
 

@@ -4,7 +4,7 @@
 use half::{bf16, f16};
 
 use super::gemm::View;
-use super::rows::{load, vectorised};
+use super::rows::load;
 use crate::dtype::Real;
 use crate::{Dtype, Tensor};
 
@@ -84,11 +84,9 @@ impl<'a> Grid<'a> {
             step => (step, columns, rows),
         };
         let room = &mut room[..rows * columns];
-        vectorised(|| {
-            for (line, to) in room.chunks_exact_mut(length).enumerate().take(lines) {
-                load(&data[line * step..][..length], to);
-            }
-        });
+        for (line, to) in room.chunks_exact_mut(length).enumerate().take(lines) {
+            load(&data[line * step..][..length], to);
+        }
         let view = View::rows(room, length);
         if self.column_step == 1 { view } else { view.t() }
     }

@@ -8,6 +8,7 @@ mod memory;
 mod per_thread;
 pub(crate) mod rows;
 mod shared;
+pub(crate) mod simd;
 pub(crate) mod sums;
 
 pub(crate) use memory::Memory;

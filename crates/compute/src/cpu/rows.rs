@@ -2,6 +2,8 @@
 //! over rows is made of. Sums run in sixteen lanes, so their order depends on the length alone.
 #![allow(unsafe_code)]
 
+use super::math::exp;
+use super::simd::simd;
 use super::{Cpu, Shared};
 use crate::Tensor;
 use crate::dtype::Real;
@@ -42,7 +44,7 @@ impl Cpu {
             let from = index * length;
             // SAFETY: pieces of different tasks do not overlap, and each index is a task once.
             let piece = unsafe { out.slice(from, length.min(all - from)) };
-            vectorised(|| work(index, piece));
+            work(index, piece);
         });
     }
 }
@@ -68,12 +70,6 @@ impl<'a, T> Part<'a, T> {
     }
 }
 
-/// Runs `work` compiled for the widest vectors this processor has.
-#[inline(always)]
-pub(crate) fn vectorised<R>(work: impl FnOnce() -> R) -> R {
-    pulp::Arch::new().dispatch(work)
-}
-
 /// Sums that run side by side within one.
 pub(crate) const LANES: usize = 16;
 
@@ -94,68 +90,80 @@ pub(crate) fn sum_by(a: &[f32], f: impl Fn(f32) -> f32) -> f32 {
     sum
 }
 
-/// Σ aᵢ
-#[inline(always)]
-pub(crate) fn sum(a: &[f32]) -> f32 {
-    sum_by(a, |x| x)
-}
+simd! {
+    /// Σ aᵢ
+    pub(crate) fn sum(a: &[f32]) -> f32 {
+        sum_by(a, |x| x)
+    }
 
-/// Σ (aᵢ - center)²
-#[inline(always)]
-pub(crate) fn sum_squares(a: &[f32], center: f32) -> f32 {
-    sum_by(a, |x| (x - center) * (x - center))
-}
+    /// Σ (aᵢ - center)²
+    pub(crate) fn sum_squares(a: &[f32], center: f32) -> f32 {
+        sum_by(a, |x| (x - center) * (x - center))
+    }
 
-/// Σ aᵢ·bᵢ
-#[inline(always)]
-pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
-    let (a_blocks, a_rest) = a.as_chunks::<LANES>();
-    let (b_blocks, b_rest) = b.as_chunks::<LANES>();
-    let mut lanes = [0.0; LANES];
-    for (a, b) in a_blocks.iter().zip(b_blocks) {
-        for lane in 0..LANES {
-            lanes[lane] += a[lane] * b[lane];
+    /// Σ aᵢ·bᵢ
+    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+        let (a_blocks, a_rest) = a.as_chunks::<LANES>();
+        let (b_blocks, b_rest) = b.as_chunks::<LANES>();
+        let mut lanes = [0.0; LANES];
+        for (a, b) in a_blocks.iter().zip(b_blocks) {
+            for lane in 0..LANES {
+                lanes[lane] += a[lane] * b[lane];
+            }
+        }
+        let mut sum: f32 = lanes.iter().sum();
+        for (a, b) in a_rest.iter().zip(b_rest) {
+            sum += a * b;
+        }
+        sum
+    }
+
+    /// The largest, or not-a-number if there is one; minus infinity of nothing.
+    pub(crate) fn max(a: &[f32]) -> f32 {
+        let larger = |x: f32, y: f32| if x > y || x.is_nan() { x } else { y };
+        let (blocks, rest) = a.as_chunks::<LANES>();
+        let mut lanes = [f32::NEG_INFINITY; LANES];
+        for block in blocks {
+            for lane in 0..LANES {
+                lanes[lane] = larger(lanes[lane], block[lane]);
+            }
+        }
+        lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, x| larger(most, *x))
+    }
+
+    /// Replaces every number x by e^(x - shift); returns their sum.
+    pub(crate) fn exp_sum(a: &mut [f32], shift: f32) -> f32 {
+        for number in a.iter_mut() {
+            *number = exp(*number - shift);
+        }
+        sum_by(a, |x| x)
+    }
+
+    /// Σ e^(aᵢ - shift)
+    pub(crate) fn sum_exp(a: &[f32], shift: f32) -> f32 {
+        sum_by(a, |x| exp(x - shift))
+    }
+
+    /// aᵢ ← aᵢ·factor
+    pub(crate) fn scale(a: &mut [f32], factor: f32) {
+        for number in a {
+            *number *= factor;
         }
     }
-    let mut sum: f32 = lanes.iter().sum();
-    for (a, b) in a_rest.iter().zip(b_rest) {
-        sum += a * b;
-    }
-    sum
-}
 
-/// The largest, or not-a-number if there is one; minus infinity of nothing.
-#[inline(always)]
-pub(crate) fn max(a: &[f32]) -> f32 {
-    let larger = |x: f32, y: f32| if x > y || x.is_nan() { x } else { y };
-    let (blocks, rest) = a.as_chunks::<LANES>();
-    let mut lanes = [f32::NEG_INFINITY; LANES];
-    for block in blocks {
-        for lane in 0..LANES {
-            lanes[lane] = larger(lanes[lane], block[lane]);
-        }
+    /// Numbers of any real format as f32.
+    pub(crate) fn load<T: Real>(from: &[T], to: &mut [f32]) {
+        T::widen(&from[..to.len().min(from.len())], to);
     }
-    lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, x| larger(most, *x))
-}
 
-/// Numbers of any real format as f32.
-#[inline(always)]
-pub(crate) fn load<T: Real>(from: &[T], to: &mut [f32]) {
-    for (to, from) in to.iter_mut().zip(from) {
-        *to = from.to_f32();
-    }
-}
-
-/// Rounds f32 to any real format; adds to what is there if asked.
-#[inline(always)]
-pub(crate) fn store<T: Real>(from: &[f32], to: &mut [T], add: bool) {
-    if add {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = T::from_f32(to.to_f32() + from);
-        }
-    } else {
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = T::from_f32(*from);
+    /// Rounds f32 to any real format; adds to what is there if asked.
+    pub(crate) fn store<T: Real>(from: &[f32], to: &mut [T], add: bool) {
+        if add {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = T::from_f32(to.to_f32() + from);
+            }
+        } else {
+            T::narrow(&from[..to.len().min(from.len())], to);
         }
     }
 }

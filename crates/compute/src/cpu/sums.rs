@@ -6,7 +6,8 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Cpu;
-use super::rows::{LANES, store, vectorised};
+use super::rows::{LANES, store};
+use super::simd::simd;
 use crate::Tensor;
 use crate::dtype::Real;
 
@@ -79,28 +80,29 @@ pub(crate) fn moments<T: Real>(a: &[T], center: f64) -> [f64; 2] {
     let mut sums = [[0.0; 2]; MOST_BLOCKS];
     a.par_chunks(block)
         .zip(&mut sums[..])
-        .for_each(|(block, sums)| *sums = vectorised(|| block_moments(block, center)));
+        .for_each(|(block, sums)| *sums = block_moments(block, center));
     sums.iter().fold([0.0; 2], |total, sums| [total[0] + sums[0], total[1] + sums[1]])
 }
 
-#[inline(always)]
-fn block_moments<T: Real>(a: &[T], center: f64) -> [f64; 2] {
-    let (blocks, rest) = a.as_chunks::<LANES>();
-    let mut lanes = [[0.0; LANES]; 2];
-    for block in blocks {
-        for lane in 0..LANES {
-            let distance = f64::from(block[lane].to_f32()) - center;
-            lanes[0][lane] += distance;
-            lanes[1][lane] += distance * distance;
+simd! {
+    fn block_moments<T: Real>(a: &[T], center: f64) -> [f64; 2] {
+        let (blocks, rest) = a.as_chunks::<LANES>();
+        let mut lanes = [[0.0; LANES]; 2];
+        for block in blocks {
+            for lane in 0..LANES {
+                let distance = f64::from(block[lane].to_f32()) - center;
+                lanes[0][lane] += distance;
+                lanes[1][lane] += distance * distance;
+            }
         }
+        let mut sums = lanes.map(|lanes| lanes.iter().sum::<f64>());
+        for number in rest {
+            let distance = f64::from(number.to_f32()) - center;
+            sums[0] += distance;
+            sums[1] += distance * distance;
+        }
+        sums
     }
-    let mut sums = lanes.map(|lanes| lanes.iter().sum::<f64>());
-    for number in rest {
-        let distance = f64::from(number.to_f32()) - center;
-        sums[0] += distance;
-        sums[1] += distance * distance;
-    }
-    sums
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::math::{erfc, exp, sigmoid};
 use crate::cpu::rows::{load, store};
+use crate::cpu::simd::simd;
 use crate::dtype::{Real, with_real};
 
 pub fn forward(cpu: &Cpu, activation: Activation, x: &Tensor, y: &mut Tensor) {
@@ -42,17 +43,27 @@ const QUICK: f32 = 1.702;
 const INVERSE_SQRT_2: f32 = std::f32::consts::FRAC_1_SQRT_2;
 const INVERSE_SQRT_2_PI: f32 = 0.398_942_3;
 
+simd! {
+    fn values(activation: Activation, numbers: &mut [f32]) {
+        activation.map(numbers, Activation::value);
+    }
+
+    fn slopes(activation: Activation, numbers: &mut [f32]) {
+        activation.map(numbers, Activation::slope);
+    }
+}
+
 impl Activation {
     /// Replaces numbers by its values.
-    #[inline(always)]
     pub(crate) fn apply(self, numbers: &mut [f32]) {
-        self.map(numbers, Self::value);
+        if self != Self::None {
+            values(self, numbers);
+        }
     }
 
     /// Replaces numbers by its slopes.
-    #[inline(always)]
     pub(crate) fn apply_slope(self, numbers: &mut [f32]) {
-        self.map(numbers, Self::slope);
+        slopes(self, numbers);
     }
 
     /// A loop for each activation: a choice inside the loop would keep the compiler from using

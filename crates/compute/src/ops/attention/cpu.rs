@@ -6,7 +6,8 @@ use super::{Seen, Sizes};
 use crate::cpu::gemm::{View, gemm};
 use crate::cpu::grid::{Floats, Grid};
 use crate::cpu::math::exp;
-use crate::cpu::rows::{dot, max, store, sum, vectorised};
+use crate::cpu::rows::{dot, exp_sum, max, scale, store};
+use crate::cpu::simd::simd;
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
 use crate::tape::Slot;
@@ -50,18 +51,14 @@ pub fn forward(
             let count = QUERIES.min(queries - first);
             let head = Head { sizes, sample, index, seen, q, k, v };
             let mut sums = head.forward((first, count), room);
-            vectorised(|| {
-                for row in 0..count {
-                    let token = sample * queries + first + row;
-                    // SAFETY: the numbers of one query and one head, which are this task's alone.
-                    let (out, denominator) = unsafe {
-                        let at = token * heads + head.index;
-                        (out.slice(at * d, d), denominators.slice(at, 1))
-                    };
-                    denominator[0] = sums.finish(row);
-                    store(&sums.out[row * d..][..d], out, false);
-                }
-            });
+            for row in 0..count {
+                let at = (sample * queries + first + row) * heads + head.index;
+                // SAFETY: the numbers of one query and one head, which are this task's alone.
+                let (out, denominator) =
+                    unsafe { (out.slice(at * d, d), denominators.slice(at, 1)) };
+                denominator[0] = sums.finish(row);
+                store(sums.row(row), out, false);
+            }
         });
     });
 }
@@ -100,7 +97,6 @@ impl<'a> Sums<'a> {
 
     /// Turns a row's products into weights relative to the largest so far, and brings what was
     /// summed before to the same.
-    #[inline(always)]
     fn weigh(&mut self, row: usize, products: &mut [f32], seen: usize) {
         let (seen, unseen) = products.split_at_mut(seen);
         unseen.fill(0.0);
@@ -110,27 +106,22 @@ impl<'a> Sums<'a> {
         let before = self.most[row];
         let block = max(seen);
         let most = if block > before || block.is_nan() { block } else { before };
-        for product in &mut *seen {
-            *product = exp(*product - most);
-        }
         let old = exp(before - most);
         self.most[row] = most;
-        self.total[row] = self.total[row] * old + sum(seen);
+        self.total[row] = self.total[row] * old + exp_sum(seen, most);
         if old != 1.0 {
-            self.row(row).iter_mut().for_each(|out| *out *= old);
+            scale(self.row(row), old);
         }
     }
 
     /// Divides a row by its total; returns the logarithm of the softmax's denominator.
-    #[inline(always)]
     fn finish(&mut self, row: usize) -> f32 {
         let total = self.total[row];
         let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
-        self.row(row).iter_mut().for_each(|out| *out *= inverse);
+        scale(self.row(row), inverse);
         self.most[row] + total.ln()
     }
 
-    #[inline(always)]
     fn row(&mut self, row: usize) -> &mut [f32] {
         let d = self.out.len() / self.total.len();
         &mut self.out[row * d..][..d]
@@ -161,7 +152,6 @@ impl<'a> Head<'a> {
     }
 
     /// How many keys of the block from `from` on a query sees.
-    #[inline(always)]
     fn seen_of(&self, query: usize, from: usize, width: usize) -> usize {
         self.seen.count(self.sample, query).saturating_sub(from).min(width)
     }
@@ -181,11 +171,9 @@ impl<'a> Head<'a> {
             let k = self.of_keys(self.k).block((from, width), (0, d), k_room);
             let v = self.of_keys(self.v).block((from, width), (0, d), v_room);
             gemm((count, width, d), (&mut *products, width), false, q, k.t(), self.sizes.scale);
-            vectorised(|| {
-                for (row, products) in products.chunks_exact_mut(width).enumerate() {
-                    sums.weigh(row, products, self.seen_of(first + row, from, width));
-                }
-            });
+            for (row, products) in products.chunks_exact_mut(width).enumerate() {
+                sums.weigh(row, products, self.seen_of(first + row, from, width));
+            }
             let weights = View::rows(products, width);
             gemm((count, d, width), (&mut *sums.out, d), true, weights, v, 1.0);
         }
@@ -266,15 +254,13 @@ impl<'a, T: Real> Target<'a, T> {
     /// Stores rows of one head of one sample, from token `first` on.
     fn store(&self, sizes: Sizes, (sample, head, first): (usize, usize, usize), rows: &[f32]) {
         let d = sizes.d;
-        vectorised(|| {
-            for (row, from) in rows.chunks_exact(d).enumerate() {
-                let token = sample * self.tokens + first + row;
-                // SAFETY: the numbers of one token and one head, which only the task of that head
-                // touches.
-                let to = unsafe { self.numbers.slice((token * self.heads + head) * d, d) };
-                store(from, to, self.add);
-            }
-        });
+        for (row, from) in rows.chunks_exact(d).enumerate() {
+            let token = sample * self.tokens + first + row;
+            // SAFETY: the numbers of one token and one head, which only the task of that head
+            // touches.
+            let to = unsafe { self.numbers.slice((token * self.heads + head) * d, d) };
+            store(from, to, self.add);
+        }
     }
 }
 
@@ -333,18 +319,22 @@ impl Head<'_> {
         let Sizes { queries, heads, .. } = self.sizes;
         let denominators = inputs.denominators.data::<f32>();
         let rows = weights.chunks_exact_mut(width).zip(slopes.chunks_exact_mut(width));
-        vectorised(|| {
-            for (row, (weights, slopes)) in rows.enumerate() {
-                let token = self.sample * queries + first + row;
-                let denominator = denominators[token * heads + self.index];
-                let seen = self.seen_of(first + row, from, width);
-                weights[seen..].fill(0.0);
-                slopes[seen..].fill(0.0);
-                for (weight, slope) in weights[..seen].iter_mut().zip(&mut slopes[..seen]) {
-                    *weight = exp(*weight - denominator);
-                    *slope = *weight * (*slope - corrections[row]);
-                }
-            }
-        });
+        for (row, (weights, slopes)) in rows.enumerate() {
+            let token = self.sample * queries + first + row;
+            let denominator = denominators[token * heads + self.index];
+            let seen = self.seen_of(first + row, from, width);
+            weights[seen..].fill(0.0);
+            slopes[seen..].fill(0.0);
+            weigh(&mut weights[..seen], &mut slopes[..seen], denominator, corrections[row]);
+        }
+    }
+}
+
+simd! {
+    fn weigh(weights: &mut [f32], slopes: &mut [f32], denominator: f32, correction: f32) {
+        for (weight, slope) in weights.iter_mut().zip(slopes) {
+            *weight = exp(*weight - denominator);
+            *slope = *weight * (*slope - correction);
+        }
     }
 }

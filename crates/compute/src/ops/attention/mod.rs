@@ -29,7 +29,7 @@ pub struct Attention<'a> {
     pub scale: f32,
     /// Whether a query sees only the keys up to its own place.
     pub is_causal: bool,
-    /// How many keys of each sample count, u32 [samples]; all if not given.
+    /// How many keys of each sample count, u32 `[samples]`; all if not given.
     pub key_lengths: Option<&'a Tensor>,
 }
 

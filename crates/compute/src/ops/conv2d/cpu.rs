@@ -2,9 +2,13 @@
 
 use super::{Strip, Window};
 use crate::cpu::Cpu;
-use crate::dtype::{Real, with_real};
+use crate::cpu::rows::store;
+use crate::dtype::with_real;
 use crate::ops::Activation;
 use crate::{Element, Tensor};
+
+/// Numbers that are biased, activated and rounded in turn, without leaving the nearest cache.
+const ROOM: usize = 512;
 
 /// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
 pub fn columns(
@@ -90,8 +94,15 @@ pub fn finish(
         cpu.samples(planes, n_pixels, |index, plane| {
             let bias = bias.map_or(0.0, |bias| bias[strip.channels.start + index]);
             let sums = &sums[index * strip.pixels.len()..][..strip.pixels.len()];
-            for (y, sum) in plane[strip.pixels.clone()].iter_mut().zip(sums) {
-                *y = T::from_f32(activation.value(sum + bias));
+            let mut room = [0.0; ROOM];
+            let pieces = plane[strip.pixels.clone()].chunks_mut(ROOM).zip(sums.chunks(ROOM));
+            for (y, sums) in pieces {
+                let values = &mut room[..sums.len()];
+                for (value, sum) in values.iter_mut().zip(sums) {
+                    *value = sum + bias;
+                }
+                activation.apply(values);
+                store(values, y, false);
             }
         });
     });

@@ -1,6 +1,6 @@
 //! Convolution of images:
 //!
-//! y[o, i, j] = f(bias[o] + Σ weight[o, c, u, v] · x[c, i·stride + u - top, j·stride + v - left])
+//! y[o, i, j] = f(bias`[o]` + Σ weight[o, c, u, v] · x[c, i·stride + u - top, j·stride + v - left])
 //!
 //! for x [samples, in, height, width] and weight [out, in, kernel height, kernel width]; outside
 //! the image x is 0. Forward only: images are encoded and decoded by it, and nothing is trained
@@ -28,7 +28,7 @@ use crate::{ComputeError, Dtype, Result, Tensor};
 pub struct Conv2d<'a> {
     /// [out, in, kernel height, kernel width]
     pub weight: &'a Tensor,
-    /// [out], f32.
+    /// `[out]`, f32.
     pub bias: Option<&'a Tensor>,
     /// Pixels from one window to the next, in both directions.
     pub stride: usize,

@@ -6,7 +6,7 @@ use super::{FOLD, IGNORED};
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::math::{exp, ln};
-use crate::cpu::rows::{GRAIN, max, sum_by};
+use crate::cpu::rows::{self, GRAIN, exp_sum, max, sum_exp};
 
 /// The first target that no column belongs to.
 pub fn outside(targets: &Tensor, vocabulary: usize) -> Option<usize> {
@@ -43,7 +43,7 @@ fn fold_row(logits: &[f32], target: u32, first: usize, fold: &mut [f32; FOLD]) {
     let largest = if is_larger { largest_here } else { largest_before };
     // Where nothing is above minus infinity yet, any finite centre gives the right sum: zero.
     let center = if largest == f32::NEG_INFINITY { 0.0 } else { largest };
-    let sum_here = sum_by(logits, |logit| exp(logit - center));
+    let sum_here = sum_exp(logits, center);
     let sum = sum_before * exp(largest_before - center) + sum_here;
     let here = (target as usize).checked_sub(first).and_then(|column| logits.get(column));
     *fold = [largest, sum, here.copied().unwrap_or(target_logit)];
@@ -97,9 +97,8 @@ pub fn slopes(
                 logits.fill(0.0);
                 continue;
             }
-            for logit in &mut *logits {
-                *logit = exp(*logit - log_sums[row]) * scale;
-            }
+            exp_sum(logits, log_sums[row]);
+            rows::scale(logits, scale);
             let column = (targets[row] as usize).checked_sub(range.start);
             if let Some(at) = column.and_then(|column| logits.get_mut(column)) {
                 *at -= scale;

@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::Form;
 use crate::Tensor;
 use crate::cpu::Cpu;
-use crate::cpu::rows::{GRAIN, vectorised};
+use crate::cpu::rows::{GRAIN, store};
 use crate::cpu::sums::moments;
 use crate::dtype::{Real, with_real};
 
@@ -33,12 +33,14 @@ pub fn forward(
             planes.for_each(|(plane, (x, y))| {
                 let channel = index % form.n_groups * per_group + plane;
                 let (factor, shift) = (inverse * weight[channel], bias[channel]);
-                x.par_chunks(GRAIN).zip(y.par_chunks_mut(GRAIN)).for_each(|(x, y)| vectorised(|| {
-                    for (y, x) in y.iter_mut().zip(x) {
-                        let value = (x.to_f32() - mean) * factor + shift;
-                        *y = T::from_f32(form.activation.value(value));
+                x.par_chunks(GRAIN).zip(y.par_chunks_mut(GRAIN)).for_each(|(x, y)| {
+                    let mut values = vec![0.0; x.len()];
+                    for (value, x) in values.iter_mut().zip(x) {
+                        *value = (x.to_f32() - mean) * factor + shift;
                     }
-                }));
+                    form.activation.apply(&mut values);
+                    store(&values, y, false);
+                });
             });
         }));
     });

@@ -2,7 +2,7 @@
 //!
 //! y = f(x̂ · weight + bias)
 //!
-//! for x [samples, channels, height, width], weight and bias [channels]. The activation is part of
+//! for x [samples, channels, height, width], weight and bias `[channels]`. The activation is part of
 //! the same pass, because in the networks that use this norm one nearly always follows. Forward
 //! only, like all that images are encoded and decoded by.
 

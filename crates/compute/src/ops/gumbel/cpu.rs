@@ -7,7 +7,7 @@ use super::Draw;
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::math::{exp, ln};
-use crate::cpu::rows::{GRAIN, dot, load, max, store, sum, vectorised};
+use crate::cpu::rows::{GRAIN, dot, load, max, store, sum};
 use crate::dtype::{Real, with_real};
 
 /// Half a step of the random numbers below 1: what is nearer counts as this far, for a number that
@@ -53,7 +53,7 @@ pub fn both(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, soft: &mut Tensor, h
             let pieces = soft.par_chunks_mut(rows * width).zip(hard.par_chunks_mut(rows * width));
             pieces
                 .enumerate()
-                .for_each(|(task, (soft, hard))| vectorised(|| work(task, soft, hard)));
+                .for_each(|(task, (soft, hard))| work(task, soft, hard));
         });
     });
 }

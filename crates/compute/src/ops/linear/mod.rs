@@ -2,7 +2,7 @@
 //!
 //! y = f(x·Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ)
 //!
-//! for x [.., in], W [out, in], bias [out], and an optional low-rank term with A [rank, in] and
+//! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
 //! adapter costs no extra pass over the activations. With dropout, A sees x with some numbers set
 //! to zero and the others scaled up to keep the mean.
@@ -25,7 +25,7 @@ use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 pub struct Linear<'a> {
     /// [out, in]
     pub weight: &'a Var,
-    /// [out], f32.
+    /// `[out]`, f32.
     pub bias: Option<&'a Var>,
     /// Applied to the result.
     pub activation: Activation,

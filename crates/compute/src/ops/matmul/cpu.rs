@@ -6,7 +6,7 @@ use super::{MatMul, Matrix};
 use crate::Dtype;
 use crate::cpu::gemm::gemm_at;
 use crate::cpu::grid::{Floats, Grid};
-use crate::cpu::rows::{load, store, vectorised};
+use crate::cpu::rows::{load, store};
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
@@ -120,15 +120,13 @@ impl<T: Real> Tiles<'_, T> {
         let extent = (tile.rows - 1) * self.columns + tile.columns;
         let out = self.out.pointer(tile.row * self.columns + tile.column, extent).cast::<f32>();
         self.multiply(tile, (out, self.columns), room);
-        vectorised(|| {
-            for row in 0..tile.rows {
-                let numbers = out.wrapping_add(row * self.columns);
-                // SAFETY: a row of this tile within the result (checked by `pointer` above), which
-                // no other task touches.
-                let numbers = unsafe { std::slice::from_raw_parts_mut(numbers, tile.columns) };
-                self.finish(tile, row, numbers);
-            }
-        });
+        for row in 0..tile.rows {
+            let numbers = out.wrapping_add(row * self.columns);
+            // SAFETY: a row of this tile within the result (checked by `pointer` above), which no
+            // other task touches.
+            let numbers = unsafe { std::slice::from_raw_parts_mut(numbers, tile.columns) };
+            self.finish(tile, row, numbers);
+        }
     }
 
     /// Sums are taken in f32 first, and rounded into the result.
@@ -140,12 +138,10 @@ impl<T: Real> Tiles<'_, T> {
             }
         }
         self.multiply(tile, (sums.as_mut_ptr(), tile.columns), room);
-        vectorised(|| {
-            for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
-                self.finish(tile, row, sums);
-                store(sums, self.row_of(self.out, tile, row), false);
-            }
-        });
+        for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
+            self.finish(tile, row, sums);
+            store(sums, self.row_of(self.out, tile, row), false);
+        }
     }
 
     /// What is done to a row of sums while it is at hand.

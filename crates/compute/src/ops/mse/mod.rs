@@ -23,7 +23,7 @@ const FLOPS: usize = 3;
 
 impl Tape<'_> {
     /// The mean squared error of `prediction` [samples, .., width] against `target` of the same
-    /// shape and any real format, with f32 `weights` [samples] and an f32 `mask` [samples, tokens].
+    /// shape and any real format, with f32 `weights` `[samples]` and an f32 `mask` [samples, tokens].
     pub fn mse(
         &self,
         prediction: &Var,

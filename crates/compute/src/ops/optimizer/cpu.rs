@@ -9,7 +9,8 @@ use super::eight_bit::BLOCK;
 use super::{AdamW, Clip, Codes, Moments, Moments8};
 use crate::Tensor;
 use crate::cpu::Cpu;
-use crate::cpu::rows::{max, vectorised};
+use crate::cpu::rows::max;
+use crate::cpu::simd::simd;
 use crate::cpu::sums::moments;
 use crate::dtype::{Real, with_real};
 
@@ -38,7 +39,7 @@ pub fn adamw(
     });
     cpu.run(|| {
         blocks.for_each(|(((param, gradient), first), second)| {
-            vectorised(|| update.apply(param, gradient, first, second));
+            adamw_block(update, param, gradient, first, second);
         });
     });
 }
@@ -72,7 +73,7 @@ pub fn adamw_8bit(
     });
     cpu.run(|| {
         blocks.for_each(|(((param, gradient), first), second)| {
-            vectorised(|| step_8bit(update, &books, (param, gradient), first, second));
+            step_8bit(update, &books, (param, gradient), first, second);
         });
     });
 }
@@ -85,7 +86,6 @@ fn pieces(Codes { codes, scales }: &mut Codes) -> impl IndexedParallelIterator<I
 
 type Piece<'a> = (&'a mut [u8], &'a mut [f32]);
 
-#[inline(always)]
 fn step_8bit(
     update: Update,
     books: &(Codebook, Codebook),
@@ -101,7 +101,7 @@ fn step_8bit(
         let (means, squares) = (&mut means[..params.len()], &mut squares[..params.len()]);
         books.0.decode(first.0, *first.1, means);
         books.1.decode(second.0, *second.1, squares);
-        update.apply(params, gradients, means, squares);
+        adamw_block(update, params, gradients, means, squares);
         // What is not a number makes the scale, and with it the whole block, not a number.
         *first.1 = largest_size(means);
         *second.1 = max(squares);
@@ -110,7 +110,6 @@ fn step_8bit(
     }
 }
 
-#[inline(always)]
 fn largest_size(numbers: &[f32]) -> f32 {
     let mut sizes = [0.0; BLOCK];
     sizes.iter_mut().zip(numbers).for_each(|(size, number)| *size = number.abs());
@@ -129,17 +128,28 @@ pub fn count_not_finite(cpu: &Cpu, tensors: &[&Tensor], count: &mut Tensor) {
     let counts = tensors.par_iter().map(|tensor| {
         with_real!(tensor.dtype(), T => {
             let blocks = tensor.data::<T>().par_chunks(GRAIN);
-            blocks.map(|block| vectorised(|| not_finite(block))).sum::<u64>()
+            blocks.map(not_finite).sum::<u64>()
         })
     });
     let total: u64 = cpu.run(|| counts.sum());
     count.data_mut::<u32>()[0] = u32::try_from(total).unwrap_or(u32::MAX);
 }
 
-#[inline(always)]
-fn not_finite<T: Real>(numbers: &[T]) -> u64 {
-    let count: u32 = numbers.iter().map(|number| u32::from(!number.to_f32().is_finite())).sum();
-    u64::from(count)
+simd! {
+    fn not_finite<T: Real>(numbers: &[T]) -> u64 {
+        let count: u32 = numbers.iter().map(|number| u32::from(!number.to_f32().is_finite())).sum();
+        u64::from(count)
+    }
+
+    fn adamw_block(
+        update: Update,
+        params: &mut [f32],
+        gradients: &[f32],
+        first: &mut [f32],
+        second: &mut [f32],
+    ) {
+        update.apply(params, gradients, first, second);
+    }
 }
 
 pub fn ema(cpu: &Cpu, average: &mut Tensor, value: &Tensor, decay: f32) {

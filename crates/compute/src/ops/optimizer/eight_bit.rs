@@ -1,6 +1,6 @@
 //! `AdamW` whose moments take a byte each: a code per number and a scale per block of numbers, the
 //! largest size in it. Moments are decoded, moved on and encoded again while a block is in the
-//! cache; parameters and arithmetic are as in [`adamw`](super::adamw). See `codebook.rs` for what
+//! cache; parameters and arithmetic are as in [`adamw`](super::adamw()). See `codebook.rs` for what
 //! codes mean.
 
 use super::adamw::{AdamW, FLOPS, check};
@@ -52,7 +52,7 @@ impl Moments8 {
     }
 }
 
-/// As [`adamw`](super::adamw), with moments of 8 bits.
+/// As [`adamw`](super::adamw()), with moments of 8 bits.
 pub fn adamw_8bit(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],

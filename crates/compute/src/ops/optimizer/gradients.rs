@@ -32,7 +32,7 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     Ok(norm)
 }
 
-/// How many numbers are infinite or not numbers: u32 [1], on the tensors' device. Stops counting at
+/// How many numbers are infinite or not numbers: u32 `[1]`, on the tensors' device. Stops counting at
 /// the largest u32.
 pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
     let Some(first) = tensors.first() else {

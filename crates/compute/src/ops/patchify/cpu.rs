@@ -1,9 +1,14 @@
 //! Images as tokens and back on the processor.
 
+use rayon::prelude::*;
+
 use super::Layout;
-use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::dtype::with_real;
+use crate::{Element, Tensor};
+
+/// Channels per task when images are put together: a cache line of f32.
+const CHANNELS: usize = 16;
 
 /// A piece of tokens is filled place by place within the token: what lies beside each other in the
 /// image is then read in one go, and the piece, which is written to and fro, stays in the cache.
@@ -29,25 +34,19 @@ pub fn patchify(cpu: &Cpu, layout: Layout, image: &Tensor, tokens: &mut Tensor) 
     });
 }
 
+/// A task takes some channels of a sample: what it reads at a time lies beside each other, and so
+/// does what it writes from one pixel to the next.
 pub fn unpatchify(cpu: &Cpu, layout: Layout, tokens: &Tensor, image: &mut Tensor) {
-    let Layout { channels, height, width, patch, down, across, steps } = layout;
-    let wide = tokens.shape().width();
+    let Layout { channels, height, width, .. } = layout;
+    // Nothing at all is no reason to cut it into pieces of no size.
+    let (size, plane) = ((channels * height * width).max(1), (height * width).max(1));
     with_real!(image.dtype(), T => {
-        let tokens = tokens.data::<T>();
-        cpu.rows(image.data_mut::<T>(), width, |first, rows| {
-            for (index, pixels) in (first..).zip(rows.chunks_exact_mut(width)) {
-                let (plane, row) = (index / height, index % height);
-                let (sample, channel) = (plane / channels, plane % channels);
-                let token = (sample * down + row / patch) * across;
-                let tokens = &tokens[token * wide..][..across * wide];
-                let place = channel * steps[0] + row % patch * steps[1];
-                for (token, pixels) in tokens.chunks_exact(wide).zip(pixels.chunks_exact_mut(patch)) {
-                    for (column, pixel) in pixels.iter_mut().enumerate() {
-                        *pixel = token[place + column * steps[2]];
-                    }
-                }
-            }
-        });
+        let (image, tokens) = (image.data_mut::<T>(), tokens.data::<T>());
+        let samples = image.par_chunks_mut(size).zip(tokens.par_chunks(size));
+        cpu.run(|| samples.for_each(|(image, tokens)| {
+            let parts = image.par_chunks_mut(CHANNELS * plane).enumerate();
+            parts.for_each(|(part, planes)| layout.collect(tokens, part * CHANNELS, planes));
+        }));
     });
 }
 
@@ -59,5 +58,25 @@ impl Layout {
             (token / (self.down * self.across), token % (self.down * self.across));
         let (row, column) = (token / self.across * self.patch, token % self.across * self.patch);
         (sample * self.channels * self.height + row) * self.width + column
+    }
+
+    /// Fills the planes of some channels of one sample.
+    fn collect<T: Element>(&self, tokens: &[T], first_channel: usize, planes: &mut [T]) {
+        let wide = self.channels * self.patch * self.patch;
+        for row in 0..self.height {
+            for column in 0..self.width {
+                let token = row / self.patch * self.across + column / self.patch;
+                let [of_channel, of_row, of_column] = self.steps;
+                let place = first_channel * of_channel
+                    + row % self.patch * of_row
+                    + column % self.patch * of_column;
+                let token = &tokens[token * wide..][place..];
+                let pixel = row * self.width + column;
+                let planes = planes.chunks_exact_mut(self.height * self.width);
+                for (plane, number) in planes.zip(token.iter().step_by(of_channel)) {
+                    plane[pixel] = *number;
+                }
+            }
+        }
     }
 }

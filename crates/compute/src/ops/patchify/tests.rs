@@ -64,14 +64,24 @@ fn every_number_finds_its_place_and_back() {
 
 #[test]
 fn more_than_one_piece() {
-    // As many numbers as several tasks get.
-    let shape = [1, 40, 40, 30];
+    // As many numbers as several tasks get, and as many channels.
+    let shape = [2, 40, 20, 30];
     let places = places(shape, 1, PatchOrder::ChannelsFirst);
     check_forward(
         &[Input::normal(shape, 1)],
         0.0,
         &|tape, v| tape.patchify(&v[0], 1, PatchOrder::ChannelsFirst),
         &|v| places.iter().map(|place| v[0][*place]).collect(),
+    );
+    check_forward(
+        &[Input::normal([2, 600, 40], 1)],
+        0.0,
+        &|tape, v| tape.unpatchify(&v[0], [20, 30], 1, PatchOrder::ChannelsFirst),
+        &|v| {
+            let mut image = v[0].clone();
+            places.iter().zip(&v[0]).for_each(|(place, number)| image[*place] = *number);
+            image
+        },
     );
 }
 

@@ -1,10 +1,10 @@
 //! What happens to queries and keys between their linear layer and attention, in one pass: for
-//! every head x [d] of x [samples, tokens, heads·d],
+//! every head x `[d]` of x [samples, tokens, heads·d],
 //!
 //! y = R(x̂·weight) with x̂ = x / √(mean(x²) + ε),
 //!
 //! where R turns pairs of numbers by the angles of the token's position. The norm with its weight
-//! [d] and the rotation can each be left out.
+//! `[d]` and the rotation can each be left out.
 //!
 //! Kept for backward: x, and without a norm nothing. The norm is computed again.
 

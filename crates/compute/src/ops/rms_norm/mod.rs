@@ -1,5 +1,5 @@
 //! Root-mean-square norm (Zhang and Sennrich, "Root Mean Square Layer Normalization",
-//! arXiv 1910.07467) over the rows of x [.., width], with a weight [width] or without:
+//! arXiv 1910.07467) over the rows of x [.., width], with a weight `[width]` or without:
 //!
 //! y = x̂·weight with x̂ = x / √(mean(x²) + ε)
 //!
