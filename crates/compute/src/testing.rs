@@ -381,6 +381,30 @@ pub fn compare(what: &str, ours: &[f32], exact: &[f64], allowed: f64) {
     );
 }
 
+/// Calls `test` with random sizes, each from 1 to its bound; failures name what they were.
+pub fn for_random_sizes<const N: usize>(times: u64, most: [usize; N], test: impl Fn([usize; N])) {
+    for seed in 0..times {
+        let mut random = Random::new(1000 + seed);
+        let sizes = most.map(|most| 1 + random.below(most));
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(sizes)));
+        assert!(outcome.is_ok(), "fails for {sizes:?}");
+    }
+}
+
+/// That an op gives something that is not finite where an input is so, instead of hiding it.
+pub fn expect_not_hidden(shape: impl Into<Shape>, op: impl Fn(&Tape<'_>, &Var) -> Result<Var>) {
+    let shape = shape.into();
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    for value in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut input = Input::normal(shape, 3);
+        input.values[0] = value;
+        let result = op(&tape, &upload(&device, &input, Dtype::F32).into()).unwrap();
+        let is_seen = result.tensor().to_f32_vec().iter().any(|number| !number.is_finite());
+        assert!(is_seen, "{value} is hidden");
+    }
+}
+
 /// A device for a test that needs no more than one.
 pub fn device() -> Device {
     Device::cpu(2, 1 << 26).unwrap()

@@ -1,7 +1,7 @@
 //! Attention against its formula: full, causal, grouped, ragged.
 
 use super::Attention;
-use crate::testing::{Dual, Input, check, device};
+use crate::testing::{Dual, Input, check, device, for_random_sizes};
 use crate::{Dtype, Params, Tape, Var};
 
 #[derive(Clone, Copy)]
@@ -119,10 +119,39 @@ fn samples_have_lengths_of_their_own() {
 }
 
 #[test]
+fn random_sizes_and_masks() {
+    for_random_sizes(10, [2, 4, 3, 2, 2, 4, 4], |[samples, queries, more, kv, group, d, mask]| {
+        let (is_causal, keys) = (mask % 2 == 0, queries + more - 1);
+        let lengths: Option<&[u32]> = if mask > 2 { Some(&[2, 1]) } else { None };
+        let lengths = lengths.map(|all| &all[..samples]).filter(|_| keys > 1);
+        let (heads, kv_heads) = (kv * group, kv);
+        Case { samples, queries, keys, heads, kv_heads, d, is_causal, lengths }.check();
+    });
+}
+
+#[test]
+fn nothing_gives_nothing() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    for sizes in [[0, 3, 4], [2, 0, 4]] {
+        let x = Var::from(device.zeros(sizes, Dtype::F32).unwrap());
+        assert_eq!(
+            tape.attention(&x, &x, &x, Attention::full(2, 2)).unwrap().shape(),
+            sizes.into()
+        );
+    }
+    // Queries without any key at all.
+    let (q, k) = ([1, 2, 4], [1, 0, 4]);
+    let [q, k] = [q, k].map(|sizes| Var::from(device.zeros(sizes, Dtype::F32).unwrap()));
+    let out = tape.attention(&q, &k, &k, Attention::full(2, 2)).unwrap();
+    assert_eq!(out.tensor().to_vec::<f32>(), [0.0; 8]);
+}
+
+#[test]
 fn more_tokens_than_a_block() {
-    // 65 queries and 513 keys are one more than a block of each. A reference of all slopes would
-    // take minutes: one number of each input is trained, through a linear layer of one row.
-    let (queries, keys, d) = (65, 513, 2);
+    // In tests a block has 8 queries and 16 keys. A reference of all slopes would take long: few
+    // numbers are trained, those of linear layers before.
+    let (queries, keys, d) = (19, 50, 2);
     let how = Case { samples: 1, queries, keys, heads: 1, kv_heads: 1, d, ..CASE };
     for how in [how, Case { is_causal: true, ..how }] {
         let inputs = [

@@ -4,7 +4,7 @@
 use super::{Conv2d, STRIP_BYTES};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
-use crate::testing::{Dual, Input, check_forward, compare, device};
+use crate::testing::{Dual, Input, check_forward, compare, device, for_random_sizes};
 use crate::{Device, Dtype, Params, Tape, Tensor, Var};
 
 struct Case {
@@ -100,6 +100,18 @@ fn kernels_strides_and_paddings() {
     ] {
         Case { stride, padding, ..Case::new([2, 3, 6, 7], kernel) }.check();
     }
+}
+
+#[test]
+fn random_sizes() {
+    for_random_sizes(
+        12,
+        [2, 4, 6, 6, 5, 3, 3, 3],
+        |[samples, channels, h, w, out, kh, kw, stride]| {
+            let padding = [kh, kw - 1, stride - 1, kw];
+            Case { stride, padding, ..Case::new([samples, channels, h, w], [out, kh, kw]) }.check();
+        },
+    );
 }
 
 #[test]

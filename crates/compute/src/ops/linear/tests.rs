@@ -2,8 +2,8 @@
 
 use super::{Linear, Lora};
 use crate::ops::Activation;
-use crate::ops::activation::tests::exact;
-use crate::testing::{Dual, Input, check, device};
+use crate::ops::activation::tests::{ALL, exact};
+use crate::testing::{Dual, Input, check, device, expect_not_hidden, for_random_sizes};
 use crate::{Dtype, Gradients, Params, Tape, Var};
 
 /// Rows of x times rows of a matrix.
@@ -48,6 +48,18 @@ fn all_parts_together() {
     check_layer(5, (7, 9, 3), Activation::GeluTanh);
     check_layer(1, (1, 1, 1), Activation::Silu);
     check_layer(33, (17, 18, 2), Activation::None);
+}
+
+#[test]
+fn all_parts_at_random_sizes() {
+    for_random_sizes(8, [9, 11, 13, 4], |[rows, inputs, outputs, rank]| {
+        check_layer(rows, (inputs, outputs, rank), ALL[(rows + outputs) % ALL.len()]);
+    });
+}
+
+#[test]
+fn what_is_not_a_number_is_not_hidden() {
+    expect_not_hidden([3, 5], |tape, x| tape.linear(x, Linear::new(x)));
 }
 
 #[test]

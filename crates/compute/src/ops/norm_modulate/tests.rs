@@ -1,6 +1,7 @@
 //! Layer norm against its formula.
 
-use crate::testing::{Dual, Input, check};
+use crate::testing::{Dual, Input, check, device, expect_not_hidden, for_random_sizes};
+use crate::{Dtype, Params, Tape, Var};
 
 const EPSILON: f64 = 1e-5;
 
@@ -19,29 +20,34 @@ pub fn normalised(x: &[Dual], width: usize) -> Vec<Dual> {
 
 #[test]
 fn modulated_by_vectors_of_each_sample() {
-    for (samples, tokens, width) in [(2, 3, 7), (1, 1, 4), (3, 2, 33)] {
-        let x = Input::normal([samples, tokens, width], 1).scaled(2.0);
-        let vectors = Input::normal([samples, 3 * width], 2).scaled(0.5);
-        check(
-            &[x, vectors],
-            16.0,
-            &|tape, v| tape.norm_modulate(&v[0], v[1].chunk(2), v[1].chunk(0), EPSILON as f32),
-            &|v| {
-                let of =
-                    |sample: usize, index: usize| &v[1][(sample * 3 + index) * width..][..width];
-                let rows = normalised(&v[0], width);
-                let rows = rows.chunks(width).enumerate();
-                rows.flat_map(|(row, x)| {
-                    let (scale, shift) = (of(row / tokens, 2), of(row / tokens, 0));
-                    x.iter()
-                        .zip(scale)
-                        .zip(shift)
-                        .map(|((x, scale), shift)| *x * (Dual::from(1.0) + *scale) + *shift)
-                })
-                .collect()
-            },
-        );
-    }
+    check_modulated([2, 3, 7]);
+    check_modulated([3, 2, 33]);
+    for_random_sizes(6, [3, 4, 20], |[samples, tokens, width]| {
+        check_modulated([samples, tokens, width + 3]);
+    });
+}
+
+fn check_modulated([samples, tokens, width]: [usize; 3]) {
+    let x = Input::normal([samples, tokens, width], 1).scaled(2.0);
+    let vectors = Input::normal([samples, 3 * width], 2).scaled(0.5);
+    check(
+        &[x, vectors],
+        16.0,
+        &|tape, v| tape.norm_modulate(&v[0], v[1].chunk(2), v[1].chunk(0), EPSILON as f32),
+        &|v| {
+            let of = |sample: usize, index: usize| &v[1][(sample * 3 + index) * width..][..width];
+            let rows = normalised(&v[0], width);
+            let rows = rows.chunks(width).enumerate();
+            rows.flat_map(|(row, x)| {
+                let (scale, shift) = (of(row / tokens, 2), of(row / tokens, 0));
+                x.iter()
+                    .zip(scale)
+                    .zip(shift)
+                    .map(|((x, scale), shift)| *x * (Dual::from(1.0) + *scale) + *shift)
+            })
+            .collect()
+        },
+    );
 }
 
 #[test]
@@ -68,4 +74,42 @@ fn with_neither() {
         &|tape, v| tape.layer_norm(&v[0], None, None, EPSILON as f32),
         &|v| normalised(&v[0], 10),
     );
+}
+
+#[test]
+fn what_is_not_a_number_is_not_hidden() {
+    expect_not_hidden([3, 8], |tape, x| tape.layer_norm(x, None, None, 1e-6));
+}
+
+#[test]
+fn nothing_gives_nothing() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    let zeros = |sizes: &[usize]| -> Var {
+        device.zeros(crate::Shape::new(sizes), Dtype::F32).unwrap().into()
+    };
+    let (x, vectors) = (zeros(&[2, 0, 4]), zeros(&[2, 8]));
+    let y = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), 1e-6).unwrap();
+    assert_eq!(y.shape(), x.shape());
+    let y = tape.gated_add(&x, vectors.chunk(1), &x).unwrap();
+    assert_eq!(y.shape(), x.shape());
+}
+
+#[test]
+fn what_does_not_fit_is_said() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    let zeros = |sizes: &[usize]| -> Var {
+        device.zeros(crate::Shape::new(sizes), Dtype::F32).unwrap().into()
+    };
+    let (x, vectors) = (zeros(&[2, 3, 4]), zeros(&[2, 8]));
+    let said = |scale, shift| tape.norm_modulate(&x, scale, shift, 1e-6).err().unwrap().to_string();
+    let error = said(vectors.chunk(0), vectors.chunk(2));
+    assert_eq!(error, "norm_modulate: index 2 is out of range, there are 2 chunks");
+    let short = zeros(&[1, 8]);
+    let error = said(short.chunk(0), vectors.chunk(1));
+    assert_eq!(error, "norm_modulate: scale has shape [1, 8], expected [2, 8]");
+    let odd = zeros(&[2, 6]);
+    let error = said(odd.chunk(0), vectors.chunk(1));
+    assert_eq!(error, "norm_modulate: scale 6 is not a multiple of 4");
 }

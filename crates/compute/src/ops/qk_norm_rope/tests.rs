@@ -4,7 +4,7 @@ use super::{Axis, Pairs, QkNormRope, Rope, rope_table};
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
 use crate::ops::rms_norm::tests::normalised;
-use crate::testing::{Dual, Input, check, device};
+use crate::testing::{Dual, Input, check, device, for_random_sizes};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tape, Var};
 
 const EPSILON: f64 = 1e-3;
@@ -102,6 +102,15 @@ fn every_combination_of_parts() {
     }
     // Odd heads can be normalised.
     Case { pairs: None, ..Case::new([2, 2, 3, 5]) }.check();
+}
+
+#[test]
+fn random_sizes() {
+    for_random_sizes(8, [2, 3, 3, 5], |[samples, tokens, n_heads, half]| {
+        let pairs = if tokens > 1 { Pairs::HalfSplit } else { Pairs::Interleaved };
+        let case = Case::new([samples, tokens, n_heads, 2 * half]);
+        Case { pairs: Some(pairs), has_norm: half > 1, ..case }.check();
+    });
 }
 
 #[test]
