@@ -224,6 +224,10 @@ fn bench_step_keeps_its_plan_in_every_variant() {
                 (&figures["dtype"], &figures["recompute"]),
                 (&dtype.into(), &recompute.into())
             );
+            // Outside the arena: the program, its stacks, and what the gemm crate packs into.
+            let resident = figures["rss_peak_bytes"].as_f64().unwrap();
+            let arena = figures["peak_bytes"].as_f64().unwrap();
+            assert!(resident < 1.05 * arena + f64::from(16 << 20), "{figures}");
             let (first, last) = (&figures["loss_first"], &figures["loss_last"]);
             assert!(last.as_f64() < first.as_f64(), "{figures}");
             for figure in ["ms_median", "cpu_ms_median", "rss_peak_bytes"] {

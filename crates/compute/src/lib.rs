@@ -7,10 +7,12 @@
 //! same calls take the same bytes from an imaginary arena, which is how a run is planned.
 
 mod arena;
+mod backward;
 mod cpu;
 mod device;
 mod dtype;
 mod error;
+mod op;
 pub mod ops;
 mod params;
 mod random;
@@ -20,15 +22,18 @@ mod tape;
 mod tensor;
 #[cfg(test)]
 mod testing;
+mod var;
 
 pub use arena::{Tag, Usage};
+pub use backward::Leaves;
 pub use device::{Device, Kind, Work};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use params::{Gradients, ParamKey, Params};
 pub use shape::Shape;
-pub use tape::{Chunk, Leaves, Tape, Var};
+pub use tape::Tape;
 pub use tensor::Tensor;
+pub use var::{Chunk, Var};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, ComputeError>;

@@ -2,7 +2,8 @@
 //! runs it again, records it this time, and goes back through it at once.
 
 use crate::Result;
-use crate::tape::{Mode, Tape, Var};
+use crate::tape::{Mode, Tape};
+use crate::var::Var;
 
 impl<'m> Tape<'m> {
     /// Runs `block` on `inputs` and keeps nothing but them. In backward it is run again with the

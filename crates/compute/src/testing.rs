@@ -8,7 +8,8 @@
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 use crate::random::Random;
-use crate::tape::{Tape, Var};
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{Device, Dtype, Gradients, Kind, Params, Result, Shape, Tensor};
 
 /// A number with its derivative in one direction.

@@ -37,7 +37,8 @@ pub use patchify::PatchOrder;
 pub use qk_norm_rope::{Axis, Pairs, QkNormRope, Rope, rope_table};
 
 use crate::device::Engine;
-use crate::tape::{Chunk, Op, Var};
+use crate::op::Op;
+use crate::var::{Chunk, Var};
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 /// Checks that every op makes on what it is given; each names the op and the tensor.

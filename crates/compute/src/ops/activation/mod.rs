@@ -6,7 +6,9 @@ mod cpu;
 pub(crate) mod tests;
 
 use crate::device::Engine;
-use crate::tape::{Place, Remake, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Remake, Var};
 use crate::{Result, Tensor};
 
 /// Which function.

@@ -1,8 +1,9 @@
-//! Attention on the processor. Forward: a block of queries of one sample is a task. Backward: a head
+//! Attention on the processor. Forward: a block of queries of one head is a task. Backward: a head
 //! of keys and values of one sample is a task, since its gradients gather from all queries.
 #![allow(unsafe_code)]
 
 use super::{Seen, Sizes};
+use crate::backward::Slot;
 use crate::cpu::gemm::{View, gemm};
 use crate::cpu::grid::{Floats, Grid};
 use crate::cpu::math::exp;
@@ -10,7 +11,6 @@ use crate::cpu::rows::{dot, exp_sum, max, scale, store};
 use crate::cpu::simd::simd;
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
-use crate::tape::Slot;
 use crate::{Dtype, Tensor};
 
 /// Queries and keys of a block, at most: a block of products, 512 KiB, stays in the second level of

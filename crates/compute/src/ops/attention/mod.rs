@@ -14,8 +14,11 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+use crate::backward::Backward;
 use crate::device::{Engine, Kind};
-use crate::tape::{Backward, Kept, Op, Source, Tape, Var};
+use crate::op::Op;
+use crate::tape::Tape;
+use crate::var::{Kept, Source, Var};
 use crate::{ComputeError, Dtype, Result, Tensor};
 
 /// How queries attend to keys.

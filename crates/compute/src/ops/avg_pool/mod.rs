@@ -11,7 +11,8 @@ mod tests;
 
 use crate::Result;
 use crate::device::Engine;
-use crate::tape::{Tape, Var};
+use crate::tape::Tape;
+use crate::var::Var;
 
 impl Tape<'_> {
     /// Means over squares of `size` pixels a side, which must divide the image.

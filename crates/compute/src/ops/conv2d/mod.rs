@@ -20,7 +20,9 @@ use std::ops::Range;
 use super::Activation;
 use super::matmul::{MatMul, Product};
 use crate::device::Engine;
-use crate::tape::{Op, Place, Tape, Var};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
 /// What a convolution consists of.

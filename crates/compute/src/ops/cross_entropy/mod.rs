@@ -19,8 +19,11 @@ use std::ops::Range;
 
 use super::accumulate;
 use super::matmul::{MatMul, Matrix, Product};
+use crate::backward::Backward;
 use crate::device::Engine;
-use crate::tape::{Backward, Kept, Op, Place, Source, Tape, Var};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::{Kept, Source, Var};
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 /// The target of a row that does not count.

@@ -4,8 +4,11 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+use crate::backward::Slot;
 use crate::device::Engine;
-use crate::tape::{Chunk, Place, Slot, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Chunk, Var};
 use crate::{Result, Tensor};
 
 impl Tape<'_> {

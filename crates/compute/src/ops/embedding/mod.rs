@@ -9,7 +9,9 @@
 mod tests;
 
 use super::gather::Lookup;
-use crate::tape::{Place, Remake, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Remake, Var};
 use crate::{ComputeError, Result, Shape, Tensor};
 
 /// More dimensions of ids leave no room for that of the width.

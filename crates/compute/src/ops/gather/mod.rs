@@ -14,7 +14,9 @@ mod cpu;
 pub(crate) mod tests;
 
 use crate::device::Engine;
-use crate::tape::{Place, Remake, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Remake, Var};
 use crate::{Dtype, Result, Tensor};
 
 impl Tape<'_> {

@@ -1,11 +1,11 @@
 //! Gated linear units on the processor.
 
 use crate::Tensor;
+use crate::backward::Slot;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{load, store};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
-use crate::tape::Slot;
 
 pub fn forward(cpu: &Cpu, activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor) {
     with_real!(gate.dtype(), T => {

@@ -8,8 +8,11 @@ mod cpu;
 mod tests;
 
 use super::Activation;
+use crate::backward::Backward;
 use crate::device::Engine;
-use crate::tape::{Backward, Kept, Place, Remake, Source, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Kept, Remake, Source, Var};
 use crate::{Result, Tensor};
 
 /// Operations per number, for the tally; an exponential counts as ten.

@@ -12,7 +12,8 @@ mod tests;
 
 use super::Activation;
 use crate::device::Engine;
-use crate::tape::{Tape, Var};
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{Result, Tensor};
 
 /// Operations per number, for the tally, of the norm alone and of an activation.

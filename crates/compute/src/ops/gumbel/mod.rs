@@ -18,7 +18,8 @@ mod tests;
 
 use crate::device::Engine;
 use crate::random::Stream;
-use crate::tape::{Kept, Tape, Var};
+use crate::tape::Tape;
+use crate::var::{Kept, Var};
 use crate::{ComputeError, Result};
 
 /// Operations per number, for the tally; a logarithm or an exponential counts as ten, a random

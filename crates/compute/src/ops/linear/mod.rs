@@ -15,9 +15,12 @@ mod tests;
 
 use super::matmul::{MatMul, Matrix, Product};
 use super::{Activation, accumulate, activation, inputs};
+use crate::backward::Backward;
 use crate::device::Engine;
+use crate::op::{Op, Place};
 use crate::random::Stream;
-use crate::tape::{Backward, Kept, Op, Place, Remake, Source, Tape, Var};
+use crate::tape::Tape;
+use crate::var::{Kept, Remake, Source, Var};
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 /// What a linear layer consists of.

@@ -5,7 +5,7 @@ mod cpu;
 
 use super::Activation;
 use crate::device::{Engine, Kind};
-use crate::tape::Place;
+use crate::op::Place;
 use crate::{Dtype, Result, Tensor};
 
 /// A tensor's rows as the rows of a matrix, or as its columns.

@@ -1,10 +1,10 @@
 //! The mean squared error on the processor.
 
 use super::Factors;
+use crate::backward::Slot;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{load, store, sum_squares};
 use crate::dtype::with_real;
-use crate::tape::Slot;
 use crate::{Shape, Tensor};
 
 /// Numbers of a row that are summed in f32. Chosen: short enough for the error of a sum in sixteen

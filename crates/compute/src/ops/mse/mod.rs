@@ -15,7 +15,9 @@ mod cpu;
 mod tests;
 
 use crate::device::Engine;
-use crate::tape::{Op, Tape, Var};
+use crate::op::Op;
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
 /// Operations per number, for the tally.

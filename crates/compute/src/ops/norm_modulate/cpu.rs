@@ -2,10 +2,10 @@
 
 use super::Form;
 use crate::Tensor;
+use crate::backward::Slot;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{dot, load, store, sum, sum_squares};
 use crate::dtype::{Real, with_real};
-use crate::tape::Slot;
 
 pub fn forward(cpu: &Cpu, x: &Tensor, vectors: [Option<&Tensor>; 2], form: Form, y: &mut Tensor) {
     let width = x.shape().width();

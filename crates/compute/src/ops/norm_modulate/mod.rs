@@ -10,8 +10,11 @@ mod cpu;
 mod tests;
 
 use super::inputs;
+use crate::backward::Backward;
 use crate::device::Engine;
-use crate::tape::{Backward, Chunk, Kept, Op, Place, Remake, Source, Tape, Var};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::{Chunk, Kept, Remake, Source, Var};
 use crate::{Dtype, Result, Shape, Tensor};
 
 impl Tape<'_> {

@@ -7,7 +7,7 @@
 
 use super::{Checks, Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::tape::Place;
+use crate::op::Place;
 use crate::{Dtype, Result, Tag, Tensor};
 
 /// One step's settings.

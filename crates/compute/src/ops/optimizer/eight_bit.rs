@@ -6,7 +6,7 @@
 use super::adamw::{AdamW, FLOPS, check};
 use super::{Checks, Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::tape::Place;
+use crate::op::Place;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
 /// Numbers that share a scale. Chosen: the paper's 2048 would save another hundredth of the memory,

@@ -2,7 +2,7 @@
 
 use super::{Checks, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::tape::Place;
+use crate::op::Place;
 use crate::{Dtype, Result, Tensor};
 
 /// average ← decay·average + (1 - decay)·value, for an average in f32 and a value of any real

@@ -2,7 +2,7 @@
 
 use super::{Checks, cpu};
 use crate::device::Engine;
-use crate::tape::Place;
+use crate::op::Place;
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
 
 /// How far gradients may go in one step: they are multiplied by min(1, max / (norm + 1e-6)), as

@@ -11,7 +11,9 @@ mod cpu;
 mod tests;
 
 use crate::device::Engine;
-use crate::tape::{Op, Tape, Var};
+use crate::op::Op;
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{Result, Shape};
 
 /// How the numbers of a token are ordered.

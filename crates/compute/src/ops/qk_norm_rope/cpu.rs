@@ -2,11 +2,11 @@
 
 use super::{Form, Pairs};
 use crate::Tensor;
+use crate::backward::Slot;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{load, store};
 use crate::dtype::with_real;
 use crate::ops::rms_norm::{back_through, normalise};
-use crate::tape::Slot;
 
 pub fn forward(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &mut Tensor) {
     let (width, head_width) = (x.shape().width(), form.head_width);

@@ -16,9 +16,12 @@ mod tests;
 pub use rope::{Axis, Pairs, Rope, rope_table};
 
 use super::inputs;
+use crate::backward::Backward;
 use crate::cpu::sums::n_row_blocks;
 use crate::device::Engine;
-use crate::tape::{Backward, Kept, Op, Place, Remake, Source, Tape, Var};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::{Kept, Remake, Source, Var};
 use crate::{Dtype, Result, Tensor};
 
 /// What is done to each head.

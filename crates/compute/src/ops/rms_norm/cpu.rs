@@ -1,10 +1,10 @@
 //! Root-mean-square norm on the processor, a row at a time.
 
 use crate::Tensor;
+use crate::backward::Slot;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{dot, load, store};
 use crate::dtype::{Real, with_real};
-use crate::tape::Slot;
 
 pub fn forward(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
     let width = x.shape().width();

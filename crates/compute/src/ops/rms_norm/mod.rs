@@ -12,9 +12,12 @@ pub(crate) mod tests;
 pub(crate) use cpu::{back_through, normalise};
 
 use super::inputs;
+use crate::backward::Backward;
 use crate::cpu::sums::n_row_blocks;
 use crate::device::Engine;
-use crate::tape::{Backward, Kept, Place, Remake, Source, Tape, Var};
+use crate::op::Place;
+use crate::tape::Tape;
+use crate::var::{Kept, Remake, Source, Var};
 use crate::{Dtype, Result, Tensor};
 
 /// Operations per number, for the tally.

@@ -9,8 +9,11 @@ mod tests;
 
 use std::ops::Range;
 
+use crate::backward::Slot;
 use crate::device::Engine;
-use crate::tape::{Kept, Op, Place, Remake, Slot, Tape, Var};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::{Kept, Remake, Var};
 use crate::{ComputeError, Result, Shape, Tensor};
 
 impl Tape<'_> {

@@ -10,7 +10,8 @@ mod cpu;
 mod tests;
 
 use crate::device::Engine;
-use crate::tape::{Tape, Var};
+use crate::tape::Tape;
+use crate::var::Var;
 use crate::{ComputeError, Result};
 
 impl Tape<'_> {

@@ -1,0 +1,76 @@
+//! An op at work: where it takes memory, who fills it, and whether it is run at all.
+
+use std::ops::Deref;
+
+use crate::device::{Device, Engine};
+use crate::var::Var;
+use crate::{Dtype, Result, Shape, Tag, Tensor};
+
+/// Where work is done: who gives memory and who fills it.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub device: &'a Device,
+    pub is_run: bool,
+}
+
+impl<'a> Place<'a> {
+    pub fn new(device: &'a Device) -> Self {
+        Self { device, is_run: true }
+    }
+
+    pub fn engine(self) -> &'a Engine {
+        if self.is_run { self.device.engine() } else { &Engine::Meta }
+    }
+
+    pub fn device(self) -> &'a Device {
+        self.device
+    }
+
+    /// Room for a result, with whatever it held before.
+    pub fn alloc(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        let shape = shape.into();
+        if self.is_run {
+            self.device.alloc(shape, dtype)
+        } else {
+            Ok(self.device.hollow(shape, dtype))
+        }
+    }
+
+    /// Room that is free again when the op is done.
+    pub fn workspace(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+        self.device.tagged(Tag::Workspace, || self.alloc(shape, dtype))
+    }
+
+    /// Adds operations, and the bytes of these tensors, to the device's tally.
+    pub fn count(self, flops: usize, tensors: &[&Tensor]) {
+        if self.is_run {
+            self.device.count(flops, tensors.iter().map(|tensor| tensor.bytes()).sum());
+        }
+    }
+}
+
+/// One op at work.
+pub(crate) struct Op<'t> {
+    pub name: &'static str,
+    pub index: usize,
+    pub place: Place<'t>,
+}
+
+impl<'t> Deref for Op<'t> {
+    type Target = Place<'t>;
+
+    fn deref(&self) -> &Place<'t> {
+        &self.place
+    }
+}
+
+impl Op<'_> {
+    pub fn is_run(&self) -> bool {
+        self.place.is_run
+    }
+
+    /// The result as a part of the computation.
+    pub fn result(&self, tensor: Tensor) -> Var {
+        Var { op: self.index, ..Var::from(tensor) }
+    }
+}

@@ -1,0 +1,131 @@
+//! Tensors within a computation, and what is kept of them for backward: the tensor itself, or where
+//! it is cheap to make again (a norm, an activation) only the way to make it.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use crate::op::Place;
+use crate::{Dtype, Result, Shape, Tensor};
+
+/// A tensor within a computation: it knows whether a gradient is wanted for it.
+#[derive(Clone)]
+pub struct Var {
+    pub(crate) tensor: Tensor,
+    pub(crate) source: Option<Source>,
+    /// How to make the tensor again from tensors that are kept anyway.
+    pub(crate) remake: Option<Rc<Remake>>,
+    /// Which op of its tape made it, counted from 1; 0 for what came from outside.
+    pub(crate) op: usize,
+}
+
+/// Where a gradient goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    /// To the op that made the tensor.
+    Node(usize),
+    /// To a trained parameter.
+    Param(usize),
+}
+
+impl From<Tensor> for Var {
+    /// A tensor that no gradient is wanted for.
+    fn from(tensor: Tensor) -> Self {
+        Self { tensor, source: None, remake: None, op: 0 }
+    }
+}
+
+impl Var {
+    /// Its numbers.
+    pub fn tensor(&self) -> &Tensor {
+        &self.tensor
+    }
+
+    /// Its numbers, given up by the computation.
+    pub fn into_tensor(self) -> Tensor {
+        self.tensor
+    }
+
+    /// Its shape.
+    pub fn shape(&self) -> Shape {
+        self.tensor.shape()
+    }
+
+    /// Its number format.
+    pub fn dtype(&self) -> Dtype {
+        self.tensor.dtype()
+    }
+
+    /// The `index`-th of the equal parts of its rows, as wide as the tensor it is used with.
+    pub fn chunk(&self, index: usize) -> Chunk<'_> {
+        Chunk { of: self, index }
+    }
+
+    /// The same numbers, and the same place for a gradient, in another shape of as many.
+    ///
+    /// # Panics
+    /// If the number of elements differs.
+    #[must_use]
+    pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
+        // A remade tensor would come back in its old shape; without one the tensor itself is kept.
+        Self { tensor: self.tensor.reshape(shape), remake: None, ..self.clone() }
+    }
+
+    pub(crate) fn source(&self) -> Option<Source> {
+        self.source
+    }
+
+    /// What to keep in order to have this tensor later, and the ops whose results that takes.
+    pub(crate) fn held(&self) -> (Kept, Vec<usize>) {
+        match &self.remake {
+            Some(remake) => (Kept::Remake(Rc::clone(remake)), remake.needs.clone()),
+            None => (Kept::Tensor(self.tensor.clone()), vec![self.op]),
+        }
+    }
+}
+
+/// A part of each row of a tensor: several small vectors often come out of one matrix product.
+#[derive(Clone, Copy)]
+pub struct Chunk<'a> {
+    pub(crate) of: &'a Var,
+    pub(crate) index: usize,
+}
+
+/// How to make a tensor again.
+pub(crate) struct Remake {
+    make: Box<dyn Fn(Place<'_>) -> Result<Tensor>>,
+    needs: Vec<usize>,
+    /// What was made, for the others who keep the same tensor; freed with the last of them.
+    made: RefCell<Option<Tensor>>,
+}
+
+impl Remake {
+    /// From what the inputs' [`Var::held`] gave.
+    pub fn new(needs: Vec<usize>, make: impl Fn(Place<'_>) -> Result<Tensor> + 'static) -> Self {
+        Self { make: Box::new(make), needs, made: RefCell::new(None) }
+    }
+}
+
+/// A tensor kept for backward, or the way to make it.
+#[derive(Clone)]
+pub(crate) enum Kept {
+    Tensor(Tensor),
+    Remake(Rc<Remake>),
+}
+
+impl Kept {
+    pub fn get(&self, place: Place<'_>) -> Result<Tensor> {
+        let remake = match self {
+            Self::Tensor(tensor) => return Ok(tensor.clone()),
+            Self::Remake(remake) => remake,
+        };
+        if let Some(made) = &*remake.made.borrow() {
+            return Ok(made.clone());
+        }
+        let made = (remake.make)(place)?;
+        // Worth holding only while someone else will ask for it too.
+        if Rc::strong_count(remake) > 1 {
+            *remake.made.borrow_mut() = Some(made.clone());
+        }
+        Ok(made)
+    }
+}
