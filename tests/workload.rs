@@ -243,3 +243,39 @@ fn bench_step_says_what_it_does_not_know() {
     assert_eq!(output.status.code(), Some(2));
     assert!(said(&output).contains("not one of cpu-tiny, cpu-small, cpu-mid"), "{}", said(&output));
 }
+
+#[test]
+fn bench_ops_measures_both_directions() {
+    let lines =
+        printed(&["bench", "ops", "--only", "m", "--repeats", "1", "--json", "--dtype", "bf16"]);
+    let all: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let of = |op: &str| all.iter().find(|figures| figures["op"] == op).unwrap();
+    for op in ["norm_modulate", "rms_norm", "mse", "group_norm", "adamw"] {
+        assert!(of(op)["forward"]["ms_median"].as_f64().unwrap() > 0.0, "{op}");
+    }
+    assert!(of("mse")["backward"]["gb_per_s"].as_f64().unwrap() > 0.0);
+    assert!(of("group_norm")["backward"].is_null());
+}
+
+#[test]
+fn bench_peers_names_the_python_it_cannot_run() {
+    let output = hearth(&[
+        "bench",
+        "peers",
+        "--python",
+        "no-such-python",
+        "--config",
+        "cpu-tiny",
+        "--steps",
+        "1",
+        "--rounds",
+        "1",
+        "--dtype",
+        "f32",
+        "--recompute",
+        "none",
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = said(&output);
+    assert!(said.contains("PytorchEager failed") && said.contains("hint: give --python"), "{said}");
+}

@@ -25,13 +25,14 @@ impl Backward<'_> {
     /// The gradient of `source`, to be written or added to.
     pub fn slot(&mut self, source: Source, shape: Shape, dtype: Dtype) -> Result<Slot> {
         let (tensor, add) = match source {
-            Source::Param(index) => self.gradients.take(index, self.place.device(), self.params)?,
+            Source::Param(index) => self.gradients.take(index, self.place.device, self.params)?,
             Source::Node(node) => match self.nodes[node].take() {
                 Some(gradient) => (gradient.unshared()?, true),
                 None => (self.place.alloc(shape, dtype)?, false),
             },
         };
-        Ok(Slot { tensor, add, source: Some(source) })
+        // A tensor that was reshaped has one gradient, seen by each of its readers as it was read.
+        Ok(Slot { tensor: tensor.into_shape(shape), add, source: Some(source) })
     }
 
     /// The slot of an input, if a gradient is wanted for it.
@@ -51,7 +52,10 @@ impl Backward<'_> {
 
     pub fn put(&mut self, slot: Slot) {
         match slot.source {
-            Some(Source::Param(index)) => self.gradients.put(index, slot.tensor),
+            Some(Source::Param(index)) => {
+                let shape = self.params.values()[index].shape();
+                self.gradients.put(index, slot.tensor.into_shape(shape));
+            }
             Some(Source::Node(node)) => self.nodes[node] = Some(slot.tensor),
             None => {}
         }

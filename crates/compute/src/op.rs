@@ -22,10 +22,6 @@ impl<'a> Place<'a> {
         if self.is_run { self.device.engine() } else { &Engine::Meta }
     }
 
-    pub fn device(self) -> &'a Device {
-        self.device
-    }
-
     /// Room for a result, with whatever it held before.
     pub fn alloc(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let shape = shape.into();
@@ -64,9 +60,10 @@ impl<'t> Deref for Op<'t> {
     }
 }
 
-impl Op<'_> {
-    pub fn is_run(&self) -> bool {
-        self.place.is_run
+impl<'t> Op<'t> {
+    /// Work that no tape knows of: what happens between backward and the next forward.
+    pub fn alone(name: &'static str, device: &'t Device) -> Self {
+        Self { name, index: 0, place: Place::new(device) }
     }
 
     /// The result as a part of the computation.

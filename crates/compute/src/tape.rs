@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::var::{Kept, Remake, Source, Var};
-use crate::{ComputeError, Gradients, ParamKey, Params, Result, Tensor};
+use crate::{ComputeError, Gradients, ParamKey, Params, Result, Shape, Tensor};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
@@ -42,6 +42,8 @@ type Step<'m> = Box<dyn FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm>;
 
 struct Record<'m> {
     node: usize,
+    /// Of the op's result, and so of its gradient.
+    shape: Shape,
     step: Step<'m>,
 }
 
@@ -110,9 +112,9 @@ impl<'m> Tape<'m> {
         };
         back.pass(Some(source), gradient)?;
         let mut records = self.records.into_inner();
-        while let Some(Record { node, step }) = records.pop() {
+        while let Some(Record { node, shape, step }) = records.pop() {
             if let Some(gradient) = back.nodes[node].take() {
-                step(&mut back, gradient)?;
+                step(&mut back, gradient.into_shape(shape))?;
             }
         }
         Ok(Leaves(back.nodes))
@@ -164,7 +166,8 @@ impl<'m> Tape<'m> {
     ) -> Var {
         let source = self.new_node();
         if let (Mode::Record, Source::Node(node)) = (self.mode, source) {
-            self.records.borrow_mut().push(Record { node, step: Box::new(step) });
+            let (shape, step) = (result.shape(), Box::new(step));
+            self.records.borrow_mut().push(Record { node, shape, step });
         }
         Var { source: Some(source), ..result }
     }
@@ -198,9 +201,10 @@ impl<'m> Tape<'m> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ops::norm_modulate::tests::normalised;
     use crate::ops::{Activation, Attention, Linear, Lora};
-    use crate::testing::{Input, device, upload};
-    use crate::{Dtype, Kind, Shape, Tag, Usage};
+    use crate::testing::{Input, check, device, upload};
+    use crate::{Dtype, Kind, Tag, Usage};
 
     /// A residual block with an adapter, over a large frozen weight.
     struct Block {
@@ -367,6 +371,25 @@ mod tests {
         assert_eq!(usage.by_tag[Tag::Gradients as usize], 2 * 2 * large * 4);
         // Some rows of activations, and nothing of the weight's 64 MiB.
         assert!(usage.peak - before < 20 * 3 * large * 4, "{}", usage.peak - before);
+    }
+
+    #[test]
+    fn a_reshaped_tensor_has_one_gradient() {
+        // Made as rows of 3, which the linear layer's way back counts on, and read as rows of 6.
+        check(
+            &[Input::normal([4, 2], 1), Input::normal([3, 2], 2)],
+            16.0,
+            &|tape, v| {
+                let y = tape.linear(&v[0], Linear::new(&v[1]))?;
+                let wide = tape.layer_norm(&y.reshape([2, 6]), None, None, 1e-3)?;
+                tape.add(&wide.reshape([4, 3]), &y)
+            },
+            &|v| {
+                let rows = v[0].chunks(2).flat_map(|x| v[1].chunks(2).map(move |w| (x, w)));
+                let y: Vec<_> = rows.map(|(x, w)| x[0] * w[0] + x[1] * w[1]).collect();
+                normalised(&y, 6, 1e-3).into_iter().zip(&y).map(|(wide, y)| wide + *y).collect()
+            },
+        );
     }
 
     #[test]

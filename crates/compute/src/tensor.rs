@@ -73,9 +73,12 @@ impl Tensor {
     /// If the shapes differ in their number of elements; callers derive one from the other.
     #[must_use]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
-        let shape = shape.into();
+        self.clone().into_shape(shape.into())
+    }
+
+    pub(crate) fn into_shape(self, shape: Shape) -> Self {
         assert_eq!(shape.elements(), self.shape.elements(), "{} to {shape}", self.shape);
-        Self { shape, ..self.clone() }
+        Self { shape, ..self }
     }
 
     /// Some of the outermost entries, sharing the memory.

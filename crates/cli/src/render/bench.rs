@@ -5,7 +5,7 @@ use std::path::Path;
 use machine::Bytes;
 
 use crate::commands::bench::load::Figure;
-use crate::commands::bench::{ops, peers, step};
+use crate::commands::bench::{name_of, ops, peers, step};
 use crate::text::{BOLD, DIM, PLAIN, Page, bar};
 
 /// Draws what `hearth bench load` measured.
@@ -21,7 +21,7 @@ pub fn loading(file: &Path, figures: &[Figure]) -> String {
             format!("{:.2}", peak as f64 / figure.tensor_bytes.max(1) as f64)
         });
         rows.push([
-            figure.reader.name(),
+            name_of(&figure.reader),
             format!("{:?}", figure.cache).to_lowercase(),
             format!("{:.2}", figure.gib_per_s),
             format!("{:.2}", figure.ratio_to_memcpy),

@@ -22,23 +22,19 @@ impl Cpu {
         work: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let rows = (GRAIN / width.max(1)).max(1);
-        self.pieces(out, rows * width, |index, piece| work(index * rows, piece));
+        self.samples(out, rows * width, |index, piece| work(index * rows, piece));
     }
 
-    /// Calls `work` for every row of `out` as a task of its own, with its index.
+    /// Calls `work` for every `width` numbers of `out` as a task of their own, with its index. As
+    /// rayon's `par_chunks_mut`, which would compile the whole of its machinery anew for every
+    /// kernel; this compiles only the kernel.
     pub fn samples<T: Send>(
         &self,
         out: &mut [T],
         width: usize,
         work: impl Fn(usize, &mut [T]) + Sync,
     ) {
-        self.pieces(out, width, work);
-    }
-
-    /// As rayon's `par_chunks_mut`, which would compile the whole of its machinery anew for every
-    /// kernel; this compiles only the kernel.
-    fn pieces<T: Send>(&self, out: &mut [T], length: usize, work: impl Fn(usize, &mut [T]) + Sync) {
-        let (all, length) = (out.len(), length.max(1));
+        let (all, length) = (out.len(), width.max(1));
         let out = Shared::new(out);
         self.each(all.div_ceil(length), &|index| {
             let from = index * length;

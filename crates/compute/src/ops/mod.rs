@@ -16,7 +16,7 @@ mod gumbel;
 mod linear;
 mod matmul;
 mod mse;
-mod norm_modulate;
+pub(crate) mod norm_modulate;
 mod optimizer;
 mod patchify;
 mod qk_norm_rope;
@@ -109,6 +109,21 @@ impl Op<'_> {
         Err(ComputeError::Indivisible { op: self.name, what, size, by })
     }
 
+    /// A number that makes sense.
+    pub fn expect_range(
+        &self,
+        what: &'static str,
+        got: &impl ToString,
+        is_fit: bool,
+        expected: &str,
+    ) -> Result<()> {
+        if is_fit {
+            return Ok(());
+        }
+        let (expected, got) = (expected.to_owned(), got.to_string());
+        Err(ComputeError::Range { op: self.name, what, expected, got })
+    }
+
     /// Something to take a mean of.
     pub fn expect_some(&self, what: &'static str, tensor: &Tensor) -> Result<()> {
         let shape = tensor.shape();
@@ -162,7 +177,7 @@ impl Op<'_> {
     }
 
     fn expect_device(&self, what: &'static str, tensor: &Tensor) -> Result<()> {
-        if tensor.device().is_same(self.device()) {
+        if tensor.device().is_same(self.device) {
             return Ok(());
         }
         Err(ComputeError::Device { op: self.name, what })

@@ -10,7 +10,6 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use clap::ValueEnum;
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
 use weights::load::{Options, Wanted, load, release};
@@ -19,6 +18,7 @@ use weights::safetensors::Entering;
 use weights::write::write_file;
 use weights::{Catalog, Dtype, Encoding, WeightsError};
 
+use super::{default_threads, name_of};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -82,13 +82,6 @@ pub enum Reader {
     RawWrite,
     /// Our writer.
     HearthWrite,
-}
-
-impl Reader {
-    /// As it is written in JSON and on the command line.
-    pub fn name(self) -> String {
-        self.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -208,7 +201,7 @@ fn prepare(path: &Path, cache: Warmth) -> Result<(), Failure> {
 }
 
 fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
-    let name = &reader.name();
+    let name = &name_of(&reader);
     let mut command = if let (Reader::PythonSafetensors | Reader::Fastsafetensors, Some(python)) =
         (reader, &arguments.python)
     {
@@ -286,7 +279,7 @@ fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
     let mut source = fresh(bytes)?;
     source.fill(1);
     let mut target = fresh(bytes)?;
-    let half = target.len().div_ceil(threads()).next_multiple_of(BLOCK);
+    let half = target.len().div_ceil(default_threads()).next_multiple_of(BLOCK);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for (to, from) in target.chunks_mut(half).zip(source.chunks(half)) {
@@ -359,10 +352,6 @@ fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
     let secs = begun.elapsed().as_secs_f64();
     std::fs::remove_file(path)?;
     Ok(secs)
-}
-
-fn threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// A model file made on the spot, removed afterwards: sizes as they are mixed in real models.

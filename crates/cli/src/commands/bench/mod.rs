@@ -8,6 +8,8 @@ pub mod step;
 use std::io::Write;
 use std::time::Instant;
 
+use clap::ValueEnum;
+
 use crate::commands::Outcome;
 use crate::failure::Failure;
 
@@ -70,4 +72,9 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
 /// Threads to compute with: one per processor that is there, unless told otherwise.
 fn default_threads() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// A choice as it is typed, and as it is written in JSON.
+pub fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -8,8 +8,8 @@ use std::process::Command;
 use serde::{Deserialize, Serialize};
 use trainer::workload::Config;
 
-use super::step::{Again, Format, config, name_of};
-use super::{default_threads, median};
+use super::step::{Again, Format, config};
+use super::{default_threads, median, name_of};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;

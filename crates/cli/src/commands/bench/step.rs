@@ -8,7 +8,7 @@ use compute::{Device, Dtype, Kind, Tag, Usage};
 use serde::Serialize;
 use trainer::workload::{CONFIGS, Config, Random, Recompute, Workload};
 
-use super::{Timed, default_threads, median};
+use super::{Timed, default_threads, median, name_of};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -184,11 +184,6 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         loss_first: losses.first().copied().unwrap_or(f32::NAN),
         loss_last: losses.last().copied().unwrap_or(f32::NAN),
     })
-}
-
-/// As it is typed.
-pub fn name_of(value: &impl ValueEnum) -> String {
-    value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
 /// What the arena held at its peak, the largest first.

@@ -19,7 +19,7 @@ use crate::device::{Engine, Kind};
 use crate::op::Op;
 use crate::tape::Tape;
 use crate::var::{Kept, Source, Var};
-use crate::{ComputeError, Dtype, Result, Tensor};
+use crate::{Dtype, Result, Tensor};
 
 /// How queries attend to keys.
 #[derive(Clone, Copy)]
@@ -52,7 +52,7 @@ impl Tape<'_> {
         let mut out = op.alloc(q.shape(), q.dtype())?;
         let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
         op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
-        let floats = match op.device().kind() {
+        let floats = match op.device.kind() {
             Kind::Cpu { threads } => threads * cpu::forward_floats(sizes),
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
@@ -113,32 +113,20 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
         op.expect_dtype(what, var.tensor(), dtype)?;
         op.expect_shape(what, var.tensor(), [samples, keys, how.n_kv_heads * d])?;
     }
-    if how.is_causal && queries > keys {
-        let expected = format!("at most the number of keys, {keys}, when causal");
-        let (what, got) = ("number of queries", queries.to_string());
-        return Err(ComputeError::Range { op: op.name, what, expected, got });
-    }
+    let is_fit = !how.is_causal || queries <= keys;
+    let expected = format!("at most the number of keys, {keys}, when causal");
+    op.expect_range("number of queries", &queries, is_fit, &expected)?;
     if let Some(lengths) = how.key_lengths {
         op.expect_dtype("key lengths", lengths, Dtype::U32)?;
         op.expect_shape("key lengths", lengths, [samples])?;
         if let Engine::Cpu(_) = op.engine() {
-            check_lengths(op, lengths.data::<u32>(), keys)?;
+            let most = lengths.data::<u32>().iter().copied().max().unwrap_or(0);
+            let expected = format!("at most the number of keys, {keys}");
+            op.expect_range("key length", &most, most as usize <= keys, &expected)?;
         }
     }
     let (heads, kv_heads, scale) = (how.n_heads, how.n_kv_heads, how.scale);
     Ok(Sizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
-}
-
-fn check_lengths(op: &Op<'_>, lengths: &[u32], keys: usize) -> Result<()> {
-    match lengths.iter().find(|length| **length as usize > keys) {
-        None => Ok(()),
-        Some(length) => Err(ComputeError::Range {
-            op: op.name,
-            what: "key length",
-            expected: format!("at most the number of keys, {keys}"),
-            got: length.to_string(),
-        }),
-    }
 }
 
 /// Which keys a query sees: always the first so many.
@@ -185,7 +173,7 @@ impl Record {
                 None => back.unwanted(of.shape(), of.dtype())?,
             });
         }
-        let floats = match place.device().kind() {
+        let floats = match place.device.kind() {
             Kind::Cpu { threads } => threads * cpu::backward_floats(sizes),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;

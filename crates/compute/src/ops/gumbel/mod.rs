@@ -16,11 +16,11 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+use crate::Result;
 use crate::device::Engine;
 use crate::random::Stream;
 use crate::tape::Tape;
 use crate::var::{Kept, Var};
-use crate::{ComputeError, Result};
 
 /// Operations per number, for the tally; a logarithm or an exponential counts as ten, a random
 /// number as forty.
@@ -33,10 +33,8 @@ impl Tape<'_> {
     pub fn gumbel_softmax(&self, logits: Var, temperature: f32, hard: bool) -> Result<Var> {
         let op = self.begin("gumbel_softmax");
         let dtype = op.expect_real("logits", logits.tensor())?;
-        if !(temperature > 0.0 && temperature.is_finite()) {
-            let (expected, got) = ("above 0 and finite".into(), temperature.to_string());
-            return Err(ComputeError::Range { op: op.name, what: "temperature", expected, got });
-        }
+        let is_fit = temperature > 0.0 && temperature.is_finite();
+        op.expect_range("temperature", &temperature, is_fit, "above 0 and finite")?;
         let draw = Draw { temperature, random: self.random() };
         let (source, shape) = (logits.source(), logits.shape());
         let is_tracked = self.tracks(&[&logits]);

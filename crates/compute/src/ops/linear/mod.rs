@@ -21,7 +21,7 @@ use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::tape::Tape;
 use crate::var::{Kept, Remake, Source, Var};
-use crate::{ComputeError, Dtype, Result, Shape, Tensor};
+use crate::{Dtype, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
 #[derive(Clone, Copy)]
@@ -92,7 +92,7 @@ impl Tape<'_> {
         }
         let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
         let record = Record {
-            uses_x: (weight.source().is_some() || trains_down).then(|| self.keep(x)),
+            kept_x: (weight.source().is_some() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
             weight: (self.keep(weight), weight.source()),
             bias: bias.and_then(Var::source),
@@ -139,10 +139,8 @@ fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
             op.expect_dtype(what, var.tensor(), Dtype::F32)?;
             op.expect_shape(what, var.tensor(), shape)?;
         }
-        if !(0.0..1.0).contains(&dropout) {
-            let (expected, got) = ("0 or more and below 1".into(), dropout.to_string());
-            return Err(ComputeError::Range { op: op.name, what: "lora dropout", expected, got });
-        }
+        let is_fit = (0.0..1.0).contains(&dropout);
+        op.expect_range("lora dropout", &dropout, is_fit, "0 or more and below 1")?;
     }
     Ok(outputs)
 }
@@ -182,7 +180,7 @@ impl Lora<'_> {
 /// What backward needs.
 struct Record {
     x: (Option<Source>, Shape),
-    uses_x: Option<Kept>,
+    kept_x: Option<Kept>,
     weight: (Kept, Option<Source>),
     bias: Option<Source>,
     lora: Option<LoraRecord>,
@@ -219,7 +217,7 @@ impl Record {
             back.put(slot);
         }
         let weight = self.weight.0.get(place)?;
-        let x = self.uses_x.map(|kept| kept.get(place)).transpose()?;
+        let x = self.kept_x.map(|kept| kept.get(place)).transpose()?;
         if let Some(mut slot) = back.slot_of(self.weight.1, weight.shape(), weight.dtype())? {
             let x = x.as_ref().expect("kept because the weight is trained");
             let product = Product::new(Matrix::from(gradient).t(), x.into());

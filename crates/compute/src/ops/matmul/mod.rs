@@ -94,7 +94,7 @@ impl<'a> MatMul<'a> {
             all_f32 &= [left, right].iter().all(|matrix| matrix.tensor.dtype() == Dtype::F32);
         }
         place.count(0, &[&*self.out]);
-        let floats = match place.device().kind() {
+        let floats = match place.device.kind() {
             Kind::Cpu { .. } if all_f32 => 0,
             Kind::Cpu { threads } => cpu::workspace_floats(threads),
         };

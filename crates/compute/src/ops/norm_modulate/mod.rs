@@ -7,7 +7,7 @@
 
 mod cpu;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use super::inputs;
 use crate::backward::Backward;

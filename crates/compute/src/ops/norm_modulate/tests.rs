@@ -6,13 +6,13 @@ use crate::{Dtype, Params, Tape, Var};
 const EPSILON: f64 = 1e-5;
 
 /// Rows brought to mean 0 and variance 1.
-pub fn normalised(x: &[Dual], width: usize) -> Vec<Dual> {
+pub fn normalised(x: &[Dual], width: usize, epsilon: f64) -> Vec<Dual> {
     let mean = |row: &[Dual]| row.iter().copied().sum::<Dual>() * (1.0 / width as f64);
     x.chunks(width)
         .flat_map(|row| {
             let center = mean(row);
             let squares: Vec<Dual> = row.iter().map(|x| (*x - center) * (*x - center)).collect();
-            let deviation = (mean(&squares) + Dual::from(EPSILON)).sqrt();
+            let deviation = (mean(&squares) + Dual::from(epsilon)).sqrt();
             row.iter().map(move |x| (*x - center) / deviation)
         })
         .collect()
@@ -36,7 +36,7 @@ fn check_modulated([samples, tokens, width]: [usize; 3]) {
         &|tape, v| tape.norm_modulate(&v[0], v[1].chunk(2), v[1].chunk(0), EPSILON as f32),
         &|v| {
             let of = |sample: usize, index: usize| &v[1][(sample * 3 + index) * width..][..width];
-            let rows = normalised(&v[0], width);
+            let rows = normalised(&v[0], width, EPSILON);
             let rows = rows.chunks(width).enumerate();
             rows.flat_map(|(row, x)| {
                 let (scale, shift) = (of(row / tokens, 2), of(row / tokens, 0));
@@ -59,7 +59,7 @@ fn with_weight_and_bias() {
         16.0,
         &|tape, v| tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), EPSILON as f32),
         &|v| {
-            let rows = normalised(&v[0], 9).into_iter();
+            let rows = normalised(&v[0], 9, EPSILON).into_iter();
             let rows = rows.zip(v[1].iter().cycle()).zip(v[2].iter().cycle());
             rows.map(|((x, weight), bias)| x * *weight + *bias).collect()
         },
@@ -72,7 +72,7 @@ fn with_neither() {
         &[Input::normal([4, 10], 1)],
         16.0,
         &|tape, v| tape.layer_norm(&v[0], None, None, EPSILON as f32),
-        &|v| normalised(&v[0], 10),
+        &|v| normalised(&v[0], 10, EPSILON),
     );
 }
 

@@ -5,9 +5,9 @@
 //! m ← β₁·m + (1 - β₁)·g,  v ← β₂·v + (1 - β₂)·g²
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
-use super::{Checks, Clip, cpu, expect_unshared};
+use super::{Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::op::Place;
+use crate::op::{Op, Place};
 use crate::{Dtype, Result, Tag, Tensor};
 
 /// One step's settings.
@@ -63,12 +63,12 @@ pub fn adamw(
     clip: Option<&Clip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
-    let checks = Checks { op: "adamw", device: &device };
-    check(checks, params, gradients, state.len(), step, clip)?;
+    let op = Op::alone("adamw", &device);
+    check(&op, params, gradients, state.len(), step, clip)?;
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
         for (what, moment) in [("first moment", &moments.first), ("second moment", &moments.second)]
         {
-            checks.expect(what, moment, Dtype::F32, param.shape())?;
+            op.expect(what, moment, Dtype::F32, param.shape())?;
             expect_unshared(index, moment)?;
         }
         if let Some(gradient) = gradients[index] {
@@ -86,7 +86,7 @@ pub fn adamw(
 
 /// What both forms of the state ask of all else.
 pub(super) fn check(
-    checks: Checks<'_>,
+    op: &Op<'_>,
     params: &[Tensor],
     gradients: &[Option<&Tensor>],
     n_states: usize,
@@ -95,36 +95,36 @@ pub(super) fn check(
 ) -> Result<()> {
     for (what, count) in [("count of gradients", gradients.len()), ("count of moments", n_states)] {
         let is_fit = count == params.len();
-        checks.expect_range(what, &count, is_fit, "one for each parameter")?;
+        op.expect_range(what, &count, is_fit, "one for each parameter")?;
     }
-    check_settings(checks, step)?;
+    check_settings(op, step)?;
     if let Some(clip) = clip {
-        checks.expect("norm", &clip.norm, Dtype::F32, [].into())?;
-        checks.expect_range("norm to clip to", &clip.max, clip.max >= 0.0, "0 or more")?;
+        op.expect("norm", &clip.norm, Dtype::F32, [].into())?;
+        op.expect_range("norm to clip to", &clip.max, clip.max >= 0.0, "0 or more")?;
     }
     for (index, (param, gradient)) in params.iter().zip(gradients).enumerate() {
-        checks.expect("parameter", param, Dtype::F32, param.shape())?;
+        op.expect("parameter", param, Dtype::F32, param.shape())?;
         expect_unshared(index, param)?;
         if let Some(gradient) = gradient {
-            checks.expect("gradient", gradient, Dtype::F32, param.shape())?;
+            op.expect("gradient", gradient, Dtype::F32, param.shape())?;
         }
     }
     Ok(())
 }
 
-fn check_settings(checks: Checks<'_>, step: AdamW) -> Result<()> {
+fn check_settings(op: &Op<'_>, step: AdamW) -> Result<()> {
     let AdamW { learning_rate, betas, epsilon, weight_decay, step } = step;
     for (what, value) in
         [("learning rate", learning_rate), ("epsilon", epsilon), ("weight decay", weight_decay)]
     {
         let is_fit = value >= 0.0 && value.is_finite();
-        checks.expect_range(what, &value, is_fit, "0 or more, and finite")?;
+        op.expect_range(what, &value, is_fit, "0 or more, and finite")?;
     }
     for (what, beta) in [("first beta", betas.0), ("second beta", betas.1)] {
         let is_fit = (0.0..1.0).contains(&beta);
-        checks.expect_range(what, &beta, is_fit, "0 or more and below 1")?;
+        op.expect_range(what, &beta, is_fit, "0 or more and below 1")?;
     }
-    checks.expect_range("step", &step, step > 0, "1 or more")
+    op.expect_range("step", &step, step > 0, "1 or more")
 }
 
 /// The arithmetic of a step, whatever its moments are stored in: what depends on no parameter is

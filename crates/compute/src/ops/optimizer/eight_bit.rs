@@ -4,9 +4,9 @@
 //! codes mean.
 
 use super::adamw::{AdamW, FLOPS, check};
-use super::{Checks, Clip, cpu, expect_unshared};
+use super::{Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::op::Place;
+use crate::op::{Op, Place};
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
 /// Numbers that share a scale. Chosen: the paper's 2048 would save another hundredth of the memory,
@@ -61,13 +61,13 @@ pub fn adamw_8bit(
     clip: Option<&Clip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
-    let checks = Checks { op: "adamw_8bit", device: &device };
-    check(checks, params, gradients, state.len(), step, clip)?;
+    let op = Op::alone("adamw_8bit", &device);
+    check(&op, params, gradients, state.len(), step, clip)?;
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
         for (what, moment) in [("first moment", &moments.first), ("second moment", &moments.second)]
         {
-            checks.expect(what, &moment.codes, Dtype::U8, param.shape())?;
-            checks.expect(what, &moment.scales, Dtype::F32, n_scales(param))?;
+            op.expect(what, &moment.codes, Dtype::U8, param.shape())?;
+            op.expect(what, &moment.scales, Dtype::F32, n_scales(param))?;
             expect_unshared(index, &moment.codes)?;
             expect_unshared(index, &moment.scales)?;
         }

@@ -1,8 +1,8 @@
 //! Questions about all gradients at once. The answers stay on the device.
 
-use super::{Checks, cpu};
+use super::cpu;
 use crate::device::Engine;
-use crate::op::Place;
+use crate::op::{Op, Place};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
 
 /// How far gradients may go in one step: they are multiplied by min(1, max / (norm + 1e-6)), as
@@ -17,11 +17,11 @@ pub struct Clip {
 
 /// The root of the sum of the squares of all gradients: one number without dimensions, f32.
 pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Tensor> {
-    let checks = Checks { op: "global_norm", device };
+    let op = Op::alone("global_norm", device);
     let gradients: Vec<&Tensor> = gradients.iter().copied().flatten().collect();
     let place = Place::new(device);
     for gradient in &gradients {
-        checks.expect("gradient", gradient, Dtype::F32, gradient.shape())?;
+        op.expect("gradient", gradient, Dtype::F32, gradient.shape())?;
         place.count(2 * gradient.shape().elements(), &[gradient]);
     }
     let mut norm = place.alloc([], Dtype::F32)?;
@@ -40,10 +40,10 @@ pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
         let (expected, got) = ("1 or more".into(), "0".into());
         return Err(ComputeError::Range { op, what, expected, got });
     };
-    let checks = Checks { op: "count_not_finite", device: first.device() };
+    let op = Op::alone("count_not_finite", first.device());
     let place = Place::new(first.device());
     for tensor in tensors {
-        checks.expect_real("tensor", tensor)?;
+        op.expect_real("tensor", tensor)?;
         place.count(tensor.shape().elements(), &[tensor]);
     }
     let mut count = place.alloc([1], Dtype::U32)?;

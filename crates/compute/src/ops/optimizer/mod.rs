@@ -18,59 +18,20 @@ pub use eight_bit::{Codes, Moments8, adamw_8bit};
 pub use ema::ema;
 pub use gradients::{Clip, count_not_finite, global_norm};
 
-use crate::{ComputeError, Device, Dtype, Result, Shape, Tensor};
+use crate::op::Op;
+use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
-/// Checks on what a function is given; each names the function and the tensor.
-#[derive(Clone, Copy)]
-struct Checks<'a> {
-    op: &'static str,
-    device: &'a Device,
-}
-
-impl Checks<'_> {
-    /// Of one format and shape, and here.
-    fn expect(self, what: &'static str, tensor: &Tensor, dtype: Dtype, shape: Shape) -> Result<()> {
-        let got = tensor.dtype();
-        if got != dtype {
-            let expected = if dtype == Dtype::U8 { "u8" } else { "f32" };
-            return Err(ComputeError::Dtype { op: self.op, what, expected, got });
-        }
-        self.expect_shape(what, tensor, shape)
-    }
-
-    fn expect_shape(self, what: &'static str, tensor: &Tensor, expected: Shape) -> Result<()> {
-        let got = tensor.shape();
-        if got != expected {
-            return Err(ComputeError::Shape { op: self.op, what, expected, got });
-        }
-        if tensor.device().is_same(self.device) {
-            return Ok(());
-        }
-        Err(ComputeError::Device { op: self.op, what })
-    }
-
-    /// Of a format with fractions.
-    fn expect_real(self, what: &'static str, tensor: &Tensor) -> Result<()> {
-        let got = tensor.dtype();
-        if got.is_real() {
-            return self.expect_shape(what, tensor, tensor.shape());
-        }
-        Err(ComputeError::Dtype { op: self.op, what, expected: "f32, bf16 or f16", got })
-    }
-
-    /// A number that makes sense.
-    fn expect_range(
-        self,
+impl Op<'_> {
+    /// Of one format and shape.
+    fn expect(
+        &self,
         what: &'static str,
-        got: &impl ToString,
-        is_fit: bool,
-        expected: &'static str,
+        tensor: &Tensor,
+        dtype: Dtype,
+        shape: Shape,
     ) -> Result<()> {
-        if is_fit {
-            return Ok(());
-        }
-        let (expected, got) = (expected.into(), got.to_string());
-        Err(ComputeError::Range { op: self.op, what, expected, got })
+        self.expect_dtype(what, tensor, dtype)?;
+        self.expect_shape(what, tensor, shape)
     }
 }
 

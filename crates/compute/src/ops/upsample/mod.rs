@@ -9,10 +9,10 @@ mod cpu;
 #[cfg(test)]
 mod tests;
 
+use crate::Result;
 use crate::device::Engine;
 use crate::tape::Tape;
 use crate::var::Var;
-use crate::{ComputeError, Result};
 
 impl Tape<'_> {
     /// Images `factor` times as high and wide.
@@ -21,10 +21,7 @@ impl Tape<'_> {
         op.expect_untracked(x)?;
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
-        if factor == 0 {
-            let (expected, got) = ("1 or more".into(), "0".into());
-            return Err(ComputeError::Range { op: op.name, what: "factor", expected, got });
-        }
+        op.expect_range("factor", &factor, factor > 0, "1 or more")?;
         let mut y = op.alloc([samples, channels, height * factor, width * factor], dtype)?;
         op.count(0, &[x.tensor(), &y]);
         match op.engine() {
