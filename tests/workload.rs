@@ -182,7 +182,7 @@ fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
     };
     let mut peaks = Vec::new();
     for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
-        let meta = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+        let meta = Device::meta(Kind::cpu(2), usize::MAX);
         run(&meta, recompute).unwrap();
         let plan = meta.usage();
         let device = Device::cpu(2, plan.extent).unwrap();

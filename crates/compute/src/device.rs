@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
 use crate::cpu::Cpu;
+use crate::cpu::gemm::has_tiles;
 use crate::random::Stream;
 use crate::tensor::{Buffer, Tensor};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
@@ -18,10 +19,17 @@ pub enum Kind {
     Cpu {
         /// Worker threads; results do not depend on it, workspaces do.
         threads: usize,
+        /// Whether it has a matrix unit that multiplies tiles.
+        has_tiles: bool,
     },
 }
 
 impl Kind {
+    /// This machine's processor.
+    pub fn cpu(threads: usize) -> Self {
+        Self::Cpu { threads, has_tiles: has_tiles() }
+    }
+
     /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector.
     fn alignment(self) -> usize {
         match self {
@@ -66,9 +74,15 @@ pub(crate) enum Engine {
 impl Device {
     /// The processor, with an arena of `limit_bytes`.
     pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
-        let kind = Kind::Cpu { threads };
-        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes)?);
-        Ok(Self::with(kind, engine, limit_bytes))
+        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, has_tiles())?);
+        Ok(Self::with(Kind::cpu(threads), engine, limit_bytes))
+    }
+
+    /// The processor without its matrix unit, as others are.
+    #[cfg(test)]
+    pub(crate) fn plain_cpu(threads: usize, limit_bytes: usize) -> Self {
+        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, false).unwrap());
+        Self::with(Kind::Cpu { threads, has_tiles: false }, engine, limit_bytes)
     }
 
     /// A device that computes shapes, bytes and flops exactly as one of `kind` would, and no data.

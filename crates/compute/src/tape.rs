@@ -299,7 +299,7 @@ mod tests {
     #[test]
     fn the_shape_only_device_takes_the_same_memory() {
         for recompute in [false, true] {
-            let meta = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+            let meta = Device::meta(Kind::cpu(2), usize::MAX);
             assert_eq!(train(&meta, recompute, 0.3).1, train(&device(), recompute, 0.3).1);
         }
     }
@@ -308,7 +308,7 @@ mod tests {
     fn the_end_of_a_recomputed_block_is_not_run_twice() {
         let product = 2 * 10 * WIDTH * WIDTH;
         let flops = |recompute| {
-            let device = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+            let device = Device::meta(Kind::cpu(2), usize::MAX);
             train(&device, recompute, 0.0);
             device.work().flops as usize
         };
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn frozen_weights_never_get_a_gradient() {
-        let device = Device::meta(Kind::Cpu { threads: 2 }, usize::MAX);
+        let device = Device::meta(Kind::cpu(2), usize::MAX);
         let mut params = Params::default();
         let large = 4096;
         let weight = Var::from(device.zeros([large, large], Dtype::F32).unwrap());

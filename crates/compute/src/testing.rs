@@ -10,7 +10,7 @@ use std::ops::{Add, Div, Mul, Neg, Sub};
 use crate::random::Random;
 use crate::tape::Tape;
 use crate::var::Var;
-use crate::{Device, Dtype, Gradients, Kind, Params, Result, Shape, Tensor};
+use crate::{Device, Dtype, Gradients, Params, Result, Shape, Tensor};
 
 /// A number with its derivative in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -184,24 +184,38 @@ fn rounding(dtype: Dtype) -> f64 {
 
 fn check_in(dtype: Dtype, inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
     let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
-    let run = |device: &Device| run_op(device, dtype, &inputs, op);
-    let results = [1, 2, 3].map(|threads| run(&Device::cpu(threads, 1 << 28).unwrap()));
-    let ours = &results[0];
-    for other in &results[1..] {
-        assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the number of threads");
-    }
-    let meta = run(&Device::meta(Kind::Cpu { threads: 1 }, 1 << 28));
-    assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
-
-    let exact = Exact::of(&inputs, reference, &ours.cotangent);
+    let outcomes = on_each_machine(dtype, &|device| run_op(device, dtype, &inputs, op));
+    let exact = Exact::of(&inputs, reference, &outcomes[0].cotangent);
     let allowed = slack * rounding(dtype) + 1e-6;
-    compare(&format!("{dtype} result"), &ours.result, &exact.result, allowed);
-    for (index, gradient) in ours.gradients.iter().enumerate() {
-        if let Some(gradient) = gradient {
-            let what = format!("{dtype} gradient of input {index}");
-            compare(&what, gradient, &exact.gradients[index], 2.0 * allowed);
+    for ours in outcomes {
+        compare(&format!("{dtype} result"), &ours.result, &exact.result, allowed);
+        for (index, gradient) in ours.gradients.iter().enumerate() {
+            if let Some(gradient) = gradient {
+                let what = format!("{dtype} gradient of input {index}");
+                compare(&what, gradient, &exact.gradients[index], 2.0 * allowed);
+            }
         }
     }
+}
+
+/// What comes out on this machine, and on one without a matrix unit if this one has it. On each,
+/// threads make no difference, and the shape-only engine takes the same memory.
+fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcome> {
+    const LIMIT: usize = 1 << 28;
+    let this = |threads| Device::cpu(threads, LIMIT).unwrap();
+    let plain = |threads| Device::plain_cpu(threads, LIMIT);
+    let machines: [&dyn Fn(usize) -> Device; 2] = [&this, &plain];
+    let count = if this(1).kind() == plain(1).kind() { 1 } else { 2 };
+    let on = |machine: &&dyn Fn(usize) -> Device| {
+        let [ours, others @ ..] = [1, 2, 3].map(|threads| run(&machine(threads)));
+        for other in others {
+            assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the threads");
+        }
+        let meta = run(&Device::meta(machine(1).kind(), LIMIT));
+        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        ours
+    };
+    machines[..count].iter().map(on).collect()
 }
 
 /// As `check`, for ops that have no backward: all inputs are frozen.
@@ -209,17 +223,12 @@ pub fn check_forward(inputs: &[Input], slack: f64, op: Forward<'_>, reference: R
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let inputs: Vec<Input> =
             inputs.iter().map(|input| rounded(input, dtype).frozen()).collect();
-        let run = |device: &Device| run_forward(device, dtype, &inputs, op);
-        let results = [1, 2, 3].map(|threads| run(&Device::cpu(threads, 1 << 28).unwrap()));
-        let ours = &results[0];
-        for other in &results[1..] {
-            assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the threads");
-        }
-        let meta = run(&Device::meta(Kind::Cpu { threads: 1 }, 1 << 28));
-        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        let outcomes = on_each_machine(dtype, &|device| run_forward(device, dtype, &inputs, op));
         let exact = Exact::of(&inputs, reference, &[]).result;
         let allowed = slack * rounding(dtype) + 1e-6;
-        compare(&format!("{dtype} result"), &ours.result, &exact, allowed);
+        for ours in outcomes {
+            compare(&format!("{dtype} result"), &ours.result, &exact, allowed);
+        }
     }
 }
 

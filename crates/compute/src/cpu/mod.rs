@@ -2,7 +2,6 @@
 //! pieces by shape alone, never by the number of threads, so results do not depend on it.
 
 pub(crate) mod gemm;
-pub(crate) mod grid;
 pub(crate) mod math;
 mod memory;
 mod per_thread;
@@ -19,20 +18,25 @@ use rayon::prelude::*;
 
 use crate::dtype::{Real, with_real};
 use crate::{ComputeError, Result, Tensor};
+use gemm::Way;
 
 pub(crate) struct Cpu {
     pool: rayon::ThreadPool,
     memory: Memory,
+    /// Who multiplies.
+    pub way: Way,
 }
 
 impl Cpu {
-    pub fn new(threads: usize, limit_bytes: usize) -> Result<Self> {
+    /// `has_tiles` is what [`gemm::has_tiles`] said, or false.
+    pub fn new(threads: usize, limit_bytes: usize, has_tiles: bool) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
             .thread_name(|index| format!("cpu-{index}"))
             .build()
             .map_err(|source| ComputeError::Threads { threads, source })?;
-        Ok(Self { pool, memory: Memory::reserve(limit_bytes)? })
+        let way = if has_tiles { Way::Tiles } else { Way::Vectors };
+        Ok(Self { pool, memory: Memory::reserve(limit_bytes)?, way })
     }
 
     pub fn memory(&self) -> &Memory {

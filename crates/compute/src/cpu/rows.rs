@@ -98,18 +98,18 @@ simd! {
     }
 
     /// Σ aᵢ·bᵢ
-    pub(crate) fn dot(a: &[f32], b: &[f32]) -> f32 {
+    pub(crate) fn dot<T: Real>(a: &[T], b: &[T]) -> f32 {
         let (a_blocks, a_rest) = a.as_chunks::<LANES>();
         let (b_blocks, b_rest) = b.as_chunks::<LANES>();
         let mut lanes = [0.0; LANES];
         for (a, b) in a_blocks.iter().zip(b_blocks) {
             for lane in 0..LANES {
-                lanes[lane] += a[lane] * b[lane];
+                lanes[lane] += a[lane].to_f32() * b[lane].to_f32();
             }
         }
         let mut sum: f32 = lanes.iter().sum();
         for (a, b) in a_rest.iter().zip(b_rest) {
-            sum += a * b;
+            sum += a.to_f32() * b.to_f32();
         }
         sum
     }
@@ -127,10 +127,10 @@ simd! {
         lanes.iter().chain(rest).fold(f32::NEG_INFINITY, |most, x| larger(most, *x))
     }
 
-    /// Replaces every number x by e^(x - shift); returns their sum.
-    pub(crate) fn exp_sum(a: &mut [f32], shift: f32) -> f32 {
+    /// Replaces every number x by e^(scale·x - shift); returns their sum.
+    pub(crate) fn exp_sum(a: &mut [f32], scale: f32, shift: f32) -> f32 {
         for number in a.iter_mut() {
-            *number = exp(*number - shift);
+            *number = exp(scale * *number - shift);
         }
         sum_by(a, |x| x)
     }
@@ -141,7 +141,7 @@ simd! {
     }
 
     /// aᵢ ← aᵢ·factor
-    pub(crate) fn scale(a: &mut [f32], factor: f32) {
+    pub(crate) fn multiply(a: &mut [f32], factor: f32) {
         for number in a {
             *number *= factor;
         }

@@ -136,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_total_has_every_row_once() {
-        let cpu = Cpu::new(2, 1 << 12).unwrap();
+        let cpu = Cpu::new(2, 1 << 12, false).unwrap();
         for rows in [0, 1, 63, 64, 65, 1000] {
             let total = cpu.total(rows, |rows| rows.map(|row| (row + 1) as f64).sum());
             assert_eq!(total, (rows * (rows + 1) / 2) as f64, "{rows}");

@@ -145,7 +145,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         Workload::new(device, arguments.config, dtype, recompute, &mut Random::new(device, 0))
     };
     let On::Cpu = arguments.device;
-    let meta = Device::meta(Kind::Cpu { threads }, usize::MAX);
+    let meta = Device::meta(Kind::cpu(threads), usize::MAX);
     let mut planned = job(&meta)?;
     let flops_before = meta.work().flops;
     planned.step()?;

@@ -4,10 +4,9 @@
 
 use super::{Seen, Sizes};
 use crate::backward::Slot;
-use crate::cpu::gemm::{View, gemm};
-use crate::cpu::grid::{Floats, Grid};
+use crate::cpu::gemm::{self, Floats, Grid, Way};
 use crate::cpu::math::exp;
-use crate::cpu::rows::{dot, exp_sum, max, scale, store};
+use crate::cpu::rows::{dot, exp_sum, max, multiply, store};
 use crate::cpu::simd::simd;
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
@@ -22,14 +21,12 @@ const KEYS: usize = if cfg!(test) { 16 } else { 512 };
 
 /// Floats of workspace per thread.
 pub fn forward_floats(sizes: Sizes) -> usize {
-    let widened = if sizes.dtype == Dtype::F32 { 0 } else { QUERIES + 2 * KEYS };
-    QUERIES * KEYS + QUERIES * sizes.d + 2 * QUERIES + widened * sizes.d
+    gemm::ROOM + QUERIES * (KEYS + sizes.d + 2)
 }
 
 /// Floats of workspace per thread.
 pub fn backward_floats(sizes: Sizes) -> usize {
-    let widened = if sizes.dtype == Dtype::F32 { 0 } else { 3 * QUERIES + 2 * KEYS };
-    2 * QUERIES * KEYS + (QUERIES + 2 * sizes.keys + widened) * sizes.d + QUERIES
+    gemm::ROOM + QUERIES * (2 * KEYS + sizes.d + 1) + 2 * sizes.keys * sizes.d
 }
 
 pub fn forward(
@@ -51,7 +48,7 @@ pub fn forward(
             let (block, index) = (task / heads, task % heads);
             let (sample, first) = (block / blocks, block % blocks * QUERIES);
             let count = QUERIES.min(queries - first);
-            let head = Head { sizes, sample, index, seen, q, k, v };
+            let head = Head { way: cpu.way, sizes, sample, index, seen, q, k, v };
             let mut sums = head.forward((first, count), room);
             for row in 0..count {
                 let at = (sample * queries + first + row) * heads + head.index;
@@ -68,6 +65,7 @@ pub fn forward(
 /// One query head of one sample.
 #[derive(Clone, Copy)]
 struct Head<'a> {
+    way: Way,
     sizes: Sizes,
     sample: usize,
     index: usize,
@@ -99,20 +97,20 @@ impl<'a> Sums<'a> {
 
     /// Turns a row's products into weights relative to the largest so far, and brings what was
     /// summed before to the same.
-    fn weigh(&mut self, row: usize, products: &mut [f32], seen: usize) {
+    fn weigh(&mut self, row: usize, products: &mut [f32], seen: usize, scale: f32) {
         let (seen, unseen) = products.split_at_mut(seen);
         unseen.fill(0.0);
         if seen.is_empty() {
             return;
         }
         let before = self.most[row];
-        let block = max(seen);
+        let block = scale * max(seen);
         let most = if block > before || block.is_nan() { block } else { before };
         let old = exp(before - most);
         self.most[row] = most;
-        self.total[row] = self.total[row] * old + exp_sum(seen, most);
+        self.total[row] = self.total[row] * old + exp_sum(seen, scale, most);
         if old != 1.0 {
-            scale(self.row(row), old);
+            multiply(self.row(row), old);
         }
     }
 
@@ -120,7 +118,7 @@ impl<'a> Sums<'a> {
     fn finish(&mut self, row: usize) -> f32 {
         let total = self.total[row];
         let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
-        scale(self.row(row), inverse);
+        multiply(self.row(row), inverse);
         self.most[row] + total.ln()
     }
 
@@ -158,26 +156,32 @@ impl<'a> Head<'a> {
         self.seen.count(self.sample, query).saturating_sub(from).min(width)
     }
 
+    /// Numbers of ours as a factor, rounded as those they meet are.
+    fn factor<'b>(&self, numbers: &'b [f32], width: usize) -> Grid<'b> {
+        let is_rough = self.sizes.dtype == Dtype::Bf16;
+        Grid::rows(if is_rough { Floats::Rough(numbers) } else { Floats::F32(numbers) }, width)
+    }
+
     /// Visits the keys that any query of the block sees.
     fn forward<'r>(&self, block: (usize, usize), mut room: Room<'r>) -> Sums<'r> {
-        let (d, (first, count)) = (self.sizes.d, block);
+        let (Sizes { d, scale, .. }, (first, count)) = (self.sizes, block);
+        let product_room = room.take(gemm::ROOM);
         let products = room.take(QUERIES * KEYS);
         let mut sums = Sums::within(&mut room, count, d);
-        let widened = if self.sizes.dtype == Dtype::F32 { 0 } else { d };
-        let [q_room, k_room, v_room] = [count, KEYS, KEYS].map(|rows| room.take(rows * widened));
-        let q = self.of_queries(self.q).block(block, (0, d), q_room);
+        let q = self.of_queries(self.q).beyond(first, 0);
         let last = self.last_seen(block);
         for from in (0..last).step_by(KEYS) {
             let width = KEYS.min(last - from);
             let products = &mut products[..count * width];
-            let k = self.of_keys(self.k).block((from, width), (0, d), k_room);
-            let v = self.of_keys(self.v).block((from, width), (0, d), v_room);
-            gemm((count, width, d), (&mut *products, width), false, q, k.t(), self.sizes.scale);
+            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
+            let factors = (q, k.t());
+            let room = &mut *product_room;
+            self.way.gemm((count, width, d), (products, width), false, factors, room);
             for (row, products) in products.chunks_exact_mut(width).enumerate() {
-                sums.weigh(row, products, self.seen_of(first + row, from, width));
+                sums.weigh(row, products, self.seen_of(first + row, from, width), scale);
             }
-            let weights = View::rows(products, width);
-            gemm((count, d, width), (&mut *sums.out, d), true, weights, v, 1.0);
+            let factors = (self.factor(products, width), v);
+            self.way.gemm((count, d, width), (sums.out, d), true, factors, product_room);
         }
         sums
     }
@@ -213,19 +217,24 @@ pub fn backward(
         };
         cpu.with_room(workspace, backward_floats(sizes), samples * kv_heads, |task, mut room| {
             let (sample, kv_head) = (task / kv_heads, task % kv_heads);
-            let k_sums = room.take(sizes.keys * sizes.d);
-            let v_sums = room.take(sizes.keys * sizes.d);
+            let product_room = room.take(gemm::ROOM);
+            let [k_sums, v_sums] = [sizes.keys * sizes.d; 2].map(|floats| room.take(floats));
             k_sums.fill(0.0);
             v_sums.fill(0.0);
             for index in kv_head * group..(kv_head + 1) * group {
                 let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(Floats::from);
-                let head = Head { sizes, sample, index, seen, q, k, v };
+                let head = Head { way: cpu.way, sizes, sample, index, seen, q, k, v };
                 for first in (0..sizes.queries).step_by(QUERIES) {
                     let block = (first, QUERIES.min(sizes.queries - first));
-                    let q_sums = head.backward(block, inputs, (k_sums, v_sums), Room(room.0));
+                    let mut room = Room(room.0);
+                    let corrections = head.corrections::<T>(block, inputs, &mut room);
+                    let sums = (&mut *k_sums, &mut *v_sums);
+                    let q_sums = head.backward(block, inputs, corrections, sums, (product_room, room));
+                    multiply(q_sums, sizes.scale);
                     gradients.q.store(sizes, (sample, head.index, first), q_sums);
                 }
             }
+            multiply(k_sums, sizes.scale);
             gradients.k.store(sizes, (sample, kv_head, 0), k_sums);
             gradients.v.store(sizes, (sample, kv_head, 0), v_sums);
         });
@@ -267,45 +276,55 @@ impl<'a, T: Real> Target<'a, T> {
 }
 
 impl Head<'_> {
-    /// With P the weights and D = Σ gradient·out per query: dv = Pᵀ·gradient,
-    /// S = P ∘ (gradient·vᵀ - D), dq = scale·S·k, dk = scale·Sᵀ·q. Returns dq of the block.
+    /// D = Σ gradient·out for each query of a block.
+    fn corrections<'r, T: Real>(
+        &self,
+        (first, count): (usize, usize),
+        inputs: Inputs<'_>,
+        room: &mut Room<'r>,
+    ) -> &'r [f32] {
+        let Sizes { queries, heads, d, .. } = self.sizes;
+        let (gradient, out) = (inputs.gradient.data::<T>(), inputs.out.data::<T>());
+        let corrections = room.take(count);
+        for (query, correction) in (first..).zip(corrections.iter_mut()) {
+            let at = ((self.sample * queries + query) * heads + self.index) * d;
+            *correction = dot(&gradient[at..at + d], &out[at..at + d]);
+        }
+        corrections
+    }
+
+    /// With P the weights and D the corrections: dv = Pᵀ·gradient, S = P ∘ (gradient·vᵀ - D),
+    /// dq = S·k and dk = Sᵀ·q but for the scale. Returns dq of the block.
     fn backward<'r>(
         &self,
         block: (usize, usize),
         inputs: Inputs<'_>,
+        corrections: &[f32],
         (k_sums, v_sums): (&mut [f32], &mut [f32]),
-        mut room: Room<'r>,
-    ) -> &'r [f32] {
-        let (Sizes { d, scale, .. }, (_, count)) = (self.sizes, block);
-        let weights = room.take(QUERIES * KEYS);
-        let slopes = room.take(QUERIES * KEYS);
+        (product_room, mut room): (&mut [f32], Room<'r>),
+    ) -> &'r mut [f32] {
+        let (d, (first, count)) = (self.sizes.d, block);
+        let [weights, slopes] = [QUERIES * KEYS; 2].map(|floats| room.take(floats));
         let q_sums = room.take(count * d);
-        let corrections = room.take(count);
-        let widened = if self.sizes.dtype == Dtype::F32 { 0 } else { d };
-        let [q_room, g_room, o_room] = [count; 3].map(|rows| room.take(rows * widened));
-        let [k_room, v_room] = [KEYS; 2].map(|rows| room.take(rows * widened));
-        let q = self.of_queries(self.q).block(block, (0, d), q_room);
-        let gradient = self.of_queries(inputs.gradient.into()).block(block, (0, d), g_room);
-        let out = self.of_queries(inputs.out.into()).block(block, (0, d), o_room);
-        for (row, correction) in corrections.iter_mut().enumerate() {
-            *correction = dot(gradient.row(row, d), out.row(row, d));
-        }
         q_sums.fill(0.0);
+        let [q, gradient] =
+            [self.q, inputs.gradient.into()].map(|data| self.of_queries(data).beyond(first, 0));
         let last = self.last_seen(block);
         for from in (0..last).step_by(KEYS) {
             let width = KEYS.min(last - from);
             let (weights, slopes) = (&mut weights[..count * width], &mut slopes[..count * width]);
-            let k = self.of_keys(self.k).block((from, width), (0, d), k_room);
-            let v = self.of_keys(self.v).block((from, width), (0, d), v_room);
-            gemm((count, width, d), (&mut *weights, width), false, q, k.t(), scale);
-            gemm((count, width, d), (&mut *slopes, width), false, gradient, v.t(), 1.0);
+            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
+            let mut product = |size, out: (&mut [f32], usize), add, left, right| {
+                self.way.gemm(size, out, add, (left, right), product_room);
+            };
+            product((count, width, d), (weights, width), false, q, k.t());
+            product((count, width, d), (slopes, width), false, gradient, v.t());
             self.weigh_again((block, from, width), inputs, corrections, (weights, slopes));
-            let (weights, slopes) = (View::rows(weights, width), View::rows(slopes, width));
+            let [weights, slopes] = [weights, slopes].map(|numbers| self.factor(numbers, width));
             let keys = from * d..(from + width) * d;
-            let (k_sums, v_sums) = (&mut k_sums[keys.clone()], &mut v_sums[keys]);
-            gemm((width, d, count), (v_sums, d), true, weights.t(), gradient, 1.0);
-            gemm((width, d, count), (k_sums, d), true, slopes.t(), q, scale);
-            gemm((count, d, width), (&mut *q_sums, d), true, slopes, k, scale);
+            product((width, d, count), (&mut v_sums[keys.clone()], d), true, weights.t(), gradient);
+            product((width, d, count), (&mut k_sums[keys], d), true, slopes.t(), q);
+            product((count, d, width), (q_sums, d), true, slopes, k);
         }
         q_sums
     }
@@ -327,15 +346,22 @@ impl Head<'_> {
             let seen = self.seen_of(first + row, from, width);
             weights[seen..].fill(0.0);
             slopes[seen..].fill(0.0);
-            weigh(&mut weights[..seen], &mut slopes[..seen], denominator, corrections[row]);
+            let (weights, slopes) = (&mut weights[..seen], &mut slopes[..seen]);
+            weigh(weights, slopes, self.sizes.scale, denominator, corrections[row]);
         }
     }
 }
 
 simd! {
-    fn weigh(weights: &mut [f32], slopes: &mut [f32], denominator: f32, correction: f32) {
+    fn weigh(
+        weights: &mut [f32],
+        slopes: &mut [f32],
+        scale: f32,
+        denominator: f32,
+        correction: f32,
+    ) {
         for (weight, slope) in weights.iter_mut().zip(slopes) {
-            *weight = exp(*weight - denominator);
+            *weight = exp(scale * *weight - denominator);
             *slope = *weight * (*slope - correction);
         }
     }

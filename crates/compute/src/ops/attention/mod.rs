@@ -53,7 +53,7 @@ impl Tape<'_> {
         let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
         op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
         let floats = match op.device.kind() {
-            Kind::Cpu { threads } => threads * cpu::forward_floats(sizes),
+            Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -113,6 +113,8 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
         op.expect_dtype(what, var.tensor(), dtype)?;
         op.expect_shape(what, var.tensor(), [samples, keys, how.n_kv_heads * d])?;
     }
+    let is_fit = how.scale >= 0.0 && how.scale.is_finite();
+    op.expect_range("scale", &how.scale, is_fit, "0 or more")?;
     let is_fit = !how.is_causal || queries <= keys;
     let expected = format!("at most the number of keys, {keys}, when causal");
     op.expect_range("number of queries", &queries, is_fit, &expected)?;
@@ -174,7 +176,7 @@ impl Record {
             });
         }
         let floats = match place.device.kind() {
-            Kind::Cpu { threads } => threads * cpu::backward_floats(sizes),
+            Kind::Cpu { threads, .. } => threads * cpu::backward_floats(sizes),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         match place.engine() {

@@ -181,7 +181,7 @@ fn more_tokens_than_a_block() {
 #[test]
 fn memory_grows_with_tokens_not_with_their_square() {
     let peak = |tokens: usize| {
-        let device = crate::Device::meta(crate::Kind::Cpu { threads: 2 }, usize::MAX);
+        let device = crate::Device::meta(crate::Kind::cpu(2), usize::MAX);
         let params = Params::default();
         let tape = Tape::training(&device, &params, 0);
         let tensor = || tape.leaf(device.zeros([1, tokens, 128], Dtype::Bf16).unwrap());

@@ -97,8 +97,8 @@ pub fn slopes(
                 logits.fill(0.0);
                 continue;
             }
-            exp_sum(logits, log_sums[row]);
-            rows::scale(logits, scale);
+            exp_sum(logits, 1.0, log_sums[row]);
+            rows::multiply(logits, scale);
             let column = (targets[row] as usize).checked_sub(range.start);
             if let Some(at) = column.and_then(|column| logits.get_mut(column)) {
                 *at -= scale;

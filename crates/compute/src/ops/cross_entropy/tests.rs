@@ -156,7 +156,7 @@ fn recomputed_it_gives_the_same() {
 fn the_whole_logits_never_exist() {
     let (rows, vocabulary, width) = (3000, 150_000, 8);
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        let device = Device::meta(Kind::Cpu { threads: 2 }, 1 << 40);
+        let device = Device::meta(Kind::cpu(2), 1 << 40);
         let mut params = Params::default();
         let x = params.add(device.zeros([rows, width], dtype).unwrap());
         let weight = params.add(device.zeros([vocabulary, width], dtype).unwrap());

@@ -2,37 +2,73 @@
 //! in the cache. The output is cut into tiles by its shape alone; each is one task for one thread.
 #![allow(unsafe_code)]
 
-use super::{MatMul, Matrix};
+use super::{MatMul, Matrix, Product};
 use crate::Dtype;
-use crate::cpu::gemm::gemm_at;
-use crate::cpu::grid::{Floats, Grid};
+use crate::cpu::gemm::{self, Grid, Way};
 use crate::cpu::rows::{load, store};
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
 
-/// Rows and columns of a tile, at most. Measured with `bench ops` on 2 cores of a Xeon with AVX-512,
-/// 2026-11-15: from 512 x 256 to 2048 x 512 differences drown in the machine's noise. In tests small
-/// matrices must have several tiles too.
-const TILE_ROWS: usize = if cfg!(test) { 32 } else { 512 };
-const TILE_COLUMNS: usize = if cfg!(test) { 32 } else { 256 };
-/// Inner length of the blocks that are widened to f32 at a time.
-const DEPTH: usize = if cfg!(test) { 16 } else { 512 };
+/// Rows and columns of a tile, at most, for the matrix unit and for vectors. In tests small matrices
+/// must have several tiles too.
+const UNIT_TILE: (usize, usize) = if cfg!(test) { (64, 64) } else { (256, 512) };
+const VECTOR_TILE: (usize, usize) = if cfg!(test) { (96, 32) } else { (512, 256) };
 /// Enough tiles for the threads to share, if the matrix is large enough to be cut.
 const ENOUGH_TILES: usize = 16;
 const SMALLEST_SIDE: usize = 64;
+/// Floats of right factors that are laid out at a time for all threads: 8 MiB.
+const LAID_OUT: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
+/// With fewer rows than this, laying out the right factor takes longer than reading it.
+const ENOUGH_ROWS: usize = 16;
 
-const LEFT: usize = TILE_ROWS * DEPTH;
-const RIGHT: usize = TILE_COLUMNS * DEPTH;
-const SUMS: usize = TILE_ROWS * TILE_COLUMNS;
-
-/// Floats of workspace for products whose operands or results are not all f32.
-pub fn workspace_floats(threads: usize) -> usize {
-    threads * (LEFT + RIGHT + SUMS)
+/// How products are cut up; it depends on shapes and formats alone.
+pub struct Plan {
+    way: Way,
+    tile: (usize, usize),
+    /// Columns whose right factors are laid out at a time.
+    chunk: usize,
+    /// Floats that takes.
+    shared: usize,
+    /// Floats of room for each thread.
+    own: usize,
 }
 
-/// Computes the products. `workspace` may be empty if all formats are f32.
-pub fn multiply(cpu: &Cpu, work: MatMul<'_>, workspace: &mut [f32]) {
+impl Plan {
+    pub fn new(work: &MatMul<'_>, has_tiles: bool) -> Self {
+        let (rows, columns) = (work.rows(), work.columns());
+        let is_f32 = |matrix: Matrix<'_>| matrix.tensor.dtype() == Dtype::F32;
+        let goes_aside = work.out.dtype() != Dtype::F32;
+        if !has_tiles || rows < ENOUGH_ROWS {
+            let tile = tile_size(VECTOR_TILE, rows, columns);
+            let widens = work.products.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));
+            let sums = if goes_aside { tile.0 * tile.1 } else { 0 };
+            let own = if widens { gemm::ROOM } else { 0 } + sums;
+            return Self { way: Way::Vectors, tile, chunk: columns, shared: 0, own };
+        }
+        let tile = tile_size(UNIT_TILE, rows, columns);
+        let panel: usize = work.products.iter().map(|p| laid_out(p, gemm::PANEL)).sum();
+        let panels = columns.div_ceil(gemm::PANEL).min((LAID_OUT / panel.max(1)).max(1));
+        let chunk = columns.min((panels * gemm::PANEL / tile.1).max(1) * tile.1);
+        let shared = work.products.iter().map(|p| laid_out(p, chunk)).sum();
+        let own = gemm::LEFT_ROOM + if goes_aside { tile.0 * tile.1 } else { 0 };
+        Self { way: Way::Tiles, tile, chunk, shared, own }
+    }
+
+    /// Floats of workspace.
+    pub fn floats(&self, threads: usize) -> usize {
+        self.shared + threads * self.own
+    }
+}
+
+/// Floats that some columns of a right factor take when laid out.
+fn laid_out(product: &Product<'_>, columns: usize) -> usize {
+    let parts = gemm::parts_of(product.right.tensor.dtype(), product.scale);
+    gemm::laid_out_floats(columns, product.left.columns(), parts)
+}
+
+/// Computes the products.
+pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32]) {
     let (rows, columns) = (work.rows(), work.columns());
     if rows * columns == 0 {
         return;
@@ -45,6 +81,7 @@ pub fn multiply(cpu: &Cpu, work: MatMul<'_>, workspace: &mut [f32]) {
             right: Grid::from(product.right),
             inner: product.left.columns(),
             scale: product.scale,
+            parts: gemm::parts_of(product.right.tensor.dtype(), product.scale),
         })
         .collect();
     with_real!(work.out.dtype(), T => {
@@ -58,15 +95,13 @@ pub fn multiply(cpu: &Cpu, work: MatMul<'_>, workspace: &mut [f32]) {
             out: Shared::new(work.out.data_mut::<T>()),
             add: work.add,
         };
-        tiles.compute(cpu, workspace);
+        tiles.compute(cpu, plan, workspace);
     });
 }
 
 impl<'a> From<Matrix<'a>> for Grid<'a> {
     fn from(matrix: Matrix<'a>) -> Self {
-        let width = matrix.tensor.shape().width();
-        let data = Floats::from(matrix.tensor);
-        let grid = Grid { data, start: 0, row_step: width, column_step: 1 };
+        let grid = Grid::rows(matrix.tensor.into(), matrix.tensor.shape().width());
         if matrix.transposed { grid.t() } else { grid }
     }
 }
@@ -77,6 +112,17 @@ struct Factors<'a> {
     right: Grid<'a>,
     inner: usize,
     scale: f32,
+    /// bf16 numbers that one of the right factor becomes for the matrix unit.
+    parts: usize,
+}
+
+/// Right factors of some columns, as they are laid out for the matrix unit.
+#[derive(Clone, Copy)]
+struct Chunk<'a> {
+    column: usize,
+    columns: usize,
+    /// Those of all products, one after the other; empty if vectors multiply.
+    laid_out: &'a [f32],
 }
 
 struct Tiles<'a, T> {
@@ -99,28 +145,54 @@ struct Tile {
 }
 
 impl<T: Real> Tiles<'_, T> {
-    fn compute(&self, cpu: &Cpu, workspace: &mut [f32]) {
-        let (height, width) = tile_size(self.rows, self.columns);
-        let across = self.columns.div_ceil(width);
+    fn compute(&self, cpu: &Cpu, plan: &Plan, workspace: &mut [f32]) {
+        let (shared, own) = workspace.split_at_mut(plan.shared);
+        for column in (0..self.columns).step_by(plan.chunk) {
+            let columns = plan.chunk.min(self.columns - column);
+            if plan.way == Way::Tiles {
+                self.lay_out(cpu, column, columns, shared);
+            }
+            let chunk = Chunk { column, columns, laid_out: shared };
+            self.compute_chunk(cpu, plan, chunk, own);
+        }
+    }
+
+    /// Right factors, one panel per task.
+    fn lay_out(&self, cpu: &Cpu, first: usize, columns: usize, mut to: &mut [f32]) {
+        for Factors { right, inner, scale, parts, .. } in self.products {
+            let floats = gemm::laid_out_floats(columns, *inner, *parts);
+            let (now, later) = std::mem::take(&mut to).split_at_mut(floats);
+            to = later;
+            cpu.samples(now, gemm::laid_out_floats(gemm::PANEL, *inner, *parts), |panel, to| {
+                let column = panel * gemm::PANEL;
+                let width = gemm::PANEL.min(columns - column);
+                gemm::lay_out(right.beyond(0, first + column), *scale, width, *inner, to);
+            });
+        }
+    }
+
+    fn compute_chunk(&self, cpu: &Cpu, plan: &Plan, chunk: Chunk<'_>, workspace: &mut [f32]) {
+        let (height, width) = plan.tile;
+        let across = chunk.columns.div_ceil(width);
         let count = self.rows.div_ceil(height) * across;
-        let floats = if workspace.is_empty() { 0 } else { LEFT + RIGHT + SUMS };
-        cpu.with_room(workspace, floats, count, |index, room| {
-            let (row, column) = (index / across * height, index % across * width);
-            let (rows, columns) = (height.min(self.rows - row), width.min(self.columns - column));
-            let tile = Tile { row, column, rows, columns };
+        cpu.with_room(workspace, plan.own, count, |index, room| {
+            let (row, within) = (index / across * height, index % across * width);
+            let rows = height.min(self.rows - row);
+            let columns = width.min(chunk.columns - within);
+            let tile = Tile { row, column: chunk.column + within, rows, columns };
             if T::DTYPE == Dtype::F32 {
-                self.tile_in_place(tile, room);
+                self.tile_in_place(plan.way, tile, chunk, room.0);
             } else {
-                self.tile_aside(tile, room);
+                self.tile_aside(plan.way, tile, chunk, room);
             }
         });
     }
 
     /// Sums go straight to the result, which is f32.
-    fn tile_in_place(&self, tile: Tile, room: Room<'_>) {
+    fn tile_in_place(&self, way: Way, tile: Tile, chunk: Chunk<'_>, room: &mut [f32]) {
         let extent = (tile.rows - 1) * self.columns + tile.columns;
         let out = self.out.pointer(tile.row * self.columns + tile.column, extent).cast::<f32>();
-        self.multiply(tile, (out, self.columns), room);
+        self.multiply(way, tile, chunk, (out, self.columns), room);
         for row in 0..tile.rows {
             let numbers = out.wrapping_add(row * self.columns);
             // SAFETY: a row of this tile within the result (checked by `pointer` above), which no
@@ -131,14 +203,14 @@ impl<T: Real> Tiles<'_, T> {
     }
 
     /// Sums are taken in f32 first, and rounded into the result.
-    fn tile_aside(&self, tile: Tile, mut room: Room<'_>) {
+    fn tile_aside(&self, way: Way, tile: Tile, chunk: Chunk<'_>, mut room: Room<'_>) {
         let sums = room.take(tile.rows * tile.columns);
         if self.add {
             for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
                 load(self.row_of(self.out, tile, row), sums);
             }
         }
-        self.multiply(tile, (sums.as_mut_ptr(), tile.columns), room);
+        self.multiply(way, tile, chunk, (sums.as_mut_ptr(), tile.columns), room.0);
         for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
             self.finish(tile, row, sums);
             store(sums, self.row_of(self.out, tile, row), false);
@@ -167,38 +239,44 @@ impl<T: Real> Tiles<'_, T> {
     }
 
     /// All products for one tile, into `out` with its step between rows.
-    fn multiply(&self, tile: Tile, out: (*mut f32, usize), mut room: Room<'_>) {
-        let widens = !room.0.is_empty();
-        let left = room.take(if widens { LEFT } else { 0 });
-        let right = room.take(if widens { RIGHT } else { 0 });
-        let mut add = self.add;
-        for factors in self.products {
-            let inner = factors.inner;
-            let is_f32 = factors.left.is_f32() && factors.right.is_f32();
-            let depth = if is_f32 { inner.max(1) } else { DEPTH };
-            // An empty inner length still has to write its zeros.
-            for from in (0..inner.max(1)).step_by(depth) {
-                let depth = depth.min(inner - from);
-                let a = factors.left.block((tile.row, tile.rows), (from, depth), left);
-                let b = factors.right.block((from, depth), (tile.column, tile.columns), right);
-                let size = (tile.rows, tile.columns, depth);
+    fn multiply(
+        &self,
+        way: Way,
+        tile: Tile,
+        chunk: Chunk<'_>,
+        out: (*mut f32, usize),
+        room: &mut [f32],
+    ) {
+        let mut laid_out = chunk.laid_out;
+        for (index, factors) in self.products.iter().enumerate() {
+            let Factors { left, right, inner, scale, parts } = *factors;
+            let (size, add) = ((tile.rows, tile.columns, inner), self.add || index > 0);
+            let left = left.beyond(tile.row, 0);
+            if way == Way::Vectors {
+                let right = right.beyond(0, tile.column);
                 // SAFETY: both callers give a block of this tile's size that no other task touches.
-                unsafe { gemm_at(size, out, add, a, b, factors.scale) };
-                add = true;
+                unsafe { way.gemm_at(size, out, add, (left, right), scale, room) };
+                continue;
             }
+            let floats = |columns| gemm::laid_out_floats(columns, inner, parts);
+            let right = &laid_out[floats(tile.column - chunk.column)..];
+            laid_out = &laid_out[floats(chunk.columns)..];
+            // SAFETY: as above.
+            unsafe { gemm::multiply_laid_out(size, out, add, left, (right, parts), room) };
         }
     }
 }
 
 /// Halves the longer side until there are enough tiles, as far as that leaves them worth the effort.
-fn tile_size(rows: usize, columns: usize) -> (usize, usize) {
-    let (mut height, mut width) = (TILE_ROWS.min(rows), TILE_COLUMNS.min(columns));
+fn tile_size(most: (usize, usize), rows: usize, columns: usize) -> (usize, usize) {
+    let whole = |side: usize| side.max(1).next_multiple_of(gemm::PANEL);
+    let (mut height, mut width) = (most.0.min(whole(rows)), most.1.min(whole(columns)));
     while rows.div_ceil(height) * columns.div_ceil(width) < ENOUGH_TILES {
         let longer = if height > width { &mut height } else { &mut width };
         if *longer <= SMALLEST_SIDE {
             break;
         }
-        *longer = longer.div_ceil(2).next_multiple_of(16);
+        *longer = whole(longer.div_ceil(2));
     }
     (height, width)
 }

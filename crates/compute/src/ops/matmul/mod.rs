@@ -84,24 +84,25 @@ impl<'a> MatMul<'a> {
     /// Computes it.
     pub fn run(self, place: Place<'_>) -> Result<()> {
         let (rows, columns) = (self.rows(), self.columns());
-        let mut all_f32 = self.out.dtype() == Dtype::F32;
         for Product { left, right, .. } in self.products {
             assert_eq!(
                 (left.rows(), left.columns(), right.columns()),
                 (rows, right.rows(), columns)
             );
             place.count(2 * rows * columns * left.columns(), &[left.tensor, right.tensor]);
-            all_f32 &= [left, right].iter().all(|matrix| matrix.tensor.dtype() == Dtype::F32);
         }
         place.count(0, &[&*self.out]);
-        let floats = match place.device.kind() {
-            Kind::Cpu { .. } if all_f32 => 0,
-            Kind::Cpu { threads } => cpu::workspace_floats(threads),
+        let (plan, floats) = match place.device.kind() {
+            Kind::Cpu { threads, has_tiles } => {
+                let plan = cpu::Plan::new(&self, has_tiles);
+                let floats = plan.floats(threads);
+                (plan, floats)
+            }
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         match place.engine() {
             Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::multiply(engine, self, workspace.data_mut()),
+            Engine::Cpu(engine) => cpu::multiply(engine, &plan, self, workspace.data_mut()),
         }
         Ok(())
     }

@@ -141,7 +141,7 @@ fn the_shape_only_device_takes_the_same_memory() {
     };
     let limit = 1 << 24;
     let cpu = usage(&Device::cpu(2, limit).unwrap());
-    assert_eq!(cpu, usage(&Device::meta(Kind::Cpu { threads: 2 }, limit)));
+    assert_eq!(cpu, usage(&Device::meta(Kind::cpu(2), limit)));
 }
 
 #[test]

@@ -1,0 +1,79 @@
+//! Matrices of any real format as products see them.
+
+use half::{bf16, f16};
+
+use crate::dtype::Real;
+use crate::{Dtype, Tensor};
+
+/// Real numbers of any format, to be read.
+#[derive(Clone, Copy)]
+pub(crate) enum Floats<'a> {
+    F32(&'a [f32]),
+    /// Kept in f32, but no more exact than bf16 need be.
+    Rough(&'a [f32]),
+    Bf16(&'a [bf16]),
+    F16(&'a [f16]),
+}
+
+impl<'a> From<&'a Tensor> for Floats<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        match tensor.dtype() {
+            Dtype::F32 => Self::F32(tensor.data()),
+            Dtype::Bf16 => Self::Bf16(tensor.data()),
+            Dtype::F16 => Self::F16(tensor.data()),
+            other => unreachable!("an op let {other} through as a real format"),
+        }
+    }
+}
+
+/// Numbers that are read as f32.
+pub(super) trait Source: Copy {
+    /// Those from `at` on, as many as there is room for.
+    fn load(self, at: usize, to: &mut [f32]);
+}
+
+impl<T: Real> Source for &[T] {
+    #[inline(always)]
+    fn load(self, at: usize, to: &mut [f32]) {
+        T::widen(&self[at..at + to.len()], to);
+    }
+}
+
+/// Runs the body with the numbers as a [`Source`], once for each format.
+macro_rules! with_source {
+    ($floats:expr, $source:ident => $body:expr) => {
+        match $floats {
+            Floats::F32($source) | Floats::Rough($source) => $body,
+            Floats::Bf16($source) => $body,
+            Floats::F16($source) => $body,
+        }
+    };
+}
+pub(super) use with_source;
+
+/// A matrix within a tensor, by its steps between rows and between columns, one of which is 1.
+#[derive(Clone, Copy)]
+pub(crate) struct Grid<'a> {
+    pub data: Floats<'a>,
+    /// Where the first number lies.
+    pub start: usize,
+    pub row_step: usize,
+    pub column_step: usize,
+}
+
+impl<'a> Grid<'a> {
+    /// Rows of `width` numbers, one after the other.
+    pub fn rows(data: Floats<'a>, width: usize) -> Self {
+        Self { data, start: 0, row_step: width, column_step: 1 }
+    }
+
+    /// Rows and columns exchanged.
+    pub fn t(self) -> Self {
+        Self { row_step: self.column_step, column_step: self.row_step, ..self }
+    }
+
+    /// What is left of it from a row and a column on.
+    pub fn beyond(self, row: usize, column: usize) -> Self {
+        Self { start: self.start + row * self.row_step + column * self.column_step, ..self }
+    }
+}

@@ -1,0 +1,359 @@
+//! Lays out factors for the matrix unit: panels of 32 rows of the left factor, or of 32 columns of the
+//! right one. A panel is cut along the depth into steps of 32; a step holds two tiles for each part
+//! that the numbers are split into.
+//!
+//! A tile is sixteen lines of 64 bytes. On the left a line is a row with 32 numbers of the depth; on
+//! the right it is a pair of depths for sixteen columns. So lines of the matrix that run along the
+//! depth lie as the left factor needs them, two lines that run across the depth make one line of the
+//! right factor when they are interleaved, and exchanging rows and columns of 4-byte pairs turns
+//! either into the other.
+#![allow(unsafe_code)]
+
+#[allow(clippy::wildcard_imports)] // Thirty names that all say what they are.
+use std::arch::x86_64::*;
+
+use half::{bf16, f16};
+
+use super::{Floats, Grid, PANEL, STEP, laid_out_floats, parts_of};
+use crate::Dtype;
+
+/// Floats in a tile, a line of which takes sixteen.
+const TILE: usize = 256;
+const LINE: usize = 16;
+
+/// A factor laid out, or a part of its panels and depth.
+#[derive(Clone, Copy)]
+pub(super) struct Packed<'a> {
+    /// bf16 pairs in the guise of f32.
+    data: &'a [f32],
+    /// bf16 numbers that each number is the sum of: 1 or 3.
+    pub parts: usize,
+    /// Steps of a panel.
+    steps: usize,
+    /// The steps of interest.
+    from: usize,
+    pub count: usize,
+}
+
+impl<'a> Packed<'a> {
+    /// What [`pack`] left in `data`.
+    pub fn new(data: &'a [f32], depth: usize, parts: usize) -> Self {
+        let steps = depth.div_ceil(STEP);
+        Self { data, parts, steps, from: 0, count: steps }
+    }
+
+    /// Only so much of the depth.
+    pub fn slab(self, from: usize, depth: usize) -> Self {
+        Self { from: from / STEP, count: depth.div_ceil(STEP), ..self }
+    }
+
+    /// The steps of one panel.
+    pub fn panel(self, index: usize) -> &'a [f32] {
+        let step_floats = 2 * TILE * self.parts;
+        &self.data[(index * self.steps + self.from) * step_floats..][..self.count * step_floats]
+    }
+}
+
+/// Whether the processor has the vectors that are used here; all with the matrix unit do.
+pub(super) fn has_vectors() -> bool {
+    is_x86_feature_detected!("avx512bw")
+        && is_x86_feature_detected!("avx512bf16")
+        && is_x86_feature_detected!("avx512dq")
+        && is_x86_feature_detected!("avx512vl")
+}
+
+/// Which factor; it decides how tiles lie.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Side {
+    Left,
+    Right,
+}
+
+/// `scale` times the first rows of `grid`, which has the depth along its rows.
+pub(super) fn pack<'r>(
+    side: Side,
+    grid: Grid<'_>,
+    (rows, depth): (usize, usize),
+    scale: f32,
+    room: &'r mut [f32],
+) -> Packed<'r> {
+    let parts = match grid.data {
+        Floats::F32(_) => parts_of(Dtype::F32, scale),
+        Floats::Rough(_) | Floats::Bf16(_) => parts_of(Dtype::Bf16, scale),
+        Floats::F16(_) => parts_of(Dtype::F16, scale),
+    };
+    let room = &mut room[..laid_out_floats(rows, depth, parts)];
+    let is_along = grid.column_step == 1;
+    let lines = Lines {
+        start: grid.start,
+        step: if is_along { grid.row_step } else { grid.column_step },
+        size: if is_along { (rows, depth) } else { (depth, rows) },
+        scale,
+        are_along: is_along,
+        swaps: is_along == (side == Side::Right),
+    };
+    if depth > 0 {
+        // SAFETY: `has_vectors` was asked before any tile was used.
+        unsafe {
+            match grid.data {
+                Floats::F32(source) | Floats::Rough(source) => fill(source, lines, parts, room),
+                Floats::Bf16(source) => fill(source, lines, parts, room),
+                Floats::F16(source) => fill(source, lines, parts, room),
+            }
+        }
+    }
+    Packed::new(room, depth, parts)
+}
+
+/// Numbers that are read sixteen at a time.
+trait Source: Copy {
+    /// Those from `at` on whose bit in `mask` is set, zeros for the others.
+    ///
+    /// # Safety
+    /// The processor must have the vectors.
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512;
+
+    /// Two sixteens, as bf16.
+    ///
+    /// # Safety
+    /// The processor must have the vectors.
+    #[inline(always)]
+    unsafe fn rounded(self, at: [usize; 2], masks: [u16; 2]) -> __m512i {
+        // SAFETY: up to the caller.
+        unsafe { round([self.sixteen(at[0], masks[0]), self.sixteen(at[1], masks[1])]) }
+    }
+}
+
+/// The last number that a mask lets through must be there.
+#[inline(always)]
+fn check<T>(numbers: &[T], at: usize, mask: u16) -> *const T {
+    assert!(mask == 0 || at + (16 - mask.leading_zeros() as usize) <= numbers.len());
+    numbers.as_ptr().wrapping_add(at)
+}
+
+impl Source for &[f32] {
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        // SAFETY: reads what `check` found to be there; vectors are up to the caller.
+        unsafe { _mm512_maskz_loadu_ps(mask, check(self, at, mask)) }
+    }
+}
+
+impl Source for &[bf16] {
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { widen(_mm256_maskz_loadu_epi16(mask, check(self, at, mask).cast())) }
+    }
+
+    #[inline(always)]
+    unsafe fn rounded(self, at: [usize; 2], masks: [u16; 2]) -> __m512i {
+        // SAFETY: as above.
+        unsafe {
+            let low = _mm256_maskz_loadu_epi16(masks[0], check(self, at[0], masks[0]).cast());
+            let high = _mm256_maskz_loadu_epi16(masks[1], check(self, at[1], masks[1]).cast());
+            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+        }
+    }
+}
+
+impl Source for &[f16] {
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        // SAFETY: as above.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, check(self, at, mask).cast())) }
+    }
+}
+
+/// The contiguous lines of a matrix.
+#[derive(Clone, Copy)]
+struct Lines {
+    /// Where the first one starts.
+    start: usize,
+    /// From the start of one to that of the next.
+    step: usize,
+    /// How many, and how long.
+    size: (usize, usize),
+    scale: f32,
+    /// Whether they run along the depth.
+    are_along: bool,
+    /// Whether rows and columns of 4-byte pairs are exchanged in the end.
+    swaps: bool,
+}
+
+impl Lines {
+    /// Where a line's numbers from `from` on start, and which of the next sixteen there are.
+    #[inline(always)]
+    fn at(&self, line: usize, from: usize) -> (usize, u16) {
+        let (lines, length) = self.size;
+        let there = if line < lines { length.saturating_sub(from).min(16) } else { 0 };
+        (self.start + line * self.step + from, ((1u32 << there) - 1) as u16)
+    }
+}
+
+/// Lays out the whole of it. Lines are read from start to end, since the processor fetches in
+/// advance only what follows what was read.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn fill<S: Source>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
+    match (lines.are_along, parts) {
+        (true, 1) => along::<S, 1>(source, lines, out),
+        (true, _) => along::<S, 3>(source, lines, out),
+        (false, 1) => across::<S, 1>(source, lines, out),
+        (false, _) => across::<S, 3>(source, lines, out),
+    }
+    if lines.swaps {
+        for tile in out.as_chunks_mut::<TILE>().0 {
+            swap(tile);
+        }
+    }
+}
+
+/// Lines along the depth.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn along<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
+    let step_floats = 2 * TILE * PARTS;
+    let panel_floats = lines.size.1.div_ceil(STEP) * step_floats;
+    for (panel, out) in out.chunks_exact_mut(panel_floats).enumerate() {
+        for line in 0..PANEL {
+            for (step, out) in out.chunks_exact_mut(step_floats).enumerate() {
+                let low = lines.at(panel * PANEL + line, step * STEP);
+                let high = lines.at(panel * PANEL + line, step * STEP + 16);
+                let parts = split::<S, PARTS>(source, low, high, lines.scale);
+                for (part, pairs) in parts.into_iter().enumerate() {
+                    store(pairs, &mut out[part * 2 * TILE + line * LINE..][..LINE]);
+                }
+            }
+        }
+    }
+}
+
+/// Lines across the depth.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn across<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
+    let step_floats = 2 * TILE * PARTS;
+    let panel_floats = lines.size.0.div_ceil(STEP) * step_floats;
+    for pair in 0..lines.size.0.div_ceil(STEP) * STEP / 2 {
+        let within = pair / 16 * step_floats + pair % 16 * LINE;
+        for (panel, out) in out.chunks_exact_mut(panel_floats).enumerate() {
+            for tile in 0..2 {
+                let first = lines.at(2 * pair, panel * PANEL + 16 * tile);
+                let second = lines.at(2 * pair + 1, panel * PANEL + 16 * tile);
+                let parts = split::<S, PARTS>(source, first, second, lines.scale);
+                for (part, pairs) in parts.into_iter().enumerate() {
+                    let at = within + (part * 2 + tile) * TILE;
+                    store(interleave(pairs), &mut out[at..][..LINE]);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn store(pairs: __m512i, to: &mut [f32]) {
+    assert!(to.len() == LINE);
+    // SAFETY: there is room for sixteen floats.
+    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) };
+}
+
+/// Two sixteens as bf16: rounded, and for further parts what the rounding left, rounded.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn split<S: Source, const PARTS: usize>(
+    source: S,
+    (low, low_mask): (usize, u16),
+    (high, high_mask): (usize, u16),
+    scale: f32,
+) -> [__m512i; PARTS] {
+    if PARTS == 1 {
+        // SAFETY: this function is compiled for the vectors.
+        return [unsafe { source.rounded([low, high], [low_mask, high_mask]) }; PARTS];
+    }
+    let scale = _mm512_set1_ps(scale);
+    // SAFETY: as above.
+    let (low, high) = unsafe { (source.sixteen(low, low_mask), source.sixteen(high, high_mask)) };
+    let (mut low, mut high) = (_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
+    let mut parts = [_mm512_setzero_si512(); PARTS];
+    for part in &mut parts {
+        *part = round([low, high]);
+        low = _mm512_sub_ps(low, widen(_mm512_castsi512_si256(*part)));
+        high = _mm512_sub_ps(high, widen(_mm512_extracti64x4_epi64::<1>(*part)));
+    }
+    parts
+}
+
+/// f32 as bf16, to nearest.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn round([low, high]: [__m512; 2]) -> __m512i {
+    // SAFETY: both are 512 bits without meaning to the compiler.
+    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+}
+
+/// bf16 as f32.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn widen(numbers: __m256i) -> __m512 {
+    _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
+}
+
+/// Sixteen numbers and another sixteen, in turn.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn interleave(numbers: __m512i) -> __m512i {
+    const ORDER: [u16; 32] = {
+        let mut order = [0; 32];
+        let mut at = 0;
+        while at < 32 {
+            order[at] = (at / 2 + at % 2 * 16) as u16;
+            at += 1;
+        }
+        order
+    };
+    // SAFETY: 64 bytes are read.
+    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
+    _mm512_permutexvar_epi16(order, numbers)
+}
+
+/// Exchanges rows and columns of a tile of 16 x 16 pairs: first within blocks of 4 x 4, then the
+/// blocks.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+fn swap(tile: &mut [f32; TILE]) {
+    let mut lines = [_mm512_setzero_ps(); 16];
+    for (line, numbers) in lines.iter_mut().zip(tile.as_chunks::<LINE>().0) {
+        // SAFETY: sixteen numbers are read.
+        *line = unsafe { _mm512_loadu_ps(numbers.as_ptr()) };
+    }
+    for four in lines.as_chunks_mut::<4>().0 {
+        let [a, b, c, d] = *four;
+        let pairs = [
+            _mm512_unpacklo_ps(a, b),
+            _mm512_unpackhi_ps(a, b),
+            _mm512_unpacklo_ps(c, d),
+            _mm512_unpackhi_ps(c, d),
+        ];
+        let [ab, ab_high, cd, cd_high] = pairs.map(|pair| _mm512_castps_pd(pair));
+        *four = [
+            _mm512_unpacklo_pd(ab, cd),
+            _mm512_unpackhi_pd(ab, cd),
+            _mm512_unpacklo_pd(ab_high, cd_high),
+            _mm512_unpackhi_pd(ab_high, cd_high),
+        ]
+        .map(|line| _mm512_castpd_ps(line));
+    }
+    for column in 0..4 {
+        let [a, b, c, d] = [0, 4, 8, 12].map(|row| lines[row + column]);
+        let ab_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(a, b);
+        let ab_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(a, b);
+        let cd_even = _mm512_shuffle_f32x4::<0b10_00_10_00>(c, d);
+        let cd_odd = _mm512_shuffle_f32x4::<0b11_01_11_01>(c, d);
+        lines[column] = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab_even, cd_even);
+        lines[4 + column] = _mm512_shuffle_f32x4::<0b10_00_10_00>(ab_odd, cd_odd);
+        lines[8 + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab_even, cd_even);
+        lines[12 + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab_odd, cd_odd);
+    }
+    for (line, numbers) in lines.iter().zip(tile.as_chunks_mut::<LINE>().0) {
+        // SAFETY: sixteen numbers are written.
+        unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), *line) };
+    }
+}
