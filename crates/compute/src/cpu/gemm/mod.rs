@@ -40,13 +40,14 @@ pub(crate) fn has_tiles() -> bool {
 /// Rows, columns and inner length of a product.
 pub(crate) type Size = (usize, usize, usize);
 
-/// Rows, columns and inner length of the blocks that are laid out at a time. Both factors then take
-/// up to 1.5 MiB, three quarters of a second-level cache. Measured on a Xeon with AMX, 2026-11-15:
-/// twice the rows or the depth were slower by a fifth to a half. Multiples of 32. In tests small
+/// Rows, columns and inner length of the blocks that are laid out at a time. A block then takes up to
+/// 384 KiB, so that both factors' fit into the second-level cache of one core, even if that core is
+/// shared. Measured on a Xeon with AMX, 2026-11-15: twice the depth took 5 to 10 % longer, half of
+/// it as long. Multiples of 32. In tests small
 /// matrices must have several blocks too.
 const ROWS: usize = if cfg!(test) { 64 } else { 256 };
 const COLUMNS: usize = if cfg!(test) { 32 } else { 256 };
-const DEPTH: usize = if cfg!(test) { 64 } else { 512 };
+const DEPTH: usize = if cfg!(test) { 64 } else { 256 };
 
 /// Floats of room that a product needs: each number of both factors' blocks takes up to 6 bytes.
 pub(crate) const ROOM: usize = (ROWS + COLUMNS) * DEPTH * 3 / 2;

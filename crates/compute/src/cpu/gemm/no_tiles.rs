@@ -1,4 +1,5 @@
 //! Stands for the matrix unit on machines where we know of none that a program may use.
+#![allow(unsafe_code)]
 
 use super::{Grid, Size};
 

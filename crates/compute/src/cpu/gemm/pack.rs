@@ -2,11 +2,11 @@
 //! right one. A panel is cut along the depth into steps of 32; a step holds two tiles for each part
 //! that the numbers are split into.
 //!
-//! A tile is sixteen lines of 64 bytes. On the left a line is a row with 32 numbers of the depth; on
-//! the right it is a pair of depths for sixteen columns. So lines of the matrix that run along the
-//! depth lie as the left factor needs them, two lines that run across the depth make one line of the
-//! right factor when they are interleaved, and exchanging rows and columns of 4-byte pairs turns
-//! either into the other.
+//! A tile is sixteen lines of sixteen pairs of bf16; a pair is the numbers at depths d and d + 16 of
+//! the step. On the left a line is a row and a place in it a depth; on the right it is the other way
+//! round. So a line of the matrix that runs along the depth becomes a line on the left, two that run
+//! across it become a line on the right, and exchanging rows and columns of pairs turns either into
+//! the other.
 #![allow(unsafe_code)]
 
 #[allow(clippy::wildcard_imports)] // Thirty names that all say what they are.
@@ -17,6 +17,9 @@ use half::{bf16, f16};
 use super::{Floats, Grid, PANEL, STEP, laid_out_floats, parts_of};
 use crate::Dtype;
 
+/// Lines that are asked for before they are needed. The processor guesses what comes next only within
+/// a line, and lines of a block are short.
+const AHEAD: usize = 4;
 /// Floats in a tile, a line of which takes sixteen.
 const TILE: usize = 256;
 const LINE: usize = 16;
@@ -57,7 +60,6 @@ impl<'a> Packed<'a> {
 /// Whether the processor has the vectors that are used here; all with the matrix unit do.
 pub(super) fn has_vectors() -> bool {
     is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512bf16")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
 }
@@ -113,15 +115,27 @@ trait Source: Copy {
     /// The processor must have the vectors.
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512;
 
-    /// Two sixteens, as bf16.
+    /// Asks for those around `at` to be brought near. There need not be any.
+    fn prefetch(self, at: usize);
+
+    /// Two sixteens as pairs of bf16.
     ///
     /// # Safety
     /// The processor must have the vectors.
     #[inline(always)]
-    unsafe fn rounded(self, at: [usize; 2], masks: [u16; 2]) -> __m512i {
+    unsafe fn rounded(self, low: (usize, u16), high: (usize, u16)) -> __m512i {
         // SAFETY: up to the caller.
-        unsafe { round([self.sixteen(at[0], masks[0]), self.sixteen(at[1], masks[1])]) }
+        unsafe {
+            let [low, high] = [self.sixteen(low.0, low.1), self.sixteen(high.0, high.1)];
+            pair(round(low), round(high))
+        }
     }
+}
+
+#[inline(always)]
+fn prefetch<T>(numbers: &[T], at: usize) {
+    // SAFETY: a hint, which may name any address.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(numbers.as_ptr().wrapping_add(at).cast()) };
 }
 
 /// The last number that a mask lets through must be there.
@@ -133,6 +147,11 @@ fn check<T>(numbers: &[T], at: usize, mask: u16) -> *const T {
 
 impl Source for &[f32] {
     #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self, at);
+    }
+
+    #[inline(always)]
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
         // SAFETY: reads what `check` found to be there; vectors are up to the caller.
         unsafe { _mm512_maskz_loadu_ps(mask, check(self, at, mask)) }
@@ -141,23 +160,34 @@ impl Source for &[f32] {
 
 impl Source for &[bf16] {
     #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self, at);
+    }
+
+    #[inline(always)]
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
         // SAFETY: as above.
         unsafe { widen(_mm256_maskz_loadu_epi16(mask, check(self, at, mask).cast())) }
     }
 
     #[inline(always)]
-    unsafe fn rounded(self, at: [usize; 2], masks: [u16; 2]) -> __m512i {
+    unsafe fn rounded(self, low: (usize, u16), high: (usize, u16)) -> __m512i {
         // SAFETY: as above.
         unsafe {
-            let low = _mm256_maskz_loadu_epi16(masks[0], check(self, at[0], masks[0]).cast());
-            let high = _mm256_maskz_loadu_epi16(masks[1], check(self, at[1], masks[1]).cast());
-            _mm512_inserti64x4::<1>(_mm512_castsi256_si512(low), high)
+            let low = _mm256_maskz_loadu_epi16(low.1, check(self, low.0, low.1).cast());
+            let high = _mm256_maskz_loadu_epi16(high.1, check(self, high.0, high.1).cast());
+            let high = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(high));
+            _mm512_or_si512(_mm512_cvtepu16_epi32(low), high)
         }
     }
 }
 
 impl Source for &[f16] {
+    #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self, at);
+    }
+
     #[inline(always)]
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
         // SAFETY: as above.
@@ -193,7 +223,7 @@ impl Lines {
 
 /// Lays out the whole of it. Lines are read from start to end, since the processor fetches in
 /// advance only what follows what was read.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn fill<S: Source>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
     match (lines.are_along, parts) {
         (true, 1) => along::<S, 1>(source, lines, out),
@@ -209,7 +239,7 @@ fn fill<S: Source>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
 }
 
 /// Lines along the depth.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn along<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
     let step_floats = 2 * TILE * PARTS;
     let panel_floats = lines.size.1.div_ceil(STEP) * step_floats;
@@ -218,6 +248,8 @@ fn along<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]
             for (step, out) in out.chunks_exact_mut(step_floats).enumerate() {
                 let low = lines.at(panel * PANEL + line, step * STEP);
                 let high = lines.at(panel * PANEL + line, step * STEP + 16);
+                source.prefetch(low.0 + AHEAD * lines.step);
+                source.prefetch(high.0 + AHEAD * lines.step);
                 let parts = split::<S, PARTS>(source, low, high, lines.scale);
                 for (part, pairs) in parts.into_iter().enumerate() {
                     store(pairs, &mut out[part * 2 * TILE + line * LINE..][..LINE]);
@@ -228,20 +260,23 @@ fn along<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]
 }
 
 /// Lines across the depth.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn across<S: Source, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
     let step_floats = 2 * TILE * PARTS;
     let panel_floats = lines.size.0.div_ceil(STEP) * step_floats;
     for pair in 0..lines.size.0.div_ceil(STEP) * STEP / 2 {
-        let within = pair / 16 * step_floats + pair % 16 * LINE;
+        let (step, depth) = (pair / 16, pair % 16);
         for (panel, out) in out.chunks_exact_mut(panel_floats).enumerate() {
             for tile in 0..2 {
-                let first = lines.at(2 * pair, panel * PANEL + 16 * tile);
-                let second = lines.at(2 * pair + 1, panel * PANEL + 16 * tile);
-                let parts = split::<S, PARTS>(source, first, second, lines.scale);
+                let column = panel * PANEL + 16 * tile;
+                let low = lines.at(step * STEP + depth, column);
+                let high = lines.at(step * STEP + depth + 16, column);
+                source.prefetch(low.0 + AHEAD * lines.step);
+                source.prefetch(high.0 + AHEAD * lines.step);
+                let parts = split::<S, PARTS>(source, low, high, lines.scale);
                 for (part, pairs) in parts.into_iter().enumerate() {
-                    let at = within + (part * 2 + tile) * TILE;
-                    store(interleave(pairs), &mut out[at..][..LINE]);
+                    let at = step * step_floats + (part * 2 + tile) * TILE + depth * LINE;
+                    store(pairs, &mut out[at..][..LINE]);
                 }
             }
         }
@@ -255,69 +290,73 @@ fn store(pairs: __m512i, to: &mut [f32]) {
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) };
 }
 
-/// Two sixteens as bf16: rounded, and for further parts what the rounding left, rounded.
+/// Two sixteens as pairs of bf16. With three parts, the first is rounded, the second cut off, and
+/// the third is the rest, which has no more than eight digits left.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn split<S: Source, const PARTS: usize>(
     source: S,
-    (low, low_mask): (usize, u16),
-    (high, high_mask): (usize, u16),
+    low: (usize, u16),
+    high: (usize, u16),
     scale: f32,
 ) -> [__m512i; PARTS] {
+    let mut parts = [_mm512_setzero_si512(); PARTS];
     if PARTS == 1 {
         // SAFETY: this function is compiled for the vectors.
-        return [unsafe { source.rounded([low, high], [low_mask, high_mask]) }; PARTS];
+        parts[0] = unsafe { source.rounded(low, high) };
+        return parts;
     }
-    let scale = _mm512_set1_ps(scale);
     // SAFETY: as above.
-    let (low, high) = unsafe { (source.sixteen(low, low_mask), source.sixteen(high, high_mask)) };
-    let (mut low, mut high) = (_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale));
-    let mut parts = [_mm512_setzero_si512(); PARTS];
-    for part in &mut parts {
-        *part = round([low, high]);
-        low = _mm512_sub_ps(low, widen(_mm512_castsi512_si256(*part)));
-        high = _mm512_sub_ps(high, widen(_mm512_extracti64x4_epi64::<1>(*part)));
-    }
+    let (low, high) = unsafe { (source.sixteen(low.0, low.1), source.sixteen(high.0, high.1)) };
+    let (low, high) = if scale == 1.0 {
+        (low, high)
+    } else {
+        let scale = _mm512_set1_ps(scale);
+        (_mm512_mul_ps(low, scale), _mm512_mul_ps(high, scale))
+    };
+    let (first_low, first_high) = (round(low), round(high));
+    parts[0] = pair(first_low, first_high);
+    let (low, high) = (less(low, first_low), less(high, first_high));
+    let (low_bits, high_bits) = (_mm512_castps_si512(low), _mm512_castps_si512(high));
+    parts[1] = pair(low_bits, high_bits);
+    let (low, high) = (less(low, low_bits), less(high, high_bits));
+    parts[2] = pair(_mm512_castps_si512(low), _mm512_castps_si512(high));
     parts
 }
 
-/// f32 as bf16, to nearest.
+/// The upper halves of two sixteens, side by side.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn round([low, high]: [__m512; 2]) -> __m512i {
-    // SAFETY: both are 512 bits without meaning to the compiler.
-    unsafe { std::mem::transmute::<__m512bh, __m512i>(_mm512_cvtne2ps_pbh(high, low)) }
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn pair(low: __m512i, high: __m512i) -> __m512i {
+    _mm512_mask_blend_epi16(0xaaaa_aaaa, _mm512_srli_epi32::<16>(low), high)
+}
+
+/// Rounds to bf16, which is the upper half.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn round(numbers: __m512) -> __m512i {
+    _mm512_add_epi32(_mm512_castps_si512(numbers), _mm512_set1_epi32(0x8000))
+}
+
+/// What is left of numbers without the bf16 in the upper half of `bits`.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn less(numbers: __m512, bits: __m512i) -> __m512 {
+    let upper = _mm512_and_si512(bits, _mm512_set1_epi32(0xffff_0000u32.cast_signed()));
+    _mm512_sub_ps(numbers, _mm512_castsi512_ps(upper))
 }
 
 /// bf16 as f32.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn widen(numbers: __m256i) -> __m512 {
     _mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(numbers)))
-}
-
-/// Sixteen numbers and another sixteen, in turn.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-fn interleave(numbers: __m512i) -> __m512i {
-    const ORDER: [u16; 32] = {
-        let mut order = [0; 32];
-        let mut at = 0;
-        while at < 32 {
-            order[at] = (at / 2 + at % 2 * 16) as u16;
-            at += 1;
-        }
-        order
-    };
-    // SAFETY: 64 bytes are read.
-    let order = unsafe { _mm512_loadu_si512(ORDER.as_ptr().cast()) };
-    _mm512_permutexvar_epi16(order, numbers)
 }
 
 /// Exchanges rows and columns of a tile of 16 x 16 pairs: first within blocks of 4 x 4, then the
 /// blocks.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn swap(tile: &mut [f32; TILE]) {
     let mut lines = [_mm512_setzero_ps(); 16];
     for (line, numbers) in lines.iter_mut().zip(tile.as_chunks::<LINE>().0) {

@@ -251,54 +251,98 @@ impl Sums {
     }
 }
 
-/// Loads two tiles of one part of the left factor.
+/// Loads the upper or lower tile of a part of the left factor.
 macro_rules! left {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm4, [{a} + {line} + 2048 * ",
-            $part,
-            "]\n",
-            "tileloadd tmm5, [{a} + {line} + 2048 * ",
-            $part,
-            " + 1024]\n",
-        )
+    (upper $part:literal) => {
+        concat!("tileloadd tmm4, [{a} + {line} + 2048 * ", $part, "]\n")
+    };
+    (lower $part:literal) => {
+        concat!("tileloadd tmm5, [{a} + {line} + 2048 * ", $part, " + 1024]\n")
     };
 }
 
-/// Loads two tiles of one part of the right factor.
+/// Loads the first or second tile of a part of the right factor.
 macro_rules! right {
-    ($part:literal) => {
-        concat!(
-            "tileloadd tmm6, [{b} + {line} + 2048 * ",
-            $part,
-            "]\n",
-            "tileloadd tmm7, [{b} + {line} + 2048 * ",
-            $part,
-            " + 1024]\n",
-        )
+    (first $part:literal) => {
+        concat!("tileloadd tmm6, [{b} + {line} + 2048 * ", $part, "]\n")
+    };
+    (second $part:literal) => {
+        concat!("tileloadd tmm7, [{b} + {line} + 2048 * ", $part, " + 1024]\n")
     };
 }
 
-/// Multiplies what is loaded.
+/// Multiplies a tile of the left factor by one of the right.
+macro_rules! multiply {
+    (upper first) => {
+        "tdpbf16ps tmm0, tmm4, tmm6\n"
+    };
+    (upper second) => {
+        "tdpbf16ps tmm1, tmm4, tmm7\n"
+    };
+    (lower first) => {
+        "tdpbf16ps tmm2, tmm5, tmm6\n"
+    };
+    (lower second) => {
+        "tdpbf16ps tmm3, tmm5, tmm7\n"
+    };
+}
+
+/// Multiplies what is loaded, and loads other parts for the next product as soon as a tile has
+/// served.
 macro_rules! product {
+    (then left $part:literal) => {
+        concat!(
+            multiply!(upper first),
+            multiply!(upper second),
+            left!(upper $part),
+            multiply!(lower first),
+            multiply!(lower second),
+            left!(lower $part),
+        )
+    };
+    (then right $part:literal) => {
+        concat!(
+            multiply!(upper first),
+            multiply!(lower first),
+            right!(first $part),
+            multiply!(upper second),
+            multiply!(lower second),
+            right!(second $part),
+        )
+    };
+    (then left $left:literal, right $right:literal) => {
+        concat!(
+            multiply!(upper first),
+            multiply!(upper second),
+            left!(upper $left),
+            multiply!(lower first),
+            right!(first $right),
+            multiply!(lower second),
+            left!(lower $left),
+            right!(second $right),
+        )
+    };
     () => {
         concat!(
-            "tdpbf16ps tmm0, tmm4, tmm6\n",
-            "tdpbf16ps tmm1, tmm4, tmm7\n",
-            "tdpbf16ps tmm2, tmm5, tmm6\n",
-            "tdpbf16ps tmm3, tmm5, tmm7\n",
+            multiply!(upper first),
+            multiply!(upper second),
+            multiply!(lower first),
+            multiply!(lower second),
         )
     };
 }
 
 /// Defines the loop over the depth for factors of so many parts. Small products come first, so that
-/// they are not lost beside large ones; what is loaded serves as long as possible.
+/// they are not lost beside large ones. `first` and `next` are the parts of the first product, in
+/// the step at hand and in the next one; `products` are all but the last.
 macro_rules! kernel {
-    ($name:ident: $left_parts:literal, $right_parts:literal, $($body:expr),*) => {
+    ($name:ident: parts $left_parts:literal, $right_parts:literal;
+     first $left:literal, $right:literal; next $next_left:literal, $next_right:literal;
+     products $($product:expr),*) => {
         /// # Safety
         /// The panels must hold as many steps, at least one; the unit must be set up.
         unsafe fn $name(a: *const f32, b: *const f32, steps: usize, sums: Sums) {
-            // SAFETY: reads the panels and the sums, writes the sums; tiles are in no one else's use.
+            // SAFETY: reads the panels and the sums, writes the sums; no one else uses the tiles.
             unsafe {
                 asm!(
                     "test {add:e}, {add:e}",
@@ -314,11 +358,20 @@ macro_rules! kernel {
                     "tilezero tmm2",
                     "tilezero tmm3",
                     "3:",
-                    concat!($($body),*),
+                    left!(upper $left),
+                    right!(first $right),
+                    left!(lower $left),
+                    right!(second $right),
+                    "dec {steps}",
+                    "jz 5f",
+                    "4:",
+                    concat!($($product,)* product!(then left $next_left, right $next_right)),
                     concat!("add {a}, 2048 * ", $left_parts),
                     concat!("add {b}, 2048 * ", $right_parts),
                     "dec {steps}",
-                    "jnz 3b",
+                    "jnz 4b",
+                    "5:",
+                    concat!($($product,)* product!()),
                     "tilestored [{top} + {row}], tmm0",
                     "tilestored [{top} + {row} + 64], tmm1",
                     "tilestored [{bottom} + {row}], tmm2",
@@ -338,13 +391,11 @@ macro_rules! kernel {
     };
 }
 
-kernel!(one_by_one: 1, 1, left!(0), right!(0), product!());
-kernel!(three_by_one: 3, 1, right!(0), left!(2), product!(), left!(1), product!(), left!(0), product!());
-kernel!(one_by_three: 1, 3, left!(0), right!(2), product!(), right!(1), product!(), right!(0), product!());
-kernel!(three_by_three: 3, 3,
-    left!(0), right!(2), product!(),
-    right!(1), product!(),
-    left!(1), product!(),
-    right!(0), product!(),
-    left!(2), product!(),
-    left!(0), product!());
+kernel!(one_by_one: parts 1, 1; first 0, 0; next 1, 1; products);
+kernel!(three_by_one: parts 3, 1; first 2, 0; next 5, 1;
+    products product!(then left 1), product!(then left 0));
+kernel!(one_by_three: parts 1, 3; first 0, 2; next 1, 5;
+    products product!(then right 1), product!(then right 0));
+kernel!(three_by_three: parts 3, 3; first 0, 2; next 3, 5;
+    products product!(then right 1), product!(then left 1), product!(then right 0),
+    product!(then left 2), product!(then left 0));

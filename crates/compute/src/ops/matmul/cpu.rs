@@ -14,15 +14,19 @@ use crate::ops::Activation;
 /// must have several tiles too.
 const UNIT_TILE: (usize, usize) = if cfg!(test) { (64, 64) } else { (256, 512) };
 const VECTOR_TILE: (usize, usize) = if cfg!(test) { (96, 32) } else { (512, 256) };
-/// Enough tiles for the threads to share, if the matrix is large enough to be cut.
+/// Enough tiles for the threads to share, if the matrix is large enough to be cut. What vectors give
+/// may depend on how it is cut, so that must not depend on the threads; the matrix unit sums in the
+/// same order wherever a tile begins.
 const ENOUGH_TILES: usize = 16;
+const TILES_PER_THREAD: usize = 4;
 const SMALLEST_SIDE: usize = 64;
 /// Floats of right factors that are laid out at a time for all threads: 8 MiB.
 const LAID_OUT: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
-/// With fewer rows than this, laying out the right factor takes longer than reading it.
-const ENOUGH_ROWS: usize = 16;
+/// Results with fewer rows or columns than this are left to vectors: laying out the long factor would
+/// take longer than multiplying it.
+const ENOUGH_FOR_UNIT: usize = 32;
 
-/// How products are cut up; it depends on shapes and formats alone.
+/// How products are cut up.
 pub struct Plan {
     way: Way,
     tile: (usize, usize),
@@ -30,34 +34,35 @@ pub struct Plan {
     chunk: usize,
     /// Floats that takes.
     shared: usize,
-    /// Floats of room for each thread.
+    /// Floats of room for each thread, and how many there are.
     own: usize,
+    threads: usize,
 }
 
 impl Plan {
-    pub fn new(work: &MatMul<'_>, has_tiles: bool) -> Self {
+    pub fn new(work: &MatMul<'_>, threads: usize, has_tiles: bool) -> Self {
         let (rows, columns) = (work.rows(), work.columns());
         let is_f32 = |matrix: Matrix<'_>| matrix.tensor.dtype() == Dtype::F32;
         let goes_aside = work.out.dtype() != Dtype::F32;
-        if !has_tiles || rows < ENOUGH_ROWS {
-            let tile = tile_size(VECTOR_TILE, rows, columns);
+        if !has_tiles || rows.min(columns) < ENOUGH_FOR_UNIT {
+            let tile = tile_size(VECTOR_TILE, (rows, columns), ENOUGH_TILES);
             let widens = work.products.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));
             let sums = if goes_aside { tile.0 * tile.1 } else { 0 };
             let own = if widens { gemm::ROOM } else { 0 } + sums;
-            return Self { way: Way::Vectors, tile, chunk: columns, shared: 0, own };
+            return Self { way: Way::Vectors, tile, chunk: columns, shared: 0, own, threads };
         }
-        let tile = tile_size(UNIT_TILE, rows, columns);
+        let tile = tile_size(UNIT_TILE, (rows, columns), TILES_PER_THREAD * threads);
         let panel: usize = work.products.iter().map(|p| laid_out(p, gemm::PANEL)).sum();
         let panels = columns.div_ceil(gemm::PANEL).min((LAID_OUT / panel.max(1)).max(1));
         let chunk = columns.min((panels * gemm::PANEL / tile.1).max(1) * tile.1);
         let shared = work.products.iter().map(|p| laid_out(p, chunk)).sum();
         let own = gemm::LEFT_ROOM + if goes_aside { tile.0 * tile.1 } else { 0 };
-        Self { way: Way::Tiles, tile, chunk, shared, own }
+        Self { way: Way::Tiles, tile, chunk, shared, own, threads }
     }
 
     /// Floats of workspace.
-    pub fn floats(&self, threads: usize) -> usize {
-        self.shared + threads * self.own
+    pub fn floats(&self) -> usize {
+        self.shared + self.threads * self.own
     }
 }
 
@@ -268,10 +273,14 @@ impl<T: Real> Tiles<'_, T> {
 }
 
 /// Halves the longer side until there are enough tiles, as far as that leaves them worth the effort.
-fn tile_size(most: (usize, usize), rows: usize, columns: usize) -> (usize, usize) {
+fn tile_size(
+    most: (usize, usize),
+    (rows, columns): (usize, usize),
+    enough: usize,
+) -> (usize, usize) {
     let whole = |side: usize| side.max(1).next_multiple_of(gemm::PANEL);
     let (mut height, mut width) = (most.0.min(whole(rows)), most.1.min(whole(columns)));
-    while rows.div_ceil(height) * columns.div_ceil(width) < ENOUGH_TILES {
+    while rows.div_ceil(height) * columns.div_ceil(width) < enough {
         let longer = if height > width { &mut height } else { &mut width };
         if *longer <= SMALLEST_SIDE {
             break;

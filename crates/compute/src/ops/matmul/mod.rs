@@ -92,14 +92,10 @@ impl<'a> MatMul<'a> {
             place.count(2 * rows * columns * left.columns(), &[left.tensor, right.tensor]);
         }
         place.count(0, &[&*self.out]);
-        let (plan, floats) = match place.device.kind() {
-            Kind::Cpu { threads, has_tiles } => {
-                let plan = cpu::Plan::new(&self, has_tiles);
-                let floats = plan.floats(threads);
-                (plan, floats)
-            }
+        let plan = match place.device.kind() {
+            Kind::Cpu { threads, has_tiles } => cpu::Plan::new(&self, threads, has_tiles),
         };
-        let mut workspace = place.workspace([floats], Dtype::F32)?;
+        let mut workspace = place.workspace([plan.floats()], Dtype::F32)?;
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::multiply(engine, &plan, self, workspace.data_mut()),
