@@ -4,6 +4,7 @@
 
 mod doctor;
 mod program;
+mod quantised;
 mod tidy;
 mod tree;
 mod weights;

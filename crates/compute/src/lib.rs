@@ -8,6 +8,7 @@
 
 mod arena;
 mod backward;
+mod codebook;
 mod cpu;
 mod device;
 mod dtype;
@@ -15,6 +16,7 @@ mod error;
 mod op;
 pub mod ops;
 mod params;
+mod quantised;
 mod random;
 mod recompute;
 mod shape;
@@ -30,6 +32,7 @@ pub use device::{Device, Kind, Work};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use params::{Gradients, ParamKey, Params};
+pub use quantised::{Quantisation, Quantised};
 pub use shape::Shape;
 pub use tape::Tape;
 pub use tensor::Tensor;

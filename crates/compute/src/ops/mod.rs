@@ -29,7 +29,7 @@ pub use attention::Attention;
 pub use conv2d::Conv2d;
 pub use cross_entropy::IGNORED;
 pub(crate) use elementwise::accumulate;
-pub use linear::{Linear, Lora};
+pub use linear::{Linear, Lora, Weight};
 pub use optimizer::{
     AdamW, Clip, Codes, Moments, Moments8, adamw, adamw_8bit, count_not_finite, ema, global_norm,
 };
@@ -50,9 +50,20 @@ impl Op<'_> {
         tensor: &Tensor,
         expected: impl Into<Shape>,
     ) -> Result<()> {
-        let (expected, got) = (expected.into(), tensor.shape());
+        self.expect_sizes(what, tensor.shape(), expected)?;
+        self.expect_device(what, tensor)
+    }
+
+    /// The same for what is no tensor.
+    pub fn expect_sizes(
+        &self,
+        what: &'static str,
+        got: Shape,
+        expected: impl Into<Shape>,
+    ) -> Result<()> {
+        let expected = expected.into();
         if expected == got {
-            return self.expect_device(what, tensor);
+            return Ok(());
         }
         Err(ComputeError::Shape { op: self.name, what, expected, got })
     }

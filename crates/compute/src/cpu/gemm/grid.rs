@@ -3,16 +3,40 @@
 use half::{bf16, f16};
 
 use crate::dtype::Real;
+use crate::quantised::{Fp8, Int8, Nf4};
 use crate::{Dtype, Tensor};
+
+/// Runs the body with the numbers as a [`Source`], once for each format.
+macro_rules! with_source {
+    ($floats:expr, $source:ident => $body:expr) => {
+        match $floats {
+            $crate::cpu::gemm::Floats::F32($source) => $body,
+            $crate::cpu::gemm::Floats::Bf16($source) => $body,
+            $crate::cpu::gemm::Floats::F16($source) => $body,
+            $crate::cpu::gemm::Floats::Int8($source) => $body,
+            $crate::cpu::gemm::Floats::Nf4($source) => $body,
+            $crate::cpu::gemm::Floats::Fp8($source) => $body,
+        }
+    };
+}
+pub(super) use with_source;
 
 /// Real numbers of any format, to be read.
 #[derive(Clone, Copy)]
 pub(crate) enum Floats<'a> {
     F32(&'a [f32]),
-    /// Kept in f32, but no more exact than bf16 need be.
-    Rough(&'a [f32]),
     Bf16(&'a [bf16]),
     F16(&'a [f16]),
+    Int8(Int8<'a>),
+    Nf4(Nf4<'a>),
+    Fp8(Fp8<'a>),
+}
+
+impl Floats<'_> {
+    /// Numbers of one row from `at` on, as f32.
+    pub fn load(self, at: usize, to: &mut [f32]) {
+        with_source!(self, source => source.load(at, to));
+    }
 }
 
 impl<'a> From<&'a Tensor> for Floats<'a> {
@@ -27,7 +51,7 @@ impl<'a> From<&'a Tensor> for Floats<'a> {
 }
 
 /// Numbers that are read as f32.
-pub(super) trait Source: Copy {
+pub(crate) trait Source: Copy {
     /// Those from `at` on, as many as there is room for.
     fn load(self, at: usize, to: &mut [f32]);
 }
@@ -39,18 +63,6 @@ impl<T: Real> Source for &[T] {
     }
 }
 
-/// Runs the body with the numbers as a [`Source`], once for each format.
-macro_rules! with_source {
-    ($floats:expr, $source:ident => $body:expr) => {
-        match $floats {
-            Floats::F32($source) | Floats::Rough($source) => $body,
-            Floats::Bf16($source) => $body,
-            Floats::F16($source) => $body,
-        }
-    };
-}
-pub(super) use with_source;
-
 /// A matrix within a tensor, by its steps between rows and between columns, one of which is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct Grid<'a> {
@@ -59,12 +71,21 @@ pub(crate) struct Grid<'a> {
     pub start: usize,
     pub row_step: usize,
     pub column_step: usize,
+    /// bf16 numbers that each becomes on the matrix unit: those whose sum it is, 3, or the nearest
+    /// alone, 1.
+    pub parts: usize,
 }
 
 impl<'a> Grid<'a> {
     /// Rows of `width` numbers, one after the other.
     pub fn rows(data: Floats<'a>, width: usize) -> Self {
-        Self { data, start: 0, row_step: width, column_step: 1 }
+        let parts = if matches!(data, Floats::Bf16(_)) { 1 } else { 3 };
+        Self { data, start: 0, row_step: width, column_step: 1, parts }
+    }
+
+    /// As exact as bf16 is enough.
+    pub fn rough(self) -> Self {
+        Self { parts: 1, ..self }
     }
 
     /// Rows and columns exchanged.

@@ -17,10 +17,8 @@ mod tiles;
 #[path = "no_tiles.rs"]
 mod tiles;
 
-pub(crate) use grid::{Floats, Grid};
+pub(crate) use grid::{Floats, Grid, Source};
 pub(crate) use tiles::{lay_out, multiply_laid_out};
-
-use crate::Dtype;
 
 /// Who multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,12 +52,6 @@ pub(crate) const ROOM: usize = (ROWS + COLUMNS) * DEPTH * 3 / 2;
 
 /// Floats of room for blocks of the left factor alone, when the right one is laid out already.
 pub(crate) const LEFT_ROOM: usize = ROWS * DEPTH * 3 / 2;
-
-/// bf16 numbers that one of this format becomes for the matrix unit: those whose sum it is. A scale
-/// other than 1 leaves more digits than bf16 has.
-pub(crate) fn parts_of(dtype: Dtype, scale: f32) -> usize {
-    if dtype == Dtype::Bf16 && scale == 1.0 { 1 } else { 3 }
-}
 
 /// Floats that rows or columns of a factor take when they are laid out for the matrix unit: whole
 /// panels of 32, cut along the depth into steps of 32.

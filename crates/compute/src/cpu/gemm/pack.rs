@@ -14,8 +14,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use super::{Floats, Grid, PANEL, STEP, laid_out_floats, parts_of};
-use crate::Dtype;
+use super::{Floats, Grid, PANEL, STEP, laid_out_floats};
+use crate::quantised::{Fp8, Int8, NF4, Nf4};
 
 /// Lines that are asked for before they are needed. The processor guesses what comes next only within
 /// a line, and lines of a block are short.
@@ -79,11 +79,7 @@ pub(super) fn pack<'r>(
     scale: f32,
     room: &'r mut [f32],
 ) -> Packed<'r> {
-    let parts = match grid.data {
-        Floats::F32(_) => parts_of(Dtype::F32, scale),
-        Floats::Rough(_) | Floats::Bf16(_) => parts_of(Dtype::Bf16, scale),
-        Floats::F16(_) => parts_of(Dtype::F16, scale),
-    };
+    let parts = if scale == 1.0 { grid.parts } else { 3 };
     let room = &mut room[..laid_out_floats(rows, depth, parts)];
     let is_along = grid.column_step == 1;
     let lines = Lines {
@@ -98,9 +94,12 @@ pub(super) fn pack<'r>(
         // SAFETY: `has_vectors` was asked before any tile was used.
         unsafe {
             match grid.data {
-                Floats::F32(source) | Floats::Rough(source) => fill(source, lines, parts, room),
+                Floats::F32(source) => fill(source, lines, parts, room),
                 Floats::Bf16(source) => fill(source, lines, parts, room),
                 Floats::F16(source) => fill(source, lines, parts, room),
+                Floats::Int8(source) => fill(source, lines, parts, room),
+                Floats::Nf4(source) => fill(source, lines, parts, room),
+                Floats::Fp8(source) => fill(source, lines, parts, room),
             }
         }
     }
@@ -192,6 +191,88 @@ impl Source for &[f16] {
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
         // SAFETY: as above.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, check(self, at, mask).cast())) }
+    }
+}
+
+impl Source for Int8<'_> {
+    #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self.codes, at);
+    }
+
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        if mask == 0 {
+            // SAFETY: vectors are up to the caller.
+            return unsafe { _mm512_setzero_ps() };
+        }
+        let scale = self.scales[at / self.width];
+        // SAFETY: as above.
+        unsafe {
+            let codes = _mm_maskz_loadu_epi8(mask, check(self.codes, at, mask).cast());
+            let numbers = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(codes));
+            _mm512_mul_ps(numbers, _mm512_set1_ps(scale))
+        }
+    }
+}
+
+impl Source for Fp8<'_> {
+    #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self.codes, at);
+    }
+
+    /// See [`crate::quantised::e4m3`].
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        const TWO_120: f32 = f32::from_bits((127 + 120) << 23);
+        if mask == 0 {
+            // SAFETY: vectors are up to the caller.
+            return unsafe { _mm512_setzero_ps() };
+        }
+        let scale = self.scales[at / self.width];
+        // SAFETY: as above.
+        unsafe {
+            let codes = _mm_maskz_loadu_epi8(mask, check(self.codes, at, mask).cast());
+            let codes = _mm512_cvtepu8_epi32(codes);
+            let sizes = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+            let signs = _mm512_slli_epi32::<24>(_mm512_xor_si512(codes, sizes));
+            let is_nan = _mm512_cmpeq_epi32_mask(sizes, _mm512_set1_epi32(0x7f));
+            let sizes = _mm512_castsi512_ps(_mm512_slli_epi32::<20>(sizes));
+            let sizes = _mm512_mul_ps(sizes, _mm512_set1_ps(TWO_120));
+            let sizes = _mm512_mask_mov_ps(sizes, is_nan, _mm512_set1_ps(f32::NAN));
+            let numbers = _mm512_or_si512(_mm512_castps_si512(sizes), signs);
+            _mm512_mul_ps(_mm512_castsi512_ps(numbers), _mm512_set1_ps(scale))
+        }
+    }
+}
+
+impl Source for Nf4<'_> {
+    #[inline(always)]
+    fn prefetch(self, at: usize) {
+        prefetch(self.codes, at / 2);
+    }
+
+    /// Rows are whole blocks, so sixteen numbers that start at a multiple of sixteen share a scale.
+    #[inline(always)]
+    unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
+        debug_assert_eq!(at % 16, 0);
+        if mask == 0 {
+            // SAFETY: vectors are up to the caller.
+            return unsafe { _mm512_setzero_ps() };
+        }
+        let scale = self.scale(at);
+        let bytes = self.codes[at / 2..].first_chunk::<8>().expect("rows are whole blocks");
+        // SAFETY: as above; sixteen floats of the table are read.
+        unsafe {
+            let bytes = _mm_cvtsi64_si128(i64::from_le_bytes(*bytes));
+            let nibble = _mm_set1_epi8(15);
+            let upper = _mm_and_si128(_mm_srli_epi16::<4>(bytes), nibble);
+            let codes = _mm_unpacklo_epi8(upper, _mm_and_si128(bytes, nibble));
+            let table = _mm512_loadu_ps(NF4.as_ptr());
+            let numbers = _mm512_permutexvar_ps(_mm512_cvtepu8_epi32(codes), table);
+            _mm512_maskz_mul_ps(mask, numbers, _mm512_set1_ps(scale))
+        }
     }
 }
 

@@ -20,7 +20,7 @@ pub(super) unsafe fn multiply(
     scale: f32,
     room: &mut [f32],
 ) {
-    let is_f32 = |grid: Grid<'_>| matches!(grid.data, Floats::F32(_) | Floats::Rough(_));
+    let is_f32 = |grid: Grid<'_>| matches!(grid.data, Floats::F32(_));
     if is_f32(left) && is_f32(right) || rows * columns * inner == 0 {
         let size = (rows, columns, inner);
         let [left, right] = [(left, rows, inner), (right, inner, columns)]
@@ -58,12 +58,12 @@ impl<'a> View<'a> {
     /// The first rows and columns of `grid`: in place if they are f32, or else widened along
     /// whichever direction is contiguous.
     fn within(grid: Grid<'a>, rows: usize, columns: usize, room: &'a mut [f32]) -> Self {
-        let Grid { data, start, row_step, column_step } = grid;
+        let Grid { data, start, row_step, column_step, .. } = grid;
         if rows * columns == 0 {
             // Of nothing there may not even be a start.
             return Self { data: &[], row_step: 0, column_step: 0 };
         }
-        if let Floats::F32(data) | Floats::Rough(data) = data {
+        if let Floats::F32(data) = data {
             let view = Self { data: &data[start..], row_step, column_step };
             assert!((rows - 1) * row_step + (columns - 1) * column_step < view.data.len());
             return view;

@@ -38,12 +38,12 @@ impl Matrix {
 
     fn grid(&self) -> Grid<'_> {
         let data = match self.format {
-            0 => Floats::F32(&self.f32s),
-            1 => Floats::Rough(&self.f32s),
+            0 | 1 => Floats::F32(&self.f32s),
             2 => Floats::Bf16(&self.bf16s),
             _ => Floats::F16(&self.f16s),
         };
         let grid = Grid::rows(data, self.width);
+        let grid = if self.format == 1 { grid.rough() } else { grid };
         if self.transposed { grid.t() } else { grid }
     }
 

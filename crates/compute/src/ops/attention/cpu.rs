@@ -133,7 +133,7 @@ impl<'a> Head<'a> {
     fn grid(&self, data: Floats<'a>, tokens: usize, heads: usize, head: usize) -> Grid<'a> {
         let width = heads * self.sizes.d;
         let start = self.sample * tokens * width + head * self.sizes.d;
-        Grid { data, start, row_step: width, column_step: 1 }
+        Grid { start, ..Grid::rows(data, width) }
     }
 
     fn of_queries(&self, data: Floats<'a>) -> Grid<'a> {
@@ -158,8 +158,8 @@ impl<'a> Head<'a> {
 
     /// Numbers of ours as a factor, rounded as those they meet are.
     fn factor<'b>(&self, numbers: &'b [f32], width: usize) -> Grid<'b> {
-        let is_rough = self.sizes.dtype == Dtype::Bf16;
-        Grid::rows(if is_rough { Floats::Rough(numbers) } else { Floats::F32(numbers) }, width)
+        let grid = Grid::rows(Floats::F32(numbers), width);
+        if self.sizes.dtype == Dtype::Bf16 { grid.rough() } else { grid }
     }
 
     /// Visits the keys that any query of the block sees.

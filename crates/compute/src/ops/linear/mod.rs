@@ -5,7 +5,8 @@
 //! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
 //! adapter costs no extra pass over the activations. With dropout, A sees x with some numbers set
-//! to zero and the others scaled up to keep the mean.
+//! to zero and the others scaled up to keep the mean. W may be quantised: then it is frozen, and is
+//! read as it is, forward and backward.
 //!
 //! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to.
 
@@ -21,19 +22,57 @@ use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::tape::Tape;
 use crate::var::{Kept, Remake, Source, Var};
-use crate::{Dtype, Result, Shape, Tensor};
+use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
 #[derive(Clone, Copy)]
 pub struct Linear<'a> {
     /// [out, in]
-    pub weight: &'a Var,
+    pub weight: Weight<'a>,
     /// `[out]`, f32.
     pub bias: Option<&'a Var>,
     /// Applied to the result.
     pub activation: Activation,
     /// A low-rank term beside the weight.
     pub lora: Option<Lora<'a>>,
+}
+
+/// The matrix of a linear layer.
+#[derive(Clone, Copy)]
+pub enum Weight<'a> {
+    /// Of a real format; perhaps trained.
+    Dense(&'a Var),
+    /// Frozen, in few bits.
+    Quantised(&'a Quantised),
+}
+
+impl<'a> From<&'a Var> for Weight<'a> {
+    fn from(var: &'a Var) -> Self {
+        Self::Dense(var)
+    }
+}
+
+impl<'a> From<&'a Quantised> for Weight<'a> {
+    fn from(quantised: &'a Quantised) -> Self {
+        Self::Quantised(quantised)
+    }
+}
+
+impl<'a> Weight<'a> {
+    fn var(self) -> Option<&'a Var> {
+        match self {
+            Self::Dense(var) => Some(var),
+            Self::Quantised(_) => None,
+        }
+    }
+
+    /// As a factor of x.
+    fn matrix(self, x: Dtype) -> Matrix<'a> {
+        match self {
+            Self::Dense(var) => var.tensor().into(),
+            Self::Quantised(quantised) => Matrix::quantised(quantised, x),
+        }
+    }
 }
 
 /// scale·(x·Aᵀ)·Bᵀ
@@ -51,7 +90,8 @@ pub struct Lora<'a> {
 
 impl<'a> Linear<'a> {
     /// x·Wᵀ alone.
-    pub fn new(weight: &'a Var) -> Self {
+    pub fn new(weight: impl Into<Weight<'a>>) -> Self {
+        let weight = weight.into();
         Self { weight, bias: None, activation: Activation::None, lora: None }
     }
 }
@@ -62,7 +102,7 @@ impl Tape<'_> {
         let op = self.begin("linear");
         let outputs = check(&op, x, layer)?;
         let Linear { weight, bias, activation, lora } = layer;
-        let all = [Some(x), Some(weight), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
+        let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
         let is_tracked = self.tracks(&inputs(all));
 
         let mut y = op.alloc(x.shape().with_width(outputs), x.dtype())?;
@@ -71,7 +111,7 @@ impl Tape<'_> {
         let dropout = lora.map_or(0.0, |lora| lora.dropout);
         let dropout = (dropout > 0.0).then(|| Dropout { share: dropout, random: self.random() });
         let inner = lora.map(|lora| lora.inner(op.place, x.tensor(), dropout)).transpose()?;
-        let mut products = vec![Product::new(x.tensor(), Matrix::from(weight.tensor()).t())];
+        let mut products = vec![Product::new(x.tensor(), weight.matrix(x.dtype()).t())];
         if let (Some(inner), Some(lora)) = (&inner, lora) {
             products.push(Product::new(inner, Matrix::from(lora.up.tensor()).t()));
         }
@@ -90,11 +130,15 @@ impl Tape<'_> {
         if inner.is_some() || before.is_some() {
             self.keep_own(&op);
         }
+        let weight = match weight {
+            Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
+            Weight::Quantised(weight) => Held::Quantised(Box::new(weight.clone())),
+        };
         let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
         let record = Record {
-            kept_x: (weight.source().is_some() || trains_down).then(|| self.keep(x)),
+            kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
-            weight: (self.keep(weight), weight.source()),
+            weight,
             bias: bias.and_then(Var::source),
             lora: lora.zip(inner).map(|(lora, inner)| LoraRecord {
                 inner,
@@ -124,10 +168,21 @@ impl Tape<'_> {
 /// Checks all shapes and formats; returns how many outputs there are.
 fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
     op.expect_real("x", x.tensor())?;
-    op.expect_real("weight", layer.weight.tensor())?;
     let inputs = x.shape().width();
-    let [outputs, _] = op.expect_rank("weight", layer.weight.tensor())?;
-    op.expect_shape("weight", layer.weight.tensor(), [outputs, inputs])?;
+    let outputs = match layer.weight {
+        Weight::Dense(weight) => {
+            op.expect_real("weight", weight.tensor())?;
+            let [outputs, _] = op.expect_rank("weight", weight.tensor())?;
+            op.expect_shape("weight", weight.tensor(), [outputs, inputs])?;
+            outputs
+        }
+        Weight::Quantised(weight) => {
+            let outputs = weight.shape().rows();
+            op.expect_device("weight", weight.codes())?;
+            op.expect_sizes("weight", weight.shape(), [outputs, inputs])?;
+            outputs
+        }
+    };
     if let Some(bias) = layer.bias {
         op.expect_vector("bias", bias.tensor(), outputs)?;
     }
@@ -181,11 +236,40 @@ impl Lora<'_> {
 struct Record {
     x: (Option<Source>, Shape),
     kept_x: Option<Kept>,
-    weight: (Kept, Option<Source>),
+    weight: Held<Kept>,
     bias: Option<Source>,
     lora: Option<LoraRecord>,
     before: Option<Tensor>,
     activation: Activation,
+}
+
+/// The weight between forward and backward: kept, and then at hand.
+enum Held<T> {
+    Dense(T, Option<Source>),
+    Quantised(Box<Quantised>),
+}
+
+impl Held<Kept> {
+    fn is_trained(&self) -> bool {
+        matches!(self, Self::Dense(_, Some(_)))
+    }
+
+    fn get(self, place: Place<'_>) -> Result<Held<Tensor>> {
+        Ok(match self {
+            Self::Dense(kept, source) => Held::Dense(kept.get(place)?, source),
+            Self::Quantised(quantised) => Held::Quantised(quantised),
+        })
+    }
+}
+
+impl Held<Tensor> {
+    /// As a factor of gradients.
+    fn matrix(&self, gradient: Dtype) -> Matrix<'_> {
+        match self {
+            Self::Dense(tensor, _) => tensor.into(),
+            Self::Quantised(quantised) => Matrix::quantised(quantised, gradient),
+        }
+    }
 }
 
 struct LoraRecord {
@@ -216,9 +300,11 @@ impl Record {
             }
             back.put(slot);
         }
-        let weight = self.weight.0.get(place)?;
         let x = self.kept_x.map(|kept| kept.get(place)).transpose()?;
-        if let Some(mut slot) = back.slot_of(self.weight.1, weight.shape(), weight.dtype())? {
+        let weight = self.weight.get(place)?;
+        if let Held::Dense(weight, source) = &weight
+            && let Some(mut slot) = back.slot_of(*source, weight.shape(), weight.dtype())?
+        {
             let x = x.as_ref().expect("kept because the weight is trained");
             let product = Product::new(Matrix::from(gradient).t(), x.into());
             MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
@@ -231,7 +317,7 @@ impl Record {
         drop(x);
         let (source, shape) = self.x;
         let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? else { return Ok(()) };
-        let mut products = vec![Product::new(gradient, (&weight).into())];
+        let mut products = vec![Product::new(gradient, weight.matrix(gradient.dtype()))];
         let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
         let mut down = None;
         if let Some((LoraRecord { dropout: None, down: (kept, _), .. }, inner)) = lora {

@@ -1,10 +1,10 @@
 //! The linear layer against its formula, in every combination of its parts.
 
-use super::{Linear, Lora};
+use super::{Linear, Lora, Weight};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
 use crate::testing::{Dual, Input, check, device, expect_not_hidden, for_random_sizes};
-use crate::{Dtype, Gradients, Params, Tape, Var};
+use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Var};
 
 /// Rows of x times rows of a matrix.
 fn product(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
@@ -31,7 +31,7 @@ fn check_layer(
             let lora = Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 };
             tape.linear(
                 &v[0],
-                Linear { weight: &v[1], bias: Some(&v[2]), activation, lora: Some(lora) },
+                Linear { bias: Some(&v[2]), activation, lora: Some(lora), ..Linear::new(&v[1]) },
             )
         },
         &|v| {
@@ -151,4 +151,52 @@ fn dropout_hides_its_share_and_keeps_the_mean() {
     assert!(gradient.iter().all(|value| *value == 0.0 || (value - 4.0 / 3.0).abs() < 1e-6));
     let sum: f64 = gradient.iter().map(|value| f64::from(*value)).sum();
     assert!((sum / width as f64 - f64::from(mean)).abs() < 1e-5);
+}
+
+/// A quantised weight against the same numbers dense, forward and backward, on both kinds of machine.
+#[test]
+fn a_quantised_weight_is_its_numbers() {
+    let devices = [device(), Device::plain_cpu(2, 1 << 26)];
+    let cases = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
+    for (device, how) in devices.iter().flat_map(|device| cases.map(|how| (device, how))) {
+        for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            // Enough rows for a matrix unit, and sizes at which its tiles have edges.
+            let (rows, inputs, outputs) = (70, 128, 100);
+            let normal = |shape, stream| device.normal(shape, dtype, 0.5, (3, stream)).unwrap();
+            let quantised = Quantised::new(&normal([outputs, inputs], 1), how).unwrap();
+            let same = device.upload([outputs, inputs], &quantised.to_f32_vec()).unwrap();
+            let (same, x) = (Var::from(same), normal([rows, inputs], 2));
+            let run = |weight: Weight<'_>| {
+                let mut params = Params::default();
+                let key = params.add(x.clone());
+                let tape = Tape::training(device, &params, 0);
+                let y = tape.linear(&tape.param(key), Linear::new(weight)).unwrap();
+                let out = y.tensor().to_f32_vec();
+                let loss = tape.mse(&y, &normal([rows, outputs], 3), None, None).unwrap();
+                drop(y);
+                let mut gradients = Gradients::default();
+                tape.backward(&loss, &mut gradients).unwrap();
+                [out, gradients.get(key).unwrap().to_f32_vec()]
+            };
+            let unit = if dtype == Dtype::F32 { 2e-6 } else { 2f32.powi(-7) };
+            for (ours, dense) in run((&quantised).into()).iter().zip(run((&same).into())) {
+                let most = dense.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
+                for (ours, dense) in ours.iter().zip(dense) {
+                    assert!((ours - dense).abs() < unit * most, "{how} {dtype}: {ours} {dense}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_quantised_weight_of_another_width_is_refused() {
+    let device = device();
+    let weight = device.normal([8, 64], Dtype::F32, 1.0, (0, 0)).unwrap();
+    let weight = Quantised::new(&weight, Quantisation::Int8).unwrap();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.zeros([4, 32], Dtype::F32).unwrap());
+    let error = tape.linear(&x, Linear::new(&weight)).err().unwrap().to_string();
+    assert_eq!(error, "linear: weight has shape [8, 64], expected [8, 32]");
 }

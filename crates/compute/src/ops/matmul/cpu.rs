@@ -2,7 +2,7 @@
 //! in the cache. The output is cut into tiles by its shape alone; each is one task for one thread.
 #![allow(unsafe_code)]
 
-use super::{MatMul, Matrix, Product};
+use super::{Data, MatMul, Matrix, Product};
 use crate::Dtype;
 use crate::cpu::gemm::{self, Grid, Way};
 use crate::cpu::rows::{load, store};
@@ -42,7 +42,7 @@ pub struct Plan {
 impl Plan {
     pub fn new(work: &MatMul<'_>, threads: usize, has_tiles: bool) -> Self {
         let (rows, columns) = (work.rows(), work.columns());
-        let is_f32 = |matrix: Matrix<'_>| matrix.tensor.dtype() == Dtype::F32;
+        let is_f32 = |matrix: Matrix<'_>| matrix.tensor().dtype() == Dtype::F32;
         let goes_aside = work.out.dtype() != Dtype::F32;
         if !has_tiles || rows.min(columns) < ENOUGH_FOR_UNIT {
             let tile = tile_size(VECTOR_TILE, (rows, columns), ENOUGH_TILES);
@@ -68,8 +68,13 @@ impl Plan {
 
 /// Floats that some columns of a right factor take when laid out.
 fn laid_out(product: &Product<'_>, columns: usize) -> usize {
-    let parts = gemm::parts_of(product.right.tensor.dtype(), product.scale);
-    gemm::laid_out_floats(columns, product.left.columns(), parts)
+    gemm::laid_out_floats(columns, product.left.columns(), right_parts(product))
+}
+
+/// bf16 numbers that each of the right factor becomes on the matrix unit; a scale leaves more digits
+/// than one has.
+fn right_parts(product: &Product<'_>) -> usize {
+    if product.scale == 1.0 { product.right.parts } else { 3 }
 }
 
 /// Computes the products.
@@ -86,7 +91,7 @@ pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32])
             right: Grid::from(product.right),
             inner: product.left.columns(),
             scale: product.scale,
-            parts: gemm::parts_of(product.right.tensor.dtype(), product.scale),
+            parts: right_parts(product),
         })
         .collect();
     with_real!(work.out.dtype(), T => {
@@ -106,7 +111,11 @@ pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32])
 
 impl<'a> From<Matrix<'a>> for Grid<'a> {
     fn from(matrix: Matrix<'a>) -> Self {
-        let grid = Grid::rows(matrix.tensor.into(), matrix.tensor.shape().width());
+        let (floats, width) = match matrix.data {
+            Data::Dense(tensor) => (tensor.into(), tensor.shape().width()),
+            Data::Quantised(quantised) => (quantised.floats(), quantised.shape().width()),
+        };
+        let grid = Grid { parts: matrix.parts, ..Grid::rows(floats, width) };
         if matrix.transposed { grid.t() } else { grid }
     }
 }

@@ -6,34 +6,60 @@ mod cpu;
 use super::Activation;
 use crate::device::{Engine, Kind};
 use crate::op::Place;
-use crate::{Dtype, Result, Tensor};
+use crate::{Dtype, Quantised, Result, Tensor};
 
-/// A tensor's rows as the rows of a matrix, or as its columns.
+/// A factor: the rows of a tensor as those of a matrix, or as its columns.
 #[derive(Clone, Copy)]
 pub(crate) struct Matrix<'a> {
-    pub tensor: &'a Tensor,
-    pub transposed: bool,
+    data: Data<'a>,
+    transposed: bool,
+    /// bf16 numbers that each of it becomes on a matrix unit; see [`crate::cpu::gemm::Grid`].
+    parts: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Data<'a> {
+    Dense(&'a Tensor),
+    Quantised(&'a Quantised),
 }
 
 impl<'a> From<&'a Tensor> for Matrix<'a> {
     fn from(tensor: &'a Tensor) -> Self {
-        Self { tensor, transposed: false }
+        let parts = if tensor.dtype() == Dtype::Bf16 { 1 } else { 3 };
+        Self { data: Data::Dense(tensor), transposed: false, parts }
     }
 }
 
-impl Matrix<'_> {
+impl<'a> Matrix<'a> {
+    /// A quantised matrix, as exact as numbers of format `beside` that it meets.
+    pub fn quantised(quantised: &'a Quantised, beside: Dtype) -> Self {
+        let parts = if beside == Dtype::Bf16 { 1 } else { 3 };
+        Self { data: Data::Quantised(quantised), transposed: false, parts }
+    }
+
     /// Rows and columns exchanged.
     pub fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
 
     pub fn rows(&self) -> usize {
-        let shape = self.tensor.shape();
+        let shape = match self.data {
+            Data::Dense(tensor) => tensor.shape(),
+            Data::Quantised(quantised) => quantised.shape(),
+        };
         if self.transposed { shape.width() } else { shape.rows() }
     }
 
     pub fn columns(&self) -> usize {
         self.t().rows()
+    }
+
+    /// The tensor that most of its bytes are in.
+    fn tensor(&self) -> &'a Tensor {
+        match self.data {
+            Data::Dense(tensor) => tensor,
+            Data::Quantised(quantised) => quantised.codes(),
+        }
     }
 }
 
@@ -89,7 +115,7 @@ impl<'a> MatMul<'a> {
                 (left.rows(), left.columns(), right.columns()),
                 (rows, right.rows(), columns)
             );
-            place.count(2 * rows * columns * left.columns(), &[left.tensor, right.tensor]);
+            place.count(2 * rows * columns * left.columns(), &[left.tensor(), right.tensor()]);
         }
         place.count(0, &[&*self.out]);
         let plan = match place.device.kind() {

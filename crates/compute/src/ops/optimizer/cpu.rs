@@ -4,10 +4,10 @@
 use rayon::prelude::*;
 
 use super::adamw::Update;
-use super::codebook::Codebook;
 use super::eight_bit::BLOCK;
 use super::{AdamW, Clip, Codes, Moments, Moments8};
 use crate::Tensor;
+use crate::codebook::Codebook;
 use crate::cpu::Cpu;
 use crate::cpu::rows::max;
 use crate::cpu::simd::simd;

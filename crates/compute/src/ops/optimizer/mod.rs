@@ -5,7 +5,6 @@
 //! No value comes back to the host: the norm that a step clips by is read where the step runs.
 
 mod adamw;
-mod codebook;
 mod cpu;
 mod eight_bit;
 mod ema;

@@ -16,7 +16,7 @@ const LOWEST_BIN: usize = (127 - 24) << 7;
 const N_BINS: usize = (24 << 7) + 1;
 
 /// Numbers in rising order, and how to find the nearest.
-pub(super) struct Codebook {
+pub(crate) struct Codebook {
     values: [f32; 256],
     /// The code of 0; sizes count up from it, and down from it where there is a sign.
     zero: u8,
@@ -65,6 +65,11 @@ impl Codebook {
             let start = f32::from_bits(((bin + LOWEST_BIN) << BIN_SHIFT) as u32);
             *below = self.bounds.partition_point(|bound| *bound < start) as u8;
         }
+    }
+
+    /// The numbers, in the order of their codes.
+    pub fn values(&self) -> &[f32; 256] {
+        &self.values
     }
 
     /// The numbers that some codes stand for.

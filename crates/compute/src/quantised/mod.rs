@@ -1,0 +1,165 @@
+//! Frozen matrices in few bits: a byte or half of one per number, and scales. Products read them as
+//! they are, block by block; a dequantised copy of the whole never exists.
+//!
+//! - int8: whole numbers from -127 to 127, scaled so that the largest of a row is 127.
+//! - fp8: eight bits with a sign, four of exponent and three of fraction (e4m3), scaled so that the
+//!   largest of a row is 448, the largest there is.
+//! - nf4: one of sixteen numbers, dense near zero as weights are (Dettmers et al., arXiv
+//!   2305.14314), relative to the largest of 64 in a row. Those largest are quantised again: their
+//!   distance from their mean, relative to the largest of 256 of them, by the codebook of the 8-bit
+//!   optimizers. Bit for bit as the bitsandbytes library stores them.
+
+mod cpu;
+mod read;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+
+#[cfg(test)]
+use read::e4m3;
+pub(crate) use read::{Fp8, Int8, NF4, Nf4};
+
+use crate::cpu::gemm::Floats;
+use crate::device::Engine;
+use crate::op::Op;
+use crate::{Dtype, Result, Shape, Tensor};
+
+/// Numbers that share a scale in nf4, and scales that share one in turn.
+const BLOCK: usize = 64;
+const GROUP: usize = 256;
+
+/// How numbers are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quantisation {
+    /// 8-bit integers with a scale per row.
+    Int8,
+    /// 4-bit numbers with a scale per 64, itself of 8 bits.
+    Nf4,
+    /// 8-bit floats with a scale per row.
+    Fp8,
+}
+
+impl fmt::Display for Quantisation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Int8 => "int8",
+            Self::Nf4 => "nf4",
+            Self::Fp8 => "fp8",
+        })
+    }
+}
+
+/// A frozen matrix [rows, width] in few bits. Clones share the memory.
+#[derive(Clone, Debug)]
+pub struct Quantised {
+    how: Quantisation,
+    shape: Shape,
+    /// A byte per number; for nf4 half of one, the first number in the upper half.
+    codes: Tensor,
+    scales: Scales,
+}
+
+#[derive(Clone, Debug)]
+enum Scales {
+    /// f32 `[rows]`
+    PerRow(Tensor),
+    PerBlock {
+        /// u8, one per block.
+        codes: Tensor,
+        /// f32, one per group of those.
+        groups: Tensor,
+        /// f32 `[1]`
+        mean: Tensor,
+    },
+}
+
+impl Quantised {
+    /// Quantises `matrix` [rows, width] of any real format.
+    pub fn new(matrix: &Tensor, how: Quantisation) -> Result<Self> {
+        let device = matrix.device();
+        let op = Op::alone("quantise", device);
+        op.expect_real("matrix", matrix)?;
+        let [rows, width] = op.expect_rank("matrix", matrix)?;
+        let numbers = rows * width;
+        let bytes = if how == Quantisation::Nf4 { numbers / 2 } else { numbers };
+        let scales = if how == Quantisation::Nf4 {
+            op.expect_multiple("width of the matrix", width, BLOCK)?;
+            let blocks = numbers / BLOCK;
+            Scales::PerBlock {
+                codes: device.alloc([blocks], Dtype::U8)?,
+                groups: device.alloc([blocks.div_ceil(GROUP)], Dtype::F32)?,
+                mean: device.alloc([1], Dtype::F32)?,
+            }
+        } else {
+            Scales::PerRow(device.alloc([rows], Dtype::F32)?)
+        };
+        let codes = device.alloc([bytes], Dtype::U8)?;
+        let mut quantised = Self { how, shape: matrix.shape(), codes, scales };
+        op.count(numbers, &[matrix, &quantised.codes]);
+        let blocks = if how == Quantisation::Nf4 { numbers / BLOCK } else { 0 };
+        let mut exact_scales = op.workspace([blocks], Dtype::F32)?;
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => {
+                cpu::quantise(engine, matrix, &mut quantised, exact_scales.data_mut());
+            }
+        }
+        Ok(quantised)
+    }
+
+    /// How its numbers are stored.
+    pub fn how(&self) -> Quantisation {
+        self.how
+    }
+
+    /// [rows, width]
+    pub fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Bytes of its numbers and scales.
+    pub fn bytes(&self) -> usize {
+        let scales = match &self.scales {
+            Scales::PerRow(scales) => scales.bytes(),
+            Scales::PerBlock { codes, groups, mean } => {
+                codes.bytes() + groups.bytes() + mean.bytes()
+            }
+        };
+        self.codes.bytes() + scales
+    }
+
+    /// The numbers, as they come back.
+    ///
+    /// # Panics
+    /// On a device that holds no data.
+    pub fn to_f32_vec(&self) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.shape.elements()];
+        let width = self.shape.width();
+        for (row, to) in numbers.chunks_exact_mut(width.max(1)).enumerate() {
+            self.floats().load(row * width, to);
+        }
+        numbers
+    }
+
+    pub(crate) fn codes(&self) -> &Tensor {
+        &self.codes
+    }
+
+    /// The numbers, to be read.
+    pub(crate) fn floats(&self) -> Floats<'_> {
+        let (codes, width) = (self.codes.data::<u8>(), self.shape.width());
+        match (&self.scales, self.how) {
+            (Scales::PerBlock { codes: block_codes, groups, mean }, _) => Floats::Nf4(Nf4::new(
+                codes,
+                (block_codes.data(), groups.data(), mean.data::<f32>()[0]),
+            )),
+            (Scales::PerRow(scales), Quantisation::Fp8) => {
+                Floats::Fp8(Fp8 { codes, scales: scales.data(), width })
+            }
+            (Scales::PerRow(scales), _) => {
+                Floats::Int8(Int8 { codes, scales: scales.data(), width })
+            }
+        }
+    }
+}
