@@ -4,10 +4,10 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Dtype, Kind, Shape, Tensor};
+use compute::{Device, Dtype, Kind, Quantisation, Shape, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
-use trainer::workload::{Config, Numbers, Random, Recompute, Workload};
+use trainer::workload::{Config, Job, Numbers, Random, Recompute, Workload};
 use weights::Catalog;
 use weights::load::{Options, Wanted, load};
 
@@ -99,8 +99,8 @@ struct Allowed {
 fn check(dtype: Dtype, recompute: Recompute, allowed: &Allowed) {
     let device = Device::cpu(2, 1 << 28).unwrap();
     let golden = recorded();
-    let mut job =
-        Workload::new(&device, GOLDEN, dtype, recompute, &mut Recorded::new(&device)).unwrap();
+    let job = Job { config: GOLDEN, dtype, base: None, recompute };
+    let mut job = Workload::new(&device, job, &mut Recorded::new(&device)).unwrap();
     let mut worst: Vec<(String, f64, f64)> = Vec::new();
     worst.push((
         "output".into(),
@@ -151,9 +151,8 @@ fn losses_gradients_and_adapters_are_pytorchs() {
 fn gradient_bits(threads: usize, recompute: Recompute) -> Vec<Vec<u32>> {
     let device = Device::cpu(threads, 1 << 28).unwrap();
     let config = Config { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
-    let mut job =
-        Workload::new(&device, config, Dtype::F32, recompute, &mut Random::new(&device, 5))
-            .unwrap();
+    let job = Job { config, dtype: Dtype::F32, base: None, recompute };
+    let mut job = Workload::new(&device, job, &mut Random::new(&device, 5)).unwrap();
     for _ in 0..3 {
         job.step().unwrap();
     }
@@ -175,26 +174,32 @@ fn neither_threads_nor_recomputing_change_one_bit() {
 #[test]
 fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
     let config = Config { name: "plan", width: 128, n_blocks: 3, tokens: 40, samples: 2 };
-    let run = |device: &Device, recompute| -> compute::Result<()> {
-        let mut job =
-            Workload::new(device, config, Dtype::Bf16, recompute, &mut Random::new(device, 5))?;
+    let run = |device: &Device, recompute, base| -> compute::Result<()> {
+        let job = Job { config, dtype: Dtype::Bf16, base, recompute };
+        let mut job = Workload::new(device, job, &mut Random::new(device, 5))?;
         (0..3).try_for_each(|_| job.step().map(|_| ()))
     };
     let mut peaks = Vec::new();
-    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+    for (recompute, base) in [
+        (Recompute::None, None),
+        (Recompute::Alternate, None),
+        (Recompute::Block, None),
+        (Recompute::Block, Some(Quantisation::Fp8)),
+        (Recompute::Block, Some(Quantisation::Nf4)),
+    ] {
         let meta = Device::meta(Kind::cpu(2), usize::MAX);
-        run(&meta, recompute).unwrap();
+        run(&meta, recompute, base).unwrap();
         let plan = meta.usage();
         let device = Device::cpu(2, plan.extent).unwrap();
-        run(&device, recompute).unwrap();
+        run(&device, recompute, base).unwrap();
         assert_eq!(device.usage(), plan);
         assert_eq!(device.work(), meta.work());
         let smaller = Device::cpu(2, plan.extent - 1).unwrap();
-        let error = run(&smaller, recompute).unwrap_err().to_string();
+        let error = run(&smaller, recompute, base).unwrap_err().to_string();
         assert!(error.starts_with("out of memory for "), "{error}");
         peaks.push(plan.peak);
     }
-    assert!(peaks[0] > peaks[1] && peaks[1] > peaks[2], "{peaks:?}");
+    assert!(peaks.is_sorted_by(|more, less| more > less), "{peaks:?}");
 }
 
 #[test]

@@ -4,8 +4,10 @@
 //!
 //! Shapes: S samples, N tokens, D width, R rank.
 
+use compute::ops::Weight;
 use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRope, adamw};
-use compute::{Device, Dtype, Gradients, ParamKey, Params, Result, Shape, Tag, Tape, Tensor, Var};
+use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
+use compute::{Shape, Tag, Tape, Tensor, Var};
 
 /// How large the job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,6 +43,19 @@ pub enum Recompute {
     Alternate,
     /// All: the least memory.
     Block,
+}
+
+/// What is trained, and how.
+#[derive(Clone, Copy, Debug)]
+pub struct Job {
+    /// How large it is.
+    pub config: Config,
+    /// Format of activations, and of weights that are not quantised.
+    pub dtype: Dtype,
+    /// How weights are quantised, if they are.
+    pub base: Option<Quantisation>,
+    /// Which blocks are computed twice.
+    pub recompute: Recompute,
 }
 
 const HEAD: usize = 64;
@@ -104,16 +119,11 @@ pub struct Workload {
 
 impl Workload {
     /// Takes all memory that lives as long as the job, and fills it.
-    pub fn new(
-        device: &Device,
-        config: Config,
-        dtype: Dtype,
-        recompute: Recompute,
-        numbers: &mut dyn Numbers,
-    ) -> Result<Self> {
+    pub fn new(device: &Device, job: Job, numbers: &mut dyn Numbers) -> Result<Self> {
+        let Job { config, dtype, recompute, .. } = job;
         let Config { width, tokens, samples, n_blocks, .. } = config;
         let (params, adapters, prefix) = (Params::default(), Vec::new(), String::new());
-        let mut make = Maker { device, numbers: &mut *numbers, dtype, params, adapters, prefix };
+        let mut make = Maker { device, numbers: &mut *numbers, job, params, adapters, prefix };
         let mut blocks = Vec::with_capacity(n_blocks);
         for index in 0..n_blocks {
             make.prefix = format!("blocks.{index}");
@@ -221,9 +231,23 @@ fn forward<'m>(
 
 /// A frozen linear layer, perhaps with an adapter.
 struct Layer {
-    weight: Var,
+    weight: Base,
     bias: Var,
     adapter: Option<[ParamKey; 2]>,
+}
+
+enum Base {
+    Dense(Var),
+    Quantised(Quantised),
+}
+
+impl<'a> From<&'a Base> for Weight<'a> {
+    fn from(base: &'a Base) -> Self {
+        match base {
+            Base::Dense(weight) => weight.into(),
+            Base::Quantised(weight) => weight.into(),
+        }
+    }
 }
 
 impl Layer {
@@ -294,7 +318,7 @@ impl Block {
 struct Maker<'a> {
     device: &'a Device,
     numbers: &'a mut dyn Numbers,
-    dtype: Dtype,
+    job: Job,
     params: Params,
     adapters: Vec<(String, ParamKey)>,
     /// What names begin with.
@@ -309,9 +333,17 @@ impl Maker<'_> {
     }
 
     fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Layer> {
-        let weight = [outputs, inputs].into();
+        let shape = [outputs, inputs].into();
+        let dense = self.weight(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
+        let weight = match self.job.base {
+            None => Base::Dense(dense),
+            Some(how) => {
+                let quantise = || Quantised::new(dense.tensor(), how);
+                Base::Quantised(self.device.tagged(Tag::Weights, quantise)?)
+            }
+        };
         Ok(Layer {
-            weight: self.weight(&format!("{name}.weight"), weight, self.dtype, 0.02)?,
+            weight,
             bias: self.weight(&format!("{name}.bias"), [outputs].into(), Dtype::F32, 0.0)?,
             adapter: None,
         })

@@ -35,11 +35,13 @@ pub fn loading(file: &Path, figures: &[Figure]) -> String {
 
 /// Draws what `hearth bench step` measured.
 pub fn step(figures: &step::Figures) -> String {
-    let step::Figures { config, dtype, recompute, device, threads, .. } = figures;
+    let step::Figures { config, dtype, base, recompute, device, threads, .. } = figures;
+    let base = base.as_ref().map_or_else(String::new, |base| format!(" with weights in {base}"));
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
     let mut page = Page::new();
-    let title =
-        format!("{config}, {dtype}, recompute {recompute}, on {device} with {threads} threads");
+    let title = format!(
+        "{config}, {dtype}{base}, recompute {recompute}, on {device} with {threads} threads"
+    );
     page.line(BOLD, &title);
     let time = format!(
         "{:.0} ms (best {:.0}, processor time {:.0}), {:.0} GFLOP/s",

@@ -1,13 +1,13 @@
 //! Quantises on the processor.
 
 use super::read::{NF4, SCALES, e4m3};
-use super::{BLOCK, GROUP, Quantisation, Quantised, Scales};
+use super::{BLOCK, GROUP, Inner, Quantisation, Scales};
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::rows::load;
 use crate::dtype::{Real, with_real};
 
-pub fn quantise(cpu: &Cpu, matrix: &Tensor, to: &mut Quantised, exact: &mut [f32]) {
+pub fn quantise(cpu: &Cpu, matrix: &Tensor, to: &mut Inner, exact: &mut [f32]) {
     let (how, width) = (to.how, matrix.shape().width());
     let codes = to.codes.data_mut::<u8>();
     match &mut to.scales {

@@ -15,6 +15,7 @@ mod read;
 mod tests;
 
 use std::fmt;
+use std::sync::Arc;
 
 #[cfg(test)]
 use read::e4m3;
@@ -52,7 +53,10 @@ impl fmt::Display for Quantisation {
 
 /// A frozen matrix [rows, width] in few bits. Clones share the memory.
 #[derive(Clone, Debug)]
-pub struct Quantised {
+pub struct Quantised(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
     how: Quantisation,
     shape: Shape,
     /// A byte per number; for nf4 half of one, the first number in the upper half.
@@ -60,7 +64,7 @@ pub struct Quantised {
     scales: Scales,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 enum Scales {
     /// f32 `[rows]`
     PerRow(Tensor),
@@ -95,38 +99,38 @@ impl Quantised {
             Scales::PerRow(device.alloc([rows], Dtype::F32)?)
         };
         let codes = device.alloc([bytes], Dtype::U8)?;
-        let mut quantised = Self { how, shape: matrix.shape(), codes, scales };
-        op.count(numbers, &[matrix, &quantised.codes]);
+        let mut inner = Inner { how, shape: matrix.shape(), codes, scales };
+        op.count(numbers, &[matrix, &inner.codes]);
         let blocks = if how == Quantisation::Nf4 { numbers / BLOCK } else { 0 };
         let mut exact_scales = op.workspace([blocks], Dtype::F32)?;
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                cpu::quantise(engine, matrix, &mut quantised, exact_scales.data_mut());
+                cpu::quantise(engine, matrix, &mut inner, exact_scales.data_mut());
             }
         }
-        Ok(quantised)
+        Ok(Self(Arc::new(inner)))
     }
 
     /// How its numbers are stored.
     pub fn how(&self) -> Quantisation {
-        self.how
+        self.0.how
     }
 
     /// [rows, width]
     pub fn shape(&self) -> Shape {
-        self.shape
+        self.0.shape
     }
 
     /// Bytes of its numbers and scales.
     pub fn bytes(&self) -> usize {
-        let scales = match &self.scales {
+        let scales = match &self.0.scales {
             Scales::PerRow(scales) => scales.bytes(),
             Scales::PerBlock { codes, groups, mean } => {
                 codes.bytes() + groups.bytes() + mean.bytes()
             }
         };
-        self.codes.bytes() + scales
+        self.0.codes.bytes() + scales
     }
 
     /// The numbers, as they come back.
@@ -134,8 +138,8 @@ impl Quantised {
     /// # Panics
     /// On a device that holds no data.
     pub fn to_f32_vec(&self) -> Vec<f32> {
-        let mut numbers = vec![0.0; self.shape.elements()];
-        let width = self.shape.width();
+        let mut numbers = vec![0.0; self.0.shape.elements()];
+        let width = self.0.shape.width();
         for (row, to) in numbers.chunks_exact_mut(width.max(1)).enumerate() {
             self.floats().load(row * width, to);
         }
@@ -143,13 +147,13 @@ impl Quantised {
     }
 
     pub(crate) fn codes(&self) -> &Tensor {
-        &self.codes
+        &self.0.codes
     }
 
     /// The numbers, to be read.
     pub(crate) fn floats(&self) -> Floats<'_> {
-        let (codes, width) = (self.codes.data::<u8>(), self.shape.width());
-        match (&self.scales, self.how) {
+        let (codes, width) = (self.0.codes.data::<u8>(), self.0.shape.width());
+        match (&self.0.scales, self.0.how) {
             (Scales::PerBlock { codes: block_codes, groups, mean }, _) => Floats::Nf4(Nf4::new(
                 codes,
                 (block_codes.data(), groups.data(), mean.data::<f32>()[0]),

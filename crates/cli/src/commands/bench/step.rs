@@ -4,9 +4,9 @@
 use std::io::Write;
 
 use clap::ValueEnum;
-use compute::{Device, Dtype, Kind, Tag, Usage};
+use compute::{Device, Dtype, Kind, Quantisation, Tag, Usage};
 use serde::Serialize;
-use trainer::workload::{CONFIGS, Config, Random, Recompute, Workload};
+use trainer::workload::{CONFIGS, Config, Job, Random, Recompute, Workload};
 
 use super::{Timed, default_threads, median, name_of};
 use crate::commands::Outcome;
@@ -22,6 +22,7 @@ const WARM_UP: usize = 3;
 Examples:
   hearth bench step                                     cpu-small in f32
   hearth bench step --config cpu-mid --dtype bf16 --recompute block
+  hearth bench step --dtype bf16 --base nf4             weights in four bits
   hearth bench step --json --steps 20 --threads 2")]
 pub struct Arguments {
     /// How large the job is
@@ -31,6 +32,10 @@ pub struct Arguments {
     /// Format of weights and activations; adapters are always f32
     #[arg(long, default_value = "f32")]
     dtype: Format,
+
+    /// Format of weights, if they are quantised
+    #[arg(long)]
+    base: Option<Base>,
 
     /// Which blocks are computed twice to save memory
     #[arg(long, default_value = "none")]
@@ -77,6 +82,24 @@ impl From<Format> for Dtype {
     }
 }
 
+/// A way to quantise, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Base {
+    Int8,
+    Nf4,
+    Fp8,
+}
+
+impl From<Base> for Quantisation {
+    fn from(base: Base) -> Self {
+        match base {
+            Base::Int8 => Self::Int8,
+            Base::Nf4 => Self::Nf4,
+            Base::Fp8 => Self::Fp8,
+        }
+    }
+}
+
 /// Which blocks are computed twice, as it is typed.
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Again {
@@ -106,6 +129,7 @@ pub enum On {
 pub struct Figures {
     pub config: &'static str,
     pub dtype: String,
+    pub base: Option<String>,
     pub recompute: String,
     pub device: String,
     pub threads: usize,
@@ -140,10 +164,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let threads = arguments.threads.map_or_else(default_threads, usize::from);
-    let job = |device: &Device| {
-        let (dtype, recompute) = (arguments.dtype.into(), arguments.recompute.into());
-        Workload::new(device, arguments.config, dtype, recompute, &mut Random::new(device, 0))
+    let job = Job {
+        config: arguments.config,
+        dtype: arguments.dtype.into(),
+        base: arguments.base.map(Into::into),
+        recompute: arguments.recompute.into(),
     };
+    let job = |device: &Device| Workload::new(device, job, &mut Random::new(device, 0));
     let On::Cpu = arguments.device;
     let meta = Device::meta(Kind::cpu(threads), usize::MAX);
     let mut planned = job(&meta)?;
@@ -168,6 +195,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     Ok(Figures {
         config: arguments.config.name,
         dtype: Dtype::from(arguments.dtype).to_string(),
+        base: arguments.base.as_ref().map(name_of),
         recompute: name_of(&arguments.recompute),
         device: name_of(&arguments.device),
         threads,

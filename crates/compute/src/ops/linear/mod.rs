@@ -132,7 +132,7 @@ impl Tape<'_> {
         }
         let weight = match weight {
             Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
-            Weight::Quantised(weight) => Held::Quantised(Box::new(weight.clone())),
+            Weight::Quantised(weight) => Held::Quantised(weight.clone()),
         };
         let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
         let record = Record {
@@ -246,7 +246,7 @@ struct Record {
 /// The weight between forward and backward: kept, and then at hand.
 enum Held<T> {
     Dense(T, Option<Source>),
-    Quantised(Box<Quantised>),
+    Quantised(Quantised),
 }
 
 impl Held<Kept> {
