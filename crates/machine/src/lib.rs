@@ -5,6 +5,7 @@
 //! how to mend it. This crate knows no model, never sleeps and never invents a reading.
 
 pub mod budget;
+pub mod cores;
 pub mod cpu;
 pub mod fields;
 pub mod findings;

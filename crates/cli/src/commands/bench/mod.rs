@@ -69,9 +69,9 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// Threads to compute with: one per processor that is there, unless told otherwise.
+/// Threads to compute with unless told otherwise.
 fn default_threads() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
+    machine::cores::compute_threads()
 }
 
 /// A choice as it is typed, and as it is written in JSON.

@@ -34,7 +34,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
 
-    /// Threads [default: one per processor]
+    /// Threads [default: one per performance core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
@@ -217,7 +217,7 @@ fn by_rows() -> Vec<Case> {
         .with([1, 128, 128, 128])
         .with_f32([128])
         .with_f32([128]),
-        Case::new("adamw", Run::AdamW).with_f32([10_000_000]),
+        Case::new("adamw", Run::AdamW).with_f32([100_000_000]),
     ]
 }
 

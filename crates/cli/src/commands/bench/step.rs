@@ -45,7 +45,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
-    /// Threads [default: one per processor]
+    /// Threads [default: one per performance core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
