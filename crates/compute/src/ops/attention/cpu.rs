@@ -1,5 +1,6 @@
 //! Attention on the processor. Forward: a block of queries of one head is a task. Backward: a head
-//! of keys and values of one sample is a task, since its gradients gather from all queries.
+//! of keys and values of one sample is a task, since its gradients gather from all queries; where
+//! there are few heads, several tasks share the queries of one, and their sums are added up after.
 #![allow(unsafe_code)]
 
 use super::{Seen, Sizes};
@@ -24,9 +25,36 @@ pub fn forward_floats(sizes: Sizes) -> usize {
     gemm::ROOM + QUERIES * (KEYS + sizes.d + 2)
 }
 
-/// Floats of workspace per thread.
-pub fn backward_floats(sizes: Sizes) -> usize {
-    gemm::ROOM + QUERIES * (2 * KEYS + sizes.d + 1) + 2 * sizes.keys * sizes.d
+/// Enough tasks for the threads to share.
+const ENOUGH_TASKS: usize = 16;
+
+/// How backward is shared out; it depends on shapes alone.
+#[derive(Clone, Copy)]
+pub struct Shares {
+    /// Heads of keys and values, of all samples.
+    pairs: usize,
+    /// Tasks for each of them.
+    per_pair: usize,
+    /// Floats of the sums of dk and dv of one task.
+    sums: usize,
+    /// Floats of room per thread besides.
+    own: usize,
+}
+
+impl Shares {
+    pub fn new(sizes: Sizes) -> Self {
+        let pairs = sizes.samples * sizes.kv_heads;
+        let blocks = sizes.group() * sizes.queries.div_ceil(QUERIES);
+        let per_pair = ENOUGH_TASKS.div_ceil(pairs.max(1)).clamp(1, blocks.max(1));
+        let own = gemm::ROOM + QUERIES * (2 * KEYS + sizes.d + 1);
+        Self { pairs, per_pair, sums: 2 * sizes.keys * sizes.d, own }
+    }
+
+    /// Floats of workspace: sums stay with the thread if no other task adds to them.
+    pub fn floats(self, threads: usize) -> usize {
+        let sums = if self.per_pair == 1 { threads } else { self.pairs * self.per_pair };
+        threads * self.own + sums * self.sums
+    }
 }
 
 pub fn forward(
@@ -141,7 +169,7 @@ impl<'a> Head<'a> {
     }
 
     fn of_keys(&self, data: Floats<'a>) -> Grid<'a> {
-        let kv_head = self.index / (self.sizes.heads / self.sizes.kv_heads);
+        let kv_head = self.index / self.sizes.group();
         self.grid(data, self.sizes.keys, self.sizes.kv_heads, kv_head)
     }
 
@@ -206,8 +234,7 @@ pub fn backward(
     slots: &mut [Slot],
     workspace: &mut [f32],
 ) {
-    let Sizes { samples, heads, kv_heads, .. } = sizes;
-    let group = heads / kv_heads;
+    let shares = Shares::new(sizes);
     let [q_slot, k_slot, v_slot] = slots else { unreachable!("three inputs have three slots") };
     with_real!(sizes.dtype, T => {
         let gradients = Gradients {
@@ -215,29 +242,34 @@ pub fn backward(
             k: Target::<T>::new(k_slot, sizes.d),
             v: Target::<T>::new(v_slot, sizes.d),
         };
-        cpu.with_room(workspace, backward_floats(sizes), samples * kv_heads, |task, mut room| {
-            let (sample, kv_head) = (task / kv_heads, task % kv_heads);
-            let product_room = room.take(gemm::ROOM);
-            let [k_sums, v_sums] = [sizes.keys * sizes.d; 2].map(|floats| room.take(floats));
-            k_sums.fill(0.0);
-            v_sums.fill(0.0);
-            for index in kv_head * group..(kv_head + 1) * group {
-                let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(Floats::from);
-                let head = Head { way: cpu.way, sizes, sample, index, seen, q, k, v };
-                for first in (0..sizes.queries).step_by(QUERIES) {
-                    let block = (first, QUERIES.min(sizes.queries - first));
-                    let mut room = Room(room.0);
-                    let corrections = head.corrections::<T>(block, inputs, &mut room);
-                    let sums = (&mut *k_sums, &mut *v_sums);
-                    let q_sums = head.backward(block, inputs, corrections, sums, (product_room, room));
-                    multiply(q_sums, sizes.scale);
-                    gradients.q.store(sizes, (sample, head.index, first), q_sums);
-                }
-            }
-            multiply(k_sums, sizes.scale);
-            gradients.k.store(sizes, (sample, kv_head, 0), k_sums);
-            gradients.v.store(sizes, (sample, kv_head, 0), v_sums);
-        });
+        let task = |task: usize, sums: &mut [f32], room: Room<'_>| {
+            let (pair, share) = (task / shares.per_pair, task % shares.per_pair);
+            let (sample, kv_head) = (pair / sizes.kv_heads, pair % sizes.kv_heads);
+            let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(Floats::from);
+            let head = Head { way: cpu.way, sizes, sample, index: 0, seen, q, k, v };
+            head.backward_share((kv_head, share, shares.per_pair), inputs, &gradients, sums, room);
+        };
+        if shares.per_pair == 1 {
+            let own = shares.own + shares.sums;
+            cpu.with_room(workspace, own, shares.pairs, |pair, mut room| {
+                let sums = room.take(shares.sums);
+                task(pair, sums, room);
+                gradients.store_keys(sizes, pair, sums);
+            });
+        } else {
+            let tasks = shares.pairs * shares.per_pair;
+            let (sums, rooms) = workspace.split_at_mut(tasks * shares.sums);
+            let each = Shared::new(&mut *sums);
+            cpu.with_room(rooms, shares.own, tasks, |index, room| {
+                // SAFETY: the sums of this task alone.
+                task(index, unsafe { each.slice(index * shares.sums, shares.sums) }, room);
+            });
+            cpu.samples(sums, shares.per_pair * shares.sums, |pair, sums| {
+                let (first, others) = sums.split_at_mut(shares.sums);
+                others.chunks_exact(shares.sums.max(1)).for_each(|other| add(first, other));
+                gradients.store_keys(sizes, pair, first);
+            });
+        }
     });
 }
 
@@ -245,6 +277,17 @@ struct Gradients<'a, T> {
     q: Target<'a, T>,
     k: Target<'a, T>,
     v: Target<'a, T>,
+}
+
+impl<T: Real> Gradients<'_, T> {
+    /// dk and dv of one head of one sample, from their sums.
+    fn store_keys(&self, sizes: Sizes, pair: usize, sums: &mut [f32]) {
+        let (sample, kv_head) = (pair / sizes.kv_heads, pair % sizes.kv_heads);
+        let (k_sums, v_sums) = sums.split_at_mut(sizes.keys * sizes.d);
+        multiply(k_sums, sizes.scale);
+        self.k.store(sizes, (sample, kv_head, 0), k_sums);
+        self.v.store(sizes, (sample, kv_head, 0), v_sums);
+    }
 }
 
 /// A gradient [samples, tokens, heads·d] that tasks write to, each the columns of its own head.
@@ -276,6 +319,33 @@ impl<'a, T: Real> Target<'a, T> {
 }
 
 impl Head<'_> {
+    /// Every so many-th block of queries of the heads that share these keys and values: stores dq,
+    /// and sums dk and dv.
+    fn backward_share<T: Real>(
+        self,
+        (kv_head, share, shares): (usize, usize, usize),
+        inputs: Inputs<'_>,
+        gradients: &Gradients<'_, T>,
+        sums: &mut [f32],
+        mut room: Room<'_>,
+    ) {
+        let Sizes { queries, keys, d, scale, .. } = self.sizes;
+        let (group, blocks) = (self.sizes.group(), queries.div_ceil(QUERIES));
+        let product_room = room.take(gemm::ROOM);
+        sums.fill(0.0);
+        let (k_sums, v_sums) = sums.split_at_mut(keys * d);
+        for item in (share..group * blocks).step_by(shares) {
+            let (index, first) = (kv_head * group + item / blocks, item % blocks * QUERIES);
+            let (head, block) = (Self { index, ..self }, (first, QUERIES.min(queries - first)));
+            let mut room = Room(room.0);
+            let corrections = head.corrections::<T>(block, inputs, &mut room);
+            let sums = (&mut *k_sums, &mut *v_sums);
+            let q_sums = head.backward(block, inputs, corrections, sums, (product_room, room));
+            multiply(q_sums, scale);
+            gradients.q.store(self.sizes, (self.sample, index, first), q_sums);
+        }
+    }
+
     /// D = Σ gradient·out for each query of a block.
     fn corrections<'r, T: Real>(
         &self,
@@ -353,6 +423,12 @@ impl Head<'_> {
 }
 
 simd! {
+    fn add(sums: &mut [f32], others: &[f32]) {
+        for (sum, other) in sums.iter_mut().zip(others) {
+            *sum += other;
+        }
+    }
+
     fn weigh(
         weights: &mut [f32],
         slopes: &mut [f32],

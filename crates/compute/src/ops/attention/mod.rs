@@ -97,6 +97,11 @@ struct Sizes {
 }
 
 impl Sizes {
+    /// Query heads that share keys and values.
+    fn group(&self) -> usize {
+        self.heads / self.kv_heads
+    }
+
     /// Operations of one product of queries and keys, over all heads.
     fn product(&self) -> usize {
         2 * self.samples * self.heads * self.queries * self.keys * self.d
@@ -176,7 +181,7 @@ impl Record {
             });
         }
         let floats = match place.device.kind() {
-            Kind::Cpu { threads, .. } => threads * cpu::backward_floats(sizes),
+            Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         match place.engine() {
