@@ -7,12 +7,14 @@ use crate::tree::Tree;
 
 /// The only files that may hold `unsafe`, each with the reason.
 const UNSAFE_FILES: &[(&str, &str)] = &[
+    ("crates/compute/src/cpu/gemm/kernels.rs", "drives the matrix unit"),
     ("crates/compute/src/cpu/gemm/mod.rs", "writes blocks of a matrix from several threads"),
     ("crates/compute/src/cpu/gemm/no_tiles.rs", "stands for a function that is"),
     ("crates/compute/src/cpu/gemm/pack.rs", "loads and stores vectors"),
     ("crates/compute/src/cpu/gemm/plain.rs", "calls the gemm crate"),
+    ("crates/compute/src/cpu/gemm/sixteens.rs", "loads vectors"),
     ("crates/compute/src/cpu/gemm/tests.rs", "calls both ways to multiply"),
-    ("crates/compute/src/cpu/gemm/tiles.rs", "drives the matrix unit"),
+    ("crates/compute/src/cpu/gemm/tiles.rs", "sets up the matrix unit, writes blocks of a matrix"),
     ("crates/compute/src/cpu/memory.rs", "cuts an arena's mapping into tensors"),
     ("crates/compute/src/cpu/rows.rs", "lends out pieces of a slice to several threads"),
     ("crates/compute/src/cpu/shared.rs", "a slice that several threads write to"),

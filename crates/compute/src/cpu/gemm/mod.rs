@@ -7,8 +7,12 @@
 
 mod grid;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod kernels;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod pack;
 mod plain;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod sixteens;
 #[cfg(test)]
 mod tests;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]

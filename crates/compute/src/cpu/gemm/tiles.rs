@@ -1,15 +1,16 @@
 //! Products by the matrix unit of Intel's processors (AMX), which multiplies tiles of 16 x 32 bf16
 //! numbers and sums in f32.
 //!
-//! f32 takes part too: a number of 24 bits is the sum of three bf16 of 8 bits each, exactly. Of the
-//! nine products of two such sums the three smallest lie below half a unit of f32 and are left out.
-//! Six products of bf16 on this unit take a third to a half of the time of one in f32 on vectors. The same for f16.
-//! An infinite factor gives infinity or not-a-number; numbers below 1e-38 count as zero.
+//! f32 takes part too, and f16 in its guise: a number of 24 bits is the sum of three bf16 of 8 bits
+//! each, exactly. Of the nine products of two such sums the three smallest lie below half a unit of
+//! f32 and are left out. The six others take a third to a half of the time that one in f32 takes on
+//! vectors. An infinite factor gives infinity or not-a-number; numbers below 1e-38 count as zero.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 use std::sync::OnceLock;
 
+use super::kernels::{Sums, one_by_one, one_by_three, three_by_one, three_by_three};
 use super::pack::{self, Packed, Side, pack};
 use super::{COLUMNS, DEPTH, Grid, ROWS, Size};
 
@@ -229,173 +230,3 @@ impl Panels<'_> {
         }
     }
 }
-
-/// Where the four tiles of sums live.
-struct Sums {
-    top: *mut f32,
-    bottom: *mut f32,
-    row_bytes: usize,
-    add: bool,
-}
-
-impl Sums {
-    /// # Safety
-    /// The square must be there.
-    unsafe fn without_depth(self) {
-        for row in 0..if self.add { 0 } else { 16 } {
-            for half in [self.top, self.bottom] {
-                // SAFETY: a row of the square.
-                unsafe { half.wrapping_byte_add(row * self.row_bytes).write_bytes(0, SIDE) };
-            }
-        }
-    }
-}
-
-/// Loads the upper or lower tile of a part of the left factor.
-macro_rules! left {
-    (upper $part:literal) => {
-        concat!("tileloadd tmm4, [{a} + {line} + 2048 * ", $part, "]\n")
-    };
-    (lower $part:literal) => {
-        concat!("tileloadd tmm5, [{a} + {line} + 2048 * ", $part, " + 1024]\n")
-    };
-}
-
-/// Loads the first or second tile of a part of the right factor.
-macro_rules! right {
-    (first $part:literal) => {
-        concat!("tileloadd tmm6, [{b} + {line} + 2048 * ", $part, "]\n")
-    };
-    (second $part:literal) => {
-        concat!("tileloadd tmm7, [{b} + {line} + 2048 * ", $part, " + 1024]\n")
-    };
-}
-
-/// Multiplies a tile of the left factor by one of the right.
-macro_rules! multiply {
-    (upper first) => {
-        "tdpbf16ps tmm0, tmm4, tmm6\n"
-    };
-    (upper second) => {
-        "tdpbf16ps tmm1, tmm4, tmm7\n"
-    };
-    (lower first) => {
-        "tdpbf16ps tmm2, tmm5, tmm6\n"
-    };
-    (lower second) => {
-        "tdpbf16ps tmm3, tmm5, tmm7\n"
-    };
-}
-
-/// Multiplies what is loaded, and loads other parts for the next product as soon as a tile has
-/// served.
-macro_rules! product {
-    (then left $part:literal) => {
-        concat!(
-            multiply!(upper first),
-            multiply!(upper second),
-            left!(upper $part),
-            multiply!(lower first),
-            multiply!(lower second),
-            left!(lower $part),
-        )
-    };
-    (then right $part:literal) => {
-        concat!(
-            multiply!(upper first),
-            multiply!(lower first),
-            right!(first $part),
-            multiply!(upper second),
-            multiply!(lower second),
-            right!(second $part),
-        )
-    };
-    (then left $left:literal, right $right:literal) => {
-        concat!(
-            multiply!(upper first),
-            multiply!(upper second),
-            left!(upper $left),
-            multiply!(lower first),
-            right!(first $right),
-            multiply!(lower second),
-            left!(lower $left),
-            right!(second $right),
-        )
-    };
-    () => {
-        concat!(
-            multiply!(upper first),
-            multiply!(upper second),
-            multiply!(lower first),
-            multiply!(lower second),
-        )
-    };
-}
-
-/// Defines the loop over the depth for factors of so many parts. Small products come first, so that
-/// they are not lost beside large ones. `first` and `next` are the parts of the first product, in
-/// the step at hand and in the next one; `products` are all but the last.
-macro_rules! kernel {
-    ($name:ident: parts $left_parts:literal, $right_parts:literal;
-     first $left:literal, $right:literal; next $next_left:literal, $next_right:literal;
-     products $($product:expr),*) => {
-        /// # Safety
-        /// The panels must hold as many steps, at least one; the unit must be set up.
-        unsafe fn $name(a: *const f32, b: *const f32, steps: usize, sums: Sums) {
-            // SAFETY: reads the panels and the sums, writes the sums; no one else uses the tiles.
-            unsafe {
-                asm!(
-                    "test {add:e}, {add:e}",
-                    "jz 2f",
-                    "tileloadd tmm0, [{top} + {row}]",
-                    "tileloadd tmm1, [{top} + {row} + 64]",
-                    "tileloadd tmm2, [{bottom} + {row}]",
-                    "tileloadd tmm3, [{bottom} + {row} + 64]",
-                    "jmp 3f",
-                    "2:",
-                    "tilezero tmm0",
-                    "tilezero tmm1",
-                    "tilezero tmm2",
-                    "tilezero tmm3",
-                    "3:",
-                    left!(upper $left),
-                    right!(first $right),
-                    left!(lower $left),
-                    right!(second $right),
-                    "dec {steps}",
-                    "jz 5f",
-                    "4:",
-                    concat!($($product,)* product!(then left $next_left, right $next_right)),
-                    concat!("add {a}, 2048 * ", $left_parts),
-                    concat!("add {b}, 2048 * ", $right_parts),
-                    "dec {steps}",
-                    "jnz 4b",
-                    "5:",
-                    concat!($($product,)* product!()),
-                    "tilestored [{top} + {row}], tmm0",
-                    "tilestored [{top} + {row} + 64], tmm1",
-                    "tilestored [{bottom} + {row}], tmm2",
-                    "tilestored [{bottom} + {row} + 64], tmm3",
-                    a = inout(reg) a => _,
-                    b = inout(reg) b => _,
-                    steps = inout(reg) steps => _,
-                    line = in(reg) 64usize,
-                    top = in(reg) sums.top,
-                    bottom = in(reg) sums.bottom,
-                    row = in(reg) sums.row_bytes,
-                    add = in(reg) u32::from(sums.add),
-                    options(nostack),
-                );
-            }
-        }
-    };
-}
-
-kernel!(one_by_one: parts 1, 1; first 0, 0; next 1, 1; products);
-kernel!(three_by_one: parts 3, 1; first 2, 0; next 5, 1;
-    products product!(then left 1), product!(then left 0));
-kernel!(one_by_three: parts 1, 3; first 0, 2; next 1, 5;
-    products product!(then right 1), product!(then right 0));
-kernel!(three_by_three: parts 3, 3; first 0, 2; next 3, 5;
-    products product!(then right 1), product!(then left 1), product!(then right 0),
-    product!(then left 2), product!(then left 0));
