@@ -6,57 +6,57 @@
 //! not inlined into any, and runs with the narrowest vectors after all.
 #![allow(unsafe_code)]
 
-use std::sync::atomic::{AtomicU8, Ordering};
+#[cfg(target_arch = "x86_64")]
+pub(crate) use x86::{Vectors, vectors};
 
-/// The widest vectors of this processor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub(crate) enum Vectors {
-    /// What every processor of the architecture has.
-    Plain = 1,
-    /// AVX2 with fused multiply-add, 256 bits.
-    V3,
-    /// AVX-512, 512 bits.
-    V4,
-}
+/// What there is to choose from. Arm processors have their 128-bit vectors always.
+#[cfg(target_arch = "x86_64")]
+mod x86 {
+    use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Which vectors to use; asked once, then remembered.
-#[inline(always)]
-pub(crate) fn vectors() -> Vectors {
-    static FOUND: AtomicU8 = AtomicU8::new(0);
-    match FOUND.load(Ordering::Relaxed) {
-        1 => Vectors::Plain,
-        2 => Vectors::V3,
-        3 => Vectors::V4,
-        _ => {
-            let found = find();
-            FOUND.store(found as u8, Ordering::Relaxed);
-            found
+    /// The widest vectors of this processor.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    #[repr(u8)]
+    pub(crate) enum Vectors {
+        /// What every processor of the architecture has.
+        Plain = 1,
+        /// AVX2 with fused multiply-add, 256 bits.
+        V3,
+        /// AVX-512, 512 bits.
+        V4,
+    }
+
+    /// Which vectors to use; asked once, then remembered.
+    #[inline(always)]
+    pub(crate) fn vectors() -> Vectors {
+        static FOUND: AtomicU8 = AtomicU8::new(0);
+        match FOUND.load(Ordering::Relaxed) {
+            1 => Vectors::Plain,
+            2 => Vectors::V3,
+            3 => Vectors::V4,
+            _ => {
+                let found = find();
+                FOUND.store(found as u8, Ordering::Relaxed);
+                found
+            }
+        }
+    }
+
+    fn find() -> Vectors {
+        macro_rules! all {
+            ($($feature:tt),*) => { $(is_x86_feature_detected!($feature))&&* };
+        }
+        let v3 = all!("avx2", "fma", "bmi1", "bmi2", "f16c", "lzcnt", "movbe", "popcnt");
+        let v4 = v3 && all!("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl");
+        match (v3, v4) {
+            (_, true) => Vectors::V4,
+            (true, false) => Vectors::V3,
+            (false, false) => Vectors::Plain,
         }
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-fn find() -> Vectors {
-    macro_rules! all {
-        ($($feature:tt),*) => { $(is_x86_feature_detected!($feature))&&* };
-    }
-    let v3 = all!("avx2", "fma", "bmi1", "bmi2", "f16c", "lzcnt", "movbe", "popcnt");
-    let v4 = v3 && all!("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl");
-    match (v3, v4) {
-        (_, true) => Vectors::V4,
-        (true, false) => Vectors::V3,
-        (false, false) => Vectors::Plain,
-    }
-}
-
-/// Arm processors have their 128-bit vectors always.
-#[cfg(not(target_arch = "x86_64"))]
-fn find() -> Vectors {
-    Vectors::Plain
-}
-
-/// Defines a function that is compiled for each of [`Vectors`].
+/// Defines a function that is compiled for each kind of vectors.
 macro_rules! simd {
     ($(
         $(#[$meta:meta])*

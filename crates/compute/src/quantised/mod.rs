@@ -10,7 +10,7 @@
 //!   optimizers. Bit for bit as the bitsandbytes library stores them.
 
 mod cpu;
-mod read;
+pub(crate) mod read;
 #[cfg(test)]
 mod tests;
 
@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 #[cfg(test)]
 use read::e4m3;
-pub(crate) use read::{Fp8, Int8, NF4, Nf4};
+pub(crate) use read::{Fp8, Int8, Nf4};
 
 use crate::cpu::gemm::Floats;
 use crate::device::Engine;

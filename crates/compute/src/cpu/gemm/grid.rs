@@ -73,6 +73,8 @@ pub(crate) struct Grid<'a> {
     pub column_step: usize,
     /// bf16 numbers that each becomes on the matrix unit: those whose sum it is, 3, or the nearest
     /// alone, 1.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    // Nobody asks where there is none.
     pub parts: usize,
 }
 

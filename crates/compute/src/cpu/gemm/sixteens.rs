@@ -6,7 +6,8 @@ use std::arch::x86_64::*;
 
 use half::{bf16, f16};
 
-use crate::quantised::{Fp8, Int8, NF4, Nf4};
+use crate::quantised::read::NF4;
+use crate::quantised::{Fp8, Int8, Nf4};
 
 /// Numbers that are read sixteen at a time.
 pub(super) trait Sixteens: Copy {
@@ -124,7 +125,7 @@ impl Sixteens for Fp8<'_> {
         prefetch(self.codes, at);
     }
 
-    /// See [`crate::quantised::e4m3`].
+    /// See [`crate::quantised::read::e4m3`].
     #[inline(always)]
     unsafe fn sixteen(self, at: usize, mask: u16) -> __m512 {
         const TWO_120: f32 = f32::from_bits((127 + 120) << 23);
