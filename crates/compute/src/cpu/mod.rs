@@ -14,7 +14,7 @@ pub(crate) use memory::Memory;
 pub(crate) use per_thread::Room;
 pub(crate) use shared::Shared;
 
-use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::dtype::{Real, with_real};
 use crate::{ComputeError, Result, Tensor};
@@ -48,9 +48,21 @@ impl Cpu {
         self.pool.install(work)
     }
 
-    /// Calls `work` once for every index below `count`, on any thread.
+    /// Calls `work` once for every index below `count`, on any thread. Threads take one index at a
+    /// time, so that a core that is slow, or shared with another program, holds nobody up; rayon's
+    /// own loops give each thread its share in advance.
     pub fn each(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        self.run(|| (0..count).into_par_iter().for_each(work));
+        let next = AtomicUsize::new(0);
+        let take = || {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            (index < count).then_some(index)
+        };
+        let take_all = || std::iter::from_fn(take).for_each(work);
+        match count {
+            0 => {}
+            1 => self.run(take_all),
+            _ => drop(self.pool.broadcast(|_| take_all())),
+        }
     }
 
     /// Sets every number of a real tensor by its index.
