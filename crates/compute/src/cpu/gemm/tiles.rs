@@ -3,7 +3,8 @@
 //!
 //! f32 takes part too, and f16 in its guise: a number of 24 bits is the sum of three bf16 of 8 bits
 //! each, exactly. Of the nine products of two such sums the three smallest lie below half a unit of
-//! f32 and are left out. docs/measured.md has what that gains. An infinite factor gives infinity or not-a-number; numbers below 1e-38 count as zero.
+//! f32 and are left out; docs/measured.md has what that gains. An infinite factor gives infinity or
+//! not-a-number; numbers below 1e-38 count as zero.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
