@@ -1,5 +1,6 @@
 //! The engine on the processor: its memory, its threads, and what its ops share. Work is cut into
-//! pieces by shape alone, never by the number of threads, so results do not depend on it.
+//! pieces so that results do not depend on the number of threads: by shape alone, or where every
+//! number is computed in the same order wherever a piece begins.
 
 pub(crate) mod gemm;
 pub(crate) mod math;

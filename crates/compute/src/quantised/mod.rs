@@ -112,11 +112,6 @@ impl Quantised {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// How its numbers are stored.
-    pub fn how(&self) -> Quantisation {
-        self.0.how
-    }
-
     /// [rows, width]
     pub fn shape(&self) -> Shape {
         self.0.shape

@@ -20,6 +20,8 @@ use super::{Floats, Grid, PANEL, STEP, laid_out_floats};
 const AHEAD: usize = 4;
 /// Floats in a tile, a line of which takes sixteen.
 const TILE: usize = 256;
+/// Floats of a panel's step, for each part.
+pub(super) const STEP_FLOATS: usize = 2 * TILE;
 const LINE: usize = 16;
 
 /// A factor laid out, or a part of its panels and depth.
@@ -50,7 +52,7 @@ impl<'a> Packed<'a> {
 
     /// The steps of one panel.
     pub fn panel(self, index: usize) -> &'a [f32] {
-        let step_floats = 2 * TILE * self.parts;
+        let step_floats = STEP_FLOATS * self.parts;
         &self.data[(index * self.steps + self.from) * step_floats..][..self.count * step_floats]
     }
 }
@@ -150,7 +152,7 @@ fn fill<S: Sixteens>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
 /// Lines along the depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn along<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
-    let step_floats = 2 * TILE * PARTS;
+    let step_floats = STEP_FLOATS * PARTS;
     let panel_floats = lines.size.1.div_ceil(STEP) * step_floats;
     for (panel, out) in out.chunks_exact_mut(panel_floats).enumerate() {
         for line in 0..PANEL {
@@ -161,7 +163,7 @@ fn along<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f3
                 source.prefetch(high.0 + AHEAD * lines.step);
                 let parts = split::<S, PARTS>(source, low, high, lines.scale);
                 for (part, pairs) in parts.into_iter().enumerate() {
-                    store(pairs, &mut out[part * 2 * TILE + line * LINE..][..LINE]);
+                    store(pairs, &mut out[part * STEP_FLOATS + line * LINE..][..LINE]);
                 }
             }
         }
@@ -171,7 +173,7 @@ fn along<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f3
 /// Lines across the depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn across<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
-    let step_floats = 2 * TILE * PARTS;
+    let step_floats = STEP_FLOATS * PARTS;
     let panel_floats = lines.size.0.div_ceil(STEP) * step_floats;
     for pair in 0..lines.size.0.div_ceil(STEP) * STEP / 2 {
         let (step, depth) = (pair / 16, pair % 16);

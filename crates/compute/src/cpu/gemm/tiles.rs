@@ -11,13 +11,11 @@ use std::arch::asm;
 use std::sync::OnceLock;
 
 use super::kernels::{Sums, one_by_one, one_by_three, three_by_one, three_by_three};
-use super::pack::{self, Packed, Side, pack};
+use super::pack::{self, Packed, STEP_FLOATS, Side, pack};
 use super::{COLUMNS, DEPTH, Grid, ROWS, Size};
 
 /// Rows and columns of the result that are summed at a time, in four tiles.
 const SIDE: usize = super::PANEL;
-/// Floats of a panel's step, for each part.
-const STEP_FLOATS: usize = 512;
 
 /// Whether this processor has the unit and the system lets us use it. The permission is asked for
 /// once, and holds for all threads.

@@ -1,5 +1,5 @@
 //! Matrix products on the processor, with everything that is done to their result while it is still
-//! in the cache. The output is cut into tiles by its shape alone; each is one task for one thread.
+//! in the cache. The output is cut into tiles; each is one task for one thread.
 #![allow(unsafe_code)]
 
 use super::{Data, MatMul, Matrix, Product};
