@@ -1,63 +1,400 @@
 //! Blocks that are computed twice to be held once: forward keeps only a block's inputs, backward
 //! runs it again, records it this time, and goes back through it at once.
+//!
+//! Gradients add up in the same order as without recomputation, so not a bit differs: what an input
+//! got from later readers is moved into the block and added to there, and a result that is an input,
+//! or the same as another result, has one gradient with it.
 
+use crate::backward::Backward;
 use crate::tape::{Mode, Tape};
-use crate::var::Var;
-use crate::{Result, Tensor};
+use crate::var::{Kept, Source, Var};
+use crate::{Params, Result, Tensor};
+
+/// What is run twice. Boxed, so that a model's many blocks compile one copy of what follows.
+type Block<'m, const N: usize> = Box<dyn Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm>;
 
 impl<'m> Tape<'m> {
     /// Runs `block` on `inputs` and keeps nothing but them. In backward it is run again with the
-    /// same random numbers, so `block` must compute the same from the same; the end of it, whose
-    /// results nothing keeps, is not run a second time.
-    pub fn recompute(
+    /// same random numbers, once for all its results, so `block` must compute the same from the
+    /// same; the end of it, whose results nothing keeps, is not run a second time.
+    pub fn recompute<const N: usize>(
         &self,
         inputs: &[&Var],
-        block: impl Fn(&Tape<'m>, &[Var]) -> Result<Var> + 'm,
-    ) -> Result<Var> {
+        block: impl Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm,
+    ) -> Result<[Var; N]> {
+        self.run_twice(inputs, Box::new(block))
+    }
+
+    fn run_twice<const N: usize>(&self, inputs: &[&Var], block: Block<'m, N>) -> Result<[Var; N]> {
         if self.mode == Mode::Off {
             let inputs: Vec<Var> = inputs.iter().map(|input| (*input).clone()).collect();
             return block(self, &inputs);
         }
         let op = self.begin("recompute");
         let first_stream = self.next_stream.get();
-        let (device, params, seed) = (&self.device, self.params, self.seed);
         let last_run = if op.is_run { usize::MAX } else { 0 };
-        let rehearsal =
-            Tape::with(device, params, Mode::Rehearse, seed).for_block(first_stream, last_run);
-        let on_rehearsal: Vec<Var> = inputs
-            .iter()
-            .map(|input| rehearsal.adopt(input.tensor().clone(), input.source().is_some()))
-            .collect();
-        let rehearsed = block(&rehearsal, &on_rehearsal)?;
-        self.next_stream.set(rehearsal.next_stream.get());
-        let is_tracked = rehearsed.source().is_some();
-        let result = op.result(rehearsed.into_tensor());
-        if !is_tracked {
-            return Ok(result);
-        }
-        let last_run = rehearsal.last_kept();
+        let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.seed)
+            .for_block(first_stream, last_run);
         let sources: Vec<_> = inputs.iter().map(|input| input.source()).collect();
-        let kept: Vec<_> = inputs.iter().map(|input| self.keep(input)).collect();
-        Ok(self.record(result, move |back, gradient| {
-            let tape = Tape::with(back.place.device, params, Mode::Record, seed)
-                .for_block(first_stream, last_run);
-            let mut leaves = Vec::with_capacity(kept.len());
-            for (kept, source) in kept.into_iter().zip(&sources) {
-                leaves.push(tape.adopt(kept.get(back.place)?, source.is_some()));
-            }
-            let result = block(&tape, &leaves)?;
-            let mut reached = tape.backward_from(result, gradient, back.gradients)?;
-            for (leaf, source) in leaves.iter().zip(sources) {
-                if let Some(gradient) = reached.take(leaf) {
-                    back.pass(source, gradient)?;
-                }
-            }
-            Ok(())
-        }))
+        let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
+        let leaves = rehearsal.adopt(tensors, &sources);
+        let rehearsed = block(&rehearsal, &leaves)?;
+        self.next_stream.set(rehearsal.next_stream.get());
+        let mut links = Links::of_inputs(&sources, &leaves);
+        let results = rehearsed.map(|var| {
+            let source = var.source().map(|source| links.outside(source, self));
+            Var { source, ..op.result(var.into_tensor()) }
+        });
+        if links.results().is_empty() {
+            return Ok(results);
+        }
+        let again = Again {
+            kept: inputs.iter().map(|input| self.keep(input)).collect(),
+            sources,
+            links,
+            params: self.params,
+            seed: self.seed,
+            first_stream,
+            last_run: rehearsal.last_kept(),
+        };
+        self.push(move |back| again.run(back, &block));
+        Ok(results)
     }
 
-    /// An input as seen from inside the block: tracked if it is tracked outside.
-    fn adopt(&self, tensor: Tensor, is_tracked: bool) -> Var {
-        if is_tracked { self.leaf(tensor) } else { Var::from(tensor) }
+    /// Inputs as seen from inside the block: tracked where they are tracked outside, and those that
+    /// have one gradient outside have one inside.
+    fn adopt(&self, tensors: Vec<Tensor>, sources: &[Option<Source>]) -> Vec<Var> {
+        let mut leaves: Vec<Var> = Vec::with_capacity(tensors.len());
+        for (tensor, source) in tensors.into_iter().zip(sources) {
+            let known = sources.iter().zip(&leaves).find(|(known, _)| *known == source);
+            let inside = match (known, source) {
+                (Some((_, leaf)), _) => leaf.source(),
+                (None, Some(Source::Node(_))) => Some(Source::Node(self.new_node())),
+                // Parameters are the same on every tape.
+                (None, Some(Source::Param(_)) | None) => *source,
+            };
+            leaves.push(Var { source: inside, ..Var::from(tensor) });
+        }
+        leaves
+    }
+}
+
+/// Which node of the tape a node of the block is. The block's nodes have the same numbers in both
+/// runs.
+struct Links {
+    /// Inside and outside; those of inputs first.
+    nodes: Vec<(usize, usize)>,
+    n_inputs: usize,
+}
+
+impl Links {
+    fn of_inputs(sources: &[Option<Source>], leaves: &[Var]) -> Self {
+        let pairs = leaves.iter().map(Var::source).zip(sources);
+        let nodes: Vec<_> = pairs
+            .filter_map(|pair| match pair {
+                (Some(Source::Node(inside)), Some(Source::Node(outside))) => {
+                    Some((inside, *outside))
+                }
+                _ => None,
+            })
+            .collect();
+        Self { n_inputs: nodes.len(), nodes }
+    }
+
+    /// Where the gradient of a result goes: to a node of its own, unless it is one that is known.
+    fn outside(&mut self, source: Source, tape: &Tape<'_>) -> Source {
+        let Source::Node(inside) = source else { return source };
+        if let Some((_, outside)) = self.nodes.iter().find(|(known, _)| *known == inside) {
+            return Source::Node(*outside);
+        }
+        let outside = tape.new_node();
+        self.nodes.push((inside, outside));
+        Source::Node(outside)
+    }
+
+    fn inputs(&self) -> &[(usize, usize)] {
+        &self.nodes[..self.n_inputs]
+    }
+
+    /// Results that are no inputs.
+    fn results(&self) -> &[(usize, usize)] {
+        &self.nodes[self.n_inputs..]
+    }
+}
+
+/// What the second run needs besides the block.
+struct Again<'m> {
+    kept: Vec<Kept>,
+    sources: Vec<Option<Source>>,
+    links: Links,
+    params: &'m Params,
+    seed: u64,
+    first_stream: u64,
+    last_run: usize,
+}
+
+impl<'m> Again<'m> {
+    fn run<const N: usize>(self, back: &mut Backward<'_>, block: &Block<'m, N>) -> Result<()> {
+        let Self { kept, sources, links, params, seed, first_stream, last_run } = self;
+        if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
+            return Ok(());
+        }
+        let tape = Tape::with(back.place.device, params, Mode::Record, seed)
+            .for_block(first_stream, last_run);
+        let tensors = kept.into_iter().map(|kept| kept.get(back.place)).collect::<Result<_>>()?;
+        let leaves = tape.adopt(tensors, &sources);
+        // The records hold what they need of inputs and results.
+        drop((block(&tape, &leaves)?, leaves));
+        let mut starts = Vec::new();
+        for (inside, outside) in &links.nodes {
+            let gradient = back.nodes[*outside].take();
+            starts.extend(gradient.map(|gradient| (Source::Node(*inside), gradient)));
+        }
+        let mut reached = tape.go_back(starts, back.gradients)?;
+        for (inside, outside) in links.inputs() {
+            if let Some(gradient) = reached.0[*inside].take() {
+                back.pass(Some(Source::Node(*outside)), gradient)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Attention, Linear, Lora};
+    use crate::testing::{Input, device, upload};
+    use crate::{Device, Dtype, Gradients, Kind, ParamKey, Usage};
+
+    const WIDTH: usize = 12;
+    const TOKENS: usize = 5;
+    /// What one product of all tokens of both streams takes.
+    const PRODUCT: usize = 2 * (2 * TOKENS) * WIDTH * WIDTH;
+
+    /// What a block does to its two streams.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    enum Form {
+        /// Both change each other.
+        Joint,
+        /// The second is changed by the first, which is passed through.
+        PassedThrough,
+        /// The same, and the result is there twice.
+        Doubled,
+    }
+
+    /// Two streams of tokens that attend to each other, with an adapter each and a vector that all
+    /// blocks read.
+    struct Block {
+        form: Form,
+        weight: Var,
+        adapters: [[ParamKey; 2]; 2],
+    }
+
+    impl Block {
+        fn new(device: &Device, params: &mut Params, form: Form, seed: u64) -> Self {
+            let tensor = |shape: [usize; 2], seed| {
+                upload(device, &Input::normal(shape, seed).scaled(0.3), Dtype::F32)
+            };
+            let weight = tensor([WIDTH, WIDTH], seed).into();
+            let adapters = [1, 3].map(|first| {
+                let (down, up) = ([2, WIDTH], [WIDTH, 2]);
+                [params.add(tensor(down, seed + first)), params.add(tensor(up, seed + first + 1))]
+            });
+            Self { form, weight, adapters }
+        }
+
+        fn forward(&self, tape: &Tape<'_>, v: &[Var]) -> Result<[Var; 2]> {
+            let [context, x, condition] = v else { unreachable!("three inputs") };
+            let [a, b] = [(context, 0), (x, 1)].map(|(x, index)| self.layer(tape, x, index));
+            let (a, b) = (tape.gated_add(&a?, condition.chunk(0), context)?, b?);
+            let all = tape.concat_tokens(&[&a, &b])?;
+            let all = tape.attention(&all, &all, &all, Attention::full(2, WIDTH / 2))?;
+            // Nothing keeps what this last layer gives.
+            let all = tape.linear(&all, Linear::new(&self.weight))?;
+            let new_x = tape.add(x, &tape.split_tokens(&all, TOKENS..2 * TOKENS)?)?;
+            Ok(match self.form {
+                Form::Joint => [tape.add(context, &tape.split_tokens(&all, 0..TOKENS)?)?, new_x],
+                Form::PassedThrough => [context.clone(), new_x],
+                Form::Doubled => [new_x.clone(), new_x],
+            })
+        }
+
+        fn layer(&self, tape: &Tape<'_>, x: &Var, index: usize) -> Result<Var> {
+            let [down, up] = self.adapters[index].map(|key| tape.param(key));
+            let lora = Lora { down: &down, up: &up, scale: 1.0, dropout: 0.3 };
+            let normed = tape.layer_norm(x, None, None, 1e-6)?;
+            tape.linear(&normed, Linear { lora: Some(lora), ..Linear::new(&self.weight) })
+        }
+    }
+
+    /// Which results of the last block the loss sees.
+    #[derive(Clone, Copy, Debug)]
+    struct Ends {
+        context: bool,
+        x: bool,
+    }
+
+    fn forward<'m>(
+        tape: &Tape<'m>,
+        blocks: &'m [Block],
+        start: [ParamKey; 2],
+        depth: usize,
+    ) -> Result<[Var; 2]> {
+        // One stream and the vector are trained from the start on, the other only once an adapter
+        // had a part in it.
+        let frozen = upload(tape.device(), &Input::normal([1, TOKENS, WIDTH], 9), Dtype::F32);
+        let [x, condition] = start.map(|key| tape.scale(&tape.param(key), 0.5));
+        let (mut streams, condition) = ([Var::from(frozen), x?], condition?);
+        for block in blocks {
+            let [context, x] = streams;
+            streams = run(tape, block, &[context, x, condition.clone()], depth)?;
+        }
+        Ok(streams)
+    }
+
+    /// A block within so many others that are recomputed.
+    fn run<'m>(
+        tape: &Tape<'m>,
+        block: &'m Block,
+        inputs: &[Var],
+        depth: usize,
+    ) -> Result<[Var; 2]> {
+        if depth == 0 {
+            return block.forward(tape, inputs);
+        }
+        let inputs: Vec<&Var> = inputs.iter().collect();
+        tape.recompute(&inputs, move |tape, v| run(tape, block, v, depth - 1))
+    }
+
+    /// Bits of all gradients, and the memory it took.
+    fn train(
+        device: &Device,
+        (forms, ends): (&[Form], Ends),
+        depth: usize,
+    ) -> (Vec<Option<Vec<u32>>>, Usage) {
+        let mut params = Params::default();
+        let blocks: Vec<_> = forms
+            .iter()
+            .zip(0..)
+            .map(|(form, index)| Block::new(device, &mut params, *form, 10 * index))
+            .collect();
+        let start = [vec![1, TOKENS, WIDTH], vec![1, WIDTH]].map(|sizes| {
+            let input = Input::normal(crate::Shape::new(&sizes), 7);
+            params.add(upload(device, &input, Dtype::F32))
+        });
+        let count = params.values().len();
+        let mut gradients = Gradients::default();
+        let held = device.usage().in_use;
+        let tape = Tape::training(device, &params, 3);
+        let streams = forward(&tape, &blocks, start, depth).unwrap();
+        let seen: Vec<_> = streams
+            .into_iter()
+            .zip([ends.context, ends.x])
+            .zip(30..)
+            .filter(|((_, is_seen), _)| *is_seen)
+            .map(|((stream, _), seed)| {
+                let input = Input::normal(stream.shape(), seed);
+                (stream.source().unwrap(), upload(device, &input, Dtype::F32))
+            })
+            .collect();
+        tape.go_back(seen, &mut gradients).unwrap();
+        let usage = device.usage();
+        let all = gradients.all(count);
+        let kept: usize = all.iter().flatten().map(|g| g.bytes().next_multiple_of(64)).sum();
+        assert_eq!(usage.in_use, held + kept, "a tape leaves gradients behind, and nothing else");
+        let bits = |g: &Tensor| g.to_vec::<f32>().iter().map(|value| value.to_bits()).collect();
+        let bits = if device.is_meta() {
+            vec![]
+        } else {
+            all.into_iter().map(|gradient| gradient.map(bits)).collect()
+        };
+        (bits, usage)
+    }
+
+    const BOTH: Ends = Ends { context: true, x: true };
+    const ONLY_X: Ends = Ends { context: false, x: true };
+    const ONLY_CONTEXT: Ends = Ends { context: true, x: false };
+
+    /// Blocks whose results are all used by the next, with one that is not used, passed through or
+    /// doubled: at the end and before other blocks.
+    const CASES: [(&[Form], Ends); 7] = {
+        use Form::{Doubled, Joint, PassedThrough};
+        [
+            (&[Joint, Joint, Joint], BOTH),
+            (&[Joint, Joint, Joint], ONLY_X),
+            (&[Joint, PassedThrough, Joint], BOTH),
+            (&[PassedThrough, Joint, PassedThrough], ONLY_X),
+            (&[Joint, Joint, PassedThrough], ONLY_CONTEXT),
+            (&[Joint, Doubled, Joint], BOTH),
+            (&[Joint, PassedThrough, Doubled], BOTH),
+        ]
+    };
+
+    #[test]
+    fn several_results_change_memory_and_not_one_bit() {
+        for case in CASES {
+            let (kept, kept_usage) = train(&device(), case, 0);
+            assert!(kept.iter().flatten().count() > 4, "{case:?}");
+            for depth in [1, 2] {
+                let (recomputed, usage) = train(&device(), case, depth);
+                assert_eq!(kept, recomputed, "{case:?} {depth}");
+                assert!(usage.peak < kept_usage.peak, "{case:?} {depth}");
+            }
+        }
+    }
+
+    #[test]
+    fn several_results_take_the_same_memory_on_the_shape_only_device() {
+        for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
+            let meta = Device::meta(Kind::cpu(2), usize::MAX);
+            let (real, imagined) = (train(&device(), case, depth), train(&meta, case, depth));
+            assert_eq!(real.1, imagined.1, "{case:?} {depth}");
+        }
+    }
+
+    /// Operations that recomputing adds.
+    fn more_flops(forms: &[Form], ends: Ends) -> usize {
+        let [once, twice] = [0, 1].map(|depth| {
+            let device = Device::meta(Kind::cpu(2), usize::MAX);
+            train(&device, (forms, ends), depth);
+            device.work().flops as usize
+        });
+        twice - once
+    }
+
+    #[test]
+    fn one_run_serves_all_results() {
+        // One product of two, the attention's two, and little more.
+        let once = PRODUCT + 2 * 2 * (2 * TOKENS) * (2 * TOKENS) * WIDTH;
+        let joint = |count| vec![Form::Joint; count];
+        for (count, ends) in [(1, BOTH), (3, BOTH), (3, ONLY_X)] {
+            let more = more_flops(&joint(count), ends) / count;
+            assert!(more > once && more < once + PRODUCT, "{count} {ends:?}: {more} {once}");
+        }
+        // What was only passed through needs no run at all.
+        let passed = more_flops(&[Form::Joint, Form::PassedThrough], ONLY_CONTEXT);
+        assert_eq!(passed, more_flops(&[Form::Joint], ONLY_CONTEXT));
+    }
+
+    #[test]
+    fn a_result_that_nothing_trained_had_a_part_in_is_not_tracked() {
+        let (device, mut params) = (device(), Params::default());
+        let key = params.add(device.upload([2], &[3.0f32, 4.0]).unwrap());
+        let tape = Tape::training(&device, &params, 0);
+        let frozen = Var::from(device.upload([2], &[5.0f32, 6.0]).unwrap());
+        let [same, twice, trained, param] = tape
+            .recompute(&[&frozen, &tape.param(key)], |tape, v| {
+                let trained = tape.add(&v[0], &v[1])?;
+                Ok([v[0].clone(), tape.scale(&v[0], 2.0)?, trained, v[1].clone()])
+            })
+            .unwrap();
+        assert!(same.source().is_none() && twice.source().is_none());
+        assert_eq!(param.source(), Some(Source::Param(key.index())));
+        assert_eq!(twice.tensor().to_vec::<f32>(), [10.0, 12.0]);
+        let gradient = device.upload([2], &[1.0f32, 2.0]).unwrap();
+        let mut gradients = Gradients::default();
+        tape.backward_from(trained, gradient, &mut gradients).unwrap();
+        assert_eq!(gradients.get(key).unwrap().to_vec::<f32>(), [1.0, 2.0]);
     }
 }

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::var::{Kept, Remake, Source, Var};
-use crate::{ComputeError, Gradients, ParamKey, Params, Result, Shape, Tensor};
+use crate::{ComputeError, Gradients, ParamKey, Params, Result, Tensor};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
@@ -38,14 +38,8 @@ pub(crate) enum Mode {
     Rehearse,
 }
 
-type Step<'m> = Box<dyn FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm>;
-
-struct Record<'m> {
-    node: usize,
-    /// Of the op's result, and so of its gradient.
-    shape: Shape,
-    step: Step<'m>,
-}
+/// Passes on the gradients that came for what was computed, if any came.
+type Record<'m> = Box<dyn FnOnce(&mut Backward<'_>) -> Result<()> + 'm>;
 
 impl<'m> Tape<'m> {
     /// For training: ops are recorded where a parameter has a part. The seed decides every random
@@ -104,25 +98,34 @@ impl<'m> Tape<'m> {
     ) -> Result<Leaves> {
         let source = from.source.ok_or(ComputeError::Untracked)?;
         drop(from);
+        self.go_back(vec![(source, gradient)], gradients)
+    }
+
+    /// Goes back from several at once.
+    pub(crate) fn go_back(
+        self,
+        starts: Vec<(Source, Tensor)>,
+        gradients: &mut Gradients,
+    ) -> Result<Leaves> {
         let mut back = Backward {
             place: Place::new(&self.device),
             params: self.params,
             gradients,
             nodes: vec![None; self.n_nodes.get()],
         };
-        back.pass(Some(source), gradient)?;
+        for (source, gradient) in starts {
+            back.pass(Some(source), gradient)?;
+        }
         let mut records = self.records.into_inner();
-        while let Some(Record { node, shape, step }) = records.pop() {
-            if let Some(gradient) = back.nodes[node].take() {
-                step(&mut back, gradient.into_shape(shape))?;
-            }
+        while let Some(record) = records.pop() {
+            record(&mut back)?;
         }
         Ok(Leaves(back.nodes))
     }
 
     /// A tensor from outside whose gradient is wanted back.
     pub fn leaf(&self, tensor: Tensor) -> Var {
-        Var { source: Some(self.new_node()), ..Var::from(tensor) }
+        Var { source: Some(Source::Node(self.new_node())), ..Var::from(tensor) }
     }
 
     /// Opens an op: what it computes, it computes through what this returns.
@@ -164,12 +167,20 @@ impl<'m> Tape<'m> {
         result: Var,
         step: impl FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm,
     ) -> Var {
-        let source = self.new_node();
-        if let (Mode::Record, Source::Node(node)) = (self.mode, source) {
-            let (shape, step) = (result.shape(), Box::new(step));
-            self.records.borrow_mut().push(Record { node, shape, step });
+        let (node, shape) = (self.new_node(), result.shape());
+        self.push(move |back| match back.nodes[node].take() {
+            // Its readers may have seen it in another shape.
+            Some(gradient) => step(back, gradient.into_shape(shape)),
+            None => Ok(()),
+        });
+        Var { source: Some(Source::Node(node)), ..result }
+    }
+
+    /// Records a step of the way back.
+    pub(crate) fn push(&self, record: impl FnOnce(&mut Backward<'_>) -> Result<()> + 'm) {
+        if self.mode == Mode::Record {
+            self.records.borrow_mut().push(Box::new(record));
         }
-        Var { source: Some(source), ..result }
     }
 
     /// Random numbers that nobody else gets, and the same ones when a block is recomputed.
@@ -191,10 +202,11 @@ impl<'m> Tape<'m> {
         self.last_kept.get()
     }
 
-    fn new_node(&self) -> Source {
+    /// A place for a gradient.
+    pub(crate) fn new_node(&self) -> usize {
         let node = self.n_nodes.get();
         self.n_nodes.set(node + 1);
-        Source::Node(node)
+        node
     }
 }
 
@@ -204,7 +216,7 @@ mod tests {
     use crate::ops::norm_modulate::tests::normalised;
     use crate::ops::{Activation, Attention, Linear, Lora};
     use crate::testing::{Input, check, device, upload};
-    use crate::{Dtype, Kind, Tag, Usage};
+    use crate::{Dtype, Kind, Shape, Tag, Usage};
 
     /// A residual block with an adapter, over a large frozen weight.
     struct Block {
@@ -250,10 +262,10 @@ mod tests {
         let input = upload(tape.device(), &Input::normal([2, 5, WIDTH], 9), Dtype::F32);
         let mut x = Var::from(input);
         for block in blocks {
-            x = if recompute {
-                tape.recompute(&[&x], move |tape, inputs| block.forward(tape, &inputs[0]))?
+            [x] = if recompute {
+                tape.recompute(&[&x], move |tape, v| Ok([block.forward(tape, &v[0])?]))?
             } else {
-                block.forward(tape, &x)?
+                [block.forward(tape, &x)?]
             };
         }
         Ok(x)
@@ -329,14 +341,16 @@ mod tests {
         let zeros = |shape: &[usize]| device.zeros(Shape::new(shape), Dtype::F32).unwrap();
         let x = tape.leaf(zeros(&[3, 5]));
         let weight = Var::from(zeros(&[5]));
-        let y = tape.recompute(&[&x, &weight], |tape, v| {
-            let x = tape.scale(&v[0], 0.5)?;
-            let weight = tape.activate(&tape.scale(&v[1], 2.0)?, Activation::Silu)?;
-            let y = tape.layer_norm(&x, Some(&weight), None, 1e-6)?;
-            tape.glu(&y, &v[0], Activation::Silu)
-        });
+        let [y] = tape
+            .recompute(&[&x, &weight], |tape, v| {
+                let x = tape.scale(&v[0], 0.5)?;
+                let weight = tape.activate(&tape.scale(&v[1], 2.0)?, Activation::Silu)?;
+                let y = tape.layer_norm(&x, Some(&weight), None, 1e-6)?;
+                Ok([tape.glu(&y, &v[0], Activation::Silu)?])
+            })
+            .unwrap();
         let gradient = zeros(&[3, 5]);
-        tape.backward_from(y.unwrap(), gradient, &mut Gradients::default()).unwrap();
+        tape.backward_from(y, gradient, &mut Gradients::default()).unwrap();
     }
 
     #[test]

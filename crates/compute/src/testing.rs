@@ -247,6 +247,17 @@ fn run_forward(device: &Device, dtype: Dtype, inputs: &[Input], op: Forward<'_>)
     outcome
 }
 
+/// The same computation as a block that is recomputed.
+pub fn recomputed(
+    block: impl Fn(&Tape<'_>, &[Var]) -> Result<Var> + Clone + 'static,
+) -> impl Fn(&Tape<'_>, &[Var]) -> Result<Var> {
+    move |tape, v| {
+        let (block, inputs) = (block.clone(), v.iter().collect::<Vec<_>>());
+        let [y] = tape.recompute(&inputs, move |tape, v| Ok([block(tape, v)?]))?;
+        Ok(y)
+    }
+}
+
 fn rounded(input: &Input, dtype: Dtype) -> Input {
     let values = input.values.iter().map(|value| match input.dtype.unwrap_or(dtype) {
         Dtype::Bf16 => half::bf16::from_f32(*value).to_f32(),

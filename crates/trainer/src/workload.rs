@@ -218,12 +218,12 @@ fn forward<'m>(
             Recompute::Alternate => index % 2 == 0,
             Recompute::Block => true,
         };
-        x = if twice {
+        [x] = if twice {
             tape.recompute(&[&x, &condition], move |tape, inputs| {
-                block.forward(tape, &inputs[0], &inputs[1])
+                Ok([block.forward(tape, &inputs[0], &inputs[1])?])
             })?
         } else {
-            block.forward(tape, &x, &condition)?
+            [block.forward(tape, &x, &condition)?]
         };
     }
     Ok(x)

@@ -2,7 +2,7 @@
 
 use super::{FEWEST_COLUMNS, IGNORED, LOGITS, columns};
 use crate::ops::gather::tests::gathered;
-use crate::testing::{Dual, Input, check, compare, device};
+use crate::testing::{Dual, Input, check, compare, device, recomputed};
 use crate::{Device, Dtype, Gradients, Kind, Params, Shape, Tag, Tape, Tensor, Var};
 
 /// The definition, with the whole logits.
@@ -142,7 +142,7 @@ fn recomputed_it_gives_the_same() {
         let block =
             move |tape: &Tape<'_>, v: &[Var]| tape.cross_entropy_by(4, &v[0], &v[1], &targets);
         let loss = if recompute {
-            tape.recompute(&[&vars[0], &vars[1]], block).unwrap()
+            recomputed(block)(&tape, &vars).unwrap()
         } else {
             block(&tape, &vars).unwrap()
         };

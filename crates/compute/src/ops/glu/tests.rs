@@ -2,7 +2,7 @@
 
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
-use crate::testing::{Dual, Input, check, device};
+use crate::testing::{Dual, Input, check, device, recomputed};
 use crate::{Dtype, Params, Shape, Tape, Var};
 
 fn product(activation: Activation, gate: &[Dual], up: &[Dual]) -> Vec<Dual> {
@@ -74,8 +74,7 @@ fn the_result_is_made_again_for_who_keeps_it() {
     let frozen = [gate.clone().frozen(), up.clone().frozen(), last.clone()];
     for inputs in [[gate, up, last], frozen] {
         check(&inputs, 4.0, &block, &exact);
-        let twice = |tape: &Tape<'_>, v: &[Var]| tape.recompute(&[&v[0], &v[1], &v[2]], block);
-        check(&inputs, 4.0, &twice, &exact);
+        check(&inputs, 4.0, &recomputed(block), &exact);
     }
 }
 

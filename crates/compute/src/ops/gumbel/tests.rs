@@ -1,7 +1,7 @@
 //! Random choices against their formula, with the same random numbers.
 
 use crate::random::Stream;
-use crate::testing::{Dual, Input, check, device, upload};
+use crate::testing::{Dual, Input, check, device, recomputed, upload};
 use crate::{Device, Dtype, Gradients, Params, Tape, Tensor, Var};
 
 /// softmax((logits + g) / τ) with the first stream of the tape that `check` makes.
@@ -132,7 +132,7 @@ fn recomputed_choices_are_the_same() {
             };
             let logits = tape.param(key);
             let choice = if recompute {
-                tape.recompute(&[&logits], block).unwrap()
+                recomputed(block)(&tape, &[logits]).unwrap()
             } else {
                 block(&tape, &[logits]).unwrap()
             };

@@ -4,7 +4,7 @@ use super::{Axis, Pairs, QkNormRope, Rope, rope_table};
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
 use crate::ops::rms_norm::tests::normalised;
-use crate::testing::{Dual, Input, check, device, for_random_sizes};
+use crate::testing::{Dual, Input, check, device, for_random_sizes, recomputed};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tape, Var};
 
 const EPSILON: f64 = 1e-3;
@@ -178,9 +178,7 @@ fn the_result_is_made_again_for_who_keeps_it() {
     let frozen = [x.clone().frozen(), weight.clone().frozen(), up.clone()];
     for inputs in [[x, weight, up], frozen] {
         check(&inputs, 4.0, &block, &exact);
-        let twice =
-            |tape: &Tape<'_>, v: &[Var]| tape.recompute(&[&v[0], &v[1], &v[2]], block.clone());
-        check(&inputs, 4.0, &twice, &exact);
+        check(&inputs, 4.0, &recomputed(block.clone()), &exact);
     }
 }
 

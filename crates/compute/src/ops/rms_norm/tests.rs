@@ -2,7 +2,7 @@
 
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
-use crate::testing::{Dual, Input, check, device};
+use crate::testing::{Dual, Input, check, device, recomputed};
 use crate::{Dtype, Gradients, Params, Shape, Tape, Var};
 
 const EPSILON: f64 = 1e-3;
@@ -101,8 +101,7 @@ fn the_result_is_made_again_for_who_keeps_it() {
     let frozen = [x.clone().frozen(), weight.clone().frozen(), up.clone()];
     for inputs in [[x, weight, up], frozen] {
         check(&inputs, 4.0, &block, &exact);
-        let twice = |tape: &Tape<'_>, v: &[Var]| tape.recompute(&[&v[0], &v[1], &v[2]], block);
-        check(&inputs, 4.0, &twice, &exact);
+        check(&inputs, 4.0, &recomputed(block), &exact);
     }
 }
 

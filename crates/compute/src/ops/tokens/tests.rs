@@ -2,7 +2,7 @@
 
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
-use crate::testing::{Dual, Input, check, device};
+use crate::testing::{Dual, Input, check, device, recomputed};
 use crate::{Dtype, Gradients, Params, Shape, Tape, Var};
 
 /// Of each sample of a tensor, the tokens in a range.
@@ -94,8 +94,7 @@ fn a_whole_of_parts_that_are_made_again_is_made_again() {
     let frozen = [part.clone().frozen(), other.clone().frozen(), up.clone()];
     for inputs in [[part, other, up], frozen] {
         check(&inputs, 4.0, &block, &exact);
-        let twice = |tape: &Tape<'_>, v: &[Var]| tape.recompute(&[&v[0], &v[1], &v[2]], block);
-        check(&inputs, 4.0, &twice, &exact);
+        check(&inputs, 4.0, &recomputed(block), &exact);
     }
 }
 
