@@ -184,6 +184,17 @@ impl<'a> Head<'a> {
         self.seen.count(self.sample, query).saturating_sub(from).min(width)
     }
 
+    /// Adds to products what the distance from the keys adds, if anything; returns the factor that
+    /// the products still lack.
+    fn add_relative(&self, query: usize, from: usize, products: &mut [f32]) -> f32 {
+        let scale = self.sizes.scale;
+        let Some(relative) = self.seen.relative(self.index, query, from, products.len()) else {
+            return scale;
+        };
+        scale_and_add(products, scale, relative);
+        1.0
+    }
+
     /// Numbers of ours as a factor, rounded as those they meet are.
     fn factor<'b>(&self, numbers: &'b [f32], width: usize) -> Grid<'b> {
         let grid = Grid::rows(Floats::F32(numbers), width);
@@ -192,7 +203,7 @@ impl<'a> Head<'a> {
 
     /// Visits the keys that any query of the block sees.
     fn forward<'r>(&self, block: (usize, usize), mut room: Room<'r>) -> Sums<'r> {
-        let (Sizes { d, scale, .. }, (first, count)) = (self.sizes, block);
+        let (d, (first, count)) = (self.sizes.d, block);
         let product_room = room.take(gemm::ROOM);
         let products = room.take(QUERIES * KEYS);
         let mut sums = Sums::within(&mut room, count, d);
@@ -206,7 +217,9 @@ impl<'a> Head<'a> {
             let room = &mut *product_room;
             self.way.gemm((count, width, d), (products, width), false, factors, room);
             for (row, products) in products.chunks_exact_mut(width).enumerate() {
-                sums.weigh(row, products, self.seen_of(first + row, from, width), scale);
+                let seen = self.seen_of(first + row, from, width);
+                let scale = self.add_relative(first + row, from, &mut products[..seen]);
+                sums.weigh(row, products, seen, scale);
             }
             let factors = (self.factor(products, width), v);
             self.way.gemm((count, d, width), (sums.out, d), true, factors, product_room);
@@ -417,7 +430,8 @@ impl Head<'_> {
             weights[seen..].fill(0.0);
             slopes[seen..].fill(0.0);
             let (weights, slopes) = (&mut weights[..seen], &mut slopes[..seen]);
-            weigh(weights, slopes, self.sizes.scale, denominator, corrections[row]);
+            let scale = self.add_relative(first + row, from, weights);
+            weigh(weights, slopes, scale, denominator, corrections[row]);
         }
     }
 }
@@ -426,6 +440,12 @@ simd! {
     fn add(sums: &mut [f32], others: &[f32]) {
         for (sum, other) in sums.iter_mut().zip(others) {
             *sum += other;
+        }
+    }
+
+    fn scale_and_add(products: &mut [f32], scale: f32, others: &[f32]) {
+        for (product, other) in products.iter_mut().zip(others) {
+            *product = scale * *product + other;
         }
     }
 

@@ -5,7 +5,8 @@
 //! q is [samples, queries, heads·d], k and v are [samples, keys, kv heads·d] as they come out of
 //! linear layers; several query heads may share one of k and v. A query sees the first keys of its
 //! sample up to the sample's length and, if causal, up to its own place counted from the end. One
-//! that sees no key gives zeros.
+//! that sees no key gives zeros. A number per head and distance from query to key may be added to
+//! scale·q·kᵀ (Raffel et al., "T5", arXiv 1910.10683, section 2.1).
 //!
 //! Kept for backward: q, k, v, the result, and one number per query and head, the logarithm of the
 //! softmax's denominator.
@@ -34,13 +35,23 @@ pub struct Attention<'a> {
     pub is_causal: bool,
     /// How many keys of each sample count, u32 `[samples]`; all if not given.
     pub key_lengths: Option<&'a Tensor>,
+    /// What is added to scale·q·k by the distance of key and query, f32
+    /// [heads, queries + keys - 1]: the number at key - query + queries - 1. Frozen, and finite.
+    pub relative: Option<&'a Tensor>,
 }
 
 impl Attention<'_> {
     /// Every query sees every key, through `n_heads` heads of width `d`.
     pub fn full(n_heads: usize, d: usize) -> Self {
         let scale = 1.0 / (d as f32).sqrt();
-        Self { n_heads, n_kv_heads: n_heads, scale, is_causal: false, key_lengths: None }
+        Self {
+            n_heads,
+            n_kv_heads: n_heads,
+            scale,
+            is_causal: false,
+            key_lengths: None,
+            relative: None,
+        }
     }
 }
 
@@ -75,7 +86,8 @@ impl Tape<'_> {
             out: self.keep(&result),
             denominators,
             key_lengths: how.key_lengths.cloned(),
-            how: Attention { key_lengths: None, ..how },
+            relative: how.relative.cloned(),
+            how: Attention { key_lengths: None, relative: None, ..how },
             sizes,
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
@@ -132,27 +144,42 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
             op.expect_range("key length", &most, most as usize <= keys, &expected)?;
         }
     }
+    if let Some(relative) = how.relative {
+        let distances = (queries + keys).saturating_sub(1);
+        op.expect_dtype("relative", relative, Dtype::F32)?;
+        op.expect_shape("relative", relative, [how.n_heads, distances])?;
+    }
     let (heads, kv_heads, scale) = (how.n_heads, how.n_kv_heads, how.scale);
     Ok(Sizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
 }
 
-/// Which keys a query sees: always the first so many.
+/// Which keys a query sees, always the first so many, and what is added to its products with them.
 struct Seen<'a> {
     sizes: Sizes,
     is_causal: bool,
     key_lengths: Option<&'a [u32]>,
+    relative: Option<&'a [f32]>,
 }
 
 impl<'a> Seen<'a> {
     fn new(sizes: Sizes, how: Attention<'a>) -> Self {
         let key_lengths = how.key_lengths.map(Tensor::data::<u32>);
-        Self { sizes, is_causal: how.is_causal, key_lengths }
+        let relative = how.relative.map(Tensor::data::<f32>);
+        Self { sizes, is_causal: how.is_causal, key_lengths, relative }
     }
 
     fn count(&self, sample: usize, query: usize) -> usize {
         let length = self.key_lengths.map_or(self.sizes.keys, |all| all[sample] as usize);
         let before = self.sizes.keys - self.sizes.queries.min(self.sizes.keys);
         if self.is_causal { length.min(before + query + 1) } else { length }
+    }
+
+    /// What is added to a query's products with `count` keys from `from` on.
+    fn relative(&self, head: usize, query: usize, from: usize, count: usize) -> Option<&'a [f32]> {
+        let all = self.relative?;
+        let Sizes { queries, keys, .. } = self.sizes;
+        let start = head * (queries + keys - 1) + queries - 1 - query + from;
+        Some(&all[start..start + count])
     }
 }
 
@@ -161,6 +188,7 @@ struct Record {
     out: Kept,
     denominators: Tensor,
     key_lengths: Option<Tensor>,
+    relative: Option<Tensor>,
     how: Attention<'static>,
     sizes: Sizes,
 }
@@ -187,7 +215,11 @@ impl Record {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                let how = Attention { key_lengths: self.key_lengths.as_ref(), ..self.how };
+                let how = Attention {
+                    key_lengths: self.key_lengths.as_ref(),
+                    relative: self.relative.as_ref(),
+                    ..self.how
+                };
                 let inputs = cpu::Inputs {
                     q: &q,
                     k: &k,

@@ -1,7 +1,7 @@
-//! Attention against its formula: full, causal, grouped, ragged.
+//! Attention against its formula: full, causal, grouped, ragged, and with distances that count.
 
 use super::Attention;
-use crate::testing::{Dual, Input, check, device, for_random_sizes};
+use crate::testing::{Dual, Input, check, device, for_random_sizes, upload};
 use crate::{Dtype, Params, Tape, Var};
 
 #[derive(Clone, Copy)]
@@ -14,6 +14,7 @@ struct Case {
     d: usize,
     is_causal: bool,
     lengths: Option<&'static [u32]>,
+    is_relative: bool,
 }
 
 const CASE: Case = Case {
@@ -25,6 +26,7 @@ const CASE: Case = Case {
     d: 3,
     is_causal: false,
     lengths: None,
+    is_relative: false,
 };
 
 impl Case {
@@ -37,12 +39,19 @@ impl Case {
         ]
     }
 
+    fn relative(self) -> Option<Input> {
+        let shape = [self.heads, self.queries + self.keys - 1];
+        self.is_relative.then(|| Input::normal(shape, 7).f32())
+    }
+
     fn run(self, tape: &Tape<'_>, v: &[Var]) -> crate::Result<Var> {
         let lengths = self.lengths.map(|all| tape.device().upload([all.len()], all).unwrap());
+        let relative = self.relative().map(|all| upload(tape.device(), &all, Dtype::F32));
         let how = Attention {
             n_kv_heads: self.kv_heads,
             is_causal: self.is_causal,
             key_lengths: lengths.as_ref(),
+            relative: relative.as_ref(),
             ..Attention::full(self.heads, self.d)
         };
         tape.attention(&v[0], &v[1], &v[2], how)
@@ -58,19 +67,22 @@ impl Case {
         let row = |of: &'_ [Dual], token: usize, heads: usize, head: usize| {
             of[(token * heads + head) * d..][..d].to_vec()
         };
+        let relative = self.relative();
         let mut out = Vec::new();
         for token in 0..self.samples * queries {
-            let sample = token / queries;
+            let (sample, query) = (token / queries, token % queries);
             for head in 0..heads {
                 let q = row(&v[0], token, heads, head);
                 let kv = |of: &[Dual], key| {
                     row(of, sample * keys + key, kv_heads, head * kv_heads / heads)
                 };
-                let weights: Vec<Dual> = (0..self.seen(sample, token % queries))
+                let weights: Vec<Dual> = (0..self.seen(sample, query))
                     .map(|key| {
                         let k = kv(&v[1], key);
                         let product: Dual = q.iter().zip(k).map(|(q, k)| *q * k).sum();
-                        (product * (1.0 / (d as f64).sqrt())).exp()
+                        let place = head * (queries + keys - 1) + key + queries - 1 - query;
+                        let added = relative.as_ref().map_or(0.0, |all| all.values[place]);
+                        (product * (1.0 / (d as f64).sqrt()) + f64::from(added).into()).exp()
                     })
                     .collect();
                 let total: Dual = weights.iter().copied().sum();
@@ -119,13 +131,24 @@ fn samples_have_lengths_of_their_own() {
 }
 
 #[test]
+fn distances_count() {
+    let case = Case { is_relative: true, ..CASE };
+    case.check();
+    Case { samples: 1, queries: 5, keys: 2, heads: 1, kv_heads: 1, ..case }.check();
+    Case { samples: 1, heads: 4, kv_heads: 2, lengths: Some(&[3]), ..case }.check();
+    Case { queries: 4, is_causal: true, lengths: Some(&[4, 2]), ..case }.check();
+}
+
+#[test]
 fn random_sizes_and_masks() {
     for_random_sizes(10, [2, 4, 3, 2, 2, 4, 4], |[samples, queries, more, kv, group, d, mask]| {
         let (is_causal, keys) = (mask % 2 == 0, queries + more - 1);
         let lengths: Option<&[u32]> = if mask > 2 { Some(&[2, 1]) } else { None };
         let lengths = lengths.map(|all| &all[..samples]).filter(|_| keys > 1);
         let (heads, kv_heads) = (kv * group, kv);
-        Case { samples, queries, keys, heads, kv_heads, d, is_causal, lengths }.check();
+        let is_relative = mask == 1 || mask == 4;
+        Case { samples, queries, keys, heads, kv_heads, d, is_causal, lengths, is_relative }
+            .check();
     });
 }
 
@@ -140,10 +163,12 @@ fn nothing_gives_nothing() {
             sizes.into()
         );
     }
-    // Queries without any key at all.
+    // Queries without any key at all, though with distances.
     let (q, k) = ([1, 2, 4], [1, 0, 4]);
     let [q, k] = [q, k].map(|sizes| Var::from(device.zeros(sizes, Dtype::F32).unwrap()));
-    let out = tape.attention(&q, &k, &k, Attention::full(2, 2)).unwrap();
+    let relative = device.zeros([2, 1], Dtype::F32).unwrap();
+    let how = Attention { relative: Some(&relative), ..Attention::full(2, 2) };
+    let out = tape.attention(&q, &k, &k, how).unwrap();
     assert_eq!(out.tensor().to_vec::<f32>(), [0.0; 8]);
 }
 
@@ -153,9 +178,15 @@ fn more_tokens_than_a_block() {
     // numbers are trained, those of linear layers before.
     let (queries, keys, d) = (19, 50, 2);
     let how = Case { samples: 1, queries, keys, heads: 1, kv_heads: 1, d, ..CASE };
-    for how in [how, Case { is_causal: true, ..how }] {
+    let relative = Case { heads: 2, is_relative: true, ..how };
+    for how in [
+        how,
+        Case { is_causal: true, ..how },
+        relative,
+        Case { is_causal: true, lengths: Some(&[41]), ..relative },
+    ] {
         let inputs = [
-            Input::normal([1, queries, d], 1).frozen(),
+            Input::normal([1, queries * how.heads, d], 1).frozen(),
             Input::normal([1, keys, d], 2).frozen(),
             Input::normal([1, keys, d], 3).frozen(),
             Input::normal([d, d], 4).scaled(0.4),
@@ -171,7 +202,8 @@ fn more_tokens_than_a_block() {
             64.0,
             &|tape, v| {
                 let map = |x: &Var, w: &Var| tape.linear(x, crate::ops::Linear::new(w)).unwrap();
-                how.run(tape, &[map(&v[0], &v[3]), map(&v[1], &v[4]), map(&v[2], &v[5])])
+                let q = map(&v[0], &v[3]).reshape([1, queries, how.heads * d]);
+                how.run(tape, &[q, map(&v[1], &v[4]), map(&v[2], &v[5])])
             },
             &|v| how.exact(&[mapped(&v[0], &v[3]), mapped(&v[1], &v[4]), mapped(&v[2], &v[5])]),
         );
@@ -209,12 +241,27 @@ fn what_is_not_a_number_is_not_hidden() {
                 if index == poisoned {
                     input.values[0] = value;
                 }
-                Var::from(crate::testing::upload(&device, &input, Dtype::F32))
+                Var::from(upload(&device, &input, Dtype::F32))
             })
             .collect();
         let out = CASE.run(&tape, &inputs).unwrap().tensor().to_vec::<f32>();
         assert!(!out[0].is_finite(), "{poisoned} {out:?}");
         assert!(out[CASE.queries * CASE.heads * CASE.d..].iter().all(|value| value.is_finite()));
+    }
+}
+
+#[test]
+fn a_distance_that_is_not_a_number_is_not_hidden() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.zeros([1, 2, 2], Dtype::F32).unwrap());
+    for (place, spoiled) in [(0, [false, true]), (1, [true, true]), (2, [true, false])] {
+        let mut numbers = [0.0f32; 3];
+        numbers[place] = f32::NAN;
+        let relative = device.upload([1, 3], &numbers).unwrap();
+        let how = Attention { relative: Some(&relative), ..Attention::full(1, 2) };
+        let out = tape.attention(&x, &x, &x, how).unwrap().tensor().to_vec::<f32>();
+        assert_eq!([out[0].is_nan(), out[2].is_nan()], spoiled);
     }
 }
 
@@ -241,5 +288,15 @@ fn what_does_not_fit_is_said() {
     assert_eq!(
         said(Attention { key_lengths: Some(&lengths), ..full }, &k, &k),
         "attention: key length is 6, expected at most the number of keys, 5"
+    );
+    let relative = device.zeros([2, 8], Dtype::F32).unwrap();
+    assert_eq!(
+        said(Attention { relative: Some(&relative), ..full }, &k, &k),
+        "attention: relative has shape [2, 8], expected [2, 7]"
+    );
+    let relative = device.zeros([2, 7], Dtype::Bf16).unwrap();
+    assert_eq!(
+        said(Attention { relative: Some(&relative), ..full }, &k, &k),
+        "attention: relative is bf16, expected f32"
     );
 }
