@@ -3,10 +3,12 @@
 //! the cases that every engine must pass. `docs/ops.md` shows how to add one.
 
 mod activation;
+mod affine;
 mod attention;
 mod avg_pool;
 mod conv2d;
 mod cross_entropy;
+mod dora;
 mod elementwise;
 mod embedding;
 mod gather;
@@ -28,6 +30,7 @@ pub use activation::Activation;
 pub use attention::Attention;
 pub use conv2d::Conv2d;
 pub use cross_entropy::IGNORED;
+pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
 pub use optimizer::{

@@ -16,7 +16,7 @@ mod tests;
 
 use super::matmul::{MatMul, Matrix, Product};
 use super::{Activation, accumulate, activation, inputs};
-use crate::backward::Backward;
+use crate::backward::{Backward, Slot};
 use crate::device::Engine;
 use crate::op::{Op, Place};
 use crate::random::Stream;
@@ -67,11 +67,33 @@ impl<'a> Weight<'a> {
     }
 
     /// As a factor of x.
-    fn matrix(self, x: Dtype) -> Matrix<'a> {
+    pub(super) fn matrix(self, x: Dtype) -> Matrix<'a> {
         match self {
             Self::Dense(var) => var.tensor().into(),
             Self::Quantised(quantised) => Matrix::quantised(quantised, x),
         }
+    }
+
+    /// [out, in]
+    pub(super) fn shape(self) -> Shape {
+        match self {
+            Self::Dense(var) => var.shape(),
+            Self::Quantised(quantised) => quantised.shape(),
+        }
+    }
+
+    /// Checks its format, and that it is as wide as what it meets; returns how many rows it has.
+    pub(super) fn check(self, op: &Op<'_>, inputs: usize) -> Result<usize> {
+        let outputs = self.shape().rows();
+        match self {
+            Self::Dense(weight) => {
+                op.expect_real("weight", weight.tensor())?;
+                let [_, _] = op.expect_rank("weight", weight.tensor())?;
+            }
+            Self::Quantised(weight) => op.expect_device("weight", weight.codes())?,
+        }
+        op.expect_sizes("weight", self.shape(), [outputs, inputs])?;
+        Ok(outputs)
     }
 }
 
@@ -169,33 +191,12 @@ impl Tape<'_> {
 fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
     op.expect_real("x", x.tensor())?;
     let inputs = x.shape().width();
-    let outputs = match layer.weight {
-        Weight::Dense(weight) => {
-            op.expect_real("weight", weight.tensor())?;
-            let [outputs, _] = op.expect_rank("weight", weight.tensor())?;
-            op.expect_shape("weight", weight.tensor(), [outputs, inputs])?;
-            outputs
-        }
-        Weight::Quantised(weight) => {
-            let outputs = weight.shape().rows();
-            op.expect_device("weight", weight.codes())?;
-            op.expect_sizes("weight", weight.shape(), [outputs, inputs])?;
-            outputs
-        }
-    };
+    let outputs = layer.weight.check(op, inputs)?;
     if let Some(bias) = layer.bias {
         op.expect_vector("bias", bias.tensor(), outputs)?;
     }
-    if let Some(Lora { down, up, dropout, .. }) = layer.lora {
-        let [rank, _] = op.expect_rank("lora down", down.tensor())?;
-        for (what, var, shape) in
-            [("lora down", down, [rank, inputs]), ("lora up", up, [outputs, rank])]
-        {
-            op.expect_dtype(what, var.tensor(), Dtype::F32)?;
-            op.expect_shape(what, var.tensor(), shape)?;
-        }
-        let is_fit = (0.0..1.0).contains(&dropout);
-        op.expect_range("lora dropout", &dropout, is_fit, "0 or more and below 1")?;
+    if let Some(lora) = layer.lora {
+        lora.check(op, [outputs, inputs])?;
     }
     Ok(outputs)
 }
@@ -220,6 +221,20 @@ impl Dropout {
 }
 
 impl Lora<'_> {
+    /// Checks that it fits beside a weight of this shape.
+    pub(super) fn check(&self, op: &Op<'_>, [outputs, inputs]: [usize; 2]) -> Result<()> {
+        let Self { down, up, dropout, .. } = self;
+        let [rank, _] = op.expect_rank("lora down", down.tensor())?;
+        for (what, var, shape) in
+            [("lora down", down, [rank, inputs]), ("lora up", up, [outputs, rank])]
+        {
+            op.expect_dtype(what, var.tensor(), Dtype::F32)?;
+            op.expect_shape(what, var.tensor(), shape)?;
+        }
+        let is_fit = (0.0..1.0).contains(dropout);
+        op.expect_range("lora dropout", dropout, is_fit, "0 or more and below 1")
+    }
+
     /// scale·x·Aᵀ, in f32.
     fn inner(&self, place: Place<'_>, x: &Tensor, dropout: Option<Dropout>) -> Result<Tensor> {
         let rank = self.down.shape().sizes()[0];
@@ -290,15 +305,8 @@ impl Record {
         }
         let gradient = &gradient;
         let outputs = gradient.shape().width();
-        if let Some(mut slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
-            place.count(gradient.shape().elements(), &[gradient]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add);
-                }
-            }
-            back.put(slot);
+        if let Some(slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
+            column_sums(back, gradient, slot);
         }
         let x = self.kept_x.map(|kept| kept.get(place)).transpose()?;
         let weight = self.weight.get(place)?;
@@ -334,6 +342,16 @@ impl Record {
         back.put(slot);
         Ok(())
     }
+}
+
+/// The gradient of a bias: the sum of each column.
+pub(super) fn column_sums(back: &mut Backward<'_>, gradient: &Tensor, mut slot: Slot) {
+    back.place.count(gradient.shape().elements(), &[gradient]);
+    match back.place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+    }
+    back.put(slot);
 }
 
 impl LoraRecord {

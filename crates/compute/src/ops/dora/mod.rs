@@ -1,0 +1,118 @@
+//! Adapters that change a weight's directions and lengths apart (Liu et al., "`DoRA`", arXiv
+//! 2402.09353): a linear layer with a low-rank term, each row of whose sum has a trained length,
+//!
+//! y = f(g·(x·Wᵀ + scale·(x·Aᵀ)·Bᵀ) + bias) with g = magnitude / ‖W + scale·B·A‖
+//!
+//! and norms of rows. Here is g, `[out]`, f32. The sum is a [`linear`](crate::Tape::linear) layer
+//! without bias, in which only the low-rank term sees dropout, and [`affine`](crate::Tape::affine)
+//! does the rest.
+//!
+//! The norm counts as a constant in backward (section 4.3 there): A and B get no gradient through
+//! it, the magnitude gets that of g divided by it. W + scale·B·A never exists, and W may be
+//! quantised: for each row w of W and b of B
+//!
+//! ‖w + scale·b·A‖² = ‖w‖² + scale·b·(2·w·Aᵀ + scale·b·(A·Aᵀ))
+//!
+//! Kept for backward: the norms. A block that is recomputed would find g twice, at the cost of a
+//! product with W; models find it before their blocks and hand it in.
+
+mod cpu;
+#[cfg(test)]
+mod tests;
+
+use super::linear::{Lora, Weight};
+use super::matmul::{MatMul, Matrix, Product};
+use crate::device::{Device, Engine};
+use crate::op::{Op, Place};
+use crate::tape::Tape;
+use crate::var::Var;
+use crate::{Dtype, Result, Tensor};
+
+/// The norm of each row of a weight, f32 `[out]`: what a magnitude starts as, and what
+/// [`Tape::dora_scale`] needs of the weight besides.
+pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
+    let device = device_of(weight);
+    let op = Op::alone("row_norms", device);
+    let outputs = weight.check(&op, weight.shape().width())?;
+    let mut norms = op.alloc([outputs], Dtype::F32)?;
+    op.count(2 * weight.shape().elements(), &[&norms]);
+    match op.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
+    }
+    Ok(norms)
+}
+
+fn device_of(weight: Weight<'_>) -> &Device {
+    match weight {
+        Weight::Dense(var) => var.tensor().device(),
+        Weight::Quantised(quantised) => quantised.codes().device(),
+    }
+}
+
+impl Tape<'_> {
+    /// magnitude / ‖W + scale·B·A‖ by row, for a frozen weight with its [`row_norms`] and a
+    /// magnitude `[out]`, f32; see the module's comment.
+    pub fn dora_scale(
+        &self,
+        weight: Weight<'_>,
+        norms: &Tensor,
+        lora: Lora<'_>,
+        magnitude: &Var,
+    ) -> Result<Var> {
+        let op = self.begin("dora_scale");
+        let inputs = weight.shape().width();
+        let outputs = weight.check(&op, inputs)?;
+        lora.check(&op, [outputs, inputs])?;
+        op.expect_vector("norms", norms, outputs)?;
+        op.expect_vector("magnitude", magnitude.tensor(), outputs)?;
+        let mut scales = op.alloc([outputs], Dtype::F32)?;
+        let norms = adapted_norms(op.place, weight, norms, lora)?;
+        divide(op.place, magnitude.tensor(), &norms, (&mut scales, false));
+        let result = op.result(scales);
+        let Some(source) = magnitude.source().filter(|_| self.tracks(&[magnitude])) else {
+            return Ok(result);
+        };
+        self.keep_own(&op);
+        Ok(self.record(result, move |back, gradient| {
+            let mut slot = back.slot(source, norms.shape(), Dtype::F32)?;
+            divide(back.place, &gradient, &norms, (&mut slot.tensor, slot.add));
+            back.put(slot);
+            Ok(())
+        }))
+    }
+}
+
+/// ‖W + scale·B·A‖ by row.
+fn adapted_norms(
+    place: Place<'_>,
+    weight: Weight<'_>,
+    norms: &Tensor,
+    Lora { down, up, scale, .. }: Lora<'_>,
+) -> Result<Tensor> {
+    let (rank, outputs) = (down.shape().rows(), norms.shape().width());
+    let (down, up) = (Matrix::from(down.tensor()), up.tensor());
+    let mut adapted = place.alloc([outputs], Dtype::F32)?;
+    let mut square = place.workspace([rank, rank], Dtype::F32)?;
+    MatMul::new(&[Product::new(down, down.t())], &mut square).run(place)?;
+    let mut cross = place.workspace([outputs, rank], Dtype::F32)?;
+    let products = [
+        Product { scale: 2.0, ..Product::new(weight.matrix(Dtype::F32), down.t()) },
+        Product { scale, ..Product::new(up, (&square).into()) },
+    ];
+    MatMul::new(&products, &mut cross).run(place)?;
+    place.count(2 * up.shape().elements(), &[up, &cross, norms, &adapted]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted),
+    }
+    Ok(adapted)
+}
+
+fn divide(place: Place<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, bool)) {
+    place.count(x.shape().elements(), &[x, by, out]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::divide(engine, x, by, out, add),
+    }
+}
