@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::arena::Arena;
 use crate::cpu::Cpu;
 use crate::cpu::gemm::has_tiles;
+use crate::dtype::{Real, with_real};
 use crate::random::Stream;
 use crate::tensor::{Buffer, Tensor};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
@@ -136,7 +137,7 @@ impl Device {
     }
 
     /// A tensor with whatever the memory held before.
-    pub(crate) fn alloc(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
+    pub fn alloc(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let shape = shape.into();
         let bytes = shape.elements() * dtype.bytes();
         let offset = if bytes == 0 { 0 } else { self.take(bytes)? };
@@ -170,6 +171,22 @@ impl Device {
             tensor.data_mut::<T>().copy_from_slice(numbers);
         }
         Ok(tensor)
+    }
+
+    /// A tensor of these numbers in another real format.
+    ///
+    /// # Panics
+    /// For a format of integers.
+    pub fn upload_as(
+        &self,
+        shape: impl Into<Shape>,
+        numbers: &[f32],
+        dtype: Dtype,
+    ) -> Result<Tensor> {
+        with_real!(dtype, T => {
+            let converted: Vec<T> = numbers.iter().map(|number| T::from_f32(*number)).collect();
+            self.upload(shape, &converted)
+        })
     }
 
     /// A tensor of normal random numbers around zero, the same for the same seed and stream.

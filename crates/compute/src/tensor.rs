@@ -2,7 +2,6 @@
 //! back to the arena with the last of them; only an unshared tensor can be written to.
 #![allow(unsafe_code)]
 
-use std::convert::Infallible;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -129,20 +128,14 @@ impl Tensor {
         with_real!(self.dtype, T => self.data::<T>().iter().map(|value| Real::to_f32(*value)).collect())
     }
 
-    /// Lets `fill` write all numbers, as raw bytes in the tensor's own format. On a device without
-    /// data it is not called.
+    /// The numbers as raw bytes in the tensor's own format, to be written; nothing on a device without
+    /// data.
     ///
     /// # Panics
     /// If the tensor is shared.
-    pub fn fill_bytes<E>(
-        &mut self,
-        fill: impl FnOnce(&mut [u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
-        if self.device().is_meta() {
-            return Ok(());
-        }
+    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
         let bytes = self.bytes();
-        fill(self.slice_mut(bytes))
+        (!self.device().is_meta()).then(|| self.slice_mut(bytes))
     }
 
     /// How many tensors share this memory, this one included.
@@ -164,20 +157,16 @@ impl Tensor {
     }
 
     pub(crate) fn clear(&mut self) {
-        self.fill_bytes(|bytes| {
+        if let Some(bytes) = self.bytes_mut() {
             bytes.fill(0);
-            Ok::<(), Infallible>(())
-        })
-        .unwrap_or_else(|never| match never {});
+        }
     }
 
     /// Not-a-number in every real format, so that a test sees what an op forgot to write.
     pub(crate) fn poison(&mut self) {
-        self.fill_bytes(|bytes| {
+        if let Some(bytes) = self.bytes_mut() {
             bytes.fill(0xff);
-            Ok::<(), Infallible>(())
-        })
-        .unwrap_or_else(|never| match never {});
+        }
     }
 
     /// The numbers.

@@ -13,8 +13,8 @@
 //!
 //! ‖w + scale·b·A‖² = ‖w‖² + scale·b·(2·w·Aᵀ + scale·b·(A·Aᵀ))
 //!
-//! Kept for backward: the norms. A block that is recomputed would find g twice, at the cost of a
-//! product with W; models find it before their blocks and hand it in.
+//! Kept for backward: the norms. A block that is recomputed finds g twice, at the cost of another
+//! rank-wide product with W, which is little beside its products with tokens.
 
 mod cpu;
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Sums of whole tensors: add, scale, and the residual connection with a gate.
+//! Whole tensors, number by number: add, scale, convert, and the residual connection with a gate.
 
 mod cpu;
 #[cfg(test)]
@@ -9,7 +9,7 @@ use crate::device::Engine;
 use crate::op::Place;
 use crate::tape::Tape;
 use crate::var::{Chunk, Var};
-use crate::{Result, Tensor};
+use crate::{Dtype, Result, Tensor};
 
 impl Tape<'_> {
     /// x + y
@@ -58,6 +58,28 @@ impl Tape<'_> {
                 Engine::Cpu(engine) => cpu::scale(engine, &gradient, factor, &mut scaled),
             }
             back.pass(source, scaled)
+        }))
+    }
+
+    /// x in another real format.
+    pub fn convert(&self, x: &Var, dtype: Dtype) -> Result<Var> {
+        let op = self.begin("convert");
+        let from = op.expect_real("x", x.tensor())?;
+        if from == dtype {
+            return Ok(x.clone());
+        }
+        let mut y = op.alloc(x.shape(), dtype)?;
+        op.expect_real("the result", &y)?;
+        convert(op.place, x.tensor(), &mut y);
+        let result = op.result(y);
+        if !self.tracks(&[x]) {
+            return Ok(result);
+        }
+        let source = x.source();
+        Ok(self.record(result, move |back, gradient| {
+            let mut converted = back.place.alloc(gradient.shape(), from)?;
+            convert(back.place, &gradient, &mut converted);
+            back.pass(source, converted)
         }))
     }
 
@@ -130,6 +152,14 @@ impl Slot {
             self.tensor.clear();
             self.add = true;
         }
+    }
+}
+
+fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
+    place.count(0, &[x, y]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
     }
 }
 

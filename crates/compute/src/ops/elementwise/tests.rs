@@ -1,6 +1,7 @@
 //! Sums against their formulas.
 
 use crate::testing::{Input, check};
+use crate::{Device, Dtype, Params, Tape, Var};
 
 #[test]
 fn add_and_scale() {
@@ -15,6 +16,20 @@ fn add_and_scale() {
     check(&[x], 4.0, &|tape, v| tape.add(&v[0], &v[0]), &|v| {
         v[0].iter().map(|x| *x + *x).collect()
     });
+}
+
+#[test]
+fn convert_there_and_back_changes_nothing() {
+    let there_and_back =
+        |tape: &Tape<'_>, v: &[Var]| tape.convert(&tape.convert(&v[0], Dtype::F32)?, v[0].dtype());
+    check(&[Input::normal([3, 21], 1)], 2.0, &there_and_back, &|v| v[0].clone());
+    let device = Device::cpu(1, 1 << 16).unwrap();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let x = Var::from(device.upload([3], &[1.0f32, 1.0 + 1.0 / 256.0, -65536.0]).unwrap());
+    let rounded = tape.convert(&x, Dtype::Bf16).unwrap();
+    assert_eq!(rounded.tensor().to_f32_vec(), [1.0, 1.0, -65536.0]);
+    assert!(tape.convert(&x, Dtype::U32).is_err());
 }
 
 #[test]
