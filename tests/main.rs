@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 mod doctor;
+mod models;
 mod program;
 mod quantised;
 mod tidy;

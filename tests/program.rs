@@ -5,13 +5,16 @@ use std::process::{Command, Stdio};
 
 use crate::{hearth, printed, said, text};
 
+const VERBS: [&str; 9] =
+    ["doctor", "inspect", "shard", "convert", "sample", "verify", "bench", "completions", "man"];
+
 #[test]
 fn help_has_examples_and_exit_codes() {
     let help = printed(&["--help"]);
     for part in ["Examples:", "Exit codes:", "doctor", "130"] {
         assert!(help.contains(part), "{part:?} is missing from {help}");
     }
-    for verb in ["doctor", "inspect", "shard", "convert", "bench", "completions", "man"] {
+    for verb in VERBS {
         assert!(printed(&["help", verb]).contains("Examples:"), "{verb} has no examples");
     }
 }
@@ -124,8 +127,7 @@ fn completions_and_manual_pages_are_complete() {
 
     let pages = printed(&["man", "--out", text(folder.path())]);
     let names: Vec<_> = pages.lines().map(|line| line.rsplit('/').next().unwrap()).collect();
-    let verbs = ["doctor", "inspect", "shard", "convert", "bench", "completions", "man"];
-    let expected: Vec<_> = verbs.iter().map(|verb| format!("hearth-{verb}.1")).collect();
+    let expected: Vec<_> = VERBS.iter().map(|verb| format!("hearth-{verb}.1")).collect();
     assert_eq!(names[0], "hearth.1");
     assert_eq!(names[1..], expected);
     let page = std::fs::read_to_string(folder.path().join("hearth-doctor.1")).unwrap();

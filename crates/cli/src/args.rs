@@ -2,7 +2,7 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, completions, convert, doctor, inspect, man, shard};
+use crate::commands::{bench, completions, convert, doctor, inspect, man, sample, shard, verify};
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
 /// the run will fit in memory, finish, and not cook the machine.
@@ -19,6 +19,8 @@ pub enum Verb {
     Inspect(inspect::Arguments),
     Shard(shard::Arguments),
     Convert(convert::Arguments),
+    Sample(sample::Arguments),
+    Verify(verify::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
@@ -28,6 +30,7 @@ const AFTER_HELP: &str = "\
 Examples:
   hearth doctor                  what this computer is, what of it hearth will use, what is wrong
   hearth inspect model.gguf      the tensors of a model file, and what is odd about them
+  hearth sample --base sd3 --prompt 'a red fox in the snow'
   hearth help doctor             all about one verb
 
 Exit codes:

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anstyle::{AnsiColor, Style};
 use compute::ComputeError;
 use machine::RecordingError;
+use trainer::TrainerError;
 use weights::WeightsError;
 
 /// Everything a verb can fail with.
@@ -16,12 +17,16 @@ pub enum Failure {
     Output(io::Error),
     /// A machine file could not be read or written.
     Recording(RecordingError),
+    /// A file could not be read.
+    Read { path: PathBuf, error: io::Error },
     /// A generated file could not be written.
     Write { path: PathBuf, error: io::Error },
     /// A model file could not be read or written.
     Weights(WeightsError),
     /// Something could not be computed.
     Compute(ComputeError),
+    /// A model could not be put together or run.
+    Trainer(TrainerError),
     /// Ctrl-C cannot be caught.
     Signal(ctrlc::Error),
     /// A program run beside ours failed.
@@ -52,6 +57,16 @@ impl From<ComputeError> for Failure {
     }
 }
 
+impl From<TrainerError> for Failure {
+    fn from(error: TrainerError) -> Self {
+        match error {
+            TrainerError::Compute(error) => Self::Compute(error),
+            TrainerError::Weights(error) => Self::Weights(error),
+            error => Self::Trainer(error),
+        }
+    }
+}
+
 impl Failure {
     /// Prints what failed, each cause below it, and what to do.
     pub fn report(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -70,11 +85,13 @@ impl Failure {
         match self {
             Self::Output(error) => ("cannot write to standard output".into(), Some(error)),
             Self::Recording(error) => (error.to_string(), error.source()),
+            Self::Read { path, error } => (format!("cannot read {}", path.display()), Some(error)),
             Self::Write { path, error } => {
                 (format!("cannot write {}", path.display()), Some(error))
             }
             Self::Weights(error) => (error.to_string(), error.source()),
             Self::Compute(error) => (error.to_string(), error.source()),
+            Self::Trainer(error) => (error.to_string(), error.source()),
             Self::Signal(error) => ("cannot catch Ctrl-C".into(), Some(error)),
             Self::Peer { what, said } => {
                 (format!("{what}\n  {}", said.trim_end().replace('\n', "\n  ")), None)
@@ -86,9 +103,11 @@ impl Failure {
         match self {
             Self::Output(_) => "check that the disk behind the redirection has room",
             Self::Recording(error) => error.hint(),
+            Self::Read { .. } => "check that the file exists and may be read",
             Self::Write { .. } => "give an existing folder you may write to",
             Self::Weights(error) => error.hint(),
             Self::Compute(error) => error.hint(),
+            Self::Trainer(error) => error.hint(),
             Self::Signal(_) => "start hearth from a shell of its own",
             Self::Peer { .. } => {
                 "give --python an interpreter that has torch, safetensors and fastsafetensors"

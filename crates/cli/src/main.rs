@@ -27,6 +27,7 @@ fn main() -> ExitCode {
     });
     let failure = match outcome {
         Ok(Outcome::Done) => return ExitCode::SUCCESS,
+        Ok(Outcome::Differs) => return ExitCode::FAILURE,
         Ok(Outcome::Interrupted) => return ExitCode::from(interrupt::EXIT_CODE),
         // Whoever closed the pipe (`| head`) has seen enough.
         Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
@@ -48,6 +49,8 @@ fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
         Verb::Inspect(arguments) => commands::inspect::run(&arguments, out),
         Verb::Shard(arguments) => commands::shard::run(&arguments, out),
         Verb::Convert(arguments) => commands::convert::run(&arguments, out),
+        Verb::Sample(arguments) => commands::sample::run(&arguments, out),
+        Verb::Verify(arguments) => commands::verify::run(&arguments, out),
         Verb::Bench(arguments) => commands::bench::run(&arguments, out),
         Verb::Completions(arguments) => commands::completions::run(&arguments, out),
         Verb::Man(arguments) => commands::man::run(&arguments, out),

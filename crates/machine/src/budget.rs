@@ -207,7 +207,8 @@ fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown
     Ok(main)
 }
 
-fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
+/// What a run may take of main memory.
+pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
     let memory = &machine.memory;
     let available = memory.available.needed()?;
     let kept = Bytes(memory.total.needed()?.0 / KEPT_PART).clamp(KEPT_LEAST, KEPT_MOST);

@@ -1,4 +1,11 @@
 //! The data's way: config, plan, data, model, objective, optimizer, training loop, export, in
 //! folders of that order. Emits events and prints nothing.
 
+pub mod cases;
+pub mod error;
+pub mod model;
+pub mod sample;
+pub mod verify;
 pub mod workload;
+
+pub use error::{Result, TrainerError};

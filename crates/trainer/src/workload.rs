@@ -9,6 +9,8 @@ use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRo
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
 use compute::{Shape, Tag, Tape, Tensor, Var};
 
+use crate::model::recompute::Recompute;
+
 /// How large the job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
@@ -33,17 +35,6 @@ pub const CONFIGS: [Config; 6] = [
     Config { name: "gpu-sd3-b4", width: 1536, n_blocks: 24, tokens: 4352, samples: 4 },
     Config { name: "gpu-flux-b1", width: 3072, n_blocks: 8, tokens: 4608, samples: 1 },
 ];
-
-/// Which blocks are computed twice to save memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Recompute {
-    /// None: the fastest, and the most memory.
-    None,
-    /// Every second one.
-    Alternate,
-    /// All: the least memory.
-    Block,
-}
 
 /// What is trained, and how.
 #[derive(Clone, Copy, Debug)]
@@ -213,12 +204,7 @@ fn forward<'m>(
     let mut x = Var::from(x.clone());
     let condition = tape.activate(&condition.clone().into(), Activation::Silu)?;
     for (index, block) in blocks.iter().enumerate() {
-        let twice = match recompute {
-            Recompute::None => false,
-            Recompute::Alternate => index % 2 == 0,
-            Recompute::Block => true,
-        };
-        [x] = if twice {
+        [x] = if recompute.does(index) {
             tape.recompute(&[&x, &condition], move |tape, inputs| {
                 Ok([block.forward(tape, &inputs[0], &inputs[1])?])
             })?

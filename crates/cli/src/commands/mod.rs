@@ -4,15 +4,20 @@ pub mod bench;
 pub mod completions;
 pub mod convert;
 pub mod doctor;
+pub mod engine;
 pub mod inspect;
 pub mod man;
+pub mod sample;
 pub mod shard;
+pub mod verify;
 
 /// How a verb ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All was done.
     Done,
+    /// What was compared differs.
+    Differs,
     /// The user pressed Ctrl-C.
     Interrupted,
 }

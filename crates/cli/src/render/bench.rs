@@ -4,8 +4,10 @@ use std::path::Path;
 
 use machine::Bytes;
 
+use crate::commands::bench::beside::Beside;
 use crate::commands::bench::load::Figure;
-use crate::commands::bench::{name_of, ops, peers, step};
+use crate::commands::bench::{models, ops, peers, step};
+use crate::commands::engine::name_of;
 use crate::text::{BOLD, DIM, PLAIN, Page, bar};
 
 /// Draws what `hearth bench load` measured.
@@ -96,15 +98,26 @@ pub fn ops(all: &[ops::Figures]) -> String {
 
 /// Draws what `hearth bench peers` measured.
 pub fn peers(all: &[peers::Figures]) -> String {
+    beside(all.iter().map(|figures| {
+        let peers::Figures { config, dtype, recompute, beside } = figures;
+        (format!("{config} {dtype} {recompute}"), beside)
+    }))
+}
+
+/// Draws what `hearth bench models` measured beside others.
+pub fn models_beside(all: &[models::Row]) -> String {
+    beside(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.beside)))
+}
+
+fn beside<'a>(all: impl Iterator<Item = (String, &'a Beside)>) -> String {
     let mut page = Page::new();
     let mut rows = vec![
         ["job", "program", "ms", "processor ms", "memory", "hearth / it", "by processor", "memory"]
             .map(str::to_owned),
     ];
-    for figures in all {
-        let peers::Figures { config, dtype, recompute, .. } = figures;
+    for (job, figures) in all {
         rows.push([
-            format!("{config} {dtype} {recompute}"),
+            job,
             format!("{:?}", figures.program).to_lowercase(),
             format!("{:.0}", figures.ms_median),
             format!("{:.0}", figures.cpu_ms_median),
@@ -116,5 +129,23 @@ pub fn peers(all: &[peers::Figures]) -> String {
     }
     page.table(&rows);
     page.line(DIM, "medians over rounds in turn; every measurement in a process of its own");
+    page.finish()
+}
+
+/// Draws what `hearth bench models` measured.
+pub fn models(all: &[models::Figures]) -> String {
+    let mut page = Page::new();
+    let mut rows = vec![["model", "ms", "processor ms", "GFLOP/s", "memory"].map(str::to_owned)];
+    for figures in all {
+        rows.push([
+            format!("{} {}", figures.model, figures.dtype),
+            format!("{:.1}", figures.ms_median),
+            format!("{:.1}", figures.cpu_ms_median),
+            format!("{:.0}", figures.gflop_per_s),
+            Bytes(figures.peak_bytes as u64).to_string(),
+        ]);
+    }
+    page.table(&rows);
+    page.line(DIM, "medians; memory as planned, weights included");
     page.finish()
 }

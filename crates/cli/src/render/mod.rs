@@ -2,5 +2,16 @@
 
 pub mod bench;
 pub mod doctor;
+pub mod drawing;
 pub mod inspect;
 pub mod progress;
+pub mod verify;
+
+use std::io::Write;
+
+use crate::text::WARN;
+
+/// Done, but not as asked: a line on standard error.
+pub fn warn(text: &str) {
+    _ = writeln!(anstream::stderr().lock(), "{WARN}warning:{WARN:#} {text}");
+}

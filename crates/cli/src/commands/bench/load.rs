@@ -18,8 +18,8 @@ use weights::safetensors::Entering;
 use weights::write::write_file;
 use weights::{Catalog, Dtype, Encoding, WeightsError};
 
-use super::{default_threads, name_of};
 use crate::commands::Outcome;
+use crate::commands::engine::name_of;
 use crate::failure::Failure;
 use crate::render;
 
@@ -279,7 +279,7 @@ fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
     let mut source = fresh(bytes)?;
     source.fill(1);
     let mut target = fresh(bytes)?;
-    let half = target.len().div_ceil(default_threads()).next_multiple_of(BLOCK);
+    let half = target.len().div_ceil(machine::cores::compute_threads()).next_multiple_of(BLOCK);
     let begun = Instant::now();
     std::thread::scope(|scope| {
         for (to, from) in target.chunks_mut(half).zip(source.chunks(half)) {

@@ -1,14 +1,14 @@
 //! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
 
+pub mod beside;
 pub mod load;
+pub mod models;
 pub mod ops;
 pub mod peers;
 pub mod step;
 
 use std::io::Write;
 use std::time::Instant;
-
-use clap::ValueEnum;
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -20,6 +20,7 @@ Examples:
   hearth bench step                        a training step, its time and its memory
   hearth bench ops                         each op alone
   hearth bench peers --python .venv/bin/python    the step beside PyTorch's
+  hearth bench models                      SD3, text encoders, the autoencoder
   hearth bench load                        how fast model files come into memory, and go to disk
   hearth bench load --python .venv/bin/python --json")]
 pub struct Arguments {
@@ -32,6 +33,7 @@ enum What {
     Step(step::Arguments),
     Ops(ops::Arguments),
     Peers(peers::Arguments),
+    Models(models::Arguments),
     Load(load::Arguments),
 }
 
@@ -40,6 +42,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         What::Step(arguments) => step::run(arguments, out),
         What::Ops(arguments) => ops::run(arguments, out),
         What::Peers(arguments) => peers::run(arguments, out),
+        What::Models(arguments) => models::run(arguments, out),
         What::Load(arguments) => load::run(arguments, out),
     }
 }
@@ -67,14 +70,4 @@ fn median(of: impl Iterator<Item = f64>) -> f64 {
     let mut all: Vec<f64> = of.collect();
     all.sort_by(f64::total_cmp);
     all.get(all.len() / 2).copied().unwrap_or(f64::NAN)
-}
-
-/// Threads to compute with unless told otherwise.
-fn default_threads() -> usize {
-    machine::cores::compute_threads()
-}
-
-/// A choice as it is typed, and as it is written in JSON.
-pub fn name_of(choice: &impl ValueEnum) -> String {
-    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }

@@ -8,9 +8,9 @@ use compute::ops::{
 use compute::{Device, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
 use serde::Serialize;
 
-use super::step::{Format, On};
-use super::{Timed, default_threads, median};
+use super::{Timed, median};
 use crate::commands::Outcome;
+use crate::commands::engine::{Engine, Format};
 use crate::failure::Failure;
 use crate::render;
 
@@ -34,13 +34,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
     repeats: u32,
 
-    /// Threads [default: one per performance core]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-
-    /// What computes
-    #[arg(long, default_value = "cpu")]
-    device: On,
+    #[command(flatten)]
+    engine: Engine,
 
     /// Print one JSON object per op and shape
     #[arg(long)]
@@ -69,11 +64,10 @@ pub struct Figure {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let threads = arguments.threads.map_or_else(default_threads, usize::from);
-    let On::Cpu = arguments.device;
+    let threads = arguments.engine.threads();
     let mut all = Vec::new();
     for case in cases().into_iter().filter(|case| case.op.contains(&arguments.only)) {
-        let device = Device::cpu(threads, ARENA_BYTES)?;
+        let device = arguments.engine.open(ARENA_BYTES)?;
         let bench = Bench { device: &device, threads, arguments };
         let figures = bench.measure(&case)?;
         if arguments.json {

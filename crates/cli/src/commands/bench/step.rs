@@ -3,13 +3,13 @@
 
 use std::io::Write;
 
-use clap::ValueEnum;
-use compute::{Device, Dtype, Kind, Quantisation, Tag, Usage};
+use compute::{Device, Dtype, Tag, Usage};
 use serde::Serialize;
-use trainer::workload::{CONFIGS, Config, Job, Random, Recompute, Workload};
+use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
 
-use super::{Timed, default_threads, median, name_of};
+use super::{Timed, median};
 use crate::commands::Outcome;
+use crate::commands::engine::{Again, Base, Engine, Format, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -45,13 +45,8 @@ pub struct Arguments {
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
-    /// Threads [default: one per performance core]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
-    threads: Option<u16>,
-
-    /// What computes
-    #[arg(long, default_value = "cpu")]
-    device: On,
+    #[command(flatten)]
+    engine: Engine,
 
     /// Print one JSON object
     #[arg(long)]
@@ -62,66 +57,6 @@ pub fn config(name: &str) -> Result<Config, String> {
     let names = || CONFIGS.map(|config| config.name).join(", ");
     let found = CONFIGS.into_iter().find(|config| config.name == name);
     found.ok_or_else(|| format!("not one of {}", names()))
-}
-
-/// A number format, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Format {
-    F32,
-    Bf16,
-    F16,
-}
-
-impl From<Format> for Dtype {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::F32 => Self::F32,
-            Format::Bf16 => Self::Bf16,
-            Format::F16 => Self::F16,
-        }
-    }
-}
-
-/// A way to quantise, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Base {
-    Int8,
-    Nf4,
-    Fp8,
-}
-
-impl From<Base> for Quantisation {
-    fn from(base: Base) -> Self {
-        match base {
-            Base::Int8 => Self::Int8,
-            Base::Nf4 => Self::Nf4,
-            Base::Fp8 => Self::Fp8,
-        }
-    }
-}
-
-/// Which blocks are computed twice, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Again {
-    None,
-    Alternate,
-    Block,
-}
-
-impl From<Again> for Recompute {
-    fn from(again: Again) -> Self {
-        match again {
-            Again::None => Self::None,
-            Again::Alternate => Self::Alternate,
-            Again::Block => Self::Block,
-        }
-    }
-}
-
-/// A device, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum On {
-    Cpu,
 }
 
 /// What was measured.
@@ -163,7 +98,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 }
 
 fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
-    let threads = arguments.threads.map_or_else(default_threads, usize::from);
+    let threads = arguments.engine.threads();
     let job = Job {
         config: arguments.config,
         dtype: arguments.dtype.into(),
@@ -171,8 +106,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         recompute: arguments.recompute.into(),
     };
     let job = |device: &Device| Workload::new(device, job, &mut Random::new(device, 0));
-    let On::Cpu = arguments.device;
-    let meta = Device::meta(Kind::cpu(threads), usize::MAX);
+    let meta = Device::meta(arguments.engine.kind(), usize::MAX);
     let mut planned = job(&meta)?;
     let flops_before = meta.work().flops;
     planned.step()?;
@@ -181,7 +115,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let plan = meta.usage();
 
     let rss_before_bytes = machine::process::peak_resident();
-    let device = Device::cpu(threads, plan.extent)?;
+    let device = arguments.engine.open(plan.extent)?;
     let mut job = job(&device)?;
     let mut losses = Vec::new();
     let mut times = Vec::new();
@@ -197,7 +131,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         dtype: Dtype::from(arguments.dtype).to_string(),
         base: arguments.base.as_ref().map(name_of),
         recompute: name_of(&arguments.recompute),
-        device: name_of(&arguments.device),
+        device: arguments.engine.name(),
         threads,
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),

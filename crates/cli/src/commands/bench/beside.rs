@@ -1,0 +1,109 @@
+//! Programs measured beside each other: one after the other and round after round, each in a
+//! process of its own, so that a slow spell of the machine meets all alike.
+
+use std::path::Path;
+use std::process::Command;
+
+use serde::{Deserialize, Serialize};
+
+use super::median;
+use crate::failure::Failure;
+
+/// Who computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    Hearth,
+    PytorchEager,
+    PytorchCompiled,
+}
+
+/// What one process measured: the fields of its JSON that both sides have.
+#[derive(Clone, Copy, Debug, Deserialize)]
+struct Sample {
+    ms_median: f64,
+    cpu_ms_median: f64,
+    rss_peak_bytes: Option<u64>,
+    rss_before_bytes: Option<u64>,
+}
+
+/// One program's figures over all rounds, and hearth's relative to them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Beside {
+    pub program: Program,
+    pub ms_median: f64,
+    pub cpu_ms_median: f64,
+    /// Peak of the process, less what it had before the job began.
+    pub memory_bytes: Option<u64>,
+    /// Hearth's figure over this one.
+    pub hearth_time_ratio: f64,
+    pub hearth_cpu_ratio: f64,
+    pub hearth_memory_ratio: Option<f64>,
+}
+
+/// Measures programs, hearth first.
+pub fn measure(rounds: u32, programs: &mut [(Program, Command)]) -> Result<Vec<Beside>, Failure> {
+    let mut samples: Vec<Vec<Sample>> = programs.iter().map(|_| Vec::new()).collect();
+    for _ in 0..rounds {
+        for ((program, command), samples) in programs.iter_mut().zip(&mut samples) {
+            samples.push(sample(*program, command)?);
+        }
+    }
+    let all: Vec<Beside> = programs
+        .iter()
+        .zip(&samples)
+        .map(|((program, _), samples)| of(*program, samples))
+        .collect();
+    let ours = all[0];
+    Ok(all
+        .into_iter()
+        .map(|its| Beside {
+            hearth_time_ratio: ours.ms_median / its.ms_median,
+            hearth_cpu_ratio: ours.cpu_ms_median / its.cpu_ms_median,
+            hearth_memory_ratio: ours
+                .memory_bytes
+                .zip(its.memory_bytes)
+                .map(|(ours, its)| ours as f64 / its as f64),
+            ..its
+        })
+        .collect())
+}
+
+fn of(program: Program, samples: &[Sample]) -> Beside {
+    let memory = |sample: &Sample| Some(sample.rss_peak_bytes? - sample.rss_before_bytes?);
+    Beside {
+        program,
+        ms_median: median(samples.iter().map(|sample| sample.ms_median)),
+        cpu_ms_median: median(samples.iter().map(|sample| sample.cpu_ms_median)),
+        memory_bytes: samples.iter().filter_map(memory).max(),
+        hearth_time_ratio: f64::NAN,
+        hearth_cpu_ratio: f64::NAN,
+        hearth_memory_ratio: None,
+    }
+}
+
+fn sample(program: Program, command: &mut Command) -> Result<Sample, Failure> {
+    let failed =
+        |said: String| Failure::Peer { what: format!("measuring {program:?} failed"), said };
+    let output = command.output().map_err(|error| failed(error.to_string()))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    serde_json::from_str(text.lines().last().unwrap_or_default())
+        .map_err(|_| failed(String::from_utf8_lossy(&output.stderr).into_owned()))
+}
+
+/// This program, with other arguments.
+pub fn hearth(arguments: &[&str]) -> Result<Command, Failure> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(arguments);
+    Ok(command)
+}
+
+/// A script with its job.
+pub fn python(python: &Path, script: &str, job: &serde_json::Value, threads: usize) -> Command {
+    let mut command = Command::new(python);
+    command.args(["-c", script, &job.to_string()]);
+    // Threads that spin while they wait would take the cores from whoever is measured next, and
+    // make processor time meaningless.
+    command.env("OMP_WAIT_POLICY", "PASSIVE").env("OMP_NUM_THREADS", threads.to_string());
+    command
+}

@@ -1,0 +1,183 @@
+//! `hearth bench models`: real models with random weights, alone or beside diffusers and
+//! transformers.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use compute::{Device, Dtype};
+use serde::Serialize;
+use trainer::cases::Case;
+
+use super::beside::{self, Beside, Program};
+use super::{Timed, median};
+use crate::commands::Outcome;
+use crate::commands::engine::{Engine, Format, name_of};
+use crate::failure::Failure;
+use crate::render;
+
+/// Runs before the clock starts: memory is touched, caches are warm.
+const WARM_UP: usize = 2;
+
+/// Measure whole models: a training step of SD3, text encoders, the autoencoder.
+///
+/// With --python each is measured beside diffusers, transformers and PEFT, in turn and in processes
+/// of their own.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench models
+  hearth bench models --only sd3-mid --dtype bf16
+  python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
+  hearth bench models --python .venv/bin/python")]
+pub struct Arguments {
+    /// Which models; several may be given
+    #[arg(long, value_parser = case)]
+    only: Vec<Case>,
+
+    /// Format of weights and activations
+    #[arg(long, default_value = "f32")]
+    dtype: Format,
+
+    /// Times that each is measured; the median counts
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    repeats: u32,
+
+    /// A Python with torch, diffusers, transformers and peft to measure beside
+    #[arg(long)]
+    python: Option<PathBuf>,
+
+    /// Rounds beside it; medians over all of them count
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print one JSON object per model
+    #[arg(long)]
+    json: bool,
+}
+
+fn case(name: &str) -> Result<Case, String> {
+    let names = || Case::ALL.map(Case::name).join(", ");
+    let found = Case::ALL.into_iter().find(|case| case.name() == name);
+    found.ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// What one model took.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub model: &'static str,
+    pub dtype: String,
+    pub ms_median: f64,
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    /// The arena's reach, and what it was planned to be.
+    pub peak_bytes: usize,
+    pub plan_bytes: usize,
+    pub rss_peak_bytes: Option<u64>,
+    pub rss_before_bytes: Option<u64>,
+}
+
+/// One program on one model.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub model: &'static str,
+    pub dtype: String,
+    #[serde(flatten)]
+    pub beside: Beside,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let cases = if arguments.only.is_empty() { &Case::ALL[..] } else { &arguments.only[..] };
+    let mut show = |line: Result<String, serde_json::Error>| -> Result<(), Failure> {
+        Ok(writeln!(out, "{}", line.map_err(std::io::Error::from)?)?)
+    };
+    let (mut alone, mut beside) = (Vec::new(), Vec::new());
+    for case in cases {
+        if let Some(python) = &arguments.python {
+            let rows = compare(arguments, python, *case)?;
+            rows.iter()
+                .filter(|_| arguments.json)
+                .try_for_each(|row| show(serde_json::to_string(row)))?;
+            beside.extend(rows);
+        } else {
+            let figures = measure(arguments, *case)?;
+            if arguments.json {
+                show(serde_json::to_string(&figures))?;
+            }
+            alone.push(figures);
+        }
+    }
+    if !arguments.json {
+        let page = if arguments.python.is_some() {
+            render::bench::models_beside(&beside)
+        } else {
+            render::bench::models(&alone)
+        };
+        write!(out, "{page}")?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
+    let (engine, dtype) = (&arguments.engine, Dtype::from(arguments.dtype));
+    let meta = Device::meta(engine.kind(), usize::MAX / 2);
+    let rehearsed = case.prepare(&meta, dtype)?;
+    let before = meta.work().flops;
+    rehearsed.run()?;
+    let flops = meta.work().flops - before;
+    let plan_bytes = meta.usage().extent;
+
+    let rss_before_bytes = machine::process::peak_resident();
+    let device = engine.open(plan_bytes)?;
+    let model = case.prepare(&device, dtype)?;
+    let mut times = Vec::new();
+    for round in 0..WARM_UP + arguments.repeats as usize {
+        let (time, ()) = Timed::of(engine.threads(), || model.run())?;
+        times.extend((round >= WARM_UP).then_some(time));
+    }
+    let ms_median = median(times.iter().map(|time| time.wall_ms));
+    Ok(Figures {
+        model: case.name(),
+        dtype: name_of(&arguments.dtype),
+        ms_median,
+        cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
+        gflop_per_s: flops as f64 / ms_median / 1e6,
+        peak_bytes: device.usage().extent,
+        plan_bytes,
+        rss_peak_bytes: machine::process::peak_resident(),
+        rss_before_bytes,
+    })
+}
+
+fn compare(
+    arguments: &Arguments,
+    python: &std::path::Path,
+    case: Case,
+) -> Result<Vec<Row>, Failure> {
+    let threads = arguments.engine.threads();
+    let (dtype, repeats) = (name_of(&arguments.dtype), arguments.repeats);
+    let (threads_text, repeats_text) = (threads.to_string(), repeats.to_string());
+    let ours = beside::hearth(&[
+        "bench",
+        "models",
+        "--json",
+        "--only",
+        case.name(),
+        "--dtype",
+        &dtype,
+        "--repeats",
+        &repeats_text,
+        "--threads",
+        &threads_text,
+    ])?;
+    let job = serde_json::json!({
+        "model": case.name(), "dtype": dtype, "repeats": repeats, "threads": threads,
+    });
+    let script = include_str!("../../../../../benches/peers/models.py");
+    let theirs = beside::python(python, script, &job, threads);
+    let mut programs = [(Program::Hearth, ours), (Program::PytorchEager, theirs)];
+    let rows = beside::measure(arguments.rounds, &mut programs)?.into_iter();
+    Ok(rows.map(|beside| Row { model: case.name(), dtype: dtype.clone(), beside }).collect())
+}

@@ -1,0 +1,163 @@
+//! What computes, in which formats and in how much memory: arguments that several verbs share.
+
+use clap::ValueEnum;
+use compute::{Device, Dtype, Kind, Quantisation};
+use machine::budget::main_limit;
+use machine::{Bytes, Machine, Source};
+use trainer::model::build::Precision;
+use trainer::model::recompute::Recompute;
+
+use crate::failure::Failure;
+
+/// What computes.
+#[derive(Debug, clap::Args)]
+pub struct Engine {
+    /// Threads [default: one per performance core]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
+    /// What computes
+    #[arg(long, default_value = "cpu")]
+    device: On,
+}
+
+impl Engine {
+    /// Threads it computes with.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(machine::cores::compute_threads, usize::from)
+    }
+
+    /// What it is, for plans.
+    pub fn kind(&self) -> Kind {
+        let On::Cpu = self.device;
+        Kind::cpu(self.threads())
+    }
+
+    /// The device, with an arena of `bytes`.
+    pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
+        let On::Cpu = self.device;
+        Ok(Device::cpu(self.threads(), bytes)?)
+    }
+
+    /// As it is typed.
+    pub fn name(&self) -> String {
+        name_of(&self.device)
+    }
+}
+
+/// A device, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum On {
+    Cpu,
+}
+
+/// In which formats a model is held.
+#[derive(Debug, clap::Args)]
+pub struct Formats {
+    /// Format of weights and activations; adapters are always f32
+    #[arg(long, default_value = "bf16")]
+    pub dtype: Format,
+
+    /// Quantise the weights of blocks
+    #[arg(long, value_name = "FORMAT")]
+    pub quantise: Option<Base>,
+}
+
+impl Formats {
+    /// As it is meant.
+    pub fn precision(&self) -> Precision {
+        Precision { dtype: self.dtype.into(), base: self.quantise.map(Quantisation::from) }
+    }
+}
+
+/// A number format, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+}
+
+impl From<Format> for Dtype {
+    fn from(format: Format) -> Self {
+        match format {
+            Format::F32 => Self::F32,
+            Format::Bf16 => Self::Bf16,
+            Format::F16 => Self::F16,
+        }
+    }
+}
+
+/// A way to quantise, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Base {
+    Int8,
+    Nf4,
+    Fp8,
+}
+
+impl From<Base> for Quantisation {
+    fn from(base: Base) -> Self {
+        match base {
+            Base::Int8 => Self::Int8,
+            Base::Nf4 => Self::Nf4,
+            Base::Fp8 => Self::Fp8,
+        }
+    }
+}
+
+/// Which blocks are computed twice, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Again {
+    None,
+    Alternate,
+    Block,
+}
+
+impl From<Again> for Recompute {
+    fn from(again: Again) -> Self {
+        match again {
+            Again::None => Self::None,
+            Again::Alternate => Self::Alternate,
+            Again::Block => Self::Block,
+        }
+    }
+}
+
+/// The most a run may hold, as it is typed: bytes, or a share of what hearth would take.
+#[derive(Clone, Copy, Debug)]
+pub enum Limit {
+    Bytes(Bytes),
+    Percent(f64),
+}
+
+impl std::str::FromStr for Limit {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else { return text.parse().map(Self::Bytes) };
+        match percent.trim().parse() {
+            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
+            _ => Err(format!("{text} is not a share between 0% and 100%")),
+        }
+    }
+}
+
+/// Bytes a run may hold on this machine.
+pub fn limit_bytes(limit: Option<Limit>) -> usize {
+    let available = || {
+        let machine = Machine::probe(&mut Source::live());
+        // Where the system does not say, the arena itself will tell.
+        main_limit(&machine).map_or(u64::MAX / 4, |limit| limit.limit.0)
+    };
+    match limit {
+        Some(Limit::Bytes(bytes)) => bytes.0 as usize,
+        Some(Limit::Percent(percent)) => (available() as f64 * percent / 100.0) as usize,
+        None => available() as usize,
+    }
+}
+
+/// A choice as it is typed, and as it is written in JSON.
+pub fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}

@@ -1,0 +1,288 @@
+//! `hearth sample`: pictures from prompts.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use serde::Serialize;
+use trainer::model::sd3::pipeline::Pipeline;
+use trainer::sample::{Job, Plan, Request, picture};
+
+use super::engine::{Engine, Formats, Limit, limit_bytes};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+use crate::render::drawing::Drawing;
+
+/// Draw pictures from prompts.
+///
+/// Says before it starts how much memory each phase takes, and takes no more. Text encoders, the
+/// model and the decoder are loaded one after the other. The same seed gives the same picture on the
+/// same engine; what a picture was made from is written into it.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth sample --base stable-diffusion-3.5-medium --prompt 'a red fox in the snow'
+  hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --seed 7 --out fox.png
+  hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out pictures/fox.png
+  hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
+  hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan")]
+pub struct Arguments {
+    /// A diffusers folder, or a checkpoint in the original layout
+    #[arg(long, value_name = "PATH")]
+    base: PathBuf,
+
+    /// A folder that has what a checkpoint lacks: text encoders, tokenizers, scheduler
+    #[arg(long, value_name = "FOLDER")]
+    rest: Option<PathBuf>,
+
+    /// An adapter for it, written by diffusers, PEFT, kohya or ComfyUI
+    #[arg(long, value_name = "PATH")]
+    adapter: Option<PathBuf>,
+
+    /// What to draw; may be given several times
+    #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
+    prompt: Vec<String>,
+
+    /// A file with a prompt per line
+    #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
+    prompts: Option<PathBuf>,
+
+    /// What not to draw
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    negative: String,
+
+    /// Width and height in pixels
+    #[arg(long, value_name = "WxH", default_value = "1024x1024", value_parser = size)]
+    size: [usize; 2],
+
+    /// Steps from noise to picture
+    #[arg(long, default_value_t = 28, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    steps: u32,
+
+    /// How much the prompt is exaggerated; 1 is not at all, and twice as fast
+    #[arg(long, default_value_t = 7.0, value_parser = guidance)]
+    guidance: f32,
+
+    /// Seed of the first picture; each next one has the next
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+
+    /// Begin with the tensor `latents` of a file instead of noise from the seed
+    #[arg(long, value_name = "FILE")]
+    latents: Option<PathBuf>,
+
+    /// Where the picture goes; several get -1, -2, … before the ending
+    #[arg(long, value_name = "FILE", default_value = "picture.png")]
+    out: PathBuf,
+
+    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Limit>,
+
+    #[command(flatten)]
+    formats: Formats,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Say how much memory each phase takes, and stop
+    #[arg(long)]
+    plan: bool,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn size(text: &str) -> Result<[usize; 2], String> {
+    let sides = text.split_once(['x', 'X', '×']);
+    let parsed = sides.and_then(|(w, h)| Some([w.trim().parse().ok()?, h.trim().parse().ok()?]));
+    parsed.ok_or_else(|| format!("{text} is not a width and a height such as 1024x768"))
+}
+
+fn guidance(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(guidance) if (0.0..=100.0).contains(&guidance) => Ok(guidance),
+        _ => Err(format!("{text} is not a number between 0 and 100")),
+    }
+}
+
+/// What was done, or would be.
+#[derive(Serialize)]
+pub struct Drawn {
+    pub peak_bytes: usize,
+    pub limit_bytes: usize,
+    pub phases: Vec<Phase>,
+    /// Whether both halves of guidance are computed at once.
+    pub is_paired: bool,
+    /// Side of a decoder's tile in pixels, if the picture is decoded in tiles.
+    pub tile_pixels: Option<usize>,
+    pub pictures: Vec<Written>,
+    pub secs: f64,
+}
+
+/// A part of the work.
+#[derive(Serialize)]
+pub struct Phase {
+    pub name: &'static str,
+    pub peak_bytes: usize,
+}
+
+/// A picture on disk.
+#[derive(Serialize)]
+pub struct Written {
+    pub path: PathBuf,
+    pub prompt: String,
+    pub seed: u64,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let begun = Instant::now();
+    let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
+    if let Some(adapter) = &arguments.adapter {
+        pipeline.add_adapter(adapter)?;
+    }
+    let request = request(arguments)?;
+    warn_of_cuts(&pipeline, &request);
+    let job = Job::new(&pipeline, request.clone())?;
+    let limit = limit_bytes(arguments.limit);
+    let plan = job.plan(arguments.engine.kind(), limit)?;
+    let mut drawn = Drawn::planned(&plan, limit, &pipeline);
+    if !arguments.plan {
+        check_writable(&arguments.out)?;
+        let device = arguments.engine.open(plan.peak_bytes())?;
+        let drawing = Drawing::begin(request.prompts.len(), request.steps)?;
+        let pictures = job.run(&device, &plan, &|event| drawing.tell(event))?;
+        drop(drawing);
+        for (index, picture) in pictures.iter().enumerate() {
+            let written = name(arguments, &request, index);
+            picture::write(&written.path, picture, &parameters(arguments, &request, &written))?;
+            drawn.pictures.push(written);
+        }
+    }
+    drawn.secs = begun.elapsed().as_secs_f64();
+    if arguments.json {
+        serde_json::to_writer_pretty(&mut *out, &drawn).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", render::drawing::page(&drawn))?;
+    }
+    Ok(Outcome::Done)
+}
+
+impl Drawn {
+    fn planned(plan: &Plan, limit_bytes: usize, pipeline: &Pipeline) -> Self {
+        let phase = |phase: &trainer::sample::Phase| Phase {
+            name: phase.name,
+            peak_bytes: phase.peak_bytes,
+        };
+        Self {
+            peak_bytes: plan.peak_bytes(),
+            limit_bytes,
+            phases: plan.phases.iter().map(phase).collect(),
+            is_paired: plan.is_paired,
+            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.config.reduction()),
+            pictures: Vec::new(),
+            secs: 0.0,
+        }
+    }
+}
+
+fn request(arguments: &Arguments) -> Result<Request, Failure> {
+    let prompts = match &arguments.prompts {
+        None => arguments.prompt.clone(),
+        Some(path) => {
+            let text = fs::read_to_string(path)
+                .map_err(|error| Failure::Read { path: path.clone(), error })?;
+            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+            lines.map(str::to_owned).collect()
+        }
+    };
+    Ok(Request {
+        prompts,
+        negative: arguments.negative.clone(),
+        size: arguments.size,
+        steps: arguments.steps as usize,
+        guidance: arguments.guidance,
+        seed: arguments.seed,
+        latents: arguments.latents.clone(),
+        precision: arguments.formats.precision(),
+    })
+}
+
+/// Words beyond an encoder's reach change nothing, which the user should know.
+fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
+    for (index, prompt) in request.prompts.iter().enumerate() {
+        for (encoder, n) in pipeline.cut_off(prompt) {
+            let text = format!("prompt {}: {encoder} does not see its last {n} tokens", index + 1);
+            render::warn(&text);
+        }
+    }
+}
+
+/// Before minutes of work: that there will be a place for the result.
+fn check_writable(path: &Path) -> Result<(), Failure> {
+    let folder = match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    fs::create_dir_all(folder).map_err(|error| Failure::Write { path: path.into(), error })?;
+    let is_locked = fs::metadata(folder).is_ok_and(|found| found.permissions().readonly());
+    if path.is_dir() || is_locked {
+        let error = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
+        return Err(Failure::Write { path: path.into(), error });
+    }
+    Ok(())
+}
+
+fn name(arguments: &Arguments, request: &Request, index: usize) -> Written {
+    let mut path = arguments.out.clone();
+    if request.prompts.len() > 1 {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let end = path.extension().unwrap_or("png".as_ref()).to_string_lossy().into_owned();
+        path.set_file_name(format!("{stem}-{}.{end}", index + 1));
+    }
+    let (prompt, seed) = (request.prompts[index].clone(), request.seed + index as u64);
+    Written { path, prompt, seed }
+}
+
+/// What a picture was made from, for other programs and for hearth.
+fn parameters(
+    arguments: &Arguments,
+    request: &Request,
+    written: &Written,
+) -> [(&'static str, String); 2] {
+    let file_name =
+        |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let base = file_name(&arguments.base);
+    let adapter = arguments.adapter.as_deref().map(file_name);
+    let ([width, height], seed) = (request.size, written.seed);
+    let version = env!("CARGO_PKG_VERSION");
+    let negative = match request.negative.as_str() {
+        "" => String::new(),
+        negative => format!("\nNegative prompt: {negative}"),
+    };
+    let adapted = adapter.as_ref().map_or_else(String::new, |adapter| format!(", Lora: {adapter}"));
+    let text = format!(
+        "{}{negative}\nSteps: {}, Sampler: Euler, CFG scale: {}, Seed: {seed}, Size: {width}x{height}, \
+         Model: {base}{adapted}, Version: hearth {version}",
+        written.prompt, request.steps, request.guidance
+    );
+    let json = serde_json::json!({
+        "hearth": version,
+        "prompt": written.prompt,
+        "negative": request.negative,
+        "size": request.size,
+        "steps": request.steps,
+        "guidance": request.guidance,
+        "seed": seed,
+        "base": base,
+        "adapter": adapter,
+        "latents": request.latents.as_deref().map(file_name),
+        "dtype": super::engine::name_of(&arguments.formats.dtype),
+        "quantise": arguments.formats.quantise.as_ref().map(super::engine::name_of),
+    });
+    [("parameters", text), ("hearth", json.to_string())]
+}

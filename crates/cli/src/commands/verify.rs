@@ -1,0 +1,116 @@
+//! `hearth verify`: a model folder against reference data.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use serde::Serialize;
+use trainer::verify::{Comparison, Question, verify};
+
+use super::engine::{Base, Engine, Format, Formats, limit_bytes, name_of};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+
+/// Hold a model folder against reference data.
+///
+/// The folder has config.json, weights, and golden.safetensors: inputs, outputs and adapter gradients
+/// that the reference implementation computed. Prints the largest difference of every output and
+/// gradient, relative to the largest number of the reference, and exits with 1 if one is above what
+/// the format's rounding explains.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth verify tests/golden/sd3/models/sd3
+  hearth verify tests/golden/sd3/models/sd3 --dtype bf16
+  hearth verify tests/golden/sd3/models/sd3 --adapter tests/golden/sd3/adapters/kohya.safetensors
+  hearth verify folder --weights elsewhere/model.safetensors --json")]
+pub struct Arguments {
+    /// The folder
+    folder: PathBuf,
+
+    /// Weights that lie elsewhere, also in the layout of the original checkpoints
+    #[arg(long, value_name = "PATH")]
+    weights: Option<PathBuf>,
+
+    /// Reference data that lies elsewhere
+    #[arg(long, value_name = "FILE")]
+    golden: Option<PathBuf>,
+
+    /// An adapter that shall do what the one of the reference data does
+    #[arg(long, value_name = "PATH")]
+    adapter: Option<PathBuf>,
+
+    /// Format of weights and activations
+    #[arg(long, default_value = "f32")]
+    dtype: Format,
+
+    /// Quantise the weights of blocks
+    #[arg(long, value_name = "FORMAT")]
+    quantise: Option<Base>,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was found.
+#[derive(Serialize)]
+pub struct Findings {
+    pub class: String,
+    pub n_weights: usize,
+    pub dtype: String,
+    pub device: String,
+    pub is_fine: bool,
+    pub tensors: Vec<Row>,
+}
+
+/// One tensor.
+#[derive(Serialize)]
+pub struct Row {
+    pub name: String,
+    pub difference: f64,
+    pub tolerance: f64,
+    pub is_fine: bool,
+    /// The reference's number, and ours.
+    pub first: Vec<(f32, f32)>,
+}
+
+impl From<Comparison> for Row {
+    fn from(comparison: Comparison) -> Self {
+        let is_fine = comparison.is_fine();
+        let Comparison { name, difference, tolerance, first } = comparison;
+        Self { name, difference, tolerance, is_fine, first }
+    }
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let Arguments { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
+    let formats = Formats { dtype: *dtype, quantise: *quantise };
+    let device = engine.open(limit_bytes(None))?;
+    let question = Question {
+        folder,
+        weights: weights.as_deref(),
+        golden: golden.as_deref(),
+        adapter: adapter.as_deref(),
+    };
+    let report = verify(question, &device, formats.precision())?;
+    let tensors: Vec<Row> = report.comparisons.into_iter().map(Row::from).collect();
+    let findings = Findings {
+        class: report.class,
+        n_weights: report.n_weights,
+        dtype: name_of(dtype),
+        device: engine.name(),
+        is_fine: tensors.iter().all(|row| row.is_fine),
+        tensors,
+    };
+    if *json {
+        serde_json::to_writer_pretty(&mut *out, &findings).map_err(std::io::Error::from)?;
+        writeln!(out)?;
+    } else {
+        write!(out, "{}", render::verify::page(&findings))?;
+    }
+    Ok(if findings.is_fine { Outcome::Done } else { Outcome::Differs })
+}

@@ -1,0 +1,122 @@
+//! How far pictures have come, as a line on standard error; and what was drawn, as a page.
+
+use std::io::{IsTerminal, Write};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use machine::Bytes;
+use trainer::sample::Event;
+
+use crate::commands::sample::Drawn;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::text::{BOLD, DIM, Page, bar};
+
+const REDRAW: Duration = Duration::from_millis(100);
+const REPEAT: Duration = Duration::from_secs(10);
+
+/// Pictures at work.
+pub struct Drawing {
+    total_steps: usize,
+    state: Mutex<State>,
+    interrupted: Arc<AtomicBool>,
+}
+
+struct State {
+    phase: &'static str,
+    loaded: u64,
+    steps: usize,
+    first_step: Option<Instant>,
+    drawn: Option<Instant>,
+}
+
+impl Drawing {
+    /// Begins; from now on Ctrl-C ends the work in order.
+    pub fn begin(pictures: usize, steps: usize) -> Result<Self, Failure> {
+        let state = State { phase: "", loaded: 0, steps: 0, first_step: None, drawn: None };
+        let interrupted = interrupt::flag()?;
+        Ok(Self { total_steps: pictures * steps, state: Mutex::new(state), interrupted })
+    }
+
+    /// Notes what happened; answers whether to go on.
+    pub fn tell(&self, event: Event) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match event {
+            Event::Phase(name) => (state.phase, state.loaded) = (name, 0),
+            Event::Loaded(bytes) => state.loaded += bytes,
+            Event::Step => {
+                state.steps += 1;
+                state.first_step.get_or_insert_with(Instant::now);
+            }
+            Event::Drawn => {}
+        }
+        let is_terminal = std::io::stderr().is_terminal();
+        let pause = if is_terminal { REDRAW } else { REPEAT };
+        if state.drawn.get_or_insert_with(Instant::now).elapsed() > pause {
+            state.drawn = Some(Instant::now());
+            let (start, end) = if is_terminal { ("\r\x1b[K", "") } else { ("", "\n") };
+            _ = write!(std::io::stderr(), "{start}{}{end}", self.line(&state));
+        }
+        !self.interrupted.load(Ordering::Relaxed)
+    }
+
+    fn line(&self, state: &State) -> String {
+        if state.steps == 0 || state.steps == self.total_steps {
+            let loaded = Bytes(state.loaded);
+            return format!("{}: {loaded} read", state.phase);
+        }
+        let share = state.steps as f64 / self.total_steps as f64;
+        // The first step's own time is not known.
+        let taken = state.first_step.map_or(Duration::ZERO, |first| first.elapsed());
+        let left = match state.steps {
+            1 => String::new(),
+            steps => {
+                let per_step = taken.as_secs_f64() / (steps - 1) as f64;
+                format!(", {:.0} s left", per_step * (self.total_steps - steps) as f64)
+            }
+        };
+        format!("{} step {} of {}{left}", bar(share), state.steps, self.total_steps)
+    }
+}
+
+impl Drop for Drawing {
+    fn drop(&mut self) {
+        if std::io::stderr().is_terminal() {
+            _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
+
+/// Draws the plan, and what came of it.
+pub fn page(drawn: &Drawn) -> String {
+    let mut page = Page::new();
+    let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
+    page.line(
+        BOLD,
+        &format!("memory: {} of {}", bytes(drawn.peak_bytes), bytes(drawn.limit_bytes)),
+    );
+    let limit = drawn.limit_bytes.max(1) as f64;
+    let rows: Vec<[String; 3]> = drawn
+        .phases
+        .iter()
+        .map(|phase| {
+            [phase.name.into(), bytes(phase.peak_bytes), bar(phase.peak_bytes as f64 / limit)]
+        })
+        .collect();
+    page.table(&rows);
+    if !drawn.is_paired {
+        page.line(DIM, "with and without the prompt are computed one after the other");
+    }
+    if let Some(side) = drawn.tile_pixels {
+        page.line(DIM, &format!("decoded in tiles of {side} x {side} pixels, to fit"));
+    }
+    for written in &drawn.pictures {
+        page.line(BOLD, &format!("{}", written.path.display()));
+        page.line(DIM, &format!("seed {}: {}", written.seed, written.prompt));
+    }
+    if !drawn.pictures.is_empty() {
+        page.line(DIM, &format!("{:.1} s", drawn.secs));
+    }
+    page.finish()
+}

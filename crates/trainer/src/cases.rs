@@ -1,0 +1,197 @@
+//! Real models with random weights, each at one piece of work, for measuring: the same exist in
+//! `benches/peers/models.py` for diffusers, transformers and PEFT.
+
+use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
+
+use crate::error::Result;
+use crate::model::adapter::{Adapters, Target};
+use crate::model::build::{Builder, Precision, Random};
+use crate::model::encoder::clip::{self, Activity, Clip};
+use crate::model::encoder::t5::{self, T5};
+use crate::model::recompute::Recompute;
+use crate::model::sd3::{self, Sd3};
+use crate::model::vae::{self, Decoder, Encoder};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Case {
+    /// Forward and backward of adapters on a transformer of two narrow blocks.
+    Sd3Tiny,
+    /// The same, eight blocks of width 512, a picture of 512 pixels a side.
+    Sd3Mid,
+    /// A prompt through CLIP-L, as it is published.
+    ClipL,
+    /// A prompt through eight blocks of a T5 of width 1024.
+    T5,
+    /// A picture of 256 pixels a side to latents, by SD3's autoencoder.
+    VaeEncode,
+    /// And back.
+    VaeDecode,
+}
+
+impl Case {
+    /// All of them.
+    pub const ALL: [Self; 6] =
+        [Self::Sd3Tiny, Self::Sd3Mid, Self::ClipL, Self::T5, Self::VaeEncode, Self::VaeDecode];
+
+    /// As it is called on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Sd3Tiny => "sd3-tiny",
+            Self::Sd3Mid => "sd3-mid",
+            Self::ClipL => "clip-l",
+            Self::T5 => "t5",
+            Self::VaeEncode => "vae-encode",
+            Self::VaeDecode => "vae-decode",
+        }
+    }
+
+    /// Makes the model and its input.
+    pub fn prepare(self, device: &Device, dtype: Dtype) -> Result<Prepared> {
+        let mut adapters = match self {
+            Self::Sd3Tiny | Self::Sd3Mid => Adapters::fresh(targets(), SEED),
+            _ => Adapters::none(),
+        };
+        let precision = Precision::plain(dtype);
+        let mut source = Random::new(precision, SEED);
+        let build = &mut Builder::new(device, precision, &mut source, &mut adapters);
+        let normal =
+            |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
+        let work = match self {
+            Self::Sd3Tiny => sd3_work(build, &sd3_config(4, 16, 2), 16, &normal)?,
+            Self::Sd3Mid => sd3_work(build, &sd3_config(8, 64, 8), 64, &normal)?,
+            Self::ClipL => Work::Clip(Clip::new(&clip_config(), build)?),
+            Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
+            Self::VaeEncode => Work::Encode(
+                Encoder::new(&vae::Config::published(0.0609, 1.5305), build)?,
+                normal(&[1, 3, PICTURE, PICTURE])?,
+            ),
+            Self::VaeDecode => Work::Decode(
+                Decoder::new(&vae::Config::published(0.0609, 1.5305), build)?,
+                normal(&[1, 16, PICTURE / 8, PICTURE / 8])?,
+            ),
+        };
+        Ok(Prepared { device: device.clone(), work, params: adapters.params })
+    }
+}
+
+const SEED: u64 = 1;
+const RANK: usize = 16;
+/// Pixels along a side of the autoencoder's picture.
+const PICTURE: usize = 256;
+/// Prompt tokens as SD3 sees them.
+const CONTEXT: usize = 333;
+
+fn targets() -> Vec<Target> {
+    let target = |pattern: &str| Target {
+        pattern: pattern.into(),
+        rank: RANK,
+        alpha: RANK as f32,
+        dropout: 0.0,
+        is_dora: false,
+    };
+    ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"].map(target).to_vec()
+}
+
+fn sd3_config(n_heads: usize, d_head: usize, n_blocks: usize) -> sd3::Config {
+    sd3::Config {
+        in_channels: 16,
+        out_channels: Some(16),
+        patch_size: 2,
+        num_layers: n_blocks,
+        num_attention_heads: n_heads,
+        attention_head_dim: d_head,
+        joint_attention_dim: 4096,
+        caption_projection_dim: n_heads * d_head,
+        pooled_projection_dim: 2048,
+        pos_embed_max_size: 96,
+        qk_norm: None,
+        dual_attention_layers: Vec::new(),
+    }
+}
+
+fn clip_config() -> clip::Config {
+    clip::Config {
+        vocab_size: 49408,
+        hidden_size: 768,
+        intermediate_size: 3072,
+        num_hidden_layers: 12,
+        num_attention_heads: 12,
+        max_position_embeddings: 77,
+        projection_dim: 768,
+        hidden_act: Activity::QuickGelu,
+        layer_norm_eps: 1e-5,
+        eos_token_id: 49407,
+    }
+}
+
+fn t5_config() -> t5::Config {
+    t5::Config {
+        vocab_size: 32128,
+        d_model: 1024,
+        d_kv: 64,
+        d_ff: 2816,
+        num_layers: 8,
+        num_heads: 16,
+        relative_attention_num_buckets: 32,
+        relative_attention_max_distance: 128,
+        feed_forward_proj: "gated-gelu".into(),
+        layer_norm_epsilon: 1e-6,
+    }
+}
+
+type Normal<'a> = &'a dyn Fn(&[usize]) -> compute::Result<Tensor>;
+
+fn sd3_work(
+    build: &mut Builder<'_>,
+    config: &sd3::Config,
+    side: usize,
+    normal: Normal<'_>,
+) -> Result<Work> {
+    let tokens = (side / config.patch_size) * (side / config.patch_size);
+    let patch = config.patch_size * config.patch_size * config.in_channels;
+    Ok(Work::Sd3 {
+        model: Sd3::new(config, build)?,
+        latents: normal(&[1, config.in_channels, side, side])?,
+        context: normal(&[1, CONTEXT, config.joint_attention_dim])?,
+        pooled: normal(&[1, config.pooled_projection_dim])?,
+        target: normal(&[1, tokens, patch])?,
+    })
+}
+
+enum Work {
+    Sd3 { model: Sd3, latents: Tensor, context: Tensor, pooled: Tensor, target: Tensor },
+    Clip(Clip),
+    T5(T5),
+    Encode(Encoder, Tensor),
+    Decode(Decoder, Tensor),
+}
+
+/// A model and its input, ready to be run over and over.
+pub struct Prepared {
+    device: Device,
+    work: Work,
+    params: Params,
+}
+
+impl Prepared {
+    /// Does the work once.
+    pub fn run(&self) -> Result<()> {
+        let inference = || Tape::inference(&self.device, &self.params, 0);
+        match &self.work {
+            Work::Sd3 { model, latents, context, pooled, target } => {
+                let tape = Tape::training(&self.device, &self.params, 0);
+                let input = sd3::Input { latents, timesteps: &[500.0], context, pooled };
+                let out = model.forward(&tape, input, Recompute::None)?;
+                let loss = tape.mse(&out, target, None, None)?;
+                drop(out);
+                tape.backward(&loss, &mut Gradients::default())?;
+            }
+            Work::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
+            Work::T5(model) => drop(model.forward(&inference(), &[7; 256], 1, None)?),
+            Work::Encode(model, pictures) => drop(model.forward(&inference(), pictures)?),
+            Work::Decode(model, latents) => drop(model.forward(&inference(), latents)?),
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,148 @@
+//! Why a job could not be done: one variant per cause, with the two values that disagree.
+
+use std::io;
+use std::path::PathBuf;
+
+use compute::{ComputeError, Shape};
+use weights::WeightsError;
+
+use crate::model::encoder::tokenizer::TokenizerError;
+
+/// What every fallible function here returns.
+pub type Result<T> = std::result::Result<T, TrainerError>;
+
+/// Everything that can go wrong here.
+#[derive(Debug, thiserror::Error)]
+pub enum TrainerError {
+    /// An op failed.
+    #[error(transparent)]
+    Compute(#[from] ComputeError),
+    /// A model file could not be read.
+    #[error(transparent)]
+    Weights(#[from] WeightsError),
+    /// A tokenizer could not be read.
+    #[error(transparent)]
+    Tokenizer(#[from] TokenizerError),
+    /// A file beside the weights could not be read or written.
+    #[error("cannot {what} {}", path.display())]
+    Io {
+        /// What was tried.
+        what: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A file of settings is not what it should be.
+    #[error("{problem}: {}", path.display())]
+    Config {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The file.
+        path: PathBuf,
+    },
+    /// The folder is not a model that hearth knows.
+    #[error("{what} {} {problem}", path.display())]
+    Folder {
+        /// What was looked for there.
+        what: &'static str,
+        /// Why it is none.
+        problem: String,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The weights are not those of the model.
+    #[error("weights do not fit the model: {}: {}", keys(missing, extra), path.display())]
+    Keys {
+        /// Tensors the model asks for and the file lacks.
+        missing: Vec<String>,
+        /// Tensors of the file that the model has no place for.
+        extra: Vec<String>,
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// A tensor of the file has another shape than the settings say.
+    #[error(
+        "weights contradict config.json: {name} has shape {got:?}, expected {expected}: {}", path.display()
+    )]
+    Contradiction {
+        /// The tensor, as the file calls it.
+        name: String,
+        /// The shape that config.json asks for.
+        expected: Shape,
+        /// The shape it has.
+        got: Vec<u64>,
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// An adapter that does not fit the base.
+    #[error("adapter does not fit the base: {problem}: {}", path.display())]
+    Adapter {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The adapter's file.
+        path: PathBuf,
+    },
+    /// A request that cannot be met.
+    #[error("{problem}")]
+    Request {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The remedy.
+        hint: &'static str,
+    },
+    /// It would not fit into memory.
+    #[error("{phase} does not fit: needs {needed} bytes, limit {limit}")]
+    TooLarge {
+        /// Which part of the work.
+        phase: String,
+        /// Bytes it takes at its peak.
+        needed: usize,
+        /// Bytes we may take.
+        limit: usize,
+    },
+}
+
+impl TrainerError {
+    /// The remedy.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Compute(error) => error.hint(),
+            Self::Weights(error) => error.hint(),
+            Self::Tokenizer(error) => error.hint(),
+            Self::Io { .. } => "check that the path exists and may be accessed",
+            Self::Config { .. } => "fetch the file again, or correct the value it names",
+            Self::Folder { .. } => {
+                "give the folder that has model_index.json, with transformer, vae, text_encoder* and \
+                 tokenizer* in it"
+            }
+            Self::Keys { .. } | Self::Contradiction { .. } => {
+                "fetch config.json and the weights again, from the same model"
+            }
+            Self::Adapter { .. } => "use an adapter that was trained for this model",
+            Self::Request { hint, .. } => hint,
+            Self::TooLarge { .. } => {
+                "choose a smaller picture, --dtype bf16 or --quantise nf4, or raise --limit"
+            }
+        }
+    }
+}
+
+/// Names shown of each kind; the rest is counted.
+const SHOWN: usize = 8;
+
+fn keys(missing: &[String], extra: &[String]) -> String {
+    let list = |what: &str, names: &[String]| {
+        let shown = names.iter().take(SHOWN).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let rest = match names.len().saturating_sub(SHOWN) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        format!("{} {what} ({shown}{rest})", names.len())
+    };
+    match (missing.is_empty(), extra.is_empty()) {
+        (false, true) => list("missing", missing),
+        (true, false) => list("unknown", extra),
+        _ => format!("{}, {}", list("missing", missing), list("unknown", extra)),
+    }
+}

@@ -1,0 +1,241 @@
+//! Adapters: small trained matrices beside frozen ones. Which layers get one is decided by name, as
+//! the model is put together; a model's own code knows nothing of them.
+
+pub mod read;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use compute::ops::row_norms;
+use compute::{Device, Dtype, ParamKey, Params, Tag, Tensor};
+
+use super::build::Held;
+use super::layer::{LayerAdapter, Magnitude};
+use crate::error::{Result, TrainerError};
+
+/// The adapters of a model: first what they shall be, then, as the model is put together, what they
+/// are.
+pub struct Adapters {
+    plan: Plan,
+    /// Their numbers.
+    pub params: Params,
+    /// The layers that have one, in the order of the model.
+    pub layers: Vec<Adapted>,
+}
+
+enum Plan {
+    Fresh { targets: Vec<Target>, seed: u64 },
+    Given(HashMap<String, Given>),
+}
+
+/// New adapters for the layers that a pattern names.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Target {
+    /// The end of a layer's name, from a dot on (`to_q`, `attn.to_out.0`), or the whole name with
+    /// `*` for anything.
+    pub pattern: String,
+    /// Width of the detour.
+    pub rank: usize,
+    /// Its weight is alpha / rank.
+    pub alpha: f32,
+    /// The share of a layer's input that the adapter does not see in training.
+    pub dropout: f32,
+    /// Whether lengths are trained apart from directions (`DoRA`).
+    pub is_dora: bool,
+}
+
+/// An adapter that exists already.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Given {
+    /// Width of the detour.
+    pub rank: usize,
+    /// Its weight is alpha / rank.
+    pub alpha: f32,
+    /// [rank, in]
+    pub down: Vec<f32>,
+    /// [out, rank]
+    pub up: Vec<f32>,
+    /// `[out]`, if it is a `DoRA`.
+    pub magnitude: Option<Vec<f32>>,
+}
+
+/// A layer with its adapter.
+#[derive(Clone, Debug)]
+pub struct Adapted {
+    /// The layer's name.
+    pub module: String,
+    /// Width of the detour.
+    pub rank: usize,
+    /// Its weight is alpha / rank.
+    pub alpha: f32,
+    /// [rank, in]
+    pub down: ParamKey,
+    /// [out, rank]
+    pub up: ParamKey,
+    /// `[out]`
+    pub magnitude: Option<ParamKey>,
+}
+
+impl Adapters {
+    /// No layer gets one.
+    pub fn none() -> Self {
+        Self::with(Plan::Given(HashMap::new()))
+    }
+
+    /// New ones, which change nothing yet; of several targets that name a layer the first counts.
+    pub fn fresh(targets: Vec<Target>, seed: u64) -> Self {
+        Self::with(Plan::Fresh { targets, seed })
+    }
+
+    /// These, by the names of their layers.
+    pub fn given(given: HashMap<String, Given>) -> Self {
+        Self::with(Plan::Given(given))
+    }
+
+    fn with(plan: Plan) -> Self {
+        Self { plan, params: Params::default(), layers: Vec::new() }
+    }
+
+    /// Gives a layer [out, in] its adapter, if it is to have one.
+    pub(super) fn attach(
+        &mut self,
+        device: &Device,
+        module: &str,
+        weight: &Held,
+        sizes: [usize; 2],
+    ) -> Result<Option<LayerAdapter>> {
+        let made = device.tagged(Tag::Parameters, || match &self.plan {
+            Plan::Fresh { targets, seed } => {
+                let target = targets.iter().find(|target| target.names(module));
+                let numbers = (*seed, self.layers.len() as u64);
+                target.map(|target| Made::fresh(device, target, weight, sizes, numbers)).transpose()
+            }
+            Plan::Given(given) => given
+                .get(module)
+                .map(|given| Made::given(device, module, given, weight, sizes))
+                .transpose(),
+        })?;
+        let Some(Made { rank, alpha, dropout, down, up, magnitude }) = made else {
+            return Ok(None);
+        };
+        let (down, up) = (self.params.add(down), self.params.add(up));
+        let magnitude = magnitude
+            .map(|(trained, norms)| Magnitude { trained: self.params.add(trained), norms });
+        let trained = magnitude.as_ref().map(|magnitude| magnitude.trained);
+        let module = module.to_owned();
+        self.layers.push(Adapted { module, rank, alpha, down, up, magnitude: trained });
+        Ok(Some(LayerAdapter { down, up, scale: alpha / rank as f32, dropout, magnitude }))
+    }
+
+    /// That every target and every given adapter found its layer: an adapter that is attached to
+    /// nothing trains on nothing.
+    pub fn check_all_used(&self, path: &Path) -> Result<()> {
+        let has = |module: &str| self.layers.iter().any(|layer| layer.module == module);
+        let unused: Vec<&str> = match &self.plan {
+            Plan::Fresh { targets, .. } => {
+                let is_used =
+                    |target: &&Target| self.layers.iter().any(|layer| target.names(&layer.module));
+                targets.iter().filter(|t| !is_used(t)).map(|t| t.pattern.as_str()).collect()
+            }
+            Plan::Given(given) => given.keys().map(String::as_str).filter(|m| !has(m)).collect(),
+        };
+        match unused.first() {
+            None => Ok(()),
+            Some(first) => Err(TrainerError::Adapter {
+                problem: format!("{} of its layers, such as {first}, are not in it", unused.len()),
+                path: path.into(),
+            }),
+        }
+    }
+}
+
+impl Target {
+    /// Whether a layer is meant.
+    fn names(&self, module: &str) -> bool {
+        let pattern = self.pattern.as_str();
+        if pattern.contains('*') {
+            return matches(pattern, module);
+        }
+        module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    }
+}
+
+/// Whether a pattern with stars, each standing for anything, fits all of a text.
+fn matches(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
+            (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+        }),
+    }
+}
+
+/// An adapter's tensors before they are parameters.
+struct Made {
+    rank: usize,
+    alpha: f32,
+    dropout: f32,
+    down: Tensor,
+    up: Tensor,
+    /// With the lengths of the frozen rows.
+    magnitude: Option<(Tensor, Tensor)>,
+}
+
+impl Made {
+    /// As the reference scripts begin: normal numbers of deviation 1 / rank down, zeros up, lengths
+    /// as they are.
+    fn fresh(
+        device: &Device,
+        target: &Target,
+        weight: &Held,
+        [outputs, inputs]: [usize; 2],
+        numbers: (u64, u64),
+    ) -> Result<Self> {
+        let Target { rank, alpha, dropout, .. } = *target;
+        let deviation = 1.0 / rank as f32;
+        let lengths =
+            || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
+        let magnitude = target.is_dora.then(lengths);
+        Ok(Self {
+            rank,
+            alpha,
+            dropout,
+            down: device.normal([rank, inputs], Dtype::F32, deviation, numbers)?,
+            up: device.zeros([outputs, rank], Dtype::F32)?,
+            magnitude: magnitude.transpose()?,
+        })
+    }
+
+    fn given(
+        device: &Device,
+        module: &str,
+        given: &Given,
+        weight: &Held,
+        [outputs, inputs]: [usize; 2],
+    ) -> Result<Self> {
+        let Given { rank, alpha, down, up, magnitude } = given;
+        let parts = [("down", down, [*rank, inputs]), ("up", up, [outputs, *rank])];
+        for (what, numbers, shape) in parts {
+            if numbers.len() != shape[0] * shape[1] {
+                let problem = format!(
+                    "{what} of {module} has {} numbers, the layer asks for {} x {}",
+                    numbers.len(),
+                    shape[0],
+                    shape[1]
+                );
+                return Err(TrainerError::Adapter { problem, path: PathBuf::new() });
+            }
+        }
+        let upload = |magnitude: &Vec<f32>| {
+            Ok::<_, TrainerError>((device.upload([outputs], magnitude)?, row_norms(weight.into())?))
+        };
+        Ok(Self {
+            rank: *rank,
+            alpha: *alpha,
+            dropout: 0.0,
+            down: device.upload([*rank, inputs], down)?,
+            up: device.upload([outputs, *rank], up)?,
+            magnitude: magnitude.as_ref().map(upload).transpose()?,
+        })
+    }
+}

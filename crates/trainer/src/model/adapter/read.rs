@@ -1,0 +1,316 @@
+//! Adapters out of files, whoever wrote them. A file is asked for each layer of the model under
+//! every name that another program gives it; what nobody asked for is an error, since a picture
+//! drawn with half an adapter is silently wrong.
+//!
+//! | written by | a layer's name there |
+//! |---|---|
+//! | diffusers | `transformer.<layer>.lora_A.weight`; alpha in the header |
+//! | PEFT | `base_model.model.<layer>.lora_A.weight`; alpha in `adapter_config.json` beside |
+//! | kohya | `lora_unet_<original layer, dots as _>.lora_down.weight`; `.alpha` |
+//! | ComfyUI | `diffusion_model.<original layer>.lora_A.weight`; `.alpha` or none |
+//! | `OneTrainer`, `LyCORIS` | `lora_transformer_<layer>`, `lycoris_<layer>`, dots as _ |
+
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use weights::load::{Options, Wanted, load};
+use weights::{Catalog, TensorInfo};
+
+use super::Given;
+use crate::error::{Result, TrainerError};
+use crate::model::build::{Role, Want};
+use crate::model::config;
+use crate::model::files::Piece;
+
+/// Which part of a pipeline an adapter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    /// The model that draws.
+    Transformer,
+    /// A text encoder: 1, 2 or 3.
+    TextEncoder(u8),
+}
+
+impl Component {
+    /// Its folder, and how diffusers' names begin.
+    pub fn folder(self) -> String {
+        match self {
+            Self::Transformer => "transformer".into(),
+            Self::TextEncoder(1) => "text_encoder".into(),
+            Self::TextEncoder(index) => format!("text_encoder_{index}"),
+        }
+    }
+}
+
+/// A linear layer of a model, to be asked for.
+#[derive(Clone, Debug)]
+pub struct Module {
+    name: String,
+    /// [out, in]
+    sizes: [usize; 2],
+    /// Where it lies in the original layout.
+    original: Vec<Piece>,
+}
+
+impl Module {
+    /// The linear layers among a model's weights.
+    pub fn of(wants: &[Want], original: impl Fn(&str) -> Vec<Piece>) -> Vec<Self> {
+        let module = |want: &Want| {
+            let &[outputs, inputs] = want.shape.sizes() else { return None };
+            let name = want.name.strip_suffix(".weight")?;
+            let is_layer = want.role != Role::Vector && !name.ends_with("embedding");
+            let original = original(name);
+            is_layer.then(|| Self { name: name.into(), sizes: [outputs, inputs], original })
+        };
+        wants.iter().filter_map(module).collect()
+    }
+}
+
+/// An adapter's file, or folder, open; nothing is read but headers.
+pub struct AdapterFile {
+    path: PathBuf,
+    catalog: Catalog,
+    /// `adapter_config.json` of PEFT, or what diffusers keeps of it in the header.
+    config: Option<Value>,
+    claimed: BTreeSet<String>,
+}
+
+/// The two matrices' endings, as programs write them.
+const ENDINGS: [[&str; 2]; 7] = [
+    [".lora_A.weight", ".lora_B.weight"],
+    [".lora_A.default.weight", ".lora_B.default.weight"],
+    [".lora_down.weight", ".lora_up.weight"],
+    [".lora.down.weight", ".lora.up.weight"],
+    [".lora_linear_layer.down.weight", ".lora_linear_layer.up.weight"],
+    ["_lora.down.weight", "_lora.up.weight"],
+    [".lora_A", ".lora_B"],
+];
+const MAGNITUDES: [&str; 4] = [
+    ".lora_magnitude_vector",
+    ".lora_magnitude_vector.weight",
+    ".lora_magnitude_vector.default.weight",
+    ".dora_scale",
+];
+
+impl AdapterFile {
+    /// Opens a file, or a folder as PEFT or diffusers write it.
+    pub fn open(path: &Path) -> Result<Self> {
+        let catalog = Catalog::open(path)?;
+        let beside = path.join("adapter_config.json");
+        let config = if beside.exists() {
+            Some(config::read(&beside)?)
+        } else {
+            let header = catalog.metadata.get("lora_adapter_metadata");
+            header.and_then(|text| serde_json::from_str(text).ok())
+        };
+        Ok(Self { path: path.into(), catalog, config, claimed: BTreeSet::new() })
+    }
+
+    /// The adapters of a component's layers.
+    pub fn take(
+        &mut self,
+        component: Component,
+        modules: &[Module],
+    ) -> Result<HashMap<String, Given>> {
+        let mut taken = HashMap::new();
+        for module in modules {
+            if let Some(given) = self.find(component, module)? {
+                taken.insert(module.name.clone(), given);
+            }
+        }
+        Ok(taken)
+    }
+
+    /// That every tensor was asked for.
+    pub fn check_all_taken(&self) -> Result<()> {
+        let is_left = |tensor: &&TensorInfo| !self.claimed.contains(&tensor.name);
+        let left: Vec<&TensorInfo> = self.catalog.tensors.iter().filter(is_left).collect();
+        match left.first() {
+            None => Ok(()),
+            Some(first) => Err(self.wrong(format!(
+                "{} of its {} tensors, such as {}, belong to no layer of it",
+                left.len(),
+                self.catalog.tensors.len(),
+                first.name
+            ))),
+        }
+    }
+
+    fn wrong(&self, problem: String) -> TrainerError {
+        TrainerError::Adapter { problem, path: self.path.clone() }
+    }
+
+    fn find(&mut self, component: Component, module: &Module) -> Result<Option<Given>> {
+        let Module { name, original, .. } = module;
+        let stems = stems(component, name).into_iter().map(|stem| (stem, None));
+        let theirs = original.first().map(|piece| piece.key.as_str()).unwrap_or_default();
+        let theirs = original_stems(component, theirs).into_iter();
+        for (stem, pieces) in stems.chain(theirs.map(|stem| (stem, Some(&original[..])))) {
+            for [down, up] in ENDINGS {
+                let names = [format!("{stem}{down}"), format!("{stem}{up}")];
+                if self.catalog.find(&names[0]).is_ok() {
+                    return self.read(component, module, &stem, names, pieces).map(Some);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    fn read(
+        &mut self,
+        component: Component,
+        module: &Module,
+        stem: &str,
+        [down, up]: [String; 2],
+        pieces: Option<&[Piece]>,
+    ) -> Result<Given> {
+        let [outputs, inputs] = module.sizes;
+        let (down, mut up) = (self.matrix(&down)?, self.matrix(&up)?);
+        let rank = down.rows;
+        let full = pieces.map_or(outputs, |pieces| outputs / pieces.len() * pieces[0].of);
+        let shapes = ([down.rows, down.columns], [up.rows, up.columns]);
+        if shapes != ([rank, inputs], [full, rank]) || rank == 0 {
+            let (down, up) = shapes;
+            return Err(self.wrong(format!(
+                "{stem} has matrices {down:?} and {up:?}, the layer asks for {:?} and {:?}",
+                [rank, inputs],
+                [full, rank]
+            )));
+        }
+        let scale = self.alpha(component, module, stem, rank)? / rank as f32;
+        let mut given =
+            Given { rank, alpha: 0.0, down: down.numbers, up: Vec::new(), magnitude: None };
+        let whole = [Piece::whole("")];
+        for Piece { part, of, .. } in pieces.unwrap_or(&whole) {
+            let count = up.numbers.len() / of;
+            given.up.extend_from_slice(&up.numbers[part * count..(part + 1) * count]);
+        }
+        up.numbers.clear();
+        given.magnitude = self.magnitude(stem, pieces.unwrap_or(&whole))?;
+        given.alpha = scale * rank as f32;
+        Ok(if full == outputs { given } else { without_zeros(given, inputs, scale) })
+    }
+
+    /// alpha as the file gives it: beside the matrices, in the settings, or the rank.
+    fn alpha(
+        &mut self,
+        component: Component,
+        module: &Module,
+        stem: &str,
+        rank: usize,
+    ) -> Result<f32> {
+        let name = format!("{stem}.alpha");
+        if self.catalog.find(&name).is_ok() {
+            let Matrix { numbers, .. } = self.matrix(&name)?;
+            return Ok(numbers.first().copied().unwrap_or(rank as f32));
+        }
+        let Some(config) = &self.config else { return Ok(rank as f32) };
+        let get = |key: &str| {
+            config.get(format!("{}.{key}", component.folder())).or_else(|| config.get(key))
+        };
+        let of_layer = |patterns: &Value| {
+            let patterns = patterns.as_object()?;
+            let fits = |pattern: &&String| {
+                module
+                    .name
+                    .strip_suffix(pattern.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+            };
+            patterns.keys().find(fits).and_then(|pattern| patterns[pattern].as_f64())
+        };
+        let own = get("alpha_pattern").and_then(of_layer);
+        let alpha = own.or_else(|| get("lora_alpha").and_then(Value::as_f64));
+        let alpha = alpha.map_or(rank as f32, |alpha| alpha as f32);
+        // Rank-stabilised: divided by √rank where others divide by the rank.
+        let is_stabilised = get("use_rslora").and_then(Value::as_bool) == Some(true);
+        Ok(if is_stabilised { alpha * (rank as f32).sqrt() } else { alpha })
+    }
+
+    fn magnitude(&mut self, stem: &str, pieces: &[Piece]) -> Result<Option<Vec<f32>>> {
+        let names = MAGNITUDES.map(|ending| format!("{stem}{ending}"));
+        let Some(name) = names.iter().find(|name| self.catalog.find(name).is_ok()) else {
+            return Ok(None);
+        };
+        let all = self.matrix(name)?.numbers;
+        let part = |Piece { part, of, .. }: &Piece| {
+            let count = all.len() / of;
+            all[part * count..(part + 1) * count].to_vec()
+        };
+        Ok(Some(pieces.iter().flat_map(part).collect()))
+    }
+
+    fn matrix(&mut self, name: &str) -> Result<Matrix> {
+        let tensor = self.catalog.find(name)?;
+        self.claimed.insert(name.to_owned());
+        let mut bytes = vec![0; tensor.count() as usize * size_of::<f32>()];
+        let wanted = Wanted::whole(tensor, weights::Dtype::F32, &mut bytes);
+        load(&self.catalog, vec![wanted], Options::default(), &|_| true)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
+        Ok(Matrix {
+            rows,
+            // Adapters of convolutions of one pixel have two more dimensions.
+            columns: tensor.count() as usize / rows.max(1),
+            numbers: numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+        })
+    }
+}
+
+struct Matrix {
+    rows: usize,
+    columns: usize,
+    numbers: Vec<f32>,
+}
+
+/// How programs that know our layers call one.
+fn stems(component: Component, layer: &str) -> Vec<String> {
+    let flat = layer.replace('.', "_");
+    let folder = component.folder();
+    let mut stems = vec![format!("{folder}.{layer}"), format!("base_model.model.{folder}.{layer}")];
+    match component {
+        Component::Transformer => stems.extend([
+            layer.to_owned(),
+            format!("base_model.model.{layer}"),
+            format!("diffusion_model.{layer}"),
+            format!("lora_unet_{flat}"),
+            format!("lora_transformer_{flat}"),
+            format!("lycoris_{flat}"),
+        ]),
+        Component::TextEncoder(index) => stems.push(format!("lora_te{index}_{flat}")),
+    }
+    stems
+}
+
+/// How programs that know the original layers call one.
+fn original_stems(component: Component, layer: &str) -> Vec<String> {
+    match component {
+        Component::Transformer => vec![
+            format!("lora_unet_{}", layer.replace('.', "_")),
+            format!("lycoris_{}", layer.replace('.', "_")),
+            format!("diffusion_model.{layer}"),
+            format!("model.diffusion_model.{layer}"),
+            layer.to_owned(),
+        ],
+        Component::TextEncoder(_) => Vec::new(),
+    }
+}
+
+/// Of a matrix for q, k and v together, each needs only its own share of the rank; the rest of `up`
+/// is zeros, and would be computed for nothing.
+fn without_zeros(given: Given, inputs: usize, scale: f32) -> Given {
+    let Given { rank, down, up, magnitude, .. } = given;
+    let is_used = |index: &usize| up.iter().skip(*index).step_by(rank).any(|number| *number != 0.0);
+    let mut used: Vec<usize> = (0..rank).filter(is_used).collect();
+    if used.is_empty() {
+        used.push(0);
+    }
+    let of_row = |row: &[f32]| used.iter().map(|index| row[*index]).collect::<Vec<_>>();
+    Given {
+        rank: used.len(),
+        alpha: scale * used.len() as f32,
+        down: used.iter().flat_map(|i| down[i * inputs..(i + 1) * inputs].to_vec()).collect(),
+        up: up.chunks(rank).flat_map(of_row).collect(),
+        magnitude,
+    }
+}

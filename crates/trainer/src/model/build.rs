@@ -1,0 +1,253 @@
+//! How a model is put together: a family asks a [`Builder`] for its weights by name and shape.
+//! Where they come from (files, random numbers, nowhere), in which format they are held and which
+//! layers get an adapter is not the family's business.
+
+use std::fmt::Display;
+
+use compute::ops::Weight;
+use compute::{Device, Dtype, Kind, Quantisation, Quantised, Shape, Tag, Tensor, Var};
+
+use super::adapter::Adapters;
+use super::layer::Layer;
+use crate::error::Result;
+
+/// A tensor that a model asks for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Want {
+    /// Its name, as diffusers and transformers call it.
+    pub name: String,
+    /// Its shape there.
+    pub shape: Shape,
+    /// How it may be held.
+    pub role: Role,
+}
+
+/// What a tensor is for, which decides its format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The matrix of a layer inside a block: nearly all of a model's weight, and the part that is
+    /// quantised if any is.
+    Matrix,
+    /// Any other array in the model's format: embeddings, convolutions, the first and last layers.
+    Array,
+    /// Biases and weights of norms: f32 always.
+    Vector,
+}
+
+/// In which formats a model is held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Precision {
+    /// Of activations, and of weights that are not quantised.
+    pub dtype: Dtype,
+    /// How the matrices of blocks are quantised, if they are.
+    pub base: Option<Quantisation>,
+}
+
+impl Precision {
+    /// Nothing quantised.
+    pub fn plain(dtype: Dtype) -> Self {
+        Self { dtype, base: None }
+    }
+
+    /// The format that a tensor is loaded in.
+    pub fn of(self, role: Role) -> Dtype {
+        if role == Role::Vector { Dtype::F32 } else { self.dtype }
+    }
+
+    /// How a tensor is quantised. Blocks of nf4 do not fit every width; such a matrix stays as it is.
+    pub fn quantisation(self, want: &Want) -> Option<Quantisation> {
+        let is_fit = |how| how != Quantisation::Nf4 || want.shape.width().is_multiple_of(NF4_BLOCK);
+        self.base.filter(|how| want.role == Role::Matrix && is_fit(*how))
+    }
+}
+
+/// Numbers that share a scale in nf4.
+const NF4_BLOCK: usize = 64;
+
+/// A weight as it is held.
+#[derive(Clone)]
+pub enum Held {
+    /// Number by number.
+    Dense(Var),
+    /// In few bits.
+    Quantised(Quantised),
+}
+
+impl<'a> From<&'a Held> for Weight<'a> {
+    fn from(held: &'a Held) -> Self {
+        match held {
+            Held::Dense(weight) => weight.into(),
+            Held::Quantised(weight) => weight.into(),
+        }
+    }
+}
+
+/// Where weights come from.
+pub trait Source {
+    /// Hands over a tensor.
+    fn take(&mut self, device: &Device, want: Want) -> Result<Held>;
+}
+
+/// Puts a model together; see the module's comment.
+pub struct Builder<'a> {
+    device: &'a Device,
+    precision: Precision,
+    source: &'a mut dyn Source,
+    adapters: &'a mut Adapters,
+    /// What names begin with.
+    prefix: String,
+}
+
+impl<'a> Builder<'a> {
+    /// At the root of a model.
+    pub fn new(
+        device: &'a Device,
+        precision: Precision,
+        source: &'a mut dyn Source,
+        adapters: &'a mut Adapters,
+    ) -> Self {
+        Self { device, precision, source, adapters, prefix: String::new() }
+    }
+
+    /// For the parts below `name`.
+    pub fn at(&mut self, name: impl Display) -> Builder<'_> {
+        Builder {
+            device: self.device,
+            precision: self.precision,
+            source: &mut *self.source,
+            adapters: &mut *self.adapters,
+            prefix: format!("{}{name}.", self.prefix),
+        }
+    }
+
+    /// Where the model will live.
+    pub fn device(&self) -> &Device {
+        self.device
+    }
+
+    /// Format of activations.
+    pub fn dtype(&self) -> Dtype {
+        self.precision.dtype
+    }
+
+    /// A linear layer inside a block, `name.weight` [outputs, inputs] and `name.bias`.
+    pub fn linear(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
+        self.layer(name, Role::Matrix, inputs, outputs, true)
+    }
+
+    /// The same without a bias.
+    pub fn plain(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
+        self.layer(name, Role::Matrix, inputs, outputs, false)
+    }
+
+    /// A linear layer at either end of a model, which is never quantised.
+    pub fn edge(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
+        self.layer(name, Role::Array, inputs, outputs, true)
+    }
+
+    /// The layer that makes tokens of patches, stored as a convolution [outputs, channels, patch,
+    /// patch] whose windows do not overlap.
+    pub fn patches(&mut self, name: impl Display, sizes: [usize; 4]) -> Result<Layer> {
+        let [outputs, channels, height, width] = sizes;
+        let weight = self.array(format!("{name}.weight"), sizes)?;
+        let weight = weight.reshape([outputs, channels * height * width]);
+        let bias = self.vector(format!("{name}.bias"), outputs)?;
+        Ok(Layer { weight: Held::Dense(weight), bias: Some(bias), adapter: None })
+    }
+
+    fn layer(
+        &mut self,
+        name: impl Display,
+        role: Role,
+        inputs: usize,
+        outputs: usize,
+        has_bias: bool,
+    ) -> Result<Layer> {
+        let weight = self.take(format!("{name}.weight"), [outputs, inputs], role)?;
+        let bias =
+            if has_bias { Some(self.vector(format!("{name}.bias"), outputs)?) } else { None };
+        let module = format!("{}{name}", self.prefix);
+        let adapter = self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?;
+        Ok(Layer { weight, bias, adapter })
+    }
+
+    /// An array in the model's format.
+    pub fn array(&mut self, name: impl Display, shape: impl Into<Shape>) -> Result<Var> {
+        self.dense(name, shape, Role::Array)
+    }
+
+    /// A vector in f32.
+    pub fn vector(&mut self, name: impl Display, width: usize) -> Result<Var> {
+        self.dense(name, [width], Role::Vector)
+    }
+
+    fn dense(&mut self, name: impl Display, shape: impl Into<Shape>, role: Role) -> Result<Var> {
+        match self.take(name, shape, role)? {
+            Held::Dense(var) => Ok(var),
+            Held::Quantised(_) => unreachable!("only matrices are quantised"),
+        }
+    }
+
+    fn take(&mut self, name: impl Display, shape: impl Into<Shape>, role: Role) -> Result<Held> {
+        let want = Want { name: format!("{}{name}", self.prefix), shape: shape.into(), role };
+        self.source.take(self.device, want)
+    }
+}
+
+/// All that a model asks for, in its order: it is put together on a device that holds nothing.
+pub fn wants<T>(build: impl FnOnce(&mut Builder<'_>) -> Result<T>) -> Result<Vec<Want>> {
+    struct Listing(Vec<Want>);
+    impl Source for Listing {
+        fn take(&mut self, device: &Device, want: Want) -> Result<Held> {
+            let tensor = device.zeros(want.shape, Dtype::F32)?;
+            self.0.push(want);
+            Ok(Held::Dense(tensor.into()))
+        }
+    }
+    let device = Device::meta(Kind::cpu(1), usize::MAX / 2);
+    let (mut listing, mut adapters) = (Listing(Vec::new()), Adapters::none());
+    build(&mut Builder::new(&device, Precision::plain(Dtype::F32), &mut listing, &mut adapters))?;
+    Ok(listing.0)
+}
+
+/// Weights of random numbers, the same for the same seed: for measuring what needs no training.
+pub struct Random {
+    precision: Precision,
+    seed: u64,
+    stream: u64,
+}
+
+impl Random {
+    /// From a seed.
+    pub fn new(precision: Precision, seed: u64) -> Self {
+        Self { precision, seed, stream: 0 }
+    }
+}
+
+/// As small as trained weights are, so that activations stay finite through many blocks.
+const DEVIATION: f32 = 0.02;
+
+impl Source for Random {
+    fn take(&mut self, device: &Device, want: Want) -> Result<Held> {
+        self.stream += 1;
+        let dtype = self.precision.of(want.role);
+        let normal = || device.normal(want.shape, dtype, DEVIATION, (self.seed, self.stream));
+        let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
+        let make = || -> compute::Result<Tensor> {
+            if is_norm {
+                device.upload(want.shape, &vec![1.0f32; want.shape.elements()])
+            } else {
+                normal()
+            }
+        };
+        device.tagged(Tag::Weights, || hold(make()?, self.precision.quantisation(&want)))
+    }
+}
+
+/// Quantises a loaded tensor if it is to be.
+pub(super) fn hold(tensor: Tensor, how: Option<Quantisation>) -> Result<Held> {
+    Ok(match how {
+        Some(how) => Held::Quantised(Quantised::new(&tensor, how)?),
+        None => Held::Dense(tensor.into()),
+    })
+}

@@ -1,0 +1,29 @@
+//! The weights of a component's folder, among the variants that may lie there.
+
+use std::path::Path;
+
+use weights::Catalog;
+
+use crate::error::Result;
+
+/// How diffusers and transformers call the files, each whole or as an index of shards. The plain
+/// ones first: variants of half precision lie beside them.
+const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
+const VARIANTS: [&str; 3] = ["", ".fp16", ".bf16"];
+
+/// Opens them; a folder with other names is taken as a whole.
+pub fn weights(folder: &Path) -> Result<Catalog> {
+    for variant in VARIANTS {
+        for stem in STEMS {
+            let names = [
+                format!("{stem}{variant}.safetensors"),
+                format!("{stem}.safetensors.index{variant}.json"),
+                format!("{stem}{variant}.safetensors.index.json"),
+            ];
+            if let Some(name) = names.iter().find(|name| folder.join(name).exists()) {
+                return Ok(Catalog::open(&folder.join(name))?);
+            }
+        }
+    }
+    Ok(Catalog::open(folder)?)
+}

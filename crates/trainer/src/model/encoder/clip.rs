@@ -1,0 +1,203 @@
+//! CLIP's text model (transformers' `CLIPTextModelWithProjection`): tokens that see what came before
+//! them, and a vector for the whole prompt, read off where it ends.
+//!
+//! Shapes: S samples, N tokens, D width.
+
+use compute::ops::{Activation, Attention};
+use compute::{Result as Computed, Tape, Var};
+use serde::Deserialize;
+
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::config::Unsupported;
+use crate::model::files::{Layout, Piece};
+use crate::model::layer::Layer;
+
+/// What `text_encoder/config.json` says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Config {
+    /// Tokens there are.
+    pub vocab_size: usize,
+    /// D
+    pub hidden_size: usize,
+    /// Inner width of a feed-forward.
+    pub intermediate_size: usize,
+    /// Blocks.
+    pub num_hidden_layers: usize,
+    /// Heads of attention.
+    pub num_attention_heads: usize,
+    /// The most tokens a prompt may have.
+    pub max_position_embeddings: usize,
+    /// Width of the vector for the whole prompt.
+    pub projection_dim: usize,
+    /// The activation inside a feed-forward.
+    pub hidden_act: Activity,
+    /// Added to variances.
+    #[serde(default = "default_epsilon")]
+    pub layer_norm_eps: f32,
+    /// The token that ends a prompt.
+    pub eos_token_id: u32,
+}
+
+fn default_epsilon() -> f32 {
+    1e-5
+}
+
+/// The activations there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Activity {
+    /// CLIP-L's.
+    QuickGelu,
+    /// CLIP-G's.
+    Gelu,
+}
+
+/// Published files say so although their tokenizer ends prompts with another token, the one of the
+/// largest id; transformers then looks for that.
+const LEGACY_END: u32 = 2;
+
+impl Config {
+    /// That all of it can be computed.
+    pub fn check(&self) -> std::result::Result<(), Unsupported> {
+        Unsupported::unless(
+            self.num_attention_heads > 0
+                && self.hidden_size.is_multiple_of(self.num_attention_heads),
+            format!("hidden_size {} is not {} heads", self.hidden_size, self.num_attention_heads),
+        )?;
+        Unsupported::unless(self.num_hidden_layers > 0, "num_hidden_layers is 0".into())
+    }
+
+    /// Where a prompt ends.
+    pub fn end(&self, ids: &[u32]) -> usize {
+        let end = if self.eos_token_id == LEGACY_END {
+            ids.iter().copied().max().unwrap_or(0)
+        } else {
+            self.eos_token_id
+        };
+        ids.iter().position(|id| *id == end).unwrap_or(0)
+    }
+}
+
+/// Files may hold a table of positions that counts from zero, and the encoder of images.
+pub fn layout() -> Layout<'static> {
+    let is_spare = |name: &str| {
+        name == "text_model.embeddings.position_ids"
+            || ["vision_model.", "visual_projection.", "logit_scale"]
+                .iter()
+                .any(|start| name.starts_with(start))
+    };
+    Layout { place: Box::new(|name| vec![Piece::whole(name)]), ignores: Box::new(is_spare) }
+}
+
+/// The text model.
+pub struct Clip {
+    config: Config,
+    tokens: Var,
+    positions: Var,
+    blocks: Vec<Block>,
+    norm: [Var; 2],
+    projection: Layer,
+}
+
+/// What comes out.
+pub struct Encoded {
+    /// [S, N, D] after the last block and a norm.
+    pub last: Var,
+    /// [S, N, D] before the last block: what image models listen to.
+    pub before_last: Var,
+    /// [S, projection]
+    pub pooled: Var,
+}
+
+impl Clip {
+    /// Puts the model together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let d = config.hidden_size;
+        let mut b = build.at("text_model");
+        let tokens = b.array("embeddings.token_embedding.weight", [config.vocab_size, d])?;
+        let positions =
+            b.array("embeddings.position_embedding.weight", [config.max_position_embeddings, d])?;
+        let blocks = (0..config.num_hidden_layers)
+            .map(|index| Block::new(config, b.at(format!("encoder.layers.{index}"))))
+            .collect::<Result<_>>()?;
+        let norm = norm(&mut b, "final_layer_norm", d)?;
+        let projection = build.plain("text_projection", d, config.projection_dim)?;
+        Ok(Self { config: config.clone(), tokens, positions, blocks, norm, projection })
+    }
+
+    /// Encodes prompts of equal length, N token ids after N token ids.
+    pub fn forward(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<Encoded> {
+        let n = ids.len() / samples.max(1);
+        let mut x = self.embed(tape, ids, samples)?;
+        let mut before_last = x.clone();
+        for block in &self.blocks {
+            before_last = x;
+            x = block.forward(tape, &before_last, &self.config)?;
+        }
+        let [weight, bias] = &self.norm;
+        let last = tape.layer_norm(&x, Some(weight), Some(bias), self.config.layer_norm_eps)?;
+        let ends: Vec<u32> = ids.chunks(n.max(1)).map(|ids| self.config.end(ids) as u32).collect();
+        let ends = tape.device().upload([samples, 1], &ends)?;
+        let end = tape.gather_tokens(&last, &ends)?.reshape([samples, self.config.hidden_size]);
+        let pooled = self.projection.forward(tape, &end)?;
+        Ok(Encoded { last, before_last, pooled })
+    }
+
+    fn embed(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<Var> {
+        let (device, n) = (tape.device(), ids.len() / samples.max(1));
+        let places: Vec<u32> = (0..samples).flat_map(|_| 0..n as u32).collect();
+        let tokens = tape.embedding(&device.upload([samples, n], ids)?, &self.tokens)?;
+        let positions = tape.embedding(&device.upload([samples, n], &places)?, &self.positions)?;
+        Ok(tape.add(&tokens, &positions)?)
+    }
+}
+
+fn norm(build: &mut Builder<'_>, name: &str, width: usize) -> Result<[Var; 2]> {
+    let mut vector = |end| build.vector(format!("{name}.{end}"), width);
+    Ok([vector("weight")?, vector("bias")?])
+}
+
+struct Block {
+    norms: [[Var; 2]; 2],
+    q: Layer,
+    k: Layer,
+    v: Layer,
+    out: Layer,
+    up: Layer,
+    down: Layer,
+}
+
+impl Block {
+    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+        let (d, inner) = (config.hidden_size, config.intermediate_size);
+        Ok(Self {
+            norms: [norm(&mut b, "layer_norm1", d)?, norm(&mut b, "layer_norm2", d)?],
+            q: b.linear("self_attn.q_proj", d, d)?,
+            k: b.linear("self_attn.k_proj", d, d)?,
+            v: b.linear("self_attn.v_proj", d, d)?,
+            out: b.linear("self_attn.out_proj", d, d)?,
+            up: b.linear("mlp.fc1", d, inner)?,
+            down: b.linear("mlp.fc2", inner, d)?,
+        })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var, config: &Config) -> Computed<Var> {
+        let n_heads = config.num_attention_heads;
+        let activation = match config.hidden_act {
+            Activity::QuickGelu => Activation::QuickGelu,
+            Activity::Gelu => Activation::GeluErf,
+        };
+        let normed = |x: &Var, [weight, bias]: &[Var; 2]| {
+            tape.layer_norm(x, Some(weight), Some(bias), config.layer_norm_eps)
+        };
+        let h = normed(x, &self.norms[0])?;
+        let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
+        let v = self.v.forward(tape, &h)?;
+        let causal =
+            Attention { is_causal: true, ..Attention::full(n_heads, config.hidden_size / n_heads) };
+        let x = tape.add(x, &self.out.forward(tape, &tape.attention(&q, &k, &v, causal)?)?)?;
+        let h = self.up.forward_into(tape, &normed(&x, &self.norms[1])?, activation)?;
+        tape.add(&x, &self.down.forward(tape, &h)?)
+    }
+}

@@ -1,0 +1,212 @@
+//! T5's encoder, version 1.1 (transformers' `T5EncoderModel`): no positions but a bias of attention
+//! by distance, norms without mean, gated feed-forwards, hardly a bias anywhere.
+//!
+//! Its activations outgrow f16, so that with weights in f16 they are f32.
+//!
+//! Shapes: S samples, N tokens, D width, H heads.
+
+use compute::ops::{Activation, Attention};
+use compute::{Dtype, Result as Computed, Tape, Tensor, Var};
+use serde::Deserialize;
+use weights::Catalog;
+
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::config::Unsupported;
+use crate::model::files::{Layout, Piece};
+use crate::model::host::numbers;
+use crate::model::layer::Layer;
+
+/// What `text_encoder_3/config.json` says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Config {
+    /// Tokens there are.
+    pub vocab_size: usize,
+    /// D
+    pub d_model: usize,
+    /// Width of a head.
+    pub d_kv: usize,
+    /// Inner width of a feed-forward.
+    pub d_ff: usize,
+    /// Blocks.
+    pub num_layers: usize,
+    /// H
+    pub num_heads: usize,
+    /// Classes of distances.
+    pub relative_attention_num_buckets: usize,
+    /// From here on distances are one class.
+    #[serde(default = "default_distance")]
+    pub relative_attention_max_distance: usize,
+    /// The kind of feed-forward.
+    pub feed_forward_proj: String,
+    /// Added to mean squares.
+    #[serde(default = "default_epsilon")]
+    pub layer_norm_epsilon: f32,
+}
+
+fn default_distance() -> usize {
+    128
+}
+
+fn default_epsilon() -> f32 {
+    1e-6
+}
+
+impl Config {
+    /// That all of it can be computed.
+    pub fn check(&self) -> std::result::Result<(), Unsupported> {
+        let kind = &self.feed_forward_proj;
+        Unsupported::unless(
+            kind == "gated-gelu",
+            format!("feed_forward_proj {kind} is not gated-gelu: not a T5 of version 1.1"),
+        )?;
+        let buckets = self.relative_attention_num_buckets;
+        Unsupported::unless(
+            buckets >= 4 && self.relative_attention_max_distance > buckets / 4,
+            format!(
+                "{buckets} buckets for distances up to {}",
+                self.relative_attention_max_distance
+            ),
+        )
+    }
+}
+
+/// The table of tokens goes by either of two names, or by both; decoders are left out.
+pub fn layout(catalog: &Catalog) -> Layout<'_> {
+    let place = |name: &str| {
+        let is_other = name == SHARED && catalog.find(SHARED).is_err();
+        vec![Piece::whole(if is_other { EMBEDDED } else { name })]
+    };
+    let ignores = |name: &str| {
+        [SHARED, EMBEDDED, "lm_head.weight"].contains(&name) || name.starts_with("decoder.")
+    };
+    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+}
+
+const SHARED: &str = "shared.weight";
+const EMBEDDED: &str = "encoder.embed_tokens.weight";
+
+/// The encoder.
+pub struct T5 {
+    config: Config,
+    tokens: Var,
+    /// [buckets, H], of the first block for all.
+    distances: Var,
+    blocks: Vec<Block>,
+    norm: Var,
+}
+
+impl T5 {
+    /// Puts the model together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let tokens = build.array(SHARED, [config.vocab_size, config.d_model])?;
+        let mut b = build.at("encoder");
+        let distances = b.array(
+            "block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            [config.relative_attention_num_buckets, config.num_heads],
+        )?;
+        let blocks = (0..config.num_layers)
+            .map(|index| Block::new(config, b.at(format!("block.{index}.layer"))))
+            .collect::<Result<_>>()?;
+        let norm = b.vector("final_layer_norm.weight", config.d_model)?;
+        Ok(Self { config: config.clone(), tokens, distances, blocks, norm })
+    }
+
+    /// Encodes prompts of equal length, N token ids after N token ids: [S, N, D]. Tokens from a
+    /// prompt's length on are not seen, if lengths are given.
+    pub fn forward(
+        &self,
+        tape: &Tape<'_>,
+        ids: &[u32],
+        samples: usize,
+        lengths: Option<&[u32]>,
+    ) -> Result<Var> {
+        let (device, n) = (tape.device(), ids.len() / samples.max(1));
+        let relative = self.relative(tape, n)?;
+        let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
+        let how = Attention {
+            scale: 1.0,
+            key_lengths: lengths.as_ref(),
+            relative: Some(&relative),
+            ..Attention::full(self.config.num_heads, self.config.d_kv)
+        };
+        let mut x = self.embed(tape, &device.upload([samples, n], ids)?)?;
+        for block in &self.blocks {
+            x = block.forward(tape, &x, how, self.config.layer_norm_epsilon)?;
+        }
+        Ok(tape.rms_norm(&x, Some(&self.norm), self.config.layer_norm_epsilon)?)
+    }
+
+    fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
+        let x = tape.embedding(ids, &self.tokens)?;
+        let dtype = if x.dtype() == Dtype::F16 { Dtype::F32 } else { x.dtype() };
+        Ok(tape.convert(&x, dtype)?)
+    }
+
+    /// The bias of every distance from -(N - 1) to N - 1: [H, 2 N - 1].
+    fn relative(&self, tape: &Tape<'_>, n: usize) -> Result<Tensor> {
+        let heads = self.config.num_heads;
+        let table = numbers(self.distances.tensor());
+        // Keys before a query, then itself and those after it.
+        let buckets: Vec<usize> = (1..n)
+            .rev()
+            .map(|distance| self.bucket(distance, false))
+            .chain((0..n).map(|distance| self.bucket(distance, distance > 0)))
+            .collect();
+        let of_head = |head| buckets.iter().map(move |bucket| bucket * heads + head);
+        let biases: Vec<f32> = (0..heads).flat_map(of_head).map(|at| table[at]).collect();
+        Ok(tape.device().upload([heads, buckets.len()], &biases)?)
+    }
+
+    /// The class of a distance from query to key: half of them for keys to come; near ones each
+    /// for itself, far ones by their logarithm.
+    fn bucket(&self, distance: usize, is_to_come: bool) -> usize {
+        let half = self.config.relative_attention_num_buckets / 2;
+        let exact = half / 2;
+        let side = if is_to_come { half } else { 0 };
+        if distance < exact {
+            return side + distance;
+        }
+        let (exact_f, most) = (exact as f32, self.config.relative_attention_max_distance as f32);
+        let share = (distance as f32 / exact_f).ln() / (most / exact_f).ln();
+        side + (exact + (share * (half - exact) as f32) as usize).min(half - 1)
+    }
+}
+
+struct Block {
+    norms: [Var; 2],
+    q: Layer,
+    k: Layer,
+    v: Layer,
+    out: Layer,
+    gate: Layer,
+    up: Layer,
+    down: Layer,
+}
+
+impl Block {
+    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+        let (d, inner, wide) = (config.d_model, config.num_heads * config.d_kv, config.d_ff);
+        Ok(Self {
+            norms: [b.vector("0.layer_norm.weight", d)?, b.vector("1.layer_norm.weight", d)?],
+            q: b.plain("0.SelfAttention.q", d, inner)?,
+            k: b.plain("0.SelfAttention.k", d, inner)?,
+            v: b.plain("0.SelfAttention.v", d, inner)?,
+            out: b.plain("0.SelfAttention.o", inner, d)?,
+            gate: b.plain("1.DenseReluDense.wi_0", d, wide)?,
+            up: b.plain("1.DenseReluDense.wi_1", d, wide)?,
+            down: b.plain("1.DenseReluDense.wo", wide, d)?,
+        })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var, how: Attention<'_>, epsilon: f32) -> Computed<Var> {
+        let h = tape.rms_norm(x, Some(&self.norms[0]), epsilon)?;
+        let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
+        let v = self.v.forward(tape, &h)?;
+        let x = tape.add(x, &self.out.forward(tape, &tape.attention(&q, &k, &v, how)?)?)?;
+        let h = tape.rms_norm(&x, Some(&self.norms[1]), epsilon)?;
+        let gate = self.gate.forward(tape, &h)?;
+        let h = tape.glu(&gate, &self.up.forward(tape, &h)?, Activation::GeluTanh)?;
+        tape.add(&x, &self.down.forward(tape, &h)?)
+    }
+}

@@ -1,0 +1,236 @@
+//! A model's weights out of its files: every name is resolved and every shape compared before
+//! anything is read; then all tensors are read at once, straight into the arena.
+
+use std::collections::{HashMap, HashSet};
+
+use compute::{Device, Dtype, Tag, Tensor};
+use weights::load::{Options, Wanted, load};
+use weights::{Catalog, TensorInfo, Tick};
+
+use super::adapter::Adapters;
+use super::build::{Builder, Held, Precision, Source, Want, hold, wants};
+use crate::error::{Result, TrainerError};
+
+/// Where a tensor lies in a file: the `part`-th of `of` equal groups of rows of a tensor there.
+/// Other programs keep q, k and v in one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The tensor's name in the file.
+    pub key: String,
+    /// Which group of its rows.
+    pub part: usize,
+    /// How many groups there are.
+    pub of: usize,
+}
+
+impl Piece {
+    /// All of it.
+    pub fn whole(key: impl Into<String>) -> Self {
+        Self { key: key.into(), part: 0, of: 1 }
+    }
+}
+
+/// Where a tensor of ours lies in a file.
+pub type Place<'a> = Box<dyn Fn(&str) -> Vec<Piece> + 'a>;
+
+/// How a file calls the tensors of a model.
+pub struct Layout<'a> {
+    /// The pieces, one below the other, that make up a tensor of ours.
+    pub place: Place<'a>,
+    /// What the file may hold besides: other models, tables that we compute.
+    pub ignores: Box<dyn Fn(&str) -> bool + 'a>,
+}
+
+impl Layout<'_> {
+    /// The names we use, and nothing else.
+    pub fn same() -> Self {
+        Self { place: Box::new(|name| vec![Piece::whole(name)]), ignores: Box::new(|_| false) }
+    }
+}
+
+/// A model's weights on disk, found and compared; nothing is read yet.
+pub struct Files<'a> {
+    catalog: &'a Catalog,
+    found: Vec<Member<'a>>,
+}
+
+type Member<'a> = (Want, Vec<Found<'a>>);
+
+/// Numbers of a tensor in a file.
+struct Found<'a> {
+    tensor: &'a TensorInfo,
+    first: u64,
+    count: u64,
+}
+
+impl<'a> Files<'a> {
+    /// Finds everything that `build` asks for, and that nothing is left over.
+    pub fn find<T>(
+        catalog: &'a Catalog,
+        layout: &Layout<'_>,
+        build: impl FnOnce(&mut Builder<'_>) -> Result<T>,
+    ) -> Result<Self> {
+        let mut files = Self { catalog, found: Vec::new() };
+        let (mut missing, mut used) = (Vec::new(), HashSet::new());
+        let mut contradiction = None;
+        for want in wants(build)? {
+            let pieces = (layout.place)(&want.name);
+            used.extend(pieces.iter().map(|piece| piece.key.clone()));
+            match files.pieces(&want, &pieces) {
+                Ok(Some(found)) => files.found.push((want, found)),
+                Ok(None) => missing.push(want.name),
+                Err(error) => contradiction = contradiction.or(Some(error)),
+            }
+        }
+        let is_extra = |name: &String| !used.contains(name) && !(layout.ignores)(name);
+        let names = catalog.tensors.iter().map(|tensor| &tensor.name);
+        let extra: Vec<String> = names.filter(|name| is_extra(name)).cloned().collect();
+        // Names tell more of what went wrong than the first shape that does not fit.
+        if !missing.is_empty() || !extra.is_empty() {
+            return Err(TrainerError::Keys { missing, extra, path: catalog.path.clone() });
+        }
+        contradiction.map_or(Ok(files), Err)
+    }
+
+    /// The numbers of all pieces of a tensor, unless one is missing.
+    fn pieces(&self, want: &Want, pieces: &[Piece]) -> Result<Option<Vec<Found<'a>>>> {
+        let mut found = Vec::with_capacity(pieces.len());
+        let sizes: Vec<u64> = want.shape.sizes().iter().map(|size| *size as u64).collect();
+        for piece in pieces {
+            let Ok(tensor) = self.catalog.find(&piece.key) else { return Ok(None) };
+            let of = piece.of as u64;
+            // What is a matrix here may be a convolution of one pixel there.
+            let stored = without_ones(&tensor.shape, sizes.len());
+            let is_fit = match (stored.split_first(), sizes.split_first()) {
+                (Some((rows, inner)), Some((wanted, wanted_inner))) => {
+                    inner == wanted_inner && *rows * pieces.len() as u64 == *wanted * of
+                }
+                (rows, wanted) => rows == wanted,
+            };
+            if !is_fit {
+                return Err(TrainerError::Contradiction {
+                    name: piece.key.clone(),
+                    expected: want.shape,
+                    got: tensor.shape.clone(),
+                    path: self.catalog.path.clone(),
+                });
+            }
+            let count = tensor.count() / of;
+            found.push(Found { tensor, first: count * piece.part as u64, count });
+        }
+        Ok(Some(found))
+    }
+
+    /// How many numbers the model has.
+    pub fn count(&self) -> usize {
+        self.found.iter().map(|(want, _)| want.shape.elements()).sum()
+    }
+
+    /// Reads everything into the device's memory.
+    pub fn load(&self, device: &Device, precision: Precision, tick: Tick<'_>) -> Result<Loaded> {
+        let mut held = HashMap::new();
+        for batch in self.batches(precision) {
+            let tag = if batch.is_passing { Tag::Workspace } else { Tag::Weights };
+            let alloc = |want: &Want| {
+                device.tagged(tag, || device.alloc(want.shape, precision.of(want.role)))
+            };
+            let mut tensors = batch
+                .members
+                .iter()
+                .map(|(want, _)| alloc(want))
+                .collect::<compute::Result<Vec<Tensor>>>()?;
+            self.read(&batch.members, &mut tensors, tick)?;
+            for ((want, _), tensor) in batch.members.iter().zip(tensors) {
+                let how = precision.quantisation(want);
+                let made = device.tagged(Tag::Weights, || hold(tensor, how))?;
+                held.insert(want.name.clone(), made);
+            }
+        }
+        Ok(Loaded(held))
+    }
+
+    fn read(&self, members: &[&Member<'_>], tensors: &mut [Tensor], tick: Tick<'_>) -> Result<()> {
+        let mut wanted = Vec::new();
+        for ((_, pieces), tensor) in members.iter().zip(tensors) {
+            let dtype = stored(tensor.dtype());
+            let Some(mut rest) = tensor.bytes_mut() else { continue };
+            for Found { tensor, first, count } in pieces {
+                let (into, after) = rest.split_at_mut((count * dtype.bytes()) as usize);
+                wanted.push(Wanted { tensor, dtype, first: *first, into });
+                rest = after;
+            }
+        }
+        Ok(load(self.catalog, wanted, Options::default(), tick)?)
+    }
+
+    /// What is read at once: everything that stays as it is, and a little at a time of what is
+    /// quantised, since it exists twice for a moment.
+    fn batches(&self, precision: Precision) -> Vec<Batch<'_, 'a>> {
+        let bytes = |want: &Want| want.shape.elements() * precision.of(want.role).bytes();
+        let (passing, staying): (Vec<_>, Vec<_>) =
+            self.found.iter().partition(|(want, _)| precision.quantisation(want).is_some());
+        let mut batches = vec![Batch { members: staying, is_passing: false }];
+        let mut room = 0;
+        for member in passing {
+            let needed = bytes(&member.0);
+            if needed > room {
+                batches.push(Batch { members: Vec::new(), is_passing: true });
+                room = PASSING_BYTES;
+            }
+            room = room.saturating_sub(needed);
+            batches.last_mut().expect("there is the first").members.push(member);
+        }
+        batches
+    }
+}
+
+/// Chosen: enough for all reading threads, little beside a model that had to be quantised.
+const PASSING_BYTES: usize = 128 << 20;
+
+struct Batch<'f, 'a> {
+    members: Vec<&'f Member<'a>>,
+    /// Whether the tensors are gone once they are quantised.
+    is_passing: bool,
+}
+
+/// A model's weights in memory, to be handed over by name.
+pub struct Loaded(HashMap<String, Held>);
+
+impl Source for Loaded {
+    fn take(&mut self, _: &Device, want: Want) -> Result<Held> {
+        Ok(self.0.remove(&want.name).expect("the model asks for what it asked for before"))
+    }
+}
+
+/// Loads a model whole: finds its tensors, reads them, and puts it together.
+pub fn open<T>(
+    device: &Device,
+    files: &Files<'_>,
+    precision: Precision,
+    adapters: &mut Adapters,
+    tick: Tick<'_>,
+    build: impl FnOnce(&mut Builder<'_>) -> Result<T>,
+) -> Result<T> {
+    let mut loaded = files.load(device, precision, tick)?;
+    build(&mut Builder::new(device, precision, &mut loaded, adapters))
+}
+
+/// A shape without its last sizes of 1, down to `n` sizes.
+fn without_ones(shape: &[u64], n: usize) -> &[u64] {
+    match shape {
+        [inner @ .., 1] if shape.len() > n => without_ones(inner, n),
+        _ => shape,
+    }
+}
+
+/// A format of tensors as files call it.
+fn stored(dtype: Dtype) -> weights::Dtype {
+    match dtype {
+        Dtype::F32 => weights::Dtype::F32,
+        Dtype::Bf16 => weights::Dtype::Bf16,
+        Dtype::F16 => weights::Dtype::F16,
+        Dtype::U32 => weights::Dtype::U32,
+        Dtype::I32 => weights::Dtype::I32,
+        Dtype::U8 => weights::Dtype::U8,
+    }
+}

@@ -1,0 +1,56 @@
+//! The linear layer of every model: a frozen matrix as it is held, a bias, perhaps an adapter.
+
+use compute::ops::{Activation, Linear, Lora};
+use compute::{ParamKey, Result, Tape, Tensor, Var};
+
+use super::build::Held;
+
+/// A linear layer.
+pub struct Layer {
+    pub(super) weight: Held,
+    pub(super) bias: Option<Var>,
+    pub(super) adapter: Option<LayerAdapter>,
+}
+
+/// What is trained beside a layer's matrix.
+pub(super) struct LayerAdapter {
+    /// [rank, in]
+    pub down: ParamKey,
+    /// [out, rank]
+    pub up: ParamKey,
+    pub scale: f32,
+    pub dropout: f32,
+    pub magnitude: Option<Magnitude>,
+}
+
+/// `DoRA`: the length of each of the matrix's rows is trained apart from its direction.
+pub(super) struct Magnitude {
+    /// `[out]`
+    pub trained: ParamKey,
+    /// The length of each row of the frozen matrix, `[out]`.
+    pub norms: Tensor,
+}
+
+impl Layer {
+    /// x·Wᵀ + bias, with the adapter's part.
+    pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
+        self.forward_into(tape, x, Activation::None)
+    }
+
+    /// The same with an activation.
+    pub fn forward_into(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
+        let bias = self.bias.as_ref();
+        let plain = Linear { bias, activation, ..Linear::new(&self.weight) };
+        let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
+        let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
+        let LayerAdapter { scale, dropout, .. } = *adapter;
+        let lora = Lora { down: &down, up: &up, scale, dropout };
+        let Some(magnitude) = &adapter.magnitude else {
+            return tape.linear(x, Linear { lora: Some(lora), ..plain });
+        };
+        let trained = tape.param(magnitude.trained);
+        let scale = tape.dora_scale((&self.weight).into(), &magnitude.norms, lora, &trained)?;
+        let sum = tape.linear(x, Linear { lora: Some(lora), ..Linear::new(&self.weight) })?;
+        tape.affine(&sum, &scale, bias, activation)
+    }
+}

@@ -1,0 +1,15 @@
+//! The models: one folder per family with its settings, its arithmetic and its names, and around
+//! them what all families share. `README.md` says how to add one.
+
+pub mod adapter;
+pub mod build;
+pub mod component;
+pub mod config;
+pub mod encoder;
+pub mod files;
+pub mod host;
+pub mod layer;
+pub mod recompute;
+pub mod sd3;
+pub mod timestep;
+pub mod vae;

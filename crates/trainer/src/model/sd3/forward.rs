@@ -1,0 +1,299 @@
+//! The arithmetic of SD3.
+//!
+//! Shapes: S samples, N image tokens, C prompt tokens, D width.
+
+use compute::ops::{Activation, Attention, PatchOrder, QkNormRope};
+use compute::{Tape, Tensor, Var};
+
+use super::{Config, QkNorm};
+use crate::error::{Result, TrainerError};
+use crate::model::build::Builder;
+use crate::model::layer::Layer;
+use crate::model::recompute::Recompute;
+use crate::model::timestep::TimestepEmbedder;
+
+const EPSILON: f32 = 1e-6;
+/// Inner width of a feed-forward, in widths.
+const WIDENING: usize = 4;
+
+/// The transformer.
+pub struct Sd3 {
+    config: Config,
+    patches: Layer,
+    /// [side · side, D]
+    positions: Var,
+    timestep: TimestepEmbedder,
+    pooled: [Layer; 2],
+    context: Layer,
+    blocks: Vec<Block>,
+    modulation_out: Layer,
+    out: Layer,
+}
+
+/// What is predicted from.
+#[derive(Clone, Copy)]
+pub struct Input<'a> {
+    /// Noisy latents [S, channels, height, width].
+    pub latents: &'a Tensor,
+    /// How noisy each is, 0 to 1000.
+    pub timesteps: &'a [f32],
+    /// Prompt tokens [S, C, joint width].
+    pub context: &'a Tensor,
+    /// Whole prompts [S, pooled width].
+    pub pooled: &'a Tensor,
+}
+
+impl Sd3 {
+    /// Puts the model together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let (d, patch) = (config.width(), config.patch_size);
+        let side = config.pos_embed_max_size;
+        let blocks = (0..config.num_layers).map(|index| {
+            Block::new(config, index, build.at(format!("transformer_blocks.{index}")))
+        });
+        Ok(Self {
+            blocks: blocks.collect::<Result<_>>()?,
+            patches: build.patches("pos_embed.proj", [d, config.in_channels, patch, patch])?,
+            positions: build
+                .array("pos_embed.pos_embed", [1, side * side, d])?
+                .reshape([side * side, d]),
+            timestep: TimestepEmbedder::new(build.at("time_text_embed.timestep_embedder"), d)?,
+            pooled: [
+                build.edge(
+                    "time_text_embed.text_embedder.linear_1",
+                    config.pooled_projection_dim,
+                    d,
+                )?,
+                build.edge("time_text_embed.text_embedder.linear_2", d, d)?,
+            ],
+            context: build.edge("context_embedder", config.joint_attention_dim, d)?,
+            modulation_out: build.edge("norm_out.linear", d, 2 * d)?,
+            out: build.edge("proj_out", d, patch * patch * config.out_channels())?,
+            config: config.clone(),
+        })
+    }
+
+    /// The velocity, as tokens [S, N, patch · patch · channels] with channels last.
+    pub fn forward<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        input: Input<'_>,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        let condition = self.condition(tape, &input)?;
+        let mut x = self.embed(tape, input.latents)?;
+        let mut context = self.context.forward(tape, &input.context.clone().into())?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            [x, context] = if recompute.does(index) {
+                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
+                    block.forward(tape, &inputs[0], &inputs[1], &inputs[2])
+                })?
+            } else {
+                block.forward(tape, &x, &context, &condition)?
+            };
+        }
+        let vectors = self.modulation_out.forward(tape, &condition)?;
+        let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
+        Ok(self.out.forward(tape, &x)?)
+    }
+
+    /// Pixels of a latent along a token's side.
+    pub fn patch_size(&self) -> usize {
+        self.config.patch_size
+    }
+
+    /// What the blocks are modulated by, from time and prompt: [S, D].
+    fn condition(&self, tape: &Tape<'_>, input: &Input<'_>) -> Result<Var> {
+        let [first, second] = &self.pooled;
+        let time = self.timestep.forward(tape, input.timesteps, input.pooled.dtype())?;
+        let prompt = first.forward_into(tape, &input.pooled.clone().into(), Activation::Silu)?;
+        let prompt = second.forward(tape, &prompt)?;
+        // Every use of it begins with silu.
+        Ok(tape.activate(&tape.add(&time, &prompt)?, Activation::Silu)?)
+    }
+
+    /// Patches with their positions, cut from the middle of the table: [S, N, D].
+    fn embed(&self, tape: &Tape<'_>, latents: &Tensor) -> Result<Var> {
+        let Config { patch_size, pos_embed_max_size: side, .. } = self.config;
+        let tokens =
+            tape.patchify(&latents.clone().into(), patch_size, PatchOrder::ChannelsFirst)?;
+        let (sizes, samples) = (latents.shape(), tokens.shape().sizes()[0]);
+        let (rows, columns) = (sizes.sizes()[2] / patch_size, sizes.sizes()[3] / patch_size);
+        if rows > side || columns > side {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "a picture of {rows} x {columns} patches is larger than the model's {side} x {side}"
+                ),
+                hint: "choose a smaller size",
+            });
+        }
+        let (top, left) = ((side - rows) / 2, (side - columns) / 2);
+        let cell = |row, column| ((top + row) * side + left + column) as u32;
+        let one = (0..rows).flat_map(|row| (0..columns).map(move |column| cell(row, column)));
+        let cells: Vec<u32> =
+            std::iter::repeat_n(one.collect::<Vec<_>>(), samples).flatten().collect();
+        let cells = tape.device().upload([samples, rows * columns], &cells)?;
+        let tokens = self.patches.forward(tape, &tokens)?;
+        Ok(tape.add(&tokens, &tape.embedding(&cells, &self.positions)?)?)
+    }
+}
+
+/// Two streams that meet in attention.
+struct Block {
+    modulation: Layer,
+    image: Projections,
+    image_out: Layer,
+    /// Attention among the image's tokens alone.
+    alone: Option<(Projections, Layer)>,
+    feed_forward: FeedForward,
+    context_modulation: Layer,
+    context: Projections,
+    /// None in the last block: nothing comes after that needs the prompt.
+    context_rest: Option<(Layer, FeedForward)>,
+}
+
+impl Block {
+    fn new(config: &Config, index: usize, mut build: Builder<'_>) -> Result<Self> {
+        let d = config.width();
+        let is_last = index + 1 == config.num_layers;
+        let is_dual = config.dual_attention_layers.contains(&index);
+        let image = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
+        let context = ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"];
+        Ok(Self {
+            modulation: build.linear("norm1.linear", d, if is_dual { 9 } else { 6 } * d)?,
+            image: Projections::new(config, build.at("attn"), image)?,
+            image_out: build.linear("attn.to_out.0", d, d)?,
+            alone: if is_dual {
+                let projections = Projections::new(config, build.at("attn2"), image)?;
+                Some((projections, build.linear("attn2.to_out.0", d, d)?))
+            } else {
+                None
+            },
+            feed_forward: FeedForward::new(build.at("ff.net"), d)?,
+            context_modulation: build.linear(
+                "norm1_context.linear",
+                d,
+                if is_last { 2 } else { 6 } * d,
+            )?,
+            context: Projections::new(config, build.at("attn"), context)?,
+            context_rest: if is_last {
+                None
+            } else {
+                let out = build.linear("attn.to_add_out", d, d)?;
+                Some((out, FeedForward::new(build.at("ff_context.net"), d)?))
+            },
+        })
+    }
+
+    /// x [S, N, D] and context [S, C, D] to the same, by condition [S, D].
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        context: &Var,
+        condition: &Var,
+    ) -> compute::Result<[Var; 2]> {
+        let vectors = self.modulation.forward(tape, condition)?;
+        let context_vectors = self.context_modulation.forward(tape, condition)?;
+        let (attended, attended_context) =
+            self.attend(tape, (x, &vectors), (context, &context_vectors))?;
+        let mut y =
+            tape.gated_add(x, vectors.chunk(2), &self.image_out.forward(tape, &attended)?)?;
+        drop(attended);
+        if let Some((projections, out)) = &self.alone {
+            let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
+            let [q, k, v] = projections.forward(tape, &h)?;
+            let attended = tape.attention(&q, &k, &v, projections.attention())?;
+            y = tape.gated_add(&y, vectors.chunk(8), &out.forward(tape, &attended)?)?;
+        }
+        let y = self.feed_forward.forward(tape, &y, &vectors)?;
+        let Some((out, feed_forward)) = &self.context_rest else {
+            return Ok([y, context.clone()]);
+        };
+        let attended = out.forward(tape, &attended_context)?;
+        let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
+        Ok([y, feed_forward.forward(tape, &context, &context_vectors)?])
+    }
+
+    /// Attention over both streams; each is given with what it is modulated by.
+    fn attend(
+        &self,
+        tape: &Tape<'_>,
+        (x, vectors): (&Var, &Var),
+        (context, context_vectors): (&Var, &Var),
+    ) -> compute::Result<(Var, Var)> {
+        let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
+        let image = self.image.forward(tape, &h)?;
+        // The last block has only a scale and a shift, in this order.
+        let (scale, shift) = if self.context_rest.is_some() { (1, 0) } else { (0, 1) };
+        let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
+        let h = tape.norm_modulate(context, scale, shift, EPSILON)?;
+        let prompt = self.context.forward(tape, &h)?;
+        drop(h);
+        let both = |index: usize| tape.concat_tokens(&[&image[index], &prompt[index]]);
+        let (q, k, v) = (both(0)?, both(1)?, both(2)?);
+        drop((image, prompt));
+        let all = tape.attention(&q, &k, &v, self.image.attention())?;
+        let n = x.shape().sizes()[1];
+        let n_all = all.shape().sizes()[1];
+        Ok((tape.split_tokens(&all, 0..n)?, tape.split_tokens(&all, n..n_all)?))
+    }
+}
+
+/// Queries, keys and values of one stream.
+struct Projections {
+    layers: [Layer; 3],
+    norms: Option<[Var; 2]>,
+    n_heads: usize,
+    d_head: usize,
+}
+
+impl Projections {
+    fn new(config: &Config, mut build: Builder<'_>, names: [&str; 5]) -> Result<Self> {
+        let (d, d_head) = (config.width(), config.attention_head_dim);
+        let [q, k, v, q_norm, k_norm] = names;
+        let layers = [build.linear(q, d, d)?, build.linear(k, d, d)?, build.linear(v, d, d)?];
+        let mut norm = |name| build.vector(format!("{name}.weight"), d_head);
+        let norms = match config.qk_norm {
+            Some(QkNorm::RmsNorm) => Some([norm(q_norm)?, norm(k_norm)?]),
+            None => None,
+        };
+        Ok(Self { layers, norms, n_heads: config.num_attention_heads, d_head })
+    }
+
+    fn attention(&self) -> Attention<'static> {
+        Attention::full(self.n_heads, self.d_head)
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var) -> compute::Result<[Var; 3]> {
+        let [q, k, v] = &self.layers;
+        let (q, k) = (q.forward(tape, x)?, k.forward(tape, x)?);
+        let v = v.forward(tape, x)?;
+        let Some([q_norm, k_norm]) = &self.norms else { return Ok([q, k, v]) };
+        let normed = |x: &Var, weight| {
+            let norm = Some((weight, EPSILON));
+            tape.qk_norm_rope(x, QkNormRope { n_heads: self.n_heads, norm, rope: None })
+        };
+        Ok([normed(&q, q_norm)?, normed(&k, k_norm)?, v])
+    }
+}
+
+/// Two layers and what surrounds them.
+struct FeedForward {
+    up: Layer,
+    down: Layer,
+}
+
+impl FeedForward {
+    fn new(mut build: Builder<'_>, d: usize) -> Result<Self> {
+        let up = build.linear("0.proj", d, WIDENING * d)?;
+        Ok(Self { up, down: build.linear("2", WIDENING * d, d)? })
+    }
+
+    /// x + gate · f(modulated x), by the fourth to sixth of the block's vectors.
+    fn forward(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
+        let h = tape.norm_modulate(x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
+        let h = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
+        tape.gated_add(x, vectors.chunk(5), &self.down.forward(tape, &h)?)
+    }
+}

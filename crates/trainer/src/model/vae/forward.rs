@@ -1,0 +1,299 @@
+//! The arithmetic of the autoencoder.
+//!
+//! Shapes: S samples, C channels, pictures [S, 3, height, width], latents a power of two smaller.
+
+use compute::ops::{Activation, Attention, Conv2d, PatchOrder};
+use compute::{Result as Computed, Tape, Tensor, Var};
+
+use super::Config;
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::layer::Layer;
+
+const EPSILON: f32 = 1e-6;
+
+/// Pictures to latents.
+pub struct Encoder {
+    first: Conv,
+    /// From the picture's size down: blocks, and all but the last a convolution that halves.
+    levels: Vec<(Vec<Resnet>, Option<Conv>)>,
+    middle: Middle,
+    norm: Norm,
+    last: Conv,
+    quant: Option<Conv>,
+}
+
+impl Encoder {
+    /// Puts it together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let channels = &config.block_out_channels;
+        let (n_levels, groups) = (channels.len(), config.norm_num_groups);
+        let latent = 2 * config.latent_channels;
+        let mut b = build.at("encoder");
+        let first = Conv::new(&mut b, "conv_in", [config.in_channels, channels[0]], 3)?;
+        let mut levels = Vec::with_capacity(n_levels);
+        for (level, out) in channels.iter().enumerate() {
+            let mut b = b.at(format!("down_blocks.{level}"));
+            let before = channels[level.saturating_sub(1)];
+            let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block)?;
+            let is_last = level + 1 == n_levels;
+            let halve = |b: &mut Builder<'_>| Conv::new(b, "downsamplers.0.conv", [*out, *out], 3);
+            levels.push((blocks, if is_last { None } else { Some(halve(&mut b)?) }));
+        }
+        let deepest = channels[n_levels - 1];
+        let middle = Middle::new(config, b.at("mid_block"), deepest)?;
+        let norm = Norm::new(&mut b, "conv_norm_out", groups, deepest)?;
+        let last = Conv::new(&mut b, "conv_out", [deepest, latent], 3)?;
+        let quant =
+            config.use_quant_conv.then(|| Conv::new(build, "quant_conv", [latent, latent], 1));
+        Ok(Self { first, levels, middle, norm, last, quant: quant.transpose()? })
+    }
+
+    /// Means and logarithms of variances of latents, one above the other: [S, 2 C, ..].
+    pub fn forward(&self, tape: &Tape<'_>, pictures: &Tensor) -> Computed<Var> {
+        let mut x = self.first.same(tape, &pictures.clone().into())?;
+        for (blocks, halve) in &self.levels {
+            for block in blocks {
+                x = block.forward(tape, &x)?;
+            }
+            if let Some(halve) = halve {
+                x = halve.halve(tape, &x)?;
+            }
+        }
+        let x = self.middle.forward(tape, &x)?;
+        let x = self.last.same(tape, &self.norm.forward(tape, &x, Activation::Silu)?)?;
+        self.quant.as_ref().map_or(Ok(x.clone()), |quant| quant.point(tape, &x))
+    }
+}
+
+/// Latents to pictures.
+pub struct Decoder {
+    quant: Option<Conv>,
+    first: Conv,
+    middle: Middle,
+    /// From the latent's size up: blocks, and all but the last a convolution after doubling.
+    levels: Vec<(Vec<Resnet>, Option<Conv>)>,
+    norm: Norm,
+    last: Conv,
+}
+
+impl Decoder {
+    /// Puts it together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let channels: Vec<usize> = config.block_out_channels.iter().rev().copied().collect();
+        let (n_levels, groups, latent) =
+            (channels.len(), config.norm_num_groups, config.latent_channels);
+        let quant = config
+            .use_post_quant_conv
+            .then(|| Conv::new(build, "post_quant_conv", [latent, latent], 1))
+            .transpose()?;
+        let mut b = build.at("decoder");
+        let first = Conv::new(&mut b, "conv_in", [latent, channels[0]], 3)?;
+        let middle = Middle::new(config, b.at("mid_block"), channels[0])?;
+        let mut levels = Vec::with_capacity(n_levels);
+        for (level, out) in channels.iter().enumerate() {
+            let mut b = b.at(format!("up_blocks.{level}"));
+            let before = channels[level.saturating_sub(1)];
+            let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block + 1)?;
+            let is_last = level + 1 == n_levels;
+            let double = |b: &mut Builder<'_>| Conv::new(b, "upsamplers.0.conv", [*out, *out], 3);
+            levels.push((blocks, if is_last { None } else { Some(double(&mut b)?) }));
+        }
+        let widest = channels[n_levels - 1];
+        let norm = Norm::new(&mut b, "conv_norm_out", groups, widest)?;
+        let last = Conv::new(&mut b, "conv_out", [widest, config.out_channels], 3)?;
+        Ok(Self { quant, first, middle, levels, norm, last })
+    }
+
+    /// Pictures, -1 to 1, of latents [S, C, ..].
+    pub fn forward(&self, tape: &Tape<'_>, latents: &Tensor) -> Computed<Var> {
+        let latents = Var::from(latents.clone());
+        let x =
+            self.quant.as_ref().map_or(Ok(latents.clone()), |quant| quant.point(tape, &latents))?;
+        let x = self.first.same(tape, &x)?;
+        let mut x = self.middle.forward(tape, &x)?;
+        for (blocks, double) in &self.levels {
+            for block in blocks {
+                x = block.forward(tape, &x)?;
+            }
+            if let Some(double) = double {
+                let large = tape.upsample(&x, 2)?;
+                drop(x);
+                x = double.same(tape, &large)?;
+            }
+        }
+        let x = self.norm.forward(tape, &x, Activation::Silu)?;
+        self.last.same(tape, &x)
+    }
+}
+
+fn resnets(
+    build: &mut Builder<'_>,
+    groups: usize,
+    [before, out]: [usize; 2],
+    n: usize,
+) -> Result<Vec<Resnet>> {
+    let input = |index| if index == 0 { before } else { out };
+    (0..n)
+        .map(|index| Resnet::new(build.at(format!("resnets.{index}")), groups, [input(index), out]))
+        .collect()
+}
+
+/// A convolution, its weight and bias.
+struct Conv {
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Conv {
+    fn new(
+        build: &mut Builder<'_>,
+        name: &str,
+        [inputs, outputs]: [usize; 2],
+        size: usize,
+    ) -> Result<Self> {
+        let weight = build.array(format!("{name}.weight"), [outputs, inputs, size, size])?;
+        let bias = build.vector(format!("{name}.bias"), outputs)?;
+        Ok(Self { weight: weight.into_tensor(), bias: bias.into_tensor() })
+    }
+
+    fn layer(&self) -> Conv2d<'_> {
+        Conv2d { bias: Some(&self.bias), ..Conv2d::new(&self.weight) }
+    }
+
+    /// Of three pixels, to the same size.
+    fn same(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        tape.conv2d(x, Conv2d { padding: [1; 4], ..self.layer() })
+    }
+
+    /// Of three pixels, to half the size; zeros below and to the right.
+    fn halve(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        tape.conv2d(x, Conv2d { stride: 2, padding: [0, 1, 0, 1], ..self.layer() })
+    }
+
+    /// Of one pixel.
+    fn point(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        tape.conv2d(x, self.layer())
+    }
+}
+
+struct Norm {
+    n_groups: usize,
+    weight: Tensor,
+    bias: Tensor,
+}
+
+impl Norm {
+    fn new(build: &mut Builder<'_>, name: &str, n_groups: usize, width: usize) -> Result<Self> {
+        let weight = build.vector(format!("{name}.weight"), width)?.into_tensor();
+        let bias = build.vector(format!("{name}.bias"), width)?.into_tensor();
+        Ok(Self { n_groups, weight, bias })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Computed<Var> {
+        tape.group_norm(x, self.n_groups, &self.weight, &self.bias, EPSILON, activation)
+    }
+}
+
+/// Two convolutions beside a shortcut.
+struct Resnet {
+    norms: [Norm; 2],
+    convs: [Conv; 2],
+    /// Where the number of channels changes.
+    shortcut: Option<Conv>,
+}
+
+impl Resnet {
+    fn new(mut build: Builder<'_>, groups: usize, [inputs, outputs]: [usize; 2]) -> Result<Self> {
+        let b = &mut build;
+        Ok(Self {
+            norms: [
+                Norm::new(b, "norm1", groups, inputs)?,
+                Norm::new(b, "norm2", groups, outputs)?,
+            ],
+            convs: [
+                Conv::new(b, "conv1", [inputs, outputs], 3)?,
+                Conv::new(b, "conv2", [outputs, outputs], 3)?,
+            ],
+            shortcut: if inputs == outputs {
+                None
+            } else {
+                Some(Conv::new(b, "conv_shortcut", [inputs, outputs], 1)?)
+            },
+        })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        let h = self.norms[0].forward(tape, x, Activation::Silu)?;
+        let h = self.convs[0].same(tape, &h)?;
+        let h = self.norms[1].forward(tape, &h, Activation::Silu)?;
+        let h = self.convs[1].same(tape, &h)?;
+        match &self.shortcut {
+            Some(shortcut) => tape.add(&shortcut.point(tape, x)?, &h),
+            None => tape.add(x, &h),
+        }
+    }
+}
+
+/// The deepest level: a block, an attention over all pixels, a block.
+struct Middle {
+    blocks: [Resnet; 2],
+    attention: Option<PixelAttention>,
+}
+
+impl Middle {
+    fn new(config: &Config, mut build: Builder<'_>, width: usize) -> Result<Self> {
+        let groups = config.norm_num_groups;
+        let mut block = |index: usize| {
+            Resnet::new(build.at(format!("resnets.{index}")), groups, [width, width])
+        };
+        let blocks = [block(0)?, block(1)?];
+        let attention = config
+            .mid_block_add_attention
+            .then(|| PixelAttention::new(build.at("attentions.0"), groups, width));
+        Ok(Self { blocks, attention: attention.transpose()? })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        let mut x = self.blocks[0].forward(tape, x)?;
+        if let Some(attention) = &self.attention {
+            x = attention.forward(tape, &x)?;
+        }
+        self.blocks[1].forward(tape, &x)
+    }
+}
+
+struct PixelAttention {
+    norm: Norm,
+    q: Layer,
+    k: Layer,
+    v: Layer,
+    out: Layer,
+}
+
+impl PixelAttention {
+    fn new(mut b: Builder<'_>, groups: usize, width: usize) -> Result<Self> {
+        Ok(Self {
+            norm: Norm::new(&mut b, "group_norm", groups, width)?,
+            q: b.edge("to_q", width, width)?,
+            k: b.edge("to_k", width, width)?,
+            v: b.edge("to_v", width, width)?,
+            out: b.edge("to_out.0", width, width)?,
+        })
+    }
+
+    fn forward(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+        let &[_, channels, height, width] = x.shape().sizes() else {
+            unreachable!("convolutions give images")
+        };
+        let h = self.norm.forward(tape, x, Activation::None)?;
+        let h = tape.patchify(&h, 1, PatchOrder::ChannelsFirst)?;
+        let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
+        let v = self.v.forward(tape, &h)?;
+        drop(h);
+        let h = tape.attention(&q, &k, &v, Attention::full(1, channels))?;
+        let h = self.out.forward(tape, &h)?;
+        let h = tape.unpatchify(&h, [height, width], 1, PatchOrder::ChannelsFirst)?;
+        tape.add(x, &h)
+    }
+}

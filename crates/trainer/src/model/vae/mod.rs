@@ -1,0 +1,120 @@
+//! The autoencoder between pictures and latents (diffusers' `AutoencoderKL`), as SD3 and FLUX use
+//! it: convolutions that halve or double the picture a few times, one attention in the middle.
+//! Nothing is trained through it.
+
+mod forward;
+pub mod names;
+mod tiles;
+
+use serde::Deserialize;
+
+pub use forward::{Decoder, Encoder};
+pub use tiles::{Latent, Tiling, decode_tiled};
+
+use crate::model::config::Unsupported;
+
+/// What `vae/config.json` says.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct Config {
+    /// Channels of a picture.
+    pub in_channels: usize,
+    /// Channels of a decoded picture.
+    pub out_channels: usize,
+    /// Channels at each size, the picture's own first.
+    pub block_out_channels: Vec<usize>,
+    /// Blocks at each size; the decoder has one more.
+    pub layers_per_block: usize,
+    /// Channels of a latent.
+    pub latent_channels: usize,
+    /// Groups of every norm.
+    pub norm_num_groups: usize,
+    /// Latents are stored multiplied by this ...
+    pub scaling_factor: f32,
+    /// ... after this was taken off.
+    pub shift_factor: Option<f32>,
+    /// Whether there is a convolution around the latents.
+    #[serde(default = "yes")]
+    pub use_quant_conv: bool,
+    /// The same on the way back.
+    #[serde(default = "yes")]
+    pub use_post_quant_conv: bool,
+    /// Whether there is an attention in the middle.
+    #[serde(default = "yes")]
+    pub mid_block_add_attention: bool,
+    /// The activation between convolutions.
+    #[serde(default = "silu")]
+    pub act_fn: String,
+    #[serde(default)]
+    down_block_types: Vec<String>,
+    #[serde(default)]
+    up_block_types: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+fn silu() -> String {
+    "silu".into()
+}
+
+impl Config {
+    /// What SD3 and FLUX come with; single-file checkpoints do not say.
+    pub fn published(shift_factor: f32, scaling_factor: f32) -> Self {
+        Self {
+            in_channels: 3,
+            out_channels: 3,
+            block_out_channels: vec![128, 256, 512, 512],
+            layers_per_block: 2,
+            latent_channels: 16,
+            norm_num_groups: 32,
+            scaling_factor,
+            shift_factor: Some(shift_factor),
+            use_quant_conv: false,
+            use_post_quant_conv: false,
+            mid_block_add_attention: true,
+            act_fn: silu(),
+            down_block_types: Vec::new(),
+            up_block_types: Vec::new(),
+        }
+    }
+
+    /// Pixels of a picture along the side of a latent's pixel.
+    pub fn reduction(&self) -> usize {
+        1 << (self.block_out_channels.len() - 1)
+    }
+
+    /// A latent as models see it.
+    pub fn to_model(&self, latent: f32) -> f32 {
+        (latent - self.shift_factor.unwrap_or(0.0)) * self.scaling_factor
+    }
+
+    /// A latent as the decoder sees it.
+    pub fn from_model(&self, latent: f32) -> f32 {
+        latent / self.scaling_factor + self.shift_factor.unwrap_or(0.0)
+    }
+
+    /// That all of it can be computed.
+    pub fn check(&self) -> Result<(), Unsupported> {
+        let known = ["DownEncoderBlock2D", "UpDecoderBlock2D"];
+        for kind in self.down_block_types.iter().chain(&self.up_block_types) {
+            Unsupported::unless(
+                known.contains(&kind.as_str()),
+                format!("block type {kind} is not one of {}", known.join(", ")),
+            )?;
+        }
+        Unsupported::unless(self.act_fn == "silu", format!("act_fn {} is not silu", self.act_fn))?;
+        Unsupported::unless(
+            !self.block_out_channels.is_empty(),
+            "block_out_channels is empty".into(),
+        )?;
+        let groups = self.norm_num_groups;
+        let uneven = |width: &&usize| groups == 0 || !width.is_multiple_of(groups);
+        match self.block_out_channels.iter().find(uneven) {
+            Some(width) => {
+                Err(Unsupported(format!("{width} channels do not fall into {groups} groups")))
+            }
+            None => Ok(()),
+        }
+    }
+}

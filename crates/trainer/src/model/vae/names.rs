@@ -1,0 +1,69 @@
+//! How the original checkpoints call the layers of the autoencoder.
+
+use weights::Catalog;
+
+use super::Config;
+use crate::model::files::{Layout, Piece};
+
+const PREFIX: &str = "first_stage_model.";
+const MARK: &str = "decoder.mid.attn_1.q.weight";
+
+/// What the autoencoder's names begin with in a file of the original layout; nothing if it is none.
+pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
+    [PREFIX, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{MARK}")).is_ok())
+}
+
+/// The original layout, of which one half is asked for at a time.
+pub fn original(config: &Config, prefix: &'static str) -> Layout<'static> {
+    let n_levels = config.block_out_channels.len();
+    let place =
+        move |name: &str| vec![Piece::whole(format!("{prefix}{}", original_name(name, n_levels)))];
+    Layout { place: Box::new(place), ignores: Box::new(|_| true) }
+}
+
+/// The layout of diffusers, of which one half is asked for at a time; files from before 2023 call
+/// the layers of attention by older names.
+pub fn diffusers(catalog: &Catalog) -> Layout<'_> {
+    let place = |name: &str| {
+        let older = name
+            .replace(".to_q.", ".query.")
+            .replace(".to_k.", ".key.")
+            .replace(".to_v.", ".value.")
+            .replace(".to_out.0.", ".proj_attn.");
+        let is_older = catalog.find(name).is_err() && catalog.find(&older).is_ok();
+        vec![Piece::whole(if is_older { &older } else { name })]
+    };
+    let halves = ["encoder.", "decoder.", "quant_conv.", "post_quant_conv."];
+    let ignores = move |name: &str| halves.iter().any(|half| name.starts_with(half));
+    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+}
+
+fn original_name(name: &str, n_levels: usize) -> String {
+    let level = |text: &str, name: &str| -> Option<(String, String)> {
+        let rest = name.split_once(text)?.1;
+        let (index, rest) = rest.split_once('.')?;
+        Some((index.to_owned(), rest.to_owned()))
+    };
+    let block = |rest: &str| {
+        rest.replace("resnets.", "block.")
+            .replace("conv_shortcut", "nin_shortcut")
+            .replace("downsamplers.0.", "downsample.")
+            .replace("upsamplers.0.", "upsample.")
+    };
+    if let Some((index, rest)) = level("down_blocks.", name) {
+        return format!("encoder.down.{index}.{}", block(&rest));
+    }
+    if let Some((index, rest)) = level("up_blocks.", name) {
+        // Counted from the picture's size, not from the latent's.
+        let index = index.parse().map_or(0, |index: usize| n_levels.saturating_sub(index + 1));
+        return format!("decoder.up.{index}.{}", block(&rest));
+    }
+    name.replace("mid_block.resnets.0", "mid.block_1")
+        .replace("mid_block.resnets.1", "mid.block_2")
+        .replace("mid_block.attentions.0.group_norm", "mid.attn_1.norm")
+        .replace("mid_block.attentions.0.to_q", "mid.attn_1.q")
+        .replace("mid_block.attentions.0.to_k", "mid.attn_1.k")
+        .replace("mid_block.attentions.0.to_v", "mid.attn_1.v")
+        .replace("mid_block.attentions.0.to_out.0", "mid.attn_1.proj_out")
+        .replace("conv_norm_out", "norm_out")
+}

@@ -1,0 +1,407 @@
+//! Pictures from prompts: encode, take noise away, decode. The same functions are run first on a
+//! device without data, which tells what each phase takes; then an arena of that size is enough.
+
+pub mod picture;
+pub mod schedule;
+
+use std::path::{Path, PathBuf};
+
+use compute::ops::PatchOrder;
+use compute::{Device, Dtype, Kind, Params, Tape};
+use weights::{Catalog, WeightsError};
+
+use crate::error::{Result, TrainerError};
+use crate::model::build::Precision;
+use crate::model::host::numbers;
+use crate::model::recompute::Recompute;
+use crate::model::sd3::pipeline::{Pipeline, Prompt};
+use crate::model::sd3::{Input, Sd3};
+use crate::model::vae::{Latent, Tiling, decode_tiled};
+
+/// What is to be drawn.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// A picture for each.
+    pub prompts: Vec<String>,
+    /// What none of them shall show.
+    pub negative: String,
+    /// Width and height in pixels.
+    pub size: [usize; 2],
+    /// Steps from noise to picture.
+    pub steps: usize,
+    /// How much the prompt is exaggerated; up to 1 not at all.
+    pub guidance: f32,
+    /// The first picture's; each next one has the next.
+    pub seed: u64,
+    /// Where noise comes from instead of the seed: a file with a tensor `latents` [pictures,
+    /// channels, height, width].
+    pub latents: Option<PathBuf>,
+    /// In which formats the model is held.
+    pub precision: Precision,
+}
+
+/// A picture: three colours, 0 to 1, [3, height, width].
+#[derive(Clone, Debug)]
+pub struct Picture {
+    /// Its numbers.
+    pub numbers: Vec<f32>,
+    /// Width and height.
+    pub size: [usize; 2],
+}
+
+/// What happens while pictures are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A phase begins.
+    Phase(&'static str),
+    /// Bytes were read.
+    Loaded(u64),
+    /// A step of a picture was taken.
+    Step,
+    /// A picture is finished.
+    Drawn,
+}
+
+/// Told what happens; answers whether to go on. Called from several threads.
+pub type Tell<'a> = &'a (dyn Fn(Event) -> bool + Sync);
+
+/// How the work is done, and what it takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// What each phase takes at its peak.
+    pub phases: Vec<Phase>,
+    /// Whether a picture with and one without the prompt are computed at once.
+    pub is_paired: bool,
+    /// How latents are cut for decoding, if they are.
+    pub tiling: Option<Tiling>,
+}
+
+/// A part of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// What it is called.
+    pub name: &'static str,
+    /// Bytes at its peak.
+    pub peak_bytes: usize,
+}
+
+impl Plan {
+    /// Bytes that are enough for every phase.
+    pub fn peak_bytes(&self) -> usize {
+        self.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
+    }
+}
+
+const DENOISE: &str = "denoise";
+const DECODE: &str = "decode";
+
+/// Pictures to be drawn with a model.
+pub struct Job<'a> {
+    pipeline: &'a Pipeline,
+    request: Request,
+}
+
+impl<'a> Job<'a> {
+    /// Checks what is asked for against the model.
+    pub fn new(pipeline: &'a Pipeline, request: Request) -> Result<Self> {
+        let config = &pipeline.transformer.config;
+        let unit = pipeline.vae.config.reduction() * config.patch_size;
+        let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
+        let [width, height] = request.size;
+        if width == 0 || height == 0 || !width.is_multiple_of(unit) || !height.is_multiple_of(unit)
+        {
+            let near = |side: usize| (side / unit * unit).max(unit);
+            return wrong(
+                format!(
+                    "size {width}x{height} is not a multiple of {unit}, {}x{} would be",
+                    near(width),
+                    near(height)
+                ),
+                "give --size as multiples of that number",
+            );
+        }
+        let most = config.pos_embed_max_size * unit;
+        if width.max(height) > most {
+            return wrong(
+                format!("size {width}x{height} is larger than the model's {most}x{most}"),
+                "choose a smaller --size",
+            );
+        }
+        if request.steps == 0 || request.prompts.is_empty() {
+            let (steps, prompts) = (request.steps, request.prompts.len());
+            return wrong(format!("{steps} steps for {prompts} prompts"), "ask for one at least");
+        }
+        Ok(Self { pipeline, request })
+    }
+
+    /// The fastest way that fits into `limit` bytes, found without reading a number.
+    pub fn plan(&self, kind: Kind, limit: usize) -> Result<Plan> {
+        let mut phases = self.plan_encoding(kind, limit)?;
+        let empty = self.rehearsed_prompts();
+        let is_guided = self.request.guidance > 1.0;
+        let pairings = if is_guided { vec![true, false] } else { vec![false] };
+        let (is_paired, peak_bytes) =
+            choose(DENOISE, kind, limit, pairings, |device, is_paired| {
+                self.denoise(device, &empty, is_paired, &|_| true).map(drop)
+            })?;
+        phases.push(Phase { name: DENOISE, peak_bytes });
+        let [_, height, width] = self.latent_sizes();
+        let tilings = Tiling::candidates().filter(|tiling| tiling.tile < height.max(width));
+        let tilings = std::iter::once(None).chain(tilings.map(Some)).collect();
+        let latents = vec![vec![0.0; self.latent_sizes().iter().product()]];
+        let (tiling, peak_bytes) = choose(DECODE, kind, limit, tilings, |device, tiling| {
+            self.decode(device, &latents, tiling, &|_| true).map(drop)
+        })?;
+        phases.push(Phase { name: DECODE, peak_bytes });
+        Ok(Plan { phases, is_paired, tiling })
+    }
+
+    fn plan_encoding(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
+        let device = Device::meta(kind, UNLIMITED);
+        let phases = std::cell::RefCell::new(Vec::<Phase>::new());
+        let end = |device: &Device| {
+            if let Some(phase) = phases.borrow_mut().last_mut() {
+                phase.peak_bytes = device.usage().extent;
+            }
+            device.restart_peak();
+        };
+        let begin = |name, device: &Device| {
+            end(device);
+            phases.borrow_mut().push(Phase { name, peak_bytes: 0 });
+        };
+        self.pipeline.encode(
+            &device,
+            self.request.precision,
+            &[String::new()],
+            (&begin, &|_| true),
+        )?;
+        end(&device);
+        let phases = phases.into_inner();
+        match phases.iter().find(|phase| phase.peak_bytes > limit) {
+            Some(phase) => Err(too_large(phase.name, phase.peak_bytes, limit)),
+            None => Ok(phases),
+        }
+    }
+
+    /// Draws the pictures on a device that has room for the plan.
+    pub fn run(&self, device: &Device, plan: &Plan, tell: Tell<'_>) -> Result<Vec<Picture>> {
+        let prompts = self.encode(device, tell)?;
+        let latents = self.denoise(device, &prompts, plan.is_paired, tell)?;
+        self.decode(device, &latents, plan.tiling, tell)
+    }
+
+    /// The negative prompt, then the others.
+    fn encode(&self, device: &Device, tell: Tell<'_>) -> Result<Vec<Prompt>> {
+        let texts: Vec<String> =
+            std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
+        let begin = |name, _: &Device| _ = tell(Event::Phase(name));
+        let tick = |bytes| tell(Event::Loaded(bytes));
+        self.pipeline.encode(device, self.request.precision, &texts, (&begin, &tick))
+    }
+
+    fn rehearsed_prompts(&self) -> Vec<Prompt> {
+        let config = &self.pipeline.transformer.config;
+        let tokens = vec![0.0; self.pipeline.n_tokens() * config.joint_attention_dim];
+        vec![Prompt { tokens, pooled: vec![0.0; config.pooled_projection_dim] }; 2]
+    }
+
+    /// Latents as models see them, one per prompt but the first.
+    fn denoise(
+        &self,
+        device: &Device,
+        prompts: &[Prompt],
+        is_paired: bool,
+        tell: Tell<'_>,
+    ) -> Result<Vec<Vec<f32>>> {
+        tell(Event::Phase(DENOISE));
+        let tick = |bytes| tell(Event::Loaded(bytes));
+        let (model, params) =
+            self.pipeline.load_transformer(device, self.request.precision, &tick)?;
+        let sigmas = self.pipeline.schedule.sigmas(self.request.steps);
+        // Every step takes the same memory: a rehearsal needs one.
+        let n_steps = if device.is_meta() { 1 } else { self.request.steps };
+        let drawer = Drawer { job: self, device, model: &model, params: &params, is_paired };
+        let (negative, prompts) = prompts.split_first().expect("the negative one is there");
+        let mut all = Vec::with_capacity(prompts.len());
+        for (index, prompt) in prompts.iter().enumerate() {
+            let mut latents = self.noise(device, index)?;
+            for pair in sigmas.windows(2).take(n_steps) {
+                let timestep = self.pipeline.schedule.timestep(pair[0]);
+                let velocity = drawer.velocity(&latents, timestep, prompt, negative)?;
+                schedule::step(&mut latents, &velocity, pair[0], pair[1]);
+                go_on(tell(Event::Step))?;
+            }
+            all.push(latents);
+        }
+        Ok(all)
+    }
+
+    /// Where a picture begins.
+    fn noise(&self, device: &Device, index: usize) -> Result<Vec<f32>> {
+        let sizes = self.latent_sizes();
+        let count = sizes.iter().product::<usize>();
+        match &self.request.latents {
+            Some(path) if !device.is_meta() => read_latents(path, index, sizes),
+            _ => {
+                let numbers_of = (self.request.seed + index as u64, 0);
+                Ok(numbers(&device.normal([count], Dtype::F32, 1.0, numbers_of)?))
+            }
+        }
+    }
+
+    fn decode(
+        &self,
+        device: &Device,
+        latents: &[Vec<f32>],
+        tiling: Option<Tiling>,
+        tell: Tell<'_>,
+    ) -> Result<Vec<Picture>> {
+        tell(Event::Phase(DECODE));
+        let tick = |bytes| tell(Event::Loaded(bytes));
+        // Its activations outgrow half precision (`force_upcast` in its settings).
+        let decoder = self.pipeline.load_decoder(device, Precision::plain(Dtype::F32), &tick)?;
+        let config = &self.pipeline.vae.config;
+        let params = Params::default();
+        let mut pictures = Vec::with_capacity(latents.len());
+        for latents in latents {
+            let scaled: Vec<f32> =
+                latents.iter().map(|latent| config.from_model(*latent)).collect();
+            let latent = Latent { numbers: &scaled, sizes: self.latent_sizes() };
+            let tape = Tape::inference(device, &params, 0);
+            // One tile as large as the latent is the latent.
+            let [_, height, width] = latent.sizes;
+            let tiling = tiling.unwrap_or(Tiling { tile: height.max(width), overlap: 0 });
+            let mut numbers = decode_tiled(&tape, &decoder, latent, config.reduction(), tiling)?;
+            for number in &mut numbers {
+                *number = (*number / 2.0 + 0.5).clamp(0.0, 1.0);
+            }
+            pictures.push(Picture { numbers, size: self.request.size });
+            go_on(tell(Event::Drawn))?;
+        }
+        Ok(pictures)
+    }
+
+    /// Channels, height and width of a latent.
+    fn latent_sizes(&self) -> [usize; 3] {
+        let config = &self.pipeline.vae.config;
+        let [width, height] = self.request.size.map(|side| side / config.reduction());
+        [config.latent_channels, height, width]
+    }
+}
+
+/// The model at work on one picture.
+struct Drawer<'a> {
+    job: &'a Job<'a>,
+    device: &'a Device,
+    model: &'a Sd3,
+    params: &'a Params,
+    is_paired: bool,
+}
+
+impl Drawer<'_> {
+    /// Where the latents go, the prompt exaggerated.
+    fn velocity(
+        &self,
+        latents: &[f32],
+        timestep: f32,
+        prompt: &Prompt,
+        negative: &Prompt,
+    ) -> Result<Vec<f32>> {
+        let guidance = self.job.request.guidance;
+        if guidance <= 1.0 {
+            return self.predict(latents, timestep, &[prompt]);
+        }
+        if self.is_paired {
+            let both = self.predict(latents, timestep, &[negative, prompt])?;
+            let (without, with) = both.split_at(latents.len());
+            return Ok(schedule::guide(without, with, guidance));
+        }
+        let without = self.predict(latents, timestep, &[negative])?;
+        let with = self.predict(latents, timestep, &[prompt])?;
+        Ok(schedule::guide(&without, &with, guidance))
+    }
+
+    /// The same latents' velocity for each prompt.
+    fn predict(&self, latents: &[f32], timestep: f32, prompts: &[&Prompt]) -> Result<Vec<f32>> {
+        let config = &self.job.pipeline.transformer.config;
+        let dtype = self.job.request.precision.dtype;
+        let [channels, height, width] = self.job.latent_sizes();
+        let samples = prompts.len();
+        let gather =
+            |of: fn(&Prompt) -> &[f32]| prompts.iter().flat_map(|p| of(p)).copied().collect();
+        let (tokens, pooled): (Vec<f32>, Vec<f32>) = (gather(|p| &p.tokens), gather(|p| &p.pooled));
+        let upload = |shape: &[usize], numbers: &[f32]| {
+            self.device.upload_as(compute::Shape::new(shape), numbers, dtype)
+        };
+        let joint = config.joint_attention_dim;
+        let tape = Tape::inference(self.device, self.params, 0);
+        let input = Input {
+            latents: &upload(&[samples, channels, height, width], &latents.repeat(samples))?,
+            timesteps: &vec![timestep; samples],
+            context: &upload(&[samples, tokens.len() / joint / samples, joint], &tokens)?,
+            pooled: &upload(&[samples, config.pooled_projection_dim], &pooled)?,
+        };
+        let out = self.model.forward(&tape, input, Recompute::None)?;
+        let (size, patch) = ([height, width], config.patch_size);
+        let velocity = tape.unpatchify(&out, size, patch, PatchOrder::ChannelsLast)?;
+        Ok(numbers(velocity.tensor()))
+    }
+}
+
+/// For a rehearsal that finds out how much would be enough.
+const UNLIMITED: usize = usize::MAX / 2;
+
+/// The first of `choices` whose rehearsal fits, and its peak.
+fn choose<C: Copy>(
+    name: &'static str,
+    kind: Kind,
+    limit: usize,
+    choices: Vec<C>,
+    rehearse: impl Fn(&Device, C) -> Result<()>,
+) -> Result<(C, usize)> {
+    let mut least = usize::MAX;
+    for choice in choices {
+        let device = Device::meta(kind, UNLIMITED);
+        rehearse(&device, choice)?;
+        let peak = device.usage().extent;
+        if peak <= limit {
+            return Ok((choice, peak));
+        }
+        least = least.min(peak);
+    }
+    Err(too_large(name, least, limit))
+}
+
+fn too_large(phase: &str, needed: usize, limit: usize) -> TrainerError {
+    TrainerError::TooLarge { phase: phase.into(), needed, limit }
+}
+
+fn go_on(is_wanted: bool) -> Result<()> {
+    if is_wanted { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
+}
+
+/// The `index`-th of a file's latents.
+fn read_latents(path: &Path, index: usize, sizes: [usize; 3]) -> Result<Vec<f32>> {
+    let catalog = Catalog::open(path)?;
+    let tensor = catalog.find("latents").or_else(|_| catalog.find("in.latents"))?;
+    let wanted: Vec<u64> = sizes.iter().map(|size| *size as u64).collect();
+    if tensor.shape.get(1..) != Some(&wanted) || tensor.shape[0] <= index as u64 {
+        return Err(TrainerError::Request {
+            problem: format!(
+                "latents have shape {:?}, picture {} asks for {wanted:?} at {index}: {}",
+                tensor.shape,
+                index + 1,
+                path.display()
+            ),
+            hint: "give --size as the latents' width and height times 8, and no more prompts than latents",
+        });
+    }
+    let count = sizes.iter().product::<usize>();
+    let mut bytes = vec![0; count * size_of::<f32>()];
+    let first = (index * count) as u64;
+    let dtype = weights::Dtype::F32;
+    let wanted = weights::load::Wanted { tensor, dtype, first, into: &mut bytes };
+    weights::load::load(&catalog, vec![wanted], weights::load::Options::default(), &|_| true)?;
+    let (numbers, _) = bytes.as_chunks::<4>();
+    Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+}

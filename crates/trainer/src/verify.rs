@@ -1,0 +1,505 @@
+//! A model folder against reference data: a file `golden.safetensors` beside config.json and the
+//! weights, made by the reference itself.
+//!
+//! | tensor | is |
+//! |---|---|
+//! | `in.<name>` | an input |
+//! | `out.<name>` | what the model gives for it |
+//! | `lora.<layer>.{A,B,M}` | an adapter: down, up, and for `DoRA` the magnitudes; alpha is twice the rank |
+//! | `lora_out.<name>` | what the model gives with it |
+//! | `target`, `target.<name>` | what an output with the adapter is compared with |
+//! | `loss` | the sum of the mean squared differences |
+//! | `grad.<layer>.{A,B,M}` | its gradients |
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use compute::ops::PatchOrder;
+use compute::{Device, Dtype, Gradients, Params, Quantisation, Tape, Tensor, Var};
+use serde::Deserialize;
+use weights::Catalog;
+use weights::load::{Options, Wanted, load};
+
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::read::{AdapterFile, Component, Module};
+use crate::model::adapter::{Adapters, Given};
+use crate::model::build::{Builder, Precision, Want, wants};
+use crate::model::encoder::clip::{self, Clip};
+use crate::model::encoder::t5::{self, T5};
+use crate::model::files::{Files, Layout, Piece, open};
+use crate::model::host::numbers;
+use crate::model::recompute::Recompute;
+use crate::model::sd3::{self, Sd3};
+use crate::model::vae::{self, Decoder, Encoder};
+use crate::model::{component, config};
+
+/// What a folder was found to be.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// The model's class, as the reference calls it.
+    pub class: String,
+    /// Numbers in its weights.
+    pub n_weights: usize,
+    /// Every output and gradient.
+    pub comparisons: Vec<Comparison>,
+}
+
+/// One tensor beside the reference's.
+#[derive(Clone, Debug)]
+pub struct Comparison {
+    /// Its name in the reference data.
+    pub name: String,
+    /// The largest difference, relative to the largest number of the reference.
+    pub difference: f64,
+    /// The most there may be.
+    pub tolerance: f64,
+    /// The first numbers, the reference's and ours.
+    pub first: Vec<(f32, f32)>,
+}
+
+impl Comparison {
+    /// Whether it is within tolerance. What is not a number is not.
+    pub fn is_fine(&self) -> bool {
+        self.difference <= self.tolerance
+    }
+}
+
+/// The most that a format's rounding may make of a difference, for outputs and for gradients.
+/// Measured over all folders of `tests/golden`, and doubled; docs/numerics.md has the table.
+fn tolerances(precision: Precision) -> [f64; 2] {
+    let [output, gradient] = match precision.base {
+        None => [0.0, 0.0],
+        Some(Quantisation::Int8) => [3e-2, 1.5e-1],
+        Some(Quantisation::Fp8) => [1e-1, 8e-1],
+        Some(Quantisation::Nf4) => [4e-1, 2.0],
+    };
+    let [of_output, of_gradient] = match precision.dtype {
+        Dtype::F32 => [2e-5, 2e-5],
+        Dtype::F16 => [1.5e-2, 2e-2],
+        _ => [7e-2, 2.5e-1],
+    };
+    [output + of_output, gradient + of_gradient]
+}
+
+/// What is compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Question<'a> {
+    /// Where config.json is, and the rest unless it lies elsewhere.
+    pub folder: &'a Path,
+    /// The weights, also in the layout of the original checkpoints.
+    pub weights: Option<&'a Path>,
+    /// The reference data.
+    pub golden: Option<&'a Path>,
+    /// An adapter that shall do what the reference's does.
+    pub adapter: Option<&'a Path>,
+}
+
+/// Compares a model with the reference.
+pub fn verify(question: Question<'_>, device: &Device, precision: Precision) -> Result<Report> {
+    let Question { folder, weights, golden, adapter } = question;
+    let path = folder.join("config.json");
+    let class = config::read::<Class>(&path)?.name();
+    let catalog = match weights {
+        Some(path) => Catalog::open(path)?,
+        None => component::weights(folder)?,
+    };
+    let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
+    let golden = Golden { catalog: Catalog::open(&golden)? };
+    let verifier = Verifier { catalog: &catalog, golden: &golden, adapter, device, precision };
+    let (n_weights, comparisons) = match class.as_str() {
+        "SD3Transformer2DModel" => {
+            let config = config::read_checked(&path, sd3::Config::check)?;
+            let original = sd3::names::prefix(&catalog);
+            let layout = original.map(|prefix| sd3::names::original(&config, prefix));
+            verifier
+                .compare(&layout.unwrap_or_else(Layout::same), |build| Sd3::new(&config, build))?
+        }
+        "CLIPTextModelWithProjection" => {
+            let config = config::read_checked(&path, clip::Config::check)?;
+            verifier.compare(&clip::layout(), |build| Clip::new(&config, build))?
+        }
+        "T5EncoderModel" => {
+            let config = config::read_checked(&path, t5::Config::check)?;
+            verifier.compare(&t5::layout(&catalog), |build| T5::new(&config, build))?
+        }
+        "AutoencoderKL" => {
+            let config = config::read_checked(&path, vae::Config::check)?;
+            let original = vae::names::prefix(&catalog);
+            let layout = original.map(|prefix| vae::names::original(&config, prefix));
+            let layout = layout.unwrap_or_else(|| vae::names::diffusers(&catalog));
+            verifier.compare(&layout, |build| Autoencoder::new(&config, build))?
+        }
+        _ => {
+            let problem = format!("class {class} is not one that hearth computes");
+            return Err(TrainerError::Config { problem, path });
+        }
+    };
+    Ok(Report { class, n_weights, comparisons })
+}
+
+/// How diffusers and transformers say which model it is.
+#[derive(Deserialize)]
+struct Class {
+    #[serde(rename = "_class_name")]
+    class_name: Option<String>,
+    #[serde(default)]
+    architectures: Vec<String>,
+}
+
+impl Class {
+    fn name(self) -> String {
+        self.class_name.or_else(|| self.architectures.into_iter().next()).unwrap_or_default()
+    }
+}
+
+/// A model that reference data exists for.
+trait Subject {
+    /// What adapters call it.
+    const COMPONENT: Component = Component::TextEncoder(1);
+
+    /// Where a layer lies in the layout of the original checkpoints.
+    fn original(_: &str, _: &[Want]) -> Vec<Piece> {
+        Vec::new()
+    }
+
+    /// Its outputs, as the reference lays them out.
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs>;
+
+    /// Those that a loss is taken of, as they come.
+    fn trained<'m>(
+        &'m self,
+        _: &Tape<'m>,
+        _: &Golden,
+        _: Dtype,
+    ) -> Result<Vec<(&'static str, Var)>> {
+        Ok(Vec::new())
+    }
+
+    /// A tensor of the reference laid out as [`Self::trained`] gives it.
+    fn arrange(&self, _: &Tape<'_>, reference: Tensor) -> Result<Tensor> {
+        Ok(reference)
+    }
+}
+
+type Outputs = Vec<(&'static str, Vec<f32>)>;
+
+struct Verifier<'a> {
+    catalog: &'a Catalog,
+    golden: &'a Golden,
+    adapter: Option<&'a Path>,
+    device: &'a Device,
+    precision: Precision,
+}
+
+impl Verifier<'_> {
+    fn compare<M: Subject>(
+        &self,
+        layout: &Layout<'_>,
+        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+    ) -> Result<(usize, Vec<Comparison>)> {
+        let files = Files::find(self.catalog, layout, &build)?;
+        let mut found = self.plain(&files, &build)?;
+        let given = self.given::<M>(&build)?;
+        if !given.is_empty() {
+            found.extend(self.adapted(&files, given, &build)?);
+        }
+        Ok((files.count(), found))
+    }
+
+    /// The adapter: the reference's, or the one to be compared with it.
+    fn given<M: Subject>(
+        &self,
+        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+    ) -> Result<HashMap<String, Given>> {
+        let Some(path) = self.adapter else { return self.golden.adapter() };
+        let mut file = AdapterFile::open(path)?;
+        let wants = wants(build)?;
+        let modules = Module::of(&wants, |module| M::original(module, &wants));
+        let given = file.take(M::COMPONENT, &modules)?;
+        file.check_all_taken()?;
+        Ok(given)
+    }
+
+    fn plain<M: Subject>(
+        &self,
+        files: &Files<'_>,
+        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+    ) -> Result<Vec<Comparison>> {
+        let mut adapters = Adapters::none();
+        let model = open(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
+        let params = Params::default();
+        let tape = Tape::inference(self.device, &params, 0);
+        let outputs = model.outputs(&tape, self.golden, self.precision.dtype)?;
+        let compare = |(name, got): (&str, Vec<f32>)| {
+            let name = format!("out.{name}");
+            self.golden.floats(&name).map(|(_, expected)| self.comparison(name, &expected, &got))
+        };
+        outputs.into_iter().map(compare).collect()
+    }
+
+    fn adapted<M: Subject>(
+        &self,
+        files: &Files<'_>,
+        given: HashMap<String, Given>,
+        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+    ) -> Result<Vec<Comparison>> {
+        let mut adapters = Adapters::given(given);
+        let model = open(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
+        adapters.check_all_used(&self.catalog.path)?;
+        let tape = Tape::training(self.device, &adapters.params, 0);
+        let outputs = model.trained(&tape, self.golden, self.precision.dtype)?;
+        let mut found = Vec::new();
+        let mut loss: Option<Var> = None;
+        for (name, output) in outputs {
+            let arranged = |name: &str| {
+                let plain = Tape::inference(self.device, &adapters.params, 0);
+                model.arrange(&plain, self.golden.tensor(self.device, name, Dtype::F32)?)
+            };
+            let expected = format!("lora_out.{name}");
+            if self.golden.has(&expected) {
+                let (ours, theirs) = (numbers(output.tensor()), numbers(&arranged(&expected)?));
+                found.push(self.comparison(expected, &theirs, &ours));
+            }
+            let own = format!("target.{name}");
+            let target = if self.golden.has(&own) { &own } else { "target" };
+            if !self.golden.has(target) {
+                continue;
+            }
+            let target = arranged(target)?;
+            let part = tape.mse(&output, &target, None, None)?;
+            loss = Some(loss.map_or(Ok(part.clone()), |loss| tape.add(&loss, &part))?);
+        }
+        let Some(loss) = loss else { return Ok(found) };
+        let (_, expected) = self.golden.floats("loss")?;
+        found.push(self.comparison("loss".into(), &expected, &numbers(loss.tensor())));
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients)?;
+        found.extend(self.gradients(&adapters, &gradients)?);
+        Ok(found)
+    }
+
+    fn gradients(&self, adapters: &Adapters, gradients: &Gradients) -> Result<Vec<Comparison>> {
+        let mut found = Vec::new();
+        for layer in &adapters.layers {
+            let keys = [("A", Some(layer.down)), ("B", Some(layer.up)), ("M", layer.magnitude)];
+            for (letter, key) in keys {
+                let Some(key) = key else { continue };
+                let name = format!("grad.{}.{letter}", layer.module);
+                let (_, expected) = self.golden.floats(&name)?;
+                // A parameter that nothing depends on has none.
+                let got = gradients.get(key).map_or_else(|| vec![0.0; expected.len()], numbers);
+                found.push(self.comparison(name, &expected, &got));
+            }
+        }
+        Ok(found)
+    }
+
+    fn comparison(&self, name: String, expected: &[f32], got: &[f32]) -> Comparison {
+        let [of_output, of_gradient] = tolerances(self.precision);
+        let tolerance = if name.starts_with("grad.") { of_gradient } else { of_output };
+        let first = expected.iter().copied().zip(got.iter().copied()).take(SHOWN).collect();
+        Comparison { name, difference: difference(expected, got), tolerance, first }
+    }
+}
+
+/// Numbers shown of a tensor that differs.
+const SHOWN: usize = 4;
+
+/// The largest difference relative to the largest number; not a number if any is none.
+pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
+    if expected.len() != got.len() {
+        return f64::NAN;
+    }
+    let (mut most, mut largest) = (0.0f64, 0.0f64);
+    for (expected, got) in expected.iter().zip(got) {
+        let (expected, got) = (f64::from(*expected), f64::from(*got));
+        let apart = (expected - got).abs();
+        if apart.is_nan() {
+            return f64::NAN;
+        }
+        (most, largest) = (most.max(apart), largest.max(expected.abs()));
+    }
+    if largest == 0.0 { most } else { most / largest }
+}
+
+impl Subject for Sd3 {
+    const COMPONENT: Component = Component::Transformer;
+
+    fn original(module: &str, wants: &[Want]) -> Vec<Piece> {
+        let modulates = |want: &&Want| want.name.ends_with(".norm1.linear.weight");
+        sd3::names::original_module(module, wants.iter().filter(modulates).count())
+    }
+
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
+        let tokens = sd3_tokens(self, tape, golden, dtype, Recompute::None)?;
+        let (sizes, _) = golden.floats("in.hidden_states")?;
+        let size = [sizes[2], sizes[3]];
+        let picture =
+            tape.unpatchify(&tokens, size, self.patch_size(), PatchOrder::ChannelsLast)?;
+        Ok(vec![("sample", numbers(picture.tensor()))])
+    }
+
+    fn trained<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &Golden,
+        dtype: Dtype,
+    ) -> Result<Vec<(&'static str, Var)>> {
+        // Computed twice, so that this is held against the reference too.
+        Ok(vec![("sample", sd3_tokens(self, tape, golden, dtype, Recompute::Block)?)])
+    }
+
+    fn arrange(&self, tape: &Tape<'_>, reference: Tensor) -> Result<Tensor> {
+        let tokens =
+            tape.patchify(&reference.into(), self.patch_size(), PatchOrder::ChannelsLast)?;
+        Ok(tokens.into_tensor())
+    }
+}
+
+fn sd3_tokens<'m>(
+    model: &'m Sd3,
+    tape: &Tape<'m>,
+    golden: &Golden,
+    dtype: Dtype,
+    recompute: Recompute,
+) -> Result<Var> {
+    let device = tape.device();
+    let input = sd3::Input {
+        latents: &golden.tensor(device, "in.hidden_states", dtype)?,
+        timesteps: &golden.floats("in.timestep")?.1,
+        context: &golden.tensor(device, "in.encoder_hidden_states", dtype)?,
+        pooled: &golden.tensor(device, "in.pooled_projections", dtype)?,
+    };
+    model.forward(tape, input, recompute)
+}
+
+impl Subject for Clip {
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
+        let (samples, ids) = golden.ids("in.input_ids")?;
+        let clip::Encoded { last, before_last, pooled } = self.forward(tape, &ids, samples)?;
+        let of = |var: &Var| numbers(var.tensor());
+        Ok(vec![
+            ("text_embeds", of(&pooled)),
+            ("last_hidden_state", of(&last)),
+            ("hidden_states_m2", of(&before_last)),
+        ])
+    }
+
+    fn trained<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &Golden,
+        _: Dtype,
+    ) -> Result<Vec<(&'static str, Var)>> {
+        let (samples, ids) = golden.ids("in.input_ids")?;
+        let clip::Encoded { before_last, pooled, .. } = self.forward(tape, &ids, samples)?;
+        Ok(vec![("text_embeds", pooled), ("hidden_states_m2", before_last)])
+    }
+}
+
+impl Subject for T5 {
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
+        let (samples, ids) = golden.ids("in.input_ids")?;
+        let of_sample = ids.chunks(ids.len() / samples.max(1));
+        let lengths: Vec<u32> =
+            of_sample.map(|ids| ids.iter().filter(|id| **id != 0).count() as u32).collect();
+        let all = self.forward(tape, &ids, samples, None)?;
+        let masked = self.forward(tape, &ids, samples, Some(&lengths))?;
+        Ok(vec![("no_mask", numbers(all.tensor())), ("masked", numbers(masked.tensor()))])
+    }
+}
+
+/// Both halves, as the reference data has them.
+struct Autoencoder {
+    config: vae::Config,
+    encoder: Encoder,
+    decoder: Decoder,
+}
+
+impl Autoencoder {
+    fn new(config: &vae::Config, build: &mut Builder<'_>) -> Result<Self> {
+        let encoder = Encoder::new(config, build)?;
+        Ok(Self { config: config.clone(), encoder, decoder: Decoder::new(config, build)? })
+    }
+}
+
+impl Subject for Autoencoder {
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
+        let device = tape.device();
+        let encoded = self.encoder.forward(tape, &golden.tensor(device, "in.image", dtype)?)?;
+        let sizes = encoded.shape();
+        let &[samples, channels, height, width] = sizes.sizes() else {
+            unreachable!("convolutions give images")
+        };
+        let both = numbers(encoded.tensor());
+        let half = |which: usize| -> Vec<f32> {
+            let count = channels / 2 * height * width;
+            both.chunks(2 * count)
+                .flat_map(|both| both[which * count..][..count].to_vec())
+                .collect()
+        };
+        let (mean, logarithms) = (half(0), half(1));
+        let latents = device.upload_as([samples, channels / 2, height, width], &mean, dtype)?;
+        let decoded = self.decoder.forward(tape, &latents)?;
+        let scaled = mean.iter().map(|latent| self.config.to_model(*latent)).collect();
+        Ok(vec![
+            ("mean", mean),
+            ("logvar", logarithms),
+            ("scaled_latent", scaled),
+            ("decoded", numbers(decoded.tensor())),
+        ])
+    }
+}
+
+/// The reference data.
+struct Golden {
+    catalog: Catalog,
+}
+
+impl Golden {
+    fn has(&self, name: &str) -> bool {
+        self.catalog.find(name).is_ok()
+    }
+
+    fn bytes(&self, name: &str, dtype: weights::Dtype) -> Result<(Vec<usize>, Vec<u8>)> {
+        let tensor = self.catalog.find(name)?;
+        let mut bytes = vec![0; (tensor.count() * dtype.bytes()) as usize];
+        let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes)];
+        load(&self.catalog, wanted, Options::default(), &|_| true)?;
+        Ok((tensor.shape.iter().map(|size| *size as usize).collect(), bytes))
+    }
+
+    fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
+        let (sizes, bytes) = self.bytes(name, weights::Dtype::F32)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        Ok((sizes, numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+    }
+
+    /// Rows, and all token ids.
+    fn ids(&self, name: &str) -> Result<(usize, Vec<u32>)> {
+        let (sizes, bytes) = self.bytes(name, weights::Dtype::I64)?;
+        let (numbers, _) = bytes.as_chunks::<8>();
+        Ok((sizes[0], numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
+    }
+
+    fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {
+        let (sizes, numbers) = self.floats(name)?;
+        Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
+    }
+
+    fn adapter(&self) -> Result<HashMap<String, Given>> {
+        let names = self.catalog.tensors.iter().filter_map(|tensor| {
+            tensor.name.strip_prefix("lora.").and_then(|name| name.strip_suffix(".A"))
+        });
+        let given = |module: &str| {
+            let (sizes, down) = self.floats(&format!("lora.{module}.A"))?;
+            let (_, up) = self.floats(&format!("lora.{module}.B"))?;
+            let magnitude = format!("lora.{module}.M");
+            let magnitude =
+                if self.has(&magnitude) { Some(self.floats(&magnitude)?.1) } else { None };
+            let rank = sizes[0];
+            Ok((module.to_owned(), Given { rank, alpha: 2.0 * rank as f32, down, up, magnitude }))
+        };
+        names.map(given).collect()
+    }
+}

@@ -1,0 +1,551 @@
+//! Models against what diffusers, transformers and PEFT computed (`tests/golden/sd3`), and `verify`
+//! and `sample` as they are run.
+
+use std::collections::HashMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+
+use compute::{Device, Dtype, Kind, Quantisation};
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use serde_json::Value;
+use tempfile::TempDir;
+use trainer::model::build::{Builder, Precision, wants};
+use trainer::model::encoder::clip::{self, Clip};
+use trainer::model::encoder::t5::{self, T5};
+use trainer::model::encoder::tokenizer::Tokenizer;
+use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::sd3::{self, Sd3};
+use trainer::model::vae::{self, Decoder, Encoder};
+use trainer::sample::{Event, Job, Request};
+use trainer::verify::difference;
+
+use crate::{hearth, printed, said, text};
+
+fn golden() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3")
+}
+
+fn at(path: &str) -> String {
+    text(&golden().join(path)).to_owned()
+}
+
+/// The weights of one folder serve two.
+const SD3_WEIGHTS: &str = "models/sd3/diffusion_pytorch_model.safetensors";
+
+#[test]
+fn outputs_and_gradients_are_those_of_the_reference() {
+    let folders = ["sd3", "sd35", "sd3_dora", "clip_l", "clip_g", "t5", "vae_kl16"];
+    for folder in folders {
+        for dtype in ["f32", "bf16", "f16"] {
+            let (folder, weights) = (at(&format!("models/{folder}")), at(SD3_WEIGHTS));
+            let mut arguments = vec!["verify", &folder, "--dtype", dtype];
+            if folder.ends_with("dora") {
+                arguments.extend(["--weights", &weights]);
+            }
+            let page = printed(&arguments);
+            assert!(page.contains("within tolerance"), "{page}");
+        }
+    }
+}
+
+#[test]
+fn a_quantised_base_stays_near_the_reference() {
+    for folder in ["models/sd3", "models/sd35"] {
+        for format in ["int8", "fp8", "nf4"] {
+            printed(&["verify", &at(folder), "--quantise", format]);
+        }
+    }
+}
+
+#[test]
+fn adapters_of_all_programs_are_the_same() {
+    for file in ["diffusers.safetensors", "peft", "kohya.safetensors", "comfy.safetensors"] {
+        let adapter = at(&format!("adapters/{file}"));
+        let json = printed(&["verify", &at("models/sd3"), "--adapter", &adapter, "--json"]);
+        let found: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(found["tensors"].as_array().unwrap().len(), 19, "{file}");
+    }
+    // One matrix for q, k and v together.
+    let (shared, data) =
+        (at("adapters/kohya_shared.safetensors"), at("adapters/kohya_shared_golden.safetensors"));
+    printed(&["verify", &at("models/sd3"), "--adapter", &shared, "--golden", &data]);
+    let dora = at("models/sd3_dora/pytorch_lora_weights.safetensors");
+    printed(&["verify", &at("models/sd3_dora"), "--weights", &at(SD3_WEIGHTS), "--adapter", &dora]);
+}
+
+#[test]
+fn another_adapter_is_told_apart() {
+    let output = hearth(&[
+        "verify",
+        &at("models/sd3"),
+        "--adapter",
+        &at("adapters/kohya_shared.safetensors"),
+    ]);
+    assert_eq!(output.status.code(), Some(1));
+    let page = String::from_utf8(output.stdout).unwrap();
+    assert!(page.contains("tensors differ") && page.contains("reference / here"), "{page}");
+}
+
+#[test]
+fn checkpoints_of_the_original_layout_are_the_same_models() {
+    for (folder, file) in [("sd3", "sd3"), ("sd35", "sd35"), ("vae_kl16", "sd3")] {
+        let weights = at(&format!("single/{file}.safetensors"));
+        printed(&["verify", &at(&format!("models/{folder}")), "--weights", &weights]);
+    }
+}
+
+/// Counted by diffusers and transformers on their device without data; the table of positions is
+/// a tensor of the file, not a parameter.
+#[test]
+fn published_models_have_their_number_of_weights() {
+    fn count<T>(build: impl FnOnce(&mut Builder<'_>) -> trainer::Result<T>) -> usize {
+        wants(build).unwrap().iter().map(|want| want.shape.elements()).sum()
+    }
+    let config = |n_heads: usize, side: usize, dual: usize, norm: &str| -> sd3::Config {
+        let text = format!(
+            r#"{{"in_channels": 16, "out_channels": 16, "patch_size": 2, "num_layers": {n_heads},
+                "num_attention_heads": {n_heads}, "attention_head_dim": 64, "joint_attention_dim": 4096,
+                "caption_projection_dim": {}, "pooled_projection_dim": 2048,
+                "pos_embed_max_size": {side}, "qk_norm": {norm}, "dual_attention_layers": {:?}}}"#,
+            64 * n_heads,
+            (0..dual).collect::<Vec<_>>()
+        );
+        serde_json::from_str(&text).unwrap()
+    };
+    let published = [
+        ("SD3 medium", config(24, 192, 0, "null"), 2_084_951_104),
+        ("SD3.5 medium", config(24, 384, 13, "\"rms_norm\""), 2_469_663_936),
+        ("SD3.5 large", config(38, 192, 0, "\"rms_norm\""), 8_146_280_768),
+    ];
+    for (name, config, expected) in published {
+        assert_eq!(count(|build| Sd3::new(&config, build)), expected, "{name}");
+    }
+    let t5: t5::Config = serde_json::from_str(
+        r#"{"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24,
+            "num_heads": 64, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"}"#,
+    )
+    .unwrap();
+    assert_eq!(count(|build| T5::new(&t5, build)), 4_762_310_656);
+    let clip = |width: usize, layers: usize, heads: usize| -> clip::Config {
+        let text = format!(
+            r#"{{"vocab_size": 49408, "hidden_size": {width}, "intermediate_size": {},
+                "num_hidden_layers": {layers}, "num_attention_heads": {heads}, "eos_token_id": 2,
+                "max_position_embeddings": 77, "projection_dim": {width}, "hidden_act": "gelu"}}"#,
+            4 * width
+        );
+        serde_json::from_str(&text).unwrap()
+    };
+    assert_eq!(count(|build| Clip::new(&clip(768, 12, 12), build)), 123_650_304);
+    assert_eq!(count(|build| Clip::new(&clip(1280, 32, 20), build)), 694_659_840);
+    let vae = vae::Config::published(0.0609, 1.5305);
+    let halves =
+        count(|build| Encoder::new(&vae, build)) + count(|build| Decoder::new(&vae, build));
+    assert_eq!(halves, 83_819_683);
+}
+
+/// The recorded numbers of the pipeline.
+fn recorded() -> HashMap<String, Vec<f32>> {
+    let bytes = fs::read(golden().join("pipeline/golden.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let of = |name: &str| {
+        let (numbers, _) = file.tensor(name).unwrap().data().as_chunks::<4>();
+        numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let float = |name: &&str| file.tensor(name).unwrap().dtype() == safetensors::Dtype::F32;
+    file.names().into_iter().filter(float).map(|name| (name.to_owned(), of(name))).collect()
+}
+
+fn prompts() -> Vec<String> {
+    let text = fs::read_to_string(golden().join("pipeline/golden.json")).unwrap();
+    let json: Value = serde_json::from_str(&text).unwrap();
+    json["prompts"].as_array().unwrap().iter().map(|p| p.as_str().unwrap().to_owned()).collect()
+}
+
+/// As `golden.json` has it.
+fn request() -> Request {
+    Request {
+        prompts: prompts(),
+        negative: String::new(),
+        size: [96, 64],
+        steps: 4,
+        guidance: 5.0,
+        seed: 1,
+        latents: Some(golden().join("pipeline/golden.safetensors")),
+        precision: Precision::plain(Dtype::F32),
+    }
+}
+
+fn pipeline() -> Pipeline {
+    Pipeline::open(&golden().join("pipeline"), None).unwrap()
+}
+
+const LIMIT: usize = 1 << 30;
+
+#[test]
+fn prompts_and_pictures_are_those_of_the_reference() {
+    let (mut pipeline, recorded) = (pipeline(), recorded());
+    let device = Device::cpu(2, LIMIT).unwrap();
+    let texts = [vec![String::new()], prompts()].concat();
+    let plain = Precision::plain(Dtype::F32);
+    let encoded = pipeline.encode(&device, plain, &texts, (&|_, _| (), &|_| true)).unwrap();
+    let tokens: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.tokens.clone()).collect();
+    let pooled: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.pooled.clone()).collect();
+    check("prompt_embeds", &recorded, &tokens);
+    check("pooled_prompt_embeds", &recorded, &pooled);
+    check("negative_prompt_embeds", &recorded, &encoded[0].tokens);
+    check("negative_pooled_prompt_embeds", &recorded, &encoded[0].pooled);
+    check("sigmas", &recorded, &pipeline.schedule.sigmas(4));
+    let draw = |pipeline: &Pipeline| -> Vec<f32> {
+        let job = Job::new(pipeline, request()).unwrap();
+        let plan = job.plan(device.kind(), LIMIT).unwrap();
+        let pictures = job.run(&device, &plan, &|_| true).unwrap();
+        pictures.into_iter().flat_map(|picture| picture.numbers).collect()
+    };
+    check("image", &recorded, &draw(&pipeline));
+    pipeline.add_adapter(&golden().join("pipeline/lora.safetensors")).unwrap();
+    check("image_lora", &recorded, &draw(&pipeline));
+}
+
+/// Twice what was measured.
+const TOLERANCE: f64 = 2e-5;
+
+fn check(name: &str, recorded: &HashMap<String, Vec<f32>>, got: &[f32]) {
+    let expected = &recorded[&format!("out.{name}")];
+    let apart = difference(expected, got);
+    assert!(apart < TOLERANCE, "{name}: {apart:e}\n{:?}\n{:?}", &expected[..4], &got[..4]);
+}
+
+#[test]
+fn every_phase_takes_what_was_planned() {
+    let pipeline = pipeline();
+    for base in [None, Some(Quantisation::Int8)] {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let precision = Precision { dtype, base };
+            let job = Job::new(&pipeline, Request { precision, ..request() }).unwrap();
+            let plan = job.plan(Kind::cpu(2), LIMIT).unwrap();
+            let device = Device::cpu(2, plan.peak_bytes()).unwrap();
+            let taken = Mutex::new(Vec::new());
+            let note = |event| {
+                if let Event::Phase(_) = event {
+                    taken.lock().unwrap().push(device.usage().extent);
+                    device.restart_peak();
+                }
+                true
+            };
+            job.run(&device, &plan, &note).unwrap();
+            let mut taken = taken.into_inner().unwrap();
+            taken.push(device.usage().extent);
+            let planned: Vec<usize> = plan.phases.iter().map(|phase| phase.peak_bytes).collect();
+            assert_eq!(taken[1..], planned, "{dtype} {base:?}");
+        }
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_done_in_smaller_pieces_or_refused() {
+    let pipeline = pipeline();
+    let job = Job::new(&pipeline, request()).unwrap();
+    let roomy = job.plan(Kind::cpu(2), LIMIT).unwrap();
+    assert!(roomy.is_paired && roomy.tiling.is_none());
+    let denoise = roomy.phases.iter().find(|phase| phase.name == "denoise").unwrap();
+    let tight = job.plan(Kind::cpu(2), denoise.peak_bytes - 1).unwrap();
+    assert!(!tight.is_paired && tight.peak_bytes() < denoise.peak_bytes);
+    let device = Device::cpu(2, tight.peak_bytes()).unwrap();
+    let pictures = job.run(&device, &tight, &|_| true).unwrap();
+    let numbers: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.numbers).collect();
+    check("image", &recorded(), &numbers);
+    let error = job.plan(Kind::cpu(2), 1 << 20).unwrap_err();
+    assert!(error.to_string().ends_with("limit 1048576"), "{error}");
+}
+
+#[test]
+fn tiles_of_a_smooth_latent_meet_without_a_seam() {
+    let pipeline = pipeline();
+    let device = Device::cpu(2, LIMIT).unwrap();
+    let decoder = pipeline.load_decoder(&device, Precision::plain(Dtype::F32), &|_| true).unwrap();
+    let (side, reduction, params) = (24, 8, compute::Params::default());
+    let constant = vec![0.3; 16 * side * side];
+    let latent = vae::Latent { numbers: &constant, sizes: [16, side, side] };
+    let decode = |tile, overlap| {
+        let tape = compute::Tape::inference(&device, &params, 0);
+        let tiling = vae::Tiling { tile, overlap };
+        vae::decode_tiled(&tape, &decoder, latent, reduction, tiling).unwrap()
+    };
+    let (whole, tiled) = (decode(side, 0), decode(12, 3));
+    assert_eq!(whole.len(), tiled.len());
+    // Away from the border, where zeros around each tile do not reach, both are the same.
+    let width = side * reduction;
+    let middle = |picture: &[f32]| picture[width * (width / 2) + width / 2];
+    assert!((middle(&whole) - middle(&tiled)).abs() < 0.1, "{} {}", middle(&whole), middle(&tiled));
+    assert!(tiled.iter().all(|number| number.is_finite()));
+}
+
+/// Draws by the program; the picture's bytes and what lies in it.
+fn drawn(folder: &TempDir, arguments: &[&str]) -> (Vec<u8>, HashMap<String, String>) {
+    let out = folder.path().join("picture.png");
+    let base = at("pipeline");
+    let base = if arguments.contains(&"--base") { vec![] } else { vec!["--base", &base] };
+    let common = ["sample", "--size", "96x64", "--steps", "4", "--out", text(&out)];
+    printed(&[&common, &base[..], arguments].concat());
+    let file = std::io::BufReader::new(fs::File::open(&out).unwrap());
+    let mut reader = png::Decoder::new(file).read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    reader.next_frame(&mut pixels).unwrap();
+    reader.finish().unwrap();
+    let texts = reader.info().utf8_text.iter();
+    (pixels, texts.map(|t| (t.keyword.clone(), t.get_text().unwrap())).collect())
+}
+
+#[test]
+fn sample_writes_the_picture_of_the_reference() {
+    let folder = TempDir::new().unwrap();
+    let (latents, prompt) = (at("pipeline/golden.safetensors"), prompts()[0].clone());
+    let shared = ["--prompt", &prompt, "--dtype", "f32", "--guidance", "5", "--latents", &latents];
+    let adapter = at("pipeline/lora.safetensors");
+    let recorded = recorded();
+    for (name, more) in [("out.image", vec![]), ("out.image_lora", vec!["--adapter", &adapter])] {
+        let (pixels, texts) = drawn(&folder, &[&shared[..], &more].concat());
+        let expected = &recorded[name];
+        let count = 96 * 64;
+        for (at, pixel) in pixels.chunks(3).enumerate() {
+            for (colour, byte) in pixel.iter().enumerate() {
+                let theirs = expected[colour * count + at] * 255.0;
+                assert!((f32::from(*byte) - theirs).abs() < 0.51, "{name} {at} {byte} {theirs}");
+            }
+        }
+        assert!(texts["parameters"].starts_with(&format!("{prompt}\nSteps: 4, Sampler: Euler")));
+        let json: Value = serde_json::from_str(&texts["hearth"]).unwrap();
+        assert_eq!(json["adapter"].is_null(), more.is_empty());
+    }
+}
+
+#[test]
+fn the_seed_decides_the_picture() {
+    let folder = TempDir::new().unwrap();
+    let draw = |seed: &str, threads: &str| {
+        drawn(&folder, &["--prompt", "a fox", "--seed", seed, "--threads", threads]).0
+    };
+    let first = draw("1", "1");
+    assert_eq!(first, draw("1", "2"));
+    assert_ne!(first, draw("2", "1"));
+}
+
+#[test]
+fn several_prompts_become_several_files() {
+    let folder = TempDir::new().unwrap();
+    let (list, out) = (folder.path().join("prompts.txt"), folder.path().join("new/fox.png"));
+    fs::write(&list, "a fox\n\n  an owl  \n").unwrap();
+    let base = at("pipeline");
+    let json = printed(&[
+        "sample",
+        "--base",
+        &base,
+        "--prompts",
+        text(&list),
+        "--size",
+        "32x32",
+        "--steps",
+        "1",
+        "--out",
+        text(&out),
+        "--seed",
+        "5",
+        "--json",
+    ]);
+    let found: Value = serde_json::from_str(&json).unwrap();
+    let pictures = found["pictures"].as_array().unwrap();
+    let of = |key: &str| pictures.iter().map(|p| p[key].to_string()).collect::<Vec<_>>();
+    assert_eq!(of("prompt"), ["\"a fox\"", "\"an owl\""]);
+    assert_eq!(of("seed"), ["5", "6"]);
+    for name in ["fox-1.png", "fox-2.png"] {
+        assert!(folder.path().join("new").join(name).exists());
+    }
+}
+
+#[test]
+fn a_checkpoint_draws_with_a_folder_for_the_rest() {
+    let folder = TempDir::new().unwrap();
+    let arguments = ["--prompt", "a fox", "--dtype", "f32"];
+    let (checkpoint, rest) = (at("single/pipeline.safetensors"), at("pipeline"));
+    let from_folder = drawn(&folder, &[&["--base", &rest], &arguments[..]].concat()).0;
+    let both = [&["--base", &checkpoint, "--rest", &rest], &arguments[..]].concat();
+    assert_eq!(from_folder, drawn(&folder, &both).0);
+    // Weights that do not fit the folder's settings are found before anything is read.
+    let output = hearth(&[
+        "sample",
+        "--base",
+        &at("single/sd3.safetensors"),
+        "--rest",
+        &at("pipeline"),
+        "--prompt",
+        "a",
+    ]);
+    let words = said(&output);
+    assert!(words.contains("first_stage_model.decoder.conv_in.weight has shape"), "{words}");
+    let output = hearth(&["sample", "--base", &at("single/sd3.safetensors"), "--prompt", "a"]);
+    assert!(said(&output).contains("--rest"), "{}", said(&output));
+}
+
+/// A copy of the pipeline, to be broken.
+fn copy() -> TempDir {
+    fn all(from: &Path, to: &Path) {
+        fs::create_dir_all(to).unwrap();
+        for entry in fs::read_dir(from).unwrap() {
+            let entry = entry.unwrap();
+            let to = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                all(&entry.path(), &to);
+            } else {
+                fs::copy(entry.path(), to).unwrap();
+            }
+        }
+    }
+    let folder = TempDir::new().unwrap();
+    all(&golden().join("pipeline"), folder.path());
+    folder
+}
+
+/// What `sample` says of a folder that cannot be used.
+fn refused(base: &Path, arguments: &[&str]) -> String {
+    let out = base.join("never.png");
+    let common =
+        ["sample", "--base", text(base), "--prompt", "a fox", "--steps", "1", "--out", text(&out)];
+    let size = if arguments.contains(&"--size") { &[][..] } else { &["--size", "64x64"] };
+    let output = hearth(&[&common, size, arguments].concat());
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(!out.exists());
+    let words = said(&output);
+    assert!(words.starts_with("error: ") && words.contains("\nhint: "), "{words}");
+    words
+}
+
+#[test]
+fn what_is_not_an_sd3_folder_is_refused() {
+    let empty = TempDir::new().unwrap();
+    assert!(refused(empty.path(), &[]).contains("has no model_index.json"));
+    let folder = copy();
+    fs::write(folder.path().join("model_index.json"), r#"{"_class_name": "FluxPipeline"}"#)
+        .unwrap();
+    let words = refused(folder.path(), &[]);
+    assert!(words.contains("holds a FluxPipeline, expected a StableDiffusion3Pipeline"), "{words}");
+}
+
+#[test]
+fn weights_that_are_not_the_models_are_refused() {
+    let folder = copy();
+    let transformer = folder.path().join("transformer");
+    let config = transformer.join("config.json");
+    let as_it_was = fs::read_to_string(&config).unwrap();
+    fs::write(&config, as_it_was.replace("\"num_layers\": 2", "\"num_layers\": 3")).unwrap();
+    let words = refused(folder.path(), &[]);
+    assert!(words.contains("missing (transformer_blocks.1.attn.to_add_out.weight"), "{words}");
+    let narrow = as_it_was.replace("\"joint_attention_dim\": 96", "\"joint_attention_dim\": 80");
+    fs::write(&config, narrow).unwrap();
+    let words = refused(folder.path(), &[]);
+    assert!(
+        words.contains("context_embedder.weight has shape [64, 96], expected [64, 80]"),
+        "{words}"
+    );
+    fs::write(&config, as_it_was.replace("\"num_layers\": 2", "\"num_layers\": \"two\"")).unwrap();
+    assert!(refused(folder.path(), &[]).contains("invalid type: string \"two\""));
+    fs::write(&config, &as_it_was).unwrap();
+    shard_and_lose_one(&transformer);
+    let words = refused(folder.path(), &[]);
+    assert!(words.contains("is missing"), "{words}");
+}
+
+fn shard_and_lose_one(folder: &Path) {
+    let stem = "diffusion_pytorch_model";
+    let whole = folder.join(format!("{stem}.safetensors"));
+    printed(&["shard", text(&whole), "--out", text(folder), "--max-size", "200KB", "--stem", stem]);
+    fs::remove_file(whole).unwrap();
+    let first = fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| text(path).contains("-00001-of-"));
+    fs::remove_file(first.unwrap()).unwrap();
+}
+
+#[test]
+fn broken_tokenizers_and_weights_are_refused() {
+    let folder = copy();
+    let cut = |name: &str| {
+        let path = folder.path().join(name);
+        let bytes = fs::read(&path).unwrap();
+        fs::write(&path, &bytes[..bytes.len() / 2]).unwrap();
+        let words = refused(folder.path(), &[]);
+        assert!(words.contains(Path::new(name).file_name().unwrap().to_str().unwrap()), "{words}");
+        fs::write(path, bytes).unwrap();
+    };
+    cut("tokenizer/vocab.json");
+    cut("tokenizer_3/tokenizer.json");
+    cut("vae/diffusion_pytorch_model.safetensors");
+    cut("scheduler/scheduler_config.json");
+}
+
+#[test]
+fn requests_that_cannot_be_met_are_refused() {
+    let base = golden().join("pipeline");
+    let words = refused(&base, &["--size", "100x64"]);
+    assert!(words.contains("size 100x64 is not a multiple of 16, 96x64 would be"), "{words}");
+    let words = refused(&base, &["--size", "512x512"]);
+    assert!(words.contains("size 512x512 is larger than the model's 192x192"), "{words}");
+    let words = refused(&base, &["--latents", &at("pipeline/golden.safetensors")]);
+    assert!(
+        words.contains("latents have shape [2, 16, 8, 12], picture 1 asks for [16, 8, 8]"),
+        "{words}"
+    );
+    let words = refused(&base, &["--limit", "1MB"]);
+    assert!(words.contains("does not fit: needs"), "{words}");
+}
+
+#[test]
+fn an_adapter_for_another_family_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = folder.path().join("flux.safetensors");
+    let zeros = vec![0; 4 * 64 * 4];
+    let tensor = |shape: [usize; 2]| {
+        TensorView::new(safetensors::Dtype::F32, shape.to_vec(), &zeros).unwrap()
+    };
+    let flux = "transformer.single_transformer_blocks.0.attn.to_q";
+    let tensors = [
+        (format!("{flux}.lora_A.weight"), tensor([4, 64])),
+        (format!("{flux}.lora_B.weight"), tensor([64, 4])),
+    ];
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+    let words = refused(&golden().join("pipeline"), &["--adapter", text(&path)]);
+    assert!(words.contains("2 of its 2 tensors, such as transformer.single"), "{words}");
+    let wider = "transformer.transformer_blocks.0.attn.to_q";
+    let tensors = [
+        (format!("{wider}.lora_A.weight"), tensor([8, 32])),
+        (format!("{wider}.lora_B.weight"), tensor([32, 8])),
+    ];
+    safetensors::serialize_to_file(tensors, None, &path).unwrap();
+    let words = refused(&golden().join("pipeline"), &["--adapter", text(&path)]);
+    assert!(
+        words.contains("[8, 32] and [32, 8], the layer asks for [8, 64] and [64, 8]"),
+        "{words}"
+    );
+}
+
+#[test]
+fn tokens_of_difficult_texts_are_those_of_the_reference() {
+    let recorded = fs::read_to_string(golden().join("tokenizers.json")).unwrap();
+    let recorded: Value = serde_json::from_str(&recorded).unwrap();
+    let texts = recorded["texts"].as_array().unwrap();
+    for name in ["tokenizer", "tokenizer_2", "tokenizer_3"] {
+        let its = &recorded[name];
+        let length = its["max_length"].as_u64().unwrap() as usize;
+        let tokenizer = Tokenizer::open(&golden().join("pipeline").join(name), length).unwrap();
+        for (text, ids) in texts.iter().zip(its["ids"].as_array().unwrap()) {
+            let mut expected: Vec<u64> =
+                ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+            expected.resize(length, its["pad_token_id"].as_u64().unwrap());
+            let ids = tokenizer.encode(text.as_str().unwrap()).ids;
+            let ids: Vec<u64> = ids.into_iter().map(u64::from).collect();
+            assert_eq!(ids, expected, "{name}: {text}");
+        }
+    }
+}
