@@ -233,3 +233,38 @@ fn what_does_not_fit_is_said() {
         "conv2d: has no backward, but something trained had a part in its input"
     );
 }
+
+#[test]
+fn three_by_three_with_fewer_products() {
+    let cases = [
+        ([2, 3, 4, 4], 3, [1; 4]),
+        ([1, 5, 7, 9], 4, [1; 4]),
+        ([1, 4, 6, 5], 7, [0; 4]),
+        ([1, 3, 5, 8], 3, [0, 1, 0, 1]),
+        ([1, 3, 3, 3], 3, [2, 0, 3, 1]),
+        ([1, 3, 1, 1], 3, [1; 4]),
+        // Several strips of squares.
+        ([1, 6, 40, 31], 5, [1; 4]),
+    ];
+    for (x, outputs, padding) in cases {
+        let activation = Activation::Silu;
+        Case { padding, activation, ..Case::new(x, [outputs, 3, 3]) }.check();
+    }
+}
+
+#[test]
+fn what_is_not_a_number_stays_visible_with_fewer_products() {
+    let device = device();
+    let mut numbers = vec![1.0f32; 4 * 6 * 6];
+    numbers[14] = f32::NAN;
+    let x = Var::from(device.upload([1, 4, 6, 6], &numbers).unwrap());
+    let weight = device.upload([3, 4, 3, 3], &[1.0f32; 3 * 4 * 9]).unwrap();
+    let params = Params::default();
+    let tape = Tape::inference(&device, &params, 0);
+    let y = tape.conv2d(&x, Conv2d { padding: [1; 4], ..Conv2d::new(&weight) }).unwrap();
+    let y = y.tensor().to_f32_vec();
+    for row in 1..4 {
+        assert!(y[6 * row + 1..6 * row + 4].iter().all(|number| number.is_nan()), "{y:?}");
+    }
+    assert!(y[30..36].iter().all(|number| number.is_finite()), "{y:?}");
+}

@@ -1,7 +1,8 @@
 //! Tokens put together and taken apart: of tensors [samples, tokens, width], each sample's tokens
 //! one tensor after the other, or a range of them.
 //!
-//! Kept for backward: nothing.
+//! Kept for backward: nothing. Others keep the way to a part, not the part: what it is taken from,
+//! usually an attention's result, is kept anyway.
 
 mod cpu;
 #[cfg(test)]
@@ -50,20 +51,18 @@ impl Tape<'_> {
     /// The tokens in `range` of every sample.
     pub fn split_tokens(&self, x: &Var, range: Range<usize>) -> Result<Var> {
         let op = self.begin("split_tokens");
-        let dtype = op.expect_real("x", x.tensor())?;
+        op.expect_real("x", x.tensor())?;
         let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
         if range.start > range.end || range.end > tokens {
             let (expected, got) = (format!("a part of 0..{tokens}"), format!("{range:?}"));
             return Err(ComputeError::Range { op: op.name, what: "range", expected, got });
         }
-        let mut part = op.alloc([samples, range.len(), width], dtype)?;
-        copy(
-            op.place,
-            x.tensor(),
-            &mut part,
-            Span { from: range.start, to: 0, count: range.len() },
-        );
-        let result = op.result(part);
+        let shape = Shape::from([samples, range.len(), width]);
+        let part = split(op.place, x.tensor(), range.start, shape)?;
+        let result = self.with_remake(op.result(part), || {
+            let ((held, needs), first) = (x.held(), range.start);
+            Remake::new(needs, move |place| split(place, &held.get(place)?, first, shape))
+        });
         let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
         let shape = x.shape();
         Ok(self.record(result, move |back, gradient| {
@@ -101,6 +100,12 @@ fn again(held: Vec<(Kept, Vec<usize>)>, shape: Shape) -> Remake {
         let parts: Vec<_> = parts.iter().map(|part| part.get(place)).collect::<Result<_>>()?;
         concat(place, &parts.iter().collect::<Vec<_>>(), shape)
     })
+}
+
+fn split(place: Place<'_>, x: &Tensor, first: usize, shape: Shape) -> Result<Tensor> {
+    let mut part = place.alloc(shape, x.dtype())?;
+    copy(place, x, &mut part, Span { from: first, to: 0, count: shape.sizes()[1] });
+    Ok(part)
 }
 
 fn concat(place: Place<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {

@@ -1,5 +1,7 @@
 //! What a convolution needs on the processor besides products.
 
+pub mod winograd;
+
 use super::{Strip, Window};
 use crate::cpu::Cpu;
 use crate::cpu::rows::store;

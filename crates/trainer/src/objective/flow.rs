@@ -1,0 +1,173 @@
+//! Flow matching (Lipman et al., arXiv 2210.02747), as the reference scripts for SD3 and FLUX train
+//! it: a latent x and noise ε are mixed, z = (1 - σ)·x + σ·ε, and the model is to find ε - x.
+//!
+//! loss = mean(w(σ)·(v - (ε - x))²)
+//!
+//! σ comes from a table of levels, the same that samples are drawn with; which level is drawn, and
+//! what w is, is the scheme's business (Esser et al., arXiv 2403.03206, section 3.1).
+
+use crate::sample::schedule;
+
+/// How levels of noise are drawn, and what a sample at each counts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scheme {
+    /// All levels alike.
+    Uniform,
+    /// Levels in the middle more often: u = sigmoid of a normal number.
+    LogitNormal {
+        /// Of the normal number.
+        mean: f64,
+        /// The same.
+        deviation: f64,
+    },
+    /// Levels in the middle more often, those at the ends never forgotten.
+    Mode {
+        /// How much more often.
+        scale: f64,
+    },
+    /// All levels alike, those of little noise counting more: w = σ⁻², despite its name.
+    SigmaSqrt,
+    /// All levels alike, w = 2 / (π·(1 - 2σ + 2σ²)).
+    Cosmap,
+}
+
+impl Scheme {
+    /// Where among the levels, 0 (most noise) to 1, from an even number in 0..1 and a normal one.
+    pub fn place(self, even: f64, normal: f64) -> f64 {
+        match self {
+            Self::LogitNormal { mean, deviation } => 1.0 / (1.0 + (-(mean + deviation * normal)).exp()),
+            Self::Mode { scale } => {
+                let cosine = (std::f64::consts::FRAC_PI_2 * even).cos();
+                1.0 - even - scale * (cosine * cosine - 1.0 + even)
+            }
+            Self::Uniform | Self::SigmaSqrt | Self::Cosmap => even,
+        }
+    }
+
+    /// What a sample counts.
+    pub fn weight(self, sigma: f32) -> f32 {
+        match self {
+            Self::SigmaSqrt => sigma.powi(-2),
+            Self::Cosmap => 2.0 / (std::f32::consts::PI * (1.0 - 2.0 * sigma + 2.0 * sigma * sigma)),
+            Self::Uniform | Self::LogitNormal { .. } | Self::Mode { .. } => 1.0,
+        }
+    }
+}
+
+/// One level of noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Level {
+    /// The share of noise.
+    pub sigma: f32,
+    /// As models are told it.
+    pub timestep: f32,
+}
+
+/// The levels of training, from most noise to least.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Levels(Vec<Level>);
+
+impl Levels {
+    /// Those of a model.
+    pub fn new(config: &schedule::Config) -> Self {
+        let n = config.num_train_timesteps;
+        let shift = config.shift as f32;
+        // In f32 as the reference, since a model is told these very numbers.
+        let level = |index: usize| {
+            let even = index as f32 / n as f32;
+            let sigma = shift * even / (1.0 + (shift - 1.0) * even);
+            Level { sigma, timestep: sigma * n as f32 }
+        };
+        Self((1..=n).rev().map(level).collect())
+    }
+
+    /// The level at a place from 0 to 1.
+    pub fn at(&self, place: f64) -> Level {
+        let index = (place * self.0.len() as f64) as usize;
+        self.0[index.min(self.0.len() - 1)]
+    }
+}
+
+/// A latent with its share of noise.
+pub fn mix(latent: f32, noise: f32, sigma: f32) -> f32 {
+    (1.0 - sigma) * latent + sigma * noise
+}
+
+/// What the model is to find.
+pub fn velocity(latent: f32, noise: f32) -> f32 {
+    noise - latent
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use weights::Catalog;
+    use weights::load::{Options, Wanted, load};
+
+    use super::*;
+
+    /// What diffusers computed.
+    fn recorded(name: &str) -> Vec<f32> {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("../../tests/golden/sd3/models/flow_match/golden.safetensors");
+        let catalog = Catalog::open(&path).unwrap();
+        let tensor = catalog.find(name).unwrap();
+        let mut bytes = vec![0; tensor.count() as usize * 4];
+        let wanted = vec![Wanted::whole(tensor, weights::Dtype::F32, &mut bytes)];
+        load(&catalog, wanted, Options::default(), &|_| true).unwrap();
+        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    }
+
+    fn check(name: &str, got: &[f32], tolerance: f32) {
+        let expected = recorded(name);
+        assert_eq!(expected.len(), got.len(), "{name}");
+        for (expected, got) in expected.iter().zip(got) {
+            let apart = (expected - got).abs() / expected.abs().max(1e-3);
+            assert!(apart <= tolerance, "{name}: {expected} {got}");
+        }
+    }
+
+    #[test]
+    fn levels_are_those_of_the_reference() {
+        let Levels(levels) = Levels::new(&schedule::Config::published());
+        let of = |get: fn(&Level) -> f32| levels.iter().map(get).collect::<Vec<_>>();
+        check("out.sd3_shift3.sigmas", &of(|level| level.sigma), 0.0);
+        check("out.sd3_shift3.timesteps", &of(|level| level.timestep), 0.0);
+    }
+
+    #[test]
+    fn places_are_those_of_the_reference() {
+        let (even, normal) = (recorded("in.u"), recorded("in.normal"));
+        let of = |scheme: Scheme| -> Vec<f32> {
+            let numbers = even.iter().zip(&normal);
+            numbers.map(|(u, n)| scheme.place(f64::from(*u), f64::from(*n)) as f32).collect()
+        };
+        check("out.logit_normal_u", &of(Scheme::LogitNormal { mean: 0.0, deviation: 1.0 }), 2e-6);
+        check("out.mode_u_1.29", &of(Scheme::Mode { scale: 1.29 }), 2e-4);
+        assert_eq!(of(Scheme::Uniform), even);
+    }
+
+    #[test]
+    fn samples_count_as_in_the_reference() {
+        let levels = Levels::new(&schedule::Config::published());
+        let drawn: Vec<Level> = recorded("in.u").iter().map(|u| levels.at(f64::from(*u))).collect();
+        let of = |get: &dyn Fn(&Level) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
+        check("out.sd3_shift3.t_of_u", &of(&|level| level.timestep), 0.0);
+        check("out.sd3_shift3.sigma_of_u", &of(&|level| level.sigma), 0.0);
+        for (name, scheme) in [
+            ("out.sd3_shift3.weight_sigma_sqrt", Scheme::SigmaSqrt),
+            ("out.sd3_shift3.weight_cosmap", Scheme::Cosmap),
+            ("out.sd3_shift3.weight_none", Scheme::Mode { scale: 1.29 }),
+        ] {
+            check(name, &of(&|level| scheme.weight(level.sigma)), 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_place_at_the_end_has_a_level() {
+        let levels = Levels::new(&schedule::Config::published());
+        assert_eq!(levels.at(1.0).timestep, levels.at(0.9999).timestep);
+        assert_eq!(levels.at(0.0), Level { sigma: 1.0, timestep: 1000.0 });
+    }
+}

@@ -1,0 +1,3 @@
+//! What training minimises: one file per published rule.
+
+pub mod flow;
