@@ -11,10 +11,12 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::model::build::{Builder, Precision, wants};
+use trainer::model::adapter::Adapters;
+use trainer::model::build::{Builder, Precision, Random, wants};
 use trainer::model::encoder::clip::{self, Clip};
 use trainer::model::encoder::t5::{self, T5};
 use trainer::model::encoder::tokenizer::Tokenizer;
+use trainer::model::recompute::Recompute;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::model::sd3::{self, Sd3};
 use trainer::model::vae::{self, Decoder, Encoder};
@@ -121,6 +123,7 @@ fn published_models_have_their_number_of_weights() {
     ];
     for (name, config, expected) in published {
         assert_eq!(count(|build| Sd3::new(&config, build)), expected, "{name}");
+        rehearse(name, &config, expected);
     }
     let t5: t5::Config = serde_json::from_str(
         r#"{"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24,
@@ -143,6 +146,34 @@ fn published_models_have_their_number_of_weights() {
     let halves =
         count(|build| Encoder::new(&vae, build)) + count(|build| Decoder::new(&vae, build));
     assert_eq!(halves, 83_819_683);
+}
+
+/// A picture of 1024 pixels a side and a prompt, without data: everything a step allocates is
+/// known, and the weights are two bytes each but for the vectors.
+fn rehearse(name: &str, config: &sd3::Config, n_weights: usize) {
+    let device = Device::meta(Kind::cpu(16), usize::MAX / 2);
+    let precision = Precision::plain(Dtype::Bf16);
+    let mut source = Random::new(precision, 0);
+    let mut adapters = Adapters::none();
+    let model = Sd3::new(config, &mut Builder::new(&device, precision, &mut source, &mut adapters))
+        .unwrap();
+    let held = device.usage().in_use;
+    assert!(held > 2 * n_weights && held < 2 * n_weights + n_weights / 100, "{name} {held}");
+    let zeros = |shape: &[usize]| device.zeros(compute::Shape::new(shape), Dtype::Bf16).unwrap();
+    let tape = compute::Tape::inference(&device, &adapters.params, 0);
+    let input = sd3::Input {
+        latents: &zeros(&[2, 16, 128, 128]),
+        timesteps: &[500.0; 2],
+        context: &zeros(&[2, 333, 4096]),
+        pooled: &zeros(&[2, 2048]),
+    };
+    let before = device.work().flops;
+    let out = model.forward(&tape, input, Recompute::None).unwrap();
+    assert_eq!(out.shape().sizes(), [2, 4096, 64]);
+    // Twice the weights of blocks for each of 4429 tokens, and attention.
+    let per_token = (device.work().flops - before) as f64 / (2.0 * 4429.0);
+    assert!(per_token > 1.5 * n_weights as f64 / 2.0, "{name} {per_token:e}");
+    assert!(device.usage().extent < 3 * n_weights, "{name} {}", device.usage().extent);
 }
 
 /// The recorded numbers of the pipeline.

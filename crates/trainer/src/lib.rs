@@ -4,6 +4,7 @@
 pub mod cases;
 pub mod error;
 pub mod model;
+pub mod objective;
 pub mod sample;
 pub mod verify;
 pub mod workload;

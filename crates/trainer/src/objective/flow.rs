@@ -35,7 +35,9 @@ impl Scheme {
     /// Where among the levels, 0 (most noise) to 1, from an even number in 0..1 and a normal one.
     pub fn place(self, even: f64, normal: f64) -> f64 {
         match self {
-            Self::LogitNormal { mean, deviation } => 1.0 / (1.0 + (-(mean + deviation * normal)).exp()),
+            Self::LogitNormal { mean, deviation } => {
+                1.0 / (1.0 + (-(mean + deviation * normal)).exp())
+            }
             Self::Mode { scale } => {
                 let cosine = (std::f64::consts::FRAC_PI_2 * even).cos();
                 1.0 - even - scale * (cosine * cosine - 1.0 + even)
@@ -48,7 +50,9 @@ impl Scheme {
     pub fn weight(self, sigma: f32) -> f32 {
         match self {
             Self::SigmaSqrt => sigma.powi(-2),
-            Self::Cosmap => 2.0 / (std::f32::consts::PI * (1.0 - 2.0 * sigma + 2.0 * sigma * sigma)),
+            Self::Cosmap => {
+                2.0 / (std::f32::consts::PI * (1.0 - 2.0 * sigma + 2.0 * sigma * sigma))
+            }
             Self::Uniform | Self::LogitNormal { .. } | Self::Mode { .. } => 1.0,
         }
     }
