@@ -220,7 +220,8 @@ fn prompts_and_pictures_are_those_of_the_reference() {
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
     let plain = Precision::plain(Dtype::F32);
-    let encoded = pipeline.encode(&device, plain, &texts, (&|_, _| (), &|_| true)).unwrap();
+    let encoded =
+        pipeline.encoders.encode(&device, plain, &texts, (&|_, _| (), &|_| true)).unwrap();
     let tokens: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.tokens.clone()).collect();
     let pooled: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.pooled.clone()).collect();
     check("prompt_embeds", &recorded, &tokens);

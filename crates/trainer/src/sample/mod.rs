@@ -14,7 +14,8 @@ use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::{Pipeline, Prompt};
+use crate::model::sd3::pipeline::Pipeline;
+use crate::model::sd3::prompts::{Prompt, TextEncoders};
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::{Latent, Tiling, decode_tiled};
 
@@ -169,7 +170,7 @@ impl<'a> Job<'a> {
             end(device);
             phases.borrow_mut().push(Phase { name, peak_bytes: 0 });
         };
-        self.pipeline.encode(
+        self.pipeline.encoders.encode(
             &device,
             self.request.precision,
             &[String::new()],
@@ -196,12 +197,12 @@ impl<'a> Job<'a> {
             std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
         let begin = |name, _: &Device| _ = tell(Event::Phase(name));
         let tick = |bytes| tell(Event::Loaded(bytes));
-        self.pipeline.encode(device, self.request.precision, &texts, (&begin, &tick))
+        self.pipeline.encoders.encode(device, self.request.precision, &texts, (&begin, &tick))
     }
 
     fn rehearsed_prompts(&self) -> Vec<Prompt> {
         let config = &self.pipeline.transformer.config;
-        let tokens = vec![0.0; self.pipeline.n_tokens() * config.joint_attention_dim];
+        let tokens = vec![0.0; TextEncoders::N_TOKENS * config.joint_attention_dim];
         vec![Prompt { tokens, pooled: vec![0.0; config.pooled_projection_dim] }; 2]
     }
 

@@ -6,6 +6,7 @@
 mod forward;
 pub mod names;
 pub mod pipeline;
+pub mod prompts;
 
 use serde::Deserialize;
 

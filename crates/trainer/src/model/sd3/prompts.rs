@@ -1,0 +1,250 @@
+//! Prompts as SD3 sees them: the tokens of two CLIPs side by side, T5's below them, and a vector for
+//! the whole. Encoders are loaded one at a time and freed.
+
+use std::collections::HashMap;
+use std::path::Path;
+
+use compute::{Device, Tape};
+use weights::Tick;
+
+use super::Config;
+use super::pipeline::Part;
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::read::{AdapterFile, Component, Module};
+use crate::model::adapter::{Adapters, Given};
+use crate::model::build::{Builder, Precision, wants};
+use crate::model::encoder::clip::{self, Clip};
+use crate::model::encoder::t5::{self, T5};
+use crate::model::encoder::tokenizer::Tokenizer;
+use crate::model::files::{self, Files};
+use crate::model::host::numbers;
+
+/// Tokens of a prompt that the CLIPs see.
+const CLIP_TOKENS: usize = 77;
+/// Tokens of a prompt that T5 sees: the reference's default.
+const T5_TOKENS: usize = 256;
+
+/// CLIP-L, CLIP-G, and T5, which may be left out to save memory.
+pub struct TextEncoders {
+    /// Width of tokens that the transformer expects.
+    joint: usize,
+    clips: [Text<clip::Config>; 2],
+    t5: Option<Text<t5::Config>>,
+}
+
+struct Text<C> {
+    /// As plans and progress call it.
+    name: &'static str,
+    part: Part<C>,
+    tokenizer: Tokenizer,
+    adapter: HashMap<String, Given>,
+}
+
+/// A prompt as the transformer sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Prompt {
+    /// [tokens, joint width]
+    pub tokens: Vec<f32>,
+    /// [pooled width]
+    pub pooled: Vec<f32>,
+}
+
+/// Told which encoder comes, and where.
+pub type Begin<'a> = &'a dyn Fn(&'static str, &Device);
+
+impl TextEncoders {
+    /// Tokens of a prompt as the transformer sees it.
+    pub const N_TOKENS: usize = CLIP_TOKENS + T5_TOKENS;
+
+    /// Those of a diffusers folder, which fit the transformer of `config`.
+    pub fn open(folder: &Path, config: &Config) -> Result<Self> {
+        let clip = |name, model: &str, tokenizer: &str| -> Result<Text<clip::Config>> {
+            let part = Part::open(&folder.join(model), clip::Config::check)?;
+            let tokenizer = Tokenizer::open(&folder.join(tokenizer), CLIP_TOKENS)?;
+            Ok(Text { name, part, tokenizer, adapter: HashMap::new() })
+        };
+        let t5 = |model: &Path| -> Result<Text<t5::Config>> {
+            let part = Part::open(model, t5::Config::check)?;
+            let tokenizer = Tokenizer::open(&folder.join("tokenizer_3"), T5_TOKENS)?;
+            Ok(Text { name: "t5", part, tokenizer, adapter: HashMap::new() })
+        };
+        let third = folder.join("text_encoder_3");
+        let encoders = Self {
+            joint: config.joint_attention_dim,
+            clips: [
+                clip("clip-l", "text_encoder", "tokenizer")?,
+                clip("clip-g", "text_encoder_2", "tokenizer_2")?,
+            ],
+            t5: if third.join("config.json").exists() { Some(t5(&third)?) } else { None },
+        };
+        encoders.check(folder, config)?;
+        Ok(encoders)
+    }
+
+    /// That each has its weights, and that they fit each other and the transformer.
+    fn check(&self, folder: &Path, config: &Config) -> Result<()> {
+        let [l, g] = self.clips.each_ref().map(|clip| &clip.part.config);
+        let (joint, widths) = (config.joint_attention_dim, [l.hidden_size, g.hidden_size]);
+        let pooled = l.projection_dim + g.projection_dim;
+        let of_t5 = self.t5.as_ref().map_or(joint, |t5| t5.part.config.d_model);
+        let problem = if pooled != config.pooled_projection_dim {
+            let wanted = config.pooled_projection_dim;
+            format!(
+                "projection_dim of both CLIPs is {pooled}, pooled_projection_dim of the transformer {wanted}"
+            )
+        } else if of_t5 != joint {
+            format!("d_model of T5 is {of_t5}, joint_attention_dim of the transformer {joint}")
+        } else if widths[0] + widths[1] > joint {
+            format!(
+                "hidden_size of the CLIPs is {widths:?}, joint_attention_dim of the transformer only {joint}"
+            )
+        } else {
+            self.clips.iter().try_for_each(|clip| clip.check(clip.part.config.vocab_size))?;
+            self.clips.iter().try_for_each(|clip| clip.files().map(drop))?;
+            if let Some(t5) = &self.t5 {
+                t5.check(t5.part.config.vocab_size)?;
+                t5.files()?;
+            }
+            return Ok(());
+        };
+        Err(TrainerError::Config { problem, path: folder.into() })
+    }
+
+    /// Takes what an adapter's file has for them.
+    pub fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
+        for (clip, index) in self.clips.iter_mut().zip(1..) {
+            let wants = wants(|build| Clip::new(&clip.part.config, build))?;
+            let modules = Module::of(&wants, |_| Vec::new());
+            clip.adapter = file.take(Component::TextEncoder(index), &modules)?;
+        }
+        if let Some(t5) = &mut self.t5 {
+            let wants = wants(|build| T5::new(&t5.part.config, build))?;
+            t5.adapter =
+                file.take(Component::TextEncoder(3), &Module::of(&wants, |_| Vec::new()))?;
+        }
+        Ok(())
+    }
+
+    /// Encodes prompts; `begin` is told which encoder comes.
+    pub fn encode(
+        &self,
+        device: &Device,
+        precision: Precision,
+        texts: &[String],
+        (begin, tick): (Begin<'_>, Tick<'_>),
+    ) -> Result<Vec<Prompt>> {
+        let [l, g] = &self.clips;
+        begin(l.name, device);
+        let of_l = l.encode(device, precision, texts, tick)?;
+        begin(g.name, device);
+        let of_g = g.encode(device, precision, texts, tick)?;
+        let of_t5 = match &self.t5 {
+            Some(t5) => {
+                begin(t5.name, device);
+                t5.encode(device, precision, texts, tick)?
+            }
+            // A model without it is told zeros in its place.
+            None => vec![Vec::new(); texts.len()],
+        };
+        let clips = of_l.into_iter().zip(of_g).zip(of_t5);
+        Ok(clips.map(|((l, g), t5)| self.join(&l, &g, &t5)).collect())
+    }
+
+    /// Both CLIPs side by side, widened with zeros, and T5 below.
+    fn join(&self, l: &OfClip, g: &OfClip, t5: &[f32]) -> Prompt {
+        let [l_width, g_width] = self.clips.each_ref().map(|clip| clip.part.config.hidden_size);
+        let padding = vec![0.0; self.joint - l_width - g_width];
+        let rows = l.tokens.chunks(l_width).zip(g.tokens.chunks(g_width));
+        let mut tokens: Vec<f32> = rows
+            .flat_map(|(l, g)| [l, g, &padding[..]].concat())
+            .chain(t5.iter().copied())
+            .collect();
+        tokens.resize(Self::N_TOKENS * self.joint, 0.0);
+        Prompt { tokens, pooled: [&l.pooled[..], &g.pooled[..]].concat() }
+    }
+
+    /// How many tokens of a text each encoder cuts off, if it does.
+    pub fn cut_off(&self, text: &str) -> Vec<(&'static str, usize)> {
+        let clips = self.clips.iter().map(|clip| (clip.name, &clip.tokenizer));
+        let all = clips.chain(self.t5.iter().map(|t5| (t5.name, &t5.tokenizer)));
+        let cut = all.map(|(name, tokenizer)| (name, tokenizer.encode(text).dropped));
+        cut.filter(|(_, dropped)| *dropped > 0).collect()
+    }
+}
+
+/// A prompt as a CLIP sees it.
+struct OfClip {
+    /// [tokens, width]
+    tokens: Vec<f32>,
+    pooled: Vec<f32>,
+}
+
+impl<C> Text<C> {
+    /// That its table has a row for each of its tokens.
+    fn check(&self, n_rows: usize) -> Result<()> {
+        let n = self.tokenizer.vocabulary();
+        if n <= n_rows {
+            return Ok(());
+        }
+        let problem =
+            format!("the tokenizer of {} has {n} tokens, its table {n_rows} rows", self.name);
+        Err(TrainerError::Config { problem, path: self.part.catalog.path.clone() })
+    }
+
+    fn adapters(&self) -> Adapters {
+        Adapters::given(self.adapter.clone())
+    }
+}
+
+impl Text<clip::Config> {
+    fn files(&self) -> Result<Files<'_>> {
+        let Part { config, catalog, .. } = &self.part;
+        Files::find(catalog, &clip::layout(), |build| Clip::new(config, build))
+    }
+
+    /// Never quantised: it is small.
+    fn encode(
+        &self,
+        device: &Device,
+        precision: Precision,
+        texts: &[String],
+        tick: Tick<'_>,
+    ) -> Result<Vec<OfClip>> {
+        let (precision, mut adapters) = (Precision { base: None, ..precision }, self.adapters());
+        let build = |build: &mut Builder<'_>| Clip::new(&self.part.config, build);
+        let model = files::open(device, &self.files()?, precision, &mut adapters, tick, build)?;
+        let encode = |text: &String| {
+            let tape = Tape::inference(device, &adapters.params, 0);
+            let encoded = model.forward(&tape, &self.tokenizer.encode(text).ids, 1)?;
+            let (tokens, pooled) = (encoded.before_last.tensor(), encoded.pooled.tensor());
+            Ok(OfClip { tokens: numbers(tokens), pooled: numbers(pooled) })
+        };
+        texts.iter().map(encode).collect()
+    }
+}
+
+impl Text<t5::Config> {
+    fn files(&self) -> Result<Files<'_>> {
+        let Part { config, catalog, .. } = &self.part;
+        Files::find(catalog, &t5::layout(catalog), |build| T5::new(config, build))
+    }
+
+    /// [tokens, width] for each text. Padding is seen too, as in the reference.
+    fn encode(
+        &self,
+        device: &Device,
+        precision: Precision,
+        texts: &[String],
+        tick: Tick<'_>,
+    ) -> Result<Vec<Vec<f32>>> {
+        let mut adapters = self.adapters();
+        let build = |build: &mut Builder<'_>| T5::new(&self.part.config, build);
+        let model = files::open(device, &self.files()?, precision, &mut adapters, tick, build)?;
+        let encode = |text: &String| {
+            let tape = Tape::inference(device, &adapters.params, 0);
+            let ids = self.tokenizer.encode(text).ids;
+            Ok(numbers(model.forward(&tape, &ids, 1, None)?.tensor()))
+        };
+        texts.iter().map(encode).collect()
+    }
+}
