@@ -1,7 +1,7 @@
 //! Models against what diffusers, transformers and PEFT computed (`tests/golden/sd3`), and `verify`
 //! and `sample` as they are run.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
@@ -11,7 +11,9 @@ use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::model::adapter::Adapters;
+use trainer::export::{Format, export};
+use trainer::model::adapter::read::Component;
+use trainer::model::adapter::{Adapters, Given};
 use trainer::model::build::{Builder, Precision, Random, wants};
 use trainer::model::encoder::clip::{self, Clip};
 use trainer::model::encoder::t5::{self, T5};
@@ -580,4 +582,77 @@ fn tokens_of_difficult_texts_are_those_of_the_reference() {
             assert_eq!(ids, expected, "{name}: {text}");
         }
     }
+}
+
+#[test]
+fn an_adapter_goes_from_any_program_to_any_other() {
+    let folder = TempDir::new().unwrap();
+    let (base, mut adapter) = (at("pipeline"), golden().join("pipeline/lora.safetensors"));
+    let recorded = recorded();
+    let device = Device::cpu(2, LIMIT).unwrap();
+    // Each is made of the one before, so that all are read once and written once.
+    for format in ["comfyui", "kohya", "peft", "diffusers"] {
+        let out = folder.path().join(format);
+        let json = printed(&[
+            "export",
+            text(&adapter),
+            "--base",
+            &base,
+            "--out",
+            text(&out),
+            "--format",
+            format,
+            "--name",
+            "x",
+            "--json",
+        ]);
+        let row: Value = serde_json::from_str(&json).unwrap();
+        assert_eq!(
+            (row["layers"].as_u64(), row["unmatched"].as_u64()),
+            (Some(8), Some(0)),
+            "{json}"
+        );
+        adapter = PathBuf::from(row["path"].as_str().unwrap());
+        let mut pipeline = pipeline();
+        pipeline.add_adapter(&adapter).unwrap();
+        let job = Job::new(&pipeline, request()).unwrap();
+        let plan = job.plan(device.kind(), LIMIT).unwrap();
+        let pictures = job.run(&device, &plan, &|_| true).unwrap();
+        let numbers: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.numbers).collect();
+        check("image_lora", &recorded, &numbers);
+    }
+}
+
+#[test]
+fn magnitudes_and_unequal_ranks_survive_the_way() {
+    let folder = TempDir::new().unwrap();
+    let mut pipeline = pipeline();
+    let layer = |name: &str, rank: usize, has_magnitude: bool| {
+        let numbers = |count: usize, by: f32| (0..count).map(|i| (i as f32 * by).sin()).collect();
+        let magnitude = has_magnitude.then(|| (0..64).map(|i| 1.0 + i as f32).collect());
+        let (down, up) = (numbers(rank * 64, 0.3), numbers(64 * rank, 0.7));
+        (name.to_owned(), Given { rank, alpha: 3.0 * rank as f32, down, up, magnitude })
+    };
+    let block = |end: &str| format!("transformer_blocks.1.attn.{end}");
+    let all = |has_magnitude| {
+        let layers =
+            [(block("to_q"), 2), (block("to_k"), 4), (block("to_v"), 3), (block("to_out.0"), 4)];
+        layers
+            .iter()
+            .map(|(name, rank)| layer(name, *rank, has_magnitude))
+            .collect::<BTreeMap<_, _>>()
+    };
+    let formats = [Format::Diffusers, Format::Peft, Format::Kohya, Format::Comfyui];
+    for has_magnitude in [false, true] {
+        for format in formats {
+            pipeline.set_adapter(vec![(Component::Transformer, all(has_magnitude))]);
+            let done = export(&mut pipeline, format, folder.path(), "x").unwrap();
+            assert_eq!(done.n_layers, 4, "{format:?}");
+        }
+    }
+    // A magnitude for q alone has no place where q, k and v are one.
+    let one = BTreeMap::from([layer(&block("to_q"), 2, true)]);
+    pipeline.set_adapter(vec![(Component::Transformer, one)]);
+    let error = export(&mut pipeline, Format::Kohya, folder.path(), "x").unwrap_err();
+    assert!(error.to_string().contains("magnitudes for 1 of its 3 parts"), "{error}");
 }

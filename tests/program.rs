@@ -5,8 +5,18 @@ use std::process::{Command, Stdio};
 
 use crate::{hearth, printed, said, text};
 
-const VERBS: [&str; 9] =
-    ["doctor", "inspect", "shard", "convert", "sample", "verify", "bench", "completions", "man"];
+const VERBS: [&str; 10] = [
+    "doctor",
+    "inspect",
+    "shard",
+    "convert",
+    "sample",
+    "export",
+    "verify",
+    "bench",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_has_examples_and_exit_codes() {

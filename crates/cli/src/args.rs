@@ -2,7 +2,9 @@
 
 use clap::{Parser, Subcommand};
 
-use crate::commands::{bench, completions, convert, doctor, inspect, man, sample, shard, verify};
+use crate::commands::{
+    bench, completions, convert, doctor, export, inspect, man, sample, shard, verify,
+};
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
 /// the run will fit in memory, finish, and not cook the machine.
@@ -20,6 +22,7 @@ pub enum Verb {
     Shard(shard::Arguments),
     Convert(convert::Arguments),
     Sample(sample::Arguments),
+    Export(export::Arguments),
     Verify(verify::Arguments),
     Bench(bench::Arguments),
     Completions(completions::Arguments),

@@ -50,6 +50,7 @@ fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
         Verb::Shard(arguments) => commands::shard::run(&arguments, out),
         Verb::Convert(arguments) => commands::convert::run(&arguments, out),
         Verb::Sample(arguments) => commands::sample::run(&arguments, out),
+        Verb::Export(arguments) => commands::export::run(&arguments, out),
         Verb::Verify(arguments) => commands::verify::run(&arguments, out),
         Verb::Bench(arguments) => commands::bench::run(&arguments, out),
         Verb::Completions(arguments) => commands::completions::run(&arguments, out),

@@ -3,6 +3,7 @@
 
 pub mod cases;
 pub mod error;
+pub mod export;
 pub mod model;
 pub mod objective;
 pub mod sample;

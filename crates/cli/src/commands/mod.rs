@@ -5,6 +5,7 @@ pub mod completions;
 pub mod convert;
 pub mod doctor;
 pub mod engine;
+pub mod export;
 pub mod inspect;
 pub mod man;
 pub mod sample;

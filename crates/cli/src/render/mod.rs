@@ -3,6 +3,7 @@
 pub mod bench;
 pub mod doctor;
 pub mod drawing;
+pub mod export;
 pub mod inspect;
 pub mod progress;
 pub mod verify;

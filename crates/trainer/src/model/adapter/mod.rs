@@ -59,6 +59,30 @@ pub struct Given {
     pub magnitude: Option<Vec<f32>>,
 }
 
+impl Given {
+    /// [out, in]
+    pub fn sizes(&self) -> [usize; 2] {
+        [self.up.len() / self.rank, self.down.len() / self.rank]
+    }
+
+    /// What the detour is multiplied by.
+    pub fn scale(&self) -> f32 {
+        self.alpha / self.rank as f32
+    }
+
+    /// What it adds to the layer for one input, any two adapters' the same: the cosines of 1, 2, ….
+    pub fn probe(&self) -> Vec<f32> {
+        let [_, inputs] = self.sizes();
+        let x: Vec<f64> = (1..=inputs).map(|index| (index as f64).cos()).collect();
+        let dot = |row: &[f32], x: &[f64]| -> f64 {
+            row.iter().zip(x).map(|(a, x)| f64::from(*a) * x).sum()
+        };
+        let narrow: Vec<f64> = self.down.chunks(inputs).map(|row| dot(row, &x)).collect();
+        let scale = f64::from(self.alpha) / self.rank as f64;
+        self.up.chunks(self.rank).map(|row| (scale * dot(row, &narrow)) as f32).collect()
+    }
+}
+
 /// A layer with its adapter.
 #[derive(Clone, Debug)]
 pub struct Adapted {

@@ -13,6 +13,7 @@ use weights::{Catalog, Tick};
 use super::prompts::TextEncoders;
 use super::{Config, Sd3, names};
 use crate::error::{Result, TrainerError};
+use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Given};
 use crate::model::build::{Builder, Precision, wants};
@@ -94,6 +95,23 @@ impl Pipeline {
         self.adapter = file.take(Component::Transformer, &Module::of(&wants, original))?;
         self.encoders.take_adapter(&mut file)?;
         file.check_all_taken()
+    }
+
+    /// The adapter's matrices by the parts they are for.
+    pub fn adapter(&self) -> Parts {
+        let own = self.adapter.clone().into_iter().collect();
+        std::iter::once((Component::Transformer, own)).chain(self.encoders.adapter()).collect()
+    }
+
+    /// Puts such matrices beside the layers they are for.
+    pub fn set_adapter(&mut self, parts: Parts) {
+        for (component, layers) in parts {
+            let layers = layers.into_iter().collect();
+            match component {
+                Component::Transformer => self.adapter = layers,
+                Component::TextEncoder(index) => self.encoders.set_adapter(index, layers),
+            }
+        }
     }
 
     /// The model that draws, with its adapter's parameters.

@@ -10,6 +10,7 @@ use weights::Tick;
 use super::Config;
 use super::pipeline::Part;
 use crate::error::{Result, TrainerError};
+use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Given};
 use crate::model::build::{Builder, Precision, wants};
@@ -123,6 +124,25 @@ impl TextEncoders {
                 file.take(Component::TextEncoder(3), &Module::of(&wants, |_| Vec::new()))?;
         }
         Ok(())
+    }
+
+    /// The adapters' matrices by encoder.
+    pub fn adapter(&self) -> Parts {
+        let clips = self.clips.iter().map(|clip| &clip.adapter);
+        let all = clips.chain(self.t5.iter().map(|t5| &t5.adapter)).zip(1..);
+        let part = |(layers, index): (&HashMap<String, Given>, u8)| {
+            (Component::TextEncoder(index), layers.clone().into_iter().collect())
+        };
+        all.map(part).collect()
+    }
+
+    /// Puts matrices beside the layers of an encoder.
+    pub fn set_adapter(&mut self, index: u8, layers: HashMap<String, Given>) {
+        match (index, &mut self.t5) {
+            (1 | 2, _) => self.clips[usize::from(index) - 1].adapter = layers,
+            (_, Some(t5)) => t5.adapter = layers,
+            (_, None) => {}
+        }
     }
 
     /// Encodes prompts; `begin` is told which encoder comes.

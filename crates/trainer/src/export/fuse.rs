@@ -1,0 +1,85 @@
+//! Adapters of several layers as one of the matrix that holds them all: the original checkpoints
+//! keep q, k and v together, and programs that know only those want one adapter for the three.
+//!
+//! Downs are stacked; ups become blocks of a matrix that is zero elsewhere, so that the rank is the
+//! sum of the ranks and nothing is lost.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::Given;
+use crate::model::files::Piece;
+
+/// The adapters by the original layers' names.
+pub fn fuse(
+    layers: &BTreeMap<String, Given>,
+    original: impl Fn(&str) -> Vec<Piece>,
+) -> Result<BTreeMap<String, Given>> {
+    let mut members: BTreeMap<String, Vec<(Vec<Piece>, &Given)>> = BTreeMap::new();
+    for (layer, given) in layers {
+        let pieces = original(layer);
+        members.entry(pieces[0].key.clone()).or_default().push((pieces, given));
+    }
+    let one = |(key, members): (String, Vec<(Vec<Piece>, &Given)>)| {
+        let fused = together(&key, &members)?;
+        Ok((key, fused))
+    };
+    members.into_iter().map(one).collect()
+}
+
+fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
+    let (pieces, first) = &members[0];
+    if members.len() == 1 && pieces.len() == 1 && pieces[0].of == 1 {
+        return Ok((*first).clone());
+    }
+    let [outputs, _] = first.sizes();
+    let (group, of) = (outputs / pieces.len(), pieces[0].of);
+    let rank: usize = members.iter().map(|(_, given)| given.rank).sum();
+    let mut up = vec![0.0; group * of * rank];
+    let mut first_rank = 0;
+    for (pieces, given) in members {
+        // One alpha serves all, so that another scale goes into the numbers.
+        let factor = given.scale() / first.scale();
+        for (ours, Piece { part, .. }) in pieces.iter().enumerate() {
+            for row in 0..group {
+                let from = &given.up[(ours * group + row) * given.rank..][..given.rank];
+                let to = &mut up[(part * group + row) * rank + first_rank..][..given.rank];
+                to.iter_mut().zip(from).for_each(|(to, from)| *to = factor * from);
+            }
+        }
+        first_rank += given.rank;
+    }
+    Ok(Given {
+        rank,
+        alpha: first.scale() * rank as f32,
+        down: members.iter().flat_map(|(_, given)| given.down.iter().copied()).collect(),
+        up,
+        magnitude: magnitudes(key, members, (group, of))?,
+    })
+}
+
+/// All rows' magnitudes; a row without one has no place in the file.
+fn magnitudes(
+    key: &str,
+    members: &[(Vec<Piece>, &Given)],
+    (group, of): (usize, usize),
+) -> Result<Option<Vec<f32>>> {
+    if members.iter().all(|(_, given)| given.magnitude.is_none()) {
+        return Ok(None);
+    }
+    let n_pieces: usize = members.iter().map(|(pieces, _)| pieces.len()).sum();
+    let mut all = vec![0.0; group * of];
+    for (pieces, given) in members {
+        let Some(magnitude) = given.magnitude.as_ref().filter(|_| n_pieces == of) else {
+            let problem = format!(
+                "{key} has magnitudes for {n_pieces} of its {of} parts, this format wants all or none"
+            );
+            return Err(TrainerError::Adapter { problem, path: PathBuf::new() });
+        };
+        for (ours, Piece { part, .. }) in pieces.iter().enumerate() {
+            all[part * group..][..group].copy_from_slice(&magnitude[ours * group..][..group]);
+        }
+    }
+    Ok(Some(all))
+}

@@ -1,0 +1,230 @@
+//! Adapters for other programs. Each file that is written is read again by the rules of the program
+//! it is for, and compared with what was to be written: a key that its reader does not know would
+//! change the picture without a word.
+//!
+//! ```text
+//! OUT/
+//!   pytorch_lora_weights.safetensors   diffusers; alpha in the header
+//!   peft/                              PEFT: adapter_config.json, adapter_model.safetensors
+//!   NAME-kohya.safetensors             kohya: the original layers, q, k and v together
+//!   NAME-comfyui.safetensors           ComfyUI, the same layers by its own names
+//! ```
+
+mod fuse;
+mod settings;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use weights::WeightsError;
+use weights::safetensors::Entering;
+use weights::write::write_file;
+
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::Given;
+use crate::model::adapter::read::Component;
+use crate::model::sd3::names;
+use crate::model::sd3::pipeline::Pipeline;
+
+/// Whom an adapter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The library of the reference scripts.
+    Diffusers,
+    /// The library below it; for the transformer only.
+    Peft,
+    /// sd-scripts, and all that read its files.
+    Kohya,
+    /// The user interface.
+    Comfyui,
+}
+
+/// An adapter by the parts of a pipeline it is for, layers in the order of their names.
+pub type Parts = Vec<(Component, BTreeMap<String, Given>)>;
+
+/// A file that was written and proven.
+#[derive(Clone, Debug)]
+pub struct Exported {
+    /// Whom it is for.
+    pub format: Format,
+    /// Where it lies.
+    pub path: PathBuf,
+    /// Layers that were found again in it.
+    pub n_layers: usize,
+    /// The largest difference of what a layer adds, relative to the largest number it adds.
+    pub difference: f64,
+}
+
+/// Above this a file does not hold what was to be written. Chosen: a hundred roundings of f32.
+const TOLERANCE: f64 = 1e-5;
+
+/// Writes what `pipeline` holds into `folder` and proves it.
+pub fn export(
+    pipeline: &mut Pipeline,
+    format: Format,
+    folder: &Path,
+    name: &str,
+) -> Result<Exported> {
+    let parts = pipeline.adapter();
+    let n_blocks = pipeline.transformer.config.num_layers;
+    let path = write(&parts, format, folder, name, n_blocks)?;
+    pipeline.add_adapter(&path)?;
+    let again = pipeline.adapter();
+    let difference = compare(&parts, &again, format, &path)?;
+    let n_layers = kept(&parts, format).map(|(_, layers)| layers.len()).sum();
+    // What was read back may have been rounded or put together anew; the next file is made of the
+    // first again.
+    pipeline.set_adapter(parts);
+    Ok(Exported { format, path, n_layers, difference })
+}
+
+/// The parts that a format has room for.
+fn kept(
+    parts: &Parts,
+    format: Format,
+) -> impl Iterator<Item = (Component, &BTreeMap<String, Given>)> {
+    let has_room =
+        move |component: Component| format != Format::Peft || component == Component::Transformer;
+    parts.iter().filter(move |(c, _)| has_room(*c)).map(|(component, layers)| (*component, layers))
+}
+
+fn write(
+    parts: &Parts,
+    format: Format,
+    folder: &Path,
+    name: &str,
+    n_blocks: usize,
+) -> Result<PathBuf> {
+    let mut tensors = BTreeMap::new();
+    for (component, layers) in kept(parts, format) {
+        for (stem, given) in stems(component, layers, format, n_blocks)? {
+            endings(&stem, &given, format, &mut tensors);
+        }
+    }
+    let metadata = settings::header(parts, format);
+    let peft = folder.join("peft");
+    let (path, result) = match format {
+        Format::Diffusers => {
+            let path = folder.join("pytorch_lora_weights.safetensors");
+            (path.clone(), path)
+        }
+        Format::Peft => (peft.join("adapter_model.safetensors"), peft.clone()),
+        Format::Kohya => {
+            let path = folder.join(format!("{name}-kohya.safetensors"));
+            (path.clone(), path)
+        }
+        Format::Comfyui => {
+            let path = folder.join(format!("{name}-comfyui.safetensors"));
+            (path.clone(), path)
+        }
+    };
+    let beside = path.parent().unwrap_or(folder);
+    let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
+    fs::create_dir_all(beside).map_err(failed)?;
+    if format == Format::Peft {
+        let config = settings::peft(parts);
+        fs::write(peft.join("adapter_config.json"), config).map_err(failed)?;
+    }
+    save(&path, &metadata, &tensors)?;
+    Ok(result)
+}
+
+/// Shape and numbers of a tensor to be written.
+type Numbers = (Vec<u64>, Vec<f32>);
+
+fn save(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: &BTreeMap<String, Numbers>,
+) -> Result<()> {
+    let entering = tensors.iter().map(|(name, (shape, _))| Entering {
+        name: name.clone(),
+        dtype: weights::Dtype::F32,
+        shape: shape.clone(),
+    });
+    write_file(path, metadata, entering.collect(), false, &mut |tensor, out| {
+        let (_, numbers) = &tensors[&tensor.name];
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
+    })?;
+    Ok(())
+}
+
+/// What a program calls the layers, and what it puts into each.
+fn stems(
+    component: Component,
+    layers: &BTreeMap<String, Given>,
+    format: Format,
+    n_blocks: usize,
+) -> Result<Vec<(String, Given)>> {
+    let renamed = |name: &dyn Fn(&str) -> String| {
+        layers.iter().map(|(layer, given)| (name(layer), given.clone())).collect()
+    };
+    let flat = |layer: &str| layer.replace('.', "_");
+    let Component::TextEncoder(index) = component else {
+        let original = |layer: &str| names::original_module(layer, n_blocks);
+        return Ok(match format {
+            Format::Diffusers => renamed(&|layer| format!("transformer.{layer}")),
+            Format::Peft => renamed(&|layer| format!("base_model.model.{layer}")),
+            Format::Kohya => fuse::fuse(layers, original)?
+                .into_iter()
+                .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
+                .collect(),
+            Format::Comfyui => fuse::fuse(layers, original)?
+                .into_iter()
+                .map(|(layer, given)| (format!("diffusion_model.{layer}"), given))
+                .collect(),
+        });
+    };
+    Ok(match format {
+        Format::Kohya => renamed(&|layer| format!("lora_te{index}_{}", flat(layer))),
+        _ => renamed(&|layer| format!("{}.{layer}", component.folder())),
+    })
+}
+
+/// A layer's tensors by their names there.
+fn endings(stem: &str, given: &Given, format: Format, into: &mut BTreeMap<String, Numbers>) {
+    let [outputs, inputs] = given.sizes().map(|size| size as u64);
+    let (rank, is_kohya) = (given.rank as u64, format == Format::Kohya);
+    let [down, up] = if is_kohya { ["lora_down", "lora_up"] } else { ["lora_A", "lora_B"] };
+    into.insert(format!("{stem}.{down}.weight"), (vec![rank, inputs], given.down.clone()));
+    into.insert(format!("{stem}.{up}.weight"), (vec![outputs, rank], given.up.clone()));
+    let has_settings = matches!(format, Format::Diffusers | Format::Peft);
+    if !has_settings {
+        into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
+    }
+    if let Some(magnitude) = &given.magnitude {
+        let (ending, shape) = if has_settings {
+            ("lora_magnitude_vector", vec![outputs])
+        } else {
+            ("dora_scale", vec![outputs, 1])
+        };
+        into.insert(format!("{stem}.{ending}"), (shape, magnitude.clone()));
+    }
+}
+
+/// That what was read back adds the same to every layer.
+fn compare(parts: &Parts, again: &Parts, format: Format, path: &Path) -> Result<f64> {
+    let again: HashMap<_, _> = again
+        .iter()
+        .flat_map(|(component, layers)| {
+            layers.iter().map(move |(l, g)| ((component.folder(), l), g))
+        })
+        .collect();
+    let wrong = |problem| Err(TrainerError::Adapter { problem, path: path.into() });
+    let mut worst = 0.0f64;
+    for (component, layers) in kept(parts, format) {
+        for (layer, given) in layers {
+            let Some(found) = again.get(&(component.folder(), layer)) else {
+                return wrong(format!("{layer} is not found again"));
+            };
+            let apart = crate::verify::difference(&given.probe(), &found.probe());
+            if apart.is_nan() || apart > TOLERANCE || given.magnitude != found.magnitude {
+                return wrong(format!("{layer} differs by {apart:e} when it is read again"));
+            }
+            worst = worst.max(apart);
+        }
+    }
+    Ok(worst)
+}
