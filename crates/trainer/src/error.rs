@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use compute::{ComputeError, Shape};
 use weights::WeightsError;
 
+use crate::config::ConfigError;
 use crate::model::encoder::tokenizer::TokenizerError;
 
 /// What every fallible function here returns.
@@ -20,6 +21,9 @@ pub enum TrainerError {
     /// A model file could not be read.
     #[error(transparent)]
     Weights(#[from] WeightsError),
+    /// The job is not one.
+    #[error(transparent)]
+    Job(#[from] ConfigError),
     /// A tokenizer could not be read.
     #[error(transparent)]
     Tokenizer(#[from] TokenizerError),
@@ -109,6 +113,7 @@ impl TrainerError {
         match self {
             Self::Compute(error) => error.hint(),
             Self::Weights(error) => error.hint(),
+            Self::Job(error) => error.hint(),
             Self::Tokenizer(error) => error.hint(),
             Self::Io { .. } => "check that the path exists and may be accessed",
             Self::Config { .. } => "fetch the file again, or correct the value it names",

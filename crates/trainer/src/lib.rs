@@ -2,6 +2,7 @@
 //! folders of that order. Emits events and prints nothing.
 
 pub mod cases;
+pub mod config;
 pub mod error;
 pub mod export;
 pub mod model;

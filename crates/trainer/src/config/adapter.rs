@@ -1,0 +1,136 @@
+//! `[adapter]`: which layers get an adapter, and of what size.
+
+use super::error::ConfigError;
+use super::section::{Key, Rows, Section, read_table, section};
+use super::source::Typed;
+use super::value::{Value, words};
+use crate::model::adapter::Target;
+
+/// Which layers get an adapter, and of what size.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Adapter {
+    /// Of what kind.
+    pub kind: AdapterKind,
+    /// By layer; of several that name a layer the first counts.
+    pub targets: Vec<Target>,
+}
+
+section! {
+    /// Which layers get an adapter, and of what size.
+    pub(super) RawAdapter => AdapterKeys {
+        /// `lora`, or `dora`, which trains lengths apart from directions
+        kind: AdapterKind = Default(AdapterKind::Lora), Any;
+        /// Width of the detour beside each layer
+        rank: usize = Default(16), Within(1.0, 4096.0);
+        /// The detour counts alpha / rank; as large as `rank` unless set
+        alpha: Option<f64> = Default(None), Above(0.0);
+        /// The share of a layer's input that the adapter does not see in training
+        dropout: f64 = Default(0.0), Under(0.0, 1.0);
+        /// Layers by the end of their names, or whole names with `*` for anything
+        targets: Vec<String> = Default(reference_targets()), Any;
+        /// Layers with sizes of their own, among the targets or beside them
+        pattern: Vec<Pattern> = Default(Vec::new()), Any;
+    }
+}
+
+section! {
+    /// Layers with sizes of their own.
+    pub RawPattern => Pattern {
+        /// Layers, named as in `targets`
+        r#match: String = Required, Filled;
+        /// Width of the detour; that of `adapter` unless set
+        rank: Option<usize> = Default(None), Within(1.0, 4096.0);
+        /// The detour counts alpha / rank; as large as the rank unless set
+        alpha: Option<f64> = Default(None), Above(0.0);
+    }
+}
+
+/// Kinds of adapters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AdapterKind {
+    /// Two narrow matrices (Hu et al., arXiv 2106.09685).
+    Lora,
+    /// The same with the lengths of rows trained apart (Liu et al., arXiv 2402.09353).
+    Dora,
+}
+
+words!(AdapterKind {
+    "lora" => Self::Lora,
+    "dora" => Self::Dora,
+});
+
+/// Taken: the layers that diffusers' `train_dreambooth_lora_sd3.py` trains unless told otherwise.
+fn reference_targets() -> Vec<String> {
+    [
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+    ]
+    .map(str::to_owned)
+    .into()
+}
+
+impl Adapter {
+    /// As meant; patterns come first, so that they count where a target names the layer too.
+    pub(super) fn new(keys: AdapterKeys, rows: &mut Rows) -> Result<Self, ConfigError> {
+        let AdapterKeys { kind, rank, alpha, dropout, targets, pattern } = keys;
+        if targets.is_empty() && pattern.is_empty() {
+            return Err(ConfigError::Missing { key: "adapter.targets".into() });
+        }
+        rows.replace("adapter.alpha", &Some(alpha.unwrap_or(rank as f64)));
+        let target = |pattern: String, rank: usize, alpha: Option<f64>| Target {
+            pattern,
+            rank,
+            alpha: alpha.unwrap_or(rank as f64) as f32,
+            dropout: dropout as f32,
+            is_dora: kind == AdapterKind::Dora,
+        };
+        let own = pattern.into_iter().map(|Pattern { r#match, rank: own, alpha: own_alpha }| {
+            // An alpha chosen for another rank would change how much the detour counts.
+            let alpha = own_alpha.or(if own.is_none() { alpha } else { None });
+            target(r#match, own.unwrap_or(rank), alpha)
+        });
+        let own: Vec<_> = own.collect();
+        let others = targets.into_iter().map(|name| target(name, rank, alpha));
+        Ok(Self { kind, targets: own.into_iter().chain(others).collect() })
+    }
+}
+
+impl Value for Vec<Pattern> {
+    fn accepted() -> String {
+        "a list of tables".into()
+    }
+
+    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+        let parts = typed.parts().ok_or_else(|| typed.refuse(Self::accepted()))?;
+        let pattern = |part: Typed<'_>| {
+            let mut raw = RawPattern::default();
+            let keys = RawPattern::keys();
+            let known: Vec<_> = keys.iter().map(|key| (part.key.as_str(), key.name)).collect();
+            read_table(&mut raw, &part.key, &part, &known)?;
+            raw.decide(&part.key, &mut Rows::default())
+        };
+        parts.map(pattern).collect()
+    }
+
+    /// On one line, since each key has one origin.
+    fn write(&self) -> Option<String> {
+        let table = |Pattern { r#match, rank, alpha }: &Pattern| {
+            let pairs =
+                [("match", r#match.write()), ("rank", rank.write()), ("alpha", alpha.write())];
+            let set =
+                pairs.into_iter().filter_map(|(key, value)| Some(format!("{key} = {}", value?)));
+            format!("{{ {} }}", set.collect::<Vec<_>>().join(", "))
+        };
+        Some(format!("[{}]", self.iter().map(table).collect::<Vec<_>>().join(", ")))
+    }
+
+    fn keys() -> Vec<Key> {
+        RawPattern::keys()
+    }
+}

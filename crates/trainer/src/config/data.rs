@@ -1,0 +1,93 @@
+//! `[data]`: the pictures and their captions.
+
+use std::path::PathBuf;
+
+use toml::de::DeValue;
+
+use super::error::ConfigError;
+use super::section::section;
+use super::source::Typed;
+use super::value::{Value, words};
+
+section! {
+    /// The pictures, their captions, and what is done to both.
+    pub RawData => Data {
+        /// Folder of pictures, each with its caption beside it
+        images: PathBuf = Required, Any;
+        /// Edge of a square picture in pixels; other shapes get the same area
+        resolution: usize = Default(1024), Multiple(16.0, 8192.0);
+        /// Edges of buckets are multiples of this; 16 is what a patch of latents takes
+        bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
+        /// Whether half of the pictures are mirrored
+        flip: bool = Default(false), Any;
+        /// How often each picture is seen in an epoch
+        repeats: u64 = Default(1), AtLeast(1.0);
+        /// Which part of a picture is kept where it does not fit its bucket
+        crop: Crop = Default(Crop::Centre), Any;
+        /// Word put before every caption, to call the trained thing by
+        trigger: Option<String> = Default(None), Filled;
+        /// The share of steps in which a picture is shown without its caption
+        caption_dropout: f64 = Default(0.1), Within(0.0, 1.0);
+        /// Whether the parts of a caption between commas change their order
+        shuffle_tags: bool = Default(false), Any;
+        /// How many parts at the start of a caption keep their place
+        keep_tags: u64 = Default(1), AtLeast(0.0);
+        /// Pictures held out to measure the loss on: how many, or below 1 which share
+        validation: Validation = Default(Validation::None), Any;
+    }
+}
+
+/// Which part of a picture is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crop {
+    /// The middle.
+    Centre,
+    /// Another one each time it is cached.
+    Random,
+}
+
+words!(Crop {
+    "centre" => Self::Centre,
+    "random" => Self::Random,
+});
+
+/// How many pictures are held out.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Validation {
+    /// None: all are trained on.
+    None,
+    /// So many.
+    Count(u64),
+    /// This share of them, between 0 and 1.
+    Share(f64),
+}
+
+impl Value for Validation {
+    fn accepted() -> String {
+        "a whole number, or a share below 1".into()
+    }
+
+    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+        let refused = |_| typed.refuse(Self::accepted());
+        let share = match typed.value {
+            DeValue::Float(_) => f64::read(typed).map_err(refused)?,
+            _ => match u64::read(typed).map_err(refused)? {
+                0 => return Ok(Self::None),
+                count => return Ok(Self::Count(count)),
+            },
+        };
+        match share {
+            0.0 => Ok(Self::None),
+            share if (0.0..1.0).contains(&share) => Ok(Self::Share(share)),
+            _ => Err(typed.refuse(Self::accepted())),
+        }
+    }
+
+    fn write(&self) -> Option<String> {
+        match self {
+            Self::None => Some("0".into()),
+            Self::Count(count) => count.write(),
+            Self::Share(share) => share.write(),
+        }
+    }
+}

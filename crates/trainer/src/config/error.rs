@@ -1,0 +1,102 @@
+//! Why a job file was refused: one variant per cause, with the key, what was typed, what is accepted
+//! and where it stands.
+
+use std::io;
+use std::path::PathBuf;
+
+use super::source::Origin;
+
+/// Everything that can be wrong with a job.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// The file could not be read.
+    #[error("cannot read job {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is not TOML.
+    #[error("not TOML: {problem}: {origin}")]
+    Syntax {
+        /// What the parser said.
+        problem: String,
+        /// Where.
+        origin: Origin,
+    },
+    /// An argument of `--set` that has no `=`.
+    #[error("`{argument}` sets nothing, accepted is key=value")]
+    NoAssignment {
+        /// What was typed.
+        argument: String,
+    },
+    /// A key, or a whole section, that does not exist.
+    #[error("unknown key `{key}`, {advice}: {origin}")]
+    UnknownKey {
+        /// The whole path of it.
+        key: String,
+        /// The nearest one that exists.
+        advice: String,
+        /// Where.
+        origin: Origin,
+    },
+    /// A value of the wrong type, an unknown word, or a number out of bounds.
+    #[error("`{key}` is {typed}, accepted is {accepted}{advice}: {origin}")]
+    Value {
+        /// The whole path of its key.
+        key: String,
+        /// What was typed.
+        typed: String,
+        /// What is accepted.
+        accepted: String,
+        /// The nearest word, if it is near.
+        advice: String,
+        /// Where.
+        origin: Origin,
+    },
+    /// A key without which there is no job.
+    #[error("`{key}` is not set")]
+    Missing {
+        /// The whole path of it.
+        key: String,
+    },
+    /// Two keys of which only one can be meant.
+    #[error("`{}` and `{}` exclude each other: {}, {}", keys[0], keys[1], origins[0], origins[1])]
+    Conflict {
+        /// Both.
+        keys: [&'static str; 2],
+        /// Where they stand.
+        origins: Box<[Origin; 2]>,
+    },
+    /// A key that would be ignored.
+    #[error("`{key}` has no effect with {with}: {origin}")]
+    NoEffect {
+        /// The key.
+        key: &'static str,
+        /// The value of another key that makes it so.
+        with: String,
+        /// Where.
+        origin: Origin,
+    },
+}
+
+impl ConfigError {
+    /// The remedy.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "check that the path exists and may be accessed",
+            Self::Syntax { .. } => {
+                "text needs quotes, sections stand in brackets, one key per line"
+            }
+            Self::NoAssignment { .. } => "write for example --set train.steps=20",
+            Self::UnknownKey { .. } => {
+                "correct the key or remove it; docs/config.md lists all keys"
+            }
+            Self::Value { .. } => "correct the value, or remove the key to have the default",
+            Self::Missing { .. } => "write it into the job file, or give it by --set key=value",
+            Self::Conflict { .. } => "remove one of the two",
+            Self::NoEffect { .. } => "remove the key, or choose the value that it belongs to",
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! A job, the first stage of the data's way: one TOML file, in two forms. [`RawConfig`] is what was
+//! typed, every value optional; [`RunConfig`] is what it means, every value decided and within its
+//! bounds. [`RawConfig::resolve`] is the one way from the first to the second; nothing behind it
+//! sees what was typed.
+//!
+//! ```text
+//! job.toml ──▶ RawConfig ◀── --set key=value        types and bounds, the place of each value
+//!                  │ resolve                        defaults, keys that depend on each other
+//!              RunConfig ──▶ resolved()             a job file again, with the origin of each value
+//! ```
+//!
+//! A section is a file here; `section.rs` says how it is declared. Whether paths exist, and whether
+//! anything fits, is the business of later stages.
+
+pub mod adapter;
+pub mod base;
+mod bound;
+pub mod data;
+pub mod error;
+mod nearest;
+pub mod optimizer;
+pub mod output;
+mod reference;
+pub mod sample;
+mod section;
+mod source;
+#[cfg(test)]
+mod tests;
+pub mod train;
+mod value;
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use toml::de::{DeTable, DeValue};
+
+pub use error::ConfigError;
+pub use reference::reference;
+pub use source::Origin;
+pub use value::{Size, Switch};
+
+use adapter::{Adapter, RawAdapter};
+use base::{Base, RawBase};
+use data::{Data, RawData};
+use optimizer::{Optimizer, RawOptimizer};
+use output::{Output, RawOutput};
+use sample::{RawSample, Sample};
+use section::{Key, Row, Rows, Section, in_order, read_table, unknown};
+use source::{Form, Source, Typed};
+use train::{RawTrain, Train};
+use value::quoted;
+
+/// A job as typed.
+#[derive(Clone, Debug, Default)]
+pub struct RawConfig {
+    base: RawBase,
+    data: RawData,
+    adapter: RawAdapter,
+    train: RawTrain,
+    optimizer: RawOptimizer,
+    sample: RawSample,
+    output: RawOutput,
+    /// The file's; what default paths are relative to.
+    folder: PathBuf,
+}
+
+/// A job as meant. Each stage takes its section and takes it apart completely.
+#[derive(Clone, Debug)]
+pub struct RunConfig {
+    /// The model that is trained.
+    pub base: Base,
+    /// The pictures.
+    pub data: Data,
+    /// What is trained beside the model.
+    pub adapter: Adapter,
+    /// How long, in what portions, by which rule.
+    pub train: Train,
+    /// How gradients become steps.
+    pub optimizer: Optimizer,
+    /// Pictures drawn while training.
+    pub sample: Sample,
+    /// What is written.
+    pub output: Output,
+    rows: Rows,
+}
+
+/// What a section declares.
+type Keys = fn() -> Vec<Key>;
+
+/// All sections with their keys, in the order of the reference.
+const SECTIONS: [(&str, Keys); 7] = [
+    ("base", RawBase::keys),
+    ("data", RawData::keys),
+    ("adapter", RawAdapter::keys),
+    ("train", RawTrain::keys),
+    ("optimizer", RawOptimizer::keys),
+    ("sample", RawSample::keys),
+    ("output", RawOutput::keys),
+];
+
+fn known() -> Vec<(&'static str, &'static str)> {
+    let of = |(section, keys): (&'static str, Keys)| {
+        keys().into_iter().map(move |key| (section, key.name))
+    };
+    SECTIONS.into_iter().flat_map(of).collect()
+}
+
+impl RawConfig {
+    /// Nothing typed yet.
+    pub fn empty() -> Self {
+        Self { folder: absolute(Path::new("")), ..Self::default() }
+    }
+
+    /// From a job file.
+    pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
+        let text = fs::read_to_string(path)
+            .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        let folder = absolute(path.parent().unwrap_or(Path::new("")));
+        let mut raw = Self { folder: folder.clone(), ..Self::default() };
+        raw.read(&Source { text, folder, form: Form::File(path.into()) })?;
+        Ok(raw)
+    }
+
+    /// Takes `key=value`, which stands above the file. The value is TOML; text needs no quotes.
+    pub fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
+        let no_assignment = || ConfigError::NoAssignment { argument: argument.into() };
+        let (key, value) = argument.split_once('=').ok_or_else(no_assignment)?;
+        let source = |value: &str| Source {
+            text: format!("{} = {value}", key.trim()),
+            folder: absolute(Path::new("")),
+            form: Form::Argument(argument.into()),
+        };
+        let value = value.trim();
+        let as_text = source(&quoted(value));
+        match DeValue::parse(value) {
+            Ok(_) => self.read(&source(value)).or_else(|error| match error {
+                // A name may look like a number.
+                ConfigError::Value { .. } => self.read(&as_text).map_err(|_| error),
+                error => Err(error),
+            }),
+            Err(error) if value.starts_with(['"', '\'', '[', '{']) => Err(as_text.syntax(&error)),
+            Err(_) => self.read(&as_text),
+        }
+    }
+
+    /// What it means.
+    pub fn resolve(self) -> Result<RunConfig, ConfigError> {
+        let Self { base, data, adapter, train, optimizer, sample, output, folder } = self;
+        let rows = &mut Rows::default();
+        let base = base.decide("base", rows)?;
+        let data = data.decide("data", rows)?;
+        let adapter = Adapter::new(adapter.decide("adapter", rows)?, rows)?;
+        let train = Train::new(&train.decide("train", rows)?, rows)?;
+        let optimizer = optimizer.decide("optimizer", rows)?;
+        let sample = sample.decide("sample", rows)?;
+        let mut output = output.decide("output", rows)?;
+        // What was typed is absolute already; the default is not.
+        output.folder = folder.join(&output.folder);
+        rows.replace("output.folder", &output.folder);
+        refuse_idle(rows)?;
+        let rows = std::mem::take(rows);
+        Ok(RunConfig { base, data, adapter, train, optimizer, sample, output, rows })
+    }
+
+    fn read(&mut self, source: &Source) -> Result<(), ConfigError> {
+        let table = DeTable::parse(&source.text).map_err(|error| source.syntax(&error))?;
+        for (key, value) in in_order(table.get_ref()) {
+            let name = key.get_ref().as_ref();
+            self.section(name, &source.typed(name.into(), value))?
+                .ok_or_else(|| unknown_section(name, source.origin(&key.span())))?;
+        }
+        Ok(())
+    }
+
+    /// Reads a section, if there is one of that name.
+    fn section(&mut self, name: &str, typed: &Typed<'_>) -> Result<Option<()>, ConfigError> {
+        let known = known();
+        match name {
+            "base" => read_table(&mut self.base, name, typed, &known),
+            "data" => read_table(&mut self.data, name, typed, &known),
+            "adapter" => read_table(&mut self.adapter, name, typed, &known),
+            "train" => read_table(&mut self.train, name, typed, &known),
+            "optimizer" => read_table(&mut self.optimizer, name, typed, &known),
+            "sample" => read_table(&mut self.sample, name, typed, &known),
+            "output" => read_table(&mut self.output, name, typed, &known),
+            _ => return Ok(None),
+        }
+        .map(Some)
+    }
+}
+
+impl RunConfig {
+    /// Where a value was decided; nothing for a key that means nothing in this job.
+    pub fn origin(&self, key: &str) -> Option<&Origin> {
+        self.rows.origin(key)
+    }
+
+    /// As a job file that means the same, with the origin of every value.
+    pub fn resolved(&self) -> String {
+        let mut text = String::new();
+        let mut section = "";
+        for Row { section: of, name, value, origin } in &self.rows.0 {
+            if of != section {
+                let gap = if section.is_empty() { "" } else { "\n" };
+                let _ = writeln!(text, "{gap}[{of}]");
+                section = of;
+            }
+            // A line break in a path would end the comment.
+            let origin = origin.to_string().replace(char::is_control, " ");
+            let _ = match value {
+                Some(value) => writeln!(text, "{name} = {value} # {origin}"),
+                None => writeln!(text, "# {name} is not set"),
+            };
+        }
+        text
+    }
+}
+
+/// Two jobs are equal if they mean the same, wherever that was written.
+impl PartialEq for RunConfig {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { base, data, adapter, train, optimizer, sample, output, rows: _ } = self;
+        *base == other.base
+            && *data == other.data
+            && *adapter == other.adapter
+            && *train == other.train
+            && *optimizer == other.optimizer
+            && *sample == other.sample
+            && *output == other.output
+    }
+}
+
+/// Keys of one section that would be ignored because of another key are refused.
+fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
+    for (key, idle, other, cause) in [
+        ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
+        ("sample.every", "\"off\"", "sample.prompts", "[]"),
+    ] {
+        if let Some(origin) = rows.origin(key)
+            && rows.value(key) != idle
+            && rows.value(other) == cause
+        {
+            let with = format!("{other} = {cause}");
+            return Err(ConfigError::NoEffect { key, with, origin: origin.clone() });
+        }
+    }
+    Ok(())
+}
+
+/// What a name at the top may mean: a section, or a key that lost its section.
+fn unknown_section(name: &str, origin: Origin) -> ConfigError {
+    let known = known();
+    let is_key = known.iter().any(|(_, key)| *key == name);
+    match nearest::nearest(name, SECTIONS.iter().map(|(section, _)| *section)) {
+        Some(near) if !is_key => {
+            let advice = format!("did you mean `[{near}]`?");
+            ConfigError::UnknownKey { key: name.into(), advice, origin }
+        }
+        _ => unknown("", name, &known, origin),
+    }
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+    // It fails only where there is no current folder; then a relative path is all there is.
+    std::path::absolute(path).unwrap_or_else(|_| path.into())
+}

@@ -1,0 +1,24 @@
+//! `[sample]`: pictures drawn while training, to see what it does.
+
+use super::section::section;
+use super::value::{Size, Switch};
+
+section! {
+    /// Pictures drawn while training.
+    pub RawSample => Sample {
+        /// What is drawn, a picture each
+        prompts: Vec<String> = Default(Vec::new()), Any;
+        /// Steps of training between two drawings
+        every: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
+        /// Size of pictures in pixels
+        size: Size = Default(Size { width: 1024, height: 1024 }), Multiple(16.0, 8192.0);
+        /// Steps from noise to picture
+        steps: usize = Default(28), Within(1.0, 1000.0);
+        /// How closely the prompt is followed; 1 is without guidance
+        guidance: f64 = Default(7.0), AtLeast(1.0);
+        /// What the noise follows from
+        seed: u64 = Default(42), AtLeast(0.0);
+        /// What pictures shall not be like
+        negative: String = Default(String::new()), Any;
+    }
+}

@@ -1,0 +1,275 @@
+//! How a section of a job is declared. Each field is written once, with its doc, type, default and
+//! bound; from that come the struct as typed, the struct with every value decided, the reader, the
+//! origins and the reference.
+//!
+//! A table of descriptors with getters by name was considered and left: a getter that is forgotten
+//! compiles, a field that is not destructured does not.
+
+use toml::Spanned;
+use toml::de::{DeString, DeTable, DeValue};
+
+use super::bound::Bound;
+use super::error::ConfigError;
+use super::nearest;
+use super::source::{Origin, Typed};
+use super::value::Value;
+
+/// A value that somebody typed.
+#[derive(Clone, Debug)]
+pub(super) struct Given<T> {
+    pub value: T,
+    pub origin: Origin,
+}
+
+/// A section as typed.
+pub(super) trait Section: Default {
+    /// The same with every value decided.
+    type Decided;
+
+    /// What can be typed, in the order of the declaration.
+    fn keys() -> Vec<Key>;
+
+    /// Takes a value; whether there is such a key.
+    fn put(&mut self, name: &str, typed: &Typed<'_>) -> Result<bool, ConfigError>;
+
+    /// Puts defaults where nothing was typed, and notes the origin of every value.
+    fn decide(self, path: &str, rows: &mut Rows) -> Result<Self::Decided, ConfigError>;
+}
+
+/// What is declared of a key.
+pub(super) struct Key {
+    pub name: &'static str,
+    pub doc: &'static str,
+    pub accepted: String,
+    pub default: Preset<String>,
+    pub bound: Bound,
+    /// The keys inside, if its values are tables.
+    pub inner: Vec<Key>,
+}
+
+impl Key {
+    pub fn of<T: Value>(
+        name: &'static str,
+        doc: &'static str,
+        preset: &Preset<T>,
+        bound: Bound,
+    ) -> Self {
+        let default = match preset {
+            Preset::Required => Preset::Required,
+            Preset::Default(value) => Preset::Default(value.write().unwrap_or_default()),
+        };
+        Self { name: plain(name), doc, accepted: T::accepted(), default, bound, inner: T::keys() }
+    }
+}
+
+/// What a key is when nobody typed it.
+pub(super) enum Preset<T> {
+    /// There is no job without it.
+    Required,
+    /// This.
+    Default(T),
+}
+
+/// The name of a field whose name is a word of Rust's, such as `r#match`.
+pub(super) fn plain(name: &'static str) -> &'static str {
+    name.strip_prefix("r#").unwrap_or(name)
+}
+
+/// Declares a section: the struct as typed, the struct with every value decided and how visible that
+/// is, then each key with its doc, type, [`Preset`] and [`Bound`].
+///
+/// ```text
+/// section! {
+///     /// How gradients become steps.
+///     pub RawOptimizer => Optimizer {
+///         /// Length of a step
+///         learning_rate: f64 = Default(1e-4), Above(0.0);
+///     }
+/// }
+/// ```
+macro_rules! section {
+    (
+        $(#[doc = $about:literal])+
+        $vis:vis $raw:ident => $decided:ident {
+            $($(#[doc = $doc:literal])+ $field:ident: $type:ty = $preset:expr, $bound:expr;)+
+        }
+    ) => {
+        $(#[doc = $about])+
+        ///
+        /// As typed.
+        #[derive(Clone, Debug, Default)]
+        pub(super) struct $raw {
+            $($(#[doc = $doc])+ pub $field: Option<$crate::config::section::Given<$type>>,)+
+        }
+
+        $(#[doc = $about])+
+        #[derive(Clone, Debug, PartialEq)]
+        $vis struct $decided {
+            $($(#[doc = $doc])+ pub $field: $type,)+
+        }
+
+        impl $crate::config::section::Section for $raw {
+            type Decided = $decided;
+
+            fn keys() -> Vec<$crate::config::section::Key> {
+                use $crate::config::{bound::Bound::*, section::{Key, Preset::*}};
+                vec![$(Key::of::<$type>(
+                    stringify!($field), concat!($($doc),+).trim_ascii(), &$preset, $bound,
+                )),+]
+            }
+
+            fn put(
+                &mut self,
+                name: &str,
+                typed: &$crate::config::source::Typed<'_>,
+            ) -> Result<bool, $crate::config::ConfigError> {
+                use $crate::config::{bound::Bound::*, section::{plain, take}};
+                $(if name == plain(stringify!($field)) {
+                    self.$field = Some(take(typed, $bound)?);
+                    return Ok(true);
+                })+
+                Ok(false)
+            }
+
+            fn decide(
+                self,
+                path: &str,
+                rows: &mut $crate::config::section::Rows,
+            ) -> Result<$decided, $crate::config::ConfigError> {
+                use $crate::config::section::{Preset::*, plain};
+                Ok($decided {
+                    $($field: rows.decide(path, plain(stringify!($field)), self.$field, $preset)?,)+
+                })
+            }
+        }
+    };
+}
+pub(super) use section;
+
+/// Reads a value and holds it against its bound.
+pub(super) fn take<T: Value>(typed: &Typed<'_>, bound: Bound) -> Result<Given<T>, ConfigError> {
+    let accepted = || match bound {
+        Bound::Any => T::accepted(),
+        bound => format!("{}, {bound}", T::accepted()),
+    };
+    let value = T::read(typed).map_err(|error| match error {
+        // A type knows nothing of the bound, but who reads the message wants to.
+        ConfigError::Value { key, typed, accepted: of_type, advice, origin }
+            if of_type == T::accepted() =>
+        {
+            ConfigError::Value { key, typed, accepted: accepted(), advice, origin }
+        }
+        error => error,
+    })?;
+    if !value.measures().iter().all(|number| bound.holds(*number)) {
+        return Err(typed.refuse(accepted()));
+    }
+    Ok(Given { value, origin: typed.origin() })
+}
+
+/// Reads all keys of a table into a section. `known` are all keys there are, to find the nearest.
+pub(super) fn read_table<S: Section>(
+    into: &mut S,
+    path: &str,
+    typed: &Typed<'_>,
+    known: &[(&str, &str)],
+) -> Result<(), ConfigError> {
+    let table = typed.value.as_table().ok_or_else(|| typed.refuse("a table of keys"))?;
+    for (key, value) in in_order(table) {
+        let name = key.get_ref().as_ref();
+        let inner = typed.source.typed(format!("{path}.{name}"), value);
+        if !into.put(name, &inner)? {
+            let origin = typed.source.origin(&key.span());
+            return Err(unknown(path, name, known, origin));
+        }
+    }
+    Ok(())
+}
+
+/// Keys with their values as they stand in the text, so that the first mistake is reported first.
+pub(super) fn in_order<'a>(
+    table: &'a DeTable<'a>,
+) -> Vec<(&'a Spanned<DeString<'a>>, &'a Spanned<DeValue<'a>>)> {
+    let mut pairs: Vec<_> = table.iter().collect();
+    pairs.sort_by_key(|(key, _)| key.span().start);
+    pairs
+}
+
+/// That there is no such key.
+pub(super) fn unknown(
+    path: &str,
+    name: &str,
+    known: &[(&str, &str)],
+    origin: Origin,
+) -> ConfigError {
+    let key = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+    ConfigError::UnknownKey { key, advice: nearest::advice(path, name, known), origin }
+}
+
+/// A value that was decided.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    pub section: String,
+    pub name: &'static str,
+    /// As TOML; nothing if it is absent.
+    pub value: Option<String>,
+    pub origin: Origin,
+}
+
+/// All decided values with their origins, in the order of the declarations.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rows(pub Vec<Row>);
+
+impl Rows {
+    /// What was typed, else the default.
+    pub fn decide<T: Value>(
+        &mut self,
+        section: &str,
+        name: &'static str,
+        given: Option<Given<T>>,
+        preset: Preset<T>,
+    ) -> Result<T, ConfigError> {
+        let Given { value, origin } = match (given, preset) {
+            (Some(given), _) => given,
+            (None, Preset::Default(value)) => Given { value, origin: Origin::Default },
+            (None, Preset::Required) => {
+                return Err(ConfigError::Missing { key: format!("{section}.{name}") });
+            }
+        };
+        let (section, written) = (section.to_owned(), value.write());
+        self.0.push(Row { section, name, value: written, origin: origin.clone() });
+        Ok(value)
+    }
+
+    /// Where a value was decided.
+    pub fn origin(&self, key: &str) -> Option<&Origin> {
+        self.0.iter().find(|row| row.is(key)).map(|row| &row.origin)
+    }
+
+    /// A value as TOML; empty if it is absent.
+    pub fn value(&self, key: &str) -> &str {
+        self.0
+            .iter()
+            .find(|row| row.is(key))
+            .and_then(|row| row.value.as_deref())
+            .unwrap_or_default()
+    }
+
+    /// Leaves out a value that means nothing beside others.
+    pub fn remove(&mut self, key: &str) {
+        self.0.retain(|row| !row.is(key));
+    }
+
+    /// A default that depends on other values.
+    pub fn replace<T: Value>(&mut self, key: &str, value: &T) {
+        for row in self.0.iter_mut().filter(|row| row.is(key)) {
+            row.value = value.write();
+        }
+    }
+}
+
+impl Row {
+    fn is(&self, key: &str) -> bool {
+        key.split_once('.') == Some((&self.section, self.name))
+    }
+}

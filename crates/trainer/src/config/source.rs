@@ -1,0 +1,149 @@
+//! Where values come from: a job file or an argument of the command line, and the place in it.
+
+use std::fmt;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use toml::Spanned;
+use toml::de::DeValue;
+
+use super::error::ConfigError;
+
+/// Where a value of a job was decided.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody asked for anything else.
+    Default,
+    /// In a file.
+    File {
+        /// The file, as it was given.
+        path: PathBuf,
+        /// From 1.
+        line: usize,
+        /// In characters, from 1.
+        column: usize,
+    },
+    /// By `--set`.
+    CommandLine {
+        /// All of it: `train.steps=20`.
+        argument: String,
+    },
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Default => f.write_str("default"),
+            Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
+            Self::CommandLine { argument } => write!(f, "--set {argument}"),
+        }
+    }
+}
+
+impl Origin {
+    /// Whether it stands above the other: the command line is typed for this run, a file for many.
+    pub(super) fn beats(&self, other: &Self) -> bool {
+        let strength = |origin: &Self| match origin {
+            Self::Default => 0,
+            Self::File { .. } => 1,
+            Self::CommandLine { .. } => 2,
+        };
+        strength(self) > strength(other)
+    }
+}
+
+/// Text that values are read from.
+pub(super) struct Source {
+    /// TOML: a job, or one value.
+    pub text: String,
+    /// What relative paths are relative to; absolute.
+    pub folder: PathBuf,
+    pub form: Form,
+}
+
+/// What kind of text.
+pub(super) enum Form {
+    File(PathBuf),
+    Argument(String),
+}
+
+impl Source {
+    /// The place of a piece of it.
+    pub fn origin(&self, span: &Range<usize>) -> Origin {
+        match &self.form {
+            Form::Argument(argument) => Origin::CommandLine { argument: argument.clone() },
+            Form::File(path) => {
+                let before = self.text.get(..span.start).unwrap_or_default();
+                let line = before.rsplit('\n').next().unwrap_or_default();
+                Origin::File {
+                    path: path.clone(),
+                    line: before.matches('\n').count() + 1,
+                    column: line.chars().count() + 1,
+                }
+            }
+        }
+    }
+
+    /// What the parser did not understand.
+    pub fn syntax(&self, error: &toml::de::Error) -> ConfigError {
+        let origin = self.origin(&error.span().unwrap_or_default());
+        ConfigError::Syntax { problem: error.message().replace('\n', ", "), origin }
+    }
+
+    /// A value of it.
+    pub fn typed<'a>(&'a self, key: String, value: &'a Spanned<DeValue<'a>>) -> Typed<'a> {
+        Typed { key, value: value.get_ref(), span: value.span(), source: self }
+    }
+}
+
+/// A value as it was typed.
+pub(super) struct Typed<'a> {
+    /// The whole path of its key.
+    pub key: String,
+    pub value: &'a DeValue<'a>,
+    span: Range<usize>,
+    pub source: &'a Source,
+}
+
+/// Characters of a value that an error shows: enough for any number or word.
+const SHOWN: usize = 40;
+
+impl<'a> Typed<'a> {
+    pub fn origin(&self) -> Origin {
+        self.source.origin(&self.span)
+    }
+
+    /// What relative paths are relative to.
+    pub fn folder(&self) -> &Path {
+        &self.source.folder
+    }
+
+    /// The parts of a list.
+    pub fn parts(&self) -> Option<impl Iterator<Item = Typed<'a>>> {
+        let parts = self.value.as_array()?.iter().enumerate();
+        let (key, source) = (self.key.clone(), self.source);
+        Some(parts.map(move |(index, part)| source.typed(format!("{key}[{index}]"), part)))
+    }
+
+    /// That something else is accepted.
+    pub fn refuse(&self, accepted: impl Into<String>) -> ConfigError {
+        ConfigError::Value {
+            key: self.key.clone(),
+            typed: self.shown(),
+            accepted: accepted.into(),
+            advice: String::new(),
+            origin: self.origin(),
+        }
+    }
+
+    fn shown(&self) -> String {
+        // The text of a table is no more than its first line, or a part of a key.
+        if self.value.is_table() {
+            return "a table".into();
+        }
+        let text = self.source.text.get(self.span.clone()).unwrap_or_default();
+        let line = text.lines().next().unwrap_or_default();
+        let short: String = line.chars().take(SHOWN).collect();
+        if short.len() == text.len() { short } else { format!("{short} …") }
+    }
+}

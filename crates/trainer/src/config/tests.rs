@@ -1,0 +1,458 @@
+//! Jobs read, refused, resolved and written again.
+
+use std::collections::BTreeSet;
+use std::error::Error;
+use std::fs;
+
+use expect_test::expect_file;
+use tempfile::TempDir;
+
+use super::adapter::AdapterKind;
+use super::section::Preset;
+use super::train::Length;
+use super::*;
+use crate::error::TrainerError;
+use crate::objective::flow::Scheme;
+
+/// The shortest job.
+const SHORTEST: &str = "[base]\npath = \"model\"\n[data]\nimages = \"pictures\"\n";
+
+/// A job file in a folder of its own.
+fn job(text: &str) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("job.toml");
+    fs::write(&path, text).unwrap();
+    (folder, path)
+}
+
+fn run(text: &str, arguments: &[&str]) -> Result<RunConfig, ConfigError> {
+    let (_folder, path) = job(text);
+    let mut raw = RawConfig::from_file(&path)?;
+    arguments.iter().try_for_each(|argument| raw.set(argument))?;
+    raw.resolve()
+}
+
+/// A job with absolute paths, so that two of them can be compared.
+fn set(arguments: &[&str]) -> Result<RunConfig, ConfigError> {
+    let mut raw = RawConfig::empty();
+    for argument in ["base.path=model", "data.images=pictures"].iter().chain(arguments) {
+        raw.set(argument)?;
+    }
+    raw.resolve()
+}
+
+/// A value for every key, other than its default.
+const EVERY_KEY: &[&str] = &[
+    "base.path=other",
+    "base.rest=rest",
+    "base.dtype=f32",
+    "base.quantise=nf4",
+    "data.images=others",
+    "data.resolution=512",
+    "data.bucket_step=32",
+    "data.flip=true",
+    "data.repeats=3",
+    "data.crop=random",
+    "data.trigger=xyz",
+    "data.caption_dropout=0",
+    "data.shuffle_tags=true",
+    "data.keep_tags=2",
+    "data.validation=0.1",
+    "adapter.kind=dora",
+    "adapter.rank=8",
+    "adapter.alpha=4",
+    "adapter.dropout=0.5",
+    "adapter.targets=['to_q']",
+    "adapter.pattern=[{match = 'to_q', rank = 4}]",
+    "train.steps=20",
+    "train.epochs=3",
+    "train.batch=2",
+    "train.accumulation=4",
+    "train.seed=1",
+    "train.recompute=block",
+    "train.scheme=cosmap",
+    "train.logit_mean=0.5",
+    "train.logit_deviation=2",
+    "train.clip=off",
+    "train.ema=0.999",
+    "optimizer.kind=adamw_8bit",
+    "optimizer.learning_rate=1e-5",
+    "optimizer.betas=[0.8, 0.99]",
+    "optimizer.epsilon=1e-6",
+    "optimizer.weight_decay=0",
+    "optimizer.schedule=plateau",
+    "optimizer.warmup=10",
+    "sample.prompts=['a fox', 'a \"red\" fox']",
+    "sample.size=[512, 768]",
+    "sample.steps=20",
+    "sample.guidance=4.5",
+    "sample.seed=7",
+    "sample.negative=blurry",
+    "output.folder=elsewhere",
+    "output.name=2024",
+    "output.save_every=off",
+    "output.keep=1",
+    "output.formats=['peft', 'kohya']",
+    "output.license=cc-by-4.0",
+    "output.author=\"A. Author\"",
+];
+
+/// Values of many types.
+const VARIED: &[&str] = &[
+    "adapter.pattern=[{match = 'to_q', rank = 4}]",
+    "data.trigger=é",
+    "optimizer.betas=[0.8, 0.99]",
+    "sample.size=512",
+    "train.ema=0.5",
+];
+
+/// Keys that need another one to mean anything.
+const WITH_OTHERS: &[(&str, &str)] = &[
+    ("train.mode_scale=0.5", "train.scheme=mode"),
+    ("train.stop_after_plateau=5", "data.validation=4"),
+    ("sample.every=100", "sample.prompts=['a fox']"),
+];
+
+#[test]
+fn every_key_has_an_effect() {
+    let mut seen = BTreeSet::new();
+    let alone = EVERY_KEY.iter().map(|argument| (*argument, None));
+    let with_others = WITH_OTHERS.iter().map(|(argument, other)| (*argument, Some(*other)));
+    for (argument, other) in alone.chain(with_others) {
+        let before: Vec<&str> = other.into_iter().collect();
+        let after = [&before[..], &[argument]].concat();
+        let changed = set(&after).unwrap();
+        assert_ne!(set(&before).unwrap(), changed, "{argument} changes nothing");
+        let key = argument.split('=').next().unwrap();
+        let by_hand = Origin::CommandLine { argument: argument.into() };
+        assert_eq!(changed.origin(key), Some(&by_hand), "{argument}");
+        seen.insert(key.to_owned());
+    }
+    let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
+    assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
+}
+
+#[test]
+fn a_resolved_job_means_the_same() {
+    let more: &[&[&str]] = &[
+        &[],
+        &["train.scheme=mode", "train.mode_scale=0.5"],
+        &["data.validation=4"],
+        &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
+        &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
+    ];
+    let each = EVERY_KEY.iter().map(std::slice::from_ref);
+    for arguments in each.chain(more.iter().copied()) {
+        let before = set(arguments).unwrap();
+        let after = run(&before.resolved(), &[]).unwrap();
+        assert_eq!(before, after, "{}", before.resolved());
+    }
+}
+
+#[test]
+fn a_resolved_job_names_origins() {
+    let (_folder, path) = job(&format!("{SHORTEST}[train]\nsteps = 20\n"));
+    let mut raw = RawConfig::from_file(&path).unwrap();
+    raw.set("adapter.rank=8").unwrap();
+    let resolved = raw.resolve().unwrap().resolved();
+    for line in [
+        "[adapter]".to_owned(),
+        "rank = 8 # --set adapter.rank=8".into(),
+        "alpha = 8.0 # default".into(),
+        format!("steps = 20 # {}:6:9", path.display()),
+        "# trigger is not set".into(),
+    ] {
+        assert!(resolved.lines().any(|other| other == line), "{line} is not in\n{resolved}");
+    }
+    for idle in ["epochs =", "mode_scale"] {
+        assert!(!resolved.contains(idle), "{idle} is in\n{resolved}");
+    }
+}
+
+#[test]
+fn paths_are_relative_to_what_they_are_typed_in() {
+    let (folder, path) = job(SHORTEST);
+    let mut raw = RawConfig::from_file(&path).unwrap();
+    raw.set("data.images=others").unwrap();
+    let run = raw.resolve().unwrap();
+    assert_eq!(run.base.path, folder.path().join("model"));
+    assert_eq!(run.output.folder, folder.path().join("output"));
+    assert_eq!(run.data.images, std::env::current_dir().unwrap().join("others"));
+}
+
+#[test]
+fn what_depends_on_other_keys_is_decided() {
+    let targets = |arguments: &[&str]| set(arguments).unwrap().adapter.targets;
+    assert!(targets(&[]).iter().all(|target| target.rank == 16 && target.alpha == 16.0));
+    assert!(targets(&["adapter.rank=4"]).iter().all(|target| target.alpha == 4.0));
+    let own = "adapter.pattern=[{match='x', rank=2}, {match='y'}, {match='z', rank=2, alpha=9}]";
+    let sizes: Vec<_> = targets(&["adapter.alpha=5", own])
+        .iter()
+        .take(4)
+        .map(|target| (target.pattern.clone(), target.rank, target.alpha))
+        .collect();
+    let expected = [("x", 2, 2.0), ("y", 16, 5.0), ("z", 2, 9.0), ("attn.to_q", 16, 5.0)];
+    assert_eq!(sizes, expected.map(|(name, rank, alpha)| (name.to_owned(), rank, alpha)));
+
+    let scheme = |arguments: &[&str]| set(arguments).unwrap().train.scheme;
+    assert_eq!(scheme(&[]), Scheme::LogitNormal { mean: 0.0, deviation: 1.0 });
+    assert_eq!(scheme(&["train.scheme=mode"]), Scheme::Mode { scale: 1.29 });
+    assert!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].is_dora);
+    assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
+}
+
+#[test]
+fn the_command_line_stands_above_the_file() {
+    let length = |text: &str, arguments: &[&str]| {
+        run(&format!("{SHORTEST}[train]\n{text}"), arguments).unwrap().train.length
+    };
+    assert_eq!(length("", &[]), Length::Steps(1000));
+    assert_eq!(length("steps = 5", &["train.steps=6"]), Length::Steps(6));
+    assert_eq!(length("steps = 5", &["train.epochs=2"]), Length::Epochs(2));
+    assert_eq!(length("epochs = 5", &["train.steps=6"]), Length::Steps(6));
+}
+
+/// What is typed into a file after the shortest job (4 lines), and what is said about it.
+const REFUSED: &[(&str, &str)] = &[
+    ("[train]\nstepps = 1", "unknown key `train.stepps`, did you mean `train.steps`?: JOB:6:1"),
+    // The first of two mistakes.
+    (
+        "[train]\nstepps = 1\nbatsh = 1",
+        "unknown key `train.stepps`, did you mean `train.steps`?: JOB:6:1",
+    ),
+    ("[train]\n  rank = 1", "unknown key `train.rank`, `rank` belongs to [adapter]: JOB:6:3"),
+    (
+        "[adapter]\nseed = 1",
+        "unknown key `adapter.seed`, `seed` belongs to [train] or [sample]: JOB:6:1",
+    ),
+    (
+        "[train]\nlearning_rat = 1",
+        "unknown key `train.learning_rat`, did you mean `optimizer.learning_rate`?: JOB:6:1",
+    ),
+    (
+        "[sample]\nxxxxxxx = 1",
+        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance, seed, \
+         negative: JOB:6:1",
+    ),
+    ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),
+    (
+        "[xxxxxxxxxx]",
+        "unknown key `xxxxxxxxxx`, a job has [base], [data], [adapter], [train], [optimizer], \
+         [sample], [output]: JOB:5:2",
+    ),
+    (
+        "[[adapter.pattern]]\nmatch = 'x'\nrankk = 1",
+        "unknown key `adapter.pattern[0].rankk`, did you mean `adapter.pattern[0].rank`?: JOB:7:1",
+    ),
+    ("[[adapter.pattern]]\nrank = 1", "`adapter.pattern[0].match` is not set"),
+    (
+        "[train]\nrecompute = 'blok'",
+        "`train.recompute` is 'blok', accepted is one of none, alternate, block, did you mean \
+         `block`?: JOB:6:13",
+    ),
+    (
+        "[output]\nformats = ['peft', 'kohia']",
+        "`output.formats[1]` is 'kohia', accepted is one of diffusers, peft, kohya, comfyui, did \
+         you mean `kohya`?: JOB:6:20",
+    ),
+    (
+        "[train]\nsteps = 'many'",
+        "`train.steps` is 'many', accepted is a whole number, at least 1: JOB:6:9",
+    ),
+    ("[train]\nsteps = 0", "`train.steps` is 0, accepted is a whole number, at least 1: JOB:6:9"),
+    ("[train]\nsteps = -1", "`train.steps` is -1, accepted is a whole number, at least 1: JOB:6:9"),
+    ("[train]\nclip = nan", "`train.clip` is nan, accepted is off or a number, above 0: JOB:6:8"),
+    (
+        "[train]\nema = 1.0",
+        "`train.ema` is 1.0, accepted is off or a number, 0 to below 1: JOB:6:7",
+    ),
+    ("[data]", "not TOML: duplicate key: JOB:5:2"),
+    (
+        "[optimizer]\nbetas = [0.9, 1]",
+        "`optimizer.betas` is [0.9, 1], accepted is a list of two numbers, 0 to below 1: JOB:6:9",
+    ),
+    (
+        "[sample]\nsize = [512, 500]",
+        "`sample.size` is [512, 500], accepted is a whole number, or [width, height], a multiple \
+         of 16, at most 8192: JOB:6:8",
+    ),
+    (
+        "[output]\nname = 'a/b'",
+        "`output.name` is 'a/b', accepted is a file name without / \\ : * ? \" < >: JOB:6:8",
+    ),
+    (
+        "[output]\nformats = []",
+        "`output.formats` is [], accepted is a list of diffusers, peft, kohya, comfyui, not empty: \
+         JOB:6:11",
+    ),
+    (
+        "bucket_step = 20",
+        "`data.bucket_step` is 20, accepted is a whole number, a multiple of 16, at most 1024: \
+         JOB:5:15",
+    ),
+    (
+        "[train]\nsteps = 1\nepochs = 1",
+        "`train.steps` and `train.epochs` exclude each other: JOB:6:9, JOB:7:10",
+    ),
+    (
+        "[train]\nscheme = 'uniform'\nlogit_mean = 1",
+        "`train.logit_mean` has no effect with train.scheme = \"uniform\": JOB:7:14",
+    ),
+    (
+        "[train]\nstop_after_plateau = 3",
+        "`train.stop_after_plateau` has no effect with data.validation = 0: JOB:6:22",
+    ),
+    ("[sample]\nevery = 3", "`sample.every` has no effect with sample.prompts = []: JOB:6:9"),
+    ("rest = 1", "unknown key `data.rest`, `rest` belongs to [base]: JOB:5:1"),
+    (
+        "[output]\nfolder = '~/x'",
+        "`output.folder` is '~/x', accepted is a path without ~, which only a shell knows: \
+         JOB:6:10",
+    ),
+    (
+        "[train.steps]\nx = 1",
+        "`train.steps` is a table, accepted is a whole number, at least 1: JOB:5:1",
+    ),
+    ("[[train]]\nsteps = 1", "`train` is [[train]], accepted is a table of keys: JOB:5:1"),
+    (
+        "[train]\nsteps = ",
+        "not TOML: string values must be quoted, expected literal string: JOB:6:9",
+    ),
+    (
+        "[train]\nsteps = 1979-05-27",
+        "`train.steps` is 1979-05-27, accepted is a whole number, at least 1: JOB:6:9",
+    ),
+    (
+        "[train]\nsteps = 99999999999999999999",
+        "`train.steps` is 99999999999999999999, accepted is a whole number, at least 1: \
+         JOB:6:9",
+    ),
+    ("[sample]\nnegative = 5", "`sample.negative` is 5, accepted is text: JOB:6:12"),
+    ("[sample]\nprompts = [\n'a',\n5]", "`sample.prompts[1]` is 5, accepted is text: JOB:8:1"),
+    ("[adapter]\npattern = 5", "`adapter.pattern` is 5, accepted is a list of tables: JOB:6:11"),
+    (
+        "[adapter]\npattern = [5]",
+        "`adapter.pattern[0]` is 5, accepted is a table of keys: JOB:6:12",
+    ),
+    (
+        "[[adapter.pattern]]\nmatch = 'x'\n[[adapter.pattern]]\nmatch = 'x'\nrank = 0",
+        "`adapter.pattern[1].rank` is 0, accepted is a whole number, 1 to 4096: JOB:9:8",
+    ),
+    ("[adapter]\ntargets = []", "`adapter.targets` is not set"),
+];
+
+/// The same for the command line.
+const REFUSED_ARGUMENTS: &[(&str, &str)] = &[
+    ("train.steps", "`train.steps` sets nothing, accepted is key=value"),
+    (
+        "train.stepps=2",
+        "unknown key `train.stepps`, did you mean `train.steps`?: --set train.stepps=2",
+    ),
+    ("rank=2", "unknown key `rank`, `rank` belongs to [adapter]: --set rank=2"),
+    (
+        "train.steps=many",
+        "`train.steps` is \"many\", accepted is a whole number, at least 1: --set train.steps=many",
+    ),
+    (
+        "train.steps=1.5",
+        "`train.steps` is 1.5, accepted is a whole number, at least 1: --set train.steps=1.5",
+    ),
+    (
+        "data.validation=1.5",
+        "`data.validation` is 1.5, accepted is a whole number, or a share below 1: --set \
+         data.validation=1.5",
+    ),
+    ("name=2", "unknown key `name`, `name` belongs to [output]: --set name=2"),
+    (
+        "=2",
+        "not TOML: unquoted keys cannot be empty, expected letters, numbers, `-`, `_`: \
+         --set =2",
+    ),
+    ("a b=2", "not TOML: key with no value, expected `=`: --set a b=2"),
+    (
+        "train.steps.x=2",
+        "`train.steps` is a table, accepted is a whole number, at least 1: --set \
+         train.steps.x=2",
+    ),
+    (
+        "sample.prompts=[a, b]",
+        "not TOML: string values must be quoted, expected literal string: --set \
+         sample.prompts=[a, b]",
+    ),
+    ("output.name=\"x", "not TOML: invalid basic string, expected `\"`: --set output.name=\"x"),
+    ("data.trigger=", "`data.trigger` is \"\", accepted is text, not empty: --set data.trigger="),
+    ("train=1", "`train` is 1, accepted is a table of keys: --set train=1"),
+];
+
+#[test]
+fn mistakes_are_explained() {
+    for (typed, expected) in REFUSED {
+        let (_folder, path) = job(&format!("{SHORTEST}{typed}\n"));
+        let error = RawConfig::from_file(&path).and_then(RawConfig::resolve).unwrap_err();
+        let said = error.to_string().replace(&path.display().to_string(), "JOB");
+        assert_eq!(said, *expected, "{typed}");
+    }
+    for (argument, expected) in REFUSED_ARGUMENTS {
+        assert_eq!(set(&[argument]).unwrap_err().to_string(), *expected);
+    }
+    let missing = RawConfig::empty().resolve().unwrap_err();
+    assert_eq!(missing.to_string(), "`base.path` is not set");
+}
+
+#[test]
+fn no_text_is_too_broken_to_be_refused() {
+    let text = set(VARIED).unwrap().resolved();
+    let form = || Form::File("job.toml".into());
+    for at in (0..text.len()).step_by(4).filter(|at| text.is_char_boundary(*at)) {
+        for broken in [text[..at].to_owned(), format!("{}\"[=é{}", &text[..at], &text[at..])] {
+            let mut raw = RawConfig::empty();
+            let source = Source { text: broken, folder: PathBuf::new(), form: form() };
+            // Either is fine; it must only not panic.
+            let _ = raw.read(&source).and_then(|()| raw.resolve());
+        }
+    }
+}
+
+#[test]
+fn errors_have_hints_and_causes() {
+    let error = RawConfig::from_file(Path::new("nowhere.toml")).unwrap_err();
+    assert_eq!(error.to_string(), "cannot read job nowhere.toml");
+    assert!(error.source().is_some());
+    assert_eq!(error.hint(), TrainerError::from(error).hint());
+}
+
+#[test]
+fn defaults_are_within_their_bounds() {
+    for (section, keys) in SECTIONS {
+        for Key { name, default, .. } in keys() {
+            // Typing a value checks its bound; what it means beside others is no matter here.
+            if let Preset::Default(value) = default
+                && !value.is_empty()
+            {
+                RawConfig::empty().set(&format!("{section}.{name}={value}")).unwrap();
+            }
+        }
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+#[test]
+fn the_reference_is_up_to_date() {
+    expect_file![root().join("docs/config.md")].assert_eq(&reference());
+}
+
+#[test]
+fn recipes_are_jobs() {
+    let mut n_recipes = 0;
+    for entry in fs::read_dir(root().join("recipes")).unwrap() {
+        let path = entry.unwrap().path();
+        let run = RawConfig::from_file(&path).and_then(RawConfig::resolve);
+        let run = run.unwrap_or_else(|error| panic!("{error}"));
+        assert!(run.base.path.starts_with(root().canonicalize().unwrap()), "{:?}", run.base.path);
+        n_recipes += 1;
+    }
+    assert!(n_recipes > 1);
+}
