@@ -3,6 +3,7 @@
 
 pub mod cases;
 pub mod config;
+pub mod data;
 pub mod error;
 pub mod export;
 pub mod model;

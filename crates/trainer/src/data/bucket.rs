@@ -1,0 +1,232 @@
+//! Sizes that pictures are trained in. A few sizes of about equal area, so that pictures of like
+//! shape share a batch and little of any is cut off.
+//!
+//! Ratios are compared as fractions of whole numbers: two computers choose the same bucket, which
+//! logarithms from two system libraries would not promise.
+
+use std::cmp::Ordering;
+
+use crate::error::{Result, TrainerError};
+
+/// A size to train in, in pixels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Bucket {
+    /// Pixels in a row.
+    pub width: usize,
+    /// Rows.
+    pub height: usize,
+}
+
+/// The sizes to choose from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Buckets {
+    /// From the tallest to the widest, no two of one ratio.
+    sizes: Vec<Bucket>,
+    step: usize,
+    upscales: bool,
+}
+
+impl Buckets {
+    /// All sizes with sides that are multiples of `step` between `min_side` and `max_side`: to each
+    /// width the largest height with an area of at most that of the square of `resolution`, to each
+    /// height the largest width, and the square itself.
+    pub fn new(resolution: usize, step: usize, min_side: usize, max_side: usize) -> Result<Self> {
+        let square = resolution.checked_div(step).unwrap_or(0) * step;
+        if square == 0 || !(min_side..=max_side).contains(&square) || max_side > MOST_SIDE {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "no buckets for resolution {resolution} in steps of {step}: the square has \
+                     {square} pixels on each side, allowed are {min_side} to {max_side}, and at \
+                     most {MOST_SIDE}"
+                ),
+                hint: "choose a resolution that is a multiple of the step, between the two sides",
+            });
+        }
+        let down = |side: usize| side / step * step;
+        let mut sizes = vec![Bucket { width: square, height: square }];
+        for side in (1..=max_side / step).map(|n| n * step).filter(|side| *side >= min_side) {
+            let other = down((resolution * resolution / side).min(max_side));
+            if other >= min_side && other > 0 {
+                sizes.push(Bucket { width: side, height: other });
+                sizes.push(Bucket { width: other, height: side });
+            }
+        }
+        // Of two with one ratio the larger stays.
+        sizes.sort_by(|a, b| by_ratio(*a, *b).then(b.width.cmp(&a.width)));
+        sizes.dedup_by(|later, first| by_ratio(*later, *first).is_eq());
+        Ok(Self { sizes, step, upscales: true })
+    }
+
+    /// The same, but pictures that are smaller than their bucket get a smaller bucket.
+    #[must_use]
+    pub fn without_upscaling(self) -> Self {
+        Self { upscales: false, ..self }
+    }
+
+    /// All sizes, from the tallest to the widest. Without upscaling there may be others.
+    pub fn sizes(&self) -> &[Bucket] {
+        &self.sizes
+    }
+
+    /// The bucket whose ratio is nearest to that of a picture, of two as near the taller one.
+    ///
+    /// Without upscaling no side is longer than the picture's, but for pictures shorter than a step.
+    pub fn choose(&self, [width, height]: [u32; 2]) -> Bucket {
+        let [width, height] = [width.max(1) as usize, height.max(1) as usize];
+        let picture = Bucket { width, height };
+        let nearest = |a: &&Bucket, b: &&Bucket| nearer(picture, **a, **b);
+        let chosen = *self.sizes.iter().min_by(nearest).expect("new puts the square in");
+        if self.upscales {
+            return chosen;
+        }
+        let within = |side: usize, chosen: usize| chosen.min(side / self.step * self.step);
+        Bucket {
+            width: within(width, chosen.width).max(self.step),
+            height: within(height, chosen.height).max(self.step),
+        }
+    }
+
+    /// The largest share of a picture that is cut off, if its ratio is between those of the tallest
+    /// and the widest bucket: half of the widest gap between two of them.
+    pub fn most_cropped(&self) -> f64 {
+        let ratio = |bucket: Bucket| bucket.width as f64 / bucket.height as f64;
+        let gaps = self.sizes.windows(2).map(|two| ratio(two[0]) / ratio(two[1]));
+        1.0 - gaps.fold(1.0, f64::min).sqrt()
+    }
+}
+
+/// Products of four sides stay within 128 bits, and no model draws larger pictures.
+const MOST_SIDE: usize = 1 << 20;
+
+fn by_ratio(a: Bucket, b: Bucket) -> Ordering {
+    (a.width * b.height).cmp(&(b.width * a.height))
+}
+
+/// Which of two has the ratio nearer to a picture's, as the distance of logarithms has it.
+fn nearer(picture: Bucket, a: Bucket, b: Bucket) -> Ordering {
+    let [a, b] = [a, b].map(|bucket| {
+        let wide = picture.width as u128 * bucket.height as u128;
+        let tall = picture.height as u128 * bucket.width as u128;
+        // How many times one ratio is the other, as a fraction of at least 1.
+        (wide.max(tall), wide.min(tall))
+    });
+    (a.0 * b.1).cmp(&(b.0 * a.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Sizes of pictures that repeat themselves in no pattern, from 1 to 6000 pixels a side.
+    fn pictures() -> impl Iterator<Item = [u32; 2]> {
+        let number = |n: u64| {
+            let mixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32 % 6000 + 1
+        };
+        (0..4000).map(move |n| [number(2 * n), number(2 * n + 1)])
+    }
+
+    /// The share that covering a bucket cuts off.
+    fn cropped([width, height]: [u32; 2], bucket: Bucket) -> f64 {
+        let times =
+            f64::from(width) * bucket.height as f64 / f64::from(height) / bucket.width as f64;
+        1.0 - times.min(1.0 / times)
+    }
+
+    const CASES: [[usize; 4]; 5] = [
+        [1024, 64, 512, 2048],
+        [512, 64, 256, 1024],
+        [768, 8, 384, 1536],
+        [1000, 64, 256, 2048],
+        [64, 16, 16, 64],
+    ];
+
+    #[test]
+    fn sizes_keep_to_what_was_asked() {
+        for [resolution, step, min_side, max_side] in CASES {
+            let buckets = Buckets::new(resolution, step, min_side, max_side).unwrap();
+            for bucket in buckets.sizes() {
+                let Bucket { width, height } = *bucket;
+                let turned = Bucket { width: height, height: width };
+                assert!(buckets.sizes().contains(&turned), "{bucket:?}");
+                for side in [width, height] {
+                    assert_eq!(side % step, 0, "{bucket:?}");
+                    assert!((min_side..=max_side).contains(&side), "{bucket:?}");
+                }
+                assert!(width * height <= resolution * resolution, "{bucket:?}");
+                // No side can grow by a step.
+                let grown = (width + step) * height.max(step);
+                let at_most = width == height || width == max_side || height == max_side;
+                assert!(
+                    at_most || grown > resolution * resolution || {
+                        (height + step) * width > resolution * resolution
+                    },
+                    "{bucket:?}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn little_is_cropped() {
+        for [resolution, step, min_side, max_side] in CASES {
+            let buckets = Buckets::new(resolution, step, min_side, max_side).unwrap();
+            let [first, .., last] = buckets.sizes() else { panic!("one bucket") };
+            let ratio = |bucket: &Bucket| bucket.width as f64 / bucket.height as f64;
+            let range = ratio(first)..=ratio(last);
+            let within =
+                pictures().filter(|[w, h]| range.contains(&(f64::from(*w) / f64::from(*h))));
+            for picture in within {
+                let share = cropped(picture, buckets.choose(picture));
+                assert!(share <= buckets.most_cropped() + 1e-12, "{picture:?} loses {share}");
+                // None of the others would have lost less.
+                let least = buckets.sizes().iter().map(|bucket| cropped(picture, *bucket));
+                assert!(share <= least.fold(1.0, f64::min) + 1e-12, "{picture:?}");
+            }
+        }
+        let buckets = Buckets::new(1024, 64, 512, 2048).unwrap();
+        assert!(buckets.most_cropped() < 0.075, "{}", buckets.most_cropped());
+    }
+
+    #[test]
+    fn a_square_gets_the_square_and_a_turned_picture_the_turned_bucket() {
+        for [resolution, step, min_side, max_side] in CASES {
+            let buckets = Buckets::new(resolution, step, min_side, max_side).unwrap();
+            let side = resolution / step * step;
+            for picture in [1, 77, 5000] {
+                let square = Bucket { width: side, height: side };
+                assert_eq!(buckets.choose([picture, picture]), square);
+            }
+            for [width, height] in pictures() {
+                let [chosen, turned] =
+                    [[width, height], [height, width]].map(|p| buckets.choose(p));
+                let turned = Bucket { width: turned.height, height: turned.width };
+                let share = |bucket| cropped([width, height], bucket);
+                assert!((share(chosen) - share(turned)).abs() < 1e-12, "{width} x {height}");
+            }
+        }
+    }
+
+    #[test]
+    fn nothing_is_scaled_up_that_should_not_be() {
+        let buckets = Buckets::new(1024, 64, 512, 2048).unwrap().without_upscaling();
+        assert_eq!(buckets.choose([4000, 4000]), Bucket { width: 1024, height: 1024 });
+        assert_eq!(buckets.choose([800, 600]), Bucket { width: 768, height: 576 });
+        assert_eq!(buckets.choose([10, 10]), Bucket { width: 64, height: 64 });
+        for [width, height] in pictures().filter(|sides| sides.iter().all(|side| *side >= 64)) {
+            let bucket = buckets.choose([width, height]);
+            assert!(bucket.width <= width as usize && bucket.height <= height as usize);
+            assert_eq!([bucket.width % 64, bucket.height % 64], [0, 0]);
+        }
+    }
+
+    #[test]
+    fn impossible_requests_are_refused() {
+        for [resolution, step, min_side, max_side] in
+            [[1024, 0, 512, 2048], [32, 64, 1, 64], [1024, 64, 1100, 2048], [1024, 64, 512, 1000]]
+        {
+            let error = Buckets::new(resolution, step, min_side, max_side).unwrap_err();
+            assert!(error.to_string().starts_with("no buckets for resolution"), "{error}");
+        }
+    }
+}

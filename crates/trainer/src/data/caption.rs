@@ -1,0 +1,208 @@
+//! What a step does to a caption. Functions of the caption, the settings and two random numbers, so
+//! that a run that is continued sees the texts it would have seen, and so that everything a run can
+//! ask for is known beforehand: `variants` is what has to be encoded for text encoders to be unloaded.
+
+use std::num::NonZeroU16;
+
+/// What is done.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct CaptionSettings {
+    /// Put in front of every caption that does not have it.
+    pub trigger: Option<String>,
+    /// Whether tags change places.
+    pub shuffle: Option<Shuffle>,
+    /// How often, from 0 to 1, a step sees an empty caption instead, so that the model still knows
+    /// what to draw for nothing (classifier-free guidance).
+    pub dropout: f32,
+}
+
+/// Tags, between commas, in changing order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shuffle {
+    /// Tags in front that keep their places.
+    pub n_kept: usize,
+    /// In how many orders a caption is seen, the one it was written in included. Few enough that
+    /// all of them can be encoded beforehand.
+    pub n_orders: NonZeroU16,
+}
+
+/// The random numbers of one step, each uniform over all 64 bits. Always two, so that a setting
+/// that is switched on does not change what the others do.
+#[derive(Clone, Copy, Debug)]
+pub struct Draws {
+    /// Decides on dropout.
+    pub dropout: u64,
+    /// Decides on the order of tags.
+    pub order: u64,
+}
+
+/// The text of one step.
+pub fn for_step(caption: &str, settings: &CaptionSettings, draws: Draws) -> String {
+    // The upper 24 bits are a number below 1 without rounding.
+    let uniform = (draws.dropout >> 40) as f32 / (1 << 24) as f32;
+    if uniform < settings.dropout {
+        return String::new();
+    }
+    let order = match settings.shuffle {
+        Some(Shuffle { n_orders, .. }) => draws.order % u64::from(n_orders.get()),
+        None => 0,
+    };
+    in_order(caption, settings, order)
+}
+
+/// Every text that `for_step` can give for a caption, each once.
+pub fn variants(caption: &str, settings: &CaptionSettings) -> Vec<String> {
+    let mut texts = Vec::new();
+    let mut add = |text: String| {
+        if !texts.contains(&text) {
+            texts.push(text);
+        }
+    };
+    if settings.dropout < 1.0 {
+        let n_orders = settings.shuffle.map_or(1, |shuffle| shuffle.n_orders.get());
+        (0..n_orders.into()).for_each(|order| add(in_order(caption, settings, order)));
+    }
+    if settings.dropout > 0.0 {
+        add(String::new());
+    }
+    texts
+}
+
+fn in_order(caption: &str, settings: &CaptionSettings, order: u64) -> String {
+    let shuffled = match settings.shuffle {
+        Some(Shuffle { n_kept, .. }) if order > 0 => shuffled(caption, n_kept, order),
+        _ => caption.to_owned(),
+    };
+    // Last, so that the word stays in front.
+    match settings.trigger.as_deref().map(str::trim) {
+        Some(trigger) if !trigger.is_empty() => triggered(&shuffled, trigger),
+        _ => shuffled,
+    }
+}
+
+/// Fisher and Yates, with numbers that follow from the order's.
+fn shuffled(caption: &str, n_kept: usize, order: u64) -> String {
+    let mut tags: Vec<&str> =
+        caption.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
+    let n_kept = n_kept.min(tags.len());
+    let moving = &mut tags[n_kept..];
+    let mut state = order;
+    for last in (1..moving.len()).rev() {
+        let other = mixed(&mut state) % (last as u64 + 1);
+        moving.swap(last, other as usize);
+    }
+    tags.join(", ")
+}
+
+/// `SplitMix64`. Taken: Steele, Lea and Flood, "Fast splittable pseudorandom number generators".
+fn mixed(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut number = *state;
+    number = (number ^ (number >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    number = (number ^ (number >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    number ^ (number >> 31)
+}
+
+fn triggered(caption: &str, trigger: &str) -> String {
+    if has_words(caption, trigger) {
+        return caption.to_owned();
+    }
+    if caption.is_empty() { trigger.to_owned() } else { format!("{trigger}, {caption}") }
+}
+
+/// Whether the trigger stands in it as words: `sks` is not in `asks`, `SKS` is one.
+fn has_words(caption: &str, trigger: &str) -> bool {
+    let [caption, trigger] = [caption, trigger].map(str::to_lowercase);
+    let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
+    caption.match_indices(&trigger).any(|(at, _)| {
+        let (before, after) = (&caption[..at], &caption[at + trigger.len()..]);
+        !is_part(before.chars().next_back()) && !is_part(after.chars().next())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(trigger: &str, shuffle: Option<(usize, u16)>, dropout: f32) -> CaptionSettings {
+        let shuffle =
+            shuffle.map(|(n_kept, n)| Shuffle { n_kept, n_orders: NonZeroU16::new(n).unwrap() });
+        let trigger = (!trigger.is_empty()).then(|| trigger.to_owned());
+        CaptionSettings { trigger, shuffle, dropout }
+    }
+
+    const KEEP: u64 = u64::MAX;
+
+    #[test]
+    fn a_trigger_is_put_in_front_once() {
+        for (caption, trigger, expected) in [
+            ("a dog", "sks", "sks, a dog"),
+            ("a sks dog", "sks", "a sks dog"),
+            ("SKS dog", "sks", "SKS dog"),
+            ("she asks a dog", "sks", "sks, she asks a dog"),
+            ("sks_2 dog", "sks", "sks, sks_2 dog"),
+            ("", "sks", "sks"),
+            ("a dog", " ", "a dog"),
+            ("ein Hündchen", "ünd", "ünd, ein Hündchen"),
+            ("in the style of İrem, a cat", "irem", "irem, in the style of İrem, a cat"),
+        ] {
+            let draws = Draws { dropout: KEEP, order: 0 };
+            assert_eq!(for_step(caption, &settings(trigger, None, 0.5), draws), expected);
+        }
+    }
+
+    #[test]
+    fn tags_change_places_behind_those_that_are_kept() {
+        let settings = settings("sks", Some((1, 500)), 0.0);
+        let mut seen = std::collections::BTreeSet::new();
+        for order in 0..2000 {
+            let text = for_step("one, a, b,,c ", &settings, Draws { dropout: KEEP, order });
+            let mut tags: Vec<_> =
+                text.split(',').map(str::trim).filter(|t| !t.is_empty()).collect();
+            assert_eq!(tags[..2], ["sks", "one"]);
+            seen.insert(tags[2..].concat());
+            tags.sort_unstable();
+            assert_eq!(tags, ["a", "b", "c", "one", "sks"]);
+        }
+        assert_eq!(seen.len(), 6, "all orders of three tags");
+    }
+
+    #[test]
+    fn captions_drop_out_as_often_as_asked() {
+        let settings = settings("sks", None, 0.25);
+        let n_dropped = (0..1000)
+            .map(|n| for_step("a dog", &settings, Draws { dropout: n << 54, order: n }))
+            .filter(String::is_empty)
+            .count();
+        // 1000 of the 1024 evenly spaced numbers were drawn, all of the small ones among them.
+        assert_eq!(n_dropped, 256);
+        let never = CaptionSettings { dropout: 0.0, ..settings.clone() };
+        assert_eq!(for_step("a dog", &never, Draws { dropout: 0, order: 0 }), "sks, a dog");
+        let always = CaptionSettings { dropout: 1.0, ..settings };
+        assert_eq!(for_step("a dog", &always, Draws { dropout: KEEP, order: 0 }), "");
+    }
+
+    #[test]
+    fn variants_are_all_that_steps_ask_for_and_no_more() {
+        for settings in [
+            settings("", None, 0.0),
+            settings("sks", None, 0.1),
+            settings("sks", Some((1, 4)), 0.1),
+            settings("", Some((0, 300)), 0.0),
+            settings("sks", Some((0, 3)), 1.0),
+        ] {
+            for caption in ["", "a dog", "a, b, c, d"] {
+                let mut expected = variants(caption, &settings);
+                let mut state = 1;
+                let mut seen: Vec<_> = (0..20_000)
+                    .map(|_| Draws { dropout: mixed(&mut state), order: mixed(&mut state) })
+                    .map(|draws| for_step(caption, &settings, draws))
+                    .collect();
+                seen.sort();
+                seen.dedup();
+                expected.sort();
+                assert_eq!(seen, expected, "{settings:?}");
+            }
+        }
+    }
+}

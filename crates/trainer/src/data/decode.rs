@@ -1,0 +1,58 @@
+//! One picture as the eye sees it: the right way up, over white, red, green and blue in bytes.
+//!
+//! Files come from strangers. What they may take is limited before anything is decoded: pixels and
+//! bytes of the file by `header`, allocations by `image`. Panics are not caught: the decoders hold no
+//! unsafe code and are fuzzed, tests here feed them damaged files, and a panic that is caught still
+//! prints into the middle of a screen.
+
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::Path;
+
+use image::{DynamicImage, ImageReader};
+
+use super::header;
+use super::problem::ProblemKind;
+
+/// A picture in memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pixels {
+    /// Pixels in a row.
+    pub width: u32,
+    /// Rows.
+    pub height: u32,
+    /// Red, green and blue of each pixel, row by row.
+    pub rgb: Vec<u8>,
+}
+
+/// Reads it; of an animated one the first frame.
+pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
+    let header = header::read(path)?;
+    let bytes = fs::metadata(path).map_or(0, |about| about.len());
+    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    let mut reader = ImageReader::with_format(BufReader::new(file), header.format);
+    reader.limits(header::limits());
+    let mut picture = reader.decode().map_err(|error| header::explain(error, bytes))?;
+    picture.apply_orientation(header.orientation);
+    Ok(over_white(picture))
+}
+
+/// Whole channels are converted by `image`, which rounds 16 bits to the nearest of 8.
+fn over_white(picture: DynamicImage) -> Pixels {
+    let (width, height) = (picture.width(), picture.height());
+    if !picture.color().has_alpha() {
+        return Pixels { width, height, rgb: picture.into_rgb8().into_raw() };
+    }
+    let rgba = picture.into_rgba8();
+    let rgb = rgba.pixels().flat_map(|pixel| {
+        let [red, green, blue, alpha] = pixel.0;
+        [red, green, blue].map(|colour| mixed(colour, alpha))
+    });
+    Pixels { width, height, rgb: rgb.collect() }
+}
+
+/// A colour on white paper, rounded to the nearest.
+fn mixed(colour: u8, alpha: u8) -> u8 {
+    let [colour, alpha] = [u32::from(colour), u32::from(alpha)];
+    ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8
+}

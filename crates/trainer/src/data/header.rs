@@ -1,0 +1,283 @@
+//! The head of a picture: its size the right way up, whether it moves, whether its end is there.
+//! Reads no more than that needs, so that a folder of thousands is looked through in seconds.
+//!
+//! JPEG is walked here and not by `image`, which reads the whole file to say how large the picture
+//! is, and shows a cut one as grey without a word. The ends of the other formats are checked for
+//! the same reason: before anything is decoded.
+
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::path::Path;
+
+use image::codecs::gif::GifDecoder;
+use image::codecs::png::PngDecoder;
+use image::codecs::webp::WebPDecoder;
+use image::metadata::Orientation;
+use image::{ImageDecoder, ImageError, ImageFormat, Limits};
+
+use super::problem::ProblemKind;
+use super::sniff;
+
+/// Most pixels of a picture. Chosen: twice what the largest cameras make. Decoded it takes up to
+/// 8 bytes for each (16 bits with alpha), and progressive JPEG 6 bytes beside the 3 of its pixels.
+pub const MOST_PIXELS: u64 = 256_000_000;
+
+/// Longest file. Chosen: `MOST_PIXELS` of noise at 3 bytes each, and some.
+const MOST_BYTES: u64 = 1 << 30;
+
+/// What is known of a picture before it is decoded.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Header {
+    pub(super) format: ImageFormat,
+    /// Width and height, the right way up.
+    pub(super) size: [u32; 2],
+    pub(super) orientation: Orientation,
+    pub(super) is_animated: bool,
+}
+
+/// As `image` is told everywhere. Rows, palettes and compressed texts count; the pixels themselves
+/// are counted by `MOST_PIXELS`.
+pub(super) fn limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MOST_PIXELS * 8);
+    limits
+}
+
+/// Reads it, and refuses what cannot be decoded or would take too much.
+pub(super) fn read(path: &Path) -> Result<Header, ProblemKind> {
+    // Asked by name, as opening a pipe would wait for its writer.
+    let about = fs::metadata(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    if !about.is_file() {
+        return Err(ProblemKind::Unreadable { why: "is not a file".into() });
+    }
+    let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
+    match about.len() {
+        0 => Err(ProblemKind::ZeroBytes),
+        bytes if bytes > MOST_BYTES => Err(ProblemKind::TooLong { bytes, most: MOST_BYTES }),
+        bytes => Source { file: BufReader::new(file), bytes }.header(),
+    }
+}
+
+/// A file being looked at.
+struct Source {
+    file: BufReader<File>,
+    bytes: u64,
+}
+
+impl Source {
+    fn header(mut self) -> Result<Header, ProblemKind> {
+        let mut start = Vec::with_capacity(sniff::LENGTH);
+        self.from(0)
+            .and_then(|file| file.take(sniff::LENGTH as u64).read_to_end(&mut start))
+            .map_err(|error| ProblemKind::unreadable(&error))?;
+        let format = sniff::sniff(&start)?;
+        let bytes = self.bytes;
+        let (size, orientation, is_animated) = match format {
+            ImageFormat::Png => self.png(),
+            ImageFormat::Gif => self.gif(),
+            ImageFormat::WebP => self.webp(&start),
+            _ => self.jpeg(),
+        }
+        .map_err(|error| explain(error, bytes))?;
+        let pixels = u64::from(size[0]) * u64::from(size[1]);
+        if pixels > MOST_PIXELS {
+            return Err(ProblemKind::Huge { size, pixels, most: MOST_PIXELS });
+        }
+        let size = if turns_sides(orientation) { [size[1], size[0]] } else { size };
+        Ok(Header { format, size, orientation, is_animated })
+    }
+
+    fn from(&mut self, at: u64) -> io::Result<&mut BufReader<File>> {
+        self.file.seek(SeekFrom::Start(at))?;
+        Ok(&mut self.file)
+    }
+
+    fn ends_with(&mut self, mark: &[u8]) -> io::Result<bool> {
+        let Some(at) = self.bytes.checked_sub(mark.len() as u64) else { return Ok(false) };
+        let mut end = vec![0; mark.len()];
+        self.from(at)?.read_exact(&mut end)?;
+        Ok(end == mark)
+    }
+
+    fn png(&mut self) -> Result<Found, ImageError> {
+        const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
+        let mut decoder = PngDecoder::with_limits(self.from(0)?, limits())?;
+        let found = (size(&decoder), decoder.orientation()?, decoder.is_apng()?);
+        if !self.ends_with(END)? {
+            png_end(self.from(8)?)?;
+        }
+        Ok(found)
+    }
+
+    fn webp(&mut self, start: &[u8]) -> Result<Found, ImageError> {
+        // RIFF, then the length of everything after it.
+        let length =
+            start.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
+        if length.is_some_and(|length| u64::from(length) + 8 > self.bytes) {
+            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
+        }
+        let mut decoder = WebPDecoder::new(self.from(0)?)?;
+        Ok((size(&decoder), decoder.orientation()?, decoder.has_animation()))
+    }
+
+    fn gif(&mut self) -> Result<Found, ImageError> {
+        let size = size(&GifDecoder::new(self.from(0)?)?);
+        let n_frames = gif_frames(self.from(6)?)?;
+        Ok((size, Orientation::NoTransforms, n_frames > 1))
+    }
+
+    fn jpeg(&mut self) -> Result<Found, ImageError> {
+        let has_end = self.ends_with(&[0xff, 0xd9])?;
+        let (size, orientation) = jpeg_segments(self.from(2)?, has_end)?;
+        Ok((size, orientation, false))
+    }
+}
+
+/// Size as stored, orientation, whether it is animated.
+type Found = ([u32; 2], Orientation, bool);
+
+fn size(decoder: &impl ImageDecoder) -> [u32; 2] {
+    decoder.dimensions().into()
+}
+
+fn turns_sides(orientation: Orientation) -> bool {
+    use Orientation::{Rotate90, Rotate90FlipH, Rotate270, Rotate270FlipH};
+    matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
+}
+
+/// What a decoder's refusal means for a file that long.
+pub(super) fn explain(error: ImageError, bytes: u64) -> ProblemKind {
+    match error {
+        ImageError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+            ProblemKind::Truncated { bytes }
+        }
+        ImageError::IoError(error) => ProblemKind::unreadable(&error),
+        ImageError::Unsupported(error) => {
+            ProblemKind::UnsupportedFormat { name: error.to_string().to_lowercase() }
+        }
+        error => ProblemKind::Damaged { why: error.to_string().to_lowercase() },
+    }
+}
+
+/// Chunks of length, name, data, checksum, up to the one that is the end.
+fn png_end(file: &mut BufReader<File>) -> io::Result<()> {
+    loop {
+        let [length, name] = [array(file)?, array(file)?];
+        file.seek_relative(i64::from(u32::from_be_bytes(length)))?;
+        // The checksum is read, as seeking past the end of a file is no error.
+        array::<4>(file)?;
+        if name == *b"IEND" {
+            return Ok(());
+        }
+    }
+}
+
+/// Frames up to the second; what follows the first one matters to nobody.
+fn gif_frames(file: &mut BufReader<File>) -> io::Result<usize> {
+    let [_, _, _, _, flags, _, _] = array(file)?;
+    skip_colours(file, flags)?;
+    let mut n_frames = 0;
+    loop {
+        match array(file) {
+            // An extension: a label, then blocks.
+            Ok([0x21]) => array::<1>(file).map(drop)?,
+            Ok([0x2c]) if n_frames == 1 => return Ok(2),
+            Ok([0x2c]) => {
+                let [.., flags] = array::<9>(file)?;
+                skip_colours(file, flags)?;
+                array::<1>(file)?;
+                n_frames = 1;
+            }
+            Ok(_) => return Ok(n_frames),
+            Err(_) if n_frames == 1 => return Ok(1),
+            Err(error) => return Err(error),
+        }
+        skip_blocks(file)?;
+    }
+}
+
+fn skip_colours(file: &mut BufReader<File>, flags: u8) -> io::Result<()> {
+    let has_table = flags & 0x80 != 0;
+    file.seek_relative(if has_table { 3 << ((flags & 7) + 1) } else { 0 })
+}
+
+/// Each begins with its length; one without content is the last.
+fn skip_blocks(file: &mut BufReader<File>) -> io::Result<()> {
+    loop {
+        let [length] = array(file)?;
+        if length == 0 {
+            return Ok(());
+        }
+        file.seek_relative(i64::from(length))?;
+    }
+}
+
+/// Size and orientation. A file that does not end as one should is walked to its last segment.
+fn jpeg_segments(
+    file: &mut BufReader<File>,
+    has_end: bool,
+) -> Result<([u32; 2], Orientation), ImageError> {
+    let mut size = None;
+    let mut orientation = None;
+    loop {
+        let marker = next_marker(file)?;
+        match (marker, size) {
+            (0xd9, Some(size)) => {
+                return Ok((size, orientation.unwrap_or(Orientation::NoTransforms)));
+            }
+            // Without a length: restarts, and one that nobody uses.
+            (0x01 | 0xd0..=0xd8, _) => continue,
+            _ => {}
+        }
+        let length = u16::from_be_bytes(array(file)?).saturating_sub(2);
+        match marker {
+            0xc0..=0xcf if !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 5 => {
+                let [_, a, b, c, d] = array(file)?;
+                let [height, width] = [[a, b], [c, d]].map(|two| u16::from_be_bytes(two).into());
+                size = Some([width, height]);
+                file.seek_relative(i64::from(length) - 5)?;
+            }
+            0xe1 => {
+                let mut data = vec![0; length.into()];
+                file.read_exact(&mut data)?;
+                let exif = data.strip_prefix(b"Exif\0\0");
+                orientation = orientation.or_else(|| Orientation::from_exif_chunk(exif?));
+            }
+            0xda if has_end && size.is_some() => {
+                let size = size.unwrap_or_default();
+                return Ok((size, orientation.unwrap_or(Orientation::NoTransforms)));
+            }
+            _ => file.seek_relative(length.into())?,
+        }
+    }
+}
+
+/// The next byte that is neither data nor filling after 0xff. Data after the start of a scan is
+/// passed over the same way: there 0xff stands with a zero after it.
+fn next_marker(file: &mut BufReader<File>) -> io::Result<u8> {
+    loop {
+        let buffered = file.fill_buf()?;
+        if buffered.is_empty() {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let Some(at) = buffered.iter().position(|byte| *byte == 0xff) else {
+            let length = buffered.len();
+            file.consume(length);
+            continue;
+        };
+        file.consume(at);
+        let mut byte = 0xff;
+        while byte == 0xff {
+            [byte] = array(file)?;
+        }
+        if byte != 0 {
+            return Ok(byte);
+        }
+    }
+}
+
+fn array<const N: usize>(file: &mut impl Read) -> io::Result<[u8; N]> {
+    let mut bytes = [0; N];
+    file.read_exact(&mut bytes)?;
+    Ok(bytes)
+}

@@ -1,0 +1,28 @@
+//! Folders of pictures and captions, up to the numbers and texts of one step. Knows nothing of
+//! models, devices or training; what is wrong with a file is a value, never the end of a scan.
+//!
+//! `scan` finds pictures with their captions, `decode` opens one as the eye sees it, `bucket` says
+//! which size it gets, `resize` makes it that size, `caption` is what a step does to a text.
+//!
+//! Left out on purpose: colour profiles and PNG's gamma. The pictures that models were trained on
+//! were read without, and a viewer's correction would move colours away from them.
+
+pub mod bucket;
+pub mod caption;
+pub mod decode;
+mod header;
+mod metadata;
+pub mod problem;
+pub mod resize;
+pub mod scan;
+mod sniff;
+#[cfg(test)]
+mod tests;
+mod text;
+mod walk;
+
+pub use bucket::{Bucket, Buckets};
+pub use decode::{Pixels, decode};
+pub use problem::{Problem, ProblemKind};
+pub use resize::{Crop, fit, to_numbers};
+pub use scan::{Item, Scan, scan};

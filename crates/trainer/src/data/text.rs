@@ -1,0 +1,33 @@
+//! A caption from a file: UTF-8 or nothing. Another encoding is reported and not guessed, as a wrong
+//! guess would train wrong letters without anybody seeing it.
+
+use std::fs::File;
+use std::io::Read;
+use std::path::Path;
+
+use super::problem::ProblemKind;
+
+/// Longest caption file. Chosen: a thousand times what any text encoder reads.
+const MOST_BYTES: u64 = 1 << 20;
+
+/// The caption in a file, without a mark of byte order and without space around it. Line ends within
+/// are kept as one character each.
+pub(super) fn read(path: &Path) -> Result<String, ProblemKind> {
+    let mut bytes = Vec::new();
+    File::open(path)
+        .and_then(|file| file.take(MOST_BYTES + 1).read_to_end(&mut bytes))
+        .map_err(|error| ProblemKind::unreadable(&error))?;
+    if bytes.len() as u64 > MOST_BYTES {
+        return Err(ProblemKind::TooLong { bytes: bytes.len() as u64, most: MOST_BYTES });
+    }
+    let text = std::str::from_utf8(&bytes).map_err(|error| {
+        let at = error.valid_up_to();
+        ProblemKind::CaptionNotUtf8 { at, byte: bytes[at] }
+    })?;
+    Ok(tidied(text))
+}
+
+/// As every caption is, from wherever it comes.
+pub(super) fn tidied(text: &str) -> String {
+    text.trim_start_matches('\u{feff}').trim().replace("\r\n", "\n")
+}

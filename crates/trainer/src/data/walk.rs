@@ -1,0 +1,219 @@
+//! Folders, and which files in them belong together: pictures, captions beside them, controls of
+//! the same name, metadata. Looks at names only; what is in the files is `scan`'s.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::{OsStr, OsString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::metadata::{self, Entries};
+use super::problem::{Problem, ProblemKind};
+
+/// Endings of pictures. Those without a decoder are among them, so that they are reported and not
+/// silently left out.
+const PICTURES: &[&str] = &[
+    "png", "apng", "jpg", "jpeg", "jpe", "jfif", "webp", "gif", "bmp", "tif", "tiff", "avif",
+    "heic", "heif", "jxl", "jp2", "psd",
+];
+
+/// Endings of captions, the first one found is taken.
+const CAPTIONS: &[&str] = &["txt", "caption"];
+
+/// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
+const MOST_REPEATS: u32 = 999;
+
+/// A file that is named like a picture, with what its place says of it.
+#[derive(Debug)]
+pub(super) struct Candidate {
+    pub(super) path: PathBuf,
+    /// In the order in which they count.
+    pub(super) captions: Vec<PathBuf>,
+    pub(super) control: Option<PathBuf>,
+    pub(super) repeats: u32,
+    /// From the folder's name.
+    pub(super) class: Option<String>,
+}
+
+/// Everything found below a folder.
+#[derive(Debug, Default)]
+pub(super) struct Walk {
+    pub(super) candidates: Vec<Candidate>,
+    pub(super) entries: Entries,
+    pub(super) problems: Vec<Problem>,
+    /// Folders by their real paths, which ends loops of links.
+    seen: BTreeSet<PathBuf>,
+}
+
+/// What is known of a folder from those above it.
+#[derive(Clone, Debug)]
+struct Place {
+    repeats: u32,
+    class: Option<String>,
+    /// Where controls for its pictures are.
+    controls: Option<PathBuf>,
+}
+
+/// Walks through a folder and all below.
+pub(super) fn walk(folder: &Path) -> Walk {
+    let mut walk = Walk::default();
+    walk.folder(folder, &Place { repeats: 1, class: None, controls: None });
+    walk
+}
+
+impl Walk {
+    fn folder(&mut self, path: &Path, above: &Place) {
+        let Some(place) = self.enter(path, above) else { return };
+        let listing = match Listing::read(path) {
+            Ok(listing) => listing,
+            Err(error) => return self.skip(path, ProblemKind::unreadable(&error)),
+        };
+        if let Some(path) = &listing.metadata {
+            metadata::read(path, &mut self.entries, &mut self.problems);
+        }
+        self.pictures(path, &listing, &place);
+        self.folders(&listing, &place);
+    }
+
+    fn skip(&mut self, path: &Path, kind: ProblemKind) {
+        self.problems.push(Problem::skipped(path, kind));
+    }
+
+    /// What the folder's own name adds; nothing if it is not to be read.
+    fn enter(&mut self, path: &Path, above: &Place) -> Option<Place> {
+        let real = match fs::canonicalize(path) {
+            Ok(real) => real,
+            Err(error) => {
+                self.skip(path, ProblemKind::unreadable(&error));
+                return None;
+            }
+        };
+        let name = real.file_name().and_then(OsStr::to_str).and_then(repeats_and_class);
+        if !self.seen.insert(real.clone()) {
+            self.skip(path, ProblemKind::FolderTwice { target: real });
+            return None;
+        }
+        match name {
+            Some((0, _)) => {
+                self.skip(path, ProblemKind::NoRepeats);
+                None
+            }
+            Some((repeats, class)) => Some(Place { repeats, class, ..above.clone() }),
+            None => Some(above.clone()),
+        }
+    }
+
+    fn pictures(&mut self, folder: &Path, listing: &Listing, place: &Place) {
+        let mut controls = match &place.controls {
+            Some(path) => Listing::read(path).unwrap_or_default().pictures,
+            None => Vec::new(),
+        };
+        let mut first: BTreeMap<&OsStr, &Path> = BTreeMap::new();
+        let mut paired = BTreeSet::new();
+        for path in &listing.pictures {
+            let stem = path.file_stem().unwrap_or_default();
+            if let Some(other) = first.get(stem) {
+                let kind = ProblemKind::DuplicateStem { other: other.to_path_buf() };
+                self.problems.push(Problem::warning(path, kind));
+            }
+            first.entry(stem).or_insert(path);
+            let control =
+                controls.iter().find(|control| control.file_stem() == Some(stem)).cloned();
+            if let (None, Some(folder)) = (&control, &place.controls) {
+                let kind = ProblemKind::ControlMissing { folder: folder.clone() };
+                self.problems.push(Problem::warning(path, kind));
+            }
+            paired.extend(control.clone());
+            self.candidates.push(Candidate {
+                path: path.clone(),
+                captions: listing.captions.get(stem).cloned().unwrap_or_default(),
+                control,
+                repeats: place.repeats,
+                class: place.class.clone(),
+            });
+        }
+        controls.retain(|control| !paired.contains(control));
+        for control in controls {
+            self.skip(&control, ProblemKind::ControlUnpaired { folder: folder.into() });
+        }
+    }
+
+    fn folders(&mut self, listing: &Listing, place: &Place) {
+        let named = |name: &str| {
+            let is_named =
+                |path: &&PathBuf| path.file_name().is_some_and(|n| n.eq_ignore_ascii_case(name));
+            listing.folders.iter().find(is_named)
+        };
+        let pair = named("images").zip(named("control"));
+        for path in &listing.folders {
+            let controls = match (pair, &place.controls) {
+                (Some((_, control)), _) if control == path => continue,
+                (Some((images, control)), _) if images == path => Some(control.clone()),
+                // Folders below pair with those of the same name.
+                (_, Some(controls)) => path.file_name().map(|name| controls.join(name)),
+                _ => None,
+            };
+            self.folder(path, &Place { controls, ..place.clone() });
+        }
+    }
+}
+
+/// The names in one folder, by what they are, sorted.
+#[derive(Debug, Default)]
+struct Listing {
+    folders: Vec<PathBuf>,
+    pictures: Vec<PathBuf>,
+    /// By the name without its ending.
+    captions: BTreeMap<OsString, Vec<PathBuf>>,
+    metadata: Option<PathBuf>,
+}
+
+impl Listing {
+    fn read(folder: &Path) -> std::io::Result<Self> {
+        let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
+        let mut paths = names.collect::<Result<Vec<_>, _>>()?;
+        paths.retain(|path| !is_ignored(path));
+        paths.sort();
+        let mut listing = Self::default();
+        for path in paths {
+            listing.put(path);
+        }
+        for captions in listing.captions.values_mut() {
+            captions
+                .sort_by_key(|path| CAPTIONS.iter().position(|ending| has_ending(path, ending)));
+        }
+        Ok(listing)
+    }
+
+    fn put(&mut self, path: PathBuf) {
+        let has = |endings: &[&str]| endings.iter().any(|ending| has_ending(&path, ending));
+        if path.is_dir() {
+            self.folders.push(path);
+        } else if has(PICTURES) {
+            self.pictures.push(path);
+        } else if has(CAPTIONS) {
+            let stem = path.file_stem().unwrap_or_default().to_owned();
+            self.captions.entry(stem).or_default().push(path);
+        } else if path.file_name() == Some(metadata::NAME.as_ref()) {
+            self.metadata = Some(path);
+        }
+    }
+}
+
+/// Hidden files, among them the `._*` of macOS, and what systems leave behind.
+fn is_ignored(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    name.starts_with('.') || ["Thumbs.db", "desktop.ini", "__MACOSX"].contains(&&*name)
+}
+
+fn has_ending(path: &Path, ending: &str) -> bool {
+    path.extension().is_some_and(|found| found.eq_ignore_ascii_case(ending))
+}
+
+/// `10_sks dog` means ten times, and `sks dog` where there is no caption (kohya's folders).
+fn repeats_and_class(name: &str) -> Option<(u32, Option<String>)> {
+    let (digits, class) = name.split_once('_')?;
+    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
+    let repeats = digits.parse().ok().filter(|repeats| is_number && *repeats <= MOST_REPEATS)?;
+    let class = class.trim();
+    Some((repeats, (!class.is_empty()).then(|| class.to_owned())))
+}
