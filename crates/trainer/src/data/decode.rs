@@ -1,9 +1,9 @@
 //! One picture as the eye sees it: the right way up, over white, red, green and blue in bytes.
 //!
 //! Files come from strangers. What they may take is limited before anything is decoded: pixels and
-//! bytes of the file by `header`, allocations by `image`. Panics are not caught: the decoders hold no
-//! unsafe code and are fuzzed, tests here feed them damaged files, and a panic that is caught still
-//! prints into the middle of a screen.
+//! bytes of the file by `header`, allocations by `image`. Panics are not caught: a panic that is caught
+//! still prints into the middle of a screen, and hides a fault of a decoder that should be mended.
+//! Tests here feed damaged files to all of them.
 
 use std::fs::{self, File};
 use std::io::BufReader;

@@ -10,6 +10,7 @@ use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
 use std::path::Path;
 
 use image::codecs::gif::GifDecoder;
+use image::codecs::jpeg::JpegDecoder;
 use image::codecs::png::PngDecoder;
 use image::codecs::webp::WebPDecoder;
 use image::metadata::Orientation;
@@ -128,8 +129,12 @@ impl Source {
 
     fn jpeg(&mut self) -> Result<Found, ImageError> {
         let has_end = self.ends_with(&[0xff, 0xd9])?;
-        let (size, orientation) = jpeg_segments(self.from(2)?, has_end)?;
-        Ok((size, orientation, false))
+        let segments = Segments::read(self.from(2)?, has_end)?;
+        // A scan or an end before any frame: the decoder says what is wrong in its own words.
+        let size = segments
+            .size
+            .map_or_else(|| Ok(size(&JpegDecoder::new(self.from(0)?)?)), Ok::<_, ImageError>);
+        Ok((size?, segments.orientation.unwrap_or(Orientation::NoTransforms), false))
     }
 }
 
@@ -212,43 +217,45 @@ fn skip_blocks(file: &mut BufReader<File>) -> io::Result<()> {
     }
 }
 
-/// Size and orientation. A file that does not end as one should is walked to its last segment.
-fn jpeg_segments(
-    file: &mut BufReader<File>,
-    has_end: bool,
-) -> Result<([u32; 2], Orientation), ImageError> {
-    let mut size = None;
-    let mut orientation = None;
-    loop {
-        let marker = next_marker(file)?;
-        match (marker, size) {
-            (0xd9, Some(size)) => {
-                return Ok((size, orientation.unwrap_or(Orientation::NoTransforms)));
+/// What the segments of a JPEG say.
+#[derive(Default)]
+struct Segments {
+    size: Option<[u32; 2]>,
+    orientation: Option<Orientation>,
+}
+
+impl Segments {
+    /// Up to the first scan; a file that does not end as one should is walked to its end.
+    fn read(file: &mut BufReader<File>, has_end: bool) -> io::Result<Self> {
+        let mut segments = Self::default();
+        loop {
+            match next_marker(file)? {
+                0xd9 => return Ok(segments),
+                // Without a length: restarts, and one that nobody uses.
+                0x01 | 0xd0..=0xd8 => {}
+                0xda if has_end => return Ok(segments),
+                marker => segments.add(marker, file)?,
             }
-            // Without a length: restarts, and one that nobody uses.
-            (0x01 | 0xd0..=0xd8, _) => continue,
-            _ => {}
         }
+    }
+
+    fn add(&mut self, marker: u8, file: &mut BufReader<File>) -> io::Result<()> {
         let length = u16::from_be_bytes(array(file)?).saturating_sub(2);
-        match marker {
-            0xc0..=0xcf if !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 5 => {
-                let [_, a, b, c, d] = array(file)?;
-                let [height, width] = [[a, b], [c, d]].map(|two| u16::from_be_bytes(two).into());
-                size = Some([width, height]);
-                file.seek_relative(i64::from(length) - 5)?;
-            }
-            0xe1 => {
-                let mut data = vec![0; length.into()];
-                file.read_exact(&mut data)?;
-                let exif = data.strip_prefix(b"Exif\0\0");
-                orientation = orientation.or_else(|| Orientation::from_exif_chunk(exif?));
-            }
-            0xda if has_end && size.is_some() => {
-                let size = size.unwrap_or_default();
-                return Ok((size, orientation.unwrap_or(Orientation::NoTransforms)));
-            }
-            _ => file.seek_relative(length.into())?,
+        // The frame: bits, height, width. Tables have numbers in the same range.
+        if matches!(marker, 0xc0..=0xcf) && !matches!(marker, 0xc4 | 0xc8 | 0xcc) && length >= 5 {
+            let [_, a, b, c, d] = array(file)?;
+            let [height, width] = [[a, b], [c, d]].map(|two| u16::from_be_bytes(two).into());
+            self.size = Some([width, height]);
+            return file.seek_relative(i64::from(length) - 5);
         }
+        if marker != 0xe1 {
+            return file.seek_relative(length.into());
+        }
+        let mut data = vec![0; length.into()];
+        file.read_exact(&mut data)?;
+        let exif = data.strip_prefix(b"Exif\0\0");
+        self.orientation = self.orientation.or_else(|| Orientation::from_exif_chunk(exif?));
+        Ok(())
     }
 }
 

@@ -190,6 +190,9 @@ impl Listing {
             self.folders.push(path);
         } else if has(PICTURES) {
             self.pictures.push(path);
+        } else if !path.is_file() {
+            // A pipe would be waited for. Pictures are asked the same when they are opened, and
+            // reported; a caption that is none is missed anyway.
         } else if has(CAPTIONS) {
             let stem = path.file_stem().unwrap_or_default().to_owned();
             self.captions.entry(stem).or_default().push(path);

@@ -1,0 +1,67 @@
+//! Training folders as only some systems have them: links that go round, names that are no text,
+//! pipes that nobody writes to.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::Command;
+
+use trainer::data::{ProblemKind, scan};
+
+fn put_picture(path: &Path) {
+    let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 64, 64);
+    encoder.set_color(png::ColorType::Grayscale);
+    encoder.write_header().unwrap().write_image_data(&[0x80; 64 * 64]).unwrap();
+}
+
+#[test]
+fn links_that_go_round_are_followed_once() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().canonicalize().unwrap();
+    fs::create_dir_all(root.join("a/b")).unwrap();
+    put_picture(&root.join("a/b/c.png"));
+    symlink(&root, root.join("a/b/up")).unwrap();
+    symlink("self", root.join("self")).unwrap();
+    symlink("a/b", root.join("z")).unwrap();
+    symlink("lost.png", root.join("y.png")).unwrap();
+    let found = scan(&root).unwrap();
+    let paths: Vec<_> = found.items.iter().map(|item| item.path.clone()).collect();
+    assert_eq!(paths, [root.join("a/b/c.png")]);
+    let shown = |path: &Path| path.strip_prefix(&root).unwrap().display().to_string();
+    let skipped = found.problems.iter().filter(|problem| problem.is_skipped);
+    let skipped: Vec<_> = skipped.map(|problem| (shown(&problem.path), &problem.kind)).collect();
+    let [(up, again), (lost, unreadable), (z, also)] = &skipped[..] else { panic!("{skipped:?}") };
+    assert_eq!([up, lost, z], ["a/b/up", "y.png", "z"]);
+    assert_eq!(**again, ProblemKind::FolderTwice { target: root.clone() });
+    assert!(matches!(unreadable, ProblemKind::Unreadable { .. }));
+    assert_eq!(**also, ProblemKind::FolderTwice { target: root.join("a/b") });
+}
+
+#[test]
+fn names_need_not_be_text() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &[u8]| folder.path().join(OsStr::from_bytes(name));
+    // Some file systems refuse such names, and then there is nothing to read.
+    if fs::write(path(b"gr\xfcn.txt"), "green").is_err() {
+        return;
+    }
+    put_picture(&path(b"gr\xfcn.png"));
+    let found = scan(folder.path()).unwrap();
+    assert_eq!(found.items[0].caption, "green");
+    assert_eq!(found.problems, []);
+}
+
+#[test]
+fn nobody_waits_for_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    put_picture(&folder.path().join("a.png"));
+    for name in ["a.txt", "b.png", "metadata.jsonl"] {
+        let made = Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
+        assert!(made.success());
+    }
+    let found = scan(folder.path()).unwrap();
+    let kinds: Vec<_> = found.problems.iter().map(|problem| problem.kind.to_string()).collect();
+    assert_eq!(kinds, ["has no caption: an empty one is taken", "cannot be read: is not a file"]);
+}
