@@ -27,9 +27,9 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// All sizes with sides that are multiples of `step` between `min_side` and `max_side`: to each
-    /// width the largest height with an area of at most that of the square of `resolution`, to each
-    /// height the largest width, and the square itself.
+    /// The square, and all sizes with sides that are multiples of `step` between `min_side` and
+    /// `max_side`: to each width the largest height with an area of at most that of the square of
+    /// `resolution`, to each height the largest width.
     pub fn new(resolution: usize, step: usize, min_side: usize, max_side: usize) -> Result<Self> {
         let square = resolution.checked_div(step).unwrap_or(0) * step;
         if square == 0 || !(min_side..=max_side).contains(&square) || max_side > MOST_SIDE {
@@ -45,8 +45,10 @@ impl Buckets {
         let down = |side: usize| side / step * step;
         let mut sizes = vec![Bucket { width: square, height: square }];
         for side in (1..=max_side / step).map(|n| n * step).filter(|side| *side >= min_side) {
-            let other = down((resolution * resolution / side).min(max_side));
-            if other >= min_side && other > 0 {
+            let other = down(resolution * resolution / side);
+            // One that is too long is not shortened: it would have far fewer pixels than the rest,
+            // and the model would learn small pictures for tall ones.
+            if other > 0 && (min_side..=max_side).contains(&other) {
                 sizes.push(Bucket { width: side, height: other });
                 sizes.push(Bucket { width: other, height: side });
             }
@@ -138,7 +140,7 @@ mod tests {
         [512, 64, 256, 1024],
         [768, 8, 384, 1536],
         [1000, 64, 256, 2048],
-        [64, 16, 16, 64],
+        [64, 16, 16, 128],
     ];
 
     #[test]
@@ -154,15 +156,10 @@ mod tests {
                     assert!((min_side..=max_side).contains(&side), "{bucket:?}");
                 }
                 assert!(width * height <= resolution * resolution, "{bucket:?}");
-                // No side can grow by a step.
-                let grown = (width + step) * height.max(step);
-                let at_most = width == height || width == max_side || height == max_side;
-                assert!(
-                    at_most || grown > resolution * resolution || {
-                        (height + step) * width > resolution * resolution
-                    },
-                    "{bucket:?}"
-                );
+                // Close to it: one more step on the shorter side would be too much.
+                let grown = width.max(height) * (width.min(height) + step);
+                let is_bound = width == height || width.min(height) + step > max_side;
+                assert!(is_bound || grown > resolution * resolution, "{bucket:?}");
             }
         }
     }

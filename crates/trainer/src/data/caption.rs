@@ -2,6 +2,7 @@
 //! that a run that is continued sees the texts it would have seen, and so that everything a run can
 //! ask for is known beforehand: `variants` is what has to be encoded for text encoders to be unloaded.
 
+use std::collections::HashSet;
 use std::num::NonZeroU16;
 
 /// What is done.
@@ -52,9 +53,10 @@ pub fn for_step(caption: &str, settings: &CaptionSettings, draws: Draws) -> Stri
 
 /// Every text that `for_step` can give for a caption, each once.
 pub fn variants(caption: &str, settings: &CaptionSettings) -> Vec<String> {
+    let mut seen = HashSet::new();
     let mut texts = Vec::new();
     let mut add = |text: String| {
-        if !texts.contains(&text) {
+        if seen.insert(text.clone()) {
             texts.push(text);
         }
     };

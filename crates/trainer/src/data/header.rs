@@ -19,7 +19,7 @@ use image::{ImageDecoder, ImageError, ImageFormat, Limits};
 use super::problem::ProblemKind;
 use super::sniff;
 
-/// Most pixels of a picture. Chosen: twice what the largest cameras make. Decoded it takes up to
+/// Most pixels of a picture. Chosen: more than any camera makes today. Decoded it takes up to
 /// 8 bytes for each (16 bits with alpha), and progressive JPEG 6 bytes beside the 3 of its pixels.
 pub const MOST_PIXELS: u64 = 256_000_000;
 

@@ -23,6 +23,7 @@ mod walk;
 
 pub use bucket::{Bucket, Buckets};
 pub use decode::{Pixels, decode};
+pub use header::MOST_PIXELS;
 pub use problem::{Problem, ProblemKind};
 pub use resize::{Crop, fit, to_numbers};
 pub use scan::{Item, Scan, scan};

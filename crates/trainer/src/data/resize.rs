@@ -24,15 +24,16 @@ pub enum Crop {
 /// Scales and cuts. Every pixel of the bucket is one of the picture; its aspect is kept, but for
 /// rounding the scaled sides to whole pixels.
 pub fn fit(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
-    let [width, height] = [bucket.width as u32, bucket.height as u32];
-    let scaled = scale(pixels, covering(pixels, [width, height]));
-    let (x, y) = match crop {
-        Crop::Centre => (0.5, 0.5),
-        Crop::At { x, y } => (x, y),
+    let size = [bucket.width as u32, bucket.height as u32];
+    let at = match crop {
+        Crop::Centre => [0.5, 0.5],
+        Crop::At { x, y } => [x, y],
     };
-    let left = place(scaled.width - width, x);
-    let top = place(scaled.height - height, y);
-    cut(&scaled, [left, top], [width, height])
+    let scaled = match shortened(pixels, size, at) {
+        Some(shorter) => scale(&shorter, covering(&shorter, size)),
+        None => scale(pixels, covering(pixels, size)),
+    };
+    cut(&scaled, at, size)
 }
 
 /// As [3, height, width] from -1 to 1, mirrored left to right if asked.
@@ -82,14 +83,36 @@ pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     }
 }
 
-/// How much of the excess is cut off in front. Out of range, or not a number, is the nearest end.
-fn place(excess: u32, share: f32) -> u32 {
-    (excess as f32 * share.clamp(0.0, 1.0)).round() as u32
+/// How many times longer than its bucket a scaled picture may be. Chosen: beyond what any picture is
+/// that somebody looks at.
+const LONGEST: u32 = 4;
+
+/// A ribbon without most of what would be cut off after scaling: 64 pixels wide and 65535 high, it
+/// would take more than a gigabyte to scale. The same share is cut in front of it now and then, so that the
+/// part that stays is the same.
+pub(super) fn shortened(
+    pixels: &Pixels,
+    [width, height]: [u32; 2],
+    at: [f32; 2],
+) -> Option<Pixels> {
+    let covering = covering(pixels, [width, height]);
+    let within = |from: u32, to: u32, bucket: u32| {
+        let most = u64::from(from) * u64::from(LONGEST * bucket) / u64::from(to.max(1));
+        if to / LONGEST > bucket { (most as u32).clamp(1, from) } else { from }
+    };
+    let size =
+        [within(pixels.width, covering[0], width), within(pixels.height, covering[1], height)];
+    (size != [pixels.width, pixels.height]).then(|| cut(pixels, at, size))
 }
 
-fn cut(pixels: &Pixels, [left, top]: [u32; 2], [width, height]: [u32; 2]) -> Pixels {
+/// The part of a size that lies at a share of the excess. Out of range, or not a number, is the
+/// nearest end.
+fn cut(pixels: &Pixels, [x, y]: [f32; 2], [width, height]: [u32; 2]) -> Pixels {
+    let place = |excess: u32, share: f32| (excess as f32 * share.clamp(0.0, 1.0)).round() as usize;
+    let left = place(pixels.width - width, x);
+    let top = place(pixels.height - height, y);
     let rows = pixels.rgb.chunks_exact(pixels.width as usize * 3);
-    let row = |row: &[u8]| row[left as usize * 3..(left + width) as usize * 3].to_vec();
-    let rgb = rows.skip(top as usize).take(height as usize).flat_map(row).collect();
+    let row = |row: &[u8]| row[left * 3..(left + width as usize) * 3].to_vec();
+    let rgb = rows.skip(top).take(height as usize).flat_map(row).collect();
     Pixels { width, height, rgb }
 }

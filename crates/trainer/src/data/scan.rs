@@ -123,8 +123,8 @@ impl Scan {
         let mut warn = |kind| self.problems.push(Problem::warning(&candidate.path, kind));
         let mut captions = captions.into_iter();
         let Some((taken, caption)) = captions.next() else {
-            // A file that could not be read has been reported, and its picture is of another class
-            // than the folder's only if somebody wrote so in it.
+            // A caption file that could not be read has been reported. The folder's words are not
+            // put in its place: somebody wrote others.
             return match (&candidate.class, candidate.captions.is_empty()) {
                 (Some(class), true) => class.clone(),
                 (None, true) => {

@@ -101,6 +101,21 @@ fn the_asked_part_is_cut() {
     }
 }
 
+/// 8 pixels wide and as high as JPEG can be: scaled whole, it would have half a million rows.
+#[test]
+fn ribbons_are_cut_before_they_are_scaled() {
+    let rgb = (0..65535_u32).flat_map(|row| [(row >> 8) as u8; 8 * 3]).collect();
+    let ribbon = Pixels { width: 8, height: 65535, rgb };
+    let shorter = super::resize::shortened(&ribbon, [64, 64], [0.5, 0.5]).unwrap();
+    assert_eq!([shorter.width, shorter.height], [8, 32]);
+    assert_eq!(super::resize::shortened(&grid(64, 255), [64, 64], [0.5, 0.5]), None);
+    for (y, expected) in [(0.0, 0), (0.5, 127), (1.0, 255)] {
+        let cut = fit(&ribbon, Bucket { width: 64, height: 64 }, Crop::At { x: 0.5, y });
+        assert_eq!([cut.width, cut.height], [64, 64]);
+        assert!(cut.rgb[0].abs_diff(expected) <= 1, "{} for {expected}", cut.rgb[0]);
+    }
+}
+
 #[test]
 fn numbers_are_colour_by_colour_from_minus_one_to_one() {
     let pixels = Pixels { width: 2, height: 1, rgb: vec![0, 255, 51, 102, 0, 255] };

@@ -78,6 +78,10 @@ impl Walk {
         self.problems.push(Problem::skipped(path, kind));
     }
 
+    fn warn(&mut self, path: &Path, kind: ProblemKind) {
+        self.problems.push(Problem::warning(path, kind));
+    }
+
     /// What the folder's own name adds; nothing if it is not to be read.
     fn enter(&mut self, path: &Path, above: &Place) -> Option<Place> {
         let real = match fs::canonicalize(path) {
@@ -87,7 +91,9 @@ impl Walk {
                 return None;
             }
         };
-        let name = real.file_name().and_then(OsStr::to_str).and_then(repeats_and_class);
+        // A link's own name counts; `.` has none.
+        let name = path.file_name().or(real.file_name());
+        let name = name.and_then(OsStr::to_str).and_then(repeats_and_class);
         if !self.seen.insert(real.clone()) {
             self.skip(path, ProblemKind::FolderTwice { target: real });
             return None;
@@ -103,37 +109,29 @@ impl Walk {
     }
 
     fn pictures(&mut self, folder: &Path, listing: &Listing, place: &Place) {
-        let mut controls = match &place.controls {
-            Some(path) => Listing::read(path).unwrap_or_default().pictures,
-            None => Vec::new(),
-        };
+        let controls = place.controls.as_deref().map(controls_by_stem).unwrap_or_default();
+        let mut unpaired = controls.clone();
         let mut first: BTreeMap<&OsStr, &Path> = BTreeMap::new();
-        let mut paired = BTreeSet::new();
         for path in &listing.pictures {
             let stem = path.file_stem().unwrap_or_default();
             if let Some(other) = first.get(stem) {
-                let kind = ProblemKind::DuplicateStem { other: other.to_path_buf() };
-                self.problems.push(Problem::warning(path, kind));
+                self.warn(path, ProblemKind::DuplicateStem { other: other.to_path_buf() });
             }
             first.entry(stem).or_insert(path);
-            let control =
-                controls.iter().find(|control| control.file_stem() == Some(stem)).cloned();
-            if let (None, Some(folder)) = (&control, &place.controls) {
-                let kind = ProblemKind::ControlMissing { folder: folder.clone() };
-                self.problems.push(Problem::warning(path, kind));
+            if let Some(folder) = place.controls.as_ref().filter(|_| !controls.contains_key(stem)) {
+                self.warn(path, ProblemKind::ControlMissing { folder: folder.clone() });
             }
-            paired.extend(control.clone());
+            unpaired.remove(stem);
             self.candidates.push(Candidate {
                 path: path.clone(),
                 captions: listing.captions.get(stem).cloned().unwrap_or_default(),
-                control,
+                control: controls.get(stem).cloned(),
                 repeats: place.repeats,
                 class: place.class.clone(),
             });
         }
-        controls.retain(|control| !paired.contains(control));
-        for control in controls {
-            self.skip(&control, ProblemKind::ControlUnpaired { folder: folder.into() });
+        for control in unpaired.values() {
+            self.skip(control, ProblemKind::ControlUnpaired { folder: folder.into() });
         }
     }
 
@@ -155,6 +153,14 @@ impl Walk {
             self.folder(path, &Place { controls, ..place.clone() });
         }
     }
+}
+
+/// A folder that is not there has none; its pictures are then reported to lack theirs.
+fn controls_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
+    let pictures = Listing::read(folder).unwrap_or_default().pictures;
+    // In reverse, so that the first of two with one name stays.
+    let named = |path: PathBuf| (path.file_stem().unwrap_or_default().to_owned(), path);
+    pictures.into_iter().rev().map(named).collect()
 }
 
 /// The names in one folder, by what they are, sorted.
