@@ -18,7 +18,7 @@ use compute::ops::PatchOrder;
 use compute::{Device, Dtype, Gradients, Params, Quantisation, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
-use weights::load::{Options, Wanted, load};
+use weights::load::{Options, Wanted, floats, load};
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component, Module};
@@ -461,25 +461,21 @@ impl Golden {
         self.catalog.find(name).is_ok()
     }
 
-    fn bytes(&self, name: &str, dtype: weights::Dtype) -> Result<(Vec<usize>, Vec<u8>)> {
-        let tensor = self.catalog.find(name)?;
-        let mut bytes = vec![0; (tensor.count() * dtype.bytes()) as usize];
-        let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes)];
-        load(&self.catalog, wanted, Options::default(), &|_| true)?;
-        Ok((tensor.shape.iter().map(|size| *size as usize).collect(), bytes))
-    }
-
     fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
-        let (sizes, bytes) = self.bytes(name, weights::Dtype::F32)?;
-        let (numbers, _) = bytes.as_chunks::<4>();
-        Ok((sizes, numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+        let tensor = self.catalog.find(name)?;
+        let sizes = tensor.shape.iter().map(|size| *size as usize).collect();
+        Ok((sizes, floats(&self.catalog, tensor, 0..tensor.count())?))
     }
 
     /// Rows, and all token ids.
     fn ids(&self, name: &str) -> Result<(usize, Vec<u32>)> {
-        let (sizes, bytes) = self.bytes(name, weights::Dtype::I64)?;
+        let tensor = self.catalog.find(name)?;
+        let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
+        let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes)];
+        load(&self.catalog, wanted, Options::default(), &|_| true)?;
         let (numbers, _) = bytes.as_chunks::<8>();
-        Ok((sizes[0], numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
+        let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
+        Ok((rows, numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
     }
 
     fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {

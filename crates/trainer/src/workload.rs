@@ -4,11 +4,11 @@
 //!
 //! Shapes: S samples, N tokens, D width, R rank.
 
-use compute::ops::Weight;
 use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRope, adamw};
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
 use compute::{Shape, Tag, Tape, Tensor, Var};
 
+use crate::model::build::Held;
 use crate::model::recompute::Recompute;
 
 /// How large the job is.
@@ -217,23 +217,9 @@ fn forward<'m>(
 
 /// A frozen linear layer, perhaps with an adapter.
 struct Layer {
-    weight: Base,
+    weight: Held,
     bias: Var,
     adapter: Option<[ParamKey; 2]>,
-}
-
-enum Base {
-    Dense(Var),
-    Quantised(Quantised),
-}
-
-impl<'a> From<&'a Base> for Weight<'a> {
-    fn from(base: &'a Base) -> Self {
-        match base {
-            Base::Dense(weight) => weight.into(),
-            Base::Quantised(weight) => weight.into(),
-        }
-    }
 }
 
 impl Layer {
@@ -322,10 +308,10 @@ impl Maker<'_> {
         let shape = [outputs, inputs].into();
         let dense = self.weight(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
         let weight = match self.job.base {
-            None => Base::Dense(dense),
+            None => Held::Dense(dense),
             Some(how) => {
                 let quantise = || Quantised::new(dense.tensor(), how);
-                Base::Quantised(self.device.tagged(Tag::Weights, quantise)?)
+                Held::Quantised(self.device.tagged(Tag::Weights, quantise)?)
             }
         };
         Ok(Layer {

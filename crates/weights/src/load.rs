@@ -2,6 +2,7 @@
 //! copy. Where the format asked for is another than the stored one, each block is converted on its
 //! way through a small buffer that stays in the processor's cache.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -97,6 +98,15 @@ pub fn load(
         return Err(error);
     }
     disks.iter().flatten().try_for_each(Disk::unchanged)
+}
+
+/// Some of a tensor's numbers as f32, for what is small enough to be held twice.
+pub fn floats(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
+    let mut bytes = vec![0; (numbers.end - numbers.start) as usize * size_of::<f32>()];
+    let wanted = Wanted { tensor, dtype: Dtype::F32, first: numbers.start, into: &mut bytes };
+    load(catalog, vec![wanted], Options::default(), &|_| true)?;
+    let (chunks, _) = bytes.as_chunks::<4>();
+    Ok(chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
 /// Chosen: enough for a disk to keep streaming, little enough to hold beside a model.

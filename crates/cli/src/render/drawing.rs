@@ -1,6 +1,5 @@
 //! How far pictures have come, as a line on standard error; and what was drawn, as a page.
 
-use std::io::{IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -11,10 +10,8 @@ use trainer::sample::Event;
 use crate::commands::sample::Drawn;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::render::progress::{clear, redraw};
 use crate::text::{BOLD, DIM, Page, bar};
-
-const REDRAW: Duration = Duration::from_millis(100);
-const REPEAT: Duration = Duration::from_secs(10);
 
 /// Pictures at work.
 pub struct Drawing {
@@ -51,13 +48,11 @@ impl Drawing {
             }
             Event::Drawn => {}
         }
-        let is_terminal = std::io::stderr().is_terminal();
-        let pause = if is_terminal { REDRAW } else { REPEAT };
-        if state.drawn.get_or_insert_with(Instant::now).elapsed() > pause {
-            state.drawn = Some(Instant::now());
-            let (start, end) = if is_terminal { ("\r\x1b[K", "") } else { ("", "\n") };
-            _ = write!(std::io::stderr(), "{start}{}{end}", self.line(&state));
-        }
+        // Work that is done within a moment shows nothing.
+        state.drawn.get_or_insert_with(Instant::now);
+        let mut drawn = state.drawn;
+        redraw(&mut drawn, || self.line(&state));
+        state.drawn = drawn;
         !self.interrupted.load(Ordering::Relaxed)
     }
 
@@ -82,9 +77,7 @@ impl Drawing {
 
 impl Drop for Drawing {
     fn drop(&mut self) {
-        if std::io::stderr().is_terminal() {
-            _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
+        clear();
     }
 }
 

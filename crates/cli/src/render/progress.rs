@@ -42,14 +42,7 @@ impl Progress {
         if elapsed > SILENT
             && let Ok(mut drawn) = self.drawn.try_lock()
         {
-            let terminal = std::io::stderr().is_terminal();
-            let pause = if terminal { REDRAW } else { REPEAT };
-            if drawn.is_none_or(|drawn| drawn.elapsed() > pause) {
-                let line = line(self.verb, done, self.total, elapsed);
-                let (start, end) = if terminal { ("\r\x1b[K", "") } else { ("", "\n") };
-                _ = write!(std::io::stderr(), "{start}{line}{end}");
-                *drawn = Some(Instant::now());
-            }
+            redraw(&mut drawn, || line(self.verb, done, self.total, elapsed));
         }
         !self.interrupted.load(Ordering::Relaxed)
     }
@@ -58,9 +51,27 @@ impl Progress {
 impl Drop for Progress {
     fn drop(&mut self) {
         let drawn = self.drawn.get_mut().is_ok_and(|drawn| drawn.is_some());
-        if drawn && std::io::stderr().is_terminal() {
-            _ = write!(std::io::stderr(), "\r\x1b[K");
+        if drawn {
+            clear();
         }
+    }
+}
+
+/// Draws a line unless that was done a moment ago.
+pub fn redraw(last: &mut Option<Instant>, line: impl FnOnce() -> String) {
+    let is_terminal = std::io::stderr().is_terminal();
+    let pause = if is_terminal { REDRAW } else { REPEAT };
+    if last.is_none_or(|last| last.elapsed() > pause) {
+        let (start, end) = if is_terminal { ("\r\x1b[K", "") } else { ("", "\n") };
+        _ = write!(std::io::stderr(), "{start}{}{end}", line());
+        *last = Some(Instant::now());
+    }
+}
+
+/// Takes the line away again.
+pub fn clear() {
+    if std::io::stderr().is_terminal() {
+        _ = write!(std::io::stderr(), "\r\x1b[K");
     }
 }
 

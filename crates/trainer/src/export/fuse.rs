@@ -5,7 +5,6 @@
 //! sum of the ranks and nothing is lost.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Given;
@@ -75,7 +74,8 @@ fn magnitudes(
             let problem = format!(
                 "{key} has magnitudes for {n_pieces} of its {of} parts, this format wants all or none"
             );
-            return Err(TrainerError::Adapter { problem, path: PathBuf::new() });
+            let hint = "export for diffusers or PEFT, which keep q, k and v apart";
+            return Err(TrainerError::Request { problem, hint });
         };
         for (ours, Piece { part, .. }) in pieces.iter().enumerate() {
             all[part * group..][..group].copy_from_slice(&magnitude[ours * group..][..group]);

@@ -107,7 +107,7 @@ mod tests {
     use std::path::Path;
 
     use weights::Catalog;
-    use weights::load::{Options, Wanted, load};
+    use weights::load::floats;
 
     use super::*;
 
@@ -117,10 +117,7 @@ mod tests {
             .join("../../tests/golden/sd3/models/flow_match/golden.safetensors");
         let catalog = Catalog::open(&path).unwrap();
         let tensor = catalog.find(name).unwrap();
-        let mut bytes = vec![0; tensor.count() as usize * 4];
-        let wanted = vec![Wanted::whole(tensor, weights::Dtype::F32, &mut bytes)];
-        load(&catalog, wanted, Options::default(), &|_| true).unwrap();
-        bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+        floats(&catalog, tensor, 0..tensor.count()).unwrap()
     }
 
     fn check(name: &str, got: &[f32], tolerance: f32) {

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use compute::ops::PatchOrder;
 use compute::{Device, Dtype, Kind, Params, Tape};
+use weights::load::floats;
 use weights::{Catalog, WeightsError};
 
 use crate::error::{Result, TrainerError};
@@ -397,12 +398,7 @@ fn read_latents(path: &Path, index: usize, sizes: [usize; 3]) -> Result<Vec<f32>
             hint: "give --size as the latents' width and height times 8, and no more prompts than latents",
         });
     }
-    let count = sizes.iter().product::<usize>();
-    let mut bytes = vec![0; count * size_of::<f32>()];
-    let first = (index * count) as u64;
-    let dtype = weights::Dtype::F32;
-    let wanted = weights::load::Wanted { tensor, dtype, first, into: &mut bytes };
-    weights::load::load(&catalog, vec![wanted], weights::load::Options::default(), &|_| true)?;
-    let (numbers, _) = bytes.as_chunks::<4>();
-    Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    let count = sizes.iter().product::<usize>() as u64;
+    let first = index as u64 * count;
+    Ok(floats(&catalog, tensor, first..first + count)?)
 }

@@ -29,7 +29,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// What SD3 comes with; single-file checkpoints do not say.
+    /// What SD3 comes with.
+    #[cfg(test)]
     pub fn published() -> Self {
         Self {
             num_train_timesteps: 1000,

@@ -4,7 +4,7 @@
 pub mod read;
 
 use std::collections::HashMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use compute::ops::row_norms;
 use compute::{Device, Dtype, ParamKey, Params, Tag, Tensor};
@@ -134,10 +134,9 @@ impl Adapters {
                 let numbers = (*seed, self.layers.len() as u64);
                 target.map(|target| Made::fresh(device, target, weight, sizes, numbers)).transpose()
             }
-            Plan::Given(given) => given
-                .get(module)
-                .map(|given| Made::given(device, module, given, weight, sizes))
-                .transpose(),
+            Plan::Given(given) => {
+                given.get(module).map(|given| Made::given(device, given, weight, sizes)).transpose()
+            }
         })?;
         let Some(Made { rank, alpha, dropout, down, up, magnitude }) = made else {
             return Ok(None);
@@ -232,24 +231,11 @@ impl Made {
 
     fn given(
         device: &Device,
-        module: &str,
         given: &Given,
         weight: &Held,
         [outputs, inputs]: [usize; 2],
     ) -> Result<Self> {
         let Given { rank, alpha, down, up, magnitude } = given;
-        let parts = [("down", down, [*rank, inputs]), ("up", up, [outputs, *rank])];
-        for (what, numbers, shape) in parts {
-            if numbers.len() != shape[0] * shape[1] {
-                let problem = format!(
-                    "{what} of {module} has {} numbers, the layer asks for {} x {}",
-                    numbers.len(),
-                    shape[0],
-                    shape[1]
-                );
-                return Err(TrainerError::Adapter { problem, path: PathBuf::new() });
-            }
-        }
         let upload = |magnitude: &Vec<f32>| {
             Ok::<_, TrainerError>((device.upload([outputs], magnitude)?, row_norms(weight.into())?))
         };

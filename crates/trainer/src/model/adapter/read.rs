@@ -14,7 +14,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use weights::load::{Options, Wanted, load};
+use weights::load::floats;
 use weights::{Catalog, TensorInfo};
 
 use super::Given;
@@ -243,16 +243,12 @@ impl AdapterFile {
     fn matrix(&mut self, name: &str) -> Result<Matrix> {
         let tensor = self.catalog.find(name)?;
         self.claimed.insert(name.to_owned());
-        let mut bytes = vec![0; tensor.count() as usize * size_of::<f32>()];
-        let wanted = Wanted::whole(tensor, weights::Dtype::F32, &mut bytes);
-        load(&self.catalog, vec![wanted], Options::default(), &|_| true)?;
-        let (numbers, _) = bytes.as_chunks::<4>();
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
         Ok(Matrix {
             rows,
             // Adapters of convolutions of one pixel have two more dimensions.
             columns: tensor.count() as usize / rows.max(1),
-            numbers: numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect(),
+            numbers: floats(&self.catalog, tensor, 0..tensor.count())?,
         })
     }
 }

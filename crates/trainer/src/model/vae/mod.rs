@@ -59,7 +59,7 @@ fn silu() -> String {
 }
 
 impl Config {
-    /// What SD3 and FLUX come with; single-file checkpoints do not say.
+    /// What SD3 and FLUX come with, each with its own two numbers.
     pub fn published(shift_factor: f32, scaling_factor: f32) -> Self {
         Self {
             in_channels: 3,
