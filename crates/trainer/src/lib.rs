@@ -9,6 +9,7 @@ pub mod export;
 pub mod model;
 pub mod objective;
 pub mod sample;
+pub mod train;
 pub mod verify;
 pub mod workload;
 

@@ -1,0 +1,156 @@
+//! What happens in a run, in the order in which it happens: the loop says it once, and screens,
+//! `events.jsonl` and the report are made of it. A line of that file is one event as JSON.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+/// Something that happened.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub enum Event {
+    /// A run begins, or goes on.
+    Begin(Begin),
+    /// Something is done that takes a while: `encode pictures`, `load the model`.
+    Phase {
+        /// Its name.
+        name: String,
+    },
+    /// A step of the optimizer.
+    Step(Step),
+    /// The loss on pictures that are not trained on.
+    Validation {
+        /// Steps taken so far.
+        step: u64,
+        /// Mean over all of them and over fixed levels of noise.
+        loss: f64,
+    },
+    /// A picture was drawn.
+    Sample {
+        /// Steps taken so far; 0 is the base alone.
+        step: u64,
+        /// Relative to the run's folder.
+        path: PathBuf,
+        /// What was to be drawn.
+        prompt: String,
+        /// What the noise followed from.
+        seed: u64,
+    },
+    /// Everything needed to go on from here was saved.
+    Checkpoint {
+        /// Steps taken so far.
+        step: u64,
+        /// Relative to the run's folder.
+        path: PathBuf,
+    },
+    /// Something to look at; the run goes on.
+    Warning {
+        /// Steps taken so far.
+        step: u64,
+        /// What it is.
+        text: String,
+    },
+    /// The adapter was written for another program, and proven to be read by its rules.
+    Exported {
+        /// The program.
+        format: String,
+        /// Relative to the run's folder.
+        path: PathBuf,
+        /// Layers found again.
+        layers: usize,
+    },
+    /// The run is over, or was asked to stop.
+    End(End),
+}
+
+/// What a run is about.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Begin {
+    /// Of hearth.
+    pub version: String,
+    /// The model's folder or file.
+    pub base: String,
+    /// What computes.
+    pub engine: String,
+    /// Steps already taken, if the run goes on.
+    pub from_step: u64,
+    /// Steps it will have taken at its end.
+    pub steps: u64,
+    /// Pictures that are trained on.
+    pub pictures: usize,
+    /// Pictures that are held out.
+    pub held_out: usize,
+    /// Layers that are trained, or have an adapter.
+    pub layers: usize,
+    /// Numbers that are trained.
+    pub parameters: usize,
+    /// Pictures in a step.
+    pub samples_per_step: usize,
+    /// What each phase takes at its peak.
+    pub phases: Vec<Phase>,
+    /// The most that may be taken.
+    pub limit_bytes: usize,
+    /// Seconds since 1970.
+    pub time: u64,
+}
+
+/// A part of a run and its memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Phase {
+    /// Its name.
+    pub name: String,
+    /// Bytes at its peak, as planned.
+    pub peak_bytes: usize,
+}
+
+/// A step of the optimizer.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Step {
+    /// From 1.
+    pub step: u64,
+    /// Mean over the step's pictures.
+    pub loss: f64,
+    /// Of all gradients together, before they are clipped; none where it is not finite.
+    pub gradient_norm: Option<f64>,
+    /// How far this step went.
+    pub learning_rate: f64,
+    /// What the loss was multiplied by for backward, in f16.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss_scale: Option<f64>,
+    /// Whether nothing was changed, since a gradient was not finite.
+    #[serde(skip_serializing_if = "std::ops::Not::not", default)]
+    pub is_skipped: bool,
+    /// Seconds it took, waiting included.
+    pub secs: f64,
+    /// Seconds of it that were spent waiting for pictures.
+    pub wait_secs: f64,
+    /// Bytes taken at the worst moment of the step.
+    pub peak_bytes: usize,
+}
+
+/// How a run ended.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct End {
+    /// Steps taken.
+    pub step: u64,
+    /// Why.
+    pub why: Why,
+    /// Seconds of this part of the run.
+    pub secs: f64,
+    /// Bytes taken at the worst moment.
+    pub peak_bytes: usize,
+}
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Why {
+    /// All steps were taken.
+    Finished,
+    /// The loss on held-out pictures stopped falling.
+    Plateau,
+    /// The user asked for it; it can go on.
+    Interrupted,
+    /// It was not learning.
+    Unhealthy,
+}
