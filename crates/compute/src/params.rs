@@ -63,6 +63,17 @@ struct Slot {
 }
 
 impl Gradients {
+    /// With memory for all of them from the start, so that what a step takes does not depend on
+    /// which step was the first.
+    pub fn reserved(device: &Device, params: &Params) -> Result<Self> {
+        let slot = |value: &Tensor| {
+            let gradient = device.alloc(value.shape(), Dtype::F32)?;
+            Ok(Slot { gradient: Some(gradient), filled: false })
+        };
+        let slots = || params.values.iter().map(slot).collect::<Result<_>>();
+        Ok(Self { slots: device.tagged(Tag::Gradients, slots)? })
+    }
+
     /// The gradient of one parameter, if the last backward passes reached it.
     pub fn get(&self, key: ParamKey) -> Option<&Tensor> {
         let slot = self.slots.get(key.0).filter(|slot| slot.filled)?;

@@ -128,6 +128,14 @@ impl Tensor {
         with_real!(self.dtype, T => self.data::<T>().iter().map(|value| Real::to_f32(*value)).collect())
     }
 
+    /// A copy of the numbers as raw bytes in the tensor's own format.
+    ///
+    /// # Panics
+    /// On a device that holds no data.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        self.slice::<u8>(self.bytes()).to_vec()
+    }
+
     /// The numbers as raw bytes in the tensor's own format, to be written; nothing on a device without
     /// data.
     ///

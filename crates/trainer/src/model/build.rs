@@ -8,7 +8,7 @@ use compute::ops::Weight;
 use compute::{Device, Dtype, Kind, Quantisation, Quantised, Shape, Tag, Tensor, Var};
 
 use super::adapter::Adapters;
-use super::layer::Layer;
+use super::layer::{Layer, Matrix, Slot};
 use crate::error::Result;
 
 /// A tensor that a model asks for.
@@ -151,8 +151,8 @@ impl<'a> Builder<'a> {
         let [outputs, channels, height, width] = sizes;
         let weight = self.array(format!("{name}.weight"), sizes)?;
         let weight = weight.reshape([outputs, channels * height * width]);
-        let bias = self.vector(format!("{name}.bias"), outputs)?;
-        Ok(Layer { weight: Held::Dense(weight), bias: Some(bias), adapter: None })
+        let weight = self.matrix(&name, Held::Dense(weight))?;
+        Ok(Layer { weight, bias: Some(self.bias(name, outputs)?), adapter: None })
     }
 
     fn layer(
@@ -164,11 +164,38 @@ impl<'a> Builder<'a> {
         has_bias: bool,
     ) -> Result<Layer> {
         let weight = self.take(format!("{name}.weight"), [outputs, inputs], role)?;
-        let bias =
-            if has_bias { Some(self.vector(format!("{name}.bias"), outputs)?) } else { None };
+        let bias = if has_bias { Some(self.bias(&name, outputs)?) } else { None };
         let module = format!("{}{name}", self.prefix);
         let adapter = self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?;
-        Ok(Layer { weight, bias, adapter })
+        Ok(Layer { weight: self.matrix(name, weight)?, bias, adapter })
+    }
+
+    /// A layer's matrix, to be trained if all of the model is.
+    fn matrix(&mut self, name: impl Display, held: Held) -> Result<Matrix> {
+        match held {
+            Held::Dense(weight) if self.adapters.trains_all() => {
+                let name = format!("{}{name}.weight", self.prefix);
+                Ok(Matrix::Trained(self.adapters.train(name, weight)?))
+            }
+            held => Ok(Matrix::Frozen(held)),
+        }
+    }
+
+    fn bias(&mut self, name: impl Display, width: usize) -> Result<Slot> {
+        self.small(&format!("{name}.bias"), width)
+    }
+
+    /// The weight of a norm, `name.weight`, which is trained if all of the model is.
+    pub fn norm(&mut self, name: impl Display, width: usize) -> Result<Slot> {
+        self.small(&format!("{name}.weight"), width)
+    }
+
+    fn small(&mut self, name: &str, width: usize) -> Result<Slot> {
+        let vector = self.vector(name, width)?;
+        if !self.adapters.trains_all() {
+            return Ok(Slot::Frozen(vector));
+        }
+        Ok(Slot::Trained(self.adapters.train(format!("{}{name}", self.prefix), vector)?))
     }
 
     /// An array in the model's format.

@@ -1,15 +1,40 @@
-//! The linear layer of every model: a frozen matrix as it is held, a bias, perhaps an adapter.
+//! The linear layer of every model: a matrix, frozen as it is held or trained, a bias, perhaps an
+//! adapter.
 
-use compute::ops::{Activation, Linear, Lora};
+use compute::ops::{Activation, Linear, Lora, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
 
 use super::build::Held;
 
 /// A linear layer.
 pub struct Layer {
-    pub(super) weight: Held,
-    pub(super) bias: Option<Var>,
+    pub(super) weight: Matrix,
+    pub(super) bias: Option<Slot>,
     pub(super) adapter: Option<LayerAdapter>,
+}
+
+/// The matrix of a layer.
+pub(super) enum Matrix {
+    Frozen(Held),
+    Trained(ParamKey),
+}
+
+/// A small tensor of a model.
+pub enum Slot {
+    /// As it was loaded.
+    Frozen(Var),
+    /// A parameter.
+    Trained(ParamKey),
+}
+
+impl Slot {
+    /// Within a computation.
+    pub fn on(&self, tape: &Tape<'_>) -> Var {
+        match self {
+            Self::Frozen(var) => var.clone(),
+            Self::Trained(key) => tape.param(*key),
+        }
+    }
 }
 
 /// What is trained beside a layer's matrix.
@@ -39,8 +64,17 @@ impl Layer {
 
     /// The same with an activation.
     pub fn forward_into(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
-        let bias = self.bias.as_ref();
-        let plain = Linear { bias, activation, ..Linear::new(&self.weight) };
+        let bias = self.bias.as_ref().map(|bias| bias.on(tape));
+        let bias = bias.as_ref();
+        let trained;
+        let weight: Weight<'_> = match &self.weight {
+            Matrix::Frozen(held) => held.into(),
+            Matrix::Trained(key) => {
+                trained = tape.param(*key);
+                (&trained).into()
+            }
+        };
+        let plain = Linear { bias, activation, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
         let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;
@@ -49,8 +83,8 @@ impl Layer {
             return tape.linear(x, Linear { lora: Some(lora), ..plain });
         };
         let trained = tape.param(magnitude.trained);
-        let scale = tape.dora_scale((&self.weight).into(), &magnitude.norms, lora, &trained)?;
-        let sum = tape.linear(x, Linear { lora: Some(lora), ..Linear::new(&self.weight) })?;
+        let scale = tape.dora_scale(weight, &magnitude.norms, lora, &trained)?;
+        let sum = tape.linear(x, Linear { lora: Some(lora), ..Linear::new(weight) })?;
         tape.affine(&sum, &scale, bias, activation)
     }
 }

@@ -217,12 +217,25 @@ impl<'a> Job<'a> {
     ) -> Result<Vec<Vec<f32>>> {
         tell(Event::Phase(DENOISE));
         let tick = |bytes| tell(Event::Loaded(bytes));
-        let (model, params) =
-            self.pipeline.load_transformer(device, self.request.precision, &tick)?;
+        let mut adapters = self.pipeline.own_adapter();
+        let model =
+            self.pipeline.load_transformer(device, self.request.precision, &mut adapters, &tick)?;
+        self.denoise_with(device, (&model, &adapters.params), prompts, is_paired, tell)
+    }
+
+    /// The same with a model that is loaded already.
+    pub fn denoise_with(
+        &self,
+        device: &Device,
+        (model, params): (&Sd3, &Params),
+        prompts: &[Prompt],
+        is_paired: bool,
+        tell: Tell<'_>,
+    ) -> Result<Vec<Vec<f32>>> {
         let sigmas = self.pipeline.schedule.sigmas(self.request.steps);
         // Every step takes the same memory: a rehearsal needs one.
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };
-        let drawer = Drawer { job: self, device, model: &model, params: &params, is_paired };
+        let drawer = Drawer { job: self, device, model, params, is_paired };
         let (negative, prompts) = prompts.split_first().expect("the negative one is there");
         let mut all = Vec::with_capacity(prompts.len());
         for (index, prompt) in prompts.iter().enumerate() {
@@ -251,7 +264,8 @@ impl<'a> Job<'a> {
         }
     }
 
-    fn decode(
+    /// Pictures of latents.
+    pub fn decode(
         &self,
         device: &Device,
         latents: &[Vec<f32>],

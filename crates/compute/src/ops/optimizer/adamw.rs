@@ -23,13 +23,15 @@ pub struct AdamW {
     pub weight_decay: f32,
     /// Which step this is, from 1.
     pub step: u64,
+    /// What gradients are multiplied by before all else: one over what the loss was multiplied by.
+    pub scale: f32,
 }
 
 impl Default for AdamW {
     /// The first step, with PyTorch's values.
     fn default() -> Self {
         let (betas, epsilon) = ((0.9, 0.999), 1e-8);
-        Self { learning_rate: 1e-3, betas, epsilon, weight_decay: 0.01, step: 1 }
+        Self { learning_rate: 1e-3, betas, epsilon, weight_decay: 0.01, step: 1, scale: 1.0 }
     }
 }
 
@@ -113,10 +115,13 @@ pub(super) fn check(
 }
 
 fn check_settings(op: &Op<'_>, step: AdamW) -> Result<()> {
-    let AdamW { learning_rate, betas, epsilon, weight_decay, step } = step;
-    for (what, value) in
-        [("learning rate", learning_rate), ("epsilon", epsilon), ("weight decay", weight_decay)]
-    {
+    let AdamW { learning_rate, betas, epsilon, weight_decay, step, scale } = step;
+    for (what, value) in [
+        ("learning rate", learning_rate),
+        ("epsilon", epsilon),
+        ("weight decay", weight_decay),
+        ("scale", scale),
+    ] {
         let is_fit = value >= 0.0 && value.is_finite();
         op.expect_range(what, &value, is_fit, "0 or more, and finite")?;
     }

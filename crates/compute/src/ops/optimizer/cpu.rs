@@ -24,7 +24,7 @@ pub fn adamw(
     state: &mut [Moments],
     (step, clip): (AdamW, Option<&Clip>),
 ) {
-    let Some(scale) = scale(clip) else { return };
+    let Some(scale) = scale(step, clip) else { return };
     let update = Update::new(step, scale);
     let tensors = params.iter_mut().zip(gradients).zip(state);
     let tensors: Vec<_> = tensors
@@ -45,10 +45,10 @@ pub fn adamw(
 }
 
 /// What gradients are multiplied by; none if the step is not to be made.
-fn scale(clip: Option<&Clip>) -> Option<f32> {
-    let Some(Clip { norm, max }) = clip else { return Some(1.0) };
-    let norm = norm.data::<f32>()[0];
-    norm.is_finite().then(|| (max / (norm + 1e-6)).min(1.0))
+fn scale(step: AdamW, clip: Option<&Clip>) -> Option<f32> {
+    let Some(Clip { norm, max }) = clip else { return Some(step.scale) };
+    let norm = step.scale * norm.data::<f32>()[0];
+    norm.is_finite().then(|| step.scale * (max / (norm + 1e-6)).min(1.0))
 }
 
 pub fn adamw_8bit(
@@ -58,7 +58,7 @@ pub fn adamw_8bit(
     state: &mut [Moments8],
     (step, clip): (AdamW, Option<&Clip>),
 ) {
-    let Some(scale) = scale(clip) else { return };
+    let Some(scale) = scale(step, clip) else { return };
     let update = Update::new(step, scale);
     let books = (Codebook::signed(), Codebook::unsigned());
     let tensors = params.iter_mut().zip(gradients).zip(state);

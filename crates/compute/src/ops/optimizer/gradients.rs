@@ -6,7 +6,8 @@ use crate::op::{Op, Place};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
 
 /// How far gradients may go in one step: they are multiplied by min(1, max / (norm + 1e-6)), as
-/// PyTorch's `clip_grad_norm_` does. If the norm is not finite, the step changes nothing.
+/// PyTorch's `clip_grad_norm_` does, after the step's own scale. If the norm is not finite, the step
+/// changes nothing.
 #[derive(Debug)]
 pub struct Clip {
     /// The norm of all gradients, from [`global_norm`].

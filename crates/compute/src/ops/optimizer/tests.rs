@@ -8,8 +8,14 @@ use crate::random::Random;
 use crate::testing::{Input, compare, device, upload};
 use crate::{Device, Dtype, Kind, Shape, Tag, Tensor};
 
-const STEP: AdamW =
-    AdamW { learning_rate: 0.01, betas: (0.9, 0.99), epsilon: 1e-8, weight_decay: 0.1, step: 1 };
+const STEP: AdamW = AdamW {
+    learning_rate: 0.01,
+    betas: (0.9, 0.99),
+    epsilon: 1e-8,
+    weight_decay: 0.1,
+    step: 1,
+    scale: 1.0,
+};
 
 fn vector(device: &Device, numbers: &[f32]) -> Tensor {
     device.upload([numbers.len()], numbers).unwrap()

@@ -1,5 +1,6 @@
-//! Adapters: small trained matrices beside frozen ones. Which layers get one is decided by name, as
-//! the model is put together; a model's own code knows nothing of them.
+//! Adapters: small trained matrices beside frozen ones; or the model's own weights, all of them.
+//! Which layers get one is decided by name, as the model is put together; a model's own code knows
+//! nothing of them.
 
 pub mod read;
 
@@ -7,7 +8,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use compute::ops::row_norms;
-use compute::{Device, Dtype, ParamKey, Params, Tag, Tensor};
+use compute::{Device, Dtype, ParamKey, Params, Tag, Tape, Tensor, Var};
 
 use super::build::Held;
 use super::layer::{LayerAdapter, Magnitude};
@@ -21,10 +22,17 @@ pub struct Adapters {
     pub params: Params,
     /// The layers that have one, in the order of the model.
     pub layers: Vec<Adapted>,
+    /// The model's own tensors that are trained, by name.
+    pub own: Vec<(String, ParamKey)>,
 }
 
 enum Plan {
-    Fresh { targets: Vec<Target>, seed: u64 },
+    /// The model's own weights instead.
+    Own,
+    Fresh {
+        targets: Vec<Target>,
+        seed: u64,
+    },
     Given(HashMap<String, Given>),
 }
 
@@ -116,8 +124,31 @@ impl Adapters {
         Self::with(Plan::Given(given))
     }
 
+    /// No layer gets one: the model's own weights are trained.
+    pub fn own() -> Self {
+        Self::with(Plan::Own)
+    }
+
     fn with(plan: Plan) -> Self {
-        Self { plan, params: Params::default(), layers: Vec::new() }
+        Self { plan, params: Params::default(), layers: Vec::new(), own: Vec::new() }
+    }
+
+    /// Whether the model's own weights are trained.
+    pub(super) fn trains_all(&self) -> bool {
+        matches!(self.plan, Plan::Own)
+    }
+
+    /// Makes one of the model's own tensors a parameter, in f32 as all of them.
+    pub(super) fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
+        let device = tensor.tensor().device().clone();
+        let own = device.tagged(Tag::Parameters, || {
+            let nothing = Params::default();
+            Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)
+        })?;
+        drop(tensor);
+        let key = self.params.add(own.into_tensor());
+        self.own.push((name, key));
+        Ok(key)
     }
 
     /// Gives a layer [out, in] its adapter, if it is to have one.
@@ -137,6 +168,7 @@ impl Adapters {
             Plan::Given(given) => {
                 given.get(module).map(|given| Made::given(device, given, weight, sizes)).transpose()
             }
+            Plan::Own => Ok(None),
         })?;
         let Some(Made { rank, alpha, dropout, down, up, magnitude }) = made else {
             return Ok(None);
@@ -161,6 +193,7 @@ impl Adapters {
                 targets.iter().filter(|t| !is_used(t)).map(|t| t.pattern.as_str()).collect()
             }
             Plan::Given(given) => given.keys().map(String::as_str).filter(|m| !has(m)).collect(),
+            Plan::Own => Vec::new(),
         };
         match unused.first() {
             None => Ok(()),

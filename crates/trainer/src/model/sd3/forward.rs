@@ -8,7 +8,7 @@ use compute::{Tape, Tensor, Var};
 use super::{Config, QkNorm};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Builder;
-use crate::model::layer::Layer;
+use crate::model::layer::{Layer, Slot};
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
@@ -243,7 +243,7 @@ impl Block {
 /// Queries, keys and values of one stream.
 struct Projections {
     layers: [Layer; 3],
-    norms: Option<[Var; 2]>,
+    norms: Option<[Slot; 2]>,
     n_heads: usize,
     d_head: usize,
 }
@@ -253,7 +253,7 @@ impl Projections {
         let (d, d_head) = (config.width(), config.attention_head_dim);
         let [q, k, v, q_norm, k_norm] = names;
         let layers = [build.linear(q, d, d)?, build.linear(k, d, d)?, build.linear(v, d, d)?];
-        let mut norm = |name| build.vector(format!("{name}.weight"), d_head);
+        let mut norm = |name| build.norm(name, d_head);
         let norms = match config.qk_norm {
             Some(QkNorm::RmsNorm) => Some([norm(q_norm)?, norm(k_norm)?]),
             None => None,
@@ -270,8 +270,9 @@ impl Projections {
         let (q, k) = (q.forward(tape, x)?, k.forward(tape, x)?);
         let v = v.forward(tape, x)?;
         let Some([q_norm, k_norm]) = &self.norms else { return Ok([q, k, v]) };
-        let normed = |x: &Var, weight| {
-            let norm = Some((weight, EPSILON));
+        let normed = |x: &Var, weight: &Slot| {
+            let weight = weight.on(tape);
+            let norm = Some((&weight, EPSILON));
             tape.qk_norm_rope(x, QkNormRope { n_heads: self.n_heads, norm, rope: None })
         };
         Ok([normed(&q, q_norm)?, normed(&k, k_norm)?, v])

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Params};
+use compute::Device;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use weights::{Catalog, Tick};
@@ -114,18 +114,21 @@ impl Pipeline {
         }
     }
 
-    /// The model that draws, with its adapter's parameters.
+    /// The adapter it was given.
+    pub fn own_adapter(&self) -> Adapters {
+        Adapters::given(self.adapter.clone())
+    }
+
+    /// The model that draws, with adapters beside its layers.
     pub fn load_transformer(
         &self,
         device: &Device,
         precision: Precision,
+        adapters: &mut Adapters,
         tick: Tick<'_>,
-    ) -> Result<(Sd3, Params)> {
-        let mut adapters = Adapters::given(self.adapter.clone());
+    ) -> Result<Sd3> {
         let build = |build: &mut Builder<'_>| Sd3::new(&self.transformer.config, build);
-        let files = self.transformer.files()?;
-        let model = files::open(device, &files, precision, &mut adapters, tick, build)?;
-        Ok((model, adapters.params))
+        files::open(device, &self.transformer.files()?, precision, adapters, tick, build)
     }
 
     /// Latents to pictures.
