@@ -8,6 +8,7 @@ pub mod error;
 pub mod export;
 pub mod model;
 pub mod objective;
+pub mod report;
 pub mod sample;
 pub mod train;
 pub mod verify;
