@@ -97,7 +97,17 @@ def run(noise):
 
 lines = [json.dumps(event) for event in run(random.Random(7))]
 (HERE / "events.jsonl").write_text("\n".join(lines) + '\n{"event":"st')
-(HERE / "config.toml").write_text(
-    '[base]\nmodel = "stable-diffusion-3.5-medium" # fox.toml:2\n\n[data]\nfolder = "fox <24> pictures" # fox.toml:5\n'
-    'trigger = "sks fox" # fox.toml:6\n\n[train]\nsteps = 120 # --set train.steps=120\n'
-)
+(HERE / "config.toml").write_text("""[base]
+path = "stable-diffusion-3.5-medium" # fox.toml:2
+
+[data]
+images = "fox <24> pictures" # fox.toml:5
+trigger = "sks fox" # fox.toml:6
+validation = 3 # fox.toml:7
+
+[train]
+steps = 120 # --set train.steps=120
+
+[output]
+name = "fox" # fox.toml:10
+""")

@@ -10,6 +10,7 @@
 //!   NAME-comfyui.safetensors           ComfyUI, the same layers by its own names
 //! ```
 
+pub mod card;
 mod fuse;
 mod settings;
 

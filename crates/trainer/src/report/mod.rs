@@ -16,7 +16,7 @@ mod plot;
 pub mod read;
 #[cfg(test)]
 mod tests;
-mod words;
+pub(crate) mod words;
 
 use std::fs;
 use std::io::{self, Write};

@@ -9,7 +9,7 @@ use super::figures::{Figures, smoothed};
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot};
 use super::read::History;
-use super::words::{bytes, count, date, duration, escaped, number};
+use super::words::{bytes, count, date, duration, escaped, link, number};
 use crate::train::event::{Phase, Why};
 
 /// The whole page.
@@ -199,7 +199,7 @@ fn memory(history: &History, figures: &Figures) -> String {
 fn pictures(gallery: &Gallery) -> String {
     let mut steps: BTreeMap<u64, String> = BTreeMap::new();
     for Shown { sample, data } in &gallery.shown {
-        let (prompt, path) = (escaped(&sample.prompt), escaped(&address(sample)));
+        let (prompt, path) = (escaped(&sample.prompt), link(&sample.path));
         _ = write!(
             steps.entry(sample.step).or_default(),
             "<figure class=\"card\"><a href=\"{path}\"><img loading=\"lazy\" src=\"{data}\" \
@@ -222,20 +222,6 @@ fn pictures(gallery: &Gallery) -> String {
             "<p class=\"note\">{} further pictures lie in samples/.</p>",
             gallery.n_left_out
         );
-    }
-    out
-}
-
-/// A path as a link relative to the page.
-fn address(sample: &super::read::Sample) -> String {
-    let mut out = String::new();
-    for byte in sample.path.to_string_lossy().replace('\\', "/").bytes() {
-        match byte {
-            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
-                out.push(char::from(byte));
-            }
-            _ => _ = write!(out, "%{byte:02X}"),
-        }
     }
     out
 }

@@ -81,7 +81,7 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
         "before training",
         "step 40",
         "adapter/fox-kohya.safetensors",
-        "folder = &quot;fox &lt;24&gt; pictures&quot;",
+        "images = &quot;fox &lt;24&gt; pictures&quot;",
         "&amp; may &lt;rise&gt; on",
         "&lt;script&gt;alert(&quot;fox&quot;)&lt;/script&gt; &amp; &#39;sks&#39; fox",
     ] {

@@ -1,6 +1,9 @@
 //! Numbers as people read them, and text as a page may hold it.
 
-use machine::reading::Bytes;
+use std::fmt::Write;
+use std::path::Path;
+
+use machine::Bytes;
 
 /// Text that a page shows as it is, whatever is in it: also inside quoted attributes.
 pub fn escaped(text: &str) -> String {
@@ -13,6 +16,20 @@ pub fn escaped(text: &str) -> String {
             '"' => out.push_str("&quot;"),
             '\'' => out.push_str("&#39;"),
             _ => out.push(c),
+        }
+    }
+    out
+}
+
+/// A relative path as an address, in a page or in Markdown.
+pub fn link(path: &Path) -> String {
+    let mut out = String::new();
+    for byte in path.to_string_lossy().replace('\\', "/").bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'-' | b'_' => {
+                out.push(char::from(byte));
+            }
+            _ => _ = write!(out, "%{byte:02X}"),
         }
     }
     out
@@ -82,6 +99,11 @@ mod tests {
             [0.0, 0.123_456, 1e-4, 2.5e-6, 1234.5].map(number),
             ["0.0000", "0.1235", "1e-4", "2.5e-6", "1234.5"]
         );
+    }
+
+    #[test]
+    fn links_have_nothing_but_letters_and_marks() {
+        assert_eq!(link(Path::new("samples/a b\"<ü>.png")), "samples/a%20b%22%3C%C3%BC%3E.png");
     }
 
     /// As `date -u -d @…` says.
