@@ -5,6 +5,7 @@
 #[cfg(unix)]
 mod data;
 mod doctor;
+mod errors;
 mod merge;
 mod models;
 mod program;
