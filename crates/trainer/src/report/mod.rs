@@ -26,14 +26,18 @@ use weights::WeightsError;
 use weights::write::AtomicFile;
 
 use crate::error::{Result, TrainerError};
+use figures::Figures;
+use page::Sources;
 use read::History;
 
 /// Writes `report.html` of a run into its folder.
 pub fn write(run_folder: &Path) -> Result<PathBuf> {
     let history = History::open(run_folder)?;
     let settings = optional(&run_folder.join("config.toml"))?;
-    let gallery = pictures::gallery(run_folder, &history.samples)?;
-    let page = page::page(&title(run_folder), &history, &gallery, settings.as_deref());
+    let figures = Figures::of(&history).expect("an open history has a beginning");
+    let gallery = pictures::gallery(run_folder, &history.samples);
+    let sources = Sources { history: &history, figures: &figures, gallery: &gallery };
+    let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");
     write_text(&path, &page)?;
     Ok(path)

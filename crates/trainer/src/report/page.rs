@@ -9,19 +9,26 @@ use super::figures::{Figures, smoothed};
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot};
 use super::read::History;
-use super::words::{bytes, count, date, duration, escaped, link, number};
+use super::words::{bytes, count, date, duration, escaped, link, number, several};
 use crate::train::event::{Phase, Why};
 
+/// What a page is made of.
+pub struct Sources<'a> {
+    pub history: &'a History,
+    pub figures: &'a Figures,
+    pub gallery: &'a Gallery,
+}
+
 /// The whole page.
-pub fn page(title: &str, history: &History, gallery: &Gallery, settings: Option<&str>) -> String {
-    let Some(figures) = Figures::of(history) else { return String::new() };
+pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
+    let Sources { history, figures, gallery } = *sources;
     let title = escaped(title);
     let sections = [
-        headline(history, &figures),
-        figure_list(&figures),
+        headline(history, figures),
+        figure_list(figures),
         findings(history, gallery),
         curves(history),
-        memory(history, &figures),
+        memory(history, figures),
         pictures(gallery),
         exports(history),
         settings.map_or_else(String::new, job),
@@ -53,11 +60,11 @@ fn headline(history: &History, figures: &Figures) -> String {
         let begin = &last.begin;
         _ = writeln!(
             out,
-            "<p class=\"faint\">{} · {} layers · {} · {} pictures per step · begun {}</p>",
+            "<p class=\"faint\">{} · {} · {} · {} per step · begun {}</p>",
             escaped(&begin.base),
-            begin.layers,
+            several(begin.layers, "layer"),
             escaped(&begin.engine),
-            begin.samples_per_step,
+            several(begin.samples_per_step, "picture"),
             date(first.begin.time)
         );
     }
@@ -95,13 +102,17 @@ fn figure_list(figures: &Figures) -> String {
     out + "</dl>\n"
 }
 
+/// Warnings that are shown. Chosen: nobody reads more, and a loop may warn at every step.
+const WARNINGS: usize = 30;
+
 /// What the loop said, and what can be counted.
 fn findings(history: &History, gallery: &Gallery) -> String {
-    let mut items: Vec<String> = history
-        .warnings
-        .iter()
-        .map(|(step, text)| format!("<b>step {step}</b>: {}", escaped(text)))
-        .collect();
+    let warnings = history.warnings.iter().take(WARNINGS);
+    let mut items: Vec<String> =
+        warnings.map(|(step, text)| format!("<b>step {step}</b>: {}", escaped(text))).collect();
+    if let Some(more) = history.warnings.len().checked_sub(WARNINGS).filter(|more| *more > 0) {
+        items.push(format!("{} more in events.jsonl", several(more, "warning")));
+    }
     for pair in history.parts.windows(2) {
         let (from, reached) = (pair[1].begin.from_step, pair[0].last_step);
         let cause = if pair[0].end.is_some() { "was stopped" } else { "was killed" };

@@ -9,7 +9,6 @@ use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageFormat};
 
 use super::read::Sample;
-use crate::error::{Result, TrainerError};
 
 /// Files up to this go into the page as they are. Chosen: a small model's pictures stay exact, two
 /// hundred of 1024 pixels do not make a page of 300 MB.
@@ -41,17 +40,17 @@ pub struct Shown {
 }
 
 /// Reads the pictures of a run.
-pub fn gallery(run_folder: &Path, samples: &[Sample]) -> Result<Gallery> {
+pub fn gallery(run_folder: &Path, samples: &[Sample]) -> Gallery {
     let mut gallery = Gallery::default();
     let chosen = chosen(samples);
     gallery.n_left_out = samples.len() - chosen.len();
     for sample in chosen {
-        match data(run_folder, &sample.path)? {
+        match data(run_folder, &sample.path) {
             Ok(data) => gallery.shown.push(Shown { sample: sample.clone(), data }),
             Err(why) => gallery.problems.push(format!("{} {why}", sample.path.display())),
         }
     }
-    Ok(gallery)
+    gallery
 }
 
 /// Whole steps at even distances, the last one always.
@@ -65,26 +64,19 @@ fn chosen(samples: &[Sample]) -> Vec<&Sample> {
 }
 
 /// A picture as a `data:` address, or why there is none.
-fn data(run_folder: &Path, path: &Path) -> Result<std::result::Result<String, String>> {
+fn data(run_folder: &Path, path: &Path) -> Result<String, String> {
     // A history from a stranger must not bring other files of this computer into a page.
     if !path.components().all(|part| matches!(part, Component::Normal(_))) {
-        return Ok(Err("lies outside of the run's folder".into()));
+        return Err("lies outside of the run's folder".into());
     }
-    let whole = run_folder.join(path);
-    let bytes = match fs::read(&whole) {
-        Ok(bytes) => bytes,
-        Err(error) => return Ok(Err(format!("cannot be read: {error}"))),
-    };
-    let picture = match image::load_from_memory_with_format(&bytes, ImageFormat::Png) {
-        Ok(picture) => picture,
-        Err(error) => return Ok(Err(format!("is not a picture: {error}"))),
-    };
+    let bytes =
+        fs::read(run_folder.join(path)).map_err(|error| format!("cannot be read: {error}"))?;
+    let damaged = |error: image::ImageError| format!("is not a picture: {error}");
+    let picture = image::load_from_memory_with_format(&bytes, ImageFormat::Png).map_err(damaged)?;
     if bytes.len() <= EXACT_BYTES {
-        return Ok(Ok(format!("data:image/png;base64,{}", base64::encode(&bytes))));
+        return Ok(format!("data:image/png;base64,{}", base64::encode(&bytes)));
     }
-    let small = scaled(&picture)
-        .map_err(|error| TrainerError::Config { problem: error.to_string(), path: whole })?;
-    Ok(Ok(format!("data:image/jpeg;base64,{}", base64::encode(small))))
+    Ok(format!("data:image/jpeg;base64,{}", base64::encode(scaled(&picture).map_err(damaged)?)))
 }
 
 fn scaled(picture: &DynamicImage) -> image::ImageResult<Vec<u8>> {
@@ -128,14 +120,14 @@ mod tests {
             image::Rgb(noise.to_le_bytes()[..3].try_into().unwrap())
         });
         picture.save(folder.path().join("a.png")).unwrap();
-        let found = data(folder.path(), Path::new("a.png")).unwrap().unwrap();
+        let found = data(folder.path(), Path::new("a.png")).unwrap();
         let bytes = base64::decode(found.strip_prefix("data:image/jpeg;base64,").unwrap()).unwrap();
         let small = image::load_from_memory(&bytes).unwrap();
         assert_eq!((small.width(), small.height()), (512, 256));
         let inner = folder.path().join("inner");
         fs::create_dir(&inner).unwrap();
-        assert!(data(&inner, Path::new("../a.png")).unwrap().is_err());
+        assert!(data(&inner, Path::new("../a.png")).is_err());
         fs::write(inner.join("b.png"), "not a picture").unwrap();
-        assert!(data(&inner, Path::new("b.png")).unwrap().is_err());
+        assert!(data(&inner, Path::new("b.png")).is_err());
     }
 }

@@ -2,7 +2,7 @@
 //! that were lost with the break are there twice: what the later part took counts, and what the
 //! earlier one did beyond the place where the later began is not part of the model.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub struct History {
     pub validations: Vec<(u64, f64)>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<Sample>,
-    /// Steps taken, and what was said then; also by parts whose steps were lost.
+    /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
     pub warnings: Vec<(u64, String)>,
     /// The adapter's files, as written last.
     pub exports: Vec<Exported>,
@@ -103,10 +103,11 @@ fn said(error: &serde_json::Error) -> String {
 /// A history that is being read.
 #[derive(Default)]
 struct Reader {
-    history: History,
+    parts: Vec<Part>,
     steps: BTreeMap<u64, Step>,
     validations: BTreeMap<u64, f64>,
     samples: BTreeMap<u64, Vec<Sample>>,
+    warnings: BTreeSet<(u64, String)>,
     exports: BTreeMap<PathBuf, Exported>,
 }
 
@@ -122,16 +123,13 @@ impl Reader {
                 drawn.push(Sample { step, path, prompt, seed });
             }
             Event::Warning { step, text } => {
-                let warning = (step, text);
-                if !self.history.warnings.contains(&warning) {
-                    self.history.warnings.push(warning);
-                }
+                _ = self.warnings.insert((step, text));
             }
             Event::Exported { format, path, layers } => {
                 _ = self.exports.insert(path.clone(), Exported { format, path, layers });
             }
             Event::End(end) => {
-                if let Some(part) = self.history.parts.last_mut() {
+                if let Some(part) = self.parts.last_mut() {
                     part.end = Some(end);
                 }
             }
@@ -146,11 +144,11 @@ impl Reader {
         self.validations.split_off(&lost);
         self.samples.split_off(&lost);
         let last_step = begin.from_step;
-        self.history.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
+        self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
     }
 
     fn step(&mut self, step: Step) {
-        if let Some(part) = self.history.parts.last_mut() {
+        if let Some(part) = self.parts.last_mut() {
             part.step_secs += step.secs;
             part.last_step = part.last_step.max(step.step);
         }
@@ -159,12 +157,13 @@ impl Reader {
 
     /// None if nothing ever began.
     fn finish(self) -> Option<History> {
-        (!self.history.parts.is_empty()).then(|| History {
+        (!self.parts.is_empty()).then(|| History {
             steps: self.steps.into_values().collect(),
             validations: self.validations.into_iter().collect(),
             samples: self.samples.into_values().flatten().collect(),
+            warnings: self.warnings.into_iter().collect(),
             exports: self.exports.into_values().collect(),
-            ..self.history
+            parts: self.parts,
         })
     }
 }

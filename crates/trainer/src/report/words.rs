@@ -50,6 +50,11 @@ pub fn duration(secs: f64) -> String {
     }
 }
 
+/// `1 picture`, `24 pictures`.
+pub fn several(n: usize, what: &str) -> String {
+    format!("{} {what}{}", count(n as u64), if n == 1 { "" } else { "s" })
+}
+
 /// `4.7 million`, `18,432`.
 pub fn count(count: u64) -> String {
     match count {

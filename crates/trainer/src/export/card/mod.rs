@@ -24,7 +24,7 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::report::figures::Figures;
 use crate::report::read::{Exported, History, Sample};
-use crate::report::words::{bytes, count, duration, link, number};
+use crate::report::words::{bytes, count, duration, link, number, several};
 use crate::report::write_text;
 
 /// What a card says.
@@ -166,10 +166,10 @@ pub fn card(facts: &Card) -> String {
         front_matter(facts),
         format!("# {}\n\n{by}", plain(&facts.name)),
         format!(
-            "A {} for `{}`, trained on {} pictures.\n\n",
+            "A {} for `{}`, trained on {}.\n\n",
             kind(facts),
             code(&facts.base_name()),
-            facts.figures.pictures
+            several(facts.figures.pictures, "picture")
         ),
         pictures(facts),
         trigger(facts),
