@@ -1,6 +1,6 @@
 //! The page: sections from top to bottom, each a function from what happened to HTML. A section
 //! that has nothing to show is not there. All that comes from files goes through
-//! [`escaped`](super::words::escaped).
+//! [`escaped`].
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
