@@ -5,6 +5,8 @@
 #[cfg(unix)]
 mod data;
 mod doctor;
+mod errors;
+mod merge;
 mod models;
 mod program;
 mod quantised;

@@ -27,11 +27,11 @@ use trainer::verify::difference;
 
 use crate::{hearth, printed, said, text};
 
-fn golden() -> PathBuf {
+pub fn golden() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3")
 }
 
-fn at(path: &str) -> String {
+pub fn at(path: &str) -> String {
     text(&golden().join(path)).to_owned()
 }
 
@@ -179,7 +179,7 @@ fn rehearse(name: &str, config: &sd3::Config, n_weights: usize) {
 }
 
 /// The recorded numbers of the pipeline.
-fn recorded() -> HashMap<String, Vec<f32>> {
+pub fn recorded() -> HashMap<String, Vec<f32>> {
     let bytes = fs::read(golden().join("pipeline/golden.safetensors")).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
     let of = |name: &str| {
@@ -197,7 +197,7 @@ fn prompts() -> Vec<String> {
 }
 
 /// As `golden.json` has it.
-fn request() -> Request {
+pub fn request() -> Request {
     Request {
         prompts: prompts(),
         negative: String::new(),
@@ -214,7 +214,7 @@ fn pipeline() -> Pipeline {
     Pipeline::open(&golden().join("pipeline"), None).unwrap()
 }
 
-const LIMIT: usize = 1 << 30;
+pub const LIMIT: usize = 1 << 30;
 
 #[test]
 fn prompts_and_pictures_are_those_of_the_reference() {
@@ -245,7 +245,7 @@ fn prompts_and_pictures_are_those_of_the_reference() {
 /// Twice what was measured.
 const TOLERANCE: f64 = 2e-5;
 
-fn check(name: &str, recorded: &HashMap<String, Vec<f32>>, got: &[f32]) {
+pub fn check(name: &str, recorded: &HashMap<String, Vec<f32>>, got: &[f32]) {
     let expected = &recorded[&format!("out.{name}")];
     let apart = difference(expected, got);
     assert!(apart < TOLERANCE, "{name}: {apart:e}\n{:?}\n{:?}", &expected[..4], &got[..4]);
@@ -423,7 +423,7 @@ fn a_checkpoint_draws_with_a_folder_for_the_rest() {
 }
 
 /// A copy of the pipeline, to be broken.
-fn copy() -> TempDir {
+pub fn copy() -> TempDir {
     fn all(from: &Path, to: &Path) {
         fs::create_dir_all(to).unwrap();
         for entry in fs::read_dir(from).unwrap() {

@@ -87,6 +87,16 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
+    /// A line of a run's history is not an event.
+    #[error("line {line} is not an event of a run: {problem}: {}", path.display())]
+    Event {
+        /// Which, from 1.
+        line: usize,
+        /// What the parser said.
+        problem: String,
+        /// The file.
+        path: PathBuf,
+    },
     /// A request that cannot be met.
     #[error("{problem}")]
     Request {
@@ -125,6 +135,9 @@ impl TrainerError {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
+            Self::Event { .. } => {
+                "use the hearth that wrote the file; if the line was changed, restore or remove it"
+            }
             Self::Request { hint, .. } => hint,
             Self::TooLarge { .. } => {
                 "choose a smaller picture, --dtype bf16 or --quantise nf4, or raise --limit"

@@ -9,6 +9,7 @@ pub mod export;
 pub mod model;
 pub mod objective;
 pub mod optim;
+pub mod report;
 pub mod sample;
 pub mod train;
 pub mod verify;

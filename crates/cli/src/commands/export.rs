@@ -1,10 +1,12 @@
-//! `hearth export`: an adapter for other programs.
+//! `hearth export`: an adapter for other programs, or added to its base.
 
 use std::io::Write;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
 use serde::Serialize;
+use serde_json::json;
+use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
 use trainer::model::sd3::pipeline::Pipeline;
 
@@ -12,16 +14,19 @@ use super::engine::name_of;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::progress::Progress;
 
 /// Write an adapter as diffusers, PEFT, kohya and ComfyUI read it.
 ///
 /// Takes an adapter that any of them wrote. Every file is read again by the rules of the program it is
-/// for: every tensor must find its layer in the base, and add the same to it as before.
+/// for: every tensor must find its layer in the base, and add the same to it as before. With --merge
+/// the adapter is added to the base instead: a model folder like the base's, that needs no adapter.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --out fox
-  hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox")]
+  hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
+  hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium")]
 pub struct Arguments {
     /// The adapter: a file, or PEFT's folder
     adapter: PathBuf,
@@ -46,7 +51,11 @@ pub struct Arguments {
     #[arg(long)]
     name: Option<String>,
 
-    /// Print one JSON object per file
+    /// Write the whole base with the adapter added to it, into a folder that is not there yet
+    #[arg(long, conflicts_with_all = ["format", "name"])]
+    merge: bool,
+
+    /// Print one JSON object per file, or for what was merged
     #[arg(long)]
     json: bool,
 }
@@ -85,6 +94,9 @@ pub struct Row {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
     pipeline.add_adapter(&arguments.adapter)?;
+    if arguments.merge {
+        return run_merge(arguments, &pipeline, out);
+    }
     let stem = || arguments.adapter.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
@@ -100,6 +112,28 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         }
     } else {
         write!(out, "{}", render::export::page(&rows))?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn run_merge(
+    arguments: &Arguments,
+    pipeline: &Pipeline,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let merge = Merge::plan(pipeline)?;
+    let progress = Progress::begin("merging", merge.bytes())?;
+    let merged = merge.run(&arguments.out, &|bytes| progress.tick(bytes))?;
+    drop(progress);
+    if arguments.json {
+        let Merged { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = &merged;
+        let row = json!({
+            "path": path, "changed": n_changed, "unchanged": n_unchanged, "copied": n_copied,
+            "left_out": left_out, "worst_steps": worst_steps,
+        });
+        writeln!(out, "{row}")?;
+    } else {
+        write!(out, "{}", render::export::merged(&merged))?;
     }
     Ok(Outcome::Done)
 }

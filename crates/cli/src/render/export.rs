@@ -1,7 +1,9 @@
 //! What `hearth export` wrote, as a page.
 
+use trainer::export::merge::Merged;
+
 use crate::commands::export::Row;
-use crate::text::{DIM, Page};
+use crate::text::{DIM, PLAIN, Page};
 
 /// Draws it.
 pub fn page(all: &[Row]) -> String {
@@ -14,5 +16,25 @@ pub fn page(all: &[Row]) -> String {
     }));
     page.table(&rows);
     page.line(DIM, "each was read again by its reader's names, and compared");
+    page.finish()
+}
+
+/// Draws what was merged.
+pub fn merged(merged: &Merged) -> String {
+    let Merged { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = merged;
+    let mut page = Page::new();
+    page.row("merged", PLAIN, &path.display().to_string());
+    page.row("tensors", PLAIN, &format!("{n_changed} changed, {n_unchanged} as they were"));
+    page.row("copied", PLAIN, &format!("{n_copied} other files"));
+    for path in left_out {
+        page.row("left out", PLAIN, &format!("{}, weights of the base alone", path.display()));
+    }
+    page.line(
+        DIM,
+        &format!(
+            "all of it was read again: what changed is base and adapter, at most {worst_steps:.3} \
+             steps of its format apart; what did not is the same to the byte"
+        ),
+    );
     page.finish()
 }

@@ -1,6 +1,7 @@
 //! Adapters for other programs. Each file that is written is read again by the rules of the program
 //! it is for, and compared with what was to be written: a key that its reader does not know would
-//! change the picture without a word.
+//! change the picture without a word. `merge/` adds an adapter to its base instead, `card/` tells
+//! people about it.
 //!
 //! ```text
 //! OUT/
@@ -10,7 +11,9 @@
 //!   NAME-comfyui.safetensors           ComfyUI, the same layers by its own names
 //! ```
 
+pub mod card;
 mod fuse;
+pub mod merge;
 mod settings;
 
 use std::collections::{BTreeMap, HashMap};

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -23,6 +23,7 @@ pub enum Event {
         /// Steps taken so far.
         step: u64,
         /// Mean over all of them and over fixed levels of noise.
+        #[serde(deserialize_with = "null_is_nan")]
         loss: f64,
     },
     /// A picture was drawn.
@@ -109,6 +110,7 @@ pub struct Step {
     /// From 1.
     pub step: u64,
     /// Mean over the step's pictures.
+    #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// Of all gradients together, before they are clipped; none where it is not finite.
     pub gradient_norm: Option<f64>,
@@ -153,4 +155,9 @@ pub enum Why {
     Interrupted,
     /// It was not learning.
     Unhealthy,
+}
+
+/// JSON has no word for what is not finite: it is written as `null`, and read as NaN.
+fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
 }

@@ -9,8 +9,11 @@ use std::path::Path;
 
 use compute::ops::row_norms;
 use compute::{Device, Dtype, ParamKey, Params, Tag, Tape, Tensor, Var};
+use weights::Catalog;
 
+use self::read::Component;
 use super::build::Held;
+use super::files::Layout;
 use super::layer::{LayerAdapter, Magnitude};
 use crate::error::{Result, TrainerError};
 
@@ -89,6 +92,18 @@ impl Given {
         let scale = f64::from(self.alpha) / self.rank as f64;
         self.up.chunks(self.rank).map(|row| (scale * dot(row, &narrow)) as f32).collect()
     }
+}
+
+/// A part of a model on disk, and the adapter beside it.
+pub struct Beside<'a> {
+    /// Which part.
+    pub component: Component,
+    /// What its files hold.
+    pub catalog: &'a Catalog,
+    /// How they call its tensors.
+    pub layout: Layout<'a>,
+    /// The adapter by the names of its layers; of none where there is none.
+    pub layers: &'a HashMap<String, Given>,
 }
 
 /// A layer with its adapter.

@@ -15,7 +15,7 @@ use super::{Config, Sd3, names};
 use crate::error::{Result, TrainerError};
 use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
-use crate::model::adapter::{Adapters, Given};
+use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, wants};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, Files, Layout};
@@ -101,6 +101,14 @@ impl Pipeline {
     pub fn adapter(&self) -> Parts {
         let own = self.adapter.clone().into_iter().collect();
         std::iter::once((Component::Transformer, own)).chain(self.encoders.adapter()).collect()
+    }
+
+    /// The parts that an adapter can be for, as they lie on disk, with the matrices beside them.
+    pub fn beside(&self) -> Vec<Beside<'_>> {
+        let Part { catalog, .. } = &self.transformer;
+        let (component, layout) = (Component::Transformer, self.transformer.layout());
+        let own = Beside { component, catalog, layout, layers: &self.adapter };
+        std::iter::once(own).chain(self.encoders.beside()).collect()
     }
 
     /// Puts such matrices beside the layers they are for.
@@ -210,9 +218,11 @@ impl<C: DeserializeOwned> Part<C> {
 
 impl Part<Config> {
     fn files(&self) -> Result<Files<'_>> {
-        let Self { config, catalog, original } = self;
-        let layout = original.map_or_else(Layout::same, |prefix| names::original(config, prefix));
-        Files::find(catalog, &layout, |build| Sd3::new(config, build))
+        Files::find(&self.catalog, &self.layout(), |build| Sd3::new(&self.config, build))
+    }
+
+    fn layout(&self) -> Layout<'static> {
+        self.original.map_or_else(Layout::same, |prefix| names::original(&self.config, prefix))
     }
 }
 

@@ -12,7 +12,7 @@ use super::pipeline::Part;
 use crate::error::{Result, TrainerError};
 use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
-use crate::model::adapter::{Adapters, Given};
+use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, wants};
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
@@ -134,6 +134,22 @@ impl TextEncoders {
             (Component::TextEncoder(index), layers.clone().into_iter().collect())
         };
         all.map(part).collect()
+    }
+
+    /// The encoders as they lie on disk, with the matrices beside them.
+    pub fn beside(&self) -> impl Iterator<Item = Beside<'_>> {
+        let clips =
+            self.clips.iter().map(|clip| (&clip.part.catalog, clip::layout(), &clip.adapter));
+        let t5 = self.t5.iter().map(|t5| {
+            let catalog = &t5.part.catalog;
+            (catalog, t5::layout(catalog), &t5.adapter)
+        });
+        clips.chain(t5).zip(1..).map(|((catalog, layout, layers), index)| Beside {
+            component: Component::TextEncoder(index),
+            catalog,
+            layout,
+            layers,
+        })
     }
 
     /// Puts matrices beside the layers of an encoder.

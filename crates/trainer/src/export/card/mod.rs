@@ -1,0 +1,334 @@
+//! The model card: what somebody who finds the adapter must know to use it. The part between the two
+//! lines is YAML for the Hugging Face hub, the rest is for people. It is published with the adapter,
+//! so nothing in it tells of the computer it was made on: no paths but those below the run's folder.
+//!
+//! ```text
+//! OUT/README.md
+//!   ---
+//!   base_model, license, tags, instance_prompt, widget
+//!   ---
+//!   pictures, trigger, how to use it, settings, figures, licence
+//! ```
+
+#[cfg(test)]
+mod tests;
+mod text;
+
+use std::fmt::Write;
+use std::path::{Path, PathBuf};
+
+use toml::{Table, Value};
+
+use self::text::{code, plain, python, shell, yaml};
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::report::figures::Figures;
+use crate::report::read::{Exported, History, Sample};
+use crate::report::words::{bytes, count, duration, link, number, several};
+use crate::report::write_text;
+
+/// What a card says.
+#[derive(Clone, Debug)]
+pub struct Card {
+    /// The adapter's name.
+    pub name: String,
+    /// Whom it is by.
+    pub author: Option<String>,
+    /// Where the base lies, as in the job.
+    pub base: String,
+    /// As the hub abbreviates it; without one the base's own holds.
+    pub license: Option<String>,
+    /// The word that calls what was trained.
+    pub trigger: Option<String>,
+    /// Pictures that were drawn, by step.
+    pub samples: Vec<Sample>,
+    /// Files of the adapter.
+    pub exports: Vec<Exported>,
+    /// Names and values, as in a job file.
+    pub settings: Vec<(String, String)>,
+    /// How training went.
+    pub figures: Figures,
+    /// Of hearth.
+    pub version: String,
+}
+
+/// Writes `README.md` of a run into its folder.
+pub fn write(run_folder: &Path, config: &RunConfig) -> Result<PathBuf> {
+    let history = History::open(run_folder)?;
+    let path = run_folder.join("README.md");
+    let facts = Card::of(config, &history).expect("an open history has a beginning");
+    write_text(&path, &card(&facts))?;
+    Ok(path)
+}
+
+impl Card {
+    /// Of a run; none if it never began.
+    pub fn of(config: &RunConfig, history: &History) -> Option<Self> {
+        Some(Self {
+            name: config.output.name.as_str().into(),
+            author: config.output.author.clone(),
+            base: config.base.path.display().to_string(),
+            license: config.output.license.clone(),
+            trigger: config.data.trigger.clone(),
+            samples: history.samples.clone(),
+            exports: history.exports.clone(),
+            settings: settings(config),
+            figures: Figures::of(history)?,
+            version: history.parts.last()?.begin.version.clone(),
+        })
+    }
+
+    /// The base as the hub calls it, or by its own name.
+    fn base_name(&self) -> String {
+        hub_name(&self.base).unwrap_or_else(|| {
+            let name = Path::new(&self.base).file_name();
+            name.map_or_else(|| "the base".into(), |name| name.to_string_lossy().into_owned())
+        })
+    }
+
+    fn file_for(&self, format: &str) -> Option<&Path> {
+        let export = self.exports.iter().find(|export| export.format == format)?;
+        Some(&export.path)
+    }
+
+    /// What to draw, to see what was trained.
+    fn prompt(&self) -> &str {
+        let drawn = self.samples.last().map(|sample| sample.prompt.as_str());
+        drawn.or(self.trigger.as_deref()).unwrap_or("a photo")
+    }
+
+    /// Of the last step that was drawn at.
+    fn last_samples(&self) -> impl Iterator<Item = &Sample> {
+        let last = self.samples.last().map(|sample| sample.step);
+        self.samples.iter().filter(move |sample| Some(sample.step) == last)
+    }
+}
+
+/// What of a job makes the same adapter from the same pictures.
+const SETTINGS: [&str; 16] = [
+    "base.dtype",
+    "base.quantise",
+    "data.resolution",
+    "data.caption_dropout",
+    "adapter.kind",
+    "adapter.rank",
+    "adapter.alpha",
+    "adapter.targets",
+    "train.batch",
+    "train.accumulation",
+    "train.scheme",
+    "train.seed",
+    "optimizer.kind",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup",
+];
+
+fn settings(config: &RunConfig) -> Vec<(String, String)> {
+    let job: Table = config.resolved().parse().expect("a resolved job is TOML");
+    let value = |key: &str| -> Option<&Value> {
+        let (section, name) = key.split_once('.')?;
+        job.get(section)?.get(name)
+    };
+    SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?.to_string()))).collect()
+}
+
+/// A model's name on the hub, as its cache calls the folder, or as its publisher does.
+fn hub_name(base: &str) -> Option<String> {
+    let parts = || base.split(['/', '\\']);
+    if let Some(cached) = parts().find_map(|part| part.strip_prefix("models--")) {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        return cached.chars().all(is_name).then(|| cached.replacen("--", "/", 1));
+    }
+    let stem = parts().next_back()?.trim_end_matches(".safetensors");
+    let published = PUBLISHED.iter().find(|(own, _)| *own == stem);
+    published.map(|(_, name)| format!("stabilityai/{name}"))
+}
+
+/// Folders and checkpoints of Stability AI, by the hub's names of them.
+const PUBLISHED: [(&str, &str); 7] = [
+    ("stable-diffusion-3-medium-diffusers", "stable-diffusion-3-medium-diffusers"),
+    ("stable-diffusion-3.5-medium", "stable-diffusion-3.5-medium"),
+    ("stable-diffusion-3.5-large", "stable-diffusion-3.5-large"),
+    ("stable-diffusion-3.5-large-turbo", "stable-diffusion-3.5-large-turbo"),
+    ("sd3_medium", "stable-diffusion-3-medium"),
+    ("sd3.5_medium", "stable-diffusion-3.5-medium"),
+    ("sd3.5_large", "stable-diffusion-3.5-large"),
+];
+
+/// The whole card.
+pub fn card(facts: &Card) -> String {
+    let by = facts
+        .author
+        .as_ref()
+        .map_or_else(String::new, |author| format!("By {}.\n\n", plain(author)));
+    [
+        front_matter(facts),
+        format!("# {}\n\n{by}", plain(&facts.name)),
+        format!(
+            "A {} for `{}`, trained on {}.\n\n",
+            kind(facts),
+            code(&facts.base_name()),
+            several(facts.figures.pictures, "picture")
+        ),
+        pictures(facts),
+        trigger(facts),
+        usage(facts),
+        training(facts),
+        licence(facts),
+        format!("\nMade with hearth {}.\n", plain(&facts.version)),
+    ]
+    .concat()
+}
+
+fn kind(facts: &Card) -> &'static str {
+    let is_dora =
+        facts.settings.iter().any(|(key, value)| key == "adapter.kind" && value == "\"dora\"");
+    if is_dora { "DoRA" } else { "LoRA" }
+}
+
+fn front_matter(facts: &Card) -> String {
+    let hub = hub_name(&facts.base);
+    let mut out = String::from("---\n");
+    if let Some(base) = &hub {
+        _ = writeln!(out, "base_model: {}\nbase_model_relation: adapter", yaml(base));
+    }
+    match (&facts.license, &hub) {
+        (Some(license), _) => _ = writeln!(out, "license: {}", yaml(license)),
+        (None, Some(base)) => {
+            let link = yaml(&format!("https://huggingface.co/{base}/blob/main/LICENSE.md"));
+            _ = writeln!(
+                out,
+                "license: other\nlicense_name: as-the-base-model\nlicense_link: {link}"
+            );
+        }
+        (None, None) => out.push_str("license: other\nlicense_name: as-the-base-model\n"),
+    }
+    out.push_str(
+        "library_name: diffusers\npipeline_tag: text-to-image\ntags:\n- text-to-image\n- diffusers\n\
+         - lora\n- stable-diffusion-3\n- template:sd-lora\n- hearth\n",
+    );
+    if let Some(trigger) = &facts.trigger {
+        _ = writeln!(out, "instance_prompt: {}", yaml(trigger));
+    }
+    let mut samples = facts.last_samples().peekable();
+    if samples.peek().is_some() {
+        out.push_str("widget:\n");
+    }
+    for sample in samples {
+        let (text, url) = (yaml(&sample.prompt), yaml(&link(&sample.path)));
+        _ = writeln!(out, "- text: {text}\n  output:\n    url: {url}");
+    }
+    out + "---\n\n"
+}
+
+/// The last pictures, beside what the base alone drew from the same noise.
+fn pictures(facts: &Card) -> String {
+    let is_first = |sample: &&Sample| sample.step == 0;
+    let before: Vec<_> = facts.samples.iter().filter(is_first).collect();
+    let image = |sample: &Sample| format!("![{}]({})", plain(&sample.prompt), link(&sample.path));
+    let mut rows = String::new();
+    for sample in facts.last_samples().filter(|sample| sample.step > 0) {
+        let same = |first: &&&Sample| (&first.prompt, first.seed) == (&sample.prompt, sample.seed);
+        let first = before.iter().find(same).map_or_else(String::new, |first| image(first));
+        _ = writeln!(rows, "| {} | {first} | {} |", plain(&sample.prompt), image(sample));
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    format!("| prompt | before | after |\n|---|---|---|\n{rows}\n")
+}
+
+fn trigger(facts: &Card) -> String {
+    let Some(trigger) = &facts.trigger else { return String::new() };
+    format!(
+        "## Trigger words\n\nWrite `{}` into the prompt to call what was trained.\n\n",
+        code(trigger)
+    )
+}
+
+fn usage(facts: &Card) -> String {
+    let mut out = String::from("## Use it\n\n");
+    let base = facts.base_name();
+    if let Some(file) = facts.file_for("diffusers") {
+        out += &diffusers(facts, &base, file);
+    }
+    for (format, title, place, how) in [
+        ("comfyui", "ComfyUI", "ComfyUI/models/loras", "choose it in a *Load LoRA* node"),
+        ("kohya", "WebUI and others that read kohya's files", "models/Lora", ""),
+    ] {
+        let Some(file) = facts.file_for(format) else { continue };
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let tag = format!("write `<lora:{}:1>` into the prompt", code(&stem));
+        let how = if how.is_empty() { &tag } else { how };
+        let path = code(&file.display().to_string());
+        _ = write!(out, "### {title}\n\nPut `{path}` into `{place}` and {how}.\n\n");
+    }
+    let first = || facts.exports.first().map(|export| export.path.as_path());
+    if let Some(file) = facts.file_for("diffusers").or_else(first) {
+        let adapter = shell(&file.display().to_string());
+        _ = write!(
+            out,
+            "### hearth\n\n```sh\nhearth sample --base {base} --adapter {adapter} --prompt {}\n\
+             # for another program:\n\
+             hearth export {adapter} --base {base} --out for-others\n```\n\n",
+            shell(facts.prompt()),
+            // hearth reads folders, and the hub's tools name them so.
+            base = shell(base.rsplit('/').next().unwrap_or(&base)),
+        );
+    }
+    out
+}
+
+fn diffusers(facts: &Card, base: &str, file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
+    format!(
+        "### diffusers\n\n```python\nimport torch\nfrom diffusers import StableDiffusion3Pipeline\n\n\
+         pipeline = StableDiffusion3Pipeline.from_pretrained({}, torch_dtype=torch.bfloat16)\n\
+         pipeline.load_lora_weights({}, weight_name={})\n\
+         pipeline.to(\"cuda\")\n\
+         pipeline({}).images[0].save(\"picture.png\")\n```\n\n",
+        python(base),
+        python(&folder),
+        python(&name),
+        python(facts.prompt())
+    )
+}
+
+fn training(facts: &Card) -> String {
+    let Figures { steps, secs, pictures, parameters, peak_bytes, .. } = &facts.figures;
+    let mut rows = vec![
+        ("steps".to_string(), count(*steps)),
+        ("pictures".into(), count(*pictures as u64)),
+        ("trained numbers".into(), count(*parameters as u64)),
+        ("time".into(), duration(*secs)),
+    ];
+    rows.extend(facts.figures.final_loss.map(|loss| ("final loss, smoothed".into(), number(loss))));
+    let validation = facts.figures.best_validation;
+    rows.extend(validation.map(|(step, loss)| {
+        ("best validation loss".into(), format!("{} at step {}", number(loss), count(step)))
+    }));
+    rows.extend(peak_bytes.map(|peak| ("peak memory".into(), bytes(peak))));
+    let mut out = String::from("## Training\n\n| figure | value |\n|---|---|\n");
+    for (name, value) in rows {
+        _ = writeln!(out, "| {name} | {value} |");
+    }
+    out.push_str("\n| setting | value |\n|---|---|\n");
+    for (key, value) in &facts.settings {
+        _ = writeln!(out, "| `{key}` | {} |", plain(value));
+    }
+    out + "\n"
+}
+
+fn licence(facts: &Card) -> String {
+    let own = facts
+        .license
+        .as_ref()
+        .map_or_else(String::new, |license| format!("This adapter is under `{}`. ", code(license)));
+    let base = match hub_name(&facts.base) {
+        Some(hub) => format!("[{hub}](https://huggingface.co/{hub})"),
+        None => format!("`{}`", code(&facts.base_name())),
+    };
+    format!("## Licence\n\n{own}The licence of the base model applies; see LICENSE of {base}.\n")
+}

@@ -1,0 +1,91 @@
+//! The card of a recorded run.
+
+use std::fs;
+use std::path::Path;
+
+use super::*;
+use crate::config::RawConfig;
+
+const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
+
+fn facts(set: &[&str]) -> Card {
+    let folder = Path::new(RUN);
+    let mut job = RawConfig::from_file(&folder.join("config.toml")).unwrap();
+    for argument in set {
+        job.set(argument).unwrap();
+    }
+    Card::of(&job.resolve().unwrap(), &History::open(folder).unwrap()).unwrap()
+}
+
+#[track_caller]
+fn says(card: &str, what: &[&str]) {
+    for what in what {
+        assert!(card.contains(what), "{what:?} is not in the card:\n{card}");
+    }
+}
+
+#[test]
+fn a_card_says_what_the_hub_and_people_need() {
+    let card = card(&facts(&["output.author=Ada", "output.license=cc-by-4.0"]));
+    says(
+        &card,
+        &[
+            "---\nbase_model: \"stabilityai/stable-diffusion-3.5-medium\"\nbase_model_relation: adapter\n",
+            "license: \"cc-by-4.0\"\n",
+            "instance_prompt: \"sks fox\"\n",
+            "- text: \"a <script>alert(\\\"fox\\\")</script> & 'sks' fox, watercolour\"\n  output:\n    url: \"samples/step-000120-2.png\"\n---\n",
+            "# fox\n\nBy Ada.\n\nA LoRA for `stabilityai/stable-diffusion-3.5-medium`, trained on 24 pictures.",
+            "](samples/step-000000-1.png) | ![a photo of sks fox in the snow](samples/step-000120-1.png) |",
+            "| a \\<script\\>alert(\"fox\")\\</script\\> \\& 'sks' fox, watercolour | ![",
+            "load_lora_weights(\"adapter\", weight_name=\"pytorch_lora_weights.safetensors\")",
+            "into `models/Lora` and write `<lora:fox-kohya:1>`",
+            "hearth sample --base stable-diffusion-3.5-medium --adapter adapter/pytorch_lora",
+            "| steps | 120 |",
+            "| `adapter.rank` | 16 |",
+            "under `cc-by-4.0`. The licence of the base model applies; see LICENSE of [stab",
+            "Made with hearth 0.1.0.",
+        ],
+    );
+    assert!(!card.contains("ComfyUI/models"), "it was not written for it");
+}
+
+#[test]
+fn a_base_that_the_hub_does_not_know_is_named_without_its_path() {
+    let card = card(&facts(&["base.path=secret/place/my-sd3"]));
+    says(&card, &["license: other\nlicense_name: as-the-base-model\nlibrary_name", "`my-sd3`"]);
+    for never in ["base_model", "secret", "pictures\"", "LICENSE.md"] {
+        assert!(!card.contains(never), "{never} is in the card");
+    }
+}
+
+#[test]
+fn names_of_the_hub_are_found_in_its_cache() {
+    let cached = "cache/models--ada--my-sd3--v2/snapshots/0a1b";
+    assert_eq!(hub_name(cached).unwrap(), "ada/my-sd3--v2");
+    assert_eq!(
+        hub_name("x\\sd3.5_large.safetensors").unwrap(),
+        "stabilityai/stable-diffusion-3.5-large"
+    );
+    assert_eq!(hub_name("models--a)(b--c"), None);
+}
+
+#[test]
+fn a_run_without_pictures_and_files_has_a_card() {
+    let mut facts = facts(&[]);
+    facts.samples.clear();
+    facts.exports.clear();
+    facts.trigger = None;
+    let card = card(&facts);
+    assert!(!card.contains("widget") && !card.contains("| before |"));
+}
+
+#[test]
+fn the_card_is_written_beside_the_report() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["events.jsonl", "config.toml"] {
+        fs::copy(Path::new(RUN).join(name), folder.path().join(name)).unwrap();
+    }
+    let job = RawConfig::from_file(&folder.path().join("config.toml")).unwrap().resolve().unwrap();
+    let path = write(folder.path(), &job).unwrap();
+    assert!(path.ends_with("README.md") && fs::read_to_string(path).unwrap().starts_with("---\n"));
+}

@@ -1,0 +1,95 @@
+//! What an adapter adds to the rows of a matrix: W + s·B·A, and with magnitudes m each row of it
+//! divided by its length and multiplied by m's number.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::Patches;
+use crate::model::adapter::{Beside, Given};
+use crate::model::files::Piece;
+
+/// An adapter's matrices and the rows of a stored matrix they are for. Where q, k and v are stored
+/// as one, each of them has a patch of its own.
+pub struct Patch<'a> {
+    given: &'a Given,
+    /// In the stored matrix.
+    rows: Range<usize>,
+    /// The adapter's own row that belongs to the first of them.
+    first: usize,
+}
+
+/// All that an adapter adds to a part.
+pub fn patches<'a>(part: &Beside<'a>) -> Patches<'a> {
+    let mut patches: Patches<'a> = HashMap::new();
+    for (layer, given) in part.layers {
+        let pieces = (part.layout.place)(&format!("{layer}.weight"));
+        let [outputs, _] = given.sizes();
+        let n_rows = outputs / pieces.len().max(1);
+        for (index, Piece { key, part, .. }) in pieces.into_iter().enumerate() {
+            let rows = part * n_rows..(part + 1) * n_rows;
+            patches.entry(key).or_default().push(Patch { given, rows, first: index * n_rows });
+        }
+    }
+    patches
+}
+
+/// Some rows, from the `first` on, with what is added to them.
+pub fn apply(patches: &[Patch<'_>], first: usize, width: usize, numbers: &[f32]) -> Vec<f64> {
+    let mut sums: Vec<f64> = numbers.iter().map(|number| f64::from(*number)).collect();
+    for (at, row) in (first..).zip(sums.chunks_mut(width)) {
+        for patch in patches.iter().filter(|patch| patch.rows.contains(&at)) {
+            patch.add(patch.first + at - patch.rows.start, row);
+        }
+    }
+    sums
+}
+
+impl Patch<'_> {
+    fn add(&self, own: usize, row: &mut [f64]) {
+        let Given { rank, alpha, down, up, magnitude } = self.given;
+        let scale = f64::from(*alpha) / *rank as f64;
+        for (up, down) in up[own * rank..(own + 1) * rank].iter().zip(down.chunks(row.len())) {
+            let factor = scale * f64::from(*up);
+            for (sum, down) in row.iter_mut().zip(down) {
+                *sum += factor * f64::from(*down);
+            }
+        }
+        if let Some(magnitude) = magnitude {
+            let length = row.iter().map(|number| number * number).sum::<f64>().sqrt();
+            let factor = f64::from(magnitude[own]) / length;
+            for number in row {
+                *number *= factor;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(magnitude: Option<Vec<f32>>) -> Given {
+        // s·B·A = 2 · [1; -1] · [3 4] = [6 8; -6 -8].
+        Given { rank: 1, alpha: 2.0, down: vec![3.0, 4.0], up: vec![1.0, -1.0], magnitude }
+    }
+
+    #[test]
+    fn rows_get_what_belongs_to_them_and_others_nothing() {
+        let given = given(None);
+        // Two patches that are stored the other way round.
+        let patches = [
+            Patch { given: &given, rows: 1..2, first: 0 },
+            Patch { given: &given, rows: 0..1, first: 1 },
+        ];
+        let base = [0.5, 0.5, 1.0, 1.0, 7.0, 7.0];
+        assert_eq!(apply(&patches, 0, 2, &base), [-5.5, -7.5, 7.0, 9.0, 7.0, 7.0]);
+        assert_eq!(apply(&patches, 1, 2, &base[2..]), [7.0, 9.0, 7.0, 7.0]);
+    }
+
+    #[test]
+    fn with_magnitudes_rows_have_their_lengths() {
+        let given = given(Some(vec![10.0, 5.0]));
+        let patch = [Patch { given: &given, rows: 0..2, first: 0 }];
+        assert_eq!(apply(&patch, 0, 2, &[-3.0, -4.0, 12.0, 16.0]), [6.0, 8.0, 3.0, 4.0]);
+    }
+}

@@ -1,0 +1,67 @@
+//! What a run has to show at its end: one page that opens in any browser, from the disk, without a
+//! network. Made of the run's folder alone, so it can be made again at any time, also of a run that
+//! was killed. Judges nothing: what is wrong was said by the loop, or can be counted.
+//!
+//! ```text
+//! OUT/
+//!   events.jsonl   ──▶ History ──▶ Figures ─┐
+//!   samples/*.png  ─────────────────────────┼──▶ report.html
+//!   config.toml    ─────────────────────────┘
+//! ```
+
+pub mod figures;
+mod page;
+mod pictures;
+mod plot;
+pub mod read;
+#[cfg(test)]
+mod tests;
+pub(crate) mod words;
+
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use weights::WeightsError;
+use weights::write::AtomicFile;
+
+use crate::error::{Result, TrainerError};
+use figures::Figures;
+use page::Sources;
+use read::History;
+
+/// Writes `report.html` of a run into its folder.
+pub fn write(run_folder: &Path) -> Result<PathBuf> {
+    let history = History::open(run_folder)?;
+    let settings = optional(&run_folder.join("config.toml"))?;
+    let figures = Figures::of(&history).expect("an open history has a beginning");
+    let gallery = pictures::gallery(run_folder, &history.samples);
+    let sources = Sources { history: &history, figures: &figures, gallery: &gallery };
+    let page = page::page(&title(run_folder), &sources, settings.as_deref());
+    let path = run_folder.join("report.html");
+    write_text(&path, &page)?;
+    Ok(path)
+}
+
+/// Writes a text that appears under its name only when it is whole.
+pub(crate) fn write_text(path: &Path, text: &str) -> Result<()> {
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(text.as_bytes()).map_err(|source| WeightsError::io("write", path, source))?;
+    file.commit()?;
+    Ok(())
+}
+
+/// The folder's own name, also if it was given as `.`.
+fn title(run_folder: &Path) -> String {
+    let whole = run_folder.canonicalize().unwrap_or_else(|_| run_folder.into());
+    whole.file_name().map_or_else(|| "run".into(), |name| name.to_string_lossy().into_owned())
+}
+
+/// The text of a file that need not be there.
+fn optional(path: &Path) -> Result<Option<String>> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(TrainerError::Io { what: "read", path: path.into(), source }),
+    }
+}

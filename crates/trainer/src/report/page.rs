@@ -1,0 +1,271 @@
+//! The page: sections from top to bottom, each a function from what happened to HTML. A section
+//! that has nothing to show is not there. All that comes from files goes through
+//! [`escaped`].
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use super::figures::{Figures, smoothed};
+use super::pictures::{Gallery, Shown};
+use super::plot::{Mark, Series, plot};
+use super::read::History;
+use super::words::{bytes, count, date, duration, escaped, link, number, several};
+use crate::train::event::{Phase, Why};
+
+/// What a page is made of.
+pub struct Sources<'a> {
+    pub history: &'a History,
+    pub figures: &'a Figures,
+    pub gallery: &'a Gallery,
+}
+
+/// The whole page.
+pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
+    let Sources { history, figures, gallery } = *sources;
+    let title = escaped(title);
+    let sections = [
+        headline(history, figures),
+        figure_list(figures),
+        findings(history, gallery),
+        curves(history),
+        memory(history, figures),
+        pictures(gallery),
+        exports(history),
+        settings.map_or_else(String::new, job),
+        footer(history),
+    ];
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{title} – hearth</title>\n<style>\n{}</style></head>\n<body>\n<h1>{title}</h1>\n\
+         {}</body></html>\n",
+        include_str!("style.css"),
+        sections.concat()
+    )
+}
+
+/// What was trained, where, and how it ended.
+fn headline(history: &History, figures: &Figures) -> String {
+    let (colour, state) = match figures.why {
+        Some(Why::Finished) => ("good", "finished"),
+        Some(Why::Plateau) => {
+            ("good", "ended early: the loss on held-out pictures stopped falling")
+        }
+        Some(Why::Interrupted) => ("warn", "interrupted; it can go on from its last checkpoint"),
+        Some(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
+        None => ("warn", "has no end: it runs still, or was killed"),
+    };
+    let mut out = format!("<p class=\"state {colour}\">{state}</p>\n");
+    if let (Some(first), Some(last)) = (history.parts.first(), history.parts.last()) {
+        let begin = &last.begin;
+        _ = writeln!(
+            out,
+            "<p class=\"faint\">{} · {} · {} · {} per step · begun {}</p>",
+            escaped(&begin.base),
+            several(begin.layers, "layer"),
+            escaped(&begin.engine),
+            several(begin.samples_per_step, "picture"),
+            date(first.begin.time)
+        );
+    }
+    out
+}
+
+fn figure_list(figures: &Figures) -> String {
+    let unknown = || "–".to_string();
+    let of = |number: u64, whole: u64| {
+        if number == whole { String::new() } else { format!("of {}", count(whole)) }
+    };
+    let (validation, when) = figures.best_validation.map_or_else(
+        || (unknown(), "nothing was held out".to_string()),
+        |(step, loss)| (number(loss), format!("at step {}", count(step))),
+    );
+    let planned = figures.planned_bytes.map_or_else(unknown, bytes);
+    let rows = [
+        ("steps", count(figures.steps), of(figures.steps, figures.planned_steps)),
+        ("time", duration(figures.secs), String::new()),
+        ("seconds per step", figures.secs_per_step.map_or_else(unknown, number), "median".into()),
+        ("final loss", figures.final_loss.map_or_else(unknown, number), "smoothed".into()),
+        ("best validation loss", validation, when),
+        ("pictures", count(figures.pictures as u64), format!("{} held out", figures.held_out)),
+        ("trained numbers", count(figures.parameters as u64), String::new()),
+        (
+            "peak memory",
+            figures.peak_bytes.map_or_else(unknown, bytes),
+            format!("planned {planned}, limit {}", bytes(figures.limit_bytes)),
+        ),
+    ];
+    let mut out = String::from("<dl class=\"figures\">");
+    for (name, value, note) in rows {
+        _ = write!(out, "<div><dt>{name}</dt><dd>{value} <small>{note}</small></dd></div>");
+    }
+    out + "</dl>\n"
+}
+
+/// Warnings that are shown. Chosen: nobody reads more, and a loop may warn at every step.
+const WARNINGS: usize = 30;
+
+/// What the loop said, and what can be counted.
+fn findings(history: &History, gallery: &Gallery) -> String {
+    let warnings = history.warnings.iter().take(WARNINGS);
+    let mut items: Vec<String> =
+        warnings.map(|(step, text)| format!("<b>step {step}</b>: {}", escaped(text))).collect();
+    if let Some(more) = history.warnings.len().checked_sub(WARNINGS).filter(|more| *more > 0) {
+        items.push(format!("{} more in events.jsonl", several(more, "warning")));
+    }
+    for pair in history.parts.windows(2) {
+        let (from, reached) = (pair[1].begin.from_step, pair[0].last_step);
+        let cause = if pair[0].end.is_some() { "was stopped" } else { "was killed" };
+        let lost = match reached.saturating_sub(from) {
+            0 => String::new(),
+            steps => format!("; steps lost: {steps}"),
+        };
+        items.push(format!("the run {cause} at step {reached} and went on from step {from}{lost}"));
+    }
+    let skipped = history.steps.iter().filter(|step| step.is_skipped).count();
+    if skipped > 0 {
+        items.push(format!(
+            "steps that changed nothing, since a gradient was not finite: {skipped}"
+        ));
+    }
+    let odd = history.steps.iter().filter(|step| !step.loss.is_finite()).count();
+    if odd > 0 {
+        items.push(format!("steps whose loss was not finite: {odd}"));
+    }
+    items.extend(gallery.problems.iter().map(|problem| escaped(problem)));
+    if items.is_empty() {
+        return String::new();
+    }
+    let list = items.join("</li><li>");
+    format!("<h2>To look at</h2>\n<ul><li>{list}</li></ul>\n")
+}
+
+fn curves(history: &History) -> String {
+    let steps = &history.steps;
+    let of = |get: fn(&crate::train::event::Step) -> f64| {
+        steps.iter().map(move |step| (step.step as f64, get(step)))
+    };
+    let validation = history.validations.iter().map(|(step, loss)| (*step as f64, *loss));
+    let loss = plot(
+        "Loss",
+        false,
+        &[
+            Series::new("each step", 1, Mark::Dots, of(|step| step.loss)),
+            Series::new("smoothed", 1, Mark::Line, smoothed(steps).into_iter()),
+            Series::new("held-out pictures", 2, Mark::Beads, validation),
+        ],
+    );
+    let gradient = of(|step| step.gradient_norm.unwrap_or(f64::NAN));
+    let small = [
+        plot(
+            "Learning rate",
+            true,
+            &[Series::new("per step", 1, Mark::Line, of(|step| step.learning_rate))],
+        ),
+        plot("Gradient norm", true, &[Series::new("each step", 1, Mark::Dots, gradient)]),
+        plot(
+            "Seconds per step",
+            true,
+            &[
+                Series::new("whole", 1, Mark::Dots, of(|step| step.secs)),
+                Series::new("waiting", 2, Mark::Line, of(|step| step.wait_secs)),
+            ],
+        ),
+    ]
+    .concat();
+    if loss.is_empty() && small.is_empty() {
+        return String::new();
+    }
+    format!("<h2>Training</h2>\n{loss}\n<div class=\"plots\">{small}</div>\n")
+}
+
+fn memory(history: &History, figures: &Figures) -> String {
+    let Some(last) = history.parts.last().filter(|part| !part.begin.phases.is_empty()) else {
+        return String::new();
+    };
+    let limit = figures.limit_bytes.max(1);
+    let bar = |class: &str, name: &str, size: usize| {
+        let share = (100.0 * size as f64 / limit as f64).min(100.0);
+        format!(
+            "<div class=\"bar{class}\"><b>{}</b><span style=\"--share:{share:.1}%\"></span>\
+             <em>{}</em></div>",
+            escaped(name),
+            bytes(size)
+        )
+    };
+    let mut rows = String::new();
+    for Phase { name, peak_bytes } in &last.begin.phases {
+        rows += &bar("", name, *peak_bytes);
+    }
+    if let Some(peak) = figures.peak_bytes {
+        rows += &bar(" measured", "measured peak", peak);
+    }
+    format!(
+        "<h2>Memory</h2>\n<div class=\"card bars\">{rows}<p class=\"note\">Peaks of each phase as \
+         planned. A full bar is the limit, {}.</p></div>\n",
+        bytes(figures.limit_bytes)
+    )
+}
+
+fn pictures(gallery: &Gallery) -> String {
+    let mut steps: BTreeMap<u64, String> = BTreeMap::new();
+    for Shown { sample, data } in &gallery.shown {
+        let (prompt, path) = (escaped(&sample.prompt), link(&sample.path));
+        _ = write!(
+            steps.entry(sample.step).or_default(),
+            "<figure class=\"card\"><a href=\"{path}\"><img loading=\"lazy\" src=\"{data}\" \
+             alt=\"{prompt}\"></a><figcaption>{prompt}<br><span class=\"faint\">seed {}</span>\
+             </figcaption></figure>",
+            sample.seed
+        );
+    }
+    if steps.is_empty() {
+        return String::new();
+    }
+    let mut out = String::from("<h2>Pictures</h2>\n");
+    for (step, figures) in steps {
+        let heading = if step == 0 { "before training".into() } else { format!("step {step}") };
+        _ = writeln!(out, "<h3>{heading}</h3><div class=\"gallery\">{figures}</div>");
+    }
+    if gallery.n_left_out > 0 {
+        _ = writeln!(
+            out,
+            "<p class=\"note\">{} further pictures lie in samples/.</p>",
+            gallery.n_left_out
+        );
+    }
+    out
+}
+
+fn exports(history: &History) -> String {
+    if history.exports.is_empty() {
+        return String::new();
+    }
+    let mut rows = String::new();
+    for export in &history.exports {
+        _ = write!(
+            rows,
+            "<tr><td>{}</td><td>{}</td><td class=\"number\">{}</td></tr>",
+            escaped(&export.format),
+            escaped(&export.path.display().to_string()),
+            export.layers
+        );
+    }
+    format!(
+        "<h2>Files</h2>\n<div class=\"card wide\"><table><tr><th>for</th><th>file</th>\
+         <th class=\"number\">layers found again</th></tr>{rows}</table></div>\n"
+    )
+}
+
+fn job(settings: &str) -> String {
+    format!(
+        "<h2>Settings</h2>\n<details class=\"card\"><summary>config.toml, with the origin of each \
+         value</summary><pre>{}</pre></details>\n",
+        escaped(settings)
+    )
+}
+
+fn footer(history: &History) -> String {
+    let version = history.parts.last().map_or("", |part| &part.begin.version);
+    format!("<footer>Trained with hearth {}.</footer>\n", escaped(version))
+}

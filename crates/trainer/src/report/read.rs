@@ -1,0 +1,169 @@
+//! `events.jsonl` to what happened. A run that went on after a break has several parts, and steps
+//! that were lost with the break are there twice: what the later part took counts, and what the
+//! earlier one did beyond the place where the later began is not part of the model.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, TrainerError};
+use crate::train::event::{Begin, End, Event, Step};
+
+/// What happened in a run.
+#[derive(Clone, Debug, Default)]
+pub struct History {
+    /// The run from each beginning to its end, in order; at least one.
+    pub parts: Vec<Part>,
+    /// In order, each once.
+    pub steps: Vec<Step>,
+    /// Steps taken, and the loss on held-out pictures then.
+    pub validations: Vec<(u64, f64)>,
+    /// By step, then in the order they were drawn.
+    pub samples: Vec<Sample>,
+    /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
+    pub warnings: Vec<(u64, String)>,
+    /// The adapter's files, as written last.
+    pub exports: Vec<Exported>,
+}
+
+/// A run from a beginning to its end.
+#[derive(Clone, Debug)]
+pub struct Part {
+    /// What it was about.
+    pub begin: Begin,
+    /// How it ended; none if it was killed, or runs still.
+    pub end: Option<End>,
+    /// Seconds of all its steps, also of those that were lost.
+    pub step_secs: f64,
+    /// The last step it took.
+    pub last_step: u64,
+}
+
+/// A picture that was drawn.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sample {
+    /// Steps taken by then.
+    pub step: u64,
+    /// Relative to the run's folder.
+    pub path: PathBuf,
+    /// What was to be drawn.
+    pub prompt: String,
+    /// What the noise followed from.
+    pub seed: u64,
+}
+
+/// A file of the adapter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exported {
+    /// The program it is for.
+    pub format: String,
+    /// Relative to the run's folder.
+    pub path: PathBuf,
+    /// Layers found again in it.
+    pub layers: usize,
+}
+
+impl History {
+    /// Reads `events.jsonl` of a run's folder.
+    pub fn open(run_folder: &Path) -> Result<Self> {
+        let path = run_folder.join("events.jsonl");
+        let failed = |source| TrainerError::Io { what: "read", path: path.clone(), source };
+        let mut lines = BufReader::new(File::open(&path).map_err(failed)?);
+        let mut reader = Reader::default();
+        let mut text = Vec::new();
+        for line in 1.. {
+            text.clear();
+            if lines.read_until(b'\n', &mut text).map_err(failed)? == 0 {
+                break;
+            }
+            match serde_json::from_slice(&text) {
+                Ok(event) => reader.take(event),
+                // A writer that was killed leaves half a line, and only at the end.
+                Err(_) if !text.ends_with(b"\n") => break,
+                Err(_) if text.trim_ascii().is_empty() => {}
+                Err(error) => {
+                    return Err(TrainerError::Event { line, problem: said(&error), path });
+                }
+            }
+        }
+        reader.finish().ok_or_else(|| TrainerError::Event {
+            line: 1,
+            problem: "the run has no beginning".into(),
+            path,
+        })
+    }
+}
+
+/// What the parser said, without its own line number: it was given one line.
+fn said(error: &serde_json::Error) -> String {
+    error.to_string().replace(" at line 1", "")
+}
+
+/// A history that is being read.
+#[derive(Default)]
+struct Reader {
+    parts: Vec<Part>,
+    steps: BTreeMap<u64, Step>,
+    validations: BTreeMap<u64, f64>,
+    samples: BTreeMap<u64, Vec<Sample>>,
+    warnings: BTreeSet<(u64, String)>,
+    exports: BTreeMap<PathBuf, Exported>,
+}
+
+impl Reader {
+    fn take(&mut self, event: Event) {
+        match event {
+            Event::Begin(begin) => self.begin(begin),
+            Event::Step(step) => self.step(step),
+            Event::Validation { step, loss } => _ = self.validations.insert(step, loss),
+            Event::Sample { step, path, prompt, seed } => {
+                let drawn = self.samples.entry(step).or_default();
+                drawn.retain(|sample| sample.path != path);
+                drawn.push(Sample { step, path, prompt, seed });
+            }
+            Event::Warning { step, text } => {
+                _ = self.warnings.insert((step, text));
+            }
+            Event::Exported { format, path, layers } => {
+                _ = self.exports.insert(path.clone(), Exported { format, path, layers });
+            }
+            Event::End(end) => {
+                if let Some(part) = self.parts.last_mut() {
+                    part.end = Some(end);
+                }
+            }
+            Event::Phase { .. } | Event::Checkpoint { .. } => {}
+        }
+    }
+
+    /// What lies beyond the place from which a run goes on is no longer part of it.
+    fn begin(&mut self, begin: Begin) {
+        let lost = begin.from_step + 1;
+        self.steps.split_off(&lost);
+        self.validations.split_off(&lost);
+        self.samples.split_off(&lost);
+        let last_step = begin.from_step;
+        self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
+    }
+
+    fn step(&mut self, step: Step) {
+        if let Some(part) = self.parts.last_mut() {
+            part.step_secs += step.secs;
+            part.last_step = part.last_step.max(step.step);
+        }
+        self.steps.insert(step.step, step);
+    }
+
+    /// None if nothing ever began.
+    fn finish(self) -> Option<History> {
+        (!self.parts.is_empty()).then(|| History {
+            steps: self.steps.into_values().collect(),
+            validations: self.validations.into_iter().collect(),
+            samples: self.samples.into_values().flatten().collect(),
+            warnings: self.warnings.into_iter().collect(),
+            exports: self.exports.into_values().collect(),
+            parts: self.parts,
+        })
+    }
+}

@@ -1,0 +1,142 @@
+//! Reports of a recorded run, of broken ones and of a very long one.
+
+use std::fs;
+use std::path::Path;
+
+use super::figures::Figures;
+use super::read::History;
+use super::write;
+use crate::error::TrainerError;
+
+const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
+
+/// A copy of the recorded run, its events changed.
+fn run_with(change: impl Fn(String) -> String) -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let read = |name: &str| fs::read_to_string(Path::new(RUN).join(name)).unwrap();
+    fs::write(folder.path().join("events.jsonl"), change(read("events.jsonl"))).unwrap();
+    fs::write(folder.path().join("config.toml"), read("config.toml")).unwrap();
+    fs::create_dir(folder.path().join("samples")).unwrap();
+    for entry in fs::read_dir(Path::new(RUN).join("samples")).unwrap() {
+        let path = entry.unwrap().path();
+        fs::copy(&path, folder.path().join("samples").join(path.file_name().unwrap())).unwrap();
+    }
+    folder
+}
+
+fn page_of(folder: &Path) -> String {
+    fs::read_to_string(write(folder).unwrap()).unwrap()
+}
+
+#[test]
+fn the_later_of_two_parts_counts() {
+    let folder = run_with(|events| events);
+    let history = History::open(folder.path()).unwrap();
+    let numbers: Vec<u64> = history.steps.iter().map(|step| step.step).collect();
+    assert_eq!(numbers, (1..=120).collect::<Vec<_>>());
+    // The first step of the later part, not the one that was lost.
+    assert!(history.steps[60].secs > 3.0);
+    assert!(history.steps[17].loss.is_nan() && history.steps[16].is_skipped);
+    assert_eq!(history.parts.len(), 2);
+    assert!(history.parts[0].end.is_none() && history.parts[0].last_step == 70);
+
+    let figures = Figures::of(&history).unwrap();
+    assert_eq!((figures.steps, figures.planned_steps), (120, 120));
+    assert_eq!(figures.best_validation.unwrap().0, 100);
+    assert_eq!(figures.secs, history.parts[0].step_secs + 93.5);
+    assert!((0.1..0.3).contains(&figures.final_loss.unwrap()), "{figures:?}");
+}
+
+#[test]
+fn what_lay_beyond_the_place_a_run_went_on_from_is_gone() {
+    let cut = |events: String| {
+        let lines: Vec<_> = events.lines().collect();
+        let again = lines.iter().rposition(|line| line.contains("\"begin\"")).unwrap();
+        lines[..=again].join("\n") + "\n"
+    };
+    let folder = run_with(cut);
+    let history = History::open(folder.path()).unwrap();
+    assert_eq!(history.steps.last().unwrap().step, 60);
+    assert_eq!(history.validations.last().unwrap().0, 60);
+    assert!(page_of(folder.path()).contains("steps lost: 10"));
+}
+
+#[test]
+fn the_page_shows_every_series_and_nothing_as_markup() {
+    let folder = run_with(|events| events);
+    let page = page_of(folder.path());
+    for shown in [
+        ">finished<",
+        "held-out pictures",
+        "smoothed",
+        "Learning rate",
+        "Gradient norm",
+        "waiting",
+        "measured peak",
+        "11.4 GiB",
+        "limit 14.0 GiB",
+        "was killed at step 70 and went on from step 60; steps lost: 10",
+        "since a gradient was not finite: 1",
+        "steps whose loss was not finite: 1",
+        "before training",
+        "step 40",
+        "adapter/fox-kohya.safetensors",
+        "images = &quot;fox &lt;24&gt; pictures&quot;",
+        "&amp; may &lt;rise&gt; on",
+        "&lt;script&gt;alert(&quot;fox&quot;)&lt;/script&gt; &amp; &#39;sks&#39; fox",
+    ] {
+        assert!(page.contains(shown), "{shown} is not in the page");
+    }
+    assert_eq!(page.matches("src=\"data:image/png;base64,").count(), 8);
+    assert_eq!(page.matches("<svg ").count(), 4);
+    for never in ["<script", "http", "NaN", "@import", "url("] {
+        assert!(!page.contains(never), "{never} is in the page");
+    }
+}
+
+#[test]
+fn only_a_broken_last_line_is_forgiven() {
+    let folder = run_with(|events| events.replacen("\"step\": 9,", "\"step\": nine,", 1));
+    let error = write(folder.path()).unwrap_err();
+    let TrainerError::Event { line, problem, .. } = &error else { panic!("{error}") };
+    assert_eq!(*line, 14, "{error}");
+    assert!(problem.contains("column") && !problem.contains("line"), "{problem}");
+
+    for (events, what) in [("", "no beginning"), ("{\"event\":\"x\"}\n", "unknown variant")] {
+        let folder = run_with(|_| events.into());
+        let error = write(folder.path()).unwrap_err();
+        assert!(error.to_string().contains(what), "{error}");
+        assert!(!folder.path().join("report.html").exists());
+    }
+}
+
+#[test]
+fn lost_pictures_are_named_and_a_run_without_steps_has_a_page() {
+    let folder = run_with(|events| events.lines().next().unwrap().to_string() + "\n");
+    let page = page_of(folder.path());
+    assert!(page.contains("has no end") && !page.contains("<svg "));
+
+    let folder = run_with(|events| events);
+    fs::remove_file(folder.path().join("samples/step-000040-1.png")).unwrap();
+    assert!(page_of(folder.path()).contains("samples/step-000040-1.png cannot be read"));
+}
+
+#[test]
+fn a_run_of_100_000_steps_has_a_small_page() {
+    let folder = run_with(|events| {
+        let mut lines = events.lines().map(String::from);
+        let begin = lines.next().unwrap();
+        let step = lines.find(|line| line.contains("\"step\": 9,")).unwrap();
+        let many = (1..=100_000).map(|n| {
+            let loss = format!("\"loss\": 0.{:05}", n * 7919 % 100_000);
+            let step = step.replace("\"step\": 9,", &format!("\"step\": {n},"));
+            let at = step.find("\"loss\"").unwrap();
+            let end = at + step[at..].find(',').unwrap();
+            format!("{}{loss}{}", &step[..at], &step[end..])
+        });
+        [begin].into_iter().chain(many).collect::<Vec<_>>().join("\n") + "\n"
+    });
+    let page = page_of(folder.path());
+    assert!(page.len() < 300_000, "{}", page.len());
+    assert!(page.contains("100,000"));
+}
