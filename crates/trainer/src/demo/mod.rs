@@ -3,11 +3,19 @@
 //! them; both are the same on every machine. The transformer's weights are not made here: hearth
 //! trains them like any other model's.
 
+pub mod autoencoder;
+mod font;
+pub mod kit;
 pub mod paint;
 pub mod scene;
 pub mod set;
 pub mod shape;
+pub mod sheet;
+pub mod statistics;
+mod words;
 
 pub use scene::{Background, Colour, Place, Scene, Size, Style};
 pub use set::{Drawn, draw_set};
 pub use shape::Shape;
+pub use sheet::Pair;
+pub use statistics::Statistics;

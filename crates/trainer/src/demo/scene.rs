@@ -48,8 +48,8 @@ impl Colour {
 
     /// The one that a prompt names first.
     pub fn named(prompt: &str) -> Option<Self> {
-        let words = prompt.split(|letter: char| !letter.is_alphanumeric());
-        words.filter_map(|word| Self::ALL.into_iter().find(|colour| colour.name == word)).next()
+        let mut words = prompt.split(|letter: char| !letter.is_alphanumeric());
+        words.find_map(|word| Self::ALL.into_iter().find(|colour| colour.name == word))
     }
 }
 
@@ -237,7 +237,7 @@ mod tests {
         let captions = |style, count| -> Vec<String> {
             (0..count).map(|index| Scene::new(style, 1, index).caption).collect()
         };
-        let expected = expect_test::expect![[r#"
+        let expected = expect_test::expect![[r"
             a large green circle on a light blue background
             a small orange triangle on the left, on a cream background
             a black moon on a white background
@@ -249,7 +249,7 @@ mod tests {
             neon style, a large green circle
             neon style, a small orange triangle on the left
             neon style, a black moon
-            neon style, a small blue moon"#]];
+            neon style, a small blue moon"]];
         let shown = [captions(Style::Flat, 8), captions(Style::Neon, 4)].concat().join("\n");
         expected.assert_eq(&shown);
         let mut all = captions(Style::Flat, 400);
