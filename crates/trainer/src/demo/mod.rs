@@ -19,3 +19,6 @@ pub use set::{Drawn, draw_set};
 pub use shape::Shape;
 pub use sheet::Pair;
 pub use statistics::Statistics;
+
+#[cfg(test)]
+mod tests;
