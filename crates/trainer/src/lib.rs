@@ -4,6 +4,7 @@
 pub mod cases;
 pub mod config;
 pub mod data;
+pub mod demo;
 pub mod error;
 pub mod export;
 pub mod model;

@@ -16,7 +16,7 @@ use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::{Prompt, TextEncoders};
+use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::{Latent, Tiling, decode_tiled};
 
@@ -203,7 +203,7 @@ impl<'a> Job<'a> {
 
     fn rehearsed_prompts(&self) -> Vec<Prompt> {
         let config = &self.pipeline.transformer.config;
-        let tokens = vec![0.0; TextEncoders::N_TOKENS * config.joint_attention_dim];
+        let tokens = vec![0.0; self.pipeline.encoders.n_tokens() * config.joint_attention_dim];
         vec![Prompt { tokens, pooled: vec![0.0; config.pooled_projection_dim] }; 2]
     }
 

@@ -97,6 +97,11 @@ impl Tokenizer {
         Encoded { ids, n_tokens, dropped: dropped.len() }
     }
 
+    /// How many tokens of a text the tokenizer in `folder` says its model takes, if it says so.
+    pub fn stated_length(folder: &Path) -> Result<Option<usize>, TokenizerError> {
+        Settings::read(folder)?.model_max_length()
+    }
+
     /// Every id is below this: an encoder needs as many embeddings.
     pub fn vocabulary(&self) -> usize {
         self.vocabulary

@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use compute::{Device, Tape};
+use serde::Deserialize;
 use weights::Tick;
 
 use super::Config;
@@ -14,23 +15,47 @@ use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, wants};
+use crate::model::config;
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::encoder::tokenizer::Tokenizer;
 use crate::model::files::{self, Files};
 use crate::model::host::numbers;
 
-/// Tokens of a prompt that the CLIPs see.
+/// Tokens of a prompt that the CLIPs see where their tokenizer states none. Taken: every published
+/// CLIP.
 const CLIP_TOKENS: usize = 77;
-/// Tokens of a prompt that T5 sees: the reference's default.
+/// Tokens of a prompt that T5 sees where the folder states none: the reference's default.
 const T5_TOKENS: usize = 256;
 
 /// CLIP-L, CLIP-G, and T5, which may be left out to save memory.
 pub struct TextEncoders {
     /// Width of tokens that the transformer expects.
     joint: usize,
+    /// Tokens of a prompt: those of the CLIPs, and those below them.
+    lengths: Lengths,
     clips: [Text<clip::Config>; 2],
     t5: Option<Text<t5::Config>>,
+}
+
+/// How many tokens of a prompt are seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Lengths {
+    /// By the CLIPs, side by side.
+    clip: usize,
+    /// By T5; where the folder has none, as many zeros are seen.
+    t5: usize,
+}
+
+/// What `model_index.json` may say of prompts.
+#[derive(Deserialize)]
+struct Index {
+    #[serde(default = "t5_tokens")]
+    max_sequence_length: usize,
+}
+
+fn t5_tokens() -> usize {
+    T5_TOKENS
 }
 
 struct Text<C> {
@@ -54,32 +79,38 @@ pub struct Prompt {
 pub type Begin<'a> = &'a dyn Fn(&'static str, &Device);
 
 impl TextEncoders {
-    /// Tokens of a prompt as the transformer sees it.
-    pub const N_TOKENS: usize = CLIP_TOKENS + T5_TOKENS;
-
     /// Those of a diffusers folder, which fit the transformer of `config`.
     pub fn open(folder: &Path, config: &Config) -> Result<Self> {
-        let clip = |name, model: &str, tokenizer: &str| -> Result<Text<clip::Config>> {
-            let part = Part::open(&folder.join(model), clip::Config::check)?;
-            let tokenizer = Tokenizer::open(&folder.join(tokenizer), CLIP_TOKENS)?;
+        let parts = [
+            Part::open(&folder.join("text_encoder"), clip::Config::check)?,
+            Part::open(&folder.join("text_encoder_2"), clip::Config::check)?,
+        ];
+        let lengths = Lengths::read(folder, parts.each_ref().map(|part| &part.config))?;
+        let clip = |name, part, tokenizer: &str| -> Result<Text<clip::Config>> {
+            let tokenizer = Tokenizer::open(&folder.join(tokenizer), lengths.clip)?;
             Ok(Text { name, part, tokenizer, adapter: HashMap::new() })
         };
         let t5 = |model: &Path| -> Result<Text<t5::Config>> {
             let part = Part::open(model, t5::Config::check)?;
-            let tokenizer = Tokenizer::open(&folder.join("tokenizer_3"), T5_TOKENS)?;
+            let tokenizer = Tokenizer::open(&folder.join("tokenizer_3"), lengths.t5)?;
             Ok(Text { name: "t5", part, tokenizer, adapter: HashMap::new() })
         };
         let third = folder.join("text_encoder_3");
+        let has_t5 = lengths.t5 > 0 && third.join("config.json").exists();
+        let [l, g] = parts;
         let encoders = Self {
             joint: config.joint_attention_dim,
-            clips: [
-                clip("clip-l", "text_encoder", "tokenizer")?,
-                clip("clip-g", "text_encoder_2", "tokenizer_2")?,
-            ],
-            t5: if third.join("config.json").exists() { Some(t5(&third)?) } else { None },
+            lengths,
+            clips: [clip("clip-l", l, "tokenizer")?, clip("clip-g", g, "tokenizer_2")?],
+            t5: if has_t5 { Some(t5(&third)?) } else { None },
         };
         encoders.check(folder, config)?;
         Ok(encoders)
+    }
+
+    /// Tokens of a prompt as the transformer sees it.
+    pub fn n_tokens(&self) -> usize {
+        self.lengths.clip + self.lengths.t5
     }
 
     /// That each has its weights, and that they fit each other and the transformer.
@@ -195,7 +226,7 @@ impl TextEncoders {
             .flat_map(|(l, g)| [l, g, &padding[..]].concat())
             .chain(t5.iter().copied())
             .collect();
-        tokens.resize(Self::N_TOKENS * self.joint, 0.0);
+        tokens.resize(self.n_tokens() * self.joint, 0.0);
         Prompt { tokens, pooled: [&l.pooled[..], &g.pooled[..]].concat() }
     }
 
@@ -205,6 +236,18 @@ impl TextEncoders {
         let all = clips.chain(self.t5.iter().map(|t5| (t5.name, &t5.tokenizer)));
         let cut = all.map(|(name, tokenizer)| (name, tokenizer.encode(text).dropped));
         cut.filter(|(_, dropped)| *dropped > 0).collect()
+    }
+}
+
+impl Lengths {
+    /// As the folder states them. The first tokenizer speaks for both CLIPs, as in the reference;
+    /// neither can see more tokens than it has positions.
+    fn read(folder: &Path, clips: [&clip::Config; 2]) -> Result<Self> {
+        let Index { max_sequence_length: t5 } = config::read(&folder.join("model_index.json"))?;
+        let stated = Tokenizer::stated_length(&folder.join("tokenizer"))?.unwrap_or(CLIP_TOKENS);
+        let clip =
+            clips.map(|clip| clip.max_position_embeddings).into_iter().fold(stated, usize::min);
+        Ok(Self { clip, t5 })
     }
 }
 
@@ -282,5 +325,44 @@ impl Text<t5::Config> {
             Ok(numbers(model.forward(&tape, &ids, 1, None)?.tensor()))
         };
         texts.iter().map(encode).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder with the two files that state lengths, and what is read from them for CLIPs of
+    /// these positions.
+    fn lengths(index: &str, tokenizer: &str, positions: [usize; 2]) -> (usize, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
+        std::fs::write(folder.path().join("model_index.json"), index).unwrap();
+        std::fs::write(folder.path().join("tokenizer/tokenizer_config.json"), tokenizer).unwrap();
+        let clips = positions.map(|positions| {
+            let text = format!(
+                r#"{{"vocab_size": 4, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,
+                "num_attention_heads": 1, "max_position_embeddings": {positions},
+                "projection_dim": 4, "hidden_act": "gelu", "eos_token_id": 2}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        });
+        let Lengths { clip, t5 } = Lengths::read(folder.path(), clips.each_ref()).unwrap();
+        (clip, t5)
+    }
+
+    #[test]
+    fn prompts_are_as_long_as_the_folder_states() {
+        let short = r#"{"model_max_length": 16}"#;
+        // What transformers writes for "no limit".
+        let endless = r#"{"model_max_length": 1000000000000000019884624838656}"#;
+        for (index, tokenizer, positions, expected) in [
+            ("{}", "{}", [77, 77], (77, 256)),
+            (r#"{"max_sequence_length": 0}"#, short, [77, 77], (16, 0)),
+            (r#"{"max_sequence_length": 512}"#, endless, [77, 64], (64, 512)),
+            ("{}", short, [77, 12], (12, 256)),
+        ] {
+            assert_eq!(lengths(index, tokenizer, positions), expected, "{index} {tokenizer}");
+        }
     }
 }

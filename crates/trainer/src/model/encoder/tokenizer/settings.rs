@@ -120,6 +120,13 @@ impl Settings {
         }
     }
 
+    /// How many tokens the model takes, if that is written. The reference writes 1e30 for any
+    /// number, which becomes the largest there is.
+    pub fn model_max_length(&self) -> Result<Option<usize>, TokenizerError> {
+        let length: Option<f64> = self.get("model_max_length")?;
+        Ok(length.map(|length| length as usize))
+    }
+
     /// The tokens that the files add to the vocabulary, `listed` in `tokenizer.json` or elsewhere.
     pub fn added(&self, listed: Vec<Entry>) -> Vec<AddedToken> {
         let mut added = self.added.clone();

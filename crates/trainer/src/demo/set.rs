@@ -1,0 +1,123 @@
+//! A folder of drawn pictures with captions, as people keep their own:
+//!
+//! ```text
+//! folder/0000.png    a picture; its caption and number are in it as text, too
+//! folder/0000.txt    its caption
+//! folder/0001.png    ...
+//! ```
+//!
+//! It is drawn in a folder beside it and renamed when whole, so a folder of that name has all of it.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use super::paint::SIDE;
+use super::scene::{Scene, Style};
+use crate::error::{Result, TrainerError};
+use crate::sample::picture;
+
+/// What became of a folder of pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Drawn {
+    /// The pictures were drawn.
+    New,
+    /// They were there already and were left as they are.
+    Kept,
+}
+
+/// Draws the first `count` pictures of a seed into `folder`, unless they are there.
+pub fn draw_set(folder: &Path, style: Style, count: usize, seed: u64) -> Result<Drawn> {
+    if folder.exists() {
+        return check_whole(folder, count).map(|()| Drawn::Kept);
+    }
+    let staging = staging(folder);
+    // What a killed run of the same number left.
+    remove(&staging)?;
+    fs::create_dir_all(&staging).map_err(|source| failed("make", &staging, source))?;
+    for index in 0..count {
+        draw(&staging, &Scene::new(style, seed, index), index).inspect_err(|_| {
+            _ = fs::remove_dir_all(&staging);
+        })?;
+    }
+    fs::rename(&staging, folder).map_err(|source| failed("rename to", folder, source))?;
+    Ok(Drawn::New)
+}
+
+fn draw(folder: &Path, scene: &Scene, index: usize) -> Result<()> {
+    let texts = [("caption", scene.caption.clone()), ("number", index.to_string())];
+    let path = folder.join(format!("{index:04}.png"));
+    picture::write(&path, &scene.draw(SIDE), &texts)?;
+    let path = path.with_extension("txt");
+    fs::write(&path, format!("{}\n", scene.caption))
+        .map_err(|source| failed("write", &path, source))
+}
+
+/// That a folder has as many pictures, each with its caption, and no more.
+fn check_whole(folder: &Path, count: usize) -> Result<()> {
+    let entries = fs::read_dir(folder).map_err(|source| failed("read", folder, source))?.count();
+    let is_there = |index: usize| {
+        ["png", "txt"].iter().all(|end| folder.join(format!("{index:04}.{end}")).is_file())
+    };
+    let found = (0..count).filter(|index| is_there(*index)).count();
+    if found == count && entries == 2 * count {
+        return Ok(());
+    }
+    Err(TrainerError::Request {
+        problem: format!(
+            "{} of {count} drawn pictures among {entries} files: {}",
+            found,
+            folder.display()
+        ),
+        hint: "remove that folder, or name one that is not there",
+    })
+}
+
+fn staging(folder: &Path) -> PathBuf {
+    let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    folder.with_file_name(format!(".{name}.{}.partial", std::process::id()))
+}
+
+fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(failed("remove", folder, error))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn failed(what: &'static str, path: &Path, source: io::Error) -> TrainerError {
+    TrainerError::Io { what, path: path.into(), source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_set_is_drawn_once_and_whole() {
+        let folder = tempfile::tempdir().unwrap();
+        let pictures = folder.path().join("deep/pictures");
+        assert_eq!(draw_set(&pictures, Style::Neon, 3, 5).unwrap(), Drawn::New);
+        let caption = fs::read_to_string(pictures.join("0002.txt")).unwrap();
+        assert_eq!(caption.trim_end(), Scene::new(Style::Neon, 5, 2).caption);
+        let decoded = png::Decoder::new(io::BufReader::new(
+            fs::File::open(pictures.join("0002.png")).unwrap(),
+        ));
+        let reader = decoded.read_info().unwrap();
+        assert_eq!(reader.info().size(), (SIDE as u32, SIDE as u32));
+        assert_eq!(reader.info().utf8_text[0].get_text().unwrap(), caption.trim_end());
+        assert_eq!(draw_set(&pictures, Style::Neon, 3, 5).unwrap(), Drawn::Kept);
+        assert_eq!(fs::read_dir(folder.path().join("deep")).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_folder_of_something_else_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("letter.txt"), "dear").unwrap();
+        let error = draw_set(folder.path(), Style::Flat, 2, 5).unwrap_err();
+        assert!(error.to_string().starts_with("0 of 2 drawn pictures among 1 files"), "{error}");
+        assert!(folder.path().join("letter.txt").exists());
+    }
+}
