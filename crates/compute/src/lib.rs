@@ -33,6 +33,7 @@ pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use params::{Gradients, ParamKey, Params};
 pub use quantised::{Quantisation, Quantised};
+pub use random::Stream;
 pub use shape::Shape;
 pub use tape::Tape;
 pub use tensor::Tensor;

@@ -22,12 +22,13 @@ pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// One stream of random numbers, read at any place.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Stream {
+pub struct Stream {
     seed: u64,
     stream: u64,
 }
 
 impl Stream {
+    /// The stream of that number; no two streams of one seed have anything in common.
     pub fn new(seed: u64, stream: u64) -> Self {
         Self { seed, stream }
     }

@@ -1,8 +1,12 @@
 //! Checksums of files as they lie on disk. BLAKE3: faster than any disk, and `b3sum` checks it.
+//! And stamps, by which a file that was read before is known again without reading it.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-pub use blake3::Hash;
+pub use blake3::{Hash, Hasher};
+use serde::{Deserialize, Serialize};
 
 use crate::Tick;
 use crate::disk::{Cache, Disk, Scratch};
@@ -30,9 +34,53 @@ pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
     Ok(hasher.finalize())
 }
 
+/// What changes when a file is written to or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    bytes: u64,
+    /// Seconds since 1970 and nanoseconds.
+    modified: (i64, i64),
+    device: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    /// That of a file, or of what a link leads to.
+    pub fn of(path: &Path) -> Result<Self> {
+        let about = fs::metadata(path).map_err(|source| WeightsError::io("read", path, source))?;
+        Ok(Self {
+            bytes: about.len(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            device: about.dev(),
+            inode: about.ino(),
+        })
+    }
+
+    /// Seconds since 1970 at which the file was last written to.
+    pub fn modified_secs(&self) -> i64 {
+        self.modified.0
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stamp_tells_a_file_from_its_replacement() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["x", "y"].map(|name| folder.path().join(name));
+        fs::write(&path, "one").unwrap();
+        let before = Stamp::of(&path).unwrap();
+        assert_eq!(Stamp::of(&path).unwrap(), before);
+        // As long, and as old: only the inode is another.
+        fs::write(&other, "two").unwrap();
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        fs::File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert_ne!(Stamp::of(&path).unwrap(), before);
+        assert!(Stamp::of(&other).is_err());
+    }
 
     #[test]
     fn a_checksum_is_that_of_all_bytes() {

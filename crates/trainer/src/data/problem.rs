@@ -16,12 +16,12 @@ pub struct Problem {
 
 impl Problem {
     /// Training goes without it.
-    pub(super) fn skipped(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
+    pub(crate) fn skipped(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: true }
     }
 
     /// It is used all the same.
-    pub(super) fn warning(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
+    pub(crate) fn warning(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: false }
     }
 }
