@@ -4,6 +4,7 @@
 use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
 pub use blake3::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
@@ -18,7 +19,7 @@ const BLOCK_BYTES: usize = 8 << 20;
 /// Reads a whole file, sparing the page cache.
 pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
     let disk = Disk::open(path, Cache::Spare)?;
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = Hasher::new();
     let (mut buffer, mut scratch) = (vec![0; BLOCK_BYTES], Scratch::new(BLOCK_BYTES));
     let mut offset = 0;
     while offset < disk.len() {
@@ -56,9 +57,11 @@ impl Stamp {
         })
     }
 
-    /// Seconds since 1970 at which the file was last written to.
-    pub fn modified_secs(&self) -> i64 {
-        self.modified.0
+    /// How long ago the file was last written to; nothing if that is to come.
+    pub fn age(&self) -> Duration {
+        let (secs, nanos) = self.modified;
+        let since_1970 = Duration::new(secs.max(0).cast_unsigned(), nanos as u32);
+        (UNIX_EPOCH + since_1970).elapsed().unwrap_or_default()
     }
 }
 
@@ -88,7 +91,7 @@ mod tests {
         let path = folder.path().join("x");
         for length in [0, 1, BLOCK_BYTES, BLOCK_BYTES + 5] {
             let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
-            std::fs::write(&path, &bytes).unwrap();
+            fs::write(&path, &bytes).unwrap();
             assert_eq!(checksum(&path, &|_| true).unwrap(), blake3::hash(&bytes), "{length}");
         }
         assert!(matches!(checksum(&path, &|_| false), Err(WeightsError::Cancelled)));
