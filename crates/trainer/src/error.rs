@@ -87,6 +87,14 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
+    /// A file of the cache is not what was written, or cannot be.
+    #[error("cache: {problem}: {}", path.display())]
+    Cache {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The shard, or the folder.
+        path: PathBuf,
+    },
     /// A request that cannot be met.
     #[error("{problem}")]
     Request {
@@ -125,6 +133,7 @@ impl TrainerError {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
+            Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
             Self::Request { hint, .. } => hint,
             Self::TooLarge { .. } => {
                 "choose a smaller picture, --dtype bf16 or --quantise nf4, or raise --limit"
