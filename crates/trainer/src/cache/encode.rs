@@ -113,7 +113,8 @@ pub(super) fn encode_pictures(
             }
             go_on(tell(Event::Done))?;
         }
-        Ok(())
+        // Before text encoders are loaded, which takes its time.
+        index.store.flush()
     })
 }
 

@@ -21,6 +21,8 @@ pub struct Index {
     pub held_out: Vec<Sample>,
     /// What was wrong with pictures, captions and the cache itself.
     pub problems: Vec<Problem>,
+    /// How many texts can be asked for.
+    pub n_texts: usize,
     pub(super) captions: CaptionSettings,
     pub(super) store: Store,
     /// The checksum of what makes a prompt of a text.

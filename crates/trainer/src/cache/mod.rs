@@ -128,15 +128,19 @@ impl<'a> Caching<'a> {
         let encoders = hashes.of_all(&pipeline.encoders.sources(), &tick);
         hashes.save();
         let selected = selected?;
-        let index = Index {
+        let mut index = Index {
             train: selected.train,
             held_out: selected.held_out,
             problems: [selected.problems, damaged].concat(),
+            n_texts: 0,
             captions: captions(data),
             store,
             encoders: encoding(pipeline, encoders?, precision),
         };
-        let (pictures, texts) = (missing_pictures(&index), missing_texts(&index, extra_texts));
+        let mut texts = all_texts(&index, extra_texts);
+        index.n_texts = texts.len();
+        texts.retain(|text| !index.store.has(&index.address(text)));
+        let pictures = missing_pictures(&index);
         Ok(Self { pipeline, data, precision, index, pictures, texts })
     }
 
@@ -221,9 +225,9 @@ fn missing_pictures(index: &Index) -> Vec<Picture> {
 }
 
 /// Every text that can be asked for, each once.
-fn missing_texts(index: &Index, extra: Vec<String>) -> Vec<String> {
+fn all_texts(index: &Index, extra: Vec<String>) -> Vec<String> {
     let samples = index.train.iter().chain(&index.held_out);
     let captions = samples.flat_map(|sample| variants(&sample.caption, &index.captions));
     let all: BTreeSet<String> = captions.chain([String::new()]).chain(extra).collect();
-    all.into_iter().filter(|text| !index.store.has(&index.address(text))).collect()
+    all.into_iter().collect()
 }

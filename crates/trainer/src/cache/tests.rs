@@ -236,7 +236,8 @@ fn damage_is_found_and_repaired() {
         Vec::clear,
     ];
     for harm in harms {
-        let [shard] = &place.files(".safetensors")[..] else { panic!("one shard") };
+        // One of pictures, one of texts.
+        let [shard, _] = &place.files(".safetensors")[..] else { panic!("two shards") };
         let mut bytes = fs::read(shard).unwrap();
         harm(&mut bytes);
         fs::write(shard, bytes).unwrap();
@@ -255,16 +256,14 @@ fn damage_is_found_and_repaired() {
 fn damage_that_shows_late_is_an_error_and_mended_by_the_next_start() {
     let place = Place::new(1);
     let index = place.index();
-    let [shard] = &place.files(".safetensors")[..] else { panic!("one shard") };
-    let mut bytes = fs::read(shard).unwrap();
-    let half = bytes.len() / 2;
-    bytes[half..].iter_mut().for_each(|byte| *byte ^= 1);
-    fs::write(shard, bytes).unwrap();
-    let read = [index.latents(&index.train[0], false).map(drop), index.prompt("").map(drop)];
-    let error = read.into_iter().find_map(Result::err).expect("one of them is in the second half");
-    assert!(matches!(error, TrainerError::Cache { .. }), "{error}");
+    for shard in place.files(".safetensors") {
+        let mut bytes = fs::read(&shard).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(shard, bytes).unwrap();
+    }
+    says(index.latents(&index.train[0], false), &["checksum of entry"]);
     assert_eq!(place.files(".damaged").len(), 1);
-    assert_ne!(place.missing(), (0, 0));
+    assert_eq!(place.missing().0, 1);
     place.index();
     assert_eq!(place.missing(), (0, 0));
 }
