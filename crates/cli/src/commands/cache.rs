@@ -10,7 +10,6 @@ use trainer::TrainerError;
 use trainer::cache::{Caching, Index, Missing, Request};
 use trainer::config::{ConfigError, RawConfig, RunConfig};
 use trainer::data::{Bucket, Problem};
-use trainer::model::build::Precision;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::Phase;
 
@@ -112,7 +111,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
     let encoding = Encoding::begin(arguments.quiet)?;
     let tell = |event| encoding.tell(event);
-    let caching = Caching::new(&pipeline, request(&config), &tell)?;
+    let caching = Caching::new(&pipeline, Request::of(&config), &tell)?;
     let (limit, missing) = (limit_bytes(arguments.limit), caching.missing());
     let phases = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
@@ -140,17 +139,6 @@ fn job(arguments: &Arguments) -> Result<RunConfig, ConfigError> {
     let mut raw = RawConfig::from_file(&arguments.job)?;
     arguments.set.iter().try_for_each(|argument| raw.set(argument))?;
     raw.resolve()
-}
-
-fn request(config: &RunConfig) -> Request<'_> {
-    let sample = &config.sample;
-    Request {
-        data: &config.data,
-        seed: config.train.seed,
-        precision: Precision { dtype: config.base.dtype, base: config.base.quantise },
-        folder: config.cache_folder(),
-        extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
-    }
 }
 
 impl Summary {

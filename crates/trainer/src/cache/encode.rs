@@ -104,11 +104,20 @@ pub(super) fn encode_pictures(
         return Ok(());
     }
     tell(Event::Phase { name: PICTURES, total: pictures.len() });
-    let encoder = pipeline.load_encoder(device, PRECISION, &|bytes| tell(Event::Loaded(bytes)))?;
+    let tick = |bytes| tell(Event::Loaded(bytes));
+    // Loaded for the first picture that can be decoded; there may be none.
+    let mut loaded: Option<Encoder> = None;
     scope(|scope| {
         for (picture, pixels) in decode_ahead(scope, pictures) {
             match pixels {
-                Ok(pixels) => encode_picture(&encoder, device, picture, &pixels, index)?,
+                Ok(pixels) => {
+                    let encoder = match loaded.take() {
+                        Some(encoder) => encoder,
+                        None => pipeline.load_encoder(device, PRECISION, &tick)?,
+                    };
+                    encode_picture(&encoder, device, picture, &pixels, index)?;
+                    loaded = Some(encoder);
+                }
                 Err(kind) => index.problems.push(Problem::skipped(&picture.path, kind)),
             }
             go_on(tell(Event::Done))?;

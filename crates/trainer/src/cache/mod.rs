@@ -40,6 +40,7 @@ pub use index::{Index, Latents};
 pub use prefetch::{Prefetch, Ready, ReadySample};
 pub use select::Sample;
 
+use crate::config::RunConfig;
 use crate::config::data::Data;
 use crate::data::caption::variants;
 use crate::error::{Result, TrainerError};
@@ -72,6 +73,20 @@ pub struct Request<'a> {
     pub extra_texts: Vec<String>,
 }
 
+impl<'a> Request<'a> {
+    /// What a job asks for.
+    pub fn of(config: &'a RunConfig) -> Self {
+        let RunConfig { base, data, train, sample, .. } = config;
+        Self {
+            data,
+            seed: train.seed,
+            precision: Precision { dtype: base.dtype, base: base.quantise },
+            folder: config.cache_folder(),
+            extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
+        }
+    }
+}
+
 /// What happens meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
@@ -100,7 +115,7 @@ pub struct Missing {
     pub texts: usize,
 }
 
-const READ: &str = "read";
+const READ: &str = "checksums";
 const PICTURES: &str = "pictures";
 
 /// A folder of pictures compared with the cache.

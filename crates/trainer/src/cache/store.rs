@@ -195,11 +195,11 @@ fn put_aside(path: &Path, error: &TrainerError) -> Problem {
 
 /// Gives the shard's path.
 fn write_shard(folder: &Path, entries: &BTreeMap<String, Entry>) -> Result<PathBuf> {
-    let parts = |(address, entry): (&String, &Entry)| {
-        entry.each_ref().map(|part| (format!("{address}.{}", part.name), part.clone()))
-    };
-    let parts: HashMap<String, Part> = entries.iter().flat_map(parts).collect();
-    let entering = |(name, part): (&String, &Part)| Entering {
+    let mut parts: HashMap<String, &Part> = HashMap::new();
+    for (address, entry) in entries {
+        parts.extend(entry.iter().map(|part| (format!("{address}.{}", part.name), part)));
+    }
+    let entering = |(name, part): (&String, &&Part)| Entering {
         name: name.clone(),
         dtype: part.dtype,
         shape: part.shape.clone(),
@@ -225,7 +225,7 @@ fn checksum_of(
     folder: &Path,
     metadata: &BTreeMap<String, String>,
     tensors: &[Entering],
-    parts: &HashMap<String, Part>,
+    parts: &HashMap<String, &Part>,
 ) -> Result<Hash> {
     let header = safetensors::header(metadata, tensors);
     let header = header.map_err(|problem| TrainerError::Cache { problem, path: folder.into() })?;
