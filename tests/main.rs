@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used)] // In a test a panic is the report.
 
 #[cfg(unix)]
+mod cache;
+#[cfg(unix)]
 mod data;
 mod doctor;
 mod errors;

@@ -20,6 +20,7 @@ use trainer::model::encoder::t5::{self, T5};
 use trainer::model::encoder::tokenizer::Tokenizer;
 use trainer::model::recompute::Recompute;
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::sd3::prompts::Watch;
 use trainer::model::sd3::{self, Sd3};
 use trainer::model::vae::{self, Decoder, Encoder};
 use trainer::sample::{Event, Job, Request};
@@ -222,8 +223,8 @@ fn prompts_and_pictures_are_those_of_the_reference() {
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
     let plain = Precision::plain(Dtype::F32);
-    let encoded =
-        pipeline.encoders.encode(&device, plain, &texts, (&|_, _| (), &|_| true)).unwrap();
+    let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
+    let encoded = pipeline.encoders.encode(&device, plain, &texts, watch).unwrap();
     let tokens: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.tokens.clone()).collect();
     let pooled: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.pooled.clone()).collect();
     check("prompt_embeds", &recorded, &tokens);

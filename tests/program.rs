@@ -5,11 +5,12 @@ use std::process::{Command, Stdio};
 
 use crate::{hearth, printed, said, text};
 
-const VERBS: [&str; 10] = [
+const VERBS: [&str; 11] = [
     "doctor",
     "inspect",
     "shard",
     "convert",
+    "cache",
     "sample",
     "export",
     "verify",

@@ -228,10 +228,11 @@ fn bench_step_keeps_its_plan_in_every_variant() {
                 (&figures["dtype"], &figures["recompute"]),
                 (&dtype.into(), &recompute.into())
             );
-            // Outside the arena: the program, its stacks, and what the gemm crate packs into.
-            let resident = figures["rss_peak_bytes"].as_f64().unwrap();
-            let arena = figures["peak_bytes"].as_f64().unwrap();
-            assert!(resident < 1.05 * arena + f64::from(16 << 20), "{figures}");
+            // Outside the arena: the program, which was there before and grows with every verb; its
+            // stacks, and what the gemm crate packs into.
+            let [resident, before, arena] = ["rss_peak_bytes", "rss_before_bytes", "peak_bytes"]
+                .map(|figure| figures[figure].as_f64().unwrap());
+            assert!(resident - before < 1.05 * arena + f64::from(8 << 20), "{figures}");
             let (first, last) = (&figures["loss_first"], &figures["loss_last"]);
             assert!(last.as_f64() < first.as_f64(), "{figures}");
             for figure in ["ms_median", "cpu_ms_median", "rss_peak_bytes"] {

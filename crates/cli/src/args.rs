@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, completions, convert, doctor, export, inspect, man, sample, shard, verify,
+    bench, cache, completions, convert, doctor, export, inspect, man, sample, shard, verify,
 };
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
@@ -21,6 +21,7 @@ pub enum Verb {
     Inspect(inspect::Arguments),
     Shard(shard::Arguments),
     Convert(convert::Arguments),
+    Cache(cache::Arguments),
     Sample(sample::Arguments),
     Export(export::Arguments),
     Verify(verify::Arguments),

@@ -97,6 +97,14 @@ pub enum TrainerError {
         /// The file.
         path: PathBuf,
     },
+    /// A file of the cache is not what was written, or cannot be.
+    #[error("cache: {problem}: {}", path.display())]
+    Cache {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The shard, or the folder.
+        path: PathBuf,
+    },
     /// A request that cannot be met.
     #[error("{problem}")]
     Request {
@@ -138,6 +146,7 @@ impl TrainerError {
             Self::Event { .. } => {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }
+            Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
             Self::Request { hint, .. } => hint,
             Self::TooLarge { .. } => {
                 "choose a smaller picture, --dtype bf16 or --quantise nf4, or raise --limit"

@@ -1,8 +1,13 @@
 //! Checksums of files as they lie on disk. BLAKE3: faster than any disk, and `b3sum` checks it.
+//! And stamps, by which a file that was read before is known again without reading it.
 
+use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::{Duration, UNIX_EPOCH};
 
-pub use blake3::Hash;
+pub use blake3::{Hash, Hasher};
+use serde::{Deserialize, Serialize};
 
 use crate::Tick;
 use crate::disk::{Cache, Disk, Scratch};
@@ -14,7 +19,7 @@ const BLOCK_BYTES: usize = 8 << 20;
 /// Reads a whole file, sparing the page cache.
 pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
     let disk = Disk::open(path, Cache::Spare)?;
-    let mut hasher = blake3::Hasher::new();
+    let mut hasher = Hasher::new();
     let (mut buffer, mut scratch) = (vec![0; BLOCK_BYTES], Scratch::new(BLOCK_BYTES));
     let mut offset = 0;
     while offset < disk.len() {
@@ -30,9 +35,55 @@ pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
     Ok(hasher.finalize())
 }
 
+/// What changes when a file is written to or replaced.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stamp {
+    bytes: u64,
+    /// Seconds since 1970 and nanoseconds.
+    modified: (i64, i64),
+    device: u64,
+    inode: u64,
+}
+
+impl Stamp {
+    /// That of a file, or of what a link leads to.
+    pub fn of(path: &Path) -> Result<Self> {
+        let about = fs::metadata(path).map_err(|source| WeightsError::io("read", path, source))?;
+        Ok(Self {
+            bytes: about.len(),
+            modified: (about.mtime(), about.mtime_nsec()),
+            device: about.dev(),
+            inode: about.ino(),
+        })
+    }
+
+    /// How long ago the file was last written to; nothing if that is to come.
+    pub fn age(&self) -> Duration {
+        let (secs, nanos) = self.modified;
+        let since_1970 = Duration::new(secs.max(0).cast_unsigned(), nanos as u32);
+        (UNIX_EPOCH + since_1970).elapsed().unwrap_or_default()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_stamp_tells_a_file_from_its_replacement() {
+        let folder = tempfile::tempdir().unwrap();
+        let [path, other] = ["x", "y"].map(|name| folder.path().join(name));
+        fs::write(&path, "one").unwrap();
+        let before = Stamp::of(&path).unwrap();
+        assert_eq!(Stamp::of(&path).unwrap(), before);
+        // As long, and as old: only the inode is another.
+        fs::write(&other, "two").unwrap();
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        fs::File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();
+        fs::rename(&other, &path).unwrap();
+        assert_ne!(Stamp::of(&path).unwrap(), before);
+        assert!(Stamp::of(&other).is_err());
+    }
 
     #[test]
     fn a_checksum_is_that_of_all_bytes() {
@@ -40,7 +91,7 @@ mod tests {
         let path = folder.path().join("x");
         for length in [0, 1, BLOCK_BYTES, BLOCK_BYTES + 5] {
             let bytes: Vec<u8> = (0..length).map(|at| at as u8).collect();
-            std::fs::write(&path, &bytes).unwrap();
+            fs::write(&path, &bytes).unwrap();
             assert_eq!(checksum(&path, &|_| true).unwrap(), blake3::hash(&bytes), "{length}");
         }
         assert!(matches!(checksum(&path, &|_| false), Err(WeightsError::Cancelled)));

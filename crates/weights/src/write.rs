@@ -6,13 +6,14 @@
 //! ```
 //!
 //! A writer that was killed leaves its `.partial` behind; the next one of that name removes it,
-//! since nobody holds its lock.
+//! since nobody holds its lock. Where names do not come again, [`sweep`] removes them.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use serde_json::json;
 
@@ -94,11 +95,29 @@ impl Drop for AtomicFile {
 }
 
 fn remove_stale(path: &Path, name: &OsStr) {
-    let (start, folder) = (format!(".{}.", name.to_string_lossy()), parent(path));
+    let start = format!(".{}.", name.to_string_lossy());
+    remove_abandoned(parent(path), |found, _| found.starts_with(&start));
+}
+
+/// Chosen: a file that is just being begun has no lock for a moment, far shorter than this.
+const ABANDONED: Duration = Duration::from_secs(60);
+
+/// Removes what writers that were killed left in a folder, whatever its name.
+pub fn sweep(folder: &Path) {
+    remove_abandoned(folder, |_, age| age > ABANDONED);
+}
+
+/// Removes partial files that nobody has locked, of those that `is_meant` by name and age.
+fn remove_abandoned(folder: &Path, is_meant: impl Fn(&str, Duration) -> bool) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let found = entry.file_name().to_string_lossy().into_owned();
-        let ours = found.strip_prefix(&start).and_then(|rest| rest.strip_suffix(".partial"));
-        if ours.is_some_and(|pid| pid.bytes().all(|byte| byte.is_ascii_digit()))
+        let pid = found.strip_suffix(".partial").and_then(|rest| rest.rsplit_once('.'));
+        let is_partial = found.starts_with('.')
+            && pid.is_some_and(|(_, pid)| pid.bytes().all(|byte| byte.is_ascii_digit()));
+        let modified = entry.metadata().and_then(|about| about.modified());
+        let age = modified.ok().and_then(|at| at.elapsed().ok()).unwrap_or_default();
+        if is_partial
+            && is_meant(&found, age)
             && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok())
         {
             _ = fs::remove_file(entry.path());
@@ -293,6 +312,20 @@ mod tests {
         living.lock().unwrap();
         AtomicFile::create(&path).unwrap().commit().unwrap();
         assert_eq!(names(folder.path()), [".x.bin.2.partial", ".x.bin.notes.partial", "x.bin"]);
+    }
+
+    #[test]
+    fn a_sweep_removes_what_is_old_and_nobodys() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let begun = [".a.1.partial", ".b.2.partial", ".c.3.partial", "d.4.partial"];
+        let files = begun.map(|name| File::create(path(name)).unwrap());
+        for file in [&files[0], &files[1], &files[3]] {
+            file.set_modified(std::time::UNIX_EPOCH).unwrap();
+        }
+        files[1].lock().unwrap();
+        sweep(folder.path());
+        assert_eq!(names(folder.path()), [".b.2.partial", ".c.3.partial", "d.4.partial"]);
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! One file per verb: its arguments, and one function that runs it.
 
 pub mod bench;
+pub mod cache;
 pub mod completions;
 pub mod convert;
 pub mod doctor;

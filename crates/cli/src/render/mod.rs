@@ -1,6 +1,7 @@
 //! Pages for people. Nothing here decides anything; it is told what to draw.
 
 pub mod bench;
+pub mod cache;
 pub mod doctor;
 pub mod drawing;
 pub mod export;

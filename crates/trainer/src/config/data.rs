@@ -34,6 +34,8 @@ section! {
         keep_tags: u64 = Default(1), AtLeast(0.0);
         /// Pictures held out to measure the loss on: how many, or below 1 which share
         validation: Validation = Default(Validation::None), Any;
+        /// Folder of encoded pictures and captions, which several jobs may share; `cache` in `output.folder` unless set
+        cache: Option<PathBuf> = Default(None), Any;
     }
 }
 
@@ -42,7 +44,7 @@ section! {
 pub enum Crop {
     /// The middle.
     Centre,
-    /// Another one each time it is cached.
+    /// One that follows from the seed and the picture.
     Random,
 }
 

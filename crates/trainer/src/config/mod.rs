@@ -196,6 +196,11 @@ impl RunConfig {
         self.rows.origin(key)
     }
 
+    /// Where encoded pictures and captions are kept.
+    pub fn cache_folder(&self) -> PathBuf {
+        self.data.cache.clone().unwrap_or_else(|| self.output.folder.join("cache"))
+    }
+
     /// As a job file that means the same, with the origin of every value.
     pub fn resolved(&self) -> String {
         let mut text = String::new();

@@ -58,6 +58,7 @@ const EVERY_KEY: &[&str] = &[
     "data.shuffle_tags=true",
     "data.keep_tags=2",
     "data.validation=0.1",
+    "data.cache=shared",
     "adapter.kind=dora",
     "adapter.rank=8",
     "adapter.alpha=4",

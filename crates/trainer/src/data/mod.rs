@@ -2,7 +2,8 @@
 //! models, devices or training; what is wrong with a file is a value, never the end of a scan.
 //!
 //! `scan` finds pictures with their captions, `decode` opens one as the eye sees it, `bucket` says
-//! which size it gets, `resize` makes it that size, `caption` is what a step does to a text.
+//! which size it gets, `resize` makes it that size, `caption` is what a step does to a text, `order`
+//! which pictures a step sees.
 //!
 //! Left out on purpose: colour profiles and PNG's gamma. The pictures that models were trained on
 //! were read without, and a viewer's correction would move colours away from them.
@@ -12,6 +13,7 @@ pub mod caption;
 pub mod decode;
 mod header;
 mod metadata;
+pub mod order;
 pub mod problem;
 pub mod resize;
 pub mod scan;
@@ -24,6 +26,7 @@ mod walk;
 pub use bucket::{Bucket, Buckets};
 pub use decode::{Pixels, decode};
 pub use header::MOST_PIXELS;
+pub use order::Order;
 pub use problem::{Problem, ProblemKind};
 pub use resize::{Crop, fit, to_numbers};
 pub use scan::{Item, Scan, scan};

@@ -16,12 +16,12 @@ pub struct Problem {
 
 impl Problem {
     /// Training goes without it.
-    pub(super) fn skipped(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
+    pub(crate) fn skipped(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: true }
     }
 
     /// It is used all the same.
-    pub(super) fn warning(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
+    pub(crate) fn warning(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: false }
     }
 }
@@ -154,6 +154,12 @@ pub enum ProblemKind {
     /// A folder named for no repeats.
     #[error("has 0 repeats in its name, least is 1")]
     NoRepeats,
+    /// A file of the cache that is not what was written.
+    #[error("is damaged and was put aside, what it held is encoded again: {why}")]
+    ShardDamaged {
+        /// How it was found out.
+        why: String,
+    },
     /// A link to a folder that was read already.
     #[error("leads to a folder that was read already: {}", target.display())]
     FolderTwice {

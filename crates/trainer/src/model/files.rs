@@ -224,7 +224,7 @@ fn without_ones(shape: &[u64], n: usize) -> &[u64] {
 }
 
 /// A format of tensors as files call it.
-fn stored(dtype: Dtype) -> weights::Dtype {
+pub(crate) fn stored(dtype: Dtype) -> weights::Dtype {
     match dtype {
         Dtype::F32 => weights::Dtype::F32,
         Dtype::Bf16 => weights::Dtype::Bf16,

@@ -16,7 +16,7 @@ use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Prompt;
+use crate::model::sd3::prompts::{Prompt, TextEncoders, Watch};
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::{Latent, Tiling, decode_tiled};
 
@@ -138,7 +138,8 @@ impl<'a> Job<'a> {
 
     /// The fastest way that fits into `limit` bytes, found without reading a number.
     pub fn plan(&self, kind: Kind, limit: usize) -> Result<Plan> {
-        let mut phases = self.plan_encoding(kind, limit)?;
+        let mut phases =
+            plan_encoding(&self.pipeline.encoders, self.request.precision, kind, limit)?;
         let empty = self.rehearsed_prompts();
         let is_guided = self.request.guidance > 1.0;
         let pairings = if is_guided { vec![true, false] } else { vec![false] };
@@ -158,33 +159,6 @@ impl<'a> Job<'a> {
         Ok(Plan { phases, is_paired, tiling })
     }
 
-    fn plan_encoding(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
-        let device = Device::meta(kind, UNLIMITED);
-        let phases = std::cell::RefCell::new(Vec::<Phase>::new());
-        let end = |device: &Device| {
-            if let Some(phase) = phases.borrow_mut().last_mut() {
-                phase.peak_bytes = device.usage().extent;
-            }
-            device.restart_peak();
-        };
-        let begin = |name, device: &Device| {
-            end(device);
-            phases.borrow_mut().push(Phase { name, peak_bytes: 0 });
-        };
-        self.pipeline.encoders.encode(
-            &device,
-            self.request.precision,
-            &[String::new()],
-            (&begin, &|_| true),
-        )?;
-        end(&device);
-        let phases = phases.into_inner();
-        match phases.iter().find(|phase| phase.peak_bytes > limit) {
-            Some(phase) => Err(too_large(phase.name, phase.peak_bytes, limit)),
-            None => Ok(phases),
-        }
-    }
-
     /// Draws the pictures on a device that has room for the plan.
     pub fn run(&self, device: &Device, plan: &Plan, tell: Tell<'_>) -> Result<Vec<Picture>> {
         let prompts = self.encode(device, tell)?;
@@ -198,7 +172,8 @@ impl<'a> Job<'a> {
             std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
         let begin = |name, _: &Device| _ = tell(Event::Phase(name));
         let tick = |bytes| tell(Event::Loaded(bytes));
-        self.pipeline.encoders.encode(device, self.request.precision, &texts, (&begin, &tick))
+        let watch = Watch { begin: &begin, tick: &tick, encoded: &|| true };
+        self.pipeline.encoders.encode(device, self.request.precision, &texts, watch)
     }
 
     fn rehearsed_prompts(&self) -> Vec<Prompt> {
@@ -364,11 +339,40 @@ impl Drawer<'_> {
     }
 }
 
+/// What each text encoder takes at its peak, found without reading a number.
+pub(crate) fn plan_encoding(
+    encoders: &TextEncoders,
+    precision: Precision,
+    kind: Kind,
+    limit: usize,
+) -> Result<Vec<Phase>> {
+    let device = Device::meta(kind, UNLIMITED);
+    let phases = std::cell::RefCell::new(Vec::<Phase>::new());
+    let end = |device: &Device| {
+        if let Some(phase) = phases.borrow_mut().last_mut() {
+            phase.peak_bytes = device.usage().extent;
+        }
+        device.restart_peak();
+    };
+    let begin = |name, device: &Device| {
+        end(device);
+        phases.borrow_mut().push(Phase { name, peak_bytes: 0 });
+    };
+    let watch = Watch { begin: &begin, tick: &|_| true, encoded: &|| true };
+    encoders.encode(&device, precision, &[String::new()], watch)?;
+    end(&device);
+    let phases = phases.into_inner();
+    match phases.iter().find(|phase| phase.peak_bytes > limit) {
+        Some(phase) => Err(too_large(phase.name, phase.peak_bytes, limit)),
+        None => Ok(phases),
+    }
+}
+
 /// For a rehearsal that finds out how much would be enough.
 const UNLIMITED: usize = usize::MAX / 2;
 
 /// The first of `choices` whose rehearsal fits, and its peak.
-fn choose<C: Copy>(
+pub(crate) fn choose<C: Copy>(
     name: &'static str,
     kind: Kind,
     limit: usize,
@@ -392,7 +396,7 @@ fn too_large(phase: &str, needed: usize, limit: usize) -> TrainerError {
     TrainerError::TooLarge { phase: phase.into(), needed, limit }
 }
 
-fn go_on(is_wanted: bool) -> Result<()> {
+pub(crate) fn go_on(is_wanted: bool) -> Result<()> {
     if is_wanted { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
 }
 

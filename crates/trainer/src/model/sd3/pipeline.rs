@@ -19,7 +19,7 @@ use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, wants};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, Files, Layout};
-use crate::model::vae::{self, Decoder};
+use crate::model::vae::{self, Decoder, Encoder};
 use crate::model::{component, config};
 use crate::sample::schedule;
 
@@ -49,6 +49,8 @@ pub struct Part<C> {
     pub(super) catalog: Catalog,
     /// What names begin with, if the file is of the original layout.
     original: Option<&'static str>,
+    /// Where its settings were read, unless they are in the shapes of its tensors.
+    settings: Option<PathBuf>,
 }
 
 #[derive(Deserialize)]
@@ -65,7 +67,7 @@ impl Pipeline {
         let original = if path.is_dir() { None } else { Some(path) };
         let (transformer, vae) = (transformer(folder, original)?, autoencoder(folder, original)?);
         transformer.files()?;
-        vae.files()?;
+        vae.find(|build| Decoder::new(&vae.config, build))?;
         let (latent, wanted) = (vae.config.latent_channels, transformer.config.in_channels);
         if latent != wanted {
             let problem = format!(
@@ -147,7 +149,21 @@ impl Pipeline {
         tick: Tick<'_>,
     ) -> Result<Decoder> {
         let build = |build: &mut Builder<'_>| Decoder::new(&self.vae.config, build);
-        files::open(device, &self.vae.files()?, precision, &mut Adapters::none(), tick, build)
+        let files = self.vae.find(build)?;
+        files::open(device, &files, precision, &mut Adapters::none(), tick, build)
+    }
+
+    /// Pictures to latents. Its half of the files is compared here and not when the pipeline is
+    /// opened: whoever draws can do without.
+    pub fn load_encoder(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: Tick<'_>,
+    ) -> Result<Encoder> {
+        let build = |build: &mut Builder<'_>| Encoder::new(&self.vae.config, build);
+        let files = self.vae.find(build)?;
+        files::open(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 }
 
@@ -191,7 +207,7 @@ fn transformer(folder: &Path, original: Option<&Path>) -> Result<Part<Config>> {
         let problem = "holds no SD3 transformer in the original layout".into();
         return Err(TrainerError::Folder { what: "checkpoint", problem, path: path.into() });
     };
-    Ok(Part { config, catalog, original: Some(prefix) })
+    Ok(Part { config, catalog, original: Some(prefix), settings: None })
 }
 
 /// The folder's, or the checkpoint's own if it has one.
@@ -211,8 +227,17 @@ impl<C: DeserializeOwned> Part<C> {
         folder: &Path,
         check: fn(&C) -> std::result::Result<(), Unsupported>,
     ) -> Result<Self> {
-        let config = config::read_checked(&folder.join("config.json"), check)?;
-        Ok(Self { config, catalog: component::weights(folder)?, original: None })
+        let settings = folder.join("config.json");
+        let config = config::read_checked(&settings, check)?;
+        let catalog = component::weights(folder)?;
+        Ok(Self { config, catalog, original: None, settings: Some(settings) })
+    }
+}
+
+impl<C> Part<C> {
+    /// The files that decide what it computes.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        self.settings.iter().chain(&self.catalog.files).cloned().collect()
     }
 }
 
@@ -227,13 +252,13 @@ impl Part<Config> {
 }
 
 impl Part<vae::Config> {
-    /// Of the decoder: pictures are drawn, not read.
-    fn files(&self) -> Result<Files<'_>> {
-        let Self { config, catalog, original } = self;
+    /// The weights of one half.
+    fn find<T>(&self, build: impl FnOnce(&mut Builder<'_>) -> Result<T>) -> Result<Files<'_>> {
+        let Self { config, catalog, original, .. } = self;
         let layout = match original {
             Some(prefix) => vae::names::original(config, prefix),
             None => vae::names::diffusers(catalog),
         };
-        Files::find(catalog, &layout, |build| Decoder::new(config, build))
+        Files::find(catalog, &layout, build)
     }
 }

@@ -2,11 +2,12 @@
 //! the whole. Encoders are loaded one at a time and freed.
 
 use std::collections::HashMap;
-use std::path::Path;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use compute::{Device, Tape};
 use serde::Deserialize;
-use weights::Tick;
+use weights::{Tick, WeightsError};
 
 use super::Config;
 use super::pipeline::Part;
@@ -63,6 +64,8 @@ struct Text<C> {
     name: &'static str,
     part: Part<C>,
     tokenizer: Tokenizer,
+    /// The files of both.
+    sources: Vec<PathBuf>,
     adapter: HashMap<String, Given>,
 }
 
@@ -75,8 +78,22 @@ pub struct Prompt {
     pub pooled: Vec<f32>,
 }
 
-/// Told which encoder comes, and where.
-pub type Begin<'a> = &'a dyn Fn(&'static str, &Device);
+/// Told how encoding goes.
+#[derive(Clone, Copy)]
+pub struct Watch<'a> {
+    /// Told which encoder comes, and where.
+    pub begin: &'a dyn Fn(&'static str, &Device),
+    /// Told how many bytes were read.
+    pub tick: Tick<'a>,
+    /// Told that the encoder has finished a text; answers whether to go on.
+    pub encoded: &'a dyn Fn() -> bool,
+}
+
+impl Watch<'_> {
+    fn go_on(self) -> Result<()> {
+        if (self.encoded)() { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
+    }
+}
 
 impl TextEncoders {
     /// Those of a diffusers folder, which fit the transformer of `config`.
@@ -87,13 +104,11 @@ impl TextEncoders {
         ];
         let lengths = Lengths::read(folder, parts.each_ref().map(|part| &part.config))?;
         let clip = |name, part, tokenizer: &str| -> Result<Text<clip::Config>> {
-            let tokenizer = Tokenizer::open(&folder.join(tokenizer), lengths.clip)?;
-            Ok(Text { name, part, tokenizer, adapter: HashMap::new() })
+            Text::new(name, part, &folder.join(tokenizer), lengths.clip)
         };
         let t5 = |model: &Path| -> Result<Text<t5::Config>> {
             let part = Part::open(model, t5::Config::check)?;
-            let tokenizer = Tokenizer::open(&folder.join("tokenizer_3"), lengths.t5)?;
-            Ok(Text { name: "t5", part, tokenizer, adapter: HashMap::new() })
+            Text::new("t5", part, &folder.join("tokenizer_3"), lengths.t5)
         };
         let third = folder.join("text_encoder_3");
         let has_t5 = lengths.t5 > 0 && third.join("config.json").exists();
@@ -111,6 +126,11 @@ impl TextEncoders {
     /// Tokens of a prompt as the transformer sees it.
     pub fn n_tokens(&self) -> usize {
         self.lengths.clip + self.lengths.t5
+    }
+
+    /// Tokens of a prompt that the CLIPs and T5 see.
+    pub fn lengths(&self) -> [usize; 2] {
+        [self.lengths.clip, self.lengths.t5]
     }
 
     /// That each has its weights, and that they fit each other and the transformer.
@@ -192,29 +212,45 @@ impl TextEncoders {
         }
     }
 
-    /// Encodes prompts; `begin` is told which encoder comes.
+    /// Encodes prompts.
     pub fn encode(
         &self,
         device: &Device,
         precision: Precision,
         texts: &[String],
-        (begin, tick): (Begin<'_>, Tick<'_>),
+        watch: Watch<'_>,
     ) -> Result<Vec<Prompt>> {
+        let mut prompts = Vec::with_capacity(texts.len());
+        self.encode_each(device, precision, texts, watch, &mut |prompt| {
+            prompts.push(prompt);
+            Ok(())
+        })?;
+        Ok(prompts)
+    }
+
+    /// Encodes prompts and hands each over when it is whole: the tokens of the last encoder, nearly
+    /// all of a prompt, are never held for more than one.
+    pub fn encode_each(
+        &self,
+        device: &Device,
+        precision: Precision,
+        texts: &[String],
+        watch: Watch<'_>,
+        take: &mut dyn FnMut(Prompt) -> Result<()>,
+    ) -> Result<()> {
         let [l, g] = &self.clips;
-        begin(l.name, device);
-        let of_l = l.encode(device, precision, texts, tick)?;
-        begin(g.name, device);
-        let of_g = g.encode(device, precision, texts, tick)?;
-        let of_t5 = match &self.t5 {
-            Some(t5) => {
-                begin(t5.name, device);
-                t5.encode(device, precision, texts, tick)?
-            }
-            // A model without it is told zeros in its place.
-            None => vec![Vec::new(); texts.len()],
+        let of_l = l.encode(device, precision, texts, watch)?;
+        let of_g = g.encode(device, precision, texts, watch)?;
+        let mut clips = of_l.into_iter().zip(of_g);
+        let mut join = |of_t5: &[f32]| {
+            let (l, g) = clips.next().expect("each encoder sees every text once");
+            take(self.join(&l, &g, of_t5))
         };
-        let clips = of_l.into_iter().zip(of_g).zip(of_t5);
-        Ok(clips.map(|((l, g), t5)| self.join(&l, &g, &t5)).collect())
+        match &self.t5 {
+            Some(t5) => t5.encode(device, precision, texts, watch, &mut join),
+            // A model without it is told zeros in its place.
+            None => texts.iter().try_for_each(|_| join(&[])),
+        }
     }
 
     /// Both CLIPs side by side, widened with zeros, and T5 below.
@@ -228,6 +264,12 @@ impl TextEncoders {
             .collect();
         tokens.resize(self.n_tokens() * self.joint, 0.0);
         Prompt { tokens, pooled: [&l.pooled[..], &g.pooled[..]].concat() }
+    }
+
+    /// The files that decide what becomes of a text: weights, settings, tokenizers.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        let clips = self.clips.iter().map(|clip| &clip.sources);
+        clips.chain(self.t5.iter().map(|t5| &t5.sources)).flatten().cloned().collect()
     }
 
     /// How many tokens of a text each encoder cuts off, if it does.
@@ -251,6 +293,17 @@ impl Lengths {
     }
 }
 
+/// The plain files of a folder, by name.
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |source| TrainerError::Io { what: "list", path: folder.into(), source };
+    let entries = fs::read_dir(folder).map_err(io)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<std::result::Result<Vec<_>, _>>().map_err(io)?;
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    Ok(paths)
+}
+
 /// A prompt as a CLIP sees it.
 struct OfClip {
     /// [tokens, width]
@@ -259,6 +312,12 @@ struct OfClip {
 }
 
 impl<C> Text<C> {
+    fn new(name: &'static str, part: Part<C>, tokenizer: &Path, length: usize) -> Result<Self> {
+        let sources = [part.sources(), files_in(tokenizer)?].concat();
+        let tokenizer = Tokenizer::open(tokenizer, length)?;
+        Ok(Self { name, part, tokenizer, sources, adapter: HashMap::new() })
+    }
+
     /// That its table has a row for each of its tokens.
     fn check(&self, n_rows: usize) -> Result<()> {
         let n = self.tokenizer.vocabulary();
@@ -287,15 +346,18 @@ impl Text<clip::Config> {
         device: &Device,
         precision: Precision,
         texts: &[String],
-        tick: Tick<'_>,
+        watch: Watch<'_>,
     ) -> Result<Vec<OfClip>> {
+        (watch.begin)(self.name, device);
         let (precision, mut adapters) = (Precision { base: None, ..precision }, self.adapters());
         let build = |build: &mut Builder<'_>| Clip::new(&self.part.config, build);
-        let model = files::open(device, &self.files()?, precision, &mut adapters, tick, build)?;
+        let files = self.files()?;
+        let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
         let encode = |text: &String| {
             let tape = Tape::inference(device, &adapters.params, 0);
             let encoded = model.forward(&tape, &self.tokenizer.encode(text).ids, 1)?;
             let (tokens, pooled) = (encoded.before_last.tensor(), encoded.pooled.tensor());
+            watch.go_on()?;
             Ok(OfClip { tokens: numbers(tokens), pooled: numbers(pooled) })
         };
         texts.iter().map(encode).collect()
@@ -308,23 +370,27 @@ impl Text<t5::Config> {
         Files::find(catalog, &t5::layout(catalog), |build| T5::new(config, build))
     }
 
-    /// [tokens, width] for each text. Padding is seen too, as in the reference.
+    /// [tokens, width] of each text. Padding is seen too, as in the reference.
     fn encode(
         &self,
         device: &Device,
         precision: Precision,
         texts: &[String],
-        tick: Tick<'_>,
-    ) -> Result<Vec<Vec<f32>>> {
+        watch: Watch<'_>,
+        take: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
+        (watch.begin)(self.name, device);
         let mut adapters = self.adapters();
         let build = |build: &mut Builder<'_>| T5::new(&self.part.config, build);
-        let model = files::open(device, &self.files()?, precision, &mut adapters, tick, build)?;
-        let encode = |text: &String| {
+        let files = self.files()?;
+        let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
+        for text in texts {
             let tape = Tape::inference(device, &adapters.params, 0);
             let ids = self.tokenizer.encode(text).ids;
-            Ok(numbers(model.forward(&tape, &ids, 1, None)?.tensor()))
-        };
-        texts.iter().map(encode).collect()
+            take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor()))?;
+            watch.go_on()?;
+        }
+        Ok(())
     }
 }
 
@@ -336,9 +402,9 @@ mod tests {
     /// these positions.
     fn lengths(index: &str, tokenizer: &str, positions: [usize; 2]) -> (usize, usize) {
         let folder = tempfile::tempdir().unwrap();
-        std::fs::create_dir(folder.path().join("tokenizer")).unwrap();
-        std::fs::write(folder.path().join("model_index.json"), index).unwrap();
-        std::fs::write(folder.path().join("tokenizer/tokenizer_config.json"), tokenizer).unwrap();
+        fs::create_dir(folder.path().join("tokenizer")).unwrap();
+        fs::write(folder.path().join("model_index.json"), index).unwrap();
+        fs::write(folder.path().join("tokenizer/tokenizer_config.json"), tokenizer).unwrap();
         let clips = positions.map(|positions| {
             let text = format!(
                 r#"{{"vocab_size": 4, "hidden_size": 4, "intermediate_size": 4, "num_hidden_layers": 1,

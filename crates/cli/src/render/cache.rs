@@ -1,0 +1,190 @@
+//! How far encoding has come, as a line on standard error; and what the cache holds, as a page.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use machine::Bytes;
+use trainer::cache::Event;
+
+use crate::commands::cache::Summary;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::render::progress::{clear, redraw};
+use crate::text::{BAD, BOLD, DIM, Page, WARN, bar};
+
+/// Problems shown one by one; the rest is counted. Chosen: they fit a screen with all the rest.
+const SHOWN: usize = 10;
+
+/// Encoding at work.
+pub struct Encoding {
+    is_quiet: bool,
+    state: Mutex<State>,
+    interrupted: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct State {
+    phase: &'static str,
+    total: usize,
+    done: usize,
+    loaded: u64,
+    /// When the first of the phase began.
+    begun: Option<Instant>,
+    /// Pictures done and how long they took.
+    pictures: Option<(usize, Duration)>,
+    drawn: Option<Instant>,
+}
+
+impl Encoding {
+    /// Begins; from now on Ctrl-C ends the work in order.
+    pub fn begin(is_quiet: bool) -> Result<Self, Failure> {
+        Ok(Self { is_quiet, state: Mutex::default(), interrupted: interrupt::flag()? })
+    }
+
+    /// Notes what happened; answers whether to go on.
+    pub fn tell(&self, event: Event) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            Event::Phase { name, total } => state.enter(name, total),
+            Event::Loaded(bytes) => state.load(bytes),
+            Event::Done => state.done += 1,
+        }
+        // Work that is done within a moment shows nothing.
+        state.drawn.get_or_insert_with(Instant::now);
+        if !self.is_quiet {
+            let mut drawn = state.drawn;
+            redraw(&mut drawn, || state.line(state.elapsed()));
+            state.drawn = drawn;
+        }
+        !self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// How fast pictures were encoded, if any were.
+    pub fn pictures_per_sec(&self) -> Option<f64> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.enter("", 0);
+        let (n, taken) = state.pictures?;
+        Some(n as f64 / taken.as_secs_f64())
+    }
+}
+
+impl State {
+    /// Pictures come first; any other phase is the end of them.
+    fn enter(&mut self, name: &'static str, total: usize) {
+        if self.phase == "pictures" && self.done > 0 {
+            self.pictures = Some((self.done, self.elapsed()));
+        }
+        (self.phase, self.total, self.done, self.loaded) = (name, total, 0, 0);
+        self.begun = None;
+    }
+
+    /// What takes its time begins when the weights are there.
+    fn load(&mut self, bytes: u64) {
+        self.loaded += bytes;
+        self.begun = Some(Instant::now());
+    }
+
+    fn elapsed(&self) -> Duration {
+        self.begun.map_or(Duration::ZERO, |begun| begun.elapsed())
+    }
+
+    fn line(&self, elapsed: Duration) -> String {
+        let Self { phase, total, done, loaded, .. } = *self;
+        if done == 0 {
+            return format!("{phase}: {} read", Bytes(loaded));
+        }
+        let share = done as f64 / total.max(1) as f64;
+        let per_sec = done as f64 / elapsed.as_secs_f64().max(1e-3);
+        let left_secs = total.saturating_sub(done) as f64 / per_sec;
+        let bar = bar(share);
+        format!("{phase} {bar} {done} of {total}, {per_sec:.1}/s, {left_secs:.0} s left")
+    }
+}
+
+impl Drop for Encoding {
+    fn drop(&mut self) {
+        if !self.is_quiet {
+            clear();
+        }
+    }
+}
+
+/// Draws what is wrong, what there is, and what was done.
+pub fn page(summary: &Summary) -> String {
+    let mut page = Page::new();
+    problems(&mut page, summary);
+    let Summary { pictures, held_out, texts, .. } = summary;
+    page.line(BOLD, &format!("{pictures} pictures, {held_out} held out, {texts} texts"));
+    let most = summary.buckets.iter().map(|row| row.pictures).max().unwrap_or(1) as f64;
+    let rows: Vec<[String; 3]> = summary
+        .buckets
+        .iter()
+        .map(|row| {
+            let size = format!("{} x {}", row.width, row.height);
+            [size, row.pictures.to_string(), bar(row.pictures as f64 / most)]
+        })
+        .collect();
+    page.table(&rows);
+    memory(&mut page, summary);
+    page.line(BOLD, &done(summary));
+    let (folder, bytes) = (summary.folder.display(), Bytes(summary.bytes));
+    page.line(DIM, &format!("{folder}: {bytes}"));
+    page.finish()
+}
+
+fn problems(page: &mut Page, summary: &Summary) {
+    for problem in summary.problems.iter().take(SHOWN) {
+        let (mark, style) = if problem.is_skipped { ("✗", BAD) } else { ("!", WARN) };
+        page.item(mark, style, &format!("{} {}", problem.path.display(), problem.what));
+    }
+    if let Some(more @ 1..) = summary.problems.len().checked_sub(SHOWN) {
+        page.line(DIM, &format!("  and {more} more; --json lists them all"));
+    }
+}
+
+fn memory(page: &mut Page, summary: &Summary) {
+    if summary.phases.is_empty() {
+        return;
+    }
+    let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
+    let (peak, limit) = (bytes(summary.peak_bytes), bytes(summary.limit_bytes));
+    page.line(BOLD, &format!("memory: {peak} of {limit}"));
+    let share = |peak: usize| bar(peak as f64 / summary.limit_bytes.max(1) as f64);
+    let phases = summary.phases.iter();
+    let rows: Vec<[String; 3]> = phases
+        .map(|phase| [phase.name.into(), bytes(phase.peak_bytes), share(phase.peak_bytes)])
+        .collect();
+    page.table(&rows);
+}
+
+fn done(summary: &Summary) -> String {
+    let Summary { missing_pictures, missing_texts, secs, .. } = summary;
+    if missing_pictures + missing_texts == 0 {
+        return "all of it is in the cache".into();
+    }
+    let what = format!("{missing_pictures} pictures and {missing_texts} texts");
+    if !summary.is_done {
+        return format!("{what} are to be encoded");
+    }
+    let rate = summary.pictures_per_sec.map(|rate| format!(", {rate:.2} pictures/s"));
+    format!("{what} encoded in {secs:.1} s{}", rate.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_tells_rate_and_time_left() {
+        let mut state = State::default();
+        state.enter("pictures", 40);
+        state.load(3 << 20);
+        assert_eq!(state.line(Duration::from_secs(1)), "pictures: 3.0 MiB read");
+        state.done = 10;
+        assert_eq!(
+            state.line(Duration::from_secs(5)),
+            "pictures ██████░░░░░░░░░░░░░░░░░░ 10 of 40, 2.0/s, 15 s left"
+        );
+    }
+}

@@ -1,0 +1,134 @@
+//! What files hold, by checksum. Weights of many gigabytes are not read at every start: a checksum
+//! is remembered with the file's stamp (length, time, inode), and read again if that is another.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use weights::Tick;
+use weights::checksum::{Hash, Hasher, Stamp, checksum};
+use weights::write::AtomicFile;
+
+use crate::error::Result;
+
+/// Chosen: the coarsest file systems count time in steps of two seconds. A file younger than that
+/// may be written to once more without another stamp, so it is not remembered.
+const TOO_YOUNG: Duration = Duration::from_secs(2);
+
+/// Checksums by path.
+pub(super) struct Hashes {
+    path: PathBuf,
+    known: BTreeMap<String, Known>,
+    is_changed: bool,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Known {
+    stamp: Stamp,
+    checksum: String,
+}
+
+impl Hashes {
+    /// Those remembered in a file; none if there is no such file, or not one that can be read.
+    pub fn open(path: PathBuf) -> Self {
+        let read = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
+        Self { path, known: read.unwrap_or_default(), is_changed: false }
+    }
+
+    /// The checksum of a file as it is now, and the stamp it has with that.
+    pub fn of(&mut self, path: &Path, tick: Tick<'_>) -> Result<(Hash, Stamp)> {
+        let stamp = Stamp::of(path)?;
+        // Two names that are no text may look alike here; their inodes do not.
+        let key = path.to_string_lossy().into_owned();
+        let known = self.known.get(&key).filter(|known| known.stamp == stamp);
+        if let Some(hash) = known.and_then(|known| Hash::from_hex(&known.checksum).ok()) {
+            return Ok((hash, stamp));
+        }
+        let hash = checksum(path, tick)?;
+        if stamp.age() > TOO_YOUNG {
+            self.known.insert(key, Known { stamp, checksum: hash.to_string() });
+            self.is_changed = true;
+        }
+        Ok((hash, stamp))
+    }
+
+    /// One checksum for several files, their names included.
+    pub fn of_all(&mut self, paths: &[PathBuf], tick: Tick<'_>) -> Result<Hash> {
+        let mut hasher = Hasher::new();
+        for path in paths {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            field(&mut hasher, name.as_bytes());
+            field(&mut hasher, self.of(path, tick)?.0.as_bytes());
+        }
+        Ok(hasher.finalize())
+    }
+
+    /// Writes down what is new, without files that are gone.
+    pub fn save(&mut self) {
+        if !std::mem::take(&mut self.is_changed) {
+            return;
+        }
+        self.known.retain(|path, _| Path::new(path).exists());
+        let text = serde_json::to_vec_pretty(&self.known).unwrap_or_default();
+        // What cannot be remembered is read again next time: no reason to fail.
+        _ = AtomicFile::create(&self.path).and_then(|mut file| {
+            _ = file.write_all(&text);
+            file.commit()
+        });
+    }
+}
+
+/// Adds a field with its length, so that no two lists of fields are the same bytes.
+pub(super) fn field(hasher: &mut Hasher, bytes: &[u8]) {
+    hasher.update(&(bytes.len() as u64).to_le_bytes());
+    hasher.update(bytes);
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    /// A file written so long ago that it is remembered.
+    fn put(path: &Path, text: &str, secs_ago: u64) {
+        fs::write(path, text).unwrap();
+        let time = SystemTime::now() - Duration::from_secs(secs_ago);
+        fs::File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
+    }
+
+    #[test]
+    fn a_file_is_read_again_only_if_it_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let [file, memo] = ["x", "hashes.json"].map(|name| folder.path().join(name));
+        let check = |text: &str, expect_read: bool| {
+            let mut hashes = Hashes::open(memo.clone());
+            let bytes = std::sync::atomic::AtomicU64::new(0);
+            let count = |n| bytes.fetch_add(n, std::sync::atomic::Ordering::Relaxed) < u64::MAX;
+            let (hash, _) = hashes.of(&file, &count).unwrap();
+            hashes.save();
+            let mut expected = Hasher::new();
+            expected.update(text.as_bytes());
+            assert_eq!(hash, expected.finalize());
+            assert_eq!(bytes.into_inner() > 0, expect_read, "{text}");
+        };
+        put(&file, "one", 100);
+        check("one", true);
+        check("one", false);
+        put(&file, "two", 50);
+        check("two", true);
+        check("two", false);
+        // Just written: it may change once more before its time does.
+        put(&file, "six", 0);
+        check("six", true);
+        check("six", true);
+        // A memo that is no memo is no memo.
+        put(&file, "ten", 50);
+        check("ten", true);
+        fs::write(&memo, "{").unwrap();
+        check("ten", true);
+    }
+}

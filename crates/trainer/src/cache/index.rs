@@ -1,0 +1,129 @@
+//! What a run finds in the cache: its samples, their latents, and texts as the model sees them.
+//! Reads from any thread; nothing here computes.
+
+use compute::Dtype;
+use weights::checksum::{Hash, Hasher};
+
+use super::hashes::field;
+use super::select::Sample;
+use super::store::{Address, Entry, Part, Store};
+use crate::data::caption::{self, CaptionSettings, Draws};
+use crate::data::{Order, Problem};
+use crate::error::{Result, TrainerError};
+use crate::model::files::stored;
+use crate::model::sd3::prompts::Prompt;
+
+/// Everything a run asks for, encoded.
+pub struct Index {
+    /// What is trained on, sorted by path.
+    pub train: Vec<Sample>,
+    /// What the loss is measured on, sorted by path.
+    pub held_out: Vec<Sample>,
+    /// What was wrong with pictures, captions and the cache itself.
+    pub problems: Vec<Problem>,
+    /// How many texts can be asked for.
+    pub n_texts: usize,
+    pub(super) captions: CaptionSettings,
+    pub(super) store: Store,
+    /// The checksum of what makes a prompt of a text.
+    pub(super) encoders: Hash,
+}
+
+/// A picture's latents as the autoencoder gives them, unscaled: a normal distribution for each
+/// number, so that every step draws a fresh sample.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Latents {
+    /// Means.
+    pub mean: Vec<f32>,
+    /// Standard deviations.
+    pub deviation: Vec<f32>,
+    /// Channels, height, width.
+    pub sizes: [usize; 3],
+}
+
+const LATENTS: [&str; 2] = ["mean", "deviation"];
+const PROMPT: [&str; 2] = ["tokens", "pooled"];
+
+impl Index {
+    /// A sample's latents, or those of its mirror image.
+    pub fn latents(&self, sample: &Sample, is_mirrored: bool) -> Result<Latents> {
+        let address = if is_mirrored { sample.mirrored } else { Some(sample.plain) };
+        let entry = address.and_then(|address| self.store.get(&address, LATENTS).transpose());
+        let [mean, deviation] = entry.ok_or_else(|| {
+            let mirrored = if is_mirrored { ", mirrored," } else { "" };
+            missing(&format!("picture {}{mirrored}", sample.path.display()))
+        })??;
+        let sizes = match mean.shape[..] {
+            [channels, height, width] => [channels, height, width].map(|size| size as usize),
+            _ => return Err(missing(&format!("picture {}", sample.path.display()))),
+        };
+        Ok(Latents { mean: mean.numbers(), deviation: deviation.numbers(), sizes })
+    }
+
+    /// A text as the model sees it: one that a sample's caption can become, the empty one, or one
+    /// of those asked for besides.
+    pub fn prompt(&self, text: &str) -> Result<Prompt> {
+        let entry = self.store.get(&self.address(text), PROMPT)?;
+        let [tokens, pooled] = entry.ok_or_else(|| missing(&format!("text {text:?}")))?;
+        Ok(Prompt { tokens: tokens.numbers(), pooled: pooled.numbers() })
+    }
+
+    /// What is done to captions.
+    pub fn captions(&self) -> &CaptionSettings {
+        &self.captions
+    }
+
+    /// The text of a sample where nothing is left to chance, to measure the loss with.
+    pub fn plain_text(&self, sample: &Sample) -> String {
+        let draws = Draws { dropout: u64::MAX, order: 0 };
+        caption::for_step(&sample.caption, &self.captions, draws)
+    }
+
+    /// The order in which the samples are trained on, up to `batch` at a time.
+    pub fn order(&self, batch: usize, seed: u64) -> Order {
+        let samples: Vec<_> =
+            self.train.iter().map(|sample| (sample.bucket, sample.repeats)).collect();
+        Order::new(&samples, batch, seed)
+    }
+
+    /// Bytes of all that lies in the folder, of other runs too.
+    pub fn bytes(&self) -> u64 {
+        self.store.bytes()
+    }
+
+    /// Where a text's prompt is.
+    pub(super) fn address(&self, text: &str) -> Address {
+        let mut hasher = Hasher::new();
+        field(&mut hasher, b"prompt");
+        field(&mut hasher, self.encoders.as_bytes());
+        field(&mut hasher, text.as_bytes());
+        hasher.finalize()
+    }
+}
+
+impl Latents {
+    pub(super) fn entry(&self) -> Entry {
+        let [mean, deviation] = LATENTS;
+        [
+            Part::new(mean, weights::Dtype::F32, &self.sizes, &self.mean),
+            Part::new(deviation, weights::Dtype::F32, &self.sizes, &self.deviation),
+        ]
+    }
+}
+
+/// A prompt in the format that the model is run in: it would be converted to that anyway.
+pub(super) fn prompt_entry(prompt: &Prompt, n_tokens: usize, dtype: Dtype) -> Entry {
+    let ([tokens, pooled], dtype) = (PROMPT, stored(dtype));
+    let sizes = [n_tokens, prompt.tokens.len() / n_tokens];
+    [
+        Part::new(tokens, dtype, &sizes, &prompt.tokens),
+        Part::new(pooled, dtype, &[prompt.pooled.len()], &prompt.pooled),
+    ]
+}
+
+fn missing(what: &str) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("{what} is not in the cache"),
+        hint: "run `hearth cache` on the job as it is now",
+    }
+}

@@ -1,0 +1,247 @@
+//! Pictures and captions, encoded once: what a run asks of the autoencoder and the text encoders is
+//! known before it begins, so they are loaded one at a time, asked, and freed, and a step sees
+//! nothing but numbers. What was encoded before is found again by what it was made from: the bytes
+//! of the picture or text, of the weights and settings of the encoder, the size, the crop.
+//!
+//! ```text
+//! cache/
+//! └── v1/                                another form of files would be another folder
+//!     ├── hashes.json                    checksums of files by path, length, time and inode
+//!     ├── 5a0c….safetensors              a shard; its name is its BLAKE3 checksum
+//!     │     __metadata__                   address: checksum of the entry
+//!     │     ADDRESS.mean                   F32 [channels, height, width], as the autoencoder gives it
+//!     │     ADDRESS.deviation              F32, the same shape
+//!     │     ADDRESS.tokens                 F32, BF16 or F16 [tokens, width]
+//!     │     ADDRESS.pooled                 the same format [width]
+//!     ├── 91f3….safetensors.damaged      put aside; what it held was encoded again
+//!     └── .77ab….safetensors.4711.partial   being written, or left by a killed program
+//! ```
+//!
+//! Several jobs, and several programs at once, may share one folder. Nothing in it is ever changed;
+//! all of it may be deleted at any time. Left out on purpose: removing entries that no job asks for
+//! any more, since no job knows of the others.
+
+mod encode;
+mod hashes;
+mod index;
+pub mod prefetch;
+mod select;
+mod store;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use compute::{Device, Kind};
+use weights::checksum::{Hash, Hasher};
+
+pub use index::{Index, Latents};
+pub use prefetch::{Prefetch, Ready, ReadySample};
+pub use select::Sample;
+
+use crate::config::RunConfig;
+use crate::config::data::Data;
+use crate::data::caption::variants;
+use crate::error::{Result, TrainerError};
+use crate::model::build::Precision;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::sample::{Phase, choose, plan_encoding};
+use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
+use hashes::{Hashes, field};
+use select::{captions, check_any, select};
+use store::Store;
+
+/// The form of the files.
+const VERSION: &str = "v1";
+
+/// Counted up when the same text would give another prompt.
+const TEXTS_VERSION: u64 = 1;
+
+/// What is to be encoded.
+pub struct Request<'a> {
+    /// The pictures and what is done to them.
+    pub data: &'a Data,
+    /// What crops and held-out pictures follow from.
+    pub seed: u64,
+    /// In which formats the text encoders are held, and prompts kept.
+    pub precision: Precision,
+    /// The cache.
+    pub folder: PathBuf,
+    /// Texts besides captions and the empty one.
+    pub extra_texts: Vec<String>,
+}
+
+impl<'a> Request<'a> {
+    /// What a job asks for.
+    pub fn of(config: &'a RunConfig) -> Self {
+        let RunConfig { base, data, train, sample, .. } = config;
+        Self {
+            data,
+            seed: train.seed,
+            precision: Precision { dtype: base.dtype, base: base.quantise },
+            folder: config.cache_folder(),
+            extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
+        }
+    }
+}
+
+/// What happens meanwhile.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A phase begins.
+    Phase {
+        /// What it is called.
+        name: &'static str,
+        /// Pictures or texts that it will finish; 0 where bytes are counted alone.
+        total: usize,
+    },
+    /// Bytes were read.
+    Loaded(u64),
+    /// A picture or a text is finished.
+    Done,
+}
+
+/// Told what happens; answers whether to go on. Called from several threads.
+pub type Tell<'a> = &'a (dyn Fn(Event) -> bool + Sync);
+
+/// How much is not in the cache yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Missing {
+    /// Pictures, or mirror images of them, at least one of which is missing.
+    pub pictures: usize,
+    /// Texts.
+    pub texts: usize,
+}
+
+const READ: &str = "checksums";
+const PICTURES: &str = "pictures";
+
+/// A folder of pictures compared with the cache.
+pub struct Caching<'a> {
+    pipeline: &'a Pipeline,
+    data: &'a Data,
+    precision: Precision,
+    index: Index,
+    pictures: Vec<Picture>,
+    texts: Vec<String>,
+}
+
+impl<'a> Caching<'a> {
+    /// Looks through the pictures and the cache. Reads what it has not read before, of pictures,
+    /// weights and cache; encodes nothing.
+    pub fn new(pipeline: &'a Pipeline, request: Request<'a>, tell: Tell<'_>) -> Result<Self> {
+        let Request { data, seed, precision, folder, extra_texts } = request;
+        check_bare(pipeline)?;
+        tell(Event::Phase { name: READ, total: 0 });
+        let tick = |bytes| tell(Event::Loaded(bytes));
+        let folder = folder.join(VERSION);
+        let mut hashes = Hashes::open(folder.join("hashes.json"));
+        let (store, damaged) = Store::open(&folder, &mut hashes, &tick)?;
+        let selected = select(pipeline, data, seed, &mut hashes, &tick);
+        let encoders = hashes.of_all(&pipeline.encoders.sources(), &tick);
+        hashes.save();
+        let selected = selected?;
+        let mut index = Index {
+            train: selected.train,
+            held_out: selected.held_out,
+            problems: [selected.problems, damaged].concat(),
+            n_texts: 0,
+            captions: captions(data),
+            store,
+            encoders: encoding(pipeline, encoders?, precision),
+        };
+        let mut texts = all_texts(&index, extra_texts);
+        index.n_texts = texts.len();
+        texts.retain(|text| !index.store.has(&index.address(text)));
+        let pictures = missing_pictures(&index);
+        Ok(Self { pipeline, data, precision, index, pictures, texts })
+    }
+
+    /// What would be encoded.
+    pub fn missing(&self) -> Missing {
+        Missing { pictures: self.pictures.len(), texts: self.texts.len() }
+    }
+
+    /// What was found so far; latents and prompts may be missing.
+    pub fn index(&self) -> &Index {
+        &self.index
+    }
+
+    /// What each phase takes, found without reading a number; nothing if all is there.
+    pub fn plan(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
+        let mut phases = Vec::new();
+        if !self.pictures.is_empty() {
+            let buckets: BTreeSet<_> = self.pictures.iter().map(|picture| picture.bucket).collect();
+            let ((), peak_bytes) = choose(PICTURES, kind, limit, vec![()], |device, ()| {
+                rehearse_pictures(self.pipeline, device, &buckets)
+            })?;
+            phases.push(Phase { name: PICTURES, peak_bytes });
+        }
+        if !self.texts.is_empty() {
+            phases.extend(plan_encoding(&self.pipeline.encoders, self.precision, kind, limit)?);
+        }
+        Ok(phases)
+    }
+
+    /// Encodes what is missing, on a device that has room for the plan. What was encoded before an
+    /// error or an interruption stays.
+    pub fn run(self, device: &Device, tell: Tell<'_>) -> Result<Index> {
+        let Self { pipeline, data, precision, mut index, pictures, texts } = self;
+        let encoded = encode_pictures(pipeline, device, &pictures, &mut index, tell)
+            .and_then(|()| encode_texts(pipeline, device, precision, &texts, &mut index, tell));
+        let flushed = index.store.flush();
+        encoded.and(flushed)?;
+        // Pictures that turned out to be damaged.
+        for samples in [&mut index.train, &mut index.held_out] {
+            samples.retain(|sample| sample.addresses().all(|(_, at)| index.store.has(&at)));
+        }
+        check_any(&index.train, data, &index.problems)?;
+        Ok(index)
+    }
+}
+
+/// An adapter would change what texts become, and addresses do not know of it.
+fn check_bare(pipeline: &Pipeline) -> Result<()> {
+    let mut adapters = pipeline.encoders.adapter().into_iter();
+    if adapters.all(|(_, layers)| layers.is_empty()) {
+        return Ok(());
+    }
+    Err(TrainerError::Request {
+        problem: "captions cannot be cached with an adapter on the text encoders".into(),
+        hint: "train on the base without it",
+    })
+}
+
+/// The checksum of all that makes a prompt of a text.
+fn encoding(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
+    let mut hasher = Hasher::new();
+    field(&mut hasher, &TEXTS_VERSION.to_le_bytes());
+    field(&mut hasher, encoders.as_bytes());
+    let width = pipeline.transformer.config.joint_attention_dim;
+    for size in pipeline.encoders.lengths().into_iter().chain([width]) {
+        field(&mut hasher, &(size as u64).to_le_bytes());
+    }
+    let base = precision.base.map_or_else(|| "none".into(), |base| base.to_string());
+    field(&mut hasher, precision.dtype.to_string().as_bytes());
+    field(&mut hasher, base.as_bytes());
+    hasher.finalize()
+}
+
+fn missing_pictures(index: &Index) -> Vec<Picture> {
+    let samples = index.train.iter().chain(&index.held_out);
+    let missing = samples.filter_map(|sample| {
+        let is_missing = |(_, at): &(bool, _)| !index.store.has(at);
+        let wanted: Vec<_> = sample.addresses().filter(is_missing).collect();
+        (!wanted.is_empty()).then(|| Picture::new(sample, wanted))
+    });
+    missing.collect()
+}
+
+/// Every text that can be asked for, each once.
+fn all_texts(index: &Index, extra: Vec<String>) -> Vec<String> {
+    let samples = index.train.iter().chain(&index.held_out);
+    let captions = samples.flat_map(|sample| variants(&sample.caption, &index.captions));
+    let all: BTreeSet<String> = captions.chain([String::new()]).chain(extra).collect();
+    all.into_iter().collect()
+}

@@ -1,0 +1,251 @@
+//! Which pictures of a folder are trained on, in which size, and which are held out.
+
+use std::collections::BTreeMap;
+use std::num::NonZeroU16;
+use std::path::PathBuf;
+
+use compute::Stream;
+use weights::Tick;
+use weights::checksum::{Hash, Hasher, Stamp};
+
+use super::hashes::{Hashes, field};
+use super::store::Address;
+use crate::config::data::{self, Data, Validation};
+use crate::data::caption::{CaptionSettings, Shuffle};
+use crate::data::{Bucket, Buckets, Crop, Item, Problem, ProblemKind, scan};
+use crate::error::{Result, TrainerError};
+use crate::model::sd3::pipeline::Pipeline;
+
+/// Counted up when the same picture would give other latents: another way to scale, or to encode.
+const PICTURES_VERSION: u64 = 1;
+
+/// Keep the numbers drawn here apart from others that follow from the same seed: "crop", "hold".
+const CROP_PURPOSE: u64 = 0x6372_6f70_0000_0000;
+const HOLD_PURPOSE: u64 = 0x686f_6c64_0000_0000;
+
+/// In how many orders the tags of a caption are seen. Chosen: each is encoded beforehand and takes
+/// some megabytes; with eight no place of a tag is learnt by heart.
+const N_ORDERS: NonZeroU16 = NonZeroU16::new(8).expect("eight is not zero");
+
+/// Chosen: what an epoch's order takes in memory stays below a gigabyte.
+const MOST_SHOWN: u64 = 100_000_000;
+
+/// A picture with its caption, encoded.
+#[derive(Clone, Debug)]
+pub struct Sample {
+    /// The picture.
+    pub path: PathBuf,
+    /// Its caption as written; `caption::for_step` makes a text of it.
+    pub caption: String,
+    /// The size it is trained in.
+    pub bucket: Bucket,
+    /// How often an epoch shows it.
+    pub repeats: u32,
+    pub(super) crop: Crop,
+    /// The file's stamp when its checksum was taken.
+    pub(super) stamp: Stamp,
+    pub(super) plain: Address,
+    /// The latents of its mirror image, if it is shown too.
+    pub(super) mirrored: Option<Address>,
+    /// Decides whether it is held out.
+    draw: u32,
+}
+
+/// What a folder gives.
+pub(super) struct Selection {
+    pub train: Vec<Sample>,
+    pub held_out: Vec<Sample>,
+    pub problems: Vec<Problem>,
+}
+
+/// Looks through the folder and gives every picture its size and addresses.
+pub(super) fn select(
+    pipeline: &Pipeline,
+    data: &Data,
+    seed: u64,
+    hashes: &mut Hashes,
+    tick: Tick<'_>,
+) -> Result<Selection> {
+    let buckets = buckets(pipeline, data)?;
+    let found = scan(&data.images)?;
+    let vae = hashes.of_all(&pipeline.vae.sources(), tick)?;
+    let mut problems = found.problems;
+    let mut samples = Vec::with_capacity(found.items.len());
+    for item in found.items {
+        match hashes.of(&item.path, tick) {
+            Ok((hash, stamp)) => {
+                let addressing = Addressing { data, seed, vae, hash, stamp };
+                samples.push(addressing.sample(item.clone(), buckets.choose(item.size)));
+            }
+            Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
+                return Err(error);
+            }
+            Err(error) => {
+                let kind = ProblemKind::Unreadable { why: error.to_string() };
+                problems.push(Problem::skipped(item.path, kind));
+            }
+        }
+    }
+    check_any(&samples, data, &problems)?;
+    check_sizes(pipeline, &samples)?;
+    let (train, held_out) = hold_out(samples, data.validation)?;
+    Ok(Selection { train, held_out, problems })
+}
+
+/// What a job does to captions.
+pub(super) fn captions(data: &Data) -> CaptionSettings {
+    let n_kept = usize::try_from(data.keep_tags).unwrap_or(usize::MAX);
+    CaptionSettings {
+        trigger: data.trigger.clone(),
+        shuffle: data.shuffle_tags.then_some(Shuffle { n_kept, n_orders: N_ORDERS }),
+        dropout: data.caption_dropout as f32,
+    }
+}
+
+/// That there is a picture, and no more of them than an epoch can hold.
+pub(super) fn check_any(samples: &[Sample], data: &Data, problems: &[Problem]) -> Result<()> {
+    let n_shown: u64 = samples.iter().map(|sample| u64::from(sample.repeats)).sum();
+    if n_shown > MOST_SHOWN {
+        return Err(TrainerError::Request {
+            problem: format!("an epoch shows {n_shown} pictures, most is {MOST_SHOWN}"),
+            hint: "lower data.repeats, or the numbers that folders begin with",
+        });
+    }
+    if !samples.is_empty() {
+        return Ok(());
+    }
+    let skipped = problems.iter().filter(|problem| problem.is_skipped);
+    let mut kinds = BTreeMap::<String, usize>::new();
+    for problem in skipped {
+        let said = problem.kind.to_string();
+        *kinds.entry(said.split(':').next().unwrap_or_default().to_owned()).or_default() += 1;
+    }
+    let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
+    let why = if kinds.is_empty() { "it holds none".into() } else { kinds.join(", ") };
+    Err(TrainerError::Request {
+        problem: format!("no picture to train with, {why}: {}", data.images.display()),
+        hint: "give data.images a folder with png, jpeg, webp or gif pictures",
+    })
+}
+
+fn buckets(pipeline: &Pipeline, data: &Data) -> Result<Buckets> {
+    let unit = unit(pipeline);
+    if !data.bucket_step.is_multiple_of(unit) {
+        return Err(TrainerError::Request {
+            problem: format!(
+                "data.bucket_step is {}, the model needs a multiple of {unit}",
+                data.bucket_step
+            ),
+            hint: "choose a multiple of that number",
+        });
+    }
+    let resolution = data.resolution;
+    Buckets::new(resolution, data.bucket_step, resolution / 2, resolution * 2)
+}
+
+/// Pixels along the side of a patch of latents.
+fn unit(pipeline: &Pipeline) -> usize {
+    pipeline.vae.config.reduction() * pipeline.transformer.config.patch_size
+}
+
+/// That the model has a place for every patch.
+fn check_sizes(pipeline: &Pipeline, samples: &[Sample]) -> Result<()> {
+    let most = pipeline.transformer.config.pos_embed_max_size * unit(pipeline);
+    let too_long = |sample: &&Sample| sample.bucket.width.max(sample.bucket.height) > most;
+    let Some(sample) = samples.iter().find(too_long) else { return Ok(()) };
+    let Bucket { width, height } = sample.bucket;
+    Err(TrainerError::Request {
+        problem: format!(
+            "bucket {width}x{height} is larger than the model's {most}x{most}: {}",
+            sample.path.display()
+        ),
+        hint: "lower data.resolution, or leave out very long pictures",
+    })
+}
+
+/// Those with the smallest draws, so that a picture more or less hardly changes which.
+fn hold_out(
+    mut samples: Vec<Sample>,
+    validation: Validation,
+) -> Result<(Vec<Sample>, Vec<Sample>)> {
+    let n = samples.len();
+    let n_held = match validation {
+        Validation::None => 0,
+        Validation::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
+        Validation::Share(share) => ((n as f64 * share).round() as usize).max(1),
+    };
+    if n_held >= n {
+        return Err(TrainerError::Request {
+            problem: format!("data.validation holds out {n_held} pictures, there are {n}"),
+            hint: "leave at least one to train on",
+        });
+    }
+    let mut draws: Vec<(u32, PathBuf)> =
+        samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
+    draws.sort();
+    let held: std::collections::HashSet<PathBuf> =
+        draws.into_iter().take(n_held).map(|(_, path)| path).collect();
+    let held_out = samples.extract_if(.., |sample| held.contains(&sample.path)).collect();
+    Ok((samples, held_out))
+}
+
+/// What the addresses of a picture's latents are made of.
+struct Addressing<'a> {
+    data: &'a Data,
+    seed: u64,
+    vae: Hash,
+    hash: Hash,
+    stamp: Stamp,
+}
+
+impl Addressing<'_> {
+    fn sample(&self, item: Item, bucket: Bucket) -> Sample {
+        let crop = self.crop();
+        let mirrored = self.data.flip.then(|| self.address(bucket, crop, true));
+        let repeats = u64::from(item.repeats).saturating_mul(self.data.repeats);
+        Sample {
+            path: item.path,
+            caption: item.caption,
+            bucket,
+            repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
+            crop,
+            stamp: self.stamp,
+            plain: self.address(bucket, crop, false),
+            mirrored,
+            draw: self.stream(HOLD_PURPOSE).word(0),
+        }
+    }
+
+    /// The random numbers of this picture, wherever it lies and whatever lies beside it.
+    fn stream(&self, purpose: u64) -> Stream {
+        let (start, _) = self.hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+        Stream::new(self.seed ^ purpose, u64::from_le_bytes(*start))
+    }
+
+    fn crop(&self) -> Crop {
+        match self.data.crop {
+            data::Crop::Centre => Crop::Centre,
+            data::Crop::Random => {
+                let stream = self.stream(CROP_PURPOSE);
+                Crop::At { x: stream.uniform(0), y: stream.uniform(1) }
+            }
+        }
+    }
+
+    fn address(&self, bucket: Bucket, crop: Crop, is_mirrored: bool) -> Address {
+        let mut hasher = Hasher::new();
+        field(&mut hasher, b"latents");
+        field(&mut hasher, &PICTURES_VERSION.to_le_bytes());
+        field(&mut hasher, self.hash.as_bytes());
+        field(&mut hasher, self.vae.as_bytes());
+        for side in [bucket.width, bucket.height] {
+            field(&mut hasher, &(side as u64).to_le_bytes());
+        }
+        match crop {
+            Crop::Centre => field(&mut hasher, b"centre"),
+            Crop::At { x, y } => [x, y].iter().for_each(|at| field(&mut hasher, &at.to_le_bytes())),
+        }
+        field(&mut hasher, &[u8::from(is_mirrored)]);
+        hasher.finalize()
+    }
+}

@@ -1,0 +1,153 @@
+//! `hearth cache` as a user meets it: a folder of pictures, run twice, at the same time, killed,
+//! damaged.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::{hearth, printed, said, text};
+
+/// A folder with a job for the tiny pipeline and so many pictures.
+fn job(n_pictures: usize) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let pictures = folder.path().join("pictures");
+    fs::create_dir(&pictures).unwrap();
+    for index in 0..n_pictures {
+        let rgb: Vec<u8> = (0..64 * 64 * 3).map(|at| (at * (index + 2) / 7) as u8).collect();
+        let path = pictures.join(format!("{index:03}.png"));
+        let mut encoder = png::Encoder::new(fs::File::create(&path).unwrap(), 64, 64);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.write_header().unwrap().write_image_data(&rgb).unwrap();
+        fs::write(path.with_extension("txt"), format!("picture {}, a, b, c", index % 3)).unwrap();
+    }
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
+    let job = format!(
+        "[base]\npath = '{}'\n[data]\nimages = 'pictures'\nresolution = 64\nbucket_step = 16\n\
+         validation = 2\n[sample]\nprompts = ['a fox']\n",
+        text(&base)
+    );
+    let path = folder.path().join("job.toml");
+    fs::write(&path, job).unwrap();
+    (folder, path)
+}
+
+fn summary(job: &Path, arguments: &[&str]) -> Value {
+    let arguments = [&["cache", text(job), "--json", "--threads", "1"], arguments].concat();
+    serde_json::from_str(&printed(&arguments)).unwrap()
+}
+
+fn missing(summary: &Value) -> [u64; 2] {
+    ["missing_pictures", "missing_texts"].map(|key| summary[key].as_u64().unwrap())
+}
+
+/// Files of the cache whose names end so.
+fn files(folder: &TempDir, suffix: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder.path().join("output/cache/v1")).into_iter().flatten();
+    let paths = entries.map(|entry| entry.unwrap().path());
+    paths.filter(|path| text(path).ends_with(suffix)).collect()
+}
+
+#[test]
+fn a_second_run_does_nothing() {
+    let (folder, job) = job(6);
+    fs::write(folder.path().join("pictures/broken.png"), "hello").unwrap();
+    assert_eq!(missing(&summary(&job, &["--plan"])), [6, 5]);
+    assert!(files(&folder, ".safetensors").is_empty(), "a plan encodes nothing");
+    let first = summary(&job, &[]);
+    assert_eq!(missing(&first), [6, 5]);
+    assert_eq!([&first["pictures"], &first["held_out"], &first["texts"]], [4, 2, 5]);
+    assert_eq!(first["buckets"][0]["pictures"], 6);
+    let what = first["problems"][0]["what"].as_str().unwrap();
+    assert!(what.starts_with("is not a picture"), "{what}");
+    let shards = files(&folder, ".safetensors");
+    let again = summary(&job, &["--limit", "1KB"]);
+    assert_eq!(missing(&again), [0, 0]);
+    assert_eq!(files(&folder, ".safetensors"), shards);
+    let page = printed(&["cache", text(&job)]);
+    for part in ["4 pictures, 2 held out, 5 texts", "64 x 64", "broken.png", "all of it is in"] {
+        assert!(page.contains(part), "{part:?} is missing from {page}");
+    }
+}
+
+#[test]
+fn what_cannot_be_is_said_before_anything_is_done() {
+    let (folder, job) = job(3);
+    let fails = |arguments: &[&str], parts: &[&str]| {
+        let output = hearth(&[&["cache", text(&job)], arguments].concat());
+        let said = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        for part in parts {
+            assert!(said.contains(part), "{part:?} is missing from {said}");
+        }
+        assert!(files(&folder, ".safetensors").is_empty());
+    };
+    fails(&["--limit", "1KB"], &["pictures does not fit", "limit 1000"]);
+    fails(&["--set", "data.validation=3"], &["holds out 3 pictures, there are 3"]);
+    fails(&["--set", "data.bucket_step=33"], &["data.bucket_step", "33"]);
+    fails(&["--set", "data.images=nowhere"], &["cannot read", "nowhere"]);
+}
+
+#[test]
+fn a_lost_bit_is_found_and_repaired() {
+    let (folder, job) = job(3);
+    summary(&job, &[]);
+    let [shard, _] = &files(&folder, ".safetensors")[..] else { panic!("pictures and texts") };
+    let whole = fs::read(shard).unwrap();
+    let mut bytes = whole.clone();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 8;
+    fs::write(shard, bytes).unwrap();
+    let repaired = summary(&job, &[]);
+    assert_ne!(missing(&repaired), [0, 0]);
+    let problem = &repaired["problems"][0];
+    assert_eq!(problem["path"], text(shard));
+    assert!(problem["what"].as_str().unwrap().starts_with("is damaged and was put aside"));
+    // The same entries in the same form are the same bytes under the same name.
+    assert_eq!(fs::read(shard).unwrap(), whole);
+    assert_eq!(summary(&job, &[])["problems"], Value::Array(vec![]));
+}
+
+fn begin(job: &Path, arguments: &[&str]) -> Child {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["cache", text(job), "--json", "--threads", "1"]).args(arguments);
+    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+#[test]
+fn two_at_once_do_not_disturb_each_other() {
+    let (folder, job) = job(8);
+    let both = [begin(&job, &[]), begin(&job, &[])];
+    for child in both {
+        let output = child.wait_with_output().unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    let after = summary(&job, &[]);
+    assert_eq!(missing(&after), [0, 0]);
+    assert_eq!(after["problems"], Value::Array(vec![]));
+    assert!(files(&folder, ".partial").is_empty());
+}
+
+/// Killed when the first shard is there, while texts are encoded.
+#[test]
+fn a_killed_run_goes_on_where_it_was() {
+    let (folder, job) = job(12);
+    let set = ["data.shuffle_tags=true", "data.keep_tags=0"];
+    let set: Vec<&str> = set.iter().flat_map(|value| ["--set", value]).collect();
+    let mut child = begin(&job, &set);
+    while files(&folder, ".safetensors").is_empty() && child.try_wait().unwrap().is_none() {
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    // A child that is done already cannot be killed.
+    _ = child.kill();
+    child.wait().unwrap();
+    let left = missing(&summary(&job, &[&["--plan"], &set[..]].concat()));
+    assert!(left[0] < 12, "nothing was kept");
+    let resumed = summary(&job, &set);
+    assert_eq!(missing(&resumed), left);
+    assert_eq!(resumed["problems"], Value::Array(vec![]));
+    assert_eq!(missing(&summary(&job, &set)), [0, 0]);
+}
