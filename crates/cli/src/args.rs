@@ -34,6 +34,7 @@ const AFTER_HELP: &str = "\
 Examples:
   hearth doctor                  what this computer is, what of it hearth will use, what is wrong
   hearth inspect model.gguf      the tensors of a model file, and what is odd about them
+  hearth cache job.toml          the pictures and captions of a job, encoded once
   hearth sample --base sd3 --prompt 'a red fox in the snow'
   hearth help doctor             all about one verb
 

@@ -41,6 +41,8 @@ pub struct Stamp {
     bytes: u64,
     /// Seconds since 1970 and nanoseconds.
     modified: (i64, i64),
+    /// The same; nobody can set it back, as programs that copy files do with the other.
+    changed: (i64, i64),
     device: u64,
     inode: u64,
 }
@@ -52,6 +54,7 @@ impl Stamp {
         Ok(Self {
             bytes: about.len(),
             modified: (about.mtime(), about.mtime_nsec()),
+            changed: (about.ctime(), about.ctime_nsec()),
             device: about.dev(),
             inode: about.ino(),
         })
@@ -76,7 +79,7 @@ mod tests {
         fs::write(&path, "one").unwrap();
         let before = Stamp::of(&path).unwrap();
         assert_eq!(Stamp::of(&path).unwrap(), before);
-        // As long, and as old: only the inode is another.
+        // As long, and as old.
         fs::write(&other, "two").unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
         fs::File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use machine::Bytes;
-use trainer::cache::Event;
+use trainer::cache::{Event, PICTURES};
 
 use crate::commands::cache::Summary;
 use crate::failure::Failure;
@@ -72,7 +72,7 @@ impl Encoding {
 impl State {
     /// Pictures come first; any other phase is the end of them.
     fn enter(&mut self, name: &'static str, total: usize) {
-        if self.phase == "pictures" && self.done > 0 {
+        if self.phase == PICTURES && self.done > 0 {
             self.pictures = Some((self.done, self.elapsed()));
         }
         (self.phase, self.total, self.done, self.loaded) = (name, total, 0, 0);
@@ -178,7 +178,7 @@ mod tests {
     #[test]
     fn the_line_tells_rate_and_time_left() {
         let mut state = State::default();
-        state.enter("pictures", 40);
+        state.enter(PICTURES, 40);
         state.load(3 << 20);
         assert_eq!(state.line(Duration::from_secs(1)), "pictures: 3.0 MiB read");
         state.done = 10;

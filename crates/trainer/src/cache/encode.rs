@@ -3,8 +3,8 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::sync::Mutex;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::thread::{Scope, available_parallelism, scope};
 
 use compute::{Device, Dtype, Params, Tape};
@@ -35,7 +35,7 @@ const AHEAD: usize = 4;
 /// again is little beside encoding as many texts.
 const TEXTS_AT_ONCE: usize = 512;
 
-/// Latents and their logarithms of variances beyond this are as good as at it. Taken: diffusers'
+/// Logarithms of variances beyond these are taken as these. Taken: diffusers'
 /// `DiagonalGaussianDistribution`.
 const LOG_VARIANCES: [f32; 2] = [-30.0, 20.0];
 
@@ -135,10 +135,10 @@ fn decode_ahead<'scope, 'a: 'scope>(
     pictures: &'a [Picture],
 ) -> Receiver<Decoded<'a>> {
     let (sender, receiver) = sync_channel(AHEAD);
-    let waiting = std::sync::Arc::new(Mutex::new(pictures.iter()));
+    let waiting = Arc::new(Mutex::new(pictures.iter()));
     let n = available_parallelism().map_or(1, usize::from).min(MOST_DECODERS).min(pictures.len());
     for _ in 0..n {
-        let (sender, waiting) = (sender.clone(), std::sync::Arc::clone(&waiting));
+        let (sender, waiting) = (sender.clone(), Arc::clone(&waiting));
         scope.spawn(move || {
             let next = || waiting.lock().ok()?.next();
             while let Some(picture) = next() {

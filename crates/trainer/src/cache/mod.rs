@@ -108,14 +108,16 @@ pub type Tell<'a> = &'a (dyn Fn(Event) -> bool + Sync);
 /// How much is not in the cache yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
-    /// Pictures, or mirror images of them, at least one of which is missing.
+    /// Pictures whose latents, or those of their mirror images, are missing.
     pub pictures: usize,
     /// Texts.
     pub texts: usize,
 }
 
 const READ: &str = "checksums";
-const PICTURES: &str = "pictures";
+
+/// The phase in which pictures are encoded.
+pub const PICTURES: &str = "pictures";
 
 /// A folder of pictures compared with the cache.
 pub struct Caching<'a> {
