@@ -5,12 +5,14 @@ use std::process::{Command, Stdio};
 
 use crate::{hearth, printed, said, text};
 
-const VERBS: [&str; 11] = [
+const VERBS: [&str; 13] = [
+    "demo",
     "doctor",
     "inspect",
     "shard",
     "convert",
     "cache",
+    "train",
     "sample",
     "export",
     "verify",

@@ -3,7 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, completions, convert, doctor, export, inspect, man, sample, shard, verify,
+    bench, cache, completions, convert, demo, doctor, export, inspect, man, sample, shard, train,
+    verify,
 };
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
@@ -17,11 +18,13 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 pub enum Verb {
+    Demo(demo::Arguments),
     Doctor(doctor::Arguments),
     Inspect(inspect::Arguments),
     Shard(shard::Arguments),
     Convert(convert::Arguments),
     Cache(cache::Arguments),
+    Train(train::Arguments),
     Sample(sample::Arguments),
     Export(export::Arguments),
     Verify(verify::Arguments),
@@ -32,9 +35,10 @@ pub enum Verb {
 
 const AFTER_HELP: &str = "\
 Examples:
+  hearth demo                    a whole fine-tuning on a small built-in model, in a minute or two
   hearth doctor                  what this computer is, what of it hearth will use, what is wrong
   hearth inspect model.gguf      the tensors of a model file, and what is odd about them
-  hearth cache job.toml          the pictures and captions of a job, encoded once
+  hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
   hearth sample --base sd3 --prompt 'a red fox in the snow'
   hearth help doctor             all about one verb
 

@@ -45,11 +45,13 @@ fn main() -> ExitCode {
 
 fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
     match args.verb {
+        Verb::Demo(arguments) => commands::demo::run(&arguments, out),
         Verb::Doctor(arguments) => commands::doctor::run(&arguments, out),
         Verb::Inspect(arguments) => commands::inspect::run(&arguments, out),
         Verb::Shard(arguments) => commands::shard::run(&arguments, out),
         Verb::Convert(arguments) => commands::convert::run(&arguments, out),
         Verb::Cache(arguments) => commands::cache::run(&arguments, out),
+        Verb::Train(arguments) => commands::train::run(&arguments, out),
         Verb::Sample(arguments) => commands::sample::run(&arguments, out),
         Verb::Export(arguments) => commands::export::run(&arguments, out),
         Verb::Verify(arguments) => commands::verify::run(&arguments, out),

@@ -104,6 +104,7 @@ fn sd3_config(n_heads: usize, d_head: usize, n_blocks: usize) -> sd3::Config {
         joint_attention_dim: 4096,
         caption_projection_dim: n_heads * d_head,
         pooled_projection_dim: 2048,
+        sample_size: 128,
         pos_embed_max_size: 96,
         qk_norm: None,
         dual_attention_layers: Vec::new(),

@@ -87,6 +87,40 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
+    /// A checkpoint that is not whole.
+    #[error("checkpoint is broken: {problem}: {}", path.display())]
+    Checkpoint {
+        /// What is wrong, with both values.
+        problem: String,
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A checkpoint of something else.
+    #[error("checkpoint belongs to another job: {problem}: {}", path.display())]
+    OtherJob {
+        /// What differs, with both values.
+        problem: String,
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A run's folder that another run writes to.
+    #[error("another run writes to {}", path.display())]
+    Busy {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run's folder that has a run in it.
+    #[error("there is a run already in {}", path.display())]
+    Taken {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// Training that trains nothing.
+    #[error("nothing is learnt: none of {layers} layers got a gradient in two steps")]
+    Dead {
+        /// Layers that are trained.
+        layers: usize,
+    },
     /// A line of a run's history is not an event.
     #[error("line {line} is not an event of a run: {problem}: {}", path.display())]
     Event {
@@ -143,6 +177,11 @@ impl TrainerError {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
+            Self::Checkpoint { .. } => "remove it: the run goes on from the one before",
+            Self::OtherJob { .. } => "undo the change, or begin a new run with another --out",
+            Self::Busy { .. } => "wait for it, or choose another --out",
+            Self::Taken { .. } => "go on with it by --resume, or choose another --out",
+            Self::Dead { .. } => "raise optimizer.learning_rate, or name other adapter.targets",
             Self::Event { .. } => {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }

@@ -6,14 +6,14 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
-use trainer::TrainerError;
 use trainer::cache::{Caching, Index, Missing, Request};
-use trainer::config::{ConfigError, RawConfig, RunConfig};
+use trainer::config::RunConfig;
 use trainer::data::{Bucket, Problem};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::Phase;
 
 use super::engine::{Engine, Limit, limit_bytes};
+use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -32,12 +32,8 @@ Examples:
   hearth cache job.toml --plan
   hearth cache job.toml --set data.resolution=512 --set data.cache=shared-cache --limit 8GB")]
 pub struct Arguments {
-    /// The job
-    job: PathBuf,
-
-    /// A value that stands above the job's; may be given several times
-    #[arg(long, value_name = "KEY=VALUE")]
-    set: Vec<String>,
+    #[command(flatten)]
+    job: Job,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, value_name = "SIZE")]
@@ -107,7 +103,7 @@ pub struct Memory {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
-    let config = job(arguments).map_err(TrainerError::from)?;
+    let config = arguments.job.resolve()?;
     let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
     let encoding = Encoding::begin(arguments.quiet)?;
     let tell = |event| encoding.tell(event);
@@ -133,12 +129,6 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         write!(out, "{}", render::cache::page(&summary))?;
     }
     Ok(Outcome::Done)
-}
-
-fn job(arguments: &Arguments) -> Result<RunConfig, ConfigError> {
-    let mut raw = RawConfig::from_file(&arguments.job)?;
-    arguments.set.iter().try_for_each(|argument| raw.set(argument))?;
-    raw.resolve()
 }
 
 impl Summary {

@@ -35,8 +35,13 @@ impl Engine {
 
     /// The device, with an arena of `bytes`.
     pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
+        Ok(self.device(bytes)?)
+    }
+
+    /// The same, for a run that opens it itself.
+    pub fn device(&self, bytes: usize) -> compute::Result<Device> {
         let On::Cpu = self.device;
-        Ok(Device::cpu(self.threads(), bytes)?)
+        Device::cpu(self.threads(), bytes)
     }
 
     /// As it is typed.

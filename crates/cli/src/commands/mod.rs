@@ -4,13 +4,16 @@ pub mod bench;
 pub mod cache;
 pub mod completions;
 pub mod convert;
+pub mod demo;
 pub mod doctor;
 pub mod engine;
 pub mod export;
 pub mod inspect;
+pub mod job;
 pub mod man;
 pub mod sample;
 pub mod shard;
+pub mod train;
 pub mod verify;
 
 /// How a verb ended when it did not fail.

@@ -79,6 +79,17 @@ impl Index {
         caption::for_step(&sample.caption, &self.captions, draws)
     }
 
+    /// What tells this set of pictures from others: contents, captions, sizes, repeats, hashed.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = Hasher::new();
+        for sample in self.train.iter().chain(&self.held_out) {
+            field(&mut hasher, sample.plain.as_bytes());
+            field(&mut hasher, sample.caption.as_bytes());
+            field(&mut hasher, &sample.repeats.to_le_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+
     /// The order in which the samples are trained on, up to `batch` at a time.
     pub fn order(&self, batch: usize, seed: u64) -> Order {
         let samples: Vec<_> =

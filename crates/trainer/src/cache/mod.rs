@@ -43,6 +43,7 @@ pub use select::Sample;
 use crate::config::RunConfig;
 use crate::config::data::Data;
 use crate::data::caption::variants;
+use crate::demo::draw_set;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
@@ -135,6 +136,9 @@ impl<'a> Caching<'a> {
     pub fn new(pipeline: &'a Pipeline, request: Request<'a>, tell: Tell<'_>) -> Result<Self> {
         let Request { data, seed, precision, folder, extra_texts } = request;
         check_bare(pipeline)?;
+        if let Some(style) = data.draw {
+            draw_set(&data.images, style, data.draw_count, seed)?;
+        }
         tell(Event::Phase { name: READ, total: 0 });
         let tick = |bytes| tell(Event::Loaded(bytes));
         let folder = folder.join(VERSION);

@@ -11,14 +11,15 @@ use crate::model::adapter::Target;
 pub struct Adapter {
     /// Of what kind.
     pub kind: AdapterKind,
-    /// By layer; of several that name a layer the first counts.
+    /// By layer; of several that name a layer the first counts. None without an adapter.
     pub targets: Vec<Target>,
 }
 
 section! {
     /// Which layers get an adapter, and of what size.
     pub(super) RawAdapter => AdapterKeys {
-        /// `lora`, or `dora`, which trains lengths apart from directions
+        /// `lora`; `dora`, which trains lengths apart from directions; or `none`: all of the model's
+        /// own weights are trained
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
         /// Width of the detour beside each layer
         rank: usize = Default(16), Within(1.0, 4096.0);
@@ -52,12 +53,22 @@ pub enum AdapterKind {
     Lora,
     /// The same with the lengths of rows trained apart (Liu et al., arXiv 2402.09353).
     Dora,
+    /// No adapter: the model's own weights are trained.
+    None,
 }
 
 words!(AdapterKind {
     "lora" => Self::Lora,
     "dora" => Self::Dora,
+    "none" => Self::None,
 });
+
+/// What an adapter has and a model's own weights have not.
+const SIZES: [&str; 5] =
+    ["adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "adapter.pattern"];
+
+/// How a job without an adapter says so.
+pub(super) const WITHOUT: &str = "adapter.kind = \"none\"";
 
 /// Taken: the layers that diffusers' `train_dreambooth_lora_sd3.py` trains unless told otherwise.
 fn reference_targets() -> Vec<String> {
@@ -79,6 +90,12 @@ impl Adapter {
     /// As meant; patterns come first, so that they count where a target names the layer too.
     pub(super) fn new(keys: AdapterKeys, rows: &mut Rows) -> Result<Self, ConfigError> {
         let AdapterKeys { kind, rank, alpha, dropout, targets, pattern } = keys;
+        if kind == AdapterKind::None {
+            for key in SIZES {
+                rows.leave_out(key, WITHOUT)?;
+            }
+            return Ok(Self { kind, targets: Vec::new() });
+        }
         if targets.is_empty() && pattern.is_empty() {
             return Err(ConfigError::Missing { key: "adapter.targets".into() });
         }

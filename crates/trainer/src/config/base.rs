@@ -14,6 +14,8 @@ section! {
         path: PathBuf = Required, Any;
         /// Folder with what a checkpoint file lacks (encoders, tokenizers, VAE)
         rest: Option<PathBuf> = Default(None), Any;
+        /// Whether the model begins with random weights instead of its own, to be trained from scratch
+        fresh: bool = Default(false), Any;
         /// Format of activations, and of weights that are not quantised
         dtype: Dtype = Default(Dtype::Bf16), Any;
         /// How the frozen matrices are held; saves memory and costs precision

@@ -8,12 +8,17 @@ use super::error::ConfigError;
 use super::section::section;
 use super::source::Typed;
 use super::value::{Value, words};
+use crate::demo::Style;
 
 section! {
     /// The pictures, their captions, and what is done to both.
     pub RawData => Data {
         /// Folder of pictures, each with its caption beside it
         images: PathBuf = Required, Any;
+        /// What hearth draws into `images` if there is no such folder: `flat` or `neon` shapes
+        draw: Option<Style> = Default(None), Any;
+        /// How many pictures it draws
+        draw_count: usize = Default(12), Within(1.0, 1_000_000.0);
         /// Edge of a square picture in pixels; other shapes get the same area
         resolution: usize = Default(1024), Multiple(16.0, 8192.0);
         /// Edges of buckets are multiples of this; 16 is what a patch of latents takes
@@ -38,6 +43,12 @@ section! {
         cache: Option<PathBuf> = Default(None), Any;
     }
 }
+
+words!(Option<Style> {
+    "none" => None,
+    "flat" => Some(Style::Flat),
+    "neon" => Some(Style::Neon),
+});
 
 /// Which part of a picture is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

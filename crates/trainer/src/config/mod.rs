@@ -40,10 +40,10 @@ pub use reference::reference;
 pub use source::Origin;
 pub use value::{Size, Switch};
 
-use adapter::{Adapter, RawAdapter};
+use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
-use data::{Data, RawData};
-use optimizer::{Optimizer, RawOptimizer};
+use data::{Data, RawData, Validation};
+use optimizer::{Optimizer, RawOptimizer, Schedule};
 use output::{Output, RawOutput};
 use sample::{RawSample, Sample};
 use section::{Key, Row, Rows, Section, in_order, read_table, unknown};
@@ -116,9 +116,14 @@ impl RawConfig {
     pub fn from_file(path: &Path) -> Result<Self, ConfigError> {
         let text = fs::read_to_string(path)
             .map_err(|source| ConfigError::Read { path: path.into(), source })?;
+        Self::from_text(&text, path)
+    }
+
+    /// From the text of a job file that is, or would be, at `path`.
+    pub fn from_text(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let folder = absolute(path.parent().unwrap_or(Path::new("")));
         let mut raw = Self { folder: folder.clone(), ..Self::default() };
-        raw.read(&Source { text, folder, form: Form::File(path.into()) })?;
+        raw.read(&Source { text: text.into(), folder, form: Form::File(path.into()) })?;
         Ok(raw)
     }
 
@@ -144,6 +149,11 @@ impl RawConfig {
         }
     }
 
+    /// The same for a path, which may look like anything.
+    pub fn set_path(&mut self, key: &str, path: &Path) -> Result<(), ConfigError> {
+        self.set(&format!("{key}={}", quoted(&path.to_string_lossy())))
+    }
+
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
         let Self { base, data, adapter, train, optimizer, sample, output, folder } = self;
@@ -158,6 +168,18 @@ impl RawConfig {
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
         rows.replace("output.folder", &output.folder);
+        if adapter.kind == AdapterKind::None {
+            rows.leave_out("output.formats", adapter::WITHOUT)?;
+        }
+        if data.validation == Validation::None {
+            rows.leave_out("train.validate_every", "data.validation = 0")?;
+        }
+        if data.validation == Validation::None && optimizer.schedule == Schedule::Plateau {
+            rows.leave_out("optimizer.schedule", "data.validation = 0")?;
+        }
+        if data.draw.is_none() {
+            rows.leave_out("data.draw_count", "data.draw = \"none\"")?;
+        }
         refuse_idle(rows)?;
         let rows = std::mem::take(rows);
         Ok(RunConfig { base, data, adapter, train, optimizer, sample, output, rows })
@@ -194,6 +216,12 @@ impl RunConfig {
     /// Where a value was decided; nothing for a key that means nothing in this job.
     pub fn origin(&self, key: &str) -> Option<&Origin> {
         self.rows.origin(key)
+    }
+
+    /// Every value that is set, by key, as TOML.
+    pub fn values(&self) -> impl Iterator<Item = (String, String)> {
+        let value = |row: &Row| Some((format!("{}.{}", row.section, row.name), row.value.clone()?));
+        self.rows.0.iter().filter_map(value)
     }
 
     /// Where encoded pictures and captions are kept.
@@ -241,6 +269,9 @@ fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
     for (key, idle, other, cause) in [
         ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
         ("sample.every", "\"off\"", "sample.prompts", "[]"),
+        ("base.fresh", "false", "adapter.kind", "\"lora\""),
+        ("base.fresh", "false", "adapter.kind", "\"dora\""),
+        ("base.quantise", "\"none\"", "adapter.kind", "\"none\""),
     ] {
         if let Some(origin) = rows.origin(key)
             && rows.value(key) != idle

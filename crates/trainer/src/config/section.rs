@@ -260,6 +260,15 @@ impl Rows {
         self.0.retain(|row| !row.is(key));
     }
 
+    /// Leaves out a value that means nothing `with` another; refuses it if somebody typed it.
+    pub fn leave_out(&mut self, key: &'static str, with: &str) -> Result<(), ConfigError> {
+        if let Some(origin) = self.origin(key).filter(|origin| **origin != Origin::Default) {
+            return Err(ConfigError::NoEffect { key, with: with.into(), origin: origin.clone() });
+        }
+        self.remove(key);
+        Ok(())
+    }
+
     /// A default that depends on other values.
     pub fn replace<T: Value>(&mut self, key: &str, value: &T) {
         for row in self.0.iter_mut().filter(|row| row.is(key)) {

@@ -48,6 +48,7 @@ const EVERY_KEY: &[&str] = &[
     "base.dtype=f32",
     "base.quantise=nf4",
     "data.images=others",
+    "data.draw=neon",
     "data.resolution=512",
     "data.bucket_step=32",
     "data.flip=true",
@@ -111,6 +112,9 @@ const VARIED: &[&str] = &[
 const WITH_OTHERS: &[(&str, &str)] = &[
     ("train.mode_scale=0.5", "train.scheme=mode"),
     ("train.stop_after_plateau=5", "data.validation=4"),
+    ("train.validate_every=7", "data.validation=4"),
+    ("base.fresh=true", "adapter.kind=none"),
+    ("data.draw_count=7", "data.draw=flat"),
     ("sample.every=100", "sample.prompts=['a fox']"),
 ];
 

@@ -26,6 +26,8 @@ pub struct Train {
     pub clip: Switch<f64>,
     /// The share that the running mean of the adapter keeps in a step.
     pub ema: Switch<f64>,
+    /// Steps between two measurements on held-out pictures.
+    pub validate_every: u64,
     /// Measurements without progress after which training ends.
     pub stop_after_plateau: Switch<u64>,
 }
@@ -66,6 +68,8 @@ section! {
         clip: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
         /// The share that a running mean of the adapter keeps in a step, near 1
         ema: Switch<f64> = Default(Switch::Off), Under(0.0, 1.0);
+        /// Steps between two measurements of the loss on held-out pictures
+        validate_every: u64 = Default(50), AtLeast(1.0);
         /// Measurements of the held-out loss without progress after which training ends
         stop_after_plateau: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
     }
@@ -120,6 +124,7 @@ impl Train {
             mode_scale: scale,
             clip,
             ema,
+            validate_every,
             stop_after_plateau,
         } = *keys;
         let length = length(steps, epochs, rows)?;
@@ -140,6 +145,7 @@ impl Train {
             scheme,
             clip,
             ema,
+            validate_every,
             stop_after_plateau,
         })
     }
@@ -164,19 +170,15 @@ fn length(steps: u64, epochs: Option<u64>, rows: &mut Rows) -> Result<Length, Co
 
 /// A number that belongs to another scheme would be ignored, so it is refused.
 fn refuse_idle_numbers(scheme: SchemeKind, rows: &mut Rows) -> Result<(), ConfigError> {
+    let with = format!("train.scheme = {}", rows.value("train.scheme"));
     for (key, owner) in [
         ("train.logit_mean", SchemeKind::LogitNormal),
         ("train.logit_deviation", SchemeKind::LogitNormal),
         ("train.mode_scale", SchemeKind::Mode),
     ] {
-        if scheme == owner {
-            continue;
+        if scheme != owner {
+            rows.leave_out(key, &with)?;
         }
-        if let Some(origin) = rows.origin(key).filter(|origin| **origin != Origin::Default) {
-            let with = format!("train.scheme = {}", rows.value("train.scheme"));
-            return Err(ConfigError::NoEffect { key, with, origin: origin.clone() });
-        }
-        rows.remove(key);
     }
     Ok(())
 }

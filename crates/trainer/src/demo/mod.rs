@@ -11,6 +11,7 @@ pub mod scene;
 pub mod set;
 pub mod shape;
 pub mod sheet;
+pub mod show;
 pub mod statistics;
 mod words;
 

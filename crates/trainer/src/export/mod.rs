@@ -14,6 +14,7 @@
 pub mod card;
 mod fuse;
 pub mod merge;
+pub mod model;
 mod settings;
 
 use std::collections::{BTreeMap, HashMap};

@@ -133,7 +133,7 @@ impl Reader {
                     part.end = Some(end);
                 }
             }
-            Event::Phase { .. } | Event::Checkpoint { .. } => {}
+            Event::Phase { .. } | Event::Checkpoint { .. } | Event::Health { .. } => {}
         }
     }
 

@@ -176,7 +176,8 @@ impl<'a> Job<'a> {
         self.pipeline.encoders.encode(device, self.request.precision, &texts, watch)
     }
 
-    fn rehearsed_prompts(&self) -> Vec<Prompt> {
+    /// Prompts for a rehearsal, the negative one first.
+    pub fn rehearsed_prompts(&self) -> Vec<Prompt> {
         let config = &self.pipeline.transformer.config;
         let tokens = vec![0.0; self.pipeline.encoders.n_tokens() * config.joint_attention_dim];
         vec![Prompt { tokens, pooled: vec![0.0; config.pooled_projection_dim] }; 2]
@@ -274,9 +275,7 @@ impl<'a> Job<'a> {
 
     /// Channels, height and width of a latent.
     fn latent_sizes(&self) -> [usize; 3] {
-        let config = &self.pipeline.vae.config;
-        let [width, height] = self.request.size.map(|side| side / config.reduction());
-        [config.latent_channels, height, width]
+        self.pipeline.latent_sizes(self.request.size)
     }
 }
 

@@ -5,6 +5,8 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
+use crate::sample;
+
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
@@ -25,6 +27,19 @@ pub enum Event {
         /// Mean over all of them and over fixed levels of noise.
         #[serde(deserialize_with = "null_is_nan")]
         loss: f64,
+    },
+    /// How a hundred steps went, beside the hundred before.
+    Health {
+        /// Steps taken so far.
+        step: u64,
+        /// Mean of the losses.
+        loss: f64,
+        /// Their standard deviation.
+        spread: f64,
+        /// How much higher the mean is than before, relative to that.
+        trend: f64,
+        /// Steps so far whose gradient was not finite.
+        skipped: u64,
     },
     /// A picture was drawn.
     Sample {
@@ -102,6 +117,12 @@ pub struct Phase {
     pub name: String,
     /// Bytes at its peak, as planned.
     pub peak_bytes: usize,
+}
+
+impl From<sample::Phase> for Phase {
+    fn from(sample::Phase { name, peak_bytes }: sample::Phase) -> Self {
+        Self { name: name.into(), peak_bytes }
+    }
 }
 
 /// A step of the optimizer.

@@ -1,3 +1,230 @@
-//! Training: what happens in a run, and the run itself.
+//! Training, from a job to a proven adapter. [`train`] is the list of its stages; each is a room of
+//! its own, and the loop is in `run.rs`.
 
+mod checkpoint;
+mod draws;
 pub mod event;
+mod folder;
+mod health;
+mod identity;
+pub mod journal;
+mod noisy;
+mod pictures;
+mod plan;
+mod run;
+mod scale;
+mod session;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use compute::{Device, Kind};
+
+use self::checkpoint::Checkpoints;
+use self::event::{Begin, End, Event, Why};
+use self::folder::Folder;
+use self::identity::Identity;
+use self::journal::Journal;
+use self::noisy::Mixer;
+use self::pictures::Pictures;
+use self::run::Run;
+use self::session::{Session, Trained};
+use crate::cache::{self, Caching, Index, Request};
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::export::{Exported, export, model};
+use crate::model::adapter::read::Component;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::objective::flow::Levels;
+
+pub use plan::{Plan, plan};
+
+/// What happens, as it is told.
+pub enum Happening<'a> {
+    /// Something that is written down too.
+    Event(&'a Event),
+    /// How far a phase is.
+    Progress {
+        /// The phase.
+        phase: &'a str,
+        /// So much is done ...
+        done: u64,
+        /// ... of this.
+        total: u64,
+    },
+}
+
+/// Told what happens; answers whether to go on. Called from several threads.
+pub type Tell<'a> = &'a (dyn Fn(Happening<'_>) -> bool + Sync);
+
+/// What computes, and in how much memory.
+pub struct On<'a> {
+    /// For plans.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// The most that may be taken.
+    pub limit_bytes: usize,
+    /// Opens it with an arena of so many bytes.
+    pub open: &'a dyn Fn(usize) -> compute::Result<Device>,
+}
+
+/// Trains: opens the model, finds and encodes the pictures, plans, runs the loop, writes what came of
+/// it. With `resume` it goes on where the folder's last checkpoint is.
+pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> Result<End> {
+    let folder = Folder::open(&config.output.folder, resume)?;
+    let mut teller = Teller::new(&folder, tell)?;
+    let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
+    let caching = Caching::new(&pipeline, Request::of(config), &|done| teller.caching(done))?;
+    for problem in &caching.index().problems {
+        let text = format!("{} {}", problem.path.display(), problem.kind);
+        teller.tell(&Event::Warning { step: 0, text })?;
+    }
+    let plan = plan(&pipeline, config, &caching, on.kind, on.limit_bytes)?;
+    folder.write("config.toml", &config.resolved())?;
+    let device = (on.open)(plan.peak_bytes())?;
+    let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
+    let (end, trained) =
+        learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
+    if end.why != Why::Interrupted {
+        write_result(config, &mut pipeline, trained, &folder, &mut teller)?;
+    }
+    teller.tell(&Event::End(end.clone()))?;
+    crate::report::write(&folder.path)?;
+    Ok(end)
+}
+
+/// Loads the model, goes on where it stood, and runs the loop.
+fn learn(
+    config: &RunConfig,
+    pipeline: &Pipeline,
+    (device, on, plan): (&Device, &On<'_>, &Plan),
+    index: &Arc<Index>,
+    (folder, teller): (&Folder, &mut Teller<'_>),
+) -> Result<(End, Trained)> {
+    teller.tell(&Event::Phase { name: "load the model".into() })?;
+    let mut session = Session::new(device, pipeline, config, &|_| teller.goes_on())?;
+    let identity = Identity::new(config, pipeline, index)?;
+    let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
+    let mut passed_over = Vec::new();
+    let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
+    let progress = restored.unwrap_or_default();
+    let mut order = index.order(config.train.batch, config.train.seed);
+    let total_steps = plan::total_steps(config, order.batches_per_epoch());
+    teller.tell(&Event::Begin(Begin {
+        version: env!("CARGO_PKG_VERSION").into(),
+        base: config.base.path.display().to_string(),
+        engine: on.name.clone(),
+        from_step: progress.step,
+        steps: total_steps,
+        pictures: index.train.len(),
+        held_out: index.held_out.len(),
+        layers: session.n_layers(),
+        parameters: session.n_parameters(),
+        samples_per_step: config.train.batch * config.train.accumulation,
+        phases: plan.phases.clone(),
+        limit_bytes: on.limit_bytes,
+        time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
+    }))?;
+    for text in passed_over {
+        teller.tell(&Event::Warning { step: progress.step, text })?;
+    }
+    let mixer = Mixer {
+        vae: pipeline.vae.config.clone(),
+        levels: Levels::new(&pipeline.schedule),
+        scheme: config.train.scheme,
+        seed: config.train.seed,
+    };
+    let mut run = Run {
+        config,
+        device,
+        session,
+        index: Arc::clone(index),
+        order: &mut order,
+        mixer,
+        pictures: Pictures::new(pipeline, config, plan.tiling)?,
+        checkpoints,
+        identity,
+        folder: &folder.path,
+        progress,
+        total_steps,
+        teller,
+    };
+    let end = run.go()?;
+    let trained = run.session.averaged(|session| Ok(session.trained()))?;
+    Ok((end, trained))
+}
+
+/// Writes what was trained for every program that was asked for, with its card.
+fn write_result(
+    config: &RunConfig,
+    pipeline: &mut Pipeline,
+    trained: Trained,
+    folder: &Folder,
+    teller: &mut Teller<'_>,
+) -> Result<()> {
+    let layers = match trained {
+        Trained::Adapter(layers) => layers,
+        Trained::Own(own) => {
+            model::write(pipeline, &own, config.base.dtype, &folder.path.join("model"))?;
+            let (format, path) = ("model".into(), "model".into());
+            return teller.tell(&Event::Exported { format, path, layers: own.len() });
+        }
+    };
+    pipeline.set_adapter(vec![(Component::Transformer, layers)]);
+    for format in &config.output.formats {
+        let (name, into) = (config.output.name.as_str(), folder.path.join("adapter"));
+        let Exported { path, n_layers, .. } = export(pipeline, *format, &into, name)?;
+        let path = path.strip_prefix(&folder.path).unwrap_or(&path).into();
+        let format = format!("{format:?}").to_lowercase();
+        teller.tell(&Event::Exported { format, path, layers: n_layers })?;
+    }
+    Ok(())
+}
+
+/// Writes events down and passes them on; remembers whether somebody asked to stop.
+pub struct Teller<'a> {
+    journal: Journal,
+    tell: Tell<'a>,
+    is_stopped: AtomicBool,
+    /// The phase of encoding, and how much of it is done.
+    counted: Mutex<(&'static str, u64, u64)>,
+}
+
+impl<'a> Teller<'a> {
+    fn new(folder: &Folder, tell: Tell<'a>) -> Result<Self> {
+        let (is_stopped, counted) = (AtomicBool::new(false), Mutex::new(("", 0, 0)));
+        Ok(Self { journal: Journal::open(&folder.path)?, tell, is_stopped, counted })
+    }
+
+    fn tell(&mut self, event: &Event) -> Result<()> {
+        self.journal.write(event)?;
+        self.pass_on(Happening::Event(event));
+        Ok(())
+    }
+
+    /// How far the encoding is; answers whether to go on.
+    fn caching(&self, event: cache::Event) -> bool {
+        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
+        match event {
+            cache::Event::Phase { name, total } => *counted = (name, 0, total as u64),
+            cache::Event::Done => counted.1 += 1,
+            cache::Event::Loaded(_) => {}
+        }
+        let (phase, done, total) = *counted;
+        self.pass_on(Happening::Progress { phase, done, total });
+        self.goes_on()
+    }
+
+    fn pass_on(&self, happening: Happening<'_>) {
+        if !(self.tell)(happening) {
+            self.is_stopped.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Whether nobody asked to stop.
+    fn goes_on(&self) -> bool {
+        !self.is_stopped.load(Ordering::Relaxed)
+    }
+}

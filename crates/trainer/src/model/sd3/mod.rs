@@ -4,6 +4,7 @@
 //! `SD3Transformer2DModel` computes it.
 
 mod forward;
+pub mod initial;
 pub mod names;
 pub mod pipeline;
 pub mod prompts;
@@ -37,12 +38,20 @@ pub struct Config {
     pub pooled_projection_dim: usize,
     /// Tokens along a side of the table of positions.
     pub pos_embed_max_size: usize,
+    /// Side of the latents that the model is made for.
+    #[serde(default = "published_sample_size")]
+    pub sample_size: usize,
     /// Whether queries and keys are normed.
     #[serde(default)]
     pub qk_norm: Option<QkNorm>,
     /// Blocks in which patches also attend to themselves alone.
     #[serde(default)]
     pub dual_attention_layers: Vec<usize>,
+}
+
+/// Taken: the default of diffusers' `SD3Transformer2DModel`.
+fn published_sample_size() -> usize {
+    128
 }
 
 /// How queries and keys are normed.

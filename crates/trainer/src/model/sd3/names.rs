@@ -123,6 +123,7 @@ pub fn infer(catalog: &Catalog, prefix: &str, attention_head_dim: usize) -> Opti
         joint_attention_dim: *shape("context_embedder.weight")?.get(1)?,
         caption_projection_dim: width,
         pooled_projection_dim: *shape("y_embedder.mlp.0.weight")?.get(1)?,
+        sample_size: 128,
         pos_embed_max_size: (*shape("pos_embed")?.get(1)?).isqrt(),
         qk_norm: normed.map(|_| QkNorm::RmsNorm),
         dual_attention_layers: (0..num_layers).filter(is_dual).collect(),

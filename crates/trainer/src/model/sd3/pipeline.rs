@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use compute::Device;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use weights::load::floats;
 use weights::{Catalog, Tick};
 
 use super::prompts::TextEncoders;
@@ -25,6 +26,9 @@ use crate::sample::schedule;
 
 /// Width of heads in all published models.
 const HEAD: usize = 64;
+
+/// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
+const FIRST_NUMBERS: u64 = 64;
 
 /// The parts, open.
 pub struct Pipeline {
@@ -46,7 +50,7 @@ pub struct Pipeline {
 pub struct Part<C> {
     /// Its settings.
     pub config: C,
-    pub(super) catalog: Catalog,
+    pub(crate) catalog: Catalog,
     /// What names begin with, if the file is of the original layout.
     original: Option<&'static str>,
     /// Where its settings were read, unless they are in the shapes of its tensors.
@@ -122,6 +126,26 @@ impl Pipeline {
                 Component::TextEncoder(index) => self.encoders.set_adapter(index, layers),
             }
         }
+    }
+
+    /// Channels, height and width of the latent of a picture of this width and height.
+    pub fn latent_sizes(&self, size: [usize; 2]) -> [usize; 3] {
+        let [width, height] = size.map(|side| side / self.vae.config.reduction());
+        [self.vae.config.latent_channels, height, width]
+    }
+
+    /// What tells this model from others: names, shapes and the first numbers of its tensors, hashed.
+    /// All of its numbers would take as long as loading it.
+    pub fn fingerprint(&self) -> Result<String> {
+        let catalog = &self.transformer.catalog;
+        let mut hasher = blake3::Hasher::new();
+        for tensor in &catalog.tensors {
+            hasher.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
+            for number in floats(catalog, tensor, 0..tensor.count().min(FIRST_NUMBERS))? {
+                hasher.update(&number.to_le_bytes());
+            }
+        }
+        Ok(hasher.finalize().to_hex().to_string())
     }
 
     /// The adapter it was given.

@@ -1,0 +1,145 @@
+//! `hearth demo`: a whole fine-tuning on the built-in model, in a minute or two.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
+
+use trainer::Result as Trained;
+use trainer::config::{RawConfig, RunConfig};
+use trainer::demo::autoencoder::Progress;
+use trainer::demo::{kit, show};
+use trainer::train::event::Why;
+use trainer::train::{On, train};
+
+use super::engine::{Engine, limit_bytes};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::render::progress::{clear, redraw};
+use crate::render::training::Training;
+use crate::text::{BOLD, DIM, bar};
+
+/// Fine-tune the built-in model, and look at what that did.
+///
+/// The model is a small Stable Diffusion 3 that draws plain shapes. A dozen pictures teach it a new
+/// style; the same prompts are drawn before and after. Needs no download and no graphics card. Does
+/// what `hearth train recipes/demo.toml` does.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth demo
+  hearth demo --out first-try --device cpu
+  hearth demo --kit new-kit        makes the built-in model's encoders, tokenizers and autoencoder anew")]
+pub struct Arguments {
+    /// Folder for all that is written [default: hearth-demo, or a new name like it]
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Make the built-in model's other parts anew, and stop
+    #[arg(long, value_name = "FOLDER", conflicts_with = "out")]
+    kit: Option<PathBuf>,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print nothing but what goes wrong
+    #[arg(long)]
+    quiet: bool,
+
+    /// Print every event as a line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The job, as everybody can run it.
+const JOB: &str = include_str!("../../../../recipes/demo.toml");
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let engine = &arguments.engine;
+    if let Some(folder) = &arguments.kit {
+        return make_kit(folder, engine, out);
+    }
+    let folder = arguments.out.clone().unwrap_or_else(free_name);
+    let config = prepare(&folder)?;
+    let on = On {
+        kind: engine.kind(),
+        name: engine.name(),
+        limit_bytes: limit_bytes(None),
+        open: &|bytes| engine.device(bytes),
+    };
+    let training = Training::begin(arguments.quiet, arguments.json)?;
+    let end = train(&config, &on, false, &|happening| training.tell(&happening));
+    let page = training.finish();
+    let end = end?;
+    if end.why == Why::Interrupted {
+        return Ok(Outcome::Interrupted);
+    }
+    let picture = show::before_after(&folder)?;
+    if !arguments.quiet && !arguments.json {
+        write!(out, "{page}")?;
+        writeln!(out, "\n{BOLD}{}{BOLD:#}  the same prompts before and after", picture.display())?;
+        for (name, what) in WRITTEN {
+            writeln!(out, "{}  {DIM}{what}{DIM:#}", folder.join(name).display())?;
+        }
+        writeln!(out, "\n{}", next_steps(&folder))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// What a newcomer should look at.
+const WRITTEN: [(&str, &str); 3] = [
+    ("report.html", "how it went: loss, samples, memory, settings"),
+    ("adapter", "the adapter, as diffusers, PEFT, kohya and ComfyUI read it"),
+    ("README.md", "its model card"),
+];
+
+fn next_steps(folder: &Path) -> String {
+    let folder = folder.display();
+    format!(
+        "try it: hearth sample --base {folder}/base --adapter {folder}/adapter --size 96x96 \\\n  \
+         --guidance 3 --prompt 'neon style, a pink star'\n\
+         your own: hearth train --images YOUR-PICTURES --base STABLE-DIFFUSION-3.5-FOLDER"
+    )
+}
+
+/// Unpacks the model, and reads the job with its paths inside the folder.
+fn prepare(folder: &Path) -> Trained<RunConfig> {
+    let base = folder.join("base");
+    let mut raw = RawConfig::from_text(JOB, Path::new("recipes/demo.toml"))?;
+    for (key, path) in [
+        ("base.path", base),
+        ("data.images", folder.join("pictures")),
+        ("output.folder", folder.to_owned()),
+    ] {
+        raw.set_path(key, &path)?;
+    }
+    Ok(raw.resolve()?)
+}
+
+/// Makes the parts of the built-in model that are not trained by `recipes/demo-base.toml`.
+fn make_kit(folder: &Path, engine: &Engine, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let device = engine.open(KIT_BYTES)?;
+    let interrupted = interrupt::flag()?;
+    let drawn = RefCell::new(None);
+    kit::write(folder, &device, &|Progress { step, of, error }| {
+        let share = step as f64 / of as f64;
+        redraw(&mut drawn.borrow_mut(), || {
+            format!("{} step {step} of {of}, error {error:.5}", bar(share))
+        });
+        !interrupted.load(Ordering::Relaxed)
+    })?;
+    clear();
+    writeln!(out, "{}", folder.display())?;
+    Ok(Outcome::Done)
+}
+
+/// Chosen: several times what its training takes.
+const KIT_BYTES: usize = 2 << 30;
+
+/// A name that nothing has yet: the demo may be run again and again.
+fn free_name() -> PathBuf {
+    let names = (2..).map(|n| PathBuf::from(format!("hearth-demo-{n}")));
+    let mut names = std::iter::once(PathBuf::from("hearth-demo")).chain(names);
+    names.find(|name| !name.exists()).expect("there is no end of numbers")
+}

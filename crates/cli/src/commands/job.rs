@@ -1,0 +1,73 @@
+//! A job as it is given on the command line: a file, or a folder of pictures and a model.
+
+use std::path::{Path, PathBuf};
+
+use trainer::TrainerError;
+use trainer::config::{RawConfig, RunConfig};
+
+use crate::failure::Failure;
+
+/// Which job.
+#[derive(Debug, clap::Args)]
+pub struct Job {
+    /// The job, a TOML file; docs/config.md lists its keys
+    #[arg(value_name = "JOB", required_unless_present_all = ["images", "base"])]
+    file: Option<PathBuf>,
+
+    /// Folder of pictures, each with its caption beside it [data.images]
+    #[arg(long, value_name = "FOLDER")]
+    images: Option<PathBuf>,
+
+    /// The model: a diffusers folder, or a checkpoint in the original layout [base.path]
+    #[arg(long, value_name = "PATH")]
+    base: Option<PathBuf>,
+
+    /// Folder for all that is written [output.folder]
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+
+    /// Another value for a key of the job; may be given several times
+    #[arg(long, value_name = "KEY=VALUE")]
+    set: Vec<String>,
+}
+
+impl Job {
+    /// As it is meant.
+    pub fn resolve(&self) -> Result<RunConfig, Failure> {
+        let Self { file, images, base, out, set } = self;
+        let resolve = || {
+            let mut raw = match file {
+                Some(path) => RawConfig::from_file(path)?,
+                None => RawConfig::empty(),
+            };
+            for (key, path) in
+                [("data.images", images), ("base.path", base), ("output.folder", out)]
+            {
+                path.as_deref().map_or(Ok(()), |path| raw.set_path(key, path))?;
+            }
+            set.iter().try_for_each(|argument| raw.set(argument))?;
+            raw.resolve()
+        };
+        resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
+    }
+
+    /// The command that goes on with it.
+    pub fn resuming(&self) -> String {
+        let quoted = |path: &Path| {
+            let text = path.display().to_string();
+            if text.contains(' ') { format!("'{text}'") } else { text }
+        };
+        let paths = [
+            ("", &self.file),
+            ("--images ", &self.images),
+            ("--base ", &self.base),
+            ("--out ", &self.out),
+        ];
+        let paths = paths
+            .into_iter()
+            .filter_map(|(flag, path)| Some(format!("{flag}{}", quoted(path.as_deref()?))));
+        let set = self.set.iter().map(|argument| format!("--set '{argument}'"));
+        let words: Vec<String> = paths.chain(set).collect();
+        format!("hearth train {} --resume", words.join(" "))
+    }
+}

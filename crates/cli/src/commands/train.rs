@@ -1,0 +1,73 @@
+//! `hearth train`: a folder of pictures to a proven adapter.
+
+use std::io::Write;
+
+use trainer::train::event::Why;
+use trainer::train::{On, train};
+
+use super::engine::{Engine, Limit, limit_bytes};
+use super::job::Job;
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render::training::Training;
+
+/// Train an adapter on a folder of pictures.
+///
+/// Encodes pictures and captions once, says before the first step how much memory each phase takes
+/// and takes no more, trains, draws samples along the way, and writes the adapter for the programs
+/// that were asked for, a model card and a report. Ctrl-C saves; --resume goes on as if nothing had
+/// happened, also after a crash.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
+  hearth train recipes/demo.toml
+  hearth train job.toml --set train.steps=500 --set adapter.rank=32
+  hearth train job.toml --resume")]
+pub struct Arguments {
+    #[command(flatten)]
+    job: Job,
+
+    /// Go on with the run in the output folder
+    #[arg(long)]
+    resume: bool,
+
+    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Limit>,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print nothing but what goes wrong
+    #[arg(long)]
+    quiet: bool,
+
+    /// Print every event as a line of JSON
+    #[arg(long)]
+    json: bool,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let config = arguments.job.resolve()?;
+    let engine = &arguments.engine;
+    let on = On {
+        kind: engine.kind(),
+        name: engine.name(),
+        limit_bytes: limit_bytes(arguments.limit),
+        open: &|bytes| engine.device(bytes),
+    };
+    let training = Training::begin(arguments.quiet, arguments.json)?;
+    let end = train(&config, &on, arguments.resume, &|happening| training.tell(&happening));
+    let page = training.finish();
+    let end = end?;
+    write!(out, "{page}")?;
+    if end.why == Why::Interrupted && !arguments.quiet {
+        writeln!(out, "saved after step {}; go on with\n  {}", end.step, arguments.job.resuming())?;
+    }
+    Ok(match end.why {
+        Why::Finished | Why::Plateau => Outcome::Done,
+        Why::Unhealthy => Outcome::Differs,
+        Why::Interrupted => Outcome::Interrupted,
+    })
+}

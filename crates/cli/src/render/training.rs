@@ -1,0 +1,273 @@
+//! A run as it goes: one live line in a terminal, a line now and then in a pipe, and above it what
+//! is worth keeping. With `--json` every event is a line on standard output instead.
+
+use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use machine::Bytes;
+use trainer::train::Happening;
+use trainer::train::event::{Begin, End, Event, Step, Why};
+
+use crate::failure::Failure;
+use crate::interrupt;
+use crate::render::progress::{clear, redraw};
+use crate::text::{BOLD, DIM, Page, WARN, bar};
+
+/// Warnings that are shown; the rest is in the report.
+const SHOWN: usize = 10;
+
+/// A run being watched.
+pub struct Training {
+    is_quiet: bool,
+    is_json: bool,
+    state: Mutex<State>,
+    interrupted: Arc<AtomicBool>,
+}
+
+#[derive(Default)]
+struct State {
+    begin: Option<Begin>,
+    steps: Vec<Step>,
+    phase: Option<(String, Instant)>,
+    warnings: usize,
+    exported: Vec<String>,
+    end: Option<End>,
+    drawn: Option<Instant>,
+}
+
+impl Training {
+    /// Begins; from now on Ctrl-C ends the run in order.
+    pub fn begin(is_quiet: bool, is_json: bool) -> Result<Self, Failure> {
+        let (state, interrupted) = (Mutex::default(), interrupt::flag()?);
+        Ok(Self { is_quiet, is_json, state, interrupted })
+    }
+
+    /// Notes what happened; answers whether to go on.
+    pub fn tell(&self, happening: &Happening<'_>) -> bool {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        match happening {
+            Happening::Event(event) if self.is_json => {
+                let line = serde_json::to_string(event).unwrap_or_default();
+                _ = writeln!(anstream::stdout().lock(), "{line}");
+            }
+            Happening::Event(event) => {
+                let kept = state.note(event);
+                if !self.is_quiet {
+                    for line in &kept {
+                        above(line);
+                    }
+                    state.redraw(None);
+                }
+            }
+            Happening::Progress { phase, done, total } if !self.is_quiet && !self.is_json => {
+                state.redraw(Some((phase, *done, *total)));
+            }
+            Happening::Progress { .. } => {}
+        }
+        !self.interrupted.load(Ordering::Relaxed)
+    }
+
+    /// What came of it, as a page.
+    pub fn finish(self) -> String {
+        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if self.is_quiet || self.is_json {
+            return String::new();
+        }
+        clear();
+        state.page()
+    }
+}
+
+/// A line that stays, above the live one.
+fn above(line: &str) {
+    clear();
+    _ = writeln!(anstream::stderr().lock(), "{line}");
+}
+
+impl State {
+    /// Takes an event in; returns the lines that it is worth.
+    fn note(&mut self, event: &Event) -> Vec<String> {
+        match event {
+            Event::Begin(begin) => {
+                let lines = beginning(begin);
+                self.begin = Some(begin.clone());
+                self.phase = None;
+                lines
+            }
+            Event::Phase { name } => {
+                self.phase = Some((name.clone(), Instant::now()));
+                Vec::new()
+            }
+            Event::Step(step) => {
+                self.steps.push(step.clone());
+                Vec::new()
+            }
+            Event::Health { .. } => Vec::new(),
+            Event::Validation { step, loss } => {
+                vec![format!("step {step}: held-out loss {loss:.4}")]
+            }
+            Event::Sample { step, path, prompt, .. } => {
+                vec![format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display())]
+            }
+            Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
+            Event::Warning { text, .. } => {
+                self.warnings += 1;
+                let is_shown = self.warnings <= SHOWN;
+                is_shown.then(|| format!("{WARN}warning:{WARN:#} {text}")).into_iter().collect()
+            }
+            Event::Exported { format, path, layers } => {
+                self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
+                Vec::new()
+            }
+            Event::End(end) => {
+                self.end = Some(end.clone());
+                Vec::new()
+            }
+        }
+    }
+
+    fn redraw(&mut self, progress: Option<(&str, u64, u64)>) {
+        let mut drawn = self.drawn;
+        redraw(&mut drawn, || match progress {
+            Some((phase, done, total)) => {
+                let share = done as f64 / total.max(1) as f64;
+                format!("{phase} {} {done} of {total}", bar(share))
+            }
+            None => self.line(),
+        });
+        self.drawn = drawn;
+    }
+
+    /// The live line.
+    fn line(&self) -> String {
+        let (Some(begin), Some(step)) = (&self.begin, self.steps.last()) else {
+            return self.phase.as_ref().map_or_else(String::new, |(name, _)| name.clone());
+        };
+        let share = step.step as f64 / begin.steps.max(1) as f64;
+        let per_step = self.secs_per_step();
+        let left = per_step * begin.steps.saturating_sub(step.step) as f64;
+        format!(
+            "{} {}/{}  loss {:.4}  {}  {} of {}  {} left",
+            bar(share),
+            step.step,
+            begin.steps,
+            self.mean_loss(SMOOTH),
+            speed(per_step),
+            Bytes(step.peak_bytes as u64),
+            Bytes(begin.limit_bytes as u64),
+            duration(left),
+        )
+    }
+
+    /// Over the last steps: the machine's speed may change.
+    fn secs_per_step(&self) -> f64 {
+        let recent = &self.steps[self.steps.len().saturating_sub(SMOOTH)..];
+        recent.iter().map(|step| step.secs).sum::<f64>() / recent.len().max(1) as f64
+    }
+
+    fn mean_loss(&self, n: usize) -> f64 {
+        let recent = &self.steps[self.steps.len().saturating_sub(n)..];
+        recent.iter().map(|step| step.loss).sum::<f64>() / recent.len().max(1) as f64
+    }
+
+    fn page(&self) -> String {
+        let mut page = Page::new();
+        let (Some(end), Some(begin)) = (&self.end, &self.begin) else { return String::new() };
+        let why = match end.why {
+            Why::Finished => "finished",
+            Why::Plateau => "stopped: the held-out loss does not fall any more",
+            Why::Interrupted => "interrupted",
+            Why::Unhealthy => "stopped: nothing finite is learnt any more",
+        };
+        page.line(BOLD, &format!("{why} after step {} of {}", end.step, begin.steps));
+        if !self.steps.is_empty() {
+            let n = (self.steps.len() / 4).clamp(1, 100);
+            let first = self.steps.iter().take(n).map(|step| step.loss).sum::<f64>() / n as f64;
+            let last = self.mean_loss(n);
+            page.row(
+                "loss",
+                BOLD,
+                &format!("{first:.4} over the first {n} steps, {last:.4} over the last"),
+            );
+            let waited: f64 = self.steps.iter().map(|step| step.wait_secs).sum();
+            let secs = self.steps.iter().map(|step| step.secs).sum::<f64>();
+            let text = format!(
+                "{} for {} steps, {waited:.1} s of it waiting",
+                duration(secs),
+                self.steps.len()
+            );
+            page.row("time", BOLD, &text);
+        }
+        let [peak, limit] = [end.peak_bytes, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
+        page.row("memory", BOLD, &format!("{peak} at its peak, limit {limit}"));
+        if self.warnings > SHOWN {
+            page.line(WARN, &format!("{} more warnings are in the report", self.warnings - SHOWN));
+        }
+        for exported in &self.exported {
+            page.line(DIM, exported);
+        }
+        page.finish()
+    }
+}
+
+/// Steps that figures of the live line are means of.
+const SMOOTH: usize = 20;
+
+/// What a run is about.
+fn beginning(begin: &Begin) -> Vec<String> {
+    let Begin { pictures, held_out, layers, parameters, steps, from_step, .. } = begin;
+    let held_out = if *held_out > 0 { format!(", {held_out} held out") } else { String::new() };
+    let peak = begin.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
+    let [peak, limit] = [peak, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
+    let way = match from_step {
+        0 => format!("{steps} steps of {} pictures", begin.samples_per_step),
+        from => format!("on from step {from} of {steps}"),
+    };
+    vec![
+        format!("{BOLD}{pictures} pictures{held_out}; {way}{BOLD:#}"),
+        format!("{layers} layers with {} to train", millions(*parameters)),
+        format!("memory: {peak} at its peak as planned, limit {limit}"),
+    ]
+}
+
+fn millions(n: usize) -> String {
+    if n < 1_000_000 {
+        format!("{n} numbers")
+    } else {
+        format!("{:.1} million numbers", n as f64 / 1e6)
+    }
+}
+
+fn speed(secs_per_step: f64) -> String {
+    if secs_per_step < 1.0 && secs_per_step > 0.0 {
+        format!("{:.1} steps/s", 1.0 / secs_per_step)
+    } else {
+        format!("{secs_per_step:.1} s/step")
+    }
+}
+
+/// In the two largest units.
+pub fn duration(secs: f64) -> String {
+    let secs = secs.max(0.0).round() as u64;
+    let (hours, minutes) = (secs / 3600, secs / 60 % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{secs} s"),
+        (0, _) => format!("{minutes} min {:02} s", secs % 60),
+        _ => format!("{hours} h {minutes:02} min"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_have_two_units() {
+        assert_eq!(
+            [0.4, 59.0, 61.0, 7320.0].map(duration),
+            ["0 s", "59 s", "1 min 01 s", "2 h 02 min"]
+        );
+    }
+}

@@ -1,0 +1,42 @@
+//! What a run of the demo shows at its end: the pictures of its first and of its last step side by
+//! side.
+
+use std::path::{Path, PathBuf};
+
+use super::sheet::{self, Pair};
+use crate::data::{decode, to_numbers};
+use crate::error::{Result, TrainerError};
+use crate::report::read::{History, Sample};
+use crate::sample::Picture;
+
+/// Writes `before-after.png` into a run's folder.
+pub fn before_after(run: &Path) -> Result<PathBuf> {
+    let samples = History::open(run)?.samples;
+    let first = samples.iter().map(|sample| sample.step).min().unwrap_or(0);
+    let last = samples.iter().map(|sample| sample.step).max().unwrap_or(0);
+    let of = |step: u64| samples.iter().filter(move |sample| sample.step == step);
+    let pair = |(before, after): (&Sample, &Sample)| {
+        Ok(Pair {
+            prompt: after.prompt.clone(),
+            before: read(&run.join(&before.path))?,
+            after: read(&run.join(&after.path))?,
+        })
+    };
+    let pairs = of(first).zip(of(last)).map(pair).collect::<Result<Vec<_>>>()?;
+    let path = run.join("before-after.png");
+    sheet::write(&path, &pairs)?;
+    Ok(path)
+}
+
+/// A picture that hearth drew, as it was drawn.
+pub fn read(path: &Path) -> Result<Picture> {
+    let pixels = decode(path).map_err(|kind| TrainerError::Request {
+        problem: format!("{} {kind}", path.display()),
+        hint: "draw it again",
+    })?;
+    let numbers = to_numbers(&pixels, false).into_iter().map(|number| number / 2.0 + 0.5);
+    Ok(Picture {
+        numbers: numbers.collect(),
+        size: [pixels.width as usize, pixels.height as usize],
+    })
+}

@@ -1,0 +1,120 @@
+//! Weights to begin with where a model is trained from nothing: random matrices of Glorot's size,
+//! biases of zero, norms of one; and zeros in every layer that decides what a block adds, so that at
+//! first each block passes on what it gets (Peebles and Xie, "Scalable Diffusion Models with
+//! Transformers", arXiv 2212.09748, section 3.2).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use compute::Stream;
+use weights::convert::encode;
+use weights::safetensors::Entering;
+use weights::write::write_file;
+use weights::{Dtype, WeightsError};
+
+use super::{Config, Sd3};
+use crate::error::Result;
+use crate::model::build::{Role, Want, wants};
+
+/// Writes the file of a transformer that has learnt nothing yet.
+pub fn write(config: &Config, seed: u64, dtype: Dtype, path: &Path) -> Result<()> {
+    let wants = wants(|build| Sd3::new(config, build))?;
+    let by_name: BTreeMap<&str, (u64, &Want)> =
+        (0..).zip(&wants).map(|(stream, want)| (want.name.as_str(), (stream, want))).collect();
+    let entering = wants.iter().map(|want| Entering {
+        name: want.name.clone(),
+        dtype,
+        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
+    });
+    write_file(path, &BTreeMap::new(), entering.collect(), false, &mut |tensor, out| {
+        let (stream, want) = by_name[tensor.name.as_str()];
+        let numbers = numbers(config, want, Stream::new(seed, stream));
+        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
+        encode(&numbers, dtype, &mut bytes);
+        out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
+    })?;
+    Ok(())
+}
+
+/// Layers whose result is zero at first.
+const SILENT: [&str; 4] =
+    ["norm1.linear.", "norm1_context.linear.", "norm_out.linear.", "proj_out."];
+
+fn numbers(config: &Config, want: &Want, stream: Stream) -> Vec<f32> {
+    let n = want.shape.elements();
+    if want.name == "pos_embed.pos_embed" {
+        return positions(config);
+    }
+    let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
+    let is_silent = SILENT.iter().any(|layer| want.name.contains(layer));
+    if is_norm {
+        return vec![1.0; n];
+    }
+    if is_silent || want.role == Role::Vector {
+        return vec![0.0; n];
+    }
+    let outputs = want.shape.sizes()[0];
+    let deviation = (2.0 / (outputs + n / outputs) as f32).sqrt();
+    (0..n).map(|index| deviation * stream.normal(index)).collect()
+}
+
+/// The table of positions: sines and cosines of the column, then of the row, as diffusers'
+/// `get_2d_sincos_pos_embed` has them. [side · side, D]
+fn positions(config: &Config) -> Vec<f32> {
+    let (side, d) = (config.pos_embed_max_size, config.width());
+    // As fine as for a picture of the size that the model is made for.
+    let step = (config.sample_size / config.patch_size) as f64 / side as f64;
+    let quarter = d / 4;
+    let waves = |at: usize| {
+        let angle =
+            move |index: usize| at as f64 * step / 10000f64.powf(index as f64 / quarter as f64);
+        let sines = (0..quarter).map(move |index| angle(index).sin() as f32);
+        sines.chain((0..quarter).map(move |index| angle(index).cos() as f32))
+    };
+    let cells = (0..side).flat_map(|row| (0..side).map(move |column| (row, column)));
+    cells.flat_map(|(row, column)| waves(column).chain(waves(row))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use weights::Catalog;
+    use weights::load::floats;
+
+    use super::*;
+    use crate::model::config;
+
+    fn golden() -> std::path::PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline/transformer")
+    }
+
+    #[test]
+    fn positions_are_those_that_diffusers_computed() {
+        let settings: Config = config::read(&golden().join("config.json")).unwrap();
+        let catalog = Catalog::open(&golden().join("diffusion_pytorch_model.safetensors")).unwrap();
+        let tensor = catalog.find("pos_embed.pos_embed").unwrap();
+        let expected = floats(&catalog, tensor, 0..tensor.count()).unwrap();
+        let got = positions(&settings);
+        assert_eq!(expected.len(), got.len());
+        for (index, (expected, got)) in expected.iter().zip(&got).enumerate() {
+            assert!((expected - got).abs() < 1e-5, "{index}: {expected} {got}");
+        }
+    }
+
+    #[test]
+    fn every_tensor_of_the_model_is_written() {
+        let settings: Config = config::read(&golden().join("config.json")).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.safetensors");
+        write(&settings, 1, Dtype::F32, &path).unwrap();
+        let catalog = Catalog::open(&path).unwrap();
+        let tensor = catalog.find("transformer_blocks.0.attn.to_q.weight").unwrap();
+        let numbers = floats(&catalog, tensor, 0..tensor.count()).unwrap();
+        let square = numbers.iter().map(|x| x * x).sum::<f32>() / numbers.len() as f32;
+        let d = settings.width() as f32;
+        assert!((square * d - 1.0).abs() < 0.2, "{square}");
+        let silent = catalog.find("proj_out.weight").unwrap();
+        assert!(floats(&catalog, silent, 0..silent.count()).unwrap().iter().all(|x| *x == 0.0));
+        let names = wants(|build| Sd3::new(&settings, build)).unwrap();
+        assert_eq!(catalog.tensors.len(), names.len());
+    }
+}

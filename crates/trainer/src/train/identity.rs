@@ -1,0 +1,68 @@
+//! What a checkpoint belongs to: going on with another model, other pictures or other settings would
+//! give a result that no run gives.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::cache::Index;
+use crate::config::RunConfig;
+use crate::error::{Result, TrainerError};
+use crate::model::sd3::pipeline::Pipeline;
+
+/// A job's settings, model and pictures.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Identity {
+    /// By key, as TOML; those that change what is learnt.
+    settings: BTreeMap<String, String>,
+    /// Names, shapes and sizes of the model's tensors, hashed.
+    base: String,
+    /// Pictures, captions and sizes, hashed.
+    pictures: String,
+}
+
+/// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
+/// what lies there is compared instead.
+const FREE: [&str; 9] = [
+    "train.steps",
+    "train.epochs",
+    "train.validate_every",
+    "train.stop_after_plateau",
+    "base.path",
+    "base.rest",
+    "data.images",
+    "data.cache",
+    "train.recompute",
+];
+const FREE_SECTIONS: [&str; 2] = ["sample.", "output."];
+
+impl Identity {
+    /// Of a job.
+    pub fn new(config: &RunConfig, pipeline: &Pipeline, index: &Index) -> Result<Self> {
+        let is_free = |key: &str| {
+            FREE.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
+        };
+        let settings = config.values().filter(|(key, _)| !is_free(key)).collect();
+        Ok(Self { settings, base: pipeline.fingerprint()?, pictures: index.fingerprint() })
+    }
+
+    /// That a checkpoint with this identity is one of `job`.
+    pub fn check(&self, job: &Self, folder: &Path) -> Result<()> {
+        let keys = self.settings.keys().chain(job.settings.keys());
+        let changed =
+            keys.map(String::as_str).find(|key| self.settings.get(*key) != job.settings.get(*key));
+        let unset = || "not set".to_owned();
+        let problem = if let Some(key) = changed {
+            let of = |identity: &Self| identity.settings.get(key).cloned().unwrap_or_else(unset);
+            format!("{key} was {}, is {}", of(self), of(job))
+        } else if self.base != job.base {
+            format!("the base was {:.8}, is {:.8}", self.base, job.base)
+        } else if self.pictures != job.pictures {
+            format!("the pictures were {:.8}, are {:.8}", self.pictures, job.pictures)
+        } else {
+            return Ok(());
+        };
+        Err(TrainerError::OtherJob { problem, path: folder.into() })
+    }
+}

@@ -1,0 +1,283 @@
+//! The loop: take a step, look at it, now and then measure, draw and save. It prints nothing; what
+//! happens is told as events. All that it remembers between steps is a [`Progress`] and the tensors
+//! of a [`Session`], which is what a checkpoint holds.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use compute::{Device, Dtype};
+use weights::WeightsError;
+
+use super::Teller;
+use super::checkpoint::{Checkpoints, Progress};
+use super::event::{self, End, Event, Why};
+use super::health::{self, Finding};
+use super::identity::Identity;
+use super::noisy::{FIXED_PLACES, Mixer};
+use super::pictures::Pictures;
+use super::plan::is_due;
+use super::scale::LossScale;
+use super::session::{Batch, Session};
+use crate::cache::{Index, Prefetch, Ready};
+use crate::config::optimizer::Schedule;
+use crate::config::{RunConfig, Switch};
+use crate::data::Order;
+use crate::error::{Result, TrainerError};
+use crate::optim::schedule;
+
+/// The step at which every layer must have learnt something: the second is the first in which
+/// gradients reach both halves of an adapter.
+const LOOK_AT: u64 = 2;
+
+/// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
+/// is busy for a moment.
+const AHEAD: usize = 4;
+
+/// A run with all that it works with.
+pub struct Run<'a, 't> {
+    /// The job.
+    pub config: &'a RunConfig,
+    /// Where it computes.
+    pub device: &'a Device,
+    /// What is trained.
+    pub session: Session<'a>,
+    /// What it is trained on.
+    pub index: Arc<Index>,
+    /// In which order.
+    pub order: &'a mut Order,
+    /// How latents get their noise.
+    pub mixer: Mixer,
+    /// What is drawn along the way.
+    pub pictures: Option<Pictures<'a>>,
+    /// Where it is saved.
+    pub checkpoints: Checkpoints,
+    /// What checkpoints belong to.
+    pub identity: Identity,
+    /// The run's folder.
+    pub folder: &'a Path,
+    /// How far it is.
+    pub progress: Progress,
+    /// How far it goes.
+    pub total_steps: u64,
+    /// Who is told.
+    pub teller: &'a mut Teller<'t>,
+}
+
+impl Run<'_, '_> {
+    /// Goes on to the end, or until it is asked to stop. What was done is saved either way.
+    pub fn go(&mut self) -> Result<End> {
+        let begun = Instant::now();
+        let secs_before = self.progress.secs;
+        if self.progress.step == 0 {
+            self.look()?;
+        }
+        let mut ahead = self.prefetch();
+        let mut why =
+            if self.progress.step < self.total_steps { None } else { Some(Why::Finished) };
+        while why.is_none() {
+            let step = self.step(&mut ahead)?;
+            let (loss, is_applied) = (step.loss, !step.is_skipped);
+            self.teller.tell(&Event::Step(step))?;
+            self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
+            why = self.judge(loss, is_applied)?;
+            why = why.or(self.look()?);
+            why = why.or((!self.teller.goes_on()).then_some(Why::Interrupted));
+            why = why.or((self.progress.step == self.total_steps).then_some(Why::Finished));
+            if why.is_some() || is_due(self.config.output.save_every, self.progress.step) {
+                self.save()?;
+            }
+        }
+        let Progress { step, .. } = self.progress;
+        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.device.usage().peak);
+        Ok(End { step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
+    }
+
+    fn prefetch(&self) -> Prefetch {
+        let seed = self.config.train.seed;
+        let (index, order) = (Arc::clone(&self.index), self.order.clone());
+        Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
+    }
+
+    /// Batches to gradients to an update.
+    fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
+        let begun = Instant::now();
+        self.device.restart_peak();
+        let first = self.progress.batches;
+        let numbers = first..first + self.config.train.accumulation as u64;
+        let n_samples: usize = numbers.map(|number| self.order.batch(number).len()).sum();
+        let loss_scale = match self.config.base.dtype {
+            Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
+            _ => None,
+        };
+        let scale = loss_scale.map_or(1.0, LossScale::factor);
+        let (mut loss, mut wait_secs) = (0.0, 0.0);
+        for _ in 0..self.config.train.accumulation {
+            let ready = ahead.next_batch()?;
+            wait_secs += ready.waited.as_secs_f64();
+            let share = ready.samples.len() as f64 / n_samples as f64;
+            loss += share * self.accumulate(&ready, share * scale)?;
+        }
+        let step = self.progress.step + 1;
+        if step == LOOK_AT {
+            self.check_layers()?;
+        }
+        let learning_rate = self.learning_rate(step);
+        let updated = self.session.update(learning_rate, self.progress.applied, scale)?;
+        self.progress.step = step;
+        self.progress.applied += u64::from(updated.is_applied);
+        if let Some(loss_scale) = &mut self.progress.loss_scale {
+            loss_scale.update(updated.is_applied);
+        }
+        Ok(event::Step {
+            step,
+            loss,
+            gradient_norm: Some(updated.norm).filter(|norm| norm.is_finite()),
+            learning_rate,
+            loss_scale: loss_scale.map(LossScale::factor),
+            is_skipped: !updated.is_applied,
+            secs: begun.elapsed().as_secs_f64(),
+            wait_secs,
+            peak_bytes: self.device.usage().peak,
+        })
+    }
+
+    fn accumulate(&mut self, ready: &Ready, share: f64) -> Result<f64> {
+        let mut samples = Vec::with_capacity(ready.samples.len());
+        for sample in &ready.samples {
+            let noisy = self.mixer.draw(self.device, &sample.latents, sample.draw)?;
+            samples.push((noisy, &*sample.prompt));
+        }
+        let batch = Batch { samples, sizes: ready.samples[0].latents.sizes };
+        self.progress.batches = ready.number + 1;
+        self.session.accumulate(&batch, share, ready.number)
+    }
+
+    fn learning_rate(&self, step: u64) -> f64 {
+        let settings = &self.config.optimizer;
+        let (_, lowered) = self.progress.rate;
+        let factor =
+            schedule::factor(settings.schedule, settings.warmup, step, self.total_steps, lowered);
+        settings.learning_rate * factor
+    }
+
+    /// Whether the run is learning.
+    fn judge(&mut self, loss: f64, is_applied: bool) -> Result<Option<Why>> {
+        let found = self.progress.health.observe(loss, is_applied);
+        if self.progress.step.is_multiple_of(health::WINDOW as u64)
+            && let Some((before, now)) = self.progress.health.windows()
+        {
+            self.teller.tell(&Event::Health {
+                step: self.progress.step,
+                loss: now.mean,
+                spread: now.spread,
+                trend: now.mean / before.mean - 1.0,
+                skipped: self.progress.health.n_skipped(),
+            })?;
+        }
+        match found {
+            None => Ok(None),
+            Some(Finding::Rising { now, before }) => {
+                let text = format!(
+                    "the loss rises: mean of the last 100 steps {now:.4}, of the 100 before {before:.4}"
+                );
+                self.warn(text).map(|()| None)
+            }
+            Some(Finding::NotFinite { steps }) => {
+                let text = format!("{steps} steps in a row had gradients that are not finite");
+                self.warn(text).map(|()| Some(Why::Unhealthy))
+            }
+        }
+    }
+
+    /// That gradients reach what is trained. A layer may be out of reach (the prompt's queries in
+    /// the last block of SD3 are); all of them may not.
+    fn check_layers(&mut self) -> Result<()> {
+        let still = self.session.still_layers()?;
+        let all = self.session.n_layers();
+        match still.first() {
+            None => Ok(()),
+            Some(_) if still.len() == all => Err(TrainerError::Dead { layers: all }),
+            Some(first) => {
+                let n = still.len();
+                self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
+            }
+        }
+    }
+
+    fn warn(&mut self, text: String) -> Result<()> {
+        self.teller.tell(&Event::Warning { step: self.progress.step, text })
+    }
+
+    /// Measures and draws what is due.
+    fn look(&mut self) -> Result<Option<Why>> {
+        let (step, config) = (self.progress.step, self.config);
+        let is_last = step == self.total_steps;
+        let mut why = None;
+        let every = Switch::On(config.train.validate_every);
+        if !self.index.held_out.is_empty() && (is_due(every, step) || is_last) {
+            why = self.validate()?;
+        }
+        if is_due(config.sample.every, step) || (is_last || step == 0) {
+            self.draw()?;
+        }
+        Ok(why)
+    }
+
+    /// The loss on pictures that are not trained on, at levels of noise that are always the same.
+    fn validate(&mut self) -> Result<Option<Why>> {
+        let Self { session, mixer, device, index, .. } = self;
+        let loss = session.averaged(|session| {
+            let mut sum = 0.0;
+            for (number, sample) in (0..).zip(&index.held_out) {
+                let latents = index.latents(sample, false)?;
+                let prompt = index.prompt(&index.plain_text(sample))?;
+                for place in FIXED_PLACES {
+                    let noisy = mixer.fixed(device, &latents, number, place)?;
+                    let samples = vec![(noisy, &prompt)];
+                    sum += session.measure(&Batch { samples, sizes: latents.sizes })?;
+                }
+            }
+            Ok(sum / (index.held_out.len() * FIXED_PLACES.len()) as f64)
+        })?;
+        self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
+        self.lower_rate(loss)?;
+        let n_without = self.progress.patience.observe(loss);
+        let is_over =
+            matches!(self.config.train.stop_after_plateau, Switch::On(most) if n_without >= most);
+        Ok(is_over.then_some(Why::Plateau))
+    }
+
+    /// Lowers the learning rate where the loss does not fall, if it is to be.
+    fn lower_rate(&mut self, loss: f64) -> Result<()> {
+        let (plateau, lowered) = &mut self.progress.rate;
+        if self.config.optimizer.schedule != Schedule::Plateau
+            || plateau.observe(loss) < schedule::PATIENCE
+        {
+            return Ok(());
+        }
+        plateau.restart();
+        *lowered += 1;
+        let rate = self.learning_rate(self.progress.step + 1);
+        self.warn(format!("the loss does not fall: the learning rate is {rate:.2e} from here"))
+    }
+
+    fn draw(&mut self) -> Result<()> {
+        let Some(pictures) = &self.pictures else { return Ok(()) };
+        let Self { session, device, index, folder, progress, teller, .. } = self;
+        let at = (*folder, progress.step);
+        let goes_on = |_| teller.goes_on();
+        let drawn = session.averaged(|session| pictures.draw(device, session, index, at, &goes_on));
+        match drawn {
+            Ok(events) => events.iter().try_for_each(|event| teller.tell(event)),
+            // The run ends in order, with what it has learnt.
+            Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn save(&mut self) -> Result<()> {
+        let path = self.checkpoints.save(&mut self.session, &self.progress, &self.identity)?;
+        self.teller.tell(&Event::Checkpoint { step: self.progress.step, path })
+    }
+}
