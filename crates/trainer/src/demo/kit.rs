@@ -44,7 +44,7 @@ const DIFFUSERS: &str = "0.31.0";
 /// Makes the folder; the autoencoder's decoder is trained for some minutes, of which `tell` is told.
 pub fn write(folder: &Path, device: &Device, tell: Tell<'_>) -> Result<()> {
     write_untrained(folder)?;
-    let fitted = autoencoder::fit(device, autoencoder::N_STEPS, tell)?;
+    let fitted = autoencoder::fit(device, tell)?;
     save(&folder.join("vae/diffusion_pytorch_model.safetensors"), &fitted)
 }
 

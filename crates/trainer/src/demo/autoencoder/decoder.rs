@@ -35,8 +35,7 @@ pub type Tell<'a> = &'a dyn Fn(Progress) -> bool;
 
 /// Pictures per step.
 const SAMPLES: usize = 2;
-/// The highest rate, reached after the first steps and left again. Chosen by trial, as all here.
-const LEARNING_RATE: f32 = 3e-3;
+/// Steps until a round's rate is reached. Chosen by trial, as all here.
 const WARM_UP: usize = 40;
 /// Gradients longer than this are shortened.
 const LONGEST_GRADIENT: f32 = 1.0;
@@ -44,43 +43,41 @@ const LONGEST_GRADIENT: f32 = 1.0;
 const NOISE: f32 = 0.05;
 const EPSILON: f32 = 1e-6;
 
+/// Training with a rate that rises, falls to nothing, and remembers nothing of rounds before.
+#[derive(Clone, Copy, Debug)]
+pub struct Round {
+    /// Steps to take.
+    pub n_steps: usize,
+    /// The highest rate.
+    pub learning_rate: f32,
+}
+
 /// Trains a decoder for the latents of `transform`.
 pub fn train(
     device: &Device,
     config: &Config,
     transform: &Transform,
     pictures: &[Picture],
-    n_steps: usize,
+    rounds: &[Round],
     tell: Tell<'_>,
 ) -> Result<Tensors> {
     let mut decoder = Decoder::new(device, config)?;
-    let moments = decoder.params.values().iter().map(Moments::new);
-    let mut state = moments.collect::<compute::Result<Vec<_>>>()?;
-    let mut gradients = Gradients::default();
     let examples = Examples::new(transform, pictures);
-    for step in 1..=n_steps {
-        let error = decoder.step(device, &examples.batch(device, step)?, &mut gradients)?;
-        let found = gradients.all(decoder.params.values().len());
-        let clip = Clip { norm: global_norm(&found, device)?, max: LONGEST_GRADIENT };
-        let how = AdamW {
-            learning_rate: rate(step, n_steps),
-            weight_decay: 0.0,
-            step: step as u64,
-            ..AdamW::default()
-        };
-        adamw(decoder.params.values_mut()?, &found, &mut state, how, Some(&clip))?;
-        if !tell(Progress { step, of: n_steps, error }) {
-            return Err(WeightsError::Cancelled.into());
-        }
+    let of = rounds.iter().map(|round| round.n_steps).sum();
+    let mut before = 0;
+    for round in rounds {
+        let tell = |step, error| tell(Progress { step: before + step, of, error });
+        decoder.train(device, &examples, before, *round, &tell)?;
+        before += round.n_steps;
     }
     decoder.tensors(config)
 }
 
 /// Up in a straight line, down along a cosine.
-fn rate(step: usize, of: usize) -> f32 {
+fn rate(step: usize, round: Round) -> f32 {
     let warm = (step as f32 / WARM_UP as f32).min(1.0);
-    let done = step as f32 / of as f32;
-    LEARNING_RATE * warm * 0.5 * (1.0 + (std::f32::consts::PI * done).cos())
+    let done = step as f32 / round.n_steps as f32;
+    round.learning_rate * warm * 0.5 * (1.0 + (std::f32::consts::PI * done).cos())
 }
 
 /// Latents and pictures as tokens.
@@ -155,6 +152,37 @@ impl Decoder {
         }
         let n_levels = config.block_out_channels.len();
         Ok(Self { n_levels, n_blocks: config.layers_per_block + 1, params, keys })
+    }
+
+    /// One round, whose first step has `before` steps before it.
+    fn train(
+        &mut self,
+        device: &Device,
+        examples: &Examples,
+        before: usize,
+        round: Round,
+        tell: &dyn Fn(usize, f32) -> bool,
+    ) -> Result<()> {
+        let moments = self.params.values().iter().map(Moments::new);
+        let mut state = moments.collect::<compute::Result<Vec<_>>>()?;
+        let mut gradients = Gradients::default();
+        for step in 1..=round.n_steps {
+            let batch = examples.batch(device, before + step)?;
+            let error = self.step(device, &batch, &mut gradients)?;
+            let found = gradients.all(self.params.values().len());
+            let clip = Clip { norm: global_norm(&found, device)?, max: LONGEST_GRADIENT };
+            let how = AdamW {
+                learning_rate: rate(step, round),
+                weight_decay: 0.0,
+                step: step as u64,
+                ..AdamW::default()
+            };
+            adamw(self.params.values_mut()?, &found, &mut state, how, Some(&clip))?;
+            if !tell(step, error) {
+                return Err(WeightsError::Cancelled.into());
+            }
+        }
+        Ok(())
     }
 
     /// One pass forward and back; the error.
