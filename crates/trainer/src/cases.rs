@@ -1,5 +1,8 @@
 //! Real models with random weights, each at one piece of work, for measuring: the same exist in
-//! `benches/peers/models.py` for diffusers, transformers and PEFT.
+//! `benches/peers/models.py` for diffusers, transformers and PEFT. [`folder`] has whole models on disk,
+//! for measuring whole jobs.
+
+pub mod folder;
 
 use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 
@@ -58,16 +61,16 @@ impl Case {
         let normal =
             |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
         let work = match self {
-            Self::Sd3Tiny => sd3_work(build, &sd3_config(4, 16, 2), 16, &normal)?,
-            Self::Sd3Mid => sd3_work(build, &sd3_config(8, 64, 8), 64, &normal)?,
+            Self::Sd3Tiny => sd3_work(build, &sd3_config(TINY), 16, &normal)?,
+            Self::Sd3Mid => sd3_work(build, &sd3_config(MID), 64, &normal)?,
             Self::ClipL => Work::Clip(Clip::new(&clip_config(), build)?),
             Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
             Self::VaeEncode => Work::Encode(
-                Encoder::new(&vae::Config::published(0.0609, 1.5305), build)?,
+                Encoder::new(&autoencoder(), build)?,
                 normal(&[1, 3, PICTURE, PICTURE])?,
             ),
             Self::VaeDecode => Work::Decode(
-                Decoder::new(&vae::Config::published(0.0609, 1.5305), build)?,
+                Decoder::new(&autoencoder(), build)?,
                 normal(&[1, 16, PICTURE / 8, PICTURE / 8])?,
             ),
         };
@@ -93,7 +96,11 @@ fn targets() -> Vec<Target> {
     ["attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0"].map(target).to_vec()
 }
 
-fn sd3_config(n_heads: usize, d_head: usize, n_blocks: usize) -> sd3::Config {
+/// Heads, their width, and blocks.
+const TINY: [usize; 3] = [4, 16, 2];
+const MID: [usize; 3] = [8, 64, 8];
+
+fn sd3_config([n_heads, d_head, n_blocks]: [usize; 3]) -> sd3::Config {
     sd3::Config {
         in_channels: 16,
         out_channels: Some(16),
@@ -109,6 +116,11 @@ fn sd3_config(n_heads: usize, d_head: usize, n_blocks: usize) -> sd3::Config {
         qk_norm: None,
         dual_attention_layers: Vec::new(),
     }
+}
+
+/// SD3's.
+fn autoencoder() -> vae::Config {
+    vae::Config::published(0.0609, 1.5305)
 }
 
 fn clip_config() -> clip::Config {

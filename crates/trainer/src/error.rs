@@ -188,7 +188,7 @@ impl TrainerError {
             Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
             Self::Request { hint, .. } => hint,
             Self::TooLarge { .. } => {
-                "choose a smaller picture, --dtype bf16 or --quantise nf4, or raise --limit"
+                "choose smaller pictures or batches, bf16 or quantised weights, or raise --limit"
             }
         }
     }

@@ -6,7 +6,7 @@ use machine::Bytes;
 
 use crate::commands::bench::beside::Beside;
 use crate::commands::bench::load::Figure;
-use crate::commands::bench::{models, ops, peers, step};
+use crate::commands::bench::{models, ops, peers, step, train};
 use crate::commands::engine::name_of;
 use crate::text::{BOLD, DIM, PLAIN, Page, bar};
 
@@ -107,6 +107,27 @@ pub fn peers(all: &[peers::Figures]) -> String {
 /// Draws what `hearth bench models` measured beside others.
 pub fn models_beside(all: &[models::Row]) -> String {
     beside(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.beside)))
+}
+
+/// Draws what `hearth bench train` measured.
+pub fn training(all: &[train::Row]) -> String {
+    let name = |row: &train::Row| format!("{:?} {}", row.part, row.dtype).to_lowercase();
+    let mut page = beside(all.iter().map(|row| (name(row), &row.beside)));
+    let mut notes = Page::new();
+    notes.line(DIM, "times are per picture where pictures are encoded, and per step");
+    for part in [train::Part::Encode, train::Part::Train] {
+        let mark = format!("{part:?} hearth / it is to be at most {:.2}", part.mark());
+        notes.line(DIM, &mark.to_lowercase());
+    }
+    for row in all {
+        if let Some(waited) = row.beside.wait_ms {
+            let line =
+                format!("{}: {waited:.1} ms waiting for pictures, after the first step", name(row));
+            notes.line(PLAIN, &line);
+        }
+    }
+    page.push_str(&notes.finish());
+    page
 }
 
 fn beside<'a>(all: impl Iterator<Item = (String, &'a Beside)>) -> String {

@@ -18,7 +18,7 @@ section! {
         weight_decay: f64 = Default(1e-4), AtLeast(0.0);
         /// How the learning rate changes after the warm-up
         schedule: Schedule = Default(Schedule::Constant), Any;
-        /// Steps in which the learning rate grows from 0
+        /// Steps in which the learning rate grows; the first of n goes an n-th of the way
         warmup: u64 = Default(0), AtLeast(0.0);
     }
 }

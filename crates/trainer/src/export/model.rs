@@ -64,7 +64,7 @@ pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
 }
 
 /// Copies a model's folder but for the weights of its transformer.
-fn copy_rest(from: &Path, to: &Path) -> Result<()> {
+pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
     let is_transformer = from.file_name() == Some(OsStr::new(TRANSFORMER));
     let is_left_out = |path: &Path| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();

@@ -252,7 +252,7 @@ impl Random {
 }
 
 /// As small as trained weights are, so that activations stay finite through many blocks.
-const DEVIATION: f32 = 0.02;
+pub(crate) const DEVIATION: f32 = 0.02;
 
 impl Source for Random {
     fn take(&mut self, device: &Device, want: Want) -> Result<Held> {

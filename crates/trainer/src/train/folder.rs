@@ -22,10 +22,12 @@ use std::path::{Path, PathBuf};
 use weights::write::AtomicFile;
 
 use super::draws::{Purpose, seed};
-use super::journal;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
 use crate::export::model;
+
+/// The job as decided.
+pub const JOB: &str = "config.toml";
 
 /// A run's folder, locked as long as this lives.
 pub struct Folder {
@@ -47,7 +49,8 @@ impl Folder {
             // A file system without locks only loses the guard.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
-        if !resume && path.join(journal::FILE_NAME).exists() {
+        // Written when all was checked and found to fit: an attempt that failed before is no run.
+        if !resume && path.join(JOB).exists() {
             return Err(TrainerError::Taken { path: path.into() });
         }
         Ok(Self { path: path.into(), _lock: lock })
@@ -83,5 +86,25 @@ impl Folder {
         })?;
         file.commit()?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_is_taken_by_a_run_and_not_by_an_attempt() {
+        let place = tempfile::tempdir().unwrap();
+        let open = |resume| Folder::open(place.path(), resume);
+        let attempt = open(false).unwrap();
+        fs::write(place.path().join("events.jsonl"), "").unwrap();
+        assert!(matches!(open(true), Err(TrainerError::Busy { .. })));
+        drop(attempt);
+        let run = open(false).unwrap();
+        run.write(JOB, "").unwrap();
+        drop(run);
+        assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
+        assert!(open(true).is_ok());
     }
 }

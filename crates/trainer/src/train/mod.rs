@@ -32,8 +32,9 @@ use self::run::Run;
 use self::session::{Session, Trained};
 use crate::cache::{self, Caching, Index, Request};
 use crate::config::RunConfig;
+use crate::config::adapter::AdapterKind;
 use crate::error::Result;
-use crate::export::{Exported, export, model};
+use crate::export::{Exported, card, export, model};
 use crate::model::adapter::read::Component;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::objective::flow::Levels;
@@ -82,15 +83,20 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
         teller.tell(&Event::Warning { step: 0, text })?;
     }
     let plan = plan(&pipeline, config, &caching, on.kind, on.limit_bytes)?;
-    folder.write("config.toml", &config.resolved())?;
+    folder.write(folder::JOB, &config.resolved())?;
     let device = (on.open)(plan.peak_bytes())?;
     let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
     let (end, trained) =
         learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
-    if end.why != Why::Interrupted {
+    // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
+    let is_done = matches!(end.why, Why::Finished | Why::Plateau);
+    if is_done {
         write_result(config, &mut pipeline, trained, &folder, &mut teller)?;
     }
     teller.tell(&Event::End(end.clone()))?;
+    if is_done && config.adapter.kind != AdapterKind::None {
+        card::write(&folder.path, config)?;
+    }
     crate::report::write(&folder.path)?;
     Ok(end)
 }
@@ -156,7 +162,7 @@ fn learn(
     Ok((end, trained))
 }
 
-/// Writes what was trained for every program that was asked for, with its card.
+/// Writes what was trained for every program that was asked for.
 fn write_result(
     config: &RunConfig,
     pipeline: &mut Pipeline,

@@ -1,5 +1,6 @@
 //! Programs measured beside each other: one after the other and round after round, each in a
-//! process of its own, so that a slow spell of the machine meets all alike.
+//! process of its own, so that a slow spell of the machine meets all alike. Every second round goes
+//! backwards, so that none always comes after the same one.
 
 use std::path::Path;
 use std::process::Command;
@@ -25,6 +26,8 @@ struct Sample {
     cpu_ms_median: f64,
     rss_peak_bytes: Option<u64>,
     rss_before_bytes: Option<u64>,
+    #[serde(default)]
+    wait_ms: Option<f64>,
 }
 
 /// One program's figures over all rounds, and hearth's relative to them.
@@ -35,6 +38,9 @@ pub struct Beside {
     pub cpu_ms_median: f64,
     /// Peak of the process, less what it had before the job began.
     pub memory_bytes: Option<u64>,
+    /// The longest time that steps waited for their data, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<f64>,
     /// Hearth's figure over this one.
     pub hearth_time_ratio: f64,
     pub hearth_cpu_ratio: f64,
@@ -44,9 +50,14 @@ pub struct Beside {
 /// Measures programs, hearth first.
 pub fn measure(rounds: u32, programs: &mut [(Program, Command)]) -> Result<Vec<Beside>, Failure> {
     let mut samples: Vec<Vec<Sample>> = programs.iter().map(|_| Vec::new()).collect();
-    for _ in 0..rounds {
-        for ((program, command), samples) in programs.iter_mut().zip(&mut samples) {
-            samples.push(sample(*program, command)?);
+    for round in 0..rounds {
+        let mut order: Vec<usize> = (0..programs.len()).collect();
+        if round % 2 == 1 {
+            order.reverse();
+        }
+        for index in order {
+            let (program, command) = &mut programs[index];
+            samples[index].push(sample(*program, command)?);
         }
     }
     let all: Vec<Beside> = programs
@@ -76,6 +87,7 @@ fn of(program: Program, samples: &[Sample]) -> Beside {
         ms_median: median(samples.iter().map(|sample| sample.ms_median)),
         cpu_ms_median: median(samples.iter().map(|sample| sample.cpu_ms_median)),
         memory_bytes: samples.iter().filter_map(memory).max(),
+        wait_ms: samples.iter().filter_map(|sample| sample.wait_ms).max_by(f64::total_cmp),
         hearth_time_ratio: f64::NAN,
         hearth_cpu_ratio: f64::NAN,
         hearth_memory_ratio: None,

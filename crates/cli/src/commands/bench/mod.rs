@@ -6,6 +6,7 @@ pub mod models;
 pub mod ops;
 pub mod peers;
 pub mod step;
+pub mod train;
 
 use std::io::Write;
 use std::time::Instant;
@@ -21,6 +22,7 @@ Examples:
   hearth bench ops                         each op alone
   hearth bench peers --python .venv/bin/python    the step beside PyTorch's
   hearth bench models                      SD3, text encoders, the autoencoder
+  hearth bench train                       a whole job: encoding its pictures, and its steps
   hearth bench load                        how fast model files come into memory, and go to disk
   hearth bench load --python .venv/bin/python --json")]
 pub struct Arguments {
@@ -34,6 +36,7 @@ enum What {
     Ops(ops::Arguments),
     Peers(peers::Arguments),
     Models(models::Arguments),
+    Train(train::Arguments),
     Load(load::Arguments),
 }
 
@@ -43,6 +46,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         What::Ops(arguments) => ops::run(arguments, out),
         What::Peers(arguments) => peers::run(arguments, out),
         What::Models(arguments) => models::run(arguments, out),
+        What::Train(arguments) => train::run(arguments, out),
         What::Load(arguments) => load::run(arguments, out),
     }
 }

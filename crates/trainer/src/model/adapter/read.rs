@@ -76,6 +76,9 @@ pub struct AdapterFile {
     claimed: BTreeSet<String>,
 }
 
+/// What diffusers takes of a folder; files for other programs may lie beside it.
+const OF_DIFFUSERS: &str = "pytorch_lora_weights.safetensors";
+
 /// The two matrices' endings, as programs write them.
 const ENDINGS: [[&str; 2]; 7] = [
     [".lora_A.weight", ".lora_B.weight"],
@@ -96,6 +99,8 @@ const MAGNITUDES: [&str; 4] = [
 impl AdapterFile {
     /// Opens a file, or a folder as PEFT or diffusers write it.
     pub fn open(path: &Path) -> Result<Self> {
+        let named = path.join(OF_DIFFUSERS);
+        let path = if named.exists() { &named } else { path };
         let catalog = Catalog::open(path)?;
         let beside = path.join("adapter_config.json");
         let config = if beside.exists() {
@@ -308,5 +313,24 @@ fn without_zeros(given: Given, inputs: usize, scale: f32) -> Given {
         down: used.iter().flat_map(|i| down[i * inputs..(i + 1) * inputs].to_vec()).collect(),
         up: up.chunks(rank).flat_map(of_row).collect(),
         magnitude,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_a_folder_for_several_programs_one_file_is_taken() {
+        let adapters =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/adapters");
+        let folder = tempfile::tempdir().unwrap();
+        for (from, to) in [("diffusers", OF_DIFFUSERS), ("comfy", "fox-comfyui.safetensors")] {
+            let from = adapters.join(format!("{from}.safetensors"));
+            std::fs::copy(from, folder.path().join(to)).unwrap();
+        }
+        let file = AdapterFile::open(folder.path()).unwrap();
+        let is_theirs = |tensor: &TensorInfo| tensor.name.starts_with("diffusion_model.");
+        assert!(!file.catalog.tensors.iter().any(is_theirs));
     }
 }

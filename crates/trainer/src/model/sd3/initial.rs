@@ -95,8 +95,10 @@ mod tests {
         let expected = floats(&catalog, tensor, 0..tensor.count()).unwrap();
         let got = positions(&settings);
         assert_eq!(expected.len(), got.len());
+        // The file holds f16: numbers below 1 are off by at most half a step of it.
+        let most = 0.5f32.powi(12) + 1e-6;
         for (index, (expected, got)) in expected.iter().zip(&got).enumerate() {
-            assert!((expected - got).abs() < 1e-5, "{index}: {expected} {got}");
+            assert!((expected - got).abs() <= most, "{index}: {expected} {got}");
         }
     }
 

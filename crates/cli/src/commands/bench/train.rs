@@ -1,0 +1,337 @@
+//! `hearth bench train`: a whole job, from a folder of pictures to trained adapters, by hearth and by
+//! diffusers with PEFT. Encoding and training are measured apart, each program in a process of its
+//! own that keeps what it encoded for its training.
+//!
+//! ```text
+//! FOLDER/
+//!   model/               random weights; see `trainer::cases::folder`
+//!   pictures/            drawn by hearth
+//!   cache/  run/         hearth's
+//!   peer.safetensors     the peer's
+//! ```
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+
+use clap::ValueEnum;
+use serde::Serialize;
+use trainer::TrainerError;
+use trainer::cache::{Caching, Request};
+use trainer::cases::folder::{self, Size};
+use trainer::config::{RawConfig, RunConfig};
+use trainer::demo::{Style, draw_set};
+use trainer::model::sd3::pipeline::Pipeline;
+use trainer::train::event::Event;
+use trainer::train::{Happening, On, train};
+
+use super::beside::{self, Beside, Program};
+use super::{Timed, median};
+use crate::commands::Outcome;
+use crate::commands::engine::{Engine, Format, limit_bytes, name_of};
+use crate::failure::Failure;
+use crate::render;
+
+/// Steps before the clock starts: memory is touched, caches are warm.
+const WARM_UP: usize = 3;
+
+/// Measure a whole training job: encoding its pictures, and its steps.
+///
+/// With --python both are measured beside diffusers, transformers, PEFT and PyTorch, in turn and in
+/// processes of their own. Encoding counts from the first byte that is read to the last that is
+/// written; models have random weights and the autoencoder is as large as SD3's.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench train
+  python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft pillow sentencepiece
+  hearth bench train --python .venv/bin/python
+  hearth bench train --python .venv/bin/python --size mid --resolution 256 --dtype bf16 --json")]
+pub struct Arguments {
+    /// A Python with torch, diffusers, transformers, peft and pillow to measure beside
+    #[arg(long)]
+    python: Option<PathBuf>,
+
+    /// Model folder whose text encoders, tokenizers and scheduler are taken
+    #[arg(long, value_name = "FOLDER", default_value = "tests/golden/sd3/pipeline")]
+    rest: PathBuf,
+
+    /// How large the transformer is: 2 blocks of width 64, or 8 of width 512
+    #[arg(long, default_value = "tiny")]
+    size: Large,
+
+    /// Formats of weights and activations; several may be given
+    #[arg(long, default_values = ["f32", "bf16"])]
+    dtype: Vec<Format>,
+
+    /// Pictures that are encoded, and trained on
+    #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
+    pictures: u32,
+
+    /// Pixels along a side of a picture
+    #[arg(long, default_value_t = 128)]
+    resolution: u32,
+
+    /// Pictures of a step
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    batch: u32,
+
+    /// Measured steps of each process
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+
+    /// Rounds; medians over all of them count
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    /// Folder for the model, the pictures and what is written [default: one that goes away]
+    #[arg(long)]
+    folder: Option<PathBuf>,
+
+    /// Measure one part by hearth alone, in a folder that was prepared
+    #[arg(long, hide = true, requires = "folder")]
+    part: Option<Part>,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print one JSON object per part, format and program
+    #[arg(long)]
+    json: bool,
+}
+
+/// A transformer's size, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Large {
+    Tiny,
+    Mid,
+}
+
+/// A part of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Part {
+    /// Time is per picture.
+    Encode,
+    /// Time is per step.
+    Train,
+}
+
+impl Part {
+    /// What hearth's time over the peer's is to be at most. Chosen: one and a half times as many
+    /// pictures, and a step in four fifths of the time, are worth a change of programs.
+    pub fn mark(self) -> f64 {
+        match self {
+            Self::Encode => 1.0 / 1.5,
+            Self::Train => 0.8,
+        }
+    }
+}
+
+/// One program on one part of the job.
+#[derive(Debug, Serialize)]
+pub struct Row {
+    pub part: Part,
+    pub dtype: String,
+    pub mark: f64,
+    #[serde(flatten)]
+    pub beside: Beside,
+}
+
+/// What one process prints.
+#[derive(Serialize)]
+struct Figures {
+    ms_median: f64,
+    cpu_ms_median: f64,
+    rss_before_bytes: Option<u64>,
+    rss_peak_bytes: Option<u64>,
+    /// Time that steps after the first waited for pictures, in all.
+    wait_ms: Option<f64>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if let (Some(part), Some(folder)) = (arguments.part, &arguments.folder) {
+        let figures = measure(arguments, part, folder)?;
+        writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
+        return Ok(Outcome::Done);
+    }
+    let passing = std::env::temp_dir().join(format!("hearth-bench-{}", std::process::id()));
+    let folder = arguments.folder.as_ref().unwrap_or(&passing);
+    let rows = compare(arguments, folder);
+    // It is among temporary files: what cannot be removed goes away with them.
+    _ = fs::remove_dir_all(&passing);
+    let rows = rows?;
+    if !arguments.json {
+        write!(out, "{}", render::bench::training(&rows))?;
+        return Ok(Outcome::Done);
+    }
+    for row in &rows {
+        writeln!(out, "{}", serde_json::to_string(row).map_err(std::io::Error::from)?)?;
+    }
+    Ok(Outcome::Done)
+}
+
+fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<Row>, Failure> {
+    prepare(arguments, folder)?;
+    let mut rows = Vec::new();
+    for dtype in &arguments.dtype {
+        // Training begins with what was encoded.
+        for part in [Part::Encode, Part::Train] {
+            let mut programs = vec![(Program::Hearth, hearth(arguments, part, *dtype, folder)?)];
+            if let Some(python) = &arguments.python {
+                let theirs = peer(arguments, python, part, *dtype, folder);
+                programs.push((Program::PytorchEager, theirs));
+            }
+            let (dtype, mark) = (name_of(dtype), part.mark());
+            let measured = beside::measure(arguments.rounds, &mut programs)?.into_iter();
+            rows.extend(measured.map(|beside| Row { part, dtype: dtype.clone(), mark, beside }));
+        }
+    }
+    Ok(rows)
+}
+
+/// Writes the model and draws the pictures, unless they are there.
+fn prepare(arguments: &Arguments, folder: &Path) -> Result<(), Failure> {
+    let (model, n_pictures) = (folder.join("model"), arguments.pictures as usize);
+    if !model.exists() {
+        let size = match arguments.size {
+            Large::Tiny => Size::Tiny,
+            Large::Mid => Size::Mid,
+        };
+        folder::write(&arguments.rest, size, &model)?;
+    }
+    draw_set(&folder.join("pictures"), Style::Flat, n_pictures, 1)?;
+    Ok(())
+}
+
+fn hearth(
+    arguments: &Arguments,
+    part: Part,
+    dtype: Format,
+    folder: &Path,
+) -> Result<Command, Failure> {
+    let mut command = beside::hearth(&["bench", "train", "--part", &name_of(&part)])?;
+    command.arg("--folder").arg(folder).args(["--dtype", &name_of(&dtype)]);
+    for (name, value) in [
+        ("--pictures", arguments.pictures),
+        ("--resolution", arguments.resolution),
+        ("--batch", arguments.batch),
+        ("--steps", arguments.steps),
+    ] {
+        command.args([name, &value.to_string()]);
+    }
+    command.args(["--threads", &arguments.engine.threads().to_string()]);
+    Ok(command)
+}
+
+fn peer(arguments: &Arguments, python: &Path, part: Part, dtype: Format, folder: &Path) -> Command {
+    let threads = arguments.engine.threads();
+    let job = serde_json::json!({
+        "part": name_of(&part), "folder": folder, "dtype": name_of(&dtype),
+        "resolution": arguments.resolution, "batch": arguments.batch, "steps": arguments.steps,
+        "threads": threads,
+    });
+    let script = include_str!("../../../../../benches/peers/train.py");
+    beside::python(python, script, &job, threads)
+}
+
+/// One part by hearth, in this process.
+fn measure(arguments: &Arguments, part: Part, folder: &Path) -> Result<Figures, Failure> {
+    let config = job(arguments, folder)?;
+    match part {
+        Part::Encode => encode(arguments, &config),
+        Part::Train => learn(arguments, &config),
+    }
+}
+
+fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
+    let resolve = || {
+        let mut raw = RawConfig::empty();
+        for (key, name) in [
+            ("base.path", "model"),
+            ("data.images", "pictures"),
+            ("data.cache", "cache"),
+            ("output.folder", "run"),
+        ] {
+            raw.set_path(key, &folder.join(name))?;
+        }
+        let dtype = arguments.dtype.first().map_or_else(String::new, name_of);
+        for (key, value) in [
+            ("base.dtype", dtype),
+            ("data.resolution", arguments.resolution.to_string()),
+            ("data.bucket_step", "16".into()),
+            ("train.batch", arguments.batch.to_string()),
+            ("train.steps", (arguments.steps as usize + WARM_UP).to_string()),
+            ("output.save_every", "off".into()),
+        ] {
+            raw.set(&format!("{key}={value}"))?;
+        }
+        raw.resolve()
+    };
+    resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
+}
+
+fn encode(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
+    remove(&config.cache_folder())?;
+    let rss_before_bytes = machine::process::peak_resident();
+    let (engine, limit) = (&arguments.engine, limit_bytes(None));
+    let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
+        let pipeline = Pipeline::open(&config.base.path, None)?;
+        let caching = Caching::new(&pipeline, Request::of(config), &|_| true)?;
+        let phases = caching.plan(engine.kind(), limit)?;
+        let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
+        caching.run(&engine.open(peak)?, &|_| true)?;
+        Ok(())
+    })?;
+    let n_pictures = f64::from(arguments.pictures);
+    Ok(Figures {
+        ms_median: time.wall_ms / n_pictures,
+        cpu_ms_median: time.cpu_ms / n_pictures,
+        rss_before_bytes,
+        rss_peak_bytes: machine::process::peak_resident(),
+        wait_ms: None,
+    })
+}
+
+fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
+    remove(&config.output.folder)?;
+    let rss_before_bytes = machine::process::peak_resident();
+    let engine = &arguments.engine;
+    let on = On {
+        kind: engine.kind(),
+        name: engine.name(),
+        limit_bytes: limit_bytes(None),
+        open: &|bytes| engine.device(bytes),
+    };
+    let steps = Mutex::new(Vec::new());
+    train(config, &on, false, &|happening| {
+        if let Happening::Event(Event::Step(step)) = happening {
+            let cpu_ms = machine::process::cpu_time().as_secs_f64() * 1e3;
+            let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
+            steps.push((step.secs * 1e3, step.wait_secs * 1e3, cpu_ms));
+        }
+        true
+    })?;
+    let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
+    let threads = engine.threads() as f64;
+    let pairs = steps.windows(2).skip(WARM_UP - 1);
+    Ok(Figures {
+        ms_median: median(steps.iter().skip(WARM_UP).map(|(wall, ..)| *wall)),
+        cpu_ms_median: median(pairs.map(|pair| (pair[1].2 - pair[0].2) / threads)),
+        rss_before_bytes,
+        rss_peak_bytes: machine::process::peak_resident(),
+        wait_ms: Some(steps.iter().skip(1).map(|(_, wait, _)| wait).sum()),
+    })
+}
+
+/// What the round before left.
+fn remove(folder: &Path) -> Result<(), Failure> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(Failure::Write { path: folder.into(), error })
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,158 @@
+//! A model's folder to measure whole jobs with: SD3's autoencoder as it is published and a transformer
+//! of a chosen size, both with random weights, beside the text encoders, tokenizers and scheduler of
+//! another folder. diffusers loads it like any other.
+//!
+//! The weights that `sd3::initial` writes would not do: their blocks add nothing at first, and an
+//! adapter beside a layer that adds nothing gets no gradient.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use compute::Stream;
+use serde_json::{Value, json};
+use weights::convert::encode;
+use weights::safetensors::Entering;
+use weights::write::write_file;
+use weights::{Dtype, WeightsError};
+
+use super::{MID, SEED, TINY, autoencoder, sd3_config};
+use crate::error::Result;
+use crate::export::model::copy_rest;
+use crate::model::build::{DEVIATION, Role, Want, wants};
+use crate::model::config;
+use crate::model::sd3::{self, Sd3};
+use crate::model::vae::{self, Decoder, Encoder};
+use crate::report::write_text;
+
+/// How large the transformer is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Size {
+    /// That of [`super::Case::Sd3Tiny`].
+    Tiny,
+    /// That of [`super::Case::Sd3Mid`].
+    Mid,
+}
+
+/// As diffusers calls the file of a part.
+const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
+
+/// Writes the folder. Prompts are as wide as the encoders of `rest` make them.
+pub fn write(rest: &Path, size: Size, out: &Path) -> Result<()> {
+    copy_rest(rest, out)?;
+    let theirs: sd3::Config = config::read(&rest.join("transformer/config.json"))?;
+    let size = match size {
+        Size::Tiny => TINY,
+        Size::Mid => MID,
+    };
+    let transformer = sd3::Config {
+        joint_attention_dim: theirs.joint_attention_dim,
+        pooled_projection_dim: theirs.pooled_projection_dim,
+        ..sd3_config(size)
+    };
+    let folder = out.join("transformer");
+    write_text(&folder.join("config.json"), &transformer_settings(&transformer).to_string())?;
+    let all = wants(|build| Sd3::new(&transformer, build))?;
+    write_random(&folder.join(WEIGHTS), &all, Dtype::F32)?;
+
+    let vae = autoencoder();
+    let folder = out.join("vae");
+    write_text(&folder.join("config.json"), &vae_settings(&vae).to_string())?;
+    let mut all = wants(|build| Encoder::new(&vae, build))?;
+    all.extend(wants(|build| Decoder::new(&vae, build))?);
+    write_random(&folder.join(WEIGHTS), &all, Dtype::Bf16)
+}
+
+fn transformer_settings(config: &sd3::Config) -> Value {
+    json!({
+        "_class_name": "SD3Transformer2DModel",
+        "attention_head_dim": config.attention_head_dim,
+        "caption_projection_dim": config.caption_projection_dim,
+        "in_channels": config.in_channels,
+        "joint_attention_dim": config.joint_attention_dim,
+        "num_attention_heads": config.num_attention_heads,
+        "num_layers": config.num_layers,
+        "out_channels": config.out_channels(),
+        "patch_size": config.patch_size,
+        "pooled_projection_dim": config.pooled_projection_dim,
+        "pos_embed_max_size": config.pos_embed_max_size,
+        "sample_size": config.sample_size,
+    })
+}
+
+fn vae_settings(config: &vae::Config) -> Value {
+    let levels = config.block_out_channels.len();
+    json!({
+        "_class_name": "AutoencoderKL",
+        "block_out_channels": config.block_out_channels,
+        "down_block_types": vec!["DownEncoderBlock2D"; levels],
+        "in_channels": config.in_channels,
+        "latent_channels": config.latent_channels,
+        "layers_per_block": config.layers_per_block,
+        "norm_num_groups": config.norm_num_groups,
+        "out_channels": config.out_channels,
+        "scaling_factor": config.scaling_factor,
+        "shift_factor": config.shift_factor,
+        "up_block_types": vec!["UpDecoderBlock2D"; levels],
+        "use_post_quant_conv": config.use_post_quant_conv,
+        "use_quant_conv": config.use_quant_conv,
+    })
+}
+
+/// Writes what a model asks for, in numbers as `build::Random` has them in memory.
+fn write_random(path: &Path, all: &[Want], dtype: Dtype) -> Result<()> {
+    let by_name: BTreeMap<&str, (u64, &Want)> =
+        (0..).zip(all).map(|(stream, want)| (want.name.as_str(), (stream, want))).collect();
+    let entering = all.iter().map(|want| Entering {
+        name: want.name.clone(),
+        dtype,
+        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
+    });
+    // What transformers asks of every file.
+    let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+    write_file(path, &metadata, entering.collect(), false, &mut |tensor, file| {
+        let (stream, want) = by_name[tensor.name.as_str()];
+        let stream = Stream::new(SEED, stream);
+        let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
+        let number = |index| if is_norm { 1.0 } else { DEVIATION * stream.normal(index) };
+        let numbers: Vec<f32> = (0..want.shape.elements()).map(number).collect();
+        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
+        encode(&numbers, dtype, &mut bytes);
+        file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
+    })?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use weights::Catalog;
+
+    use super::*;
+
+    #[test]
+    fn settings_are_read_as_they_were_meant() {
+        let transformer = sd3_config(TINY);
+        let read: sd3::Config = serde_json::from_value(transformer_settings(&transformer)).unwrap();
+        assert_eq!(read, transformer);
+        let vae = autoencoder();
+        let read: vae::Config = serde_json::from_value(vae_settings(&vae)).unwrap();
+        assert!(read.check().is_ok());
+        let names = |config: &vae::Config| wants(|build| Decoder::new(config, build)).unwrap();
+        assert_eq!(names(&read), names(&vae));
+    }
+
+    #[test]
+    fn every_layer_adds_something() {
+        let small = sd3::Config { pos_embed_max_size: 4, ..sd3_config(TINY) };
+        let small = sd3::Config { joint_attention_dim: 32, pooled_projection_dim: 16, ..small };
+        let all = wants(|build| Sd3::new(&small, build)).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(WEIGHTS);
+        write_random(&path, &all, Dtype::F32).unwrap();
+        let catalog = Catalog::open(&path).unwrap();
+        assert_eq!(catalog.tensors.len(), all.len());
+        for tensor in &catalog.tensors {
+            let numbers = weights::load::floats(&catalog, tensor, 0..tensor.count()).unwrap();
+            assert!(numbers.iter().any(|number| *number != 0.0), "{}", tensor.name);
+        }
+    }
+}
