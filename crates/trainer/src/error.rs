@@ -116,10 +116,12 @@ pub enum TrainerError {
         path: PathBuf,
     },
     /// Training that trains nothing.
-    #[error("nothing is learnt: none of {layers} layers got a gradient in two steps")]
+    #[error("nothing is learnt: none of {layers} layers got a gradient in {steps} steps")]
     Dead {
         /// Layers that are trained.
         layers: usize,
+        /// Steps that were taken.
+        steps: u64,
     },
     /// A line of a run's history is not an event.
     #[error("line {line} is not an event of a run: {problem}: {}", path.display())]

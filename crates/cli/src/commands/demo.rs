@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use trainer::Result as Trained;
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::autoencoder::Progress;
-use trainer::demo::{kit, show};
+use trainer::demo::{kit, show, unpack};
 use trainer::train::event::Why;
 use trainer::train::{On, train};
 
@@ -106,6 +106,7 @@ fn next_steps(folder: &Path) -> String {
 /// Unpacks the model, and reads the job with its paths inside the folder.
 fn prepare(folder: &Path) -> Trained<RunConfig> {
     let base = folder.join("base");
+    unpack(&base)?;
     let mut raw = RawConfig::from_text(JOB, Path::new("recipes/demo.toml"))?;
     for (key, path) in [
         ("base.path", base),

@@ -4,6 +4,7 @@
 //! trains them like any other model's.
 
 pub mod autoencoder;
+mod files;
 mod font;
 pub mod kit;
 pub mod paint;
@@ -15,6 +16,7 @@ pub mod show;
 pub mod statistics;
 mod words;
 
+pub use files::unpack;
 pub use scene::{Background, Colour, Place, Scene, Size, Style};
 pub use set::{Drawn, draw_set};
 pub use shape::Shape;

@@ -1,7 +1,7 @@
 //! What a checkpoint belongs to: going on with another model, other pictures or other settings would
 //! give a result that no run gives.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
@@ -49,13 +49,17 @@ impl Identity {
 
     /// That a checkpoint with this identity is one of `job`.
     pub fn check(&self, job: &Self, folder: &Path) -> Result<()> {
-        let keys = self.settings.keys().chain(job.settings.keys());
-        let changed =
-            keys.map(String::as_str).find(|key| self.settings.get(*key) != job.settings.get(*key));
-        let unset = || "not set".to_owned();
-        let problem = if let Some(key) = changed {
-            let of = |identity: &Self| identity.settings.get(key).cloned().unwrap_or_else(unset);
-            format!("{key} was {}, is {}", of(self), of(job))
+        let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
+        let of = |identity: &Self, key: &String| {
+            identity.settings.get(key).cloned().unwrap_or_else(|| "not set".into())
+        };
+        let changed: Vec<String> = keys
+            .into_iter()
+            .filter(|key| self.settings.get(*key) != job.settings.get(*key))
+            .map(|key| format!("{key} was {}, is {}", of(self, key), of(job, key)))
+            .collect();
+        let problem = if !changed.is_empty() {
+            changed.join("; ")
         } else if self.base != job.base {
             format!("the base was {:.8}, is {:.8}", self.base, job.base)
         } else if self.pictures != job.pictures {

@@ -26,9 +26,9 @@ use crate::data::Order;
 use crate::error::{Result, TrainerError};
 use crate::optim::schedule;
 
-/// The step at which every layer must have learnt something: the second is the first in which
-/// gradients reach both halves of an adapter.
-const LOOK_AT: u64 = 2;
+/// The step at which every layer must have learnt something. In the second, gradients reach both
+/// halves of an adapter; in the third, all of a model whose blocks add nothing at first.
+const LOOK_AT: u64 = 4;
 
 /// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
 /// is busy for a moment.
@@ -197,7 +197,7 @@ impl Run<'_, '_> {
         let all = self.session.n_layers();
         match still.first() {
             None => Ok(()),
-            Some(_) if still.len() == all => Err(TrainerError::Dead { layers: all }),
+            Some(_) if still.len() == all => Err(TrainerError::Dead { layers: all, steps: LOOK_AT }),
             Some(first) => {
                 let n = still.len();
                 self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
