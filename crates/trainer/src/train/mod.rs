@@ -32,6 +32,7 @@ use self::run::Run;
 use self::session::{Session, Trained};
 use crate::cache::{self, Caching, Index, Request};
 use crate::config::RunConfig;
+use crate::data::Problem;
 use crate::error::Result;
 use crate::export::{Exported, export, model};
 use crate::model::adapter::read::Component;
@@ -53,6 +54,8 @@ pub enum Happening<'a> {
         /// ... of this.
         total: u64,
     },
+    /// Nothing new: only asks whether to go on, in the middle of something long.
+    Tick,
 }
 
 /// Told what happens; answers whether to go on. Called from several threads.
@@ -77,14 +80,13 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let mut teller = Teller::new(&folder, tell)?;
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
     let caching = Caching::new(&pipeline, Request::of(config), &|done| teller.caching(done))?;
-    for problem in &caching.index().problems {
-        let text = format!("{} {}", problem.path.display(), problem.kind);
-        teller.tell(&Event::Warning { step: 0, text })?;
-    }
+    let n_known = caching.index().problems.len();
+    teller.warn_of(&caching.index().problems)?;
     let plan = plan(&pipeline, config, &caching, on.kind, on.limit_bytes)?;
-    folder.write("config.toml", &config.resolved())?;
     let device = (on.open)(plan.peak_bytes())?;
     let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
+    // Those that only showed when a picture was decoded.
+    teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
         learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
     if end.why != Why::Interrupted {
@@ -110,6 +112,8 @@ fn learn(
     let mut passed_over = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
     let progress = restored.unwrap_or_default();
+    // Not before: a job that is refused leaves no trace in another one's folder.
+    folder.write("config.toml", &config.resolved())?;
     let mut order = index.order(config.train.batch, config.train.seed);
     let total_steps = plan::total_steps(config, order.batches_per_epoch());
     teller.tell(&Event::Begin(Begin {
@@ -149,6 +153,7 @@ fn learn(
         folder: &folder.path,
         progress,
         total_steps,
+        peak_bytes: 0,
         teller,
     };
     let end = run.go()?;
@@ -204,6 +209,13 @@ impl<'a> Teller<'a> {
         Ok(())
     }
 
+    fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {
+        problems.iter().try_for_each(|problem| {
+            let text = format!("{} {}", problem.path.display(), problem.kind);
+            self.tell(&Event::Warning { step: 0, text })
+        })
+    }
+
     /// How far the encoding is; answers whether to go on.
     fn caching(&self, event: cache::Event) -> bool {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -223,8 +235,9 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// Whether nobody asked to stop.
+    /// Whether nobody asked to stop, also just now.
     fn goes_on(&self) -> bool {
+        self.pass_on(Happening::Tick);
         !self.is_stopped.load(Ordering::Relaxed)
     }
 }

@@ -60,6 +60,8 @@ pub struct Run<'a, 't> {
     pub progress: Progress,
     /// How far it goes.
     pub total_steps: u64,
+    /// The most that it took so far.
+    pub peak_bytes: usize,
     /// Who is told.
     pub teller: &'a mut Teller<'t>,
 }
@@ -88,9 +90,9 @@ impl Run<'_, '_> {
                 self.save()?;
             }
         }
-        let Progress { step, .. } = self.progress;
-        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.device.usage().peak);
-        Ok(End { step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
+        self.restart_peak();
+        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.peak_bytes);
+        Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
     }
 
     fn prefetch(&self) -> Prefetch {
@@ -99,10 +101,16 @@ impl Run<'_, '_> {
         Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
+    /// Holes between tensors count: it is what an arena must have, and what plans are made of.
+    fn restart_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.device.usage().extent);
+        self.device.restart_peak();
+    }
+
     /// Batches to gradients to an update.
     fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
         let begun = Instant::now();
-        self.device.restart_peak();
+        self.restart_peak();
         let first = self.progress.batches;
         let numbers = first..first + self.config.train.accumulation as u64;
         let n_samples: usize = numbers.map(|number| self.order.batch(number).len()).sum();
@@ -138,7 +146,7 @@ impl Run<'_, '_> {
             is_skipped: !updated.is_applied,
             secs: begun.elapsed().as_secs_f64(),
             wait_secs,
-            peak_bytes: self.device.usage().peak,
+            peak_bytes: self.device.usage().extent,
         })
     }
 
