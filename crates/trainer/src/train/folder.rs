@@ -24,6 +24,7 @@ use weights::write::AtomicFile;
 use super::draws::{Purpose, seed};
 use super::journal;
 use crate::config::RunConfig;
+use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
 use crate::export::model;
 
@@ -47,7 +48,7 @@ impl Folder {
             // A file system without locks only loses the guard.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
-        if !resume && path.join(journal::FILE_NAME).exists() {
+        if !resume && journal::has_begun(path) {
             return Err(TrainerError::Taken { path: path.into() });
         }
         Ok(Self { path: path.into(), _lock: lock })
@@ -55,6 +56,16 @@ impl Folder {
 
     /// The model that a job begins with: its base, or one like it that has learnt nothing yet.
     pub fn base(&self, config: &RunConfig) -> Result<PathBuf> {
+        // Said now and not when all is trained: what comes of it is a folder like that one.
+        if config.adapter.kind == AdapterKind::None && !config.base.path.is_dir() {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "a model's own weights can be trained in a folder, not in one file: {}",
+                    config.base.path.display()
+                ),
+                hint: "give base.path a folder as diffusers saves it",
+            });
+        }
         if !config.base.fresh {
             return Ok(config.base.path.clone());
         }
