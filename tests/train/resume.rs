@@ -2,6 +2,7 @@
 //! is not the same run is refused.
 
 use std::fs;
+use std::io::BufRead;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::thread::sleep;
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use trainer::train::event::{End, Event, Why};
 
-use super::{Job, Running, begins, check_memory, events, interrupt, learnt, losses, warnings};
+use super::{
+    Job, Running, begins, check_memory, events, interrupt, learnt, losses, parsed, warnings,
+};
 use crate::models::copy;
 use crate::{said, text};
 
@@ -237,6 +240,9 @@ fn two_runs_do_not_share_a_folder() {
     assert!(running.until("step"));
     let words = job.fail(&set, &["--resume"]);
     assert!(words.contains(text(&job.path("run"))), "{words}");
-    running.child.kill().unwrap();
-    assert_eq!(running.code(), None);
+    interrupt(&running.child);
+    // Programs read this: nothing but events may be said, to the last line.
+    let rest: String = (&mut running.lines).lines().map(|line| line.unwrap() + "\n").collect();
+    assert!(matches!(parsed(&rest).last(), Some(Event::End(_))), "{rest}");
+    assert_eq!(running.code(), Some(130));
 }

@@ -4,6 +4,8 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
+use trainer::train::event::{End, Event, Why};
+
 use super::{Job, check_memory, events, learnt, warnings};
 use crate::{said, text};
 
@@ -62,6 +64,19 @@ fn a_folder_without_a_picture_is_an_error() {
     // The remedy needs no --resume: nothing has begun.
     fs::remove_dir_all(&pictures).unwrap();
     job.finish("run", &["train.steps=1", "data.draw=neon", "data.draw_count=2"], &[]);
+}
+
+#[test]
+fn what_is_not_finite_becomes_no_adapter() {
+    let job = Job::new();
+    let set = ["train.steps=40", "train.batch=1", "optimizer.learning_rate=1e38"];
+    let output = job.run(&set, &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(page.contains("stopped: nothing finite is learnt any more after step 26"), "{page}");
+    let run = job.path("run");
+    assert!(matches!(events(&run).last(), Some(Event::End(End { why: Why::Unhealthy, .. }))));
+    assert!(run.join("report.html").is_file() && !run.join("adapter").exists());
 }
 
 /// Files may not grow beyond this in the run whose disk is full; a checkpoint is larger.

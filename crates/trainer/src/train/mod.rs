@@ -89,7 +89,8 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
         learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
-    if end.why != Why::Interrupted {
+    // What is not finite is no adapter, and one that is interrupted is not finished.
+    if matches!(end.why, Why::Finished | Why::Plateau) {
         write_result(config, &mut pipeline, trained, &folder, &mut teller)?;
     }
     teller.tell(&Event::End(end.clone()))?;
