@@ -82,7 +82,7 @@ const EVERY_KEY: &[&str] = &[
     "optimizer.betas=[0.8, 0.99]",
     "optimizer.epsilon=1e-6",
     "optimizer.weight_decay=0",
-    "optimizer.schedule=plateau",
+    "optimizer.schedule=cosine",
     "optimizer.warmup=10",
     "sample.prompts=['a fox', 'a \"red\" fox']",
     "sample.size=[512, 768]",
@@ -143,6 +143,7 @@ fn a_resolved_job_means_the_same() {
         &[],
         &["train.scheme=mode", "train.mode_scale=0.5"],
         &["data.validation=4"],
+        &["data.validation=4", "optimizer.schedule=plateau"],
         &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
         &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
     ];
