@@ -199,6 +199,27 @@ fn a_damaged_checkpoint_is_passed_over() {
     assert_eq!(passed.count(), 2, "{warnings:?}");
 }
 
+#[test]
+fn a_run_that_ended_early_is_not_trained_further() {
+    let job = Job::new();
+    let set = [
+        "optimizer.learning_rate=1e-12",
+        "train.validate_every=1",
+        "train.stop_after_plateau=2",
+        "output.save_every=off",
+    ];
+    let run = job.finish("run", &set, &[]);
+    let before = learnt(&run);
+    // As if it had been killed before that.
+    fs::remove_dir_all(run.join("adapter")).unwrap();
+    job.finish("run", &set, &["--resume"]);
+    assert!(before == learnt(&run), "other bytes than without a break");
+    let events = events(&run);
+    let is_early =
+        |event: &&Event| matches!(event, Event::End(End { why: Why::Plateau, step: 2, .. }));
+    assert_eq!(events.iter().filter(is_early).count(), 2, "{events:?}");
+}
+
 fn flip_a_bit(path: &Path) {
     let mut bytes = fs::read(path).unwrap();
     let middle = bytes.len() / 2;

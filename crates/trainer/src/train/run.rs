@@ -75,8 +75,9 @@ impl Run<'_, '_> {
             self.look()?;
         }
         let mut ahead = self.prefetch();
-        let mut why =
-            if self.progress.step < self.total_steps { None } else { Some(Why::Finished) };
+        // One that was over, and was killed before its result was written, is not trained further.
+        let mut why = self.plateau();
+        why = why.or((self.progress.step >= self.total_steps).then_some(Why::Finished));
         while why.is_none() {
             let step = self.step(&mut ahead)?;
             let (loss, is_applied) = (step.loss, !step.is_skipped);
@@ -250,10 +251,16 @@ impl Run<'_, '_> {
         })?;
         self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
         self.lower_rate(loss)?;
-        let n_without = self.progress.patience.observe(loss);
+        self.progress.patience.observe(loss);
+        Ok(self.plateau())
+    }
+
+    /// Whether the loss has not fallen for as long as a run may last without.
+    fn plateau(&self) -> Option<Why> {
+        let n_without = self.progress.patience.n_without();
         let is_over =
             matches!(self.config.train.stop_after_plateau, Switch::On(most) if n_without >= most);
-        Ok(is_over.then_some(Why::Plateau))
+        is_over.then_some(Why::Plateau)
     }
 
     /// Lowers the learning rate where the loss does not fall, if it is to be.
