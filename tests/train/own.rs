@@ -17,7 +17,7 @@ use weights::Catalog;
 use weights::load::floats;
 
 use super::{Job, events, losses};
-use crate::models::{LIMIT, golden};
+use crate::models::{LIMIT, at, golden};
 use crate::{printed, text};
 
 const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
@@ -51,6 +51,17 @@ fn a_model_goes_on_learning() {
 #[test]
 fn a_model_learns_from_nothing() {
     check("base.fresh=true");
+}
+
+#[test]
+fn a_single_file_is_refused_before_anything_is_trained() {
+    let job = Job::new();
+    job.remove("rank = 4\n");
+    let base = format!("base.path='{}'", at("single/pipeline.safetensors"));
+    let rest = format!("base.rest='{}'", at("pipeline"));
+    let words = job.fail(&["adapter.kind=none", &base, &rest], &[]);
+    assert!(words.contains("in a folder, not in one file"), "{words}");
+    assert!(!job.path("run/cache").exists());
 }
 
 /// Weight of the adapter in the reference data: alpha is twice the rank.

@@ -171,6 +171,20 @@ fn a_second_ctrl_c_leaves_at_once() {
 }
 
 #[test]
+fn ctrl_c_is_heard_while_a_sample_is_drawn() {
+    let job = Job::new();
+    let set = ["sample.prompts=['a fox']", "sample.size=64", "sample.steps=900"];
+    let mut running = Running::begin(job.command(&set, &[]));
+    assert!(running.until("validation"));
+    interrupt(&running.child);
+    assert_eq!(running.code(), Some(130));
+    let events = events(&job.path("run"));
+    assert!(!events.iter().any(|event| matches!(event, Event::Sample { .. })), "{events:?}");
+    let Some(Event::End(end)) = events.last() else { panic!("{events:?}") };
+    assert_eq!((end.step, end.why), (1, Why::Interrupted));
+}
+
+#[test]
 fn a_damaged_checkpoint_is_passed_over() {
     let job = Job::new();
     let set = ["output.keep=1"];
