@@ -13,6 +13,8 @@ mod models;
 mod program;
 mod quantised;
 mod tidy;
+#[cfg(unix)]
+mod train;
 mod tree;
 mod weights;
 mod workload;

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let page = training.finish();
     let end = end?;
     write!(out, "{page}")?;
-    if end.why == Why::Interrupted && !arguments.quiet {
+    if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
         writeln!(out, "saved after step {}; go on with\n  {}", end.step, arguments.job.resuming())?;
     }
     Ok(match end.why {

@@ -64,7 +64,7 @@ impl Training {
             Happening::Progress { phase, done, total } if !self.is_quiet && !self.is_json => {
                 state.redraw(Some((phase, *done, *total)));
             }
-            Happening::Progress { .. } => {}
+            Happening::Progress { .. } | Happening::Tick => {}
         }
         !self.interrupted.load(Ordering::Relaxed)
     }
@@ -131,6 +131,8 @@ impl State {
     fn redraw(&mut self, progress: Option<(&str, u64, u64)>) {
         let mut drawn = self.drawn;
         redraw(&mut drawn, || match progress {
+            // Nobody knows how much it will be.
+            Some((phase, _, 0)) => phase.to_owned(),
             Some((phase, done, total)) => {
                 let share = done as f64 / total.max(1) as f64;
                 format!("{phase} {} {done} of {total}", bar(share))

@@ -79,9 +79,11 @@ impl Index {
         caption::for_step(&sample.caption, &self.captions, draws)
     }
 
-    /// What tells this set of pictures from others: contents, captions, sizes, repeats, hashed.
+    /// What tells this set of pictures from others: contents, captions, sizes, repeats, and what
+    /// makes prompts of captions, hashed.
     pub fn fingerprint(&self) -> String {
         let mut hasher = Hasher::new();
+        field(&mut hasher, self.encoders.as_bytes());
         for sample in self.train.iter().chain(&self.held_out) {
             field(&mut hasher, sample.plain.as_bytes());
             field(&mut hasher, sample.caption.as_bytes());

@@ -143,6 +143,7 @@ fn a_resolved_job_means_the_same() {
         &[],
         &["train.scheme=mode", "train.mode_scale=0.5"],
         &["data.validation=4"],
+        &["data.validation=4", "optimizer.schedule=plateau"],
         &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
         &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
     ];

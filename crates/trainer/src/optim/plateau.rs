@@ -25,6 +25,11 @@ impl Plateau {
         self.n_without
     }
 
+    /// Measurements without progress.
+    pub fn n_without(&self) -> u64 {
+        self.n_without
+    }
+
     /// Counts anew from the best so far.
     pub fn restart(&mut self) {
         self.n_without = 0;

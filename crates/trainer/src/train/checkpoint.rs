@@ -106,7 +106,7 @@ impl Checkpoints {
         remove(&place).map_err(failed)?;
         fs::rename(&staging, &place).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        self.remove_old().map_err(failed)?;
+        self.remove_old(progress.step).map_err(failed)?;
         Ok(Path::new("checkpoints").join(name))
     }
 
@@ -142,8 +142,11 @@ impl Checkpoints {
         Ok(None)
     }
 
-    fn remove_old(&self) -> io::Result<()> {
-        let old = self.steps().into_iter().skip(self.keep);
+    /// Keeps the latest up to `step`. Later ones were passed over, or the run would be there; kept,
+    /// they would take the places of those that can be read.
+    fn remove_old(&self, step: u64) -> io::Result<()> {
+        let (later, kept): (Vec<_>, Vec<_>) = self.steps().into_iter().partition(|at| *at > step);
+        let old = later.into_iter().chain(kept.into_iter().skip(self.keep));
         old.map(|step| self.folder.join(format!("step-{step:06}"))).try_for_each(|old| remove(&old))
     }
 }

@@ -22,12 +22,11 @@ use std::path::{Path, PathBuf};
 use weights::write::AtomicFile;
 
 use super::draws::{Purpose, seed};
+use super::journal;
 use crate::config::RunConfig;
+use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
 use crate::export::model;
-
-/// The job as decided.
-pub const JOB: &str = "config.toml";
 
 /// A run's folder, locked as long as this lives.
 pub struct Folder {
@@ -49,8 +48,7 @@ impl Folder {
             // A file system without locks only loses the guard.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
-        // Written when all was checked and found to fit: an attempt that failed before is no run.
-        if !resume && path.join(JOB).exists() {
+        if !resume && journal::has_begun(path) {
             return Err(TrainerError::Taken { path: path.into() });
         }
         Ok(Self { path: path.into(), _lock: lock })
@@ -58,6 +56,16 @@ impl Folder {
 
     /// The model that a job begins with: its base, or one like it that has learnt nothing yet.
     pub fn base(&self, config: &RunConfig) -> Result<PathBuf> {
+        // Said now and not when all is trained: what comes of it is a folder like that one.
+        if config.adapter.kind == AdapterKind::None && !config.base.path.is_dir() {
+            return Err(TrainerError::Request {
+                problem: format!(
+                    "a model's own weights can be trained in a folder, not in one file: {}",
+                    config.base.path.display()
+                ),
+                hint: "give base.path a folder as diffusers saves it",
+            });
+        }
         if !config.base.fresh {
             return Ok(config.base.path.clone());
         }
@@ -102,7 +110,10 @@ mod tests {
         assert!(matches!(open(true), Err(TrainerError::Busy { .. })));
         drop(attempt);
         let run = open(false).unwrap();
-        run.write(JOB, "").unwrap();
+        let begun = r#"{"event":"begin","version":"","base":"","engine":"","from_step":0,"steps":1,
+            "pictures":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
+            "limit_bytes":1,"time":0}"#;
+        run.write("events.jsonl", &format!("{}\n", begun.replace('\n', ""))).unwrap();
         drop(run);
         assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
         assert!(open(true).is_ok());

@@ -2,7 +2,7 @@
 //! happened. Lines are only ever added. A run that was killed may leave half a line behind, which is
 //! cut off when the run goes on.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -11,6 +11,13 @@ use crate::error::{Result, TrainerError};
 
 /// What the file is called in a run's folder.
 pub const FILE_NAME: &str = "events.jsonl";
+
+/// Whether a run has begun in a folder. One that failed before, over its job or its pictures, has
+/// left nothing that could be lost.
+pub fn has_begun(folder: &Path) -> bool {
+    let text = fs::read_to_string(folder.join(FILE_NAME)).unwrap_or_default();
+    text.lines().any(|line| matches!(serde_json::from_str(line), Ok(Event::Begin(_))))
+}
 
 /// The file, open at its end.
 pub struct Journal {
@@ -50,8 +57,6 @@ impl Journal {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]

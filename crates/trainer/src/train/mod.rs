@@ -33,6 +33,7 @@ use self::session::{Session, Trained};
 use crate::cache::{self, Caching, Index, Request};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
+use crate::data::Problem;
 use crate::error::Result;
 use crate::export::{Exported, card, export, model};
 use crate::model::adapter::read::Component;
@@ -54,6 +55,8 @@ pub enum Happening<'a> {
         /// ... of this.
         total: u64,
     },
+    /// Nothing new: only asks whether to go on, in the middle of something long.
+    Tick,
 }
 
 /// Told what happens; answers whether to go on. Called from several threads.
@@ -78,14 +81,13 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let mut teller = Teller::new(&folder, tell)?;
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
     let caching = Caching::new(&pipeline, Request::of(config), &|done| teller.caching(done))?;
-    for problem in &caching.index().problems {
-        let text = format!("{} {}", problem.path.display(), problem.kind);
-        teller.tell(&Event::Warning { step: 0, text })?;
-    }
+    let n_known = caching.index().problems.len();
+    teller.warn_of(&caching.index().problems)?;
     let plan = plan(&pipeline, config, &caching, on.kind, on.limit_bytes)?;
-    folder.write(folder::JOB, &config.resolved())?;
     let device = (on.open)(plan.peak_bytes())?;
     let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
+    // Those that only showed when a picture was decoded.
+    teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
         learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
     // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
@@ -116,6 +118,8 @@ fn learn(
     let mut passed_over = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
     let progress = restored.unwrap_or_default();
+    // Not before: a job that is refused leaves no trace in another one's folder.
+    folder.write("config.toml", &config.resolved())?;
     let mut order = index.order(config.train.batch, config.train.seed);
     let total_steps = plan::total_steps(config, order.batches_per_epoch());
     teller.tell(&Event::Begin(Begin {
@@ -155,6 +159,7 @@ fn learn(
         folder: &folder.path,
         progress,
         total_steps,
+        peak_bytes: 0,
         teller,
     };
     let end = run.go()?;
@@ -210,6 +215,13 @@ impl<'a> Teller<'a> {
         Ok(())
     }
 
+    fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {
+        problems.iter().try_for_each(|problem| {
+            let text = format!("{} {}", problem.path.display(), problem.kind);
+            self.tell(&Event::Warning { step: 0, text })
+        })
+    }
+
     /// How far the encoding is; answers whether to go on.
     fn caching(&self, event: cache::Event) -> bool {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
@@ -229,8 +241,9 @@ impl<'a> Teller<'a> {
         }
     }
 
-    /// Whether nobody asked to stop.
+    /// Whether nobody asked to stop, also just now.
     fn goes_on(&self) -> bool {
+        self.pass_on(Happening::Tick);
         !self.is_stopped.load(Ordering::Relaxed)
     }
 }

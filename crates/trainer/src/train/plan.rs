@@ -83,8 +83,9 @@ impl Rehearsal<'_> {
         let Index { train, held_out, .. } = self.caching.index();
         let prompt = self.prompt();
         for (bucket, shown) in buckets(train) {
-            let batch = self.batch(bucket, self.config.train.batch.min(shown), &prompt);
-            session.accumulate(&batch, 1.0, 0)?;
+            for samples in batch_sizes(self.config.train.batch, shown) {
+                session.accumulate(&self.batch(bucket, samples, &prompt), 1.0, 0)?;
+            }
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
         }
@@ -143,6 +144,12 @@ fn buckets(samples: &[Sample]) -> BTreeMap<Bucket, usize> {
         *buckets.entry(sample.bucket).or_default() += sample.repeats as usize;
     }
     buckets
+}
+
+/// Pictures in the batches of a bucket that is shown so often: all but the last are full. A smaller
+/// batch may leave other holes than a full one does.
+fn batch_sizes(batch: usize, shown: usize) -> impl Iterator<Item = usize> {
+    [batch.min(shown), shown % batch].into_iter().filter(|samples| *samples > 0)
 }
 
 /// Steps that a run takes.

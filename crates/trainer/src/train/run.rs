@@ -60,6 +60,8 @@ pub struct Run<'a, 't> {
     pub progress: Progress,
     /// How far it goes.
     pub total_steps: u64,
+    /// The most that it took so far.
+    pub peak_bytes: usize,
     /// Who is told.
     pub teller: &'a mut Teller<'t>,
 }
@@ -73,8 +75,9 @@ impl Run<'_, '_> {
             self.look()?;
         }
         let mut ahead = self.prefetch();
-        let mut why =
-            if self.progress.step < self.total_steps { None } else { Some(Why::Finished) };
+        // One that was over, and was killed before its result was written, is not trained further.
+        let mut why = self.plateau();
+        why = why.or((self.progress.step >= self.total_steps).then_some(Why::Finished));
         while why.is_none() {
             let step = self.step(&mut ahead)?;
             let (loss, is_applied) = (step.loss, !step.is_skipped);
@@ -88,9 +91,9 @@ impl Run<'_, '_> {
                 self.save()?;
             }
         }
-        let Progress { step, .. } = self.progress;
-        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.device.usage().peak);
-        Ok(End { step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
+        self.restart_peak();
+        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.peak_bytes);
+        Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
     }
 
     fn prefetch(&self) -> Prefetch {
@@ -99,10 +102,16 @@ impl Run<'_, '_> {
         Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
+    /// Holes between tensors count: it is what an arena must have, and what plans are made of.
+    fn restart_peak(&mut self) {
+        self.peak_bytes = self.peak_bytes.max(self.device.usage().extent);
+        self.device.restart_peak();
+    }
+
     /// Batches to gradients to an update.
     fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
         let begun = Instant::now();
-        self.device.restart_peak();
+        self.restart_peak();
         let first = self.progress.batches;
         let numbers = first..first + self.config.train.accumulation as u64;
         let n_samples: usize = numbers.map(|number| self.order.batch(number).len()).sum();
@@ -138,7 +147,7 @@ impl Run<'_, '_> {
             is_skipped: !updated.is_applied,
             secs: begun.elapsed().as_secs_f64(),
             wait_secs,
-            peak_bytes: self.device.usage().peak,
+            peak_bytes: self.device.usage().extent,
         })
     }
 
@@ -242,10 +251,16 @@ impl Run<'_, '_> {
         })?;
         self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
         self.lower_rate(loss)?;
-        let n_without = self.progress.patience.observe(loss);
+        self.progress.patience.observe(loss);
+        Ok(self.plateau())
+    }
+
+    /// Whether the loss has not fallen for as long as a run may last without.
+    fn plateau(&self) -> Option<Why> {
+        let n_without = self.progress.patience.n_without();
         let is_over =
             matches!(self.config.train.stop_after_plateau, Switch::On(most) if n_without >= most);
-        Ok(is_over.then_some(Why::Plateau))
+        is_over.then_some(Why::Plateau)
     }
 
     /// Lowers the learning rate where the loss does not fall, if it is to be.

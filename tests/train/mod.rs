@@ -1,0 +1,272 @@
+//! `hearth train` as a user meets it, on a model so small that a run takes seconds. Here: how jobs are
+//! made and runs looked at, and a run that goes well.
+
+mod own;
+mod resume;
+mod trouble;
+mod twin;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+
+use tempfile::TempDir;
+use trainer::train::event::{Begin, Event};
+
+use crate::models::at;
+use crate::{printed, said, text};
+
+/// A job for the tiny pipeline, with pictures that hearth draws.
+const JOB: &str = "
+[data]
+images = 'pictures'
+draw = 'neon'
+draw_count = 5
+resolution = 64
+bucket_step = 16
+validation = 1
+[adapter]
+rank = 4
+[train]
+steps = 6
+batch = 2
+validate_every = 4
+[optimizer]
+learning_rate = 1e-2
+[output]
+folder = 'run'
+save_every = 2
+";
+
+/// A job in a folder of its own.
+struct Job {
+    folder: TempDir,
+    file: PathBuf,
+}
+
+impl Job {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("job.toml");
+        let base = format!("[base]\npath = '{}'\ndtype = 'f32'\n", at("pipeline"));
+        fs::write(&file, format!("{base}{JOB}")).unwrap();
+        Self { folder, file }
+    }
+
+    /// Takes a part out of the file that has no effect with other values.
+    fn remove(&self, part: &str) {
+        let job = fs::read_to_string(&self.file).unwrap();
+        assert!(job.contains(part), "{job}");
+        fs::write(&self.file, job.replace(part, "")).unwrap();
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// `hearth train` on it, with other values for some keys.
+    fn command(&self, set: &[&str], arguments: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+        command.args(["train", text(&self.file)]).args(arguments);
+        command.args(set.iter().flat_map(|value| ["--set", value]));
+        command
+    }
+
+    fn run(&self, set: &[&str], arguments: &[&str]) -> Output {
+        self.command(set, arguments).output().unwrap()
+    }
+
+    /// A run that must end well; returns its folder.
+    fn finish(&self, out: &str, set: &[&str], arguments: &[&str]) -> PathBuf {
+        let folder = self.path(out);
+        let arguments = [&["--out", text(&folder), "--quiet"], arguments].concat();
+        let output = self.run(set, &arguments);
+        assert!(output.status.success(), "{}", said(&output));
+        check_memory(&events(&folder));
+        folder
+    }
+
+    /// A run that must fail; returns what it said.
+    fn fail(&self, set: &[&str], arguments: &[&str]) -> String {
+        let output = self.run(set, arguments);
+        let words = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        assert!(words.contains("\nhint: "), "{words}");
+        words
+    }
+}
+
+/// A run that goes on while it is watched.
+struct Running {
+    child: Child,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Running {
+    fn begin(mut command: Command) -> Self {
+        let mut child =
+            command.arg("--json").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap());
+        Self { child, lines }
+    }
+
+    /// Waits until a kind of event is printed; answers whether one was.
+    fn until(&mut self, kind: &str) -> bool {
+        let start = format!("{{\"event\":\"{kind}\"");
+        (&mut self.lines).lines().any(|line| line.unwrap().starts_with(&start))
+    }
+
+    fn code(mut self) -> Option<i32> {
+        self.child.wait().unwrap().code()
+    }
+}
+
+/// As Ctrl-C does.
+fn interrupt(child: &Child) {
+    let line = format!("kill -INT {}", child.id());
+    assert!(Command::new("sh").args(["-c", &line]).status().unwrap().success());
+}
+
+/// What a run's folder says happened.
+fn events(folder: &Path) -> Vec<Event> {
+    parsed(&fs::read_to_string(folder.join("events.jsonl")).unwrap())
+}
+
+fn parsed(lines: &str) -> Vec<Event> {
+    lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+}
+
+fn begins(events: &[Event]) -> Vec<&Begin> {
+    let mut begins = Vec::new();
+    for event in events {
+        if let Event::Begin(begin) = event {
+            begins.push(begin);
+        }
+    }
+    begins
+}
+
+fn warnings(events: &[Event]) -> Vec<&str> {
+    let mut warnings = Vec::new();
+    for event in events {
+        if let Event::Warning { text, .. } = event {
+            warnings.push(text.as_str());
+        }
+    }
+    warnings
+}
+
+/// Steps and their losses; of a step that was taken twice, the last.
+fn losses(events: &[Event]) -> Vec<f64> {
+    let mut losses = Vec::new();
+    for event in events {
+        if let Event::Step(step) = event {
+            losses.truncate(step.step as usize - 1);
+            losses.push(step.loss);
+        }
+    }
+    losses
+}
+
+/// No step took more than was planned for steps, and nothing more than was planned at all. Returns
+/// what the largest step took, and what was planned for it.
+fn check_memory(events: &[Event]) -> [usize; 2] {
+    let (mut taken, mut for_steps, mut for_all) = (0, 0, 0);
+    for event in events {
+        match event {
+            Event::Begin(begin) => {
+                let most = |start: &str| {
+                    let phases = begin.phases.iter().filter(|phase| phase.name.starts_with(start));
+                    phases.map(|phase| phase.peak_bytes).max().unwrap()
+                };
+                (taken, for_steps, for_all) = (0, most("train "), most(""));
+            }
+            Event::Step(step) => {
+                assert!(step.peak_bytes <= for_steps, "{} of {for_steps}", step.peak_bytes);
+                taken = taken.max(step.peak_bytes);
+            }
+            Event::End(end) => {
+                assert!((taken..=for_all).contains(&end.peak_bytes), "{end:?} {taken} {for_all}");
+            }
+            _ => {}
+        }
+    }
+    [taken, for_steps]
+}
+
+/// What a run has learnt: its adapter, and all that it would go on with.
+fn learnt(folder: &Path) -> [Vec<u8>; 2] {
+    let last = fs::read_dir(folder.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path());
+    let state = last.max().unwrap().join("state.safetensors");
+    let adapter = folder.join("adapter/pytorch_lora_weights.safetensors");
+    [adapter, state].map(|path| fs::read(path).unwrap())
+}
+
+#[test]
+fn pictures_become_an_adapter() {
+    let job = Job::new();
+    let set = [
+        "output.formats=['diffusers','peft','kohya','comfyui']",
+        "sample.prompts=['a fox']",
+        "sample.size=64",
+        "sample.steps=2",
+        "sample.every=3",
+    ];
+    let output = job.run(&set, &["--json"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(said(&output).is_empty(), "{}", said(&output));
+    let run = job.path("run");
+    let written = fs::read(run.join("events.jsonl")).unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&written));
+    let events = events(&run);
+    let names: Vec<String> = events.iter().map(name).collect();
+    let expected = "phase begin validation sample step warning step checkpoint step sample step \
+                    validation checkpoint step step validation sample checkpoint \
+                    exported exported exported exported end";
+    assert_eq!(names.join(" "), expected);
+    let mut held_out = Vec::new();
+    for event in &events {
+        if let Event::Validation { loss, .. } = event {
+            held_out.push(*loss);
+        }
+    }
+    assert!(held_out.is_sorted_by(|before, after| before > after), "{held_out:?}");
+    // Every step's bucket is the largest, as there is only one.
+    let [taken, planned] = check_memory(&events);
+    assert_eq!(taken, planned);
+    for file in [
+        "adapter/pytorch_lora_weights.safetensors",
+        "adapter/peft/adapter_model.safetensors",
+        "adapter/adapter-kohya.safetensors",
+        "adapter/adapter-comfyui.safetensors",
+        "samples/step-000000-1.png",
+        "samples/step-000003-1.png",
+        "samples/step-000006-1.png",
+        "config.toml",
+        "report.html",
+    ] {
+        assert!(run.join(file).is_file(), "{file} is missing");
+    }
+    assert_ne!(
+        fs::read(run.join("samples/step-000000-1.png")).unwrap(),
+        fs::read(run.join("samples/step-000006-1.png")).unwrap()
+    );
+}
+
+fn name(event: &Event) -> String {
+    serde_json::to_value(event).unwrap()["event"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_quiet_run_needs_no_job_file_and_prints_nothing() {
+    let job = Job::new();
+    job.finish("drawn", &["train.steps=1"], &[]);
+    let (base, pictures, out) = (at("pipeline"), job.path("pictures"), job.path("other"));
+    let paths = ["--base", &base, "--images", text(&pictures), "--out", text(&out)];
+    let set = ["train.steps=2", "data.resolution=64", "data.bucket_step=16", "base.dtype=f32"];
+    let set: Vec<&str> = set.iter().flat_map(|value| ["--set", value]).collect();
+    assert_eq!(printed(&[&["train", "--quiet"], &paths[..], &set].concat()), "");
+    assert_eq!(losses(&events(&out)).len(), 2);
+    assert!(out.join("adapter/pytorch_lora_weights.safetensors").is_file());
+}

@@ -1,0 +1,187 @@
+//! Training all of a model's own weights, from its own or from random ones.
+
+use std::fs;
+use std::path::Path;
+
+use compute::ops::PatchOrder;
+use compute::{Device, Dtype, Gradients, Shape, Tape, Tensor};
+use trainer::model::adapter::Adapters;
+use trainer::model::build::{Builder, Precision};
+use trainer::model::files::{Files, Layout, open};
+use trainer::model::host::numbers;
+use trainer::model::recompute::Recompute;
+use trainer::model::sd3::{Config, Input, Sd3};
+use trainer::model::{component, config};
+use trainer::verify::difference;
+use weights::Catalog;
+use weights::load::floats;
+
+use super::{Job, events, losses};
+use crate::models::{LIMIT, at, golden};
+use crate::{printed, text};
+
+const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
+
+/// A model folder that can be drawn with comes of it, and a break changes nothing.
+fn check(fresh: &str) {
+    let job = Job::new();
+    let set = ["adapter.kind=none", fresh, "train.steps=4", "train.batch=1", "train.ema=0.9"];
+    job.remove("rank = 4\n");
+    let whole = job.finish("whole", &set, &[]);
+    let stopped = [&set[..2], &["train.steps=2"], &set[3..]].concat();
+    let run = job.finish("run", &stopped, &[]);
+    let before = fs::read(run.join(WEIGHTS)).unwrap();
+    job.finish("run", &set, &["--resume"]);
+    let weights = |run: &Path| fs::read(run.join(WEIGHTS)).unwrap();
+    assert!(weights(&whole) == weights(&run), "other bytes than without a break");
+    assert!(weights(&run) != before, "two more steps changed nothing");
+    assert_eq!(losses(&events(&whole)), losses(&events(&run)));
+    let (model, picture) = (run.join("model"), job.path("fox.png"));
+    let arguments =
+        ["sample", "--base", text(&model), "--prompt", "a fox", "--out", text(&picture)];
+    printed(&[&arguments[..], &["--size", "64x64", "--steps", "1", "--dtype", "f32"]].concat());
+    assert!(picture.is_file());
+}
+
+#[test]
+fn a_model_goes_on_learning() {
+    check("base.fresh=false");
+}
+
+#[test]
+fn a_model_learns_from_nothing() {
+    check("base.fresh=true");
+}
+
+#[test]
+fn a_single_file_is_refused_before_anything_is_trained() {
+    let job = Job::new();
+    job.remove("rank = 4\n");
+    let base = format!("base.path='{}'", at("single/pipeline.safetensors"));
+    let rest = format!("base.rest='{}'", at("pipeline"));
+    let words = job.fail(&["adapter.kind=none", &base, &rest], &[]);
+    assert!(words.contains("in a folder, not in one file"), "{words}");
+    assert!(!job.path("run/cache").exists());
+}
+
+/// Weight of the adapter in the reference data: alpha is twice the rank.
+const SCALE: f32 = 2.0;
+
+/// An adapter's product is part of the weight, W = W₀ + s·B·A, so that the reference's gradients of A
+/// and B follow from that of W: dB = s·dW·Aᵀ and dA = s·Bᵀ·dW.
+#[test]
+fn gradients_of_weights_are_those_that_the_adapters_imply() {
+    let folder = golden().join("models/sd3");
+    let reference = Reference(Catalog::open(&folder.join("golden.safetensors")).unwrap());
+    let device = Device::cpu(2, LIMIT).unwrap();
+    let settings: Config =
+        config::read_checked(&folder.join("config.json"), Config::check).unwrap();
+    let catalog = component::weights(&folder).unwrap();
+    let build = |build: &mut Builder<'_>| Sd3::new(&settings, build);
+    let files = Files::find(&catalog, &Layout::same(), build).unwrap();
+    let (precision, mut adapters) = (Precision { dtype: Dtype::F32, base: None }, Adapters::own());
+    let model = open(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
+    let n_merged = reference.merge_into(&mut adapters);
+    assert_eq!(n_merged, 8);
+
+    let tape = Tape::training(&device, &adapters.params, 0);
+    let tensor = |name: &str| reference.tensor(&device, name);
+    let input = Input {
+        latents: &tensor("in.hidden_states"),
+        timesteps: &reference.numbers("in.timestep"),
+        context: &tensor("in.encoder_hidden_states"),
+        pooled: &tensor("in.pooled_projections"),
+    };
+    let tokens = model.forward(&tape, input, Recompute::Block).unwrap();
+    let target = tensor("target").into();
+    let target = tape.patchify(&target, model.patch_size(), PatchOrder::ChannelsLast).unwrap();
+    let loss = tape.mse(&tokens, target.tensor(), None, None).unwrap();
+    let mut gradients = Gradients::default();
+    tape.backward(&loss, &mut gradients).unwrap();
+
+    for (name, key) in &adapters.own {
+        let Some((module, down, up)) = reference.adapter(name) else { continue };
+        let gradient = Matrix::of(gradients.get(*key).unwrap());
+        for (part, implied) in
+            [("B", gradient.times(&down.turned())), ("A", up.turned().times(&gradient))]
+        {
+            let recorded = reference.numbers(&format!("grad.{module}.{part}"));
+            let implied: Vec<f32> = implied.numbers.iter().map(|number| SCALE * number).collect();
+            let apart = difference(&recorded, &implied);
+            assert!(apart < 2e-5, "{module} {part}: {apart:e}");
+        }
+    }
+}
+
+/// What the reference recorded.
+struct Reference(Catalog);
+
+impl Reference {
+    fn numbers(&self, name: &str) -> Vec<f32> {
+        let tensor = self.0.find(name).unwrap();
+        floats(&self.0, tensor, 0..tensor.count()).unwrap()
+    }
+
+    fn tensor(&self, device: &Device, name: &str) -> Tensor {
+        let shape = &self.0.find(name).unwrap().shape;
+        let sizes: Vec<usize> = shape.iter().map(|size| *size as usize).collect();
+        device.upload(Shape::new(&sizes), &self.numbers(name)).unwrap()
+    }
+
+    /// A layer's name, A and B, if the tensor is the weight of one that has an adapter.
+    fn adapter(&self, tensor: &str) -> Option<(String, Matrix, Matrix)> {
+        let module = tensor.strip_suffix(".weight")?;
+        let part = |part: &str| {
+            let name = format!("lora.{module}.{part}");
+            let columns = *self.0.find(&name).ok()?.shape.last()? as usize;
+            Some(Matrix { numbers: self.numbers(&name), columns })
+        };
+        Some((module.to_owned(), part("A")?, part("B")?))
+    }
+
+    /// Adds the adapters' products to the weights; returns to how many.
+    fn merge_into(&self, adapters: &mut Adapters) -> usize {
+        let mut n = 0;
+        // They are parameters in the order of their names.
+        let values = adapters.params.values_mut().unwrap();
+        for ((name, _), value) in adapters.own.iter().zip(values) {
+            let Some((_, down, up)) = self.adapter(name) else { continue };
+            let added = up.times(&down).numbers;
+            let merged: Vec<f32> =
+                numbers(value).iter().zip(added).map(|(own, more)| own + SCALE * more).collect();
+            *value = value.device().clone().upload(value.shape(), &merged).unwrap();
+            n += 1;
+        }
+        n
+    }
+}
+
+/// Row by row.
+struct Matrix {
+    numbers: Vec<f32>,
+    columns: usize,
+}
+
+impl Matrix {
+    fn of(tensor: &Tensor) -> Self {
+        let columns = *tensor.shape().sizes().last().unwrap();
+        Self { numbers: numbers(tensor), columns }
+    }
+
+    fn turned(&self) -> Self {
+        let rows = self.numbers.len() / self.columns;
+        let column = |at: usize| self.numbers.iter().skip(at).step_by(self.columns).copied();
+        Self { numbers: (0..self.columns).flat_map(column).collect(), columns: rows }
+    }
+
+    fn times(&self, other: &Self) -> Self {
+        let other = other.turned();
+        let dot = |a: &[f32], b: &[f32]| -> f32 {
+            a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum::<f64>() as f32
+        };
+        let rows = self.numbers.chunks(self.columns);
+        let numbers =
+            rows.flat_map(|row| other.numbers.chunks(other.columns).map(move |c| dot(row, c)));
+        Self { numbers: numbers.collect(), columns: other.numbers.len() / other.columns }
+    }
+}

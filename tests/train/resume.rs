@@ -1,0 +1,294 @@
+//! Runs that are killed, interrupted or damaged go on as if nothing had happened, bit for bit; what
+//! is not the same run is refused.
+
+use std::fs;
+use std::io::BufRead;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::Duration;
+
+use trainer::train::event::{End, Event, Why};
+
+use super::{
+    Job, Running, begins, check_memory, events, interrupt, learnt, losses, parsed, warnings,
+};
+use crate::models::copy;
+use crate::{said, text};
+
+/// Everything at once that remembers something between steps, or draws numbers in them.
+const ALL: [&str; 15] = [
+    "train.steps=12",
+    "train.batch=1",
+    "train.accumulation=2",
+    "train.ema=0.9",
+    "train.validate_every=3",
+    "optimizer.kind=adamw_8bit",
+    "optimizer.schedule=plateau",
+    "adapter.kind=dora",
+    "adapter.dropout=0.1",
+    "data.flip=true",
+    "data.shuffle_tags=true",
+    "data.keep_tags=0",
+    "data.caption_dropout=0.3",
+    "output.save_every=1",
+    "output.keep=2",
+];
+
+/// When a run is killed: milliseconds after an event of a kind, or after its start. A step's event
+/// is followed by its checkpoint, which takes some ten milliseconds here.
+const MOMENTS: [(&str, u64); 22] = [
+    ("", 10),
+    ("", 60),
+    ("", 250),
+    ("phase", 0),
+    ("begin", 0),
+    ("validation", 1),
+    ("step", 0),
+    ("step", 1),
+    ("step", 2),
+    ("step", 3),
+    ("step", 4),
+    ("step", 5),
+    ("step", 6),
+    ("step", 8),
+    ("step", 10),
+    ("step", 15),
+    ("step", 40),
+    ("checkpoint", 0),
+    ("checkpoint", 1),
+    ("exported", 0),
+    ("end", 0),
+    ("end", 3),
+];
+
+#[test]
+fn a_run_that_is_killed_again_and_again_learns_the_same() {
+    let job = Job::new();
+    let whole = job.finish("whole", &ALL, &["--threads", "1"]);
+    let killed = job.path("killed");
+    for (at, (kind, millis)) in MOMENTS.into_iter().enumerate() {
+        let threads = ["1", "2", "3"][at % 3];
+        let arguments = ["--out", text(&killed), "--resume", "--threads", threads];
+        let mut running = Running::begin(job.command(&ALL, &arguments));
+        let happened = kind.is_empty() || running.until(kind);
+        sleep(Duration::from_millis(millis));
+        // One that is done already cannot be killed.
+        _ = running.child.kill();
+        let output = running.child.wait_with_output().unwrap();
+        assert!(happened, "{kind}: {}", said(&output));
+    }
+    job.finish("killed", &ALL, &["--resume"]);
+    assert!(learnt(&whole) == learnt(&killed), "other bytes than without a break");
+    let [without, with] = [&whole, &killed].map(|run| events(run));
+    assert_eq!(losses(&without), losses(&with));
+    let parts: Vec<u64> = begins(&with).iter().map(|begin| begin.from_step).collect();
+    assert!(parts.is_sorted() && parts.last() == Some(&12), "{parts:?}");
+    assert!(parts.iter().any(|from| (1..12).contains(from)) && parts.len() > 15, "{parts:?}");
+    for folder in ["checkpoints", "adapter"] {
+        let names =
+            fs::read_dir(killed.join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
+        let names: Vec<_> =
+            names.filter(|name| text(Path::new(name)).contains("partial")).collect();
+        assert!(names.is_empty(), "{names:?} is left of what was killed");
+    }
+    // What broke off is never taken for a checkpoint.
+    assert!(!warnings(&with).iter().any(|text| text.contains("passed over")), "{with:?}");
+}
+
+#[test]
+fn ctrl_c_saves_and_says_how_to_go_on() {
+    let job = Job::new();
+    let set = ["train.steps=5", "train.accumulation=2", "output.save_every=off"];
+    let whole = job.finish("whole", &set, &[]);
+    let run = job.path("run");
+    let mut command = job.command(&set, &[]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let journal = run.join("events.jsonl");
+    wait_for(&mut child, || {
+        fs::read_to_string(&journal).is_ok_and(|text| text.contains("\"step\":1,"))
+    });
+    interrupt(&child);
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    let before = events(&run);
+    let Some(Event::End(End { step, why: Why::Interrupted, .. })) = before.last() else {
+        panic!("{before:?}")
+    };
+    assert!((1..5).contains(step), "{step}");
+    assert!(!run.join("adapter").exists());
+    let page = String::from_utf8_lossy(&output.stdout);
+    let again = format!("saved after step {step}; go on with\n  hearth train {}", text(&job.file));
+    assert!(page.contains(&again), "{page}");
+    assert!(page.contains("--set 'train.accumulation=2'"), "{page}");
+    assert!(page.trim_end().ends_with("--resume"), "{page}");
+    job.finish("run", &set, &["--resume"]);
+    assert!(learnt(&whole) == learnt(&run), "other bytes than without a break");
+}
+
+#[test]
+fn ctrl_c_while_pictures_are_encoded_ends_in_order() {
+    let job = Job::new();
+    let set = ["data.shuffle_tags=true", "data.keep_tags=0", "data.draw_count=12", "train.steps=1"];
+    let run = job.path("run");
+    let mut running = Running::begin(job.command(&set, &[]));
+    wait_for(&mut running.child, || {
+        fs::read_dir(run.join("cache/v1")).is_ok_and(|mut files| {
+            files.any(|file| text(&file.unwrap().path()).ends_with(".safetensors"))
+        })
+    });
+    interrupt(&running.child);
+    let output = running.child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(130), "{}", said(&output));
+    assert!(said(&output).contains("interrupted"), "{}", said(&output));
+    assert!(begins(&events(&run)).is_empty());
+    // Nothing has begun, so nothing has to be resumed.
+    job.finish("run", &set, &[]);
+}
+
+/// Waits until something is so, as long as the program runs.
+fn wait_for(child: &mut Child, mut is_so: impl FnMut() -> bool) {
+    while !is_so() {
+        assert!(child.try_wait().unwrap().is_none(), "it ended before");
+        sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn a_second_ctrl_c_leaves_at_once() {
+    let job = Job::new();
+    // A step of many batches, so that the first one would have to wait.
+    let set = ["train.accumulation=20", "train.steps=2"];
+    let mut running = Running::begin(job.command(&set, &[]));
+    assert!(running.until("validation"));
+    interrupt(&running.child);
+    sleep(Duration::from_millis(20));
+    interrupt(&running.child);
+    assert_eq!(running.code(), Some(130));
+    let run = job.path("run");
+    assert!(!events(&run).iter().any(|event| matches!(event, Event::End(_))));
+    assert!(!run.join("checkpoints").exists());
+}
+
+#[test]
+fn ctrl_c_is_heard_while_a_sample_is_drawn() {
+    let job = Job::new();
+    let set = ["sample.prompts=['a fox']", "sample.size=64", "sample.steps=900"];
+    let mut running = Running::begin(job.command(&set, &[]));
+    assert!(running.until("validation"));
+    interrupt(&running.child);
+    assert_eq!(running.code(), Some(130));
+    let events = events(&job.path("run"));
+    assert!(!events.iter().any(|event| matches!(event, Event::Sample { .. })), "{events:?}");
+    let Some(Event::End(end)) = events.last() else { panic!("{events:?}") };
+    assert_eq!((end.step, end.why), (1, Why::Interrupted));
+}
+
+#[test]
+fn a_damaged_checkpoint_is_passed_over() {
+    let job = Job::new();
+    let set = ["output.keep=1"];
+    let run = job.finish("run", &set, &[]);
+    let whole = learnt(&run);
+    assert_eq!(fs::read_dir(run.join("checkpoints")).unwrap().count(), 1);
+
+    // The only one: the run begins anew, and what it saves then is not taken for older.
+    flip_a_bit(&run.join("checkpoints/step-000006/state.safetensors"));
+    let stopped = [set[0], "train.steps=2"];
+    job.finish("run", &stopped, &["--resume"]);
+    assert!(run.join("checkpoints/step-000002").exists());
+    job.finish("run", &set, &["--resume"]);
+    assert!(whole == learnt(&run), "other bytes than without the damage");
+
+    job.finish("run", &["output.keep=2", "train.steps=8"], &["--resume"]);
+    let longer = learnt(&run);
+    flip_a_bit(&run.join("checkpoints/step-000008/state.safetensors"));
+    job.finish("run", &["output.keep=2", "train.steps=8"], &["--resume"]);
+    assert!(longer == learnt(&run), "other bytes than without the damage");
+    let events = events(&run);
+    let from: Vec<u64> = begins(&events).iter().map(|begin| begin.from_step).collect();
+    assert_eq!(from, [0, 0, 2, 6, 6]);
+    let warnings = warnings(&events);
+    let passed = warnings.iter().filter(|text| text.starts_with("checkpoint passed over: "));
+    assert_eq!(passed.count(), 2, "{warnings:?}");
+}
+
+#[test]
+fn a_run_that_ended_early_is_not_trained_further() {
+    let job = Job::new();
+    let set = [
+        "optimizer.learning_rate=1e-12",
+        "train.validate_every=1",
+        "train.stop_after_plateau=2",
+        "output.save_every=off",
+    ];
+    let run = job.finish("run", &set, &[]);
+    let before = learnt(&run);
+    // As if it had been killed before that.
+    fs::remove_dir_all(run.join("adapter")).unwrap();
+    job.finish("run", &set, &["--resume"]);
+    assert!(before == learnt(&run), "other bytes than without a break");
+    let events = events(&run);
+    let is_early =
+        |event: &&Event| matches!(event, Event::End(End { why: Why::Plateau, step: 2, .. }));
+    assert_eq!(events.iter().filter(is_early).count(), 2, "{events:?}");
+}
+
+fn flip_a_bit(path: &Path) {
+    let mut bytes = fs::read(path).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 8;
+    fs::write(path, bytes).unwrap();
+}
+
+#[test]
+fn another_job_does_not_go_on_with_this_one() {
+    let job = Job::new();
+    let run = job.finish("run", &["train.steps=2"], &[]);
+    let config = fs::read(run.join("config.toml")).unwrap();
+    let refuses = |set: &[&str], arguments: &[&str], parts: &[&str]| {
+        let words = job.fail(set, arguments);
+        for part in parts {
+            assert!(words.contains(part), "{part:?} is missing from {words}");
+        }
+    };
+    let resume = ["--resume"];
+    let wider = ["adapter.rank=8", "adapter.alpha=4"];
+    refuses(&wider, &resume, &["adapter.rank was 4, is 8", "step-000002"]);
+    refuses(&["train.seed=7"], &resume, &["train.seed was 42, is 7"]);
+    refuses(&[], &[], &["run"]);
+    let base = other_base();
+    let path = format!("base.path='{}'", text(base.path()));
+    refuses(&[&path], &resume, &["the base was "]);
+    fs::write(job.path("pictures/0000.txt"), "another caption").unwrap();
+    refuses(&[], &resume, &["the pictures were "]);
+    assert_eq!(fs::read(run.join("config.toml")).unwrap(), config);
+    check_memory(&events(&run));
+}
+
+/// The tiny pipeline with one bit of its transformer changed.
+fn other_base() -> tempfile::TempDir {
+    let base = copy();
+    let path: PathBuf = base.path().join("transformer/diffusion_pytorch_model.safetensors");
+    let mut bytes = fs::read(&path).unwrap();
+    let (length, _) = bytes.split_first_chunk().unwrap();
+    let first = 8 + u64::from_le_bytes(*length) as usize;
+    bytes[first] ^= 1;
+    fs::write(path, bytes).unwrap();
+    base
+}
+
+#[test]
+fn two_runs_do_not_share_a_folder() {
+    let job = Job::new();
+    let set = ["train.steps=1000", "output.save_every=off"];
+    let mut running = Running::begin(job.command(&set, &[]));
+    assert!(running.until("step"));
+    let words = job.fail(&set, &["--resume"]);
+    assert!(words.contains(text(&job.path("run"))), "{words}");
+    interrupt(&running.child);
+    // Programs read this: nothing but events may be said, to the last line.
+    let rest: String = (&mut running.lines).lines().map(|line| line.unwrap() + "\n").collect();
+    assert!(matches!(parsed(&rest).last(), Some(Event::End(_))), "{rest}");
+    assert_eq!(running.code(), Some(130));
+}

@@ -1,0 +1,106 @@
+//! What people have in their folders, and disks that are full.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use trainer::train::event::{End, Event, Why};
+
+use super::{Job, check_memory, events, learnt, warnings};
+use crate::{said, text};
+
+/// Files that are no pictures, or no good ones, and what is said of each.
+const BROKEN: [(&str, &str); 6] = [
+    ("cut.png", "is truncated"),
+    ("spoilt.png", "is damaged"),
+    ("empty.png", "has zero bytes"),
+    ("letter.jpg", "is not a picture"),
+    ("tiny.png", "is too small"),
+    ("0001.png", "has no caption"),
+];
+
+fn spoil(pictures: &Path) {
+    let mut whole = fs::read(pictures.join("0000.png")).unwrap();
+    let middle = whole.len() / 2;
+    fs::write(pictures.join("cut.png"), &whole[..middle]).unwrap();
+    // Whole by its looks: only who decodes it finds out.
+    whole[middle] ^= 8;
+    fs::write(pictures.join("spoilt.png"), whole).unwrap();
+    fs::write(pictures.join("empty.png"), "").unwrap();
+    fs::write(pictures.join("letter.jpg"), "Dear diary").unwrap();
+    let file = fs::File::create(pictures.join("tiny.png")).unwrap();
+    png::Encoder::new(file, 2, 2).write_header().unwrap().write_image_data(&[0; 4]).unwrap();
+    fs::remove_file(pictures.join("0001.txt")).unwrap();
+}
+
+#[test]
+fn broken_pictures_are_told_and_left_out() {
+    let job = Job::new();
+    job.finish("whole", &["train.steps=1"], &[]);
+    spoil(&job.path("pictures"));
+    job.remove("draw_count = 5\n");
+    let run = job.finish("broken", &["train.steps=3", "data.draw=none"], &[]);
+    let events = events(&run);
+    let said = warnings(&events);
+    for (file, what) in BROKEN {
+        let is_told = said.iter().any(|text| text.contains(file) && text.contains(what));
+        assert!(is_told, "{file} {what} is missing from {said:#?}");
+    }
+    let begin = super::begins(&events)[0];
+    assert_eq!(begin.pictures + begin.held_out, 5);
+}
+
+#[test]
+fn a_folder_without_a_picture_is_an_error() {
+    let job = Job::new();
+    let pictures = job.path("pictures");
+    fs::create_dir(&pictures).unwrap();
+    fs::write(pictures.join("empty.png"), "").unwrap();
+    fs::write(pictures.join("letter.jpg"), "Dear diary").unwrap();
+    job.remove("draw = 'neon'\ndraw_count = 5\n");
+    let words = job.fail(&[], &[]);
+    assert!(words.contains("no picture to train with"), "{words}");
+    assert!(words.contains("1 x has zero bytes, 1 x is not a picture"), "{words}");
+    // The remedy needs no --resume: nothing has begun.
+    fs::remove_dir_all(&pictures).unwrap();
+    job.finish("run", &["train.steps=1", "data.draw=neon", "data.draw_count=2"], &[]);
+}
+
+#[test]
+fn what_is_not_finite_becomes_no_adapter() {
+    let job = Job::new();
+    let set = ["train.steps=40", "train.batch=1", "optimizer.learning_rate=1e38"];
+    let output = job.run(&set, &[]);
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(page.contains("stopped: nothing finite is learnt any more after step 26"), "{page}");
+    let run = job.path("run");
+    assert!(matches!(events(&run).last(), Some(Event::End(End { why: Why::Unhealthy, .. }))));
+    assert!(run.join("report.html").is_file() && !run.join("adapter").exists());
+}
+
+/// Files may not grow beyond this in the run whose disk is full; a checkpoint is larger.
+const KILOBYTES: usize = 32;
+
+#[test]
+fn a_full_disk_leaves_the_checkpoint_before() {
+    let job = Job::new();
+    let whole = learnt(&job.finish("whole", &[], &[]));
+    let cache = format!("data.cache='{}'", text(&job.path("whole/cache")));
+    let run = job.finish("run", &[&cache, "train.steps=2"], &[]);
+    let before = learnt(&run);
+
+    let full = job.command(&[&cache], &["--resume"]);
+    let line = format!("trap '' XFSZ; ulimit -f {KILOBYTES}; exec \"$@\"");
+    let mut command = Command::new("bash");
+    command.args(["-c", &line, "bash"]).arg(full.get_program()).args(full.get_args());
+    let output = command.output().unwrap();
+    let words = said(&output);
+    assert_eq!(output.status.code(), Some(1), "{words}");
+    assert!(words.contains("step-000004") && words.contains("too large"), "{words}");
+    assert!(before == learnt(&run), "the checkpoint before is not what it was");
+
+    job.finish("run", &[&cache], &["--resume"]);
+    assert!(whole == learnt(&run), "other bytes than with room on the disk");
+    check_memory(&events(&run));
+}
