@@ -6,6 +6,7 @@
 mod cache;
 #[cfg(unix)]
 mod data;
+mod demo;
 mod doctor;
 mod errors;
 mod merge;

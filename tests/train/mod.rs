@@ -221,7 +221,7 @@ fn pictures_become_an_adapter() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&written));
     let events = events(&run);
     let names: Vec<String> = events.iter().map(name).collect();
-    let expected = "phase begin validation sample step warning step checkpoint step sample step \
+    let expected = "phase begin validation sample step step checkpoint step sample warning step \
                     validation checkpoint step step validation sample checkpoint \
                     exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
@@ -244,6 +244,7 @@ fn pictures_become_an_adapter() {
         "samples/step-000003-1.png",
         "samples/step-000006-1.png",
         "config.toml",
+        "README.md",
         "report.html",
     ] {
         assert!(run.join(file).is_file(), "{file} is missing");

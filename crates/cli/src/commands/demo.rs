@@ -98,7 +98,7 @@ fn next_steps(folder: &Path) -> String {
     let folder = folder.display();
     format!(
         "try it: hearth sample --base {folder}/base --adapter {folder}/adapter --size 96x96 \\\n  \
-         --guidance 3 --prompt 'neon style, a pink star'\n\
+         --guidance 2 --prompt 'neon style, a pink star'\n\
          your own: hearth train --images YOUR-PICTURES --base STABLE-DIFFUSION-3.5-FOLDER"
     )
 }

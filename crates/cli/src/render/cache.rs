@@ -180,7 +180,7 @@ mod tests {
         let mut state = State::default();
         state.enter(PICTURES, 40);
         state.load(3 << 20);
-        assert_eq!(state.line(Duration::from_secs(1)), "pictures: 3.0 MiB read");
+        assert_eq!(state.line(Duration::from_secs(1)), "pictures: 3 MiB read");
         state.done = 10;
         assert_eq!(
             state.line(Duration::from_secs(5)),

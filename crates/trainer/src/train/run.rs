@@ -206,7 +206,9 @@ impl Run<'_, '_> {
         let all = self.session.n_layers();
         match still.first() {
             None => Ok(()),
-            Some(_) if still.len() == all => Err(TrainerError::Dead { layers: all, steps: LOOK_AT }),
+            Some(_) if still.len() == all => {
+                Err(TrainerError::Dead { layers: all, steps: LOOK_AT })
+            }
             Some(first) => {
                 let n = still.len();
                 self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
