@@ -56,20 +56,27 @@ pub fn see(cpu: &Cpu, window: Window, image: &Tensor, first: usize, seen: &mut T
 
 /// one + factor · other, shifted right by `left`; a row outside the image is zeros.
 fn add_rows([one, other]: [Option<&[f32]>; 2], factor: f32, left: usize, sum: &mut [f32]) {
-    sum.fill(0.0);
-    let sum = &mut sum[left..];
-    if let Some(one) = one {
-        let n = one.len().min(sum.len());
-        sum[..n].copy_from_slice(&one[..n]);
-    }
-    if let Some(other) = other {
-        for (sum, other) in sum.iter_mut().zip(other) {
-            *sum += factor * other;
-        }
+    let room = sum.len() - left;
+    let n = one.or(other).map_or(0, |row| row.len().min(room));
+    sum[..left].fill(0.0);
+    sum[left + n..].fill(0.0);
+    let inside = &mut sum[left..][..n];
+    match (one, other) {
+        (Some(one), Some(other)) => add_scaled(&one[..n], &other[..n], factor, inside),
+        (Some(one), None) => inside.copy_from_slice(&one[..n]),
+        (None, Some(other)) => inside.iter_mut().zip(other).for_each(|(to, x)| *to = factor * x),
+        (None, None) => {}
     }
 }
 
 simd! {
+    /// one + factor · other
+    fn add_scaled(one: &[f32], other: &[f32], factor: f32, sum: &mut [f32]) {
+        for ((sum, one), other) in sum.iter_mut().zip(one).zip(other) {
+            *sum = one + factor * other;
+        }
+    }
+
     /// Of every second number and its neighbours: one + factor · other.
     fn add_columns(sum: &[f32], right: (usize, usize, f32), out: &mut [f32]) {
         let (one, other, factor) = right;
