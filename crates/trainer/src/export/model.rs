@@ -2,7 +2,6 @@
 //! parts of the model it came from.
 
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -23,14 +22,31 @@ use crate::model::{config, files};
 const TRANSFORMER: &str = "transformer";
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
-/// Writes the model of `base`, with what was trained in its transformer's place.
+/// Writes the model of `base`, with what was trained in its transformer's place: beside it first, so
+/// that `out` is whole or as it was.
 pub fn write(
     pipeline: &Pipeline,
     trained: &BTreeMap<String, Vec<f32>>,
     dtype: compute::Dtype,
     out: &Path,
 ) -> Result<()> {
-    copy_rest(&pipeline.path, out)?;
+    let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let staging = out.with_file_name(format!(".{name}.partial"));
+    copy_rest(&pipeline.path, &staging)?;
+    write_transformer(pipeline, trained, dtype, &staging.join(TRANSFORMER).join(WEIGHTS))?;
+    let failed = |source| TrainerError::Io { what: "write", path: out.into(), source };
+    if out.exists() {
+        fs::remove_dir_all(out).map_err(failed)?;
+    }
+    fs::rename(&staging, out).map_err(failed)
+}
+
+fn write_transformer(
+    pipeline: &Pipeline,
+    trained: &BTreeMap<String, Vec<f32>>,
+    dtype: compute::Dtype,
+    path: &Path,
+) -> Result<()> {
     let transformer = &pipeline.transformer;
     let names = wants(|build| Sd3::new(&transformer.config, build))?;
     let dtype = files::stored(dtype);
@@ -39,8 +55,7 @@ pub fn write(
         dtype,
         shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
     });
-    let path = out.join(TRANSFORMER).join(WEIGHTS);
-    write_file(&path, &BTreeMap::new(), entering.collect(), false, &mut |tensor, file| {
+    write_file(path, &BTreeMap::new(), entering.collect(), false, &mut |tensor, file| {
         let numbers = if let Some(numbers) = trained.get(&tensor.name) {
             numbers.clone()
         } else {
@@ -50,7 +65,7 @@ pub fn write(
         };
         let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
         encode(&numbers, dtype, &mut bytes);
-        file.write_all(&bytes).map_err(|source| WeightsError::io("write", &path, source))
+        file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
     })?;
     Ok(())
 }
@@ -63,29 +78,47 @@ pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
     initial::write(&config, seed, Dtype::F32, &out.join(TRANSFORMER).join(WEIGHTS))
 }
 
+/// The other folders of a model.
+const OTHERS: [&str; 8] = [
+    "scheduler",
+    "tokenizer",
+    "tokenizer_2",
+    "tokenizer_3",
+    "text_encoder",
+    "text_encoder_2",
+    "text_encoder_3",
+    "vae",
+];
+
+/// What files of weights end in: beside a model's folders there are often whole checkpoints.
+const WEIGHTS_END: [&str; 5] = ["safetensors", "bin", "ckpt", "pt", "gguf"];
+
 /// Copies a model's folder but for the weights of its transformer.
 pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
-    let is_transformer = from.file_name() == Some(OsStr::new(TRANSFORMER));
-    let is_left_out = |path: &Path| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_hidden = name.starts_with('.');
-        is_hidden || is_transformer && (name != "config.json")
+    let is_weights = |path: &Path| {
+        WEIGHTS_END.iter().any(|end| path.extension().is_some_and(|found| found == *end))
     };
-    let copy = || -> io::Result<Vec<_>> {
-        fs::create_dir_all(to)?;
-        let mut folders = Vec::new();
-        for entry in fs::read_dir(from)? {
-            let path = entry?.path();
-            let Some(name) = path.file_name().filter(|_| !is_left_out(&path)) else { continue };
-            if path.is_dir() {
-                folders.push((path.clone(), to.join(name)));
-            } else {
-                fs::copy(&path, to.join(name))?;
-            }
+    let copy = || -> io::Result<()> {
+        copy_files(from, to, |path| !is_weights(path))?;
+        for name in OTHERS.iter().filter(|name| from.join(name).is_dir()) {
+            copy_files(&from.join(name), &to.join(name), |_| true)?;
         }
-        Ok(folders)
+        let [from, to] = [from, to].map(|folder| folder.join(TRANSFORMER));
+        copy_files(&from, &to, |path| path.ends_with("config.json"))
     };
-    let folders =
-        copy().map_err(|source| TrainerError::Io { what: "copy", path: from.into(), source })?;
-    folders.iter().try_for_each(|(from, to)| copy_rest(from, to))
+    copy().map_err(|source| TrainerError::Io { what: "copy", path: from.into(), source })
+}
+
+/// Copies the plain files of a folder that are wanted; hidden ones never are.
+fn copy_files(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool) -> io::Result<()> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default();
+        let is_hidden = name.to_string_lossy().starts_with('.');
+        if path.is_file() && !is_hidden && is_wanted(&path) {
+            fs::copy(&path, to.join(name))?;
+        }
+    }
+    Ok(())
 }

@@ -85,8 +85,8 @@ impl Run<'_, '_> {
             self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
             why = self.judge(loss, is_applied)?;
             why = why.or(self.look()?);
-            why = why.or((!self.teller.goes_on()).then_some(Why::Interrupted));
             why = why.or((self.progress.step == self.total_steps).then_some(Why::Finished));
+            why = why.or((!self.teller.goes_on()).then_some(Why::Interrupted));
             if why.is_some() || is_due(self.config.output.save_every, self.progress.step) {
                 self.save()?;
             }
