@@ -20,6 +20,10 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cpu/shared.rs", "a slice that several threads write to"),
     ("crates/compute/src/cpu/simd.rs", "calls functions compiled for vectors that were found"),
     ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
+    (
+        "crates/compute/src/ops/conv2d/cpu/winograd.rs",
+        "writes rows of a matrix from several threads",
+    ),
     ("crates/compute/src/ops/matmul/cpu.rs", "writes tiles of a matrix from several threads"),
     ("crates/compute/src/tensor.rs", "lends out a tensor's part of the arena"),
     ("crates/machine/src/live/cuda.rs", "calls into NVIDIA's libraries, loaded at run time"),

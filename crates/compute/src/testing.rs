@@ -220,12 +220,22 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
 
 /// As `check`, for ops that have no backward: all inputs are frozen.
 pub fn check_forward(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
+    check_forward_within(inputs, (slack, 1e-6), op, reference);
+}
+
+/// The same with another `least` that is allowed in any format.
+pub fn check_forward_within(
+    inputs: &[Input],
+    (slack, least): (f64, f64),
+    op: Forward<'_>,
+    reference: Reference<'_>,
+) {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let inputs: Vec<Input> =
             inputs.iter().map(|input| rounded(input, dtype).frozen()).collect();
         let outcomes = on_each_machine(dtype, &|device| run_forward(device, dtype, &inputs, op));
         let exact = Exact::of(&inputs, reference, &[]).result;
-        let allowed = slack * rounding(dtype) + 1e-6;
+        let allowed = slack * rounding(dtype) + least;
         for ours in outcomes {
             compare(&format!("{dtype} result"), &ours.result, &exact, allowed);
         }

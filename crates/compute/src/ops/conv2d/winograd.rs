@@ -1,12 +1,12 @@
 //! Convolutions of three by three pixels with fewer products (Lavin and Gray, "Fast Algorithms for
-//! Convolutional Neural Networks", arXiv 1509.09308): four pixels of the result, a square of two by
-//! two, from sixteen products per channel instead of thirty-six.
+//! Convolutional Neural Networks", arXiv 1509.09308, section 4.3): sixteen pixels of the result, a
+//! square of four by four, from thirty-six products per channel instead of a hundred and forty-four.
 //!
 //! y = Aᵀ·[(G·g·Gᵀ) ⊙ (Bᵀ·d·B)]·A
 //!
-//! for the kernel g and the four by four pixels d that a square sees. The products of all squares
-//! and channels at one of the sixteen places are a matrix product. In f32 only, where it is as exact
-//! as the plain way within a bit or two.
+//! for the kernel g and the six by six pixels d that a square sees. The products of all squares
+//! and channels at one of the thirty-six places are a matrix product. In f32 only, where it loses
+//! three or four bits.
 
 use super::{Conv2d, FLOPS, Window, cpu, strips};
 use crate::device::Engine;
@@ -14,8 +14,11 @@ use crate::op::Place;
 use crate::ops::matmul::{MatMul, Product};
 use crate::{Dtype, Result, Tensor};
 
-/// Places of a square's four by four pixels.
-pub(super) const PLACES: usize = 16;
+/// Pixels of the result along the side of a square, and of the image that it sees.
+pub(super) const SIDE: usize = 4;
+pub(super) const SEEN_SIDE: usize = 6;
+/// Places of what a square sees.
+pub(super) const PLACES: usize = SEEN_SIDE * SEEN_SIDE;
 /// With fewer channels, going there and back takes longer than the products that are saved. Chosen:
 /// half of the fewest that autoencoders have inside.
 const FEWEST_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
@@ -34,7 +37,7 @@ impl Window {
 
     /// Squares of the result, down and across.
     pub(super) fn squares(&self) -> [usize; 2] {
-        self.result.map(|side| side.div_ceil(2))
+        self.result.map(|side| side.div_ceil(SIDE))
     }
 }
 
@@ -65,7 +68,7 @@ pub(super) fn convolve(
     for rows in strips(down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
         let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
-        place.count(4 * seen.shape().elements(), &[&seen]);
+        place.count(SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
@@ -81,7 +84,7 @@ pub(super) fn convolve(
             products.push(product);
         }
         drop(seen);
-        place.count(FLOPS * 4 * outputs * n, &[&*y]);
+        place.count(FLOPS * SIDE * SIDE * outputs * n, &[&*y]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
