@@ -10,9 +10,8 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::autoencoder::Progress;
 use trainer::demo::{kit, show, unpack};
 use trainer::train::event::Why;
-use trainer::train::{On, train};
 
-use super::engine::{Engine, limit_bytes};
+use super::engine::Engine;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::interrupt;
@@ -62,16 +61,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
-    let on = On {
-        kind: engine.kind(),
-        name: engine.name(),
-        limit_bytes: limit_bytes(None),
-        open: &|bytes| engine.device(bytes),
-    };
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let end = train(&config, &on, false, &|happening| training.tell(&happening));
-    let page = training.finish();
-    let end = end?;
+    let (end, page) = training.watch(&config, &engine.on(None), false)?;
     if end.why == Why::Interrupted {
         return Ok(Outcome::Interrupted);
     }

@@ -6,6 +6,7 @@ use machine::budget::main_limit;
 use machine::{Bytes, Machine, Source};
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
+use trainer::train;
 
 use crate::failure::Failure;
 
@@ -38,10 +39,19 @@ impl Engine {
         Ok(self.device(bytes)?)
     }
 
-    /// The same, for a run that opens it itself.
-    pub fn device(&self, bytes: usize) -> compute::Result<Device> {
+    fn device(&self, bytes: usize) -> compute::Result<Device> {
         let On::Cpu = self.device;
         Device::cpu(self.threads(), bytes)
+    }
+
+    /// For a run, which opens it itself.
+    pub fn on(&self, limit: Option<Limit>) -> train::On<'_> {
+        train::On {
+            kind: self.kind(),
+            name: self.name(),
+            limit_bytes: limit_bytes(limit),
+            open: Box::new(|bytes| self.device(bytes)),
+        }
     }
 
     /// As it is typed.

@@ -3,9 +3,8 @@
 use std::io::Write;
 
 use trainer::train::event::Why;
-use trainer::train::{On, train};
 
-use super::engine::{Engine, Limit, limit_bytes};
+use super::engine::{Engine, Limit};
 use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -50,17 +49,9 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let config = arguments.job.resolve()?;
-    let engine = &arguments.engine;
-    let on = On {
-        kind: engine.kind(),
-        name: engine.name(),
-        limit_bytes: limit_bytes(arguments.limit),
-        open: &|bytes| engine.device(bytes),
-    };
+    let on = arguments.engine.on(arguments.limit);
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let end = train(&config, &on, arguments.resume, &|happening| training.tell(&happening));
-    let page = training.finish();
-    let end = end?;
+    let (end, page) = training.watch(&config, &on, arguments.resume)?;
     write!(out, "{page}")?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
         writeln!(out, "saved after step {}; go on with\n  {}", end.step, arguments.job.resuming())?;

@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use machine::Bytes;
-use trainer::train::Happening;
+use trainer::config::RunConfig;
 use trainer::train::event::{Begin, End, Event, Step, Why};
+use trainer::train::{Happening, On, train};
 
 use crate::failure::Failure;
 use crate::interrupt;
@@ -44,8 +45,21 @@ impl Training {
         Ok(Self { is_quiet, is_json, state, interrupted })
     }
 
+    /// Runs a job; returns how it ended, and what came of it as a page.
+    pub fn watch(
+        self,
+        config: &RunConfig,
+        on: &On<'_>,
+        resume: bool,
+    ) -> Result<(End, String), Failure> {
+        let end = train(config, on, resume, &|happening| self.tell(&happening));
+        // Also of a run that failed: its live line goes away before the error is printed.
+        let page = self.finish();
+        Ok((end?, page))
+    }
+
     /// Notes what happened; answers whether to go on.
-    pub fn tell(&self, happening: &Happening<'_>) -> bool {
+    fn tell(&self, happening: &Happening<'_>) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match happening {
             Happening::Event(event) if self.is_json => {
@@ -70,7 +84,7 @@ impl Training {
     }
 
     /// What came of it, as a page.
-    pub fn finish(self) -> String {
+    fn finish(self) -> String {
         let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
         if self.is_quiet || self.is_json {
             return String::new();

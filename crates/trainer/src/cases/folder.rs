@@ -10,16 +10,14 @@ use std::path::Path;
 
 use compute::Stream;
 use serde_json::{Value, json};
-use weights::convert::encode;
-use weights::safetensors::Entering;
-use weights::write::write_file;
-use weights::{Dtype, WeightsError};
+use weights::Dtype;
 
 use super::{MID, SEED, TINY, autoencoder, sd3_config};
 use crate::error::Result;
 use crate::export::model::copy_rest;
 use crate::model::build::{DEVIATION, Role, Want, wants};
 use crate::model::config;
+use crate::model::files::save;
 use crate::model::sd3::{self, Sd3};
 use crate::model::vae::{self, Decoder, Encoder};
 use crate::report::write_text;
@@ -100,26 +98,14 @@ fn vae_settings(config: &vae::Config) -> Value {
 
 /// Writes what a model asks for, in numbers as `build::Random` has them in memory.
 fn write_random(path: &Path, all: &[Want], dtype: Dtype) -> Result<()> {
-    let by_name: BTreeMap<&str, (u64, &Want)> =
-        (0..).zip(all).map(|(stream, want)| (want.name.as_str(), (stream, want))).collect();
-    let entering = all.iter().map(|want| Entering {
-        name: want.name.clone(),
-        dtype,
-        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
-    });
     // What transformers asks of every file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    write_file(path, &metadata, entering.collect(), false, &mut |tensor, file| {
-        let (stream, want) = by_name[tensor.name.as_str()];
-        let stream = Stream::new(SEED, stream);
+    save(path, &metadata, (all, dtype), &mut |at, want| {
+        let stream = Stream::new(SEED, at as u64);
         let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
         let number = |index| if is_norm { 1.0 } else { DEVIATION * stream.normal(index) };
-        let numbers: Vec<f32> = (0..want.shape.elements()).map(number).collect();
-        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
-        encode(&numbers, dtype, &mut bytes);
-        file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-    })?;
-    Ok(())
+        Ok((0..want.shape.elements()).map(number).collect())
+    })
 }
 
 #[cfg(test)]

@@ -6,11 +6,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use weights::convert::encode;
+use weights::Dtype;
 use weights::load::floats;
-use weights::safetensors::Entering;
-use weights::write::write_file;
-use weights::{Dtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
 use crate::model::build::wants;
@@ -48,26 +45,15 @@ fn write_transformer(
     path: &Path,
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
-    let names = wants(|build| Sd3::new(&transformer.config, build))?;
-    let dtype = files::stored(dtype);
-    let entering = names.iter().map(|want| Entering {
-        name: want.name.clone(),
-        dtype,
-        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
-    });
-    write_file(path, &BTreeMap::new(), entering.collect(), false, &mut |tensor, file| {
-        let numbers = if let Some(numbers) = trained.get(&tensor.name) {
-            numbers.clone()
-        } else {
-            // What is computed and not trained, as the table of positions.
-            let found = transformer.catalog.find(&tensor.name)?;
-            floats(&transformer.catalog, found, 0..found.count())?
-        };
-        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
-        encode(&numbers, dtype, &mut bytes);
-        file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-    })?;
-    Ok(())
+    let wants = wants(|build| Sd3::new(&transformer.config, build))?;
+    files::save(path, &BTreeMap::new(), (&wants, files::stored(dtype)), &mut |_, want| {
+        if let Some(numbers) = trained.get(&want.name) {
+            return Ok(numbers.clone());
+        }
+        // What is computed and not trained, as the table of positions.
+        let found = transformer.catalog.find(&want.name)?;
+        floats(&transformer.catalog, found, 0..found.count())
+    })
 }
 
 /// Writes the model of a folder with weights that have learnt nothing yet.

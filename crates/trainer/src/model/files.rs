@@ -1,11 +1,15 @@
 //! A model's weights out of its files: every name is resolved and every shape compared before
-//! anything is read; then all tensors are read at once, straight into the arena.
+//! anything is read; then all tensors are read at once, straight into the arena. And back into one.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::Path;
 
 use compute::{Device, Dtype, Tag, Tensor};
+use weights::convert::encode;
 use weights::load::{Options, Wanted, load};
-use weights::{Catalog, TensorInfo, Tick};
+use weights::safetensors::Entering;
+use weights::write::write_file;
+use weights::{Catalog, TensorInfo, Tick, WeightsError};
 
 use super::adapter::Adapters;
 use super::build::{Builder, Held, Precision, Source, Want, hold, wants};
@@ -213,6 +217,35 @@ pub fn open<T>(
 ) -> Result<T> {
     let mut loaded = files.load(device, precision, tick)?;
     build(&mut Builder::new(device, precision, &mut loaded, adapters))
+}
+
+/// The numbers of a tensor that is to be written, by its place among all.
+pub type Numbers<'a> =
+    &'a mut dyn FnMut(usize, &Want) -> std::result::Result<Vec<f32>, WeightsError>;
+
+/// Writes a model's tensors, whose numbers are asked for one tensor at a time, by its place among
+/// `wants`.
+pub fn save(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    (wants, dtype): (&[Want], weights::Dtype),
+    numbers: Numbers<'_>,
+) -> Result<()> {
+    let places: HashMap<&str, usize> =
+        wants.iter().enumerate().map(|(at, want)| (want.name.as_str(), at)).collect();
+    let entering = wants.iter().map(|want| Entering {
+        name: want.name.clone(),
+        dtype,
+        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
+    });
+    write_file(path, metadata, entering.collect(), false, &mut |tensor, file| {
+        let at = places[tensor.name.as_str()];
+        let numbers = numbers(at, &wants[at])?;
+        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
+        encode(&numbers, dtype, &mut bytes);
+        file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
+    })?;
+    Ok(())
 }
 
 /// A shape without its last sizes of 1, down to `n` sizes.

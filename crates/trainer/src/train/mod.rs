@@ -71,7 +71,7 @@ pub struct On<'a> {
     /// The most that may be taken.
     pub limit_bytes: usize,
     /// Opens it with an arena of so many bytes.
-    pub open: &'a dyn Fn(usize) -> compute::Result<Device>,
+    pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
 }
 
 /// Trains: opens the model, finds and encodes the pictures, plans, runs the loop, writes what came of

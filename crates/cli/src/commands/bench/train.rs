@@ -25,7 +25,7 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::train::event::Event;
-use trainer::train::{Happening, On, train};
+use trainer::train::{Happening, train};
 
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
@@ -299,14 +299,8 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> 
     remove(&config.output.folder)?;
     let rss_before_bytes = machine::process::peak_resident();
     let engine = &arguments.engine;
-    let on = On {
-        kind: engine.kind(),
-        name: engine.name(),
-        limit_bytes: limit_bytes(None),
-        open: &|bytes| engine.device(bytes),
-    };
     let steps = Mutex::new(Vec::new());
-    train(config, &on, false, &|happening| {
+    train(config, &engine.on(None), false, &|happening| {
         if let Happening::Event(Event::Step(step)) = happening {
             let cpu_ms = machine::process::cpu_time().as_secs_f64() * 1e3;
             let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);

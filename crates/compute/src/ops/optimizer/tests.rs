@@ -17,6 +17,26 @@ const STEP: AdamW = AdamW {
     scale: 1.0,
 };
 
+#[test]
+fn a_scaled_loss_changes_nothing() {
+    let device = device();
+    // Long enough to be clipped, which must happen after the scale is taken off.
+    let after = |times: f32, max: f32| {
+        let mut params = [vector(&device, &[1.0, -0.5])];
+        let mut state = [Moments::new(&params[0]).unwrap()];
+        let gradients = [vector(&device, &[3.0 * times, -4.0 * times])];
+        let found = [Some(&gradients[0])];
+        let clip = Clip { norm: global_norm(&found, &device).unwrap(), max };
+        let how = AdamW { scale: 1.0 / times, ..STEP };
+        adamw(&mut params, &found, &mut state, how, Some(&clip)).unwrap();
+        (params[0].to_vec::<f32>(), state[0].first.to_vec::<f32>())
+    };
+    for max in [1.0, 100.0] {
+        assert_eq!(after(1.0, max), after(65536.0, max));
+    }
+    assert_ne!(after(1.0, 1.0), after(1.0, 100.0));
+}
+
 fn vector(device: &Device, numbers: &[f32]) -> Tensor {
     device.upload([numbers.len()], numbers).unwrap()
 }

@@ -7,33 +7,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use compute::Stream;
-use weights::convert::encode;
-use weights::safetensors::Entering;
-use weights::write::write_file;
-use weights::{Dtype, WeightsError};
+use weights::Dtype;
 
 use super::{Config, Sd3};
 use crate::error::Result;
 use crate::model::build::{Role, Want, wants};
+use crate::model::files::save;
 
 /// Writes the file of a transformer that has learnt nothing yet.
 pub fn write(config: &Config, seed: u64, dtype: Dtype, path: &Path) -> Result<()> {
     let wants = wants(|build| Sd3::new(config, build))?;
-    let by_name: BTreeMap<&str, (u64, &Want)> =
-        (0..).zip(&wants).map(|(stream, want)| (want.name.as_str(), (stream, want))).collect();
-    let entering = wants.iter().map(|want| Entering {
-        name: want.name.clone(),
-        dtype,
-        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
-    });
-    write_file(path, &BTreeMap::new(), entering.collect(), false, &mut |tensor, out| {
-        let (stream, want) = by_name[tensor.name.as_str()];
-        let numbers = numbers(config, want, Stream::new(seed, stream));
-        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
-        encode(&numbers, dtype, &mut bytes);
-        out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-    })?;
-    Ok(())
+    save(path, &BTreeMap::new(), (&wants, dtype), &mut |at, want| {
+        Ok(numbers(config, want, Stream::new(seed, at as u64)))
+    })
 }
 
 /// Layers whose result is zero at first.
