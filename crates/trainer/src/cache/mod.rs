@@ -178,9 +178,8 @@ impl<'a> Caching<'a> {
     pub fn plan(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
         let mut phases = Vec::new();
         if !self.pictures.is_empty() {
-            let buckets: BTreeSet<_> = self.pictures.iter().map(|picture| picture.bucket).collect();
             let ((), peak_bytes) = choose(PICTURES, kind, limit, vec![()], |device, ()| {
-                rehearse_pictures(self.pipeline, device, &buckets)
+                rehearse_pictures(self.pipeline, device, &self.pictures)
             })?;
             phases.push(Phase { name: PICTURES, peak_bytes });
         }

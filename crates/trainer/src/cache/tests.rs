@@ -295,6 +295,24 @@ fn a_plan_is_what_a_run_takes() {
 }
 
 #[test]
+fn pictures_encoded_together_are_as_alone() {
+    // Three of each size, and mirrored ones with them.
+    let place = Place::with(9, &["data.flip=true"]);
+    let together = place.index();
+    for picture in &together.train {
+        let alone = Place::with(0, &["data.flip=true"]);
+        let name = picture.path.file_name().unwrap().to_str().unwrap();
+        let number = picture.path.file_stem().unwrap().to_str().unwrap().parse().unwrap();
+        alone.put(name, number);
+        let index = alone.index();
+        for is_mirrored in [false, true] {
+            let latents = index.latents(&index.train[0], is_mirrored).unwrap();
+            assert_eq!(together.latents(picture, is_mirrored).unwrap(), latents, "{number}");
+        }
+    }
+}
+
+#[test]
 fn a_picture_that_fails_late_is_a_problem() {
     let place = Place::new(3);
     let path = place.picture("1.png");

@@ -70,16 +70,18 @@ impl Tape<'_> {
         let [height, width] = window.result;
         let mut y = op.alloc([samples, outputs, height, width], x.dtype())?;
         op.count(0, &[&y]);
+        if y.shape().elements() == 0 {
+            return Ok(op.result(y));
+        }
+        if window.is_winograd(outputs, [x.dtype(), layer.weight.dtype()]) {
+            winograd::convolve(op.place, window, x.tensor(), layer, &mut y)?;
+            return Ok(op.result(y));
+        }
         let n_pixels = height * width;
         let weight = layer.weight.reshape([outputs, window.taps()]);
-        let is_winograd = window.is_winograd(outputs, [x.dtype(), layer.weight.dtype()]);
-        let kernels = is_winograd.then(|| winograd::kernels(op.place, layer.weight)).transpose()?;
-        for sample in 0..if y.shape().elements() == 0 { 0 } else { samples } {
+        for sample in 0..samples {
             let image = x.tensor().part(sample..sample + 1);
-            if let Some(kernels) = &kernels {
-                let image = (&image, sample);
-                winograd::convolve(op.place, window, kernels, image, layer, &mut y)?;
-            } else if let Some(channels) = window.direct_channels(outputs) {
+            if let Some(channels) = window.direct_channels(outputs) {
                 let columns = image.reshape([window.taps(), n_pixels]);
                 for channels in strips(outputs, channels) {
                     let weight = weight.part(channels.clone());

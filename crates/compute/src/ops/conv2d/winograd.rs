@@ -42,7 +42,7 @@ impl Window {
 }
 
 /// The kernels G·g·Gᵀ, [places, outputs, inputs].
-pub(super) fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
+fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
     let &[outputs, inputs, ..] = weight.shape().sizes() else { unreachable!("checked by the op") };
     let mut kernels = place.workspace([PLACES, outputs, inputs], Dtype::F32)?;
     place.count(0, &[weight, &kernels]);
@@ -53,26 +53,27 @@ pub(super) fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
     Ok(kernels)
 }
 
-/// One sample's image into its place in the result.
+/// All images into their places in the result. The squares of one stand beside those of the next:
+/// small images become products that are large enough.
 pub(super) fn convolve(
     place: Place<'_>,
     window: Window,
-    kernels: &Tensor,
-    (image, sample): (&Tensor, usize),
+    images: &Tensor,
     layer: Conv2d<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
+    let kernels = kernels(place, layer.weight)?;
     let &[_, outputs, inputs] = kernels.shape().sizes() else { unreachable!("made above") };
     let [down, across] = window.squares();
     let bytes = PLACES * (inputs + outputs) * across * Dtype::F32.bytes();
-    for rows in strips(down, (STRIP_BYTES / bytes).max(1)) {
+    for rows in strips(images.shape().sizes()[0] * down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
         let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
         place.count(SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                cpu::winograd::see(engine, window, image, rows.start, &mut seen);
+                cpu::winograd::see(engine, window, images, rows.start, &mut seen);
             }
         }
         let mut products = Vec::with_capacity(PLACES);
@@ -89,7 +90,7 @@ pub(super) fn convolve(
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 let after = (layer.bias, layer.activation);
-                cpu::winograd::finish(engine, (sample, rows.start), &products, after, y);
+                cpu::winograd::finish(engine, rows.start, &products, after, y);
             }
         }
     }

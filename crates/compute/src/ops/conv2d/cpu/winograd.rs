@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use super::super::Window;
-use super::super::winograd::{PLACES, SEEN_SIDE, SIDE};
+use super::super::winograd::{SEEN_SIDE, SIDE};
 use crate::Tensor;
 use crate::cpu::simd::simd;
 use crate::cpu::{Cpu, Shared};
@@ -19,16 +19,6 @@ const KERNEL: [[f32; 3]; SEEN_SIDE] = [
     [1.0 / 24.0, -1.0 / 12.0, 1.0 / 6.0],
     [0.0, 0.0, 1.0],
 ];
-/// Bᵀ: what six rows or columns of the image become at each of six places.
-const SEEN: [[f32; SEEN_SIDE]; SEEN_SIDE] = [
-    [4.0, 0.0, -5.0, 0.0, 1.0, 0.0],
-    [0.0, -4.0, -4.0, 1.0, 1.0, 0.0],
-    [0.0, 4.0, -4.0, -1.0, 1.0, 0.0],
-    [0.0, -2.0, -1.0, 2.0, 1.0, 0.0],
-    [0.0, 2.0, -1.0, -2.0, 1.0, 0.0],
-    [0.0, 4.0, 0.0, -5.0, 0.0, 1.0],
-];
-
 /// The kernels of all outputs at all places.
 pub fn kernels(cpu: &Cpu, weight: &Tensor, kernels: &mut Tensor) {
     let &[_, outputs, inputs] = kernels.shape().sizes() else { unreachable!("made by the op") };
@@ -58,61 +48,77 @@ pub fn kernels(cpu: &Cpu, weight: &Tensor, kernels: &mut Tensor) {
     });
 }
 
-/// What squares from the row of squares `first` on see, for each place and input.
-pub fn see(cpu: &Cpu, window: Window, image: &Tensor, first: usize, seen: &mut Tensor) {
-    let ([inputs, height, width], [_, across]) = (window.image, window.squares());
+/// What squares see, for each place and input: those from the row of squares `first` on, where the
+/// rows of one image follow those of the one before.
+pub fn see(cpu: &Cpu, window: Window, images: &Tensor, first: usize, seen: &mut Tensor) {
+    let ([inputs, height, width], [all_down, across]) = (window.image, window.squares());
     let n = seen.shape().width();
-    let image = image.data::<f32>();
+    let images = images.data::<f32>();
     let out = Shared::new(seen.data_mut::<f32>());
     cpu.each(inputs, &|input| {
-        let channel = &image[input * height * width..][..height * width];
         let outside = vec![0.0; width];
-        let mut sum = vec![0.0; SIDE * across + 2];
+        let left = window.corner[1];
+        let inside = width.min(SIDE * across + 2 - left);
+        let mut sums: [Vec<f32>; SEEN_SIDE] = std::array::from_fn(|_| vec![0.0; SIDE * across + 2]);
         // Every fourth number of a sum, from each of the first four on.
-        let mut fourths = vec![0.0; SIDE * (across + 1)];
+        let mut fourths: [Vec<f32>; SIDE] = std::array::from_fn(|_| vec![0.0; across + 1]);
         for square in 0..n / across {
+            let (sample, above) = ((first + square) / all_down, (first + square) % all_down);
+            let channel = &images[(sample * inputs + input) * height * width..][..height * width];
             let pixels = |offset: usize| {
-                let at = (SIDE * (first + square) + offset).checked_sub(window.corner[0]);
-                at.filter(|at| *at < height)
-                    .map_or(&outside[..], |at| &channel[at * width..][..width])
+                let at = (SIDE * above + offset).checked_sub(window.corner[0]);
+                let row = at.filter(|at| *at < height);
+                row.map_or(&outside[..inside], |at| &channel[at * width..][..inside])
             };
             let rows: [&[f32]; SEEN_SIDE] = std::array::from_fn(pixels);
-            for (down, factors) in SEEN.iter().enumerate() {
-                let left = window.corner[1];
-                let inside = width.min(sum.len() - left);
-                add_six(rows.map(|row| &row[..inside]), factors, &mut sum[left..][..inside]);
-                deal(&sum, &mut fourths);
-                for (right, factors) in SEEN.iter().enumerate() {
+            six_of(rows, sums.each_mut().map(|sum| &mut sum[left..][..inside]));
+            for (down, sum) in sums.iter().enumerate() {
+                deal(sum, &mut fourths);
+                let [a, b, c, d] = fourths.each_ref().map(|part| &part[..across]);
+                let columns = [a, b, c, d, &fourths[0][1..], &fourths[1][1..]];
+                let places = std::array::from_fn(|right| {
                     let row = (down * SEEN_SIDE + right) * inputs + input;
                     // SAFETY: each input is one task's, and each place of it is another row.
-                    let out = unsafe { out.slice(row * n + square * across, across) };
-                    let part = |at: usize| &fourths[at * (across + 1)..][..=across];
-                    let [a, b, c, d] = [0, 1, 2, 3].map(part);
-                    let columns =
-                        [&a[..across], &b[..across], &c[..across], &d[..across], &a[1..], &b[1..]];
-                    add_six(columns, factors, out);
-                }
+                    unsafe { out.slice(row * n + square * across, across) }
+                });
+                six_of(columns, places);
             }
         }
     });
 }
 
-/// Every fourth number of `sum`, from each of the first four on; what is missing at the end is zero.
-fn deal(sum: &[f32], fourths: &mut [f32]) {
-    let each = fourths.len() / SIDE;
-    let whole = sum.chunks_exact(SIDE);
-    let rest = whole.remainder();
-    for (index, four) in whole.enumerate() {
-        for (at, number) in four.iter().enumerate() {
-            fourths[at * each + index] = *number;
+simd! {
+    /// Every fourth number of `sum`, from each of the first four on: two more than fours of them.
+    fn deal(sum: &[f32], fourths: &mut [Vec<f32>; SIDE]) {
+        let n = sum.len() / SIDE;
+        let [a, b, c, d] = fourths.each_mut().map(|part| &mut part[..=n]);
+        let whole = &sum[..SIDE * n];
+        for t in 0..n {
+            a[t] = whole[SIDE * t];
+            b[t] = whole[SIDE * t + 1];
+            c[t] = whole[SIDE * t + 2];
+            d[t] = whole[SIDE * t + 3];
+        }
+        (a[n], b[n]) = (sum[SIDE * n], sum[SIDE * n + 1]);
+    }
+
+    /// Bᵀ: what six rows or columns of an image become at each of six places.
+    fn six_of(rows: [&[f32]; SEEN_SIDE], places: [&mut [f32]; SEEN_SIDE]) {
+        let n = rows[0].len();
+        let [a, b, c, d, e, f] = rows.map(|row| &row[..n]);
+        let [first, second, third, fourth, fifth, sixth] = places.map(|place| &mut place[..n]);
+        for t in 0..n {
+            let (near, far) = (e[t] - 4.0 * c[t], d[t] - 4.0 * b[t]);
+            let (inner, outer) = (e[t] - c[t], 2.0 * (d[t] - b[t]));
+            first[t] = 4.0 * a[t] - 5.0 * c[t] + e[t];
+            second[t] = near + far;
+            third[t] = near - far;
+            fourth[t] = inner + outer;
+            fifth[t] = inner - outer;
+            sixth[t] = 4.0 * b[t] - 5.0 * d[t] + f[t];
         }
     }
-    for (at, number) in rest.iter().enumerate() {
-        fourths[at * each + each - 1] = *number;
-    }
-}
 
-simd! {
     /// The sum of three rows, each times its factor.
     fn add_three(rows: [&[f32]; 3], factors: &[f32; 3], sum: &mut [f32]) {
         let n = sum.len();
@@ -122,45 +128,41 @@ simd! {
             sum[t] = fa * a[t] + fb * b[t] + fc * c[t];
         }
     }
-
-    /// The sum of six rows, each times its factor.
-    fn add_six(rows: [&[f32]; SEEN_SIDE], factors: &[f32; SEEN_SIDE], sum: &mut [f32]) {
-        let n = sum.len();
-        let [a, b, c, d, e, f] = rows.map(|row| &row[..n]);
-        let [fa, fb, fc, fd, fe, ff] = *factors;
-        for t in 0..n {
-            sum[t] = (fa * a[t] + fb * b[t]) + (fc * c[t] + fd * d[t]) + (fe * e[t] + ff * f[t]);
-        }
-    }
 }
 
 /// Aᵀ·m·A of the products, with bias and activation, into the result's rows of pixels from the row
 /// of squares `first` on.
 pub fn finish(
     cpu: &Cpu,
-    (sample, first): (usize, usize),
+    first: usize,
     products: &[Tensor],
     (bias, activation): (Option<&Tensor>, Activation),
     y: &mut Tensor,
 ) {
     let &[_, outputs, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
-    let across = width.div_ceil(SIDE);
+    let [all_down, across] = [height, width].map(|side| side.div_ceil(SIDE));
     let rows = products[0].shape().width() / across;
     let bias = bias.map(Tensor::data::<f32>);
     let products: Vec<&[f32]> = products.iter().map(Tensor::data::<f32>).collect();
-    let plane = height * width;
-    let planes = &mut y.data_mut::<f32>()[sample * outputs * plane..][..outputs * plane];
-    cpu.samples(planes, plane, |output, plane| {
+    let y = Shared::new(y.data_mut::<f32>());
+    cpu.each(outputs, &|output| {
         let bias = bias.map_or(0.0, |bias| bias[output]);
-        let mut four = vec![0.0; SIDE * SIDE * across];
+        let mut four: [Vec<f32>; SIDE] = std::array::from_fn(|_| vec![0.0; SEEN_SIDE * across]);
+        let mut pixels = vec![0.0; SIDE * across];
         for row in 0..rows {
-            let start = (output * rows + row) * across;
-            let of: [&[f32]; PLACES] = std::array::from_fn(|k| &products[k][start..][..across]);
-            put_together(&of, bias, &mut four);
-            let below = SIDE * (first + row)..height;
-            for (pixels, row) in four.chunks_exact_mut(SIDE * across).zip(below) {
+            let at = |place: usize| &products[place][(output * rows + row) * across..][..across];
+            for right in 0..SEEN_SIDE {
+                let column = std::array::from_fn(|down| at(down * SEEN_SIDE + right));
+                four_rows(column, four.each_mut().map(|row| &mut row[right * across..][..across]));
+            }
+            let (sample, above) = ((first + row) / all_down, (first + row) % all_down);
+            for (columns, row) in four.iter().zip(SIDE * above..height) {
+                let columns = std::array::from_fn(|right| &columns[right * across..][..across]);
+                four_columns(columns, bias, &mut pixels);
                 activation.apply(&mut pixels[..width]);
-                plane[row * width..][..width].copy_from_slice(&pixels[..width]);
+                let start = ((sample * outputs + output) * height + row) * width;
+                // SAFETY: each output is one task's, and each row of its images another piece.
+                unsafe { y.slice(start, width) }.copy_from_slice(&pixels[..width]);
             }
         }
     });
@@ -179,24 +181,28 @@ fn four_of([a, b, c, d, e, f]: [f32; SEEN_SIDE]) -> [f32; SIDE] {
 }
 
 simd! {
-    /// Four rows of pixels from a row of squares, one after the other.
-    fn put_together(of: &[&[f32]; PLACES], bias: f32, four: &mut [f32]) {
-        let n = four.len() / (SIDE * SIDE);
-        let of: [&[f32]; PLACES] = std::array::from_fn(|k| &of[k][..n]);
-        let (upper, lower) = four.split_at_mut(2 * SIDE * n);
-        let ((first, second), (third, fourth)) =
-            (upper.split_at_mut(SIDE * n), lower.split_at_mut(SIDE * n));
+    /// Four rows from six, number by number.
+    fn four_rows(rows: [&[f32]; SEEN_SIDE], four: [&mut [f32]; SIDE]) {
+        let n = rows[0].len();
+        let [a, b, c, d, e, f] = rows.map(|row| &row[..n]);
+        let [first, second, third, fourth] = four.map(|row| &mut row[..n]);
         for t in 0..n {
-            let rows: [[f32; SIDE]; SEEN_SIDE] = std::array::from_fn(|r| {
-                four_of(std::array::from_fn(|c| of[SEEN_SIDE * r + c][t]))
-            });
-            for c in 0..SIDE {
-                let [one, two, three, four] = four_of(std::array::from_fn(|r| rows[r][c]));
-                first[SIDE * t + c] = one + bias;
-                second[SIDE * t + c] = two + bias;
-                third[SIDE * t + c] = three + bias;
-                fourth[SIDE * t + c] = four + bias;
-            }
+            [first[t], second[t], third[t], fourth[t]] =
+                four_of([a[t], b[t], c[t], d[t], e[t], f[t]]);
+        }
+    }
+
+    /// A row of pixels from six columns of each square.
+    fn four_columns(columns: [&[f32]; SEEN_SIDE], bias: f32, pixels: &mut [f32]) {
+        let n = columns[0].len();
+        let [a, b, c, d, e, f] = columns.map(|column| &column[..n]);
+        let pixels = &mut pixels[..SIDE * n];
+        for t in 0..n {
+            let [one, two, three, four] = four_of([a[t], b[t], c[t], d[t], e[t], f[t]]);
+            pixels[SIDE * t] = one + bias;
+            pixels[SIDE * t + 1] = two + bias;
+            pixels[SIDE * t + 2] = three + bias;
+            pixels[SIDE * t + 3] = four + bias;
         }
     }
 }
