@@ -11,6 +11,7 @@ pub mod export;
 pub mod model;
 pub mod objective;
 pub mod optim;
+pub mod plan;
 pub mod report;
 pub mod sample;
 pub mod train;

@@ -22,6 +22,7 @@ use crate::model::host::numbers;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Watch;
 use crate::model::vae::Encoder;
+use crate::plan::Counts;
 use crate::sample::go_on;
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
@@ -52,7 +53,7 @@ pub(super) struct Picture {
     pub bucket: Bucket,
     crop: Crop,
     /// Mirrored or not, and where the latents go.
-    wanted: Vec<(bool, Address)>,
+    pub wanted: Vec<(bool, Address)>,
 }
 
 impl Picture {
@@ -85,16 +86,13 @@ impl Sample {
 pub(super) fn rehearse_pictures(
     pipeline: &Pipeline,
     device: &Device,
-    pictures: &[Picture],
+    counts: &Counts,
 ) -> Result<()> {
-    let mut counts = BTreeMap::<Bucket, usize>::new();
-    for picture in pictures {
-        *counts.entry(picture.bucket).or_default() += picture.wanted.len();
-    }
     let encoder = pipeline.load_encoder(device, PRECISION, &|_| true)?;
     for (bucket, count) in counts {
         let empty = vec![0.0; 3 * bucket.width * bucket.height];
-        encode(&encoder, device, &vec![&empty[..]; count.min(at_once(bucket))], bucket)?;
+        let pictures = vec![&empty[..]; at_once(*bucket).min(*count)];
+        encode(&encoder, device, &pictures, *bucket)?;
     }
     Ok(())
 }

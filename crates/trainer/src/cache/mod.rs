@@ -47,6 +47,7 @@ use crate::demo::draw_set;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
+use crate::plan::Counts;
 use crate::sample::{Phase, choose, plan_encoding};
 use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
 use hashes::{Hashes, field};
@@ -169,6 +170,15 @@ impl<'a> Caching<'a> {
         Missing { pictures: self.pictures.len(), texts: self.texts.len() }
     }
 
+    /// How many latents of each size would be encoded.
+    pub fn to_encode(&self) -> Counts {
+        let mut counts = Counts::new();
+        for picture in &self.pictures {
+            *counts.entry(picture.bucket).or_default() += picture.wanted.len();
+        }
+        counts
+    }
+
     /// What was found so far; latents and prompts may be missing.
     pub fn index(&self) -> &Index {
         &self.index
@@ -176,13 +186,7 @@ impl<'a> Caching<'a> {
 
     /// What each phase takes, found without reading a number; nothing if all is there.
     pub fn plan(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
-        let mut phases = Vec::new();
-        if !self.pictures.is_empty() {
-            let ((), peak_bytes) = choose(PICTURES, kind, limit, vec![()], |device, ()| {
-                rehearse_pictures(self.pipeline, device, &self.pictures)
-            })?;
-            phases.push(Phase { name: PICTURES, peak_bytes });
-        }
+        let mut phases = plan_pictures(self.pipeline, &self.to_encode(), kind, limit)?;
         if !self.texts.is_empty() {
             phases.extend(plan_encoding(&self.pipeline.encoders, self.precision, kind, limit)?);
         }
@@ -204,6 +208,22 @@ impl<'a> Caching<'a> {
         check_any(&index.train, data, &index.problems)?;
         Ok(index)
     }
+}
+
+/// What encoding so many pictures takes, found without reading a number; no phase if there are none.
+pub(crate) fn plan_pictures(
+    pipeline: &Pipeline,
+    counts: &Counts,
+    kind: Kind,
+    limit: usize,
+) -> Result<Vec<Phase>> {
+    if counts.is_empty() {
+        return Ok(Vec::new());
+    }
+    let ((), peak_bytes) = choose(PICTURES, kind, limit, vec![()], |device, ()| {
+        rehearse_pictures(pipeline, device, counts)
+    })?;
+    Ok(vec![Phase { name: PICTURES, peak_bytes }])
 }
 
 /// An adapter would change what texts become, and addresses do not know of it.

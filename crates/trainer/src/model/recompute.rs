@@ -1,7 +1,10 @@
 //! Which blocks of a model are computed twice to save memory.
 
+use serde::{Deserialize, Serialize};
+
 /// Every family has blocks, and so this choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// None: the fastest, and the most memory.
     None,

@@ -6,14 +6,14 @@ mod draws;
 pub mod event;
 mod folder;
 mod health;
+pub mod how;
 mod identity;
 pub mod journal;
-mod noisy;
-mod pictures;
-mod plan;
+pub(crate) mod noisy;
+pub(crate) mod pictures;
 mod run;
 mod scale;
-mod session;
+pub(crate) mod session;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,6 +24,7 @@ use compute::{Device, Kind};
 use self::checkpoint::Checkpoints;
 use self::event::{Begin, End, Event, Why};
 use self::folder::Folder;
+use self::how::How;
 use self::identity::Identity;
 use self::journal::Journal;
 use self::noisy::Mixer;
@@ -33,14 +34,14 @@ use self::session::{Session, Trained};
 use crate::cache::{self, Caching, Index, Request};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
+use crate::config::train::Length;
 use crate::data::Problem;
 use crate::error::Result;
 use crate::export::{Exported, card, export, model};
 use crate::model::adapter::read::Component;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::objective::flow::Levels;
-
-pub use plan::{Plan, plan};
+use crate::plan::{Outlook, Plan, plan};
 
 /// What happens, as it is told.
 pub enum Happening<'a> {
@@ -83,7 +84,7 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let caching = Caching::new(&pipeline, Request::of(config), &|done| teller.caching(done))?;
     let n_known = caching.index().problems.len();
     teller.warn_of(&caching.index().problems)?;
-    let plan = plan(&pipeline, config, &caching, on.kind, on.limit_bytes)?;
+    let plan = plan(&pipeline, config, &Outlook::of(&caching), on.kind, on.limit_bytes)?;
     let device = (on.open)(plan.peak_bytes())?;
     let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
     // Those that only showed when a picture was decoded.
@@ -121,7 +122,7 @@ fn learn(
     // Not before: a job that is refused leaves no trace in another one's folder.
     folder.write("config.toml", &config.resolved())?;
     let mut order = index.order(config.train.batch, config.train.seed);
-    let total_steps = plan::total_steps(config, order.batches_per_epoch());
+    let total_steps = total_steps(config, order.batches_per_epoch());
     teller.tell(&Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
         base: config.base.path.display().to_string(),
@@ -149,6 +150,7 @@ fn learn(
     let mut run = Run {
         config,
         device,
+        how: How::of(config),
         session,
         index: Arc::clone(index),
         order: &mut order,
@@ -165,6 +167,16 @@ fn learn(
     let end = run.go()?;
     let trained = run.session.averaged(|session| Ok(session.trained()))?;
     Ok((end, trained))
+}
+
+/// Steps that a run takes.
+fn total_steps(config: &RunConfig, batches_per_epoch: u64) -> u64 {
+    match config.train.length {
+        Length::Steps(steps) => steps,
+        Length::Epochs(epochs) => {
+            (epochs * batches_per_epoch).div_ceil(config.train.accumulation as u64).max(1)
+        }
+    }
 }
 
 /// Writes what was trained for every program that was asked for.

@@ -13,10 +13,10 @@ use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
 use super::event::{self, End, Event, Why};
 use super::health::{self, Finding};
+use super::how::How;
 use super::identity::Identity;
 use super::noisy::{FIXED_PLACES, Mixer};
 use super::pictures::Pictures;
-use super::plan::is_due;
 use super::scale::LossScale;
 use super::session::{Batch, Session};
 use crate::cache::{Index, Prefetch, Ready};
@@ -40,6 +40,8 @@ pub struct Run<'a, 't> {
     pub config: &'a RunConfig,
     /// Where it computes.
     pub device: &'a Device,
+    /// In what portions.
+    pub how: How,
     /// What is trained.
     pub session: Session<'a>,
     /// What it is trained on.
@@ -159,7 +161,7 @@ impl Run<'_, '_> {
         }
         let batch = Batch { samples, sizes: ready.samples[0].latents.sizes };
         self.progress.batches = ready.number + 1;
-        self.session.accumulate(&batch, share, ready.number)
+        self.session.accumulate(&batch, share, ready.number, self.how.recompute)
     }
 
     fn learning_rate(&self, step: u64) -> f64 {
@@ -296,5 +298,13 @@ impl Run<'_, '_> {
     fn save(&mut self) -> Result<()> {
         let path = self.checkpoints.save(&mut self.session, &self.progress, &self.identity)?;
         self.teller.tell(&Event::Checkpoint { step: self.progress.step, path })
+    }
+}
+
+/// Whether something that is done every so many steps is due.
+fn is_due(every: Switch<u64>, step: u64) -> bool {
+    match every {
+        Switch::On(every) => step.is_multiple_of(every),
+        Switch::Off => false,
     }
 }

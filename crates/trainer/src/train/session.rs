@@ -95,10 +95,16 @@ impl<'a> Session<'a> {
     }
 
     /// Forward and backward: adds to the gradients `share` of what the batch asks for. Returns its
-    /// loss. `draw` decides what dropout leaves out.
-    pub fn accumulate(&mut self, batch: &Batch<'_>, share: f64, draw: u64) -> Result<f64> {
+    /// loss. `draw` decides what dropout leaves out, `recompute` what is computed twice.
+    pub fn accumulate(
+        &mut self,
+        batch: &Batch<'_>,
+        share: f64,
+        draw: u64,
+        recompute: Recompute,
+    ) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.go_back(batch, share, draw, &mut gradients);
+        let loss = self.go_back(batch, share, (draw, recompute), &mut gradients);
         self.gradients = gradients;
         loss
     }
@@ -107,12 +113,12 @@ impl<'a> Session<'a> {
         &self,
         batch: &Batch<'_>,
         share: f64,
-        draw: u64,
+        (draw, recompute): (u64, Recompute),
         gradients: &mut Gradients,
     ) -> Result<f64> {
         let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(draw);
         let tape = Tape::training(&self.device, &self.adapters.params, dropout);
-        let loss = self.loss(&tape, batch, self.config.train.recompute)?;
+        let loss = self.loss(&tape, batch, recompute)?;
         let value = value(loss.tensor());
         let start = self.device.upload(loss.shape(), &[share as f32])?;
         tape.backward_from(loss, start, gradients)?;

@@ -24,7 +24,7 @@ pub(super) const PLACES: usize = SEEN_SIDE * SEEN_SIDE;
 const FEWEST_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
 /// Bytes of what squares see and of their products at a time. Chosen: products are large enough for
 /// laying out their left factor to be worth it.
-const STRIP_BYTES: usize = if cfg!(test) { 8 << 10 } else { 32 << 20 };
+const STRIP_BYTES: usize = if cfg!(test) { 8 << 10 } else { 64 << 20 };
 
 impl Window {
     /// Whether it is done this way.

@@ -1,23 +1,27 @@
 //! What a run takes, found before it starts: its phases are run on a device without data, in the
 //! order in which they will come, by the functions that will run. An arena of that size is enough.
 
-use std::collections::BTreeMap;
+mod outlook;
 
 use compute::{Device, Kind};
 
-use super::event::Phase;
-use super::noisy::Noisy;
-use super::pictures::Pictures;
-use super::session::{Batch, Session};
-use crate::cache::{Caching, Index, Sample};
-use crate::config::train::Length;
-use crate::config::{RunConfig, Switch};
+pub use outlook::{Counts, Outlook};
+
+use crate::cache::plan_pictures;
+use crate::config::RunConfig;
 use crate::data::Bucket;
 use crate::error::{Result, TrainerError};
+use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
 use crate::objective::flow::Level;
+use crate::sample::plan_encoding;
+use crate::train::event::Phase;
+use crate::train::how::How;
+use crate::train::noisy::Noisy;
+use crate::train::pictures::Pictures;
+use crate::train::session::{Batch, Session};
 
 /// How a run is done, and what it takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,13 +43,17 @@ impl Plan {
 pub fn plan(
     pipeline: &Pipeline,
     config: &RunConfig,
-    caching: &Caching<'_>,
+    outlook: &Outlook,
     kind: Kind,
     limit: usize,
 ) -> Result<Plan> {
-    let encoding = caching.plan(kind, limit)?;
+    let precision = Precision { dtype: config.base.dtype, base: config.base.quantise };
+    let mut encoding = plan_pictures(pipeline, &outlook.to_encode, kind, limit)?;
+    if outlook.has_texts {
+        encoding.extend(plan_encoding(&pipeline.encoders, precision, kind, limit)?);
+    }
     let mut phases: Vec<Phase> = encoding.into_iter().map(Phase::from).collect();
-    let rehearsal = Rehearsal { pipeline, config, caching, kind };
+    let rehearsal = Rehearsal { pipeline, config, outlook, kind, how: How::of(config) };
     phases.extend(rehearsal.training()?);
     let (tiling, drawing) = rehearsal.drawing(limit)?;
     phases.extend(drawing);
@@ -60,8 +68,9 @@ pub fn plan(
 struct Rehearsal<'a> {
     pipeline: &'a Pipeline,
     config: &'a RunConfig,
-    caching: &'a Caching<'a>,
+    outlook: &'a Outlook,
     kind: Kind,
+    how: How,
 }
 
 impl Rehearsal<'_> {
@@ -80,17 +89,17 @@ impl Rehearsal<'_> {
             Phase { name, peak_bytes }
         };
         let mut phases = vec![phase("load".into())];
-        let Index { train, held_out, .. } = self.caching.index();
+        let How { micro, recompute } = self.how;
         let prompt = self.prompt();
-        for (bucket, shown) in buckets(train) {
-            for samples in batch_sizes(self.config.train.batch, shown) {
-                session.accumulate(&self.batch(bucket, samples, &prompt), 1.0, 0)?;
+        for (bucket, shown) in &self.outlook.train {
+            for samples in portions(self.config.train.batch, micro, *shown) {
+                session.accumulate(&self.batch(*bucket, samples, &prompt), 1.0, 0, recompute)?;
             }
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
         }
-        for (bucket, _) in buckets(held_out) {
-            session.measure(&self.batch(bucket, 1, &prompt))?;
+        for bucket in self.outlook.held_out.keys() {
+            session.measure(&self.batch(*bucket, 1, &prompt))?;
             phases.push(phase(format!("validate {}x{}", bucket.width, bucket.height)));
         }
         Ok(phases)
@@ -137,35 +146,14 @@ impl Rehearsal<'_> {
     }
 }
 
-/// Sizes that occur, each with how many pictures an epoch shows of it.
-fn buckets(samples: &[Sample]) -> BTreeMap<Bucket, usize> {
-    let mut buckets = BTreeMap::new();
-    for sample in samples {
-        *buckets.entry(sample.bucket).or_default() += sample.repeats as usize;
-    }
-    buckets
-}
-
-/// Pictures in the batches of a bucket that is shown so often: all but the last are full. A smaller
-/// batch may leave other holes than a full one does.
-fn batch_sizes(batch: usize, shown: usize) -> impl Iterator<Item = usize> {
-    [batch.min(shown), shown % batch].into_iter().filter(|samples| *samples > 0)
-}
-
-/// Steps that a run takes.
-pub fn total_steps(config: &RunConfig, batches_per_epoch: u64) -> u64 {
-    match config.train.length {
-        Length::Steps(steps) => steps,
-        Length::Epochs(epochs) => {
-            (epochs * batches_per_epoch).div_ceil(config.train.accumulation as u64).max(1)
-        }
-    }
-}
-
-/// Whether something that is done every so many steps is due.
-pub fn is_due(every: Switch<u64>, step: u64) -> bool {
-    match every {
-        Switch::On(every) => step.is_multiple_of(every),
-        Switch::Off => false,
-    }
+/// Pictures that go through the model at once in a bucket that is shown so often: all batches but
+/// the last are full, and so are all portions of a batch but the last. A smaller portion may leave
+/// other holes than a full one does.
+fn portions(batch: usize, micro: usize, shown: usize) -> Vec<usize> {
+    let batches = [batch.min(shown), shown % batch];
+    let mut portions: Vec<usize> =
+        batches.into_iter().flat_map(|batch| [batch.min(micro), batch % micro]).collect();
+    portions.retain(|portion| *portion > 0);
+    portions.dedup();
+    portions
 }
