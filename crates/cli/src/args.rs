@@ -3,8 +3,8 @@
 use clap::{Parser, Subcommand};
 
 use crate::commands::{
-    bench, cache, completions, convert, demo, doctor, export, inspect, man, sample, shard, train,
-    verify,
+    bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, sample, shard,
+    train, verify,
 };
 
 /// Fine-tunes image and language models on the computer you own, and knows before it starts that
@@ -24,6 +24,7 @@ pub enum Verb {
     Shard(shard::Arguments),
     Convert(convert::Arguments),
     Cache(cache::Arguments),
+    Plan(plan::Arguments),
     Train(train::Arguments),
     Sample(sample::Arguments),
     Export(export::Arguments),

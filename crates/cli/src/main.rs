@@ -50,6 +50,7 @@ fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
         Verb::Inspect(arguments) => commands::inspect::run(&arguments, out),
         Verb::Shard(arguments) => commands::shard::run(&arguments, out),
         Verb::Convert(arguments) => commands::convert::run(&arguments, out),
+        Verb::Plan(arguments) => commands::plan::run(&arguments, out),
         Verb::Cache(arguments) => commands::cache::run(&arguments, out),
         Verb::Train(arguments) => commands::train::run(&arguments, out),
         Verb::Sample(arguments) => commands::sample::run(&arguments, out),

@@ -150,7 +150,7 @@ pub enum TrainerError {
         hint: &'static str,
     },
     /// It would not fit into memory.
-    #[error("{phase} does not fit: needs {needed} bytes, limit {limit}")]
+    #[error("{phase} does not fit: needs {needed} bytes, limit {limit}{}", would_fit(nearest.as_ref()))]
     TooLarge {
         /// Which part of the work.
         phase: String,
@@ -158,7 +158,13 @@ pub enum TrainerError {
         needed: usize,
         /// Bytes we may take.
         limit: usize,
+        /// A change of the job that would fit, if one was found.
+        nearest: Option<String>,
     },
+}
+
+fn would_fit(nearest: Option<&String>) -> String {
+    nearest.map_or_else(String::new, |change| format!("; it would fit with {change}"))
 }
 
 impl TrainerError {

@@ -50,6 +50,7 @@ impl Engine {
             kind: self.kind(),
             name: self.name(),
             limit_bytes: limit_bytes(limit),
+            rates: trainer::plan::Rates { is_measured: false },
             open: Box::new(|bytes| self.device(bytes)),
         }
     }
@@ -160,11 +161,16 @@ impl std::str::FromStr for Limit {
 
 /// Bytes a run may hold on this machine.
 pub fn limit_bytes(limit: Option<Limit>) -> usize {
-    let available = || {
-        let machine = Machine::probe(&mut Source::live());
-        // Where the system does not say, the arena itself will tell.
-        main_limit(&machine).map_or(u64::MAX / 4, |limit| limit.limit.0)
-    };
+    match limit {
+        Some(Limit::Bytes(bytes)) => bytes.0 as usize,
+        limit => limit_bytes_of(&Machine::probe(&mut Source::live()), limit),
+    }
+}
+
+/// Bytes a run may hold on a machine.
+pub fn limit_bytes_of(machine: &Machine, limit: Option<Limit>) -> usize {
+    // Where the system does not say, the arena itself will tell.
+    let available = || main_limit(machine).map_or(u64::MAX / 4, |limit| limit.limit.0);
     match limit {
         Some(Limit::Bytes(bytes)) => bytes.0 as usize,
         Some(Limit::Percent(percent)) => (available() as f64 * percent / 100.0) as usize,

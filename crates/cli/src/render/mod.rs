@@ -6,6 +6,7 @@ pub mod doctor;
 pub mod drawing;
 pub mod export;
 pub mod inspect;
+pub mod plan;
 pub mod progress;
 pub mod training;
 pub mod verify;

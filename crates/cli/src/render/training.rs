@@ -256,7 +256,7 @@ fn millions(n: usize) -> String {
     }
 }
 
-fn speed(secs_per_step: f64) -> String {
+pub fn speed(secs_per_step: f64) -> String {
     if secs_per_step < 1.0 && secs_per_step > 0.0 {
         format!("{:.1} steps/s", 1.0 / secs_per_step)
     } else {

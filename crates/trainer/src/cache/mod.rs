@@ -81,7 +81,7 @@ impl<'a> Request<'a> {
         Self {
             data,
             seed: train.seed,
-            precision: Precision { dtype: base.dtype, base: base.quantise },
+            precision: Precision { dtype: base.dtype, base: base.quantise_encoders },
             folder: config.cache_folder(),
             extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
         }

@@ -18,8 +18,10 @@ section! {
         fresh: bool = Default(false), Any;
         /// Format of activations, and of weights that are not quantised
         dtype: Dtype = Default(Dtype::Bf16), Any;
-        /// How the frozen matrices are held; saves memory and costs precision
+        /// How the frozen matrices are held; saves memory and costs precision. Not set: the plan chooses
         quantise: Option<Quantisation> = Default(None), Any;
+        /// The same for text encoders while captions are encoded. Not set: the plan chooses
+        quantise_encoders: Option<Quantisation> = Default(None), Any;
     }
 }
 

@@ -40,6 +40,7 @@ pub use reference::reference;
 pub use source::Origin;
 pub use value::{Size, Switch};
 
+use crate::plan::Choice;
 use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
 use data::{Data, RawData, Validation};
@@ -216,6 +217,48 @@ impl RunConfig {
     /// Where a value was decided; nothing for a key that means nothing in this job.
     pub fn origin(&self, key: &str) -> Option<&Origin> {
         self.rows.origin(key)
+    }
+
+    /// Whether nobody typed it, so that a plan may choose.
+    pub fn is_free(&self, key: &str) -> bool {
+        self.origin(key) == Some(&Origin::Default)
+    }
+
+    /// The same job with the precision that a plan chose for `before`, which a run keeps to its end.
+    pub fn with_precision_of(&self, before: &Self) -> Self {
+        let mut config = self.clone();
+        let rows = &mut config.rows;
+        if self.is_free("base.quantise") {
+            config.base.quantise = before.base.quantise;
+            rows.plan("base.quantise", &before.base.quantise);
+        }
+        if self.is_free("base.quantise_encoders") {
+            config.base.quantise_encoders = before.base.quantise_encoders;
+            rows.plan("base.quantise_encoders", &before.base.quantise_encoders);
+        }
+        if self.is_free("optimizer.kind") {
+            config.optimizer.kind = before.optimizer.kind;
+            rows.plan("optimizer.kind", &before.optimizer.kind);
+        }
+        config
+    }
+
+    /// The same job with what a plan chose.
+    pub fn with(&self, choice: &Choice) -> Self {
+        let Choice { micro_batch, recompute, quantise, quantise_encoders, optimizer } = *choice;
+        let mut config = self.clone();
+        config.train.micro_batch = Some(micro_batch);
+        config.train.recompute = recompute;
+        config.base.quantise = quantise;
+        config.base.quantise_encoders = quantise_encoders;
+        config.optimizer.kind = optimizer;
+        let rows = &mut config.rows;
+        rows.plan("train.micro_batch", &config.train.micro_batch);
+        rows.plan("train.recompute", &recompute);
+        rows.plan("base.quantise", &quantise);
+        rows.plan("base.quantise_encoders", &quantise_encoders);
+        rows.plan("optimizer.kind", &optimizer);
+        config
     }
 
     /// Every value that is set, by key, as TOML.

@@ -269,6 +269,14 @@ impl Rows {
         Ok(())
     }
 
+    /// What a plan chose, unless somebody typed it.
+    pub fn plan<T: Value>(&mut self, key: &str, value: &T) {
+        let is_free = |row: &&mut Row| row.is(key) && row.origin == Origin::Default;
+        for row in self.0.iter_mut().filter(is_free) {
+            (row.value, row.origin) = (value.write(), Origin::Plan);
+        }
+    }
+
     /// A default that depends on other values.
     pub fn replace<T: Value>(&mut self, key: &str, value: &T) {
         for row in self.0.iter_mut().filter(|row| row.is(key)) {

@@ -14,6 +14,8 @@ use super::error::ConfigError;
 pub enum Origin {
     /// Nobody asked for anything else.
     Default,
+    /// By the plan, for this machine.
+    Plan,
     /// In a file.
     File {
         /// The file, as it was given.
@@ -34,6 +36,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::Plan => f.write_str("chosen by the plan"),
             Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
             Self::CommandLine { argument } => write!(f, "--set {argument}"),
         }
@@ -44,7 +47,7 @@ impl Origin {
     /// Whether it stands above the other: the command line is typed for this run, a file for many.
     pub(super) fn beats(&self, other: &Self) -> bool {
         let strength = |origin: &Self| match origin {
-            Self::Default => 0,
+            Self::Default | Self::Plan => 0,
             Self::File { .. } => 1,
             Self::CommandLine { .. } => 2,
         };

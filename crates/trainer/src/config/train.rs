@@ -16,6 +16,8 @@ pub struct Train {
     pub batch: usize,
     /// Batches that make a step.
     pub accumulation: usize,
+    /// The most pictures of a batch that go through the model at once; nothing if all of them may.
+    pub micro_batch: Option<usize>,
     /// What all random numbers follow from.
     pub seed: u64,
     /// What is computed twice to save memory.
@@ -52,9 +54,11 @@ section! {
         batch: usize = Default(1), Within(1.0, 1024.0);
         /// Batches that make a step
         accumulation: usize = Default(1), Within(1.0, 65536.0);
+        /// Pictures of a batch that go through the model at once. Not set: the plan chooses
+        micro_batch: Option<usize> = Default(None), Within(1.0, 1024.0);
         /// What all random numbers of the run follow from
         seed: u64 = Default(42), AtLeast(0.0);
-        /// Which blocks are computed twice to save memory: none, every second or all
+        /// Which blocks are computed twice to save memory: none, every second or all. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
         /// How levels of noise are drawn and weighted
         scheme: SchemeKind = Default(SchemeKind::LogitNormal), Any;
@@ -116,6 +120,7 @@ impl Train {
             epochs,
             batch,
             accumulation,
+            micro_batch,
             seed,
             recompute,
             scheme,
@@ -140,6 +145,7 @@ impl Train {
             length,
             batch,
             accumulation,
+            micro_batch,
             seed,
             recompute,
             scheme,

@@ -1,35 +1,89 @@
-//! What a run takes, found before it starts: its phases are run on a device without data, in the
-//! order in which they will come, by the functions that will run. An arena of that size is enough.
+//! How a run will be done, decided before it starts. Every candidate is rehearsed on a device without
+//! data, from the headers of files alone, so what it takes is known to the byte; how long a step
+//! takes follows from the work that the rehearsal counts and the machine's rates. Pure: the same job,
+//! pictures, rates and limit give the same plan.
+//!
+//! ```text
+//! RunConfig + Outlook ──▶ choice.rs      what may be chosen: what nobody typed
+//!                            │
+//!                         rehearsal.rs   bytes and work of each candidate, on the meta engine
+//!                            │
+//!                         choose()       the best precision that fits, in the fastest way that fits
+//! ```
+//!
+//! Left out on purpose: keeping encoders in memory (their answers are cached, a step never asks them)
+//! and cutting attention into slices (no engine holds all its scores at once).
 
+mod choice;
+mod nearest;
 mod outlook;
+pub mod rates;
+mod rehearsal;
+#[cfg(test)]
+mod tests;
 
-use compute::{Device, Kind};
+use compute::Kind;
 
+pub use choice::Choice;
 pub use outlook::{Counts, Outlook};
+pub use rates::Rates;
 
-use crate::cache::plan_pictures;
+use self::choice::{Precisions, encoder_formats, precisions, ways};
+use self::rehearsal::Rehearsal;
 use crate::config::RunConfig;
-use crate::data::Bucket;
 use crate::error::{Result, TrainerError};
-use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
-use crate::objective::flow::Level;
-use crate::sample::plan_encoding;
 use crate::train::event::Phase;
-use crate::train::how::How;
-use crate::train::noisy::Noisy;
-use crate::train::pictures::Pictures;
-use crate::train::session::{Batch, Session};
+
+/// What is to be planned.
+#[derive(Clone, Copy)]
+pub struct Job<'a> {
+    /// The model.
+    pub pipeline: &'a Pipeline,
+    /// What was typed.
+    pub config: &'a RunConfig,
+    /// The pictures.
+    pub outlook: &'a Outlook,
+}
+
+/// What it is to run on.
+#[derive(Clone, Copy)]
+pub struct Room<'a> {
+    /// The engine.
+    pub kind: Kind,
+    /// The most that may be taken.
+    pub limit_bytes: usize,
+    /// How fast it is.
+    pub rates: &'a Rates,
+}
 
 /// How a run is done, and what it takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
+    /// What was decided.
+    pub choice: Choice,
     /// What each phase takes at its peak.
     pub phases: Vec<Phase>,
     /// How latents are cut for decoding samples, if they are.
     pub tiling: Option<Tiling>,
+    /// Seconds of a step, in the mean over an epoch.
+    pub step_secs: f64,
+    /// Everything that was looked at, in that order.
+    pub considered: Vec<Considered>,
+}
+
+/// A candidate.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Considered {
+    /// What it would be.
+    pub choice: Choice,
+    /// What its hardest step, or another phase that does not fit, takes.
+    pub peak_bytes: usize,
+    /// Seconds that it takes to see every picture of the hardest size once.
+    pub secs: f64,
+    /// Whether that is within the limit.
+    pub fits: bool,
 }
 
 impl Plan {
@@ -37,123 +91,128 @@ impl Plan {
     pub fn peak_bytes(&self) -> usize {
         self.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
     }
+
+    /// The fastest of those that would fit too.
+    pub fn runner_up(&self) -> Option<&Considered> {
+        let others = self.considered.iter().filter(|it| it.fits && it.choice != self.choice);
+        others.min_by(|a, b| a.secs.total_cmp(&b.secs))
+    }
+
+    /// How it was looked at itself.
+    pub fn chosen(&self) -> Option<&Considered> {
+        self.considered.iter().find(|it| it.choice == self.choice)
+    }
 }
 
-/// Plans a run; fails if it does not fit into `limit` bytes.
-pub fn plan(
-    pipeline: &Pipeline,
-    config: &RunConfig,
-    outlook: &Outlook,
-    kind: Kind,
-    limit: usize,
-) -> Result<Plan> {
-    let precision = Precision { dtype: config.base.dtype, base: config.base.quantise };
-    let mut encoding = plan_pictures(pipeline, &outlook.to_encode, kind, limit)?;
-    if outlook.has_texts {
-        encoding.extend(plan_encoding(&pipeline.encoders, precision, kind, limit)?);
-    }
-    let mut phases: Vec<Phase> = encoding.into_iter().map(Phase::from).collect();
-    let rehearsal = Rehearsal { pipeline, config, outlook, kind, how: How::of(config) };
-    phases.extend(rehearsal.training()?);
-    let (tiling, drawing) = rehearsal.drawing(limit)?;
-    phases.extend(drawing);
-    match phases.iter().find(|phase| phase.peak_bytes > limit) {
-        Some(Phase { name, peak_bytes }) => {
-            Err(TrainerError::TooLarge { phase: name.clone(), needed: *peak_bytes, limit })
+/// Finds the best precision that fits, and the fastest way that fits with it. Fails with what is
+/// missing if nothing does.
+pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
+    let mut search = Search { job, room, considered: Vec::new() };
+    let found = search.encoders().and_then(|encoders| search.training(encoders));
+    found.map_err(|error| match error {
+        TrainerError::TooLarge { phase, needed, limit, .. } => {
+            let nearest = nearest::change(job, room);
+            TrainerError::TooLarge { phase, needed, limit, nearest }
         }
-        None => Ok(Plan { phases, tiling }),
-    }
+        error => error,
+    })
 }
 
-struct Rehearsal<'a> {
-    pipeline: &'a Pipeline,
-    config: &'a RunConfig,
-    outlook: &'a Outlook,
-    kind: Kind,
-    how: How,
+/// What a run takes that is done exactly as the job says; fails if it does not fit.
+pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
+    let mut search = Search { job, room, considered: Vec::new() };
+    let encoding = search.rehearsal(job.config).encoding(room.limit_bytes)?;
+    search.complete(Choice::of(job.config), &encoding)
 }
 
-impl Rehearsal<'_> {
-    fn session(&self) -> Result<(Device, Session<'_>)> {
-        let device = Device::meta(self.kind, usize::MAX / 2);
-        let session = Session::new(&device, self.pipeline, self.config, &|_| true)?;
-        Ok((device, session))
-    }
+struct Search<'a> {
+    job: Job<'a>,
+    room: Room<'a>,
+    considered: Vec<Considered>,
+}
 
-    /// A step in every size that occurs, and a measurement.
-    fn training(&self) -> Result<Vec<Phase>> {
-        let (device, mut session) = self.session()?;
-        let phase = |name: String| {
-            let peak_bytes = device.usage().extent;
-            device.restart_peak();
-            Phase { name, peak_bytes }
-        };
-        let mut phases = vec![phase("load".into())];
-        let How { micro, recompute } = self.how;
-        let prompt = self.prompt();
-        for (bucket, shown) in &self.outlook.train {
-            for samples in portions(self.config.train.batch, micro, *shown) {
-                session.accumulate(&self.batch(*bucket, samples, &prompt), 1.0, 0, recompute)?;
+impl Search<'_> {
+    /// The best format of text encoders that fits, and what encoding takes with it.
+    fn encoders(&self) -> Result<(Choice, Vec<Phase>)> {
+        let mut failed = None;
+        for quantise_encoders in encoder_formats(self.job.config) {
+            let choice = Choice { quantise_encoders, ..Choice::of(self.job.config) };
+            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.room.limit_bytes) {
+                Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
+                phases => return Ok((choice, phases?)),
             }
-            session.update(0.0, 0, 1.0)?;
-            phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
         }
-        for bucket in self.outlook.held_out.keys() {
-            session.measure(&self.batch(*bucket, 1, &prompt))?;
-            phases.push(phase(format!("validate {}x{}", bucket.width, bucket.height)));
-        }
-        Ok(phases)
+        Err(failed.expect("there is a format to try"))
     }
 
-    /// Pictures while training, decoded whole if that fits.
-    fn drawing(&self, limit: usize) -> Result<(Option<Tiling>, Option<Phase>)> {
-        let mut best = None;
-        for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
-            let Some(pictures) = Pictures::new(self.pipeline, self.config, tiling)? else {
-                return Ok((None, None));
-            };
-            let (device, session) = self.session()?;
-            pictures.rehearse(&device, &session)?;
-            let phase = Phase { name: "draw".into(), peak_bytes: device.usage().extent };
-            let fits = phase.peak_bytes <= limit;
-            best = Some((tiling, Some(phase)));
-            if fits {
+    /// The best precision that fits, in the fastest way.
+    fn training(&mut self, (choice, encoding): (Choice, Vec<Phase>)) -> Result<Plan> {
+        let mut failed = None;
+        for Precisions { quantise, optimizer } in precisions(self.job.config) {
+            let choice = Choice { quantise, optimizer, ..choice };
+            for choice in self.fastest_first(choice)? {
+                match self.complete(choice, &encoding) {
+                    Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
+                    plan => return plan,
+                }
+            }
+        }
+        Err(failed.unwrap_or_else(|| self.too_large()))
+    }
+
+    /// The ways whose hardest step fits.
+    fn fastest_first(&mut self, choice: Choice) -> Result<Vec<Choice>> {
+        let mut fitting: Vec<Considered> = Vec::new();
+        // From the tightest on: where that does not fit, nothing does.
+        for how in ways(self.job.config).into_iter().rev() {
+            let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
+            let step = self.rehearsal(&self.job.config.with(&choice)).hardest_step()?;
+            let fits = step.peak_bytes <= self.room.limit_bytes;
+            let (peak_bytes, secs) = (step.peak_bytes, step.secs);
+            self.considered.push(Considered { choice, peak_bytes, secs, fits });
+            if !fits && fitting.is_empty() {
                 break;
             }
+            fitting.extend(self.considered.last().filter(|_| fits));
         }
-        Ok(best.unwrap_or_default())
+        fitting.sort_by(|a, b| a.secs.total_cmp(&b.secs));
+        Ok(fitting.into_iter().map(|considered| considered.choice).collect())
     }
 
-    fn prompt(&self) -> Prompt {
-        let config = &self.pipeline.transformer.config;
-        let n_tokens = self.pipeline.encoders.n_tokens();
-        Prompt {
-            tokens: vec![0.0; n_tokens * config.joint_attention_dim],
-            pooled: vec![0.0; config.pooled_projection_dim],
+    /// All phases of a choice; fails if one does not fit.
+    fn complete(&mut self, choice: Choice, encoding: &[Phase]) -> Result<Plan> {
+        let limit = self.room.limit_bytes;
+        let config = self.job.config.with(&choice);
+        let rehearsal = self.rehearsal(&config);
+        let (training, step_secs) = rehearsal.training()?;
+        let (tiling, drawing) = rehearsal.drawing(limit)?;
+        let phases: Vec<Phase> = encoding.iter().cloned().chain(training).chain(drawing).collect();
+        if let Some(Phase { name, peak_bytes }) = phases.iter().find(|it| it.peak_bytes > limit) {
+            if let Some(of) = self.considered.iter_mut().find(|of| of.choice == choice) {
+                (of.fits, of.peak_bytes) = (false, *peak_bytes);
+            }
+            let (phase, needed) = (name.clone(), *peak_bytes);
+            return Err(TrainerError::TooLarge { phase, needed, limit, nearest: None });
         }
+        Ok(Plan {
+            choice,
+            phases,
+            tiling,
+            step_secs,
+            considered: std::mem::take(&mut self.considered),
+        })
     }
 
-    fn batch<'p>(&self, bucket: Bucket, samples: usize, prompt: &'p Prompt) -> Batch<'p> {
-        let sizes = self.pipeline.latent_sizes([bucket.width, bucket.height]);
-        let n: usize = sizes.iter().product();
-        let noisy = || Noisy {
-            latents: vec![0.0; n],
-            target: vec![0.0; n],
-            level: Level { sigma: 1.0, timestep: 1000.0 },
-            weight: 1.0,
-        };
-        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes }
+    fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r> {
+        let Job { pipeline, outlook, .. } = self.job;
+        let Room { kind, rates, .. } = self.room;
+        Rehearsal { pipeline, config, outlook, kind, rates }
     }
-}
 
-/// Pictures that go through the model at once in a bucket that is shown so often: all batches but
-/// the last are full, and so are all portions of a batch but the last. A smaller portion may leave
-/// other holes than a full one does.
-fn portions(batch: usize, micro: usize, shown: usize) -> Vec<usize> {
-    let batches = [batch.min(shown), shown % batch];
-    let mut portions: Vec<usize> =
-        batches.into_iter().flat_map(|batch| [batch.min(micro), batch % micro]).collect();
-    portions.retain(|portion| *portion > 0);
-    portions.dedup();
-    portions
+    /// What the tightest candidate takes too much.
+    fn too_large(&self) -> TrainerError {
+        let needed = self.considered.iter().map(|it| it.peak_bytes).min().unwrap_or(0);
+        let limit = self.room.limit_bytes;
+        TrainerError::TooLarge { phase: "a step".into(), needed, limit, nearest: None }
+    }
 }

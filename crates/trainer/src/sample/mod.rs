@@ -392,7 +392,7 @@ pub(crate) fn choose<C: Copy>(
 }
 
 fn too_large(phase: &str, needed: usize, limit: usize) -> TrainerError {
-    TrainerError::TooLarge { phase: phase.into(), needed, limit }
+    TrainerError::TooLarge { phase: phase.into(), needed, limit, nearest: None }
 }
 
 pub(crate) fn go_on(is_wanted: bool) -> Result<()> {

@@ -23,10 +23,13 @@ use weights::write::AtomicFile;
 
 use super::draws::{Purpose, seed};
 use super::journal;
-use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
+use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::export::model;
+
+/// The job as decided.
+pub const CONFIG: &str = "config.toml";
 
 /// A run's folder, locked as long as this lives.
 pub struct Folder {
@@ -81,6 +84,17 @@ impl Folder {
             })?;
         }
         Ok(place)
+    }
+
+    /// The job with what a plan chose when the run began and what cannot change since: a checkpoint in
+    /// one precision does not go on in another.
+    pub fn pinned(&self, config: &RunConfig, resume: bool) -> RunConfig {
+        if !resume {
+            return config.clone();
+        }
+        let before = RawConfig::from_file(&self.path.join(CONFIG)).and_then(RawConfig::resolve);
+        // What cannot be read is found by comparing the checkpoint's settings.
+        before.map_or_else(|_| config.clone(), |before| config.with_precision_of(&before))
     }
 
     /// Writes a text, whole or not at all.

@@ -18,6 +18,9 @@ pub struct How {
 impl How {
     /// As the job says.
     pub fn of(config: &RunConfig) -> Self {
-        Self { micro: config.train.batch, recompute: config.train.recompute }
+        Self {
+            micro: config.train.micro_batch.unwrap_or(config.train.batch),
+            recompute: config.train.recompute,
+        }
     }
 }

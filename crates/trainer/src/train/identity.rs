@@ -24,7 +24,7 @@ pub struct Identity {
 
 /// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
 /// what lies there is compared instead.
-const FREE: [&str; 9] = [
+const FREE: [&str; 10] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -33,6 +33,7 @@ const FREE: [&str; 9] = [
     "base.rest",
     "data.images",
     "data.cache",
+    "train.micro_batch",
     "train.recompute",
 ];
 const FREE_SECTIONS: [&str; 2] = ["sample.", "output."];

@@ -39,9 +39,10 @@ use crate::data::Problem;
 use crate::error::Result;
 use crate::export::{Exported, card, export, model};
 use crate::model::adapter::read::Component;
+use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::objective::flow::Levels;
-use crate::plan::{Outlook, Plan, plan};
+use crate::plan::{Job, Outlook, Plan, Rates, Room, choose, rehearse};
 
 /// What happens, as it is told.
 pub enum Happening<'a> {
@@ -71,6 +72,8 @@ pub struct On<'a> {
     pub name: String,
     /// The most that may be taken.
     pub limit_bytes: usize,
+    /// How fast it is.
+    pub rates: Rates,
     /// Opens it with an arena of so many bytes.
     pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
 }
@@ -81,10 +84,11 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let folder = Folder::open(&config.output.folder, resume)?;
     let mut teller = Teller::new(&folder, tell)?;
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
-    let caching = Caching::new(&pipeline, Request::of(config), &|done| teller.caching(done))?;
+    let config = &folder.pinned(config, resume);
+    let (config, caching, plan) = prepare(config, &pipeline, on, &teller)?;
+    let config = &config;
     let n_known = caching.index().problems.len();
     teller.warn_of(&caching.index().problems)?;
-    let plan = plan(&pipeline, config, &Outlook::of(&caching), on.kind, on.limit_bytes)?;
     let device = (on.open)(plan.peak_bytes())?;
     let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
     // Those that only showed when a picture was decoded.
@@ -104,6 +108,33 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     Ok(end)
 }
 
+/// Looks through the pictures and decides how the run is done.
+fn prepare<'p>(
+    config: &'p RunConfig,
+    pipeline: &'p Pipeline,
+    on: &On<'_>,
+    teller: &Teller<'_>,
+) -> Result<(RunConfig, Caching<'p>, Plan)> {
+    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let look = |encoders| {
+        let precision = Precision { dtype: config.base.dtype, base: encoders };
+        let request = Request { precision, ..Request::of(config) };
+        Caching::new(pipeline, request, &|done| teller.caching(done))
+    };
+    let caching = look(config.base.quantise_encoders)?;
+    let outlook = Outlook::of(&caching);
+    let plan = choose(Job { pipeline, config, outlook: &outlook }, room)?;
+    let planned = config.with(&plan.choice);
+    if planned.base.quantise_encoders == config.base.quantise_encoders {
+        return Ok((planned, caching, plan));
+    }
+    // Other encoders make other prompts, which may be in the cache or not.
+    let caching = look(planned.base.quantise_encoders)?;
+    let outlook = Outlook::of(&caching);
+    let again = rehearse(Job { pipeline, config: &planned, outlook: &outlook }, room)?;
+    Ok((planned, caching, Plan { considered: plan.considered, ..again }))
+}
+
 /// Loads the model, goes on where it stood, and runs the loop.
 fn learn(
     config: &RunConfig,
@@ -120,7 +151,7 @@ fn learn(
     let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
     let progress = restored.unwrap_or_default();
     // Not before: a job that is refused leaves no trace in another one's folder.
-    folder.write("config.toml", &config.resolved())?;
+    folder.write(folder::CONFIG, &config.resolved())?;
     let mut order = index.order(config.train.batch, config.train.seed);
     let total_steps = total_steps(config, order.batches_per_epoch());
     teller.tell(&Event::Begin(Begin {

@@ -1,0 +1,150 @@
+//! `hearth plan`: what a job would take and how it would be done, without doing any of it.
+
+use std::io::Write;
+use std::path::PathBuf;
+
+use compute::Kind;
+use machine::cpu::CpuFeature;
+use machine::{Machine, Recording, Source};
+use serde_json::{Map, Value, json};
+use trainer::TrainerError;
+use trainer::config::RunConfig;
+use trainer::model::sd3::pipeline::Pipeline;
+use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
+
+use super::engine::{Engine, Limit, limit_bytes_of};
+use super::job::Job;
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render;
+
+/// Say what a job would take and how it would be done, without doing any of it.
+///
+/// Rehearses every phase from the headers of files alone, so the memory is exact, and chooses what
+/// the job leaves open: the best precision that fits, in the fastest way that fits. Nothing is
+/// written and no device is touched. Exits with 1 if the job does not fit.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth plan job.toml
+  hearth plan job.toml --limit 8GB
+  hearth plan job.toml --set data.resolution=512 --json | jq .peak_bytes
+  hearth plan recipes/sd3.5-medium-lora-16gb.toml --machine machines/apple-m2-16gb.toml")]
+pub struct Arguments {
+    #[command(flatten)]
+    job: Job,
+
+    /// Plan for a recorded machine instead of this one
+    #[arg(long, value_name = "FILE")]
+    machine: Option<PathBuf>,
+
+    /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
+    #[arg(long, value_name = "SIZE")]
+    limit: Option<Limit>,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// Chosen: what the next size of a machine has more.
+pub const MORE_BYTES: usize = 8 << 30;
+
+/// All there is to say about a job.
+pub struct Planned {
+    pub machine: Machine,
+    pub config: RunConfig,
+    pub kind: Kind,
+    pub rates: Rates,
+    pub limit_bytes: usize,
+    pub plan: Plan,
+    /// What would be done with [`MORE_BYTES`] more.
+    pub with_more: Option<Plan>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let config = arguments.job.resolve()?;
+    let mut source = match &arguments.machine {
+        Some(path) => Source::replay(Recording::load(path)?),
+        None => Source::live(),
+    };
+    let machine = Machine::probe(&mut source);
+    let kind = match arguments.machine {
+        Some(_) => kind_of(&machine),
+        None => arguments.engine.kind(),
+    };
+    let limit_bytes = limit_bytes_of(&machine, arguments.limit);
+    let rates = Rates { is_measured: false };
+    let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
+    let outlook = Outlook::nominal(&config);
+    let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let room = Room { kind, limit_bytes, rates: &rates };
+    let plan = match plan::choose(job, room) {
+        Err(TrainerError::TooLarge { phase, needed, limit, nearest }) if arguments.json => {
+            let shortfall = json!({
+                "fits": false, "phase": phase, "needed_bytes": needed, "limit_bytes": limit,
+                "shortfall_bytes": needed - limit, "nearest": nearest,
+            });
+            writeln!(out, "{shortfall:#}")?;
+            return Ok(Outcome::Differs);
+        }
+        plan => plan?,
+    };
+    let more = Room { limit_bytes: limit_bytes.saturating_add(MORE_BYTES), ..room };
+    let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
+    let planned = Planned { machine, config, kind, rates, limit_bytes, plan, with_more };
+    if arguments.json {
+        writeln!(out, "{:#}", planned.json())?;
+    } else {
+        write!(out, "{}", render::plan::page(&planned))?;
+    }
+    Ok(Outcome::Done)
+}
+
+/// The processor of a recorded machine.
+fn kind_of(machine: &Machine) -> Kind {
+    let threads = machine.cpu.usable_threads.known().map_or(1, |threads| *threads as usize);
+    Kind::Cpu { threads, has_tiles: machine.cpu.has(CpuFeature::AmxBf16) }
+}
+
+impl Planned {
+    fn json(&self) -> Value {
+        let Plan { choice, phases, step_secs, considered, .. } = &self.plan;
+        let rejected = considered.iter().filter(|it| it.choice != *choice);
+        json!({
+            "fits": true,
+            "machine": self.machine.title,
+            "engine": "cpu",
+            "peak_bytes": self.plan.peak_bytes(),
+            "limit_bytes": self.limit_bytes,
+            "step_secs": step_secs,
+            "is_step_secs_measured": self.rates.is_measured,
+            "phases": phases,
+            "chosen": settings(choice),
+            "rejected": rejected.map(|it| self.rejected(it)).collect::<Vec<_>>(),
+            "with_8gib_more": self.with_more.as_ref().map(|more| settings(&more.choice)),
+        })
+    }
+
+    fn rejected(&self, considered: &Considered) -> Value {
+        let Considered { choice, peak_bytes, fits, .. } = considered;
+        json!({
+            "settings": settings(choice),
+            "peak_bytes": peak_bytes,
+            "fits": fits,
+            "times_slower": self.times_slower(considered),
+        })
+    }
+
+    /// How much longer a step takes than in the chosen way.
+    pub fn times_slower(&self, considered: &Considered) -> Option<f64> {
+        self.plan.chosen().map(|chosen| considered.secs / chosen.secs)
+    }
+}
+
+fn settings(choice: &Choice) -> Map<String, Value> {
+    choice.settings().into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
+}

@@ -1,0 +1,212 @@
+//! What a plan decides: everything that changes memory and speed and that nobody typed. What is
+//! typed stays.
+//!
+//! Two kinds. *Ways* give the same result (but for the order of sums): in what portions a batch goes
+//! through the model, and what is computed twice. *Precisions* do not; they come in the order of what
+//! they cost, and a worse one is taken only where no way fits with a better one.
+
+use std::fmt;
+
+use compute::Quantisation;
+
+use crate::config::RunConfig;
+use crate::config::adapter::AdapterKind;
+use crate::config::optimizer::OptimizerKind;
+use crate::model::recompute::Recompute;
+use crate::train::how::How;
+
+/// One value for each thing that a plan decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// `train.micro_batch`
+    pub micro_batch: usize,
+    /// `train.recompute`
+    pub recompute: Recompute,
+    /// `base.quantise`
+    pub quantise: Option<Quantisation>,
+    /// `base.quantise_encoders`
+    pub quantise_encoders: Option<Quantisation>,
+    /// `optimizer.kind`
+    pub optimizer: OptimizerKind,
+}
+
+/// How the model and its optimizer are held.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Precisions {
+    pub quantise: Option<Quantisation>,
+    pub optimizer: OptimizerKind,
+}
+
+/// Formats of frozen matrices that a plan may choose, from the most precise on. Fp8 takes as much
+/// memory as int8 and loses more, so that it is only used when it is typed.
+pub(super) const FORMATS: [Option<Quantisation>; 3] =
+    [None, Some(Quantisation::Int8), Some(Quantisation::Nf4)];
+
+/// Ways to compute a batch, the roomiest first and the tightest last.
+pub(super) fn ways(config: &RunConfig) -> Vec<How> {
+    let micros = match config.train.micro_batch {
+        Some(micro) => vec![micro.min(config.train.batch)],
+        None => halves(config.train.batch),
+    };
+    let recomputes = if config.is_free("train.recompute") {
+        vec![Recompute::None, Recompute::Alternate, Recompute::Block]
+    } else {
+        vec![config.train.recompute]
+    };
+    let with = |recompute| micros.iter().map(move |micro| How { micro: *micro, recompute });
+    recomputes.into_iter().flat_map(with).collect()
+}
+
+/// n, half of it, ..., 1.
+fn halves(n: usize) -> Vec<usize> {
+    let half = |n: &usize| (*n > 1).then(|| n.div_ceil(2));
+    std::iter::successors(Some(n), half).collect()
+}
+
+/// Precisions from the best on.
+pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
+    let is_frozen = config.adapter.kind != AdapterKind::None;
+    let formats = if is_frozen && config.is_free("base.quantise") {
+        FORMATS.to_vec()
+    } else {
+        vec![config.base.quantise]
+    };
+    let optimizers = if config.is_free("optimizer.kind") {
+        vec![OptimizerKind::AdamW, OptimizerKind::AdamW8bit]
+    } else {
+        vec![config.optimizer.kind]
+    };
+    let with = |quantise| {
+        optimizers.iter().map(move |optimizer| Precisions { quantise, optimizer: *optimizer })
+    };
+    formats.into_iter().flat_map(with).collect()
+}
+
+/// Formats of text encoders from the best on.
+pub(super) fn encoder_formats(config: &RunConfig) -> Vec<Option<Quantisation>> {
+    if config.is_free("base.quantise_encoders") {
+        FORMATS.to_vec()
+    } else {
+        vec![config.base.quantise_encoders]
+    }
+}
+
+impl Choice {
+    /// As a job says it, typed or by default.
+    pub fn of(config: &RunConfig) -> Self {
+        let How { micro, recompute } = How::of(config);
+        Self {
+            micro_batch: micro,
+            recompute,
+            quantise: config.base.quantise,
+            quantise_encoders: config.base.quantise_encoders,
+            optimizer: config.optimizer.kind,
+        }
+    }
+}
+
+impl Choice {
+    /// By key, as a job file would say it.
+    pub fn settings(&self) -> [(&'static str, String); 5] {
+        let format = |format: Option<Quantisation>| {
+            format.map_or_else(|| "none".to_owned(), |format| format.to_string())
+        };
+        let recompute = match self.recompute {
+            Recompute::None => "none",
+            Recompute::Alternate => "alternate",
+            Recompute::Block => "block",
+        };
+        let optimizer = match self.optimizer {
+            OptimizerKind::AdamW => "adamw",
+            OptimizerKind::AdamW8bit => "adamw_8bit",
+        };
+        [
+            ("train.micro_batch", self.micro_batch.to_string()),
+            ("train.recompute", recompute.into()),
+            ("base.quantise", format(self.quantise)),
+            ("base.quantise_encoders", format(self.quantise_encoders)),
+            ("optimizer.kind", optimizer.into()),
+        ]
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { micro_batch, recompute, quantise, optimizer, .. } = self;
+        match micro_batch {
+            1 => f.write_str("1 picture at once")?,
+            n => write!(f, "{n} pictures at once")?,
+        }
+        f.write_str(match recompute {
+            Recompute::None => ", nothing computed twice",
+            Recompute::Alternate => ", every second block computed twice",
+            Recompute::Block => ", every block computed twice",
+        })?;
+        if let Some(format) = quantise {
+            write!(f, ", base in {format}")?;
+        }
+        if *optimizer == OptimizerKind::AdamW8bit {
+            f.write_str(", optimizer in 8 bits")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    fn job(settings: &[&str]) -> RunConfig {
+        let mut raw = RawConfig::empty();
+        for setting in ["base.path=base", "data.images=pictures"].iter().chain(settings) {
+            raw.set(setting).unwrap();
+        }
+        raw.resolve().unwrap()
+    }
+
+    #[test]
+    fn what_nobody_typed_is_free() {
+        let config = job(&["train.batch=6"]);
+        let all = ways(&config);
+        let micros: Vec<_> = all.iter().take(4).map(|how| how.micro).collect();
+        assert_eq!((all.len(), micros), (12, vec![6, 3, 2, 1]));
+        assert_eq!(all[0], How { micro: 6, recompute: Recompute::None });
+        assert_eq!(all[11], How { micro: 1, recompute: Recompute::Block });
+        assert_eq!((precisions(&config).len(), encoder_formats(&config).len()), (6, 3));
+    }
+
+    #[test]
+    fn what_was_typed_stays() {
+        let typed = [
+            "train.batch=4",
+            "train.micro_batch=3",
+            "train.recompute=none",
+            "base.quantise=none",
+            "base.quantise_encoders=nf4",
+            "optimizer.kind=adamw_8bit",
+        ];
+        let config = job(&typed);
+        assert_eq!(ways(&config), [How { micro: 3, recompute: Recompute::None }]);
+        let only = Precisions { quantise: None, optimizer: OptimizerKind::AdamW8bit };
+        assert_eq!(precisions(&config), [only]);
+        assert_eq!(encoder_formats(&config), [Some(Quantisation::Nf4)]);
+    }
+
+    #[test]
+    fn a_job_takes_what_was_chosen_and_says_so() {
+        let config = job(&["train.batch=4", "optimizer.kind=adamw"]);
+        let choice = Choice {
+            micro_batch: 2,
+            recompute: Recompute::Block,
+            quantise: Some(Quantisation::Nf4),
+            ..Choice::of(&config)
+        };
+        let planned = config.with(&choice);
+        assert_eq!(Choice::of(&planned), choice);
+        let text = planned.resolved();
+        assert!(text.contains("micro_batch = 2 # chosen by the plan"), "{text}");
+        assert!(text.contains("quantise = \"nf4\" # chosen by the plan"), "{text}");
+        assert!(text.contains("kind = \"adamw\" # --set optimizer.kind=adamw"), "{text}");
+    }
+}

@@ -1,0 +1,201 @@
+//! A run on a device without data: its phases in the order in which they will come, by the functions
+//! that will run. An arena of the size that is found is enough.
+
+use std::collections::BTreeMap;
+
+use compute::{Device, Kind, Work};
+
+use super::outlook::Outlook;
+use super::rates::Rates;
+use crate::cache::plan_pictures;
+use crate::config::RunConfig;
+use crate::data::Bucket;
+use crate::error::Result;
+use crate::model::build::Precision;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::model::sd3::prompts::Prompt;
+use crate::model::vae::Tiling;
+use crate::objective::flow::Level;
+use crate::sample::plan_encoding;
+use crate::train::event::Phase;
+use crate::train::how::How;
+use crate::train::noisy::Noisy;
+use crate::train::pictures::Pictures;
+use crate::train::session::{Batch, Session};
+
+/// A job with every value decided, and what it is to run on.
+#[derive(Clone, Copy)]
+pub(super) struct Rehearsal<'a> {
+    pub pipeline: &'a Pipeline,
+    pub config: &'a RunConfig,
+    pub outlook: &'a Outlook,
+    pub kind: Kind,
+    pub rates: &'a Rates,
+}
+
+/// What a step takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Step {
+    pub peak_bytes: usize,
+    pub secs: f64,
+}
+
+impl Rehearsal<'_> {
+    /// What encoding takes; fails if that is more than `limit` bytes.
+    pub fn encoding(&self, limit: usize) -> Result<Vec<Phase>> {
+        let Self { pipeline, config, outlook, kind, .. } = *self;
+        let mut phases = plan_pictures(pipeline, &outlook.to_encode, kind, limit)?;
+        if outlook.has_texts {
+            let base = config.base.quantise_encoders;
+            let precision = Precision { dtype: config.base.dtype, base };
+            phases.extend(plan_encoding(&pipeline.encoders, precision, kind, limit)?);
+        }
+        Ok(phases.into_iter().map(Phase::from).collect())
+    }
+
+    /// A step in the size that takes the most: enough to compare one way with another.
+    pub fn hardest_step(&self) -> Result<Step> {
+        let (device, mut session) = self.session()?;
+        let batch = self.config.train.batch;
+        let pixels =
+            |(bucket, shown): &(&Bucket, &usize)| bucket.width * bucket.height * batch.min(**shown);
+        let mut secs = 0.0;
+        if let Some((bucket, shown)) = self.outlook.train.iter().max_by_key(pixels) {
+            secs += self.epoch(&device, &mut session, *bucket, *shown)?;
+        }
+        secs += self.timed(&device, || session.update(0.0, 0, 1.0))?;
+        Ok(Step { peak_bytes: device.usage().extent, secs })
+    }
+
+    /// A step in every size that occurs, and a measurement. Returns the seconds of a step in the mean
+    /// over an epoch, too.
+    pub fn training(&self) -> Result<(Vec<Phase>, f64)> {
+        let (device, mut session) = self.session()?;
+        let phase = |name: String| {
+            let peak_bytes = device.usage().extent;
+            device.restart_peak();
+            Phase { name, peak_bytes }
+        };
+        let mut phases = vec![phase("load".into())];
+        let (mut secs, mut n_batches) = (0.0, 0);
+        for (bucket, shown) in &self.outlook.train {
+            secs += self.epoch(&device, &mut session, *bucket, *shown)?;
+            n_batches += shown.div_ceil(self.config.train.batch);
+            session.update(0.0, 0, 1.0)?;
+            phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
+        }
+        let update_secs = self.timed(&device, || session.update(0.0, 0, 1.0))?;
+        for bucket in self.outlook.held_out.keys() {
+            session.measure(&self.batch(*bucket, 1, &self.prompt()))?;
+            phases.push(phase(format!("validate {}x{}", bucket.width, bucket.height)));
+        }
+        let per_batch = secs / n_batches.max(1) as f64;
+        Ok((phases, per_batch * self.config.train.accumulation as f64 + update_secs))
+    }
+
+    /// Pictures while training, decoded whole if that fits.
+    pub fn drawing(&self, limit: usize) -> Result<(Option<Tiling>, Option<Phase>)> {
+        let mut best = None;
+        for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
+            let Some(pictures) = Pictures::new(self.pipeline, self.config, tiling)? else {
+                return Ok((None, None));
+            };
+            let (device, session) = self.session()?;
+            pictures.rehearse(&device, &session)?;
+            let phase = Phase { name: "draw".into(), peak_bytes: device.usage().extent };
+            let fits = phase.peak_bytes <= limit;
+            best = Some((tiling, Some(phase)));
+            if fits {
+                break;
+            }
+        }
+        Ok(best.unwrap_or_default())
+    }
+
+    fn session(&self) -> Result<(Device, Session<'_>)> {
+        let device = Device::meta(self.kind, usize::MAX / 2);
+        let session = Session::new(&device, self.pipeline, self.config, &|_| true)?;
+        Ok((device, session))
+    }
+
+    /// What an epoch shows of a bucket: every portion that occurs, once. Returns the seconds of all.
+    fn epoch(
+        &self,
+        device: &Device,
+        session: &mut Session<'_>,
+        bucket: Bucket,
+        shown: usize,
+    ) -> Result<f64> {
+        let How { micro, recompute } = How::of(self.config);
+        let prompt = self.prompt();
+        let mut secs = 0.0;
+        for (samples, times) in portions(self.config.train.batch, micro, shown) {
+            let batch = self.batch(bucket, samples, &prompt);
+            let once = self.timed(device, || session.accumulate(&batch, 1.0, 0, recompute))?;
+            secs += times as f64 * once;
+        }
+        Ok(secs)
+    }
+
+    /// The seconds that some work would take.
+    fn timed<T>(&self, device: &Device, work: impl FnOnce() -> Result<T>) -> Result<f64> {
+        let before = device.work();
+        work()?;
+        let Work { flops, bytes } = device.work();
+        let work = Work { flops: flops - before.flops, bytes: bytes - before.bytes };
+        Ok(self.rates.seconds(&work))
+    }
+
+    fn prompt(&self) -> Prompt {
+        let config = &self.pipeline.transformer.config;
+        let n_tokens = self.pipeline.encoders.n_tokens();
+        Prompt {
+            tokens: vec![0.0; n_tokens * config.joint_attention_dim],
+            pooled: vec![0.0; config.pooled_projection_dim],
+        }
+    }
+
+    fn batch<'p>(&self, bucket: Bucket, samples: usize, prompt: &'p Prompt) -> Batch<'p> {
+        let sizes = self.pipeline.latent_sizes([bucket.width, bucket.height]);
+        let n: usize = sizes.iter().product();
+        let noisy = || Noisy {
+            latents: vec![0.0; n],
+            target: vec![0.0; n],
+            level: Level { sigma: 1.0, timestep: 1000.0 },
+            weight: 1.0,
+        };
+        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes }
+    }
+}
+
+/// How many pictures of a bucket go through the model at once, and how often in an epoch that shows
+/// so many of it: all batches but the last are full, and so are all portions of a batch but the last.
+/// A smaller portion may leave other holes in memory than a full one does.
+fn portions(batch: usize, micro: usize, shown: usize) -> BTreeMap<usize, usize> {
+    let mut portions = BTreeMap::new();
+    for (samples, times) in [(batch, shown / batch), (shown % batch, 1)] {
+        *portions.entry(micro).or_default() += samples / micro * times;
+        *portions.entry(samples % micro).or_default() += times;
+    }
+    portions.retain(|samples, times| *samples > 0 && *times > 0);
+    portions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_show_every_picture_once() {
+        assert_eq!(portions(4, 4, 8), [(4, 2)].into());
+        assert_eq!(portions(6, 4, 15), [(4, 2), (2, 2), (3, 1)].into());
+        for (batch, micro, shown) in
+            (1..7).flat_map(|b| (1..=b).flat_map(move |m| (1..20).map(move |s| (b, m, s))))
+        {
+            let all = portions(batch, micro, shown);
+            let total: usize = all.iter().map(|(samples, times)| samples * times).sum();
+            assert_eq!(total, shown, "{batch} {micro} {shown}");
+            assert!(all.keys().all(|samples| *samples <= micro.min(shown)), "{all:?}");
+        }
+    }
+}
