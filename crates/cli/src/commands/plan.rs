@@ -119,6 +119,8 @@ impl Planned {
             "machine": self.machine.title,
             "engine": "cpu",
             "peak_bytes": self.plan.peak_bytes(),
+            "host_bytes": self.plan.host_bytes,
+            "total_bytes": self.plan.total_bytes(),
             "limit_bytes": self.limit_bytes,
             "step_secs": step_secs,
             "is_step_secs_measured": self.rates.is_measured,

@@ -20,12 +20,13 @@ pub fn page(planned: &Planned) -> String {
     }
     page.heading("memory");
     phases(planned, &mut page);
-    let free = limit_bytes - plan.peak_bytes();
+    let total = plan.total_bytes();
     let fits = format!(
-        "fits: {} of {}, {} stay free",
+        "fits: {} and {} beside it are {} of {}",
         bytes(plan.peak_bytes()),
-        bytes(*limit_bytes),
-        bytes(free)
+        bytes(plan.host_bytes),
+        bytes(total),
+        bytes(*limit_bytes)
     );
     page.item("✓", GOOD, &fits);
     page.heading("time");

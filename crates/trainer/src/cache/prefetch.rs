@@ -24,7 +24,7 @@ const PURPOSE: u64 = 0x7465_7874_0000_0000;
 const SLOT_BITS: u32 = 16;
 
 /// Chosen: small sets are not read again in every epoch, and nobody misses so much memory.
-const KEPT_BYTES: usize = 256 << 20;
+pub(crate) const KEPT_BYTES: usize = 256 << 20;
 
 /// A batch, ready to be trained on.
 #[derive(Clone, Debug)]

@@ -15,6 +15,7 @@
 //! and cutting attention into slices (no engine holds all its scores at once).
 
 mod choice;
+mod host;
 mod nearest;
 mod outlook;
 pub mod rates;
@@ -65,6 +66,8 @@ pub struct Plan {
     pub choice: Choice,
     /// What each phase takes at its peak.
     pub phases: Vec<Phase>,
+    /// What the program holds beside the arena.
+    pub host_bytes: usize,
     /// How latents are cut for decoding samples, if they are.
     pub tiling: Option<Tiling>,
     /// Seconds of a step, in the mean over an epoch.
@@ -87,9 +90,14 @@ pub struct Considered {
 }
 
 impl Plan {
-    /// Bytes that are enough for every phase.
+    /// Bytes of an arena that is enough for every phase.
     pub fn peak_bytes(&self) -> usize {
         self.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
+    }
+
+    /// Bytes that the whole program takes.
+    pub fn total_bytes(&self) -> usize {
+        self.peak_bytes() + self.host_bytes
     }
 
     /// The fastest of those that would fit too.
@@ -107,7 +115,7 @@ impl Plan {
 /// Finds the best precision that fits, and the fastest way that fits with it. Fails with what is
 /// missing if nothing does.
 pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
-    let mut search = Search { job, room, considered: Vec::new() };
+    let mut search = Search::new(job, room);
     let found = search.encoders().and_then(|encoders| search.training(encoders));
     found.map_err(|error| match error {
         TrainerError::TooLarge { phase, needed, limit, .. } => {
@@ -120,24 +128,35 @@ pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
 
 /// What a run takes that is done exactly as the job says; fails if it does not fit.
 pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
-    let mut search = Search { job, room, considered: Vec::new() };
-    let encoding = search.rehearsal(job.config).encoding(room.limit_bytes)?;
+    let mut search = Search::new(job, room);
+    let encoding = search.rehearsal(job.config).encoding(search.limit)?;
     search.complete(Choice::of(job.config), &encoding)
 }
 
 struct Search<'a> {
     job: Job<'a>,
     room: Room<'a>,
+    host_bytes: usize,
+    /// What is left for the arena.
+    limit: usize,
     considered: Vec<Considered>,
 }
 
-impl Search<'_> {
+impl<'a> Search<'a> {
+    fn new(job: Job<'a>, room: Room<'a>) -> Self {
+        let Job { pipeline, config, outlook } = job;
+        let Kind::Cpu { threads, .. } = room.kind;
+        let host_bytes = host::bytes(pipeline, config, outlook, threads);
+        let limit = room.limit_bytes.saturating_sub(host_bytes);
+        Self { job, room, host_bytes, limit, considered: Vec::new() }
+    }
+
     /// The best format of text encoders that fits, and what encoding takes with it.
     fn encoders(&self) -> Result<(Choice, Vec<Phase>)> {
         let mut failed = None;
         for quantise_encoders in encoder_formats(self.job.config) {
             let choice = Choice { quantise_encoders, ..Choice::of(self.job.config) };
-            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.room.limit_bytes) {
+            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.limit) {
                 Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                 phases => return Ok((choice, phases?)),
             }
@@ -167,7 +186,7 @@ impl Search<'_> {
         for how in ways(self.job.config).into_iter().rev() {
             let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
             let step = self.rehearsal(&self.job.config.with(&choice)).hardest_step()?;
-            let fits = step.peak_bytes <= self.room.limit_bytes;
+            let fits = step.peak_bytes <= self.limit;
             let (peak_bytes, secs) = (step.peak_bytes, step.secs);
             self.considered.push(Considered { choice, peak_bytes, secs, fits });
             if !fits && fitting.is_empty() {
@@ -181,7 +200,7 @@ impl Search<'_> {
 
     /// All phases of a choice; fails if one does not fit.
     fn complete(&mut self, choice: Choice, encoding: &[Phase]) -> Result<Plan> {
-        let limit = self.room.limit_bytes;
+        let (limit, host_bytes) = (self.limit, self.host_bytes);
         let config = self.job.config.with(&choice);
         let rehearsal = self.rehearsal(&config);
         let (training, step_secs) = rehearsal.training()?;
@@ -194,13 +213,8 @@ impl Search<'_> {
             let (phase, needed) = (name.clone(), *peak_bytes);
             return Err(TrainerError::TooLarge { phase, needed, limit, nearest: None });
         }
-        Ok(Plan {
-            choice,
-            phases,
-            tiling,
-            step_secs,
-            considered: std::mem::take(&mut self.considered),
-        })
+        let considered = std::mem::take(&mut self.considered);
+        Ok(Plan { choice, phases, host_bytes, tiling, step_secs, considered })
     }
 
     fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r> {
@@ -212,7 +226,7 @@ impl Search<'_> {
     /// What the tightest candidate takes too much.
     fn too_large(&self) -> TrainerError {
         let needed = self.considered.iter().map(|it| it.peak_bytes).min().unwrap_or(0);
-        let limit = self.room.limit_bytes;
+        let limit = self.limit;
         TrainerError::TooLarge { phase: "a step".into(), needed, limit, nearest: None }
     }
 }

@@ -76,8 +76,8 @@ fn tightest(job: Job<'_>) -> Choice {
 }
 
 fn fits(job: Job<'_>, room: Room<'_>, choice: Choice) -> Result<()> {
-    let mut search = Search { job, room, considered: Vec::new() };
-    let encoding = search.rehearsal(&job.config.with(&choice)).encoding(room.limit_bytes)?;
+    let mut search = Search::new(job, room);
+    let encoding = search.rehearsal(&job.config.with(&choice)).encoding(search.limit)?;
     search.complete(choice, &encoding).map(drop)
 }
 

@@ -40,14 +40,17 @@ impl Place {
         }
     }
 
-    fn plan(&self, limit_bytes: usize) -> Result<Plan> {
-        let job = Job { pipeline: &self.pipeline, config: &self.config, outlook: &self.outlook };
-        choose(job, Room { kind: Kind::cpu(2), limit_bytes, rates: &self.rates })
+    /// With so many bytes for the arena.
+    fn plan(&self, arena_bytes: usize) -> Result<Plan> {
+        let Self { pipeline, config, outlook, rates } = self;
+        let limit_bytes = arena_bytes + host::bytes(pipeline, config, outlook, 2);
+        let room = Room { kind: Kind::cpu(2), limit_bytes, rates };
+        choose(Job { pipeline, config, outlook }, room)
     }
 
     /// Bytes that are enough for anything.
     fn plenty(&self) -> usize {
-        self.plan(usize::MAX / 2).unwrap().peak_bytes()
+        self.plan(usize::MAX / 4).unwrap().peak_bytes()
     }
 }
 
@@ -61,7 +64,7 @@ fn rank(config: &RunConfig, choice: &Choice) -> usize {
 #[test]
 fn plenty_of_memory_gives_the_fastest_way_in_full_precision() {
     let place = Place::new(&[]);
-    let plan = place.plan(usize::MAX / 2).unwrap();
+    let plan = place.plan(usize::MAX / 4).unwrap();
     assert_eq!(plan.choice, Choice { micro_batch: 4, ..Choice::of(&place.config) });
     assert!(plan.runner_up().unwrap().secs >= plan.chosen().unwrap().secs);
 }
@@ -94,7 +97,7 @@ fn more_memory_is_never_worse_and_the_limit_always_holds() {
 #[test]
 fn an_exact_limit_is_enough_and_one_byte_less_is_another_plan() {
     let place = Place::new(&[]);
-    let roomy = place.plan(usize::MAX / 2).unwrap();
+    let roomy = place.plan(usize::MAX / 4).unwrap();
     let exact = place.plan(roomy.peak_bytes()).unwrap();
     assert_eq!(exact.choice, roomy.choice);
     let tighter = place.plan(roomy.peak_bytes() - 1).unwrap();

@@ -11,7 +11,7 @@ mod identity;
 pub mod journal;
 pub(crate) mod noisy;
 pub(crate) mod pictures;
-mod run;
+pub(crate) mod run;
 mod scale;
 pub(crate) mod session;
 
@@ -95,6 +95,8 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
         learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
+    // What is written now is made of numbers outside the arena.
+    drop(device);
     // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
     let is_done = matches!(end.why, Why::Finished | Why::Plateau);
     if is_done {

@@ -32,7 +32,7 @@ const LOOK_AT: u64 = 4;
 
 /// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
 /// is busy for a moment.
-const AHEAD: usize = 4;
+pub(crate) const AHEAD: usize = 4;
 
 /// A run with all that it works with.
 pub struct Run<'a, 't> {
