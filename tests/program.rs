@@ -5,13 +5,14 @@ use std::process::{Command, Stdio};
 
 use crate::{hearth, printed, said, text};
 
-const VERBS: [&str; 13] = [
+const VERBS: [&str; 14] = [
     "demo",
     "doctor",
     "inspect",
     "shard",
     "convert",
     "cache",
+    "plan",
     "train",
     "sample",
     "export",
