@@ -9,7 +9,7 @@ use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 use crate::error::Result;
 use crate::model::adapter::{Adapters, Target};
 use crate::model::build::{Builder, Precision, Random};
-use crate::model::encoder::clip::{self, Activity, Clip};
+use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::recompute::Recompute;
 use crate::model::sd3::{self, Sd3};
@@ -63,7 +63,7 @@ impl Case {
         let work = match self {
             Self::Sd3Tiny => sd3_work(build, &sd3_config(TINY), 16, &normal)?,
             Self::Sd3Mid => sd3_work(build, &sd3_config(MID), 64, &normal)?,
-            Self::ClipL => Work::Clip(Clip::new(&clip_config(), build)?),
+            Self::ClipL => Work::Clip(Clip::new(&clip_l(), build)?),
             Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
             Self::VaeEncode => Work::Encode(
                 Encoder::new(&autoencoder(), build)?,
@@ -123,19 +123,9 @@ fn autoencoder() -> vae::Config {
     vae::Config::published(0.0609, 1.5305)
 }
 
-fn clip_config() -> clip::Config {
-    clip::Config {
-        vocab_size: 49408,
-        hidden_size: 768,
-        intermediate_size: 3072,
-        num_hidden_layers: 12,
-        num_attention_heads: 12,
-        max_position_embeddings: 77,
-        projection_dim: 768,
-        hidden_act: Activity::QuickGelu,
-        layer_norm_eps: 1e-5,
-        eos_token_id: 49407,
-    }
+fn clip_l() -> clip::Config {
+    let [l, _] = clip::Config::published();
+    l
 }
 
 fn t5_config() -> t5::Config {

@@ -7,8 +7,9 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
+use crate::dtype::Dtype;
 use crate::error::{Result, WeightsError};
-use crate::tensor::TensorInfo;
+use crate::tensor::{Encoding, TensorInfo, count_of};
 use crate::{gguf, safetensors, torch};
 
 /// What one model file holds, read without its data.
@@ -21,7 +22,7 @@ pub struct Contents {
 }
 
 /// All tensors of a model, wherever they lie.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Catalog {
     /// What was opened.
     pub path: PathBuf,
@@ -53,6 +54,42 @@ impl Catalog {
             Some(Models::Files(files)) => files.iter().map(|file| Self::open(file)).collect(),
             _ => Ok(vec![Self::open(path)?]),
         }
+    }
+
+    /// What a model would hold that is not there: names and shapes for whoever plans. Nothing can
+    /// be read out of it.
+    pub fn hollow(
+        path: &Path,
+        dtype: Dtype,
+        tensors: impl IntoIterator<Item = (String, Vec<u64>)>,
+    ) -> Self {
+        let mut catalog = Self { path: path.into(), ..Self::default() };
+        for (name, shape) in tensors {
+            let encoding = Encoding::Plain(dtype);
+            let bytes = count_of(&shape).and_then(|count| encoding.bytes_for(count)).unwrap_or(0);
+            catalog.by_name.insert(name.clone(), catalog.tensors.len());
+            catalog.tensors.push(TensorInfo {
+                name,
+                shape,
+                encoding,
+                file: 0,
+                offset: 0,
+                bytes,
+                strides: None,
+            });
+        }
+        catalog
+    }
+
+    /// Whether it has no files.
+    pub fn is_hollow(&self) -> bool {
+        self.files.is_empty()
+    }
+
+    /// The file that a tensor lies in.
+    pub fn file_of(&self, tensor: &TensorInfo) -> Result<&Path> {
+        let file = self.files.get(tensor.file).map(PathBuf::as_path);
+        file.ok_or_else(|| WeightsError::Hollow { path: self.path.clone() })
     }
 
     /// The tensor of that name.
@@ -110,13 +147,7 @@ impl Catalog {
     }
 
     fn of_files(opened: &Path, files: Vec<PathBuf>) -> Result<Self> {
-        let mut catalog = Self {
-            path: opened.into(),
-            files,
-            metadata: BTreeMap::new(),
-            tensors: Vec::new(),
-            by_name: HashMap::new(),
-        };
+        let mut catalog = Self { path: opened.into(), files, ..Self::default() };
         for (file, path) in catalog.files.iter().enumerate() {
             let contents = read_contents(path, file)?;
             for (key, value) in contents.metadata {

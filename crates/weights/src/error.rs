@@ -75,6 +75,12 @@ pub enum WeightsError {
         /// The file.
         path: PathBuf,
     },
+    /// A model of which names and shapes are known, and whose files are not there.
+    #[error("its weights are not there, only their names and shapes are known: {}", path.display())]
+    Hollow {
+        /// Where they would be.
+        path: PathBuf,
+    },
     /// The index of a sharded model and its shards disagree.
     #[error("index and shards disagree: {problem}: {}", path.display())]
     Index {
@@ -149,6 +155,7 @@ impl WeightsError {
             Self::UnknownFormat { .. } => {
                 "hearth reads .safetensors, .safetensors.index.json, .pt, .pth, .bin (PyTorch) and .gguf"
             }
+            Self::Hollow { .. } => "download the model into that folder, and run it again",
             Self::NoModel { .. } => "give a folder that holds .safetensors files, or one file",
             Self::Truncated { .. } => "download or copy the file again: its end is missing",
             Self::Malformed { .. } => "download the file again, or ask whoever made it",

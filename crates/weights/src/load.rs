@@ -72,9 +72,9 @@ pub fn load(
     let mut disks: Vec<Option<Disk>> = catalog.files.iter().map(|_| None).collect();
     let mut pieces = Vec::new();
     for wanted in wanted {
-        let file = wanted.tensor.file;
+        let (file, path) = (wanted.tensor.file, catalog.file_of(wanted.tensor)?);
         if disks[file].is_none() {
-            disks[file] = Some(Disk::open(&catalog.files[file], options.cache)?);
+            disks[file] = Some(Disk::open(path, options.cache)?);
         }
         cut(wanted, &mut pieces)?;
     }

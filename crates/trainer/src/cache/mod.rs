@@ -24,6 +24,7 @@
 mod encode;
 mod hashes;
 mod index;
+pub(crate) mod placed;
 pub mod prefetch;
 mod select;
 mod store;
@@ -51,7 +52,8 @@ use crate::plan::Counts;
 use crate::sample::{Phase, choose, plan_encoding};
 use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
 use hashes::{Hashes, field};
-use select::{captions, check_any, select};
+use placed::check_any;
+use select::{captions, select};
 use store::Store;
 
 /// The form of the files.
@@ -205,7 +207,7 @@ impl<'a> Caching<'a> {
         for samples in [&mut index.train, &mut index.held_out] {
             samples.retain(|sample| sample.addresses().all(|(_, at)| index.store.has(&at)));
         }
-        check_any(&index.train, data, &index.problems)?;
+        check_any(index.train.iter().map(|sample| sample.repeats), data, &index.problems)?;
         Ok(index)
     }
 }

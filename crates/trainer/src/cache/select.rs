@@ -1,6 +1,5 @@
 //! Which pictures of a folder are trained on, in which size, and which are held out.
 
-use std::collections::BTreeMap;
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
@@ -9,10 +8,11 @@ use weights::Tick;
 use weights::checksum::{Hash, Hasher, Stamp};
 
 use super::hashes::{Hashes, field};
+use super::placed::{Placed, Placement, check_any, n_held_out, place};
 use super::store::Address;
 use crate::config::data::{self, Data, Validation};
 use crate::data::caption::{CaptionSettings, Shuffle};
-use crate::data::{Bucket, Buckets, Crop, Item, Problem, ProblemKind, scan};
+use crate::data::{Bucket, Crop, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
 use crate::model::sd3::pipeline::Pipeline;
 
@@ -26,9 +26,6 @@ const HOLD_PURPOSE: u64 = 0x686f_6c64_0000_0000;
 /// In how many orders the tags of a caption are seen. Chosen: each is encoded beforehand and takes
 /// some megabytes; with eight no place of a tag is learnt by heart.
 const N_ORDERS: NonZeroU16 = NonZeroU16::new(8).expect("eight is not zero");
-
-/// Chosen: what an epoch's order takes in memory stays below a gigabyte.
-const MOST_SHOWN: u64 = 100_000_000;
 
 /// A picture with its caption, encoded.
 #[derive(Clone, Debug)]
@@ -66,28 +63,25 @@ pub(super) fn select(
     hashes: &mut Hashes,
     tick: Tick<'_>,
 ) -> Result<Selection> {
-    let buckets = buckets(pipeline, data)?;
-    let found = scan(&data.images)?;
+    let Placement { pictures, mut problems } = place(pipeline, data)?;
     let vae = hashes.of_all(&pipeline.vae.sources(), tick)?;
-    let mut problems = found.problems;
-    let mut samples = Vec::with_capacity(found.items.len());
-    for item in found.items {
-        match hashes.of(&item.path, tick) {
+    let mut samples = Vec::with_capacity(pictures.len());
+    for picture in pictures {
+        match hashes.of(&picture.item.path, tick) {
             Ok((hash, stamp)) => {
                 let addressing = Addressing { data, seed, vae, hash, stamp };
-                samples.push(addressing.sample(item.clone(), buckets.choose(item.size)));
+                samples.push(addressing.sample(picture));
             }
             Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
                 return Err(error);
             }
             Err(error) => {
                 let kind = ProblemKind::Unreadable { why: error.to_string() };
-                problems.push(Problem::skipped(item.path, kind));
+                problems.push(Problem::skipped(picture.item.path, kind));
             }
         }
     }
-    check_any(&samples, data, &problems)?;
-    check_sizes(pipeline, &samples)?;
+    check_any(samples.iter().map(|sample| sample.repeats), data, &problems)?;
     let (train, held_out) = hold_out(samples, data.validation)?;
     Ok(Selection { train, held_out, problems })
 }
@@ -102,84 +96,12 @@ pub(super) fn captions(data: &Data) -> CaptionSettings {
     }
 }
 
-/// That there is a picture, and no more of them than an epoch can hold.
-pub(super) fn check_any(samples: &[Sample], data: &Data, problems: &[Problem]) -> Result<()> {
-    let n_shown: u64 = samples.iter().map(|sample| u64::from(sample.repeats)).sum();
-    if n_shown > MOST_SHOWN {
-        return Err(TrainerError::Request {
-            problem: format!("an epoch shows {n_shown} pictures, most is {MOST_SHOWN}"),
-            hint: "lower data.repeats, or the numbers that folders begin with",
-        });
-    }
-    if !samples.is_empty() {
-        return Ok(());
-    }
-    let skipped = problems.iter().filter(|problem| problem.is_skipped);
-    let mut kinds = BTreeMap::<String, usize>::new();
-    for problem in skipped {
-        let said = problem.kind.to_string();
-        *kinds.entry(said.split(':').next().unwrap_or_default().to_owned()).or_default() += 1;
-    }
-    let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
-    let why = if kinds.is_empty() { "it holds none".into() } else { kinds.join(", ") };
-    Err(TrainerError::Request {
-        problem: format!("no picture to train with, {why}: {}", data.images.display()),
-        hint: "give data.images a folder with png, jpeg, webp or gif pictures",
-    })
-}
-
-fn buckets(pipeline: &Pipeline, data: &Data) -> Result<Buckets> {
-    let unit = unit(pipeline);
-    if !data.bucket_step.is_multiple_of(unit) {
-        return Err(TrainerError::Request {
-            problem: format!(
-                "data.bucket_step is {}, the model needs a multiple of {unit}",
-                data.bucket_step
-            ),
-            hint: "choose a multiple of that number",
-        });
-    }
-    let resolution = data.resolution;
-    Buckets::new(resolution, data.bucket_step, resolution / 2, resolution * 2)
-}
-
-/// Pixels along the side of a patch of latents.
-fn unit(pipeline: &Pipeline) -> usize {
-    pipeline.vae.config.reduction() * pipeline.transformer.config.patch_size
-}
-
-/// That the model has a place for every patch.
-fn check_sizes(pipeline: &Pipeline, samples: &[Sample]) -> Result<()> {
-    let most = pipeline.transformer.config.pos_embed_max_size * unit(pipeline);
-    let too_long = |sample: &&Sample| sample.bucket.width.max(sample.bucket.height) > most;
-    let Some(sample) = samples.iter().find(too_long) else { return Ok(()) };
-    let Bucket { width, height } = sample.bucket;
-    Err(TrainerError::Request {
-        problem: format!(
-            "bucket {width}x{height} is larger than the model's {most}x{most}: {}",
-            sample.path.display()
-        ),
-        hint: "lower data.resolution, or leave out very long pictures",
-    })
-}
-
 /// Those with the smallest draws, so that a picture more or less hardly changes which.
 fn hold_out(
     mut samples: Vec<Sample>,
     validation: Validation,
 ) -> Result<(Vec<Sample>, Vec<Sample>)> {
-    let n = samples.len();
-    let n_held = match validation {
-        Validation::None => 0,
-        Validation::Count(count) => usize::try_from(count).unwrap_or(usize::MAX),
-        Validation::Share(share) => ((n as f64 * share).round() as usize).max(1),
-    };
-    if n_held >= n {
-        return Err(TrainerError::Request {
-            problem: format!("data.validation holds out {n_held} pictures, there are {n}"),
-            hint: "leave at least one to train on",
-        });
-    }
+    let n_held = n_held_out(samples.len(), validation)?;
     let mut draws: Vec<(u32, PathBuf)> =
         samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
     draws.sort();
@@ -199,15 +121,14 @@ struct Addressing<'a> {
 }
 
 impl Addressing<'_> {
-    fn sample(&self, item: Item, bucket: Bucket) -> Sample {
-        let crop = self.crop();
+    fn sample(&self, picture: Placed) -> Sample {
+        let (Placed { item, bucket, repeats }, crop) = (picture, self.crop());
         let mirrored = self.data.flip.then(|| self.address(bucket, crop, true));
-        let repeats = u64::from(item.repeats).saturating_mul(self.data.repeats);
         Sample {
             path: item.path,
             caption: item.caption,
             bucket,
-            repeats: u32::try_from(repeats).unwrap_or(u32::MAX),
+            repeats,
             crop,
             stamp: self.stamp,
             plain: self.address(bucket, crop, false),

@@ -132,6 +132,9 @@ impl<'a> Files<'a> {
 
     /// Reads everything into the device's memory.
     pub fn load(&self, device: &Device, precision: Precision, tick: Tick<'_>) -> Result<Loaded> {
+        if self.catalog.is_hollow() && !device.is_meta() {
+            return Err(WeightsError::Hollow { path: self.catalog.path.clone() }.into());
+        }
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
             let tag = if batch.is_passing { Tag::Workspace } else { Tag::Weights };

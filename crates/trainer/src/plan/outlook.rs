@@ -1,13 +1,26 @@
 //! What a run will be fed with, as far as its memory depends on it: sizes of pictures and how many of
 //! each, and what has to be encoded first.
+//!
+//! A run knows it exactly, since it has compared its folder with its cache. A plan made beforehand
+//! knows the pictures' headers, or not even those; it then assumes what takes no less. Nothing here
+//! reads a picture's bytes or writes a file.
 
 use std::collections::BTreeMap;
 
+use crate::cache::placed::{n_held_out, place};
 use crate::cache::{Caching, Index, Sample};
+use crate::config::RunConfig;
+use crate::config::data::Validation;
 use crate::data::Bucket;
+use crate::error::Result;
+use crate::model::sd3::pipeline::Pipeline;
 
 /// Sizes that occur, each with how many there are.
 pub type Counts = BTreeMap<Bucket, usize>;
+
+/// Batches that an epoch has where there is no folder to count. Chosen: as many pictures as people
+/// train on at the least, and enough that small ones are encoded as many at once as they ever are.
+const NOMINAL_BATCHES: usize = 16;
 
 /// What lies ahead of a run.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,6 +33,8 @@ pub struct Outlook {
     pub to_encode: Counts,
     /// Whether a text is not in the cache yet.
     pub has_texts: bool,
+    /// Whether there was no folder to look at, and square pictures are assumed.
+    pub is_nominal: bool,
 }
 
 impl Outlook {
@@ -38,6 +53,59 @@ impl Outlook {
             held_out: counts(held_out, |_| 1),
             to_encode: caching.to_encode(),
             has_texts: caching.missing().texts > 0,
+            is_nominal: false,
+        }
+    }
+
+    /// Of a job that has not begun: of its folder if that is there.
+    pub fn foreseen(config: &RunConfig, pipeline: &Pipeline) -> Result<Self> {
+        if config.data.images.exists() {
+            Self::of_folder(config, pipeline)
+        } else {
+            Ok(Self::nominal(config))
+        }
+    }
+
+    /// Of a folder whose headers are read and nothing more. Everything is taken as not encoded yet.
+    /// Which pictures are held out follows from their bytes, so each is taken as shown, and each
+    /// size as measured on.
+    pub fn of_folder(config: &RunConfig, pipeline: &Pipeline) -> Result<Self> {
+        let data = &config.data;
+        let pictures = place(pipeline, data)?.pictures;
+        let n_held = n_held_out(pictures.len(), data.validation)?;
+        let (mut train, mut found) = (Counts::new(), Counts::new());
+        for picture in &pictures {
+            *train.entry(picture.bucket).or_default() += picture.repeats as usize;
+            *found.entry(picture.bucket).or_default() += 1;
+        }
+        let held_out = found.iter().map(|(bucket, n)| (*bucket, n_held.min(*n)));
+        Ok(Self {
+            train,
+            held_out: held_out.filter(|(_, n)| *n > 0).collect(),
+            to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(config))).collect(),
+            has_texts: true,
+            is_nominal: false,
+        })
+    }
+
+    /// Of a folder that is not there yet: square pictures alone, as many as `data.draw` will draw,
+    /// else enough to fill batches.
+    pub fn nominal(config: &RunConfig) -> Self {
+        let data = &config.data;
+        let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
+        let square = Bucket { width: side, height: side };
+        let n = match data.draw {
+            Some(_) => data.draw_count,
+            None => NOMINAL_BATCHES * config.train.batch,
+        };
+        let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
+        let is_measured = data.validation != Validation::None;
+        Self {
+            train: Counts::from([(square, n.saturating_mul(repeats))]),
+            held_out: is_measured.then_some((square, 1)).into_iter().collect(),
+            to_encode: Counts::from([(square, n * views(config))]),
+            has_texts: true,
+            is_nominal: true,
         }
     }
 }
@@ -48,4 +116,129 @@ fn counts(samples: &[Sample], weight: impl Fn(&Sample) -> usize) -> Counts {
         *counts.entry(sample.bucket).or_default() += weight(sample);
     }
     counts
+}
+
+/// Latents that are made of a picture: its own, and those of its mirror image if it is shown.
+fn views(config: &RunConfig) -> usize {
+    1 + usize::from(config.data.flip)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::cache::Request;
+    use crate::config::RawConfig;
+
+    fn golden(path: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
+    }
+
+    fn pipeline() -> Pipeline {
+        Pipeline::open(&golden("sd3/pipeline"), None).unwrap()
+    }
+
+    fn job(folder: &Path, settings: &[&str]) -> RunConfig {
+        let mut raw = RawConfig::empty();
+        let images = format!("data.images={}", folder.join("pictures").display());
+        let output = format!("output.folder={}", folder.join("run").display());
+        let fixed = ["base.path=x", &images, &output, "data.resolution=96", "data.bucket_step=16"];
+        fixed.iter().chain(settings).for_each(|argument| raw.set(argument).unwrap());
+        raw.resolve().unwrap()
+    }
+
+    /// Pictures of other programs, some on their side, some cut short or too small, and a folder of
+    /// tall and wide ones whose name says that each is seen three times.
+    fn folder() -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let pictures = folder.path().join("pictures");
+        fs::create_dir_all(pictures.join("3_shape")).unwrap();
+        for entry in fs::read_dir(golden("pictures")).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, pictures.join(path.file_name().unwrap())).unwrap();
+        }
+        for (index, [width, height]) in
+            [[64, 64], [64, 128], [192, 70], [128, 64], [100, 80]].into_iter().enumerate()
+        {
+            let path = pictures.join(format!("3_shape/{index}.png"));
+            let mut encoder =
+                png::Encoder::new(fs::File::create(path).unwrap(), width as u32, height as u32);
+            encoder.set_color(png::ColorType::Rgb);
+            let pixels = vec![index as u8; width * height * 3];
+            encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+        }
+        folder
+    }
+
+    /// What a run finds, and what is foreseen of it.
+    fn both(folder: &Path, settings: &[&str]) -> [Outlook; 2] {
+        let (config, pipeline) = (job(folder, settings), pipeline());
+        let foreseen = Outlook::foreseen(&config, &pipeline).unwrap();
+        assert!(!folder.join("run").exists(), "a look writes nothing");
+        let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
+        let exact = Outlook::of(&caching);
+        fs::remove_dir_all(folder.join("run")).unwrap();
+        [exact, foreseen]
+    }
+
+    #[test]
+    fn headers_give_the_sizes_that_a_run_finds() {
+        let folder = folder();
+        for settings in [&[][..], &["data.flip=true", "data.repeats=2"], &["data.resolution=64"]] {
+            let [exact, foreseen] = both(folder.path(), settings);
+            assert_eq!(exact, foreseen, "{settings:?}");
+            assert!(exact.train.len() > 3, "{settings:?}: only {:?}", exact.train);
+        }
+    }
+
+    #[test]
+    fn what_is_held_out_is_no_more_than_foreseen() {
+        let folder = folder();
+        for setting in ["data.validation=2", "data.validation=0.4"] {
+            let [exact, foreseen] = both(folder.path(), &[setting]);
+            for (exact, foreseen) in
+                [(&exact.train, &foreseen.train), (&exact.held_out, &foreseen.held_out)]
+            {
+                let is_foreseen = |(bucket, n): (&Bucket, &usize)| foreseen.get(bucket) >= Some(n);
+                assert!(exact.iter().all(is_foreseen), "{setting}: {exact:?} {foreseen:?}");
+            }
+            assert_eq!(exact.to_encode, foreseen.to_encode);
+        }
+    }
+
+    #[test]
+    fn too_many_held_out_are_refused_before_the_run() {
+        let folder = folder();
+        let refused =
+            Outlook::foreseen(&job(folder.path(), &["data.validation=1000"]), &pipeline());
+        let said = refused.unwrap_err().to_string();
+        assert!(said.contains("holds out 1000 pictures, there are"), "{said}");
+    }
+
+    #[test]
+    fn without_a_folder_pictures_are_square_and_fill_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let square = Bucket { width: 96, height: 96 };
+        let at = |settings: &[&str]| {
+            Outlook::foreseen(&job(folder.path(), settings), &pipeline()).unwrap()
+        };
+        let plain = at(&["train.batch=3"]);
+        assert!(plain.is_nominal && plain.has_texts && plain.held_out.is_empty());
+        assert_eq!(plain.train, Counts::from([(square, 48)]));
+        assert_eq!(plain.to_encode, Counts::from([(square, 48)]));
+        let measured = at(&[
+            "data.validation=0.1",
+            "data.bucket_step=32",
+            "data.flip=true",
+            "data.resolution=112",
+        ]);
+        assert_eq!(measured.held_out, Counts::from([(square, 1)]));
+        assert_eq!(measured.to_encode, Counts::from([(square, 32)]));
+        let drawn = at(&["data.draw=flat", "data.draw_count=5", "data.repeats=2"]);
+        assert_eq!(drawn.train, Counts::from([(square, 10)]));
+    }
 }

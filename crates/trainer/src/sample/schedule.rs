@@ -30,7 +30,6 @@ pub struct Config {
 
 impl Config {
     /// What SD3 comes with.
-    #[cfg(test)]
     pub fn published() -> Self {
         Self {
             num_train_timesteps: 1000,

@@ -58,6 +58,32 @@ pub enum Activity {
 const LEGACY_END: u32 = 2;
 
 impl Config {
+    /// CLIP-L and CLIP-G, as image models come with them.
+    pub fn published() -> [Self; 2] {
+        let l = Self {
+            vocab_size: 49408,
+            hidden_size: 768,
+            intermediate_size: 3072,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            max_position_embeddings: 77,
+            projection_dim: 768,
+            hidden_act: Activity::QuickGelu,
+            layer_norm_eps: default_epsilon(),
+            eos_token_id: LEGACY_END,
+        };
+        let g = Self {
+            hidden_size: 1280,
+            intermediate_size: 5120,
+            num_hidden_layers: 32,
+            num_attention_heads: 20,
+            projection_dim: 1280,
+            hidden_act: Activity::Gelu,
+            ..l.clone()
+        };
+        [l, g]
+    }
+
     /// That all of it can be computed.
     pub fn check(&self) -> std::result::Result<(), Unsupported> {
         Unsupported::unless(

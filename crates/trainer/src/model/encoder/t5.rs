@@ -53,6 +53,22 @@ fn default_epsilon() -> f32 {
 }
 
 impl Config {
+    /// T5-XXL of version 1.1, as image models come with it.
+    pub fn xxl() -> Self {
+        Self {
+            vocab_size: 32128,
+            d_model: 4096,
+            d_kv: 64,
+            d_ff: 10240,
+            num_layers: 24,
+            num_heads: 64,
+            relative_attention_num_buckets: 32,
+            relative_attention_max_distance: default_distance(),
+            feed_forward_proj: "gated-gelu".into(),
+            layer_norm_epsilon: default_epsilon(),
+        }
+    }
+
     /// That all of it can be computed.
     pub fn check(&self) -> std::result::Result<(), Unsupported> {
         let kind = &self.feed_forward_proj;

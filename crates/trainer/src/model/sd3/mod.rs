@@ -8,6 +8,8 @@ pub mod initial;
 pub mod names;
 pub mod pipeline;
 pub mod prompts;
+pub mod published;
+mod words;
 
 use serde::Deserialize;
 

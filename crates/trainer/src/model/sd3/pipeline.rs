@@ -9,15 +9,16 @@ use compute::Device;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use weights::load::floats;
-use weights::{Catalog, Tick};
+use weights::{Catalog, Dtype, Tick};
 
 use super::prompts::TextEncoders;
+use super::published::Published;
 use super::{Config, Sd3, names};
 use crate::error::{Result, TrainerError};
 use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Beside, Given};
-use crate::model::build::{Builder, Precision, wants};
+use crate::model::build::{Builder, Precision, Want, wants};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, Files, Layout};
 use crate::model::vae::{self, Decoder, Encoder};
@@ -29,6 +30,10 @@ const HEAD: usize = 64;
 
 /// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
 const FIRST_NUMBERS: u64 = 64;
+
+/// Taken: all parts of the published folders are stored in 16 bits. What a run takes does not depend
+/// on it: numbers are converted when they are read.
+const PUBLISHED_DTYPE: Dtype = Dtype::F16;
 
 /// The parts, open.
 pub struct Pipeline {
@@ -66,10 +71,38 @@ struct Index {
 impl Pipeline {
     /// Opens a folder; or a checkpoint, and `rest` for what it lacks.
     pub fn open(path: &Path, rest: Option<&Path>) -> Result<Self> {
+        if !path.exists() {
+            return Err(not_there(path));
+        }
         let folder = if path.is_dir() { path } else { rest.ok_or_else(|| needs_rest(path))? };
         check_class(folder)?;
         let original = if path.is_dir() { None } else { Some(path) };
         let (transformer, vae) = (transformer(folder, original)?, autoencoder(folder, original)?);
+        let encoders = TextEncoders::open(folder, &transformer.config)?;
+        let schedule = config::read_checked(
+            &folder.join("scheduler/scheduler_config.json"),
+            schedule::Config::check,
+        )?;
+        Self::new(path, transformer, vae, encoders, schedule)
+    }
+
+    /// The same for whoever only plans: a published model need not be there, its folder's name will
+    /// do. On a device that holds nothing it is like any other.
+    pub fn open_or_published(path: &Path, rest: Option<&Path>) -> Result<Self> {
+        match Published::of(path) {
+            Some(model) if !path.exists() => model.open(path),
+            _ => Self::open(path, rest),
+        }
+    }
+
+    /// Of parts that fit together.
+    pub(super) fn new(
+        path: &Path,
+        transformer: Part<Config>,
+        vae: Part<vae::Config>,
+        encoders: TextEncoders,
+        schedule: schedule::Config,
+    ) -> Result<Self> {
         transformer.files()?;
         vae.find(|build| Decoder::new(&vae.config, build))?;
         let (latent, wanted) = (vae.config.latent_channels, transformer.config.in_channels);
@@ -79,17 +112,13 @@ impl Pipeline {
             );
             return Err(TrainerError::Config { problem, path: path.into() });
         }
-        Ok(Self {
-            path: path.into(),
-            encoders: TextEncoders::open(folder, &transformer.config)?,
-            schedule: config::read_checked(
-                &folder.join("scheduler/scheduler_config.json"),
-                schedule::Config::check,
-            )?,
-            transformer,
-            vae,
-            adapter: HashMap::new(),
-        })
+        let (path, adapter) = (path.into(), HashMap::new());
+        Ok(Self { path, transformer, vae, encoders, schedule, adapter })
+    }
+
+    /// Whether it is known by its published settings alone.
+    pub fn is_published(&self) -> bool {
+        self.transformer.catalog.is_hollow()
     }
 
     /// Puts an adapter's matrices beside the layers they are for.
@@ -191,6 +220,13 @@ impl Pipeline {
     }
 }
 
+fn not_there(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("no model at {}", path.display()),
+        hint: Published::of(path).map_or("check the path", Published::hint),
+    }
+}
+
 fn needs_rest(path: &Path) -> TrainerError {
     TrainerError::Request {
         problem: format!("a single file has no text encoders and tokenizers: {}", path.display()),
@@ -259,6 +295,14 @@ impl<C: DeserializeOwned> Part<C> {
 }
 
 impl<C> Part<C> {
+    /// One that is not there: it would lie in `folder` and hold these tensors.
+    pub(super) fn hollow(folder: &Path, config: C, tensors: Vec<Want>) -> Self {
+        let sizes = |want: &Want| want.shape.sizes().iter().map(|size| *size as u64).collect();
+        let tensors = tensors.into_iter().map(|want| (want.name.clone(), sizes(&want)));
+        let catalog = Catalog::hollow(folder, PUBLISHED_DTYPE, tensors);
+        Self { config, catalog, original: None, settings: Some(folder.join("config.json")) }
+    }
+
     /// The files that decide what it computes.
     pub fn sources(&self) -> Vec<PathBuf> {
         self.settings.iter().chain(&self.catalog.files).cloned().collect()

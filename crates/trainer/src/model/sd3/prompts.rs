@@ -2,7 +2,6 @@
 //! the whole. Encoders are loaded one at a time and freed.
 
 use std::collections::HashMap;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Tape};
@@ -11,6 +10,7 @@ use weights::{Tick, WeightsError};
 
 use super::Config;
 use super::pipeline::Part;
+use super::words::Words;
 use crate::error::{Result, TrainerError};
 use crate::export::Parts;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
@@ -63,9 +63,7 @@ struct Text<C> {
     /// As plans and progress call it.
     name: &'static str,
     part: Part<C>,
-    tokenizer: Tokenizer,
-    /// The files of both.
-    sources: Vec<PathBuf>,
+    words: Words,
     adapter: HashMap<String, Given>,
 }
 
@@ -103,24 +101,40 @@ impl TextEncoders {
             Part::open(&folder.join("text_encoder_2"), clip::Config::check)?,
         ];
         let lengths = Lengths::read(folder, parts.each_ref().map(|part| &part.config))?;
-        let clip = |name, part, tokenizer: &str| -> Result<Text<clip::Config>> {
-            Text::new(name, part, &folder.join(tokenizer), lengths.clip)
-        };
-        let t5 = |model: &Path| -> Result<Text<t5::Config>> {
-            let part = Part::open(model, t5::Config::check)?;
-            Text::new("t5", part, &folder.join("tokenizer_3"), lengths.t5)
-        };
+        let words = |tokenizer: &str, length| Words::open(&folder.join(tokenizer), length);
         let third = folder.join("text_encoder_3");
         let has_t5 = lengths.t5 > 0 && third.join("config.json").exists();
-        let [l, g] = parts;
-        let encoders = Self {
-            joint: config.joint_attention_dim,
-            lengths,
-            clips: [clip("clip-l", l, "tokenizer")?, clip("clip-g", g, "tokenizer_2")?],
-            t5: if has_t5 { Some(t5(&third)?) } else { None },
+        let t5 = || -> Result<Text<t5::Config>> {
+            let part = Part::open(&third, t5::Config::check)?;
+            Ok(Text::new("t5", part, words("tokenizer_3", lengths.t5)?))
         };
-        encoders.check(folder, config)?;
-        Ok(encoders)
+        let [l, g] = parts;
+        let clips = [
+            Text::new("clip-l", l, words("tokenizer", lengths.clip)?),
+            Text::new("clip-g", g, words("tokenizer_2", lengths.clip)?),
+        ];
+        let t5 = if has_t5 { Some(t5()?) } else { None };
+        Self { joint: config.joint_attention_dim, lengths, clips, t5 }.checked(folder, config)
+    }
+
+    /// Those of these settings, without weights or tokenizers.
+    pub(super) fn hollow(
+        path: &Path,
+        config: &Config,
+        [l, g]: [clip::Config; 2],
+        t5: t5::Config,
+    ) -> Result<Self> {
+        let lengths = Lengths { clip: CLIP_TOKENS, t5: T5_TOKENS };
+        let clip = |name, folder, config| -> Result<Text<clip::Config>> {
+            let tensors = wants(|build| Clip::new(&config, build))?;
+            let part = Part::hollow(&path.join(folder), config, tensors);
+            Ok(Text::new(name, part, Words::Counted(lengths.clip)))
+        };
+        let clips = [clip("clip-l", "text_encoder", l)?, clip("clip-g", "text_encoder_2", g)?];
+        let tensors = wants(|build| T5::new(&t5, build))?;
+        let part = Part::hollow(&path.join("text_encoder_3"), t5, tensors);
+        let t5 = Some(Text::new("t5", part, Words::Counted(lengths.t5)));
+        Self { joint: config.joint_attention_dim, lengths, clips, t5 }.checked(path, config)
     }
 
     /// Tokens of a prompt as the transformer sees it.
@@ -134,7 +148,7 @@ impl TextEncoders {
     }
 
     /// That each has its weights, and that they fit each other and the transformer.
-    fn check(&self, folder: &Path, config: &Config) -> Result<()> {
+    fn checked(self, folder: &Path, config: &Config) -> Result<Self> {
         let [l, g] = self.clips.each_ref().map(|clip| &clip.part.config);
         let (joint, widths) = (config.joint_attention_dim, [l.hidden_size, g.hidden_size]);
         let pooled = l.projection_dim + g.projection_dim;
@@ -157,7 +171,7 @@ impl TextEncoders {
                 t5.check(t5.part.config.vocab_size)?;
                 t5.files()?;
             }
-            return Ok(());
+            return Ok(self);
         };
         Err(TrainerError::Config { problem, path: folder.into() })
     }
@@ -268,15 +282,19 @@ impl TextEncoders {
 
     /// The files that decide what becomes of a text: weights, settings, tokenizers.
     pub fn sources(&self) -> Vec<PathBuf> {
-        let clips = self.clips.iter().map(|clip| &clip.sources);
-        clips.chain(self.t5.iter().map(|t5| &t5.sources)).flatten().cloned().collect()
+        self.clips
+            .iter()
+            .map(Text::sources)
+            .chain(self.t5.iter().map(Text::sources))
+            .flatten()
+            .collect()
     }
 
     /// How many tokens of a text each encoder cuts off, if it does.
     pub fn cut_off(&self, text: &str) -> Vec<(&'static str, usize)> {
-        let clips = self.clips.iter().map(|clip| (clip.name, &clip.tokenizer));
-        let all = clips.chain(self.t5.iter().map(|t5| (t5.name, &t5.tokenizer)));
-        let cut = all.map(|(name, tokenizer)| (name, tokenizer.encode(text).dropped));
+        let clips = self.clips.iter().map(|clip| (clip.name, &clip.words));
+        let all = clips.chain(self.t5.iter().map(|t5| (t5.name, &t5.words)));
+        let cut = all.map(|(name, words)| (name, words.dropped(text)));
         cut.filter(|(_, dropped)| *dropped > 0).collect()
     }
 }
@@ -293,17 +311,6 @@ impl Lengths {
     }
 }
 
-/// The plain files of a folder, by name.
-fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
-    let io = |source| TrainerError::Io { what: "list", path: folder.into(), source };
-    let entries = fs::read_dir(folder).map_err(io)?;
-    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
-    let mut paths = paths.collect::<std::result::Result<Vec<_>, _>>().map_err(io)?;
-    paths.retain(|path| path.is_file());
-    paths.sort();
-    Ok(paths)
-}
-
 /// A prompt as a CLIP sees it.
 struct OfClip {
     /// [tokens, width]
@@ -312,15 +319,18 @@ struct OfClip {
 }
 
 impl<C> Text<C> {
-    fn new(name: &'static str, part: Part<C>, tokenizer: &Path, length: usize) -> Result<Self> {
-        let sources = [part.sources(), files_in(tokenizer)?].concat();
-        let tokenizer = Tokenizer::open(tokenizer, length)?;
-        Ok(Self { name, part, tokenizer, sources, adapter: HashMap::new() })
+    fn new(name: &'static str, part: Part<C>, words: Words) -> Self {
+        Self { name, part, words, adapter: HashMap::new() }
+    }
+
+    /// The files of model and tokenizer.
+    fn sources(&self) -> Vec<PathBuf> {
+        [&self.part.sources()[..], self.words.sources()].concat()
     }
 
     /// That its table has a row for each of its tokens.
     fn check(&self, n_rows: usize) -> Result<()> {
-        let n = self.tokenizer.vocabulary();
+        let n = self.words.vocabulary();
         if n <= n_rows {
             return Ok(());
         }
@@ -355,7 +365,7 @@ impl Text<clip::Config> {
         let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
         let encode = |text: &String| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let encoded = model.forward(&tape, &self.tokenizer.encode(text).ids, 1)?;
+            let encoded = model.forward(&tape, &self.words.ids(text), 1)?;
             let (tokens, pooled) = (encoded.before_last.tensor(), encoded.pooled.tensor());
             watch.go_on()?;
             Ok(OfClip { tokens: numbers(tokens), pooled: numbers(pooled) })
@@ -386,7 +396,7 @@ impl Text<t5::Config> {
         let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
         for text in texts {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let ids = self.tokenizer.encode(text).ids;
+            let ids = self.words.ids(text);
             take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor()))?;
             watch.go_on()?;
         }
@@ -396,6 +406,8 @@ impl Text<t5::Config> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     /// A folder with the two files that state lengths, and what is read from them for CLIPs of

@@ -1,0 +1,67 @@
+//! What makes tokens of a text, for one encoder: its tokenizer; or, of a model that is only planned
+//! with, as many tokens as it would make. What a plan finds depends on their number alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, TrainerError};
+use crate::model::encoder::tokenizer::Tokenizer;
+
+/// Where tokens come from.
+pub(super) enum Words {
+    /// A tokenizer, and the files it was read from.
+    Read(Box<Tokenizer>, Vec<PathBuf>),
+    /// Nowhere: this many of them, all the same.
+    Counted(usize),
+}
+
+impl Words {
+    /// A tokenizer's folder, for texts of so many tokens.
+    pub fn open(folder: &Path, length: usize) -> Result<Self> {
+        let files = files_in(folder)?;
+        Ok(Self::Read(Box::new(Tokenizer::open(folder, length)?), files))
+    }
+
+    /// The tokens of a text.
+    pub fn ids(&self, text: &str) -> Vec<u32> {
+        match self {
+            Self::Read(tokenizer, _) => tokenizer.encode(text).ids,
+            Self::Counted(n) => vec![0; *n],
+        }
+    }
+
+    /// How many tokens of a text are cut off.
+    pub fn dropped(&self, text: &str) -> usize {
+        match self {
+            Self::Read(tokenizer, _) => tokenizer.encode(text).dropped,
+            Self::Counted(_) => 0,
+        }
+    }
+
+    /// How many different tokens there may be.
+    pub fn vocabulary(&self) -> usize {
+        match self {
+            Self::Read(tokenizer, _) => tokenizer.vocabulary(),
+            Self::Counted(_) => 1,
+        }
+    }
+
+    /// The files that decide what becomes of a text.
+    pub fn sources(&self) -> &[PathBuf] {
+        match self {
+            Self::Read(_, files) => files,
+            Self::Counted(_) => &[],
+        }
+    }
+}
+
+/// The plain files of a folder, by name.
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |source| TrainerError::Io { what: "list", path: folder.into(), source };
+    let entries = fs::read_dir(folder).map_err(io)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<std::result::Result<Vec<_>, _>>().map_err(io)?;
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    Ok(paths)
+}
