@@ -78,8 +78,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     };
     let limit_bytes = limit_bytes_of(&machine, arguments.limit);
     let rates = Rates { is_measured: false };
-    let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
-    let outlook = Outlook::nominal(&config);
+    let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
+    let outlook = Outlook::foreseen(&config, &pipeline)?;
     let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };
     let room = Room { kind, limit_bytes, rates: &rates };
     let plan = match plan::choose(job, room) {

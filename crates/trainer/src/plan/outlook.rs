@@ -38,13 +38,6 @@ pub struct Outlook {
 }
 
 impl Outlook {
-    /// Where nothing is known of the pictures yet.
-    pub fn nominal(config: &crate::config::RunConfig) -> Self {
-        let side = config.data.resolution;
-        let counts: Counts = [(Bucket { width: side, height: side }, config.train.batch)].into();
-        Self { train: counts.clone(), held_out: counts.clone(), to_encode: counts, has_texts: true }
-    }
-
     /// Of a folder that was looked through and compared with the cache.
     pub fn of(caching: &Caching<'_>) -> Self {
         let Index { train, held_out, .. } = caching.index();

@@ -13,7 +13,13 @@ fn outlook() -> Outlook {
     let counts: Counts = [([64, 64], 10), ([96, 64], 3)]
         .map(|([width, height], shown)| (crate::data::Bucket { width, height }, shown))
         .into();
-    Outlook { train: counts.clone(), held_out: counts.clone(), to_encode: counts, has_texts: true }
+    Outlook {
+        train: counts.clone(),
+        held_out: counts.clone(),
+        to_encode: counts,
+        has_texts: true,
+        is_nominal: false,
+    }
 }
 
 struct Place {
