@@ -2,6 +2,7 @@
 //! made and runs looked at, and a run that goes well.
 
 mod own;
+mod planned;
 mod resume;
 mod trouble;
 mod twin;

@@ -1,0 +1,114 @@
+//! What was planned against what was taken, for jobs of all kinds and in no more memory than planned.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use super::{Job, check_memory, events};
+use crate::{said, text};
+
+/// Numbers that look random and are the same in every run.
+struct Dice(u64);
+
+impl Dice {
+    fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
+        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        of[(self.0 >> 33) as usize % of.len()]
+    }
+}
+
+/// A value for each key that memory depends on.
+fn settings(seed: u64) -> Vec<String> {
+    let mut dice = Dice(seed);
+    let keys: [(&str, &[&str]); 12] = [
+        ("adapter.rank", &["1", "4", "7", "16", "32"]),
+        ("adapter.kind", &["lora", "lora", "dora"]),
+        ("adapter.dropout", &["0", "0", "0.1"]),
+        ("base.dtype", &["f32", "bf16", "f16"]),
+        ("base.quantise", &["none", "none", "int8", "nf4", "fp8"]),
+        ("data.resolution", &["32", "48", "64", "96"]),
+        ("train.batch", &["1", "2", "3", "4"]),
+        ("train.accumulation", &["1", "1", "2"]),
+        ("train.recompute", &["none", "alternate", "block"]),
+        ("train.micro_batch", &["1", "2", "4"]),
+        ("train.ema", &["off", "0.9"]),
+        ("optimizer.kind", &["adamw", "adamw_8bit"]),
+    ];
+    keys.into_iter().map(|(key, values)| format!("{key}={}", dice.pick(values))).collect()
+}
+
+fn check(seeds: std::ops::Range<u64>) {
+    let job = Job::new();
+    for seed in seeds {
+        let settings = settings(seed);
+        let mut set: Vec<&str> = settings.iter().map(String::as_str).collect();
+        set.push("train.steps=2");
+        let run = job.finish(&format!("run-{seed}"), &set, &[]);
+        let [taken, planned] = check_memory(&events(&run));
+        let share = taken as f64 / planned as f64;
+        assert!((0.97..=1.0).contains(&share), "{taken} of {planned}: {set:?}");
+    }
+}
+
+#[test]
+fn ten_jobs_take_what_was_planned() {
+    check(0..10);
+}
+
+#[test]
+fn ten_other_jobs_take_what_was_planned() {
+    check(10..20);
+}
+
+fn plan(job: &Job, arguments: &[&str]) -> (Option<i32>, Value) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
+    command.args(["plan", text(&job.file), "--json"]).args(arguments);
+    let output = command.output().unwrap();
+    let json = serde_json::from_slice(&output.stdout);
+    (output.status.code(), json.unwrap_or_else(|_| panic!("{}", said(&output))))
+}
+
+fn bytes(plan: &Value, key: &str) -> u64 {
+    plan[key].as_u64().unwrap_or_else(|| panic!("{key}: {plan:#}"))
+}
+
+#[test]
+fn the_planned_size_is_enough_and_less_is_another_plan_or_none() {
+    let job = Job::new();
+    let (_, roomy) = plan(&job, &[]);
+    let [peak, host] = ["peak_bytes", "host_bytes"].map(|key| bytes(&roomy, key));
+    let limit = format!("{}B", peak + host);
+    let (code, exact) = plan(&job, &["--limit", &limit]);
+    assert_eq!((code, &exact["chosen"]), (Some(0), &roomy["chosen"]));
+    job.finish("exact", &[], &["--limit", &limit]);
+
+    let limit = format!("{}B", peak * 9 / 10 + host);
+    let (code, tight) = plan(&job, &["--limit", &limit]);
+    assert_eq!(code, Some(0), "{tight:#}");
+    assert_ne!(tight["chosen"], roomy["chosen"]);
+    assert!(bytes(&tight, "peak_bytes") <= peak * 9 / 10);
+    let run = job.finish("tight", &[], &["--limit", &limit]);
+    let decided = std::fs::read_to_string(run.join("config.toml")).unwrap();
+    assert!(decided.contains("# chosen by the plan"), "{decided}");
+
+    let limit = format!("{}B", peak / 10 + host);
+    let (code, none) = plan(&job, &["--limit", &limit]);
+    let shortfall = bytes(&none, "needed_bytes") - bytes(&none, "limit_bytes");
+    assert_eq!((code, bytes(&none, "shortfall_bytes")), (Some(1), shortfall));
+    let words = job.fail(&[], &["--limit", &limit, "--out", text(&job.path("none"))]);
+    assert!(words.contains("does not fit"), "{words}");
+    assert!(!job.path("none/checkpoints").exists());
+}
+
+#[test]
+fn a_run_goes_on_in_the_precision_it_began_with() {
+    let job = Job::new();
+    let (_, roomy) = plan(&job, &["--set", "base.quantise=nf4", "--set", "train.recompute=block"]);
+    let limit = format!("{}B", bytes(&roomy, "total_bytes"));
+    let set = ["base.quantise=nf4"];
+    job.finish("run", &[&set[..], &["train.steps=2"]].concat(), &["--limit", &limit]);
+    // Nothing says nf4 now but the run's own folder.
+    let run = job.finish("run", &["train.steps=4"], &["--resume"]);
+    let decided = std::fs::read_to_string(run.join("config.toml")).unwrap();
+    assert!(decided.contains("quantise = \"nf4\" # chosen by the plan"), "{decided}");
+}
