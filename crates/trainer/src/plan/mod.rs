@@ -93,7 +93,7 @@ impl Rehearsal<'_> {
         let prompt = self.prompt();
         for (bucket, shown) in &self.outlook.train {
             for samples in portions(self.config.train.batch, micro, *shown) {
-                session.accumulate(&self.batch(*bucket, samples, &prompt), 1.0, 0, recompute)?;
+                session.accumulate(&self.batch(*bucket, samples, &prompt), 1.0, recompute)?;
             }
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
@@ -142,7 +142,7 @@ impl Rehearsal<'_> {
             level: Level { sigma: 1.0, timestep: 1000.0 },
             weight: 1.0,
         };
-        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes }
+        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes, place: (0, 0) }
     }
 }
 
