@@ -3,7 +3,8 @@
 //!
 //! Best fit among the holes, and only if no hole is large enough the range grows at its top. So
 //! where a tensor lies never depends on the limit: a sequence of requests that needed N bytes once
-//! fits into N bytes always.
+//! fits into N bytes always. Only a limit that is lowered under what is in use changes that: nothing
+//! new is placed beyond it, and what lies there already stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -66,6 +67,9 @@ pub struct Usage {
 }
 
 pub(crate) struct Arena {
+    /// Bytes there are.
+    size: usize,
+    /// Nothing new ends beyond this.
     limit: usize,
     alignment: usize,
     /// Everything from here on is free.
@@ -74,19 +78,40 @@ pub(crate) struct Arena {
     holes: BTreeMap<usize, usize>,
     holes_by_size: BTreeSet<(usize, usize)>,
     usage: Usage,
+    /// Requests so far, those that failed included.
+    n_requests: u64,
+    /// The request that fails whatever room there is.
+    fails_at: Option<u64>,
 }
 
 impl Arena {
-    pub fn new(limit: usize, alignment: usize) -> Self {
+    pub fn new(size: usize, alignment: usize) -> Self {
         Self {
-            limit,
+            size,
+            limit: size,
             alignment,
             top: 0,
             taken: BTreeMap::new(),
             holes: BTreeMap::new(),
             holes_by_size: BTreeSet::new(),
             usage: Usage::default(),
+            n_requests: 0,
+            fails_at: None,
         }
+    }
+
+    /// The most that may be taken from now on, as far as there is so much.
+    pub fn set_limit(&mut self, bytes: usize) {
+        self.limit = bytes.min(self.size);
+    }
+
+    pub fn n_requests(&self) -> u64 {
+        self.n_requests
+    }
+
+    /// The `nth` request from now, the next being the first, fails once.
+    pub fn fail_request(&mut self, nth: u64) {
+        self.fails_at = Some(self.n_requests + nth);
     }
 
     pub fn usage(&self) -> Usage {
@@ -109,6 +134,10 @@ impl Arena {
             largest_free: arena.largest_free(),
             tag,
         };
+        self.n_requests += 1;
+        if self.fails_at.take_if(|at| *at == self.n_requests).is_some() {
+            return Err(out_of_memory(self));
+        }
         let size = bytes.checked_next_multiple_of(self.alignment);
         let size = size.ok_or_else(|| out_of_memory(self))?;
         let offset = self.place(size).ok_or_else(|| out_of_memory(self))?;
@@ -141,7 +170,8 @@ impl Arena {
     }
 
     fn place(&mut self, size: usize) -> Option<usize> {
-        if let Some(&(length, start)) = self.holes_by_size.range((size, 0)..).next() {
+        let mut holes = self.holes_by_size.range((size, 0)..);
+        if let Some(&(length, start)) = holes.find(|(_, start)| start + size <= self.limit) {
             self.remove_hole(start, length);
             if length > size {
                 self.insert_hole(start + size, length - size);
@@ -166,8 +196,11 @@ impl Arena {
     }
 
     fn largest_free(&self) -> usize {
-        let hole = self.holes_by_size.last().map_or(0, |(length, _)| *length);
-        hole.max(self.limit - self.top)
+        let free = |(start, length): (&usize, &usize)| {
+            (start + length).min(self.limit).saturating_sub(*start)
+        };
+        let hole = self.holes.iter().map(free).max().unwrap_or(0);
+        hole.max(self.limit.saturating_sub(self.top))
     }
 
     fn insert_hole(&mut self, start: usize, length: usize) {
@@ -259,6 +292,43 @@ mod tests {
         assert_eq!(error, said);
         assert!(arena.take(usize::MAX, Tag::Data).is_err());
         assert_eq!(arena.take(320, Tag::Data).unwrap(), first);
+    }
+
+    #[test]
+    fn a_lowered_limit_keeps_what_is_there_and_places_nothing_beyond() {
+        let mut arena = Arena::new(1024, 64);
+        let at: Vec<usize> = (0..5).map(|_| arena.take(128, Tag::Data).unwrap()).collect();
+        arena.set_limit(300);
+        // Of two holes that fit the one within the limit is taken, and then none.
+        arena.give_back(at[3]);
+        arena.give_back(at[1]);
+        assert_eq!(arena.take(128, Tag::Data).unwrap(), at[1]);
+        let error = arena.take(64, Tag::Data).unwrap_err().to_string();
+        assert!(error.ends_with("in use 512 of 300, largest free piece 0"), "{error}");
+        // A hole across the limit counts as far as it is within.
+        arena.give_back(at[2]);
+        let error = arena.take(128, Tag::Data).unwrap_err().to_string();
+        assert!(error.ends_with("in use 384 of 300, largest free piece 44"), "{error}");
+        arena.set_limit(usize::MAX);
+        assert_eq!(arena.take(128, Tag::Data).unwrap(), at[2]);
+        assert!(arena.take(1024, Tag::Data).is_err(), "more than there is");
+        for taken in [0, 1, 2, 4] {
+            arena.give_back(at[taken]);
+        }
+        assert_eq!((arena.usage().in_use, arena.top), (0, 0));
+    }
+
+    #[test]
+    fn one_request_fails_when_it_is_told_to() {
+        let mut arena = Arena::new(1 << 20, 64);
+        arena.take(64, Tag::Data).unwrap();
+        arena.fail_request(2);
+        arena.take(64, Tag::Data).unwrap();
+        let before = arena.usage();
+        let error = arena.take(64, Tag::Weights).unwrap_err().to_string();
+        assert!(error.starts_with("out of memory for weights: asked 64 bytes, in use 128"));
+        assert_eq!((arena.usage(), arena.n_requests()), (before, 3));
+        arena.take(64, Tag::Data).unwrap();
     }
 
     #[test]

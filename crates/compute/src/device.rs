@@ -117,6 +117,23 @@ impl Device {
         self.state().arena.usage()
     }
 
+    /// Lets the arena take up to this much from now on, never more than it was made with. What is in
+    /// use stays, also if that is more.
+    pub fn set_limit(&self, bytes: usize) {
+        self.state().arena.set_limit(bytes);
+    }
+
+    /// How often memory was asked for so far, in vain or not.
+    pub fn n_allocations(&self) -> u64 {
+        self.state().arena.n_requests()
+    }
+
+    /// Lets the `nth` allocation from now, the next being the first, fail once as if the arena were
+    /// full. For tests, and to rehearse trouble.
+    pub fn fail_allocation(&self, nth: u64) {
+        self.state().arena.fail_request(nth);
+    }
+
     /// Counts peaks from here.
     pub fn restart_peak(&self) {
         self.state().arena.restart_peak();

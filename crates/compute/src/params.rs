@@ -66,12 +66,24 @@ impl Gradients {
     /// With memory for all of them from the start, so that what a step takes does not depend on
     /// which step was the first.
     pub fn reserved(device: &Device, params: &Params) -> Result<Self> {
-        let slot = |value: &Tensor| {
-            let gradient = device.alloc(value.shape(), Dtype::F32)?;
-            Ok(Slot { gradient: Some(gradient), filled: false })
-        };
-        let slots = || params.values.iter().map(slot).collect::<Result<_>>();
-        Ok(Self { slots: device.tagged(Tag::Gradients, slots)? })
+        let mut gradients = Self::default();
+        gradients.reserve(device, params)?;
+        Ok(gradients)
+    }
+
+    /// Takes memory for those that have none. A backward that failed in the middle of an op has lost
+    /// the memory that the op wrote to.
+    pub fn reserve(&mut self, device: &Device, params: &Params) -> Result<()> {
+        self.slots.resize_with(params.values.len(), Slot::default);
+        let empty = self.slots.iter_mut().zip(&params.values);
+        let mut empty = empty.filter(|(slot, _)| slot.gradient.is_none());
+        device.tagged(Tag::Gradients, || {
+            empty.try_for_each(|(slot, value)| {
+                let gradient = Some(device.alloc(value.shape(), Dtype::F32)?);
+                *slot = Slot { gradient, filled: false };
+                Ok(())
+            })
+        })
     }
 
     /// The gradient of one parameter, if the last backward passes reached it.

@@ -25,17 +25,26 @@ pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 pub struct Stream {
     seed: u64,
     stream: u64,
+    /// Where its numbers begin.
+    first: usize,
 }
 
 impl Stream {
     /// The stream of this number among those of a seed.
     pub fn new(seed: u64, stream: u64) -> Self {
-        Self { seed, stream }
+        Self { seed, stream, first: 0 }
+    }
+
+    /// The same numbers but for the first `n`.
+    #[must_use]
+    pub fn after(self, n: usize) -> Self {
+        Self { first: self.first + n, ..self }
     }
 
     /// The word at `index`.
     #[inline(always)]
     pub fn word(self, index: usize) -> u32 {
+        let index = self.first + index;
         let block = (index / 4) as u64;
         let key = [self.seed as u32, (self.seed >> 32) as u32];
         let stream = [self.stream as u32, (self.stream >> 32) as u32];
@@ -50,8 +59,9 @@ impl Stream {
 
     /// The number at `index` of the standard normal distribution (Box and Muller).
     pub fn normal(self, index: usize) -> f32 {
+        let (all, index) = (Self { first: 0, ..self }, self.first + index);
         let pair = index / 2 * 2;
-        let (radius, angle) = (f64::from(self.uniform(pair)), f64::from(self.uniform(pair + 1)));
+        let (radius, angle) = (f64::from(all.uniform(pair)), f64::from(all.uniform(pair + 1)));
         let (sin, cos) = (std::f64::consts::TAU * angle).sin_cos();
         ((-2.0 * radius.ln()).sqrt() * if index.is_multiple_of(2) { cos } else { sin }) as f32
     }
@@ -100,6 +110,18 @@ mod tests {
         ];
         for (key, counter, words) in known {
             assert_eq!(philox(key, counter), words);
+        }
+    }
+
+    #[test]
+    fn a_later_beginning_gives_the_same_numbers() {
+        let stream = Stream::new(7, 3);
+        for first in [1, 2, 5] {
+            let later = stream.after(1).after(first - 1);
+            for index in 0..9 {
+                assert_eq!(later.word(index), stream.word(first + index));
+                assert_eq!(later.normal(index).to_bits(), stream.normal(first + index).to_bits());
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 //! or the same as another result, has one gradient with it.
 
 use crate::backward::Backward;
-use crate::tape::{Mode, Tape};
+use crate::tape::{Draws, Mode, Tape};
 use crate::var::{Kept, Source, Var};
 use crate::{Params, Result, Tensor};
 
@@ -33,7 +33,7 @@ impl<'m> Tape<'m> {
         let op = self.begin("recompute");
         let first_stream = self.next_stream.get();
         let last_run = if op.is_run { usize::MAX } else { 0 };
-        let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.seed)
+        let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.draws)
             .for_block(first_stream, last_run);
         let sources: Vec<_> = inputs.iter().map(|input| input.source()).collect();
         let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
@@ -53,7 +53,7 @@ impl<'m> Tape<'m> {
             sources,
             links,
             params: self.params,
-            seed: self.seed,
+            draws: self.draws,
             first_stream,
             last_run: rehearsal.last_kept(),
         };
@@ -128,18 +128,18 @@ struct Again<'m> {
     sources: Vec<Option<Source>>,
     links: Links,
     params: &'m Params,
-    seed: u64,
+    draws: Draws,
     first_stream: u64,
     last_run: usize,
 }
 
 impl<'m> Again<'m> {
     fn run<const N: usize>(self, back: &mut Backward<'_>, block: &Block<'m, N>) -> Result<()> {
-        let Self { kept, sources, links, params, seed, first_stream, last_run } = self;
+        let Self { kept, sources, links, params, draws, first_stream, last_run } = self;
         if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
             return Ok(());
         }
-        let tape = Tape::with(back.place.device, params, Mode::Record, seed)
+        let tape = Tape::with(back.place.device, params, Mode::Record, draws)
             .for_block(first_stream, last_run);
         let tensors = kept.into_iter().map(|kept| kept.get(back.place)).collect::<Result<_>>()?;
         let leaves = tape.adopt(tensors, &sources);

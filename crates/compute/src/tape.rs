@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::var::{Kept, Remake, Source, Var};
-use crate::{ComputeError, Gradients, ParamKey, Params, Result, Tensor};
+use crate::{ComputeError, Gradients, ParamKey, Params, Result, Shape, Tensor};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
@@ -22,9 +22,17 @@ pub struct Tape<'m> {
     last_kept: Cell<usize>,
     /// Ops after this one are not run, only recorded: their results are not kept.
     last_run: usize,
-    pub(crate) seed: u64,
+    pub(crate) draws: Draws,
     /// The next unused stream of random numbers.
     pub(crate) next_stream: Cell<u64>,
+}
+
+/// What random numbers follow from.
+#[derive(Clone, Copy)]
+pub(crate) struct Draws {
+    seed: u64,
+    /// Which sample of its batch the first one of the computation is.
+    first_sample: usize,
 }
 
 /// What a tape does with records.
@@ -45,15 +53,23 @@ impl<'m> Tape<'m> {
     /// For training: ops are recorded where a parameter has a part. The seed decides every random
     /// number of the computation.
     pub fn training(device: &Device, params: &'m Params, seed: u64) -> Self {
-        Self::with(device, params, Mode::Record, seed)
+        Self::with(device, params, Mode::Record, Draws { seed, first_sample: 0 })
     }
 
     /// For use: nothing is recorded, and every tensor is freed as soon as the caller drops it.
     pub fn inference(device: &Device, params: &'m Params, seed: u64) -> Self {
-        Self::with(device, params, Mode::Off, seed)
+        Self::with(device, params, Mode::Off, Draws { seed, first_sample: 0 })
     }
 
-    pub(crate) fn with(device: &Device, params: &'m Params, mode: Mode, seed: u64) -> Self {
+    /// For some samples of a batch, of which the first is this one: each gets the random numbers that
+    /// it would get among all. Samples are the outermost dimension of what is computed.
+    #[must_use]
+    pub fn from_sample(mut self, first: usize) -> Self {
+        self.draws.first_sample = first;
+        self
+    }
+
+    pub(crate) fn with(device: &Device, params: &'m Params, mode: Mode, draws: Draws) -> Self {
         Self {
             device: device.clone(),
             params,
@@ -63,7 +79,7 @@ impl<'m> Tape<'m> {
             n_ops: Cell::new(0),
             last_kept: Cell::new(0),
             last_run: usize::MAX,
-            seed,
+            draws,
             next_stream: Cell::new(0),
         }
     }
@@ -71,6 +87,11 @@ impl<'m> Tape<'m> {
     /// The device that computes.
     pub fn device(&self) -> &Device {
         &self.device
+    }
+
+    /// Whether a gradient may be asked for.
+    pub(crate) fn is_training(&self) -> bool {
+        self.mode != Mode::Off
     }
 
     /// A parameter, as a tensor that is trained.
@@ -183,11 +204,14 @@ impl<'m> Tape<'m> {
         }
     }
 
-    /// Random numbers that nobody else gets, and the same ones when a block is recomputed.
-    pub(crate) fn random(&self) -> Stream {
+    /// Random numbers for a tensor of this shape that nobody else gets, and the same ones when a block
+    /// is recomputed.
+    pub(crate) fn random(&self, shape: Shape) -> Stream {
         let stream = self.next_stream.get();
         self.next_stream.set(stream + 1);
-        Stream::new(self.seed, stream)
+        let Draws { seed, first_sample } = self.draws;
+        let per_sample: usize = shape.sizes().iter().skip(1).product();
+        Stream::new(seed, stream).after(first_sample * per_sample)
     }
 
     /// The tape of a block within another: the block's own random numbers, and the ops of it to run.
@@ -216,7 +240,7 @@ mod tests {
     use crate::ops::norm_modulate::tests::normalised;
     use crate::ops::{Activation, Attention, Linear, Lora};
     use crate::testing::{Input, check, device, upload};
-    use crate::{Dtype, Kind, Shape, Tag, Usage};
+    use crate::{Dtype, Kind, Tag, Usage};
 
     /// A residual block with an adapter, over a large frozen weight.
     struct Block {
@@ -260,6 +284,15 @@ mod tests {
 
     fn forward<'m>(tape: &Tape<'m>, blocks: &'m [Block], recompute: bool) -> Result<Var> {
         let input = upload(tape.device(), &Input::normal([2, 5, WIDTH], 9), Dtype::F32);
+        through(tape, blocks, input, recompute)
+    }
+
+    fn through<'m>(
+        tape: &Tape<'m>,
+        blocks: &'m [Block],
+        input: Tensor,
+        recompute: bool,
+    ) -> Result<Var> {
         let mut x = Var::from(input);
         for block in blocks {
             [x] = if recompute {
@@ -306,6 +339,42 @@ mod tests {
             assert_eq!(kept, recomputed);
             assert!(recomputed_usage.peak < kept_usage.peak);
         }
+    }
+
+    /// Sums of gradients over some portions of a batch, each of which begins at a sample.
+    fn in_portions(portions: &[std::ops::Range<usize>], recompute: bool) -> Vec<f32> {
+        let (device, mut params) = (device(), Params::default());
+        let blocks: Vec<_> =
+            (0..2).map(|index| Block::new(&device, &mut params, 10 * index, 0.4)).collect();
+        let whole = [9, 8].map(|seed| Input::normal([4, 5, WIDTH], seed));
+        let whole = whole.map(|input| upload(&device, &input, Dtype::F32));
+        let mut gradients = Gradients::default();
+        for portion in portions {
+            let [x, gradient] = whole.each_ref().map(|whole| whole.part(portion.clone()));
+            let tape = Tape::training(&device, &params, 3).from_sample(portion.start);
+            let x = through(&tape, &blocks, x, recompute).unwrap();
+            tape.backward_from(x, gradient, &mut gradients).unwrap();
+        }
+        gradients.all(4).into_iter().flatten().flat_map(Tensor::to_vec::<f32>).collect()
+    }
+
+    #[test]
+    fn a_sample_gets_its_random_numbers_in_every_portion() {
+        let whole = in_portions(&[0..4], false);
+        let largest = whole.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
+        let apart = |portions: &[std::ops::Range<usize>], recompute| {
+            let found = in_portions(portions, recompute);
+            let apart = found.iter().zip(&whole).map(|(found, whole)| (found - whole).abs());
+            apart.fold(0.0, f32::max) / largest
+        };
+        for recompute in [false, true] {
+            for portions in [&[0..2, 2..4][..], &[0..3, 3..4], &[3..4, 2..3, 1..2, 0..1]] {
+                let apart = apart(portions, recompute);
+                assert!(apart < 1e-6, "{portions:?} {recompute}: {apart:e}");
+            }
+        }
+        // Other samples in these places would be seen: the same ones twice are.
+        assert!(apart(&[0..2, 0..2], false) > 1e-2);
     }
 
     #[test]

@@ -149,6 +149,21 @@ pub enum TrainerError {
         /// The remedy.
         hint: &'static str,
     },
+    /// A step does not fit into memory in any way.
+    #[error(
+        "no room to go on after step {step}, which was saved: asked {asked} bytes, in use {in_use} of \
+         {limit}"
+    )]
+    NoRoom {
+        /// Steps taken.
+        step: u64,
+        /// Bytes asked for.
+        asked: usize,
+        /// Bytes taken already.
+        in_use: usize,
+        /// The most that may be taken.
+        limit: usize,
+    },
     /// It would not fit into memory.
     #[error("{phase} does not fit: needs {needed} bytes, limit {limit}{}", would_fit(nearest.as_ref()))]
     TooLarge {
@@ -195,6 +210,10 @@ impl TrainerError {
             }
             Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
             Self::Request { hint, .. } => hint,
+            Self::NoRoom { .. } => {
+                "go on with --resume and a higher --limit; or begin anew with smaller pictures, a lower \
+                 adapter.rank or quantised weights"
+            }
             Self::TooLarge { .. } => {
                 "choose smaller pictures or batches, bf16 or quantised weights, or raise --limit"
             }

@@ -126,11 +126,8 @@ impl State {
                 vec![format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display())]
             }
             Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
-            Event::Warning { text, .. } => {
-                self.warnings += 1;
-                let is_shown = self.warnings <= SHOWN;
-                is_shown.then(|| format!("{WARN}warning:{WARN:#} {text}")).into_iter().collect()
-            }
+            Event::Warning { text, .. } => self.warn(text),
+            Event::Tightened(tightened) => self.warn(&tightened.to_string()),
             Event::Exported { format, path, layers } => {
                 self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
                 Vec::new()
@@ -140,6 +137,12 @@ impl State {
                 Vec::new()
             }
         }
+    }
+
+    fn warn(&mut self, text: &str) -> Vec<String> {
+        self.warnings += 1;
+        let is_shown = self.warnings <= SHOWN;
+        is_shown.then(|| format!("{WARN}warning:{WARN:#} {text}")).into_iter().collect()
     }
 
     fn redraw(&mut self, progress: Option<(&str, u64, u64)>) {

@@ -131,7 +131,7 @@ impl Rehearsal<'_> {
         let mut secs = 0.0;
         for (samples, times) in portions(self.config.train.batch, micro, shown) {
             let batch = self.batch(bucket, samples, &prompt);
-            let once = self.timed(device, || session.accumulate(&batch, 1.0, 0, recompute))?;
+            let once = self.timed(device, || session.accumulate(&batch, 1.0, recompute))?;
             secs += times as f64 * once;
         }
         Ok(secs)
@@ -164,7 +164,7 @@ impl Rehearsal<'_> {
             level: Level { sigma: 1.0, timestep: 1000.0 },
             weight: 1.0,
         };
-        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes }
+        Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes, place: (0, 0) }
     }
 }
 

@@ -125,6 +125,9 @@ impl Reader {
             Event::Warning { step, text } => {
                 _ = self.warnings.insert((step, text));
             }
+            Event::Tightened(tightened) => {
+                _ = self.warnings.insert((tightened.step, tightened.to_string()));
+            }
             Event::Exported { format, path, layers } => {
                 _ = self.exports.insert(path.clone(), Exported { format, path, layers });
             }

@@ -46,6 +46,9 @@ pub struct Progress {
     pub applied: u64,
     /// Batches seen.
     pub batches: u64,
+    /// Whether what is measured and drawn after the last step is still to be done.
+    #[serde(default)]
+    pub is_look_due: bool,
     /// Seconds spent.
     pub secs: f64,
     /// In f16.

@@ -1,10 +1,13 @@
 //! What happens in a run, in the order in which it happens: the loop says it once, and screens,
 //! `events.jsonl` and the report are made of it. A line of that file is one event as JSON.
 
+use std::fmt;
 use std::path::PathBuf;
 
+use machine::Bytes;
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::how::How;
 use crate::sample;
 
 /// Something that happened.
@@ -66,6 +69,8 @@ pub enum Event {
         /// What it is.
         text: String,
     },
+    /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
+    Tightened(Tightened),
     /// The adapter was written for another program, and proven to be read by its rules.
     Exported {
         /// The program.
@@ -149,6 +154,36 @@ pub struct Step {
     pub wait_secs: f64,
     /// Bytes taken at the worst moment of the step.
     pub peak_bytes: usize,
+}
+
+/// Another way to compute batches, in less memory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Tightened {
+    /// Steps taken so far.
+    pub step: u64,
+    /// The way that did not fit.
+    pub from: How,
+    /// The way from here on.
+    pub to: How,
+    /// Bytes that there was no room for.
+    pub asked_bytes: usize,
+    /// Bytes that were taken then.
+    pub in_use_bytes: usize,
+    /// The most that could be.
+    pub limit_bytes: usize,
+}
+
+impl fmt::Display for Tightened {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { from, to, asked_bytes, in_use_bytes, limit_bytes, .. } = self;
+        let [asked, in_use, limit] =
+            [asked_bytes, in_use_bytes, limit_bytes].map(|bytes| Bytes(*bytes as u64));
+        write!(
+            f,
+            "out of memory: asked {asked}, in use {in_use} of {limit}; from here {to} instead of \
+             {from}, which is slower; a higher --limit avoids it"
+        )
+    }
 }
 
 /// How a run ended.

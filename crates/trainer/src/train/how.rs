@@ -1,10 +1,14 @@
 //! In what portions a batch goes through the model, and what is computed twice: the same result in
-//! less memory and more time. What a step sees, and with which random numbers, does not depend on it.
+//! less memory and more time. What a step sees, and with which random numbers, does not depend on it;
+//! only the order in which gradients are summed does.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::model::recompute::Recompute;
+use crate::report::words::several;
 
 /// How a batch is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,5 +26,52 @@ impl How {
             micro: config.train.micro_batch.unwrap_or(config.train.batch),
             recompute: config.train.recompute,
         }
+    }
+
+    /// The next way that takes less memory, if there is one. Fewer pictures at once come first: that
+    /// costs little time, computing twice costs a third.
+    pub fn tighter(self) -> Option<Self> {
+        if self.micro > 1 {
+            return Some(Self { micro: self.micro.div_ceil(2), ..self });
+        }
+        let recompute = match self.recompute {
+            Recompute::None => Recompute::Alternate,
+            Recompute::Alternate => Recompute::Block,
+            Recompute::Block => return None,
+        };
+        Some(Self { recompute, ..self })
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twice = match self.recompute {
+            Recompute::None => "",
+            Recompute::Alternate => " with every second block computed twice",
+            Recompute::Block => " with every block computed twice",
+        };
+        write!(f, "{} at once{twice}", several(self.micro, "picture"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_leads_to_the_tightest_and_ends_there() {
+        let first = How { micro: 5, recompute: Recompute::None };
+        let ways: Vec<_> = std::iter::successors(Some(first), |how| how.tighter())
+            .map(|how| (how.micro, how.recompute))
+            .collect();
+        let expected = [
+            (5, Recompute::None),
+            (3, Recompute::None),
+            (2, Recompute::None),
+            (1, Recompute::None),
+            (1, Recompute::Alternate),
+            (1, Recompute::Block),
+        ];
+        assert_eq!(ways, expected);
     }
 }

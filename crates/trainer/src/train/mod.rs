@@ -14,6 +14,9 @@ pub(crate) mod pictures;
 pub(crate) mod run;
 mod scale;
 pub(crate) mod session;
+mod step;
+#[cfg(test)]
+mod tests;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -137,14 +140,28 @@ fn prepare<'p>(
     Ok((planned, caching, Plan { considered: plan.considered, ..again }))
 }
 
-/// Loads the model, goes on where it stood, and runs the loop.
+/// Runs the loop, and gives what came of it.
 fn learn(
     config: &RunConfig,
     pipeline: &Pipeline,
-    (device, on, plan): (&Device, &On<'_>, &Plan),
+    on: (&Device, &On<'_>, &Plan),
     index: &Arc<Index>,
-    (folder, teller): (&Folder, &mut Teller<'_>),
+    into: (&Folder, &mut Teller<'_>),
 ) -> Result<(End, Trained)> {
+    let mut run = begin(config, pipeline, on, index, into)?;
+    let end = run.go()?;
+    let trained = run.session.averaged(|session| Ok(session.trained()))?;
+    Ok((end, trained))
+}
+
+/// Loads the model and puts it where it stood.
+fn begin<'a, 't>(
+    config: &'a RunConfig,
+    pipeline: &'a Pipeline,
+    (device, on, plan): (&'a Device, &On<'_>, &Plan),
+    index: &Arc<Index>,
+    (folder, teller): (&'a Folder, &'a mut Teller<'t>),
+) -> Result<Run<'a, 't>> {
     teller.tell(&Event::Phase { name: "load the model".into() })?;
     let mut session = Session::new(device, pipeline, config, &|_| teller.goes_on())?;
     let identity = Identity::new(config, pipeline, index)?;
@@ -154,7 +171,7 @@ fn learn(
     let progress = restored.unwrap_or_default();
     // Not before: a job that is refused leaves no trace in another one's folder.
     folder.write(folder::CONFIG, &config.resolved())?;
-    let mut order = index.order(config.train.batch, config.train.seed);
+    let order = index.order(config.train.batch, config.train.seed);
     let total_steps = total_steps(config, order.batches_per_epoch());
     teller.tell(&Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -180,13 +197,13 @@ fn learn(
         scheme: config.train.scheme,
         seed: config.train.seed,
     };
-    let mut run = Run {
+    Ok(Run {
         config,
         device,
         how: How::of(config),
         session,
         index: Arc::clone(index),
-        order: &mut order,
+        order,
         mixer,
         pictures: Pictures::new(pipeline, config, plan.tiling)?,
         checkpoints,
@@ -195,11 +212,9 @@ fn learn(
         progress,
         total_steps,
         peak_bytes: 0,
+        is_drawing_warned: false,
         teller,
-    };
-    let end = run.go()?;
-    let trained = run.session.averaged(|session| Ok(session.trained()))?;
-    Ok((end, trained))
+    })
 }
 
 /// Steps that a run takes.

@@ -1,34 +1,29 @@
-//! The loop: take a step, look at it, now and then measure, draw and save. It prints nothing; what
-//! happens is told as events. All that it remembers between steps is a [`Progress`] and the tensors
+//! The loop: take a step (`step.rs`), look at it, now and then measure, draw and save. It prints nothing;
+//! what happens is told as events. All that it remembers between steps is a [`Progress`] and the tensors
 //! of a [`Session`], which is what a checkpoint holds.
 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Instant;
 
-use compute::{Device, Dtype};
+use compute::{ComputeError, Device};
 use weights::WeightsError;
 
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
-use super::event::{self, End, Event, Why};
+use super::event::{End, Event, Why};
 use super::health::{self, Finding};
 use super::how::How;
 use super::identity::Identity;
 use super::noisy::{FIXED_PLACES, Mixer};
 use super::pictures::Pictures;
-use super::scale::LossScale;
 use super::session::{Batch, Session};
-use crate::cache::{Index, Prefetch, Ready};
+use crate::cache::{Index, Prefetch};
 use crate::config::optimizer::Schedule;
 use crate::config::{RunConfig, Switch};
 use crate::data::Order;
 use crate::error::{Result, TrainerError};
 use crate::optim::schedule;
-
-/// The step at which every layer must have learnt something. In the second, gradients reach both
-/// halves of an adapter; in the third, all of a model whose blocks add nothing at first.
-const LOOK_AT: u64 = 4;
 
 /// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
 /// is busy for a moment.
@@ -40,14 +35,14 @@ pub struct Run<'a, 't> {
     pub config: &'a RunConfig,
     /// Where it computes.
     pub device: &'a Device,
-    /// In what portions.
+    /// In what portions, as tightly as was needed so far.
     pub how: How,
     /// What is trained.
     pub session: Session<'a>,
     /// What it is trained on.
     pub index: Arc<Index>,
     /// In which order.
-    pub order: &'a mut Order,
+    pub order: Order,
     /// How latents get their noise.
     pub mixer: Mixer,
     /// What is drawn along the way.
@@ -64,6 +59,8 @@ pub struct Run<'a, 't> {
     pub total_steps: u64,
     /// The most that it took so far.
     pub peak_bytes: usize,
+    /// Whether it was said that there is no room to draw in.
+    pub is_drawing_warned: bool,
     /// Who is told.
     pub teller: &'a mut Teller<'t>,
 }
@@ -73,7 +70,7 @@ impl Run<'_, '_> {
     pub fn go(&mut self) -> Result<End> {
         let begun = Instant::now();
         let secs_before = self.progress.secs;
-        if self.progress.step == 0 {
+        if self.progress.step == 0 || self.progress.is_look_due {
             self.look()?;
         }
         let mut ahead = self.prefetch();
@@ -98,73 +95,20 @@ impl Run<'_, '_> {
         Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
     }
 
-    fn prefetch(&self) -> Prefetch {
+    /// Batches from the next step's first on.
+    pub(super) fn prefetch(&self) -> Prefetch {
         let seed = self.config.train.seed;
         let (index, order) = (Arc::clone(&self.index), self.order.clone());
         Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
     /// Holes between tensors count: it is what an arena must have, and what plans are made of.
-    fn restart_peak(&mut self) {
+    pub(super) fn restart_peak(&mut self) {
         self.peak_bytes = self.peak_bytes.max(self.device.usage().extent);
         self.device.restart_peak();
     }
 
-    /// Batches to gradients to an update.
-    fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
-        let begun = Instant::now();
-        self.restart_peak();
-        let first = self.progress.batches;
-        let numbers = first..first + self.config.train.accumulation as u64;
-        let n_samples: usize = numbers.map(|number| self.order.batch(number).len()).sum();
-        let loss_scale = match self.config.base.dtype {
-            Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
-            _ => None,
-        };
-        let scale = loss_scale.map_or(1.0, LossScale::factor);
-        let (mut loss, mut wait_secs) = (0.0, 0.0);
-        for _ in 0..self.config.train.accumulation {
-            let ready = ahead.next_batch()?;
-            wait_secs += ready.waited.as_secs_f64();
-            let share = ready.samples.len() as f64 / n_samples as f64;
-            loss += share * self.accumulate(&ready, share * scale)?;
-        }
-        let step = self.progress.step + 1;
-        if step == LOOK_AT {
-            self.check_layers()?;
-        }
-        let learning_rate = self.learning_rate(step);
-        let updated = self.session.update(learning_rate, self.progress.applied, scale)?;
-        self.progress.step = step;
-        self.progress.applied += u64::from(updated.is_applied);
-        if let Some(loss_scale) = &mut self.progress.loss_scale {
-            loss_scale.update(updated.is_applied);
-        }
-        Ok(event::Step {
-            step,
-            loss,
-            gradient_norm: Some(updated.norm).filter(|norm| norm.is_finite()),
-            learning_rate,
-            loss_scale: loss_scale.map(LossScale::factor),
-            is_skipped: !updated.is_applied,
-            secs: begun.elapsed().as_secs_f64(),
-            wait_secs,
-            peak_bytes: self.device.usage().extent,
-        })
-    }
-
-    fn accumulate(&mut self, ready: &Ready, share: f64) -> Result<f64> {
-        let mut samples = Vec::with_capacity(ready.samples.len());
-        for sample in &ready.samples {
-            let noisy = self.mixer.draw(self.device, &sample.latents, sample.draw)?;
-            samples.push((noisy, &*sample.prompt));
-        }
-        let batch = Batch { samples, sizes: ready.samples[0].latents.sizes };
-        self.progress.batches = ready.number + 1;
-        self.session.accumulate(&batch, share, ready.number, self.how.recompute)
-    }
-
-    fn learning_rate(&self, step: u64) -> f64 {
+    pub(super) fn learning_rate(&self, step: u64) -> f64 {
         let settings = &self.config.optimizer;
         let (_, lowered) = self.progress.rate;
         let factor =
@@ -201,24 +145,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// That gradients reach what is trained. A layer may be out of reach (the prompt's queries in
-    /// the last block of SD3 are); all of them may not.
-    fn check_layers(&mut self) -> Result<()> {
-        let still = self.session.still_layers()?;
-        let all = self.session.n_layers();
-        match still.first() {
-            None => Ok(()),
-            Some(_) if still.len() == all => {
-                Err(TrainerError::Dead { layers: all, steps: LOOK_AT })
-            }
-            Some(first) => {
-                let n = still.len();
-                self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
-            }
-        }
-    }
-
-    fn warn(&mut self, text: String) -> Result<()> {
+    pub(super) fn warn(&mut self, text: String) -> Result<()> {
         self.teller.tell(&Event::Warning { step: self.progress.step, text })
     }
 
@@ -234,29 +161,35 @@ impl Run<'_, '_> {
         if is_due(config.sample.every, step) || (is_last || step == 0) {
             self.draw()?;
         }
+        self.progress.is_look_due = false;
         Ok(why)
     }
 
-    /// The loss on pictures that are not trained on, at levels of noise that are always the same.
+    /// The loss on pictures that are not trained on.
     fn validate(&mut self) -> Result<Option<Why>> {
+        let loss = self.fitting(Self::measure)?;
+        self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
+        self.lower_rate(loss)?;
+        self.progress.patience.observe(loss);
+        Ok(self.plateau())
+    }
+
+    /// One picture at a time, at levels of noise that are always the same.
+    fn measure(&mut self) -> Result<f64> {
         let Self { session, mixer, device, index, .. } = self;
-        let loss = session.averaged(|session| {
+        session.averaged(|session| {
             let mut sum = 0.0;
             for (number, sample) in (0..).zip(&index.held_out) {
                 let latents = index.latents(sample, false)?;
                 let prompt = index.prompt(&index.plain_text(sample))?;
                 for place in FIXED_PLACES {
                     let noisy = mixer.fixed(device, &latents, number, place)?;
-                    let samples = vec![(noisy, &prompt)];
-                    sum += session.measure(&Batch { samples, sizes: latents.sizes })?;
+                    let (samples, sizes) = (vec![(noisy, &prompt)], latents.sizes);
+                    sum += session.measure(&Batch { samples, sizes, place: (0, 0) })?;
                 }
             }
             Ok(sum / (index.held_out.len() * FIXED_PLACES.len()) as f64)
-        })?;
-        self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
-        self.lower_rate(loss)?;
-        self.progress.patience.observe(loss);
-        Ok(self.plateau())
+        })
     }
 
     /// Whether the loss has not fallen for as long as a run may last without.
@@ -291,11 +224,22 @@ impl Run<'_, '_> {
             Ok(events) => events.iter().try_for_each(|event| teller.tell(event)),
             // The run ends in order, with what it has learnt.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
+            Err(TrainerError::Compute(error @ ComputeError::OutOfMemory { .. })) => {
+                self.go_on_without_picture(&error)
+            }
             Err(error) => Err(error),
         }
     }
 
-    fn save(&mut self) -> Result<()> {
+    /// What is learnt does not depend on pictures that are drawn.
+    fn go_on_without_picture(&mut self, error: &ComputeError) -> Result<()> {
+        if std::mem::replace(&mut self.is_drawing_warned, true) {
+            return Ok(());
+        }
+        self.warn(format!("no picture is drawn where there is no room: {error}"))
+    }
+
+    pub(super) fn save(&mut self) -> Result<()> {
         let path = self.checkpoints.save(&mut self.session, &self.progress, &self.identity)?;
         self.teller.tell(&Event::Checkpoint { step: self.progress.step, path })
     }

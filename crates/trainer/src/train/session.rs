@@ -41,6 +41,9 @@ pub struct Batch<'a> {
     pub samples: Vec<(Noisy, &'a Prompt)>,
     /// Channels, height and width of a latent.
     pub sizes: [usize; 3],
+    /// The number of the batch they are of, and which of its pictures the first is: they decide what
+    /// dropout leaves out.
+    pub place: (u64, usize),
 }
 
 /// What an update found.
@@ -95,29 +98,40 @@ impl<'a> Session<'a> {
     }
 
     /// Forward and backward: adds to the gradients `share` of what the batch asks for. Returns its
-    /// loss. `draw` decides what dropout leaves out, `recompute` what is computed twice.
+    /// loss. `recompute` decides what is computed twice. After an error the gradients are half a
+    /// sum, to be forgotten.
     pub fn accumulate(
         &mut self,
         batch: &Batch<'_>,
         share: f64,
-        draw: u64,
         recompute: Recompute,
     ) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.go_back(batch, share, (draw, recompute), &mut gradients);
+        let loss = self.go_back(batch, share, recompute, &mut gradients);
+        if loss.is_err() {
+            // The hole that was left. If it is beyond a limit, the next backward asks for it again.
+            _ = gradients.reserve(&self.device, &self.adapters.params);
+        }
         self.gradients = gradients;
         loss
+    }
+
+    /// Forgets the gradients of a step that is not taken.
+    pub fn forget(&mut self) {
+        self.gradients.reset();
     }
 
     fn go_back(
         &self,
         batch: &Batch<'_>,
         share: f64,
-        (draw, recompute): (u64, Recompute),
+        recompute: Recompute,
         gradients: &mut Gradients,
     ) -> Result<f64> {
-        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(draw);
-        let tape = Tape::training(&self.device, &self.adapters.params, dropout);
+        let (number, first) = batch.place;
+        let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(number);
+        let params = &self.adapters.params;
+        let tape = Tape::training(&self.device, params, dropout).from_sample(first);
         let loss = self.loss(&tape, batch, recompute)?;
         let value = value(loss.tensor());
         let start = self.device.upload(loss.shape(), &[share as f32])?;
@@ -132,7 +146,7 @@ impl<'a> Session<'a> {
     }
 
     fn loss<'m>(&'m self, tape: &Tape<'m>, batch: &Batch<'_>, recompute: Recompute) -> Result<Var> {
-        let Batch { samples, sizes: [channels, height, width] } = batch;
+        let Batch { samples, sizes: [channels, height, width], .. } = batch;
         let n = samples.len();
         let dtype = self.config.base.dtype;
         let upload = |sizes: &[usize], numbers: &[f32], dtype| {
@@ -160,6 +174,7 @@ impl<'a> Session<'a> {
     }
 
     /// Makes a step of the gradients, which are `scale` times what they should be, and forgets them.
+    /// All or nothing: the norm is the last that takes memory, and it comes before any change.
     pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<Updated> {
         let clip = match self.config.train.clip {
             Switch::On(norm) => norm as f32,

@@ -35,7 +35,7 @@ impl Tape<'_> {
         let dtype = op.expect_real("logits", logits.tensor())?;
         let is_fit = temperature > 0.0 && temperature.is_finite();
         op.expect_range("temperature", &temperature, is_fit, "above 0 and finite")?;
-        let draw = Draw { temperature, random: self.random() };
+        let draw = Draw { temperature, random: self.random(logits.shape()) };
         let (source, shape) = (logits.source(), logits.shape());
         let is_tracked = self.tracks(&[&logits]);
         let logits = logits.into_tensor();

@@ -125,7 +125,7 @@ fn recomputed_choices_are_the_same() {
             let mut gradients = Gradients::default();
             let tape = Tape::training(&device, &params, 3);
             // Streams that come before the block's own.
-            tape.random();
+            tape.random([6, 5].into());
             let block = move |tape: &Tape<'_>, v: &[Var]| {
                 let first = tape.gumbel_softmax(tape.scale(&v[0], 2.0)?, 0.7, hard)?;
                 tape.gumbel_softmax(tape.add(&first, &v[0])?, 0.5, hard)

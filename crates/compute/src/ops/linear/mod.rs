@@ -4,9 +4,9 @@
 //!
 //! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
-//! adapter costs no extra pass over the activations. With dropout, A sees x with some numbers set
-//! to zero and the others scaled up to keep the mean. W may be quantised: then it is frozen, and is
-//! read as it is, forward and backward.
+//! adapter costs no extra pass over the activations. With dropout, A sees x in training with some
+//! numbers set to zero and the others scaled up to keep the mean. W may be quantised: then it is
+//! frozen, and is read as it is, forward and backward.
 //!
 //! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to.
 
@@ -130,8 +130,9 @@ impl Tape<'_> {
         let mut y = op.alloc(x.shape().with_width(outputs), x.dtype())?;
         let keeps_before = is_tracked && activation != Activation::None;
         let mut before = if keeps_before { Some(op.alloc(y.shape(), y.dtype())?) } else { None };
-        let dropout = lora.map_or(0.0, |lora| lora.dropout);
-        let dropout = (dropout > 0.0).then(|| Dropout { share: dropout, random: self.random() });
+        let share = lora.map_or(0.0, |lora| lora.dropout);
+        let is_dropped = share > 0.0 && self.is_training();
+        let dropout = is_dropped.then(|| Dropout { share, random: self.random(x.shape()) });
         let inner = lora.map(|lora| lora.inner(op.place, x.tensor(), dropout)).transpose()?;
         let mut products = vec![Product::new(x.tensor(), weight.matrix(x.dtype()).t())];
         if let (Some(inner), Some(lora)) = (&inner, lora) {

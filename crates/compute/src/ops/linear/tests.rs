@@ -151,6 +151,12 @@ fn dropout_hides_its_share_and_keeps_the_mean() {
     assert!(gradient.iter().all(|value| *value == 0.0 || (value - 4.0 / 3.0).abs() < 1e-6));
     let sum: f64 = gradient.iter().map(|value| f64::from(*value)).sum();
     assert!((sum / width as f64 - f64::from(mean)).abs() < 1e-5);
+    // Who uses what was trained has all of it.
+    let tape = Tape::inference(&device, &params, 3);
+    let (a, b) = (tape.param(down), tape.param(up));
+    let lora = Lora { down: &a, up: &b, scale: 1.0, dropout: 0.25 };
+    let y = tape.linear(&x, Linear { lora: Some(lora), ..Linear::new(&weight) }).unwrap();
+    assert_eq!(y.tensor().to_vec::<f32>(), [width as f32]);
 }
 
 /// A quantised weight against the same numbers dense, forward and backward, on both kinds of machine.

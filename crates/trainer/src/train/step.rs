@@ -1,0 +1,160 @@
+//! A step of the loop: batches to gradients to an update, in portions that fit. Where memory does not
+//! suffice, nothing stays of what was tried: the same batches are read again, which gives the same
+//! random numbers, and go through the model in a tighter way. Left out: going back to a wider way.
+
+use std::time::Instant;
+
+use compute::{ComputeError, Dtype};
+
+use super::event::{self, Event, Tightened};
+use super::how::How;
+use super::run::Run;
+use super::scale::LossScale;
+use super::session::{Batch, Updated};
+use crate::cache::{Prefetch, Ready, ReadySample};
+use crate::error::{Result, TrainerError};
+
+/// The step at which every layer must have learnt something. In the second, gradients reach both
+/// halves of an adapter; in the third, all of a model whose blocks add nothing at first.
+const LOOK_AT: u64 = 4;
+
+/// What a step came to.
+struct Taken {
+    loss: f64,
+    wait_secs: f64,
+    learning_rate: f64,
+    updated: Updated,
+    /// Layers without a gradient, if it was looked at.
+    still: Vec<String>,
+}
+
+impl Run<'_, '_> {
+    /// Takes the next step. What it remembers changes only when all of it is done.
+    pub(super) fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
+        let begun = Instant::now();
+        self.restart_peak();
+        let loss_scale = match self.config.base.dtype {
+            Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
+            _ => None,
+        };
+        let scale = loss_scale.map_or(1.0, LossScale::factor);
+        let taken = self.fitting(|run| {
+            let taken = run.attempt(ahead, scale);
+            if taken.is_err() {
+                // Begins again at the step's first batch.
+                *ahead = run.prefetch();
+            }
+            taken
+        })?;
+        self.check_layers(&taken.still)?;
+        let progress = &mut self.progress;
+        progress.step += 1;
+        progress.is_look_due = true;
+        progress.applied += u64::from(taken.updated.is_applied);
+        progress.batches += self.config.train.accumulation as u64;
+        if let Some(loss_scale) = &mut progress.loss_scale {
+            loss_scale.update(taken.updated.is_applied);
+        }
+        Ok(event::Step {
+            step: progress.step,
+            loss: taken.loss,
+            gradient_norm: Some(taken.updated.norm).filter(|norm| norm.is_finite()),
+            learning_rate: taken.learning_rate,
+            loss_scale: loss_scale.map(LossScale::factor),
+            is_skipped: !taken.updated.is_applied,
+            secs: begun.elapsed().as_secs_f64(),
+            wait_secs: taken.wait_secs,
+            peak_bytes: self.device.usage().extent,
+        })
+    }
+
+    /// Does `work`, again in a tighter way as often as memory does not suffice for it.
+    pub(super) fn fitting<T>(&mut self, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
+        loop {
+            match work(self) {
+                Err(TrainerError::Compute(ComputeError::OutOfMemory {
+                    asked,
+                    in_use,
+                    limit,
+                    ..
+                })) => self.tighten(asked, in_use, limit)?,
+                done => return done,
+            }
+        }
+    }
+
+    /// Goes over to the next tighter way, and says so; if there is none, what was learnt is saved.
+    fn tighten(&mut self, asked: usize, in_use: usize, limit: usize) -> Result<()> {
+        let (step, from) = (self.progress.step, self.how);
+        let Some(to) = from.tighter() else {
+            self.save()?;
+            return Err(TrainerError::NoRoom { step, asked, in_use, limit });
+        };
+        self.how = to;
+        let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
+        let tightened = Tightened { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
+        self.teller.tell(&Event::Tightened(tightened))
+    }
+
+    /// Batches to gradients to an update, from the first of the step's batches on.
+    fn attempt(&mut self, ahead: &mut Prefetch, scale: f64) -> Result<Taken> {
+        self.session.forget();
+        let (first, n) = (self.progress.batches, self.config.train.accumulation as u64);
+        let n_samples = (first..first + n).map(|number| self.order.batch(number).len()).sum();
+        let (mut loss, mut wait_secs) = (0.0, 0.0);
+        for _ in 0..n {
+            let ready = ahead.next_batch()?;
+            wait_secs += ready.waited.as_secs_f64();
+            loss += self.accumulate(&ready, n_samples, scale)?;
+        }
+        let step = self.progress.step + 1;
+        let still = if step == LOOK_AT { self.session.still_layers()? } else { Vec::new() };
+        let learning_rate = self.learning_rate(step);
+        let updated = self.session.update(learning_rate, self.progress.applied, scale)?;
+        Ok(Taken { loss, wait_secs, learning_rate, updated, still })
+    }
+
+    /// A batch of a step of so many samples, in portions; returns its part of the step's loss.
+    pub(super) fn accumulate(
+        &mut self,
+        ready: &Ready,
+        n_samples: usize,
+        scale: f64,
+    ) -> Result<f64> {
+        let How { micro, recompute } = self.how;
+        let mut loss = 0.0;
+        for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
+            let share = samples.len() as f64 / n_samples as f64;
+            let batch = self.mixed(samples, (ready.number, first))?;
+            loss += share * self.session.accumulate(&batch, share * scale, recompute)?;
+        }
+        Ok(loss)
+    }
+
+    /// Samples with their noise, that stand at this place of this batch.
+    fn mixed<'s>(&self, samples: &'s [ReadySample], place: (u64, usize)) -> Result<Batch<'s>> {
+        let sizes = samples[0].latents.sizes;
+        let mut noisy = Vec::with_capacity(samples.len());
+        for sample in samples {
+            let mixed = self.mixer.draw(self.device, &sample.latents, sample.draw)?;
+            noisy.push((mixed, &*sample.prompt));
+        }
+        Ok(Batch { samples: noisy, sizes, place })
+    }
+
+    /// That gradients reach what is trained. A layer may be out of reach (the prompt's queries in
+    /// the last block of SD3 are); all of them may not.
+    fn check_layers(&mut self, still: &[String]) -> Result<()> {
+        let all = self.session.n_layers();
+        match still.first() {
+            None => Ok(()),
+            Some(_) if still.len() == all => {
+                Err(TrainerError::Dead { layers: all, steps: LOOK_AT })
+            }
+            Some(first) => {
+                let n = still.len();
+                self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
+            }
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! The loop on a tiny model, with batches in portions and with memory refused at any allocation.
+//!
+//! Some allocations are tried, spread over a run. `HEARTH_EVERY_ALLOCATION=1 cargo test -p trainer --lib
+//! train::tests` tries all of them.
+
+use std::path::Path;
+use std::sync::Mutex;
+
+use super::checkpoint::Progress;
+use super::event::Tightened;
+use super::*;
+use crate::config::RawConfig;
+use crate::model::recompute::Recompute;
+use crate::plan;
+use crate::verify::difference;
+
+const JOB: &str = "
+[base]
+dtype = 'f32'
+[data]
+images = 'pictures'
+draw = 'neon'
+draw_count = 5
+resolution = 64
+bucket_step = 16
+validation = 1
+[adapter]
+rank = 4
+dropout = 0.1
+[train]
+steps = 2
+batch = 4
+ema = 0.9
+validate_every = 50
+[optimizer]
+learning_rate = 1e-2
+[output]
+folder = 'run'
+save_every = 'off'
+";
+
+/// All that remembers something, with one picture at a time: to compute more of it twice is the only
+/// tighter way, and changes no bit.
+const SINGLE: [&str; 7] = [
+    "train.batch=1",
+    "train.accumulation=2",
+    "optimizer.kind=adamw_8bit",
+    "adapter.kind=dora",
+    "sample.prompts=['a fox']",
+    "sample.size=64",
+    "sample.steps=1",
+];
+
+/// Keeps steps smooth where a gradient is near zero: without it the last bit of a sum would decide the
+/// direction of a step.
+const SMOOTH: &str = "optimizer.epsilon=1e-2";
+
+/// Allocations that are tried in a test.
+const TRIED: u64 = 10;
+
+/// Relative to the largest number of a tensor. Measured: 1e-6.
+const APART: f64 = 1e-5;
+
+/// Events, each with the bytes in use then.
+type Told = Mutex<Vec<(Event, usize)>>;
+
+/// Sets a job up and lets `work` have its loop.
+fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
+    let place = tempfile::tempdir().unwrap();
+    let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
+    let mut raw = RawConfig::from_text(JOB, &place.path().join("job.toml")).unwrap();
+    raw.set_path("base.path", &base).unwrap();
+    set.iter().for_each(|argument| raw.set(argument).unwrap());
+    let config = raw.resolve().unwrap();
+
+    // One thread: the arithmetic is too small to share.
+    let (kind, limit_bytes) = (Kind::cpu(1), 1 << 30);
+    let open = |bytes| Device::cpu(1, bytes);
+    let rates = Rates { is_measured: false };
+    let on = On { kind, name: "test".into(), limit_bytes, rates, open: Box::new(open) };
+    let folder = Folder::open(&config.output.folder, false).unwrap();
+    let pipeline = Pipeline::open(&base, None).unwrap();
+    let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
+    let outlook = Outlook::of(&caching);
+    let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let plan = rehearse(job, Room { kind, limit_bytes, rates: &on.rates }).unwrap();
+    let device = (on.open)(plan.peak_bytes()).unwrap();
+    let index = Arc::new(caching.run(&device, &|_| true).unwrap());
+    let told = Told::default();
+    let tell = |happening: Happening<'_>| {
+        if let Happening::Event(event) = happening {
+            told.lock().unwrap().push((event.clone(), device.usage().in_use));
+        }
+        true
+    };
+    let mut teller = Teller::new(&folder, &tell).unwrap();
+    let on = (&device, &on, &plan);
+    work(&mut begin(&config, &pipeline, on, &index, (&folder, &mut teller)).unwrap(), &told);
+    assert_eq!(device.usage().in_use, 0);
+}
+
+/// Everything that is trained, or remembered of it, by name.
+fn state(run: &mut Run<'_, '_>) -> Vec<(String, Vec<u8>)> {
+    let tensors = run.session.tensors().unwrap();
+    tensors.into_iter().map(|(name, tensor)| (name, tensor.to_bytes())).collect()
+}
+
+fn put_back(run: &mut Run<'_, '_>, state: &[(String, Vec<u8>)]) {
+    for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
+        tensor.bytes_mut().unwrap().copy_from_slice(bytes);
+    }
+}
+
+/// Goes from the beginning to the end, in this way at first.
+fn again(run: &mut Run<'_, '_>, how: How, start: &[(String, Vec<u8>)]) -> Result<End> {
+    put_back(run, start);
+    (run.progress, run.how, run.is_drawing_warned) = (Progress::default(), how, false);
+    run.go()
+}
+
+/// The largest difference between trained numbers, relative to the largest of their tensor.
+fn apart(a: &[(String, Vec<u8>)], b: &[(String, Vec<u8>)]) -> f64 {
+    let floats = |bytes: &[u8]| -> Vec<f32> {
+        bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+    };
+    let pairs = a.iter().zip(b).filter(|((name, _), _)| !name.starts_with("optimizer."));
+    let apart = pairs.map(|((_, a), (_, b))| difference(&floats(a), &floats(b)));
+    apart.fold(0.0, f64::max)
+}
+
+/// Some of the allocations from the first to the last, or all.
+fn tried(last: u64) -> impl Iterator<Item = u64> {
+    let is_all = std::env::var_os("HEARTH_EVERY_ALLOCATION").is_some();
+    let n = if is_all { last } else { last.min(TRIED) };
+    (0..n).map(move |at| 1 + at * last / n)
+}
+
+/// Goes through the loop once for each allocation that is tried, which fails. `check` gets what the run
+/// came to without and with it, and what was told.
+fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec<u8>)], &[Event])) {
+    with_run(set, |run, told| {
+        let (how, start) = (run.how, state(run));
+        let before = run.device.n_allocations();
+        run.go().unwrap();
+        let (whole, n) = (state(run), run.device.n_allocations() - before);
+        assert!(apart(&start, &whole) > 0.1, "nothing was learnt");
+        for nth in tried(n) {
+            told.lock().unwrap().clear();
+            let in_use = run.device.usage().in_use;
+            run.device.fail_allocation(nth);
+            let end = again(run, how, &start).unwrap();
+            assert_eq!((end.step, end.why), (2, Why::Finished));
+            let told = told.lock().unwrap();
+            assert!(told.iter().all(|(_, then)| *then == in_use), "{nth}: {told:?}");
+            let events: Vec<Event> = told.iter().map(|(event, _)| event.clone()).collect();
+            check(&whole, &state(run), &events);
+        }
+    });
+}
+
+fn tightened(events: &[Event]) -> Vec<(How, How)> {
+    let mut all = Vec::new();
+    for event in events {
+        if let Event::Tightened(Tightened { from, to, .. }) = event {
+            all.push((*from, *to));
+        }
+    }
+    all
+}
+
+#[test]
+fn a_refused_allocation_changes_no_bit_where_portions_stay() {
+    refuse_each(&SINGLE, |whole, refused, events| {
+        assert!(whole == refused, "other bytes");
+        let is_left_out = |event: &&Event| matches!(event, Event::Warning { text, .. } if text.starts_with("no picture is drawn"));
+        let n_left_out = events.iter().filter(is_left_out).count();
+        let tightened = tightened(events);
+        assert_eq!(tightened.len() + n_left_out, 1, "{events:?}");
+        for (from, to) in tightened {
+            assert_eq!((from.recompute, to.recompute), (Recompute::None, Recompute::Alternate));
+        }
+    });
+}
+
+#[test]
+fn a_refused_allocation_changes_the_order_of_sums_at_most() {
+    refuse_each(&[SMOOTH], |whole, refused, events| {
+        let apart = apart(whole, refused);
+        assert!(apart < APART, "{apart:e}");
+        let [(from, to)] = tightened(events)[..] else { panic!("{events:?}") };
+        assert_eq!((from.micro, to.micro, from.recompute), (4, 2, to.recompute));
+    });
+}
+
+#[test]
+fn portions_of_every_size_learn_the_same() {
+    with_run(&[SMOOTH], |run, told| {
+        let (how, start) = (run.how, state(run));
+        run.go().unwrap();
+        let whole = state(run);
+        let losses = || -> Vec<f64> {
+            let told = std::mem::take(&mut *told.lock().unwrap());
+            let steps = told.into_iter().filter_map(|(event, _)| match event {
+                Event::Step(step) => Some(step.loss),
+                _ => None,
+            });
+            steps.collect()
+        };
+        let whole_losses = losses();
+        for micro in [3, 2, 1] {
+            again(run, How { micro, ..how }, &start).unwrap();
+            let apart = apart(&whole, &state(run));
+            assert!(apart < APART, "{micro}: {apart:e}");
+            for (whole, found) in whole_losses.iter().zip(losses()) {
+                assert!((found / whole - 1.0).abs() < APART, "{micro}: {found} {whole}");
+            }
+        }
+    });
+}
+
+#[test]
+fn an_update_is_made_whole_or_not_at_all() {
+    with_run(&["optimizer.kind=adamw_8bit"], |run, _| {
+        let ready = run.prefetch().next_batch().unwrap();
+        let accumulate = |run: &mut Run<'_, '_>| {
+            run.session.forget();
+            run.accumulate(&ready, 4, 1.0).unwrap();
+        };
+        let start = state(run);
+        accumulate(run);
+        let before = run.device.n_allocations();
+        run.session.update(1e-2, 0, 1.0).unwrap();
+        let (whole, n) = (state(run), run.device.n_allocations() - before);
+        assert!(n > 0 && whole != start);
+        for nth in 1..=n {
+            put_back(run, &start);
+            accumulate(run);
+            let in_use = run.device.usage().in_use;
+            run.device.fail_allocation(nth);
+            assert!(run.session.update(1e-2, 0, 1.0).is_err());
+            assert!(state(run) == start && run.device.usage().in_use == in_use, "{nth}");
+            run.session.update(1e-2, 0, 1.0).unwrap();
+            assert!(state(run) == whole, "{nth}");
+        }
+    });
+}

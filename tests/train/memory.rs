@@ -1,0 +1,160 @@
+//! Runs that are refused memory: by a limit that is lowered while they go on, in every way that there
+//! is, and before they begin. What happens at each single allocation is tested beside the loop.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
+
+use compute::{Device, Kind};
+use trainer::TrainerError;
+use trainer::config::RawConfig;
+use trainer::plan::Rates;
+use trainer::train::event::{End, Event};
+use trainer::train::{Happening, On, train};
+
+use super::{Job, check_memory, events, learnt};
+use crate::models::LIMIT;
+use crate::text;
+
+const SET: [&str; 6] = [
+    "train.steps=3",
+    "train.batch=3",
+    "train.ema=0.9",
+    "adapter.dropout=0.1",
+    "data.draw_count=4",
+    "output.save_every=off",
+];
+
+/// Does something to the device when it is opened, and at each event.
+type Trouble<'a> = &'a (dyn Fn(&Device, Option<&Event>) + Sync);
+
+/// What came of a run in this process.
+struct Outcome {
+    end: Result<End, TrainerError>,
+    folder: PathBuf,
+    events: Vec<Event>,
+    /// How often memory was asked for before the first step.
+    n_before: u64,
+}
+
+/// Runs a job, or goes on with it. Nothing that it took may be left over, after a step or at the end.
+fn run(job: &Job, out: &str, trouble: Trouble<'_>) -> Outcome {
+    let folder = job.path(out);
+    let mut raw = RawConfig::from_file(&job.file).unwrap();
+    raw.set_path("output.folder", &folder).unwrap();
+    raw.set_path("data.cache", &job.path("cache")).unwrap();
+    SET.iter().for_each(|argument| raw.set(argument).unwrap());
+    let (device, held) = (OnceLock::<Device>::new(), Mutex::new(Vec::new()));
+    let open = |bytes| {
+        let opened = Device::cpu(1, bytes)?;
+        trouble(device.get_or_init(|| opened.clone()), None);
+        Ok(opened)
+    };
+    let tell = |happening: Happening<'_>| {
+        if let (Happening::Event(event), Some(device)) = (happening, device.get()) {
+            if let Event::Begin(_) | Event::Step(_) | Event::Tightened(_) = event {
+                held.lock().unwrap().push((device.usage().in_use, device.n_allocations()));
+            }
+            trouble(device, Some(event));
+        }
+        true
+    };
+    let (kind, name) = (Kind::cpu(1), "test".into());
+    let rates = Rates { is_measured: false };
+    let on = On { kind, name, limit_bytes: LIMIT, rates, open: Box::new(open) };
+    let end = train(&raw.resolve().unwrap(), &on, true, &tell);
+    assert_eq!(device.get().unwrap().usage().in_use, 0);
+    let held = held.into_inner().unwrap();
+    assert!(held.windows(2).all(|pair| pair[0].0 == pair[1].0), "{held:?}");
+    let n_before = held.first().map_or(0, |(_, n)| *n);
+    Outcome { end, events: events(&folder), folder, n_before }
+}
+
+#[test]
+fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
+    let job = Job::new();
+    let whole = run(&job, "whole", &|_, _| {});
+    let stopped = run(&job, "run", &|device, event| {
+        if let Some(Event::Step(_) | Event::Tightened(_)) = event {
+            device.fail_allocation(1);
+        }
+    });
+    let error = stopped.end.unwrap_err();
+    assert!(matches!(error, TrainerError::NoRoom { step: 1, .. }), "{error}");
+    let resumed = run(&job, "run", &|_, _| {});
+    assert!(resumed.end.is_ok());
+    assert!(learnt(&whole.folder) == learnt(&resumed.folder), "other bytes than without trouble");
+    let page = fs::read_to_string(resumed.folder.join("report.html")).unwrap();
+    for way in [
+        "2 pictures at once instead of 3 pictures at once",
+        "1 picture at once instead of 2 pictures at once",
+        "1 picture at once with every second block computed twice instead of 1 picture at once",
+        "1 picture at once with every block computed twice instead of",
+    ] {
+        assert!(page.contains(way), "{way} is not in the report");
+    }
+}
+
+#[test]
+fn a_lowered_limit_is_kept_to() {
+    let job = Job::new();
+    let limit = OnceLock::new();
+    let lowered = run(&job, "run", &|device, event| {
+        if let Some(Event::Step(step)) = event {
+            let in_use = device.usage().in_use;
+            device.set_limit(*limit.get_or_init(|| in_use + (step.peak_bytes - in_use) / 2));
+        }
+    });
+    assert_eq!(lowered.end.unwrap().step, 3);
+    check_memory(&lowered.events);
+    let limit = limit.into_inner().unwrap();
+    let mut kept = Vec::new();
+    for event in &lowered.events {
+        match event {
+            Event::Tightened(tightened) => assert_eq!(tightened.limit_bytes, limit),
+            Event::Step(step) => kept.push(step.peak_bytes <= limit),
+            _ => {}
+        }
+    }
+    assert_eq!(kept, [false, true, true]);
+}
+
+/// Nothing has begun, and what was encoded stays.
+#[test]
+fn memory_that_is_refused_before_the_first_step_leaves_nothing_half_done() {
+    let job = Job::new();
+    let whole = run(&job, "whole", &|_, _| {});
+    let mut found = whole.n_before;
+    // Among pictures, among texts, and while the model is loaded.
+    for nth in [whole.n_before / 9, whole.n_before / 2, whole.n_before] {
+        fs::remove_dir_all(job.path("cache")).unwrap();
+        let refused = run(&job, "run", &|device, event| {
+            if event.is_none() {
+                device.fail_allocation(nth);
+            }
+        });
+        let error = refused.end.unwrap_err().to_string();
+        assert!(error.starts_with("out of memory for "), "{nth}: {error}");
+        let left = partial(&job.path(""));
+        assert!(left.is_empty(), "{left:?}");
+        let again = run(&job, "run", &|_, _| {});
+        assert!(again.end.is_ok() && again.n_before <= found, "{nth}");
+        found = again.n_before;
+        assert!(learnt(&whole.folder) == learnt(&again.folder), "{nth}: other bytes");
+        fs::remove_dir_all(again.folder).unwrap();
+    }
+    assert!(found < whole.n_before / 2, "what was encoded is not found again");
+}
+
+/// Files that are not whole.
+fn partial(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+        if text(&path).ends_with(".partial") {
+            found.push(path);
+        } else if path.is_dir() {
+            found.extend(partial(&path));
+        }
+    }
+    found
+}
