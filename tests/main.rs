@@ -13,6 +13,7 @@ mod merge;
 mod models;
 mod program;
 mod quantised;
+mod recipes;
 mod tidy;
 #[cfg(unix)]
 mod train;

@@ -318,8 +318,8 @@ impl Drawer<'_> {
         let [channels, height, width] = self.job.latent_sizes();
         let samples = prompts.len();
         let gather =
-            |of: fn(&Prompt) -> &[f32]| prompts.iter().flat_map(|p| of(p)).copied().collect();
-        let (tokens, pooled): (Vec<f32>, Vec<f32>) = (gather(|p| &p.tokens), gather(|p| &p.pooled));
+            |of: fn(&Prompt) -> &[f32]| prompts.iter().map(|p| of(p)).collect::<Vec<_>>().concat();
+        let (tokens, pooled) = (gather(|p| &p.tokens), gather(|p| &p.pooled));
         let upload = |shape: &[usize], numbers: &[f32]| {
             self.device.upload_as(compute::Shape::new(shape), numbers, dtype)
         };

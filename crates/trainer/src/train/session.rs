@@ -281,7 +281,7 @@ impl<'a> Session<'a> {
 }
 
 fn joined<'n>(parts: impl Iterator<Item = &'n Vec<f32>>) -> Vec<f32> {
-    parts.flatten().copied().collect()
+    parts.map(Vec::as_slice).collect::<Vec<_>>().concat()
 }
 
 /// A tensor of one number; 0 on a device without data.

@@ -272,10 +272,8 @@ impl TextEncoders {
         let [l_width, g_width] = self.clips.each_ref().map(|clip| clip.part.config.hidden_size);
         let padding = vec![0.0; self.joint - l_width - g_width];
         let rows = l.tokens.chunks(l_width).zip(g.tokens.chunks(g_width));
-        let mut tokens: Vec<f32> = rows
-            .flat_map(|(l, g)| [l, g, &padding[..]].concat())
-            .chain(t5.iter().copied())
-            .collect();
+        let parts = rows.flat_map(|(l, g)| [l, g, &padding[..]]).chain([t5]);
+        let mut tokens = parts.collect::<Vec<_>>().concat();
         tokens.resize(self.n_tokens() * self.joint, 0.0);
         Prompt { tokens, pooled: [&l.pooled[..], &g.pooled[..]].concat() }
     }
