@@ -258,6 +258,12 @@ impl Device {
         state.note();
     }
 
+    pub(crate) fn retag(&self, offset: usize, tag: Tag) {
+        let mut state = self.state();
+        state.arena.retag(offset, tag);
+        state.note();
+    }
+
     fn take(&self, bytes: usize, untagged: Tag) -> Result<usize> {
         let mut state = self.state();
         let tag = state.tag.unwrap_or(untagged);
