@@ -9,6 +9,7 @@ mod health;
 pub mod how;
 mod identity;
 pub mod journal;
+mod meter;
 pub(crate) mod noisy;
 pub(crate) mod pictures;
 mod run;
@@ -27,6 +28,7 @@ use self::folder::Folder;
 use self::how::How;
 use self::identity::Identity;
 use self::journal::Journal;
+use self::meter::{LOAD, Meter};
 use self::noisy::Mixer;
 use self::pictures::Pictures;
 use self::run::Run;
@@ -86,11 +88,11 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     teller.warn_of(&caching.index().problems)?;
     let plan = plan(&pipeline, config, &Outlook::of(&caching), on.kind, on.limit_bytes)?;
     let device = (on.open)(plan.peak_bytes())?;
-    let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
+    let (index, meter) = encode(caching, &device, &plan, &teller)?;
     // Those that only showed when a picture was decoded.
     teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
-        learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
+        learn(config, &pipeline, (&device, on, &plan), (&index, meter), (&folder, &mut teller))?;
     // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
     let is_done = matches!(end.why, Why::Finished | Why::Plateau);
     if is_done {
@@ -104,15 +106,33 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     Ok(end)
 }
 
+/// Encodes what is not in the cache, and measures each encoder.
+fn encode(
+    caching: Caching<'_>,
+    device: &Device,
+    plan: &Plan,
+    teller: &Teller<'_>,
+) -> Result<(Arc<Index>, Meter)> {
+    let meter = Mutex::new(Meter::new(device, &plan.phases));
+    let index = caching.run(device, &|event| {
+        if let cache::Event::Phase { name, .. } = event {
+            meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
+        }
+        teller.caching(event)
+    })?;
+    Ok((Arc::new(index), meter.into_inner().unwrap_or_else(PoisonError::into_inner)))
+}
+
 /// Loads the model, goes on where it stood, and runs the loop.
 fn learn(
     config: &RunConfig,
     pipeline: &Pipeline,
     (device, on, plan): (&Device, &On<'_>, &Plan),
-    index: &Arc<Index>,
+    (index, mut meter): (&Arc<Index>, Meter),
     (folder, teller): (&Folder, &mut Teller<'_>),
 ) -> Result<(End, Trained)> {
     teller.tell(&Event::Phase { name: "load the model".into() })?;
+    meter.begin(LOAD);
     let mut session = Session::new(device, pipeline, config, &|_| teller.goes_on())?;
     let identity = Identity::new(config, pipeline, index)?;
     let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
@@ -138,6 +158,8 @@ fn learn(
         limit_bytes: on.limit_bytes,
         time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }))?;
+    // Of encoding and loading; not before the beginning either.
+    teller.tell_each(&meter.end().events)?;
     for text in passed_over {
         teller.tell(&Event::Warning { step: progress.step, text })?;
     }
@@ -161,7 +183,7 @@ fn learn(
         folder: &folder.path,
         progress,
         total_steps,
-        peak_bytes: 0,
+        meter,
         teller,
     };
     let end = run.go()?;
@@ -225,6 +247,10 @@ impl<'a> Teller<'a> {
         self.journal.write(event)?;
         self.pass_on(Happening::Event(event));
         Ok(())
+    }
+
+    fn tell_each(&mut self, events: &[Event]) -> Result<()> {
+        events.iter().try_for_each(|event| self.tell(event))
     }
 
     fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {

@@ -15,6 +15,7 @@ use super::event::{self, End, Event, Why};
 use super::health::{self, Finding};
 use super::how::How;
 use super::identity::Identity;
+use super::meter::{self, DRAW, Meter};
 use super::noisy::{FIXED_PLACES, Mixer};
 use super::pictures::Pictures;
 use super::scale::LossScale;
@@ -62,8 +63,8 @@ pub struct Run<'a, 't> {
     pub progress: Progress,
     /// How far it goes.
     pub total_steps: u64,
-    /// The most that it took so far.
-    pub peak_bytes: usize,
+    /// What its phases take.
+    pub meter: Meter,
     /// Who is told.
     pub teller: &'a mut Teller<'t>,
 }
@@ -93,8 +94,7 @@ impl Run<'_, '_> {
                 self.save()?;
             }
         }
-        self.restart_peak();
-        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.peak_bytes);
+        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
     }
 
@@ -104,16 +104,9 @@ impl Run<'_, '_> {
         Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
-    /// Holes between tensors count: it is what an arena must have, and what plans are made of.
-    fn restart_peak(&mut self) {
-        self.peak_bytes = self.peak_bytes.max(self.device.usage().extent);
-        self.device.restart_peak();
-    }
-
     /// Batches to gradients to an update.
     fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
         let begun = Instant::now();
-        self.restart_peak();
         let first = self.progress.batches;
         let numbers = first..first + self.config.train.accumulation as u64;
         let n_samples: usize = numbers.map(|number| self.order.batch(number).len()).sum();
@@ -126,6 +119,7 @@ impl Run<'_, '_> {
         for _ in 0..self.config.train.accumulation {
             let ready = ahead.next_batch()?;
             wait_secs += ready.waited.as_secs_f64();
+            self.meter.begin(meter::train(ready.bucket));
             let share = ready.samples.len() as f64 / n_samples as f64;
             loss += share * self.accumulate(&ready, share * scale)?;
         }
@@ -140,6 +134,7 @@ impl Run<'_, '_> {
         if let Some(loss_scale) = &mut self.progress.loss_scale {
             loss_scale.update(updated.is_applied);
         }
+        let secs = begun.elapsed().as_secs_f64();
         Ok(event::Step {
             step,
             loss,
@@ -147,10 +142,17 @@ impl Run<'_, '_> {
             learning_rate,
             loss_scale: loss_scale.map(LossScale::factor),
             is_skipped: !updated.is_applied,
-            secs: begun.elapsed().as_secs_f64(),
+            secs,
             wait_secs,
-            peak_bytes: self.device.usage().extent,
+            peak_bytes: self.end_phases()?,
         })
+    }
+
+    /// Tells of the phases that ended; returns the most that one of them took.
+    fn end_phases(&mut self) -> Result<usize> {
+        let ended = self.meter.end();
+        self.teller.tell_each(&ended.events)?;
+        Ok(ended.peak_bytes)
     }
 
     fn accumulate(&mut self, ready: &Ready, share: f64) -> Result<f64> {
@@ -239,10 +241,11 @@ impl Run<'_, '_> {
 
     /// The loss on pictures that are not trained on, at levels of noise that are always the same.
     fn validate(&mut self) -> Result<Option<Why>> {
-        let Self { session, mixer, device, index, .. } = self;
+        let Self { session, mixer, device, index, meter, .. } = self;
         let loss = session.averaged(|session| {
             let mut sum = 0.0;
             for (number, sample) in (0..).zip(&index.held_out) {
+                meter.begin(meter::validate(sample.bucket));
                 let latents = index.latents(sample, false)?;
                 let prompt = index.prompt(&index.plain_text(sample))?;
                 for place in FIXED_PLACES {
@@ -253,6 +256,7 @@ impl Run<'_, '_> {
             }
             Ok(sum / (index.held_out.len() * FIXED_PLACES.len()) as f64)
         })?;
+        self.end_phases()?;
         self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);
@@ -283,12 +287,14 @@ impl Run<'_, '_> {
 
     fn draw(&mut self) -> Result<()> {
         let Some(pictures) = &self.pictures else { return Ok(()) };
+        self.meter.begin(DRAW);
         let Self { session, device, index, folder, progress, teller, .. } = self;
         let at = (*folder, progress.step);
         let goes_on = |_| teller.goes_on();
         let drawn = session.averaged(|session| pictures.draw(device, session, index, at, &goes_on));
+        self.end_phases()?;
         match drawn {
-            Ok(events) => events.iter().try_for_each(|event| teller.tell(event)),
+            Ok(events) => self.teller.tell_each(&events),
             // The run ends in order, with what it has learnt.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
             Err(error) => Err(error),
