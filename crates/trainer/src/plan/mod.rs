@@ -2,6 +2,7 @@
 //! order in which they will come, by the functions that will run. An arena of that size is enough.
 
 mod outlook;
+pub mod picture;
 
 use compute::{Device, Kind};
 
