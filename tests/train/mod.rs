@@ -184,6 +184,9 @@ fn check_memory(events: &[Event]) -> [usize; 2] {
                 };
                 (taken, for_steps, for_all) = (0, most("train "), most(""));
             }
+            Event::Memory { phase, planned_bytes, peak_bytes } => {
+                assert!(peak_bytes <= planned_bytes, "{phase}: {peak_bytes} of {planned_bytes}");
+            }
             Event::Step(step) => {
                 assert!(step.peak_bytes <= for_steps, "{} of {for_steps}", step.peak_bytes);
                 taken = taken.max(step.peak_bytes);
@@ -223,7 +226,8 @@ fn pictures_become_an_adapter() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&written));
     let events = events(&run);
     let names: Vec<String> = events.iter().map(name).collect();
-    let expected = "phase begin validation sample step step checkpoint step sample warning step \
+    let expected = "phase begin memory memory memory memory memory memory validation memory sample \
+                    memory step step checkpoint step sample warning step \
                     validation checkpoint step step validation sample checkpoint \
                     exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
@@ -237,6 +241,17 @@ fn pictures_become_an_adapter() {
     // Every step's bucket is the largest, as there is only one.
     let [taken, planned] = check_memory(&events);
     assert_eq!(taken, planned);
+    // Every phase was measured, and what a rehearsal sees of it is all there is.
+    let named: Vec<&str> = begins(&events)[0].phases.iter().map(|phase| &*phase.name).collect();
+    let mut measured = Vec::new();
+    for event in &events {
+        if let Event::Memory { phase, planned_bytes, peak_bytes } = event {
+            measured.push(phase.as_str());
+            assert_eq!(planned_bytes, peak_bytes, "{phase}");
+        }
+    }
+    assert_eq!(measured.len(), named.len(), "{measured:?} {named:?}");
+    assert!(named.iter().all(|name| measured.contains(name)), "{measured:?} {named:?}");
     for file in [
         "adapter/pytorch_lora_weights.safetensors",
         "adapter/peft/adapter_model.safetensors",

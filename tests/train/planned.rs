@@ -12,7 +12,8 @@ struct Dice(u64);
 
 impl Dice {
     fn pick<'a>(&mut self, of: &[&'a str]) -> &'a str {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         of[(self.0 >> 33) as usize % of.len()]
     }
 }

@@ -169,6 +169,14 @@ impl Arena {
         }
     }
 
+    /// Counts what `take` returned under another tag from now on.
+    pub fn retag(&mut self, offset: usize, tag: Tag) {
+        let (size, before) = self.taken.get_mut(&offset).expect("only living pieces are counted");
+        self.usage.by_tag[*before as usize] -= *size;
+        self.usage.by_tag[tag as usize] += *size;
+        *before = tag;
+    }
+
     fn place(&mut self, size: usize) -> Option<usize> {
         let mut holes = self.holes_by_size.range((size, 0)..);
         if let Some(&(length, start)) = holes.find(|(_, start)| start + size <= self.limit) {
@@ -337,11 +345,14 @@ mod tests {
         arena.take(64, Tag::Weights).unwrap();
         let big = arena.take(640, Tag::Activations).unwrap();
         arena.give_back(big);
-        arena.take(128, Tag::Data).unwrap();
+        let data = arena.take(128, Tag::Activations).unwrap();
+        arena.retag(data, Tag::Data);
         let usage = arena.usage();
         let of = |tags: [usize; 7], tag: Tag| tags[tag as usize];
         assert_eq!((usage.in_use, usage.peak, usage.extent), (192, 704, 704));
         assert_eq!(of(usage.by_tag_at_peak, Tag::Activations), 640);
         assert_eq!((of(usage.by_tag, Tag::Activations), of(usage.by_tag, Tag::Data)), (0, 128));
+        arena.give_back(data);
+        assert_eq!(arena.usage().by_tag, [64, 0, 0, 0, 0, 0, 0]);
     }
 }

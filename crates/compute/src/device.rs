@@ -10,6 +10,7 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::has_tiles;
 use crate::dtype::{Real, with_real};
 use crate::random::Stream;
+use crate::record::Recording;
 use crate::tensor::{Buffer, Tensor};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
 
@@ -62,7 +63,9 @@ struct Inner {
 
 struct State {
     arena: Arena,
-    tag: Tag,
+    /// What callers said that tensors are made for, if they did.
+    tag: Option<Tag>,
+    recording: Option<Recording>,
 }
 
 /// Who fills tensors. Each op matches on this in one place, its `mod.rs`.
@@ -96,7 +99,7 @@ impl Device {
         Self(Arc::new(Inner {
             kind,
             engine,
-            state: Mutex::new(State { arena, tag: Tag::Activations }),
+            state: Mutex::new(State { arena, tag: None, recording: None }),
             flops: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
         }))
@@ -145,9 +148,28 @@ impl Device {
         Work { flops: read(&self.0.flops), bytes: read(&self.0.bytes) }
     }
 
-    /// Tensors made by `make` count under `tag`.
+    /// Notes every change of memory from here until [`Device::recorded`].
+    pub fn record(&self) {
+        let mut state = self.state();
+        state.recording = Some(Recording::begin(state.arena.usage().by_tag));
+    }
+
+    /// Says what is done from here on, if memory is recorded.
+    pub fn mark(&self, name: &'static str) {
+        if let Some(recording) = &mut self.state().recording {
+            recording.mark(name);
+        }
+    }
+
+    /// Ends the recording and gives it back; an empty one if there was none.
+    pub fn recorded(&self) -> Recording {
+        self.state().recording.take().unwrap_or_default()
+    }
+
+    /// Tensors made by `make` count under `tag`. Without one, what is uploaded counts as data and
+    /// all else as activations.
     pub fn tagged<T>(&self, tag: Tag, make: impl FnOnce() -> T) -> T {
-        let before = std::mem::replace(&mut self.state().tag, tag);
+        let before = self.state().tag.replace(tag);
         let made = make();
         self.state().tag = before;
         made
@@ -155,9 +177,13 @@ impl Device {
 
     /// A tensor with whatever the memory held before.
     pub fn alloc(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
-        let shape = shape.into();
+        self.alloc_for(Tag::Activations, shape.into(), dtype)
+    }
+
+    /// Counts under `untagged` if the caller did not say otherwise.
+    fn alloc_for(&self, untagged: Tag, shape: Shape, dtype: Dtype) -> Result<Tensor> {
         let bytes = shape.elements() * dtype.bytes();
-        let offset = if bytes == 0 { 0 } else { self.take(bytes)? };
+        let offset = if bytes == 0 { 0 } else { self.take(bytes, untagged)? };
         let mut tensor = Tensor::new(Buffer::new(self.clone(), offset, bytes), shape, dtype);
         if cfg!(test) {
             tensor.poison();
@@ -183,7 +209,7 @@ impl Device {
         if shape.elements() != numbers.len() {
             return Err(ComputeError::Length { shape, got: numbers.len() });
         }
-        let mut tensor = self.alloc(shape, T::DTYPE)?;
+        let mut tensor = self.alloc_for(Tag::Data, shape, T::DTYPE)?;
         if !self.is_meta() {
             tensor.data_mut::<T>().copy_from_slice(numbers);
         }
@@ -236,18 +262,44 @@ impl Device {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    pub(crate) fn give_back(&self, offset: usize) {
-        self.state().arena.give_back(offset);
+    /// Changes of memory belong to `op` from here on, if they are recorded.
+    pub(crate) fn enter(&self, op: &'static str) {
+        if let Some(recording) = &mut self.state().recording {
+            recording.enter(op);
+        }
     }
 
-    fn take(&self, bytes: usize) -> Result<usize> {
+    pub(crate) fn give_back(&self, offset: usize) {
         let mut state = self.state();
-        let tag = state.tag;
-        state.arena.take(bytes, tag)
+        state.arena.give_back(offset);
+        state.note();
+    }
+
+    pub(crate) fn retag(&self, offset: usize, tag: Tag) {
+        let mut state = self.state();
+        state.arena.retag(offset, tag);
+        state.note();
+    }
+
+    fn take(&self, bytes: usize, untagged: Tag) -> Result<usize> {
+        let mut state = self.state();
+        let tag = state.tag.unwrap_or(untagged);
+        let offset = state.arena.take(bytes, tag)?;
+        state.note();
+        Ok(offset)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.0.state.lock().expect("nothing panics while the arena is locked")
+    }
+}
+
+impl State {
+    /// After a change.
+    fn note(&mut self) {
+        if let Some(recording) = &mut self.recording {
+            recording.note(self.arena.usage().by_tag);
+        }
     }
 }
 

@@ -63,6 +63,7 @@ impl<'t> Deref for Op<'t> {
 impl<'t> Op<'t> {
     /// Work that no tape knows of: what happens between backward and the next forward.
     pub fn alone(name: &'static str, device: &'t Device) -> Self {
+        device.enter(name);
         Self { name, index: 0, place: Place::new(device) }
     }
 

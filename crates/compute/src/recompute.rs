@@ -57,7 +57,7 @@ impl<'m> Tape<'m> {
             first_stream,
             last_run: rehearsal.last_kept(),
         };
-        self.push(move |back| again.run(back, &block));
+        self.push("recompute", move |back| again.run(back, &block));
         Ok(results)
     }
 

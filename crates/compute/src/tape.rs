@@ -16,9 +16,11 @@ pub struct Tape<'m> {
     pub(crate) device: Device,
     pub(crate) params: &'m Params,
     pub(crate) mode: Mode,
-    records: RefCell<Vec<Record<'m>>>,
+    /// Each with the name of its op.
+    records: RefCell<Vec<(&'static str, Record<'m>)>>,
     n_nodes: Cell<usize>,
     n_ops: Cell<usize>,
+    last_begun: Cell<&'static str>,
     last_kept: Cell<usize>,
     /// Ops after this one are not run, only recorded: their results are not kept.
     last_run: usize,
@@ -77,6 +79,7 @@ impl<'m> Tape<'m> {
             records: RefCell::default(),
             n_nodes: Cell::new(0),
             n_ops: Cell::new(0),
+            last_begun: Cell::new(""),
             last_kept: Cell::new(0),
             last_run: usize::MAX,
             draws,
@@ -138,7 +141,8 @@ impl<'m> Tape<'m> {
             back.pass(Some(source), gradient)?;
         }
         let mut records = self.records.into_inner();
-        while let Some(record) = records.pop() {
+        while let Some((op, record)) = records.pop() {
+            self.device.enter(op);
             record(&mut back)?;
         }
         Ok(Leaves(back.nodes))
@@ -153,6 +157,8 @@ impl<'m> Tape<'m> {
     pub(crate) fn begin(&self, name: &'static str) -> Op<'_> {
         let index = self.n_ops.get() + 1;
         self.n_ops.set(index);
+        self.last_begun.set(name);
+        self.device.enter(name);
         let place = Place { device: &self.device, is_run: index <= self.last_run };
         Op { name, index, place }
     }
@@ -189,7 +195,7 @@ impl<'m> Tape<'m> {
         step: impl FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm,
     ) -> Var {
         let (node, shape) = (self.new_node(), result.shape());
-        self.push(move |back| match back.nodes[node].take() {
+        self.push(self.last_begun.get(), move |back| match back.nodes[node].take() {
             // Its readers may have seen it in another shape.
             Some(gradient) => step(back, gradient.into_shape(shape)),
             None => Ok(()),
@@ -197,10 +203,14 @@ impl<'m> Tape<'m> {
         Var { source: Some(Source::Node(node)), ..result }
     }
 
-    /// Records a step of the way back.
-    pub(crate) fn push(&self, record: impl FnOnce(&mut Backward<'_>) -> Result<()> + 'm) {
+    /// Records a step of the way back, under the name of what it goes back through.
+    pub(crate) fn push(
+        &self,
+        op: &'static str,
+        record: impl FnOnce(&mut Backward<'_>) -> Result<()> + 'm,
+    ) {
         if self.mode == Mode::Record {
-            self.records.borrow_mut().push(Box::new(record));
+            self.records.borrow_mut().push((op, Box::new(record)));
         }
     }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::cpu::Memory;
 use crate::device::{Device, Engine};
-use crate::{Dtype, Element, Result, Shape};
+use crate::{Dtype, Element, Result, Shape, Tag};
 
 /// Numbers of one format in one shape.
 #[derive(Clone, Debug)]
@@ -64,6 +64,14 @@ impl Tensor {
     /// Bytes of its numbers.
     pub fn bytes(&self) -> usize {
         self.shape.elements() * self.dtype.bytes()
+    }
+
+    /// Counts its memory under another tag from now on: it was made for one thing and is kept for
+    /// another.
+    pub fn count_as(&self, tag: Tag) {
+        if self.buffer.bytes > 0 {
+            self.device().retag(self.buffer.offset, tag);
+        }
     }
 
     /// The same numbers in another shape of as many.

@@ -46,6 +46,10 @@ def begin(from_step, time):
     }
 
 
+def memory(phase, planned, taken):
+    return {"event": "memory", "phase": phase, "planned_bytes": int(planned * GIB), "peak_bytes": int(taken * GIB)}
+
+
 def step(number, noise):
     loss = 0.18 + 0.3 * math.exp(-number / 40) + noise.gauss(0, 0.05)
     event = {
@@ -85,9 +89,14 @@ def run(noise):
     yield begin(0, 1767225540)
     yield {"event": "phase", "name": "encode pictures"}
     yield {"event": "phase", "name": "train"}
+    yield memory("encode prompts", 9.6, 9.1)
+    yield memory("encode pictures", 2.2, 2.2)
     yield from samples(0, noise)
+    yield memory("draw samples", 8.9, 8.7)
+    yield memory("train", 11.4, 11.38)
     yield from part(1, 70, noise)
     yield begin(60, 1767229200)
+    yield memory("train", 11.4, 11.38)
     yield from part(61, 120, noise)
     yield {"event": "warning", "step": 120, "text": "the loss on held-out pictures rose from 0.2153 to 0.2281 & may <rise> on"}
     for name, path in [("diffusers", "pytorch_lora_weights.safetensors"), ("kohya", "fox-kohya.safetensors")]:

@@ -118,7 +118,7 @@ impl State {
                 self.steps.push(step.clone());
                 Vec::new()
             }
-            Event::Health { .. } => Vec::new(),
+            Event::Health { .. } | Event::Memory { .. } => Vec::new(),
             Event::Validation { step, loss } => {
                 vec![format!("step {step}: held-out loss {loss:.4}")]
             }
@@ -168,14 +168,13 @@ impl State {
         let per_step = self.secs_per_step();
         let left = per_step * begin.steps.saturating_sub(step.step) as f64;
         format!(
-            "{} {}/{}  loss {:.4}  {}  {} of {}  {} left",
+            "{} {}/{}  loss {:.4}  {}  {}  {} left",
             bar(share),
             step.step,
             begin.steps,
             self.mean_loss(SMOOTH),
             speed(per_step),
-            Bytes(step.peak_bytes as u64),
-            Bytes(begin.limit_bytes as u64),
+            memory(step.peak_bytes, begin),
             duration(left),
         )
     }
@@ -219,8 +218,10 @@ impl State {
             );
             page.row("time", BOLD, &text);
         }
-        let [peak, limit] = [end.peak_bytes, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
-        page.row("memory", BOLD, &format!("{peak} at its peak, limit {limit}"));
+        let all = [end.peak_bytes, planned_peak(begin), begin.limit_bytes];
+        let [peak, planned, limit] = all.map(|bytes| Bytes(bytes as u64));
+        let text = format!("{peak} at its peak, planned {planned}, limit {limit}");
+        page.row("memory", BOLD, &text);
         if self.warnings > SHOWN {
             page.line(WARN, &format!("{} more warnings are in the report", self.warnings - SHOWN));
         }
@@ -238,8 +239,7 @@ const SMOOTH: usize = 20;
 fn beginning(begin: &Begin) -> Vec<String> {
     let Begin { pictures, held_out, layers, parameters, steps, from_step, .. } = begin;
     let held_out = if *held_out > 0 { format!(", {held_out} held out") } else { String::new() };
-    let peak = begin.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
-    let [peak, limit] = [peak, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
+    let [peak, limit] = [planned_peak(begin), begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
     let way = match from_step {
         0 => format!("{steps} steps of {} pictures", begin.samples_per_step),
         from => format!("on from step {from} of {steps}"),
@@ -249,6 +249,22 @@ fn beginning(begin: &Begin) -> Vec<String> {
         format!("{layers} layers with {} to train", millions(*parameters)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
     ]
+}
+
+/// What the largest phase takes, as planned.
+fn planned_peak(begin: &Begin) -> usize {
+    begin.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
+}
+
+/// `1.2 of 1.3 GiB planned (limit 8.0 GiB)`.
+fn memory(taken_bytes: usize, begin: &Begin) -> String {
+    let [taken, limit] = [taken_bytes, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
+    let Some(planned) = begin.step_bytes() else { return format!("{taken} (limit {limit})") };
+    let [taken, planned] = [taken, Bytes(planned as u64)].map(|bytes| bytes.to_string());
+    // The unit once, if it is the same.
+    let unit = planned.split_once(' ').map_or("", |(_, unit)| unit);
+    let taken = taken.strip_suffix(unit).unwrap_or(&taken).trim_end();
+    format!("{taken} of {planned} planned (limit {limit})")
 }
 
 fn millions(n: usize) -> String {
@@ -280,7 +296,33 @@ pub fn duration(secs: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use trainer::train::event::Phase;
+
     use super::*;
+
+    #[test]
+    fn memory_is_held_against_the_plan_of_steps() {
+        let phase = |name: &str, mib: usize| Phase { name: name.into(), peak_bytes: mib << 20 };
+        let mut begin = Begin {
+            version: String::new(),
+            base: String::new(),
+            engine: String::new(),
+            from_step: 0,
+            steps: 1,
+            pictures: 1,
+            held_out: 0,
+            layers: 1,
+            parameters: 1,
+            samples_per_step: 1,
+            phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
+            limit_bytes: 8 << 30,
+            time: 0,
+        };
+        assert_eq!(memory(790 << 20, &begin), "790 of 800 MiB planned (limit 8.0 GiB)");
+        assert_eq!(memory(7 << 10, &begin), "7 KiB of 800 MiB planned (limit 8.0 GiB)");
+        begin.phases.truncate(1);
+        assert_eq!(memory(790 << 20, &begin), "790 MiB (limit 8.0 GiB)");
+    }
 
     #[test]
     fn durations_have_two_units() {

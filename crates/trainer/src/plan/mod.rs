@@ -18,6 +18,7 @@ mod choice;
 mod host;
 mod nearest;
 mod outlook;
+pub mod picture;
 pub mod rates;
 mod rehearsal;
 #[cfg(test)]

@@ -9,10 +9,12 @@
 //!   config.toml    ─────────────────────────┘
 //! ```
 
+pub(crate) mod bars;
+pub(crate) mod document;
 pub mod figures;
 mod page;
 mod pictures;
-mod plot;
+pub(crate) mod plot;
 pub mod read;
 #[cfg(test)]
 mod tests;

@@ -5,12 +5,14 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
+use super::bars::{Bar, bars, shows_limit};
+use super::document::document;
 use super::figures::{Figures, smoothed};
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot};
-use super::read::History;
-use super::words::{bytes, count, date, duration, escaped, link, number, several};
-use crate::train::event::{Phase, Why};
+use super::read::{History, Taken};
+use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
+use crate::train::event::{Begin, Phase, Why};
 
 /// What a page is made of.
 pub struct Sources<'a> {
@@ -22,7 +24,6 @@ pub struct Sources<'a> {
 /// The whole page.
 pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
     let Sources { history, figures, gallery } = *sources;
-    let title = escaped(title);
     let sections = [
         headline(history, figures),
         figure_list(figures),
@@ -34,14 +35,7 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         settings.map_or_else(String::new, job),
         footer(history),
     ];
-    format!(
-        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>{title} – hearth</title>\n<style>\n{}</style></head>\n<body>\n<h1>{title}</h1>\n\
-         {}</body></html>\n",
-        include_str!("style.css"),
-        sections.concat()
-    )
+    document(title, &sections.concat())
 }
 
 /// What was trained, where, and how it ended.
@@ -179,32 +173,49 @@ fn curves(history: &History) -> String {
     format!("<h2>Training</h2>\n{loss}\n<div class=\"plots\">{small}</div>\n")
 }
 
+/// Every phase as planned and as measured, and the steps beside both.
 fn memory(history: &History, figures: &Figures) -> String {
     let Some(last) = history.parts.last().filter(|part| !part.begin.phases.is_empty()) else {
         return String::new();
     };
-    let limit = figures.limit_bytes.max(1);
-    let bar = |class: &str, name: &str, size: usize| {
-        let share = (100.0 * size as f64 / limit as f64).min(100.0);
-        format!(
-            "<div class=\"bar{class}\"><b>{}</b><span style=\"--share:{share:.1}%\"></span>\
-             <em>{}</em></div>",
-            escaped(name),
-            bytes(size)
-        )
+    let planned = &last.begin.phases;
+    // What was encoded by an earlier part is not in the plan of a later one.
+    let earlier =
+        history.phases.iter().filter(|taken| planned.iter().all(|of| of.name != taken.name));
+    let mut all: Vec<Bar<'_>> = earlier.map(bar).collect();
+    for Phase { name, peak_bytes } in planned {
+        let taken = history.phases.iter().find(|taken| taken.name == *name);
+        let only_planned = Bar { name, planned_bytes: *peak_bytes, taken_bytes: None };
+        all.push(taken.map_or(only_planned, bar));
+    }
+    let bars = bars(&all, figures.limit_bytes);
+    let steps = memory_of_steps(history, &last.begin);
+    format!("<h2>Memory</h2>\n{bars}<div class=\"plots\">{steps}</div>\n")
+}
+
+fn bar(taken: &Taken) -> Bar<'_> {
+    let Taken { name, planned_bytes, peak_bytes } = taken;
+    Bar { name, planned_bytes: *planned_bytes, taken_bytes: Some(*peak_bytes) }
+}
+
+/// What each step took, below what was planned for the largest, and below the limit if that is near.
+fn memory_of_steps(history: &History, begin: &Begin) -> String {
+    let most = history.steps.iter().map(|step| step.peak_bytes).chain(begin.step_bytes()).max();
+    let most = most.unwrap_or(0);
+    let (unit, size) = unit(most);
+    let taken = history.steps.iter().map(|step| (step.step as f64, step.peak_bytes as f64 / size));
+    let ends = || [history.steps.first(), history.steps.last()].into_iter().flatten();
+    let level = |bytes: Option<usize>| {
+        let bytes = bytes.map_or(f64::NAN, |bytes| bytes as f64 / size);
+        ends().map(move |step| (step.step as f64, bytes))
     };
-    let mut rows = String::new();
-    for Phase { name, peak_bytes } in &last.begin.phases {
-        rows += &bar("", name, *peak_bytes);
-    }
-    if let Some(peak) = figures.peak_bytes {
-        rows += &bar(" measured", "measured peak", peak);
-    }
-    format!(
-        "<h2>Memory</h2>\n<div class=\"card bars\">{rows}<p class=\"note\">Peaks of each phase as \
-         planned. A full bar is the limit, {}.</p></div>\n",
-        bytes(figures.limit_bytes)
-    )
+    let limit = Some(begin.limit_bytes).filter(|limit| shows_limit(most, *limit));
+    let series = [
+        Series::new("limit", 4, Mark::Line, level(limit)),
+        Series::new("planned for the largest", 3, Mark::Band, level(begin.step_bytes())),
+        Series::new("each step", 2, Mark::Line, taken),
+    ];
+    plot(&format!("Memory of steps, {unit}"), true, &series)
 }
 
 fn pictures(gallery: &Gallery) -> String {

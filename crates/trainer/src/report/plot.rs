@@ -28,6 +28,8 @@ pub enum Mark {
     Line,
     /// A line with its points, of few.
     Beads,
+    /// A wide line that others may lie on.
+    Band,
 }
 
 /// Numbers over steps.
@@ -35,7 +37,7 @@ pub enum Mark {
 pub struct Series {
     /// What it is.
     pub name: &'static str,
-    /// Which of the page's colours: 1 or 2.
+    /// Which of the page's colours: 1 to 4.
     pub colour: u8,
     /// How it is drawn.
     pub mark: Mark,
@@ -146,6 +148,7 @@ fn class(mark: Mark) -> &'static str {
         Mark::Dots => "dots",
         Mark::Line => "line",
         Mark::Beads => "line beads",
+        Mark::Band => "band",
     }
 }
 
@@ -164,6 +167,7 @@ fn draw(series: &Series, frame: &Frame, out: &mut String) {
     match series.mark {
         Mark::Dots => path("dots", dots()),
         Mark::Line => path("line", line()),
+        Mark::Band => path("band", line()),
         Mark::Beads => {
             path("line", line());
             path("beads", dots());
@@ -196,7 +200,7 @@ fn thin(points: &[(f64, f64)], limit: usize) -> Vec<(f64, f64)> {
 }
 
 /// Round numbers within a range, about [`TICKS`] of them.
-fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
+pub fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
     // A little less, so that rounding does not push a range that fits into wider steps.
     let rough = 0.999 * (high - low) / TICKS;
     let power = 10_f64.powf(rough.log10().floor());
@@ -207,7 +211,7 @@ fn ticks([low, high]: [f64; 2]) -> Vec<f64> {
 }
 
 /// A tick's number, with as many digits as tell it from its neighbours.
-fn label(tick: f64, ticks: &[f64]) -> String {
+pub fn label(tick: f64, ticks: &[f64]) -> String {
     let highest = ticks.iter().fold(0.0_f64, |highest, tick| highest.max(tick.abs()));
     if tick == 0.0 {
         return "0".into();

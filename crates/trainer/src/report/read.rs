@@ -23,6 +23,8 @@ pub struct History {
     pub samples: Vec<Sample>,
     /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
     pub warnings: Vec<(u64, String)>,
+    /// What phases took, in the order in which they first ended.
+    pub phases: Vec<Taken>,
     /// The adapter's files, as written last.
     pub exports: Vec<Exported>,
 }
@@ -38,6 +40,17 @@ pub struct Part {
     pub step_secs: f64,
     /// The last step it took.
     pub last_step: u64,
+}
+
+/// The memory of a phase.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Its name.
+    pub name: String,
+    /// Bytes at its peak, as planned.
+    pub planned_bytes: usize,
+    /// Bytes at its peak, as measured.
+    pub peak_bytes: usize,
 }
 
 /// A picture that was drawn.
@@ -108,6 +121,7 @@ struct Reader {
     validations: BTreeMap<u64, f64>,
     samples: BTreeMap<u64, Vec<Sample>>,
     warnings: BTreeSet<(u64, String)>,
+    phases: Vec<Taken>,
     exports: BTreeMap<PathBuf, Exported>,
 }
 
@@ -127,6 +141,9 @@ impl Reader {
             }
             Event::Tightened(tightened) => {
                 _ = self.warnings.insert((tightened.step, tightened.to_string()));
+            }
+            Event::Memory { phase, planned_bytes, peak_bytes } => {
+                self.memory(Taken { name: phase, planned_bytes, peak_bytes });
             }
             Event::Exported { format, path, layers } => {
                 _ = self.exports.insert(path.clone(), Exported { format, path, layers });
@@ -150,6 +167,16 @@ impl Reader {
         self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
     }
 
+    /// A phase that was planned anew, since the job was changed, is another one.
+    fn memory(&mut self, taken: Taken) {
+        let Some(known) = self.phases.iter_mut().find(|known| known.name == taken.name) else {
+            return self.phases.push(taken);
+        };
+        let is_same = known.planned_bytes == taken.planned_bytes;
+        let most = if is_same { known.peak_bytes.max(taken.peak_bytes) } else { taken.peak_bytes };
+        *known = Taken { peak_bytes: most, ..taken };
+    }
+
     fn step(&mut self, step: Step) {
         if let Some(part) = self.parts.last_mut() {
             part.step_secs += step.secs;
@@ -165,6 +192,7 @@ impl Reader {
             validations: self.validations.into_iter().collect(),
             samples: self.samples.into_values().flatten().collect(),
             warnings: self.warnings.into_iter().collect(),
+            phases: self.phases,
             exports: self.exports.into_values().collect(),
             parts: self.parts,
         })

@@ -72,9 +72,12 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
         "Learning rate",
         "Gradient norm",
         "waiting",
-        "measured peak",
-        "11.4 GiB",
-        "limit 14.0 GiB",
+        "9.1 GiB of 9.6 GiB",
+        "11.4 GiB of 11.4 GiB",
+        "--planned:81.4%;--taken:81.3%",
+        "a full bar is the limit, 14.0 GiB",
+        "Memory of steps, GiB",
+        "planned for the largest",
         "was killed at step 70 and went on from step 60; steps lost: 10",
         "since a gradient was not finite: 1",
         "steps whose loss was not finite: 1",
@@ -88,9 +91,36 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
         assert!(page.contains(shown), "{shown} is not in the page");
     }
     assert_eq!(page.matches("src=\"data:image/png;base64,").count(), 8);
-    assert_eq!(page.matches("<svg ").count(), 4);
+    assert_eq!(page.matches("<svg ").count(), 5);
     for never in ["<script", "http", "NaN", "@import", "url("] {
         assert!(!page.contains(never), "{never} is in the page");
+    }
+}
+
+#[test]
+fn phases_are_those_of_the_plan_and_of_earlier_parts() {
+    let forget = |events: String| {
+        let kept = |line: &&str| !(line.contains("\"memory\"") && line.contains("draw samples"));
+        let events: Vec<&str> = events.lines().filter(kept).collect();
+        let events = events.join("\n");
+        // The later part found all in the cache, and was planned anew.
+        let again = events.rfind("{\"event\": \"begin\"").unwrap();
+        let planned =
+            |name: &str, bytes: u64| format!("{{\"name\": \"{name}\", \"peak_bytes\": {bytes}}}, ");
+        let later = events[again..].replacen(&planned("encode prompts", 10_307_921_510), "", 1);
+        let later =
+            later.replacen("\"peak_bytes\": 12219181957}", "\"peak_bytes\": 5368709120}", 1);
+        let later = later.replace("12240656793", "6442450944");
+        format!("{}{later}", &events[..again])
+    };
+    let folder = run_with(forget);
+    let history = History::open(folder.path()).unwrap();
+    let taken = |name: &str| history.phases.iter().find(|taken| taken.name == name);
+    assert_eq!(taken("train").map(|taken| taken.peak_bytes), Some(5 << 30));
+    assert!(taken("draw samples").is_none());
+    let page = page_of(folder.path());
+    for shown in ["9.1 GiB of 9.6 GiB", "5.0 GiB of 6.0 GiB", "<em>8.9 GiB</em>"] {
+        assert!(page.contains(shown), "{shown} is not in the page");
     }
 }
 
@@ -99,7 +129,7 @@ fn only_a_broken_last_line_is_forgiven() {
     let folder = run_with(|events| events.replacen("\"step\": 9,", "\"step\": nine,", 1));
     let error = write(folder.path()).unwrap_err();
     let TrainerError::Event { line, problem, .. } = &error else { panic!("{error}") };
-    assert_eq!(*line, 14, "{error}");
+    assert_eq!(*line, 18, "{error}");
     assert!(problem.contains("column") && !problem.contains("line"), "{problem}");
 
     for (events, what) in [("", "no beginning"), ("{\"event\":\"x\"}\n", "unknown variant")] {

@@ -40,6 +40,27 @@ pub fn bytes(bytes: usize) -> String {
     Bytes(bytes as u64).to_string()
 }
 
+/// The same with a digit more where the number is small, for what is held beside another: `6.8 MiB`.
+pub fn fine_bytes(bytes: usize) -> String {
+    let (name, size) = unit(bytes);
+    let number = bytes as f64 / size;
+    match bytes {
+        0 => "0".into(),
+        _ if number < 0.1 => format!("{bytes} B"),
+        _ if number < 100.0 => format!("{number:.1} {name}"),
+        _ => format!("{number:.0} {name}"),
+    }
+}
+
+/// The unit in which so many bytes are a short number, and its size.
+pub fn unit(bytes: usize) -> (&'static str, f64) {
+    match bytes {
+        0..1_048_576 => ("KiB", 1024.0),
+        1_048_576..1_073_741_824 => ("MiB", 1_048_576.0),
+        _ => ("GiB", 1_073_741_824.0),
+    }
+}
+
 /// `2 h 05 min`, `3 min 20 s`, `1.4 s`.
 pub fn duration(secs: f64) -> String {
     let whole = secs.max(0.0).round() as u64;
@@ -100,6 +121,10 @@ mod tests {
     fn numbers_are_short() {
         assert_eq!([0.04, 61.0, 7499.6].map(duration), ["0.0 s", "1 min 01 s", "2 h 05 min"]);
         assert_eq!([7, 18_432, 4_718_592].map(count), ["7", "18,432", "4.7 million"]);
+        assert_eq!(
+            [0, 64, 30_720, 7_130_316, 12 << 30].map(fine_bytes),
+            ["0", "64 B", "30.0 KiB", "6.8 MiB", "12.0 GiB"]
+        );
         assert_eq!(
             [0.0, 0.123_456, 1e-4, 2.5e-6, 1234.5].map(number),
             ["0.0000", "0.1235", "1e-4", "2.5e-6", "1234.5"]

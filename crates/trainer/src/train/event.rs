@@ -21,6 +21,15 @@ pub enum Event {
         /// Its name.
         name: String,
     },
+    /// A phase ended that had not been measured before, or took more than before.
+    Memory {
+        /// Its name among the plan's phases.
+        phase: String,
+        /// Bytes at its peak, as planned.
+        planned_bytes: usize,
+        /// Bytes at its peak, as measured.
+        peak_bytes: usize,
+    },
     /// A step of the optimizer.
     Step(Step),
     /// The loss on pictures that are not trained on.
@@ -113,6 +122,14 @@ pub struct Begin {
     pub limit_bytes: usize,
     /// Seconds since 1970.
     pub time: u64,
+}
+
+impl Begin {
+    /// Bytes that were planned for the largest step; none if no plan names one.
+    pub fn step_bytes(&self) -> Option<usize> {
+        let steps = self.phases.iter().filter(|phase| phase.name.starts_with("train"));
+        steps.map(|phase| phase.peak_bytes).max()
+    }
 }
 
 /// A part of a run and its memory.

@@ -9,6 +9,7 @@ mod health;
 pub mod how;
 mod identity;
 pub mod journal;
+mod meter;
 pub(crate) mod noisy;
 pub(crate) mod pictures;
 pub(crate) mod run;
@@ -30,6 +31,7 @@ use self::folder::Folder;
 use self::how::How;
 use self::identity::Identity;
 use self::journal::Journal;
+use self::meter::{LOAD, Meter};
 use self::noisy::Mixer;
 use self::pictures::Pictures;
 use self::run::Run;
@@ -93,11 +95,11 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let n_known = caching.index().problems.len();
     teller.warn_of(&caching.index().problems)?;
     let device = (on.open)(plan.peak_bytes())?;
-    let index = Arc::new(caching.run(&device, &|done| teller.caching(done))?);
+    let (index, meter) = encode(caching, &device, &plan, &teller)?;
     // Those that only showed when a picture was decoded.
     teller.warn_of(&index.problems[n_known..])?;
     let (end, trained) =
-        learn(config, &pipeline, (&device, on, &plan), &index, (&folder, &mut teller))?;
+        learn(config, &pipeline, (&device, on, &plan), (&index, meter), (&folder, &mut teller))?;
     // What is written now is made of numbers outside the arena.
     drop(device);
     // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
@@ -140,15 +142,32 @@ fn prepare<'p>(
     Ok((planned, caching, Plan { considered: plan.considered, ..again }))
 }
 
+/// Encodes what is not in the cache, and measures each encoder.
+fn encode(
+    caching: Caching<'_>,
+    device: &Device,
+    plan: &Plan,
+    teller: &Teller<'_>,
+) -> Result<(Arc<Index>, Meter)> {
+    let meter = Mutex::new(Meter::new(device, &plan.phases));
+    let index = caching.run(device, &|event| {
+        if let cache::Event::Phase { name, .. } = event {
+            meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
+        }
+        teller.caching(event)
+    })?;
+    Ok((Arc::new(index), meter.into_inner().unwrap_or_else(PoisonError::into_inner)))
+}
+
 /// Runs the loop, and gives what came of it.
 fn learn(
     config: &RunConfig,
     pipeline: &Pipeline,
     on: (&Device, &On<'_>, &Plan),
-    index: &Arc<Index>,
+    from: (&Arc<Index>, Meter),
     into: (&Folder, &mut Teller<'_>),
 ) -> Result<(End, Trained)> {
-    let mut run = begin(config, pipeline, on, index, into)?;
+    let mut run = begin(config, pipeline, on, from, into)?;
     let end = run.go()?;
     let trained = run.session.averaged(|session| Ok(session.trained()))?;
     Ok((end, trained))
@@ -159,10 +178,11 @@ fn begin<'a, 't>(
     config: &'a RunConfig,
     pipeline: &'a Pipeline,
     (device, on, plan): (&'a Device, &On<'_>, &Plan),
-    index: &Arc<Index>,
+    (index, mut meter): (&Arc<Index>, Meter),
     (folder, teller): (&'a Folder, &'a mut Teller<'t>),
 ) -> Result<Run<'a, 't>> {
     teller.tell(&Event::Phase { name: "load the model".into() })?;
+    meter.begin(LOAD);
     let mut session = Session::new(device, pipeline, config, &|_| teller.goes_on())?;
     let identity = Identity::new(config, pipeline, index)?;
     let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
@@ -188,6 +208,8 @@ fn begin<'a, 't>(
         limit_bytes: on.limit_bytes,
         time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }))?;
+    // Of encoding and loading; not before the beginning either.
+    teller.tell_each(&meter.end().events)?;
     for text in passed_over {
         teller.tell(&Event::Warning { step: progress.step, text })?;
     }
@@ -211,7 +233,7 @@ fn begin<'a, 't>(
         folder: &folder.path,
         progress,
         total_steps,
-        peak_bytes: 0,
+        meter,
         is_drawing_warned: false,
         teller,
     })
@@ -273,6 +295,10 @@ impl<'a> Teller<'a> {
         self.journal.write(event)?;
         self.pass_on(Happening::Event(event));
         Ok(())
+    }
+
+    fn tell_each(&mut self, events: &[Event]) -> Result<()> {
+        events.iter().try_for_each(|event| self.tell(event))
     }
 
     fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {

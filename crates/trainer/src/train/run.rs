@@ -15,6 +15,7 @@ use super::event::{End, Event, Why};
 use super::health::{self, Finding};
 use super::how::How;
 use super::identity::Identity;
+use super::meter::{self, DRAW, Meter};
 use super::noisy::{FIXED_PLACES, Mixer};
 use super::pictures::Pictures;
 use super::session::{Batch, Session};
@@ -57,8 +58,8 @@ pub struct Run<'a, 't> {
     pub progress: Progress,
     /// How far it goes.
     pub total_steps: u64,
-    /// The most that it took so far.
-    pub peak_bytes: usize,
+    /// What its phases take.
+    pub meter: Meter,
     /// Whether it was said that there is no room to draw in.
     pub is_drawing_warned: bool,
     /// Who is told.
@@ -90,8 +91,7 @@ impl Run<'_, '_> {
                 self.save()?;
             }
         }
-        self.restart_peak();
-        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.peak_bytes);
+        let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
     }
 
@@ -102,10 +102,11 @@ impl Run<'_, '_> {
         Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
-    /// Holes between tensors count: it is what an arena must have, and what plans are made of.
-    pub(super) fn restart_peak(&mut self) {
-        self.peak_bytes = self.peak_bytes.max(self.device.usage().extent);
-        self.device.restart_peak();
+    /// Tells of the phases that ended; returns the most that one of them took.
+    pub(super) fn end_phases(&mut self) -> Result<usize> {
+        let ended = self.meter.end();
+        self.teller.tell_each(&ended.events)?;
+        Ok(ended.peak_bytes)
     }
 
     pub(super) fn learning_rate(&self, step: u64) -> f64 {
@@ -168,6 +169,7 @@ impl Run<'_, '_> {
     /// The loss on pictures that are not trained on.
     fn validate(&mut self) -> Result<Option<Why>> {
         let loss = self.fitting(Self::measure)?;
+        self.end_phases()?;
         self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);
@@ -176,10 +178,11 @@ impl Run<'_, '_> {
 
     /// One picture at a time, at levels of noise that are always the same.
     fn measure(&mut self) -> Result<f64> {
-        let Self { session, mixer, device, index, .. } = self;
+        let Self { session, mixer, device, index, meter, .. } = self;
         session.averaged(|session| {
             let mut sum = 0.0;
             for (number, sample) in (0..).zip(&index.held_out) {
+                meter.begin(meter::validate(sample.bucket));
                 let latents = index.latents(sample, false)?;
                 let prompt = index.prompt(&index.plain_text(sample))?;
                 for place in FIXED_PLACES {
@@ -216,12 +219,14 @@ impl Run<'_, '_> {
 
     fn draw(&mut self) -> Result<()> {
         let Some(pictures) = &self.pictures else { return Ok(()) };
+        self.meter.begin(DRAW);
         let Self { session, device, index, folder, progress, teller, .. } = self;
         let at = (*folder, progress.step);
         let goes_on = |_| teller.goes_on();
         let drawn = session.averaged(|session| pictures.draw(device, session, index, at, &goes_on));
+        self.end_phases()?;
         match drawn {
-            Ok(events) => events.iter().try_for_each(|event| teller.tell(event)),
+            Ok(events) => self.teller.tell_each(&events),
             // The run ends in order, with what it has learnt.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
             Err(TrainerError::Compute(error @ ComputeError::OutOfMemory { .. })) => {

@@ -23,6 +23,11 @@ use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::optim::{Average, Optimizer};
 
+/// The parts of a step, as recordings of memory name them.
+const FORWARD: &str = "forward";
+const BACKWARD: &str = "backward";
+const UPDATE: &str = "update";
+
 /// A model in training.
 pub struct Session<'a> {
     device: Device,
@@ -131,9 +136,11 @@ impl<'a> Session<'a> {
         let (number, first) = batch.place;
         let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(number);
         let params = &self.adapters.params;
+        self.device.mark(FORWARD);
         let tape = Tape::training(&self.device, params, dropout).from_sample(first);
         let loss = self.loss(&tape, batch, recompute)?;
         let value = value(loss.tensor());
+        self.device.mark(BACKWARD);
         let start = self.device.upload(loss.shape(), &[share as f32])?;
         tape.backward_from(loss, start, gradients)?;
         Ok(value)
@@ -180,6 +187,7 @@ impl<'a> Session<'a> {
             Switch::On(norm) => norm as f32,
             Switch::Off => f32::INFINITY,
         };
+        self.device.mark(UPDATE);
         let n_params = self.adapters.params.values().len();
         let norm = global_norm(&self.gradients.all(n_params), &self.device)?;
         let norm_value = value(&norm) / scale;

@@ -8,6 +8,7 @@ use compute::{ComputeError, Dtype};
 
 use super::event::{self, Event, Tightened};
 use super::how::How;
+use super::meter;
 use super::run::Run;
 use super::scale::LossScale;
 use super::session::{Batch, Updated};
@@ -32,7 +33,6 @@ impl Run<'_, '_> {
     /// Takes the next step. What it remembers changes only when all of it is done.
     pub(super) fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
         let begun = Instant::now();
-        self.restart_peak();
         let loss_scale = match self.config.base.dtype {
             Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
             _ => None,
@@ -55,8 +55,9 @@ impl Run<'_, '_> {
         if let Some(loss_scale) = &mut progress.loss_scale {
             loss_scale.update(taken.updated.is_applied);
         }
+        let peak_bytes = self.end_phases()?;
         Ok(event::Step {
-            step: progress.step,
+            step: self.progress.step,
             loss: taken.loss,
             gradient_norm: Some(taken.updated.norm).filter(|norm| norm.is_finite()),
             learning_rate: taken.learning_rate,
@@ -64,7 +65,7 @@ impl Run<'_, '_> {
             is_skipped: !taken.updated.is_applied,
             secs: begun.elapsed().as_secs_f64(),
             wait_secs: taken.wait_secs,
-            peak_bytes: self.device.usage().extent,
+            peak_bytes,
         })
     }
 
@@ -105,6 +106,7 @@ impl Run<'_, '_> {
         for _ in 0..n {
             let ready = ahead.next_batch()?;
             wait_secs += ready.waited.as_secs_f64();
+            self.meter.begin(meter::train(ready.bucket));
             loss += self.accumulate(&ready, n_samples, scale)?;
         }
         let step = self.progress.step + 1;

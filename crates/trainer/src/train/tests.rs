@@ -11,7 +11,6 @@ use super::event::Tightened;
 use super::*;
 use crate::config::RawConfig;
 use crate::model::recompute::Recompute;
-use crate::plan;
 use crate::verify::difference;
 
 const JOB: &str = "
@@ -82,7 +81,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     let pipeline = Pipeline::open(&base, None).unwrap();
     let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
     let outlook = Outlook::of(&caching);
-    let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
     let plan = rehearse(job, Room { kind, limit_bytes, rates: &on.rates }).unwrap();
     let device = (on.open)(plan.peak_bytes()).unwrap();
     let index = Arc::new(caching.run(&device, &|_| true).unwrap());
@@ -95,7 +94,8 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     };
     let mut teller = Teller::new(&folder, &tell).unwrap();
     let on = (&device, &on, &plan);
-    work(&mut begin(&config, &pipeline, on, &index, (&folder, &mut teller)).unwrap(), &told);
+    let from = (&index, Meter::new(&device, &plan.phases));
+    work(&mut begin(&config, &pipeline, on, from, (&folder, &mut teller)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 

@@ -156,11 +156,11 @@ impl Adapters {
     /// Makes one of the model's own tensors a parameter, in f32 as all of them.
     pub(super) fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
         let device = tensor.tensor().device().clone();
-        let own = device.tagged(Tag::Parameters, || {
-            let nothing = Params::default();
-            Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)
-        })?;
+        let nothing = Params::default();
+        let own = Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)?;
         drop(tensor);
+        // It may be the very tensor that was loaded as a weight.
+        own.tensor().count_as(Tag::Parameters);
         let key = self.params.add(own.into_tensor());
         self.own.push((name, key));
         Ok(key)
@@ -191,6 +191,10 @@ impl Adapters {
         let (down, up) = (self.params.add(down), self.params.add(up));
         let magnitude = magnitude
             .map(|(trained, norms)| Magnitude { trained: self.params.add(trained), norms });
+        // What follows from frozen weights is frozen too.
+        if let Some(Magnitude { norms, .. }) = &magnitude {
+            norms.count_as(Tag::Weights);
+        }
         let trained = magnitude.as_ref().map(|magnitude| magnitude.trained);
         let module = module.to_owned();
         self.layers.push(Adapted { module, rank, alpha, down, up, magnitude: trained });

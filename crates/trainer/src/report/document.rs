@@ -1,0 +1,18 @@
+//! A page that opens in any browser from the disk: its style is inside, and it asks for nothing else.
+
+use super::words::escaped;
+
+/// Colours of pages and of pictures that stand alone, by light and dark.
+pub const COLOURS: &str = include_str!("colours.css");
+
+/// A whole page under a title.
+pub fn document(title: &str, body: &str) -> String {
+    let title = escaped(title);
+    format!(
+        "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
+         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
+         <title>{title} – hearth</title>\n<style>\n{COLOURS}{}</style></head>\n<body>\n\
+         <h1>{title}</h1>\n{body}</body></html>\n",
+        include_str!("style.css"),
+    )
+}

@@ -1,0 +1,119 @@
+//! What each phase of a run takes, measured, beside what was planned for it. Phases come again and
+//! again, steps thousands of times: an event is made of one when it is the first of its name, and when
+//! it took more than those before. Holes between tensors count, as they do in plans.
+
+use std::collections::BTreeMap;
+
+use compute::Device;
+
+use super::event::{Event, Phase};
+use crate::data::Bucket;
+
+/// Pictures drawn along the way, as plans name it.
+pub const DRAW: &str = "draw";
+/// The model and all that lives as long as the run, as plans name it.
+pub const LOAD: &str = "load";
+
+/// A step with pictures of a size, as plans name it.
+pub fn train(Bucket { width, height }: Bucket) -> String {
+    format!("train {width}x{height}")
+}
+
+/// A measurement on a picture of a size, as plans name it.
+pub fn validate(Bucket { width, height }: Bucket) -> String {
+    format!("validate {width}x{height}")
+}
+
+/// Measures one phase after the other.
+pub struct Meter {
+    device: Device,
+    planned: Vec<Phase>,
+    /// The phase that is measured now.
+    open: Option<String>,
+    /// The most of each phase so far.
+    most: BTreeMap<String, usize>,
+    ended: Ended,
+    /// The most of the whole run so far.
+    pub peak_bytes: usize,
+}
+
+/// Phases since it was last asked.
+#[derive(Debug, Default, PartialEq)]
+pub struct Ended {
+    /// What there is to tell of them.
+    pub events: Vec<Event>,
+    /// The most that one of them took.
+    pub peak_bytes: usize,
+}
+
+impl Meter {
+    /// Before the first phase.
+    pub fn new(device: &Device, planned: &[Phase]) -> Self {
+        let (device, planned) = (device.clone(), planned.to_vec());
+        let (most, ended) = (BTreeMap::new(), Ended::default());
+        Self { device, planned, open: None, most, ended, peak_bytes: 0 }
+    }
+
+    /// What follows is a phase. One that was open has ended.
+    pub fn begin(&mut self, phase: impl Into<String>) {
+        self.close();
+        self.open = Some(phase.into());
+    }
+
+    /// Ends the phase that is open; gives all that ended since this was last asked.
+    pub fn end(&mut self) -> Ended {
+        self.close();
+        std::mem::take(&mut self.ended)
+    }
+
+    fn close(&mut self) {
+        let peak_bytes = self.device.usage().extent;
+        self.device.restart_peak();
+        self.peak_bytes = self.peak_bytes.max(peak_bytes);
+        let Some(phase) = self.open.take() else { return };
+        self.ended.peak_bytes = self.ended.peak_bytes.max(peak_bytes);
+        if self.most.get(&phase).is_some_and(|most| *most >= peak_bytes) {
+            return;
+        }
+        self.most.insert(phase.clone(), peak_bytes);
+        // What was not planned has no memory of its own.
+        if let Some(planned) = self.planned.iter().find(|planned| planned.name == phase) {
+            let planned_bytes = planned.peak_bytes;
+            self.ended.events.push(Event::Memory { phase, planned_bytes, peak_bytes });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use compute::{Dtype, Kind};
+
+    use super::*;
+
+    #[test]
+    fn a_phase_is_told_of_once_and_when_it_takes_more() {
+        let device = Device::meta(Kind::cpu(1), 1 << 20);
+        let planned = Phase { name: "train 64x32".into(), peak_bytes: 1000 };
+        let mut meter = Meter::new(&device, &[planned]);
+        let bucket = Bucket { width: 64, height: 32 };
+        let mut told = Vec::new();
+        let _weights = device.alloc([64], Dtype::U8).unwrap();
+        for bytes in [192, 128, 256, 256] {
+            meter.begin(train(bucket));
+            drop(device.alloc([bytes], Dtype::U8).unwrap());
+            meter.begin("not planned");
+            drop(device.alloc([64], Dtype::U8).unwrap());
+            let Ended { events, peak_bytes } = meter.end();
+            told.push((events.len(), peak_bytes));
+            for event in events {
+                let Event::Memory { phase, planned_bytes, peak_bytes } = event else { panic!() };
+                assert_eq!((phase.as_str(), planned_bytes), ("train 64x32", 1000));
+                assert_eq!(peak_bytes, 64 + bytes);
+            }
+        }
+        assert_eq!(told, [(1, 256), (0, 192), (1, 320), (0, 320)]);
+        drop(device.alloc([640], Dtype::U8).unwrap());
+        assert_eq!(meter.end(), Ended::default());
+        assert_eq!(meter.peak_bytes, 704);
+    }
+}
