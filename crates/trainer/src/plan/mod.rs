@@ -2,8 +2,9 @@
 //! order in which they will come, by the functions that will run. An arena of that size is enough.
 
 mod outlook;
+pub mod rates;
 
-use compute::{Device, Kind};
+use compute::{Device, Kind, Work};
 
 pub use outlook::{Counts, Outlook};
 
@@ -19,7 +20,7 @@ use crate::objective::flow::Level;
 use crate::sample::plan_encoding;
 use crate::train::event::Phase;
 use crate::train::how::How;
-use crate::train::noisy::Noisy;
+use crate::train::noisy::{Mixer, Noisy};
 use crate::train::pictures::Pictures;
 use crate::train::session::{Batch, Session};
 
@@ -63,6 +64,33 @@ pub fn plan(
         }
         None => Ok(Plan { phases, tiling }),
     }
+}
+
+/// What a step of full batches of one size does, counted on a device without data.
+pub fn step_work(
+    pipeline: &Pipeline,
+    config: &RunConfig,
+    kind: Kind,
+    bucket: Bucket,
+) -> Result<Work> {
+    let train = Counts::from([(bucket, config.train.batch)]);
+    let empty = Counts::new;
+    let outlook = Outlook { train, held_out: empty(), to_encode: empty(), has_texts: false };
+    let rehearsal = Rehearsal { pipeline, config, outlook: &outlook, kind, how: How::of(config) };
+    let (device, mut session) = rehearsal.session()?;
+    let before = device.work();
+    let prompt = rehearsal.prompt();
+    for _ in 0..config.train.accumulation {
+        for samples in portions(config.train.batch, rehearsal.how.micro, config.train.batch) {
+            let batch = rehearsal.batch(bucket, samples, &prompt);
+            for (noisy, _) in &batch.samples {
+                Mixer::rehearse(&device, noisy.latents.len())?;
+            }
+            session.accumulate(&batch, 1.0, 0, rehearsal.how.recompute)?;
+        }
+    }
+    session.update(0.0, 0, 1.0)?;
+    Ok(device.work().since(&before))
 }
 
 struct Rehearsal<'a> {
