@@ -7,6 +7,7 @@ pub mod drawing;
 pub mod export;
 pub mod inspect;
 pub mod progress;
+pub mod rates;
 pub mod training;
 pub mod verify;
 
