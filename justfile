@@ -15,3 +15,7 @@ snapshots:
 
 size:
     cargo run --quiet --example size
+
+# What takes too long for the default suite.
+sweep:
+    cargo test --release --test hearth -- --ignored

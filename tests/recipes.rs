@@ -7,9 +7,9 @@ use compute::Kind;
 use machine::budget::budget;
 use machine::{Machine, Recording, Source};
 use trainer::TrainerError;
-use trainer::config::RawConfig;
+use trainer::config::{RawConfig, RunConfig};
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::plan::{Outlook, plan};
+use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
 
 /// The share of a machine's memory that a recipe may take. Chosen: the system, a desktop and what
 /// the program holds beside its arena have the rest.
@@ -33,15 +33,16 @@ fn promised(recipe: &Path) -> Option<usize> {
     Some((size.parse::<f64>().ok()? * SHARE * 1e9) as usize)
 }
 
-/// What a recipe takes at its peak, if it fits. Blocks are computed twice unless the recipe says
-/// otherwise: what else a planner may choose takes more.
-fn peak(recipe: &Path, limit: usize) -> Result<usize, TrainerError> {
-    let mut raw = RawConfig::from_file(recipe)?;
-    raw.set("train.recompute=block")?;
-    let config = raw.resolve()?;
+/// What is planned for a recipe in so many bytes, on a machine that nobody measured.
+fn planned(recipe: &Path, limit_bytes: usize) -> Result<(RunConfig, Plan), TrainerError> {
+    let config = RawConfig::from_file(recipe)?.resolve()?;
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let outlook = Outlook::nominal(&config);
-    Ok(plan(&pipeline, &config, &outlook, Kind::cpu(THREADS), limit)?.peak_bytes())
+    let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
+    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
+    let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let plan = choose(job, Room { kind, limit_bytes, rates: &rates })?;
+    Ok((config, plan))
 }
 
 /// The machines with the bytes that a run may take on each.
@@ -54,35 +55,67 @@ fn machines() -> Vec<(PathBuf, usize)> {
 }
 
 /// That a recipe fits its size; gives what is wrong.
-fn judge(recipe: &Path, machines: &[(PathBuf, usize)]) -> Result<(), String> {
-    let promised = promised(recipe);
-    let needed =
-        peak(recipe, promised.unwrap_or(usize::MAX / 4)).map_err(|error| error.to_string())?;
-    for (machine, limit) in machines.iter().filter(|(_, limit)| *limit < needed) {
-        match peak(recipe, *limit) {
-            Ok(peak) if peak <= *limit => {}
-            Err(TrainerError::TooLarge { needed, .. }) if needed > *limit => {}
-            other => return Err(format!("on {} of {limit} bytes: {other:?}", machine.display())),
-        }
-    }
-    Ok(())
+fn judge(recipe: &Path) -> Result<(), String> {
+    let limit = promised(recipe).unwrap_or(usize::MAX / 4);
+    let (_, plan) = planned(recipe, limit).map_err(|error| error.to_string())?;
+    if plan.total_bytes() <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
 }
 
-#[test]
-fn recipes_fit_their_size_and_say_what_is_short_elsewhere() {
-    let (recipes, machines) = (files("recipes"), machines());
-    assert!(recipes.iter().filter(|recipe| promised(recipe).is_some()).count() >= 6);
+/// What is wrong with each recipe, all of them at once.
+fn each(judge: impl Fn(&Path) -> Result<(), String> + Sync) -> String {
+    let recipes = files("recipes");
     let wrong: Vec<String> = std::thread::scope(|scope| {
-        let judged: Vec<_> = recipes
-            .iter()
-            .map(|recipe| (recipe, scope.spawn(|| judge(recipe, &machines))))
-            .collect();
+        let judged: Vec<_> =
+            recipes.iter().map(|recipe| (recipe, scope.spawn(|| judge(recipe)))).collect();
         let said = judged.into_iter().filter_map(|(recipe, judged)| {
             Some(format!("{}: {}", recipe.display(), judged.join().unwrap().err()?))
         });
         said.collect()
     });
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    wrong.join("\n")
+}
+
+#[test]
+fn recipes_fit_their_size() {
+    let n_promised = files("recipes").iter().filter(|recipe| promised(recipe).is_some()).count();
+    assert!(n_promised >= 6, "{n_promised}");
+    assert_eq!(each(judge), "");
+}
+
+/// That more memory never gives a slower plan, and that what does not fit says by how much.
+fn climb(recipe: &Path, limits: &[usize]) -> Result<(), String> {
+    let mut before: Option<Plan> = None;
+    for limit in limits {
+        let plan = match planned(recipe, *limit) {
+            Ok((_, plan)) => plan,
+            Err(TrainerError::TooLarge { needed, limit, .. })
+                if needed > limit && before.is_none() =>
+            {
+                continue;
+            }
+            Err(error) => return Err(format!("{limit} bytes: {error}")),
+        };
+        if plan.total_bytes() > *limit {
+            return Err(format!("{} of {limit} bytes", plan.total_bytes()));
+        }
+        if let Some(before) = before.filter(|before| before.step_secs < plan.step_secs) {
+            let (slow, fast) = (plan.choice, before.choice);
+            return Err(format!("slower with {limit} bytes: {slow}; with less: {fast}"));
+        }
+        before = Some(plan);
+    }
+    Ok(())
+}
+
+/// All recipes on all machines and sizes; a minute or two: `just sweep`.
+#[test]
+#[ignore = "long: `just sweep` runs it"]
+fn more_memory_is_never_slower() {
+    let sizes = [4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128].map(|size| size * 700_000_000);
+    let mut limits: Vec<usize> = machines().into_iter().map(|(_, limit)| limit).collect();
+    limits.extend(sizes);
+    limits.sort_unstable();
+    assert_eq!(each(|recipe| climb(recipe, &limits)), "");
 }
 
 #[test]

@@ -263,6 +263,23 @@ fn bench_ops_measures_both_directions() {
 }
 
 #[test]
+fn bench_calibrate_keeps_its_rates() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = crate::text(folder.path());
+    let line = printed(&["bench", "calibrate", "--quick", "--json", "--folder", at]);
+    let all: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(all["is_measured"], true);
+    for class in ["product by vectors, f32", "attention backward, bf16", "adamw_8bit, f32", "load"]
+    {
+        let seconds = all["curves"][class]["points"][0][1].as_f64();
+        assert!(seconds.is_some_and(|seconds| seconds > 0.0), "{class}");
+    }
+    let kept = std::fs::read_to_string(all["path"].as_str().unwrap()).unwrap();
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    assert_eq!((&kept["owner"], &kept["rates"]["curves"]), (&all["owner"], &all["curves"]));
+}
+
+#[test]
 fn bench_peers_names_the_python_it_cannot_run() {
     let output = hearth(&[
         "bench",

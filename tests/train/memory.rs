@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, OnceLock};
 
 use compute::{Device, Kind};
+use machine::{Machine, Source};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::plan::Rates;
@@ -60,7 +61,7 @@ fn run(job: &Job, out: &str, trouble: Trouble<'_>) -> Outcome {
         true
     };
     let (kind, name) = (Kind::cpu(1), "test".into());
-    let rates = Rates { is_measured: false };
+    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let on = On { kind, name, limit_bytes: LIMIT, rates, open: Box::new(open) };
     let end = train(&raw.resolve().unwrap(), &on, true, &tell);
     assert_eq!(device.get().unwrap().usage().in_use, 0);

@@ -2,7 +2,6 @@
 //! the engine it stands for, and no memory behind it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
@@ -12,6 +11,7 @@ use crate::dtype::{Real, with_real};
 use crate::random::Stream;
 use crate::record::Recording;
 use crate::tensor::{Buffer, Tensor};
+use crate::work::{Call, Work};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
 
 /// Which engine computes, with what its memory use depends on.
@@ -40,15 +40,6 @@ impl Kind {
     }
 }
 
-/// Arithmetic done, as counted by the ops themselves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Work {
-    /// Floating-point operations; a multiply-add is two.
-    pub flops: u64,
-    /// Bytes of tensors read and written, each once per op.
-    pub bytes: u64,
-}
-
 /// A handle on a device; clones are the same device.
 #[derive(Clone)]
 pub struct Device(Arc<Inner>);
@@ -57,8 +48,7 @@ struct Inner {
     kind: Kind,
     engine: Engine,
     state: Mutex<State>,
-    flops: AtomicU64,
-    bytes: AtomicU64,
+    work: Mutex<Work>,
 }
 
 struct State {
@@ -100,8 +90,7 @@ impl Device {
             kind,
             engine,
             state: Mutex::new(State { arena, tag: None, recording: None }),
-            flops: AtomicU64::new(0),
-            bytes: AtomicU64::new(0),
+            work: Mutex::default(),
         }))
     }
 
@@ -144,8 +133,7 @@ impl Device {
 
     /// Arithmetic so far.
     pub fn work(&self) -> Work {
-        let read = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        Work { flops: read(&self.0.flops), bytes: read(&self.0.bytes) }
+        self.tally().clone()
     }
 
     /// Notes every change of memory from here until [`Device::recorded`].
@@ -199,6 +187,7 @@ impl Device {
     /// A tensor of zeros.
     pub fn zeros(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let mut tensor = self.alloc(shape, dtype)?;
+        self.count(&Call::new("clear", 0, &[&tensor]));
         tensor.clear();
         Ok(tensor)
     }
@@ -210,6 +199,7 @@ impl Device {
             return Err(ComputeError::Length { shape, got: numbers.len() });
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, T::DTYPE)?;
+        self.count(&Call::new("upload", 0, &[&tensor]));
         if !self.is_meta() {
             tensor.data_mut::<T>().copy_from_slice(numbers);
         }
@@ -241,6 +231,7 @@ impl Device {
         (seed, stream): (u64, u64),
     ) -> Result<Tensor> {
         let mut tensor = self.alloc(shape, dtype)?;
+        self.count(&Call::new("normal", 0, &[&tensor]));
         let stream = Stream::new(seed, stream);
         match self.engine() {
             Engine::Meta => {}
@@ -253,9 +244,12 @@ impl Device {
         &self.0.engine
     }
 
-    pub(crate) fn count(&self, flops: usize, bytes: usize) {
-        self.0.flops.fetch_add(flops as u64, Ordering::Relaxed);
-        self.0.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    pub(crate) fn count(&self, call: &Call) {
+        self.tally().add(call);
+    }
+
+    fn tally(&self) -> MutexGuard<'_, Work> {
+        self.0.work.lock().expect("nothing panics while work is counted")
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

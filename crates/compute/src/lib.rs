@@ -26,10 +26,11 @@ mod tensor;
 #[cfg(test)]
 mod testing;
 mod var;
+mod work;
 
 pub use arena::{Tag, Usage};
 pub use backward::Leaves;
-pub use device::{Device, Kind, Work};
+pub use device::{Device, Kind};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use params::{Gradients, ParamKey, Params};
@@ -40,6 +41,7 @@ pub use shape::Shape;
 pub use tape::Tape;
 pub use tensor::Tensor;
 pub use var::{Chunk, Var};
+pub use work::{Calls, Class, Format, Work};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, ComputeError>;

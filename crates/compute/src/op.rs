@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use crate::device::{Device, Engine};
 use crate::var::Var;
+use crate::work::Call;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
 /// Where work is done: who gives memory and who fills it.
@@ -37,10 +38,14 @@ impl<'a> Place<'a> {
         self.device.tagged(Tag::Workspace, || self.alloc(shape, dtype))
     }
 
-    /// Adds operations, and the bytes of these tensors, to the device's tally.
-    pub fn count(self, flops: usize, tensors: &[&Tensor]) {
+    /// Adds a call of a kernel to the device's tally: its operations, and the bytes of these tensors.
+    pub fn count(self, kernel: &'static str, flops: usize, tensors: &[&Tensor]) {
+        self.count_call(&Call::new(kernel, flops, tensors));
+    }
+
+    pub fn count_call(self, call: &Call) {
         if self.is_run {
-            self.device.count(flops, tensors.iter().map(|tensor| tensor.bytes()).sum());
+            self.device.count(call);
         }
     }
 }
@@ -65,6 +70,11 @@ impl<'t> Op<'t> {
     pub fn alone(name: &'static str, device: &'t Device) -> Self {
         device.enter(name);
         Self { name, index: 0, place: Place::new(device) }
+    }
+
+    /// Adds a call of the op's own kernel to the tally.
+    pub fn count(&self, flops: usize, tensors: &[&Tensor]) {
+        self.place.count(self.name, flops, tensors);
     }
 
     /// The result as a part of the computation.

@@ -406,8 +406,11 @@ mod tests {
         let attention = 2 * 2 * 2 * 2 * 5 * 5 * (WIDTH / 2);
         let adapter = 2 * 2 * (2 * 10 * WIDTH * 2);
         let more = (flops(true) - flops(false)) / (2 * 3);
-        // One product of two, the adapter's, the attention's, and what is done number by number.
-        let once = product + adapter / 2 + attention / 2;
+        // As the tally has it: twenty for each number.
+        let activation = 20 * 10 * WIDTH;
+        // One product of two with its activation, the adapter's, the attention's, and what is done
+        // number by number.
+        let once = product + activation + adapter / 2 + attention / 2;
         assert!(more > once && more < once + product / 2, "{more} {once} {product}");
     }
 

@@ -9,6 +9,7 @@ pub mod cores;
 pub mod cpu;
 pub mod fields;
 pub mod findings;
+pub mod folders;
 pub mod gpu;
 pub mod hardware;
 mod live;

@@ -6,9 +6,11 @@ use machine::budget::main_limit;
 use machine::{Bytes, Machine, Source};
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
+use trainer::plan::rates::{self, Found, Owner, Rates};
 use trainer::train;
 
 use crate::failure::Failure;
+use crate::render;
 
 /// What computes.
 #[derive(Debug, clap::Args)]
@@ -50,9 +52,24 @@ impl Engine {
             kind: self.kind(),
             name: self.name(),
             limit_bytes: limit_bytes(limit),
-            rates: trainer::plan::Rates { is_measured: false },
+            rates: self.rates(&Machine::probe(&mut Source::live())),
             open: Box::new(|bytes| self.device(bytes)),
         }
+    }
+
+    /// How fast this machine is: as it was measured, else as its kind is known to be.
+    pub fn rates(&self, machine: &Machine) -> Rates {
+        let kind = self.kind();
+        let owner = Owner::of(machine, kind);
+        match rates::folder().map_or(Found::Nothing, |folder| Rates::find(&folder, &owner)) {
+            Found::Rates(rates) => return rates,
+            Found::Nothing => {}
+            Found::Unusable { problem, path } => {
+                let path = path.display();
+                render::warn(&format!("kept rates are not used: {problem}: {path}"));
+            }
+        }
+        Rates::documented(machine, kind)
     }
 
     /// As it is typed.

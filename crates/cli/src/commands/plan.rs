@@ -77,7 +77,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         None => arguments.engine.kind(),
     };
     let limit_bytes = limit_bytes_of(&machine, arguments.limit);
-    let rates = Rates { is_measured: false };
+    let rates = match arguments.machine {
+        Some(_) => Rates::documented(&machine, kind),
+        None => arguments.engine.rates(&machine),
+    };
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let outlook = Outlook::foreseen(&config, &pipeline)?;
     let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };

@@ -8,6 +8,7 @@ pub mod export;
 pub mod inspect;
 pub mod plan;
 pub mod progress;
+pub mod rates;
 pub mod training;
 pub mod verify;
 

@@ -141,6 +141,10 @@ impl Quantised {
         numbers
     }
 
+    pub(crate) fn how(&self) -> Quantisation {
+        self.0.how
+    }
+
     pub(crate) fn codes(&self) -> &Tensor {
         &self.0.codes
     }

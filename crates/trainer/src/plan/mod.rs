@@ -24,7 +24,7 @@ mod rehearsal;
 #[cfg(test)]
 mod tests;
 
-use compute::Kind;
+use compute::{Kind, Work};
 
 pub use choice::Choice;
 pub use outlook::{Counts, Outlook};
@@ -33,6 +33,7 @@ pub use rates::Rates;
 use self::choice::{Precisions, encoder_formats, precisions, ways};
 use self::rehearsal::Rehearsal;
 use crate::config::RunConfig;
+use crate::data::Bucket;
 use crate::error::{Result, TrainerError};
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::vae::Tiling;
@@ -134,6 +135,13 @@ pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
     search.complete(Choice::of(job.config), &encoding)
 }
 
+/// What a step of full batches of one size does, counted on a device without data: how often it does
+/// each piece of work.
+pub fn step_work(job: Job<'_>, kind: Kind, bucket: Bucket) -> Result<Vec<(usize, Work)>> {
+    let Job { pipeline, config, outlook } = job;
+    Rehearsal { pipeline, config, outlook, kind }.step_work(bucket)
+}
+
 struct Search<'a> {
     job: Job<'a>,
     room: Room<'a>,
@@ -186,7 +194,8 @@ impl<'a> Search<'a> {
         // From the tightest on: where that does not fit, nothing does.
         for how in ways(self.job.config).into_iter().rev() {
             let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
-            let step = self.rehearsal(&self.job.config.with(&choice)).hardest_step()?;
+            let step =
+                self.rehearsal(&self.job.config.with(&choice)).hardest_step(self.room.rates)?;
             let fits = step.peak_bytes <= self.limit;
             let (peak_bytes, secs) = (step.peak_bytes, step.secs);
             self.considered.push(Considered { choice, peak_bytes, secs, fits });
@@ -204,7 +213,7 @@ impl<'a> Search<'a> {
         let (limit, host_bytes) = (self.limit, self.host_bytes);
         let config = self.job.config.with(&choice);
         let rehearsal = self.rehearsal(&config);
-        let (training, step_secs) = rehearsal.training()?;
+        let (training, step_secs) = rehearsal.training(self.room.rates)?;
         let (tiling, drawing) = rehearsal.drawing(limit)?;
         let phases: Vec<Phase> = encoding.iter().cloned().chain(training).chain(drawing).collect();
         if let Some(Phase { name, peak_bytes }) = phases.iter().find(|it| it.peak_bytes > limit) {
@@ -220,8 +229,7 @@ impl<'a> Search<'a> {
 
     fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r> {
         let Job { pipeline, outlook, .. } = self.job;
-        let Room { kind, rates, .. } = self.room;
-        Rehearsal { pipeline, config, outlook, kind, rates }
+        Rehearsal { pipeline, config, outlook, kind: self.room.kind }
     }
 
     /// What the tightest candidate takes too much.

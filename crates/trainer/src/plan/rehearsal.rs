@@ -12,6 +12,7 @@ use crate::config::RunConfig;
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::model::build::Precision;
+use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
@@ -19,7 +20,7 @@ use crate::objective::flow::Level;
 use crate::sample::plan_encoding;
 use crate::train::event::Phase;
 use crate::train::how::How;
-use crate::train::noisy::Noisy;
+use crate::train::noisy::{Mixer, Noisy};
 use crate::train::pictures::Pictures;
 use crate::train::session::{Batch, Session};
 
@@ -30,7 +31,6 @@ pub(super) struct Rehearsal<'a> {
     pub config: &'a RunConfig,
     pub outlook: &'a Outlook,
     pub kind: Kind,
-    pub rates: &'a Rates,
 }
 
 /// What a step takes.
@@ -54,22 +54,22 @@ impl Rehearsal<'_> {
     }
 
     /// A step in the size that takes the most: enough to compare one way with another.
-    pub fn hardest_step(&self) -> Result<Step> {
+    pub fn hardest_step(&self, rates: &Rates) -> Result<Step> {
         let (device, mut session) = self.session()?;
         let batch = self.config.train.batch;
         let pixels =
             |(bucket, shown): &(&Bucket, &usize)| bucket.width * bucket.height * batch.min(**shown);
         let mut secs = 0.0;
         if let Some((bucket, shown)) = self.outlook.train.iter().max_by_key(pixels) {
-            secs += self.epoch(&device, &mut session, *bucket, *shown)?;
+            secs += seconds(rates, &self.epoch(&device, &mut session, *bucket, *shown)?);
         }
-        secs += self.timed(&device, || session.update(0.0, 0, 1.0))?;
+        secs += rates.seconds(&work_of(&device, || session.update(0.0, 0, 1.0))?);
         Ok(Step { peak_bytes: device.usage().extent, secs })
     }
 
     /// A step in every size that occurs, and a measurement. Returns the seconds of a step in the mean
     /// over an epoch, too.
-    pub fn training(&self) -> Result<(Vec<Phase>, f64)> {
+    pub fn training(&self, rates: &Rates) -> Result<(Vec<Phase>, f64)> {
         let (device, mut session) = self.session()?;
         let phase = |name: String| {
             let peak_bytes = device.usage().extent;
@@ -79,18 +79,19 @@ impl Rehearsal<'_> {
         let mut phases = vec![phase("load".into())];
         let (mut secs, mut n_batches) = (0.0, 0);
         for (bucket, shown) in &self.outlook.train {
-            secs += self.epoch(&device, &mut session, *bucket, *shown)?;
+            secs += seconds(rates, &self.epoch(&device, &mut session, *bucket, *shown)?);
             n_batches += shown.div_ceil(self.config.train.batch);
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
         }
-        let update_secs = self.timed(&device, || session.update(0.0, 0, 1.0))?;
+        let update = work_of(&device, || session.update(0.0, 0, 1.0))?;
         for bucket in self.outlook.held_out.keys() {
             session.measure(&self.batch(*bucket, 1, &self.prompt()))?;
             phases.push(phase(format!("validate {}x{}", bucket.width, bucket.height)));
         }
         let per_batch = secs / n_batches.max(1) as f64;
-        Ok((phases, per_batch * self.config.train.accumulation as f64 + update_secs))
+        let step_secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
+        Ok((phases, step_secs))
     }
 
     /// Pictures while training, decoded whole if that fits.
@@ -118,32 +119,47 @@ impl Rehearsal<'_> {
         Ok((device, session))
     }
 
-    /// What an epoch shows of a bucket: every portion that occurs, once. Returns the seconds of all.
+    /// What a step of full batches of one size does.
+    pub fn step_work(&self, bucket: Bucket) -> Result<Vec<(usize, Work)>> {
+        let (device, mut session) = self.session()?;
+        let shown = self.config.train.batch;
+        let mut works = self.epoch(&device, &mut session, bucket, shown)?;
+        works.iter_mut().for_each(|(times, _)| *times *= self.config.train.accumulation);
+        works.push((1, work_of(&device, || session.update(0.0, 0, 1.0))?));
+        Ok(works)
+    }
+
+    /// What an epoch shows of a bucket: the work of every portion that occurs, and how often it does.
     fn epoch(
         &self,
         device: &Device,
         session: &mut Session<'_>,
         bucket: Bucket,
         shown: usize,
-    ) -> Result<f64> {
+    ) -> Result<Vec<(usize, Work)>> {
         let How { micro, recompute } = How::of(self.config);
         let prompt = self.prompt();
-        let mut secs = 0.0;
+        let mut works = Vec::new();
         for (samples, times) in portions(self.config.train.batch, micro, shown) {
             let batch = self.batch(bucket, samples, &prompt);
-            let once = self.timed(device, || session.accumulate(&batch, 1.0, recompute))?;
-            secs += times as f64 * once;
+            let once = || self.portion(device, session, &batch, recompute);
+            works.push((times, work_of(device, once)?));
         }
-        Ok(secs)
+        Ok(works)
     }
 
-    /// The seconds that some work would take.
-    fn timed<T>(&self, device: &Device, work: impl FnOnce() -> Result<T>) -> Result<f64> {
-        let before = device.work();
-        work()?;
-        let Work { flops, bytes } = device.work();
-        let work = Work { flops: flops - before.flops, bytes: bytes - before.bytes };
-        Ok(self.rates.seconds(&work))
+    /// Noise, forward and backward.
+    fn portion(
+        &self,
+        device: &Device,
+        session: &mut Session<'_>,
+        batch: &Batch<'_>,
+        recompute: Recompute,
+    ) -> Result<()> {
+        for (noisy, _) in &batch.samples {
+            Mixer::rehearse(device, noisy.latents.len())?;
+        }
+        session.accumulate(batch, 1.0, recompute).map(drop)
     }
 
     fn prompt(&self) -> Prompt {
@@ -166,6 +182,17 @@ impl Rehearsal<'_> {
         };
         Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes, place: (0, 0) }
     }
+}
+
+/// What `work` does.
+fn work_of<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<Work> {
+    let before = device.work();
+    work()?;
+    Ok(device.work().since(&before))
+}
+
+fn seconds(rates: &Rates, works: &[(usize, Work)]) -> f64 {
+    works.iter().map(|(times, work)| *times as f64 * rates.seconds(work)).sum()
 }
 
 /// How many pictures of a bucket go through the model at once, and how often in an epoch that shows

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use compute::Kind;
+use machine::{Machine, Recording, Source};
 
 use super::*;
 use crate::config::RawConfig;
@@ -11,7 +12,7 @@ use crate::config::RawConfig;
 /// Two sizes, the larger one rare.
 fn outlook() -> Outlook {
     let counts: Counts = [([64, 64], 10), ([96, 64], 3)]
-        .map(|([width, height], shown)| (crate::data::Bucket { width, height }, shown))
+        .map(|([width, height], shown)| (Bucket { width, height }, shown))
         .into();
     Outlook {
         train: counts.clone(),
@@ -20,6 +21,13 @@ fn outlook() -> Outlook {
         has_texts: true,
         is_nominal: false,
     }
+}
+
+/// Those of a processor that nobody measured.
+fn documented() -> Rates {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/xeon-2-core.toml");
+    let machine = Machine::probe(&mut Source::replay(Recording::load(&path).unwrap()));
+    Rates::documented(&machine, Kind::cpu(2))
 }
 
 struct Place {
@@ -42,7 +50,7 @@ impl Place {
             pipeline: Pipeline::open(&golden, None).unwrap(),
             config: raw.resolve().unwrap(),
             outlook: outlook(),
-            rates: Rates { is_measured: false },
+            rates: documented(),
         }
     }
 

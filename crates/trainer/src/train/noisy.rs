@@ -50,6 +50,14 @@ impl Mixer {
         Ok(self.mixed(latent, &noise, level, self.scheme.weight(level.sigma)))
     }
 
+    /// What drawing a latent of so many numbers takes of a device without data.
+    pub fn rehearse(device: &Device, numbers: usize) -> Result<()> {
+        for purpose in [Purpose::Latents, Purpose::Noise] {
+            device.normal([numbers], Dtype::F32, 1.0, (seed(0, purpose), 0))?;
+        }
+        Ok(())
+    }
+
     /// For measuring: a level that is always the same, noise that belongs to the picture, and the
     /// middle of its distribution. Every level counts alike, so that jobs can be compared.
     pub fn fixed(&self, device: &Device, latents: &Latents, index: u64, at: f64) -> Result<Noisy> {

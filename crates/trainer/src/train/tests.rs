@@ -6,6 +6,8 @@
 use std::path::Path;
 use std::sync::Mutex;
 
+use machine::{Machine, Source};
+
 use super::checkpoint::Progress;
 use super::event::Tightened;
 use super::*;
@@ -75,7 +77,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     // One thread: the arithmetic is too small to share.
     let (kind, limit_bytes) = (Kind::cpu(1), 1 << 30);
     let open = |bytes| Device::cpu(1, bytes);
-    let rates = Rates { is_measured: false };
+    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let on = On { kind, name: "test".into(), limit_bytes, rates, open: Box::new(open) };
     let folder = Folder::open(&config.output.folder, false).unwrap();
     let pipeline = Pipeline::open(&base, None).unwrap();

@@ -238,6 +238,14 @@ fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
     Ok(Sample { secs, bytes, rss_peak_bytes: machine::process::peak_resident() })
 }
 
+/// Seconds that a made file of this size takes to load, once the system has it at hand.
+pub fn time_cached(bytes: u64) -> Result<f64, Failure> {
+    let made = Made::new(&std::env::temp_dir(), Bytes(bytes))?;
+    let catalog = Catalog::open(&made.0)?;
+    prepare(&made.0, Warmth::Warm)?;
+    time_load(&catalog, true)
+}
+
 fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
     // Aligned as the file is, so that the disk can write straight into it.
     let phase = catalog.tensors.first().map_or(0, |tensor| tensor.offset % 4096);

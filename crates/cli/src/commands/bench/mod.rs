@@ -1,10 +1,12 @@
 //! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
 
 pub mod beside;
+pub mod calibrate;
 pub mod load;
 pub mod models;
 pub mod ops;
 pub mod peers;
+pub mod predict;
 pub mod step;
 pub mod train;
 
@@ -23,6 +25,8 @@ Examples:
   hearth bench peers --python .venv/bin/python    the step beside PyTorch's
   hearth bench models                      SD3, text encoders, the autoencoder
   hearth bench train                       a whole job: encoding its pictures, and its steps
+  hearth bench calibrate                   time every kernel, once, for predictions
+  hearth bench predict                     how long steps take, beside how long they were to take
   hearth bench load                        how fast model files come into memory, and go to disk
   hearth bench load --python .venv/bin/python --json")]
 pub struct Arguments {
@@ -38,6 +42,8 @@ enum What {
     Models(models::Arguments),
     Train(train::Arguments),
     Load(load::Arguments),
+    Calibrate(calibrate::Arguments),
+    Predict(predict::Arguments),
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -48,6 +54,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         What::Models(arguments) => models::run(arguments, out),
         What::Train(arguments) => train::run(arguments, out),
         What::Load(arguments) => load::run(arguments, out),
+        What::Calibrate(arguments) => calibrate::run(arguments, out),
+        What::Predict(arguments) => predict::run(arguments, out),
     }
 }
 

@@ -58,7 +58,7 @@ impl Tape<'_> {
 /// The result once more, for whoever kept the way instead.
 pub(crate) fn again(place: Place<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
     let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    place.count("activate", FLOPS * x.shape().elements(), &[x, &y]);
     forward(place.engine(), x, activation, &mut y);
     Ok(y)
 }
@@ -77,7 +77,8 @@ pub(crate) fn backward(
     x: &Tensor,
     gradient: &mut Tensor,
 ) {
-    place.count(FLOPS * x.shape().elements(), &[x, gradient, gradient]);
+    let work = FLOPS * x.shape().elements();
+    place.count("activate backward", work, &[x, gradient, gradient]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::backward(engine, activation, x, gradient),

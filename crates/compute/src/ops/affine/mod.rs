@@ -84,7 +84,8 @@ fn forward(
 ) -> Result<Tensor> {
     let mut y = place.alloc(x.shape(), x.dtype())?;
     let of_activation = if activation == Activation::None { 0 } else { activation::FLOPS };
-    place.count((FLOPS + of_activation) * x.shape().elements(), &[x, &y]);
+    let work = (FLOPS + of_activation) * x.shape().elements();
+    place.count("affine", work, &[x, &y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, (scale, bias), activation, &mut y),
@@ -123,7 +124,8 @@ impl Record {
         let Some(source) = self.x else { return Ok(()) };
         // The gradient of x takes the memory of the result's.
         let mut gradient = gradient.unshared()?;
-        place.count(gradient.shape().elements(), &[&gradient, &gradient]);
+        let work = gradient.shape().elements();
+        place.count("affine backward", work, &[&gradient, &gradient]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::multiply(engine, &mut gradient, &scale),
@@ -143,7 +145,8 @@ fn scale_gradient(
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
     let mut partial = place.workspace([n_row_blocks(rows), width], Dtype::F32)?;
-    place.count(FLOPS * x.shape().elements(), &[x, gradient]);
+    let work = FLOPS * x.shape().elements();
+    place.count("affine scale backward", work, &[x, gradient]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, &mut partial, &mut slot),

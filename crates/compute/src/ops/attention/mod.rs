@@ -199,7 +199,8 @@ impl Record {
         let [(q, q_source), (k, k_source), (v, v_source)] = self.inputs;
         let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
         let out = self.out.get(place)?;
-        place.count(5 * sizes.product(), &[&q, &k, &v, &out, gradient, &q, &k, &v]);
+        let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
+        place.count("attention backward", 5 * sizes.product(), &all);
         // One kernel finds all three gradients; one that is not wanted is written and dropped.
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {

@@ -69,7 +69,6 @@ impl Tape<'_> {
         let samples = x.shape().sizes()[0];
         let [height, width] = window.result;
         let mut y = op.alloc([samples, outputs, height, width], x.dtype())?;
-        op.count(0, &[&y]);
         if y.shape().elements() == 0 {
             return Ok(op.result(y));
         }
@@ -181,7 +180,7 @@ impl Window {
     /// What the windows of some pixels see, a column for each.
     fn columns(&self, place: Place<'_>, image: &Tensor, pixels: Range<usize>) -> Result<Tensor> {
         let mut columns = place.workspace([self.taps(), pixels.len()], image.dtype())?;
-        place.count(0, &[&columns, &columns]);
+        place.count("conv2d columns", 0, &[&columns, &columns]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::columns(engine, *self, image, pixels.start, &mut columns),
@@ -214,7 +213,8 @@ impl Strip {
         let shape = [self.channels.len(), self.pixels.len()];
         let mut sums = place.workspace(shape, Dtype::F32)?;
         MatMul::new(&[Product::new(weight, columns.into())], &mut sums).run(place)?;
-        place.count(FLOPS * sums.shape().elements(), &[&sums]);
+        let work = FLOPS * sums.shape().elements();
+        place.count("conv2d finish", work, &[&sums]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {

@@ -45,7 +45,7 @@ impl Window {
 fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
     let &[outputs, inputs, ..] = weight.shape().sizes() else { unreachable!("checked by the op") };
     let mut kernels = place.workspace([PLACES, outputs, inputs], Dtype::F32)?;
-    place.count(0, &[weight, &kernels]);
+    place.count("winograd kernels", 0, &[weight, &kernels]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
@@ -69,7 +69,7 @@ pub(super) fn convolve(
     for rows in strips(images.shape().sizes()[0] * down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
         let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
-        place.count(SEEN_SIDE * seen.shape().elements(), &[&seen]);
+        place.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
@@ -85,7 +85,8 @@ pub(super) fn convolve(
             products.push(product);
         }
         drop(seen);
-        place.count(FLOPS * SIDE * SIDE * outputs * n, &[&*y]);
+        let sums: Vec<&Tensor> = products.iter().collect();
+        place.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {

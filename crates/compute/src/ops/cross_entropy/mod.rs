@@ -192,7 +192,11 @@ impl Record {
         range: Range<usize>,
     ) -> Result<Tensor> {
         let mut logits = logits(place, x, weight, range.clone())?;
-        place.count(FLOPS * logits.shape().elements(), &[&logits, &logits]);
+        place.count(
+            "cross_entropy backward",
+            FLOPS * logits.shape().elements(),
+            &[&logits, &logits],
+        );
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {

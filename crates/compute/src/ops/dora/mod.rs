@@ -101,7 +101,8 @@ fn adapted_norms(
         Product { scale, ..Product::new(up, (&square).into()) },
     ];
     MatMul::new(&products, &mut cross).run(place)?;
-    place.count(2 * up.shape().elements(), &[up, &cross, norms, &adapted]);
+    let work = 2 * up.shape().elements();
+    place.count("dora norms", work, &[up, &cross, norms, &adapted]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted),
@@ -110,7 +111,7 @@ fn adapted_norms(
 }
 
 fn divide(place: Place<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, bool)) {
-    place.count(x.shape().elements(), &[x, by, out]);
+    place.count("dora divide", x.shape().elements(), &[x, by, out]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::divide(engine, x, by, out, add),

@@ -52,7 +52,7 @@ impl Tape<'_> {
         let source = x.source();
         Ok(self.record(result, move |back, gradient| {
             let mut scaled = back.place.alloc(gradient.shape(), gradient.dtype())?;
-            back.place.count(gradient.shape().elements(), &[&gradient, &scaled]);
+            back.place.count("scale", gradient.shape().elements(), &[&gradient, &scaled]);
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::scale(engine, &gradient, factor, &mut scaled),
@@ -120,7 +120,7 @@ impl Tape<'_> {
                 let y = kept.get(back.place)?;
                 let mut slot = back.slot(source, gate.shape(), gate.dtype())?;
                 slot.clear_unless_adding();
-                back.place.count(2 * elements, &[&gradient, &y]);
+                back.place.count("gate backward", 2 * elements, &[&gradient, &y]);
                 match back.place.engine() {
                     Engine::Meta => {}
                     Engine::Cpu(engine) => {
@@ -130,7 +130,8 @@ impl Tape<'_> {
                 back.put(slot);
             }
             if let Some(mut slot) = back.slot_of(y_source, gradient.shape(), gradient.dtype())? {
-                back.place.count(2 * elements, &[&gradient, &slot.tensor]);
+                let both = [&gradient, &slot.tensor];
+                back.place.count("gated_add backward", 2 * elements, &both);
                 match back.place.engine() {
                     Engine::Meta => {}
                     Engine::Cpu(engine) => {
@@ -156,7 +157,7 @@ impl Slot {
 }
 
 fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
-    place.count(0, &[x, y]);
+    place.count("convert", 0, &[x, y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
@@ -165,7 +166,8 @@ fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
 
 /// Adds a gradient to what a slot holds, or copies it where there is nothing yet.
 pub(crate) fn accumulate(place: Place<'_>, slot: &mut Slot, gradient: &Tensor) {
-    place.count(gradient.shape().elements(), &[gradient, &slot.tensor, &slot.tensor]);
+    let work = gradient.shape().elements();
+    place.count("accumulate", work, &[gradient, &slot.tensor, &slot.tensor]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),

@@ -90,7 +90,8 @@ impl Lookup {
     /// Writes or adds the tokens that are named. `y` may be of another format, as a parameter's
     /// gradient is.
     pub fn gather(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) {
-        place.count(if add { y.shape().elements() } else { 0 }, &[&self.ids, y, y]);
+        let work = if add { y.shape().elements() } else { 0 };
+        place.count("gather", work, &[&self.ids, y, y]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::gather(engine, self, x, y, add),
@@ -100,7 +101,7 @@ impl Lookup {
     /// Writes or adds, for each place, the sum of what lands there.
     pub fn scatter(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) -> Result<()> {
         let mut order = place.workspace([self.ids.shape().elements()], Dtype::U32)?;
-        place.count(x.shape().elements(), &[&self.ids, x, y]);
+        place.count("scatter", x.shape().elements(), &[&self.ids, x, y]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {

@@ -47,7 +47,7 @@ fn again(gate: &Var, up: &Var, activation: Activation) -> Remake {
 
 fn forward(place: Place<'_>, gate: &Tensor, up: &Tensor, activation: Activation) -> Result<Tensor> {
     let mut y = place.alloc(gate.shape(), gate.dtype())?;
-    place.count(FLOPS * gate.shape().elements(), &[gate, up, &y]);
+    place.count("glu", FLOPS * gate.shape().elements(), &[gate, up, &y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, activation, gate, up, &mut y),
@@ -68,7 +68,7 @@ impl Record {
         let gate = self.gate.0.get(place)?;
         let work = FLOPS * gate.shape().elements();
         if let Some(mut slot) = back.slot_of(self.gate.1, gate.shape(), gate.dtype())? {
-            place.count(work, &[&gradient, &gate, &slot.tensor]);
+            place.count("glu up backward", work, &[&gradient, &gate, &slot.tensor]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
@@ -82,7 +82,7 @@ impl Record {
         // The gate's gradient takes the memory of the result's: a layer this wide is where the
         // most is held at once.
         let mut gradient = gradient.unshared()?;
-        place.count(work, &[&gate, &up, &gradient, &gradient]);
+        place.count("glu backward", work, &[&gate, &up, &gradient, &gradient]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {

@@ -71,7 +71,7 @@ impl Tape<'_> {
             let soft = kept.get(back.place)?;
             let mut gradient = gradient.unshared()?;
             let work = BACKWARD_FLOPS * soft.shape().elements();
-            back.place.count(work, &[&soft, &gradient, &gradient]);
+            back.place.count("gumbel backward", work, &[&soft, &gradient, &gradient]);
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),

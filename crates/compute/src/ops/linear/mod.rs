@@ -212,7 +212,7 @@ struct Dropout {
 impl Dropout {
     fn apply(self, place: Place<'_>, x: &Tensor) -> Result<Tensor> {
         let mut seen = place.workspace(x.shape(), x.dtype())?;
-        place.count(x.shape().elements(), &[x, &seen]);
+        place.count("dropout", x.shape().elements(), &[x, &seen]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
@@ -347,7 +347,7 @@ impl Record {
 
 /// The gradient of a bias: the sum of each column.
 pub(super) fn column_sums(back: &mut Backward<'_>, gradient: &Tensor, mut slot: Slot) {
-    back.place.count(gradient.shape().elements(), &[gradient]);
+    back.place.count("column_sums", gradient.shape().elements(), &[gradient]);
     match back.place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),

@@ -30,6 +30,10 @@ const ENOUGH_FOR_UNIT: usize = 32;
 /// unit's time with vectors, the autoencoder (128 to 512 rows) 0.78, CLIP (77 rows) as long.
 const ENOUGH_FOR_UNIT_F32: usize = if cfg!(test) { 48 } else { 512 };
 
+/// Results with fewer rows or columns than this take as long as reading the long factor does. Chosen:
+/// twice a panel; most adapters are narrower, layers are not.
+const NARROW: usize = 64;
+
 /// How products are cut up.
 pub struct Plan {
     way: Way,
@@ -64,6 +68,17 @@ impl Plan {
         let shared = work.products.iter().map(|p| laid_out(p, chunk)).sum();
         let own = gemm::LEFT_ROOM + if goes_aside { tile.0 * tile.1 } else { 0 };
         Self { way: Way::Tiles, tile, chunk, shared, own, threads }
+    }
+
+    /// What it is called in the tally: kinds of products whose time grows alike.
+    pub fn kernel(&self, rows: usize, columns: usize) -> &'static str {
+        match self.way {
+            Way::Tiles if rows.min(columns) < NARROW => "narrow product by tiles",
+            Way::Tiles => "product by tiles",
+            Way::Vectors if rows < NARROW => "product of few rows",
+            Way::Vectors if columns < NARROW => "product of few columns",
+            Way::Vectors => "product by vectors",
+        }
     }
 
     /// Floats of workspace.

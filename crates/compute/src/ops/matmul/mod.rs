@@ -3,9 +3,10 @@
 
 mod cpu;
 
-use super::Activation;
+use super::{Activation, activation};
 use crate::device::{Engine, Kind};
 use crate::op::Place;
+use crate::work::{Call, Format};
 use crate::{Dtype, Quantised, Result, Tensor};
 
 /// A factor: the rows of a tensor as those of a matrix, or as its columns.
@@ -52,6 +53,13 @@ impl<'a> Matrix<'a> {
 
     pub fn columns(&self) -> usize {
         self.t().rows()
+    }
+
+    fn format(&self) -> Format {
+        match self.data {
+            Data::Dense(tensor) => tensor.dtype().into(),
+            Data::Quantised(quantised) => quantised.how().into(),
+        }
     }
 
     /// The tensor that most of its bytes are in.
@@ -107,6 +115,24 @@ impl<'a> MatMul<'a> {
         self.products[0].right.columns()
     }
 
+    /// All products are one call: a second one makes the first a little deeper.
+    fn count(&self, place: Place<'_>, kernel: &'static str) {
+        let (mut flops, mut tensors) = (0, vec![&*self.out]);
+        for Product { left, right, .. } in self.products {
+            flops += 2 * self.rows() * self.columns() * left.columns();
+            tensors.extend([left.tensor(), right.tensor()]);
+        }
+        let Product { left, right, .. } = self.products[0];
+        let formats = [left.format(), right.format()];
+        place.count_call(&Call { formats, ..Call::new(kernel, flops, &tensors) });
+        if self.activation != Activation::None {
+            let work = activation::FLOPS * self.rows() * self.columns();
+            let kept: Vec<&Tensor> = self.before_activation.as_deref().into_iter().collect();
+            let formats = [self.out.dtype().into(); 2];
+            place.count_call(&Call { formats, ..Call::new("activate in a product", work, &kept) });
+        }
+    }
+
     /// Computes it.
     pub fn run(self, place: Place<'_>) -> Result<()> {
         let (rows, columns) = (self.rows(), self.columns());
@@ -115,12 +141,11 @@ impl<'a> MatMul<'a> {
                 (left.rows(), left.columns(), right.columns()),
                 (rows, right.rows(), columns)
             );
-            place.count(2 * rows * columns * left.columns(), &[left.tensor(), right.tensor()]);
         }
-        place.count(0, &[&*self.out]);
         let plan = match place.device.kind() {
             Kind::Cpu { threads, has_tiles } => cpu::Plan::new(&self, threads, has_tiles),
         };
+        self.count(place, plan.kernel(rows, columns));
         let mut workspace = place.workspace([plan.floats()], Dtype::F32)?;
         match place.engine() {
             Engine::Meta => {}

@@ -56,7 +56,7 @@ impl Tape<'_> {
             let prediction = kept.get(back.place)?;
             let mut slot = back.slot(source, target.shape(), dtype)?;
             let work = FLOPS * target.shape().elements();
-            back.place.count(work, &[&prediction, &target, &slot.tensor]);
+            back.place.count("mse backward", work, &[&prediction, &target, &slot.tensor]);
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {

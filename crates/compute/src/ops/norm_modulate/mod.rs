@@ -119,7 +119,7 @@ fn forward(
     form: Form,
 ) -> Result<Tensor> {
     let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    place.count("norm_modulate", FLOPS * x.shape().elements(), &[x, &y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
@@ -142,7 +142,7 @@ impl Record {
         if let Some((source, shape, dtype)) = self.shift {
             let mut slot = back.slot(source, shape, dtype)?;
             slot.clear_unless_adding();
-            place.count(work, &[gradient]);
+            place.count("norm_modulate shift backward", work, &[gradient]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
@@ -158,7 +158,7 @@ impl Record {
         if let (Some((_, Some(source))), Some(scale)) = (&self.scale, &scale) {
             let mut slot = back.slot(*source, scale.shape(), scale.dtype())?;
             slot.clear_unless_adding();
-            place.count(work, &[gradient, &x]);
+            place.count("norm_modulate scale backward", work, &[gradient, &x]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
@@ -168,7 +168,7 @@ impl Record {
             back.put(slot);
         }
         if let Some(mut slot) = back.slot_of(self.x.1, x.shape(), x.dtype())? {
-            place.count(work, &[gradient, &x, &slot.tensor]);
+            place.count("norm_modulate backward", work, &[gradient, &x, &slot.tensor]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {

@@ -7,7 +7,7 @@
 
 use super::{Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::op::{Op, Place};
+use crate::op::Op;
 use crate::{Dtype, Result, Tag, Tensor};
 
 /// One step's settings.
@@ -67,6 +67,7 @@ pub fn adamw(
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
     let op = Op::alone("adamw", &device);
     check(&op, params, gradients, state.len(), step, clip)?;
+    let (mut numbers, mut touched) = (0, Vec::new());
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
         for (what, moment) in [("first moment", &moments.first), ("second moment", &moments.second)]
         {
@@ -75,10 +76,11 @@ pub fn adamw(
         }
         if let Some(gradient) = gradients[index] {
             let (first, second) = (&moments.first, &moments.second);
-            let all = [gradient, param, param, first, first, second, second];
-            Place::new(&device).count(FLOPS * param.shape().elements(), &all);
+            numbers += param.shape().elements();
+            touched.extend([gradient, param, param, first, first, second, second]);
         }
     }
+    op.count(FLOPS * numbers, &touched);
     match device.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),

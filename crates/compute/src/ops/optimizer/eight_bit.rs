@@ -6,7 +6,7 @@
 use super::adamw::{AdamW, FLOPS, check};
 use super::{Clip, cpu, expect_unshared};
 use crate::device::Engine;
-use crate::op::{Op, Place};
+use crate::op::Op;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
 /// Numbers that share a scale. Chosen: the paper's 2048 would save another hundredth of the memory,
@@ -63,6 +63,7 @@ pub fn adamw_8bit(
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
     let op = Op::alone("adamw_8bit", &device);
     check(&op, params, gradients, state.len(), step, clip)?;
+    let (mut numbers, mut touched) = (0, Vec::new());
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
         for (what, moment) in [("first moment", &moments.first), ("second moment", &moments.second)]
         {
@@ -73,10 +74,11 @@ pub fn adamw_8bit(
         }
         if let Some(gradient) = gradients[index] {
             let (first, second) = (&moments.first.codes, &moments.second.codes);
-            let all = [gradient, param, param, first, first, second, second];
-            Place::new(&device).count(FLOPS * param.shape().elements(), &all);
+            numbers += param.shape().elements();
+            touched.extend([gradient, param, param, first, first, second, second]);
         }
     }
+    op.count(FLOPS * numbers, &touched);
     match device.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw_8bit(engine, params, gradients, state, (step, clip)),

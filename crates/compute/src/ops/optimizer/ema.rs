@@ -15,7 +15,8 @@ pub fn ema(average: &mut Tensor, value: &Tensor, decay: f32) -> Result<()> {
     op.expect_real("value", value)?;
     op.expect_shape("value", value, average.shape())?;
     op.expect_range("decay", &decay, (0.0..=1.0).contains(&decay), "0 to 1")?;
-    Place::new(&device).count(3 * value.shape().elements(), &[average, average, value]);
+    let work = 3 * value.shape().elements();
+    Place::new(&device).count("ema", work, &[average, average, value]);
     match device.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::ema(engine, average, value, decay),

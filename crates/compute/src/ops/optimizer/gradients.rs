@@ -23,8 +23,8 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     let place = Place::new(device);
     for gradient in &gradients {
         op.expect("gradient", gradient, Dtype::F32, gradient.shape())?;
-        place.count(2 * gradient.shape().elements(), &[gradient]);
     }
+    op.count(2 * elements(&gradients), &gradients);
     let mut norm = place.alloc([], Dtype::F32)?;
     match place.engine() {
         Engine::Meta => {}
@@ -45,12 +45,16 @@ pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
     let place = Place::new(first.device());
     for tensor in tensors {
         op.expect_real("tensor", tensor)?;
-        place.count(tensor.shape().elements(), &[tensor]);
     }
+    op.count(elements(tensors), tensors);
     let mut count = place.alloc([1], Dtype::U32)?;
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::count_not_finite(engine, tensors, &mut count),
     }
     Ok(count)
+}
+
+fn elements(tensors: &[&Tensor]) -> usize {
+    tensors.iter().map(|tensor| tensor.shape().elements()).sum()
 }

@@ -109,7 +109,7 @@ fn again(x: &Var, weight: Option<&Var>, form: Form) -> Remake {
 
 fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, form: &Form) -> Result<Tensor> {
     let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    place.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, &y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
@@ -145,7 +145,8 @@ impl Record {
         let Some(source) = self.source else { return Ok(()) };
         // In place: queries and keys have no other use that a gradient would be added up with.
         let mut gradient = gradient.unshared()?;
-        place.count(FLOPS * gradient.shape().elements(), &[&gradient, &gradient]);
+        let work = FLOPS * gradient.shape().elements();
+        place.count("qk_norm_rope backward", work, &[&gradient, &gradient]);
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::backward(engine, norm.as_ref(), form, &mut gradient),
@@ -165,7 +166,8 @@ fn weight_gradient(
     let mut slot = back.slot(source, [form.head_width].into(), Dtype::F32)?;
     let n_blocks = n_row_blocks(x.shape().rows());
     let mut partial = place.workspace([n_blocks, form.head_width], Dtype::F32)?;
-    place.count(FLOPS * x.shape().elements(), &[x, gradient]);
+    let work = FLOPS * x.shape().elements();
+    place.count("qk_norm_rope weight backward", work, &[x, gradient]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => {

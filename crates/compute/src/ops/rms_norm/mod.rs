@@ -60,7 +60,7 @@ fn again(x: &Var, weight: Option<&Var>, epsilon: f32) -> Remake {
 
 fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, epsilon: f32) -> Result<Tensor> {
     let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count(FLOPS * x.shape().elements(), &[x, &y]);
+    place.count("rms_norm", FLOPS * x.shape().elements(), &[x, &y]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, epsilon, &mut y),
@@ -83,7 +83,7 @@ impl Record {
             let (rows, width) = (x.shape().rows(), x.shape().width());
             let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
             let mut partial = place.workspace([n_row_blocks(rows), width], Dtype::F32)?;
-            place.count(work, &[gradient, &x]);
+            place.count("rms_norm weight backward", work, &[gradient, &x]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
@@ -94,7 +94,7 @@ impl Record {
         }
         if let Some(mut slot) = back.slot_of(self.x.1, x.shape(), x.dtype())? {
             let weight = self.weight.map(|(kept, _)| kept.get(place)).transpose()?;
-            place.count(work, &[gradient, &x, &slot.tensor]);
+            place.count("rms_norm backward", work, &[gradient, &x, &slot.tensor]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {

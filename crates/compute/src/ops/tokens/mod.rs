@@ -129,7 +129,7 @@ struct Span {
 
 fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
     let smaller = if from.bytes() < to.bytes() { from } else { &*to };
-    place.count(0, &[smaller, smaller]);
+    place.count("copy_tokens", 0, &[smaller, smaller]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::copy(engine, from, to, span),
@@ -139,7 +139,8 @@ fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
 /// Adds a gradient's tokens to those of a slot, or copies them where there is nothing yet.
 fn accumulate(place: Place<'_>, gradient: &Tensor, slot: &mut Slot, span: Span) {
     let smaller = if gradient.bytes() < slot.tensor.bytes() { gradient } else { &slot.tensor };
-    place.count(smaller.shape().elements(), &[smaller, smaller, smaller]);
+    let work = smaller.shape().elements();
+    place.count("copy_tokens backward", work, &[smaller, smaller, smaller]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => {

@@ -1,0 +1,73 @@
+//! How fast a machine was found to be, and how well that foretold its steps, as tables.
+
+use machine::Bytes;
+use trainer::plan::rates::{Curve, Measure};
+
+use crate::commands::bench::calibrate::Calibrated;
+use crate::commands::bench::predict::Figures;
+use crate::text::{BOLD, DIM, PLAIN, Page};
+
+/// How far a prediction may be off. Chosen: what the choice between two plans stands.
+const MARK: f64 = 0.15;
+
+/// Draws what `hearth bench calibrate` measured.
+pub fn calibrated(all: &Calibrated) -> String {
+    let mut page = Page::new();
+    let owner = &all.owner;
+    let title = format!("{}, {} with {} threads", owner.processor, owner.engine, owner.threads);
+    page.line(BOLD, &title);
+    let mut rows = vec![["calls", "smallest", "µs", "largest", "µs", "at best"].map(str::to_owned)];
+    for (name, curve) in &all.rates.curves {
+        let [Some(first), Some(last)] = [curve.points().first(), curve.points().last()] else {
+            continue;
+        };
+        let size = |at: f64| match curve.measure {
+            Measure::Flops => format!("{:.3} MFLOP", at / 1e6),
+            Measure::Bytes => Bytes(at as u64).to_string(),
+        };
+        let micros = |seconds: f64| format!("{:.0}", 1e6 * seconds);
+        rows.push([
+            name.clone(),
+            size(first[0]),
+            micros(first[1]),
+            size(last[0]),
+            micros(last[1]),
+            best(curve),
+        ]);
+    }
+    page.table(&rows);
+    page.line(DIM, &format!("medians; measured in {:.0} s", all.secs));
+    match &all.path {
+        Some(path) => page.line(PLAIN, &format!("kept in {}", path.display())),
+        None => page.line(PLAIN, "not kept: there is no cache folder; give one with --folder"),
+    }
+    page.finish()
+}
+
+fn best(curve: &Curve) -> String {
+    let rates = curve.points().iter().map(|[size, seconds]| size / seconds / 1e9);
+    let unit = match curve.measure {
+        Measure::Flops => "GFLOP/s",
+        Measure::Bytes => "GB/s",
+    };
+    format!("{:.1} {unit}", rates.fold(0.0, f64::max))
+}
+
+/// Draws what `hearth bench predict` found.
+pub fn predicted(all: &[Figures]) -> String {
+    let mut page = Page::new();
+    let mut rows = vec![["job", "predicted ms", "measured ms", "ratio"].map(str::to_owned)];
+    for Figures { job, predicted_ms, ms_median, ratio, .. } in all {
+        rows.push([
+            job.clone(),
+            format!("{predicted_ms:.1}"),
+            format!("{ms_median:.1}"),
+            format!("{ratio:.2}"),
+        ]);
+    }
+    page.table(&rows);
+    let within = all.iter().filter(|figures| (figures.ratio - 1.0).abs() <= MARK).count();
+    let line = format!("{within} of {} within {:.0} %; medians of steps", all.len(), 100.0 * MARK);
+    page.line(DIM, &line);
+    page.finish()
+}

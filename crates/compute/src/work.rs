@@ -1,0 +1,211 @@
+//! The tally of a device: every call of a kernel, by what it is called, by the formats of what it
+//! multiplies and by its size, so that whoever knows how fast a machine is can say how long the whole
+//! takes. Counted before the engine is asked, so a device without data counts the same.
+//!
+//! Leaves out how long anything took, and what no kernel does: moving numbers on the host.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use crate::{Dtype, Quantisation, Tensor};
+
+/// Arithmetic done, as counted by the ops themselves.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Floating-point operations; a multiply-add is two.
+    pub flops: u64,
+    /// Bytes of tensors read and written, each once per call.
+    pub bytes: u64,
+    /// The same, by kind of call.
+    pub calls: BTreeMap<Class, Calls>,
+}
+
+/// Calls that take about as long as each other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Class {
+    /// What computes: an op's name, or a part of an op.
+    pub kernel: &'static str,
+    /// Of the two factors of a product; of what is read first, twice, for all else.
+    pub formats: [Format; 2],
+    /// The whole part of the logarithm, base 2, of a call's operations and of its bytes.
+    pub size: [u8; 2],
+}
+
+/// Calls of one class, summed up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// How many.
+    pub count: u64,
+    /// Operations of all.
+    pub flops: u64,
+    /// Bytes of all.
+    pub bytes: u64,
+}
+
+/// How numbers that are read are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[allow(missing_docs)] // The names say it.
+pub enum Format {
+    F32,
+    Bf16,
+    F16,
+    Int8,
+    Nf4,
+    Fp8,
+    /// Indices and codes.
+    Whole,
+}
+
+impl Work {
+    /// What was done since an earlier look at the same device.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        let mut calls = self.calls.clone();
+        calls.retain(|class, calls| {
+            if let Some(before) = before.calls.get(class) {
+                calls.count -= before.count;
+                calls.flops -= before.flops;
+                calls.bytes -= before.bytes;
+            }
+            calls.count > 0
+        });
+        Self { flops: self.flops - before.flops, bytes: self.bytes - before.bytes, calls }
+    }
+
+    pub(crate) fn add(&mut self, call: &Call) {
+        let Call { kernel, formats, flops, bytes } = *call;
+        self.flops += flops;
+        self.bytes += bytes;
+        let size = [flops, bytes].map(|count| count.checked_ilog2().unwrap_or(0) as u8);
+        let calls = self.calls.entry(Class { kernel, formats, size }).or_default();
+        calls.count += 1;
+        calls.flops += flops;
+        calls.bytes += bytes;
+    }
+}
+
+/// One call of a kernel.
+pub(crate) struct Call {
+    pub kernel: &'static str,
+    pub formats: [Format; 2],
+    pub flops: u64,
+    pub bytes: u64,
+}
+
+impl Call {
+    /// That reads and writes these tensors.
+    pub fn new(kernel: &'static str, flops: usize, tensors: &[&Tensor]) -> Self {
+        let formats = tensors.iter().map(|tensor| Format::from(tensor.dtype()));
+        let format = formats.min().unwrap_or(Format::Whole);
+        let bytes: usize = tensors.iter().map(|tensor| tensor.bytes()).sum();
+        Self { kernel, formats: [format; 2], flops: flops as u64, bytes: bytes as u64 }
+    }
+}
+
+impl fmt::Display for Class {
+    /// What is computed with which formats, without the size.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [first, second] = self.formats;
+        write!(f, "{}, {first}", self.kernel)?;
+        if first == second { Ok(()) } else { write!(f, " by {second}") }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+            Self::F16 => "f16",
+            Self::Int8 => "int8",
+            Self::Nf4 => "nf4",
+            Self::Fp8 => "fp8",
+            Self::Whole => "whole",
+        })
+    }
+}
+
+impl From<Dtype> for Format {
+    fn from(dtype: Dtype) -> Self {
+        match dtype {
+            Dtype::F32 => Self::F32,
+            Dtype::Bf16 => Self::Bf16,
+            Dtype::F16 => Self::F16,
+            Dtype::U32 | Dtype::I32 | Dtype::U8 => Self::Whole,
+        }
+    }
+}
+
+impl From<Quantisation> for Format {
+    fn from(how: Quantisation) -> Self {
+        match how {
+            Quantisation::Int8 => Self::Int8,
+            Quantisation::Nf4 => Self::Nf4,
+            Quantisation::Fp8 => Self::Fp8,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Activation, Linear, Lora};
+    use crate::testing::device;
+    use crate::{Device, Kind, Params, Quantised, Tape, Var};
+
+    /// The names of all classes that some work had calls of, and how many.
+    fn names(work: &Work) -> Vec<(String, u64)> {
+        work.calls.iter().map(|(class, calls)| (class.to_string(), calls.count)).collect()
+    }
+
+    /// A layer of 80 to 96 with an adapter beside a quantised weight, on 70 rows.
+    fn layer(device: &Device) -> Work {
+        let tensor = |shape: [usize; 2]| device.normal(shape, Dtype::Bf16, 1.0, (1, 2)).unwrap();
+        let weight = Quantised::new(&tensor([96, 80]), Quantisation::Int8).unwrap();
+        let [down, up] = [[4, 80], [96, 4]].map(|shape: [usize; 2]| {
+            Var::from(device.normal(shape, Dtype::F32, 1.0, (3, 4)).unwrap())
+        });
+        let lora = Some(Lora { down: &down, up: &up, scale: 1.0, dropout: 0.0 });
+        let (x, params) = (Var::from(tensor([70, 80])), Params::default());
+        let tape = Tape::inference(device, &params, 0);
+        let before = device.work();
+        let activation = Activation::GeluTanh;
+        tape.linear(&x, Linear { activation, lora, ..Linear::new(&weight) }).unwrap();
+        device.work().since(&before)
+    }
+
+    #[test]
+    fn a_layer_is_counted_by_kernel_format_and_size() {
+        let work = layer(&Device::meta(Kind::Cpu { threads: 2, has_tiles: false }, usize::MAX));
+        let expected = [
+            ("activate in a product, bf16".to_owned(), 1),
+            ("product by vectors, bf16 by int8".into(), 1),
+            ("product of few columns, bf16 by f32".into(), 1),
+        ];
+        assert_eq!(names(&work), expected);
+        let (class, calls) = work.calls.iter().nth(1).unwrap();
+        // The adapter's second half makes the product deeper.
+        assert_eq!(calls.flops, 2 * 70 * 96 * (80 + 4));
+        let dense = 2 * (70 * 80 + 70 * 96) + 96 * 80;
+        assert_eq!(calls.bytes, dense + 4 * (70 * 4 + 96 * 4));
+        assert_eq!(class.size, [calls.flops.ilog2() as u8, calls.bytes.ilog2() as u8]);
+        let total: u64 = work.calls.values().map(|calls| calls.flops).sum();
+        assert_eq!(work.flops, total);
+    }
+
+    #[test]
+    fn a_device_without_data_counts_the_same() {
+        let real = device();
+        let meta = Device::meta(real.kind(), usize::MAX);
+        assert_eq!(layer(&real), layer(&meta));
+        assert_eq!(real.work(), meta.work());
+    }
+
+    #[test]
+    fn what_was_done_before_is_taken_off() {
+        let device = device();
+        let first = layer(&device);
+        assert_eq!(layer(&device), first);
+        assert_eq!(device.work().since(&device.work()), Work::default());
+    }
+}

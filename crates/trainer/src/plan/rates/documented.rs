@@ -1,0 +1,76 @@
+//! Rates from published figures, for machines that nobody measured: what the processor could compute
+//! and read at best, with a share taken off. They say which of two plans is faster, and the time
+//! itself to a factor of two or so.
+
+use std::collections::BTreeMap;
+
+use compute::Kind;
+use machine::Machine;
+use machine::cpu::{Cpu, CpuFeature};
+
+use super::{ARITHMETIC, Curve, LOAD, Measure, PASS, Rates};
+
+/// Operations that one core does per clock tick, best instructions first. Taken: two multiply-adds
+/// of a whole vector per tick (Intel and Arm optimisation guides); Apple's and Arm's large cores do
+/// four of 128 bits.
+const PER_TICK: [(CpuFeature, f64); 3] =
+    [(CpuFeature::Avx512, 64.0), (CpuFeature::Avx2, 32.0), (CpuFeature::Neon, 32.0)];
+/// Of an unknown processor: a multiply-add of 128 bits.
+const PER_TICK_OF_OTHERS: f64 = 8.0;
+/// Chosen: what desktop and server processors keep up with all cores at work.
+const TICKS_PER_SECOND: f64 = 3e9;
+/// Chosen: what products reach of the peak beside all else that a step does. Measured on the one
+/// machine we have: two thirds of it by vectors (docs/measured.md).
+const REACHED: f64 = 0.5;
+/// Bytes per second of main memory, by a word of the processor's name. Taken: Apple's specifications
+/// of each chip; NVIDIA's of the DGX Spark, whose processor is named by its cores.
+const MEMORY: [(&str, f64); 5] = [
+    ("M2 Ultra", 800e9),
+    ("M3 Max", 400e9),
+    ("M4 Pro", 273e9),
+    ("M1", 68e9),
+    ("Cortex-X925", 273e9),
+];
+/// Chosen: two channels of DDR4, which the slowest computers that people train on have.
+const MEMORY_OF_OTHERS: f64 = 40e9;
+/// Chosen: what one core reads at most, whatever the memory could give.
+const MEMORY_PER_THREAD: f64 = 15e9;
+/// Chosen: handing one call to all threads and waiting for the last.
+const SECONDS_PER_CALL: f64 = 10e-6;
+/// Chosen: an ordinary solid-state disk.
+const DISK: f64 = 2e9;
+
+impl Rates {
+    /// An estimate from what is known of a machine.
+    pub fn documented(machine: &Machine, kind: Kind) -> Self {
+        let Kind::Cpu { threads, .. } = kind;
+        let threads = threads as f64;
+        let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
+        let bytes = memory(&machine.cpu).min(threads * MEMORY_PER_THREAD);
+        let curves = [
+            (ARITHMETIC, steady(Measure::Flops, flops)),
+            (PASS, steady(Measure::Bytes, bytes)),
+            (LOAD, steady(Measure::Bytes, DISK)),
+        ];
+        let curves: BTreeMap<_, _> =
+            curves.into_iter().map(|(name, curve)| (name.to_owned(), curve)).collect();
+        Self { is_measured: false, curves }
+    }
+}
+
+fn per_tick(cpu: &Cpu) -> f64 {
+    let found = PER_TICK.iter().find(|(feature, _)| cpu.has(*feature));
+    found.map_or(PER_TICK_OF_OTHERS, |(_, operations)| *operations)
+}
+
+fn memory(cpu: &Cpu) -> f64 {
+    let name = cpu.model.known().map_or("", String::as_str);
+    let found = MEMORY.iter().find(|(word, _)| name.contains(word));
+    found.map_or(MEMORY_OF_OTHERS, |(_, bytes)| *bytes)
+}
+
+/// A fixed cost and a rate.
+fn steady(measure: Measure, per_second: f64) -> Curve {
+    let sizes = (10..=44).map(|power| f64::from(power).exp2());
+    Curve::through(measure, sizes.map(|size| (size, SECONDS_PER_CALL + size / per_second)))
+}

@@ -1,0 +1,126 @@
+//! Measured rates on disk, one file for each machine, number of threads, engine and version:
+//!
+//! ```text
+//! CACHE/hearth/
+//!   rates-PROCESSOR-THREADS-ENGINE-VERSION.json
+//!     owner          whose they are: all that the name is made of, in full
+//!     rates
+//!       is_measured  true
+//!       curves       name of a class → measure, points of [size, seconds]
+//! ```
+//!
+//! CACHE is the user's cache folder. A file that cannot be used is left alone and told of: the next
+//! calibration writes over it. Nothing is carried over from another version, whose kernels may be
+//! others.
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use compute::Kind;
+use machine::Machine;
+use serde::{Deserialize, Serialize};
+
+use super::{Curve, Rates};
+use crate::error::{Result, TrainerError};
+use crate::report::write_text;
+
+/// What rates belong to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Owner {
+    /// The processor's name.
+    pub processor: String,
+    /// Threads that compute.
+    pub threads: usize,
+    /// What computes: the processor with its matrix unit, or without one.
+    pub engine: String,
+    /// Hearth's.
+    pub version: String,
+}
+
+/// What lies on disk for an owner.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Found {
+    /// Its rates.
+    Rates(Rates),
+    /// Nobody measured.
+    Nothing,
+    /// Something that is not its rates.
+    Unusable {
+        /// What is wrong with it.
+        problem: String,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    owner: Owner,
+    rates: Rates,
+}
+
+/// The folder of kept rates on this computer, unless the user has no home.
+pub fn folder() -> Option<PathBuf> {
+    Some(machine::folders::cache()?.join("hearth"))
+}
+
+impl Owner {
+    /// A machine with what computes on it.
+    pub fn of(machine: &Machine, kind: Kind) -> Self {
+        let Kind::Cpu { threads, has_tiles } = kind;
+        Self {
+            processor: machine.cpu.model.known().map_or("unknown", String::as_str).to_owned(),
+            threads,
+            engine: if has_tiles { "cpu-tiles" } else { "cpu" }.to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+
+    /// Where its rates are kept.
+    pub fn path(&self, folder: &Path) -> PathBuf {
+        let Self { processor, threads, engine, version } = self;
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.';
+        let words = processor.split(|c: char| !is_plain(c)).filter(|word| !word.is_empty());
+        let processor = words.collect::<Vec<_>>().join("-").to_lowercase();
+        folder.join(format!("rates-{processor}-{threads}-{engine}-{version}.json"))
+    }
+}
+
+impl Rates {
+    /// Looks for the rates of an owner.
+    pub fn find(folder: &Path, owner: &Owner) -> Found {
+        let path = owner.path(folder);
+        let text = match fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Found::Nothing,
+            Err(error) => return Found::Unusable { problem: error.to_string(), path },
+        };
+        match read(&text, owner) {
+            Ok(rates) => Found::Rates(rates),
+            Err(problem) => Found::Unusable { problem, path },
+        }
+    }
+
+    /// Writes them, whole or not at all; returns where.
+    pub fn keep(&self, folder: &Path, owner: &Owner) -> Result<PathBuf> {
+        let path = owner.path(folder);
+        let io = |source| TrainerError::Io { what: "write", path: path.clone(), source };
+        fs::create_dir_all(folder).map_err(io)?;
+        let kept = Kept { owner: owner.clone(), rates: self.clone() };
+        let text = serde_json::to_string_pretty(&kept).map_err(|error| io(error.into()))?;
+        write_text(&path, &text)?;
+        Ok(path)
+    }
+}
+
+fn read(text: &str, owner: &Owner) -> std::result::Result<Rates, String> {
+    let kept: Kept = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if kept.owner != *owner {
+        return Err(format!("it belongs to {:?}, not to {owner:?}", kept.owner));
+    }
+    if !kept.rates.curves.values().all(Curve::is_sound) {
+        return Err("a curve has no points, or falls".into());
+    }
+    Ok(kept.rates)
+}

@@ -1,0 +1,175 @@
+//! How long work takes on a machine: for each kind of call a curve of seconds over size, measured by
+//! `hearth bench calibrate`, or worked out from published figures where nobody measured.
+//!
+//! A call's time is read off the curve of its class. Where that class was not measured, another
+//! format of the same kernel stands in for it; where there is none, the call takes as long as its
+//! arithmetic or a pass over its bytes would, whichever is longer.
+//!
+//! Leaves out what is no call: waiting for a disk, and other programs on the machine.
+
+mod documented;
+mod kept;
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+
+use compute::{Calls, Class, Work};
+use serde::{Deserialize, Serialize};
+
+pub use kept::{Found, Owner, folder};
+
+/// The curve of calls that only read and write memory.
+pub const PASS: &str = "pass";
+/// The curve of arithmetic of which nothing else is known.
+pub const ARITHMETIC: &str = "arithmetic";
+/// The curve of bytes that come from a model's file.
+pub const LOAD: &str = "load";
+
+/// What no call is faster than, in seconds; logarithms need a number above 0.
+const SHORTEST: f64 = 1e-9;
+
+/// Seconds that calls take on one machine.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Rates {
+    /// Whether they were measured there, rather than worked out from published figures.
+    pub is_measured: bool,
+    /// By class, without the size, as [`Class`] prints itself; and the three above.
+    pub curves: BTreeMap<String, Curve>,
+}
+
+/// Seconds per call over the size of the call.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Curve {
+    /// What size is counted in.
+    pub measure: Measure,
+    /// Sizes, growing, each with its seconds, which never fall.
+    points: Vec<[f64; 2]>,
+}
+
+/// What decides how long a call takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Measure {
+    /// Its arithmetic.
+    Flops,
+    /// The memory it reads and writes.
+    Bytes,
+}
+
+impl Measure {
+    /// Of a kernel, by its name in the tally: wide products and what is made of them compute for
+    /// longer than they read.
+    pub fn of(kernel: &str) -> Self {
+        let computes = kernel.starts_with("product by")
+            || kernel.starts_with("attention")
+            || kernel == "activate in a product"
+            || kernel == ARITHMETIC;
+        if computes { Self::Flops } else { Self::Bytes }
+    }
+
+    /// The mean size of some calls.
+    pub fn mean(self, calls: &Calls) -> f64 {
+        let sum = match self {
+            Self::Flops => calls.flops,
+            Self::Bytes => calls.bytes,
+        };
+        sum as f64 / calls.count.max(1) as f64
+    }
+}
+
+impl Rates {
+    /// How long work takes.
+    pub fn seconds(&self, work: &Work) -> f64 {
+        work.calls.iter().map(|(class, calls)| self.seconds_of(class, calls)).sum()
+    }
+
+    /// How long calls of one class take.
+    pub fn seconds_of(&self, class: &Class, calls: &Calls) -> f64 {
+        let each = match self.curve(class) {
+            Some(curve) => curve.seconds(curve.measure.mean(calls)),
+            None => self.roof(calls),
+        };
+        each * calls.count as f64
+    }
+
+    /// How long it takes to read so many bytes of a model's file, if that is known.
+    pub fn loading(&self, bytes: u64) -> Option<f64> {
+        self.curves.get(LOAD).map(|curve| curve.seconds(bytes as f64))
+    }
+
+    /// The curve of a class, or of its kernel in another format.
+    fn curve(&self, class: &Class) -> Option<&Curve> {
+        let others = || {
+            let start = format!("{}, ", class.kernel);
+            self.curves.iter().find(|(name, _)| name.starts_with(&start)).map(|(_, curve)| curve)
+        };
+        self.curves.get(&class.to_string()).or_else(others)
+    }
+
+    fn roof(&self, calls: &Calls) -> f64 {
+        let of = |name: &str| {
+            let curve = self.curves.get(name);
+            curve.map_or(0.0, |curve| curve.seconds(curve.measure.mean(calls)))
+        };
+        of(PASS).max(of(ARITHMETIC))
+    }
+}
+
+impl Curve {
+    /// Through measured points, in any order. Where a larger call was measured to be faster, which
+    /// noise makes happen, both take the (geometric) mean of their times.
+    pub fn through(measure: Measure, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let mut measured: Vec<(f64, f64)> = points.into_iter().collect();
+        measured.sort_by(|a, b| a.0.total_cmp(&b.0));
+        // Sizes that share a time, with the sum of its logarithms.
+        let mut level: Vec<(Vec<f64>, f64)> = Vec::new();
+        let mean = |(sizes, sum): &(Vec<f64>, f64)| sum / sizes.len() as f64;
+        for (size, seconds) in measured {
+            level.push((vec![size.max(1.0)], seconds.max(SHORTEST).ln()));
+            while let [.., before, last] = &level[..]
+                && (mean(before) > mean(last) || before.0.last() >= last.0.first())
+            {
+                let (sizes, sum) = level.pop().expect("there are two");
+                let before = level.last_mut().expect("there are two");
+                before.0.extend(sizes);
+                before.1 += sum;
+            }
+        }
+        let mut points: Vec<[f64; 2]> = Vec::new();
+        for sizes in &level {
+            points.extend(sizes.0.iter().map(|size| [*size, mean(sizes).exp()]));
+        }
+        points.dedup_by(|next, kept| next[0] <= kept[0]);
+        Self { measure, points }
+    }
+
+    /// Seconds of a call: straight lines between logarithms; as long as the smallest below it, and
+    /// in proportion to its size above the largest.
+    pub fn seconds(&self, size: f64) -> f64 {
+        let after = self.points.partition_point(|[at, _]| *at < size);
+        match (after.checked_sub(1).map(|at| self.points[at]), self.points.get(after)) {
+            (None, None) => 0.0,
+            (None, Some([_, seconds])) => *seconds,
+            (Some([at, seconds]), None) => seconds * size / at,
+            (Some([at, seconds]), Some([next_at, next_seconds])) => {
+                let share = (size / at).ln() / (next_at / at).ln();
+                seconds * (next_seconds / seconds).powf(share)
+            }
+        }
+    }
+
+    /// Sizes with their seconds.
+    pub fn points(&self) -> &[[f64; 2]] {
+        &self.points
+    }
+
+    /// Whether it can be read: a file may hold anything.
+    fn is_sound(&self) -> bool {
+        let positive = |number: f64| number.is_finite() && number > 0.0;
+        let grows = |pair: &[[f64; 2]]| pair[0][0] < pair[1][0] && pair[0][1] <= pair[1][1];
+        !self.points.is_empty()
+            && self.points.iter().flatten().all(|number| positive(*number))
+            && self.points.windows(2).all(grows)
+    }
+}

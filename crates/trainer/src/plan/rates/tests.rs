@@ -1,0 +1,160 @@
+//! Curves by their properties over random points, files by what is done to them, and the tally of a
+//! real training step.
+
+use std::fs;
+use std::path::Path;
+
+use compute::{Device, Stream};
+use machine::{Machine, Recording, Source};
+
+use super::*;
+use crate::cases::Case;
+
+/// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
+fn random_points(seed: u64) -> Vec<(f64, f64)> {
+    let stream = Stream::new(seed, 0);
+    let number = |index| f64::from(stream.uniform(index));
+    let n_points = 1 + seed as usize % 9;
+    let point = |index| {
+        let size = (8.0 + 30.0 * number(2 * index)).exp2();
+        (size, 10f64.powf(-6.0 + 6.0 * number(2 * index + 1)))
+    };
+    (0..n_points).map(point).collect()
+}
+
+#[test]
+fn curves_never_fall_and_go_through_their_points() {
+    for seed in 0..300 {
+        let points = random_points(seed);
+        let curve = Curve::through(Measure::Bytes, points.clone());
+        assert!(curve.is_sound());
+        for [size, seconds] in curve.points() {
+            assert!((curve.seconds(*size) / seconds - 1.0).abs() < 1e-12);
+        }
+        let times: Vec<f64> =
+            (0..500).map(|at| curve.seconds((f64::from(at) / 10.0).exp2())).collect();
+        assert!(times.is_sorted(), "{points:?}");
+        assert!(times.iter().all(|time| time.is_finite() && *time > 0.0));
+    }
+}
+
+#[test]
+fn what_falls_is_levelled_and_nothing_else_is_changed() {
+    let measured = [(1e3, 1e-6), (1e4, 4e-5), (1e5, 1e-5), (1e6, 1e-3)];
+    let curve = Curve::through(Measure::Bytes, measured);
+    for (size, seconds) in [(1e3, 1e-6), (1e4, 2e-5), (1e5, 2e-5), (1e6, 1e-3)] {
+        assert!((curve.seconds(size) / seconds - 1.0).abs() < 1e-9, "{size}");
+    }
+    let twice = Curve::through(Measure::Bytes, [(8.0, 1.0), (8.0, 4.0), (9.0, 5.0)]);
+    assert!((twice.seconds(8.0) - 2.0).abs() < 1e-9);
+}
+
+#[test]
+fn between_points_logarithms_are_straight_and_beyond_them_time_grows_with_size() {
+    let curve = Curve::through(Measure::Flops, [(1e4, 1e-3), (1e6, 1e-1), (1e8, 0.4)]);
+    for (size, seconds) in [(1e5, 1e-2), (1e7, 0.2), (1e3, 1e-3), (1e9, 4.0)] {
+        assert!((curve.seconds(size) / seconds - 1.0).abs() < 1e-9, "{size}");
+    }
+    assert!(Curve::through(Measure::Flops, []).seconds(5.0).abs() < f64::EPSILON);
+}
+
+/// A machine of the `machines` folder.
+fn machine(name: &str) -> Machine {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines");
+    let recording = Recording::load(&folder.join(name)).unwrap();
+    Machine::probe(&mut Source::replay(recording))
+}
+
+fn kind(threads: usize) -> compute::Kind {
+    compute::Kind::Cpu { threads, has_tiles: false }
+}
+
+fn rates() -> Rates {
+    Rates { is_measured: true, ..Rates::documented(&machine("xeon-2-core.toml"), kind(2)) }
+}
+
+/// Rates of numbers that any reader reads to the last bit.
+fn plain() -> Rates {
+    let curve = Curve { measure: Measure::Bytes, points: vec![[1024.0, 0.5], [4096.0, 2.0]] };
+    Rates { is_measured: true, curves: BTreeMap::from([(PASS.to_owned(), curve)]) }
+}
+
+#[test]
+fn rates_come_back_for_their_owner_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2));
+    assert_eq!(Rates::find(folder.path(), &owner), Found::Nothing);
+    let path = plain().keep(&folder.path().join("new"), &owner).unwrap();
+    assert_eq!(Rates::find(path.parent().unwrap(), &owner), Found::Rates(plain()));
+    for other in [
+        Owner { threads: 3, ..owner.clone() },
+        Owner { version: "0.0.0".into(), ..owner.clone() },
+        Owner::of(&machine("apple-m1-8gb.toml"), kind(2)),
+    ] {
+        assert_eq!(Rates::find(path.parent().unwrap(), &other), Found::Nothing);
+        // One that was copied under a wrong name is not taken either.
+        fs::copy(&path, other.path(folder.path())).unwrap();
+        assert!(matches!(Rates::find(folder.path(), &other), Found::Unusable { .. }));
+    }
+}
+
+#[test]
+fn a_damaged_file_is_told_of_and_not_used() {
+    let folder = tempfile::tempdir().unwrap();
+    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2));
+    let path = plain().keep(folder.path(), &owner).unwrap();
+    let whole = fs::read_to_string(&path).unwrap();
+    let (falling, negative) = (whole.replace("0.5", "9.0"), whole.replace("0.5", "-1.0"));
+    assert!(falling != whole && negative != whole);
+    for text in ["", "{}", &whole[..whole.len() / 2], &falling, &negative] {
+        fs::write(&path, text).unwrap();
+        let found = Rates::find(folder.path(), &owner);
+        assert!(matches!(&found, Found::Unusable { path: at, .. } if *at == path), "{found:?}");
+    }
+}
+
+/// A training step's tally on a device.
+fn step(device: &Device) -> Work {
+    let prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16).unwrap();
+    let before = device.work();
+    prepared.run().unwrap();
+    device.work().since(&before)
+}
+
+#[test]
+fn a_step_of_sd3_is_counted_the_same_without_data() {
+    let real = Device::cpu(2, 1 << 30).unwrap();
+    let work = step(&real);
+    assert_eq!(work, step(&Device::meta(real.kind(), usize::MAX / 2)));
+    assert!(work.calls.keys().any(|class| class.kernel == "attention backward"));
+    let sum: f64 = work.calls.iter().map(|(class, calls)| rates().seconds_of(class, calls)).sum();
+    assert!(sum > 0.0 && (rates().seconds(&work) / sum - 1.0).abs() < 1e-9);
+}
+
+#[test]
+fn a_class_that_was_not_measured_takes_the_time_of_its_kernel_or_of_the_roof() {
+    let work = step(&Device::meta(kind(2), usize::MAX / 2));
+    let roof = rates().seconds(&work);
+    let mut rates = rates();
+    let ten = Curve::through(Measure::Flops, [(1.0, 10.0), (1e15, 10.0)]);
+    rates.curves.insert("attention, f32".into(), ten);
+    let n_calls: u64 = work
+        .calls
+        .iter()
+        .filter_map(|(class, calls)| (class.kernel == "attention").then_some(calls.count))
+        .sum();
+    let more = rates.seconds(&work) - roof;
+    assert!(n_calls > 0 && (more / (10.0 * n_calls as f64) - 1.0).abs() < 0.01, "{more}");
+}
+
+#[test]
+fn more_threads_and_faster_memory_are_faster() {
+    let work = step(&Device::meta(kind(2), usize::MAX / 2));
+    let seconds = |name: &str, threads| {
+        let rates = Rates::documented(&machine(name), kind(threads));
+        assert!(!rates.is_measured);
+        rates.seconds(&work)
+    };
+    assert!(seconds("xeon-2-core.toml", 2) < seconds("xeon-2-core.toml", 1));
+    assert!(seconds("apple-m3-max-128gb.toml", 12) < seconds("apple-m1-8gb.toml", 4));
+}
