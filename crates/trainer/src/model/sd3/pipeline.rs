@@ -78,12 +78,13 @@ impl Pipeline {
         check_class(folder)?;
         let original = if path.is_dir() { None } else { Some(path) };
         let (transformer, vae) = (transformer(folder, original)?, autoencoder(folder, original)?);
+        check_fit(path, &transformer, &vae)?;
         let encoders = TextEncoders::open(folder, &transformer.config)?;
         let schedule = config::read_checked(
             &folder.join("scheduler/scheduler_config.json"),
             schedule::Config::check,
         )?;
-        Self::new(path, transformer, vae, encoders, schedule)
+        Ok(Self::new(path, (transformer, vae), encoders, schedule))
     }
 
     /// The same for whoever only plans: a published model need not be there, its folder's name will
@@ -98,22 +99,12 @@ impl Pipeline {
     /// Of parts that fit together.
     pub(super) fn new(
         path: &Path,
-        transformer: Part<Config>,
-        vae: Part<vae::Config>,
+        (transformer, vae): (Part<Config>, Part<vae::Config>),
         encoders: TextEncoders,
         schedule: schedule::Config,
-    ) -> Result<Self> {
-        transformer.files()?;
-        vae.find(|build| Decoder::new(&vae.config, build))?;
-        let (latent, wanted) = (vae.config.latent_channels, transformer.config.in_channels);
-        if latent != wanted {
-            let problem = format!(
-                "latent_channels of the vae is {latent}, in_channels of the transformer {wanted}"
-            );
-            return Err(TrainerError::Config { problem, path: path.into() });
-        }
+    ) -> Self {
         let (path, adapter) = (path.into(), HashMap::new());
-        Ok(Self { path, transformer, vae, encoders, schedule, adapter })
+        Self { path, transformer, vae, encoders, schedule, adapter }
     }
 
     /// Whether it is known by its published settings alone.
@@ -218,6 +209,23 @@ impl Pipeline {
         let files = self.vae.find(build)?;
         files::open(device, &files, precision, &mut Adapters::none(), tick, build)
     }
+}
+
+/// That both have their weights, and speak of the same latents.
+pub(super) fn check_fit(
+    path: &Path,
+    transformer: &Part<Config>,
+    vae: &Part<vae::Config>,
+) -> Result<()> {
+    transformer.files()?;
+    vae.find(|build| Decoder::new(&vae.config, build))?;
+    let (latent, wanted) = (vae.config.latent_channels, transformer.config.in_channels);
+    if latent == wanted {
+        return Ok(());
+    }
+    let problem =
+        format!("latent_channels of the vae is {latent}, in_channels of the transformer {wanted}");
+    Err(TrainerError::Config { problem, path: path.into() })
 }
 
 fn not_there(path: &Path) -> TrainerError {

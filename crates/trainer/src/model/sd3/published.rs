@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use super::pipeline::{Part, Pipeline};
+use super::pipeline::{Part, Pipeline, check_fit};
 use super::prompts::TextEncoders;
 use super::{Config, QkNorm, Sd3};
 use crate::error::Result;
@@ -96,9 +96,10 @@ impl Published {
         let mut tensors = wants(|build| Encoder::new(&config, build))?;
         tensors.extend(wants(|build| Decoder::new(&config, build))?);
         let vae = Part::hollow(&path.join("vae"), config, tensors);
+        check_fit(path, &transformer, &vae)?;
         let (clips, t5) = (clip::Config::published(), t5::Config::xxl());
         let encoders = TextEncoders::hollow(path, &transformer.config, clips, t5)?;
-        Pipeline::new(path, transformer, vae, encoders, schedule::Config::published())
+        Ok(Pipeline::new(path, (transformer, vae), encoders, schedule::Config::published()))
     }
 }
 
