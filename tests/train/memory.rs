@@ -42,7 +42,9 @@ fn run(job: &Job, out: &str, trouble: Trouble<'_>) -> Outcome {
     let mut raw = RawConfig::from_file(&job.file).unwrap();
     raw.set_path("output.folder", &folder).unwrap();
     raw.set_path("data.cache", &job.path("cache")).unwrap();
-    SET.iter().for_each(|argument| raw.set(argument).unwrap());
+    for argument in SET {
+        raw.set(argument).unwrap();
+    }
     let (device, held) = (OnceLock::<Device>::new(), Mutex::new(Vec::new()));
     let open = |bytes| {
         let opened = Device::cpu(1, bytes)?;
