@@ -280,7 +280,28 @@ pub fn duration(secs: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use trainer::model::recompute::Recompute;
+    use trainer::train::event::Tightened;
+    use trainer::train::how::How;
+
     use super::*;
+
+    #[test]
+    fn a_tighter_way_is_one_warning_with_its_figures() {
+        let how = |micro| How { micro, recompute: Recompute::Alternate };
+        let lines = State::default().note(&Event::Tightened(Tightened {
+            step: 12,
+            from: how(3),
+            to: how(2),
+            asked_bytes: 3 << 20,
+            in_use_bytes: 10 << 20,
+            limit_bytes: 12 << 20,
+        }));
+        let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 pictures at \
+                    once with every second block computed twice instead of 3 pictures at once with \
+                    every second block computed twice, which is slower; a higher --limit avoids it";
+        assert_eq!(lines, [format!("{WARN}warning:{WARN:#} {said}")]);
+    }
 
     #[test]
     fn durations_have_two_units() {

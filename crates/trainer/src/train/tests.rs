@@ -10,6 +10,7 @@ use super::checkpoint::Progress;
 use super::event::Tightened;
 use super::*;
 use crate::config::RawConfig;
+use crate::error::TrainerError;
 use crate::model::recompute::Recompute;
 use crate::verify::difference;
 
@@ -213,6 +214,22 @@ fn portions_of_every_size_learn_the_same() {
                 assert!((found / whole - 1.0).abs() < APART, "{micro}: {found} {whole}");
             }
         }
+    });
+}
+
+#[test]
+fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
+    with_run(&[], |run, told| {
+        let mut ahead = run.prefetch();
+        run.step(&mut ahead).unwrap();
+        let (before, in_use) = (state(run), run.device.usage().in_use);
+        run.device.set_limit(in_use + 1024);
+        let error = run.step(&mut ahead).unwrap_err();
+        assert!(matches!(error, TrainerError::NoRoom { step: 1, .. }), "{error}");
+        assert_eq!(run.how, How { micro: 1, recompute: Recompute::Block });
+        assert!(state(run) == before && run.device.usage().in_use == in_use);
+        let told = told.lock().unwrap();
+        assert!(matches!(told.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{told:?}");
     });
 }
 
