@@ -24,15 +24,16 @@ pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     seed: u64,
-    stream: u64,
+    /// Which of the seed's streams it is.
+    number: u64,
     /// Where its numbers begin.
     first: usize,
 }
 
 impl Stream {
     /// The stream of this number among those of a seed.
-    pub fn new(seed: u64, stream: u64) -> Self {
-        Self { seed, stream, first: 0 }
+    pub fn new(seed: u64, number: u64) -> Self {
+        Self { seed, number, first: 0 }
     }
 
     /// The same numbers but for the first `n`.
@@ -47,8 +48,8 @@ impl Stream {
         let index = self.first + index;
         let block = (index / 4) as u64;
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let stream = [self.stream as u32, (self.stream >> 32) as u32];
-        philox(key, [block as u32, (block >> 32) as u32, stream[0], stream[1]])[index % 4]
+        let number = [self.number as u32, (self.number >> 32) as u32];
+        philox(key, [block as u32, (block >> 32) as u32, number[0], number[1]])[index % 4]
     }
 
     /// The number at `index`, even over (0, 1): never 0 nor 1, so that logarithms are finite.

@@ -256,15 +256,15 @@ fn planned_peak(begin: &Begin) -> usize {
     begin.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
 }
 
-/// `1.2 of 1.3 GiB planned (limit 8.0 GiB)`.
+/// `1.2 of 1.3 GiB planned`. The limit stands above, once: a line has to fit a narrow terminal.
 fn memory(taken_bytes: usize, begin: &Begin) -> String {
-    let [taken, limit] = [taken_bytes, begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
-    let Some(planned) = begin.step_bytes() else { return format!("{taken} (limit {limit})") };
-    let [taken, planned] = [taken, Bytes(planned as u64)].map(|bytes| bytes.to_string());
+    let taken = Bytes(taken_bytes as u64).to_string();
+    let Some(planned) = begin.step_bytes() else { return taken };
+    let planned = Bytes(planned as u64).to_string();
     // The unit once, if it is the same.
     let unit = planned.split_once(' ').map_or("", |(_, unit)| unit);
     let taken = taken.strip_suffix(unit).unwrap_or(&taken).trim_end();
-    format!("{taken} of {planned} planned (limit {limit})")
+    format!("{taken} of {planned} planned")
 }
 
 fn millions(n: usize) -> String {
@@ -296,7 +296,9 @@ pub fn duration(secs: f64) -> String {
 
 #[cfg(test)]
 mod tests {
-    use trainer::train::event::Phase;
+    use trainer::model::recompute::Recompute;
+    use trainer::train::event::{Phase, Tightened};
+    use trainer::train::how::How;
 
     use super::*;
 
@@ -318,10 +320,27 @@ mod tests {
             limit_bytes: 8 << 30,
             time: 0,
         };
-        assert_eq!(memory(790 << 20, &begin), "790 of 800 MiB planned (limit 8.0 GiB)");
-        assert_eq!(memory(7 << 10, &begin), "7 KiB of 800 MiB planned (limit 8.0 GiB)");
+        assert_eq!(memory(790 << 20, &begin), "790 of 800 MiB planned");
+        assert_eq!(memory(7 << 10, &begin), "7 KiB of 800 MiB planned");
         begin.phases.truncate(1);
-        assert_eq!(memory(790 << 20, &begin), "790 MiB (limit 8.0 GiB)");
+        assert_eq!(memory(790 << 20, &begin), "790 MiB");
+    }
+
+    #[test]
+    fn a_tighter_way_is_one_warning_with_its_figures() {
+        let how = |micro| How { micro, recompute: Recompute::Alternate };
+        let lines = State::default().note(&Event::Tightened(Tightened {
+            step: 12,
+            from: how(3),
+            to: how(2),
+            asked_bytes: 3 << 20,
+            in_use_bytes: 10 << 20,
+            limit_bytes: 12 << 20,
+        }));
+        let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 pictures at \
+                    once with every second block computed twice instead of 3 pictures at once with \
+                    every second block computed twice, which is slower; a higher --limit avoids it";
+        assert_eq!(lines, [format!("{WARN}warning:{WARN:#} {said}")]);
     }
 
     #[test]
