@@ -1,7 +1,8 @@
 //! `hearth plan`: what a job would take and how it would be done, without doing any of it.
 
+use std::fs;
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use compute::Kind;
 use machine::cpu::CpuFeature;
@@ -10,6 +11,7 @@ use serde_json::{Map, Value, json};
 use trainer::TrainerError;
 use trainer::config::RunConfig;
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::plan::picture::{self, Memory};
 use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
 
 use super::engine::{Engine, Limit, limit_bytes_of};
@@ -28,6 +30,7 @@ use crate::render;
 Examples:
   hearth plan job.toml
   hearth plan job.toml --limit 8GB
+  hearth plan job.toml --picture memory.html
   hearth plan job.toml --set data.resolution=512 --json | jq .peak_bytes
   hearth plan recipes/sd3.5-medium-lora-16gb.toml --machine machines/apple-m2-16gb.toml")]
 pub struct Arguments {
@@ -44,6 +47,10 @@ pub struct Arguments {
 
     #[command(flatten)]
     engine: Engine,
+
+    /// Draw the memory over a step into a new file: a page, or with .svg the picture alone
+    #[arg(long, value_name = "FILE")]
+    picture: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
@@ -96,6 +103,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         }
         plan => plan?,
     };
+    if let Some(path) = &arguments.picture {
+        draw(path, job, &plan, room)?;
+    }
     let more = Room { limit_bytes: limit_bytes.saturating_add(MORE_BYTES), ..room };
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
     let planned = Planned { machine, config, kind, rates, limit_bytes, plan, with_more };
@@ -105,6 +115,18 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         write!(out, "{}", render::plan::page(&planned))?;
     }
     Ok(Outcome::Done)
+}
+
+fn draw(path: &Path, job: plan::Job<'_>, plan: &Plan, room: Room<'_>) -> Result<(), Failure> {
+    let recording = plan::recorded_step(job, plan, room.kind)?;
+    let memory = Memory { recording: &recording, limit_bytes: room.limit_bytes };
+    let text = if path.extension().is_some_and(|end| end == "svg") {
+        picture::svg(&memory)
+    } else {
+        let base = job.config.base.path.file_name().unwrap_or_default().to_string_lossy();
+        picture::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
+    };
+    fs::write(path, text).map_err(|error| Failure::Write { path: path.into(), error })
 }
 
 /// The processor of a recorded machine.

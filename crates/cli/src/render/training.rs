@@ -247,6 +247,7 @@ fn beginning(begin: &Begin) -> Vec<String> {
     vec![
         format!("{BOLD}{pictures} pictures{held_out}; {way}{BOLD:#}"),
         format!("{layers} layers with {} to train", millions(*parameters)),
+        format!("plan: {}; {}", begin.how, speed(begin.step_secs)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
     ]
 }
@@ -317,6 +318,8 @@ mod tests {
             parameters: 1,
             samples_per_step: 1,
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
+            how: String::new(),
+            step_secs: 1.0,
             limit_bytes: 8 << 30,
             time: 0,
         };

@@ -24,7 +24,7 @@ mod rehearsal;
 #[cfg(test)]
 mod tests;
 
-use compute::{Kind, Work};
+use compute::{Kind, Recording, Work};
 
 pub use choice::Choice;
 pub use outlook::{Counts, Outlook};
@@ -140,6 +140,13 @@ pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
 pub fn step_work(job: Job<'_>, kind: Kind, bucket: Bucket) -> Result<Vec<(usize, Work)>> {
     let Job { pipeline, config, outlook } = job;
     Rehearsal { pipeline, config, outlook, kind }.step_work(bucket)
+}
+
+/// The memory over a step of a plan, in the size that takes the most.
+pub fn recorded_step(job: Job<'_>, plan: &Plan, kind: Kind) -> Result<Recording> {
+    let Job { pipeline, outlook, .. } = job;
+    let config = &job.config.with(&plan.choice);
+    Rehearsal { pipeline, config, outlook, kind }.recorded_step()
 }
 
 struct Search<'a> {

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use compute::{Device, Kind, Work};
+use compute::{Device, Kind, Recording, Work};
 
 use super::outlook::Outlook;
 use super::rates::Rates;
@@ -20,6 +20,7 @@ use crate::objective::flow::Level;
 use crate::sample::plan_encoding;
 use crate::train::event::Phase;
 use crate::train::how::How;
+use crate::train::meter::{self, DRAW, LOAD};
 use crate::train::noisy::{Mixer, Noisy};
 use crate::train::pictures::Pictures;
 use crate::train::session::{Batch, Session};
@@ -56,12 +57,9 @@ impl Rehearsal<'_> {
     /// A step in the size that takes the most: enough to compare one way with another.
     pub fn hardest_step(&self, rates: &Rates) -> Result<Step> {
         let (device, mut session) = self.session()?;
-        let batch = self.config.train.batch;
-        let pixels =
-            |(bucket, shown): &(&Bucket, &usize)| bucket.width * bucket.height * batch.min(**shown);
         let mut secs = 0.0;
-        if let Some((bucket, shown)) = self.outlook.train.iter().max_by_key(pixels) {
-            secs += seconds(rates, &self.epoch(&device, &mut session, *bucket, *shown)?);
+        if let Some((bucket, shown)) = self.hardest() {
+            secs += seconds(rates, &self.epoch(&device, &mut session, bucket, shown)?);
         }
         secs += rates.seconds(&work_of(&device, || session.update(0.0, 0, 1.0))?);
         Ok(Step { peak_bytes: device.usage().extent, secs })
@@ -76,18 +74,18 @@ impl Rehearsal<'_> {
             device.restart_peak();
             Phase { name, peak_bytes }
         };
-        let mut phases = vec![phase("load".into())];
+        let mut phases = vec![phase(LOAD.into())];
         let (mut secs, mut n_batches) = (0.0, 0);
         for (bucket, shown) in &self.outlook.train {
             secs += seconds(rates, &self.epoch(&device, &mut session, *bucket, *shown)?);
             n_batches += shown.div_ceil(self.config.train.batch);
             session.update(0.0, 0, 1.0)?;
-            phases.push(phase(format!("train {}x{}", bucket.width, bucket.height)));
+            phases.push(phase(meter::train(*bucket)));
         }
         let update = work_of(&device, || session.update(0.0, 0, 1.0))?;
         for bucket in self.outlook.held_out.keys() {
             session.measure(&self.batch(*bucket, 1, &self.prompt()))?;
-            phases.push(phase(format!("validate {}x{}", bucket.width, bucket.height)));
+            phases.push(phase(meter::validate(*bucket)));
         }
         let per_batch = secs / n_batches.max(1) as f64;
         let step_secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
@@ -103,7 +101,7 @@ impl Rehearsal<'_> {
             };
             let (device, session) = self.session()?;
             pictures.rehearse(&device, &session)?;
-            let phase = Phase { name: "draw".into(), peak_bytes: device.usage().extent };
+            let phase = Phase { name: DRAW.into(), peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
             best = Some((tiling, Some(phase)));
             if fits {
@@ -127,6 +125,30 @@ impl Rehearsal<'_> {
         works.iter_mut().for_each(|(times, _)| *times *= self.config.train.accumulation);
         works.push((1, work_of(&device, || session.update(0.0, 0, 1.0))?));
         Ok(works)
+    }
+
+    /// The memory over a step in the size that takes the most.
+    pub fn recorded_step(&self) -> Result<Recording> {
+        let (device, mut session) = self.session()?;
+        let How { micro, recompute } = How::of(self.config);
+        device.restart_peak();
+        device.record();
+        if let Some((bucket, shown)) = self.hardest() {
+            let samples = self.config.train.batch.min(shown).min(micro);
+            let prompt = self.prompt();
+            session.accumulate(&self.batch(bucket, samples, &prompt), 1.0, recompute)?;
+        }
+        session.update(0.0, 0, 1.0)?;
+        Ok(device.recorded())
+    }
+
+    /// The size that takes the most, and how often it is shown.
+    fn hardest(&self) -> Option<(Bucket, usize)> {
+        let batch = self.config.train.batch;
+        let pixels =
+            |(bucket, shown): &(&Bucket, &usize)| bucket.width * bucket.height * batch.min(**shown);
+        let hardest = self.outlook.train.iter().max_by_key(pixels);
+        hardest.map(|(bucket, shown)| (*bucket, *shown))
     }
 
     /// What an epoch shows of a bucket: the work of every portion that occurs, and how often it does.

@@ -118,6 +118,12 @@ pub struct Begin {
     pub samples_per_step: usize,
     /// What each phase takes at its peak.
     pub phases: Vec<Phase>,
+    /// How the plan does it, in words.
+    #[serde(default)]
+    pub how: String,
+    /// Seconds of a step, as planned.
+    #[serde(default)]
+    pub step_secs: f64,
     /// The most that may be taken.
     pub limit_bytes: usize,
     /// Seconds since 1970.

@@ -9,7 +9,7 @@ mod health;
 pub mod how;
 mod identity;
 pub mod journal;
-mod meter;
+pub(crate) mod meter;
 pub(crate) mod noisy;
 pub(crate) mod pictures;
 pub(crate) mod run;
@@ -205,6 +205,8 @@ fn begin<'a, 't>(
         parameters: session.n_parameters(),
         samples_per_step: config.train.batch * config.train.accumulation,
         phases: plan.phases.clone(),
+        how: plan.choice.to_string(),
+        step_secs: plan.step_secs,
         limit_bytes: on.limit_bytes,
         time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }))?;
