@@ -145,7 +145,7 @@ impl Planned {
             "engine": "cpu",
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
-            "total_bytes": self.plan.total_bytes(),
+            "total_bytes": self.plan.total_bytes,
             "limit_bytes": self.limit_bytes,
             "step_secs": step_secs,
             "is_step_secs_measured": self.rates.is_measured,

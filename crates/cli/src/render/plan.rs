@@ -20,12 +20,9 @@ pub fn page(planned: &Planned) -> String {
     }
     page.heading("memory");
     phases(planned, &mut page);
-    let total = plan.total_bytes();
     let fits = format!(
-        "fits: {} and {} beside it are {} of {}",
-        bytes(plan.peak_bytes()),
-        bytes(plan.host_bytes),
-        bytes(total),
+        "fits: {} of {}, the program itself and what it reads ahead included",
+        bytes(plan.total_bytes),
         bytes(*limit_bytes)
     );
     page.item("✓", GOOD, &fits);

@@ -14,8 +14,13 @@ use crate::train::run::AHEAD;
 const PROGRAM_BYTES: usize = 26 << 20;
 const THREAD_BYTES: usize = 2 << 20;
 
-/// Bytes that a run takes outside the arena.
-pub(super) fn bytes(
+/// Bytes outside the arena while pictures and texts are encoded.
+pub(super) fn encoding_bytes(threads: usize) -> usize {
+    PROGRAM_BYTES + threads * THREAD_BYTES
+}
+
+/// Bytes outside the arena while it trains.
+pub(super) fn training_bytes(
     pipeline: &Pipeline,
     config: &RunConfig,
     outlook: &Outlook,
@@ -36,5 +41,5 @@ pub(super) fn bytes(
     let read = if all <= KEPT_BYTES { all } else { KEPT_BYTES + (AHEAD + 1) * batch };
     // Joined, and once more in the format that is uploaded.
     let put_together = 2 * batch;
-    PROGRAM_BYTES + threads * THREAD_BYTES + read + put_together
+    encoding_bytes(threads) + read + put_together
 }

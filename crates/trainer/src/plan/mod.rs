@@ -68,8 +68,10 @@ pub struct Plan {
     pub choice: Choice,
     /// What each phase takes at its peak.
     pub phases: Vec<Phase>,
-    /// What the program holds beside the arena.
+    /// What the program holds beside the arena while it trains.
     pub host_bytes: usize,
+    /// What the whole program takes at its peak.
+    pub total_bytes: usize,
     /// How latents are cut for decoding samples, if they are.
     pub tiling: Option<Tiling>,
     /// Seconds of a step, in the mean over an epoch.
@@ -94,12 +96,7 @@ pub struct Considered {
 impl Plan {
     /// Bytes of an arena that is enough for every phase.
     pub fn peak_bytes(&self) -> usize {
-        self.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
-    }
-
-    /// Bytes that the whole program takes.
-    pub fn total_bytes(&self) -> usize {
-        self.peak_bytes() + self.host_bytes
+        peak(&self.phases)
     }
 
     /// The fastest of those that would fit too.
@@ -112,6 +109,10 @@ impl Plan {
     pub fn chosen(&self) -> Option<&Considered> {
         self.considered.iter().find(|it| it.choice == self.choice)
     }
+}
+
+fn peak(phases: &[Phase]) -> usize {
+    phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
 }
 
 /// Finds the best precision that fits, and the fastest way that fits with it. Fails with what is
@@ -131,7 +132,7 @@ pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
 /// What a run takes that is done exactly as the job says; fails if it does not fit.
 pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
-    let encoding = search.rehearsal(job.config).encoding(search.limit)?;
+    let encoding = search.rehearsal(job.config).encoding(search.encoding_limit)?;
     search.complete(Choice::of(job.config), &encoding)
 }
 
@@ -153,8 +154,9 @@ struct Search<'a> {
     job: Job<'a>,
     room: Room<'a>,
     host_bytes: usize,
-    /// What is left for the arena.
+    /// What is left for the arena while it trains, and before.
     limit: usize,
+    encoding_limit: usize,
     considered: Vec<Considered>,
 }
 
@@ -162,9 +164,10 @@ impl<'a> Search<'a> {
     fn new(job: Job<'a>, room: Room<'a>) -> Self {
         let Job { pipeline, config, outlook } = job;
         let Kind::Cpu { threads, .. } = room.kind;
-        let host_bytes = host::bytes(pipeline, config, outlook, threads);
+        let host_bytes = host::training_bytes(pipeline, config, outlook, threads);
         let limit = room.limit_bytes.saturating_sub(host_bytes);
-        Self { job, room, host_bytes, limit, considered: Vec::new() }
+        let encoding_limit = room.limit_bytes.saturating_sub(host::encoding_bytes(threads));
+        Self { job, room, host_bytes, limit, encoding_limit, considered: Vec::new() }
     }
 
     /// The best format of text encoders that fits, and what encoding takes with it.
@@ -172,7 +175,7 @@ impl<'a> Search<'a> {
         let mut failed = None;
         for quantise_encoders in encoder_formats(self.job.config) {
             let choice = Choice { quantise_encoders, ..Choice::of(self.job.config) };
-            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.limit) {
+            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.encoding_limit) {
                 Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                 phases => return Ok((choice, phases?)),
             }
@@ -222,8 +225,8 @@ impl<'a> Search<'a> {
         let rehearsal = self.rehearsal(&config);
         let (training, step_secs) = rehearsal.training(self.room.rates)?;
         let (tiling, drawing) = rehearsal.drawing(limit)?;
-        let phases: Vec<Phase> = encoding.iter().cloned().chain(training).chain(drawing).collect();
-        if let Some(Phase { name, peak_bytes }) = phases.iter().find(|it| it.peak_bytes > limit) {
+        let training: Vec<Phase> = training.into_iter().chain(drawing).collect();
+        if let Some(Phase { name, peak_bytes }) = training.iter().find(|it| it.peak_bytes > limit) {
             if let Some(of) = self.considered.iter_mut().find(|of| of.choice == choice) {
                 (of.fits, of.peak_bytes) = (false, *peak_bytes);
             }
@@ -231,7 +234,10 @@ impl<'a> Search<'a> {
             return Err(TrainerError::TooLarge { phase, needed, limit, nearest: None });
         }
         let considered = std::mem::take(&mut self.considered);
-        Ok(Plan { choice, phases, host_bytes, tiling, step_secs, considered })
+        let outside = self.room.limit_bytes.saturating_sub(self.encoding_limit);
+        let total_bytes = (peak(encoding) + outside).max(peak(&training) + host_bytes);
+        let phases = [encoding, &training].concat();
+        Ok(Plan { choice, phases, host_bytes, total_bytes, tiling, step_secs, considered })
     }
 
     fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r> {

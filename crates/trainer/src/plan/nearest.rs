@@ -77,7 +77,7 @@ fn tightest(job: Job<'_>) -> Choice {
 
 fn fits(job: Job<'_>, room: Room<'_>, choice: Choice) -> Result<()> {
     let mut search = Search::new(job, room);
-    let encoding = search.rehearsal(&job.config.with(&choice)).encoding(search.limit)?;
+    let encoding = search.rehearsal(&job.config.with(&choice)).encoding(search.encoding_limit)?;
     search.complete(choice, &encoding).map(drop)
 }
 

@@ -57,7 +57,7 @@ impl Place {
     /// With so many bytes for the arena.
     fn plan(&self, arena_bytes: usize) -> Result<Plan> {
         let Self { pipeline, config, outlook, rates } = self;
-        let limit_bytes = arena_bytes + host::bytes(pipeline, config, outlook, 2);
+        let limit_bytes = arena_bytes + host::training_bytes(pipeline, config, outlook, 2);
         let room = Room { kind: Kind::cpu(2), limit_bytes, rates };
         choose(Job { pipeline, config, outlook }, room)
     }
