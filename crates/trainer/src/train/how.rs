@@ -28,8 +28,8 @@ impl How {
         }
     }
 
-    /// The next way that takes less memory, if there is one. Fewer pictures at once come first: that
-    /// costs little time, computing twice costs a third.
+    /// The next way that takes less memory, if there is one. Fewer pictures at once come first: they
+    /// are as many in all, while computing twice is another forward.
     pub fn tighter(self) -> Option<Self> {
         if self.micro > 1 {
             return Some(Self { micro: self.micro.div_ceil(2), ..self });
