@@ -211,6 +211,11 @@ fn config(folder: &Path, job: &Job, steps: usize) -> Result<RunConfig, Failure> 
         raw.set(&format!("data.resolution={pixels}"))?;
         raw.set("data.bucket_step=16")?;
         raw.set(&format!("train.batch={batch}"))?;
+        // Nothing is left to the plan: what is predicted is what is done.
+        raw.set(&format!("train.micro_batch={batch}"))?;
+        raw.set("train.recompute=none")?;
+        raw.set("base.quantise=none")?;
+        raw.set("optimizer.kind=adamw")?;
         raw.set(&format!("train.steps={}", steps + WARM_UP))?;
         raw.set("output.save_every=off")?;
         for key in *keys {

@@ -12,7 +12,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use compute::{Device, Work};
+use compute::{Device, Dtype, Params, Tape, Var, Work};
 use machine::{Machine, Source};
 use serde::Serialize;
 use trainer::plan::rates::{self, Curve, LOAD, Measure, Owner, PASS, Rates};
@@ -132,13 +132,40 @@ fn line(done: usize, total: usize, case: &Case) -> String {
     )
 }
 
+/// Numbers of each of two tensors. Chosen: with their sum they are larger than the second-level caches
+/// of any core.
+const SWEPT: usize = 2 << 20;
+
+/// Something else that every core reads and writes: in a step, a kernel finds little of what it needs
+/// in the caches that are a core's own.
+struct Sweep {
+    device: Device,
+    tensors: [Var; 2],
+}
+
+impl Sweep {
+    fn new(device: &Device) -> Result<Self, Failure> {
+        let zeros = || device.zeros([SWEPT], Dtype::F32);
+        Ok(Self { device: device.clone(), tensors: [zeros()?.into(), zeros()?.into()] })
+    }
+
+    fn run(&self) -> Result<(), Failure> {
+        let params = Params::default();
+        let [a, b] = &self.tensors;
+        Tape::inference(&self.device, &params, 0).add(a, b)?;
+        Ok(())
+    }
+}
+
 /// What a case calls, and the seconds of each repetition.
 fn repeat(device: &Device, case: &Case, is_quick: bool) -> Result<(Work, Vec<f64>), Failure> {
     let mut ready = case.prepare(device)?;
+    let sweep = Sweep::new(device)?;
     let (mut times, mut work) = (Vec::new(), Work::default());
     // The first is not counted: memory is touched for the first time.
     let mut spent = Duration::ZERO;
     for index in 0..=MOST {
+        sweep.run()?;
         let (took, done) = ready.run()?;
         work = done;
         if index > 0 {
