@@ -74,7 +74,7 @@ pub struct Plan {
     pub total_bytes: usize,
     /// How latents are cut for decoding samples, if they are.
     pub tiling: Option<Tiling>,
-    /// Seconds of a step, in the mean over an epoch.
+    /// Seconds of a step, in the mean over the sizes that are shown most often.
     pub step_secs: f64,
     /// Everything that was looked at, in that order.
     pub considered: Vec<Considered>,
@@ -87,7 +87,7 @@ pub struct Considered {
     pub choice: Choice,
     /// What its hardest step, or another phase that does not fit, takes.
     pub peak_bytes: usize,
-    /// Seconds that it takes to see every picture of the hardest size once.
+    /// Seconds of a step.
     pub secs: f64,
     /// Whether that is within the limit.
     pub fits: bool,
@@ -204,8 +204,7 @@ impl<'a> Search<'a> {
         // From the tightest on: where that does not fit, nothing does.
         for how in ways(self.job.config).into_iter().rev() {
             let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
-            let step =
-                self.rehearsal(&self.job.config.with(&choice)).hardest_step(self.room.rates)?;
+            let step = self.rehearsal(&self.job.config.with(&choice)).step(self.room.rates)?;
             let fits = step.peak_bytes <= self.limit;
             let (peak_bytes, secs) = (step.peak_bytes, step.secs);
             self.considered.push(Considered { choice, peak_bytes, secs, fits });
@@ -223,7 +222,12 @@ impl<'a> Search<'a> {
         let (limit, host_bytes) = (self.limit, self.host_bytes);
         let config = self.job.config.with(&choice);
         let rehearsal = self.rehearsal(&config);
-        let (training, step_secs) = rehearsal.training(self.room.rates)?;
+        let known = self.considered.iter().find(|of| of.choice == choice).map(|of| of.secs);
+        let step_secs = match known {
+            Some(secs) => secs,
+            None => rehearsal.step(self.room.rates)?.secs,
+        };
+        let training = rehearsal.training()?;
         let (tiling, drawing) = rehearsal.drawing(limit)?;
         let training: Vec<Phase> = training.into_iter().chain(drawing).collect();
         if let Some(Phase { name, peak_bytes }) = training.iter().find(|it| it.peak_bytes > limit) {

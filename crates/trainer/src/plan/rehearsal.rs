@@ -1,6 +1,7 @@
 //! A run on a device without data: its phases in the order in which they will come, by the functions
 //! that will run. An arena of the size that is found is enough.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use compute::{Device, Kind, Recording, Work};
@@ -54,20 +55,26 @@ impl Rehearsal<'_> {
         Ok(phases.into_iter().map(Phase::from).collect())
     }
 
-    /// A step in the size that takes the most: enough to compare one way with another.
-    pub fn hardest_step(&self, rates: &Rates) -> Result<Step> {
+    /// A step in the size that takes the most, and the mean over those that are shown most often.
+    pub fn step(&self, rates: &Rates) -> Result<Step> {
         let (device, mut session) = self.session()?;
-        let mut secs = 0.0;
         if let Some((bucket, shown)) = self.hardest() {
-            secs += seconds(rates, &self.epoch(&device, &mut session, bucket, shown)?);
+            self.epoch(&device, &mut session, bucket, shown)?;
         }
-        secs += rates.seconds(&work_of(&device, || session.update(0.0, 0, 1.0))?);
-        Ok(Step { peak_bytes: device.usage().extent, secs })
+        let update = work_of(&device, || session.update(0.0, 0, 1.0))?;
+        let peak_bytes = device.usage().extent;
+        let (mut secs, mut n_batches) = (0.0, 0);
+        for (bucket, shown) in self.typical() {
+            secs += seconds(rates, &self.epoch(&device, &mut session, bucket, shown)?);
+            n_batches += shown.div_ceil(self.config.train.batch);
+        }
+        let per_batch = secs / n_batches.max(1) as f64;
+        let secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
+        Ok(Step { peak_bytes, secs })
     }
 
-    /// A step in every size that occurs, and a measurement. Returns the seconds of a step in the mean
-    /// over an epoch, too.
-    pub fn training(&self, rates: &Rates) -> Result<(Vec<Phase>, f64)> {
+    /// A step in every size that occurs, and a measurement.
+    pub fn training(&self) -> Result<Vec<Phase>> {
         let (device, mut session) = self.session()?;
         let phase = |name: String| {
             let peak_bytes = device.usage().extent;
@@ -75,21 +82,16 @@ impl Rehearsal<'_> {
             Phase { name, peak_bytes }
         };
         let mut phases = vec![phase(LOAD.into())];
-        let (mut secs, mut n_batches) = (0.0, 0);
         for (bucket, shown) in &self.outlook.train {
-            secs += seconds(rates, &self.epoch(&device, &mut session, *bucket, *shown)?);
-            n_batches += shown.div_ceil(self.config.train.batch);
+            self.epoch(&device, &mut session, *bucket, *shown)?;
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(meter::train(*bucket)));
         }
-        let update = work_of(&device, || session.update(0.0, 0, 1.0))?;
         for bucket in self.outlook.held_out.keys() {
             session.measure(&self.batch(*bucket, 1, &self.prompt()))?;
             phases.push(phase(meter::validate(*bucket)));
         }
-        let per_batch = secs / n_batches.max(1) as f64;
-        let step_secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
-        Ok((phases, step_secs))
+        Ok(phases)
     }
 
     /// Pictures while training, decoded whole if that fits.
@@ -149,6 +151,15 @@ impl Rehearsal<'_> {
             |(bucket, shown): &(&Bucket, &usize)| bucket.width * bucket.height * batch.min(**shown);
         let hardest = self.outlook.train.iter().max_by_key(pixels);
         hardest.map(|(bucket, shown)| (*bucket, *shown))
+    }
+
+    /// The sizes that are shown most often, and how often. Chosen: a few are enough for a mean, and
+    /// folders of many sizes are planned in no more time.
+    fn typical(&self) -> Vec<(Bucket, usize)> {
+        let mut all: Vec<_> = self.outlook.train.iter().map(|(size, n)| (*size, *n)).collect();
+        all.sort_by_key(|(_, shown)| Reverse(*shown));
+        all.truncate(3);
+        all
     }
 
     /// What an epoch shows of a bucket: the work of every portion that occurs, and how often it does.
