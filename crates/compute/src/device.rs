@@ -216,10 +216,35 @@ impl Device {
         numbers: &[f32],
         dtype: Dtype,
     ) -> Result<Tensor> {
-        with_real!(dtype, T => {
-            let converted: Vec<T> = numbers.iter().map(|number| T::from_f32(*number)).collect();
-            self.upload(shape, &converted)
-        })
+        self.upload_parts(shape, &[numbers], dtype)
+    }
+
+    /// The same of numbers that lie in several places, one after the other.
+    ///
+    /// # Panics
+    /// For a format of integers.
+    pub fn upload_parts(
+        &self,
+        shape: impl Into<Shape>,
+        parts: &[&[f32]],
+        dtype: Dtype,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        let got = parts.iter().map(|part| part.len()).sum();
+        if shape.elements() != got {
+            return Err(ComputeError::Length { shape, got });
+        }
+        let mut tensor = self.alloc_for(Tag::Data, shape, dtype)?;
+        self.count(&Call::new("upload", 0, &[&tensor]));
+        if !self.is_meta() {
+            with_real!(dtype, T => {
+                let numbers = parts.iter().copied().flatten();
+                for (to, from) in tensor.data_mut::<T>().iter_mut().zip(numbers) {
+                    *to = T::from_f32(*from);
+                }
+            });
+        }
+        Ok(tensor)
     }
 
     /// A tensor of normal random numbers around zero, the same for the same seed and stream.

@@ -77,6 +77,11 @@ fn tightest(job: Job<'_>) -> Choice {
 
 fn fits(job: Job<'_>, room: Room<'_>, choice: Choice) -> Result<()> {
     let mut search = Search::new(job, room);
+    // What fails mostly fails here, and is found sooner.
+    let step = search.rehearsal(&job.config.with(&choice)).step(room.rates)?;
+    if step.peak_bytes > search.limit {
+        return Err(search.too_large());
+    }
     let encoding = search.rehearsal(&job.config.with(&choice)).encoding(search.encoding_limit)?;
     search.complete(choice, &encoding).map(drop)
 }

@@ -156,20 +156,20 @@ impl<'a> Session<'a> {
         let Batch { samples, sizes: [channels, height, width], .. } = batch;
         let n = samples.len();
         let dtype = self.config.base.dtype;
-        let upload = |sizes: &[usize], numbers: &[f32], dtype| {
-            self.device.upload_as(Shape::new(sizes), numbers, dtype)
+        let upload = |sizes: &[usize], parts: &[&[f32]], dtype| {
+            self.device.upload_parts(Shape::new(sizes), parts, dtype)
         };
-        let tokens = joined(samples.iter().map(|(_, prompt)| &prompt.tokens));
-        let pooled = joined(samples.iter().map(|(_, prompt)| &prompt.pooled));
-        let latents = joined(samples.iter().map(|(noisy, _)| &noisy.latents));
-        let target = joined(samples.iter().map(|(noisy, _)| &noisy.target));
+        let tokens: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.tokens[..]).collect();
+        let pooled: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.pooled[..]).collect();
+        let latents: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.latents[..]).collect();
+        let target: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.target[..]).collect();
         let joint = self.pipeline.transformer.config.joint_attention_dim;
         let latent = [n, *channels, *height, *width];
         let input = Input {
             latents: &upload(&latent, &latents, dtype)?,
             timesteps: &samples.iter().map(|(noisy, _)| noisy.level.timestep).collect::<Vec<_>>(),
-            context: &upload(&[n, tokens.len() / joint / n, joint], &tokens, dtype)?,
-            pooled: &upload(&[n, pooled.len() / n], &pooled, dtype)?,
+            context: &upload(&[n, tokens[0].len() / joint, joint], &tokens, dtype)?,
+            pooled: &upload(&[n, pooled[0].len()], &pooled, dtype)?,
         };
         let found = self.model.forward(tape, input, recompute)?;
         let target = upload(&latent, &target, Dtype::F32)?;
@@ -286,10 +286,6 @@ impl<'a> Session<'a> {
         all.extend(means.map(|(index, mean)| (format!("average.{index}"), mean)));
         Ok(all)
     }
-}
-
-fn joined<'n>(parts: impl Iterator<Item = &'n Vec<f32>>) -> Vec<f32> {
-    parts.map(Vec::as_slice).collect::<Vec<_>>().concat()
 }
 
 /// A tensor of one number; 0 on a device without data.
