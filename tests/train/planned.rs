@@ -61,9 +61,14 @@ fn ten_other_jobs_take_what_was_planned() {
     check(10..20);
 }
 
-fn plan(job: &Job, arguments: &[&str]) -> (Option<i32>, Value) {
+/// Large enough for steps to decide what is taken, beside what the program itself holds.
+const LARGE: [&str; 4] =
+    ["data.resolution=192", "data.draw_count=17", "train.batch=16", "train.steps=2"];
+
+fn plan(job: &Job, set: &[&str], arguments: &[&str]) -> (Option<i32>, Value) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
     command.args(["plan", text(&job.file), "--json"]).args(arguments);
+    command.args(set.iter().flat_map(|value| ["--set", value]));
     let output = command.output().unwrap();
     let json = serde_json::from_slice(&output.stdout);
     (output.status.code(), json.unwrap_or_else(|_| panic!("{}", said(&output))))
@@ -76,27 +81,27 @@ fn bytes(plan: &Value, key: &str) -> u64 {
 #[test]
 fn the_planned_size_is_enough_and_less_is_another_plan_or_none() {
     let job = Job::new();
-    let (_, roomy) = plan(&job, &[]);
+    let (_, roomy) = plan(&job, &LARGE, &[]);
     let [peak, host] = ["peak_bytes", "host_bytes"].map(|key| bytes(&roomy, key));
     let limit = format!("{}B", peak + host);
-    let (code, exact) = plan(&job, &["--limit", &limit]);
+    let (code, exact) = plan(&job, &LARGE, &["--limit", &limit]);
     assert_eq!((code, &exact["chosen"]), (Some(0), &roomy["chosen"]));
-    job.finish("exact", &[], &["--limit", &limit]);
+    job.finish("exact", &LARGE, &["--limit", &limit]);
 
     let limit = format!("{}B", peak * 9 / 10 + host);
-    let (code, tight) = plan(&job, &["--limit", &limit]);
+    let (code, tight) = plan(&job, &LARGE, &["--limit", &limit]);
     assert_eq!(code, Some(0), "{tight:#}");
     assert_ne!(tight["chosen"], roomy["chosen"]);
     assert!(bytes(&tight, "peak_bytes") <= peak * 9 / 10);
-    let run = job.finish("tight", &[], &["--limit", &limit]);
+    let run = job.finish("tight", &LARGE, &["--limit", &limit]);
     let decided = std::fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(decided.contains("# chosen by the plan"), "{decided}");
 
     let limit = format!("{}B", peak / 10 + host);
-    let (code, none) = plan(&job, &["--limit", &limit]);
+    let (code, none) = plan(&job, &LARGE, &["--limit", &limit]);
     let shortfall = bytes(&none, "needed_bytes") - bytes(&none, "limit_bytes");
     assert_eq!((code, bytes(&none, "shortfall_bytes")), (Some(1), shortfall));
-    let words = job.fail(&[], &["--limit", &limit, "--out", text(&job.path("none"))]);
+    let words = job.fail(&LARGE, &["--limit", &limit, "--out", text(&job.path("none"))]);
     assert!(words.contains("does not fit"), "{words}");
     assert!(!job.path("none/checkpoints").exists());
 }
@@ -104,7 +109,7 @@ fn the_planned_size_is_enough_and_less_is_another_plan_or_none() {
 #[test]
 fn a_run_goes_on_in_the_precision_it_began_with() {
     let job = Job::new();
-    let (_, roomy) = plan(&job, &["--set", "base.quantise=nf4", "--set", "train.recompute=block"]);
+    let (_, roomy) = plan(&job, &["base.quantise=nf4", "train.recompute=block"], &[]);
     let limit = format!("{}B", bytes(&roomy, "total_bytes"));
     let set = ["base.quantise=nf4"];
     job.finish("run", &[&set[..], &["train.steps=2"]].concat(), &["--limit", &limit]);
