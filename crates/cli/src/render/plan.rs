@@ -96,9 +96,10 @@ fn instead(planned: &Planned, page: &mut Page) {
         Some(more) => {
             let faster = 100.0 * (1.0 - more.step_secs / planned.plan.step_secs);
             let takes = bytes(more.peak_bytes());
-            match more.choice.quantise == choice.quantise {
-                true => format!("{}: {faster:.0} % less time, {takes}", more.choice),
-                false => format!("{}: more precise, {takes}", more.choice),
+            if more.choice.quantise == choice.quantise {
+                format!("{}: {faster:.0} % less time, {takes}", more.choice)
+            } else {
+                format!("{}: more precise, {takes}", more.choice)
             }
         }
         None => "would change nothing".into(),

@@ -225,6 +225,7 @@ impl RunConfig {
     }
 
     /// The same job with the precision that a plan chose for `before`, which a run keeps to its end.
+    #[must_use]
     pub fn with_precision_of(&self, before: &Self) -> Self {
         let mut config = self.clone();
         let rows = &mut config.rows;
@@ -244,6 +245,7 @@ impl RunConfig {
     }
 
     /// The same job with what a plan chose.
+    #[must_use]
     pub fn with(&self, choice: &Choice) -> Self {
         let Choice { micro_batch, recompute, quantise, quantise_encoders, optimizer } = *choice;
         let mut config = self.clone();

@@ -39,7 +39,9 @@ pub(super) fn change(job: Job<'_>, room: Room<'_>) -> Option<String> {
     let together = (2..=typed.len()).map(|n| &typed[..n]);
     for changes in alone.chain(together) {
         let mut choice = tightest;
-        changes.iter().for_each(|(.., apply)| apply(&mut choice));
+        for (.., apply) in changes {
+            apply(&mut choice);
+        }
         if fits(job, room, choice).is_ok() {
             let text = |(key, value, _): &&Change| format!("{key} = {value}");
             return Some(changes.iter().map(text).collect::<Vec<_>>().join(" and "));

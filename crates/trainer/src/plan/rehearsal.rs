@@ -124,7 +124,9 @@ impl Rehearsal<'_> {
         let (device, mut session) = self.session()?;
         let shown = self.config.train.batch;
         let mut works = self.epoch(&device, &mut session, bucket, shown)?;
-        works.iter_mut().for_each(|(times, _)| *times *= self.config.train.accumulation);
+        for (times, _) in &mut works {
+            *times *= self.config.train.accumulation;
+        }
         works.push((1, work_of(&device, || session.update(0.0, 0, 1.0))?));
         Ok(works)
     }
@@ -175,24 +177,10 @@ impl Rehearsal<'_> {
         let mut works = Vec::new();
         for (samples, times) in portions(self.config.train.batch, micro, shown) {
             let batch = self.batch(bucket, samples, &prompt);
-            let once = || self.portion(device, session, &batch, recompute);
+            let once = || portion(device, session, &batch, recompute);
             works.push((times, work_of(device, once)?));
         }
         Ok(works)
-    }
-
-    /// Noise, forward and backward.
-    fn portion(
-        &self,
-        device: &Device,
-        session: &mut Session<'_>,
-        batch: &Batch<'_>,
-        recompute: Recompute,
-    ) -> Result<()> {
-        for (noisy, _) in &batch.samples {
-            Mixer::rehearse(device, noisy.latents.len())?;
-        }
-        session.accumulate(batch, 1.0, recompute).map(drop)
     }
 
     fn prompt(&self) -> Prompt {
@@ -215,6 +203,19 @@ impl Rehearsal<'_> {
         };
         Batch { samples: (0..samples).map(|_| (noisy(), prompt)).collect(), sizes, place: (0, 0) }
     }
+}
+
+/// Noise, forward and backward.
+fn portion(
+    device: &Device,
+    session: &mut Session<'_>,
+    batch: &Batch<'_>,
+    recompute: Recompute,
+) -> Result<()> {
+    for (noisy, _) in &batch.samples {
+        Mixer::rehearse(device, noisy.latents.len())?;
+    }
+    session.accumulate(batch, 1.0, recompute).map(drop)
 }
 
 /// What `work` does.
