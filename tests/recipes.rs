@@ -7,7 +7,7 @@ use compute::Kind;
 use machine::budget::budget;
 use machine::{Machine, Recording, Source};
 use trainer::TrainerError;
-use trainer::config::{RawConfig, RunConfig};
+use trainer::config::RawConfig;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
 
@@ -34,15 +34,14 @@ fn promised(recipe: &Path) -> Option<usize> {
 }
 
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
-fn planned(recipe: &Path, limit_bytes: usize) -> Result<(RunConfig, Plan), TrainerError> {
+fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let outlook = Outlook::nominal(&config);
     let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
-    let plan = choose(job, Room { kind, limit_bytes, rates: &rates })?;
-    Ok((config, plan))
+    choose(job, Room { kind, limit_bytes, rates: &rates })
 }
 
 /// The machines with the bytes that a run may take on each.
@@ -57,7 +56,7 @@ fn machines() -> Vec<(PathBuf, usize)> {
 /// That a recipe fits its size; gives what is wrong.
 fn judge(recipe: &Path) -> Result<(), String> {
     let limit = promised(recipe).unwrap_or(usize::MAX / 4);
-    let (_, plan) = planned(recipe, limit).map_err(|error| error.to_string())?;
+    let plan = planned(recipe, limit).map_err(|error| error.to_string())?;
     if plan.total_bytes <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
 }
 
@@ -87,7 +86,7 @@ fn climb(recipe: &Path, limits: &[usize]) -> Result<(), String> {
     let mut before: Option<Plan> = None;
     for limit in limits {
         let plan = match planned(recipe, *limit) {
-            Ok((_, plan)) => plan,
+            Ok(plan) => plan,
             Err(TrainerError::TooLarge { needed, limit, .. })
                 if needed > limit && before.is_none() =>
             {

@@ -1,5 +1,7 @@
 //! What computes, in which formats and in how much memory: arguments that several verbs share.
 
+use std::path::PathBuf;
+
 use clap::ValueEnum;
 use compute::{Device, Dtype, Kind, Quantisation};
 use machine::budget::main_limit;
@@ -48,28 +50,33 @@ impl Engine {
 
     /// For a run, which opens it itself.
     pub fn on(&self, limit: Option<Limit>) -> train::On<'_> {
+        let machine = Machine::probe(&mut Source::live());
         train::On {
             kind: self.kind(),
             name: self.name(),
-            limit_bytes: limit_bytes(limit),
-            rates: self.rates(&Machine::probe(&mut Source::live())),
+            limit_bytes: limit_bytes_of(&machine, limit),
+            rates: self.rates(&machine),
             open: Box::new(|bytes| self.device(bytes)),
         }
     }
 
     /// How fast this machine is: as it was measured, else as its kind is known to be.
     pub fn rates(&self, machine: &Machine) -> Rates {
-        let kind = self.kind();
-        let owner = Owner::of(machine, kind);
-        match rates::folder().map_or(Found::Nothing, |folder| Rates::find(&folder, &owner)) {
-            Found::Rates(rates) => return rates,
-            Found::Nothing => {}
+        let kept = self.kept_rates(machine, rates::folder());
+        kept.unwrap_or_else(|| Rates::documented(machine, self.kind()))
+    }
+
+    /// The rates that were measured and kept in a folder, if they can be used.
+    pub fn kept_rates(&self, machine: &Machine, folder: Option<PathBuf>) -> Option<Rates> {
+        match Rates::find(&folder?, &Owner::of(machine, self.kind())) {
+            Found::Rates(rates) => Some(rates),
+            Found::Nothing => None,
             Found::Unusable { problem, path } => {
                 let path = path.display();
                 render::warn(&format!("kept rates are not used: {problem}: {path}"));
+                None
             }
         }
-        Rates::documented(machine, kind)
     }
 
     /// As it is typed.

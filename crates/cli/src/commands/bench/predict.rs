@@ -24,7 +24,7 @@ use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::plan::rates::{self, Found, Owner, Rates};
+use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::event::Event;
 use trainer::train::{Happening, train};
@@ -133,15 +133,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 /// Those that were kept, or measured now.
 fn rates(arguments: &Arguments) -> Result<Rates, Failure> {
-    let owner = Owner::of(&Machine::probe(&mut Source::live()), arguments.engine.kind());
+    let machine = Machine::probe(&mut Source::live());
     let folder = arguments.folder.clone().or_else(rates::folder);
-    match folder.map_or(Found::Nothing, |folder| Rates::find(&folder, &owner)) {
-        Found::Rates(rates) => return Ok(rates),
-        Found::Nothing => {}
-        Found::Unusable { problem, path } => {
-            let path = path.display();
-            render::warn(&format!("kept rates are not used: {problem}: {path}"));
-        }
+    if let Some(rates) = arguments.engine.kept_rates(&machine, folder) {
+        return Ok(rates);
     }
     calibrate::measure(&arguments.engine, false)
 }

@@ -28,7 +28,7 @@ use crate::render::progress::{clear, redraw};
 
 /// Time the kernels of training on this machine, for predictions.
 ///
-/// Takes minutes. The result is kept in the user's cache folder for this processor, this
+/// Takes a minute or two. The result is kept in the user's cache folder for this processor, this
 /// number of threads and this version of hearth. Other programs that compute meanwhile make all
 /// predictions too long.
 #[derive(Debug, clap::Args)]
@@ -84,8 +84,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 const ARENA_BYTES: usize = 4 << 30;
 /// Rounds over all cases, so that a slow spell of the machine does not meet one kernel alone.
 const ROUNDS: usize = 2;
-/// How long a case is repeated in a round. Chosen for all cases together to take two minutes; how
-/// long they do take was not measured on a machine at rest.
+/// How long a case is repeated in a round. Chosen: all cases together take less than two minutes
+/// (docs/measured.md).
 const REPEATED: Duration = Duration::from_millis(50);
 /// Chosen: a median of fewer would be one measurement.
 const FEWEST: usize = 3;
