@@ -132,20 +132,12 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { micro_batch, recompute, quantise, optimizer, .. } = self;
-        match micro_batch {
-            1 => f.write_str("1 picture at once")?,
-            n => write!(f, "{n} pictures at once")?,
-        }
-        f.write_str(match recompute {
-            Recompute::None => ", nothing computed twice",
-            Recompute::Alternate => ", every second block computed twice",
-            Recompute::Block => ", every block computed twice",
-        })?;
+        let Self { micro_batch: micro, recompute, quantise, optimizer, .. } = *self;
+        write!(f, "{}", How { micro, recompute })?;
         if let Some(format) = quantise {
             write!(f, ", base in {format}")?;
         }
-        if *optimizer == OptimizerKind::AdamW8bit {
+        if optimizer == OptimizerKind::AdamW8bit {
             f.write_str(", optimizer in 8 bits")?;
         }
         Ok(())
