@@ -7,9 +7,11 @@
 pub mod budget;
 pub mod cores;
 pub mod cpu;
+pub mod feel;
 pub mod fields;
 pub mod findings;
 pub mod folders;
+pub mod governor;
 pub mod gpu;
 pub mod hardware;
 mod live;

@@ -1,7 +1,7 @@
 //! Main memory: how much there is, how much could be had right now, and what others have said
 //! about it (containers, pressure, swap).
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::pressure::Pressure;
 use crate::reading::{Bytes, Quantity, Reading};
@@ -53,7 +53,7 @@ impl Quantity for MemoryPressure {
 }
 
 /// Memory pressure level of macOS.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PressureLevel {
     /// Enough memory for everyone.
