@@ -11,7 +11,7 @@ use crate::dtype::{Real, with_real};
 use crate::random::Stream;
 use crate::record::Recording;
 use crate::tensor::{Buffer, Tensor};
-use crate::work::{Call, Work};
+use crate::work::{Call, Tally, Work};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
 
 /// Which engine computes, with what its memory use depends on.
@@ -48,7 +48,7 @@ struct Inner {
     kind: Kind,
     engine: Engine,
     state: Mutex<State>,
-    work: Mutex<Work>,
+    tally: Mutex<Tally>,
 }
 
 struct State {
@@ -90,7 +90,7 @@ impl Device {
             kind,
             engine,
             state: Mutex::new(State { arena, tag: None, recording: None }),
-            work: Mutex::default(),
+            tally: Mutex::default(),
         }))
     }
 
@@ -133,7 +133,13 @@ impl Device {
 
     /// Arithmetic so far.
     pub fn work(&self) -> Work {
-        self.tally().clone()
+        self.tally().work()
+    }
+
+    /// Whether calls are timed from here on. Each lasts until the next call, or until the work is asked
+    /// for, so what happens between calls is a part of them.
+    pub fn time_calls(&self, is_timed: bool) {
+        self.tally().time(is_timed);
     }
 
     /// Notes every change of memory from here until [`Device::recorded`].
@@ -273,8 +279,8 @@ impl Device {
         self.tally().add(call);
     }
 
-    fn tally(&self) -> MutexGuard<'_, Work> {
-        self.0.work.lock().expect("nothing panics while work is counted")
+    fn tally(&self) -> MutexGuard<'_, Tally> {
+        self.0.tally.lock().expect("nothing panics while work is counted")
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {

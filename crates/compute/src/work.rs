@@ -1,11 +1,13 @@
 //! The tally of a device: every call of a kernel, by what it is called, by the formats of what it
 //! multiplies and by its size, so that whoever knows how fast a machine is can say how long the whole
-//! takes. Counted before the engine is asked, so a device without data counts the same.
+//! takes. Counted before the engine is asked, so a device without data counts the same. How long calls
+//! took is noted on request, for whoever measures a machine.
 //!
-//! Leaves out how long anything took, and what no kernel does: moving numbers on the host.
+//! Leaves out what no kernel does: moving numbers on the host.
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::time::Instant;
 
 use crate::{Dtype, Quantisation, Tensor};
 
@@ -40,6 +42,8 @@ pub struct Calls {
     pub flops: u64,
     /// Bytes of all.
     pub bytes: u64,
+    /// Nanoseconds from each call to the next of any class, while calls are timed.
+    pub nanos: u64,
 }
 
 /// How numbers that are read are stored.
@@ -66,21 +70,59 @@ impl Work {
                 calls.count -= before.count;
                 calls.flops -= before.flops;
                 calls.bytes -= before.bytes;
+                calls.nanos -= before.nanos;
             }
             calls.count > 0
         });
         Self { flops: self.flops - before.flops, bytes: self.bytes - before.bytes, calls }
     }
 
-    pub(crate) fn add(&mut self, call: &Call) {
+    fn add(&mut self, call: &Call) -> Class {
         let Call { kernel, formats, flops, bytes } = *call;
         self.flops += flops;
         self.bytes += bytes;
         let size = [flops, bytes].map(|count| count.checked_ilog2().unwrap_or(0) as u8);
-        let calls = self.calls.entry(Class { kernel, formats, size }).or_default();
+        let class = Class { kernel, formats, size };
+        let calls = self.calls.entry(class).or_default();
         calls.count += 1;
         calls.flops += flops;
         calls.bytes += bytes;
+        class
+    }
+}
+
+/// Counts, and times calls if it is asked to: a call lasts until the next one.
+#[derive(Default)]
+pub(crate) struct Tally {
+    work: Work,
+    is_timed: bool,
+    /// The call that lasts, and since when.
+    open: Option<(Class, Instant)>,
+}
+
+impl Tally {
+    pub fn add(&mut self, call: &Call) {
+        self.close();
+        let class = self.work.add(call);
+        self.open = self.is_timed.then(|| (class, Instant::now()));
+    }
+
+    pub fn time(&mut self, is_timed: bool) {
+        self.close();
+        self.is_timed = is_timed;
+    }
+
+    /// The work so far. What is done after this, until the next call, is no call's.
+    pub fn work(&mut self) -> Work {
+        self.close();
+        self.work.clone()
+    }
+
+    fn close(&mut self) {
+        let Some((class, since)) = self.open.take() else { return };
+        if let Some(calls) = self.work.calls.get_mut(&class) {
+            calls.nanos += since.elapsed().as_nanos() as u64;
+        }
     }
 }
 
@@ -149,7 +191,7 @@ impl From<Quantisation> for Format {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{Activation, Linear, Lora};
+    use crate::ops::{Activation, Linear, Lora, activation};
     use crate::testing::device;
     use crate::{Device, Kind, Params, Quantised, Tape, Var};
 
@@ -178,14 +220,13 @@ mod tests {
     fn a_layer_is_counted_by_kernel_format_and_size() {
         let work = layer(&Device::meta(Kind::Cpu { threads: 2, has_tiles: false }, usize::MAX));
         let expected = [
-            ("activate in a product, bf16".to_owned(), 1),
-            ("product by vectors, bf16 by int8".into(), 1),
+            ("activated product by vectors, bf16 by int8".to_owned(), 1),
             ("product of few columns, bf16 by f32".into(), 1),
         ];
         assert_eq!(names(&work), expected);
-        let (class, calls) = work.calls.iter().nth(1).unwrap();
+        let (class, calls) = work.calls.iter().next().unwrap();
         // The adapter's second half makes the product deeper.
-        assert_eq!(calls.flops, 2 * 70 * 96 * (80 + 4));
+        assert_eq!(calls.flops, 70 * 96 * (2 * (80 + 4) + activation::FLOPS as u64));
         let dense = 2 * (70 * 80 + 70 * 96) + 96 * 80;
         assert_eq!(calls.bytes, dense + 4 * (70 * 4 + 96 * 4));
         assert_eq!(class.size, [calls.flops.ilog2() as u8, calls.bytes.ilog2() as u8]);

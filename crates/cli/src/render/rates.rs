@@ -56,18 +56,20 @@ fn best(curve: &Curve) -> String {
 /// Draws what `hearth bench predict` found.
 pub fn predicted(all: &[Figures]) -> String {
     let mut page = Page::new();
-    let mut rows = vec![["job", "predicted ms", "measured ms", "ratio"].map(str::to_owned)];
-    for Figures { job, predicted_ms, ms_median, ratio, .. } in all {
+    let titles = ["job", "predicted ms", "best ms", "median ms", "predicted / best"];
+    let mut rows = vec![titles.map(str::to_owned)];
+    for Figures { job, predicted_ms, ms_median, ms_best, ratio, .. } in all {
         rows.push([
             job.clone(),
             format!("{predicted_ms:.1}"),
+            format!("{ms_best:.1}"),
             format!("{ms_median:.1}"),
             format!("{ratio:.2}"),
         ]);
     }
     page.table(&rows);
     let within = all.iter().filter(|figures| (figures.ratio - 1.0).abs() <= MARK).count();
-    let line = format!("{within} of {} within {:.0} %; medians of steps", all.len(), 100.0 * MARK);
+    let line = format!("{within} of {} within {:.0} %", all.len(), 100.0 * MARK);
     page.line(DIM, &line);
     page.finish()
 }

@@ -2,7 +2,7 @@
 //! the work and matches on the engine; `cpu.rs` computes; `tests.rs` holds a plain reference and
 //! the cases that every engine must pass. `docs/ops.md` shows how to add one.
 
-mod activation;
+pub(crate) mod activation;
 mod affine;
 mod attention;
 mod avg_pool;

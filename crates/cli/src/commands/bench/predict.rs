@@ -13,9 +13,9 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, OnceLock, PoisonError};
 
-use compute::Work;
+use compute::{Device, Work};
 use machine::{Machine, Source};
 use serde::Serialize;
 use trainer::TrainerError;
@@ -27,7 +27,7 @@ use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::event::Event;
-use trainer::train::{Happening, train};
+use trainer::train::{Happening, On, train};
 
 use super::{calibrate, median};
 use crate::commands::Outcome;
@@ -49,7 +49,7 @@ pub struct Arguments {
     only: String,
 
     /// Measured steps of each job
-    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
     /// Folder where rates are kept [default: hearth in the user's cache folder]
@@ -74,10 +74,21 @@ pub struct Figures {
     pub job: String,
     pub predicted_ms: f64,
     pub ms_median: f64,
-    /// Predicted over measured.
+    /// Of the fastest step: what disturbs only makes longer, as in calibration.
+    pub ms_best: f64,
+    /// Predicted over that of the fastest step.
     pub ratio: f64,
-    /// Where the time was to go, the longest first: kernels with their milliseconds.
-    pub parts: Vec<(String, f64)>,
+    /// Where the time was to go, and where it went, the longest first.
+    pub parts: Vec<Part>,
+}
+
+/// A kernel's part of a step.
+#[derive(Debug, Serialize)]
+pub struct Part {
+    pub kernel: String,
+    pub predicted_ms: f64,
+    /// What is done between calls is a part of the call before.
+    pub ms_mean: f64,
 }
 
 /// Steps before the clock counts: memory is touched, caches are warm.
@@ -159,21 +170,33 @@ fn measure(
     let work = predict(arguments, &config)?;
     let seconds = |(times, work): &(usize, Work)| *times as f64 * rates.seconds(work);
     let predicted_ms = 1e3 * work.iter().map(seconds).sum::<f64>();
-    let ms_median = learn(arguments, &config)?;
-    let (job, ratio) = (name(job), predicted_ms / ms_median);
-    Ok(Figures { job, predicted_ms, ms_median, ratio, parts: parts(rates, &work) })
+    let (ms, done) = learn(arguments, &config)?;
+    let ms_best = ms.iter().copied().fold(f64::INFINITY, f64::min);
+    let (job, ratio) = (name(job), predicted_ms / ms_best);
+    let parts = parts(rates, &work, &done, arguments.steps);
+    Ok(Figures { job, predicted_ms, ms_median: median(ms.into_iter()), ms_best, ratio, parts })
 }
 
-fn parts(rates: &Rates, works: &[(usize, Work)]) -> Vec<(String, f64)> {
-    let mut sums = BTreeMap::<String, f64>::new();
-    for (times, work) in works {
+/// What was to be done in a step, beside what was done in so many.
+fn parts(rates: &Rates, foreseen: &[(usize, Work)], done: &Work, steps: u32) -> Vec<Part> {
+    let mut sums = BTreeMap::<String, [f64; 2]>::new();
+    for (times, work) in foreseen {
         for (class, calls) in &work.calls {
             let ms = 1e3 * *times as f64 * rates.seconds_of(class, calls);
-            *sums.entry(class.to_string()).or_default() += ms;
+            sums.entry(class.to_string()).or_default()[0] += ms;
         }
     }
-    let mut parts: Vec<_> = sums.into_iter().collect();
-    parts.sort_by(|a, b| b.1.total_cmp(&a.1));
+    for (class, calls) in &done.calls {
+        let ms = 1e-6 * calls.nanos as f64 / f64::from(steps);
+        sums.entry(class.to_string()).or_default()[1] += ms;
+    }
+    let part = |(kernel, [predicted_ms, ms_mean]): (String, [f64; 2])| Part {
+        kernel,
+        predicted_ms,
+        ms_mean,
+    };
+    let mut parts: Vec<_> = sums.into_iter().map(part).collect();
+    parts.sort_by(|a, b| b.ms_mean.total_cmp(&a.ms_mean));
     parts
 }
 
@@ -231,20 +254,30 @@ fn predict(arguments: &Arguments, config: &RunConfig) -> Result<Vec<(usize, Work
     Ok(step_work(job, arguments.engine.kind(), *bucket)?)
 }
 
-/// Milliseconds of a step.
-fn learn(arguments: &Arguments, config: &RunConfig) -> Result<f64, Failure> {
+/// Milliseconds of steps, and what was done in them.
+fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), Failure> {
     if config.output.folder.exists() {
         let path = config.output.folder.clone();
         fs::remove_dir_all(&path).map_err(|error| Failure::Write { path, error })?;
     }
-    let steps = Mutex::new(Vec::new());
-    train(config, &arguments.engine.on(None), false, &|happening| {
-        if let Happening::Event(Event::Step(step)) = happening {
-            let computed = step.secs - step.wait_secs;
-            steps.lock().unwrap_or_else(PoisonError::into_inner).push(1e3 * computed);
+    let (steps, device) = (Mutex::new(Vec::new()), OnceLock::<Device>::new());
+    let on = arguments.engine.on(None);
+    let open = |bytes| {
+        let opened = (on.open)(bytes)?;
+        opened.time_calls(true);
+        Ok(device.get_or_init(|| opened).clone())
+    };
+    train(config, &On { open: Box::new(open), ..on }, false, &|happening| {
+        if let (Happening::Event(Event::Step(step)), Some(device)) = (happening, device.get()) {
+            let computed = 1e3 * (step.secs - step.wait_secs);
+            steps.lock().unwrap_or_else(PoisonError::into_inner).push((computed, device.work()));
         }
         true
     })?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
-    Ok(median(steps.into_iter().skip(WARM_UP)))
+    let done = match (steps.get(WARM_UP - 1), steps.last()) {
+        (Some((_, before)), Some((_, after))) => after.since(before),
+        _ => Work::default(),
+    };
+    Ok((steps.into_iter().skip(WARM_UP).map(|(ms, _)| ms).collect(), done))
 }

@@ -28,7 +28,7 @@ pub enum Activation {
 }
 
 /// Operations per number, for the tally; an exponential counts as ten.
-pub(super) const FLOPS: usize = 20;
+pub(crate) const FLOPS: usize = 20;
 
 impl Tape<'_> {
     /// `activation` of every number of `x`.

@@ -62,7 +62,8 @@ impl Tape<'_> {
         let sizes = check(&op, [q, k, v], how)?;
         let mut out = op.alloc(q.shape(), q.dtype())?;
         let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
-        op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
+        let all = [q.tensor(), k.tensor(), v.tensor(), &out];
+        op.place.count(sizes.kernels().0, 2 * sizes.product(), &all);
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
         };
@@ -112,6 +113,16 @@ impl Sizes {
     /// Query heads that share keys and values.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
+    }
+
+    /// What forward and backward are called in the tally: of narrow heads, exponentials take most of the
+    /// time; of wide ones, products.
+    fn kernels(&self) -> (&'static str, &'static str) {
+        match self.d {
+            ..48 => ("attention of narrow heads", "attention of narrow heads backward"),
+            48..96 => ("attention", "attention backward"),
+            96.. => ("attention of wide heads", "attention of wide heads backward"),
+        }
     }
 
     /// Operations of one product of queries and keys, over all heads.
@@ -200,7 +211,7 @@ impl Record {
         let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
         let out = self.out.get(place)?;
         let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
-        place.count("attention backward", 5 * sizes.product(), &all);
+        place.count(sizes.kernels().1, 5 * sizes.product(), &all);
         // One kernel finds all three gradients; one that is not wanted is written and dropped.
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {

@@ -71,12 +71,16 @@ impl Plan {
     }
 
     /// What it is called in the tally: kinds of products whose time grows alike.
-    pub fn kernel(&self, rows: usize, columns: usize) -> &'static str {
+    pub fn kernel(&self, work: &MatMul<'_>) -> &'static str {
+        let (rows, columns) = (work.rows(), work.columns());
+        let is_activated = work.activation != Activation::None;
         match self.way {
             Way::Tiles if rows.min(columns) < NARROW => "narrow product by tiles",
+            Way::Tiles if is_activated => "activated product by tiles",
             Way::Tiles => "product by tiles",
             Way::Vectors if rows < NARROW => "product of few rows",
             Way::Vectors if columns < NARROW => "product of few columns",
+            Way::Vectors if is_activated => "activated product by vectors",
             Way::Vectors => "product by vectors",
         }
     }

@@ -115,9 +115,14 @@ impl<'a> MatMul<'a> {
         self.products[0].right.columns()
     }
 
-    /// All products are one call: a second one makes the first a little deeper.
+    /// All products are one call, and so is the activation: a second product makes the first a little
+    /// deeper.
     fn count(&self, place: Place<'_>, kernel: &'static str) {
         let (mut flops, mut tensors) = (0, vec![&*self.out]);
+        if self.activation != Activation::None {
+            flops += activation::FLOPS * self.rows() * self.columns();
+            tensors.extend(self.before_activation.as_deref());
+        }
         for Product { left, right, .. } in self.products {
             flops += 2 * self.rows() * self.columns() * left.columns();
             tensors.extend([left.tensor(), right.tensor()]);
@@ -125,12 +130,6 @@ impl<'a> MatMul<'a> {
         let Product { left, right, .. } = self.products[0];
         let formats = [left.format(), right.format()];
         place.count_call(&Call { formats, ..Call::new(kernel, flops, &tensors) });
-        if self.activation != Activation::None {
-            let work = activation::FLOPS * self.rows() * self.columns();
-            let kept: Vec<&Tensor> = self.before_activation.as_deref().into_iter().collect();
-            let formats = [self.out.dtype().into(); 2];
-            place.count_call(&Call { formats, ..Call::new("activate in a product", work, &kept) });
-        }
     }
 
     /// Computes it.
@@ -145,7 +144,7 @@ impl<'a> MatMul<'a> {
         let plan = match place.device.kind() {
             Kind::Cpu { threads, has_tiles } => cpu::Plan::new(&self, threads, has_tiles),
         };
-        self.count(place, plan.kernel(rows, columns));
+        self.count(place, plan.kernel(&self));
         let mut workspace = place.workspace([plan.floats()], Dtype::F32)?;
         match place.engine() {
             Engine::Meta => {}

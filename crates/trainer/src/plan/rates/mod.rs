@@ -62,8 +62,8 @@ impl Measure {
     /// longer than they read.
     pub fn of(kernel: &str) -> Self {
         let computes = kernel.starts_with("product by")
+            || kernel.starts_with("activated product")
             || kernel.starts_with("attention")
-            || kernel == "activate in a product"
             || kernel == ARITHMETIC;
         if computes { Self::Flops } else { Self::Bytes }
     }

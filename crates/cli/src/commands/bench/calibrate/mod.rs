@@ -1,13 +1,15 @@
 //! `hearth bench calibrate`: times the kernels that training calls, at sizes from a tiny model's to
 //! a large one's, and keeps the curves for whoever predicts (`trainer::plan::rates`).
 //!
-//! What a case called is read off the device's tally, so a case need not know the names and sizes of
-//! its calls, only the kernel that it is there for. Other calls of the case must have been measured
-//! by earlier cases: their time is taken off.
+//! A kernel is as fast as what ran before lets it be: of what it reads, some is in caches, and most is
+//! not. So most are timed where they belong, in steps of training on stacks of blocks, by the device's
+//! own tally; what those steps do not call is timed alone.
 
-mod cases;
+mod kernels;
+mod steps;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -17,8 +19,9 @@ use machine::{Machine, Source};
 use serde::Serialize;
 use trainer::plan::rates::{self, Curve, LOAD, Measure, Owner, PASS, Rates};
 
-use self::cases::{Case, cases};
-use super::{load, median};
+use self::kernels::Case;
+use self::steps::Stack;
+use super::load;
 use crate::commands::Outcome;
 use crate::commands::engine::Engine;
 use crate::failure::Failure;
@@ -80,56 +83,120 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-/// Chosen: more than any case needs; only what is touched is taken.
+/// Chosen: more than anything here needs; only what is touched is taken.
 const ARENA_BYTES: usize = 4 << 30;
-/// Rounds over all cases, so that a slow spell of the machine does not meet one kernel alone.
+/// Rounds over everything, so that a slow spell of the machine does not meet one kernel alone.
 const ROUNDS: usize = 2;
-/// How long a case is repeated in a round. Chosen: all cases together take less than two minutes
+/// How long a thing is repeated in a round. Chosen: all together take less than two minutes
 /// (docs/measured.md).
-const REPEATED: Duration = Duration::from_millis(50);
-/// Chosen: a median of fewer would be one measurement.
+const KERNEL_REPEATED: Duration = Duration::from_millis(20);
+const STEP_REPEATED: Duration = Duration::from_millis(300);
+/// Chosen: one of so many is hardly disturbed.
 const FEWEST: usize = 3;
-/// Chosen: beyond this a median does not change.
+/// Chosen: beyond this the best does not change.
 const MOST: usize = 40;
 /// Bytes of files that are read. Chosen: a small adapter's, and enough for the disk's own rate.
 const FILES: [u64; 2] = [1 << 20, 64 << 20];
 
-/// Measures all cases.
+/// Something that is timed.
+enum Timed {
+    Step(Stack),
+    Kernel(Case),
+}
+
+/// Measures everything.
 pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
     let device = engine.open(ARENA_BYTES)?;
-    let mut cases = cases();
+    device.time_calls(true);
+    let steps = steps::stacks().into_iter().map(Timed::Step);
+    let mut all: Vec<_> = steps.chain(kernels::cases().into_iter().map(Timed::Kernel)).collect();
     if is_quick {
-        cases.retain(Case::is_smallest);
+        all.retain(Timed::is_smallest);
     }
     let n_rounds = if is_quick { 1 } else { ROUNDS };
     let interrupted = interrupt::flag()?;
-    let mut times: Vec<Vec<f64>> = vec![Vec::new(); cases.len()];
-    let mut works = vec![Work::default(); cases.len()];
+    let mut works: Vec<Vec<Work>> = vec![Vec::new(); all.len()];
     let mut drawn = None;
     for round in 0..n_rounds {
-        for (index, case) in cases.iter().enumerate() {
-            let done = round * cases.len() + index;
-            redraw(&mut drawn, || line(done, n_rounds * cases.len(), case));
+        for (index, timed) in all.iter().enumerate() {
+            let done = round * all.len() + index;
+            redraw(&mut drawn, || line(done, n_rounds * all.len(), timed));
             if interrupted.load(std::sync::atomic::Ordering::Relaxed) {
                 return Err(weights::WeightsError::Cancelled.into());
             }
-            let (work, more) = repeat(&device, case, is_quick)?;
-            works[index] = work;
-            times[index].extend(more);
+            works[index].extend(timed.repeat(&device, is_quick)?);
         }
     }
     clear();
-    let seconds = times.into_iter().map(|times| median(times.into_iter()));
-    let mut rates = learn(cases.iter().zip(works).zip(seconds));
+    let mut rates = learn(all.iter().zip(&works));
     rates.curves.insert(LOAD.into(), loading(is_quick)?);
     Ok(rates)
 }
 
-fn line(done: usize, total: usize, case: &Case) -> String {
-    format!(
-        "calibrating {} {done} of {total}: {case}",
-        crate::text::bar(done as f64 / total as f64)
-    )
+fn line(done: usize, total: usize, timed: &Timed) -> String {
+    let bar = crate::text::bar(done as f64 / total as f64);
+    format!("calibrating {bar} {done} of {total}: {timed}")
+}
+
+impl Timed {
+    fn is_smallest(&self) -> bool {
+        match self {
+            Self::Step(stack) => stack.is_smallest(),
+            Self::Kernel(case) => case.is_smallest(),
+        }
+    }
+
+    /// Whether calls of this kernel are what it is there for.
+    fn is_for(&self, kernel: &str) -> bool {
+        match self {
+            Self::Step(_) => true,
+            Self::Kernel(case) => case.is_for(kernel),
+        }
+    }
+
+    /// What it calls, once for each repetition.
+    fn repeat(&self, device: &Device, is_quick: bool) -> Result<Vec<Work>, Failure> {
+        match self {
+            Self::Step(stack) => {
+                let mut ready = stack.prepare(device)?;
+                repeat(STEP_REPEATED, is_quick, || Ok(ready.run()?))
+            }
+            Self::Kernel(case) => {
+                let (mut ready, sweep) = (case.prepare(device)?, Sweep::new(device)?);
+                repeat(KERNEL_REPEATED, is_quick, || {
+                    sweep.run()?;
+                    Ok(ready.run()?)
+                })
+            }
+        }
+    }
+}
+
+impl fmt::Display for Timed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Step(stack) => stack.fmt(f),
+            Self::Kernel(case) => case.fmt(f),
+        }
+    }
+}
+
+/// The first is not counted: memory is touched for the first time.
+fn repeat(
+    long: Duration,
+    is_quick: bool,
+    mut run: impl FnMut() -> Result<Work, Failure>,
+) -> Result<Vec<Work>, Failure> {
+    run()?;
+    let mut works = Vec::new();
+    let begun = Instant::now();
+    while works.len() < MOST {
+        works.push(run()?);
+        if works.len() >= FEWEST && begun.elapsed() >= long || is_quick {
+            break;
+        }
+    }
+    Ok(works)
 }
 
 /// Numbers of each of two tensors. Chosen: with their sum they are larger than the second-level caches
@@ -157,55 +224,28 @@ impl Sweep {
     }
 }
 
-/// What a case calls, and the seconds of each repetition.
-fn repeat(device: &Device, case: &Case, is_quick: bool) -> Result<(Work, Vec<f64>), Failure> {
-    let mut ready = case.prepare(device)?;
-    let sweep = Sweep::new(device)?;
-    let (mut times, mut work) = (Vec::new(), Work::default());
-    // The first is not counted: memory is touched for the first time.
-    let mut spent = Duration::ZERO;
-    for index in 0..=MOST {
-        sweep.run()?;
-        let (took, done) = ready.run()?;
-        work = done;
-        if index > 0 {
-            times.push(took.as_secs_f64());
-            spent += took;
-        }
-        if times.len() >= FEWEST && spent >= REPEATED || is_quick && index > 0 {
-            break;
+/// Curves from what was called: a point for every class of calls of everything that was timed.
+fn learn<'w>(measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>) -> Rates {
+    let mut points: BTreeMap<String, (Measure, Vec<(f64, f64)>)> = BTreeMap::new();
+    for (timed, works) in measured {
+        let classes = works.first().into_iter().flat_map(|work| &work.calls);
+        for (class, calls) in classes.filter(|(class, _)| timed.is_for(class.kernel)) {
+            let seconds = works.iter().filter_map(|work| {
+                let calls = work.calls.get(class)?;
+                Some(1e-9 * calls.nanos as f64 / calls.count as f64)
+            });
+            let measure = Measure::of(class.kernel);
+            let (_, all) = points.entry(class.to_string()).or_insert((measure, Vec::new()));
+            // The best of all: what disturbs only makes longer.
+            all.push((measure.mean(calls), seconds.fold(f64::INFINITY, f64::min)));
         }
     }
-    Ok((work, times))
-}
-
-/// Curves from what cases called and how long they took, in their order.
-fn learn<'c>(measured: impl Iterator<Item = ((&'c Case, Work), f64)>) -> Rates {
-    let mut points: BTreeMap<String, Vec<(f64, f64)>> = BTreeMap::new();
-    let mut rates = Rates { is_measured: true, curves: BTreeMap::new() };
-    for ((case, work), seconds) in measured {
-        let measure = Measure::of(case.kernel);
-        let (mut others, mut count, mut size, mut name) = (0.0, 0, 0.0, None);
-        for (class, calls) in &work.calls {
-            if case.is_for(class.kernel) {
-                name = Some(class.to_string());
-                count += calls.count;
-                size += measure.mean(calls) * calls.count as f64;
-            } else {
-                others += rates.seconds_of(class, calls);
-            }
-        }
-        let Some(name) = name else { continue };
-        // Noise may leave less than nothing; a tenth is left in any case.
-        let own = (seconds - others).max(0.1 * seconds) / count as f64;
-        let all = points.entry(name.clone()).or_default();
-        all.push((size / count as f64, own));
-        rates.curves.insert(name, Curve::through(measure, all.clone()));
+    let curve = |(name, (measure, points))| (name, Curve::through(measure, points));
+    let mut curves: BTreeMap<_, _> = points.into_iter().map(curve).collect();
+    if let Some(add) = curves.get("add, f32").cloned() {
+        curves.insert(PASS.into(), add);
     }
-    if let Some(add) = rates.curves.get("add, f32").cloned() {
-        rates.curves.insert(PASS.into(), add);
-    }
-    rates
+    Rates { is_measured: true, curves }
 }
 
 /// Reading files that the system has at hand, as a model's are on the second run.

@@ -1,0 +1,296 @@
+//! Kernels that are timed alone, at a few sizes in each format: those that the steps beside this do not
+//! call, or not at the sizes and formats that jobs have.
+
+use std::fmt;
+
+use compute::ops::{
+    Activation, AdamW, Attention, Clip, Conv2d, Linear, Lora, Moments, Moments8, PatchOrder, adamw,
+    adamw_8bit, global_norm,
+};
+use compute::{Device, Dtype, Gradients, Params, Result, Shape};
+use compute::{Tape, Tensor, Var, Work};
+
+/// What the names of wide products begin with; by which unit they are done is up to the engine.
+const PRODUCT: &str = "product by";
+
+/// One kernel at one size.
+pub struct Case {
+    /// As the tally calls it.
+    kernel: &'static str,
+    dtype: Dtype,
+    inputs: Vec<Input>,
+    run: Run,
+    is_smallest: bool,
+}
+
+/// A tensor that an op reads: in the case's format, or in f32.
+#[derive(Clone, Copy)]
+enum Input {
+    Own(Shape),
+    Single(Shape),
+}
+
+type Ops = fn(&Tape<'_>, &[Var]) -> Result<Var>;
+
+/// An optimizer whose state is made of `M`s.
+type Step<M> = fn(&mut [Tensor], &[Option<&Tensor>], &mut [M], AdamW, Option<&Clip>) -> Result<()>;
+
+#[derive(Clone, Copy)]
+enum Run {
+    Forward(Ops),
+    /// Of the input with this index.
+    Backward(usize, Ops),
+    AdamW,
+    AdamW8bit,
+    Norm,
+    Upload,
+    Normal,
+    Clear,
+}
+
+/// A case with its inputs in memory.
+pub struct Ready<'a> {
+    case: &'a Case,
+    device: &'a Device,
+    inputs: Vec<Var>,
+    params: Params,
+}
+
+impl fmt::Display for Case {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.kernel, self.dtype)
+    }
+}
+
+impl Case {
+    /// Whether calls of this kernel are what it is there for.
+    pub fn is_for(&self, kernel: &str) -> bool {
+        kernel == self.kernel || self.kernel == PRODUCT && kernel.starts_with(PRODUCT)
+    }
+
+    /// Whether no other case of its kernel and format is smaller.
+    pub fn is_smallest(&self) -> bool {
+        self.is_smallest
+    }
+
+    /// Fills its inputs.
+    pub fn prepare<'a>(&'a self, device: &'a Device) -> Result<Ready<'a>> {
+        let even = |shape, dtype| even(device, shape, dtype);
+        let held = |input: &Input| {
+            Ok(match *input {
+                Input::Own(shape) => even(shape, self.dtype)?.into(),
+                Input::Single(shape) => even(shape, Dtype::F32)?.into(),
+            })
+        };
+        let inputs = self.inputs.iter().map(held).collect::<Result<_>>()?;
+        Ok(Ready { case: self, device, inputs, params: Params::default() })
+    }
+}
+
+impl Ready<'_> {
+    /// Once: what it called.
+    pub fn run(&mut self) -> Result<Work> {
+        match self.case.run {
+            Run::Forward(ops) => {
+                let tape = Tape::inference(self.device, &self.params, 0);
+                self.timed(|| ops(&tape, &self.inputs).map(drop))
+            }
+            Run::Backward(leaf, ops) => self.backward(leaf, ops),
+            Run::AdamW => self.step(Moments::new, adamw),
+            Run::AdamW8bit => self.step(Moments8::new, adamw_8bit),
+            Run::Norm => {
+                let all: Vec<_> = self.inputs.iter().map(|x| Some(x.tensor())).collect();
+                self.timed(|| global_norm(&all, self.device).map(drop))
+            }
+            Run::Upload => {
+                let shape = self.inputs[0].shape();
+                let numbers = vec![0.5; shape.elements()];
+                self.timed(|| self.device.upload_as(shape, &numbers, self.case.dtype).map(drop))
+            }
+            Run::Normal => {
+                let x = &self.inputs[0];
+                self.timed(|| self.device.normal(x.shape(), x.dtype(), 1.0, (3, 4)).map(drop))
+            }
+            Run::Clear => {
+                let x = &self.inputs[0];
+                self.timed(|| self.device.zeros(x.shape(), x.dtype()).map(drop))
+            }
+        }
+    }
+
+    fn timed(&self, work: impl FnOnce() -> Result<()>) -> Result<Work> {
+        let before = self.device.work();
+        work()?;
+        Ok(self.device.work().since(&before))
+    }
+
+    /// Backward alone: what forward takes is left out.
+    fn backward(&mut self, leaf: usize, ops: Ops) -> Result<Work> {
+        let tensor = self.inputs[leaf].tensor().clone();
+        let tape = Tape::training(self.device, &self.params, 0);
+        self.inputs[leaf] = tape.leaf(tensor.clone());
+        let result = ops(&tape, &self.inputs)?;
+        self.inputs[leaf] = tensor.into();
+        let gradient = even(self.device, result.shape(), result.dtype())?;
+        let mut gradients = Gradients::default();
+        self.timed(|| tape.backward_from(result, gradient, &mut gradients).map(drop))
+    }
+
+    fn step<M>(&self, moments: fn(&Tensor) -> Result<M>, step: Step<M>) -> Result<Work> {
+        let gradients: Vec<&Tensor> = self.inputs.iter().map(Var::tensor).collect();
+        let mut state = gradients.iter().map(|x| moments(x)).collect::<Result<Vec<_>>>()?;
+        let fresh = |x: &&Tensor| even(self.device, x.shape(), Dtype::F32);
+        let mut params = gradients.iter().map(fresh).collect::<Result<Vec<_>>>()?;
+        let gradients: Vec<_> = gradients.into_iter().map(Some).collect();
+        // The first step has no moments yet: it is the second that is like all others.
+        step(&mut params, &gradients, &mut state, AdamW::default(), None)?;
+        let second = AdamW { step: 2, ..AdamW::default() };
+        self.timed(|| step(&mut params, &gradients, &mut state, second, None))
+    }
+}
+
+/// A tensor of one number over and over: kernels have no branches that depend on numbers, and random
+/// ones would take longer to make than to be timed.
+fn even(device: &Device, shape: Shape, dtype: Dtype) -> Result<Tensor> {
+    device.upload_as(shape, &vec![0.5; shape.elements()], dtype)
+}
+
+/// All cases.
+pub fn cases() -> Vec<Case> {
+    let mut all = Vec::new();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        adapters(&mut all, dtype);
+        attentions(&mut all, dtype);
+        passes(&mut all, dtype);
+        pictures(&mut all, dtype);
+    }
+    optimizers(&mut all);
+    let mut seen: Vec<(&str, Dtype)> = Vec::new();
+    for case in &mut all {
+        case.is_smallest = !seen.contains(&(case.kernel, case.dtype));
+        seen.push((case.kernel, case.dtype));
+    }
+    all
+}
+
+/// Of more ranks than the steps' adapters have.
+fn adapters(all: &mut Vec<Case>, dtype: Dtype) {
+    let linear: Ops = |tape, v| tape.linear(&v[0], Linear::new(&v[1]));
+    let adapted: Ops = |tape, v| {
+        let (down, up) = (&v[2], &v[3]);
+        let lora = Some(Lora { down, up, scale: 1.0, dropout: 0.0 });
+        tape.linear(&v[0], Linear { lora, ..Linear::new(&v[1]) })
+    };
+    for (rank, kernel) in [(32, "narrow product by tiles"), (64, PRODUCT)] {
+        for [rows, width] in [[128, 64], [512, 512], [1280, 1536]] {
+            let inputs = [
+                Input::Own([rows, width].into()),
+                Input::Own([width, width].into()),
+                Input::Single([rank, width].into()),
+                Input::Single([width, rank].into()),
+            ];
+            let x_alone = [inputs[0], inputs[2]];
+            all.push(case(kernel, dtype, &x_alone, Run::Forward(linear)));
+            all.push(case(kernel, dtype, &inputs, Run::Backward(3, adapted)));
+            all.push(case(kernel, dtype, &inputs, Run::Backward(2, adapted)));
+        }
+    }
+}
+
+/// Heads that are not as wide as the steps'.
+fn attentions(all: &mut Vec<Case>, dtype: Dtype) {
+    let narrow: Ops = |tape, v| {
+        let how = Attention::full(v[0].shape().width() / 16, 16);
+        tape.attention(&v[0], &v[1], &v[2], how)
+    };
+    let wide: Ops = |tape, v| {
+        let how = Attention::full(v[0].shape().width() / 128, 128);
+        tape.attention(&v[0], &v[1], &v[2], how)
+    };
+    for shape in [[1, 128, 64], [2, 256, 64], [4, 410, 64]] {
+        let three = [Input::Own(shape.into()); 3];
+        all.push(case("attention of narrow heads", dtype, &three, Run::Forward(narrow)));
+        let backward = Run::Backward(0, narrow);
+        all.push(case("attention of narrow heads backward", dtype, &three, backward));
+    }
+    for shape in [[1, 128, 128], [1, 512, 512], [1, 1024, 1024]] {
+        let three = [Input::Own(shape.into()); 3];
+        all.push(case("attention of wide heads", dtype, &three, Run::Forward(wide)));
+        let backward = Run::Backward(0, wide);
+        all.push(case("attention of wide heads backward", dtype, &three, backward));
+    }
+}
+
+/// Samples, tokens and width.
+const TOKENS: [[usize; 3]; 4] = [[1, 64, 64], [2, 256, 64], [2, 256, 512], [1, 2048, 1536]];
+
+/// Ops whose time is that of reading and writing memory.
+fn passes(all: &mut Vec<Case>, dtype: Dtype) {
+    let both: [(&'static str, &'static str, Ops); 4] = [
+        ("add", "", |tape, v| tape.add(&v[0], &v[1])),
+        ("activate", "", |tape, v| tape.activate(&v[0], Activation::GeluTanh)),
+        ("glu", "glu backward", |tape, v| tape.glu(&v[0], &v[1], Activation::Silu)),
+        ("rms_norm", "rms_norm backward", |tape, v| tape.rms_norm(&v[0], None, 1e-6)),
+    ];
+    let copied: Ops = |tape, v| tape.concat_tokens(&[&v[0], &v[1]]);
+    // Read twice, so that one gradient is added to the other.
+    let shared: Ops = |tape, v| tape.add(&v[0], &v[0]);
+    for shape in TOKENS {
+        let inputs = [Input::Own(shape.into()), Input::Own(shape.into())];
+        let mut push = |kernel, run| all.push(case(kernel, dtype, &inputs, run));
+        for (forward, backward, ops) in both {
+            push(forward, Run::Forward(ops));
+            if !backward.is_empty() {
+                push(backward, Run::Backward(0, ops));
+            }
+        }
+        push("copy_tokens", Run::Forward(copied));
+        push("copy_tokens backward", Run::Backward(0, copied));
+        push("accumulate", Run::Backward(0, shared));
+        push("upload", Run::Upload);
+        push("normal", Run::Normal);
+        push("clear", Run::Clear);
+    }
+}
+
+/// What autoencoders are made of, and the way in and out of a transformer.
+fn pictures(all: &mut Vec<Case>, dtype: Dtype) {
+    let patches: Ops = |tape, v| tape.patchify(&v[0], 2, PatchOrder::ChannelsLast);
+    let group_norm: Ops = |tape, v| {
+        let (weight, bias) = (v[1].tensor(), v[2].tensor());
+        tape.group_norm(&v[0], 32, weight, bias, 1e-6, Activation::Silu)
+    };
+    let convolution: Ops = |tape, v| {
+        let weight = v[3].tensor();
+        tape.conv2d(&v[0], Conv2d { padding: [1; 4], ..Conv2d::new(weight) })
+    };
+    for side in [8, 32, 96] {
+        let x = Input::Own([1, 128, side, side].into());
+        let vector = Input::Single([128].into());
+        let inputs = [x, vector, vector, Input::Own([128, 128, 3, 3].into())];
+        let mut push = |kernel, ops| all.push(case(kernel, dtype, &inputs, Run::Forward(ops)));
+        push("patchify", patches);
+        push("group_norm", group_norm);
+        if dtype == Dtype::F32 {
+            push("winograd seen", convolution);
+        } else {
+            push("conv2d columns", convolution);
+        }
+    }
+}
+
+/// Adapters of a tiny model, of a middling one, and of a large one.
+fn optimizers(all: &mut Vec<Case>) {
+    for [n_tensors, numbers] in [[16, 1024], [64, 8192], [96, 49152]] {
+        let inputs = vec![Input::Single([numbers].into()); n_tensors];
+        for (kernel, run) in
+            [("adamw", Run::AdamW), ("adamw_8bit", Run::AdamW8bit), ("global_norm", Run::Norm)]
+        {
+            all.push(case(kernel, Dtype::F32, &inputs, run));
+        }
+    }
+}
+
+fn case(kernel: &'static str, dtype: Dtype, inputs: &[Input], run: Run) -> Case {
+    Case { kernel, dtype, inputs: inputs.to_vec(), run, is_smallest: false }
+}

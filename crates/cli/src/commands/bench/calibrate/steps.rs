@@ -1,0 +1,81 @@
+//! Steps that are timed: training adapters on stacks of blocks (`trainer::workload`), from a tiny
+//! model's width to a large one's, in each format that a job can have.
+
+use std::fmt;
+
+use compute::{Device, Dtype, Quantisation, Result, Work};
+use trainer::model::recompute::Recompute;
+use trainer::workload::{Config, Job, Random, Workload};
+
+/// A stack of blocks in one format.
+pub struct Stack(Job);
+
+/// A stack in memory.
+pub struct Ready {
+    device: Device,
+    workload: Workload,
+}
+
+/// Width, blocks, tokens and samples. Chosen: what jobs on small and middling pictures have, so that
+/// curves between them are straight; narrow blocks are many, since a model's do not fit a cache either.
+const SIZES: [[usize; 4]; 6] = [
+    [64, 8, 128, 1],
+    [64, 8, 416, 4],
+    [512, 6, 224, 1],
+    [512, 6, 416, 2],
+    [1024, 2, 768, 1],
+    [1536, 1, 416, 1],
+];
+/// Sizes that tell how much longer other formats take.
+const FEW_SIZES: [[usize; 4]; 3] = [SIZES[1], SIZES[3], SIZES[4]];
+
+const FEW_BITS: [Quantisation; 3] = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
+
+/// All of them.
+pub fn stacks() -> Vec<Stack> {
+    let of = |dtype, base| move |sizes| stack(sizes, dtype, base);
+    let mut all = Vec::new();
+    for dtype in [Dtype::F32, Dtype::Bf16] {
+        all.extend(SIZES.map(of(dtype, None)));
+    }
+    all.extend(FEW_SIZES.map(of(Dtype::F16, None)));
+    for how in FEW_BITS {
+        all.extend(FEW_SIZES.map(of(Dtype::Bf16, Some(how))));
+    }
+    all
+}
+
+fn stack(sizes: [usize; 4], dtype: Dtype, base: Option<Quantisation>) -> Stack {
+    let [width, n_blocks, tokens, samples] = sizes;
+    let config = Config { name: "", width, n_blocks, tokens, samples };
+    Stack(Job { config, dtype, base, recompute: Recompute::None })
+}
+
+impl Stack {
+    /// Whether no other in its format is smaller.
+    pub fn is_smallest(&self) -> bool {
+        self.0.config.width == SIZES[0][0]
+    }
+
+    /// Fills it with random numbers.
+    pub fn prepare(&self, device: &Device) -> Result<Ready> {
+        let workload = Workload::new(device, self.0, &mut Random::new(device, 1))?;
+        Ok(Ready { device: device.clone(), workload })
+    }
+}
+
+impl Ready {
+    /// Takes a step: what it called.
+    pub fn run(&mut self) -> Result<Work> {
+        let before = self.device.work();
+        self.workload.step()?;
+        Ok(self.device.work().since(&before))
+    }
+}
+
+impl fmt::Display for Stack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Config { width, tokens, samples, .. } = self.0.config;
+        write!(f, "a step, {samples} x {tokens} x {width}, {}", self.0.dtype)
+    }
+}
