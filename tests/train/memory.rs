@@ -35,17 +35,23 @@ struct Outcome {
     end: Result<End, TrainerError>,
     folder: PathBuf,
     events: Vec<Event>,
-    /// How often memory was asked for before the first step.
+    /// How often memory was asked for before the first step ...
     n_before: u64,
+    /// ... and in all.
+    n_allocations: u64,
 }
 
 /// Runs a job, or goes on with it. Nothing that it took may be left over, after a step or at the end.
 fn run(job: &Job, out: &str, trouble: Trouble<'_>) -> Outcome {
+    run_with(job, out, &SET, trouble)
+}
+
+fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome {
     let folder = job.path(out);
     let mut raw = RawConfig::from_file(&job.file).unwrap();
     raw.set_path("output.folder", &folder).unwrap();
     raw.set_path("data.cache", &job.path("cache")).unwrap();
-    for argument in SET {
+    for argument in set {
         raw.set(argument).unwrap();
     }
     let (device, held) = (OnceLock::<Device>::new(), Mutex::new(Vec::new()));
@@ -71,7 +77,8 @@ fn run(job: &Job, out: &str, trouble: Trouble<'_>) -> Outcome {
     let held = held.into_inner().unwrap();
     assert!(held.windows(2).all(|pair| pair[0].0 == pair[1].0), "{held:?}");
     let n_before = held.first().map_or(0, |(_, n)| *n);
-    Outcome { end, events: events(&folder), folder, n_before }
+    let n_allocations = device.get().unwrap().n_allocations();
+    Outcome { end, events: events(&folder), folder, n_before, n_allocations }
 }
 
 #[test]
@@ -156,6 +163,37 @@ fn memory_that_is_refused_before_the_first_step_leaves_nothing_half_done() {
         fs::remove_dir_all(again.folder).unwrap();
     }
     assert!(found < whole.n_before / 2, "what was encoded is not found again");
+}
+
+/// The smallest run that encodes, loads, measures, draws, learns and saves.
+const SHORT: [&str; 4] =
+    ["train.steps=1", "train.validate_every=1", "data.draw_count=2", "output.save_every=off"];
+
+/// A refusal before the first step ends the run, and the next one does the rest; one after it is got
+/// around. The result is the same to the bit, and nothing is left over.
+#[test]
+#[ignore = "long: `just sweep` runs it"]
+fn every_single_allocation_of_a_run_may_be_refused() {
+    let job = Job::new();
+    let whole = run_with(&job, "whole", &SHORT, &|_, _| {});
+    for nth in 1..=whole.n_allocations {
+        fs::remove_dir_all(job.path("cache")).unwrap();
+        let refused = run_with(&job, "run", &SHORT, &|device, event| {
+            if event.is_none() {
+                device.fail_allocation(nth);
+            }
+        });
+        assert_eq!(refused.end.is_err(), nth <= whole.n_before, "{nth}: {:?}", refused.end);
+        assert!(partial(&job.path("")).is_empty(), "{nth}");
+        let done = match refused.end {
+            Ok(_) => refused,
+            Err(_) => run_with(&job, "run", &SHORT, &|_, _| {}),
+        };
+        assert!(done.end.is_ok(), "{nth}: {:?}", done.end);
+        assert!(learnt(&whole.folder) == learnt(&done.folder), "{nth}: other bytes");
+        fs::remove_dir_all(done.folder).unwrap();
+    }
+    println!("{} allocations, {} before the first step", whole.n_allocations, whole.n_before);
 }
 
 /// Files that are not whole.
