@@ -1,0 +1,367 @@
+//! The rule for memory: which rung a run stands on, and when it stands still. It tightens while the run holds
+//! more than its share, as far as planned sizes say is needed and at once when the system suffers; it
+//! widens one rung at a time when there is provably room. It never ends a run. What a rung means (portions of a
+//! batch, blocks computed twice) it does not know.
+
+use std::collections::VecDeque;
+
+use super::Rung;
+use super::cause::{Cause, rounded};
+use super::patience::Patience;
+use crate::feel::{Feel, Share};
+use crate::memory::PressureLevel;
+
+/// Readings that are averaged.
+const WINDOW: usize = 10;
+
+/// Share of time at a standstill that is not waited out. Chosen: below what makes a desktop stutter; the
+/// trigger of the kernel that wakes the sampler stands at 0.15 of a second.
+const STALL: f64 = 0.1;
+
+/// The kernel's share of the last ten seconds fades slowly: for so many seconds after a change, a stall that
+/// has fallen below this part of what it was is taken for the past.
+const FADING_SECS: f64 = 20.0;
+const FADING_PART: f64 = 0.75;
+
+/// A run that holds this part of its share too much is not averaged. Chosen: noise of other programs is
+/// smaller.
+const URGENT_PART: f64 = 0.05;
+
+/// A load below this is room for more. Taken: the rule of the plan, tighten by 0.8 above it, widen below.
+const ROOMY_LOAD: f64 = 0.8;
+
+/// Part of the share that stays free when the next wider rung is taken for its size alone.
+const MARGIN: f64 = 0.05;
+
+/// Readings after a change that show its effect, counted from the first step that ended after it ...
+const SEEN_READINGS: usize = 4;
+
+/// ... or seconds, where no step ends since all stands still.
+const SEEN_SECS: f64 = 90.0;
+
+/// Seconds without want before the next rung is taken. Chosen: ten rungs are regained within two minutes.
+const CALM_SECS: f64 = 10.0;
+
+/// How full memory is, and what of it a run takes.
+#[derive(Clone, Debug)]
+pub(super) struct Memory {
+    rungs: Vec<Rung>,
+    rung: usize,
+    is_paused: bool,
+    shares: VecDeque<Share>,
+    last: Change,
+    wanted_at: f64,
+    /// Wider rungs are barred from here on while patience says so.
+    barred: usize,
+    patience: Patience,
+}
+
+/// The last change, and what was seen of its effect.
+#[derive(Clone, Copy, Debug)]
+struct Change {
+    secs: f64,
+    has_stepped: bool,
+    n_readings: usize,
+    /// What the kernel said at the time.
+    stalled: f64,
+}
+
+impl Memory {
+    pub fn new(mut rungs: Vec<Rung>) -> Self {
+        if rungs.is_empty() {
+            rungs.push(Rung { bytes: 0 });
+        }
+        Self {
+            rungs,
+            rung: 0,
+            is_paused: false,
+            shares: VecDeque::with_capacity(WINDOW),
+            last: Change {
+                secs: f64::NEG_INFINITY,
+                has_stepped: true,
+                n_readings: SEEN_READINGS,
+                stalled: 0.0,
+            },
+            wanted_at: f64::NEG_INFINITY,
+            barred: 0,
+            // Chosen: three tries an hour at first, then fewer; what lasted twenty minutes was right.
+            patience: Patience::new(600.0, 7200.0, 1200.0),
+        }
+    }
+
+    pub fn rung(&self) -> usize {
+        self.rung
+    }
+
+    pub fn is_paused(&self) -> bool {
+        self.is_paused
+    }
+
+    /// Averages begin again.
+    pub fn start_afresh(&mut self) {
+        self.shares.clear();
+    }
+
+    /// A step ended.
+    pub fn stepped(&mut self) {
+        self.last.has_stepped = true;
+    }
+
+    /// Takes in a reading.
+    pub fn feel(&mut self, now: f64, feel: &Feel) -> Option<Cause> {
+        self.take_in(feel.memory);
+        if let Some(want) = self.want(now, feel) {
+            self.wanted_at = now;
+            return self.is_effect_seen(now).then(|| self.tighten(now, want)).flatten();
+        }
+        if is_uneasy(feel) {
+            self.wanted_at = now;
+        }
+        let is_calm = now - self.wanted_at >= CALM_SECS && now - self.last.secs >= CALM_SECS;
+        (is_calm && self.is_effect_seen(now)).then(|| self.widen(now)).flatten()
+    }
+
+    /// An allocation was refused: whatever the figures say, this rung is too wide.
+    pub fn refused(&mut self, now: f64) -> Option<Cause> {
+        let planned = self.rungs[self.rung].bytes;
+        self.wanted_at = now;
+        // A rung that was refused is a mistake, no matter how long ago it was taken.
+        self.patience.took(now);
+        self.step_down(now, self.rung + 1).then_some(Cause::MemoryRefused { planned })
+    }
+
+    fn take_in(&mut self, share: Option<Share>) {
+        self.last.n_readings += usize::from(self.last.has_stepped);
+        let Some(share) = share else { return };
+        if self.shares.len() == WINDOW {
+            self.shares.pop_front();
+        }
+        self.shares.push_back(share);
+    }
+
+    /// What memory is wanted for, if it is: what cannot wait first, then the average.
+    fn want(&self, now: f64, feel: &Feel) -> Option<Cause> {
+        let is_fading = |stalled: f64| {
+            now - self.last.secs < FADING_SECS && stalled < FADING_PART * self.last.stalled
+        };
+        let is_stall = |stalled: &f64| (STALL..=1.0).contains(stalled) && !is_fading(*stalled);
+        if let Some(stalled) = feel.stalled.filter(is_stall) {
+            return Some(Cause::MemoryStalls { stalled: rounded(stalled), limit: STALL });
+        }
+        if feel.level == Some(PressureLevel::Critical) {
+            return Some(Cause::MemoryCritical);
+        }
+        let share = feel.memory?;
+        let is_urgent = -(share.left as f64) > URGENT_PART * share.held as f64;
+        let is_over = self.shares.len() == WINDOW && self.load()? > 1.0;
+        let short = Cause::MemoryShort { held: share.held, share: size(share) };
+        (is_urgent || is_over).then_some(short)
+    }
+
+    /// Held of what may be held, averaged; over 1 is too much.
+    fn load(&self) -> Option<f64> {
+        let load = |share: &Share| {
+            // Nothing held is nothing to give back.
+            if share.held == 0 { 0.0 } else { share.held as f64 / size(*share).max(1) as f64 }
+        };
+        let n = self.shares.len();
+        (n > 0)
+            .then(|| self.shares.iter().map(|share| load(share).min(2.0)).sum::<f64>() / n as f64)
+    }
+
+    /// Whether what was last decided shows in the readings.
+    fn is_effect_seen(&self, now: f64) -> bool {
+        self.last.n_readings >= SEEN_READINGS || now - self.last.secs >= SEEN_SECS
+    }
+
+    /// Goes down as many rungs as the figures say, one at least.
+    fn tighten(&mut self, now: f64, want: Cause) -> Option<Cause> {
+        let saved = |rung: &Rung| self.rungs[self.rung].bytes.saturating_sub(rung.bytes);
+        let lacking = match want {
+            Cause::MemoryShort { held, share } => held.saturating_sub(share),
+            _ => 0,
+        };
+        let enough = |rung: &usize| saved(&self.rungs[*rung]) >= lacking;
+        let last = self.rungs.len() - 1;
+        let to = (self.rung + 1..=last).find(enough).unwrap_or(last.max(self.rung + 1));
+        let has_changed = self.step_down(now, to);
+        if let Cause::MemoryStalls { stalled, .. } = want {
+            self.last.stalled = stalled;
+        }
+        has_changed.then_some(want)
+    }
+
+    /// To a tighter rung, or to a standstill below the tightest. Returns whether anything changed.
+    fn step_down(&mut self, now: f64, to: usize) -> bool {
+        if self.is_paused {
+            return false;
+        }
+        self.barred = self.rung;
+        self.patience.lost(now);
+        if to < self.rungs.len() {
+            self.rung = to;
+        } else {
+            self.is_paused = true;
+        }
+        self.changed(now);
+        true
+    }
+
+    /// Goes on, or up a rung, if there is room for it.
+    fn widen(&mut self, now: f64) -> Option<Cause> {
+        let to = if self.is_paused { self.rung } else { self.rung.checked_sub(1)? };
+        let is_barred = to <= self.barred && !self.patience.allows(now);
+        if is_barred || !self.has_room_for(to) {
+            return None;
+        }
+        self.is_paused = false;
+        self.rung = to;
+        self.patience.took(now);
+        self.changed(now);
+        let share = self.shares.back().map(|share| size(*share));
+        Some(Cause::MemoryBack { planned: self.rungs[to].bytes, share })
+    }
+
+    /// Whether a rung fits by what was planned and by what is really held. Where nothing is known of
+    /// memory, nothing speaks against it.
+    fn has_room_for(&self, to: usize) -> bool {
+        let Some((now, load)) = self.shares.back().zip(self.load()) else { return true };
+        let planned = self.rungs[self.rung].bytes;
+        let more = self.rungs[to].bytes.saturating_sub(planned);
+        let held = self.shares.iter().map(|share| share.held).max().unwrap_or(0).max(planned);
+        let needed = held.saturating_add(more) as f64;
+        let share = size(*now) as f64;
+        needed <= (1.0 - MARGIN) * share || (load < ROOMY_LOAD && needed <= share)
+    }
+
+    fn changed(&mut self, now: f64) {
+        self.last = Change { secs: now, has_stepped: false, n_readings: 0, stalled: 0.0 };
+        // What was held before says nothing about the new rung.
+        self.shares.clear();
+    }
+}
+
+/// Whether it would be bold to take more, though nothing need be given back.
+fn is_uneasy(feel: &Feel) -> bool {
+    feel.stalled.is_some_and(|stalled| stalled >= STALL / 2.0)
+        || feel.level.is_some_and(|level| level > PressureLevel::Normal)
+}
+
+/// Bytes that the run may hold in all.
+fn size(share: Share) -> u64 {
+    u64::try_from(i128::from(share.held) + i128::from(share.left)).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+    const NONE: [usize; 0] = [];
+
+    fn rungs() -> Vec<Rung> {
+        [10, 8, 6, 5].map(|gib| Rung { bytes: gib * GIB }).to_vec()
+    }
+
+    /// A machine that lets the run hold so many GiB; steps end every second.
+    struct Beside {
+        memory: Memory,
+        now: f64,
+    }
+
+    impl Beside {
+        fn new() -> Self {
+            Self { memory: Memory::new(rungs()), now: 0.0 }
+        }
+
+        /// Rungs taken in so many seconds; a standstill is the number of rungs.
+        fn wait(&mut self, secs: usize, allowed: f64, stalled: f64) -> Vec<usize> {
+            let mut seen = Vec::new();
+            for _ in 0..secs {
+                self.now += 1.0;
+                self.memory.stepped();
+                let held = rungs()[self.memory.rung()].bytes;
+                let left = (allowed * GIB as f64) as i64 - held.cast_signed();
+                let memory = Some(Share { held, left });
+                let feel = Feel { memory, stalled: Some(stalled), ..Feel::default() };
+                if self.memory.feel(self.now, &feel).is_some() {
+                    seen.push(if self.memory.is_paused() { 4 } else { self.memory.rung() });
+                }
+            }
+            seen
+        }
+    }
+
+    #[test]
+    fn as_many_rungs_as_the_figures_say() {
+        let mut beside = Beside::new();
+        assert_eq!(beside.wait(60, 10.5, 0.0), NONE);
+        assert_eq!(beside.wait(1, 5.9, 0.0), [3], "urgent: no averaging");
+        assert_eq!(beside.wait(60, 5.9, 0.0), NONE, "the next would take 6");
+        // Back to the plan, a rung at a time.
+        assert_eq!(beside.wait(100, 12.0, 0.0), [2, 1, 0]);
+    }
+
+    #[test]
+    fn a_little_too_much_is_averaged() {
+        let mut beside = Beside::new();
+        assert_eq!(beside.wait(9, 9.8, 0.0), NONE);
+        assert_eq!(beside.wait(1, 9.8, 0.0), [1]);
+    }
+
+    #[test]
+    fn stalls_go_down_a_rung_at_a_time_and_stand_still_at_last() {
+        let mut beside = Beside::new();
+        assert_eq!(beside.wait(1, 20.0, 0.5), [1], "at once");
+        assert_eq!(beside.wait(30, 20.0, 0.5), [2, 3, 4]);
+        assert_eq!(beside.wait(600, 20.0, 0.5), NONE, "still paused, never more");
+        assert_eq!(beside.wait(60, 20.0, 0.0), [3, 2, 1, 0]);
+    }
+
+    #[test]
+    fn a_stall_that_fades_is_the_past() {
+        let mut beside = Beside::new();
+        assert_eq!(beside.wait(1, 20.0, 0.4), [1]);
+        for secs in 1..20 {
+            let stalled = 0.4 * f64::exp(-f64::from(secs) / 10.0);
+            assert_eq!(beside.wait(1, 20.0, stalled), NONE, "after {secs} s");
+        }
+    }
+
+    #[test]
+    fn a_rung_that_did_not_last_is_left_alone_for_longer_each_time() {
+        let mut beside = Beside::new();
+        let mut n_changes = Vec::new();
+        for _ in 0..6 {
+            // A hog that comes and goes every two minutes, for an hour.
+            let hour = (0..15)
+                .map(|_| beside.wait(120, 9.0, 0.0).len() + beside.wait(120, 12.0, 0.0).len());
+            n_changes.push(hour.sum::<usize>());
+        }
+        assert!(n_changes[0] <= 8 && n_changes[1..].iter().all(|n| *n <= 4), "{n_changes:?}");
+        assert!(n_changes.iter().sum::<usize>() > 6, "it is tried again: {n_changes:?}");
+    }
+
+    #[test]
+    fn a_refusal_counts_whatever_the_figures_say() {
+        let mut memory = Memory::new(rungs());
+        for rung in [1, 2, 3, 3] {
+            assert!(memory.refused(0.0).is_some());
+            assert_eq!(memory.rung(), rung);
+        }
+        assert!(memory.is_paused());
+        assert!(memory.refused(0.0).is_none(), "it stands still already");
+    }
+
+    #[test]
+    fn a_change_is_judged_by_steps_taken_after_it() {
+        let mut memory = Memory::new(rungs());
+        let feel = Feel { stalled: Some(0.5), ..Feel::default() };
+        assert!(memory.feel(0.0, &feel).is_some());
+        // A long step goes on the old way: its readings say nothing.
+        assert!((1..60).all(|secs| memory.feel(f64::from(secs), &feel).is_none()));
+        memory.stepped();
+        assert!((60..63).all(|secs| memory.feel(f64::from(secs), &feel).is_none()));
+        assert!(memory.feel(64.0, &feel).is_some());
+    }
+}
