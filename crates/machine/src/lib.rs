@@ -4,9 +4,11 @@
 //! readings, [`budget`] says what of it a run may take, and [`findings`] names what is wrong and
 //! how to mend it. This crate knows no model, never sleeps and never invents a reading.
 
+pub mod awake;
 pub mod budget;
 pub mod cores;
 pub mod cpu;
+pub mod energy;
 pub mod feel;
 pub mod fields;
 pub mod findings;
