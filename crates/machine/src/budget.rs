@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 use crate::Machine;
 use crate::gpu::{AppleGpu, Capability, Gpu, NvidiaCard};
 use crate::hardware::{CudaVersion, Feature, OLDEST_CAPABILITY, cpu_features, nvidia_class};
+use crate::memory::Memory;
 use crate::reading::{Bytes, Unknown};
 
 /// What hearth plans with.
@@ -209,7 +210,10 @@ fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown
 
 /// What a run may take of main memory.
 pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
-    let memory = &machine.memory;
+    limit_of(&machine.memory)
+}
+
+fn limit_of(memory: &Memory) -> Result<MemoryLimit, Unknown> {
     let available = memory.available.needed()?;
     let kept = Bytes(memory.total.needed()?.0 / KEPT_PART).clamp(KEPT_LEAST, KEPT_MOST);
     let main =
@@ -224,6 +228,14 @@ pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
         }),
         _ => Ok(main),
     }
+}
+
+/// Bytes that a run may take on top of what it holds; below zero once it eats into what is kept for
+/// others. By the rules of [`main_limit`].
+pub fn main_left(memory: &Memory) -> Result<i64, Unknown> {
+    let MemoryLimit { available, kept, .. } = limit_of(memory)?;
+    let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
+    Ok(signed(available).saturating_sub(signed(kept)))
 }
 
 fn known_or_reason<S: Serializer>(
@@ -276,6 +288,22 @@ mod tests {
         let limit = budget.memory.unwrap();
         assert_eq!(limit.bound_by, Bound::Container);
         assert_eq!(limit.limit, Bytes((3 << 30) - (512 << 20)));
+    }
+
+    #[test]
+    fn what_is_left_falls_below_zero() {
+        let left =
+            |answers: &[(&str, &str)]| main_left(&Machine::probe(&mut source(answers)).memory);
+        assert_eq!(left(&[MEMORY]), Ok(18 << 30));
+        let scarce = ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 1048576 kB\n");
+        assert_eq!(left(&[scarce]), Ok(-(1 << 30)));
+        let container = [
+            ("file /proc/self/cgroup", "0::/\n"),
+            ("file /sys/fs/cgroup/memory.max", "4294967296\n"),
+            ("file /sys/fs/cgroup/memory.current", "4026531840\n"),
+        ];
+        assert_eq!(left(&[&[MEMORY], &container[..]].concat()), Ok(-(256 << 20)));
+        assert!(left(&[]).is_err());
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::cpu::CpuFeature;
 use crate::gpu::{AppleGpu, Gpu, NvidiaCard, Throttle};
 use crate::hardware::{CudaVersion, NVIDIA_CLASSES, OLDEST_CUDA};
 use crate::memory::{MemoryPressure, PressureLevel};
-use crate::reading::{Bytes, Megahertz, Percent, Unknown};
-use crate::thermal::{PowerMode, ThermalPressure, ThermalState};
+use crate::reading::{Bytes, Unknown};
+use crate::thermal::PowerMode;
 use crate::{Machine, NvidiaStack};
 
 /// Something the user should know.
@@ -45,6 +45,7 @@ pub fn findings(machine: &Machine) -> Vec<Finding> {
         }
     }
     mac(machine, &mut found);
+    power(machine, &mut found);
     memory(machine, &mut found);
     processor(machine, &mut found);
     sensors(machine, &mut found);
@@ -114,18 +115,13 @@ fn major_zero(version: &str) -> Option<CudaVersion> {
     NVIDIA_CLASSES.iter().find(first).map(|class| class.cuda)
 }
 
-/// Taken from reports of DGX Spark boxes whose USB-C power negotiation failed: busy, but far below
-/// the usual 2.4 GHz, with no error flag anywhere.
-const STUCK_CLOCK: Megahertz = Megahertz(1000);
-const BUSY: Percent = Percent(90.0);
-
 fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
     let name = card.name.known().map_or("the NVIDIA card", String::as_str);
     if let Err(reason) = usable(machine, card) {
         found.push(fault(format!("{name} cannot be used: {reason}"), unusable_hint(&reason)));
     }
     let faults: Vec<_> =
-        card.throttle.known().into_iter().flatten().filter(|cause| cause.is_fault()).collect();
+        card.feel.throttle.known().into_iter().flatten().filter(|cause| cause.is_fault()).collect();
     if !faults.is_empty() {
         let causes: Vec<_> = faults.iter().map(|cause| cause.label()).collect();
         found.push(fault(
@@ -133,9 +129,8 @@ fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
             throttle_hint(&faults),
         ));
     }
-    if let (Some(load), Some(clock)) = (card.utilisation.known(), card.clock.known())
-        && *load > BUSY
-        && *clock < STUCK_CLOCK
+    if let (Some(load), Some(clock)) = (card.feel.utilisation.known(), card.feel.clock.known())
+        && card.feel.is_stuck(card.unified.known() == Some(&true))
     {
         found.push(fault(
             format!("{name} is busy ({load}) at only {clock}"),
@@ -210,8 +205,8 @@ fn mac(machine: &Machine, found: &mut Vec<Finding>) {
             "turn it off in System Settings, Battery, for full speed",
         ));
     }
-    let hot_state = thermal.state.known().filter(|state| **state >= ThermalState::Serious);
-    let hot_pressure = thermal.pressure.known().filter(|level| **level >= ThermalPressure::Heavy);
+    let hot_state = thermal.state.known().filter(|state| state.is_hot());
+    let hot_pressure = thermal.pressure.known().filter(|level| level.is_hot());
     let slow = thermal.cpu_speed_limit.known().filter(|limit| limit.0 < 100.0);
     let signs: Vec<String> = [
         hot_state.map(|state| format!("thermal state {state:?}").to_lowercase()),
@@ -225,6 +220,15 @@ fn mac(machine: &Machine, found: &mut Vec<Finding>) {
         found.push(fault(
             format!("the Mac is slowed down by heat: {}", signs.join(", ")),
             "let it cool down; on a laptop, raise it off the table",
+        ));
+    }
+}
+
+fn power(machine: &Machine, found: &mut Vec<Finding>) {
+    if machine.power.on_battery.known() == Some(&true) {
+        found.push(notice(
+            "it runs on its battery",
+            "plug it in before a long run; on battery it is slower and a run is paced",
         ));
     }
 }
@@ -290,7 +294,7 @@ fn processor(machine: &Machine, found: &mut Vec<Finding>) {
 
 fn sensors(machine: &Machine, found: &mut Vec<Finding>) {
     let gpu_heat = machine.gpus.iter().any(|gpu| match gpu {
-        Gpu::Nvidia(card) => card.temperature.value.is_ok(),
+        Gpu::Nvidia(card) => card.feel.temperature.value.is_ok(),
         Gpu::Apple(_) => false,
     });
     let mac = machine.thermal.mac.as_ref();
@@ -384,6 +388,19 @@ mod tests {
     }
 
     #[test]
+    fn a_battery_in_use_is_named() {
+        let supply = |status| {
+            [
+                ("folder /sys/class/power_supply", "BAT0"),
+                ("file /sys/class/power_supply/BAT0/type", "Battery"),
+                ("file /sys/class/power_supply/BAT0/status", status),
+            ]
+        };
+        check(&supply("Discharging"), &["it runs on its battery"]);
+        check(&supply("Charging"), &[]);
+    }
+
+    #[test]
     fn half_present_drivers_are_named() {
         let module = (
             "file /proc/driver/nvidia/version",
@@ -396,10 +413,11 @@ mod tests {
         check(&[nvml, card, libraries], &["NVIDIA X cannot be used: not in the recording"]);
     }
 
-    fn card_with<'a>(cuda: &'a str, nvml: &'a str, libraries: &'a str) -> [(&'a str, &'a str); 5] {
+    fn card_with<'a>(cuda: &'a str, nvml: &'a str, libraries: &'a str) -> [(&'a str, &'a str); 6] {
         [
             ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 1\n"),
             ("nvml card 0", nvml),
+            ("nvml feel 0", nvml),
             ("cuda", cuda),
             ("cuda card 0", "pci_bus_id: 1\ncompute_capability: 8.6\nintegrated: 0\n"),
             ("cuda libraries", libraries),
@@ -432,6 +450,25 @@ mod tests {
     }
 
     #[test]
+    fn a_stuck_power_supply_shows_on_a_unified_card() {
+        let check_at = |clock: &str, expected: &[&str]| {
+            let feel = format!("utilisation_percent: 94\nsm_clock_mhz: {clock}\n");
+            let mut answers = card_with(CUDA_13, "name: NVIDIA X\npci_bus_id: 1\n", LIBRARIES);
+            let unified = "pci_bus_id: 1\ncompute_capability: 12.1\nintegrated: 1\n";
+            for (question, answer) in &mut answers {
+                match *question {
+                    "nvml feel 0" => *answer = &feel,
+                    "cuda card 0" => *answer = unified,
+                    _ => {}
+                }
+            }
+            check(&answers, expected);
+        };
+        check_at("507", &["is busy (94.0 %) at only 507 MHz"]);
+        check_at("2400", &[]);
+    }
+
+    #[test]
     fn suffering_cards_are_named_and_working_ones_are_not() {
         let card = |facts: &str| format!("name: NVIDIA X\npci_bus_id: 1\n{facts}");
         let check_card = |facts: &str, expected: &[&str]| {
@@ -439,11 +476,7 @@ mod tests {
         };
         check_card("throttle_bits: 4\n", &[]);
         check_card("throttle_bits: 64\n", &["NVIDIA X is slowed down: heat (hardware)"]);
-        check_card(
-            "utilisation_percent: 94\nsm_clock_mhz: 507\n",
-            &["is busy (94.0 %) at only 507 MHz"],
-        );
-        check_card("utilisation_percent: 94\nsm_clock_mhz: 2400\n", &[]);
+        check_card("utilisation_percent: 94\nsm_clock_mhz: 507\n", &[]);
         check_card("ecc_uncorrected: 3\n", &["3 memory errors"]);
         check_card(
             "memory_total_bytes: 25757220864\nmemory_free_bytes: 5368709120\n",

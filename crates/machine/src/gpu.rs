@@ -42,26 +42,49 @@ pub struct NvidiaCard {
     pub pageable_memory_access: Reading<bool>,
     /// Whether a network card may write into its memory directly.
     pub gpu_direct_rdma: Reading<bool>,
-    /// Core temperature.
-    pub temperature: Reading<Celsius>,
+    /// How it feels now.
+    #[serde(flatten)]
+    pub feel: CardFeel,
     /// Where the hardware begins to slow down.
     pub slowdown: Reading<Celsius>,
-    /// Power drawn now.
-    pub power: Reading<Watts>,
     /// Power it may draw.
     pub power_limit: Reading<Watts>,
-    /// Multiprocessor clock now.
-    pub clock: Reading<Megahertz>,
     /// Highest multiprocessor clock.
     pub clock_max: Reading<Megahertz>,
-    /// Share of the last moments in which a kernel ran.
-    pub utilisation: Reading<Percent>,
-    /// Why the clock is not at its highest.
-    pub throttle: Reading<Vec<Throttle>>,
     /// Memory errors that could not be mended since the driver started.
     pub ecc_uncorrected: Reading<u64>,
     /// What it can do for hearth.
     pub features: Vec<Feature>,
+}
+
+/// What changes about an NVIDIA card from second to second.
+#[derive(Clone, Debug, Serialize)]
+pub struct CardFeel {
+    /// Core temperature.
+    pub temperature: Reading<Celsius>,
+    /// Power drawn now.
+    pub power: Reading<Watts>,
+    /// Multiprocessor clock now.
+    pub clock: Reading<Megahertz>,
+    /// Share of the last moments in which a kernel ran.
+    pub utilisation: Reading<Percent>,
+    /// Why the clock is not at its highest.
+    pub throttle: Reading<Vec<Throttle>>,
+}
+
+/// Taken from reports of DGX Spark boxes whose USB-C power negotiation failed: busy, but far below
+/// the usual 2.4 GHz, with no error flag anywhere.
+const STUCK_CLOCK: Megahertz = Megahertz(1000);
+const BUSY: Percent = Percent(90.0);
+
+impl CardFeel {
+    /// Whether it is busy at a clock that only a stuck power supply explains. That is known of unified
+    /// cards alone: one in a laptop may well be that slow within its power cap.
+    pub fn is_stuck(&self, is_unified: bool) -> bool {
+        let is_busy = self.utilisation.known().is_some_and(|load| *load > BUSY);
+        let is_slow = self.clock.known().is_some_and(|clock| *clock < STUCK_CLOCK);
+        is_unified && is_busy && is_slow
+    }
 }
 
 /// The GPU of an Apple chip.

@@ -2,11 +2,14 @@
 //!
 //! [`Source`] asks the machine (or a recording of one), [`Machine::probe`] turns the answers into
 //! readings, [`budget`] says what of it a run may take, and [`findings`] names what is wrong and
-//! how to mend it. This crate knows no model, never sleeps and never invents a reading.
+//! how to mend it. While a run goes on, [`sampler`] feels the machine from a thread of its own, the only
+//! place that waits for time to pass. This crate knows no model and never invents a reading.
 
+pub mod awake;
 pub mod budget;
 pub mod cores;
 pub mod cpu;
+pub mod energy;
 pub mod feel;
 pub mod fields;
 pub mod findings;
@@ -16,11 +19,14 @@ pub mod gpu;
 pub mod hardware;
 mod live;
 pub mod memory;
+pub mod power;
 pub mod pressure;
 mod probe;
 pub mod process;
 pub mod reading;
 pub mod recording;
+pub mod sampler;
+pub mod sense;
 pub mod source;
 pub mod thermal;
 
@@ -47,6 +53,8 @@ pub struct Machine {
     pub memory: memory::Memory,
     /// Heat outside the GPUs.
     pub thermal: thermal::Thermal,
+    /// What feeds it.
+    pub power: power::Power,
     /// Graphics processors, NVML's order.
     pub gpus: Vec<gpu::Gpu>,
     /// NVIDIA's driver and libraries; absent on macOS, which cannot have them.

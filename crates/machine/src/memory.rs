@@ -13,6 +13,8 @@ pub struct Memory {
     pub total: Reading<Bytes>,
     /// What a new program could take without making the system swap.
     pub available: Reading<Bytes>,
+    /// What this process holds of it.
+    pub held: Reading<Bytes>,
     /// The tightest limit of the containers around this process, if any of them has one.
     pub container: Reading<Option<ContainerLimit>>,
     /// Swap space in all.

@@ -1,8 +1,14 @@
 //! Memory pressure as the kernel tells it: the share of time that work stood still for want of
 //! memory (PSI), and a trigger that wakes us when it rises, long before the machine swaps.
 
+use std::io::PipeReader;
+#[cfg(target_os = "linux")]
+use std::os::fd::AsFd;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde::Serialize;
 
 use crate::reading::{Percent, Unknown};
@@ -49,7 +55,7 @@ fn average(text: &str, line: &str, window: &str) -> Result<Percent, Unknown> {
 #[cfg(target_os = "linux")]
 const TRIGGER: &[u8] = b"some 300000 2000000\0";
 
-/// Wakes the caller when memory becomes scarce.
+/// Wakes whoever [waits](wait) when memory becomes scarce.
 #[cfg(target_os = "linux")]
 pub struct PressureTrigger(std::fs::File);
 
@@ -69,16 +75,8 @@ impl PressureTrigger {
         Ok(Self(file))
     }
 
-    /// Waits for pressure; true if it rose before the time was over.
-    pub fn wait(&self, timeout: Duration) -> Result<bool, Unknown> {
-        use rustix::event::{PollFd, PollFlags, Timespec, poll};
-        let timeout = Timespec::try_from(timeout).ok();
-        let mut watched = [PollFd::new(&self.0, PollFlags::PRI)];
-        match poll(&mut watched, timeout.as_ref()) {
-            Ok(_) => Ok(watched[0].revents().contains(PollFlags::PRI)),
-            Err(rustix::io::Errno::INTR) => Ok(false),
-            Err(error) => Err(Unknown(format!("cannot wait for pressure: {error}"))),
-        }
+    fn watched(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 }
 
@@ -93,9 +91,42 @@ impl PressureTrigger {
         Err(Unknown::because("only Linux has pressure triggers"))
     }
 
-    /// Cannot be reached, since nothing can be armed.
-    pub fn wait(&self, _: Duration) -> Result<bool, Unknown> {
+    fn watched(&self) -> BorrowedFd<'_> {
         match *self {}
+    }
+}
+
+/// What ended a wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Woken {
+    /// The time was over.
+    Time,
+    /// Memory became scarce.
+    Pressure,
+    /// The other end of the pipe was closed.
+    End,
+}
+
+/// Waits for pressure, for the other end of a pipe to be closed, or for the time to be over. A trigger that
+/// cannot be waited for any more is an error.
+pub fn wait(
+    trigger: Option<&PressureTrigger>,
+    end: &PipeReader,
+    timeout: Duration,
+) -> Result<Woken, Unknown> {
+    let timeout = Timespec::try_from(timeout).ok();
+    let mut watched = vec![PollFd::new(end, PollFlags::IN)];
+    watched.extend(trigger.map(|it| PollFd::from_borrowed_fd(it.watched(), PollFlags::PRI)));
+    match poll(&mut watched, timeout.as_ref()) {
+        Ok(_) | Err(Errno::INTR) => {}
+        Err(error) => return Err(Unknown(format!("cannot wait for pressure: {error}"))),
+    }
+    let lost = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
+    match watched.iter().map(PollFd::revents).collect::<Vec<_>>()[..] {
+        [end, ..] if !end.is_empty() => Ok(Woken::End),
+        [_, trigger] if trigger.intersects(lost) => Err(Unknown::because("the trigger is gone")),
+        [_, trigger] if !trigger.is_empty() => Ok(Woken::Pressure),
+        _ => Ok(Woken::Time),
     }
 }
 
@@ -120,5 +151,16 @@ mod tests {
         check("", "no avg10 in line \"some\"");
         check(&CALM.replacen("0.00", "1e9", 1), "some avg10 is not a share: \"1e9\"");
         check(&CALM.replacen("0.00", "nan", 1), "some avg10 is not a share: \"nan\"");
+    }
+    /// An hour's wait ends when the pipe does; one without time ends at once.
+    #[test]
+    fn a_wait_ends_with_its_pipe() {
+        let (reader, writer) = std::io::pipe().unwrap();
+        let trigger = PressureTrigger::arm().ok();
+        let an_hour = Duration::from_secs(3600);
+        assert_eq!(wait(None, &reader, Duration::ZERO), Ok(Woken::Time));
+        drop(writer);
+        assert_eq!(wait(None, &reader, an_hour), Ok(Woken::End));
+        assert_eq!(wait(trigger.as_ref(), &reader, an_hour), Ok(Woken::End));
     }
 }

@@ -2,11 +2,23 @@
 
 use std::time::Duration;
 
+use crate::fields::Fields;
+use crate::reading::{Bytes, Unknown};
+
 /// The most memory it has held at once, in bytes.
 pub fn peak_resident() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok().map(|kib| kib * 1024)
+    in_status(&status, "VmHWM").ok().map(|bytes| bytes.0)
+}
+
+/// The memory it holds, out of the text of `/proc/self/status`. Pages of files that are mapped count: they
+/// are ours to give back.
+pub fn resident(status: &str) -> Result<Bytes, Unknown> {
+    in_status(status, "VmRSS")
+}
+
+fn in_status(status: &str, key: &str) -> Result<Bytes, Unknown> {
+    Fields::of(status).number(key).and_then(Bytes::from_kib)
 }
 
 /// Processor time of all its threads: what the same work takes, whoever else is on the machine.
@@ -18,6 +30,15 @@ pub fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_kernels_words_are_read() {
+        let status = "Name:\thearth\nVmHWM:\t    3340 kB\nVmRSS:\t    3000 kB\n";
+        assert_eq!(resident(status), Ok(Bytes(3000 * 1024)));
+        for broken in ["", "VmRSS: lots kB", "VmRSS: -1 kB", "VmRSS: 18446744073709551615 kB"] {
+            assert!(resident(broken).is_err(), "{broken}");
+        }
+    }
 
     #[test]
     fn work_takes_processor_time() {

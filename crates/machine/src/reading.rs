@@ -126,8 +126,9 @@ pub struct Bytes(pub u64);
 
 impl Bytes {
     /// That many KiB, unless the product does not fit.
-    pub fn from_kib(kib: u64) -> Option<Self> {
-        kib.checked_mul(1 << 10).map(Self)
+    pub fn from_kib(kib: u64) -> Result<Self, Unknown> {
+        let bytes = kib.checked_mul(1 << 10).map(Self);
+        bytes.ok_or_else(|| Unknown(format!("{kib} KiB is more than can be")))
     }
 
     /// That many MiB, unless the product does not fit.
@@ -221,6 +222,19 @@ impl fmt::Display for Celsius {
 /// Electrical power.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, serde::Serialize)]
 pub struct Watts(pub f64);
+
+impl Watts {
+    /// Chosen: twice what the sockets of a large server's cards draw together; more is a meter's nonsense.
+    const MOST: f64 = 20_000.0;
+
+    /// Power that a meter could mean, or why it cannot be.
+    pub fn from_meter(watts: f64) -> Result<Self, Unknown> {
+        if (0.0..=Self::MOST).contains(&watts) {
+            return Ok(Self(watts));
+        }
+        Err(Unknown(format!("meter reads {watts} W, outside 0 to {} W", Self::MOST)))
+    }
+}
 
 impl fmt::Display for Watts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -17,7 +17,7 @@ use crate::recording::Recording;
 /// The text that answers a question, or why there is none.
 pub type Answer = Result<String, Unknown>;
 
-/// What a probe may ask. Answers of the last six are `key: value` lines, see [`crate::fields`].
+/// What a probe may ask. Answers of the last eight are `key: value` lines, see [`crate::fields`].
 #[derive(Clone, Copy, Debug)]
 pub enum Question<'a> {
     /// The text of a small file.
@@ -32,6 +32,8 @@ pub enum Question<'a> {
     Nvml,
     /// One card as the management library sees it.
     NvmlCard(u32),
+    /// The little about that card that changes from second to second.
+    NvmlFeel(u32),
     /// The CUDA driver: its version and number of cards.
     Cuda,
     /// One card as the CUDA driver sees it.
@@ -42,6 +44,8 @@ pub enum Question<'a> {
     Metal,
     /// Thermal state and thermal pressure of macOS.
     MacThermal,
+    /// What this process holds of a Mac's memory.
+    MacProcess,
 }
 
 impl fmt::Display for Question<'_> {
@@ -53,11 +57,13 @@ impl fmt::Display for Question<'_> {
             Self::PressureTrigger => f.write_str("memory pressure trigger"),
             Self::Nvml => f.write_str("nvml"),
             Self::NvmlCard(index) => write!(f, "nvml card {index}"),
+            Self::NvmlFeel(index) => write!(f, "nvml feel {index}"),
             Self::Cuda => f.write_str("cuda"),
             Self::CudaCard(index) => write!(f, "cuda card {index}"),
             Self::CudaLibraries => f.write_str("cuda libraries"),
             Self::Metal => f.write_str("metal"),
             Self::MacThermal => f.write_str("mac thermal"),
+            Self::MacProcess => f.write_str("mac process"),
         }
     }
 }

@@ -40,6 +40,15 @@ pub struct MacThermal {
     pub power_mode: Reading<PowerMode>,
 }
 
+impl MacThermal {
+    /// Whether any of the signals says that it is slowed down for heat.
+    pub fn is_hot(&self) -> bool {
+        self.state.known().is_some_and(|state| state.is_hot())
+            || self.pressure.known().is_some_and(|level| level.is_hot())
+            || self.cpu_speed_limit.known().is_some_and(|limit| limit.0 < 100.0)
+    }
+}
+
 /// `NSProcessInfoThermalState`, in Apple's order from 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -49,6 +58,13 @@ pub enum ThermalState {
     Fair,
     Serious,
     Critical,
+}
+
+impl ThermalState {
+    /// Whether the system slows down for heat.
+    pub fn is_hot(self) -> bool {
+        self >= Self::Serious
+    }
 }
 
 /// `OSThermalPressureLevel` on macOS, in Apple's order from 0 (`OSThermalNotification.h`).
@@ -61,6 +77,13 @@ pub enum ThermalPressure {
     Heavy,
     Trapping,
     Sleeping,
+}
+
+impl ThermalPressure {
+    /// Whether the system slows down for heat.
+    pub fn is_hot(self) -> bool {
+        self >= Self::Heavy
+    }
 }
 
 /// The energy mode of macOS (`powermode`, or `lowpowermode` where there is no high one).

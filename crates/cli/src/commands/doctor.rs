@@ -3,11 +3,11 @@
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
-use std::time::Duration;
 
 use machine::budget::{Budget, budget};
 use machine::findings::{Finding, findings};
-use machine::pressure::PressureTrigger;
+use machine::sampler::Sampler;
+use machine::sense::Sense;
 use machine::{Machine, Recording, Source};
 use serde::Serialize;
 
@@ -89,50 +89,42 @@ fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Fa
     Ok(())
 }
 
-/// Chosen: NVML and the kernel renew most of their figures once a second.
-const INTERVAL: Duration = Duration::from_secs(1);
-
 /// A terminal is redrawn in place; anything else gets one page or one line of JSON after another.
 fn watch(source: &mut Source, json: bool, out: &mut dyn Write) -> Result<Outcome, Failure> {
     const HOME_AND_CLEAR: &str = "\x1b[H\x1b[J";
-    let wakes = wakes()?;
+    let mut seen = Diagnosis::of(source);
+    let wakes = wakes(&seen)?;
     let redraw = !json && std::io::stdout().is_terminal();
     loop {
-        let diagnosis = Diagnosis::of(source);
         if json {
-            serde_json::to_writer(&mut *out, &diagnosis).map_err(std::io::Error::from)?;
+            serde_json::to_writer(&mut *out, &seen).map_err(std::io::Error::from)?;
             writeln!(out)?;
         } else {
-            let page = render::doctor::page(&diagnosis);
+            let page = render::doctor::page(&seen);
             write!(out, "{}{page}", if redraw { HOME_AND_CLEAR } else { "" })?;
         }
         out.flush()?;
-        if let Ok(Wake::Interrupt) = wakes.recv_timeout(INTERVAL) {
-            return Ok(Outcome::Interrupted);
+        match wakes.recv() {
+            Ok(Wake::Reading) => seen = Diagnosis::of(source),
+            Ok(Wake::Interrupt) | Err(_) => return Ok(Outcome::Interrupted),
         }
     }
 }
 
-/// Why to look before the interval is over.
+/// Why to look again, or to end.
 enum Wake {
+    Reading,
     Interrupt,
-    Pressure,
 }
 
-fn wakes() -> Result<Receiver<Wake>, Failure> {
+/// The sampler's clock is the one of every run: each second, and when memory becomes scarce.
+fn wakes(seen: &Diagnosis) -> Result<Receiver<Wake>, Failure> {
     let (sender, receiver) = mpsc::channel();
-    // Where there is no trigger, the interval has to do.
-    if let Ok(trigger) = PressureTrigger::arm() {
-        let sender = sender.clone();
-        let relay = move || {
-            while let Ok(risen) = trigger.wait(INTERVAL) {
-                if risen && sender.send(Wake::Pressure).is_err() {
-                    return;
-                }
-            }
-        };
-        std::thread::spawn(relay);
-    }
-    interrupt::on_first(move || _ = sender.send(Wake::Interrupt))?;
+    let sense = Sense::of(&seen.machine, seen.budget.device, None);
+    let sampler = Sampler::start(Source::live(), sense)?;
+    let interrupted = sender.clone();
+    let relay = move || while sampler.next().is_some_and(|_| sender.send(Wake::Reading).is_ok()) {};
+    std::thread::spawn(relay);
+    interrupt::on_first(move || _ = interrupted.send(Wake::Interrupt))?;
     Ok(receiver)
 }

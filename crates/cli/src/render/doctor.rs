@@ -7,6 +7,8 @@ use machine::findings::{Finding, Level};
 use machine::gpu::{AppleGpu, Gpu, NvidiaCard};
 use machine::hardware::{Feature, nvidia_class};
 use machine::memory::{ContainerLimit, Memory, MemoryPressure};
+use machine::power::Power;
+use machine::reading::Percent;
 use machine::thermal::{MacThermal, Sensor, Thermal};
 use machine::{Machine, NvidiaStack, Provenance, Reading};
 
@@ -129,6 +131,7 @@ fn feelings(machine: &Machine, page: &mut Page) {
         }
     }
     heat(&machine.thermal, page);
+    page.row("power", PLAIN, &power(&machine.power));
     let pressure = match &machine.memory.pressure.value {
         Ok(MemoryPressure::Stalls(stalls)) => format!(
             "work stood still for memory {} of the last 10 s, {} of the last minute",
@@ -147,18 +150,19 @@ fn feelings(machine: &Machine, page: &mut Page) {
 }
 
 fn card_feelings(card: &NvidiaCard) -> String {
+    let feel = &card.feel;
     // Without NVML nothing is known, which need not be said five times.
     if let (Err(heat), Err(power), Err(clock)) =
-        (&card.temperature.value, &card.power.value, &card.clock.value)
+        (&feel.temperature.value, &feel.power.value, &feel.clock.value)
         && heat == power
         && heat == clock
     {
         return format!("unknown: {heat}");
     }
-    let heat = shown(&card.temperature) + &behind(", slows down at ", card.slowdown.known());
-    let power = shown(&card.power) + &behind(" of ", card.power_limit.known());
-    let clock = shown(&card.clock) + &behind(" of ", card.clock_max.known());
-    let held = match &card.throttle.value {
+    let heat = shown(&feel.temperature) + &behind(", slows down at ", card.slowdown.known());
+    let power = shown(&feel.power) + &behind(" of ", card.power_limit.known());
+    let clock = shown(&feel.clock) + &behind(" of ", card.clock_max.known());
+    let held = match &feel.throttle.value {
         Ok(causes) if causes.is_empty() => "not held back".into(),
         Ok(causes) => {
             let causes: Vec<_> = causes.iter().map(|cause| cause.label()).collect();
@@ -166,7 +170,7 @@ fn card_feelings(card: &NvidiaCard) -> String {
         }
         Err(reason) => format!("throttle reasons unknown: {reason}"),
     };
-    [heat, power, clock, format!("{} busy", shown(&card.utilisation)), held].join(" · ")
+    [heat, power, clock, format!("{} busy", shown(&feel.utilisation)), held].join(" · ")
 }
 
 fn heat(thermal: &Thermal, page: &mut Page) {
@@ -179,6 +183,16 @@ fn heat(thermal: &Thermal, page: &mut Page) {
         Err(reason) => format!("unknown: {reason}"),
     };
     page.row("heat", PLAIN, &text);
+}
+
+fn power(power: &Power) -> String {
+    let charge = power.charge.known().copied().flatten();
+    let charge = charge.map(|Percent(share)| format!("{share:.0} %"));
+    match (&power.on_battery.value, charge) {
+        (Ok(true), charge) => "battery".to_owned() + &behind(", ", charge.as_ref()),
+        (Ok(false), charge) => "mains".to_owned() + &behind(", battery at ", charge.as_ref()),
+        (Err(reason), _) => format!("unknown: {reason}"),
+    }
 }
 
 fn hottest(sensors: &[Sensor]) -> String {

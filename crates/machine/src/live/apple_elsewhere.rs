@@ -10,3 +10,7 @@ pub fn metal() -> Answer {
 pub fn thermal() -> Answer {
     Err(Unknown::because("not macOS"))
 }
+
+pub fn process() -> Answer {
+    Err(Unknown::because("not macOS"))
+}

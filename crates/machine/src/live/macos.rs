@@ -50,6 +50,12 @@ pub fn thermal() -> Answer {
     Ok(text)
 }
 
+/// `ps` needs a process of its own; the call behind it would need more unsafe code.
+pub fn process() -> Answer {
+    let kib = super::run(&format!("ps -o rss= -p {}", std::process::id()))?;
+    Ok(format!("resident_kib: {}\n", kib.trim()))
+}
+
 fn thermal_pressure() -> Result<u64, Unknown> {
     let refused = |code| Unknown(format!("notification centre refused with code {code}"));
     let (mut token, mut level) = (0, 0);

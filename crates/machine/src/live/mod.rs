@@ -41,11 +41,13 @@ impl Live {
             Question::PressureTrigger => self.pressure_trigger(),
             Question::Nvml => Ok(nvml::driver(self.nvml()?)),
             Question::NvmlCard(index) => nvml::card(self.nvml()?, index),
+            Question::NvmlFeel(index) => nvml::feel(self.nvml()?, index),
             Question::Cuda => Ok(self.cuda()?.describe()),
             Question::CudaCard(index) => self.cuda()?.card(index),
             Question::CudaLibraries => Ok(cuda::libraries()),
             Question::Metal => apple::metal(),
             Question::MacThermal => apple::thermal(),
+            Question::MacProcess => apple::process(),
         }
     }
 

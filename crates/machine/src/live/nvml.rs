@@ -47,15 +47,23 @@ pub fn card(nvml: &Nvml, index: u32) -> Answer {
     );
     put(out, "memory_total_bytes", device.memory_info().map(|memory| memory.total));
     put(out, "memory_free_bytes", device.memory_info().map(|memory| memory.free));
-    put(out, "temperature_celsius", device.temperature(TemperatureSensor::Gpu));
     put(out, "slowdown_celsius", slowdown);
-    put(out, "power_milliwatts", device.power_usage());
     put(out, "power_limit_milliwatts", device.enforced_power_limit());
-    put(out, "sm_clock_mhz", device.clock_info(Clock::SM));
     put(out, "sm_clock_max_mhz", device.max_clock_info(Clock::SM));
+    put(out, "ecc_uncorrected", errors);
+    Ok(text)
+}
+
+/// Few calls, since it is asked every second while the card works.
+pub fn feel(nvml: &Nvml, index: u32) -> Answer {
+    let device = nvml.device_by_index(index).map_err(|error| Unknown(reason(&error)))?;
+    let mut text = String::new();
+    let out = &mut text;
+    put(out, "temperature_celsius", device.temperature(TemperatureSensor::Gpu));
+    put(out, "power_milliwatts", device.power_usage());
+    put(out, "sm_clock_mhz", device.clock_info(Clock::SM));
     put(out, "utilisation_percent", device.utilization_rates().map(|rates| rates.gpu));
     put(out, "throttle_bits", device.current_throttle_reasons().map(|reasons| reasons.bits()));
-    put(out, "ecc_uncorrected", errors);
     Ok(text)
 }
 

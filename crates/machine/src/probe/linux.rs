@@ -5,19 +5,21 @@ use std::collections::BTreeMap;
 use crate::cpu::{Cpu, CpuFeature, features_present};
 use crate::fields::Fields;
 use crate::gpu::{Gpu, NvidiaCard};
-use crate::memory::{Memory, MemoryPressure};
+use crate::memory::{ContainerLimit, Memory, MemoryPressure};
 use crate::pressure::Pressure;
+use crate::process::resident;
 use crate::reading::{Bytes, Celsius, Reading, Unknown};
 use crate::source::{Question, Source};
 use crate::thermal::{Sensor, Thermal};
 use crate::{Machine, Provenance};
 
-use super::{cgroup, nvidia};
+use super::{cgroup, nvidia, power};
 
 pub fn probe(source: &mut Source) -> Machine {
     let cpu = cpu(source);
     let memory = memory(source);
     let thermal = Thermal { sensors: sensors(source), mac: None };
+    let power = power::linux(source);
     let nvidia = nvidia::probe(source);
     let kernel =
         source.file("/proc/sys/kernel/osrelease").map(|text| format!("Linux {}", text.trim()));
@@ -29,6 +31,7 @@ pub fn probe(source: &mut Source) -> Machine {
         cpu,
         memory,
         thermal,
+        power,
         gpus: nvidia.cards.into_iter().map(Gpu::Nvidia).collect(),
         nvidia: Some(nvidia.stack),
         translated: None,
@@ -150,13 +153,13 @@ fn features(info: &str) -> Vec<CpuFeature> {
     features_present(|row| row.linux, |name| flags.split(' ').any(|flag| flag == name))
 }
 
-fn memory(source: &mut Source) -> Memory {
+pub fn memory(source: &mut Source) -> Memory {
     let info = source.file("/proc/meminfo");
     let container = cgroup::memory_limit(source);
-    let pressure = source.file("/proc/pressure/memory").map_err(pressure_off);
-    let pressure = pressure.and_then(|text| Pressure::parse(&text)).map(MemoryPressure::Stalls);
+    let pressure = pressure(source, &container);
+    let held = source.file("/proc/self/status").and_then(|text| resident(&text));
     let wakeup = source.ask(Question::PressureTrigger).map(|_| true);
-    let field = |key| source.number("/proc/meminfo", &info, key).and_then(kib);
+    let field = |key| source.number("/proc/meminfo", &info, key).and_then(Bytes::from_kib);
     let total = field("MemTotal");
     let available = field("MemAvailable").and_then(|available| match total.known() {
         Some(total) if available > *total => {
@@ -167,16 +170,29 @@ fn memory(source: &mut Source) -> Memory {
     Memory {
         total,
         available,
+        held: source.reading("/proc/self/status VmRSS", held),
         container,
         swap_total: field("SwapTotal"),
         swap_free: field("SwapFree"),
-        pressure: source.reading("/proc/pressure/memory", pressure),
+        pressure,
         pressure_wakeup: source.reading("/proc/pressure/memory", wakeup),
     }
 }
 
-fn kib(kib: u64) -> Result<Bytes, Unknown> {
-    Bytes::from_kib(kib).ok_or_else(|| Unknown(format!("{kib} kB is more than can be")))
+/// Within a limit, what counts is how hard that group fights for memory; else how hard the machine does.
+fn pressure(
+    source: &mut Source,
+    container: &Reading<Option<ContainerLimit>>,
+) -> Reading<MemoryPressure> {
+    let mut at = |path: String| {
+        let stalls = source.file(&path).and_then(|text| Pressure::parse(&text));
+        source.reading(path, stalls.map(MemoryPressure::Stalls).map_err(pressure_off))
+    };
+    let machine = at("/proc/pressure/memory".into());
+    match (container.known(), container.source.strip_suffix("memory.max")) {
+        (Some(Some(_)), Some(folder)) => at(format!("{folder}memory.pressure")).or(machine),
+        _ => machine,
+    }
 }
 
 /// Kernels built with pressure accounting but booted without it have no such file, or one that
@@ -220,7 +236,7 @@ fn hwmon(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
                 continue;
             };
             let path = format!("{folder}/{file}");
-            let temperature = source.file(&path).and_then(|text| millidegrees(&text));
+            let temperature = temperature(source, &path);
             let label =
                 source.file(&format!("{folder}/{stem}_label")).unwrap_or_else(|_| stem.into());
             let critical = source.file(&format!("{folder}/{stem}_crit"));
@@ -240,7 +256,7 @@ fn zones(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
     for zone in source.folder(ROOT)?.iter().filter(|name| name.starts_with("thermal_zone")) {
         let path = format!("{ROOT}/{zone}/temp");
         let Ok(kind) = source.file(&format!("{ROOT}/{zone}/type")) else { continue };
-        let temperature = source.file(&path).and_then(|text| millidegrees(&text));
+        let temperature = temperature(source, &path);
         found.push(Sensor {
             name: kind.trim().to_owned(),
             temperature: source.reading(path, temperature),
@@ -260,6 +276,11 @@ fn critical_trip(source: &mut Source, zone: &str) -> Option<Celsius> {
         }
     }
     None
+}
+
+/// What the sensor behind this file says now.
+pub fn temperature(source: &mut Source, path: &str) -> Result<Celsius, Unknown> {
+    source.file(path).and_then(|text| millidegrees(&text))
 }
 
 fn millidegrees(text: &str) -> Result<Celsius, Unknown> {
@@ -299,6 +320,33 @@ mod tests {
         let memory = memory(&mut source);
         assert_eq!(memory.total.known(), Some(&Bytes(102_400)));
         assert!(memory.available.value.unwrap_err().0.contains("exceeds"));
+    }
+
+    #[test]
+    fn within_a_limit_the_groups_own_pressure_counts() {
+        let stalls = |share: &str| {
+            format!(
+                "some avg10={share} avg60=0.00 avg300=0.00 total=0\nfull avg10=0.00 avg60=0.00\n"
+            )
+        };
+        let (machine, group) = (stalls("1.00"), stalls("7.00"));
+        let mut answers = vec![
+            ("file /proc/pressure/memory", machine.as_str()),
+            ("file /proc/self/cgroup", "0::/job\n"),
+            ("file /sys/fs/cgroup/job/memory.max", "8000\n"),
+            ("file /sys/fs/cgroup/job/memory.current", "3000\n"),
+            ("file /sys/fs/cgroup/job/memory.pressure", group.as_str()),
+        ];
+        let some = |answers: &[(&str, &str)]| match memory(&mut recorded(answers)).pressure.value {
+            Ok(MemoryPressure::Stalls(stalls)) => stalls.some_10s.0,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(some(&answers), 7.0);
+        answers[2].1 = "max\n";
+        assert_eq!(some(&answers), 1.0, "no limit, no contest within the group");
+        answers[2].1 = "8000\n";
+        answers.pop();
+        assert_eq!(some(&answers), 1.0, "the group keeps no statistics");
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 use crate::NvidiaStack;
 use crate::fields::Fields;
-use crate::gpu::{Capability, NvidiaCard, Throttle};
+use crate::gpu::{Capability, CardFeel, NvidiaCard, Throttle};
 use crate::hardware::nvidia_features;
-use crate::reading::{Bytes, Celsius, Megahertz, Percent, Unknown, Watts};
+use crate::reading::{Bytes, Celsius, Megahertz, Percent, Reading, Unknown, Watts};
 use crate::source::{Answer, Question, Source};
 
 /// Chosen: more cards than any machine has; a library that claims a billion is not followed.
@@ -23,7 +23,27 @@ pub fn probe(source: &mut Source) -> Nvidia {
     let cuda_cards = cards(source, &cuda, Question::CudaCard);
     let pairs = join(&nvml_cards, &cuda_cards, &cuda);
     let stack = stack(source, &nvml, &cuda, !pairs.is_empty());
-    Nvidia { stack, cards: pairs.iter().map(|pair| card(source, pair)).collect() }
+    let cards = pairs.iter().zip(0..).map(|(pair, index)| card(source, pair, index)).collect();
+    Nvidia { stack, cards }
+}
+
+/// How the card of that place in [`Machine::gpus`](crate::Machine::gpus) feels: NVML's order leads there.
+pub fn feel(source: &mut Source, index: u32) -> CardFeel {
+    let nvml = source.ask(Question::NvmlFeel(index));
+    CardFeel {
+        temperature: source
+            .number("NVML", &nvml, "temperature_celsius")
+            .and_then(Celsius::from_sensor),
+        power: watts(source, &nvml, "power_milliwatts"),
+        clock: source.number("NVML", &nvml, "sm_clock_mhz").map(Megahertz),
+        utilisation: source.number("NVML", &nvml, "utilisation_percent").map(Percent),
+        throttle: source.number("NVML", &nvml, "throttle_bits").map(Throttle::from_bits),
+    }
+}
+
+fn watts(source: &Source, nvml: &Answer, key: &str) -> Reading<Watts> {
+    let milliwatts = source.number::<f64>("NVML", nvml, key);
+    milliwatts.and_then(|milliwatts| Watts::from_meter(milliwatts / 1000.0))
 }
 
 fn cards(
@@ -109,17 +129,16 @@ fn address(card: &Answer) -> Option<String> {
     Some(written.trim_start_matches('0').to_lowercase())
 }
 
-fn card(source: &Source, pair: &Pair) -> NvidiaCard {
+fn card(source: &mut Source, pair: &Pair, index: u32) -> NvidiaCard {
     let Pair { nvml, cuda, cuda_index } = pair;
+    let feel = feel(source, index);
+    let source = &*source;
     let text = |key| source.text("NVML", nvml, key).or(source.text("CUDA driver", cuda, key));
     let capability = text("compute_capability").and_then(|text| parse_capability(&text));
     let flag = |key| source.number("CUDA driver", cuda, key).map(|flag: u32| flag == 1);
     let unified = flag("integrated");
     let memory = |key| source.number("NVML", nvml, key).map(Bytes);
-    let degrees = |key| source.number("NVML", nvml, key).and_then(Celsius::from_sensor);
-    let power =
-        |key| source.number("NVML", nvml, key).map(|milliwatts: f64| Watts(milliwatts / 1000.0));
-    let clock = |key| source.number("NVML", nvml, key).map(Megahertz);
+    let slowdown = source.number("NVML", nvml, "slowdown_celsius").and_then(Celsius::from_sensor);
     NvidiaCard {
         cuda_index: source.reading("CUDA driver", cuda_index.clone()),
         name: text("name"),
@@ -134,14 +153,10 @@ fn card(source: &Source, pair: &Pair) -> NvidiaCard {
         multiprocessors: source.number("CUDA driver", cuda, "multiprocessors"),
         pageable_memory_access: flag("pageable_memory_access"),
         gpu_direct_rdma: flag("gpu_direct_rdma"),
-        temperature: degrees("temperature_celsius"),
-        slowdown: degrees("slowdown_celsius"),
-        power: power("power_milliwatts"),
-        power_limit: power("power_limit_milliwatts"),
-        clock: clock("sm_clock_mhz"),
-        clock_max: clock("sm_clock_max_mhz"),
-        utilisation: source.number("NVML", nvml, "utilisation_percent").map(Percent),
-        throttle: source.number("NVML", nvml, "throttle_bits").map(Throttle::from_bits),
+        feel,
+        slowdown,
+        power_limit: watts(source, nvml, "power_limit_milliwatts"),
+        clock_max: source.number("NVML", nvml, "sm_clock_max_mhz").map(Megahertz),
         ecc_uncorrected: source.number("NVML", nvml, "ecc_uncorrected"),
     }
 }
@@ -190,7 +205,7 @@ mod tests {
         let nvidia = probe(&mut source);
         assert_eq!(nvidia.cards[0].memory_total.value, Ok(Bytes(7)));
         assert_eq!(nvidia.cards[0].capability.value, Ok(Capability::new(8, 6)));
-        assert!(nvidia.cards[0].temperature.value.is_err());
+        assert!(nvidia.cards[0].feel.temperature.value.is_err());
         assert_eq!(nvidia.stack.cuda.value, Ok("12.8".into()));
     }
 

@@ -1,0 +1,270 @@
+//! Takes a [`Feel`]: the few readings that a run is paced by, again and again.
+//!
+//! [`Machine::probe`] looks at everything and takes some 16 ms, half a second with a GPU. Here only what
+//! changes is asked: what does not (limits, which sensors there are, what counts energy) is remembered
+//! from the machine as it was found. Takes no decision, and holds no thread; `sampler.rs` does.
+
+use std::time::{Duration, Instant};
+
+use crate::Machine;
+use crate::budget::{Device, main_left};
+use crate::feel::{Feel, Heat, Share, Throttled};
+use crate::gpu::{CardFeel, Gpu, NvidiaCard, Throttle};
+use crate::memory::{Memory, MemoryPressure, PressureLevel};
+use crate::power::EnergyCounter;
+use crate::probe;
+use crate::reading::{Bytes, Celsius, Watts};
+use crate::source::Source;
+use crate::thermal::{MacThermal, PowerMode, Sensor};
+
+/// Chosen: plugs and energy modes change by hand. Asking for them wakes a laptop's controller on Linux and
+/// starts programs on macOS, so they are asked for this seldom and remembered in between.
+const SELDOM: Duration = Duration::from_secs(10);
+
+/// Chosen: counters of energy move in steps of about a millisecond; over a shorter time than this they
+/// say little.
+const LEAST_COUNTED: Duration = Duration::from_millis(100);
+
+/// Chosen: only to compare sensors that do not tell their limit with those that do; most processors
+/// and cards slow down between 85 and 105 °C.
+const USUAL_LIMIT: Celsius = Celsius(95.0);
+
+/// Taken: names in the kernel's `drivers/hwmon` and `drivers/thermal` whose heat is the processor's or the
+/// board's as a whole. Left out are disks, radios and memory, which a run does not heat first; inputs of
+/// board chips, of which many lead nowhere; and cores, of which the package shows the hottest.
+const SENSORS: &[&str] = &[
+    "acpitz",
+    "coretemp Package",
+    "cpu",
+    "k10temp",
+    "soc",
+    "spark",
+    "TCPU",
+    "x86_pkg_temp",
+    "zenpower",
+];
+
+/// Knows what to ask a machine for.
+pub struct Sense {
+    cap: Option<Bytes>,
+    sensors: Vec<Thermometer>,
+    card: Option<Card>,
+    meter: Meter,
+    seldom: Option<(Instant, Seldom)>,
+}
+
+struct Thermometer {
+    name: String,
+    path: String,
+    limit: Option<f64>,
+}
+
+/// The card that a run computes on.
+struct Card {
+    index: u32,
+    name: String,
+    slowdown: Option<f64>,
+    is_unified: bool,
+}
+
+/// Where power is read. Decided once: power of the card and power of the processor must not take turns
+/// in one sum.
+enum Meter {
+    Card,
+    Counters(Counters),
+    Battery,
+}
+
+struct Counters {
+    counters: Vec<EnergyCounter>,
+    before: Option<(Instant, Vec<u64>)>,
+}
+
+/// What is asked seldom.
+#[derive(Default)]
+struct Seldom {
+    on_battery: Option<bool>,
+    drain: Option<f64>,
+    throttled: Option<Throttled>,
+}
+
+impl Sense {
+    /// For a run on that device of the machine, which may hold as much main memory as `cap`.
+    pub fn of(machine: &Machine, device: Device, cap: Option<Bytes>) -> Self {
+        let card = card_of(machine, device);
+        let sensors = machine.thermal.sensors.known().into_iter().flatten();
+        Self {
+            cap,
+            sensors: sensors.filter_map(thermometer).collect(),
+            meter: meter(machine, card.map(|(_, card)| card)),
+            card: card.map(|(index, card)| remembered(index, card)),
+            seldom: None,
+        }
+    }
+
+    /// Takes the readings of this moment. Never fails: what cannot be read is not there.
+    pub fn read(&mut self, source: &mut Source, now: Instant) -> Feel {
+        self.look_seldom(source, now);
+        let memory = probe::memory(source);
+        let card = self.card.as_ref().map(|card| probe::card_feel(source, card.index));
+        let seldom = self.seldom.as_ref().map(|(_, seldom)| seldom);
+        Feel {
+            memory: self.share(&memory),
+            stalled: stalled(&memory),
+            level: level(&memory),
+            heat: self.heat(source, card.as_ref()),
+            throttled: self.held_by(card.as_ref()).or(seldom.and_then(|seldom| seldom.throttled)),
+            on_battery: seldom.and_then(|seldom| seldom.on_battery),
+            watts: self.watts(source, card.as_ref(), now),
+        }
+    }
+
+    fn look_seldom(&mut self, source: &mut Source, now: Instant) {
+        let is_fresh = |(at, _): &(Instant, Seldom)| now.saturating_duration_since(*at) < SELDOM;
+        if self.seldom.as_ref().is_some_and(is_fresh) {
+            return;
+        }
+        let supplies = probe::supplies(source);
+        let seldom = Seldom {
+            on_battery: supplies.on_battery.known().copied(),
+            drain: supplies.drain.known().map(|watts| watts.0),
+            throttled: probe::mac_thermal(source).and_then(|thermal| mac_throttled(&thermal)),
+        };
+        self.seldom = Some((now, seldom));
+    }
+
+    /// What is left is bounded by the machine, by a container and by what the user allows.
+    fn share(&self, memory: &Memory) -> Option<Share> {
+        let held = memory.held.known()?.0;
+        let left = main_left(memory).ok()?;
+        let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);
+        let allowed = self.cap.map_or(i64::MAX, |cap| signed(cap.0).saturating_sub(signed(held)));
+        Some(Share { held, left: left.min(allowed) })
+    }
+
+    /// The sensor that is nearest to its limit, the card's among them.
+    fn heat(&self, source: &mut Source, card: Option<&CardFeel>) -> Option<Heat> {
+        let board = self.sensors.iter().filter_map(|sensor| {
+            let celsius = probe::temperature(source, &sensor.path).ok()?.0;
+            Some(Heat { sensor: sensor.name.clone(), celsius, limit: sensor.limit })
+        });
+        let card = self.card.as_ref().zip(card).and_then(|(card, feel)| {
+            let celsius = feel.temperature.known()?.0;
+            Some(Heat { sensor: card.name.clone(), celsius, limit: card.slowdown })
+        });
+        let room = |heat: &Heat| heat.limit.unwrap_or(USUAL_LIMIT.0) - heat.celsius;
+        board.chain(card).min_by(|a, b| room(a).total_cmp(&room(b)))
+    }
+
+    /// What holds the card's clock down. A slowdown of which the driver says neither heat nor power brake
+    /// also comes with any change of clocks, and is not told.
+    fn held_by(&self, feel: Option<&CardFeel>) -> Option<Throttled> {
+        let (card, feel) = (self.card.as_ref()?, feel?);
+        let reasons = feel.throttle.known().map_or(&[][..], Vec::as_slice);
+        let is_hot = |reason: &Throttle| {
+            matches!(reason, Throttle::SoftwareThermal | Throttle::HardwareThermal)
+        };
+        if reasons.contains(&Throttle::PowerBrake) {
+            Some(Throttled::PowerBrake)
+        } else if reasons.iter().any(is_hot) {
+            Some(Throttled::Heat)
+        } else {
+            feel.is_stuck(card.is_unified).then_some(Throttled::StuckPower)
+        }
+    }
+
+    fn watts(&mut self, source: &mut Source, card: Option<&CardFeel>, now: Instant) -> Option<f64> {
+        match &mut self.meter {
+            Meter::Card => card?.power.known().map(|watts| watts.0),
+            Meter::Counters(counters) => counters.watts(source, now),
+            Meter::Battery => self.seldom.as_ref()?.1.drain,
+        }
+    }
+}
+
+/// The card in use with its place in [`Machine::gpus`], by which NVML knows it.
+fn card_of(machine: &Machine, device: Device) -> Option<(u32, &NvidiaCard)> {
+    let Device::Cuda(wanted) = device else { return None };
+    machine.gpus.iter().zip(0..).find_map(|(gpu, index)| match gpu {
+        Gpu::Nvidia(card) if card.cuda_index.known() == Some(&wanted) => Some((index, card)),
+        _ => None,
+    })
+}
+
+fn remembered(index: u32, card: &NvidiaCard) -> Card {
+    Card {
+        index,
+        name: card.name.known().map_or("NVIDIA card", String::as_str).to_owned(),
+        slowdown: card.slowdown.known().map(|limit| limit.0),
+        is_unified: card.unified.known() == Some(&true),
+    }
+}
+
+/// A sensor's source is its file.
+fn thermometer(sensor: &Sensor) -> Option<Thermometer> {
+    SENSORS.iter().any(|name| sensor.name.starts_with(name)).then(|| Thermometer {
+        name: sensor.name.clone(),
+        path: sensor.temperature.source.clone(),
+        limit: sensor.critical.map(|limit| limit.0),
+    })
+}
+
+/// The best that the machine was found to have.
+fn meter(machine: &Machine, card: Option<&NvidiaCard>) -> Meter {
+    let counters = machine.power.counters.known().cloned().unwrap_or_default();
+    if card.is_some_and(|card| card.feel.power.value.is_ok()) {
+        Meter::Card
+    } else if !counters.is_empty() && counters.iter().all(|one| one.microjoules.value.is_ok()) {
+        Meter::Counters(Counters { counters, before: None })
+    } else {
+        Meter::Battery
+    }
+}
+
+impl Counters {
+    /// Mean power since the reading before; the first has none before it.
+    fn watts(&mut self, source: &mut Source, now: Instant) -> Option<f64> {
+        let elapsed = |at: Instant| now.saturating_duration_since(at);
+        if self.before.as_ref().is_some_and(|(at, _)| elapsed(*at) < LEAST_COUNTED) {
+            return None;
+        }
+        let read = |one: &EnergyCounter| probe::microjoules(source, &one.microjoules.source).ok();
+        let counted: Vec<u64> = self.counters.iter().map(read).collect::<Option<_>>()?;
+        let (at, before) = self.before.replace((now, counted.clone()))?;
+        let pairs = before.iter().zip(&counted).zip(&self.counters);
+        let taken: Option<Vec<u64>> =
+            pairs.map(|((before, now), one)| taken(*before, *now, one.range)).collect();
+        let joules = taken?.into_iter().map(|microjoules| microjoules as f64 / 1e6).sum::<f64>();
+        Watts::from_meter(joules / elapsed(at).as_secs_f64()).ok().map(|watts| watts.0)
+    }
+}
+
+/// Microjoules between two readings of a counter that starts again after its range.
+fn taken(before: u64, now: u64, range: u64) -> Option<u64> {
+    let is_within = before <= range && now <= range;
+    is_within.then(|| if now >= before { now - before } else { range - before + now })
+}
+
+fn stalled(memory: &Memory) -> Option<f64> {
+    match memory.pressure.known()? {
+        MemoryPressure::Stalls(stalls) => Some(stalls.some_10s.0 / 100.0),
+        MemoryPressure::Level(_) => None,
+    }
+}
+
+fn level(memory: &Memory) -> Option<PressureLevel> {
+    match memory.pressure.known()? {
+        MemoryPressure::Stalls(_) => None,
+        MemoryPressure::Level(level) => Some(*level),
+    }
+}
+
+fn mac_throttled(thermal: &MacThermal) -> Option<Throttled> {
+    if thermal.is_hot() {
+        return Some(Throttled::Heat);
+    }
+    (thermal.power_mode.known() == Some(&PowerMode::Low)).then_some(Throttled::LowPower)
+}
+
+#[cfg(test)]
+mod tests;
