@@ -17,7 +17,7 @@ use crate::{interrupt, render};
 
 /// Show what this computer is, what of it hearth will use, and what is wrong.
 ///
-/// Reads processor, memory, pressure, heat, GPUs, drivers and libraries. What cannot be read is
+/// Reads processor, memory, pressure, heat, power, GPUs, drivers and libraries. What cannot be read is
 /// shown as unknown with the reason; that is never an error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
