@@ -105,6 +105,11 @@ impl Arena {
         self.limit = bytes.min(self.size);
     }
 
+    /// Everything from here on is free.
+    pub fn top(&self) -> usize {
+        self.top
+    }
+
     pub fn n_requests(&self) -> u64 {
         self.n_requests
     }

@@ -115,6 +115,18 @@ impl Device {
         self.state().arena.set_limit(bytes);
     }
 
+    /// Gives memory above the last living tensor back to the system, which gives it again when it is
+    /// needed. Between steps that is all but what lives as long as the run.
+    #[allow(unsafe_code)]
+    pub fn trim(&self) {
+        let state = self.state();
+        match &self.0.engine {
+            Engine::Meta => {}
+            // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
+            Engine::Cpu(cpu) => unsafe { cpu.memory().give_back(state.arena.top()) },
+        }
+    }
+
     /// How often memory was asked for so far, in vain or not.
     pub fn n_allocations(&self) -> u64 {
         self.state().arena.n_requests()
@@ -375,6 +387,23 @@ mod tests {
             assert_eq!(churn(&real, seed), churn(&meta, seed));
             assert!(real.usage().peak > limit / 2 && real.usage().in_use == 0);
         }
+    }
+
+    #[test]
+    fn what_is_trimmed_can_be_taken_again_and_the_rest_stays() {
+        let device = Device::cpu(1, 8 << 20).unwrap();
+        let stays = device.upload([4], &[1u32, 2, 3, 4]).unwrap();
+        let numbers = vec![7u8; 4 << 20];
+        drop(device.upload([4 << 20], &numbers).unwrap());
+        device.trim();
+        assert_eq!(stays.to_vec::<u32>(), [1, 2, 3, 4]);
+        // Zeros are the system's: tests' own fill is of other numbers.
+        let Engine::Cpu(cpu) = device.engine() else { unreachable!("it was made so") };
+        // SAFETY: nothing was taken since.
+        #[allow(unsafe_code)]
+        let left = unsafe { cpu.memory().slice::<u8>(1 << 20, 1 << 20) };
+        assert_eq!(left.iter().any(|byte| *byte != 0), !cfg!(target_os = "linux"));
+        assert_eq!(device.upload([4 << 20], &numbers).unwrap().to_vec::<u8>(), numbers);
     }
 
     #[test]

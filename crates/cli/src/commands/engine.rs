@@ -4,7 +4,9 @@ use std::path::PathBuf;
 
 use clap::ValueEnum;
 use compute::{Device, Dtype, Kind, Quantisation};
-use machine::budget::main_limit;
+use machine::budget::{self, main_limit};
+use machine::sampler::Sampler;
+use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
@@ -50,13 +52,19 @@ impl Engine {
 
     /// For a run, which opens it itself.
     pub fn on(&self, limit: Option<Limit>) -> train::On<'_> {
-        let machine = Machine::probe(&mut Source::live());
+        let (machine, cap) = (Machine::probe(&mut Source::live()), limit);
         train::On {
             kind: self.kind(),
             name: self.name(),
             limit_bytes: limit_bytes_of(&machine, limit),
             rates: self.rates(&machine),
             open: Box::new(|bytes| self.device(bytes)),
+            feel: Box::new(move || {
+                let cap = cap.map(|cap| Bytes(limit_bytes_of(&machine, Some(cap)) as u64));
+                let sense = Sense::of(&machine, budget::Device::Cpu, cap);
+                // A run without a thread to spare goes on without being paced.
+                Sampler::start(Source::live(), sense).ok()
+            }),
         }
     }
 

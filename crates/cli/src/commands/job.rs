@@ -34,6 +34,11 @@ pub struct Job {
 impl Job {
     /// As it is meant.
     pub fn resolve(&self) -> Result<RunConfig, Failure> {
+        self.resolve_with(&[])
+    }
+
+    /// As it is meant, with more values for its keys.
+    pub fn resolve_with(&self, more: &[String]) -> Result<RunConfig, Failure> {
         let Self { file, images, base, out, set } = self;
         let resolve = || {
             let mut raw = match file {
@@ -45,7 +50,7 @@ impl Job {
             {
                 path.as_deref().map_or(Ok(()), |path| raw.set_path(key, path))?;
             }
-            set.iter().try_for_each(|argument| raw.set(argument))?;
+            set.iter().chain(more).try_for_each(|argument| raw.set(argument))?;
             raw.resolve()
         };
         resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))

@@ -22,6 +22,7 @@ Examples:
   hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
   hearth train recipes/demo.toml
   hearth train job.toml --set train.steps=500 --set adapter.rank=32
+  hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume")]
 pub struct Arguments {
     #[command(flatten)]
@@ -32,8 +33,16 @@ pub struct Arguments {
     resume: bool,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, visible_alias = "max-memory", value_name = "SIZE")]
     limit: Option<Limit>,
+
+    /// How the computer is treated: quiet, balanced, full or overnight [machine.mode]
+    #[arg(long)]
+    mode: Option<String>,
+
+    /// The highest temperature in °C, instead of the mode's [machine.max_temp]
+    #[arg(long, value_name = "CELSIUS")]
+    max_temp: Option<f64>,
 
     #[command(flatten)]
     engine: Engine,
@@ -47,8 +56,17 @@ pub struct Arguments {
     json: bool,
 }
 
+impl Arguments {
+    /// How the computer is treated, as keys of the job.
+    fn treatment(&self) -> Vec<String> {
+        let mode = self.mode.iter().map(|mode| format!("machine.mode={mode}"));
+        let max_temp = self.max_temp.iter().map(|celsius| format!("machine.max_temp={celsius:?}"));
+        mode.chain(max_temp).collect()
+    }
+}
+
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let config = arguments.job.resolve()?;
+    let config = arguments.job.resolve_with(&arguments.treatment())?;
     let on = arguments.engine.on(arguments.limit);
     let training = Training::begin(arguments.quiet, arguments.json)?;
     let (end, page) = training.watch(&config, &on, arguments.resume)?;

@@ -2,13 +2,15 @@
 //! is worth keeping. With `--json` every event is a line on standard output instead.
 
 use std::io::Write;
+use std::mem::Discriminant;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use machine::Bytes;
+use machine::governor::{Cause, Decision, Pace};
 use trainer::config::RunConfig;
-use trainer::train::event::{Begin, End, Event, Step, Why};
+use trainer::train::event::{Begin, End, Energy, Event, Paced, Step, Why};
 use trainer::train::{Happening, On, train};
 
 use crate::failure::Failure;
@@ -33,6 +35,10 @@ struct State {
     steps: Vec<Step>,
     phase: Option<(String, Instant)>,
     warnings: usize,
+    /// How the run is held back, and why.
+    pace: Option<(Pace, String)>,
+    /// Causes that were said.
+    causes: Vec<Discriminant<Cause>>,
     exported: Vec<String>,
     end: Option<End>,
     drawn: Option<Instant>,
@@ -126,8 +132,10 @@ impl State {
                 vec![format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display())]
             }
             Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
-            Event::Warning { text, .. } => self.warn(text),
-            Event::Tightened(tightened) => self.warn(&tightened.to_string()),
+            Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
+            Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
+            Event::Paced(paced) => self.pace(paced),
+            Event::Felt(_) => Vec::new(),
             Event::Exported { format, path, layers } => {
                 self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
                 Vec::new()
@@ -139,10 +147,26 @@ impl State {
         }
     }
 
-    fn warn(&mut self, text: &str) -> Vec<String> {
+    fn warn(&mut self, text: &str, hint: Option<&str>) -> Vec<String> {
         self.warnings += 1;
-        let is_shown = self.warnings <= SHOWN;
-        is_shown.then(|| format!("{WARN}warning:{WARN:#} {text}")).into_iter().collect()
+        if self.warnings > SHOWN {
+            return Vec::new();
+        }
+        let hint = hint.map(|hint| format!("{DIM}hint: {hint}{DIM:#}"));
+        std::iter::once(format!("{WARN}warning:{WARN:#} {text}")).chain(hint).collect()
+    }
+
+    /// The pace and its reason stay in the live line; what is new about it is said once.
+    fn pace(&mut self, paced: &Paced) -> Vec<String> {
+        let Decision { to, cause, .. } = &paced.decision;
+        let is_held = to.duty < 1.0 || to.is_paused || to.rung > 0;
+        self.pace = is_held.then(|| (*to, cause.to_string()));
+        let kind = std::mem::discriminant(cause);
+        if self.causes.contains(&kind) || cause.hint().is_none() {
+            return Vec::new();
+        }
+        self.causes.push(kind);
+        self.warn(&paced.to_string(), cause.hint())
     }
 
     fn redraw(&mut self, progress: Option<(&str, u64, u64)>) {
@@ -167,8 +191,9 @@ impl State {
         let share = step.step as f64 / begin.steps.max(1) as f64;
         let per_step = self.secs_per_step();
         let left = per_step * begin.steps.saturating_sub(step.step) as f64;
+        let pace = self.pace.as_ref().map_or_else(String::new, pace);
         format!(
-            "{} {}/{}  loss {:.4}  {}  {}  {} left",
+            "{} {}/{}  loss {:.4}  {}  {}  {} left{pace}",
             bar(share),
             step.step,
             begin.steps,
@@ -182,7 +207,8 @@ impl State {
     /// Over the last steps: the machine's speed may change.
     fn secs_per_step(&self) -> f64 {
         let recent = &self.steps[self.steps.len().saturating_sub(SMOOTH)..];
-        recent.iter().map(|step| step.secs).sum::<f64>() / recent.len().max(1) as f64
+        let secs = recent.iter().map(|step| step.secs + step.rest_secs).sum::<f64>();
+        secs / recent.len().max(1) as f64
     }
 
     fn mean_loss(&self, n: usize) -> f64 {
@@ -211,8 +237,13 @@ impl State {
             );
             let waited: f64 = self.steps.iter().map(|step| step.wait_secs).sum();
             let secs = self.steps.iter().map(|step| step.secs).sum::<f64>();
+            let rested: f64 = self.steps.iter().map(|step| step.rest_secs).sum();
+            let rested = match rested {
+                0.0 => String::new(),
+                rested => format!(", and {} of rest", duration(rested)),
+            };
             let text = format!(
-                "{} for {} steps, {waited:.1} s of it waiting",
+                "{} for {} steps, {waited:.1} s of it waiting{rested}",
                 duration(secs),
                 self.steps.len()
             );
@@ -222,6 +253,9 @@ impl State {
         let [peak, planned, limit] = all.map(|bytes| Bytes(bytes as u64));
         let text = format!("{peak} at its peak, planned {planned}, limit {limit}");
         page.row("memory", BOLD, &text);
+        if let Some(energy) = &end.energy {
+            page.row("energy", BOLD, &energy_of(energy));
+        }
         if self.warnings > SHOWN {
             page.line(WARN, &format!("{} more warnings are in the report", self.warnings - SHOWN));
         }
@@ -266,6 +300,25 @@ fn memory(taken_bytes: usize, begin: &Begin) -> String {
     let unit = planned.split_once(' ').map_or("", |(_, unit)| unit);
     let taken = taken.strip_suffix(unit).unwrap_or(&taken).trim_end();
     format!("{taken} of {planned} planned")
+}
+
+/// `  72 % pace (hot: ...)`: why it is not full.
+fn pace((pace, cause): &(Pace, String)) -> String {
+    let what = match pace {
+        Pace { is_paused: true, .. } => "paused".into(),
+        Pace { duty, .. } if *duty < 1.0 => format!("{:.0} % pace", 100.0 * duty),
+        _ => "tighter".to_owned(),
+    };
+    format!("  {WARN}{what}{WARN:#} {DIM}({cause}){DIM:#}")
+}
+
+fn energy_of(energy: &Energy) -> String {
+    let watt_hours = energy.joules / 3600.0;
+    let known = match energy.covered {
+        0.995.. => String::new(),
+        covered => format!(", known for {:.0} % of the time", 100.0 * covered),
+    };
+    format!("{watt_hours:.2} Wh{known}")
 }
 
 fn millions(n: usize) -> String {

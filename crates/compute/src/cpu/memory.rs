@@ -2,7 +2,7 @@
 //! resident only where it was touched.
 #![allow(unsafe_code)]
 
-use memmap2::{MmapMut, MmapOptions};
+use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 
 use crate::{ComputeError, Element, Result};
 
@@ -11,7 +11,7 @@ pub(crate) struct Memory {
     start: *mut u8,
     bytes: usize,
     /// Unmaps the range when dropped.
-    _mapping: MmapMut,
+    mapping: MmapMut,
 }
 
 // SAFETY: the range belongs to this value alone; who may read or write which part of it is up to
@@ -28,7 +28,7 @@ impl Memory {
         let mut mapping =
             options.len(bytes.max(1)).no_reserve_swap().map_anon().map_err(refused)?;
         large_pages(&mapping);
-        Ok(Self { start: mapping.as_mut_ptr(), bytes, _mapping: mapping })
+        Ok(Self { start: mapping.as_mut_ptr(), bytes, mapping })
     }
 
     /// Numbers at an offset in bytes.
@@ -51,6 +51,27 @@ impl Memory {
         let start = self.place::<T>(offset, elements);
         // SAFETY: as in `slice`, and the caller keeps everyone else away.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
+    }
+
+    /// Leaves everything from an offset on to the system, until it is touched again.
+    ///
+    /// # Safety
+    /// Nobody reads or writes there meanwhile; what it held is lost.
+    pub unsafe fn give_back(&self, offset: usize) {
+        // The system deals in pages; the largest of today's machines have 64 KiB.
+        let start = offset.next_multiple_of(64 << 10);
+        if start >= self.bytes {
+            return;
+        }
+        // macOS keeps such pages until somebody needs them, and counts them as free.
+        let advice = if cfg!(target_os = "linux") {
+            UncheckedAdvice::DontNeed
+        } else {
+            UncheckedAdvice::Free
+        };
+        // SAFETY: numbers of any kind stay valid when they become zeros, and the caller keeps everyone
+        // away. A system that refuses has only kept its pages.
+        _ = unsafe { self.mapping.unchecked_advise_range(advice, start, self.bytes - start) };
     }
 
     fn place<T>(&self, offset: usize, elements: usize) -> *mut T {

@@ -3,7 +3,7 @@
 //! nothing, sleeps never and has no thread. Whoever computes keeps to its pace.
 //!
 //! Four rules, each a small state machine that knows nothing of the others: [`memory`] sets the rung, [`heat`],
-//! [`drift`] and [`power`] each a bound on the duty, of which the lowest counts. 
+//! [`drift`] and [`power`] each a bound on the duty, of which the lowest counts.
 
 mod cause;
 mod clock;

@@ -17,6 +17,7 @@ pub mod base;
 mod bound;
 pub mod data;
 pub mod error;
+pub mod machine;
 mod nearest;
 pub mod optimizer;
 pub mod output;
@@ -44,6 +45,7 @@ use crate::plan::Choice;
 use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
 use data::{Data, RawData, Validation};
+use machine::{Machine, RawMachine};
 use optimizer::{Optimizer, RawOptimizer, Schedule};
 use output::{Output, RawOutput};
 use sample::{RawSample, Sample};
@@ -61,6 +63,7 @@ pub struct RawConfig {
     train: RawTrain,
     optimizer: RawOptimizer,
     sample: RawSample,
+    machine: RawMachine,
     output: RawOutput,
     /// The file's; what default paths are relative to.
     folder: PathBuf,
@@ -81,6 +84,8 @@ pub struct RunConfig {
     pub optimizer: Optimizer,
     /// Pictures drawn while training.
     pub sample: Sample,
+    /// How the machine is treated.
+    pub machine: Machine,
     /// What is written.
     pub output: Output,
     rows: Rows,
@@ -90,13 +95,14 @@ pub struct RunConfig {
 type Keys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, Keys); 7] = [
+const SECTIONS: [(&str, Keys); 8] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
     ("adapter", RawAdapter::keys),
     ("train", RawTrain::keys),
     ("optimizer", RawOptimizer::keys),
     ("sample", RawSample::keys),
+    ("machine", RawMachine::keys),
     ("output", RawOutput::keys),
 ];
 
@@ -157,7 +163,7 @@ impl RawConfig {
 
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
-        let Self { base, data, adapter, train, optimizer, sample, output, folder } = self;
+        let Self { base, data, adapter, train, optimizer, sample, machine, output, folder } = self;
         let rows = &mut Rows::default();
         let base = base.decide("base", rows)?;
         let data = data.decide("data", rows)?;
@@ -165,6 +171,7 @@ impl RawConfig {
         let train = Train::new(&train.decide("train", rows)?, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         let sample = sample.decide("sample", rows)?;
+        let machine = machine.decide("machine", rows)?;
         let mut output = output.decide("output", rows)?;
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
@@ -183,7 +190,7 @@ impl RawConfig {
         }
         refuse_idle(rows)?;
         let rows = std::mem::take(rows);
-        Ok(RunConfig { base, data, adapter, train, optimizer, sample, output, rows })
+        Ok(RunConfig { base, data, adapter, train, optimizer, sample, machine, output, rows })
     }
 
     fn read(&mut self, source: &Source) -> Result<(), ConfigError> {
@@ -206,6 +213,7 @@ impl RawConfig {
             "train" => read_table(&mut self.train, name, typed, &known),
             "optimizer" => read_table(&mut self.optimizer, name, typed, &known),
             "sample" => read_table(&mut self.sample, name, typed, &known),
+            "machine" => read_table(&mut self.machine, name, typed, &known),
             "output" => read_table(&mut self.output, name, typed, &known),
             _ => return Ok(None),
         }
@@ -298,13 +306,14 @@ impl RunConfig {
 /// Two jobs are equal if they mean the same, wherever that was written.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
-        let Self { base, data, adapter, train, optimizer, sample, output, rows: _ } = self;
+        let Self { base, data, adapter, train, optimizer, sample, machine, output, rows: _ } = self;
         *base == other.base
             && *data == other.data
             && *adapter == other.adapter
             && *train == other.train
             && *optimizer == other.optimizer
             && *sample == other.sample
+            && *machine == other.machine
             && *output == other.output
     }
 }

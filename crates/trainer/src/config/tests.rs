@@ -92,6 +92,8 @@ const EVERY_KEY: &[&str] = &[
     "sample.guidance=4.5",
     "sample.seed=7",
     "sample.negative=blurry",
+    "machine.mode=quiet",
+    "machine.max_temp=80.0",
     "output.folder=elsewhere",
     "output.name=2024",
     "output.save_every=off",
@@ -246,7 +248,7 @@ const REFUSED: &[(&str, &str)] = &[
     (
         "[xxxxxxxxxx]",
         "unknown key `xxxxxxxxxx`, a job has [base], [data], [adapter], [train], [optimizer], \
-         [sample], [output]: JOB:5:2",
+         [sample], [machine], [output]: JOB:5:2",
     ),
     (
         "[[adapter.pattern]]\nmatch = 'x'\nrankk = 1",

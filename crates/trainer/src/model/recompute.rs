@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 /// Every family has blocks, and so this choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// None: the fastest, and the most memory.

@@ -38,6 +38,7 @@ use crate::error::{Result, TrainerError};
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::vae::Tiling;
 use crate::train::event::Phase;
+use crate::train::how::How;
 
 /// What is to be planned.
 #[derive(Clone, Copy)]
@@ -134,6 +135,32 @@ pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
     let encoding = search.rehearsal(job.config).encoding(search.encoding_limit)?;
     search.complete(Choice::of(job.config), &encoding)
+}
+
+/// A way to compute, among those that a run may be driven to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rung {
+    /// The way.
+    pub how: How,
+    /// What the run's arena must hold.
+    pub peak_bytes: usize,
+}
+
+/// The ways from a planned job's own on, each with less memory than the one before.
+pub fn ladder(job: Job<'_>, room: Room<'_>) -> Result<Vec<Rung>> {
+    let first = How::of(job.config);
+    // More at once than there are in a batch is no other way.
+    let first = How { micro: first.micro.min(job.config.train.batch), ..first };
+    let mut rungs = Vec::new();
+    for how in std::iter::successors(Some(first), |how| how.tighter()) {
+        let choice =
+            Choice { micro_batch: how.micro, recompute: how.recompute, ..Choice::of(job.config) };
+        let config = &job.config.with(&choice);
+        let Job { pipeline, outlook, .. } = job;
+        let step = Rehearsal { pipeline, config, outlook, kind: room.kind }.step(room.rates)?;
+        rungs.push(Rung { how, peak_bytes: step.peak_bytes });
+    }
+    Ok(rungs)
 }
 
 /// What a step of full batches of one size does, counted on a device without data: how often it does

@@ -9,10 +9,11 @@ use super::bars::{Bar, bars, shows_limit};
 use super::document::document;
 use super::figures::{Figures, smoothed};
 use super::pictures::{Gallery, Shown};
-use super::plot::{Mark, Series, plot};
+use super::plot::{Mark, Series, plot, plot_over};
 use super::read::{History, Taken};
 use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
-use crate::train::event::{Begin, Phase, Why};
+use crate::train::event::{Begin, Felt, Phase, Why};
+use machine::feel::Share;
 
 /// What a page is made of.
 pub struct Sources<'a> {
@@ -30,6 +31,7 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         findings(history, gallery),
         curves(history),
         memory(history, figures),
+        machine(history),
         pictures(gallery),
         exports(history),
         settings.map_or_else(String::new, job),
@@ -216,6 +218,68 @@ fn memory_of_steps(history: &History, begin: &Begin) -> String {
         Series::new("each step", 2, Mark::Line, taken),
     ];
     plot(&format!("Memory of steps, {unit}"), true, &series)
+}
+
+/// Bytes of a gibibyte.
+const GIB: f64 = (1_u64 << 30) as f64;
+
+/// How the machine felt over time, and what was decided on it.
+fn machine(history: &History) -> String {
+    let of = |get: fn(&Felt) -> Option<f64>| {
+        history.felt.iter().filter_map(move |(minutes, felt)| Some((*minutes, get(felt)?)))
+    };
+    let share = |of: fn(Share) -> f64| {
+        history.felt.iter().filter_map(move |(at, felt)| Some((*at, of(felt.feel.memory?) / GIB)))
+    };
+    let limit = |felt: &Felt| felt.feel.heat.as_ref()?.limit;
+    let celsius = |felt: &Felt| Some(felt.feel.heat.as_ref()?.celsius);
+    let over = |title, series: &[Series]| plot_over("minute", title, true, series);
+    let plots = [
+        over(
+            "Temperature, °C",
+            &[
+                Series::new("where it protects itself", 3, Mark::Band, of(limit)),
+                Series::new("hottest sensor", 2, Mark::Line, of(celsius)),
+            ],
+        ),
+        over(
+            "Pace, %",
+            &[Series::new("of full", 1, Mark::Line, of(|felt| Some(100.0 * felt.duty)))],
+        ),
+        over(
+            "Memory of the whole program, GiB",
+            &[
+                Series::new(
+                    "its share",
+                    3,
+                    Mark::Band,
+                    share(|of| of.held as f64 + of.left as f64),
+                ),
+                Series::new("held", 2, Mark::Line, share(|of| of.held as f64)),
+            ],
+        ),
+        over("Power, W", &[Series::new("drawn", 1, Mark::Line, of(|felt| felt.feel.watts))]),
+    ]
+    .concat();
+    if plots.is_empty() {
+        return String::new();
+    }
+    let decided = decisions(&history.paced);
+    format!("<h2>Machine</h2>\n<div class=\"plots\">{plots}</div>\n{decided}")
+}
+
+fn decisions(paced: &[(u64, String)]) -> String {
+    if paced.is_empty() {
+        return String::new();
+    }
+    let item =
+        |(step, text): &(u64, String)| format!("<li><b>step {step}</b>: {}</li>", escaped(text));
+    let list: String = paced.iter().take(WARNINGS).map(item).collect();
+    let more = match paced.len().saturating_sub(WARNINGS) {
+        0 => String::new(),
+        more => format!("<li>{} more in events.jsonl</li>", several(more, "decision")),
+    };
+    format!("<ul>{list}{more}</ul>\n")
 }
 
 fn pictures(gallery: &Gallery) -> String {

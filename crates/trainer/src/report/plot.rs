@@ -32,7 +32,7 @@ pub enum Mark {
     Band,
 }
 
-/// Numbers over steps.
+/// Numbers over steps, or over time.
 #[derive(Clone, Debug)]
 pub struct Series {
     /// What it is.
@@ -41,7 +41,7 @@ pub struct Series {
     pub colour: u8,
     /// How it is drawn.
     pub mark: Mark,
-    /// Step and number, steps ascending; what is not finite is left out.
+    /// Place along and number, places ascending; what is not finite is left out.
     pub points: Vec<(f64, f64)>,
 }
 
@@ -58,9 +58,14 @@ impl Series {
     }
 }
 
-/// A figure of all series that have points, or nothing if none has. `from_zero`: the vertical axis
-/// begins there.
+/// A figure over steps of all series that have points, or nothing if none has. `from_zero`: the vertical
+/// axis begins there.
 pub fn plot(title: &str, from_zero: bool, series: &[Series]) -> String {
+    plot_over("step", title, from_zero, series)
+}
+
+/// The same over something else than steps.
+pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[Series]) -> String {
     let series: Vec<_> = series.iter().filter(|series| !series.points.is_empty()).collect();
     let Some(frame) = Frame::around(&series, from_zero) else { return String::new() };
     let mut out = format!("<figure class=\"plot\"><figcaption><b>{}</b>", escaped(title));
@@ -90,7 +95,7 @@ pub fn plot(title: &str, from_zero: bool, series: &[Series]) -> String {
     for series in &series {
         draw(series, &frame, &mut out);
     }
-    strips(&series, &frame, &mut out);
+    strips(along, &series, &frame, &mut out);
     out.push_str("</svg></div></figure>");
     out
 }
@@ -231,7 +236,7 @@ fn trimmed(number: f64) -> String {
 }
 
 /// Invisible strips over the whole drawing that say what lies below them.
-fn strips(series: &[&Series], frame: &Frame, out: &mut String) {
+fn strips(along: &str, series: &[&Series], frame: &Frame, out: &mut String) {
     let Some(longest) = series.iter().max_by_key(|series| series.points.len()) else { return };
     let every = longest.points.len().div_ceil(STRIPS);
     let steps: Vec<f64> = longest.points.iter().step_by(every).map(|point| point.0).collect();
@@ -240,7 +245,7 @@ fn strips(series: &[&Series], frame: &Frame, out: &mut String) {
         let right = steps.get(index + 1).map_or(WIDTH, |next| frame.along(*next));
         _ = write!(
             out,
-            "<rect x=\"{left:.1}\" width=\"{:.1}\" height=\"{HEIGHT}\"><title>step {step}",
+            "<rect x=\"{left:.1}\" width=\"{:.1}\" height=\"{HEIGHT}\"><title>{along} {step}",
             (right - left).max(1.0)
         );
         for Series { name, points, .. } in series {

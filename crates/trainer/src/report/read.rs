@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, TrainerError};
-use crate::train::event::{Begin, End, Event, Step};
+use crate::train::event::{Begin, End, Event, Felt, Step};
 
 /// What happened in a run.
 #[derive(Clone, Debug, Default)]
@@ -23,6 +23,10 @@ pub struct History {
     pub samples: Vec<Sample>,
     /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
     pub warnings: Vec<(u64, String)>,
+    /// How the machine felt, with the minutes of training by then.
+    pub felt: Vec<(f64, Felt)>,
+    /// Steps taken, and what the governor decided then, in words.
+    pub paced: Vec<(u64, String)>,
     /// What phases took, in the order in which they first ended.
     pub phases: Vec<Taken>,
     /// The adapter's files, as written last.
@@ -121,6 +125,10 @@ struct Reader {
     validations: BTreeMap<u64, f64>,
     samples: BTreeMap<u64, Vec<Sample>>,
     warnings: BTreeSet<(u64, String)>,
+    felt: Vec<(f64, Felt)>,
+    paced: Vec<(u64, String)>,
+    /// Minutes of training before the part that is read.
+    minutes_before: f64,
     phases: Vec<Taken>,
     exports: BTreeMap<PathBuf, Exported>,
 }
@@ -136,9 +144,12 @@ impl Reader {
                 drawn.retain(|sample| sample.path != path);
                 drawn.push(Sample { step, path, prompt, seed });
             }
-            Event::Warning { step, text } => {
-                _ = self.warnings.insert((step, text));
+            Event::Warning { step, text, hint } => {
+                let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
+                _ = self.warnings.insert((step, text + &hint));
             }
+            Event::Felt(felt) => self.felt.push((self.minutes_before + felt.secs / 60.0, felt)),
+            Event::Paced(paced) => self.paced.push((paced.step, paced.to_string())),
             Event::Tightened(tightened) => {
                 _ = self.warnings.insert((tightened.step, tightened.to_string()));
             }
@@ -163,6 +174,7 @@ impl Reader {
         self.steps.split_off(&lost);
         self.validations.split_off(&lost);
         self.samples.split_off(&lost);
+        self.minutes_before = self.felt.last().map_or(0.0, |(minutes, _)| *minutes);
         let last_step = begin.from_step;
         self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
     }
@@ -192,6 +204,8 @@ impl Reader {
             validations: self.validations.into_iter().collect(),
             samples: self.samples.into_values().flatten().collect(),
             warnings: self.warnings.into_iter().collect(),
+            felt: self.felt,
+            paced: self.paced,
             phases: self.phases,
             exports: self.exports.into_values().collect(),
             parts: self.parts,

@@ -5,6 +5,8 @@ use std::fmt;
 use std::path::PathBuf;
 
 use machine::Bytes;
+use machine::feel::Feel;
+use machine::governor::Decision;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::how::How;
@@ -77,9 +79,16 @@ pub enum Event {
         step: u64,
         /// What it is.
         text: String,
+        /// What can be done about it.
+        #[serde(skip_serializing_if = "Option::is_none", default)]
+        hint: Option<String>,
     },
     /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
     Tightened(Tightened),
+    /// The pace changed, or something about it is worth a word.
+    Paced(Paced),
+    /// How the machine felt at a moment.
+    Felt(Felt),
     /// The adapter was written for another program, and proven to be read by its rules.
     Exported {
         /// The program.
@@ -171,8 +180,11 @@ pub struct Step {
     /// Whether nothing was changed, since a gradient was not finite.
     #[serde(skip_serializing_if = "std::ops::Not::not", default)]
     pub is_skipped: bool,
-    /// Seconds it took, waiting included.
+    /// Seconds it took, waiting included and rest left out.
     pub secs: f64,
+    /// Seconds of rest, to keep to the pace.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub rest_secs: f64,
     /// Seconds of it that were spent waiting for pictures.
     pub wait_secs: f64,
     /// Bytes taken at the worst moment of the step.
@@ -209,6 +221,50 @@ impl fmt::Display for Tightened {
     }
 }
 
+/// A decision of the governor.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Paced {
+    /// Steps taken so far.
+    pub step: u64,
+    /// The way of computing from here on.
+    pub how: How,
+    /// What was decided, and why.
+    #[serde(flatten)]
+    pub decision: Decision,
+}
+
+impl fmt::Display for Paced {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Decision { from, to, cause } = &self.decision;
+        write!(f, "{cause}")?;
+        if to.rung != from.rung {
+            write!(f, "; from here {}", self.how)?;
+        }
+        if to.duty != from.duty {
+            write!(f, "; at {:.0} % of full pace", 100.0 * to.duty)?;
+        }
+        match (from.is_paused, to.is_paused) {
+            (false, true) => f.write_str("; the run stands still"),
+            (true, false) => f.write_str("; the run goes on"),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// How the machine felt at a moment.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Felt {
+    /// Steps taken so far.
+    pub step: u64,
+    /// Seconds since this part of the run began to train.
+    pub secs: f64,
+    /// Share of time in which it computes.
+    pub duty: f64,
+    /// What was read.
+    #[serde(flatten)]
+    pub feel: Feel,
+}
+
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct End {
@@ -220,6 +276,18 @@ pub struct End {
     pub secs: f64,
     /// Bytes taken at the worst moment.
     pub peak_bytes: usize,
+    /// Energy of this part of the run, where power can be read.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub energy: Option<Energy>,
+}
+
+/// Energy that a run took.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Energy {
+    /// In the time that is known of.
+    pub joules: f64,
+    /// The share of the time that is known of.
+    pub covered: f64,
 }
 
 /// Why a run ended.
@@ -234,6 +302,10 @@ pub enum Why {
     Interrupted,
     /// It was not learning.
     Unhealthy,
+}
+
+fn is_zero(secs: &f64) -> bool {
+    *secs == 0.0
 }
 
 /// JSON has no word for what is not finite: it is written as `null`, and read as NaN.

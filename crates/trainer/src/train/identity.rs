@@ -36,7 +36,7 @@ const FREE: [&str; 10] = [
     "train.micro_batch",
     "train.recompute",
 ];
-const FREE_SECTIONS: [&str; 2] = ["sample.", "output."];
+const FREE_SECTIONS: [&str; 3] = ["sample.", "machine.", "output."];
 
 impl Identity {
     /// Of a job.

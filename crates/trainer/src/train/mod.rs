@@ -11,6 +11,7 @@ mod identity;
 pub mod journal;
 pub(crate) mod meter;
 pub(crate) mod noisy;
+mod pacing;
 pub(crate) mod pictures;
 pub(crate) mod run;
 mod scale;
@@ -24,15 +25,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use compute::{Device, Kind};
+use machine::governor::Policy;
+use machine::sampler::Sampler;
 
 use self::checkpoint::Checkpoints;
 use self::event::{Begin, End, Event, Why};
 use self::folder::Folder;
-use self::how::How;
 use self::identity::Identity;
 use self::journal::Journal;
 use self::meter::{LOAD, Meter};
 use self::noisy::Mixer;
+use self::pacing::Pacing;
 use self::pictures::Pictures;
 use self::run::Run;
 use self::session::{Session, Trained};
@@ -47,7 +50,7 @@ use crate::model::adapter::read::Component;
 use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::objective::flow::Levels;
-use crate::plan::{Job, Outlook, Plan, Rates, Room, choose, rehearse};
+use crate::plan::{Job, Outlook, Plan, Rates, Room, Rung, choose, ladder, rehearse};
 
 /// What happens, as it is told.
 pub enum Happening<'a> {
@@ -81,6 +84,17 @@ pub struct On<'a> {
     pub rates: Rates,
     /// Opens it with an arena of so many bytes.
     pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
+    /// Begins to feel the machine; nothing where it cannot be, or is not to be.
+    pub feel: Box<dyn Fn() -> Option<Sampler> + 'a>,
+}
+
+/// What a run is set up with.
+#[derive(Clone, Copy)]
+struct Setup<'a> {
+    device: &'a Device,
+    on: &'a On<'a>,
+    plan: &'a Plan,
+    ladder: &'a [Rung],
 }
 
 /// Trains: opens the model, finds and encodes the pictures, plans, runs the loop, writes what came of
@@ -90,7 +104,7 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let mut teller = Teller::new(&folder, tell)?;
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
     let config = &folder.pinned(config, resume);
-    let (config, caching, plan) = prepare(config, &pipeline, on, &teller)?;
+    let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, &teller)?;
     let config = &config;
     let n_known = caching.index().problems.len();
     teller.warn_of(&caching.index().problems)?;
@@ -98,8 +112,8 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     let (index, meter) = encode(caching, &device, &plan, &teller)?;
     // Those that only showed when a picture was decoded.
     teller.warn_of(&index.problems[n_known..])?;
-    let (end, trained) =
-        learn(config, &pipeline, (&device, on, &plan), (&index, meter), (&folder, &mut teller))?;
+    let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
+    let (end, trained) = learn(config, &pipeline, setup, (&index, meter), (&folder, &mut teller))?;
     // What is written now is made of numbers outside the arena.
     drop(device);
     // An interrupted run goes on; of an unhealthy one nothing is worth to be used.
@@ -115,13 +129,21 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     Ok(end)
 }
 
+/// A job of which all is decided.
+struct Prepared<'p> {
+    config: RunConfig,
+    caching: Caching<'p>,
+    plan: Plan,
+    ladder: Vec<Rung>,
+}
+
 /// Looks through the pictures and decides how the run is done.
 fn prepare<'p>(
     config: &'p RunConfig,
     pipeline: &'p Pipeline,
     on: &On<'_>,
     teller: &Teller<'_>,
-) -> Result<(RunConfig, Caching<'p>, Plan)> {
+) -> Result<Prepared<'p>> {
     let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
     let look = |encoders| {
         let precision = Precision { dtype: config.base.dtype, base: encoders };
@@ -132,14 +154,16 @@ fn prepare<'p>(
     let outlook = Outlook::of(&caching);
     let plan = choose(Job { pipeline, config, outlook: &outlook }, room)?;
     let planned = config.with(&plan.choice);
+    let ladder = ladder(Job { pipeline, config: &planned, outlook: &outlook }, room)?;
     if planned.base.quantise_encoders == config.base.quantise_encoders {
-        return Ok((planned, caching, plan));
+        return Ok(Prepared { config: planned, caching, plan, ladder });
     }
     // Other encoders make other prompts, which may be in the cache or not.
     let caching = look(planned.base.quantise_encoders)?;
     let outlook = Outlook::of(&caching);
     let again = rehearse(Job { pipeline, config: &planned, outlook: &outlook }, room)?;
-    Ok((planned, caching, Plan { considered: plan.considered, ..again }))
+    let plan = Plan { considered: plan.considered, ..again };
+    Ok(Prepared { config: planned, caching, plan, ladder })
 }
 
 /// Encodes what is not in the cache, and measures each encoder.
@@ -163,11 +187,11 @@ fn encode(
 fn learn(
     config: &RunConfig,
     pipeline: &Pipeline,
-    on: (&Device, &On<'_>, &Plan),
+    setup: Setup<'_>,
     from: (&Arc<Index>, Meter),
     into: (&Folder, &mut Teller<'_>),
 ) -> Result<(End, Trained)> {
-    let mut run = begin(config, pipeline, on, from, into)?;
+    let mut run = begin(config, pipeline, setup, from, into)?;
     let end = run.go()?;
     let trained = run.session.averaged(|session| Ok(session.trained()))?;
     Ok((end, trained))
@@ -177,7 +201,7 @@ fn learn(
 fn begin<'a, 't>(
     config: &'a RunConfig,
     pipeline: &'a Pipeline,
-    (device, on, plan): (&'a Device, &On<'_>, &Plan),
+    Setup { device, on, plan, ladder }: Setup<'a>,
     (index, mut meter): (&Arc<Index>, Meter),
     (folder, teller): (&'a Folder, &'a mut Teller<'t>),
 ) -> Result<Run<'a, 't>> {
@@ -213,7 +237,7 @@ fn begin<'a, 't>(
     // Of encoding and loading; not before the beginning either.
     teller.tell_each(&meter.end().events)?;
     for text in passed_over {
-        teller.tell(&Event::Warning { step: progress.step, text })?;
+        teller.tell(&Event::Warning { step: progress.step, text, hint: None })?;
     }
     let mixer = Mixer {
         vae: pipeline.vae.config.clone(),
@@ -224,7 +248,7 @@ fn begin<'a, 't>(
     Ok(Run {
         config,
         device,
-        how: How::of(config),
+        pacing: pacing(config, on, (ladder.to_vec(), plan.host_bytes)),
         session,
         index: Arc::clone(index),
         order,
@@ -239,6 +263,16 @@ fn begin<'a, 't>(
         is_drawing_warned: false,
         teller,
     })
+}
+
+/// From the plan's pace on.
+fn pacing(config: &RunConfig, on: &On<'_>, ladder: (Vec<Rung>, usize)) -> Pacing {
+    let policy = Policy {
+        mode: config.machine.mode,
+        max_celsius: config.machine.max_temp,
+        is_calibrated: on.rates.is_measured,
+    };
+    Pacing::new(policy, ladder, on.rates.clone(), (on.feel)())
 }
 
 /// Steps that a run takes.
@@ -306,7 +340,7 @@ impl<'a> Teller<'a> {
     fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {
         problems.iter().try_for_each(|problem| {
             let text = format!("{} {}", problem.path.display(), problem.kind);
-            self.tell(&Event::Warning { step: 0, text })
+            self.tell(&Event::Warning { step: 0, text, hint: None })
         })
     }
 

@@ -11,12 +11,12 @@ use weights::WeightsError;
 
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
-use super::event::{End, Event, Why};
+use super::event::{self, End, Event, Why};
 use super::health::{self, Finding};
-use super::how::How;
 use super::identity::Identity;
 use super::meter::{self, DRAW, Meter};
 use super::noisy::{FIXED_PLACES, Mixer};
+use super::pacing::Pacing;
 use super::pictures::Pictures;
 use super::session::{Batch, Session};
 use crate::cache::{Index, Prefetch};
@@ -36,8 +36,8 @@ pub struct Run<'a, 't> {
     pub config: &'a RunConfig,
     /// Where it computes.
     pub device: &'a Device,
-    /// In what portions, as tightly as was needed so far.
-    pub how: How,
+    /// In what portions, and how fast.
+    pub pacing: Pacing,
     /// What is trained.
     pub session: Session<'a>,
     /// What it is trained on.
@@ -92,7 +92,10 @@ impl Run<'_, '_> {
             }
         }
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
-        Ok(End { step: self.progress.step, why: why.unwrap_or(Why::Finished), secs, peak_bytes })
+        let energy = self.pacing.energy();
+        let energy = energy.map(|(joules, covered)| event::Energy { joules, covered });
+        let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
+        Ok(End { step, why, secs, peak_bytes, energy })
     }
 
     /// Batches from the next step's first on.
@@ -147,7 +150,7 @@ impl Run<'_, '_> {
     }
 
     pub(super) fn warn(&mut self, text: String) -> Result<()> {
-        self.teller.tell(&Event::Warning { step: self.progress.step, text })
+        self.teller.tell(&Event::Warning { step: self.progress.step, text, hint: None })
     }
 
     /// Measures and draws what is due.

@@ -1,6 +1,6 @@
 //! A step of the loop: batches to gradients to an update, in portions that fit. Where memory does not
 //! suffice, nothing stays of what was tried: the same batches are read again, which gives the same
-//! random numbers, and go through the model in a tighter way. Left out: going back to a wider way.
+//! random numbers, and go through the model in a tighter way. When to go back is the governor's to say.
 
 use std::time::Instant;
 
@@ -56,6 +56,7 @@ impl Run<'_, '_> {
             loss_scale.update(taken.updated.is_applied);
         }
         let peak_bytes = self.end_phases()?;
+        let rest_secs = self.pacing.rest_secs();
         Ok(event::Step {
             step: self.progress.step,
             loss: taken.loss,
@@ -63,7 +64,8 @@ impl Run<'_, '_> {
             learning_rate: taken.learning_rate,
             loss_scale: loss_scale.map(LossScale::factor),
             is_skipped: !taken.updated.is_applied,
-            secs: begun.elapsed().as_secs_f64(),
+            secs: begun.elapsed().as_secs_f64() - rest_secs,
+            rest_secs,
             wait_secs: taken.wait_secs,
             peak_bytes,
         })
@@ -86,12 +88,11 @@ impl Run<'_, '_> {
 
     /// Goes over to the next tighter way, and says so; if there is none, what was learnt is saved.
     fn tighten(&mut self, asked: usize, in_use: usize, limit: usize) -> Result<()> {
-        let (step, from) = (self.progress.step, self.how);
-        let Some(to) = from.tighter() else {
+        let (step, from) = (self.progress.step, self.pacing.how());
+        let Some(to) = self.pacing.tighten() else {
             self.save()?;
             return Err(TrainerError::NoRoom { step, asked, in_use, limit });
         };
-        self.how = to;
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
         let tightened = Tightened { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
         self.teller.tell(&Event::Tightened(tightened))
@@ -107,7 +108,9 @@ impl Run<'_, '_> {
             let ready = ahead.next_batch()?;
             wait_secs += ready.waited.as_secs_f64();
             self.meter.begin(meter::train(ready.bucket));
+            let batch = self.begin_batch(ready.bucket, ready.samples.len())?;
             loss += self.accumulate(&ready, n_samples, scale)?;
+            self.end_batch(batch)?;
         }
         let step = self.progress.step + 1;
         let still = if step == LOOK_AT { self.session.still_layers()? } else { Vec::new() };
@@ -123,7 +126,7 @@ impl Run<'_, '_> {
         n_samples: usize,
         scale: f64,
     ) -> Result<f64> {
-        let How { micro, recompute } = self.how;
+        let How { micro, recompute } = self.pacing.how();
         let mut loss = 0.0;
         for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
             let share = samples.len() as f64 / n_samples as f64;

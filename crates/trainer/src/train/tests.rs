@@ -10,6 +10,7 @@ use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
 use super::event::Tightened;
+use super::how::How;
 use super::*;
 use crate::config::RawConfig;
 use crate::error::TrainerError;
@@ -81,13 +82,22 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     let (kind, limit_bytes) = (Kind::cpu(1), 1 << 30);
     let open = |bytes| Device::cpu(1, bytes);
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    let on = On { kind, name: "test".into(), limit_bytes, rates, open: Box::new(open) };
+    let on = On {
+        kind,
+        name: "test".into(),
+        limit_bytes,
+        rates,
+        open: Box::new(open),
+        feel: Box::new(|| None),
+    };
     let folder = Folder::open(&config.output.folder, false).unwrap();
     let pipeline = Pipeline::open(&base, None).unwrap();
     let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
     let outlook = Outlook::of(&caching);
     let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
-    let plan = rehearse(job, Room { kind, limit_bytes, rates: &on.rates }).unwrap();
+    let room = Room { kind, limit_bytes, rates: &on.rates };
+    let plan = rehearse(job, room).unwrap();
+    let ladder = ladder(job, room).unwrap();
     let device = (on.open)(plan.peak_bytes()).unwrap();
     let index = Arc::new(caching.run(&device, &|_| true).unwrap());
     let told = Told::default();
@@ -98,9 +108,9 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
         true
     };
     let mut teller = Teller::new(&folder, &tell).unwrap();
-    let on = (&device, &on, &plan);
+    let setup = Setup { device: &device, on: &on, plan: &plan, ladder: &ladder };
     let from = (&index, Meter::new(&device, &plan.phases));
-    work(&mut begin(&config, &pipeline, on, from, (&folder, &mut teller)).unwrap(), &told);
+    work(&mut begin(&config, &pipeline, setup, from, (&folder, &mut teller)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 
@@ -117,9 +127,10 @@ fn put_back(run: &mut Run<'_, '_>, state: &[(String, Vec<u8>)]) {
 }
 
 /// Goes from the beginning to the end, in this way at first.
-fn again(run: &mut Run<'_, '_>, how: How, start: &[(String, Vec<u8>)]) -> Result<End> {
+fn again(run: &mut Run<'_, '_>, ladder: &[Rung], start: &[(String, Vec<u8>)]) -> Result<End> {
     put_back(run, start);
-    (run.progress, run.how, run.is_drawing_warned) = (Progress::default(), how, false);
+    (run.progress, run.is_drawing_warned) = (Progress::default(), false);
+    run.pacing = run.pacing.on(ladder);
     run.go()
 }
 
@@ -144,7 +155,7 @@ fn tried(last: u64) -> impl Iterator<Item = u64> {
 /// came to without and with it, and what was told.
 fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec<u8>)], &[Event])) {
     with_run(set, |run, told| {
-        let (how, start) = (run.how, state(run));
+        let (ladder, start) = (run.pacing.ladder.clone(), state(run));
         let before = run.device.n_allocations();
         run.go().unwrap();
         let (whole, n) = (state(run), run.device.n_allocations() - before);
@@ -153,7 +164,7 @@ fn refuse_each(set: &[&str], check: impl Fn(&[(String, Vec<u8>)], &[(String, Vec
             told.lock().unwrap().clear();
             let in_use = run.device.usage().in_use;
             run.device.fail_allocation(nth);
-            let end = again(run, how, &start).unwrap();
+            let end = again(run, &ladder, &start).unwrap();
             assert_eq!((end.step, end.why), (2, Why::Finished));
             let told = told.lock().unwrap();
             assert!(told.iter().all(|(_, then)| *then == in_use), "{nth}: {told:?}");
@@ -200,7 +211,7 @@ fn a_refused_allocation_changes_the_order_of_sums_at_most() {
 #[test]
 fn portions_of_every_size_learn_the_same() {
     with_run(&[SMOOTH], |run, told| {
-        let (how, start) = (run.how, state(run));
+        let (ladder, start) = (run.pacing.ladder.clone(), state(run));
         run.go().unwrap();
         let whole = state(run);
         let losses = || -> Vec<f64> {
@@ -212,8 +223,9 @@ fn portions_of_every_size_learn_the_same() {
             steps.collect()
         };
         let whole_losses = losses();
-        for micro in [2, 1] {
-            again(run, How { micro, ..how }, &start).unwrap();
+        for (at, micro) in [(1, 2), (2, 1)] {
+            assert_eq!(ladder[at].how.micro, micro);
+            again(run, &ladder[at..], &start).unwrap();
             let apart = apart(&whole, &state(run));
             assert!(apart < APART, "{micro}: {apart:e}");
             for (whole, found) in whole_losses.iter().zip(losses()) {
@@ -232,7 +244,7 @@ fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
         run.device.set_limit(in_use + 1024);
         let error = run.step(&mut ahead).unwrap_err();
         assert!(matches!(error, TrainerError::NoRoom { step: 1, .. }), "{error}");
-        assert_eq!(run.how, How { micro: 1, recompute: Recompute::Block });
+        assert_eq!(run.pacing.how(), How { micro: 1, recompute: Recompute::Block });
         assert!(state(run) == before && run.device.usage().in_use == in_use);
         let told = told.lock().unwrap();
         assert!(matches!(told.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{told:?}");

@@ -126,7 +126,7 @@ fn a_step_of_sd3_is_counted_the_same_without_data() {
     let real = Device::cpu(2, 1 << 30).unwrap();
     let work = step(&real);
     assert_eq!(work, step(&Device::meta(real.kind(), usize::MAX / 2)));
-    assert!(work.calls.keys().any(|class| class.kernel == "attention backward"));
+    assert!(work.calls.keys().any(|class| class.kernel == "attention of narrow heads backward"));
     let sum: f64 = work.calls.iter().map(|(class, calls)| rates().seconds_of(class, calls)).sum();
     assert!(sum > 0.0 && (rates().seconds(&work) / sum - 1.0).abs() < 1e-9);
 }
@@ -137,11 +137,13 @@ fn a_class_that_was_not_measured_takes_the_time_of_its_kernel_or_of_the_roof() {
     let roof = rates().seconds(&work);
     let mut rates = rates();
     let ten = Curve::through(Measure::Flops, [(1.0, 10.0), (1e15, 10.0)]);
-    rates.curves.insert("attention, f32".into(), ten);
+    rates.curves.insert("attention of narrow heads, f32".into(), ten);
     let n_calls: u64 = work
         .calls
         .iter()
-        .filter_map(|(class, calls)| (class.kernel == "attention").then_some(calls.count))
+        .filter_map(|(class, calls)| {
+            (class.kernel == "attention of narrow heads").then_some(calls.count)
+        })
         .sum();
     let more = rates.seconds(&work) - roof;
     assert!(n_calls > 0 && (more / (10.0 * n_calls as f64) - 1.0).abs() < 0.01, "{more}");

@@ -1,0 +1,23 @@
+//! `[machine]`: how the computer is treated while it trains; docs/thermal.md.
+
+use machine::governor::Mode;
+
+use super::section::section;
+use super::value::words;
+
+section! {
+    /// How the computer is treated.
+    pub RawMachine => Machine {
+        /// How much of the computer the run may take: hardly to be noticed, fast but never hot for long, as fast as it goes, or fast with cool fans
+        mode: Mode = Default(Mode::Balanced), Any;
+        /// The highest temperature in °C, instead of the mode's
+        max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
+    }
+}
+
+words!(Mode {
+    "quiet" => Self::Quiet,
+    "balanced" => Self::Balanced,
+    "full" => Self::Full,
+    "overnight" => Self::Overnight,
+});
