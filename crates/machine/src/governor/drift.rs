@@ -12,25 +12,25 @@ use super::{MIN_DUTY, Policy, Took};
 /// Samples that are averaged, without the fastest and the slowest.
 const WINDOW: usize = 10;
 
-/// The least that a sample covers, and one step at least. Chosen: short steps are all noise.
-const SAMPLE_SECS: f64 = 3.0;
+/// The least that a sample covers, and one step at least. Chosen: a window is then two minutes or more, longer
+/// than hardware takes to slow down, cool and speed up again.
+const SAMPLE_SECS: f64 = 12.0;
 
 /// Steps so many times slower are taken for heat until shown otherwise. Taken: laptops that slow down without
 /// telling lose 15 % and more.
 const DRIFT: f64 = 1.15;
 
+/// Where less duty has helped, steps so many times slower are reason enough for still less.
+const STILL: f64 = 1.05;
+
 /// What calibrated rates may be wrong by, if they are this machine's own.
 const CALIBRATION: f64 = 1.15;
 
-/// More must get done by this part, or less duty was in vain.
-const GAIN: f64 = 1.03;
+/// More must get done by this part, or another duty was in vain.
+const GAIN: f64 = 1.025;
 
-/// Seconds that the machine is given to cool before a trial is judged.
-const COOLING_SECS: f64 = 120.0;
-
-/// Trials before it is taken for something else than heat: halfway to the pace that steps went at,
-/// and nearly all the way.
-const TRIALS: u32 = 2;
+/// Seconds that the machine is given to cool or to warm up before its steps count for a trial.
+const SETTLING_SECS: f64 = 120.0;
 
 /// Seconds of fast steps before more duty is tried, and how much more.
 const CALM_SECS: f64 = 600.0;
@@ -47,24 +47,34 @@ pub(super) struct Drift {
     open: Took,
     samples: VecDeque<f64>,
     now: f64,
+    /// Samples in a row since when it has been slow.
+    n_slow: usize,
     /// A drift that is known not to be heat.
     accepted: f64,
     share: f64,
-    /// The share before the last rise.
-    lower_share: f64,
     trial: Option<Trial>,
     changed_at: f64,
-    higher: Patience,
-    trials: Patience,
+    more: Patience,
+    less: Patience,
 }
 
-/// Less duty, to see whether more gets done.
+/// Another duty, to see whether more gets done.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
+    kind: TrialKind,
     /// The drift and the share before.
     drift: f64,
     share: f64,
-    n: u32,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum TrialKind {
+    /// Halfway to the duty at which steps at their best would do as much as slow ones do now.
+    Less,
+    /// Nearly all the way. If that is in vain too, it is something else than heat.
+    Least,
+    /// A little more.
+    More,
 }
 
 impl Drift {
@@ -77,14 +87,14 @@ impl Drift {
             open: Took { secs: 0.0, expected_secs: 0.0 },
             samples: VecDeque::with_capacity(WINDOW),
             now: 1.0,
+            n_slow: 0,
             accepted: 1.0,
             share: 1.0,
-            lower_share: 1.0,
             trial: None,
             changed_at: f64::NEG_INFINITY,
-            // Chosen: two tries an hour at first, then fewer; what lasted a quarter of an hour was right.
-            higher: Patience::new(1800.0, 4.0 * 3600.0, 900.0),
-            trials: Patience::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
+            // Chosen: two tries an hour at first, then fewer. A try is judged, so none is by mistake.
+            more: Patience::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
+            less: Patience::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
         }
     }
 
@@ -101,46 +111,54 @@ impl Drift {
     pub fn start_afresh(&mut self) {
         self.open = Took { secs: 0.0, expected_secs: 0.0 };
         self.samples.clear();
+        self.n_slow = 0;
     }
 
     /// Takes in a step on that rung; `is_explained` is whether anything that can be seen makes it slow.
     pub fn took(&mut self, now: f64, took: Took, rung: usize, is_explained: bool) -> Option<Cause> {
-        if !is_time(took.secs) || !is_time(took.expected_secs) {
+        let is_settling = self.trial.is_some() && now - self.changed_at < SETTLING_SECS;
+        if !is_time(took.secs) || !is_time(took.expected_secs) || is_settling {
             return None;
         }
         if rung != std::mem::replace(&mut self.rung, rung) {
             self.start_afresh();
         }
-        self.take_in(took);
-        self.now = self.measure()?;
-        if !self.is_paced {
+        if !self.take_in(took) {
             return None;
         }
-        if self.trial.is_some() {
-            let is_fair = now - self.changed_at >= COOLING_SECS && !is_explained;
-            return is_fair.then(|| self.judge(now)).flatten();
+        self.now = self.measure()?;
+        if !self.is_paced || is_explained {
+            self.n_slow = 0;
+            return None;
+        }
+        if let Some(trial) = self.trial {
+            return self.judge(now, trial);
         }
         // What was accepted and went away is news when it comes again.
-        self.accepted = self.accepted.min(self.now.max(1.0) * DRIFT.sqrt()).max(1.0);
-        let is_slow = self.now >= self.accepted * DRIFT;
-        match (is_slow, is_explained) {
-            (true, false) => self.slow(now),
-            (false, false) => self.fast(now),
-            (_, true) => None,
+        self.accepted = self.accepted.min(self.now).max(1.0);
+        if self.now < self.limit() {
+            self.n_slow = 0;
+            return self.fast(now);
         }
+        self.n_slow += 1;
+        // At first only the end of the window is slow.
+        let is_due = self.n_slow >= WINDOW && self.less.allows(now);
+        is_due.then(|| self.try_less(now, self.limit()))
     }
 
-    fn take_in(&mut self, took: Took) {
+    /// Returns whether there is a new sample.
+    fn take_in(&mut self, took: Took) -> bool {
         self.open.secs += took.secs;
         self.open.expected_secs += took.expected_secs;
         if self.open.secs < SAMPLE_SECS {
-            return;
+            return false;
         }
         if self.samples.len() == WINDOW {
             self.samples.pop_front();
         }
         self.samples.push_back(self.open.secs / self.open.expected_secs);
         self.open = Took { secs: 0.0, expected_secs: 0.0 };
+        true
     }
 
     /// The average beside the best one.
@@ -159,61 +177,75 @@ impl Drift {
         Some(average / *best)
     }
 
-    /// Slow for no reason that can be seen.
-    fn slow(&mut self, now: f64) -> Option<Cause> {
-        let cause = self.cause();
-        if self.share < 1.0 && self.higher.is_fresh(now) {
-            self.higher.lost(now);
-            self.set(now, self.lower_share);
-            return Some(cause);
-        }
-        if !self.trials.allows(now) {
-            return None;
-        }
-        self.begin(now, Trial { drift: self.now, share: self.share, n: 0 });
-        Some(cause)
+    fn try_less(&mut self, now: f64, limit: f64) -> Cause {
+        let cause = self.cause(limit);
+        self.begin(now, Trial { kind: TrialKind::Less, drift: self.now, share: self.share });
+        cause
     }
 
     fn begin(&mut self, now: f64, trial: Trial) {
-        // At this part of the duty, steps at their best would do as much as now.
         let break_even = self.accepted / trial.drift;
-        let part = if trial.n == 0 { f64::midpoint(1.0, break_even) } else { 1.1 * break_even };
+        let part = match trial.kind {
+            TrialKind::Less => f64::midpoint(1.0, break_even),
+            TrialKind::Least => (1.1 * break_even).min(1.0),
+            TrialKind::More => RISE,
+        };
         self.trial = Some(trial);
-        self.set(now, (trial.share * part).clamp(MIN_DUTY, trial.share));
+        self.set(now, (trial.share * part).clamp(MIN_DUTY, 1.0));
     }
 
-    fn judge(&mut self, now: f64) -> Option<Cause> {
-        let trial = self.trial?;
-        let done = |share: f64, drift: f64| share / drift;
-        if done(self.share, self.now) > GAIN * done(trial.share, trial.drift) {
-            self.trial = None;
-            self.changed_at = now;
-            return None;
-        }
-        if trial.n + 1 < TRIALS && self.now >= self.accepted * DRIFT {
-            self.begin(now, Trial { n: trial.n + 1, ..trial });
-            return Some(self.cause());
-        }
+    /// Keeps to the other duty if more gets done, goes back if not.
+    fn judge(&mut self, now: f64, trial: Trial) -> Option<Cause> {
         self.trial = None;
-        self.accepted = trial.drift;
-        self.trials.took(now);
-        self.trials.lost(now);
-        let after = self.now;
-        self.set(now, trial.share);
-        Some(Cause::NotHeat { before: rounded(trial.drift), after: rounded(after) })
+        let (before, after) = (trial.share / trial.drift, self.share / self.now);
+        if after > GAIN * before {
+            self.changed_at = now;
+            let is_still_slow = trial.kind != TrialKind::More && self.now >= self.accepted * STILL;
+            return is_still_slow.then(|| self.try_less(now, self.accepted * STILL));
+        }
+        match trial.kind {
+            TrialKind::Less if self.now >= self.limit() => {
+                let cause = self.cause(self.limit());
+                self.begin(now, Trial { kind: TrialKind::Least, ..trial });
+                Some(cause)
+            }
+            TrialKind::Less | TrialKind::Least if trial.share < 1.0 => {
+                wait(&mut self.less, now);
+                let (drift, limit) = (rounded(self.now), rounded(self.limit()));
+                self.set(now, trial.share);
+                Some(Cause::SlowNoMore { drift, limit })
+            }
+            TrialKind::Less | TrialKind::Least => {
+                self.accepted = trial.drift;
+                wait(&mut self.less, now);
+                let (before, after) = (rounded(trial.drift), rounded(self.now));
+                self.set(now, trial.share);
+                Some(Cause::NotHeat { before, after })
+            }
+            TrialKind::More => {
+                wait(&mut self.more, now);
+                let cause = self.cause(trial.drift * self.share / trial.share / GAIN);
+                self.set(now, trial.share);
+                Some(cause)
+            }
+        }
     }
 
-    /// Fast for long: perhaps more is possible.
+    /// Fast, or nearly, for long: perhaps there is a better duty.
     fn fast(&mut self, now: f64) -> Option<Cause> {
-        let is_due = now - self.changed_at >= CALM_SECS && self.higher.allows(now);
-        if self.share >= 1.0 || !is_due {
+        if self.share >= 1.0 || now - self.changed_at < CALM_SECS {
             return None;
         }
-        let cause = Cause::SlowNoMore { drift: rounded(self.now), limit: rounded(self.limit()) };
-        self.lower_share = self.share;
-        self.higher.took(now);
-        self.set(now, (RISE * self.share).min(1.0));
-        Some(cause)
+        let still = self.accepted * STILL;
+        if self.now >= still && self.less.allows(now) {
+            return Some(self.try_less(now, still));
+        }
+        if !self.more.allows(now) {
+            return None;
+        }
+        let (drift, limit) = (rounded(self.now), rounded(self.limit()));
+        self.begin(now, Trial { kind: TrialKind::More, drift: self.now, share: self.share });
+        Some(Cause::SlowNoMore { drift, limit })
     }
 
     fn set(&mut self, now: f64, share: f64) {
@@ -222,13 +254,20 @@ impl Drift {
         self.start_afresh();
     }
 
-    fn cause(&self) -> Cause {
-        Cause::Slow { drift: rounded(self.now), limit: rounded(self.limit()) }
+    fn cause(&self, limit: f64) -> Cause {
+        Cause::Slow { drift: rounded(self.now), limit: rounded(limit) }
     }
 
+    /// The drift that is not let pass.
     fn limit(&self) -> f64 {
         self.accepted * DRIFT
     }
+}
+
+/// Something was in vain.
+fn wait(patience: &mut Patience, now: f64) {
+    patience.took(now);
+    patience.lost(now);
 }
 
 /// A time that a step can take; a day is none.

@@ -19,23 +19,33 @@ pub const OVERSHOOT: f64 = 3.0;
 /// Degrees below the limit at which it goes on.
 const GO_ON_BELOW: f64 = 5.0;
 
-/// Degrees below the limit that are good enough. Chosen: 2 of 60 above the room are 3 % of speed.
-const BAND: f64 = 2.0;
+/// Degrees below the limit that are good enough. Chosen: 1.5 of 60 above the room are 2.5 % of speed.
+const BAND: f64 = 1.5;
+
+/// Degrees above the limit that it takes to lower the duty. Chosen: as much as peaks of honest sensors are off.
+const HOT_ABOVE: f64 = 1.0;
 
 /// Degrees below the limit that a higher duty aims at.
-const AIM_BELOW: f64 = 0.7;
+const AIM_BELOW: f64 = 0.5;
 
 /// The air around, where nobody measured it. Chosen: a warmer one makes corrections smaller, never
 /// wrong in sign.
 const ROOM_CELSIUS: f64 = 25.0;
 
 /// Changes of duty smaller than this part are not worth one.
-const SMALLEST_PART: f64 = 0.03;
+const SMALLEST_PART: f64 = 0.02;
 
 /// The most that duty rises by at once, and after how many seconds. Chosen: from a third to all within two
 /// minutes.
 const RISE: f64 = 1.6;
 const RISE_SECS: f64 = 25.0;
+
+/// The same so many degrees below the limit or nearer, where a heat sink that still warms up matters.
+const NEAR: f64 = 6.0;
+const NEAR_RISE_SECS: f64 = 300.0;
+
+/// A rise up to this is taken back whole if it does not last; of a larger one, the limit says how much.
+const SMALL_RISE: f64 = 1.1;
 
 /// Degrees cooler than when a duty was taken that did not last: it may be tried at once.
 const COOLER: f64 = 3.0;
@@ -64,10 +74,20 @@ pub(super) struct Warmth {
     read_at: Option<f64>,
     flags: VecDeque<bool>,
     flagged_at: f64,
-    /// The duty that did not last, and how far ahead it was from the limit when it was taken.
-    barred: (f64, f64),
+    raised: Raise,
+    /// How far from the limit it was going to be when a higher duty was taken that did not last.
+    too_warm: f64,
     higher: Patience,
     onward: Patience,
+}
+
+/// A higher duty that was taken.
+#[derive(Clone, Copy, Debug)]
+struct Raise {
+    from: f64,
+    to: f64,
+    /// How far from the limit it was going to be.
+    ahead: f64,
 }
 
 /// How the run goes while it is felt.
@@ -94,10 +114,11 @@ impl Warmth {
             read_at: None,
             flags: VecDeque::with_capacity(FLAGS),
             flagged_at: f64::NEG_INFINITY,
-            barred: (2.0, 0.0),
-            // Chosen: three tries an hour at first, then fewer; what lasted ten minutes was right.
-            higher: Patience::new(900.0, 3600.0, 600.0),
-            onward: Patience::new(30.0, 1200.0, 600.0),
+            raised: Raise { from: 1.0, to: 1.0, ahead: 0.0 },
+            too_warm: f64::INFINITY,
+            // Chosen: three tries an hour at first, then fewer; what lasted an hour was right.
+            higher: Patience::new(900.0, 7200.0, 3600.0),
+            onward: Patience::new(30.0, 1800.0, 3600.0),
         }
     }
 
@@ -175,7 +196,7 @@ impl Warmth {
             return Some(cause);
         }
         let ahead = outlook.ahead.filter(|_| !going.is_held_up)?;
-        if ahead > 0.0 {
+        if ahead > HOT_ABOVE {
             return self.lower(now, ahead, outlook, going);
         }
         self.raise(now, ahead, outlook, going)
@@ -191,13 +212,13 @@ impl Warmth {
     fn raise(&mut self, now: f64, ahead: f64, outlook: &Outlook, going: Going) -> Option<Cause> {
         let room = outlook.room();
         let rise = (room - AIM_BELOW) / (room + ahead).max(1.0);
-        let has_room = ahead < -BAND && self.is_long_unflagged(now);
+        let is_due = ahead < -NEAR || now - self.changed_at >= NEAR_RISE_SECS;
+        let has_room = ahead < -BAND && is_due && self.is_long_unflagged(now);
         let to = self.higher_duty(now, rise.clamp(1.0, RISE), going).filter(|_| has_room)?;
-        let is_cooler = ahead < self.barred.1 - COOLER;
-        if to >= (1.0 - SMALLEST_PART) * self.barred.0 && !is_cooler && !self.higher.allows(now) {
+        if !self.higher.allows(now) && ahead >= self.too_warm - COOLER {
             return None;
         }
-        self.set_higher(now, to, ahead);
+        self.set_higher(now, Raise { from: going.duty, to, ahead });
         Some(outlook.cool())
     }
 
@@ -218,7 +239,7 @@ impl Warmth {
             return None;
         }
         let to = self.higher_duty(now, RISE, going).filter(|_| self.higher.allows(now))?;
-        self.set_higher(now, to, 0.0);
+        self.set_higher(now, Raise { from: going.duty, to, ahead: 0.0 });
         Some(match silent_secs {
             Some(secs) => Cause::SensorLost { secs: secs.round() },
             None => Cause::ThrottleOver { secs: (now - self.flagged_at).round().min(1e6) },
@@ -244,13 +265,17 @@ impl Warmth {
         now - self.flagged_at >= RISE_SECS
     }
 
+    /// Lower; where a small rise did not last, back to what it was before at least. Returns whether it changed.
     fn set_lower(&mut self, now: f64, wanted: f64, going: Going) -> bool {
+        let is_mistake = self.higher.is_fresh(now) && going.duty <= self.raised.to;
+        let is_small = self.raised.to <= SMALL_RISE * self.raised.from;
+        let wanted = if is_mistake && is_small { wanted.min(self.raised.from) } else { wanted };
         let duty = whole_percent(wanted).max(MIN_DUTY);
         if duty >= going.duty {
             return false;
         }
-        if self.higher.is_fresh(now) {
-            self.barred.0 = going.duty;
+        if is_mistake {
+            self.too_warm = self.too_warm.min(self.raised.ahead);
         }
         self.higher.lost(now);
         self.duty = duty;
@@ -262,14 +287,17 @@ impl Warmth {
     fn higher_duty(&self, now: f64, rise: f64, going: Going) -> Option<f64> {
         let is_due = now - self.changed_at >= RISE_SECS && !going.is_held_up;
         let wanted = going.duty * rise;
-        let to = if wanted >= 1.0 - SMALLEST_PART { 1.0 } else { whole_percent(wanted) };
+        let to = if wanted >= 1.0 - SMALLEST_PART { 1.0 } else { whole_percent(wanted + 0.005) };
         let is_worth_it = to >= (1.0 + SMALLEST_PART) * self.duty || (to == 1.0 && self.duty < 1.0);
         (is_due && is_worth_it && going.duty < going.most_duty).then_some(to)
     }
 
-    fn set_higher(&mut self, now: f64, duty: f64, ahead: f64) {
-        self.duty = duty;
-        self.barred = if self.higher.allows(now) { (2.0, ahead) } else { (self.barred.0, ahead) };
+    fn set_higher(&mut self, now: f64, raise: Raise) {
+        if self.higher.allows(now) {
+            self.too_warm = f64::INFINITY;
+        }
+        self.duty = raise.to;
+        self.raised = raise;
         self.higher.took(now);
         self.changed(now);
     }

@@ -3,7 +3,8 @@
 //! nothing, sleeps never and has no thread. Whoever computes keeps to its pace.
 //!
 //! Four rules, each a small state machine that knows nothing of the others: [`memory`] sets the rung, [`heat`],
-//! [`drift`] and [`power`] each a bound on the duty, of which the lowest counts.
+//! [`drift`] and [`power`] each a bound on the duty, of which the lowest counts. The rules in plain
+//! words are in `docs/thermal.md`; `simulated` is the machine that they are proven on.
 
 mod cause;
 mod clock;
@@ -13,6 +14,10 @@ mod memory;
 mod mode;
 mod patience;
 mod power;
+#[cfg(test)]
+mod simulated;
+#[cfg(test)]
+mod tests;
 mod thermometer;
 
 use std::mem::Discriminant;

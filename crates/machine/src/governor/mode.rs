@@ -45,14 +45,14 @@ struct Allowance {
 }
 
 impl Mode {
-    /// Chosen. Processors hold 95 to 105 °C by themselves and cards 83 to 90: `full` stands a degree above
+    /// Chosen. Processors hold 95 to 105 °C by themselves and cards 83 to 90: `full` stands three degrees above
     /// what the hardware keeps, so that the two never work against each other. Fans of laptops are loud from
     /// about 80 °C on. DGX Spark trains at 81 to 86 °C with nothing wrong, which `balanced` lets it.
     fn allowance(self) -> Allowance {
         let (duty, battery_duty, below_hardware, celsius) = match self {
             Self::Quiet => (0.5, 0.25, 25.0, 65.0),
             Self::Balanced => (1.0, 0.5, 8.0, 88.0),
-            Self::Full => (1.0, 1.0, -1.0, 105.0),
+            Self::Full => (1.0, 1.0, -3.0, 105.0),
             Self::Overnight => (1.0, 0.5, 18.0, 75.0),
         };
         Allowance { duty, battery_duty, below_hardware, celsius }

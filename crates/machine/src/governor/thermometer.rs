@@ -3,29 +3,39 @@
 //! their distance to their limits, since which of them is the hottest may change from reading to reading.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::feel::Heat;
 use crate::reading::Celsius;
 
 /// Seconds of readings that are judged together, unless a step and its rest take longer.
-const WINDOW_SECS: f64 = 16.0;
-const LONGEST_WINDOW_SECS: f64 = 300.0;
+const WINDOW_SECS: f64 = 24.0;
+const LONGEST_WINDOW_SECS: f64 = 1200.0;
 
-/// Readings that are kept at most; the sampler may be in a hurry.
-const MOST_READINGS: usize = 512;
+/// Slots that a window is kept in, so that long windows and hasty samplers take no more memory.
+const SLOTS: f64 = 48.0;
 
-/// Seconds that are looked ahead. Chosen: as long as a change of pace takes to be judged.
-const AHEAD_SECS: f64 = 20.0;
+/// Seconds that are looked ahead. Chosen: two changes of pace are judged in that time.
+const AHEAD_SECS: f64 = 30.0;
 
-/// A trend smaller than this, over half a window, is noise of sensors that count whole degrees.
-const NOISE: f64 = 1.0;
+/// Degrees of a rise, from one half of the window to the other, that are noise; and the most that is expected
+/// on top of what is.
+const NOISE: f64 = 0.7;
+const MOST_RISE: f64 = 4.0;
+
+/// Degrees from one reading to the next that no silicon does, and how often it must say so to be believed.
+const JUMP: f64 = 15.0;
+const BELIEVED: usize = 4;
+
+/// Readings before the first counts: a sensor that is stuck shows by not noticing that work ends.
+const FEWEST: usize = 7;
 
 /// Seconds at rest after which a sensor that has not moved is not believed, doubled whenever that
 /// turns out wrong.
 const STUCK_SECS: f64 = 180.0;
 
 /// Seconds at work that it must have said the same before.
-const WORKED_SECS: f64 = 10.0;
+const WORKED_SECS: f64 = 5.0;
 
 /// A duty below this part of the one before counts as rest: any real sensor would notice.
 const REST_PART: f64 = 0.7;
@@ -33,9 +43,11 @@ const REST_PART: f64 = 0.7;
 /// The readings.
 #[derive(Clone, Debug)]
 pub(super) struct Thermometer {
-    last: VecDeque<f64>,
-    /// When, and how many degrees above the limit.
-    over: VecDeque<(f64, f64)>,
+    /// The last that was believed, and how many since were not.
+    last: Option<f64>,
+    n_jumps: usize,
+    n_read: usize,
+    slots: VecDeque<Slot>,
     unmoved: Unmoved,
     stuck_secs: f64,
     is_stuck: bool,
@@ -50,10 +62,20 @@ pub(super) struct Outlook {
     pub celsius: f64,
     /// What it shall stay under.
     pub limit: f64,
-    /// Degrees above that, without spikes.
+    /// Degrees above that.
     pub over: f64,
     /// Degrees above that it is going to be; not known right after a change of pace.
     pub ahead: Option<f64>,
+}
+
+/// Readings of a part of the window, in degrees above the limit.
+#[derive(Clone, Copy, Debug)]
+struct Slot {
+    at: f64,
+    /// The two highest.
+    top: [f64; 2],
+    sum: f64,
+    n: f64,
 }
 
 /// A sensor that has not moved by a degree.
@@ -69,8 +91,10 @@ struct Unmoved {
 impl Thermometer {
     pub fn new() -> Self {
         Self {
-            last: VecDeque::with_capacity(3),
-            over: VecDeque::new(),
+            last: None,
+            n_jumps: 0,
+            n_read: 0,
+            slots: VecDeque::new(),
             unmoved: Unmoved::default(),
             stuck_secs: STUCK_SECS,
             is_stuck: false,
@@ -79,7 +103,7 @@ impl Thermometer {
 
     /// The pace changed, or time jumped: what is coming must be seen anew.
     pub fn start_afresh(&mut self) {
-        self.over.clear();
+        self.slots.clear();
     }
 
     /// Takes in what a sensor says while the run goes with that duty, each step and its rest taking
@@ -93,18 +117,17 @@ impl Thermometer {
         cycle_secs: f64,
     ) -> Option<Outlook> {
         let celsius = Celsius::from_sensor(heat.celsius).ok()?.0;
-        self.watch(now, celsius, duty);
-        if self.is_stuck {
+        if self.is_spike(celsius) {
             return None;
         }
-        let over = self.without_spikes(celsius - limit);
-        let window = (2.0 * cycle_secs).clamp(WINDOW_SECS, LONGEST_WINDOW_SECS);
-        self.over.push_back((now, over));
-        while self.over.len() > MOST_READINGS
-            || self.over.front().is_some_and(|first| now - first.0 > window)
-        {
-            self.over.pop_front();
+        self.n_read += 1;
+        self.watch(now, celsius, duty);
+        if self.is_stuck || self.n_read < FEWEST {
+            return None;
         }
+        let over = celsius - limit;
+        let window = window(cycle_secs);
+        self.keep(now, over, window);
         let ahead = self.ahead(now, window);
         Some(Outlook { sensor: heat.sensor.clone(), celsius, limit, over, ahead })
     }
@@ -114,30 +137,54 @@ impl Thermometer {
         self.is_stuck.then_some(self.unmoved.worked_secs + self.unmoved.rested_secs)
     }
 
-    /// The middle one of the last three.
-    fn without_spikes(&mut self, over: f64) -> f64 {
-        if self.last.len() == 3 {
-            self.last.pop_front();
+    /// Whether it is a temperature that can follow the last one, or insists to be.
+    fn is_spike(&mut self, celsius: f64) -> bool {
+        let is_jump = self.last.is_some_and(|last| (celsius - last).abs() > JUMP);
+        self.n_jumps = if is_jump { self.n_jumps + 1 } else { 0 };
+        let is_spike = (1..BELIEVED).contains(&self.n_jumps);
+        if !is_spike {
+            self.last = Some(celsius);
         }
-        self.last.push_back(over);
-        let mut sorted: Vec<f64> = self.last.iter().copied().collect();
-        sorted.sort_by(f64::total_cmp);
-        sorted[sorted.len() / 2]
+        is_spike
     }
 
-    /// The peak of the newer half of the window, and as much more as it rose over that of the older.
-    /// Peaks, since a limit is one, and since within a long step temperature goes up and down anyway.
+    fn keep(&mut self, now: f64, over: f64, window: f64) {
+        while self.slots.front().is_some_and(|first| now - first.at > window) {
+            self.slots.pop_front();
+        }
+        match self.slots.back_mut().filter(|last| now - last.at < window / SLOTS) {
+            Some(last) => {
+                last.top = higher(last.top, over);
+                last.sum += over;
+                last.n += 1.0;
+            }
+            None => self.slots.push_back(Slot {
+                at: now,
+                top: higher(NOTHING, over),
+                sum: over,
+                n: 1.0,
+            }),
+        }
+    }
+
+    /// The peak of the newer half of the window, and as much more as the mean will rise if it goes on as from the
+    /// older half to the newer. Peaks, since a limit is one; the second highest, since the highest is noise.
     fn ahead(&self, now: f64, window: f64) -> Option<f64> {
-        let middle = now - window / 2.0;
-        let peak = |is_new: bool| {
-            let half = self.over.iter().filter(|(at, _)| (*at > middle) == is_new);
-            half.map(|(_, over)| *over).reduce(f64::max)
+        if now - self.slots.front()?.at < 0.9 * window {
+            return None;
+        }
+        let middle = self.slots.partition_point(|slot| slot.at <= now - window / 2.0);
+        let mean = |slots: Range<usize>| {
+            let slots = self.slots.range(slots);
+            let (sum, n) = slots.fold((0.0, 0.0), |(sum, n), slot| (sum + slot.sum, n + slot.n));
+            (n > 0.0).then(|| sum / n)
         };
-        let first = self.over.front()?.0;
-        let is_full = now - first >= 0.9 * window || self.over.len() == MOST_READINGS;
-        let (old, new) = peak(false).zip(peak(true)).filter(|_| is_full)?;
-        let rise = if new - old > NOISE { new - old } else { 0.0 };
-        Some(new + rise * AHEAD_SECS / (window / 2.0))
+        let (old, new) = mean(0..middle).zip(mean(middle..self.slots.len()))?;
+        let rise = (new - old - NOISE) * AHEAD_SECS / (window / 2.0);
+        let tops = self.slots.range(middle..).flat_map(|slot| slot.top);
+        let [highest, second] = tops.fold(NOTHING, higher);
+        let peak = if second.is_finite() { second } else { highest };
+        Some(peak + rise.clamp(0.0, MOST_RISE))
     }
 
     fn watch(&mut self, now: f64, celsius: f64, duty: f64) {
@@ -161,6 +208,19 @@ impl Thermometer {
     }
 }
 
+const NOTHING: [f64; 2] = [f64::NEG_INFINITY; 2];
+
+/// The two highest of three.
+fn higher([first, second]: [f64; 2], other: f64) -> [f64; 2] {
+    [first.max(other), second.max(first.min(other))]
+}
+
+/// Two halves of whole cycles: within a step and its rest, temperature goes up and down anyway.
+fn window(cycle_secs: f64) -> f64 {
+    let cycle_secs = cycle_secs.clamp(0.1, LONGEST_WINDOW_SECS / 2.0);
+    2.0 * cycle_secs * (WINDOW_SECS / 2.0 / cycle_secs).ceil()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -173,11 +233,12 @@ mod tests {
     #[test]
     fn a_spike_is_dropped_and_nonsense_is_nothing() {
         let mut thermometer = Thermometer::new();
-        read(&mut thermometer, 0, 60.0, 1.0);
-        read(&mut thermometer, 1, 60.0, 1.0);
-        assert_eq!(read(&mut thermometer, 2, 120.0, 1.0).unwrap().over, -20.0);
+        assert!((0..6).all(|secs| read(&mut thermometer, secs, 60.0, 1.0).is_none()), "too few");
+        assert_eq!(read(&mut thermometer, 6, 60.0, 1.0).unwrap().over, -20.0);
+        assert!((7..10).all(|secs| read(&mut thermometer, secs, 120.0, 1.0).is_none()));
+        assert_eq!(read(&mut thermometer, 10, 120.0, 1.0).unwrap().over, 40.0, "it insists");
         for celsius in [0.0, f64::NAN, 1e9, -1.0] {
-            assert_eq!(read(&mut thermometer, 3, celsius, 1.0), None);
+            assert_eq!(read(&mut thermometer, 11, celsius, 1.0), None);
         }
     }
 
@@ -186,23 +247,24 @@ mod tests {
         let mut thermometer = Thermometer::new();
         let ramp = |secs| 60.0 + 0.25 * f64::from(secs);
         let seen: Vec<_> =
-            (0..30).map(|secs| read(&mut thermometer, secs, ramp(secs), 1.0)).collect();
+            (0..50).map(|secs| read(&mut thermometer, secs, ramp(secs), 1.0)).collect();
         assert_eq!(seen[10].as_ref().unwrap().ahead, None, "too early to tell");
-        let last = seen[29].as_ref().unwrap();
-        // 67 degrees at the end without the last reading, and five more in twenty seconds.
-        assert!((last.ahead.unwrap() + 8.0).abs() < 1.0, "{last:?}");
+        let last = seen[49].as_ref().unwrap();
+        // 72 degrees, and as many more as are foreseen at most.
+        assert!((last.ahead.unwrap() + 4.0).abs() < 1.0, "{last:?}");
     }
 
     #[test]
     fn a_sensor_that_does_not_notice_rest_is_not_believed() {
         let mut thermometer = Thermometer::new();
-        assert!((0..100).all(|secs| read(&mut thermometer, secs, 90.0, 1.0).is_some()));
+        assert!((0..6).all(|secs| read(&mut thermometer, secs, 90.0, 1.0).is_none()));
+        assert!((6..100).all(|secs| read(&mut thermometer, secs, 90.0, 1.0).is_some()));
         assert!((100..270).all(|secs| read(&mut thermometer, secs, 90.0, 0.0).is_some()));
         assert!((270..300).any(|secs| read(&mut thermometer, secs, 90.0, 0.0).is_none()));
         assert!(thermometer.stuck_secs().is_some());
         assert!(read(&mut thermometer, 300, 85.0, 1.0).is_some(), "it moves: believed again");
         // At rest from the start: nothing to notice.
         let mut idle = Thermometer::new();
-        assert!((0..999).all(|secs| read(&mut idle, secs, 40.0, 0.0).is_some()));
+        assert!((0..999).filter_map(|secs| read(&mut idle, secs, 40.0, 0.0)).count() > 990);
     }
 }
