@@ -36,7 +36,7 @@ const MARGIN: f64 = 0.05;
 /// Readings after a change that show its effect, counted from the first step that ended after it ...
 const SEEN_READINGS: usize = 4;
 
-/// ... or seconds, where no step ends since all stands still.
+/// ... or seconds, where steps are long.
 const SEEN_SECS: f64 = 90.0;
 
 /// Seconds without want before the next rung is taken. Chosen: ten rungs are regained within two minutes.
@@ -131,7 +131,8 @@ impl Memory {
     }
 
     fn take_in(&mut self, share: Option<Share>) {
-        self.last.n_readings += usize::from(self.last.has_stepped);
+        // Where all stands still, nothing more will be seen.
+        self.last.n_readings += usize::from(self.last.has_stepped || self.is_paused);
         let Some(share) = share else { return };
         if self.shares.len() == WINDOW {
             self.shares.pop_front();
@@ -214,11 +215,11 @@ impl Memory {
         if is_barred || !self.has_room_for(to) {
             return None;
         }
+        let share = self.shares.back().map(|share| size(*share));
         self.is_paused = false;
         self.rung = to;
         self.patience.took(now);
         self.changed(now);
-        let share = self.shares.back().map(|share| size(*share));
         Some(Cause::MemoryBack { planned: self.rungs[to].bytes, share })
     }
 
@@ -263,7 +264,7 @@ mod tests {
         [10, 8, 6, 5].map(|gib| Rung { bytes: gib * GIB }).to_vec()
     }
 
-    /// A machine that lets the run hold so many GiB; steps end every second.
+    /// A machine that lets the run hold so many GiB; steps end every second, unless all stands still.
     struct Beside {
         memory: Memory,
         now: f64,
@@ -279,7 +280,9 @@ mod tests {
             let mut seen = Vec::new();
             for _ in 0..secs {
                 self.now += 1.0;
-                self.memory.stepped();
+                if !self.memory.is_paused() {
+                    self.memory.stepped();
+                }
                 let held = rungs()[self.memory.rung()].bytes;
                 let left = (allowed * GIB as f64) as i64 - held.cast_signed();
                 let memory = Some(Share { held, left });

@@ -1,0 +1,30 @@
+//! Prints what a run on a card or on the processor would be paced by, a line of JSON per reading, and the
+//! energy at the end: to be held against `nvidia-smi` and other meters.
+//!
+//! `cargo run --release -p machine --example feel -- cuda 60`: the first card, for a minute.
+
+use machine::budget::Device;
+use machine::energy::Energy;
+use machine::sampler::Sampler;
+use machine::sense::Sense;
+use machine::{Machine, Source};
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let is_card = arguments.first().is_some_and(|device| device == "cuda");
+    let device = if is_card { Device::Cuda(0) } else { Device::Cpu };
+    let secs: f64 = arguments.get(1).map_or(Ok(10.0), |secs| secs.parse())?;
+    let sense = Sense::of(&Machine::probe(&mut Source::live()), device, None);
+    let sampler = Sampler::start(Source::live(), sense)?;
+    let (mut energy, mut first) = (Energy::default(), None);
+    while let Some((at, feel)) = sampler.next() {
+        let since = at.duration_since(*first.get_or_insert(at)).as_secs_f64();
+        energy.add(at, feel.watts);
+        println!("{{\"secs\":{since:.3},\"feel\":{}}}", serde_json::to_string(&feel)?);
+        if since >= secs {
+            break;
+        }
+    }
+    println!("{{\"joules\":{:?},\"covered\":{}}}", energy.joules(), energy.covered());
+    Ok(())
+}
