@@ -44,7 +44,7 @@ pub struct Pacing {
     expected: HashMap<Kind, f64>,
     energy: Energy,
     /// The last reading, and when one was written down.
-    feel: Feel,
+    feel: Option<Feel>,
     written: Option<Instant>,
     /// Rest since a step was last told of.
     rested: Duration,
@@ -76,7 +76,7 @@ impl Pacing {
             rates,
             expected: HashMap::new(),
             energy: Energy::default(),
-            feel: Feel::default(),
+            feel: None,
             written: None,
             rested: Duration::ZERO,
         }
@@ -121,20 +121,20 @@ impl Pacing {
             self.energy.add(at, feel.watts);
             let since = at.saturating_duration_since(self.begun);
             decisions.extend(self.governor.feel(since, &feel));
-            self.feel = feel;
+            self.feel = Some(feel);
         }
         decisions
     }
 
     /// What there is to write down of the machine, if it is time to.
     fn felt(&mut self, step: u64) -> Option<Event> {
-        self.sampler.as_ref()?;
+        let feel = self.feel.clone()?;
         if self.written.is_some_and(|at| at.elapsed() < WRITTEN_EVERY) {
             return None;
         }
         self.written = Some(Instant::now());
         let (secs, pace) = (self.begun.elapsed().as_secs_f64(), self.governor.pace());
-        Some(Event::Felt(Felt { step, secs, feel: self.feel.clone(), duty: pace.duty }))
+        Some(Event::Felt(Felt { step, secs, feel, duty: pace.duty }))
     }
 }
 
