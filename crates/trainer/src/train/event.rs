@@ -304,6 +304,7 @@ pub enum Why {
     Unhealthy,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.
 fn is_zero(secs: &f64) -> bool {
     *secs == 0.0
 }
