@@ -75,7 +75,12 @@ fn what_is_not_finite_becomes_no_adapter() {
     let page = String::from_utf8_lossy(&output.stdout);
     assert!(page.contains("stopped: nothing finite is learnt any more after step 26"), "{page}");
     let run = job.path("run");
-    assert!(matches!(events(&run).last(), Some(Event::End(End { why: Why::Unhealthy, .. }))));
+    let events = events(&run);
+    assert!(matches!(events.last(), Some(Event::End(End { why: Why::Unhealthy, .. }))));
+    let told = warnings(&events);
+    assert!(told.iter().any(|text| text.starts_with("3 steps so far changed nothing")), "{told:?}");
+    let words = said(&output);
+    assert!(words.contains("hint: begin a new run with bf16 if base.dtype is f16"), "{words}");
     assert!(run.join("report.html").is_file() && !run.join("adapter").exists());
 }
 

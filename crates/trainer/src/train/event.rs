@@ -52,6 +52,9 @@ pub enum Event {
         spread: f64,
         /// How much higher the mean is than before, relative to that.
         trend: f64,
+        /// Median norm of the gradients; none where fewer than a hundred are known.
+        #[serde(default)]
+        gradient_norm: Option<f64>,
         /// Steps so far whose gradient was not finite.
         skipped: u64,
     },
@@ -304,6 +307,7 @@ pub enum Why {
     Unhealthy,
 }
 
+#[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.
 fn is_zero(secs: &f64) -> bool {
     *secs == 0.0
 }
@@ -311,4 +315,24 @@ fn is_zero(secs: &f64) -> bool {
 /// JSON has no word for what is not finite: it is written as `null`, and read as NaN.
 fn null_is_nan<'de, D: Deserializer<'de>>(from: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or(f64::NAN))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn health_from_before_norms_were_told_is_read() {
+        let told = |norm: &str| {
+            format!(
+                r#"{{"event":"health","step":200,"loss":0.5,"spread":0.25,"trend":0.0,{norm}"skipped":1}}"#
+            )
+        };
+        let norm = |line: &str| match serde_json::from_str(line).unwrap() {
+            Event::Health { gradient_norm, skipped: 1, .. } => gradient_norm,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(norm(&told("")), None);
+        assert_eq!(norm(&told(r#""gradient_norm":0.5,"#)), Some(0.5));
+    }
 }

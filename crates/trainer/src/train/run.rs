@@ -11,7 +11,7 @@ use weights::WeightsError;
 
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
-use super::event::{self, End, Event, Why};
+use super::event::{self, End, Event, Step, Why};
 use super::health::{self, Finding};
 use super::identity::Identity;
 use super::meter::{self, DRAW, Meter};
@@ -80,10 +80,9 @@ impl Run<'_, '_> {
         why = why.or((self.progress.step >= self.total_steps).then_some(Why::Finished));
         while why.is_none() {
             let step = self.step(&mut ahead)?;
-            let (loss, is_applied) = (step.loss, !step.is_skipped);
-            self.teller.tell(&Event::Step(step))?;
+            self.teller.tell(&Event::Step(step.clone()))?;
             self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
-            why = self.judge(loss, is_applied)?;
+            why = self.judge(&step)?;
             why = why.or(self.look()?);
             why = why.or((self.progress.step == self.total_steps).then_some(Why::Finished));
             why = why.or((!self.teller.goes_on()).then_some(Why::Interrupted));
@@ -121,36 +120,33 @@ impl Run<'_, '_> {
     }
 
     /// Whether the run is learning.
-    fn judge(&mut self, loss: f64, is_applied: bool) -> Result<Option<Why>> {
-        let found = self.progress.health.observe(loss, is_applied);
-        if self.progress.step.is_multiple_of(health::WINDOW as u64)
-            && let Some((before, now)) = self.progress.health.windows()
-        {
-            self.teller.tell(&Event::Health {
-                step: self.progress.step,
-                loss: now.mean,
-                spread: now.spread,
-                trend: now.mean / before.mean - 1.0,
-                skipped: self.progress.health.n_skipped(),
-            })?;
+    fn judge(&mut self, step: &Step) -> Result<Option<Why>> {
+        let found = self.progress.health.observe(step);
+        if self.progress.step.is_multiple_of(health::WINDOW as u64) {
+            self.tell_health()?;
         }
-        match found {
-            None => Ok(None),
-            Some(Finding::Rising { now, before }) => {
-                let text = format!(
-                    "the loss rises: mean of the last 100 steps {now:.4}, of the 100 before {before:.4}"
-                );
-                self.warn(text).map(|()| None)
-            }
-            Some(Finding::NotFinite { steps }) => {
-                let text = format!("{steps} steps in a row had gradients that are not finite");
-                self.warn(text).map(|()| Some(Why::Unhealthy))
-            }
+        for finding in &found {
+            self.warn(finding.to_string(), finding.hint())?;
         }
+        Ok(found.iter().any(Finding::is_fatal).then_some(Why::Unhealthy))
     }
 
-    pub(super) fn warn(&mut self, text: String) -> Result<()> {
-        self.teller.tell(&Event::Warning { step: self.progress.step, text, hint: None })
+    fn tell_health(&mut self) -> Result<()> {
+        let health = &self.progress.health;
+        let Some((before, now)) = health.windows() else { return Ok(()) };
+        self.teller.tell(&Event::Health {
+            step: self.progress.step,
+            loss: now.mean,
+            spread: now.spread,
+            trend: now.mean / before.mean - 1.0,
+            gradient_norm: health.gradient_norm(),
+            skipped: health.n_skipped(),
+        })
+    }
+
+    pub(super) fn warn(&mut self, text: String, hint: &str) -> Result<()> {
+        let (step, hint) = (self.progress.step, Some(hint.into()));
+        self.teller.tell(&Event::Warning { step, text, hint })
     }
 
     /// Measures and draws what is due.
@@ -217,7 +213,8 @@ impl Run<'_, '_> {
         plateau.restart();
         *lowered += 1;
         let rate = self.learning_rate(self.progress.step + 1);
-        self.warn(format!("the loss does not fall: the learning rate is {rate:.2e} from here"))
+        let text = format!("the loss does not fall: the learning rate is {rate:.2e} from here");
+        self.warn(text, "train.stop_after_plateau ends a run that learns no more")
     }
 
     fn draw(&mut self) -> Result<()> {
@@ -244,7 +241,8 @@ impl Run<'_, '_> {
         if std::mem::replace(&mut self.is_drawing_warned, true) {
             return Ok(());
         }
-        self.warn(format!("no picture is drawn where there is no room: {error}"))
+        let text = format!("no picture is drawn where there is no room: {error}");
+        self.warn(text, "a smaller sample.size, or a higher --limit; what is learnt is the same")
     }
 
     pub(super) fn save(&mut self) -> Result<()> {

@@ -12,7 +12,9 @@ pub struct LossScale {
 
 /// Taken: the defaults of PyTorch's `GradScaler`.
 const FIRST: f64 = 65536.0;
-const PATIENCE: u32 = 2000;
+
+/// Steps after which it grows. Taken: the same.
+pub(super) const PATIENCE: u32 = 2000;
 
 impl LossScale {
     /// Before the first step.

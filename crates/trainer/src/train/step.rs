@@ -158,7 +158,8 @@ impl Run<'_, '_> {
             }
             Some(first) => {
                 let n = still.len();
-                self.warn(format!("{n} of {all} layers have no gradient, such as {first}"))
+                let text = format!("{n} of {all} layers have no gradient, such as {first}");
+                self.warn(text, "leave them out of adapter.targets; the others learn without them")
             }
         }
     }
