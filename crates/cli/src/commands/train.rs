@@ -2,6 +2,7 @@
 
 use std::io::Write;
 
+use machine::awake::Awake;
 use trainer::train::event::Why;
 
 use super::engine::{Engine, Limit};
@@ -15,7 +16,8 @@ use crate::render::training::Training;
 /// Encodes pictures and captions once, says before the first step how much memory each phase takes
 /// and takes no more, trains, draws samples along the way, and writes the adapter for the programs
 /// that were asked for, a model card and a report. Ctrl-C saves; --resume goes on as if nothing had
-/// happened, also after a crash.
+/// happened, also after a crash. Where memory gets short or the computer hot, the run is paced, which
+/// changes nothing of what is learnt (docs/thermal.md).
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -40,7 +42,7 @@ pub struct Arguments {
     #[arg(long)]
     mode: Option<String>,
 
-    /// The highest temperature in °C, instead of the mode's [machine.max_temp]
+    /// The highest temperature in °C, instead of the mode's [`machine.max_temp`]
     #[arg(long, value_name = "CELSIUS")]
     max_temp: Option<f64>,
 
@@ -69,6 +71,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let config = arguments.job.resolve_with(&arguments.treatment())?;
     let on = arguments.engine.on(arguments.limit);
     let training = Training::begin(arguments.quiet, arguments.json)?;
+    // Where the system has no such thing, a computer that people left alone may fall asleep.
+    let _awake = Awake::hold();
     let (end, page) = training.watch(&config, &on, arguments.resume)?;
     write!(out, "{page}")?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {

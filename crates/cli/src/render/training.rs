@@ -124,7 +124,7 @@ impl State {
                 self.steps.push(step.clone());
                 Vec::new()
             }
-            Event::Health { .. } | Event::Memory { .. } => Vec::new(),
+            Event::Health { .. } | Event::Memory { .. } | Event::Felt(_) => Vec::new(),
             Event::Validation { step, loss } => {
                 vec![format!("step {step}: held-out loss {loss:.4}")]
             }
@@ -135,7 +135,6 @@ impl State {
             Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
             Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
             Event::Paced(paced) => self.pace(paced),
-            Event::Felt(_) => Vec::new(),
             Event::Exported { format, path, layers } => {
                 self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
                 Vec::new()
