@@ -194,7 +194,6 @@ fn every_single_allocation_of_a_run_may_be_refused() {
         assert!(learnt(&whole.folder) == learnt(&done.folder), "{nth}: other bytes");
         fs::remove_dir_all(done.folder).unwrap();
     }
-    println!("{} allocations, {} before the first step", whole.n_allocations, whole.n_before);
 }
 
 /// Files that are not whole.

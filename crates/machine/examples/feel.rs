@@ -3,6 +3,8 @@
 //!
 //! `cargo run --release -p machine --example feel -- cuda 60`: the first card, for a minute.
 
+use std::io::Write;
+
 use machine::budget::Device;
 use machine::energy::Energy;
 use machine::sampler::Sampler;
@@ -16,15 +18,17 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let secs: f64 = arguments.get(1).map_or(Ok(10.0), |secs| secs.parse())?;
     let sense = Sense::of(&Machine::probe(&mut Source::live()), device, None);
     let sampler = Sampler::start(Source::live(), sense)?;
+    let mut out = std::io::stdout().lock();
     let (mut energy, mut first) = (Energy::default(), None);
     while let Some((at, feel)) = sampler.next() {
         let since = at.duration_since(*first.get_or_insert(at)).as_secs_f64();
         energy.add(at, feel.watts);
-        println!("{{\"secs\":{since:.3},\"feel\":{}}}", serde_json::to_string(&feel)?);
+        writeln!(out, "{{\"secs\":{since:.3},\"feel\":{}}}", serde_json::to_string(&feel)?)?;
         if since >= secs {
             break;
         }
     }
-    println!("{{\"joules\":{:?},\"covered\":{}}}", energy.joules(), energy.covered());
+    let joules = serde_json::to_string(&energy.joules())?;
+    writeln!(out, "{{\"joules\":{joules},\"covered\":{}}}", energy.covered())?;
     Ok(())
 }
