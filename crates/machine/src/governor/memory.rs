@@ -1,6 +1,6 @@
 //! The rule for memory: which rung a run stands on, and when it stands still. It tightens while the run holds
 //! more than its share, as far as planned sizes say is needed and at once when the system suffers; it
-//! widens one rung at a time when there is provably room. It never ends a run. What a rung means (portions of a
+//! widens as far as there is provably room. It never ends a run. What a rung means (portions of a
 //! batch, blocks computed twice) it does not know.
 
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ const SEEN_READINGS: usize = 4;
 /// ... or seconds, where steps are long.
 const SEEN_SECS: f64 = 90.0;
 
-/// Seconds without want before the next rung is taken. Chosen: ten rungs are regained within two minutes.
+/// Seconds without want before a wider rung is taken. Chosen: all are regained within two minutes.
 const CALM_SECS: f64 = 10.0;
 
 /// How full memory is, and what of it a run takes.
@@ -208,13 +208,13 @@ impl Memory {
         true
     }
 
-    /// Goes on, or up a rung, if there is room for it.
+    /// Goes on, or up as many rungs as there is provably room for.
     fn widen(&mut self, now: f64) -> Option<Cause> {
-        let to = if self.is_paused { self.rung } else { self.rung.checked_sub(1)? };
-        let is_barred = to <= self.barred && !self.patience.allows(now);
-        if is_barred || !self.has_room_for(to) {
-            return None;
-        }
+        let is_barred = |to: usize| to <= self.barred && !self.patience.allows(now);
+        let is_open = |to: &usize| !is_barred(*to) && self.has_room_for(*to);
+        let first = if self.is_paused { self.rung } else { 0 };
+        let last = if self.is_paused { self.rung } else { self.rung.checked_sub(1)? };
+        let to = (first..=last).find(is_open)?;
         let share = self.shares.back().map(|share| size(*share));
         self.is_paused = false;
         self.rung = to;
@@ -224,15 +224,17 @@ impl Memory {
     }
 
     /// Whether a rung fits by what was planned and by what is really held. Where nothing is known of
-    /// memory, nothing speaks against it.
+    /// memory, nothing speaks against the next one.
     fn has_room_for(&self, to: usize) -> bool {
-        let Some((now, load)) = self.shares.back().zip(self.load()) else { return true };
+        let is_next = to + 1 >= self.rung;
+        let Some((now, load)) = self.shares.back().zip(self.load()) else { return is_next };
         let planned = self.rungs[self.rung].bytes;
         let more = self.rungs[to].bytes.saturating_sub(planned);
         let held = self.shares.iter().map(|share| share.held).max().unwrap_or(0).max(planned);
         let needed = held.saturating_add(more) as f64;
         let share = size(*now) as f64;
-        needed <= (1.0 - MARGIN) * share || (load < ROOMY_LOAD && needed <= share)
+        // A load says something of the next rung, not of those beyond.
+        needed <= (1.0 - MARGIN) * share || (is_next && load < ROOMY_LOAD && needed <= share)
     }
 
     fn changed(&mut self, now: f64) {
@@ -301,8 +303,8 @@ mod tests {
         assert_eq!(beside.wait(60, 10.5, 0.0), NONE);
         assert_eq!(beside.wait(1, 5.9, 0.0), [3], "urgent: no averaging");
         assert_eq!(beside.wait(60, 5.9, 0.0), NONE, "the next would take 6");
-        // Back to the plan, a rung at a time.
-        assert_eq!(beside.wait(100, 12.0, 0.0), [2, 1, 0]);
+        assert_eq!(beside.wait(100, 8.5, 0.0), [1], "and so up: 10 do not fit");
+        assert_eq!(beside.wait(100, 12.0, 0.0), [0]);
     }
 
     #[test]
@@ -318,7 +320,7 @@ mod tests {
         assert_eq!(beside.wait(1, 20.0, 0.5), [1], "at once");
         assert_eq!(beside.wait(30, 20.0, 0.5), [2, 3, 4]);
         assert_eq!(beside.wait(600, 20.0, 0.5), NONE, "still paused, never more");
-        assert_eq!(beside.wait(60, 20.0, 0.0), [3, 2, 1, 0]);
+        assert_eq!(beside.wait(60, 20.0, 0.0), [3, 0]);
     }
 
     #[test]

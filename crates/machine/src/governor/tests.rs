@@ -251,6 +251,37 @@ fn a_sensor_that_is_stuck_at_a_high_value_does_not_end_a_run() {
     assert!(trace.pace[900..].iter().all(|pace| pace.duty == 1.0 && !pace.is_paused), "{trace}");
 }
 
+/// Recorded: a card under products for 14 of every 20 seconds, with `examples/feel.rs`, 2026-11-16.
+const H200: &str = include_str!("recorded/h200.jsonl");
+
+/// What is decided on a recorded card, whose heat does not answer to the pace.
+fn decided_on_h200(policy: Policy) -> Vec<Decision> {
+    #[derive(Deserialize)]
+    struct Line {
+        secs: f64,
+        feel: Feel,
+    }
+    let mut governor = Governor::new(policy, vec![Rung { bytes: 1 << 30 }]);
+    let lines = H200.lines().map(|line| serde_json::from_str::<Line>(line).unwrap());
+    lines
+        .flat_map(|Line { secs, feel }| governor.feel(Duration::from_secs_f64(secs), &feel))
+        .collect()
+}
+
+#[test]
+fn a_recorded_card_is_left_alone_unless_it_is_to_be_cooler() {
+    for mode in [Mode::Balanced, Mode::Full, Mode::Overnight] {
+        assert_eq!(decided_on_h200(policy(mode)), []);
+    }
+    let cooler = Policy { max_celsius: Some(55.0), ..policy(Mode::Balanced) };
+    let decided = decided_on_h200(cooler);
+    assert!(decided.first().is_some_and(|first| first.to.duty < 1.0 || first.to.is_paused));
+    let is_heat = |it: &Decision| {
+        matches!(it.cause, Cause::Hot { .. } | Cause::TooHot { .. } | Cause::Cool { .. })
+    };
+    assert!(decided.iter().all(is_heat) && decided.len() <= 8, "{decided:?}");
+}
+
 #[test]
 fn a_cause_comes_back_from_a_file_as_it_went() {
     let machine = Machine { rise: 85.0, ..Machine::laptop() };
