@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::arena::Arena;
 use crate::cpu::Cpu;
 use crate::cpu::gemm::has_tiles;
+use crate::cuda::{self, Cuda, KernelCache};
 use crate::dtype::{Real, with_real};
 use crate::random::Stream;
 use crate::record::Recording;
@@ -24,6 +25,8 @@ pub enum Kind {
         /// Whether it has a matrix unit that multiplies tiles.
         has_tiles: bool,
     },
+    /// A card of NVIDIA's. Workspaces follow from shapes alone, so one is like another.
+    Cuda,
 }
 
 impl Kind {
@@ -32,10 +35,12 @@ impl Kind {
         Self::Cpu { threads, has_tiles: has_tiles() }
     }
 
-    /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector.
-    fn alignment(self) -> usize {
+    /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
+    /// card, what its copies ask for.
+    pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Cpu { .. } => 64,
+            Self::Cuda => cuda::ALIGNMENT,
         }
     }
 }
@@ -63,6 +68,7 @@ pub(crate) enum Engine {
     /// Nobody: shapes, bytes and flops only.
     Meta,
     Cpu(Cpu),
+    Cuda(Box<Cuda>),
 }
 
 impl Device {
@@ -70,6 +76,17 @@ impl Device {
     pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
         let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, has_tiles())?);
         Ok(Self::with(Kind::cpu(threads), engine, limit_bytes))
+    }
+
+    /// The NVIDIA card of this number, from 0, with an arena of up to `limit_bytes`, which is given
+    /// memory as it grows. Kernels are compiled when they are first used, unless the cache has them.
+    pub fn cuda(
+        index: usize,
+        limit_bytes: usize,
+        cache: Option<Box<dyn KernelCache>>,
+    ) -> Result<Self> {
+        let engine = Engine::Cuda(Box::new(Cuda::open(index, limit_bytes, cache)?));
+        Ok(Self::with(Kind::Cuda, engine, limit_bytes))
     }
 
     /// The processor without its matrix unit, as others are.
@@ -200,9 +217,7 @@ impl Device {
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, T::DTYPE)?;
         self.count(&Call::new("upload", 0, &[&tensor]));
-        if !self.is_meta() {
-            tensor.data_mut::<T>().copy_from_slice(numbers);
-        }
+        tensor.write(numbers);
         Ok(tensor)
     }
 
@@ -236,14 +251,18 @@ impl Device {
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, dtype)?;
         self.count(&Call::new("upload", 0, &[&tensor]));
-        if !self.is_meta() {
-            with_real!(dtype, T => {
-                let numbers = parts.iter().copied().flatten();
+        let numbers = parts.iter().copied().flatten();
+        with_real!(dtype, T => match self.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => {
                 for (to, from) in tensor.data_mut::<T>().iter_mut().zip(numbers) {
                     *to = T::from_f32(*from);
                 }
-            });
-        }
+            }
+            Engine::Cuda(_) => {
+                tensor.write(&numbers.map(|from| T::from_f32(*from)).collect::<Vec<_>>());
+            }
+        });
         Ok(tensor)
     }
 
@@ -261,8 +280,18 @@ impl Device {
         match self.engine() {
             Engine::Meta => {}
             Engine::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
+            Engine::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
         }
         Ok(tensor)
+    }
+
+    /// Waits for all that was asked of the device, and says whether it went well. Only a card has
+    /// anything to wait for.
+    pub fn synchronise(&self) -> Result<()> {
+        match self.engine() {
+            Engine::Meta | Engine::Cpu(_) => Ok(()),
+            Engine::Cuda(cuda) => cuda.synchronise(),
+        }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -304,6 +333,12 @@ impl Device {
         let mut state = self.state();
         let tag = state.tag.unwrap_or(untagged);
         let offset = state.arena.take(bytes, tag)?;
+        if let Engine::Cuda(cuda) = self.engine()
+            && let Err(error) = cuda.commit(state.arena.usage().extent)
+        {
+            state.arena.give_back(offset);
+            return Err(error);
+        }
         state.note();
         Ok(offset)
     }

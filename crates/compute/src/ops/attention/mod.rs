@@ -12,6 +12,7 @@
 //! softmax's denominator.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -65,6 +66,7 @@ impl Tape<'_> {
         op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
+            Kind::Cuda => 0,
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -74,6 +76,10 @@ impl Tape<'_> {
                 let seen = Seen::new(sizes, how);
                 let room = workspace.data_mut();
                 cpu::forward(engine, sizes, &seen, inputs, &mut out, &mut denominators, room);
+            }
+            Engine::Cuda(engine) => {
+                let inputs = [q.tensor(), k.tensor(), v.tensor()];
+                cuda::forward(engine, sizes, how, inputs, &mut out, &mut denominators);
             }
         }
         let result = op.result(out);
@@ -138,8 +144,8 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
     if let Some(lengths) = how.key_lengths {
         op.expect_dtype("key lengths", lengths, Dtype::U32)?;
         op.expect_shape("key lengths", lengths, [samples])?;
-        if let Engine::Cpu(_) = op.engine() {
-            let most = lengths.data::<u32>().iter().copied().max().unwrap_or(0);
+        if op.has_data() {
+            let most = lengths.indices().iter().copied().max().unwrap_or(0);
             let expected = format!("at most the number of keys, {keys}");
             op.expect_range("key length", &most, most as usize <= keys, &expected)?;
         }
@@ -183,6 +189,17 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// What backward reads.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    q: &'a Tensor,
+    k: &'a Tensor,
+    v: &'a Tensor,
+    out: &'a Tensor,
+    gradient: &'a Tensor,
+    denominators: &'a Tensor,
+}
+
 struct Record {
     inputs: [(Kept, Option<Source>); 3],
     out: Kept,
@@ -211,26 +228,24 @@ impl Record {
         }
         let floats = match place.device.kind() {
             Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
+            Kind::Cuda => cuda::backward_floats(sizes),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
+        let how = Attention {
+            key_lengths: self.key_lengths.as_ref(),
+            relative: self.relative.as_ref(),
+            ..self.how
+        };
+        let denominators = &self.denominators;
+        let inputs = Inputs { q: &q, k: &k, v: &v, out: &out, gradient, denominators };
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                let how = Attention {
-                    key_lengths: self.key_lengths.as_ref(),
-                    relative: self.relative.as_ref(),
-                    ..self.how
-                };
-                let inputs = cpu::Inputs {
-                    q: &q,
-                    k: &k,
-                    v: &v,
-                    out: &out,
-                    gradient,
-                    denominators: &self.denominators,
-                };
                 let room = workspace.data_mut();
                 cpu::backward(engine, sizes, &Seen::new(sizes, how), inputs, &mut slots, room);
+            }
+            Engine::Cuda(engine) => {
+                cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
         }
         for slot in slots {

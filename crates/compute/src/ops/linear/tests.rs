@@ -170,7 +170,7 @@ fn a_quantised_weight_is_its_numbers() {
             let (rows, inputs, outputs) = (70, 128, 100);
             let normal = |shape, stream| device.normal(shape, dtype, 0.5, (3, stream)).unwrap();
             let quantised = Quantised::new(&normal([outputs, inputs], 1), how).unwrap();
-            let same = device.upload([outputs, inputs], &quantised.to_f32_vec()).unwrap();
+            let same = device.upload([outputs, inputs], &quantised.to_f32_vec().unwrap()).unwrap();
             let (same, x) = (Var::from(same), normal([rows, inputs], 2));
             let run = |weight: Weight<'_>| {
                 let mut params = Params::default();

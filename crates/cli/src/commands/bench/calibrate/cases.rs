@@ -147,8 +147,10 @@ impl Ready<'_> {
 
     fn timed(&self, work: impl FnOnce() -> Result<()>) -> Result<(Duration, Work)> {
         let before = self.device.work();
+        self.device.synchronise()?;
         let begun = Instant::now();
         work()?;
+        self.device.synchronise()?;
         let took = begun.elapsed();
         Ok((took, self.device.work().since(&before)))
     }
