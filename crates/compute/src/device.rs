@@ -25,8 +25,11 @@ pub enum Kind {
         /// Whether it has a matrix unit that multiplies tiles.
         has_tiles: bool,
     },
-    /// A card of NVIDIA's. Workspaces follow from shapes alone, so one is like another.
-    Cuda,
+    /// A card of NVIDIA's. Workspaces follow from shapes, so one is like another.
+    Cuda {
+        /// Whether a computation gives the same bits every time, which is slower.
+        is_deterministic: bool,
+    },
 }
 
 impl Kind {
@@ -40,7 +43,7 @@ impl Kind {
     pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Cpu { .. } => 64,
-            Self::Cuda => cuda::ALIGNMENT,
+            Self::Cuda { .. } => cuda::ALIGNMENT,
         }
     }
 }
@@ -83,10 +86,11 @@ impl Device {
     pub fn cuda(
         index: usize,
         limit_bytes: usize,
+        is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
         let engine = Engine::Cuda(Box::new(Cuda::open(index, limit_bytes, cache)?));
-        Ok(Self::with(Kind::Cuda, engine, limit_bytes))
+        Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
     }
 
     /// The processor without its matrix unit, as others are.

@@ -222,7 +222,7 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
     if let Some(index) = card() {
         let [ours, again] = [(); 2].map(|()| run(&open_card(index, LIMIT)));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
-        let meta = run(&Device::meta(Kind::Cuda, LIMIT));
+        let meta = run(&Device::meta(Kind::Cuda { is_deterministic: true }, LIMIT));
         assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
         outcomes.push(ours);
     }
@@ -238,15 +238,20 @@ pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
         let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
         let [ours, again] = [(); 2].map(|()| run_op(&open_card(index, LIMIT), dtype, &inputs, op));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
+        let fast = Device::cuda(index, LIMIT, false, Some(Box::new(Kept))).unwrap();
+        let fast = run_op(&fast, dtype, &inputs, op);
         let exact = run_op(&Device::cpu(4, LIMIT).unwrap(), Dtype::F32, &inputs, op);
         let wide = |numbers: &[f32]| numbers.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
         // The processor has errors of its own.
         let allowed = slack * rounding(dtype) + 4e-6;
-        compare(&format!("{dtype} result"), &ours.result, &wide(&exact.result), allowed);
-        for (index, (ours, exact)) in ours.gradients.iter().zip(&exact.gradients).enumerate() {
-            if let (Some(ours), Some(exact)) = (ours, exact) {
-                let what = format!("{dtype} gradient of input {index}");
-                compare(&what, ours, &wide(exact), 2.0 * allowed);
+        for ours in [ours, fast] {
+            compare(&format!("{dtype} result"), &ours.result, &wide(&exact.result), allowed);
+            let pairs = ours.gradients.iter().zip(&exact.gradients).enumerate();
+            for (index, (ours, exact)) in pairs {
+                if let (Some(ours), Some(exact)) = (ours, exact) {
+                    let what = format!("{dtype} gradient of input {index}");
+                    compare(&what, ours, &wide(exact), 2.0 * allowed);
+                }
             }
         }
     }
@@ -262,7 +267,7 @@ fn card() -> Option<usize> {
 fn open_card(index: usize, limit: usize) -> Device {
     /// Holds the card's context while devices come and go.
     static FIRST: OnceLock<Device> = OnceLock::new();
-    let open = |limit| Device::cuda(index, limit, Some(Box::new(Kept))).unwrap();
+    let open = |limit| Device::cuda(index, limit, true, Some(Box::new(Kept))).unwrap();
     FIRST.get_or_init(|| open(1));
     open(limit)
 }

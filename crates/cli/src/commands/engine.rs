@@ -26,6 +26,10 @@ pub struct Engine {
     /// What computes: cpu, or cuda:0 for the first NVIDIA card
     #[arg(long, default_value = "cpu")]
     device: On,
+
+    /// On a card: give the same bits every time, which is slower
+    #[arg(long)]
+    deterministic: bool,
 }
 
 impl Engine {
@@ -38,7 +42,7 @@ impl Engine {
     pub fn kind(&self) -> Kind {
         match self.device {
             On::Cpu => Kind::cpu(self.threads()),
-            On::Cuda(_) => Kind::Cuda,
+            On::Cuda(_) => Kind::Cuda { is_deterministic: self.deterministic },
         }
     }
 
@@ -50,7 +54,10 @@ impl Engine {
     fn device(&self, bytes: usize) -> compute::Result<Device> {
         match self.device {
             On::Cpu => Device::cpu(self.threads(), bytes),
-            On::Cuda(index) => Device::cuda(index as usize, bytes, trainer::kernels::cache()),
+            On::Cuda(index) => {
+                let cache = trainer::kernels::cache();
+                Device::cuda(index as usize, bytes, self.deterministic, cache)
+            }
         }
     }
 

@@ -142,7 +142,7 @@ impl Planned {
         json!({
             "fits": true,
             "machine": self.machine.title,
-            "engine": if self.kind == Kind::Cuda { "cuda" } else { "cpu" },
+            "engine": if matches!(self.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,

@@ -11,6 +11,7 @@
 
 mod blas;
 pub(crate) mod columns;
+pub(crate) mod cudnn;
 mod driver;
 mod kernels;
 mod library;
@@ -20,9 +21,10 @@ mod nvrtc;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Mutex, OnceLock};
 
 pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
+use cudnn::{Cudnn, Plan};
 use driver::Driver;
 pub use kernels::KernelCache;
 use kernels::Kernels;
@@ -39,6 +41,8 @@ pub(crate) const ALIGNMENT: usize = 256;
 pub(crate) struct Cuda {
     kernels: Kernels,
     blas: blas::Blas,
+    /// None where the library is missing. Under a lock, since it is one at a time.
+    cudnn: OnceLock<Option<Mutex<Planned>>>,
     memory: Memory,
     tables: Mutex<HashMap<&'static str, u64>>,
     fault: Mutex<Option<ComputeError>>,
@@ -57,7 +61,8 @@ impl Cuda {
         let blas = blas::Blas::open()?;
         let memory = Memory::reserve(&driver, limit_bytes)?;
         let (tables, fault) = (Mutex::default(), Mutex::default());
-        Ok(Self { kernels, blas, memory, tables, fault, driver })
+        let cudnn = OnceLock::new();
+        Ok(Self { kernels, blas, cudnn, memory, tables, fault, driver })
     }
 
     /// Where the arena starts.
@@ -106,6 +111,32 @@ impl Cuda {
     pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
         self.note(self.driver.bind());
         self.note(self.blas.multiply(gemm, factors, self.driver.stream()));
+    }
+
+    /// Lets `run` run a plan of cuDNN's, which `make` makes the first time it is asked for under a
+    /// name with these sizes. False, and nothing is done, where the library is missing or has none
+    /// that takes at most `most_workspace` bytes.
+    pub fn by_cudnn(
+        &self,
+        key: PlanKey,
+        most_workspace: usize,
+        make: impl FnOnce(&Cudnn) -> Result<Plan>,
+        run: impl FnOnce(&Cudnn, &Plan) -> Result<()>,
+    ) -> bool {
+        self.note(self.driver.bind());
+        let library = self.cudnn.get_or_init(|| {
+            let cudnn = Cudnn::open(self.driver.stream()).ok()?;
+            Some(Mutex::new(Planned { plans: HashMap::new(), cudnn }))
+        });
+        let Some(library) = library else { return false };
+        let mut library = library.lock().expect("nothing panics while a plan is made");
+        let Planned { plans, cudnn } = &mut *library;
+        let made = plans.entry(key).or_insert_with(|| make(cudnn).ok());
+        let Some(plan) = made.as_ref().filter(|plan| plan.workspace <= most_workspace) else {
+            return false;
+        };
+        self.note(run(cudnn, plan));
+        true
     }
 
     /// Copies a host's numbers to a tensor's.
@@ -173,6 +204,15 @@ impl Cuda {
             fault.get_or_insert(error);
         }
     }
+}
+
+/// What a plan of cuDNN's is for.
+pub(crate) type PlanKey = (&'static str, Dtype, [usize; 5]);
+
+/// Plans are dropped before the library.
+struct Planned {
+    plans: HashMap<PlanKey, Option<Plan>>,
+    cudnn: Cudnn,
 }
 
 impl Drop for Cuda {

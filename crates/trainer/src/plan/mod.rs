@@ -169,7 +169,7 @@ impl<'a> Search<'a> {
                 host::encoding_bytes(threads),
             ),
             // A card's memory is its own.
-            Kind::Cuda => (0, 0),
+            Kind::Cuda { .. } => (0, 0),
         };
         let limit = room.limit_bytes.saturating_sub(host_bytes);
         let encoding_limit = room.limit_bytes.saturating_sub(encoding_bytes);

@@ -149,7 +149,7 @@ fn scale_gradient(
     let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
     let n_partial = match place.device.kind() {
         Kind::Cpu { .. } => n_row_blocks(rows),
-        Kind::Cuda => 0,
+        Kind::Cuda { .. } => 0,
     };
     let mut partial = place.workspace([n_partial, width], Dtype::F32)?;
     let work = FLOPS * x.shape().elements();

@@ -13,6 +13,7 @@
 
 mod cpu;
 mod cuda;
+mod fused;
 #[cfg(test)]
 mod tests;
 
@@ -66,7 +67,7 @@ impl Tape<'_> {
         op.count(2 * sizes.product(), &[q.tensor(), k.tensor(), v.tensor(), &out]);
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
-            Kind::Cuda => 0,
+            Kind::Cuda { .. } => cuda::forward_floats(sizes, how),
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -79,7 +80,8 @@ impl Tape<'_> {
             }
             Engine::Cuda(engine) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                cuda::forward(engine, sizes, how, inputs, &mut out, &mut denominators);
+                let results = [&mut out, &mut denominators];
+                cuda::forward(engine, sizes, how, inputs, results, &mut workspace);
             }
         }
         let result = op.result(out);
@@ -211,9 +213,14 @@ struct Record {
 }
 
 impl Record {
+    fn how(&self) -> Attention<'_> {
+        let (key_lengths, relative) = (self.key_lengths.as_ref(), self.relative.as_ref());
+        Attention { key_lengths, relative, ..self.how }
+    }
+
     fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
         let (place, sizes) = (back.place, self.sizes);
-        let [(q, q_source), (k, k_source), (v, v_source)] = self.inputs;
+        let [(q, q_source), (k, k_source), (v, v_source)] = &self.inputs;
         let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
         let out = self.out.get(place)?;
         let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
@@ -222,20 +229,16 @@ impl Record {
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {
             slots.push(match source {
-                Some(source) => back.slot(source, of.shape(), of.dtype())?,
+                Some(source) => back.slot(*source, of.shape(), of.dtype())?,
                 None => back.unwanted(of.shape(), of.dtype())?,
             });
         }
         let floats = match place.device.kind() {
             Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
-            Kind::Cuda => cuda::backward_floats(sizes),
+            Kind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
-        let how = Attention {
-            key_lengths: self.key_lengths.as_ref(),
-            relative: self.relative.as_ref(),
-            ..self.how
-        };
+        let how = self.how();
         let denominators = &self.denominators;
         let inputs = Inputs { q: &q, k: &k, v: &v, out: &out, gradient, denominators };
         match place.engine() {
@@ -245,6 +248,7 @@ impl Record {
                 cpu::backward(engine, sizes, &Seen::new(sizes, how), inputs, &mut slots, room);
             }
             Engine::Cuda(engine) => {
+                let how = (how, place.device.kind());
                 cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
         }

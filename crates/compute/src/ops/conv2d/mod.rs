@@ -61,7 +61,7 @@ const CARD_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 fn strip_bytes(kind: Kind) -> usize {
     match kind {
         Kind::Cpu { .. } => STRIP_BYTES,
-        Kind::Cuda => CARD_STRIP_BYTES,
+        Kind::Cuda { .. } => CARD_STRIP_BYTES,
     }
 }
 

@@ -39,7 +39,7 @@ pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
     op.count(2 * weight.shape().elements(), &[&norms]);
     let numbers = match device.kind() {
         Kind::Cpu { .. } => 0,
-        Kind::Cuda => cuda::room(weight),
+        Kind::Cuda { .. } => cuda::room(weight),
     };
     let mut room = op.workspace([numbers], Dtype::F32)?;
     match op.engine() {

@@ -45,7 +45,7 @@ impl Tape<'_> {
         let form = Form { n_groups, epsilon, activation };
         let floats = match op.device.kind() {
             Kind::Cpu { .. } => 0,
-            Kind::Cuda => cuda::floats(x.tensor(), form),
+            Kind::Cuda { .. } => cuda::floats(x.tensor(), form),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {

@@ -152,7 +152,7 @@ impl<'a> MatMul<'a> {
                     cpu::multiply(engine, &plan, self, workspace.data_mut());
                 }
             }
-            Kind::Cuda => {
+            Kind::Cuda { .. } => {
                 self.count(place, "product");
                 let mut workspace = place.workspace([cuda::bytes(&self)], Dtype::U8)?;
                 if let Engine::Cuda(engine) = place.engine() {

@@ -44,7 +44,7 @@ impl Tape<'_> {
         op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
         let floats = match op.device.kind() {
             Kind::Cpu { .. } => 0,
-            Kind::Cuda => cuda::forward_floats(prediction.tensor()),
+            Kind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -70,7 +70,7 @@ impl Tape<'_> {
             back.place.count("mse backward", work, &[&prediction, &target, &slot.tensor]);
             let floats = match back.place.device.kind() {
                 Kind::Cpu { .. } => 0,
-                Kind::Cuda => cuda::BACKWARD_FLOATS,
+                Kind::Cuda { .. } => cuda::BACKWARD_FLOATS,
             };
             let mut room = back.place.workspace([floats], Dtype::F32)?;
             match back.place.engine() {

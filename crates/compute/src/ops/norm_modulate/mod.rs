@@ -167,7 +167,7 @@ impl Record {
             place.count("norm_modulate scale backward", work, &[gradient, &x]);
             let floats = match place.device.kind() {
                 Kind::Cpu { .. } => 0,
-                Kind::Cuda => statistics_floats(&x),
+                Kind::Cuda { .. } => statistics_floats(&x),
             };
             let mut room = place.workspace([floats], Dtype::F32)?;
             match place.engine() {

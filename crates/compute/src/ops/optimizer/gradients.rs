@@ -28,7 +28,7 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     let mut norm = place.alloc([], Dtype::F32)?;
     let floats = match device.kind() {
         Kind::Cpu { .. } => 0,
-        Kind::Cuda => cuda::norm_floats(&gradients),
+        Kind::Cuda { .. } => cuda::norm_floats(&gradients),
     };
     let mut room = place.workspace([floats], Dtype::F32)?;
     match place.engine() {

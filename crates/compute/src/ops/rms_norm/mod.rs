@@ -87,7 +87,7 @@ impl Record {
             let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
             let floats = match place.device.kind() {
                 Kind::Cpu { .. } => n_row_blocks(rows) * width,
-                Kind::Cuda => statistics_floats(&x),
+                Kind::Cuda { .. } => statistics_floats(&x),
             };
             let mut partial = place.workspace([floats], Dtype::F32)?;
             place.count("rms_norm weight backward", work, &[gradient, &x]);

@@ -53,7 +53,7 @@ impl Rates {
                 let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
                 (flops, memory(&machine.cpu).min(threads * MEMORY_PER_THREAD))
             }
-            Kind::Cuda => CARD,
+            Kind::Cuda { .. } => CARD,
         };
         let curves = [
             (ARITHMETIC, steady(Measure::Flops, flops)),

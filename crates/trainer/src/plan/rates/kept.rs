@@ -71,7 +71,7 @@ impl Owner {
         let (threads, engine) = match kind {
             Kind::Cpu { threads, has_tiles: true } => (threads, "cpu-tiles"),
             Kind::Cpu { threads, has_tiles: false } => (threads, "cpu"),
-            Kind::Cuda => (0, "cuda"),
+            Kind::Cuda { .. } => (0, "cuda"),
         };
         Self {
             processor: machine.cpu.model.known().map_or("unknown", String::as_str).to_owned(),
