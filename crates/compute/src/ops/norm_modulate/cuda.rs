@@ -7,6 +7,12 @@ use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
 use crate::{Dtype, Tensor};
 
 const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.cu") };
+/// The same two kernels for rows that a block has each.
+const WIDE: Source = Source { name: "wide norm", text: include_str!("wide.cu") };
+/// Rows from this width on have a block each. Chosen: two warps of packs.
+const LEAST_WIDE: usize = 512;
+/// The most threads of a block.
+const MOST_THREADS: usize = 1024;
 
 pub fn forward(
     cuda: &Cuda,
@@ -35,7 +41,8 @@ pub fn forward(
         form.epsilon,
         form.plus_one,
     ];
-    cuda.launch(&KERNELS, "layer_norm", variant, Grid::rows(rows), &arguments);
+    let (source, grid) = way(rows, width, p);
+    cuda.launch(source, "layer_norm", variant, grid, &arguments);
 }
 
 pub fn backward(
@@ -64,7 +71,17 @@ pub fn backward(
         form.plus_one,
         slot.add,
     ];
-    cuda.launch(&KERNELS, "layer_norm_backward", variant, Grid::rows(rows), &arguments);
+    let (source, grid) = way(rows, width, p);
+    cuda.launch(source, "layer_norm_backward", variant, grid, &arguments);
+}
+
+/// Which kernels, and how many threads.
+fn way(rows: usize, width: usize, pack: usize) -> (&'static Source, Grid) {
+    let threads = (width / pack).next_multiple_of(32);
+    if pack > 1 && width >= LEAST_WIDE && threads <= MOST_THREADS {
+        return (&WIDE, Grid { threads: threads as u32, ..Grid::blocks(rows) });
+    }
+    (&KERNELS, Grid::rows(rows))
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.

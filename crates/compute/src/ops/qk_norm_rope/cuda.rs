@@ -1,29 +1,57 @@
 //! Norm and rotation on a card.
 
 use super::{Form, Pairs};
-use crate::Tensor;
 use crate::backward::Slot;
 use crate::cuda::columns::Sum;
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments, pack};
+use crate::{Dtype, Tensor};
 
 const KERNELS: Source = Source { name: "qk_norm_rope", text: include_str!("kernel.cu") };
+/// The same two kernels for heads that several threads share.
+const PACKED: Source = Source { name: "qk_norm_rope packed", text: include_str!("packed.cu") };
 
 pub fn forward(cuda: &Cuda, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &mut Tensor) {
     let Heads { n, rest } = Heads::new(x, form);
     let table = form.rope.as_ref().map(|(table, _)| table);
+    let way = Way::new(form, [Some(x), weight, table, Some(y)], n);
     let arguments = [&arguments![x, weight, table, y][..], &rest].concat();
-    let variant = Variant::of(&[x.dtype()]);
-    cuda.launch(&KERNELS, "qk_norm_rope", variant, Grid::rows(n), &arguments);
+    way.launch(cuda, "qk_norm_rope", x.dtype(), &arguments);
 }
 
 /// Turns the gradient of the result into that of x, in place; the norm needs x and its weight.
 pub fn backward(cuda: &Cuda, norm: Option<&(Tensor, Tensor)>, form: &Form, gradient: &mut Tensor) {
     let Heads { n, rest } = Heads::new(gradient, form);
-    let variant = Variant::of(&[gradient.dtype()]);
+    let dtype = gradient.dtype();
     let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
     let table = form.rope.as_ref().map(|(table, _)| table);
+    let way = Way::new(form, [x, weight, table, Some(gradient)], n);
     let arguments = [&arguments![x, weight, table, gradient][..], &rest].concat();
-    cuda.launch(&KERNELS, "qk_norm_rope_backward", variant, Grid::rows(n), &arguments);
+    way.launch(cuda, "qk_norm_rope_backward", dtype, &arguments);
+}
+
+/// Which kernels, and how many threads.
+struct Way {
+    source: &'static Source,
+    pack: usize,
+    size: usize,
+    grid: Grid,
+}
+
+impl Way {
+    fn new(form: &Form, tensors: [Option<&Tensor>; 4], n: usize) -> Self {
+        let d = form.head_width;
+        let tensors: Vec<&Tensor> = tensors.into_iter().flatten().collect();
+        let (pack, is_fit) = (pack(d, &tensors), d.is_power_of_two() && (16..=256).contains(&d));
+        if pack > 1 && is_fit && n > 0 {
+            return Self { source: &PACKED, pack, size: d, grid: Grid::numbers(n * d / pack) };
+        }
+        Self { source: &KERNELS, pack: 1, size: 0, grid: Grid::rows(n) }
+    }
+
+    fn launch(&self, cuda: &Cuda, name: &'static str, dtype: Dtype, arguments: &[Argument]) {
+        let variant = Variant { size: self.size, ..Variant::of(&[dtype]).by(self.pack) };
+        cuda.launch(self.source, name, variant, self.grid, arguments);
+    }
 }
 
 /// Σ gradient · x̂ over the heads of all rows, the gradient turned back.
