@@ -21,7 +21,7 @@ fn differing(how: Quantisation, name: &str, allowed: impl Fn(f32) -> f32) -> usi
     let device = Device::cpu(2, 1 << 24).unwrap();
     let matrix = recorded("matrix");
     let matrix = device.upload([matrix.len() / width, width], &matrix).unwrap();
-    let ours = Quantised::new(&matrix, how).unwrap().to_f32_vec();
+    let ours = Quantised::new(&matrix, how).unwrap().to_f32_vec().unwrap();
     let theirs = recorded(name);
     let rows = ours.chunks(width).zip(theirs.chunks(width));
     rows.map(|(ours, theirs)| {

@@ -19,6 +19,11 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cpu/rows.rs", "lends out pieces of a slice to several threads"),
     ("crates/compute/src/cpu/shared.rs", "a slice that several threads write to"),
     ("crates/compute/src/cpu/simd.rs", "calls functions compiled for vectors that were found"),
+    ("crates/compute/src/cuda/blas.rs", "calls cuBLASLt, loaded at run time"),
+    ("crates/compute/src/cuda/cudnn.rs", "calls cuDNN, loaded at run time"),
+    ("crates/compute/src/cuda/driver.rs", "calls the CUDA driver, loaded at run time"),
+    ("crates/compute/src/cuda/library.rs", "loads NVIDIA's libraries"),
+    ("crates/compute/src/cuda/nvrtc.rs", "calls NVIDIA's compiler, loaded at run time"),
     ("crates/compute/src/device.rs", "gives memory back that no tensor lies in"),
     ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
     (

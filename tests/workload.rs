@@ -54,10 +54,11 @@ impl Numbers for Recorded<'_> {
         };
         let info = catalog.find(&name).unwrap();
         let mut tensor = self.device.zeros(shape, dtype)?;
-        if let Some(bytes) = tensor.bytes_mut() {
-            let wanted = vec![Wanted::whole(info, as_stored, bytes)];
-            load(catalog, wanted, Options::default(), &|_| true).unwrap();
-        }
+        let read = compute::fill_all(vec![&mut tensor], |parts| {
+            let wanted = parts.into_iter().map(|bytes| Wanted::whole(info, as_stored, bytes));
+            load(catalog, wanted.collect(), Options::default(), &|_| true)
+        });
+        read.unwrap();
         Ok(tensor)
     }
 }

@@ -72,6 +72,16 @@ impl Codebook {
         &self.values
     }
 
+    /// The numbers, and then the bounds between those above 0: what a card needs to know.
+    pub fn table(&self) -> Vec<f32> {
+        [self.values, self.bounds].concat()
+    }
+
+    /// The code of 0.
+    pub fn zero(&self) -> u32 {
+        u32::from(self.zero)
+    }
+
     /// The numbers that some codes stand for.
     #[inline(always)]
     pub fn decode(&self, codes: &[u8], scale: f32, numbers: &mut [f32]) {

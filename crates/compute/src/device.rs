@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use crate::arena::Arena;
 use crate::cpu::Cpu;
 use crate::cpu::gemm::has_tiles;
+use crate::cuda::{self, Cuda, KernelCache};
 use crate::dtype::{Real, with_real};
 use crate::random::Stream;
 use crate::record::Recording;
@@ -24,6 +25,11 @@ pub enum Kind {
         /// Whether it has a matrix unit that multiplies tiles.
         has_tiles: bool,
     },
+    /// A card of NVIDIA's. Workspaces follow from shapes, so one is like another.
+    Cuda {
+        /// Whether a computation gives the same bits every time, which is slower.
+        is_deterministic: bool,
+    },
 }
 
 impl Kind {
@@ -32,10 +38,12 @@ impl Kind {
         Self::Cpu { threads, has_tiles: has_tiles() }
     }
 
-    /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector.
-    fn alignment(self) -> usize {
+    /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
+    /// card, what its copies ask for.
+    pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Cpu { .. } => 64,
+            Self::Cuda { .. } => cuda::ALIGNMENT,
         }
     }
 }
@@ -63,6 +71,7 @@ pub(crate) enum Engine {
     /// Nobody: shapes, bytes and flops only.
     Meta,
     Cpu(Cpu),
+    Cuda(Box<Cuda>),
 }
 
 impl Device {
@@ -70,6 +79,18 @@ impl Device {
     pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
         let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, has_tiles())?);
         Ok(Self::with(Kind::cpu(threads), engine, limit_bytes))
+    }
+
+    /// The NVIDIA card of this number, from 0, with an arena of up to `limit_bytes`, which is given
+    /// memory as it grows. Kernels are compiled when they are first used, unless the cache has them.
+    pub fn cuda(
+        index: usize,
+        limit_bytes: usize,
+        is_deterministic: bool,
+        cache: Option<Box<dyn KernelCache>>,
+    ) -> Result<Self> {
+        let engine = Engine::Cuda(Box::new(Cuda::open(index, limit_bytes, cache)?));
+        Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
     }
 
     /// The processor without its matrix unit, as others are.
@@ -121,7 +142,8 @@ impl Device {
     pub fn trim(&self) {
         let state = self.state();
         match &self.0.engine {
-            Engine::Meta => {}
+            // A card's memory is taken whole.
+            Engine::Meta | Engine::Cuda(_) => {}
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
             Engine::Cpu(cpu) => unsafe { cpu.memory().give_back(state.arena.top()) },
         }
@@ -145,7 +167,11 @@ impl Device {
 
     /// Arithmetic so far.
     pub fn work(&self) -> Work {
-        self.tally().work()
+        let mut tally = self.tally();
+        if tally.is_timed() {
+            self.finish();
+        }
+        tally.work()
     }
 
     /// Whether calls are timed from here on. Each lasts until the next call, or until the work is asked
@@ -218,9 +244,7 @@ impl Device {
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, T::DTYPE)?;
         self.count(&Call::new("upload", 0, &[&tensor]));
-        if !self.is_meta() {
-            tensor.data_mut::<T>().copy_from_slice(numbers);
-        }
+        tensor.write(numbers);
         Ok(tensor)
     }
 
@@ -254,14 +278,18 @@ impl Device {
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, dtype)?;
         self.count(&Call::new("upload", 0, &[&tensor]));
-        if !self.is_meta() {
-            with_real!(dtype, T => {
-                let numbers = parts.iter().copied().flatten();
+        let numbers = parts.iter().copied().flatten();
+        with_real!(dtype, T => match self.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => {
                 for (to, from) in tensor.data_mut::<T>().iter_mut().zip(numbers) {
                     *to = T::from_f32(*from);
                 }
-            });
-        }
+            }
+            Engine::Cuda(_) => {
+                tensor.write(&numbers.map(|from| T::from_f32(*from)).collect::<Vec<_>>());
+            }
+        });
         Ok(tensor)
     }
 
@@ -279,8 +307,18 @@ impl Device {
         match self.engine() {
             Engine::Meta => {}
             Engine::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
+            Engine::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
         }
         Ok(tensor)
+    }
+
+    /// Waits for all that was asked of the device, and says whether it went well. Only a card has
+    /// anything to wait for.
+    pub fn synchronise(&self) -> Result<()> {
+        match self.engine() {
+            Engine::Meta | Engine::Cpu(_) => Ok(()),
+            Engine::Cuda(cuda) => cuda.synchronise(),
+        }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
@@ -288,7 +326,16 @@ impl Device {
     }
 
     pub(crate) fn count(&self, call: &Call) {
-        self.tally().add(call);
+        let mut tally = self.tally();
+        if tally.is_timed() {
+            self.finish();
+        }
+        tally.add(call);
+    }
+
+    /// Waits for what is timed. What went wrong is told to whoever waits for a result.
+    fn finish(&self) {
+        _ = self.synchronise();
     }
 
     fn tally(&self) -> MutexGuard<'_, Tally> {
@@ -322,6 +369,12 @@ impl Device {
         let mut state = self.state();
         let tag = state.tag.unwrap_or(untagged);
         let offset = state.arena.take(bytes, tag)?;
+        if let Engine::Cuda(cuda) = self.engine()
+            && let Err(error) = cuda.commit(state.arena.usage().extent)
+        {
+            state.arena.give_back(offset);
+            return Err(error);
+        }
         state.note();
         Ok(offset)
     }

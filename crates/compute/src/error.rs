@@ -38,6 +38,68 @@ pub enum ComputeError {
         /// What the pool said.
         source: rayon::ThreadPoolBuildError,
     },
+    /// One of NVIDIA's libraries is not here.
+    #[error("cannot open any of NVIDIA's {names}")]
+    CudaLibrary {
+        /// The names that were tried.
+        names: String,
+    },
+    /// One of NVIDIA's libraries is too old to have a function.
+    #[error("NVIDIA's libraries have no function {name}")]
+    CudaFunction {
+        /// The function.
+        name: &'static str,
+    },
+    /// There are fewer cards than asked for.
+    #[error("no NVIDIA card has the number {index}, there are {count}")]
+    CudaCard {
+        /// The card's number, from 0.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+    /// A card is too old.
+    #[error(
+        "{name} has compute capability {}.{}, the oldest we compute with is {}.{}",
+        capability.0, capability.1, oldest.0, oldest.1
+    )]
+    CudaCapability {
+        /// The card.
+        name: String,
+        /// What it can.
+        capability: (u32, u32),
+        /// What it would have to.
+        oldest: (u32, u32),
+    },
+    /// The driver is too old.
+    #[error(
+        "NVIDIA's driver is of CUDA {}.{}, the oldest we compute with is {}.{}",
+        found / 1000, found % 1000 / 10, oldest / 1000, oldest % 1000 / 10
+    )]
+    CudaDriver {
+        /// Its version, as it gives it.
+        found: i32,
+        /// The oldest that would do.
+        oldest: i32,
+    },
+    /// A kernel could not be compiled.
+    #[error("cannot compile the kernels of {name}: {said}")]
+    CudaKernel {
+        /// The text's name.
+        name: String,
+        /// What the compiler said.
+        said: String,
+    },
+    /// The card or one of its libraries refused a call, or failed at work before it.
+    #[error("{call} failed with code {code}: {name}")]
+    Cuda {
+        /// The function that said so.
+        call: &'static str,
+        /// Its status.
+        code: i32,
+        /// What the status means.
+        name: String,
+    },
     /// A tensor is not of the shape that the others ask for.
     #[error("{op}: {what} has shape {got}, expected {expected}")]
     Shape {
@@ -162,6 +224,17 @@ pub enum ComputeError {
 }
 
 impl ComputeError {
+    /// The same once more: a card that failed says so at every call from then on.
+    pub(crate) fn again(&self) -> Self {
+        match self {
+            Self::Cuda { call, code, name } => Self::Cuda { call, code: *code, name: name.clone() },
+            Self::CudaKernel { name, said } => {
+                Self::CudaKernel { name: name.clone(), said: said.clone() }
+            }
+            other => Self::Cuda { call: "an earlier call", code: 0, name: other.to_string() },
+        }
+    }
+
     /// What to do about it.
     pub fn hint(&self) -> &'static str {
         match self {
@@ -170,6 +243,17 @@ impl ComputeError {
             }
             Self::Reserve { .. } => "close other programs, or give a lower memory limit",
             Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
+            Self::CudaLibrary { .. } | Self::CudaFunction { .. } => {
+                "install NVIDIA's driver, and the CUDA toolkit 12 or 13 with cuBLAS and NVRTC, or \
+                 compute on the processor"
+            }
+            Self::CudaCard { .. } => "ask `hearth doctor` which cards there are",
+            Self::CudaCapability { .. } => "compute on the processor, or on a newer card",
+            Self::CudaDriver { .. } => "install a newer driver",
+            Self::Cuda { .. } => {
+                "if memory ran out, close other programs on the card; else start again, and look at \
+                 the system's log if it happens twice"
+            }
             Self::Shape { .. }
             | Self::Rank { .. }
             | Self::Dtype { .. }
@@ -182,7 +266,10 @@ impl ComputeError {
             Self::ForwardOnly { .. } => {
                 "freeze what comes before it: images are encoded and decoded, not trained through"
             }
-            Self::NotScalar { .. } | Self::Untracked | Self::InUse { .. } => {
+            Self::CudaKernel { .. }
+            | Self::NotScalar { .. }
+            | Self::Untracked
+            | Self::InUse { .. } => {
                 "this is a fault in hearth, please report it with the command you ran"
             }
         }

@@ -10,6 +10,7 @@ mod arena;
 mod backward;
 mod codebook;
 mod cpu;
+mod cuda;
 mod device;
 mod dtype;
 mod error;
@@ -30,6 +31,7 @@ mod work;
 
 pub use arena::{Tag, Usage};
 pub use backward::Leaves;
+pub use cuda::KernelCache;
 pub use device::{Device, Kind};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
@@ -39,7 +41,7 @@ pub use random::Stream;
 pub use record::{Moment, Recording};
 pub use shape::Shape;
 pub use tape::Tape;
-pub use tensor::Tensor;
+pub use tensor::{Tensor, fill_all};
 pub use var::{Chunk, Var};
 pub use work::{Calls, Class, Format, Work};
 

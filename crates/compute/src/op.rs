@@ -23,6 +23,11 @@ impl<'a> Place<'a> {
         if self.is_run { self.device.engine() } else { &Engine::Meta }
     }
 
+    /// Whether numbers are computed, so that there are some to look at.
+    pub fn has_data(self) -> bool {
+        self.is_run && !self.device.is_meta()
+    }
+
     /// Room for a result, with whatever it held before.
     pub fn alloc(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let shape = shape.into();

@@ -42,6 +42,11 @@ impl Stream {
         Self { first: self.first + n, ..self }
     }
 
+    /// Seed, number and first place: all that its numbers follow from.
+    pub(crate) fn parts(self) -> [u64; 3] {
+        [self.seed, self.number, self.first as u64]
+    }
+
     /// The word at `index`.
     #[inline(always)]
     pub fn word(self, index: usize) -> u32 {

@@ -301,7 +301,8 @@ mod tests {
         tape.go_back(seen, &mut gradients).unwrap();
         let usage = device.usage();
         let all = gradients.all(count);
-        let kept: usize = all.iter().flatten().map(|g| g.bytes().next_multiple_of(64)).sum();
+        let unit = device.kind().alignment();
+        let kept: usize = all.iter().flatten().map(|g| g.bytes().next_multiple_of(unit)).sum();
         assert_eq!(usage.in_use, held + kept, "a tape leaves gradients behind, and nothing else");
         let bits = |g: &Tensor| g.to_vec::<f32>().iter().map(|value| value.to_bits()).collect();
         let bits = if device.is_meta() {
@@ -347,8 +348,9 @@ mod tests {
     #[test]
     fn several_results_take_the_same_memory_on_the_shape_only_device() {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
-            let meta = Device::meta(Kind::cpu(2), usize::MAX);
-            let (real, imagined) = (train(&device(), case, depth), train(&meta, case, depth));
+            let device = device();
+            let meta = Device::meta(device.kind(), usize::MAX);
+            let (real, imagined) = (train(&device, case, depth), train(&meta, case, depth));
             assert_eq!(real.1, imagined.1, "{case:?} {depth}");
         }
     }

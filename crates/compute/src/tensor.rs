@@ -2,8 +2,9 @@
 //! back to the arena with the last of them; only an unshared tensor can be written to.
 #![allow(unsafe_code)]
 
+use std::borrow::Cow;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::cpu::Memory;
 use crate::device::{Device, Engine};
@@ -25,11 +26,13 @@ pub(crate) struct Buffer {
     device: Device,
     offset: usize,
     bytes: usize,
+    /// The host's copy of indices that lie on a card: ops check them without waiting for it.
+    indices: OnceLock<Vec<u32>>,
 }
 
 impl Buffer {
     pub fn new(device: Device, offset: usize, bytes: usize) -> Self {
-        Self { device, offset, bytes }
+        Self { device, offset, bytes, indices: OnceLock::new() }
     }
 }
 
@@ -122,36 +125,89 @@ impl Tensor {
     /// A copy of the numbers.
     ///
     /// # Panics
-    /// On a device that holds no data, or if `T` is not the tensor's format.
+    /// On a device that holds no data, on a card that has failed ([`Device::synchronise`] says so
+    /// before), or if `T` is not the tensor's format.
     pub fn to_vec<T: Element>(&self) -> Vec<T> {
-        self.data::<T>().to_vec()
+        assert_eq!(self.dtype, T::DTYPE);
+        let mut numbers = vec![T::default(); self.shape.elements()];
+        self.read(bytes_of_mut(&mut numbers));
+        numbers
     }
 
     /// A copy of the numbers, whatever their real format, as f32.
     ///
     /// # Panics
-    /// On a device that holds no data, or for a tensor of integers.
+    /// As [`Tensor::to_vec`], and for a tensor of integers.
     pub fn to_f32_vec(&self) -> Vec<f32> {
         use crate::dtype::{Real, with_real};
-        with_real!(self.dtype, T => self.data::<T>().iter().map(|value| Real::to_f32(*value)).collect())
+        with_real!(self.dtype, T => {
+            self.to_vec::<T>().into_iter().map(Real::to_f32).collect()
+        })
     }
 
     /// A copy of the numbers as raw bytes in the tensor's own format.
     ///
     /// # Panics
-    /// On a device that holds no data.
+    /// As [`Tensor::to_vec`].
     pub fn to_bytes(&self) -> Vec<u8> {
-        self.slice::<u8>(self.bytes()).to_vec()
+        let mut bytes = vec![0; self.bytes()];
+        self.read(&mut bytes);
+        bytes
     }
 
-    /// The numbers as raw bytes in the tensor's own format, to be written; nothing on a device without
-    /// data.
-    ///
-    /// # Panics
-    /// If the tensor is shared.
-    pub fn bytes_mut(&mut self) -> Option<&mut [u8]> {
-        let bytes = self.bytes();
-        (!self.device().is_meta()).then(|| self.slice_mut(bytes))
+    fn read(&self, to: &mut [u8]) {
+        match self.device().engine() {
+            Engine::Meta | Engine::Cpu(_) => to.copy_from_slice(self.slice(to.len())),
+            Engine::Cuda(cuda) => {
+                let read = cuda.read(self.address(), to);
+                read.unwrap_or_else(|error| panic!("{error}"));
+            }
+        }
+    }
+
+    /// Writes these numbers; does nothing on a device without data.
+    pub(crate) fn write<T: Element>(&mut self, numbers: &[T]) {
+        assert_eq!((self.dtype, self.shape.elements()), (T::DTYPE, numbers.len()));
+        match self.device().clone().engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => self.data_mut::<T>().copy_from_slice(numbers),
+            Engine::Cuda(cuda) => {
+                cuda.write(self.address_mut(), bytes_of(numbers));
+                if T::DTYPE == Dtype::U32 && self.start == 0 {
+                    let whole = bytes_of(numbers).as_chunks().0;
+                    let indices = whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+                    self.buffer.indices.get_or_init(|| indices);
+                }
+            }
+        }
+    }
+
+    /// Indices, to be looked at by an op; none on a device without data.
+    pub(crate) fn indices(&self) -> Cow<'_, [u32]> {
+        assert_eq!(self.dtype, Dtype::U32);
+        match (self.device().engine(), self.buffer.indices.get()) {
+            (Engine::Meta, _) => Cow::Borrowed(&[]),
+            (Engine::Cpu(_), _) => Cow::Borrowed(self.data()),
+            (Engine::Cuda(_), Some(all)) => {
+                Cow::Borrowed(&all[self.start / 4..][..self.shape.elements()])
+            }
+            (Engine::Cuda(_), None) => Cow::Owned(self.to_vec()),
+        }
+    }
+
+    /// Where it starts in the memory of a card.
+    pub(crate) fn address(&self) -> u64 {
+        assert!(self.start + self.bytes() <= self.buffer.bytes, "a hollow tensor was used");
+        let Engine::Cuda(cuda) = self.device().engine() else {
+            panic!("a tensor that lies on no card was used there")
+        };
+        cuda.start() + (self.buffer.offset + self.start) as u64
+    }
+
+    /// The same, to be written to.
+    pub(crate) fn address_mut(&mut self) -> u64 {
+        assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
+        self.address()
     }
 
     /// How many tensors share this memory, this one included.
@@ -165,23 +221,30 @@ impl Tensor {
             return Ok(self);
         }
         let mut copy = self.device().alloc(self.shape, self.dtype)?;
-        if !self.device().is_meta() {
-            let bytes = self.bytes();
-            copy.slice_mut(bytes).copy_from_slice(self.slice::<u8>(bytes));
+        let bytes = self.bytes();
+        match self.device().engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => copy.slice_mut(bytes).copy_from_slice(self.slice::<u8>(bytes)),
+            Engine::Cuda(cuda) => cuda.copy(self.address(), copy.address_mut(), bytes),
         }
         Ok(copy)
     }
 
     pub(crate) fn clear(&mut self) {
-        if let Some(bytes) = self.bytes_mut() {
-            bytes.fill(0);
-        }
+        self.set_bytes(0);
     }
 
     /// Not-a-number in every real format, so that a test sees what an op forgot to write.
     pub(crate) fn poison(&mut self) {
-        if let Some(bytes) = self.bytes_mut() {
-            bytes.fill(0xff);
+        self.set_bytes(0xff);
+    }
+
+    fn set_bytes(&mut self, byte: u8) {
+        let bytes = self.bytes();
+        match self.device().clone().engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => self.slice_mut(bytes).fill(byte),
+            Engine::Cuda(cuda) => cuda.fill_bytes(self.address_mut(), byte, bytes),
         }
     }
 
@@ -219,8 +282,46 @@ impl Tensor {
         match self.buffer.device.engine() {
             Engine::Cpu(cpu) => cpu.memory(),
             Engine::Meta => panic!("a tensor without data was used"),
+            Engine::Cuda(_) => panic!("a tensor that lies on a card was used on the processor"),
         }
     }
+}
+
+/// Lets `fill` write the numbers of some tensors as raw bytes, each in its own format; hands it
+/// nothing on a device without data. On a card the bytes are the host's, and are copied after.
+///
+/// # Panics
+/// If a tensor is shared.
+pub fn fill_all<E>(
+    mut tensors: Vec<&mut Tensor>,
+    fill: impl FnOnce(Vec<&mut [u8]>) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    tensors.retain(|tensor| !tensor.device().is_meta());
+    let on_card = |tensor: &&mut Tensor| matches!(tensor.device().engine(), Engine::Cuda(_));
+    if !tensors.iter().any(on_card) {
+        let parts = tensors.iter_mut().map(|tensor| tensor.slice_mut(tensor.bytes()));
+        return fill(parts.collect());
+    }
+    let mut copies: Vec<Vec<u8>> = tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect();
+    fill(copies.iter_mut().map(Vec::as_mut_slice).collect())?;
+    for (tensor, bytes) in tensors.iter_mut().zip(&copies) {
+        if let Engine::Cuda(cuda) = tensor.device().clone().engine() {
+            cuda.write(tensor.address_mut(), bytes);
+        }
+    }
+    Ok(())
+}
+
+/// Numbers as their bytes.
+fn bytes_of<T: Element>(numbers: &[T]) -> &[u8] {
+    // SAFETY: an `Element` has no padding, and any bytes are u8; the borrow is the numbers' own.
+    unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
+}
+
+/// Numbers as their bytes, to be written.
+fn bytes_of_mut<T: Element>(numbers: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are an `Element`.
+    unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }
 }
 
 #[cfg(test)]
@@ -232,7 +333,7 @@ mod tests {
         let mut tensor = device().upload([4, 2], &[1.0f32; 8]).unwrap();
         tensor.within(1..3, |rows| {
             assert_eq!(rows.shape(), [2, 2].into());
-            rows.within(1..2, |row| row.data_mut::<f32>().fill(2.0));
+            rows.within(1..2, |row| row.write(&[2.0f32; 2]));
         });
         assert_eq!(tensor.shape(), [4, 2].into());
         assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);

@@ -5,12 +5,14 @@
 //! A reference is plain code over [`Dual`]s in f64. Its derivative part is the analytic gradient by
 //! the chain rule; its value part, moved a little, gives finite differences.
 
+use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Neg, Sub};
+use std::sync::{Mutex, OnceLock};
 
 use crate::random::Random;
 use crate::tape::Tape;
 use crate::var::Var;
-use crate::{Device, Dtype, Gradients, Params, Result, Shape, Tensor};
+use crate::{Device, Dtype, Gradients, KernelCache, Kind, Params, Result, Shape, Tensor};
 
 /// A number with its derivative in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -198,8 +200,9 @@ fn check_in(dtype: Dtype, inputs: &[Input], slack: f64, op: Forward<'_>, referen
     }
 }
 
-/// What comes out on this machine, and on one without a matrix unit if this one has it. On each,
-/// threads make no difference, and the shape-only engine takes the same memory.
+/// What comes out on this machine, on one without a matrix unit if this one has it, and on a card if
+/// there is one to test. On each, threads make no difference, and the shape-only engine takes the same
+/// memory.
 fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcome> {
     const LIMIT: usize = 1 << 28;
     let this = |threads| Device::cpu(threads, LIMIT).unwrap();
@@ -215,7 +218,73 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
         assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
         ours
     };
-    machines[..count].iter().map(on).collect()
+    let mut outcomes: Vec<Outcome> = machines[..count].iter().map(on).collect();
+    if let Some(index) = card() {
+        let [ours, again] = [(); 2].map(|()| run(&open_card(index, LIMIT)));
+        assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
+        let meta = run(&Device::meta(Kind::Cuda { is_deterministic: true }, LIMIT));
+        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        outcomes.push(ours);
+    }
+    outcomes
+}
+
+/// Holds a card, if there is one to test, against the processor in f32: for shapes at which a reference
+/// would take minutes. Errors are as in [`check`].
+pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
+    const LIMIT: usize = 1 << 28;
+    let Some(index) = card() else { return };
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
+        let [ours, again] = [(); 2].map(|()| run_op(&open_card(index, LIMIT), dtype, &inputs, op));
+        assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
+        let fast = Device::cuda(index, LIMIT, false, Some(Box::new(Kept))).unwrap();
+        let fast = run_op(&fast, dtype, &inputs, op);
+        let exact = run_op(&Device::cpu(4, LIMIT).unwrap(), Dtype::F32, &inputs, op);
+        let wide = |numbers: &[f32]| numbers.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
+        // The processor has errors of its own.
+        let allowed = slack * rounding(dtype) + 4e-6;
+        for ours in [ours, fast] {
+            compare(&format!("{dtype} result"), &ours.result, &wide(&exact.result), allowed);
+            let pairs = ours.gradients.iter().zip(&exact.gradients).enumerate();
+            for (index, (ours, exact)) in pairs {
+                if let (Some(ours), Some(exact)) = (ours, exact) {
+                    let what = format!("{dtype} gradient of input {index}");
+                    compare(&what, ours, &wide(exact), 2.0 * allowed);
+                }
+            }
+        }
+    }
+}
+
+/// The card that tests run on as well, if `HEARTH_TEST_DEVICE` names one, as `cuda:0`.
+fn card() -> Option<usize> {
+    let name = std::env::var("HEARTH_TEST_DEVICE").ok()?;
+    Some(name.strip_prefix("cuda:").unwrap().parse().unwrap())
+}
+
+/// A device of its own on that card.
+fn open_card(index: usize, limit: usize) -> Device {
+    /// Holds the card's context while devices come and go.
+    static FIRST: OnceLock<Device> = OnceLock::new();
+    let open = |limit| Device::cuda(index, limit, true, Some(Box::new(Kept))).unwrap();
+    FIRST.get_or_init(|| open(1));
+    open(limit)
+}
+
+/// Kernels are compiled once for all tests.
+struct Kept;
+
+static KERNELS: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
+
+impl KernelCache for Kept {
+    fn load(&self, name: &str) -> Option<Vec<u8>> {
+        KERNELS.lock().unwrap().get(name).cloned()
+    }
+
+    fn store(&self, name: &str, kernels: &[u8]) {
+        KERNELS.lock().unwrap().insert(name.to_owned(), kernels.to_vec());
+    }
 }
 
 /// As `check`, for ops that have no backward: all inputs are frozen.
@@ -438,5 +507,8 @@ pub fn expect_not_hidden(shape: impl Into<Shape>, op: impl Fn(&Tape<'_>, &Var) -
 
 /// A device for a test that needs no more than one.
 pub fn device() -> Device {
-    Device::cpu(2, 1 << 26).unwrap()
+    match card() {
+        Some(index) => open_card(index, 1 << 28),
+        None => Device::cpu(2, 1 << 26).unwrap(),
+    }
 }

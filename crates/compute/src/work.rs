@@ -107,6 +107,10 @@ impl Tally {
         self.open = self.is_timed.then(|| (class, Instant::now()));
     }
 
+    pub fn is_timed(&self) -> bool {
+        self.is_timed
+    }
+
     pub fn time(&mut self, is_timed: bool) {
         self.close();
         self.is_timed = is_timed;

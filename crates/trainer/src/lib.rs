@@ -8,6 +8,7 @@ pub mod data;
 pub mod demo;
 pub mod error;
 pub mod export;
+pub mod kernels;
 pub mod model;
 pub mod objective;
 pub mod optim;

@@ -12,7 +12,7 @@ use trainer::data::{Bucket, Problem};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::Phase;
 
-use super::engine::{Engine, Limit, limit_bytes};
+use super::engine::{Engine, Limit};
 use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -108,7 +108,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let encoding = Encoding::begin(arguments.quiet)?;
     let tell = |event| encoding.tell(event);
     let caching = Caching::new(&pipeline, Request::of(&config), &tell)?;
-    let (limit, missing) = (limit_bytes(arguments.limit), caching.missing());
+    let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit), caching.missing());
     let phases = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
         Summary::new(&config, caching.index(), missing, &phases)

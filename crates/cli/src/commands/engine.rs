@@ -1,10 +1,12 @@
 //! What computes, in which formats and in how much memory: arguments that several verbs share.
 
+use std::fmt;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use clap::ValueEnum;
 use compute::{Device, Dtype, Kind, Quantisation};
-use machine::budget::{self, main_limit};
+use machine::budget::{self, cuda_limit, main_limit};
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
@@ -23,9 +25,13 @@ pub struct Engine {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
-    /// What computes
+    /// What computes: cpu, or cuda:0 for the first NVIDIA card
     #[arg(long, default_value = "cpu")]
     device: On,
+
+    /// On a card: give the same bits every time, which is slower
+    #[arg(long)]
+    deterministic: bool,
 }
 
 impl Engine {
@@ -36,8 +42,10 @@ impl Engine {
 
     /// What it is, for plans.
     pub fn kind(&self) -> Kind {
-        let On::Cpu = self.device;
-        Kind::cpu(self.threads())
+        match self.device {
+            On::Cpu => Kind::cpu(self.threads()),
+            On::Cuda(_) => Kind::Cuda { is_deterministic: self.deterministic },
+        }
     }
 
     /// The device, with an arena of `bytes`.
@@ -46,8 +54,13 @@ impl Engine {
     }
 
     fn device(&self, bytes: usize) -> compute::Result<Device> {
-        let On::Cpu = self.device;
-        Device::cpu(self.threads(), bytes)
+        match self.device {
+            On::Cpu => Device::cpu(self.threads(), bytes),
+            On::Cuda(index) => {
+                let cache = trainer::kernels::cache();
+                Device::cuda(index as usize, bytes, self.deterministic, cache)
+            }
+        }
     }
 
     /// For a run, which opens it itself.
@@ -56,12 +69,17 @@ impl Engine {
         train::On {
             kind: self.kind(),
             name: self.name(),
-            limit_bytes: limit_bytes_of(&machine, limit),
+            limit_bytes: self.limit_bytes_of(&machine, limit),
             rates: self.rates(&machine),
             open: Box::new(|bytes| self.device(bytes)),
             feel: Box::new(move || {
-                let cap = cap.map(|cap| Bytes(limit_bytes_of(&machine, Some(cap)) as u64));
-                let sense = Sense::of(&machine, budget::Device::Cpu, cap);
+                let (device, cap) = match self.device {
+                    On::Cpu => (budget::Device::Cpu, cap),
+                    // What is typed is of the card's memory, of which all is taken at once.
+                    On::Cuda(index) => (budget::Device::Cuda(index), None),
+                };
+                let cap = cap.map(|cap| Bytes(self.limit_bytes_of(&machine, Some(cap)) as u64));
+                let sense = Sense::of(&machine, device, cap);
                 // A run without a thread to spare goes on without being paced.
                 Sampler::start(Source::live(), sense).ok()
             }),
@@ -89,14 +107,61 @@ impl Engine {
 
     /// As it is typed.
     pub fn name(&self) -> String {
-        name_of(&self.device)
+        self.device.to_string()
+    }
+
+    /// Bytes a run may hold on this machine.
+    pub fn limit_bytes(&self, limit: Option<Limit>) -> usize {
+        match limit {
+            Some(Limit::Bytes(bytes)) => bytes.0 as usize,
+            limit => self.limit_bytes_of(&Machine::probe(&mut Source::live()), limit),
+        }
+    }
+
+    /// Bytes a run may hold on a machine.
+    pub fn limit_bytes_of(&self, machine: &Machine, limit: Option<Limit>) -> usize {
+        let found = match self.device {
+            On::Cpu => main_limit(machine),
+            On::Cuda(index) => cuda_limit(machine, index),
+        };
+        // Where the system does not say, the arena itself will tell.
+        let available = found.map_or(u64::MAX / 4, |limit| limit.limit.0);
+        match limit {
+            Some(Limit::Bytes(bytes)) => bytes.0 as usize,
+            Some(Limit::Percent(percent)) => (available as f64 * percent / 100.0) as usize,
+            None => available as usize,
+        }
     }
 }
 
 /// A device, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug)]
 pub enum On {
     Cpu,
+    /// The NVIDIA card of this number.
+    Cuda(u32),
+}
+
+impl FromStr for On {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix("cuda:").map(str::parse) {
+            None if text == "cpu" => Ok(Self::Cpu),
+            None if text == "cuda" => Ok(Self::Cuda(0)),
+            Some(Ok(index)) => Ok(Self::Cuda(index)),
+            _ => Err(format!("{text} is no device, expected cpu or cuda:0")),
+        }
+    }
+}
+
+impl fmt::Display for On {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+        }
+    }
 }
 
 /// In which formats a model is held.
@@ -179,7 +244,7 @@ pub enum Limit {
     Percent(f64),
 }
 
-impl std::str::FromStr for Limit {
+impl FromStr for Limit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -188,25 +253,6 @@ impl std::str::FromStr for Limit {
             Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
             _ => Err(format!("{text} is not a share between 0% and 100%")),
         }
-    }
-}
-
-/// Bytes a run may hold on this machine.
-pub fn limit_bytes(limit: Option<Limit>) -> usize {
-    match limit {
-        Some(Limit::Bytes(bytes)) => bytes.0 as usize,
-        limit => limit_bytes_of(&Machine::probe(&mut Source::live()), limit),
-    }
-}
-
-/// Bytes a run may hold on a machine.
-pub fn limit_bytes_of(machine: &Machine, limit: Option<Limit>) -> usize {
-    // Where the system does not say, the arena itself will tell.
-    let available = || main_limit(machine).map_or(u64::MAX / 4, |limit| limit.limit.0);
-    match limit {
-        Some(Limit::Bytes(bytes)) => bytes.0 as usize,
-        Some(Limit::Percent(percent)) => (available() as f64 * percent / 100.0) as usize,
-        None => available() as usize,
     }
 }
 

@@ -14,7 +14,7 @@ use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::picture::{self, Memory};
 use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
 
-use super::engine::{Engine, Limit, limit_bytes_of};
+use super::engine::{Engine, Limit};
 use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -80,10 +80,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     };
     let machine = Machine::probe(&mut source);
     let kind = match arguments.machine {
-        Some(_) => kind_of(&machine),
-        None => arguments.engine.kind(),
+        Some(_) if matches!(arguments.engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
+        _ => arguments.engine.kind(),
     };
-    let limit_bytes = limit_bytes_of(&machine, arguments.limit);
+    let limit_bytes = arguments.engine.limit_bytes_of(&machine, arguments.limit);
     let rates = match arguments.machine {
         Some(_) => Rates::documented(&machine, kind),
         None => arguments.engine.rates(&machine),
@@ -142,7 +142,7 @@ impl Planned {
         json!({
             "fits": true,
             "machine": self.machine.title,
-            "engine": "cpu",
+            "engine": if matches!(self.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,

@@ -9,7 +9,7 @@ use serde::Serialize;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::{Job, Plan, Request, picture};
 
-use super::engine::{Engine, Formats, Limit, limit_bytes};
+use super::engine::{Engine, Formats, Limit};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -147,7 +147,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let request = request(arguments)?;
     warn_of_cuts(&pipeline, &request);
     let job = Job::new(&pipeline, request.clone())?;
-    let limit = limit_bytes(arguments.limit);
+    let limit = arguments.engine.limit_bytes(arguments.limit);
     let plan = job.plan(arguments.engine.kind(), limit)?;
     let mut drawn = Drawn::planned(&plan, limit, &pipeline);
     if !arguments.plan {

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::Serialize;
 use trainer::verify::{Comparison, Question, verify};
 
-use super::engine::{Base, Engine, Format, Formats, limit_bytes, name_of};
+use super::engine::{Base, Engine, Format, Formats, name_of};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -89,7 +89,7 @@ impl From<Comparison> for Row {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
     let formats = Formats { dtype: *dtype, quantise: *quantise };
-    let device = engine.open(limit_bytes(None))?;
+    let device = engine.open(engine.limit_bytes(None))?;
     let question = Question {
         folder,
         weights: weights.as_deref(),

@@ -36,9 +36,12 @@ pub fn page(planned: &Planned) -> String {
 }
 
 fn title(planned: &Planned) -> String {
-    let Kind::Cpu { threads, .. } = planned.kind;
+    let engine = match planned.kind {
+        Kind::Cpu { threads, .. } => format!("cpu with {threads} threads"),
+        Kind::Cuda { .. } => "its NVIDIA card".to_owned(),
+    };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
-    format!("{base} on {}, cpu with {threads} threads", planned.machine.title)
+    format!("{base} on {}, {engine}", planned.machine.title)
 }
 
 fn phases(planned: &Planned, page: &mut Page) {

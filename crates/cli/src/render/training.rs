@@ -401,23 +401,23 @@ mod tests {
     #[test]
     fn a_cause_is_said_once_and_stands_in_the_live_line_while_it_lasts() {
         let mut state = State::default();
-        let mut pace = |from: f64, to: f64, cause: Cause| {
+        let mut told = |from: f64, to: f64, cause: Cause| {
             let of = |duty| Pace { rung: 0, duty, is_paused: false };
             let decision = Decision { from: of(from), to: of(to), cause };
             let how = How { micro: 1, recompute: Recompute::None };
             let lines = state.note(&Event::Paced(Paced { step: 3, how, decision }));
-            (lines.len(), state.pace.as_ref().map_or_else(String::new, super::pace))
+            (lines.len(), state.pace.as_ref().map_or_else(String::new, pace))
         };
         let hot = |celsius| Cause::Hot { sensor: "cpu".into(), celsius, limit: 80.0 };
-        let (n_lines, line) = pace(1.0, 0.7, hot(84.0));
+        let (n_lines, line) = told(1.0, 0.7, hot(84.0));
         assert_eq!(n_lines, 2, "a warning and its hint");
         assert!(
             line.contains("70 % pace") && line.contains("hot: cpu at 84 °C, limit 80 °C"),
             "{line}"
         );
-        assert_eq!(pace(0.7, 0.6, hot(85.0)).0, 0, "it was said");
+        assert_eq!(told(0.7, 0.6, hot(85.0)).0, 0, "it was said");
         let cool = Cause::Cool { sensor: "cpu".into(), celsius: 70.0, limit: 80.0 };
-        assert_eq!(pace(0.6, 1.0, cool), (0, String::new()));
+        assert_eq!(told(0.6, 1.0, cool), (0, String::new()));
     }
 
     #[test]

@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn sums_over_rows_take_each_row_once() {
-        let device = crate::testing::device();
+        let device = crate::Device::cpu(2, 1 << 24).unwrap();
         let Engine::Cpu(cpu) = device.engine() else { unreachable!("a device with data") };
         for (rows, width) in [(0, 3), (1, 1), (16, 3), (17, 65), (1025, 130), (5000, 2), (4, 0)] {
             assert!(n_row_blocks(rows) <= MOST_BLOCKS, "{rows}");

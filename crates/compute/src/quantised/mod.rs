@@ -10,6 +10,7 @@
 //!   optimizers. Bit for bit as the bitsandbytes library stores them.
 
 mod cpu;
+pub(crate) mod cuda;
 pub(crate) mod read;
 #[cfg(test)]
 mod tests;
@@ -108,6 +109,7 @@ impl Quantised {
             Engine::Cpu(engine) => {
                 cpu::quantise(engine, matrix, &mut inner, exact_scales.data_mut());
             }
+            Engine::Cuda(engine) => cuda::quantise(engine, matrix, &mut inner, &mut exact_scales),
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -132,13 +134,20 @@ impl Quantised {
     ///
     /// # Panics
     /// On a device that holds no data.
-    pub fn to_f32_vec(&self) -> Vec<f32> {
-        let mut numbers = vec![0.0; self.0.shape.elements()];
-        let width = self.0.shape.width();
+    pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
+        let (device, shape) = (self.0.codes.device(), self.0.shape);
+        if let Engine::Cuda(engine) = device.engine() {
+            let mut numbers = device.alloc(shape, Dtype::F32)?;
+            cuda::dequantise(engine, self, Dtype::F32, (&mut numbers).into());
+            device.synchronise()?;
+            return Ok(numbers.to_vec());
+        }
+        let mut numbers = vec![0.0; shape.elements()];
+        let width = shape.width();
         for (row, to) in numbers.chunks_exact_mut(width.max(1)).enumerate() {
             self.floats().load(row * width, to);
         }
-        numbers
+        Ok(numbers)
     }
 
     pub(crate) fn how(&self) -> Quantisation {

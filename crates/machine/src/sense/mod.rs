@@ -133,8 +133,13 @@ impl Sense {
         self.seldom = Some((now, seldom));
     }
 
-    /// What is left is bounded by the machine, by a container and by what the user allows.
+    /// Of main memory, if that is what the run computes in: a card with memory of its own has taken all
+    /// that it was given when the run began. What is left is bounded by the machine, by a container and by
+    /// what the user allows.
     fn share(&self, memory: &Memory) -> Option<Share> {
+        if self.card.as_ref().is_some_and(|card| !card.is_unified) {
+            return None;
+        }
         let held = memory.held.known()?.0;
         let left = main_left(memory).ok()?;
         let signed = |bytes: u64| i64::try_from(bytes).unwrap_or(i64::MAX);

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use compute::{Device, Dtype, Tag, Tensor};
+use compute::{Device, Dtype, Tag, Tensor, fill_all};
 use weights::convert::encode;
 use weights::load::{Options, Wanted, load};
 use weights::safetensors::Entering;
@@ -157,17 +157,18 @@ impl<'a> Files<'a> {
     }
 
     fn read(&self, members: &[&Member<'_>], tensors: &mut [Tensor], tick: Tick<'_>) -> Result<()> {
-        let mut wanted = Vec::new();
-        for ((_, pieces), tensor) in members.iter().zip(tensors) {
-            let dtype = stored(tensor.dtype());
-            let Some(mut rest) = tensor.bytes_mut() else { continue };
-            for Found { tensor, first, count } in pieces {
-                let (into, after) = rest.split_at_mut((count * dtype.bytes()) as usize);
-                wanted.push(Wanted { tensor, dtype, first: *first, into });
-                rest = after;
+        let dtypes: Vec<_> = tensors.iter().map(|tensor| stored(tensor.dtype())).collect();
+        fill_all(tensors.iter_mut().collect(), |parts| {
+            let mut wanted = Vec::new();
+            for (((_, pieces), dtype), mut rest) in members.iter().zip(dtypes).zip(parts) {
+                for Found { tensor, first, count } in pieces {
+                    let (into, after) = rest.split_at_mut((count * dtype.bytes()) as usize);
+                    wanted.push(Wanted { tensor, dtype, first: *first, into });
+                    rest = after;
+                }
             }
-        }
-        Ok(load(self.catalog, wanted, Options::default(), tick)?)
+            Ok(load(self.catalog, wanted, Options::default(), tick)?)
+        })
     }
 
     /// What is read at once: everything that stays as it is, and a little at a time of what is

@@ -190,10 +190,16 @@ struct Search<'a> {
 impl<'a> Search<'a> {
     fn new(job: Job<'a>, room: Room<'a>) -> Self {
         let Job { pipeline, config, outlook } = job;
-        let Kind::Cpu { threads, .. } = room.kind;
-        let host_bytes = host::training_bytes(pipeline, config, outlook, threads);
+        let (host_bytes, encoding_bytes) = match room.kind {
+            Kind::Cpu { threads, .. } => (
+                host::training_bytes(pipeline, config, outlook, threads),
+                host::encoding_bytes(threads),
+            ),
+            // A card's memory is its own.
+            Kind::Cuda { .. } => (0, 0),
+        };
         let limit = room.limit_bytes.saturating_sub(host_bytes);
-        let encoding_limit = room.limit_bytes.saturating_sub(host::encoding_bytes(threads));
+        let encoding_limit = room.limit_bytes.saturating_sub(encoding_bytes);
         Self { job, room, host_bytes, limit, encoding_limit, considered: Vec::new() }
     }
 

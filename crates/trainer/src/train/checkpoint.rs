@@ -17,7 +17,7 @@ use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
 
-use compute::Tensor;
+use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
 use weights::load::{Options, Wanted, load};
 use weights::safetensors::Entering;
@@ -199,7 +199,7 @@ fn read_page(folder: &Path) -> Result<Page> {
 
 fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> {
     let catalog = Catalog::open(path)?;
-    let mut wanted = Vec::with_capacity(tensors.len());
+    let (mut found_all, mut into_all) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors {
         let (dtype, bytes) = (stored(tensor.dtype()), tensor.bytes() as u64);
         let found = catalog.find(&name)?;
@@ -207,9 +207,12 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
             let problem = format!("{name} has {} numbers, expected {bytes} bytes", found.count());
             return Err(TrainerError::Checkpoint { problem, path: path.into() });
         }
-        if let Some(into) = tensor.bytes_mut() {
-            wanted.push(Wanted::whole(found, dtype, into));
-        }
+        found_all.push((found, dtype));
+        into_all.push(tensor);
     }
-    Ok(load(&catalog, wanted, Options::default(), &|_| true)?)
+    fill_all(into_all, |parts| {
+        let wanted = found_all.iter().zip(parts);
+        let wanted = wanted.map(|((found, dtype), into)| Wanted::whole(found, *dtype, into));
+        Ok(load(&catalog, wanted.collect(), Options::default(), &|_| true)?)
+    })
 }

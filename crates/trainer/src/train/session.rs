@@ -139,17 +139,18 @@ impl<'a> Session<'a> {
         self.device.mark(FORWARD);
         let tape = Tape::training(&self.device, params, dropout).from_sample(first);
         let loss = self.loss(&tape, batch, recompute)?;
-        let value = value(loss.tensor());
+        let number = loss.tensor().clone();
         self.device.mark(BACKWARD);
         let start = self.device.upload(loss.shape(), &[share as f32])?;
         tape.backward_from(loss, start, gradients)?;
-        Ok(value)
+        // Read last, so that a card has work while the host asks for more.
+        value(&number)
     }
 
     /// The loss alone.
     pub fn measure(&self, batch: &Batch<'_>) -> Result<f64> {
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
-        Ok(value(self.loss(&tape, batch, Recompute::None)?.tensor()))
+        value(self.loss(&tape, batch, Recompute::None)?.tensor())
     }
 
     fn loss<'m>(&'m self, tape: &Tape<'m>, batch: &Batch<'_>, recompute: Recompute) -> Result<Var> {
@@ -190,7 +191,7 @@ impl<'a> Session<'a> {
         self.device.mark(UPDATE);
         let n_params = self.adapters.params.values().len();
         let norm = global_norm(&self.gradients.all(n_params), &self.device)?;
-        let norm_value = value(&norm) / scale;
+        let norm_value = value(&norm)? / scale;
         let settings = &self.config.optimizer;
         let how = AdamW {
             learning_rate: rate as f32,
@@ -257,7 +258,7 @@ impl<'a> Session<'a> {
     pub fn still_layers(&self) -> Result<Vec<String>> {
         let learns = |key: ParamKey| -> Result<bool> {
             let gradient = self.gradients.get(key);
-            Ok(gradient.is_some() && value(&global_norm(&[gradient], &self.device)?) != 0.0)
+            Ok(gradient.is_some() && value(&global_norm(&[gradient], &self.device)?)? != 0.0)
         };
         let mut still = Vec::new();
         for layer in &self.adapters.layers {
@@ -288,7 +289,8 @@ impl<'a> Session<'a> {
     }
 }
 
-/// A tensor of one number; 0 on a device without data.
-fn value(tensor: &Tensor) -> f64 {
-    numbers(tensor).first().copied().unwrap_or(0.0).into()
+/// A tensor of one number; 0 on a device without data. Here a card that failed says so.
+fn value(tensor: &Tensor) -> Result<f64> {
+    tensor.device().synchronise()?;
+    Ok(numbers(tensor).first().copied().unwrap_or(0.0).into())
 }

@@ -122,7 +122,11 @@ fn state(run: &mut Run<'_, '_>) -> Vec<(String, Vec<u8>)> {
 
 fn put_back(run: &mut Run<'_, '_>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
-        tensor.bytes_mut().unwrap().copy_from_slice(bytes);
+        let fill = |mut parts: Vec<&mut [u8]>| -> Result<()> {
+            parts.remove(0).copy_from_slice(bytes);
+            Ok(())
+        };
+        compute::fill_all(vec![tensor], fill).unwrap();
     }
 }
 

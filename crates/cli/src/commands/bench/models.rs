@@ -134,7 +134,10 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
     let model = case.prepare(&device, dtype)?;
     let mut times = Vec::new();
     for round in 0..WARM_UP + arguments.repeats as usize {
-        let (time, ()) = Timed::of(engine.threads(), || model.run())?;
+        let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
+            model.run()?;
+            Ok(device.synchronise()?)
+        })?;
         times.extend((round >= WARM_UP).then_some(time));
     }
     let ms_median = median(times.iter().map(|time| time.wall_ms));

@@ -297,7 +297,11 @@ impl Bench<'_> {
         for index in 0..self.arguments.repeats + 2 {
             prepare()?;
             let before = self.device.work();
-            let (time, ()) = Timed::of(self.threads, &mut work)?;
+            self.device.synchronise()?;
+            let (time, ()) = Timed::of(self.threads, || {
+                work()?;
+                self.device.synchronise()
+            })?;
             let after = self.device.work();
             done = (after.flops - before.flops, after.bytes - before.bytes);
             times.extend((index >= 2).then_some(time));

@@ -120,7 +120,11 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let mut losses = Vec::new();
     let mut times = Vec::new();
     for step in 0..WARM_UP + arguments.steps as usize {
-        let (time, loss) = Timed::of(threads, || job.step())?;
+        let (time, loss) = Timed::of(threads, || -> Result<_, Failure> {
+            let loss = job.step()?;
+            device.synchronise()?;
+            Ok(loss)
+        })?;
         losses.extend(loss);
         times.extend((step >= WARM_UP).then_some(time));
     }

@@ -30,7 +30,7 @@ use trainer::train::{Happening, train};
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, Format, limit_bytes, name_of};
+use crate::commands::engine::{Engine, Format, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -276,7 +276,7 @@ fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
 fn encode(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
     remove(&config.cache_folder())?;
     let rss_before_bytes = machine::process::peak_resident();
-    let (engine, limit) = (&arguments.engine, limit_bytes(None));
+    let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None));
     let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, None)?;
         let caching = Caching::new(&pipeline, Request::of(config), &|_| true)?;

@@ -2,6 +2,7 @@
 //! [`glu`](crate::Tape::glu).
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -67,6 +68,7 @@ fn forward(engine: &Engine, x: &Tensor, activation: Activation, y: &mut Tensor) 
     match engine {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, activation, x, y),
+        Engine::Cuda(engine) => cuda::forward(engine, activation, x, y),
     }
 }
 
@@ -82,5 +84,6 @@ pub(crate) fn backward(
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
+        Engine::Cuda(engine) => cuda::backward(engine, activation, x, gradient),
     }
 }

@@ -8,6 +8,7 @@
 //! applied to is made again from them.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -15,7 +16,7 @@ use super::linear::column_sums;
 use super::{Activation, activation, inputs};
 use crate::backward::Backward;
 use crate::cpu::sums::n_row_blocks;
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::tape::Tape;
 use crate::var::{Kept, Remake, Source, Var};
@@ -89,6 +90,7 @@ fn forward(
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, (scale, bias), activation, &mut y),
+        Engine::Cuda(engine) => cuda::forward(engine, x, (scale, bias), activation, &mut y),
     }
     Ok(y)
 }
@@ -129,6 +131,7 @@ impl Record {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::multiply(engine, &mut gradient, &scale),
+            Engine::Cuda(engine) => cuda::multiply(engine, &mut gradient, &scale),
         }
         back.pass(Some(source), gradient)
     }
@@ -144,12 +147,17 @@ fn scale_gradient(
     let place = back.place;
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
-    let mut partial = place.workspace([n_row_blocks(rows), width], Dtype::F32)?;
+    let n_partial = match place.device.kind() {
+        Kind::Cpu { .. } => n_row_blocks(rows),
+        Kind::Cuda { .. } => 0,
+    };
+    let mut partial = place.workspace([n_partial, width], Dtype::F32)?;
     let work = FLOPS * x.shape().elements();
     place.count("affine scale backward", work, &[x, gradient]);
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, &mut partial, &mut slot),
+        Engine::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, &mut slot),
     }
     back.put(slot);
     Ok(())

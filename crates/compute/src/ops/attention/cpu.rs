@@ -3,7 +3,7 @@
 //! there are few heads, several tasks share the queries of one, and their sums are added up after.
 #![allow(unsafe_code)]
 
-use super::{Seen, Sizes};
+use super::{Inputs, Seen, Sizes};
 use crate::backward::Slot;
 use crate::cpu::gemm::{self, Floats, Grid, Way};
 use crate::cpu::math::exp;
@@ -238,17 +238,6 @@ impl<'a> Head<'a> {
         }
         sums
     }
-}
-
-/// What backward reads.
-#[derive(Clone, Copy)]
-pub struct Inputs<'a> {
-    pub q: &'a Tensor,
-    pub k: &'a Tensor,
-    pub v: &'a Tensor,
-    pub out: &'a Tensor,
-    pub gradient: &'a Tensor,
-    pub denominators: &'a Tensor,
 }
 
 pub fn backward(

@@ -12,6 +12,8 @@
 //! softmax's denominator.
 
 mod cpu;
+mod cuda;
+mod fused;
 #[cfg(test)]
 mod tests;
 
@@ -66,6 +68,7 @@ impl Tape<'_> {
         op.place.count(sizes.kernels().0, 2 * sizes.product(), &all);
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
+            Kind::Cuda { .. } => cuda::forward_floats(sizes, how),
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -75,6 +78,11 @@ impl Tape<'_> {
                 let seen = Seen::new(sizes, how);
                 let room = workspace.data_mut();
                 cpu::forward(engine, sizes, &seen, inputs, &mut out, &mut denominators, room);
+            }
+            Engine::Cuda(engine) => {
+                let inputs = [q.tensor(), k.tensor(), v.tensor()];
+                let results = [&mut out, &mut denominators];
+                cuda::forward(engine, sizes, how, inputs, results, &mut workspace);
             }
         }
         let result = op.result(out);
@@ -149,8 +157,8 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
     if let Some(lengths) = how.key_lengths {
         op.expect_dtype("key lengths", lengths, Dtype::U32)?;
         op.expect_shape("key lengths", lengths, [samples])?;
-        if let Engine::Cpu(_) = op.engine() {
-            let most = lengths.data::<u32>().iter().copied().max().unwrap_or(0);
+        if op.has_data() {
+            let most = lengths.indices().iter().copied().max().unwrap_or(0);
             let expected = format!("at most the number of keys, {keys}");
             op.expect_range("key length", &most, most as usize <= keys, &expected)?;
         }
@@ -194,6 +202,17 @@ impl<'a> Seen<'a> {
     }
 }
 
+/// What backward reads.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    q: &'a Tensor,
+    k: &'a Tensor,
+    v: &'a Tensor,
+    out: &'a Tensor,
+    gradient: &'a Tensor,
+    denominators: &'a Tensor,
+}
+
 struct Record {
     inputs: [(Kept, Option<Source>); 3],
     out: Kept,
@@ -205,9 +224,14 @@ struct Record {
 }
 
 impl Record {
+    fn how(&self) -> Attention<'_> {
+        let (key_lengths, relative) = (self.key_lengths.as_ref(), self.relative.as_ref());
+        Attention { key_lengths, relative, ..self.how }
+    }
+
     fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
         let (place, sizes) = (back.place, self.sizes);
-        let [(q, q_source), (k, k_source), (v, v_source)] = self.inputs;
+        let [(q, q_source), (k, k_source), (v, v_source)] = &self.inputs;
         let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
         let out = self.out.get(place)?;
         let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
@@ -216,32 +240,27 @@ impl Record {
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {
             slots.push(match source {
-                Some(source) => back.slot(source, of.shape(), of.dtype())?,
+                Some(source) => back.slot(*source, of.shape(), of.dtype())?,
                 None => back.unwanted(of.shape(), of.dtype())?,
             });
         }
         let floats = match place.device.kind() {
             Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
+            Kind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
+        let how = self.how();
+        let denominators = &self.denominators;
+        let inputs = Inputs { q: &q, k: &k, v: &v, out: &out, gradient, denominators };
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                let how = Attention {
-                    key_lengths: self.key_lengths.as_ref(),
-                    relative: self.relative.as_ref(),
-                    ..self.how
-                };
-                let inputs = cpu::Inputs {
-                    q: &q,
-                    k: &k,
-                    v: &v,
-                    out: &out,
-                    gradient,
-                    denominators: &self.denominators,
-                };
                 let room = workspace.data_mut();
                 cpu::backward(engine, sizes, &Seen::new(sizes, how), inputs, &mut slots, room);
+            }
+            Engine::Cuda(engine) => {
+                let how = (how, place.device.kind());
+                cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
         }
         for slot in slots {

@@ -1,7 +1,7 @@
 //! Attention against its formula: full, causal, grouped, ragged, and with distances that count.
 
 use super::Attention;
-use crate::testing::{Dual, Input, check, device, for_random_sizes, upload};
+use crate::testing::{Dual, Input, check, check_card, device, for_random_sizes, upload};
 use crate::{Dtype, Params, Tape, Var};
 
 #[derive(Clone, Copy)]
@@ -299,4 +299,23 @@ fn what_does_not_fit_is_said() {
         said(Attention { relative: Some(&relative), ..full }, &k, &k),
         "attention: relative is bf16, expected f32"
     );
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_wide_heads() {
+    let wide = Case { queries: 200, keys: 200, d: 64, ..CASE };
+    let grouped = Case { queries: 150, keys: 300, heads: 4, d: 128, is_causal: true, ..wide };
+    let cases = [
+        wide,
+        Case { queries: 130, keys: 70, ..wide },
+        Case { d: 128, ..wide },
+        Case { d: 40, ..wide },
+        grouped,
+        Case { d: 64, lengths: Some(&[300, 77]), ..grouped },
+        Case { is_relative: true, lengths: Some(&[0, 200]), ..wide },
+        Case { is_relative: true, d: 128, ..wide },
+    ];
+    for case in cases {
+        check_card(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));
+    }
 }

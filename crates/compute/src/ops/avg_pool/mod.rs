@@ -6,6 +6,7 @@
 //! decoded by.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -28,6 +29,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), size, &mut y),
+            Engine::Cuda(engine) => cuda::forward(engine, x.tensor(), size, &mut y),
         }
         Ok(op.result(y))
     }

@@ -13,6 +13,7 @@
 //! three by three pixels in f32 have a way of their own, with fewer products (`winograd.rs`).
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 mod winograd;
@@ -21,7 +22,7 @@ use std::ops::Range;
 
 use super::Activation;
 use super::matmul::{MatMul, Product};
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::tape::Tape;
 use crate::var::Var;
@@ -54,6 +55,16 @@ impl<'a> Conv2d<'a> {
 /// product still finds this much in the last cache. With 16 MiB, 512 channels took a sixth longer
 /// on 2 cores of a Xeon.
 const STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
+/// The same on a card. Chosen: products of this size keep all of a large card busy.
+const CARD_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
+
+fn strip_bytes(kind: Kind) -> usize {
+    match kind {
+        Kind::Cpu { .. } => STRIP_BYTES,
+        Kind::Cuda { .. } => CARD_STRIP_BYTES,
+    }
+}
+
 /// With fewer channels at a time, reading the whole image for each strip of them costs more than
 /// copying it into columns once. Chosen: the smallest side of a tile of the product.
 const FEWEST_CHANNELS: usize = 64;
@@ -72,7 +83,8 @@ impl Tape<'_> {
         if y.shape().elements() == 0 {
             return Ok(op.result(y));
         }
-        if window.is_winograd(outputs, [x.dtype(), layer.weight.dtype()]) {
+        let kind = op.device.kind();
+        if window.is_winograd(kind, outputs, [x.dtype(), layer.weight.dtype()]) {
             winograd::convolve(op.place, window, x.tensor(), layer, &mut y)?;
             return Ok(op.result(y));
         }
@@ -80,7 +92,7 @@ impl Tape<'_> {
         let weight = layer.weight.reshape([outputs, window.taps()]);
         for sample in 0..samples {
             let image = x.tensor().part(sample..sample + 1);
-            if let Some(channels) = window.direct_channels(outputs) {
+            if let Some(channels) = window.direct_channels(kind, outputs) {
                 let columns = image.reshape([window.taps(), n_pixels]);
                 for channels in strips(outputs, channels) {
                     let weight = weight.part(channels.clone());
@@ -88,7 +100,7 @@ impl Tape<'_> {
                     strip.compute(op.place, &weight, &columns, layer, &mut y)?;
                 }
             } else {
-                for pixels in strips(n_pixels, window.strip_pixels(outputs, x.dtype())) {
+                for pixels in strips(n_pixels, window.strip_pixels(kind, outputs, x.dtype())) {
                     let columns = window.columns(op.place, &image, pixels.clone())?;
                     let strip = Strip { sample, channels: 0..outputs, pixels };
                     strip.compute(op.place, &weight, &columns, layer, &mut y)?;
@@ -165,16 +177,16 @@ impl Window {
 
     /// How many channels to compute at a time where the image is its own columns, if it is and that
     /// is worth it.
-    fn direct_channels(&self, outputs: usize) -> Option<usize> {
+    fn direct_channels(&self, kind: Kind, outputs: usize) -> Option<usize> {
         let is_own = self.kernel == [1, 1] && self.stride == 1 && !self.is_padded;
-        let channels = STRIP_BYTES / (Dtype::F32.bytes() * self.result[0] * self.result[1]);
+        let channels = strip_bytes(kind) / (Dtype::F32.bytes() * self.result[0] * self.result[1]);
         (is_own && channels >= outputs.min(FEWEST_CHANNELS)).then_some(channels)
     }
 
     /// How many pixels to compute at a time.
-    fn strip_pixels(&self, outputs: usize, dtype: Dtype) -> usize {
+    fn strip_pixels(&self, kind: Kind, outputs: usize, dtype: Dtype) -> usize {
         let bytes = self.taps() * dtype.bytes() + outputs * Dtype::F32.bytes();
-        (STRIP_BYTES / bytes.max(1)).max(1)
+        (strip_bytes(kind) / bytes.max(1)).max(1)
     }
 
     /// What the windows of some pixels see, a column for each.
@@ -184,6 +196,9 @@ impl Window {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::columns(engine, *self, image, pixels.start, &mut columns),
+            Engine::Cuda(engine) => {
+                cuda::columns(engine, *self, image, pixels.start, &mut columns);
+            }
         }
         Ok(columns)
     }
@@ -219,6 +234,9 @@ impl Strip {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
+            }
+            Engine::Cuda(engine) => {
+                cuda::finish(engine, self, &sums, (layer.bias, layer.activation), y);
             }
         }
         Ok(())

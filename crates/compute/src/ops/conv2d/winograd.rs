@@ -9,7 +9,7 @@
 //! three or four bits.
 
 use super::{Conv2d, FLOPS, Window, cpu, strips};
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::ops::matmul::{MatMul, Product};
 use crate::{Dtype, Result, Tensor};
@@ -27,9 +27,10 @@ const FEWEST_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
 const STRIP_BYTES: usize = if cfg!(test) { 8 << 10 } else { 64 << 20 };
 
 impl Window {
-    /// Whether it is done this way.
-    pub(super) fn is_winograd(&self, outputs: usize, formats: [Dtype; 2]) -> bool {
-        self.kernel == [3, 3]
+    /// Whether it is done this way. A card's products are too fast for it to gain anything.
+    pub(super) fn is_winograd(&self, kind: Kind, outputs: usize, formats: [Dtype; 2]) -> bool {
+        matches!(kind, Kind::Cpu { .. })
+            && self.kernel == [3, 3]
             && self.stride == 1
             && self.image[0].min(outputs) >= FEWEST_CHANNELS
             && formats == [Dtype::F32; 2]
@@ -47,7 +48,7 @@ fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
     let mut kernels = place.workspace([PLACES, outputs, inputs], Dtype::F32)?;
     place.count("winograd kernels", 0, &[weight, &kernels]);
     match place.engine() {
-        Engine::Meta => {}
+        Engine::Meta | Engine::Cuda(_) => {}
         Engine::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
     }
     Ok(kernels)
@@ -71,7 +72,7 @@ pub(super) fn convolve(
         let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
         place.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match place.engine() {
-            Engine::Meta => {}
+            Engine::Meta | Engine::Cuda(_) => {}
             Engine::Cpu(engine) => {
                 cpu::winograd::see(engine, window, images, rows.start, &mut seen);
             }
@@ -88,7 +89,7 @@ pub(super) fn convolve(
         let sums: Vec<&Tensor> = products.iter().collect();
         place.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
         match place.engine() {
-            Engine::Meta => {}
+            Engine::Meta | Engine::Cuda(_) => {}
             Engine::Cpu(engine) => {
                 let after = (layer.bias, layer.activation);
                 cpu::winograd::finish(engine, rows.start, &products, after, y);

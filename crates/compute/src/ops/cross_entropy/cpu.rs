@@ -2,23 +2,11 @@
 
 use std::ops::Range;
 
-use super::{FOLD, IGNORED};
+use super::{FOLD, IGNORED, count};
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::math::{exp, ln};
 use crate::cpu::rows::{self, GRAIN, exp_sum, max, sum_exp};
-
-/// The first target that no column belongs to.
-pub fn outside(targets: &Tensor, vocabulary: usize) -> Option<usize> {
-    let is_outside = |target: u32| target != IGNORED && target as usize >= vocabulary;
-    let target = targets.data::<u32>().iter().find(|target| is_outside(**target));
-    target.map(|target| *target as usize)
-}
-
-/// How many rows count.
-pub fn count(targets: &Tensor) -> usize {
-    targets.data::<u32>().iter().filter(|target| **target != IGNORED).count()
-}
 
 /// Takes some columns of the logits into account.
 pub fn fold(cpu: &Cpu, logits: &Tensor, targets: &Tensor, range: Range<usize>, folds: &mut Tensor) {

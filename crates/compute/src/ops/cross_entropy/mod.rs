@@ -12,6 +12,7 @@
 //! again and turned into their gradients in place.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -66,12 +67,16 @@ impl Tape<'_> {
             match op.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::fold(engine, &logits, targets, range, &mut folds),
+                Engine::Cuda(engine) => cuda::fold(engine, &logits, targets, &range, &mut folds),
             }
         }
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
+            }
+            Engine::Cuda(engine) => {
+                cuda::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
             }
         }
         let result = op.result(mean);
@@ -103,20 +108,29 @@ fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<usize> 
     let outer = &shape.sizes()[..shape.sizes().len().saturating_sub(1)];
     op.expect_shape("targets", targets, Shape::new(outer))?;
     op.expect_some("x", x.tensor())?;
-    match op.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(_) => {
-            if let Some(index) = cpu::outside(targets, vocabulary) {
-                let (what, count) = ("words in the vocabulary", vocabulary);
-                return Err(ComputeError::Index { op: op.name, what, index, count });
-            }
-            if cpu::count(targets) == 0 {
-                let (what, shape) = ("the set of targets that count", targets.shape());
-                return Err(ComputeError::Empty { op: op.name, what, shape });
-            }
+    if op.has_data() {
+        if let Some(index) = outside(targets, vocabulary) {
+            let (what, count) = ("words in the vocabulary", vocabulary);
+            return Err(ComputeError::Index { op: op.name, what, index, count });
+        }
+        if count(targets) == 0 {
+            let (what, shape) = ("the set of targets that count", targets.shape());
+            return Err(ComputeError::Empty { op: op.name, what, shape });
         }
     }
     Ok(vocabulary)
+}
+
+/// The first target that no column belongs to.
+fn outside(targets: &Tensor, vocabulary: usize) -> Option<usize> {
+    let is_outside = |target: u32| target != IGNORED && target as usize >= vocabulary;
+    let targets = targets.indices();
+    targets.iter().find(|target| is_outside(**target)).map(|target| *target as usize)
+}
+
+/// How many rows count.
+fn count(targets: &Tensor) -> usize {
+    targets.indices().iter().filter(|target| **target != IGNORED).count()
 }
 
 /// How many columns of the logits exist at a time.
@@ -201,6 +215,9 @@ impl Record {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::slopes(engine, &self.targets, &self.log_sums, gradient, range, &mut logits);
+            }
+            Engine::Cuda(engine) => {
+                cuda::slopes(engine, &self.targets, &self.log_sums, gradient, &range, &mut logits);
             }
         }
         Ok(logits)

@@ -17,12 +17,13 @@
 //! rank-wide product with W, which is little beside its products with tokens.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::linear::{Lora, Weight};
 use super::matmul::{MatMul, Matrix, Product};
-use crate::device::{Device, Engine};
+use crate::device::{Device, Engine, Kind};
 use crate::op::{Op, Place};
 use crate::tape::Tape;
 use crate::var::Var;
@@ -36,9 +37,15 @@ pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
     let outputs = weight.check(&op, weight.shape().width())?;
     let mut norms = op.alloc([outputs], Dtype::F32)?;
     op.count(2 * weight.shape().elements(), &[&norms]);
+    let numbers = match device.kind() {
+        Kind::Cpu { .. } => 0,
+        Kind::Cuda { .. } => cuda::room(weight),
+    };
+    let mut room = op.workspace([numbers], Dtype::F32)?;
     match op.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
+        Engine::Cuda(engine) => cuda::row_norms(engine, weight, &mut room, &mut norms),
     }
     Ok(norms)
 }
@@ -106,6 +113,9 @@ fn adapted_norms(
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted),
+        Engine::Cuda(engine) => {
+            cuda::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
+        }
     }
     Ok(adapted)
 }
@@ -115,5 +125,6 @@ fn divide(place: Place<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, b
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::divide(engine, x, by, out, add),
+        Engine::Cuda(engine) => cuda::divide(engine, x, by, out, add),
     }
 }

@@ -1,6 +1,7 @@
 //! Whole tensors, number by number: add, scale, convert, and the residual connection with a gate.
 
 mod cpu;
+pub(super) mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -23,6 +24,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Engine::Cuda(engine) => cuda::add(engine, x.tensor(), y.tensor(), &mut sum),
         }
         let result = op.result(sum);
         if !self.tracks(&[x, y]) {
@@ -44,6 +46,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::scale(engine, x.tensor(), factor, &mut y),
+            Engine::Cuda(engine) => cuda::scale(engine, x.tensor(), factor, &mut y),
         }
         let result = op.result(y);
         if !self.tracks(&[x]) {
@@ -56,6 +59,7 @@ impl Tape<'_> {
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::scale(engine, &gradient, factor, &mut scaled),
+                Engine::Cuda(engine) => cuda::scale(engine, &gradient, factor, &mut scaled),
             }
             back.pass(source, scaled)
         }))
@@ -105,6 +109,16 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
+            Engine::Cuda(engine) => {
+                cuda::gated_add(
+                    engine,
+                    x.tensor(),
+                    gate.of.tensor(),
+                    gate.index,
+                    y.tensor(),
+                    &mut sum,
+                );
+            }
         }
         let result = op.result(sum);
         if !self.tracks(&[x, gate.of, y]) {
@@ -126,6 +140,9 @@ impl Tape<'_> {
                     Engine::Cpu(engine) => {
                         cpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
                     }
+                    Engine::Cuda(engine) => {
+                        cuda::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    }
                 }
                 back.put(slot);
             }
@@ -137,6 +154,10 @@ impl Tape<'_> {
                     Engine::Cpu(engine) => {
                         let add = slot.add;
                         cpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                    }
+                    Engine::Cuda(engine) => {
+                        let add = slot.add;
+                        cuda::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
                 }
                 back.put(slot);
@@ -161,6 +182,7 @@ fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
+        Engine::Cuda(engine) => cuda::accumulate(engine, x, y, false),
     }
 }
 
@@ -171,5 +193,6 @@ pub(crate) fn accumulate(place: Place<'_>, slot: &mut Slot, gradient: &Tensor) {
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+        Engine::Cuda(engine) => cuda::accumulate(engine, gradient, &mut slot.tensor, slot.add),
     }
 }

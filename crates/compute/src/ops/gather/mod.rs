@@ -10,6 +10,7 @@
 //! hold all tokens for the sake of a few; scatter does where that holds fewer.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -95,6 +96,7 @@ impl Lookup {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::gather(engine, self, x, y, add),
+            Engine::Cuda(engine) => cuda::gather(engine, self, x, y, add),
         }
     }
 
@@ -107,6 +109,10 @@ impl Lookup {
             Engine::Cpu(engine) => {
                 cpu::sort(engine, self, &mut order);
                 cpu::scatter(engine, self, &order, x, y, add);
+            }
+            Engine::Cuda(engine) => {
+                cuda::sort(self, &mut order);
+                cuda::scatter(engine, self, &order, x, y, add);
             }
         }
         Ok(())

@@ -4,6 +4,7 @@
 //! Kept for backward: gate, and up where the gradient of the gate is wanted.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -51,6 +52,7 @@ fn forward(place: Place<'_>, gate: &Tensor, up: &Tensor, activation: Activation)
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, activation, gate, up, &mut y),
+        Engine::Cuda(engine) => cuda::forward(engine, activation, gate, up, &mut y),
     }
     Ok(y)
 }
@@ -74,6 +76,9 @@ impl Record {
                 Engine::Cpu(engine) => {
                     cpu::up_gradient(engine, activation, &gate, &gradient, &mut slot);
                 }
+                Engine::Cuda(engine) => {
+                    cuda::up_gradient(engine, activation, &gate, &gradient, &mut slot);
+                }
             }
             back.put(slot);
         }
@@ -87,6 +92,9 @@ impl Record {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::gate_gradient(engine, activation, &gate, &up, &mut gradient);
+            }
+            Engine::Cuda(engine) => {
+                cuda::gate_gradient(engine, activation, &gate, &up, &mut gradient);
             }
         }
         back.pass(Some(source), gradient)

@@ -7,14 +7,15 @@
 //! only, like all that images are encoded and decoded by.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
 use super::Activation;
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::tape::Tape;
 use crate::var::Var;
-use crate::{Result, Tensor};
+use crate::{Dtype, Result, Tensor};
 
 /// Operations per number, for the tally, of the norm alone and of an activation.
 const FLOPS: usize = 8;
@@ -42,10 +43,18 @@ impl Tape<'_> {
         let flops = if activation == Activation::None { FLOPS } else { FLOPS + ACTIVATION_FLOPS };
         op.count(flops * x.shape().elements(), &[x.tensor(), &y]);
         let form = Form { n_groups, epsilon, activation };
+        let floats = match op.device.kind() {
+            Kind::Cpu { .. } => 0,
+            Kind::Cuda { .. } => cuda::floats(x.tensor(), form),
+        };
+        let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::forward(engine, x.tensor(), (weight, bias), form, &mut y);
+            }
+            Engine::Cuda(engine) => {
+                cuda::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
             }
         }
         Ok(op.result(y))

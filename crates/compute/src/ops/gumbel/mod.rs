@@ -13,6 +13,7 @@
 //! logits were.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -54,6 +55,10 @@ impl Tape<'_> {
                 Some(choice) => cpu::both(engine, draw, shared.as_ref(), &mut values, choice),
                 None => cpu::one(engine, draw, shared.as_ref(), &mut values, hard),
             },
+            Engine::Cuda(engine) => match &mut choice {
+                Some(choice) => cuda::both(engine, draw, shared.as_ref(), &mut values, choice),
+                None => cuda::one(engine, draw, shared.as_ref(), &mut values, hard),
+            },
         }
         drop(shared);
         let (kept, result) = match choice {
@@ -75,6 +80,7 @@ impl Tape<'_> {
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
+                Engine::Cuda(engine) => cuda::backward(engine, &soft, temperature, &mut gradient),
             }
             back.pass(source, gradient)
         }))

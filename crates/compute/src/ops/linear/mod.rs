@@ -11,6 +11,7 @@
 //! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -216,6 +217,7 @@ impl Dropout {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
+            Engine::Cuda(engine) => cuda::drop_out(engine, self, x, &mut seen),
         }
         Ok(seen)
     }
@@ -351,6 +353,7 @@ pub(super) fn column_sums(back: &mut Backward<'_>, gradient: &Tensor, mut slot: 
     match back.place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+        Engine::Cuda(engine) => cuda::column_sums(engine, gradient, &mut slot.tensor, slot.add),
     }
     back.put(slot);
 }

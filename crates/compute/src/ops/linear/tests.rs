@@ -3,7 +3,7 @@
 use super::{Linear, Lora, Weight};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
-use crate::testing::{Dual, Input, check, device, expect_not_hidden, for_random_sizes};
+use crate::testing::{Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes};
 use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Var};
 
 /// Rows of x times rows of a matrix.
@@ -12,28 +12,31 @@ fn product(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
     x.chunks(inner).flat_map(|x| matrix.chunks(inner).map(move |row| dot(x, row))).collect()
 }
 
-fn check_layer(
-    rows: usize,
-    (inputs, outputs, rank): (usize, usize, usize),
-    activation: Activation,
-) {
-    let all = [
+/// x, weight, bias, and the two halves of an adapter.
+fn parts(rows: usize, (inputs, outputs, rank): (usize, usize, usize)) -> [Input; 5] {
+    [
         Input::normal([rows, inputs], 1),
         Input::normal([outputs, inputs], 2).scaled(0.5),
         Input::normal([outputs], 3).f32(),
         Input::normal([rank, inputs], 4).f32().scaled(0.5),
         Input::normal([outputs, rank], 5).f32(),
-    ];
+    ]
+}
+
+fn layer(tape: &Tape<'_>, v: &[Var], activation: Activation) -> crate::Result<Var> {
+    let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
+    tape.linear(&v[0], Linear { bias: Some(&v[2]), activation, lora, ..Linear::new(&v[1]) })
+}
+
+fn check_layer(
+    rows: usize,
+    (inputs, outputs, rank): (usize, usize, usize),
+    activation: Activation,
+) {
     check(
-        &all,
+        &parts(rows, (inputs, outputs, rank)),
         8.0,
-        &|tape, v| {
-            let lora = Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 };
-            tape.linear(
-                &v[0],
-                Linear { bias: Some(&v[2]), activation, lora: Some(lora), ..Linear::new(&v[1]) },
-            )
-        },
+        &|tape, v| layer(tape, v, activation),
         &|v| {
             let low = product(&product(&v[0], &v[3], inputs), &v[4], rank);
             let sums = product(&v[0], &v[1], inputs).into_iter().zip(low);
@@ -55,6 +58,14 @@ fn all_parts_at_random_sizes() {
     for_random_sizes(8, [9, 11, 13, 4], |[rows, inputs, outputs, rank]| {
         check_layer(rows, (inputs, outputs, rank), ALL[(rows + outputs) % ALL.len()]);
     });
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_a_large_layer() {
+    for activation in ALL {
+        let parts = parts(200, (192, 256, 16));
+        check_card(&parts, 8.0, &|tape, v| layer(tape, v, activation));
+    }
 }
 
 #[test]
@@ -170,7 +181,7 @@ fn a_quantised_weight_is_its_numbers() {
             let (rows, inputs, outputs) = (70, 128, 100);
             let normal = |shape, stream| device.normal(shape, dtype, 0.5, (3, stream)).unwrap();
             let quantised = Quantised::new(&normal([outputs, inputs], 1), how).unwrap();
-            let same = device.upload([outputs, inputs], &quantised.to_f32_vec()).unwrap();
+            let same = device.upload([outputs, inputs], &quantised.to_f32_vec().unwrap()).unwrap();
             let (same, x) = (Var::from(same), normal([rows, inputs], 2));
             let run = |weight: Weight<'_>| {
                 let mut params = Params::default();

@@ -2,6 +2,7 @@
 //! and rounding, in one pass over the result.
 
 mod cpu;
+mod cuda;
 
 use super::{Activation, activation};
 use crate::device::{Engine, Kind};
@@ -141,14 +142,22 @@ impl<'a> MatMul<'a> {
                 (rows, right.rows(), columns)
             );
         }
-        let plan = match place.device.kind() {
-            Kind::Cpu { threads, has_tiles } => cpu::Plan::new(&self, threads, has_tiles),
-        };
-        self.count(place, plan.kernel(&self));
-        let mut workspace = place.workspace([plan.floats()], Dtype::F32)?;
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::multiply(engine, &plan, self, workspace.data_mut()),
+        match place.device.kind() {
+            Kind::Cpu { threads, has_tiles } => {
+                let plan = cpu::Plan::new(&self, threads, has_tiles);
+                self.count(place, plan.kernel(&self));
+                let mut workspace = place.workspace([plan.floats()], Dtype::F32)?;
+                if let Engine::Cpu(engine) = place.engine() {
+                    cpu::multiply(engine, &plan, self, workspace.data_mut());
+                }
+            }
+            Kind::Cuda { .. } => {
+                self.count(place, "product");
+                let mut workspace = place.workspace([cuda::bytes(&self)], Dtype::U8)?;
+                if let Engine::Cuda(engine) = place.engine() {
+                    cuda::multiply(engine, self, &mut workspace);
+                }
+            }
         }
         Ok(())
     }

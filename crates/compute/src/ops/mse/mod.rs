@@ -11,10 +11,11 @@
 //! gradient. Kept for backward: prediction and target.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::Op;
 use crate::tape::Tape;
 use crate::var::Var;
@@ -41,12 +42,22 @@ impl Tape<'_> {
         op.expect_some("prediction", prediction.tensor())?;
         let mut mean = op.alloc([], Dtype::F32)?;
         op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
+        let floats = match op.device.kind() {
+            Kind::Cpu { .. } => 0,
+            Kind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
+        };
+        let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
                 cpu::forward(engine, prediction.tensor(), target, &factors, &mut mean);
             }
+            Engine::Cuda(engine) => {
+                let both = (prediction.tensor(), target);
+                cuda::forward(engine, both, &factors, &mut room, &mut mean);
+            }
         }
+        drop(room);
         let result = op.result(mean);
         let Some(source) = prediction.source().filter(|_| self.tracks(&[prediction])) else {
             return Ok(result);
@@ -57,10 +68,19 @@ impl Tape<'_> {
             let mut slot = back.slot(source, target.shape(), dtype)?;
             let work = FLOPS * target.shape().elements();
             back.place.count("mse backward", work, &[&prediction, &target, &slot.tensor]);
+            let floats = match back.place.device.kind() {
+                Kind::Cpu { .. } => 0,
+                Kind::Cuda { .. } => cuda::BACKWARD_FLOATS,
+            };
+            let mut room = back.place.workspace([floats], Dtype::F32)?;
             match back.place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
                     cpu::backward(engine, &prediction, &target, &factors, &gradient, &mut slot);
+                }
+                Engine::Cuda(engine) => {
+                    let both = (&prediction, &target);
+                    cuda::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
                 }
             }
             back.put(slot);

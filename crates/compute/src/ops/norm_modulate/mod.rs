@@ -6,12 +6,14 @@
 //! Kept for backward: x. Mean and variance are computed again, from a row that is at hand anyway.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use super::inputs;
 use crate::backward::Backward;
-use crate::device::Engine;
+use crate::cuda::columns::statistics_floats;
+use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::tape::Tape;
 use crate::var::{Chunk, Kept, Remake, Source, Var};
@@ -123,6 +125,7 @@ fn forward(
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
+        Engine::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
     }
     Ok(y)
 }
@@ -148,6 +151,9 @@ impl Record {
                 Engine::Cpu(engine) => {
                     cpu::shift_gradient(engine, gradient, form, &mut slot.tensor);
                 }
+                Engine::Cuda(engine) => {
+                    cuda::shift_gradient(engine, gradient, form, &mut slot.tensor);
+                }
             }
             back.put(slot);
         }
@@ -159,10 +165,19 @@ impl Record {
             let mut slot = back.slot(*source, scale.shape(), scale.dtype())?;
             slot.clear_unless_adding();
             place.count("norm_modulate scale backward", work, &[gradient, &x]);
+            let floats = match place.device.kind() {
+                Kind::Cpu { .. } => 0,
+                Kind::Cuda { .. } => statistics_floats(&x),
+            };
+            let mut room = place.workspace([floats], Dtype::F32)?;
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
                     cpu::scale_gradient(engine, &x, gradient, form, &mut slot.tensor);
+                }
+                Engine::Cuda(engine) => {
+                    let out = &mut slot.tensor;
+                    cuda::scale_gradient(engine, &x, gradient, form, &mut room, out);
                 }
             }
             back.put(slot);
@@ -173,6 +188,9 @@ impl Record {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
                     cpu::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
+                }
+                Engine::Cuda(engine) => {
+                    cuda::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
                 }
             }
             back.put(slot);

@@ -1,6 +1,6 @@
 //! Layer norm against its formula.
 
-use crate::testing::{Dual, Input, check, device, expect_not_hidden, for_random_sizes};
+use crate::testing::{Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes};
 use crate::{Dtype, Params, Tape, Var};
 
 const EPSILON: f64 = 1e-5;
@@ -112,4 +112,19 @@ fn what_does_not_fit_is_said() {
     let odd = zeros(&[2, 6]);
     let error = said(odd.chunk(0), vectors.chunk(1));
     assert_eq!(error, "norm_modulate: scale 6 is not a multiple of 4");
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_wide_rows() {
+    for width in [512, 1000, 1536, 8200] {
+        let x = Input::normal([2, 3, width], 1).scaled(2.0);
+        let vectors = Input::normal([2, 2 * width], 2).scaled(0.5);
+        check_card(&[x.clone(), vectors], 16.0, &|tape, v| {
+            tape.norm_modulate(&v[0], v[1].chunk(1), v[1].chunk(0), EPSILON as f32)
+        });
+        let [weight, bias] = [3, 4].map(|seed| Input::normal([width], seed).f32());
+        check_card(&[x, weight, bias], 16.0, &|tape, v| {
+            tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), EPSILON as f32)
+        });
+    }
 }

@@ -5,7 +5,7 @@
 //! m ← β₁·m + (1 - β₁)·g,  v ← β₂·v + (1 - β₂)·g²
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
-use super::{Clip, cpu, expect_unshared};
+use super::{Clip, cpu, cuda, expect_unshared};
 use crate::device::Engine;
 use crate::op::Op;
 use crate::{Dtype, Result, Tag, Tensor};
@@ -84,6 +84,7 @@ pub fn adamw(
     match device.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
+        Engine::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }
@@ -168,6 +169,12 @@ impl Update {
             epsilon: step.epsilon,
             rate: (rate / (1.0 - first.powf(steps))) as f32,
         }
+    }
+
+    /// All of it, in the order in which a card's kernels are told.
+    pub fn numbers(&self) -> [f32; 8] {
+        let Self { scale, remains, news, squares, correction, epsilon, rate } = *self;
+        [scale, remains, news, squares.0, squares.1, correction, epsilon, rate]
     }
 
     /// Moves some parameters and their moments on.

@@ -1,7 +1,7 @@
 //! Questions about all gradients at once. The answers stay on the device.
 
-use super::cpu;
-use crate::device::Engine;
+use super::{cpu, cuda};
+use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
 
@@ -26,9 +26,15 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     }
     op.count(2 * elements(&gradients), &gradients);
     let mut norm = place.alloc([], Dtype::F32)?;
+    let floats = match device.kind() {
+        Kind::Cpu { .. } => 0,
+        Kind::Cuda { .. } => cuda::norm_floats(&gradients),
+    };
+    let mut room = place.workspace([floats], Dtype::F32)?;
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::global_norm(engine, &gradients, &mut norm),
+        Engine::Cuda(engine) => cuda::global_norm(engine, &gradients, &mut room, &mut norm),
     }
     Ok(norm)
 }
@@ -51,6 +57,7 @@ pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::count_not_finite(engine, tensors, &mut count),
+        Engine::Cuda(engine) => cuda::count_not_finite(engine, tensors, &mut count),
     }
     Ok(count)
 }

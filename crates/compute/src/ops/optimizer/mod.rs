@@ -6,6 +6,7 @@
 
 mod adamw;
 mod cpu;
+mod cuda;
 mod eight_bit;
 mod ema;
 mod gradients;

@@ -7,6 +7,7 @@
 //! cut up latents, which nothing trained had a part in.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -38,6 +39,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::patchify(engine, layout, x.tensor(), &mut tokens),
+            Engine::Cuda(engine) => cuda::patchify(engine, layout, x.tensor(), &mut tokens),
         }
         Ok(op.result(tokens))
     }
@@ -63,6 +65,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Engine::Cuda(engine) => cuda::unpatchify(engine, layout, tokens.tensor(), &mut image),
         }
         Ok(op.result(image))
     }

@@ -9,6 +9,7 @@
 //! Kept for backward: x, and without a norm nothing. The norm is computed again.
 
 mod cpu;
+mod cuda;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -113,6 +114,7 @@ fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, form: &Form) -
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
+        Engine::Cuda(engine) => cuda::forward(engine, x, weight, form, &mut y),
     }
     Ok(y)
 }
@@ -150,6 +152,7 @@ impl Record {
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::backward(engine, norm.as_ref(), form, &mut gradient),
+            Engine::Cuda(engine) => cuda::backward(engine, norm.as_ref(), form, &mut gradient),
         }
         back.pass(Some(source), gradient)
     }
@@ -172,6 +175,9 @@ fn weight_gradient(
         Engine::Meta => {}
         Engine::Cpu(engine) => {
             cpu::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
+        }
+        Engine::Cuda(engine) => {
+            cuda::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
         }
     }
     back.put(slot);

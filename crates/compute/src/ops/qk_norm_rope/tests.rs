@@ -4,7 +4,7 @@ use super::{Axis, Pairs, QkNormRope, Rope, rope_table};
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
 use crate::ops::rms_norm::tests::normalised;
-use crate::testing::{Dual, Input, check, device, for_random_sizes, recomputed};
+use crate::testing::{Dual, Input, check, check_card, device, for_random_sizes, recomputed};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tape, Var};
 
 const EPSILON: f64 = 1e-3;
@@ -300,4 +300,18 @@ fn far_positions_keep_their_angles() {
 #[should_panic(expected = "3 positions on 2 axes")]
 fn a_table_needs_a_position_on_every_axis() {
     rope_table(&[Axis::new(2, 10.0), Axis::new(2, 10.0)], &[0.0; 3]);
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_wide_heads() {
+    for d in [16, 64, 128] {
+        for pairs in [None, Some(Pairs::Interleaved), Some(Pairs::HalfSplit)] {
+            for has_norm in [true, false] {
+                let case = Case { has_norm, pairs, ..Case::new([2, 5, 3, d]) };
+                if has_norm || pairs.is_some() {
+                    check_card(&case.inputs(), 8.0, &|tape, v| case.op(tape, v));
+                }
+            }
+        }
+    }
 }

@@ -6,6 +6,7 @@
 //! Kept for backward: x. The mean is computed again, from a row that is at hand anyway.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -14,7 +15,8 @@ pub(crate) use cpu::{back_through, normalise};
 use super::inputs;
 use crate::backward::Backward;
 use crate::cpu::sums::n_row_blocks;
-use crate::device::Engine;
+use crate::cuda::columns::statistics_floats;
+use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::tape::Tape;
 use crate::var::{Kept, Remake, Source, Var};
@@ -64,6 +66,7 @@ fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, epsilon: f32) 
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, epsilon, &mut y),
+        Engine::Cuda(engine) => cuda::forward(engine, x, weight, epsilon, &mut y),
     }
     Ok(y)
 }
@@ -82,12 +85,19 @@ impl Record {
         if let Some((_, Some(source))) = self.weight {
             let (rows, width) = (x.shape().rows(), x.shape().width());
             let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
-            let mut partial = place.workspace([n_row_blocks(rows), width], Dtype::F32)?;
+            let floats = match place.device.kind() {
+                Kind::Cpu { .. } => n_row_blocks(rows) * width,
+                Kind::Cuda { .. } => statistics_floats(&x),
+            };
+            let mut partial = place.workspace([floats], Dtype::F32)?;
             place.count("rms_norm weight backward", work, &[gradient, &x]);
             match place.engine() {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
                     cpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
+                }
+                Engine::Cuda(engine) => {
+                    cuda::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
                 }
             }
             back.put(slot);
@@ -99,6 +109,9 @@ impl Record {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => {
                     cpu::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
+                }
+                Engine::Cuda(engine) => {
+                    cuda::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
                 }
             }
             back.put(slot);

@@ -5,6 +5,7 @@
 //! usually an attention's result, is kept anyway.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -133,6 +134,7 @@ fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::copy(engine, from, to, span),
+        Engine::Cuda(engine) => cuda::copy(engine, from, to, span, false),
     }
 }
 
@@ -146,5 +148,6 @@ fn accumulate(place: Place<'_>, gradient: &Tensor, slot: &mut Slot, span: Span) 
         Engine::Cpu(engine) => {
             cpu::accumulate(engine, gradient, &mut slot.tensor, span, slot.add);
         }
+        Engine::Cuda(engine) => cuda::copy(engine, gradient, &mut slot.tensor, span, slot.add),
     }
 }

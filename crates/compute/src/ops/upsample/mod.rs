@@ -6,6 +6,7 @@
 //! decoded by.
 
 mod cpu;
+mod cuda;
 #[cfg(test)]
 mod tests;
 
@@ -27,6 +28,7 @@ impl Tape<'_> {
         match op.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
+            Engine::Cuda(engine) => cuda::forward(engine, x.tensor(), factor, &mut y),
         }
         Ok(op.result(y))
     }

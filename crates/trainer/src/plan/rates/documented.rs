@@ -37,16 +37,24 @@ const MEMORY_OF_OTHERS: f64 = 40e9;
 const MEMORY_PER_THREAD: f64 = 15e9;
 /// Chosen: handing one call to all threads and waiting for the last.
 const SECONDS_PER_CALL: f64 = 10e-6;
+/// Operations and bytes per second of a card. Chosen: half of what the slowest card of NVIDIA's data
+/// sheets since capability 8.6 is said to reach in bf16, and of its memory: an estimate that is low for
+/// all others, and does not depend on which it is.
+const CARD: (f64, f64) = (25e12, 180e9);
 /// Chosen: an ordinary solid-state disk.
 const DISK: f64 = 2e9;
 
 impl Rates {
     /// An estimate from what is known of a machine.
     pub fn documented(machine: &Machine, kind: Kind) -> Self {
-        let Kind::Cpu { threads, .. } = kind;
-        let threads = threads as f64;
-        let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
-        let bytes = memory(&machine.cpu).min(threads * MEMORY_PER_THREAD);
+        let (flops, bytes) = match kind {
+            Kind::Cpu { threads, .. } => {
+                let threads = threads as f64;
+                let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
+                (flops, memory(&machine.cpu).min(threads * MEMORY_PER_THREAD))
+            }
+            Kind::Cuda { .. } => CARD,
+        };
         let curves = [
             (ARITHMETIC, steady(Measure::Flops, flops)),
             (PASS, steady(Measure::Bytes, bytes)),

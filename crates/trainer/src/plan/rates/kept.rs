@@ -68,11 +68,15 @@ pub fn folder() -> Option<PathBuf> {
 impl Owner {
     /// A machine with what computes on it.
     pub fn of(machine: &Machine, kind: Kind) -> Self {
-        let Kind::Cpu { threads, has_tiles } = kind;
+        let (threads, engine) = match kind {
+            Kind::Cpu { threads, has_tiles: true } => (threads, "cpu-tiles"),
+            Kind::Cpu { threads, has_tiles: false } => (threads, "cpu"),
+            Kind::Cuda { .. } => (0, "cuda"),
+        };
         Self {
             processor: machine.cpu.model.known().map_or("unknown", String::as_str).to_owned(),
             threads,
-            engine: if has_tiles { "cpu-tiles" } else { "cpu" }.to_owned(),
+            engine: engine.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
         }
     }

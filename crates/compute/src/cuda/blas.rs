@@ -1,0 +1,365 @@
+//! Matrix products by cuBLASLt. Matrices here are row by row, the library's are column by column: so it
+//! is asked for the transposed product, with the factors exchanged, of the same memory.
+//!
+//! An algorithm is asked for once per kind of product, and it is the first that the library's
+//! heuristics give: measuring several would find faster ones, and other bits from run to run.
+//!
+//! Constants and signatures are taken from `cublasLt.h` of CUDA 13; none of them changed since 11.4.
+#![allow(unsafe_code)]
+
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+use std::mem::size_of_val;
+use std::ptr::null_mut;
+use std::sync::Mutex;
+
+use super::library::{functions, names, open};
+use crate::{ComputeError, Dtype, Result};
+
+functions! {
+    /// What is used of `libcublasLt`.
+    Functions {
+        cublasLtCreate(*mut *mut c_void);
+        cublasLtDestroy(*mut c_void);
+        cublasLtMatmulDescCreate(*mut *mut c_void, c_int, c_int);
+        cublasLtMatmulDescSetAttribute(*mut c_void, c_int, *const c_void, usize);
+        cublasLtMatrixLayoutCreate(*mut *mut c_void, c_int, u64, u64, u64);
+        cublasLtMatmulPreferenceCreate(*mut *mut c_void);
+        cublasLtMatmulPreferenceSetAttribute(*mut c_void, c_int, *const c_void, usize);
+        cublasLtMatmulPreferenceDestroy(*mut c_void);
+        cublasLtMatmulAlgoGetHeuristic(
+            *mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void, *mut c_void,
+            *mut c_void, c_int, *mut Heuristic, *mut c_int,
+        );
+        cublasLtMatmul(
+            *mut c_void, *mut c_void, *const f32, u64, *mut c_void, u64, *mut c_void, *const f32,
+            u64, *mut c_void, u64, *mut c_void, *const [u64; 8], u64, usize, *mut c_void,
+        );
+    }
+}
+
+/// Bytes of workspace of every product. Taken: what the library itself takes on Hopper by default.
+pub(crate) const WORKSPACE: usize = 32 << 20;
+
+const COMPUTE_32F: c_int = 68;
+const R_32F: c_int = 0;
+const TRANSPOSE_A: c_int = 3;
+const TRANSPOSE_B: c_int = 4;
+const EPILOGUE: c_int = 7;
+const BIAS_POINTER: c_int = 8;
+const AUX_POINTER: c_int = 11;
+const AUX_LD: c_int = 12;
+const MOST_WORKSPACE: c_int = 1;
+/// Of A; those of B, C and D follow.
+const LEAST_ALIGNMENT: c_int = 5;
+
+/// `cublasLtMatmulHeuristicResult_t`.
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Heuristic {
+    algorithm: [u64; 8],
+    workspace: usize,
+    status: c_int,
+    waves: f32,
+    reserved: [c_int; 4],
+}
+
+/// out = scale·left·right + add·out for row-major matrices, left [rows, inner] and right
+/// [inner, columns] or, transposed, the other way round.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Gemm {
+    pub rows: usize,
+    pub columns: usize,
+    pub inner: usize,
+    pub is_transposed: [bool; 2],
+    /// Of both factors.
+    pub factors: Dtype,
+    pub out: Dtype,
+    pub add: bool,
+    pub epilogue: Epilogue,
+}
+
+/// What is done to the sums before they are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Epilogue {
+    Nothing,
+    /// A bias per column, of the result's format.
+    Bias,
+    /// Gelu by tanh after the bias, if there is one; what it is applied to is stored too if wanted.
+    Gelu {
+        has_bias: bool,
+        is_kept: bool,
+    },
+}
+
+impl Epilogue {
+    /// `cublasLtEpilogue_t`.
+    fn code(self) -> c_int {
+        match self {
+            Self::Nothing => 1,
+            Self::Bias => 4,
+            Self::Gelu { has_bias, is_kept } => {
+                32 | if has_bias { 4 } else { 0 } | if is_kept { 128 } else { 0 }
+            }
+        }
+    }
+}
+
+/// Where the matrices lie, and what they are multiplied by.
+#[derive(Clone, Copy)]
+pub(crate) struct Factors {
+    pub left: u64,
+    pub right: u64,
+    pub out: u64,
+    pub scale: f32,
+    /// 0 if there is none.
+    pub bias: u64,
+    /// Takes what the activation is applied to; 0 if nobody asks.
+    pub before: u64,
+    /// [`WORKSPACE`] bytes.
+    pub workspace: u64,
+}
+
+impl Factors {
+    /// Powers of two that divide the addresses of right, left and out, at most 256.
+    fn alignments(&self) -> [u32; 3] {
+        [self.right, self.left, self.out].map(|at| 1 << at.trailing_zeros().min(8))
+    }
+}
+
+pub(super) struct Blas {
+    functions: Functions,
+    handle: *mut c_void,
+    plans: Mutex<HashMap<(Gemm, [u32; 3]), Plan>>,
+}
+
+/// How a kind of product is asked for.
+#[derive(Clone, Copy)]
+struct Plan {
+    description: *mut c_void,
+    /// Of right, left and out.
+    layouts: [*mut c_void; 3],
+    algorithm: [u64; 8],
+}
+
+// SAFETY: the handle may be used from any thread; descriptions are changed and used under a lock.
+unsafe impl Send for Blas {}
+// SAFETY: as above.
+unsafe impl Sync for Blas {}
+
+impl Blas {
+    pub fn open() -> Result<Self> {
+        let functions = Functions::find(open(&names("cublasLt", &["13", "12"]))?)?;
+        let mut handle = null_mut();
+        // SAFETY: writes one handle, in the context that is current.
+        check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&raw mut handle) })?;
+        Ok(Self { functions, handle, plans: Mutex::default() })
+    }
+
+    pub fn multiply(&self, gemm: &Gemm, at: Factors, stream: *mut c_void) -> Result<()> {
+        let mut plans = self.plans.lock().expect("nothing panics while a product is asked for");
+        let key = (*gemm, at.alignments());
+        let plan = match plans.get(&key) {
+            Some(plan) => *plan,
+            None => *plans.entry(key).or_insert(self.plan(gemm, at)?),
+        };
+        self.point(plan.description, gemm.epilogue, at)?;
+        let beta = if gemm.add { 1.0f32 } else { 0.0 };
+        let [right, left, out] = plan.layouts;
+        // SAFETY: the descriptions were made for matrices of these sizes, which lie at these
+        // addresses, by the caller; scales lie on the host and are read before this returns.
+        let status = unsafe {
+            (self.functions.cublasLtMatmul)(
+                self.handle,
+                plan.description,
+                &raw const at.scale,
+                at.right,
+                right,
+                at.left,
+                left,
+                &raw const beta,
+                at.out,
+                out,
+                at.out,
+                out,
+                &raw const plan.algorithm,
+                at.workspace,
+                WORKSPACE,
+                stream,
+            )
+        };
+        check("cublasLtMatmul", status)
+    }
+
+    /// Describes a product and asks for an algorithm.
+    fn plan(&self, gemm: &Gemm, at: Factors) -> Result<Plan> {
+        let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
+        let mut description = null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe {
+            (self.functions.cublasLtMatmulDescCreate)(&raw mut description, COMPUTE_32F, R_32F)
+        };
+        check("cublasLtMatmulDescCreate", status)?;
+        self.set(description, TRANSPOSE_A, &c_int::from(right_t))?;
+        self.set(description, TRANSPOSE_B, &c_int::from(left_t))?;
+        self.set(description, EPILOGUE, &gemm.epilogue.code())?;
+        self.point(description, gemm.epilogue, at)?;
+        if matches!(gemm.epilogue, Epilogue::Gelu { is_kept: true, .. }) {
+            self.set(description, AUX_LD, &(columns as u64))?;
+        }
+        // Column by column, a matrix of [rows, width] is one of [width, rows].
+        let stored = |rows, width, is_t: bool| if is_t { [rows, width] } else { [width, rows] };
+        let layouts = [
+            self.layout(gemm.factors, stored(inner, columns, right_t))?,
+            self.layout(gemm.factors, stored(rows, inner, left_t))?,
+            self.layout(gemm.out, [columns, rows])?,
+        ];
+        let algorithm = self.algorithm(gemm, at, description, layouts)?;
+        Ok(Plan { description, layouts, algorithm })
+    }
+
+    /// Tells a description where bias and what is kept lie.
+    fn point(&self, description: *mut c_void, epilogue: Epilogue, at: Factors) -> Result<()> {
+        let (has_bias, is_kept) = match epilogue {
+            Epilogue::Nothing => (false, false),
+            Epilogue::Bias => (true, false),
+            Epilogue::Gelu { has_bias, is_kept } => (has_bias, is_kept),
+        };
+        if has_bias {
+            self.set(description, BIAS_POINTER, &at.bias)?;
+        }
+        if is_kept {
+            self.set(description, AUX_POINTER, &at.before)?;
+        }
+        Ok(())
+    }
+
+    fn set<T>(&self, description: *mut c_void, attribute: c_int, value: &T) -> Result<()> {
+        // SAFETY: reads the value, whose type is the attribute's, by the callers above.
+        let status = unsafe {
+            (self.functions.cublasLtMatmulDescSetAttribute)(
+                description,
+                attribute,
+                (&raw const *value).cast(),
+                size_of_val(value),
+            )
+        };
+        check("cublasLtMatmulDescSetAttribute", status)
+    }
+
+    fn layout(&self, dtype: Dtype, [rows, columns]: [usize; 2]) -> Result<*mut c_void> {
+        let mut layout = null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe {
+            (self.functions.cublasLtMatrixLayoutCreate)(
+                &raw mut layout,
+                data_type(dtype),
+                rows as u64,
+                columns as u64,
+                rows as u64,
+            )
+        };
+        check("cublasLtMatrixLayoutCreate", status).map(|()| layout)
+    }
+
+    fn algorithm(
+        &self,
+        gemm: &Gemm,
+        at: Factors,
+        description: *mut c_void,
+        [right, left, out]: [*mut c_void; 3],
+    ) -> Result<[u64; 8]> {
+        let preference = self.preference(at)?;
+        let (mut found, mut count) = (Heuristic::default(), 0);
+        // SAFETY: all handles were just made; writes at most one result and their count.
+        let status = unsafe {
+            (self.functions.cublasLtMatmulAlgoGetHeuristic)(
+                self.handle,
+                description,
+                right,
+                left,
+                out,
+                out,
+                preference,
+                1,
+                &raw mut found,
+                &raw mut count,
+            )
+        };
+        // SAFETY: no longer used.
+        unsafe { (self.functions.cublasLtMatmulPreferenceDestroy)(preference) };
+        if status != 0 || count == 0 {
+            let name = format!("no algorithm for {gemm:?}");
+            let call = "cublasLtMatmulAlgoGetHeuristic";
+            return Err(ComputeError::Cuda { call, code: status, name });
+        }
+        Ok(found.algorithm)
+    }
+
+    fn preference(&self, at: Factors) -> Result<*mut c_void> {
+        let mut preference = null_mut();
+        // SAFETY: writes one handle.
+        let status =
+            unsafe { (self.functions.cublasLtMatmulPreferenceCreate)(&raw mut preference) };
+        check("cublasLtMatmulPreferenceCreate", status)?;
+        let [right, left, out] = at.alignments();
+        let alignments = (LEAST_ALIGNMENT..).zip([right, left, out, out]);
+        let mut status = 0;
+        for (attribute, bytes) in alignments {
+            // SAFETY: reads one u32, which is the attributes' type.
+            status |= unsafe {
+                (self.functions.cublasLtMatmulPreferenceSetAttribute)(
+                    preference,
+                    attribute,
+                    (&raw const bytes).cast(),
+                    size_of_val(&bytes),
+                )
+            };
+        }
+        let most = WORKSPACE;
+        // SAFETY: reads one size, which is the attribute's type.
+        status |= unsafe {
+            (self.functions.cublasLtMatmulPreferenceSetAttribute)(
+                preference,
+                MOST_WORKSPACE,
+                (&raw const most).cast(),
+                size_of_val(&most),
+            )
+        };
+        check("cublasLtMatmulPreferenceSetAttribute", status).map(|()| preference)
+    }
+}
+
+impl Drop for Blas {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's own. Descriptions are a few hundred bytes each and go
+        // with the process.
+        unsafe { (self.functions.cublasLtDestroy)(self.handle) };
+    }
+}
+
+/// `cudaDataType`.
+fn data_type(dtype: Dtype) -> c_int {
+    match dtype {
+        Dtype::F16 => 2,
+        Dtype::Bf16 => 14,
+        _ => R_32F,
+    }
+}
+
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    // Taken from `cublasStatus_t`.
+    let name = match code {
+        1 => "not initialised",
+        3 => "out of memory",
+        7 => "invalid value",
+        8 => "the card lacks a feature",
+        13 => "execution failed",
+        15 => "not supported",
+        _ => "an error of cuBLASLt",
+    };
+    Err(ComputeError::Cuda { call, code, name: name.into() })
+}

@@ -1,0 +1,385 @@
+//! cuDNN's graphs: some operations on tensors that it fuses into one kernel, described once and planned
+//! once per shape. Only what attention needs of it; where the library is missing, or has no plan for a
+//! graph, whoever asked has another way.
+//!
+//! Constants and signatures are taken from `cudnn_graph_v9.h` of cuDNN 9.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::library::{functions, names, open};
+use crate::{ComputeError, Dtype, Result};
+
+functions! {
+    /// What is used of `libcudnn`.
+    Functions {
+        cudnnCreate(*mut *mut c_void);
+        cudnnDestroy(*mut c_void);
+        cudnnSetStream(*mut c_void, *mut c_void);
+        cudnnBackendCreateDescriptor(c_int, *mut *mut c_void);
+        cudnnBackendDestroyDescriptor(*mut c_void);
+        cudnnBackendSetAttribute(*mut c_void, c_int, c_int, i64, *const c_void);
+        cudnnBackendGetAttribute(*mut c_void, c_int, c_int, i64, *mut i64, *mut c_void);
+        cudnnBackendFinalize(*mut c_void);
+        cudnnBackendExecute(*mut c_void, *mut c_void, *mut c_void);
+    }
+}
+
+/// `cudnnBackendAttributeType_t`, with the type of Rust that each is given as.
+mod kind {
+    pub const HANDLE: i32 = 0;
+    pub const DATA_TYPE: i32 = 1;
+    pub const BOOLEAN: i32 = 2;
+    pub const INT64: i32 = 3;
+    pub const POINTER: i32 = 6;
+    pub const HEURISTIC: i32 = 8;
+    pub const POINTWISE: i32 = 14;
+    pub const DESCRIPTOR: i32 = 15;
+    pub const REDUCTION: i32 = 18;
+}
+
+/// `cudnnBackendDescriptorType_t`.
+mod descriptor {
+    pub const POINTWISE: i32 = 0;
+    pub const ENGINE_CONFIG: i32 = 3;
+    pub const HEURISTIC: i32 = 4;
+    pub const PLAN: i32 = 5;
+    pub const POINTWISE_OPERATION: i32 = 13;
+    pub const GRAPH: i32 = 15;
+    pub const VARIANT_PACK: i32 = 16;
+    pub const TENSOR: i32 = 17;
+    pub const PRODUCT: i32 = 18;
+    pub const PRODUCT_OPERATION: i32 = 19;
+    pub const REDUCTION: i32 = 21;
+    pub const REDUCTION_OPERATION: i32 = 22;
+    pub const RESHAPE_OPERATION: i32 = 31;
+}
+
+/// `CUDNN_HEUR_MODE_A`: rules, which take no time.
+const BY_RULES: i32 = 3;
+
+/// The library, bound to a stream.
+pub(crate) struct Cudnn {
+    functions: Arc<Functions>,
+    handle: *mut c_void,
+}
+
+// SAFETY: the handle is used under the lock of whoever holds this value.
+unsafe impl Send for Cudnn {}
+// SAFETY: as above.
+unsafe impl Sync for Cudnn {}
+
+impl Cudnn {
+    /// For work on a stream of the context that is current.
+    pub fn open(stream: *mut c_void) -> Result<Self> {
+        let functions = Arc::new(Functions::find(open(&names("cudnn", &["9"]))?)?);
+        let mut handle = null_mut();
+        // SAFETY: writes one handle.
+        check("cudnnCreate", unsafe { (functions.cudnnCreate)(&raw mut handle) })?;
+        let cudnn = Self { functions, handle };
+        // SAFETY: the stream outlives the handle, by the caller.
+        check("cudnnSetStream", unsafe { (cudnn.functions.cudnnSetStream)(handle, stream) })?;
+        Ok(cudnn)
+    }
+
+    /// A graph without operations.
+    pub fn graph(&self) -> Graph<'_> {
+        Graph { cudnn: self, operations: Vec::new(), held: Vec::new(), next: FIRST_TEMPORARY }
+    }
+
+    /// Runs a plan on tensors, and on numbers of the host, by their names.
+    pub fn run(
+        &self,
+        plan: &Plan,
+        tensors: &[(i64, u64)],
+        numbers: &[(i64, f32)],
+        workspace: u64,
+    ) -> Result<()> {
+        let pack = self.descriptor(descriptor::VARIANT_PACK)?;
+        let on_host = numbers.iter().map(|(name, number)| (*name, (&raw const *number) as u64));
+        let (names, places): (Vec<i64>, Vec<u64>) = tensors.iter().copied().chain(on_host).unzip();
+        pack.set(1000, kind::INT64, &names)?;
+        pack.set(1001, kind::POINTER, &places)?;
+        pack.set(1003, kind::POINTER, &[workspace])?;
+        pack.finish()?;
+        // SAFETY: the plan and the pack are finished, tensors lie where they are said to, by the
+        // caller, and the host's numbers are read before this returns.
+        check("cudnnBackendExecute", unsafe {
+            (self.functions.cudnnBackendExecute)(self.handle, plan.plan.raw, pack.raw)
+        })
+    }
+
+    fn descriptor(&self, of: c_int) -> Result<Descriptor> {
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        let status = unsafe { (self.functions.cudnnBackendCreateDescriptor)(of, &raw mut raw) };
+        check("cudnnBackendCreateDescriptor", status)?;
+        Ok(Descriptor { functions: Arc::clone(&self.functions), raw })
+    }
+}
+
+impl Drop for Cudnn {
+    fn drop(&mut self) {
+        // SAFETY: the handle is this value's own.
+        unsafe { (self.functions.cudnnDestroy)(self.handle) };
+    }
+}
+
+/// Names of tensors that exist in a kernel only begin here.
+const FIRST_TEMPORARY: i64 = 1000;
+
+/// `cudnnPointwiseMode_t`.
+#[derive(Clone, Copy)]
+pub(crate) enum Pointwise {
+    Add = 0,
+    Multiply = 1,
+    Divide = 6,
+    Subtract = 9,
+    Exp = 13,
+    Log = 15,
+    Copy = 21,
+}
+
+/// `cudnnReduceTensorOp_t`.
+#[derive(Clone, Copy)]
+pub(crate) enum Reduction {
+    Sum = 0,
+    Max = 3,
+}
+
+/// Four sizes, and the steps between numbers in each.
+#[derive(Clone, Copy)]
+pub(crate) struct Layout {
+    pub sizes: [usize; 4],
+    pub steps: [usize; 4],
+}
+
+impl Layout {
+    /// One number after the other.
+    pub fn dense(sizes: [usize; 4]) -> Self {
+        let [_, b, c, d] = sizes;
+        Self { sizes, steps: [b * c * d, c * d, d, 1] }
+    }
+
+    /// With the last two dimensions exchanged.
+    pub fn t(self) -> Self {
+        let ([a, b, c, d], [w, x, y, z]) = (self.sizes, self.steps);
+        Self { sizes: [a, b, d, c], steps: [w, x, z, y] }
+    }
+}
+
+/// A tensor of a graph.
+#[derive(Clone, Copy)]
+pub(crate) struct Value(*mut c_void);
+
+/// Operations that are to become one plan.
+pub(crate) struct Graph<'a> {
+    cudnn: &'a Cudnn,
+    operations: Vec<Descriptor>,
+    /// What the operations speak of.
+    held: Vec<Descriptor>,
+    next: i64,
+}
+
+impl Graph<'_> {
+    /// A tensor in memory, by its name.
+    pub fn tensor(&mut self, name: i64, layout: Layout, dtype: Dtype) -> Result<Value> {
+        self.value(name, layout, dtype, [false, false])
+    }
+
+    /// A number of the host, by its name.
+    pub fn number(&mut self, name: i64) -> Result<Value> {
+        self.value(name, Layout::dense([1; 4]), Dtype::F32, [false, true])
+    }
+
+    /// A tensor that need not exist.
+    pub fn temporary(&mut self, layout: Layout, dtype: Dtype) -> Result<Value> {
+        self.next += 1;
+        self.value(self.next, layout, dtype, [true, false])
+    }
+
+    fn value(
+        &mut self,
+        name: i64,
+        layout: Layout,
+        dtype: Dtype,
+        [is_temporary, is_number]: [bool; 2],
+    ) -> Result<Value> {
+        let tensor = self.cudnn.descriptor(descriptor::TENSOR)?;
+        let [sizes, steps] = [layout.sizes, layout.steps].map(|all| all.map(|size| size as u64));
+        tensor.set(901, kind::DATA_TYPE, &[data_type(dtype)])?;
+        tensor.set(902, kind::INT64, &sizes)?;
+        tensor.set(903, kind::INT64, &steps)?;
+        tensor.set(906, kind::INT64, &[name])?;
+        tensor.set(900, kind::INT64, &[ALIGNMENT])?;
+        tensor.set(907, kind::BOOLEAN, &[is_temporary])?;
+        tensor.set(908, kind::BOOLEAN, &[is_number])?;
+        tensor.finish()?;
+        Ok(self.hold(tensor))
+    }
+
+    fn hold(&mut self, made: Descriptor) -> Value {
+        let value = Value(made.raw);
+        self.held.push(made);
+        value
+    }
+
+    /// to = a·b
+    pub fn multiply(&mut self, a: Value, b: Value, to: Value) -> Result<()> {
+        let product = self.cudnn.descriptor(descriptor::PRODUCT)?;
+        product.set(1500, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
+        product.finish()?;
+        let product = self.hold(product);
+        let parts = [(1520, a), (1521, b), (1522, to), (1523, product)];
+        self.operation(descriptor::PRODUCT_OPERATION, &parts)
+    }
+
+    /// to = x, or x and b, number by number.
+    pub fn pointwise(
+        &mut self,
+        mode: Pointwise,
+        x: Value,
+        b: Option<Value>,
+        to: Value,
+    ) -> Result<()> {
+        let pointwise = self.cudnn.descriptor(descriptor::POINTWISE)?;
+        pointwise.set(0, kind::POINTWISE, &[mode as c_int])?;
+        pointwise.set(1, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
+        pointwise.finish()?;
+        let mut parts = vec![(750, self.hold(pointwise)), (751, x), (753, to)];
+        parts.extend(b.map(|b| (752, b)));
+        self.operation(descriptor::POINTWISE_OPERATION, &parts)
+    }
+
+    /// to = x summed up, or its largest, in all dimensions that `to` has one of.
+    pub fn reduce(&mut self, mode: Reduction, x: Value, to: Value) -> Result<()> {
+        let reduction = self.cudnn.descriptor(descriptor::REDUCTION)?;
+        reduction.set(1600, kind::REDUCTION, &[mode as c_int])?;
+        reduction.set(1601, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
+        reduction.finish()?;
+        let parts = [(1610, x), (1611, to), (1612, self.hold(reduction))];
+        self.operation(descriptor::REDUCTION_OPERATION, &parts)
+    }
+
+    /// to = x in another layout.
+    pub fn view(&mut self, x: Value, to: Value) -> Result<()> {
+        self.operation(descriptor::RESHAPE_OPERATION, &[(2200, x), (2201, to)])
+    }
+
+    fn operation(&mut self, of: c_int, parts: &[(c_int, Value)]) -> Result<()> {
+        let operation = self.cudnn.descriptor(of)?;
+        for (attribute, value) in parts {
+            operation.set(*attribute, kind::DESCRIPTOR, &[value.0])?;
+        }
+        operation.finish()?;
+        self.operations.push(operation);
+        Ok(())
+    }
+
+    /// The plan that the library's rules like best.
+    pub fn plan(self) -> Result<Plan> {
+        let (cudnn, handle) = (self.cudnn, self.cudnn.handle);
+        let graph = cudnn.descriptor(descriptor::GRAPH)?;
+        let operations: Vec<_> = self.operations.iter().map(|operation| operation.raw).collect();
+        graph.set(801, kind::DESCRIPTOR, &operations)?;
+        graph.set(800, kind::HANDLE, &[handle])?;
+        graph.finish()?;
+        let rules = cudnn.descriptor(descriptor::HEURISTIC)?;
+        rules.set(201, kind::DESCRIPTOR, &[graph.raw])?;
+        rules.set(200, kind::HEURISTIC, &[BY_RULES])?;
+        rules.finish()?;
+        let config = cudnn.descriptor(descriptor::ENGINE_CONFIG)?;
+        let mut place = config.raw;
+        rules.get(202, kind::DESCRIPTOR, &mut place)?;
+        let plan = cudnn.descriptor(descriptor::PLAN)?;
+        plan.set(400, kind::HANDLE, &[handle])?;
+        plan.set(401, kind::DESCRIPTOR, &[config.raw])?;
+        plan.finish()?;
+        let mut workspace = 0u64;
+        plan.get(402, kind::INT64, &mut workspace)?;
+        Ok(Plan { plan, workspace: workspace as usize })
+    }
+}
+
+/// How a graph is run.
+pub(crate) struct Plan {
+    plan: Descriptor,
+    /// Bytes it needs besides its tensors.
+    pub workspace: usize,
+}
+
+/// An object of the library's, destroyed when dropped.
+struct Descriptor {
+    functions: Arc<Functions>,
+    raw: *mut c_void,
+}
+
+// SAFETY: a handle, used under the lock of whoever holds the library.
+unsafe impl Send for Descriptor {}
+
+impl Descriptor {
+    fn set<T>(&self, attribute: c_int, of: c_int, values: &[T]) -> Result<()> {
+        // SAFETY: reads so many values, whose type is that of `kind`, by the callers above.
+        check("cudnnBackendSetAttribute", unsafe {
+            (self.functions.cudnnBackendSetAttribute)(
+                self.raw,
+                attribute,
+                of,
+                (values.len() as u64).cast_signed(),
+                values.as_ptr().cast(),
+            )
+        })
+    }
+
+    fn get<T>(&self, attribute: c_int, of: c_int, to: &mut T) -> Result<()> {
+        let mut count = 0;
+        // SAFETY: writes at most one value of the type of `kind`, by the callers above.
+        let status = unsafe {
+            (self.functions.cudnnBackendGetAttribute)(
+                self.raw,
+                attribute,
+                of,
+                1,
+                &raw mut count,
+                (&raw mut *to).cast(),
+            )
+        };
+        check("cudnnBackendGetAttribute", if count == 0 { NOT_SUPPORTED } else { status })
+    }
+
+    fn finish(&self) -> Result<()> {
+        // SAFETY: the object is this value's own.
+        check("cudnnBackendFinalize", unsafe { (self.functions.cudnnBackendFinalize)(self.raw) })
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: the object is this value's own.
+        unsafe { (self.functions.cudnnBackendDestroyDescriptor)(self.raw) };
+    }
+}
+
+/// Every tensor starts at a multiple of so many bytes at the least.
+const ALIGNMENT: i64 = 16;
+
+/// `cudnnDataType_t`.
+fn data_type(dtype: Dtype) -> c_int {
+    match dtype {
+        Dtype::F16 => 2,
+        Dtype::Bf16 => 9,
+        _ => 0,
+    }
+}
+
+/// `CUDNN_STATUS_NOT_SUPPORTED`.
+const NOT_SUPPORTED: c_int = 3000;
+
+fn check(call: &'static str, code: c_int) -> Result<()> {
+    if code == 0 {
+        return Ok(());
+    }
+    Err(ComputeError::Cuda { call, code, name: "an error of cuDNN".into() })
+}

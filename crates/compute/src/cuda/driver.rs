@@ -1,0 +1,437 @@
+//! The CUDA driver: a card's context, its one stream, modules, launches and copies. Every function
+//! here stands for one call, and turns its status into an error with the driver's own name for it.
+//!
+//! Constants and signatures are taken from `cuda.h` of CUDA 13; none of them changed since 11.2.
+#![allow(unsafe_code)]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::ptr::{null, null_mut};
+
+use super::library::{functions, open};
+use crate::{ComputeError, Result};
+
+functions! {
+    /// What is used of `libcuda`.
+    Functions {
+        cuInit(c_uint);
+        cuDriverGetVersion(*mut c_int);
+        cuGetErrorName(c_int, *mut *const c_char);
+        cuDeviceGet(*mut c_int, c_int);
+        cuDeviceGetCount(*mut c_int);
+        cuDeviceGetName(*mut c_char, c_int, c_int);
+        cuDeviceGetAttribute(*mut c_int, c_int, c_int);
+        cuDevicePrimaryCtxRetain(*mut *mut c_void, c_int);
+        cuDevicePrimaryCtxRelease_v2(c_int);
+        cuCtxSetCurrent(*mut c_void);
+        cuMemGetInfo_v2(*mut usize, *mut usize);
+        cuStreamCreate(*mut *mut c_void, c_uint);
+        cuStreamDestroy_v2(*mut c_void);
+        cuStreamSynchronize(*mut c_void);
+        cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
+        cuMemAddressFree(u64, usize);
+        cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);
+        cuMemCreate(*mut u64, usize, *const AllocationProperties, u64);
+        cuMemRelease(u64);
+        cuMemMap(u64, usize, usize, u64, u64);
+        cuMemUnmap(u64, usize);
+        cuMemSetAccess(u64, usize, *const AccessDescription, usize);
+        cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, *mut c_void);
+        cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, *mut c_void);
+        cuMemcpyDtoDAsync_v2(u64, u64, usize, *mut c_void);
+        cuMemsetD8Async(u64, u8, usize, *mut c_void);
+        cuModuleLoadData(*mut *mut c_void, *const c_void);
+        cuModuleGetFunction(*mut *mut c_void, *mut c_void, *const c_char);
+        cuFuncGetAttribute(*mut c_int, c_int, *mut c_void);
+        cuFuncSetAttribute(*mut c_void, c_int, c_int);
+        cuLaunchKernel(
+            *mut c_void, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint, c_uint,
+            *mut c_void, *mut *mut c_void, *mut *mut c_void,
+        );
+    }
+}
+
+// Taken from `CUdevice_attribute`, `CUfunction_attribute` and `CUstream_flags`.
+const CAPABILITY_MAJOR: c_int = 75;
+const CAPABILITY_MINOR: c_int = 76;
+const MOST_SHARED_BYTES: c_int = 97;
+const FUNCTION_OWN_SHARED_BYTES: c_int = 1;
+const FUNCTION_MOST_SHARED_BYTES: c_int = 8;
+const STREAM_NON_BLOCKING: c_uint = 1;
+
+/// `CUmemAllocationProp`.
+#[repr(C)]
+struct AllocationProperties {
+    kind: c_int,
+    handle_types: c_int,
+    location: Location,
+    windows: *mut c_void,
+    flags: [u8; 8],
+}
+
+/// `CUmemLocation`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Location {
+    kind: c_int,
+    id: c_int,
+}
+
+/// `CUmemAccessDesc`.
+#[repr(C)]
+struct AccessDescription {
+    location: Location,
+    flags: c_int,
+}
+
+// Pinned memory on a device, read and written.
+const PINNED: c_int = 1;
+const ON_DEVICE: c_int = 1;
+const READ_WRITE: c_int = 3;
+
+/// The oldest driver: that of CUDA 12.0, which the newest libraries we use still run on.
+const OLDEST_DRIVER: c_int = 12_000;
+/// The oldest capability: the first with bf16 in its matrix units and copies past the registers.
+const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
+
+/// What a card is.
+#[derive(Clone, Debug)]
+pub(super) struct Card {
+    pub capability: (u32, u32),
+    /// Bytes of shared memory that a block may ask for.
+    pub shared_bytes: u32,
+}
+
+/// A card's primary context and its stream.
+pub(super) struct Driver {
+    functions: Functions,
+    device: c_int,
+    context: *mut c_void,
+    stream: *mut c_void,
+    pub card: Card,
+}
+
+// SAFETY: handles of the driver may be used from any thread, one after the other or at once; a thread
+// makes the context its own before each call (`bind`).
+unsafe impl Send for Driver {}
+// SAFETY: as above.
+unsafe impl Sync for Driver {}
+
+/// A function of a loaded module.
+#[derive(Clone, Copy)]
+pub(super) struct Function(*mut c_void);
+// SAFETY: a handle, valid on all threads while its module is loaded.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+/// Kernels of one source, loaded.
+pub(super) struct Module(*mut c_void);
+// SAFETY: a handle, valid on all threads.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Driver {
+    /// Takes a card's primary context, or says why there is none.
+    pub fn open(index: usize) -> Result<Self> {
+        let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
+        let functions = Functions::find(open(&[name.to_owned()])?)?;
+        // SAFETY: `cuInit` takes one flag word, which must be 0.
+        functions.check("cuInit", unsafe { (functions.cuInit)(0) })?;
+        let device = functions.device(index)?;
+        let card = functions.card(device)?;
+        let (mut context, mut stream) = (null_mut(), null_mut());
+        // SAFETY: writes one handle through a valid pointer.
+        let status = unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
+        functions.check("cuDevicePrimaryCtxRetain", status)?;
+        let mut driver = Self { functions, device, context, stream, card };
+        driver.bind()?;
+        // SAFETY: as above, in the context that was just bound.
+        let status =
+            unsafe { (driver.functions.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) };
+        driver.check("cuStreamCreate", status)?;
+        driver.stream = stream;
+        Ok(driver)
+    }
+
+    /// The stream, for other libraries.
+    pub fn stream(&self) -> *mut c_void {
+        self.stream
+    }
+
+    /// Makes the context the calling thread's own.
+    pub fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained until `self` is dropped.
+        self.check("cuCtxSetCurrent", unsafe { (self.functions.cuCtxSetCurrent)(self.context) })
+    }
+
+    /// Bytes of the card that nobody uses, and bytes it has.
+    pub fn memory(&self) -> Result<(usize, usize)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two sizes through valid pointers.
+        let status = unsafe { (self.functions.cuMemGetInfo_v2)(&raw mut free, &raw mut total) };
+        self.check("cuMemGetInfo", status).map(|()| (free, total))
+    }
+
+    /// Waits for all that was asked of the stream.
+    pub fn synchronise(&self) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the stream lives as long as `self`.
+        let status = unsafe { (self.functions.cuStreamSynchronize)(self.stream) };
+        self.check("cuStreamSynchronize", status)
+    }
+
+    /// Loads compiled kernels; text must end in a zero byte.
+    pub fn load(&self, image: &[u8]) -> Result<Module> {
+        self.bind()?;
+        let mut module = null_mut();
+        // SAFETY: the image is a whole binary, or text that ends in a zero byte, both as NVRTC made
+        // them; it is copied.
+        let status =
+            unsafe { (self.functions.cuModuleLoadData)(&raw mut module, image.as_ptr().cast()) };
+        self.check("cuModuleLoadData", status).map(|()| Module(module))
+    }
+
+    /// A kernel by name, allowed all the shared memory that it leaves of what a block may have.
+    pub fn function(&self, module: &Module, name: &str) -> Result<Function> {
+        self.bind()?;
+        let text = CString::new(name).expect("kernels' names have no zero byte");
+        let mut function = null_mut();
+        // SAFETY: the module is loaded and the name ends in a zero byte; writes one handle.
+        let status = unsafe {
+            (self.functions.cuModuleGetFunction)(&raw mut function, module.0, text.as_ptr())
+        };
+        self.check("cuModuleGetFunction", status)?;
+        let mut own = 0;
+        // SAFETY: writes one int, about a function that was just found.
+        let status = unsafe {
+            (self.functions.cuFuncGetAttribute)(&raw mut own, FUNCTION_OWN_SHARED_BYTES, function)
+        };
+        self.check("cuFuncGetAttribute", status)?;
+        let rest = self.card.shared_bytes.cast_signed() - own;
+        // SAFETY: sets a number on that function.
+        let status = unsafe {
+            (self.functions.cuFuncSetAttribute)(function, FUNCTION_MOST_SHARED_BYTES, rest)
+        };
+        self.check("cuFuncSetAttribute", status).map(|()| Function(function))
+    }
+
+    /// Starts a kernel on the stream.
+    pub fn launch(
+        &self,
+        function: Function,
+        [x, y, z]: [u32; 3],
+        (threads, shared): (u32, u32),
+        arguments: &mut [u64],
+    ) -> Result<()> {
+        self.bind()?;
+        let mut pointers: Vec<*mut c_void> =
+            arguments.iter_mut().map(|argument| (&raw mut *argument).cast()).collect();
+        // SAFETY: the driver copies as many bytes of each argument as the kernel declares, at most
+        // eight. That they are what the kernel declares is up to the function beside each kernel
+        // that calls this, and shown by the op's tests on a card.
+        let status = unsafe {
+            (self.functions.cuLaunchKernel)(
+                function.0,
+                x,
+                y,
+                z,
+                threads,
+                1,
+                1,
+                shared,
+                self.stream,
+                pointers.as_mut_ptr(),
+                null_mut(),
+            )
+        };
+        self.check("cuLaunchKernel", status)
+    }
+
+    /// Copies to the card. Returns when the numbers may change again.
+    pub fn write(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: reads `from`, which the driver has copied aside when this returns; the range on the
+        // card is a tensor's own, by the callers.
+        let status = unsafe {
+            (self.functions.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), self.stream)
+        };
+        self.check("cuMemcpyHtoDAsync", status)
+    }
+
+    /// Copies from the card, and waits for it.
+    pub fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.bind()?;
+        // SAFETY: writes to `to`, which is borrowed until the stream was waited for below.
+        let status = unsafe {
+            (self.functions.cuMemcpyDtoHAsync_v2)(
+                to.as_mut_ptr().cast(),
+                from,
+                to.len(),
+                self.stream,
+            )
+        };
+        self.check("cuMemcpyDtoHAsync", status).and(self.synchronise())
+    }
+
+    /// Copies from one place on the card to another.
+    pub fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: both ranges are tensors' own, by the callers.
+        let status = unsafe { (self.functions.cuMemcpyDtoDAsync_v2)(to, from, bytes, self.stream) };
+        self.check("cuMemcpyDtoDAsync", status)
+    }
+
+    /// Sets bytes.
+    pub fn fill(&self, to: u64, byte: u8, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the range is a tensor's own, by the callers.
+        let status = unsafe { (self.functions.cuMemsetD8Async)(to, byte, bytes, self.stream) };
+        self.check("cuMemsetD8Async", status)
+    }
+
+    /// The size that memory comes in multiples of.
+    pub fn granularity(&self) -> Result<usize> {
+        let mut bytes = 0;
+        // SAFETY: reads the properties and writes one size.
+        let status = unsafe {
+            (self.functions.cuMemGetAllocationGranularity)(&raw mut bytes, &self.properties(), 0)
+        };
+        self.check("cuMemGetAllocationGranularity", status).map(|()| bytes)
+    }
+
+    /// Takes a range of addresses, without memory.
+    pub fn reserve(&self, bytes: usize) -> Result<u64> {
+        self.bind()?;
+        let mut start = 0;
+        // SAFETY: writes one address.
+        let status =
+            unsafe { (self.functions.cuMemAddressReserve)(&raw mut start, bytes, 0, 0, 0) };
+        self.check("cuMemAddressReserve", status).map(|()| start)
+    }
+
+    /// Gives a range back.
+    pub fn unreserve(&self, start: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the range is one that `reserve` gave, and nothing is mapped into it any more.
+        self.check("cuMemAddressFree", unsafe { (self.functions.cuMemAddressFree)(start, bytes) })
+    }
+
+    /// Puts new memory behind some addresses of a reserved range.
+    pub fn map(&self, start: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        let mut memory = 0;
+        // SAFETY: writes one handle; the size is a multiple of the granularity, by the caller.
+        let status =
+            unsafe { (self.functions.cuMemCreate)(&raw mut memory, bytes, &self.properties(), 0) };
+        self.check("cuMemCreate", status)?;
+        // SAFETY: the addresses are reserved and nothing is mapped there yet, by the caller.
+        let mapped = unsafe { (self.functions.cuMemMap)(start, bytes, 0, memory, 0) };
+        // SAFETY: the mapping keeps the memory; this only gives up the handle.
+        unsafe { (self.functions.cuMemRelease)(memory) };
+        self.check("cuMemMap", mapped)?;
+        let access = AccessDescription { location: self.location(), flags: READ_WRITE };
+        // SAFETY: reads one description, for the range that was just mapped.
+        let status = unsafe { (self.functions.cuMemSetAccess)(start, bytes, &raw const access, 1) };
+        self.check("cuMemSetAccess", status)
+    }
+
+    /// Takes the memory behind some addresses away; only what `map` put there as a whole.
+    pub fn unmap(&self, start: u64, bytes: usize) -> Result<()> {
+        self.bind()?;
+        // SAFETY: the range is one that `map` was called with, by the caller.
+        self.check("cuMemUnmap", unsafe { (self.functions.cuMemUnmap)(start, bytes) })
+    }
+
+    fn location(&self) -> Location {
+        Location { kind: ON_DEVICE, id: self.device }
+    }
+
+    fn properties(&self) -> AllocationProperties {
+        let location = self.location();
+        let (windows, flags) = (null_mut(), [0; 8]);
+        AllocationProperties { kind: PINNED, handle_types: 0, location, windows, flags }
+    }
+
+    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
+        self.functions.check(call, status)
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.bind().is_ok() {
+            // SAFETY: both are this value's own, and nobody has them any more. What fails here has
+            // failed before, and the system takes everything back with the process.
+            unsafe {
+                (self.functions.cuStreamDestroy_v2)(self.stream);
+                (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device);
+            }
+        }
+    }
+}
+
+impl Functions {
+    fn check(&self, call: &'static str, status: c_int) -> Result<()> {
+        if status == 0 {
+            return Ok(());
+        }
+        let mut name = null();
+        // SAFETY: writes a pointer to a text that is part of the driver, or null.
+        unsafe { (self.cuGetErrorName)(status, &raw mut name) };
+        let name = if name.is_null() {
+            "an error without a name".into()
+        } else {
+            // SAFETY: the text ends in a zero byte and is never freed.
+            unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
+        };
+        Err(ComputeError::Cuda { call, code: status, name })
+    }
+
+    fn device(&self, index: usize) -> Result<c_int> {
+        let (mut version, mut count, mut device) = (0, 0, 0);
+        // SAFETY: writes one int.
+        self.check("cuDriverGetVersion", unsafe { (self.cuDriverGetVersion)(&raw mut version) })?;
+        if version < OLDEST_DRIVER {
+            return Err(ComputeError::CudaDriver { found: version, oldest: OLDEST_DRIVER });
+        }
+        // SAFETY: writes one int.
+        self.check("cuDeviceGetCount", unsafe { (self.cuDeviceGetCount)(&raw mut count) })?;
+        let count = count.cast_unsigned() as usize;
+        if index >= count {
+            return Err(ComputeError::CudaCard { index, count });
+        }
+        // SAFETY: writes one int, for a card that is there.
+        let status = unsafe { (self.cuDeviceGet)(&raw mut device, (index as u32).cast_signed()) };
+        self.check("cuDeviceGet", status).map(|()| device)
+    }
+
+    fn card(&self, device: c_int) -> Result<Card> {
+        let attribute = |number| {
+            let mut value = 0;
+            // SAFETY: writes one int.
+            let status = unsafe { (self.cuDeviceGetAttribute)(&raw mut value, number, device) };
+            self.check("cuDeviceGetAttribute", status).map(|()| value.cast_unsigned())
+        };
+        let capability = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
+        if capability < OLDEST_CAPABILITY {
+            let name = self.name(device)?;
+            return Err(ComputeError::CudaCapability {
+                name,
+                capability,
+                oldest: OLDEST_CAPABILITY,
+            });
+        }
+        let shared_bytes = attribute(MOST_SHARED_BYTES)?;
+        Ok(Card { capability, shared_bytes })
+    }
+
+    fn name(&self, device: c_int) -> Result<String> {
+        let mut text = [0u8; 128];
+        // SAFETY: writes at most so many bytes, the last of which is zero.
+        let status = unsafe { (self.cuDeviceGetName)(text.as_mut_ptr().cast(), 127, device) };
+        self.check("cuDeviceGetName", status)?;
+        let length = text.iter().position(|byte| *byte == 0).unwrap_or(text.len());
+        Ok(String::from_utf8_lossy(&text[..length]).into_owned())
+    }
+}

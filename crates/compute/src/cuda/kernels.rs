@@ -1,0 +1,190 @@
+//! Kernels by name: compiled when first asked for, kept by the caller if it keeps such things, and
+//! loaded once. A kernel's text is written for numbers of types X and Y, P of them at a time; which
+//! those are is its variant, and each variant is a binary of its own.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Mutex;
+
+use super::driver::{Driver, Function, Module};
+use super::nvrtc::Nvrtc;
+use super::type_name;
+use crate::{Dtype, Result};
+
+/// Where compiled kernels are kept between runs; this crate touches no files.
+pub trait KernelCache: Send + Sync {
+    /// What was kept under a name.
+    fn load(&self, name: &str) -> Option<Vec<u8>>;
+    /// Keeps something under a name, or does not.
+    fn store(&self, name: &str, kernels: &[u8]);
+}
+
+/// The text of some kernels.
+pub(crate) struct Source {
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+/// What all texts begin with.
+pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
+
+/// For which numbers kernels are compiled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Variant {
+    /// X and Y; the last one given stands for those that are not.
+    pub types: [Dtype; 2],
+    /// Numbers that a thread takes at a time.
+    pub pack: usize,
+    /// A number that a text may want to know beforehand, as D.
+    pub size: usize,
+}
+
+impl Variant {
+    /// For these formats, a number at a time.
+    pub fn of(types: &[Dtype]) -> Self {
+        let first = types.first().copied().unwrap_or(Dtype::F32);
+        let types = [first, types.get(1).copied().unwrap_or(first)];
+        Self { types, pack: 1, size: 0 }
+    }
+
+    /// So many numbers at a time.
+    pub fn by(self, pack: usize) -> Self {
+        Self { pack, ..self }
+    }
+
+    /// As options of the compiler.
+    pub fn options(self, target: &str) -> Vec<String> {
+        let [x, y] = self.types.map(type_name);
+        vec![
+            format!("--gpu-architecture={target}"),
+            "--std=c++17".into(),
+            format!("-DX={x}"),
+            format!("-DY={y}"),
+            format!("-DP={}", self.pack),
+            format!("-DD={}", self.size),
+            // A text need not use all of what it begins with.
+            "--diag-suppress=177".into(),
+        ]
+    }
+}
+
+pub(super) struct Kernels {
+    nvrtc: Nvrtc,
+    target: String,
+    cache: Option<Box<dyn KernelCache>>,
+    loaded: Mutex<Loaded>,
+}
+
+#[derive(Default)]
+struct Loaded {
+    modules: HashMap<(&'static str, Variant), Module>,
+    functions: HashMap<(&'static str, &'static str, Variant), Function>,
+}
+
+impl Kernels {
+    pub fn new(capability: (u32, u32), cache: Option<Box<dyn KernelCache>>) -> Result<Self> {
+        let nvrtc = Nvrtc::open()?;
+        let target = nvrtc.target(capability);
+        Ok(Self { nvrtc, target, cache, loaded: Mutex::default() })
+    }
+
+    /// A kernel, ready to start.
+    pub fn get(
+        &self,
+        driver: &Driver,
+        source: &'static Source,
+        function: &'static str,
+        variant: Variant,
+    ) -> Result<Function> {
+        let mut loaded = self.loaded.lock().expect("nothing panics while kernels are loaded");
+        let Loaded { modules, functions } = &mut *loaded;
+        let key = (source.name, function, variant);
+        if let Some(found) = functions.get(&key) {
+            return Ok(*found);
+        }
+        let module = match modules.entry((source.name, variant)) {
+            Entry::Occupied(module) => module.into_mut(),
+            Entry::Vacant(place) => place.insert(driver.load(&self.compiled(source, variant)?)?),
+        };
+        let found = driver.function(module, function)?;
+        functions.insert(key, found);
+        Ok(found)
+    }
+
+    fn compiled(&self, source: &Source, variant: Variant) -> Result<Vec<u8>> {
+        let text = [PRELUDE, source.text].concat();
+        let options = variant.options(&self.target);
+        let name = cache_name(source.name, &text, &options, &self.nvrtc.version());
+        let cache = self.cache.as_ref();
+        if let Some(kept) = cache.and_then(|cache| cache.load(&name)) {
+            return Ok(kept);
+        }
+        let made = self.nvrtc.compile(source.name, &text, &options)?;
+        if let Some(cache) = cache {
+            cache.store(&name, &made);
+        }
+        Ok(made)
+    }
+}
+
+/// A name that differs wherever the binary may: by text, options and compiler.
+fn cache_name(source: &str, text: &str, options: &[String], version: &str) -> String {
+    let mut hash = Fnv::default();
+    for part in options.iter().map(String::as_str).chain([text, version]) {
+        hash.add(part.as_bytes());
+        hash.add(&[0]);
+    }
+    format!("{source}-{:032x}", hash.0)
+}
+
+/// The 128-bit hash of Fowler, Noll and Vo (variant 1a): offset and prime as they give them. Not made
+/// to withstand an adversary, who could change the kept binaries themselves.
+struct Fnv(u128);
+
+impl Default for Fnv {
+    fn default() -> Self {
+        Self(0x6c62_272e_07bb_0142_62b8_2175_6295_c58d)
+    }
+}
+
+impl Fnv {
+    fn add(&mut self, bytes: &[u8]) {
+        const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+        for byte in bytes {
+            self.0 = (self.0 ^ u128::from(*byte)).wrapping_mul(PRIME);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_that_of_its_authors() {
+        let hash = |text: &str| {
+            let mut hash = Fnv::default();
+            hash.add(text.as_bytes());
+            format!("{:032x}", hash.0)
+        };
+        // From the authors' test vectors.
+        assert_eq!(hash(""), "6c62272e07bb014262b821756295c58d");
+        assert_eq!(hash("a"), "d228cb696f1a8caf78912b704e4a8964");
+        assert_eq!(hash("foobar"), "343e1662793c64bf6f0d3597ba446f18");
+    }
+
+    #[test]
+    fn names_differ_by_all_that_binaries_differ_by() {
+        let options = |dtype| Variant::of(&[dtype]).options("sm_90");
+        let name = |text: &str, options: &[String], version: &str| {
+            cache_name("add", text, options, version)
+        };
+        let first = name("a", &options(Dtype::F32), "13.0");
+        assert_eq!(first, name("a", &options(Dtype::F32), "13.0"));
+        assert_ne!(first, name("b", &options(Dtype::F32), "13.0"));
+        assert_ne!(first, name("a", &options(Dtype::F16), "13.0"));
+        assert_ne!(first, name("a", &options(Dtype::F32), "13.1"));
+        assert_ne!(first, name("a", &Variant::of(&[]).by(8).options("sm_90"), "13.0"));
+        assert_ne!(first, name("a", &Variant::of(&[]).options("sm_80"), "13.0"));
+    }
+}

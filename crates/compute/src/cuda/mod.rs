@@ -1,0 +1,357 @@
+//! The engine on an NVIDIA card: its memory, its one stream, its kernels, and what its ops share.
+//!
+//! All work goes to one stream in the order in which ops are called, and nothing waits for it but
+//! whoever reads a number. So memory that is given back may be taken again at once, as on the
+//! processor. A kernel that cannot be started leaves its error here, and the next tensor that is
+//! made, or the next number that is read, returns it: a card reports what went wrong late anyway,
+//! and ops need no second way to fail.
+//!
+//! Left out on purpose: a second card in one process, memory shared with the host, work on several
+//! streams.
+
+mod blas;
+pub(crate) mod columns;
+pub(crate) mod cudnn;
+mod driver;
+mod kernels;
+mod library;
+mod memory;
+mod nvrtc;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Mutex, OnceLock};
+
+pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
+use cudnn::{Cudnn, Plan};
+use driver::Driver;
+pub use kernels::KernelCache;
+use kernels::Kernels;
+pub(crate) use kernels::{Source, Variant};
+use memory::Memory;
+
+use crate::random::Stream;
+use crate::{ComputeError, Dtype, Result, Tensor};
+
+/// Every tensor starts at a multiple of this: what the matrix units' copies ask for at most.
+pub(crate) const ALIGNMENT: usize = 256;
+
+/// A card at work.
+pub(crate) struct Cuda {
+    kernels: Kernels,
+    blas: blas::Blas,
+    /// None where the library is missing. Under a lock, since it is one at a time.
+    cudnn: OnceLock<Option<Mutex<Planned>>>,
+    memory: Memory,
+    tables: Mutex<HashMap<&'static str, u64>>,
+    fault: Mutex<Option<ComputeError>>,
+    driver: Driver,
+}
+
+impl Cuda {
+    /// The card of this number, with addresses for an arena of `limit_bytes`.
+    pub fn open(
+        index: usize,
+        limit_bytes: usize,
+        cache: Option<Box<dyn KernelCache>>,
+    ) -> Result<Self> {
+        let driver = Driver::open(index)?;
+        let kernels = Kernels::new(driver.card.capability, cache)?;
+        let blas = blas::Blas::open()?;
+        let memory = Memory::reserve(&driver, limit_bytes)?;
+        let (tables, fault) = (Mutex::default(), Mutex::default());
+        let cudnn = OnceLock::new();
+        Ok(Self { kernels, blas, cudnn, memory, tables, fault, driver })
+    }
+
+    /// Where the arena starts.
+    pub fn start(&self) -> u64 {
+        self.memory.start()
+    }
+
+    /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
+    pub fn commit(&self, extent: usize) -> Result<()> {
+        self.check()?;
+        self.memory.commit(&self.driver, extent)
+    }
+
+    /// What went wrong since the engine was made, if anything did.
+    pub fn check(&self) -> Result<()> {
+        let fault = self.fault.lock().expect("nothing panics while a fault is noted");
+        fault.as_ref().map_or(Ok(()), |fault| Err(fault.again()))
+    }
+
+    /// Waits for all work, and says whether it went well.
+    pub fn synchronise(&self) -> Result<()> {
+        self.note(self.driver.synchronise());
+        self.check()
+    }
+
+    /// Starts a kernel. `arguments` are what the kernel declares, in its order.
+    pub fn launch(
+        &self,
+        source: &'static Source,
+        function: &'static str,
+        variant: Variant,
+        grid: Grid,
+        arguments: &[Argument],
+    ) {
+        if grid.blocks.contains(&0) {
+            return;
+        }
+        let started = self.kernels.get(&self.driver, source, function, variant).and_then(|found| {
+            let mut values: Vec<u64> = arguments.iter().map(|argument| argument.0).collect();
+            self.driver.launch(found, grid.blocks, (grid.threads, grid.shared_bytes), &mut values)
+        });
+        self.note(started);
+    }
+
+    /// Multiplies; see [`Gemm`].
+    pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
+        self.note(self.driver.bind());
+        self.note(self.blas.multiply(gemm, factors, self.driver.stream()));
+    }
+
+    /// Lets `run` run a plan of cuDNN's, which `make` makes the first time it is asked for under a
+    /// name with these sizes. False, and nothing is done, where the library is missing or has none
+    /// that takes at most `most_workspace` bytes.
+    pub fn by_cudnn(
+        &self,
+        key: PlanKey,
+        most_workspace: usize,
+        make: impl FnOnce(&Cudnn) -> Result<Plan>,
+        run: impl FnOnce(&Cudnn, &Plan) -> Result<()>,
+    ) -> bool {
+        self.note(self.driver.bind());
+        let library = self.cudnn.get_or_init(|| {
+            let cudnn = Cudnn::open(self.driver.stream()).ok()?;
+            Some(Mutex::new(Planned { plans: HashMap::new(), cudnn }))
+        });
+        let Some(library) = library else { return false };
+        let mut library = library.lock().expect("nothing panics while a plan is made");
+        let Planned { plans, cudnn } = &mut *library;
+        let made = plans.entry(key).or_insert_with(|| make(cudnn).ok());
+        let Some(plan) = made.as_ref().filter(|plan| plan.workspace <= most_workspace) else {
+            return false;
+        };
+        self.note(run(cudnn, plan));
+        true
+    }
+
+    /// Copies a host's numbers to a tensor's.
+    pub fn write(&self, to: u64, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.note(self.driver.write(to, bytes));
+        }
+    }
+
+    /// Copies a tensor's numbers to the host, when all work before is done.
+    pub fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
+        if !bytes.is_empty() {
+            self.note(self.driver.read(from, bytes));
+        }
+        self.check()
+    }
+
+    pub fn copy(&self, from: u64, to: u64, bytes: usize) {
+        if bytes > 0 {
+            self.note(self.driver.copy(from, to, bytes));
+        }
+    }
+
+    pub fn fill_bytes(&self, to: u64, byte: u8, bytes: usize) {
+        if bytes > 0 {
+            self.note(self.driver.fill(to, byte, bytes));
+        }
+    }
+
+    /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
+    pub fn table(&self, name: &'static str, numbers: impl FnOnce() -> Vec<f32>) -> Argument {
+        let mut tables = self.tables.lock().expect("nothing panics while a table is made");
+        let place = *tables.entry(name).or_insert_with(|| {
+            let bytes: Vec<u8> = numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
+            let place = self.make_table(&bytes);
+            place.unwrap_or_else(|error| {
+                self.note(Err(error));
+                0
+            })
+        });
+        Argument(place)
+    }
+
+    fn make_table(&self, bytes: &[u8]) -> Result<u64> {
+        let size = bytes.len().next_multiple_of(self.driver.granularity()?);
+        let place = self.driver.reserve(size)?;
+        self.driver.map(place, size)?;
+        self.driver.write(place, bytes)?;
+        Ok(place)
+    }
+
+    /// Normal random numbers; see [`Stream::normal`].
+    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, stream: Stream) {
+        let n = tensor.shape().elements();
+        let [seed, number, first] = stream.parts();
+        let arguments = arguments![&mut *tensor, n, deviation, seed, number, first];
+        let variant = Variant::of(&[tensor.dtype()]);
+        self.launch(&RANDOM, "normal", variant, Grid::numbers(n), &arguments);
+    }
+
+    fn note(&self, outcome: Result<()>) {
+        if let Err(error) = outcome {
+            let mut fault = self.fault.lock().expect("nothing panics while a fault is noted");
+            // The first is the cause of all that follow.
+            fault.get_or_insert(error);
+        }
+    }
+}
+
+/// What a plan of cuDNN's is for.
+pub(crate) type PlanKey = (&'static str, Dtype, [usize; 5]);
+
+/// Plans are dropped before the library.
+struct Planned {
+    plans: HashMap<PlanKey, Option<Plan>>,
+    cudnn: Cudnn,
+}
+
+impl Drop for Cuda {
+    fn drop(&mut self) {
+        // The memory may still be worked in.
+        let _ = self.driver.synchronise();
+        self.memory.release(&self.driver);
+    }
+}
+
+const RANDOM: Source = Source { name: "random", text: include_str!("random.cu") };
+
+/// How many threads a kernel gets.
+#[derive(Clone, Copy)]
+pub(crate) struct Grid {
+    pub blocks: [u32; 3],
+    pub threads: u32,
+    /// Of shared memory that the kernel does not declare.
+    pub shared_bytes: u32,
+}
+
+/// Threads of a block where nothing speaks for another number.
+pub(crate) const THREADS: usize = 256;
+/// Threads that go in step.
+const WARP: usize = 32;
+
+impl Grid {
+    /// A thread for each of `n`.
+    pub fn numbers(n: usize) -> Self {
+        Self::blocks(n.div_ceil(THREADS))
+    }
+
+    /// A warp for each of `n` rows.
+    pub fn rows(n: usize) -> Self {
+        Self::blocks(n.div_ceil(THREADS / WARP))
+    }
+
+    /// So many blocks.
+    pub fn blocks(n: usize) -> Self {
+        let n = u32::try_from(n).expect("a tensor has fewer rows than a card has blocks");
+        Self { blocks: [n, 1, 1], threads: THREADS as u32, shared_bytes: 0 }
+    }
+}
+
+/// A value that a kernel is given, as eight bytes of which it reads as many as it declares.
+#[derive(Clone, Copy)]
+pub(crate) struct Argument(pub u64);
+
+impl Argument {
+    /// In place of a tensor that is not there.
+    pub const NONE: Self = Self(0);
+}
+
+impl From<&Tensor> for Argument {
+    fn from(tensor: &Tensor) -> Self {
+        Self(tensor.address())
+    }
+}
+
+impl From<&mut Tensor> for Argument {
+    fn from(tensor: &mut Tensor) -> Self {
+        Self(tensor.address_mut())
+    }
+}
+
+impl From<Option<&Tensor>> for Argument {
+    fn from(tensor: Option<&Tensor>) -> Self {
+        tensor.map_or(Self::NONE, Self::from)
+    }
+}
+
+impl From<Option<&mut Tensor>> for Argument {
+    fn from(tensor: Option<&mut Tensor>) -> Self {
+        tensor.map_or(Self::NONE, Self::from)
+    }
+}
+
+impl From<usize> for Argument {
+    fn from(size: usize) -> Self {
+        Self(size as u64)
+    }
+}
+
+impl From<u64> for Argument {
+    fn from(number: u64) -> Self {
+        Self(number)
+    }
+}
+
+impl From<u32> for Argument {
+    fn from(number: u32) -> Self {
+        Self(u64::from(number))
+    }
+}
+
+impl From<f32> for Argument {
+    fn from(number: f32) -> Self {
+        Self(u64::from(number.to_bits()))
+    }
+}
+
+impl From<f64> for Argument {
+    fn from(number: f64) -> Self {
+        Self(number.to_bits())
+    }
+}
+
+impl From<bool> for Argument {
+    fn from(flag: bool) -> Self {
+        Self(u64::from(flag))
+    }
+}
+
+/// What a kernel is given, in its order.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::cuda::Argument::from($value)),*]
+    };
+}
+pub(crate) use arguments;
+
+/// How many numbers a thread takes at a time: several, if rows of `width` are made of such packs and
+/// lie where they can be read as such.
+pub(crate) fn pack(width: usize, tensors: &[&Tensor]) -> usize {
+    let is_fit = |tensor: &&Tensor| tensor.address().is_multiple_of(16);
+    if width.is_multiple_of(PACK) && tensors.iter().all(is_fit) { PACK } else { 1 }
+}
+
+/// Numbers of two bytes that a thread reads at a time: as many as it can.
+const PACK: usize = 8;
+
+/// The name of a format in kernels.
+fn type_name(dtype: Dtype) -> &'static str {
+    match dtype {
+        Dtype::F32 => "float",
+        Dtype::Bf16 => "bf16",
+        Dtype::F16 => "f16",
+        Dtype::U32 => "u32",
+        Dtype::I32 => "int",
+        Dtype::U8 => "u8",
+    }
+}

@@ -1,0 +1,59 @@
+//! What can be shown without a card: that every kernel compiles. Needs NVRTC, and says so where it is
+//! missing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use super::kernels::{PRELUDE, Variant};
+use super::nvrtc::Nvrtc;
+use crate::Dtype;
+
+/// Every text there is.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "cu") {
+            found.push(path);
+        }
+    }
+    found
+}
+
+/// In what texts must compile: every format, alone and beside f32, a number at a time and several, for
+/// the oldest cards and for newer ones.
+fn variants() -> [(Variant, (u32, u32)); 3] {
+    let of = |types: &[Dtype], pack| Variant::of(types).by(pack);
+    [
+        (of(&[Dtype::F32], 8), (8, 0)),
+        (of(&[Dtype::Bf16], 1), (8, 0)),
+        (of(&[Dtype::F16, Dtype::F32], 8), (9, 0)),
+    ]
+}
+
+#[test]
+#[allow(clippy::print_stderr)] // Says why nothing is shown.
+fn every_kernel_compiles() {
+    let nvrtc = match Nvrtc::open() {
+        Ok(nvrtc) => nvrtc,
+        Err(error) => return eprintln!("no NVRTC here: {error}"),
+    };
+    let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
+    assert!(sources.len() > 20);
+    for source in sources {
+        let text = [PRELUDE, &fs::read_to_string(&source).unwrap()].concat();
+        for (variant, capability) in variants() {
+            // The matrix units multiply numbers of 16 bits.
+            if text.contains("mma.sync") && variant.types[0] == Dtype::F32 {
+                continue;
+            }
+            let size = if text.contains("mma.sync") { 64 } else { 32 };
+            let variant = Variant { size, ..variant };
+            let options = variant.options(&nvrtc.target(capability));
+            let made = nvrtc.compile(&source.display().to_string(), &text, &options);
+            assert!(made.is_ok(), "{variant:?}: {}", made.unwrap_err());
+        }
+    }
+}

@@ -1,0 +1,235 @@
+//! Attention on a card: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of
+//! 64 or 128 numbers of 16 bits, and for all others in f32.
+
+use super::{Attention, Inputs, Sizes, fused};
+use crate::backward::Slot;
+use crate::cuda::cudnn::Cudnn;
+use crate::cuda::{Argument, Cuda, Grid, PlanKey, Source, Variant, arguments};
+use crate::device::Kind;
+use crate::{Dtype, Tensor};
+
+const KERNELS: Source = Source { name: "attention", text: include_str!("kernel.cu") };
+const FLASH: Source = Source { name: "flash", text: include_str!("flash.cu") };
+
+/// Shared memory that a block may take. Taken: what every card since capability 8.0 grants.
+const SHARED_BYTES: usize = 96 << 10;
+
+/// Floats of workspace of forward.
+pub fn forward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
+    if fused::is_fit(sizes, how) { FUSED_FLOATS } else { 0 }
+}
+
+/// Floats of workspace of backward: cuDNN's own and its sum of the gradient of queries where it may be
+/// asked, then a number for each query and head.
+pub fn backward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
+    let fused = if fused::is_fit(sizes, how) { FUSED_FLOATS + sizes.d * n_rows(sizes) } else { 0 };
+    fused + n_rows(sizes)
+}
+
+const FUSED_FLOATS: usize = fused::WORKSPACE / size_of::<f32>();
+
+/// Queries of all heads.
+fn n_rows(sizes: Sizes) -> usize {
+    sizes.samples * sizes.queries * sizes.heads
+}
+
+pub fn forward(
+    cuda: &Cuda,
+    sizes: Sizes,
+    how: Attention<'_>,
+    inputs: [&Tensor; 3],
+    [out, statistics]: [&mut Tensor; 2],
+    workspace: &mut Tensor,
+) {
+    if fused::is_fit(sizes, how) && by_cudnn(cuda, sizes, inputs, [out, statistics], workspace) {
+        return;
+    }
+    let [q, k, v] = inputs;
+    let way = Way::new(sizes, &[q, k, v, out]);
+    let arguments = [&arguments![q, k, v, out, statistics][..], &shape(sizes, how)].concat();
+    let grid = way.grid(sizes, sizes.queries, sizes.heads, way.forward_bytes(sizes));
+    way.launch(cuda, ["attention", "flash"], sizes, grid, &arguments);
+}
+
+fn by_cudnn(
+    cuda: &Cuda,
+    sizes: Sizes,
+    inputs: [&Tensor; 3],
+    results: [&mut Tensor; 2],
+    workspace: &mut Tensor,
+) -> bool {
+    let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, sizes);
+    let room = workspace.address_mut();
+    cuda.by_cudnn(key("attention", sizes), fused::WORKSPACE, make, |cudnn, plan| {
+        fused::forward(cudnn, plan, sizes, inputs, results, room)
+    })
+}
+
+fn key(name: &'static str, sizes: Sizes) -> PlanKey {
+    let Sizes { samples, queries, keys, heads, d, dtype, .. } = sizes;
+    (name, dtype, [samples, queries, keys, heads, d])
+}
+
+pub fn backward(
+    cuda: &Cuda,
+    sizes: Sizes,
+    (how, kind): (Attention<'_>, Kind),
+    inputs: Inputs<'_>,
+    slots: &mut [Slot],
+    workspace: &mut Tensor,
+) {
+    let is_fit = fused::is_fit(sizes, how) && slots.iter().all(|slot| !slot.add);
+    let floats = backward_floats(sizes, how) - n_rows(sizes);
+    let room = workspace.address_mut();
+    let delta = room + (floats * size_of::<f32>()) as u64;
+    let is_done = is_fit && {
+        let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes);
+        let places = [delta, room + fused::WORKSPACE as u64, room];
+        cuda.by_cudnn(key("attention backward", sizes), fused::WORKSPACE, make, |cudnn, plan| {
+            fused::backward(cudnn, plan, sizes, inputs, slots, places)
+        })
+    };
+    let own = Own { cuda, sizes, shape: shape(sizes, how), inputs, delta };
+    if !is_done {
+        own.delta();
+        own.keys_and_values(slots);
+    }
+    // That of cuDNN's differs from run to run.
+    if !is_done || kind == (Kind::Cuda { is_deterministic: true }) {
+        own.queries(slots);
+    }
+}
+
+/// Gradients by kernels of our own.
+struct Own<'a> {
+    cuda: &'a Cuda,
+    sizes: Sizes,
+    shape: [Argument; 9],
+    inputs: Inputs<'a>,
+    /// Where Σ out·gradient lies, for each query and head.
+    delta: u64,
+}
+
+impl Own<'_> {
+    fn delta(&self) {
+        let (n, Inputs { out, gradient, .. }) = (n_rows(self.sizes), self.inputs);
+        let arguments = [&arguments![out, gradient, self.delta, n][..], &self.shape].concat();
+        let variant = Variant { size: 32, ..Variant::of(&[self.sizes.dtype]) };
+        self.cuda.launch(&KERNELS, "attention_delta", variant, Grid::rows(n), &arguments);
+    }
+
+    fn queries(&self, slots: &mut [Slot]) {
+        let (sizes, way) = (self.sizes, self.way(slots));
+        let dq = &mut slots[0];
+        let written = arguments![&mut dq.tensor, dq.add];
+        let grid = way.grid(sizes, sizes.queries, sizes.heads, way.backward_bytes(sizes));
+        self.launch(way, ["attention_dq", "flash_dq"], grid, &written);
+    }
+
+    fn keys_and_values(&self, slots: &mut [Slot]) {
+        let (sizes, way) = (self.sizes, self.way(slots));
+        let [_, dk, dv] = slots else { unreachable!("three gradients") };
+        let written = arguments![&mut dk.tensor, &mut dv.tensor, dk.add, dv.add];
+        let grid = way.grid(sizes, sizes.keys, sizes.kv_heads, way.backward_bytes(sizes));
+        self.launch(way, ["attention_dkv", "flash_dkv"], grid, &written);
+    }
+
+    fn way(&self, slots: &[Slot]) -> Way {
+        let Inputs { q, k, v, gradient, .. } = self.inputs;
+        let mut tensors = vec![q, k, v, gradient];
+        tensors.extend(slots.iter().map(|slot| &slot.tensor));
+        Way::new(self.sizes, &tensors)
+    }
+
+    fn launch(&self, way: Way, names: [&'static str; 2], grid: Grid, written: &[Argument]) {
+        let Inputs { q, k, v, gradient, denominators, .. } = self.inputs;
+        let read = arguments![q, k, v, gradient, denominators, self.delta];
+        let arguments = [&read[..], written, &self.shape].concat();
+        way.launch(self.cuda, names, self.sizes, grid, &arguments);
+    }
+}
+
+/// What all kernels are told last.
+fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument; 9] {
+    let Sizes { queries, keys, heads, kv_heads, d, scale, .. } = sizes;
+    let (causal, lengths, relative) = (how.is_causal, how.key_lengths, how.relative);
+    arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, relative]
+}
+
+/// Rows of a block of the matrix units, its warps, and rows of what it meets at a time: forward, and
+/// backward for heads of 64 and of 128. As in the kernels' text.
+const FLASH_ROWS: usize = 64;
+const FLASH_THREADS: u32 = 128;
+const FLASH_TILE: usize = 64;
+
+/// Which kernels, and with what tiles.
+#[derive(Clone, Copy)]
+enum Way {
+    /// In f32, so many rows at a time.
+    Plain(usize),
+    Flash,
+}
+
+impl Way {
+    /// The matrix units read eight numbers at a time.
+    fn new(sizes: Sizes, tensors: &[&Tensor]) -> Self {
+        let is_fit =
+            |tensor: &&Tensor| tensor.dtype() == sizes.dtype && tensor.address().is_multiple_of(16);
+        let is_wide = sizes.dtype != Dtype::F32 && [64, 128].contains(&sizes.d);
+        if is_wide && tensors.iter().all(is_fit) {
+            return Self::Flash;
+        }
+        let products = |rows: usize| 2 * rows * (rows + 4) * size_of::<f32>();
+        let fits = |rows: &usize| plain_bytes(sizes, 6, *rows) + products(*rows) <= SHARED_BYTES;
+        Self::Plain([32, 16, 8, 4].into_iter().find(fits).unwrap_or(2))
+    }
+
+    fn forward_bytes(self, sizes: Sizes) -> usize {
+        match self {
+            Self::Plain(rows) => plain_bytes(sizes, 4, rows),
+            // Two tiles of keys and of values, or before them the queries.
+            Self::Flash => 4 * FLASH_TILE * sizes.d * size_of::<u16>(),
+        }
+    }
+
+    fn backward_bytes(self, sizes: Sizes) -> usize {
+        match self {
+            Self::Plain(rows) => plain_bytes(sizes, 6, rows),
+            // Two tensors' own rows, and two tiles of two others.
+            Self::Flash => {
+                let tile = if sizes.d == 64 { FLASH_TILE } else { FLASH_TILE / 2 };
+                (2 * FLASH_ROWS + 4 * tile) * sizes.d * size_of::<u16>()
+            }
+        }
+    }
+
+    fn grid(self, sizes: Sizes, rows: usize, heads: usize, shared_bytes: usize) -> Grid {
+        let (tile, threads) = match self {
+            Self::Plain(tile) => (tile, 256),
+            Self::Flash => (FLASH_ROWS, FLASH_THREADS),
+        };
+        let blocks = [rows.div_ceil(tile) as u32, heads as u32, sizes.samples as u32];
+        Grid { blocks, threads, shared_bytes: shared_bytes as u32 }
+    }
+
+    /// Starts the one of two kernels that is meant.
+    fn launch(
+        self,
+        cuda: &Cuda,
+        [plain, flash]: [&'static str; 2],
+        sizes: Sizes,
+        grid: Grid,
+        arguments: &[Argument],
+    ) {
+        let of = |size| Variant { size, ..Variant::of(&[sizes.dtype]) };
+        match self {
+            Self::Plain(rows) => cuda.launch(&KERNELS, plain, of(rows), grid, arguments),
+            Self::Flash => cuda.launch(&FLASH, flash, of(sizes.d), grid, arguments),
+        }
+    }
+}
+
+/// Of shared memory for `n` blocks of rows in f32.
+fn plain_bytes(sizes: Sizes, n: usize, rows: usize) -> usize {
+    n * rows * (sizes.d + 1) * size_of::<f32>()
+}

@@ -1,0 +1,66 @@
+//! What a convolution needs on a card besides products.
+
+use super::{Strip, Window};
+use crate::Tensor;
+use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::ops::Activation;
+
+const KERNELS: Source = Source { name: "conv2d", text: include_str!("kernel.cu") };
+
+/// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
+pub fn columns(
+    cuda: &Cuda,
+    window: Window,
+    image: &Tensor,
+    first_pixel: usize,
+    columns: &mut Tensor,
+) {
+    let ([_, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
+    let ([top, left], [_, across]) = (window.corner, window.result);
+    let (n, pixels) = (columns.shape().elements(), columns.shape().width());
+    let arguments = arguments![
+        image,
+        columns,
+        n,
+        pixels,
+        first_pixel,
+        height,
+        width,
+        kernel_height,
+        kernel_width,
+        window.stride,
+        top,
+        left,
+        across,
+    ];
+    let variant = Variant::of(&[image.dtype()]);
+    cuda.launch(&KERNELS, "columns", variant, Grid::numbers(n), &arguments);
+}
+
+/// Puts a strip's sums into their place.
+pub fn finish(
+    cuda: &Cuda,
+    strip: &Strip,
+    sums: &Tensor,
+    (bias, activation): (Option<&Tensor>, Activation),
+    y: &mut Tensor,
+) {
+    let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
+    let (n, pixels) = (sums.shape().elements(), sums.shape().width());
+    let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
+    let variant = Variant::of(&[y.dtype()]);
+    y.within(strip.sample..strip.sample + 1, |y| {
+        let arguments = arguments![
+            sums,
+            bias,
+            y,
+            n,
+            pixels,
+            first_pixel,
+            first_channel,
+            height * width,
+            activation.code(),
+        ];
+        cuda.launch(&KERNELS, "finish", variant, Grid::numbers(n), &arguments);
+    });
+}

@@ -1,0 +1,51 @@
+// What is done to a chunk of the logits. A fold is three numbers per row: the largest logit so far, the
+// sum of exponentials relative to it, and the logit of the target.
+
+#define IGNORED 0xffffffffu
+
+// A block for each row.
+KERNEL fold(const float* logits, const u32* targets, float* folds, u64 columns, u64 first) {
+    u64 row = blockIdx.x;
+    logits += row * columns;
+    float* fold = folds + 3 * row;
+    float most = -INFINITY;
+    for (u64 i = threadIdx.x; i < columns; i += blockDim.x) most = larger(most, logits[i]);
+    most = block_max(most);
+    float before = first ? fold[0] : -INFINITY, sum_before = first ? fold[1] : 0.0f;
+    float largest = most > before || most != most ? most : before;
+    // Where nothing is above minus infinity yet, any finite centre gives the right sum: zero.
+    float center = largest == -INFINITY ? 0.0f : largest, sum = 0.0f;
+    for (u64 i = threadIdx.x; i < columns; i += blockDim.x) sum += expf(logits[i] - center);
+    sum = block_sum(sum);
+    if (threadIdx.x) return;
+    u64 target = targets[row];
+    float kept = first ? fold[2] : -INFINITY;
+    fold[2] = target >= first && target - first < columns ? logits[target - first] : kept;
+    fold[0] = largest;
+    fold[1] = sum_before * expf(before - center) + sum;
+}
+
+// The mean over the rows that count, and each row's log-sum if that is kept. One block.
+KERNEL finish(const float* folds, const u32* targets, float* log_sums, float* mean, u64 rows,
+              double counted) {
+    double total = 0.0;
+    for (u64 row = threadIdx.x; row < rows; row += blockDim.x) {
+        float largest = folds[3 * row], log_sum = logf(folds[3 * row + 1]);
+        if (log_sums) log_sums[row] = largest + log_sum;
+        if (targets[row] != IGNORED) total += largest - folds[3 * row + 2] + log_sum;
+    }
+    total = block_sum(total);
+    if (threadIdx.x == 0) *mean = (float)(total / counted);
+}
+
+// Logits become their gradients: (softmax - 1 at the target) * gradient / counted rows.
+// A thread for each.
+KERNEL slopes(float* logits, const u32* targets, const float* log_sums, const float* gradient, u64 n,
+              u64 columns, u64 first, double counted) {
+    u64 at = thread();
+    if (at >= n) return;
+    u64 row = at / columns, column = at % columns + first, target = targets[row];
+    float scale = *gradient / (float)counted;
+    float slope = expf(logits[at] - log_sums[row]) * scale - (column == target ? scale : 0.0f);
+    logits[at] = target == IGNORED ? 0.0f : slope;
+}

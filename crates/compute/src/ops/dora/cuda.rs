@@ -1,0 +1,49 @@
+//! Norms of rows on a card.
+
+use super::Weight;
+use crate::Tensor;
+use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::quantised;
+
+const KERNELS: Source = Source { name: "dora", text: include_str!("kernel.cu") };
+
+/// Numbers of workspace, f32: a quantised weight is read whole for once.
+pub fn room(weight: Weight<'_>) -> usize {
+    match weight {
+        Weight::Dense(_) => 0,
+        Weight::Quantised(quantised) => quantised.shape().elements(),
+    }
+}
+
+pub fn row_norms(cuda: &Cuda, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+    let (rows, width) = (weight.shape().rows(), weight.shape().width());
+    let numbers = match weight {
+        Weight::Dense(var) => var.tensor(),
+        Weight::Quantised(quantised) => {
+            let to = (&mut *room).into();
+            quantised::cuda::dequantise(cuda, quantised, crate::Dtype::F32, to);
+            &*room
+        }
+    };
+    let arguments = arguments![numbers, norms, rows, width];
+    let variant = Variant::of(&[numbers.dtype()]);
+    cuda.launch(&KERNELS, "row_norms", variant, Grid::rows(rows), &arguments);
+}
+
+/// √(norm² + scale·b·cross) for each row b of `up`.
+pub fn adapted_norms(
+    cuda: &Cuda,
+    norms: &Tensor,
+    (up, cross, scale): (&Tensor, &Tensor, f32),
+    adapted: &mut Tensor,
+) {
+    let (rows, rank) = (up.shape().rows(), up.shape().width());
+    let arguments = arguments![norms, up, cross, scale, adapted, rows, rank];
+    cuda.launch(&KERNELS, "adapted_norms", Variant::of(&[]), Grid::rows(rows), &arguments);
+}
+
+pub fn divide(cuda: &Cuda, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
+    let n = x.shape().elements();
+    let arguments = arguments![x, by, out, n, add];
+    cuda.launch(&KERNELS, "divide", Variant::of(&[]), Grid::numbers(n), &arguments);
+}

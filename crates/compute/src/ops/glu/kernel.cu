@@ -1,0 +1,33 @@
+// Gated linear units, a thread for every P numbers.
+
+KERNEL glu(const X* gate, const X* up, X* y, u64 packs, int kind) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
+    float g[P], u[P];
+    load(gate + at, g);
+    load(up + at, u);
+    for (int i = 0; i < P; i++) g[i] = activation(kind, g[i]) * u[i];
+    store(g, y + at, 0);
+}
+
+KERNEL glu_up_backward(const X* gate, const X* gradient, Y* out, u64 packs, int kind, int add) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
+    float g[P], d[P];
+    load(gate + at, g);
+    load(gradient + at, d);
+    for (int i = 0; i < P; i++) g[i] = activation(kind, g[i]) * d[i];
+    store(g, out + at, add);
+}
+
+// In place: the gradient of the result becomes that of the gate.
+KERNEL glu_gate_backward(const X* gate, const X* up, X* gradient, u64 packs, int kind) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
+    float g[P], u[P], d[P];
+    load(gate + at, g);
+    load(up + at, u);
+    load(gradient + at, d);
+    for (int i = 0; i < P; i++) d[i] *= activation_slope(kind, g[i]) * u[i];
+    store(d, gradient + at, 0);
+}

@@ -1,0 +1,40 @@
+//! Group norm on a card.
+
+use super::Form;
+use crate::Tensor;
+use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+
+const KERNELS: Source = Source { name: "group_norm", text: include_str!("kernel.cu") };
+
+/// Threads of a block that has a group: few groups are large.
+const THREADS: u32 = 1024;
+
+/// Floats of workspace: two statistics of each group.
+pub fn floats(x: &Tensor, form: Form) -> usize {
+    2 * x.shape().sizes()[0] * form.n_groups
+}
+
+pub fn forward(
+    cuda: &Cuda,
+    x: &Tensor,
+    (weight, bias): (&Tensor, &Tensor),
+    form: Form,
+    room: &mut Tensor,
+    y: &mut Tensor,
+) {
+    let &[samples, channels, height, width] = x.shape().sizes() else {
+        unreachable!("checked by the op")
+    };
+    let (n, plane) = (x.shape().elements(), height * width);
+    if n == 0 {
+        return;
+    }
+    let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
+    let variant = Variant::of(&[x.dtype()]);
+    let grid = Grid { threads: THREADS, ..Grid::blocks(groups) };
+    let arguments = arguments![x, &mut *room, size, form.epsilon];
+    cuda.launch(&KERNELS, "group_statistics", variant, grid, &arguments);
+    let arguments =
+        arguments![x, &*room, weight, bias, y, n, size, plane, channels, form.activation.code()];
+    cuda.launch(&KERNELS, "group_norm", variant, Grid::numbers(n), &arguments);
+}

@@ -1,0 +1,110 @@
+// Numbers in few bits, made and read. X is the format of a matrix, Y that of what is read back.
+// Formats are numbered as in `cuda.rs`: 0 int8, 1 fp8 (e4m3), 2 nf4.
+
+// From the paper, as in `read.rs`.
+__constant__ float NF4[16] = {
+    -1.0f, -0.6961928f, -0.52507305f, -0.3949175f, -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
+    0.0795803f, 0.1609302f, 0.2461123f, 0.33791524f, 0.44070983f, 0.562617f, 0.72295684f, 1.0f};
+
+// Exponent and fraction moved to where f32 has them give the number times 2^-120.
+DEVICE float from_e4m3(u8 code) {
+    if ((code & 0x7f) == 0x7f) return NOT_A_NUMBER;
+    float size = __uint_as_float((u32)(code & 0x7f) << 20) * __uint_as_float((127 + 120) << 23);
+    return code & 0x80 ? -size : size;
+}
+
+// The code of the nearest e4m3 number, ties to an even code; what is larger than all becomes the largest.
+DEVICE u8 to_e4m3(float x) {
+    if (x != x) return 0x7f;
+    u8 sign = __float_as_uint(x) >> 31 ? 0x80 : 0;
+    float size = fabsf(x);
+    int low = 0, high = 0x7e;
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+        if (from_e4m3(middle) <= size) low = middle; else high = middle;
+    }
+    float below = size - from_e4m3(low), above = from_e4m3(high) - size;
+    return sign | (below > above || (below == above && low % 2 == 1) ? high : low);
+}
+
+// A row of a matrix with its scale. A block for each.
+KERNEL quantise_rows(const X* matrix, u8* codes, float* scales, u64 width, int is_fp8) {
+    u64 first = (u64)blockIdx.x * width;
+    float most = 0.0f;
+    for (u64 i = threadIdx.x; i < width; i += blockDim.x) {
+        float size = fabsf(to_f32(matrix[first + i]));
+        if (size > most) most = size;
+    }
+    float scale = block_max(most) / (is_fp8 ? 448.0f : 127.0f);
+    if (threadIdx.x == 0) scales[blockIdx.x] = scale;
+    for (u64 i = threadIdx.x; i < width; i += blockDim.x) {
+        // A row of zeros has no scale, and needs none.
+        float x = scale == 0.0f ? 0.0f : to_f32(matrix[first + i]) / scale;
+        codes[first + i] = is_fp8 ? to_e4m3(x) : (u8)(signed char)(int)rintf(x);
+    }
+}
+
+DEVICE u8 nearest_nf4(float x) {
+    u8 code = 0;
+    while (code < 15 && x > 0.5f * (NF4[code] + NF4[code + 1])) code++;
+    return code;
+}
+
+// 64 numbers with their scale. A warp for each, two numbers for each lane.
+KERNEL quantise_blocks(const X* matrix, u8* codes, float* scales, u64 blocks) {
+    u64 block = warp();
+    if (block >= blocks) return;
+    u64 at = block * 32 + lane();
+    float a = to_f32(matrix[2 * at]), b = to_f32(matrix[2 * at + 1]);
+    float most = fabsf(a) > fabsf(b) || b != b ? fabsf(a) : fabsf(b);
+    for (int step = 16; step > 0; step /= 2) most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
+    float factor = most == 0.0f ? 0.0f : 1.0f / most;
+    codes[at] = nearest_nf4(a * factor) << 4 | nearest_nf4(b * factor);
+    if (lane() == 0) scales[block] = most;
+}
+
+// The mean of all scales. One block.
+KERNEL mean_scale(const float* scales, float* mean, u64 n) {
+    double sum = 0.0;
+    for (u64 i = threadIdx.x; i < n; i += blockDim.x) sum += scales[i];
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) *mean = (float)(sum / (n ? n : 1));
+}
+
+// The distances of 256 scales from their mean, by the codebook, relative to the largest. A block for
+// each group. `book` has 256 values and then the bounds between sizes above zero.
+KERNEL quantise_scales(const float* scales, const float* mean, u8* codes, float* groups, u64 n,
+                       const float* book, int zero) {
+    u64 at = thread();
+    float distance = at < n ? scales[at] - *mean : 0.0f, size = fabsf(distance);
+    float most = block_max(size);
+    if (threadIdx.x == 0) groups[blockIdx.x] = most;
+    if (at >= n) return;
+    size /= most == 0.0f ? 1.0f : most;
+    int low = 0, high = 255;
+    while (low < high) {
+        int middle = (low + high) / 2;
+        if (book[256 + middle] < size) low = middle + 1; else high = middle;
+    }
+    int code = zero + (distance < 0.0f ? -low : low);
+    codes[at] = code < 0 ? 0 : code > 255 ? 255 : code;
+}
+
+// The numbers again. A thread for every two, which of nf4 share a byte.
+KERNEL dequantise(const u8* codes, const float* scales, const u8* block_codes, const float* groups,
+                  const float* mean, const float* book, Y* out, u64 n, u64 width, int how) {
+    u64 at = 2 * thread();
+    if (at >= n) return;
+    if (how == 2) {
+        u64 block = at / 64;
+        float scale = book[block_codes[block]] * groups[block / 256] + *mean;
+        u8 code = codes[at / 2];
+        out[at] = from_f32<Y>(scale * NF4[code >> 4]);
+        out[at + 1] = from_f32<Y>(scale * NF4[code & 15]);
+        return;
+    }
+    for (u64 i = at; i < at + 2 && i < n; i++) {
+        float x = how == 1 ? from_e4m3(codes[i]) : (float)(signed char)codes[i];
+        out[i] = from_f32<Y>(scales[i / width] * x);
+    }
+}
