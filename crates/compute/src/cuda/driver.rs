@@ -50,6 +50,9 @@ functions! {
     }
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+
 // Taken from `CUdevice_attribute`, `CUfunction_attribute` and `CUstream_flags`.
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
