@@ -89,7 +89,9 @@ impl Device {
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let engine = Engine::Cuda(Box::new(Cuda::open(index, limit_bytes, cache)?));
+        let cuda = Cuda::open(index, limit_bytes, cache)?;
+        let limit_bytes = limit_bytes.min(cuda.bytes());
+        let engine = Engine::Cuda(Box::new(cuda));
         Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
     }
 
@@ -373,7 +375,15 @@ impl Device {
             && let Err(error) = cuda.commit(state.arena.usage().extent)
         {
             state.arena.give_back(offset);
-            return Err(error);
+            let Usage { in_use, .. } = state.arena.usage();
+            // Another program has what the arena was promised.
+            return Err(match error {
+                ComputeError::Cuda { code: cuda::OUT_OF_MEMORY, .. } => {
+                    let (limit, largest_free) = (in_use, 0);
+                    ComputeError::OutOfMemory { asked: bytes, in_use, limit, largest_free, tag }
+                }
+                other => other,
+            });
         }
         state.note();
         Ok(offset)

@@ -50,6 +50,11 @@ functions! {
     }
 }
 
+/// `CUDA_ERROR_OUT_OF_MEMORY`.
+pub(crate) const OUT_OF_MEMORY: c_int = 2;
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: c_int = 100;
+
 // Taken from `CUdevice_attribute`, `CUfunction_attribute` and `CUstream_flags`.
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
@@ -137,7 +142,10 @@ impl Driver {
         let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
         let functions = Functions::find(open(&[name.to_owned()])?)?;
         // SAFETY: `cuInit` takes one flag word, which must be 0.
-        functions.check("cuInit", unsafe { (functions.cuInit)(0) })?;
+        match unsafe { (functions.cuInit)(0) } {
+            NO_DEVICE => return Err(ComputeError::CudaCard { index, count: 0 }),
+            status => functions.check("cuInit", status)?,
+        }
         let device = functions.device(index)?;
         let card = functions.card(device)?;
         let (mut context, mut stream) = (null_mut(), null_mut());

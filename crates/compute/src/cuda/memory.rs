@@ -35,6 +35,11 @@ impl Memory {
         self.start
     }
 
+    /// How far it reaches.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     /// Makes sure that there is memory up to `extent` bytes from the start.
     pub fn commit(&self, driver: &Driver, extent: usize) -> Result<()> {
         let mut pieces = self.pieces.lock().expect("nothing panics while pieces are counted");

@@ -26,6 +26,7 @@ use std::sync::{Mutex, OnceLock};
 pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
 use cudnn::{Cudnn, Plan};
 use driver::Driver;
+pub(crate) use driver::OUT_OF_MEMORY;
 pub use kernels::KernelCache;
 use kernels::Kernels;
 pub(crate) use kernels::{Source, Variant};
@@ -44,7 +45,8 @@ pub(crate) struct Cuda {
     /// None where the library is missing. Under a lock, since it is one at a time.
     cudnn: OnceLock<Option<Mutex<Planned>>>,
     memory: Memory,
-    tables: Mutex<HashMap<&'static str, u64>>,
+    /// Where each lies, and its bytes.
+    tables: Mutex<HashMap<&'static str, (u64, usize)>>,
     fault: Mutex<Option<ComputeError>>,
     driver: Driver,
 }
@@ -68,6 +70,11 @@ impl Cuda {
     /// Where the arena starts.
     pub fn start(&self) -> u64 {
         self.memory.start()
+    }
+
+    /// The most that the arena could be given.
+    pub fn bytes(&self) -> usize {
+        self.memory.bytes()
     }
 
     /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
@@ -169,23 +176,22 @@ impl Cuda {
     /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
     pub fn table(&self, name: &'static str, numbers: impl FnOnce() -> Vec<f32>) -> Argument {
         let mut tables = self.tables.lock().expect("nothing panics while a table is made");
-        let place = *tables.entry(name).or_insert_with(|| {
+        let (place, _) = *tables.entry(name).or_insert_with(|| {
             let bytes: Vec<u8> = numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
-            let place = self.make_table(&bytes);
-            place.unwrap_or_else(|error| {
+            self.make_table(&bytes).unwrap_or_else(|error| {
                 self.note(Err(error));
-                0
+                (0, 0)
             })
         });
         Argument(place)
     }
 
-    fn make_table(&self, bytes: &[u8]) -> Result<u64> {
+    fn make_table(&self, bytes: &[u8]) -> Result<(u64, usize)> {
         let size = bytes.len().next_multiple_of(self.driver.granularity()?);
         let place = self.driver.reserve(size)?;
         self.driver.map(place, size)?;
         self.driver.write(place, bytes)?;
-        Ok(place)
+        Ok((place, size))
     }
 
     /// Normal random numbers; see [`Stream::normal`].
@@ -220,6 +226,12 @@ impl Drop for Cuda {
         // The memory may still be worked in.
         let _ = self.driver.synchronise();
         self.memory.release(&self.driver);
+        if let Ok(tables) = self.tables.get_mut() {
+            for (place, bytes) in tables.values().filter(|(_, bytes)| *bytes > 0) {
+                let _ = self.driver.unmap(*place, *bytes);
+                let _ = self.driver.unreserve(*place, *bytes);
+            }
+        }
     }
 }
 
