@@ -42,8 +42,12 @@ pub struct Arguments {
     #[arg(long)]
     mode: Option<String>,
 
-    /// The highest temperature in °C, instead of the mode's [`machine.max_temp`]
-    #[arg(long, value_name = "CELSIUS")]
+    // Not as a comment, where the key would be taken for a link.
+    #[arg(
+        long,
+        value_name = "CELSIUS",
+        help = "The highest temperature in °C, instead of the mode's [machine.max_temp]"
+    )]
     max_temp: Option<f64>,
 
     #[command(flatten)]

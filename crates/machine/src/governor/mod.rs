@@ -2,8 +2,8 @@
 //! programs end it. Pure: it is told the time, what the machine feels like and what steps took; it reads
 //! nothing, sleeps never and has no thread. Whoever computes keeps to its pace.
 //!
-//! Four rules, each a small state machine that knows nothing of the others: [`memory`] sets the rung, [`heat`],
-//! [`drift`] and [`power`] each a bound on the duty, of which the lowest counts. The rules in plain
+//! Four rules, each a small state machine that knows nothing of the others: `memory` sets the rung, `heat`,
+//! `drift` and `power` each a bound on the duty, of which the lowest counts. The rules in plain
 //! words are in `docs/thermal.md`; `simulated` is the machine that they are proven on.
 
 mod cause;

@@ -104,8 +104,14 @@ impl Pacing {
         Some(self.how())
     }
 
-    /// Joules so far, and the share of the time that is known of.
-    pub fn energy(&self) -> Option<(f64, f64)> {
+    /// Joules so far, and the share of the time that is known of. Power is taken to be since the last
+    /// reading what it was then.
+    pub fn energy(&mut self) -> Option<(f64, f64)> {
+        for (at, feel) in self.sampler.iter().flat_map(Sampler::drain) {
+            self.energy.add(at, feel.watts);
+            self.feel = Some(feel);
+        }
+        self.energy.add(Instant::now(), self.feel.as_ref()?.watts);
         Some((self.energy.joules()?, self.energy.covered()))
     }
 
