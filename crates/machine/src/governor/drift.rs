@@ -102,11 +102,6 @@ impl Drift {
         self.share
     }
 
-    /// How many times as long steps take as at their best.
-    pub fn now(&self) -> f64 {
-        self.now
-    }
-
     /// Averages begin again.
     pub fn start_afresh(&mut self) {
         self.open = Took { secs: 0.0, expected_secs: 0.0 };

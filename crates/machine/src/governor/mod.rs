@@ -154,11 +154,6 @@ impl Governor {
         self.pace
     }
 
-    /// How many times as long a step takes now, its rest included, as at this machine's best.
-    pub fn slowdown(&self) -> f64 {
-        self.drift.now().max(1.0) / self.pace.duty
-    }
-
     /// The moment in our own seconds; after a gap, what was averaged before is forgotten.
     fn at(&mut self, now: Duration) -> f64 {
         let moment = self.clock.at(now, 3.0 * self.cycle_secs());

@@ -455,7 +455,6 @@ fn nonsense_is_survived() {
                     pace.rung < n_rungs.max(1) && (MIN_DUTY..=1.0).contains(&pace.duty),
                     "{pace:?}"
                 );
-                assert!(governor.slowdown() >= 1.0 && governor.slowdown().is_finite());
             }
         }
     }
