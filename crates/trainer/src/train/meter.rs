@@ -19,9 +19,12 @@ pub fn train(Bucket { width, height }: Bucket) -> String {
     format!("train {width}x{height}")
 }
 
+/// What names of measurements begin with.
+pub const VALIDATE: &str = "validate";
+
 /// A measurement on a picture of a size, as plans name it.
 pub fn validate(Bucket { width, height }: Bucket) -> String {
-    format!("validate {width}x{height}")
+    format!("{VALIDATE} {width}x{height}")
 }
 
 /// Measures one phase after the other.

@@ -248,7 +248,7 @@ fn begin<'a, 't>(
     Ok(Run {
         config,
         device,
-        pacing: pacing(config, on, (ladder.to_vec(), plan.host_bytes)),
+        pacing: pacing(config, on, plan, ladder),
         session,
         index: Arc::clone(index),
         order,
@@ -265,8 +265,12 @@ fn begin<'a, 't>(
     })
 }
 
-/// From the plan's pace on.
-fn pacing(config: &RunConfig, on: &On<'_>, ladder: (Vec<Rung>, usize)) -> Pacing {
+/// From the plan's pace on. In every way there is room to measure, which cannot be done tighter.
+fn pacing(config: &RunConfig, on: &On<'_>, plan: &Plan, ladder: &[Rung]) -> Pacing {
+    let measured = plan.phases.iter().filter(|phase| phase.name.starts_with(meter::VALIDATE));
+    let least = measured.map(|phase| phase.peak_bytes).max().unwrap_or(0);
+    let roomy = |rung: &Rung| Rung { peak_bytes: rung.peak_bytes.max(least), ..*rung };
+    let ladder = (ladder.iter().map(roomy).collect(), plan.host_bytes);
     let policy = Policy {
         mode: config.machine.mode,
         max_celsius: config.machine.max_temp,

@@ -17,7 +17,7 @@ use machine::governor::Mode;
 use machine::governor::{self, Decision, Governor, Policy, Took};
 use machine::sampler::Sampler;
 
-use super::event::{Event, Felt, Paced};
+use super::event::{self, Event, Felt, Paced};
 use super::how::How;
 use super::run::Run;
 use crate::data::Bucket;
@@ -104,15 +104,11 @@ impl Pacing {
         Some(self.how())
     }
 
-    /// Joules so far, and the share of the time that is known of. Power is taken to be since the last
-    /// reading what it was then.
-    pub fn energy(&mut self) -> Option<(f64, f64)> {
-        for (at, feel) in self.sampler.iter().flat_map(Sampler::drain) {
-            self.energy.add(at, feel.watts);
-            self.feel = Some(feel);
-        }
+    /// Energy so far. Power is taken to be since the last reading what it was then.
+    pub fn energy(&mut self) -> Option<event::Energy> {
+        self.readings();
         self.energy.add(Instant::now(), self.feel.as_ref()?.watts);
-        Some((self.energy.joules()?, self.energy.covered()))
+        Some(event::Energy { joules: self.energy.joules()?, covered: self.energy.covered() })
     }
 
     /// Seconds that were rested since this was last asked.
@@ -120,14 +116,22 @@ impl Pacing {
         std::mem::take(&mut self.rested).as_secs_f64()
     }
 
-    /// Takes in what the machine felt like since the last time.
+    /// What the machine felt like since the last time.
+    fn readings(&mut self) -> Vec<(Instant, Feel)> {
+        let readings = self.sampler.as_ref().map_or_else(Vec::new, Sampler::drain);
+        for (at, feel) in &readings {
+            self.energy.add(*at, feel.watts);
+            self.feel = Some(feel.clone());
+        }
+        readings
+    }
+
+    /// What is decided on it.
     fn feel(&mut self) -> Vec<Decision> {
         let mut decisions = Vec::new();
-        for (at, feel) in self.sampler.iter().flat_map(Sampler::drain) {
-            self.energy.add(at, feel.watts);
+        for (at, feel) in self.readings() {
             let since = at.saturating_duration_since(self.begun);
             decisions.extend(self.governor.feel(since, &feel));
-            self.feel = Some(feel);
         }
         decisions
     }
@@ -195,11 +199,13 @@ impl Run<'_, '_> {
     }
 
     /// Does what was decided, and says so.
-    fn keep_to(&mut self, decisions: Vec<Decision>) -> Result<()> {
+    pub(super) fn keep_to(&mut self, decisions: Vec<Decision>) -> Result<()> {
         for decision in decisions {
             let (from, to) = (decision.from, decision.to);
             if from.rung != to.rung {
-                self.device.set_limit(self.pacing.ladder[to.rung].peak_bytes);
+                // The plan's own way has all of the arena: pictures may take more than a step does.
+                let tighter = (to.rung > 0).then(|| self.pacing.ladder[to.rung].peak_bytes);
+                self.device.set_limit(tighter.unwrap_or(usize::MAX));
             }
             if to.rung > from.rung || (to.is_paused && !from.is_paused) {
                 self.device.trim();

@@ -11,7 +11,7 @@ use weights::WeightsError;
 
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
-use super::event::{self, End, Event, Step, Why};
+use super::event::{End, Event, Step, Why};
 use super::health::{self, Finding};
 use super::identity::Identity;
 use super::meter::{self, DRAW, Meter};
@@ -92,7 +92,6 @@ impl Run<'_, '_> {
         }
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let energy = self.pacing.energy();
-        let energy = energy.map(|(joules, covered)| event::Energy { joules, covered });
         let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
         Ok(End { step, why, secs, peak_bytes, energy })
     }

@@ -6,6 +6,7 @@
 use std::path::Path;
 use std::sync::Mutex;
 
+use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
@@ -252,6 +253,29 @@ fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
         assert!(state(run) == before && run.device.usage().in_use == in_use);
         let told = told.lock().unwrap();
         assert!(matches!(told.last(), Some((Event::Checkpoint { step: 1, .. }, _))), "{told:?}");
+    });
+}
+
+/// One that takes more memory than a step does.
+const LARGE_PICTURE: [&str; 4] =
+    ["train.batch=1", "sample.prompts=['a fox']", "sample.size=192", "sample.steps=1"];
+
+#[test]
+fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {
+    with_run(&LARGE_PICTURE, |run, _| {
+        let limit = |device: &Device| match device.alloc([1 << 40], compute::Dtype::U8) {
+            Err(compute::ComputeError::OutOfMemory { limit, .. }) => limit,
+            other => panic!("{other:?}"),
+        };
+        let whole = limit(run.device);
+        let of = |rung| Pace { rung, duty: 1.0, is_paused: false };
+        for (from, to) in [(0, 2), (2, 0)] {
+            let cause = Cause::MemoryCritical;
+            run.keep_to(vec![Decision { from: of(from), to: of(to), cause }]).unwrap();
+            let planned = if to == 0 { whole } else { run.pacing.ladder[to].peak_bytes };
+            assert_eq!(limit(run.device), planned);
+        }
+        assert!(run.pacing.ladder[0].peak_bytes < whole, "no picture takes more than a step");
     });
 }
 
