@@ -144,6 +144,7 @@ impl Pipeline {
             match component {
                 Component::Transformer => self.adapter = layers,
                 Component::TextEncoder(index) => self.encoders.set_adapter(index, layers),
+                Component::Language => unreachable!("the parts are those that were asked for"),
             }
         }
     }
