@@ -4,8 +4,13 @@
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
 //! compute it; windows of attention and mixtures of experts are not.
 
+pub mod base;
 mod forward;
+mod gguf;
+pub mod initial;
 pub mod names;
+pub mod preset;
+pub mod published;
 mod rope;
 mod written;
 

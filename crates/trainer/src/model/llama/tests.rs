@@ -1,8 +1,21 @@
-//! Settings of all families, as published files spell them.
+//! Settings of all families, as published files spell them, and models against what transformers
+//! computed.
 
+use std::path::{Path, PathBuf};
+
+use compute::ops::IGNORED;
+use compute::{Device, Dtype, Gradients, Tape, Tensor};
 use serde_json::{Value, json};
+use weights::Catalog;
+use weights::load::{Options, Wanted, floats, load};
 
+use super::base::Base;
+use super::preset::Preset;
 use super::*;
+use crate::model::adapter::Adapters;
+use crate::model::build::Precision;
+use crate::model::recompute::Recompute;
+use crate::verify::difference;
 
 /// The settings of a file, with some keys of another value.
 fn config(changes: &Value) -> Result<Config, String> {
@@ -74,4 +87,104 @@ fn what_is_not_computed_is_refused() {
     // A window that reaches all of a text, or is not in use, is none.
     config(&json!({"model_type": "mistral", "sliding_window": 256})).unwrap();
     config(&json!({"model_type": "qwen2", "sliding_window": 9})).unwrap();
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name)
+}
+
+fn recorded(name: &str, tensor: &str) -> Vec<f32> {
+    let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
+    let tensor = catalog.find(tensor).unwrap();
+    floats(&catalog, tensor, 0..tensor.count()).unwrap()
+}
+
+/// The tokens of the reference data, and for each the one after it.
+fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
+    let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
+    let mut bytes = vec![0; 2 * 24 * size_of::<i64>()];
+    let ids = catalog.find("in.input_ids").unwrap();
+    let wanted = vec![Wanted::whole(ids, weights::Dtype::I64, &mut bytes)];
+    load(&catalog, wanted, Options::default(), &|_| true).unwrap();
+    let (ids, _) = bytes.as_chunks::<8>();
+    let ids: Vec<u32> = ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect();
+    let after = |row: &[u32]| [&row[1..], &[IGNORED]].concat();
+    let targets: Vec<u32> = ids.chunks(24).flat_map(after).collect();
+    [ids, targets].map(|all| device.upload([2, 24], &all).unwrap())
+}
+
+/// Settings in GGUF files are those of the folders they were made of.
+#[test]
+fn gguf_files_have_the_settings_of_their_folders() {
+    for name in ["llama", "qwen3"] {
+        let [file, folder] =
+            [golden(&format!("{name}.gguf")), golden(name)].map(|path| Base::open(&path).unwrap());
+        let Config { bos_token_id, eos_token_ids, .. } = folder.config.clone();
+        assert_eq!(Config { bos_token_id, eos_token_ids, ..file.config.clone() }, folder.config);
+        assert_ne!(file.fingerprint().unwrap(), folder.fingerprint().unwrap());
+        assert_eq!(file.tokenizer(), Some(golden(&format!("{name}.gguf")).as_path()));
+    }
+}
+
+/// The table of a tied model has a gradient from both of its uses.
+#[test]
+fn gradients_of_the_whole_model_are_those_of_the_reference() {
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let base = Base::open(&golden("llama3")).unwrap();
+    let mut adapters = Adapters::own();
+    let plain = Precision::plain(Dtype::F32);
+    let model = base.load(&device, plain, &mut adapters, &|_| true).unwrap();
+    let [ids, targets] = tokens(&device, "llama3");
+    let names = [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.mlp.down_proj.weight",
+    ];
+    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+        let tape = Tape::training(&device, &adapters.params, 0);
+        let loss = model.loss(&tape, &ids, &targets, None, recompute).unwrap();
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients).unwrap();
+        for name in names {
+            let (_, key) = adapters.own.iter().find(|(own, _)| own == name).unwrap();
+            let expected = recorded("llama3", &format!("own_grad.{name}"));
+            let apart = difference(&expected, &gradients.get(*key).unwrap().to_f32_vec());
+            assert!(apart < 1e-5, "{name} {recompute:?}: {apart:e}");
+        }
+    }
+    let trained: usize =
+        adapters.params.values().iter().map(|value| value.shape().elements()).sum();
+    let all: usize = base.tensors().unwrap().iter().map(|want| want.shape.elements()).sum();
+    assert_eq!(trained, all);
+}
+
+#[test]
+fn a_preset_begins_with_the_numbers_of_its_seed() {
+    let begun = |seed: u64, threads: usize| {
+        let device = Device::cpu(threads, 64 << 20).unwrap();
+        let base = Base::preset(Preset::Tiny, 300, seed).unwrap();
+        let mut adapters = Adapters::own();
+        let plain = Precision::plain(Dtype::F32);
+        base.load(&device, plain, &mut adapters, &|_| true).unwrap();
+        let numbers = |end: &str| {
+            let (_, key) = adapters.own.iter().find(|(name, _)| name.ends_with(end)).unwrap();
+            adapters.params.get(*key).to_f32_vec()
+        };
+        [numbers("embed_tokens.weight"), numbers("down_proj.weight"), numbers("norm.weight")]
+    };
+    let [table, adding, norm] = begun(7, 1);
+    let deviation = |numbers: &[f32]| {
+        (numbers.iter().map(|x| f64::from(x * x)).sum::<f64>() / numbers.len() as f64).sqrt()
+    };
+    assert!((deviation(&table) / 0.02 - 1.0).abs() < 0.02, "{}", deviation(&table));
+    let expected = 0.02 / 8.0_f64.sqrt();
+    assert!((deviation(&adding) / expected - 1.0).abs() < 0.02, "{}", deviation(&adding));
+    assert!(norm.iter().all(|number| *number == 1.0));
+    assert_eq!(begun(7, 2)[0], table);
+    assert_ne!(begun(8, 1)[0], table);
+    let of = |seed| Base::preset(Preset::Tiny, 300, seed).unwrap().fingerprint().unwrap();
+    assert_eq!(of(7), of(7));
+    assert_ne!(of(7), of(8));
 }
