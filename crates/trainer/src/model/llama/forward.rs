@@ -8,6 +8,7 @@ use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_
 use compute::{Dtype, Tape, Tensor, Var};
 
 use super::Config;
+use super::cache::Cache;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Builder;
 use crate::model::layer::{Layer, Slot};
@@ -99,6 +100,20 @@ impl Llama {
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
     }
 
+    /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
+    /// the cache, and are added to it.
+    pub fn extend(&self, tape: &Tape<'_>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
+        let (first, n) = (cache.n_tokens(), ids.shape().width());
+        cache.check_room(n)?;
+        let table = self.angles(tape, first..first + n)?;
+        let mut x = self.embed(tape, ids)?;
+        for (block, held) in self.blocks.iter().zip(&mut cache.blocks) {
+            x = block.extend(tape, &x, &table, (held, first))?;
+        }
+        cache.skip_to(first + n);
+        self.normed(tape, &x)
+    }
+
     /// The logits of all tokens after each of `hidden` [.., D]: [.., vocabulary].
     pub fn logits(&self, tape: &Tape<'_>, hidden: &Var) -> Result<Var> {
         Ok(tape.linear(hidden, Linear::new(&self.head(tape)))?)
@@ -176,6 +191,27 @@ impl Block {
     /// x [S, N, D] to the same.
     fn forward(&self, tape: &Tape<'_>, x: &Var, around: &Around) -> compute::Result<Var> {
         let [q, k, v] = self.project(tape, x, &around.table)?;
+        let attended = tape.attention(&q, &k, &v, self.attention())?;
+        drop((q, k, v));
+        self.finish(tape, x, &attended)
+    }
+
+    /// The same for one sample's next tokens, whose keys and values are put after the `first` that are
+    /// held.
+    fn extend(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        table: &Tensor,
+        (held, first): (&mut [Tensor; 2], usize),
+    ) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, table)?;
+        let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
+        let mut all = |which: usize, next: &Var| {
+            held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
+            Ok::<_, compute::ComputeError>(Var::from(held[which].part(0..n).reshape([1, n, width])))
+        };
+        let (k, v) = (all(0, &k)?, all(1, &v)?);
         let attended = tape.attention(&q, &k, &v, self.attention())?;
         drop((q, k, v));
         self.finish(tape, x, &attended)
