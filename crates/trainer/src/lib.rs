@@ -15,6 +15,7 @@ pub mod optim;
 pub mod plan;
 pub mod report;
 pub mod sample;
+pub mod text;
 pub mod train;
 pub mod verify;
 pub mod workload;

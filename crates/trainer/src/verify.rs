@@ -8,13 +8,13 @@
 //! | `lora.<layer>.{A,B,M}` | an adapter: down, up, and for `DoRA` the magnitudes; alpha is twice the rank |
 //! | `lora_out.<name>` | what the model gives with it |
 //! | `target`, `target.<name>` | what an output with the adapter is compared with |
-//! | `loss` | the sum of the mean squared differences |
+//! | `loss` | the sum of the mean squared differences; of a language model, how badly it foretells its input |
 //! | `grad.<layer>.{A,B,M}` | its gradients |
 
 use std::collections::HashMap;
 use std::path::Path;
 
-use compute::ops::PatchOrder;
+use compute::ops::{IGNORED, PatchOrder};
 use compute::{Device, Dtype, Gradients, Params, Quantisation, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
@@ -28,6 +28,7 @@ use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::files::{Files, Layout, Piece, open};
 use crate::model::host::numbers;
+use crate::model::llama::{self, Llama};
 use crate::model::recompute::Recompute;
 use crate::model::sd3::{self, Sd3};
 use crate::model::vae::{self, Decoder, Encoder};
@@ -114,6 +115,11 @@ pub fn verify(question: Question<'_>, device: &Device, precision: Precision) -> 
             verifier
                 .compare(&layout.unwrap_or_else(Layout::same), |build| Sd3::new(&config, build))?
         }
+        "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM" => {
+            let config = config::read_checked(&path, llama::Config::check)?;
+            let layout = llama::names::of(&catalog, &config);
+            verifier.compare(&layout, |build| Llama::new(&config, build))?
+        }
         "CLIPTextModelWithProjection" => {
             let config = config::read_checked(&path, clip::Config::check)?;
             verifier.compare(&clip::layout(), |build| Clip::new(&config, build))?
@@ -173,6 +179,11 @@ trait Subject {
         _: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         Ok(Vec::new())
+    }
+
+    /// A loss that is no difference from a target.
+    fn loss<'m>(&'m self, _: &Tape<'m>, _: &Golden) -> Result<Option<Var>> {
+        Ok(None)
     }
 
     /// A tensor of the reference laid out as [`Self::trained`] gives it.
@@ -269,7 +280,7 @@ impl Verifier<'_> {
             let part = tape.mse(&output, &target, None, None)?;
             loss = Some(loss.map_or(Ok(part.clone()), |loss| tape.add(&loss, &part))?);
         }
-        let Some(loss) = loss else { return Ok(found) };
+        let Some(loss) = loss.or(model.loss(&tape, self.golden)?) else { return Ok(found) };
         let (_, expected) = self.golden.floats("loss")?;
         found.push(self.comparison("loss".into(), &expected, &numbers(loss.tensor())));
         let mut gradients = Gradients::default();
@@ -371,6 +382,39 @@ fn sd3_tokens<'m>(
         pooled: &golden.tensor(device, "in.pooled_projections", dtype)?,
     };
     model.forward(tape, input, recompute)
+}
+
+impl Subject for Llama {
+    const COMPONENT: Component = Component::Language;
+
+    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
+        let hidden = self.hidden(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
+        let logits = self.logits(tape, &hidden)?;
+        let of = |var: &Var| numbers(var.tensor());
+        Ok(vec![("hidden_states_last", of(&hidden)), ("logits", of(&logits))])
+    }
+
+    fn trained<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &Golden,
+        _: Dtype,
+    ) -> Result<Vec<(&'static str, Var)>> {
+        let hidden = self.hidden(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
+        Ok(vec![("logits", self.logits(tape, &hidden)?)])
+    }
+
+    /// Of every token after the first, computed twice, so that this is held against the reference too.
+    fn loss<'m>(&'m self, tape: &Tape<'m>, golden: &Golden) -> Result<Option<Var>> {
+        let ids = golden.tokens(tape.device())?;
+        let (rows, mut targets) = golden.ids("in.input_ids")?;
+        for row in targets.chunks_mut(ids.shape().width()) {
+            row.rotate_left(1);
+            row[ids.shape().width() - 1] = IGNORED;
+        }
+        let targets = tape.device().upload([rows, ids.shape().width()], &targets)?;
+        Llama::loss(self, tape, &ids, &targets, None, Recompute::Block).map(Some)
+    }
 }
 
 impl Subject for Clip {
@@ -476,6 +520,12 @@ impl Golden {
         let (numbers, _) = bytes.as_chunks::<8>();
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
         Ok((rows, numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
+    }
+
+    /// The tokens of all samples.
+    fn tokens(&self, device: &Device) -> Result<Tensor> {
+        let (rows, ids) = self.ids("in.input_ids")?;
+        Ok(device.upload([rows, ids.len() / rows.max(1)], &ids)?)
     }
 
     fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {

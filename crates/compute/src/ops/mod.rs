@@ -34,7 +34,8 @@ pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
 pub use optimizer::{
-    AdamW, Clip, Codes, Moments, Moments8, adamw, adamw_8bit, count_not_finite, ema, global_norm,
+    AdamW, Clip, Codes, Moments, Moments8, Muon, adamw, adamw_8bit, count_not_finite, ema,
+    global_norm, momentum, muon,
 };
 pub use patchify::PatchOrder;
 pub use qk_norm_rope::{Axis, Pairs, QkNormRope, Rope, rope_table};

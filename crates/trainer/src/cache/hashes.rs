@@ -19,7 +19,7 @@ use crate::error::Result;
 const TOO_YOUNG: Duration = Duration::from_secs(2);
 
 /// Checksums by path.
-pub(super) struct Hashes {
+pub(crate) struct Hashes {
     path: PathBuf,
     known: BTreeMap<String, Known>,
     is_changed: bool,
@@ -82,7 +82,7 @@ impl Hashes {
 }
 
 /// Adds a field with its length, so that no two lists of fields are the same bytes.
-pub(super) fn field(hasher: &mut Hasher, bytes: &[u8]) {
+pub(crate) fn field(hasher: &mut Hasher, bytes: &[u8]) {
     hasher.update(&(bytes.len() as u64).to_le_bytes());
     hasher.update(bytes);
 }

@@ -22,7 +22,7 @@
 //! any more, since no job knows of the others.
 
 mod encode;
-mod hashes;
+pub(crate) mod hashes;
 mod index;
 pub(crate) mod placed;
 mod select;

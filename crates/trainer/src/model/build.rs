@@ -192,10 +192,22 @@ impl<'a> Builder<'a> {
 
     fn small(&mut self, name: &str, width: usize) -> Result<Slot> {
         let vector = self.vector(name, width)?;
+        self.slot(name, vector)
+    }
+
+    /// A table of which rows are looked up or compared with, `name.weight` [rows, width], which is
+    /// never quantised, and trained if all of the model is.
+    pub fn table(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<Slot> {
+        let name = format!("{name}.weight");
+        let table = self.array(&name, sizes)?;
+        self.slot(&name, table)
+    }
+
+    fn slot(&mut self, name: &str, tensor: Var) -> Result<Slot> {
         if !self.adapters.trains_all() {
-            return Ok(Slot::Frozen(vector));
+            return Ok(Slot::Frozen(tensor));
         }
-        Ok(Slot::Trained(self.adapters.train(format!("{}{name}", self.prefix), vector)?))
+        Ok(Slot::Trained(self.adapters.train(format!("{}{name}", self.prefix), tensor)?))
     }
 
     /// An array in the model's format.

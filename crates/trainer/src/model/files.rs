@@ -6,7 +6,7 @@ use std::path::Path;
 
 use compute::{Device, Dtype, Tag, Tensor, fill_all};
 use weights::convert::encode;
-use weights::load::{Options, Wanted, load};
+use weights::load::{Options, Wanted, floats, load};
 use weights::safetensors::Entering;
 use weights::write::write_file;
 use weights::{Catalog, TensorInfo, Tick, WeightsError};
@@ -221,6 +221,24 @@ pub fn open<T>(
 ) -> Result<T> {
     let mut loaded = files.load(device, precision, tick)?;
     build(&mut Builder::new(device, precision, &mut loaded, adapters))
+}
+
+/// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
+const FIRST_NUMBERS: u64 = 64;
+
+/// What tells a model from others: names, shapes and the first numbers of its tensors, hashed. All of
+/// its numbers would take as long as loading it.
+pub fn fingerprint(catalog: &Catalog) -> Result<String> {
+    let mut hasher = blake3::Hasher::new();
+    for tensor in &catalog.tensors {
+        hasher.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
+        // Of quantised tensors only whole blocks can be read.
+        let first = FIRST_NUMBERS.next_multiple_of(tensor.encoding.numbers_per_block());
+        for number in floats(catalog, tensor, 0..tensor.count().min(first))? {
+            hasher.update(&number.to_le_bytes());
+        }
+    }
+    Ok(hasher.finalize().to_hex().to_string())
 }
 
 /// The numbers of a tensor that is to be written, by its place among all.

@@ -19,7 +19,7 @@ pub(super) enum Matrix {
     Trained(ParamKey),
 }
 
-/// A small tensor of a model.
+/// A tensor of a model that is no layer's matrix.
 pub enum Slot {
     /// As it was loaded.
     Frozen(Var),

@@ -9,6 +9,7 @@ pub mod encoder;
 pub mod files;
 pub mod host;
 pub mod layer;
+pub mod llama;
 pub mod recompute;
 pub mod sd3;
 pub mod timestep;

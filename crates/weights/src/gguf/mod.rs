@@ -10,11 +10,12 @@
 //! string: length u64, UTF-8      array: kind u32, length u64, values      all little-endian
 //! ```
 //!
-//! Left out on purpose: the data, which `blocks` turns into numbers; the entries of long
-//! arrays (vocabularies), which are counted and not kept; version 1, whose counts have 32 bits;
+//! Left out on purpose: the data, which `blocks` turns into numbers; the entries of long arrays
+//! (vocabularies), which are counted here and read by `lists`; version 1, whose counts have 32 bits;
 //! files for big-endian machines; models split over several files, of which each is read alone.
 
 pub mod blocks;
+mod lists;
 mod types;
 
 use std::collections::{BTreeMap, HashSet};
@@ -22,6 +23,7 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
+pub use self::lists::{List, lists};
 pub use self::types::BlockFormat;
 use self::types::{KINDS, Kind, OTHER_TYPES, encoding_of};
 use crate::catalog::Contents;

@@ -3,6 +3,8 @@
 //! there are few heads, several tasks share the queries of one, and their sums are added up after.
 #![allow(unsafe_code)]
 
+use std::ops::Range;
+
 use super::{Inputs, Seen, Sizes};
 use crate::backward::Slot;
 use crate::cpu::gemm::{self, Floats, Grid, Way};
@@ -137,9 +139,7 @@ impl<'a> Sums<'a> {
 
     /// Turns a row's products into weights relative to the largest so far, and brings what was
     /// summed before to the same.
-    fn weigh(&mut self, row: usize, products: &mut [f32], seen: usize, scale: f32) {
-        let (seen, unseen) = products.split_at_mut(seen);
-        unseen.fill(0.0);
+    fn weigh(&mut self, row: usize, seen: &mut [f32], scale: f32) {
         if seen.is_empty() {
             return;
         }
@@ -185,15 +185,19 @@ impl<'a> Head<'a> {
         self.grid(data, self.sizes.keys, self.sizes.kv_heads, kv_head)
     }
 
-    /// How many keys any query of a block sees.
-    fn last_seen(&self, (first, count): (usize, usize)) -> usize {
-        let queries = first..first + count;
-        queries.map(|query| self.seen.count(self.sample, query)).max().unwrap_or(0)
+    /// From the first to the last key that any query of a block sees, in blocks.
+    fn key_blocks(&self, (first, count): (usize, usize)) -> impl Iterator<Item = (usize, usize)> {
+        let each = (first..first + count).map(|query| self.seen.keys(self.sample, query));
+        let all = each.filter(|keys| !keys.is_empty());
+        let all = all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
+        all.clone().step_by(KEYS).map(move |from| (from, KEYS.min(all.end - from)))
     }
 
-    /// How many keys of the block from `from` on a query sees.
-    fn seen_of(&self, query: usize, from: usize, width: usize) -> usize {
-        self.seen.count(self.sample, query).saturating_sub(from).min(width)
+    /// Which keys of a block a query sees, counted from the block's first.
+    fn seen_of(&self, query: usize, from: usize, width: usize) -> Range<usize> {
+        let keys = self.seen.keys(self.sample, query);
+        let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(from).min(width));
+        start..end
     }
 
     /// Adds to products what the distance from the keys adds, if anything; returns the factor that
@@ -220,9 +224,7 @@ impl<'a> Head<'a> {
         let products = room.take(QUERIES * KEYS);
         let mut sums = Sums::within(&mut room, count, d);
         let q = self.of_queries(self.q).beyond(first, 0);
-        let last = self.last_seen(block);
-        for from in (0..last).step_by(KEYS) {
-            let width = KEYS.min(last - from);
+        for (from, width) in self.key_blocks(block) {
             let products = &mut products[..count * width];
             let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
             let factors = (q, k.t());
@@ -230,8 +232,10 @@ impl<'a> Head<'a> {
             self.way.gemm((count, width, d), (products, width), false, factors, room);
             for (row, products) in products.chunks_exact_mut(width).enumerate() {
                 let seen = self.seen_of(first + row, from, width);
-                let scale = self.add_relative(first + row, from, &mut products[..seen]);
-                sums.weigh(row, products, seen, scale);
+                clear_but(products, &seen);
+                let (from, products) = (from + seen.start, &mut products[seen]);
+                let scale = self.add_relative(first + row, from, products);
+                sums.weigh(row, products, scale);
             }
             let factors = (self.factor(products, width), v);
             self.way.gemm((count, d, width), (sums.out, d), true, factors, product_room);
@@ -393,9 +397,7 @@ impl Head<'_> {
         q_sums.fill(0.0);
         let [q, gradient] =
             [self.q, inputs.gradient.into()].map(|data| self.of_queries(data).beyond(first, 0));
-        let last = self.last_seen(block);
-        for from in (0..last).step_by(KEYS) {
-            let width = KEYS.min(last - from);
+        for (from, width) in self.key_blocks(block) {
             let (weights, slopes) = (&mut weights[..count * width], &mut slopes[..count * width]);
             let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
             let mut product = |size, out: (&mut [f32], usize), add, left, right| {
@@ -428,13 +430,20 @@ impl Head<'_> {
             let token = self.sample * queries + first + row;
             let denominator = denominators[token * heads + self.index];
             let seen = self.seen_of(first + row, from, width);
-            weights[seen..].fill(0.0);
-            slopes[seen..].fill(0.0);
-            let (weights, slopes) = (&mut weights[..seen], &mut slopes[..seen]);
+            clear_but(weights, &seen);
+            clear_but(slopes, &seen);
+            let (from, weights) = (from + seen.start, &mut weights[seen.clone()]);
+            let slopes = &mut slopes[seen];
             let scale = self.add_relative(first + row, from, weights);
             weigh(weights, slopes, scale, denominator, corrections[row]);
         }
     }
+}
+
+/// What is not seen has no weight.
+fn clear_but(row: &mut [f32], seen: &Range<usize>) {
+    row[..seen.start].fill(0.0);
+    row[seen.end..].fill(0.0);
 }
 
 simd! {

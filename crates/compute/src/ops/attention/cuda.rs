@@ -104,7 +104,7 @@ pub fn backward(
 struct Own<'a> {
     cuda: &'a Cuda,
     sizes: Sizes,
-    shape: [Argument; 9],
+    shape: [Argument; 10],
     inputs: Inputs<'a>,
     /// Where Σ out·gradient lies, for each query and head.
     delta: u64,
@@ -150,10 +150,11 @@ impl Own<'_> {
 }
 
 /// What all kernels are told last.
-fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument; 9] {
+fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument; 10] {
     let Sizes { queries, keys, heads, kv_heads, d, scale, .. } = sizes;
-    let (causal, lengths, relative) = (how.is_causal, how.key_lengths, how.relative);
-    arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, relative]
+    let Attention { is_causal, key_lengths, first_keys, relative, .. } = how;
+    let (causal, lengths, first) = (is_causal, key_lengths, first_keys);
+    arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, first, relative]
 }
 
 /// Rows of a block of the matrix units, its warps, and rows of what it meets at a time: forward, and

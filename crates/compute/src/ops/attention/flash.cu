@@ -21,14 +21,14 @@ struct Shape {
     u64 queries, keys, heads, kv_heads, d;
     float scale;
     int is_causal;
-    const u32* lengths;
+    const u32 *lengths, *first_keys;
     const float* relative;
 };
 
 #define SHAPE_PARAMETERS                                                                            \
     u64 queries, u64 keys, u64 heads, u64 kv_heads, u64 d, float scale, int is_causal,              \
-        const u32 *lengths, const float *relative
-#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, relative}
+        const u32 *lengths, const u32 *first_keys, const float *relative
+#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, first_keys, relative}
 
 // How many of the first keys a query sees.
 DEVICE u32 seen(const Shape& s, u64 sample, u64 query) {
@@ -36,6 +36,22 @@ DEVICE u32 seen(const Shape& s, u64 sample, u64 query) {
     if (!s.is_causal) return length;
     u64 own = s.keys - s.queries + query + 1;
     return own < length ? own : length;
+}
+
+// The first key that a query sees, if it sees any.
+DEVICE u32 first_key(const Shape& s, u64 sample, u64 query) {
+    return s.first_keys ? s.first_keys[sample * s.queries + query] : 0;
+}
+
+// The first key that any of some queries sees. All lanes of a warp ask together.
+DEVICE u32 first_of(const Shape& s, u64 sample, u64 query, u64 count) {
+    if (!s.first_keys) return 0;
+    u32 first = s.keys;
+    for (u64 i = lane(); i < count; i += 32) {
+        u32 own = first_key(s, sample, query + i);
+        first = own < first ? own : first;
+    }
+    return __reduce_min_sync(~0u, first);
 }
 
 // What is added to scale * q * k, in units of log2.
@@ -218,18 +234,21 @@ flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAM
 
     Sums sums[D / 8] = {};
     u64 query = first + warp_row + g;
-    u32 sees[2];
+    u32 from[2], sees[2];
     float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    for (int i = 0; i < 2; i++) sees[i] = query + 8 * i < queries ? seen(s, sample, query + 8 * i) : 0;
-    u32 end = seen(s, sample, first + count - 1);
+    for (int i = 0; i < 2; i++) {
+        from[i] = query + 8 * i < queries ? first_key(s, sample, query + 8 * i) : 0;
+        sees[i] = query + 8 * i < queries ? seen(s, sample, query + 8 * i) : 0;
+    }
+    u32 begin = first_of(s, sample, first, count), end = seen(s, sample, first + count - 1);
     const X *ks = k + sample * keys * kv_width + kv_head * d, *vs = v + sample * keys * kv_width + kv_head * d;
     float unit = scale * LOG2_E;
-    if (end) {
-        fetch<N>(base, ks, kv_width, keys);
-        fetch<N>(base + TILE, vs, kv_width, keys);
+    if (begin < end) {
+        fetch<N>(base, ks + begin * kv_width, kv_width, keys - begin);
+        fetch<N>(base + TILE, vs + begin * kv_width, kv_width, keys - begin);
     }
     commit();
-    for (u32 key = 0, stage = 0; key < end; key += N, stage ^= 1) {
+    for (u32 key = begin, stage = 0; key < end; key += N, stage ^= 1) {
         u32 here = base + stage * 2 * TILE, next = key + N;
         if (next < end) {
             u32 there = base + (stage ^ 1) * 2 * TILE;
@@ -241,7 +260,7 @@ flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAM
         __syncthreads();
         Sums weights[N / 8];
         products<N>(weights, left, here);
-        bool is_whole = key + N <= sees[0] && key + N <= sees[1] && !relative;
+        bool is_whole = key >= from[0] && key >= from[1] && key + N <= sees[0] && key + N <= sees[1] && !relative;
         float now[2] = {most[0], most[1]};
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
@@ -250,7 +269,8 @@ flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAM
                 float x = weights[i].c[j] * unit;
                 if (!is_whole) {
                     u32 at = key + 8 * i + 2 * t + j % 2;
-                    x = at < sees[j / 2] ? x + bias(s, head, query + j / 2 * 8, at) : -INFINITY;
+                    bool is_seen = at >= from[j / 2] && at < sees[j / 2];
+                    x = is_seen ? x + bias(s, head, query + j / 2 * 8, at) : -INFINITY;
                 }
                 weights[i].c[j] = x;
                 now[j / 2] = fmaxf(now[j / 2], x);
@@ -314,11 +334,11 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
     u32 tiles = base + 2 * OWN;
     fetch<ROWS>(base, q + own, row_width, count);
     fetch<ROWS>(base + OWN, dout + own, row_width, count);
-    u32 end = seen(s, sample, first + count - 1);
+    u32 begin = first_of(s, sample, first, count), end = seen(s, sample, first + count - 1);
     const X *ks = k + sample * keys * kv_width + kv_head * d, *vs = v + sample * keys * kv_width + kv_head * d;
-    if (end) {
-        fetch<N>(tiles, ks, kv_width, keys);
-        fetch<N>(tiles + TILE, vs, kv_width, keys);
+    if (begin < end) {
+        fetch<N>(tiles, ks + begin * kv_width, kv_width, keys - begin);
+        fetch<N>(tiles + TILE, vs + begin * kv_width, kv_width, keys - begin);
     }
     commit();
     await<0>();
@@ -331,16 +351,17 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
     }
     Sums sums[D / 8] = {};
     u64 query = first + warp_row + g;
-    u32 sees[2];
+    u32 from[2], sees[2];
     float logarithm[2], own_delta[2], unit = scale * LOG2_E;
     for (int i = 0; i < 2; i++) {
         bool is_there = query + 8 * i < queries;
         u64 at = (sample * heads + head) * queries + query + 8 * i;
+        from[i] = is_there ? first_key(s, sample, query + 8 * i) : 0;
         sees[i] = is_there ? seen(s, sample, query + 8 * i) : 0;
         logarithm[i] = is_there ? statistics[at] * LOG2_E : 0.0f;
         own_delta[i] = is_there ? delta[at] : 0.0f;
     }
-    for (u32 key = 0, stage = 0; key < end; key += N, stage ^= 1) {
+    for (u32 key = begin, stage = 0; key < end; key += N, stage ^= 1) {
         u32 here = tiles + stage * 2 * TILE, next = key + N;
         if (next < end) {
             u32 there = tiles + (stage ^ 1) * 2 * TILE;
@@ -360,7 +381,7 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
                 u32 at = key + 8 * i + 2 * t + j % 2;
                 float more = relative ? bias(s, head, query + j / 2 * 8, at) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithm[j / 2], own_delta[j / 2],
-                         at < sees[j / 2], more);
+                         at >= from[j / 2] && at < sees[j / 2], more);
             }
         }
         weigh<N>(sums, slopes, here);
@@ -377,7 +398,7 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
     constexpr u32 TILE = N * D * 2, OWN = ROWS * D * 2;
     Shape s = SHAPE;
     __shared__ float logarithms[N], deltas[N];
-    __shared__ u32 sees[N];
+    __shared__ u32 from[N], sees[N];
     u64 first = (u64)blockIdx.x * ROWS, kv_head = blockIdx.y, sample = blockIdx.z;
     u64 group = heads / kv_heads, count = keys - first < ROWS ? keys - first : ROWS;
     u64 row_width = heads * d, kv_width = kv_heads * d, own = (sample * keys + first) * kv_width + kv_head * d;
@@ -390,6 +411,12 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
         u64 last = begin * N + N - 1 < queries ? begin * N + N - 1 : queries - 1;
         if (seen(s, sample, last) > first) break;
         begin++;
+    }
+    // Nor do the last tiles, if their documents begin later.
+    while (n_tiles > begin) {
+        u64 query = (n_tiles - 1) * N, rest = queries - query;
+        if (first_of(s, sample, query, rest < N ? rest : N) < first + count) break;
+        n_tiles--;
     }
     u64 per_head = n_tiles - begin, all = per_head * group;
     auto start = [&](u64 index, u32 tile) {
@@ -423,10 +450,11 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
         if (threadIdx.x < N) {
             u64 at = query + threadIdx.x;
             bool is_there = at < queries;
-            u64 from = (sample * heads + head) * queries + at;
+            u64 row = (sample * heads + head) * queries + at;
+            from[threadIdx.x] = is_there ? first_key(s, sample, at) : 0;
             sees[threadIdx.x] = is_there ? seen(s, sample, at) : 0;
-            logarithms[threadIdx.x] = is_there ? statistics[from] * LOG2_E : 0.0f;
-            deltas[threadIdx.x] = is_there ? delta[from] : 0.0f;
+            logarithms[threadIdx.x] = is_there ? statistics[row] * LOG2_E : 0.0f;
+            deltas[threadIdx.x] = is_there ? delta[row] : 0.0f;
         }
         await<1>();
         __syncthreads();
@@ -448,7 +476,7 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
                 u32 column = 8 * i + 2 * t + j % 2, own_key = key + j / 2 * 8;
                 float more = relative ? bias(s, head, query + column, own_key) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithms[column], deltas[column],
-                         own_key < sees[column], more);
+                         own_key >= from[column] && own_key < sees[column], more);
             }
         }
         weigh<N>(v_sums, weights, here + TILE);

@@ -13,7 +13,8 @@ pub const WORKSPACE: usize = 1 << 16;
 
 /// Whether it could be done by the library, were it there.
 pub fn is_fit(sizes: Sizes, how: Attention<'_>) -> bool {
-    let is_plain = !how.is_causal && how.key_lengths.is_none() && how.relative.is_none();
+    let is_all_seen = !how.is_causal && how.key_lengths.is_none() && how.first_keys.is_none();
+    let is_plain = is_all_seen && how.relative.is_none();
     let is_some = sizes.samples * sizes.queries * sizes.keys > 0;
     let is_wide = sizes.dtype != Dtype::F32 && [64, 128].contains(&sizes.d);
     is_plain && is_some && is_wide && sizes.heads == sizes.kv_heads

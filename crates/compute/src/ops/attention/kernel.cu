@@ -13,7 +13,7 @@ struct Shape {
     u64 queries, keys, heads, kv_heads, d;
     float scale;
     int is_causal;
-    const u32* lengths;
+    const u32 *lengths, *first_keys;
     const float* relative;
 };
 
@@ -23,6 +23,22 @@ DEVICE u64 seen(const Shape& s, u64 sample, u64 query) {
     if (!s.is_causal) return length;
     u64 own = s.keys - s.queries + query + 1;
     return own < length ? own : length;
+}
+
+// The first key that a query sees, if it sees any.
+DEVICE u32 first_key(const Shape& s, u64 sample, u64 query) {
+    return s.first_keys ? s.first_keys[sample * s.queries + query] : 0;
+}
+
+// The first key that any of some queries sees. All lanes of a warp ask together.
+DEVICE u32 first_of(const Shape& s, u64 sample, u64 query, u64 count) {
+    if (!s.first_keys) return 0;
+    u32 first = s.keys;
+    for (u64 i = lane(); i < count; i += 32) {
+        u32 own = first_key(s, sample, query + i);
+        first = own < first ? own : first;
+    }
+    return __reduce_min_sync(~0u, first);
 }
 
 // Up to T rows of a head as f32; rows that are not there are zeros.
@@ -68,8 +84,8 @@ DEVICE float bias(const Shape& s, u64 head, u64 query, u64 key) {
 
 #define SHAPE_PARAMETERS                                                                            \
     u64 queries, u64 keys, u64 heads, u64 kv_heads, u64 d, float scale, int is_causal,              \
-        const u32 *lengths, const float *relative
-#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, relative}
+        const u32 *lengths, const u32 *first_keys, const float *relative
+#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, first_keys, relative}
 
 extern __shared__ float shared[];
 
@@ -85,7 +101,7 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
     clear_rows(sums, d);
     if (threadIdx.x < T) { most[threadIdx.x] = -INFINITY; total[threadIdx.x] = 0.0f; }
     u64 end = seen(s, sample, first + count - 1);
-    for (u64 key = 0; key < end; key += T) {
+    for (u64 key = first_of(s, sample, first, count); key < end; key += T) {
         u64 n = keys - key < T ? keys - key : T, at = (sample * keys + key) * kv_width + kv_head * d;
         __syncthreads();
         load_rows(k + at, kv_width, n, d, ks);
@@ -97,17 +113,18 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
         if (threadIdx.x < T) {
             u32 row = threadIdx.x;
             u64 query = first + row, sees = row < count ? seen(s, sample, query) : 0;
+            u64 from = row < count ? first_key(s, sample, query) : 0;
             float before = most[row], now = before, sum = 0.0f;
             for (u64 i = 0; i < T; i++) {
                 float x = -INFINITY;
-                if (key + i < sees) x = scale * products[row][i] + bias(s, head, query, key + i);
+                if (key + i >= from && key + i < sees) x = scale * products[row][i] + bias(s, head, query, key + i);
                 products[row][i] = x;
                 now = larger(now, x);
             }
             float center = now == -INFINITY ? 0.0f : now;
             for (int i = 0; i < T; i++) {
                 float weight = expf(products[row][i] - center);
-                products[row][i] = key + i < sees ? weight : 0.0f;
+                products[row][i] = key + i >= from && key + i < sees ? weight : 0.0f;
                 sum += products[row][i];
             }
             old[row] = expf(before - center);
@@ -151,9 +168,10 @@ DEVICE void slopes(const Shape& s, u64 sample, u64 head, u64 query, u64 key, u64
     u32 row = threadIdx.x / PER_ROW;
     u64 at = (sample * s.heads + head) * s.queries + query + row;
     u64 sees = row < count ? seen(s, sample, query + row) : 0;
+    u64 from = row < count ? first_key(s, sample, query + row) : 0;
     for (u32 i = threadIdx.x % PER_ROW; i < T; i += PER_ROW) {
         float weight = 0.0f, slope = 0.0f;
-        if (key + i < sees) {
+        if (key + i >= from && key + i < sees) {
             float x = s.scale * weights[row][i] + bias(s, head, query + row, key + i);
             weight = expf(x - statistics[at]);
             slope = weight * (products[row][i] - delta[at]) * s.scale;
@@ -177,7 +195,7 @@ KERNEL attention_dq(const X* q, const X* k, const X* v, const X* dout, const flo
     load_rows(dout + own, row_width, count, d, ds);
     clear_rows(sums, d);
     u64 end = seen(s, sample, first + count - 1);
-    for (u64 key = 0; key < end; key += T) {
+    for (u64 key = first_of(s, sample, first, count); key < end; key += T) {
         u64 n = keys - key < T ? keys - key : T, at = (sample * keys + key) * kv_width + kv_head * d;
         __syncthreads();
         load_rows(k + at, kv_width, n, d, ks);
@@ -218,6 +236,7 @@ KERNEL attention_dkv(const X* q, const X* k, const X* v, const X* dout, const fl
             u64 count = queries - first < T ? queries - first : T;
             // The last of the queries sees the most.
             if (seen(s, sample, first + count - 1) <= key) continue;
+            if (first_of(s, sample, first, count) >= key + n) continue;
             u64 at = (sample * queries + first) * row_width + head * d;
             __syncthreads();
             load_rows(q + at, row_width, count, d, qs);

@@ -4,18 +4,24 @@
 //!
 //! q is [samples, queries, heads·d], k and v are [samples, keys, kv heads·d] as they come out of
 //! linear layers; several query heads may share one of k and v. A query sees the first keys of its
-//! sample up to the sample's length and, if causal, up to its own place counted from the end. One
+//! sample up to the sample's length and, if causal, up to its own place counted from the end; of
+//! these, if documents are packed into one sample, those from its own document's first on. One
 //! that sees no key gives zeros. A number per head and distance from query to key may be added to
 //! scale·q·kᵀ (Raffel et al., "T5", arXiv 1910.10683, section 2.1).
 //!
 //! Kept for backward: q, k, v, the result, and one number per query and head, the logarithm of the
 //! softmax's denominator.
+//!
+//! Blocks of keys that no query of a block sees are skipped. Work is counted as if none were, since
+//! what is seen is data, and a plan has none.
 
 mod cpu;
 mod cuda;
 mod fused;
 #[cfg(test)]
 mod tests;
+
+use std::ops::Range;
 
 use crate::backward::Backward;
 use crate::device::{Engine, Kind};
@@ -37,6 +43,8 @@ pub struct Attention<'a> {
     pub is_causal: bool,
     /// How many keys of each sample count, u32 `[samples]`; all if not given.
     pub key_lengths: Option<&'a Tensor>,
+    /// The first key that each query sees, u32 `[samples, queries]`; the sample's first if not given.
+    pub first_keys: Option<&'a Tensor>,
     /// What is added to scale·q·k by the distance of key and query, f32
     /// [heads, queries + keys - 1]: the number at key - query + queries - 1. Frozen, and finite.
     pub relative: Option<&'a Tensor>,
@@ -52,6 +60,7 @@ impl Attention<'_> {
             scale,
             is_causal: false,
             key_lengths: None,
+            first_keys: None,
             relative: None,
         }
     }
@@ -95,8 +104,9 @@ impl Tape<'_> {
             out: self.keep(&result),
             denominators,
             key_lengths: how.key_lengths.cloned(),
+            first_keys: how.first_keys.cloned(),
             relative: how.relative.cloned(),
-            how: Attention { key_lengths: None, relative: None, ..how },
+            how: Attention { key_lengths: None, first_keys: None, relative: None, ..how },
             sizes,
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
@@ -155,13 +165,12 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
     let expected = format!("at most the number of keys, {keys}, when causal");
     op.expect_range("number of queries", &queries, is_fit, &expected)?;
     if let Some(lengths) = how.key_lengths {
-        op.expect_dtype("key lengths", lengths, Dtype::U32)?;
         op.expect_shape("key lengths", lengths, [samples])?;
-        if op.has_data() {
-            let most = lengths.indices().iter().copied().max().unwrap_or(0);
-            let expected = format!("at most the number of keys, {keys}");
-            op.expect_range("key length", &most, most as usize <= keys, &expected)?;
-        }
+        check_bounds(op, ["key lengths", "key length"], lengths, keys)?;
+    }
+    if let Some(first) = how.first_keys {
+        op.expect_shape("first keys", first, [samples, queries])?;
+        check_bounds(op, ["first keys", "first key"], first, keys)?;
     }
     if let Some(relative) = how.relative {
         let distances = (queries + keys).saturating_sub(1);
@@ -172,25 +181,47 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
     Ok(Sizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
 }
 
-/// Which keys a query sees, always the first so many, and what is added to its products with them.
+/// Numbers of keys, none of which is more than there are.
+fn check_bounds(
+    op: &Op<'_>,
+    [all, one]: [&'static str; 2],
+    bounds: &Tensor,
+    keys: usize,
+) -> Result<()> {
+    op.expect_dtype(all, bounds, Dtype::U32)?;
+    if !op.has_data() {
+        return Ok(());
+    }
+    let most = bounds.indices().iter().copied().max().unwrap_or(0);
+    let expected = format!("at most the number of keys, {keys}");
+    op.expect_range(one, &most, most as usize <= keys, &expected)
+}
+
+/// Which keys a query sees, always some in a row, and what is added to its products with them.
 struct Seen<'a> {
     sizes: Sizes,
     is_causal: bool,
     key_lengths: Option<&'a [u32]>,
+    first_keys: Option<&'a [u32]>,
     relative: Option<&'a [f32]>,
 }
 
 impl<'a> Seen<'a> {
     fn new(sizes: Sizes, how: Attention<'a>) -> Self {
-        let key_lengths = how.key_lengths.map(Tensor::data::<u32>);
+        let [key_lengths, first_keys] =
+            [how.key_lengths, how.first_keys].map(|bounds| bounds.map(Tensor::data::<u32>));
         let relative = how.relative.map(Tensor::data::<f32>);
-        Self { sizes, is_causal: how.is_causal, key_lengths, relative }
+        Self { sizes, is_causal: how.is_causal, key_lengths, first_keys, relative }
     }
 
-    fn count(&self, sample: usize, query: usize) -> usize {
-        let length = self.key_lengths.map_or(self.sizes.keys, |all| all[sample] as usize);
-        let before = self.sizes.keys - self.sizes.queries.min(self.sizes.keys);
-        if self.is_causal { length.min(before + query + 1) } else { length }
+    /// The keys that a query sees; empty if there are none.
+    fn keys(&self, sample: usize, query: usize) -> Range<usize> {
+        let Sizes { queries, keys, .. } = self.sizes;
+        let length = self.key_lengths.map_or(keys, |all| all[sample] as usize);
+        let before = keys - queries.min(keys);
+        let end = if self.is_causal { length.min(before + query + 1) } else { length };
+        let first = self.first_keys.map_or(0, |all| all[sample * queries + query] as usize);
+        first.min(end)..end
     }
 
     /// What is added to a query's products with `count` keys from `from` on.
@@ -218,6 +249,7 @@ struct Record {
     out: Kept,
     denominators: Tensor,
     key_lengths: Option<Tensor>,
+    first_keys: Option<Tensor>,
     relative: Option<Tensor>,
     how: Attention<'static>,
     sizes: Sizes,
@@ -225,8 +257,12 @@ struct Record {
 
 impl Record {
     fn how(&self) -> Attention<'_> {
-        let (key_lengths, relative) = (self.key_lengths.as_ref(), self.relative.as_ref());
-        Attention { key_lengths, relative, ..self.how }
+        Attention {
+            key_lengths: self.key_lengths.as_ref(),
+            first_keys: self.first_keys.as_ref(),
+            relative: self.relative.as_ref(),
+            ..self.how
+        }
     }
 
     fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {

@@ -1,4 +1,4 @@
-//! Attention against its formula: full, causal, grouped, ragged, and with distances that count.
+//! Attention against its formula: full, causal, grouped, ragged, packed, and with distances that count.
 
 use super::Attention;
 use crate::testing::{Dual, Input, check, check_card, device, for_random_sizes, upload};
@@ -14,6 +14,8 @@ struct Case {
     d: usize,
     is_causal: bool,
     lengths: Option<&'static [u32]>,
+    /// The first key that a query of a sample sees.
+    first: Option<fn(usize, usize) -> u32>,
     is_relative: bool,
 }
 
@@ -26,8 +28,20 @@ const CASE: Case = Case {
     d: 3,
     is_causal: false,
     lengths: None,
+    first: None,
     is_relative: false,
 };
+
+/// Where the document of a query begins: documents of three tokens.
+fn threes(_: usize, query: usize) -> u32 {
+    query as u32 / 3 * 3
+}
+
+/// Documents of 7 tokens, and of 30 in the second sample.
+fn sevens_and_thirties(sample: usize, query: usize) -> u32 {
+    let length = [7, 30][sample];
+    query as u32 / length * length
+}
 
 impl Case {
     fn inputs(self) -> [Input; 3] {
@@ -47,19 +61,27 @@ impl Case {
     fn run(self, tape: &Tape<'_>, v: &[Var]) -> crate::Result<Var> {
         let lengths = self.lengths.map(|all| tape.device().upload([all.len()], all).unwrap());
         let relative = self.relative().map(|all| upload(tape.device(), &all, Dtype::F32));
+        let first = self.first.map(|first| {
+            let of = |token| first(token / self.queries, token % self.queries);
+            let all: Vec<u32> = (0..self.samples * self.queries).map(of).collect();
+            tape.device().upload([self.samples, self.queries], &all).unwrap()
+        });
         let how = Attention {
             n_kv_heads: self.kv_heads,
             is_causal: self.is_causal,
             key_lengths: lengths.as_ref(),
+            first_keys: first.as_ref(),
             relative: relative.as_ref(),
             ..Attention::full(self.heads, self.d)
         };
         tape.attention(&v[0], &v[1], &v[2], how)
     }
 
-    fn seen(self, sample: usize, query: usize) -> usize {
+    fn is_seen(self, sample: usize, query: usize, key: usize) -> bool {
         let length = self.lengths.map_or(self.keys, |all| all[sample] as usize);
-        if self.is_causal { length.min(self.keys - self.queries + query + 1) } else { length }
+        let first = self.first.map_or(0, |first| first(sample, query) as usize);
+        let is_past = key + self.queries <= self.keys + query;
+        first <= key && key < length && (is_past || !self.is_causal)
     }
 
     fn exact(self, v: &[Vec<Dual>]) -> Vec<Dual> {
@@ -76,8 +98,11 @@ impl Case {
                 let kv = |of: &[Dual], key| {
                     row(of, sample * keys + key, kv_heads, head * kv_heads / heads)
                 };
-                let weights: Vec<Dual> = (0..self.seen(sample, query))
+                let weights: Vec<Dual> = (0..keys)
                     .map(|key| {
+                        if !self.is_seen(sample, query, key) {
+                            return Dual::default();
+                        }
                         let k = kv(&v[1], key);
                         let product: Dual = q.iter().zip(k).map(|(q, k)| *q * k).sum();
                         let place = head * (queries + keys - 1) + key + queries - 1 - query;
@@ -86,6 +111,8 @@ impl Case {
                     })
                     .collect();
                 let total: Dual = weights.iter().copied().sum();
+                // Of no weights at all, zeros.
+                let total = if total.value == 0.0 { 1.0.into() } else { total };
                 out.extend((0..d).map(|column| {
                     let sum = weights
                         .iter()
@@ -131,6 +158,47 @@ fn samples_have_lengths_of_their_own() {
 }
 
 #[test]
+fn documents_do_not_see_each_other() {
+    let packed = Case { queries: 7, keys: 7, is_causal: true, first: Some(threes), ..CASE };
+    packed.check();
+    Case { samples: 1, heads: 4, kv_heads: 2, d: 2, ..packed }.check();
+    Case { lengths: Some(&[7, 4]), is_relative: true, ..packed }.check();
+    Case { is_causal: false, keys: 8, ..packed }.check();
+    // In any order, and beyond what is there to be seen.
+    let first: fn(usize, usize) -> u32 = |sample, query| [[3, 0, 2], [4, 1, 0]][sample][query];
+    Case { first: Some(first), ..CASE }.check();
+    Case { first: Some(first), is_causal: true, ..CASE }.check();
+}
+
+#[test]
+fn packed_documents_are_as_they_are_apart() {
+    let (device, params) = (device(), Params::default());
+    let tape = Tape::inference(&device, &params, 0);
+    // Of more than a block, and less; in tests a block has 8 queries and 16 keys.
+    let (n_tokens, width, lengths) = (60, 4, [5, 21, 1, 33]);
+    let inputs = [1, 2, 3].map(|seed| Input::normal([1, n_tokens, width], seed));
+    let how = Attention { is_causal: true, ..Attention::full(2, 2) };
+    let of = |from: usize, count: usize, how| {
+        let [q, k, v] = inputs.each_ref().map(|all| {
+            let part = &all.values[from * width..][..count * width];
+            Var::from(device.upload([1, count, width], part).unwrap())
+        });
+        tape.attention(&q, &k, &v, how).unwrap().tensor().to_vec::<f32>()
+    };
+    let (mut first_keys, mut apart) = (Vec::new(), Vec::new());
+    for length in lengths {
+        let from = first_keys.len();
+        first_keys.extend(vec![from as u32; length]);
+        apart.extend(of(from, length, how));
+    }
+    let first_keys = device.upload([1, n_tokens], &first_keys).unwrap();
+    let packed = of(0, n_tokens, Attention { first_keys: Some(&first_keys), ..how });
+    let largest = packed.iter().zip(&apart).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest < 1e-6, "{largest}");
+    assert!(packed != of(0, n_tokens, how));
+}
+
+#[test]
 fn distances_count() {
     let case = Case { is_relative: true, ..CASE };
     case.check();
@@ -147,7 +215,8 @@ fn random_sizes_and_masks() {
         let lengths = lengths.map(|all| &all[..samples]).filter(|_| keys > 1);
         let (heads, kv_heads) = (kv * group, kv);
         let is_relative = mask == 1 || mask == 4;
-        Case { samples, queries, keys, heads, kv_heads, d, is_causal, lengths, is_relative }
+        let first = if queries > 2 { Some(threes as fn(usize, usize) -> u32) } else { None };
+        Case { samples, queries, keys, heads, kv_heads, d, is_causal, lengths, first, is_relative }
             .check();
     });
 }
@@ -184,6 +253,8 @@ fn more_tokens_than_a_block() {
         Case { is_causal: true, ..how },
         relative,
         Case { is_causal: true, lengths: Some(&[41]), ..relative },
+        Case { first: Some(|_, query| query as u32 / 5 * 16), ..relative },
+        Case { first: Some(|_, query| query as u32 / 9 * 18), is_causal: true, ..how },
     ] {
         let inputs = [
             Input::normal([1, queries * how.heads, d], 1).frozen(),
@@ -289,6 +360,16 @@ fn what_does_not_fit_is_said() {
         said(Attention { key_lengths: Some(&lengths), ..full }, &k, &k),
         "attention: key length is 6, expected at most the number of keys, 5"
     );
+    let first = device.upload([1, 3], &[0u32, 6, 1]).unwrap();
+    assert_eq!(
+        said(Attention { first_keys: Some(&first), ..full }, &k, &k),
+        "attention: first key is 6, expected at most the number of keys, 5"
+    );
+    let first = device.upload([3], &[0u32; 3]).unwrap();
+    assert_eq!(
+        said(Attention { first_keys: Some(&first), ..full }, &k, &k),
+        "attention: first keys has shape [3], expected [1, 3]"
+    );
     let relative = device.zeros([2, 8], Dtype::F32).unwrap();
     assert_eq!(
         said(Attention { relative: Some(&relative), ..full }, &k, &k),
@@ -314,6 +395,9 @@ fn a_card_agrees_with_the_processor_on_wide_heads() {
         Case { d: 64, lengths: Some(&[300, 77]), ..grouped },
         Case { is_relative: true, lengths: Some(&[0, 200]), ..wide },
         Case { is_relative: true, d: 128, ..wide },
+        Case { is_causal: true, first: Some(sevens_and_thirties), ..wide },
+        Case { first: Some(sevens_and_thirties), lengths: Some(&[300, 77]), ..grouped },
+        Case { d: 40, first: Some(threes), is_causal: true, ..wide },
     ];
     for case in cases {
         check_card(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));

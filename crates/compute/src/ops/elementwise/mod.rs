@@ -42,12 +42,7 @@ impl Tape<'_> {
         let op = self.begin("scale");
         let dtype = op.expect_real("x", x.tensor())?;
         let mut y = op.alloc(x.shape(), dtype)?;
-        op.count(x.shape().elements(), &[x.tensor(), &y]);
-        match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::scale(engine, x.tensor(), factor, &mut y),
-            Engine::Cuda(engine) => cuda::scale(engine, x.tensor(), factor, &mut y),
-        }
+        scale(op.place, x.tensor(), factor, &mut y);
         let result = op.result(y);
         if !self.tracks(&[x]) {
             return Ok(result);
@@ -55,12 +50,7 @@ impl Tape<'_> {
         let source = x.source();
         Ok(self.record(result, move |back, gradient| {
             let mut scaled = back.place.alloc(gradient.shape(), gradient.dtype())?;
-            back.place.count("scale", gradient.shape().elements(), &[&gradient, &scaled]);
-            match back.place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => cpu::scale(engine, &gradient, factor, &mut scaled),
-                Engine::Cuda(engine) => cuda::scale(engine, &gradient, factor, &mut scaled),
-            }
+            scale(back.place, &gradient, factor, &mut scaled);
             back.pass(source, scaled)
         }))
     }
@@ -183,6 +173,16 @@ fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
         Engine::Cuda(engine) => cuda::accumulate(engine, x, y, false),
+    }
+}
+
+/// y = factor · x, both of one format.
+pub(super) fn scale(place: Place<'_>, x: &Tensor, factor: f32, y: &mut Tensor) {
+    place.count("scale", x.shape().elements(), &[x, y]);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::scale(engine, x, factor, y),
+        Engine::Cuda(engine) => cuda::scale(engine, x, factor, y),
     }
 }
 

@@ -133,6 +133,17 @@ impl<'a> MatMul<'a> {
         place.count_call(&Call { formats, ..Call::new(kernel, flops, &tensors) });
     }
 
+    /// Asks for the memory that it takes, and gives it back.
+    pub fn reserve(&self, place: Place<'_>) -> Result<()> {
+        let (n, dtype) = match place.device.kind() {
+            Kind::Cpu { threads, has_tiles } => {
+                (cpu::Plan::new(self, threads, has_tiles).floats(), Dtype::F32)
+            }
+            Kind::Cuda { .. } => (cuda::bytes(self), Dtype::U8),
+        };
+        place.workspace([n], dtype).map(drop)
+    }
+
     /// Computes it.
     pub fn run(self, place: Place<'_>) -> Result<()> {
         let (rows, columns) = (self.rows(), self.columns());

@@ -5,6 +5,7 @@
 //! m ← β₁·m + (1 - β₁)·g,  v ← β₂·v + (1 - β₂)·g²
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
+use super::gradients::check_clip;
 use super::{Clip, cpu, cuda, expect_unshared};
 use crate::device::Engine;
 use crate::op::Op;
@@ -103,10 +104,7 @@ pub(super) fn check(
         op.expect_range(what, &count, is_fit, "one for each parameter")?;
     }
     check_settings(op, step)?;
-    if let Some(clip) = clip {
-        op.expect("norm", &clip.norm, Dtype::F32, [].into())?;
-        op.expect_range("norm to clip to", &clip.max, clip.max >= 0.0, "0 or more")?;
-    }
+    check_clip(op, clip)?;
     for (index, (param, gradient)) in params.iter().zip(gradients).enumerate() {
         op.expect("parameter", param, Dtype::F32, param.shape())?;
         expect_unshared(index, param)?;

@@ -5,11 +5,12 @@ use rayon::prelude::*;
 
 use super::adamw::Update;
 use super::eight_bit::BLOCK;
-use super::{AdamW, Clip, Codes, Moments, Moments8};
+use super::muon::LEAST_NORM;
+use super::{AdamW, Clip, Codes, Moments, Moments8, Muon};
 use crate::Tensor;
 use crate::codebook::Codebook;
 use crate::cpu::Cpu;
-use crate::cpu::rows::max;
+use crate::cpu::rows::{LANES, max};
 use crate::cpu::simd::simd;
 use crate::cpu::sums::moments;
 use crate::dtype::{Real, with_real};
@@ -24,7 +25,7 @@ pub fn adamw(
     state: &mut [Moments],
     (step, clip): (AdamW, Option<&Clip>),
 ) {
-    let Some(scale) = scale(step, clip) else { return };
+    let Some(scale) = scale(step.scale, clip) else { return };
     let update = Update::new(step, scale);
     let tensors = params.iter_mut().zip(gradients).zip(state);
     let tensors: Vec<_> = tensors
@@ -45,10 +46,10 @@ pub fn adamw(
 }
 
 /// What gradients are multiplied by; none if the step is not to be made.
-fn scale(step: AdamW, clip: Option<&Clip>) -> Option<f32> {
-    let Some(Clip { norm, max }) = clip else { return Some(step.scale) };
-    let norm = step.scale * norm.data::<f32>()[0];
-    norm.is_finite().then(|| step.scale * (max / (norm + 1e-6)).min(1.0))
+fn scale(own: f32, clip: Option<&Clip>) -> Option<f32> {
+    let Some(Clip { norm, max }) = clip else { return Some(own) };
+    let norm = own * norm.data::<f32>()[0];
+    norm.is_finite().then(|| own * (max / (norm + 1e-6)).min(1.0))
 }
 
 pub fn adamw_8bit(
@@ -58,7 +59,7 @@ pub fn adamw_8bit(
     state: &mut [Moments8],
     (step, clip): (AdamW, Option<&Clip>),
 ) {
-    let Some(scale) = scale(step, clip) else { return };
+    let Some(scale) = scale(step.scale, clip) else { return };
     let update = Update::new(step, scale);
     let books = (Codebook::signed(), Codebook::unsigned());
     let tensors = params.iter_mut().zip(gradients).zip(state);
@@ -116,6 +117,49 @@ fn largest_size(numbers: &[f32]) -> f32 {
     max(&sizes)
 }
 
+/// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
+pub fn direction(
+    cpu: &Cpu,
+    gradient: &Tensor,
+    mean: &mut Tensor,
+    (how, clip): (Muon, Option<&Clip>),
+    x: &mut Tensor,
+) {
+    let Some(scale) = scale(how.scale, clip) else { return };
+    let (gradient, mean) = (gradient.data::<f32>(), mean.data_mut::<f32>());
+    let blocks = mean.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN));
+    let squares: Vec<f64> = cpu.run(|| {
+        blocks.map(|(mean, gradient)| move_mean(mean, gradient, scale, how.momentum)).collect()
+    });
+    let norm = squares.iter().sum::<f64>().sqrt() as f32;
+    let inverse = 1.0 / norm.max(LEAST_NORM);
+    let mean = &*mean;
+    with_real!(x.dtype(), T => {
+        cpu.rows(x.data_mut::<T>(), 1, |first, x| {
+            for (x, (mean, gradient)) in x.iter_mut().zip(mean[first..].iter().zip(&gradient[first..])) {
+                let gradient = scale * gradient;
+                *x = T::from_f32((gradient + (mean - gradient) * how.momentum) * inverse);
+            }
+        });
+    });
+}
+
+/// Moves a matrix along X.
+pub fn follow(cpu: &Cpu, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Option<&Clip>)) {
+    if scale(how.scale, clip).is_none() {
+        return;
+    }
+    let (remains, rate) = how.lengths(param.shape());
+    with_real!(x.dtype(), T => {
+        let x = x.data::<T>();
+        cpu.rows(param.data_mut::<f32>(), 1, |first, param| {
+            for (param, x) in param.iter_mut().zip(&x[first..]) {
+                *param = *param * remains - rate * x.to_f32();
+            }
+        });
+    });
+}
+
 pub fn global_norm(cpu: &Cpu, gradients: &[&Tensor], norm: &mut Tensor) {
     let squares: Vec<f64> = cpu.run(|| {
         let squares = |gradient: &&Tensor| moments(gradient.data::<f32>(), 0.0)[1];
@@ -139,6 +183,20 @@ simd! {
     fn not_finite<T: Real>(numbers: &[T]) -> u64 {
         let count: u32 = numbers.iter().map(|number| u32::from(!number.to_f32().is_finite())).sum();
         u64::from(count)
+    }
+
+    /// Moves some of the mean on; returns the sum of the squares of the direction there.
+    fn move_mean(mean: &mut [f32], gradient: &[f32], scale: f32, momentum: f32) -> f64 {
+        let mut squares = [0.0; LANES];
+        for (means, gradients) in mean.chunks_mut(LANES).zip(gradient.chunks(LANES)) {
+            for ((mean, gradient), square) in means.iter_mut().zip(gradients).zip(&mut squares) {
+                let gradient = scale * gradient;
+                *mean += (gradient - *mean) * (1.0 - momentum);
+                let direction = gradient + (*mean - gradient) * momentum;
+                *square += f64::from(direction) * f64::from(direction);
+            }
+        }
+        squares.iter().sum()
     }
 
     fn adamw_block(

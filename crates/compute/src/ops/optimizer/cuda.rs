@@ -2,7 +2,8 @@
 
 use super::adamw::Update;
 use super::eight_bit::BLOCK;
-use super::{AdamW, Clip, Moments, Moments8};
+use super::muon::LEAST_NORM;
+use super::{AdamW, Clip, Moments, Moments8, Muon};
 use crate::Tensor;
 use crate::codebook::Codebook;
 use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments};
@@ -63,11 +64,51 @@ pub fn adamw_8bit(
     }
 }
 
-/// What kernels that make a step are told last.
+/// Floats of workspace of [`direction`]: partial sums in f64, then the norm.
+pub fn squares_floats(n: usize) -> usize {
+    2 * n.div_ceil(SHARE) + 1
+}
+
+/// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
+pub fn direction(
+    cuda: &Cuda,
+    gradient: &Tensor,
+    mean: &mut Tensor,
+    (how, clip): (Muon, Option<&Clip>),
+    squares: &mut Tensor,
+    x: &mut Tensor,
+) {
+    let n = gradient.shape().elements();
+    let (blocks, partial) = (n.div_ceil(SHARE), squares.address_mut());
+    let norm = partial + (blocks * size_of::<f64>()) as u64;
+    let rest = [&clip_arguments(clip)[..], &arguments![how.scale, how.momentum]].concat();
+    let arguments = [&arguments![gradient, &mut *mean, partial, n, SHARE][..], &rest].concat();
+    cuda.launch(&KERNELS, "move_mean", Variant::of(&[]), Grid::blocks(blocks), &arguments);
+    let arguments = arguments![partial, blocks, norm];
+    cuda.launch(&KERNELS, "root", Variant::of(&[]), Grid::blocks(1), &arguments);
+    let variant = Variant::of(&[x.dtype()]);
+    let arguments = [&arguments![gradient, &*mean, norm, x, n, LEAST_NORM][..], &rest].concat();
+    cuda.launch(&KERNELS, "direction", variant, Grid::numbers(n), &arguments);
+}
+
+/// Moves a matrix along X.
+pub fn follow(cuda: &Cuda, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Option<&Clip>)) {
+    let (n, (remains, rate)) = (param.shape().elements(), how.lengths(param.shape()));
+    let numbers = arguments![how.scale, remains, rate];
+    let arguments = [&arguments![param, x, n][..], &clip_arguments(clip), &numbers].concat();
+    cuda.launch(&KERNELS, "follow", Variant::of(&[x.dtype()]), Grid::numbers(n), &arguments);
+}
+
+/// The norm of all gradients, and the longest that is left as it is.
+fn clip_arguments(clip: Option<&Clip>) -> [Argument; 2] {
+    let (norm, most) = clip.map(|clip| (&clip.norm, clip.max)).unzip();
+    arguments![norm, most.unwrap_or(0.0)]
+}
+
+/// What kernels that make a step of `AdamW` are told last.
 fn step_arguments(step: AdamW, clip: Option<&Clip>) -> Vec<Argument> {
     let update = Update::new(step, step.scale);
-    let (norm, most) = clip.map(|clip| (&clip.norm, clip.max)).unzip();
-    let mut all = arguments![norm, most.unwrap_or(0.0)].to_vec();
+    let mut all = clip_arguments(clip).to_vec();
     all.extend(update.numbers().map(Argument::from));
     all
 }

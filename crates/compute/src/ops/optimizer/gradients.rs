@@ -16,6 +16,12 @@ pub struct Clip {
     pub max: f32,
 }
 
+pub(super) fn check_clip(op: &Op<'_>, clip: Option<&Clip>) -> Result<()> {
+    let Some(Clip { norm, max }) = clip else { return Ok(()) };
+    op.expect("norm", norm, Dtype::F32, [].into())?;
+    op.expect_range("norm to clip to", max, *max >= 0.0, "0 or more")
+}
+
 /// The root of the sum of the squares of all gradients: one number without dimensions, f32.
 pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Tensor> {
     let op = Op::alone("global_norm", device);

@@ -68,6 +68,41 @@ KERNEL adamw_8bit(float* params, const float* gradients, u8* first_codes, float*
         nearest(unsigned_book, unsigned_zero, square / (square_scale == 0.0f ? 1.0f : square_scale));
 }
 
+// Where Muon goes: the mean of gradients, with the newest of them counted once more.
+DEVICE float nesterov(float g, float mean, float momentum) { return g + (mean - g) * momentum; }
+
+// A block for every `share` numbers moves the mean on and writes the sum of the squares of the direction.
+KERNEL move_mean(const float* gradient, float* mean, double* partial, u64 n, u64 share, const float* norm,
+                 float most, float scale, float momentum) {
+    u64 first = blockIdx.x * share, end = first + share < n ? first + share : n;
+    double sum = 0.0;
+    if (step_scale(norm, most, scale)) {
+        for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
+            float g = scale * gradient[i], now = mean[i] + (g - mean[i]) * (1.0f - momentum);
+            mean[i] = now;
+            float x = nesterov(g, now, momentum);
+            sum += (double)x * x;
+        }
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) partial[blockIdx.x] = sum;
+}
+
+KERNEL direction(const float* gradient, const float* mean, const float* length, X* x, u64 n, float least,
+                 const float* norm, float most, float scale, float momentum) {
+    u64 at = thread();
+    if (at >= n || !step_scale(norm, most, scale)) return;
+    float inverse = 1.0f / larger(*length, least);
+    x[at] = from_f32<X>(nesterov(scale * gradient[at], mean[at], momentum) * inverse);
+}
+
+KERNEL follow(float* params, const X* x, u64 n, const float* norm, float most, float scale, float remains,
+              float rate) {
+    u64 at = thread();
+    if (at >= n || !step_scale(norm, most, scale)) return;
+    params[at] = params[at] * remains - rate * to_f32(x[at]);
+}
+
 // A block for every `share` numbers writes the sum of their squares.
 KERNEL squares(const float* gradient, double* partial, u64 n, u64 share) {
     u64 first = blockIdx.x * share, end = first + share < n ? first + share : n;

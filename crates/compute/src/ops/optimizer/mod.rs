@@ -10,6 +10,7 @@ mod cuda;
 mod eight_bit;
 mod ema;
 mod gradients;
+mod muon;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ pub use adamw::{AdamW, Moments, adamw};
 pub use eight_bit::{Codes, Moments8, adamw_8bit};
 pub use ema::ema;
 pub use gradients::{Clip, count_not_finite, global_norm};
+pub use muon::{Muon, momentum, muon};
 
 use crate::op::Op;
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};

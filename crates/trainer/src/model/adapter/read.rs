@@ -23,13 +23,15 @@ use crate::model::build::{Role, Want};
 use crate::model::config;
 use crate::model::files::Piece;
 
-/// Which part of a pipeline an adapter is for.
+/// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
     /// The model that draws.
     Transformer,
     /// A text encoder: 1, 2 or 3.
     TextEncoder(u8),
+    /// A language model, which is all there is.
+    Language,
 }
 
 impl Component {
@@ -39,6 +41,7 @@ impl Component {
             Self::Transformer => "transformer".into(),
             Self::TextEncoder(1) => "text_encoder".into(),
             Self::TextEncoder(index) => format!("text_encoder_{index}"),
+            Self::Language => String::new(),
         }
     }
 }
@@ -279,6 +282,7 @@ fn stems(component: Component, layer: &str) -> Vec<String> {
             format!("lycoris_{flat}"),
         ]),
         Component::TextEncoder(index) => stems.push(format!("lora_te{index}_{flat}")),
+        Component::Language => stems = vec![format!("base_model.model.{layer}"), layer.to_owned()],
     }
     stems
 }
@@ -293,7 +297,7 @@ fn original_stems(component: Component, layer: &str) -> Vec<String> {
             format!("model.diffusion_model.{layer}"),
             layer.to_owned(),
         ],
-        Component::TextEncoder(_) => Vec::new(),
+        Component::TextEncoder(_) | Component::Language => Vec::new(),
     }
 }
 

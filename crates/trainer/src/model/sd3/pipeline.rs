@@ -8,7 +8,6 @@ use std::path::{Path, PathBuf};
 use compute::Device;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use weights::load::floats;
 use weights::{Catalog, Dtype, Tick};
 
 use super::prompts::TextEncoders;
@@ -27,9 +26,6 @@ use crate::sample::schedule;
 
 /// Width of heads in all published models.
 const HEAD: usize = 64;
-
-/// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
-const FIRST_NUMBERS: u64 = 64;
 
 /// Taken: all parts of the published folders are stored in 16 bits. What a run takes does not depend
 /// on it: numbers are converted when they are read.
@@ -144,6 +140,7 @@ impl Pipeline {
             match component {
                 Component::Transformer => self.adapter = layers,
                 Component::TextEncoder(index) => self.encoders.set_adapter(index, layers),
+                Component::Language => unreachable!("the parts are those that were asked for"),
             }
         }
     }
@@ -154,18 +151,9 @@ impl Pipeline {
         [self.vae.config.latent_channels, height, width]
     }
 
-    /// What tells this model from others: names, shapes and the first numbers of its tensors, hashed.
-    /// All of its numbers would take as long as loading it.
+    /// What tells this model from others.
     pub fn fingerprint(&self) -> Result<String> {
-        let catalog = &self.transformer.catalog;
-        let mut hasher = blake3::Hasher::new();
-        for tensor in &catalog.tensors {
-            hasher.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
-            for number in floats(catalog, tensor, 0..tensor.count().min(FIRST_NUMBERS))? {
-                hasher.update(&number.to_le_bytes());
-            }
-        }
-        Ok(hasher.finalize().to_hex().to_string())
+        files::fingerprint(&self.transformer.catalog)
     }
 
     /// The adapter it was given.

@@ -56,6 +56,24 @@ pub enum TokenizerError {
         /// The file that says so.
         path: PathBuf,
     },
+    /// A part of a tokenizer that is not known here.
+    #[error("{part} is {found}, known are {}: {}", known.join(", "), path.display())]
+    UnknownPart {
+        /// What the file calls the part.
+        part: &'static str,
+        /// What it is.
+        found: String,
+        /// What it can be.
+        known: &'static [&'static str],
+        /// The file.
+        path: PathBuf,
+    },
+    /// A text that could not be turned into tokens.
+    #[error("text cannot be turned into tokens: {problem}")]
+    Text {
+        /// What the tokenizer said.
+        problem: String,
+    },
     /// Tokens are added or cut off where the encoders here do not expect it.
     #[error("{setting} is {found}, the encoders need right: {}", path.display())]
     Side {
@@ -95,18 +113,18 @@ pub enum TokenizerError {
 }
 
 impl TokenizerError {
-    pub(super) fn io(path: &Path, source: io::Error) -> Self {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.into(), source }
     }
 
-    pub(super) fn json(path: &Path, error: &serde_json::Error) -> Self {
+    pub(crate) fn json(path: &Path, error: &serde_json::Error) -> Self {
         let (line, column) = (error.line(), error.column());
         let text = error.to_string();
         let problem = text.strip_suffix(&format!(" at line {line} column {column}"));
         Self::Json { line, column, problem: problem.unwrap_or(&text).into(), path: path.into() }
     }
 
-    pub(super) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
+    pub(crate) fn malformed(path: &Path, problem: impl Into<String>) -> Self {
         Self::Malformed { problem: problem.into(), path: path.into() }
     }
 
@@ -125,6 +143,8 @@ impl TokenizerError {
                 "download the file again, or ask whoever made it"
             }
             Self::UnknownClass { .. } => "give the folder of a CLIP or T5 tokenizer",
+            Self::UnknownPart { .. } => "give the tokenizer of a model that hearth trains",
+            Self::Text { .. } => "fetch the tokenizer's files again, all from one model",
             Self::Side { .. } | Self::NoSpecialToken { .. } | Self::SpecialToken { .. } => {
                 "take all files of the folder from one and the same model"
             }

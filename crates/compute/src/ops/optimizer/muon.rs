@@ -1,0 +1,408 @@
+//! `Muon` for matrices (Jordan et al., "Muon: An optimizer for hidden layers in neural networks", 2024):
+//! a step goes along the mean of gradients with all of its singular values brought near 1, so that
+//! rare directions move as far as common ones. As PyTorch has it, with Nesterov's momentum:
+//!
+//! m ← μ·m + (1 - μ)·g,  u = (1 - μ)·g + μ·m,  X = u / ‖u‖
+//! five times: A = X·Xᵀ,  X ← a·X + (b·A + c·A²)·X
+//! p ← p - rate·decay·p - rate·0.2·√max(rows, columns)·X
+//!
+//! The last factor makes a step about as long as one of `AdamW` (Liu et al., "Muon is Scalable for
+//! LLM Training", arXiv 2502.16982, section 2.2), so that one learning rate serves both. Vectors,
+//! embeddings and heads are not for it: their rows are no directions that mix.
+
+use super::gradients::check_clip;
+use super::{Clip, cpu, cuda, expect_unshared};
+use crate::device::{Engine, Kind};
+use crate::op::{Op, Place};
+use crate::ops::elementwise::scale;
+use crate::ops::matmul::{MatMul, Matrix, Product};
+use crate::{Dtype, Result, Shape, Tag, Tensor};
+
+/// One step's settings.
+#[derive(Clone, Copy, Debug)]
+pub struct Muon {
+    /// How far to go.
+    pub learning_rate: f32,
+    /// μ: how slowly the mean of gradients forgets.
+    pub momentum: f32,
+    /// What share of itself a parameter loses per unit of learning rate.
+    pub weight_decay: f32,
+    /// What gradients are multiplied by before all else: one over what the loss was multiplied by.
+    pub scale: f32,
+    /// The format that products are computed in.
+    pub dtype: Dtype,
+}
+
+impl Default for Muon {
+    /// PyTorch's values.
+    fn default() -> Self {
+        let (momentum, weight_decay) = (0.95, 0.1);
+        Self { learning_rate: 1e-3, momentum, weight_decay, scale: 1.0, dtype: Dtype::Bf16 }
+    }
+}
+
+impl Muon {
+    /// What is left of a parameter, and how far it goes along X.
+    pub(super) fn lengths(&self, shape: Shape) -> (f32, f32) {
+        let (rate, decay) = (f64::from(self.learning_rate), f64::from(self.weight_decay));
+        let longest = shape.rows().max(shape.width()) as f64;
+        ((1.0 - rate * decay) as f32, (rate * LIKE_ADAMW * longest.sqrt()) as f32)
+    }
+}
+
+/// The size of a number of a usual step of `AdamW`, over the learning rate. Taken: `match_rms_adamw` of
+/// PyTorch.
+const LIKE_ADAMW: f64 = 0.2;
+
+/// a, b and c. Taken: Jordan's, chosen there to lift small singular values fast; they end between 0.7
+/// and 1.2, not at 1.
+const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+
+/// How often they are applied. Taken: as above.
+const ROUNDS: usize = 5;
+
+/// The least that a norm is taken for. Taken: PyTorch's.
+pub(super) const LEAST_NORM: f32 = 1e-7;
+
+/// Operations per number beside those of products, for the tally.
+const FLOPS: usize = 16;
+
+/// The mean of a matrix's gradients before the first step.
+pub fn momentum(param: &Tensor) -> Result<Tensor> {
+    let device = param.device();
+    device.tagged(Tag::Optimizer, || device.zeros(param.shape(), Dtype::F32))
+}
+
+/// Changes every matrix that has a gradient and a mean of them; what has no mean is left to another
+/// rule. With a `clip`, gradients are scaled down as it says, and a step with a gradient that is not
+/// finite changes nothing. All memory is asked for before anything is changed.
+pub fn muon(
+    params: &mut [Tensor],
+    gradients: &[Option<&Tensor>],
+    means: &mut [Option<Tensor>],
+    how: Muon,
+    clip: Option<&Clip>,
+) -> Result<()> {
+    let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
+    let op = Op::alone("muon", &device);
+    check(&op, params, gradients, means, (how, clip))?;
+    let moved = gradients.iter().zip(&*means).map(|pair| matches!(pair, (Some(_), Some(_))));
+    let shapes = params.iter().zip(moved).filter(|(_, is_moved)| *is_moved);
+    for shape in distinct(shapes.map(|(param, _)| param.shape())) {
+        Turn::new(op.place, shape, how.dtype)?.round(op.place, true)?;
+    }
+    for ((param, gradient), mean) in params.iter_mut().zip(gradients).zip(means) {
+        let (Some(gradient), Some(mean)) = (*gradient, mean) else { continue };
+        let mut turn = Turn::new(op.place, param.shape(), how.dtype)?;
+        let touched = [gradient, &*mean, mean, gradient, mean, &turn.x, &turn.x, &*param, param];
+        op.count(FLOPS * param.shape().elements(), &touched);
+        turn.begin(op.place, gradient, mean, (how, clip));
+        for _ in 0..ROUNDS {
+            turn.round(op.place, false)?;
+        }
+        match op.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::follow(engine, param, &turn.x, (how, clip)),
+            Engine::Cuda(engine) => cuda::follow(engine, param, &turn.x, (how, clip)),
+        }
+    }
+    Ok(())
+}
+
+fn check(
+    op: &Op<'_>,
+    params: &[Tensor],
+    gradients: &[Option<&Tensor>],
+    means: &[Option<Tensor>],
+    (how, clip): (Muon, Option<&Clip>),
+) -> Result<()> {
+    for (what, count) in [("count of gradients", gradients.len()), ("count of means", means.len())]
+    {
+        let is_fit = count == params.len();
+        op.expect_range(what, &count, is_fit, "one for each parameter")?;
+    }
+    check_settings(op, how)?;
+    check_clip(op, clip)?;
+    for (index, (param, (gradient, mean))) in
+        params.iter().zip(gradients.iter().zip(means)).enumerate()
+    {
+        let Some(mean) = mean else { continue };
+        op.expect_rank::<2>("parameter", param)?;
+        op.expect("parameter", param, Dtype::F32, param.shape())?;
+        op.expect("mean", mean, Dtype::F32, param.shape())?;
+        expect_unshared(index, param)?;
+        expect_unshared(index, mean)?;
+        if let Some(gradient) = gradient {
+            op.expect("gradient", gradient, Dtype::F32, param.shape())?;
+        }
+    }
+    Ok(())
+}
+
+fn check_settings(op: &Op<'_>, how: Muon) -> Result<()> {
+    let Muon { learning_rate, momentum, weight_decay, scale, dtype } = how;
+    for (what, value) in
+        [("learning rate", learning_rate), ("weight decay", weight_decay), ("scale", scale)]
+    {
+        let is_fit = value >= 0.0 && value.is_finite();
+        op.expect_range(what, &value, is_fit, "0 or more, and finite")?;
+    }
+    let is_fit = (0.0..1.0).contains(&momentum);
+    op.expect_range("momentum", &momentum, is_fit, "0 or more and below 1")?;
+    let is_fit = [Dtype::F32, Dtype::Bf16, Dtype::F16].contains(&dtype);
+    op.expect_range("format of products", &dtype, is_fit, "f32, bf16 or f16")
+}
+
+fn distinct(shapes: impl Iterator<Item = Shape>) -> Vec<Shape> {
+    let mut found = Vec::new();
+    for shape in shapes {
+        if !found.contains(&shape) {
+            found.push(shape);
+        }
+    }
+    found
+}
+
+/// A matrix on its way to singular values near 1. A and what is made of it are as wide as the shorter
+/// side is long.
+struct Turn {
+    x: Tensor,
+    /// X of the next round, over c.
+    next: Tensor,
+    /// X·Xᵀ, or Xᵀ·X where there are more rows than columns.
+    gram: Tensor,
+    /// (b·A + c·A²) / c
+    polynomial: Tensor,
+    /// A card's partial sums of squares, and their root.
+    squares: Tensor,
+}
+
+impl Turn {
+    fn new(place: Place<'_>, shape: Shape, dtype: Dtype) -> Result<Self> {
+        let (shorter, elements) = (shape.rows().min(shape.width()), shape.elements());
+        let floats = match place.device.kind() {
+            Kind::Cpu { .. } => 0,
+            Kind::Cuda { .. } => cuda::squares_floats(elements),
+        };
+        Ok(Self {
+            x: place.workspace(shape, dtype)?,
+            next: place.workspace(shape, dtype)?,
+            gram: place.workspace([shorter, shorter], dtype)?,
+            polynomial: place.workspace([shorter, shorter], dtype)?,
+            squares: place.workspace([floats], Dtype::F32)?,
+        })
+    }
+
+    /// Moves the mean on and sets X.
+    fn begin(
+        &mut self,
+        place: Place<'_>,
+        gradient: &Tensor,
+        mean: &mut Tensor,
+        how: (Muon, Option<&Clip>),
+    ) {
+        let x = &mut self.x;
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::direction(engine, gradient, mean, how, x),
+            Engine::Cuda(engine) => {
+                cuda::direction(engine, gradient, mean, how, &mut self.squares, x);
+            }
+        }
+    }
+
+    /// X ← a·X + (b·A + c·A²)·X, or in a rehearsal only the memory that this takes. Products have no
+    /// factors, which a matrix unit would pay for with two more parts: c comes last.
+    fn round(&mut self, place: Place<'_>, is_rehearsal: bool) -> Result<()> {
+        let [a, b, c] = COEFFICIENTS;
+        let Self { x, next, gram, polynomial, .. } = self;
+        let multiply = |left: Matrix<'_>, right, out: &mut Tensor, add| {
+            let products = [Product::new(left, right)];
+            let work = MatMul { add, ..MatMul::new(&products, out) };
+            if is_rehearsal { work.reserve(place) } else { work.run(place) }
+        };
+        let scale = |from: &Tensor, factor, to: &mut Tensor| {
+            if !is_rehearsal {
+                scale(place, from, factor, to);
+            }
+        };
+        let is_tall = x.shape().rows() > x.shape().width();
+        let of_x = Matrix::from(&*x);
+        let [left, right] = if is_tall { [of_x.t(), of_x] } else { [of_x, of_x.t()] };
+        multiply(left, right, gram, false)?;
+        scale(gram, b / c, polynomial);
+        multiply((&*gram).into(), (&*gram).into(), polynomial, true)?;
+        scale(x, a / c, next);
+        let polynomial = Matrix::from(&*polynomial);
+        let [left, right] = if is_tall { [of_x, polynomial] } else { [polynomial, of_x] };
+        multiply(left, right, next, true)?;
+        scale(next, c, x);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Device;
+    use crate::ops::global_norm;
+    use crate::testing::{compare, device};
+
+    const HOW: Muon = Muon {
+        learning_rate: 0.1,
+        momentum: 0.95,
+        weight_decay: 0.1,
+        scale: 1.0,
+        dtype: Dtype::F32,
+    };
+
+    /// The shapes of `tests/golden/muon`: more columns than rows, and the reverse.
+    const SHAPES: [[usize; 2]; 2] = [[5, 8], [9, 4]];
+
+    fn matrices(device: &Device, number: impl Fn(f64) -> f64) -> Vec<Tensor> {
+        let of = |[rows, columns]: [usize; 2]| {
+            let numbers: Vec<f32> = (0..rows * columns).map(|i| number(i as f64) as f32).collect();
+            device.upload([rows, columns], &numbers).unwrap()
+        };
+        SHAPES.map(of).into()
+    }
+
+    fn gradients(device: &Device, step: u32) -> Vec<Tensor> {
+        let step = f64::from(step);
+        matrices(device, |i| (0.7 * i * step + step).sin())
+    }
+
+    /// Where the matrices are after so many steps.
+    fn trained(device: &Device, steps: u32, how: Muon) -> Vec<Tensor> {
+        let mut params = matrices(device, f64::cos);
+        let mut means: Vec<_> = params.iter().map(|param| momentum(param).ok()).collect();
+        for step in 1..=steps {
+            let gradients = gradients(device, step);
+            let gradients: Vec<_> = gradients.iter().map(Some).collect();
+            muon(&mut params, &gradients, &mut means, how, None).unwrap();
+        }
+        params
+    }
+
+    fn numbers(tensors: &[Tensor]) -> Vec<f32> {
+        tensors.iter().flat_map(Tensor::to_vec::<f32>).collect()
+    }
+
+    #[test]
+    fn ten_steps_of_torch() {
+        let recorded = include_str!("../../../../../tests/golden/muon/steps.txt");
+        let column = |index: usize| -> Vec<f64> {
+            let of = |line: &str| line.split(' ').nth(index).unwrap().parse().unwrap();
+            recorded.lines().map(of).collect()
+        };
+        // PyTorch's own two columns differ by 0.02.
+        for (dtype, index, allowed) in
+            [(Dtype::F32, 0, 1e-5), (Dtype::Bf16, 1, 0.03), (Dtype::F16, 0, 0.004)]
+        {
+            let ours = numbers(&trained(&device(), 10, Muon { dtype, ..HOW }));
+            compare(&format!("{dtype}"), &ours, &column(index), allowed);
+        }
+    }
+
+    #[test]
+    fn threads_make_no_difference_and_no_memory_is_unknown() {
+        for dtype in [Dtype::F32, Dtype::Bf16] {
+            let how = Muon { dtype, ..HOW };
+            let [ours, others @ ..] = [1, 2, 3].map(|threads| {
+                let device = Device::cpu(threads, 1 << 24).unwrap();
+                numbers(&trained(&device, 2, how))
+            });
+            assert!(others.iter().all(|other| *other == ours));
+            let usage = |device: &Device| {
+                drop(trained(device, 2, how));
+                (device.usage(), device.work())
+            };
+            let device = Device::cpu(2, 1 << 24).unwrap();
+            assert_eq!(usage(&Device::meta(device.kind(), 1 << 24)), usage(&device));
+            assert_eq!(device.usage().in_use, 0);
+        }
+    }
+
+    #[test]
+    fn lengths_are_taken_off_before_clipping() {
+        let device = device();
+        let after = |times: f64| {
+            let mut params = matrices(&device, f64::cos);
+            let mut means: Vec<_> = params.iter().map(|param| momentum(param).ok()).collect();
+            let gradients = matrices(&device, |i| times * (0.3 * i).sin());
+            let gradients: Vec<_> = gradients.iter().map(Some).collect();
+            let clip = Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+            let how = Muon { scale: 1.0 / times as f32, ..HOW };
+            muon(&mut params, &gradients, &mut means, how, Some(&clip)).unwrap();
+            let means: Vec<Tensor> = means.into_iter().flatten().collect();
+            (numbers(&params), numbers(&means))
+        };
+        let (params, means) = after(1.0);
+        assert_eq!((params, means.clone()), after(1024.0));
+        // Of a gradient that is 1 long, a twentieth.
+        let norm = means.iter().map(|mean| mean * mean).sum::<f32>().sqrt();
+        assert!((norm - 0.05).abs() < 1e-5, "{norm}");
+    }
+
+    #[test]
+    fn what_is_not_finite_or_not_asked_for_changes_nothing() {
+        let device = device();
+        let mut params = matrices(&device, f64::cos);
+        let before = numbers(&params);
+        let mut means = vec![momentum(&params[0]).ok(), None];
+        let gradients = matrices(&device, |i| if i > 3.0 { f64::NAN } else { 1.0 });
+        let gradients: Vec<_> = gradients.iter().map(Some).collect();
+        let clip = Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+        muon(&mut params, &gradients, &mut means, HOW, Some(&clip)).unwrap();
+        assert_eq!(numbers(&params), before);
+        assert_eq!(means[0].as_ref().unwrap().to_vec::<f32>(), [0.0; 40]);
+        muon(&mut params, &[None, gradients[1]], &mut means, HOW, None).unwrap();
+        assert_eq!(numbers(&params), before);
+        muon(&mut [], &[], &mut [], HOW, None).unwrap();
+    }
+
+    #[test]
+    fn without_room_nothing_changes() {
+        // Room for both matrices, their means and gradients, and for the products of one alone.
+        let peak = {
+            let device = Device::meta(Kind::cpu(1), usize::MAX);
+            trained(&device, 1, HOW);
+            device.usage().peak
+        };
+        let device = Device::cpu(1, peak - 64).unwrap();
+        let mut params = matrices(&device, f64::cos);
+        let before = numbers(&params);
+        let mut means: Vec<_> = params.iter().map(|param| momentum(param).ok()).collect();
+        let gradients = gradients(&device, 1);
+        let gradients: Vec<_> = gradients.iter().map(Some).collect();
+        let error = muon(&mut params, &gradients, &mut means, HOW, None).unwrap_err();
+        assert!(matches!(error, crate::ComputeError::OutOfMemory { .. }), "{error}");
+        assert_eq!(numbers(&params), before);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_said() {
+        let device = device();
+        let said = |param: Tensor, how: Muon| {
+            let (mut means, gradient) = ([momentum(&param).ok()], momentum(&param).unwrap());
+            let gradients = [Some(&gradient)];
+            muon(&mut [param], &gradients, &mut means, how, None).unwrap_err().to_string()
+        };
+        let vector = || device.zeros([3], Dtype::F32).unwrap();
+        let matrix = || device.zeros([3, 2], Dtype::F32).unwrap();
+        assert_eq!(
+            said(vector(), HOW),
+            "muon: parameter of shape [3] has 1 dimensions, expected 2"
+        );
+        for (how, error) in [
+            (Muon { momentum: 1.0, ..HOW }, "momentum is 1, expected 0 or more and below 1"),
+            (Muon { scale: f32::NAN, ..HOW }, "scale is NaN, expected 0 or more, and finite"),
+            (
+                Muon { dtype: Dtype::U8, ..HOW },
+                "format of products is u8, expected f32, bf16 or f16",
+            ),
+        ] {
+            assert_eq!(said(matrix(), how), format!("muon: {error}"));
+        }
+    }
+}

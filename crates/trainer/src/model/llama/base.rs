@@ -1,0 +1,199 @@
+//! A language model to train or to ask: a folder as transformers saves it, one GGUF file, or a shape
+//! that has learnt nothing yet. Opening reads settings and headers and compares every name and shape;
+//! no weights are read before all of it fits together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use compute::Device;
+use weights::{Catalog, Tick};
+
+use super::initial::Initial;
+use super::preset::Preset;
+use super::published::Published;
+use super::{Config, Llama, gguf, names};
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::read::{AdapterFile, Component, Module};
+use crate::model::adapter::{Adapters, Beside, Given};
+use crate::model::build::{Builder, Precision, Want, wants};
+use crate::model::files::{self, Files};
+use crate::model::{component, config};
+
+/// The model, open.
+pub struct Base {
+    /// What was opened; the name of a preset.
+    pub path: PathBuf,
+    /// Its settings.
+    pub config: Config,
+    weights: Weights,
+    /// Its adapter.
+    adapter: HashMap<String, Given>,
+}
+
+/// Where numbers come from.
+enum Weights {
+    Files(Catalog),
+    Initial { seed: u64 },
+}
+
+/// What folders of diffusers have, and those of transformers have not.
+const OF_DIFFUSERS: &str = "model_index.json";
+
+impl Base {
+    /// Whether a language model lies there, as far as names tell.
+    pub fn is_at(path: &Path) -> bool {
+        if path.is_dir() {
+            return path.join("config.json").exists() && !path.join(OF_DIFFUSERS).exists();
+        }
+        path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
+    }
+
+    /// Opens a folder or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.exists() {
+            return Err(not_there(path));
+        }
+        let (config, catalog) = if path.is_dir() {
+            let config = config::read_checked(&path.join("config.json"), Config::check)?;
+            (config, component::weights(path)?)
+        } else {
+            let catalog = Catalog::open(path)?;
+            (gguf::config(&catalog)?, catalog)
+        };
+        Self::with(path, config, Weights::Files(catalog))
+    }
+
+    /// The same for whoever only plans: a published model need not be there, its folder's name will
+    /// do. On a device that holds nothing it is like any other.
+    pub fn open_or_published(path: &Path) -> Result<Self> {
+        match Published::of(path) {
+            Some(model) if !path.exists() => {
+                let config = model.config();
+                let tensors = wants(|build| Llama::new(&config, build))?;
+                let sizes =
+                    |want: &Want| want.shape.sizes().iter().map(|size| *size as u64).collect();
+                let tensors = tensors.iter().map(|want| (want.name.clone(), sizes(want)));
+                let catalog = Catalog::hollow(path, weights::Dtype::Bf16, tensors);
+                Self::with(path, config, Weights::Files(catalog))
+            }
+            _ => Self::open(path),
+        }
+    }
+
+    /// A model that has learnt nothing yet, for tokens of a vocabulary; its weights follow from the
+    /// seed.
+    pub fn preset(preset: Preset, vocabulary: usize, seed: u64) -> Result<Self> {
+        Self::with(Path::new(preset.name()), preset.config(vocabulary), Weights::Initial { seed })
+    }
+
+    fn with(path: &Path, config: Config, weights: Weights) -> Result<Self> {
+        let base = Self { path: path.into(), config, weights, adapter: HashMap::new() };
+        if let Some(catalog) = base.catalog() {
+            base.files(catalog)?;
+        }
+        Ok(base)
+    }
+
+    /// What its files hold; nothing for a preset.
+    pub fn catalog(&self) -> Option<&Catalog> {
+        match &self.weights {
+            Weights::Files(catalog) => Some(catalog),
+            Weights::Initial { .. } => None,
+        }
+    }
+
+    /// Where its tokenizer is: in its folder, or in the GGUF file itself. A preset has none.
+    pub fn tokenizer(&self) -> Option<&Path> {
+        self.catalog().map(|_| self.path.as_path())
+    }
+
+    /// The files that decide what it computes.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        let settings = self.path.is_dir().then(|| self.path.join("config.json"));
+        let files = self.catalog().map(|catalog| catalog.files.clone());
+        settings.into_iter().chain(files.unwrap_or_default()).collect()
+    }
+
+    /// All of its tensors.
+    pub fn tensors(&self) -> Result<Vec<Want>> {
+        wants(|build| Llama::new(&self.config, build))
+    }
+
+    /// What tells this model from others.
+    pub fn fingerprint(&self) -> Result<String> {
+        match &self.weights {
+            Weights::Files(catalog) => files::fingerprint(catalog),
+            Weights::Initial { seed } => {
+                let text = format!("{:?} {seed}", self.config);
+                Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
+            }
+        }
+    }
+
+    /// Puts the model together, with adapters beside its layers.
+    pub fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: Tick<'_>,
+    ) -> Result<Llama> {
+        let build = |build: &mut Builder<'_>| Llama::new(&self.config, build);
+        match &self.weights {
+            Weights::Files(catalog) => {
+                files::open(device, &self.files(catalog)?, precision, adapters, tick, build)
+            }
+            Weights::Initial { seed } => {
+                let mut source = Initial::new(&self.config, precision, *seed);
+                build(&mut Builder::new(device, precision, &mut source, adapters))
+            }
+        }
+    }
+
+    fn files<'a>(&self, catalog: &'a Catalog) -> Result<Files<'a>> {
+        let layout = names::of(catalog, &self.config);
+        Files::find(catalog, &layout, |build| Llama::new(&self.config, build))
+    }
+
+    /// Puts an adapter's matrices beside the layers they are for.
+    pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
+        let mut file = AdapterFile::open(path)?;
+        let modules = Module::of(&self.tensors()?, |_| Vec::new());
+        self.adapter = file.take(Component::Language, &modules)?;
+        file.check_all_taken()
+    }
+
+    /// Puts these beside them.
+    pub fn set_adapter(&mut self, layers: BTreeMap<String, Given>) {
+        self.adapter = layers.into_iter().collect();
+    }
+
+    /// The adapter's matrices by the layers they are for.
+    pub fn adapter(&self) -> BTreeMap<String, Given> {
+        self.adapter.clone().into_iter().collect()
+    }
+
+    /// The adapter it was given, to load the model with.
+    pub fn own_adapter(&self) -> Adapters {
+        Adapters::given(self.adapter.clone())
+    }
+
+    /// The model as it lies on disk, with the adapter beside it; nothing for a preset.
+    pub fn beside(&self) -> Option<Beside<'_>> {
+        let catalog = self.catalog()?;
+        let layout = names::of(catalog, &self.config);
+        Some(Beside { component: Component::Language, catalog, layout, layers: &self.adapter })
+    }
+}
+
+fn not_there(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("no model at {}", path.display()),
+        hint: match Published::of(path) {
+            Some(_) => {
+                "download it from huggingface.co to that folder; a plan needs its name alone"
+            }
+            None => "check the path",
+        },
+    }
+}

@@ -1,0 +1,256 @@
+//! The arithmetic of Llama.
+//!
+//! Shapes: S samples, N tokens, D width.
+
+use std::ops::Range;
+
+use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_table};
+use compute::{Dtype, Tape, Tensor, Var};
+
+use super::Config;
+use super::cache::Cache;
+use crate::error::{Result, TrainerError};
+use crate::model::build::Builder;
+use crate::model::layer::{Layer, Slot};
+use crate::model::recompute::Recompute;
+
+/// The model.
+pub struct Llama {
+    config: Config,
+    /// Format of activations.
+    dtype: Dtype,
+    /// [vocabulary, D]
+    tokens: Slot,
+    blocks: Vec<Block>,
+    norm: Slot,
+    /// [vocabulary, D]; none where the table of tokens serves as this too.
+    head: Option<Slot>,
+}
+
+/// What all blocks are given besides their tokens.
+#[derive(Clone)]
+struct Around {
+    /// The angles of the positions.
+    table: Tensor,
+}
+
+impl Llama {
+    /// Puts the model together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let (dtype, sizes) = (build.dtype(), [config.vocab_size, config.hidden_size]);
+        let mut inner = build.at("model");
+        let tokens = inner.table("embed_tokens", sizes)?;
+        let blocks = (0..config.num_hidden_layers)
+            .map(|index| Block::new(config, inner.at(format!("layers.{index}"))))
+            .collect::<Result<_>>()?;
+        let norm = inner.norm("norm", config.hidden_size)?;
+        let head =
+            if config.tie_word_embeddings { None } else { Some(build.table("lm_head", sizes)?) };
+        Ok(Self { config: config.clone(), dtype, tokens, blocks, norm, head })
+    }
+
+    /// Its settings.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// What the last layer sees of `ids` [S, N], u32: [S, N, D]. A token sees those of its sample from
+    /// `first_keys` [S, N], u32, on up to itself; all before it if not given.
+    pub fn hidden<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &Tensor,
+        first_keys: Option<&Tensor>,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        if first_keys.is_some() {
+            return Err(TrainerError::Request {
+                problem: "attention within documents is not computed yet".into(),
+                hint: "put one document into each sample",
+            });
+        }
+        let table = self.angles(tape, 0..ids.shape().width())?;
+        let around = Around { table };
+        let mut x = self.embed(tape, ids)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            x = if recompute.does(index) {
+                let around = around.clone();
+                let [x] = tape.recompute(&[&x], move |tape, inputs| {
+                    Ok([block.forward(tape, &inputs[0], &around)?])
+                })?;
+                x
+            } else {
+                block.forward(tape, &x, &around)?
+            };
+        }
+        self.normed(tape, &x)
+    }
+
+    /// The mean cross entropy of `targets` [S, N], u32, of which [`compute::ops::IGNORED`] does not
+    /// count. The logits never exist as a whole.
+    pub fn loss<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &Tensor,
+        targets: &Tensor,
+        first_keys: Option<&Tensor>,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        let hidden = self.hidden(tape, ids, first_keys, recompute)?;
+        Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
+    }
+
+    /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
+    /// the cache, and are added to it.
+    pub fn extend(&self, tape: &Tape<'_>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
+        let (first, n) = (cache.n_tokens(), ids.shape().width());
+        cache.check_room(n)?;
+        let table = self.angles(tape, first..first + n)?;
+        let mut x = self.embed(tape, ids)?;
+        for (block, held) in self.blocks.iter().zip(&mut cache.blocks) {
+            x = block.extend(tape, &x, &table, (held, first))?;
+        }
+        cache.skip_to(first + n);
+        self.normed(tape, &x)
+    }
+
+    /// The logits of all tokens after each of `hidden` [.., D]: [.., vocabulary].
+    pub fn logits(&self, tape: &Tape<'_>, hidden: &Var) -> Result<Var> {
+        Ok(tape.linear(hidden, Linear::new(&self.head(tape)))?)
+    }
+
+    /// [S, N, D]
+    fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
+        // A table that is trained is held in f32.
+        Ok(tape.convert(&tape.embedding(ids, &self.tokens.on(tape))?, self.dtype)?)
+    }
+
+    /// The angles of tokens at these positions. Documents that share a sample need none of their own:
+    /// attention depends on distances alone.
+    fn angles(&self, tape: &Tape<'_>, positions: Range<usize>) -> Result<Tensor> {
+        let Config { rope, head_dim, .. } = &self.config;
+        let sizes = [positions.len(), *head_dim];
+        let positions: Vec<f32> = positions.map(|position| position as f32).collect();
+        Ok(tape.device().upload(sizes, &rope_table(&[rope.axis(*head_dim)], &positions))?)
+    }
+
+    fn normed(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
+        Ok(tape.rms_norm(x, Some(&self.norm.on(tape)), self.config.rms_norm_eps)?)
+    }
+
+    fn head(&self, tape: &Tape<'_>) -> Var {
+        self.head.as_ref().unwrap_or(&self.tokens).on(tape)
+    }
+}
+
+/// Attention and a feed-forward, each added to what it saw.
+struct Block {
+    norms: [Slot; 2],
+    q: Layer,
+    k: Layer,
+    v: Layer,
+    /// Of queries and of keys.
+    head_norms: Option<[Slot; 2]>,
+    out: Layer,
+    gate: Layer,
+    up: Layer,
+    down: Layer,
+    n_heads: usize,
+    n_kv_heads: usize,
+    d_head: usize,
+    epsilon: f32,
+}
+
+impl Block {
+    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+        let (d, inner, d_head) = (config.hidden_size, config.intermediate_size, config.head_dim);
+        let (n_heads, n_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let (queries, keys) = (n_heads * d_head, n_kv_heads * d_head);
+        let (is_biased, mlp) = (config.has_qkv_bias(), config.mlp_bias);
+        Ok(Self {
+            norms: [b.norm("input_layernorm", d)?, b.norm("post_attention_layernorm", d)?],
+            q: layer(&mut b, "self_attn.q_proj", [d, queries], is_biased)?,
+            k: layer(&mut b, "self_attn.k_proj", [d, keys], is_biased)?,
+            v: layer(&mut b, "self_attn.v_proj", [d, keys], is_biased)?,
+            head_norms: if config.has_qk_norm() {
+                Some([b.norm("self_attn.q_norm", d_head)?, b.norm("self_attn.k_norm", d_head)?])
+            } else {
+                None
+            },
+            out: layer(&mut b, "self_attn.o_proj", [queries, d], config.attention_bias)?,
+            gate: layer(&mut b, "mlp.gate_proj", [d, inner], mlp)?,
+            up: layer(&mut b, "mlp.up_proj", [d, inner], mlp)?,
+            down: layer(&mut b, "mlp.down_proj", [inner, d], mlp)?,
+            n_heads,
+            n_kv_heads,
+            d_head,
+            epsilon: config.rms_norm_eps,
+        })
+    }
+
+    /// x [S, N, D] to the same.
+    fn forward(&self, tape: &Tape<'_>, x: &Var, around: &Around) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, &around.table)?;
+        let attended = tape.attention(&q, &k, &v, self.attention())?;
+        drop((q, k, v));
+        self.finish(tape, x, &attended)
+    }
+
+    /// The same for one sample's next tokens, whose keys and values are put after the `first` that are
+    /// held.
+    fn extend(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        table: &Tensor,
+        (held, first): (&mut [Tensor; 2], usize),
+    ) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, table)?;
+        let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
+        let mut all = |which: usize, next: &Var| {
+            held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
+            Ok::<_, compute::ComputeError>(Var::from(held[which].part(0..n).reshape([1, n, width])))
+        };
+        let (k, v) = (all(0, &k)?, all(1, &v)?);
+        let attended = tape.attention(&q, &k, &v, self.attention())?;
+        drop((q, k, v));
+        self.finish(tape, x, &attended)
+    }
+
+    /// Queries, keys and values, turned by their positions.
+    fn project(&self, tape: &Tape<'_>, x: &Var, table: &Tensor) -> compute::Result<[Var; 3]> {
+        let h = tape.rms_norm(x, Some(&self.norms[0].on(tape)), self.epsilon)?;
+        let turned = |x: &Var, norm: Option<&Slot>, n_heads: usize| {
+            let weight = norm.map(|norm| norm.on(tape));
+            let norm = weight.as_ref().map(|weight| (weight, self.epsilon));
+            let rope = Some(Rope { table, pairs: Pairs::HalfSplit });
+            tape.qk_norm_rope(x, QkNormRope { n_heads, norm, rope })
+        };
+        let [q_norm, k_norm] =
+            [0, 1].map(|which| self.head_norms.as_ref().map(|norms| &norms[which]));
+        let q = turned(&self.q.forward(tape, &h)?, q_norm, self.n_heads)?;
+        let k = turned(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
+        Ok([q, k, self.v.forward(tape, &h)?])
+    }
+
+    fn attention(&self) -> Attention<'static> {
+        let Self { n_heads, n_kv_heads, d_head, .. } = *self;
+        Attention { n_kv_heads, is_causal: true, ..Attention::full(n_heads, d_head) }
+    }
+
+    /// What attention saw, and then the feed-forward, added to x.
+    fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
+        let x = tape.add(x, &self.out.forward(tape, attended)?)?;
+        let h = tape.rms_norm(&x, Some(&self.norms[1].on(tape)), self.epsilon)?;
+        let (gate, up) = (self.gate.forward(tape, &h)?, self.up.forward(tape, &h)?);
+        drop(h);
+        let inner = tape.glu(&gate, &up, Activation::Silu)?;
+        drop((gate, up));
+        tape.add(&x, &self.down.forward(tape, &inner)?)
+    }
+}
+
+fn layer(b: &mut Builder<'_>, name: &str, sizes: [usize; 2], is_biased: bool) -> Result<Layer> {
+    let [inputs, outputs] = sizes;
+    if is_biased { b.linear(name, inputs, outputs) } else { b.plain(name, inputs, outputs) }
+}

@@ -1,0 +1,178 @@
+//! The settings of a model in a GGUF file: keys of its own, and some that only its tensors tell.
+
+use std::str::FromStr;
+
+use weights::Catalog;
+use weights::load::floats;
+
+use super::names::ROPE_FACTORS;
+use super::{Config, Family, Rope, Scaling};
+use crate::error::{Result, TrainerError};
+use crate::model::config::Unsupported;
+
+/// Reads the settings and checks them.
+pub fn config(catalog: &Catalog) -> Result<Config> {
+    let settings = Settings::new(catalog)?;
+    let config = settings.config()?;
+    config.check().map_err(|Unsupported(problem)| settings.wrong(problem))?;
+    Ok(config)
+}
+
+/// The keys of a file.
+struct Settings<'a> {
+    catalog: &'a Catalog,
+    family: Family,
+    /// What keys begin with.
+    architecture: &'a str,
+}
+
+impl<'a> Settings<'a> {
+    fn new(catalog: &'a Catalog) -> Result<Self> {
+        let architecture = catalog.metadata.get("general.architecture").map_or("", String::as_str);
+        let family = match architecture {
+            "llama" => Family::Llama,
+            "qwen2" => Family::Qwen2,
+            "qwen3" => Family::Qwen3,
+            other => {
+                let problem = format!("architecture is {other}, expected llama, qwen2 or qwen3");
+                return Err(TrainerError::Config { problem, path: catalog.path.clone() });
+            }
+        };
+        Ok(Self { catalog, family, architecture })
+    }
+
+    fn config(&self) -> Result<Config> {
+        self.check()?;
+        let (width, heads) = (self.size("embedding_length")?, self.size("attention.head_count")?);
+        let kv_heads = self.number("attention.head_count_kv")?.unwrap_or(heads);
+        let per_head = width / heads.max(1);
+        let turned: usize = self.number("rope.dimension_count")?.unwrap_or(per_head);
+        let head_dim = self.number("attention.key_length")?.unwrap_or(turned);
+        let is_qwen = self.family != Family::Llama;
+        Ok(Config {
+            family: self.family,
+            vocab_size: self.rows("token_embd.weight"),
+            hidden_size: width,
+            intermediate_size: self.size("feed_forward_length")?,
+            num_hidden_layers: self.size("block_count")?,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim,
+            max_position_embeddings: self.size("context_length")?,
+            rms_norm_eps: self.needed("attention.layer_norm_rms_epsilon")?,
+            rope: self.rope(head_dim)?,
+            tie_word_embeddings: !self.has("output.weight"),
+            attention_bias: self.has("blk.0.attn_output.bias") && !is_qwen,
+            mlp_bias: self.has("blk.0.ffn_gate.bias"),
+            bos_token_id: self.token("bos_token_id")?,
+            eos_token_ids: self.ends()?,
+        })
+    }
+
+    /// That nothing asks for what is not computed.
+    fn check(&self) -> Result<()> {
+        let n_experts: u64 = self.number("expert_count")?.unwrap_or(0);
+        if n_experts > 0 {
+            return Err(self.wrong(format!("expert_count is {n_experts}, expected 0")));
+        }
+        let turned: Option<usize> = self.number("rope.dimension_count")?;
+        let width: Option<usize> = self.number("attention.key_length")?;
+        match (turned, width) {
+            (Some(turned), Some(width)) if turned != width => {
+                Err(self.wrong(format!("rope.dimension_count is {turned}, expected {width}")))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn rope(&self, d_head: usize) -> Result<Rope> {
+        let theta = self.number("rope.freq_base")?.unwrap_or(DEFAULT_THETA);
+        let kind = self.value("rope.scaling.type").unwrap_or("none");
+        let scaling = match kind {
+            "none" if self.has(ROPE_FACTORS) => self.llama_3(theta, d_head)?,
+            "none" => Scaling::None,
+            "linear" => Scaling::Linear { factor: self.needed("rope.scaling.factor")? },
+            other => {
+                let problem = format!("rope.scaling.type is {other}, expected none or linear");
+                return Err(self.wrong(problem));
+            }
+        };
+        Ok(Rope { theta, scaling })
+    }
+
+    /// Files of Llama 3 hold what each angle is divided by instead of what that follows from. All but
+    /// the factor is the same in all of them.
+    fn llama_3(&self, theta: f64, d_head: usize) -> Result<Scaling> {
+        let tensor = self.catalog.find(ROPE_FACTORS)?;
+        let divisors = floats(self.catalog, tensor, 0..tensor.count())?;
+        let factor = f64::from(divisors.iter().copied().fold(1.0, f32::max));
+        let scaling = Scaling::Llama3 {
+            factor,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_max_position_embeddings: 8192,
+        };
+        let axis = Rope { theta, scaling: Scaling::None }.axis(d_head);
+        let is_near = |(frequency, divisor): (&f64, &f32)| {
+            (scaling.divisor(*frequency) / f64::from(*divisor) - 1.0).abs() < 1e-4
+        };
+        let is_known = axis.frequencies.len() == divisors.len()
+            && axis.frequencies.iter().zip(&divisors).all(is_near);
+        if is_known {
+            return Ok(scaling);
+        }
+        Err(self.wrong(format!("{ROPE_FACTORS} up to {factor} are not those of Llama 3")))
+    }
+
+    fn ends(&self) -> Result<Vec<u32>> {
+        let mut ends = Vec::new();
+        for key in ["eos_token_id", "eot_token_id"] {
+            ends.extend(self.token(key)?.filter(|end| !ends.contains(end)));
+        }
+        Ok(ends)
+    }
+
+    fn token(&self, key: &str) -> Result<Option<u32>> {
+        let key = format!("tokenizer.ggml.{key}");
+        self.catalog.metadata.get(&key).map(|value| self.parsed(&key, value)).transpose()
+    }
+
+    fn value(&self, key: &str) -> Option<&'a str> {
+        let key = format!("{}.{key}", self.architecture);
+        self.catalog.metadata.get(&key).map(String::as_str)
+    }
+
+    fn number<T: FromStr>(&self, key: &str) -> Result<Option<T>> {
+        self.value(key).map(|value| self.parsed(key, value)).transpose()
+    }
+
+    fn needed<T: FromStr>(&self, key: &str) -> Result<T> {
+        let architecture = self.architecture;
+        self.number(key)?.ok_or_else(|| self.wrong(format!("{architecture}.{key} is missing")))
+    }
+
+    fn size(&self, key: &str) -> Result<usize> {
+        self.needed(key)
+    }
+
+    fn parsed<T: FromStr>(&self, key: &str, value: &str) -> Result<T> {
+        value.parse().map_err(|_| self.wrong(format!("{key} is {value}, expected a number")))
+    }
+
+    fn has(&self, tensor: &str) -> bool {
+        self.catalog.find(tensor).is_ok()
+    }
+
+    /// Rows of a tensor, none if it is not there.
+    fn rows(&self, tensor: &str) -> usize {
+        let found = self.catalog.find(tensor).ok();
+        found.and_then(|tensor| tensor.shape.first()).map_or(0, |rows| *rows as usize)
+    }
+
+    fn wrong(&self, problem: String) -> TrainerError {
+        TrainerError::Config { problem, path: self.catalog.path.clone() }
+    }
+}
+
+/// Taken: llama.cpp's, for files that name none.
+const DEFAULT_THETA: f64 = 10_000.0;

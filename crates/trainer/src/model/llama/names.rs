@@ -1,0 +1,108 @@
+//! How files call the weights: transformers by the names that are used here, GGUF by its own.
+//!
+//! llama.cpp turns neighbouring numbers of a head where transformers turns those half a head apart,
+//! so GGUF files of Llama have the rows of queries and keys in another order. It is undone as they
+//! are read, row by row: adapters are trained for the order that other programs know.
+
+use weights::Catalog;
+
+use super::{Config, Family};
+use crate::model::files::{Layout, Piece};
+
+/// The layout of these files.
+pub fn of(catalog: &Catalog, config: &Config) -> Layout<'static> {
+    let is_gguf = catalog.find("token_embd.weight").is_ok();
+    if is_gguf { gguf(config) } else { transformers(config) }
+}
+
+/// A folder as transformers saves it.
+pub fn transformers(config: &Config) -> Layout<'static> {
+    let is_tied = config.tie_word_embeddings;
+    // Old files hold the angles, and some the last layer beside the table that it is tied to.
+    let is_spare = move |name: &str| {
+        name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight")
+    };
+    Layout { ignores: Box::new(is_spare), ..Layout::same() }
+}
+
+/// A GGUF file.
+pub fn gguf(config: &Config) -> Layout<'static> {
+    let config = config.clone();
+    let place = move |name: &str| {
+        let key = gguf_name(name);
+        // Mistral's models call themselves Llama's there.
+        let is_turned = matches!(config.family, Family::Llama | Family::Mistral);
+        let n_heads = match name.rsplit('.').nth(1) {
+            Some("q_proj") if is_turned => config.num_attention_heads,
+            Some("k_proj") if is_turned => config.num_key_value_heads,
+            _ => return vec![Piece::whole(key)],
+        };
+        let rows = n_heads * config.head_dim;
+        let piece =
+            |row| Piece { key: key.clone(), part: stored_row(row, config.head_dim), of: rows };
+        (0..rows).map(piece).collect()
+    };
+    // The angles of Llama 3, which follow from the settings.
+    Layout { place: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
+}
+
+/// What each pair's angle is divided by, in GGUF files of Llama 3.
+pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+
+/// Where a GGUF file keeps a row of queries or keys: of each head, the halves' rows by turns.
+fn stored_row(row: usize, d_head: usize) -> usize {
+    let (head, at) = (row / d_head, row % d_head);
+    let (half, pair) = (at / (d_head / 2), at % (d_head / 2));
+    head * d_head + 2 * pair + half
+}
+
+/// Taken: `gguf-py/gguf/tensor_mapping.py` of llama.cpp.
+const LAYERS: [(&str, &str); 11] = [
+    ("self_attn.q_proj", "attn_q"),
+    ("self_attn.k_proj", "attn_k"),
+    ("self_attn.v_proj", "attn_v"),
+    ("self_attn.o_proj", "attn_output"),
+    ("self_attn.q_norm", "attn_q_norm"),
+    ("self_attn.k_norm", "attn_k_norm"),
+    ("mlp.gate_proj", "ffn_gate"),
+    ("mlp.up_proj", "ffn_up"),
+    ("mlp.down_proj", "ffn_down"),
+    ("input_layernorm", "attn_norm"),
+    ("post_attention_layernorm", "ffn_norm"),
+];
+
+/// What GGUF calls a tensor.
+pub fn gguf_name(name: &str) -> String {
+    let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
+    let outer = match module {
+        "model.embed_tokens" => Some("token_embd"),
+        "model.norm" => Some("output_norm"),
+        "lm_head" => Some("output"),
+        _ => None,
+    };
+    if let Some(outer) = outer {
+        return format!("{outer}.{end}");
+    }
+    let inner = module.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.'));
+    let Some((index, layer)) = inner else { return name.into() };
+    let known = LAYERS.iter().find(|(ours, _)| *ours == layer);
+    known.map_or_else(|| name.into(), |(_, theirs)| format!("blk.{index}.{theirs}.{end}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_of_a_head_are_stored_by_turns() {
+        let stored: Vec<usize> = (0..8).map(|row| stored_row(row, 4)).collect();
+        assert_eq!(stored, [0, 2, 1, 3, 4, 6, 5, 7]);
+    }
+
+    #[test]
+    fn names_of_gguf_are_found() {
+        assert_eq!(gguf_name("model.layers.12.mlp.down_proj.weight"), "blk.12.ffn_down.weight");
+        assert_eq!(gguf_name("model.layers.0.self_attn.q_proj.bias"), "blk.0.attn_q.bias");
+        assert_eq!(gguf_name("lm_head.weight"), "output.weight");
+    }
+}

@@ -1,0 +1,102 @@
+//! Shapes for models that are trained from nothing, by their size.
+
+use super::{Config, Family, Rope, Scaling};
+
+/// A shape. All have tied tables: at these sizes a second one would be a large part of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Preset {
+    /// For a first look on any computer.
+    Tiny,
+    /// As wide and deep as the smallest GPT-2.
+    M125,
+    /// As wide and deep as the middle GPT-2.
+    M350,
+    /// As Llama 3.2 1B.
+    B1,
+}
+
+impl Preset {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Tiny, Self::M125, Self::M350, Self::B1];
+
+    /// As it is typed.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tiny => "tiny",
+            Self::M125 => "125M",
+            Self::M350 => "350M",
+            Self::B1 => "1B",
+        }
+    }
+
+    /// The one of that name.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name))
+    }
+
+    /// Its settings, for tokens of a vocabulary. Chosen: inner widths are 8/3 of the width in whole
+    /// multiples of 256, as Llama's (arXiv 2302.13971, section 2.2), but for the largest, whose shape
+    /// is Llama 3.2 1B's; contexts are what such a model is trained with on one computer.
+    pub fn config(self, vocabulary: usize) -> Config {
+        // Width, inner width, blocks, heads, heads of keys, tokens.
+        let [width, inner, blocks, heads, kv_heads, context] = match self {
+            Self::Tiny => [192, 512, 4, 6, 2, 512],
+            Self::M125 => [768, 2048, 12, 12, 12, 2048],
+            Self::M350 => [1024, 2816, 24, 16, 16, 2048],
+            Self::B1 => [2048, 8192, 16, 32, 8, 8192],
+        };
+        Config {
+            family: Family::Llama,
+            vocab_size: vocabulary,
+            hidden_size: width,
+            intermediate_size: inner,
+            num_hidden_layers: blocks,
+            num_attention_heads: heads,
+            num_key_value_heads: kv_heads,
+            head_dim: width / heads,
+            max_position_embeddings: context,
+            rms_norm_eps: 1e-5,
+            rope: Rope { theta: THETA, scaling: Scaling::None },
+            tie_word_embeddings: true,
+            attention_bias: false,
+            mlp_bias: false,
+            bos_token_id: None,
+            eos_token_ids: Vec::new(),
+        }
+    }
+}
+
+/// Taken: the first Llama's, made for texts of 2048 tokens; twice that are still far from a whole turn
+/// of the slowest pair.
+const THETA: f64 = 10_000.0;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::build::wants;
+    use crate::model::llama::Llama;
+
+    fn count(config: &Config) -> usize {
+        let wants = wants(|build| Llama::new(config, build)).unwrap();
+        wants.iter().map(|want| want.shape.elements()).sum()
+    }
+
+    /// Counted by transformers' `LlamaForCausalLM` on its device without data. With Llama 3's
+    /// vocabulary the largest is Llama 3.2 1B to the digit.
+    #[test]
+    fn presets_have_their_number_of_weights() {
+        let expected = [
+            (Preset::Tiny, 257, 1_623_936),
+            (Preset::M125, 50_257, 123_551_232),
+            (Preset::M350, 50_257, 359_794_688),
+            (Preset::B1, 128_256, 1_235_814_400),
+        ];
+        for (preset, vocabulary, n) in expected {
+            let config = preset.config(vocabulary);
+            config.check().unwrap_or_else(|problem| panic!("{problem:?}"));
+            assert_eq!(count(&config), n, "{}", preset.name());
+            assert_eq!(Preset::of(preset.name()), Some(preset));
+        }
+        assert_eq!(Preset::of("2B"), None);
+    }
+}

@@ -1,0 +1,190 @@
+//! Settings of all families, as published files spell them, and models against what transformers
+//! computed.
+
+use std::path::{Path, PathBuf};
+
+use compute::ops::IGNORED;
+use compute::{Device, Dtype, Gradients, Tape, Tensor};
+use serde_json::{Value, json};
+use weights::Catalog;
+use weights::load::{Options, Wanted, floats, load};
+
+use super::base::Base;
+use super::preset::Preset;
+use super::*;
+use crate::model::adapter::Adapters;
+use crate::model::build::Precision;
+use crate::model::recompute::Recompute;
+use crate::verify::difference;
+
+/// The settings of a file, with some keys of another value.
+fn config(changes: &Value) -> Result<Config, String> {
+    let mut file = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
+        "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 256,
+        "rms_norm_eps": 1e-5, "rope_theta": 500_000.0, "hidden_act": "silu", "eos_token_id": 2
+    });
+    for (key, value) in changes.as_object().unwrap() {
+        file[key] = value.clone();
+    }
+    let config: Config = serde_json::from_value(file).map_err(|error| error.to_string())?;
+    config.check().map_err(|Unsupported(problem)| problem)?;
+    Ok(config)
+}
+
+#[test]
+fn both_spellings_of_a_rotation_are_one() {
+    let old = json!({"rope_theta": 5e5, "rope_scaling": {"factor": 8.0, "type": "llama3",
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}});
+    let new = json!({"rope_theta": null, "rope_parameters": {"rope_theta": 5e5, "factor": 8.0,
+        "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 64}});
+    let (old, new) = (config(&old).unwrap(), config(&new).unwrap());
+    assert_eq!(old, new);
+    assert_eq!(old.rope.theta, 5e5);
+    assert!(matches!(old.rope.scaling, Scaling::Llama3 { .. }));
+    let linear = config(&json!({"rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
+    assert_eq!(linear.rope.scaling, Scaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn settings_that_are_written_read_the_same() {
+    let qwen = json!({"model_type": "qwen3", "head_dim": 32, "eos_token_id": [3, 4],
+        "tie_word_embeddings": true, "rope_scaling": {"rope_type": "linear", "factor": 4.0}});
+    for changes in [json!({}), qwen, json!({"model_type": "qwen2", "eos_token_id": null})] {
+        let config = config(&changes).unwrap();
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config, "{text}");
+    }
+}
+
+#[test]
+fn what_is_not_computed_is_refused() {
+    let cases = [
+        (json!({"model_type": "gemma"}), "unknown variant `gemma`, expected one of `llama`"),
+        (json!({"hidden_act": "gelu"}), "hidden_act is gelu, expected silu"),
+        (
+            json!({"num_key_value_heads": 3}),
+            "num_attention_heads 4 is no multiple of num_key_value_heads 3",
+        ),
+        (json!({"head_dim": 15}), "head_dim 15 is odd"),
+        (json!({"num_hidden_layers": 0}), "num_hidden_layers is 0"),
+        (json!({"vocab_size": 5_000_000_000_u64}), "vocab_size 5000000000 does not fit"),
+        (json!({"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, expected 1"),
+        (
+            json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
+            "of type yarn, expected default",
+        ),
+        (json!({"rope_scaling": {"type": "linear"}}), "of type linear has no factor"),
+        (json!({"model_type": "mistral", "sliding_window": 128}), "sliding_window is 128"),
+        (json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 9}), "is 9"),
+    ];
+    for (changes, says) in cases {
+        let error = config(&changes).unwrap_err();
+        assert!(error.contains(says), "{changes}: {error}");
+    }
+    // A window that reaches all of a text, or is not in use, is none.
+    config(&json!({"model_type": "mistral", "sliding_window": 256})).unwrap();
+    config(&json!({"model_type": "qwen2", "sliding_window": 9})).unwrap();
+}
+
+fn golden(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name)
+}
+
+fn recorded(name: &str, tensor: &str) -> Vec<f32> {
+    let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
+    let tensor = catalog.find(tensor).unwrap();
+    floats(&catalog, tensor, 0..tensor.count()).unwrap()
+}
+
+/// The tokens of the reference data, and for each the one after it.
+fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
+    let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
+    let mut bytes = vec![0; 2 * 24 * size_of::<i64>()];
+    let ids = catalog.find("in.input_ids").unwrap();
+    let wanted = vec![Wanted::whole(ids, weights::Dtype::I64, &mut bytes)];
+    load(&catalog, wanted, Options::default(), &|_| true).unwrap();
+    let (ids, _) = bytes.as_chunks::<8>();
+    let ids: Vec<u32> = ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect();
+    let after = |row: &[u32]| [&row[1..], &[IGNORED]].concat();
+    let targets: Vec<u32> = ids.chunks(24).flat_map(after).collect();
+    [ids, targets].map(|all| device.upload([2, 24], &all).unwrap())
+}
+
+/// Settings in GGUF files are those of the folders they were made of.
+#[test]
+fn gguf_files_have_the_settings_of_their_folders() {
+    for name in ["llama", "qwen3"] {
+        let [file, folder] =
+            [golden(&format!("{name}.gguf")), golden(name)].map(|path| Base::open(&path).unwrap());
+        let Config { bos_token_id, eos_token_ids, .. } = folder.config.clone();
+        assert_eq!(Config { bos_token_id, eos_token_ids, ..file.config.clone() }, folder.config);
+        assert_ne!(file.fingerprint().unwrap(), folder.fingerprint().unwrap());
+        assert_eq!(file.tokenizer(), Some(golden(&format!("{name}.gguf")).as_path()));
+    }
+}
+
+/// The table of a tied model has a gradient from both of its uses.
+#[test]
+fn gradients_of_the_whole_model_are_those_of_the_reference() {
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let base = Base::open(&golden("llama3")).unwrap();
+    let mut adapters = Adapters::own();
+    let plain = Precision::plain(Dtype::F32);
+    let model = base.load(&device, plain, &mut adapters, &|_| true).unwrap();
+    let [ids, targets] = tokens(&device, "llama3");
+    let names = [
+        "model.embed_tokens.weight",
+        "model.norm.weight",
+        "model.layers.0.input_layernorm.weight",
+        "model.layers.0.self_attn.q_proj.bias",
+        "model.layers.1.mlp.down_proj.weight",
+    ];
+    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+        let tape = Tape::training(&device, &adapters.params, 0);
+        let loss = model.loss(&tape, &ids, &targets, None, recompute).unwrap();
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients).unwrap();
+        for name in names {
+            let (_, key) = adapters.own.iter().find(|(own, _)| own == name).unwrap();
+            let expected = recorded("llama3", &format!("own_grad.{name}"));
+            let apart = difference(&expected, &gradients.get(*key).unwrap().to_f32_vec());
+            assert!(apart < 1e-5, "{name} {recompute:?}: {apart:e}");
+        }
+    }
+    let trained: usize =
+        adapters.params.values().iter().map(|value| value.shape().elements()).sum();
+    let all: usize = base.tensors().unwrap().iter().map(|want| want.shape.elements()).sum();
+    assert_eq!(trained, all);
+}
+
+#[test]
+fn a_preset_begins_with_the_numbers_of_its_seed() {
+    let begun = |seed: u64, threads: usize| {
+        let device = Device::cpu(threads, 64 << 20).unwrap();
+        let base = Base::preset(Preset::Tiny, 300, seed).unwrap();
+        let mut adapters = Adapters::own();
+        let plain = Precision::plain(Dtype::F32);
+        base.load(&device, plain, &mut adapters, &|_| true).unwrap();
+        let numbers = |end: &str| {
+            let (_, key) = adapters.own.iter().find(|(name, _)| name.ends_with(end)).unwrap();
+            adapters.params.get(*key).to_f32_vec()
+        };
+        [numbers("embed_tokens.weight"), numbers("down_proj.weight"), numbers("norm.weight")]
+    };
+    let [table, adding, norm] = begun(7, 1);
+    let deviation = |numbers: &[f32]| {
+        (numbers.iter().map(|x| f64::from(x * x)).sum::<f64>() / numbers.len() as f64).sqrt()
+    };
+    assert!((deviation(&table) / 0.02 - 1.0).abs() < 0.02, "{}", deviation(&table));
+    let expected = 0.02 / 8.0_f64.sqrt();
+    assert!((deviation(&adding) / expected - 1.0).abs() < 0.02, "{}", deviation(&adding));
+    assert!(norm.iter().all(|number| *number == 1.0));
+    assert_eq!(begun(7, 2)[0], table);
+    assert_ne!(begun(8, 1)[0], table);
+    let of = |seed| Base::preset(Preset::Tiny, 300, seed).unwrap().fingerprint().unwrap();
+    assert_eq!(of(7), of(7));
+    assert_ne!(of(7), of(8));
+}

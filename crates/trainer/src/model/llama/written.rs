@@ -1,0 +1,255 @@
+//! `config.json` as programs write it, old and new, and what it means. What hearth does not compute
+//! is refused here; what does not change the numbers is passed over.
+//!
+//! Written back, rotations are spelt as transformers before version 5 has them, which later ones
+//! read too.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Config, Family, Rope, Scaling};
+
+/// The file's keys, those that matter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Written {
+    model_type: Family,
+    #[serde(default)]
+    architectures: Vec<String>,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    #[serde(default = "default_context")]
+    max_position_embeddings: usize,
+    #[serde(default = "default_epsilon")]
+    rms_norm_eps: f32,
+    #[serde(default = "silu")]
+    hidden_act: String,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<Rotation>,
+    #[serde(skip_serializing)]
+    rope_parameters: Option<Rotation>,
+    #[serde(skip_serializing)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    #[serde(default)]
+    use_sliding_window: bool,
+    sliding_window: Option<usize>,
+    #[serde(skip_serializing, default)]
+    layer_types: Vec<String>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<Ids>,
+}
+
+/// `rope_scaling`, or `rope_parameters` as it is called since version 5.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Rotation {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rope_type: Option<String>,
+    /// What it was called first; some files have both.
+    #[serde(skip_serializing, rename = "type")]
+    kind: Option<String>,
+    #[serde(skip_serializing)]
+    rope_theta: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    low_freq_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    high_freq_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(skip_serializing)]
+    partial_rotary_factor: Option<f64>,
+}
+
+/// One token or several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+/// Taken, as the next two: the defaults of transformers' `LlamaConfig`.
+fn default_context() -> usize {
+    2048
+}
+
+fn default_epsilon() -> f32 {
+    1e-6
+}
+
+const DEFAULT_THETA: f64 = 10_000.0;
+
+/// The one activation of all families.
+const SILU: &str = "silu";
+
+fn silu() -> String {
+    SILU.into()
+}
+
+impl TryFrom<Written> for Config {
+    type Error = String;
+
+    fn try_from(written: Written) -> Result<Self, String> {
+        written.check()?;
+        let heads = written.num_attention_heads;
+        let rope = written.rope()?;
+        let head_dim = written.head_dim.unwrap_or(written.hidden_size / heads.max(1));
+        Ok(Self {
+            family: written.model_type,
+            vocab_size: written.vocab_size,
+            hidden_size: written.hidden_size,
+            intermediate_size: written.intermediate_size,
+            num_hidden_layers: written.num_hidden_layers,
+            num_attention_heads: heads,
+            num_key_value_heads: written.num_key_value_heads.unwrap_or(heads),
+            head_dim,
+            max_position_embeddings: written.max_position_embeddings,
+            rms_norm_eps: written.rms_norm_eps,
+            rope,
+            tie_word_embeddings: written.tie_word_embeddings,
+            attention_bias: written.attention_bias.unwrap_or(false),
+            mlp_bias: written.mlp_bias.unwrap_or(false),
+            bos_token_id: written.bos_token_id,
+            eos_token_ids: match written.eos_token_id {
+                None => Vec::new(),
+                Some(Ids::One(id)) => vec![id],
+                Some(Ids::Several(ids)) => ids,
+            },
+        })
+    }
+}
+
+impl Written {
+    /// That nothing asks for what is not computed.
+    fn check(&self) -> Result<(), String> {
+        let Self { hidden_act, partial_rotary_factor, sliding_window, .. } = self;
+        if hidden_act != SILU {
+            return Err(format!("hidden_act is {hidden_act}, expected {SILU}"));
+        }
+        let nested = self.rotation().and_then(|rotation| rotation.partial_rotary_factor);
+        if let Some(share) = partial_rotary_factor.or(nested).filter(|share| *share != 1.0) {
+            return Err(format!("partial_rotary_factor is {share}, expected 1"));
+        }
+        // Qwen's files name a window that is not in use.
+        let is_used = self.use_sliding_window || self.model_type == Family::Mistral;
+        let reach = self.max_position_embeddings;
+        if let Some(window) = sliding_window.filter(|window| is_used && *window < reach) {
+            return Err(format!("sliding_window is {window}, expected none or {reach} and more"));
+        }
+        match self.layer_types.iter().find(|kind| *kind != "full_attention") {
+            Some(kind) if is_used => {
+                Err(format!("layer_types has {kind}, expected full_attention"))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn rotation(&self) -> Option<&Rotation> {
+        self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
+    }
+
+    fn rope(&self) -> Result<Rope, String> {
+        let none = Rotation::default();
+        let rotation = self.rotation().unwrap_or(&none);
+        let theta = rotation.rope_theta.or(self.rope_theta).unwrap_or(DEFAULT_THETA);
+        Ok(Rope { theta, scaling: rotation.scaling(self.max_position_embeddings)? })
+    }
+}
+
+impl Rotation {
+    fn scaling(&self, context: usize) -> Result<Scaling, String> {
+        let kind = self.rope_type.as_deref().or(self.kind.as_deref()).unwrap_or("default");
+        let number = |name: &str, number: Option<f64>| {
+            number.ok_or_else(|| format!("rope_scaling of type {kind} has no {name}"))
+        };
+        let factor = || number("factor", self.factor);
+        match kind {
+            "default" => Ok(Scaling::None),
+            "linear" => Ok(Scaling::Linear { factor: factor()? }),
+            "llama3" => Ok(Scaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: number("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: number("high_freq_factor", self.high_freq_factor)?,
+                original_max_position_embeddings: self
+                    .original_max_position_embeddings
+                    .unwrap_or(context),
+            }),
+            other => {
+                Err(format!("rope_scaling is of type {other}, expected default, linear or llama3"))
+            }
+        }
+    }
+}
+
+impl From<Config> for Written {
+    fn from(config: Config) -> Self {
+        let is_qwen = matches!(config.family, Family::Qwen2 | Family::Qwen3);
+        let of_llama = |bias: bool| (config.family == Family::Llama).then_some(bias);
+        Self {
+            model_type: config.family,
+            architectures: vec![config.family.class().into()],
+            vocab_size: config.vocab_size,
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            num_hidden_layers: config.num_hidden_layers,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: Some(config.num_key_value_heads),
+            head_dim: Some(config.head_dim),
+            max_position_embeddings: config.max_position_embeddings,
+            rms_norm_eps: config.rms_norm_eps,
+            hidden_act: silu(),
+            rope_theta: Some(config.rope.theta),
+            rope_scaling: config.rope.scaling.into(),
+            rope_parameters: None,
+            partial_rotary_factor: None,
+            tie_word_embeddings: config.tie_word_embeddings,
+            attention_bias: is_qwen
+                .then_some(config.attention_bias)
+                .or(of_llama(config.attention_bias)),
+            mlp_bias: of_llama(config.mlp_bias),
+            use_sliding_window: false,
+            sliding_window: None,
+            layer_types: Vec::new(),
+            bos_token_id: config.bos_token_id,
+            eos_token_id: match config.eos_token_ids.as_slice() {
+                [] => None,
+                [id] => Some(Ids::One(*id)),
+                several => Some(Ids::Several(several.to_vec())),
+            },
+        }
+    }
+}
+
+impl From<Scaling> for Option<Rotation> {
+    fn from(scaling: Scaling) -> Self {
+        let of = |kind: &str, factor: f64| Rotation {
+            rope_type: Some(kind.into()),
+            factor: Some(factor),
+            ..Rotation::default()
+        };
+        match scaling {
+            Scaling::None => None,
+            Scaling::Linear { factor } => Some(of("linear", factor)),
+            Scaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => Some(Rotation {
+                low_freq_factor: Some(low_freq_factor),
+                high_freq_factor: Some(high_freq_factor),
+                original_max_position_embeddings: Some(original_max_position_embeddings),
+                ..of("llama3", factor)
+            }),
+        }
+    }
+}

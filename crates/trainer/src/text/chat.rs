@@ -1,0 +1,136 @@
+//! Conversations as the text a model reads: its own template applied, and where in that text its
+//! answers are.
+//!
+//! Templates are Jinja as transformers runs it, methods of Python's strings included. There is no
+//! clock: a template that asks for the date gets none and writes its own, so that the same files give
+//! the same tokens tomorrow. Left out on purpose: tools and documents, and content in parts.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use minijinja::{Environment, Error, ErrorKind, Value};
+use serde::{Deserialize, Serialize};
+
+use crate::error::{Result, TrainerError};
+
+/// `ChatML`, for models that say nothing else: what most of those that do say use.
+const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role }}\n\
+    {{ message.content }}<|im_end|>\n{% endfor %}\
+    {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+/// Chosen: a thousand times what a long conversation takes. A template is a stranger's program.
+const MOST_INSTRUCTIONS: u64 = 50_000_000;
+
+const NAME: &str = "chat";
+
+/// One part of a conversation.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Message {
+    /// Who says it: system, user, assistant or tool.
+    pub role: String,
+    /// What is said.
+    pub content: String,
+}
+
+/// A conversation as a text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Conversation {
+    /// All of it.
+    pub text: String,
+    /// The bytes that are the model's own answers, with what ends each.
+    pub answers: Vec<Range<usize>>,
+}
+
+/// How a model's conversations are written.
+pub struct Template {
+    environment: Environment<'static>,
+    /// As `eos_token`.
+    tokens: BTreeMap<String, String>,
+}
+
+impl Template {
+    /// Of Jinja, with the special tokens that it may name; `ChatML` without.
+    pub(super) fn new(source: Option<&str>, tokens: BTreeMap<String, String>) -> Result<Self> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_fuel(Some(MOST_INSTRUCTIONS));
+        environment
+            .set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function(
+            "raise_exception",
+            |message: String| -> std::result::Result<Value, Error> {
+                Err(Error::new(ErrorKind::InvalidOperation, message))
+            },
+        );
+        let source = without_generation(source.unwrap_or(CHAT_ML));
+        environment.add_template_owned(NAME, source).map_err(|error| TrainerError::Request {
+            problem: format!("chat template cannot be used: {}", said(&error)),
+            hint: "fetch tokenizer_config.json again, or remove its chat_template: ChatML is used then",
+        })?;
+        Ok(Self { environment, tokens })
+    }
+
+    /// The text of a conversation; with `asks`, up to where the model's next answer begins. What
+    /// went wrong is what the template says.
+    pub fn render(&self, messages: &[Message], asks: bool) -> std::result::Result<String, String> {
+        let mut context: BTreeMap<&str, Value> =
+            self.tokens.iter().map(|(name, token)| (name.as_str(), token.into())).collect();
+        context.insert("messages", Value::from_serialize(messages));
+        context.insert("add_generation_prompt", asks.into());
+        let rendered =
+            self.environment.get_template(NAME).and_then(|template| template.render(context));
+        rendered.map_err(|error| said(&error))
+    }
+
+    /// The text of a conversation and the answers in it.
+    ///
+    /// An answer is what the template adds to all before it and the prompt for an answer. Some
+    /// templates write earlier answers otherwise than the last one; those are no answers then, since
+    /// the model would never give them in that form.
+    pub fn conversation(&self, messages: &[Message]) -> std::result::Result<Conversation, String> {
+        let text = self.render(messages, false)?;
+        let mut answers = Vec::new();
+        let assistants =
+            messages.iter().enumerate().filter(|(_, message)| message.role == "assistant");
+        for (at, _) in assistants {
+            let before = self.render(&messages[..at], true)?;
+            let with = self.render(&messages[..=at], false)?;
+            if text.starts_with(&with) && with.starts_with(&before) && before.len() < with.len() {
+                answers.push(before.len()..with.len());
+            }
+        }
+        if answers.is_empty() {
+            return Err("the chat template gives no answer of the assistant".into());
+        }
+        Ok(Conversation { text, answers })
+    }
+}
+
+/// The tag by which some templates mark answers for transformers is a block that is always there.
+fn without_generation(source: &str) -> String {
+    let mut rest = source;
+    let mut out = String::with_capacity(source.len());
+    while let Some(at) = rest.find("{%") {
+        let (before, tag) = rest.split_at(at);
+        let end = tag.find("%}").map_or(tag.len(), |end| end + 2);
+        let (tag, after) = tag.split_at(end);
+        out.push_str(before);
+        let word = tag.trim_matches(|c: char| "{%}-+".contains(c) || c.is_whitespace());
+        out.push_str(&match word {
+            "generation" => tag.replace("generation", "if true"),
+            "endgeneration" => tag.replace("endgeneration", "endif"),
+            _ => tag.into(),
+        });
+        rest = after;
+    }
+    out + rest
+}
+
+/// With the line that Jinja names, without its own name for the kind of error.
+fn said(error: &Error) -> String {
+    let what = error.detail().map_or_else(|| error.kind().to_string(), Into::into);
+    error
+        .line()
+        .map_or_else(|| what.clone(), |line| format!("{what} (line {line} of the template)"))
+}

@@ -1,0 +1,199 @@
+//! Texts to ids of tokens and back, for language models: from a `tokenizer.json`, from the
+//! vocabulary inside a GGUF file, or the bytes themselves where there is neither.
+//!
+//! ```text
+//! folder/                      what `save` writes and transformers loads
+//! ├── tokenizer.json             vocabulary, merges, how texts are split
+//! └── tokenizer_config.json      special tokens by name, the chat template
+//! ```
+//!
+//! The `tokenizers` crate does the work; what would make it panic is refused before it sees it
+//! (`file`). Special tokens that stand in a text are taken for what they are, as the reference does.
+//!
+//! Left out on purpose: models other than byte pairs, which no family here has; the image encoders'
+//! tokenizers, whose rules are their classes' (`model::encoder::tokenizer`).
+
+mod bytes;
+mod decoder;
+mod file;
+mod gguf;
+mod settings;
+#[cfg(test)]
+mod tests;
+
+use std::fs;
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+
+use weights::checksum::Hasher;
+use weights::write::AtomicFile;
+
+pub use decoder::Decoder;
+use settings::Settings;
+
+use super::chat::Template;
+use crate::cache::hashes::field;
+use crate::error::{Result, TrainerError};
+use crate::model::encoder::tokenizer::TokenizerError;
+
+/// The file that holds a vocabulary.
+const FILE: &str = "tokenizer.json";
+/// The file that says what its special tokens are for.
+const CONFIG: &str = "tokenizer_config.json";
+
+/// Turns texts into ids of tokens, and back.
+pub struct Tokenizer {
+    inner: tokenizers::Tokenizer,
+    /// `tokenizer.json` as it was found, or made.
+    json: Vec<u8>,
+    settings: Settings,
+    vocabulary: usize,
+    /// Ids below 256 are bytes, and there is nothing to look up.
+    is_bytes: bool,
+    /// A space is put before every text, so that two texts are as one with a space between.
+    puts_space: bool,
+}
+
+/// A text in tokens, with those that were asked for marked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marked {
+    /// The tokens.
+    pub ids: Vec<u32>,
+    /// For each, whether any of it lies in one of the ranges.
+    pub is_in: Vec<bool>,
+}
+
+impl Tokenizer {
+    /// Reads a folder with a `tokenizer.json`, that file itself, or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        let is_gguf = path.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf"));
+        if is_gguf {
+            let (inner, settings) = gguf::read(path)?;
+            return Self::made(inner, settings);
+        }
+        let is_folder = path.is_dir();
+        let folder = if is_folder { path } else { path.parent().unwrap_or(Path::new("")) };
+        let file = if is_folder { path.join(FILE) } else { path.into() };
+        if is_folder && !file.exists() {
+            let looked_for = &["tokenizer.json"][..];
+            return Err(TokenizerError::Missing { looked_for, folder: folder.into() }.into());
+        }
+        let json = fs::read(&file).map_err(|error| TokenizerError::io(&file, error))?;
+        let inner = file::build(&file, &json)?;
+        let settings = Settings::read(folder, &file, &json, &inner)?;
+        Self::new(inner, json, settings)
+    }
+
+    /// The one that needs no file: every byte is a token, and one more ends a text.
+    pub fn bytes() -> Self {
+        let made = bytes::build().and_then(|(inner, settings)| Self::made(inner, settings));
+        let tokenizer = made.expect("the built-in vocabulary is whole: a test opens it");
+        Self { is_bytes: true, ..tokenizer }
+    }
+
+    /// The tokens of a text, without those that begin and end one.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        if self.is_bytes && !text.contains(bytes::END) {
+            return Ok(text.bytes().map(u32::from).collect());
+        }
+        let found = self.inner.encode_fast(text, false);
+        Ok(found.map_err(|error| refused(&*error))?.get_ids().to_vec())
+    }
+
+    /// The tokens of a text, and which of them lie in some ranges of its bytes.
+    pub fn encode_marked(&self, text: &str, ranges: &[Range<usize>]) -> Result<Marked> {
+        let found = self.inner.encode(text, false).map_err(|error| refused(&*error))?;
+        let is_in = |(start, end): &(usize, usize)| {
+            ranges.iter().any(|range| *start < range.end && *end > range.start)
+        };
+        let is_in = found.get_offsets().iter().map(is_in).collect();
+        Ok(Marked { ids: found.get_ids().to_vec(), is_in })
+    }
+
+    /// The text of tokens, special ones included; bytes that are no text become U+FFFD. Ids that
+    /// stand for nothing are left out.
+    pub fn decode(&self, ids: &[u32]) -> String {
+        // None of the decoders that `file` lets pass can fail.
+        self.inner.decode(ids, false).unwrap_or_default()
+    }
+
+    /// Gives the text of tokens that come one by one.
+    pub fn decoder(&self) -> Decoder<'_> {
+        Decoder::new(self)
+    }
+
+    /// The token that every text begins with, where the model was trained so.
+    pub fn start(&self) -> Option<u32> {
+        self.settings.start
+    }
+
+    /// The token that ends a text.
+    pub fn end(&self) -> Option<u32> {
+        self.settings.ends.first().copied()
+    }
+
+    /// Whether a model that gives this token has said all it wants to say. Models for conversations
+    /// often have two such tokens: one ends a text, the other an answer.
+    pub fn is_end(&self, id: u32) -> bool {
+        self.settings.ends.contains(&id)
+    }
+
+    /// Every id is below this. A model may have more embeddings, never fewer.
+    pub fn vocabulary(&self) -> usize {
+        self.vocabulary
+    }
+
+    /// How conversations are written down for the model; `ChatML` where its files do not say.
+    pub fn chat(&self) -> Result<Template> {
+        Template::new(self.settings.template.as_deref(), self.settings.named_tokens())
+    }
+
+    /// What tells this tokenizer from others: the checksum of all that its ids follow from.
+    pub fn fingerprint(&self) -> String {
+        let mut hasher = Hasher::new();
+        field(&mut hasher, &self.json);
+        field(&mut hasher, format!("{:?}", (self.start(), &self.settings.ends)).as_bytes());
+        field(&mut hasher, self.settings.template.as_deref().unwrap_or_default().as_bytes());
+        hasher.finalize().to_hex().to_string()
+    }
+
+    /// Writes it into a folder, where transformers and [`Self::open`] find it.
+    pub fn save(&self, folder: &Path) -> Result<()> {
+        let config = serde_json::to_vec_pretty(&self.settings.config()).expect("it is plain JSON");
+        for (name, bytes) in [(FILE, &self.json), (CONFIG, &config)] {
+            let path = folder.join(name);
+            let io = |source| TrainerError::Io { what: "write", path: path.clone(), source };
+            let mut file = AtomicFile::create(&path)?;
+            file.write_all(bytes).map_err(io)?;
+            file.commit()?;
+        }
+        Ok(())
+    }
+
+    /// Whether [`Self::encode`] of two texts, one after the other, is that of both with a space
+    /// between.
+    pub fn puts_space(&self) -> bool {
+        self.puts_space
+    }
+
+    /// Of parts that no file holds as they are.
+    fn made(inner: tokenizers::Tokenizer, settings: Settings) -> Result<Self> {
+        let json = inner.to_string(false).map_err(|error| refused(&*error))?.into_bytes();
+        Self::new(inner, json, settings)
+    }
+
+    fn new(inner: tokenizers::Tokenizer, json: Vec<u8>, settings: Settings) -> Result<Self> {
+        let largest = inner.get_vocab(true).into_values().max();
+        let vocabulary = largest.map_or(0, |largest| largest as usize + 1);
+        let mut tokenizer =
+            Self { inner, json, settings, vocabulary, is_bytes: false, puts_space: false };
+        let [both, a, b] = ["a b", "a", "b"].map(|text| tokenizer.encode(text));
+        tokenizer.puts_space = [a?, b?].concat() == both?;
+        Ok(tokenizer)
+    }
+}
+
+fn refused(error: &(dyn std::error::Error + Send + Sync)) -> TrainerError {
+    TokenizerError::Text { problem: error.to_string() }.into()
+}
