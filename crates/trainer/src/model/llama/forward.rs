@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_table};
-use compute::{Dtype, Tape, Tensor, Var};
+use compute::{Device, Dtype, Tape, Tensor, Var};
 
 use super::Config;
 use super::cache::Cache;
@@ -94,6 +94,11 @@ impl Llama {
     ) -> Result<Var> {
         let hidden = self.hidden(tape, ids, first_keys, recompute)?;
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
+    }
+
+    /// Room for what it remembers of a text of so many tokens.
+    pub fn cache(&self, device: &Device, most: usize) -> Result<Cache> {
+        Cache::new(device, &self.config, self.dtype, most)
     }
 
     /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
