@@ -32,6 +32,7 @@ def main():
     writer.add_string("general.name", "zwölf Ämter")
     writer.add_array("tokenizer.ggml.tokens", ["a", "Ġb", ""])
     writer.add_array("tokenizer.ggml.token_type", [1, -1, 3])
+    writer.add_array("tokenizer.ggml.scores", [-0.5, 1e9])
     for name, shape, type in TENSORS:
         numbers = np.array([number(i) for i in range(np.prod(shape))], np.float32).reshape(shape)
         if name.startswith("zeros"):

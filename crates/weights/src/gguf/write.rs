@@ -30,6 +30,8 @@ pub enum Value {
     Text(String),
     /// Small numbers.
     I32s(Vec<i32>),
+    /// Real numbers.
+    F32s(Vec<f32>),
     /// Texts, such as a vocabulary.
     Texts(Vec<String>),
 }
@@ -155,6 +157,7 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
         Value::Bool(_) => &[Kind::Bool],
         Value::Text(_) => &[Kind::Text],
         Value::I32s(_) => &[Kind::Array, Kind::I32],
+        Value::F32s(_) => &[Kind::Array, Kind::F32],
         Value::Texts(_) => &[Kind::Array, Kind::Text],
     };
     out.extend(kinds.iter().flat_map(|kind| (*kind as u32).to_le_bytes()));
@@ -164,6 +167,10 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
         Value::Bool(is_so) => out.push((*is_so).into()),
         Value::Text(text) => put_text(out, text),
         Value::I32s(numbers) => {
+            out.extend((numbers.len() as u64).to_le_bytes());
+            out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+        Value::F32s(numbers) => {
             out.extend((numbers.len() as u64).to_le_bytes());
             out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         }
@@ -266,6 +273,7 @@ mod tests {
             ("general.name", Value::Text("zwölf Ämter".into())),
             ("tokenizer.ggml.tokens", Value::Texts(["a", "Ġb", ""].map(Into::into).into())),
             ("tokenizer.ggml.token_type", Value::I32s(vec![1, -1, 3])),
+            ("tokenizer.ggml.scores", Value::F32s(vec![-0.5, 1e9])),
         ];
         let metadata = metadata.map(|(key, value)| (key.to_owned(), value));
         let tensors = [
