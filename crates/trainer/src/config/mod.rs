@@ -170,6 +170,7 @@ impl RawConfig {
         let adapter = Adapter::new(adapter.decide("adapter", rows)?, rows)?;
         let train = Train::new(&train.decide("train", rows)?, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
+        optimizer::refuse_idle(&optimizer, rows)?;
         let sample = sample.decide("sample", rows)?;
         let machine = machine.decide("machine", rows)?;
         let mut output = output.decide("output", rows)?;

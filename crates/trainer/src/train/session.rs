@@ -89,7 +89,7 @@ impl<'a> Session<'a> {
         let params = &adapters.params;
         Ok(Self {
             gradients: Gradients::reserved(device, params)?,
-            optimizer: Optimizer::new(config.optimizer.kind, params)?,
+            optimizer: Optimizer::new(&config.optimizer, &adapters, config.base.dtype)?,
             average: match config.train.ema {
                 Switch::On(decay) => Some(Average::new(decay, params)?),
                 Switch::Off => None,
