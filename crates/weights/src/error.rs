@@ -4,6 +4,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use crate::tensor::Encoding;
+
 /// Everything that can go wrong with model files.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
@@ -117,6 +119,16 @@ pub enum WeightsError {
         /// As asked.
         to: String,
     },
+    /// A number that the format to be written has no room for.
+    #[error("tensor {name} holds {number}, which {encoding} does not")]
+    Unfit {
+        /// The tensor.
+        name: String,
+        /// The first such number.
+        number: f32,
+        /// As it was to be written.
+        encoding: Encoding,
+    },
     /// The file was changed by somebody else while we read it.
     #[error("file changed while it was read: {}", path.display())]
     Changed {
@@ -167,6 +179,9 @@ impl WeightsError {
             Self::NoTensor { .. } => "`hearth inspect` lists the names",
             Self::BufferSize { .. } | Self::NoConversion { .. } => {
                 "this is a fault of hearth, please report it"
+            }
+            Self::Unfit { .. } => {
+                "write bf16 or f32, which hold larger numbers; one that is not finite means that training failed"
             }
             Self::Changed { .. } => "wait until whatever writes the file is done",
             Self::Cancelled => "nothing was left half-written",

@@ -1,8 +1,11 @@
-//! `hearth convert`: any model file we read, as one safetensors file, in any float format.
+//! `hearth convert`: any model file we read, as one safetensors file, in any float format; a language
+//! model also as a GGUF file.
 
 use std::io::Write;
 use std::path::PathBuf;
 
+use trainer::TrainerError;
+use trainer::export::gguf;
 use weights::copy::{Copy, Target, copy};
 use weights::{Catalog, Dtype};
 
@@ -11,26 +14,30 @@ use crate::commands::shard::list;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
 
-/// Write a PyTorch archive, a GGUF or another safetensors model as one safetensors file.
+/// Write a PyTorch archive, a GGUF or another safetensors model as one safetensors file, or a language
+/// model's folder as a GGUF file.
 ///
 /// Names are kept as they are. Nothing in a PyTorch archive is executed. Quantised GGUF tensors
-/// are turned back into numbers.
+/// are turned back into numbers. A GGUF file to be written has names, settings and vocabulary as
+/// llama.cpp reads them.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth convert checkpoint.pt --out checkpoint.safetensors
   hearth convert model.gguf --out model.safetensors --dtype bf16
-  hearth convert model/ --out model-f32.safetensors --dtype f32")]
+  hearth convert model/ --out model-f32.safetensors --dtype f32
+  hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q8_0")]
 pub struct Arguments {
     /// A model file, an index of shards, or a folder
     path: PathBuf,
 
-    /// The file to write; one of that name is replaced when all is written
+    /// The file to write, GGUF if its name ends in .gguf; one of that name is replaced when all is
+    /// written
     #[arg(long, value_name = "FILE")]
     out: PathBuf,
 
     /// The format of floating-point numbers; without it each tensor keeps its own, and quantised
-    /// ones become f16
+    /// ones become f16; in a GGUF file matrices become f16
     #[arg(long)]
     dtype: Option<FloatFormat>,
 
@@ -44,20 +51,54 @@ enum FloatFormat {
     F32,
     F16,
     Bf16,
+    /// Blocks of 8 bits, in GGUF files
+    #[value(name = "q8_0")]
+    Q8_0,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { path, out: file, dtype, checksum } = arguments;
+    if file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
+        return run_gguf(arguments, out);
+    }
     let catalog = Catalog::open(path)?;
-    let dtype = dtype.map(|format| match format {
-        FloatFormat::F32 => Dtype::F32,
-        FloatFormat::F16 => Dtype::F16,
-        FloatFormat::Bf16 => Dtype::Bf16,
-    });
+    let dtype = match dtype {
+        None => None,
+        Some(FloatFormat::F32) => Some(Dtype::F32),
+        Some(FloatFormat::F16) => Some(Dtype::F16),
+        Some(FloatFormat::Bf16) => Some(Dtype::Bf16),
+        Some(FloatFormat::Q8_0) => {
+            let problem = format!("q8_0 is no format of {}", file.display());
+            return Err(request(problem, "write a .gguf file, or choose f16 or bf16"));
+        }
+    };
     let progress = Progress::begin("converting", catalog.bytes())?;
     let how = Copy { target: Target::File(file), dtype, checksum: *checksum };
     let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
     list(&written, out)?;
     Ok(Outcome::Done)
+}
+
+fn run_gguf(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let Arguments { path, out: file, dtype, checksum } = arguments;
+    if *checksum {
+        let problem = format!("no checksum is counted of {}", file.display());
+        return Err(request(problem, "leave --checksum out, and use b3sum"));
+    }
+    let format = match dtype {
+        Some(FloatFormat::F32) => gguf::Format::F32,
+        None | Some(FloatFormat::F16) => gguf::Format::F16,
+        Some(FloatFormat::Bf16) => gguf::Format::Bf16,
+        Some(FloatFormat::Q8_0) => gguf::Format::Q8_0,
+    };
+    let progress = Progress::begin("converting", Catalog::open(path)?.bytes())?;
+    gguf::write_folder(path, file, format, &|bytes| progress.tick(bytes))?;
+    drop(progress);
+    writeln!(out, "{}", file.display())?;
+    Ok(Outcome::Done)
+}
+
+fn request(problem: String, hint: &'static str) -> Failure {
+    TrainerError::Request { problem, hint }.into()
 }

@@ -179,6 +179,7 @@ impl RawConfig {
         let adapter = Adapter::new(adapter.decide("adapter", rows)?, &material, rows)?;
         let train = Train::new(&train.decide("train", rows)?, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
+        optimizer::refuse_idle(&optimizer, rows)?;
         let machine = machine.decide("machine", rows)?;
         let mut output = output.decide("output", rows)?;
         // What was typed is absolute already; the default is not.

@@ -1,17 +1,20 @@
 //! `[optimizer]`: how gradients become steps.
 
-use super::section::section;
+use super::error::ConfigError;
+use super::section::{Rows, section};
 use super::value::words;
 
 section! {
     /// How gradients become steps.
     pub RawOptimizer => Optimizer {
-        /// `adamw`, or `adamw_8bit`, whose state takes a quarter of the memory
+        /// `adamw`; `adamw_8bit`, whose state takes a quarter of the memory; or `muon` for matrices within blocks, with `adamw` for all else
         kind: OptimizerKind = Default(OptimizerKind::AdamW), Any;
         /// Length of a step
         learning_rate: f64 = Default(1e-4), Above(0.0);
         /// Shares that the means of gradients and of their squares keep in a step
         betas: [f64; 2] = Default([0.9, 0.999]), Under(0.0, 1.0);
+        /// Share that the mean of a matrix's gradients keeps in a step, with `kind = "muon"`
+        momentum: f64 = Default(0.95), Under(0.0, 1.0);
         /// Added to what is divided by
         epsilon: f64 = Default(1e-8), Above(0.0);
         /// The share of a parameter that a step of length 1 takes away
@@ -20,6 +23,10 @@ section! {
         schedule: Schedule = Default(Schedule::Constant), Any;
         /// Steps in which the learning rate grows; the first of n goes an n-th of the way
         warmup: u64 = Default(0), AtLeast(0.0);
+        /// The share of all steps, the last, in which the learning rate falls, with `schedule = "wsd"`
+        decay: f64 = Default(0.2), Within(0.0, 1.0);
+        /// How it falls: evenly, or fast at first as one minus a square root, with `schedule = "wsd"`
+        decay_curve: Curve = Default(Curve::Sqrt), Any;
     }
 }
 
@@ -30,11 +37,14 @@ pub enum OptimizerKind {
     AdamW,
     /// The same with its state in 8 bits (Dettmers et al., arXiv 2110.02861).
     AdamW8bit,
+    /// Jordan et al., 2024, for matrices within blocks; [`Self::AdamW`] for all else.
+    Muon,
 }
 
 words!(OptimizerKind {
     "adamw" => Self::AdamW,
     "adamw_8bit" => Self::AdamW8bit,
+    "muon" => Self::Muon,
 });
 
 /// How the learning rate changes.
@@ -48,6 +58,8 @@ pub enum Schedule {
     Cosine,
     /// Lower whenever the loss stops falling.
     Plateau,
+    /// Not at all for most of the run, then down to 0 (Hägele et al., arXiv 2405.18392).
+    Wsd,
 }
 
 words!(Schedule {
@@ -55,4 +67,33 @@ words!(Schedule {
     "linear" => Self::Linear,
     "cosine" => Self::Cosine,
     "plateau" => Self::Plateau,
+    "wsd" => Self::Wsd,
 });
+
+/// How the learning rate falls at the end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Curve {
+    /// Evenly.
+    Linear,
+    /// As one minus a square root.
+    Sqrt,
+}
+
+words!(Curve {
+    "linear" => Self::Linear,
+    "sqrt" => Self::Sqrt,
+});
+
+/// A number that belongs to another rule would be ignored, so it is refused.
+pub(super) fn refuse_idle(optimizer: &Optimizer, rows: &mut Rows) -> Result<(), ConfigError> {
+    if optimizer.kind != OptimizerKind::Muon {
+        let with = format!("optimizer.kind = {}", rows.value("optimizer.kind"));
+        rows.leave_out("optimizer.momentum", &with)?;
+    }
+    if optimizer.schedule != Schedule::Wsd {
+        let with = format!("optimizer.schedule = {}", rows.value("optimizer.schedule"));
+        rows.leave_out("optimizer.decay", &with)?;
+        rows.leave_out("optimizer.decay_curve", &with)?;
+    }
+    Ok(())
+}

@@ -144,6 +144,9 @@ const WITH_OTHERS: &[(&str, &str)] = &[
     ("base.fresh=true", "adapter.kind=none"),
     ("data.draw_count=7", "data.draw=flat"),
     ("sample.every=100", "sample.prompts=['a fox']"),
+    ("optimizer.momentum=0.9", "optimizer.kind=muon"),
+    ("optimizer.decay=0.1", "optimizer.schedule=wsd"),
+    ("optimizer.decay_curve=linear", "optimizer.schedule=wsd"),
 ];
 
 #[test]
@@ -200,6 +203,8 @@ fn a_resolved_job_means_the_same() {
         &["train.scheme=mode", "train.mode_scale=0.5"],
         &["data.validation=4"],
         &["data.validation=4", "optimizer.schedule=plateau"],
+        &["optimizer.schedule=wsd", "optimizer.decay=0.1"],
+        &["optimizer.kind=muon"],
         &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
         &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
     ];

@@ -13,6 +13,7 @@
 
 pub mod card;
 mod fuse;
+pub mod gguf;
 pub mod merge;
 pub mod model;
 mod settings;

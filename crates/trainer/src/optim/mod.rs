@@ -2,16 +2,19 @@
 //! is trained. The arithmetic is `compute`'s; here is what a run remembers between steps.
 
 mod average;
+mod muon;
 mod plateau;
 pub mod schedule;
 
 use compute::ops::{AdamW, Clip, Codes, Moments, Moments8, adamw, adamw_8bit};
-use compute::{Gradients, Params, Result, Tensor};
+use compute::{Dtype, Gradients, Params, Result, Tensor};
 
 pub use average::Average;
 pub use plateau::Plateau;
 
-use crate::config::optimizer::OptimizerKind;
+use crate::config::optimizer::{self, OptimizerKind};
+use crate::model::adapter::Adapters;
+use muon::MatricesApart;
 
 /// A rule with what it remembers of each parameter.
 pub enum Optimizer {
@@ -19,16 +22,22 @@ pub enum Optimizer {
     AdamW(Vec<Moments>),
     /// Moments in 8 bits.
     AdamW8bit(Vec<Moments8>),
+    /// A rule of their own for matrices within blocks.
+    Muon(MatricesApart),
 }
 
 impl Optimizer {
-    /// Before the first step.
-    pub fn new(kind: OptimizerKind, params: &Params) -> Result<Self> {
-        let values = params.values().iter();
-        Ok(match kind {
+    /// Before the first step of a model that computes in `dtype`.
+    pub fn new(settings: &optimizer::Optimizer, adapters: &Adapters, dtype: Dtype) -> Result<Self> {
+        let values = adapters.params.values().iter();
+        Ok(match settings.kind {
             OptimizerKind::AdamW => Self::AdamW(values.map(Moments::new).collect::<Result<_>>()?),
             OptimizerKind::AdamW8bit => {
                 Self::AdamW8bit(values.map(Moments8::new).collect::<Result<_>>()?)
+            }
+            OptimizerKind::Muon => {
+                let momentum = settings.momentum as f32;
+                Self::Muon(MatricesApart::new(adapters, momentum, dtype)?)
             }
         })
     }
@@ -46,6 +55,7 @@ impl Optimizer {
         match self {
             Self::AdamW(state) => adamw(params, &gradients, state, how, Some(clip)),
             Self::AdamW8bit(state) => adamw_8bit(params, &gradients, state, how, Some(clip)),
+            Self::Muon(state) => state.step(params, &gradients, how, clip),
         }
     }
 
@@ -67,6 +77,7 @@ impl Optimizer {
                     }
                 }
             }
+            Self::Muon(state) => all = state.tensors(),
         }
         all
     }

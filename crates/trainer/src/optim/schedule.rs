@@ -2,25 +2,38 @@
 
 use std::f64::consts::PI;
 
-use crate::config::optimizer::Schedule;
+use crate::config::optimizer::{Curve, Optimizer, Schedule};
 
 /// What the learning rate is multiplied by at a step, counted from 1, of `total`. `lowered` is how
 /// often a plateau has lowered it.
 ///
 /// Unlike the reference scripts, whose first step goes nowhere in a warm-up, step n of n goes all
 /// the way.
-pub fn factor(schedule: Schedule, warmup: u64, step: u64, total: u64, lowered: u32) -> f64 {
+pub fn factor(settings: &Optimizer, step: u64, total: u64, lowered: u32) -> f64 {
+    let warmup = settings.warmup;
     if step < warmup {
         return step as f64 / warmup as f64;
     }
     let first = warmup.max(1);
     let length = (total + 1).saturating_sub(first).max(1) as f64;
     let progress = (step - first) as f64 / length;
-    match schedule {
+    match settings.schedule {
         Schedule::Constant => 1.0,
         Schedule::Linear => 1.0 - progress,
         Schedule::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
         Schedule::Plateau => LOWER.powi(lowered.try_into().unwrap_or(i32::MAX)),
+        Schedule::Wsd => remaining(settings, step, total),
+    }
+}
+
+/// What is left of the learning rate in the last share of the steps, after which it would be 0.
+fn remaining(settings: &Optimizer, step: u64, total: u64) -> f64 {
+    let n_last = (settings.decay * total as f64).round();
+    let past = step as f64 - (total as f64 - n_last);
+    let progress = (past / (n_last + 1.0)).max(0.0);
+    match settings.decay_curve {
+        Curve::Linear => 1.0 - progress,
+        Curve::Sqrt => 1.0 - progress.sqrt(),
     }
 }
 
@@ -33,11 +46,29 @@ pub const PATIENCE: u64 = 3;
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::optimizer::OptimizerKind;
+
+    const SETTINGS: Optimizer = Optimizer {
+        kind: OptimizerKind::AdamW,
+        learning_rate: 1.0,
+        betas: [0.9, 0.999],
+        momentum: 0.95,
+        epsilon: 1e-8,
+        weight_decay: 0.0,
+        schedule: Schedule::Constant,
+        warmup: 0,
+        decay: 0.5,
+        decay_curve: Curve::Linear,
+    };
 
     fn check(schedule: Schedule, warmup: u64, expected: [f64; 6]) {
+        check_all(&Optimizer { schedule, warmup, ..SETTINGS }, expected);
+    }
+
+    fn check_all(settings: &Optimizer, expected: [f64; 6]) {
         for (step, expected) in (1..=6).zip(expected) {
-            let got = factor(schedule, warmup, step, 6, 0);
-            assert!((got - expected).abs() < 1e-3, "{schedule:?} {step}: {got} {expected}");
+            let got = factor(settings, step, 6, 0);
+            assert!((got - expected).abs() < 1e-3, "{settings:?} {step}: {got} {expected}");
         }
     }
 
@@ -48,9 +79,25 @@ mod tests {
         check(Schedule::Linear, 0, [1.0, 5.0 / 6.0, 4.0 / 6.0, 0.5, 2.0 / 6.0, 1.0 / 6.0]);
         check(Schedule::Linear, 3, [1.0 / 3.0, 2.0 / 3.0, 1.0, 0.75, 0.5, 0.25]);
         check(Schedule::Cosine, 0, [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]);
-        assert_eq!(factor(Schedule::Plateau, 0, 9, 10, 2), 0.25);
+        let plateau = Optimizer { schedule: Schedule::Plateau, ..SETTINGS };
+        assert_eq!(factor(&plateau, 9, 10, 2), 0.25);
         // A warm-up as long as the run, or longer, is no division by zero.
-        assert_eq!(factor(Schedule::Linear, 6, 6, 6, 0), 1.0);
-        assert_eq!(factor(Schedule::Linear, 60, 6, 6, 0), 0.1);
+        let linear = |warmup| Optimizer { schedule: Schedule::Linear, warmup, ..SETTINGS };
+        assert_eq!(factor(&linear(6), 6, 6, 0), 1.0);
+        assert_eq!(factor(&linear(60), 6, 6, 0), 0.1);
+    }
+
+    #[test]
+    fn the_last_steps_fall() {
+        check(Schedule::Wsd, 0, [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]);
+        check(Schedule::Wsd, 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]);
+        // What warms up still does not fall yet.
+        check(Schedule::Wsd, 5, [0.2, 0.4, 0.6, 0.8, 0.5, 0.25]);
+        let wsd = Optimizer { schedule: Schedule::Wsd, ..SETTINGS };
+        let curved = Optimizer { decay_curve: Curve::Sqrt, ..wsd };
+        check_all(&curved, [1.0, 1.0, 1.0, 0.5, 0.293, 0.134]);
+        check_all(&Optimizer { decay: 0.0, ..wsd }, [1.0; 6]);
+        let all = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0].map(|left| left / 7.0);
+        check_all(&Optimizer { decay: 1.0, ..wsd }, all);
     }
 }

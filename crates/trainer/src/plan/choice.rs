@@ -119,6 +119,7 @@ impl Choice {
         let optimizer = match self.optimizer {
             OptimizerKind::AdamW => "adamw",
             OptimizerKind::AdamW8bit => "adamw_8bit",
+            OptimizerKind::Muon => "muon",
         };
         [
             ("train.micro_batch", self.micro_batch.to_string()),

@@ -93,3 +93,72 @@ fn likeliest(logits: &[f32]) -> u32 {
     }
     best as u32
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use serde_json::Value;
+
+    use super::*;
+
+    fn floats(value: &Value) -> Vec<f32> {
+        value.as_array().unwrap().iter().map(|number| number.as_f64().unwrap() as f32).collect()
+    }
+
+    #[test]
+    fn shares_are_those_of_transformers() {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/sampling.json");
+        let golden: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
+        let logits = floats(&golden["logits"]);
+        for case in golden["cases"].as_array().unwrap() {
+            let choice = Choice {
+                temperature: case["temperature"].as_f64().unwrap() as f32,
+                top_k: case["top_k"].as_u64().map(|k| k as usize),
+                top_p: case["top_p"].as_f64().unwrap() as f32,
+                seed: 0,
+            };
+            let mut got = vec![0.0; logits.len()];
+            for (token, share) in choice.shares(&logits) {
+                got[token as usize] = share as f32;
+            }
+            for (token, (expected, got)) in floats(&case["shares"]).iter().zip(&got).enumerate() {
+                assert!((expected - got).abs() < 1e-6, "{case} {token}: {expected} {got}");
+            }
+        }
+    }
+
+    #[test]
+    fn tokens_are_drawn_as_often_as_their_share() {
+        let choice = Choice { temperature: 1.0, top_k: None, top_p: 1.0, seed: 3 };
+        let logits = [0.5_f32.ln(), f32::NEG_INFINITY, 0.2_f32.ln(), 0.3_f32.ln()];
+        let mut counts = [0; 4];
+        (0..4000).for_each(|place| counts[choice.choose(&logits, place) as usize] += 1);
+        for (count, share) in counts.iter().zip([0.5, 0.0, 0.2, 0.3]) {
+            assert!((f64::from(*count) / 4000.0 - share).abs() < 0.03, "{counts:?}");
+        }
+        let other = Choice { seed: 4, ..choice };
+        assert!((0..20).any(|at| choice.choose(&logits, at) != other.choose(&logits, at)));
+    }
+
+    #[test]
+    fn the_likeliest_is_the_first_of_the_largest() {
+        assert_eq!(Choice::likeliest().choose(&[1.0, 3.0, 2.0, 3.0], 0), 1);
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused() {
+        let fine = Choice { temperature: 1.0, top_k: Some(3), top_p: 0.5, seed: 0 };
+        fine.check().unwrap();
+        for (choice, says) in [
+            (Choice { temperature: -1.0, ..fine }, "temperature is -1"),
+            (Choice { temperature: f32::NAN, ..fine }, "temperature is NaN"),
+            (Choice { top_k: Some(0), ..fine }, "top-k is 0"),
+            (Choice { top_p: 0.0, ..fine }, "top-p is 0"),
+        ] {
+            assert_eq!(choice.check().unwrap_err().to_string(), says);
+        }
+    }
+}

@@ -30,6 +30,7 @@ use weights::checksum::Hasher;
 use weights::write::AtomicFile;
 
 pub use decoder::Decoder;
+pub(crate) use gguf::{GPT_2, way_of};
 use settings::Settings;
 
 use super::chat::Template;
@@ -137,6 +138,21 @@ impl Tokenizer {
     /// often have two such tokens: one ends a text, the other an answer.
     pub fn is_end(&self, id: u32) -> bool {
         self.settings.ends.contains(&id)
+    }
+
+    /// All tokens that a model stops at; the first one ends a text.
+    pub(crate) fn ends(&self) -> &[u32] {
+        &self.settings.ends
+    }
+
+    /// Its `tokenizer.json`.
+    pub(crate) fn json(&self) -> &[u8] {
+        &self.json
+    }
+
+    /// How its files say that conversations are written down, in Jinja.
+    pub(crate) fn template(&self) -> Option<&str> {
+        self.settings.template.as_deref()
     }
 
     /// Every id is below this. A model may have more embeddings, never fewer.

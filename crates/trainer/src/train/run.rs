@@ -92,9 +92,7 @@ impl<F: Feed> Run<'_, '_, F> {
     pub(super) fn learning_rate(&self, step: u64) -> f64 {
         let settings = &self.config.optimizer;
         let (_, lowered) = self.progress.rate;
-        let factor =
-            schedule::factor(settings.schedule, settings.warmup, step, self.total_steps, lowered);
-        settings.learning_rate * factor
+        settings.learning_rate * schedule::factor(settings, step, self.total_steps, lowered)
     }
 
     /// Whether the run is learning.

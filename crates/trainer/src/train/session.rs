@@ -77,7 +77,7 @@ impl<'a, L: Lesson> Session<'a, L> {
         let params = &adapters.params;
         Ok(Self {
             gradients: Gradients::reserved(device, params)?,
-            optimizer: Optimizer::new(config.optimizer.kind, params)?,
+            optimizer: Optimizer::new(&config.optimizer, &adapters, config.base.dtype)?,
             average: match config.train.ema {
                 Switch::On(decay) => Some(Average::new(decay, params)?),
                 Switch::Off => None,

@@ -5,8 +5,7 @@
 //! everything is little-endian.
 //!
 //! The order of the operations is that of the `gguf` Python package, so that the results are equal
-//! bit for bit. Left out on purpose: turning numbers into blocks, since hearth trains in plain
-//! formats.
+//! bit for bit. Numbers are turned into blocks in `write`, of the one format that hearth writes.
 
 use half::f16;
 

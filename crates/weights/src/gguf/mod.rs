@@ -10,13 +10,14 @@
 //! string: length u64, UTF-8      array: kind u32, length u64, values      all little-endian
 //! ```
 //!
-//! Left out on purpose: the data, which `blocks` turns into numbers; the entries of long arrays
-//! (vocabularies), which are counted here and read by `lists`; version 1, whose counts have 32 bits;
+//! `write` makes such files. Left out on purpose: the data, which `blocks` turns into numbers; the
+//! entries of long arrays (vocabularies), which are counted here and read by `lists`; version 1, whose counts have 32 bits;
 //! files for big-endian machines; models split over several files, of which each is read alone.
 
 pub mod blocks;
 mod lists;
 mod types;
+pub mod write;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;

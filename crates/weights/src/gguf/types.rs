@@ -58,6 +58,17 @@ pub(super) fn encoding_of(number: u32) -> Option<Encoding> {
     plain.or(blocks.map(|(format, ..)| Encoding::Blocks(*format)))
 }
 
+/// The number of a format that [`encoding_of`] knows.
+pub(super) fn number_of(encoding: Encoding) -> u32 {
+    let row = match encoding {
+        Encoding::Blocks(format) => Some(format.row().1),
+        Encoding::Plain(dtype) => {
+            PLAIN_TYPES.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
+        }
+    };
+    row.expect("what is written has a row")
+}
+
 /// Number in the file and format. Source: `ggml_type` of llama.cpp's `ggml.h`.
 const PLAIN_TYPES: &[(u32, Dtype)] = &[
     (0, Dtype::F32),

@@ -15,8 +15,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// Empty, with room for the most tokens there will be. Formats are those of activations.
-    pub fn new(device: &Device, config: &Config, dtype: Dtype, most: usize) -> Result<Self> {
+    /// Empty, with room for the most tokens there will be.
+    pub(super) fn new(device: &Device, config: &Config, dtype: Dtype, most: usize) -> Result<Self> {
         let sizes = [most, config.num_key_value_heads * config.head_dim];
         let room = || device.zeros(sizes, dtype);
         let blocks = (0..config.num_hidden_layers).map(|_| Ok([room()?, room()?]));

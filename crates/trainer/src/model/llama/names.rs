@@ -30,13 +30,12 @@ pub fn gguf(config: &Config) -> Layout<'static> {
     let config = config.clone();
     let place = move |name: &str| {
         let key = gguf_name(name);
-        // Mistral's models call themselves Llama's there.
-        let is_turned = matches!(config.family, Family::Llama | Family::Mistral);
-        let n_heads = match name.rsplit('.').nth(1) {
-            Some("q_proj") if is_turned => config.num_attention_heads,
-            Some("k_proj") if is_turned => config.num_key_value_heads,
-            _ => return vec![Piece::whole(key)],
-        };
+        if !is_turned(&config, name) {
+            return vec![Piece::whole(key)];
+        }
+        let is_of_keys = layer_of(name) == "k_proj";
+        let n_heads =
+            if is_of_keys { config.num_key_value_heads } else { config.num_attention_heads };
         let rows = n_heads * config.head_dim;
         let piece =
             |row| Piece { key: key.clone(), part: stored_row(row, config.head_dim), of: rows };
@@ -46,11 +45,23 @@ pub fn gguf(config: &Config) -> Layout<'static> {
     Layout { place: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
 }
 
+/// Whether GGUF files hold a tensor's rows in another order. Mistral's models call themselves Llama's
+/// there.
+pub(crate) fn is_turned(config: &Config, name: &str) -> bool {
+    let is_family = matches!(config.family, Family::Llama | Family::Mistral);
+    is_family && ["q_proj", "k_proj"].contains(&layer_of(name))
+}
+
+/// The last part of a layer's name, before that of its tensor.
+fn layer_of(name: &str) -> &str {
+    name.rsplit('.').nth(1).unwrap_or_default()
+}
+
 /// What each pair's angle is divided by, in GGUF files of Llama 3.
-pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
+pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
 /// Where a GGUF file keeps a row of queries or keys: of each head, the halves' rows by turns.
-fn stored_row(row: usize, d_head: usize) -> usize {
+pub(crate) fn stored_row(row: usize, d_head: usize) -> usize {
     let (head, at) = (row / d_head, row % d_head);
     let (half, pair) = (at / (d_head / 2), at % (d_head / 2));
     head * d_head + 2 * pair + half

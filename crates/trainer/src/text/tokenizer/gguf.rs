@@ -25,7 +25,9 @@ use super::settings::Settings;
 use crate::error::Result;
 use crate::model::encoder::tokenizer::TokenizerError;
 
-const GPT_2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+/// How GPT-2 splits texts.
+pub(crate) const GPT_2: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 const LLAMA_3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|]+";
@@ -70,6 +72,11 @@ const WAYS: [Way; 5] = [
         ..PLAIN
     },
 ];
+
+/// What llama.cpp calls the way of these patterns, if it has one.
+pub(crate) fn way_of(patterns: &[&str]) -> Option<&'static str> {
+    WAYS.iter().find(|way| way.patterns == patterns)?.names.first().copied()
+}
 
 /// Taken from llama.cpp, `llama_token_type`: tokens that no text is made of, and those that texts
 /// are searched for before anything else.

@@ -1,0 +1,161 @@
+//! Models of `tests/golden/gguf`, whose script proves such files by llama.cpp, written and read again.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::Deserialize;
+use weights::Catalog;
+
+use super::*;
+
+/// What the `gguf` and `tokenizers` packages say of a model.
+#[derive(Deserialize)]
+struct Expected {
+    /// Names in GGUF by names of transformers.
+    tensors: BTreeMap<String, String>,
+    /// Tokens of [`TEXT`].
+    ids: Vec<u32>,
+}
+
+/// As in the script.
+const TEXT: &str = "The fire in the hearth burnt low; it's 1234 o'clock!\n\n  Größe, naïve, 日本.";
+
+fn golden(name: &str) -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/gguf")).join(name)
+}
+
+/// Writes a model in a format; gives what reads it again, and holds the file.
+fn written(name: &str, format: Format) -> (tempfile::TempDir, Base, Tokenizer) {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.gguf");
+    write_folder(&golden(name), &path, format, &|_| true).unwrap();
+    let (base, tokenizer) = (Base::open(&path).unwrap(), Tokenizer::open(&path).unwrap());
+    (folder, base, tokenizer)
+}
+
+fn check(name: &str, expected: &Expected) {
+    let (_folder, ours, tokenizer) = written(name, Format::F32);
+    let theirs = Base::open(&golden(name)).unwrap();
+    let family = match theirs.config.family {
+        Family::Mistral => Family::Llama,
+        other => other,
+    };
+    assert_eq!(ours.config, Config { family, ..theirs.config.clone() }, "{name}");
+    let (ours, theirs) = (ours.catalog().unwrap(), theirs.catalog().unwrap());
+    let is_own = |tensor: &&weights::TensorInfo| tensor.name != ROPE_FACTORS;
+    assert_eq!(ours.tensors.iter().filter(is_own).count(), expected.tensors.len(), "{name}");
+    for (theirs_name, ours_name) in &expected.tensors {
+        let [mut ours, mut theirs] = [(ours, ours_name), (theirs, theirs_name)]
+            .map(|(catalog, name)| numbers(catalog, name));
+        // Rows may be in another order, which the model's reader undoes, and llama.cpp has proven.
+        for numbers in [&mut ours, &mut theirs] {
+            numbers.sort_by(f32::total_cmp);
+        }
+        assert_eq!(ours, theirs, "{name} {ours_name}");
+    }
+    let ids = tokenizer.encode(TEXT).unwrap();
+    let ids: Vec<u32> = tokenizer.start().into_iter().chain(ids).collect();
+    assert_eq!(ids, expected.ids, "{name}");
+}
+
+fn numbers(catalog: &Catalog, name: &str) -> Vec<f32> {
+    let tensor = catalog.find(name).unwrap();
+    floats(catalog, tensor, 0..tensor.count()).unwrap()
+}
+
+#[test]
+fn names_numbers_and_tokens_are_found_again() {
+    let text = std::fs::read_to_string(golden("expected.json")).unwrap();
+    let all: BTreeMap<String, Expected> = serde_json::from_str(&text).unwrap();
+    assert_eq!(all.len(), 6);
+    for (name, expected) in &all {
+        check(name, expected);
+    }
+}
+
+/// Row r of a head of 8 lies where llama.cpp has it: those of both halves by turns.
+#[test]
+fn rows_of_queries_and_keys_are_turned() {
+    let theirs = component(&golden("llama"));
+    for (name, format, is_turned) in [("llama", Format::F32, true), ("qwen2", Format::F32, false)] {
+        let (_folder, ours, _) = written(name, format);
+        let theirs = if is_turned { &theirs } else { &component(&golden(name)) };
+        for (query, n_rows) in [("q", 32), ("k", 16)] {
+            let to = numbers(ours.catalog().unwrap(), &format!("blk.1.attn_{query}.weight"));
+            let from = numbers(theirs, &format!("model.layers.1.self_attn.{query}_proj.weight"));
+            for row in 0..n_rows {
+                let (head, at) = (row / 8 * 8, row % 8);
+                let turned = if is_turned { head + at % 4 * 2 + at / 4 } else { row };
+                assert_eq!(from[row * 32..][..32], to[turned * 32..][..32], "{name} {query} {row}");
+            }
+        }
+    }
+}
+
+fn component(folder: &Path) -> Catalog {
+    Catalog::open(&folder.join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn matrices_have_the_format_and_vectors_are_f32() {
+    for format in [Format::F16, Format::Bf16, Format::Q8_0] {
+        let (_folder, ours, _) = written("llama3", format);
+        for tensor in &ours.catalog().unwrap().tensors {
+            let is_matrix = tensor.shape.len() == 2;
+            let expected = if is_matrix { format } else { Format::F32 };
+            assert_eq!(tensor.encoding, expected.encoding(), "{}", tensor.name);
+        }
+    }
+    let narrow = leaving("lm_head.weight", &[4, 33], Format::Q8_0).unwrap();
+    assert_eq!(narrow.format, Format::F16);
+}
+
+#[test]
+fn special_tokens_and_templates_are_named() {
+    let metadata = |name: &str| {
+        let (_folder, ours, _) = written(name, Format::F16);
+        ours.catalog().unwrap().metadata.clone()
+    };
+    let qwen = metadata("qwen2");
+    for (key, value) in [
+        ("general.architecture", "qwen2"),
+        ("general.file_type", "1"),
+        ("tokenizer.ggml.model", "gpt2"),
+        ("tokenizer.ggml.pre", "qwen2"),
+        ("tokenizer.ggml.eos_token_id", "0"),
+        ("tokenizer.ggml.add_bos_token", "false"),
+        ("tokenizer.chat_template", "{% for m in messages %}{{ m.content }}<|end|>{% endfor %}"),
+    ] {
+        assert_eq!(qwen[key], value, "{key}");
+    }
+    let pre = |name: &str| metadata(name)["tokenizer.ggml.pre"].clone();
+    assert_eq!(["llama", "smollm", "llama3"].map(pre), ["gpt-2", "smollm", "llama-bpe"]);
+    let mistral = metadata("mistral");
+    assert_eq!(mistral["tokenizer.ggml.model"], "llama");
+    assert_eq!(mistral["tokenizer.ggml.add_bos_token"], "true");
+}
+
+#[test]
+fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    for name in ["config.json", "model.safetensors", "tokenizer_config.json"] {
+        std::fs::copy(golden("llama").join(name), folder.path().join(name)).unwrap();
+    }
+    let json = std::fs::read_to_string(golden("llama").join("tokenizer.json")).unwrap();
+    let mut json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    json["pre_tokenizer"] = serde_json::json!({ "type": "WhitespaceSplit" });
+    let said = || {
+        std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
+        let out = folder.path().join("model.gguf");
+        let done = write_folder(folder.path(), &out, Format::F16, &|_| true);
+        assert!(!out.exists());
+        done
+    };
+    let error = said().unwrap_err().to_string();
+    assert_eq!(error, "llama.cpp has no name for how its tokenizer splits texts");
+    // Cancelling leaves nothing behind either.
+    let out = folder.path().join("model.gguf");
+    let error = write_folder(&golden("llama"), &out, Format::F16, &|_| false).unwrap_err();
+    assert_eq!(error.to_string(), "interrupted");
+    assert!(!out.exists());
+}

@@ -1,0 +1,190 @@
+//! A tokenizer in the words of GGUF: its tokens in the order of their ids, what kind each is, how pairs
+//! become one, and the name of the way in which texts are split first, for which llama.cpp has code of
+//! its own.
+//!
+//! Two kinds, as `text::tokenizer` reads them: `gpt2`, byte pairs with their merges, and `llama`,
+//! `SentencePiece`'s pairs, where scores say in which order pairs become one.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+use serde_json::Value as Json;
+use weights::gguf::write::Value;
+
+use crate::error::{Result, TrainerError};
+use crate::model::llama::Config;
+use crate::text::Tokenizer;
+use crate::text::tokenizer::{GPT_2, way_of};
+
+/// What matters of a `tokenizer.json`.
+#[derive(Deserialize)]
+struct File {
+    model: Model,
+    #[serde(default)]
+    added_tokens: Vec<Added>,
+    #[serde(default)]
+    pre_tokenizer: Json,
+    #[serde(default)]
+    normalizer: Json,
+}
+
+#[derive(Deserialize)]
+struct Model {
+    vocab: HashMap<String, u32>,
+    #[serde(default)]
+    merges: Vec<Merge>,
+    #[serde(default)]
+    byte_fallback: bool,
+    #[serde(default)]
+    unk_token: Option<String>,
+}
+
+/// As files have had them over the years.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Merge {
+    Line(String),
+    Pair(String, String),
+}
+
+impl Merge {
+    fn line(&self) -> String {
+        match self {
+            Self::Line(line) => line.clone(),
+            Self::Pair(a, b) => format!("{a} {b}"),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Added {
+    id: u32,
+    content: String,
+    #[serde(default)]
+    special: bool,
+}
+
+/// What a token is for. Taken: `llama_token_type` of llama.cpp's `llama.h`.
+#[derive(Clone, Copy)]
+enum Kind {
+    Normal = 1,
+    Unknown,
+    Control,
+    UserDefined,
+    Unused,
+    Byte,
+}
+
+/// The tokenizer of a model with these settings, by GGUF's keys.
+pub fn metadata(tokenizer: &Tokenizer, config: &Config) -> Result<Vec<(String, Value)>> {
+    let file: File = serde_json::from_slice(tokenizer.json())
+        .map_err(|error| refused(format!("tokenizer.json: {error}")))?;
+    let (tokens, kinds) = file.tokens(config.vocab_size)?;
+    let mut all =
+        if file.model.byte_fallback { file.sentence_pieces(&tokens) } else { file.byte_pairs()? };
+    all.push(("ggml.tokens", Value::Texts(tokens)));
+    all.push(("ggml.token_type", Value::I32s(kinds.into_iter().map(|kind| kind as i32).collect())));
+    let start = tokenizer.start().or(config.bos_token_id);
+    let mut ends = tokenizer.ends().iter().chain(&config.eos_token_ids);
+    let end = ends.next();
+    // The other token that ends an answer; llama.cpp finds further ones by their texts.
+    let turn = ends.find(|other| Some(*other) != end);
+    for (key, id) in [
+        ("ggml.bos_token_id", start.as_ref()),
+        ("ggml.eos_token_id", end),
+        ("ggml.eot_token_id", turn),
+    ] {
+        all.extend(id.map(|id| (key, Value::U32(*id))));
+    }
+    all.push(("ggml.add_bos_token", Value::Bool(tokenizer.start().is_some())));
+    let template = tokenizer.template();
+    all.extend(template.map(|template| ("chat_template", Value::Text(template.into()))));
+    Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
+}
+
+impl File {
+    /// All tokens by id, and what each is for. A model may have more rows than there are tokens.
+    fn tokens(&self, n_rows: usize) -> Result<(Vec<String>, Vec<Kind>)> {
+        let mut all: Vec<_> = (0..n_rows).map(|id| (format!("[PAD{id}]"), Kind::Unused)).collect();
+        let inner = self.model.vocab.iter().map(|(token, id)| (token, *id, self.kind(token)));
+        let added = self.added_tokens.iter().map(|Added { id, content, special }| {
+            let is_unknown = Some(content) == self.model.unk_token.as_ref();
+            let kind = if *special { Kind::Control } else { Kind::UserDefined };
+            (content, *id, if is_unknown { Kind::Unknown } else { kind })
+        });
+        for (token, id, kind) in inner.chain(added) {
+            let row = all.get_mut(id as usize).ok_or_else(|| {
+                refused(format!("token {token:?} has id {id}, the model has {n_rows}"))
+            })?;
+            *row = (token.clone(), kind);
+        }
+        Ok(all.into_iter().unzip())
+    }
+
+    /// Of a token that nobody added.
+    fn kind(&self, token: &str) -> Kind {
+        let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
+        if self.model.byte_fallback && is_byte { Kind::Byte } else { Kind::Normal }
+    }
+
+    fn byte_pairs(&self) -> Result<Vec<(&'static str, Value)>> {
+        let merges: Vec<String> = self.model.merges.iter().map(Merge::line).collect();
+        let patterns = patterns(&self.pre_tokenizer);
+        let known = patterns.as_deref().and_then(way_of);
+        // Where nothing is merged, it does not matter how texts are split.
+        let way = if merges.is_empty() { way_of(&[GPT_2]) } else { known };
+        let way = way.ok_or_else(|| {
+            refused("llama.cpp has no name for how its tokenizer splits texts".into())
+        })?;
+        Ok(vec![
+            ("ggml.model", Value::Text("gpt2".into())),
+            ("ggml.pre", Value::Text(way.into())),
+            ("ggml.merges", Value::Texts(merges)),
+        ])
+    }
+
+    /// The earlier a token is made of two, the higher its score.
+    fn sentence_pieces(&self, tokens: &[String]) -> Vec<(&'static str, Value)> {
+        let mut scores: HashMap<String, f32> = HashMap::new();
+        for (rank, merge) in self.model.merges.iter().enumerate() {
+            scores.entry(merge.line().replacen(' ', "", 1)).or_insert(-(rank as f32));
+        }
+        let score = |token: &String| scores.get(token).copied().unwrap_or(0.0);
+        vec![
+            ("ggml.model", Value::Text("llama".into())),
+            ("ggml.pre", Value::Text("default".into())),
+            ("ggml.scores", Value::F32s(tokens.iter().map(score).collect())),
+            ("ggml.add_space_prefix", Value::Bool(puts_space(&self.normalizer))),
+        ]
+    }
+}
+
+/// The patterns by which texts are split, one after the other; none if another way is used too.
+fn patterns(splitter: &Json) -> Option<Vec<&str>> {
+    match splitter["type"].as_str()? {
+        "Sequence" => {
+            let parts = splitter["pretokenizers"].as_array()?;
+            let parts: Option<Vec<_>> = parts.iter().map(patterns).collect();
+            Some(parts?.concat())
+        }
+        "Split" if splitter["behavior"] == "Isolated" => {
+            Some(vec![splitter["pattern"]["Regex"].as_str()?])
+        }
+        "Digits" if splitter["individual_digits"] == true => Some(vec![r"\p{N}"]),
+        "ByteLevel" if splitter["add_prefix_space"] == true => None,
+        "ByteLevel" if splitter["use_regex"] == false => Some(Vec::new()),
+        "ByteLevel" => Some(vec![GPT_2]),
+        _ => None,
+    }
+}
+
+/// Whether a normaliser begins texts with a space.
+fn puts_space(normalizer: &Json) -> bool {
+    let parts = normalizer["normalizers"].as_array().into_iter().flatten();
+    parts.chain([normalizer]).any(|part| part["type"] == "Prepend")
+}
+
+fn refused(problem: String) -> TrainerError {
+    let hint = "llama.cpp cannot have this model's tokenizer; use its folder with transformers";
+    TrainerError::Request { problem, hint }
+}

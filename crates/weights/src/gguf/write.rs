@@ -1,0 +1,316 @@
+//! GGUF files onto the disk, in the layout that `mod.rs` draws. Tensors are asked for piece by piece
+//! and turned into their format on the way, so that no tensor is in memory whole, let alone a model.
+//!
+//! Formats are those that llama.cpp's own converter writes. Left out on purpose: blocks of fewer bits,
+//! which llama.cpp makes of such a file better than a plain rounding does.
+
+use std::io::Write;
+use std::ops::Range;
+use std::path::Path;
+
+use half::{bf16, f16};
+
+use super::types::{Kind, number_of};
+use super::{BlockFormat, DEFAULT_ALIGNMENT, MAGIC, VERSIONS};
+use crate::dtype::Dtype;
+use crate::error::{Result, WeightsError};
+use crate::tensor::{Encoding, count_of};
+use crate::write::AtomicFile;
+
+/// A value of the metadata.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    /// A count, a size, or the number of a token.
+    U32(u32),
+    /// A real number.
+    F32(f32),
+    /// Yes or no.
+    Bool(bool),
+    /// A text.
+    Text(String),
+    /// Small numbers.
+    I32s(Vec<i32>),
+    /// Real numbers.
+    F32s(Vec<f32>),
+    /// Texts, such as a vocabulary.
+    Texts(Vec<String>),
+}
+
+/// How a tensor is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// As it is.
+    F32,
+    /// Half precision.
+    F16,
+    /// The upper half of f32.
+    Bf16,
+    /// 32 numbers as integers of 8 bits with a scale.
+    Q8_0,
+}
+
+impl Format {
+    /// The same as it is read.
+    pub fn encoding(self) -> Encoding {
+        match self {
+            Self::F32 => Encoding::Plain(Dtype::F32),
+            Self::F16 => Encoding::Plain(Dtype::F16),
+            Self::Bf16 => Encoding::Plain(Dtype::Bf16),
+            Self::Q8_0 => Encoding::Blocks(BlockFormat::Q8_0),
+        }
+    }
+}
+
+/// A tensor to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leaving {
+    /// Its name in the file.
+    pub name: String,
+    /// Sizes, outermost first. Rows are whole blocks.
+    pub shape: Vec<u64>,
+    /// How it is written.
+    pub format: Format,
+}
+
+impl Leaving {
+    /// Numbers and bytes; nothing if they do not fit, or if rows are no whole blocks.
+    fn sizes(&self) -> Option<(u64, u64)> {
+        let (count, row) = (count_of(&self.shape)?, self.shape.last().copied().unwrap_or(1));
+        self.format.encoding().bytes_for(row)?;
+        Some((count, self.format.encoding().bytes_for(count)?))
+    }
+}
+
+/// Gives some numbers of the tensor of that place in the list.
+pub type Read<'a> = &'a mut dyn FnMut(usize, Range<u64>) -> Result<Vec<f32>>;
+
+/// Numbers that are asked for at a time. Chosen: 4 MiB in f32, enough for a disk to keep streaming.
+const PIECE: u64 = if cfg!(test) { 64 } else { 1 << 20 };
+
+/// Writes a file, its metadata and tensors in their order.
+pub fn write(
+    path: &Path,
+    metadata: &[(String, Value)],
+    tensors: &[Leaving],
+    read: Read<'_>,
+) -> Result<()> {
+    let io = |source| WeightsError::io("write", path, source);
+    let (header, sizes) = header(path, metadata, tensors)?;
+    let mut file = AtomicFile::create(path)?;
+    file.write_all(&header).map_err(io)?;
+    for ((index, tensor), (count, bytes)) in tensors.iter().enumerate().zip(sizes) {
+        let mut first = 0;
+        while first < count {
+            let range = first..count.min(first + PIECE);
+            let numbers = read(index, range.clone())?;
+            check(tensor, range.clone(), &numbers)?;
+            file.write_all(&encode(tensor.format, &numbers)).map_err(io)?;
+            first = range.end;
+        }
+        file.write_all(&padding(bytes)).map_err(io)?;
+    }
+    file.commit().map(drop)
+}
+
+/// All that comes before the data, and each tensor's numbers and bytes.
+fn header(
+    path: &Path,
+    metadata: &[(String, Value)],
+    tensors: &[Leaving],
+) -> Result<(Vec<u8>, Vec<(u64, u64)>)> {
+    let mut out = MAGIC.to_vec();
+    out.extend(VERSIONS[1].to_le_bytes());
+    out.extend((tensors.len() as u64).to_le_bytes());
+    out.extend((metadata.len() as u64).to_le_bytes());
+    for (key, value) in metadata {
+        put_text(&mut out, key);
+        put_value(&mut out, value);
+    }
+    let (mut offset, mut all_sizes) = (0, Vec::with_capacity(tensors.len()));
+    for tensor in tensors {
+        let sizes = tensor.sizes().ok_or_else(|| {
+            let Leaving { name, shape, format } = tensor;
+            let problem = format!("tensor {name} of {shape:?} cannot be {}", format.encoding());
+            WeightsError::Malformed { format: "GGUF", problem, path: path.into() }
+        })?;
+        put_text(&mut out, &tensor.name);
+        out.extend((tensor.shape.len() as u32).to_le_bytes());
+        out.extend(tensor.shape.iter().rev().flat_map(|size| size.to_le_bytes()));
+        out.extend(number_of(tensor.format.encoding()).to_le_bytes());
+        out.extend(u64::to_le_bytes(offset));
+        offset += sizes.1.next_multiple_of(DEFAULT_ALIGNMENT);
+        all_sizes.push(sizes);
+    }
+    out.extend(padding(out.len() as u64));
+    Ok((out, all_sizes))
+}
+
+/// Zeros up to where the next may begin.
+fn padding(bytes: u64) -> Vec<u8> {
+    vec![0; (bytes.next_multiple_of(DEFAULT_ALIGNMENT) - bytes) as usize]
+}
+
+fn put_value(out: &mut Vec<u8>, value: &Value) {
+    let kinds = match value {
+        Value::U32(_) => &[Kind::U32][..],
+        Value::F32(_) => &[Kind::F32],
+        Value::Bool(_) => &[Kind::Bool],
+        Value::Text(_) => &[Kind::Text],
+        Value::I32s(_) => &[Kind::Array, Kind::I32],
+        Value::F32s(_) => &[Kind::Array, Kind::F32],
+        Value::Texts(_) => &[Kind::Array, Kind::Text],
+    };
+    out.extend(kinds.iter().flat_map(|kind| (*kind as u32).to_le_bytes()));
+    match value {
+        Value::U32(number) => out.extend(number.to_le_bytes()),
+        Value::F32(number) => out.extend(number.to_le_bytes()),
+        Value::Bool(is_so) => out.push((*is_so).into()),
+        Value::Text(text) => put_text(out, text),
+        Value::I32s(numbers) => {
+            out.extend((numbers.len() as u64).to_le_bytes());
+            out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+        Value::F32s(numbers) => {
+            out.extend((numbers.len() as u64).to_le_bytes());
+            out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+        Value::Texts(texts) => {
+            out.extend((texts.len() as u64).to_le_bytes());
+            texts.iter().for_each(|text| put_text(out, text));
+        }
+    }
+}
+
+fn put_text(out: &mut Vec<u8>, text: &str) {
+    out.extend((text.len() as u64).to_le_bytes());
+    out.extend(text.as_bytes());
+}
+
+/// That as many numbers came as were asked for, and that the format can hold them: a model that became
+/// infinite on its way would be noticed late.
+fn check(tensor: &Leaving, range: Range<u64>, numbers: &[f32]) -> Result<()> {
+    let (needed, got) = (range.end - range.start, numbers.len() as u64);
+    let name = || tensor.name.clone();
+    if needed != got {
+        let [needed, got] = [needed, got].map(|count| count * size_of::<f32>() as u64);
+        return Err(WeightsError::BufferSize { name: name(), needed, got });
+    }
+    let most = match tensor.format {
+        Format::F32 | Format::Bf16 => f32::MAX,
+        Format::F16 => f16::MAX.to_f32(),
+        Format::Q8_0 => f16::MAX.to_f32() * Q8_0_MOST,
+    };
+    match numbers.iter().find(|number| number.is_nan() || number.abs() > most) {
+        Some(number) => Err(WeightsError::Unfit {
+            name: name(),
+            number: *number,
+            encoding: tensor.format.encoding(),
+        }),
+        None => Ok(()),
+    }
+}
+
+fn encode(format: Format, numbers: &[f32]) -> Vec<u8> {
+    let each = numbers.iter();
+    match format {
+        Format::F32 => each.flat_map(|number| number.to_le_bytes()).collect(),
+        Format::F16 => each.flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
+        Format::Bf16 => each.flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
+        Format::Q8_0 => numbers.chunks(BLOCK).flat_map(q8_0).collect(),
+    }
+}
+
+/// Numbers of a block, and the largest integer in it. Taken: `block_q8_0` of llama.cpp.
+const BLOCK: usize = 32;
+const Q8_0_MOST: f32 = 127.0;
+
+/// `scale f16 | 32 signed integers of 8 bits`, in the order of operations of the `gguf` Python package.
+fn q8_0(numbers: &[f32]) -> [u8; 34] {
+    let largest = numbers.iter().fold(0.0, |most: f32, number| most.max(number.abs()));
+    let scale = largest / Q8_0_MOST;
+    let inverse = if scale == 0.0 { 0.0 } else { 1.0 / scale };
+    let mut block = [0; 34];
+    block[..2].copy_from_slice(&f16::from_f32(scale).to_le_bytes());
+    for (byte, number) in block[2..].iter_mut().zip(numbers) {
+        *byte = ((number * inverse).round() as i8).cast_unsigned();
+    }
+    block
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// As in `tests/golden/weights/generate_written.py`.
+    fn number(index: u64) -> f32 {
+        ((index * 37 % 101) as f32 - 50.0) / 3.0
+    }
+
+    fn tensor(name: &str, shape: &[u64], format: Format) -> Leaving {
+        Leaving { name: name.into(), shape: shape.into(), format }
+    }
+
+    /// The file's bytes, or what went wrong, and what is left in the folder.
+    fn written(
+        metadata: &[(String, Value)],
+        tensors: &[Leaving],
+        read: Read<'_>,
+    ) -> (Result<Vec<u8>>, usize) {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("x.gguf");
+        let done = write(&path, metadata, tensors, read);
+        let left = std::fs::read_dir(folder.path()).unwrap().count();
+        (done.map(|()| std::fs::read(&path).unwrap()), left)
+    }
+
+    #[test]
+    fn bytes_are_those_of_the_python_package() {
+        let metadata = [
+            ("general.architecture", Value::Text("llama".into())),
+            ("llama.block_count", Value::U32(12)),
+            ("llama.rope.freq_base", Value::F32(10000.0)),
+            ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
+            ("general.name", Value::Text("zwölf Ämter".into())),
+            ("tokenizer.ggml.tokens", Value::Texts(["a", "Ġb", ""].map(Into::into).into())),
+            ("tokenizer.ggml.token_type", Value::I32s(vec![1, -1, 3])),
+            ("tokenizer.ggml.scores", Value::F32s(vec![-0.5, 1e9])),
+        ];
+        let metadata = metadata.map(|(key, value)| (key.to_owned(), value));
+        let tensors = [
+            tensor("matrix.f32", &[3, 5], Format::F32),
+            tensor("matrix.f16", &[7, 9], Format::F16),
+            tensor("matrix.bf16", &[3, 33], Format::Bf16),
+            tensor("matrix.q8_0", &[5, 96], Format::Q8_0),
+            tensor("zeros.q8_0", &[1, 32], Format::Q8_0),
+            tensor("vector.f32", &[3], Format::F32),
+        ];
+        let mut read = |index: usize, range: Range<u64>| {
+            let is_zero = tensors[index].name.starts_with("zeros");
+            Ok(range.map(|at| if is_zero { 0.0 } else { number(at) }).collect())
+        };
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/weights/written.gguf");
+        let ours = written(&metadata, &tensors, &mut read).0.unwrap();
+        assert!(ours == std::fs::read(path).unwrap());
+        let read = super::super::parse(&*ours, ours.len() as u64, Path::new("x"), 0).unwrap();
+        assert_eq!(read.tensors.len(), tensors.len());
+    }
+
+    #[test]
+    fn what_cannot_be_written_leaves_nothing_behind() {
+        let said = |shape: &[u64], format, numbers: &[f32]| {
+            let tensors = [tensor("a", shape, format)];
+            let (done, left) = written(&[], &tensors, &mut |_, _| Ok(numbers.to_vec()));
+            assert_eq!(left, 0);
+            done.unwrap_err().to_string()
+        };
+        let narrow = said(&[2, 33], Format::Q8_0, &[]);
+        let expected = "GGUF file is malformed: tensor a of [2, 33] cannot be Q8_0: ";
+        assert!(narrow.starts_with(expected), "{narrow}");
+        let short = said(&[3], Format::F32, &[1.0; 2]);
+        assert_eq!(short, "tensor a needs a buffer of 12 bytes, got 8");
+        let large = said(&[1], Format::F16, &[1e6]);
+        assert_eq!(large, "tensor a holds 1000000, which F16 does not");
+        let lost = said(&[1], Format::F32, &[f32::NAN]);
+        assert_eq!(lost, "tensor a holds NaN, which F32 does not");
+    }
+}
