@@ -86,6 +86,12 @@ impl Base {
         Self::with(Path::new(preset.name()), preset.config(vocabulary), Weights::Initial { seed })
     }
 
+    /// The same shape with weights that have learnt nothing yet.
+    #[must_use]
+    pub fn forgotten(self, seed: u64) -> Self {
+        Self { weights: Weights::Initial { seed }, ..self }
+    }
+
     fn with(path: &Path, config: Config, weights: Weights) -> Result<Self> {
         let base = Self { path: path.into(), config, weights, adapter: HashMap::new() };
         if let Some(catalog) = base.catalog() {
