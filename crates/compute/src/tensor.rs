@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::cpu::Memory;
 use crate::device::{Device, Engine};
+use crate::op::Op;
 use crate::{Dtype, Element, Result, Shape, Tag};
 
 /// Numbers of one format in one shape.
@@ -221,13 +222,36 @@ impl Tensor {
             return Ok(self);
         }
         let mut copy = self.device().alloc(self.shape, self.dtype)?;
-        let bytes = self.bytes();
-        match self.device().engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => copy.slice_mut(bytes).copy_from_slice(self.slice::<u8>(bytes)),
-            Engine::Cuda(cuda) => cuda.copy(self.address(), copy.address_mut(), bytes),
-        }
+        copy.copy_from(&self);
         Ok(copy)
+    }
+
+    /// Writes another tensor, of fewer rows, over its own from the row `first` on.
+    ///
+    /// # Panics
+    /// If the memory is shared.
+    pub fn write_rows(&mut self, first: usize, rows: &Self) -> Result<()> {
+        let device = self.device().clone();
+        let op = Op::alone("write_rows", &device);
+        let [n_own, width] = op.expect_rank("the whole", self)?;
+        let [n, _] = op.expect_rank("rows", rows)?;
+        op.expect_dtype("rows", rows, self.dtype)?;
+        op.expect_shape("rows", rows, [n, width])?;
+        let is_fit = first + n <= n_own;
+        op.expect_range("the last row", &(first + n), is_fit, &format!("at most {n_own}"))?;
+        op.count(0, &[rows, rows]);
+        self.within(first..first + n, |own| own.copy_from(rows));
+        Ok(())
+    }
+
+    /// Takes the numbers of another of the same shape and format.
+    fn copy_from(&mut self, other: &Self) {
+        let bytes = other.bytes();
+        match other.device().engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => self.slice_mut(bytes).copy_from_slice(other.slice::<u8>(bytes)),
+            Engine::Cuda(cuda) => cuda.copy(other.address(), self.address_mut(), bytes),
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -337,5 +361,19 @@ mod tests {
         });
         assert_eq!(tensor.shape(), [4, 2].into());
         assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
+    }
+
+    #[test]
+    fn rows_are_written_over_others() {
+        let device = device();
+        let mut tensor = device.upload([4, 2], &[1.0f32; 8]).unwrap();
+        let rows = device.upload([2, 2], &[2.0f32, 3.0, 4.0, 5.0]).unwrap();
+        tensor.write_rows(1, &rows).unwrap();
+        assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 2.0, 3.0, 4.0, 5.0, 1.0, 1.0]);
+        let error = tensor.write_rows(3, &rows).unwrap_err().to_string();
+        assert_eq!(error, "write_rows: the last row is 5, expected at most 4");
+        let wide = device.upload([1, 3], &[0.0f32; 3]).unwrap();
+        let error = tensor.write_rows(0, &wide).unwrap_err().to_string();
+        assert_eq!(error, "write_rows: rows has shape [1, 3], expected [1, 2]");
     }
 }

@@ -13,6 +13,7 @@ describes the layout of the files.
 """
 
 import argparse
+import json
 import math
 import os
 import shutil
@@ -26,10 +27,12 @@ import transformers
 from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.generation.logits_process import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 HERE = Path(__file__).parent
 RANK = 4
 ALPHA = 8
+NEW_TOKENS = 16
 
 COMMON = dict(vocab_size=160, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4)
 ATTENTION = ["q_proj", "k_proj", "v_proj", "o_proj"]
@@ -116,9 +119,17 @@ def adapted(model, targets, is_dora, given):
     return model
 
 
+def greedy(model, ids):
+    """What the model goes on with after the first sample, the likeliest token each time."""
+    model.generation_config.update(do_sample=False, eos_token_id=None, pad_token_id=0)
+    with torch.no_grad():
+        mask = torch.ones_like(ids[:1])
+        return model.generate(ids[:1], attention_mask=mask, max_new_tokens=NEW_TOKENS)[0, ids.shape[1]:]
+
+
 def compute(model, ids, targets, is_dora, given, owns):
     """All that golden.safetensors holds, and the model with its adapter."""
-    data = {"in.input_ids": ids}
+    data = {"in.input_ids": ids, "greedy": greedy(model, ids)}
     with torch.no_grad():
         out = model(input_ids=ids, output_hidden_states=True)
         data["out.logits"], data["out.hidden_states_last"] = out.logits, out.hidden_states[-1]
@@ -245,6 +256,7 @@ def check(name):
     modules = {key[5:-2].rsplit(".", 1)[1] for key in stored if key.startswith("lora.")}
     is_dora = any(key.endswith(".M") for key in stored)
     again, _ = compute(model, stored["in.input_ids"], sorted(modules), is_dora, stored, name == "llama3")
+    again = {name: again[name] for name in stored}
     print(f"{name:12} {apart(stored, again):.1e}")
     if (folder / "peft").exists():
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
@@ -252,6 +264,22 @@ def check(name):
         with torch.no_grad():
             logits = model(input_ids=stored["in.input_ids"]).logits
         print(f"{name + '/peft':12} {apart({'x': stored['lora_out.logits']}, {'x': logits}):.1e}")
+
+
+def sampling():
+    """What is left of some logits by transformers' rules, and the share of each token."""
+    logits = 3 * torch.randn(40, generator=torch.Generator().manual_seed(5))
+    cases = []
+    for temperature, top_k, top_p in [(1.0, None, 1.0), (0.7, 10, 1.0), (1.5, None, 0.8), (0.9, 12, 0.6), (2.0, 5, 0.1)]:
+        rules = [TemperatureLogitsWarper(temperature)]
+        rules += [TopKLogitsWarper(top_k)] if top_k else []
+        rules += [TopPLogitsWarper(top_p)] if top_p < 1 else []
+        scores = logits[None]
+        for rule in rules:
+            scores = rule(None, scores)
+        shares = scores.softmax(-1)[0].tolist()
+        cases.append(dict(temperature=temperature, top_k=top_k, top_p=top_p, shares=shares))
+    return dict(logits=logits.tolist(), cases=cases)
 
 
 GGUFS = ["llama", "qwen3"]
@@ -262,8 +290,13 @@ def main():
     parser.add_argument("--check", action="store_true")
     parser.add_argument("--only", nargs="*")
     arguments = parser.parse_args()
-    names = arguments.only or ["llama", *MODELS, *(f"{name}.gguf" for name in GGUFS)]
+    names = arguments.only or ["llama", *MODELS, *(f"{name}.gguf" for name in GGUFS), "sampling"]
     for name in names:
+        if name == "sampling":
+            if not arguments.check:
+                (HERE / "sampling.json").write_text(json.dumps(sampling(), indent=1) + "\n")
+            print(f"{name:12} {'same' if json.loads((HERE / 'sampling.json').read_text()) == sampling() else 'differs'}")
+            continue
         if name.endswith(".gguf"):
             stem = name.removesuffix(".gguf")
             if not arguments.check:

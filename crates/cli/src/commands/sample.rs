@@ -1,4 +1,6 @@
-//! `hearth sample`: pictures from prompts.
+//! `hearth sample`: pictures from prompts, or texts, by what the base is.
+
+mod text;
 
 use std::fs;
 use std::io::Write;
@@ -6,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::{Job, Plan, Request, picture};
 
@@ -15,11 +18,12 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::drawing::Drawing;
 
-/// Draw pictures from prompts.
+/// Draw pictures from prompts, or go on writing them.
 ///
-/// Says before it starts how much memory each phase takes, and takes no more. Text encoders, the
-/// model and the decoder are loaded one after the other. The same seed gives the same picture on the
-/// same engine; what a picture was made from is written into it.
+/// An image model draws: text encoders, the model and the decoder are loaded one after the other, and
+/// what a picture was made from is written into it. A language model goes on with the prompt on
+/// standard output. Both know before they start how much memory each phase takes, and take no more.
+/// The same seed gives the same on the same engine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -27,9 +31,11 @@ Examples:
   hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --seed 7 --out fox.png
   hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out pictures/fox.png
   hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
-  hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan")]
+  hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan
+  hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
+  hearth sample --base Qwen3-4B.gguf --adapter out/peft --prompt 'Why is the sky blue?' --chat")]
 pub struct Arguments {
-    /// A diffusers folder, or a checkpoint in the original layout
+    /// A folder of diffusers or transformers, a GGUF file, or a checkpoint in the original layout
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
@@ -41,7 +47,7 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 
-    /// What to draw; may be given several times
+    /// What to draw, or to go on from; may be given several times
     #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
     prompt: Vec<String>,
 
@@ -65,7 +71,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 7.0, value_parser = guidance)]
     guidance: f32,
 
-    /// Seed of the first picture; each next one has the next
+    /// Seed of the first picture or text; each next one has the next
     #[arg(long, default_value_t = 1)]
     seed: u64,
 
@@ -73,13 +79,16 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     latents: Option<PathBuf>,
 
-    /// Where the picture goes; several get -1, -2, … before the ending
-    #[arg(long, value_name = "FILE", default_value = "picture.png")]
-    out: PathBuf,
+    /// Where the picture goes; several get -1, -2, … before the ending [default: picture.png]
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, value_name = "SIZE")]
     limit: Option<Limit>,
+
+    #[command(flatten)]
+    writing: text::Writing,
 
     #[command(flatten)]
     formats: Formats,
@@ -94,6 +103,22 @@ pub struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    /// Where a picture goes.
+    fn out(&self) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| "picture.png".into())
+    }
+
+    /// All prompts, wherever they were given.
+    fn prompts(&self) -> Result<Vec<String>, Failure> {
+        let Some(path) = &self.prompts else { return Ok(self.prompt.clone()) };
+        let text = fs::read_to_string(path)
+            .map_err(|error| Failure::Read { path: path.clone(), error })?;
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        Ok(lines.map(str::to_owned).collect())
+    }
 }
 
 fn size(text: &str) -> Result<[usize; 2], String> {
@@ -139,6 +164,10 @@ pub struct Written {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if Base::is_at(&arguments.base) { text::run(arguments, out) } else { draw(arguments, out) }
+}
+
+fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
     let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
     if let Some(adapter) = &arguments.adapter {
@@ -151,7 +180,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let plan = job.plan(arguments.engine.kind(), limit)?;
     let mut drawn = Drawn::planned(&plan, limit, &pipeline);
     if !arguments.plan {
-        check_writable(&arguments.out)?;
+        check_writable(&arguments.out())?;
         let device = arguments.engine.open(plan.peak_bytes())?;
         let drawing = Drawing::begin(request.prompts.len(), request.steps)?;
         let pictures = job.run(&device, &plan, &|event| drawing.tell(event))?;
@@ -191,17 +220,8 @@ impl Drawn {
 }
 
 fn request(arguments: &Arguments) -> Result<Request, Failure> {
-    let prompts = match &arguments.prompts {
-        None => arguments.prompt.clone(),
-        Some(path) => {
-            let text = fs::read_to_string(path)
-                .map_err(|error| Failure::Read { path: path.clone(), error })?;
-            let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-            lines.map(str::to_owned).collect()
-        }
-    };
     Ok(Request {
-        prompts,
+        prompts: arguments.prompts()?,
         negative: arguments.negative.clone(),
         size: arguments.size,
         steps: arguments.steps as usize,
@@ -238,7 +258,7 @@ fn check_writable(path: &Path) -> Result<(), Failure> {
 }
 
 fn name(arguments: &Arguments, request: &Request, index: usize) -> Written {
-    let mut path = arguments.out.clone();
+    let mut path = arguments.out();
     if request.prompts.len() > 1 {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let end = path.extension().unwrap_or("png".as_ref()).to_string_lossy().into_owned();

@@ -85,10 +85,7 @@ impl Drop for Drawing {
 pub fn page(drawn: &Drawn) -> String {
     let mut page = Page::new();
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
-    page.line(
-        BOLD,
-        &format!("memory: {} of {}", bytes(drawn.peak_bytes), bytes(drawn.limit_bytes)),
-    );
+    page.line(BOLD, &memory(drawn.peak_bytes, drawn.limit_bytes));
     let limit = drawn.limit_bytes.max(1) as f64;
     let rows: Vec<[String; 3]> = drawn
         .phases
@@ -112,4 +109,9 @@ pub fn page(drawn: &Drawn) -> String {
         page.line(DIM, &format!("{:.1} s", drawn.secs));
     }
     page.finish()
+}
+
+/// What is taken at the peak, and the most that may be.
+pub fn memory(peak_bytes: usize, limit_bytes: usize) -> String {
+    format!("memory: {} of {}", Bytes(peak_bytes as u64), Bytes(limit_bytes as u64))
 }

@@ -1,8 +1,10 @@
 //! Pictures from prompts: encode, take noise away, decode. The same functions are run first on a
 //! device without data, which tells what each phase takes; then an arena of that size is enough.
 
+pub mod choice;
 pub mod picture;
 pub mod schedule;
+pub mod text;
 
 use std::path::{Path, PathBuf};
 

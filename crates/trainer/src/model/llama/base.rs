@@ -173,9 +173,17 @@ impl Base {
         self.adapter.clone().into_iter().collect()
     }
 
-    /// The adapter it was given, to load the model with.
-    pub fn own_adapter(&self) -> Adapters {
-        Adapters::given(self.adapter.clone())
+    /// Puts the model together with the adapter it was given.
+    pub fn load_adapted(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: Tick<'_>,
+    ) -> Result<(Llama, Adapters)> {
+        let mut adapters = Adapters::given(self.adapter.clone());
+        let model = self.load(device, precision, &mut adapters, tick)?;
+        adapters.check_all_used(&self.path)?;
+        Ok((model, adapters))
     }
 
     /// The model as it lies on disk, with the adapter beside it; nothing for a preset.

@@ -5,10 +5,11 @@
 use std::ops::Range;
 
 use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_table};
-use compute::{Dtype, Tape, Tensor, Var};
+use compute::{Device, Dtype, Tape, Tensor, Var};
 
 use super::Config;
-use crate::error::{Result, TrainerError};
+use super::cache::Cache;
+use crate::error::Result;
 use crate::model::build::Builder;
 use crate::model::layer::{Layer, Slot};
 use crate::model::recompute::Recompute;
@@ -31,6 +32,8 @@ pub struct Llama {
 struct Around {
     /// The angles of the positions.
     table: Tensor,
+    /// The first key that each query sees, [S, N].
+    first_keys: Option<Tensor>,
 }
 
 impl Llama {
@@ -62,14 +65,8 @@ impl Llama {
         first_keys: Option<&Tensor>,
         recompute: Recompute,
     ) -> Result<Var> {
-        if first_keys.is_some() {
-            return Err(TrainerError::Request {
-                problem: "attention within documents is not computed yet".into(),
-                hint: "put one document into each sample",
-            });
-        }
         let table = self.angles(tape, 0..ids.shape().width())?;
-        let around = Around { table };
+        let around = Around { table, first_keys: first_keys.cloned() };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
             x = if recompute.does(index) {
@@ -99,9 +96,30 @@ impl Llama {
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
     }
 
-    /// The logits of all tokens after each of `hidden` [.., D]: [.., vocabulary].
+    /// Room for what it remembers of a text of so many tokens.
+    pub fn cache(&self, device: &Device, most: usize) -> Result<Cache> {
+        Cache::new(device, &self.config, self.dtype, most)
+    }
+
+    /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
+    /// the cache, and are added to it.
+    pub fn extend(&self, tape: &Tape<'_>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
+        let (first, n) = (cache.n_tokens(), ids.shape().width());
+        cache.check_room(n)?;
+        let table = self.angles(tape, first..first + n)?;
+        let mut x = self.embed(tape, ids)?;
+        for (block, held) in self.blocks.iter().zip(&mut cache.blocks) {
+            x = block.extend(tape, &x, &table, (held, first))?;
+        }
+        cache.skip_to(first + n);
+        self.normed(tape, &x)
+    }
+
+    /// The logits of all tokens after each of `hidden` [.., D]: [.., vocabulary], f32, since in 16 bits
+    /// several would often be the largest.
     pub fn logits(&self, tape: &Tape<'_>, hidden: &Var) -> Result<Var> {
-        Ok(tape.linear(hidden, Linear::new(&self.head(tape)))?)
+        let hidden = tape.convert(hidden, Dtype::F32)?;
+        Ok(tape.linear(&hidden, Linear::new(&self.head(tape)))?)
     }
 
     /// [S, N, D]
@@ -176,6 +194,28 @@ impl Block {
     /// x [S, N, D] to the same.
     fn forward(&self, tape: &Tape<'_>, x: &Var, around: &Around) -> compute::Result<Var> {
         let [q, k, v] = self.project(tape, x, &around.table)?;
+        let how = Attention { first_keys: around.first_keys.as_ref(), ..self.attention() };
+        let attended = tape.attention(&q, &k, &v, how)?;
+        drop((q, k, v));
+        self.finish(tape, x, &attended)
+    }
+
+    /// The same for one sample's next tokens, whose keys and values are put after the `first` that are
+    /// held.
+    fn extend(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        table: &Tensor,
+        (held, first): (&mut [Tensor; 2], usize),
+    ) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, table)?;
+        let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
+        let mut all = |which: usize, next: &Var| {
+            held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
+            Ok::<_, compute::ComputeError>(Var::from(held[which].part(0..n).reshape([1, n, width])))
+        };
+        let (k, v) = (all(0, &k)?, all(1, &v)?);
         let attended = tape.attention(&q, &k, &v, self.attention())?;
         drop((q, k, v));
         self.finish(tape, x, &attended)

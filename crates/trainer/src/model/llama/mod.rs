@@ -5,6 +5,7 @@
 //! compute it; windows of attention and mixtures of experts are not.
 
 pub mod base;
+pub mod cache;
 mod forward;
 mod gguf;
 pub mod initial;
@@ -130,4 +131,4 @@ impl Config {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

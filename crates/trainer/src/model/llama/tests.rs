@@ -89,25 +89,30 @@ fn what_is_not_computed_is_refused() {
     config(&json!({"model_type": "qwen2", "sliding_window": 9})).unwrap();
 }
 
-fn golden(name: &str) -> PathBuf {
+pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name)
 }
 
-fn recorded(name: &str, tensor: &str) -> Vec<f32> {
+pub fn recorded(name: &str, tensor: &str) -> Vec<f32> {
     let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
     let tensor = catalog.find(tensor).unwrap();
     floats(&catalog, tensor, 0..tensor.count()).unwrap()
 }
 
-/// The tokens of the reference data, and for each the one after it.
-fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
+/// Token ids of the reference data.
+pub fn ids(name: &str, tensor: &str) -> Vec<u32> {
     let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
-    let mut bytes = vec![0; 2 * 24 * size_of::<i64>()];
-    let ids = catalog.find("in.input_ids").unwrap();
-    let wanted = vec![Wanted::whole(ids, weights::Dtype::I64, &mut bytes)];
+    let tensor = catalog.find(tensor).unwrap();
+    let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
+    let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes)];
     load(&catalog, wanted, Options::default(), &|_| true).unwrap();
     let (ids, _) = bytes.as_chunks::<8>();
-    let ids: Vec<u32> = ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect();
+    ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()
+}
+
+/// The tokens of the reference data, and for each the one after it.
+fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
+    let ids = ids(name, "in.input_ids");
     let after = |row: &[u32]| [&row[1..], &[IGNORED]].concat();
     let targets: Vec<u32> = ids.chunks(24).flat_map(after).collect();
     [ids, targets].map(|all| device.upload([2, 24], &all).unwrap())
@@ -187,4 +192,51 @@ fn a_preset_begins_with_the_numbers_of_its_seed() {
     let of = |seed| Base::preset(Preset::Tiny, 300, seed).unwrap().fingerprint().unwrap();
     assert_eq!(of(7), of(7));
     assert_ne!(of(7), of(8));
+}
+
+/// Two documents in one sample have the loss, and the gradients, that they have apart.
+#[test]
+fn documents_that_are_packed_do_not_see_each_other() {
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let base = Base::open(&golden("llama3")).unwrap();
+    let mut adapters = Adapters::own();
+    let plain = Precision::plain(Dtype::F32);
+    let model = base.load(&device, plain, &mut adapters, &|_| true).unwrap();
+    let ids = ids("llama3", "in.input_ids");
+    let after = |document: &[u32]| [&document[1..], &[IGNORED]].concat();
+    let learn = |documents: &[&[u32]], first_keys: Option<&[u32]>| {
+        let (all, after) = (documents.concat(), documents.iter().flat_map(|d| after(d)));
+        let upload = |ids: &[u32]| device.upload([1, ids.len()], ids).unwrap();
+        let (ids, targets) = (upload(&all), upload(&after.collect::<Vec<_>>()));
+        let tape = Tape::training(&device, &adapters.params, 0);
+        let first_keys = first_keys.map(upload);
+        let loss =
+            model.loss(&tape, &ids, &targets, first_keys.as_ref(), Recompute::Block).unwrap();
+        let number = loss.tensor().to_f32_vec()[0];
+        let mut gradients = Gradients::default();
+        tape.backward(&loss, &mut gradients).unwrap();
+        drop(loss);
+        let all = gradients.all(adapters.params.values().len());
+        (
+            number,
+            all.into_iter().flat_map(|gradient| gradient.unwrap().to_f32_vec()).collect::<Vec<_>>(),
+        )
+    };
+    let (first, second) = (&ids[..10], &ids[10..24]);
+    let [one, other] = [learn(&[first], None), learn(&[second], None)];
+    let first_keys = [vec![0; 10], vec![10; 14]].concat();
+    let packed = learn(&[first, second], Some(&first_keys));
+    // The means are over 9 and 13 tokens.
+    let mean = |a: f32, b: f32| (9.0 * a + 13.0 * b) / 22.0;
+    assert!(
+        (packed.0 / mean(one.0, other.0) - 1.0).abs() < 1e-6,
+        "{} {} {}",
+        packed.0,
+        one.0,
+        other.0
+    );
+    let apart: Vec<f32> = one.1.iter().zip(&other.1).map(|(a, b)| mean(*a, *b)).collect();
+    assert!(difference(&apart, &packed.1) < 1e-5, "{:e}", difference(&apart, &packed.1));
+    let seen = learn(&[first, second], None);
+    assert!(difference(&apart, &seen.1) > 1e-2);
 }
