@@ -10,6 +10,7 @@ use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
+use trainer::train::pictures::Drawing;
 
 /// The share of a machine's memory that a recipe may take. Chosen: the system and a desktop have
 /// the rest.
@@ -37,10 +38,11 @@ fn promised(recipe: &Path) -> Option<usize> {
 fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
-    let outlook = Outlook::nominal(&config);
+    let lesson = &Drawing::of(&config, &pipeline)?;
+    let outlook = Outlook::nominal(lesson.data, config.train.batch);
     let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let job = Job { lesson, config: &config, outlook: &outlook };
     choose(job, Room { kind, limit_bytes, rates: &rates })
 }
 

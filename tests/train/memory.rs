@@ -106,10 +106,10 @@ fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
     assert!(learnt(&whole.folder) == learnt(&resumed.folder), "other bytes than without trouble");
     let page = fs::read_to_string(resumed.folder.join("report.html")).unwrap();
     for way in [
-        "2 pictures at once instead of 3 pictures at once",
-        "1 picture at once instead of 2 pictures at once",
-        "1 picture at once with every second block computed twice instead of 1 picture at once",
-        "1 picture at once with every block computed twice instead of",
+        "2 at once instead of 3 at once",
+        "1 at once instead of 2 at once",
+        "1 at once with every second block computed twice instead of 1 at once",
+        "1 at once with every block computed twice instead of",
     ] {
         assert!(page.contains(way), "{way} is not in the report");
     }

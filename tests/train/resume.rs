@@ -261,7 +261,7 @@ fn another_job_does_not_go_on_with_this_one() {
     let path = format!("base.path='{}'", text(base.path()));
     refuses(&[&path], &resume, &["the base was "]);
     fs::write(job.path("pictures/0000.txt"), "another caption").unwrap();
-    refuses(&[], &resume, &["the pictures were "]);
+    refuses(&[], &resume, &["what it learns from was "]);
     assert_eq!(fs::read(run.join("config.toml")).unwrap(), config);
     check_memory(&events(&run));
 }

@@ -47,7 +47,7 @@ fn broken_pictures_are_told_and_left_out() {
         assert!(is_told, "{file} {what} is missing from {said:#?}");
     }
     let begin = super::begins(&events)[0];
-    assert_eq!(begin.pictures + begin.held_out, 5);
+    assert_eq!(begin.samples + begin.held_out, 5);
 }
 
 #[test]

@@ -17,6 +17,7 @@ import json
 import subprocess
 import tempfile
 from pathlib import Path
+from unittest import mock
 
 import gguf
 import torch
@@ -99,7 +100,8 @@ MODELS = {
     "llama3": (transformers.LlamaConfig, llama_3,
                rope("llama3", 500000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
                     original_max_position_embeddings=8192)),
-    "mistral": (transformers.MistralConfig, sentence_pieces, dict(sliding_window=None, **rope())),
+    # Not called by its family: the loader of transformers takes a name with that word for another format.
+    "pieces": (transformers.MistralConfig, sentence_pieces, dict(sliding_window=None, **rope())),
     "qwen2": (transformers.Qwen2Config, qwen_2, dict(tie_word_embeddings=True, **rope())),
     "qwen3": (transformers.Qwen3Config, qwen_2, dict(head_dim=16, **rope())),
 }
@@ -109,7 +111,7 @@ ARCHITECTURES = {"qwen2": gguf.MODEL_ARCH.QWEN2, "qwen3": gguf.MODEL_ARCH.QWEN3}
 def make(name, seed):
     family, tokenizer, more = MODELS[name]
     tokenizer = tokenizer()
-    ends = dict(bos_token_id=1, eos_token_id=2) if name == "mistral" else dict(bos_token_id=1, eos_token_id=0)
+    ends = dict(bos_token_id=1, eos_token_id=2) if name == "pieces" else dict(bos_token_id=1, eos_token_id=0)
     config = family(vocab_size=(tokenizer.get_vocab_size() // 32 + 1) * 32, **SIZES, **ends, **more)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(config)
@@ -121,7 +123,7 @@ def make(name, seed):
     model.to(torch.bfloat16).save_pretrained(folder)
     (folder / "generation_config.json").unlink(missing_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    special = dict(bos_token="<s>", eos_token="</s>") if name == "mistral" else \
+    special = dict(bos_token="<s>", eos_token="</s>") if name == "pieces" else \
         dict(bos_token="<|begin|>", eos_token="<|end|>")
     settings = dict(tokenizer_class="PreTrainedTokenizerFast", clean_up_tokenization_spaces=False, **special)
     if name == "qwen2":
@@ -142,9 +144,18 @@ def greedy(logits, ids, n=12):
     return ids, torch.stack(rows)
 
 
-def prove(program, name, format, allowed):
+def open_llama(path):
     import llama_cpp
 
+    inner = llama_cpp.llama_cpp
+    defaults = inner.llama_model_default_params()
+    # Its kernels for matrix units fail on some virtual machines.
+    defaults.use_extra_bufts = False
+    with mock.patch.object(inner, "llama_model_default_params", lambda: defaults):
+        return llama_cpp.Llama(str(path), n_ctx=256, logits_all=True, verbose=False)
+
+
+def prove(program, name, format, allowed):
     folder = HERE / name
     reference = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(TEXT).ids
@@ -154,8 +165,9 @@ def prove(program, name, format, allowed):
         subprocess.run([program, "convert", folder, "--out", path, "--dtype", format], check=True,
                        stdout=subprocess.DEVNULL)
         reader = gguf.GGUFReader(path)
-        assert len(reader.tensors) > 20
-        llama = llama_cpp.Llama(str(path), n_ctx=256, logits_all=True, verbose=False)
+        called = set(json.loads((HERE / "expected.json").read_text())[name]["tensors"].values())
+        assert {tensor.name for tensor in reader.tensors} - {"rope_freqs.weight"} == called
+        llama = open_llama(path)
         found = llama.tokenize(TEXT.encode(), add_bos=True, special=True)
         assert found == ids, f"{name}: ids {found}, expected {ids}"
 
@@ -168,10 +180,14 @@ def prove(program, name, format, allowed):
         got, llama_rows = greedy(of_llama, ids)
         off = ((rows - llama_rows).abs().max() / rows.abs().max()).item() if got == expected else float("nan")
         first = ((rows[0] - llama_rows[0]).abs().max() / rows[0].abs().max()).item()
-        again = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
-        apart = (of(again)(ids) - rows[0]).abs().max() / rows[0].abs().max()
-        print(f"{name:8} {format:5} llama.cpp {first:.1e} (all {off:.1e}), transformers {apart:.1e}, "
-              f"same continuation: {got == expected}")
+        # Its loader passes over the scaling of positions, and takes Qwen3's heads to be 128 wide.
+        is_read = reference.config.rope_parameters["rope_type"] == "default" and name != "qwen3"
+        apart = 0.0
+        if is_read:
+            again = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
+            apart = ((of(again)(ids) - rows[0]).abs().max() / rows[0].abs().max()).item()
+        print(f"{name:8} {format:5} llama.cpp {first:.1e} (all {off:.1e}), same continuation: {got == expected}, "
+              f"transformers {f'{apart:.1e}' if is_read else 'does not read it'}")
         assert first < allowed and apart < allowed
 
 
@@ -183,8 +199,9 @@ def main():
         expected = {name: make(name, seed) for seed, name in enumerate(MODELS)}
         (HERE / "expected.json").write_text(json.dumps(expected, indent=1, ensure_ascii=False) + "\n")
         return
+    # llama.cpp keeps keys and values in f16, and rounds what meets a matrix to the matrix's format.
     for name in MODELS:
-        for format, allowed in [("f32", 1e-4), ("f16", 5e-3), ("bf16", 5e-3), ("q8_0", 5e-2)]:
+        for format, allowed in [("f32", 2e-3), ("f16", 5e-3), ("bf16", 1e-2), ("q8_0", 5e-2)]:
             prove(program, name, format, allowed)
 
 

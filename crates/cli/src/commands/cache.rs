@@ -107,7 +107,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
     let encoding = Encoding::begin(arguments.quiet)?;
     let tell = |event| encoding.tell(event);
-    let caching = Caching::new(&pipeline, Request::of(&config), &tell)?;
+    let caching = Caching::new(&pipeline, Request::of(&config)?, &tell)?;
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit), caching.missing());
     let phases = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {

@@ -10,9 +10,12 @@ use machine::{Machine, Recording, Source};
 use serde_json::{Map, Value, json};
 use trainer::TrainerError;
 use trainer::config::RunConfig;
+use trainer::config::material::Material;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::picture::{self, Memory};
 use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
+use trainer::train::lesson::Lesson;
+use trainer::train::pictures::Drawing;
 
 use super::engine::{Engine, Limit};
 use super::job::Job;
@@ -60,13 +63,18 @@ pub struct Arguments {
 /// Chosen: what the next size of a machine has more.
 pub const MORE_BYTES: usize = 8 << 30;
 
-/// All there is to say about a job.
-pub struct Planned {
+/// What a job is planned for.
+pub struct Computer {
     pub machine: Machine,
-    pub config: RunConfig,
     pub kind: Kind,
     pub rates: Rates,
     pub limit_bytes: usize,
+}
+
+/// All there is to say about a job.
+pub struct Planned {
+    pub on: Computer,
+    pub config: RunConfig,
     pub plan: Plan,
     /// What would be done with [`MORE_BYTES`] more.
     pub with_more: Option<Plan>,
@@ -88,10 +96,27 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         Some(_) => Rates::documented(&machine, kind),
         None => arguments.engine.rates(&machine),
     };
-    let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
-    let outlook = Outlook::foreseen(&config, &pipeline)?;
-    let job = plan::Job { pipeline: &pipeline, config: &config, outlook: &outlook };
-    let room = Room { kind, limit_bytes, rates: &rates };
+    let on = Computer { machine, kind, rates, limit_bytes };
+    match &config.material {
+        Material::Pictures { .. } => {
+            let rest = config.base.rest.as_deref();
+            let pipeline = Pipeline::open_or_published(&config.base.path, rest)?;
+            let lesson = &Drawing::of(&config, &pipeline)?;
+            let outlook = &Outlook::foreseen(lesson, config.train.batch)?;
+            show(arguments, plan::Job { lesson, config: &config, outlook }, on, out)
+        }
+        Material::Texts { .. } => Err(config.material.pictures().expect_err("it is none").into()),
+    }
+}
+
+/// Plans, and says how it comes out.
+fn show<L: Lesson>(
+    arguments: &Arguments,
+    job: plan::Job<'_, L>,
+    on: Computer,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
     let plan = match plan::choose(job, room) {
         Err(TrainerError::TooLarge { phase, needed, limit, nearest }) if arguments.json => {
             let shortfall = json!({
@@ -106,9 +131,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     if let Some(path) = &arguments.picture {
         draw(path, job, &plan, room)?;
     }
-    let more = Room { limit_bytes: limit_bytes.saturating_add(MORE_BYTES), ..room };
+    let more = Room { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
-    let planned = Planned { machine, config, kind, rates, limit_bytes, plan, with_more };
+    let planned = Planned { on, config: job.config.clone(), plan, with_more };
     if arguments.json {
         writeln!(out, "{:#}", planned.json())?;
     } else {
@@ -117,7 +142,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn draw(path: &Path, job: plan::Job<'_>, plan: &Plan, room: Room<'_>) -> Result<(), Failure> {
+fn draw<L: Lesson>(
+    path: &Path,
+    job: plan::Job<'_, L>,
+    plan: &Plan,
+    room: Room<'_>,
+) -> Result<(), Failure> {
     let recording = plan::recorded_step(job, plan, room.kind)?;
     let memory = Memory { recording: &recording, limit_bytes: room.limit_bytes };
     let text = if path.extension().is_some_and(|end| end == "svg") {
@@ -141,14 +171,14 @@ impl Planned {
         let rejected = considered.iter().filter(|it| it.choice != *choice);
         json!({
             "fits": true,
-            "machine": self.machine.title,
-            "engine": if matches!(self.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
+            "machine": self.on.machine.title,
+            "engine": if matches!(self.on.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,
-            "limit_bytes": self.limit_bytes,
+            "limit_bytes": self.on.limit_bytes,
             "step_secs": step_secs,
-            "is_step_secs_measured": self.rates.is_measured,
+            "is_step_secs_measured": self.on.rates.is_measured,
             "phases": phases,
             "chosen": settings(choice),
             "rejected": rejected.map(|it| self.rejected(it)).collect::<Vec<_>>(),

@@ -6,13 +6,13 @@ use machine::{Bytes, Provenance};
 use trainer::config::train::Length;
 use trainer::plan::{Considered, Plan};
 
-use crate::commands::plan::Planned;
+use crate::commands::plan::{Computer, Planned};
 use crate::render::training::{duration, speed};
 use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar};
 
 /// Draws everything.
 pub fn page(planned: &Planned) -> String {
-    let Planned { machine, plan, limit_bytes, .. } = planned;
+    let Planned { on: Computer { machine, limit_bytes, .. }, plan, .. } = planned;
     let mut page = Page::new();
     page.line(BOLD, &title(planned));
     if let Provenance::Documented { basis } = &machine.provenance {
@@ -36,16 +36,16 @@ pub fn page(planned: &Planned) -> String {
 }
 
 fn title(planned: &Planned) -> String {
-    let engine = match planned.kind {
+    let engine = match planned.on.kind {
         Kind::Cpu { threads, .. } => format!("cpu with {threads} threads"),
         Kind::Cuda { .. } => "its NVIDIA card".to_owned(),
     };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
-    format!("{base} on {}, {engine}", planned.machine.title)
+    format!("{base} on {}, {engine}", planned.on.machine.title)
 }
 
 fn phases(planned: &Planned, page: &mut Page) {
-    let limit = planned.limit_bytes;
+    let limit = planned.on.limit_bytes;
     let rows: Vec<[String; 3]> = planned
         .plan
         .phases
@@ -60,7 +60,7 @@ fn phases(planned: &Planned, page: &mut Page) {
 
 fn step(planned: &Planned) -> String {
     let secs = planned.plan.step_secs;
-    let how = if planned.rates.is_measured {
+    let how = if planned.on.rates.is_measured {
         "from rates measured on this machine"
     } else {
         "an estimate: `hearth bench calibrate` measures this machine"

@@ -270,15 +270,15 @@ const SMOOTH: usize = 20;
 
 /// What a run is about.
 fn beginning(begin: &Begin) -> Vec<String> {
-    let Begin { pictures, held_out, layers, parameters, steps, from_step, .. } = begin;
+    let Begin { unit, samples, held_out, layers, parameters, steps, from_step, .. } = begin;
     let held_out = if *held_out > 0 { format!(", {held_out} held out") } else { String::new() };
     let [peak, limit] = [planned_peak(begin), begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
     let way = match from_step {
-        0 => format!("{steps} steps of {} pictures", begin.samples_per_step),
+        0 => format!("{steps} steps of {} {unit}s", begin.samples_per_step),
         from => format!("on from step {from} of {steps}"),
     };
     vec![
-        format!("{BOLD}{pictures} pictures{held_out}; {way}{BOLD:#}"),
+        format!("{BOLD}{samples} {unit}s{held_out}; {way}{BOLD:#}"),
         format!("{layers} layers with {} to train", millions(*parameters)),
         format!("plan: {}; {}", begin.how, speed(begin.step_secs)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
@@ -364,7 +364,8 @@ mod tests {
             engine: String::new(),
             from_step: 0,
             steps: 1,
-            pictures: 1,
+            unit: "picture".into(),
+            samples: 1,
             held_out: 0,
             layers: 1,
             parameters: 1,
@@ -392,8 +393,8 @@ mod tests {
             in_use_bytes: 10 << 20,
             limit_bytes: 12 << 20,
         }));
-        let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 pictures at \
-                    once with every second block computed twice instead of 3 pictures at once with \
+        let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 at \
+                    once with every second block computed twice instead of 3 at once with \
                     every second block computed twice, which is slower; a higher --limit avoids it";
         assert_eq!(lines, [format!("{WARN}warning:{WARN:#} {said}")]);
     }

@@ -22,8 +22,8 @@ use crate::model::host::numbers;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Watch;
 use crate::model::vae::Encoder;
-use crate::plan::Counts;
 use crate::sample::go_on;
+use crate::train::lesson::Counts;
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
 /// and each may hold a picture of half a gigabyte.
@@ -86,7 +86,7 @@ impl Sample {
 pub(super) fn rehearse_pictures(
     pipeline: &Pipeline,
     device: &Device,
-    counts: &Counts,
+    counts: &Counts<Bucket>,
 ) -> Result<()> {
     let encoder = pipeline.load_encoder(device, PRECISION, &|_| true)?;
     for (bucket, count) in counts {

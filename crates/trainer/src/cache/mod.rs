@@ -25,7 +25,6 @@ mod encode;
 pub(crate) mod hashes;
 mod index;
 pub(crate) mod placed;
-pub mod prefetch;
 mod select;
 mod store;
 #[cfg(test)]
@@ -38,18 +37,18 @@ use compute::{Device, Kind};
 use weights::checksum::{Hash, Hasher};
 
 pub use index::{Index, Latents};
-pub use prefetch::{Prefetch, Ready, ReadySample};
 pub use select::Sample;
 
 use crate::config::RunConfig;
 use crate::config::data::Data;
+use crate::data::Bucket;
 use crate::data::caption::variants;
 use crate::demo::draw_set;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::plan::Counts;
 use crate::sample::{Phase, choose, plan_encoding};
+use crate::train::lesson::Counts;
 use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
 use hashes::{Hashes, field};
 use placed::check_any;
@@ -78,15 +77,16 @@ pub struct Request<'a> {
 
 impl<'a> Request<'a> {
     /// What a job asks for.
-    pub fn of(config: &'a RunConfig) -> Self {
-        let RunConfig { base, data, train, sample, .. } = config;
-        Self {
+    pub fn of(config: &'a RunConfig) -> Result<Self> {
+        let RunConfig { base, train, .. } = config;
+        let (data, sample) = config.material.pictures()?;
+        Ok(Self {
             data,
             seed: train.seed,
             precision: Precision { dtype: base.dtype, base: base.quantise_encoders },
             folder: config.cache_folder(),
             extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
-        }
+        })
     }
 }
 
@@ -173,7 +173,7 @@ impl<'a> Caching<'a> {
     }
 
     /// How many latents of each size would be encoded.
-    pub fn to_encode(&self) -> Counts {
+    pub fn to_encode(&self) -> Counts<Bucket> {
         let mut counts = Counts::new();
         for picture in &self.pictures {
             *counts.entry(picture.bucket).or_default() += picture.wanted.len();
@@ -215,7 +215,7 @@ impl<'a> Caching<'a> {
 /// What encoding so many pictures takes, found without reading a number; no phase if there are none.
 pub(crate) fn plan_pictures(
     pipeline: &Pipeline,
-    counts: &Counts,
+    counts: &Counts<Bucket>,
     kind: Kind,
     limit: usize,
 ) -> Result<Vec<Phase>> {

@@ -43,7 +43,7 @@ pub struct Sample {
     pub(super) stamp: Stamp,
     pub(super) plain: Address,
     /// The latents of its mirror image, if it is shown too.
-    pub(super) mirrored: Option<Address>,
+    pub(crate) mirrored: Option<Address>,
     /// Decides whether it is held out.
     draw: u32,
 }

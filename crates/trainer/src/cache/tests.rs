@@ -14,6 +14,9 @@ use weights::{Catalog, WeightsError};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, ProblemKind};
+use crate::train::lesson::Ready;
+use crate::train::pictures::read::{Reader, ReadySample};
+use crate::train::prefetch::Prefetch;
 
 const LIMIT: usize = 1 << 28;
 
@@ -105,7 +108,7 @@ fn data(folder: &Path, settings: &[&str]) -> Data {
     let images = format!("data.images={}", folder.join("pictures").display());
     let fixed = ["base.path=x", &images, "data.resolution=64", "data.bucket_step=16"];
     fixed.iter().chain(settings).for_each(|argument| raw.set(argument).unwrap());
-    raw.resolve().unwrap().data
+    raw.resolve().unwrap().material.pictures().unwrap().0.clone()
 }
 
 fn says<T>(result: Result<T>, parts: &[&str]) {
@@ -361,11 +364,22 @@ fn pictures_are_held_out_by_the_seed() {
     says(split("data.validation=10"), &["holds out 10 pictures, there are 10"]);
 }
 
-fn key(ready: &Ready) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
+/// Batches read ahead.
+fn read(
+    index: &Arc<Index>,
+    batch: usize,
+    seed: u64,
+    from: u64,
+) -> Prefetch<Ready<Bucket, ReadySample>> {
+    let mut reader = Reader::new(Arc::clone(index), index.order(batch, seed), seed);
+    Prefetch::begin(from, move |number| reader.read(number))
+}
+
+fn key(ready: &Ready<Bucket, ReadySample>) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
     let firsts =
         ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.pooled[0]);
     let draws = ready.samples.iter().map(|sample| sample.draw).collect();
-    (ready.number, draws, ready.bucket, firsts.collect())
+    (ready.number, draws, ready.size, firsts.collect())
 }
 
 #[test]
@@ -374,8 +388,8 @@ fn batches_are_the_same_from_the_middle_on() {
     let place = Place::with(7, &settings);
     let index = Arc::new(place.index());
     let from = |first: u64, n: usize| -> Vec<_> {
-        let mut batches = Prefetch::begin(Arc::clone(&index), index.order(2, 5), 5, first, 3);
-        (0..n).map(|_| key(&batches.next_batch().unwrap())).collect()
+        let mut batches = read(&index, 2, 5, first);
+        (0..n).map(|_| key(&batches.next_batch().unwrap().0)).collect()
     };
     let all = from(0, 20);
     assert_eq!(all[13..], from(13, 7)[..]);
@@ -391,10 +405,9 @@ fn errors_arrive_and_nobody_hangs() {
     let place = Place::new(3);
     let index = Arc::new(place.index());
     // Full, and nobody ever takes one.
-    drop(Prefetch::begin(Arc::clone(&index), index.order(1, 1), 1, 0, 2));
-    drop(Prefetch::begin(Arc::clone(&index), index.order(1, 1), 1, 0, 0));
+    drop(read(&index, 1, 1, 0));
     place.files(".safetensors").iter().for_each(|shard| fs::remove_file(shard).unwrap());
-    let mut batches = Prefetch::begin(Arc::clone(&index), index.order(1, 1), 1, 0, 2);
+    let mut batches = read(&index, 1, 1, 0);
     assert!(matches!(batches.next_batch(), Err(TrainerError::Cache { .. })));
     says(batches.next_batch(), &["after an error"]);
 }

@@ -1,8 +1,9 @@
 //! `[adapter]`: which layers get an adapter, and of what size.
 
 use super::error::ConfigError;
+use super::material::Material;
 use super::section::{Key, Rows, Section, read_table, section};
-use super::source::Typed;
+use super::source::{Origin, Typed};
 use super::value::{Value, words};
 use crate::model::adapter::Target;
 
@@ -27,7 +28,7 @@ section! {
         alpha: Option<f64> = Default(None), Above(0.0);
         /// The share of a layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
-        /// Layers by the end of their names, or whole names with `*` for anything
+        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set
         targets: Vec<String> = Default(reference_targets()), Any;
         /// Layers with sizes of their own, among the targets or beside them
         pattern: Vec<Pattern> = Default(Vec::new()), Any;
@@ -88,13 +89,22 @@ fn reference_targets() -> Vec<String> {
 
 impl Adapter {
     /// As meant; patterns come first, so that they count where a target names the layer too.
-    pub(super) fn new(keys: AdapterKeys, rows: &mut Rows) -> Result<Self, ConfigError> {
-        let AdapterKeys { kind, rank, alpha, dropout, targets, pattern } = keys;
+    pub(super) fn new(
+        keys: AdapterKeys,
+        material: &Material,
+        rows: &mut Rows,
+    ) -> Result<Self, ConfigError> {
+        let AdapterKeys { kind, rank, alpha, dropout, mut targets, pattern } = keys;
         if kind == AdapterKind::None {
             for key in SIZES {
                 rows.leave_out(key, WITHOUT)?;
             }
             return Ok(Self { kind, targets: Vec::new() });
+        }
+        let is_free = rows.origin("adapter.targets") == Some(&Origin::Default);
+        if let Some(usual) = material.usual_targets().filter(|_| is_free) {
+            targets = usual;
+            rows.replace("adapter.targets", &targets);
         }
         if targets.is_empty() && pattern.is_empty() {
             return Err(ConfigError::Missing { key: "adapter.targets".into() });

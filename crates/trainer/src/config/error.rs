@@ -73,7 +73,7 @@ pub enum ConfigError {
     #[error("`{key}` has no effect with {with}: {origin}")]
     NoEffect {
         /// The key.
-        key: &'static str,
+        key: String,
         /// The value of another key that makes it so.
         with: String,
         /// Where.

@@ -18,6 +18,7 @@ mod bound;
 pub mod data;
 pub mod error;
 pub mod machine;
+pub mod material;
 mod nearest;
 pub mod optimizer;
 pub mod output;
@@ -27,8 +28,10 @@ mod section;
 mod source;
 #[cfg(test)]
 mod tests;
+pub mod text;
 pub mod train;
 mod value;
+pub mod writing;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -44,25 +47,30 @@ pub use value::{Size, Switch};
 use crate::plan::Choice;
 use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
-use data::{Data, RawData, Validation};
+use data::{RawData, Validation};
 use machine::{Machine, RawMachine};
+use material::Material;
 use optimizer::{Optimizer, RawOptimizer, Schedule};
 use output::{Output, RawOutput};
-use sample::{RawSample, Sample};
+use sample::RawSample;
 use section::{Key, Row, Rows, Section, in_order, read_table, unknown};
 use source::{Form, Source, Typed};
+use text::RawText;
 use train::{RawTrain, Train};
 use value::quoted;
+use writing::RawWriting;
 
 /// A job as typed.
 #[derive(Clone, Debug, Default)]
 pub struct RawConfig {
     base: RawBase,
     data: RawData,
+    text: RawText,
     adapter: RawAdapter,
     train: RawTrain,
     optimizer: RawOptimizer,
     sample: RawSample,
+    writing: RawWriting,
     machine: RawMachine,
     output: RawOutput,
     /// The file's; what default paths are relative to.
@@ -74,16 +82,14 @@ pub struct RawConfig {
 pub struct RunConfig {
     /// The model that is trained.
     pub base: Base,
-    /// The pictures.
-    pub data: Data,
+    /// What it learns from, and what is shown on the way.
+    pub material: Material,
     /// What is trained beside the model.
     pub adapter: Adapter,
     /// How long, in what portions, by which rule.
     pub train: Train,
     /// How gradients become steps.
     pub optimizer: Optimizer,
-    /// Pictures drawn while training.
-    pub sample: Sample,
     /// How the machine is treated.
     pub machine: Machine,
     /// What is written.
@@ -95,13 +101,15 @@ pub struct RunConfig {
 type Keys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, Keys); 8] = [
+const SECTIONS: [(&str, Keys); 10] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
+    ("text", RawText::keys),
     ("adapter", RawAdapter::keys),
     ("train", RawTrain::keys),
     ("optimizer", RawOptimizer::keys),
     ("sample", RawSample::keys),
+    ("writing", RawWriting::keys),
     ("machine", RawMachine::keys),
     ("output", RawOutput::keys),
 ];
@@ -163,35 +171,38 @@ impl RawConfig {
 
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
-        let Self { base, data, adapter, train, optimizer, sample, machine, output, folder } = self;
+        let Self { base, data, text, adapter, train, .. } = self;
+        let Self { optimizer, sample, writing, machine, output, folder, .. } = self;
         let rows = &mut Rows::default();
         let base = base.decide("base", rows)?;
-        let data = data.decide("data", rows)?;
-        let adapter = Adapter::new(adapter.decide("adapter", rows)?, rows)?;
+        let material = Material::decide((data, sample), (text, writing), rows)?;
+        let adapter = Adapter::new(adapter.decide("adapter", rows)?, &material, rows)?;
         let train = Train::new(&train.decide("train", rows)?, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
-        let sample = sample.decide("sample", rows)?;
         let machine = machine.decide("machine", rows)?;
         let mut output = output.decide("output", rows)?;
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
         rows.replace("output.folder", &output.folder);
+        material.settle(rows)?;
         if adapter.kind == AdapterKind::None {
             rows.leave_out("output.formats", adapter::WITHOUT)?;
         }
-        if data.validation == Validation::None {
-            rows.leave_out("train.validate_every", "data.validation = 0")?;
+        let (validation, key) = material.validation();
+        if validation == Validation::None {
+            let without = format!("{key} = 0");
+            rows.leave_out("train.validate_every", &without)?;
+            if optimizer.schedule == Schedule::Plateau {
+                rows.leave_out("optimizer.schedule", &without)?;
+            }
         }
-        if data.validation == Validation::None && optimizer.schedule == Schedule::Plateau {
-            rows.leave_out("optimizer.schedule", "data.validation = 0")?;
-        }
-        if data.draw.is_none() {
+        if rows.value("data.draw") == "\"none\"" {
             rows.leave_out("data.draw_count", "data.draw = \"none\"")?;
         }
         refuse_idle(rows)?;
         let rows = std::mem::take(rows);
-        Ok(RunConfig { base, data, adapter, train, optimizer, sample, machine, output, rows })
+        Ok(RunConfig { base, material, adapter, train, optimizer, machine, output, rows })
     }
 
     fn read(&mut self, source: &Source) -> Result<(), ConfigError> {
@@ -210,10 +221,12 @@ impl RawConfig {
         match name {
             "base" => read_table(&mut self.base, name, typed, &known),
             "data" => read_table(&mut self.data, name, typed, &known),
+            "text" => read_table(&mut self.text, name, typed, &known),
             "adapter" => read_table(&mut self.adapter, name, typed, &known),
             "train" => read_table(&mut self.train, name, typed, &known),
             "optimizer" => read_table(&mut self.optimizer, name, typed, &known),
             "sample" => read_table(&mut self.sample, name, typed, &known),
+            "writing" => read_table(&mut self.writing, name, typed, &known),
             "machine" => read_table(&mut self.machine, name, typed, &known),
             "output" => read_table(&mut self.output, name, typed, &known),
             _ => return Ok(None),
@@ -278,9 +291,9 @@ impl RunConfig {
         self.rows.0.iter().filter_map(value)
     }
 
-    /// Where encoded pictures and captions are kept.
+    /// Where what was prepared of pictures or texts is kept.
     pub fn cache_folder(&self) -> PathBuf {
-        self.data.cache.clone().unwrap_or_else(|| self.output.folder.join("cache"))
+        self.material.cache().cloned().unwrap_or_else(|| self.output.folder.join("cache"))
     }
 
     /// As a job file that means the same, with the origin of every value.
@@ -307,13 +320,12 @@ impl RunConfig {
 /// Two jobs are equal if they mean the same, wherever that was written.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
-        let Self { base, data, adapter, train, optimizer, sample, machine, output, rows: _ } = self;
+        let Self { base, material, adapter, train, optimizer, machine, output, rows: _ } = self;
         *base == other.base
-            && *data == other.data
+            && *material == other.material
             && *adapter == other.adapter
             && *train == other.train
             && *optimizer == other.optimizer
-            && *sample == other.sample
             && *machine == other.machine
             && *output == other.output
     }
@@ -323,7 +335,9 @@ impl PartialEq for RunConfig {
 fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
     for (key, idle, other, cause) in [
         ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
+        ("train.stop_after_plateau", "\"off\"", "text.validation", "0"),
         ("sample.every", "\"off\"", "sample.prompts", "[]"),
+        ("writing.every", "\"off\"", "writing.prompts", "[]"),
         ("base.fresh", "false", "adapter.kind", "\"lora\""),
         ("base.fresh", "false", "adapter.kind", "\"dora\""),
         ("base.quantise", "\"none\"", "adapter.kind", "\"none\""),
@@ -333,7 +347,8 @@ fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
             && rows.value(other) == cause
         {
             let with = format!("{other} = {cause}");
-            return Err(ConfigError::NoEffect { key, with, origin: origin.clone() });
+            let (key, origin) = (key.into(), origin.clone());
+            return Err(ConfigError::NoEffect { key, with, origin });
         }
     }
     Ok(())

@@ -8,8 +8,9 @@ use super::section::{Key, Preset};
 const OPENING: &str = "\
 # Keys of a job
 
-A job is one TOML file. Only `base.path` and `data.images` must be in it; every other key has a default. Relative paths
-are relative to the file's folder. `--set train.steps=20` on the command line stands above the file, and there relative
+A job is one TOML file. Only `base.path` and either `data.images` or `text.path` must be in it; every other key has a
+default. A job about pictures has `[data]` and `[sample]`, one about texts `[text]` and `[writing]`. Relative paths are
+relative to the file's folder. `--set train.steps=20` on the command line stands above the file, and there relative
 paths are relative to the current folder. Ready jobs are in `recipes/`.
 
 This file is written from the declarations in `crates/trainer/src/config/`, by `just snapshots`.

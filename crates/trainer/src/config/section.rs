@@ -32,6 +32,9 @@ pub(super) trait Section: Default {
     /// Takes a value; whether there is such a key.
     fn put(&mut self, name: &str, typed: &Typed<'_>) -> Result<bool, ConfigError>;
 
+    /// The first key that was typed, and where.
+    fn first_typed(&self) -> Option<(&'static str, Origin)>;
+
     /// Puts defaults where nothing was typed, and notes the origin of every value.
     fn decide(self, path: &str, rows: &mut Rows) -> Result<Self::Decided, ConfigError>;
 }
@@ -129,6 +132,14 @@ macro_rules! section {
                     return Ok(true);
                 })+
                 Ok(false)
+            }
+
+            fn first_typed(&self) -> Option<(&'static str, $crate::config::Origin)> {
+                $(if let Some(given) = &self.$field {
+                    let name = $crate::config::section::plain(stringify!($field));
+                    return Some((name, given.origin.clone()));
+                })+
+                None
             }
 
             fn decide(
@@ -261,9 +272,10 @@ impl Rows {
     }
 
     /// Leaves out a value that means nothing `with` another; refuses it if somebody typed it.
-    pub fn leave_out(&mut self, key: &'static str, with: &str) -> Result<(), ConfigError> {
+    pub fn leave_out(&mut self, key: &str, with: &str) -> Result<(), ConfigError> {
         if let Some(origin) = self.origin(key).filter(|origin| **origin != Origin::Default) {
-            return Err(ConfigError::NoEffect { key, with: with.into(), origin: origin.clone() });
+            let (key, with, origin) = (key.into(), with.into(), origin.clone());
+            return Err(ConfigError::NoEffect { key, with, origin });
         }
         self.remove(key);
         Ok(())

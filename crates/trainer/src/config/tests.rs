@@ -41,6 +41,30 @@ fn set(arguments: &[&str]) -> Result<RunConfig, ConfigError> {
     raw.resolve()
 }
 
+/// The same about texts.
+fn set_text(arguments: &[&str]) -> Result<RunConfig, ConfigError> {
+    let mut raw = RawConfig::empty();
+    for argument in ["base.path=model", "text.path=texts"].iter().chain(arguments) {
+        raw.set(argument)?;
+    }
+    raw.resolve()
+}
+
+/// A value for every key of a job about texts, other than its default.
+const EVERY_TEXT_KEY: &[&str] = &[
+    "text.path=others",
+    "text.length=64",
+    "text.tokenizer=tokenizer.json",
+    "text.validation=0.1",
+    "text.cache=elsewhere",
+    "writing.prompts=['once']",
+    "writing.max_tokens=9",
+    "writing.temperature=0",
+    "writing.top_k=3",
+    "writing.top_p=0.5",
+    "writing.seed=7",
+];
+
 /// A value for every key, other than its default.
 const EVERY_KEY: &[&str] = &[
     "base.path=other",
@@ -140,8 +164,36 @@ fn every_key_has_an_effect() {
         assert_eq!(changed.origin(key), Some(&by_hand), "{argument}");
         seen.insert(key.to_owned());
     }
+    for argument in EVERY_TEXT_KEY {
+        let changed = set_text(&[argument]).unwrap();
+        assert_ne!(set_text(&[]).unwrap(), changed, "{argument} changes nothing");
+        let after = run(&changed.resolved(), &[]).unwrap();
+        assert_eq!(changed, after, "{}", changed.resolved());
+        seen.insert(argument.split('=').next().unwrap().to_owned());
+    }
+    let with = ["writing.prompts=['once']", "writing.every=5"];
+    assert_ne!(set_text(&with[..1]).unwrap(), set_text(&with).unwrap());
+    seen.insert("writing.every".into());
     let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
     assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
+}
+
+#[test]
+fn a_job_is_about_pictures_or_about_texts() {
+    for (arguments, expected) in [
+        (&["data.flip=true"][..], "`data.flip` has no effect with text.path"),
+        (&["sample.prompts=['a']"], "`sample.prompts` has no effect with text.path"),
+        (&["train.scheme=mode"], "`train.scheme` has no effect with [text]"),
+        (&["base.quantise_encoders=nf4"], "`base.quantise_encoders` has no effect with [text]"),
+        (&["writing.every=5"], "`writing.every` has no effect with writing.prompts = []"),
+        (&["train.validate_every=5"], "`train.validate_every` has no effect with text.validation"),
+    ] {
+        let said = set_text(arguments).unwrap_err().to_string();
+        assert!(said.starts_with(expected), "{said}");
+    }
+    let targets = set_text(&[]).unwrap().adapter.targets;
+    assert_eq!(targets[0].pattern, "q_proj");
+    assert!(set_text(&["adapter.targets=['a']"]).unwrap().adapter.targets[0].pattern == "a");
 }
 
 #[test]
@@ -192,7 +244,10 @@ fn paths_are_relative_to_what_they_are_typed_in() {
     let run = raw.resolve().unwrap();
     assert_eq!(run.base.path, folder.path().join("model"));
     assert_eq!(run.output.folder, folder.path().join("output"));
-    assert_eq!(run.data.images, std::env::current_dir().unwrap().join("others"));
+    assert_eq!(
+        run.material.pictures().unwrap().0.images,
+        std::env::current_dir().unwrap().join("others")
+    );
 }
 
 #[test]
@@ -238,7 +293,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[train]\n  rank = 1", "unknown key `train.rank`, `rank` belongs to [adapter]: JOB:6:3"),
     (
         "[adapter]\nseed = 1",
-        "unknown key `adapter.seed`, `seed` belongs to [train] or [sample]: JOB:6:1",
+        "unknown key `adapter.seed`, `seed` belongs to [train] or [sample] or [writing]: JOB:6:1",
     ),
     (
         "[train]\nlearning_rat = 1",

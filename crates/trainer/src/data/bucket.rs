@@ -5,6 +5,7 @@
 //! logarithms from two system libraries would not promise.
 
 use std::cmp::Ordering;
+use std::fmt;
 
 use crate::error::{Result, TrainerError};
 
@@ -15,6 +16,12 @@ pub struct Bucket {
     pub width: usize,
     /// Rows.
     pub height: usize,
+}
+
+impl fmt::Display for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}x{}", self.width, self.height)
+    }
 }
 
 /// The sizes to choose from.

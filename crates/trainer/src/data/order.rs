@@ -56,7 +56,7 @@ impl Order {
     }
 
     fn shuffled(&self, epoch: u64) -> Vec<Vec<usize>> {
-        let mut draws = Draws { stream: Stream::new(self.seed ^ PURPOSE, epoch), drawn: 0 };
+        let mut draws = Draws::new(self.seed ^ PURPOSE, epoch);
         let mut batches = Vec::new();
         for samples in &self.buckets {
             let mut samples = samples.clone();
@@ -69,14 +69,19 @@ impl Order {
 }
 
 /// A stream read from its start.
-struct Draws {
+pub(crate) struct Draws {
     stream: Stream,
     drawn: usize,
 }
 
 impl Draws {
+    /// Of a seed and a number, as every stream is.
+    pub(crate) fn new(seed: u64, number: u64) -> Self {
+        Self { stream: Stream::new(seed, number), drawn: 0 }
+    }
+
     /// Fisher and Yates.
-    fn shuffle<T>(&mut self, items: &mut [T]) {
+    pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1));
         }

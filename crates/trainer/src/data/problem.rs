@@ -3,6 +3,8 @@
 
 use std::path::PathBuf;
 
+use crate::text::Fault;
+
 /// Something wrong or noteworthy about one file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
@@ -159,6 +161,14 @@ pub enum ProblemKind {
     ShardDamaged {
         /// How it was found out.
         why: String,
+    },
+    /// A text, or a line of one.
+    #[error("{}{fault}", line.map_or_else(String::new, |line| format!("line {line} ")))]
+    Text {
+        /// Counted from 1; none if it is all of the file.
+        line: Option<u64>,
+        /// What is wrong with it.
+        fault: Fault,
     },
     /// A link to a folder that was read already.
     #[error("leads to a folder that was read already: {}", target.display())]

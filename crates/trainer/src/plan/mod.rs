@@ -17,7 +17,6 @@
 mod choice;
 mod host;
 mod nearest;
-mod outlook;
 pub mod picture;
 pub mod rates;
 mod rehearsal;
@@ -27,28 +26,50 @@ mod tests;
 use compute::{Kind, Recording, Work};
 
 pub use choice::Choice;
-pub use outlook::{Counts, Outlook};
 pub use rates::Rates;
 
 use self::choice::{Precisions, encoder_formats, precisions, ways};
 use self::rehearsal::Rehearsal;
 use crate::config::RunConfig;
-use crate::data::Bucket;
 use crate::error::{Result, TrainerError};
-use crate::model::sd3::pipeline::Pipeline;
 use crate::model::vae::Tiling;
 use crate::train::event::Phase;
 use crate::train::how::How;
+use crate::train::lesson::{Counts, Lesson};
 
 /// What is to be planned.
-#[derive(Clone, Copy)]
-pub struct Job<'a> {
-    /// The model.
-    pub pipeline: &'a Pipeline,
+pub struct Job<'a, L: Lesson> {
+    /// The model and its loss.
+    pub lesson: &'a L,
     /// What was typed.
     pub config: &'a RunConfig,
-    /// The pictures.
-    pub outlook: &'a Outlook,
+    /// What it will be fed with.
+    pub outlook: &'a Outlook<L::Size>,
+}
+
+// Derived ones would ask it of the lesson too.
+impl<L: Lesson> Clone for Job<'_, L> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<L: Lesson> Copy for Job<'_, L> {}
+
+/// What a run will be fed with, as far as its memory depends on it: sizes of samples and how many of
+/// each, and what has to be encoded first. Each lesson knows how to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlook<S> {
+    /// What an epoch shows.
+    pub train: Counts<S>,
+    /// Samples that are measured on.
+    pub held_out: Counts<S>,
+    /// Latents that are not in the cache yet.
+    pub to_encode: Counts<S>,
+    /// Whether a caption is not in the cache yet.
+    pub has_texts: bool,
+    /// Whether there was nothing to look at, and samples are assumed.
+    pub is_nominal: bool,
 }
 
 /// What it is to run on.
@@ -118,7 +139,7 @@ fn peak(phases: &[Phase]) -> usize {
 
 /// Finds the best precision that fits, and the fastest way that fits with it. Fails with what is
 /// missing if nothing does.
-pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
+pub fn choose<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
     let found = search.encoders().and_then(|encoders| search.training(encoders));
     found.map_err(|error| match error {
@@ -131,9 +152,9 @@ pub fn choose(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
 }
 
 /// What a run takes that is done exactly as the job says; fails if it does not fit.
-pub fn rehearse(job: Job<'_>, room: Room<'_>) -> Result<Plan> {
+pub fn rehearse<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
-    let encoding = search.rehearsal(job.config).encoding(search.encoding_limit)?;
+    let encoding = search.rehearsal(job.config).before(search.encoding_limit)?;
     search.complete(Choice::of(job.config), &encoding)
 }
 
@@ -147,7 +168,7 @@ pub struct Rung {
 }
 
 /// The ways from a planned job's own on, each with less memory than the one before.
-pub fn ladder(job: Job<'_>, room: Room<'_>) -> Result<Vec<Rung>> {
+pub fn ladder<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Vec<Rung>> {
     let first = How::of(job.config);
     // More at once than there are in a batch is no other way.
     let first = How { micro: first.micro.min(job.config.train.batch), ..first };
@@ -156,8 +177,8 @@ pub fn ladder(job: Job<'_>, room: Room<'_>) -> Result<Vec<Rung>> {
         let choice =
             Choice { micro_batch: how.micro, recompute: how.recompute, ..Choice::of(job.config) };
         let config = &job.config.with(&choice);
-        let Job { pipeline, outlook, .. } = job;
-        let step = Rehearsal { pipeline, config, outlook, kind: room.kind }.step(room.rates)?;
+        let Job { lesson, outlook, .. } = job;
+        let step = Rehearsal { lesson, config, outlook, kind: room.kind }.step(room.rates)?;
         rungs.push(Rung { how, peak_bytes: step.peak_bytes });
     }
     Ok(rungs)
@@ -165,20 +186,26 @@ pub fn ladder(job: Job<'_>, room: Room<'_>) -> Result<Vec<Rung>> {
 
 /// What a step of full batches of one size does, counted on a device without data: how often it does
 /// each piece of work.
-pub fn step_work(job: Job<'_>, kind: Kind, bucket: Bucket) -> Result<Vec<(usize, Work)>> {
-    let Job { pipeline, config, outlook } = job;
-    Rehearsal { pipeline, config, outlook, kind }.step_work(bucket)
+pub fn step_work<L: Lesson>(
+    Job { lesson, config, outlook }: Job<'_, L>,
+    kind: Kind,
+    size: L::Size,
+) -> Result<Vec<(usize, Work)>> {
+    Rehearsal { lesson, config, outlook, kind }.step_work(size)
 }
 
 /// The memory over a step of a plan, in the size that takes the most.
-pub fn recorded_step(job: Job<'_>, plan: &Plan, kind: Kind) -> Result<Recording> {
-    let Job { pipeline, outlook, .. } = job;
-    let config = &job.config.with(&plan.choice);
-    Rehearsal { pipeline, config, outlook, kind }.recorded_step()
+pub fn recorded_step<L: Lesson>(
+    Job { lesson, config, outlook }: Job<'_, L>,
+    plan: &Plan,
+    kind: Kind,
+) -> Result<Recording> {
+    let config = &config.with(&plan.choice);
+    Rehearsal { lesson, config, outlook, kind }.recorded_step()
 }
 
-struct Search<'a> {
-    job: Job<'a>,
+struct Search<'a, L: Lesson> {
+    job: Job<'a, L>,
     room: Room<'a>,
     host_bytes: usize,
     /// What is left for the arena while it trains, and before.
@@ -187,12 +214,12 @@ struct Search<'a> {
     considered: Vec<Considered>,
 }
 
-impl<'a> Search<'a> {
-    fn new(job: Job<'a>, room: Room<'a>) -> Self {
-        let Job { pipeline, config, outlook } = job;
+impl<'a, L: Lesson> Search<'a, L> {
+    fn new(job: Job<'a, L>, room: Room<'a>) -> Self {
+        let Job { lesson, config, outlook } = job;
         let (host_bytes, encoding_bytes) = match room.kind {
             Kind::Cpu { threads, .. } => (
-                host::training_bytes(pipeline, config, outlook, threads),
+                host::program_bytes(threads) + lesson.host_bytes(config, outlook),
                 host::encoding_bytes(threads),
             ),
             // A card's memory is its own.
@@ -208,7 +235,7 @@ impl<'a> Search<'a> {
         let mut failed = None;
         for quantise_encoders in encoder_formats(self.job.config) {
             let choice = Choice { quantise_encoders, ..Choice::of(self.job.config) };
-            match self.rehearsal(&self.job.config.with(&choice)).encoding(self.encoding_limit) {
+            match self.rehearsal(&self.job.config.with(&choice)).before(self.encoding_limit) {
                 Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                 phases => return Ok((choice, phases?)),
             }
@@ -261,8 +288,8 @@ impl<'a> Search<'a> {
             None => rehearsal.step(self.room.rates)?.secs,
         };
         let training = rehearsal.training()?;
-        let (tiling, drawing) = rehearsal.drawing(limit)?;
-        let training: Vec<Phase> = training.into_iter().chain(drawing).collect();
+        let (tiling, showing) = rehearsal.showing(limit)?;
+        let training: Vec<Phase> = training.into_iter().chain(showing).collect();
         if let Some(Phase { name, peak_bytes }) = training.iter().find(|it| it.peak_bytes > limit) {
             if let Some(of) = self.considered.iter_mut().find(|of| of.choice == choice) {
                 (of.fits, of.peak_bytes) = (false, *peak_bytes);
@@ -277,9 +304,9 @@ impl<'a> Search<'a> {
         Ok(Plan { choice, phases, host_bytes, total_bytes, tiling, step_secs, considered })
     }
 
-    fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r> {
-        let Job { pipeline, outlook, .. } = self.job;
-        Rehearsal { pipeline, config, outlook, kind: self.room.kind }
+    fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r, L> {
+        let Job { lesson, outlook, .. } = self.job;
+        Rehearsal { lesson, config, outlook, kind: self.room.kind }
     }
 
     /// What the tightest candidate takes too much.

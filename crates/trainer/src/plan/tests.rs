@@ -8,10 +8,13 @@ use machine::{Machine, Recording, Source};
 
 use super::*;
 use crate::config::RawConfig;
+use crate::data::Bucket;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::train::pictures::Drawing;
 
 /// Two sizes, the larger one rare.
-fn outlook() -> Outlook {
-    let counts: Counts = [([64, 64], 10), ([96, 64], 3)]
+fn outlook() -> Outlook<Bucket> {
+    let counts: Counts<Bucket> = [([64, 64], 10), ([96, 64], 3)]
         .map(|([width, height], shown)| (Bucket { width, height }, shown))
         .into();
     Outlook {
@@ -34,7 +37,7 @@ fn documented() -> Rates {
 struct Place {
     pipeline: Pipeline,
     config: RunConfig,
-    outlook: Outlook,
+    outlook: Outlook<Bucket>,
     rates: Rates,
 }
 
@@ -58,9 +61,11 @@ impl Place {
     /// With so many bytes for the arena.
     fn plan(&self, arena_bytes: usize) -> Result<Plan> {
         let Self { pipeline, config, outlook, rates } = self;
-        let limit_bytes = arena_bytes + host::training_bytes(pipeline, config, outlook, 2);
+        let lesson = &Drawing::of(config, pipeline)?;
+        let host_bytes = host::program_bytes(2) + lesson.host_bytes(config, outlook);
+        let limit_bytes = arena_bytes + host_bytes;
         let room = Room { kind: Kind::cpu(2), limit_bytes, rates };
-        choose(Job { pipeline, config, outlook }, room)
+        choose(Job { lesson, config, outlook }, room)
     }
 
     /// Bytes that are enough for anything.

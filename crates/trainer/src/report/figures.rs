@@ -22,11 +22,13 @@ pub struct Figures {
     pub secs_per_step: Option<f64>,
     /// The smoothed loss at the end.
     pub final_loss: Option<f64>,
-    /// The lowest loss on held-out pictures, and when.
+    /// The lowest loss on held-out samples, and when.
     pub best_validation: Option<(u64, f64)>,
-    /// Pictures that were trained on.
-    pub pictures: usize,
-    /// Pictures that were held out.
+    /// What samples are called.
+    pub unit: String,
+    /// Samples that were trained on.
+    pub samples: usize,
+    /// Samples that were held out.
     pub held_out: usize,
     /// Numbers that were trained.
     pub parameters: usize,
@@ -55,7 +57,8 @@ impl Figures {
             secs_per_step: middle(history.steps.iter().map(|step| step.secs).collect()),
             final_loss: smoothed(&history.steps).last().map(|(_, loss)| *loss),
             best_validation: history.validations.iter().min_by(lower).copied(),
-            pictures: last.begin.pictures,
+            unit: last.begin.unit.clone(),
+            samples: last.begin.samples,
             held_out: last.begin.held_out,
             parameters: last.begin.parameters,
             peak_bytes: peaks.max(),

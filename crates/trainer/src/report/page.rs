@@ -44,9 +44,7 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
 fn headline(history: &History, figures: &Figures) -> String {
     let (colour, state) = match figures.why {
         Some(Why::Finished) => ("good", "finished"),
-        Some(Why::Plateau) => {
-            ("good", "ended early: the loss on held-out pictures stopped falling")
-        }
+        Some(Why::Plateau) => ("good", "ended early: the loss on what is held out stopped falling"),
         Some(Why::Interrupted) => ("warn", "interrupted; it can go on from its last checkpoint"),
         Some(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
         None => ("warn", "has no end: it runs still, or was killed"),
@@ -60,7 +58,7 @@ fn headline(history: &History, figures: &Figures) -> String {
             escaped(&begin.base),
             several(begin.layers, "layer"),
             escaped(&begin.engine),
-            several(begin.samples_per_step, "picture"),
+            several(begin.samples_per_step, &begin.unit),
             date(first.begin.time)
         );
     }
@@ -77,13 +75,14 @@ fn figure_list(figures: &Figures) -> String {
         |(step, loss)| (number(loss), format!("at step {}", count(step))),
     );
     let planned = figures.planned_bytes.map_or_else(unknown, bytes);
+    let samples = format!("{}s", escaped(&figures.unit));
     let rows = [
         ("steps", count(figures.steps), of(figures.steps, figures.planned_steps)),
         ("time", duration(figures.secs), String::new()),
         ("seconds per step", figures.secs_per_step.map_or_else(unknown, number), "median".into()),
         ("final loss", figures.final_loss.map_or_else(unknown, number), "smoothed".into()),
         ("best validation loss", validation, when),
-        ("pictures", count(figures.pictures as u64), format!("{} held out", figures.held_out)),
+        (&samples, count(figures.samples as u64), format!("{} held out", figures.held_out)),
         ("trained numbers", count(figures.parameters as u64), String::new()),
         (
             "peak memory",
@@ -148,7 +147,7 @@ fn curves(history: &History) -> String {
         &[
             Series::new("each step", 1, Mark::Dots, of(|step| step.loss)),
             Series::new("smoothed", 1, Mark::Line, smoothed(steps).into_iter()),
-            Series::new("held-out pictures", 2, Mark::Beads, validation),
+            Series::new("held out", 2, Mark::Beads, validation),
         ],
     );
     let gradient = of(|step| step.gradient_norm.unwrap_or(f64::NAN));

@@ -67,7 +67,7 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
     let page = page_of(folder.path());
     for shown in [
         ">finished<",
-        "held-out pictures",
+        "held out",
         "smoothed",
         "Learning rate",
         "Gradient norm",

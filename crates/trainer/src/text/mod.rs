@@ -1,8 +1,363 @@
 //! Texts for language models: files of any size to sequences of tokens. Host only: knows nothing of
 //! models, devices or training.
+//!
+//! ```text
+//! path ─▶ source ─▶ read ─▶ encode ─▶ store ─▶ pack ─▶ Sequence
+//!         files     blocks  tokens    on disk  which pieces each sequence is made of
+//! ```
+//!
+//! Everything follows from the files, the tokenizer and the request: sequence n is the same whenever
+//! and wherever it is asked for, so that a run is continued by asking for the next one. What is wrong
+//! with a file or a line is a value, and the rest is used.
+//!
+//! Memory: 16 bytes for each document, 8 for each piece of one in a sequence, and while files are read
+//! some megabytes for each thread, however large the files are.
 
 pub mod chat;
+mod encode;
+pub mod fault;
+mod pack;
+mod read;
+mod record;
+mod source;
+mod store;
+#[cfg(test)]
+mod tests;
+mod tokenise;
 pub mod tokenizer;
 
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use compute::ops::IGNORED;
+use weights::checksum::Hasher;
+
 pub use chat::{Message, Template};
+pub use fault::Fault;
 pub use tokenizer::Tokenizer;
+
+use crate::cache::hashes::{Hashes, field};
+use crate::cache::{Event, Tell};
+use crate::data::{Problem, ProblemKind};
+use crate::error::{Result, TrainerError};
+use pack::{Packing, Split, pack};
+use source::{Form, Source, find};
+use store::{Left, Store};
+use tokenise::tokenise;
+use tokenizer::Marked;
+
+/// The form of the files in the cache.
+const VERSION: &str = "texts-v1";
+
+/// Counted up when the same file would give other tokens.
+const TOKENS_VERSION: u64 = 1;
+
+/// The phase in which files are looked at.
+pub const CHECKSUMS: &str = "checksums";
+
+/// The phase in which files become tokens.
+pub const TOKENS: &str = "texts";
+
+/// What is to be read, and how.
+#[derive(Clone, Debug)]
+pub struct Request {
+    /// A file, or a folder of files.
+    pub path: PathBuf,
+    /// How wide tokens are in files of tokens that do not say so.
+    pub width: Option<Width>,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// What the loss is measured on.
+    pub held_out: HeldOut,
+    /// What the order of documents and those held out follow from.
+    pub seed: u64,
+    /// The cache.
+    pub folder: PathBuf,
+}
+
+/// What is not trained on.
+#[derive(Clone, Debug, PartialEq)]
+pub enum HeldOut {
+    /// Nothing.
+    None,
+    /// This share of the documents, between 0 and 1, and at least one.
+    Share(f64),
+    /// Files of their own.
+    Path(PathBuf),
+}
+
+/// Bytes that a token takes in a file of tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Width {
+    /// For vocabularies up to 65536.
+    Two,
+    /// For any.
+    Four,
+}
+
+impl Width {
+    fn bytes(self) -> usize {
+        match self {
+            Self::Two => 2,
+            Self::Four => 4,
+        }
+    }
+}
+
+/// Tokens to train on, as many in each.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sequence {
+    /// The tokens of one or more documents, then the token that ends a text up to the length.
+    pub ids: Vec<u32>,
+    /// For each, the one that follows it in its document; [`IGNORED`] at a document's end, where
+    /// that is not learnt, and where nothing is.
+    pub targets: Vec<u32>,
+    /// For each, where its document begins in the sequence: nothing before that may be seen.
+    pub first_keys: Vec<u32>,
+}
+
+/// The texts of a job, in tokens.
+pub struct Texts {
+    train: Part,
+    held_out: Part,
+    stores: Vec<Store>,
+    problems: Vec<Problem>,
+    length: usize,
+    /// Fills sequences up.
+    padding: u32,
+    fingerprint: String,
+}
+
+/// Some sequences of one of the stores.
+struct Part {
+    store: usize,
+    packing: Packing,
+}
+
+impl Texts {
+    /// Reads what was not read before, and says which sequences there are.
+    pub fn open(request: &Request, tokenizer: &Tokenizer, tell: Tell<'_>) -> Result<Self> {
+        check(request)?;
+        let folder = request.folder.join(VERSION);
+        let mut hashes = Hashes::open(folder.join("hashes.json"));
+        let mut opening =
+            Opening { request, tokenizer, folder: &folder, problems: Vec::new(), tell };
+        let opened = opening.stores(&mut hashes);
+        hashes.save();
+        let (stores, fingerprint) = opened?;
+        let (train, held_out) = divide(request, &stores)?;
+        let problems = opening.problems;
+        let (length, padding) = (request.length, tokenizer.end().unwrap_or(0));
+        Ok(Self { train, held_out, stores, problems, length, padding, fingerprint })
+    }
+
+    /// What was wrong with files and lines, and with the cache itself.
+    pub fn problems(&self) -> &[Problem] {
+        &self.problems
+    }
+
+    /// Sequences of an epoch.
+    pub fn n_train(&self) -> usize {
+        self.train.packing.len()
+    }
+
+    /// Sequences that the loss is measured on.
+    pub fn n_held_out(&self) -> usize {
+        self.held_out.packing.len()
+    }
+
+    /// Tokens of an epoch, without what fills sequences up.
+    pub fn n_tokens(&self) -> u64 {
+        self.train.packing.n_tokens
+    }
+
+    /// A sequence to train on, by its number below [`Self::n_train`]. May be asked for by any thread.
+    pub fn train(&self, index: usize) -> Result<Sequence> {
+        self.sequence(&self.train, index)
+    }
+
+    /// A sequence to measure the loss on, by its number below [`Self::n_held_out`].
+    pub fn held_out(&self, index: usize) -> Result<Sequence> {
+        self.sequence(&self.held_out, index)
+    }
+
+    /// What tells these sequences from others: the files, the tokenizer and the request, hashed.
+    pub fn fingerprint(&self) -> String {
+        self.fingerprint.clone()
+    }
+
+    fn sequence(&self, part: &Part, index: usize) -> Result<Sequence> {
+        if index >= part.packing.len() {
+            return Err(TrainerError::Request {
+                problem: format!("sequence {index} of {}", part.packing.len()),
+                hint: "ask for one that there is",
+            });
+        }
+        let store = &self.stores[part.store];
+        let mut sequence = Sequence::with_room(self.length);
+        for piece in part.packing.pieces(index) {
+            let document = &store.documents[piece.document as usize];
+            let range = piece.range(document, self.length);
+            // With the token behind it, if there is one: it is asked for too.
+            let end = document.length.min(range.end + 1);
+            let [first, last] = [range.start, end].map(|at| document.start + u64::from(at));
+            sequence.put(&store.read(first..last)?, range.len());
+        }
+        sequence.fill_up(self.length, self.padding);
+        Ok(sequence)
+    }
+}
+
+impl Sequence {
+    fn with_room(length: usize) -> Self {
+        let [ids, targets, first_keys] = [(); 3].map(|()| Vec::with_capacity(length));
+        Self { ids, targets, first_keys }
+    }
+
+    /// Adds the first `n` tokens of a piece, which may know one more.
+    fn put(&mut self, piece: &Marked, n: usize) {
+        let start = self.ids.len() as u32;
+        self.ids.extend(&piece.ids[..n]);
+        self.first_keys.resize(self.ids.len(), start);
+        let next = |at: usize| match piece.is_in.get(at + 1) {
+            Some(true) => piece.ids[at + 1],
+            _ => IGNORED,
+        };
+        self.targets.extend((0..n).map(next));
+    }
+
+    fn fill_up(&mut self, length: usize, padding: u32) {
+        let start = self.ids.len() as u32;
+        self.ids.resize(length, padding);
+        self.targets.resize(length, IGNORED);
+        self.first_keys.resize(length, start);
+    }
+}
+
+/// A request being met.
+struct Opening<'a> {
+    request: &'a Request,
+    tokenizer: &'a Tokenizer,
+    folder: &'a Path,
+    problems: Vec<Problem>,
+    tell: Tell<'a>,
+}
+
+impl Opening<'_> {
+    /// One store, or two where files of their own are held out; and what all follows from.
+    fn stores(&mut self, hashes: &mut Hashes) -> Result<(Vec<Store>, String)> {
+        let Request { path, length, held_out, seed, .. } = self.request;
+        let mut hasher = Hasher::new();
+        let mut stores = vec![self.store(path, hashes, &mut hasher)?];
+        match held_out {
+            HeldOut::None => field(&mut hasher, b"none"),
+            HeldOut::Share(share) => field(&mut hasher, &share.to_le_bytes()),
+            HeldOut::Path(path) => stores.push(self.store(path, hashes, &mut hasher)?),
+        }
+        field(&mut hasher, &(*length as u64).to_le_bytes());
+        field(&mut hasher, &seed.to_le_bytes());
+        Ok((stores, hasher.finalize().to_hex().to_string()))
+    }
+
+    /// The tokens of a path, made if they are not there.
+    fn store(&mut self, path: &Path, hashes: &mut Hashes, all: &mut Hasher) -> Result<Store> {
+        let Self { tokenizer, tell, .. } = *self;
+        tell(Event::Phase { name: CHECKSUMS, total: 0 });
+        let tick = |bytes| tell(Event::Loaded(bytes));
+        let sources = find(path, hashes, &tick, &mut self.problems)?;
+        let address = self.address(&sources);
+        field(all, address.as_bytes());
+        let folder = self.folder.join(address);
+        let vocabulary = tokenizer.vocabulary();
+        let mut store = Store::open(&folder, vocabulary, hashes, &tick, &mut self.problems)?;
+        if store.at.source < sources.len() {
+            tokenise(&sources, self.request.width, tokenizer, &mut store, tell)?;
+        }
+        let problem = |(source, line, fault): &Left| {
+            let kind = ProblemKind::Text { line: *line, fault: fault.clone() };
+            Problem::skipped(sources[*source].path.clone(), kind)
+        };
+        self.problems.extend(store.left.iter().map(problem));
+        Ok(store)
+    }
+
+    /// The checksum of all that tokens follow from.
+    fn address(&self, sources: &[Source]) -> String {
+        let mut hasher = Hasher::new();
+        field(&mut hasher, &TOKENS_VERSION.to_le_bytes());
+        field(&mut hasher, self.tokenizer.fingerprint().as_bytes());
+        for source in sources {
+            let form: &[u8] = match (source.form, self.request.width) {
+                (Form::Text, _) => b"text",
+                (Form::Lines, _) => b"lines",
+                (Form::Tokens, None) => b"tokens",
+                (Form::Tokens, Some(Width::Two)) => b"tokens of 2 bytes",
+                (Form::Tokens, Some(Width::Four)) => b"tokens of 4 bytes",
+            };
+            field(&mut hasher, form);
+            field(&mut hasher, source.hash.as_bytes());
+        }
+        hasher.finalize().to_hex().to_string()
+    }
+}
+
+fn check(request: &Request) -> Result<()> {
+    let refuse = |problem, hint| Err(TrainerError::Request { problem, hint });
+    if request.length < 2 {
+        let problem = format!("sequences of {} tokens, least is 2", request.length);
+        return refuse(problem, "ask for longer ones: a token is learnt from those before it");
+    }
+    match request.held_out {
+        HeldOut::Share(share) if !(share > 0.0 && share < 1.0) => {
+            let problem = format!("a share of {share} is held out, it has to be between 0 and 1");
+            refuse(problem, "hold out less than all, or nothing")
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Which sequences are trained on, and which are not.
+fn divide(request: &Request, stores: &[Store]) -> Result<(Part, Part)> {
+    let Request { length, seed, .. } = *request;
+    let documents = &stores[0].documents;
+    let all = |store: usize| pack(&stores[store].documents, length, seed, |_| true);
+    let (train, held_out) = match &request.held_out {
+        HeldOut::None => (all(0), Part { store: 0, packing: Packing::default() }),
+        HeldOut::Path(_) => (all(0), Part { store: 1, packing: all(1) }),
+        HeldOut::Share(share) => {
+            let split = Split::new(documents, length, seed, *share);
+            let some = |is_held| {
+                pack(documents, length, seed, |piece| split.is_held(documents, piece) == is_held)
+            };
+            (some(false), Part { store: 0, packing: some(true) })
+        }
+    };
+    if train.len() == 0 {
+        return Err(nothing(&request.path, &stores[0], held_out.packing.len()));
+    }
+    if let (HeldOut::Path(path), 0) = (&request.held_out, held_out.packing.len()) {
+        return Err(nothing(path, &stores[1], 0));
+    }
+    Ok((Part { store: 0, packing: train }, held_out))
+}
+
+/// Why there is nothing to train on: what was found instead.
+fn nothing(path: &Path, store: &Store, n_held: usize) -> TrainerError {
+    let mut kinds = BTreeMap::<String, usize>::new();
+    for (_, _, fault) in &store.left {
+        let said = fault.to_string();
+        *kinds.entry(said.split(':').next().unwrap_or_default().to_owned()).or_default() += 1;
+    }
+    let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
+    let why = match (n_held, store.documents.len()) {
+        (1.., _) => "all of it is held out".into(),
+        (0, 1..) => "none is two tokens long".into(),
+        _ if kinds.is_empty() => "there is none".into(),
+        _ => kinds.join(", "),
+    };
+    TrainerError::Request {
+        problem: format!("no text to train with, {why}: {}", path.display()),
+        hint: "give a text file, lines of JSON with text, prompt and completion, or messages, a file of \
+               tokens, or a folder of those",
+    }
+}

@@ -189,7 +189,7 @@ impl Tokenizer {
 
     /// Whether [`Self::encode`] of two texts, one after the other, is that of both with a space
     /// between.
-    pub fn puts_space(&self) -> bool {
+    pub(super) fn puts_space(&self) -> bool {
         self.puts_space
     }
 

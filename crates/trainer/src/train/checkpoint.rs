@@ -26,6 +26,7 @@ use weights::{Catalog, WeightsError};
 
 use super::health::Health;
 use super::identity::Identity;
+use super::lesson::Lesson;
 use super::scale::LossScale;
 use super::session::Session;
 use crate::error::{Result, TrainerError};
@@ -86,7 +87,7 @@ impl Checkpoints {
     /// Saves a run, and removes what is older than the ones that stay. Returns the folder's name.
     pub fn save(
         &self,
-        session: &mut Session<'_>,
+        session: &mut Session<'_, impl Lesson>,
         progress: &Progress,
         identity: &Identity,
     ) -> Result<PathBuf> {
@@ -127,7 +128,7 @@ impl Checkpoints {
     /// passed over; what belongs to another job is an error.
     pub fn restore(
         &self,
-        session: &mut Session<'_>,
+        session: &mut Session<'_, impl Lesson>,
         identity: &Identity,
         mut warn: impl FnMut(String),
     ) -> Result<Option<Progress>> {

@@ -34,11 +34,11 @@ pub enum Event {
     },
     /// A step of the optimizer.
     Step(Step),
-    /// The loss on pictures that are not trained on.
+    /// The loss on samples that are not trained on.
     Validation {
         /// Steps taken so far.
         step: u64,
-        /// Mean over all of them and over fixed levels of noise.
+        /// Mean over all of them; of pictures also over fixed levels of noise.
         #[serde(deserialize_with = "null_is_nan")]
         loss: f64,
     },
@@ -118,15 +118,19 @@ pub struct Begin {
     pub from_step: u64,
     /// Steps it will have taken at its end.
     pub steps: u64,
-    /// Pictures that are trained on.
-    pub pictures: usize,
-    /// Pictures that are held out.
+    /// What samples are called.
+    #[serde(default = "pictures")]
+    pub unit: String,
+    /// Samples that are trained on.
+    #[serde(alias = "pictures")]
+    pub samples: usize,
+    /// Samples that are held out.
     pub held_out: usize,
     /// Layers that are trained, or have an adapter.
     pub layers: usize,
     /// Numbers that are trained.
     pub parameters: usize,
-    /// Pictures in a step.
+    /// Samples in a step.
     pub samples_per_step: usize,
     /// What each phase takes at its peak.
     pub phases: Vec<Phase>,
@@ -140,6 +144,11 @@ pub struct Begin {
     pub limit_bytes: usize,
     /// Seconds since 1970.
     pub time: u64,
+}
+
+/// Runs from before there were others were about pictures.
+fn pictures() -> String {
+    "picture".into()
 }
 
 impl Begin {
@@ -170,7 +179,7 @@ impl From<sample::Phase> for Phase {
 pub struct Step {
     /// From 1.
     pub step: u64,
-    /// Mean over the step's pictures.
+    /// Mean over the step's samples.
     #[serde(deserialize_with = "null_is_nan")]
     pub loss: f64,
     /// Of all gradients together, before they are clipped; none where it is not finite.
@@ -188,7 +197,7 @@ pub struct Step {
     /// Seconds of rest, to keep to the pace.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub rest_secs: f64,
-    /// Seconds of it that were spent waiting for pictures.
+    /// Seconds of it that were spent waiting for samples.
     pub wait_secs: f64,
     /// Bytes taken at the worst moment of the step.
     pub peak_bytes: usize,
@@ -293,13 +302,21 @@ pub struct Energy {
     pub covered: f64,
 }
 
+impl Why {
+    /// Whether there is a result: an interrupted run goes on, and of an unhealthy one nothing is worth
+    /// to be used.
+    pub fn is_done(self) -> bool {
+        matches!(self, Self::Finished | Self::Plateau)
+    }
+}
+
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Why {
     /// All steps were taken.
     Finished,
-    /// The loss on held-out pictures stopped falling.
+    /// The loss on held-out samples stopped falling.
     Plateau,
     /// The user asked for it; it can go on.
     Interrupted,

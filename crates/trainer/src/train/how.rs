@@ -8,12 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::config::RunConfig;
 use crate::model::recompute::Recompute;
-use crate::report::words::several;
 
 /// How a batch is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct How {
-    /// The most pictures that go through the model at once.
+    /// The most samples that go through the model at once.
     pub micro: usize,
     /// Which blocks are computed twice.
     pub recompute: Recompute,
@@ -28,7 +27,7 @@ impl How {
         }
     }
 
-    /// The next way that takes less memory, if there is one. Fewer pictures at once come first, four of
+    /// The next way that takes less memory, if there is one. Fewer samples at once come first, four of
     /// five: they are as many in all, while computing twice is another forward.
     pub fn tighter(self) -> Option<Self> {
         if self.micro > 1 {
@@ -50,7 +49,7 @@ impl fmt::Display for How {
             Recompute::Alternate => " with every second block computed twice",
             Recompute::Block => " with every block computed twice",
         };
-        write!(f, "{} at once{twice}", several(self.micro, "picture"))
+        write!(f, "{} at once{twice}", self.micro)
     }
 }
 

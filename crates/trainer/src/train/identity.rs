@@ -1,4 +1,4 @@
-//! What a checkpoint belongs to: going on with another model, other pictures or other settings would
+//! What a checkpoint belongs to: going on with another model, other samples or other settings would
 //! give a result that no run gives.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,25 +6,25 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::cache::Index;
+use super::lesson::{Feed, Lesson};
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
-use crate::model::sd3::pipeline::Pipeline;
 
-/// A job's settings, model and pictures.
+/// A job's settings, model and samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// By key, as TOML; those that change what is learnt.
     settings: BTreeMap<String, String>,
     /// Names, shapes and sizes of the model's tensors, hashed.
     base: String,
-    /// Pictures, captions and sizes, hashed.
-    pictures: String,
+    /// What it is trained on, hashed.
+    #[serde(alias = "pictures")]
+    samples: String,
 }
 
 /// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
 /// what lies there is compared instead.
-const FREE: [&str; 10] = [
+const FREE: [&str; 12] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -33,19 +33,21 @@ const FREE: [&str; 10] = [
     "base.rest",
     "data.images",
     "data.cache",
+    "text.path",
+    "text.cache",
     "train.micro_batch",
     "train.recompute",
 ];
-const FREE_SECTIONS: [&str; 3] = ["sample.", "machine.", "output."];
+const FREE_SECTIONS: [&str; 4] = ["sample.", "writing.", "machine.", "output."];
 
 impl Identity {
     /// Of a job.
-    pub fn new(config: &RunConfig, pipeline: &Pipeline, index: &Index) -> Result<Self> {
+    pub fn new<F: Feed>(config: &RunConfig, lesson: &F::Lesson, feed: &F) -> Result<Self> {
         let is_free = |key: &str| {
             FREE.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
         let settings = config.values().filter(|(key, _)| !is_free(key)).collect();
-        Ok(Self { settings, base: pipeline.fingerprint()?, pictures: index.fingerprint() })
+        Ok(Self { settings, base: lesson.fingerprint()?, samples: feed.fingerprint() })
     }
 
     /// That a checkpoint with this identity is one of `job`.
@@ -63,8 +65,8 @@ impl Identity {
             changed.join("; ")
         } else if self.base != job.base {
             format!("the base was {:.8}, is {:.8}", self.base, job.base)
-        } else if self.pictures != job.pictures {
-            format!("the pictures were {:.8}, are {:.8}", self.pictures, job.pictures)
+        } else if self.samples != job.samples {
+            format!("what it learns from was {:.8}, is {:.8}", self.samples, job.samples)
         } else {
             return Ok(());
         };

@@ -3,28 +3,28 @@
 //! it took more than those before. Holes between tensors count, as they do in plans.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
 
 use compute::Device;
 
 use super::event::{Event, Phase};
-use crate::data::Bucket;
 
-/// Pictures drawn along the way, as plans name it.
-pub const DRAW: &str = "draw";
+/// What is shown along the way, as plans name it.
+pub const SHOW: &str = "show";
 /// The model and all that lives as long as the run, as plans name it.
 pub const LOAD: &str = "load";
 
-/// A step with pictures of a size, as plans name it.
-pub fn train(Bucket { width, height }: Bucket) -> String {
-    format!("train {width}x{height}")
+/// A step with samples of a size, as plans name it.
+pub fn train(size: impl Display) -> String {
+    format!("train {size}")
 }
 
 /// What names of measurements begin with.
 pub const VALIDATE: &str = "validate";
 
-/// A measurement on a picture of a size, as plans name it.
-pub fn validate(Bucket { width, height }: Bucket) -> String {
-    format!("{VALIDATE} {width}x{height}")
+/// A measurement on a sample of a size, as plans name it.
+pub fn validate(size: impl Display) -> String {
+    format!("{VALIDATE} {size}")
 }
 
 /// Measures one phase after the other.
@@ -98,11 +98,10 @@ mod tests {
         let device = Device::meta(Kind::cpu(1), 1 << 20);
         let planned = Phase { name: "train 64x32".into(), peak_bytes: 1000 };
         let mut meter = Meter::new(&device, &[planned]);
-        let bucket = Bucket { width: 64, height: 32 };
         let mut told = Vec::new();
         let _weights = device.alloc([64], Dtype::U8).unwrap();
         for bytes in [192, 128, 256, 256] {
-            meter.begin(train(bucket));
+            meter.begin(train("64x32"));
             drop(device.alloc([bytes], Dtype::U8).unwrap());
             meter.begin("not planned");
             drop(device.alloc([64], Dtype::U8).unwrap());

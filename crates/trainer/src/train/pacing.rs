@@ -19,8 +19,8 @@ use machine::sampler::Sampler;
 
 use super::event::{self, Event, Felt, Paced};
 use super::how::How;
+use super::lesson::{Feed, Lesson};
 use super::run::Run;
-use crate::data::Bucket;
 use crate::error::Result;
 use crate::plan::{Rates, Rung};
 
@@ -29,8 +29,8 @@ const WRITTEN_EVERY: Duration = Duration::from_secs(10);
 /// A piece of rest.
 const PIECE: Duration = Duration::from_millis(100);
 
-/// Whose batches are expected to take the same time.
-type Kind = (Bucket, usize, How);
+/// Whose batches are expected to take the same time: of one size, in words, and as many.
+type Kind = (String, usize, How);
 
 /// The governor with all that it goes by.
 pub struct Pacing {
@@ -148,15 +148,19 @@ impl Pacing {
     }
 }
 
-impl Run<'_, '_> {
+impl<F: Feed> Run<'_, '_, F> {
     /// Before a batch of so many samples.
-    pub(super) fn begin_batch(&mut self, bucket: Bucket, n_samples: usize) -> Result<Begun> {
+    pub(super) fn begin_batch(
+        &mut self,
+        size: <F::Lesson as Lesson>::Size,
+        n_samples: usize,
+    ) -> Result<Begun> {
         self.feel()?;
         while self.pacing.governor.pace().is_paused && self.teller.goes_on() {
             self.rest(PIECE);
             self.feel()?;
         }
-        let kind = (bucket, n_samples, self.pacing.how());
+        let kind = (size.to_string(), n_samples, self.pacing.how());
         let is_new = !self.pacing.expected.contains_key(&kind);
         Ok(Begun { kind, at: Instant::now(), work: is_new.then(|| self.device.work()) })
     }
@@ -166,7 +170,7 @@ impl Run<'_, '_> {
         let secs = batch.at.elapsed().as_secs_f64();
         if let Some(before) = batch.work {
             let secs = self.pacing.rates.seconds(&self.device.work().since(&before));
-            self.pacing.expected.insert(batch.kind, secs);
+            self.pacing.expected.insert(batch.kind.clone(), secs);
         }
         let took = Took { secs, expected_secs: self.pacing.expected[&batch.kind] };
         let now = self.pacing.begun.elapsed();

@@ -3,7 +3,6 @@
 //! of a [`Session`], which is what a checkpoint holds.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Instant;
 
 use compute::{ComputeError, Device};
@@ -14,24 +13,17 @@ use super::checkpoint::{Checkpoints, Progress};
 use super::event::{End, Event, Step, Why};
 use super::health::{self, Finding};
 use super::identity::Identity;
-use super::meter::{self, DRAW, Meter};
-use super::noisy::{FIXED_PLACES, Mixer};
+use super::lesson::Feed;
+use super::meter::{self, Meter, SHOW};
 use super::pacing::Pacing;
-use super::pictures::Pictures;
-use super::session::{Batch, Session};
-use crate::cache::{Index, Prefetch};
+use super::session::Session;
 use crate::config::optimizer::Schedule;
 use crate::config::{RunConfig, Switch};
-use crate::data::Order;
 use crate::error::{Result, TrainerError};
 use crate::optim::schedule;
 
-/// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
-/// is busy for a moment.
-pub(crate) const AHEAD: usize = 4;
-
 /// A run with all that it works with.
-pub struct Run<'a, 't> {
+pub struct Run<'a, 't, F: Feed> {
     /// The job.
     pub config: &'a RunConfig,
     /// Where it computes.
@@ -39,15 +31,9 @@ pub struct Run<'a, 't> {
     /// In what portions, and how fast.
     pub pacing: Pacing,
     /// What is trained.
-    pub session: Session<'a>,
+    pub session: Session<'a, F::Lesson>,
     /// What it is trained on.
-    pub index: Arc<Index>,
-    /// In which order.
-    pub order: Order,
-    /// How latents get their noise.
-    pub mixer: Mixer,
-    /// What is drawn along the way.
-    pub pictures: Option<Pictures<'a>>,
+    pub feed: F,
     /// Where it is saved.
     pub checkpoints: Checkpoints,
     /// What checkpoints belong to.
@@ -60,13 +46,13 @@ pub struct Run<'a, 't> {
     pub total_steps: u64,
     /// What its phases take.
     pub meter: Meter,
-    /// Whether it was said that there is no room to draw in.
-    pub is_drawing_warned: bool,
+    /// Whether it was said that there is no room to show anything in.
+    pub is_showing_warned: bool,
     /// Who is told.
     pub teller: &'a mut Teller<'t>,
 }
 
-impl Run<'_, '_> {
+impl<F: Feed> Run<'_, '_, F> {
     /// Goes on to the end, or until it is asked to stop. What was done is saved either way.
     pub fn go(&mut self) -> Result<End> {
         let begun = Instant::now();
@@ -74,7 +60,7 @@ impl Run<'_, '_> {
         if self.progress.step == 0 || self.progress.is_look_due {
             self.look()?;
         }
-        let mut ahead = self.prefetch();
+        let mut ahead = self.feed.read_from(self.progress.batches);
         // One that was over, and was killed before its result was written, is not trained further.
         let mut why = self.plateau();
         why = why.or((self.progress.step >= self.total_steps).then_some(Why::Finished));
@@ -94,13 +80,6 @@ impl Run<'_, '_> {
         let energy = self.pacing.energy();
         let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
         Ok(End { step, why, secs, peak_bytes, energy })
-    }
-
-    /// Batches from the next step's first on.
-    pub(super) fn prefetch(&self) -> Prefetch {
-        let seed = self.config.train.seed;
-        let (index, order) = (Arc::clone(&self.index), self.order.clone());
-        Prefetch::begin(index, order, seed, self.progress.batches, AHEAD)
     }
 
     /// Tells of the phases that ended; returns the most that one of them took.
@@ -146,23 +125,23 @@ impl Run<'_, '_> {
         self.teller.tell(&Event::Warning { step, text, hint })
     }
 
-    /// Measures and draws what is due.
+    /// Measures and shows what is due.
     fn look(&mut self) -> Result<Option<Why>> {
         let (step, config) = (self.progress.step, self.config);
         let is_last = step == self.total_steps;
         let mut why = None;
         let every = Switch::On(config.train.validate_every);
-        if !self.index.held_out.is_empty() && (is_due(every, step) || is_last) {
+        if self.feed.n_held_out() > 0 && (is_due(every, step) || is_last) {
             why = self.validate()?;
         }
-        if is_due(config.sample.every, step) || (is_last || step == 0) {
-            self.draw()?;
+        if is_due(config.material.shown_every(), step) || (is_last || step == 0) {
+            self.show()?;
         }
         self.progress.is_look_due = false;
         Ok(why)
     }
 
-    /// The loss on pictures that are not trained on.
+    /// The loss on samples that are not trained on.
     fn validate(&mut self) -> Result<Option<Why>> {
         let loss = self.fitting(Self::measure)?;
         self.end_phases()?;
@@ -172,22 +151,20 @@ impl Run<'_, '_> {
         Ok(self.plateau())
     }
 
-    /// One picture at a time, at levels of noise that are always the same.
+    /// One sample at a time.
     fn measure(&mut self) -> Result<f64> {
-        let Self { session, mixer, device, index, meter, .. } = self;
+        let Self { session, feed, device, meter, .. } = self;
         session.averaged(|session| {
-            let mut sum = 0.0;
-            for (number, sample) in (0..).zip(&index.held_out) {
-                meter.begin(meter::validate(sample.bucket));
-                let latents = index.latents(sample, false)?;
-                let prompt = index.prompt(&index.plain_text(sample))?;
-                for place in FIXED_PLACES {
-                    let noisy = mixer.fixed(device, &latents, number, place)?;
-                    let (samples, sizes) = (vec![(noisy, &prompt)], latents.sizes);
-                    sum += session.measure(&Batch { samples, sizes, place: (0, 0) })?;
+            let (mut sum, mut weight) = (0.0, 0.0);
+            for index in 0..feed.n_held_out() {
+                let (size, portions) = feed.held_out(device, index)?;
+                meter.begin(meter::validate(size));
+                for (counts, portion) in portions {
+                    sum += counts * session.measure(&portion)?;
+                    weight += counts;
                 }
             }
-            Ok(sum / (index.held_out.len() * FIXED_PLACES.len()) as f64)
+            Ok(sum / weight)
         })
     }
 
@@ -214,32 +191,31 @@ impl Run<'_, '_> {
         self.warn(text, "train.stop_after_plateau ends a run that learns no more")
     }
 
-    fn draw(&mut self) -> Result<()> {
-        let Some(pictures) = &self.pictures else { return Ok(()) };
-        self.meter.begin(DRAW);
-        let Self { session, device, index, folder, progress, teller, .. } = self;
+    fn show(&mut self) -> Result<()> {
+        self.meter.begin(SHOW);
+        let Self { session, device, feed, folder, progress, teller, .. } = self;
         let at = (*folder, progress.step);
-        let goes_on = |_| teller.goes_on();
-        let drawn = session.averaged(|session| pictures.draw(device, session, index, at, &goes_on));
+        let goes_on = || teller.goes_on();
+        let shown = session.averaged(|session| feed.show(device, session.learner(), at, &goes_on));
         self.end_phases()?;
-        match drawn {
+        match shown {
             Ok(events) => self.teller.tell_each(&events),
             // The run ends in order, with what it has learnt.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
             Err(TrainerError::Compute(error @ ComputeError::OutOfMemory { .. })) => {
-                self.go_on_without_picture(&error)
+                self.go_on_unseen(&error)
             }
             Err(error) => Err(error),
         }
     }
 
-    /// What is learnt does not depend on pictures that are drawn.
-    fn go_on_without_picture(&mut self, error: &ComputeError) -> Result<()> {
-        if std::mem::replace(&mut self.is_drawing_warned, true) {
+    /// What is learnt does not depend on what is shown.
+    fn go_on_unseen(&mut self, error: &ComputeError) -> Result<()> {
+        if std::mem::replace(&mut self.is_showing_warned, true) {
             return Ok(());
         }
-        let text = format!("no picture is drawn where there is no room: {error}");
-        self.warn(text, "a smaller sample.size, or a higher --limit; what is learnt is the same")
+        let text = format!("no sample is shown where there is no room: {error}");
+        self.warn(text, "a smaller sample, or a higher --limit; what is learnt is the same")
     }
 
     pub(super) fn save(&mut self) -> Result<()> {

@@ -1,16 +1,15 @@
 //! What is trained and all it needs between steps, on one device. The same functions run on a device
-//! without data, which is how a run knows beforehand what it takes.
-//!
-//! Shapes: S samples, C channels, H and W of a latent.
+//! without data, which is how a run knows beforehand what it takes. What the model is, and what its
+//! loss, is the lesson's to say.
 
 use std::collections::BTreeMap;
 
-use compute::ops::{AdamW, Clip, PatchOrder, global_norm};
-use compute::{Device, Dtype, Gradients, ParamKey, Params, Shape, Tape, Tensor, Var};
+use compute::ops::{AdamW, Clip, global_norm};
+use compute::{Device, Gradients, ParamKey, Tape, Tensor, Var};
 use weights::Tick;
 
 use super::draws::{Purpose, seed};
-use super::noisy::Noisy;
+use super::lesson::{Learner, Lesson};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
@@ -18,9 +17,6 @@ use crate::model::adapter::{Adapted, Adapters, Given};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Prompt;
-use crate::model::sd3::{Input, Sd3};
 use crate::optim::{Average, Optimizer};
 
 /// The parts of a step, as recordings of memory name them.
@@ -29,27 +25,20 @@ const BACKWARD: &str = "backward";
 const UPDATE: &str = "update";
 
 /// A model in training.
-pub struct Session<'a> {
+pub struct Session<'a, L: Lesson> {
     device: Device,
-    pipeline: &'a Pipeline,
+    lesson: &'a L,
     config: &'a RunConfig,
-    model: Sd3,
+    model: L::Model,
     adapters: Adapters,
     gradients: Gradients,
     optimizer: Optimizer,
     average: Option<Average>,
 }
 
-/// Pictures of one size with their prompts.
-pub struct Batch<'a> {
-    /// Each with its prompt.
-    pub samples: Vec<(Noisy, &'a Prompt)>,
-    /// Channels, height and width of a latent.
-    pub sizes: [usize; 3],
-    /// The number of the batch they are of, and which of its pictures the first is: they decide what
-    /// dropout leaves out.
-    pub place: (u64, usize),
-}
+/// Where a portion stands in a run: the number of the batch it is of, and which of its samples the
+/// first is. They decide what dropout leaves out.
+pub type Place = (u64, usize);
 
 /// What an update found.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -68,15 +57,14 @@ pub enum Trained {
     Own(BTreeMap<String, Vec<f32>>),
 }
 
-impl<'a> Session<'a> {
+impl<'a, L: Lesson> Session<'a, L> {
     /// Loads the model and takes all memory that lives as long as the run.
     pub fn new(
         device: &Device,
-        pipeline: &'a Pipeline,
+        lesson: &'a L,
         config: &'a RunConfig,
         tick: Tick<'_>,
     ) -> Result<Self> {
-        let precision = Precision { dtype: config.base.dtype, base: config.base.quantise };
         let mut adapters = match config.adapter.kind {
             AdapterKind::None => Adapters::own(),
             AdapterKind::Lora | AdapterKind::Dora => {
@@ -84,8 +72,8 @@ impl<'a> Session<'a> {
                 Adapters::fresh(config.adapter.targets.clone(), from)
             }
         };
-        let model = pipeline.load_transformer(device, precision, &mut adapters, tick)?;
-        adapters.check_all_used(&pipeline.path)?;
+        let model = lesson.load(device, precision(config), &mut adapters, tick)?;
+        adapters.check_all_used(lesson.path())?;
         let params = &adapters.params;
         Ok(Self {
             gradients: Gradients::reserved(device, params)?,
@@ -95,24 +83,25 @@ impl<'a> Session<'a> {
                 Switch::Off => None,
             },
             device: device.clone(),
-            pipeline,
+            lesson,
             config,
             model,
             adapters,
         })
     }
 
-    /// Forward and backward: adds to the gradients `share` of what the batch asks for. Returns its
+    /// Forward and backward: adds to the gradients `share` of what the portion asks for. Returns its
     /// loss. `recompute` decides what is computed twice. After an error the gradients are half a
     /// sum, to be forgotten.
     pub fn accumulate(
         &mut self,
-        batch: &Batch<'_>,
+        portion: &L::Portion,
+        place: Place,
         share: f64,
         recompute: Recompute,
     ) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.go_back(batch, share, recompute, &mut gradients);
+        let loss = self.go_back((portion, place), share, recompute, &mut gradients);
         if loss.is_err() {
             // The hole that was left. If it is beyond a limit, the next backward asks for it again.
             _ = gradients.reserve(&self.device, &self.adapters.params);
@@ -128,17 +117,16 @@ impl<'a> Session<'a> {
 
     fn go_back(
         &self,
-        batch: &Batch<'_>,
+        (portion, (number, first)): (&L::Portion, Place),
         share: f64,
         recompute: Recompute,
         gradients: &mut Gradients,
     ) -> Result<f64> {
-        let (number, first) = batch.place;
         let dropout = seed(self.config.train.seed, Purpose::Dropout).wrapping_add(number);
         let params = &self.adapters.params;
         self.device.mark(FORWARD);
         let tape = Tape::training(&self.device, params, dropout).from_sample(first);
-        let loss = self.loss(&tape, batch, recompute)?;
+        let loss = self.loss(&tape, portion, recompute)?;
         let number = loss.tensor().clone();
         self.device.mark(BACKWARD);
         let start = self.device.upload(loss.shape(), &[share as f32])?;
@@ -148,37 +136,13 @@ impl<'a> Session<'a> {
     }
 
     /// The loss alone.
-    pub fn measure(&self, batch: &Batch<'_>) -> Result<f64> {
+    pub fn measure(&self, portion: &L::Portion) -> Result<f64> {
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
-        value(self.loss(&tape, batch, Recompute::None)?.tensor())
+        value(self.loss(&tape, portion, Recompute::None)?.tensor())
     }
 
-    fn loss<'m>(&'m self, tape: &Tape<'m>, batch: &Batch<'_>, recompute: Recompute) -> Result<Var> {
-        let Batch { samples, sizes: [channels, height, width], .. } = batch;
-        let n = samples.len();
-        let dtype = self.config.base.dtype;
-        let upload = |sizes: &[usize], parts: &[&[f32]], dtype| {
-            self.device.upload_parts(Shape::new(sizes), parts, dtype)
-        };
-        let tokens: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.tokens[..]).collect();
-        let pooled: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.pooled[..]).collect();
-        let latents: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.latents[..]).collect();
-        let target: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.target[..]).collect();
-        let joint = self.pipeline.transformer.config.joint_attention_dim;
-        let latent = [n, *channels, *height, *width];
-        let input = Input {
-            latents: &upload(&latent, &latents, dtype)?,
-            timesteps: &samples.iter().map(|(noisy, _)| noisy.level.timestep).collect::<Vec<_>>(),
-            context: &upload(&[n, tokens[0].len() / joint, joint], &tokens, dtype)?,
-            pooled: &upload(&[n, pooled[0].len()], &pooled, dtype)?,
-        };
-        let found = self.model.forward(tape, input, recompute)?;
-        let target = upload(&latent, &target, Dtype::F32)?;
-        let patch = self.model.patch_size();
-        let target = tape.patchify(&target.into(), patch, PatchOrder::ChannelsLast)?;
-        let weights: Vec<f32> = samples.iter().map(|(noisy, _)| noisy.weight).collect();
-        let weights = self.device.upload([n], &weights)?;
-        Ok(tape.mse(&found, target.tensor(), Some(&weights), None)?)
+    fn loss<'m>(&'m self, tape: &Tape<'m>, of: &L::Portion, recompute: Recompute) -> Result<Var> {
+        self.lesson.loss(&self.model, tape, of, (self.config.base.dtype, recompute))
     }
 
     /// Makes a step of the gradients, which are `scale` times what they should be, and forgets them.
@@ -221,9 +185,10 @@ impl<'a> Session<'a> {
         done
     }
 
-    /// The model and what is trained of it.
-    pub fn model(&self) -> (&Sd3, &Params) {
-        (&self.model, &self.adapters.params)
+    /// The model as it can be shown.
+    pub fn learner(&self) -> Learner<'_, L::Model> {
+        let precision = precision(self.config);
+        Learner { model: &self.model, params: &self.adapters.params, precision }
     }
 
     /// Layers that have an adapter, or tensors of the model's own that are trained.
@@ -287,6 +252,10 @@ impl<'a> Session<'a> {
         all.extend(means.map(|(index, mean)| (format!("average.{index}"), mean)));
         Ok(all)
     }
+}
+
+fn precision(config: &RunConfig) -> Precision {
+    Precision { dtype: config.base.dtype, base: config.base.quantise }
 }
 
 /// A tensor of one number; 0 on a device without data. Here a card that failed says so.

@@ -8,11 +8,11 @@ use compute::{ComputeError, Dtype};
 
 use super::event::{self, Event, Tightened};
 use super::how::How;
+use super::lesson::{Ahead, Feed, Lesson, Ready};
 use super::meter;
 use super::run::Run;
 use super::scale::LossScale;
-use super::session::{Batch, Updated};
-use crate::cache::{Prefetch, Ready, ReadySample};
+use super::session::Updated;
 use crate::error::{Result, TrainerError};
 
 /// The step at which every layer must have learnt something. In the second, gradients reach both
@@ -29,9 +29,9 @@ struct Taken {
     still: Vec<String>,
 }
 
-impl Run<'_, '_> {
+impl<F: Feed> Run<'_, '_, F> {
     /// Takes the next step. What it remembers changes only when all of it is done.
-    pub(super) fn step(&mut self, ahead: &mut Prefetch) -> Result<event::Step> {
+    pub(super) fn step(&mut self, ahead: &mut Ahead<F>) -> Result<event::Step> {
         let begun = Instant::now();
         let loss_scale = match self.config.base.dtype {
             Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
@@ -42,7 +42,7 @@ impl Run<'_, '_> {
             let taken = run.attempt(ahead, scale);
             if taken.is_err() {
                 // Begins again at the step's first batch.
-                *ahead = run.prefetch();
+                *ahead = run.feed.read_from(run.progress.batches);
             }
             taken
         })?;
@@ -99,52 +99,46 @@ impl Run<'_, '_> {
     }
 
     /// Batches to gradients to an update, from the first of the step's batches on.
-    fn attempt(&mut self, ahead: &mut Prefetch, scale: f64) -> Result<Taken> {
+    fn attempt(&mut self, ahead: &mut Ahead<F>, scale: f64) -> Result<Taken> {
         self.session.forget();
         let (first, n) = (self.progress.batches, self.config.train.accumulation as u64);
-        let n_samples = (first..first + n).map(|number| self.order.batch(number).len()).sum();
-        let (mut loss, mut wait_secs) = (0.0, 0.0);
+        let expected = self.feed.expected(first..first + n);
+        let (mut sum, mut weight, mut wait_secs) = (0.0, 0.0, 0.0);
         for _ in 0..n {
-            let ready = ahead.next_batch()?;
-            wait_secs += ready.waited.as_secs_f64();
-            self.meter.begin(meter::train(ready.bucket));
-            let batch = self.begin_batch(ready.bucket, ready.samples.len())?;
-            loss += self.accumulate(&ready, n_samples, scale)?;
+            let (ready, waited) = ahead.next_batch()?;
+            wait_secs += waited.as_secs_f64();
+            self.meter.begin(meter::train(ready.size));
+            let batch = self.begin_batch(ready.size, ready.samples.len())?;
+            let (loss, counted) = self.accumulate(&ready, expected, scale)?;
+            (sum, weight) = (sum + loss, weight + counted);
             self.end_batch(batch)?;
         }
         let step = self.progress.step + 1;
         let still = if step == LOOK_AT { self.session.still_layers()? } else { Vec::new() };
         let learning_rate = self.learning_rate(step);
-        let updated = self.session.update(learning_rate, self.progress.applied, scale)?;
-        Ok(Taken { loss, wait_secs, learning_rate, updated, still })
+        // What was expected may count more than what came: not every token of a text does.
+        let came = weight / expected;
+        let updated = self.session.update(learning_rate, self.progress.applied, scale * came)?;
+        Ok(Taken { loss: sum / came, wait_secs, learning_rate, updated, still })
     }
 
-    /// A batch of a step of so many samples, in portions; returns its part of the step's loss.
+    /// A batch of a step whose samples are expected to count so much, in portions. Returns its part of
+    /// the step's loss, and what it counts.
     pub(super) fn accumulate(
         &mut self,
-        ready: &Ready,
-        n_samples: usize,
+        ready: &Ready<<F::Lesson as Lesson>::Size, F::Sample>,
+        expected: f64,
         scale: f64,
-    ) -> Result<f64> {
+    ) -> Result<(f64, f64)> {
         let How { micro, recompute } = self.pacing.how();
-        let mut loss = 0.0;
+        let (mut sum, mut weight) = (0.0, 0.0);
         for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
-            let share = samples.len() as f64 / n_samples as f64;
-            let batch = self.mixed(samples, (ready.number, first))?;
-            loss += share * self.session.accumulate(&batch, share * scale, recompute)?;
+            let (counts, portion) = self.feed.portion(self.device, samples)?;
+            let (share, place) = (counts / expected, (ready.number, first));
+            sum += share * self.session.accumulate(&portion, place, share * scale, recompute)?;
+            weight += counts;
         }
-        Ok(loss)
-    }
-
-    /// Samples with their noise, that stand at this place of this batch.
-    fn mixed<'s>(&self, samples: &'s [ReadySample], place: (u64, usize)) -> Result<Batch<'s>> {
-        let sizes = samples[0].latents.sizes;
-        let mut noisy = Vec::with_capacity(samples.len());
-        for sample in samples {
-            let mixed = self.mixer.draw(self.device, &sample.latents, sample.draw)?;
-            noisy.push((mixed, &*sample.prompt));
-        }
-        Ok(Batch { samples: noisy, sizes, place })
+        Ok((sum, weight))
     }
 
     /// That gradients reach what is trained. A layer may be out of reach (the prompt's queries in

@@ -4,18 +4,23 @@
 //! train::tests` tries so many, or all that there are; a second for each.
 
 use std::path::Path;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
-use super::event::Tightened;
+use super::event::{Tightened, Why};
 use super::how::How;
+use super::lesson::Feed as _;
+use super::pictures::{Drawing, Feed};
 use super::*;
+use crate::cache::{Caching, Request};
 use crate::config::RawConfig;
 use crate::error::TrainerError;
 use crate::model::recompute::Recompute;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::plan::{Job, Outlook, Room, ladder, rehearse};
 use crate::verify::difference;
 
 const JOB: &str = "
@@ -69,7 +74,7 @@ const APART: f64 = 1e-5;
 type Told = Mutex<Vec<(Event, usize)>>;
 
 /// Sets a job up and lets `work` have its loop.
-fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
+fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) {
     let place = tempfile::tempdir().unwrap();
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
     let mut raw = RawConfig::from_text(JOB, &place.path().join("job.toml")).unwrap();
@@ -93,9 +98,10 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     };
     let folder = Folder::open(&config.output.folder, false).unwrap();
     let pipeline = Pipeline::open(&base, None).unwrap();
-    let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
+    let caching = Caching::new(&pipeline, Request::of(&config).unwrap(), &|_| true).unwrap();
+    let lesson = Drawing::of(&config, &pipeline).unwrap();
     let outlook = Outlook::of(&caching);
-    let job = Job { pipeline: &pipeline, config: &config, outlook: &outlook };
+    let job = Job { lesson: &lesson, config: &config, outlook: &outlook };
     let room = Room { kind, limit_bytes, rates: &on.rates };
     let plan = rehearse(job, room).unwrap();
     let ladder = ladder(job, room).unwrap();
@@ -110,18 +116,19 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_>, &Told)) {
     };
     let mut teller = Teller::new(&folder, &tell).unwrap();
     let setup = Setup { device: &device, on: &on, plan: &plan, ladder: &ladder };
-    let from = (&index, Meter::new(&device, &plan.phases));
-    work(&mut begin(&config, &pipeline, setup, from, (&folder, &mut teller)).unwrap(), &told);
+    let feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
+    let on = (setup, Meter::new(&device, &plan.phases));
+    work(&mut begin(&config, &lesson, feed, on, (&folder, &mut teller)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 
 /// Everything that is trained, or remembered of it, by name.
-fn state(run: &mut Run<'_, '_>) -> Vec<(String, Vec<u8>)> {
+fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
     let tensors = run.session.tensors().unwrap();
     tensors.into_iter().map(|(name, tensor)| (name, tensor.to_bytes())).collect()
 }
 
-fn put_back(run: &mut Run<'_, '_>, state: &[(String, Vec<u8>)]) {
+fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
         let fill = |mut parts: Vec<&mut [u8]>| -> Result<()> {
             parts.remove(0).copy_from_slice(bytes);
@@ -132,9 +139,13 @@ fn put_back(run: &mut Run<'_, '_>, state: &[(String, Vec<u8>)]) {
 }
 
 /// Goes from the beginning to the end, in this way at first.
-fn again(run: &mut Run<'_, '_>, ladder: &[Rung], start: &[(String, Vec<u8>)]) -> Result<End> {
+fn again(
+    run: &mut Run<'_, '_, Feed<'_>>,
+    ladder: &[Rung],
+    start: &[(String, Vec<u8>)],
+) -> Result<End> {
     put_back(run, start);
-    (run.progress, run.is_drawing_warned) = (Progress::default(), false);
+    (run.progress, run.is_showing_warned) = (Progress::default(), false);
     run.pacing = run.pacing.on(ladder);
     run.go()
 }
@@ -193,7 +204,7 @@ fn tightened(events: &[Event]) -> Vec<(How, How)> {
 fn a_refused_allocation_changes_no_bit_where_portions_stay() {
     refuse_each(&SINGLE, |whole, refused, events| {
         assert!(whole == refused, "other bytes");
-        let is_left_out = |event: &&Event| matches!(event, Event::Warning { text, .. } if text.starts_with("no picture is drawn"));
+        let is_left_out = |event: &&Event| matches!(event, Event::Warning { text, .. } if text.starts_with("no sample is shown"));
         let n_left_out = events.iter().filter(is_left_out).count();
         let tightened = tightened(events);
         assert_eq!(tightened.len() + n_left_out, 1, "{events:?}");
@@ -243,7 +254,7 @@ fn portions_of_every_size_learn_the_same() {
 #[test]
 fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
     with_run(&[], |run, told| {
-        let mut ahead = run.prefetch();
+        let mut ahead = run.feed.read_from(run.progress.batches);
         run.step(&mut ahead).unwrap();
         let (before, in_use) = (state(run), run.device.usage().in_use);
         run.device.set_limit(in_use + 1024);
@@ -282,10 +293,10 @@ fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {
 #[test]
 fn an_update_is_made_whole_or_not_at_all() {
     with_run(&["optimizer.kind=adamw_8bit"], |run, _| {
-        let ready = run.prefetch().next_batch().unwrap();
-        let accumulate = |run: &mut Run<'_, '_>| {
+        let (ready, _) = run.feed.read_from(0).next_batch().unwrap();
+        let accumulate = |run: &mut Run<'_, '_, Feed<'_>>| {
             run.session.forget();
-            run.accumulate(&ready, 3, 1.0).unwrap();
+            run.accumulate(&ready, 3.0, 1.0).unwrap();
         };
         let start = state(run);
         accumulate(run);

@@ -73,12 +73,18 @@ pub struct Leaving {
 }
 
 impl Leaving {
-    /// Numbers and bytes; nothing if they do not fit, or if rows are no whole blocks.
-    fn sizes(&self) -> Option<(u64, u64)> {
+    /// Nothing if they do not fit, or if rows are no whole blocks.
+    fn sizes(&self) -> Option<Sizes> {
         let (count, row) = (count_of(&self.shape)?, self.shape.last().copied().unwrap_or(1));
         self.format.encoding().bytes_for(row)?;
-        Some((count, self.format.encoding().bytes_for(count)?))
+        Some(Sizes { count, bytes: self.format.encoding().bytes_for(count)? })
     }
+}
+
+/// How many numbers a tensor has, and the bytes they take in the file.
+struct Sizes {
+    count: u64,
+    bytes: u64,
 }
 
 /// Gives some numbers of the tensor of that place in the list.
@@ -98,7 +104,7 @@ pub fn write(
     let (header, sizes) = header(path, metadata, tensors)?;
     let mut file = AtomicFile::create(path)?;
     file.write_all(&header).map_err(io)?;
-    for ((index, tensor), (count, bytes)) in tensors.iter().enumerate().zip(sizes) {
+    for ((index, tensor), Sizes { count, bytes }) in tensors.iter().enumerate().zip(sizes) {
         let mut first = 0;
         while first < count {
             let range = first..count.min(first + PIECE);
@@ -112,12 +118,12 @@ pub fn write(
     file.commit().map(drop)
 }
 
-/// All that comes before the data, and each tensor's numbers and bytes.
+/// All that comes before the data, and the tensors' sizes.
 fn header(
     path: &Path,
     metadata: &[(String, Value)],
     tensors: &[Leaving],
-) -> Result<(Vec<u8>, Vec<(u64, u64)>)> {
+) -> Result<(Vec<u8>, Vec<Sizes>)> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSIONS[1].to_le_bytes());
     out.extend((tensors.len() as u64).to_le_bytes());
@@ -138,7 +144,7 @@ fn header(
         out.extend(tensor.shape.iter().rev().flat_map(|size| size.to_le_bytes()));
         out.extend(number_of(tensor.format.encoding()).to_le_bytes());
         out.extend(u64::to_le_bytes(offset));
-        offset += sizes.1.next_multiple_of(DEFAULT_ALIGNMENT);
+        offset += sizes.bytes.next_multiple_of(DEFAULT_ALIGNMENT);
         all_sizes.push(sizes);
     }
     out.extend(padding(out.len() as u64));
@@ -176,7 +182,9 @@ fn put_value(out: &mut Vec<u8>, value: &Value) {
         }
         Value::Texts(texts) => {
             out.extend((texts.len() as u64).to_le_bytes());
-            texts.iter().for_each(|text| put_text(out, text));
+            for text in texts {
+                put_text(out, text);
+            }
         }
     }
 }

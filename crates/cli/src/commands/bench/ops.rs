@@ -152,8 +152,64 @@ fn cases() -> Vec<Case> {
         });
         cases.push(Case::new("attention", run).with(shape).with(shape).with(shape));
     }
+    cases.extend(of_texts());
     cases.extend(by_rows());
     cases
+}
+
+/// What a step of a language model of 125 million numbers is made of, all of which are trained and so
+/// in f32: four texts of 1024 tokens, of a vocabulary of 32768.
+fn of_texts() -> Vec<Case> {
+    const TABLE: [usize; 2] = [32768, 768];
+    /// Tokens of a document, where several make a text.
+    const DOCUMENT: usize = 128;
+    let attention = |name, run| Case::new(name, run).with(TEXTS).with(TEXTS).with(TEXTS);
+    vec![
+        Case::new("linear of f32", Run::Trained(|tape, v| tape.linear(&v[0], Linear::new(&v[1]))))
+            .with(TEXTS)
+            .with_f32([2048, 768]),
+        attention(
+            "causal attention",
+            Run::Trained(|tape, v| tape.attention(&v[0], &v[1], &v[2], causal())),
+        ),
+        attention(
+            "attention of documents",
+            Run::Trained(|tape, v| {
+                let first = by_text(tape, |token| token % TEXTS[1] / DOCUMENT * DOCUMENT)?;
+                let how = Attention { first_keys: Some(&first), ..causal() };
+                tape.attention(&v[0], &v[1], &v[2], how)
+            }),
+        ),
+        Case::new(
+            "cross_entropy",
+            Run::Trained(|tape, v| {
+                tape.cross_entropy(&v[0], &v[1], &by_text(tape, |token| token * 7 % TABLE[0])?)
+            }),
+        )
+        .with(TEXTS)
+        .with_f32(TABLE),
+        Case::new(
+            "embedding",
+            Run::Trained(|tape, v| {
+                tape.embedding(&by_text(tape, |token| token * 7 % TABLE[0])?, &v[0])
+            }),
+        )
+        .with_f32(TABLE),
+    ]
+}
+
+/// Texts, their tokens, and the width of one.
+const TEXTS: [usize; 3] = [4, 1024, 768];
+
+/// A number for each token of the texts.
+fn by_text(tape: &Tape<'_>, number: impl Fn(usize) -> usize) -> compute::Result<Tensor> {
+    let numbers = (0..TEXTS[0] * TEXTS[1]).map(|token| number(token) as u32);
+    tape.device().upload([TEXTS[0], TEXTS[1]], &numbers.collect::<Vec<u32>>())
+}
+
+/// Twelve heads, of which each token sees those before it.
+fn causal() -> Attention<'static> {
+    Attention { is_causal: true, ..Attention::full(12, 64) }
 }
 
 /// Ops whose time is that of reading and writing memory, and forward-only ones.

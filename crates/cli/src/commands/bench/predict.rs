@@ -27,6 +27,7 @@ use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::event::Event;
+use trainer::train::pictures::Drawing;
 use trainer::train::{Happening, On, train};
 
 use super::{calibrate, median};
@@ -246,11 +247,12 @@ fn config(folder: &Path, job: &Job, steps: usize) -> Result<RunConfig, Failure> 
 
 fn predict(arguments: &Arguments, config: &RunConfig) -> Result<Vec<(usize, Work)>, Failure> {
     let pipeline = Pipeline::open(&config.base.path, None)?;
-    let caching = Caching::new(&pipeline, Request::of(config), &|_| true)?;
+    let caching = Caching::new(&pipeline, Request::of(config)?, &|_| true)?;
     // All pictures are drawn in one size.
     let outlook = Outlook::of(&caching);
     let bucket = outlook.train.keys().next().expect("pictures were drawn just now");
-    let job = plan::Job { pipeline: &pipeline, config, outlook: &outlook };
+    let lesson = &Drawing::of(config, &pipeline)?;
+    let job = plan::Job { lesson, config, outlook: &outlook };
     Ok(step_work(job, arguments.engine.kind(), *bucket)?)
 }
 

@@ -279,7 +279,7 @@ fn encode(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure>
     let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None));
     let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, None)?;
-        let caching = Caching::new(&pipeline, Request::of(config), &|_| true)?;
+        let caching = Caching::new(&pipeline, Request::of(config)?, &|_| true)?;
         let phases = caching.plan(engine.kind(), limit)?;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         caching.run(&engine.open(peak)?, &|_| true)?;

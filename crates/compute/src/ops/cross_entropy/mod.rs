@@ -148,7 +148,7 @@ fn chunks(vocabulary: usize, columns: usize) -> impl Iterator<Item = Range<usize
 fn logits(place: Place<'_>, x: &Tensor, weight: &Tensor, range: Range<usize>) -> Result<Tensor> {
     let mut logits = place.workspace([x.shape().rows(), range.len()], Dtype::F32)?;
     let weight = weight.part(range);
-    let product = Product::new(x, Matrix::from(&weight).t());
+    let product = Product::new(x, Matrix::beside(&weight, x.dtype()).t());
     MatMul::new(&[product], &mut logits).run(place)?;
     Ok(logits)
 }
@@ -172,12 +172,14 @@ impl Record {
             let slopes = self.slopes(place, (&x, &weight), gradient, range.clone())?;
             if let Some(sum) = &mut x_gradient {
                 let weight = weight.part(range.clone());
-                let product = Product::new(&slopes, Matrix::from(&weight));
+                let slopes = Matrix::beside(&slopes, x.dtype());
+                let product = Product::new(slopes, Matrix::beside(&weight, x.dtype()));
                 let add = range.start > 0;
                 MatMul { add, ..MatMul::new(&[product], sum) }.run(place)?;
             }
             if let Some(slot) = &mut slot {
-                let product = Product::new(Matrix::from(&slopes).t(), Matrix::from(&x));
+                let slopes = Matrix::beside(&slopes, x.dtype());
+                let product = Product::new(slopes.t(), Matrix::from(&x));
                 let add = slot.add;
                 slot.tensor.within(range, |rows| {
                     MatMul { add, ..MatMul::new(&[product], rows) }.run(place)

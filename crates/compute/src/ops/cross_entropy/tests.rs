@@ -52,6 +52,22 @@ fn what_is_frozen_has_no_gradient() {
 }
 
 #[test]
+fn a_matrix_unit_finds_the_same() {
+    let targets: Vec<u32> = (0..36).map(|row| row * 7 % 40).collect();
+    for weight in [Input::normal([40, 2], 2), Input::normal([40, 2], 2).f32()] {
+        check(
+            &[Input::normal([36, 2], 1), weight],
+            4.0,
+            &|tape, v| {
+                let targets = tape.device().upload([36], &targets)?;
+                tape.cross_entropy_by(40, &v[0], &v[1], &targets)
+            },
+            &|v| vec![exact(&v[0], &v[1], &targets, 2)],
+        );
+    }
+}
+
+#[test]
 fn large_logits_do_not_overflow() {
     // Each chunk has a larger maximum than those before it, or a smaller one.
     for sign in [1.0, -1.0] {

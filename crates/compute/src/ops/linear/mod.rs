@@ -70,7 +70,7 @@ impl<'a> Weight<'a> {
     /// As a factor of x.
     pub(super) fn matrix(self, x: Dtype) -> Matrix<'a> {
         match self {
-            Self::Dense(var) => var.tensor().into(),
+            Self::Dense(var) => Matrix::beside(var.tensor(), x),
             Self::Quantised(quantised) => Matrix::quantised(quantised, x),
         }
     }
@@ -137,7 +137,8 @@ impl Tape<'_> {
         let inner = lora.map(|lora| lora.inner(op.place, x.tensor(), dropout)).transpose()?;
         let mut products = vec![Product::new(x.tensor(), weight.matrix(x.dtype()).t())];
         if let (Some(inner), Some(lora)) = (&inner, lora) {
-            products.push(Product::new(inner, Matrix::from(lora.up.tensor()).t()));
+            let [inner, up] = [inner, lora.up.tensor()].map(|f| Matrix::beside(f, x.dtype()));
+            products.push(Product::new(inner, up.t()));
         }
         MatMul {
             bias: bias.map(Var::tensor),
@@ -284,7 +285,7 @@ impl Held<Tensor> {
     /// As a factor of gradients.
     fn matrix(&self, gradient: Dtype) -> Matrix<'_> {
         match self {
-            Self::Dense(tensor, _) => tensor.into(),
+            Self::Dense(tensor, _) => Matrix::beside(tensor, gradient),
             Self::Quantised(quantised) => Matrix::quantised(quantised, gradient),
         }
     }
@@ -332,7 +333,9 @@ impl Record {
         let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
         let mut down = None;
         if let Some((LoraRecord { dropout: None, down: (kept, _), .. }, inner)) = lora {
-            products.push(Product::new(inner, (&*down.insert(kept.get(place)?)).into()));
+            let down = &*down.insert(kept.get(place)?);
+            let [inner, down] = [inner, down].map(|f| Matrix::beside(f, gradient.dtype()));
+            products.push(Product::new(inner, down));
         }
         MatMul { add: slot.add, ..MatMul::new(&products, &mut slot.tensor) }.run(place)?;
         if let Some((LoraRecord { dropout: Some(dropout), down: (kept, _), .. }, inner)) = lora {

@@ -69,6 +69,16 @@ fn a_card_agrees_with_the_processor_on_a_large_layer() {
 }
 
 #[test]
+fn a_weight_of_f32_meets_rounded_numbers() {
+    // Large enough for a matrix unit, in tests too.
+    let x = Input::normal([40, 3], 1);
+    let weight = Input::normal([36, 3], 2).f32();
+    check(&[x, weight], 8.0, &|tape, v| tape.linear(&v[0], Linear::new(&v[1])), &|v| {
+        product(&v[0], &v[1], 3)
+    });
+}
+
+#[test]
 fn what_is_not_a_number_is_not_hidden() {
     expect_not_hidden([3, 5], |tape, x| tape.linear(x, Linear::new(x)));
 }

@@ -52,8 +52,9 @@ impl Plan {
         let (rows, columns) = (work.rows(), work.columns());
         let is_f32 = |matrix: Matrix<'_>| matrix.tensor().dtype() == Dtype::F32;
         let goes_aside = work.out.dtype() != Dtype::F32;
-        let all_f32 = work.products.iter().all(|p| is_f32(p.left) && is_f32(p.right));
-        let enough = if all_f32 { ENOUGH_FOR_UNIT_F32 } else { ENOUGH_FOR_UNIT };
+        let is_split = |matrix: Matrix<'_>| is_f32(matrix) && matrix.parts > 1;
+        let all_split = work.products.iter().all(|p| is_split(p.left) && is_split(p.right));
+        let enough = if all_split { ENOUGH_FOR_UNIT_F32 } else { ENOUGH_FOR_UNIT };
         if !has_tiles || rows.min(columns) < enough {
             let tile = tile_size(VECTOR_TILE, (rows, columns), ENOUGH_TILES);
             let widens = work.products.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));

@@ -33,6 +33,12 @@ impl<'a> From<&'a Tensor> for Matrix<'a> {
 }
 
 impl<'a> Matrix<'a> {
+    /// A tensor, as exact as numbers of format `beside` that it meets: more would be lost in the product.
+    pub fn beside(tensor: &'a Tensor, beside: Dtype) -> Self {
+        let matrix = Self::from(tensor);
+        if beside == Dtype::Bf16 { Self { parts: 1, ..matrix } } else { matrix }
+    }
+
     /// A quantised matrix, as exact as numbers of format `beside` that it meets.
     pub fn quantised(quantised: &'a Quantised, beside: Dtype) -> Self {
         let parts = if beside == Dtype::Bf16 { 1 } else { 3 };

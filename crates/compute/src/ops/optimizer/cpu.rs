@@ -18,6 +18,9 @@ use crate::dtype::{Real, with_real};
 /// Numbers per task; a multiple of what shares a scale.
 const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
 
+/// Numbers of a partial sum of squares. Chosen: a fraction of a millisecond.
+const SHARE: usize = if cfg!(test) { BLOCK } else { 1 << 20 };
+
 pub fn adamw(
     cpu: &Cpu,
     params: &mut [Tensor],
@@ -161,10 +164,11 @@ pub fn follow(cpu: &Cpu, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Opt
 }
 
 pub fn global_norm(cpu: &Cpu, gradients: &[&Tensor], norm: &mut Tensor) {
-    let squares: Vec<f64> = cpu.run(|| {
-        let squares = |gradient: &&Tensor| moments(gradient.data::<f32>(), 0.0)[1];
-        gradients.par_iter().map(squares).collect()
-    });
+    // In pieces: a table of tokens may be a third of all.
+    let pieces = gradients.iter().flat_map(|gradient| gradient.data::<f32>().chunks(SHARE));
+    let pieces: Vec<&[f32]> = pieces.collect();
+    let squares: Vec<f64> =
+        cpu.run(|| pieces.par_iter().map(|piece| moments(piece, 0.0)[1]).collect());
     norm.data_mut::<f32>()[0] = squares.iter().sum::<f64>().sqrt() as f32;
 }
 

@@ -69,7 +69,7 @@ impl Card {
             author: config.output.author.clone(),
             base: config.base.path.display().to_string(),
             license: config.output.license.clone(),
-            trigger: config.data.trigger.clone(),
+            trigger: config.material.pictures().ok().and_then(|(data, _)| data.trigger.clone()),
             samples: history.samples.clone(),
             exports: history.exports.clone(),
             settings: settings(config),
@@ -169,7 +169,7 @@ pub fn card(facts: &Card) -> String {
             "A {} for `{}`, trained on {}.\n\n",
             kind(facts),
             code(&facts.base_name()),
-            several(facts.figures.pictures, "picture")
+            several(facts.figures.samples, &facts.figures.unit)
         ),
         pictures(facts),
         trigger(facts),
@@ -297,10 +297,10 @@ fn diffusers(facts: &Card, base: &str, file: &Path) -> String {
 }
 
 fn training(facts: &Card) -> String {
-    let Figures { steps, secs, pictures, parameters, peak_bytes, .. } = &facts.figures;
+    let Figures { steps, secs, unit, samples, parameters, peak_bytes, .. } = &facts.figures;
     let mut rows = vec![
         ("steps".to_string(), count(*steps)),
-        ("pictures".into(), count(*pictures as u64)),
+        (format!("{unit}s"), count(*samples as u64)),
         ("trained numbers".into(), count(*parameters as u64)),
         ("time".into(), duration(*secs)),
     ];

@@ -130,9 +130,9 @@ fn special_tokens_and_templates_are_named() {
     }
     let pre = |name: &str| metadata(name)["tokenizer.ggml.pre"].clone();
     assert_eq!(["llama", "smollm", "llama3"].map(pre), ["gpt-2", "smollm", "llama-bpe"]);
-    let mistral = metadata("mistral");
-    assert_eq!(mistral["tokenizer.ggml.model"], "llama");
-    assert_eq!(mistral["tokenizer.ggml.add_bos_token"], "true");
+    let pieces = metadata("pieces");
+    assert_eq!(pieces["tokenizer.ggml.model"], "llama");
+    assert_eq!(pieces["tokenizer.ggml.add_bos_token"], "true");
 }
 
 #[test]

@@ -7,13 +7,13 @@ use weights::{Catalog, TensorInfo};
 
 use super::*;
 use crate::config::{RawConfig, RunConfig};
+use crate::data::Bucket;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Prompt;
-use crate::objective::flow::Level;
 use crate::train::event::Phase;
-use crate::train::noisy::Noisy;
-use crate::train::session::{Batch, Session};
+use crate::train::lesson::Lesson;
+use crate::train::pictures;
+use crate::train::session::Session;
 
 const PIPELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sd3/pipeline");
 
@@ -31,20 +31,12 @@ fn step(set: &[&str]) -> (Recording, Usage) {
     let config = config(set);
     let pipeline = Pipeline::open(Path::new(PIPELINE), None).unwrap();
     let device = Device::meta(Kind::cpu(2), usize::MAX / 2);
-    let mut session = Session::new(&device, &pipeline, &config, &|_| true).unwrap();
-    let of = &pipeline.transformer.config;
-    let prompt = Prompt {
-        tokens: vec![0.0; pipeline.encoders.n_tokens() * of.joint_attention_dim],
-        pooled: vec![0.0; of.pooled_projection_dim],
-    };
-    let sizes = pipeline.latent_sizes([64, 64]);
-    let n = sizes.iter().product();
-    let level = Level { sigma: 1.0, timestep: 1000.0 };
-    let noisy = Noisy { latents: vec![0.0; n], target: vec![0.0; n], level, weight: 1.0 };
-    let batch = Batch { samples: vec![(noisy, &prompt)], sizes, place: (0, 0) };
+    let lesson = pictures::Drawing::of(&config, &pipeline).unwrap();
+    let mut session = Session::new(&device, &lesson, &config, &|_| true).unwrap();
+    let portion = lesson.rehearsed(&device, Bucket { width: 64, height: 64 }, 1).unwrap();
     device.restart_peak();
     device.record();
-    session.accumulate(&batch, 1.0, Recompute::None).unwrap();
+    session.accumulate(&portion, (0, 0), 1.0, Recompute::None).unwrap();
     session.update(0.0, 0, 1.0).unwrap();
     (device.recorded(), device.usage())
 }

@@ -5,17 +5,17 @@ use std::path::{Path, PathBuf};
 
 use compute::Device;
 
-use super::event::Event;
-use super::session::Session;
+use super::Drawing;
 use crate::cache::Index;
-use crate::config::RunConfig;
 use crate::config::sample::Sample;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
-use crate::model::sd3::pipeline::Pipeline;
+use crate::model::sd3::Sd3;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
 use crate::sample::{self, Job, Request, picture};
+use crate::train::event::Event;
+use crate::train::lesson::Learner;
 
 /// What is drawn, and how.
 pub struct Pictures<'a> {
@@ -25,16 +25,12 @@ pub struct Pictures<'a> {
 }
 
 impl<'a> Pictures<'a> {
-    /// Checks what is asked for; nothing if no prompts are.
+    /// Checks what is asked for.
     pub fn new(
-        pipeline: &'a Pipeline,
-        config: &'a RunConfig,
+        Drawing { pipeline, sample, .. }: Drawing<'a>,
+        precision: Precision,
         tiling: Option<Tiling>,
-    ) -> Result<Option<Self>> {
-        let sample = &config.sample;
-        if sample.prompts.is_empty() {
-            return Ok(None);
-        }
+    ) -> Result<Self> {
         let request = Request {
             prompts: sample.prompts.clone(),
             negative: sample.negative.clone(),
@@ -43,38 +39,29 @@ impl<'a> Pictures<'a> {
             guidance: sample.guidance as f32,
             seed: sample.seed,
             latents: None,
-            precision: Precision { dtype: config.base.dtype, base: config.base.quantise },
+            precision,
         };
-        Ok(Some(Self { job: Job::new(pipeline, request)?, sample, tiling }))
-    }
-
-    /// Texts that have to be encoded.
-    pub fn texts(sample: &Sample) -> Vec<String> {
-        if sample.prompts.is_empty() {
-            return Vec::new();
-        }
-        std::iter::once(&sample.negative).chain(&sample.prompts).cloned().collect()
+        Ok(Self { job: Job::new(pipeline, request)?, sample, tiling })
     }
 
     /// Draws everything on a device without data, to see what it takes.
-    pub fn rehearse(&self, device: &Device, session: &Session<'_>) -> Result<()> {
+    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Sd3>) -> Result<()> {
         let prompts = self.job.rehearsed_prompts();
-        self.draw_all(device, session, &prompts, &|_| true).map(drop)
+        self.draw_all(device, learner, &prompts, &|_| true).map(drop)
     }
 
     /// Draws a picture for each prompt into `samples/` of the run's folder.
     pub fn draw(
         &self,
         device: &Device,
-        session: &Session<'_>,
+        learner: Learner<'_, Sd3>,
         index: &Index,
         (run, step): (&Path, u64),
         tell: sample::Tell<'_>,
     ) -> Result<Vec<Event>> {
-        let texts = Self::texts(self.sample);
-        let prompts: Vec<Prompt> =
-            texts.iter().map(|text| index.prompt(text)).collect::<Result<_>>()?;
-        let pictures = self.draw_all(device, session, &prompts, tell)?;
+        let texts = std::iter::once(&self.sample.negative).chain(&self.sample.prompts);
+        let prompts: Vec<Prompt> = texts.map(|text| index.prompt(text)).collect::<Result<_>>()?;
+        let pictures = self.draw_all(device, learner, &prompts, tell)?;
         let folder = Path::new("samples");
         let failed = |source| TrainerError::Io { what: "write", path: run.join(folder), source };
         std::fs::create_dir_all(run.join(folder)).map_err(failed)?;
@@ -92,12 +79,13 @@ impl<'a> Pictures<'a> {
     fn draw_all(
         &self,
         device: &Device,
-        session: &Session<'_>,
+        learner: Learner<'_, Sd3>,
         prompts: &[Prompt],
         tell: sample::Tell<'_>,
     ) -> Result<Vec<sample::Picture>> {
         // One after the other: with and without the prompt at once would take twice the memory.
-        let latents = self.job.denoise_with(device, session.model(), prompts, false, tell)?;
+        let model = (learner.model, learner.params);
+        let latents = self.job.denoise_with(device, model, prompts, false, tell)?;
         self.job.decode(device, &latents, self.tiling, tell)
     }
 }

@@ -3,12 +3,12 @@
 
 use compute::{Device, Dtype, Stream};
 
-use super::draws::{Purpose, seed};
 use crate::cache::Latents;
 use crate::error::Result;
 use crate::model::host::numbers;
 use crate::model::vae;
 use crate::objective::flow::{Level, Levels, Scheme, mix, velocity};
+use crate::train::draws::{Purpose, seed};
 
 /// How latents are mixed with noise.
 pub struct Mixer {

@@ -1,20 +1,17 @@
-//! Batches read ahead of the step that needs them, by a thread of their own. Which text a sample
-//! gets and whether it is mirrored follows from seed, batch and place in it, so a run that is
-//! continued sees what it would have seen.
+//! Batches of encoded pictures. Which text a sample gets and whether it is mirrored follows from seed,
+//! batch and place in it, so a run that is continued sees what it would have seen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, sync_channel};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
 
 use compute::Stream;
 
-use super::index::{Index, Latents};
+use crate::cache::{Index, Latents};
 use crate::data::caption::{Draws, for_step};
 use crate::data::{Bucket, Order};
 use crate::error::{Result, TrainerError};
 use crate::model::sd3::prompts::Prompt;
+use crate::train::lesson::Ready;
 
 /// Keeps the numbers drawn here apart from others that follow from the same seed: "text".
 const PURPOSE: u64 = 0x7465_7874_0000_0000;
@@ -26,24 +23,9 @@ const SLOT_BITS: u32 = 16;
 /// Chosen: small sets are not read again in every epoch, and nobody misses so much memory.
 pub(crate) const KEPT_BYTES: usize = 256 << 20;
 
-/// A batch, ready to be trained on.
-#[derive(Clone, Debug)]
-pub struct Ready {
-    /// Its number, counted over the whole run.
-    pub number: u64,
-    /// Its samples, at least one.
-    pub samples: Vec<ReadySample>,
-    /// Their size.
-    pub bucket: Bucket,
-    /// How long `next_batch` waited for it.
-    pub waited: Duration,
-}
-
 /// A sample of a batch.
 #[derive(Clone, Debug)]
 pub struct ReadySample {
-    /// Which of the index's samples it is.
-    pub index: usize,
     /// Its latents, or those of its mirror image.
     pub latents: Arc<Latents>,
     /// Its text as the model sees it.
@@ -52,57 +34,8 @@ pub struct ReadySample {
     pub draw: u64,
 }
 
-/// A thread that prepares batches.
-pub struct Prefetch {
-    /// Taken away to end the thread.
-    batches: Option<Receiver<Result<Ready>>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Prefetch {
-    /// Begins with batch number `from`, up to `ahead` batches ahead.
-    pub fn begin(index: Arc<Index>, order: Order, seed: u64, from: u64, ahead: usize) -> Self {
-        let (sender, batches) = sync_channel(ahead);
-        let mut reader = Reader { index, order, seed, kept: Kept::default() };
-        let thread = thread::spawn(move || {
-            for number in from.. {
-                let batch = reader.read(number);
-                let is_last = batch.is_err();
-                // Nobody receives any more, or would go on after an error.
-                if sender.send(batch).is_err() || is_last {
-                    break;
-                }
-            }
-        });
-        Self { batches: Some(batches), thread: Some(thread) }
-    }
-
-    /// The next batch. After an error there are no more.
-    pub fn next_batch(&mut self) -> Result<Ready> {
-        let begun = Instant::now();
-        let received = self.batches.as_ref().and_then(|batches| batches.recv().ok());
-        let ready = received.unwrap_or_else(|| {
-            Err(TrainerError::Request {
-                problem: "no more batches are read after an error".into(),
-                hint: "begin again at the batch that failed",
-            })
-        })?;
-        Ok(Ready { waited: begun.elapsed(), ..ready })
-    }
-}
-
-impl Drop for Prefetch {
-    fn drop(&mut self) {
-        drop(self.batches.take());
-        if let Some(thread) = self.thread.take() {
-            // It may have panicked, which is not worth another panic here.
-            _ = thread.join();
-        }
-    }
-}
-
-/// What the thread has.
-struct Reader {
+/// Reads batches by their number.
+pub struct Reader {
     index: Arc<Index>,
     order: Order,
     seed: u64,
@@ -110,17 +43,23 @@ struct Reader {
 }
 
 impl Reader {
-    fn read(&mut self, number: u64) -> Result<Ready> {
+    /// Of these pictures in this order.
+    pub fn new(index: Arc<Index>, order: Order, seed: u64) -> Self {
+        Self { index, order, seed, kept: Kept::default() }
+    }
+
+    /// A batch.
+    pub fn read(&mut self, number: u64) -> Result<Ready<Bucket, ReadySample>> {
         let samples = self.order.batch(number);
-        let bucket = samples.first().and_then(|first| Some(self.index.train.get(*first)?.bucket));
-        let bucket = bucket.ok_or_else(|| TrainerError::Request {
+        let size = samples.first().and_then(|first| Some(self.index.train.get(*first)?.bucket));
+        let size = size.ok_or_else(|| TrainerError::Request {
             problem: "there is nothing to train on".into(),
             hint: "give data.images a folder of pictures",
         })?;
         let samples = samples.into_iter().zip(0..);
         let samples = samples.map(|(index, slot)| self.sample(index, number, slot));
         let samples = samples.collect::<Result<_>>()?;
-        Ok(Ready { number, samples, bucket, waited: Duration::ZERO })
+        Ok(Ready { number, samples, size })
     }
 
     fn sample(&mut self, index: usize, number: u64, slot: u64) -> Result<ReadySample> {
@@ -132,7 +71,7 @@ impl Reader {
         let is_mirrored = sample.mirrored.is_some() && stream.word(4) & 1 == 1;
         let text = for_step(&sample.caption, self.index.captions(), draws);
         let latents = self.kept.latents(&self.index, index, is_mirrored)?;
-        Ok(ReadySample { index, latents, prompt: self.kept.prompt(&self.index, text)?, draw })
+        Ok(ReadySample { latents, prompt: self.kept.prompt(&self.index, text)?, draw })
     }
 }
 

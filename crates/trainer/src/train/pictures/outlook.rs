@@ -1,43 +1,28 @@
-//! What a run will be fed with, as far as its memory depends on it: sizes of pictures and how many of
-//! each, and what has to be encoded first.
+//! Which pictures lie ahead of a run: sizes and how many of each, and what has to be encoded first.
 //!
 //! A run knows it exactly, since it has compared its folder with its cache. A plan made beforehand
 //! knows the pictures' headers, or not even those; it then assumes what takes no less. Nothing here
 //! reads a picture's bytes or writes a file.
 
-use std::collections::BTreeMap;
-
+use super::Drawing;
 use crate::cache::placed::{n_held_out, place};
 use crate::cache::{Caching, Index, Sample};
-use crate::config::RunConfig;
-use crate::config::data::Validation;
+use crate::config::data::{Data, Validation};
 use crate::data::Bucket;
 use crate::error::Result;
-use crate::model::sd3::pipeline::Pipeline;
+use crate::plan::Outlook;
+use crate::train::lesson;
 
-/// Sizes that occur, each with how many there are.
-pub type Counts = BTreeMap<Bucket, usize>;
+type Counts = lesson::Counts<Bucket>;
+
+/// Sizes of pictures to fall back to. Chosen: those that people train in.
+pub(super) const RESOLUTIONS: [usize; 5] = [1024, 768, 512, 384, 256];
 
 /// Batches that an epoch has where there is no folder to count. Chosen: as many pictures as people
 /// train on at the least, and enough that small ones are encoded as many at once as they ever are.
 const NOMINAL_BATCHES: usize = 16;
 
-/// What lies ahead of a run.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outlook {
-    /// What an epoch shows.
-    pub train: Counts,
-    /// Pictures that are measured on.
-    pub held_out: Counts,
-    /// Latents that are not in the cache yet.
-    pub to_encode: Counts,
-    /// Whether a text is not in the cache yet.
-    pub has_texts: bool,
-    /// Whether there was no folder to look at, and square pictures are assumed.
-    pub is_nominal: bool,
-}
-
-impl Outlook {
+impl Outlook<Bucket> {
     /// Of a folder that was looked through and compared with the cache.
     pub fn of(caching: &Caching<'_>) -> Self {
         let Index { train, held_out, .. } = caching.index();
@@ -50,21 +35,21 @@ impl Outlook {
         }
     }
 
-    /// Of a job that has not begun: of its folder if that is there.
-    pub fn foreseen(config: &RunConfig, pipeline: &Pipeline) -> Result<Self> {
-        if config.data.images.exists() {
-            Self::of_folder(config, pipeline)
+    /// Of a job that has not begun, whose batches are this large: of its folder if that is there.
+    pub fn foreseen(lesson: &Drawing<'_>, batch: usize) -> Result<Self> {
+        if lesson.data.images.exists() {
+            Self::of_folder(lesson)
         } else {
-            Ok(Self::nominal(config))
+            Ok(Self::nominal(lesson.data, batch))
         }
     }
 
     /// Of a folder whose headers are read and nothing more. Everything is taken as not encoded yet.
     /// Which pictures are held out follows from their bytes, so each is taken as shown, and each
     /// size as measured on.
-    pub fn of_folder(config: &RunConfig, pipeline: &Pipeline) -> Result<Self> {
-        let data = &config.data;
-        let pictures = place(pipeline, data)?.pictures;
+    pub fn of_folder(lesson: &Drawing<'_>) -> Result<Self> {
+        let data = lesson.data;
+        let pictures = place(lesson.pipeline, data)?.pictures;
         let n_held = n_held_out(pictures.len(), data.validation)?;
         let (mut train, mut found) = (Counts::new(), Counts::new());
         for picture in &pictures {
@@ -75,7 +60,7 @@ impl Outlook {
         Ok(Self {
             train,
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
-            to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(config))).collect(),
+            to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(data))).collect(),
             has_texts: true,
             is_nominal: false,
         })
@@ -83,23 +68,44 @@ impl Outlook {
 
     /// Of a folder that is not there yet: square pictures alone, as many as `data.draw` will draw,
     /// else enough to fill batches.
-    pub fn nominal(config: &RunConfig) -> Self {
-        let data = &config.data;
+    pub fn nominal(data: &Data, batch: usize) -> Self {
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
         let n = match data.draw {
             Some(_) => data.draw_count,
-            None => NOMINAL_BATCHES * config.train.batch,
+            None => NOMINAL_BATCHES * batch,
         };
         let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
         let is_measured = data.validation != Validation::None;
         Self {
             train: Counts::from([(square, n.saturating_mul(repeats))]),
             held_out: is_measured.then_some((square, 1)).into_iter().collect(),
-            to_encode: Counts::from([(square, n * views(config))]),
+            to_encode: Counts::from([(square, n * views(data))]),
             has_texts: true,
             is_nominal: true,
         }
+    }
+}
+
+/// The same pictures at another resolution.
+pub(super) fn scaled(outlook: &Outlook<Bucket>, data: &Data, resolution: usize) -> Outlook<Bucket> {
+    let side = |side: usize| {
+        let pixels = side * resolution / data.resolution;
+        (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
+    };
+    let counts = |counts: &Counts| {
+        let mut smaller = Counts::new();
+        for (bucket, count) in counts {
+            let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
+            *smaller.entry(bucket).or_default() += count;
+        }
+        smaller
+    };
+    Outlook {
+        train: counts(&outlook.train),
+        held_out: counts(&outlook.held_out),
+        to_encode: counts(&outlook.to_encode),
+        ..*outlook
     }
 }
 
@@ -112,8 +118,8 @@ fn counts(samples: &[Sample], weight: impl Fn(&Sample) -> usize) -> Counts {
 }
 
 /// Latents that are made of a picture: its own, and those of its mirror image if it is shown.
-fn views(config: &RunConfig) -> usize {
-    1 + usize::from(config.data.flip)
+fn views(data: &Data) -> usize {
+    1 + usize::from(data.flip)
 }
 
 #[cfg(test)]
@@ -125,7 +131,8 @@ mod tests {
 
     use super::*;
     use crate::cache::Request;
-    use crate::config::RawConfig;
+    use crate::config::{RawConfig, RunConfig};
+    use crate::model::sd3::pipeline::Pipeline;
 
     fn golden(path: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
@@ -167,12 +174,17 @@ mod tests {
         folder
     }
 
-    /// What a run finds, and what is foreseen of it.
-    fn both(folder: &Path, settings: &[&str]) -> [Outlook; 2] {
+    fn foreseen(folder: &Path, settings: &[&str]) -> Result<Outlook<Bucket>> {
         let (config, pipeline) = (job(folder, settings), pipeline());
-        let foreseen = Outlook::foreseen(&config, &pipeline).unwrap();
+        Outlook::foreseen(&Drawing::of(&config, &pipeline)?, config.train.batch)
+    }
+
+    /// What a run finds, and what is foreseen of it.
+    fn both(folder: &Path, settings: &[&str]) -> [Outlook<Bucket>; 2] {
+        let (config, pipeline) = (job(folder, settings), pipeline());
+        let foreseen = foreseen(folder, settings).unwrap();
         assert!(!folder.join("run").exists(), "a look writes nothing");
-        let caching = Caching::new(&pipeline, Request::of(&config), &|_| true).unwrap();
+        let caching = Caching::new(&pipeline, Request::of(&config).unwrap(), &|_| true).unwrap();
         let exact = Outlook::of(&caching);
         fs::remove_dir_all(folder.join("run")).unwrap();
         [exact, foreseen]
@@ -206,9 +218,7 @@ mod tests {
     #[test]
     fn too_many_held_out_are_refused_before_the_run() {
         let folder = folder();
-        let refused =
-            Outlook::foreseen(&job(folder.path(), &["data.validation=1000"]), &pipeline());
-        let said = refused.unwrap_err().to_string();
+        let said = foreseen(folder.path(), &["data.validation=1000"]).unwrap_err().to_string();
         assert!(said.contains("holds out 1000 pictures, there are"), "{said}");
     }
 
@@ -216,9 +226,7 @@ mod tests {
     fn without_a_folder_pictures_are_square_and_fill_batches() {
         let folder = tempfile::tempdir().unwrap();
         let square = Bucket { width: 96, height: 96 };
-        let at = |settings: &[&str]| {
-            Outlook::foreseen(&job(folder.path(), settings), &pipeline()).unwrap()
-        };
+        let at = |settings: &[&str]| foreseen(folder.path(), settings).unwrap();
         let plain = at(&["train.batch=3"]);
         assert!(plain.is_nominal && plain.has_texts && plain.held_out.is_empty());
         assert_eq!(plain.train, Counts::from([(square, 48)]));

@@ -1,0 +1,135 @@
+//! What a job learns from, and what is shown on the way: pictures, or texts. Whichever sections were
+//! typed decide.
+
+use std::path::PathBuf;
+
+use super::data::{Data, RawData, Validation};
+use super::error::ConfigError;
+use super::sample::{RawSample, Sample};
+use super::section::{Rows, Section};
+use super::source::Origin;
+use super::text::{RawText, Text};
+use super::value::Switch;
+use super::writing::{RawWriting, Writing};
+use crate::error::{Result, TrainerError};
+
+/// What a job learns from, and what is shown on the way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Material {
+    /// Pictures with captions, by a model that draws.
+    Pictures {
+        /// The pictures.
+        data: Data,
+        /// Pictures drawn while training.
+        sample: Sample,
+    },
+    /// Texts, by a language model.
+    Texts {
+        /// The texts.
+        text: Text,
+        /// Texts written while training.
+        writing: Writing,
+    },
+}
+
+/// Keys that mean nothing where texts are learnt from.
+const OF_PICTURES: [&str; 6] = [
+    "base.rest",
+    "base.quantise_encoders",
+    "train.scheme",
+    "train.logit_mean",
+    "train.logit_deviation",
+    "train.mode_scale",
+];
+
+/// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
+/// 2305.14314, section 4).
+const TEXT_TARGETS: [&str; 7] =
+    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+impl Material {
+    /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
+    pub(super) fn decide(
+        (data, sample): (RawData, RawSample),
+        (text, writing): (RawText, RawWriting),
+        rows: &mut Rows,
+    ) -> std::result::Result<Self, ConfigError> {
+        let typed = |section, found: Option<(&str, Origin)>| {
+            found.map(|(key, origin)| (format!("{section}.{key}"), origin))
+        };
+        let of_texts =
+            typed("text", text.first_typed()).or(typed("writing", writing.first_typed()));
+        let Some((with, _)) = of_texts else {
+            let (data, sample) = (data.decide("data", rows)?, sample.decide("sample", rows)?);
+            return Ok(Self::Pictures { data, sample });
+        };
+        let of_pictures =
+            typed("data", data.first_typed()).or(typed("sample", sample.first_typed()));
+        if let Some((key, origin)) = of_pictures {
+            return Err(ConfigError::NoEffect { key, with, origin });
+        }
+        let (text, writing) = (text.decide("text", rows)?, writing.decide("writing", rows)?);
+        Ok(Self::Texts { text, writing })
+    }
+
+    /// Leaves out what means nothing for this kind, and puts its own defaults.
+    pub(super) fn settle(&self, rows: &mut Rows) -> std::result::Result<(), ConfigError> {
+        if let Self::Texts { .. } = self {
+            for key in OF_PICTURES {
+                rows.leave_out(key, "[text]")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Layers that get an adapter unless told otherwise.
+    pub(super) fn usual_targets(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Pictures { .. } => None,
+            Self::Texts { .. } => Some(TEXT_TARGETS.map(str::to_owned).into()),
+        }
+    }
+
+    /// What is held out, and the key that says so.
+    pub(super) fn validation(&self) -> (Validation, &'static str) {
+        match self {
+            Self::Pictures { data, .. } => (data.validation, "data.validation"),
+            Self::Texts { text, .. } => (text.validation, "text.validation"),
+        }
+    }
+
+    /// Where what was prepared is kept, if that was typed.
+    pub(super) fn cache(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Pictures { data, .. } => data.cache.as_ref(),
+            Self::Texts { text, .. } => text.cache.as_ref(),
+        }
+    }
+
+    /// Steps between two looks at what the model does.
+    pub fn shown_every(&self) -> Switch<u64> {
+        match self {
+            Self::Pictures { sample, .. } => sample.every,
+            Self::Texts { writing, .. } => writing.every,
+        }
+    }
+
+    /// The pictures; an error where texts are learnt from.
+    pub fn pictures(&self) -> Result<(&Data, &Sample)> {
+        match self {
+            Self::Pictures { data, sample } => Ok((data, sample)),
+            Self::Texts { text, .. } => Err(TrainerError::Request {
+                problem: format!("the job is about texts, not pictures: {}", text.path.display()),
+                hint: "give it data.images instead of text.path",
+            }),
+        }
+    }
+
+    /// What samples are called.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::Pictures { .. } => "picture",
+            Self::Texts { .. } => "sequence",
+        }
+    }
+}

@@ -1,0 +1,227 @@
+//! Blocks of files to tokens: which tokens a text, a record or a conversation becomes, and which of
+//! them are learnt. Pure, so that blocks can be taken by any thread in any order.
+
+use std::borrow::Cow;
+
+use super::chat::Template;
+use super::fault::Fault;
+use super::read::{BLOCK_BYTES, Block, between_words, without_mark};
+use super::record::{self, Record, not_utf8};
+use super::source::Form;
+use super::tokenizer::{Marked, Tokenizer};
+use crate::error::Result;
+
+/// A block in tokens.
+#[derive(Debug, Default)]
+pub(super) struct Encoded {
+    /// The tokens of all documents, one after the other.
+    pub ids: Vec<u32>,
+    /// For each, whether it is learnt.
+    pub counts: Vec<bool>,
+    /// Where documents end. What comes behind the last end goes on in the next block.
+    pub ends: Vec<usize>,
+    /// What was left out, with the line from 1.
+    pub faults: Vec<(Option<u64>, Fault)>,
+}
+
+/// Turns blocks into tokens.
+pub(super) struct Encoder<'a> {
+    tokenizer: &'a Tokenizer,
+    /// Or why there is none: only conversations need it.
+    template: std::result::Result<Template, String>,
+}
+
+impl<'a> Encoder<'a> {
+    pub fn new(tokenizer: &'a Tokenizer) -> Self {
+        Self { tokenizer, template: tokenizer.chat().map_err(|error| error.to_string()) }
+    }
+
+    /// A block's tokens.
+    pub fn encode(&self, mut block: Block) -> Encoded {
+        let mut out = Encoded { faults: std::mem::take(&mut block.faults), ..Encoded::default() };
+        if block.bytes.is_empty() && !out.faults.is_empty() {
+            return out;
+        }
+        match block.form {
+            Form::Text => self.text(&block, &mut out),
+            Form::Lines => self.lines(&block, &mut out),
+            Form::Tokens => self.tokens(&block, &mut out),
+        }
+        out
+    }
+
+    /// A piece of a text.
+    fn text(&self, block: &Block, out: &mut Encoded) {
+        let is_first = block.at.offset == 0;
+        let bytes = if is_first { without_mark(&block.bytes) } else { &block.bytes };
+        let text = readable(bytes, block.at.lines, &mut out.faults);
+        if is_first && block.is_last && text.trim().is_empty() {
+            return out.faults.push((None, Fault::Empty));
+        }
+        if is_first {
+            out.put(self.tokenizer.start(), true);
+        }
+        match self.tokenizer.encode(self.continued(&text, is_first)) {
+            Ok(ids) => out.put(ids, true),
+            Err(error) => out.faults.push((Some(block.at.lines + 1), refused(&error))),
+        }
+        if block.is_last {
+            out.put(self.tokenizer.end(), true);
+            out.ends.push(out.ids.len());
+        }
+    }
+
+    fn lines(&self, block: &Block, out: &mut Encoded) {
+        let bytes = if block.at.offset == 0 { without_mark(&block.bytes) } else { &block.bytes };
+        for (number, line) in (block.at.lines + 1..).zip(bytes.split(|byte| *byte == b'\n')) {
+            let line = line.trim_ascii_end();
+            if line.is_empty() {
+                continue;
+            }
+            match record::read(line).and_then(|record| self.record(record)) {
+                Ok(document) => {
+                    out.ids.extend(document.ids);
+                    out.counts.extend(document.is_in);
+                    out.ends.push(out.ids.len());
+                }
+                Err(fault) => out.faults.push((Some(number), fault)),
+            }
+        }
+    }
+
+    /// Tokens as they are; a document ends where the token says so. What has tokens of another
+    /// vocabulary is left out up to there.
+    fn tokens(&self, block: &Block, out: &mut Encoded) {
+        let (width, vocabulary) = (block.width.bytes(), self.tokenizer.vocabulary());
+        let mut start = 0;
+        let mut foreign = None;
+        for (at, bytes) in (block.at.offset..).step_by(width).zip(block.bytes.chunks_exact(width)) {
+            let id = bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));
+            if id as usize >= vocabulary {
+                foreign = foreign.or(Some(Fault::Vocabulary { id, at, vocabulary }));
+            }
+            out.put([id], true);
+            if Some(id) == self.tokenizer.end() {
+                start = out.end(start, foreign.take());
+            }
+        }
+        if block.is_last || foreign.is_some() {
+            out.end(start, foreign);
+        }
+    }
+
+    pub fn record(&self, record: Record) -> std::result::Result<Marked, Fault> {
+        let framed = |mut marked: Marked| {
+            let (start, end) = (self.tokenizer.start(), self.tokenizer.end());
+            marked.ids.splice(0..0, start);
+            // Nothing stands before it, so it is never asked for.
+            marked.is_in.splice(0..0, start.map(|_| false));
+            marked.ids.extend(end);
+            marked.is_in.extend(end.map(|_| true));
+            marked
+        };
+        match record {
+            Record::Text(text) => {
+                let ids = self.long(&text).map_err(|error| refused(&error))?;
+                Ok(framed(Marked { is_in: vec![true; ids.len()], ids }))
+            }
+            Record::Completion { prompt, completion } => {
+                let (start, text) = (prompt.len(), prompt + &completion);
+                let learnt = start..text.len();
+                let marked = self.tokenizer.encode_marked(&text, &[learnt]);
+                Ok(framed(marked.map_err(|error| refused(&error))?))
+            }
+            Record::Conversation(messages) => {
+                let template = self.template.as_ref();
+                let template = template.map_err(|why| Fault::Refused { why: why.clone() })?;
+                let conversation = template.conversation(&messages);
+                let conversation = conversation.map_err(|why| Fault::Refused { why })?;
+                let marked =
+                    self.tokenizer.encode_marked(&conversation.text, &conversation.answers);
+                Ok(self.up_to_ends(marked.map_err(|error| refused(&error))?))
+            }
+        }
+    }
+
+    /// A text of any length, in pieces whose tokens are those of the whole.
+    fn long(&self, text: &str) -> Result<Vec<u32>> {
+        let mut ids = Vec::new();
+        let mut rest = text;
+        while !rest.is_empty() {
+            let cut = match rest.as_bytes().get(..BLOCK_BYTES) {
+                Some(start) => between_words(start),
+                None => rest.len(),
+            };
+            let (piece, after) = rest.split_at(cut);
+            ids.extend(self.tokenizer.encode(self.continued(piece, rest.len() == text.len()))?);
+            rest = after;
+        }
+        Ok(ids)
+    }
+
+    /// A piece that is not the first begins with the space that the tokenizer would put there.
+    fn continued<'t>(&self, piece: &'t str, is_first: bool) -> &'t str {
+        let has_space = !is_first && self.tokenizer.puts_space();
+        piece.strip_prefix(' ').filter(|_| has_space).unwrap_or(piece)
+    }
+
+    /// A model that says it is at the end is not asked what comes then, so that is not learnt: the
+    /// line's end that many templates put behind an answer.
+    fn up_to_ends(&self, mut marked: Marked) -> Marked {
+        let mut at = marked.ids.len();
+        while at > 0 {
+            let is_in = marked.is_in[at - 1];
+            let start =
+                marked.is_in[..at].iter().rposition(|other| *other != is_in).map_or(0, |p| p + 1);
+            let end = marked.ids[start..at].iter().rposition(|id| self.tokenizer.is_end(*id));
+            if let Some(end) = end.filter(|_| is_in) {
+                marked.is_in[start + end + 1..at].fill(false);
+            }
+            at = start;
+        }
+        marked
+    }
+}
+
+impl Encoded {
+    fn put(&mut self, ids: impl IntoIterator<Item = u32>, counts: bool) {
+        self.ids.extend(ids);
+        self.counts.resize(self.ids.len(), counts);
+    }
+
+    /// Ends the document that began at `start`, or leaves it out; gives where the next one begins.
+    fn end(&mut self, start: usize, foreign: Option<Fault>) -> usize {
+        match foreign {
+            Some(fault) => {
+                self.faults.push((None, fault));
+                self.ids.truncate(start);
+                self.counts.truncate(start);
+            }
+            None => self.ends.push(self.ids.len()),
+        }
+        self.ids.len()
+    }
+}
+
+/// The lines of a piece of text that are UTF-8; the others are faults.
+fn readable<'b>(
+    bytes: &'b [u8],
+    lines_before: u64,
+    faults: &mut Vec<(Option<u64>, Fault)>,
+) -> Cow<'b, str> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return text.into();
+    }
+    let mut kept = String::with_capacity(bytes.len());
+    for (number, line) in (lines_before + 1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+        match std::str::from_utf8(line) {
+            Ok(line) => kept.push_str(line),
+            Err(error) => faults.push((Some(number), not_utf8(line, error))),
+        }
+    }
+    kept.into()
+}
+
+fn refused(error: &crate::TrainerError) -> Fault {
+    Fault::Refused { why: error.to_string() }
+}

@@ -1,0 +1,354 @@
+//! Tokens on disk: made once of each set of files and each tokenizer, and read where they lie.
+//!
+//! ```text
+//! cache/
+//! └── texts-v1/                          another form of files would be another folder
+//!     ├── hashes.json                    checksums of files by path, length, time and inode
+//!     └── 5a0c…/                         checksum of the files, the tokenizer, and how they were read
+//!         ├── 00000-91f3….safetensors    a shard; behind its number is its BLAKE3 checksum
+//!         │     __metadata__               position: where reading went on; faults: what was left out
+//!         │     tokens                     U16 or U32 [tokens]
+//!         │     counts                     U8 [tokens / 8], a bit for each that is learnt; missing: all are
+//!         │     lengths                    U32 [documents], in tokens
+//!         │     draws                      U32 [documents], the start of each one's checksum
+//!         └── 00001-…
+//! ```
+//!
+//! A shard is written when it is full and has the place where the next one begins: a program that was
+//! killed goes on from the last. Every shard follows from the files alone, so two programs that make
+//! the same one write the same bytes. A text that is not at its end when a shard is full is cut there.
+//!
+//! In memory there are 16 bytes for each document, and no token but those asked for.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use weights::checksum::{Hash, Hasher};
+use weights::load::{Cache, Options, Wanted, load};
+use weights::safetensors::{self, Entering};
+use weights::write::{sweep, write_file};
+use weights::{Catalog, Dtype, Tick, WeightsError};
+
+use super::encode::Encoded;
+use super::fault::Fault;
+use super::read::Position;
+use super::tokenizer::Marked;
+use crate::cache::hashes::Hashes;
+use crate::data::{Problem, ProblemKind};
+use crate::error::{Result, TrainerError};
+
+/// Tokens of a shard. Chosen: what is lost when a program is killed is made again within a minute,
+/// and a hundred gigabytes of text are some thousand files. In tests, small files make several.
+const SHARD_TOKENS: usize = if cfg!(test) { 4 << 10 } else { 16 << 20 };
+
+/// Faults that a shard lists; the others are counted. Chosen: more than anybody reads.
+const MOST_FAULTS: usize = 100;
+
+const SUFFIX: &str = ".safetensors";
+const DAMAGED_SUFFIX: &str = ".damaged";
+
+/// What was left out: of which file, on which line, and why.
+pub(super) type Left = (usize, Option<u64>, Fault);
+
+/// A text in tokens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Document {
+    /// The first of its tokens, counted over all shards.
+    pub start: u64,
+    /// How many there are.
+    pub length: u32,
+    /// A number that follows from what it says, as even as drawn.
+    pub draw: u32,
+}
+
+/// All tokens of some files.
+pub(super) struct Store {
+    folder: PathBuf,
+    shards: Vec<Shard>,
+    /// In the order of the files.
+    pub documents: Vec<Document>,
+    /// What was left out.
+    pub left: Vec<Left>,
+    /// Where reading goes on.
+    pub at: Position,
+    vocabulary: usize,
+}
+
+struct Shard {
+    catalog: Catalog,
+    /// Tokens before it.
+    first: u64,
+    n_tokens: u64,
+}
+
+impl Store {
+    /// Opens what there is; damaged shards, and what is behind them, are made again.
+    pub fn open(
+        folder: &Path,
+        vocabulary: usize,
+        hashes: &mut Hashes,
+        tick: Tick<'_>,
+        problems: &mut Vec<Problem>,
+    ) -> Result<Self> {
+        let io = |source| TrainerError::Io { what: "create", path: folder.into(), source };
+        fs::create_dir_all(folder).map_err(io)?;
+        sweep(folder);
+        let mut store = Self {
+            folder: folder.into(),
+            shards: Vec::new(),
+            documents: Vec::new(),
+            left: Vec::new(),
+            at: Position::default(),
+            vocabulary,
+        };
+        while let Some((path, name)) = shard_called(folder, store.shards.len())? {
+            match store.take(&path, name, hashes, tick) {
+                Ok(()) => {}
+                Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
+                Err(error) => problems.push(put_aside(&path, &error)),
+            }
+        }
+        Ok(store)
+    }
+
+    /// Writes a shard behind the others; reading goes on at `next`.
+    pub fn push(&mut self, growing: Growing, next: Position) -> Result<()> {
+        let path = growing.write(&self.folder, self.shards.len(), next)?;
+        self.add(Catalog::open(&path)?)
+    }
+
+    /// Tokens of all documents.
+    pub fn n_tokens(&self) -> u64 {
+        self.shards.last().map_or(0, |shard| shard.first + shard.n_tokens)
+    }
+
+    /// Some neighbouring tokens of one document.
+    pub fn read(&self, range: Range<u64>) -> Result<Marked> {
+        let n = (range.end - range.start) as usize;
+        let after = self.shards.partition_point(|shard| shard.first <= range.start);
+        let shard = &self.shards[after - 1];
+        let first = range.start - shard.first;
+        let (tokens, dtype) = (shard.catalog.find("tokens")?, dtype(self.vocabulary));
+        let mut bytes = vec![0; n * dtype.bytes() as usize];
+        let (first_byte, end_byte) = (first / 8, (first + n as u64).div_ceil(8));
+        let mut bits = vec![u8::MAX; (end_byte - first_byte) as usize];
+        let mut wanted = vec![Wanted { tensor: tokens, dtype, first, into: &mut bytes }];
+        if let Ok(tensor) = shard.catalog.find("counts") {
+            let into = &mut bits[..];
+            wanted.push(Wanted { tensor, dtype: Dtype::U8, first: first_byte, into });
+        }
+        // Small reads that come again in the next epoch.
+        load(&shard.catalog, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
+        let ids = ids(&bytes, dtype);
+        if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
+            let problem = format!("token {id} of a vocabulary of {}", self.vocabulary);
+            return Err(TrainerError::Cache { problem, path: shard.catalog.path.clone() });
+        }
+        let is_in = |at: u64| bits[(at / 8 - first_byte) as usize] >> (at % 8) & 1 == 1;
+        Ok(Marked { ids, is_in: (first..first + n as u64).map(is_in).collect() })
+    }
+
+    fn take(&mut self, path: &Path, name: Hash, hashes: &mut Hashes, tick: Tick<'_>) -> Result<()> {
+        let (found, _) = hashes.of(path, tick)?;
+        if found != name {
+            let problem = format!("its checksum is {found}");
+            return Err(TrainerError::Cache { problem, path: path.into() });
+        }
+        self.add(Catalog::open(path)?)
+    }
+
+    fn add(&mut self, catalog: Catalog) -> Result<()> {
+        let lengths = numbers(&catalog, "lengths")?;
+        let draws = numbers(&catalog, "draws")?;
+        let (first, n_tokens) = (self.n_tokens(), catalog.find("tokens")?.count());
+        self.at = noted(&catalog, "position")?;
+        self.left.extend(noted::<Vec<Left>>(&catalog, "faults")?);
+        let mut start = first;
+        for (length, draw) in lengths.into_iter().zip(draws) {
+            self.documents.push(Document { start, length, draw });
+            start += u64::from(length);
+        }
+        self.shards.push(Shard { catalog, first, n_tokens });
+        Ok(())
+    }
+}
+
+/// A shard that is not written yet.
+pub(super) struct Growing {
+    dtype: Dtype,
+    tokens: Vec<u8>,
+    counts: Vec<u8>,
+    n_tokens: usize,
+    all_count: bool,
+    lengths: Vec<u32>,
+    draws: Vec<u32>,
+    left: Vec<Left>,
+    n_more: u64,
+    /// The document that is not at its end: how long it is, and its checksum so far.
+    n_open: u32,
+    hasher: Hasher,
+}
+
+impl Growing {
+    pub fn new(vocabulary: usize) -> Self {
+        Self {
+            dtype: dtype(vocabulary),
+            tokens: Vec::new(),
+            counts: Vec::new(),
+            n_tokens: 0,
+            all_count: true,
+            lengths: Vec::new(),
+            draws: Vec::new(),
+            left: Vec::new(),
+            n_more: 0,
+            n_open: 0,
+            hasher: Hasher::new(),
+        }
+    }
+
+    /// Puts a block's tokens behind those of the block before it.
+    pub fn add(&mut self, source: usize, encoded: Encoded) {
+        let mut ends = encoded.ends.into_iter().peekable();
+        for (at, (id, counts)) in encoded.ids.iter().zip(encoded.counts).enumerate() {
+            while ends.next_if_eq(&at).is_some() {
+                self.end();
+            }
+            self.token(*id, counts);
+        }
+        ends.for_each(|_| self.end());
+        for (line, fault) in encoded.faults {
+            if self.left.len() < MOST_FAULTS {
+                self.left.push((source, line, fault));
+            } else {
+                self.n_more += 1;
+            }
+        }
+    }
+
+    pub fn is_full(&self) -> bool {
+        self.n_tokens >= SHARD_TOKENS
+    }
+
+    fn token(&mut self, id: u32, counts: bool) {
+        let bytes = id.to_le_bytes();
+        self.tokens.extend(&bytes[..self.dtype.bytes() as usize]);
+        self.hasher.update(&bytes);
+        if self.n_tokens.is_multiple_of(8) {
+            self.counts.push(0);
+        }
+        self.counts[self.n_tokens / 8] |= u8::from(counts) << (self.n_tokens % 8);
+        self.all_count &= counts;
+        self.n_tokens += 1;
+        self.n_open += 1;
+    }
+
+    fn end(&mut self) {
+        if self.n_open > 0 {
+            let hash = std::mem::replace(&mut self.hasher, Hasher::new()).finalize();
+            let (start, _) = hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
+            self.draws.push(u32::from_le_bytes(*start));
+            self.lengths.push(std::mem::take(&mut self.n_open));
+        }
+    }
+
+    /// Gives the shard's path.
+    fn write(mut self, folder: &Path, number: usize, next: Position) -> Result<PathBuf> {
+        self.end();
+        if let (n, Some((source, _, _))) = (self.n_more, self.left.last())
+            && n > 0
+        {
+            self.left.push((*source, None, Fault::More { n }));
+        }
+        let numbers = |numbers: &[u32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
+        let mut parts: BTreeMap<&str, (Dtype, Vec<u8>)> = BTreeMap::new();
+        parts.insert("lengths", (Dtype::U32, numbers(&self.lengths)));
+        parts.insert("draws", (Dtype::U32, numbers(&self.draws)));
+        parts.insert("tokens", (self.dtype, self.tokens));
+        if !self.all_count {
+            parts.insert("counts", (Dtype::U8, self.counts));
+        }
+        let metadata =
+            BTreeMap::from([("position".into(), json(&next)), ("faults".into(), json(&self.left))]);
+        let mut tensors: Vec<Entering> =
+            parts.iter().map(|(name, part)| entering(name, part)).collect();
+        safetensors::order(&mut tensors);
+        let header = safetensors::header(&metadata, &tensors)
+            .map_err(|problem| TrainerError::Cache { problem, path: folder.into() })?;
+        // The name must be known before the file is written.
+        let mut hasher = Hasher::new();
+        hasher.update(&header);
+        for tensor in &tensors {
+            hasher.update(&parts[tensor.name.as_str()].1);
+        }
+        let path = folder.join(format!("{number:05}-{}{SUFFIX}", hasher.finalize()));
+        write_file(&path, &metadata, tensors, false, &mut |tensor, out| {
+            let written = out.write_all(&parts[tensor.name.as_str()].1);
+            written.map_err(|source| WeightsError::io("write", &path, source))
+        })?;
+        Ok(path)
+    }
+}
+
+/// As narrow as the vocabulary allows.
+fn dtype(vocabulary: usize) -> Dtype {
+    if vocabulary <= 1 << 16 { Dtype::U16 } else { Dtype::U32 }
+}
+
+fn entering(name: &str, (dtype, bytes): &(Dtype, Vec<u8>)) -> Entering {
+    let n = bytes.len() as u64 / dtype.bytes();
+    Entering { name: name.into(), dtype: *dtype, shape: vec![n] }
+}
+
+fn ids(bytes: &[u8], dtype: Dtype) -> Vec<u32> {
+    let id = |bytes: &[u8]| bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));
+    bytes.chunks_exact(dtype.bytes() as usize).map(id).collect()
+}
+
+/// The shard of a number, with the checksum in its name.
+fn shard_called(folder: &Path, number: usize) -> Result<Option<(PathBuf, Hash)>> {
+    let io = |source| TrainerError::Io { what: "read", path: folder.into(), source };
+    for entry in fs::read_dir(folder).map_err(io)? {
+        let path = entry.map_err(io)?.path();
+        let name = path.file_name().and_then(|name| name.to_str());
+        let name = name.and_then(|name| name.strip_suffix(SUFFIX)?.split_once('-'));
+        if let Some((found, hash)) = name
+            && found.parse() == Ok(number)
+            && let Ok(hash) = Hash::from_hex(hash)
+        {
+            return Ok(Some((path, hash)));
+        }
+    }
+    Ok(None)
+}
+
+/// Under another name it can still be looked at, and what it held is made again.
+fn put_aside(path: &Path, error: &TrainerError) -> Problem {
+    let mut name = path.as_os_str().to_owned();
+    name.push(DAMAGED_SUFFIX);
+    _ = fs::rename(path, name);
+    Problem::warning(path, ProblemKind::ShardDamaged { why: error.to_string() })
+}
+
+fn numbers(catalog: &Catalog, name: &str) -> Result<Vec<u32>> {
+    let tensor = catalog.find(name)?;
+    let mut bytes = vec![0; tensor.bytes as usize];
+    let wanted = vec![Wanted::whole(tensor, Dtype::U32, &mut bytes)];
+    load(catalog, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
+    Ok(ids(&bytes, Dtype::U32))
+}
+
+fn json(value: &impl Serialize) -> String {
+    serde_json::to_string(value).expect("it is numbers and texts")
+}
+
+fn noted<T: DeserializeOwned>(catalog: &Catalog, key: &str) -> Result<T> {
+    let text = catalog.metadata.get(key).map_or("", String::as_str);
+    serde_json::from_str(text).map_err(|error| TrainerError::Cache {
+        problem: format!("{key} in its metadata: {error}"),
+        path: catalog.path.clone(),
+    })
+}

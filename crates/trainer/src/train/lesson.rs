@@ -1,0 +1,176 @@
+//! What jobs differ in: the model, what it learns from and by which rule. The loop, the plan and the
+//! checkpoints know these two traits; `pictures/` and `texts/` are who fills them.
+//!
+//! ```text
+//! Lesson   a model and its loss; all that a plan has to know, so that it is rehearsed without data
+//! Feed     what a run is fed with: batches in their order, what is held out
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::ops::Range;
+use std::path::Path;
+
+use compute::{Device, Dtype, Kind, Params, Tape, Var};
+use weights::Tick;
+
+use super::event::{Event, Phase};
+use super::prefetch::Prefetch;
+use crate::config::RunConfig;
+use crate::error::Result;
+use crate::model::adapter::Adapters;
+use crate::model::build::Precision;
+use crate::model::recompute::Recompute;
+use crate::model::vae::Tiling;
+use crate::plan::Outlook;
+
+/// A model and its loss.
+pub trait Lesson {
+    /// The model.
+    type Model;
+    /// What the work of a sample depends on: the size of a picture, the length of a text.
+    type Size: Copy + fmt::Debug + fmt::Display + Ord + Send + 'static;
+    /// Samples that go through the model at once, as it sees them.
+    type Portion;
+
+    /// The model's folder or file.
+    fn path(&self) -> &Path;
+
+    /// What tells the model from others.
+    fn fingerprint(&self) -> Result<String>;
+
+    /// Loads the model, with adapters beside its layers.
+    fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: Tick<'_>,
+    ) -> Result<Self::Model>;
+
+    /// The mean loss of a portion, one number; in which format, and what is computed twice.
+    fn loss<'m>(
+        &self,
+        model: &'m Self::Model,
+        tape: &Tape<'m>,
+        portion: &Self::Portion,
+        how: (Dtype, Recompute),
+    ) -> Result<Var>;
+
+    /// A portion without numbers, made on a device without data as a run makes one.
+    fn rehearsed(&self, device: &Device, size: Self::Size, n: usize) -> Result<Self::Portion>;
+
+    /// What comes before training, on the device; fails if that is more than `limit` bytes.
+    fn before(
+        &self,
+        config: &RunConfig,
+        outlook: &Outlook<Self::Size>,
+        kind: Kind,
+        limit: usize,
+    ) -> Result<Vec<Phase>>;
+
+    /// Bytes beside the arena that a run's samples take while it trains.
+    fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Self::Size>) -> usize;
+
+    /// How much the arithmetic of a size is, to find the largest.
+    fn weight(size: Self::Size) -> usize;
+
+    /// Whether anything is shown along the way.
+    fn shows(&self) -> bool;
+
+    /// Shows what the model does on a device without data.
+    fn rehearse_showing(
+        &self,
+        device: &Device,
+        learner: Learner<'_, Self::Model>,
+        tiling: Option<Tiling>,
+    ) -> Result<()>;
+
+    /// Jobs that ask for less of each sample, each as it would be typed, with their outlook.
+    fn smaller(&self, outlook: &Outlook<Self::Size>) -> Vec<(String, Outlook<Self::Size>)>;
+}
+
+/// A model as it is shown: with the format it computes in.
+pub struct Learner<'a, M> {
+    /// The model.
+    pub model: &'a M,
+    /// What is trained of it.
+    pub params: &'a Params,
+    /// How it is held.
+    pub precision: Precision,
+}
+
+// Derived ones would ask it of the model too.
+impl<M> Clone for Learner<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Learner<'_, M> {}
+
+/// Sizes that occur, each with how many there are.
+pub type Counts<S> = BTreeMap<S, usize>;
+
+/// A batch, read and ready to be trained on.
+pub struct Ready<S, T> {
+    /// Its number, counted over the whole run.
+    pub number: u64,
+    /// Its samples, at least one.
+    pub samples: Vec<T>,
+    /// Their size.
+    pub size: S,
+}
+
+/// The batches of a feed, read ahead.
+pub type Ahead<F> = Prefetch<Ready<<<F as Feed>::Lesson as Lesson>::Size, <F as Feed>::Sample>>;
+
+/// What a run is fed with.
+pub trait Feed {
+    /// What it is for.
+    type Lesson: Lesson;
+    /// A sample as it is read.
+    type Sample: Send + 'static;
+
+    /// What tells it from others.
+    fn fingerprint(&self) -> String;
+
+    /// Samples that an epoch shows, each once.
+    fn n_train(&self) -> usize;
+
+    /// Samples that are measured on.
+    fn n_held_out(&self) -> usize;
+
+    /// Batches that show every sample as often as it should be.
+    fn batches_per_epoch(&self) -> u64;
+
+    /// Batches from this one on, read ahead.
+    fn read_from(&self, number: u64) -> Ahead<Self>;
+
+    /// What the samples of these batches count together, as far as that is known before they are read.
+    fn expected(&mut self, numbers: Range<u64>) -> f64;
+
+    /// Samples as the model sees them, and what they count.
+    fn portion(
+        &self,
+        device: &Device,
+        samples: &[Self::Sample],
+    ) -> Result<(f64, <Self::Lesson as Lesson>::Portion)>;
+
+    /// A sample that is not trained on: its size, and what is measured of it, each with what it counts.
+    #[allow(clippy::type_complexity)] // Both halves are named where they are made.
+    fn held_out(
+        &self,
+        device: &Device,
+        index: usize,
+    ) -> Result<(<Self::Lesson as Lesson>::Size, Vec<(f64, <Self::Lesson as Lesson>::Portion)>)>;
+
+    /// Shows what the model does, in files of the run's folder.
+    fn show(
+        &self,
+        device: &Device,
+        learner: Learner<'_, <Self::Lesson as Lesson>::Model>,
+        at: (&Path, u64),
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>>;
+}

@@ -1,0 +1,122 @@
+//! What a run on pictures is fed with: encoded pictures in an order that follows from the seed, mixed
+//! with noise as the model sees them.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use compute::Device;
+
+use super::draw::Pictures;
+use super::noisy::{FIXED_PLACES, Mixer};
+use super::read::{Reader, ReadySample};
+use super::{Drawing, Portion};
+use crate::cache::Index;
+use crate::config::RunConfig;
+use crate::data::{Bucket, Order};
+use crate::error::Result;
+use crate::model::build::Precision;
+use crate::model::sd3::Sd3;
+use crate::model::vae::Tiling;
+use crate::objective::flow::Levels;
+use crate::train::event::Event;
+use crate::train::lesson::{self, Ahead, Learner};
+use crate::train::prefetch::Prefetch;
+
+/// Encoded pictures, and how they are shown.
+pub(crate) struct Feed<'a> {
+    index: Arc<Index>,
+    order: Order,
+    mixer: Mixer,
+    seed: u64,
+    /// What is drawn along the way.
+    pictures: Option<Pictures<'a>>,
+}
+
+impl<'a> Feed<'a> {
+    /// Of pictures that are all encoded.
+    pub fn new(
+        lesson: Drawing<'a>,
+        config: &RunConfig,
+        index: Arc<Index>,
+        tiling: Option<Tiling>,
+    ) -> Result<Self> {
+        let seed = config.train.seed;
+        let precision = Precision { dtype: config.base.dtype, base: config.base.quantise };
+        let is_shown = lesson::Lesson::shows(&lesson);
+        let pictures = is_shown.then(|| Pictures::new(lesson, precision, tiling)).transpose()?;
+        let mixer = Mixer {
+            vae: lesson.pipeline.vae.config.clone(),
+            levels: Levels::new(&lesson.pipeline.schedule),
+            scheme: config.train.scheme,
+            seed,
+        };
+        Ok(Self { order: index.order(config.train.batch, seed), index, mixer, seed, pictures })
+    }
+}
+
+impl<'a> lesson::Feed for Feed<'a> {
+    type Lesson = Drawing<'a>;
+    type Sample = ReadySample;
+
+    fn fingerprint(&self) -> String {
+        self.index.fingerprint()
+    }
+
+    fn n_train(&self) -> usize {
+        self.index.train.len()
+    }
+
+    fn n_held_out(&self) -> usize {
+        self.index.held_out.len()
+    }
+
+    fn batches_per_epoch(&self) -> u64 {
+        self.order.batches_per_epoch()
+    }
+
+    fn read_from(&self, number: u64) -> Ahead<Self> {
+        let mut reader = Reader::new(Arc::clone(&self.index), self.order.clone(), self.seed);
+        Prefetch::begin(number, move |number| reader.read(number))
+    }
+
+    fn expected(&mut self, numbers: Range<u64>) -> f64 {
+        numbers.map(|number| self.order.batch(number).len()).sum::<usize>() as f64
+    }
+
+    fn portion(&self, device: &Device, samples: &[ReadySample]) -> Result<(f64, Portion)> {
+        let sizes = samples[0].latents.sizes;
+        let mut noisy = Vec::with_capacity(samples.len());
+        for sample in samples {
+            let mixed = self.mixer.draw(device, &sample.latents, sample.draw)?;
+            noisy.push((mixed, Arc::clone(&sample.prompt)));
+        }
+        Ok((samples.len() as f64, Portion { samples: noisy, sizes }))
+    }
+
+    /// At levels of noise that are always the same.
+    fn held_out(&self, device: &Device, index: usize) -> Result<(Bucket, Vec<(f64, Portion)>)> {
+        let sample = &self.index.held_out[index];
+        let latents = self.index.latents(sample, false)?;
+        let prompt = Arc::new(self.index.prompt(&self.index.plain_text(sample))?);
+        let at = |place| {
+            let noisy = self.mixer.fixed(device, &latents, index as u64, place)?;
+            let samples = vec![(noisy, Arc::clone(&prompt))];
+            Ok((1.0, Portion { samples, sizes: latents.sizes }))
+        };
+        Ok((sample.bucket, FIXED_PLACES.into_iter().map(at).collect::<Result<_>>()?))
+    }
+
+    fn show(
+        &self,
+        device: &Device,
+        learner: Learner<'_, Sd3>,
+        at: (&Path, u64),
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>> {
+        match &self.pictures {
+            Some(pictures) => pictures.draw(device, learner, &self.index, at, &|_| goes_on()),
+            None => Ok(Vec::new()),
+        }
+    }
+}

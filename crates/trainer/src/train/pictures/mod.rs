@@ -1,0 +1,343 @@
+//! Learning from pictures: a model that draws, the loss of flow matching, and pictures drawn to see
+//! what it does. [`train`] is what such a job does before and after the loop.
+//!
+//! Shapes: S samples, C channels, H and W of a latent.
+
+mod draw;
+mod feed;
+mod noisy;
+mod outlook;
+pub(crate) mod read;
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use compute::ops::PatchOrder;
+use compute::{Device, Dtype, Kind, Shape, Tape, Var};
+use weights::Tick;
+
+use self::draw::Pictures;
+pub(crate) use self::feed::Feed;
+use self::noisy::{Mixer, Noisy};
+use super::event::{End, Event, Phase};
+use super::folder::Folder;
+use super::lesson::{Learner, Lesson};
+use super::meter::Meter;
+use super::prefetch::AHEAD;
+use super::session::Trained;
+use super::{On, Setup, Teller, learn};
+use crate::cache::{self, Caching, Index, Request, plan_pictures};
+use crate::config::RunConfig;
+use crate::config::data::Data;
+use crate::config::sample::Sample;
+use crate::data::Bucket;
+use crate::error::Result;
+use crate::export::{Exported, export, model};
+use crate::model::adapter::Adapters;
+use crate::model::adapter::read::Component;
+use crate::model::build::Precision;
+use crate::model::recompute::Recompute;
+use crate::model::sd3::pipeline::Pipeline;
+use crate::model::sd3::prompts::Prompt;
+use crate::model::sd3::{Input, Sd3};
+use crate::model::vae::Tiling;
+use crate::objective::flow::Level;
+use crate::plan::{Job, Outlook, Plan, Room, Rung, choose, ladder, rehearse};
+use crate::sample::plan_encoding;
+
+/// A model that draws, and what it is to draw.
+#[derive(Clone, Copy)]
+pub struct Drawing<'a> {
+    /// The model with all that belongs to it.
+    pub pipeline: &'a Pipeline,
+    /// The pictures.
+    pub data: &'a Data,
+    /// Pictures drawn while training.
+    pub sample: &'a Sample,
+}
+
+/// Pictures of one size with their prompts.
+pub struct Portion {
+    /// Each with its prompt.
+    samples: Vec<(Noisy, Arc<Prompt>)>,
+    /// Channels, height and width of a latent.
+    sizes: [usize; 3],
+}
+
+impl<'a> Drawing<'a> {
+    /// What a job is about; an error if it is about something else.
+    pub fn of(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
+        let (data, sample) = config.material.pictures()?;
+        Ok(Self { pipeline, data, sample })
+    }
+
+    fn hollow_prompt(&self) -> Prompt {
+        let config = &self.pipeline.transformer.config;
+        let n_tokens = self.pipeline.encoders.n_tokens();
+        Prompt {
+            tokens: vec![0.0; n_tokens * config.joint_attention_dim],
+            pooled: vec![0.0; config.pooled_projection_dim],
+        }
+    }
+}
+
+impl Lesson for Drawing<'_> {
+    type Model = Sd3;
+    type Size = Bucket;
+    type Portion = Portion;
+
+    fn path(&self) -> &Path {
+        &self.pipeline.path
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        self.pipeline.fingerprint()
+    }
+
+    fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: Tick<'_>,
+    ) -> Result<Sd3> {
+        self.pipeline.load_transformer(device, precision, adapters, tick)
+    }
+
+    fn loss<'m>(
+        &self,
+        model: &'m Sd3,
+        tape: &Tape<'m>,
+        Portion { samples, sizes: [channels, height, width] }: &Portion,
+        (dtype, recompute): (Dtype, Recompute),
+    ) -> Result<Var> {
+        let (device, n) = (tape.device(), samples.len());
+        let upload = |sizes: &[usize], parts: &[&[f32]], dtype| {
+            device.upload_parts(Shape::new(sizes), parts, dtype)
+        };
+        let tokens: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.tokens[..]).collect();
+        let pooled: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.pooled[..]).collect();
+        let latents: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.latents[..]).collect();
+        let target: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.target[..]).collect();
+        let joint = self.pipeline.transformer.config.joint_attention_dim;
+        let latent = [n, *channels, *height, *width];
+        let input = Input {
+            latents: &upload(&latent, &latents, dtype)?,
+            timesteps: &samples.iter().map(|(noisy, _)| noisy.level.timestep).collect::<Vec<_>>(),
+            context: &upload(&[n, tokens[0].len() / joint, joint], &tokens, dtype)?,
+            pooled: &upload(&[n, pooled[0].len()], &pooled, dtype)?,
+        };
+        let found = model.forward(tape, input, recompute)?;
+        let target = upload(&latent, &target, Dtype::F32)?;
+        let patch = model.patch_size();
+        let target = tape.patchify(&target.into(), patch, PatchOrder::ChannelsLast)?;
+        let weights: Vec<f32> = samples.iter().map(|(noisy, _)| noisy.weight).collect();
+        let weights = device.upload([n], &weights)?;
+        Ok(tape.mse(&found, target.tensor(), Some(&weights), None)?)
+    }
+
+    fn rehearsed(&self, device: &Device, size: Bucket, n: usize) -> Result<Portion> {
+        let sizes = self.pipeline.latent_sizes([size.width, size.height]);
+        let n_numbers: usize = sizes.iter().product();
+        let prompt = Arc::new(self.hollow_prompt());
+        let mut samples = Vec::with_capacity(n);
+        for _ in 0..n {
+            Mixer::rehearse(device, n_numbers)?;
+            let noisy = Noisy {
+                latents: vec![0.0; n_numbers],
+                target: vec![0.0; n_numbers],
+                level: Level { sigma: 1.0, timestep: 1000.0 },
+                weight: 1.0,
+            };
+            samples.push((noisy, Arc::clone(&prompt)));
+        }
+        Ok(Portion { samples, sizes })
+    }
+
+    fn before(
+        &self,
+        config: &RunConfig,
+        outlook: &Outlook<Bucket>,
+        kind: Kind,
+        limit: usize,
+    ) -> Result<Vec<Phase>> {
+        let mut phases = plan_pictures(self.pipeline, &outlook.to_encode, kind, limit)?;
+        if outlook.has_texts {
+            let base = config.base.quantise_encoders;
+            let precision = Precision { dtype: config.base.dtype, base };
+            phases.extend(plan_encoding(&self.pipeline.encoders, precision, kind, limit)?);
+        }
+        Ok(phases.into_iter().map(Phase::from).collect())
+    }
+
+    fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Bucket>) -> usize {
+        let pipeline = self.pipeline;
+        let model = &pipeline.transformer.config;
+        let n_tokens = pipeline.encoders.n_tokens();
+        let prompt = n_tokens * model.joint_attention_dim + model.pooled_projection_dim;
+        let latents = |size: Bucket| {
+            pipeline.latent_sizes([size.width, size.height]).iter().product::<usize>()
+        };
+        // A mean and a deviation for each number of a latent.
+        let sample = |size| (2 * latents(size) + prompt) * Dtype::F32.bytes();
+        let sizes = || outlook.train.iter().map(|(size, n)| (sample(*size), n));
+        let repeats = (self.data.repeats as usize).max(1);
+        let all: usize = sizes().map(|(bytes, shown)| bytes * shown.div_ceil(repeats)).sum();
+        let largest = sizes().map(|(bytes, _)| bytes).max().unwrap_or(0);
+        let batch = config.train.batch * largest;
+        // What is read ahead is also kept, as long as there is room for it.
+        if all <= read::KEPT_BYTES { all } else { read::KEPT_BYTES + (AHEAD + 1) * batch }
+    }
+
+    fn weight(Bucket { width, height }: Bucket) -> usize {
+        width * height
+    }
+
+    fn shows(&self) -> bool {
+        !self.sample.prompts.is_empty()
+    }
+
+    fn rehearse_showing(
+        &self,
+        device: &Device,
+        learner: Learner<'_, Sd3>,
+        tiling: Option<Tiling>,
+    ) -> Result<()> {
+        Pictures::new(*self, learner.precision, tiling)?.rehearse(device, learner)
+    }
+
+    fn smaller(&self, outlook: &Outlook<Bucket>) -> Vec<(String, Outlook<Bucket>)> {
+        let smaller = outlook::RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
+        let scaled = |resolution| {
+            let typed = format!("data.resolution = {resolution}");
+            (typed, outlook::scaled(outlook, self.data, resolution))
+        };
+        smaller.map(scaled).collect()
+    }
+}
+
+/// Trains a model that draws.
+pub(super) fn train(
+    config: &RunConfig,
+    base: &Path,
+    on: &On<'_>,
+    (folder, teller): (&Folder, &mut Teller<'_>),
+) -> Result<End> {
+    let mut pipeline = Pipeline::open(base, config.base.rest.as_deref())?;
+    let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, teller)?;
+    let config = &config;
+    let n_known = caching.index().problems.len();
+    warn_of(teller, &caching.index().problems)?;
+    let device = (on.open)(plan.peak_bytes())?;
+    let (index, meter) = encode(caching, &device, &plan, teller)?;
+    // Those that only showed when a picture was decoded.
+    warn_of(teller, &index.problems[n_known..])?;
+    let lesson = Drawing::of(config, &pipeline)?;
+    let feed = Feed::new(lesson, config, index, plan.tiling)?;
+    let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
+    let (end, trained) = learn(config, &lesson, feed, (setup, meter), (folder, &mut *teller))?;
+    // What is written now is made of numbers outside the arena.
+    drop(device);
+    if end.why.is_done() {
+        write_result(config, &mut pipeline, trained, folder, teller)?;
+    }
+    Ok(end)
+}
+
+/// A job of which all is decided.
+struct Prepared<'p> {
+    config: RunConfig,
+    caching: Caching<'p>,
+    plan: Plan,
+    ladder: Vec<Rung>,
+}
+
+/// Looks through the pictures and decides how the run is done.
+fn prepare<'p>(
+    config: &'p RunConfig,
+    pipeline: &'p Pipeline,
+    on: &On<'_>,
+    teller: &Teller<'_>,
+) -> Result<Prepared<'p>> {
+    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let lesson = &Drawing::of(config, pipeline)?;
+    let look = |encoders| {
+        let precision = Precision { dtype: config.base.dtype, base: encoders };
+        let request = Request { precision, ..Request::of(config)? };
+        Caching::new(pipeline, request, &|done| caching_told(teller, done))
+    };
+    let caching = look(config.base.quantise_encoders)?;
+    let outlook = Outlook::of(&caching);
+    let plan = choose(Job { lesson, config, outlook: &outlook }, room)?;
+    let planned = config.with(&plan.choice);
+    let ladder = ladder(Job { lesson, config: &planned, outlook: &outlook }, room)?;
+    if planned.base.quantise_encoders == config.base.quantise_encoders {
+        return Ok(Prepared { config: planned, caching, plan, ladder });
+    }
+    // Other encoders make other prompts, which may be in the cache or not.
+    let caching = look(planned.base.quantise_encoders)?;
+    let outlook = Outlook::of(&caching);
+    let again = rehearse(Job { lesson, config: &planned, outlook: &outlook }, room)?;
+    let plan = Plan { considered: plan.considered, ..again };
+    Ok(Prepared { config: planned, caching, plan, ladder })
+}
+
+/// Encodes what is not in the cache, and measures each encoder.
+fn encode(
+    caching: Caching<'_>,
+    device: &Device,
+    plan: &Plan,
+    teller: &Teller<'_>,
+) -> Result<(Arc<Index>, Meter)> {
+    let meter = Mutex::new(Meter::new(device, &plan.phases));
+    let index = caching.run(device, &|event| {
+        if let cache::Event::Phase { name, .. } = event {
+            meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
+        }
+        caching_told(teller, event)
+    })?;
+    Ok((Arc::new(index), meter.into_inner().unwrap_or_else(PoisonError::into_inner)))
+}
+
+/// How far the encoding is; answers whether to go on.
+fn caching_told(teller: &Teller<'_>, event: cache::Event) -> bool {
+    match event {
+        cache::Event::Phase { name, total } => teller.begin_counting(name, total as u64),
+        cache::Event::Done => teller.count(1),
+        cache::Event::Loaded(_) => teller.count(0),
+    }
+}
+
+fn warn_of(teller: &mut Teller<'_>, problems: &[crate::data::Problem]) -> Result<()> {
+    problems.iter().try_for_each(|problem| {
+        let text = format!("{} {}", problem.path.display(), problem.kind);
+        teller.tell(&Event::Warning { step: 0, text, hint: None })
+    })
+}
+
+/// Writes what was trained for every program that was asked for.
+fn write_result(
+    config: &RunConfig,
+    pipeline: &mut Pipeline,
+    trained: Trained,
+    folder: &Folder,
+    teller: &mut Teller<'_>,
+) -> Result<()> {
+    let layers = match trained {
+        Trained::Adapter(layers) => layers,
+        Trained::Own(own) => {
+            model::write(pipeline, &own, config.base.dtype, &folder.path.join("model"))?;
+            let (format, path) = ("model".into(), "model".into());
+            return teller.tell(&Event::Exported { format, path, layers: own.len() });
+        }
+    };
+    pipeline.set_adapter(vec![(Component::Transformer, layers)]);
+    for format in &config.output.formats {
+        let (name, into) = (config.output.name.as_str(), folder.path.join("adapter"));
+        let Exported { path, n_layers, .. } = export(pipeline, *format, &into, name)?;
+        let path = path.strip_prefix(&folder.path).unwrap_or(&path).into();
+        let format = format!("{format:?}").to_lowercase();
+        teller.tell(&Event::Exported { format, path, layers: n_layers })?;
+    }
+    Ok(())
+}
