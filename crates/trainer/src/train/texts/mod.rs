@@ -27,8 +27,10 @@ use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::config::writing::Writing;
 use crate::error::{Result, TrainerError};
+use crate::export::language;
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
+use crate::model::files;
 use crate::model::llama::Llama;
 use crate::model::llama::base::Base;
 use crate::model::llama::preset::Preset;
@@ -329,11 +331,26 @@ fn prepare(
 /// Writes what was trained: an adapter for PEFT, or the whole model.
 fn write_result(
     config: &RunConfig,
-    opened: Opened,
+    Opened { mut base, tokenizer }: Opened,
     trained: Trained,
     folder: &Folder,
     teller: &mut Teller<'_>,
 ) -> Result<()> {
-    let _ = (config, opened, trained, folder, teller);
-    Ok(())
+    match trained {
+        Trained::Adapter(layers) => {
+            base.set_adapter(layers);
+            let exported = language::write_adapter(&mut base, &folder.path.join("adapter"))?;
+            let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
+            let (format, layers) = ("peft".into(), exported.n_layers);
+            teller.tell(&Event::Exported { format, path, layers })
+        }
+        Trained::Own(own) => {
+            let (dtype, out) = (files::stored(config.base.dtype), folder.path.join("model"));
+            language::write_model(&base, &tokenizer, dtype, &out, &mut |_, want| {
+                Ok(own.get(&want.name).expect("all of the model was trained").clone())
+            })?;
+            let (format, path) = ("model".into(), "model".into());
+            teller.tell(&Event::Exported { format, path, layers: own.len() })
+        }
+    }
 }
