@@ -97,6 +97,10 @@ fn a_run_goes_on_as_if_it_had_not_stopped() {
     let parts = place.train("parts", &both("train.steps=8"), &["--resume"]);
     let file = "adapter/peft/adapter_model.safetensors";
     assert!(result(&whole, file) == result(&parts, file), "other bytes than without a stop");
+    let card = fs::read_to_string(whole.join("README.md")).unwrap();
+    for said in ["library_name: peft", "PeftModel.from_pretrained", "trained on 12 sequences"] {
+        assert!(card.contains(said), "{said} is not in {card}");
+    }
 }
 
 #[test]

@@ -23,9 +23,10 @@ use self::text::{code, plain, python, shell, yaml};
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::report::figures::Figures;
-use crate::report::read::{Exported, History, Sample};
+use crate::report::read::{Exported, History, Sample, Written};
 use crate::report::words::{bytes, count, duration, link, number, several};
 use crate::report::write_text;
+use crate::train::event::SEQUENCE;
 
 /// What a card says.
 #[derive(Clone, Debug)]
@@ -42,6 +43,8 @@ pub struct Card {
     pub trigger: Option<String>,
     /// Pictures that were drawn, by step.
     pub samples: Vec<Sample>,
+    /// Texts that were written, by step.
+    pub texts: Vec<Written>,
     /// Files of the adapter.
     pub exports: Vec<Exported>,
     /// Names and values, as in a job file.
@@ -71,6 +74,7 @@ impl Card {
             license: config.output.license.clone(),
             trigger: config.material.pictures().ok().and_then(|(data, _)| data.trigger.clone()),
             samples: history.samples.clone(),
+            texts: history.texts.clone(),
             exports: history.exports.clone(),
             settings: settings(config),
             figures: Figures::of(history)?,
@@ -91,10 +95,18 @@ impl Card {
         Some(&export.path)
     }
 
-    /// What to draw, to see what was trained.
+    /// What to draw or to write on, to see what was trained.
     fn prompt(&self) -> &str {
+        if self.is_text() {
+            return self.texts.last().map_or("Once upon a time", |text| &text.prompt);
+        }
         let drawn = self.samples.last().map(|sample| sample.prompt.as_str());
         drawn.or(self.trigger.as_deref()).unwrap_or("a photo")
+    }
+
+    /// Whether it is of a language model.
+    fn is_text(&self) -> bool {
+        self.figures.unit == SEQUENCE
     }
 
     /// Of the last step that was drawn at.
@@ -104,12 +116,13 @@ impl Card {
     }
 }
 
-/// What of a job makes the same adapter from the same pictures.
-const SETTINGS: [&str; 16] = [
+/// What of a job makes the same adapter from the same samples.
+const SETTINGS: [&str; 17] = [
     "base.dtype",
     "base.quantise",
     "data.resolution",
     "data.caption_dropout",
+    "text.length",
     "adapter.kind",
     "adapter.rank",
     "adapter.alpha",
@@ -172,6 +185,7 @@ pub fn card(facts: &Card) -> String {
             several(facts.figures.samples, &facts.figures.unit)
         ),
         pictures(facts),
+        texts(facts),
         trigger(facts),
         usage(facts),
         training(facts),
@@ -203,6 +217,13 @@ fn front_matter(facts: &Card) -> String {
             );
         }
         (None, None) => out.push_str("license: other\nlicense_name: as-the-base-model\n"),
+    }
+    if facts.is_text() {
+        out.push_str(
+            "library_name: peft\npipeline_tag: text-generation\ntags:\n- text-generation\n- peft\n\
+             - lora\n- hearth\n---\n\n",
+        );
+        return out;
     }
     out.push_str(
         "library_name: diffusers\npipeline_tag: text-to-image\ntags:\n- text-to-image\n- diffusers\n\
@@ -253,6 +274,9 @@ fn usage(facts: &Card) -> String {
     if let Some(file) = facts.file_for("diffusers") {
         out += &diffusers(facts, &base, file);
     }
+    if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
+        out += &peft(facts, &base, file);
+    }
     for (format, title, place, how) in [
         ("comfyui", "ComfyUI", "ComfyUI/models/loras", "choose it in a *Load LoRA* node"),
         ("kohya", "WebUI and others that read kohya's files", "models/Lora", ""),
@@ -278,6 +302,34 @@ fn usage(facts: &Card) -> String {
         );
     }
     out
+}
+
+/// The last texts, beside what the base alone wrote.
+fn texts(facts: &Card) -> String {
+    let steps = [facts.texts.first(), facts.texts.last()].map(|text| text.map(|text| text.step));
+    let [Some(first), Some(last)] = steps else { return String::new() };
+    let mut out = String::from("## What it writes\n\n");
+    for (title, step) in [("before", first), ("after", last)] {
+        for Written { prompt, text, .. } in facts.texts.iter().filter(|text| text.step == step) {
+            _ = write!(out, "{title}: **{}** {}\n\n", plain(prompt), plain(text));
+        }
+    }
+    out
+}
+
+fn peft(facts: &Card, base: &str, file: &Path) -> String {
+    format!(
+        "### PEFT\n\n```python\nfrom peft import PeftModel\n\
+         from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
+         base = {}\n\
+         tokenizer = AutoTokenizer.from_pretrained(base)\n\
+         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), {})\n\
+         ids = tokenizer({}, return_tensors=\"pt\")\n\
+         print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))\n```\n\n",
+        python(base),
+        python(&file.display().to_string()),
+        python(facts.prompt())
+    )
 }
 
 fn diffusers(facts: &Card, base: &str, file: &Path) -> String {
