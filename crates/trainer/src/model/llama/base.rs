@@ -37,12 +37,14 @@ pub struct Base {
 const OF_DIFFUSERS: &str = "model_index.json";
 
 impl Base {
-    /// Whether a language model lies there, as far as names tell.
+    /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it
+    /// says why.
     pub fn is_at(path: &Path) -> bool {
         if path.is_dir() {
             return path.join("config.json").exists() && !path.join(OF_DIFFUSERS).exists();
         }
-        path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
+        let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
+        is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
     }
 
     /// Opens a folder or a GGUF file.
@@ -81,6 +83,12 @@ impl Base {
     /// seed.
     pub fn preset(preset: Preset, vocabulary: usize, seed: u64) -> Result<Self> {
         Self::with(Path::new(preset.name()), preset.config(vocabulary), None, seed)
+    }
+
+    /// The same shape with weights that have learnt nothing yet.
+    #[must_use]
+    pub fn forgotten(self, seed: u64) -> Self {
+        Self { catalog: None, seed, ..self }
     }
 
     fn with(path: &Path, config: Config, catalog: Option<Catalog>, seed: u64) -> Result<Self> {
