@@ -138,7 +138,9 @@ fn an_adapter_is_exported_and_merged() {
     let device = Device::cpu(2, 64 << 20).unwrap();
     let logits = |path: &Path, adapter: Option<&Path>| {
         let mut base = Base::open(path).unwrap();
-        adapter.iter().for_each(|adapter| base.add_adapter(adapter).unwrap());
+        if let Some(adapter) = adapter {
+            base.add_adapter(adapter).unwrap();
+        }
         let plain = Precision::plain(Dtype::F32);
         let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
         let tape = Tape::inference(&device, &adapters.params, 0);

@@ -78,7 +78,9 @@ impl Choice {
             is_kept
         });
         let kept: f64 = shares.iter().map(|(_, share)| share).sum();
-        shares.iter_mut().for_each(|(_, share)| *share /= kept);
+        for (_, share) in &mut shares {
+            *share /= kept;
+        }
         shares
     }
 }

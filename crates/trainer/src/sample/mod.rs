@@ -1,5 +1,6 @@
 //! Pictures from prompts: encode, take noise away, decode. The same functions are run first on a
 //! device without data, which tells what each phase takes; then an arena of that size is enough.
+//! `text` writes instead of drawing.
 
 pub mod choice;
 pub mod picture;

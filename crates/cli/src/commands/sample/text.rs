@@ -47,16 +47,16 @@ pub struct Writing {
 
 /// What was written, or would be.
 #[derive(Serialize)]
-struct Texts {
+struct Report {
     peak_bytes: usize,
     limit_bytes: usize,
-    texts: Vec<Text>,
+    texts: Vec<Row>,
     secs: f64,
 }
 
 /// One text.
 #[derive(Serialize)]
-struct Text {
+struct Row {
     prompt: String,
     text: String,
     seed: u64,
@@ -83,7 +83,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let (limit_bytes, precision) =
         (arguments.engine.limit_bytes(arguments.limit), arguments.formats.precision());
     let peak_bytes = plan(&base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
-    let mut texts = Texts { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
+    let mut report = Report { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
     if !arguments.plan {
         let interrupted = interrupt::flag()?;
         let device = arguments.engine.open(peak_bytes)?;
@@ -93,12 +93,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
             Writer { device, model, params: adapters.params, base, tokenizer, interrupted };
         for (prompt, request) in prompts.iter().zip(&requests) {
             let shown: Option<&mut dyn Write> = if arguments.json { None } else { Some(&mut *out) };
-            texts.texts.push(writer.write(prompt, request, shown)?);
+            report.texts.push(writer.write(prompt, request, shown)?);
         }
     }
-    texts.secs = begun.elapsed().as_secs_f64();
+    report.secs = begun.elapsed().as_secs_f64();
     if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &texts).map_err(std::io::Error::from)?;
+        serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else if arguments.plan {
         writeln!(out, "{}", render::drawing::memory(peak_bytes, limit_bytes))?;
@@ -171,7 +171,7 @@ impl Writer {
         prompt: &str,
         request: &Request,
         mut shown: Option<&mut dyn Write>,
-    ) -> Result<Text, Failure> {
+    ) -> Result<Row, Failure> {
         let begun = Instant::now();
         let (mut text, mut decoder) = (String::new(), self.tokenizer.decoder());
         let (mut first, mut failed) = (None, None);
@@ -197,7 +197,7 @@ impl Writer {
         text.push_str(&more);
         let first = first.unwrap_or_else(Instant::now);
         let after = written.n_tokens.saturating_sub(1);
-        Ok(Text {
+        Ok(Row {
             prompt: prompt.into(),
             text,
             seed: request.choice.seed,

@@ -37,12 +37,14 @@ pub struct Base {
 const OF_DIFFUSERS: &str = "model_index.json";
 
 impl Base {
-    /// Whether a language model lies there, as far as names tell.
+    /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it
+    /// says why.
     pub fn is_at(path: &Path) -> bool {
         if path.is_dir() {
             return path.join("config.json").exists() && !path.join(OF_DIFFUSERS).exists();
         }
-        path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
+        let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
+        is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
     }
 
     /// Opens a folder or a GGUF file.

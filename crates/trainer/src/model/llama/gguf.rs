@@ -176,3 +176,71 @@ impl<'a> Settings<'a> {
 
 /// Taken: llama.cpp's, for files that name none.
 const DEFAULT_THETA: f64 = 10_000.0;
+
+#[cfg(test)]
+mod tests {
+    use weights::gguf::write::{Format, Leaving, Value, write};
+
+    use super::*;
+
+    /// What is said of a file with these settings besides, or instead.
+    fn refused(changes: &[(&str, Value)]) -> String {
+        let number = Value::U32;
+        let mut settings = vec![
+            ("general.architecture", Value::Text("llama".into())),
+            ("llama.embedding_length", number(64)),
+            ("llama.feed_forward_length", number(96)),
+            ("llama.block_count", number(2)),
+            ("llama.attention.head_count", number(4)),
+            ("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+        ];
+        settings.retain(|(key, _)| changes.iter().all(|(other, _)| other != key));
+        settings.extend(changes.iter().cloned());
+        let settings: Vec<(String, Value)> =
+            settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
+        let tensor = |name: &str, shape: &[u64]| Leaving {
+            name: name.into(),
+            shape: shape.into(),
+            format: Format::F32,
+        };
+        let tensors = [tensor("token_embd.weight", &[8, 64]), tensor(ROPE_FACTORS, &[8])];
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model.gguf");
+        let mut zeros = |_: usize, range: std::ops::Range<u64>| {
+            Ok(vec![2.0; (range.end - range.start) as usize])
+        };
+        write(&path, &settings, &tensors, &mut zeros).unwrap();
+        config(&Catalog::open(&path).unwrap()).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn what_is_not_computed_is_refused() {
+        let context = ("llama.context_length", Value::U32(256));
+        let text = |text: &str| Value::Text(text.into());
+        let cases = [
+            (vec![], "llama.context_length is missing"),
+            (
+                vec![("general.architecture", text("gemma"))],
+                "architecture is gemma, expected llama",
+            ),
+            (vec![("llama.expert_count", Value::U32(8))], "expert_count is 8, expected 0"),
+            (vec![("llama.block_count", text("two"))], "block_count is two, expected a number"),
+            (
+                vec![context.clone(), ("llama.rope.scaling.type", text("yarn"))],
+                "rope.scaling.type is yarn, expected none or linear",
+            ),
+            (
+                vec![
+                    ("llama.rope.dimension_count", Value::U32(8)),
+                    ("llama.attention.key_length", Value::U32(16)),
+                ],
+                "rope.dimension_count is 8, expected 16",
+            ),
+            (vec![context], "rope_freqs.weight up to 2 are not those of Llama 3"),
+        ];
+        for (changes, says) in cases {
+            let error = refused(&changes);
+            assert!(error.contains(says), "{error}");
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Language models of Llama's kind: one stream of tokens, each of which sees those before it through
 //! grouped-query attention with rotary positions, and gated feed-forwards between (Touvron et al.,
-//! "LLaMA", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
+//! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
 //! compute it; windows of attention and mixtures of experts are not.
 

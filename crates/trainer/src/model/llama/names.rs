@@ -11,8 +11,12 @@ use crate::model::files::{Layout, Piece};
 
 /// The layout of these files.
 pub fn of(catalog: &Catalog, config: &Config) -> Layout<'static> {
-    let is_gguf = catalog.find("token_embd.weight").is_ok();
-    if is_gguf { gguf(config) } else { transformers(config) }
+    if is_gguf(catalog) { gguf(config) } else { transformers(config) }
+}
+
+/// Whether these are a language model's tensors by the names of GGUF.
+pub fn is_gguf(catalog: &Catalog) -> bool {
+    catalog.find("token_embd.weight").is_ok()
 }
 
 /// A folder as transformers saves it.
