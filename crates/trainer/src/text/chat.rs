@@ -23,6 +23,9 @@ const MOST_INSTRUCTIONS: u64 = 2_000_000;
 
 const NAME: &str = "chat";
 
+/// An answer that nobody gives: a letter for private use.
+const OTHER: &str = "\u{f8ff}";
+
 /// One part of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Message {
@@ -78,26 +81,29 @@ impl Template {
             self.tokens.iter().map(|(name, token)| (name.as_str(), token.into())).collect();
         context.insert("messages", Value::from_serialize(messages));
         context.insert("add_generation_prompt", asks.into());
+        // What transformers hands over where there are none.
+        context.insert("tools", Value::from(()));
+        context.insert("documents", Value::from(()));
         let rendered =
             self.environment.get_template(NAME).and_then(|template| template.render(context));
         rendered.map_err(|error| said(&error))
     }
 
-    /// The text of a conversation and the answers in it.
-    ///
-    /// An answer is what the template adds to all before it and the prompt for an answer. Some
-    /// templates write earlier answers otherwise than the last one; those are no answers then, since
-    /// the model would never give them in that form.
+    /// The text of a conversation and the answers in it: what the template adds to all before an
+    /// answer and the prompt for one.
     pub fn conversation(&self, messages: &[Message]) -> std::result::Result<Conversation, String> {
         let text = self.render(messages, false)?;
         let mut answers = Vec::new();
-        let assistants =
-            messages.iter().enumerate().filter(|(_, message)| message.role == "assistant");
-        for (at, _) in assistants {
-            let before = self.render(&messages[..at], true)?;
+        for (at, message) in messages.iter().enumerate().filter(|(_, message)| message.is_answer())
+        {
+            let start = self.start(messages, at, &text)?;
             let with = self.render(&messages[..=at], false)?;
-            if text.starts_with(&with) && with.starts_with(&before) && before.len() < with.len() {
-                answers.push(before.len()..with.len());
+            let answer = start..shared(&with, &text).max(start);
+            // Some templates write earlier answers otherwise, as without their thoughts: that is
+            // what the model will read, and never what it should say.
+            let is_whole = with == text || text[answer.clone()].contains(message.content.trim());
+            if is_whole && !answer.is_empty() {
+                answers.push(answer);
             }
         }
         if answers.is_empty() {
@@ -105,6 +111,35 @@ impl Template {
         }
         Ok(Conversation { text, answers })
     }
+
+    /// Where an answer begins: behind the prompt for it, or, where the template writes more there
+    /// than it keeps, where the text would differ if the answer were another.
+    fn start(
+        &self,
+        messages: &[Message],
+        at: usize,
+        text: &str,
+    ) -> std::result::Result<usize, String> {
+        let before = self.render(&messages[..at], true)?;
+        if text.starts_with(&before) {
+            return Ok(before.len());
+        }
+        let mut other = messages.to_vec();
+        other[at].content = OTHER.into();
+        Ok(shared(&self.render(&other, false)?, text))
+    }
+}
+
+impl Message {
+    fn is_answer(&self) -> bool {
+        self.role == "assistant"
+    }
+}
+
+/// How many bytes two texts have in common at their start; whole letters.
+fn shared(a: &str, b: &str) -> usize {
+    let same = a.chars().zip(b.chars()).take_while(|(a, b)| a == b);
+    same.map(|(letter, _)| letter.len_utf8()).sum()
 }
 
 /// The tag by which some templates mark answers for transformers is a block that is always there.
@@ -175,6 +210,17 @@ mod tests {
             {% else %}{{ m.role[0] }}:{{ m.content }};{% endif %}{% endfor %}\
             {% if add_generation_prompt %}a:{% endif %}";
         assert_eq!(answers(source, &["a", "b", "c", "d"]).unwrap(), ["d;"]);
+    }
+
+    /// As templates do that begin an answer with thoughts, or put the token that ends a text behind
+    /// the last one.
+    #[test]
+    fn answers_are_found_where_the_prompt_for_one_is_not_kept() {
+        let thinks = PLAIN.replace("a:{% endif %}", "a:<think>{% endif %}");
+        assert_eq!(answers(&thinks, &["a", "b", "a", "b"]).unwrap(), ["b</s>", "b</s>"]);
+        let ends = PLAIN.replace("{{ eos_token }}{% endfor %}", ";{% endfor %}")
+            + "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}";
+        assert_eq!(answers(&ends, &["a", "b", "a", "c"]).unwrap(), ["b;", "c;</s>"]);
     }
 
     #[test]

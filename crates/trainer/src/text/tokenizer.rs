@@ -61,7 +61,7 @@ pub struct Tokenizer {
 pub struct Marked {
     /// The tokens.
     pub ids: Vec<u32>,
-    /// For each, whether any of it lies in one of the ranges.
+    /// For each, whether it ends in one of the ranges.
     pub is_in: Vec<bool>,
 }
 
@@ -102,11 +102,12 @@ impl Tokenizer {
         Ok(found.map_err(|error| refused(&*error))?.get_ids().to_vec())
     }
 
-    /// The tokens of a text, and which of them lie in some ranges of its bytes.
+    /// The tokens of a text, and which of them end in some ranges of its bytes: one that begins
+    /// before a range has its first letters in it, one that goes beyond it is of what comes then.
     pub fn encode_marked(&self, text: &str, ranges: &[Range<usize>]) -> Result<Marked> {
         let found = self.inner.encode(text, false).map_err(|error| refused(&*error))?;
-        let is_in = |(start, end): &(usize, usize)| {
-            ranges.iter().any(|range| *start < range.end && *end > range.start)
+        let is_in = |(_, end): &(usize, usize)| {
+            ranges.iter().any(|range| *end > range.start && *end <= range.end)
         };
         let is_in = found.get_offsets().iter().map(is_in).collect();
         Ok(Marked { ids: found.get_ids().to_vec(), is_in })
