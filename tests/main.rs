@@ -9,6 +9,7 @@ mod data;
 mod demo;
 mod doctor;
 mod errors;
+mod language;
 mod merge;
 mod models;
 mod program;

@@ -8,9 +8,11 @@ use machine::budget::budget;
 use machine::{Machine, Recording, Source};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
+use trainer::config::material::Material;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
 use trainer::train::pictures::Drawing;
+use trainer::train::texts::Opened;
 
 /// The share of a machine's memory that a recipe may take. Chosen: the system and a desktop have
 /// the rest.
@@ -37,13 +39,19 @@ fn promised(recipe: &Path) -> Option<usize> {
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
 fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
+    let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
+    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
+    let room = Room { kind, limit_bytes, rates: &rates };
+    if matches!(config.material, Material::Texts { .. }) {
+        let opened = Opened::of(&config, true)?;
+        let lesson = &opened.lesson(&config)?;
+        let outlook = &lesson.outlook(config.train.batch);
+        return choose(Job { lesson, config: &config, outlook }, room);
+    }
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let lesson = &Drawing::of(&config, &pipeline)?;
     let outlook = Outlook::nominal(lesson.data, config.train.batch);
-    let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
-    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    let job = Job { lesson, config: &config, outlook: &outlook };
-    choose(job, Room { kind, limit_bytes, rates: &rates })
+    choose(Job { lesson, config: &config, outlook: &outlook }, room)
 }
 
 /// The machines with the bytes that a run may take on each.

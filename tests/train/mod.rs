@@ -5,6 +5,7 @@ mod memory;
 mod own;
 mod planned;
 mod resume;
+mod texts;
 mod trouble;
 mod twin;
 

@@ -3,6 +3,7 @@
 //! for measuring whole jobs.
 
 pub mod folder;
+pub mod text;
 
 use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 

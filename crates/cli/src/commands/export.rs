@@ -1,5 +1,7 @@
 //! `hearth export`: an adapter for other programs, or added to its base.
 
+mod language;
+
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -8,6 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
+use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
 
 use super::engine::name_of;
@@ -26,12 +29,14 @@ use crate::render::progress::Progress;
 Examples:
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --out fox
   hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
-  hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium")]
+  hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
+  hearth export run/adapter --base Qwen3-4B --merge --out Qwen3-4B-mine")]
 pub struct Arguments {
     /// The adapter: a file, or PEFT's folder
     adapter: PathBuf,
 
-    /// The model it is for: a diffusers folder, or a checkpoint in the original layout
+    /// The model it is for: a folder of diffusers or transformers, a GGUF file, or a checkpoint in the
+    /// original layout
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
@@ -43,8 +48,8 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 
-    /// Whom to write for
-    #[arg(long, value_delimiter = ',', default_values = ["diffusers", "peft", "kohya", "comfyui"])]
+    /// Whom to write for; language models have PEFT's adapters only [default: all]
+    #[arg(long, value_delimiter = ',')]
     format: Vec<For>,
 
     /// What files for kohya and ComfyUI begin with [default: the adapter's name]
@@ -61,7 +66,7 @@ pub struct Arguments {
 }
 
 /// A program, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum For {
     Diffusers,
     Peft,
@@ -92,36 +97,48 @@ pub struct Row {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if Base::is_at(&arguments.base) {
+        return language::run(arguments, out);
+    }
     let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
     pipeline.add_adapter(&arguments.adapter)?;
     if arguments.merge {
-        return run_merge(arguments, &pipeline, out);
+        return run_merge(arguments, Merge::plan(&pipeline)?, out);
     }
     let stem = || arguments.adapter.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
-    for program in &arguments.format {
+    let all = For::value_variants();
+    for program in if arguments.format.is_empty() { all } else { &arguments.format } {
         let exported = export(&mut pipeline, (*program).into(), &arguments.out, &name)?;
-        let Exported { path, n_layers, difference, .. } = exported;
-        let format = name_of(program);
-        rows.push(Row { format, path, layers: n_layers, unmatched: 0, difference });
+        rows.push(Row::new(*program, exported));
     }
+    show(arguments, &rows, out)
+}
+
+impl Row {
+    fn new(program: For, exported: Exported) -> Self {
+        let Exported { path, n_layers, difference, .. } = exported;
+        Self { format: name_of(&program), path, layers: n_layers, unmatched: 0, difference }
+    }
+}
+
+fn show(arguments: &Arguments, rows: &[Row], out: &mut dyn Write) -> Result<Outcome, Failure> {
     if arguments.json {
-        for row in &rows {
+        for row in rows {
             writeln!(out, "{}", serde_json::to_string(row).map_err(std::io::Error::from)?)?;
         }
     } else {
-        write!(out, "{}", render::export::page(&rows))?;
+        write!(out, "{}", render::export::page(rows))?;
     }
     Ok(Outcome::Done)
 }
 
 fn run_merge(
     arguments: &Arguments,
-    pipeline: &Pipeline,
+    merge: Merge<'_>,
     out: &mut dyn Write,
 ) -> Result<Outcome, Failure> {
-    let merge = Merge::plan(pipeline)?;
     let progress = Progress::begin("merging", merge.bytes())?;
     let merged = merge.run(&arguments.out, &|bytes| progress.tick(bytes))?;
     drop(progress);

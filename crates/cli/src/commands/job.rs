@@ -1,4 +1,4 @@
-//! A job as it is given on the command line: a file, or a folder of pictures and a model.
+//! A job as it is given on the command line: a file, or pictures or texts and a model.
 
 use std::path::{Path, PathBuf};
 
@@ -11,14 +11,19 @@ use crate::failure::Failure;
 #[derive(Debug, clap::Args)]
 pub struct Job {
     /// The job, a TOML file; docs/config.md lists its keys
-    #[arg(value_name = "JOB", required_unless_present_all = ["images", "base"])]
+    #[arg(value_name = "JOB", required_unless_present = "base")]
     file: Option<PathBuf>,
 
     /// Folder of pictures, each with its caption beside it [data.images]
     #[arg(long, value_name = "FOLDER")]
     images: Option<PathBuf>,
 
-    /// The model: a diffusers folder, or a checkpoint in the original layout [base.path]
+    /// Texts for a language model: a file or a folder of text, JSON lines or tokens [text.path]
+    #[arg(long, value_name = "PATH", conflicts_with = "images")]
+    text: Option<PathBuf>,
+
+    /// The model: a diffusers or transformers folder, a checkpoint in the original layout, or a GGUF
+    /// file [base.path]
     #[arg(long, value_name = "PATH")]
     base: Option<PathBuf>,
 
@@ -39,15 +44,18 @@ impl Job {
 
     /// As it is meant, with more values for its keys.
     pub fn resolve_with(&self, more: &[String]) -> Result<RunConfig, Failure> {
-        let Self { file, images, base, out, set } = self;
+        let Self { file, images, text, base, out, set } = self;
         let resolve = || {
             let mut raw = match file {
                 Some(path) => RawConfig::from_file(path)?,
                 None => RawConfig::empty(),
             };
-            for (key, path) in
-                [("data.images", images), ("base.path", base), ("output.folder", out)]
-            {
+            for (key, path) in [
+                ("data.images", images),
+                ("text.path", text),
+                ("base.path", base),
+                ("output.folder", out),
+            ] {
                 path.as_deref().map_or(Ok(()), |path| raw.set_path(key, path))?;
             }
             set.iter().chain(more).try_for_each(|argument| raw.set(argument))?;
@@ -65,6 +73,7 @@ impl Job {
         let paths = [
             ("", &self.file),
             ("--images ", &self.images),
+            ("--text ", &self.text),
             ("--base ", &self.base),
             ("--out ", &self.out),
         ];

@@ -16,6 +16,7 @@ use trainer::plan::picture::{self, Memory};
 use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
 use trainer::train::lesson::Lesson;
 use trainer::train::pictures::Drawing;
+use trainer::train::texts::Opened;
 
 use super::engine::{Engine, Limit};
 use super::job::Job;
@@ -105,7 +106,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
             let outlook = &Outlook::foreseen(lesson, config.train.batch)?;
             show(arguments, plan::Job { lesson, config: &config, outlook }, on, out)
         }
-        Material::Texts { .. } => Err(config.material.pictures().expect_err("it is none").into()),
+        Material::Texts { .. } => {
+            let opened = Opened::of(&config, true)?;
+            let lesson = &opened.lesson(&config)?;
+            let outlook = &lesson.outlook(config.train.batch);
+            show(arguments, plan::Job { lesson, config: &config, outlook }, on, out)
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! `hearth train`: a folder of pictures to a proven adapter.
+//! `hearth train`: pictures or texts to a proven adapter, or a model.
 
 use std::io::Write;
 
@@ -11,10 +11,10 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render::training::Training;
 
-/// Train an adapter on a folder of pictures.
+/// Train an adapter on a folder of pictures, or on texts.
 ///
-/// Encodes pictures and captions once, says before the first step how much memory each phase takes
-/// and takes no more, trains, draws samples along the way, and writes the adapter for the programs
+/// Encodes pictures and captions, or turns texts into tokens, once, says before the first step how much memory each phase takes
+/// and takes no more, trains, shows samples along the way, and writes the adapter for the programs
 /// that were asked for, a model card and a report. Ctrl-C saves; --resume goes on as if nothing had
 /// happened, also after a crash. Where memory gets short or the computer hot, the run is paced, which
 /// changes nothing of what is learnt (docs/thermal.md).
@@ -22,7 +22,9 @@ use crate::render::training::Training;
 #[command(after_help = "\
 Examples:
   hearth train --images my-cat --base stable-diffusion-3.5-medium --out cat
+  hearth train --text my-notes --base SmolLM2-135M --out notes
   hearth train recipes/demo.toml
+  hearth train recipes/lm-tiny.toml
   hearth train job.toml --set train.steps=500 --set adapter.rank=32
   hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume")]

@@ -6,7 +6,7 @@ use machine::Bytes;
 
 use crate::commands::bench::beside::Beside;
 use crate::commands::bench::load::Figure;
-use crate::commands::bench::{models, ops, peers, step, train};
+use crate::commands::bench::{models, ops, peers, step, text, train};
 use crate::commands::engine::name_of;
 use crate::text::{BOLD, DIM, PLAIN, Page, bar};
 
@@ -107,6 +107,31 @@ pub fn peers(all: &[peers::Figures]) -> String {
 /// Draws what `hearth bench models` measured beside others.
 pub fn models_beside(all: &[models::Row]) -> String {
     beside(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.beside)))
+}
+
+/// Draws what `hearth bench text` measured.
+pub fn text(figures: &text::Figures) -> String {
+    let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
+    let mut page = Page::new();
+    page.line(BOLD, &format!("{}, {}", figures.preset, figures.dtype));
+    let time = format!(
+        "{:.0} ms (best {:.0}, processor time {:.0}), {:.0} tokens/s, {:.0} GFLOP/s",
+        figures.ms_median,
+        figures.ms_min,
+        figures.cpu_ms_median,
+        figures.tokens_per_s,
+        figures.gflop_per_s
+    );
+    page.row("step", PLAIN, &time);
+    page.row("loss", PLAIN, &format!("{:.4} → {:.4}", figures.loss_first, figures.loss_last));
+    let (peak, planned) = (bytes(figures.peak_bytes), bytes(figures.plan_bytes));
+    page.row("arena", PLAIN, &format!("{peak}, planned {planned}"));
+    page.finish()
+}
+
+/// Draws what it measured beside others.
+pub fn texts_beside(name: &str, all: &[Beside]) -> String {
+    beside(all.iter().map(|figures| (name.to_owned(), figures)))
 }
 
 /// Draws what `hearth bench train` measured.

@@ -76,11 +76,13 @@ fn step(planned: &Planned) -> String {
 
 fn chosen(planned: &Planned, page: &mut Page) {
     let config = &planned.config;
-    let rows = planned.plan.choice.settings().map(|(key, value)| {
+    // Those that mean nothing in this job have no origin.
+    let settings = planned.plan.choice.settings().into_iter();
+    let rows = settings.filter(|(key, _)| config.origin(key).is_some()).map(|(key, value)| {
         let why = if config.is_free(key) { "free, so the plan's" } else { "as the job says" };
         [key.to_owned(), value, why.to_owned()]
     });
-    page.table(&rows);
+    page.table(&rows.collect::<Vec<_>>());
 }
 
 fn instead(planned: &Planned, page: &mut Page) {

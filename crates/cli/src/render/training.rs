@@ -126,10 +126,18 @@ impl State {
             }
             Event::Health { .. } | Event::Memory { .. } | Event::Felt(_) => Vec::new(),
             Event::Validation { step, loss } => {
-                vec![format!("step {step}: held-out loss {loss:.4}")]
+                let is_text = self.begin.as_ref().is_some_and(|begin| begin.is_text());
+                let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
+                let perplexity = perplexity.unwrap_or_default();
+                vec![format!("step {step}: held-out loss {loss:.4}{perplexity}")]
             }
             Event::Sample { step, path, prompt, .. } => {
                 vec![format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display())]
+            }
+            Event::Written { step, prompt, text, .. } => {
+                // On one line: what is live stands below.
+                let text = text.escape_debug();
+                vec![format!("step {step}: {DIM}{}{DIM:#}{text}", prompt.escape_debug())]
             }
             Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
             Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),

@@ -12,6 +12,8 @@ use super::text::{RawText, Text};
 use super::value::Switch;
 use super::writing::{RawWriting, Writing};
 use crate::error::{Result, TrainerError};
+use crate::text::HeldOut;
+use crate::train::event::SEQUENCE;
 
 /// What a job learns from, and what is shown on the way.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,13 +35,15 @@ pub enum Material {
 }
 
 /// Keys that mean nothing where texts are learnt from.
-const OF_PICTURES: [&str; 6] = [
+const OF_PICTURES: [&str; 7] = [
     "base.rest",
     "base.quantise_encoders",
     "train.scheme",
     "train.logit_mean",
     "train.logit_deviation",
     "train.mode_scale",
+    // PEFT's is the one that readers of language models know.
+    "output.formats",
 ];
 
 /// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
@@ -90,11 +94,15 @@ impl Material {
         }
     }
 
-    /// What is held out, and the key that says so.
-    pub(super) fn validation(&self) -> (Validation, &'static str) {
+    /// Whether nothing is held out; then the key that says so.
+    pub(super) fn holds_nothing_out(&self) -> Option<&'static str> {
         match self {
-            Self::Pictures { data, .. } => (data.validation, "data.validation"),
-            Self::Texts { text, .. } => (text.validation, "text.validation"),
+            Self::Pictures { data, .. } => {
+                (data.validation == Validation::None).then_some("data.validation = 0")
+            }
+            Self::Texts { text, .. } => {
+                (text.validation == HeldOut::None).then_some("text.validation = 0")
+            }
         }
     }
 
@@ -125,11 +133,22 @@ impl Material {
         }
     }
 
+    /// The texts; an error where pictures are learnt from.
+    pub fn texts(&self) -> Result<(&Text, &Writing)> {
+        match self {
+            Self::Texts { text, writing } => Ok((text, writing)),
+            Self::Pictures { data, .. } => Err(TrainerError::Request {
+                problem: format!("the job is about pictures, not texts: {}", data.images.display()),
+                hint: "give it text.path instead of data.images",
+            }),
+        }
+    }
+
     /// What samples are called.
     pub fn word(&self) -> &'static str {
         match self {
             Self::Pictures { .. } => "picture",
-            Self::Texts { .. } => "sequence",
+            Self::Texts { .. } => SEQUENCE,
         }
     }
 }

@@ -47,7 +47,7 @@ pub use value::{Size, Switch};
 use crate::plan::Choice;
 use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
-use data::{RawData, Validation};
+use data::RawData;
 use machine::{Machine, RawMachine};
 use material::Material;
 use optimizer::{Optimizer, RawOptimizer, Schedule};
@@ -189,12 +189,10 @@ impl RawConfig {
         if adapter.kind == AdapterKind::None {
             rows.leave_out("output.formats", adapter::WITHOUT)?;
         }
-        let (validation, key) = material.validation();
-        if validation == Validation::None {
-            let without = format!("{key} = 0");
-            rows.leave_out("train.validate_every", &without)?;
+        if let Some(without) = material.holds_nothing_out() {
+            rows.leave_out("train.validate_every", without)?;
             if optimizer.schedule == Schedule::Plateau {
-                rows.leave_out("optimizer.schedule", &without)?;
+                rows.leave_out("optimizer.schedule", without)?;
             }
         }
         if rows.value("data.draw") == "\"none\"" {

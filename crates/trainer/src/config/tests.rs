@@ -57,6 +57,7 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "text.tokenizer=tokenizer.json",
     "text.validation=0.1",
     "text.cache=elsewhere",
+    "text.token_format=u16",
     "writing.prompts=['once']",
     "writing.max_tokens=9",
     "writing.temperature=0",

@@ -10,8 +10,6 @@ use std::collections::BTreeMap;
 
 use compute::Stream;
 
-use super::bucket::Bucket;
-
 /// Keeps the numbers drawn here apart from all others that follow from the same seed: "order".
 const PURPOSE: u64 = 0x6f72_6465_7200_0000;
 
@@ -27,9 +25,9 @@ pub struct Order {
 }
 
 impl Order {
-    /// Of samples with their buckets and repeats, up to `batch` at a time.
-    pub fn new(samples: &[(Bucket, u32)], batch: usize, seed: u64) -> Self {
-        let mut buckets: BTreeMap<Bucket, Vec<usize>> = BTreeMap::new();
+    /// Of samples with their sizes and repeats, up to `batch` at a time.
+    pub fn new<S: Copy + Ord>(samples: &[(S, u32)], batch: usize, seed: u64) -> Self {
+        let mut buckets: BTreeMap<S, Vec<usize>> = BTreeMap::new();
         for (index, (bucket, repeats)) in samples.iter().enumerate() {
             let shown = std::iter::repeat_n(index, *repeats as usize);
             buckets.entry(*bucket).or_default().extend(shown);
@@ -98,6 +96,7 @@ impl Draws {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::data::Bucket;
 
     const BATCH: usize = 4;
 
@@ -161,7 +160,7 @@ mod tests {
 
     #[test]
     fn without_samples_there_is_nothing_to_ask_for() {
-        let mut order = Order::new(&[], BATCH, 7);
+        let mut order = Order::new::<Bucket>(&[], BATCH, 7);
         assert_eq!((order.batches_per_epoch(), order.batch(5)), (0, Vec::new()));
     }
 }

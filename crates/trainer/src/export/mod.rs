@@ -1,7 +1,7 @@
 //! Adapters for other programs. Each file that is written is read again by the rules of the program
 //! it is for, and compared with what was to be written: a key that its reader does not know would
 //! change the picture without a word. `merge/` adds an adapter to its base instead, `card/` tells
-//! people about it.
+//! people about it, `language` has what is written of language models.
 //!
 //! ```text
 //! OUT/
@@ -14,6 +14,7 @@
 pub mod card;
 mod fuse;
 pub mod gguf;
+pub mod language;
 pub mod merge;
 pub mod model;
 mod settings;
@@ -37,7 +38,7 @@ use crate::model::sd3::pipeline::Pipeline;
 pub enum Format {
     /// The library of the reference scripts.
     Diffusers,
-    /// The library below it; for the transformer only.
+    /// The library below it; for one model only, so not for text encoders.
     Peft,
     /// sd-scripts, and all that read its files.
     Kohya,
@@ -45,7 +46,7 @@ pub enum Format {
     Comfyui,
 }
 
-/// An adapter by the parts of a pipeline it is for, layers in the order of their names.
+/// An adapter by the parts of a model it is for, layers in the order of their names.
 pub type Parts = Vec<(Component, BTreeMap<String, Given>)>;
 
 /// A file that was written and proven.
@@ -89,8 +90,9 @@ fn kept(
     parts: &Parts,
     format: Format,
 ) -> impl Iterator<Item = (Component, &BTreeMap<String, Given>)> {
-    let has_room =
-        move |component: Component| format != Format::Peft || component == Component::Transformer;
+    let has_room = move |component: Component| {
+        format != Format::Peft || !matches!(component, Component::TextEncoder(_))
+    };
     parts.iter().filter(move |(c, _)| has_room(*c)).map(|(component, layers)| (*component, layers))
 }
 

@@ -27,10 +27,17 @@ pub fn write(
     dtype: compute::Dtype,
     out: &Path,
 ) -> Result<()> {
+    staged(out, |folder| {
+        copy_rest(&pipeline.path, folder)?;
+        write_transformer(pipeline, trained, dtype, &folder.join(TRANSFORMER).join(WEIGHTS))
+    })
+}
+
+/// Lets a folder be filled beside `out`, and then puts it in its place.
+pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     let name = out.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let staging = out.with_file_name(format!(".{name}.partial"));
-    copy_rest(&pipeline.path, &staging)?;
-    write_transformer(pipeline, trained, dtype, &staging.join(TRANSFORMER).join(WEIGHTS))?;
+    fill(&staging)?;
     let failed = |source| TrainerError::Io { what: "write", path: out.into(), source };
     if out.exists() {
         fs::remove_dir_all(out).map_err(failed)?;
@@ -81,9 +88,6 @@ const WEIGHTS_END: [&str; 5] = ["safetensors", "bin", "ckpt", "pt", "gguf"];
 
 /// Copies a model's folder but for the weights of its transformer.
 pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
-    let is_weights = |path: &Path| {
-        WEIGHTS_END.iter().any(|end| path.extension().is_some_and(|found| found == *end))
-    };
     let copy = || -> io::Result<()> {
         copy_files(from, to, |path| !is_weights(path))?;
         for name in OTHERS.iter().filter(|name| from.join(name).is_dir()) {
@@ -95,8 +99,17 @@ pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
     copy().map_err(|source| TrainerError::Io { what: "copy", path: from.into(), source })
 }
 
+/// Whether a file holds weights, by its name.
+pub(super) fn is_weights(path: &Path) -> bool {
+    WEIGHTS_END.iter().any(|end| path.extension().is_some_and(|found| found == *end))
+}
+
 /// Copies the plain files of a folder that are wanted; hidden ones never are.
-fn copy_files(from: &Path, to: &Path, is_wanted: impl Fn(&Path) -> bool) -> io::Result<()> {
+pub(super) fn copy_files(
+    from: &Path,
+    to: &Path,
+    is_wanted: impl Fn(&Path) -> bool,
+) -> io::Result<()> {
     fs::create_dir_all(to)?;
     for entry in fs::read_dir(from)? {
         let path = entry?.path();

@@ -39,9 +39,12 @@ pub fn header(parts: &Parts, format: Format) -> BTreeMap<String, String> {
 /// `adapter_config.json`.
 pub fn peft(parts: &Parts) -> String {
     let none = BTreeMap::new();
-    let layers = parts.iter().find(|(component, _)| *component == Component::Transformer);
-    let mut config = config(layers.map_or(&none, |(_, layers)| layers));
+    let own = kept(parts, Format::Peft).next();
+    let mut config = config(own.map_or(&none, |(_, layers)| layers));
     config.insert("inference_mode".into(), json!(true));
+    if own.is_some_and(|(component, _)| component == Component::Language) {
+        config.insert("task_type".into(), json!("CAUSAL_LM"));
+    }
     config.insert("base_model_name_or_path".into(), Value::Null);
     format!("{:#}\n", Value::Object(config))
 }

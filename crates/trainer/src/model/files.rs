@@ -125,6 +125,23 @@ impl<'a> Files<'a> {
         Ok(Some(found))
     }
 
+    /// The numbers of a tensor by the model's name for it; none if it has no such tensor.
+    pub fn numbers(&self, name: &str) -> std::result::Result<Vec<f32>, WeightsError> {
+        let found = self.found.iter().find(|(want, _)| want.name == name);
+        let Some((want, pieces)) = found else { return Ok(Vec::new()) };
+        let mut bytes = vec![0; want.shape.elements() * size_of::<f32>()];
+        let (mut wanted, mut rest) = (Vec::new(), &mut bytes[..]);
+        for Found { tensor, first, count } in pieces {
+            let (into, after) = rest.split_at_mut(*count as usize * size_of::<f32>());
+            let dtype = weights::Dtype::F32;
+            wanted.push(Wanted { tensor, dtype, first: *first, into });
+            rest = after;
+        }
+        load(self.catalog, wanted, Options::default(), &|_| true)?;
+        let (numbers, _) = bytes.as_chunks::<4>();
+        Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+
     /// How many numbers the model has.
     pub fn count(&self) -> usize {
         self.found.iter().map(|(want, _)| want.shape.elements()).sum()

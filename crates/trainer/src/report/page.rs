@@ -10,7 +10,7 @@ use super::document::document;
 use super::figures::{Figures, smoothed};
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot, plot_over};
-use super::read::{History, Taken};
+use super::read::{History, Taken, Written};
 use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
 use crate::train::event::{Begin, Felt, Phase, Why};
 use machine::feel::Share;
@@ -33,6 +33,7 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         memory(history, figures),
         machine(history),
         pictures(gallery),
+        texts(history),
         exports(history),
         settings.map_or_else(String::new, job),
         footer(history),
@@ -306,6 +307,42 @@ fn pictures(gallery: &Gallery) -> String {
             out,
             "<p class=\"note\">{} further pictures lie in samples/.</p>",
             gallery.n_left_out
+        );
+    }
+    out
+}
+
+/// Texts of a run with more steps than this are left out but for the first and the last of them.
+/// Chosen: as many as one reads.
+const TEXT_STEPS: usize = 12;
+
+/// What was written, from the first look to the last.
+fn texts(history: &History) -> String {
+    let mut steps: BTreeMap<u64, String> = BTreeMap::new();
+    for Written { step, prompt, text, seed } in &history.texts {
+        let [prompt, text] = [prompt, text].map(|text| escaped(text));
+        _ = write!(
+            steps.entry(*step).or_default(),
+            "<p class=\"written\"><b>{prompt}</b>{text}<br><span class=\"faint\">seed {seed}\
+             </span></p>",
+        );
+    }
+    if steps.is_empty() {
+        return String::new();
+    }
+    let left_out = steps.len().saturating_sub(TEXT_STEPS);
+    let mut out = String::from("<h2>Texts</h2>\n");
+    for (number, (step, written)) in steps.into_iter().enumerate() {
+        if number > 0 && number <= left_out {
+            continue;
+        }
+        let heading = if step == 0 { "before training".into() } else { format!("step {step}") };
+        _ = writeln!(out, "<h3>{heading}</h3>{written}");
+    }
+    if left_out > 0 {
+        _ = writeln!(
+            out,
+            "<p class=\"note\">Those of {left_out} further steps are in events.jsonl.</p>"
         );
     }
     out

@@ -21,6 +21,8 @@ pub struct History {
     pub validations: Vec<(u64, f64)>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<Sample>,
+    /// By step, then in the order they were written.
+    pub texts: Vec<Written>,
     /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
     pub warnings: Vec<(u64, String)>,
     /// How the machine felt, with the minutes of training by then.
@@ -67,6 +69,19 @@ pub struct Sample {
     /// What was to be drawn.
     pub prompt: String,
     /// What the noise followed from.
+    pub seed: u64,
+}
+
+/// A text that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Written {
+    /// Steps taken by then.
+    pub step: u64,
+    /// What it begins with.
+    pub prompt: String,
+    /// What the model added.
+    pub text: String,
+    /// What the choices followed from.
     pub seed: u64,
 }
 
@@ -124,6 +139,7 @@ struct Reader {
     steps: BTreeMap<u64, Step>,
     validations: BTreeMap<u64, f64>,
     samples: BTreeMap<u64, Vec<Sample>>,
+    texts: BTreeMap<u64, Vec<Written>>,
     warnings: BTreeSet<(u64, String)>,
     felt: Vec<(f64, Felt)>,
     paced: Vec<(u64, String)>,
@@ -143,6 +159,11 @@ impl Reader {
                 let drawn = self.samples.entry(step).or_default();
                 drawn.retain(|sample| sample.path != path);
                 drawn.push(Sample { step, path, prompt, seed });
+            }
+            Event::Written { step, prompt, text, seed } => {
+                let written = self.texts.entry(step).or_default();
+                written.retain(|other| (&other.prompt, other.seed) != (&prompt, seed));
+                written.push(Written { step, prompt, text, seed });
             }
             Event::Warning { step, text, hint } => {
                 let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
@@ -174,6 +195,7 @@ impl Reader {
         self.steps.split_off(&lost);
         self.validations.split_off(&lost);
         self.samples.split_off(&lost);
+        self.texts.split_off(&lost);
         self.minutes_before = self.felt.last().map_or(0.0, |(minutes, _)| *minutes);
         let last_step = begin.from_step;
         self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
@@ -203,6 +225,7 @@ impl Reader {
             steps: self.steps.into_values().collect(),
             validations: self.validations.into_iter().collect(),
             samples: self.samples.into_values().flatten().collect(),
+            texts: self.texts.into_values().flatten().collect(),
             warnings: self.warnings.into_iter().collect(),
             felt: self.felt,
             paced: self.paced,

@@ -18,8 +18,8 @@ const CHAT_ML: &str = "{% for message in messages %}<|im_start|>{{ message.role 
     {{ message.content }}<|im_end|>\n{% endfor %}\
     {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
 
-/// Chosen: a thousand times what a long conversation takes. A template is a stranger's program.
-const MOST_INSTRUCTIONS: u64 = 50_000_000;
+/// Chosen: a hundred times what a long conversation takes. A template is a stranger's program.
+const MOST_INSTRUCTIONS: u64 = 2_000_000;
 
 const NAME: &str = "chat";
 
@@ -133,4 +133,72 @@ fn said(error: &Error) -> String {
     error
         .line()
         .map_or_else(|| what.clone(), |line| format!("{what} (line {line} of the template)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn template(source: &str) -> Result<Template> {
+        Template::new(Some(source), BTreeMap::from([("eos_token".into(), "</s>".into())]))
+    }
+
+    fn chat(contents: &[&str]) -> Vec<Message> {
+        let roles = ["user", "assistant"].into_iter().cycle();
+        let message = |(role, content): (&str, &&str)| Message {
+            role: role.into(),
+            content: (*content).into(),
+        };
+        roles.zip(contents).map(message).collect()
+    }
+
+    /// The answers that are learnt.
+    fn answers(source: &str, contents: &[&str]) -> std::result::Result<Vec<String>, String> {
+        let Conversation { text, answers } =
+            template(source).unwrap().conversation(&chat(contents))?;
+        Ok(answers.into_iter().map(|range| text[range].to_owned()).collect())
+    }
+
+    const PLAIN: &str = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}\
+        {% if add_generation_prompt %}a:{% endif %}";
+
+    #[test]
+    fn every_answer_is_found_with_its_end() {
+        assert_eq!(answers(PLAIN, &["a", "b", "a", "b"]).unwrap(), ["b</s>", "b</s>"]);
+        assert_eq!(answers(PLAIN, &["a", ""]).unwrap(), ["</s>"]);
+    }
+
+    /// As templates that drop the thoughts of earlier answers do.
+    #[test]
+    fn an_answer_that_is_written_otherwise_later_is_none() {
+        let source = "{% for m in messages %}{% if m.role == 'assistant' and not loop.last %}a:-\
+            {% else %}{{ m.role[0] }}:{{ m.content }};{% endif %}{% endfor %}\
+            {% if add_generation_prompt %}a:{% endif %}";
+        assert_eq!(answers(source, &["a", "b", "c", "d"]).unwrap(), ["d;"]);
+    }
+
+    #[test]
+    fn what_a_template_refuses_is_said() {
+        let refuses = "{{ raise_exception('no system here') }}";
+        assert_eq!(
+            answers(refuses, &["a", "b"]).unwrap_err(),
+            "no system here (line 1 of the template)"
+        );
+        let mute = "{% for m in messages %}x{% endfor %}";
+        assert!(answers(mute, &["a"]).unwrap_err().contains("no answer"));
+        let endless =
+            "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}";
+        assert!(answers(endless, &["a", "b"]).unwrap_err().contains("fuel"));
+        let broken = template("a\n{% if %}").map(drop).unwrap_err().to_string();
+        assert!(broken.contains("(line 2 of the template)"), "{broken}");
+    }
+
+    /// Of Python, and without a clock.
+    #[test]
+    fn templates_use_methods_of_python() {
+        let source = "{{ messages[0].content.strip().upper() }} {{ messages[0]['content'].split('b')[0] }} \
+            {{ 'date' if strftime_now is defined else 'no date' }}";
+        let text = template(source).unwrap().render(&chat(&[" abc "]), false);
+        assert_eq!(text.unwrap(), "ABC  a no date");
+    }
 }

@@ -57,6 +57,10 @@ pub(super) fn find(
     let about =
         about.map_err(|source| TrainerError::Io { what: "read", path: path.into(), source })?;
     let mut found = Vec::new();
+    if !about.is_dir() && !about.is_file() {
+        // A pipe would be waited for.
+        return Err(WeightsError::NotAFile { path: path.into() }.into());
+    }
     if about.is_dir() {
         walk(path, &mut BTreeSet::new(), &mut found, problems);
     } else {

@@ -109,7 +109,10 @@ impl Store {
             match store.take(&path, name, hashes, tick) {
                 Ok(()) => {}
                 Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
-                Err(error) => problems.push(put_aside(&path, &error)),
+                Err(error) => {
+                    problems.push(put_aside(&path, &error));
+                    break;
+                }
             }
         }
         Ok(store)
@@ -162,11 +165,11 @@ impl Store {
     }
 
     fn add(&mut self, catalog: Catalog) -> Result<()> {
-        let lengths = numbers(&catalog, "lengths")?;
-        let draws = numbers(&catalog, "draws")?;
+        let [lengths, draws] = [numbers(&catalog, "lengths")?, numbers(&catalog, "draws")?];
+        let (at, left) = (noted(&catalog, "position")?, noted::<Vec<Left>>(&catalog, "faults")?);
         let (first, n_tokens) = (self.n_tokens(), catalog.find("tokens")?.count());
-        self.at = noted(&catalog, "position")?;
-        self.left.extend(noted::<Vec<Left>>(&catalog, "faults")?);
+        self.at = at;
+        self.left.extend(left);
         let mut start = first;
         for (length, draw) in lengths.into_iter().zip(draws) {
             self.documents.push(Document { start, length, draw });
@@ -258,21 +261,11 @@ impl Growing {
     /// Gives the shard's path.
     fn write(mut self, folder: &Path, number: usize, next: Position) -> Result<PathBuf> {
         self.end();
-        if let (n, Some((source, _, _))) = (self.n_more, self.left.last())
-            && n > 0
-        {
+        if let (n @ 1.., Some((source, _, _))) = (self.n_more, self.left.last()) {
             self.left.push((*source, None, Fault::More { n }));
         }
-        let numbers = |numbers: &[u32]| numbers.iter().flat_map(|n| n.to_le_bytes()).collect();
-        let mut parts: BTreeMap<&str, (Dtype, Vec<u8>)> = BTreeMap::new();
-        parts.insert("lengths", (Dtype::U32, numbers(&self.lengths)));
-        parts.insert("draws", (Dtype::U32, numbers(&self.draws)));
-        parts.insert("tokens", (self.dtype, self.tokens));
-        if !self.all_count {
-            parts.insert("counts", (Dtype::U8, self.counts));
-        }
-        let metadata =
-            BTreeMap::from([("position".into(), json(&next)), ("faults".into(), json(&self.left))]);
+        let noted = [("position".into(), json(&next)), ("faults".into(), json(&self.left))];
+        let (metadata, parts) = (BTreeMap::from(noted), self.parts());
         let mut tensors: Vec<Entering> =
             parts.iter().map(|(name, part)| entering(name, part)).collect();
         safetensors::order(&mut tensors);
@@ -290,6 +283,22 @@ impl Growing {
             written.map_err(|source| WeightsError::io("write", &path, source))
         })?;
         Ok(path)
+    }
+
+    /// The tensors by name.
+    fn parts(self) -> BTreeMap<&'static str, (Dtype, Vec<u8>)> {
+        let numbers = |numbers: Vec<u32>| {
+            (Dtype::U32, numbers.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>())
+        };
+        let mut parts = BTreeMap::from([
+            ("tokens", (self.dtype, self.tokens)),
+            ("lengths", numbers(self.lengths)),
+            ("draws", numbers(self.draws)),
+        ]);
+        if !self.all_count {
+            parts.insert("counts", (Dtype::U8, self.counts));
+        }
+        parts
     }
 }
 

@@ -224,11 +224,11 @@ fn only_what_does_not_fit_is_cut() {
 /// Blocks, waves and shards do not show in what comes out.
 #[test]
 fn a_file_larger_than_all_buffers_is_one_text() {
-    let text = words(50_000, 0);
+    let text = words(15_000, 0);
     let mut tokenizers = vec![Tokenizer::bytes()];
     tokenizers.extend(["bpe", "pieces.gguf"].map(|name| Tokenizer::open(&golden(name)).unwrap()));
     for tokenizer in tokenizers {
-        let line = json!({"text": words(12_000, 3)}).to_string();
+        let line = json!({"text": words(9_000, 3)}).to_string();
         let mut place = Place::new([("a.txt", &text), ("b.jsonl", &line)]);
         place.request.length = 1 << 20;
         let framed = |text: &str| {
@@ -236,7 +236,7 @@ fn a_file_larger_than_all_buffers_is_one_text() {
             [tokenizer.start().into_iter().collect(), ids, tokenizer.end().into_iter().collect()]
                 .concat()
         };
-        let mut expected: Vec<u32> = [framed(&text), framed(&words(12_000, 3))].concat();
+        let mut expected: Vec<u32> = [framed(&text), framed(&words(9_000, 3))].concat();
         place.tokenizer = tokenizer;
         let texts = place.texts();
         let store = &texts.stores[0];
@@ -279,23 +279,23 @@ fn what_was_read_once_is_not_read_again() {
 #[test]
 fn an_interruption_loses_a_shard_at_most() {
     let files: Vec<(String, String)> =
-        (0..60).map(|n| (format!("{n:02}.txt"), words(900, n))).collect();
+        (0..40).map(|n| (format!("{n:02}.txt"), words(900, n))).collect();
     let files = || files.iter().map(|(name, text)| (name.as_str(), text));
     let (whole, broken) = (Place::new(files()), Place::new(files()));
     let mut n_shards = 0;
-    for stop_after in [1, 17, 40, 59] {
+    for stop_after in [1, 17, 33] {
         let done = AtomicUsize::new(0);
         let tell =
             |event| event != Event::Done || done.fetch_add(1, Ordering::Relaxed) < stop_after;
         let opened = Texts::open(&broken.request, &broken.tokenizer, &tell).map(drop);
         let is_stopped = matches!(opened, Err(TrainerError::Weights(WeightsError::Cancelled)));
-        assert!(is_stopped || broken.shards().len() == 4, "{opened:?}");
+        assert!(is_stopped || broken.shards().len() == 3, "{opened:?}");
         assert!(broken.shards().len() >= n_shards);
         n_shards = broken.shards().len();
     }
     assert!(n_shards >= 2, "{n_shards}");
     let left = broken.n_tokenised();
-    assert!(left < 60 * 900, "{left}");
+    assert!(left < 40 * 900, "{left}");
     let (whole, broken) = (whole.texts(), broken.texts());
     assert_eq!(train(&whole), train(&broken));
     assert_eq!(whole.fingerprint(), broken.fingerprint());
@@ -418,6 +418,12 @@ fn some_are_held_out() {
     place.request.held_out = HeldOut::Path(place.folder.path().join("texts/other"));
     let texts = place.texts();
     assert_eq!((documents(&train(&texts)).len(), held(&texts)), (200, vec![ended("held")]));
+}
+
+#[test]
+fn sequences_may_be_read_ahead_by_another_thread() {
+    fn is_shared<T: Send + Sync>() {}
+    is_shared::<Texts>();
 }
 
 /// Of tokens as llm.c writes them: the header, then the token that ends a text before each.

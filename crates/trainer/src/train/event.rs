@@ -69,6 +69,17 @@ pub enum Event {
         /// What the noise followed from.
         seed: u64,
     },
+    /// A text was written.
+    Written {
+        /// Steps taken so far; 0 is the base alone.
+        step: u64,
+        /// What it begins with.
+        prompt: String,
+        /// What the model added.
+        text: String,
+        /// What the choices followed from.
+        seed: u64,
+    },
     /// Everything needed to go on from here was saved.
     Checkpoint {
         /// Steps taken so far.
@@ -104,6 +115,9 @@ pub enum Event {
     /// The run is over, or was asked to stop.
     End(End),
 }
+
+/// What samples of texts are called.
+pub const SEQUENCE: &str = "sequence";
 
 /// What a run is about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -152,6 +166,11 @@ fn pictures() -> String {
 }
 
 impl Begin {
+    /// Whether it is about texts.
+    pub fn is_text(&self) -> bool {
+        self.unit == SEQUENCE
+    }
+
     /// Bytes that were planned for the largest step; none if no plan names one.
     pub fn step_bytes(&self) -> Option<usize> {
         let steps = self.phases.iter().filter(|phase| phase.name.starts_with("train"));

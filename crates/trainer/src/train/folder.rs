@@ -57,7 +57,8 @@ impl Folder {
         Ok(Self { path: path.into(), _lock: lock })
     }
 
-    /// The model that a job begins with: its base, or one like it that has learnt nothing yet.
+    /// The model that draws and that a job begins with: its base, or one like it that has learnt nothing
+    /// yet.
     pub fn base(&self, config: &RunConfig) -> Result<PathBuf> {
         // Said now and not when all is trained: what comes of it is a folder like that one.
         if config.adapter.kind == AdapterKind::None && !config.base.path.is_dir() {

@@ -21,6 +21,7 @@ pub(crate) mod session;
 mod step;
 #[cfg(test)]
 mod tests;
+pub mod texts;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -40,10 +41,12 @@ use self::meter::{LOAD, Meter};
 use self::pacing::Pacing;
 use self::run::Run;
 use self::session::{Session, Trained};
+use crate::cache;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
 use crate::config::train::Length;
+use crate::data::Problem;
 use crate::error::Result;
 use crate::export::card;
 use crate::plan::{Plan, Rates, Rung};
@@ -98,13 +101,11 @@ struct Setup<'a> {
 pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> Result<End> {
     let folder = Folder::open(&config.output.folder, resume)?;
     let mut teller = Teller::new(&folder, tell)?;
-    let base = folder.base(config)?;
     let config = &folder.pinned(config, resume);
+    let into = (&folder, &mut teller);
     let end = match config.material {
-        Material::Pictures { .. } => pictures::train(config, &base, on, (&folder, &mut teller)),
-        Material::Texts { .. } => {
-            Err(crate::error::TrainerError::Request { problem: "texts".into(), hint: "" })
-        }
+        Material::Pictures { .. } => pictures::train(config, on, into),
+        Material::Texts { .. } => texts::train(config, on, into),
     }?;
     teller.tell(&Event::End(end.clone()))?;
     if end.why.is_done() && config.adapter.kind != AdapterKind::None {
@@ -236,16 +237,21 @@ impl<'a> Teller<'a> {
         events.iter().try_for_each(|event| self.tell(event))
     }
 
-    /// Something that is counted begins; answers whether to go on.
-    fn begin_counting(&self, phase: &'static str, total: u64) -> bool {
-        *self.counted.lock().unwrap_or_else(PoisonError::into_inner) = (phase, 0, total);
-        self.count(0)
+    fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {
+        problems.iter().try_for_each(|problem| {
+            let text = format!("{} {}", problem.path.display(), problem.kind);
+            self.tell(&Event::Warning { step: 0, text, hint: None })
+        })
     }
 
-    /// So much more of it is done; answers whether to go on.
-    fn count(&self, more: u64) -> bool {
+    /// How far the preparation of pictures or texts is; answers whether to go on.
+    fn prepares(&self, event: cache::Event) -> bool {
         let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        counted.1 += more;
+        match event {
+            cache::Event::Phase { name, total } => *counted = (name, 0, total as u64),
+            cache::Event::Done => counted.1 += 1,
+            cache::Event::Loaded(_) => {}
+        }
         let (phase, done, total) = *counted;
         self.pass_on(Happening::Progress { phase, done, total });
         self.goes_on()

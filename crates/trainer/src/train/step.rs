@@ -117,7 +117,7 @@ impl<F: Feed> Run<'_, '_, F> {
         let still = if step == LOOK_AT { self.session.still_layers()? } else { Vec::new() };
         let learning_rate = self.learning_rate(step);
         // What was expected may count more than what came: not every token of a text does.
-        let came = weight / expected;
+        let came = if weight > 0.0 { weight / expected } else { 1.0 };
         let updated = self.session.update(learning_rate, self.progress.applied, scale * came)?;
         Ok(Taken { loss: sum / came, wait_secs, learning_rate, updated, still })
     }
@@ -134,6 +134,10 @@ impl<F: Feed> Run<'_, '_, F> {
         let (mut sum, mut weight) = (0.0, 0.0);
         for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
             let (counts, portion) = self.feed.portion(self.device, samples)?;
+            // Nothing of it is to be learnt, such as a question without its answer.
+            if counts == 0.0 {
+                continue;
+            }
             let (share, place) = (counts / expected, (ready.number, first));
             sum += share * self.session.accumulate(&portion, place, share * scale, recompute)?;
             weight += counts;

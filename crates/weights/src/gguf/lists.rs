@@ -81,3 +81,27 @@ impl<R: Read> Header<'_, R> {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIXTURE: &str =
+        concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/weights/mixed.gguf");
+
+    #[test]
+    fn long_lists_are_read_entry_by_entry() {
+        let names = ["strings", "long_strings", "long_integers", "eight", "none"];
+        let names = names.map(|name| format!("arrays.{name}"));
+        let found = lists(Path::new(FIXTURE), &names.each_ref().map(String::as_str)).unwrap();
+        let [short, texts, integers, numbers, none] = names.each_ref().map(|name| found.get(name));
+        assert_eq!(short, Some(&List::Texts(vec!["en".into(), "d\"e".into()])));
+        let tokens = (0..9).map(|n| format!("token {n}")).collect();
+        assert_eq!(texts, Some(&List::Texts(tokens)));
+        assert_eq!(integers, Some(&List::Integers((0..100).collect())));
+        assert_eq!(numbers, Some(&List::Numbers(vec![0.5; 8])));
+        assert_eq!(none, None);
+        let error = lists(Path::new(FIXTURE), &["arrays.nested"]).unwrap_err().to_string();
+        assert!(error.contains("arrays.nested is a list of arrays"), "{error}");
+    }
+}

@@ -8,6 +8,7 @@ pub mod ops;
 pub mod peers;
 pub mod predict;
 pub mod step;
+pub mod text;
 pub mod train;
 
 use std::io::Write;
@@ -24,6 +25,7 @@ Examples:
   hearth bench ops                         each op alone
   hearth bench peers --python .venv/bin/python    the step beside PyTorch's
   hearth bench models                      SD3, text encoders, the autoencoder
+  hearth bench text                        a language model, all of it trained
   hearth bench train                       a whole job: encoding its pictures, and its steps
   hearth bench calibrate                   time every kernel, once, for predictions
   hearth bench predict                     how long steps take, beside how long they were to take
@@ -40,6 +42,7 @@ enum What {
     Ops(ops::Arguments),
     Peers(peers::Arguments),
     Models(models::Arguments),
+    Text(text::Arguments),
     Train(train::Arguments),
     Load(load::Arguments),
     Calibrate(calibrate::Arguments),
@@ -52,6 +55,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         What::Ops(arguments) => ops::run(arguments, out),
         What::Peers(arguments) => peers::run(arguments, out),
         What::Models(arguments) => models::run(arguments, out),
+        What::Text(arguments) => text::run(arguments, out),
         What::Train(arguments) => train::run(arguments, out),
         What::Load(arguments) => load::run(arguments, out),
         What::Calibrate(arguments) => calibrate::run(arguments, out),

@@ -44,7 +44,13 @@ pub fn apply(patches: &[Patch<'_>], first: usize, width: usize, numbers: &[f32])
     sums
 }
 
-impl Patch<'_> {
+impl<'a> Patch<'a> {
+    /// For a matrix that is stored as it is.
+    pub fn whole(given: &'a Given) -> Self {
+        let [outputs, _] = given.sizes();
+        Self { given, rows: 0..outputs, first: 0 }
+    }
+
     fn add(&self, own: usize, row: &mut [f64]) {
         let Given { rank, alpha, down, up, magnitude } = self.given;
         let scale = f64::from(*alpha) / *rank as f64;

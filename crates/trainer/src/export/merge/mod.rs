@@ -10,12 +10,14 @@
 //!                                         in as many files as the base has
 //!   text_encoder*/                        likewise, if the adapter has a part for them
 //! OUT.partial/NAME.safetensors            if the base is one checkpoint file
+//! OUT.partial/                            of a language model: weights with the adapter in them, in as
+//!                                         many files as the base has; all else as in the base
 //! ```
 //!
 //! Weights of the base that nothing was added to and that a program could take for the merged ones
 //! are left out: other precisions of the same part, checkpoints beside the folders.
 
-mod change;
+pub(super) mod change;
 mod proof;
 mod rest;
 
@@ -35,6 +37,7 @@ use self::rest::Rest;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Beside;
 use crate::model::adapter::read::Component;
+use crate::model::llama::base::Base;
 use crate::model::sd3::pipeline::Pipeline;
 
 /// Numbers held at a time. Chosen: 32 MB as f64, little beside any model.
@@ -67,9 +70,16 @@ pub struct Merge<'a> {
 impl<'a> Merge<'a> {
     /// Of what `pipeline` holds and the adapter beside it.
     pub fn plan(pipeline: &'a Pipeline) -> Result<Self> {
-        let mut parts = pipeline.beside();
+        Self::of(&pipeline.path, pipeline.beside())
+    }
+
+    /// Of a language model's folder and the adapter beside it.
+    pub fn plan_language(base: &'a Base) -> Result<Self> {
+        Self::of(&base.path, base.beside().into_iter().collect())
+    }
+
+    fn of(base: &'a Path, mut parts: Vec<Beside<'a>>) -> Result<Self> {
         parts.retain(|part| !part.layers.is_empty());
-        let base = pipeline.path.as_path();
         check(base, &parts)?;
         let rest = if base.is_dir() { Rest::of(base, &parts)? } else { Rest::default() };
         Ok(Self { base, parts, rest })
@@ -98,7 +108,9 @@ impl<'a> Merge<'a> {
             let folder = if base.is_dir() { &part.component.folder() } else { "" };
             merge_part(part, &staging.path.join(folder), tick, &mut merged)?;
         }
-        if base.is_dir() {
+        if parts.iter().any(|part| part.component == Component::Language) {
+            Base::open(&staging.path)?;
+        } else if base.is_dir() {
             Pipeline::open(&staging.path, None)?;
         }
         staging.finish()?;

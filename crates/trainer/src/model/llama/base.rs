@@ -25,15 +25,12 @@ pub struct Base {
     pub path: PathBuf,
     /// Its settings.
     pub config: Config,
-    weights: Weights,
+    /// Its weights; none for a preset.
+    catalog: Option<Catalog>,
+    /// What a preset's weights follow from.
+    seed: u64,
     /// Its adapter.
     adapter: HashMap<String, Given>,
-}
-
-/// Where numbers come from.
-enum Weights {
-    Files(Catalog),
-    Initial { seed: u64 },
 }
 
 /// What folders of diffusers have, and those of transformers have not.
@@ -60,7 +57,7 @@ impl Base {
             let catalog = Catalog::open(path)?;
             (gguf::config(&catalog)?, catalog)
         };
-        Self::with(path, config, Weights::Files(catalog))
+        Self::with(path, config, Some(catalog), 0)
     }
 
     /// The same for whoever only plans: a published model need not be there, its folder's name will
@@ -74,7 +71,7 @@ impl Base {
                     |want: &Want| want.shape.sizes().iter().map(|size| *size as u64).collect();
                 let tensors = tensors.iter().map(|want| (want.name.clone(), sizes(want)));
                 let catalog = Catalog::hollow(path, weights::Dtype::Bf16, tensors);
-                Self::with(path, config, Weights::Files(catalog))
+                Self::with(path, config, Some(catalog), 0)
             }
             _ => Self::open(path),
         }
@@ -83,23 +80,24 @@ impl Base {
     /// A model that has learnt nothing yet, for tokens of a vocabulary; its weights follow from the
     /// seed.
     pub fn preset(preset: Preset, vocabulary: usize, seed: u64) -> Result<Self> {
-        Self::with(Path::new(preset.name()), preset.config(vocabulary), Weights::Initial { seed })
+        Self::with(Path::new(preset.name()), preset.config(vocabulary), None, seed)
     }
 
-    fn with(path: &Path, config: Config, weights: Weights) -> Result<Self> {
-        let base = Self { path: path.into(), config, weights, adapter: HashMap::new() };
-        if let Some(catalog) = base.catalog() {
-            base.files(catalog)?;
-        }
+    /// The same shape with weights that have learnt nothing yet.
+    #[must_use]
+    pub fn forgotten(self, seed: u64) -> Self {
+        Self { catalog: None, seed, ..self }
+    }
+
+    fn with(path: &Path, config: Config, catalog: Option<Catalog>, seed: u64) -> Result<Self> {
+        let base = Self { path: path.into(), config, catalog, seed, adapter: HashMap::new() };
+        base.files()?;
         Ok(base)
     }
 
     /// What its files hold; nothing for a preset.
     pub fn catalog(&self) -> Option<&Catalog> {
-        match &self.weights {
-            Weights::Files(catalog) => Some(catalog),
-            Weights::Initial { .. } => None,
-        }
+        self.catalog.as_ref()
     }
 
     /// Where its tokenizer is: in its folder, or in the GGUF file itself. A preset has none.
@@ -121,13 +119,11 @@ impl Base {
 
     /// What tells this model from others.
     pub fn fingerprint(&self) -> Result<String> {
-        match &self.weights {
-            Weights::Files(catalog) => files::fingerprint(catalog),
-            Weights::Initial { seed } => {
-                let text = format!("{:?} {seed}", self.config);
-                Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
-            }
+        if let Some(catalog) = &self.catalog {
+            return files::fingerprint(catalog);
         }
+        let text = format!("{:?} {}", self.config, self.seed);
+        Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
     }
 
     /// Puts the model together, with adapters beside its layers.
@@ -139,20 +135,20 @@ impl Base {
         tick: Tick<'_>,
     ) -> Result<Llama> {
         let build = |build: &mut Builder<'_>| Llama::new(&self.config, build);
-        match &self.weights {
-            Weights::Files(catalog) => {
-                files::open(device, &self.files(catalog)?, precision, adapters, tick, build)
-            }
-            Weights::Initial { seed } => {
-                let mut source = Initial::new(&self.config, precision, *seed);
-                build(&mut Builder::new(device, precision, &mut source, adapters))
-            }
+        if let Some(files) = self.files()? {
+            return files::open(device, &files, precision, adapters, tick, build);
         }
+        let mut source = Initial::new(&self.config, precision, self.seed);
+        build(&mut Builder::new(device, precision, &mut source, adapters))
     }
 
-    fn files<'a>(&self, catalog: &'a Catalog) -> Result<Files<'a>> {
-        let layout = names::of(catalog, &self.config);
-        Files::find(catalog, &layout, |build| Llama::new(&self.config, build))
+    /// Its weights on disk; nothing for a preset.
+    pub fn files(&self) -> Result<Option<Files<'_>>> {
+        let find = |catalog| {
+            let layout = names::of(catalog, &self.config);
+            Files::find(catalog, &layout, |build| Llama::new(&self.config, build))
+        };
+        self.catalog().map(find).transpose()
     }
 
     /// Puts an adapter's matrices beside the layers they are for.

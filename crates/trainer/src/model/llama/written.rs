@@ -37,8 +37,9 @@ pub(super) struct Written {
     tie_word_embeddings: bool,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    #[serde(default)]
+    #[serde(skip_serializing, default)]
     use_sliding_window: bool,
+    /// Written also where there is none: Mistral's default is one.
     sliding_window: Option<usize>,
     #[serde(skip_serializing, default)]
     layer_types: Vec<String>,

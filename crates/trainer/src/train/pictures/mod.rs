@@ -219,19 +219,18 @@ impl Lesson for Drawing<'_> {
 /// Trains a model that draws.
 pub(super) fn train(
     config: &RunConfig,
-    base: &Path,
     on: &On<'_>,
     (folder, teller): (&Folder, &mut Teller<'_>),
 ) -> Result<End> {
-    let mut pipeline = Pipeline::open(base, config.base.rest.as_deref())?;
+    let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
     let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, teller)?;
     let config = &config;
     let n_known = caching.index().problems.len();
-    warn_of(teller, &caching.index().problems)?;
+    teller.warn_of(&caching.index().problems)?;
     let device = (on.open)(plan.peak_bytes())?;
     let (index, meter) = encode(caching, &device, &plan, teller)?;
     // Those that only showed when a picture was decoded.
-    warn_of(teller, &index.problems[n_known..])?;
+    teller.warn_of(&index.problems[n_known..])?;
     let lesson = Drawing::of(config, &pipeline)?;
     let feed = Feed::new(lesson, config, index, plan.tiling)?;
     let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
@@ -264,7 +263,7 @@ fn prepare<'p>(
     let look = |encoders| {
         let precision = Precision { dtype: config.base.dtype, base: encoders };
         let request = Request { precision, ..Request::of(config)? };
-        Caching::new(pipeline, request, &|done| caching_told(teller, done))
+        Caching::new(pipeline, request, &|done| teller.prepares(done))
     };
     let caching = look(config.base.quantise_encoders)?;
     let outlook = Outlook::of(&caching);
@@ -294,25 +293,9 @@ fn encode(
         if let cache::Event::Phase { name, .. } = event {
             meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
         }
-        caching_told(teller, event)
+        teller.prepares(event)
     })?;
     Ok((Arc::new(index), meter.into_inner().unwrap_or_else(PoisonError::into_inner)))
-}
-
-/// How far the encoding is; answers whether to go on.
-fn caching_told(teller: &Teller<'_>, event: cache::Event) -> bool {
-    match event {
-        cache::Event::Phase { name, total } => teller.begin_counting(name, total as u64),
-        cache::Event::Done => teller.count(1),
-        cache::Event::Loaded(_) => teller.count(0),
-    }
-}
-
-fn warn_of(teller: &mut Teller<'_>, problems: &[crate::data::Problem]) -> Result<()> {
-    problems.iter().try_for_each(|problem| {
-        let text = format!("{} {}", problem.path.display(), problem.kind);
-        teller.tell(&Event::Warning { step: 0, text, hint: None })
-    })
 }
 
 /// Writes what was trained for every program that was asked for.

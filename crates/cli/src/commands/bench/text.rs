@@ -1,0 +1,232 @@
+//! `hearth bench text`: a training step of a language model from nothing, alone or beside plain PyTorch.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use compute::Device;
+use serde::Serialize;
+use trainer::cases::text::TextStep;
+use trainer::model::llama::preset::Preset;
+
+use super::beside::{self, Beside, Program};
+use super::{Timed, median};
+use crate::commands::Outcome;
+use crate::commands::engine::{Again, Engine, Format, name_of};
+use crate::failure::Failure;
+use crate::render;
+
+/// Steps before the clock starts: memory is touched, caches are warm.
+const WARM_UP: usize = 2;
+
+/// Measure a training step of a language model, all of whose weights are trained.
+///
+/// With --python it is measured beside the same model in plain PyTorch, in turn and in processes of
+/// their own.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  hearth bench text
+  hearth bench text --preset 1B --dtype bf16 --batch 8 --length 2048 --device cuda:0
+  python3 -m venv .venv && .venv/bin/pip install torch
+  hearth bench text --dtype bf16 --python .venv/bin/python --compile")]
+pub struct Arguments {
+    /// The model's shape: tiny, 125M, 350M or 1B
+    #[arg(long, default_value = "125M", value_parser = preset)]
+    preset: Preset,
+
+    /// Tokens there are
+    #[arg(long, default_value_t = 32_000)]
+    vocabulary: usize,
+
+    /// Tokens of a sequence
+    #[arg(long, default_value_t = 512)]
+    length: usize,
+
+    /// Sequences of a step
+    #[arg(long, default_value_t = 4)]
+    batch: usize,
+
+    /// Format of activations; what is trained is f32
+    #[arg(long, default_value = "f32")]
+    dtype: Format,
+
+    /// Which blocks are computed twice
+    #[arg(long, default_value = "none")]
+    recompute: Again,
+
+    /// Measured steps, after two that are not
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    steps: u32,
+
+    /// A Python with torch to measure beside
+    #[arg(long)]
+    python: Option<PathBuf>,
+
+    /// PyTorch with torch.compile as well
+    #[arg(long, requires = "python")]
+    compile: bool,
+
+    /// Rounds beside it; medians over all of them count
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: u32,
+
+    #[command(flatten)]
+    engine: Engine,
+
+    /// Print one JSON object per program
+    #[arg(long)]
+    json: bool,
+}
+
+fn preset(name: &str) -> Result<Preset, String> {
+    let names = || Preset::ALL.map(Preset::name).join(", ");
+    Preset::of(name).ok_or_else(|| format!("not one of {}", names()))
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub preset: &'static str,
+    pub dtype: String,
+    pub ms_median: f64,
+    pub ms_min: f64,
+    pub cpu_ms_median: f64,
+    pub tokens_per_s: f64,
+    pub gflop_per_s: f64,
+    /// The arena's reach, and what it was planned to be.
+    pub peak_bytes: usize,
+    pub plan_bytes: usize,
+    pub loss_first: f64,
+    pub loss_last: f64,
+    pub rss_peak_bytes: Option<u64>,
+    pub rss_before_bytes: Option<u64>,
+}
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let json = |line: Result<String, serde_json::Error>| line.map_err(std::io::Error::from);
+    match &arguments.python {
+        None => {
+            let figures = measure(arguments)?;
+            if arguments.json {
+                writeln!(out, "{}", json(serde_json::to_string(&figures))?)?;
+            } else {
+                write!(out, "{}", render::bench::text(&figures))?;
+            }
+        }
+        Some(python) => {
+            let all = compare(arguments, python)?;
+            if arguments.json {
+                for beside in &all {
+                    writeln!(out, "{}", json(serde_json::to_string(beside))?)?;
+                }
+            } else {
+                let name = format!("{} {}", arguments.preset.name(), name_of(&arguments.dtype));
+                write!(out, "{}", render::bench::texts_beside(&name, &all))?;
+            }
+        }
+    }
+    Ok(Outcome::Done)
+}
+
+fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
+    let Arguments { preset, vocabulary, length, batch, .. } = *arguments;
+    let (dtype, recompute) = (arguments.dtype.into(), arguments.recompute.into());
+    let step = TextStep { preset, vocabulary, length, batch, dtype, recompute };
+    let engine = &arguments.engine;
+    let meta = Device::meta(engine.kind(), usize::MAX / 2);
+    let flops = step.with(&meta, |take| {
+        let before = meta.work().flops;
+        take().map(|_| meta.work().flops - before)
+    })??;
+    let plan_bytes = meta.usage().extent;
+
+    let rss_before_bytes = machine::process::peak_resident();
+    let device = engine.open(plan_bytes)?;
+    let (times, losses) = step.with(&device, |take| repeat(arguments, take))??;
+    let ms_median = median(times.iter().map(|time| time.wall_ms));
+    let is_card = !matches!(engine.kind(), compute::Kind::Cpu { .. });
+    let peak_bytes = device.usage().extent;
+    Ok(Figures {
+        preset: preset.name(),
+        dtype: name_of(&arguments.dtype),
+        ms_median,
+        ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
+        cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
+        tokens_per_s: (batch * length) as f64 / ms_median * 1e3,
+        gflop_per_s: flops as f64 / ms_median / 1e6,
+        peak_bytes,
+        plan_bytes,
+        loss_first: losses[0],
+        loss_last: losses[losses.len() - 1],
+        rss_peak_bytes: if is_card {
+            Some(peak_bytes as u64)
+        } else {
+            machine::process::peak_resident()
+        },
+        rss_before_bytes: if is_card { Some(0) } else { rss_before_bytes },
+    })
+}
+
+/// All steps, with their losses; the times only of those that are measured.
+fn repeat(
+    arguments: &Arguments,
+    take: &mut dyn FnMut() -> trainer::Result<f64>,
+) -> Result<(Vec<Timed>, Vec<f64>), Failure> {
+    let (mut times, mut losses) = (Vec::new(), Vec::new());
+    for round in 0..WARM_UP + arguments.steps as usize {
+        let (time, loss) = Timed::of(arguments.engine.threads(), &mut *take)?;
+        times.extend((round >= WARM_UP).then_some(time));
+        losses.push(loss);
+    }
+    Ok((times, losses))
+}
+
+fn compare(arguments: &Arguments, python: &Path) -> Result<Vec<Beside>, Failure> {
+    let threads = arguments.engine.threads();
+    let mut programs = vec![
+        (Program::Hearth, hearth(arguments, threads)?),
+        (Program::PytorchEager, pytorch(arguments, python, threads, false)),
+    ];
+    if arguments.compile {
+        programs.push((Program::PytorchCompiled, pytorch(arguments, python, threads, true)));
+    }
+    beside::measure(arguments.rounds, &mut programs)
+}
+
+fn hearth(arguments: &Arguments, threads: usize) -> Result<std::process::Command, Failure> {
+    let Arguments { preset, vocabulary, length, batch, steps, .. } = arguments;
+    let settings = [
+        ("--preset", preset.name().to_owned()),
+        ("--vocabulary", vocabulary.to_string()),
+        ("--length", length.to_string()),
+        ("--batch", batch.to_string()),
+        ("--steps", steps.to_string()),
+        ("--dtype", name_of(&arguments.dtype)),
+        ("--recompute", name_of(&arguments.recompute)),
+        ("--device", arguments.engine.name()),
+        ("--threads", threads.to_string()),
+    ];
+    let words = settings.iter().flat_map(|(flag, value)| [*flag, value.as_str()]);
+    let words: Vec<&str> = ["bench", "text", "--json"].into_iter().chain(words).collect();
+    beside::hearth(&words)
+}
+
+fn pytorch(
+    arguments: &Arguments,
+    python: &Path,
+    threads: usize,
+    compile: bool,
+) -> std::process::Command {
+    let Arguments { preset, vocabulary, length, batch, steps, .. } = arguments;
+    let shape = preset.config(*vocabulary);
+    let job = serde_json::json!({
+        "vocabulary": vocabulary, "length": length, "batch": batch, "steps": steps,
+        "width": shape.hidden_size, "inner": shape.intermediate_size,
+        "blocks": shape.num_hidden_layers, "heads": shape.num_attention_heads,
+        "kv_heads": shape.num_key_value_heads, "compile": compile, "threads": threads,
+        "dtype": name_of(&arguments.dtype), "recompute": name_of(&arguments.recompute),
+        "device": arguments.engine.name(),
+    });
+    let script = include_str!("../../../../../benches/peers/text.py");
+    beside::python(python, script, &job, threads)
+}

@@ -1,0 +1,62 @@
+//! `hearth export` of a language model's adapter.
+
+use std::io::Write;
+
+use serde_json::json;
+use trainer::TrainerError;
+use trainer::export::language::{write_adapter, write_merged};
+use trainer::export::merge::Merge;
+use trainer::model::llama::base::Base;
+use trainer::text::Tokenizer;
+
+use super::{Arguments, For, Row, run_merge, show};
+use crate::commands::Outcome;
+use crate::failure::Failure;
+use crate::render::progress::Progress;
+
+pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let mut base = Base::open(&arguments.base)?;
+    base.add_adapter(&arguments.adapter)?;
+    if arguments.merge && arguments.base.is_dir() {
+        return run_merge(arguments, Merge::plan_language(&base)?, out);
+    }
+    if arguments.merge {
+        return merge_file(arguments, &base, out);
+    }
+    if let Some(other) = arguments.format.iter().find(|program| **program != For::Peft) {
+        let name = super::name_of(other);
+        return Err(TrainerError::Request {
+            problem: format!("--format {name} is for image models"),
+            hint: "leave it out: adapters of language models are written for PEFT",
+        }
+        .into());
+    }
+    let row = Row::new(For::Peft, write_adapter(&mut base, &arguments.out)?);
+    show(arguments, &[row], out)
+}
+
+/// A GGUF file and an adapter become a folder of transformers.
+fn merge_file(arguments: &Arguments, base: &Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if arguments.out.exists() {
+        return Err(TrainerError::Request {
+            problem: format!("--out is there already: {}", arguments.out.display()),
+            hint: "choose another folder, or remove this one first",
+        }
+        .into());
+    }
+    let tokenizer = Tokenizer::open(&base.path)?;
+    let count: usize = base.tensors()?.iter().map(|want| want.shape.elements()).sum();
+    // The scales of blocks are f16, so nothing is out of its range, and fewer digits are lost than in
+    // bf16.
+    let dtype = weights::Dtype::F16;
+    let progress = Progress::begin("merging", count as u64 * dtype.bytes())?;
+    write_merged(base, &tokenizer, dtype, &arguments.out, &|bytes| progress.tick(bytes))?;
+    drop(progress);
+    let changed = base.adapter().len();
+    if arguments.json {
+        writeln!(out, "{}", json!({ "path": arguments.out, "changed": changed }))?;
+    } else {
+        writeln!(out, "{}: {changed} matrices changed, all in {dtype}", arguments.out.display())?;
+    }
+    Ok(Outcome::Done)
+}

@@ -1,0 +1,84 @@
+//! A step of a language model that is trained from nothing, on random tokens: for measuring what needs no
+//! texts. All of the model is trained, as a run would.
+
+use compute::{Device, Dtype, Stream};
+
+use crate::config::RawConfig;
+use crate::error::Result;
+use crate::model::llama::preset::Preset;
+use crate::model::recompute::Recompute;
+use crate::text::Sequence;
+use crate::train::session::Session;
+use crate::train::texts::{Opened, Portion};
+
+/// What is measured.
+#[derive(Clone, Copy, Debug)]
+pub struct TextStep {
+    /// The model's shape.
+    pub preset: Preset,
+    /// Tokens there are.
+    pub vocabulary: usize,
+    /// Tokens of a sequence.
+    pub length: usize,
+    /// Sequences of a step.
+    pub batch: usize,
+    /// Format of activations; what is trained is f32.
+    pub dtype: Dtype,
+    /// What is computed twice.
+    pub recompute: Recompute,
+}
+
+impl TextStep {
+    /// Lets `work` take steps on a device; each gives its loss.
+    pub fn with<T>(
+        &self,
+        device: &Device,
+        work: impl FnOnce(&mut dyn FnMut() -> Result<f64>) -> T,
+    ) -> Result<T> {
+        let config = self.config()?;
+        let opened = Opened::fresh(self.preset, self.vocabulary)?;
+        let lesson = opened.lesson(&config)?;
+        let mut session = Session::new(device, &lesson, &config, &|_| true)?;
+        let portion = self.portion();
+        let mut taken = 0;
+        Ok(work(&mut || {
+            let loss = session.accumulate(&portion, (taken, 0), 1.0, self.recompute)?;
+            session.update(3e-4, taken, 1.0)?;
+            taken += 1;
+            Ok(loss)
+        }))
+    }
+
+    fn config(&self) -> Result<crate::config::RunConfig> {
+        let mut raw = RawConfig::empty();
+        let dtype = match self.dtype {
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+            _ => "f32",
+        };
+        for argument in [
+            &format!("base.path={}", self.preset.name()),
+            "base.fresh=true",
+            "adapter.kind=none",
+            "text.path=none",
+            &format!("base.dtype={dtype}"),
+            &format!("text.length={}", self.length),
+            &format!("train.batch={}", self.batch),
+        ] {
+            raw.set(argument)?;
+        }
+        Ok(raw.resolve()?)
+    }
+
+    fn portion(&self) -> Portion {
+        let sequence = |number: usize| {
+            let stream = Stream::new(0, number as u64);
+            let ids = |from: usize| {
+                let id = |at| stream.word(at) % self.vocabulary as u32;
+                (from..from + self.length).map(id).collect()
+            };
+            Sequence { ids: ids(0), targets: ids(1), first_keys: vec![0; self.length] }
+        };
+        Portion::of(&(0..self.batch).map(sequence).collect::<Vec<_>>()).1
+    }
+}

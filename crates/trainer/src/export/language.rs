@@ -1,0 +1,117 @@
+//! A trained language model for other programs: its adapter as PEFT has it, or all of it as the folder
+//! that transformers saves. GGUF files are `gguf`'s.
+//!
+//! ```text
+//! OUT/peft/                     adapter_config.json, adapter_model.safetensors
+//!
+//! OUT/                          a whole model
+//!   config.json                   as in the base, but for the format of numbers
+//!   model.safetensors             all tensors
+//!   tokenizer.json, …             as in the base; of a GGUF file, what it holds of them
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use weights::{Dtype, Tick, WeightsError};
+
+use super::merge::change::{Patch, apply};
+use super::model::{copy_files, is_weights, staged};
+use super::{Exported, Format, compare, write};
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::read::Component;
+use crate::model::config;
+use crate::model::files::{self, Numbers};
+use crate::model::llama::base::Base;
+use crate::text::Tokenizer;
+
+/// Writes the adapter beside `base` into `folder` as PEFT has it, and proves it.
+pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
+    let layers = base.adapter();
+    let n_layers = layers.len();
+    let parts = vec![(Component::Language, layers)];
+    let path = write(&parts, Format::Peft, folder, "", 0)?;
+    base.add_adapter(&path)?;
+    let again = vec![(Component::Language, base.adapter())];
+    let difference = compare(&parts, &again, Format::Peft, &path)?;
+    let [(_, layers)] = <[_; 1]>::try_from(parts).expect("it was made of one above");
+    base.set_adapter(layers);
+    Ok(Exported { format: Format::Peft, path, n_layers, difference })
+}
+
+/// Writes a whole model of the base's settings, whose numbers are asked for one tensor at a time:
+/// beside `out` first, so that `out` is whole or as it was.
+pub fn write_model(
+    base: &Base,
+    tokenizer: &Tokenizer,
+    dtype: Dtype,
+    out: &Path,
+    numbers: Numbers<'_>,
+) -> Result<()> {
+    let tensors = base.tensors()?;
+    staged(out, |folder| {
+        let failed = |source| TrainerError::Io { what: "write", path: folder.into(), source };
+        fs::create_dir_all(folder).map_err(failed)?;
+        if base.path.is_dir() {
+            let is_index = |path: &Path| path.to_string_lossy().ends_with(".index.json");
+            copy_files(&base.path, folder, |path| !is_weights(path) && !is_index(path))
+                .map_err(failed)?;
+        } else {
+            tokenizer.save(folder)?;
+        }
+        fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
+        // Transformers asks whose numbers these are.
+        let words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
+        files::save(&folder.join("model.safetensors"), &words, (&tensors, dtype), numbers)
+    })
+}
+
+/// Writes the base with the adapter beside it added to its numbers, whatever its files are; a folder
+/// that is to keep its formats is `merge`'s.
+pub fn write_merged(
+    base: &Base,
+    tokenizer: &Tokenizer,
+    dtype: Dtype,
+    out: &Path,
+    tick: Tick<'_>,
+) -> Result<()> {
+    let layers = base.adapter();
+    let Some(files) = base.files()? else {
+        return Err(TrainerError::Request {
+            problem: format!("{} has no weights to add an adapter to", base.path.display()),
+            hint: "give a folder or a GGUF file",
+        });
+    };
+    write_model(base, tokenizer, dtype, out, &mut |_, want| {
+        let numbers = files.numbers(&want.name)?;
+        if !tick(numbers.len() as u64 * dtype.bytes()) {
+            return Err(WeightsError::Cancelled);
+        }
+        let module = want.name.strip_suffix(".weight");
+        let Some(given) = module.and_then(|module| layers.get(module)) else { return Ok(numbers) };
+        let width = want.shape.width();
+        let merged = apply(&[Patch::whole(given)], 0, width, &numbers);
+        Ok(merged.into_iter().map(|number| number as f32).collect())
+    })
+}
+
+/// `config.json`, with the format that numbers are stored in.
+fn settings(base: &Base, dtype: Dtype) -> Result<String> {
+    let own = base.path.join("config.json");
+    let mut settings: Value = if own.exists() {
+        config::read(&own)?
+    } else {
+        serde_json::to_value(&base.config).expect("settings are plain JSON")
+    };
+    let name = match dtype {
+        Dtype::Bf16 => "bfloat16",
+        Dtype::F16 => "float16",
+        _ => "float32",
+    };
+    // Versions before 5 know the first, later ones both.
+    settings["torch_dtype"] = json!(name);
+    settings["dtype"] = json!(name);
+    Ok(format!("{settings:#}\n"))
+}

@@ -1,0 +1,356 @@
+//! Learning from texts: a language model, the cross entropy of each next token, and texts written to
+//! see what it does. [`train`] is what such a job does before and after the loop.
+//!
+//! Shapes: S sequences of N tokens.
+
+mod feed;
+mod write;
+
+use std::fmt;
+use std::path::Path;
+
+use compute::ops::IGNORED;
+use compute::{Device, Dtype, Kind, Tape, Tensor, Var};
+use weights::{Catalog, Tick};
+
+use self::feed::Feed;
+use self::write::Writer;
+use super::draws::{Purpose, seed};
+use super::event::{End, Event, Phase};
+use super::folder::Folder;
+use super::lesson::{Counts, Learner, Lesson};
+use super::meter::Meter;
+use super::prefetch::AHEAD;
+use super::session::Trained;
+use super::{On, Setup, Teller, learn};
+use crate::config::RunConfig;
+use crate::config::text::Text;
+use crate::config::writing::Writing;
+use crate::error::{Result, TrainerError};
+use crate::export::language;
+use crate::model::adapter::Adapters;
+use crate::model::build::Precision;
+use crate::model::files;
+use crate::model::llama::Llama;
+use crate::model::llama::base::Base;
+use crate::model::llama::preset::Preset;
+use crate::model::llama::published::Published;
+use crate::model::recompute::Recompute;
+use crate::model::vae::Tiling;
+use crate::plan::{Job, Outlook, Plan, Room, choose, ladder};
+use crate::text::{HeldOut, Sequence, Texts, Tokenizer};
+
+/// A language model, and what it is to read.
+#[derive(Clone, Copy)]
+pub struct Reading<'a> {
+    /// The model.
+    pub base: &'a Base,
+    /// Between texts and tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// The texts.
+    pub text: &'a Text,
+    /// Texts written while training.
+    pub writing: &'a Writing,
+}
+
+/// How long sequences are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Tokens(pub usize);
+
+impl fmt::Display for Tokens {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.0)
+    }
+}
+
+/// Sequences that go through the model at once, one after the other.
+pub struct Portion {
+    /// S and N.
+    sizes: [usize; 2],
+    ids: Vec<u32>,
+    targets: Vec<u32>,
+    first_keys: Vec<u32>,
+}
+
+impl Portion {
+    /// Sequences of one length, and how many of their tokens count.
+    pub(crate) fn of(sequences: &[Sequence]) -> (f64, Self) {
+        let joined = |part: fn(&Sequence) -> &[u32]| {
+            sequences.iter().flat_map(|sequence| part(sequence).iter().copied()).collect::<Vec<_>>()
+        };
+        let targets = joined(|sequence| &sequence.targets);
+        let counted = targets.iter().filter(|target| **target != IGNORED).count();
+        let portion = Self {
+            sizes: [sequences.len(), sequences[0].ids.len()],
+            ids: joined(|sequence| &sequence.ids),
+            targets,
+            first_keys: joined(|sequence| &sequence.first_keys),
+        };
+        (counted as f64, portion)
+    }
+}
+
+/// Sequences that an epoch has where nobody counted them, in batches. Chosen: enough that batches are
+/// full.
+const NOMINAL_BATCHES: usize = 16;
+
+/// Bytes of a token of a sequence on the host: itself, what follows, and where its document begins.
+const TOKEN_BYTES: usize = 3 * size_of::<u32>();
+
+/// The shortest sequences that are worth to fall back to.
+const SHORTEST: usize = 128;
+
+impl Reading<'_> {
+    /// What a job will be fed with, as far as a plan has to know; nothing is read for it.
+    pub fn outlook(&self, batch: usize) -> Outlook<Tokens> {
+        let held_out = usize::from(self.text.validation != HeldOut::None);
+        Outlook { is_nominal: true, ..self.outlook_of(NOMINAL_BATCHES * batch, held_out) }
+    }
+
+    fn outlook_of(&self, n_train: usize, n_held_out: usize) -> Outlook<Tokens> {
+        let counts = |n| Counts::from([(Tokens(self.text.length), n)]);
+        Outlook {
+            train: counts(n_train),
+            held_out: if n_held_out > 0 { counts(n_held_out) } else { Counts::new() },
+            to_encode: Counts::new(),
+            has_texts: false,
+            is_nominal: false,
+        }
+    }
+}
+
+impl Lesson for Reading<'_> {
+    type Model = Llama;
+    type Size = Tokens;
+    type Portion = Portion;
+
+    fn path(&self) -> &Path {
+        &self.base.path
+    }
+
+    fn fingerprint(&self) -> Result<String> {
+        self.base.fingerprint()
+    }
+
+    fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: Tick<'_>,
+    ) -> Result<Llama> {
+        self.base.load(device, precision, adapters, tick)
+    }
+
+    fn loss<'m>(
+        &self,
+        model: &'m Llama,
+        tape: &Tape<'m>,
+        Portion { sizes, ids, targets, first_keys }: &Portion,
+        (_, recompute): (Dtype, Recompute),
+    ) -> Result<Var> {
+        let upload =
+            |numbers: &[u32]| -> Result<Tensor> { Ok(tape.device().upload(*sizes, numbers)?) };
+        let (ids, first_keys) = (upload(ids)?, upload(first_keys)?);
+        model.loss(tape, &ids, &upload(targets)?, Some(&first_keys), recompute)
+    }
+
+    fn rehearsed(&self, _: &Device, Tokens(length): Tokens, n: usize) -> Result<Portion> {
+        let hollow = || vec![0; n * length];
+        let (ids, targets, first_keys) = (hollow(), hollow(), hollow());
+        Ok(Portion { sizes: [n, length], ids, targets, first_keys })
+    }
+
+    /// Nothing: texts become tokens on the host.
+    fn before(&self, _: &RunConfig, _: &Outlook<Tokens>, _: Kind, _: usize) -> Result<Vec<Phase>> {
+        Ok(Vec::new())
+    }
+
+    fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Tokens>) -> usize {
+        let batch = config.train.batch * self.text.length * TOKEN_BYTES;
+        // The place of each sequence in the order, which an epoch shuffles.
+        let order: usize = outlook.train.values().map(|n| 2 * n * size_of::<usize>()).sum();
+        (AHEAD + 2) * batch + order
+    }
+
+    fn weight(Tokens(length): Tokens) -> usize {
+        length
+    }
+
+    fn shows(&self) -> bool {
+        !self.writing.prompts.is_empty()
+    }
+
+    fn rehearse_showing(
+        &self,
+        device: &Device,
+        learner: Learner<'_, Llama>,
+        _: Option<Tiling>,
+    ) -> Result<()> {
+        Writer::new(*self)?.rehearse(device, learner)
+    }
+
+    fn smaller(&self, outlook: &Outlook<Tokens>) -> Vec<(String, Outlook<Tokens>)> {
+        let half = |length: &usize| Some(length / 2).filter(|length| *length >= SHORTEST);
+        let shorter = |length| {
+            let of = |counts: &Counts<Tokens>| {
+                counts.values().map(|n| (Tokens(length), *n)).collect::<Counts<_>>()
+            };
+            let (train, held_out) = (of(&outlook.train), of(&outlook.held_out));
+            (format!("text.length = {length}"), Outlook { train, held_out, ..outlook.clone() })
+        };
+        std::iter::successors(half(&self.text.length), half).map(shorter).collect()
+    }
+}
+
+/// A model with its tokenizer, open.
+pub struct Opened {
+    /// The model.
+    pub base: Base,
+    /// Between texts and tokens.
+    pub tokenizer: Tokenizer,
+}
+
+impl Opened {
+    /// The model and the tokenizer of a job. To plan, neither a published model nor its tokenizer need be
+    /// there.
+    pub fn of(config: &RunConfig, is_planned: bool) -> Result<Self> {
+        let (text, _) = config.material.texts()?;
+        let path = &config.base.path;
+        let preset = path.file_name().and_then(|name| Preset::of(name.to_str()?));
+        if let Some(preset) = preset.filter(|_| !path.exists()) {
+            return Self::of_preset(config, preset, is_planned);
+        }
+        let mut base = if is_planned { Base::open_or_published(path)? } else { Base::open(path)? };
+        let is_there = !base.catalog().is_some_and(Catalog::is_hollow);
+        let tokenizer = match text.tokenizer.as_deref().or(base.tokenizer()) {
+            Some(path) if is_there => Tokenizer::open(path)?,
+            _ => Tokenizer::bytes(),
+        };
+        let (tokens, rows) = (tokenizer.vocabulary(), base.config.vocab_size);
+        if tokens > rows {
+            return Err(TrainerError::Request {
+                problem: format!("the tokenizer has {tokens} tokens, the model {rows}"),
+                hint: "give text.tokenizer the one that belongs to the model",
+            });
+        }
+        if config.base.fresh {
+            base = base.forgotten(seed(config.train.seed, Purpose::Weights));
+        }
+        Ok(Self { base, tokenizer })
+    }
+
+    /// A shape for tokens of a vocabulary that nobody reads.
+    pub(crate) fn fresh(preset: Preset, vocabulary: usize) -> Result<Self> {
+        Ok(Self { base: Base::preset(preset, vocabulary, 0)?, tokenizer: Tokenizer::bytes() })
+    }
+
+    /// A shape without weights.
+    fn of_preset(config: &RunConfig, preset: Preset, is_planned: bool) -> Result<Self> {
+        if !config.base.fresh {
+            return Err(TrainerError::Request {
+                problem: format!("base.path {} is a shape without weights", preset.name()),
+                hint: "set base.fresh = true and adapter.kind = \"none\" to train it from scratch",
+            });
+        }
+        let (text, _) = config.material.texts()?;
+        let (tokenizer, vocabulary) = match &text.tokenizer {
+            Some(path) => vocabulary(path, is_planned)?,
+            None => counted(Tokenizer::bytes()),
+        };
+        // A product of whole tiles is faster, and the rows that no token has cost little.
+        let vocabulary = vocabulary.next_multiple_of(VOCABULARY_STEP);
+        let from = seed(config.train.seed, Purpose::Weights);
+        Ok(Self { base: Base::preset(preset, vocabulary, from)?, tokenizer })
+    }
+
+    /// What a job is about.
+    pub fn lesson<'a>(&'a self, config: &'a RunConfig) -> Result<Reading<'a>> {
+        let (text, writing) = config.material.texts()?;
+        Ok(Reading { base: &self.base, tokenizer: &self.tokenizer, text, writing })
+    }
+}
+
+/// A tokenizer and how many tokens it has. To plan, the folder's name will do if it is a published
+/// model's.
+fn vocabulary(path: &Path, is_planned: bool) -> Result<(Tokenizer, usize)> {
+    let published = [Some(path), path.parent()].into_iter().flatten().find_map(Published::of);
+    match published.filter(|_| is_planned && !path.exists()) {
+        Some(model) => Ok((Tokenizer::bytes(), model.config().vocab_size)),
+        None => Ok(counted(Tokenizer::open(path)?)),
+    }
+}
+
+fn counted(tokenizer: Tokenizer) -> (Tokenizer, usize) {
+    let vocabulary = tokenizer.vocabulary();
+    (tokenizer, vocabulary)
+}
+
+/// Rows of a fresh model's table come in multiples of this. Chosen: as others do.
+const VOCABULARY_STEP: usize = 64;
+
+/// Trains a language model.
+pub(super) fn train(
+    config: &RunConfig,
+    on: &On<'_>,
+    (folder, teller): (&Folder, &mut Teller<'_>),
+) -> Result<End> {
+    let opened = Opened::of(config, false)?;
+    let lesson = opened.lesson(config)?;
+    let texts = feed::open(&lesson, config, teller)?;
+    let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
+    let config = &planned;
+    let device = (on.open)(plan.peak_bytes())?;
+    let meter = Meter::new(&device, &plan.phases);
+    let lesson = opened.lesson(config)?;
+    let feed = Feed::new(lesson, config, texts)?;
+    let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
+    let (end, trained) = learn(config, &lesson, feed, (setup, meter), (folder, &mut *teller))?;
+    drop(device);
+    if end.why.is_done() {
+        write_result(config, opened, trained, folder, teller)?;
+    }
+    Ok(end)
+}
+
+/// Decides how the run is done.
+fn prepare(
+    config: &RunConfig,
+    lesson: &Reading<'_>,
+    texts: &Texts,
+    on: &On<'_>,
+) -> Result<(RunConfig, Plan, Vec<crate::plan::Rung>)> {
+    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let outlook = &lesson.outlook_of(texts.n_train(), texts.n_held_out());
+    let plan = choose(Job { lesson, config, outlook }, room)?;
+    let planned = config.with(&plan.choice);
+    let ladder = ladder(Job { lesson, config: &planned, outlook }, room)?;
+    Ok((planned, plan, ladder))
+}
+
+/// Writes what was trained: an adapter for PEFT, or the whole model.
+fn write_result(
+    config: &RunConfig,
+    Opened { mut base, tokenizer }: Opened,
+    trained: Trained,
+    folder: &Folder,
+    teller: &mut Teller<'_>,
+) -> Result<()> {
+    match trained {
+        Trained::Adapter(layers) => {
+            base.set_adapter(layers);
+            let exported = language::write_adapter(&mut base, &folder.path.join("adapter"))?;
+            let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
+            let (format, layers) = ("peft".into(), exported.n_layers);
+            teller.tell(&Event::Exported { format, path, layers })
+        }
+        Trained::Own(own) => {
+            let (dtype, out) = (files::stored(config.base.dtype), folder.path.join("model"));
+            language::write_model(&base, &tokenizer, dtype, &out, &mut |_, want| {
+                Ok(own.get(&want.name).expect("all of the model was trained").clone())
+            })?;
+            let (format, path) = ("model".into(), "model".into());
+            teller.tell(&Event::Exported { format, path, layers: own.len() })
+        }
+    }
+}

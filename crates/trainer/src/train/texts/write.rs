@@ -1,0 +1,85 @@
+//! Texts written while training, with the model that is in training: to see what it does.
+
+use compute::Device;
+
+use super::Reading;
+use crate::config::Switch;
+use crate::config::writing::Writing;
+use crate::error::Result;
+use crate::model::llama::Llama;
+use crate::sample::choice::Choice;
+use crate::sample::text::{self, Request};
+use crate::train::event::Event;
+use crate::train::lesson::Learner;
+
+/// What is written, and how.
+pub(super) struct Writer<'a> {
+    lesson: Reading<'a>,
+    /// Each prompt with its tokens.
+    prompts: Vec<(&'a String, Vec<u32>)>,
+}
+
+impl<'a> Writer<'a> {
+    /// Checks what is asked for.
+    pub fn new(lesson: Reading<'a>) -> Result<Self> {
+        let mut prompts = Vec::new();
+        for prompt in &lesson.writing.prompts {
+            let mut ids: Vec<u32> = lesson.tokenizer.start().into_iter().collect();
+            ids.extend(lesson.tokenizer.encode(prompt)?);
+            if ids.is_empty() {
+                // What follows the end of a text is the beginning of one.
+                ids.extend(lesson.tokenizer.end());
+            }
+            prompts.push((prompt, ids));
+        }
+        let writer = Self { lesson, prompts };
+        for (number, (_, ids)) in writer.prompts.iter().enumerate() {
+            writer.request(ids, number).check(&lesson.base.config)?;
+        }
+        Ok(writer)
+    }
+
+    fn request(&self, ids: &[u32], number: usize) -> Request {
+        let Writing { max_tokens, temperature, top_k, top_p, seed, .. } = *self.lesson.writing;
+        let choice = Choice {
+            temperature: temperature as f32,
+            top_k: match top_k {
+                Switch::On(k) => Some(k),
+                Switch::Off => None,
+            },
+            top_p: top_p as f32,
+            seed: seed + number as u64,
+        };
+        Request { prompt: ids.to_vec(), max_tokens, choice }
+    }
+
+    /// Writes everything on a device without data, to see what it takes.
+    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Llama>) -> Result<()> {
+        self.write(device, learner, 0, &|| true).map(drop)
+    }
+
+    /// Writes a text for each prompt.
+    pub fn write(
+        &self,
+        device: &Device,
+        learner: Learner<'_, Llama>,
+        step: u64,
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>> {
+        let tokenizer = self.lesson.tokenizer;
+        let mut events = Vec::with_capacity(self.prompts.len());
+        for (number, (prompt, ids)) in self.prompts.iter().enumerate() {
+            let request = self.request(ids, number);
+            let mut written = Vec::new();
+            let mut take = |id| {
+                written.push(id);
+                goes_on()
+            };
+            let model = (learner.model, learner.params);
+            text::write(device, model, &request, &|id| tokenizer.is_end(id), &mut take)?;
+            let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
+            events.push(Event::Written { step, prompt, text, seed: request.choice.seed });
+        }
+        Ok(events)
+    }
+}

@@ -1,0 +1,190 @@
+//! Language models against what transformers and PEFT computed (`tests/golden/llama`), and `verify`,
+//! `sample` and `export` of them as they are run.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use compute::{Device, Dtype, Tape};
+use serde_json::Value;
+use tempfile::TempDir;
+use trainer::export::language::write_model;
+use trainer::model::adapter::Adapters;
+use trainer::model::build::Precision;
+use trainer::model::llama::base::Base;
+use trainer::model::llama::preset::Preset;
+use trainer::model::recompute::Recompute;
+use trainer::sample::choice::Choice;
+use trainer::sample::text::{Request, write};
+use trainer::text::Tokenizer;
+use trainer::verify::difference;
+
+use crate::{hearth, printed, said, text};
+
+fn of(name: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama").join(name);
+    text(&path).to_owned()
+}
+
+#[test]
+fn language_models_are_those_of_the_reference() {
+    for folder in ["llama", "llama3", "qwen2", "qwen3"] {
+        for dtype in ["f32", "bf16", "f16"] {
+            let page = printed(&["verify", &of(folder), "--dtype", dtype]);
+            assert!(page.contains("within tolerance"), "{page}");
+        }
+        printed(&["verify", &of(folder), "--quantise", "int8"]);
+    }
+    printed(&["verify", &of("qwen2"), "--adapter", &of("qwen2/peft")]);
+    // The rows of queries and keys lie in another order there, but for those of Qwen.
+    for name in ["llama", "qwen3"] {
+        let (weights, data) =
+            (of(&format!("{name}.gguf")), of(&format!("{name}_gguf.safetensors")));
+        printed(&["verify", &of(name), "--weights", &weights, "--golden", &data]);
+    }
+}
+
+/// A model of 512 tokens, of which the first are bytes.
+fn with_tokenizer(folder: &TempDir) -> PathBuf {
+    let path = folder.path().join("model");
+    fs::create_dir(&path).unwrap();
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(of(&format!("llama/{file}")), path.join(file)).unwrap();
+    }
+    Tokenizer::bytes().save(&path).unwrap();
+    path
+}
+
+fn sampled(base: &Path, more: &[&str]) -> String {
+    let common = ["sample", "--base", text(base), "--prompt", "Ofen", "--dtype", "f32"];
+    printed(&[&common, more].concat())
+}
+
+#[test]
+fn a_text_goes_to_standard_output() {
+    let folder = TempDir::new().unwrap();
+    let path = with_tokenizer(&folder);
+    let asked = ["--temperature", "0", "--max-tokens", "12", "--json"];
+    let likeliest: Value = serde_json::from_str(&sampled(&path, &asked)).unwrap();
+    let base = Base::open(&path).unwrap();
+    let tokenizer = Tokenizer::open(&path).unwrap();
+    let request = Request {
+        prompt: tokenizer.encode("Ofen").unwrap(),
+        max_tokens: 12,
+        choice: Choice::likeliest(),
+    };
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let plain = Precision::plain(Dtype::F32);
+    let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
+    let (mut ids, model) = (Vec::new(), (&model, &adapters.params));
+    let is_end = |id: u32| tokenizer.is_end(id) || base.config.eos_token_ids.contains(&id);
+    write(&device, model, &request, &is_end, &mut |id| {
+        ids.push(id);
+        true
+    })
+    .unwrap();
+    assert_eq!(likeliest["texts"][0]["text"], tokenizer.decode(&ids));
+    let drawn = |seed: &str| sampled(&path, &["--seed", seed, "--max-tokens", "30"]);
+    assert_eq!(drawn("3"), drawn("3"));
+    assert_ne!(drawn("3"), drawn("4"));
+}
+
+#[test]
+fn a_text_is_told_with_its_figures() {
+    let folder = TempDir::new().unwrap();
+    let path = with_tokenizer(&folder);
+    let two = ["--prompt", "Herd", "--max-tokens", "5", "--top-k", "9", "--top-p", "0.9", "--json"];
+    let found: Value = serde_json::from_str(&sampled(&path, &two)).unwrap();
+    let texts = found["texts"].as_array().unwrap();
+    assert_eq!(texts.len(), 2);
+    assert_eq!((&texts[1]["prompt"], &texts[1]["seed"]), (&"Herd".into(), &2.into()));
+    assert_eq!(texts[0]["n_prompt_tokens"], 4);
+    assert!(texts[0]["tokens_per_sec"].as_f64().unwrap() > 0.0, "{found}");
+    let plan = sampled(&path, &["--plan"]);
+    assert!(plan.starts_with("memory: "), "{plan}");
+}
+
+#[test]
+fn what_a_text_cannot_have_is_refused() {
+    let folder = TempDir::new().unwrap();
+    let path = with_tokenizer(&folder);
+    let refused = |more: &[&str], says: &str| {
+        let common = ["sample", "--base", text(&path), "--prompt", "Ofen"];
+        let output = hearth(&[&common, more].concat());
+        assert!(!output.status.success());
+        assert!(said(&output).contains(says), "{}", said(&output));
+    };
+    refused(&["--out", "a.png"], "--out is for pictures");
+    refused(&["--max-tokens", "900"], "prompt and text are 904 tokens, the model is made for 256");
+    refused(&["--temperature", "-1"], "unexpected argument");
+    refused(&["--top-p", "2"], "top-p is 2");
+    refused(&["--adapter", &of("../sd3/adapters/peft")], "adapter does not fit the base");
+}
+
+#[test]
+fn an_adapter_is_exported_and_merged() {
+    let folder = TempDir::new().unwrap();
+    let [out, merged] = ["out", "merged"].map(|name| folder.path().join(name));
+    let (adapter, base) = (of("qwen2/peft"), of("qwen2"));
+    let common = ["export", &adapter, "--base", &base, "--json", "--out"];
+    printed(&[&common[..], &[text(&out)]].concat());
+    printed(&["verify", &base, "--adapter", text(&out.join("peft"))]);
+    let settings = fs::read_to_string(out.join("peft/adapter_config.json")).unwrap();
+    assert!(settings.contains(r#""task_type": "CAUSAL_LM""#), "{settings}");
+    let row = printed(&[&common[..], &[text(&merged), "--merge"]].concat());
+    let row: Value = serde_json::from_str(&row).unwrap();
+    assert_eq!(row["changed"], 8, "{row}");
+    // What it gives alone is what the base gives with the adapter.
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let logits = |path: &Path, adapter: Option<&Path>| {
+        let mut base = Base::open(path).unwrap();
+        adapter.iter().for_each(|adapter| base.add_adapter(adapter).unwrap());
+        let plain = Precision::plain(Dtype::F32);
+        let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
+        let tape = Tape::inference(&device, &adapters.params, 0);
+        let ids = device.upload([1, 6], &[3_u32, 1, 4, 1, 5, 9]).unwrap();
+        let hidden = model.hidden(&tape, &ids, None, Recompute::None).unwrap();
+        model.logits(&tape, &hidden).unwrap().tensor().to_f32_vec()
+    };
+    let expected = logits(Path::new(&base), Some(Path::new(&adapter)));
+    assert!(difference(&expected, &logits(&merged, None)) < 1e-5);
+    assert!(difference(&expected, &logits(Path::new(&base), None)) > 1e-2);
+    let other = hearth(&[&common[..], &[text(&out), "--format", "kohya"]].concat());
+    assert!(said(&other).contains("--format kohya is for image models"), "{}", said(&other));
+}
+
+/// A model that was trained from nothing is a folder that can be opened again.
+#[test]
+fn a_model_that_is_written_is_read_again() {
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("model");
+    let tokenizer = Tokenizer::bytes();
+    let base = Base::preset(Preset::Tiny, tokenizer.vocabulary(), 1).unwrap();
+    let device = Device::cpu(2, 64 << 20).unwrap();
+    let mut adapters = Adapters::own();
+    base.load(&device, Precision::plain(Dtype::F32), &mut adapters, &|_| true).unwrap();
+    let own: BTreeMap<_, _> =
+        adapters.own.iter().map(|(name, key)| (name.as_str(), *key)).collect();
+    let numbers = |name: &str| adapters.params.get(own[name]).to_f32_vec();
+    for _ in 0..2 {
+        write_model(&base, &tokenizer, weights::Dtype::F32, &out, &mut |_, want| {
+            Ok(numbers(&want.name))
+        })
+        .unwrap();
+    }
+    let again = Base::open(&out).unwrap();
+    assert_eq!(again.config, base.config);
+    let files = again.files().unwrap().unwrap();
+    for want in base.tensors().unwrap() {
+        assert_eq!(files.numbers(&want.name).unwrap(), numbers(&want.name), "{}", want.name);
+    }
+    assert_eq!(Tokenizer::open(&out).unwrap().fingerprint(), tokenizer.fingerprint());
+    // And again of that folder, whose settings are kept.
+    let second = folder.path().join("second");
+    let mut same = |_: usize, want: &trainer::model::build::Want| files.numbers(&want.name);
+    write_model(&again, &tokenizer, weights::Dtype::Bf16, &second, &mut same).unwrap();
+    let settings: Value =
+        serde_json::from_slice(&fs::read(second.join("config.json")).unwrap()).unwrap();
+    assert_eq!(settings["dtype"], "bfloat16");
+    assert_eq!(Base::open(&second).unwrap().config, base.config);
+}

@@ -1,0 +1,152 @@
+//! `hearth train` on texts: a tiny language model beside a plain loop of PyTorch's, recorded by
+//! tests/golden/llama/learning/generate.py; going on after a stop; what comes of it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use tempfile::TempDir;
+use trainer::text::Tokenizer;
+use trainer::train::event::Event;
+
+use super::{check_memory, events, losses, warnings};
+use crate::{hearth, printed, said, text};
+
+/// Relative. Measured: 3.0e-6 after 50 steps.
+const OF_LOSSES: f64 = 3e-5;
+
+const JOB: &str = "
+[base]
+path = 'model'
+dtype = 'f32'
+[text]
+path = 'texts.jsonl'
+length = 64
+[train]
+steps = 50
+batch = 4
+[optimizer]
+learning_rate = 3e-3
+betas = [0.9, 0.95]
+weight_decay = 0.1
+[output]
+folder = 'run'
+save_every = 'off'
+";
+
+/// A folder with a model, its tokenizer, texts and a job.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        let golden =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/learning");
+        let place = Self(tempfile::tempdir().unwrap());
+        let model = place.path("model");
+        fs::create_dir(&model).unwrap();
+        for name in ["model/config.json", "model/model.safetensors", "texts.jsonl", "full.txt"] {
+            fs::copy(golden.join(name), place.path(name)).unwrap();
+        }
+        Tokenizer::bytes().save(&model).unwrap();
+        fs::write(place.path("job.toml"), JOB).unwrap();
+        place
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Trains into a folder, with other values for some keys.
+    fn train(&self, run: &str, set: &[&str], more: &[&str]) -> PathBuf {
+        let (job, out) = (self.path("job.toml"), self.path(run));
+        let set = set.iter().flat_map(|value| ["--set", value]);
+        let words = ["train", text(&job), "--out", text(&out), "--quiet"];
+        printed(&words.into_iter().chain(set).chain(more.iter().copied()).collect::<Vec<_>>());
+        out
+    }
+}
+
+#[test]
+fn a_plain_loop_gives_the_same_losses() {
+    let place = Place::new();
+    let run = place.train("run", &["adapter.kind=none"], &[]);
+    let recorded = fs::read_to_string(place.path("full.txt")).unwrap();
+    let recorded: Vec<f64> =
+        recorded.lines().map(|line| line.split_once(' ').unwrap().1.parse().unwrap()).collect();
+    let events = events(&run);
+    let found = losses(&events);
+    assert_eq!(found.len(), recorded.len());
+    let apart = found.iter().zip(&recorded).map(|(found, recorded)| (found / recorded - 1.0).abs());
+    let apart = apart.fold(0.0, f64::max);
+    assert!(apart < OF_LOSSES, "{apart:e}");
+    let [taken, planned] = check_memory(&events);
+    assert_eq!(taken, planned);
+}
+
+/// What comes of a run, byte for byte.
+fn result(run: &Path, name: &str) -> Vec<u8> {
+    fs::read(run.join(name)).unwrap()
+}
+
+#[test]
+fn a_run_goes_on_as_if_it_had_not_stopped() {
+    let place = Place::new();
+    let set = ["text.length=32", "train.batch=2", "adapter.dropout=0.1", "adapter.rank=2"];
+    let both = |steps: &'static str| [&set[..], &[steps]].concat();
+    let whole = place.train("whole", &both("train.steps=8"), &[]);
+    place.train("parts", &both("train.steps=3"), &[]);
+    let parts = place.train("parts", &both("train.steps=8"), &["--resume"]);
+    let file = "adapter/peft/adapter_model.safetensors";
+    assert!(result(&whole, file) == result(&parts, file), "other bytes than without a stop");
+}
+
+#[test]
+fn a_model_and_its_texts_are_written_and_measured() {
+    let place = Place::new();
+    let held_out = format!("text.validation={}", text(&place.path("texts.jsonl")));
+    let set = [
+        "adapter.kind=none",
+        "train.steps=20",
+        &held_out,
+        "train.validate_every=10",
+        "writing.prompts=['the fire ']",
+        "writing.max_tokens=8",
+        "writing.temperature=0",
+    ];
+    let run = place.train("run", &set, &[]);
+    let events = events(&run);
+    let measured: Vec<f64> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Validation { loss, .. } => Some(*loss),
+            _ => None,
+        })
+        .collect();
+    assert!(measured.len() == 3 && measured[2] < measured[0] - 1.0, "{measured:?}");
+    let written = events.iter().filter(|event| matches!(event, Event::Written { .. })).count();
+    assert_eq!(written, 2);
+    let page = fs::read_to_string(run.join("report.html")).unwrap();
+    assert!(page.contains("<h2>Texts</h2>") && page.contains("the fire "));
+    // What was written is a model like any other.
+    let base = run.join("model");
+    let again = place.train("again", &["train.steps=1"], &["--base", text(&base)]);
+    let first = losses(&super::events(&again))[0];
+    assert!((first - measured[2]).abs() < 1e-4, "{first} {}", measured[2]);
+}
+
+#[test]
+fn what_cannot_be_read_is_said_with_its_line() {
+    let place = Place::new();
+    let mut lines = fs::read_to_string(place.path("texts.jsonl")).unwrap();
+    lines.push_str("{\"text\": \n{\"words\": 1}\n");
+    fs::write(place.path("texts.jsonl"), lines).unwrap();
+    let run = place.train("run", &["train.steps=1"], &[]);
+    let events = events(&run);
+    let warned = warnings(&events);
+    assert!(warned.iter().any(|text| text.contains("line 5")), "{warned:?}");
+    assert!(warned.iter().any(|text| text.contains("line 6")), "{warned:?}");
+    fs::write(place.path("texts.jsonl"), "{}\n").unwrap();
+    let (job, out) = (place.path("job.toml"), place.path("none"));
+    let output = hearth(&["train", text(&job), "--out", text(&out), "--quiet"]);
+    let said = said(&output);
+    assert!(said.contains("error: ") && said.contains("hint: "), "{said}");
+}
