@@ -14,6 +14,7 @@ mod cuda;
 mod device;
 mod dtype;
 mod error;
+pub mod gpu;
 mod op;
 pub mod ops;
 mod params;

@@ -197,6 +197,10 @@ impl<'a> Search<'a> {
             ),
             // A card's memory is its own.
             Kind::Cuda { .. } => (0, 0),
+            // Most other GPUs share the processor's. One thread reads batches, and none computes.
+            Kind::Gpu { .. } => {
+                (host::training_bytes(pipeline, config, outlook, 1), host::encoding_bytes(1))
+            }
         };
         let limit = room.limit_bytes.saturating_sub(host_bytes);
         let encoding_limit = room.limit_bytes.saturating_sub(encoding_bytes);

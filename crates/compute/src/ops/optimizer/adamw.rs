@@ -5,7 +5,7 @@
 //! m ← β₁·m + (1 - β₁)·g,  v ← β₂·v + (1 - β₂)·g²
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
-use super::{Clip, cpu, cuda, expect_unshared};
+use super::{Clip, cpu, cuda, expect_unshared, gpu};
 use crate::device::Engine;
 use crate::op::Op;
 use crate::{Dtype, Result, Tag, Tensor};
@@ -85,6 +85,7 @@ pub fn adamw(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
         Engine::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
+        Engine::Gpu(engine) => gpu::adamw(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }
