@@ -136,6 +136,20 @@ impl Device {
         Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
     }
 
+    /// A GPU as if its buffers could not be larger than this.
+    #[cfg(test)]
+    pub(crate) fn gpu_of_buffers(choice: gpu::Choice, limit_bytes: usize, bytes: usize) -> Self {
+        let (gpu, kind) = Gpu::open_with(choice, limit_bytes, bytes).unwrap();
+        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
+    }
+
+    /// A GPU whose adapter nobody else has open.
+    #[cfg(test)]
+    pub(crate) fn gpu_alone(choice: gpu::Choice, limit_bytes: usize) -> Self {
+        let (gpu, kind) = Gpu::alone(choice, limit_bytes);
+        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
+    }
+
     /// The processor without its matrix unit, as others are.
     #[cfg(test)]
     pub(crate) fn plain_cpu(threads: usize, limit_bytes: usize) -> Self {

@@ -22,6 +22,7 @@ mod quantised;
 mod random;
 mod recompute;
 mod record;
+pub mod self_test;
 mod shape;
 mod tape;
 mod tensor;

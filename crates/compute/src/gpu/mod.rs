@@ -48,6 +48,8 @@ pub(crate) const THREADS: usize = 256;
 const MOST_GROUPS: usize = 65535;
 /// Bytes that may wait on the host to be written. Chosen: a model's weights must not lie there twice.
 const MOST_WAITING: usize = 64 << 20;
+/// Bytes of a list's number.
+const CANARY_BYTES: u64 = 4;
 
 /// The text of some kernels.
 pub(crate) struct Source {
@@ -94,18 +96,39 @@ pub(crate) struct Gpu {
 impl Gpu {
     /// The GPU that is meant, with an arena of up to `limit_bytes`, and the kind that it is.
     pub fn open(choice: Choice, limit_bytes: usize) -> Result<(Self, Kind)> {
+        Self::open_with(choice, limit_bytes, usize::MAX)
+    }
+
+    /// The same with buffers of no more than `most` bytes.
+    pub fn open_with(choice: Choice, limit_bytes: usize, most: usize) -> Result<(Self, Kind)> {
         let (index, adapter) = adapter::find(choice)?;
-        let opened = Opened::get(index)?;
+        Self::on(Opened::get(index)?, &adapter, limit_bytes, most)
+    }
+
+    fn on(
+        opened: Arc<Opened>,
+        adapter: &Adapter,
+        limit_bytes: usize,
+        most: usize,
+    ) -> Result<(Self, Kind)> {
         let nothing = opened.device.create_buffer_init(&BufferInitDescriptor {
             label: None,
             contents: &[0; ALIGNMENT],
             usage: BufferUsages::STORAGE,
         });
-        let Adapter { buffer_bytes, tensor_bytes, .. } = adapter;
+        let (buffer_bytes, tensor_bytes) = (adapter.buffer_bytes.min(most), adapter.tensor_bytes);
         let memory = Memory::new(limit_bytes, buffer_bytes);
-        let (submissions, tables, waiting, fault) = <_>::default();
+        let submissions = Mutex::new(Submissions::new(&opened)?);
+        let (tables, waiting, fault) = <_>::default();
         let gpu = Self { opened, memory, submissions, tables, nothing, waiting, fault };
         Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
+    }
+
+    /// One that shares its adapter with nobody, to break it.
+    #[cfg(test)]
+    pub fn alone(choice: Choice, limit_bytes: usize) -> (Self, Kind) {
+        let (index, adapter) = adapter::find(choice).unwrap();
+        Self::on(Arc::new(Opened::open(index).unwrap()), &adapter, limit_bytes, usize::MAX).unwrap()
     }
 
     /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
@@ -127,10 +150,7 @@ impl Gpu {
 
     /// Waits for all work, and says whether it went well.
     pub fn synchronise(&self) -> Result<()> {
-        self.submissions().send(&self.opened);
-        let waited = self.opened.device.poll(PollType::wait_indefinitely());
-        waited.map_err(|error| stopped(&error))?;
-        self.check()
+        self.read_words(0, &mut [])
     }
 
     /// Kernels from here on do so much together.
@@ -281,13 +301,18 @@ impl Gpu {
     fn read_words(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let size = to.len() as u64;
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-        let description = BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
-        let copy = self
-            .opened
-            .try_to("taking memory to read", || self.opened.device.create_buffer(&description))?;
-        let (buffer, place) = self.memory.at(offset);
-        self.submissions().send_with(&self.opened, |encoder| {
-            encoder.copy_buffer_to_buffer(buffer, place as u64, &copy, 0, size);
+        // The number of the last list comes along.
+        let all = size + CANARY_BYTES;
+        let description =
+            BufferDescriptor { label: None, size: all, usage, mapped_at_creation: false };
+        let make = || self.opened.device.create_buffer(&description);
+        let copy = self.opened.try_to("taking memory to read", make)?;
+        let n_lists = self.submissions().send_with(&self.opened, |encoder, canary| {
+            if size > 0 {
+                let (buffer, place) = self.memory.at(offset);
+                encoder.copy_buffer_to_buffer(buffer, place as u64, &copy, 0, size);
+            }
+            encoder.copy_buffer_to_buffer(canary, 0, &copy, size, CANARY_BYTES);
         });
         let (sender, receiver) = mpsc::channel();
         copy.map_async(MapMode::Read, .., move |mapped| _ = sender.send(mapped));
@@ -298,8 +323,14 @@ impl Gpu {
         let mapped = receiver.recv().map_err(|error| stopped(&error))?;
         mapped.map_err(|error| stopped(&error))?;
         let read = copy.get_mapped_range(..).map_err(|error| stopped(&error))?;
-        to.copy_from_slice(&read);
-        Ok(())
+        let (numbers, canary) = read.split_at(to.len());
+        if canary != n_lists.to_le_bytes() {
+            self.note(ComputeError::GpuLost {
+                said: "a list of kernels did not come to its end".into(),
+            });
+        }
+        to.copy_from_slice(numbers);
+        self.check()
     }
 
     /// Copies numbers, whatever they are, to a tensor that starts at a whole word.
@@ -334,6 +365,7 @@ impl Gpu {
     }
 }
 
+/// Bytes moved, and the end of a list.
 const MOVES: Source = Source { name: "moves", text: include_str!("moves.wgsl") };
 const RANDOM: Source = Source { name: "random", text: include_str!("random.wgsl") };
 

@@ -55,7 +55,8 @@ impl Opened {
         Ok(opened)
     }
 
-    fn open(index: usize) -> Result<Self> {
+    /// The same, shared with nobody.
+    pub fn open(index: usize) -> Result<Self> {
         let adapter = &found()[index];
         let offered = adapter.limits();
         let limits = Limits {

@@ -1,14 +1,19 @@
 //! Work on its way to a GPU: kernels are gathered into one list and handed over when it is long enough,
-//! or when somebody reads. A Mac ends lists that keep its display waiting, so none lasts long.
+//! or when somebody reads. A Mac ends lists that keep its display waiting, so none lasts long; and a list that
+//! was ended may be taken for one that was done, so the last kernel of each writes its number where it can
+//! be looked at.
 
 use std::collections::VecDeque;
 
 use wgpu::{
-    BindGroup, CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor,
-    PollType, SubmissionIndex,
+    BindGroup, BindGroupDescriptor, BindGroupEntry, Buffer, BufferDescriptor, BufferUsages,
+    CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, PollType,
+    SubmissionIndex,
 };
 
 use super::opened::{Kernel, Opened};
+use super::{ALIGNMENT, MOVES, Variant};
+use crate::Result;
 
 /// How long a list may take, in seconds. Chosen: a display that waits for a tenth of a second stutters, and
 /// one that waits for some seconds has macOS end the list.
@@ -23,8 +28,10 @@ const MOST_KERNELS: usize = 512;
 const MOST_LISTS: usize = 3;
 
 /// What is handed over next, and what was before.
-#[derive(Default)]
 pub(super) struct Submissions {
+    canary: Canary,
+    /// How many lists were handed over.
+    n_lists: u32,
     open: Option<(ComputePass<'static>, CommandEncoder)>,
     /// Seconds of the open list, as estimated.
     seconds: f64,
@@ -32,9 +39,56 @@ pub(super) struct Submissions {
     /// Seconds of the op that kernels belong to.
     of_op: f64,
     sent: VecDeque<SubmissionIndex>,
+    /// Lets lists get lost as if the system had ended them.
+    #[cfg(test)]
+    pub loses: bool,
+}
+
+/// Where a list writes its number when it is done.
+struct Canary {
+    buffer: Buffer,
+    kernel: Kernel,
+    tensors: BindGroup,
+}
+
+impl Canary {
+    fn new(opened: &Opened) -> Result<Self> {
+        let kernel = opened.kernel(&MOVES, "canary", &Variant::default())?;
+        let (size, usage) = (ALIGNMENT as u64, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
+        let description = BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+        let buffer = opened.device.create_buffer(&description);
+        let entry = BindGroupEntry { binding: 0, resource: buffer.as_entire_binding() };
+        let layout = &kernel.layout.tensors;
+        let description = BindGroupDescriptor { label: None, layout, entries: &[entry] };
+        let tensors = opened.device.create_bind_group(&description);
+        Ok(Self { buffer, kernel, tensors })
+    }
+
+    /// Ends a list.
+    fn write(&self, pass: &mut ComputePass<'static>, number: u32) {
+        let numbers: Vec<u8> = [0, 0, number].into_iter().flat_map(u32::to_le_bytes).collect();
+        pass.set_pipeline(&self.kernel.pipeline);
+        pass.set_bind_group(0, &self.tensors, &[]);
+        pass.set_immediates(0, &numbers);
+        pass.dispatch_workgroups(1, 1, 1);
+    }
 }
 
 impl Submissions {
+    pub fn new(opened: &Opened) -> Result<Self> {
+        Ok(Self {
+            canary: Canary::new(opened)?,
+            n_lists: 0,
+            open: None,
+            seconds: 0.0,
+            n_kernels: 0,
+            of_op: 0.0,
+            sent: VecDeque::new(),
+            #[cfg(test)]
+            loses: false,
+        })
+    }
+
     /// Kernels from here on do so much together.
     pub fn announce(&mut self, flops: u64, bytes: u64) {
         self.of_op = flops as f64 / FLOPS + bytes as f64 / BYTES;
@@ -74,14 +128,25 @@ impl Submissions {
         }
     }
 
-    /// Hands over what was gathered, and then what `more` adds to the list.
-    pub fn send_with(&mut self, opened: &Opened, more: impl FnOnce(&mut CommandEncoder)) {
-        let mut encoder = self.close().unwrap_or_else(|| encoder(opened));
-        more(&mut encoder);
-        self.hand_over(opened, encoder);
+    /// Hands over what was gathered, and then what `more` adds. That is given the place where the number of
+    /// the last list stands if all went well; the number is returned.
+    pub fn send_with(
+        &mut self,
+        opened: &Opened,
+        more: impl FnOnce(&mut CommandEncoder, &Buffer),
+    ) -> u32 {
+        self.send(opened);
+        let mut encoder = encoder(opened);
+        more(&mut encoder, &self.canary.buffer);
+        self.sent.push_back(opened.queue.submit([encoder.finish()]));
+        self.n_lists
     }
 
     fn hand_over(&mut self, opened: &Opened, encoder: CommandEncoder) {
+        #[cfg(test)]
+        if self.loses {
+            return;
+        }
         self.sent.push_back(opened.queue.submit([encoder.finish()]));
         if self.sent.len() > MOST_LISTS {
             let oldest = self.sent.pop_front();
@@ -92,7 +157,9 @@ impl Submissions {
 
     fn close(&mut self) -> Option<CommandEncoder> {
         (self.seconds, self.n_kernels) = (0.0, 0);
-        let (pass, encoder) = self.open.take()?;
+        let (mut pass, encoder) = self.open.take()?;
+        self.n_lists = self.n_lists.wrapping_add(1);
+        self.canary.write(&mut pass, self.n_lists);
         drop(pass);
         Some(encoder)
     }

@@ -41,7 +41,7 @@ pub fn weight_gradient(
     }
     let Heads { n, rest } = Heads::new(x, form);
     let blocks = partial.shape().rows();
-    let share = n.div_ceil(blocks);
+    let share = n.div_ceil(blocks.max(1));
     let table = form.rope.as_ref().map(|(table, _)| table);
     let first = arguments![x, gradient, table, &mut *partial, n, share];
     let arguments = [&first[..], &rest].concat();
