@@ -149,6 +149,16 @@ pub enum On {
     Gpu(Choice),
 }
 
+impl On {
+    /// Any but the processor.
+    pub fn gpu(text: &str) -> Result<Self, String> {
+        match text.parse()? {
+            Self::Cpu => Err("the processor is what others are held against".to_owned()),
+            other => Ok(other),
+        }
+    }
+}
+
 impl FromStr for On {
     type Err = String;
 
