@@ -72,6 +72,8 @@ pub(crate) struct Arena {
     /// Nothing new ends beyond this.
     limit: usize,
     alignment: usize,
+    /// No piece lies across a multiple of this: where another buffer begins.
+    buffer: usize,
     /// Everything from here on is free.
     top: usize,
     taken: BTreeMap<usize, (usize, Tag)>,
@@ -90,6 +92,7 @@ impl Arena {
             size,
             limit: size,
             alignment,
+            buffer: usize::MAX,
             top: 0,
             taken: BTreeMap::new(),
             holes: BTreeMap::new(),
@@ -98,6 +101,11 @@ impl Arena {
             n_requests: 0,
             fails_at: None,
         }
+    }
+
+    /// Made of buffers of so many bytes each.
+    pub fn in_buffers(self, bytes: usize) -> Self {
+        Self { buffer: bytes, ..self }
     }
 
     /// The most that may be taken from now on, as far as there is so much.
@@ -183,19 +191,33 @@ impl Arena {
     }
 
     fn place(&mut self, size: usize) -> Option<usize> {
+        if size > self.buffer {
+            return None;
+        }
         let mut holes = self.holes_by_size.range((size, 0)..);
-        if let Some(&(length, start)) = holes.find(|(_, start)| start + size <= self.limit) {
-            self.remove_hole(start, length);
-            if length > size {
-                self.insert_hole(start + size, length - size);
-            }
+        let fits = |&&(length, hole): &&(usize, usize)| {
+            let end = self.within_buffer(hole, size) + size;
+            end <= hole + length && end <= self.limit
+        };
+        if let Some(&(length, hole)) = holes.find(fits) {
+            let start = self.within_buffer(hole, size);
+            self.remove_hole(hole, length);
+            self.keep_hole(hole, start);
+            self.keep_hole(start + size, hole + length);
             return Some(start);
         }
-        let start = self.top;
+        let start = self.within_buffer(self.top, size);
         let end = start.checked_add(size).filter(|end| *end <= self.limit)?;
+        self.keep_hole(self.top, start);
         self.top = end;
         self.usage.extent = self.usage.extent.max(end);
         Some(start)
+    }
+
+    /// The first place from `start` on whose piece lies in one buffer.
+    fn within_buffer(&self, start: usize, size: usize) -> usize {
+        let left = self.buffer - start % self.buffer;
+        if size <= left { start } else { start.saturating_add(left) }
     }
 
     fn count(&mut self, size: usize, tag: Tag) {
@@ -214,6 +236,12 @@ impl Arena {
         };
         let hole = self.holes.iter().map(free).max().unwrap_or(0);
         hole.max(self.limit.saturating_sub(self.top))
+    }
+
+    fn keep_hole(&mut self, start: usize, end: usize) {
+        if start < end {
+            self.insert_hole(start, end - start);
+        }
     }
 
     fn insert_hole(&mut self, start: usize, length: usize) {
@@ -278,6 +306,29 @@ mod tests {
             assert_eq!(churn(&mut exact, seed, 2000), held);
             assert_eq!(exact.usage(), endless.usage());
         }
+    }
+
+    #[test]
+    fn pieces_lie_within_one_buffer_each() {
+        for seed in 0..50 {
+            let mut arena = Arena::new(1 << 20, 64).in_buffers(10_048);
+            let mut held = churn(&mut arena, seed, 2000);
+            held.sort_unstable();
+            for (offset, bytes) in &held {
+                assert_eq!(offset / 10_048, (offset + bytes - 1) / 10_048, "{offset} {bytes}");
+            }
+            assert!(held.windows(2).all(|pair| pair[0].0 + pair[0].1 <= pair[1].0));
+            let mut exact = Arena::new(arena.usage().extent, 64).in_buffers(10_048);
+            let mut again = churn(&mut exact, seed, 2000);
+            again.sort_unstable();
+            assert_eq!((again, exact.usage()), (held, arena.usage()));
+            let left: Vec<usize> = arena.taken.keys().copied().collect();
+            for offset in left {
+                arena.give_back(offset);
+            }
+            assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
+        }
+        assert!(Arena::new(1 << 20, 64).in_buffers(10_048).take(10_049, Tag::Data).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@ use crate::cpu::Cpu;
 use crate::cpu::gemm::has_tiles;
 use crate::cuda::{self, Cuda, KernelCache};
 use crate::dtype::{Real, with_real};
+use crate::gpu::{self, Gpu};
 use crate::random::Stream;
 use crate::record::Recording;
 use crate::tensor::{Buffer, Tensor};
@@ -30,6 +31,13 @@ pub enum Kind {
         /// Whether a computation gives the same bits every time, which is slower.
         is_deterministic: bool,
     },
+    /// A GPU of any make, through Metal or Vulkan.
+    Gpu {
+        /// Bytes of its largest buffer: no tensor lies across a multiple of this.
+        buffer_bytes: usize,
+        /// Bytes of the largest tensor.
+        tensor_bytes: usize,
+    },
 }
 
 impl Kind {
@@ -38,12 +46,37 @@ impl Kind {
         Self::Cpu { threads, has_tiles: has_tiles() }
     }
 
+    /// The GPU that is meant; one as most are if it is not there, which opening it will say.
+    pub fn gpu(choice: gpu::Choice) -> Self {
+        let (buffer_bytes, tensor_bytes) = gpu::sizes(choice);
+        Self::Gpu { buffer_bytes, tensor_bytes }
+    }
+
     /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
     /// card, what its copies ask for.
     pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Cpu { .. } => 64,
             Self::Cuda { .. } => cuda::ALIGNMENT,
+            Self::Gpu { .. } => gpu::ALIGNMENT,
+        }
+    }
+
+    /// Bytes of a buffer, of which the arena is made of several.
+    fn buffer_bytes(self) -> usize {
+        match self {
+            Self::Cpu { .. } | Self::Cuda { .. } => usize::MAX,
+            Self::Gpu { buffer_bytes, .. } => buffer_bytes,
+        }
+    }
+
+    /// Says so if a tensor would be too large.
+    fn check_bytes(self, asked: usize) -> Result<()> {
+        match self {
+            Self::Gpu { tensor_bytes: most, .. } if asked > most => {
+                Err(ComputeError::GpuTensor { asked, most })
+            }
+            _ => Ok(()),
         }
     }
 }
@@ -72,6 +105,7 @@ pub(crate) enum Engine {
     Meta,
     Cpu(Cpu),
     Cuda(Box<Cuda>),
+    Gpu(Box<Gpu>),
 }
 
 impl Device {
@@ -95,6 +129,27 @@ impl Device {
         Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
     }
 
+    /// The GPU that is meant, with an arena of up to `limit_bytes`, which is given memory a large buffer
+    /// at a time. Kernels are compiled when they are first used in this process.
+    pub fn gpu(choice: gpu::Choice, limit_bytes: usize) -> Result<Self> {
+        let (gpu, kind) = Gpu::open(choice, limit_bytes)?;
+        Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
+    }
+
+    /// A GPU as if its buffers could not be larger than this.
+    #[cfg(test)]
+    pub(crate) fn gpu_of_buffers(choice: gpu::Choice, limit_bytes: usize, bytes: usize) -> Self {
+        let (gpu, kind) = Gpu::open_with(choice, limit_bytes, bytes).unwrap();
+        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
+    }
+
+    /// A GPU whose adapter nobody else has open.
+    #[cfg(test)]
+    pub(crate) fn gpu_alone(choice: gpu::Choice, limit_bytes: usize) -> Self {
+        let (gpu, kind) = Gpu::alone(choice, limit_bytes);
+        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
+    }
+
     /// The processor without its matrix unit, as others are.
     #[cfg(test)]
     pub(crate) fn plain_cpu(threads: usize, limit_bytes: usize) -> Self {
@@ -108,7 +163,7 @@ impl Device {
     }
 
     fn with(kind: Kind, engine: Engine, limit_bytes: usize) -> Self {
-        let arena = Arena::new(limit_bytes, kind.alignment());
+        let arena = Arena::new(limit_bytes, kind.alignment()).in_buffers(kind.buffer_bytes());
         Self(Arc::new(Inner {
             kind,
             engine,
@@ -145,7 +200,7 @@ impl Device {
         let state = self.state();
         match &self.0.engine {
             // A card's memory is taken whole.
-            Engine::Meta | Engine::Cuda(_) => {}
+            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
             Engine::Cpu(cpu) => unsafe { cpu.memory().give_back(state.arena.top()) },
         }
@@ -217,6 +272,7 @@ impl Device {
     /// Counts under `untagged` if the caller did not say otherwise.
     fn alloc_for(&self, untagged: Tag, shape: Shape, dtype: Dtype) -> Result<Tensor> {
         let bytes = shape.elements() * dtype.bytes();
+        self.kind().check_bytes(bytes)?;
         let offset = if bytes == 0 { 0 } else { self.take(bytes, untagged)? };
         let mut tensor = Tensor::new(Buffer::new(self.clone(), offset, bytes), shape, dtype);
         if cfg!(test) {
@@ -288,7 +344,7 @@ impl Device {
                     *to = T::from_f32(*from);
                 }
             }
-            Engine::Cuda(_) => {
+            Engine::Cuda(_) | Engine::Gpu(_) => {
                 tensor.write(&numbers.map(|from| T::from_f32(*from)).collect::<Vec<_>>());
             }
         });
@@ -310,6 +366,7 @@ impl Device {
             Engine::Meta => {}
             Engine::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
             Engine::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
+            Engine::Gpu(gpu) => gpu.normal(&mut tensor, deviation, stream),
         }
         Ok(tensor)
     }
@@ -320,6 +377,7 @@ impl Device {
         match self.engine() {
             Engine::Meta | Engine::Cpu(_) => Ok(()),
             Engine::Cuda(cuda) => cuda.synchronise(),
+            Engine::Gpu(gpu) => gpu.synchronise(),
         }
     }
 
@@ -333,6 +391,9 @@ impl Device {
             self.finish();
         }
         tally.add(call);
+        if let Engine::Gpu(gpu) = self.engine() {
+            gpu.announce(call.flops, call.bytes);
+        }
     }
 
     /// Waits for what is timed. What went wrong is told to whoever waits for a result.
@@ -371,14 +432,19 @@ impl Device {
         let mut state = self.state();
         let tag = state.tag.unwrap_or(untagged);
         let offset = state.arena.take(bytes, tag)?;
-        if let Engine::Cuda(cuda) = self.engine()
-            && let Err(error) = cuda.commit(state.arena.usage().extent)
-        {
+        let extent = state.arena.usage().extent;
+        let committed = match self.engine() {
+            Engine::Meta | Engine::Cpu(_) => Ok(()),
+            Engine::Cuda(cuda) => cuda.commit(extent),
+            Engine::Gpu(gpu) => gpu.commit(extent),
+        };
+        if let Err(error) = committed {
             state.arena.give_back(offset);
             let Usage { in_use, .. } = state.arena.usage();
             // Another program has what the arena was promised.
             return Err(match error {
-                ComputeError::Cuda { code: cuda::OUT_OF_MEMORY, .. } => {
+                ComputeError::Cuda { code: cuda::OUT_OF_MEMORY, .. }
+                | ComputeError::GpuMemory { .. } => {
                     let (limit, largest_free) = (in_use, 0);
                     ComputeError::OutOfMemory { asked: bytes, in_use, limit, largest_free, tag }
                 }

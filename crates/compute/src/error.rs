@@ -100,6 +100,58 @@ pub enum ComputeError {
         /// What the status means.
         name: String,
     },
+    /// No GPU is what was asked for.
+    #[error("no GPU is {asked}, there are: {}", if found.is_empty() { "none" } else { found.as_str() })]
+    GpuAdapter {
+        /// What was asked for.
+        asked: String,
+        /// The names of those that are there.
+        found: String,
+    },
+    /// A GPU cannot do something that kernels ask for.
+    #[error("{name} does not offer {lacks}")]
+    GpuLacks {
+        /// The GPU.
+        name: String,
+        /// What it would have to.
+        lacks: &'static str,
+    },
+    /// A tensor is larger than a kernel can be given.
+    #[error("a tensor of {asked} bytes is larger than this GPU lets a kernel see, {most} bytes")]
+    GpuTensor {
+        /// Bytes of the tensor.
+        asked: usize,
+        /// The most there may be.
+        most: usize,
+    },
+    /// A GPU has no memory left.
+    #[error("{call} failed: the GPU has no memory left")]
+    GpuMemory {
+        /// What was done.
+        call: &'static str,
+    },
+    /// A kernel could not be compiled for a GPU.
+    #[error("cannot compile the kernel {name}: {said}")]
+    GpuKernel {
+        /// The kernel.
+        name: String,
+        /// What the compiler said.
+        said: String,
+    },
+    /// A GPU stopped working.
+    #[error("the GPU was lost: {said}")]
+    GpuLost {
+        /// What the system said.
+        said: String,
+    },
+    /// A GPU refused a command.
+    #[error("{call} failed: {said}")]
+    Gpu {
+        /// What was done.
+        call: &'static str,
+        /// What the system said.
+        said: String,
+    },
     /// A tensor is not of the shape that the others ask for.
     #[error("{op}: {what} has shape {got}, expected {expected}")]
     Shape {
@@ -231,6 +283,12 @@ impl ComputeError {
             Self::CudaKernel { name, said } => {
                 Self::CudaKernel { name: name.clone(), said: said.clone() }
             }
+            Self::GpuKernel { name, said } => {
+                Self::GpuKernel { name: name.clone(), said: said.clone() }
+            }
+            Self::GpuLost { said } => Self::GpuLost { said: said.clone() },
+            Self::GpuMemory { call } => Self::GpuMemory { call },
+            Self::Gpu { call, said } => Self::Gpu { call, said: said.clone() },
             other => Self::Cuda { call: "an earlier call", code: 0, name: other.to_string() },
         }
     }
@@ -241,7 +299,9 @@ impl ComputeError {
             Self::OutOfMemory { .. } => {
                 "plan the run first, recompute blocks, or take a smaller batch"
             }
-            Self::Reserve { .. } => "close other programs, or give a lower memory limit",
+            Self::Reserve { .. } | Self::GpuMemory { .. } => {
+                "close other programs, or give a lower memory limit"
+            }
             Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
             Self::CudaLibrary { .. } | Self::CudaFunction { .. } => {
                 "install NVIDIA's driver, and the CUDA toolkit 12 or 13 with cuBLAS and NVRTC, or \
@@ -253,6 +313,15 @@ impl ComputeError {
             Self::Cuda { .. } => {
                 "if memory ran out, close other programs on the card; else start again, and look at \
                  the system's log if it happens twice"
+            }
+            Self::GpuAdapter { .. } => {
+                "ask `hearth doctor` which there are; on Linux a Vulkan driver must be installed"
+            }
+            Self::GpuLacks { .. } => "install a newer driver, or compute on the processor",
+            Self::GpuTensor { .. } => "take a smaller batch, or compute on the processor",
+            Self::GpuLost { .. } | Self::Gpu { .. } => {
+                "start again; if it happens twice, let `hearth doctor --self-test` look for a kernel that \
+                 this GPU computes wrongly"
             }
             Self::Shape { .. }
             | Self::Rank { .. }
@@ -267,6 +336,7 @@ impl ComputeError {
                 "freeze what comes before it: images are encoded and decoded, not trained through"
             }
             Self::CudaKernel { .. }
+            | Self::GpuKernel { .. }
             | Self::NotScalar { .. }
             | Self::Untracked
             | Self::InUse { .. } => {

@@ -163,6 +163,7 @@ impl Tensor {
                 let read = cuda.read(self.address(), to);
                 read.unwrap_or_else(|error| panic!("{error}"));
             }
+            Engine::Gpu(gpu) => gpu.read(self, to).unwrap_or_else(|error| panic!("{error}")),
         }
     }
 
@@ -174,12 +175,21 @@ impl Tensor {
             Engine::Cpu(_) => self.data_mut::<T>().copy_from_slice(numbers),
             Engine::Cuda(cuda) => {
                 cuda.write(self.address_mut(), bytes_of(numbers));
-                if T::DTYPE == Dtype::U32 && self.start == 0 {
-                    let whole = bytes_of(numbers).as_chunks().0;
-                    let indices = whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-                    self.buffer.indices.get_or_init(|| indices);
-                }
+                self.keep_indices(numbers);
             }
+            Engine::Gpu(gpu) => {
+                gpu.write(self, bytes_of(numbers));
+                self.keep_indices(numbers);
+            }
+        }
+    }
+
+    /// Numbers that lie on a card stay on the host too if they are indices.
+    fn keep_indices<T: Element>(&self, numbers: &[T]) {
+        if T::DTYPE == Dtype::U32 && self.start == 0 {
+            let whole = bytes_of(numbers).as_chunks().0;
+            let indices = whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+            self.buffer.indices.get_or_init(|| indices);
         }
     }
 
@@ -189,10 +199,10 @@ impl Tensor {
         match (self.device().engine(), self.buffer.indices.get()) {
             (Engine::Meta, _) => Cow::Borrowed(&[]),
             (Engine::Cpu(_), _) => Cow::Borrowed(self.data()),
-            (Engine::Cuda(_), Some(all)) => {
+            (Engine::Cuda(_) | Engine::Gpu(_), Some(all)) => {
                 Cow::Borrowed(&all[self.start / 4..][..self.shape.elements()])
             }
-            (Engine::Cuda(_), None) => Cow::Owned(self.to_vec()),
+            (Engine::Cuda(_) | Engine::Gpu(_), None) => Cow::Owned(self.to_vec()),
         }
     }
 
@@ -209,6 +219,17 @@ impl Tensor {
     pub(crate) fn address_mut(&mut self) -> u64 {
         assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
         self.address()
+    }
+
+    /// Where it starts in the arena.
+    pub(crate) fn offset(&self) -> usize {
+        assert!(self.start + self.bytes() <= self.buffer.bytes, "a hollow tensor was used");
+        self.buffer.offset + self.start
+    }
+
+    /// Whether nothing follows it in its piece of the arena.
+    pub(crate) fn is_last(&self) -> bool {
+        self.start + self.bytes() == self.buffer.bytes
     }
 
     /// How many tensors share this memory, this one included.
@@ -251,6 +272,7 @@ impl Tensor {
             Engine::Meta => {}
             Engine::Cpu(_) => self.slice_mut(bytes).copy_from_slice(other.slice::<u8>(bytes)),
             Engine::Cuda(cuda) => cuda.copy(other.address(), self.address_mut(), bytes),
+            Engine::Gpu(gpu) => gpu.copy(other, self),
         }
     }
 
@@ -269,6 +291,7 @@ impl Tensor {
             Engine::Meta => {}
             Engine::Cpu(_) => self.slice_mut(bytes).fill(byte),
             Engine::Cuda(cuda) => cuda.fill_bytes(self.address_mut(), byte, bytes),
+            Engine::Gpu(gpu) => gpu.fill_bytes(self, byte),
         }
     }
 
@@ -306,7 +329,9 @@ impl Tensor {
         match self.buffer.device.engine() {
             Engine::Cpu(cpu) => cpu.memory(),
             Engine::Meta => panic!("a tensor without data was used"),
-            Engine::Cuda(_) => panic!("a tensor that lies on a card was used on the processor"),
+            Engine::Cuda(_) | Engine::Gpu(_) => {
+                panic!("a tensor that lies on a card was used on the processor")
+            }
         }
     }
 }
@@ -321,16 +346,19 @@ pub fn fill_all<E>(
     fill: impl FnOnce(Vec<&mut [u8]>) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
     tensors.retain(|tensor| !tensor.device().is_meta());
-    let on_card = |tensor: &&mut Tensor| matches!(tensor.device().engine(), Engine::Cuda(_));
-    if !tensors.iter().any(on_card) {
+    let is_near = |tensor: &&mut Tensor| matches!(tensor.device().engine(), Engine::Cpu(_));
+    if tensors.iter().all(is_near) {
         let parts = tensors.iter_mut().map(|tensor| tensor.slice_mut(tensor.bytes()));
         return fill(parts.collect());
     }
     let mut copies: Vec<Vec<u8>> = tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect();
     fill(copies.iter_mut().map(Vec::as_mut_slice).collect())?;
     for (tensor, bytes) in tensors.iter_mut().zip(&copies) {
-        if let Engine::Cuda(cuda) = tensor.device().clone().engine() {
-            cuda.write(tensor.address_mut(), bytes);
+        match tensor.device().clone().engine() {
+            Engine::Meta => {}
+            Engine::Cpu(_) => tensor.slice_mut(bytes.len()).copy_from_slice(bytes),
+            Engine::Cuda(cuda) => cuda.write(tensor.address_mut(), bytes),
+            Engine::Gpu(gpu) => gpu.write(tensor, bytes),
         }
     }
     Ok(())

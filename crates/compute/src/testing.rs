@@ -9,10 +9,11 @@ use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::sync::{Mutex, OnceLock};
 
+use crate::gpu::Choice;
 use crate::random::Random;
 use crate::tape::Tape;
 use crate::var::Var;
-use crate::{Device, Dtype, Gradients, KernelCache, Kind, Params, Result, Shape, Tensor};
+use crate::{Device, Dtype, Gradients, KernelCache, Params, Result, Shape, Tensor};
 
 /// A number with its derivative in one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -218,11 +219,16 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
         assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
         ours
     };
-    let mut outcomes: Vec<Outcome> = machines[..count].iter().map(on).collect();
-    if let Some(index) = card() {
-        let [ours, again] = [(); 2].map(|()| run(&open_card(index, LIMIT)));
+    // Beside a card the processor is only there to tell which of the two is wrong.
+    let mut outcomes: Vec<Outcome> = match card() {
+        None => machines[..count].iter().map(on).collect(),
+        Some(_) => vec![run(&this(2))],
+    };
+    if let Some(card) = card() {
+        let devices = [(); 2].map(|()| open_card(card, LIMIT));
+        let [ours, again] = devices.each_ref().map(run);
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
-        let meta = run(&Device::meta(Kind::Cuda { is_deterministic: true }, LIMIT));
+        let meta = run(&Device::meta(devices[0].kind(), LIMIT));
         assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
         outcomes.push(ours);
     }
@@ -233,12 +239,15 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
 /// would take minutes. Errors are as in [`check`].
 pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
     const LIMIT: usize = 1 << 28;
-    let Some(index) = card() else { return };
+    let Some(card) = card() else { return };
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
-        let [ours, again] = [(); 2].map(|()| run_op(&open_card(index, LIMIT), dtype, &inputs, op));
+        let [ours, again] = [(); 2].map(|()| run_op(&open_card(card, LIMIT), dtype, &inputs, op));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
-        let fast = Device::cuda(index, LIMIT, false, Some(Box::new(Kept))).unwrap();
+        let fast = match card {
+            Card::Cuda(index) => Device::cuda(index, LIMIT, false, Some(Box::new(Kept))).unwrap(),
+            Card::Gpu(_) => open_card(card, LIMIT),
+        };
         let fast = run_op(&fast, dtype, &inputs, op);
         let exact = run_op(&Device::cpu(4, LIMIT).unwrap(), Dtype::F32, &inputs, op);
         let wide = |numbers: &[f32]| numbers.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
@@ -257,17 +266,32 @@ pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
     }
 }
 
-/// The card that tests run on as well, if `HEARTH_TEST_DEVICE` names one, as `cuda:0`.
-fn card() -> Option<usize> {
+/// What tests run on besides the processor.
+#[derive(Clone, Copy)]
+enum Card {
+    Cuda(usize),
+    Gpu(Choice),
+}
+
+/// The card that tests run on as well, if `HEARTH_TEST_DEVICE` names one, as `cuda:0`, `gpu:0` or
+/// `gpu:software`.
+fn card() -> Option<Card> {
     let name = std::env::var("HEARTH_TEST_DEVICE").ok()?;
-    Some(name.strip_prefix("cuda:").unwrap().parse().unwrap())
+    Some(match name.split_once(':').unwrap() {
+        ("gpu", "software") => Card::Gpu(Choice::Software),
+        ("gpu", index) => Card::Gpu(Choice::Number(index.parse().unwrap())),
+        (_, index) => Card::Cuda(index.parse().unwrap()),
+    })
 }
 
 /// A device of its own on that card.
-fn open_card(index: usize, limit: usize) -> Device {
+fn open_card(card: Card, limit: usize) -> Device {
     /// Holds the card's context while devices come and go.
     static FIRST: OnceLock<Device> = OnceLock::new();
-    let open = |limit| Device::cuda(index, limit, true, Some(Box::new(Kept))).unwrap();
+    let open = |limit| match card {
+        Card::Cuda(index) => Device::cuda(index, limit, true, Some(Box::new(Kept))).unwrap(),
+        Card::Gpu(choice) => Device::gpu(choice, limit).unwrap(),
+    };
     FIRST.get_or_init(|| open(1));
     open(limit)
 }
@@ -508,7 +532,7 @@ pub fn expect_not_hidden(shape: impl Into<Shape>, op: impl Fn(&Tape<'_>, &Var) -
 /// A device for a test that needs no more than one.
 pub fn device() -> Device {
     match card() {
-        Some(index) => open_card(index, 1 << 28),
+        Some(card) => open_card(card, 1 << 28),
         None => Device::cpu(2, 1 << 26).unwrap(),
     }
 }

@@ -208,6 +208,16 @@ fn card_limit(machine: &Machine, card: &NvidiaCard) -> Result<MemoryLimit, Unkno
     Ok(MemoryLimit { limit: available.less(kept), available, kept, bound_by: Bound::CardMemory })
 }
 
+/// What a run may take of the memory of a GPU that shares it with the processor, or is not NVIDIA's: of a
+/// card's own memory nothing is known here.
+pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
+    let apple = machine.gpus.iter().find_map(|gpu| match gpu {
+        Gpu::Apple(gpu) => Some(gpu),
+        Gpu::Nvidia(_) => None,
+    });
+    apple.map_or_else(|| main_limit(machine), |gpu| apple_limit(machine, gpu))
+}
+
 fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown> {
     let main = main_limit(machine)?;
     // Metal's own default is two thirds of memory at the least, so that is safe where it is silent.

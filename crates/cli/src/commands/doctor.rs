@@ -4,13 +4,16 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
+use compute::gpu::{self, Adapter, AdapterKind};
+use compute::self_test::{Tested, self_test};
 use machine::budget::{Budget, budget};
 use machine::findings::{Finding, findings};
 use machine::sampler::Sampler;
 use machine::sense::Sense;
-use machine::{Machine, Recording, Source};
+use machine::{Machine, Provenance, Recording, Source};
 use serde::Serialize;
 
+use super::engine::On;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::{interrupt, render};
@@ -26,7 +29,8 @@ Examples:
   hearth doctor --watch                             again every second, until Ctrl-C
   hearth doctor --json | jq .budget.memory          one figure for a script
   hearth doctor --record my-machine.toml            all answers in a file, to keep or to send
-  hearth doctor --machine machines/dgx-spark.toml   a computer you do not have")]
+  hearth doctor --machine machines/dgx-spark.toml   a computer you do not have
+  hearth doctor --self-test --device gpu            every op on a GPU against the processor")]
 pub struct Arguments {
     /// Print everything as JSON, readings with unit, source and age
     #[arg(long)]
@@ -43,6 +47,14 @@ pub struct Arguments {
     /// Look again every second and whenever the system reports memory pressure, until Ctrl-C
     #[arg(long, conflicts_with_all = ["machine", "record"])]
     watch: bool,
+
+    /// Hold every op on a GPU against the processor, and exit with 1 if one is wrong
+    #[arg(long, conflicts_with_all = ["machine", "record", "watch", "json"])]
+    self_test: bool,
+
+    /// The GPU to test: gpu:0, gpu:software or cuda:0
+    #[arg(long, default_value = "gpu:0", requires = "self_test", value_parser = On::gpu)]
+    device: On,
 }
 
 /// All that doctor has to say.
@@ -52,17 +64,63 @@ pub struct Diagnosis {
     pub machine: Machine,
     pub budget: Budget,
     pub findings: Vec<Finding>,
+    /// What computes by Metal or Vulkan; of a recorded machine nobody knows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Offered>,
+}
+
+/// A GPU that `--device gpu` may mean.
+#[derive(Serialize)]
+pub struct Offered {
+    /// As it is typed; none where it cannot be used.
+    pub device: Option<String>,
+    pub name: String,
+    pub driver: String,
+    pub interface: &'static str,
+    pub is_software: bool,
+    pub buffer_bytes: usize,
+    pub tensor_bytes: usize,
+    pub has_matrix_units: bool,
+    pub lacks: Option<&'static str>,
+}
+
+/// All that there are, in the order of their numbers.
+fn offered() -> Vec<Offered> {
+    let mut number = 0..;
+    let describe = |adapter: Adapter| {
+        let is_software = adapter.kind == AdapterKind::Software;
+        let number = if is_software { None } else { number.next() };
+        let typed =
+            number.map_or("gpu:software".to_owned(), |number: usize| format!("gpu:{number}"));
+        Offered {
+            device: adapter.lacks.is_none().then_some(typed),
+            name: adapter.name,
+            driver: adapter.driver,
+            interface: adapter.interface,
+            is_software,
+            buffer_bytes: adapter.buffer_bytes,
+            tensor_bytes: adapter.tensor_bytes,
+            has_matrix_units: adapter.has_matrix_units,
+            lacks: adapter.lacks,
+        }
+    };
+    gpu::adapters().into_iter().map(describe).collect()
 }
 
 impl Diagnosis {
     fn of(source: &mut Source) -> Self {
         let machine = Machine::probe(source);
         let (budget, findings) = (budget(&machine), findings(&machine));
-        Self { hearth: env!("CARGO_PKG_VERSION"), machine, budget, findings }
+        let is_live = matches!(machine.provenance, Provenance::Live);
+        let adapters = if is_live { offered() } else { vec![] };
+        Self { hearth: env!("CARGO_PKG_VERSION"), machine, budget, findings, adapters }
     }
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if arguments.self_test {
+        return test(arguments.device, out);
+    }
     let mut source = match &arguments.machine {
         Some(path) => Source::replay(Recording::load(path)?),
         None => Source::live(),
@@ -77,6 +135,26 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     show(&diagnosis, arguments.json, out)?;
     Ok(Outcome::Done)
+}
+
+/// Says of every op whether it may be used.
+fn test(device: On, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let tested = match device {
+        On::Cpu => unreachable!("not let through by the parser"),
+        On::Cuda(index) => Tested::Cuda(index as usize),
+        On::Gpu(choice) => Tested::Gpu(choice),
+    };
+    let (mut all, mut wrong, mut unwritten) = (0, 0, Ok(()));
+    self_test(tested, |verdict| {
+        all += 1;
+        if !verdict.is_right() {
+            wrong += 1;
+            unwritten = writeln!(out, "{}", render::doctor::wrong_op(verdict));
+        }
+    })?;
+    unwritten?;
+    writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong))?;
+    Ok(if wrong == 0 { Outcome::Done } else { Outcome::Differs })
 }
 
 fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Failure> {

@@ -5,8 +5,9 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::ValueEnum;
+use compute::gpu::Choice;
 use compute::{Device, Dtype, Kind, Quantisation};
-use machine::budget::{self, cuda_limit, main_limit};
+use machine::budget::{self, cuda_limit, gpu_limit, main_limit};
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
@@ -25,7 +26,7 @@ pub struct Engine {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
-    /// What computes: cpu, or cuda:0 for the first NVIDIA card
+    /// What computes: cpu, cuda:0 for the first NVIDIA card, or gpu for one of Metal's or Vulkan's
     #[arg(long, default_value = "cpu")]
     device: On,
 
@@ -45,6 +46,7 @@ impl Engine {
         match self.device {
             On::Cpu => Kind::cpu(self.threads()),
             On::Cuda(_) => Kind::Cuda { is_deterministic: self.deterministic },
+            On::Gpu(choice) => Kind::gpu(choice),
         }
     }
 
@@ -60,6 +62,7 @@ impl Engine {
                 let cache = trainer::kernels::cache();
                 Device::cuda(index as usize, bytes, self.deterministic, cache)
             }
+            On::Gpu(choice) => Device::gpu(choice, bytes),
         }
     }
 
@@ -77,6 +80,7 @@ impl Engine {
                     On::Cpu => (budget::Device::Cpu, cap),
                     // What is typed is of the card's memory, of which all is taken at once.
                     On::Cuda(index) => (budget::Device::Cuda(index), None),
+                    On::Gpu(_) => (budget::Device::Metal, cap),
                 };
                 let cap = cap.map(|cap| Bytes(self.limit_bytes_of(&machine, Some(cap)) as u64));
                 let sense = Sense::of(&machine, device, cap);
@@ -123,6 +127,7 @@ impl Engine {
         let found = match self.device {
             On::Cpu => main_limit(machine),
             On::Cuda(index) => cuda_limit(machine, index),
+            On::Gpu(_) => gpu_limit(machine),
         };
         // Where the system does not say, the arena itself will tell.
         let available = found.map_or(u64::MAX / 4, |limit| limit.limit.0);
@@ -140,17 +145,34 @@ pub enum On {
     Cpu,
     /// The NVIDIA card of this number.
     Cuda(u32),
+    /// Another GPU, or software that stands for one.
+    Gpu(Choice),
+}
+
+impl On {
+    /// Any but the processor.
+    pub fn gpu(text: &str) -> Result<Self, String> {
+        match text.parse()? {
+            Self::Cpu => Err("the processor is what others are held against".to_owned()),
+            other => Ok(other),
+        }
+    }
 }
 
 impl FromStr for On {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.strip_prefix("cuda:").map(str::parse) {
-            None if text == "cpu" => Ok(Self::Cpu),
-            None if text == "cuda" => Ok(Self::Cuda(0)),
-            Some(Ok(index)) => Ok(Self::Cuda(index)),
-            _ => Err(format!("{text} is no device, expected cpu or cuda:0")),
+        let is_wrong =
+            || format!("{text} is no device, expected cpu, cuda:0, gpu:0 or gpu:software");
+        let (engine, which) = text.split_once(':').unwrap_or((text, "0"));
+        let number = || which.parse().map_err(|_| is_wrong());
+        match (engine, which) {
+            ("cpu", _) if text == "cpu" => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(number()?)),
+            ("gpu", "software") => Ok(Self::Gpu(Choice::Software)),
+            ("gpu", _) => Ok(Self::Gpu(Choice::Number(number()? as usize))),
+            _ => Err(is_wrong()),
         }
     }
 }
@@ -160,6 +182,7 @@ impl fmt::Display for On {
         match self {
             Self::Cpu => f.write_str("cpu"),
             Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Gpu(choice) => write!(f, "{choice}"),
         }
     }
 }

@@ -171,6 +171,15 @@ fn kind_of(machine: &Machine) -> Kind {
     Kind::Cpu { threads, has_tiles: machine.cpu.has(CpuFeature::AmxBf16) }
 }
 
+/// What computes, in JSON.
+fn engine_name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::Cpu { .. } => "cpu",
+        Kind::Cuda { .. } => "cuda",
+        Kind::Gpu { .. } => "gpu",
+    }
+}
+
 impl Planned {
     fn json(&self) -> Value {
         let Plan { choice, phases, step_secs, considered, .. } = &self.plan;
@@ -178,7 +187,7 @@ impl Planned {
         json!({
             "fits": true,
             "machine": self.on.machine.title,
-            "engine": if matches!(self.on.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
+            "engine": engine_name(self.on.kind),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,

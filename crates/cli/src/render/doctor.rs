@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 
+use compute::self_test::Verdict;
 use machine::budget::{Bound, Budget, MemoryLimit};
 use machine::findings::{Finding, Level};
 use machine::gpu::{AppleGpu, Gpu, NvidiaCard};
@@ -10,9 +11,9 @@ use machine::memory::{ContainerLimit, Memory, MemoryPressure};
 use machine::power::Power;
 use machine::reading::Percent;
 use machine::thermal::{MacThermal, Sensor, Thermal};
-use machine::{Machine, NvidiaStack, Provenance, Reading};
+use machine::{Bytes, Machine, NvidiaStack, Provenance, Reading};
 
-use crate::commands::doctor::Diagnosis;
+use crate::commands::doctor::{Diagnosis, Offered};
 use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
 
 /// Draws everything.
@@ -29,6 +30,9 @@ pub fn page(diagnosis: &Diagnosis) -> String {
     }
     page.heading("what you have");
     possessions(machine, &mut page);
+    for adapter in &diagnosis.adapters {
+        page.row("adapter", PLAIN, &offered(adapter));
+    }
     page.heading("how it feels");
     feelings(machine, &mut page);
     page.heading("what hearth plans with");
@@ -36,6 +40,37 @@ pub fn page(diagnosis: &Diagnosis) -> String {
     page.heading("what is wrong");
     wrongs(findings, &mut page);
     page.finish()
+}
+
+/// An op that may not be used.
+pub fn wrong_op(verdict: &Verdict) -> String {
+    let Verdict { name, dtype, error, allowed } = verdict;
+    format!(
+        "{name} in {dtype} is wrong: off by {error:.1e} of the largest number, allowed {allowed:.1e}"
+    )
+}
+
+/// What a self-test came to.
+pub fn tested(device: &str, all: usize, wrong: usize) -> String {
+    if wrong == 0 {
+        return format!("{device}: all {all} checks agree with the processor");
+    }
+    format!("{device}: {wrong} of {all} checks do not agree with the processor; do not train on it")
+}
+
+fn offered(adapter: &Offered) -> String {
+    let Offered { name, driver, interface, buffer_bytes, tensor_bytes, .. } = adapter;
+    let device = match (&adapter.device, adapter.lacks) {
+        (Some(device), _) => format!("--device {device}"),
+        (None, lacks) => format!("not used, it lacks {}", lacks.unwrap_or("something")),
+    };
+    let software = if adapter.is_software { ", software" } else { "" };
+    let units = if adapter.has_matrix_units { ", matrix units" } else { "" };
+    let (buffer, tensor) = (Bytes(*buffer_bytes as u64), Bytes(*tensor_bytes as u64));
+    format!(
+        "{device}: {name} by {interface}{software}{units}, {driver}; buffers up to {buffer}, tensors up to \
+         {tensor}"
+    )
 }
 
 fn possessions(machine: &Machine, page: &mut Page) {

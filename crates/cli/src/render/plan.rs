@@ -39,6 +39,7 @@ fn title(planned: &Planned) -> String {
     let engine = match planned.on.kind {
         Kind::Cpu { threads, .. } => format!("cpu with {threads} threads"),
         Kind::Cuda { .. } => "its NVIDIA card".to_owned(),
+        Kind::Gpu { .. } => "its GPU".to_owned(),
     };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
     format!("{base} on {}, {engine}", planned.on.machine.title)

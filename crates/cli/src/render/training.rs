@@ -126,7 +126,7 @@ impl State {
             }
             Event::Health { .. } | Event::Memory { .. } | Event::Felt(_) => Vec::new(),
             Event::Validation { step, loss } => {
-                let is_text = self.begin.as_ref().is_some_and(|begin| begin.is_text());
+                let is_text = self.begin.as_ref().is_some_and(Begin::is_text);
                 let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
                 let perplexity = perplexity.unwrap_or_default();
                 vec![format!("step {step}: held-out loss {loss:.4}{perplexity}")]

@@ -30,7 +30,7 @@ pub fn quantise(cpu: &Cpu, matrix: &Tensor, to: &mut Inner, exact: &mut [f32]) {
         Scales::PerBlock { codes: block_codes, groups, mean } => {
             largest(cpu, matrix, BLOCK, exact);
             encode_blocks(cpu, matrix, exact, codes);
-            quantise_scales(exact, block_codes.data_mut(), groups.data_mut(), mean);
+            mean.data_mut()[0] = quantise_scales(exact, block_codes.data_mut(), groups.data_mut());
         }
     }
 }
@@ -84,11 +84,11 @@ fn encode_blocks(cpu: &Cpu, matrix: &Tensor, scales: &[f32], codes: &mut [u8]) {
     });
 }
 
-/// Scales' distances from their mean, by the codebook, relative to the largest of a group.
-fn quantise_scales(exact: &mut [f32], codes: &mut [u8], groups: &mut [f32], mean: &mut Tensor) {
+/// Scales' distances from their mean, which it returns, by the codebook, relative to the largest of a
+/// group.
+pub fn quantise_scales(exact: &mut [f32], codes: &mut [u8], groups: &mut [f32]) -> f32 {
     let total: f64 = exact.iter().map(|scale| f64::from(*scale)).sum();
     let average = (total / exact.len().max(1) as f64) as f32;
-    mean.data_mut::<f32>()[0] = average;
     for scale in exact.iter_mut() {
         *scale -= average;
     }
@@ -97,6 +97,7 @@ fn quantise_scales(exact: &mut [f32], codes: &mut [u8], groups: &mut [f32], mean
         *group = distances.iter().fold(0.0, |most: f32, x| most.max(x.abs()));
         SCALES.encode(distances, *group, codes);
     }
+    average
 }
 
 /// The code of the nearest of the sixteen.

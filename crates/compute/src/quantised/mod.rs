@@ -11,6 +11,7 @@
 
 mod cpu;
 pub(crate) mod cuda;
+pub(crate) mod gpu;
 pub(crate) mod read;
 #[cfg(test)]
 mod tests;
@@ -110,6 +111,7 @@ impl Quantised {
                 cpu::quantise(engine, matrix, &mut inner, exact_scales.data_mut());
             }
             Engine::Cuda(engine) => cuda::quantise(engine, matrix, &mut inner, &mut exact_scales),
+            Engine::Gpu(engine) => gpu::quantise(engine, matrix, &mut inner, &mut exact_scales),
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -139,6 +141,12 @@ impl Quantised {
         if let Engine::Cuda(engine) = device.engine() {
             let mut numbers = device.alloc(shape, Dtype::F32)?;
             cuda::dequantise(engine, self, Dtype::F32, (&mut numbers).into());
+            device.synchronise()?;
+            return Ok(numbers.to_vec());
+        }
+        if let Engine::Gpu(engine) = device.engine() {
+            let mut numbers = device.alloc(shape, Dtype::F32)?;
+            gpu::dequantise(engine, self, &mut numbers);
             device.synchronise()?;
             return Ok(numbers.to_vec());
         }

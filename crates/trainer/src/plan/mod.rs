@@ -224,6 +224,11 @@ impl<'a, L: Lesson> Search<'a, L> {
             ),
             // A card's memory is its own.
             Kind::Cuda { .. } => (0, 0),
+            // Most other GPUs share the processor's. One thread reads batches, and none computes.
+            Kind::Gpu { .. } => (
+                host::program_bytes(1) + lesson.host_bytes(config, outlook),
+                host::encoding_bytes(1),
+            ),
         };
         let limit = room.limit_bytes.saturating_sub(host_bytes);
         let encoding_limit = room.limit_bytes.saturating_sub(encoding_bytes);

@@ -3,6 +3,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -69,6 +70,7 @@ fn forward(engine: &Engine, x: &Tensor, activation: Activation, y: &mut Tensor) 
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, activation, x, y),
         Engine::Cuda(engine) => cuda::forward(engine, activation, x, y),
+        Engine::Gpu(engine) => gpu::forward(engine, activation, x, y),
     }
 }
 
@@ -85,5 +87,6 @@ pub(crate) fn backward(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
         Engine::Cuda(engine) => cuda::backward(engine, activation, x, gradient),
+        Engine::Gpu(engine) => gpu::backward(engine, activation, x, gradient),
     }
 }

@@ -9,6 +9,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -91,6 +92,7 @@ fn forward(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, (scale, bias), activation, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, x, (scale, bias), activation, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, x, (scale, bias), activation, &mut y),
     }
     Ok(y)
 }
@@ -132,6 +134,7 @@ impl Record {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::multiply(engine, &mut gradient, &scale),
             Engine::Cuda(engine) => cuda::multiply(engine, &mut gradient, &scale),
+            Engine::Gpu(engine) => gpu::multiply(engine, &mut gradient, &scale),
         }
         back.pass(Some(source), gradient)
     }
@@ -149,7 +152,7 @@ fn scale_gradient(
     let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
     let n_partial = match place.device.kind() {
         Kind::Cpu { .. } => n_row_blocks(rows),
-        Kind::Cuda { .. } => 0,
+        Kind::Cuda { .. } | Kind::Gpu { .. } => 0,
     };
     let mut partial = place.workspace([n_partial, width], Dtype::F32)?;
     let work = FLOPS * x.shape().elements();
@@ -158,6 +161,7 @@ fn scale_gradient(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, &mut partial, &mut slot),
         Engine::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, &mut slot),
+        Engine::Gpu(engine) => gpu::scale_gradient(engine, x, gradient, &mut slot),
     }
     back.put(slot);
     Ok(())

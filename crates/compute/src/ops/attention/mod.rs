@@ -18,6 +18,7 @@
 mod cpu;
 mod cuda;
 mod fused;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -78,6 +79,7 @@ impl Tape<'_> {
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
             Kind::Cuda { .. } => cuda::forward_floats(sizes, how),
+            Kind::Gpu { .. } => gpu::forward_floats(sizes, how),
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -92,6 +94,11 @@ impl Tape<'_> {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
                 let results = [&mut out, &mut denominators];
                 cuda::forward(engine, sizes, how, inputs, results, &mut workspace);
+            }
+            Engine::Gpu(engine) => {
+                let inputs = [q.tensor(), k.tensor(), v.tensor()];
+                let results = [&mut out, &mut denominators];
+                gpu::forward(engine, sizes, how, inputs, results, &mut workspace);
             }
         }
         let result = op.result(out);
@@ -283,6 +290,7 @@ impl Record {
         let floats = match place.device.kind() {
             Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
             Kind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
+            Kind::Gpu { .. } => gpu::backward_floats(sizes, self.how()),
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         let how = self.how();
@@ -297,6 +305,10 @@ impl Record {
             Engine::Cuda(engine) => {
                 let how = (how, place.device.kind());
                 cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
+            }
+            Engine::Gpu(engine) => {
+                let how = (how, place.device.kind());
+                gpu::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
         }
         for slot in slots {

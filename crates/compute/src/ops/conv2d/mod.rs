@@ -14,6 +14,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 mod winograd;
@@ -57,11 +58,14 @@ impl<'a> Conv2d<'a> {
 const STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
 /// The same on a card. Chosen: products of this size keep all of a large card busy.
 const CARD_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
+/// The same on any other GPU, which has less memory and slower products.
+const GPU_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
 fn strip_bytes(kind: Kind) -> usize {
     match kind {
         Kind::Cpu { .. } => STRIP_BYTES,
         Kind::Cuda { .. } => CARD_STRIP_BYTES,
+        Kind::Gpu { .. } => GPU_STRIP_BYTES,
     }
 }
 
@@ -199,6 +203,9 @@ impl Window {
             Engine::Cuda(engine) => {
                 cuda::columns(engine, *self, image, pixels.start, &mut columns);
             }
+            Engine::Gpu(engine) => {
+                gpu::columns(engine, *self, image, pixels.start, &mut columns);
+            }
         }
         Ok(columns)
     }
@@ -237,6 +244,9 @@ impl Strip {
             }
             Engine::Cuda(engine) => {
                 cuda::finish(engine, self, &sums, (layer.bias, layer.activation), y);
+            }
+            Engine::Gpu(engine) => {
+                gpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
             }
         }
         Ok(())

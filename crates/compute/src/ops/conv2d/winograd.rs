@@ -48,7 +48,7 @@ fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
     let mut kernels = place.workspace([PLACES, outputs, inputs], Dtype::F32)?;
     place.count("winograd kernels", 0, &[weight, &kernels]);
     match place.engine() {
-        Engine::Meta | Engine::Cuda(_) => {}
+        Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
         Engine::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
     }
     Ok(kernels)
@@ -72,7 +72,7 @@ pub(super) fn convolve(
         let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
         place.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match place.engine() {
-            Engine::Meta | Engine::Cuda(_) => {}
+            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
             Engine::Cpu(engine) => {
                 cpu::winograd::see(engine, window, images, rows.start, &mut seen);
             }
@@ -89,7 +89,7 @@ pub(super) fn convolve(
         let sums: Vec<&Tensor> = products.iter().collect();
         place.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
         match place.engine() {
-            Engine::Meta | Engine::Cuda(_) => {}
+            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
             Engine::Cpu(engine) => {
                 let after = (layer.bias, layer.activation);
                 cpu::winograd::finish(engine, rows.start, &products, after, y);

@@ -13,6 +13,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -68,6 +69,7 @@ impl Tape<'_> {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::fold(engine, &logits, targets, range, &mut folds),
                 Engine::Cuda(engine) => cuda::fold(engine, &logits, targets, &range, &mut folds),
+                Engine::Gpu(engine) => gpu::fold(engine, &logits, targets, &range, &mut folds),
             }
         }
         match op.engine() {
@@ -77,6 +79,9 @@ impl Tape<'_> {
             }
             Engine::Cuda(engine) => {
                 cuda::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
+            }
+            Engine::Gpu(engine) => {
+                gpu::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
             }
         }
         let result = op.result(mean);
@@ -220,6 +225,9 @@ impl Record {
             }
             Engine::Cuda(engine) => {
                 cuda::slopes(engine, &self.targets, &self.log_sums, gradient, &range, &mut logits);
+            }
+            Engine::Gpu(engine) => {
+                gpu::slopes(engine, &self.targets, &self.log_sums, gradient, &range, &mut logits);
             }
         }
         Ok(logits)

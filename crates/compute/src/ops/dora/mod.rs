@@ -18,6 +18,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -40,12 +41,14 @@ pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
     let numbers = match device.kind() {
         Kind::Cpu { .. } => 0,
         Kind::Cuda { .. } => cuda::room(weight),
+        Kind::Gpu { .. } => gpu::room(weight),
     };
     let mut room = op.workspace([numbers], Dtype::F32)?;
     match op.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
         Engine::Cuda(engine) => cuda::row_norms(engine, weight, &mut room, &mut norms),
+        Engine::Gpu(engine) => gpu::row_norms(engine, weight, &mut room, &mut norms),
     }
     Ok(norms)
 }
@@ -116,6 +119,9 @@ fn adapted_norms(
         Engine::Cuda(engine) => {
             cuda::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
         }
+        Engine::Gpu(engine) => {
+            gpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
+        }
     }
     Ok(adapted)
 }
@@ -126,5 +132,6 @@ fn divide(place: Place<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, b
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::divide(engine, x, by, out, add),
         Engine::Cuda(engine) => cuda::divide(engine, x, by, out, add),
+        Engine::Gpu(engine) => gpu::divide(engine, x, by, out, add),
     }
 }

@@ -2,6 +2,7 @@
 
 mod cpu;
 pub(super) mod cuda;
+pub(super) mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -25,6 +26,7 @@ impl Tape<'_> {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
             Engine::Cuda(engine) => cuda::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Engine::Gpu(engine) => gpu::add(engine, x.tensor(), y.tensor(), &mut sum),
         }
         let result = op.result(sum);
         if !self.tracks(&[x, y]) {
@@ -109,6 +111,16 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
+            Engine::Gpu(engine) => {
+                gpu::gated_add(
+                    engine,
+                    x.tensor(),
+                    gate.of.tensor(),
+                    gate.index,
+                    y.tensor(),
+                    &mut sum,
+                );
+            }
         }
         let result = op.result(sum);
         if !self.tracks(&[x, gate.of, y]) {
@@ -133,6 +145,9 @@ impl Tape<'_> {
                     Engine::Cuda(engine) => {
                         cuda::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
                     }
+                    Engine::Gpu(engine) => {
+                        gpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    }
                 }
                 back.put(slot);
             }
@@ -148,6 +163,10 @@ impl Tape<'_> {
                     Engine::Cuda(engine) => {
                         let add = slot.add;
                         cuda::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                    }
+                    Engine::Gpu(engine) => {
+                        let add = slot.add;
+                        gpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
                 }
                 back.put(slot);
@@ -173,6 +192,7 @@ fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
         Engine::Cuda(engine) => cuda::accumulate(engine, x, y, false),
+        Engine::Gpu(engine) => gpu::accumulate(engine, x, y, false),
     }
 }
 
@@ -183,6 +203,7 @@ pub(super) fn scale(place: Place<'_>, x: &Tensor, factor: f32, y: &mut Tensor) {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::scale(engine, x, factor, y),
         Engine::Cuda(engine) => cuda::scale(engine, x, factor, y),
+        Engine::Gpu(engine) => gpu::scale(engine, x, factor, y),
     }
 }
 
@@ -194,5 +215,6 @@ pub(crate) fn accumulate(place: Place<'_>, slot: &mut Slot, gradient: &Tensor) {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
         Engine::Cuda(engine) => cuda::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+        Engine::Gpu(engine) => gpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
     }
 }

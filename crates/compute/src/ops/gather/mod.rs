@@ -11,6 +11,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -97,6 +98,7 @@ impl Lookup {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::gather(engine, self, x, y, add),
             Engine::Cuda(engine) => cuda::gather(engine, self, x, y, add),
+            Engine::Gpu(engine) => gpu::gather(engine, self, x, y, add),
         }
     }
 
@@ -113,6 +115,10 @@ impl Lookup {
             Engine::Cuda(engine) => {
                 cuda::sort(self, &mut order);
                 cuda::scatter(engine, self, &order, x, y, add);
+            }
+            Engine::Gpu(engine) => {
+                cuda::sort(self, &mut order);
+                gpu::scatter(engine, self, &order, x, y, add);
             }
         }
         Ok(())

@@ -5,6 +5,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -53,6 +54,7 @@ fn forward(place: Place<'_>, gate: &Tensor, up: &Tensor, activation: Activation)
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, activation, gate, up, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, activation, gate, up, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, activation, gate, up, &mut y),
     }
     Ok(y)
 }
@@ -79,6 +81,9 @@ impl Record {
                 Engine::Cuda(engine) => {
                     cuda::up_gradient(engine, activation, &gate, &gradient, &mut slot);
                 }
+                Engine::Gpu(engine) => {
+                    gpu::up_gradient(engine, activation, &gate, &gradient, &mut slot);
+                }
             }
             back.put(slot);
         }
@@ -95,6 +100,9 @@ impl Record {
             }
             Engine::Cuda(engine) => {
                 cuda::gate_gradient(engine, activation, &gate, &up, &mut gradient);
+            }
+            Engine::Gpu(engine) => {
+                gpu::gate_gradient(engine, activation, &gate, &up, &mut gradient);
             }
         }
         back.pass(Some(source), gradient)

@@ -8,6 +8,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -46,6 +47,7 @@ impl Tape<'_> {
         let floats = match op.device.kind() {
             Kind::Cpu { .. } => 0,
             Kind::Cuda { .. } => cuda::floats(x.tensor(), form),
+            Kind::Gpu { .. } => gpu::floats(x.tensor(), form),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -55,6 +57,9 @@ impl Tape<'_> {
             }
             Engine::Cuda(engine) => {
                 cuda::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
+            }
+            Engine::Gpu(engine) => {
+                gpu::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
             }
         }
         Ok(op.result(y))

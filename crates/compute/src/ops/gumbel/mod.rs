@@ -14,6 +14,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -59,6 +60,10 @@ impl Tape<'_> {
                 Some(choice) => cuda::both(engine, draw, shared.as_ref(), &mut values, choice),
                 None => cuda::one(engine, draw, shared.as_ref(), &mut values, hard),
             },
+            Engine::Gpu(engine) => match &mut choice {
+                Some(choice) => gpu::both(engine, draw, shared.as_ref(), &mut values, choice),
+                None => gpu::one(engine, draw, shared.as_ref(), &mut values, hard),
+            },
         }
         drop(shared);
         let (kept, result) = match choice {
@@ -81,6 +86,7 @@ impl Tape<'_> {
                 Engine::Meta => {}
                 Engine::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
                 Engine::Cuda(engine) => cuda::backward(engine, &soft, temperature, &mut gradient),
+                Engine::Gpu(engine) => gpu::backward(engine, &soft, temperature, &mut gradient),
             }
             back.pass(source, gradient)
         }))

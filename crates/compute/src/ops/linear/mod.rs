@@ -12,6 +12,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -219,6 +220,7 @@ impl Dropout {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
             Engine::Cuda(engine) => cuda::drop_out(engine, self, x, &mut seen),
+            Engine::Gpu(engine) => gpu::drop_out(engine, self, x, &mut seen),
         }
         Ok(seen)
     }
@@ -357,6 +359,7 @@ pub(super) fn column_sums(back: &mut Backward<'_>, gradient: &Tensor, mut slot: 
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
         Engine::Cuda(engine) => cuda::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+        Engine::Gpu(engine) => gpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
     }
     back.put(slot);
 }

@@ -3,6 +3,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 
 use super::{Activation, activation};
 use crate::device::{Engine, Kind};
@@ -146,6 +147,7 @@ impl<'a> MatMul<'a> {
                 (cpu::Plan::new(self, threads, has_tiles).floats(), Dtype::F32)
             }
             Kind::Cuda { .. } => (cuda::bytes(self), Dtype::U8),
+            Kind::Gpu { .. } => (gpu::floats(self), Dtype::F32),
         };
         place.workspace([n], dtype).map(drop)
     }
@@ -173,6 +175,13 @@ impl<'a> MatMul<'a> {
                 let mut workspace = place.workspace([cuda::bytes(&self)], Dtype::U8)?;
                 if let Engine::Cuda(engine) = place.engine() {
                     cuda::multiply(engine, self, &mut workspace);
+                }
+            }
+            Kind::Gpu { .. } => {
+                self.count(place, "product");
+                let mut workspace = place.workspace([gpu::floats(&self)], Dtype::F32)?;
+                if let Engine::Gpu(engine) = place.engine() {
+                    gpu::multiply(engine, self, &mut workspace);
                 }
             }
         }

@@ -12,6 +12,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -45,6 +46,7 @@ impl Tape<'_> {
         let floats = match op.device.kind() {
             Kind::Cpu { .. } => 0,
             Kind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
+            Kind::Gpu { .. } => gpu::forward_floats(prediction.tensor()),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -55,6 +57,10 @@ impl Tape<'_> {
             Engine::Cuda(engine) => {
                 let both = (prediction.tensor(), target);
                 cuda::forward(engine, both, &factors, &mut room, &mut mean);
+            }
+            Engine::Gpu(engine) => {
+                let both = (prediction.tensor(), target);
+                gpu::forward(engine, both, &factors, &mut room, &mut mean);
             }
         }
         drop(room);
@@ -71,6 +77,7 @@ impl Tape<'_> {
             let floats = match back.place.device.kind() {
                 Kind::Cpu { .. } => 0,
                 Kind::Cuda { .. } => cuda::BACKWARD_FLOATS,
+                Kind::Gpu { .. } => gpu::BACKWARD_FLOATS,
             };
             let mut room = back.place.workspace([floats], Dtype::F32)?;
             match back.place.engine() {
@@ -81,6 +88,10 @@ impl Tape<'_> {
                 Engine::Cuda(engine) => {
                     let both = (&prediction, &target);
                     cuda::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
+                }
+                Engine::Gpu(engine) => {
+                    let both = (&prediction, &target);
+                    gpu::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
                 }
             }
             back.put(slot);

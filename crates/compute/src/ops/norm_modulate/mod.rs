@@ -7,6 +7,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -126,6 +127,7 @@ fn forward(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, x, vectors, form, &mut y),
     }
     Ok(y)
 }
@@ -154,6 +156,9 @@ impl Record {
                 Engine::Cuda(engine) => {
                     cuda::shift_gradient(engine, gradient, form, &mut slot.tensor);
                 }
+                Engine::Gpu(engine) => {
+                    gpu::shift_gradient(engine, gradient, form, &mut slot.tensor);
+                }
             }
             back.put(slot);
         }
@@ -167,7 +172,7 @@ impl Record {
             place.count("norm_modulate scale backward", work, &[gradient, &x]);
             let floats = match place.device.kind() {
                 Kind::Cpu { .. } => 0,
-                Kind::Cuda { .. } => statistics_floats(&x),
+                Kind::Cuda { .. } | Kind::Gpu { .. } => statistics_floats(&x),
             };
             let mut room = place.workspace([floats], Dtype::F32)?;
             match place.engine() {
@@ -178,6 +183,10 @@ impl Record {
                 Engine::Cuda(engine) => {
                     let out = &mut slot.tensor;
                     cuda::scale_gradient(engine, &x, gradient, form, &mut room, out);
+                }
+                Engine::Gpu(engine) => {
+                    let out = &mut slot.tensor;
+                    gpu::scale_gradient(engine, &x, gradient, form, &mut room, out);
                 }
             }
             back.put(slot);
@@ -191,6 +200,9 @@ impl Record {
                 }
                 Engine::Cuda(engine) => {
                     cuda::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
+                }
+                Engine::Gpu(engine) => {
+                    gpu::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
                 }
             }
             back.put(slot);

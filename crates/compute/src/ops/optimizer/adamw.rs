@@ -6,7 +6,7 @@
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
 use super::gradients::check_clip;
-use super::{Clip, cpu, cuda, expect_unshared};
+use super::{Clip, cpu, cuda, expect_unshared, gpu};
 use crate::device::Engine;
 use crate::op::Op;
 use crate::{Dtype, Result, Tag, Tensor};
@@ -86,6 +86,7 @@ pub fn adamw(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
         Engine::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
+        Engine::Gpu(engine) => gpu::adamw(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }

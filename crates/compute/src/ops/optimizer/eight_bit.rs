@@ -4,7 +4,7 @@
 //! codes mean.
 
 use super::adamw::{AdamW, FLOPS, check};
-use super::{Clip, cpu, cuda, expect_unshared};
+use super::{Clip, cpu, cuda, expect_unshared, gpu};
 use crate::device::Engine;
 use crate::op::Op;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
@@ -83,6 +83,7 @@ pub fn adamw_8bit(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
         Engine::Cuda(engine) => cuda::adamw_8bit(engine, params, gradients, state, (step, clip)),
+        Engine::Gpu(engine) => gpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }

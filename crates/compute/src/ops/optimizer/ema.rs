@@ -1,6 +1,6 @@
 //! A moving average of a parameter over steps.
 
-use super::{cpu, cuda, expect_unshared};
+use super::{cpu, cuda, expect_unshared, gpu};
 use crate::device::Engine;
 use crate::op::{Op, Place};
 use crate::{Dtype, Result, Tensor};
@@ -21,6 +21,7 @@ pub fn ema(average: &mut Tensor, value: &Tensor, decay: f32) -> Result<()> {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::ema(engine, average, value, decay),
         Engine::Cuda(engine) => cuda::ema(engine, average, value, decay),
+        Engine::Gpu(engine) => gpu::ema(engine, average, value, decay),
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! Questions about all gradients at once. The answers stay on the device.
 
-use super::{cpu, cuda};
+use super::{cpu, cuda, gpu};
 use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
@@ -35,12 +35,14 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
     let floats = match device.kind() {
         Kind::Cpu { .. } => 0,
         Kind::Cuda { .. } => cuda::norm_floats(&gradients),
+        Kind::Gpu { .. } => gpu::norm_floats(&gradients),
     };
     let mut room = place.workspace([floats], Dtype::F32)?;
     match place.engine() {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::global_norm(engine, &gradients, &mut norm),
         Engine::Cuda(engine) => cuda::global_norm(engine, &gradients, &mut room, &mut norm),
+        Engine::Gpu(engine) => gpu::global_norm(engine, &gradients, &mut room, &mut norm),
     }
     Ok(norm)
 }
@@ -64,6 +66,7 @@ pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::count_not_finite(engine, tensors, &mut count),
         Engine::Cuda(engine) => cuda::count_not_finite(engine, tensors, &mut count),
+        Engine::Gpu(engine) => gpu::count_not_finite(engine, tensors, &mut count),
     }
     Ok(count)
 }

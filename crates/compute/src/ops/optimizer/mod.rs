@@ -9,6 +9,7 @@ mod cpu;
 mod cuda;
 mod eight_bit;
 mod ema;
+mod gpu;
 mod gradients;
 mod muon;
 #[cfg(test)]

@@ -11,7 +11,7 @@
 //! embeddings and heads are not for it: their rows are no directions that mix.
 
 use super::gradients::check_clip;
-use super::{Clip, cpu, cuda, expect_unshared};
+use super::{Clip, cpu, cuda, expect_unshared, gpu};
 use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::ops::elementwise::scale;
@@ -104,6 +104,7 @@ pub fn muon(
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::follow(engine, param, &turn.x, (how, clip)),
             Engine::Cuda(engine) => cuda::follow(engine, param, &turn.x, (how, clip)),
+            Engine::Gpu(engine) => gpu::follow(engine, param, &turn.x, (how, clip)),
         }
     }
     Ok(())
@@ -183,6 +184,7 @@ impl Turn {
         let floats = match place.device.kind() {
             Kind::Cpu { .. } => 0,
             Kind::Cuda { .. } => cuda::squares_floats(elements),
+            Kind::Gpu { .. } => gpu::squares_floats(elements),
         };
         Ok(Self {
             x: place.workspace(shape, dtype)?,
@@ -207,6 +209,9 @@ impl Turn {
             Engine::Cpu(engine) => cpu::direction(engine, gradient, mean, how, x),
             Engine::Cuda(engine) => {
                 cuda::direction(engine, gradient, mean, how, &mut self.squares, x);
+            }
+            Engine::Gpu(engine) => {
+                gpu::direction(engine, gradient, mean, how, &mut self.squares, x);
             }
         }
     }

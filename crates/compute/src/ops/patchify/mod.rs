@@ -8,6 +8,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -40,6 +41,7 @@ impl Tape<'_> {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::patchify(engine, layout, x.tensor(), &mut tokens),
             Engine::Cuda(engine) => cuda::patchify(engine, layout, x.tensor(), &mut tokens),
+            Engine::Gpu(engine) => gpu::patchify(engine, layout, x.tensor(), &mut tokens),
         }
         Ok(op.result(tokens))
     }
@@ -66,6 +68,7 @@ impl Tape<'_> {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
             Engine::Cuda(engine) => cuda::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Engine::Gpu(engine) => gpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
         }
         Ok(op.result(image))
     }

@@ -10,6 +10,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -115,6 +116,7 @@ fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, form: &Form) -
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, x, weight, form, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, x, weight, form, &mut y),
     }
     Ok(y)
 }
@@ -153,6 +155,7 @@ impl Record {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::backward(engine, norm.as_ref(), form, &mut gradient),
             Engine::Cuda(engine) => cuda::backward(engine, norm.as_ref(), form, &mut gradient),
+            Engine::Gpu(engine) => gpu::backward(engine, norm.as_ref(), form, &mut gradient),
         }
         back.pass(Some(source), gradient)
     }
@@ -178,6 +181,9 @@ fn weight_gradient(
         }
         Engine::Cuda(engine) => {
             cuda::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
+        }
+        Engine::Gpu(engine) => {
+            gpu::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
         }
     }
     back.put(slot);

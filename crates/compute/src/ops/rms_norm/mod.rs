@@ -7,6 +7,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
@@ -67,6 +68,7 @@ fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, epsilon: f32) 
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, weight, epsilon, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, x, weight, epsilon, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, x, weight, epsilon, &mut y),
     }
     Ok(y)
 }
@@ -87,7 +89,7 @@ impl Record {
             let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
             let floats = match place.device.kind() {
                 Kind::Cpu { .. } => n_row_blocks(rows) * width,
-                Kind::Cuda { .. } => statistics_floats(&x),
+                Kind::Cuda { .. } | Kind::Gpu { .. } => statistics_floats(&x),
             };
             let mut partial = place.workspace([floats], Dtype::F32)?;
             place.count("rms_norm weight backward", work, &[gradient, &x]);
@@ -98,6 +100,9 @@ impl Record {
                 }
                 Engine::Cuda(engine) => {
                     cuda::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
+                }
+                Engine::Gpu(engine) => {
+                    gpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
                 }
             }
             back.put(slot);
@@ -112,6 +117,9 @@ impl Record {
                 }
                 Engine::Cuda(engine) => {
                     cuda::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
+                }
+                Engine::Gpu(engine) => {
+                    gpu::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
                 }
             }
             back.put(slot);

@@ -6,6 +6,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -135,6 +136,7 @@ fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::copy(engine, from, to, span),
         Engine::Cuda(engine) => cuda::copy(engine, from, to, span, false),
+        Engine::Gpu(engine) => gpu::copy(engine, from, to, span, false),
     }
 }
 
@@ -149,5 +151,6 @@ fn accumulate(place: Place<'_>, gradient: &Tensor, slot: &mut Slot, span: Span) 
             cpu::accumulate(engine, gradient, &mut slot.tensor, span, slot.add);
         }
         Engine::Cuda(engine) => cuda::copy(engine, gradient, &mut slot.tensor, span, slot.add),
+        Engine::Gpu(engine) => gpu::copy(engine, gradient, &mut slot.tensor, span, slot.add),
     }
 }

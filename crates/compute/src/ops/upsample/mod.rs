@@ -7,6 +7,7 @@
 
 mod cpu;
 mod cuda;
+mod gpu;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ impl Tape<'_> {
             Engine::Meta => {}
             Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
             Engine::Cuda(engine) => cuda::forward(engine, x.tensor(), factor, &mut y),
+            Engine::Gpu(engine) => gpu::forward(engine, x.tensor(), factor, &mut y),
         }
         Ok(op.result(y))
     }

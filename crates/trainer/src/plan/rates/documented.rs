@@ -41,6 +41,9 @@ const SECONDS_PER_CALL: f64 = 10e-6;
 /// sheets since capability 8.6 is said to reach in bf16, and of its memory: an estimate that is low for
 /// all others, and does not depend on which it is.
 const CARD: (f64, f64) = (25e12, 180e9);
+/// The same of any other GPU. Chosen: what plain kernels may reach on the smallest of Apple's chips, whose
+/// memory is `MEMORY`'s; nobody measured one.
+const GPU: (f64, f64) = (0.5e12, 60e9);
 /// Chosen: an ordinary solid-state disk.
 const DISK: f64 = 2e9;
 
@@ -54,6 +57,7 @@ impl Rates {
                 (flops, memory(&machine.cpu).min(threads * MEMORY_PER_THREAD))
             }
             Kind::Cuda { .. } => CARD,
+            Kind::Gpu { .. } => GPU,
         };
         let curves = [
             (ARITHMETIC, steady(Measure::Flops, flops)),

@@ -72,6 +72,7 @@ impl Owner {
             Kind::Cpu { threads, has_tiles: true } => (threads, "cpu-tiles"),
             Kind::Cpu { threads, has_tiles: false } => (threads, "cpu"),
             Kind::Cuda { .. } => (0, "cuda"),
+            Kind::Gpu { .. } => (0, "gpu"),
         };
         Self {
             processor: machine.cpu.model.known().map_or("unknown", String::as_str).to_owned(),

@@ -1,0 +1,166 @@
+//! Which GPUs there are, by what interface, and which one is meant.
+
+use std::future::Future;
+use std::pin::pin;
+use std::sync::OnceLock;
+use std::task::{Context, Poll, Waker};
+
+use wgpu::{Backend, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
+
+use super::{ALIGNMENT, LEAST_GROUP_BYTES, LEAST_TENSORS};
+use crate::{ComputeError, Result};
+
+/// A GPU, as the system describes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Adapter {
+    /// Its name.
+    pub name: String,
+    /// The driver and its version, as far as they are told.
+    pub driver: String,
+    /// What it is reached by: Metal or Vulkan.
+    pub interface: &'static str,
+    /// What it is: a card, a part of the processor, or a program that stands for one.
+    pub kind: AdapterKind,
+    /// Bytes of the largest buffer: no tensor lies across a multiple of this.
+    pub buffer_bytes: usize,
+    /// Bytes of the largest tensor.
+    pub tensor_bytes: usize,
+    /// Bytes of memory that the threads of a group share.
+    pub group_bytes: usize,
+    /// Whether it multiplies small matrices by units of their own.
+    pub has_matrix_units: bool,
+    /// Why it cannot be used, if it cannot.
+    pub lacks: Option<&'static str>,
+}
+
+/// What an adapter is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum AdapterKind {
+    /// A card with memory of its own.
+    Discrete,
+    /// A part of the processor, with the same memory.
+    Integrated,
+    /// One of a virtual machine, or of unknown kind.
+    Other,
+    /// A program on the processor.
+    Software,
+}
+
+/// Which adapter is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The one of this number among all that are no software, the best first.
+    Number(usize),
+    /// The first that is software: to test, never to train.
+    Software,
+}
+
+/// All GPUs that can be reached, the best first: Metal before all else, cards before parts of the
+/// processor, software last.
+pub fn adapters() -> Vec<Adapter> {
+    found().iter().map(describe).collect()
+}
+
+fn describe(adapter: &wgpu::Adapter) -> Adapter {
+    let (info, limits) = (adapter.get_info(), adapter.limits());
+    let features = adapter.features();
+    let tensor_bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize;
+    let lacks = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < 128 {
+        Some("128 bytes of arguments for a kernel")
+    } else if (limits.max_storage_buffers_per_shader_stage as usize) < LEAST_TENSORS {
+        Some("twelve tensors for a kernel")
+    } else if (limits.max_compute_workgroup_storage_size as usize) < LEAST_GROUP_BYTES {
+        Some("32 KiB of memory for a group of threads")
+    } else {
+        None
+    };
+    Adapter {
+        driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
+        interface: if info.backend == Backend::Metal { "Metal" } else { "Vulkan" },
+        kind: kind(info.device_type),
+        buffer_bytes: limits.max_buffer_size as usize / ALIGNMENT * ALIGNMENT,
+        tensor_bytes: tensor_bytes / ALIGNMENT * ALIGNMENT,
+        group_bytes: limits.max_compute_workgroup_storage_size as usize,
+        has_matrix_units: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+        lacks,
+        name: info.name,
+    }
+}
+
+fn kind(device_type: DeviceType) -> AdapterKind {
+    match device_type {
+        DeviceType::DiscreteGpu => AdapterKind::Discrete,
+        DeviceType::IntegratedGpu => AdapterKind::Integrated,
+        DeviceType::Cpu => AdapterKind::Software,
+        DeviceType::VirtualGpu | DeviceType::Other => AdapterKind::Other,
+    }
+}
+
+/// Bytes of the largest buffer and of the largest tensor of the adapter that is meant.
+pub(crate) fn sizes(choice: Choice) -> (usize, usize) {
+    /// Taken: the least that Vulkan's drivers for cards of today and Metal on Apple's chips offer.
+    const OF_MOST: usize = (4 << 30) - ALIGNMENT;
+    find(choice).map_or((OF_MOST, OF_MOST), |(_, found)| (found.buffer_bytes, found.tensor_bytes))
+}
+
+/// The adapter that is meant, with its place among all.
+pub(super) fn find(choice: Choice) -> Result<(usize, Adapter)> {
+    let all: Vec<_> = adapters().into_iter().enumerate().collect();
+    let is_software = |(_, adapter): &&(usize, Adapter)| adapter.kind == AdapterKind::Software;
+    let (mut software, mut others) =
+        (all.iter().filter(is_software), all.iter().filter(|a| !is_software(a)));
+    let found = match choice {
+        Choice::Number(index) => others.nth(index),
+        Choice::Software => software.next(),
+    };
+    let found = found.cloned().ok_or_else(|| {
+        let names = all.iter().map(|(_, adapter)| adapter.name.as_str());
+        ComputeError::GpuAdapter {
+            asked: choice.to_string(),
+            found: names.collect::<Vec<_>>().join(", "),
+        }
+    })?;
+    match found.1.lacks {
+        None => Ok(found),
+        Some(lacks) => Err(ComputeError::GpuLacks { name: found.1.name, lacks }),
+    }
+}
+
+impl std::fmt::Display for Choice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Number(index) => write!(f, "gpu:{index}"),
+            Self::Software => f.write_str("gpu:software"),
+        }
+    }
+}
+
+/// All adapters, looked for once: a driver that is loaded stays so.
+pub(super) fn found() -> &'static [wgpu::Adapter] {
+    static FOUND: OnceLock<Vec<wgpu::Adapter>> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let backends = Backends::METAL | Backends::VULKAN;
+        // Without flags: checks of indirect calls would halve the largest buffers, and there are none.
+        let (flags, plain) =
+            (InstanceFlags::empty(), InstanceDescriptor::new_without_display_handle());
+        let instance = Instance::new(InstanceDescriptor { backends, flags, ..plain });
+        let mut found = ready(instance.enumerate_adapters(backends));
+        found.sort_by_key(|adapter| {
+            let info = adapter.get_info();
+            (info.backend != Backend::Metal, kind(info.device_type))
+        });
+        found
+    })
+}
+
+/// What a future gives that never waits: those of wgpu do not, outside of browsers.
+pub(super) fn ready<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let mut context = Context::from_waker(Waker::noop());
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut context) {
+            return value;
+        }
+        std::thread::yield_now();
+    }
+}

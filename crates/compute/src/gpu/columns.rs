@@ -1,0 +1,56 @@
+//! Sums of columns on a GPU, which gradients of vectors are, and the statistics of rows that some of
+//! them need.
+
+use super::{Gpu, Source, Variant, arguments};
+use crate::Tensor;
+
+const KERNELS: Source = Source { name: "columns", text: include_str!("columns.wgsl") };
+
+/// Columns of a group, and rows of 32 threads that share them; as in the text.
+const COLUMNS: usize = 64;
+/// Rows of 32 threads in a group.
+pub(crate) const ROWS: usize = 8;
+
+/// What is summed up.
+pub(crate) struct Sum<'a> {
+    pub a: &'a Tensor,
+    /// What each number is multiplied by.
+    pub b: Option<&'a Tensor>,
+    /// Normalises `b`, row by row; from [`statistics`].
+    pub statistics: Option<&'a Tensor>,
+    /// How many rows share a vector.
+    pub rows_per_vector: usize,
+}
+
+impl Sum<'_> {
+    /// Writes or adds the sums: those of each vector to the `index`-th part of its row of `out`.
+    pub fn run(&self, gpu: &Gpu, out: &mut Tensor, index: usize, add: bool) {
+        let (width, rows) = (self.a.shape().width(), self.a.shape().rows());
+        let is_one = self.rows_per_vector == rows;
+        let vectors = if is_one { 1 } else { rows / self.rows_per_vector };
+        let out_width = if is_one { width } else { out.shape().width() };
+        let variant = Variant::of(&[self.a.dtype(), out.dtype()]);
+        let first = index * width;
+        let arguments = arguments![
+            self.a,
+            self.b,
+            self.statistics,
+            out,
+            self.rows_per_vector,
+            width,
+            out_width,
+            first,
+            add
+        ];
+        let groups = width.div_ceil(COLUMNS) * vectors;
+        gpu.launch(&KERNELS, "sum_columns", &variant, groups, &arguments);
+    }
+}
+
+/// The mean and 1 / deviation of each row; about zero if not centered.
+pub(crate) fn statistics(gpu: &Gpu, x: &Tensor, epsilon: f32, centered: bool, to: &mut Tensor) {
+    let (rows, width) = (x.shape().rows(), x.shape().width());
+    let arguments = arguments![x, to, rows, width, epsilon, centered];
+    let variant = Variant::of(&[x.dtype()]);
+    gpu.launch(&KERNELS, "row_statistics", &variant, rows.div_ceil(ROWS), &arguments);
+}

@@ -1,0 +1,461 @@
+//! The engine on a GPU of any make, through wgpu: Metal on a Mac, Vulkan elsewhere. Kernels are WGSL, so
+//! that the very ones that a Mac runs are run by our tests on a software driver.
+//!
+//! As on an NVIDIA card, work goes to the GPU in the order in which ops are called, nothing waits for it
+//! but whoever reads a number, and what went wrong is kept until somebody asks. Nothing is added up in
+//! an order that changes.
+//!
+//! Left out on purpose: several GPUs in one process, work on several queues, numbers of 64 bits (GPUs of
+//! Apple's have none).
+
+mod adapter;
+pub(crate) mod columns;
+mod memory;
+mod opened;
+mod submission;
+mod template;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, mpsc};
+
+pub(crate) use adapter::sizes;
+pub use adapter::{Adapter, AdapterKind, Choice, adapters};
+use memory::Memory;
+use opened::Opened;
+use submission::Submissions;
+use wgpu::util::{BufferInitDescriptor, DeviceExt};
+use wgpu::{
+    BindGroupDescriptor, BindGroupEntry, Buffer, BufferBinding, BufferDescriptor, BufferUsages,
+    MapMode, PollType,
+};
+
+use crate::device::Kind;
+use crate::random::Stream;
+use crate::{ComputeError, Dtype, Result, Tensor};
+
+/// Every tensor starts at a multiple of this. Taken: the most that WebGPU lets an adapter ask of a binding.
+pub(crate) const ALIGNMENT: usize = 256;
+/// What a GPU must offer. Taken: what Apple's GPUs and all desktop ones do.
+const ARGUMENT_BYTES: usize = 128;
+const LEAST_TENSORS: usize = 12;
+const LEAST_GROUP_BYTES: usize = 32 << 10;
+
+/// Threads of a group, as in the prelude.
+pub(crate) const THREADS: usize = 256;
+/// Groups that are started at once. Taken: WebGPU's limit.
+const MOST_GROUPS: usize = 65535;
+/// Bytes that may wait on the host to be written. Chosen: a model's weights must not lie there twice.
+const MOST_WAITING: usize = 64 << 20;
+/// Bytes of a list's number.
+const CANARY_BYTES: u64 = 4;
+
+/// The text of some kernels.
+pub(crate) struct Source {
+    pub name: &'static str,
+    pub text: &'static str,
+}
+
+/// For what a kernel is compiled.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Variant {
+    /// X, Y and so on; the last one given stands for those that are not.
+    pub formats: Vec<Dtype>,
+    /// Numbers that the text wants to know beforehand.
+    pub sizes: Vec<(&'static str, usize)>,
+}
+
+impl Variant {
+    /// For these formats.
+    pub fn of(formats: &[Dtype]) -> Self {
+        Self { formats: formats.to_vec(), sizes: vec![] }
+    }
+
+    /// With another number known beforehand.
+    pub fn with(mut self, name: &'static str, size: usize) -> Self {
+        self.sizes.push((name, size));
+        self
+    }
+}
+
+/// A GPU at work.
+pub(crate) struct Gpu {
+    opened: Arc<Opened>,
+    memory: Memory,
+    submissions: Mutex<Submissions>,
+    tables: Mutex<HashMap<&'static str, Buffer>>,
+    /// Stands for tensors that are not there.
+    nothing: Buffer,
+    /// Bytes written since the queue was last sent off.
+    waiting: Mutex<usize>,
+    /// What went wrong here; what did for all is noted where the adapter is open.
+    fault: Mutex<Option<ComputeError>>,
+}
+
+impl Gpu {
+    /// The GPU that is meant, with an arena of up to `limit_bytes`, and the kind that it is.
+    pub fn open(choice: Choice, limit_bytes: usize) -> Result<(Self, Kind)> {
+        Self::open_with(choice, limit_bytes, usize::MAX)
+    }
+
+    /// The same with buffers of no more than `most` bytes.
+    pub fn open_with(choice: Choice, limit_bytes: usize, most: usize) -> Result<(Self, Kind)> {
+        let (index, adapter) = adapter::find(choice)?;
+        Self::on(Opened::get(index)?, &adapter, limit_bytes, most)
+    }
+
+    fn on(
+        opened: Arc<Opened>,
+        adapter: &Adapter,
+        limit_bytes: usize,
+        most: usize,
+    ) -> Result<(Self, Kind)> {
+        let nothing = opened.device.create_buffer_init(&BufferInitDescriptor {
+            label: None,
+            contents: &[0; ALIGNMENT],
+            usage: BufferUsages::STORAGE,
+        });
+        let (buffer_bytes, tensor_bytes) = (adapter.buffer_bytes.min(most), adapter.tensor_bytes);
+        let memory = Memory::new(limit_bytes, buffer_bytes);
+        let submissions = Mutex::new(Submissions::new(&opened)?);
+        let (tables, waiting, fault) = <_>::default();
+        let gpu = Self { opened, memory, submissions, tables, nothing, waiting, fault };
+        Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
+    }
+
+    /// One that shares its adapter with nobody, to break it.
+    #[cfg(test)]
+    pub fn alone(choice: Choice, limit_bytes: usize) -> (Self, Kind) {
+        let (index, adapter) = adapter::find(choice).unwrap();
+        Self::on(Arc::new(Opened::open(index).unwrap()), &adapter, limit_bytes, usize::MAX).unwrap()
+    }
+
+    /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
+    pub fn commit(&self, extent: usize) -> Result<()> {
+        self.check()?;
+        self.memory.commit(&self.opened, extent)
+    }
+
+    fn check(&self) -> Result<()> {
+        let fault = self.fault.lock().expect("nothing panics while a fault is noted");
+        fault.as_ref().map_or(Ok(()), |fault| Err(fault.again()))?;
+        self.opened.check()
+    }
+
+    /// Keeps the first fault: it is the cause of all that follow.
+    fn note(&self, error: ComputeError) {
+        self.fault.lock().expect("nothing panics while a fault is noted").get_or_insert(error);
+    }
+
+    /// Waits for all work, and says whether it went well.
+    pub fn synchronise(&self) -> Result<()> {
+        self.read_words(0, &mut [])
+    }
+
+    /// Kernels from here on do so much together.
+    pub fn announce(&self, flops: u64, bytes: u64) {
+        self.submissions().announce(flops, bytes);
+    }
+
+    /// Starts so many groups of a kernel. `arguments` are what its head says, in its order.
+    pub fn launch(
+        &self,
+        source: &'static Source,
+        kernel: &'static str,
+        variant: &Variant,
+        groups: usize,
+        arguments: &[Argument<'_>],
+    ) {
+        if groups == 0 {
+            return;
+        }
+        let kernel = match self.opened.kernel(source, kernel, variant) {
+            Ok(kernel) => kernel,
+            Err(error) => return self.note(error),
+        };
+        let (mut entries, mut numbers) = (Vec::new(), vec![0]);
+        let tables = self.tables();
+        for argument in arguments {
+            let (binding, number) = self.binding(argument, &tables);
+            numbers.push(number);
+            entries.extend(binding);
+        }
+        let entries: Vec<_> = (0..)
+            .zip(entries)
+            .map(|(binding, resource)| BindGroupEntry { binding, resource })
+            .collect();
+        let layout = &kernel.layout.tensors;
+        let description = BindGroupDescriptor { label: None, layout, entries: &entries };
+        let tensors = self.opened.device.create_bind_group(&description);
+        let mut submissions = self.submissions();
+        let each = groups.div_ceil(submissions.pieces()).min(MOST_GROUPS);
+        for first in (0..groups).step_by(each) {
+            numbers[0] = first as u32;
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let count = each.min(groups - first) as u32;
+            submissions.add(&self.opened, &kernel, &tensors, &bytes, count);
+        }
+    }
+
+    /// What a kernel is bound to for an argument, if it is no number, and the number that it is told.
+    fn binding<'a>(
+        &'a self,
+        argument: &Argument<'_>,
+        tables: &'a HashMap<&'static str, Buffer>,
+    ) -> (Option<wgpu::BindingResource<'a>>, u32) {
+        let nothing = || Some(self.nothing.as_entire_binding());
+        match *argument {
+            Argument::Number(number) => (None, number),
+            Argument::None => (nothing(), u32::MAX),
+            Argument::Table(name) => (Some(tables[name].as_entire_binding()), 0),
+            Argument::Tensor(tensor) | Argument::Bytes(tensor) if tensor.bytes() == 0 => {
+                (nothing(), 0)
+            }
+            Argument::Tensor(tensor) | Argument::Bytes(tensor) => {
+                let offset = tensor.offset();
+                let (buffer, place) = self.memory.at(offset / ALIGNMENT * ALIGNMENT);
+                let (before, bytes) = (offset % ALIGNMENT, tensor.bytes());
+                let size = std::num::NonZero::new((before + bytes).next_multiple_of(4) as u64);
+                let binding = BufferBinding { buffer, offset: place as u64, size };
+                let is_bytes = matches!(argument, Argument::Bytes(_));
+                let each = if is_bytes { 1 } else { tensor.dtype().bytes() };
+                (Some(wgpu::BindingResource::Buffer(binding)), (before / each) as u32)
+            }
+        }
+    }
+
+    /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
+    pub fn table(
+        &self,
+        name: &'static str,
+        numbers: impl FnOnce() -> Vec<f32>,
+    ) -> Argument<'static> {
+        self.tables().entry(name).or_insert_with(|| {
+            let bytes: Vec<u8> = numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
+            let (contents, usage) = (&bytes[..], BufferUsages::STORAGE);
+            self.opened.device.create_buffer_init(&BufferInitDescriptor {
+                label: None,
+                contents,
+                usage,
+            })
+        });
+        Argument::Table(name)
+    }
+
+    /// Copies a host's numbers to where a tensor's lie.
+    pub fn write(&self, tensor: &Tensor, bytes: &[u8]) {
+        if bytes.is_empty() {
+            return;
+        }
+        let (start, end) = (tensor.offset(), tensor.offset() + bytes.len());
+        let words = start / 4 * 4..end.next_multiple_of(4);
+        // Where words are shared with other numbers, those are read first.
+        let mut all = vec![0; words.len()];
+        let is_shared = start % 4 != 0 || (end % 4 != 0 && !tensor.is_last());
+        if is_shared && let Err(error) = self.read_words(words.start, &mut all) {
+            return self.note(error);
+        }
+        let bytes = if words.len() == bytes.len() {
+            bytes
+        } else {
+            all[start - words.start..][..bytes.len()].copy_from_slice(bytes);
+            &all
+        };
+        // Writes come before all that is handed over later, so what was asked before goes first.
+        self.submissions().send(&self.opened);
+        for (index, piece) in bytes.chunks(MOST_WAITING).enumerate() {
+            let (buffer, place) = self.memory.at(words.start);
+            self.opened.queue.write_buffer(buffer, (place + index * MOST_WAITING) as u64, piece);
+            self.send_writes(piece.len());
+        }
+    }
+
+    /// Lets go of what was written if it is much.
+    fn send_writes(&self, bytes: usize) {
+        let mut waiting = self.waiting.lock().expect("nothing panics while bytes are counted");
+        *waiting += bytes;
+        if *waiting >= MOST_WAITING {
+            self.opened.queue.submit([]);
+            _ = self.opened.device.poll(PollType::wait_indefinitely());
+            *waiting = 0;
+        }
+    }
+
+    /// Copies a tensor's numbers to the host, when all work before is done.
+    pub fn read(&self, tensor: &Tensor, bytes: &mut [u8]) -> Result<()> {
+        if bytes.is_empty() {
+            return self.check();
+        }
+        let (start, end) = (tensor.offset(), tensor.offset() + bytes.len());
+        let first = start / 4 * 4;
+        if (start, end) == (first, end / 4 * 4) {
+            return self.read_words(first, bytes);
+        }
+        let mut words = vec![0; end.next_multiple_of(4) - first];
+        self.read_words(first, &mut words)?;
+        bytes.copy_from_slice(&words[start - first..][..bytes.len()]);
+        Ok(())
+    }
+
+    fn read_words(&self, offset: usize, to: &mut [u8]) -> Result<()> {
+        let size = to.len() as u64;
+        let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
+        // The number of the last list comes along.
+        let all = size + CANARY_BYTES;
+        let description =
+            BufferDescriptor { label: None, size: all, usage, mapped_at_creation: false };
+        let make = || self.opened.device.create_buffer(&description);
+        let copy = self.opened.try_to("taking memory to read", make)?;
+        let n_lists = self.submissions().send_with(&self.opened, |encoder, canary| {
+            if size > 0 {
+                let (buffer, place) = self.memory.at(offset);
+                encoder.copy_buffer_to_buffer(buffer, place as u64, &copy, 0, size);
+            }
+            encoder.copy_buffer_to_buffer(canary, 0, &copy, size, CANARY_BYTES);
+        });
+        let (sender, receiver) = mpsc::channel();
+        copy.map_async(MapMode::Read, .., move |mapped| _ = sender.send(mapped));
+        let waited = self.opened.device.poll(PollType::wait_indefinitely());
+        waited.map_err(|error| stopped(&error))?;
+        self.check()?;
+        // Another thread that waits may be the one that is told.
+        let mapped = receiver.recv().map_err(|error| stopped(&error))?;
+        mapped.map_err(|error| stopped(&error))?;
+        let read = copy.get_mapped_range(..).map_err(|error| stopped(&error))?;
+        let (numbers, canary) = read.split_at(to.len());
+        if canary != n_lists.to_le_bytes() {
+            self.note(ComputeError::GpuLost {
+                said: "a list of kernels did not come to its end".into(),
+            });
+        }
+        to.copy_from_slice(numbers);
+        self.check()
+    }
+
+    /// Copies numbers, whatever they are, to a tensor that starts at a whole word.
+    pub fn copy(&self, from: &Tensor, to: &mut Tensor) {
+        let (n, words) = (to.bytes(), to.bytes().div_ceil(4));
+        let arguments = [Argument::Bytes(from), Argument::Bytes(to), n.into()];
+        self.launch(&MOVES, "copy", &Variant::default(), singles(words), &arguments);
+    }
+
+    /// Sets every byte.
+    pub fn fill_bytes(&self, to: &mut Tensor, byte: u8) {
+        let n = to.bytes();
+        let words = if n == 0 { 0 } else { (to.offset() % 4 + n).div_ceil(4) };
+        let arguments = [Argument::Bytes(to), n.into(), u32::from_ne_bytes([byte; 4]).into()];
+        self.launch(&MOVES, "fill", &Variant::default(), singles(words), &arguments);
+    }
+
+    /// Normal random numbers; see [`Stream::normal`].
+    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, stream: Stream) {
+        let (n, variant) = (tensor.shape().elements(), Variant::of(&[tensor.dtype()]));
+        let arguments =
+            [&arguments![&*tensor, n, deviation][..], &stream_arguments(stream)].concat();
+        self.launch(&RANDOM, "normal", &variant, pairs(n), &arguments);
+    }
+
+    fn submissions(&self) -> MutexGuard<'_, Submissions> {
+        self.submissions.lock().expect("nothing panics while work is gathered")
+    }
+
+    fn tables(&self) -> MutexGuard<'_, HashMap<&'static str, Buffer>> {
+        self.tables.lock().expect("nothing panics while a table is made")
+    }
+}
+
+/// Bytes moved, and the end of a list.
+const MOVES: Source = Source { name: "moves", text: include_str!("moves.wgsl") };
+const RANDOM: Source = Source { name: "random", text: include_str!("random.wgsl") };
+
+/// Groups with a thread for every two of `n` numbers.
+pub(crate) fn pairs(n: usize) -> usize {
+    n.div_ceil(2 * THREADS)
+}
+
+/// Groups with a thread for each of `n` numbers.
+pub(crate) fn singles(n: usize) -> usize {
+    n.div_ceil(THREADS)
+}
+
+/// What kernels are told of a stream.
+pub(crate) fn stream_arguments(stream: Stream) -> Vec<Argument<'static>> {
+    let words = stream.parts().into_iter().flat_map(|part| [part as u32, (part >> 32) as u32]);
+    words.map(Argument::Number).collect()
+}
+
+fn stopped(error: &impl ToString) -> ComputeError {
+    ComputeError::GpuLost { said: error.to_string() }
+}
+
+/// A value that a kernel is given.
+#[derive(Clone, Copy)]
+pub(crate) enum Argument<'a> {
+    Tensor(&'a Tensor),
+    /// A tensor as bytes, whatever its format.
+    Bytes(&'a Tensor),
+    /// One made by [`Gpu::table`].
+    Table(&'static str),
+    /// In place of a tensor that is not there.
+    None,
+    /// A number of 32 bits, of whatever type.
+    Number(u32),
+}
+
+impl<'a> From<&'a Tensor> for Argument<'a> {
+    fn from(tensor: &'a Tensor) -> Self {
+        Self::Tensor(tensor)
+    }
+}
+
+impl<'a> From<&'a mut Tensor> for Argument<'a> {
+    fn from(tensor: &'a mut Tensor) -> Self {
+        assert_eq!(tensor.sharers(), 1, "only an unshared tensor is written to");
+        Self::Tensor(tensor)
+    }
+}
+
+impl<'a> From<Option<&'a Tensor>> for Argument<'a> {
+    fn from(tensor: Option<&'a Tensor>) -> Self {
+        tensor.map_or(Self::None, Self::Tensor)
+    }
+}
+
+impl<'a> From<Option<&'a mut Tensor>> for Argument<'a> {
+    fn from(tensor: Option<&'a mut Tensor>) -> Self {
+        tensor.map_or(Self::None, Self::from)
+    }
+}
+
+impl From<usize> for Argument<'_> {
+    fn from(size: usize) -> Self {
+        Self::Number(u32::try_from(size).expect("a tensor that can be bound has fewer numbers"))
+    }
+}
+
+impl From<u32> for Argument<'_> {
+    fn from(number: u32) -> Self {
+        Self::Number(number)
+    }
+}
+
+impl From<f32> for Argument<'_> {
+    fn from(number: f32) -> Self {
+        Self::Number(number.to_bits())
+    }
+}
+
+impl From<bool> for Argument<'_> {
+    fn from(flag: bool) -> Self {
+        Self::Number(flag.into())
+    }
+}
+
+/// What a kernel is given, in the order of its head.
+macro_rules! arguments {
+    ($($value:expr),* $(,)?) => {
+        [$($crate::gpu::Argument::from($value)),*]
+    };
+}
+pub(crate) use arguments;

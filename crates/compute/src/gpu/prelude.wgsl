@@ -1,0 +1,251 @@
+// What every kernel begins with: number formats, sums over a group of threads, functions, activations,
+// random numbers. Declarations of a kernel's own tensors and numbers come before it (`template.rs`).
+//
+// Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing. Whether a
+// number is one is told by its bits: Metal's compiler assumes that floats are finite.
+
+const THREADS: u32 = 256u;
+const NONE: u32 = 0xffffffffu;
+// Below every number that is finite, and finite itself.
+const LOWEST: f32 = -3.4028235e38;
+
+fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }
+fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
+
+// Constants that are no numbers may not be written as such.
+fn not_a_number() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
+fn infinity() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }
+
+// Two numbers of 16 bits are a word, the first in its lower half.
+fn from_bf16(word: u32) -> vec2<f32> {
+    return vec2<f32>(bitcast<f32>(word << 16u), bitcast<f32>(word & 0xffff0000u));
+}
+
+fn from_f16(word: u32) -> vec2<f32> { return unpack2x16float(word); }
+
+// To nearest, ties to even; what is not a number stays so.
+fn to_bf16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
+    return select(rounded, (bits >> 16u) | 0x40u, is_nan(x));
+}
+
+// The same in integers: how the built-in function rounds is left open.
+fn to_f16(x: f32) -> u32 {
+    let bits = bitcast<u32>(x);
+    let sign = (bits >> 16u) & 0x8000u;
+    let size = bits & 0x7fffffffu;
+    // Rounds to infinity from here on.
+    if size >= 0x477ff000u { return sign | select(0x7c00u, 0x7e00u, size > 0x7f800000u); }
+    let normal = size - 0x38000000u;
+    if size >= 0x38800000u { return sign | ((normal + 0xfffu + ((normal >> 13u) & 1u)) >> 13u); }
+    // Below the smallest exponent: whole multiples of 2^-24.
+    let shift = 126u - (size >> 23u);
+    if shift > 24u { return sign; }
+    let mantissa = (size & 0x7fffffu) | 0x800000u;
+    let whole = mantissa >> shift;
+    let rest = mantissa & ((1u << shift) - 1u);
+    let half = 1u << (shift - 1u);
+    return sign | (whole + select(0u, 1u, rest > half || (rest == half && (whole & 1u) == 1u)));
+}
+
+fn pack_bf16(x: vec2<f32>) -> u32 { return to_bf16(x.x) | (to_bf16(x.y) << 16u); }
+fn pack_f16(x: vec2<f32>) -> u32 { return to_f16(x.x) | (to_f16(x.y) << 16u); }
+
+// The larger one; what is not a number is larger than all.
+fn larger(a: f32, b: f32) -> f32 { return select(b, a, a > b || is_nan(a)); }
+
+var<workgroup> group_parts: array<f32, 256>;
+
+// The sum of what the threads of a group hold, known to all of them.
+fn group_sum(lane: u32, x: f32) -> f32 {
+    group_parts[lane] = x;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if lane < step { group_parts[lane] += group_parts[lane + step]; }
+        workgroupBarrier();
+    }
+    let sum = group_parts[0];
+    workgroupBarrier();
+    return sum;
+}
+
+fn group_max(lane: u32, x: f32) -> f32 {
+    group_parts[lane] = x;
+    workgroupBarrier();
+    for (var step = THREADS / 2u; step > 0u; step /= 2u) {
+        if lane < step { group_parts[lane] = larger(group_parts[lane], group_parts[lane + step]); }
+        workgroupBarrier();
+    }
+    let most = group_parts[0];
+    workgroupBarrier();
+    return most;
+}
+
+// The sums of rows of 32 threads, each known to its row.
+fn row_sum(lane: u32, x: f32) -> f32 {
+    group_parts[lane] = x;
+    workgroupBarrier();
+    let place = lane % 32u;
+    for (var step = 16u; step > 0u; step /= 2u) {
+        if place < step { group_parts[lane] += group_parts[lane + step]; }
+        workgroupBarrier();
+    }
+    let sum = group_parts[lane - place];
+    workgroupBarrier();
+    return sum;
+}
+
+fn two_to(n: i32) -> f32 { return bitcast<f32>(u32(n + 127) << 23u); }
+
+// Codes of quantised numbers.
+fn from_int8(code: u32) -> f32 { return f32(bitcast<i32>(code << 24u) >> 24u); }
+
+// A sign, four bits of exponent, three of fraction. Made of whole numbers: what is below the smallest
+// exponent of f32 may be taken for zero on the way.
+fn from_e4m3(code: u32) -> f32 {
+    let exponent = (code >> 3u) & 15u;
+    let fraction = code & 7u;
+    var size = f32(fraction) * two_to(-9);
+    if exponent > 0u { size = f32(8u + fraction) * two_to(i32(exponent) - 10); }
+    if (code & 0x7fu) == 0x7fu { return not_a_number(); }
+    return select(size, -size, code > 127u);
+}
+
+// e to the x by the polynomial of Cephes (expf), as on the processor: the built-in function may be off
+// by dozens of units.
+fn exponential(x: f32) -> f32 {
+    let bounded = clamp(x, -87.33654, 88.72284);
+    let n = round(bounded * 1.442695);
+    let r = (bounded - n * 0.6933594) - n * -2.1219444e-4;
+    var p = 1.9875691e-4;
+    p = p * r + 1.3981999e-3;
+    p = p * r + 8.333452e-3;
+    p = p * r + 4.1665796e-2;
+    p = p * r + 1.6666665e-1;
+    p = p * r + 0.5;
+    let half = i32(n) >> 1u;
+    var value = (p * r * r + r + 1.0) * two_to(half) * two_to(i32(n) - half);
+    value = select(value, infinity(), x > 88.72284);
+    value = select(value, 0.0, x < -87.33654);
+    return select(value, x, is_nan(x));
+}
+
+// The natural logarithm by the polynomial of Cephes (logf), as on the processor, of what is above zero.
+fn logarithm(x: f32) -> f32 {
+    if x == 0.0 { return -infinity(); }
+    if x < 0.0 { return not_a_number(); }
+    if !is_finite(x) { return x; }
+    let is_small = x < 1.1754944e-38;
+    let bits = bitcast<u32>(select(x, x * 8388608.0, is_small));
+    let root_of_half = 0x3f3504f3u;
+    let above = bitcast<i32>(bits - root_of_half);
+    let n = f32((above >> 23u) - select(0, 23, is_small));
+    let r = bitcast<f32>(bitcast<u32>(above & 0x7fffff) + root_of_half) - 1.0;
+    var p = 7.0376836e-2;
+    p = p * r - 1.151461e-1;
+    p = p * r + 1.1676999e-1;
+    p = p * r - 1.2420141e-1;
+    p = p * r + 1.4249323e-1;
+    p = p * r - 1.6668058e-1;
+    p = p * r + 2.0000715e-1;
+    p = p * r - 2.4999994e-1;
+    p = p * r + 0.3333333;
+    let square = r * r;
+    return p * r * square + n * -2.1219444e-4 - 0.5 * square + r + n * 0.6933594;
+}
+
+fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exponential(-x)); }
+
+// As on the processor (Numerical Recipes, section 6.2).
+fn erfc(x: f32) -> f32 {
+    let t = 1.0 / (1.0 + 0.5 * abs(x));
+    var p = 0.17087277;
+    p = p * t - 0.82215223;
+    p = p * t + 1.4885159;
+    p = p * t - 1.135204;
+    p = p * t + 0.27886808;
+    p = p * t - 0.18628806;
+    p = p * t + 0.09678418;
+    p = p * t + 0.37409196;
+    p = p * t + 1.0000237;
+    p = p * t - 1.2655122;
+    let tail = t * exponential(p - x * x);
+    return select(tail, 2.0 - tail, x < 0.0);
+}
+
+// As `Activation` is numbered.
+const GELU_TANH: u32 = 1u;
+const GELU_ERF: u32 = 2u;
+const QUICK_GELU: u32 = 3u;
+const SILU: u32 = 4u;
+
+// Hendrycks and Gimpel, arXiv 1606.08415, section 2: sqrt(2 / pi), the cubic term, x * sigmoid(1.702 x).
+const GELU_SCALE: f32 = 0.7978846;
+const GELU_CUBIC: f32 = 0.044715;
+const QUICK: f32 = 1.702;
+const INVERSE_SQRT_2: f32 = 0.70710678;
+const INVERSE_SQRT_2_PI: f32 = 0.3989423;
+
+fn activation(kind: u32, x: f32) -> f32 {
+    switch kind {
+        case GELU_TANH: { return x * sigmoid(2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x)); }
+        case GELU_ERF: { return 0.5 * x * erfc(-x * INVERSE_SQRT_2); }
+        case QUICK_GELU: { return x * sigmoid(QUICK * x); }
+        case SILU: { return x * sigmoid(x); }
+        default: { return x; }
+    }
+}
+
+// The slope of x * sigmoid(z) where dz is that of z.
+fn gate_slope(x: f32, z: f32, dz: f32) -> f32 {
+    let s = sigmoid(z);
+    return s + x * s * (1.0 - s) * dz;
+}
+
+fn activation_slope(kind: u32, x: f32) -> f32 {
+    switch kind {
+        case GELU_TANH: {
+            return gate_slope(x, 2.0 * GELU_SCALE * (x + GELU_CUBIC * x * x * x),
+                              2.0 * GELU_SCALE * (1.0 + 3.0 * GELU_CUBIC * x * x));
+        }
+        case GELU_ERF: {
+            return 0.5 * erfc(-x * INVERSE_SQRT_2)
+                + x * INVERSE_SQRT_2_PI * exponential(-0.5 * x * x);
+        }
+        case QUICK_GELU: { return gate_slope(x, QUICK * x, QUICK); }
+        case SILU: { return gate_slope(x, x, 1.0); }
+        default: { return 1.0; }
+    }
+}
+
+// The upper and the lower word of a product.
+fn wide_product(a: u32, b: u32) -> vec2<u32> {
+    let low = (a & 0xffffu) * (b & 0xffffu);
+    let cross = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
+    let other = (a & 0xffffu) * (b >> 16u) + (cross & 0xffffu);
+    return vec2<u32>((a >> 16u) * (b >> 16u) + (cross >> 16u) + (other >> 16u), a * b);
+}
+
+// A place in a stream of random numbers. Words are (low, high).
+struct Stream { seed: vec2<u32>, number: vec2<u32>, first: vec2<u32> }
+
+// Philox4x32-10, as in `random.rs`: the word `index` places after the first of the stream.
+fn random_word(stream: Stream, index: u32) -> u32 {
+    let low = stream.first.x + index;
+    let high = stream.first.y + select(0u, 1u, low < index);
+    var key = stream.seed;
+    var c = vec4<u32>((low >> 2u) | (high << 30u), high >> 2u, stream.number);
+    for (var round = 0u; round < 10u; round++) {
+        let a = wide_product(0xD2511F53u, c.x);
+        let b = wide_product(0xCD9E8D57u, c.z);
+        c = vec4<u32>(b.x ^ c.y ^ key.x, b.y, a.x ^ c.w ^ key.y, a.y);
+        key += vec2<u32>(0x9E3779B9u, 0xBB67AE85u);
+    }
+    return c[low & 3u];
+}
+
+// Even over (0, 1), never either.
+fn random_uniform(stream: Stream, index: u32) -> f32 {
+    return (f32(random_word(stream, index) >> 9u) + 0.5) * (1.0 / 8388608.0);
+}

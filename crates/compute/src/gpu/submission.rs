@@ -1,0 +1,177 @@
+//! Work on its way to a GPU: kernels are gathered into one list and handed over when it is long enough,
+//! or when somebody reads. A Mac ends lists that keep its display waiting, so none lasts long; and a list that
+//! was ended may be taken for one that was done, so the last kernel of each writes its number where it can
+//! be looked at.
+
+use std::collections::VecDeque;
+
+use wgpu::{
+    BindGroup, BindGroupDescriptor, BindGroupEntry, Buffer, BufferDescriptor, BufferUsages,
+    CommandEncoder, CommandEncoderDescriptor, ComputePass, ComputePassDescriptor, PollType,
+    SubmissionIndex,
+};
+
+use super::opened::{Kernel, Opened};
+use super::{ALIGNMENT, MOVES, Variant};
+use crate::Result;
+
+/// How long a list may take, in seconds. Chosen: a display that waits for a tenth of a second stutters, and
+/// one that waits for some seconds has macOS end the list.
+const BUDGET: f64 = 0.1;
+/// Operations and bytes of a second, to estimate by. Chosen: what the plainest kernels reach on the smallest
+/// of Apple's chips; on others lists are shorter than they might be, which costs microseconds.
+const FLOPS: f64 = 3e11;
+const BYTES: f64 = 3e10;
+/// Kernels of a list at most, whatever they do.
+const MOST_KERNELS: usize = 512;
+/// Lists that may be on their way at once. Chosen: one works while the next waits and one is written.
+const MOST_LISTS: usize = 3;
+
+/// What is handed over next, and what was before.
+pub(super) struct Submissions {
+    canary: Canary,
+    /// How many lists were handed over.
+    n_lists: u32,
+    open: Option<(ComputePass<'static>, CommandEncoder)>,
+    /// Seconds of the open list, as estimated.
+    seconds: f64,
+    n_kernels: usize,
+    /// Seconds of the op that kernels belong to.
+    of_op: f64,
+    sent: VecDeque<SubmissionIndex>,
+    /// Lets lists get lost as if the system had ended them.
+    #[cfg(test)]
+    pub loses: bool,
+}
+
+/// Where a list writes its number when it is done.
+struct Canary {
+    buffer: Buffer,
+    kernel: Kernel,
+    tensors: BindGroup,
+}
+
+impl Canary {
+    fn new(opened: &Opened) -> Result<Self> {
+        let kernel = opened.kernel(&MOVES, "canary", &Variant::default())?;
+        let (size, usage) = (ALIGNMENT as u64, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
+        let description = BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
+        let buffer = opened.device.create_buffer(&description);
+        let entry = BindGroupEntry { binding: 0, resource: buffer.as_entire_binding() };
+        let layout = &kernel.layout.tensors;
+        let description = BindGroupDescriptor { label: None, layout, entries: &[entry] };
+        let tensors = opened.device.create_bind_group(&description);
+        Ok(Self { buffer, kernel, tensors })
+    }
+
+    /// Ends a list.
+    fn write(&self, pass: &mut ComputePass<'static>, number: u32) {
+        let numbers: Vec<u8> = [0, 0, number].into_iter().flat_map(u32::to_le_bytes).collect();
+        pass.set_pipeline(&self.kernel.pipeline);
+        pass.set_bind_group(0, &self.tensors, &[]);
+        pass.set_immediates(0, &numbers);
+        pass.dispatch_workgroups(1, 1, 1);
+    }
+}
+
+impl Submissions {
+    pub fn new(opened: &Opened) -> Result<Self> {
+        Ok(Self {
+            canary: Canary::new(opened)?,
+            n_lists: 0,
+            open: None,
+            seconds: 0.0,
+            n_kernels: 0,
+            of_op: 0.0,
+            sent: VecDeque::new(),
+            #[cfg(test)]
+            loses: false,
+        })
+    }
+
+    /// Kernels from here on do so much together.
+    pub fn announce(&mut self, flops: u64, bytes: u64) {
+        self.of_op = flops as f64 / FLOPS + bytes as f64 / BYTES;
+    }
+
+    /// Into how many pieces a kernel of the op is cut, so that none takes much longer than a list may.
+    pub fn pieces(&self) -> usize {
+        (self.of_op / BUDGET).ceil().max(1.0) as usize
+    }
+
+    /// Adds a kernel, or a piece of one.
+    pub fn add(
+        &mut self,
+        opened: &Opened,
+        kernel: &Kernel,
+        tensors: &BindGroup,
+        numbers: &[u8],
+        groups: u32,
+    ) {
+        let seconds = self.of_op / self.pieces() as f64;
+        if self.seconds + seconds > BUDGET || self.n_kernels == MOST_KERNELS {
+            self.send(opened);
+        }
+        let (pass, _) = self.open.get_or_insert_with(|| begin(opened));
+        pass.set_pipeline(&kernel.pipeline);
+        pass.set_bind_group(0, tensors, &[]);
+        pass.set_immediates(0, numbers);
+        pass.dispatch_workgroups(groups, 1, 1);
+        self.seconds += seconds;
+        self.n_kernels += 1;
+    }
+
+    /// Hands over what was gathered.
+    pub fn send(&mut self, opened: &Opened) {
+        if let Some(encoder) = self.close() {
+            self.hand_over(opened, encoder);
+        }
+    }
+
+    /// Hands over what was gathered, and then what `more` adds. That is given the place where the number of
+    /// the last list stands if all went well; the number is returned.
+    pub fn send_with(
+        &mut self,
+        opened: &Opened,
+        more: impl FnOnce(&mut CommandEncoder, &Buffer),
+    ) -> u32 {
+        self.send(opened);
+        let mut encoder = encoder(opened);
+        more(&mut encoder, &self.canary.buffer);
+        self.sent.push_back(opened.queue.submit([encoder.finish()]));
+        self.n_lists
+    }
+
+    fn hand_over(&mut self, opened: &Opened, encoder: CommandEncoder) {
+        #[cfg(test)]
+        if self.loses {
+            return;
+        }
+        self.sent.push_back(opened.queue.submit([encoder.finish()]));
+        if self.sent.len() > MOST_LISTS {
+            let oldest = self.sent.pop_front();
+            // What it finds is told to whoever set a callback.
+            _ = opened.device.poll(PollType::Wait { submission_index: oldest, timeout: None });
+        }
+    }
+
+    fn close(&mut self) -> Option<CommandEncoder> {
+        (self.seconds, self.n_kernels) = (0.0, 0);
+        let (mut pass, encoder) = self.open.take()?;
+        self.n_lists = self.n_lists.wrapping_add(1);
+        self.canary.write(&mut pass, self.n_lists);
+        drop(pass);
+        Some(encoder)
+    }
+}
+
+fn encoder(opened: &Opened) -> CommandEncoder {
+    opened.device.create_command_encoder(&CommandEncoderDescriptor { label: None })
+}
+
+fn begin(opened: &Opened) -> (ComputePass<'static>, CommandEncoder) {
+    let mut encoder = encoder(opened);
+    let description = ComputePassDescriptor { label: None, timestamp_writes: None };
+    let pass = encoder.begin_compute_pass(&description).forget_lifetime();
+    (pass, encoder)
+}

@@ -1,0 +1,99 @@
+//! From a kernel's text to WGSL. A file has several kernels, each with a head that names what it is
+//! given, as a Rust function would:
+//!
+//! ```text
+//! kernel scale(x: [X], y: mut [X], n: u32, factor: f32) {
+//! ```
+//!
+//! `[X]` is a tensor of the first format that the caller gives, `[Y]` of the second, and `[f32]`,
+//! `[u32]` or `[u8]` of that one. A tensor becomes a few functions (`tensor/*.wgsl`): `x(i)` and
+//! `x_pair(i)` read, `set_y(i, …)` and `put_y(i, …, add)` write, `has_x()` says whether it was given.
+//! Numbers are `p.n` and `p.factor`. In the body `lane` is the thread's number in its group, `group`
+//! and `thread` those among all.
+//!
+//! What stands before a file's first kernel is a part of each of them; what follows a kernel is its
+//! own. Leaves out everything else that a language has: WGSL does the rest.
+
+use std::fmt::Write;
+
+use super::Variant;
+use crate::Dtype;
+
+/// What every text begins with.
+const PRELUDE: &str = include_str!("prelude.wgsl");
+
+/// The WGSL of one kernel of a file, with the number of its tensors; none if the file has no such
+/// kernel, or its head is not as above.
+pub(super) fn expand(file: &str, kernel: &str, variant: &Variant) -> Option<(String, usize)> {
+    let (shared, _) = file.split_once("\nkernel ")?;
+    let start = file.find(&format!("\nkernel {kernel}("))? + 1;
+    let own = &file[start..];
+    let own = own[1..].find("\nkernel ").map_or(own, |end| &own[..=end]);
+    let (head, body) = own.split_once(") {")?;
+    let (_, parameters) = head.split_once('(')?;
+    let mut text = String::from(PRELUDE);
+    for (name, value) in &variant.sizes {
+        writeln!(text, "const {name}: u32 = {value}u;").ok()?;
+    }
+    let (mut fields, mut tensors) = (String::new(), 0);
+    for parameter in parameters.split(',') {
+        let (name, kind) = parameter.trim().split_once(": ")?;
+        let (is_written, kind) =
+            kind.strip_prefix("mut ").map_or((false, kind), |kind| (true, kind));
+        match kind.strip_prefix('[').and_then(|kind| kind.strip_suffix(']')) {
+            None => write!(fields, " {name}: {kind},").ok()?,
+            Some(format) => {
+                write!(fields, " {name}_at: u32,").ok()?;
+                text.push_str(&tensor(name, format_of(format, variant)?, is_written, tensors));
+                tensors += 1;
+            }
+        }
+    }
+    writeln!(
+        text,
+        "struct Arguments {{ first_group: u32,{fields} }}\nvar<immediate> p: Arguments;"
+    )
+    .ok()?;
+    text.push_str(shared);
+    text.push_str(ENTRY);
+    text.push_str(body);
+    Some((text, tensors))
+}
+
+/// What stands for the head of a kernel.
+const ENTRY: &str = "
+@compute @workgroup_size(256)
+fn main(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group_id: vec3<u32>) {
+    let group = p.first_group + group_id.x;
+    let thread = group * THREADS + lane;
+";
+
+/// The functions of one tensor.
+fn tensor(name: &str, format: Dtype, is_written: bool, binding: usize) -> String {
+    let parts: &[&str] = match (format, is_written) {
+        (Dtype::F32, false) => &[include_str!("tensor/f32.wgsl")],
+        (Dtype::F32, true) => {
+            &[include_str!("tensor/f32.wgsl"), include_str!("tensor/f32_mut.wgsl")]
+        }
+        (Dtype::Bf16 | Dtype::F16, false) => &[include_str!("tensor/half.wgsl")],
+        (Dtype::Bf16 | Dtype::F16, true) => &[include_str!("tensor/half_mut.wgsl")],
+        (Dtype::U32 | Dtype::I32, false) => &[include_str!("tensor/u32.wgsl")],
+        (Dtype::U32 | Dtype::I32, true) => &[include_str!("tensor/u32_mut.wgsl")],
+        (Dtype::U8, false) => &[include_str!("tensor/u8.wgsl")],
+        (Dtype::U8, true) => &[include_str!("tensor/u8.wgsl"), include_str!("tensor/u8_mut.wgsl")],
+    };
+    let text = parts.concat().replace("BINDING", &binding.to_string()).replace("NAME", name);
+    text.replace("FORMAT", &format.to_string())
+}
+
+/// What a format in a kernel's head stands for.
+fn format_of(name: &str, variant: &Variant) -> Option<Dtype> {
+    let letter = ["X", "Y", "Z", "V"].iter().position(|letter| *letter == name);
+    match (letter, name) {
+        (Some(index), _) => variant.formats.get(index).or(variant.formats.last()).copied(),
+        (None, "f32") => Some(Dtype::F32),
+        (None, "u32") => Some(Dtype::U32),
+        (None, "u8") => Some(Dtype::U8),
+        _ => None,
+    }
+}

@@ -1,0 +1,232 @@
+//! What can be shown of the engine itself: that every kernel can be translated for Metal, within what
+//! Apple's GPUs offer; and, where there is a software driver, that memory and errors are as they should be.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use naga::AddressSpace;
+use naga::back::msl;
+use naga::front::wgsl;
+use naga::proc::Layouter;
+use naga::valid::{Capabilities, ValidationFlags, Validator};
+
+use super::template::expand;
+use super::{
+    ARGUMENT_BYTES, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, Source, Variant,
+    adapters,
+};
+use crate::ops::count_not_finite;
+use crate::{Device, Dtype, Kind, Tag};
+
+/// The oldest language of Metal that kernels must be possible in. Taken: that of macOS 12, the first of all
+/// that run on every chip of Apple's own.
+const METAL: (u8, u8) = (2, 4);
+
+/// What kernels may use beyond the plainest WGSL; every GPU of Metal's has it.
+const CAPABILITIES: Capabilities =
+    Capabilities::IMMEDIATES.union(Capabilities::SHADER_FLOAT16_IN_FLOAT32);
+
+/// Every text with kernels, by its place under the sources.
+fn sources(folder: &Path) -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            found.extend(sources(&path));
+        } else if path.extension().is_some_and(|extension| extension == "wgsl") {
+            found.push(path);
+        }
+    }
+    found.sort();
+    found
+}
+
+/// In what kernels must be possible: every format, and every number that texts want to know beforehand.
+fn variants() -> [Variant; 3] {
+    let of = |formats: &[Dtype], [left, right, second, fp8]: [usize; 4]| {
+        let variant = Variant::of(formats).with("D", 64).with("T", 16).with("FP8", fp8);
+        variant.with("LEFT_T", left).with("RIGHT_T", right).with("SECOND", second)
+    };
+    [
+        of(&[Dtype::F32], [0, 1, 2, 0]),
+        of(&[Dtype::Bf16], [1, 0, 0, 1]),
+        of(&[Dtype::F16, Dtype::F32, Dtype::Bf16], [0, 0, 1, 0]),
+    ]
+}
+
+/// What a kernel asks of a GPU: its tensors, the bytes of its arguments, and of memory that a group shares.
+fn needs(text: &str) -> (String, usize, usize) {
+    let module = wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
+    let mut validator = Validator::new(ValidationFlags::all(), CAPABILITIES);
+    let info = validator.validate(&module).unwrap_or_else(|e| panic!("{e:?}"));
+    let mut sizes = Layouter::default();
+    sizes.update(module.to_ctx()).unwrap();
+    let bytes_in = |space: AddressSpace| -> usize {
+        let used = module.global_variables.iter().filter(|(handle, variable)| {
+            variable.space == space && !info.get_entry_point(0)[*handle].is_empty()
+        });
+        used.map(|(_, variable)| sizes[variable.ty].size as usize).sum()
+    };
+    let options = msl::Options { lang_version: METAL, ..Default::default() };
+    let (metal, _) =
+        msl::write_string(&module, &info, &options, &msl::PipelineOptions::default()).unwrap();
+    (metal, bytes_in(AddressSpace::Immediate), bytes_in(AddressSpace::WorkGroup))
+}
+
+#[test]
+fn every_kernel_can_be_said_in_metal() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
+    for path in sources(&root) {
+        let text = fs::read_to_string(&path).unwrap();
+        let place = path.strip_prefix(&root).unwrap().display();
+        for line in text.lines().filter(|line| line.starts_with("kernel ")) {
+            let name = line["kernel ".len()..].split('(').next().unwrap();
+            let mut most = (0, 0, 0);
+            for variant in variants() {
+                let (text, tensors) = expand(&text, name, &variant).unwrap();
+                let (metal, arguments, shared) = needs(&text);
+                assert!(metal.contains("kernel void"), "{place}: {name}");
+                most = (tensors, arguments, shared.max(most.2));
+            }
+            assert!(
+                most.0 <= LEAST_TENSORS && most.1 <= ARGUMENT_BYTES,
+                "{place}: {name} {most:?}"
+            );
+            assert!(most.2 <= LEAST_GROUP_BYTES, "{place}: {name} {most:?}");
+            writeln!(table, "{place} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
+        }
+    }
+    expect_test::expect_file!["kernels.txt"].assert_eq(&table);
+}
+
+#[test]
+fn what_is_no_kernel_is_not_expanded() {
+    let file = "// Words.\n\nkernel one(x: [X], n: u32) {\n}\n";
+    assert!(expand(file, "one", &variants()[0]).is_some());
+    assert!(expand(file, "two", &variants()[0]).is_none());
+    assert!(expand(&file.replace("[X]", "[x]"), "one", &variants()[0]).is_none());
+    assert!(expand(&file.replace(") {", "{"), "one", &variants()[0]).is_none());
+}
+
+/// The software driver, if there is one; else a word that nothing is shown.
+#[allow(clippy::print_stderr)]
+fn software(limit: usize) -> Option<Device> {
+    if adapters().iter().any(|adapter| adapter.kind == AdapterKind::Software) {
+        return Some(Device::gpu(Choice::Software, limit).unwrap());
+    }
+    eprintln!("no software driver for Vulkan here");
+    None
+}
+
+#[test]
+fn bytes_go_up_and_come_down_wherever_they_lie() {
+    let Some(device) = software(1 << 20) else { return };
+    let numbers: Vec<u8> = (0..23).collect();
+    let mut tensor = device.upload([23], &numbers).unwrap();
+    assert_eq!(tensor.to_vec::<u8>(), numbers);
+    assert_eq!(tensor.part(3..10).to_vec::<u8>(), numbers[3..10]);
+    // Numbers beside those that are written stay, also in the same word.
+    tensor.within(5..9, |part| part.write(&[90u8, 91, 92, 93]));
+    tensor.within(10..11, crate::Tensor::clear);
+    let mut expected = numbers.clone();
+    expected[5..9].copy_from_slice(&[90, 91, 92, 93]);
+    expected[10] = 0;
+    assert_eq!(tensor.to_vec::<u8>(), expected);
+    let copy = tensor.part(1..22).unshared().unwrap();
+    assert_eq!(copy.to_vec::<u8>(), expected[1..22]);
+    let empty = device.upload([0], &[0f32; 0]).unwrap();
+    assert_eq!(empty.to_vec::<f32>(), []);
+}
+
+#[test]
+fn random_numbers_are_the_processors() {
+    let Some(device) = software(1 << 20) else { return };
+    let cpu = Device::cpu(1, 1 << 20).unwrap();
+    for stream in [0, 7 << 32] {
+        let on =
+            |device: &Device| device.normal([999], Dtype::F32, 2.0, (5 << 40, stream)).unwrap();
+        let (ours, exact) = (on(&device).to_f32_vec(), on(&cpu).to_f32_vec());
+        let far = ours.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+        assert!(far < 4e-6, "{far}");
+    }
+}
+
+/// What no compiler takes.
+static WRONG: Source =
+    Source { name: "wrong", text: "\nkernel wrong(x: [X]) {\n let y = nobody; }\n" };
+
+#[test]
+fn what_goes_wrong_is_told() {
+    let error = Device::gpu(Choice::Number(99), 1 << 20).err().unwrap().to_string();
+    assert!(error.starts_with("no GPU is gpu:99, there are: "), "{error}");
+    let kind = Kind::Gpu { buffer_bytes: 1 << 20, tensor_bytes: 1 << 10 };
+    let error = Device::meta(kind, 1 << 30).alloc([1 << 10], Dtype::F32).err().unwrap().to_string();
+    let said = "a tensor of 4096 bytes is larger than this GPU lets a kernel see, 1024 bytes";
+    assert_eq!(error, said);
+    let Some(device) = software(1 << 16) else { return };
+    let tensor = device.zeros([8], Dtype::F32).unwrap();
+    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
+    gpu.launch(&WRONG, "wrong", &Variant::of(&[Dtype::F32]), 1, &super::arguments![&tensor]);
+    let error = device.alloc([8], Dtype::F32).err().unwrap().to_string();
+    assert!(error.starts_with("cannot compile the kernel wrong of wrong: "), "{error}");
+    assert!(device.synchronise().is_err());
+    // Others on the same GPU go on.
+    assert!(software(1 << 16).unwrap().zeros([8], Dtype::F32).is_ok());
+}
+
+#[test]
+fn tensors_of_several_buffers_are_computed_with() {
+    let Some(plain) = software(1) else { return };
+    let Kind::Gpu { tensor_bytes, .. } = plain.kind() else { unreachable!("it was made so") };
+    let device = Device::gpu_of_buffers(Choice::Software, 1 << 16, 4096);
+    let held: Vec<_> = (0..8).map(|_| device.upload([700], &[1.5f32; 700]).unwrap()).collect();
+    assert!(held.iter().map(|tensor| tensor.offset() / 4096).max() > Some(3));
+    let count = count_not_finite(&held.iter().collect::<Vec<_>>()).unwrap();
+    assert_eq!(count.to_vec::<u32>(), [0]);
+    assert!(held.iter().all(|tensor| tensor.to_vec::<f32>() == [1.5; 700]));
+    let meta = Device::meta(Kind::Gpu { buffer_bytes: 4096, tensor_bytes }, 1 << 16);
+    let copies: Vec<_> = (0..8).map(|_| meta.upload([700], &[0f32; 700]).unwrap()).collect();
+    meta.tagged(Tag::Activations, || meta.alloc([1], Dtype::U32)).unwrap();
+    assert_eq!(meta.usage().extent, device.usage().extent);
+    drop(copies);
+}
+
+/// A device that shares its adapter with nobody, and its engine's handle to break it by.
+fn alone() -> Option<Device> {
+    software(1)?;
+    Some(Device::gpu_alone(Choice::Software, 1 << 16))
+}
+
+fn engine(device: &Device) -> &super::Gpu {
+    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
+    gpu
+}
+
+#[test]
+fn a_list_that_was_not_done_is_noticed() {
+    let Some(device) = alone() else { return };
+    let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
+    device.synchronise().unwrap();
+    engine(&device).submissions().loses = true;
+    tensor.clear();
+    device.mark("lost");
+    engine(&device).submissions().send(&engine(&device).opened);
+    engine(&device).submissions().loses = false;
+    let error = device.synchronise().err().unwrap().to_string();
+    assert_eq!(error, "the GPU was lost: a list of kernels did not come to its end");
+    // It stays so: what was computed since is worth nothing.
+    assert!(device.alloc([8], Dtype::F32).is_err());
+}
+
+#[test]
+fn a_lost_gpu_is_an_error_and_another_can_be_opened() {
+    let Some(device) = alone() else { return };
+    let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
+    engine(&device).opened.device.destroy();
+    tensor.clear();
+    assert!(device.synchronise().is_err());
+    let other = software(1 << 16).unwrap();
+    assert_eq!(other.upload([2], &[3u32, 4]).unwrap().to_vec::<u32>(), [3, 4]);
+}

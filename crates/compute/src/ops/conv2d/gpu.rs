@@ -1,0 +1,65 @@
+//! What a convolution needs on a GPU besides products.
+
+use super::{Strip, Window};
+use crate::Tensor;
+use crate::gpu::{Gpu, Source, Variant, arguments, pairs, singles};
+use crate::ops::Activation;
+
+const KERNELS: Source = Source { name: "conv2d", text: include_str!("kernel.wgsl") };
+
+/// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
+pub fn columns(
+    gpu: &Gpu,
+    window: Window,
+    image: &Tensor,
+    first_pixel: usize,
+    columns: &mut Tensor,
+) {
+    let ([_, height, width], [kernel_height, kernel_width]) = (window.image, window.kernel);
+    let ([top, left], [_, across]) = (window.corner, window.result);
+    let (n, pixels) = (columns.shape().elements(), columns.shape().width());
+    let arguments = arguments![
+        image,
+        columns,
+        n,
+        pixels,
+        first_pixel,
+        height,
+        width,
+        kernel_height,
+        kernel_width,
+        window.stride,
+        top,
+        left,
+        across,
+    ];
+    gpu.launch(&KERNELS, "columns", &Variant::of(&[image.dtype()]), pairs(n), &arguments);
+}
+
+/// Puts a strip's sums into their place.
+pub fn finish(
+    gpu: &Gpu,
+    strip: &Strip,
+    sums: &Tensor,
+    (bias, activation): (Option<&Tensor>, Activation),
+    y: &mut Tensor,
+) {
+    let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
+    let (n, pixels) = (sums.shape().elements(), sums.shape().width());
+    let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
+    let variant = Variant::of(&[y.dtype()]);
+    y.within(strip.sample..strip.sample + 1, |y| {
+        let arguments = arguments![
+            sums,
+            bias,
+            y,
+            n,
+            pixels,
+            first_pixel,
+            first_channel,
+            height * width,
+            activation.code(),
+        ];
+        gpu.launch(&KERNELS, "finish", &variant, singles(n), &arguments);
+    });
+}

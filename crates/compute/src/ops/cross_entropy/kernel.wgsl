@@ -1,0 +1,54 @@
+// What is done to a chunk of the logits. A fold is three numbers per row: the largest logit so far, the
+// sum of exponentials relative to it, and the logit of the right word.
+
+// A group for each row.
+kernel fold(logits: [f32], words: [u32], folds: mut [f32], columns: u32, first: u32) {
+    let start = group * p.columns;
+    var most = LOWEST;
+    for (var i = lane; i < p.columns; i += THREADS) { most = larger(most, logits(start + i)); }
+    most = group_max(lane, most);
+    var before = LOWEST;
+    var sum_before = 0.0;
+    var kept = LOWEST;
+    if p.first != 0u {
+        before = folds(3u * group);
+        sum_before = folds(3u * group + 1u);
+        kept = folds(3u * group + 2u);
+    }
+    let highest = larger(most, before);
+    var sum = 0.0;
+    for (var i = lane; i < p.columns; i += THREADS) { sum += exponential(logits(start + i) - highest); }
+    sum = group_sum(lane, sum);
+    if lane != 0u { return; }
+    let word = words(group);
+    if word >= p.first && word - p.first < p.columns { kept = logits(start + word - p.first); }
+    set_folds(3u * group, highest);
+    set_folds(3u * group + 1u, sum_before * exponential(before - highest) + sum);
+    set_folds(3u * group + 2u, kept);
+}
+
+// The mean over the rows that count, and each row's log-sum if that is kept. One group.
+kernel finish(folds: [f32], words: [u32], log_sums: mut [f32], mean: mut [f32], rows: u32, counted: f32) {
+    var total = 0.0;
+    for (var row = lane; row < p.rows; row += THREADS) {
+        let highest = folds(3u * row);
+        let log_sum = logarithm(folds(3u * row + 1u));
+        if has_log_sums() { set_log_sums(row, highest + log_sum); }
+        if words(row) != NONE { total += highest - folds(3u * row + 2u) + log_sum; }
+    }
+    total = group_sum(lane, total);
+    if lane == 0u { set_mean(0u, total / p.counted); }
+}
+
+// Logits become their gradients: (softmax - 1 at the right word) * gradient / counted rows.
+// A thread for each.
+kernel slopes(logits: mut [f32], words: [u32], log_sums: [f32], gradient: [f32], n: u32, columns: u32,
+              first: u32, counted: f32) {
+    if thread >= p.n { return; }
+    let row = thread / p.columns;
+    let word = words(row);
+    let scale = gradient(0u) / p.counted;
+    var slope = exponential(logits(thread) - log_sums(row)) * scale;
+    if thread % p.columns + p.first == word { slope -= scale; }
+    set_logits(thread, select(slope, 0.0, word == NONE));
+}

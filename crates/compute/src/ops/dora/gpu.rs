@@ -1,0 +1,47 @@
+//! Norms of rows on a GPU.
+
+use super::Weight;
+use crate::Tensor;
+use crate::gpu::{Gpu, Source, Variant, arguments, singles};
+use crate::quantised;
+
+const KERNELS: Source = Source { name: "dora", text: include_str!("kernel.wgsl") };
+
+/// Numbers of workspace, f32: a quantised weight is read whole for once.
+pub fn room(weight: Weight<'_>) -> usize {
+    match weight {
+        Weight::Dense(_) => 0,
+        Weight::Quantised(quantised) => quantised.shape().elements(),
+    }
+}
+
+pub fn row_norms(gpu: &Gpu, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+    let (rows, width) = (weight.shape().rows(), weight.shape().width());
+    let numbers = match weight {
+        Weight::Dense(var) => var.tensor(),
+        Weight::Quantised(quantised) => {
+            quantised::gpu::dequantise(gpu, quantised, room);
+            &*room
+        }
+    };
+    let variant = Variant::of(&[numbers.dtype()]);
+    gpu.launch(&KERNELS, "row_norms", &variant, rows, &arguments![numbers, norms, width]);
+}
+
+/// √(norm² + scale·b·cross) for each row b of `up`.
+pub fn adapted_norms(
+    gpu: &Gpu,
+    norms: &Tensor,
+    (up, cross, scale): (&Tensor, &Tensor, f32),
+    adapted: &mut Tensor,
+) {
+    let (rows, rank) = (up.shape().rows(), up.shape().width());
+    let arguments = arguments![norms, up, cross, adapted, rows, rank, scale];
+    gpu.launch(&KERNELS, "adapted_norms", &Variant::default(), singles(rows), &arguments);
+}
+
+pub fn divide(gpu: &Gpu, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
+    let n = x.shape().elements();
+    let arguments = arguments![x, by, out, n, add];
+    gpu.launch(&KERNELS, "divide", &Variant::default(), singles(n), &arguments);
+}

@@ -1,0 +1,30 @@
+// Norms of rows, a group for each.
+
+kernel row_norms(weight: [X], norms: mut [f32], width: u32) {
+    var squares = 0.0;
+    for (var i = lane; i < p.width; i += THREADS) {
+        let x = weight(group * p.width + i);
+        squares += x * x;
+    }
+    squares = group_sum(lane, squares);
+    if lane == 0u { set_norms(group, sqrt(squares)); }
+}
+
+// sqrt(norm^2 + scale * b * cross) for each row b of `up`, a thread for each.
+kernel adapted_norms(norms: [f32], up: [f32], crossed: [f32], adapted: mut [f32], rows: u32, rank: u32,
+                     scale: f32) {
+    if thread >= p.rows { return; }
+    var sum = 0.0;
+    for (var i = 0u; i < p.rank; i++) { sum += up(thread * p.rank + i) * crossed(thread * p.rank + i); }
+    let before = norms(thread) * norms(thread);
+    let square = before + p.scale * sum;
+    // An adapter that cancels its row leaves nothing but rounding, perhaps below zero; and a row of
+    // zeros must not turn its magnitude, zero too, into what is no number.
+    let least = 1.1920929e-7 * before + 1.1754944e-38;
+    set_adapted(thread, sqrt(select(square, least, square < least)));
+}
+
+// A thread for each number.
+kernel divide(x: [f32], by: [f32], result: mut [f32], n: u32, add: u32) {
+    if thread < p.n { put_result(thread, x(thread) / by(thread), p.add); }
+}

@@ -1,0 +1,36 @@
+//! Group norm on a GPU.
+
+use super::Form;
+use crate::Tensor;
+use crate::gpu::{Gpu, Source, Variant, arguments, pairs};
+
+const KERNELS: Source = Source { name: "group_norm", text: include_str!("kernel.wgsl") };
+
+/// Floats of workspace: two statistics of each group.
+pub fn floats(x: &Tensor, form: Form) -> usize {
+    2 * x.shape().sizes()[0] * form.n_groups
+}
+
+pub fn forward(
+    gpu: &Gpu,
+    x: &Tensor,
+    (weight, bias): (&Tensor, &Tensor),
+    form: Form,
+    room: &mut Tensor,
+    y: &mut Tensor,
+) {
+    let &[samples, channels, height, width] = x.shape().sizes() else {
+        unreachable!("checked by the op")
+    };
+    let (n, plane) = (x.shape().elements(), height * width);
+    if n == 0 {
+        return;
+    }
+    let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
+    let variant = Variant::of(&[x.dtype()]);
+    let arguments = arguments![x, &mut *room, size, form.epsilon];
+    gpu.launch(&KERNELS, "group_statistics", &variant, groups, &arguments);
+    let arguments =
+        arguments![x, &*room, weight, bias, y, n, size, plane, channels, form.activation.code()];
+    gpu.launch(&KERNELS, "group_norm", &variant, pairs(n), &arguments);
+}

@@ -1,0 +1,66 @@
+// Random choices, a group for each row. They are made from numbers in f32, before rounding to a narrow
+// format could make two of them equal. Noise is found again for each pass: it is a function of its place.
+
+// Half a step of the random numbers below 1: what is nearer counts as this far.
+const NEAREST_TO_ONE: f32 = 1.0 / 33554432.0;
+
+// Soft choices, and the hard ones that belong to them: either may be left out. Without logits they lie where
+// the first of the two is written, since each thread writes the numbers that it read.
+kernel gumbel(logits: [X], soft: mut [X], hard: mut [X], width: u32, temperature: f32, seed_low: u32,
+              seed_high: u32, number_low: u32, number_high: u32, first_low: u32, first_high: u32) {
+    let start = group * p.width;
+    var most = LOWEST;
+    for (var i = lane; i < p.width; i += THREADS) { most = larger(most, score(start + i)); }
+    most = group_max(lane, most);
+    var sum = 0.0;
+    // The first of the largest, counted from the end so that the largest count is the first place.
+    var chosen = 0.0;
+    for (var i = lane; i < p.width; i += THREADS) {
+        let x = score(start + i);
+        sum += exponential((x - most) / p.temperature);
+        if x == most && chosen == 0.0 { chosen = f32(p.width - i); }
+    }
+    let inverse = 1.0 / group_sum(lane, sum);
+    chosen = group_max(lane, chosen);
+    let is_defined = is_finite(most);
+    for (var i = 2u * lane; i < p.width; i += 2u * THREADS) {
+        let both = i + 1u < p.width;
+        let x = vec2<f32>(score(start + i), score(start + select(i, i + 1u, both)));
+        let far = (x - most) / p.temperature;
+        let one = select(vec2<f32>(0.0), vec2<f32>(1.0),
+                         vec2<f32>(f32(p.width - i), f32(p.width - i) - 1.0) == vec2<f32>(chosen));
+        if has_soft() {
+            set_soft_pair(start + i, inverse * vec2<f32>(exponential(far.x), exponential(far.y)), both);
+        }
+        if has_hard() { set_hard_pair(start + i, select(vec2<f32>(not_a_number()), one, is_defined), both); }
+    }
+}
+
+fn score(at: u32) -> f32 {
+    let stream = Stream(vec2<u32>(p.seed_low, p.seed_high), vec2<u32>(p.number_low, p.number_high),
+                        vec2<u32>(p.first_low, p.first_high));
+    var logit = 0.0;
+    if has_logits() { logit = logits(at); }
+    else if has_soft() { logit = soft(at); }
+    else { logit = hard(at); }
+    let wait = max(-logarithm(random_uniform(stream, at)), NEAREST_TO_ONE);
+    return logit - logarithm(wait);
+}
+
+// dlogits = soft * (gradient - sum of gradient * soft) / temperature, in place. Twice: the first mean is
+// off by as much as rounding moved the sum of a row from 1.
+kernel gumbel_backward(soft: [X], gradient: mut [X], width: u32, temperature: f32) {
+    let start = group * p.width;
+    var mean = 0.0;
+    for (var time = 0u; time < 2u; time++) {
+        var sum = 0.0;
+        for (var i = lane; i < p.width; i += THREADS) {
+            sum += (gradient(start + i) - mean) * soft(start + i);
+        }
+        mean += group_sum(lane, sum);
+    }
+    for (var i = 2u * lane; i < p.width; i += 2u * THREADS) {
+        let g = soft_pair(start + i) * (gradient_pair(start + i) - mean) / p.temperature;
+        set_gradient_pair(start + i, g, i + 1u < p.width);
+    }
+}

@@ -1,0 +1,61 @@
+//! The mean squared error on a GPU.
+
+use super::Factors;
+use crate::Tensor;
+use crate::backward::Slot;
+use crate::gpu::{Argument, Gpu, Source, Variant, arguments, pairs};
+
+const KERNELS: Source = Source { name: "mse", text: include_str!("kernel.wgsl") };
+
+/// Partial sums at most. Chosen: several groups for each core of the largest GPUs.
+const MOST_GROUPS: usize = 1024;
+
+/// Floats of workspace that forward takes: partial sums.
+pub fn forward_floats(prediction: &Tensor) -> usize {
+    MOST_GROUPS.min(prediction.shape().rows())
+}
+
+/// Floats of workspace that backward takes.
+pub const BACKWARD_FLOATS: usize = 1;
+
+pub fn forward(
+    gpu: &Gpu,
+    (prediction, target): (&Tensor, &Tensor),
+    factors: &Factors,
+    room: &mut Tensor,
+    mean: &mut Tensor,
+) {
+    let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
+    let share = rows.div_ceil(MOST_GROUPS.min(rows));
+    let groups = rows.div_ceil(share);
+    let variant = Variant::of(&[prediction.dtype(), target.dtype()]);
+    let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let per_sample = factors.rows_per_sample;
+    let arguments =
+        arguments![prediction, target, weights, mask, &mut *room, rows, width, per_sample, share];
+    gpu.launch(&KERNELS, "mse_rows", &variant, groups, &arguments);
+    let arguments = arguments![&*room, mask, mean, groups, rows, width];
+    gpu.launch(&KERNELS, "mse_finish", &variant, 1, &arguments);
+}
+
+/// 2·gradient·(prediction - target)·factor / count
+pub fn backward(
+    gpu: &Gpu,
+    (prediction, target): (&Tensor, &Tensor),
+    factors: &Factors,
+    gradient: &Tensor,
+    room: &mut Tensor,
+    slot: &mut Slot,
+) {
+    let (n, rows, width) =
+        (prediction.shape().elements(), prediction.shape().rows(), prediction.shape().width());
+    let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
+    let variant = Variant::of(&[prediction.dtype(), target.dtype()]);
+    let counted =
+        [&[Argument::None][..], &arguments![mask, &mut *room, 0usize, rows, width]].concat();
+    gpu.launch(&KERNELS, "mse_finish", &variant, 1, &counted);
+    let (out, per_sample, add) = (&mut slot.tensor, factors.rows_per_sample, slot.add);
+    let tensors = arguments![prediction, target, weights, mask, gradient, &*room, out];
+    let arguments = [&tensors[..], &arguments![n, width, per_sample, add]].concat();
+    gpu.launch(&KERNELS, "mse_backward", &variant, pairs(n), &arguments);
+}

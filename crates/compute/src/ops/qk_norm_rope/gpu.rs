@@ -1,0 +1,74 @@
+//! Norm and rotation on a GPU.
+
+use super::{Form, Pairs};
+use crate::backward::Slot;
+use crate::gpu::columns::{ROWS, Sum};
+use crate::gpu::{Argument, Gpu, Source, Variant, arguments};
+use crate::{Dtype, Tensor};
+
+const KERNELS: Source = Source { name: "qk_norm_rope", text: include_str!("kernel.wgsl") };
+
+pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &mut Tensor) {
+    let Heads { n, rest } = Heads::new(x, form);
+    let table = form.rope.as_ref().map(|(table, _)| table);
+    let arguments = [&arguments![x, weight, table, y, n][..], &rest].concat();
+    let variant = variant(x.dtype(), form);
+    gpu.launch(&KERNELS, "qk_norm_rope", &variant, n.div_ceil(ROWS), &arguments);
+}
+
+/// Turns the gradient of the result into that of x, in place; the norm needs x and its weight.
+pub fn backward(gpu: &Gpu, norm: Option<&(Tensor, Tensor)>, form: &Form, gradient: &mut Tensor) {
+    let Heads { n, rest } = Heads::new(gradient, form);
+    let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
+    let table = form.rope.as_ref().map(|(table, _)| table);
+    let variant = variant(gradient.dtype(), form);
+    let arguments = [&arguments![x, weight, table, gradient, n][..], &rest].concat();
+    gpu.launch(&KERNELS, "qk_norm_rope_backward", &variant, n.div_ceil(ROWS), &arguments);
+}
+
+/// Σ gradient · x̂ over the heads of all rows, the gradient turned back.
+pub fn weight_gradient(
+    gpu: &Gpu,
+    x: &Tensor,
+    gradient: &Tensor,
+    form: &Form,
+    partial: &mut Tensor,
+    slot: &mut Slot,
+) {
+    // Heads without numbers have no weights.
+    if form.head_width == 0 {
+        return;
+    }
+    let Heads { n, rest } = Heads::new(x, form);
+    let blocks = partial.shape().rows();
+    let share = n.div_ceil(blocks.max(1));
+    let table = form.rope.as_ref().map(|(table, _)| table);
+    let first = arguments![x, gradient, table, &mut *partial, n, share];
+    let arguments = [&first[..], &rest].concat();
+    gpu.launch(&KERNELS, "qk_weight_backward", &variant(x.dtype(), form), blocks, &arguments);
+    let sum = Sum { a: partial, b: None, statistics: None, rows_per_vector: blocks };
+    sum.run(gpu, &mut slot.tensor, 0, slot.add);
+}
+
+fn variant(dtype: Dtype, form: &Form) -> Variant {
+    Variant::of(&[dtype]).with("D", form.head_width)
+}
+
+/// How many heads there are, and what all kernels are told last.
+struct Heads {
+    n: usize,
+    rest: [Argument<'static>; 4],
+}
+
+impl Heads {
+    fn new(x: &Tensor, form: &Form) -> Self {
+        let d = form.head_width.max(1);
+        let (n, per_row) = (x.shape().elements() / d, x.shape().width() / d);
+        let (table_rows, pairs) = match &form.rope {
+            Some((table, pairs)) => (table.shape().rows(), *pairs),
+            None => (1, Pairs::Interleaved),
+        };
+        let half_split = pairs == Pairs::HalfSplit;
+        Self { n, rest: arguments![per_row, table_rows, half_split, form.epsilon] }
+    }
+}

@@ -1,0 +1,111 @@
+// Norm and rotation of heads of D numbers, 32 threads for each head. A head lies in shared memory while it
+// is turned, since the two numbers of a pair may be read by different threads.
+
+var<workgroup> heads_now: array<f32, 8u * D>;
+
+// A number of this thread's head.
+fn now(lane: u32, i: u32) -> f32 { return heads_now[lane / 32u * D + i]; }
+fn set_now(lane: u32, i: u32, x: f32) { heads_now[lane / 32u * D + i] = x; }
+
+// The number at i once its pair is turned, forth or back.
+fn turned(lane: u32, head: u32, i: u32, sign: f32) -> f32 {
+    let own = now(lane, i);
+    if !has_table() { return own; }
+    let half = D / 2u;
+    let is_second = select((i & 1u) == 1u, i >= half, p.half_split != 0u);
+    let pair = select(i / 2u, i % half, p.half_split != 0u);
+    let partner = select(i ^ 1u, (i + half) % D, p.half_split != 0u);
+    // Where samples share a table it has a row per token.
+    let angles = head / p.n_heads % p.table_rows * D + 2u * pair;
+    let sine = sign * table(angles + 1u);
+    return own * table(angles) + select(-sine, sine, is_second) * now(lane, partner);
+}
+
+kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32, n_heads: u32,
+                    table_rows: u32, half_split: u32, epsilon: f32) {
+    let head = thread / 32u;
+    let first = head * D;
+    let end = select(0u, D, head < p.heads);
+    var squares = 0.0;
+    for (var i = lane % 32u; i < end; i += 32u) {
+        let number = x(first + i);
+        squares += number * number;
+        set_now(lane, i, number);
+    }
+    if has_weight() {
+        let inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
+        for (var i = lane % 32u; i < end; i += 32u) { set_now(lane, i, now(lane, i) * inverse * weight(i)); }
+    }
+    workgroupBarrier();
+    for (var i = 2u * (lane % 32u); i < end; i += 64u) {
+        let both = i + 1u < end;
+        let second = turned(lane, head, select(i, i + 1u, both), 1.0);
+        set_y_pair(first + i, vec2<f32>(turned(lane, head, i, 1.0), second), both);
+    }
+}
+
+// In place: the gradient of the result becomes that of x.
+kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], heads: u32,
+                             n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
+    let head = thread / 32u;
+    let first = head * D;
+    let end = select(0u, D, head < p.heads);
+    for (var i = lane % 32u; i < end; i += 32u) { set_now(lane, i, gradient(first + i)); }
+    workgroupBarrier();
+    var inverse = 1.0;
+    var slope = 0.0;
+    if has_weight() {
+        var squares = 0.0;
+        var along = 0.0;
+        for (var i = lane % 32u; i < end; i += 32u) {
+            let number = x(first + i);
+            squares += number * number;
+            along += turned(lane, head, i, -1.0) * weight(i) * number;
+        }
+        inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
+        slope = row_sum(lane, along) * inverse / f32(D);
+    }
+    for (var i = 2u * (lane % 32u); i < end; i += 64u) {
+        let both = i + 1u < end;
+        let second = one(lane, head, select(i, i + 1u, both), inverse, slope);
+        set_gradient_pair(first + i, vec2<f32>(one(lane, head, i, inverse, slope), second), both);
+    }
+}
+
+fn one(lane: u32, head: u32, i: u32, inverse: f32, slope: f32) -> f32 {
+    let g = turned(lane, head, i, -1.0);
+    if !has_weight() { return g; }
+    return (g * weight(i) - x(head * D + i) * inverse * slope) * inverse;
+}
+
+// Sums of gradient * xn over some of the heads, the gradient turned back: a group for each row of `partial`
+// [groups, D], which another kernel adds up. Its eight rows of threads take turns.
+kernel qk_weight_backward(x: [X], gradient: [X], table: [f32], partial: mut [f32], heads: u32, share: u32,
+                          n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
+    var sums = array<f32, (D + 31u) / 32u>();
+    for (var turn = 0u; turn < p.share; turn += 8u) {
+        let place = turn + lane / 32u;
+        let head = group * p.share + place;
+        let first = head * D;
+        let end = select(0u, D, head < p.heads && place < p.share);
+        var squares = 0.0;
+        for (var i = lane % 32u; i < end; i += 32u) {
+            let number = x(first + i);
+            squares += number * number;
+            set_now(lane, i, gradient(first + i));
+        }
+        // Also a barrier between writing and reading what threads share.
+        let inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
+        for (var i = lane % 32u; i < end; i += 32u) {
+            sums[i / 32u] += turned(lane, head, i, -1.0) * x(first + i) * inverse;
+        }
+        workgroupBarrier();
+    }
+    for (var i = lane % 32u; i < D; i += 32u) { set_now(lane, i, sums[i / 32u]); }
+    workgroupBarrier();
+    for (var i = lane; i < D; i += THREADS) {
+        var total = 0.0;
+        for (var row = 0u; row < 8u; row++) { total += heads_now[row * D + i]; }
+        set_partial(group * D + i, total);
+    }
+}

@@ -1,0 +1,44 @@
+//! Root-mean-square norm on a GPU.
+
+use crate::Tensor;
+use crate::backward::Slot;
+use crate::gpu::columns::{ROWS, Sum, statistics};
+use crate::gpu::{Gpu, Source, Variant, arguments};
+
+const KERNELS: Source = Source { name: "rms_norm", text: include_str!("kernel.wgsl") };
+
+pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
+    let (rows, width) = (x.shape().rows(), x.shape().width());
+    let arguments = arguments![x, weight, y, rows, width, epsilon];
+    let variant = Variant::of(&[x.dtype()]);
+    gpu.launch(&KERNELS, "rms_norm", &variant, rows.div_ceil(ROWS), &arguments);
+}
+
+pub fn backward(
+    gpu: &Gpu,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    gradient: &Tensor,
+    epsilon: f32,
+    slot: &mut Slot,
+) {
+    let (rows, width, out) = (x.shape().rows(), x.shape().width(), &mut slot.tensor);
+    let variant = Variant::of(&[x.dtype(), out.dtype()]);
+    let arguments = arguments![x, weight, gradient, out, rows, width, epsilon, slot.add];
+    gpu.launch(&KERNELS, "rms_norm_backward", &variant, rows.div_ceil(ROWS), &arguments);
+}
+
+/// Σ gradient · x̂ over all rows.
+pub fn weight_gradient(
+    gpu: &Gpu,
+    x: &Tensor,
+    gradient: &Tensor,
+    epsilon: f32,
+    room: &mut Tensor,
+    slot: &mut Slot,
+) {
+    statistics(gpu, x, epsilon, false, room);
+    let rows_per_vector = x.shape().rows();
+    let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
+    sum.run(gpu, &mut slot.tensor, 0, slot.add);
+}

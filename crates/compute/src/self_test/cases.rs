@@ -1,0 +1,291 @@
+//! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
+
+use crate::ops::{
+    Activation, AdamW, Attention, Axis, Clip, Conv2d, Linear, Lora, Moments, Moments8, Pairs,
+    PatchOrder, QkNormRope, Rope, adamw, adamw_8bit, count_not_finite, ema, global_norm,
+    rope_table, row_norms,
+};
+use crate::{Dtype, Quantisation, Quantised, Result, Shape, Tape, Tensor, Var};
+
+/// An op on some inputs.
+pub(super) struct Case {
+    pub name: &'static str,
+    pub inputs: Vec<(Shape, Role)>,
+    pub run: Run,
+    /// How much further off it may be than most.
+    pub slack: f64,
+}
+
+type Run = Box<dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>>;
+
+/// What an input is for.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Role {
+    /// Of the format under test, with a gradient.
+    Trained,
+    /// Of the format under test, without.
+    Frozen,
+    /// Vectors and adapters are f32, with a gradient.
+    Vector,
+    /// f32 without one.
+    Given,
+}
+
+impl Role {
+    pub fn dtype(self, tested: Dtype) -> Dtype {
+        if matches!(self, Self::Trained | Self::Frozen) { tested } else { Dtype::F32 }
+    }
+
+    pub fn is_trained(self) -> bool {
+        matches!(self, Self::Trained | Self::Vector)
+    }
+}
+
+impl Case {
+    /// All inputs trained, in the format under test.
+    pub fn new(
+        name: &'static str,
+        shapes: &[Shape],
+        run: impl Fn(&Tape<'_>, &[Var]) -> Result<Var> + 'static,
+    ) -> Self {
+        let inputs = shapes.iter().map(|shape| (*shape, Role::Trained)).collect();
+        Self { name, inputs, run: Box::new(run), slack: 1.0 }
+    }
+
+    /// Inputs after the first so many have these roles.
+    fn then(mut self, roles: &[(Shape, Role)]) -> Self {
+        self.inputs.extend(roles);
+        self
+    }
+
+    /// For ops without backward.
+    fn frozen(mut self) -> Self {
+        for (_, role) in &mut self.inputs {
+            *role = if role.dtype(Dtype::Bf16) == Dtype::F32 { Role::Given } else { Role::Frozen };
+        }
+        self
+    }
+
+    fn slack(self, slack: f64) -> Self {
+        Self { slack, ..self }
+    }
+}
+
+/// All of them.
+pub(super) fn cases() -> Vec<Case> {
+    [numbers(), products(), norms(), tokens(), images(), steps()].into_iter().flatten().collect()
+}
+
+fn numbers() -> Vec<Case> {
+    let (x, rows): (Shape, Shape) = ([3, 37].into(), [2, 5, 18].into());
+    let mut all = vec![
+        Case::new("add", &[x, x], |tape, v| tape.add(&v[0], &v[1])),
+        Case::new("scale", &[x], |tape, v| tape.scale(&v[0], -1.5)),
+        Case::new("convert", &[x], |tape, v| {
+            tape.convert(&tape.convert(&v[0], Dtype::F32)?, v[0].dtype())
+        }),
+        Case::new("gated add", &[rows, rows, [2, 36].into()], |tape, v| {
+            tape.gated_add(&v[0], v[2].chunk(1), &v[1])
+        }),
+        Case::new("affine", &[x], |tape, v| {
+            tape.affine(&v[0], &v[1], Some(&v[2]), Activation::Silu)
+        })
+        .then(&[([37].into(), Role::Vector), ([37].into(), Role::Vector)]),
+        Case::new("gumbel softmax", &[x], |tape, v| tape.gumbel_softmax(v[0].clone(), 0.7, false))
+            .slack(4.0),
+    ];
+    let activations = [
+        ("gelu by tanh", Activation::GeluTanh),
+        ("gelu by erf", Activation::GeluErf),
+        ("quick gelu", Activation::QuickGelu),
+        ("silu", Activation::Silu),
+    ];
+    for (name, activation) in activations {
+        all.push(Case::new(name, &[x], move |tape, v| tape.activate(&v[0], activation)));
+    }
+    all.push(Case::new("glu", &[x, x], |tape, v| tape.glu(&v[0], &v[1], Activation::Silu)));
+    all
+}
+
+fn products() -> Vec<Case> {
+    let (x, weight): (Shape, Shape) = ([70, 128].into(), [90, 128].into());
+    let layer = |tape: &Tape<'_>, v: &[Var]| {
+        let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.5, dropout: 0.0 });
+        let activation = Activation::GeluTanh;
+        tape.linear(&v[0], Linear { bias: Some(&v[2]), activation, lora, ..Linear::new(&v[1]) })
+    };
+    let vectors = [
+        ([90].into(), Role::Vector),
+        ([4, 128].into(), Role::Vector),
+        ([90, 4].into(), Role::Vector),
+    ];
+    let mut all = vec![Case::new("linear", &[x, weight], layer).then(&vectors).slack(4.0)];
+    let formats = [
+        ("linear of int8", Quantisation::Int8),
+        ("linear of nf4", Quantisation::Nf4),
+        ("linear of fp8", Quantisation::Fp8),
+    ];
+    for (name, how) in formats {
+        let run = move |tape: &Tape<'_>, v: &[Var]| {
+            tape.linear(&v[0], Linear::new(&Quantised::new(v[1].tensor(), how)?))
+        };
+        all.push(Case::new(name, &[x], run).then(&[(weight, Role::Given)]).slack(4.0));
+    }
+    let dora = |tape: &Tape<'_>, v: &[Var]| {
+        let lora = Lora { down: &v[1], up: &v[2], scale: 0.5, dropout: 0.0 };
+        let weight = (&v[0]).into();
+        tape.dora_scale(weight, &row_norms(weight)?, lora, &v[3])
+    };
+    let given =
+        [(weight, Role::Given), ([4, 128].into(), Role::Given), ([90, 4].into(), Role::Given)];
+    all.push(Case::new("dora", &[], dora).then(&given).then(&[([90].into(), Role::Vector)]));
+    all.extend(attentions());
+    all
+}
+
+fn attentions() -> [Case; 2] {
+    let (q, kv): (Shape, Shape) = ([2, 37, 4 * 32].into(), [2, 41, 2 * 32].into());
+    [
+        Case::new("attention", &[q, q, q], |tape, v| {
+            tape.attention(&v[0], &v[1], &v[2], Attention::full(4, 32))
+        })
+        .slack(4.0),
+        Case::new("causal attention of shared heads", &[q, kv, kv], |tape, v| {
+            let lengths = tape.device().upload([2], &[41u32, 39])?;
+            let (is_causal, key_lengths) = (true, Some(&lengths));
+            let how = Attention { n_kv_heads: 2, is_causal, key_lengths, ..Attention::full(4, 32) };
+            tape.attention(&v[0], &v[1], &v[2], how)
+        })
+        .slack(4.0),
+    ]
+}
+
+fn norms() -> Vec<Case> {
+    let (x, wide): (Shape, Shape) = ([2, 5, 36].into(), [2, 72].into());
+    let vector = ([36].into(), Role::Vector);
+    let heads = |pairs: Pairs| {
+        move |tape: &Tape<'_>, v: &[Var]| {
+            let angles = rope_table(&[Axis::new(12, 10_000.0)], &[0.0, 1.0, 2.0, 5.0, 9.0]);
+            let table = tape.device().upload([5, 12], &angles)?;
+            let (norm, rope) = (Some((&v[1], 1e-6)), Some(Rope { table: &table, pairs }));
+            tape.qk_norm_rope(&v[0], QkNormRope { n_heads: 3, norm, rope })
+        }
+    };
+    let weight = [([12].into(), Role::Vector)];
+    vec![
+        Case::new("norm with modulation", &[x, wide], |tape, v| {
+            tape.norm_modulate(&v[0], v[1].chunk(0), v[1].chunk(1), 1e-6)
+        })
+        .slack(4.0),
+        Case::new("layer norm", &[x], |tape, v| {
+            tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), 1e-5)
+        })
+        .then(&[vector, vector])
+        .slack(4.0),
+        Case::new("rms norm", &[x], |tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6))
+            .then(&[vector])
+            .slack(4.0),
+        Case::new("rotation of neighbours", &[x], heads(Pairs::Interleaved))
+            .then(&weight)
+            .slack(4.0),
+        Case::new("rotation of halves", &[x], heads(Pairs::HalfSplit)).then(&weight).slack(4.0),
+        Case::new("group norm", &[[2, 6, 5, 7].into()], |tape, v| {
+            let [weight, bias] = [v[1].tensor(), v[2].tensor()];
+            tape.group_norm(&v[0], 3, weight, bias, 1e-6, Activation::Silu)
+        })
+        .then(&[([6].into(), Role::Given), ([6].into(), Role::Given)])
+        .frozen()
+        .slack(4.0),
+    ]
+}
+
+fn tokens() -> Vec<Case> {
+    let x: Shape = [2, 5, 9].into();
+    vec![
+        Case::new("tokens put together", &[x, x], |tape, v| tape.concat_tokens(&[&v[0], &v[1]])),
+        Case::new("tokens taken apart", &[x], |tape, v| tape.split_tokens(&v[0], 1..4)),
+        Case::new("gather", &[x], |tape, v| {
+            tape.gather_tokens(&v[0], &tape.device().upload([2, 3], &[4u32, 0, 4, 1, 2, 3])?)
+        }),
+        Case::new("scatter", &[x], |tape, v| {
+            let ids = tape.device().upload([2, 5], &[4u32, 0, 4, 1, 2, 3, 3, 3, 0, 6])?;
+            tape.scatter_tokens(&v[0], &ids, 7)
+        }),
+        Case::new("embedding", &[[11, 9].into()], |tape, v| {
+            tape.embedding(&tape.device().upload([4], &[10u32, 3, 3, 0])?, &v[0])
+        }),
+        Case::new("mean squared error", &[x], |tape, v| {
+            let weights = tape.device().upload([2], &[0.5f32, 2.0])?;
+            tape.mse(&v[0], v[1].tensor(), Some(&weights), None)
+        })
+        .then(&[(x, Role::Given)]),
+        Case::new("cross entropy", &[[6, 9].into(), [77, 9].into()], |tape, v| {
+            let words = tape.device().upload([6], &[0u32, 76, 5, 5, crate::ops::IGNORED, 40])?;
+            tape.cross_entropy(&v[0], &v[1], &words)
+        })
+        .slack(4.0),
+    ]
+}
+
+fn images() -> Vec<Case> {
+    let image: Shape = [2, 3, 6, 10].into();
+    let all = vec![
+        Case::new("patchify", &[image], |tape, v| {
+            let tokens = tape.patchify(&v[0], 2, PatchOrder::ChannelsLast)?;
+            tape.unpatchify(&tokens, [6, 10], 2, PatchOrder::ChannelsFirst)
+        }),
+        Case::new("upsample", &[image], |tape, v| tape.upsample(&v[0], 2)),
+        Case::new("mean pool", &[image], |tape, v| tape.avg_pool(&v[0], 2)),
+        Case::new("convolution", &[image], |tape, v| {
+            let (weight, bias) = (v[1].tensor(), Some(v[2].tensor()));
+            let activation = Activation::Silu;
+            tape.conv2d(&v[0], Conv2d { bias, padding: [1; 4], activation, ..Conv2d::new(weight) })
+        })
+        .then(&[([5, 3, 3, 3].into(), Role::Given), ([5].into(), Role::Given)])
+        .slack(4.0),
+    ];
+    all.into_iter().map(Case::frozen).collect()
+}
+
+fn steps() -> Vec<Case> {
+    let given = |name, run: fn(&Tape<'_>, &[Var]) -> Result<Var>| {
+        Case::new(name, &[], run).then(&[([600].into(), Role::Given), ([600].into(), Role::Given)])
+    };
+    vec![
+        given("adamw", |_, v| {
+            let (mut params, mut state) = fresh(v, Moments::new)?;
+            adamw(&mut params, &[Some(v[1].tensor())], &mut state, AdamW::default(), None)?;
+            Ok(params.remove(0).into())
+        }),
+        given("adamw of 8 bits, clipped", |tape, v| {
+            let (mut params, mut state) = fresh(v, Moments8::new)?;
+            let gradients = [Some(v[1].tensor())];
+            let clip = Clip { norm: global_norm(&gradients, tape.device())?, max: 1.0 };
+            for step in 1..=3 {
+                let step = AdamW { step, ..AdamW::default() };
+                adamw_8bit(&mut params, &gradients, &mut state, step, Some(&clip))?;
+            }
+            Ok(params.remove(0).into())
+        }),
+        given("moving average", |_, v| {
+            let (mut params, _) = fresh(v, |_| Ok(()))?;
+            ema(&mut params[0], v[1].tensor(), 0.9)?;
+            Ok(params.remove(0).into())
+        }),
+        given("finite check", |tape, v| {
+            let count = count_not_finite(&[v[0].tensor(), v[1].tensor()])?.to_vec::<u32>()[0];
+            Ok(tape.device().upload([1], &[1.0 + count as f32])?.into())
+        }),
+        given("random numbers", |tape, _| {
+            Ok(tape.device().normal([301], Dtype::F32, 2.0, (3, 4))?.into())
+        })
+        .slack(4.0),
+    ]
+}
+
+/// A parameter of its own, and what its optimizer remembers.
+fn fresh<T>(v: &[Var], state: impl Fn(&Tensor) -> Result<T>) -> Result<(Vec<Tensor>, Vec<T>)> {
+    let param = v[0].tensor().clone().unshared()?;
+    let state = state(&param)?;
+    Ok((vec![param], vec![state]))
+}
