@@ -89,7 +89,7 @@ impl Device {
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let cuda = Cuda::open(index, limit_bytes, cache)?;
+        let cuda = Cuda::open(index, limit_bytes, is_deterministic, cache)?;
         let limit_bytes = limit_bytes.min(cuda.bytes());
         let engine = Engine::Cuda(Box::new(cuda));
         Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
