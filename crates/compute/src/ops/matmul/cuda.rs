@@ -23,8 +23,15 @@ pub fn bytes(work: &MatMul<'_>) -> usize {
         [product.left, product.right].iter().map(|factor| copy_bytes(*factor, dtype)).sum()
     });
     // Copies of one product are done with when the next begins.
-    let bias = work.bias.map_or(0, Tensor::bytes).next_multiple_of(ALIGNMENT);
+    let bias = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
     WORKSPACE + bias + copies.max().unwrap_or(0usize)
+}
+
+/// Of a copy of the bias in the format of the result; one in f32 may have to be copied to be aligned.
+fn bias_bytes(bias: &Tensor, out: Dtype) -> usize {
+    let is_ready = bias.dtype() == out && out != Dtype::F32;
+    let bytes = if is_ready { 0 } else { bias.shape().elements() * out.bytes() };
+    bytes.next_multiple_of(ALIGNMENT)
 }
 
 /// The format that both factors of a product are multiplied in.
@@ -59,7 +66,7 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
     if work.rows() * work.columns() == 0 {
         return;
     }
-    let room = Room { library: workspace.address_mut() };
+    let room = Room::new(&work, workspace.address_mut());
     let (last, first) = work.products.split_first().expect("there is something to multiply");
     let (mut add, out) = (work.add, work.out.dtype());
     for product in first {
@@ -121,7 +128,7 @@ fn finish(
     let n = out.shape().elements();
     let is_fit = kept.is_multiple_of(16);
     let p = if is_fit { pack(columns, &[out, bias.unwrap_or(out)]) } else { 1 };
-    let variant = Variant::of(&[out.dtype()]).by(p);
+    let variant = Variant::of(&[out.dtype(), bias.map_or(Dtype::F32, Tensor::dtype)]).by(p);
     let arguments = arguments![out, bias, kept, n / p, columns, activation.code()];
     cuda.launch(&KERNELS, "finish", variant, Grid::numbers(n / p), &arguments);
 }
@@ -129,15 +136,23 @@ fn finish(
 /// The workspace: the library's part, the bias, copies of factors.
 struct Room {
     library: u64,
+    bias: u64,
+    copies: u64,
 }
 
 impl Room {
+    fn new(work: &MatMul<'_>, library: u64) -> Self {
+        let bias = library + WORKSPACE as u64;
+        let bytes = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
+        Self { library, bias, copies: bias + bytes as u64 }
+    }
+
     /// A bias in the format of the result.
     fn bias(&self, cuda: &Cuda, bias: &Tensor, out: Dtype) -> u64 {
-        if out == Dtype::F32 && bias.address().is_multiple_of(16) {
+        if bias.dtype() == out && bias.address().is_multiple_of(16) {
             return bias.address();
         }
-        let (to, n) = (self.library + WORKSPACE as u64, bias.shape().elements());
+        let (to, n) = (self.bias, bias.shape().elements());
         let variant = Variant::of(&[bias.dtype(), out]);
         elementwise::cuda::convert(cuda, (bias.into(), Argument(to)), variant, n);
         to
@@ -158,10 +173,7 @@ impl Room {
             }
             return;
         }
-        let mut to = self.library + WORKSPACE as u64;
-        if bias != 0 {
-            to += (gemm.columns * Dtype::F32.bytes()).next_multiple_of(ALIGNMENT) as u64;
-        }
+        let mut to = self.copies;
         let left = Self::factor(cuda, product.left, gemm.factors, &mut to);
         let right = Self::factor(cuda, product.right, gemm.factors, &mut to);
         let (workspace, scale) = (self.library, product.scale);
