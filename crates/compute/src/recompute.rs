@@ -6,7 +6,7 @@
 //! or the same as another result, has one gradient with it.
 
 use crate::backward::Backward;
-use crate::tape::{Draws, Mode, Tape};
+use crate::tape::{Draws, Mode, Run, Tape};
 use crate::var::{Kept, Source, Var};
 use crate::{Params, Result, Tensor};
 
@@ -32,9 +32,8 @@ impl<'m> Tape<'m> {
         }
         let op = self.begin("recompute");
         let first_stream = self.next_stream.get();
-        let last_run = if op.is_run { usize::MAX } else { 0 };
         let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.draws)
-            .for_block(first_stream, last_run);
+            .for_block(first_stream, Run::all_if(op.is_run));
         let sources: Vec<_> = inputs.iter().map(|input| input.source()).collect();
         let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
         let leaves = rehearsal.adopt(tensors, &sources);
@@ -55,7 +54,7 @@ impl<'m> Tape<'m> {
             params: self.params,
             draws: self.draws,
             first_stream,
-            last_run: rehearsal.last_kept(),
+            run: rehearsal.kept(),
         };
         self.push("recompute", move |back| again.run(back, &block));
         Ok(results)
@@ -130,17 +129,17 @@ struct Again<'m> {
     params: &'m Params,
     draws: Draws,
     first_stream: u64,
-    last_run: usize,
+    run: Run,
 }
 
 impl<'m> Again<'m> {
     fn run<const N: usize>(self, back: &mut Backward<'_>, block: &Block<'m, N>) -> Result<()> {
-        let Self { kept, sources, links, params, draws, first_stream, last_run } = self;
+        let Self { kept, sources, links, params, draws, first_stream, run } = self;
         if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
             return Ok(());
         }
-        let tape = Tape::with(back.place.device, params, Mode::Record, draws)
-            .for_block(first_stream, last_run);
+        let tape =
+            Tape::with(back.place.device, params, Mode::Record, draws).for_block(first_stream, run);
         let tensors = kept.into_iter().map(|kept| kept.get(back.place)).collect::<Result<_>>()?;
         let leaves = tape.adopt(tensors, &sources);
         // The records hold what they need of inputs and results.

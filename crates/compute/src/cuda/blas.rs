@@ -131,6 +131,8 @@ pub(crate) struct Factors {
     pub before: u64,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
+    /// Whether this is a trial, and what lies at `out` is of no use yet.
+    pub is_trial: bool,
 }
 
 impl Factors {
@@ -143,7 +145,8 @@ impl Factors {
 pub(super) struct Blas {
     functions: Functions,
     handle: *mut c_void,
-    plans: Mutex<HashMap<(Gemm, [u32; 3]), Plan>>,
+    /// By alignments.
+    plans: Mutex<HashMap<Gemm, Vec<([u32; 3], Plan)>>>,
     /// Whether algorithms are measured.
     is_measured: bool,
 }
@@ -171,12 +174,21 @@ impl Blas {
         Ok(Self { functions, handle, plans: Mutex::default(), is_measured })
     }
 
+    /// Whether a trial of such a product would find something out.
+    pub fn wants_trial(&self, gemm: &Gemm) -> bool {
+        let plans = self.plans.lock().expect("nothing panics while a product is asked for");
+        self.is_measured && !can_be_repeated(gemm) && !plans.contains_key(gemm)
+    }
+
     pub fn multiply(&self, driver: &Driver, gemm: &Gemm, at: Factors) -> Result<()> {
         let mut plans = self.plans.lock().expect("nothing panics while a product is asked for");
-        let key = (*gemm, at.alignments());
-        let plan = match plans.get(&key) {
-            Some(plan) => *plan,
-            None => *plans.entry(key).or_insert(self.plan(driver, gemm, at)?),
+        let (known, alignments) = (plans.entry(*gemm).or_default(), at.alignments());
+        let plan = if let Some((_, plan)) = known.iter().find(|(known, _)| *known == alignments) {
+            *plan
+        } else {
+            let plan = self.plan(driver, gemm, at)?;
+            known.push((alignments, plan));
+            plan
         };
         self.point(plan.description, gemm.epilogue, at)?;
         self.start(driver, &plan, gemm.add, at)
@@ -236,7 +248,8 @@ impl Blas {
         let mut found = self.algorithms(gemm, at, description, layouts)?.into_iter();
         let plan = |algorithm| Plan { description, layouts, algorithm };
         let mut best = plan(found.next().expect("there is one, or it is an error"));
-        if !self.is_measured || found.len() == 0 {
+        let is_measured = self.is_measured && (can_be_repeated(gemm) || at.is_trial);
+        if !is_measured || found.len() == 0 {
             return Ok(best);
         }
         let mut least = WORTH * self.measure(driver, &best, gemm, at)?;
@@ -250,10 +263,9 @@ impl Blas {
         Ok(best)
     }
 
-    /// Milliseconds of some runs, in the place of the product itself: what they write is written again,
-    /// and to what they add to they add nothing.
+    /// Milliseconds of some runs, in the place of the product itself; see [`can_be_repeated`].
     fn measure(&self, driver: &Driver, plan: &Plan, gemm: &Gemm, at: Factors) -> Result<f32> {
-        let scale = if gemm.add { NEXT_TO_NOTHING } else { at.scale };
+        let scale = if gemm.add && !at.is_trial { NEXT_TO_NOTHING } else { at.scale };
         let run = || self.start(driver, plan, gemm.add, Factors { scale, ..at });
         run()?;
         driver.time(|| (0..N_RUNS).try_for_each(|_| run()))
@@ -372,6 +384,12 @@ impl Blas {
         };
         check("cublasLtMatmulPreferenceSetAttribute", status).map(|()| preference)
     }
+}
+
+/// Whether a product may be run several times in its place: what it writes is written again, and to what it
+/// adds to it can add next to nothing, unless a bias goes with it.
+fn can_be_repeated(gemm: &Gemm) -> bool {
+    !gemm.add || gemm.epilogue == Epilogue::Nothing
 }
 
 impl Drop for Blas {

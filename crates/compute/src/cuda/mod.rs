@@ -115,6 +115,11 @@ impl Cuda {
         self.note(started);
     }
 
+    /// Whether a product is better tried before its result's place holds anything that must stay.
+    pub fn wants_trial(&self, gemm: &Gemm) -> bool {
+        self.blas.wants_trial(gemm)
+    }
+
     /// Multiplies; see [`Gemm`].
     pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
         self.note(self.driver.bind());
@@ -250,7 +255,7 @@ pub(crate) struct Grid {
 /// Threads of a block where nothing speaks for another number.
 pub(crate) const THREADS: usize = 256;
 /// Threads that go in step.
-const WARP: usize = 32;
+pub(crate) const WARP: usize = 32;
 
 impl Grid {
     /// A thread for each of `n`.

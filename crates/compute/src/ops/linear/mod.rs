@@ -128,9 +128,12 @@ impl Tape<'_> {
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
         let is_tracked = self.tracks(&inputs(all));
 
-        let mut y = op.alloc(x.shape().with_width(outputs), x.dtype())?;
         let keeps_before = is_tracked && activation != Activation::None;
-        let mut before = if keeps_before { Some(op.alloc(y.shape(), y.dtype())?) } else { None };
+        let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
+        let is_before_enough = keeps_before && !self.wants_result(&op);
+        let place = Place { is_run: op.is_run && !is_before_enough, ..op.place };
+        let mut y = place.alloc(shape, dtype)?;
+        let mut before = if keeps_before { Some(op.alloc(shape, dtype)?) } else { None };
         let share = lora.map_or(0.0, |lora| lora.dropout);
         let is_dropped = share > 0.0 && self.is_training();
         let dropout = is_dropped.then(|| Dropout { share, random: self.random(x.shape()) });
@@ -144,13 +147,17 @@ impl Tape<'_> {
             products.push(Product::new(inner, Matrix::from(&ready.up).t()));
         }
         let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
-        MatMul {
-            bias: rounded.or(bias.map(Var::tensor)),
-            activation,
-            before_activation: before.as_mut(),
-            ..MatMul::new(&products, &mut y)
+        let bias = rounded.or(bias.map(Var::tensor));
+        match &mut before {
+            Some(before) if is_before_enough => {
+                MatMul { bias, ..MatMul::new(&products, before) }.run(op.place)?;
+            }
+            before_activation => {
+                let before_activation = before_activation.as_mut();
+                let all = MatMul::new(&products, &mut y);
+                MatMul { bias, activation, before_activation, ..all }.run(op.place)?;
+            }
         }
-        .run(op.place)?;
 
         let result = op.result(y);
         if !is_tracked {
@@ -168,7 +175,7 @@ impl Tape<'_> {
             kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
             weight,
-            bias: bias.and_then(Var::source),
+            bias: layer.bias.and_then(Var::source),
             lora: lora.zip(inner).zip(ready).map(|((lora, inner), ready)| LoraRecord {
                 inner,
                 down: (ready.down, lora.down.source()),

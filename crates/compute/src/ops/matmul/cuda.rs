@@ -68,17 +68,20 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
     }
     let room = Room::new(&work, workspace.address_mut());
     let (last, first) = work.products.split_first().expect("there is something to multiply");
-    let (mut add, out) = (work.add, work.out.dtype());
-    for product in first {
-        room.run(cuda, product, work.out, Gemm { add, ..plain(product, out) }, [0, 0]);
-        add = true;
-    }
+    let out = work.out.dtype();
     let epilogue = epilogue(&work);
-    let gemm = Gemm { add, epilogue, ..plain(last, out) };
+    let gemm = Gemm { add: work.add || !first.is_empty(), epilogue, ..plain(last, out) };
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
     let before = work.before_activation.filter(|_| work.activation != Activation::None);
     let kept = before.map_or(0, Tensor::address_mut);
+    if !work.add && cuda.wants_trial(&gemm) {
+        Room { is_trial: true, ..room }.run(cuda, last, work.out, gemm, [bias, kept]);
+    }
+    for (index, product) in first.iter().enumerate() {
+        let gemm = Gemm { add: work.add || index > 0, ..plain(product, out) };
+        room.run(cuda, product, work.out, gemm, [0, 0]);
+    }
     room.run(cuda, last, work.out, gemm, [bias, kept]);
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         finish(
@@ -138,13 +141,15 @@ struct Room {
     library: u64,
     bias: u64,
     copies: u64,
+    /// Whether products are tried rather than done.
+    is_trial: bool,
 }
 
 impl Room {
     fn new(work: &MatMul<'_>, library: u64) -> Self {
         let bias = library + WORKSPACE as u64;
         let bytes = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
-        Self { library, bias, copies: bias + bytes as u64 }
+        Self { library, bias, copies: bias + bytes as u64, is_trial: false }
     }
 
     /// A bias in the format of the result.
@@ -176,8 +181,9 @@ impl Room {
         let mut to = self.copies;
         let left = Self::factor(cuda, product.left, gemm.factors, &mut to);
         let right = Self::factor(cuda, product.right, gemm.factors, &mut to);
-        let (workspace, scale) = (self.library, product.scale);
-        let at = Factors { left, right, out: out.address_mut(), scale, bias, before, workspace };
+        let (workspace, scale, is_trial) = (self.library, product.scale, self.is_trial);
+        let out = out.address_mut();
+        let at = Factors { left, right, out, scale, bias, before, workspace, is_trial };
         cuda.gemm(&gemm, at);
     }
 
