@@ -8,7 +8,8 @@ use compute::{Device, Stream};
 use machine::{Machine, Recording, Source};
 
 use super::*;
-use crate::cases::Case;
+use crate::cases::{Case, How};
+use crate::model::recompute::Recompute;
 
 /// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
 fn random_points(seed: u64) -> Vec<(f64, f64)> {
@@ -115,7 +116,8 @@ fn a_damaged_file_is_told_of_and_not_used() {
 
 /// A training step's tally on a device.
 fn step(device: &Device) -> Work {
-    let prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16).unwrap();
+    let how = How { samples: 1, recompute: Recompute::None };
+    let mut prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
     let before = device.work();
     prepared.run().unwrap();
     device.work().since(&before)
