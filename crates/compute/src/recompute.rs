@@ -398,4 +398,40 @@ mod tests {
         tape.backward_from(trained, gradient, &mut gradients).unwrap();
         assert_eq!(gradients.get(key).unwrap().to_vec::<f32>(), [1.0, 2.0]);
     }
+
+    #[test]
+    fn of_a_last_op_only_what_is_kept_is_made_again() {
+        use crate::ops::Activation;
+        let device = device();
+        let mut params = Params::default();
+        let tensor = |shape: [usize; 2], seed| {
+            upload(&device, &Input::normal(shape, seed).scaled(0.3), Dtype::F32)
+        };
+        let [up, down] = [1, 2].map(|seed| Var::from(tensor([WIDTH, WIDTH], seed)));
+        let key = params.add(tensor([TOKENS, WIDTH], 3));
+        // Of the first layer backward needs what its activation was applied to; of the second, nothing.
+        let block = |tape: &Tape<'_>, x: &Var| {
+            let layer = Linear { activation: Activation::GeluTanh, ..Linear::new(&up) };
+            tape.linear(&tape.linear(x, layer)?, Linear::new(&down))
+        };
+        let train = |is_recomputed: bool| {
+            let before = device.work().flops;
+            let mut gradients = Gradients::default();
+            let tape = Tape::training(&device, &params, 0);
+            let x = tape.param(key);
+            let y = if is_recomputed {
+                let [y] = tape.recompute(&[&x], |tape, v| Ok([block(tape, &v[0])?])).unwrap();
+                y
+            } else {
+                block(&tape, &x).unwrap()
+            };
+            let gradient = tensor([TOKENS, WIDTH], 4);
+            tape.backward_from(y, gradient, &mut gradients).unwrap();
+            (gradients.get(key).unwrap().to_vec::<f32>(), device.work().flops - before)
+        };
+        let ((once, flops), (twice, more)) = (train(false), train(true));
+        assert_eq!(once, twice);
+        // One product, and no activation.
+        assert_eq!(more - flops, (2 * TOKENS * WIDTH * WIDTH) as u64);
+    }
 }

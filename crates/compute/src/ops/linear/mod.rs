@@ -128,36 +128,15 @@ impl Tape<'_> {
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
         let is_tracked = self.tracks(&inputs(all));
 
-        let keeps_before = is_tracked && activation != Activation::None;
-        let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
-        let is_before_enough = keeps_before && !self.wants_result(&op);
-        let place = Place { is_run: op.is_run && !is_before_enough, ..op.place };
-        let mut y = place.alloc(shape, dtype)?;
-        let mut before = if keeps_before { Some(op.alloc(shape, dtype)?) } else { None };
         let share = lora.map_or(0.0, |lora| lora.dropout);
         let is_dropped = share > 0.0 && self.is_training();
         let dropout = is_dropped.then(|| Dropout { share, random: self.random(x.shape()) });
-        let ready = lora.map(|lora| Ready::new(op.place, lora, bias, x.dtype())).transpose()?;
-        let inner = match (lora, &ready) {
-            (Some(lora), Some(ready)) => Some(ready.inner(op.place, x, lora.scale, dropout)?),
-            _ => None,
+        let wanted = Wanted {
+            before: is_tracked && activation != Activation::None,
+            result: self.wants_result(&op),
         };
-        let mut products = vec![Product::new(x.tensor(), weight.matrix(x.dtype()).t())];
-        if let (Some(inner), Some(ready)) = (&inner, &ready) {
-            products.push(Product::new(inner, Matrix::from(&ready.up).t()));
-        }
-        let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
-        let bias = rounded.or(bias.map(Var::tensor));
-        match &mut before {
-            Some(before) if is_before_enough => {
-                MatMul { bias, ..MatMul::new(&products, before) }.run(op.place)?;
-            }
-            before_activation => {
-                let before_activation = before_activation.as_mut();
-                let all = MatMul::new(&products, &mut y);
-                MatMul { bias, activation, before_activation, ..all }.run(op.place)?;
-            }
-        }
+        let made = forward(op.place, x, (layer, outputs), dropout, wanted)?;
+        let Made { y, before, inner, ready } = made;
 
         let result = op.result(y);
         if !is_tracked {
@@ -199,6 +178,60 @@ impl Tape<'_> {
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
+}
+
+/// What is asked of forward besides the arithmetic.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Whether what the activation is applied to is kept.
+    before: bool,
+    /// Whether anybody reads the result.
+    result: bool,
+}
+
+/// What forward makes.
+struct Made {
+    y: Tensor,
+    before: Option<Tensor>,
+    inner: Option<Tensor>,
+    ready: Option<Ready>,
+}
+
+fn forward(
+    place: Place<'_>,
+    x: &Var,
+    (layer, outputs): (Linear<'_>, usize),
+    dropout: Option<Dropout>,
+    wanted: Wanted,
+) -> Result<Made> {
+    let Linear { weight, bias, activation, lora } = layer;
+    let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
+    let is_before_enough = wanted.before && !wanted.result;
+    let is_run = place.is_run && !is_before_enough;
+    let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
+    let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
+    let ready = lora.map(|lora| Ready::new(place, lora, bias, dtype)).transpose()?;
+    let inner = match (lora, &ready) {
+        (Some(lora), Some(ready)) => Some(ready.inner(place, x, lora.scale, dropout)?),
+        _ => None,
+    };
+    let mut products = vec![Product::new(x.tensor(), weight.matrix(dtype).t())];
+    if let (Some(inner), Some(ready)) = (&inner, &ready) {
+        products.push(Product::new(inner, Matrix::from(&ready.up).t()));
+    }
+    let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
+    let bias = rounded.or(bias.map(Var::tensor));
+    match &mut before {
+        Some(before) if is_before_enough => {
+            MatMul { bias, ..MatMul::new(&products, before) }.run(place)?;
+        }
+        before => {
+            let before_activation = before.as_mut();
+            let products = MatMul::new(&products, &mut y);
+            MatMul { bias, activation, before_activation, ..products }.run(place)?;
+        }
+    }
+    Ok(Made { y, before, inner, ready })
 }
 
 /// Checks all shapes and formats; returns how many outputs there are.
