@@ -38,6 +38,14 @@ impl Kind {
         Self::Cpu { threads, has_tiles: has_tiles() }
     }
 
+    /// Whether a computation gives the same bits every time.
+    pub fn is_deterministic(self) -> bool {
+        match self {
+            Self::Cpu { .. } => true,
+            Self::Cuda { is_deterministic } => is_deterministic,
+        }
+    }
+
     /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
     /// card, what its copies ask for.
     pub(crate) fn alignment(self) -> usize {

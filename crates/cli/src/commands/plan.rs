@@ -79,14 +79,15 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         None => Source::live(),
     };
     let machine = Machine::probe(&mut source);
+    let engine = arguments.engine.for_job(&config);
     let kind = match arguments.machine {
-        Some(_) if matches!(arguments.engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
-        _ => arguments.engine.kind(),
+        Some(_) if matches!(engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
+        _ => engine.kind(),
     };
-    let limit_bytes = arguments.engine.limit_bytes_of(&machine, arguments.limit);
+    let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
     let rates = match arguments.machine {
         Some(_) => Rates::documented(&machine, kind),
-        None => arguments.engine.rates(&machine),
+        None => engine.rates(&machine),
     };
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let outlook = Outlook::foreseen(&config, &pipeline)?;
@@ -143,6 +144,7 @@ impl Planned {
             "fits": true,
             "machine": self.machine.title,
             "engine": if matches!(self.kind, Kind::Cuda { .. }) { "cuda" } else { "cpu" },
+            "is_deterministic": self.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,

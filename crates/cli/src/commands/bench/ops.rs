@@ -327,11 +327,11 @@ impl Bench<'_> {
                 self.device.synchronise()
             })?;
             let after = self.device.work();
-            let of_one = |before: u64, after: u64| (after - before) / n as u64;
+            let of_one = |before: u64, after: u64| (after - before) / u64::from(n);
             done = (of_one(before.flops, after.flops), of_one(before.bytes, after.bytes));
             times.extend((index >= 2).then_some(time));
         }
-        let of_one = |ms: f64| ms / self.in_a_row() as f64;
+        let of_one = |ms: f64| ms / f64::from(self.in_a_row());
         let ms_median = median(times.iter().map(|time| of_one(time.wall_ms)));
         Ok(Figure {
             ms_median,
