@@ -40,8 +40,9 @@ functions! {
     }
 }
 
-/// Bytes of workspace of every product. Taken: what the library itself takes on Hopper by default.
-pub(crate) const WORKSPACE: usize = 32 << 20;
+/// Bytes of workspace of every product. Chosen: a part of every step's peak; the 32 MiB that the library
+/// takes by itself made no product of the benchmark job faster.
+pub(crate) const WORKSPACE: usize = 4 << 20;
 
 const COMPUTE_32F: c_int = 68;
 const R_32F: c_int = 0;
@@ -56,7 +57,7 @@ const MOST_WORKSPACE: c_int = 1;
 const LEAST_ALIGNMENT: c_int = 5;
 
 /// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first.
-const N_CANDIDATES: usize = 8;
+const N_CANDIDATES: u8 = 8;
 /// Times that each is run to be measured, after one that is not. Chosen: a product takes a tenth of a
 /// millisecond, and there are some dozen kinds of them in a model.
 const N_RUNS: usize = 4;
@@ -145,11 +146,13 @@ impl Factors {
 pub(super) struct Blas {
     functions: Functions,
     handle: *mut c_void,
-    /// By alignments.
-    plans: Mutex<HashMap<Gemm, Vec<([u32; 3], Plan)>>>,
+    plans: Mutex<HashMap<Gemm, Vec<Aligned>>>,
     /// Whether algorithms are measured.
     is_measured: bool,
 }
+
+/// A plan, and the alignments of right, left and out that it is for.
+type Aligned = ([u32; 3], Plan);
 
 /// How a kind of product is asked for.
 #[derive(Clone, Copy)]
@@ -324,8 +327,8 @@ impl Blas {
         [right, left, out]: [*mut c_void; 3],
     ) -> Result<Vec<[u64; 8]>> {
         let preference = self.preference(at)?;
-        let (mut found, mut count) = ([Heuristic::default(); N_CANDIDATES], 0);
-        let most = if self.is_measured { N_CANDIDATES } else { 1 };
+        let (mut found, mut count) = ([Heuristic::default(); N_CANDIDATES as usize], 0);
+        let most = c_int::from(if self.is_measured { N_CANDIDATES } else { 1 });
         // SAFETY: all handles were just made; writes at most as many results, and their count.
         let status = unsafe {
             (self.functions.cublasLtMatmulAlgoGetHeuristic)(
@@ -336,7 +339,7 @@ impl Blas {
                 out,
                 out,
                 preference,
-                most as c_int,
+                most,
                 found.as_mut_ptr(),
                 &raw mut count,
             )

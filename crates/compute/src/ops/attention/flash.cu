@@ -17,33 +17,6 @@
 #define FORWARD_TILE 64
 #define BACKWARD_TILE (D == 64 ? 64 : 32)
 
-struct Shape {
-    u64 queries, keys, heads, kv_heads, d;
-    float scale;
-    int is_causal;
-    const u32* lengths;
-    const float* relative;
-};
-
-#define SHAPE_PARAMETERS                                                                            \
-    u64 queries, u64 keys, u64 heads, u64 kv_heads, u64 d, float scale, int is_causal,              \
-        const u32 *lengths, const float *relative
-#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, relative}
-
-// How many of the first keys a query sees.
-DEVICE u32 seen(const Shape& s, u64 sample, u64 query) {
-    u64 length = s.lengths ? s.lengths[sample] : s.keys;
-    if (!s.is_causal) return length;
-    u64 own = s.keys - s.queries + query + 1;
-    return own < length ? own : length;
-}
-
-// What is added to scale * q * k, in units of log2.
-DEVICE float bias(const Shape& s, u64 head, u64 query, u64 key) {
-    if (!s.relative || query >= s.queries || key >= s.keys) return 0.0f;
-    return LOG2_E * s.relative[head * (s.queries + s.keys - 1) + s.queries - 1 - query + key];
-}
-
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -250,7 +223,7 @@ flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAM
                 float x = weights[i].c[j] * unit;
                 if (!is_whole) {
                     u32 at = key + 8 * i + 2 * t + j % 2;
-                    x = at < sees[j / 2] ? x + bias(s, head, query + j / 2 * 8, at) : -INFINITY;
+                    x = at < sees[j / 2] ? x + LOG2_E * bias(s, head, query + j / 2 * 8, at) : -INFINITY;
                 }
                 weights[i].c[j] = x;
                 now[j / 2] = fmaxf(now[j / 2], x);
@@ -358,7 +331,7 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 u32 at = key + 8 * i + 2 * t + j % 2;
-                float more = relative ? bias(s, head, query + j / 2 * 8, at) : 0.0f;
+                float more = relative ? LOG2_E * bias(s, head, query + j / 2 * 8, at) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithm[j / 2], own_delta[j / 2],
                          at < sees[j / 2], more);
             }
@@ -446,7 +419,7 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 u32 column = 8 * i + 2 * t + j % 2, own_key = key + j / 2 * 8;
-                float more = relative ? bias(s, head, query + column, own_key) : 0.0f;
+                float more = relative ? LOG2_E * bias(s, head, query + column, own_key) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithms[column], deltas[column],
                          own_key < sees[column], more);
             }
