@@ -193,7 +193,7 @@ fn learn(
 ) -> Result<(End, Trained)> {
     let mut run = begin(config, pipeline, setup, from, into)?;
     let end = run.go()?;
-    let trained = run.session.averaged(|session| Ok(session.trained()))?;
+    let trained = run.session.averaged(Session::trained)?;
     Ok((end, trained))
 }
 
