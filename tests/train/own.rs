@@ -147,8 +147,12 @@ impl Reference {
         for ((name, _), value) in adapters.own.iter().zip(values) {
             let Some((_, down, up)) = self.adapter(name) else { continue };
             let added = up.times(&down).numbers;
-            let merged: Vec<f32> =
-                numbers(value).iter().zip(added).map(|(own, more)| own + SCALE * more).collect();
+            let merged: Vec<f32> = numbers(value)
+                .unwrap()
+                .iter()
+                .zip(added)
+                .map(|(own, more)| own + SCALE * more)
+                .collect();
             *value = value.device().clone().upload(value.shape(), &merged).unwrap();
             n += 1;
         }
@@ -165,7 +169,7 @@ struct Matrix {
 impl Matrix {
     fn of(tensor: &Tensor) -> Self {
         let columns = *tensor.shape().sizes().last().unwrap();
-        Self { numbers: numbers(tensor), columns }
+        Self { numbers: numbers(tensor).unwrap(), columns }
     }
 
     fn turned(&self) -> Self {

@@ -98,7 +98,7 @@ fn a_run_goes_on_as_if_it_had_not_stopped() {
     let file = "adapter/peft/adapter_model.safetensors";
     assert!(result(&whole, file) == result(&parts, file), "other bytes than without a stop");
     let card = fs::read_to_string(whole.join("README.md")).unwrap();
-    for said in ["library_name: peft", "PeftModel.from_pretrained", "trained on 12 sequences"] {
+    for said in ["library_name: peft", "PeftModel.from_pretrained", "trained on 8 sequences"] {
         assert!(card.contains(said), "{said} is not in {card}");
     }
 }

@@ -52,6 +52,14 @@ impl Kind {
         Self::Gpu { buffer_bytes, tensor_bytes }
     }
 
+    /// Whether a computation gives the same bits every time.
+    pub fn is_deterministic(self) -> bool {
+        match self {
+            Self::Cpu { .. } | Self::Gpu { .. } => true,
+            Self::Cuda { is_deterministic } => is_deterministic,
+        }
+    }
+
     /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
     /// card, what its copies ask for.
     pub(crate) fn alignment(self) -> usize {
@@ -123,7 +131,7 @@ impl Device {
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let cuda = Cuda::open(index, limit_bytes, cache)?;
+        let cuda = Cuda::open(index, limit_bytes, is_deterministic, cache)?;
         let limit_bytes = limit_bytes.min(cuda.bytes());
         let engine = Engine::Cuda(Box::new(cuda));
         Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))

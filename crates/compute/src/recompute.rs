@@ -6,7 +6,7 @@
 //! or the same as another result, has one gradient with it.
 
 use crate::backward::Backward;
-use crate::tape::{Draws, Mode, Tape};
+use crate::tape::{Draws, Mode, Run, Tape};
 use crate::var::{Kept, Source, Var};
 use crate::{Params, Result, Tensor};
 
@@ -32,9 +32,8 @@ impl<'m> Tape<'m> {
         }
         let op = self.begin("recompute");
         let first_stream = self.next_stream.get();
-        let last_run = if op.is_run { usize::MAX } else { 0 };
         let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.draws)
-            .for_block(first_stream, last_run);
+            .for_block(first_stream, Run::all_if(op.is_run));
         let sources: Vec<_> = inputs.iter().map(|input| input.source()).collect();
         let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
         let leaves = rehearsal.adopt(tensors, &sources);
@@ -55,7 +54,7 @@ impl<'m> Tape<'m> {
             params: self.params,
             draws: self.draws,
             first_stream,
-            last_run: rehearsal.last_kept(),
+            run: rehearsal.kept(),
         };
         self.push("recompute", move |back| again.run(back, &block));
         Ok(results)
@@ -130,17 +129,17 @@ struct Again<'m> {
     params: &'m Params,
     draws: Draws,
     first_stream: u64,
-    last_run: usize,
+    run: Run,
 }
 
 impl<'m> Again<'m> {
     fn run<const N: usize>(self, back: &mut Backward<'_>, block: &Block<'m, N>) -> Result<()> {
-        let Self { kept, sources, links, params, draws, first_stream, last_run } = self;
+        let Self { kept, sources, links, params, draws, first_stream, run } = self;
         if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
             return Ok(());
         }
-        let tape = Tape::with(back.place.device, params, Mode::Record, draws)
-            .for_block(first_stream, last_run);
+        let tape =
+            Tape::with(back.place.device, params, Mode::Record, draws).for_block(first_stream, run);
         let tensors = kept.into_iter().map(|kept| kept.get(back.place)).collect::<Result<_>>()?;
         let leaves = tape.adopt(tensors, &sources);
         // The records hold what they need of inputs and results.
@@ -398,5 +397,41 @@ mod tests {
         let mut gradients = Gradients::default();
         tape.backward_from(trained, gradient, &mut gradients).unwrap();
         assert_eq!(gradients.get(key).unwrap().to_vec::<f32>(), [1.0, 2.0]);
+    }
+
+    #[test]
+    fn of_a_last_op_only_what_is_kept_is_made_again() {
+        use crate::ops::Activation;
+        let device = device();
+        let mut params = Params::default();
+        let tensor = |shape: [usize; 2], seed| {
+            upload(&device, &Input::normal(shape, seed).scaled(0.3), Dtype::F32)
+        };
+        let [up, down] = [1, 2].map(|seed| Var::from(tensor([WIDTH, WIDTH], seed)));
+        let key = params.add(tensor([TOKENS, WIDTH], 3));
+        // Of the first layer backward needs what its activation was applied to; of the second, nothing.
+        let block = |tape: &Tape<'_>, x: &Var| {
+            let layer = Linear { activation: Activation::GeluTanh, ..Linear::new(&up) };
+            tape.linear(&tape.linear(x, layer)?, Linear::new(&down))
+        };
+        let train = |is_recomputed: bool| {
+            let before = device.work().flops;
+            let mut gradients = Gradients::default();
+            let tape = Tape::training(&device, &params, 0);
+            let x = tape.param(key);
+            let y = if is_recomputed {
+                let [y] = tape.recompute(&[&x], |tape, v| Ok([block(tape, &v[0])?])).unwrap();
+                y
+            } else {
+                block(&tape, &x).unwrap()
+            };
+            let gradient = tensor([TOKENS, WIDTH], 4);
+            tape.backward_from(y, gradient, &mut gradients).unwrap();
+            (gradients.get(key).unwrap().to_vec::<f32>(), device.work().flops - before)
+        };
+        let ((once, flops), (twice, more)) = (train(false), train(true));
+        assert_eq!(once, twice);
+        // One product, and no activation.
+        assert_eq!(more - flops, (2 * TOKENS * WIDTH * WIDTH) as u64);
     }
 }

@@ -22,8 +22,12 @@ pub struct Tape<'m> {
     n_ops: Cell<usize>,
     last_begun: Cell<&'static str>,
     last_kept: Cell<usize>,
+    /// The last op whose result itself is kept, and not only what the op made besides.
+    last_kept_result: Cell<usize>,
     /// Ops after this one are not run, only recorded: their results are not kept.
     last_run: usize,
+    /// Whether the result of the last op that is run is wanted.
+    wants_last: bool,
     pub(crate) draws: Draws,
     /// The next unused stream of random numbers.
     pub(crate) next_stream: Cell<u64>,
@@ -35,6 +39,22 @@ pub(crate) struct Draws {
     seed: u64,
     /// Which sample of its batch the first one of the computation is.
     first_sample: usize,
+}
+
+/// Which ops of a block are run.
+#[derive(Clone, Copy)]
+pub(crate) struct Run {
+    /// The last one.
+    pub last: usize,
+    /// Whether its result is wanted.
+    pub wants_last: bool,
+}
+
+impl Run {
+    /// All ops, or none.
+    pub fn all_if(is_run: bool) -> Self {
+        Self { last: if is_run { usize::MAX } else { 0 }, wants_last: true }
+    }
 }
 
 /// What a tape does with records.
@@ -81,7 +101,9 @@ impl<'m> Tape<'m> {
             n_ops: Cell::new(0),
             last_begun: Cell::new(""),
             last_kept: Cell::new(0),
+            last_kept_result: Cell::new(0),
             last_run: usize::MAX,
+            wants_last: true,
             draws,
             next_stream: Cell::new(0),
         }
@@ -173,6 +195,9 @@ impl<'m> Tape<'m> {
         let (kept, needs) = var.held();
         let last = needs.into_iter().max().unwrap_or(0);
         self.last_kept.set(self.last_kept.get().max(last));
+        if let Kept::Tensor(_) = kept {
+            self.last_kept_result.set(self.last_kept_result.get().max(last));
+        }
         kept
     }
 
@@ -224,16 +249,23 @@ impl<'m> Tape<'m> {
         Stream::new(seed, stream).after(first_sample * per_sample)
     }
 
+    /// Whether anybody will read the result of an op. Where a block is run again nobody reads that of the
+    /// last op that is run, if only what it made besides is kept.
+    pub(crate) fn wants_result(&self, op: &Op<'_>) -> bool {
+        self.wants_last || op.index < self.last_run
+    }
+
     /// The tape of a block within another: the block's own random numbers, and the ops of it to run.
-    pub(crate) fn for_block(mut self, first_stream: u64, last_run: usize) -> Self {
+    pub(crate) fn for_block(mut self, first_stream: u64, run: Run) -> Self {
         self.next_stream.set(first_stream);
-        self.last_run = last_run;
+        (self.last_run, self.wants_last) = (run.last, run.wants_last);
         self
     }
 
-    /// The last op whose result a record keeps.
-    pub(crate) fn last_kept(&self) -> usize {
-        self.last_kept.get()
+    /// What must be run again to have all that records keep.
+    pub(crate) fn kept(&self) -> Run {
+        let last = self.last_kept.get();
+        Run { last, wants_last: self.last_kept_result.get() == last }
     }
 
     /// A place for a gradient.

@@ -123,48 +123,61 @@ impl Tensor {
         done
     }
 
-    /// A copy of the numbers.
+    /// A copy of the numbers; an error on a card that has failed.
     ///
     /// # Panics
-    /// On a device that holds no data, on a card that has failed ([`Device::synchronise`] says so
-    /// before), or if `T` is not the tensor's format.
-    pub fn to_vec<T: Element>(&self) -> Vec<T> {
+    /// On a device that holds no data, or if `T` is not the tensor's format.
+    pub fn read<T: Element>(&self) -> Result<Vec<T>> {
         assert_eq!(self.dtype, T::DTYPE);
         let mut numbers = vec![T::default(); self.shape.elements()];
-        self.read(bytes_of_mut(&mut numbers));
-        numbers
+        self.copy_to(bytes_of_mut(&mut numbers))?;
+        Ok(numbers)
     }
 
-    /// A copy of the numbers, whatever their real format, as f32.
+    /// The same of any real format, as f32.
+    ///
+    /// # Panics
+    /// As [`Tensor::read`], and for a tensor of integers.
+    pub fn read_f32(&self) -> Result<Vec<f32>> {
+        use crate::dtype::{Real, with_real};
+        with_real!(self.dtype, T => {
+            Ok(self.read::<T>()?.into_iter().map(Real::to_f32).collect())
+        })
+    }
+
+    /// The same as raw bytes in the tensor's own format.
+    ///
+    /// # Panics
+    /// On a device that holds no data.
+    pub fn read_bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; self.bytes()];
+        self.copy_to(&mut bytes)?;
+        Ok(bytes)
+    }
+
+    /// A copy of the numbers, where nothing can be done about a card that has failed.
+    ///
+    /// # Panics
+    /// As [`Tensor::read`], and on such a card.
+    pub fn to_vec<T: Element>(&self) -> Vec<T> {
+        self.read().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// The same of any real format, as f32.
     ///
     /// # Panics
     /// As [`Tensor::to_vec`], and for a tensor of integers.
     pub fn to_f32_vec(&self) -> Vec<f32> {
-        use crate::dtype::{Real, with_real};
-        with_real!(self.dtype, T => {
-            self.to_vec::<T>().into_iter().map(Real::to_f32).collect()
-        })
+        self.read_f32().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// A copy of the numbers as raw bytes in the tensor's own format.
-    ///
-    /// # Panics
-    /// As [`Tensor::to_vec`].
-    pub fn to_bytes(&self) -> Vec<u8> {
-        let mut bytes = vec![0; self.bytes()];
-        self.read(&mut bytes);
-        bytes
-    }
-
-    fn read(&self, to: &mut [u8]) {
+    fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
         match self.device().engine() {
-            Engine::Meta | Engine::Cpu(_) => to.copy_from_slice(self.slice(to.len())),
-            Engine::Cuda(cuda) => {
-                let read = cuda.read(self.address(), to);
-                read.unwrap_or_else(|error| panic!("{error}"));
-            }
-            Engine::Gpu(gpu) => gpu.read(self, to).unwrap_or_else(|error| panic!("{error}")),
+            Engine::Meta | Engine::Cpu(_) => bytes.copy_from_slice(self.slice(bytes.len())),
+            Engine::Cuda(cuda) => cuda.read(self.address(), bytes)?,
+            Engine::Gpu(gpu) => gpu.read(self, bytes)?,
         }
+        Ok(())
     }
 
     /// Writes these numbers; does nothing on a device without data.

@@ -284,6 +284,11 @@ fn card() -> Option<Card> {
     })
 }
 
+/// A device on that card, if there is one.
+pub fn on_card(limit: usize) -> Option<Device> {
+    card().map(|index| open_card(index, limit))
+}
+
 /// A device of its own on that card.
 fn open_card(card: Card, limit: usize) -> Device {
     /// Holds the card's context while devices come and go.

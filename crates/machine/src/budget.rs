@@ -190,11 +190,7 @@ pub fn older(version: &str, than: CudaVersion) -> bool {
 
 /// What a run may take of the memory of the NVIDIA card that CUDA gives this number.
 pub fn cuda_limit(machine: &Machine, index: u32) -> Result<MemoryLimit, Unknown> {
-    let mut cards = machine.gpus.iter().filter_map(|gpu| match gpu {
-        Gpu::Nvidia(card) => Some(card),
-        Gpu::Apple(_) => None,
-    });
-    let card = cards.find(|card| card.cuda_index.known() == Some(&index));
+    let card = machine.cuda_card(index);
     let card = card.ok_or_else(|| Unknown(format!("CUDA has no card {index}")))?;
     card_limit(machine, card)
 }

@@ -68,6 +68,15 @@ impl Machine {
     pub fn probe(source: &mut Source) -> Self {
         probe::probe(source)
     }
+
+    /// The NVIDIA card that CUDA gives this number.
+    pub fn cuda_card(&self, index: u32) -> Option<&gpu::NvidiaCard> {
+        let mut cards = self.gpus.iter().filter_map(|gpu| match gpu {
+            gpu::Gpu::Nvidia(card) => Some(card),
+            gpu::Gpu::Apple(_) => None,
+        });
+        cards.find(|card| card.cuda_index.known() == Some(&index))
+    }
 }
 
 /// Where the facts come from.

@@ -1,10 +1,11 @@
-//! Real models with random weights, each at one piece of work, for measuring: the same exist in
-//! `benches/peers/models.py` for diffusers, transformers and PEFT. [`folder`] has whole models on disk,
-//! for measuring whole jobs.
+//! Real models with random weights, each at one piece of work, for measuring: the small ones exist in
+//! `benches/peers/models.py` for diffusers, transformers and PEFT too. Published models are there at their
+//! full size, which takes a card. [`folder`] has whole models on disk, for measuring whole jobs.
 
 pub mod folder;
 pub mod text;
 
+use compute::ops::{self, AdamW, Moments, adamw, global_norm};
 use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 
 use crate::error::Result;
@@ -13,6 +14,7 @@ use crate::model::build::{Builder, Precision, Random};
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::recompute::Recompute;
+use crate::model::sd3::published::Published;
 use crate::model::sd3::{self, Sd3};
 use crate::model::vae::{self, Decoder, Encoder};
 
@@ -31,12 +33,28 @@ pub enum Case {
     VaeEncode,
     /// And back.
     VaeDecode,
+    /// A whole training step of adapters on Stable Diffusion 3 medium, a picture of 1024 pixels a side.
+    Sd3Medium,
+    /// The same on Stable Diffusion 3.5 large.
+    Sd35Large,
+}
+
+/// How a transformer is trained.
+#[derive(Clone, Copy, Debug)]
+pub struct How {
+    /// Pictures at once.
+    pub samples: usize,
+    /// Which blocks are computed twice.
+    pub recompute: Recompute,
 }
 
 impl Case {
-    /// All of them.
-    pub const ALL: [Self; 6] =
+    /// Those that any computer has room for.
+    pub const SMALL: [Self; 6] =
         [Self::Sd3Tiny, Self::Sd3Mid, Self::ClipL, Self::T5, Self::VaeEncode, Self::VaeDecode];
+
+    /// Those of full size.
+    pub const FULL: [Self; 2] = [Self::Sd3Medium, Self::Sd35Large];
 
     /// As it is called on the command line.
     pub fn name(self) -> &'static str {
@@ -47,14 +65,16 @@ impl Case {
             Self::T5 => "t5",
             Self::VaeEncode => "vae-encode",
             Self::VaeDecode => "vae-decode",
+            Self::Sd3Medium => "sd3-medium",
+            Self::Sd35Large => "sd3.5-large",
         }
     }
 
-    /// Makes the model and its input.
-    pub fn prepare(self, device: &Device, dtype: Dtype) -> Result<Prepared> {
+    /// Makes the model and its input; encoders and autoencoders have one input whatever `how` says.
+    pub fn prepare(self, device: &Device, dtype: Dtype, how: How) -> Result<Prepared> {
         let mut adapters = match self {
-            Self::Sd3Tiny | Self::Sd3Mid => Adapters::fresh(targets(), SEED),
-            _ => Adapters::none(),
+            Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
+            _ => Adapters::fresh(targets(), SEED),
         };
         let precision = Precision::plain(dtype);
         let mut source = Random::new(precision, SEED);
@@ -62,8 +82,14 @@ impl Case {
         let normal =
             |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
         let work = match self {
-            Self::Sd3Tiny => sd3_work(build, &sd3_config(TINY), 16, &normal)?,
-            Self::Sd3Mid => sd3_work(build, &sd3_config(MID), 64, &normal)?,
+            Self::Sd3Tiny => sd3_work(build, &sd3_config(TINY), 16, how, &normal)?,
+            Self::Sd3Mid => sd3_work(build, &sd3_config(MID), 64, how, &normal)?,
+            Self::Sd3Medium => {
+                sd3_work(build, &Published::Sd3Medium.transformer(), 128, how, &normal)?
+            }
+            Self::Sd35Large => {
+                sd3_work(build, &Published::Sd35Large.transformer(), 128, how, &normal)?
+            }
             Self::ClipL => Work::Clip(Clip::new(&clip_l(), build)?),
             Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
             Self::VaeEncode => Work::Encode(
@@ -75,7 +101,13 @@ impl Case {
                 normal(&[1, 16, PICTURE / 8, PICTURE / 8])?,
             ),
         };
-        Ok(Prepared { device: device.clone(), work, params: adapters.params })
+        let params = adapters.params;
+        let moments = if Self::FULL.contains(&self) {
+            params.values().iter().map(Moments::new).collect::<compute::Result<_>>()?
+        } else {
+            Vec::new()
+        };
+        Ok(Prepared { device: device.clone(), work, params, moments, n_steps: 0 })
     }
 }
 
@@ -150,21 +182,30 @@ fn sd3_work(
     build: &mut Builder<'_>,
     config: &sd3::Config,
     side: usize,
+    How { samples, recompute }: How,
     normal: Normal<'_>,
 ) -> Result<Work> {
     let tokens = (side / config.patch_size) * (side / config.patch_size);
     let patch = config.patch_size * config.patch_size * config.in_channels;
     Ok(Work::Sd3 {
         model: Sd3::new(config, build)?,
-        latents: normal(&[1, config.in_channels, side, side])?,
-        context: normal(&[1, CONTEXT, config.joint_attention_dim])?,
-        pooled: normal(&[1, config.pooled_projection_dim])?,
-        target: normal(&[1, tokens, patch])?,
+        latents: normal(&[samples, config.in_channels, side, side])?,
+        context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
+        pooled: normal(&[samples, config.pooled_projection_dim])?,
+        target: normal(&[samples, tokens, patch])?,
+        recompute,
     })
 }
 
 enum Work {
-    Sd3 { model: Sd3, latents: Tensor, context: Tensor, pooled: Tensor, target: Tensor },
+    Sd3 {
+        model: Sd3,
+        latents: Tensor,
+        context: Tensor,
+        pooled: Tensor,
+        target: Tensor,
+        recompute: Recompute,
+    },
     Clip(Clip),
     T5(T5),
     Encode(Encoder, Tensor),
@@ -176,20 +217,26 @@ pub struct Prepared {
     device: Device,
     work: Work,
     params: Params,
+    /// Of every parameter where it is moved too.
+    moments: Vec<Moments>,
+    n_steps: u64,
 }
 
 impl Prepared {
     /// Does the work once.
-    pub fn run(&self) -> Result<()> {
+    pub fn run(&mut self) -> Result<()> {
         let inference = || Tape::inference(&self.device, &self.params, 0);
         match &self.work {
-            Work::Sd3 { model, latents, context, pooled, target } => {
+            Work::Sd3 { model, latents, context, pooled, target, recompute } => {
                 let tape = Tape::training(&self.device, &self.params, 0);
-                let input = sd3::Input { latents, timesteps: &[500.0], context, pooled };
-                let out = model.forward(&tape, input, Recompute::None)?;
+                let timesteps = &vec![500.0; latents.shape().sizes()[0]];
+                let input = sd3::Input { latents, timesteps, context, pooled };
+                let out = model.forward(&tape, input, *recompute)?;
                 let loss = tape.mse(&out, target, None, None)?;
                 drop(out);
-                tape.backward(&loss, &mut Gradients::default())?;
+                let mut gradients = Gradients::default();
+                tape.backward(&loss, &mut gradients)?;
+                self.update(&gradients)?;
             }
             Work::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
             Work::T5(model) => drop(model.forward(&inference(), &[7; 256], 1, None)?),
@@ -197,5 +244,18 @@ impl Prepared {
             Work::Decode(model, latents) => drop(model.forward(&inference(), latents)?),
         }
         Ok(())
+    }
+
+    /// Moves the parameters, where that is a part of the work.
+    fn update(&mut self, gradients: &Gradients) -> Result<()> {
+        if self.moments.is_empty() {
+            return Ok(());
+        }
+        self.n_steps += 1;
+        let gradients = gradients.all(self.params.values().len());
+        let clip = ops::Clip { norm: global_norm(&gradients, &self.device)?, max: 1.0 };
+        let how = AdamW { learning_rate: 1e-4, step: self.n_steps, ..AdamW::default() };
+        let params = self.params.values_mut()?;
+        Ok(adamw(params, &gradients, &mut self.moments, how, Some(&clip))?)
     }
 }

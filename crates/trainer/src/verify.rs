@@ -268,7 +268,7 @@ impl Verifier<'_> {
             };
             let expected = format!("lora_out.{name}");
             if self.golden.has(&expected) {
-                let (ours, theirs) = (numbers(output.tensor()), numbers(&arranged(&expected)?));
+                let (ours, theirs) = (numbers(output.tensor())?, numbers(&arranged(&expected)?)?);
                 found.push(self.comparison(expected, &theirs, &ours));
             }
             let own = format!("target.{name}");
@@ -282,7 +282,7 @@ impl Verifier<'_> {
         }
         let Some(loss) = loss.or(model.loss(&tape, self.golden)?) else { return Ok(found) };
         let (_, expected) = self.golden.floats("loss")?;
-        found.push(self.comparison("loss".into(), &expected, &numbers(loss.tensor())));
+        found.push(self.comparison("loss".into(), &expected, &numbers(loss.tensor())?));
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients)?;
         found.extend(self.gradients(&adapters, &gradients)?);
@@ -298,7 +298,8 @@ impl Verifier<'_> {
                 let name = format!("grad.{}.{letter}", layer.module);
                 let (_, expected) = self.golden.floats(&name)?;
                 // A parameter that nothing depends on has none.
-                let got = gradients.get(key).map_or_else(|| vec![0.0; expected.len()], numbers);
+                let got = gradients.get(key).map(numbers).transpose()?;
+                let got = got.unwrap_or_else(|| vec![0.0; expected.len()]);
                 found.push(self.comparison(name, &expected, &got));
             }
         }
@@ -347,7 +348,7 @@ impl Subject for Sd3 {
         let size = [sizes[2], sizes[3]];
         let picture =
             tape.unpatchify(&tokens, size, self.patch_size(), PatchOrder::ChannelsLast)?;
-        Ok(vec![("sample", numbers(picture.tensor()))])
+        Ok(vec![("sample", numbers(picture.tensor())?)])
     }
 
     fn trained<'m>(
@@ -391,7 +392,7 @@ impl Subject for Llama {
         let hidden = self.hidden(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
         let logits = self.logits(tape, &hidden)?;
         let of = |var: &Var| numbers(var.tensor());
-        Ok(vec![("hidden_states_last", of(&hidden)), ("logits", of(&logits))])
+        Ok(vec![("hidden_states_last", of(&hidden)?), ("logits", of(&logits)?)])
     }
 
     fn trained<'m>(
@@ -423,9 +424,9 @@ impl Subject for Clip {
         let clip::Encoded { last, before_last, pooled } = self.forward(tape, &ids, samples)?;
         let of = |var: &Var| numbers(var.tensor());
         Ok(vec![
-            ("text_embeds", of(&pooled)),
-            ("last_hidden_state", of(&last)),
-            ("hidden_states_m2", of(&before_last)),
+            ("text_embeds", of(&pooled)?),
+            ("last_hidden_state", of(&last)?),
+            ("hidden_states_m2", of(&before_last)?),
         ])
     }
 
@@ -449,7 +450,7 @@ impl Subject for T5 {
             of_sample.map(|ids| ids.iter().filter(|id| **id != 0).count() as u32).collect();
         let all = self.forward(tape, &ids, samples, None)?;
         let masked = self.forward(tape, &ids, samples, Some(&lengths))?;
-        Ok(vec![("no_mask", numbers(all.tensor())), ("masked", numbers(masked.tensor()))])
+        Ok(vec![("no_mask", numbers(all.tensor())?), ("masked", numbers(masked.tensor())?)])
     }
 }
 
@@ -475,7 +476,7 @@ impl Subject for Autoencoder {
         let &[samples, channels, height, width] = sizes.sizes() else {
             unreachable!("convolutions give images")
         };
-        let both = numbers(encoded.tensor());
+        let both = numbers(encoded.tensor())?;
         let half = |which: usize| -> Vec<f32> {
             let count = channels / 2 * height * width;
             both.chunks(2 * count)
@@ -490,7 +491,7 @@ impl Subject for Autoencoder {
             ("mean", mean),
             ("logvar", logarithms),
             ("scaled_latent", scaled),
-            ("decoded", numbers(decoded.tensor())),
+            ("decoded", numbers(decoded.tensor())?),
         ])
     }
 }

@@ -62,7 +62,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let (end, page) = training.watch(&config, &engine.on(None), false)?;
+    let (end, page) = training.watch(&config, &engine.for_job(&config).on(None), false)?;
     if end.why == Why::Interrupted {
         return Ok(Outcome::Interrupted);
     }

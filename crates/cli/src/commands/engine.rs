@@ -11,6 +11,7 @@ use machine::budget::{self, cuda_limit, gpu_limit, main_limit};
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
+use trainer::config::RunConfig;
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
 use trainer::plan::rates::{self, Found, Owner, Rates};
@@ -20,7 +21,7 @@ use crate::failure::Failure;
 use crate::render;
 
 /// What computes.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 pub struct Engine {
     /// Threads [default: one per performance core]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
@@ -98,7 +99,7 @@ impl Engine {
 
     /// The rates that were measured and kept in a folder, if they can be used.
     pub fn kept_rates(&self, machine: &Machine, folder: Option<PathBuf>) -> Option<Rates> {
-        match Rates::find(&folder?, &Owner::of(machine, self.kind())) {
+        match Rates::find(&folder?, &self.owner(machine)) {
             Found::Rates(rates) => Some(rates),
             Found::Nothing => None,
             Found::Unusable { problem, path } => {
@@ -107,6 +108,19 @@ impl Engine {
                 None
             }
         }
+    }
+
+    /// What measured rates belong to.
+    pub fn owner(&self, machine: &Machine) -> Owner {
+        let card = if let On::Cuda(index) = self.device { index } else { 0 };
+        Owner::of(machine, self.kind(), card)
+    }
+
+    /// The same for a job, which may ask for equal bits too.
+    #[must_use]
+    pub fn for_job(&self, config: &RunConfig) -> Self {
+        let deterministic = self.deterministic || config.machine.deterministic;
+        Self { deterministic, ..self.clone() }
     }
 
     /// As it is typed.

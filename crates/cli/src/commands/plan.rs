@@ -88,14 +88,15 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         None => Source::live(),
     };
     let machine = Machine::probe(&mut source);
+    let engine = arguments.engine.for_job(&config);
     let kind = match arguments.machine {
-        Some(_) if matches!(arguments.engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
-        _ => arguments.engine.kind(),
+        Some(_) if matches!(engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
+        _ => engine.kind(),
     };
-    let limit_bytes = arguments.engine.limit_bytes_of(&machine, arguments.limit);
+    let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
     let rates = match arguments.machine {
         Some(_) => Rates::documented(&machine, kind),
-        None => arguments.engine.rates(&machine),
+        None => engine.rates(&machine),
     };
     let on = Computer { machine, kind, rates, limit_bytes };
     match &config.material {
@@ -188,6 +189,7 @@ impl Planned {
             "fits": true,
             "machine": self.on.machine.title,
             "engine": engine_name(self.on.kind),
+            "is_deterministic": self.on.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
             "total_bytes": self.plan.total_bytes,

@@ -75,7 +75,8 @@ impl Arguments {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let config = arguments.job.resolve_with(&arguments.treatment())?;
-    let on = arguments.engine.on(arguments.limit);
+    let engine = arguments.engine.for_job(&config);
+    let on = engine.on(arguments.limit);
     let training = Training::begin(arguments.quiet, arguments.json)?;
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();

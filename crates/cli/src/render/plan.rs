@@ -28,6 +28,9 @@ pub fn page(planned: &Planned) -> String {
     page.item("✓", GOOD, &fits);
     page.heading("time");
     page.row("step", PLAIN, &step(planned));
+    if let Kind::Cuda { is_deterministic } = planned.on.kind {
+        page.row("bits", PLAIN, same_bits(is_deterministic));
+    }
     page.heading("chosen");
     chosen(planned, &mut page);
     page.heading("instead");
@@ -73,6 +76,16 @@ fn step(planned: &Planned) -> String {
         Length::Epochs(epochs) => format!("{epochs} epochs"),
     };
     format!("{}, {all}; {how}", speed(secs))
+}
+
+/// What a card gives up to be fast, or does not.
+fn same_bits(is_deterministic: bool) -> &'static str {
+    if is_deterministic {
+        "the same every time: attention finds the gradient of queries by hearth's own kernel"
+    } else {
+        "differ a little from run to run: attention's backward is cuDNN's where it is, which is a \
+         quarter faster; `machine.deterministic = true` keeps them"
+    }
 }
 
 fn chosen(planned: &Planned, page: &mut Page) {

@@ -14,7 +14,11 @@ const MARK: f64 = 0.15;
 pub fn calibrated(all: &Calibrated) -> String {
     let mut page = Page::new();
     let owner = &all.owner;
-    let title = format!("{}, {} with {} threads", owner.processor, owner.engine, owner.threads);
+    let threads = match owner.threads {
+        0 => String::new(),
+        n => format!(" with {n} threads"),
+    };
+    let title = format!("{}, {}{threads}", owner.name, owner.engine);
     page.line(BOLD, &title);
     let mut rows = vec![["calls", "smallest", "µs", "largest", "µs", "at best"].map(str::to_owned)];
     for (name, curve) in &all.rates.curves {

@@ -1,8 +1,9 @@
 //! Matrix products by cuBLASLt. Matrices here are row by row, the library's are column by column: so it
 //! is asked for the transposed product, with the factors exchanged, of the same memory.
 //!
-//! An algorithm is asked for once per kind of product, and it is the first that the library's
-//! heuristics give: measuring several would find faster ones, and other bits from run to run.
+//! An algorithm is chosen once per kind of product: the fastest of the first few that the library's
+//! heuristics give, measured on the spot. Where bits must be the same from run to run it is the first,
+//! since what is fastest is not.
 //!
 //! Constants and signatures are taken from `cublasLt.h` of CUDA 13; none of them changed since 11.4.
 #![allow(unsafe_code)]
@@ -13,6 +14,7 @@ use std::mem::size_of_val;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
+use super::driver::Driver;
 use super::library::{functions, names, open};
 use crate::{ComputeError, Dtype, Result};
 
@@ -38,8 +40,9 @@ functions! {
     }
 }
 
-/// Bytes of workspace of every product. Taken: what the library itself takes on Hopper by default.
-pub(crate) const WORKSPACE: usize = 32 << 20;
+/// Bytes of workspace of every product. Chosen: a part of every step's peak; the 32 MiB that the library
+/// takes by itself made no product of the benchmark job faster.
+pub(crate) const WORKSPACE: usize = 4 << 20;
 
 const COMPUTE_32F: c_int = 68;
 const R_32F: c_int = 0;
@@ -52,6 +55,17 @@ const AUX_LD: c_int = 12;
 const MOST_WORKSPACE: c_int = 1;
 /// Of A; those of B, C and D follow.
 const LEAST_ALIGNMENT: c_int = 5;
+
+/// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first.
+const N_CANDIDATES: u8 = 8;
+/// Times that each is run to be measured, after one that is not. Chosen: a product takes a tenth of a
+/// millisecond, and there are some dozen kinds of them in a model.
+const N_RUNS: usize = 4;
+/// Another algorithm is taken if it needs at most this share of the first one's time. Chosen: what one
+/// measurement differs from the next by.
+const WORTH: f32 = 0.98;
+/// The least number above zero: what a product is scaled by that must not change what it is added to.
+const NEXT_TO_NOTHING: f32 = f32::from_bits(1);
 
 /// `cublasLtMatmulHeuristicResult_t`.
 #[repr(C)]
@@ -118,6 +132,8 @@ pub(crate) struct Factors {
     pub before: u64,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
+    /// Whether this is a trial, and what lies at `out` is of no use yet.
+    pub is_trial: bool,
 }
 
 impl Factors {
@@ -130,8 +146,13 @@ impl Factors {
 pub(super) struct Blas {
     functions: Functions,
     handle: *mut c_void,
-    plans: Mutex<HashMap<(Gemm, [u32; 3]), Plan>>,
+    plans: Mutex<HashMap<Gemm, Vec<Aligned>>>,
+    /// Whether algorithms are measured.
+    is_measured: bool,
 }
+
+/// A plan, and the alignments of right, left and out that it is for.
+type Aligned = ([u32; 3], Plan);
 
 /// How a kind of product is asked for.
 #[derive(Clone, Copy)]
@@ -148,23 +169,36 @@ unsafe impl Send for Blas {}
 unsafe impl Sync for Blas {}
 
 impl Blas {
-    pub fn open() -> Result<Self> {
+    pub fn open(is_measured: bool) -> Result<Self> {
         let functions = Functions::find(open(&names("cublasLt", &["13", "12"]))?)?;
         let mut handle = null_mut();
         // SAFETY: writes one handle, in the context that is current.
         check("cublasLtCreate", unsafe { (functions.cublasLtCreate)(&raw mut handle) })?;
-        Ok(Self { functions, handle, plans: Mutex::default() })
+        Ok(Self { functions, handle, plans: Mutex::default(), is_measured })
     }
 
-    pub fn multiply(&self, gemm: &Gemm, at: Factors, stream: *mut c_void) -> Result<()> {
+    /// Whether a trial of such a product would find something out.
+    pub fn wants_trial(&self, gemm: &Gemm) -> bool {
+        let plans = self.plans.lock().expect("nothing panics while a product is asked for");
+        self.is_measured && !can_be_repeated(gemm) && !plans.contains_key(gemm)
+    }
+
+    pub fn multiply(&self, driver: &Driver, gemm: &Gemm, at: Factors) -> Result<()> {
         let mut plans = self.plans.lock().expect("nothing panics while a product is asked for");
-        let key = (*gemm, at.alignments());
-        let plan = match plans.get(&key) {
-            Some(plan) => *plan,
-            None => *plans.entry(key).or_insert(self.plan(gemm, at)?),
+        let (known, alignments) = (plans.entry(*gemm).or_default(), at.alignments());
+        let plan = if let Some((_, plan)) = known.iter().find(|(known, _)| *known == alignments) {
+            *plan
+        } else {
+            let plan = self.plan(driver, gemm, at)?;
+            known.push((alignments, plan));
+            plan
         };
         self.point(plan.description, gemm.epilogue, at)?;
-        let beta = if gemm.add { 1.0f32 } else { 0.0 };
+        self.start(driver, &plan, gemm.add, at)
+    }
+
+    fn start(&self, driver: &Driver, plan: &Plan, add: bool, at: Factors) -> Result<()> {
+        let beta = if add { 1.0f32 } else { 0.0 };
         let [right, left, out] = plan.layouts;
         // SAFETY: the descriptions were made for matrices of these sizes, which lie at these
         // addresses, by the caller; scales lie on the host and are read before this returns.
@@ -185,14 +219,14 @@ impl Blas {
                 &raw const plan.algorithm,
                 at.workspace,
                 WORKSPACE,
-                stream,
+                driver.stream(),
             )
         };
         check("cublasLtMatmul", status)
     }
 
-    /// Describes a product and asks for an algorithm.
-    fn plan(&self, gemm: &Gemm, at: Factors) -> Result<Plan> {
+    /// Describes a product and chooses an algorithm.
+    fn plan(&self, driver: &Driver, gemm: &Gemm, at: Factors) -> Result<Plan> {
         let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
         let mut description = null_mut();
         // SAFETY: writes one handle.
@@ -214,8 +248,30 @@ impl Blas {
             self.layout(gemm.factors, stored(rows, inner, left_t))?,
             self.layout(gemm.out, [columns, rows])?,
         ];
-        let algorithm = self.algorithm(gemm, at, description, layouts)?;
-        Ok(Plan { description, layouts, algorithm })
+        let mut found = self.algorithms(gemm, at, description, layouts)?.into_iter();
+        let plan = |algorithm| Plan { description, layouts, algorithm };
+        let mut best = plan(found.next().expect("there is one, or it is an error"));
+        let is_measured = self.is_measured && (can_be_repeated(gemm) || at.is_trial);
+        if !is_measured || found.len() == 0 {
+            return Ok(best);
+        }
+        let mut least = WORTH * self.measure(driver, &best, gemm, at)?;
+        for other in found.map(plan) {
+            // One that is refused after all is not the fastest.
+            let Ok(time) = self.measure(driver, &other, gemm, at) else { continue };
+            if time < least {
+                (best, least) = (other, time);
+            }
+        }
+        Ok(best)
+    }
+
+    /// Milliseconds of some runs, in the place of the product itself; see [`can_be_repeated`].
+    fn measure(&self, driver: &Driver, plan: &Plan, gemm: &Gemm, at: Factors) -> Result<f32> {
+        let scale = if gemm.add && !at.is_trial { NEXT_TO_NOTHING } else { at.scale };
+        let run = || self.start(driver, plan, gemm.add, Factors { scale, ..at });
+        run()?;
+        driver.time(|| (0..N_RUNS).try_for_each(|_| run()))
     }
 
     /// Tells a description where bias and what is kept lie.
@@ -262,16 +318,18 @@ impl Blas {
         check("cublasLtMatrixLayoutCreate", status).map(|()| layout)
     }
 
-    fn algorithm(
+    /// Those that the heuristics give, at least one, the most promising first.
+    fn algorithms(
         &self,
         gemm: &Gemm,
         at: Factors,
         description: *mut c_void,
         [right, left, out]: [*mut c_void; 3],
-    ) -> Result<[u64; 8]> {
+    ) -> Result<Vec<[u64; 8]>> {
         let preference = self.preference(at)?;
-        let (mut found, mut count) = (Heuristic::default(), 0);
-        // SAFETY: all handles were just made; writes at most one result and their count.
+        let (mut found, mut count) = ([Heuristic::default(); N_CANDIDATES as usize], 0);
+        let most = c_int::from(if self.is_measured { N_CANDIDATES } else { 1 });
+        // SAFETY: all handles were just made; writes at most as many results, and their count.
         let status = unsafe {
             (self.functions.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
@@ -281,19 +339,20 @@ impl Blas {
                 out,
                 out,
                 preference,
-                1,
-                &raw mut found,
+                most,
+                found.as_mut_ptr(),
                 &raw mut count,
             )
         };
         // SAFETY: no longer used.
         unsafe { (self.functions.cublasLtMatmulPreferenceDestroy)(preference) };
-        if status != 0 || count == 0 {
+        if status != 0 || count == 0 || found[0].status != 0 {
             let name = format!("no algorithm for {gemm:?}");
             let call = "cublasLtMatmulAlgoGetHeuristic";
             return Err(ComputeError::Cuda { call, code: status, name });
         }
-        Ok(found.algorithm)
+        let found = found.into_iter().take(count.cast_unsigned() as usize);
+        Ok(found.filter(|found| found.status == 0).map(|found| found.algorithm).collect())
     }
 
     fn preference(&self, at: Factors) -> Result<*mut c_void> {
@@ -328,6 +387,12 @@ impl Blas {
         };
         check("cublasLtMatmulPreferenceSetAttribute", status).map(|()| preference)
     }
+}
+
+/// Whether a product may be run several times in its place: what it writes is written again, and to what it
+/// adds to it can add next to nothing, unless a bias goes with it.
+fn can_be_repeated(gemm: &Gemm) -> bool {
+    !gemm.add || gemm.epilogue == Epilogue::Nothing
 }
 
 impl Drop for Blas {

@@ -27,6 +27,10 @@ functions! {
         cuStreamCreate(*mut *mut c_void, c_uint);
         cuStreamDestroy_v2(*mut c_void);
         cuStreamSynchronize(*mut c_void);
+        cuEventCreate(*mut *mut c_void, c_uint);
+        cuEventRecord(*mut c_void, *mut c_void);
+        cuEventElapsedTime(*mut f32, *mut c_void, *mut c_void);
+        cuEventDestroy_v2(*mut c_void);
         cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
         cuMemAddressFree(u64, usize);
         cuMemGetAllocationGranularity(*mut usize, *const AllocationProperties, c_uint);
@@ -190,6 +194,21 @@ impl Driver {
         self.check("cuStreamSynchronize", status)
     }
 
+    /// Milliseconds that the card takes for what `work` asks of the stream.
+    pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
+        let (before, after) = (Event::new(self)?, Event::new(self)?);
+        before.record()?;
+        work()?;
+        after.record()?;
+        self.synchronise()?;
+        let mut milliseconds = 0.0;
+        // SAFETY: writes one number; both events were recorded, and the stream has passed them.
+        let status = unsafe {
+            (self.functions.cuEventElapsedTime)(&raw mut milliseconds, before.raw, after.raw)
+        };
+        self.check("cuEventElapsedTime", status).map(|()| milliseconds)
+    }
+
     /// Loads compiled kernels; text must end in a zero byte.
     pub fn load(&self, image: &[u8]) -> Result<Module> {
         self.bind()?;
@@ -236,9 +255,10 @@ impl Driver {
         self.bind()?;
         let mut pointers: Vec<*mut c_void> =
             arguments.iter_mut().map(|argument| (&raw mut *argument).cast()).collect();
-        // SAFETY: the driver copies as many bytes of each argument as the kernel declares, at most
-        // eight. That they are what the kernel declares is up to the function beside each kernel
-        // that calls this, and shown by the op's tests on a card.
+        // SAFETY: the driver copies as many bytes of each argument as the kernel declares: at most
+        // eight, or for a table, which is a kernel's last, all that are left. That they are what the
+        // kernel declares is up to the function beside each kernel that calls this, and shown by the
+        // op's tests on a card.
         let status = unsafe {
             (self.functions.cuLaunchKernel)(
                 function.0,
@@ -376,6 +396,35 @@ impl Drop for Driver {
                 (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device);
             }
         }
+    }
+}
+
+/// A point in a stream's time.
+struct Event<'d> {
+    driver: &'d Driver,
+    raw: *mut c_void,
+}
+
+impl<'d> Event<'d> {
+    fn new(driver: &'d Driver) -> Result<Self> {
+        driver.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle, in the context that is current.
+        let status = unsafe { (driver.functions.cuEventCreate)(&raw mut raw, 0) };
+        driver.check("cuEventCreate", status).map(|()| Self { driver, raw })
+    }
+
+    fn record(&self) -> Result<()> {
+        // SAFETY: the event is this value's own, and the stream lives as long as the driver.
+        let status = unsafe { (self.driver.functions.cuEventRecord)(self.raw, self.driver.stream) };
+        self.driver.check("cuEventRecord", status)
+    }
+}
+
+impl Drop for Event<'_> {
+    fn drop(&mut self) {
+        // SAFETY: the event is this value's own.
+        unsafe { (self.driver.functions.cuEventDestroy_v2)(self.raw) };
     }
 }
 

@@ -56,11 +56,12 @@ impl Cuda {
     pub fn open(
         index: usize,
         limit_bytes: usize,
+        is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
         let driver = Driver::open(index)?;
         let kernels = Kernels::new(driver.card.capability, cache)?;
-        let blas = blas::Blas::open()?;
+        let blas = blas::Blas::open(!is_deterministic)?;
         let memory = Memory::reserve(&driver, limit_bytes)?;
         let (tables, fault) = (Mutex::default(), Mutex::default());
         let cudnn = OnceLock::new();
@@ -114,10 +115,15 @@ impl Cuda {
         self.note(started);
     }
 
+    /// Whether a product is better tried before its result's place holds anything that must stay.
+    pub fn wants_trial(&self, gemm: &Gemm) -> bool {
+        self.blas.wants_trial(gemm)
+    }
+
     /// Multiplies; see [`Gemm`].
     pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
         self.note(self.driver.bind());
-        self.note(self.blas.multiply(gemm, factors, self.driver.stream()));
+        self.note(self.blas.multiply(&self.driver, gemm, factors));
     }
 
     /// Lets `run` run a plan of cuDNN's, which `make` makes the first time it is asked for under a
@@ -249,7 +255,7 @@ pub(crate) struct Grid {
 /// Threads of a block where nothing speaks for another number.
 pub(crate) const THREADS: usize = 256;
 /// Threads that go in step.
-const WARP: usize = 32;
+pub(crate) const WARP: usize = 32;
 
 impl Grid {
     /// A thread for each of `n`.

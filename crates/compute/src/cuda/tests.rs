@@ -43,7 +43,9 @@ fn every_kernel_compiles() {
     let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     assert!(sources.len() > 20);
     for source in sources {
-        let text = [PRELUDE, &fs::read_to_string(&source).unwrap()].concat();
+        // What the texts of an op have in common lies beside them.
+        let shared = fs::read_to_string(source.with_file_name("shape.cuh")).unwrap_or_default();
+        let text = [PRELUDE, &shared, &fs::read_to_string(&source).unwrap()].concat();
         for (variant, capability) in variants() {
             // The matrix units multiply numbers of 16 bits.
             if text.contains("mma.sync") && variant.types[0] == Dtype::F32 {

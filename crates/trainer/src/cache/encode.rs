@@ -240,7 +240,7 @@ fn encode(
     let sizes = [pictures.len(), 3, bucket.height, bucket.width];
     let input = device.upload(sizes, &pictures.concat())?;
     let encoded = encoder.forward(&tape, &input)?;
-    let moments = numbers(encoded.tensor());
+    let moments = numbers(encoded.tensor())?;
     let shape = encoded.tensor().shape();
     let [n, channels, height, width] = shape.sizes() else {
         unreachable!("pictures have four dimensions, and so have latents")

@@ -12,6 +12,8 @@ section! {
         mode: Mode = Default(Mode::Balanced), Any;
         /// The highest temperature in °C, instead of the mode's
         max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
+        /// Whether a card gives the same bits every time, which is slower; a processor always does
+        deterministic: bool = Default(false), Any;
     }
 }
 

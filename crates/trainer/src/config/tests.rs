@@ -119,6 +119,7 @@ const EVERY_KEY: &[&str] = &[
     "sample.negative=blurry",
     "machine.mode=quiet",
     "machine.max_temp=80.0",
+    "machine.deterministic=true",
     "output.folder=elsewhere",
     "output.name=2024",
     "output.save_every=off",

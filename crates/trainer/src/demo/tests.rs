@@ -72,7 +72,7 @@ fn with_transformer() -> tempfile::TempDir {
         .zip(0..)
         .map(|(want, stream)| {
             let random = device.normal(want.shape, Dtype::F32, 0.02, (1, stream)).unwrap();
-            (want.name, (want.shape.sizes().to_vec(), numbers(&random)))
+            (want.name, (want.shape.sizes().to_vec(), numbers(&random).unwrap()))
         })
         .collect();
     save(&folder.path().join("transformer/diffusion_pytorch_model.safetensors"), &tensors).unwrap();
@@ -136,7 +136,7 @@ impl Autoencoder {
         let input = self.device.upload([1, 3, SIDE, SIDE], &centred).unwrap();
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
-        let found = numbers(self.encoder.forward(&tape, &input).unwrap().tensor());
+        let found = numbers(self.encoder.forward(&tape, &input).unwrap().tensor()).unwrap();
         found[..found.len() / 2].iter().map(|latent| self.config.to_model(*latent)).collect()
     }
 
@@ -147,7 +147,7 @@ impl Autoencoder {
         let input = self.device.upload([1, channels, side, side], &latents).unwrap();
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
-        let drawn = numbers(self.decoder.forward(&tape, &input).unwrap().tensor());
+        let drawn = numbers(self.decoder.forward(&tape, &input).unwrap().tensor()).unwrap();
         drawn.into_iter().map(|number| (number / 2.0 + 0.5).clamp(0.0, 1.0)).collect()
     }
 }

@@ -238,7 +238,7 @@ impl<'a> Job<'a> {
             Some(path) if !device.is_meta() => read_latents(path, index, sizes),
             _ => {
                 let numbers_of = (self.request.seed + index as u64, 0);
-                Ok(numbers(&device.normal([count], Dtype::F32, 1.0, numbers_of)?))
+                Ok(numbers(&device.normal([count], Dtype::F32, 1.0, numbers_of)?)?)
             }
         }
     }
@@ -337,7 +337,7 @@ impl Drawer<'_> {
         let out = self.model.forward(&tape, input, Recompute::None)?;
         let (size, patch) = ([height, width], config.patch_size);
         let velocity = tape.unpatchify(&out, size, patch, PatchOrder::ChannelsLast)?;
-        Ok(numbers(velocity.tensor()))
+        Ok(numbers(velocity.tensor())?)
     }
 }
 

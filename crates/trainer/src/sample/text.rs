@@ -133,7 +133,7 @@ impl Writer<'_> {
         let hidden = self.model.extend(&tape, &ids, &mut self.cache)?;
         let last = tape.split_tokens(&hidden, n - 1..n)?;
         drop(hidden);
-        Ok(numbers(self.model.logits(&tape, &last)?.tensor()))
+        Ok(numbers(self.model.logits(&tape, &last)?.tensor())?)
     }
 }
 

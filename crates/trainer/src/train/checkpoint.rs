@@ -172,7 +172,9 @@ fn write_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<Str
     });
     let written =
         write_file(path, &BTreeMap::new(), entering.collect(), true, &mut |tensor, out| {
-            let bytes = tensors[&tensor.name].to_bytes();
+            let bytes = tensors[&tensor.name].read_bytes();
+            let bytes = bytes.map_err(|error| io::Error::other(error.to_string()));
+            let bytes = bytes.map_err(|source| WeightsError::io("copy", path, source))?;
             out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
         })?;
     Ok(written.checksum.expect("it was asked for").to_hex().to_string())

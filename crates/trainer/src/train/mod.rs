@@ -125,7 +125,7 @@ fn learn<'a, F: Feed>(
 ) -> Result<(End, Trained)> {
     let mut run = begin(config, lesson, feed, on, into)?;
     let end = run.go()?;
-    let trained = run.session.averaged(|session| Ok(session.trained()))?;
+    let trained = run.session.averaged(Session::trained)?;
     Ok((end, trained))
 }
 

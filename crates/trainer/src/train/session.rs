@@ -197,21 +197,23 @@ impl<'a, L: Lesson> Session<'a, L> {
     }
 
     /// What is trained, as numbers.
-    pub fn trained(&self) -> Trained {
+    pub fn trained(&self) -> Result<Trained> {
         let of = |key: ParamKey| numbers(self.adapters.params.get(key));
         if self.config.adapter.kind == AdapterKind::None {
-            let own = self.adapters.own.iter().map(|(name, key)| (name.clone(), of(*key)));
-            return Trained::Own(own.collect());
+            let own = self.adapters.own.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
+            return Ok(Trained::Own(own.collect::<Result<_>>()?));
         }
-        let given = |layer: &Adapted| Given {
-            rank: layer.rank,
-            alpha: layer.alpha,
-            down: of(layer.down),
-            up: of(layer.up),
-            magnitude: layer.magnitude.map(of),
+        let given = |layer: &Adapted| -> Result<(String, Given)> {
+            let given = Given {
+                rank: layer.rank,
+                alpha: layer.alpha,
+                down: of(layer.down)?,
+                up: of(layer.up)?,
+                magnitude: layer.magnitude.map(of).transpose()?,
+            };
+            Ok((layer.module.clone(), given))
         };
-        let layers = self.adapters.layers.iter();
-        Trained::Adapter(layers.map(|layer| (layer.module.clone(), given(layer))).collect())
+        Ok(Trained::Adapter(self.adapters.layers.iter().map(given).collect::<Result<_>>()?))
     }
 
     /// Numbers that are trained.
@@ -261,5 +263,5 @@ fn precision(config: &RunConfig) -> Precision {
 /// A tensor of one number; 0 on a device without data. Here a card that failed says so.
 fn value(tensor: &Tensor) -> Result<f64> {
     tensor.device().synchronise()?;
-    Ok(numbers(tensor).first().copied().unwrap_or(0.0).into())
+    Ok(numbers(tensor)?.first().copied().unwrap_or(0.0).into())
 }

@@ -125,7 +125,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
 /// Everything that is trained, or remembered of it, by name.
 fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
     let tensors = run.session.tensors().unwrap();
-    tensors.into_iter().map(|(name, tensor)| (name, tensor.to_bytes())).collect()
+    tensors.into_iter().map(|(name, tensor)| (name, tensor.read_bytes().unwrap())).collect()
 }
 
 fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {

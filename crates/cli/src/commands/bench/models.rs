@@ -6,12 +6,12 @@ use std::path::PathBuf;
 
 use compute::{Device, Dtype};
 use serde::Serialize;
-use trainer::cases::Case;
+use trainer::cases::{Case, How};
 
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, Format, name_of};
+use crate::commands::engine::{Again, Engine, Format, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -20,6 +20,7 @@ const WARM_UP: usize = 2;
 
 /// Measure whole models: a training step of SD3, text encoders, the autoencoder.
 ///
+/// Without --only, those that any computer has room for; sd3-medium and sd3.5-large are of full size.
 /// With --python each is measured beside diffusers, transformers and PEFT, in turn and in processes
 /// of their own.
 #[derive(Debug, clap::Args)]
@@ -27,6 +28,7 @@ const WARM_UP: usize = 2;
 Examples:
   hearth bench models
   hearth bench models --only sd3-mid --dtype bf16
+  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
   hearth bench models --python .venv/bin/python")]
 pub struct Arguments {
@@ -37,6 +39,14 @@ pub struct Arguments {
     /// Format of weights and activations
     #[arg(long, default_value = "f32")]
     dtype: Format,
+
+    /// Pictures that a transformer is trained on at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    samples: u16,
+
+    /// Which blocks of a transformer are computed twice to save memory
+    #[arg(long, default_value = "none")]
+    recompute: Again,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -59,8 +69,9 @@ pub struct Arguments {
 }
 
 fn case(name: &str) -> Result<Case, String> {
-    let names = || Case::ALL.map(Case::name).join(", ");
-    let found = Case::ALL.into_iter().find(|case| case.name() == name);
+    let all = || Case::SMALL.into_iter().chain(Case::FULL);
+    let names = || all().map(Case::name).collect::<Vec<_>>().join(", ");
+    let found = all().find(|case| case.name() == name);
     found.ok_or_else(|| format!("not one of {}", names()))
 }
 
@@ -70,6 +81,7 @@ pub struct Figures {
     pub model: &'static str,
     pub dtype: String,
     pub ms_median: f64,
+    pub ms_min: f64,
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
     /// The arena's reach, and what it was planned to be.
@@ -89,7 +101,7 @@ pub struct Row {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let cases = if arguments.only.is_empty() { &Case::ALL[..] } else { &arguments.only[..] };
+    let cases = if arguments.only.is_empty() { &Case::SMALL[..] } else { &arguments.only[..] };
     let mut show = |line: Result<String, serde_json::Error>| -> Result<(), Failure> {
         Ok(writeln!(out, "{}", line.map_err(std::io::Error::from)?)?)
     };
@@ -123,15 +135,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
     let (engine, dtype) = (&arguments.engine, Dtype::from(arguments.dtype));
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
-    let rehearsed = case.prepare(&meta, dtype)?;
+    let how = How { samples: arguments.samples.into(), recompute: arguments.recompute.into() };
+    let mut rehearsed = case.prepare(&meta, dtype, how)?;
     let before = meta.work().flops;
     rehearsed.run()?;
     let flops = meta.work().flops - before;
+    rehearsed.run()?;
     let plan_bytes = meta.usage().extent;
 
     let rss_before_bytes = machine::process::peak_resident();
     let device = engine.open(plan_bytes)?;
-    let model = case.prepare(&device, dtype)?;
+    let mut model = case.prepare(&device, dtype, how)?;
     let mut times = Vec::new();
     for round in 0..WARM_UP + arguments.repeats as usize {
         let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
@@ -145,6 +159,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         model: case.name(),
         dtype: name_of(&arguments.dtype),
         ms_median,
+        ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
         gflop_per_s: flops as f64 / ms_median / 1e6,
         peak_bytes: device.usage().extent,

@@ -5,7 +5,7 @@ use std::io::Write;
 use compute::ops::{
     Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
 };
-use compute::{Device, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
+use compute::{Device, Dtype, Gradients, Kind, Params, Shape, Tape, Tensor, Var};
 use serde::Serialize;
 
 use super::{Timed, median};
@@ -19,7 +19,7 @@ use crate::render;
 #[command(after_help = "\
 Examples:
   hearth bench ops
-  hearth bench ops --only attention --dtype bf16
+  hearth bench ops --only attention --dtype bf16 --device cuda:0
   hearth bench ops --json --threads 2")]
 pub struct Arguments {
     /// Ops whose name contains this
@@ -66,7 +66,8 @@ pub struct Figure {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let threads = arguments.engine.threads();
     let mut all = Vec::new();
-    for case in cases().into_iter().filter(|case| case.op.contains(&arguments.only)) {
+    let is_card = matches!(arguments.engine.kind(), Kind::Cuda { .. });
+    for case in cases(is_card).into_iter().filter(|case| case.op.contains(&arguments.only)) {
         let device = arguments.engine.open(ARENA_BYTES)?;
         let bench = Bench { device: &device, threads, arguments };
         let figures = bench.measure(&case)?;
@@ -83,6 +84,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 /// Chosen: more than any case needs; only what is touched is taken.
 const ARENA_BYTES: usize = 4 << 30;
+
+/// Of an op on a card. Chosen: what waiting takes is then a per cent of attention's time.
+const IN_A_ROW: u32 = 10;
 
 /// An op with its inputs.
 struct Case {
@@ -122,12 +126,20 @@ impl Case {
 /// Rows, inputs and outputs of linear layers: those of cpu-small, cpu-mid and a 1.5 B model.
 const LINEAR: [[usize; 3]; 5] =
     [[1280, 512, 512], [1280, 512, 2048], [1280, 2048, 512], [1024, 1024, 4096], [512, 1536, 6144]];
+/// The same that keep a card busy: those of gpu-sd3-b1, and one that is as good as it gets.
+const LARGE_LINEAR: [[usize; 3]; 4] =
+    [[4352, 1536, 1536], [4352, 1536, 6144], [4352, 6144, 1536], [8192, 8192, 8192]];
 
-fn cases() -> Vec<Case> {
+/// Samples, tokens, width, and width of a head.
+const ATTENTION: [[usize; 4]; 3] = [[4, 320, 512, 64], [1, 1024, 1024, 64], [1, 4352, 128, 64]];
+const LARGE_ATTENTION: [[usize; 4]; 2] = [[1, 4352, 1536, 64], [1, 4352, 3072, 128]];
+
+/// What is measured: on a card other sizes, since it would wait for most of those of a processor.
+fn cases(is_card: bool) -> Vec<Case> {
     let mut cases = Vec::new();
-    for [rows, inputs, outputs] in LINEAR {
+    for [rows, inputs, outputs] in if is_card { &LARGE_LINEAR[..] } else { &LINEAR[..] } {
         let run = Run::Trained(|tape, v| tape.linear(&v[0], Linear::new(&v[1])));
-        cases.push(Case::new("linear", run).with([rows, inputs]).with([outputs, inputs]));
+        cases.push(Case::new("linear", run).with([*rows, *inputs]).with([*outputs, *inputs]));
     }
     let gelu = Run::Trained(|tape, v| {
         tape.linear(&v[0], Linear { activation: Activation::GeluTanh, ..Linear::new(&v[1]) })
@@ -144,13 +156,13 @@ fn cases() -> Vec<Case> {
             .with_f32([16, 512])
             .with_f32([512, 16]),
     );
-    for [samples, tokens, width] in [[4, 320, 512], [1, 1024, 1024], [1, 4352, 128]] {
-        let shape = [samples, tokens, width];
-        let run = Run::Trained(|tape, v| {
-            let n_heads = v[0].shape().width() / 64;
-            tape.attention(&v[0], &v[1], &v[2], Attention::full(n_heads, 64))
-        });
-        cases.push(Case::new("attention", run).with(shape).with(shape).with(shape));
+    for [samples, tokens, width, head] in
+        if is_card { &LARGE_ATTENTION[..] } else { &ATTENTION[..] }
+    {
+        let shape = [*samples, *tokens, *width];
+        let run = if *head == 64 { attention::<64> } else { attention::<128> };
+        let case = Case::new("attention", Run::Trained(run));
+        cases.push(case.with(shape).with(shape).with(shape));
     }
     cases.extend(of_texts());
     cases.extend(by_rows());
@@ -210,6 +222,11 @@ fn by_text(tape: &Tape<'_>, number: impl Fn(usize) -> usize) -> compute::Result<
 /// Twelve heads, of which each token sees those before it.
 fn causal() -> Attention<'static> {
     Attention { is_causal: true, ..Attention::full(12, 64) }
+}
+
+fn attention<const HEAD: usize>(tape: &Tape<'_>, v: &[Var]) -> compute::Result<Var> {
+    let n_heads = v[0].shape().width() / HEAD;
+    tape.attention(&v[0], &v[1], &v[2], Attention::full(n_heads, HEAD))
 }
 
 /// Ops whose time is that of reading and writing memory, and forward-only ones.
@@ -313,18 +330,19 @@ impl Bench<'_> {
         inputs: &[Tensor],
         params: &Params,
     ) -> Result<Figure, Failure> {
-        let ready = std::cell::RefCell::new(None);
+        let ready = std::cell::RefCell::new(Vec::new());
         let prepare = || {
             let tape = Tape::training(self.device, params, 0);
             let mut vars: Vec<Var> = inputs.iter().cloned().map(Var::from).collect();
             vars[0] = tape.leaf(inputs[0].clone());
             let result = run(&tape, &vars)?;
             let gradient = self.device.normal(result.shape(), result.dtype(), 1.0, (2, 0))?;
-            *ready.borrow_mut() = Some((tape, result, gradient));
+            ready.borrow_mut().push((tape, result, gradient));
             Ok(())
         };
         let go = || {
-            let (tape, result, gradient) = ready.take().expect("prepared before each time");
+            let next = ready.borrow_mut().pop();
+            let (tape, result, gradient) = next.expect("prepared before each time");
             tape.backward_from(result, gradient, &mut Gradients::default()).map(|_| ())
         };
         self.time(go, prepare)
@@ -342,6 +360,11 @@ impl Bench<'_> {
         self.time(go, || Ok(()))
     }
 
+    /// Times that work is done between two looks at the clock: to wait for a card takes as long as some ops.
+    fn in_a_row(&self) -> u32 {
+        if matches!(self.device.kind(), Kind::Cuda { .. }) { IN_A_ROW } else { 1 }
+    }
+
     fn time(
         &self,
         mut work: impl FnMut() -> compute::Result<()>,
@@ -351,21 +374,24 @@ impl Bench<'_> {
         let mut done = Default::default();
         // The first two are not counted: memory is touched for the first time.
         for index in 0..self.arguments.repeats + 2 {
-            prepare()?;
+            let n = self.in_a_row();
+            (0..n).try_for_each(|_| prepare())?;
             let before = self.device.work();
             self.device.synchronise()?;
             let (time, ()) = Timed::of(self.threads, || {
-                work()?;
+                (0..n).try_for_each(|_| work())?;
                 self.device.synchronise()
             })?;
             let after = self.device.work();
-            done = (after.flops - before.flops, after.bytes - before.bytes);
+            let of_one = |before: u64, after: u64| (after - before) / u64::from(n);
+            done = (of_one(before.flops, after.flops), of_one(before.bytes, after.bytes));
             times.extend((index >= 2).then_some(time));
         }
-        let ms_median = median(times.iter().map(|time| time.wall_ms));
+        let of_one = |ms: f64| ms / f64::from(self.in_a_row());
+        let ms_median = median(times.iter().map(|time| of_one(time.wall_ms)));
         Ok(Figure {
             ms_median,
-            cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
+            cpu_ms_median: median(times.iter().map(|time| of_one(time.cpu_ms))),
             gflop_per_s: done.0 as f64 / ms_median / 1e6,
             gb_per_s: done.1 as f64 / ms_median / 1e6,
         })

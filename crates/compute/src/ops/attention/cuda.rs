@@ -8,8 +8,12 @@ use crate::cuda::{Argument, Cuda, Grid, PlanKey, Source, Variant, arguments};
 use crate::device::Kind;
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source { name: "attention", text: include_str!("kernel.cu") };
-const FLASH: Source = Source { name: "flash", text: include_str!("flash.cu") };
+const KERNELS: Source = Source {
+    name: "attention",
+    text: concat!(include_str!("shape.cuh"), include_str!("kernel.cu")),
+};
+const FLASH: Source =
+    Source { name: "flash", text: concat!(include_str!("shape.cuh"), include_str!("flash.cu")) };
 
 /// Shared memory that a block may take. Taken: what every card since capability 8.0 grants.
 const SHARED_BYTES: usize = 96 << 10;
@@ -95,7 +99,7 @@ pub fn backward(
         own.keys_and_values(slots);
     }
     // That of cuDNN's differs from run to run.
-    if !is_done || kind == (Kind::Cuda { is_deterministic: true }) {
+    if !is_done || kind.is_deterministic() {
         own.queries(slots);
     }
 }

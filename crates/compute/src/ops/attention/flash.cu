@@ -17,49 +17,6 @@
 #define FORWARD_TILE 64
 #define BACKWARD_TILE (D == 64 ? 64 : 32)
 
-struct Shape {
-    u64 queries, keys, heads, kv_heads, d;
-    float scale;
-    int is_causal;
-    const u32 *lengths, *first_keys;
-    const float* relative;
-};
-
-#define SHAPE_PARAMETERS                                                                            \
-    u64 queries, u64 keys, u64 heads, u64 kv_heads, u64 d, float scale, int is_causal,              \
-        const u32 *lengths, const u32 *first_keys, const float *relative
-#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, first_keys, relative}
-
-// How many of the first keys a query sees.
-DEVICE u32 seen(const Shape& s, u64 sample, u64 query) {
-    u64 length = s.lengths ? s.lengths[sample] : s.keys;
-    if (!s.is_causal) return length;
-    u64 own = s.keys - s.queries + query + 1;
-    return own < length ? own : length;
-}
-
-// The first key that a query sees, if it sees any.
-DEVICE u32 first_key(const Shape& s, u64 sample, u64 query) {
-    return s.first_keys ? s.first_keys[sample * s.queries + query] : 0;
-}
-
-// The first key that any of some queries sees. All lanes of a warp ask together.
-DEVICE u32 first_of(const Shape& s, u64 sample, u64 query, u64 count) {
-    if (!s.first_keys) return 0;
-    u32 first = s.keys;
-    for (u64 i = lane(); i < count; i += 32) {
-        u32 own = first_key(s, sample, query + i);
-        first = own < first ? own : first;
-    }
-    return __reduce_min_sync(~0u, first);
-}
-
-// What is added to scale * q * k, in units of log2.
-DEVICE float bias(const Shape& s, u64 head, u64 query, u64 key) {
-    if (!s.relative || query >= s.queries || key >= s.keys) return 0.0f;
-    return LOG2_E * s.relative[head * (s.queries + s.keys - 1) + s.queries - 1 - query + key];
-}
-
 DEVICE float exp2_fast(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -270,7 +227,7 @@ flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAM
                 if (!is_whole) {
                     u32 at = key + 8 * i + 2 * t + j % 2;
                     bool is_seen = at >= from[j / 2] && at < sees[j / 2];
-                    x = is_seen ? x + bias(s, head, query + j / 2 * 8, at) : -INFINITY;
+                    x = is_seen ? x + LOG2_E * bias(s, head, query + j / 2 * 8, at) : -INFINITY;
                 }
                 weights[i].c[j] = x;
                 now[j / 2] = fmaxf(now[j / 2], x);
@@ -379,7 +336,7 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 u32 at = key + 8 * i + 2 * t + j % 2;
-                float more = relative ? bias(s, head, query + j / 2 * 8, at) : 0.0f;
+                float more = relative ? LOG2_E * bias(s, head, query + j / 2 * 8, at) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithm[j / 2], own_delta[j / 2],
                          at >= from[j / 2] && at < sees[j / 2], more);
             }
@@ -474,7 +431,7 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
 #pragma unroll
             for (int j = 0; j < 4; j++) {
                 u32 column = 8 * i + 2 * t + j % 2, own_key = key + j / 2 * 8;
-                float more = relative ? bias(s, head, query + column, own_key) : 0.0f;
+                float more = relative ? LOG2_E * bias(s, head, query + column, own_key) : 0.0f;
                 slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithms[column], deltas[column],
                          own_key >= from[column] && own_key < sees[column], more);
             }

@@ -9,38 +9,6 @@
 #define T D
 #define PER_ROW (256 / T)
 
-struct Shape {
-    u64 queries, keys, heads, kv_heads, d;
-    float scale;
-    int is_causal;
-    const u32 *lengths, *first_keys;
-    const float* relative;
-};
-
-// How many of the first keys a query sees.
-DEVICE u64 seen(const Shape& s, u64 sample, u64 query) {
-    u64 length = s.lengths ? s.lengths[sample] : s.keys;
-    if (!s.is_causal) return length;
-    u64 own = s.keys - s.queries + query + 1;
-    return own < length ? own : length;
-}
-
-// The first key that a query sees, if it sees any.
-DEVICE u32 first_key(const Shape& s, u64 sample, u64 query) {
-    return s.first_keys ? s.first_keys[sample * s.queries + query] : 0;
-}
-
-// The first key that any of some queries sees. All lanes of a warp ask together.
-DEVICE u32 first_of(const Shape& s, u64 sample, u64 query, u64 count) {
-    if (!s.first_keys) return 0;
-    u32 first = s.keys;
-    for (u64 i = lane(); i < count; i += 32) {
-        u32 own = first_key(s, sample, query + i);
-        first = own < first ? own : first;
-    }
-    return __reduce_min_sync(~0u, first);
-}
-
 // Up to T rows of a head as f32; rows that are not there are zeros.
 DEVICE void load_rows(const X* from, u64 row_width, u64 count, u64 d, float* to) {
     for (u64 i = threadIdx.x; i < T * d; i += 256) {
@@ -75,17 +43,6 @@ DEVICE void accumulate(const float (*weights)[T + 1], bool is_transposed, const 
         sums[row * (d + 1) + column] += sum;
     }
 }
-
-// What is added to scale * q * k.
-DEVICE float bias(const Shape& s, u64 head, u64 query, u64 key) {
-    if (!s.relative) return 0.0f;
-    return s.relative[head * (s.queries + s.keys - 1) + s.queries - 1 - query + key];
-}
-
-#define SHAPE_PARAMETERS                                                                            \
-    u64 queries, u64 keys, u64 heads, u64 kv_heads, u64 d, float scale, int is_causal,              \
-        const u32 *lengths, const u32 *first_keys, const float *relative
-#define SHAPE {queries, keys, heads, kv_heads, d, scale, is_causal, lengths, first_keys, relative}
 
 extern __shared__ float shared[];
 

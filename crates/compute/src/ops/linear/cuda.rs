@@ -3,9 +3,27 @@
 use super::Dropout;
 use crate::Tensor;
 use crate::cuda::columns::Sum;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{ALIGNMENT, Argument, Cuda, Grid, Source, Variant, arguments};
 
 const KERNELS: Source = Source { name: "linear", text: include_str!("kernel.cu") };
+
+/// Numbers that tensors which are rounded together begin at multiples of, so that each is aligned.
+pub const PIECE: usize = ALIGNMENT / size_of::<u16>();
+/// The most that are rounded together, as in the kernel's text.
+const MOST: usize = 3;
+
+/// Rounds some f32 tensors into one, in which each begins where it is said, and the next where it ends.
+pub fn round(cuda: &Cuda, all: &[&Tensor], starts: &[usize], rounded: &mut Tensor) {
+    let n = starts[all.len()];
+    let mut arguments = arguments![&mut *rounded].to_vec();
+    for index in 0..MOST {
+        let (from, start) = (all.get(index), starts.get(index).copied().unwrap_or(n));
+        let count = from.map_or(0, |tensor| tensor.shape().elements());
+        arguments.extend([Argument::from(from.copied()), start.into(), count.into()]);
+    }
+    let variant = Variant::of(&[rounded.dtype()]);
+    cuda.launch(&KERNELS, "round_all", variant, Grid::numbers(n), &arguments);
+}
 
 /// Zeros a share of the numbers, and scales the others up.
 pub fn drop_out(cuda: &Cuda, Dropout { share, random }: Dropout, x: &Tensor, out: &mut Tensor) {

@@ -19,7 +19,7 @@ mod tests;
 use super::matmul::{MatMul, Matrix, Product};
 use super::{Activation, accumulate, activation, inputs};
 use crate::backward::{Backward, Slot};
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::tape::Tape;
@@ -129,25 +129,15 @@ impl Tape<'_> {
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
         let is_tracked = self.tracks(&inputs(all));
 
-        let mut y = op.alloc(x.shape().with_width(outputs), x.dtype())?;
-        let keeps_before = is_tracked && activation != Activation::None;
-        let mut before = if keeps_before { Some(op.alloc(y.shape(), y.dtype())?) } else { None };
         let share = lora.map_or(0.0, |lora| lora.dropout);
         let is_dropped = share > 0.0 && self.is_training();
         let dropout = is_dropped.then(|| Dropout { share, random: self.random(x.shape()) });
-        let inner = lora.map(|lora| lora.inner(op.place, x.tensor(), dropout)).transpose()?;
-        let mut products = vec![Product::new(x.tensor(), weight.matrix(x.dtype()).t())];
-        if let (Some(inner), Some(lora)) = (&inner, lora) {
-            let [inner, up] = [inner, lora.up.tensor()].map(|f| Matrix::beside(f, x.dtype()));
-            products.push(Product::new(inner, up.t()));
-        }
-        MatMul {
-            bias: bias.map(Var::tensor),
-            activation,
-            before_activation: before.as_mut(),
-            ..MatMul::new(&products, &mut y)
-        }
-        .run(op.place)?;
+        let wanted = Wanted {
+            before: is_tracked && activation != Activation::None,
+            result: self.wants_result(&op),
+        };
+        let made = forward(op.place, x, (layer, outputs), dropout, wanted)?;
+        let Made { y, before, inner, ready } = made;
 
         let result = op.result(y);
         if !is_tracked {
@@ -165,11 +155,11 @@ impl Tape<'_> {
             kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
             weight,
-            bias: bias.and_then(Var::source),
-            lora: lora.zip(inner).map(|(lora, inner)| LoraRecord {
+            bias: layer.bias.and_then(Var::source),
+            lora: lora.zip(inner).zip(ready).map(|((lora, inner), ready)| LoraRecord {
                 inner,
-                down: (self.keep(lora.down), lora.down.source()),
-                up: (self.keep(lora.up), lora.up.source()),
+                down: (ready.down, lora.down.source()),
+                up: (ready.up, lora.up.source()),
                 scale: lora.scale,
                 dropout,
             }),
@@ -189,6 +179,61 @@ impl Tape<'_> {
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
+}
+
+/// What is asked of forward besides the arithmetic.
+#[derive(Clone, Copy)]
+struct Wanted {
+    /// Whether what the activation is applied to is kept.
+    before: bool,
+    /// Whether anybody reads the result.
+    result: bool,
+}
+
+/// What forward makes.
+struct Made {
+    y: Tensor,
+    before: Option<Tensor>,
+    inner: Option<Tensor>,
+    ready: Option<Ready>,
+}
+
+fn forward(
+    place: Place<'_>,
+    x: &Var,
+    (layer, outputs): (Linear<'_>, usize),
+    dropout: Option<Dropout>,
+    wanted: Wanted,
+) -> Result<Made> {
+    let Linear { weight, bias, activation, lora } = layer;
+    let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
+    let is_before_enough = wanted.before && !wanted.result;
+    let is_run = place.is_run && !is_before_enough;
+    let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
+    let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
+    let ready = lora.map(|lora| Ready::new(place, lora, bias, dtype)).transpose()?;
+    let inner = match (lora, &ready) {
+        (Some(lora), Some(ready)) => Some(ready.inner(place, x, lora.scale, dropout)?),
+        _ => None,
+    };
+    let mut products = vec![Product::new(x.tensor(), weight.matrix(dtype).t())];
+    if let (Some(inner), Some(ready)) = (&inner, &ready) {
+        let [inner, up] = [inner, &ready.up].map(|f| Matrix::beside(f, dtype));
+        products.push(Product::new(inner, up.t()));
+    }
+    let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
+    let bias = rounded.or(bias.map(Var::tensor));
+    match &mut before {
+        Some(before) if is_before_enough => {
+            MatMul { bias, ..MatMul::new(&products, before) }.run(place)?;
+        }
+        before => {
+            let before_activation = before.as_mut();
+            let products = MatMul::new(&products, &mut y);
+            MatMul { bias, activation, before_activation, ..products }.run(place)?;
+        }
+    }
+    Ok(Made { y, before, inner, ready })
 }
 
 /// Checks all shapes and formats; returns how many outputs there are.
@@ -240,16 +285,66 @@ impl Lora<'_> {
         let is_fit = (0.0..1.0).contains(dropout);
         op.expect_range("lora dropout", dropout, is_fit, "0 or more and below 1")
     }
+}
 
-    /// scale·x·Aᵀ, in f32.
-    fn inner(&self, place: Place<'_>, x: &Tensor, dropout: Option<Dropout>) -> Result<Tensor> {
-        let rank = self.down.shape().sizes()[0];
-        let mut inner = place.alloc([x.shape().rows(), rank], Dtype::F32)?;
+/// An adapter as it is multiplied. A card's matrix units want both factors of a product in one format: there
+/// all of it is rounded to that of x by one kernel, once for both ways.
+struct Ready {
+    down: Tensor,
+    up: Tensor,
+    /// The layer's bias, if it was rounded too.
+    bias: Option<Tensor>,
+}
+
+impl Ready {
+    fn new(place: Place<'_>, lora: Lora<'_>, bias: Option<&Var>, x: Dtype) -> Result<Self> {
+        let (down, up) = (lora.down.tensor(), lora.up.tensor());
+        if between(place, x) == Dtype::F32 {
+            return Ok(Self { down: down.clone(), up: up.clone(), bias: None });
+        }
+        let all: Vec<&Tensor> = [down, up].into_iter().chain(bias.map(Var::tensor)).collect();
+        let mut starts = vec![0];
+        for tensor in &all {
+            let end = starts[starts.len() - 1] + tensor.shape().elements();
+            starts.push(end.next_multiple_of(cuda::PIECE));
+        }
+        let mut rounded = place.alloc([starts[all.len()]], x)?;
+        place.count("convert", 0, &[down, up, &rounded]);
+        if let Engine::Cuda(engine) = place.engine() {
+            cuda::round(engine, &all, &starts, &mut rounded);
+        }
+        let mut parts = all.iter().zip(&starts).map(|(tensor, start)| {
+            let shape = tensor.shape();
+            rounded.part(*start..start + shape.elements()).into_shape(shape)
+        });
+        let mut next = || parts.next();
+        let (down, up) = next().zip(next()).expect("both are among them");
+        Ok(Self { down, up, bias: next() })
+    }
+
+    /// scale·x·Aᵀ
+    fn inner(
+        &self,
+        place: Place<'_>,
+        x: &Var,
+        scale: f32,
+        dropout: Option<Dropout>,
+    ) -> Result<Tensor> {
+        let (x, rank) = (x.tensor(), self.down.shape().sizes()[0]);
+        let mut inner = place.alloc([x.shape().rows(), rank], between(place, x.dtype()))?;
         let dropped = dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
         let seen = dropped.as_ref().unwrap_or(x);
-        let product = Product::new(seen, Matrix::from(self.down.tensor()).t());
-        MatMul::new(&[Product { scale: self.scale, ..product }], &mut inner).run(place)?;
+        let product = Product::new(seen, Matrix::from(&self.down).t());
+        MatMul::new(&[Product { scale, ..product }], &mut inner).run(place)?;
         Ok(inner)
+    }
+}
+
+/// The format of what lies between A and B: a card would round it for its next product anyway.
+fn between(place: Place<'_>, x: Dtype) -> Dtype {
+    match place.device.kind() {
+        Kind::Cpu { .. } | Kind::Gpu { .. } => Dtype::F32,
+        Kind::Cuda { .. } => x,
     }
 }
 
@@ -296,8 +391,8 @@ impl Held<Tensor> {
 struct LoraRecord {
     /// scale·x·Aᵀ
     inner: Tensor,
-    down: (Kept, Option<Source>),
-    up: (Kept, Option<Source>),
+    down: (Tensor, Option<Source>),
+    up: (Tensor, Option<Source>),
     scale: f32,
     dropout: Option<Dropout>,
 }
@@ -333,17 +428,14 @@ impl Record {
         let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? else { return Ok(()) };
         let mut products = vec![Product::new(gradient, weight.matrix(gradient.dtype()))];
         let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
-        let mut down = None;
-        if let Some((LoraRecord { dropout: None, down: (kept, _), .. }, inner)) = lora {
-            let down = &*down.insert(kept.get(place)?);
+        if let Some((LoraRecord { dropout: None, down: (down, _), .. }, inner)) = lora {
             let [inner, down] = [inner, down].map(|f| Matrix::beside(f, gradient.dtype()));
             products.push(Product::new(inner, down));
         }
         MatMul { add: slot.add, ..MatMul::new(&products, &mut slot.tensor) }.run(place)?;
-        if let Some((LoraRecord { dropout: Some(dropout), down: (kept, _), .. }, inner)) = lora {
-            let down = kept.get(place)?;
+        if let Some((LoraRecord { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
             let mut seen = place.workspace(shape, gradient.dtype())?;
-            MatMul::new(&[Product::new(inner, (&down).into())], &mut seen).run(place)?;
+            MatMul::new(&[Product::new(inner, down.into())], &mut seen).run(place)?;
             slot.add = true;
             accumulate(place, &mut slot, &dropout.apply(place, &seen)?);
         }
@@ -372,17 +464,15 @@ impl LoraRecord {
         gradient: &Tensor,
         x: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let place = back.place;
-        let up = self.up.0.get(place)?;
-        let mut inner_gradient = place.workspace(self.inner.shape(), Dtype::F32)?;
-        let product = Product { scale: self.scale, ..Product::new(gradient, (&up).into()) };
+        let (place, (down, up)) = (back.place, (&self.down.0, &self.up.0));
+        let mut inner_gradient = place.workspace(self.inner.shape(), self.inner.dtype())?;
+        let product = Product { scale: self.scale, ..Product::new(gradient, up.into()) };
         MatMul::new(&[product], &mut inner_gradient).run(place)?;
         if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
             let product = Product::new(Matrix::from(gradient).t(), (&self.inner).into());
             MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
             back.put(slot);
         }
-        let down = self.down.0.get(place)?;
         if let Some(mut slot) = back.slot_of(self.down.1, down.shape(), Dtype::F32)? {
             let x = x.expect("kept because A is trained");
             let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;

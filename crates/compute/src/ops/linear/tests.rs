@@ -3,7 +3,9 @@
 use super::{Linear, Lora, Weight};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
-use crate::testing::{Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes};
+use crate::testing::{
+    Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes, on_card,
+};
 use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Var};
 
 /// Rows of x times rows of a matrix.
@@ -180,10 +182,12 @@ fn dropout_hides_its_share_and_keeps_the_mean() {
     assert_eq!(y.tensor().to_vec::<f32>(), [width as f32]);
 }
 
-/// A quantised weight against the same numbers dense, forward and backward, on both kinds of machine.
+/// A quantised weight against the same numbers dense, forward and backward, on both kinds of processor and
+/// on a card, if there is one.
 #[test]
 fn a_quantised_weight_is_its_numbers() {
-    let devices = [device(), Device::plain_cpu(2, 1 << 26)];
+    let mut devices = vec![device(), Device::plain_cpu(2, 1 << 26)];
+    devices.extend(on_card(1 << 26));
     let cases = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
     for (device, how) in devices.iter().flat_map(|device| cases.map(|how| (device, how))) {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {

@@ -23,8 +23,15 @@ pub fn bytes(work: &MatMul<'_>) -> usize {
         [product.left, product.right].iter().map(|factor| copy_bytes(*factor, dtype)).sum()
     });
     // Copies of one product are done with when the next begins.
-    let bias = work.bias.map_or(0, Tensor::bytes).next_multiple_of(ALIGNMENT);
+    let bias = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
     WORKSPACE + bias + copies.max().unwrap_or(0usize)
+}
+
+/// Of a copy of the bias in the format of the result; one in f32 may have to be copied to be aligned.
+fn bias_bytes(bias: &Tensor, out: Dtype) -> usize {
+    let is_ready = bias.dtype() == out && out != Dtype::F32;
+    let bytes = if is_ready { 0 } else { bias.shape().elements() * out.bytes() };
+    bytes.next_multiple_of(ALIGNMENT)
 }
 
 /// The format that both factors of a product are multiplied in.
@@ -59,19 +66,22 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
     if work.rows() * work.columns() == 0 {
         return;
     }
-    let room = Room { library: workspace.address_mut() };
+    let room = Room::new(&work, workspace.address_mut());
     let (last, first) = work.products.split_first().expect("there is something to multiply");
-    let (mut add, out) = (work.add, work.out.dtype());
-    for product in first {
-        room.run(cuda, product, work.out, Gemm { add, ..plain(product, out) }, [0, 0]);
-        add = true;
-    }
+    let out = work.out.dtype();
     let epilogue = epilogue(&work);
-    let gemm = Gemm { add, epilogue, ..plain(last, out) };
+    let gemm = Gemm { add: work.add || !first.is_empty(), epilogue, ..plain(last, out) };
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
     let before = work.before_activation.filter(|_| work.activation != Activation::None);
     let kept = before.map_or(0, Tensor::address_mut);
+    if !work.add && cuda.wants_trial(&gemm) {
+        Room { is_trial: true, ..room }.run(cuda, last, work.out, gemm, [bias, kept]);
+    }
+    for (index, product) in first.iter().enumerate() {
+        let gemm = Gemm { add: work.add || index > 0, ..plain(product, out) };
+        room.run(cuda, product, work.out, gemm, [0, 0]);
+    }
     room.run(cuda, last, work.out, gemm, [bias, kept]);
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         finish(
@@ -121,7 +131,7 @@ fn finish(
     let n = out.shape().elements();
     let is_fit = kept.is_multiple_of(16);
     let p = if is_fit { pack(columns, &[out, bias.unwrap_or(out)]) } else { 1 };
-    let variant = Variant::of(&[out.dtype()]).by(p);
+    let variant = Variant::of(&[out.dtype(), bias.map_or(Dtype::F32, Tensor::dtype)]).by(p);
     let arguments = arguments![out, bias, kept, n / p, columns, activation.code()];
     cuda.launch(&KERNELS, "finish", variant, Grid::numbers(n / p), &arguments);
 }
@@ -129,15 +139,25 @@ fn finish(
 /// The workspace: the library's part, the bias, copies of factors.
 struct Room {
     library: u64,
+    bias: u64,
+    copies: u64,
+    /// Whether products are tried rather than done.
+    is_trial: bool,
 }
 
 impl Room {
+    fn new(work: &MatMul<'_>, library: u64) -> Self {
+        let bias = library + WORKSPACE as u64;
+        let bytes = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
+        Self { library, bias, copies: bias + bytes as u64, is_trial: false }
+    }
+
     /// A bias in the format of the result.
     fn bias(&self, cuda: &Cuda, bias: &Tensor, out: Dtype) -> u64 {
-        if out == Dtype::F32 && bias.address().is_multiple_of(16) {
+        if bias.dtype() == out && bias.address().is_multiple_of(16) {
             return bias.address();
         }
-        let (to, n) = (self.library + WORKSPACE as u64, bias.shape().elements());
+        let (to, n) = (self.bias, bias.shape().elements());
         let variant = Variant::of(&[bias.dtype(), out]);
         elementwise::cuda::convert(cuda, (bias.into(), Argument(to)), variant, n);
         to
@@ -158,14 +178,12 @@ impl Room {
             }
             return;
         }
-        let mut to = self.library + WORKSPACE as u64;
-        if bias != 0 {
-            to += (gemm.columns * Dtype::F32.bytes()).next_multiple_of(ALIGNMENT) as u64;
-        }
+        let mut to = self.copies;
         let left = Self::factor(cuda, product.left, gemm.factors, &mut to);
         let right = Self::factor(cuda, product.right, gemm.factors, &mut to);
-        let (workspace, scale) = (self.library, product.scale);
-        let at = Factors { left, right, out: out.address_mut(), scale, bias, before, workspace };
+        let (workspace, scale, is_trial) = (self.library, product.scale, self.is_trial);
+        let out = out.address_mut();
+        let at = Factors { left, right, out, scale, bias, before, workspace, is_trial };
         cuda.gemm(&gemm, at);
     }
 

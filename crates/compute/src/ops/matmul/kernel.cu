@@ -1,7 +1,7 @@
 // What is done to a product's result that the library does not do: bias, activation, and keeping what
-// the activation is applied to. A thread for every P numbers.
+// the activation is applied to. A thread for every P numbers; the bias is of format Y.
 
-KERNEL finish(X* out, const float* bias, X* before, u64 packs, u64 columns, int kind) {
+KERNEL finish(X* out, const Y* bias, X* before, u64 packs, u64 columns, int kind) {
     u64 at = thread() * P;
     if (at >= packs * P) return;
     float a[P], b[P];

@@ -97,7 +97,7 @@ impl<'a> Product<'a> {
 /// The sum of some products, and what becomes of it.
 pub(crate) struct MatMul<'a> {
     pub products: &'a [Product<'a>],
-    /// Added to each row; f32.
+    /// Added to each row; f32, or on a card of the format of `out`.
     pub bias: Option<&'a Tensor>,
     pub activation: Activation,
     /// Takes the sum as it was before the activation; of the format of `out`.

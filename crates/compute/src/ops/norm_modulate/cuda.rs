@@ -3,14 +3,17 @@
 use super::Form;
 use crate::backward::Slot;
 use crate::cuda::columns::{Sum, statistics};
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::{Argument, Cuda, Grid, Source, Variant, WARP, arguments, pack};
 use crate::{Dtype, Tensor};
 
 const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.cu") };
-/// The same two kernels for rows that a block has each.
-const WIDE: Source = Source { name: "wide norm", text: include_str!("wide.cu") };
-/// Rows from this width on have a block each. Chosen: two warps of packs.
-const LEAST_WIDE: usize = 512;
+/// The same two kernels for wide rows, which a block holds.
+const HELD: Source = Source { name: "held norm", text: include_str!("held.cu") };
+/// Rows from this width on are held. Chosen: narrow ones leave most of a block's threads without work.
+const LEAST_HELD: usize = 512;
+/// Packs of a thread, as in the kernels' text. Chosen: fewer threads wait for fewer others, more packs
+/// leave fewer rows under way.
+const PACKS: usize = 3;
 /// The most threads of a block.
 const MOST_THREADS: usize = 1024;
 
@@ -41,8 +44,7 @@ pub fn forward(
         form.epsilon,
         form.plus_one,
     ];
-    let (source, grid) = way(rows, width, p);
-    cuda.launch(source, "layer_norm", variant, grid, &arguments);
+    launch(cuda, "layer_norm", x, variant, &arguments);
 }
 
 pub fn backward(
@@ -71,17 +73,18 @@ pub fn backward(
         form.plus_one,
         slot.add,
     ];
-    let (source, grid) = way(rows, width, p);
-    cuda.launch(source, "layer_norm_backward", variant, grid, &arguments);
+    launch(cuda, "layer_norm_backward", x, variant, &arguments);
 }
 
-/// Which kernels, and how many threads.
-fn way(rows: usize, width: usize, pack: usize) -> (&'static Source, Grid) {
-    let threads = (width / pack).next_multiple_of(32);
-    if pack > 1 && width >= LEAST_WIDE && threads <= MOST_THREADS {
-        return (&WIDE, Grid { threads: threads as u32, ..Grid::blocks(rows) });
+/// Starts the one of two kernels of a name that suits rows.
+fn launch(cuda: &Cuda, name: &'static str, x: &Tensor, variant: Variant, arguments: &[Argument]) {
+    let (rows, width) = (x.shape().rows(), x.shape().width());
+    let threads = width.div_ceil(variant.pack * PACKS).next_multiple_of(WARP);
+    if variant.pack > 1 && width >= LEAST_HELD && threads <= MOST_THREADS {
+        let grid = Grid { threads: threads as u32, ..Grid::blocks(rows) };
+        return cuda.launch(&HELD, name, variant, grid, arguments);
     }
-    (&KERNELS, Grid::rows(rows))
+    cuda.launch(&KERNELS, name, variant, Grid::rows(rows), arguments);
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.

@@ -1,17 +1,53 @@
-//! Steps on a card, a kernel for each tensor.
+//! Steps on a card. Adapters are many and small, so one launch works on many of them.
 
 use super::adamw::Update;
 use super::eight_bit::BLOCK;
 use super::muon::LEAST_NORM;
 use super::{AdamW, Clip, Moments, Moments8, Muon};
-use crate::Tensor;
 use crate::codebook::Codebook;
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{Argument, Cuda, Grid, Source, THREADS, Variant, arguments};
+use crate::{Dtype, Tensor};
 
 const KERNELS: Source = Source { name: "optimizer", text: include_str!("kernel.cu") };
 
+/// Tensors of a launch, as in the kernel's text: with them its arguments stay below the 4 KB that every
+/// card takes.
+const MOST: usize = 48;
+/// Numbers of a block that makes a step or counts. Chosen: a few for each thread.
+const STEP_SHARE: usize = 8 * THREADS;
 /// Numbers of a partial sum of squares. Chosen: a few hundred for each thread.
 const SHARE: usize = 1 << 16;
+
+/// What a kernel does to one tensor: where the tensor and what belongs to it lie, and its numbers.
+struct One {
+    at: Vec<Argument>,
+    n: usize,
+}
+
+/// Lets a kernel work on many tensors, a block for every `share` numbers of each. `arguments` gives what
+/// it is told besides, from the count of blocks in launches before.
+fn launch(
+    cuda: &Cuda,
+    (function, dtype): (&'static str, Dtype),
+    all: &[One],
+    (share, threads): (usize, usize),
+    arguments: impl Fn(usize) -> Vec<Argument>,
+) {
+    let mut before = 0;
+    for some in all.chunks(MOST) {
+        let (mut table, mut blocks) = (vec![Argument::from(some.len())], 0);
+        for One { at, n } in some {
+            table.extend((0..6).map(|index| at.get(index).copied().unwrap_or(Argument::NONE)));
+            table.extend(arguments![*n, blocks]);
+            blocks += n.div_ceil(share);
+        }
+        table.resize(1 + 8 * MOST, Argument::NONE);
+        let all = [arguments(before), table].concat();
+        let grid = Grid { threads: threads as u32, ..Grid::blocks(blocks) };
+        cuda.launch(&KERNELS, function, Variant::of(&[dtype]), grid, &all);
+        before += blocks;
+    }
+}
 
 pub fn adamw(
     cuda: &Cuda,
@@ -21,14 +57,14 @@ pub fn adamw(
     (step, clip): (AdamW, Option<&Clip>),
 ) {
     let rest = step_arguments(step, clip);
-    for ((param, gradient), Moments { first, second }) in
-        params.iter_mut().zip(gradients).zip(state)
-    {
-        let Some(gradient) = *gradient else { continue };
-        let n = param.shape().elements();
-        let arguments = [&arguments![param, gradient, first, second, n][..], &rest].concat();
-        cuda.launch(&KERNELS, "adamw", Variant::of(&[]), Grid::numbers(n), &arguments);
-    }
+    let all = params.iter_mut().zip(gradients).zip(state);
+    let all = all.filter_map(|((param, gradient), Moments { first, second })| {
+        let (n, gradient) = (param.shape().elements(), (*gradient)?);
+        Some(One { at: arguments![param, gradient, first, second].to_vec(), n })
+    });
+    let all: Vec<One> = all.collect();
+    let arguments = |_| [&arguments![STEP_SHARE][..], &rest].concat();
+    launch(cuda, ("adamw", Dtype::F32), &all, (STEP_SHARE, THREADS), arguments);
 }
 
 pub fn adamw_8bit(
@@ -40,28 +76,23 @@ pub fn adamw_8bit(
 ) {
     let rest = step_arguments(step, clip);
     let (signed, unsigned) = (Codebook::signed(), Codebook::unsigned());
-    let books = [
+    let books = arguments![
         cuda.table("signed codebook", || signed.table()),
         cuda.table("unsigned codebook", || unsigned.table()),
+        signed.zero(),
+        unsigned.zero(),
     ];
-    let zeros = arguments![signed.zero(), unsigned.zero()];
-    for ((param, gradient), Moments8 { first, second }) in
-        params.iter_mut().zip(gradients).zip(state)
-    {
-        let Some(gradient) = *gradient else { continue };
-        let n = param.shape().elements();
-        let tensors = arguments![
-            param,
-            gradient,
-            &mut first.codes,
-            &mut first.scales,
-            &mut second.codes,
-            &mut second.scales
-        ];
-        let arguments = [&tensors[..], &books, &zeros, &arguments![n], &rest].concat();
-        let grid = Grid { threads: BLOCK as u32, ..Grid::blocks(n.div_ceil(BLOCK)) };
-        cuda.launch(&KERNELS, "adamw_8bit", Variant::of(&[]), grid, &arguments);
-    }
+    let all = params.iter_mut().zip(gradients).zip(state);
+    let all = all.filter_map(|((param, gradient), Moments8 { first, second })| {
+        let (n, gradient) = (param.shape().elements(), (*gradient)?);
+        let (codes, scales) = (&mut first.codes, &mut first.scales);
+        let mut at = arguments![param, gradient, codes, scales].to_vec();
+        at.extend(arguments![&mut second.codes, &mut second.scales]);
+        Some(One { at, n })
+    });
+    let all: Vec<One> = all.collect();
+    let arguments = |_| [&books[..], &rest].concat();
+    launch(cuda, ("adamw_8bit", Dtype::F32), &all, (BLOCK, BLOCK), arguments);
 }
 
 /// Floats of workspace of [`direction`]: partial sums in f64, then the norm.
@@ -124,25 +155,28 @@ fn n_shares(gradient: &Tensor) -> usize {
 
 pub fn global_norm(cuda: &Cuda, gradients: &[&Tensor], room: &mut Tensor, norm: &mut Tensor) {
     let partial = room.address_mut();
-    let mut count = 0;
-    for gradient in gradients {
-        let (n, blocks) = (gradient.shape().elements(), n_shares(gradient));
-        let place = partial + (count * size_of::<f64>()) as u64;
-        let arguments = arguments![*gradient, place, n, SHARE];
-        cuda.launch(&KERNELS, "squares", Variant::of(&[]), Grid::blocks(blocks), &arguments);
-        count += blocks;
-    }
+    let arguments =
+        |before| arguments![partial + (before * size_of::<f64>()) as u64, SHARE].to_vec();
+    launch(cuda, ("squares", Dtype::F32), &read_only(gradients), (SHARE, THREADS), arguments);
+    let count: usize = gradients.iter().map(|gradient| n_shares(gradient)).sum();
     let arguments = arguments![partial, count, norm];
     cuda.launch(&KERNELS, "root", Variant::of(&[]), Grid::blocks(1), &arguments);
 }
 
+fn read_only(tensors: &[&Tensor]) -> Vec<One> {
+    let one =
+        |tensor: &&Tensor| One { at: vec![Argument::from(*tensor)], n: tensor.shape().elements() };
+    tensors.iter().map(one).collect()
+}
+
 pub fn count_not_finite(cuda: &Cuda, tensors: &[&Tensor], count: &mut Tensor) {
     count.clear();
-    for tensor in tensors {
-        let n = tensor.shape().elements();
-        let arguments = arguments![*tensor, &mut *count, n];
-        let variant = Variant::of(&[tensor.dtype()]);
-        cuda.launch(&KERNELS, "count_not_finite", variant, Grid::numbers(n), &arguments);
+    let count = count.address_mut();
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+        let some = tensors.iter().copied().filter(|tensor| tensor.dtype() == dtype);
+        let all = read_only(&some.collect::<Vec<_>>());
+        let arguments = |_| arguments![count, STEP_SHARE].to_vec();
+        launch(cuda, ("count_not_finite", dtype), &all, (STEP_SHARE, THREADS), arguments);
     }
 }
 

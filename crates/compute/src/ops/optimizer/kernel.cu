@@ -1,5 +1,25 @@
 // Steps, norms and averages of parameters, all f32 but for what is said to be X.
 
+// Some tensors that one launch works on, each in blocks of its own. Handed over as the last argument, by
+// value; as large as in `cuda.rs`.
+struct One {
+    void* at[6];
+    u64 n;     // numbers of it
+    u64 first; // of its blocks among all
+};
+struct Many { u64 count; One tensors[48]; };
+
+// The tensor that this block belongs to, and the block's number among the tensor's.
+DEVICE const One& of_block(const Many& many, u64& block) {
+    u64 low = 0, high = many.count - 1;
+    while (low < high) {
+        u64 middle = (low + high + 1) / 2;
+        if (many.tensors[middle].first <= blockIdx.x) low = middle; else high = middle - 1;
+    }
+    block = blockIdx.x - many.tensors[low].first;
+    return many.tensors[low];
+}
+
 // What gradients are multiplied by. The norm is read where it was found; one that is not finite makes
 // the step change nothing.
 DEVICE bool step_scale(const float* norm, float most, float& scale) {
@@ -19,14 +39,19 @@ DEVICE void update_one(Update u, float g, float& p, float& first, float& second)
     p = p * u.remains - u.rate * (first / denominator);
 }
 
-// A thread for each number.
-KERNEL adamw(float* params, const float* gradients, float* first, float* second, u64 n,
-             const float* norm, float most, float scale, float remains, float news, float keeps,
-             float squares, float correction, float epsilon, float rate) {
-    u64 at = thread();
-    if (at >= n || !step_scale(norm, most, scale)) return;
+// Tensors are parameters, gradients, first and second moments; a block for every `share` numbers.
+KERNEL adamw(u64 share, const float* norm, float most, float scale, float remains, float news, float keeps,
+             float squares, float correction, float epsilon, float rate, const Many many) {
+    if (!step_scale(norm, most, scale)) return;
     Update u = {scale, remains, news, keeps, squares, correction, epsilon, rate};
-    update_one(u, gradients[at], params[at], first[at], second[at]);
+    u64 block;
+    const One& one = of_block(many, block);
+    float *params = (float*)one.at[0], *first = (float*)one.at[2], *second = (float*)one.at[3];
+    const float* gradients = (const float*)one.at[1];
+    u64 end = (block + 1) * share < one.n ? (block + 1) * share : one.n;
+    for (u64 at = block * share + threadIdx.x; at < end; at += blockDim.x) {
+        update_one(u, gradients[at], params[at], first[at], second[at]);
+    }
 }
 
 // The code nearest to a number; `book` has 256 values and then the bounds between sizes above zero.
@@ -42,25 +67,28 @@ DEVICE u8 nearest(const float* book, int zero, float x) {
     return code < 0 ? 0 : code > 255 ? 255 : code;
 }
 
-// A block for each 256 numbers, which share a scale: their largest size.
-KERNEL adamw_8bit(float* params, const float* gradients, u8* first_codes, float* first_scales,
-                  u8* second_codes, float* second_scales, const float* signed_book,
-                  const float* unsigned_book, int signed_zero, int unsigned_zero, u64 n,
+// A block for each 256 numbers, which share a scale: their largest size. Tensors are parameters, gradients,
+// codes and scales of first moments, then of second ones.
+KERNEL adamw_8bit(const float* signed_book, const float* unsigned_book, int signed_zero, int unsigned_zero,
                   const float* norm, float most, float scale, float remains, float news, float keeps,
-                  float squares, float correction, float epsilon, float rate) {
+                  float squares, float correction, float epsilon, float rate, const Many many) {
     if (!step_scale(norm, most, scale)) return;
-    u64 at = thread();
+    u64 block;
+    const One& one = of_block(many, block);
+    u8 *first_codes = (u8*)one.at[2], *second_codes = (u8*)one.at[4];
+    float *first_scales = (float*)one.at[3], *second_scales = (float*)one.at[5];
+    u64 at = block * blockDim.x + threadIdx.x, n = one.n;
     float mean = 0.0f, square = 0.0f;
     if (at < n) {
         Update u = {scale, remains, news, keeps, squares, correction, epsilon, rate};
-        mean = signed_book[first_codes[at]] * first_scales[blockIdx.x];
-        square = unsigned_book[second_codes[at]] * second_scales[blockIdx.x];
-        update_one(u, gradients[at], params[at], mean, square);
+        mean = signed_book[first_codes[at]] * first_scales[block];
+        square = unsigned_book[second_codes[at]] * second_scales[block];
+        update_one(u, ((const float*)one.at[1])[at], ((float*)one.at[0])[at], mean, square);
     }
     float mean_scale = block_max(fabsf(mean)), square_scale = block_max(square);
     if (threadIdx.x == 0) {
-        first_scales[blockIdx.x] = mean_scale;
-        second_scales[blockIdx.x] = square_scale;
+        first_scales[block] = mean_scale;
+        second_scales[block] = square_scale;
     }
     if (at >= n) return;
     first_codes[at] = nearest(signed_book, signed_zero, mean / (mean_scale == 0.0f ? 1.0f : mean_scale));
@@ -104,8 +132,11 @@ KERNEL follow(float* params, const X* x, u64 n, const float* norm, float most, f
 }
 
 // A block for every `share` numbers writes the sum of their squares.
-KERNEL squares(const float* gradient, double* partial, u64 n, u64 share) {
-    u64 first = blockIdx.x * share, end = first + share < n ? first + share : n;
+KERNEL squares(double* partial, u64 share, const Many many) {
+    u64 block;
+    const One& one = of_block(many, block);
+    const float* gradient = (const float*)one.at[0];
+    u64 first = block * share, end = first + share < one.n ? first + share : one.n;
     double sum = 0.0;
     for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) sum += (double)gradient[i] * gradient[i];
     sum = block_sum(sum);
@@ -120,12 +151,19 @@ KERNEL root(const double* partial, u64 n, float* norm) {
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
-// A thread for each number; counts may be added in any order.
-KERNEL count_not_finite(const X* numbers, u32* count, u64 n) {
-    u64 at = thread();
-    float x = at < n ? to_f32(numbers[at]) : 0.0f;
-    u32 all = __popc(__ballot_sync(~0u, x - x != 0.0f));
-    if (lane() == 0 && all) atomicAdd(count, all);
+// A block for every `share` numbers; counts may be added in any order.
+KERNEL count_not_finite(u32* count, u64 share, const Many many) {
+    u64 block;
+    const One& one = of_block(many, block);
+    const X* numbers = (const X*)one.at[0];
+    u64 first = block * share, end = first + share < one.n ? first + share : one.n;
+    int all = 0;
+    for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) {
+        float x = to_f32(numbers[i]);
+        all += x - x != 0.0f;
+    }
+    all = block_sum(all);
+    if (threadIdx.x == 0 && all) atomicAdd(count, (u32)all);
 }
 
 KERNEL ema(float* average, const X* value, u64 n, float decay) {

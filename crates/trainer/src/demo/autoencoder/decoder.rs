@@ -192,7 +192,7 @@ impl Decoder {
         let drawn = self.forward(&tape, &batch.latents.clone().into(), batch.side)?;
         let error = tape.mse(&drawn, &batch.pictures, None, None)?;
         tape.backward(&error, gradients)?;
-        Ok(numbers(error.tensor())[0])
+        Ok(numbers(error.tensor())?[0])
     }
 
     /// The same as [`vae::Decoder::forward`].
@@ -267,7 +267,7 @@ impl Decoder {
     pub(super) fn tensors(&self, config: &Config) -> Result<Tensors> {
         let mut tensors = BTreeMap::new();
         for want in wants(|build| vae::Decoder::new(config, build))? {
-            let found = numbers(self.params.get(self.keys[&want.name]));
+            let found = numbers(self.params.get(self.keys[&want.name]))?;
             let ordered = match *want.shape.sizes() {
                 [outputs, inputs, height, width] => {
                     in_order(&found, [outputs, inputs, height * width])

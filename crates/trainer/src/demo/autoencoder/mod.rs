@@ -135,7 +135,7 @@ mod tests {
     /// [1, channels, side, side] to [pixels, channels].
     fn by_pixel(tensor: &Tensor) -> Vec<f32> {
         let &[_, channels, height, width] = tensor.shape().sizes() else { unreachable!() };
-        let (numbers, count) = (numbers(tensor), height * width);
+        let (numbers, count) = (numbers(tensor).unwrap(), height * width);
         (0..channels * count).map(|at| numbers[at % channels * count + at / channels]).collect()
     }
 
@@ -180,7 +180,7 @@ mod tests {
         let tape = Tape::inference(&device, &trained.params, 0);
         let by_tokens = trained.forward(&tape, &tokens.into(), side).unwrap();
         let by_images = written.forward(&tape, &latents).unwrap();
-        let apart = furthest(&numbers(by_tokens.tensor()), &by_pixel(by_images.tensor()));
+        let apart = furthest(&numbers(by_tokens.tensor()).unwrap(), &by_pixel(by_images.tensor()));
         assert!(apart < 1e-4, "{apart}");
     }
 

@@ -162,7 +162,7 @@ impl T5 {
     /// The bias of every distance from -(N - 1) to N - 1: [H, 2 N - 1].
     fn relative(&self, tape: &Tape<'_>, n: usize) -> Result<Tensor> {
         let heads = self.config.num_heads;
-        let table = numbers(self.distances.tensor());
+        let table = numbers(self.distances.tensor())?;
         // Keys before a query, then itself and those after it.
         let buckets: Vec<usize> = (1..n)
             .rev()

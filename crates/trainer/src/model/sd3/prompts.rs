@@ -366,7 +366,7 @@ impl Text<clip::Config> {
             let encoded = model.forward(&tape, &self.words.ids(text), 1)?;
             let (tokens, pooled) = (encoded.before_last.tensor(), encoded.pooled.tensor());
             watch.go_on()?;
-            Ok(OfClip { tokens: numbers(tokens), pooled: numbers(pooled) })
+            Ok(OfClip { tokens: numbers(tokens)?, pooled: numbers(pooled)? })
         };
         texts.iter().map(encode).collect()
     }
@@ -395,7 +395,7 @@ impl Text<t5::Config> {
         for text in texts {
             let tape = Tape::inference(device, &adapters.params, 0);
             let ids = self.words.ids(text);
-            take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor()))?;
+            take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor())?)?;
             watch.go_on()?;
         }
         Ok(())

@@ -63,7 +63,7 @@ impl Published {
     }
 
     /// What `transformer/config.json` says.
-    fn transformer(self) -> Config {
+    pub(crate) fn transformer(self) -> Config {
         // Blocks and heads, positions along a side, blocks with a second attention.
         let (size, pos_embed_max_size, n_dual) = match self {
             Self::Sd3Medium => (24, 192, 0),

@@ -64,7 +64,7 @@ pub fn decode_tiled(
                 continue;
             }
             canvas.add(
-                &numbers(picture.tensor()),
+                &numbers(picture.tensor())?,
                 [top, *left].map(|at| at * reduction),
                 [tile_height, tile_width].map(|side| side * reduction),
                 tiling.overlap * reduction,

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! CACHE/hearth/
-//!   rates-PROCESSOR-THREADS-ENGINE-VERSION.json
+//!   rates-NAME-THREADS-ENGINE-VERSION.json   of the processor or the card; threads are 0 for a card
 //!     owner          whose they are: all that the name is made of, in full
 //!     rates
 //!       is_measured  true
@@ -28,8 +28,8 @@ use crate::report::write_text;
 /// What rates belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Owner {
-    /// The processor's name.
-    pub processor: String,
+    /// The processor's name, or that of the card which computes.
+    pub name: String,
     /// Threads that compute.
     pub threads: usize,
     /// What computes: the processor with its matrix unit, or without one.
@@ -66,16 +66,20 @@ pub fn folder() -> Option<PathBuf> {
 }
 
 impl Owner {
-    /// A machine with what computes on it.
-    pub fn of(machine: &Machine, kind: Kind) -> Self {
-        let (threads, engine) = match kind {
-            Kind::Cpu { threads, has_tiles: true } => (threads, "cpu-tiles"),
-            Kind::Cpu { threads, has_tiles: false } => (threads, "cpu"),
-            Kind::Cuda { .. } => (0, "cuda"),
-            Kind::Gpu { .. } => (0, "gpu"),
+    /// What computes on a machine; on a card, the one of this number.
+    pub fn of(machine: &Machine, kind: Kind, card: u32) -> Self {
+        let processor = || machine.cpu.model.known();
+        let (name, threads, engine) = match kind {
+            Kind::Cpu { threads, has_tiles: true } => (processor(), threads, "cpu-tiles"),
+            Kind::Cpu { threads, has_tiles: false } => (processor(), threads, "cpu"),
+            Kind::Cuda { is_deterministic } => {
+                let name = machine.cuda_card(card).and_then(|card| card.name.known());
+                (name, 0, if is_deterministic { "cuda-deterministic" } else { "cuda" })
+            }
+            Kind::Gpu { .. } => (processor(), 0, "gpu"),
         };
         Self {
-            processor: machine.cpu.model.known().map_or("unknown", String::as_str).to_owned(),
+            name: name.map_or("unknown", String::as_str).to_owned(),
             threads,
             engine: engine.to_owned(),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -84,11 +88,11 @@ impl Owner {
 
     /// Where its rates are kept.
     pub fn path(&self, folder: &Path) -> PathBuf {
-        let Self { processor, threads, engine, version } = self;
+        let Self { name, threads, engine, version } = self;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || c == '.';
-        let words = processor.split(|c: char| !is_plain(c)).filter(|word| !word.is_empty());
-        let processor = words.collect::<Vec<_>>().join("-").to_lowercase();
-        folder.join(format!("rates-{processor}-{threads}-{engine}-{version}.json"))
+        let words = name.split(|c: char| !is_plain(c)).filter(|word| !word.is_empty());
+        let name = words.collect::<Vec<_>>().join("-").to_lowercase();
+        folder.join(format!("rates-{name}-{threads}-{engine}-{version}.json"))
     }
 }
 

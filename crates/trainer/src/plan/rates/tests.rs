@@ -4,11 +4,12 @@
 use std::fs;
 use std::path::Path;
 
-use compute::{Device, Stream};
+use compute::{Device, Kind, Stream};
 use machine::{Machine, Recording, Source};
 
 use super::*;
-use crate::cases::Case;
+use crate::cases::{Case, How};
+use crate::model::recompute::Recompute;
 
 /// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
 fn random_points(seed: u64) -> Vec<(f64, f64)> {
@@ -65,8 +66,8 @@ fn machine(name: &str) -> Machine {
     Machine::probe(&mut Source::replay(recording))
 }
 
-fn kind(threads: usize) -> compute::Kind {
-    compute::Kind::Cpu { threads, has_tiles: false }
+fn kind(threads: usize) -> Kind {
+    Kind::Cpu { threads, has_tiles: false }
 }
 
 fn rates() -> Rates {
@@ -82,14 +83,14 @@ fn plain() -> Rates {
 #[test]
 fn rates_come_back_for_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2));
+    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2), 0);
     assert_eq!(Rates::find(folder.path(), &owner), Found::Nothing);
     let path = plain().keep(&folder.path().join("new"), &owner).unwrap();
     assert_eq!(Rates::find(path.parent().unwrap(), &owner), Found::Rates(plain()));
     for other in [
         Owner { threads: 3, ..owner.clone() },
         Owner { version: "0.0.0".into(), ..owner.clone() },
-        Owner::of(&machine("apple-m1-8gb.toml"), kind(2)),
+        Owner::of(&machine("apple-m1-8gb.toml"), kind(2), 0),
     ] {
         assert_eq!(Rates::find(path.parent().unwrap(), &other), Found::Nothing);
         // One that was copied under a wrong name is not taken either.
@@ -99,9 +100,21 @@ fn rates_come_back_for_their_owner_alone() {
 }
 
 #[test]
+fn rates_of_a_card_are_the_cards_and_not_the_processors() {
+    let cuda = |is_deterministic| Kind::Cuda { is_deterministic };
+    let h200 = |kind, card| Owner::of(&machine("h200.toml"), kind, card);
+    let path = h200(cuda(false), 0).path(Path::new(""));
+    let end = format!("0-cuda-{}.json", env!("CARGO_PKG_VERSION"));
+    assert_eq!(path.to_str().unwrap(), format!("rates-nvidia-h200-{end}"));
+    assert_ne!(h200(cuda(false), 0), h200(cuda(true), 0));
+    // No second card is known there.
+    assert_eq!(h200(cuda(false), 1).name, "unknown");
+}
+
+#[test]
 fn a_damaged_file_is_told_of_and_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2));
+    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2), 0);
     let path = plain().keep(folder.path(), &owner).unwrap();
     let whole = fs::read_to_string(&path).unwrap();
     let (falling, negative) = (whole.replace("0.5", "9.0"), whole.replace("0.5", "-1.0"));
@@ -115,7 +128,8 @@ fn a_damaged_file_is_told_of_and_not_used() {
 
 /// A training step's tally on a device.
 fn step(device: &Device) -> Work {
-    let prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16).unwrap();
+    let how = How { samples: 1, recompute: Recompute::None };
+    let mut prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
     let before = device.work();
     prepared.run().unwrap();
     device.work().since(&before)

@@ -88,6 +88,6 @@ impl Mixer {
         stream: u64,
     ) -> Result<Vec<f32>> {
         let from = (seed(self.seed, purpose), stream);
-        Ok(numbers(&device.normal([latents.mean.len()], Dtype::F32, 1.0, from)?))
+        Ok(numbers(&device.normal([latents.mean.len()], Dtype::F32, 1.0, from)?)?)
     }
 }

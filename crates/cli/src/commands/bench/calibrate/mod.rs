@@ -71,7 +71,7 @@ pub struct Calibrated {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
     let rates = measure(&arguments.engine, arguments.quick)?;
-    let owner = Owner::of(&Machine::probe(&mut Source::live()), arguments.engine.kind());
+    let owner = arguments.engine.owner(&Machine::probe(&mut Source::live()));
     let folder = arguments.folder.clone().or_else(rates::folder);
     let path = folder.map(|folder| rates.keep(&folder, &owner)).transpose()?;
     let calibrated = Calibrated { owner, path, secs: begun.elapsed().as_secs_f64(), rates };
