@@ -21,10 +21,18 @@ kernel adapted_norms(norms: [f32], up: [f32], crossed: [f32], adapted: mut [f32]
     // An adapter that cancels its row leaves nothing but rounding, perhaps below zero; and a row of
     // zeros must not turn its magnitude, zero too, into what is no number.
     let least = 1.1920929e-7 * before + 1.1754944e-38;
-    set_adapted(thread, sqrt(select(square, least, square < least)));
+    var norm = sqrt(max(square, least));
+    // An adapter that adds nothing changes nothing, however a GPU rounds its roots.
+    if sum == 0.0 && before > 1.1754944e-38 { norm = norms(thread); }
+    // The larger of two may be either if one is no number.
+    if is_nan(square) { norm = not_a_number(); }
+    set_adapted(thread, norm);
 }
 
 // A thread for each number.
 kernel divide(x: [f32], by: [f32], result: mut [f32], n: u32, add: u32) {
-    if thread < p.n { put_result(thread, x(thread) / by(thread), p.add); }
+    if thread >= p.n { return; }
+    // A quotient may be off by a few units, but equal numbers have one that all know.
+    let is_one = x(thread) == by(thread) && is_finite(x(thread));
+    put_result(thread, select(x(thread) / by(thread), 1.0, is_one), p.add);
 }

@@ -9,31 +9,39 @@ const NEAREST_TO_ONE: f32 = 1.0 / 33554432.0;
 kernel gumbel(logits: [X], soft: mut [X], hard: mut [X], width: u32, temperature: f32, seed_low: u32,
               seed_high: u32, number_low: u32, number_high: u32, first_low: u32, first_high: u32) {
     let start = group * p.width;
-    var most = LOWEST;
-    for (var i = lane; i < p.width; i += THREADS) { most = larger(most, score(start + i)); }
-    most = group_max(lane, most);
-    var sum = 0.0;
-    // The first of the largest, counted from the end so that the largest count is the first place.
-    var chosen = 0.0;
+    // The largest of a thread's own, and its place counted from the end, so that the largest count is the first.
+    var best = LOWEST;
+    var count = 0u;
     for (var i = lane; i < p.width; i += THREADS) {
         let x = score(start + i);
-        sum += exponential((x - most) / p.temperature);
-        if x == most && chosen == 0.0 { chosen = f32(p.width - i); }
+        if is_nan(x) || (x > best && !is_nan(best)) {
+            best = x;
+            count = p.width - i;
+        }
     }
+    let most = group_max(lane, best);
+    let chosen = u32(group_max(lane, select(0.0, f32(count), best == most)));
+    var sum = 0.0;
+    for (var i = lane; i < p.width; i += THREADS) { sum += weight(start + i, most, chosen + i == p.width); }
     let inverse = 1.0 / group_sum(lane, sum);
-    chosen = group_max(lane, chosen);
-    let is_defined = is_finite(most);
+    let is_defined = is_finite(most) && chosen > 0u;
     for (var i = 2u * lane; i < p.width; i += 2u * THREADS) {
         let both = i + 1u < p.width;
-        let x = vec2<f32>(score(start + i), score(start + select(i, i + 1u, both)));
-        let far = (x - most) / p.temperature;
-        let one = select(vec2<f32>(0.0), vec2<f32>(1.0),
-                         vec2<f32>(f32(p.width - i), f32(p.width - i) - 1.0) == vec2<f32>(chosen));
-        if has_soft() {
-            set_soft_pair(start + i, inverse * vec2<f32>(exponential(far.x), exponential(far.y)), both);
-        }
-        if has_hard() { set_hard_pair(start + i, select(vec2<f32>(not_a_number()), one, is_defined), both); }
+        let is_one = vec2<bool>(chosen + i == p.width, chosen + i + 1u == p.width);
+        let next = select(i, i + 1u, both);
+        let weights = vec2<f32>(weight(start + i, most, is_one.x), weight(start + next, most, is_one.y));
+        if has_soft() { set_soft_pair(start + i, inverse * weights, both); }
+        let choice = select(vec2<f32>(0.0), vec2<f32>(1.0), is_one);
+        if has_hard() { set_hard_pair(start + i, select(vec2<f32>(not_a_number()), choice, is_defined), both); }
     }
+}
+
+// Relative to that of the chosen one, which is known: found again, a score may differ in its last bits,
+// and temperatures may be tiny.
+fn weight(at: u32, most: f32, is_chosen: bool) -> f32 {
+    if !is_finite(most) { return not_a_number(); }
+    let far = (score(at) - most) / p.temperature;
+    return exponential(select(far, 0.0, is_chosen || far > 0.0));
 }
 
 fn score(at: u32) -> f32 {
