@@ -309,8 +309,8 @@ const REFUSED: &[(&str, &str)] = &[
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),
     (
         "[xxxxxxxxxx]",
-        "unknown key `xxxxxxxxxx`, a job has [base], [data], [adapter], [train], [optimizer], \
-         [sample], [machine], [output]: JOB:5:2",
+        "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [adapter], [train], \
+         [optimizer], [sample], [writing], [machine], [output]: JOB:5:2",
     ),
     (
         "[[adapter.pattern]]\nmatch = 'x'\nrankk = 1",
