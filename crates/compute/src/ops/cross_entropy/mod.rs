@@ -22,7 +22,7 @@ use std::ops::Range;
 use super::accumulate;
 use super::matmul::{MatMul, Matrix, Product};
 use crate::backward::Backward;
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::tape::Tape;
 use crate::var::{Kept, Source, Var};
@@ -34,6 +34,9 @@ pub const IGNORED: u32 = u32::MAX;
 /// Floats of the logits that exist at a time, at most: 16 MiB. Chosen: small beside what a model
 /// keeps, and wide enough for products of full speed up to tens of thousands of rows.
 const LOGITS: usize = 4 << 20;
+/// The same on a card: 256 MiB. Chosen: its products want thousands of columns, where the above leaves 256
+/// to sixteen thousand rows.
+const LOGITS_ON_CARD: usize = 64 << 20;
 /// The fewest columns at a time, below which products are slow, however many rows there are.
 const FEWEST_COLUMNS: usize = 64;
 /// Operations per logit, for the tally; an exponential counts as ten.
@@ -44,7 +47,8 @@ impl Tape<'_> {
     /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORED`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        self.cross_entropy_by(columns(x.shape().rows()), x, weight, targets)
+        let columns = columns(x.shape().rows(), self.device().kind());
+        self.cross_entropy_by(columns, x, weight, targets)
     }
 
     /// The same with so many columns of the logits at a time.
@@ -139,8 +143,12 @@ fn count(targets: &Tensor) -> usize {
 }
 
 /// How many columns of the logits exist at a time.
-fn columns(rows: usize) -> usize {
-    let most = LOGITS / rows.max(1);
+fn columns(rows: usize, kind: Kind) -> usize {
+    let logits = match kind {
+        Kind::Cpu { .. } | Kind::Gpu { .. } => LOGITS,
+        Kind::Cuda { .. } => LOGITS_ON_CARD,
+    };
+    let most = logits / rows.max(1);
     (most / FEWEST_COLUMNS * FEWEST_COLUMNS).max(FEWEST_COLUMNS)
 }
 

@@ -1,6 +1,6 @@
 //! The cross entropy against its formula.
 
-use super::{FEWEST_COLUMNS, IGNORED, LOGITS, columns};
+use super::{FEWEST_COLUMNS, IGNORED, LOGITS, LOGITS_ON_CARD, columns};
 use crate::ops::gather::tests::gathered;
 use crate::testing::{Dual, Input, check, compare, device, recomputed};
 use crate::{Device, Dtype, Gradients, Kind, Params, Shape, Tag, Tape, Tensor, Var};
@@ -201,12 +201,17 @@ fn the_whole_logits_never_exist() {
 
 #[test]
 fn columns_fill_their_room() {
+    let card = Kind::Cuda { is_deterministic: false };
+    let kinds = [(Kind::cpu(1), LOGITS), (card, LOGITS_ON_CARD)];
     for rows in [1, 3, 77, 4096, 60_000] {
-        assert!(rows * columns(rows) <= LOGITS, "{rows}");
-        assert!(rows * (columns(rows) + FEWEST_COLUMNS) > LOGITS, "{rows}");
+        for (kind, logits) in kinds {
+            let columns = columns(rows, kind);
+            assert!(rows * columns <= logits, "{rows}");
+            assert!(rows * (columns + FEWEST_COLUMNS) > logits, "{rows}");
+        }
     }
-    assert_eq!(columns(0), LOGITS);
-    assert_eq!(columns(1 << 20), FEWEST_COLUMNS);
+    assert_eq!(columns(0, Kind::cpu(1)), LOGITS);
+    assert_eq!(columns(1 << 20, Kind::cpu(1)), FEWEST_COLUMNS);
 }
 
 fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {

@@ -1,5 +1,5 @@
 //! Learning from pictures: a model that draws, the loss of flow matching, and pictures drawn to see
-//! what it does. [`train`] is what such a job does before and after the loop.
+//! what it does. `train` is what such a job does before and after the loop.
 //!
 //! Shapes: S samples, C channels, H and W of a latent.
 

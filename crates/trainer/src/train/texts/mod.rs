@@ -1,5 +1,5 @@
 //! Learning from texts: a language model, the cross entropy of each next token, and texts written to
-//! see what it does. [`train`] is what such a job does before and after the loop.
+//! see what it does. `train` is what such a job does before and after the loop.
 //!
 //! Shapes: S sequences of N tokens.
 
