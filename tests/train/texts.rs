@@ -143,9 +143,11 @@ fn what_cannot_be_read_is_said_with_its_line() {
     let mut lines = fs::read_to_string(place.path("texts.jsonl")).unwrap();
     lines.push_str("{\"text\": \n{\"words\": 1}\n");
     fs::write(place.path("texts.jsonl"), lines).unwrap();
-    let run = place.train("run", &["train.steps=1"], &[]);
+    let run = place.train("run", &["train.steps=1", "text.length=256"], &[]);
     let events = events(&run);
     let warned = warnings(&events);
+    let too_long = "sequences have 256 tokens, the model was made for 128";
+    assert!(warned.contains(&too_long), "{warned:?}");
     assert!(warned.iter().any(|text| text.contains("line 5")), "{warned:?}");
     assert!(warned.iter().any(|text| text.contains("line 6")), "{warned:?}");
     fs::write(place.path("texts.jsonl"), "{}\n").unwrap();

@@ -96,7 +96,8 @@ kernel attention(q: [X], k: [X], v: [X], result: mut [X], statistics: mut [f32],
         workgroupBarrier();
         for (var i = part; i < T; i += PER_ROW) {
             let at = row * (T + 1u) + i;
-            products[at] = select(0.0, exponential(products[at] - now), key + i < sees);
+            let is_seen = key + i >= begins && key + i < sees;
+            products[at] = select(0.0, exponential(products[at] - now), is_seen);
         }
         workgroupBarrier();
         total *= fade;

@@ -39,6 +39,10 @@ fn format(product: &Product<'_>, out: Dtype) -> Dtype {
     if out != Dtype::F32 {
         return out;
     }
+    // Both are f32, and neither need be as exact as that.
+    if product.left.parts == 1 && product.right.parts == 1 {
+        return Dtype::Bf16;
+    }
     match [product.left, product.right].map(|factor| dense_dtype(&factor)) {
         [Some(left), Some(right)] if left == right => left,
         [Some(Dtype::Bf16), _] | [_, Some(Dtype::Bf16)] => Dtype::Bf16,

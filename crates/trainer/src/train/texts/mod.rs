@@ -37,7 +37,7 @@ use crate::model::llama::preset::Preset;
 use crate::model::llama::published::Published;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::plan::{Job, Outlook, Plan, Room, choose, ladder};
+use crate::plan::{Job, Outlook, Plan, Room, Rung, choose, ladder};
 use crate::text::{HeldOut, Sequence, Texts, Tokenizer};
 
 /// A language model, and what it is to read.
@@ -297,6 +297,7 @@ pub(super) fn train(
 ) -> Result<End> {
     let opened = Opened::of(config, false)?;
     let lesson = opened.lesson(config)?;
+    warn_of_length(&lesson, teller)?;
     let texts = feed::open(&lesson, config, teller)?;
     let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
     let config = &planned;
@@ -313,13 +314,24 @@ pub(super) fn train(
     Ok(end)
 }
 
+/// Positions that a model never saw are computed like any other, and mean little to it.
+fn warn_of_length(lesson: &Reading<'_>, teller: &mut Teller<'_>) -> Result<()> {
+    let (length, most) = (lesson.text.length, lesson.base.config.max_position_embeddings);
+    if length <= most {
+        return Ok(());
+    }
+    let text = format!("sequences have {length} tokens, the model was made for {most}");
+    let hint = Some(format!("text.length = {most} shows it what it knows"));
+    teller.tell(&Event::Warning { step: 0, text, hint })
+}
+
 /// Decides how the run is done.
 fn prepare(
     config: &RunConfig,
     lesson: &Reading<'_>,
     texts: &Texts,
     on: &On<'_>,
-) -> Result<(RunConfig, Plan, Vec<crate::plan::Rung>)> {
+) -> Result<(RunConfig, Plan, Vec<Rung>)> {
     let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
     let outlook = &lesson.outlook_of(texts.n_train(), texts.n_held_out());
     let plan = choose(Job { lesson, config, outlook }, room)?;
