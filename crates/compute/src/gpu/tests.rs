@@ -79,7 +79,9 @@ fn every_kernel_can_be_said_in_metal() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
     for path in sources(&root) {
-        let text = fs::read_to_string(&path).unwrap();
+        // What the texts of a folder begin with, if they share anything.
+        let shared = fs::read_to_string(path.with_file_name("seen.wgsli")).unwrap_or_default();
+        let text = shared + &fs::read_to_string(&path).unwrap();
         let place = path.strip_prefix(&root).unwrap().display();
         for line in text.lines().filter(|line| line.starts_with("kernel ")) {
             let name = line["kernel ".len()..].split('(').next().unwrap();

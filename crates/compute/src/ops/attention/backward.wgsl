@@ -15,23 +15,6 @@ var<workgroup> weights: array<f32, T * HIGH>;
 var<workgroup> slopes: array<f32, T * HIGH>;
 var<workgroup> bound: u32;
 
-fn seen(sample: u32, query: u32) -> u32 {
-    var length = p.keys;
-    if has_lengths() { length = lengths(sample); }
-    if p.is_causal == 0u { return length; }
-    return min(length, p.keys - p.queries + query + 1u);
-}
-
-fn first_seen(sample: u32, query: u32) -> u32 {
-    if !has_firsts() { return 0u; }
-    return firsts(sample * p.queries + query);
-}
-
-fn relative_bias(head: u32, query: u32, key: u32) -> f32 {
-    if !has_relative() { return 0.0; }
-    return relative(head * (p.queries + p.keys - 1u) + p.queries - 1u - query + key);
-}
-
 // Rows that are not there are zeros.
 fn load_queries(lane: u32, sample: u32, head: u32, first: u32, count: u32) {
     let start = (sample * p.queries + first) * p.heads * D + head * D;

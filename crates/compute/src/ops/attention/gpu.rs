@@ -6,8 +6,14 @@ use crate::backward::Slot;
 use crate::device::Kind;
 use crate::gpu::{Argument, Gpu, Source, Variant, arguments, singles};
 
-const KERNELS: Source = Source { name: "attention", text: include_str!("kernel.wgsl") };
-const BACKWARD: Source = Source { name: "attention backward", text: include_str!("backward.wgsl") };
+const KERNELS: Source = Source {
+    name: "attention",
+    text: concat!(include_str!("seen.wgsli"), include_str!("kernel.wgsl")),
+};
+const BACKWARD: Source = Source {
+    name: "attention backward",
+    text: concat!(include_str!("seen.wgsli"), include_str!("backward.wgsl")),
+};
 
 /// Memory of a group that rows may take. Taken: what every GPU must offer that is used at all, less what
 /// the prelude declares.

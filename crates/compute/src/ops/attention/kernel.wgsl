@@ -16,26 +16,6 @@ var<workgroup> other: array<f32, T * WIDE>;
 var<workgroup> products: array<f32, T * (T + 1u)>;
 var<workgroup> bound: u32;
 
-// How many of the first keys a query sees.
-fn seen(sample: u32, query: u32) -> u32 {
-    var length = p.keys;
-    if has_lengths() { length = lengths(sample); }
-    if p.is_causal == 0u { return length; }
-    return min(length, p.keys - p.queries + query + 1u);
-}
-
-// The first key that a query sees.
-fn first_seen(sample: u32, query: u32) -> u32 {
-    if !has_firsts() { return 0u; }
-    return firsts(sample * p.queries + query);
-}
-
-// What is added to scale * q * k.
-fn relative_bias(head: u32, query: u32, key: u32) -> f32 {
-    if !has_relative() { return 0.0; }
-    return relative(head * (p.queries + p.keys - 1u) + p.queries - 1u - query + key);
-}
-
 // The product of a row of each block.
 fn dot_rows(a: u32, b: u32) -> f32 {
     var sum = 0.0;
