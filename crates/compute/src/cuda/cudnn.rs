@@ -140,6 +140,9 @@ pub(crate) enum Pointwise {
     Exp = 13,
     Log = 15,
     Copy = 21,
+    AtLeast = 303,
+    Index = 501,
+    Select = 601,
 }
 
 /// `cudnnReduceTensorOp_t`.
@@ -244,12 +247,45 @@ impl Graph<'_> {
         b: Option<Value>,
         to: Value,
     ) -> Result<()> {
-        let pointwise = self.cudnn.descriptor(descriptor::POINTWISE)?;
-        pointwise.set(0, kind::POINTWISE, &[mode as c_int])?;
-        pointwise.set(1, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
-        pointwise.finish()?;
-        let mut parts = vec![(750, self.hold(pointwise)), (751, x), (753, to)];
-        parts.extend(b.map(|b| (752, b)));
+        let how = self.how(mode, Dtype::F32)?;
+        let second = b.map(|b| (752, b));
+        self.by_number(how, [(751, x), (753, to)].into_iter().chain(second))
+    }
+
+    /// to = the place of each number of x along a dimension.
+    pub fn places(&mut self, dimension: i64, x: Value, to: Value) -> Result<()> {
+        let how = self.how(Pointwise::Index, Dtype::F32)?;
+        how.set(9, kind::INT64, &[dimension])?;
+        self.by_number(how, [(751, x), (753, to)])
+    }
+
+    /// to = whether a is at least b.
+    pub fn at_least(&mut self, a: Value, b: Value, to: Value) -> Result<()> {
+        let how = self.how(Pointwise::AtLeast, TRUTH)?;
+        self.by_number(how, [(751, a), (752, b), (753, to)])
+    }
+
+    /// to = x where it is so, else b.
+    pub fn select(&mut self, is_so: Value, x: Value, b: Value, to: Value) -> Result<()> {
+        let how = self.how(Pointwise::Select, Dtype::F32)?;
+        self.by_number(how, [(751, x), (752, b), (758, is_so), (753, to)])
+    }
+
+    fn how(&self, mode: Pointwise, precision: Dtype) -> Result<Descriptor> {
+        let how = self.cudnn.descriptor(descriptor::POINTWISE)?;
+        how.set(0, kind::POINTWISE, &[mode as c_int])?;
+        how.set(1, kind::DATA_TYPE, &[data_type(precision)])?;
+        Ok(how)
+    }
+
+    fn by_number(
+        &mut self,
+        how: Descriptor,
+        tensors: impl IntoIterator<Item = (c_int, Value)>,
+    ) -> Result<()> {
+        how.finish()?;
+        let mut parts = vec![(750, self.hold(how))];
+        parts.extend(tensors);
         self.operation(descriptor::POINTWISE_OPERATION, &parts)
     }
 
@@ -365,11 +401,16 @@ impl Drop for Descriptor {
 /// Every tensor starts at a multiple of so many bytes at the least.
 const ALIGNMENT: i64 = 16;
 
+/// The format of what is so or not.
+pub(crate) const TRUTH: Dtype = Dtype::U8;
+
 /// `cudnnDataType_t`.
 fn data_type(dtype: Dtype) -> c_int {
     match dtype {
         Dtype::F16 => 2,
+        Dtype::I32 => 4,
         Dtype::Bf16 => 9,
+        TRUTH => 11,
         _ => 0,
     }
 }

@@ -219,7 +219,7 @@ impl Cuda {
 }
 
 /// What a plan of cuDNN's is for.
-pub(crate) type PlanKey = (&'static str, Dtype, [usize; 5]);
+pub(crate) type PlanKey = (&'static str, Dtype, [usize; 7]);
 
 /// Plans are dropped before the library.
 struct Planned {

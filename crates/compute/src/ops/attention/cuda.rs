@@ -20,17 +20,15 @@ const SHARED_BYTES: usize = 96 << 10;
 
 /// Floats of workspace of forward.
 pub fn forward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
-    if fused::is_fit(sizes, how) { FUSED_FLOATS } else { 0 }
+    if fused::may_fit(sizes, how) { fused::WORKSPACE / size_of::<f32>() } else { 0 }
 }
 
 /// Floats of workspace of backward: cuDNN's own and its sum of the gradient of queries where it may be
 /// asked, then a number for each query and head.
 pub fn backward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
-    let fused = if fused::is_fit(sizes, how) { FUSED_FLOATS + sizes.d * n_rows(sizes) } else { 0 };
-    fused + n_rows(sizes)
+    let of_fused = || fused::workspace(sizes) / size_of::<f32>() + sizes.d * n_rows(sizes);
+    n_rows(sizes) + if fused::may_fit(sizes, how) { of_fused() } else { 0 }
 }
-
-const FUSED_FLOATS: usize = fused::WORKSPACE / size_of::<f32>();
 
 /// Queries of all heads.
 fn n_rows(sizes: Sizes) -> usize {
@@ -45,7 +43,9 @@ pub fn forward(
     [out, statistics]: [&mut Tensor; 2],
     workspace: &mut Tensor,
 ) {
-    if fused::is_fit(sizes, how) && by_cudnn(cuda, sizes, inputs, [out, statistics], workspace) {
+    if fused::is_fit(sizes, how)
+        && by_cudnn(cuda, (sizes, how.is_causal), inputs, [out, statistics], workspace)
+    {
         return;
     }
     let [q, k, v] = inputs;
@@ -57,21 +57,21 @@ pub fn forward(
 
 fn by_cudnn(
     cuda: &Cuda,
-    sizes: Sizes,
+    of: (Sizes, bool),
     inputs: [&Tensor; 3],
     results: [&mut Tensor; 2],
     workspace: &mut Tensor,
 ) -> bool {
-    let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, sizes);
+    let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, of.0, of.1);
     let room = workspace.address_mut();
-    cuda.by_cudnn(key("attention", sizes), fused::WORKSPACE, make, |cudnn, plan| {
-        fused::forward(cudnn, plan, sizes, inputs, results, room)
+    cuda.by_cudnn(key("attention", of), fused::WORKSPACE, make, |cudnn, plan| {
+        fused::forward(cudnn, plan, of, inputs, results, room)
     })
 }
 
-fn key(name: &'static str, sizes: Sizes) -> PlanKey {
-    let Sizes { samples, queries, keys, heads, d, dtype, .. } = sizes;
-    (name, dtype, [samples, queries, keys, heads, d])
+fn key(name: &'static str, (sizes, is_causal): (Sizes, bool)) -> PlanKey {
+    let Sizes { samples, queries, keys, heads, kv_heads, d, dtype, .. } = sizes;
+    (name, dtype, [samples, queries, keys, heads, kv_heads, d, usize::from(is_causal)])
 }
 
 pub fn backward(
@@ -87,10 +87,11 @@ pub fn backward(
     let room = workspace.address_mut();
     let delta = room + (floats * size_of::<f32>()) as u64;
     let is_done = is_fit && {
-        let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes);
-        let places = [delta, room + fused::WORKSPACE as u64, room];
-        cuda.by_cudnn(key("attention backward", sizes), fused::WORKSPACE, make, |cudnn, plan| {
-            fused::backward(cudnn, plan, sizes, inputs, slots, places)
+        let (of, workspace) = ((sizes, how.is_causal), fused::workspace(sizes));
+        let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes, how.is_causal);
+        let places = [delta, room + workspace as u64, room];
+        cuda.by_cudnn(key("attention backward", of), workspace, make, |cudnn, plan| {
+            fused::backward(cudnn, plan, of, inputs, slots, places)
         })
     };
     let own = Own { cuda, sizes, shape: shape(sizes, how), inputs, delta };
