@@ -30,17 +30,17 @@ pub fn backward(
     cuda.launch(&KERNELS, "rms_norm_backward", variant, Grid::rows(rows), &arguments);
 }
 
-/// Σ gradient · x̂ over all rows.
+/// Σ gradient · x̂ over all rows. The room is for statistics of rows, and for sums of shares.
 pub fn weight_gradient(
     cuda: &Cuda,
     x: &Tensor,
     gradient: &Tensor,
     epsilon: f32,
-    room: &mut Tensor,
+    [of_rows, shares]: [&mut Tensor; 2],
     slot: &mut Slot,
 ) {
-    statistics(cuda, x, epsilon, false, room);
+    statistics(cuda, x, epsilon, false, of_rows);
     let rows_per_vector = x.shape().rows();
-    let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
-    sum.run(cuda, &mut slot.tensor, 0, slot.add);
+    let sum = Sum { a: gradient, b: Some(x), statistics: Some(of_rows), rows_per_vector };
+    sum.run_in_shares(cuda, shares, &mut slot.tensor, slot.add);
 }

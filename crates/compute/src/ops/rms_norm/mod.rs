@@ -16,7 +16,7 @@ pub(crate) use cpu::{back_through, normalise};
 use super::inputs;
 use crate::backward::Backward;
 use crate::cpu::sums::n_row_blocks;
-use crate::cuda::columns::statistics_floats;
+use crate::cuda::columns::{shares_floats, statistics_floats};
 use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::tape::Tape;
@@ -87,11 +87,13 @@ impl Record {
         if let Some((_, Some(source))) = self.weight {
             let (rows, width) = (x.shape().rows(), x.shape().width());
             let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
-            let floats = match place.device.kind() {
-                Kind::Cpu { .. } => n_row_blocks(rows) * width,
-                Kind::Cuda { .. } | Kind::Gpu { .. } => statistics_floats(&x),
+            let (floats, more) = match place.device.kind() {
+                Kind::Cpu { .. } => (n_row_blocks(rows) * width, 0),
+                Kind::Cuda { .. } => (statistics_floats(&x), shares_floats(&x)),
+                Kind::Gpu { .. } => (statistics_floats(&x), 0),
             };
             let mut partial = place.workspace([floats], Dtype::F32)?;
+            let mut shares = place.workspace([more], Dtype::F32)?;
             place.count("rms_norm weight backward", work, &[gradient, &x]);
             match place.engine() {
                 Engine::Meta => {}
@@ -99,7 +101,8 @@ impl Record {
                     cpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
                 }
                 Engine::Cuda(engine) => {
-                    cuda::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
+                    let room = [&mut partial, &mut shares];
+                    cuda::weight_gradient(engine, &x, gradient, epsilon, room, &mut slot);
                 }
                 Engine::Gpu(engine) => {
                     gpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
