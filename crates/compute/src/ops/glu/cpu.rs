@@ -20,8 +20,24 @@ pub fn forward(cpu: &Cpu, activation: Activation, gate: &Tensor, up: &Tensor, y:
     });
 }
 
-/// f(gate) · gradient
-pub fn up_gradient(
+/// The gradient of up, f(gate) · gradient, if it has a place; and if up is given, that of the gate, in
+/// place of the result's: f'(gate) · up · gradient
+pub fn backward(
+    cpu: &Cpu,
+    activation: Activation,
+    (gate, up): (&Tensor, Option<&Tensor>),
+    gradient: &mut Tensor,
+    slot: Option<&mut Slot>,
+) {
+    if let Some(slot) = slot {
+        up_gradient(cpu, activation, gate, gradient, slot);
+    }
+    if let Some(up) = up {
+        gate_gradient(cpu, activation, gate, up, gradient);
+    }
+}
+
+fn up_gradient(
     cpu: &Cpu,
     activation: Activation,
     gate: &Tensor,
@@ -41,8 +57,7 @@ pub fn up_gradient(
     }));
 }
 
-/// Turns the gradient of the result into that of the gate, in place: f'(gate) · up · gradient
-pub fn gate_gradient(
+fn gate_gradient(
     cpu: &Cpu,
     activation: Activation,
     gate: &Tensor,

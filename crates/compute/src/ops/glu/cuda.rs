@@ -15,33 +15,21 @@ pub fn forward(cuda: &Cuda, activation: Activation, gate: &Tensor, up: &Tensor, 
     cuda.launch(&KERNELS, "glu", variant, Grid::numbers(n / p), &arguments);
 }
 
-/// f(gate) · gradient
-pub fn up_gradient(
+/// The gradient of up, f(gate) · gradient, if it has a place; and if up is given, that of the gate, in
+/// place of the result's: f'(gate) · up · gradient
+pub fn backward(
     cuda: &Cuda,
     activation: Activation,
-    gate: &Tensor,
-    gradient: &Tensor,
-    slot: &mut Slot,
-) {
-    let n = gate.shape().elements();
-    let p = pack(n, &[gate, gradient, &slot.tensor]);
-    let variant = Variant::of(&[gate.dtype(), slot.tensor.dtype()]).by(p);
-    let arguments =
-        arguments![gate, gradient, &mut slot.tensor, n / p, activation.code(), slot.add];
-    cuda.launch(&KERNELS, "glu_up_backward", variant, Grid::numbers(n / p), &arguments);
-}
-
-/// Turns the gradient of the result into that of the gate, in place: f'(gate) · up · gradient
-pub fn gate_gradient(
-    cuda: &Cuda,
-    activation: Activation,
-    gate: &Tensor,
-    up: &Tensor,
+    (gate, up): (&Tensor, Option<&Tensor>),
     gradient: &mut Tensor,
+    slot: Option<&mut Slot>,
 ) {
     let n = gate.shape().elements();
-    let p = pack(n, &[gate, up, gradient]);
-    let variant = Variant::of(&[gate.dtype()]).by(p);
-    let arguments = arguments![gate, up, gradient, n / p, activation.code()];
-    cuda.launch(&KERNELS, "glu_gate_backward", variant, Grid::numbers(n / p), &arguments);
+    let out = slot.as_ref().map_or(gate, |slot| &slot.tensor);
+    let p = pack(n, &[gate, up.unwrap_or(gate), gradient, out]);
+    let variant = Variant::of(&[gate.dtype(), out.dtype()]).by(p);
+    let add = slot.as_ref().is_some_and(|slot| slot.add);
+    let out = slot.map(|slot| &mut slot.tensor);
+    let arguments = arguments![gate, up, &*gradient, out, n / p, activation.code(), add];
+    cuda.launch(&KERNELS, "glu_backward", variant, Grid::numbers(n / p), &arguments);
 }

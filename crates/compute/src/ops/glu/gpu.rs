@@ -13,8 +13,24 @@ pub fn forward(gpu: &Gpu, activation: Activation, gate: &Tensor, up: &Tensor, y:
     gpu.launch(&KERNELS, "glu", &variant, pairs(n), &arguments);
 }
 
-/// f(gate) · gradient
-pub fn up_gradient(
+/// The gradient of up, f(gate) · gradient, if it has a place; and if up is given, that of the gate, in
+/// place of the result's: f'(gate) · up · gradient
+pub fn backward(
+    gpu: &Gpu,
+    activation: Activation,
+    (gate, up): (&Tensor, Option<&Tensor>),
+    gradient: &mut Tensor,
+    slot: Option<&mut Slot>,
+) {
+    if let Some(slot) = slot {
+        up_gradient(gpu, activation, gate, gradient, slot);
+    }
+    if let Some(up) = up {
+        gate_gradient(gpu, activation, gate, up, gradient);
+    }
+}
+
+fn up_gradient(
     gpu: &Gpu,
     activation: Activation,
     gate: &Tensor,
@@ -27,8 +43,7 @@ pub fn up_gradient(
     gpu.launch(&KERNELS, "glu_up_backward", &variant, pairs(n), &arguments);
 }
 
-/// Turns the gradient of the result into that of the gate, in place: f'(gate) · up · gradient
-pub fn gate_gradient(
+fn gate_gradient(
     gpu: &Gpu,
     activation: Activation,
     gate: &Tensor,

@@ -10,24 +10,20 @@ KERNEL glu(const X* gate, const X* up, X* y, u64 packs, int kind) {
     store(g, y + at, 0);
 }
 
-KERNEL glu_up_backward(const X* gate, const X* gradient, Y* out, u64 packs, int kind, int add) {
-    u64 at = thread() * P;
-    if (at >= packs * P) return;
-    float g[P], d[P];
-    load(gate + at, g);
-    load(gradient + at, d);
-    for (int i = 0; i < P; i++) g[i] = activation(kind, g[i]) * d[i];
-    store(g, out + at, add);
-}
-
-// In place: the gradient of the result becomes that of the gate.
-KERNEL glu_gate_backward(const X* gate, const X* up, X* gradient, u64 packs, int kind) {
+// The gradient of up, if it has a place; and if up is given, the gradient of the result becomes that of
+// the gate, in place.
+KERNEL glu_backward(const X* gate, const X* up, X* gradient, Y* out, u64 packs, int kind, int add) {
     u64 at = thread() * P;
     if (at >= packs * P) return;
     float g[P], u[P], d[P];
     load(gate + at, g);
-    load(up + at, u);
     load(gradient + at, d);
+    if (out) {
+        for (int i = 0; i < P; i++) u[i] = activation(kind, g[i]) * d[i];
+        store(u, out + at, add);
+    }
+    if (!up) return;
+    load(up + at, u);
     for (int i = 0; i < P; i++) d[i] *= activation_slope(kind, g[i]) * u[i];
     store(d, gradient + at, 0);
 }

@@ -70,41 +70,36 @@ impl Record {
     fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
         let (place, activation) = (back.place, self.activation);
         let gate = self.gate.0.get(place)?;
-        let work = FLOPS * gate.shape().elements();
-        if let Some(mut slot) = back.slot_of(self.gate.1, gate.shape(), gate.dtype())? {
-            place.count("glu up backward", work, &[&gradient, &gate, &slot.tensor]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::up_gradient(engine, activation, &gate, &gradient, &mut slot);
-                }
-                Engine::Cuda(engine) => {
-                    cuda::up_gradient(engine, activation, &gate, &gradient, &mut slot);
-                }
-                Engine::Gpu(engine) => {
-                    gpu::up_gradient(engine, activation, &gate, &gradient, &mut slot);
-                }
-            }
-            back.put(slot);
-        }
-        let Some((kept, source)) = self.up else { return Ok(()) };
-        let up = kept.get(place)?;
+        let (up, source) = self.up.unzip();
+        let up = up.map(|up| up.get(place)).transpose()?;
+        let mut slot = back.slot_of(self.gate.1, gate.shape(), gate.dtype())?;
         // The gate's gradient takes the memory of the result's: a layer this wide is where the
         // most is held at once.
-        let mut gradient = gradient.unshared()?;
-        place.count("glu backward", work, &[&gate, &up, &gradient, &gradient]);
+        let mut gradient = if up.is_some() { gradient.unshared()? } else { gradient };
+        let mut tensors = vec![&gate, &gradient];
+        tensors.extend(slot.as_ref().map(|slot| &slot.tensor));
+        tensors.extend(up.iter().flat_map(|up| [up, &gradient]));
+        let n_gradients = usize::from(up.is_some()) + usize::from(slot.is_some());
+        place.count("glu backward", n_gradients * FLOPS * gate.shape().elements(), &tensors);
+        let factors = (&gate, up.as_ref());
         match place.engine() {
             Engine::Meta => {}
             Engine::Cpu(engine) => {
-                cpu::gate_gradient(engine, activation, &gate, &up, &mut gradient);
+                cpu::backward(engine, activation, factors, &mut gradient, slot.as_mut());
             }
             Engine::Cuda(engine) => {
-                cuda::gate_gradient(engine, activation, &gate, &up, &mut gradient);
+                cuda::backward(engine, activation, factors, &mut gradient, slot.as_mut());
             }
             Engine::Gpu(engine) => {
-                gpu::gate_gradient(engine, activation, &gate, &up, &mut gradient);
+                gpu::backward(engine, activation, factors, &mut gradient, slot.as_mut());
             }
         }
-        back.pass(Some(source), gradient)
+        if let Some(slot) = slot {
+            back.put(slot);
+        }
+        match source {
+            Some(source) => back.pass(Some(source), gradient),
+            None => Ok(()),
+        }
     }
 }

@@ -32,14 +32,18 @@ KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* 
     x += row * width;
     gradient += row * width;
     out += row * width;
-    float inverse = inverse_root(x, width, epsilon), a[P], g[P], w[P], sum = 0.0f;
+    float squares = 0.0f, sum = 0.0f, a[P], g[P], w[P];
     for (u64 at = lane() * P; at < width; at += 32 * P) {
         load(x + at, a);
         load(gradient + at, g);
         if (weight) load(weight + at, w);
-        for (int i = 0; i < P; i++) sum += g[i] * (weight ? w[i] : 1.0f) * (a[i] * inverse);
+        for (int i = 0; i < P; i++) {
+            squares += a[i] * a[i];
+            sum += g[i] * (weight ? w[i] : 1.0f) * a[i];
+        }
     }
-    float slope = warp_sum(sum) / width;
+    float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
+    float slope = warp_sum(sum) * inverse / width;
     for (u64 at = lane() * P; at < width; at += 32 * P) {
         load(x + at, a);
         load(gradient + at, g);
