@@ -1,4 +1,4 @@
-//! The cross entropy on the processor: what is done to a chunk of the logits.
+//! The cross entropy on the processor: what is done to a piece of the logits.
 
 use std::ops::Range;
 
@@ -6,10 +6,18 @@ use super::{FOLD, IGNORED, count};
 use crate::Tensor;
 use crate::cpu::Cpu;
 use crate::cpu::math::{exp, ln};
-use crate::cpu::rows::{self, GRAIN, exp_sum, max, sum_exp};
+use crate::cpu::rows::{GRAIN, max, sum_exp};
+use crate::cpu::simd::simd;
+use crate::dtype::{Real, with_real};
 
 /// Takes some columns of the logits into account.
-pub fn fold(cpu: &Cpu, logits: &Tensor, targets: &Tensor, range: Range<usize>, folds: &mut Tensor) {
+pub fn fold(
+    cpu: &Cpu,
+    logits: &Tensor,
+    targets: &Tensor,
+    range: &Range<usize>,
+    folds: &mut Tensor,
+) {
     let columns = logits.shape().width();
     let (logits, targets) = (logits.data::<f32>(), targets.data::<u32>());
     let rows = (GRAIN / columns).max(1);
@@ -37,24 +45,11 @@ fn fold_row(logits: &[f32], target: u32, first: usize, fold: &mut [f32; FOLD]) {
     *fold = [largest, sum, here.copied().unwrap_or(target_logit)];
 }
 
-/// The mean, and each row's log-sum if that is kept.
-pub fn finish(
-    cpu: &Cpu,
-    folds: &Tensor,
-    targets: &Tensor,
-    log_sums: Option<&mut Tensor>,
-    mean: &mut Tensor,
-) {
+/// The mean over the rows that count.
+pub fn finish(cpu: &Cpu, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
     let folds = folds.data::<f32>().as_chunks::<FOLD>().0;
     let n_counted = count(targets);
     let targets = targets.data::<u32>();
-    if let Some(log_sums) = log_sums {
-        cpu.rows(log_sums.data_mut::<f32>(), 1, |first, log_sums| {
-            for (log_sum, [largest, sum, _]) in log_sums.iter_mut().zip(&folds[first..]) {
-                *log_sum = largest + ln(*sum);
-            }
-        });
-    }
     let total = cpu.total(folds.len(), |rows| {
         let mut total = 0.0;
         for row in rows {
@@ -67,30 +62,55 @@ pub fn finish(
     mean.data_mut::<f32>()[0] = (total / n_counted as f64) as f32;
 }
 
-/// Turns logits into their gradients: (softmax - 1 at the target) · gradient / counted rows
+/// Turns logits into the gradients of their rows' losses: softmax - 1 at the target
 pub fn slopes(
     cpu: &Cpu,
     targets: &Tensor,
-    log_sums: &Tensor,
-    gradient: &Tensor,
-    range: Range<usize>,
+    folds: &Tensor,
+    range: &Range<usize>,
     logits: &mut Tensor,
 ) {
     let columns = logits.shape().width();
-    let scale = gradient.data::<f32>()[0] / count(targets) as f32;
-    let (targets, log_sums) = (targets.data::<u32>(), log_sums.data::<f32>());
+    let (targets, folds) = (targets.data::<u32>(), folds.data::<f32>().as_chunks::<FOLD>().0);
     cpu.rows(logits.data_mut::<f32>(), columns, |first, rows| {
         for (row, logits) in (first..).zip(rows.chunks_exact_mut(columns)) {
             if targets[row] == IGNORED {
                 logits.fill(0.0);
                 continue;
             }
-            exp_sum(logits, 1.0, log_sums[row]);
-            rows::multiply(logits, scale);
+            let [largest, sum, _] = folds[row];
+            softmax(logits, largest, 1.0 / sum);
             let column = (targets[row] as usize).checked_sub(range.start);
             if let Some(at) = column.and_then(|column| logits.get_mut(column)) {
-                *at -= scale;
+                *at -= 1.0;
             }
         }
     });
+}
+
+/// Writes share · gradient · sums, or adds it to what is there.
+pub fn add_scaled(
+    cpu: &Cpu,
+    sums: &Tensor,
+    (gradient, share): (&Tensor, f32),
+    to: &mut Tensor,
+    add: bool,
+) {
+    let (sums, scale) = (sums.data::<f32>(), share * gradient.data::<f32>()[0]);
+    with_real!(to.dtype(), T => {
+        cpu.rows(to.data_mut::<T>(), 1, |first, to| {
+            for (to, sum) in to.iter_mut().zip(&sums[first..]) {
+                let before = if add { to.to_f32() } else { 0.0 };
+                *to = T::from_f32(before + scale * sum);
+            }
+        });
+    });
+}
+
+simd! {
+    fn softmax(logits: &mut [f32], largest: f32, inverse: f32) {
+        for number in logits {
+            *number = exp(*number - largest) * inverse;
+        }
+    }
 }

@@ -1,10 +1,10 @@
-//! The cross entropy on a card: what is done to a chunk of the logits.
+//! The cross entropy on a card: what is done to a piece of the logits.
 
 use std::ops::Range;
 
 use super::count;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
 
 const KERNELS: Source = Source { name: "cross_entropy", text: include_str!("kernel.cu") };
 
@@ -21,32 +21,37 @@ pub fn fold(
     cuda.launch(&KERNELS, "fold", Variant::of(&[]), Grid::blocks(rows), &arguments);
 }
 
-/// The mean, and each row's log-sum if that is kept.
-pub fn finish(
-    cuda: &Cuda,
-    folds: &Tensor,
-    targets: &Tensor,
-    log_sums: Option<&mut Tensor>,
-    mean: &mut Tensor,
-) {
-    let counted = count(targets) as f64;
-    let rows = folds.shape().rows();
-    let arguments = arguments![folds, targets, log_sums, mean, rows, counted];
+/// The mean over the rows that count.
+pub fn finish(cuda: &Cuda, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
+    let (rows, counted) = (folds.shape().rows(), count(targets) as f64);
+    let arguments = arguments![folds, targets, mean, rows, counted];
     cuda.launch(&KERNELS, "finish", Variant::of(&[]), Grid::blocks(1), &arguments);
 }
 
-/// Turns logits into their gradients: (softmax - 1 at the target) · gradient / counted rows
+/// Turns logits into the gradients of their rows' losses: softmax - 1 at the target
 pub fn slopes(
     cuda: &Cuda,
     targets: &Tensor,
-    log_sums: &Tensor,
-    gradient: &Tensor,
+    folds: &Tensor,
     range: &Range<usize>,
     logits: &mut Tensor,
 ) {
     let (n, columns) = (logits.shape().elements(), logits.shape().width());
-    let counted = count(targets) as f64;
-    let arguments =
-        arguments![logits, targets, log_sums, gradient, n, columns, range.start, counted];
+    let arguments = arguments![logits, targets, folds, n, columns, range.start];
     cuda.launch(&KERNELS, "slopes", Variant::of(&[]), Grid::numbers(n), &arguments);
+}
+
+/// Writes share · gradient · sums, or adds it to what is there.
+pub fn add_scaled(
+    cuda: &Cuda,
+    sums: &Tensor,
+    (gradient, share): (&Tensor, f32),
+    to: &mut Tensor,
+    add: bool,
+) {
+    let n = sums.shape().elements();
+    let p = pack(n, &[sums, to]);
+    let variant = Variant::of(&[to.dtype()]).by(p);
+    let arguments = arguments![sums, gradient, share, to, n / p, add];
+    cuda.launch(&KERNELS, "add_scaled", variant, Grid::numbers(n / p), &arguments);
 }

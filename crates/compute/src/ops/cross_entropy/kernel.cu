@@ -1,4 +1,4 @@
-// What is done to a chunk of the logits. A fold is three numbers per row: the largest logit so far, the
+// What is done to a piece of the logits. A fold is three numbers per row: the largest logit so far, the
 // sum of exponentials relative to it, and the logit of the target.
 
 #define IGNORED 0xffffffffu
@@ -25,27 +25,33 @@ KERNEL fold(const float* logits, const u32* targets, float* folds, u64 columns, 
     fold[1] = sum_before * expf(before - center) + sum;
 }
 
-// The mean over the rows that count, and each row's log-sum if that is kept. One block.
-KERNEL finish(const float* folds, const u32* targets, float* log_sums, float* mean, u64 rows,
-              double counted) {
+// The mean over the rows that count. One block.
+KERNEL finish(const float* folds, const u32* targets, float* mean, u64 rows, double counted) {
     double total = 0.0;
     for (u64 row = threadIdx.x; row < rows; row += blockDim.x) {
-        float largest = folds[3 * row], log_sum = logf(folds[3 * row + 1]);
-        if (log_sums) log_sums[row] = largest + log_sum;
-        if (targets[row] != IGNORED) total += largest - folds[3 * row + 2] + log_sum;
+        float loss = folds[3 * row] - folds[3 * row + 2] + logf(folds[3 * row + 1]);
+        if (targets[row] != IGNORED) total += loss;
     }
     total = block_sum(total);
     if (threadIdx.x == 0) *mean = (float)(total / counted);
 }
 
-// Logits become their gradients: (softmax - 1 at the target) * gradient / counted rows.
-// A thread for each.
-KERNEL slopes(float* logits, const u32* targets, const float* log_sums, const float* gradient, u64 n,
-              u64 columns, u64 first, double counted) {
+// Logits become the gradients of their rows' losses: softmax - 1 at the target. A thread for each.
+KERNEL slopes(float* logits, const u32* targets, const float* folds, u64 n, u64 columns, u64 first) {
     u64 at = thread();
     if (at >= n) return;
     u64 row = at / columns, column = at % columns + first, target = targets[row];
-    float scale = *gradient / (float)counted;
-    float slope = expf(logits[at] - log_sums[row]) * scale - (column == target ? scale : 0.0f);
+    float slope = expf(logits[at] - folds[3 * row]) / folds[3 * row + 1];
+    if (column == target) slope -= 1.0f;
     logits[at] = target == IGNORED ? 0.0f : slope;
+}
+
+// A thread for every P numbers.
+KERNEL add_scaled(const float* sums, const float* gradient, float share, X* to, u64 packs, int add) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
+    float a[P];
+    load(sums + at, a);
+    for (int i = 0; i < P; i++) a[i] *= share * *gradient;
+    store(a, to + at, add);
 }

@@ -1,4 +1,4 @@
-// What is done to a chunk of the logits. A fold is three numbers per row: the largest logit so far, the
+// What is done to a piece of the logits. A fold is three numbers per row: the largest logit so far, the
 // sum of exponentials relative to it, and the logit of the right word.
 
 // A group for each row.
@@ -27,28 +27,30 @@ kernel fold(logits: [f32], words: [u32], folds: mut [f32], columns: u32, first: 
     set_folds(3u * group + 2u, kept);
 }
 
-// The mean over the rows that count, and each row's log-sum if that is kept. One group.
-kernel finish(folds: [f32], words: [u32], log_sums: mut [f32], mean: mut [f32], rows: u32, counted: f32) {
+// The mean over the rows that count. One group.
+kernel finish(folds: [f32], words: [u32], mean: mut [f32], rows: u32, counted: f32) {
     var total = 0.0;
     for (var row = lane; row < p.rows; row += THREADS) {
-        let highest = folds(3u * row);
-        let log_sum = logarithm(folds(3u * row + 1u));
-        if has_log_sums() { set_log_sums(row, highest + log_sum); }
-        if words(row) != NONE { total += highest - folds(3u * row + 2u) + log_sum; }
+        let loss = folds(3u * row) - folds(3u * row + 2u) + logarithm(folds(3u * row + 1u));
+        if words(row) != NONE { total += loss; }
     }
     total = group_sum(lane, total);
     if lane == 0u { set_mean(0u, total / p.counted); }
 }
 
-// Logits become their gradients: (softmax - 1 at the right word) * gradient / counted rows.
-// A thread for each.
-kernel slopes(logits: mut [f32], words: [u32], log_sums: [f32], gradient: [f32], n: u32, columns: u32,
-              first: u32, counted: f32) {
+// Logits become the gradients of their rows' losses: softmax - 1 at the right word. A thread for each.
+kernel slopes(logits: mut [f32], words: [u32], folds: [f32], n: u32, columns: u32, first: u32) {
     if thread >= p.n { return; }
     let row = thread / p.columns;
     let word = words(row);
-    let scale = gradient(0u) / p.counted;
-    var slope = exponential(logits(thread) - log_sums(row)) * scale;
-    if thread % p.columns + p.first == word { slope -= scale; }
+    var slope = exponential(logits(thread) - folds(3u * row)) / folds(3u * row + 1u);
+    if thread % p.columns + p.first == word { slope -= 1.0; }
     set_logits(thread, select(slope, 0.0, word == NONE));
+}
+
+// A thread for every two numbers.
+kernel add_scaled(sums: [f32], gradient: [f32], total: mut [X], n: u32, share: f32, add: u32) {
+    let at = 2u * thread;
+    if at >= p.n { return; }
+    put_total_pair(at, p.share * gradient(0u) * sums_pair(at), at + 1u < p.n, p.add);
 }

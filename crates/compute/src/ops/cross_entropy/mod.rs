@@ -4,12 +4,14 @@
 //!
 //! for x [.., width], weight [vocabulary, width] and targets [..]; rows whose target is [`IGNORED`]
 //! do not count. The logits, rows × vocabulary, are far larger than all the rest, so they never
-//! exist as a whole: some columns of them at a time are computed, and folded into a running
-//! maximum and sum per row (Milakov and Gimelshein, "Online normalizer calculation for softmax",
-//! arXiv 1805.02867).
+//! exist as a whole: those of some rows at a time are computed in pieces of some columns, each of
+//! which is folded into a maximum and a sum per row (Milakov and Gimelshein, "Online normalizer
+//! calculation for softmax", arXiv 1805.02867).
 //!
-//! Kept for backward: x, the weight, and the logarithm of each row's sum. The logits are computed
-//! again and turned into their gradients in place.
+//! Gradients are found on the way there, while the logits are at hand: the loss is one number, so
+//! what comes back for it is only a factor. Computing the logits again in backward was the other
+//! way; it keeps nothing, and takes a third more products. Kept for backward: the gradients of x and
+//! of the weight, in f32, as far as they are wanted.
 
 mod cpu;
 mod cuda;
@@ -19,26 +21,29 @@ mod tests;
 
 use std::ops::Range;
 
-use super::accumulate;
 use super::matmul::{MatMul, Matrix, Product};
-use crate::backward::Backward;
+use crate::backward::Slot;
 use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::tape::Tape;
-use crate::var::{Kept, Source, Var};
+use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 /// The target of a row that does not count.
 pub const IGNORED: u32 = u32::MAX;
 
-/// Floats of the logits that exist at a time, at most: 16 MiB. Chosen: small beside what a model
-/// keeps, and wide enough for products of full speed up to tens of thousands of rows.
-const LOGITS: usize = 4 << 20;
-/// The same on a card: 256 MiB. Chosen: its products want thousands of columns, where the above leaves 256
-/// to sixteen thousand rows.
+/// Floats of the logits that exist at a time, if that is rows enough: 64 MiB. Chosen: small beside what
+/// a model keeps, and 512 rows of the usual 32000 words.
+const LOGITS: usize = 16 << 20;
+/// The same on a card: 256 MiB. Chosen: its products want thousands of rows.
 const LOGITS_ON_CARD: usize = 64 << 20;
-/// The fewest columns at a time, below which products are slow, however many rows there are.
-const FEWEST_COLUMNS: usize = 64;
+/// The fewest rows at a time, however many words there are. Each time the whole table is read, and its
+/// gradient is added to.
+const FEWEST_ROWS: usize = 256;
+/// Columns of a piece of the logits. Chosen: as deep as products are elsewhere, since the gradient of x
+/// sums over them.
+const COLUMNS: usize = 2048;
+const COLUMNS_ON_CARD: usize = 8192;
 /// Operations per logit, for the tally; an exponential counts as ten.
 const FLOPS: usize = 13;
 
@@ -47,58 +52,76 @@ impl Tape<'_> {
     /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORED`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let columns = columns(x.shape().rows(), self.device().kind());
-        self.cross_entropy_by(columns, x, weight, targets)
+        let table = (weight.shape(), weight.source().is_some());
+        self.cross_entropy_by(Cut::of(table, self.device().kind()), x, weight, targets)
     }
 
-    /// The same with so many columns of the logits at a time.
-    fn cross_entropy_by(
-        &self,
-        columns: usize,
-        x: &Var,
-        weight: &Var,
-        targets: &Tensor,
-    ) -> Result<Var> {
+    /// The same with so much of the logits at a time.
+    fn cross_entropy_by(&self, cut: Cut, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
         let op = self.begin("cross_entropy");
-        let vocabulary = check(&op, x, weight, targets)?;
-        let is_tracked = self.tracks(&[x, weight]);
-        let rows = x.shape().rows();
+        check(&op, x, weight, targets)?;
+        let n_rows = x.shape().rows();
         let mut mean = op.alloc([], Dtype::F32)?;
-        let mut log_sums = is_tracked.then(|| op.alloc([rows], Dtype::F32)).transpose()?;
-        let mut folds = op.workspace([rows, FOLD], Dtype::F32)?;
-        for range in chunks(vocabulary, columns) {
-            let logits = logits(op.place, x.tensor(), weight.tensor(), range.clone())?;
-            op.count(FLOPS * logits.shape().elements(), &[&logits]);
-            match op.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => cpu::fold(engine, &logits, targets, range, &mut folds),
-                Engine::Cuda(engine) => cuda::fold(engine, &logits, targets, &range, &mut folds),
-                Engine::Gpu(engine) => gpu::fold(engine, &logits, targets, &range, &mut folds),
-            }
+        let mut sums = Sums::wanted(self, op.place, x, weight)?;
+        let mut folds = op.workspace([n_rows, FOLD], Dtype::F32)?;
+        let all = Rows {
+            x: x.tensor().reshape([n_rows, x.shape().width()]),
+            weight: weight.tensor(),
+            targets: targets.reshape([n_rows]),
+        };
+        for range in chunks(n_rows, cut.rows) {
+            let rows = all.part(range.clone());
+            folds.within(range.clone(), |folds| {
+                let pieces = rows.fold(&op, cut.columns, folds, sums.is_any())?;
+                rows.go_back(op.place, range, pieces, folds, &mut sums)
+            })?;
         }
         match op.engine() {
             Engine::Meta => {}
-            Engine::Cpu(engine) => {
-                cpu::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
-            }
-            Engine::Cuda(engine) => {
-                cuda::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
-            }
-            Engine::Gpu(engine) => {
-                gpu::finish(engine, &folds, targets, log_sums.as_mut(), &mut mean);
-            }
+            Engine::Cpu(engine) => cpu::finish(engine, &folds, targets, &mut mean),
+            Engine::Cuda(engine) => cuda::finish(engine, &folds, targets, &mut mean),
+            Engine::Gpu(engine) => gpu::finish(engine, &folds, targets, &mut mean),
         }
         let result = op.result(mean);
-        let Some(log_sums) = log_sums else { return Ok(result) };
+        if !sums.is_any() {
+            return Ok(result);
+        }
         self.keep_own(&op);
-        let record = Record {
-            x: (self.keep(x), x.source()),
-            weight: (self.keep(weight), weight.source()),
-            targets: targets.clone(),
-            log_sums,
-            columns,
+        let share = 1.0 / count(targets) as f32;
+        let inputs = [x, weight].map(|var| (var.source(), var.shape(), var.dtype()));
+        Ok(self.record(result, move |back, gradient| {
+            for (sum, (source, shape, dtype)) in [sums.x, sums.weight].into_iter().zip(inputs) {
+                let Some(sum) = sum else { continue };
+                let Some(mut slot) = back.slot_of(source, shape, dtype)? else { continue };
+                add_scaled(back.place, &sum, (&gradient, share), &mut slot);
+                back.put(slot);
+            }
+            Ok(())
+        }))
+    }
+}
+
+/// How much of the logits exists at a time.
+#[derive(Clone, Copy)]
+struct Cut {
+    rows: usize,
+    /// Of a piece.
+    columns: usize,
+}
+
+impl Cut {
+    /// For a table of this shape that is trained, or not.
+    fn of((table, is_trained): (Shape, bool), kind: Kind) -> Self {
+        let (logits, columns) = match kind {
+            Kind::Cpu { .. } | Kind::Gpu { .. } => (LOGITS, COLUMNS),
+            // As many as the table's gradient has, so that adding to that is little beside them.
+            Kind::Cuda { .. } if is_trained => {
+                (LOGITS_ON_CARD.max(table.elements()), COLUMNS_ON_CARD)
+            }
+            Kind::Cuda { .. } => (LOGITS_ON_CARD, COLUMNS_ON_CARD),
         };
-        Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
+        let most = logits / table.rows().max(1);
+        Self { rows: (most / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS), columns }
     }
 }
 
@@ -106,8 +129,8 @@ impl Tape<'_> {
 /// exponentials relative to it, and the logit of the target.
 const FOLD: usize = 3;
 
-/// Checks all shapes, formats and targets; returns the size of the vocabulary.
-fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<usize> {
+/// Checks all shapes, formats and targets.
+fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<()> {
     op.expect_real("x", x.tensor())?;
     op.expect_real("weight", weight.tensor())?;
     let [vocabulary, _] = op.expect_rank("weight", weight.tensor())?;
@@ -127,7 +150,7 @@ fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<usize> 
             return Err(ComputeError::Empty { op: op.name, what, shape });
         }
     }
-    Ok(vocabulary)
+    Ok(())
 }
 
 /// The first target that no column belongs to.
@@ -142,102 +165,139 @@ fn count(targets: &Tensor) -> usize {
     targets.indices().iter().filter(|target| **target != IGNORED).count()
 }
 
-/// How many columns of the logits exist at a time.
-fn columns(rows: usize, kind: Kind) -> usize {
-    let logits = match kind {
-        Kind::Cpu { .. } | Kind::Gpu { .. } => LOGITS,
-        Kind::Cuda { .. } => LOGITS_ON_CARD,
-    };
-    let most = logits / rows.max(1);
-    (most / FEWEST_COLUMNS * FEWEST_COLUMNS).max(FEWEST_COLUMNS)
+fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..all).step_by(each).map(move |start| start..(start + each).min(all))
 }
 
-fn chunks(vocabulary: usize, columns: usize) -> impl Iterator<Item = Range<usize>> {
-    let starts = (0..vocabulary).step_by(columns);
-    starts.map(move |start| start..(start + columns).min(vocabulary))
+/// The gradients of the sum of all rows' losses, as far as they are wanted.
+struct Sums {
+    x: Option<Tensor>,
+    weight: Option<Tensor>,
 }
 
-/// Some columns of x·weightᵀ, in f32.
-fn logits(place: Place<'_>, x: &Tensor, weight: &Tensor, range: Range<usize>) -> Result<Tensor> {
-    let mut logits = place.workspace([x.shape().rows(), range.len()], Dtype::F32)?;
-    let weight = weight.part(range);
-    let product = Product::new(x, Matrix::beside(&weight, x.dtype()).t());
-    MatMul::new(&[product], &mut logits).run(place)?;
-    Ok(logits)
+impl Sums {
+    fn wanted(tape: &Tape<'_>, place: Place<'_>, x: &Var, weight: &Var) -> Result<Self> {
+        let sum = |var: &Var| {
+            let sizes = [var.shape().rows(), var.shape().width()];
+            tape.tracks(&[var]).then(|| place.alloc(sizes, Dtype::F32)).transpose()
+        };
+        Ok(Self { x: sum(x)?, weight: sum(weight)? })
+    }
+
+    fn is_any(&self) -> bool {
+        self.x.is_some() || self.weight.is_some()
+    }
 }
 
-struct Record {
-    x: (Kept, Option<Source>),
-    weight: (Kept, Option<Source>),
+/// Some rows of x with their targets, and the whole table.
+struct Rows<'a> {
+    x: Tensor,
+    weight: &'a Tensor,
     targets: Tensor,
-    log_sums: Tensor,
-    columns: usize,
 }
 
-impl Record {
-    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
-        let place = back.place;
-        let (x, weight) = (self.x.0.get(place)?, self.weight.0.get(place)?);
-        // A sum over all chunks, so in f32 whatever the format of x.
-        let mut x_gradient = self.x.1.map(|_| place.alloc(x.shape(), Dtype::F32)).transpose()?;
-        let mut slot = back.slot_of(self.weight.1, weight.shape(), weight.dtype())?;
-        for range in chunks(weight.shape().rows(), self.columns) {
-            let slopes = self.slopes(place, (&x, &weight), gradient, range.clone())?;
-            if let Some(sum) = &mut x_gradient {
-                let weight = weight.part(range.clone());
-                let slopes = Matrix::beside(&slopes, x.dtype());
-                let product = Product::new(slopes, Matrix::beside(&weight, x.dtype()));
-                let add = range.start > 0;
-                MatMul { add, ..MatMul::new(&[product], sum) }.run(place)?;
+/// Logits of some columns.
+struct Piece {
+    columns: Range<usize>,
+    logits: Tensor,
+}
+
+impl Rows<'_> {
+    fn part(&self, range: Range<usize>) -> Self {
+        Self { x: self.x.part(range.clone()), targets: self.targets.part(range), ..*self }
+    }
+
+    /// Folds all logits, piece by piece; returns them if asked.
+    fn fold(
+        &self,
+        op: &Op<'_>,
+        columns: usize,
+        folds: &mut Tensor,
+        keeps: bool,
+    ) -> Result<Vec<Piece>> {
+        let mut pieces = Vec::new();
+        for columns in chunks(self.weight.shape().rows(), columns) {
+            let (logits, targets) = (self.logits(op.place, columns.clone())?, &self.targets);
+            op.count(FLOPS * logits.shape().elements(), &[&logits]);
+            match op.engine() {
+                Engine::Meta => {}
+                Engine::Cpu(engine) => cpu::fold(engine, &logits, targets, &columns, folds),
+                Engine::Cuda(engine) => cuda::fold(engine, &logits, targets, &columns, folds),
+                Engine::Gpu(engine) => gpu::fold(engine, &logits, targets, &columns, folds),
             }
-            if let Some(slot) = &mut slot {
-                let slopes = Matrix::beside(&slopes, x.dtype());
-                let product = Product::new(slopes.t(), Matrix::from(&x));
-                let add = slot.add;
-                slot.tensor.within(range, |rows| {
-                    MatMul { add, ..MatMul::new(&[product], rows) }.run(place)
+            pieces.extend(keeps.then_some(Piece { columns, logits }));
+        }
+        Ok(pieces)
+    }
+
+    /// x·weightᵀ for some words, in f32.
+    fn logits(&self, place: Place<'_>, columns: Range<usize>) -> Result<Tensor> {
+        let (x, weight) = (&self.x, self.weight.part(columns));
+        let mut logits = place.workspace([x.shape().rows(), weight.shape().rows()], Dtype::F32)?;
+        let product = Product::new(x, Matrix::beside(&weight, x.dtype()).t());
+        MatMul::new(&[product], &mut logits).run(place)?;
+        Ok(logits)
+    }
+
+    /// Turns the logits into the gradients of their rows' losses, and multiplies those on. `range` says
+    /// which rows of all these are.
+    fn go_back(
+        &self,
+        place: Place<'_>,
+        range: Range<usize>,
+        pieces: Vec<Piece>,
+        folds: &Tensor,
+        sums: &mut Sums,
+    ) -> Result<()> {
+        for Piece { columns, mut logits } in pieces {
+            self.slopes(place, &columns, folds, &mut logits);
+            let slopes = Matrix::beside(&logits, self.x.dtype());
+            if let Some(sum) = &mut sums.x {
+                let weight = self.weight.part(columns.clone());
+                let product = Product::new(slopes, Matrix::beside(&weight, self.x.dtype()));
+                let add = columns.start > 0;
+                sum.within(range.clone(), |sum| {
+                    MatMul { add, ..MatMul::new(&[product], sum) }.run(place)
+                })?;
+            }
+            if let Some(sum) = &mut sums.weight {
+                let product = Product::new(slopes.t(), Matrix::from(&self.x));
+                let add = range.start > 0;
+                sum.within(columns, |sum| {
+                    MatMul { add, ..MatMul::new(&[product], sum) }.run(place)
                 })?;
             }
         }
-        if let Some(slot) = slot {
-            back.put(slot);
-        }
-        let (Some(source), Some(sum)) = (self.x.1, x_gradient) else { return Ok(()) };
-        if x.dtype() == Dtype::F32 {
-            return back.pass(Some(source), sum);
-        }
-        let mut slot = back.slot(source, x.shape(), x.dtype())?;
-        accumulate(place, &mut slot, &sum);
-        back.put(slot);
         Ok(())
     }
 
-    /// The gradients of some columns of the logits.
+    /// softmax - 1 at the target, in place of some columns of the logits.
     fn slopes(
         &self,
         place: Place<'_>,
-        (x, weight): (&Tensor, &Tensor),
-        gradient: &Tensor,
-        range: Range<usize>,
-    ) -> Result<Tensor> {
-        let mut logits = logits(place, x, weight, range.clone())?;
-        place.count(
-            "cross_entropy backward",
-            FLOPS * logits.shape().elements(),
-            &[&logits, &logits],
-        );
+        columns: &Range<usize>,
+        folds: &Tensor,
+        logits: &mut Tensor,
+    ) {
+        let (targets, work) = (&self.targets, FLOPS * logits.shape().elements());
+        place.count("cross_entropy backward", work, &[logits, logits]);
         match place.engine() {
             Engine::Meta => {}
-            Engine::Cpu(engine) => {
-                cpu::slopes(engine, &self.targets, &self.log_sums, gradient, range, &mut logits);
-            }
-            Engine::Cuda(engine) => {
-                cuda::slopes(engine, &self.targets, &self.log_sums, gradient, &range, &mut logits);
-            }
-            Engine::Gpu(engine) => {
-                gpu::slopes(engine, &self.targets, &self.log_sums, gradient, &range, &mut logits);
-            }
+            Engine::Cpu(engine) => cpu::slopes(engine, targets, folds, columns, logits),
+            Engine::Cuda(engine) => cuda::slopes(engine, targets, folds, columns, logits),
+            Engine::Gpu(engine) => gpu::slopes(engine, targets, folds, columns, logits),
         }
-        Ok(logits)
+    }
+}
+
+/// Adds share · gradient · `sum` to what a slot holds, or writes it where there is nothing yet.
+fn add_scaled(place: Place<'_>, sum: &Tensor, scale: (&Tensor, f32), slot: &mut Slot) {
+    place.count("accumulate", sum.shape().elements(), &[sum, &slot.tensor, &slot.tensor]);
+    let (to, add) = (&mut slot.tensor, slot.add);
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::add_scaled(engine, sum, scale, to, add),
+        Engine::Cuda(engine) => cuda::add_scaled(engine, sum, scale, to, add),
+        Engine::Gpu(engine) => gpu::add_scaled(engine, sum, scale, to, add),
     }
 }
