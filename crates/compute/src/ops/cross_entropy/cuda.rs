@@ -18,7 +18,8 @@ pub fn fold(
 ) {
     let (rows, columns) = (logits.shape().rows(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, columns, range.start];
-    cuda.launch(&KERNELS, "fold", Variant::of(&[]), Grid::blocks(rows), &arguments);
+    let variant = Variant::of(&[logits.dtype()]).by(pack(columns, &[logits]));
+    cuda.launch(&KERNELS, "fold", variant, Grid::blocks(rows), &arguments);
 }
 
 /// The mean over the rows that count.
@@ -36,9 +37,11 @@ pub fn slopes(
     range: &Range<usize>,
     logits: &mut Tensor,
 ) {
-    let (n, columns) = (logits.shape().elements(), logits.shape().width());
-    let arguments = arguments![logits, targets, folds, n, columns, range.start];
-    cuda.launch(&KERNELS, "slopes", Variant::of(&[]), Grid::numbers(n), &arguments);
+    let columns = logits.shape().width();
+    let p = pack(columns, &[logits]);
+    let (packs, variant) = (logits.shape().elements() / p, Variant::of(&[logits.dtype()]).by(p));
+    let arguments = arguments![logits, targets, folds, packs, columns, range.start];
+    cuda.launch(&KERNELS, "slopes", variant, Grid::numbers(packs), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.

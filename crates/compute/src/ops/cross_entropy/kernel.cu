@@ -4,23 +4,29 @@
 #define IGNORED 0xffffffffu
 
 // A block for each row.
-KERNEL fold(const float* logits, const u32* targets, float* folds, u64 columns, u64 first) {
+KERNEL fold(const X* logits, const u32* targets, float* folds, u64 columns, u64 first) {
     u64 row = blockIdx.x;
     logits += row * columns;
     float* fold = folds + 3 * row;
-    float most = -INFINITY;
-    for (u64 i = threadIdx.x; i < columns; i += blockDim.x) most = larger(most, logits[i]);
+    float most = -INFINITY, some[P];
+    for (u64 i = threadIdx.x * P; i < columns; i += blockDim.x * P) {
+        load(logits + i, some);
+        for (int j = 0; j < P; j++) most = larger(most, some[j]);
+    }
     most = block_max(most);
     float before = first ? fold[0] : -INFINITY, sum_before = first ? fold[1] : 0.0f;
     float largest = most > before || most != most ? most : before;
     // Where nothing is above minus infinity yet, any finite centre gives the right sum: zero.
     float center = largest == -INFINITY ? 0.0f : largest, sum = 0.0f;
-    for (u64 i = threadIdx.x; i < columns; i += blockDim.x) sum += expf(logits[i] - center);
+    for (u64 i = threadIdx.x * P; i < columns; i += blockDim.x * P) {
+        load(logits + i, some);
+        for (int j = 0; j < P; j++) sum += expf(some[j] - center);
+    }
     sum = block_sum(sum);
     if (threadIdx.x) return;
     u64 target = targets[row];
     float kept = first ? fold[2] : -INFINITY;
-    fold[2] = target >= first && target - first < columns ? logits[target - first] : kept;
+    fold[2] = target >= first && target - first < columns ? to_f32(logits[target - first]) : kept;
     fold[0] = largest;
     fold[1] = sum_before * expf(before - center) + sum;
 }
@@ -36,14 +42,19 @@ KERNEL finish(const float* folds, const u32* targets, float* mean, u64 rows, dou
     if (threadIdx.x == 0) *mean = (float)(total / counted);
 }
 
-// Logits become the gradients of their rows' losses: softmax - 1 at the target. A thread for each.
-KERNEL slopes(float* logits, const u32* targets, const float* folds, u64 n, u64 columns, u64 first) {
-    u64 at = thread();
-    if (at >= n) return;
+// Logits become the gradients of their rows' losses: softmax - 1 at the target. A thread for every P of
+// a row.
+KERNEL slopes(X* logits, const u32* targets, const float* folds, u64 packs, u64 columns, u64 first) {
+    u64 at = thread() * P;
+    if (at >= packs * P) return;
     u64 row = at / columns, column = at % columns + first, target = targets[row];
-    float slope = expf(logits[at] - folds[3 * row]) / folds[3 * row + 1];
-    if (column == target) slope -= 1.0f;
-    logits[at] = target == IGNORED ? 0.0f : slope;
+    float most = folds[3 * row], inverse = 1.0f / folds[3 * row + 1], x[P];
+    load(logits + at, x);
+    for (int i = 0; i < P; i++) {
+        float slope = expf(x[i] - most) * inverse - (column + i == target ? 1.0f : 0.0f);
+        x[i] = target == IGNORED ? 0.0f : slope;
+    }
+    store(x, logits + at, 0);
 }
 
 // A thread for every P numbers.

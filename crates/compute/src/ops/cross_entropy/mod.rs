@@ -21,6 +21,7 @@ mod tests;
 
 use std::ops::Range;
 
+use super::elementwise::convert;
 use super::matmul::{MatMul, Matrix, Product};
 use crate::backward::Slot;
 use crate::device::{Engine, Kind};
@@ -32,11 +33,11 @@ use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 /// The target of a row that does not count.
 pub const IGNORED: u32 = u32::MAX;
 
-/// Floats of the logits that exist at a time, if that is rows enough: 64 MiB. Chosen: small beside what
-/// a model keeps, and 512 rows of the usual 32000 words.
-const LOGITS: usize = 16 << 20;
-/// The same on a card: 256 MiB. Chosen: its products want thousands of rows.
-const LOGITS_ON_CARD: usize = 64 << 20;
+/// Bytes of the logits that exist at a time, if that is rows enough. Chosen: small beside what a model
+/// keeps, and 512 rows of the usual 32000 words.
+const LOGITS: usize = 64 << 20;
+/// The same on a card. Chosen: its products want thousands of rows.
+const LOGITS_ON_CARD: usize = 256 << 20;
 /// The fewest rows at a time, however many words there are. Each time the whole table is read, and its
 /// gradient is added to.
 const FEWEST_ROWS: usize = 256;
@@ -52,8 +53,8 @@ impl Tape<'_> {
     /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORED`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let table = (weight.shape(), weight.source().is_some());
-        self.cross_entropy_by(Cut::of(table, self.device().kind()), x, weight, targets)
+        let (kind, table) = (self.device().kind(), (weight.shape(), weight.source().is_some()));
+        self.cross_entropy_by(Cut::of(table, format(x.dtype(), kind), kind), x, weight, targets)
     }
 
     /// The same with so much of the logits at a time.
@@ -66,7 +67,7 @@ impl Tape<'_> {
         let mut folds = op.workspace([n_rows, FOLD], Dtype::F32)?;
         let all = Rows {
             x: x.tensor().reshape([n_rows, x.shape().width()]),
-            weight: weight.tensor(),
+            weight: table(&op, weight.tensor(), x.dtype())?,
             targets: targets.reshape([n_rows]),
         };
         for range in chunks(n_rows, cut.rows) {
@@ -110,19 +111,40 @@ struct Cut {
 }
 
 impl Cut {
-    /// For a table of this shape that is trained, or not.
-    fn of((table, is_trained): (Shape, bool), kind: Kind) -> Self {
-        let (logits, columns) = match kind {
+    /// For a table of this shape that is trained, or not, and logits of a format.
+    fn of((table, is_trained): (Shape, bool), logits: Dtype, kind: Kind) -> Self {
+        let (bytes, columns) = match kind {
             Kind::Cpu { .. } | Kind::Gpu { .. } => (LOGITS, COLUMNS),
             // As many as the table's gradient has, so that adding to that is little beside them.
             Kind::Cuda { .. } if is_trained => {
-                (LOGITS_ON_CARD.max(table.elements()), COLUMNS_ON_CARD)
+                (LOGITS_ON_CARD.max(table.elements() * Dtype::F32.bytes()), COLUMNS_ON_CARD)
             }
             Kind::Cuda { .. } => (LOGITS_ON_CARD, COLUMNS_ON_CARD),
         };
-        let most = logits / table.rows().max(1);
+        let most = bytes / logits.bytes() / table.rows().max(1);
         Self { rows: (most / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS), columns }
     }
+}
+
+/// The format of the logits and of their gradients. A card that multiplies bf16 is given these in bf16
+/// too: to write and read them in f32 takes as long as half a product, and they are rounded anyway to be
+/// multiplied.
+fn format(x: Dtype, kind: Kind) -> Dtype {
+    match kind {
+        Kind::Cuda { .. } if x == Dtype::Bf16 => Dtype::Bf16,
+        _ => Dtype::F32,
+    }
+}
+
+/// The table as it is multiplied: every product would round all of it again.
+fn table(op: &Op<'_>, weight: &Tensor, x: Dtype) -> Result<Tensor> {
+    let is_rounded = format(x, op.device.kind()) == Dtype::Bf16 && weight.dtype() == Dtype::F32;
+    if !is_rounded {
+        return Ok(weight.clone());
+    }
+    let mut table = op.workspace(weight.shape(), Dtype::Bf16)?;
+    convert(op.place, weight, &mut table);
+    Ok(table)
 }
 
 /// Numbers per row that the logits are folded into: the largest so far, the sum of their
@@ -190,9 +212,9 @@ impl Sums {
 }
 
 /// Some rows of x with their targets, and the whole table.
-struct Rows<'a> {
+struct Rows {
     x: Tensor,
-    weight: &'a Tensor,
+    weight: Tensor,
     targets: Tensor,
 }
 
@@ -202,9 +224,10 @@ struct Piece {
     logits: Tensor,
 }
 
-impl Rows<'_> {
+impl Rows {
     fn part(&self, range: Range<usize>) -> Self {
-        Self { x: self.x.part(range.clone()), targets: self.targets.part(range), ..*self }
+        let (x, weight) = (self.x.part(range.clone()), self.weight.clone());
+        Self { x, weight, targets: self.targets.part(range) }
     }
 
     /// Folds all logits, piece by piece; returns them if asked.
@@ -230,10 +253,11 @@ impl Rows<'_> {
         Ok(pieces)
     }
 
-    /// x·weightᵀ for some words, in f32.
+    /// x·weightᵀ for some words.
     fn logits(&self, place: Place<'_>, columns: Range<usize>) -> Result<Tensor> {
         let (x, weight) = (&self.x, self.weight.part(columns));
-        let mut logits = place.workspace([x.shape().rows(), weight.shape().rows()], Dtype::F32)?;
+        let dtype = format(x.dtype(), place.device.kind());
+        let mut logits = place.workspace([x.shape().rows(), weight.shape().rows()], dtype)?;
         let product = Product::new(x, Matrix::beside(&weight, x.dtype()).t());
         MatMul::new(&[product], &mut logits).run(place)?;
         Ok(logits)

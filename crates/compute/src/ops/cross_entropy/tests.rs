@@ -222,19 +222,25 @@ fn without_gradients_a_piece_of_the_logits_is_enough() {
 
 #[test]
 fn rows_fill_their_room() {
-    let card = Kind::Cuda { is_deterministic: false };
+    let (cpu, card) = (Kind::cpu(1), Kind::Cuda { is_deterministic: false });
     for vocabulary in [1, 3, 49_152, 32_000, 65_536] {
-        for (kind, logits) in [(Kind::cpu(1), LOGITS), (card, LOGITS_ON_CARD)] {
-            let Cut { rows, .. } = Cut::of(([vocabulary, 8].into(), true), kind);
-            assert!(rows * vocabulary <= logits, "{vocabulary}");
-            assert!((rows + FEWEST_ROWS) * vocabulary > logits, "{vocabulary}");
+        for (kind, dtype, room) in [
+            (cpu, Dtype::F32, LOGITS),
+            (card, Dtype::F32, LOGITS_ON_CARD),
+            (card, Dtype::Bf16, LOGITS_ON_CARD),
+        ] {
+            let Cut { rows, .. } = Cut::of(([vocabulary, 8].into(), true), dtype, kind);
+            let bytes = vocabulary * dtype.bytes();
+            assert!(rows * bytes <= room, "{vocabulary}");
+            assert!((rows + FEWEST_ROWS) * bytes > room, "{vocabulary}");
         }
     }
-    let rows = |table: [usize; 2], kind| {
-        [false, true].map(|is_trained| Cut::of((table.into(), is_trained), kind).rows)
+    let rows = |table: [usize; 2], dtype, kind| {
+        [false, true].map(|is_trained| Cut::of((table.into(), is_trained), dtype, kind).rows)
     };
-    assert_eq!(rows([256_000, 2048], Kind::cpu(1)), [FEWEST_ROWS; 2]);
-    assert_eq!(rows([128_256, 2048], card), [512, 2048]);
+    assert_eq!(rows([256_000, 2048], Dtype::F32, cpu), [FEWEST_ROWS; 2]);
+    assert_eq!(rows([128_256, 2048], Dtype::F32, card), [512, 2048]);
+    assert_eq!(rows([128_256, 2048], Dtype::Bf16, card), [1024, 4096]);
 }
 
 fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {

@@ -186,7 +186,8 @@ impl Slot {
     }
 }
 
-fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
+/// y = x in another format.
+pub(super) fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
     place.count("convert", 0, &[x, y]);
     match place.engine() {
         Engine::Meta => {}
