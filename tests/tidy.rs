@@ -22,6 +22,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cuda/blas.rs", "calls cuBLASLt, loaded at run time"),
     ("crates/compute/src/cuda/cudnn.rs", "calls cuDNN, loaded at run time"),
     ("crates/compute/src/cuda/driver.rs", "calls the CUDA driver, loaded at run time"),
+    ("crates/compute/src/cuda/driver/pinned.rs", "the same, for copies beside the computation"),
     ("crates/compute/src/cuda/library.rs", "loads NVIDIA's libraries"),
     ("crates/compute/src/cuda/nvrtc.rs", "calls NVIDIA's compiler, loaded at run time"),
     ("crates/compute/src/device.rs", "gives memory back that no tensor lies in"),

@@ -208,7 +208,8 @@ impl Device {
         let state = self.state();
         match &self.0.engine {
             // A card's memory is taken whole.
-            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
+            Engine::Meta | Engine::Gpu(_) => {}
+            Engine::Cuda(cuda) => cuda.trim(),
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
             Engine::Cpu(cpu) => unsafe { cpu.memory().give_back(state.arena.top()) },
         }

@@ -43,7 +43,7 @@ pub use random::Stream;
 pub use record::{Moment, Recording};
 pub use shape::Shape;
 pub use tape::Tape;
-pub use tensor::{Tensor, fill_all};
+pub use tensor::{Part, Tensor, fill_all};
 pub use var::{Chunk, Var};
 pub use work::{Calls, Class, Format, Work};
 

@@ -516,7 +516,7 @@ impl Golden {
     fn ids(&self, name: &str) -> Result<(usize, Vec<u32>)> {
         let tensor = self.catalog.find(name)?;
         let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
-        let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes)];
+        let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes[..])];
         load(&self.catalog, wanted, Options::default(), &|_| true)?;
         let (numbers, _) = bytes.as_chunks::<8>();
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);

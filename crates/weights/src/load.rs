@@ -19,8 +19,34 @@ use crate::gguf::BlockFormat;
 use crate::gguf::blocks::dequantise;
 use crate::tensor::{Encoding, TensorInfo};
 
+/// Memory that numbers are loaded into: the processor's own, or any that is filled through it.
+pub trait Target: Sized + Send {
+    /// How large it is.
+    fn bytes(&self) -> usize;
+
+    /// Its first `n` bytes, and the rest.
+    fn split_at(self, n: usize) -> (Self, Self);
+
+    /// Lets `write` write all of it.
+    fn fill(self, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()>;
+}
+
+impl Target for &mut [u8] {
+    fn bytes(&self) -> usize {
+        self.len()
+    }
+
+    fn split_at(self, n: usize) -> (Self, Self) {
+        self.split_at_mut(n)
+    }
+
+    fn fill(self, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+        write(self)
+    }
+}
+
 /// Numbers to load: those of a tensor from `first` on, as many as the buffer holds.
-pub struct Wanted<'a> {
+pub struct Wanted<'a, T = &'a mut [u8]> {
     /// Where they lie.
     pub tensor: &'a TensorInfo,
     /// The format to load them in.
@@ -28,12 +54,12 @@ pub struct Wanted<'a> {
     /// How many of the tensor's numbers to leave out at its start.
     pub first: u64,
     /// Where they go.
-    pub into: &'a mut [u8],
+    pub into: T,
 }
 
-impl<'a> Wanted<'a> {
+impl<'a, T> Wanted<'a, T> {
     /// All of a tensor.
-    pub fn whole(tensor: &'a TensorInfo, dtype: Dtype, into: &'a mut [u8]) -> Self {
+    pub fn whole(tensor: &'a TensorInfo, dtype: Dtype, into: T) -> Self {
         Self { tensor, dtype, first: 0, into }
     }
 }
@@ -63,9 +89,9 @@ impl Default for Options {
 const BLOCK_BYTES: u64 = 8 << 20;
 
 /// Loads everything wanted, or nothing that may be used: after an error the buffers hold anything.
-pub fn load(
+pub fn load<T: Target>(
     catalog: &Catalog,
-    wanted: Vec<Wanted<'_>>,
+    wanted: Vec<Wanted<'_, T>>,
     options: Options,
     tick: Tick<'_>,
 ) -> Result<()> {
@@ -103,7 +129,7 @@ pub fn load(
 /// Some of a tensor's numbers as f32, for what is small enough to be held twice.
 pub fn floats(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
     let mut bytes = vec![0; (numbers.end - numbers.start) as usize * size_of::<f32>()];
-    let wanted = Wanted { tensor, dtype: Dtype::F32, first: numbers.start, into: &mut bytes };
+    let wanted = Wanted { tensor, dtype: Dtype::F32, first: numbers.start, into: &mut bytes[..] };
     load(catalog, vec![wanted], Options::default(), &|_| true)?;
     let (chunks, _) = bytes.as_chunks::<4>();
     Ok(chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
@@ -129,7 +155,7 @@ pub fn each_block(
     while first < tensor.count() {
         let count = per_block.min(tensor.count() - first);
         buffer.resize((count * dtype.bytes()) as usize, 0);
-        let wanted = Wanted { tensor, dtype, first, into: buffer };
+        let wanted = Wanted { tensor, dtype, first, into: &mut buffer[..] };
         load(catalog, vec![wanted], Options::default(), tick)?;
         take(buffer)?;
         first += count;
@@ -144,19 +170,19 @@ pub fn release(path: &Path) -> Result<()> {
 }
 
 /// A stretch of one tensor that one thread reads.
-struct Piece<'a> {
+struct Piece<'a, T> {
     tensor: &'a TensorInfo,
     encoding: Encoding,
     offset: u64,
     source_bytes: u64,
     dtype: Dtype,
-    into: &'a mut [u8],
+    into: T,
 }
 
 /// Cuts what is wanted into pieces of about a block.
-fn cut<'a>(wanted: Wanted<'a>, pieces: &mut Vec<Piece<'a>>) -> Result<()> {
+fn cut<'a, T: Target>(wanted: Wanted<'a, T>, pieces: &mut Vec<Piece<'a, T>>) -> Result<()> {
     let Wanted { tensor, dtype, first, into } = wanted;
-    check(tensor, dtype, first, into.len() as u64)?;
+    check(tensor, dtype, first, into.bytes() as u64)?;
     let bytes_for =
         |count| tensor.encoding.bytes_for(count).expect("the tensor's size was checked");
     let piece = |first, count, into| Piece {
@@ -186,9 +212,10 @@ fn cut<'a>(wanted: Wanted<'a>, pieces: &mut Vec<Piece<'a>>) -> Result<()> {
     let mut first = first;
     let mut rest = into;
     let mut size = per_piece - lead;
-    while !rest.is_empty() {
-        let (into, later) = rest.split_at_mut(rest.len().min((size * dtype.bytes()) as usize));
-        let count = into.len() as u64 / dtype.bytes();
+    while rest.bytes() > 0 {
+        let bytes = rest.bytes().min((size * dtype.bytes()) as usize);
+        let (into, later) = rest.split_at(bytes);
+        let count = bytes as u64 / dtype.bytes();
         pieces.push(piece(first, count, into));
         (first, rest, size) = (first + count, later, per_piece);
     }
@@ -229,9 +256,9 @@ const SMALL_BYTES: u64 = 256 << 10;
 
 /// Pieces in the order of the disk, small neighbours together: a model of thousands of small tensors
 /// would otherwise be read in thousands of small reads.
-fn group(mut pieces: Vec<Piece<'_>>) -> Vec<Vec<Piece<'_>>> {
+fn group<T: Target>(mut pieces: Vec<Piece<'_, T>>) -> Vec<Vec<Piece<'_, T>>> {
     pieces.sort_by_key(|piece| (piece.tensor.file, piece.offset));
-    let mut groups: Vec<Vec<Piece<'_>>> = Vec::new();
+    let mut groups: Vec<Vec<Piece<'_, T>>> = Vec::new();
     for piece in pieces {
         match groups.last_mut() {
             Some(group) if piece.joins(group) => group.push(piece),
@@ -242,14 +269,14 @@ fn group(mut pieces: Vec<Piece<'_>>) -> Vec<Vec<Piece<'_>>> {
 }
 
 /// What all threads share.
-struct Work<'a> {
-    groups: Mutex<IntoIter<Vec<Piece<'a>>>>,
+struct Work<'a, T> {
+    groups: Mutex<IntoIter<Vec<Piece<'a, T>>>>,
     disks: &'a [Option<Disk>],
     stop: AtomicBool,
     tick: Tick<'a>,
 }
 
-impl<'a> Work<'a> {
+impl<'a, T: Target> Work<'a, T> {
     /// One thread's work: group after group until there are none, or until somebody fails.
     fn run(&self) -> Result<()> {
         let mut buffers = Buffers { scratch: Scratch::new(BLOCK_BYTES as usize), raw: Vec::new() };
@@ -267,26 +294,25 @@ impl<'a> Work<'a> {
         Ok(())
     }
 
-    fn next(&self) -> Option<Vec<Piece<'a>>> {
+    fn next(&self) -> Option<Vec<Piece<'a, T>>> {
         self.groups.lock().expect("no reader panics").next()
     }
 
     /// One piece that is wanted as it is goes straight into place; all others through the buffer.
-    fn read(&self, mut group: Vec<Piece<'_>>, buffers: &mut Buffers) -> Result<()> {
+    fn read(&self, mut group: Vec<Piece<'_, T>>, buffers: &mut Buffers) -> Result<()> {
         let Buffers { scratch, raw } = buffers;
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(()) };
         let disk = self.disks[first.tensor.file].as_ref().expect("its file was opened before");
         let (start, end) = (first.offset, last.end());
-        if let [only] = &mut group[..]
-            && only.is_plain()
-        {
-            return disk.read(start, only.into, scratch);
+        let is_alone = group.len() == 1 && first.is_plain();
+        if let Some(only) = group.pop_if(|_| is_alone) {
+            return only.into.fill(&mut |into| disk.read(start, into, scratch));
         }
         raw.resize((end - start) as usize, 0);
         disk.read(start, raw, scratch)?;
         for piece in group {
             let (from, to) = (piece.offset - start, piece.end() - start);
-            piece.place(&raw[from as usize..to as usize]);
+            piece.place(&raw[from as usize..to as usize])?;
         }
         Ok(())
     }
@@ -298,7 +324,7 @@ struct Buffers {
     raw: Vec<u8>,
 }
 
-impl Piece<'_> {
+impl<T: Target> Piece<'_, T> {
     fn end(&self) -> u64 {
         self.offset + self.source_bytes
     }
@@ -320,15 +346,19 @@ impl Piece<'_> {
     }
 
     /// Puts the bytes of the file where they are wanted, in the format they are wanted in.
-    fn place(self, bytes: &[u8]) {
-        match (&self.tensor.strides, self.encoding) {
-            (Some(strides), Encoding::Plain(from)) => {
-                let dense = gather(bytes, &self.tensor.shape, strides, from.bytes() as usize);
-                convert(from, &dense, self.dtype, self.into);
+    fn place(self, bytes: &[u8]) -> Result<()> {
+        let Self { tensor, encoding, dtype, into, .. } = self;
+        into.fill(&mut |into| {
+            match (&tensor.strides, encoding) {
+                (Some(strides), Encoding::Plain(from)) => {
+                    let dense = gather(bytes, &tensor.shape, strides, from.bytes() as usize);
+                    convert(from, &dense, dtype, into);
+                }
+                (_, Encoding::Plain(from)) => convert(from, bytes, dtype, into),
+                (_, Encoding::Blocks(format)) => dequantise_into(format, bytes, dtype, into),
             }
-            (_, Encoding::Plain(from)) => convert(from, bytes, self.dtype, self.into),
-            (_, Encoding::Blocks(format)) => dequantise_into(format, bytes, self.dtype, self.into),
-        }
+            Ok(())
+        })
     }
 }
 
@@ -380,7 +410,7 @@ mod tests {
             catalog.tensors.iter().map(|t| vec![0; t.bytes as usize]).collect();
         let wanted = catalog.tensors.iter().zip(&mut buffers).map(|(tensor, into)| {
             let Encoding::Plain(dtype) = tensor.encoding else { panic!("a plain model") };
-            Wanted::whole(tensor, dtype, into)
+            Wanted::whole(tensor, dtype, &mut into[..])
         });
         load(catalog, wanted.collect(), options, GO_ON)?;
         Ok(buffers)
@@ -408,6 +438,50 @@ mod tests {
         }
     }
 
+    /// Memory that is filled through another, as a card's is.
+    struct Far<'a> {
+        memory: &'a Mutex<Vec<u8>>,
+        range: Range<usize>,
+    }
+
+    impl Target for Far<'_> {
+        fn bytes(&self) -> usize {
+            self.range.len()
+        }
+
+        fn split_at(self, n: usize) -> (Self, Self) {
+            let Self { memory, range: Range { start, end } } = self;
+            let of = |range| Self { memory, range };
+            (of(start..start + n), of(start + n..end))
+        }
+
+        fn fill(self, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()> {
+            let mut near = vec![0; self.range.len()];
+            write(&mut near)?;
+            self.memory.lock().unwrap()[self.range].copy_from_slice(&near);
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn memory_that_is_filled_through_another_gets_the_same_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let catalog = model(folder.path(), &[0, 1, 4095, 9_000_001, 300_000, 77, 78, 20_000_000]);
+        let memory: Vec<_> = catalog
+            .tensors
+            .iter()
+            .map(|tensor| Mutex::new(vec![0; tensor.bytes as usize]))
+            .collect();
+        let wanted = catalog.tensors.iter().zip(&memory).map(|(tensor, memory)| {
+            let into = Far { memory, range: 0..tensor.bytes as usize };
+            Wanted::whole(tensor, Dtype::U8, into)
+        });
+        load(&catalog, wanted.collect(), Options::default(), GO_ON).unwrap();
+        for (tensor, memory) in catalog.tensors.iter().zip(memory) {
+            assert!(memory.into_inner().unwrap() == bytes_of(tensor), "{} differs", tensor.name);
+        }
+    }
+
     #[test]
     fn parts_convert_on_the_way() {
         let folder = tempfile::tempdir().unwrap();
@@ -424,7 +498,7 @@ mod tests {
             tensor: &catalog.tensors[0],
             dtype: Dtype::Bf16,
             first: 999_999,
-            into: &mut halves,
+            into: &mut halves[..],
         };
         load(&catalog, vec![wanted], Options::default(), GO_ON).unwrap();
         let (halves, _) = halves.as_chunks::<2>();
@@ -440,7 +514,7 @@ mod tests {
         let tensor = &catalog.tensors[0];
         let refused = |dtype, first, bytes| {
             let mut into = vec![0; bytes];
-            let wanted = Wanted { tensor, dtype, first, into: &mut into };
+            let wanted = Wanted { tensor, dtype, first, into: &mut into[..] };
             load(&catalog, vec![wanted], Options::default(), GO_ON).unwrap_err()
         };
         assert!(matches!(
@@ -477,7 +551,7 @@ mod tests {
             true
         };
         let mut into = vec![0; 5_000_000];
-        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into);
+        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into[..]);
         let error = load(&catalog, vec![wanted], Options::default(), &touch).unwrap_err();
         assert!(matches!(error, WeightsError::Changed { .. }), "{error}");
     }
@@ -487,7 +561,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let catalog = model(folder.path(), &[9_000_000]);
         let mut into = vec![0; 9_000_000];
-        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into);
+        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into[..]);
         let error = load(&catalog, vec![wanted], Options::default(), &|_| false).unwrap_err();
         assert!(matches!(error, WeightsError::Cancelled), "{error}");
     }

@@ -1,11 +1,15 @@
-//! The CUDA driver: a card's context, its one stream, modules, launches and copies. Every function
+//! The CUDA driver: a card's context, its two streams, modules, launches and copies. Every function
 //! here stands for one call, and turns its status into an error with the driver's own name for it.
 //!
 //! Constants and signatures are taken from `cuda.h` of CUDA 13; none of them changed since 11.2.
 #![allow(unsafe_code)]
 
+mod pinned;
+
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
+
+pub(super) use pinned::{Event, Pinned};
 
 use super::library::{functions, open};
 use crate::{ComputeError, Result};
@@ -27,8 +31,11 @@ functions! {
         cuStreamCreate(*mut *mut c_void, c_uint);
         cuStreamDestroy_v2(*mut c_void);
         cuStreamSynchronize(*mut c_void);
+        cuStreamWaitEvent(*mut c_void, *mut c_void, c_uint);
         cuEventCreate(*mut *mut c_void, c_uint);
         cuEventRecord(*mut c_void, *mut c_void);
+        cuEventQuery(*mut c_void);
+        cuEventSynchronize(*mut c_void);
         cuEventElapsedTime(*mut f32, *mut c_void, *mut c_void);
         cuEventDestroy_v2(*mut c_void);
         cuMemAddressReserve(*mut u64, usize, usize, u64, u64);
@@ -39,6 +46,8 @@ functions! {
         cuMemMap(u64, usize, usize, u64, u64);
         cuMemUnmap(u64, usize);
         cuMemSetAccess(u64, usize, *const AccessDescription, usize);
+        cuMemHostAlloc(*mut *mut c_void, usize, c_uint);
+        cuMemFreeHost(*mut c_void);
         cuMemcpyHtoDAsync_v2(u64, *const c_void, usize, *mut c_void);
         cuMemcpyDtoHAsync_v2(*mut c_void, u64, usize, *mut c_void);
         cuMemcpyDtoDAsync_v2(u64, u64, usize, *mut c_void);
@@ -110,12 +119,14 @@ pub(super) struct Card {
     pub shared_bytes: u32,
 }
 
-/// A card's primary context and its stream.
+/// A card's primary context and its streams.
 pub(super) struct Driver {
     functions: Functions,
     device: c_int,
     context: *mut c_void,
     stream: *mut c_void,
+    /// Where copies go that are to be made while the other stream computes.
+    copies: *mut c_void,
     pub card: Card,
 }
 
@@ -124,6 +135,15 @@ pub(super) struct Driver {
 unsafe impl Send for Driver {}
 // SAFETY: as above.
 unsafe impl Sync for Driver {}
+
+/// One of the two streams.
+#[derive(Clone, Copy)]
+pub(super) enum Lane {
+    /// All that ops ask for, in the order in which they do.
+    Compute,
+    /// Copies from the host beside it.
+    Copies,
+}
 
 /// A function of a loaded module.
 #[derive(Clone, Copy)]
@@ -152,23 +172,35 @@ impl Driver {
         }
         let device = functions.device(index)?;
         let card = functions.card(device)?;
-        let (mut context, mut stream) = (null_mut(), null_mut());
+        let mut context = null_mut();
         // SAFETY: writes one handle through a valid pointer.
         let status = unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         functions.check("cuDevicePrimaryCtxRetain", status)?;
-        let mut driver = Self { functions, device, context, stream, card };
+        let (stream, copies) = (null_mut(), null_mut());
+        let mut driver = Self { functions, device, context, stream, copies, card };
         driver.bind()?;
-        // SAFETY: as above, in the context that was just bound.
-        let status =
-            unsafe { (driver.functions.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) };
-        driver.check("cuStreamCreate", status)?;
-        driver.stream = stream;
+        (driver.stream, driver.copies) = (driver.new_stream()?, driver.new_stream()?);
         Ok(driver)
+    }
+
+    fn new_stream(&self) -> Result<*mut c_void> {
+        let mut stream = null_mut();
+        // SAFETY: writes one handle through a valid pointer, in the context that is bound.
+        let status =
+            unsafe { (self.functions.cuStreamCreate)(&raw mut stream, STREAM_NON_BLOCKING) };
+        self.check("cuStreamCreate", status).map(|()| stream)
     }
 
     /// The stream, for other libraries.
     pub fn stream(&self) -> *mut c_void {
         self.stream
+    }
+
+    fn lane(&self, lane: Lane) -> *mut c_void {
+        match lane {
+            Lane::Compute => self.stream,
+            Lane::Copies => self.copies,
+        }
     }
 
     /// Makes the context the calling thread's own.
@@ -197,16 +229,11 @@ impl Driver {
     /// Milliseconds that the card takes for what `work` asks of the stream.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
         let (before, after) = (Event::new(self)?, Event::new(self)?);
-        before.record()?;
+        before.record(Lane::Compute)?;
         work()?;
-        after.record()?;
+        after.record(Lane::Compute)?;
         self.synchronise()?;
-        let mut milliseconds = 0.0;
-        // SAFETY: writes one number; both events were recorded, and the stream has passed them.
-        let status = unsafe {
-            (self.functions.cuEventElapsedTime)(&raw mut milliseconds, before.raw, after.raw)
-        };
-        self.check("cuEventElapsedTime", status).map(|()| milliseconds)
+        before.until(&after)
     }
 
     /// Loads compiled kernels; text must end in a zero byte.
@@ -389,42 +416,14 @@ impl Driver {
 impl Drop for Driver {
     fn drop(&mut self) {
         if self.bind().is_ok() {
-            // SAFETY: both are this value's own, and nobody has them any more. What fails here has
+            // SAFETY: all are this value's own, and nobody has them any more. What fails here has
             // failed before, and the system takes everything back with the process.
             unsafe {
                 (self.functions.cuStreamDestroy_v2)(self.stream);
+                (self.functions.cuStreamDestroy_v2)(self.copies);
                 (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device);
             }
         }
-    }
-}
-
-/// A point in a stream's time.
-struct Event<'d> {
-    driver: &'d Driver,
-    raw: *mut c_void,
-}
-
-impl<'d> Event<'d> {
-    fn new(driver: &'d Driver) -> Result<Self> {
-        driver.bind()?;
-        let mut raw = null_mut();
-        // SAFETY: writes one handle, in the context that is current.
-        let status = unsafe { (driver.functions.cuEventCreate)(&raw mut raw, 0) };
-        driver.check("cuEventCreate", status).map(|()| Self { driver, raw })
-    }
-
-    fn record(&self) -> Result<()> {
-        // SAFETY: the event is this value's own, and the stream lives as long as the driver.
-        let status = unsafe { (self.driver.functions.cuEventRecord)(self.raw, self.driver.stream) };
-        self.driver.check("cuEventRecord", status)
-    }
-}
-
-impl Drop for Event<'_> {
-    fn drop(&mut self) {
-        // SAFETY: the event is this value's own.
-        unsafe { (self.driver.functions.cuEventDestroy_v2)(self.raw) };
     }
 }
 

@@ -6,10 +6,14 @@
 //! made, or the next number that is read, returns it: a card reports what went wrong late anyway,
 //! and ops need no second way to fail.
 //!
-//! Left out on purpose: a second card in one process, memory shared with the host, work on several
+//! Copies of what is large go to a second stream beside it, and each stream waits for the other where it
+//! has to (`bounce.rs`).
+//!
+//! Left out on purpose: a second card in one process, memory shared with the host, kernels on several
 //! streams.
 
 mod blas;
+mod bounce;
 pub(crate) mod columns;
 pub(crate) mod cudnn;
 mod driver;
@@ -21,12 +25,13 @@ mod nvrtc;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::{Mutex, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
+use bounce::Bounce;
 use cudnn::{Cudnn, Plan};
-use driver::Driver;
 pub(crate) use driver::OUT_OF_MEMORY;
+use driver::{Driver, Event, Lane};
 pub use kernels::KernelCache;
 use kernels::Kernels;
 pub(crate) use kernels::{Source, Variant};
@@ -45,10 +50,11 @@ pub(crate) struct Cuda {
     /// None where the library is missing. Under a lock, since it is one at a time.
     cudnn: OnceLock<Option<Mutex<Planned>>>,
     memory: Memory,
+    bounce: Bounce,
     /// Where each lies, and its bytes.
     tables: Mutex<HashMap<&'static str, (u64, usize)>>,
     fault: Mutex<Option<ComputeError>>,
-    driver: Driver,
+    driver: Arc<Driver>,
 }
 
 impl Cuda {
@@ -59,13 +65,13 @@ impl Cuda {
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let driver = Driver::open(index)?;
+        let driver = Arc::new(Driver::open(index)?);
         let kernels = Kernels::new(driver.card.capability, cache)?;
         let blas = blas::Blas::open(!is_deterministic)?;
         let memory = Memory::reserve(&driver, limit_bytes)?;
-        let (tables, fault) = (Mutex::default(), Mutex::default());
+        let (tables, fault, bounce) = (Mutex::default(), Mutex::default(), Bounce::default());
         let cudnn = OnceLock::new();
-        Ok(Self { kernels, blas, cudnn, memory, tables, fault, driver })
+        Ok(Self { kernels, blas, cudnn, memory, bounce, tables, fault, driver })
     }
 
     /// Where the arena starts.
@@ -157,6 +163,44 @@ impl Cuda {
         if !bytes.is_empty() {
             self.note(self.driver.write(to, bytes));
         }
+    }
+
+    /// Lets `fill` write to tensors by [`Cuda::put`], from several threads. Copies wait for all work that
+    /// was asked for before, and all work that is asked for later waits for them.
+    pub fn filling<T>(&self, fill: impl FnOnce() -> T) -> T {
+        self.note(self.fence(Lane::Compute, Lane::Copies));
+        let filled = fill();
+        self.note(self.fence(Lane::Copies, Lane::Compute));
+        filled
+    }
+
+    /// Lets one stream wait for all that was asked of the other.
+    fn fence(&self, of: Lane, holds: Lane) -> Result<()> {
+        let reached = Event::new(&*self.driver)?;
+        reached.record(of)?;
+        reached.hold(holds)
+    }
+
+    /// Lets `write` write bytes that go to a tensor's place, within [`Cuda::filling`].
+    pub fn put<E>(
+        &self,
+        to: u64,
+        bytes: usize,
+        write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
+    ) -> std::result::Result<(), E> {
+        if let Some((written, sent)) = self.bounce.through(&self.driver, (to, bytes), write) {
+            self.note(sent);
+            return written;
+        }
+        let mut copy = vec![0; bytes];
+        write(&mut copy)?;
+        self.write(to, &copy);
+        Ok(())
+    }
+
+    /// Gives host memory back that is only needed for copies.
+    pub fn trim(&self) {
+        self.bounce.release();
     }
 
     /// Copies a tensor's numbers to the host, when all work before is done.

@@ -267,7 +267,7 @@ fn read_part(
     let tensor = shard.find(&format!("{address}.{name}"))?;
     let Encoding::Plain(dtype) = tensor.encoding else { unreachable!("safetensors has no other") };
     let mut bytes = vec![0; tensor.bytes as usize];
-    let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes)];
+    let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes[..])];
     // One thread for a megabyte or two; the next epoch reads the same again.
     load(shard, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
     Ok(Part { name, dtype, shape: tensor.shape.clone(), bytes })

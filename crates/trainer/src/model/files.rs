@@ -4,9 +4,9 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use compute::{Device, Dtype, Tag, Tensor, fill_all};
+use compute::{Device, Dtype, Part, Tag, Tensor, fill_all};
 use weights::convert::encode;
-use weights::load::{Options, Wanted, floats, load};
+use weights::load::{Options, Target, Wanted, floats, load};
 use weights::safetensors::Entering;
 use weights::write::write_file;
 use weights::{Catalog, TensorInfo, Tick, WeightsError};
@@ -170,6 +170,8 @@ impl<'a> Files<'a> {
                 held.insert(want.name.clone(), made);
             }
         }
+        // What only reading needed.
+        device.trim();
         Ok(Loaded(held))
     }
 
@@ -177,9 +179,10 @@ impl<'a> Files<'a> {
         let dtypes: Vec<_> = tensors.iter().map(|tensor| stored(tensor.dtype())).collect();
         fill_all(tensors.iter_mut().collect(), |parts| {
             let mut wanted = Vec::new();
-            for (((_, pieces), dtype), mut rest) in members.iter().zip(dtypes).zip(parts) {
+            for (((_, pieces), dtype), part) in members.iter().zip(dtypes).zip(parts) {
+                let mut rest = Landing(part);
                 for Found { tensor, first, count } in pieces {
-                    let (into, after) = rest.split_at_mut((count * dtype.bytes()) as usize);
+                    let (into, after) = rest.split_at((count * dtype.bytes()) as usize);
                     wanted.push(Wanted { tensor, dtype, first: *first, into });
                     rest = after;
                 }
@@ -206,6 +209,27 @@ impl<'a> Files<'a> {
             batches.last_mut().expect("there is the first").members.push(member);
         }
         batches
+    }
+}
+
+/// Tensors' memory as files are read into it, wherever it lies.
+pub struct Landing<'a>(pub Part<'a>);
+
+impl Target for Landing<'_> {
+    fn bytes(&self) -> usize {
+        self.0.bytes()
+    }
+
+    fn split_at(self, n: usize) -> (Self, Self) {
+        let (first, rest) = self.0.split_at(n);
+        (Self(first), Self(rest))
+    }
+
+    fn fill(
+        self,
+        write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), WeightsError>,
+    ) -> std::result::Result<(), WeightsError> {
+        self.0.fill(write)
     }
 }
 

@@ -139,7 +139,7 @@ impl Store {
         let mut bytes = vec![0; n * dtype.bytes() as usize];
         let (first_byte, end_byte) = (first / 8, (first + n as u64).div_ceil(8));
         let mut bits = vec![u8::MAX; (end_byte - first_byte) as usize];
-        let mut wanted = vec![Wanted { tensor: tokens, dtype, first, into: &mut bytes }];
+        let mut wanted = vec![Wanted { tensor: tokens, dtype, first, into: &mut bytes[..] }];
         if let Ok(tensor) = shard.catalog.find("counts") {
             let into = &mut bits[..];
             wanted.push(Wanted { tensor, dtype: Dtype::U8, first: first_byte, into });
@@ -345,7 +345,7 @@ fn put_aside(path: &Path, error: &TrainerError) -> Problem {
 fn numbers(catalog: &Catalog, name: &str) -> Result<Vec<u32>> {
     let tensor = catalog.find(name)?;
     let mut bytes = vec![0; tensor.bytes as usize];
-    let wanted = vec![Wanted::whole(tensor, Dtype::U32, &mut bytes)];
+    let wanted = vec![Wanted::whole(tensor, Dtype::U32, &mut bytes[..])];
     load(catalog, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
     Ok(ids(&bytes, Dtype::U32))
 }

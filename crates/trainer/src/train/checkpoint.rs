@@ -30,7 +30,7 @@ use super::lesson::Lesson;
 use super::scale::LossScale;
 use super::session::Session;
 use crate::error::{Result, TrainerError};
-use crate::model::files::stored;
+use crate::model::files::{Landing, stored};
 use crate::optim::Plateau;
 
 const STATE: &str = "state.safetensors";
@@ -215,7 +215,8 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
     }
     fill_all(into_all, |parts| {
         let wanted = found_all.iter().zip(parts);
-        let wanted = wanted.map(|((found, dtype), into)| Wanted::whole(found, *dtype, into));
+        let wanted =
+            wanted.map(|((found, dtype), part)| Wanted::whole(found, *dtype, Landing(part)));
         Ok(load(&catalog, wanted.collect(), Options::default(), &|_| true)?)
     })
 }

@@ -130,9 +130,11 @@ fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
 
 fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
-        let fill = |mut parts: Vec<&mut [u8]>| -> Result<()> {
-            parts.remove(0).copy_from_slice(bytes);
-            Ok(())
+        let fill = |mut parts: Vec<compute::Part<'_>>| -> Result<()> {
+            parts.remove(0).fill(&mut |to| {
+                to.copy_from_slice(bytes);
+                Ok(())
+            })
         };
         compute::fill_all(vec![tensor], fill).unwrap();
     }

@@ -10,8 +10,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
+use compute::{Kind, fill_all};
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
+use trainer::model::files::Landing;
 use weights::load::{Options, Wanted, load, release};
 use weights::map::{Mapped, fresh};
 use weights::safetensors::Entering;
@@ -19,7 +21,7 @@ use weights::write::write_file;
 use weights::{Catalog, Dtype, Encoding, WeightsError};
 
 use crate::commands::Outcome;
-use crate::commands::engine::name_of;
+use crate::commands::engine::{Engine, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -29,7 +31,8 @@ use crate::render;
 Examples:
   hearth bench load                                      on a file of 2 GB made on the spot
   hearth bench load --file model.safetensors --json
-  hearth bench load --python .venv/bin/python            beside safetensors and fastsafetensors")]
+  hearth bench load --python .venv/bin/python            beside safetensors and fastsafetensors
+  hearth bench load --device cuda:0                      also into the memory of a card")]
 pub struct Arguments {
     /// Load this safetensors file instead of one made on the spot
     #[arg(long)]
@@ -46,6 +49,9 @@ pub struct Arguments {
     /// A Python with torch, safetensors and fastsafetensors, to measure them beside
     #[arg(long)]
     python: Option<PathBuf>,
+
+    #[command(flatten)]
+    engine: Engine,
 
     /// Times that each is measured; the best counts
     #[arg(long, default_value_t = 3)]
@@ -72,6 +78,8 @@ pub enum Reader {
     Hearth,
     /// Our loader into memory the process already holds, as a run's arena is.
     HearthHeld,
+    /// Our loader into the memory of the device that was asked for.
+    HearthDevice,
     /// Our mapping, every byte copied out of it.
     HearthMmap,
     /// Python's safetensors into torch.
@@ -119,7 +127,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         &made.0
     };
     if let Some(reader) = arguments.only {
-        let sample = measure(reader, file)?;
+        let sample = measure(arguments, reader, file)?;
         writeln!(out, "{}", serde_json::to_string(&sample).map_err(std::io::Error::from)?)?;
         return Ok(Outcome::Done);
     }
@@ -134,9 +142,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 }
 
 fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
-    use Reader::{Hearth, HearthHeld, HearthMmap, HearthWrite, Memcpy, Raw, RawWrite};
+    use Reader::{
+        Hearth, HearthDevice, HearthHeld, HearthMmap, HearthWrite, Memcpy, Raw, RawWrite,
+    };
     let peers = peers(arguments)?;
-    let readers = [&[Raw, HearthHeld, Hearth, HearthMmap], &peers[..]].concat();
+    let ours = [HearthHeld, Hearth, HearthMmap, HearthDevice];
+    let is_near = matches!(arguments.engine.kind(), Kind::Cpu { .. });
+    let ours = &ours[..ours.len() - usize::from(is_near)];
+    let readers = [&[Raw], ours, &peers[..]].concat();
     let mut plan = vec![(Memcpy, Warmth::Warm)];
     plan.extend(readers.iter().map(|reader| (*reader, Warmth::Warm)));
     plan.extend(readers.iter().map(|reader| (*reader, Warmth::Cold)));
@@ -210,7 +223,8 @@ fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, 
         command
     } else {
         let mut command = Command::new(std::env::current_exe()?);
-        command.args(["bench", "load", "--only", name, "--file"]);
+        command.args(["bench", "load", "--only", name]);
+        command.args(["--device", &arguments.engine.name(), "--file"]);
         command
     };
     command.arg(file);
@@ -222,7 +236,7 @@ fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, 
         .map_err(|_| failed(String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
+fn measure(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
     let catalog = Catalog::open(file)?;
     let bytes = catalog.bytes();
     let secs = match reader {
@@ -230,6 +244,7 @@ fn measure(reader: Reader, file: &Path) -> Result<Sample, Failure> {
         Reader::Raw => time_raw(file)?,
         Reader::Hearth => time_load(&catalog, false)?,
         Reader::HearthHeld => time_load(&catalog, true)?,
+        Reader::HearthDevice => time_device(&catalog, &arguments.engine)?,
         Reader::HearthMmap => time_mapped(&catalog)?,
         Reader::RawWrite => time_raw_write(file, bytes)?,
         Reader::HearthWrite => time_write(&catalog)?,
@@ -264,6 +279,25 @@ fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
     }
     let begun = Instant::now();
     load(catalog, wanted, Options::default(), &|_| true)?;
+    Ok(begun.elapsed().as_secs_f64())
+}
+
+/// Into memory that the device has given already, as a run's arena is.
+fn time_device(catalog: &Catalog, engine: &Engine) -> Result<f64, Failure> {
+    let device = engine.open(catalog.bytes() as usize + catalog.tensors.len() * 4096)?;
+    let alloc = |bytes: u64| device.zeros([bytes as usize], compute::Dtype::U8);
+    let tensors = catalog.tensors.iter().map(|tensor| alloc(tensor.bytes));
+    let mut tensors = tensors.collect::<compute::Result<Vec<_>>>()?;
+    device.synchronise()?;
+    let begun = Instant::now();
+    fill_all(tensors.iter_mut().collect(), |parts| {
+        let wanted = catalog.tensors.iter().zip(parts).filter_map(|(tensor, part)| {
+            let Encoding::Plain(dtype) = tensor.encoding else { return None };
+            Some(Wanted::whole(tensor, dtype, Landing(part)))
+        });
+        load(catalog, wanted.collect(), Options::default(), &|_| true)
+    })?;
+    device.synchronise()?;
     Ok(begun.elapsed().as_secs_f64())
 }
 

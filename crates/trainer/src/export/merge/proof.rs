@@ -87,7 +87,7 @@ fn same(
     let dtype = dtype(tensor);
     let bytes = |catalog: &Catalog, tensor: &TensorInfo, first: u64, count: u64| {
         let mut bytes = vec![0; (count * dtype.bytes()) as usize];
-        let wanted = Wanted { tensor, dtype, first, into: &mut bytes };
+        let wanted = Wanted { tensor, dtype, first, into: &mut bytes[..] };
         load(catalog, vec![wanted], Options::default(), &|_| true).map(|()| bytes)
     };
     for first in (0..tensor.count()).step_by(BLOCK as usize) {

@@ -104,7 +104,7 @@ pub fn ids(name: &str, tensor: &str) -> Vec<u32> {
     let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
     let tensor = catalog.find(tensor).unwrap();
     let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
-    let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes)];
+    let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes[..])];
     load(&catalog, wanted, Options::default(), &|_| true).unwrap();
     let (ids, _) = bytes.as_chunks::<8>();
     ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()

@@ -1,0 +1,148 @@
+//! Host memory that a card copies from by itself, and points in a stream's time, by which one stream or
+//! the host waits for the other.
+
+use std::ffi::c_void;
+use std::ops::Deref;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+use super::{Driver, Lane};
+use crate::Result;
+
+/// A point in a stream's time.
+pub(in crate::cuda) struct Event<D: Deref<Target = Driver>> {
+    driver: D,
+    raw: *mut c_void,
+}
+
+// SAFETY: a handle of the driver's, which may be used from any thread.
+unsafe impl<D: Deref<Target = Driver> + Send> Send for Event<D> {}
+// SAFETY: as above.
+unsafe impl<D: Deref<Target = Driver> + Sync> Sync for Event<D> {}
+
+impl<D: Deref<Target = Driver>> Event<D> {
+    /// One that is past until it is recorded.
+    pub fn new(driver: D) -> Result<Self> {
+        driver.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle, in the context that is current.
+        let status = unsafe { (driver.functions.cuEventCreate)(&raw mut raw, 0) };
+        driver.check("cuEventCreate", status)?;
+        Ok(Self { driver, raw })
+    }
+
+    /// Makes it the point that the stream has been asked up to now.
+    pub fn record(&self, lane: Lane) -> Result<()> {
+        self.driver.bind()?;
+        // SAFETY: the event is this value's own, and the stream lives as long as the driver.
+        let status =
+            unsafe { (self.driver.functions.cuEventRecord)(self.raw, self.driver.lane(lane)) };
+        self.driver.check("cuEventRecord", status)
+    }
+
+    /// What is asked of the stream from now on waits until this is past. The host does not.
+    pub fn hold(&self, lane: Lane) -> Result<()> {
+        self.driver.bind()?;
+        // SAFETY: as above; the flags must be 0.
+        let status = unsafe {
+            (self.driver.functions.cuStreamWaitEvent)(self.driver.lane(lane), self.raw, 0)
+        };
+        self.driver.check("cuStreamWaitEvent", status)
+    }
+
+    /// Whether it is past. One that failed counts as past: waiting for it says what happened.
+    pub fn is_past(&self) -> bool {
+        // SAFETY: the event is this value's own.
+        unsafe { (self.driver.functions.cuEventQuery)(self.raw) != NOT_READY }
+    }
+
+    /// Lets the host wait until it is past.
+    pub fn wait(&self) -> Result<()> {
+        // SAFETY: the event is this value's own.
+        let status = unsafe { (self.driver.functions.cuEventSynchronize)(self.raw) };
+        self.driver.check("cuEventSynchronize", status)
+    }
+
+    /// Milliseconds from this one to a later one, both of which are past.
+    pub fn until(&self, later: &Self) -> Result<f32> {
+        let mut milliseconds = 0.0;
+        // SAFETY: writes one number; an event that was not recorded, or is not past, is an error.
+        let status = unsafe {
+            (self.driver.functions.cuEventElapsedTime)(&raw mut milliseconds, self.raw, later.raw)
+        };
+        self.driver.check("cuEventElapsedTime", status).map(|()| milliseconds)
+    }
+}
+
+impl<D: Deref<Target = Driver>> Drop for Event<D> {
+    fn drop(&mut self) {
+        // SAFETY: the event is this value's own.
+        unsafe { (self.driver.functions.cuEventDestroy_v2)(self.raw) };
+    }
+}
+
+/// `CUDA_ERROR_NOT_READY`.
+const NOT_READY: i32 = 600;
+
+/// Host memory that stays where it is.
+pub(in crate::cuda) struct Pinned {
+    driver: Arc<Driver>,
+    start: *mut u8,
+    bytes: usize,
+}
+
+// SAFETY: memory of this value's own, borrowed by Rust's rules.
+unsafe impl Send for Pinned {}
+// SAFETY: as above.
+unsafe impl Sync for Pinned {}
+
+impl Pinned {
+    /// So many bytes, with anything in them.
+    pub fn new(driver: &Arc<Driver>, bytes: usize) -> Result<Self> {
+        driver.bind()?;
+        let mut start = null_mut();
+        // SAFETY: writes one address, of memory that this value frees; no flags.
+        let status = unsafe { (driver.functions.cuMemHostAlloc)(&raw mut start, bytes.max(1), 0) };
+        driver.check("cuMemHostAlloc", status)?;
+        Ok(Self { driver: Arc::clone(driver), start: start.cast(), bytes })
+    }
+
+    /// The memory, to be written by the host.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the memory is this value's own, and as the system gave it: any bytes are u8. Callers
+        // wait for copies from it before they borrow it.
+        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    }
+
+    /// Asks the second stream to copy the first `bytes` to the card.
+    ///
+    /// # Panics
+    /// If it has fewer.
+    pub fn send(&self, to: u64, bytes: usize) -> Result<()> {
+        assert!(bytes <= self.bytes, "{bytes} of {}", self.bytes);
+        self.driver.bind()?;
+        // SAFETY: the memory lives until the stream has passed the copy, which whoever drops or borrows
+        // it waits for; the range on the card is a tensor's own, by the callers.
+        let status = unsafe {
+            (self.driver.functions.cuMemcpyHtoDAsync_v2)(
+                to,
+                self.start.cast(),
+                bytes,
+                self.driver.copies,
+            )
+        };
+        self.driver.check("cuMemcpyHtoDAsync", status)
+    }
+}
+
+impl Drop for Pinned {
+    fn drop(&mut self) {
+        _ = self.driver.bind();
+        // SAFETY: the stream is the driver's own, and the memory this value's: nothing copies from it
+        // any more. What fails here is taken back with the process.
+        unsafe {
+            (self.driver.functions.cuStreamSynchronize)(self.driver.copies);
+            (self.driver.functions.cuMemFreeHost)(self.start.cast());
+        }
+    }
+}
