@@ -29,6 +29,11 @@ DEVICE bool step_scale(const float* norm, float most, float& scale) {
     return length - length == 0.0f;
 }
 
+// Numbers beside each other that are read at once; tensors and shares begin at multiples of them.
+struct alignas(16) Four { float x[4]; };
+DEVICE Four& four(float* at) { return *(Four*)at; }
+DEVICE const Four& four(const float* at) { return *(const Four*)at; }
+
 struct Update { float scale, remains, news, keeps, squares, correction, epsilon, rate; };
 
 DEVICE void update_one(Update u, float g, float& p, float& first, float& second) {
@@ -48,10 +53,16 @@ KERNEL adamw(u64 share, const float* norm, float most, float scale, float remain
     const One& one = of_block(many, block);
     float *params = (float*)one.at[0], *first = (float*)one.at[2], *second = (float*)one.at[3];
     const float* gradients = (const float*)one.at[1];
-    u64 end = (block + 1) * share < one.n ? (block + 1) * share : one.n;
-    for (u64 at = block * share + threadIdx.x; at < end; at += blockDim.x) {
-        update_one(u, gradients[at], params[at], first[at], second[at]);
+    u64 end = (block + 1) * share < one.n ? (block + 1) * share : one.n, fours = end - end % 4;
+    for (u64 at = block * share + 4 * threadIdx.x; at < fours; at += 4 * blockDim.x) {
+        Four g = four(gradients + at), p = four(params + at), m = four(first + at), v = four(second + at);
+        for (int i = 0; i < 4; i++) update_one(u, g.x[i], p.x[i], m.x[i], v.x[i]);
+        four(params + at) = p;
+        four(first + at) = m;
+        four(second + at) = v;
     }
+    u64 at = fours + threadIdx.x;
+    if (at < end) update_one(u, gradients[at], params[at], first[at], second[at]);
 }
 
 // The code nearest to a number; `book` has 256 values and then the bounds between sizes above zero.
@@ -138,7 +149,13 @@ KERNEL squares(double* partial, u64 share, const Many many) {
     const float* gradient = (const float*)one.at[0];
     u64 first = block * share, end = first + share < one.n ? first + share : one.n;
     double sum = 0.0;
-    for (u64 i = first + threadIdx.x; i < end; i += blockDim.x) sum += (double)gradient[i] * gradient[i];
+    u64 fours = end - end % 4;
+    for (u64 at = first + 4 * threadIdx.x; at < fours; at += 4 * blockDim.x) {
+        Four g = four(gradient + at);
+        for (int i = 0; i < 4; i++) sum += (double)g.x[i] * g.x[i];
+    }
+    u64 at = fours + threadIdx.x;
+    if (at < end) sum += (double)gradient[at] * gradient[at];
     sum = block_sum(sum);
     if (threadIdx.x == 0) partial[blockIdx.x] = sum;
 }
