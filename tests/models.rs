@@ -257,7 +257,7 @@ fn every_phase_takes_what_was_planned() {
     let pipeline = pipeline();
     for base in [None, Some(Quantisation::Int8)] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
-            let precision = Precision { dtype, base };
+            let precision = Precision { base, ..Precision::plain(dtype) };
             let job = Job::new(&pipeline, Request { precision, ..request() }).unwrap();
             let plan = job.plan(Kind::cpu(2), LIMIT).unwrap();
             let device = Device::cpu(2, plan.peak_bytes()).unwrap();

@@ -41,7 +41,7 @@ fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
     let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    let room = Room { kind, limit_bytes, rates: &rates };
+    let room = Room { kind, limit_bytes, rates: &rates, host_bytes: None };
     if matches!(config.material, Material::Texts { .. }) {
         let opened = Opened::of(&config, true)?;
         let lesson = &opened.lesson(&config)?;

@@ -72,7 +72,7 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
     let (kind, name) = (Kind::cpu(1), "test".into());
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let (open, feel) = (Box::new(open), Box::new(|| None));
-    let on = On { kind, name, limit_bytes: LIMIT, rates, open, feel };
+    let on = On { kind, name, limit_bytes: LIMIT, host_bytes: None, rates, open, feel };
     let end = train(&raw.resolve().unwrap(), &on, true, &tell);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
     let held = held.into_inner().unwrap();

@@ -6,6 +6,7 @@ mod memory;
 mod own;
 mod planned;
 mod resume;
+mod stream;
 mod texts;
 mod trouble;
 mod twin;

@@ -79,7 +79,7 @@ fn gradients_of_weights_are_those_that_the_adapters_imply() {
     let catalog = component::weights(&folder).unwrap();
     let build = |build: &mut Builder<'_>| Sd3::new(&settings, build);
     let files = Files::find(&catalog, &Layout::same(), build).unwrap();
-    let (precision, mut adapters) = (Precision { dtype: Dtype::F32, base: None }, Adapters::own());
+    let (precision, mut adapters) = (Precision::plain(Dtype::F32), Adapters::own());
     let model = open(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
     let n_merged = reference.merge_into(&mut adapters);
     assert_eq!(n_merged, 8);

@@ -21,7 +21,7 @@ impl Dice {
 /// A value for each key that memory depends on.
 fn settings(seed: u64) -> Vec<String> {
     let mut dice = Dice(seed);
-    let keys: [(&str, &[&str]); 12] = [
+    let keys: [(&str, &[&str]); 13] = [
         ("adapter.rank", &["1", "4", "7", "16", "32"]),
         ("adapter.kind", &["lora", "lora", "dora"]),
         ("adapter.dropout", &["0", "0", "0.1"]),
@@ -34,6 +34,7 @@ fn settings(seed: u64) -> Vec<String> {
         ("train.micro_batch", &["1", "2", "4"]),
         ("train.ema", &["off", "0.9"]),
         ("optimizer.kind", &["adamw", "adamw_8bit"]),
+        ("machine.stream", &["none", "none", "blocks"]),
     ];
     keys.into_iter().map(|(key, values)| format!("{key}={}", dice.pick(values))).collect()
 }

@@ -2,6 +2,7 @@
 //! the engine it stands for, and no memory behind it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
@@ -98,6 +99,8 @@ struct Inner {
     engine: Engine,
     state: Mutex<State>,
     tally: Mutex<Tally>,
+    /// Of weights that live on the host.
+    host_bytes: AtomicUsize,
 }
 
 struct State {
@@ -177,6 +180,7 @@ impl Device {
             engine,
             state: Mutex::new(State { arena, tag: None, recording: None }),
             tally: Mutex::default(),
+            host_bytes: AtomicUsize::new(0),
         }))
     }
 
@@ -193,6 +197,20 @@ impl Device {
     /// The arena's bytes, now and at their peak.
     pub fn usage(&self) -> Usage {
         self.state().arena.usage()
+    }
+
+    /// Bytes of weights that live on the host and come to the device block by block.
+    pub fn host_bytes(&self) -> usize {
+        self.0.host_bytes.load(Ordering::Relaxed)
+    }
+
+    /// Counts some of them, until they are gone.
+    pub(crate) fn hold_on_host(&self, bytes: usize) {
+        self.0.host_bytes.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    pub(crate) fn gone_from_host(&self, bytes: usize) {
+        self.0.host_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
     /// Lets the arena take up to this much from now on, never more than it was made with. What is in
@@ -402,6 +420,14 @@ impl Device {
         tally.add(call);
         if let Engine::Gpu(gpu) = self.engine() {
             gpu.announce(call.flops, call.bytes);
+        }
+    }
+
+    /// Says that another block of a model begins, and what came from the host meanwhile. Only those who
+    /// plan want to know; a run would note it for ever.
+    pub(crate) fn lap(&self, copied: usize) {
+        if self.is_meta() {
+            self.tally().lap(copied as u64);
         }
     }
 

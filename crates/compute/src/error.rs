@@ -30,6 +30,14 @@ pub enum ComputeError {
         /// What the system said.
         source: std::io::Error,
     },
+    /// The system refused memory that a card copies from.
+    #[error("cannot pin {bytes} bytes of main memory for weights that stream: {name}")]
+    Pin {
+        /// Of one block.
+        bytes: usize,
+        /// The driver's name for the reason.
+        name: String,
+    },
     /// The system refused the worker threads.
     #[error("cannot start {threads} threads")]
     Threads {
@@ -301,6 +309,9 @@ impl ComputeError {
             }
             Self::Reserve { .. } | Self::GpuMemory { .. } => {
                 "close other programs, or give a lower memory limit"
+            }
+            Self::Pin { .. } => {
+                "close other programs, raise the limit of the container, or set machine.stream = \"none\""
             }
             Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
             Self::CudaLibrary { .. } | Self::CudaFunction { .. } => {

@@ -22,6 +22,7 @@ mod quantised;
 mod random;
 mod recompute;
 mod record;
+mod ring;
 pub mod self_test;
 mod shape;
 mod tape;
@@ -41,11 +42,12 @@ pub use params::{Gradients, ParamKey, Params};
 pub use quantised::{Quantisation, Quantised};
 pub use random::Stream;
 pub use record::{Moment, Recording};
+pub use ring::Ring;
 pub use shape::Shape;
 pub use tape::Tape;
 pub use tensor::{Part, Tensor, fill_all};
 pub use var::{Chunk, Var};
-pub use work::{Calls, Class, Format, Work};
+pub use work::{Calls, Class, Format, Lap, Work};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, ComputeError>;

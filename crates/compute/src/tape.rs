@@ -239,6 +239,10 @@ impl<'m> Tape<'m> {
         }
     }
 
+    pub(crate) fn n_records(&self) -> usize {
+        self.records.borrow().len()
+    }
+
     /// Random numbers for a tensor of this shape that nobody else gets, and the same ones when a block
     /// is recomputed.
     pub(crate) fn random(&self, shape: Shape) -> Stream {

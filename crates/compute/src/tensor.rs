@@ -10,6 +10,7 @@ use crate::cpu::Memory;
 use crate::cuda::Cuda;
 use crate::device::{Device, Engine};
 use crate::op::Op;
+use crate::ring::Ring;
 use crate::{Dtype, Element, Result, Shape, Tag};
 
 /// Numbers of one format in one shape.
@@ -26,22 +27,50 @@ pub struct Tensor {
 #[derive(Debug)]
 pub(crate) struct Buffer {
     device: Device,
-    offset: usize,
+    lies: Lies,
     bytes: usize,
     /// The host's copy of indices that lie on a card: ops check them without waiting for it.
     indices: OnceLock<Vec<u32>>,
 }
 
+/// Where a piece is.
+#[derive(Debug)]
+enum Lies {
+    /// From here on in the arena.
+    Arena(usize),
+    /// Wherever a block of a ring is, from there on.
+    Ring(Ring, usize, usize),
+}
+
 impl Buffer {
     pub fn new(device: Device, offset: usize, bytes: usize) -> Self {
-        Self { device, offset, bytes, indices: OnceLock::new() }
+        Self { device, lies: Lies::Arena(offset), bytes, indices: OnceLock::new() }
+    }
+
+    /// A part of a block: the ring, which block, and where it starts in that.
+    pub fn in_ring(
+        device: Device,
+        (ring, block, start): (Ring, usize, usize),
+        bytes: usize,
+    ) -> Self {
+        let lies = Lies::Ring(ring, block, start);
+        Self { device, lies, bytes, indices: OnceLock::new() }
+    }
+
+    /// Where it starts in the arena now.
+    fn offset(&self) -> usize {
+        match &self.lies {
+            Lies::Arena(offset) => *offset,
+            Lies::Ring(ring, block, start) => ring.offset(*block) + start,
+        }
     }
 }
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.bytes > 0 {
-            self.device.give_back(self.offset);
+        match self.lies {
+            Lies::Arena(offset) if self.bytes > 0 => self.device.give_back(offset),
+            Lies::Arena(_) | Lies::Ring(..) => {}
         }
     }
 }
@@ -74,8 +103,9 @@ impl Tensor {
     /// Counts its memory under another tag from now on: it was made for one thing and is kept for
     /// another.
     pub fn count_as(&self, tag: Tag) {
-        if self.buffer.bytes > 0 {
-            self.device().retag(self.buffer.offset, tag);
+        match self.buffer.lies {
+            Lies::Arena(offset) if self.buffer.bytes > 0 => self.device().retag(offset, tag),
+            Lies::Arena(_) | Lies::Ring(..) => {}
         }
     }
 
@@ -172,7 +202,11 @@ impl Tensor {
         self.read_f32().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
+    pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
+        if let Lies::Ring(ring, block, start) = &self.buffer.lies {
+            bytes.copy_from_slice(ring.home(*block, start + self.start, bytes.len()));
+            return Ok(());
+        }
         match self.device().engine() {
             Engine::Meta | Engine::Cpu(_) => bytes.copy_from_slice(self.slice(bytes.len())),
             Engine::Cuda(cuda) => cuda.read(self.address(), bytes)?,
@@ -226,7 +260,7 @@ impl Tensor {
         let Engine::Cuda(cuda) = self.device().engine() else {
             panic!("a tensor that lies on no card was used there")
         };
-        cuda.start() + (self.buffer.offset + self.start) as u64
+        cuda.start() + (self.buffer.offset() + self.start) as u64
     }
 
     /// The same, to be written to.
@@ -238,7 +272,31 @@ impl Tensor {
     /// Where it starts in the arena.
     pub(crate) fn offset(&self) -> usize {
         assert!(self.start + self.bytes() <= self.buffer.bytes, "a hollow tensor was used");
-        self.buffer.offset + self.start
+        self.buffer.offset() + self.start
+    }
+
+    /// Its numbers where they live on the host, to be written.
+    ///
+    /// # Panics
+    /// If it is shared, or no part of a ring.
+    pub(crate) fn home_mut(&mut self) -> &mut [u8] {
+        assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
+        let Lies::Ring(ring, block, start) = &self.buffer.lies else {
+            panic!("a tensor that lives on the device was looked for on the host")
+        };
+        // SAFETY: nobody shares the tensor, and this borrow is exclusive.
+        unsafe { ring.home_mut(*block, start + self.start, self.bytes()) }
+    }
+
+    /// Its bytes, where the processor writes them.
+    fn here(&mut self) -> Part<'_> {
+        let bytes = self.bytes();
+        let is_in_ring = self.is_in_ring();
+        Part(Way::Here(if is_in_ring { self.home_mut() } else { self.slice_mut(bytes) }))
+    }
+
+    fn is_in_ring(&self) -> bool {
+        matches!(self.buffer.lies, Lies::Ring(..))
     }
 
     /// Whether nothing follows it in its piece of the arena.
@@ -325,16 +383,18 @@ impl Tensor {
         let memory = self.memory(elements * size_of::<T>());
         // SAFETY: the range is this tensor's own piece of the arena, which is aligned for every
         // format and initialised from the start (a fresh mapping is zero). Writing needs a tensor
-        // that nobody shares, borrowed exclusively, so nobody writes while this borrow lives.
-        unsafe { memory.slice(self.buffer.offset + self.start, elements) }
+        // that nobody shares, borrowed exclusively, so nobody writes while this borrow lives. A place
+        // of a ring is written to between two ops, when no op holds such a borrow.
+        unsafe { memory.slice(self.buffer.offset() + self.start, elements) }
     }
 
     fn slice_mut<T: Element>(&mut self, elements: usize) -> &mut [T] {
         assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
+        assert!(!self.is_in_ring(), "a tensor of a ring is written to where it lives");
         let memory = self.memory(elements * size_of::<T>());
         // SAFETY: as in `slice`; and no other tensor shares the piece (asserted; clones are made
         // from `&self`, which cannot exist beside this exclusive borrow).
-        unsafe { memory.slice_mut(self.buffer.offset + self.start, elements) }
+        unsafe { memory.slice_mut(self.buffer.offset() + self.start, elements) }
     }
 
     /// The memory in which `bytes` from the start of this tensor lie.
@@ -362,21 +422,26 @@ pub fn fill_all<E>(
     let device = tensors.first().map(|tensor| tensor.device().clone());
     match device.as_ref().map(Device::engine) {
         None | Some(Engine::Meta) => fill(Vec::new()),
-        Some(Engine::Cpu(_)) => {
-            let parts = tensors.iter_mut().map(|tensor| tensor.slice_mut(tensor.bytes()));
-            fill(parts.map(|bytes| Part(Way::Here(bytes))).collect())
-        }
+        Some(Engine::Cpu(_)) => fill(tensors.iter_mut().map(|tensor| tensor.here()).collect()),
         Some(Engine::Cuda(cuda)) => cuda.filling(|| {
             let parts = tensors.iter_mut().map(|tensor| {
+                if tensor.is_in_ring() {
+                    return tensor.here();
+                }
                 let (to, bytes) = (tensor.address_mut(), tensor.bytes());
                 Part(Way::Card { cuda, to, bytes })
             });
             fill(parts.collect())
         }),
         Some(Engine::Gpu(gpu)) => {
-            let mut copies: Vec<Vec<u8>> =
-                tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect();
-            fill(copies.iter_mut().map(|copy| Part(Way::Here(copy))).collect())?;
+            let copy = |tensor: &&mut Tensor| {
+                vec![0; if tensor.is_in_ring() { 0 } else { tensor.bytes() }]
+            };
+            let mut copies: Vec<Vec<u8>> = tensors.iter().map(copy).collect();
+            let parts = tensors.iter_mut().zip(&mut copies).map(|(tensor, copy)| {
+                if tensor.is_in_ring() { tensor.here() } else { Part(Way::Here(copy)) }
+            });
+            fill(parts.collect())?;
             for (tensor, bytes) in tensors.iter_mut().zip(&copies) {
                 gpu.write(tensor, bytes);
             }

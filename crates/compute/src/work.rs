@@ -20,6 +20,17 @@ pub struct Work {
     pub bytes: u64,
     /// The same, by kind of call.
     pub calls: BTreeMap<Class, Calls>,
+    /// What of it was done while weights came from the host, block by block.
+    pub laps: Vec<Lap>,
+}
+
+/// The work between two blocks' beginnings, on a device without data.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lap {
+    /// Bytes that come from the host meanwhile.
+    pub copied: u64,
+    /// All calls.
+    pub calls: BTreeMap<Class, Calls>,
 }
 
 /// Calls that take about as long as each other.
@@ -74,7 +85,8 @@ impl Work {
             }
             calls.count > 0
         });
-        Self { flops: self.flops - before.flops, bytes: self.bytes - before.bytes, calls }
+        let laps = self.laps[before.laps.len()..].to_vec();
+        Self { flops: self.flops - before.flops, bytes: self.bytes - before.bytes, calls, laps }
     }
 
     fn add(&mut self, call: &Call) -> Class {
@@ -83,10 +95,13 @@ impl Work {
         self.bytes += bytes;
         let size = [flops, bytes].map(|count| count.checked_ilog2().unwrap_or(0) as u8);
         let class = Class { kernel, formats, size };
-        let calls = self.calls.entry(class).or_default();
-        calls.count += 1;
-        calls.flops += flops;
-        calls.bytes += bytes;
+        let lap = self.laps.last_mut().map(|lap| &mut lap.calls);
+        for all in [Some(&mut self.calls), lap].into_iter().flatten() {
+            let calls = all.entry(class).or_default();
+            calls.count += 1;
+            calls.flops += flops;
+            calls.bytes += bytes;
+        }
         class
     }
 }
@@ -105,6 +120,10 @@ impl Tally {
         self.close();
         let class = self.work.add(call);
         self.open = self.is_timed.then(|| (class, Instant::now()));
+    }
+
+    pub fn lap(&mut self, copied: u64) {
+        self.work.laps.push(Lap { copied, ..Lap::default() });
     }
 
     pub fn is_timed(&self) -> bool {

@@ -195,6 +195,16 @@ pub fn cuda_limit(machine: &Machine, index: u32) -> Result<MemoryLimit, Unknown>
     card_limit(machine, card)
 }
 
+/// What a run may take of main memory for weights that come to that card when they are needed; nothing
+/// where the card computes in main memory itself, or where that is not known.
+pub fn cuda_host_limit(machine: &Machine, index: u32) -> Option<Bytes> {
+    let card = machine.cuda_card(index)?;
+    if card.unified.needed().unwrap_or(true) {
+        return None;
+    }
+    main_limit(machine).ok().map(|limit| limit.limit)
+}
+
 fn card_limit(machine: &Machine, card: &NvidiaCard) -> Result<MemoryLimit, Unknown> {
     if card.unified.needed()? {
         return main_limit(machine);

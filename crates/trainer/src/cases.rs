@@ -10,12 +10,13 @@ use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 
 use crate::error::Result;
 use crate::model::adapter::{Adapters, Target};
-use crate::model::build::{Builder, Precision, Random};
+use crate::model::build::{Builder, Precision, Random, wants};
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::recompute::Recompute;
 use crate::model::sd3::published::Published;
 use crate::model::sd3::{self, Sd3};
+use crate::model::stream::Stream;
 use crate::model::vae::{self, Decoder, Encoder};
 
 /// What is measured.
@@ -46,6 +47,8 @@ pub struct How {
     pub samples: usize,
     /// Which blocks are computed twice.
     pub recompute: Recompute,
+    /// Where the frozen blocks are.
+    pub stream: Stream,
 }
 
 impl Case {
@@ -76,19 +79,22 @@ impl Case {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
             _ => Adapters::fresh(targets(), SEED),
         };
-        let precision = Precision::plain(dtype);
-        let mut source = Random::new(precision, SEED);
+        let streams = how.stream == Stream::Blocks;
+        let precision = Precision { streams, ..Precision::plain(dtype) };
+        let transformer = self.transformer();
+        let mut source = match &transformer {
+            Some((config, _)) => {
+                Random::of(device, precision, SEED, &wants(|build| Sd3::new(config, build))?)?
+            }
+            None => Random::new(precision, SEED),
+        };
         let build = &mut Builder::new(device, precision, &mut source, &mut adapters);
         let normal =
             |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
         let work = match self {
-            Self::Sd3Tiny => sd3_work(build, &sd3_config(TINY), 16, how, &normal)?,
-            Self::Sd3Mid => sd3_work(build, &sd3_config(MID), 64, how, &normal)?,
-            Self::Sd3Medium => {
-                sd3_work(build, &Published::Sd3Medium.transformer(), 128, how, &normal)?
-            }
-            Self::Sd35Large => {
-                sd3_work(build, &Published::Sd35Large.transformer(), 128, how, &normal)?
+            Self::Sd3Tiny | Self::Sd3Mid | Self::Sd3Medium | Self::Sd35Large => {
+                let (config, side) = transformer.expect("these are the transformers");
+                sd3_work(build, &config, side, how, &normal)?
             }
             Self::ClipL => Work::Clip(Clip::new(&clip_l(), build)?),
             Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
@@ -108,6 +114,17 @@ impl Case {
             Vec::new()
         };
         Ok(Prepared { device: device.clone(), work, params, moments, n_steps: 0 })
+    }
+
+    /// The settings of a transformer, and the side of its latents.
+    fn transformer(self) -> Option<(sd3::Config, usize)> {
+        match self {
+            Self::Sd3Tiny => Some((sd3_config(TINY), 16)),
+            Self::Sd3Mid => Some((sd3_config(MID), 64)),
+            Self::Sd3Medium => Some((Published::Sd3Medium.transformer(), 128)),
+            Self::Sd35Large => Some((Published::Sd35Large.transformer(), 128)),
+            Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => None,
+        }
     }
 }
 
@@ -182,7 +199,7 @@ fn sd3_work(
     build: &mut Builder<'_>,
     config: &sd3::Config,
     side: usize,
-    How { samples, recompute }: How,
+    How { samples, recompute, .. }: How,
     normal: Normal<'_>,
 ) -> Result<Work> {
     let tokens = (side / config.patch_size) * (side / config.patch_size);

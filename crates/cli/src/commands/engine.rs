@@ -7,7 +7,7 @@ use std::str::FromStr;
 use clap::ValueEnum;
 use compute::gpu::Choice;
 use compute::{Device, Dtype, Kind, Quantisation};
-use machine::budget::{self, cuda_limit, gpu_limit, main_limit};
+use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
@@ -74,6 +74,7 @@ impl Engine {
             kind: self.kind(),
             name: self.name(),
             limit_bytes: self.limit_bytes_of(&machine, limit),
+            host_bytes: self.host_bytes_of(&machine),
             rates: self.rates(&machine),
             open: Box::new(|bytes| self.device(bytes)),
             feel: Box::new(move || {
@@ -151,6 +152,14 @@ impl Engine {
             None => available as usize,
         }
     }
+
+    /// Bytes of main memory that a card's weights may stay in; nothing where it is the same memory.
+    pub fn host_bytes_of(&self, machine: &Machine) -> Option<usize> {
+        match self.device {
+            On::Cuda(index) => cuda_host_limit(machine, index).map(|limit| limit.0 as usize),
+            On::Cpu | On::Gpu(_) => None,
+        }
+    }
 }
 
 /// A device, as it is typed.
@@ -216,7 +225,8 @@ pub struct Formats {
 impl Formats {
     /// As it is meant.
     pub fn precision(&self) -> Precision {
-        Precision { dtype: self.dtype.into(), base: self.quantise.map(Quantisation::from) }
+        let base = self.quantise.map(Quantisation::from);
+        Precision { base, ..Precision::plain(self.dtype.into()) }
     }
 }
 

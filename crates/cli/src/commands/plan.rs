@@ -70,6 +70,8 @@ pub struct Computer {
     pub kind: Kind,
     pub rates: Rates,
     pub limit_bytes: usize,
+    /// Main memory beside a card's.
+    pub host_bytes: Option<usize>,
 }
 
 /// All there is to say about a job.
@@ -98,7 +100,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         Some(_) => Rates::documented(&machine, kind),
         None => engine.rates(&machine),
     };
-    let on = Computer { machine, kind, rates, limit_bytes };
+    let host_bytes = engine.host_bytes_of(&machine);
+    let on = Computer { machine, kind, rates, limit_bytes, host_bytes };
     match &config.material {
         Material::Pictures { .. } => {
             let rest = config.base.rest.as_deref();
@@ -123,7 +126,8 @@ fn show<L: Lesson>(
     on: Computer,
     out: &mut dyn Write,
 ) -> Result<Outcome, Failure> {
-    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let Computer { kind, limit_bytes, host_bytes, .. } = on;
+    let room = Room { kind, limit_bytes, rates: &on.rates, host_bytes };
     let plan = match plan::choose(job, room) {
         Err(TrainerError::TooLarge { phase, needed, limit, nearest }) if arguments.json => {
             let shortfall = json!({
@@ -192,6 +196,7 @@ impl Planned {
             "is_deterministic": self.on.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
+            "streamed_bytes": self.plan.streamed_bytes,
             "total_bytes": self.plan.total_bytes,
             "limit_bytes": self.on.limit_bytes,
             "step_secs": step_secs,

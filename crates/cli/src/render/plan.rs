@@ -26,6 +26,13 @@ pub fn page(planned: &Planned) -> String {
         bytes(*limit_bytes)
     );
     page.item("✓", GOOD, &fits);
+    if let (Kind::Cuda { .. }, true) = (planned.on.kind, plan.streamed_bytes > 0) {
+        let text = format!(
+            "and {} of main memory, from where blocks of the model come to the card",
+            bytes(plan.streamed_bytes)
+        );
+        page.item("✓", GOOD, &text);
+    }
     page.heading("time");
     page.row("step", PLAIN, &step(planned));
     if let Kind::Cuda { is_deterministic } = planned.on.kind {

@@ -40,6 +40,15 @@ impl Buffer {
     }
 }
 
+#[allow(unsafe_code)]
+impl Buffer {
+    /// To be filled, when what was copied before is past.
+    fn bytes_mut(&mut self, bytes: usize) -> &mut [u8] {
+        // SAFETY: this borrow is exclusive, and `Bounce::take` waited for the card.
+        unsafe { self.memory.slice_mut(0, bytes) }
+    }
+}
+
 impl Bounce {
     /// Lets `write` write `bytes` that the card copies to `to` when it returns well. Returns what it
     /// returned, and whether the copy could be asked for. None if they are more than a buffer holds,
@@ -54,7 +63,7 @@ impl Bounce {
             return None;
         }
         let mut buffer = self.take(driver)?;
-        let written = write(&mut buffer.memory.bytes_mut()[..bytes]);
+        let written = write(buffer.bytes_mut(bytes));
         let sent = match &written {
             Ok(()) => buffer.memory.send(to, bytes),
             Err(_) => Ok(()),

@@ -9,7 +9,8 @@ mod pinned;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
-pub(super) use pinned::{Event, Pinned};
+pub(super) use pinned::Event;
+pub(crate) use pinned::Pinned;
 
 use super::library::{functions, open};
 use crate::{ComputeError, Result};

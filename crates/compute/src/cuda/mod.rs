@@ -30,8 +30,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
 use bounce::Bounce;
 use cudnn::{Cudnn, Plan};
-pub(crate) use driver::OUT_OF_MEMORY;
 use driver::{Driver, Event, Lane};
+pub(crate) use driver::{OUT_OF_MEMORY, Pinned};
 pub use kernels::KernelCache;
 use kernels::Kernels;
 pub(crate) use kernels::{Source, Variant};
@@ -170,7 +170,7 @@ impl Cuda {
     pub fn filling<T>(&self, fill: impl FnOnce() -> T) -> T {
         self.note(self.fence(Lane::Compute, Lane::Copies));
         let filled = fill();
-        self.note(self.fence(Lane::Copies, Lane::Compute));
+        self.after_copies();
         filled
     }
 
@@ -196,6 +196,50 @@ impl Cuda {
         write(&mut copy)?;
         self.write(to, &copy);
         Ok(())
+    }
+
+    /// Host memory that the card copies from by itself.
+    pub fn pin(&self, bytes: usize) -> Result<Pinned> {
+        Pinned::new(&self.driver, bytes).map_err(|error| match error {
+            ComputeError::Cuda { name, .. } => ComputeError::Pin { bytes, name },
+            error => error,
+        })
+    }
+
+    /// For a place that the card copies to while it computes elsewhere. What was asked for before may
+    /// still work in it.
+    pub fn gate(&self) -> Result<Gate> {
+        let event = || Event::new(Arc::clone(&self.driver));
+        let gate = Gate { left: event()?, came: event()? };
+        gate.left.record(Lane::Compute)?;
+        Ok(gate)
+    }
+
+    /// Copies to a place as soon as all that worked with it before it was left is done.
+    pub fn bring(&self, gate: &Gate, from: &Pinned, to: u64, bytes: usize) {
+        let held = gate.left.hold(Lane::Copies);
+        let sent = held.and_then(|()| if bytes > 0 { from.send(to, bytes) } else { Ok(()) });
+        self.note(sent.and_then(|()| gate.came.record(Lane::Copies)));
+    }
+
+    /// All that is asked for from now on waits for what comes to the place.
+    pub fn arrive(&self, gate: &Gate) {
+        self.note(gate.came.hold(Lane::Compute));
+    }
+
+    /// Lets the host wait for what comes to the place.
+    pub fn settle(&self, gate: &Gate) {
+        self.note(gate.came.wait());
+    }
+
+    /// Nothing that is asked for from now on works with the place.
+    pub fn leave(&self, gate: &Gate) {
+        self.note(gate.left.record(Lane::Compute));
+    }
+
+    /// All that is asked for from now on waits for all copies.
+    pub fn after_copies(&self) {
+        self.note(self.fence(Lane::Copies, Lane::Compute));
     }
 
     /// Gives host memory back that is only needed for copies.
@@ -260,6 +304,12 @@ impl Cuda {
             fault.get_or_insert(error);
         }
     }
+}
+
+/// By what the two streams wait for each other over one place.
+pub(crate) struct Gate {
+    left: Event<Arc<Driver>>,
+    came: Event<Arc<Driver>>,
 }
 
 /// What a plan of cuDNN's is for.

@@ -26,7 +26,7 @@ pub(crate) use read::{Fp8, Int8, Nf4};
 use crate::cpu::gemm::Floats;
 use crate::device::Engine;
 use crate::op::Op;
-use crate::{Dtype, Result, Shape, Tensor};
+use crate::{Dtype, Result, Ring, Shape, Tensor};
 
 /// Numbers that share a scale in nf4, and scales that share one in turn.
 const BLOCK: usize = 64;
@@ -80,6 +80,43 @@ enum Scales {
     },
 }
 
+/// What a matrix is stored in, in the order of [`Inner::tensors`]: how many numbers of which format.
+fn parts(shape: Shape, how: Quantisation) -> Vec<(usize, Dtype)> {
+    let numbers = shape.elements();
+    let blocks = numbers / BLOCK;
+    match how {
+        Quantisation::Nf4 => vec![
+            (blocks, Dtype::U8),
+            (blocks.div_ceil(GROUP), Dtype::F32),
+            (1, Dtype::F32),
+            (numbers / 2, Dtype::U8),
+        ],
+        Quantisation::Int8 | Quantisation::Fp8 => {
+            vec![(shape.rows(), Dtype::F32), (numbers, Dtype::U8)]
+        }
+    }
+}
+
+impl Inner {
+    /// Of what `parts` asks for.
+    fn of(how: Quantisation, shape: Shape, tensors: Vec<Tensor>) -> Self {
+        let mut tensors = tensors.into_iter();
+        let mut next = || tensors.next().expect("as many as its parts");
+        let scales = match how {
+            Quantisation::Nf4 => Scales::PerBlock { codes: next(), groups: next(), mean: next() },
+            Quantisation::Int8 | Quantisation::Fp8 => Scales::PerRow(next()),
+        };
+        Self { how, shape, codes: next(), scales }
+    }
+
+    fn tensors(&self) -> Vec<&Tensor> {
+        match &self.scales {
+            Scales::PerRow(scales) => vec![scales, &self.codes],
+            Scales::PerBlock { codes, groups, mean } => vec![codes, groups, mean, &self.codes],
+        }
+    }
+}
+
 impl Quantised {
     /// Quantises `matrix` [rows, width] of any real format.
     pub fn new(matrix: &Tensor, how: Quantisation) -> Result<Self> {
@@ -88,20 +125,12 @@ impl Quantised {
         op.expect_real("matrix", matrix)?;
         let [rows, width] = op.expect_rank("matrix", matrix)?;
         let numbers = rows * width;
-        let bytes = if how == Quantisation::Nf4 { numbers / 2 } else { numbers };
-        let scales = if how == Quantisation::Nf4 {
+        if how == Quantisation::Nf4 {
             op.expect_multiple("width of the matrix", width, BLOCK)?;
-            let blocks = numbers / BLOCK;
-            Scales::PerBlock {
-                codes: device.alloc([blocks], Dtype::U8)?,
-                groups: device.alloc([blocks.div_ceil(GROUP)], Dtype::F32)?,
-                mean: device.alloc([1], Dtype::F32)?,
-            }
-        } else {
-            Scales::PerRow(device.alloc([rows], Dtype::F32)?)
-        };
-        let codes = device.alloc([bytes], Dtype::U8)?;
-        let mut inner = Inner { how, shape: matrix.shape(), codes, scales };
+        }
+        let tensors = parts(matrix.shape(), how).into_iter();
+        let tensors = tensors.map(|(n, dtype)| device.alloc([n], dtype)).collect::<Result<_>>()?;
+        let mut inner = Inner::of(how, matrix.shape(), tensors);
         op.count(numbers, &[matrix, &inner.codes]);
         let blocks = if how == Quantisation::Nf4 { numbers / BLOCK } else { 0 };
         let mut exact_scales = op.workspace([blocks], Dtype::F32)?;
@@ -123,13 +152,19 @@ impl Quantised {
 
     /// Bytes of its numbers and scales.
     pub fn bytes(&self) -> usize {
-        let scales = match &self.0.scales {
-            Scales::PerRow(scales) => scales.bytes(),
-            Scales::PerBlock { codes, groups, mean } => {
-                codes.bytes() + groups.bytes() + mean.bytes()
-            }
-        };
-        self.0.codes.bytes() + scales
+        self.0.tensors().iter().map(|tensor| tensor.bytes()).sum()
+    }
+
+    /// Bytes of each tensor that a matrix of this shape is stored in.
+    pub fn sizes(shape: Shape, how: Quantisation) -> Vec<usize> {
+        parts(shape, how).into_iter().map(|(n, dtype)| n * dtype.bytes()).collect()
+    }
+
+    /// A copy of it as a part of a block that lives on the host.
+    pub fn park(&self, ring: &Ring, block: usize) -> Result<Self> {
+        let parked = self.0.tensors().into_iter().map(|tensor| ring.park(block, tensor));
+        let Inner { how, shape, .. } = *self.0;
+        Ok(Self(Arc::new(Inner::of(how, shape, parked.collect::<Result<_>>()?))))
     }
 
     /// The numbers, as they come back.

@@ -103,7 +103,7 @@ fn at_once(bucket: Bucket) -> usize {
 }
 
 /// The encoder's activations outgrow half precision (`force_upcast` in its settings).
-const PRECISION: Precision = Precision { dtype: Dtype::F32, base: None };
+const PRECISION: Precision = Precision::plain(Dtype::F32);
 
 /// Puts the latents of pictures into the index; those that cannot be decoded become problems.
 pub(super) fn encode_pictures(

@@ -83,7 +83,7 @@ impl<'a> Request<'a> {
         Ok(Self {
             data,
             seed: train.seed,
-            precision: Precision { dtype: base.dtype, base: base.quantise_encoders },
+            precision: Precision { base: base.quantise_encoders, ..Precision::plain(base.dtype) },
             folder: config.cache_folder(),
             extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
         })

@@ -4,6 +4,7 @@ use machine::governor::Mode;
 
 use super::section::section;
 use super::value::words;
+use crate::model::stream::Stream;
 
 section! {
     /// How the computer is treated.
@@ -14,8 +15,15 @@ section! {
         max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
         /// Whether a card gives the same bits every time, which is slower; a processor always does
         deterministic: bool = Default(false), Any;
+        /// What stays in main memory and comes to a card block by block, for the same result in less of the card's memory: the frozen weights of blocks, or nothing. Not set: the plan chooses
+        stream: Stream = Default(Stream::None), Any;
     }
 }
+
+words!(Stream {
+    "none" => Self::None,
+    "blocks" => Self::Blocks,
+});
 
 words!(Mode {
     "quiet" => Self::Quiet,

@@ -267,16 +267,19 @@ impl RunConfig {
     /// The same job with what a plan chose.
     #[must_use]
     pub fn with(&self, choice: &Choice) -> Self {
-        let Choice { micro_batch, recompute, quantise, quantise_encoders, optimizer } = *choice;
+        let Choice { micro_batch, recompute, stream, quantise, quantise_encoders, optimizer } =
+            *choice;
         let mut config = self.clone();
         config.train.micro_batch = Some(micro_batch);
         config.train.recompute = recompute;
+        config.machine.stream = stream;
         config.base.quantise = quantise;
         config.base.quantise_encoders = quantise_encoders;
         config.optimizer.kind = optimizer;
         let rows = &mut config.rows;
         rows.plan("train.micro_batch", &config.train.micro_batch);
         rows.plan("train.recompute", &recompute);
+        rows.plan("machine.stream", &stream);
         rows.plan("base.quantise", &quantise);
         rows.plan("base.quantise_encoders", &quantise_encoders);
         rows.plan("optimizer.kind", &optimizer);
@@ -339,6 +342,7 @@ fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
         ("base.fresh", "false", "adapter.kind", "\"lora\""),
         ("base.fresh", "false", "adapter.kind", "\"dora\""),
         ("base.quantise", "\"none\"", "adapter.kind", "\"none\""),
+        ("machine.stream", "\"none\"", "adapter.kind", "\"none\""),
     ] {
         if let Some(origin) = rows.origin(key)
             && rows.value(key) != idle

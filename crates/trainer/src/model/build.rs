@@ -5,7 +5,7 @@
 use std::fmt::Display;
 
 use compute::ops::Weight;
-use compute::{Device, Dtype, Kind, Quantisation, Quantised, Shape, Tag, Tensor, Var};
+use compute::{Device, Dtype, Kind, Quantisation, Quantised, Ring, Shape, Tag, Tensor, Var};
 
 use super::adapter::Adapters;
 use super::layer::{Layer, Matrix, Slot};
@@ -20,6 +20,8 @@ pub struct Want {
     pub shape: Shape,
     /// How it may be held.
     pub role: Role,
+    /// Which of the model's blocks it is a part of, if it is of any.
+    pub block: Option<usize>,
 }
 
 /// What a tensor is for, which decides its format.
@@ -34,19 +36,21 @@ pub enum Role {
     Vector,
 }
 
-/// In which formats a model is held.
+/// In which formats a model is held, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// Of activations, and of weights that are not quantised.
     pub dtype: Dtype,
     /// How the matrices of blocks are quantised, if they are.
     pub base: Option<Quantisation>,
+    /// Whether blocks live on the host and come to the device one by one.
+    pub streams: bool,
 }
 
 impl Precision {
-    /// Nothing quantised.
-    pub fn plain(dtype: Dtype) -> Self {
-        Self { dtype, base: None }
+    /// Nothing quantised, all of it on the device.
+    pub const fn plain(dtype: Dtype) -> Self {
+        Self { dtype, base: None, streams: false }
     }
 
     /// The format that a tensor is loaded in.
@@ -59,6 +63,25 @@ impl Precision {
         let is_fit = |how| how != Quantisation::Nf4 || want.shape.width().is_multiple_of(NF4_BLOCK);
         self.base.filter(|how| want.role == Role::Matrix && is_fit(*how))
     }
+}
+
+/// Takes memory for the blocks among what a model asks for, if they stream; none if they do not.
+pub(super) fn ring<'a>(
+    device: &Device,
+    precision: Precision,
+    wants: impl Iterator<Item = &'a Want>,
+) -> Result<Option<Ring>> {
+    let mut blocks: Vec<Vec<usize>> = Vec::new();
+    for want in wants.filter(|_| precision.streams) {
+        let Some(block) = want.block else { continue };
+        blocks.resize(blocks.len().max(block + 1), Vec::new());
+        match precision.quantisation(want) {
+            Some(how) => blocks[block].extend(Quantised::sizes(want.shape, how)),
+            None => blocks[block].push(want.shape.elements() * precision.of(want.role).bytes()),
+        }
+    }
+    let made = (!blocks.is_empty()).then(|| Ring::new(device, &blocks));
+    Ok(made.transpose()?)
 }
 
 /// Numbers that share a scale in nf4.
@@ -86,6 +109,11 @@ impl<'a> From<&'a Held> for Weight<'a> {
 pub trait Source {
     /// Hands over a tensor.
     fn take(&mut self, device: &Device, want: Want) -> Result<Held>;
+
+    /// Where the model's blocks are, if they stream.
+    fn ring(&self) -> Option<&Ring> {
+        None
+    }
 }
 
 /// Puts a model together; see the module's comment.
@@ -96,6 +124,8 @@ pub struct Builder<'a> {
     adapters: &'a mut Adapters,
     /// What names begin with.
     prefix: String,
+    /// The block that is put together.
+    block: Option<usize>,
 }
 
 impl<'a> Builder<'a> {
@@ -106,7 +136,7 @@ impl<'a> Builder<'a> {
         source: &'a mut dyn Source,
         adapters: &'a mut Adapters,
     ) -> Self {
-        Self { device, precision, source, adapters, prefix: String::new() }
+        Self { device, precision, source, adapters, prefix: String::new(), block: None }
     }
 
     /// For the parts below `name`.
@@ -117,7 +147,21 @@ impl<'a> Builder<'a> {
             source: &mut *self.source,
             adapters: &mut *self.adapters,
             prefix: format!("{}{name}.", self.prefix),
+            block: self.block,
         }
+    }
+
+    /// For one of the model's blocks, which may stream.
+    pub fn block(&mut self, name: impl Display, index: usize) -> Builder<'_> {
+        if let Some(ring) = self.source.ring().filter(|_| self.adapters.reads_weights()) {
+            ring.enter(index, None);
+        }
+        Builder { block: Some(index), ..self.at(format!("{name}.{index}")) }
+    }
+
+    /// Where the model's blocks are, if they stream.
+    pub fn ring(&self) -> Option<Ring> {
+        self.source.ring().cloned()
     }
 
     /// Where the model will live.
@@ -228,7 +272,8 @@ impl<'a> Builder<'a> {
     }
 
     fn take(&mut self, name: impl Display, shape: impl Into<Shape>, role: Role) -> Result<Held> {
-        let want = Want { name: format!("{}{name}", self.prefix), shape: shape.into(), role };
+        let (name, shape) = (format!("{}{name}", self.prefix), shape.into());
+        let want = Want { name, shape, role, block: self.block };
         self.source.take(self.device, want)
     }
 }
@@ -254,12 +299,18 @@ pub struct Random {
     precision: Precision,
     seed: u64,
     stream: u64,
+    ring: Option<Ring>,
 }
 
 impl Random {
     /// From a seed.
     pub fn new(precision: Precision, seed: u64) -> Self {
-        Self { precision, seed, stream: 0 }
+        Self { precision, seed, stream: 0, ring: None }
+    }
+
+    /// The same for a model that asks for this, whose blocks may stream.
+    pub fn of(device: &Device, precision: Precision, seed: u64, wants: &[Want]) -> Result<Self> {
+        Ok(Self { ring: ring(device, precision, wants.iter())?, ..Self::new(precision, seed) })
     }
 }
 
@@ -279,7 +330,13 @@ impl Source for Random {
                 normal()
             }
         };
-        device.tagged(Tag::Weights, || hold(make()?, self.precision.quantisation(&want)))
+        let held =
+            device.tagged(Tag::Weights, || hold(make()?, self.precision.quantisation(&want)))?;
+        park(held, self.ring.as_ref().zip(want.block))
+    }
+
+    fn ring(&self) -> Option<&Ring> {
+        self.ring.as_ref()
     }
 }
 
@@ -288,5 +345,14 @@ pub(super) fn hold(tensor: Tensor, how: Option<Quantisation>) -> Result<Held> {
     Ok(match how {
         Some(how) => Held::Quantised(Quantised::new(&tensor, how)?),
         None => Held::Dense(tensor.into()),
+    })
+}
+
+/// Moves a weight to where its block lives, if that is on the host.
+pub(super) fn park(held: Held, to: Option<(&Ring, usize)>) -> Result<Held> {
+    let Some((ring, block)) = to else { return Ok(held) };
+    Ok(match held {
+        Held::Dense(weight) => Held::Dense(ring.park(block, weight.tensor())?.into()),
+        Held::Quantised(weight) => Held::Quantised(weight.park(ring, block)?),
     })
 }

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::Path;
 
-use compute::{Device, Dtype, Part, Tag, Tensor, fill_all};
+use compute::{Device, Dtype, Part, Ring, Tag, Tensor, fill_all};
 use weights::convert::encode;
 use weights::load::{Options, Target, Wanted, floats, load};
 use weights::safetensors::Entering;
@@ -12,7 +12,7 @@ use weights::write::write_file;
 use weights::{Catalog, TensorInfo, Tick, WeightsError};
 
 use super::adapter::Adapters;
-use super::build::{Builder, Held, Precision, Source, Want, hold, wants};
+use super::build::{Builder, Held, Precision, Source, Want, hold, park, ring, wants};
 use crate::error::{Result, TrainerError};
 
 /// Where a tensor lies in a file: the `part`-th of `of` equal groups of rows of a tensor there.
@@ -152,11 +152,16 @@ impl<'a> Files<'a> {
         if self.catalog.is_hollow() && !device.is_meta() {
             return Err(WeightsError::Hollow { path: self.catalog.path.clone() }.into());
         }
+        let ring = ring(device, precision, self.found.iter().map(|(want, _)| want))?;
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
             let tag = if batch.is_passing { Tag::Workspace } else { Tag::Weights };
-            let alloc = |want: &Want| {
-                device.tagged(tag, || device.alloc(want.shape, precision.of(want.role)))
+            let alloc = |want: &Want| match (ring.as_ref().zip(want.block), batch.is_passing) {
+                // Straight to where it will live.
+                (Some((ring, block)), false) => {
+                    Ok(ring.alloc(block, want.shape, precision.of(want.role)))
+                }
+                _ => device.tagged(tag, || device.alloc(want.shape, precision.of(want.role))),
             };
             let mut tensors = batch
                 .members
@@ -167,12 +172,13 @@ impl<'a> Files<'a> {
             for ((want, _), tensor) in batch.members.iter().zip(tensors) {
                 let how = precision.quantisation(want);
                 let made = device.tagged(Tag::Weights, || hold(tensor, how))?;
-                held.insert(want.name.clone(), made);
+                let to = ring.as_ref().zip(want.block).filter(|_| batch.is_passing);
+                held.insert(want.name.clone(), park(made, to)?);
             }
         }
         // What only reading needed.
         device.trim();
-        Ok(Loaded(held))
+        Ok(Loaded { held, ring })
     }
 
     fn read(&self, members: &[&Member<'_>], tensors: &mut [Tensor], tick: Tick<'_>) -> Result<()> {
@@ -243,11 +249,18 @@ struct Batch<'f, 'a> {
 }
 
 /// A model's weights in memory, to be handed over by name.
-pub struct Loaded(HashMap<String, Held>);
+pub struct Loaded {
+    held: HashMap<String, Held>,
+    ring: Option<Ring>,
+}
 
 impl Source for Loaded {
     fn take(&mut self, _: &Device, want: Want) -> Result<Held> {
-        Ok(self.0.remove(&want.name).expect("the model asks for what it asked for before"))
+        Ok(self.held.remove(&want.name).expect("the model asks for what it asked for before"))
+    }
+
+    fn ring(&self) -> Option<&Ring> {
+        self.ring.as_ref()
     }
 }
 

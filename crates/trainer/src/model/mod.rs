@@ -12,5 +12,6 @@ pub mod layer;
 pub mod llama;
 pub mod recompute;
 pub mod sd3;
+pub mod stream;
 pub mod timestep;
 pub mod vae;

@@ -2,8 +2,9 @@
 //! typed stays.
 //!
 //! Two kinds. *Ways* give the same result (but for the order of sums): in what portions a batch goes
-//! through the model, and what is computed twice. *Precisions* do not; they come in the order of what
-//! they cost, and a worse one is taken only where no way fits with a better one.
+//! through the model, what is computed twice, and whether frozen blocks stream from main memory, which
+//! is the last resort since it may take many times as long. *Precisions* do not; they come in the order
+//! of what they cost, and a worse one is taken only where no way fits with a better one.
 
 use std::fmt;
 
@@ -13,6 +14,8 @@ use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::optimizer::OptimizerKind;
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream;
+use crate::plan::Room;
 use crate::train::how::How;
 
 /// One value for each thing that a plan decides.
@@ -22,6 +25,8 @@ pub struct Choice {
     pub micro_batch: usize,
     /// `train.recompute`
     pub recompute: Recompute,
+    /// `machine.stream`
+    pub stream: Stream,
     /// `base.quantise`
     pub quantise: Option<Quantisation>,
     /// `base.quantise_encoders`
@@ -82,6 +87,18 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     formats.into_iter().flat_map(with).collect()
 }
 
+/// Where frozen blocks may be, the fastest first. Only a card with memory of its own gains by it.
+pub(super) fn streams(config: &RunConfig, room: Room<'_>) -> Vec<Stream> {
+    let is_frozen = config.adapter.kind != AdapterKind::None;
+    if !config.is_free("machine.stream") {
+        vec![config.machine.stream]
+    } else if is_frozen && room.host_bytes.is_some() {
+        vec![Stream::None, Stream::Blocks]
+    } else {
+        vec![Stream::None]
+    }
+}
+
 /// Formats of text encoders from the best on.
 pub(super) fn encoder_formats(config: &RunConfig) -> Vec<Option<Quantisation>> {
     if config.is_free("base.quantise_encoders") {
@@ -98,6 +115,7 @@ impl Choice {
         Self {
             micro_batch: micro,
             recompute,
+            stream: config.machine.stream,
             quantise: config.base.quantise,
             quantise_encoders: config.base.quantise_encoders,
             optimizer: config.optimizer.kind,
@@ -107,7 +125,7 @@ impl Choice {
 
 impl Choice {
     /// By key, as a job file would say it.
-    pub fn settings(&self) -> [(&'static str, String); 5] {
+    pub fn settings(&self) -> [(&'static str, String); 6] {
         let format = |format: Option<Quantisation>| {
             format.map_or_else(|| "none".to_owned(), |format| format.to_string())
         };
@@ -115,6 +133,10 @@ impl Choice {
             Recompute::None => "none",
             Recompute::Alternate => "alternate",
             Recompute::Block => "block",
+        };
+        let stream = match self.stream {
+            Stream::None => "none",
+            Stream::Blocks => "blocks",
         };
         let optimizer = match self.optimizer {
             OptimizerKind::AdamW => "adamw",
@@ -124,6 +146,7 @@ impl Choice {
         [
             ("train.micro_batch", self.micro_batch.to_string()),
             ("train.recompute", recompute.into()),
+            ("machine.stream", stream.into()),
             ("base.quantise", format(self.quantise)),
             ("base.quantise_encoders", format(self.quantise_encoders)),
             ("optimizer.kind", optimizer.into()),
@@ -133,8 +156,11 @@ impl Choice {
 
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { micro_batch: micro, recompute, quantise, optimizer, .. } = *self;
+        let Self { micro_batch: micro, recompute, stream, quantise, optimizer, .. } = *self;
         write!(f, "{}", How { micro, recompute })?;
+        if stream == Stream::Blocks {
+            f.write_str(", blocks from main memory")?;
+        }
         if let Some(format) = quantise {
             write!(f, ", base in {format}")?;
         }

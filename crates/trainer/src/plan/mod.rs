@@ -28,7 +28,7 @@ use compute::{Kind, Recording, Work};
 pub use choice::Choice;
 pub use rates::Rates;
 
-use self::choice::{Precisions, encoder_formats, precisions, ways};
+use self::choice::{Precisions, encoder_formats, precisions, streams, ways};
 use self::rehearsal::Rehearsal;
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
@@ -81,6 +81,8 @@ pub struct Room<'a> {
     pub limit_bytes: usize,
     /// How fast it is.
     pub rates: &'a Rates,
+    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
+    pub host_bytes: Option<usize>,
 }
 
 /// How a run is done, and what it takes.
@@ -92,6 +94,9 @@ pub struct Plan {
     pub phases: Vec<Phase>,
     /// What the program holds beside the arena while it trains.
     pub host_bytes: usize,
+    /// What of the model is in main memory and comes to the device block by block. Where they are one
+    /// memory, it is a part of `host_bytes`.
+    pub streamed_bytes: usize,
     /// What the whole program takes at its peak.
     pub total_bytes: usize,
     /// How latents are cut for decoding samples, if they are.
@@ -251,8 +256,19 @@ impl<'a, L: Lesson> Search<'a, L> {
     /// The best precision that fits, in the fastest way.
     fn training(&mut self, (choice, encoding): (Choice, Vec<Phase>)) -> Result<Plan> {
         let mut failed = None;
-        for Precisions { quantise, optimizer } in precisions(self.job.config) {
-            let choice = Choice { quantise, optimizer, ..choice };
+        let streams = streams(self.job.config, self.room);
+        let with = |of| streams.iter().map(move |stream| (of, *stream));
+        for (Precisions { quantise, optimizer }, stream) in
+            precisions(self.job.config).into_iter().flat_map(with)
+        {
+            let choice = Choice { quantise, optimizer, stream, ..choice };
+            match self.streamed_bytes(choice) {
+                Err(error @ TrainerError::TooLarge { .. }) => {
+                    failed = Some(error);
+                    continue;
+                }
+                found => _ = found?,
+            }
             for choice in self.fastest_first(choice)? {
                 match self.complete(choice, &encoding) {
                     Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
@@ -263,14 +279,35 @@ impl<'a, L: Lesson> Search<'a, L> {
         Err(failed.unwrap_or_else(|| self.too_large()))
     }
 
+    /// What of the model streams; fails if main memory has no room for it.
+    fn streamed_bytes(&self, choice: Choice) -> Result<usize> {
+        let streamed = self.rehearsal(&self.job.config.with(&choice)).streamed_bytes()?;
+        match self.room.host_bytes {
+            Some(limit) if streamed > limit => {
+                let (phase, needed) = ("the model's blocks in main memory".into(), streamed);
+                Err(TrainerError::TooLarge { phase, needed, limit, nearest: None })
+            }
+            _ => Ok(streamed),
+        }
+    }
+
+    /// What is held beside the arena in the same memory.
+    fn beside(&self, streamed: usize) -> usize {
+        match self.room.kind {
+            Kind::Cuda { .. } => self.host_bytes,
+            Kind::Cpu { .. } | Kind::Gpu { .. } => self.host_bytes + streamed,
+        }
+    }
+
     /// The ways whose hardest step fits.
     fn fastest_first(&mut self, choice: Choice) -> Result<Vec<Choice>> {
         let mut fitting: Vec<Considered> = Vec::new();
+        let limit = self.room.limit_bytes.saturating_sub(self.beside(self.streamed_bytes(choice)?));
         // From the tightest on: where that does not fit, nothing does.
         for how in ways(self.job.config).into_iter().rev() {
             let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
             let step = self.rehearsal(&self.job.config.with(&choice)).step(self.room.rates)?;
-            let fits = step.peak_bytes <= self.limit;
+            let fits = step.peak_bytes <= limit;
             let (peak_bytes, secs) = (step.peak_bytes, step.secs);
             self.considered.push(Considered { choice, peak_bytes, secs, fits });
             if !fits && fitting.is_empty() {
@@ -284,7 +321,9 @@ impl<'a, L: Lesson> Search<'a, L> {
 
     /// All phases of a choice; fails if one does not fit.
     fn complete(&mut self, choice: Choice, encoding: &[Phase]) -> Result<Plan> {
-        let (limit, host_bytes) = (self.limit, self.host_bytes);
+        let streamed_bytes = self.streamed_bytes(choice)?;
+        let host_bytes = self.beside(streamed_bytes);
+        let limit = self.room.limit_bytes.saturating_sub(host_bytes);
         let config = self.job.config.with(&choice);
         let rehearsal = self.rehearsal(&config);
         let known = self.considered.iter().find(|of| of.choice == choice).map(|of| of.secs);
@@ -306,7 +345,16 @@ impl<'a, L: Lesson> Search<'a, L> {
         let outside = self.room.limit_bytes.saturating_sub(self.encoding_limit);
         let total_bytes = (peak(encoding) + outside).max(peak(&training) + host_bytes);
         let phases = [encoding, &training].concat();
-        Ok(Plan { choice, phases, host_bytes, total_bytes, tiling, step_secs, considered })
+        Ok(Plan {
+            choice,
+            phases,
+            host_bytes,
+            streamed_bytes,
+            total_bytes,
+            tiling,
+            step_secs,
+            considered,
+        })
     }
 
     fn rehearsal<'r>(&'r self, config: &'r RunConfig) -> Rehearsal<'r, L> {

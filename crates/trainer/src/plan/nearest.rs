@@ -3,21 +3,23 @@
 
 use compute::Quantisation;
 
-use super::choice::{FORMATS, ways};
+use super::choice::{FORMATS, streams, ways};
 use super::{Choice, Job, Room, Search};
 use crate::config::adapter::AdapterKind;
 use crate::config::optimizer::OptimizerKind;
 use crate::error::Result;
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream;
 use crate::train::lesson::Lesson;
 
 /// A key, what would be typed for it, and what that does.
 type Change = (&'static str, &'static str, fn(&mut Choice));
 
 /// From what costs the least to what costs the most.
-const CHANGES: [Change; 5] = [
+const CHANGES: [Change; 6] = [
     ("train.micro_batch", "1", |choice| choice.micro_batch = 1),
     ("train.recompute", "\"block\"", |choice| choice.recompute = Recompute::Block),
+    ("machine.stream", "\"blocks\"", |choice| choice.stream = Stream::Blocks),
     ("optimizer.kind", "\"adamw_8bit\"", |choice| choice.optimizer = OptimizerKind::AdamW8bit),
     ("base.quantise_encoders", "\"nf4\"", |choice| {
         choice.quantise_encoders = Some(Quantisation::Nf4);
@@ -27,10 +29,16 @@ const CHANGES: [Change; 5] = [
 
 /// A change that fits, as it would be typed: one key, else several, else smaller samples.
 pub(super) fn change<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Option<String> {
-    let tightest = tightest(job);
+    let tightest = tightest(job, room);
     let is_frozen = job.config.adapter.kind != AdapterKind::None;
-    let is_possible =
-        |(key, ..): &&Change| !job.config.is_free(key) && (is_frozen || *key != "base.quantise");
+    let is_possible = |(key, ..): &&Change| {
+        let can = match *key {
+            "base.quantise" => is_frozen,
+            "machine.stream" => is_frozen && room.host_bytes.is_some(),
+            _ => true,
+        };
+        can && !job.config.is_free(key)
+    };
     let typed: Vec<&Change> = CHANGES.iter().filter(is_possible).collect();
     let alone = typed.iter().map(std::slice::from_ref);
     let together = (2..=typed.len()).map(|n| &typed[..n]);
@@ -53,11 +61,14 @@ pub(super) fn change<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Option<Strin
 }
 
 /// Everything that is free as tight as it goes.
-fn tightest<L: Lesson>(job: Job<'_, L>) -> Choice {
+fn tightest<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Choice {
     let is_free = |key| job.config.is_free(key);
     let mut choice = Choice::of(job.config);
     if let Some(how) = ways(job.config).last() {
         (choice.micro_batch, choice.recompute) = (how.micro, how.recompute);
+    }
+    if let Some(stream) = streams(job.config, room).last() {
+        choice.stream = *stream;
     }
     let least = FORMATS[FORMATS.len() - 1];
     if is_free("base.quantise") && job.config.adapter.kind != AdapterKind::None {
@@ -76,7 +87,8 @@ fn fits<L: Lesson>(job: Job<'_, L>, room: Room<'_>, choice: Choice) -> Result<()
     let mut search = Search::new(job, room);
     // What fails mostly fails here, and is found sooner.
     let step = search.rehearsal(&job.config.with(&choice)).step(room.rates)?;
-    if step.peak_bytes > search.limit {
+    let beside = search.beside(search.streamed_bytes(choice)?);
+    if step.peak_bytes > room.limit_bytes.saturating_sub(beside) {
         return Err(search.too_large());
     }
     let encoding = search.rehearsal(&job.config.with(&choice)).before(search.encoding_limit)?;

@@ -11,6 +11,7 @@ use super::rates::Rates;
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::train::event::Phase;
 use crate::train::how::How;
@@ -95,6 +96,15 @@ impl<L: Lesson> Rehearsal<'_, L> {
             }
         }
         Ok(best.unwrap_or_default())
+    }
+
+    /// Bytes of the model that stay on the host.
+    pub fn streamed_bytes(&self) -> Result<usize> {
+        if self.config.machine.stream == Stream::None {
+            return Ok(0);
+        }
+        let (device, _session) = self.session()?;
+        Ok(device.host_bytes())
     }
 
     fn session(&self) -> Result<(Device, Session<'_, L>)> {

@@ -6,10 +6,13 @@ use std::path::Path;
 use compute::Kind;
 use machine::{Machine, Recording, Source};
 
+use super::rates::{Curve, Measure};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::Bucket;
+use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
+use crate::model::stream::Stream;
 use crate::train::pictures::Drawing;
 
 /// Two sizes, the larger one rare.
@@ -44,14 +47,18 @@ struct Place {
 impl Place {
     fn new(settings: &[&str]) -> Self {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
+        Self::of(&golden, settings)
+    }
+
+    fn of(base: &Path, settings: &[&str]) -> Self {
         let mut raw = RawConfig::empty();
-        raw.set_path("base.path", &golden).unwrap();
+        raw.set_path("base.path", base).unwrap();
         let fixed = ["data.images=pictures", "data.bucket_step=32", "data.resolution=64"];
         for setting in fixed.iter().chain(&["train.batch=4"]).chain(settings) {
             raw.set(setting).unwrap();
         }
         Self {
-            pipeline: Pipeline::open(&golden, None).unwrap(),
+            pipeline: Pipeline::open(base, None).unwrap(),
             config: raw.resolve().unwrap(),
             outlook: outlook(),
             rates: documented(),
@@ -64,8 +71,16 @@ impl Place {
         let lesson = &Drawing::of(config, pipeline)?;
         let host_bytes = host::program_bytes(2) + lesson.host_bytes(config, outlook);
         let limit_bytes = arena_bytes + host_bytes;
-        let room = Room { kind: Kind::cpu(2), limit_bytes, rates };
+        let room = Room { kind: Kind::cpu(2), limit_bytes, rates, host_bytes: None };
         choose(Job { lesson, config, outlook }, room)
+    }
+
+    /// With so many bytes of a card, and of main memory beside it.
+    fn plan_on_card(&self, limit_bytes: usize, host_bytes: Option<usize>) -> Result<Plan> {
+        let Self { pipeline, config, outlook, rates } = self;
+        let lesson = &Drawing::of(config, pipeline)?;
+        let kind = Kind::Cuda { is_deterministic: true };
+        choose(Job { lesson, config, outlook }, Room { kind, limit_bytes, rates, host_bytes })
     }
 
     /// Bytes that are enough for anything.
@@ -146,6 +161,82 @@ fn what_was_typed_is_kept_at_any_limit() {
     for limit in [plenty, plenty - 1, plenty * 8 / 10] {
         let Ok(plan) = place.plan(limit) else { continue };
         assert_eq!(plan.choice.settings()[1].1, "alternate");
-        assert_eq!(plan.choice.settings()[2].1, "int8");
+        assert_eq!(plan.choice.settings()[3].1, "int8");
     }
+}
+
+/// Of four blocks, so that not all of them are on the device at once.
+fn of_blocks(settings: &[&str]) -> Place {
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    Place::of(&demo, &[&["train.batch=1"], settings].concat())
+}
+
+/// The least that a card needs for a job, if blocks may not stream.
+fn least_without(settings: &[&str]) -> usize {
+    let tight = ["machine.stream=none", "train.recompute=block", "base.quantise=none"];
+    let tight = of_blocks(&[&tight[..], settings].concat());
+    tight.plan_on_card(usize::MAX / 4, None).unwrap().peak_bytes()
+}
+
+#[test]
+fn blocks_stream_before_they_lose_precision_and_after_all_else() {
+    let (typed, host) = (["optimizer.kind=adamw"], Some(usize::MAX / 4));
+    let (place, least) = (of_blocks(&typed), least_without(&typed));
+    let roomy = place.plan_on_card(least, host).unwrap();
+    assert_eq!((roomy.choice.stream, roomy.streamed_bytes), (Stream::None, 0));
+    assert_eq!(roomy.choice.recompute, Recompute::Block);
+    let tight = place.plan_on_card(least - 1, host).unwrap();
+    assert_eq!((tight.choice.stream, tight.choice.quantise), (Stream::Blocks, None));
+    assert!(tight.streamed_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
+    assert_eq!(tight.host_bytes, 0);
+    // What does not fit into main memory either loses precision.
+    for host in [None, Some(tight.streamed_bytes - 1)] {
+        let lossy = place.plan_on_card(least - 1, host).unwrap();
+        assert!(lossy.choice.quantise.is_some(), "{}", lossy.choice);
+    }
+    let exact = place.plan_on_card(least - 1, Some(tight.streamed_bytes)).unwrap();
+    assert_eq!(exact.choice, tight.choice);
+}
+
+#[test]
+fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
+    let typed = ["machine.stream=none", "base.quantise=none", "optimizer.kind=adamw"];
+    let (place, least) = (of_blocks(&typed), least_without(&["optimizer.kind=adamw"]));
+    let error = place.plan_on_card(least - 1, Some(usize::MAX / 4)).unwrap_err();
+    let TrainerError::TooLarge { nearest, .. } = &error else { panic!("{error}") };
+    assert_eq!(nearest.as_deref(), Some("machine.stream = \"blocks\""), "{error}");
+    let error = of_blocks(&["machine.stream=blocks"]).plan_on_card(usize::MAX / 4, Some(1000));
+    let error = error.unwrap_err();
+    let TrainerError::TooLarge { phase, limit: 1000, .. } = &error else { panic!("{error}") };
+    assert_eq!(phase, "the model's blocks in main memory");
+}
+
+#[test]
+fn on_the_processor_they_are_a_part_of_what_the_program_holds() {
+    let typed = ["train.recompute=none", "base.quantise=none", "optimizer.kind=adamw"];
+    let [plain, streamed] = ["none", "blocks"].map(|stream| {
+        let stream = format!("machine.stream={stream}");
+        of_blocks(&[&typed[..], &[&stream]].concat()).plan(usize::MAX / 4).unwrap()
+    });
+    assert_eq!(streamed.host_bytes, plain.host_bytes + streamed.streamed_bytes);
+    assert!(streamed.peak_bytes() < plain.peak_bytes());
+    assert!(streamed.total_bytes > plain.total_bytes);
+}
+
+/// A block waits only for what its own work does not hide.
+#[test]
+fn a_slow_link_makes_a_step_longer_and_a_fast_one_does_not() {
+    let place = |bytes_per_second: f64| {
+        let mut place = of_blocks(&["machine.stream=blocks", "train.recompute=none"]);
+        let curve = Curve::through(Measure::Bytes, [(1e9, 1e9 / bytes_per_second)]);
+        place.rates.curves.insert(rates::LINK.into(), curve);
+        place.plan_on_card(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
+    };
+    let [fast, slow] = [1e15, 1e6].map(place);
+    let plain = of_blocks(&["machine.stream=none", "train.recompute=none"]);
+    let plain = plain.plan_on_card(usize::MAX / 4, None).unwrap();
+    assert!((fast.step_secs / plain.step_secs - 1.0).abs() < 1e-3, "{fast:?} {plain:?}");
+    // There and back, all but the two blocks that are there already.
+    let waits = 2.0 * (slow.streamed_bytes / 2) as f64 / 1e6;
+    assert!((slow.step_secs / waits - 1.0).abs() < 0.2, "{} {waits}", slow.step_secs);
 }

@@ -145,7 +145,7 @@ mod tests {
     use crate::model::llama::tests::{golden, ids, recorded};
     use crate::verify::difference;
 
-    const PLAIN: Precision = Precision { dtype: Dtype::F32, base: None };
+    const PLAIN: Precision = Precision::plain(Dtype::F32);
 
     fn request(name: &str, max_tokens: usize) -> Request {
         let prompt = ids(name, "in.input_ids")[..24].to_vec();
@@ -209,7 +209,7 @@ mod tests {
         for (dtype, quantisation) in
             [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::F32, Some(Quantisation::Int8))]
         {
-            let precision = Precision { dtype, base: quantisation };
+            let precision = Precision { base: quantisation, ..Precision::plain(dtype) };
             let planned = plan(&base, precision, &requests, Kind::cpu(2), usize::MAX).unwrap();
             let device = Device::cpu(2, planned).unwrap();
             let (model, adapters) = base.load_adapted(&device, precision, &|_| true).unwrap();

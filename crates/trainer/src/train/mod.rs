@@ -49,7 +49,7 @@ use crate::config::train::Length;
 use crate::data::Problem;
 use crate::error::Result;
 use crate::export::card;
-use crate::plan::{Plan, Rates, Rung};
+use crate::plan::{Plan, Rates, Room, Rung};
 
 /// What happens, as it is told.
 pub enum Happening<'a> {
@@ -79,6 +79,8 @@ pub struct On<'a> {
     pub name: String,
     /// The most that may be taken.
     pub limit_bytes: usize,
+    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
+    pub host_bytes: Option<usize>,
     /// How fast it is.
     pub rates: Rates,
     /// Opens it with an arena of so many bytes.
@@ -219,6 +221,14 @@ pub struct Teller<'a> {
     is_stopped: AtomicBool,
     /// The phase before training that is counted, how much of it is done, and of how much.
     counted: Mutex<(&'static str, u64, u64)>,
+}
+
+impl On<'_> {
+    /// For plans.
+    fn room(&self) -> Room<'_> {
+        let Self { kind, limit_bytes, host_bytes, rates, .. } = self;
+        Room { kind: *kind, limit_bytes: *limit_bytes, rates, host_bytes: *host_bytes }
+    }
 }
 
 impl<'a> Teller<'a> {

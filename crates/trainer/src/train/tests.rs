@@ -92,6 +92,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
         kind,
         name: "test".into(),
         limit_bytes,
+        host_bytes: None,
         rates,
         open: Box::new(open),
         feel: Box::new(|| None),
@@ -102,7 +103,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
     let lesson = Drawing::of(&config, &pipeline).unwrap();
     let outlook = Outlook::of(&caching);
     let job = Job { lesson: &lesson, config: &config, outlook: &outlook };
-    let room = Room { kind, limit_bytes, rates: &on.rates };
+    let room = on.room();
     let plan = rehearse(job, room).unwrap();
     let ladder = ladder(job, room).unwrap();
     let device = (on.open)(plan.peak_bytes()).unwrap();

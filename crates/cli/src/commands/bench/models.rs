@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use compute::{Device, Dtype};
 use serde::Serialize;
 use trainer::cases::{Case, How};
+use trainer::model::stream::Stream;
 
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
@@ -28,7 +29,7 @@ const WARM_UP: usize = 2;
 Examples:
   hearth bench models
   hearth bench models --only sd3-mid --dtype bf16
-  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0
+  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --stream
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
   hearth bench models --python .venv/bin/python")]
 pub struct Arguments {
@@ -47,6 +48,10 @@ pub struct Arguments {
     /// Which blocks of a transformer are computed twice to save memory
     #[arg(long, default_value = "none")]
     recompute: Again,
+
+    /// Keep the frozen blocks of a transformer in main memory, from where each comes when it is needed
+    #[arg(long)]
+    stream: bool,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -87,6 +92,8 @@ pub struct Figures {
     /// The arena's reach, and what it was planned to be.
     pub peak_bytes: usize,
     pub plan_bytes: usize,
+    /// Of weights that stay in main memory.
+    pub streamed_bytes: usize,
     pub rss_peak_bytes: Option<u64>,
     pub rss_before_bytes: Option<u64>,
 }
@@ -135,7 +142,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
     let (engine, dtype) = (&arguments.engine, Dtype::from(arguments.dtype));
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
-    let how = How { samples: arguments.samples.into(), recompute: arguments.recompute.into() };
+    let how = How {
+        samples: arguments.samples.into(),
+        recompute: arguments.recompute.into(),
+        stream: if arguments.stream { Stream::Blocks } else { Stream::None },
+    };
     let mut rehearsed = case.prepare(&meta, dtype, how)?;
     let before = meta.work().flops;
     rehearsed.run()?;
@@ -164,6 +175,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         gflop_per_s: flops as f64 / ms_median / 1e6,
         peak_bytes: device.usage().extent,
         plan_bytes,
+        streamed_bytes: device.host_bytes(),
         rss_peak_bytes: machine::process::peak_resident(),
         rss_before_bytes,
     })

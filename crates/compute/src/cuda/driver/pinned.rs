@@ -85,7 +85,7 @@ impl<D: Deref<Target = Driver>> Drop for Event<D> {
 const NOT_READY: i32 = 600;
 
 /// Host memory that stays where it is.
-pub(in crate::cuda) struct Pinned {
+pub(crate) struct Pinned {
     driver: Arc<Driver>,
     start: *mut u8,
     bytes: usize,
@@ -98,7 +98,7 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     /// So many bytes, with anything in them.
-    pub fn new(driver: &Arc<Driver>, bytes: usize) -> Result<Self> {
+    pub(in crate::cuda) fn new(driver: &Arc<Driver>, bytes: usize) -> Result<Self> {
         driver.bind()?;
         let mut start = null_mut();
         // SAFETY: writes one address, of memory that this value frees; no flags.
@@ -107,11 +107,25 @@ impl Pinned {
         Ok(Self { driver: Arc::clone(driver), start: start.cast(), bytes })
     }
 
-    /// The memory, to be written by the host.
-    pub fn bytes_mut(&mut self) -> &mut [u8] {
-        // SAFETY: the memory is this value's own, and as the system gave it: any bytes are u8. Callers
-        // wait for copies from it before they borrow it.
-        unsafe { std::slice::from_raw_parts_mut(self.start, self.bytes) }
+    /// Some of it.
+    ///
+    /// # Safety
+    /// Nobody writes to it while the slice lives.
+    pub unsafe fn slice(&self, at: usize, bytes: usize) -> &[u8] {
+        assert!(at + bytes <= self.bytes, "{bytes} at {at} of {}", self.bytes);
+        // SAFETY: the range was just checked, and is as the system gave it: any bytes are u8.
+        unsafe { std::slice::from_raw_parts(self.start.wrapping_add(at), bytes) }
+    }
+
+    /// Some of it, to be written.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes it while the slice lives, the card included.
+    #[allow(clippy::mut_from_ref)] // Exclusiveness is the caller's, piece by piece.
+    pub unsafe fn slice_mut(&self, at: usize, bytes: usize) -> &mut [u8] {
+        assert!(at + bytes <= self.bytes, "{bytes} at {at} of {}", self.bytes);
+        // SAFETY: as above.
+        unsafe { std::slice::from_raw_parts_mut(self.start.wrapping_add(at), bytes) }
     }
 
     /// Asks the second stream to copy the first `bytes` to the card.

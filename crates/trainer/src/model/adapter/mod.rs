@@ -124,6 +124,15 @@ pub struct Adapted {
 }
 
 impl Adapters {
+    /// Whether some begin with what the weights are.
+    pub(super) fn reads_weights(&self) -> bool {
+        match &self.plan {
+            Plan::Own => false,
+            Plan::Fresh { targets, .. } => targets.iter().any(|target| target.is_dora),
+            Plan::Given(layers) => layers.values().any(|layer| layer.magnitude.is_some()),
+        }
+    }
+
     /// No layer gets one.
     pub fn none() -> Self {
         Self::with(Plan::Given(HashMap::new()))

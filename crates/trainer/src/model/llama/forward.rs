@@ -5,7 +5,7 @@
 use std::ops::Range;
 
 use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_table};
-use compute::{Device, Dtype, Tape, Tensor, Var};
+use compute::{Device, Dtype, Ring, Tape, Tensor, Var};
 
 use super::Config;
 use super::cache::Cache;
@@ -22,6 +22,7 @@ pub struct Llama {
     /// [vocabulary, D]
     tokens: Slot,
     blocks: Vec<Block>,
+    ring: Option<Ring>,
     norm: Slot,
     /// [vocabulary, D]; none where the table of tokens serves as this too.
     head: Option<Slot>,
@@ -43,12 +44,13 @@ impl Llama {
         let mut inner = build.at("model");
         let tokens = inner.table("embed_tokens", sizes)?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| Block::new(config, inner.at(format!("layers.{index}"))))
+            .map(|index| Block::new(config, inner.block("layers", index)))
             .collect::<Result<_>>()?;
         let norm = inner.norm("norm", config.hidden_size)?;
         let head =
             if config.tie_word_embeddings { None } else { Some(build.table("lm_head", sizes)?) };
-        Ok(Self { config: config.clone(), dtype, tokens, blocks, norm, head })
+        let ring = build.ring();
+        Ok(Self { config: config.clone(), dtype, tokens, blocks, ring, norm, head })
     }
 
     /// Its settings.
@@ -69,15 +71,15 @@ impl Llama {
         let around = Around { table, first_keys: first_keys.cloned() };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
-            x = if recompute.does(index) {
+            [x] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    return Ok([block.forward(tape, &x, &around)?]);
+                }
                 let around = around.clone();
-                let [x] = tape.recompute(&[&x], move |tape, inputs| {
+                tape.recompute(&[&x], move |tape, inputs| {
                     Ok([block.forward(tape, &inputs[0], &around)?])
-                })?;
-                x
-            } else {
-                block.forward(tape, &x, &around)?
-            };
+                })
+            })?;
         }
         self.normed(tape, &x)
     }
@@ -103,13 +105,15 @@ impl Llama {
 
     /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
     /// the cache, and are added to it.
-    pub fn extend(&self, tape: &Tape<'_>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
+    pub fn extend<'m>(&'m self, tape: &Tape<'m>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
         let (first, n) = (cache.n_tokens(), ids.shape().width());
         cache.check_room(n)?;
         let table = self.angles(tape, first..first + n)?;
         let mut x = self.embed(tape, ids)?;
-        for (block, held) in self.blocks.iter().zip(&mut cache.blocks) {
-            x = block.extend(tape, &x, &table, (held, first))?;
+        for (index, (block, held)) in self.blocks.iter().zip(&mut cache.blocks).enumerate() {
+            x = tape.block(self.ring.as_ref(), index, || {
+                block.extend(tape, &x, &table, (held, first))
+            })?;
         }
         cache.skip_to(first + n);
         self.normed(tape, &x)

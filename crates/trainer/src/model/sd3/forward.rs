@@ -3,7 +3,7 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
 use compute::ops::{Activation, Attention, PatchOrder, QkNormRope};
-use compute::{Tape, Tensor, Var};
+use compute::{Ring, Tape, Tensor, Var};
 
 use super::{Config, QkNorm};
 use crate::error::{Result, TrainerError};
@@ -26,6 +26,7 @@ pub struct Sd3 {
     pooled: [Layer; 2],
     context: Layer,
     blocks: Vec<Block>,
+    ring: Option<Ring>,
     modulation_out: Layer,
     out: Layer,
 }
@@ -48,9 +49,8 @@ impl Sd3 {
     pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
         let (d, patch) = (config.width(), config.patch_size);
         let side = config.pos_embed_max_size;
-        let blocks = (0..config.num_layers).map(|index| {
-            Block::new(config, index, build.at(format!("transformer_blocks.{index}")))
-        });
+        let blocks = (0..config.num_layers)
+            .map(|index| Block::new(config, index, build.block("transformer_blocks", index)));
         Ok(Self {
             blocks: blocks.collect::<Result<_>>()?,
             patches: build.patches("pos_embed.proj", [d, config.in_channels, patch, patch])?,
@@ -69,6 +69,7 @@ impl Sd3 {
             context: build.edge("context_embedder", config.joint_attention_dim, d)?,
             modulation_out: build.edge("norm_out.linear", d, 2 * d)?,
             out: build.edge("proj_out", d, patch * patch * config.out_channels())?,
+            ring: build.ring(),
             config: config.clone(),
         })
     }
@@ -84,13 +85,14 @@ impl Sd3 {
         let mut x = self.embed(tape, input.latents)?;
         let mut context = self.context.forward(tape, &input.context.clone().into())?;
         for (index, block) in self.blocks.iter().enumerate() {
-            [x, context] = if recompute.does(index) {
+            [x, context] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    return block.forward(tape, &x, &context, &condition);
+                }
                 tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
                     block.forward(tape, &inputs[0], &inputs[1], &inputs[2])
-                })?
-            } else {
-                block.forward(tape, &x, &context, &condition)?
-            };
+                })
+            })?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;
         let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;

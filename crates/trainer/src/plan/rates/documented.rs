@@ -8,7 +8,7 @@ use compute::Kind;
 use machine::Machine;
 use machine::cpu::{Cpu, CpuFeature};
 
-use super::{ARITHMETIC, Curve, LOAD, Measure, PASS, Rates};
+use super::{ARITHMETIC, Curve, LINK, LOAD, Measure, PASS, Rates};
 
 /// Operations that one core does per clock tick, best instructions first. Taken: two multiply-adds
 /// of a whole vector per tick (Intel and Arm optimisation guides); Apple's and Arm's large cores do
@@ -44,6 +44,9 @@ const CARD: (f64, f64) = (25e12, 180e9);
 /// The same of any other GPU. Chosen: what plain kernels may reach on the smallest of Apple's chips, whose
 /// memory is `MEMORY`'s; nobody measured one.
 const GPU: (f64, f64) = (0.5e12, 60e9);
+/// Bytes per second from main memory to a card. Chosen: what sixteen lanes of the third generation give,
+/// which every board since 2012 has.
+const LINK_OF_CARDS: f64 = 12e9;
 /// Chosen: an ordinary solid-state disk.
 const DISK: f64 = 2e9;
 
@@ -63,6 +66,7 @@ impl Rates {
             (ARITHMETIC, steady(Measure::Flops, flops)),
             (PASS, steady(Measure::Bytes, bytes)),
             (LOAD, steady(Measure::Bytes, DISK)),
+            (LINK, steady(Measure::Bytes, LINK_OF_CARDS)),
         ];
         let curves: BTreeMap<_, _> =
             curves.into_iter().map(|(name, curve)| (name.to_owned(), curve)).collect();

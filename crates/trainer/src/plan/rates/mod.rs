@@ -14,7 +14,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-use compute::{Calls, Class, Work};
+use compute::{Calls, Class, Lap, Work};
 use serde::{Deserialize, Serialize};
 
 pub use kept::{Found, Owner, folder};
@@ -25,6 +25,12 @@ pub const PASS: &str = "pass";
 pub const ARITHMETIC: &str = "arithmetic";
 /// The curve of bytes that come from a model's file.
 pub const LOAD: &str = "load";
+
+/// The curve of bytes that come to a card from main memory.
+pub const LINK: &str = "link";
+/// Chosen for rates that do not know it: what the slowest link of a card in use gives, eight lanes of the
+/// third generation.
+const LINK_BYTES_PER_SECOND: f64 = 6e9;
 
 /// What no call is faster than, in seconds; logarithms need a number above 0.
 const SHORTEST: f64 = 1e-9;
@@ -79,9 +85,21 @@ impl Measure {
 }
 
 impl Rates {
-    /// How long work takes.
+    /// How long work takes. Where weights come from the host, a block waits if the next takes longer to
+    /// come than it to compute.
     pub fn seconds(&self, work: &Work) -> f64 {
-        work.calls.iter().map(|(class, calls)| self.seconds_of(class, calls)).sum()
+        let wait = |lap: &Lap| (self.copying(lap.copied) - self.computing(&lap.calls)).max(0.0);
+        self.computing(&work.calls) + work.laps.iter().map(wait).sum::<f64>()
+    }
+
+    fn computing(&self, calls: &BTreeMap<Class, Calls>) -> f64 {
+        calls.iter().map(|(class, calls)| self.seconds_of(class, calls)).sum()
+    }
+
+    /// How long bytes take to come to a card.
+    fn copying(&self, bytes: u64) -> f64 {
+        let known = self.curves.get(LINK).map(|curve| curve.seconds(bytes as f64));
+        if bytes == 0 { 0.0 } else { known.unwrap_or(bytes as f64 / LINK_BYTES_PER_SECOND) }
     }
 
     /// How long calls of one class take.

@@ -10,6 +10,7 @@ use machine::{Machine, Recording, Source};
 use super::*;
 use crate::cases::{Case, How};
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream as Where;
 
 /// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
 fn random_points(seed: u64) -> Vec<(f64, f64)> {
@@ -128,7 +129,7 @@ fn a_damaged_file_is_told_of_and_not_used() {
 
 /// A training step's tally on a device.
 fn step(device: &Device) -> Work {
-    let how = How { samples: 1, recompute: Recompute::None };
+    let how = How { samples: 1, recompute: Recompute::None, stream: Where::None };
     let mut prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
     let before = device.work();
     prepared.run().unwrap();

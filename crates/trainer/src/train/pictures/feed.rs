@@ -42,7 +42,8 @@ impl<'a> Feed<'a> {
         tiling: Option<Tiling>,
     ) -> Result<Self> {
         let seed = config.train.seed;
-        let precision = Precision { dtype: config.base.dtype, base: config.base.quantise };
+        let precision =
+            Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
         let is_shown = lesson::Lesson::shows(&lesson);
         let pictures = is_shown.then(|| Pictures::new(lesson, precision, tiling)).transpose()?;
         let mixer = Mixer {

@@ -42,7 +42,7 @@ use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::Tiling;
 use crate::objective::flow::Level;
-use crate::plan::{Job, Outlook, Plan, Room, Rung, choose, ladder, rehearse};
+use crate::plan::{Job, Outlook, Plan, Rung, choose, ladder, rehearse};
 use crate::sample::plan_encoding;
 
 /// A model that draws, and what it is to draw.
@@ -164,7 +164,7 @@ impl Lesson for Drawing<'_> {
         let mut phases = plan_pictures(self.pipeline, &outlook.to_encode, kind, limit)?;
         if outlook.has_texts {
             let base = config.base.quantise_encoders;
-            let precision = Precision { dtype: config.base.dtype, base };
+            let precision = Precision { base, ..Precision::plain(config.base.dtype) };
             phases.extend(plan_encoding(&self.pipeline.encoders, precision, kind, limit)?);
         }
         Ok(phases.into_iter().map(Phase::from).collect())
@@ -258,10 +258,10 @@ fn prepare<'p>(
     on: &On<'_>,
     teller: &Teller<'_>,
 ) -> Result<Prepared<'p>> {
-    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let room = on.room();
     let lesson = &Drawing::of(config, pipeline)?;
     let look = |encoders| {
-        let precision = Precision { dtype: config.base.dtype, base: encoders };
+        let precision = Precision { base: encoders, ..Precision::plain(config.base.dtype) };
         let request = Request { precision, ..Request::of(config)? };
         Caching::new(pipeline, request, &|done| teller.prepares(done))
     };

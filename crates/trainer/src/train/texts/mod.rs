@@ -37,7 +37,7 @@ use crate::model::llama::preset::Preset;
 use crate::model::llama::published::Published;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::plan::{Job, Outlook, Plan, Room, Rung, choose, ladder};
+use crate::plan::{Job, Outlook, Plan, Rung, choose, ladder};
 use crate::text::{HeldOut, Sequence, Texts, Tokenizer};
 
 /// A language model, and what it is to read.
@@ -332,7 +332,7 @@ fn prepare(
     texts: &Texts,
     on: &On<'_>,
 ) -> Result<(RunConfig, Plan, Vec<Rung>)> {
-    let room = Room { kind: on.kind, limit_bytes: on.limit_bytes, rates: &on.rates };
+    let room = on.room();
     let outlook = &lesson.outlook_of(texts.n_train(), texts.n_held_out());
     let plan = choose(Job { lesson, config, outlook }, room)?;
     let planned = config.with(&plan.choice);

@@ -14,10 +14,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use compute::{Device, Dtype, Params, Tape, Var, Work};
+use compute::{Device, Dtype, Params, Ring, Tape, Var, Work};
 use machine::{Machine, Source};
 use serde::Serialize;
-use trainer::plan::rates::{self, Curve, LOAD, Measure, Owner, PASS, Rates};
+use trainer::plan::rates::{self, Curve, LINK, LOAD, Measure, Owner, PASS, Rates};
 
 use self::kernels::Case;
 use self::steps::Stack;
@@ -130,6 +130,7 @@ pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
     clear();
     let mut rates = learn(all.iter().zip(&works));
     rates.curves.insert(LOAD.into(), loading(is_quick)?);
+    rates.curves.insert(LINK.into(), linking(&device, is_quick)?);
     Ok(rates)
 }
 
@@ -246,6 +247,25 @@ fn learn<'w>(measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>) -> Rate
         curves.insert(PASS.into(), add);
     }
     Rates { is_measured: true, curves }
+}
+
+/// Blocks that come from main memory, each of three in turn, so that none of them is there already.
+fn linking(device: &Device, is_quick: bool) -> Result<Curve, Failure> {
+    let sizes = if is_quick { &FILES[..1] } else { &FILES[..] };
+    let mut points = Vec::new();
+    for bytes in sizes {
+        let ring = Ring::new(device, &vec![vec![*bytes as usize]; 3])?;
+        let mut best = f64::INFINITY;
+        for block in (0..3).cycle().take(3 * FEWEST) {
+            device.synchronise()?;
+            let begun = Instant::now();
+            ring.enter(block, None);
+            device.synchronise()?;
+            best = best.min(begun.elapsed().as_secs_f64());
+        }
+        points.push((*bytes as f64, best));
+    }
+    Ok(Curve::through(Measure::Bytes, points))
 }
 
 /// Reading files that the system has at hand, as a model's are on the second run.

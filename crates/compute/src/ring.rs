@@ -1,0 +1,454 @@
+//! Frozen weights that live on the host and come to the device block by block, where its memory is too
+//! small for all of them: a ring of places in the arena, each as large as the largest block. While one
+//! block is computed the next comes into another place, on the way there and on the way back.
+//!
+//! ```text
+//! host      0  1  2  3  4 ...          all blocks, always
+//!                 ↘
+//! arena     [ 1 ][ 2 ]                 the one that is computed with, and the next
+//! ```
+//!
+//! A tensor of a block knows its block and finds its numbers wherever that lies. So nothing but the
+//! model's loop over its blocks has to know of it ([`Tape::block`]), and nothing that is computed differs.
+//! On a card copies go to a stream of their own; elsewhere they are plain copies, which gain nothing and
+//! show that all of it is right.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use crate::cpu::Memory;
+use crate::cuda::{Gate, Pinned};
+use crate::device::Engine;
+use crate::tape::Tape;
+use crate::tensor::{Buffer, Tensor};
+use crate::{Device, Dtype, Result, Shape, Tag};
+
+/// Places on the device. Chosen: with two, one block is computed with while the next comes. More would
+/// only help where blocks differ in size, and take the memory that was to be saved.
+const PLACES: usize = 2;
+
+/// The blocks of a model; clones are the same.
+#[derive(Clone)]
+pub struct Ring(Arc<Inner>);
+
+struct Inner {
+    device: Device,
+    blocks: Vec<Block>,
+    state: Mutex<State>,
+}
+
+/// What a block's tensors take, one after the other.
+struct Block {
+    home: Home,
+    bytes: usize,
+}
+
+/// Where a block lives.
+enum Home {
+    /// On a device without data.
+    Nowhere,
+    Host(Memory),
+    /// Where a card copies from by itself.
+    Pinned(Pinned),
+}
+
+struct State {
+    places: Vec<Place>,
+    /// How much of each block its tensors have so far.
+    taken: Vec<usize>,
+    /// The block that is computed with.
+    current: Option<usize>,
+    /// Counts what happens to places.
+    moment: u64,
+}
+
+struct Place {
+    memory: Tensor,
+    block: Option<usize>,
+    /// When it was used last.
+    last: u64,
+    /// On a card: by what its two streams wait for each other.
+    gate: Option<Gate>,
+}
+
+impl Ring {
+    /// Takes memory for blocks whose tensors have these bytes: on the host for all, on the device for
+    /// the places.
+    pub fn new(device: &Device, blocks: &[Vec<usize>]) -> Result<Self> {
+        let unit = device.kind().alignment();
+        let sizes = blocks.iter().map(|block| block.iter().map(|n| n.next_multiple_of(unit)).sum());
+        let sizes: Vec<usize> = sizes.collect();
+        let largest = sizes.iter().copied().max().unwrap_or(0);
+        let place = |_| {
+            let memory = device.tagged(Tag::Weights, || device.alloc([largest], Dtype::U8))?;
+            let gate = match device.engine() {
+                Engine::Cuda(cuda) => Some(cuda.gate()?),
+                Engine::Meta | Engine::Cpu(_) | Engine::Gpu(_) => None,
+            };
+            Ok(Place { memory, block: None, last: 0, gate })
+        };
+        let places = (0..PLACES.min(blocks.len())).map(place).collect::<Result<_>>()?;
+        let taken = vec![0; blocks.len()];
+        let state = State { places, taken, current: None, moment: 0 };
+        let block = |bytes| Ok(Block { home: Home::new(device, bytes)?, bytes });
+        let blocks: Vec<Block> = sizes.into_iter().map(block).collect::<Result<_>>()?;
+        device.hold_on_host(blocks.iter().map(|block| block.bytes).sum());
+        Ok(Self(Arc::new(Inner { device: device.clone(), blocks, state: Mutex::new(state) })))
+    }
+
+    /// A tensor of a block, with anything in it; to be written by [`crate::fill_all`] alone.
+    ///
+    /// # Panics
+    /// If the block was not made for it.
+    pub fn alloc(&self, block: usize, shape: impl Into<Shape>, dtype: Dtype) -> Tensor {
+        let shape = shape.into();
+        let bytes = shape.elements() * dtype.bytes();
+        let taken = &mut self.state().taken[block];
+        let start = *taken;
+        *taken += bytes.next_multiple_of(self.0.device.kind().alignment());
+        assert!(*taken <= self.0.blocks[block].bytes, "block {block} has more than it asked for");
+        let buffer = Buffer::in_ring(self.0.device.clone(), (self.clone(), block, start), bytes);
+        Tensor::new(buffer, shape, dtype)
+    }
+
+    /// A copy of a tensor as a part of a block.
+    pub fn park(&self, block: usize, tensor: &Tensor) -> Result<Tensor> {
+        let mut parked = self.alloc(block, tensor.shape(), tensor.dtype());
+        if !self.0.device.is_meta() {
+            tensor.copy_to(parked.home_mut())?;
+        }
+        Ok(parked)
+    }
+
+    /// Makes sure that a block is on the device, for all that is asked of it until the next call, and lets
+    /// `next` come meanwhile.
+    pub fn enter(&self, block: usize, next: Option<usize>) {
+        let state = &mut *self.state();
+        let mut copied = 0;
+        if state.current != Some(block) {
+            self.leave(state);
+            state.current = Some(block);
+            if state.at(block).is_none() {
+                copied += self.bring(state, block);
+            }
+        }
+        state.moment += 1;
+        let moment = state.moment;
+        if let Some(place) = state.at(block) {
+            place.last = moment;
+            if let (Engine::Cuda(cuda), Some(gate)) = (self.0.device.engine(), &place.gate) {
+                cuda.arrive(gate);
+            }
+        }
+        if let Some(next) = next.filter(|next| state.at(*next).is_none()) {
+            copied += self.bring(state, next);
+        }
+        self.0.device.lap(copied);
+    }
+
+    /// Says that the block that was computed with is not used any more by what comes.
+    fn leave(&self, state: &mut State) {
+        let left = state.current.and_then(|block| state.at(block)).and_then(|it| it.gate.as_ref());
+        if let (Engine::Cuda(cuda), Some(gate)) = (self.0.device.engine(), left) {
+            cuda.leave(gate);
+        }
+    }
+
+    /// Copies a block to the place that was not used for the longest; returns its bytes.
+    fn bring(&self, state: &mut State, block: usize) -> usize {
+        let current = state.current;
+        let free = state.places.iter_mut().filter(|it| it.block.is_none() || it.block != current);
+        let Some(place) = free.min_by_key(|place| place.last) else { return 0 };
+        (place.block, place.last) = (Some(block), state.moment);
+        let (Block { home, bytes }, gate) = (&self.0.blocks[block], &place.gate);
+        place.memory.within(0..*bytes, |to| match (self.0.device.engine(), home, gate) {
+            (Engine::Cuda(cuda), Home::Pinned(pinned), Some(gate)) => {
+                cuda.bring(gate, pinned, to.address_mut(), *bytes);
+            }
+            (Engine::Cpu(_) | Engine::Gpu(_), Home::Host(memory), _) => {
+                // SAFETY: tensors of a block are written before anything is computed with them, by
+                // whoever has them alone.
+                to.write(unsafe { memory.slice::<u8>(0, *bytes) });
+            }
+            _ => {}
+        });
+        *bytes
+    }
+
+    /// Where a block starts in the arena.
+    pub(crate) fn offset(&self, block: usize) -> usize {
+        let mut state = self.state();
+        let place = state.at(block).expect("a block's weights are used after it was entered");
+        place.memory.offset()
+    }
+
+    /// Bytes of a tensor where it lives.
+    pub(crate) fn home(&self, block: usize, start: usize, bytes: usize) -> &[u8] {
+        match &self.0.blocks[block].home {
+            Home::Nowhere => panic!("a tensor without data was used"),
+            // SAFETY: the range is the tensor's own; see `home_mut`.
+            Home::Host(memory) => unsafe { memory.slice(start, bytes) },
+            // SAFETY: as above.
+            Home::Pinned(pinned) => unsafe { pinned.slice(start, bytes) },
+        }
+    }
+
+    /// The same, to be written. What the device has of the block is forgotten.
+    ///
+    /// # Safety
+    /// Nobody else has the tensor whose bytes these are.
+    #[allow(clippy::mut_from_ref)] // Exclusiveness is the tensor's.
+    pub(crate) unsafe fn home_mut(&self, block: usize, start: usize, bytes: usize) -> &mut [u8] {
+        self.forget(block);
+        match &self.0.blocks[block].home {
+            Home::Nowhere => panic!("a tensor without data was used"),
+            // SAFETY: by the caller.
+            Home::Host(memory) => unsafe { memory.slice_mut(start, bytes) },
+            // SAFETY: as above.
+            Home::Pinned(pinned) => unsafe { pinned.slice_mut(start, bytes) },
+        }
+    }
+
+    /// Takes a block away from the device, when nothing comes from its home any more.
+    fn forget(&self, block: usize) {
+        let state = &mut *self.state();
+        if state.current == Some(block) {
+            self.leave(state);
+            state.current = None;
+        }
+        let Some(place) = state.at(block) else { return };
+        place.block = None;
+        if let (Engine::Cuda(cuda), Some(gate)) = (self.0.device.engine(), &place.gate) {
+            cuda.settle(gate);
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().expect("nothing panics while a block comes")
+    }
+}
+
+impl State {
+    /// Where a block is, if it is anywhere.
+    fn at(&mut self, block: usize) -> Option<&mut Place> {
+        self.places.iter_mut().find(|place| place.block == Some(block))
+    }
+}
+
+impl Home {
+    fn new(device: &Device, bytes: usize) -> Result<Self> {
+        Ok(match device.engine() {
+            Engine::Meta => Self::Nowhere,
+            Engine::Cpu(_) | Engine::Gpu(_) => Self::Host(Memory::reserve(bytes)?),
+            Engine::Cuda(cuda) => Self::Pinned(cuda.pin(bytes)?),
+        })
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        self.device.gone_from_host(self.blocks.iter().map(|block| block.bytes).sum());
+        // The places are the arena's again, and a block may be on its way to one.
+        if let Engine::Cuda(cuda) = self.device.engine() {
+            cuda.after_copies();
+        }
+    }
+}
+
+impl fmt::Debug for Ring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a ring of {} blocks", self.0.blocks.len())
+    }
+}
+
+impl<'m> Tape<'m> {
+    /// Runs one of a model's blocks. Where blocks live on the host, it is brought for that, and again for
+    /// the way back.
+    pub fn block<T>(
+        &self,
+        ring: Option<&'m Ring>,
+        index: usize,
+        run: impl FnOnce() -> Result<T>,
+    ) -> Result<T> {
+        let Some(ring) = ring else { return run() };
+        let n = ring.0.blocks.len();
+        // Without a way back, the first block comes again after the last.
+        let next = if self.is_training() { index + 1 } else { (index + 1) % n };
+        ring.enter(index, Some(next).filter(|next| *next < n));
+        let n_records = self.n_records();
+        let made = run()?;
+        if self.n_records() > n_records {
+            self.push("block", move |_| {
+                ring.enter(index, index.checked_sub(1));
+                Ok(())
+            });
+        }
+        Ok(made)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{Activation, Linear, Lora};
+    use crate::testing::{Input, device, upload};
+    use crate::{Gradients, ParamKey, Params, Quantisation, Quantised, Usage, Var, fill_all};
+
+    const WIDTH: usize = 64;
+    const BLOCKS: usize = 5;
+
+    /// A matrix as it is and one in few bits, with a bias and an adapter.
+    struct Layer {
+        dense: Var,
+        bias: Var,
+        quantised: Quantised,
+        lora: [ParamKey; 2],
+    }
+
+    struct Model {
+        blocks: Vec<Layer>,
+        ring: Option<Ring>,
+    }
+
+    impl Model {
+        fn new(device: &Device, params: &mut Params, streams: bool) -> Self {
+            let matrix = [WIDTH, WIDTH];
+            let how = Quantisation::Nf4;
+            let sizes = [vec![4 * WIDTH * WIDTH, 4 * WIDTH], Quantised::sizes(matrix.into(), how)];
+            let ring = streams.then(|| Ring::new(device, &vec![sizes.concat(); BLOCKS]).unwrap());
+            let tensor = |input: &Input| upload(device, input, Dtype::F32);
+            let blocks = (0..BLOCKS).map(|index| {
+                let input = |shape: &[usize], seed| {
+                    Input::normal(Shape::new(shape), 10 * index as u64 + seed).scaled(0.2)
+                };
+                let (dense, bias) = (tensor(&input(&matrix, 1)), tensor(&input(&[WIDTH], 2)));
+                let quantised = Quantised::new(&tensor(&input(&matrix, 3)), how).unwrap();
+                let lora = [[2, WIDTH], [WIDTH, 2]].map(|shape| input(&shape, 4));
+                let lora = lora.map(|input| params.add(tensor(&input)));
+                let park = |tensor: Tensor| match &ring {
+                    Some(ring) => ring.park(index, &tensor).unwrap(),
+                    None => tensor,
+                };
+                let quantised = match &ring {
+                    Some(ring) => quantised.park(ring, index).unwrap(),
+                    None => quantised,
+                };
+                Layer { dense: park(dense).into(), bias: park(bias).into(), quantised, lora }
+            });
+            Self { blocks: blocks.collect(), ring }
+        }
+
+        fn forward<'m>(&'m self, tape: &Tape<'m>, x: &Tensor, recompute: bool) -> Result<Var> {
+            let mut x = Var::from(x.clone());
+            for (index, layer) in self.blocks.iter().enumerate() {
+                x = tape.block(self.ring.as_ref(), index, || {
+                    if !recompute {
+                        return layer.forward(tape, &x);
+                    }
+                    let again = tape.recompute(&[&x], |tape, v| Ok([layer.forward(tape, &v[0])?]));
+                    again.map(|[x]| x)
+                })?;
+            }
+            Ok(x)
+        }
+    }
+
+    impl Layer {
+        fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
+            let [down, up] = self.lora.map(|key| tape.param(key));
+            let lora = Some(Lora { down: &down, up: &up, scale: 1.0, dropout: 0.0 });
+            let (bias, activation) = (Some(&self.bias), Activation::GeluTanh);
+            let y =
+                tape.linear(x, Linear { bias, activation, lora, ..Linear::new(&self.dense) })?;
+            tape.add(x, &tape.linear(&y, Linear::new(&self.quantised))?)
+        }
+    }
+
+    /// Two steps' worth of gradients and a result without a way back, as bits, and the memory it took.
+    fn train(device: &Device, streams: bool, recompute: bool) -> (Vec<u32>, Usage) {
+        let mut params = Params::default();
+        let model = Model::new(device, &mut params, streams);
+        let x = upload(device, &Input::normal([7, WIDTH], 99), Dtype::F32);
+        device.restart_peak();
+        let mut gradients = Gradients::default();
+        for _ in 0..2 {
+            let tape = Tape::training(device, &params, 0);
+            let y = model.forward(&tape, &x, recompute).unwrap();
+            let loss = tape.mse(&y, &x, None, None).unwrap();
+            drop(y);
+            tape.backward(&loss, &mut gradients).unwrap();
+        }
+        let tape = Tape::inference(device, &params, 0);
+        let last = model.forward(&tape, &x, recompute).unwrap();
+        let usage = device.usage();
+        if device.is_meta() {
+            return (Vec::new(), usage);
+        }
+        let all = gradients.all(params.values().len()).into_iter().flatten();
+        let all = all.chain([last.tensor()]).flat_map(Tensor::to_vec::<f32>);
+        (all.map(f32::to_bits).collect(), usage)
+    }
+
+    #[test]
+    fn blocks_that_stream_give_the_same_bits_in_less_memory() {
+        for recompute in [false, true] {
+            let (kept, kept_usage) = train(&device(), false, recompute);
+            let (streamed, usage) = train(&device(), true, recompute);
+            assert!(kept == streamed, "recompute {recompute}");
+            assert!(kept.iter().any(|bits| f32::from_bits(*bits) != 0.0));
+            assert!(usage.peak < kept_usage.peak, "{usage:?} {kept_usage:?}");
+        }
+    }
+
+    #[test]
+    fn they_take_the_same_memory_on_the_shape_only_device() {
+        let real = device();
+        let meta = Device::meta(real.kind(), usize::MAX / 2);
+        for recompute in [false, true] {
+            assert_eq!(train(&real, true, recompute).1, train(&meta, true, recompute).1);
+            assert_eq!((real.host_bytes(), meta.host_bytes()), (0, 0));
+        }
+    }
+
+    /// There and back, each of five blocks comes twice but for the two that are there at each turn; then
+    /// once more, and the first after the last.
+    #[test]
+    fn a_plan_knows_what_comes_when() {
+        let meta = Device::meta(crate::Kind::cpu(2), usize::MAX / 2);
+        train(&meta, true, false);
+        let work = meta.work();
+        let copied: Vec<u64> = work.laps.iter().map(|lap| lap.copied).collect();
+        let block = *copied.iter().find(|bytes| **bytes > 0).unwrap() / 2;
+        let came: Vec<u64> = copied.iter().map(|bytes| bytes / block).collect();
+        assert_eq!(came[..10], [2, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
+        assert_eq!(came[10..20], [0, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
+        assert_eq!(came[20..], [0, 1, 1, 1, 1]);
+        let inside: u64 =
+            work.laps.iter().flat_map(|lap| lap.calls.values()).map(|c| c.flops).sum();
+        assert!(inside > 0 && inside <= work.flops);
+    }
+
+    #[test]
+    fn what_is_written_after_a_block_came_comes_again() {
+        let device = device();
+        let ring = Ring::new(&device, &[vec![8], vec![8]]).unwrap();
+        let mut tensor = ring.alloc(0, [8], Dtype::U8);
+        for byte in [1, 2] {
+            fill_all(vec![&mut tensor], |parts| -> Result<()> {
+                let part = parts.into_iter().next().unwrap();
+                part.fill(&mut |to| {
+                    to.fill(byte);
+                    Ok(())
+                })
+            })
+            .unwrap();
+            ring.enter(0, Some(1));
+            // A copy is made of what the device has.
+            let copy = tensor.clone().unshared().unwrap();
+            assert_eq!(copy.to_vec::<u8>(), [byte; 8]);
+            drop(copy);
+        }
+        assert_eq!(device.host_bytes(), 2 * device.kind().alignment());
+    }
+}

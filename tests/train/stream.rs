@@ -1,0 +1,144 @@
+//! Frozen blocks that stay in main memory and come to the device one by one: the same bits as without,
+//! in less of the device's memory and in as much as was planned. On the processor, where it gains nothing.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use safetensors::tensor::TensorView;
+use trainer::text::Tokenizer;
+use trainer::train::event::Event;
+
+use super::{Job, check_memory, events, learnt, losses};
+use crate::{printed, text};
+
+fn validations(events: &[Event]) -> Vec<f64> {
+    let mut losses = Vec::new();
+    for event in events {
+        if let Event::Validation { loss, .. } = event {
+            losses.push(*loss);
+        }
+    }
+    losses
+}
+
+/// Compares two runs that differ in where the blocks are.
+fn check(plain: &Path, streamed: &Path) {
+    let [plain, streamed] = [plain, streamed].map(events);
+    assert!(losses(&plain).len() > 2);
+    assert_eq!(losses(&plain), losses(&streamed));
+    assert_eq!(validations(&plain), validations(&streamed));
+    let [taken, planned] = check_memory(&streamed);
+    assert_eq!(taken, planned);
+    assert!(taken < check_memory(&plain)[0]);
+}
+
+#[test]
+fn pictures_are_learnt_the_same() {
+    let job = Job::new();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
+    let base = format!("base.path={}", text(&demo));
+    let ways: [&[&str]; 3] = [
+        &["train.recompute=none"],
+        &["train.recompute=alternate", "base.quantise=int8"],
+        &["train.recompute=block", "base.dtype=bf16", "adapter.kind=dora"],
+    ];
+    for (index, way) in ways.into_iter().enumerate() {
+        let [plain, streamed] = ["none", "blocks"].map(|stream| {
+            let stream = &format!("machine.stream={stream}");
+            let set = [&[&base[..], stream, "train.steps=3", "output.save_every=3"], way].concat();
+            job.finish(&format!("{index}-{stream}"), &set, &[])
+        });
+        check(&plain, &streamed);
+        assert!(learnt(&plain) == learnt(&streamed), "{way:?}");
+    }
+    let decided = fs::read_to_string(job.path("0-machine.stream=blocks/config.toml")).unwrap();
+    assert!(decided.contains("stream = \"blocks\""), "{decided}");
+}
+
+#[test]
+fn a_run_goes_on_where_blocks_are_elsewhere() {
+    let job = Job::new();
+    let set = |steps| ["machine.stream=blocks", steps];
+    job.finish("run", &set("train.steps=2"), &[]);
+    let resumed = job.finish("run", &["train.steps=4"], &["--resume"]);
+    let whole = job.finish("whole", &set("train.steps=4"), &[]);
+    assert!(learnt(&resumed) == learnt(&whole));
+}
+
+/// The language model of the golden files with five blocks instead of two, each of them there again.
+fn model(folder: &Path) -> PathBuf {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/learning");
+    let model = folder.join("model");
+    fs::create_dir(&model).unwrap();
+    let config = fs::read_to_string(golden.join("model/config.json")).unwrap();
+    let config = config.replace("\"num_hidden_layers\": 2", "\"num_hidden_layers\": 5");
+    fs::write(model.join("config.json"), config).unwrap();
+    let bytes = fs::read(golden.join("model/model.safetensors")).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<(String, TensorView<'_>)> = Vec::new();
+    for (name, view) in file.tensors() {
+        for index in 0..5 {
+            let layer = |index| format!(".layers.{index}.");
+            let again = name.replace(&layer(index % 2), &layer(index));
+            if again != name || index < 2 && name.contains(&layer(index)) {
+                all.push((again, view.clone()));
+            }
+        }
+        if !name.contains(".layers.") {
+            all.push((name, view));
+        }
+    }
+    safetensors::serialize_to_file(all, None, &model.join("model.safetensors")).unwrap();
+    Tokenizer::bytes().save(&model).unwrap();
+    fs::copy(golden.join("texts.jsonl"), folder.join("texts.jsonl")).unwrap();
+    model
+}
+
+const TEXTS: &str = "
+[base]
+path = 'model'
+dtype = 'bf16'
+[text]
+path = 'texts.jsonl'
+length = 64
+validation = 0.2
+[adapter]
+rank = 4
+targets = ['q_proj', 'v_proj', 'down_proj']
+[train]
+steps = 4
+batch = 2
+validate_every = 2
+[output]
+folder = 'run'
+save_every = 'off'
+";
+
+#[test]
+fn texts_are_learnt_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    model(folder.path());
+    let job = folder.path().join("job.toml");
+    fs::write(&job, TEXTS).unwrap();
+    for quantise in ["none", "nf4"] {
+        let [plain, streamed] = ["none", "blocks"].map(|stream| {
+            let out = folder.path().join(format!("{quantise}-{stream}"));
+            let set = [format!("machine.stream={stream}"), format!("base.quantise={quantise}")];
+            let set = set.iter().flat_map(|value| ["--set", value]);
+            let words = ["train", text(&job), "--out", text(&out), "--quiet"];
+            printed(&words.into_iter().chain(set).collect::<Vec<_>>());
+            out
+        });
+        check(&plain, &streamed);
+        let adapter = "adapter/peft/adapter_model.safetensors";
+        let [plain, streamed] = [plain, streamed].map(|run| fs::read(run.join(adapter)).unwrap());
+        assert!(plain == streamed, "{quantise}");
+    }
+}
+
+#[test]
+fn what_is_trained_does_not_stream() {
+    let words = Job::new().fail(&["machine.stream=blocks", "adapter.kind=none"], &[]);
+    assert!(words.contains("machine.stream"), "{words}");
+}
