@@ -32,7 +32,7 @@ pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
     let layers = base.adapter();
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
-    let path = write(&parts, Format::Peft, folder, "", 0)?;
+    let path = write(&parts, Format::Peft, (folder, ""), (0, &base.tensors()?))?;
     base.add_adapter(&path)?;
     let again = vec![(Component::Language, base.adapter())];
     let difference = compare(&parts, &again, Format::Peft, &path)?;
