@@ -6,7 +6,8 @@
 //!
 //! OUT/                          a whole model
 //!   config.json                   as in the base, but for the format of numbers
-//!   model.safetensors             all tensors
+//!   model.safetensors             all tensors; above 5 GB model-00001-of-0000N.safetensors and so on,
+//!                                 with model.safetensors.index.json, which says what lies where
 //!   tokenizer.json, …             as in the base; of a GGUF file, what it holds of them
 //! ```
 
@@ -32,7 +33,7 @@ pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
     let layers = base.adapter();
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
-    let path = write(&parts, Format::Peft, folder, "", 0)?;
+    let path = write(&parts, Format::Peft, (folder, ""), (0, &base.tensors()?))?;
     base.add_adapter(&path)?;
     let again = vec![(Component::Language, base.adapter())];
     let difference = compare(&parts, &again, Format::Peft, &path)?;
@@ -41,6 +42,9 @@ pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
     Ok(Exported { format: Format::Peft, path, n_layers, difference })
 }
 
+/// Bytes of a file of weights. Taken: what transformers wrote up to version 4.
+const SHARD_BYTES: u64 = 5_000_000_000;
+
 /// Writes a whole model of the base's settings, whose numbers are asked for one tensor at a time:
 /// beside `out` first, so that `out` is whole or as it was.
 pub fn write_model(
@@ -48,6 +52,17 @@ pub fn write_model(
     tokenizer: &Tokenizer,
     dtype: Dtype,
     out: &Path,
+    numbers: Numbers<'_>,
+) -> Result<()> {
+    write_sharded(base, tokenizer, dtype, (out, SHARD_BYTES), numbers)
+}
+
+/// The same with files of at most so many bytes, but for a tensor that is larger.
+fn write_sharded(
+    base: &Base,
+    tokenizer: &Tokenizer,
+    dtype: Dtype,
+    (out, limit): (&Path, u64),
     numbers: Numbers<'_>,
 ) -> Result<()> {
     let tensors = base.tensors()?;
@@ -64,7 +79,7 @@ pub fn write_model(
         fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
         // Transformers asks whose numbers these are.
         let words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        files::save(&folder.join("model.safetensors"), &words, (&tensors, dtype), numbers)
+        files::save_shards((folder, limit), &words, (&tensors, dtype), numbers)
     })
 }
 
@@ -114,4 +129,44 @@ fn settings(base: &Base, dtype: Dtype) -> Result<String> {
     settings["torch_dtype"] = json!(name);
     settings["dtype"] = json!(name);
     Ok(format!("{settings:#}\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use weights::Catalog;
+
+    use super::*;
+    use crate::model::llama::preset::Preset;
+
+    #[test]
+    fn a_large_model_is_written_in_shards_and_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let (out, limit) = (folder.path().join("model"), 600_000);
+        let tokenizer = Tokenizer::bytes();
+        let base = Base::preset(Preset::Tiny, tokenizer.vocabulary(), 1).unwrap();
+        // Numbers that tell tensors and places in them apart.
+        let numbers = |at: usize, n: usize| -> Vec<f32> {
+            (0..n).map(|place| (at * 31 + place) as f32 * 1e-4).collect()
+        };
+        write_sharded(&base, &tokenizer, Dtype::F32, (&out, limit), &mut |at, want| {
+            Ok(numbers(at, want.shape.elements()))
+        })
+        .unwrap();
+        assert!(!out.join("model.safetensors").exists());
+        let index = config::read::<Value>(&out.join("model.safetensors.index.json")).unwrap();
+        let names = index["weight_map"].as_object().unwrap();
+        assert_eq!(names.len(), base.tensors().unwrap().len());
+        for shard in names.values().map(|name| out.join(name.as_str().unwrap())) {
+            let shard = Catalog::open(&shard).unwrap();
+            assert!(shard.bytes() <= limit || shard.tensors.len() == 1);
+            assert_eq!(shard.metadata["format"], "pt");
+        }
+        let again = Base::open(&out).unwrap();
+        let files = again.files().unwrap().unwrap();
+        assert!(again.catalog().unwrap().files.len() > 4);
+        for (at, want) in base.tensors().unwrap().iter().enumerate() {
+            let read = files.numbers(&want.name).unwrap();
+            assert_eq!(read, numbers(at, want.shape.elements()), "{}", want.name);
+        }
+    }
 }

@@ -30,8 +30,9 @@ use weights::write::write_file;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Given;
 use crate::model::adapter::read::Component;
-use crate::model::sd3::names;
+use crate::model::build::{Want, wants};
 use crate::model::sd3::pipeline::Pipeline;
+use crate::model::sd3::{Sd3, names};
 
 /// Whom an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,9 @@ pub fn export(
 ) -> Result<Exported> {
     let parts = pipeline.adapter();
     let n_blocks = pipeline.transformer.config.num_layers;
-    let path = write(&parts, format, folder, name, n_blocks)?;
+    let config = &pipeline.transformer.config;
+    let tensors = wants(|build| Sd3::new(config, build))?;
+    let path = write(&parts, format, (folder, name), (n_blocks, &tensors))?;
     pipeline.add_adapter(&path)?;
     let again = pipeline.adapter();
     let difference = compare(&parts, &again, format, &path)?;
@@ -99,9 +102,8 @@ fn kept(
 fn write(
     parts: &Parts,
     format: Format,
-    folder: &Path,
-    name: &str,
-    n_blocks: usize,
+    (folder, name): (&Path, &str),
+    (n_blocks, of_base): (usize, &[Want]),
 ) -> Result<PathBuf> {
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
@@ -130,7 +132,7 @@ fn write(
     let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
     fs::create_dir_all(beside).map_err(failed)?;
     if format == Format::Peft {
-        let config = settings::peft(parts);
+        let config = settings::peft(parts, of_base);
         fs::write(peft.join("adapter_config.json"), config).map_err(failed)?;
     }
     save(&path, &metadata, &tensors)?;

@@ -7,6 +7,7 @@ use serde_json::{Map, Value, json};
 use super::{Format, Parts, kept};
 use crate::model::adapter::Given;
 use crate::model::adapter::read::Component;
+use crate::model::build::Want;
 
 /// The words in a file's header.
 pub fn header(parts: &Parts, format: Format) -> BTreeMap<String, String> {
@@ -36,17 +37,39 @@ pub fn header(parts: &Parts, format: Format) -> BTreeMap<String, String> {
     words
 }
 
-/// `adapter_config.json`.
-pub fn peft(parts: &Parts) -> String {
+/// `adapter_config.json`, for an adapter of a model that has these tensors.
+pub fn peft(parts: &Parts, tensors: &[Want]) -> String {
     let none = BTreeMap::new();
     let own = kept(parts, Format::Peft).next();
-    let mut config = config(own.map_or(&none, |(_, layers)| layers));
+    let layers = own.map_or(&none, |(_, layers)| layers);
+    let mut config = config(layers);
+    config.insert("target_modules".into(), json!(targets(layers, tensors)));
     config.insert("inference_mode".into(), json!(true));
     if own.is_some_and(|(component, _)| component == Component::Language) {
         config.insert("task_type".into(), json!("CAUSAL_LM"));
     }
     config.insert("base_model_name_or_path".into(), Value::Null);
     format!("{:#}\n", Value::Object(config))
+}
+
+/// What PEFT finds these layers by: the shortest endings of their names that no other part of the model
+/// has. Other programs know `q_proj` and not the full names.
+fn targets<'a>(layers: &'a BTreeMap<String, Given>, tensors: &[Want]) -> BTreeSet<&'a str> {
+    // A part may be no layer, as the block `0` is none.
+    let parts: BTreeSet<&str> = tensors
+        .iter()
+        .flat_map(|want| want.name.match_indices('.').map(|(at, _)| &want.name[..at]))
+        .collect();
+    let others: Vec<&str> = parts.into_iter().filter(|part| !layers.contains_key(*part)).collect();
+    let has = |part: &str, ending: &str| {
+        part.strip_suffix(ending).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+    };
+    let shortest = |layer: &'a String| {
+        let endings = layer.rmatch_indices('.').map(|(at, _)| &layer[at + 1..]);
+        let mut own = endings.filter(|ending| !others.iter().any(|other| has(other, ending)));
+        own.next().unwrap_or(layer)
+    };
+    layers.keys().map(shortest).collect()
 }
 
 /// PEFT's settings for these layers: what most have, and the exceptions by name.
@@ -96,4 +119,31 @@ fn usual<'a>(layers: impl Iterator<Item = &'a Given>) -> (usize, f32) {
     }
     let most = counts.into_iter().max_by_key(|(kind, count)| (*count, *kind));
     most.map_or((1, 1.0), |((rank, alpha), _)| (rank, f32::from_bits(alpha)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::llama::base::Base;
+    use crate::model::llama::preset::Preset;
+
+    fn targets_of(is_adapted: impl Fn(&str) -> bool) -> Vec<String> {
+        let tensors = Base::preset(Preset::Tiny, 256, 0).unwrap().tensors().unwrap();
+        let modules = tensors.iter().filter_map(|want| want.name.strip_suffix(".weight"));
+        let none = Given { rank: 1, alpha: 1.0, down: vec![], up: vec![], magnitude: None };
+        let adapted = modules.filter(|module| is_adapted(module));
+        let layers = adapted.map(|module| (module.to_owned(), none.clone())).collect();
+        targets(&layers, &tensors).into_iter().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn layers_are_found_by_the_shortest_endings_that_are_theirs_alone() {
+        let ends = |module: &str, names: &[&str]| names.iter().any(|name| module.ends_with(name));
+        assert_eq!(targets_of(|m| ends(m, &["q_proj", "v_proj"])), ["q_proj", "v_proj"]);
+        assert_eq!(targets_of(|m| ends(m, &["1.self_attn.q_proj"])), ["1.self_attn.q_proj"]);
+        let all_but_one = |m: &str| ends(m, &["q_proj", "up_proj"]) && !m.contains("layers.2.mlp");
+        let expected = ["0.mlp.up_proj", "1.mlp.up_proj", "3.mlp.up_proj", "q_proj"];
+        assert_eq!(targets_of(all_but_one), expected);
+        assert!(targets_of(|_| false).is_empty());
+    }
 }

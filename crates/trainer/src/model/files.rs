@@ -2,13 +2,14 @@
 //! anything is read; then all tensors are read at once, straight into the arena. And back into one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::io::Write;
 use std::path::Path;
 
 use compute::{Device, Dtype, Part, Ring, Tag, Tensor, fill_all};
 use weights::convert::encode;
 use weights::load::{Options, Target, Wanted, floats, load};
 use weights::safetensors::Entering;
-use weights::write::write_file;
+use weights::write::{deal, write_file, write_shards};
 use weights::{Catalog, TensorInfo, Tick, WeightsError};
 
 use super::adapter::Adapters;
@@ -307,21 +308,50 @@ pub fn save(
     (wants, dtype): (&[Want], weights::Dtype),
     numbers: Numbers<'_>,
 ) -> Result<()> {
-    let places: HashMap<&str, usize> =
-        wants.iter().enumerate().map(|(at, want)| (want.name.as_str(), at)).collect();
+    let mut fill = filled(path, (wants, dtype), numbers);
+    write_file(path, metadata, entering(wants, dtype), false, &mut fill)?;
+    Ok(())
+}
+
+/// The same into a folder, as `model.safetensors` or, where that would be larger than `limit`, in shards
+/// with an index.
+pub fn save_shards(
+    (folder, limit): (&Path, u64),
+    metadata: &BTreeMap<String, String>,
+    (wants, dtype): (&[Want], weights::Dtype),
+    numbers: Numbers<'_>,
+) -> Result<()> {
+    const STEM: &str = "model";
+    let shards = deal(STEM, entering(wants, dtype), limit);
+    let mut fill = filled(folder, (wants, dtype), numbers);
+    write_shards(folder, STEM, metadata, shards, false, &mut fill)?;
+    Ok(())
+}
+
+fn entering(wants: &[Want], dtype: weights::Dtype) -> Vec<Entering> {
     let entering = wants.iter().map(|want| Entering {
         name: want.name.clone(),
         dtype,
         shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
     });
-    write_file(path, metadata, entering.collect(), false, &mut |tensor, file| {
+    entering.collect()
+}
+
+/// Writes the numbers of whichever tensor it is asked for.
+fn filled<'a>(
+    path: &'a Path,
+    (wants, dtype): (&'a [Want], weights::Dtype),
+    numbers: Numbers<'a>,
+) -> impl FnMut(&Entering, &mut dyn Write) -> std::result::Result<(), WeightsError> + 'a {
+    let places: HashMap<&str, usize> =
+        wants.iter().enumerate().map(|(at, want)| (want.name.as_str(), at)).collect();
+    move |tensor, file| {
         let at = places[tensor.name.as_str()];
         let numbers = numbers(at, &wants[at])?;
         let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
         encode(&numbers, dtype, &mut bytes);
         file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-    })?;
-    Ok(())
+    }
 }
 
 /// A shape without its last sizes of 1, down to `n` sizes.

@@ -37,6 +37,7 @@ impl Request {
             let problem = format!("prompt and text are {all} tokens, the model is made for {most}");
             return wrong(problem, "shorten the prompt, or ask for fewer tokens");
         }
+        config.check_length(all)?;
         let vocabulary = config.vocab_size;
         if let Some(id) = self.prompt.iter().find(|id| **id as usize >= vocabulary) {
             let problem = format!("token {id} of the prompt, the model knows {vocabulary}");

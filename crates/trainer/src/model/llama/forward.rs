@@ -67,6 +67,7 @@ impl Llama {
         first_keys: Option<&Tensor>,
         recompute: Recompute,
     ) -> Result<Var> {
+        self.config.check_length(ids.shape().width())?;
         let table = self.angles(tape, 0..ids.shape().width())?;
         let around = Around { table, first_keys: first_keys.cloned() };
         let mut x = self.embed(tape, ids)?;
@@ -100,6 +101,7 @@ impl Llama {
 
     /// Room for what it remembers of a text of so many tokens.
     pub fn cache(&self, device: &Device, most: usize) -> Result<Cache> {
+        self.config.check_length(most)?;
         Cache::new(device, &self.config, self.dtype, most)
     }
 

@@ -64,6 +64,7 @@ impl<'a> Settings<'a> {
             tie_word_embeddings: !self.has("output.weight"),
             attention_bias: self.has("blk.0.attn_output.bias") && !is_qwen,
             mlp_bias: self.has("blk.0.ffn_gate.bias"),
+            window: None,
             bos_token_id: self.token("bos_token_id")?,
             eos_token_ids: self.ends()?,
         })

@@ -2,7 +2,7 @@
 //! grouped-query attention with rotary positions, and gated feed-forwards between (Touvron et al.,
 //! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
-//! compute it; windows of attention and mixtures of experts are not.
+//! compute it; texts beyond a window of attention and mixtures of experts are not.
 
 pub mod base;
 pub mod cache;
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 pub use forward::Llama;
 pub use rope::{Rope, Scaling};
 
+use crate::error::TrainerError;
 use crate::model::config::Unsupported;
 use written::Written;
 
@@ -56,6 +57,9 @@ pub struct Config {
     pub attention_bias: bool,
     /// Whether feed-forwards have biases.
     pub mlp_bias: bool,
+    /// Tokens that a token sees at most, itself among them, in some layers; none if it sees all before
+    /// it. Texts that are no longer are computed as without.
+    pub window: Option<usize>,
     /// The token that begins a text, if any does.
     pub bos_token_id: Option<u32>,
     /// Tokens that end a text.
@@ -68,7 +72,7 @@ pub struct Config {
 pub enum Family {
     /// Meta's, and all that are built like them.
     Llama,
-    /// Mistral's, those without windows of attention.
+    /// Mistral's.
     Mistral,
     /// Alibaba's second: queries, keys and values have biases.
     Qwen2,
@@ -97,6 +101,20 @@ impl Config {
     /// Whether queries and keys are normed, head by head.
     fn has_qk_norm(&self) -> bool {
         self.family == Family::Qwen3
+    }
+
+    /// That every token of a text of this length sees all before it, which is all that is computed.
+    pub fn check_length(&self, length: usize) -> crate::error::Result<()> {
+        match self.window {
+            Some(window) if length > window => Err(TrainerError::Request {
+                problem: format!(
+                    "a text of {length} tokens, the model's sliding_window is {window}"
+                ),
+                hint: "windows of attention are not computed; up to its window a model sees all: \
+                       set text.length, or prompt and --max-tokens, so that no text is longer",
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// That all of it can be computed.

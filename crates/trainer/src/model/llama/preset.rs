@@ -60,6 +60,7 @@ impl Preset {
             tie_word_embeddings: true,
             attention_bias: false,
             mlp_bias: false,
+            window: None,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         }

@@ -118,6 +118,7 @@ impl Published {
             tie_word_embeddings,
             attention_bias: false,
             mlp_bias: false,
+            window: None,
             bos_token_id: None,
             eos_token_ids: Vec::new(),
         }

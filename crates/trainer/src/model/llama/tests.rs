@@ -77,16 +77,32 @@ fn what_is_not_computed_is_refused() {
             "of type yarn, expected default",
         ),
         (json!({"rope_scaling": {"type": "linear"}}), "of type linear has no factor"),
-        (json!({"model_type": "mistral", "sliding_window": 128}), "sliding_window is 128"),
-        (json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 9}), "is 9"),
+        (json!({"layer_types": ["chunked_attention"]}), "layer_types has chunked_attention"),
     ];
     for (changes, says) in cases {
         let error = config(&changes).unwrap_err();
         assert!(error.contains(says), "{changes}: {error}");
     }
-    // A window that reaches all of a text, or is not in use, is none.
-    config(&json!({"model_type": "mistral", "sliding_window": 256})).unwrap();
-    config(&json!({"model_type": "qwen2", "sliding_window": 9})).unwrap();
+}
+
+#[test]
+fn a_window_is_kept_to() {
+    let window = |changes| config(&changes).unwrap().window;
+    assert_eq!(window(json!({"model_type": "mistral", "sliding_window": 128})), Some(128));
+    let used = json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 9,
+        "layer_types": ["full_attention", "sliding_attention"]});
+    assert_eq!(window(used.clone()), Some(9));
+    // One that reaches all of a text, or is not in use, is none.
+    assert_eq!(window(json!({"model_type": "mistral", "sliding_window": 256})), None);
+    assert_eq!(window(json!({"model_type": "qwen2", "sliding_window": 9})), None);
+    assert_eq!(window(json!({"model_type": "mistral", "sliding_window": null})), None);
+
+    let config = config(&used).unwrap();
+    config.check_length(9).unwrap();
+    let error = config.check_length(10).unwrap_err().to_string();
+    assert_eq!(error, "a text of 10 tokens, the model's sliding_window is 9");
+    let written = serde_json::to_value(&config).unwrap();
+    assert_eq!(serde_json::from_value::<Config>(written).unwrap(), config);
 }
 
 pub fn golden(name: &str) -> PathBuf {

@@ -37,7 +37,7 @@ pub(super) struct Written {
     tie_word_embeddings: bool,
     attention_bias: Option<bool>,
     mlp_bias: Option<bool>,
-    #[serde(skip_serializing, default)]
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     use_sliding_window: bool,
     /// Written also where there is none: Mistral's default is one.
     sliding_window: Option<usize>,
@@ -119,6 +119,7 @@ impl TryFrom<Written> for Config {
             tie_word_embeddings: written.tie_word_embeddings,
             attention_bias: written.attention_bias.unwrap_or(false),
             mlp_bias: written.mlp_bias.unwrap_or(false),
+            window: written.window(),
             bos_token_id: written.bos_token_id,
             eos_token_ids: match written.eos_token_id {
                 None => Vec::new(),
@@ -132,7 +133,7 @@ impl TryFrom<Written> for Config {
 impl Written {
     /// That nothing asks for what is not computed.
     fn check(&self) -> Result<(), String> {
-        let Self { hidden_act, partial_rotary_factor, sliding_window, .. } = self;
+        let Self { hidden_act, partial_rotary_factor, layer_types, .. } = self;
         if hidden_act != SILU {
             return Err(format!("hidden_act is {hidden_act}, expected {SILU}"));
         }
@@ -140,18 +141,20 @@ impl Written {
         if let Some(share) = partial_rotary_factor.or(nested).filter(|share| *share != 1.0) {
             return Err(format!("partial_rotary_factor is {share}, expected 1"));
         }
-        // Qwen's files name a window that is not in use.
-        let is_used = self.use_sliding_window || self.model_type == Family::Mistral;
-        let reach = self.max_position_embeddings;
-        if let Some(window) = sliding_window.filter(|window| is_used && *window < reach) {
-            return Err(format!("sliding_window is {window}, expected none or {reach} and more"));
-        }
-        match self.layer_types.iter().find(|kind| *kind != "full_attention") {
-            Some(kind) if is_used => {
-                Err(format!("layer_types has {kind}, expected full_attention"))
+        let is_known = |kind: &String| ["full_attention", "sliding_attention"].contains(&&**kind);
+        match layer_types.iter().find(|kind| !is_known(kind)) {
+            Some(kind) => {
+                Err(format!("layer_types has {kind}, expected full_attention or sliding_attention"))
             }
-            _ => Ok(()),
+            None => Ok(()),
         }
+    }
+
+    /// How far a token sees, if that is not all of a text. Qwen's files name a window that is not in
+    /// use, and some layers may have none; what counts is the shortest.
+    fn window(&self) -> Option<usize> {
+        let is_used = self.use_sliding_window || self.model_type == Family::Mistral;
+        self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)
     }
 
     fn rotation(&self) -> Option<&Rotation> {
@@ -217,8 +220,8 @@ impl From<Config> for Written {
                 .then_some(config.attention_bias)
                 .or(of_llama(config.attention_bias)),
             mlp_bias: of_llama(config.mlp_bias),
-            use_sliding_window: false,
-            sliding_window: None,
+            use_sliding_window: is_qwen && config.window.is_some(),
+            sliding_window: config.window,
             layer_types: Vec::new(),
             bos_token_id: config.bos_token_id,
             eos_token_id: match config.eos_token_ids.as_slice() {

@@ -267,6 +267,7 @@ impl Opened {
     /// What a job is about.
     pub fn lesson<'a>(&'a self, config: &'a RunConfig) -> Result<Reading<'a>> {
         let (text, writing) = config.material.texts()?;
+        self.base.config.check_length(text.length)?;
         Ok(Reading { base: &self.base, tokenizer: &self.tokenizer, text, writing })
     }
 }
