@@ -34,7 +34,7 @@ mod work;
 pub use arena::{Tag, Usage};
 pub use backward::Leaves;
 pub use cuda::KernelCache;
-pub use device::{Device, Kind};
+pub use device::{Device, Filled, Kind};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
 pub use params::{Gradients, ParamKey, Params};

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use crate::cpu::Memory;
 use crate::device::{Device, Engine};
 use crate::op::Op;
-use crate::{Dtype, Element, Result, Shape, Tag};
+use crate::{ComputeError, Dtype, Element, Result, Shape, Tag};
 
 /// Numbers of one format in one shape.
 #[derive(Clone, Debug)]
@@ -186,13 +186,20 @@ impl Tensor {
         match self.device().clone().engine() {
             Engine::Meta => {}
             Engine::Cpu(_) => self.data_mut::<T>().copy_from_slice(numbers),
-            Engine::Cuda(cuda) => {
-                cuda.write(self.address_mut(), bytes_of(numbers));
+            Engine::Cuda(_) | Engine::Gpu(_) => {
+                self.write_bytes(bytes_of(numbers));
                 self.keep_indices(numbers);
             }
-            Engine::Gpu(gpu) => {
-                gpu.write(self, bytes_of(numbers));
-                self.keep_indices(numbers);
+        }
+    }
+
+    /// Copies numbers as they lie on the host to a card.
+    fn write_bytes(&mut self, bytes: &[u8]) {
+        match self.device().clone().engine() {
+            Engine::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
+            Engine::Gpu(gpu) => gpu.write(self, bytes),
+            Engine::Meta | Engine::Cpu(_) => {
+                unreachable!("their memory is written to where it lies")
             }
         }
     }
@@ -349,32 +356,90 @@ impl Tensor {
     }
 }
 
-/// Lets `fill` write the numbers of some tensors as raw bytes, each in its own format; hands it
-/// nothing on a device without data. On a card the bytes are the host's, and are copied after.
+/// Bytes of the host's memory through which numbers go to a device whose memory the processor does not
+/// reach; a larger tensor takes as many as it has. Chosen: enough for all reading threads.
+const STAGED_BYTES: usize = 64 << 20;
+
+/// Lets `fill` write the numbers of some tensors of one device as raw bytes, each in its own format;
+/// hands it nothing on a device without data. Where the processor reaches the device's memory, it is
+/// called once for all of them. Elsewhere for a few at a time, by their places among all, and what it
+/// wrote is copied.
 ///
 /// # Panics
-/// If a tensor is shared.
-pub fn fill_all<E>(
+/// If a tensor is shared, or lives elsewhere than the others.
+pub fn fill_all<E: From<ComputeError>>(
     mut tensors: Vec<&mut Tensor>,
-    fill: impl FnOnce(Vec<&mut [u8]>) -> std::result::Result<(), E>,
+    mut fill: impl FnMut(Range<usize>, Vec<&mut [u8]>) -> std::result::Result<(), E>,
 ) -> std::result::Result<(), E> {
-    tensors.retain(|tensor| !tensor.device().is_meta());
-    let is_near = |tensor: &&mut Tensor| matches!(tensor.device().engine(), Engine::Cpu(_));
-    if tensors.iter().all(is_near) {
-        let parts = tensors.iter_mut().map(|tensor| tensor.slice_mut(tensor.bytes()));
-        return fill(parts.collect());
-    }
-    let mut copies: Vec<Vec<u8>> = tensors.iter().map(|tensor| vec![0; tensor.bytes()]).collect();
-    fill(copies.iter_mut().map(Vec::as_mut_slice).collect())?;
-    for (tensor, bytes) in tensors.iter_mut().zip(&copies) {
-        match tensor.device().clone().engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => tensor.slice_mut(bytes.len()).copy_from_slice(bytes),
-            Engine::Cuda(cuda) => cuda.write(tensor.address_mut(), bytes),
-            Engine::Gpu(gpu) => gpu.write(tensor, bytes),
+    let Some(device) = tensors.first().map(|tensor| tensor.device().clone()) else { return Ok(()) };
+    let is_lone = |tensor: &&mut Tensor| tensor.sharers() == 1 && tensor.device().is_same(&device);
+    assert!(tensors.iter().all(is_lone), "only unshared tensors of one device are filled");
+    let (all, bytes) = (0..tensors.len(), tensors.iter().map(|tensor| tensor.bytes()).sum());
+    match device.engine() {
+        Engine::Meta => return Ok(()),
+        Engine::Cpu(_) => {
+            let parts = tensors.iter_mut().map(|tensor| tensor.slice_mut(tensor.bytes()));
+            fill(all, parts.collect())?;
         }
+        Engine::Gpu(gpu) if gpu.is_shared() => {
+            let place = |tensor: &&mut Tensor| tensor.offset()..tensor.offset() + tensor.bytes();
+            let places: Vec<_> = tensors.iter().map(place).collect();
+            gpu.fill(&places, |parts| fill(all, parts))??;
+        }
+        Engine::Cuda(_) | Engine::Gpu(_) => return fill_staged(&device, tensors, fill),
+    }
+    device.note_filled(bytes, false);
+    Ok(())
+}
+
+/// The same through memory of the host's.
+fn fill_staged<E>(
+    device: &Device,
+    mut tensors: Vec<&mut Tensor>,
+    mut fill: impl FnMut(Range<usize>, Vec<&mut [u8]>) -> std::result::Result<(), E>,
+) -> std::result::Result<(), E> {
+    let mut staged = Vec::new();
+    for range in groups(&tensors) {
+        let group = &mut tensors[range.clone()];
+        staged.resize(group.iter().map(|tensor| tensor.bytes()).sum(), 0);
+        fill(range, cut(&mut staged, group))?;
+        let mut rest = &staged[..];
+        for tensor in group {
+            let (bytes, after) = rest.split_at(tensor.bytes());
+            tensor.write_bytes(bytes);
+            rest = after;
+        }
+        device.note_filled(staged.len(), true);
     }
     Ok(())
+}
+
+/// Which tensors are staged together.
+fn groups(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
+    let mut groups: Vec<Range<usize>> = Vec::new();
+    let mut room = 0;
+    for (index, tensor) in tensors.iter().enumerate() {
+        match groups.last_mut() {
+            Some(group) if tensor.bytes() <= room => group.end += 1,
+            _ => {
+                groups.push(index..index + 1);
+                room = STAGED_BYTES;
+            }
+        }
+        room = room.saturating_sub(tensor.bytes());
+    }
+    groups
+}
+
+/// Bytes for each of some tensors.
+fn cut<'a>(mut staged: &'a mut [u8], tensors: &[&mut Tensor]) -> Vec<&'a mut [u8]> {
+    let mut parts = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        let (part, after) = staged.split_at_mut(tensor.bytes());
+        parts.push(part);
+        staged = after;
+    }
+    parts
 }
 
 /// Numbers as their bytes.

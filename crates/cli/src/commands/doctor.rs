@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
-use compute::gpu::{self, Adapter, AdapterKind};
+use compute::gpu::{self, Adapter, AdapterKind, Offers};
 use compute::self_test::{Tested, self_test};
 use machine::budget::{Budget, budget};
 use machine::findings::{Finding, findings};
@@ -80,8 +80,33 @@ pub struct Offered {
     pub is_software: bool,
     pub buffer_bytes: usize,
     pub tensor_bytes: usize,
-    pub has_matrix_units: bool,
+    pub group_bytes: usize,
+    /// Whether weights are read into its memory without a copy.
+    pub shares_memory: bool,
+    /// What it has beyond what every kernel asks for.
+    pub offers: Vec<Offer>,
     pub lacks: Option<&'static str>,
+}
+
+/// Something that some GPUs have.
+#[derive(Serialize)]
+pub struct Offer {
+    pub name: &'static str,
+    pub on: bool,
+    /// Whether hearth has a use for it.
+    pub is_used: bool,
+}
+
+/// All that is asked for, and what it is for today.
+fn offers(offers: Offers) -> Vec<Offer> {
+    let all = [
+        ("mappable buffers", offers.mappable_buffers, true),
+        ("f16 arithmetic", offers.half_arithmetic, false),
+        ("subgroups", offers.subgroups, false),
+        ("matrix units", offers.matrix_units, false),
+        ("timestamps", offers.timestamps, false),
+    ];
+    all.map(|(name, on, is_used)| Offer { name, on, is_used }).into()
 }
 
 /// All that there are, in the order of their numbers.
@@ -100,7 +125,9 @@ fn offered() -> Vec<Offered> {
             is_software,
             buffer_bytes: adapter.buffer_bytes,
             tensor_bytes: adapter.tensor_bytes,
-            has_matrix_units: adapter.has_matrix_units,
+            group_bytes: adapter.group_bytes,
+            shares_memory: adapter.shares_memory,
+            offers: offers(adapter.offers),
             lacks: adapter.lacks,
         }
     };

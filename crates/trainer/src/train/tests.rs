@@ -130,7 +130,7 @@ fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
 
 fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
-        let fill = |mut parts: Vec<&mut [u8]>| -> Result<()> {
+        let fill = |_, mut parts: Vec<&mut [u8]>| -> Result<()> {
             parts.remove(0).copy_from_slice(bytes);
             Ok(())
         };
