@@ -105,7 +105,8 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
     let room = Room { kind, limit_bytes, rates: &on.rates };
     let plan = rehearse(job, room).unwrap();
     let ladder = ladder(job, room).unwrap();
-    let device = (on.open)(plan.peak_bytes()).unwrap();
+    let mut place = Workplace::open(&on, &plan).unwrap();
+    let device = place.device.clone();
     let index = Arc::new(caching.run(&device, &|_| true).unwrap());
     let told = Told::default();
     let tell = |happening: Happening<'_>| {
@@ -115,10 +116,10 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
         true
     };
     let mut teller = Teller::new(&folder, &tell).unwrap();
-    let setup = Setup { device: &device, on: &on, plan: &plan, ladder: &ladder };
-    let feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
-    let on = (setup, Meter::new(&device, &plan.phases));
-    work(&mut begin(&config, &lesson, feed, on, (&folder, &mut teller)).unwrap(), &told);
+    let setup = Setup { on: &on, plan: &plan, ladder: &ladder };
+    let mut feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
+    let on = (setup, &mut place);
+    work(&mut begin(&config, &lesson, &mut feed, on, (&folder, &mut teller)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 
