@@ -12,6 +12,7 @@ use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Machine, Provenance, Recording, Source};
 use serde::Serialize;
+use trainer::trust;
 
 use super::engine::On;
 use crate::commands::Outcome;
@@ -171,17 +172,23 @@ fn test(device: On, out: &mut dyn Write) -> Result<Outcome, Failure> {
         On::Cuda(index) => Tested::Cuda(index as usize),
         On::Gpu(choice) => Tested::Gpu(choice),
     };
-    let (mut all, mut wrong, mut unwritten) = (0, 0, Ok(()));
+    let (mut all, mut wrong) = (0, Vec::new());
     self_test(tested, |verdict| {
         all += 1;
         if !verdict.is_right() {
-            wrong += 1;
-            unwritten = writeln!(out, "{}", render::doctor::wrong_op(verdict));
+            wrong.push(render::doctor::wrong_op(verdict));
         }
     })?;
-    unwritten?;
-    writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong))?;
-    Ok(if wrong == 0 { Outcome::Done } else { Outcome::Differs })
+    for line in &wrong {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong.len()))?;
+    let outcome = if wrong.is_empty() { Outcome::Done } else { Outcome::Differs };
+    // Who computes on it later is told.
+    if let (On::Gpu(choice), Some(folder)) = (device, trust::folder()) {
+        trust::keep(&folder, &gpu::adapter(choice)?, wrong)?;
+    }
+    Ok(outcome)
 }
 
 fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Failure> {
