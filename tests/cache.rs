@@ -3,13 +3,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::{hearth, printed, said, text};
+use crate::{command, hearth, printed, said, text};
 
 /// A folder with a job for the tiny pipeline and so many pictures.
 fn job(n_pictures: usize) -> (TempDir, PathBuf) {
@@ -112,9 +112,8 @@ fn a_lost_bit_is_found_and_repaired() {
 }
 
 fn begin(job: &Path, arguments: &[&str]) -> Child {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-    command.args(["cache", text(job), "--json", "--threads", "1"]).args(arguments);
-    command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
+    let words = [&["cache", text(job), "--json", "--threads", "1"], arguments].concat();
+    command(&words).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
 #[test]

@@ -69,6 +69,23 @@ fn affinity_limits_the_threads() {
 }
 
 #[test]
+fn adapters_are_told_with_what_they_offer() {
+    let found = diagnosis(&[]);
+    for adapter in found["adapters"].as_array().into_iter().flatten() {
+        let offers = adapter["offers"].as_array().unwrap();
+        let on =
+            |name: &str| offers.iter().find(|offer| offer["name"] == name).unwrap()["on"].clone();
+        for name in ["f16 arithmetic", "subgroups", "matrix units", "timestamps"] {
+            assert!(on(name).is_boolean(), "{adapter:#}");
+        }
+        assert!(adapter["shares_memory"] == false || on("mappable buffers") == true, "{adapter:#}");
+        assert!(adapter["buffer_bytes"].as_u64() >= adapter["tensor_bytes"].as_u64());
+        let page = printed(&["doctor"]);
+        assert!(page.contains(adapter["name"].as_str().unwrap()), "{page}");
+    }
+}
+
+#[test]
 fn a_recording_replays_to_the_same_machine() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mine.toml");

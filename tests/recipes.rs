@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use compute::Kind;
 use machine::budget::budget;
 use machine::{Machine, Recording, Source};
+use serde_json::Value;
 use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::config::material::Material;
@@ -13,6 +14,8 @@ use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
 use trainer::train::pictures::Drawing;
 use trainer::train::texts::Opened;
+
+use crate::{hearth, said, text};
 
 /// The share of a machine's memory that a recipe may take. Chosen: the system and a desktop have
 /// the rest.
@@ -36,10 +39,12 @@ fn promised(recipe: &Path) -> Option<usize> {
     Some((size.parse::<f64>().ok()? * SHARE * 1e9) as usize)
 }
 
+/// A processor as most are.
+const PROCESSOR: Kind = Kind::Cpu { threads: THREADS, has_tiles: false };
+
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
-fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
+fn planned(recipe: &Path, limit_bytes: usize, kind: Kind) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
-    let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let room = Room { kind, limit_bytes, rates: &rates, host_bytes: None };
     if matches!(config.material, Material::Texts { .. }) {
@@ -63,10 +68,17 @@ fn machines() -> Vec<(PathBuf, usize)> {
     files("machines").into_iter().map(|path| (path.clone(), limit(&path))).collect()
 }
 
-/// That a recipe fits its size; gives what is wrong.
+/// That a recipe fits its size on the processor, and on the GPU of a Mac of that size, whose largest buffer
+/// is half of memory; gives what is wrong.
 fn judge(recipe: &Path) -> Result<(), String> {
-    let limit = promised(recipe).unwrap_or(usize::MAX / 4);
-    let plan = planned(recipe, limit).map_err(|error| error.to_string())?;
+    let size = promised(recipe);
+    let mac = Kind::gpu_of(size.map(|size| (size as f64 / SHARE / 2.0) as usize));
+    [PROCESSOR, mac].into_iter().try_for_each(|kind| judge_on(recipe, kind, size))
+}
+
+fn judge_on(recipe: &Path, kind: Kind, size: Option<usize>) -> Result<(), String> {
+    let limit = size.unwrap_or(usize::MAX / 4);
+    let plan = planned(recipe, limit, kind).map_err(|error| format!("{kind:?}: {error}"))?;
     if plan.total_bytes <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
 }
 
@@ -95,7 +107,7 @@ fn recipes_fit_their_size() {
 fn climb(recipe: &Path, limits: &[usize]) -> Result<(), String> {
     let mut before: Option<Plan> = None;
     for limit in limits {
-        let plan = match planned(recipe, *limit) {
+        let plan = match planned(recipe, *limit, PROCESSOR) {
             Ok(plan) => plan,
             Err(TrainerError::TooLarge { needed, limit, .. })
                 if needed > limit && before.is_none() =>
@@ -125,6 +137,45 @@ fn more_memory_is_never_slower() {
     limits.extend(sizes);
     limits.sort_unstable();
     assert_eq!(each(|recipe| climb(recipe, &limits)), "");
+}
+
+/// What `hearth plan` says of a recipe on a recorded machine.
+fn said_of(recipe: &str, machine: &str, more: &[&str]) -> Value {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let [recipe, machine] = [format!("recipes/{recipe}"), format!("machines/{machine}")]
+        .map(|path| root.join(format!("{path}.toml")));
+    let words = ["plan", text(&recipe), "--machine", text(&machine), "--json"];
+    let output = hearth(&[&words, more].concat());
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", said(&output)))
+}
+
+#[test]
+fn a_machine_is_planned_for_with_the_best_it_has() {
+    let small = "lm-1b-lora-8gb";
+    for (machine, engine) in [
+        ("apple-m1-8gb", "gpu"),
+        ("apple-m2-16gb", "gpu"),
+        ("apple-m2-ultra-192gb", "gpu"),
+        ("dgx-spark", "cuda"),
+        ("rtx-4090", "cuda"),
+        ("xeon-2-core", "cpu"),
+    ] {
+        let plan = said_of(small, machine, &["--limit", "5GB"]);
+        assert_eq!(plan["engine"], engine, "{machine}: {plan:#}");
+        assert_eq!(plan["is_step_secs_measured"], false);
+        assert_eq!(
+            said_of(small, machine, &["--limit", "5GB", "--device", "cpu"])["engine"],
+            "cpu"
+        );
+    }
+    // Metal's working set is the most that is taken, and a larger chip is faster.
+    let secs = |machine| {
+        let plan = said_of("sd3.5-medium-lora-16gb", machine, &["--limit", "12GB"]);
+        plan["step_secs"].as_f64().unwrap_or_else(|| panic!("{plan:#}"))
+    };
+    assert!(secs("apple-m2-ultra-192gb") < secs("apple-m4-pro-48gb") / 2.0);
+    let limit = |plan: &Value| plan["limit_bytes"].as_u64().unwrap();
+    assert!(limit(&said_of(small, "apple-m3-max-128gb", &[])) <= 103_079_215_104);
 }
 
 #[test]

@@ -26,6 +26,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cuda/driver/pinned.rs", "the same, for copies beside the computation"),
     ("crates/compute/src/cuda/library.rs", "loads NVIDIA's libraries"),
     ("crates/compute/src/cuda/nvrtc.rs", "calls NVIDIA's compiler, loaded at run time"),
+    ("crates/compute/src/gpu/shared.rs", "lends out mapped memory of a GPU"),
     ("crates/compute/src/device.rs", "gives memory back that no tensor lies in"),
     ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
     (

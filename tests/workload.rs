@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use compute::{Device, Dtype, Kind, Quantisation, Shape, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
+use trainer::TrainerError;
 use trainer::model::files::Landing;
 use trainer::model::recompute::Recompute;
 use trainer::workload::{Config, Job, Numbers, Random, Workload};
@@ -55,10 +56,10 @@ impl Numbers for Recorded<'_> {
         };
         let info = catalog.find(&name).unwrap();
         let mut tensor = self.device.zeros(shape, dtype)?;
-        let read = compute::fill_all(vec![&mut tensor], |parts| {
+        let read = compute::fill_all(vec![&mut tensor], |_, parts| -> Result<(), TrainerError> {
             let wanted =
                 parts.into_iter().map(|part| Wanted::whole(info, as_stored, Landing(part)));
-            load(catalog, wanted.collect(), Options::default(), &|_| true)
+            Ok(load(catalog, wanted.collect(), Options::default(), &|_| true)?)
         });
         read.unwrap();
         Ok(tensor)

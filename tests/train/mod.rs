@@ -20,7 +20,7 @@ use tempfile::TempDir;
 use trainer::train::event::{Begin, Event};
 
 use crate::models::at;
-use crate::{printed, said, text};
+use crate::{command, printed, said, text};
 
 /// A job for the tiny pipeline, with pictures that hearth draws.
 const JOB: &str = "
@@ -72,8 +72,7 @@ impl Job {
 
     /// `hearth train` on it, with other values for some keys.
     fn command(&self, set: &[&str], arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-        command.args(["train", text(&self.file)]).args(arguments);
+        let mut command = command(&[&["train", text(&self.file)], arguments].concat());
         command.args(set.iter().flat_map(|value| ["--set", value]));
         command
     }

@@ -1,11 +1,9 @@
 //! What was planned against what was taken, for jobs of all kinds and in no more memory than planned.
 
-use std::process::Command;
-
 use serde_json::Value;
 
 use super::{Job, check_memory, events};
-use crate::{said, text};
+use crate::{command, said, text};
 
 /// Numbers that look random and are the same in every run.
 struct Dice(u64);
@@ -67,8 +65,7 @@ const LARGE: [&str; 4] =
     ["data.resolution=192", "data.draw_count=17", "train.batch=16", "train.steps=2"];
 
 fn plan(job: &Job, set: &[&str], arguments: &[&str]) -> (Option<i32>, Value) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_hearth"));
-    command.args(["plan", text(&job.file), "--json"]).args(arguments);
+    let mut command = command(&[&["plan", text(&job.file), "--json"], arguments].concat());
     command.args(set.iter().flat_map(|value| ["--set", value]));
     let output = command.output().unwrap();
     let json = serde_json::from_slice(&output.stdout);

@@ -49,8 +49,18 @@ impl Kind {
 
     /// The GPU that is meant; one as most are if it is not there, which opening it will say.
     pub fn gpu(choice: gpu::Choice) -> Self {
-        let (buffer_bytes, tensor_bytes) = gpu::sizes(choice);
-        Self::Gpu { buffer_bytes, tensor_bytes }
+        let found = gpu::sizes(choice);
+        found.map_or(Self::gpu_of(None), |(buffer_bytes, tensor_bytes)| Self::Gpu {
+            buffer_bytes,
+            tensor_bytes,
+        })
+    }
+
+    /// A GPU whose largest buffer has so many bytes, all of which a kernel may see: one of Apple's, by Metal;
+    /// as most have if nobody knows.
+    pub fn gpu_of(buffer_bytes: Option<usize>) -> Self {
+        let bytes = buffer_bytes.unwrap_or(gpu::BYTES_OF_MOST) / gpu::ALIGNMENT * gpu::ALIGNMENT;
+        Self::Gpu { buffer_bytes: bytes, tensor_bytes: bytes }
     }
 
     /// Whether a computation gives the same bits every time.
@@ -101,6 +111,16 @@ struct Inner {
     tally: Mutex<Tally>,
     /// Of weights that live on the host.
     host_bytes: AtomicUsize,
+    filled: Mutex<Filled>,
+}
+
+/// How numbers from files came to a device.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Filled {
+    /// Bytes that were written where they are computed with.
+    pub in_place: u64,
+    /// Bytes that were written to the host's memory, and copied.
+    pub staged: u64,
 }
 
 struct State {
@@ -147,17 +167,14 @@ impl Device {
         Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
     }
 
-    /// A GPU as if its buffers could not be larger than this.
+    /// A GPU whose adapter nobody else has open, as if that offered something else.
     #[cfg(test)]
-    pub(crate) fn gpu_of_buffers(choice: gpu::Choice, limit_bytes: usize, bytes: usize) -> Self {
-        let (gpu, kind) = Gpu::open_with(choice, limit_bytes, bytes).unwrap();
-        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
-    }
-
-    /// A GPU whose adapter nobody else has open.
-    #[cfg(test)]
-    pub(crate) fn gpu_alone(choice: gpu::Choice, limit_bytes: usize) -> Self {
-        let (gpu, kind) = Gpu::alone(choice, limit_bytes);
+    pub(crate) fn gpu_alone(
+        choice: gpu::Choice,
+        limit_bytes: usize,
+        change: impl FnOnce(&mut gpu::Adapter),
+    ) -> Self {
+        let (gpu, kind) = Gpu::alone(choice, limit_bytes, change);
         Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
     }
 
@@ -181,6 +198,7 @@ impl Device {
             state: Mutex::new(State { arena, tag: None, recording: None }),
             tally: Mutex::default(),
             host_bytes: AtomicUsize::new(0),
+            filled: Mutex::default(),
         }))
     }
 
@@ -242,6 +260,19 @@ impl Device {
     /// full. For tests, and to rehearse trouble.
     pub fn fail_allocation(&self, nth: u64) {
         self.state().arena.fail_request(nth);
+    }
+
+    /// How many lists of work a GPU of Metal's or Vulkan's was handed so far.
+    pub fn n_lists(&self) -> u32 {
+        if let Engine::Gpu(gpu) = self.engine() { gpu.n_lists() } else { 0 }
+    }
+
+    /// Lets trouble come to the `nth` list of work of such a GPU, the next being the first. Others have
+    /// no lists. For tests, and to rehearse trouble.
+    pub fn fail_list(&self, nth: u32, trouble: gpu::Trouble) {
+        if let Engine::Gpu(gpu) = self.engine() {
+            gpu.rehearse(nth, trouble);
+        }
     }
 
     /// Counts peaks from here.
@@ -429,6 +460,17 @@ impl Device {
         if self.is_meta() {
             self.tally().lap(copied as u64);
         }
+    }
+
+    /// How numbers came here by [`crate::fill_all`] so far.
+    pub fn filled(&self) -> Filled {
+        *self.0.filled.lock().expect("nothing panics while bytes are counted")
+    }
+
+    pub(crate) fn note_filled(&self, bytes: usize, is_staged: bool) {
+        let mut filled = self.0.filled.lock().expect("nothing panics while bytes are counted");
+        let Filled { in_place, staged } = &mut *filled;
+        *(if is_staged { staged } else { in_place }) += bytes as u64;
     }
 
     /// Waits for what is timed. What went wrong is told to whoever waits for a result.

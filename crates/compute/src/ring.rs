@@ -435,7 +435,7 @@ mod tests {
         let ring = Ring::new(&device, &[vec![8], vec![8]]).unwrap();
         let mut tensor = ring.alloc(0, [8], Dtype::U8);
         for byte in [1, 2] {
-            fill_all(vec![&mut tensor], |parts| -> Result<()> {
+            fill_all(vec![&mut tensor], |_, parts| -> Result<()> {
                 let part = parts.into_iter().next().unwrap();
                 part.fill(&mut |to| {
                     to.fill(byte);

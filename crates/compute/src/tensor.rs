@@ -7,7 +7,6 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::cpu::Memory;
-use crate::cuda::Cuda;
 use crate::device::{Device, Engine};
 use crate::op::Op;
 use crate::ring::Ring;
@@ -221,13 +220,20 @@ impl Tensor {
         match self.device().clone().engine() {
             Engine::Meta => {}
             Engine::Cpu(_) => self.data_mut::<T>().copy_from_slice(numbers),
-            Engine::Cuda(cuda) => {
-                cuda.write(self.address_mut(), bytes_of(numbers));
+            Engine::Cuda(_) | Engine::Gpu(_) => {
+                self.write_bytes(bytes_of(numbers));
                 self.keep_indices(numbers);
             }
-            Engine::Gpu(gpu) => {
-                gpu.write(self, bytes_of(numbers));
-                self.keep_indices(numbers);
+        }
+    }
+
+    /// Copies numbers as they lie on the host to a card.
+    pub(crate) fn write_bytes(&mut self, bytes: &[u8]) {
+        match self.device().clone().engine() {
+            Engine::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
+            Engine::Gpu(gpu) => gpu.write(self, bytes),
+            Engine::Meta | Engine::Cpu(_) => {
+                unreachable!("their memory is written to where it lies")
             }
         }
     }
@@ -289,13 +295,12 @@ impl Tensor {
     }
 
     /// Its bytes, where the processor writes them.
-    fn here(&mut self) -> Part<'_> {
+    pub(crate) fn here(&mut self) -> &mut [u8] {
         let bytes = self.bytes();
-        let is_in_ring = self.is_in_ring();
-        Part(Way::Here(if is_in_ring { self.home_mut() } else { self.slice_mut(bytes) }))
+        if self.is_in_ring() { self.home_mut() } else { self.slice_mut(bytes) }
     }
 
-    fn is_in_ring(&self) -> bool {
+    pub(crate) fn is_in_ring(&self) -> bool {
         matches!(self.buffer.lies, Lies::Ring(..))
     }
 
@@ -410,95 +415,6 @@ impl Tensor {
     }
 }
 
-/// Lets `fill` write the numbers of some tensors of one device as raw bytes, each in its own format;
-/// hands it nothing on a device without data.
-///
-/// # Panics
-/// If a tensor is shared.
-pub fn fill_all<E>(
-    mut tensors: Vec<&mut Tensor>,
-    fill: impl FnOnce(Vec<Part<'_>>) -> std::result::Result<(), E>,
-) -> std::result::Result<(), E> {
-    let device = tensors.first().map(|tensor| tensor.device().clone());
-    match device.as_ref().map(Device::engine) {
-        None | Some(Engine::Meta) => fill(Vec::new()),
-        Some(Engine::Cpu(_)) => fill(tensors.iter_mut().map(|tensor| tensor.here()).collect()),
-        Some(Engine::Cuda(cuda)) => cuda.filling(|| {
-            let parts = tensors.iter_mut().map(|tensor| {
-                if tensor.is_in_ring() {
-                    return tensor.here();
-                }
-                let (to, bytes) = (tensor.address_mut(), tensor.bytes());
-                Part(Way::Card { cuda, to, bytes })
-            });
-            fill(parts.collect())
-        }),
-        Some(Engine::Gpu(gpu)) => {
-            let copy = |tensor: &&mut Tensor| {
-                vec![0; if tensor.is_in_ring() { 0 } else { tensor.bytes() }]
-            };
-            let mut copies: Vec<Vec<u8>> = tensors.iter().map(copy).collect();
-            let parts = tensors.iter_mut().zip(&mut copies).map(|(tensor, copy)| {
-                if tensor.is_in_ring() { tensor.here() } else { Part(Way::Here(copy)) }
-            });
-            fill(parts.collect())?;
-            for (tensor, bytes) in tensors.iter_mut().zip(&copies) {
-                gpu.write(tensor, bytes);
-            }
-            Ok(())
-        }
-    }
-}
-
-/// Some of a tensor's bytes that are to be written: in their place, or in a buffer that a card copies
-/// from. Parts may be written in any order and by several threads.
-pub struct Part<'a>(Way<'a>);
-
-enum Way<'a> {
-    Here(&'a mut [u8]),
-    Card { cuda: &'a Cuda, to: u64, bytes: usize },
-}
-
-impl Part<'_> {
-    /// How many they are.
-    pub fn bytes(&self) -> usize {
-        match &self.0 {
-            Way::Here(here) => here.len(),
-            Way::Card { bytes, .. } => *bytes,
-        }
-    }
-
-    /// The first `n` of them, and the rest.
-    ///
-    /// # Panics
-    /// If they are fewer.
-    #[must_use]
-    pub fn split_at(self, n: usize) -> (Self, Self) {
-        match self.0 {
-            Way::Here(here) => {
-                let (first, rest) = here.split_at_mut(n);
-                (Self(Way::Here(first)), Self(Way::Here(rest)))
-            }
-            Way::Card { cuda, to, bytes } => {
-                let rest = bytes.checked_sub(n).expect("no more than there are");
-                let of = |to, bytes| Self(Way::Card { cuda, to, bytes });
-                (of(to, n), of(to + n as u64, rest))
-            }
-        }
-    }
-
-    /// Lets `write` write all of them. What they held before is not to be read.
-    pub fn fill<E>(
-        self,
-        write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
-    ) -> std::result::Result<(), E> {
-        match self.0 {
-            Way::Here(here) => write(here),
-            Way::Card { cuda, to, bytes } => cuda.put(to, bytes, write),
-        }
-    }
-}
-
 /// Numbers as their bytes.
 fn bytes_of<T: Element>(numbers: &[T]) -> &[u8] {
     // SAFETY: an `Element` has no padding, and any bytes are u8; the borrow is the numbers' own.
@@ -513,9 +429,7 @@ fn bytes_of_mut<T: Element>(numbers: &mut [T]) -> &mut [u8] {
 
 #[cfg(test)]
 mod tests {
-    use super::fill_all;
     use crate::testing::device;
-    use crate::{Dtype, Result};
 
     #[test]
     fn some_entries_are_written_and_the_others_left() {
@@ -526,50 +440,6 @@ mod tests {
         });
         assert_eq!(tensor.shape(), [4, 2].into());
         assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);
-    }
-
-    /// Pieces of about what a file is read in, and larger, by several threads.
-    #[test]
-    fn parts_are_filled_in_any_order_between_other_work() {
-        let device = device();
-        let sizes = [0, 1, 4097, (8 << 20) + 4097, 9 << 20];
-        let byte = |at: usize| (at % 251) as u8;
-        for _ in 0..2 {
-            // Takes the place of what was worked in a moment ago.
-            drop(sizes.map(|size| device.zeros([size], Dtype::U8).unwrap()));
-            let mut tensors = sizes.map(|size| device.zeros([size], Dtype::U8).unwrap());
-            fill_all(tensors.iter_mut().collect(), |parts| -> Result<()> {
-                let mut pieces = Vec::new();
-                for mut rest in parts {
-                    let mut at = 0;
-                    while rest.bytes() > 0 {
-                        let n = rest.bytes().min(3 << 20);
-                        // The last is whole, for one that is larger than a buffer.
-                        let n = if at == 0 && rest.bytes() == 9 << 20 { 9 << 20 } else { n };
-                        let (first, after) = rest.split_at(n);
-                        pieces.push((at, first));
-                        (at, rest) = (at + n, after);
-                    }
-                }
-                pieces.reverse();
-                std::thread::scope(|scope| {
-                    for (at, piece) in pieces {
-                        scope.spawn(move || {
-                            piece.fill(&mut |to| -> Result<()> {
-                                let all = to.iter_mut().zip(at..);
-                                all.for_each(|(to, at)| *to = byte(at));
-                                Ok(())
-                            })
-                        });
-                    }
-                });
-                Ok(())
-            })
-            .unwrap();
-            for (size, tensor) in sizes.into_iter().zip(&tensors) {
-                assert!(tensor.to_vec::<u8>().into_iter().eq((0..size).map(byte)), "{size}");
-            }
-        }
     }
 
     #[test]

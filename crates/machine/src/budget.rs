@@ -33,7 +33,7 @@ pub struct Budget {
 pub enum Device {
     /// The NVIDIA card of that number.
     Cuda(u32),
-    /// The default Metal device.
+    /// The GPU of an Apple chip, by Metal.
     Metal,
     /// The processor.
     Cpu,
@@ -43,7 +43,8 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(index) => write!(f, "cuda:{index}"),
-            Self::Metal => f.write_str("metal"),
+            // As it is typed: the first of those that compute by Metal or Vulkan.
+            Self::Metal => f.write_str("gpu:0"),
             Self::Cpu => f.write_str("cpu"),
         }
     }
@@ -109,11 +110,7 @@ pub fn budget(machine: &Machine) -> Budget {
             features: card.features.clone(),
         };
     }
-    let apple = machine.gpus.iter().find_map(|gpu| match gpu {
-        Gpu::Apple(gpu) => Some(gpu),
-        Gpu::Nvidia(_) => None,
-    });
-    if let Some(gpu) = apple {
+    if let Some(gpu) = machine.apple_gpu() {
         return Budget {
             device: Device::Metal,
             why: "the GPU of the chip".into(),
@@ -217,10 +214,7 @@ fn card_limit(machine: &Machine, card: &NvidiaCard) -> Result<MemoryLimit, Unkno
 /// What a run may take of the memory of a GPU that shares it with the processor, or is not NVIDIA's: of a
 /// card's own memory nothing is known here.
 pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
-    let apple = machine.gpus.iter().find_map(|gpu| match gpu {
-        Gpu::Apple(gpu) => Some(gpu),
-        Gpu::Nvidia(_) => None,
-    });
+    let apple = machine.apple_gpu();
     apple.map_or_else(|| main_limit(machine), |gpu| apple_limit(machine, gpu))
 }
 

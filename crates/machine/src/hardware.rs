@@ -6,7 +6,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::cpu::{Cpu, CpuFeature};
-use crate::gpu::{AppleChip, Capability};
+use crate::gpu::{AppleChip, AppleTier, Capability};
 use crate::reading::Unknown;
 
 /// Something the hardware has or lacks, with the reason.
@@ -208,6 +208,37 @@ pub fn apple_features(
     .into()
 }
 
+/// Operations per second of one core of an Apple GPU, in f32. Source: Apple, 2.6 TFLOPS of the 8 cores of
+/// an M1 and 3.6 of the 10 of an M2; of later chips it publishes nothing, so they are taken for an M2.
+pub fn apple_core_flops(chip: AppleChip) -> f64 {
+    if chip.family <= 1 { 2.6e12 / 8.0 } else { 3.6e12 / 10.0 }
+}
+
+/// Bytes per second of an Apple chip's memory, by family. Source: Apple's specifications; where a chip is sold
+/// with two, the lower. An M4 Ultra was never made; those above the M5 stand here as the family before.
+const APPLE_MEMORY: &[(u32, [(AppleTier, f64); 4])] = &[
+    (1, tiers(68e9, 200e9, 400e9, 800e9)),
+    (2, tiers(100e9, 200e9, 400e9, 800e9)),
+    (3, tiers(100e9, 150e9, 300e9, 819e9)),
+    (4, tiers(120e9, 273e9, 410e9, 819e9)),
+    (5, tiers(153e9, 273e9, 410e9, 819e9)),
+];
+
+const fn tiers(base: f64, pro: f64, max: f64, ultra: f64) -> [(AppleTier, f64); 4] {
+    [
+        (AppleTier::Base, base),
+        (AppleTier::Pro, pro),
+        (AppleTier::Max, max),
+        (AppleTier::Ultra, ultra),
+    ]
+}
+
+/// Bytes per second of an Apple chip's memory.
+pub fn apple_memory(chip: AppleChip) -> Option<f64> {
+    let (_, tiers) = APPLE_MEMORY.iter().rev().find(|(family, _)| *family <= chip.family)?;
+    tiers.iter().find(|(tier, _)| *tier == chip.tier).map(|(_, bytes)| *bytes)
+}
+
 /// What the processor can do when it trains itself.
 pub fn cpu_features(cpu: &Cpu) -> Vec<Feature> {
     let bf16 = [CpuFeature::AmxBf16, CpuFeature::Avx512Bf16, CpuFeature::ArmBf16];
@@ -253,6 +284,16 @@ mod tests {
         assert_eq!(name(9, 0), Some("Hopper"));
         assert_eq!(name(12, 1), Some("Blackwell (GB10)"));
         assert_eq!(name(13, 0), Some("Blackwell (GB10)"), "newer cards are taken for the last row");
+    }
+
+    #[test]
+    fn memory_of_apple_chips_is_as_published_or_as_before() {
+        let memory = |family, tier| apple_memory(AppleChip { family, tier });
+        assert_eq!(memory(1, AppleTier::Base), Some(68e9));
+        assert_eq!(memory(2, AppleTier::Ultra), Some(800e9));
+        assert_eq!(memory(4, AppleTier::Pro), Some(273e9));
+        assert_eq!(memory(9, AppleTier::Base), memory(5, AppleTier::Base));
+        assert_eq!(memory(0, AppleTier::Base), None);
     }
 
     #[test]

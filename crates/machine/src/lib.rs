@@ -77,6 +77,14 @@ impl Machine {
         });
         cards.find(|card| card.cuda_index.known() == Some(&index))
     }
+
+    /// The GPU of an Apple chip.
+    pub fn apple_gpu(&self) -> Option<&gpu::AppleGpu> {
+        self.gpus.iter().find_map(|gpu| match gpu {
+            gpu::Gpu::Apple(gpu) => Some(gpu),
+            gpu::Gpu::Nvidia(_) => None,
+        })
+    }
 }
 
 /// Where the facts come from.

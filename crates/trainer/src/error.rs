@@ -164,6 +164,33 @@ pub enum TrainerError {
         /// The most that may be taken.
         limit: usize,
     },
+    /// A GPU that computes something wrongly.
+    #[error(
+        "the self-test found {name} wrong: {first}{}: {}",
+        if *others == 0 { String::new() } else { format!(", and {others} more") }, path.display()
+    )]
+    Untrusted {
+        /// The GPU.
+        name: String,
+        /// What is wrong.
+        first: String,
+        /// What else is.
+        others: usize,
+        /// Where that was noted.
+        path: PathBuf,
+    },
+    /// A GPU is lost again and again.
+    #[error(
+        "the GPU was lost {times} times after step {step}, and nothing was learnt in between: {said}"
+    )]
+    Lost {
+        /// Steps taken.
+        step: u64,
+        /// How often.
+        times: u32,
+        /// What was said of it.
+        said: String,
+    },
     /// It would not fit into memory.
     #[error("{phase} does not fit: needs {needed} bytes, limit {limit}{}", would_fit(nearest.as_ref()))]
     TooLarge {
@@ -213,6 +240,14 @@ impl TrainerError {
             Self::NoRoom { .. } => {
                 "go on with --resume and a higher --limit; or begin anew with smaller pictures, a lower \
                  adapter.rank or quantised weights"
+            }
+            Self::Untrusted { .. } => {
+                "compute with --device cpu; after an update of the system let `hearth doctor --self-test` look \
+                 again; please report what it prints"
+            }
+            Self::Lost { .. } => {
+                "go on with --resume, with the display asleep and other programs closed, or with --device cpu; \
+                 `hearth doctor --self-test` looks for a kernel that this GPU computes wrongly"
             }
             Self::TooLarge { .. } => {
                 "choose smaller pictures or batches, bf16 or quantised weights, or raise --limit"

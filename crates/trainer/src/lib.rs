@@ -17,6 +17,7 @@ pub mod report;
 pub mod sample;
 pub mod text;
 pub mod train;
+pub mod trust;
 pub mod verify;
 pub mod workload;
 

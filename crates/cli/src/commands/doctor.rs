@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
-use compute::gpu::{self, Adapter, AdapterKind};
+use compute::gpu::{self, Adapter, AdapterKind, Offers};
 use compute::self_test::{Tested, self_test};
 use machine::budget::{Budget, budget};
 use machine::findings::{Finding, findings};
@@ -12,6 +12,7 @@ use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Machine, Provenance, Recording, Source};
 use serde::Serialize;
+use trainer::trust;
 
 use super::engine::On;
 use crate::commands::Outcome;
@@ -80,8 +81,33 @@ pub struct Offered {
     pub is_software: bool,
     pub buffer_bytes: usize,
     pub tensor_bytes: usize,
-    pub has_matrix_units: bool,
+    pub group_bytes: usize,
+    /// Whether weights are read into its memory without a copy.
+    pub shares_memory: bool,
+    /// What it has beyond what every kernel asks for.
+    pub offers: Vec<Offer>,
     pub lacks: Option<&'static str>,
+}
+
+/// Something that some GPUs have.
+#[derive(Serialize)]
+pub struct Offer {
+    pub name: &'static str,
+    pub on: bool,
+    /// Whether hearth has a use for it.
+    pub is_used: bool,
+}
+
+/// All that is asked for, and what it is for today.
+fn offers(offers: Offers) -> Vec<Offer> {
+    let all = [
+        ("mappable buffers", offers.mappable_buffers, true),
+        ("f16 arithmetic", offers.half_arithmetic, false),
+        ("subgroups", offers.subgroups, false),
+        ("matrix units", offers.matrix_units, false),
+        ("timestamps", offers.timestamps, false),
+    ];
+    all.map(|(name, on, is_used)| Offer { name, on, is_used }).into()
 }
 
 /// All that there are, in the order of their numbers.
@@ -100,7 +126,9 @@ fn offered() -> Vec<Offered> {
             is_software,
             buffer_bytes: adapter.buffer_bytes,
             tensor_bytes: adapter.tensor_bytes,
-            has_matrix_units: adapter.has_matrix_units,
+            group_bytes: adapter.group_bytes,
+            shares_memory: adapter.shares_memory,
+            offers: offers(adapter.offers),
             lacks: adapter.lacks,
         }
     };
@@ -144,17 +172,23 @@ fn test(device: On, out: &mut dyn Write) -> Result<Outcome, Failure> {
         On::Cuda(index) => Tested::Cuda(index as usize),
         On::Gpu(choice) => Tested::Gpu(choice),
     };
-    let (mut all, mut wrong, mut unwritten) = (0, 0, Ok(()));
+    let (mut all, mut wrong) = (0, Vec::new());
     self_test(tested, |verdict| {
         all += 1;
         if !verdict.is_right() {
-            wrong += 1;
-            unwritten = writeln!(out, "{}", render::doctor::wrong_op(verdict));
+            wrong.push(render::doctor::wrong_op(verdict));
         }
     })?;
-    unwritten?;
-    writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong))?;
-    Ok(if wrong == 0 { Outcome::Done } else { Outcome::Differs })
+    for line in &wrong {
+        writeln!(out, "{line}")?;
+    }
+    writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong.len()))?;
+    let outcome = if wrong.is_empty() { Outcome::Done } else { Outcome::Differs };
+    // Who computes on it later is told.
+    if let (On::Gpu(choice), Some(folder)) = (device, trust::folder()) {
+        trust::keep(&folder, &gpu::adapter(choice)?, wrong)?;
+    }
+    Ok(outcome)
 }
 
 fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Failure> {

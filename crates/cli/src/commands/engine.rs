@@ -3,11 +3,13 @@
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use clap::ValueEnum;
-use compute::gpu::Choice;
+use compute::gpu::{self, Choice};
 use compute::{Device, Dtype, Kind, Quantisation};
 use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
+use machine::cpu::CpuFeature;
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
@@ -15,7 +17,7 @@ use trainer::config::RunConfig;
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
 use trainer::plan::rates::{self, Found, Owner, Rates};
-use trainer::train;
+use trainer::{train, trust};
 
 use crate::failure::Failure;
 use crate::render;
@@ -28,12 +30,17 @@ pub struct Engine {
     threads: Option<u16>,
 
     /// What computes: cpu, cuda:0 for the first NVIDIA card, or gpu for one of Metal's or Vulkan's
-    #[arg(long, default_value = "cpu")]
-    device: On,
+    /// [default: an NVIDIA card, else the GPU of an Apple chip, else the processor]
+    #[arg(long)]
+    device: Option<On>,
 
     /// On a card: give the same bits every time, which is slower
     #[arg(long)]
     deterministic: bool,
+
+    /// What was found to compute where nothing is typed.
+    #[arg(skip)]
+    found: OnceLock<On>,
 }
 
 impl Engine {
@@ -42,28 +49,60 @@ impl Engine {
         self.threads.map_or_else(machine::cores::compute_threads, usize::from)
     }
 
+    /// What computes: as it is typed, or the best that this machine has.
+    fn device(&self) -> On {
+        let best = || On::best(&Machine::probe(&mut Source::live()));
+        self.device.unwrap_or_else(|| *self.found.get_or_init(best))
+    }
+
     /// What it is, for plans.
     pub fn kind(&self) -> Kind {
-        match self.device {
+        match self.device() {
             On::Cpu => Kind::cpu(self.threads()),
             On::Cuda(_) => Kind::Cuda { is_deterministic: self.deterministic },
             On::Gpu(choice) => Kind::gpu(choice),
         }
     }
 
-    /// The device, with an arena of `bytes`.
-    pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
-        Ok(self.device(bytes)?)
+    /// The same of a machine that was recorded; where nothing is typed, the best that it has.
+    pub fn recorded(&self, machine: &Machine) -> (Self, Kind) {
+        let device = self.device.unwrap_or_else(|| On::best(machine));
+        let kind = match device {
+            On::Cpu => {
+                let threads = machine.cpu.usable_threads.known().map_or(1, |n| *n as usize);
+                Kind::Cpu { threads, has_tiles: machine.cpu.has(CpuFeature::AmxBf16) }
+            }
+            On::Cuda(_) => Kind::Cuda { is_deterministic: self.deterministic },
+            On::Gpu(_) => {
+                let largest = machine.apple_gpu().and_then(|gpu| gpu.max_buffer.known());
+                Kind::gpu_of(largest.map(|bytes| bytes.0 as usize))
+            }
+        };
+        (Self { device: Some(device), ..self.clone() }, kind)
     }
 
-    fn device(&self, bytes: usize) -> compute::Result<Device> {
-        match self.device {
+    /// The device, with an arena of `bytes`.
+    pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
+        self.check_trust()?;
+        Ok(self.arena(bytes)?)
+    }
+
+    fn arena(&self, bytes: usize) -> compute::Result<Device> {
+        match self.device() {
             On::Cpu => Device::cpu(self.threads(), bytes),
             On::Cuda(index) => {
                 let cache = trainer::kernels::cache();
                 Device::cuda(index as usize, bytes, self.deterministic, cache)
             }
             On::Gpu(choice) => Device::gpu(choice, bytes),
+        }
+    }
+
+    /// That no op is known to be wrong on it.
+    pub fn check_trust(&self) -> Result<(), Failure> {
+        match (self.device(), trust::folder()) {
+            (On::Gpu(choice), Some(folder)) => Ok(trust::check(&folder, &gpu::adapter(choice)?)?),
+            _ => Ok(()),
         }
     }
 
@@ -76,9 +115,9 @@ impl Engine {
             limit_bytes: self.limit_bytes_of(&machine, limit),
             host_bytes: self.host_bytes_of(&machine),
             rates: self.rates(&machine),
-            open: Box::new(|bytes| self.device(bytes)),
+            open: Box::new(|bytes| self.arena(bytes)),
             feel: Box::new(move || {
-                let (device, cap) = match self.device {
+                let (device, cap) = match self.device() {
                     On::Cpu => (budget::Device::Cpu, cap),
                     // What is typed is of the card's memory, of which all is taken at once.
                     On::Cuda(index) => (budget::Device::Cuda(index), None),
@@ -113,7 +152,7 @@ impl Engine {
 
     /// What measured rates belong to.
     pub fn owner(&self, machine: &Machine) -> Owner {
-        let card = if let On::Cuda(index) = self.device { index } else { 0 };
+        let card = if let On::Cuda(index) = self.device() { index } else { 0 };
         Owner::of(machine, self.kind(), card)
     }
 
@@ -126,7 +165,7 @@ impl Engine {
 
     /// As it is typed.
     pub fn name(&self) -> String {
-        self.device.to_string()
+        self.device().to_string()
     }
 
     /// Bytes a run may hold on this machine.
@@ -139,7 +178,7 @@ impl Engine {
 
     /// Bytes a run may hold on a machine.
     pub fn limit_bytes_of(&self, machine: &Machine, limit: Option<Limit>) -> usize {
-        let found = match self.device {
+        let found = match self.device() {
             On::Cpu => main_limit(machine),
             On::Cuda(index) => cuda_limit(machine, index),
             On::Gpu(_) => gpu_limit(machine),
@@ -155,7 +194,7 @@ impl Engine {
 
     /// Bytes of main memory that a card's weights may stay in; nothing where it is the same memory.
     pub fn host_bytes_of(&self, machine: &Machine) -> Option<usize> {
-        match self.device {
+        match self.device() {
             On::Cuda(index) => cuda_host_limit(machine, index).map(|limit| limit.0 as usize),
             On::Cpu | On::Gpu(_) => None,
         }
@@ -173,6 +212,15 @@ pub enum On {
 }
 
 impl On {
+    /// The best that a machine has.
+    fn best(machine: &Machine) -> Self {
+        match budget::budget(machine).device {
+            budget::Device::Cuda(index) => Self::Cuda(index),
+            budget::Device::Metal => Self::Gpu(Choice::Number(0)),
+            budget::Device::Cpu => Self::Cpu,
+        }
+    }
+
     /// Any but the processor.
     pub fn gpu(text: &str) -> Result<Self, String> {
         match text.parse()? {

@@ -5,7 +5,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use compute::Kind;
-use machine::cpu::CpuFeature;
 use machine::{Machine, Recording, Source};
 use serde_json::{Map, Value, json};
 use trainer::TrainerError;
@@ -91,15 +90,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     };
     let machine = Machine::probe(&mut source);
     let engine = arguments.engine.for_job(&config);
-    let kind = match arguments.machine {
-        Some(_) if matches!(engine.kind(), Kind::Cpu { .. }) => kind_of(&machine),
-        _ => engine.kind(),
+    let (engine, kind, rates) = match arguments.machine {
+        Some(_) => {
+            let (engine, kind) = engine.recorded(&machine);
+            (engine, kind, Rates::documented(&machine, kind))
+        }
+        None => (engine.clone(), engine.kind(), engine.rates(&machine)),
     };
     let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
-    let rates = match arguments.machine {
-        Some(_) => Rates::documented(&machine, kind),
-        None => engine.rates(&machine),
-    };
     let host_bytes = engine.host_bytes_of(&machine);
     let on = Computer { machine, kind, rates, limit_bytes, host_bytes };
     match &config.material {
@@ -168,12 +166,6 @@ fn draw<L: Lesson>(
         picture::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
     };
     fs::write(path, text).map_err(|error| Failure::Write { path: path.into(), error })
-}
-
-/// The processor of a recorded machine.
-fn kind_of(machine: &Machine) -> Kind {
-    let threads = machine.cpu.usable_threads.known().map_or(1, |threads| *threads as usize);
-    Kind::Cpu { threads, has_tiles: machine.cpu.has(CpuFeature::AmxBf16) }
 }
 
 /// What computes, in JSON.

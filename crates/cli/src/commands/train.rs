@@ -76,6 +76,7 @@ impl Arguments {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let config = arguments.job.resolve_with(&arguments.treatment())?;
     let engine = arguments.engine.for_job(&config);
+    engine.check_trust()?;
     let on = engine.on(arguments.limit);
     let training = Training::begin(arguments.quiet, arguments.json)?;
     // Where the system has no such thing, a computer that people left alone may fall asleep.

@@ -13,7 +13,7 @@ use machine::reading::Percent;
 use machine::thermal::{MacThermal, Sensor, Thermal};
 use machine::{Bytes, Machine, NvidiaStack, Provenance, Reading};
 
-use crate::commands::doctor::{Diagnosis, Offered};
+use crate::commands::doctor::{Diagnosis, Offer, Offered};
 use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
 
 /// Draws everything.
@@ -32,6 +32,7 @@ pub fn page(diagnosis: &Diagnosis) -> String {
     possessions(machine, &mut page);
     for adapter in &diagnosis.adapters {
         page.row("adapter", PLAIN, &offered(adapter));
+        page.row("", DIM, &limits(adapter));
     }
     page.heading("how it feels");
     feelings(machine, &mut page);
@@ -59,18 +60,33 @@ pub fn tested(device: &str, all: usize, wrong: usize) -> String {
 }
 
 fn offered(adapter: &Offered) -> String {
-    let Offered { name, driver, interface, buffer_bytes, tensor_bytes, .. } = adapter;
+    let Offered { name, driver, interface, .. } = adapter;
     let device = match (&adapter.device, adapter.lacks) {
         (Some(device), _) => format!("--device {device}"),
         (None, lacks) => format!("not used, it lacks {}", lacks.unwrap_or("something")),
     };
     let software = if adapter.is_software { ", software" } else { "" };
-    let units = if adapter.has_matrix_units { ", matrix units" } else { "" };
-    let (buffer, tensor) = (Bytes(*buffer_bytes as u64), Bytes(*tensor_bytes as u64));
-    format!(
-        "{device}: {name} by {interface}{software}{units}, {driver}; buffers up to {buffer}, tensors up to \
-         {tensor}"
-    )
+    format!("{device}: {name} by {interface}{software}, {driver}")
+}
+
+fn limits(adapter: &Offered) -> String {
+    let bytes = [adapter.buffer_bytes, adapter.tensor_bytes, adapter.group_bytes];
+    let [buffer, tensor, group] = bytes.map(|bytes| Bytes(bytes as u64));
+    let memory = if adapter.shares_memory { "shared with the processor" } else { "its own" };
+    let list = |is_listed: fn(&Offer) -> bool| {
+        let names = adapter.offers.iter().filter(|offer| is_listed(offer)).map(|offer| offer.name);
+        Some(names.collect::<Vec<_>>().join(", ")).filter(|names| !names.is_empty())
+    };
+    let mut parts = vec![
+        format!("buffers up to {buffer}, tensors up to {tensor}, groups up to {group}"),
+        format!("memory {memory}"),
+    ];
+    parts.extend(list(|offer| offer.on && offer.is_used).map(|names| format!("uses {names}")));
+    parts.extend(
+        list(|offer| offer.on && !offer.is_used).map(|names| format!("has, not used yet: {names}")),
+    );
+    parts.extend(list(|offer| !offer.on).map(|names| format!("without {names}")));
+    parts.join(" · ")
 }
 
 fn possessions(machine: &Machine, page: &mut Page) {

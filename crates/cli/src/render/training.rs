@@ -114,6 +114,8 @@ impl State {
                 let lines = beginning(begin);
                 self.begin = Some(begin.clone());
                 self.phase = None;
+                // What was lost is taken again.
+                self.steps.retain(|step| step.step <= begin.from_step);
                 lines
             }
             Event::Phase { name } => {
@@ -142,6 +144,7 @@ impl State {
             Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
             Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
             Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
+            Event::Lost(lost) => self.warn(&lost.to_string(), None),
             Event::Paced(paced) => self.pace(paced),
             Event::Exported { format, path, layers } => {
                 self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
@@ -382,6 +385,8 @@ mod tests {
             how: String::new(),
             step_secs: 1.0,
             limit_bytes: 8 << 30,
+            loaded_in_place_bytes: 0,
+            loaded_staged_bytes: 0,
             time: 0,
         };
         assert_eq!(memory(790 << 20, &begin), "790 of 800 MiB planned");

@@ -27,10 +27,39 @@ pub struct Adapter {
     pub tensor_bytes: usize,
     /// Bytes of memory that the threads of a group share.
     pub group_bytes: usize,
-    /// Whether it multiplies small matrices by units of their own.
-    pub has_matrix_units: bool,
+    /// Whether its memory is the processor's, who may write into the arena.
+    pub shares_memory: bool,
+    /// What it offers beyond what every kernel asks for.
+    pub offers: Offers,
     /// Why it cannot be used, if it cannot.
     pub lacks: Option<&'static str>,
+}
+
+/// What some GPUs offer, and kernels may use where it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Offers {
+    /// Arithmetic in f16.
+    pub half_arithmetic: bool,
+    /// Sums over threads that run in step.
+    pub subgroups: bool,
+    /// Products of small matrices by units of their own.
+    pub matrix_units: bool,
+    /// Buffers that kernels and the processor write to.
+    pub mappable_buffers: bool,
+    /// Clocks of its own, to time kernels by.
+    pub timestamps: bool,
+}
+
+impl Offers {
+    fn of(features: Features) -> Self {
+        Self {
+            half_arithmetic: features.contains(Features::SHADER_F16),
+            subgroups: features.contains(Features::SUBGROUP),
+            matrix_units: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            mappable_buffers: features.contains(Features::MAPPABLE_PRIMARY_BUFFERS),
+            timestamps: features.contains(Features::TIMESTAMP_QUERY),
+        }
+    }
 }
 
 /// What an adapter is.
@@ -61,9 +90,11 @@ pub fn adapters() -> Vec<Adapter> {
     found().iter().map(describe).collect()
 }
 
-fn describe(adapter: &wgpu::Adapter) -> Adapter {
+pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
     let (info, limits) = (adapter.get_info(), adapter.limits());
     let features = adapter.features();
+    let (kind, offers) = (kind(info.device_type), Offers::of(features));
+    let is_unified = matches!(kind, AdapterKind::Integrated | AdapterKind::Software);
     let tensor_bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize;
     let lacks = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < 128 {
         Some("128 bytes of arguments for a kernel")
@@ -77,11 +108,12 @@ fn describe(adapter: &wgpu::Adapter) -> Adapter {
     Adapter {
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         interface: if info.backend == Backend::Metal { "Metal" } else { "Vulkan" },
-        kind: kind(info.device_type),
+        kind,
         buffer_bytes: limits.max_buffer_size as usize / ALIGNMENT * ALIGNMENT,
         tensor_bytes: tensor_bytes / ALIGNMENT * ALIGNMENT,
         group_bytes: limits.max_compute_workgroup_storage_size as usize,
-        has_matrix_units: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+        shares_memory: is_unified && offers.mappable_buffers,
+        offers,
         lacks,
         name: info.name,
     }
@@ -96,14 +128,21 @@ fn kind(device_type: DeviceType) -> AdapterKind {
     }
 }
 
-/// Bytes of the largest buffer and of the largest tensor of the adapter that is meant.
-pub(crate) fn sizes(choice: Choice) -> (usize, usize) {
-    /// Taken: the least that Vulkan's drivers for cards of today and Metal on Apple's chips offer.
-    const OF_MOST: usize = (4 << 30) - ALIGNMENT;
-    find(choice).map_or((OF_MOST, OF_MOST), |(_, found)| (found.buffer_bytes, found.tensor_bytes))
+/// Bytes of the largest buffer and tensor, where nobody knows. Taken: the least that Vulkan's drivers for
+/// cards of today and Metal on Apple's chips offer.
+pub(crate) const BYTES_OF_MOST: usize = 4 << 30;
+
+/// Bytes of the largest buffer and of the largest tensor of the adapter that is meant, if it is there.
+pub(crate) fn sizes(choice: Choice) -> Option<(usize, usize)> {
+    find(choice).ok().map(|(_, found)| (found.buffer_bytes, found.tensor_bytes))
 }
 
-/// The adapter that is meant, with its place among all.
+/// The adapter that is meant.
+pub fn adapter(choice: Choice) -> Result<Adapter> {
+    Ok(find(choice)?.1)
+}
+
+/// The same, with its place among all.
 pub(super) fn find(choice: Choice) -> Result<(usize, Adapter)> {
     let all: Vec<_> = adapters().into_iter().enumerate().collect();
     let is_software = |(_, adapter): &&(usize, Adapter)| adapter.kind == AdapterKind::Software;

@@ -12,6 +12,7 @@ mod adapter;
 pub(crate) mod columns;
 mod memory;
 mod opened;
+mod shared;
 mod submission;
 mod template;
 #[cfg(test)]
@@ -20,15 +21,16 @@ mod tests;
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
-pub(crate) use adapter::sizes;
-pub use adapter::{Adapter, AdapterKind, Choice, adapters};
+pub use adapter::{Adapter, AdapterKind, Choice, Offers, adapter, adapters};
+pub(crate) use adapter::{BYTES_OF_MOST, sizes};
 use memory::Memory;
 use opened::Opened;
 use submission::Submissions;
+pub use submission::Trouble;
 use wgpu::util::{BufferInitDescriptor, DeviceExt};
 use wgpu::{
     BindGroupDescriptor, BindGroupEntry, Buffer, BufferBinding, BufferDescriptor, BufferUsages,
-    MapMode, PollType,
+    MapMode,
 };
 
 use crate::device::Kind;
@@ -96,39 +98,34 @@ pub(crate) struct Gpu {
 impl Gpu {
     /// The GPU that is meant, with an arena of up to `limit_bytes`, and the kind that it is.
     pub fn open(choice: Choice, limit_bytes: usize) -> Result<(Self, Kind)> {
-        Self::open_with(choice, limit_bytes, usize::MAX)
-    }
-
-    /// The same with buffers of no more than `most` bytes.
-    pub fn open_with(choice: Choice, limit_bytes: usize, most: usize) -> Result<(Self, Kind)> {
         let (index, adapter) = adapter::find(choice)?;
-        Self::on(Opened::get(index)?, &adapter, limit_bytes, most)
+        Self::on(Opened::get(index)?, &adapter, limit_bytes)
     }
 
-    fn on(
-        opened: Arc<Opened>,
-        adapter: &Adapter,
-        limit_bytes: usize,
-        most: usize,
-    ) -> Result<(Self, Kind)> {
+    fn on(opened: Arc<Opened>, adapter: &Adapter, limit_bytes: usize) -> Result<(Self, Kind)> {
         let nothing = opened.device.create_buffer_init(&BufferInitDescriptor {
             label: None,
             contents: &[0; ALIGNMENT],
             usage: BufferUsages::STORAGE,
         });
-        let (buffer_bytes, tensor_bytes) = (adapter.buffer_bytes.min(most), adapter.tensor_bytes);
-        let memory = Memory::new(limit_bytes, buffer_bytes);
+        let Adapter { buffer_bytes, tensor_bytes, shares_memory, .. } = *adapter;
+        let memory = Memory::new(limit_bytes, buffer_bytes, shares_memory);
         let submissions = Mutex::new(Submissions::new(&opened)?);
         let (tables, waiting, fault) = <_>::default();
         let gpu = Self { opened, memory, submissions, tables, nothing, waiting, fault };
         Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
     }
 
-    /// One that shares its adapter with nobody, to break it.
+    /// One that shares its adapter with nobody, to break it, and as if that offered something else.
     #[cfg(test)]
-    pub fn alone(choice: Choice, limit_bytes: usize) -> (Self, Kind) {
-        let (index, adapter) = adapter::find(choice).unwrap();
-        Self::on(Arc::new(Opened::open(index).unwrap()), &adapter, limit_bytes, usize::MAX).unwrap()
+    pub fn alone(
+        choice: Choice,
+        limit_bytes: usize,
+        change: impl FnOnce(&mut Adapter),
+    ) -> (Self, Kind) {
+        let (index, mut adapter) = adapter::find(choice).unwrap();
+        change(&mut adapter);
+        Self::on(Arc::new(Opened::open(index).unwrap()), &adapter, limit_bytes).unwrap()
     }
 
     /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
@@ -151,6 +148,16 @@ impl Gpu {
     /// Waits for all work, and says whether it went well.
     pub fn synchronise(&self) -> Result<()> {
         self.read_words(0, &mut [])
+    }
+
+    /// Lets trouble come to the `nth` list of work from now.
+    pub fn rehearse(&self, nth: u32, trouble: Trouble) {
+        self.submissions().rehearse(nth, trouble);
+    }
+
+    /// How many lists of work were handed over.
+    pub fn n_lists(&self) -> u32 {
+        self.submissions().n_lists()
     }
 
     /// Kernels from here on do so much together.
@@ -277,7 +284,8 @@ impl Gpu {
         *waiting += bytes;
         if *waiting >= MOST_WAITING {
             self.opened.queue.submit([]);
-            _ = self.opened.device.poll(PollType::wait_indefinitely());
+            // What it finds is told to whoever waits for a result.
+            _ = self.opened.device.poll(submission::patiently(None));
             *waiting = 0;
         }
     }
@@ -316,9 +324,7 @@ impl Gpu {
         });
         let (sender, receiver) = mpsc::channel();
         copy.map_async(MapMode::Read, .., move |mapped| _ = sender.send(mapped));
-        let waited = self.opened.device.poll(PollType::wait_indefinitely());
-        waited.map_err(|error| stopped(&error))?;
-        self.check()?;
+        self.wait()?;
         // Another thread that waits may be the one that is told.
         let mapped = receiver.recv().map_err(|error| stopped(&error))?;
         mapped.map_err(|error| stopped(&error))?;
@@ -330,6 +336,14 @@ impl Gpu {
             });
         }
         to.copy_from_slice(numbers);
+        self.check()
+    }
+
+    /// Waits until nothing is under way.
+    fn wait(&self) -> Result<()> {
+        if let Err(error) = self.opened.device.poll(submission::patiently(None)) {
+            self.note(stopped(&error));
+        }
         self.check()
     }
 

@@ -12,7 +12,7 @@ use wgpu::{
     Trace,
 };
 
-use super::adapter::{found, ready};
+use super::adapter::{describe, found, ready};
 use super::template::expand;
 use super::{ARGUMENT_BYTES, LEAST_TENSORS, Source, Variant};
 use crate::{ComputeError, Result};
@@ -67,9 +67,11 @@ impl Opened {
             max_immediate_size: ARGUMENT_BYTES as u32,
             ..Limits::default()
         };
+        let mut features = Features::IMMEDIATES;
+        features.set(Features::MAPPABLE_PRIMARY_BUFFERS, describe(adapter).shares_memory);
         let description = DeviceDescriptor {
             label: None,
-            required_features: Features::IMMEDIATES,
+            required_features: features,
             required_limits: limits,
             experimental_features: ExperimentalFeatures::disabled(),
             memory_hints: MemoryHints::MemoryUsage,
@@ -83,12 +85,8 @@ impl Opened {
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             note(&uncaught, failed("a command", &error));
         }));
-        device.set_device_lost_callback(move |reason, said| {
-            // Dropping the device is no loss.
-            if reason != wgpu::DeviceLostReason::Destroyed {
-                note(&lost, ComputeError::GpuLost { said });
-            }
-        });
+        // Dropping the device is a loss too, which nobody is there to ask about.
+        device.set_device_lost_callback(move |_, said| note(&lost, ComputeError::GpuLost { said }));
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
         Ok(Self { device, queue, layouts, kernels, fault })
     }

@@ -1,9 +1,10 @@
 //! Work on its way to a GPU: kernels are gathered into one list and handed over when it is long enough,
 //! or when somebody reads. A Mac ends lists that keep its display waiting, so none lasts long; and a list that
 //! was ended may be taken for one that was done, so the last kernel of each writes its number where it can
-//! be looked at.
+//! be looked at, if the number of the list before stands there: one that is missing is missed for good.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use wgpu::{
     BindGroup, BindGroupDescriptor, BindGroupEntry, Buffer, BufferDescriptor, BufferUsages,
@@ -26,6 +27,9 @@ const BYTES: f64 = 3e10;
 const MOST_KERNELS: usize = 512;
 /// Lists that may be on their way at once. Chosen: one works while the next waits and one is written.
 const MOST_LISTS: usize = 3;
+/// After which a GPU that does not answer is lost. Chosen: a software driver on a busy computer takes a minute
+/// for what a GPU does in a tenth of a second.
+const PATIENCE: Duration = Duration::from_secs(600);
 
 /// What is handed over next, and what was before.
 pub(super) struct Submissions {
@@ -39,9 +43,17 @@ pub(super) struct Submissions {
     /// Seconds of the op that kernels belong to.
     of_op: f64,
     sent: VecDeque<SubmissionIndex>,
-    /// Lets lists get lost as if the system had ended them.
-    #[cfg(test)]
-    pub loses: bool,
+    /// What is to happen to the list of a number, to rehearse it.
+    trouble: Option<(u32, Trouble)>,
+}
+
+/// What can happen to a list of work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The system ends it, and does as if it were done.
+    Ended,
+    /// The GPU is gone from then on.
+    Lost,
 }
 
 /// Where a list writes its number when it is done.
@@ -84,8 +96,7 @@ impl Submissions {
             n_kernels: 0,
             of_op: 0.0,
             sent: VecDeque::new(),
-            #[cfg(test)]
-            loses: false,
+            trouble: None,
         })
     }
 
@@ -121,6 +132,15 @@ impl Submissions {
         self.n_kernels += 1;
     }
 
+    pub fn n_lists(&self) -> u32 {
+        self.n_lists
+    }
+
+    /// Lets trouble come to the `nth` list from now, the next being the first.
+    pub fn rehearse(&mut self, nth: u32, trouble: Trouble) {
+        self.trouble = Some((self.n_lists.wrapping_add(nth), trouble));
+    }
+
     /// Hands over what was gathered.
     pub fn send(&mut self, opened: &Opened) {
         if let Some(encoder) = self.close() {
@@ -143,15 +163,16 @@ impl Submissions {
     }
 
     fn hand_over(&mut self, opened: &Opened, encoder: CommandEncoder) {
-        #[cfg(test)]
-        if self.loses {
-            return;
+        match self.trouble.take_if(|(at, _)| *at == self.n_lists) {
+            Some((_, Trouble::Ended)) => return,
+            Some((_, Trouble::Lost)) => opened.device.destroy(),
+            None => {}
         }
         self.sent.push_back(opened.queue.submit([encoder.finish()]));
         if self.sent.len() > MOST_LISTS {
             let oldest = self.sent.pop_front();
             // What it finds is told to whoever set a callback.
-            _ = opened.device.poll(PollType::Wait { submission_index: oldest, timeout: None });
+            _ = opened.device.poll(patiently(oldest));
         }
     }
 
@@ -163,6 +184,11 @@ impl Submissions {
         drop(pass);
         Some(encoder)
     }
+}
+
+/// Waits for a list, or for all, and not for ever: a list that failed may never be told to be done.
+pub(super) fn patiently(submission_index: Option<SubmissionIndex>) -> PollType {
+    PollType::Wait { submission_index, timeout: Some(PATIENCE) }
 }
 
 fn encoder(opened: &Opened) -> CommandEncoder {

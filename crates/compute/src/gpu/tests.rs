@@ -13,11 +13,11 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::template::expand;
 use super::{
-    ARGUMENT_BYTES, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, Source, Variant,
-    adapters,
+    ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, Source,
+    Trouble, Variant, adapters,
 };
 use crate::ops::count_not_finite;
-use crate::{Device, Dtype, Kind, Tag};
+use crate::{ComputeError, Device, Dtype, Filled, Kind, Part, Result, Tag, fill_all};
 
 /// The oldest language of Metal that kernels must be possible in. Taken: that of macOS 12, the first of all
 /// that run on every chip of Apple's own.
@@ -182,7 +182,8 @@ fn what_goes_wrong_is_told() {
 fn tensors_of_several_buffers_are_computed_with() {
     let Some(plain) = software(1) else { return };
     let Kind::Gpu { tensor_bytes, .. } = plain.kind() else { unreachable!("it was made so") };
-    let device = Device::gpu_of_buffers(Choice::Software, 1 << 16, 4096);
+    let small = |adapter: &mut Adapter| adapter.buffer_bytes = 4096;
+    let device = Device::gpu_alone(Choice::Software, 1 << 16, small);
     let held: Vec<_> = (0..8).map(|_| device.upload([700], &[1.5f32; 700]).unwrap()).collect();
     assert!(held.iter().map(|tensor| tensor.offset() / 4096).max() > Some(3));
     let count = count_not_finite(&held.iter().collect::<Vec<_>>()).unwrap();
@@ -195,15 +196,10 @@ fn tensors_of_several_buffers_are_computed_with() {
     drop(copies);
 }
 
-/// A device that shares its adapter with nobody, and its engine's handle to break it by.
+/// A device that shares its adapter with nobody, to be broken.
 fn alone() -> Option<Device> {
     software(1)?;
-    Some(Device::gpu_alone(Choice::Software, 1 << 16))
-}
-
-fn engine(device: &Device) -> &super::Gpu {
-    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
-    gpu
+    Some(Device::gpu_alone(Choice::Software, 1 << 16, |_| {}))
 }
 
 #[test]
@@ -211,11 +207,12 @@ fn a_list_that_was_not_done_is_noticed() {
     let Some(device) = alone() else { return };
     let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
     device.synchronise().unwrap();
-    engine(&device).submissions().loses = true;
+    device.fail_list(1, Trouble::Ended);
     tensor.clear();
-    device.mark("lost");
-    engine(&device).submissions().send(&engine(&device).opened);
-    engine(&device).submissions().loses = false;
+    // Also if others came to their end after it.
+    let engine = engine(&device);
+    engine.submissions().send(&engine.opened);
+    tensor.clear();
     let error = device.synchronise().err().unwrap().to_string();
     assert_eq!(error, "the GPU was lost: a list of kernels did not come to its end");
     // It stays so: what was computed since is worth nothing.
@@ -226,9 +223,80 @@ fn a_list_that_was_not_done_is_noticed() {
 fn a_lost_gpu_is_an_error_and_another_can_be_opened() {
     let Some(device) = alone() else { return };
     let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
-    engine(&device).opened.device.destroy();
+    device.fail_list(1, Trouble::Lost);
     tensor.clear();
-    assert!(device.synchronise().is_err());
+    let error = device.synchronise().err().unwrap();
+    assert!(matches!(error, ComputeError::GpuLost { .. }), "{error}");
     let other = software(1 << 16).unwrap();
     assert_eq!(other.upload([2], &[3u32, 4]).unwrap().to_vec::<u32>(), [3, 4]);
+}
+
+fn engine(device: &Device) -> &super::Gpu {
+    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
+    gpu
+}
+
+/// Fills tensors of several sizes and formats with numbers that differ, between kernels; gives in how many
+/// portions they were asked for.
+fn fill(device: &Device, sizes: &[usize]) -> usize {
+    let mut tensors: Vec<_> =
+        sizes.iter().map(|size| device.zeros([*size], Dtype::U8).unwrap()).collect();
+    let expected = |tensor: usize, size: usize| -> Vec<u8> {
+        (0..size).map(|at| (at % 251 + tensor) as u8).collect()
+    };
+    let mut asked = Vec::new();
+    fill_all(tensors.iter_mut().collect(), |range, parts| {
+        for (tensor, part) in range.clone().zip(parts) {
+            let numbers = expected(tensor, part.bytes());
+            part.fill(&mut |to| -> Result<()> {
+                to.copy_from_slice(&numbers);
+                Ok(())
+            })?;
+        }
+        asked.push(range);
+        Ok::<_, ComputeError>(())
+    })
+    .unwrap();
+    assert!(asked.iter().flat_map(|range| range.clone()).eq(0..sizes.len()));
+    for (index, (tensor, size)) in tensors.iter().zip(sizes).enumerate() {
+        let copy = tensor.clone().unshared().unwrap();
+        assert!(copy.to_vec::<u8>() == expected(index, *size), "{index}");
+    }
+    asked.len()
+}
+
+#[test]
+fn where_memory_is_shared_files_are_read_into_it() {
+    let Some(device) = software(1 << 20) else { return };
+    assert_eq!(fill(&device, &[7, 0, 3000, 1, 70_000]), 1);
+    assert_eq!(device.filled(), Filled { in_place: 73_008, staged: 0 });
+    // In as many buffers as there are, and again after kernels.
+    let small = |adapter: &mut Adapter| adapter.buffer_bytes = 4096;
+    let device = Device::gpu_alone(Choice::Software, 1 << 16, small);
+    for _ in 0..2 {
+        assert_eq!(fill(&device, &[4000, 7, 0, 3000, 1, 4096]), 1);
+    }
+    assert_eq!(device.filled(), Filled { in_place: 2 * 11_104, staged: 0 });
+}
+
+#[test]
+fn elsewhere_files_go_through_little_memory() {
+    if software(1).is_none() {
+        return;
+    }
+    let apart = |adapter: &mut Adapter| adapter.shares_memory = false;
+    let device = Device::gpu_alone(Choice::Software, 256 << 20, apart);
+    assert_eq!(fill(&device, &[7, 40 << 20, 0, 30 << 20, 3, 70 << 20]), 3);
+    assert_eq!(device.filled(), Filled { in_place: 0, staged: (140 << 20) + 10 });
+}
+
+#[test]
+fn what_fails_while_memory_is_shared_leaves_it_to_kernels() {
+    let Some(device) = software(1 << 16) else { return };
+    let mut tensor = device.zeros([8], Dtype::U8).unwrap();
+    let fault = |_, _: Vec<Part<'_>>| Err(ComputeError::Untracked);
+    assert!(fill_all(vec![&mut tensor], fault).is_err());
+    tensor.clear();
+    assert_eq!(tensor.to_vec::<u8>(), [0; 8]);
+    assert_eq!(device.filled(), Filled::default());
 }

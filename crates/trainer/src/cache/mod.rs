@@ -195,15 +195,26 @@ impl<'a> Caching<'a> {
         Ok(phases)
     }
 
-    /// Encodes what is missing, on a device that has room for the plan. What was encoded before an
-    /// error or an interruption stays.
-    pub fn run(self, device: &Device, tell: Tell<'_>) -> Result<Index> {
-        let Self { pipeline, data, precision, mut index, pictures, texts } = self;
-        let encoded = encode_pictures(pipeline, device, &pictures, &mut index, tell)
-            .and_then(|()| encode_texts(pipeline, device, precision, &texts, &mut index, tell));
+    /// Encodes what is missing, on a device that has room for the plan.
+    pub fn run(mut self, device: &Device, tell: Tell<'_>) -> Result<Index> {
+        self.encode(device, tell)?;
+        self.finish()
+    }
+
+    /// The same, and may be asked again: what was encoded before an error or an interruption stays.
+    pub fn encode(&mut self, device: &Device, tell: Tell<'_>) -> Result<()> {
+        let Self { pipeline, precision, index, pictures, texts, .. } = self;
+        let encoded = encode_pictures(pipeline, device, pictures, index, tell)
+            .and_then(|()| encode_texts(pipeline, device, *precision, texts, index, tell));
         let flushed = index.store.flush();
-        encoded.and(flushed)?;
-        // Pictures that turned out to be damaged.
+        *pictures = missing_pictures(index);
+        texts.retain(|text| !index.store.has(&index.address(text)));
+        encoded.and(flushed)
+    }
+
+    /// What there is, without pictures that turned out to be damaged.
+    pub fn finish(self) -> Result<Index> {
+        let Self { data, mut index, .. } = self;
         for samples in [&mut index.train, &mut index.held_out] {
             samples.retain(|sample| sample.addresses().all(|(_, at)| index.store.has(&at)));
         }

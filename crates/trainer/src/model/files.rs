@@ -184,10 +184,11 @@ impl<'a> Files<'a> {
 
     fn read(&self, members: &[&Member<'_>], tensors: &mut [Tensor], tick: Tick<'_>) -> Result<()> {
         let dtypes: Vec<_> = tensors.iter().map(|tensor| stored(tensor.dtype())).collect();
-        fill_all(tensors.iter_mut().collect(), |parts| {
+        fill_all(tensors.iter_mut().collect(), |range, parts| {
             let mut wanted = Vec::new();
-            for (((_, pieces), dtype), part) in members.iter().zip(dtypes).zip(parts) {
-                let mut rest = Landing(part);
+            let places = members[range.clone()].iter().zip(&dtypes[range]);
+            for (((_, pieces), dtype), part) in places.zip(parts) {
+                let (dtype, mut rest) = (*dtype, Landing(part));
                 for Found { tensor, first, count } in pieces {
                     let (into, after) = rest.split_at((count * dtype.bytes()) as usize);
                     wanted.push(Wanted { tensor, dtype, first: *first, into });

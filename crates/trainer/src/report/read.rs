@@ -174,6 +174,7 @@ impl Reader {
             Event::Tightened(tightened) => {
                 _ = self.warnings.insert((tightened.step, tightened.to_string()));
             }
+            Event::Lost(lost) => _ = self.warnings.insert((lost.step, lost.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {
                 self.memory(Taken { name: phase, planned_bytes, peak_bytes });
             }

@@ -213,8 +213,8 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
         found_all.push((found, dtype));
         into_all.push(tensor);
     }
-    fill_all(into_all, |parts| {
-        let wanted = found_all.iter().zip(parts);
+    fill_all(into_all, |range, parts| {
+        let wanted = found_all[range].iter().zip(parts);
         let wanted =
             wanted.map(|((found, dtype), part)| Wanted::whole(found, *dtype, Landing(part)));
         Ok(load(&catalog, wanted.collect(), Options::default(), &|_| true)?)

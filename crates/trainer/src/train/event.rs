@@ -99,6 +99,8 @@ pub enum Event {
     },
     /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
     Tightened(Tightened),
+    /// The GPU was lost: it is opened again, and the run begins again at its last checkpoint.
+    Lost(Lost),
     /// The pace changed, or something about it is worth a word.
     Paced(Paced),
     /// How the machine felt at a moment.
@@ -156,6 +158,12 @@ pub struct Begin {
     pub step_secs: f64,
     /// The most that may be taken.
     pub limit_bytes: usize,
+    /// Bytes that were read from files to where they are computed with.
+    #[serde(default)]
+    pub loaded_in_place_bytes: u64,
+    /// Bytes that were read from files into the host's memory, and copied.
+    #[serde(default)]
+    pub loaded_staged_bytes: u64,
     /// Seconds since 1970.
     pub time: u64,
 }
@@ -248,6 +256,26 @@ impl fmt::Display for Tightened {
             f,
             "out of memory: asked {asked}, in use {in_use} of {limit}; from here {to} instead of \
              {from}, which is slower; a higher --limit avoids it"
+        )
+    }
+}
+
+/// A GPU that was lost.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lost {
+    /// Steps taken until then; those since the last checkpoint are taken again.
+    pub step: u64,
+    /// What was said of it.
+    pub said: String,
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { step, said } = self;
+        write!(
+            f,
+            "the GPU was lost after step {step}: {said}; it is opened again, and the run goes on from its last \
+             checkpoint"
         )
     }
 }

@@ -22,6 +22,7 @@ mod step;
 #[cfg(test)]
 mod tests;
 pub mod texts;
+mod workplace;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -37,10 +38,11 @@ use self::folder::Folder;
 use self::identity::Identity;
 use self::journal::Journal;
 use self::lesson::Feed;
-use self::meter::{LOAD, Meter};
+use self::meter::LOAD;
 use self::pacing::Pacing;
 use self::run::Run;
 use self::session::{Session, Trained};
+use self::workplace::Workplace;
 use crate::cache;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
@@ -92,7 +94,6 @@ pub struct On<'a> {
 /// What a run is set up with.
 #[derive(Clone, Copy)]
 struct Setup<'a> {
-    device: &'a Device,
     on: &'a On<'a>,
     plan: &'a Plan,
     ladder: &'a [Rung],
@@ -117,32 +118,37 @@ pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> R
     Ok(end)
 }
 
-/// Runs the loop, and gives what came of it.
-fn learn<'a, F: Feed>(
-    config: &'a RunConfig,
-    lesson: &'a F::Lesson,
-    feed: F,
-    on: (Setup<'a>, Meter),
-    into: (&'a Folder, &'a mut Teller<'_>),
+/// Runs the loop, and gives what came of it. What is lost with a GPU is done again from the last
+/// checkpoint on: the model is loaded once more, and the same steps follow.
+fn learn<F: Feed>(
+    config: &RunConfig,
+    lesson: &F::Lesson,
+    mut feed: F,
+    (setup, place): (Setup<'_>, Workplace),
+    (folder, teller): (&Folder, &mut Teller<'_>),
 ) -> Result<(End, Trained)> {
-    let mut run = begin(config, lesson, feed, on, into)?;
-    let end = run.go()?;
-    let trained = run.session.averaged(Session::trained)?;
-    Ok((end, trained))
+    let (learnt, _) = place.surviving(setup, teller, |place, teller, reached| {
+        let mut run = begin(config, lesson, &mut feed, (setup, place), (folder, teller))?;
+        let end = run.go();
+        *reached = run.progress.step.max(*reached);
+        let end = end?;
+        Ok((end, run.session.averaged(Session::trained)?))
+    })?;
+    Ok(learnt)
 }
 
 /// Loads the model and puts it where it stood.
 fn begin<'a, 't, F: Feed>(
     config: &'a RunConfig,
     lesson: &'a F::Lesson,
-    feed: F,
-    (Setup { device, on, plan, ladder }, mut meter): (Setup<'a>, Meter),
+    feed: &'a mut F,
+    (Setup { on, plan, ladder }, Workplace { device, meter }): (Setup<'a>, &'a mut Workplace),
     (folder, teller): (&'a Folder, &'a mut Teller<'t>),
 ) -> Result<Run<'a, 't, F>> {
     teller.tell(&Event::Phase { name: "load the model".into() })?;
     meter.begin(LOAD);
     let mut session = Session::new(device, lesson, config, &|_| teller.goes_on())?;
-    let identity = Identity::new(config, lesson, &feed)?;
+    let identity = Identity::new(config, lesson, feed)?;
     let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
     let mut passed_over = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
@@ -150,6 +156,7 @@ fn begin<'a, 't, F: Feed>(
     // Not before: a job that is refused leaves no trace in another one's folder.
     folder.write(folder::CONFIG, &config.resolved())?;
     let total_steps = total_steps(config, feed.batches_per_epoch());
+    let filled = device.filled();
     teller.tell(&Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
         base: config.base.path.display().to_string(),
@@ -166,6 +173,8 @@ fn begin<'a, 't, F: Feed>(
         how: plan.choice.to_string(),
         step_secs: plan.step_secs,
         limit_bytes: on.limit_bytes,
+        loaded_in_place_bytes: filled.in_place,
+        loaded_staged_bytes: filled.staged,
         time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }))?;
     // Of what came before and of loading; not before the beginning either.

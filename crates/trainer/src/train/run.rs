@@ -33,7 +33,7 @@ pub struct Run<'a, 't, F: Feed> {
     /// What is trained.
     pub session: Session<'a, F::Lesson>,
     /// What it is trained on.
-    pub feed: F,
+    pub feed: &'a mut F,
     /// Where it is saved.
     pub checkpoints: Checkpoints,
     /// What checkpoints belong to.
@@ -45,7 +45,7 @@ pub struct Run<'a, 't, F: Feed> {
     /// How far it goes.
     pub total_steps: u64,
     /// What its phases take.
-    pub meter: Meter,
+    pub meter: &'a mut Meter,
     /// Whether it was said that there is no room to show anything in.
     pub is_showing_warned: bool,
     /// Who is told.

@@ -20,7 +20,7 @@ use crate::config::RawConfig;
 use crate::error::TrainerError;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::plan::{Job, Outlook, Room, ladder, rehearse};
+use crate::plan::{Job, Outlook, ladder, rehearse};
 use crate::verify::difference;
 
 const JOB: &str = "
@@ -106,7 +106,8 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
     let room = on.room();
     let plan = rehearse(job, room).unwrap();
     let ladder = ladder(job, room).unwrap();
-    let device = (on.open)(plan.peak_bytes()).unwrap();
+    let mut place = Workplace::open(&on, &plan).unwrap();
+    let device = place.device.clone();
     let index = Arc::new(caching.run(&device, &|_| true).unwrap());
     let told = Told::default();
     let tell = |happening: Happening<'_>| {
@@ -116,10 +117,10 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
         true
     };
     let mut teller = Teller::new(&folder, &tell).unwrap();
-    let setup = Setup { device: &device, on: &on, plan: &plan, ladder: &ladder };
-    let feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
-    let on = (setup, Meter::new(&device, &plan.phases));
-    work(&mut begin(&config, &lesson, feed, on, (&folder, &mut teller)).unwrap(), &told);
+    let setup = Setup { on: &on, plan: &plan, ladder: &ladder };
+    let mut feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
+    let on = (setup, &mut place);
+    work(&mut begin(&config, &lesson, &mut feed, on, (&folder, &mut teller)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 
@@ -131,7 +132,7 @@ fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
 
 fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
-        let fill = |mut parts: Vec<compute::Part<'_>>| -> Result<()> {
+        let fill = |_, mut parts: Vec<compute::Part<'_>>| -> Result<()> {
             parts.remove(0).fill(&mut |to| {
                 to.copy_from_slice(bytes);
                 Ok(())

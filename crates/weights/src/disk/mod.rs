@@ -98,10 +98,9 @@ impl Disk {
         scratch: &mut Scratch,
     ) -> io::Result<()> {
         match read_direct(direct, offset, into, scratch) {
-            // Some file systems accept the open and refuse the read.
-            Err(error) if error.kind() == ErrorKind::InvalidInput => {
-                self.file.read_exact_at(into, offset)
-            }
+            // Some file systems accept the open and refuse the read; some memory, as a GPU's that is
+            // mapped, the processor reaches and the disk does not.
+            Err(error) if is_refused(&error) => self.file.read_exact_at(into, offset),
             read => read,
         }
     }
@@ -117,6 +116,11 @@ impl Disk {
         }
         WeightsError::io("read", &self.path, source)
     }
+}
+
+fn is_refused(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::InvalidInput
+        || error.raw_os_error() == Some(rustix::io::Errno::FAULT.raw_os_error())
 }
 
 /// Reads past the cache. Where buffer and file are aligned alike, the disk writes straight into the

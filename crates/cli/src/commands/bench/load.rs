@@ -290,12 +290,12 @@ fn time_device(catalog: &Catalog, engine: &Engine) -> Result<f64, Failure> {
     let mut tensors = tensors.collect::<compute::Result<Vec<_>>>()?;
     device.synchronise()?;
     let begun = Instant::now();
-    fill_all(tensors.iter_mut().collect(), |parts| {
-        let wanted = catalog.tensors.iter().zip(parts).filter_map(|(tensor, part)| {
+    fill_all(tensors.iter_mut().collect(), |range, parts| -> Result<(), Failure> {
+        let wanted = catalog.tensors[range].iter().zip(parts).filter_map(|(tensor, part)| {
             let Encoding::Plain(dtype) = tensor.encoding else { return None };
             Some(Wanted::whole(tensor, dtype, Landing(part)))
         });
-        load(catalog, wanted.collect(), Options::default(), &|_| true)
+        Ok(load(catalog, wanted.collect(), Options::default(), &|_| true).map(drop)?)
     })?;
     device.synchronise()?;
     Ok(begun.elapsed().as_secs_f64())

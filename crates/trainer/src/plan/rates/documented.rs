@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use compute::Kind;
 use machine::Machine;
 use machine::cpu::{Cpu, CpuFeature};
+use machine::hardware::{apple_core_flops, apple_memory};
 
 use super::{ARITHMETIC, Curve, LINK, LOAD, Measure, PASS, Rates};
 
@@ -22,15 +23,9 @@ const TICKS_PER_SECOND: f64 = 3e9;
 /// Chosen: what products reach of the peak beside all else that a step does. Measured on the one
 /// machine we have: two thirds of it by vectors (docs/measured.md).
 const REACHED: f64 = 0.5;
-/// Bytes per second of main memory, by a word of the processor's name. Taken: Apple's specifications
-/// of each chip; NVIDIA's of the DGX Spark, whose processor is named by its cores.
-const MEMORY: [(&str, f64); 5] = [
-    ("M2 Ultra", 800e9),
-    ("M3 Max", 400e9),
-    ("M4 Pro", 273e9),
-    ("M1", 68e9),
-    ("Cortex-X925", 273e9),
-];
+/// Bytes per second of a DGX Spark's memory, whose processor is named by its cores. Taken: NVIDIA's
+/// specifications.
+const SPARK: (&str, f64) = ("Cortex-X925", 273e9);
 /// Chosen: two channels of DDR4, which the slowest computers that people train on have.
 const MEMORY_OF_OTHERS: f64 = 40e9;
 /// Chosen: what one core reads at most, whatever the memory could give.
@@ -41,12 +36,14 @@ const SECONDS_PER_CALL: f64 = 10e-6;
 /// sheets since capability 8.6 is said to reach in bf16, and of its memory: an estimate that is low for
 /// all others, and does not depend on which it is.
 const CARD: (f64, f64) = (25e12, 180e9);
-/// The same of any other GPU. Chosen: what plain kernels may reach on the smallest of Apple's chips, whose
-/// memory is `MEMORY`'s; nobody measured one.
+/// The same of a GPU of which nothing is known. Chosen: about what the smallest of Apple's chips is taken for.
 const GPU: (f64, f64) = (0.5e12, 60e9);
 /// Bytes per second from main memory to a card. Chosen: what sixteen lanes of the third generation give,
 /// which every board since 2012 has.
 const LINK_OF_CARDS: f64 = 12e9;
+/// What kernels reach of an Apple GPU's published figures, of its arithmetic and of its memory. Chosen: nobody
+/// measured one. On the one card that they ran on, a large one, products reached a ninth (docs/measured.md).
+const REACHED_BY_KERNELS: (f64, f64) = (0.2, 0.8);
 /// Chosen: an ordinary solid-state disk.
 const DISK: f64 = 2e9;
 
@@ -57,10 +54,10 @@ impl Rates {
             Kind::Cpu { threads, .. } => {
                 let threads = threads as f64;
                 let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
-                (flops, memory(&machine.cpu).min(threads * MEMORY_PER_THREAD))
+                (flops, memory(machine).min(threads * MEMORY_PER_THREAD))
             }
             Kind::Cuda { .. } => CARD,
-            Kind::Gpu { .. } => GPU,
+            Kind::Gpu { .. } => apple(machine).unwrap_or(GPU),
         };
         let curves = [
             (ARITHMETIC, steady(Measure::Flops, flops)),
@@ -79,10 +76,22 @@ fn per_tick(cpu: &Cpu) -> f64 {
     found.map_or(PER_TICK_OF_OTHERS, |(_, operations)| *operations)
 }
 
-fn memory(cpu: &Cpu) -> f64 {
-    let name = cpu.model.known().map_or("", String::as_str);
-    let found = MEMORY.iter().find(|(word, _)| name.contains(word));
-    found.map_or(MEMORY_OF_OTHERS, |(_, bytes)| *bytes)
+/// Bytes per second of main memory.
+fn memory(machine: &Machine) -> f64 {
+    if let Some(chip) = machine.apple_gpu().and_then(|gpu| gpu.chip.known()) {
+        return apple_memory(*chip).unwrap_or(MEMORY_OF_OTHERS);
+    }
+    let name = machine.cpu.model.known().map_or("", String::as_str);
+    let (spark, bytes) = SPARK;
+    if name.contains(spark) { bytes } else { MEMORY_OF_OTHERS }
+}
+
+/// Operations and bytes per second of the GPU of an Apple chip.
+fn apple(machine: &Machine) -> Option<(f64, f64)> {
+    let gpu = machine.apple_gpu()?;
+    let (chip, cores) = (*gpu.chip.known()?, f64::from(*gpu.cores.known()?));
+    let (arithmetic, memory) = REACHED_BY_KERNELS;
+    Some((arithmetic * cores * apple_core_flops(chip), memory * apple_memory(chip)?))
 }
 
 /// A fixed cost and a rate.

@@ -22,9 +22,9 @@ use self::noisy::{Mixer, Noisy};
 use super::event::{End, Event, Phase};
 use super::folder::Folder;
 use super::lesson::{Learner, Lesson};
-use super::meter::Meter;
 use super::prefetch::AHEAD;
 use super::session::Trained;
+use super::workplace::Workplace;
 use super::{On, Setup, Teller, learn};
 use crate::cache::{self, Caching, Index, Request, plan_pictures};
 use crate::config::RunConfig;
@@ -227,16 +227,14 @@ pub(super) fn train(
     let config = &config;
     let n_known = caching.index().problems.len();
     teller.warn_of(&caching.index().problems)?;
-    let device = (on.open)(plan.peak_bytes())?;
-    let (index, meter) = encode(caching, &device, &plan, teller)?;
+    let setup = Setup { on, plan: &plan, ladder: &ladder };
+    let (index, place) = encode(caching, setup, teller)?;
     // Those that only showed when a picture was decoded.
     teller.warn_of(&index.problems[n_known..])?;
     let lesson = Drawing::of(config, &pipeline)?;
     let feed = Feed::new(lesson, config, index, plan.tiling)?;
-    let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
-    let (end, trained) = learn(config, &lesson, feed, (setup, meter), (folder, &mut *teller))?;
-    // What is written now is made of numbers outside the arena.
-    drop(device);
+    // What is written after is made of numbers outside the arena, which is gone by then.
+    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, &mut *teller))?;
     if end.why.is_done() {
         write_result(config, &mut pipeline, trained, folder, teller)?;
     }
@@ -281,21 +279,24 @@ fn prepare<'p>(
     Ok(Prepared { config: planned, caching, plan, ladder })
 }
 
-/// Encodes what is not in the cache, and measures each encoder.
+/// Encodes what is not in the cache, and measures each encoder. What is encoded when a GPU is lost stays.
 fn encode(
-    caching: Caching<'_>,
-    device: &Device,
-    plan: &Plan,
-    teller: &Teller<'_>,
-) -> Result<(Arc<Index>, Meter)> {
-    let meter = Mutex::new(Meter::new(device, &plan.phases));
-    let index = caching.run(device, &|event| {
-        if let cache::Event::Phase { name, .. } = event {
-            meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
-        }
-        teller.prepares(event)
-    })?;
-    Ok((Arc::new(index), meter.into_inner().unwrap_or_else(PoisonError::into_inner)))
+    mut caching: Caching<'_>,
+    setup: Setup<'_>,
+    teller: &mut Teller<'_>,
+) -> Result<(Arc<Index>, Workplace)> {
+    let place = Workplace::open(setup.on, setup.plan)?;
+    let ((), place) =
+        place.surviving(setup, teller, |Workplace { device, meter }, teller, _| {
+            let meter = Mutex::new(meter);
+            caching.encode(device, &|event| {
+                if let cache::Event::Phase { name, .. } = event {
+                    meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
+                }
+                teller.prepares(event)
+            })
+        })?;
+    Ok((Arc::new(caching.finish()?), place))
 }
 
 /// Writes what was trained for every program that was asked for.

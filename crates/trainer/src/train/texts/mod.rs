@@ -19,9 +19,9 @@ use super::draws::{Purpose, seed};
 use super::event::{End, Event, Phase};
 use super::folder::Folder;
 use super::lesson::{Counts, Learner, Lesson};
-use super::meter::Meter;
 use super::prefetch::AHEAD;
 use super::session::Trained;
+use super::workplace::Workplace;
 use super::{On, Setup, Teller, learn};
 use crate::config::RunConfig;
 use crate::config::text::Text;
@@ -302,13 +302,11 @@ pub(super) fn train(
     let texts = feed::open(&lesson, config, teller)?;
     let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
     let config = &planned;
-    let device = (on.open)(plan.peak_bytes())?;
-    let meter = Meter::new(&device, &plan.phases);
     let lesson = opened.lesson(config)?;
     let feed = Feed::new(lesson, config, texts)?;
-    let setup = Setup { device: &device, on, plan: &plan, ladder: &ladder };
-    let (end, trained) = learn(config, &lesson, feed, (setup, meter), (folder, &mut *teller))?;
-    drop(device);
+    let setup = Setup { on, plan: &plan, ladder: &ladder };
+    let place = Workplace::open(on, &plan)?;
+    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, &mut *teller))?;
     if end.why.is_done() {
         write_result(config, opened, trained, folder, teller)?;
     }

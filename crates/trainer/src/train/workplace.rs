@@ -1,0 +1,195 @@
+//! Where a run computes, and what becomes of it when that is lost. A GPU may be gone from one moment to the
+//! next: its driver gave up, or the system ended a list of work and did as if it were done. What lay in its
+//! memory is worth nothing then. It is opened again, and what was done there is done again.
+//!
+//! Left out on purpose: a copy of what is trained on the host, which every step would have to be waited for.
+//! A run begins again at its last checkpoint, and gives the same numbers.
+
+use compute::{ComputeError, Device};
+
+use super::event::{Event, Lost};
+use super::meter::Meter;
+use super::{On, Setup, Teller};
+use crate::error::{Result, TrainerError};
+use crate::plan::Plan;
+
+/// How often a GPU may be lost without the run getting any further. Chosen: a display that woke up is a
+/// cause that goes away; what happens at the same place again and again does not.
+const MOST: u32 = 3;
+
+/// A device, and what phases take on it.
+pub struct Workplace {
+    /// Where it computes.
+    pub device: Device,
+    /// What its phases take.
+    pub meter: Meter,
+}
+
+impl Workplace {
+    /// With an arena as large as the plan.
+    pub fn open(on: &On<'_>, plan: &Plan) -> Result<Self> {
+        let device = (on.open)(plan.peak_bytes())?;
+        let meter = Meter::new(&device, &plan.phases);
+        Ok(Self { device, meter })
+    }
+
+    /// Does `work`, again as often as the GPU is lost under it. `work` is given a number in which to note how
+    /// far it ever got; where that does not grow, it is not tried for ever.
+    pub(super) fn surviving<T>(
+        mut self,
+        setup: Setup<'_>,
+        teller: &mut Teller<'_>,
+        mut work: impl FnMut(&mut Self, &mut Teller<'_>, &mut u64) -> Result<T>,
+    ) -> Result<(T, Self)> {
+        let (mut times, mut step) = (0, 0);
+        loop {
+            let before = step;
+            let error = match work(&mut self, teller, &mut step) {
+                Ok(done) => return Ok((done, self)),
+                Err(error) => error,
+            };
+            let Some(said) = self.loss() else { return Err(error) };
+            times = if step > before { 1 } else { times + 1 };
+            if times > MOST {
+                return Err(TrainerError::Lost { step, times, said });
+            }
+            teller.tell(&Event::Lost(Lost { step, said }))?;
+            // Its memory is given back before it is asked for again.
+            drop(self);
+            self = Self::open(setup.on, setup.plan)?;
+        }
+    }
+
+    /// Why the device is lost, if it is. What failed on it may not have said so.
+    fn loss(&self) -> Option<String> {
+        match self.device.synchronise() {
+            Err(ComputeError::GpuLost { said }) => Some(said),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+    use std::fs;
+    use std::path::Path;
+    use std::sync::Mutex;
+
+    use compute::gpu::{AdapterKind, Choice, Trouble, adapters};
+    use compute::{Device, Kind};
+    use machine::{Machine, Source};
+
+    use crate::config::RawConfig;
+    use crate::error::{Result, TrainerError};
+    use crate::plan::Rates;
+    use crate::train::event::{Begin, End, Event, Lost};
+    use crate::train::{Happening, On, train};
+
+    const JOB: &str = "
+[base]
+path = 'tiny'
+fresh = true
+dtype = 'f32'
+[text]
+path = 'text.txt'
+length = 16
+[adapter]
+kind = 'none'
+[train]
+steps = 4
+batch = 1
+[optimizer]
+learning_rate = 1e-2
+[output]
+save_every = 2
+";
+
+    /// What becomes of a GPU each time it is opened.
+    type Fate<'a> = &'a dyn Fn(u32) -> Option<(u32, Trouble)>;
+
+    /// Trains on the software driver in a folder of its own; gives how it went, and what was told, each with
+    /// how many lists of work the GPU had been handed by then.
+    fn trained(place: &Path, out: &str, fate: Fate<'_>) -> (Result<End>, Vec<(Event, u32)>) {
+        fs::write(
+            place.join("text.txt"),
+            "the quick brown fox jumps over the lazy dog. ".repeat(9),
+        )
+        .unwrap();
+        let mut raw = RawConfig::from_text(JOB, &place.join("job.toml")).unwrap();
+        raw.set_path("output.folder", &place.join(out)).unwrap();
+        let config = raw.resolve().unwrap();
+        let (n_opened, opened) = (Cell::new(0), Mutex::new(None::<Device>));
+        let kind = Kind::gpu(Choice::Software);
+        let on = On {
+            kind,
+            name: "gpu:software".into(),
+            limit_bytes: 1 << 30,
+            host_bytes: None,
+            rates: Rates::documented(&Machine::probe(&mut Source::live()), kind),
+            open: Box::new(|bytes| {
+                let device = Device::gpu(Choice::Software, bytes)?;
+                if let Some((nth, trouble)) = fate(n_opened.replace(n_opened.get() + 1)) {
+                    device.fail_list(nth, trouble);
+                }
+                *opened.lock().unwrap() = Some(device.clone());
+                Ok(device)
+            }),
+            feel: Box::new(|| None),
+        };
+        let told = Mutex::new(Vec::new());
+        let end = train(&config, &on, false, &|happening| {
+            if let Happening::Event(event) = happening {
+                let n_lists = opened.lock().unwrap().as_ref().map_or(0, Device::n_lists);
+                told.lock().unwrap().push((event.clone(), n_lists));
+            }
+            true
+        });
+        (end, told.into_inner().unwrap())
+    }
+
+    /// The steps after which the GPU was lost, and those from which the run went on.
+    fn losses(events: &[(Event, u32)]) -> (Vec<u64>, Vec<u64>) {
+        let (mut lost, mut begun) = (Vec::new(), Vec::new());
+        for (event, _) in events {
+            match event {
+                Event::Lost(Lost { step, .. }) => lost.push(*step),
+                Event::Begin(Begin { from_step, .. }) => begun.push(*from_step),
+                _ => {}
+            }
+        }
+        (lost, begun)
+    }
+
+    /// In one test, since those who share a process share the GPU, which is lost to all.
+    #[test]
+    #[allow(clippy::print_stderr)] // Says why nothing is shown.
+    fn a_run_goes_on_when_its_gpu_is_lost_and_learns_the_same() {
+        if !adapters().iter().any(|adapter| adapter.kind == AdapterKind::Software) {
+            return eprintln!("no software driver for Vulkan here");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path();
+        let model = |out: &str| fs::read(place.join(out).join("model/model.safetensors")).unwrap();
+        let (end, events) = trained(place, "whole", &|_| None);
+        assert_eq!((end.unwrap().step, losses(&events)), (4, (vec![], vec![0])));
+        let is_step = |(event, _): &&(Event, u32)| matches!(event, Event::Step(_));
+        let lists: Vec<u32> = events.iter().filter(is_step).map(|(_, lists)| *lists).collect();
+
+        for (out, trouble) in [("lost", Trouble::Lost), ("ended", Trouble::Ended)] {
+            // In the second step, before there is a checkpoint, and in the last, after that of the second.
+            let fates = [(lists[0] + 1, trouble), (lists[2] + 1, trouble)];
+            let (end, events) = trained(place, out, &|nth| fates.get(nth as usize).copied());
+            assert_eq!(end.unwrap().step, 4);
+            assert_eq!(losses(&events), (vec![1, 3], vec![0, 0, 2]));
+            assert!(model("whole") == model(out), "{out}: other bytes than without a loss");
+        }
+
+        // What happens again and again ends the run, which can go on.
+        let fate = (lists[0] + 1, Trouble::Ended);
+        let (end, events) = trained(place, "again", &|_| Some(fate));
+        let error = end.unwrap_err();
+        assert!(matches!(error, TrainerError::Lost { step: 1, times: 4, .. }), "{error}");
+        assert_eq!(losses(&events).0, [1, 1, 1]);
+    }
+}
