@@ -30,16 +30,29 @@ fn files(folder: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Bytes that a recipe is meant for, by its name: `…-16gb.toml`.
+/// Bytes that a recipe is meant for, by its name: `…-16gb.toml`, or `…-dgx-spark.toml` for all that a run
+/// may take of that machine.
 fn promised(recipe: &Path) -> Option<usize> {
-    let size = recipe.file_stem()?.to_str()?.rsplit_once('-')?.1.strip_suffix("gb")?;
+    let name = recipe.file_stem()?.to_str()?;
+    if let Some((_, limit)) = machines().into_iter().find(|(path, _)| is_meant_for(name, path)) {
+        return Some(limit);
+    }
+    let size = name.rsplit_once('-')?.1.strip_suffix("gb")?;
     Some((size.parse::<f64>().ok()? * SHARE * 1e9) as usize)
+}
+
+fn is_meant_for(recipe: &str, machine: &Path) -> bool {
+    let machine = machine.file_stem().unwrap().to_str().unwrap();
+    recipe.strip_suffix(machine).is_some_and(|rest| rest.ends_with('-'))
 }
 
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
 fn planned(recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
+    planned_on(Kind::Cpu { threads: THREADS, has_tiles: false }, recipe, limit_bytes)
+}
+
+fn planned_on(kind: Kind, recipe: &Path, limit_bytes: usize) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
-    let kind = Kind::Cpu { threads: THREADS, has_tiles: false };
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let room = Room { kind, limit_bytes, rates: &rates };
     if matches!(config.material, Material::Texts { .. }) {
@@ -68,6 +81,24 @@ fn judge(recipe: &Path) -> Result<(), String> {
     let limit = promised(recipe).unwrap_or(usize::MAX / 4);
     let plan = planned(recipe, limit).map_err(|error| error.to_string())?;
     if plan.total_bytes <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
+}
+
+/// A recipe that names a machine fits it, computed on its card.
+#[test]
+fn a_recipe_for_a_machine_fits_that_machine() {
+    let meant = files("recipes").into_iter().filter_map(|recipe| {
+        let name = recipe.file_stem()?.to_str()?.to_owned();
+        let (_, limit) = machines().into_iter().find(|(path, _)| is_meant_for(&name, path))?;
+        Some((recipe, limit))
+    });
+    let meant: Vec<_> = meant.collect();
+    assert!(meant.iter().any(|(recipe, _)| recipe.ends_with("lm-8b-lora-dgx-spark.toml")));
+    for (recipe, limit) in meant {
+        let plan = planned_on(Kind::Cuda { is_deterministic: false }, &recipe, limit).unwrap();
+        assert!(plan.total_bytes <= limit, "{}: {plan:?} above {limit}", recipe.display());
+        // More than the usual card has, or any would do.
+        assert!(plan.total_bytes > 24_000_000_000, "{}: {plan:?}", recipe.display());
+    }
 }
 
 /// What is wrong with each recipe, all of them at once.
