@@ -33,10 +33,21 @@ fn files(folder: &str) -> Vec<PathBuf> {
     paths
 }
 
-/// Bytes that a recipe is meant for, by its name: `…-16gb.toml`.
+/// Bytes that a recipe is meant for, by its name: `…-16gb.toml`, or `…-dgx-spark.toml` for all that a run
+/// may take of that machine.
 fn promised(recipe: &Path) -> Option<usize> {
-    let size = recipe.file_stem()?.to_str()?.rsplit_once('-')?.1.strip_suffix("gb")?;
+    let name = recipe.file_stem()?.to_str()?;
+    if let Some((_, limit)) = machines().into_iter().find(|(path, _)| is_meant_for(name, path)) {
+        return Some(limit);
+    }
+    let size = name.rsplit_once('-')?.1.strip_suffix("gb")?;
     Some((size.parse::<f64>().ok()? * SHARE * 1e9) as usize)
+}
+
+/// Whether a recipe bears the name of a machine of ours.
+fn is_meant_for(recipe: &str, machine: &Path) -> bool {
+    let machine = machine.file_stem().unwrap().to_str().unwrap();
+    recipe.strip_suffix(machine).is_some_and(|rest| rest.ends_with('-'))
 }
 
 /// A processor as most are.
@@ -80,6 +91,24 @@ fn judge_on(recipe: &Path, kind: Kind, size: Option<usize>) -> Result<(), String
     let limit = size.unwrap_or(usize::MAX / 4);
     let plan = planned(recipe, limit, kind).map_err(|error| format!("{kind:?}: {error}"))?;
     if plan.total_bytes <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
+}
+
+/// A recipe that names a machine fits it, computed on its card.
+#[test]
+fn a_recipe_for_a_machine_fits_that_machine() {
+    let meant = files("recipes").into_iter().filter_map(|recipe| {
+        let name = recipe.file_stem()?.to_str()?.to_owned();
+        let (_, limit) = machines().into_iter().find(|(path, _)| is_meant_for(&name, path))?;
+        Some((recipe, limit))
+    });
+    let meant: Vec<_> = meant.collect();
+    assert!(meant.iter().any(|(recipe, _)| recipe.ends_with("lm-8b-lora-dgx-spark.toml")));
+    for (recipe, limit) in meant {
+        let plan = planned(&recipe, limit, Kind::Cuda { is_deterministic: false }).unwrap();
+        assert!(plan.total_bytes <= limit, "{}: {plan:?} above {limit}", recipe.display());
+        // More than the usual card has, or any would do.
+        assert!(plan.total_bytes > 24_000_000_000, "{}: {plan:?}", recipe.display());
+    }
 }
 
 /// What is wrong with each recipe, all of them at once.

@@ -10,9 +10,10 @@ use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
 
-/// Rows and columns of a tile, at most, for the matrix unit and for vectors. In tests small matrices
-/// must have several tiles too.
-const UNIT_TILE: (usize, usize) = if cfg!(test) { (64, 64) } else { (256, 512) };
+/// Rows and columns of a tile, at most, for the matrix unit and for vectors. The left factor is laid out
+/// anew for every tile of a row of them, so tiles for the unit are wide; a wider one's sums would leave
+/// the second level of the cache. In tests small matrices must have several tiles too.
+const UNIT_TILE: (usize, usize) = if cfg!(test) { (64, 64) } else { (256, 1024) };
 const VECTOR_TILE: (usize, usize) = if cfg!(test) { (96, 32) } else { (512, 256) };
 /// Enough tiles for the threads to share, if the matrix is large enough to be cut. What vectors give
 /// may depend on how it is cut, so that must not depend on the threads; the matrix unit sums in the
@@ -20,8 +21,9 @@ const VECTOR_TILE: (usize, usize) = if cfg!(test) { (96, 32) } else { (512, 256)
 const ENOUGH_TILES: usize = 16;
 const TILES_PER_THREAD: usize = 4;
 const SMALLEST_SIDE: usize = 64;
-/// Floats of right factors that are laid out at a time for all threads: 8 MiB.
-const LAID_OUT: usize = if cfg!(test) { 1 << 13 } else { 1 << 21 };
+/// Floats of right factors that are laid out at a time for all threads: 12 MiB, enough for whole tiles
+/// of the usual depths.
+const LAID_OUT: usize = if cfg!(test) { 1 << 13 } else { 3 << 20 };
 /// Results with fewer rows or columns than this are left to vectors: laying out the long factor would
 /// take longer than multiplying it.
 const ENOUGH_FOR_UNIT: usize = 32;

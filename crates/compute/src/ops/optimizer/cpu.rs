@@ -12,7 +12,7 @@ use crate::codebook::Codebook;
 use crate::cpu::Cpu;
 use crate::cpu::rows::{LANES, max};
 use crate::cpu::simd::simd;
-use crate::cpu::sums::moments;
+use crate::cpu::sums::squares;
 use crate::dtype::{Real, with_real};
 
 /// Numbers per task; a multiple of what shares a scale.
@@ -167,8 +167,7 @@ pub fn global_norm(cpu: &Cpu, gradients: &[&Tensor], norm: &mut Tensor) {
     // In pieces: a table of tokens may be a third of all.
     let pieces = gradients.iter().flat_map(|gradient| gradient.data::<f32>().chunks(SHARE));
     let pieces: Vec<&[f32]> = pieces.collect();
-    let squares: Vec<f64> =
-        cpu.run(|| pieces.par_iter().map(|piece| moments(piece, 0.0)[1]).collect());
+    let squares: Vec<f64> = cpu.run(|| pieces.par_iter().map(|piece| squares(piece)).collect());
     norm.data_mut::<f32>()[0] = squares.iter().sum::<f64>().sqrt() as f32;
 }
 
