@@ -1,16 +1,13 @@
 //! Sums of columns on a GPU, which gradients of vectors are, and the statistics of rows that some of
 //! them need.
 
-use super::{Gpu, Source, Variant, arguments};
+use super::{Gpu, Source, THREADS, Variant, arguments};
 use crate::Tensor;
 
 const KERNELS: Source = Source { name: "columns", text: include_str!("columns.wgsl") };
 
-/// Columns of a group, and rows of 32 threads that share them; as in the text.
+/// Columns of a group, as in the text.
 const COLUMNS: usize = 64;
-/// Rows of 32 threads in a group.
-pub(crate) const ROWS: usize = 8;
-
 /// What is summed up.
 pub(crate) struct Sum<'a> {
     pub a: &'a Tensor,
@@ -52,5 +49,5 @@ pub(crate) fn statistics(gpu: &Gpu, x: &Tensor, epsilon: f32, centered: bool, to
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let arguments = arguments![x, to, rows, width, epsilon, centered];
     let variant = Variant::of(&[x.dtype()]);
-    gpu.launch(&KERNELS, "row_statistics", &variant, rows.div_ceil(ROWS), &arguments);
+    gpu.launch(&KERNELS, "row_statistics", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }

@@ -36,18 +36,18 @@ kernel sum_columns(a: [X], b: [X], statistics: [f32], sum: mut [Y], rows: u32, w
 }
 
 // The mean and 1 / deviation of each row; a mean of zero and 1 / root mean square if not centered.
-// 32 threads for each row.
+// PER_ROW threads for each row.
 kernel row_statistics(x: [X], statistics: mut [f32], rows: u32, width: u32, epsilon: f32, centered: u32) {
-    let row = thread / 32u;
-    let place = lane % 32u;
+    let row = thread / PER_ROW;
+    let place = lane % PER_ROW;
     let end = select(0u, p.width, row < p.rows);
     var sum = 0.0;
     if p.centered != 0u {
-        for (var i = place; i < end; i += 32u) { sum += x(row * p.width + i); }
+        for (var i = place; i < end; i += PER_ROW) { sum += x(row * p.width + i); }
     }
     let mean = row_sum(lane, sum) / f32(p.width);
     var squares = 0.0;
-    for (var i = place; i < end; i += 32u) {
+    for (var i = place; i < end; i += PER_ROW) {
         let distance = x(row * p.width + i) - mean;
         squares += distance * distance;
     }

@@ -44,8 +44,10 @@ const ARGUMENT_BYTES: usize = 128;
 const LEAST_TENSORS: usize = 12;
 const LEAST_GROUP_BYTES: usize = 32 << 10;
 
-/// Threads of a group, as in the prelude.
+/// Threads of a group, if its variant has no other number of THREADS.
 pub(crate) const THREADS: usize = 256;
+/// Threads of a row, where several share one. Taken: the width in which Apple's and NVIDIA's GPUs compute.
+const PER_ROW: usize = 32;
 /// Groups that are started at once. Taken: WebGPU's limit.
 const MOST_GROUPS: usize = 65535;
 /// Bytes that may wait on the host to be written. Chosen: a model's weights must not lie there twice.
@@ -72,6 +74,11 @@ impl Variant {
     /// For these formats.
     pub fn of(formats: &[Dtype]) -> Self {
         Self { formats: formats.to_vec(), sizes: vec![] }
+    }
+
+    /// A number that is known beforehand.
+    fn size(&self, name: &str) -> Option<usize> {
+        self.sizes.iter().find(|(of, _)| *of == name).map(|(_, size)| *size)
     }
 
     /// With another number known beforehand.
@@ -114,6 +121,16 @@ impl Gpu {
         let (tables, waiting, fault) = <_>::default();
         let gpu = Self { opened, memory, submissions, tables, nothing, waiting, fault };
         Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
+    }
+
+    /// Whether it is a program on the processor, to which other sizes of work are best.
+    pub fn is_software(&self) -> bool {
+        self.opened.is_software
+    }
+
+    /// Groups that rows are shared among, of which each is the work of some threads.
+    pub fn row_groups(&self, rows: usize, threads: usize) -> usize {
+        rows.div_ceil(threads / self.opened.per_row())
     }
 
     /// One that shares its adapter with nobody, to break it, and as if that offered something else.
@@ -388,9 +405,22 @@ pub(crate) fn pairs(n: usize) -> usize {
     n.div_ceil(2 * THREADS)
 }
 
+/// Groups with a thread for every eight of `n` numbers.
+pub(crate) fn eights(n: usize) -> usize {
+    n.div_ceil(8 * THREADS)
+}
+
 /// Groups with a thread for each of `n` numbers.
 pub(crate) fn singles(n: usize) -> usize {
     n.div_ceil(THREADS)
+}
+
+/// Whether rows of so many numbers can be read by whole eights from all of these tensors.
+pub(crate) fn is_wide(width: usize, tensors: &[Option<&Tensor>]) -> bool {
+    let starts_even = |tensor: &&Tensor| {
+        tensor.bytes() == 0 || tensor.offset() % (8 * tensor.dtype().bytes()) == 0
+    };
+    width % 8 == 0 && tensors.iter().flatten().all(starts_even)
 }
 
 /// What kernels are told of a stream.

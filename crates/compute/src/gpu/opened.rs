@@ -6,15 +6,15 @@ use std::sync::{Arc, Mutex, Weak};
 
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType,
-    BufferBindingType, ComputePipeline, ComputePipelineDescriptor, DeviceDescriptor, ErrorFilter,
-    ExperimentalFeatures, Features, Limits, MemoryHints, PipelineCompilationOptions,
+    BufferBindingType, ComputePipeline, ComputePipelineDescriptor, DeviceDescriptor, DeviceType,
+    ErrorFilter, ExperimentalFeatures, Features, Limits, MemoryHints, PipelineCompilationOptions,
     PipelineLayout, PipelineLayoutDescriptor, ShaderModuleDescriptor, ShaderSource, ShaderStages,
     Trace,
 };
 
 use super::adapter::{describe, found, ready};
 use super::template::expand;
-use super::{ARGUMENT_BYTES, LEAST_TENSORS, Source, Variant};
+use super::{ARGUMENT_BYTES, LEAST_TENSORS, PER_ROW, Source, Variant};
 use crate::{ComputeError, Result};
 
 pub(super) struct Opened {
@@ -22,6 +22,8 @@ pub(super) struct Opened {
     pub queue: wgpu::Queue,
     layouts: Mutex<HashMap<usize, Arc<Layout>>>,
     kernels: Mutex<HashMap<(&'static str, &'static str, Variant), Kernel>>,
+    /// Whether it is a program on the processor.
+    pub is_software: bool,
     /// Shared with what wgpu calls when something goes wrong.
     fault: Arc<Mutex<Option<ComputeError>>>,
 }
@@ -88,7 +90,14 @@ impl Opened {
         // Dropping the device is a loss too, which nobody is there to ask about.
         device.set_device_lost_callback(move |_, said| note(&lost, ComputeError::GpuLost { said }));
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
-        Ok(Self { device, queue, layouts, kernels, fault })
+        let is_software = adapter.get_info().device_type == DeviceType::Cpu;
+        Ok(Self { device, queue, layouts, kernels, is_software, fault })
+    }
+
+    /// Threads that share a row of numbers. Programs on a processor run threads that wait for each other one
+    /// after the other, so there nobody waits.
+    pub fn per_row(&self) -> usize {
+        if self.is_software { 1 } else { PER_ROW }
     }
 
     /// What went wrong since it was opened, if anything did.
@@ -121,9 +130,10 @@ impl Opened {
         }
         let name = format!("{kernel} of {}", source.name);
         let fault = |said: String| ComputeError::GpuKernel { name: name.clone(), said };
-        let (text, tensors) = expand(source.text, kernel, variant).ok_or_else(|| {
-            fault("the text has no such kernel, or its head cannot be read".into())
-        })?;
+        let (text, tensors) =
+            expand(source.text, kernel, variant, self.per_row()).ok_or_else(|| {
+                fault("the text has no such kernel, or its head cannot be read".into())
+            })?;
         let layout = self.layout(tensors);
         let pipeline = self
             .try_to("compiling a kernel", || self.compile(&text, &layout.pipeline))

@@ -4,7 +4,6 @@
 // Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing. Whether a
 // number is one is told by its bits: Metal's compiler assumes that floats are finite.
 
-const THREADS: u32 = 256u;
 const NONE: u32 = 0xffffffffu;
 // Below every number that is finite, and finite itself.
 const LOWEST: f32 = -3.4028235e38;
@@ -52,10 +51,90 @@ fn to_f16(x: f32) -> u32 {
 fn pack_bf16(x: vec2<f32>) -> u32 { return to_bf16(x.x) | (to_bf16(x.y) << 16u); }
 fn pack_f16(x: vec2<f32>) -> u32 { return to_f16(x.x) | (to_f16(x.y) << 16u); }
 
+fn bytes_of(word: u32) -> vec4<u32> {
+    return (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu);
+}
+
+// Eight numbers, or codes of some, that lie beside each other.
+struct Eight { low: vec4<f32>, high: vec4<f32> }
+struct Codes { low: vec4<u32>, high: vec4<u32> }
+
+const FIRST_FOUR: vec4<u32> = vec4<u32>(0u, 1u, 2u, 3u);
+
+// What is not there.
+fn nothing() -> Eight { return Eight(vec4<f32>(0.0), vec4<f32>(0.0)); }
+
+// The first n alone; the others become zeros.
+fn only(x: Eight, n: u32) -> Eight {
+    return Eight(select(vec4<f32>(0.0), x.low, FIRST_FOUR < vec4<u32>(n)),
+                 select(vec4<f32>(0.0), x.high, FIRST_FOUR + 4u < vec4<u32>(n)));
+}
+
+fn sum_of_eight(x: Eight) -> f32 {
+    let four = x.low + x.high;
+    return (four.x + four.y) + (four.z + four.w);
+}
+
+fn less(x: Eight, number: f32) -> Eight { return Eight(x.low - number, x.high - number); }
+fn multiplied(a: Eight, b: Eight) -> Eight { return Eight(a.low * b.low, a.high * b.high); }
+fn plus(a: Eight, b: Eight) -> Eight { return Eight(a.low + b.low, a.high + b.high); }
+fn times(factor: f32, x: Eight) -> Eight { return Eight(factor * x.low, factor * x.high); }
+
+// Eight lines of eight numbers; a column of a matrix is a part of a line. Lines 0 to 3 are a and b, 4 to 7
+// are c and d; a and c have the first four numbers of each.
+struct Tile { a: mat4x4<f32>, b: mat4x4<f32>, c: mat4x4<f32>, d: mat4x4<f32> }
+
+fn tile(q: Eight, r: Eight, s: Eight, t: Eight, u: Eight, v: Eight, w: Eight, x: Eight) -> Tile {
+    return Tile(mat4x4<f32>(q.low, r.low, s.low, t.low), mat4x4<f32>(q.high, r.high, s.high, t.high),
+                mat4x4<f32>(u.low, v.low, w.low, x.low), mat4x4<f32>(u.high, v.high, w.high, x.high));
+}
+
+fn flipped(t: Tile) -> Tile {
+    return Tile(transpose(t.a), transpose(t.c), transpose(t.b), transpose(t.d));
+}
+
+fn scaled(factor: f32, t: Tile) -> Tile {
+    return Tile(factor * t.a, factor * t.b, factor * t.c, factor * t.d);
+}
+
+fn sum_of(t: Tile, u: Tile) -> Tile { return Tile(t.a + u.a, t.b + u.b, t.c + u.c, t.d + u.d); }
+
+// Adds the product of rows, each a line, and of columns, across all lines. What is summed up here, eight
+// numbers at a time, is a sum of its own: one long sum would lose the last of its digits.
+fn add_product(sums: Tile, rows: Tile, columns: Tile) -> Tile {
+    return Tile(sums.a + (columns.a * rows.a + columns.c * rows.b),
+                sums.b + (columns.b * rows.a + columns.d * rows.b),
+                sums.c + (columns.a * rows.c + columns.c * rows.d),
+                sums.d + (columns.b * rows.c + columns.d * rows.d));
+}
+
+// A line of a tile, and the tile with another in its place. By number, so that texts that go through all
+// lines are short; compilers for GPUs unroll their loops.
+fn line_of(t: Tile, i: u32) -> Eight {
+    let is_odd = (i & 1u) == 1u;
+    let is_far = (i & 2u) == 2u;
+    if i < 4u {
+        return Eight(select(select(t.a[0], t.a[1], is_odd), select(t.a[2], t.a[3], is_odd), is_far),
+                     select(select(t.b[0], t.b[1], is_odd), select(t.b[2], t.b[3], is_odd), is_far));
+    }
+    return Eight(select(select(t.c[0], t.c[1], is_odd), select(t.c[2], t.c[3], is_odd), is_far),
+                 select(select(t.d[0], t.d[1], is_odd), select(t.d[2], t.d[3], is_odd), is_far));
+}
+
+fn column_set(m: mat4x4<f32>, i: u32, x: vec4<f32>) -> mat4x4<f32> {
+    return mat4x4<f32>(select(m[0], x, i == 0u), select(m[1], x, i == 1u), select(m[2], x, i == 2u),
+                       select(m[3], x, i == 3u));
+}
+
+fn with_line(t: Tile, i: u32, x: Eight) -> Tile {
+    return Tile(column_set(t.a, i, x.low), column_set(t.b, i, x.high), column_set(t.c, i - 4u, x.low),
+                column_set(t.d, i - 4u, x.high));
+}
+
 // The larger one; what is not a number is larger than all.
 fn larger(a: f32, b: f32) -> f32 { return select(b, a, a > b || is_nan(a)); }
 
-var<workgroup> group_parts: array<f32, 256>;
+var<workgroup> group_parts: array<f32, THREADS>;
 
 // The sum of what the threads of a group hold, known to all of them.
 fn group_sum(lane: u32, x: f32) -> f32 {
@@ -82,12 +161,13 @@ fn group_max(lane: u32, x: f32) -> f32 {
     return most;
 }
 
-// The sums of rows of 32 threads, each known to its row.
+// The sums of rows of PER_ROW threads, each known to its row.
 fn row_sum(lane: u32, x: f32) -> f32 {
+    if PER_ROW == 1u { return x; }
     group_parts[lane] = x;
     workgroupBarrier();
-    let place = lane % 32u;
-    for (var step = 16u; step > 0u; step /= 2u) {
+    let place = lane % PER_ROW;
+    for (var step = PER_ROW / 2u; step > 0u; step /= 2u) {
         if place < step { group_parts[lane] += group_parts[lane + step]; }
         workgroupBarrier();
     }

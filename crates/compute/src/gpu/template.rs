@@ -8,6 +8,9 @@
 //! `[X]` is a tensor of the first format that the caller gives, `[Y]` of the second, and `[f32]`,
 //! `[u32]` or `[u8]` of that one. A tensor becomes a few functions (`tensor/*.wgsl`): `x(i)` and
 //! `x_pair(i)` read, `set_y(i, …)` and `put_y(i, …, add)` write, `has_x()` says whether it was given.
+//! `[X by WIDE]` is read and written by eights, `x_eight(i, n)` and `put_y_eight(i, …, n, add)`, of which
+//! only the first n are there. Where the variant's number WIDE is 1 these are whole and start at multiples
+//! of eight, and pass in one piece of 16 bytes, or two; else number by number.
 //! Numbers are `p.n` and `p.factor`. In the body `lane` is the thread's number in its group, `group`
 //! and `thread` those among all.
 //!
@@ -16,23 +19,30 @@
 
 use std::fmt::Write;
 
-use super::Variant;
+use super::{THREADS, Variant};
 use crate::Dtype;
 
 /// What every text begins with.
 const PRELUDE: &str = include_str!("prelude.wgsl");
 
-/// The WGSL of one kernel of a file, with the number of its tensors; none if the file has no such
-/// kernel, or its head is not as above.
-pub(super) fn expand(file: &str, kernel: &str, variant: &Variant) -> Option<(String, usize)> {
+/// The WGSL of one kernel of a file, for a GPU where so many threads share a row, with the number of its
+/// tensors; none if the file has no such kernel, or its head is not as above.
+pub(super) fn expand(
+    file: &str,
+    kernel: &str,
+    variant: &Variant,
+    per_row: usize,
+) -> Option<(String, usize)> {
     let (shared, _) = file.split_once("\nkernel ")?;
     let start = file.find(&format!("\nkernel {kernel}("))? + 1;
     let own = &file[start..];
     let own = own[1..].find("\nkernel ").map_or(own, |end| &own[..=end]);
     let (head, body) = own.split_once(") {")?;
     let (_, parameters) = head.split_once('(')?;
-    let mut text = String::from(PRELUDE);
-    for (name, value) in &variant.sizes {
+    let threads = variant.size("THREADS").unwrap_or(THREADS);
+    let mut text =
+        format!("const THREADS: u32 = {threads}u;\nconst PER_ROW: u32 = {per_row}u;\n{PRELUDE}");
+    for (name, value) in variant.sizes.iter().filter(|(name, _)| *name != "THREADS") {
         writeln!(text, "const {name}: u32 = {value}u;").ok()?;
     }
     let (mut fields, mut tensors) = (String::new(), 0);
@@ -44,7 +54,12 @@ pub(super) fn expand(file: &str, kernel: &str, variant: &Variant) -> Option<(Str
             None => write!(fields, " {name}: {kind},").ok()?,
             Some(format) => {
                 write!(fields, " {name}_at: u32,").ok()?;
-                text.push_str(&tensor(name, format_of(format, variant)?, is_written, tensors));
+                let (format, is_wide) = match format.split_once(" by ") {
+                    None => (format, None),
+                    Some((format, wide)) => (format, Some(variant.size(wide)? == 1)),
+                };
+                let functions = tensor(name, format_of(format, variant)?, is_written, is_wide);
+                text.push_str(&functions.replace("BINDING", &tensors.to_string()));
                 tensors += 1;
             }
         }
@@ -62,28 +77,45 @@ pub(super) fn expand(file: &str, kernel: &str, variant: &Variant) -> Option<(Str
 
 /// What stands for the head of a kernel.
 const ENTRY: &str = "
-@compute @workgroup_size(256)
+@compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group_id: vec3<u32>) {
     let group = p.first_group + group_id.x;
     let thread = group * THREADS + lane;
 ";
 
-/// The functions of one tensor.
-fn tensor(name: &str, format: Dtype, is_written: bool, binding: usize) -> String {
-    let parts: &[&str] = match (format, is_written) {
-        (Dtype::F32, false) => &[include_str!("tensor/f32.wgsl")],
-        (Dtype::F32, true) => {
-            &[include_str!("tensor/f32.wgsl"), include_str!("tensor/f32_mut.wgsl")]
+/// The functions of one tensor. Of one that is read by eights, `is_wide` says whether they are whole.
+fn tensor(name: &str, format: Dtype, is_written: bool, is_wide: Option<bool>) -> String {
+    let mut parts = match (format, is_written) {
+        (Dtype::F32, _) if is_wide == Some(true) => vec![include_str!("tensor/f32_wide.wgsl")],
+        (Dtype::Bf16 | Dtype::F16, _) if is_wide == Some(true) => {
+            vec![include_str!("tensor/half_wide.wgsl")]
         }
-        (Dtype::Bf16 | Dtype::F16, false) => &[include_str!("tensor/half.wgsl")],
-        (Dtype::Bf16 | Dtype::F16, true) => &[include_str!("tensor/half_mut.wgsl")],
-        (Dtype::U32 | Dtype::I32, false) => &[include_str!("tensor/u32.wgsl")],
-        (Dtype::U32 | Dtype::I32, true) => &[include_str!("tensor/u32_mut.wgsl")],
-        (Dtype::U8, false) => &[include_str!("tensor/u8.wgsl")],
-        (Dtype::U8, true) => &[include_str!("tensor/u8.wgsl"), include_str!("tensor/u8_mut.wgsl")],
+        (Dtype::U8, _) if is_wide == Some(true) => vec![include_str!("tensor/u8_wide.wgsl")],
+        (Dtype::F32, false) => vec![include_str!("tensor/f32.wgsl")],
+        (Dtype::F32, true) => {
+            vec![include_str!("tensor/f32.wgsl"), include_str!("tensor/f32_mut.wgsl")]
+        }
+        (Dtype::Bf16 | Dtype::F16, false) => vec![include_str!("tensor/half.wgsl")],
+        (Dtype::Bf16 | Dtype::F16, true) => vec![include_str!("tensor/half_mut.wgsl")],
+        (Dtype::U32 | Dtype::I32, false) => vec![include_str!("tensor/u32.wgsl")],
+        (Dtype::U32 | Dtype::I32, true) => vec![include_str!("tensor/u32_mut.wgsl")],
+        (Dtype::U8, false) => vec![include_str!("tensor/u8.wgsl")],
+        (Dtype::U8, true) => {
+            vec![include_str!("tensor/u8.wgsl"), include_str!("tensor/u8_mut.wgsl")]
+        }
     };
-    let text = parts.concat().replace("BINDING", &binding.to_string()).replace("NAME", name);
-    text.replace("FORMAT", &format.to_string())
+    if is_wide == Some(false) {
+        parts.push(include_str!("tensor/eight.wgsl"));
+        if is_written {
+            parts.push(include_str!("tensor/eight_mut.wgsl"));
+        }
+    }
+    if is_wide.is_some() && is_written {
+        parts.push(include_str!("tensor/put_eight.wgsl"));
+    }
+    let [eight, number] = if format == Dtype::U8 { ["Codes", "u32"] } else { ["Eight", "f32"] };
+    let text = parts.concat().replace("EIGHT", eight).replace("NUMBER", number);
+    text.replace("NAME", name).replace("FORMAT", &format.to_string())
 }
 
 /// What a format in a kernel's head stands for.

@@ -13,8 +13,8 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::template::expand;
 use super::{
-    ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, Source,
-    Trouble, Variant, adapters,
+    ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, PER_ROW,
+    Source, Trouble, Variant, adapters,
 };
 use crate::ops::count_not_finite;
 use crate::{ComputeError, Device, Dtype, Filled, Kind, Part, Result, Tag, fill_all};
@@ -45,8 +45,15 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 /// In what kernels must be possible: every format, and every number that texts want to know beforehand.
 fn variants() -> [Variant; 3] {
     let of = |formats: &[Dtype], [left, right, second, fp8]: [usize; 4]| {
-        let variant = Variant::of(formats).with("D", 64).with("T", 16).with("FP8", fp8);
-        variant.with("LEFT_T", left).with("RIGHT_T", right).with("SECOND", second)
+        let wides = ["WIDE", "LEFT_WIDE", "RIGHT_WIDE", "SECOND_WIDE", "KNOWN_WIDE"];
+        let variant = Variant::of(formats).with("D", 64).with("FP8", fp8);
+        let variant = wides.iter().fold(variant, |variant, wide| variant.with(wide, right));
+        let variant = variant.with("LEFT_T", left).with("RIGHT_T", right).with("SECOND", second);
+        variant
+            .with("EVEN", fp8)
+            .with("KIND", second)
+            .with("SLICES", 1 + left)
+            .with("SHARED", 1 + 63 * left)
     };
     [
         of(&[Dtype::F32], [0, 1, 2, 0]),
@@ -80,14 +87,16 @@ fn every_kernel_can_be_said_in_metal() {
     let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
     for path in sources(&root) {
         // What the texts of a folder begin with, if they share anything.
-        let shared = fs::read_to_string(path.with_file_name("seen.wgsli")).unwrap_or_default();
-        let text = shared + &fs::read_to_string(&path).unwrap();
+        let shared = ["shared.wgsli", "lines.wgsli", "plain.wgsli"];
+        let shared =
+            shared.map(|name| fs::read_to_string(path.with_file_name(name)).unwrap_or_default());
+        let text = shared.concat() + &fs::read_to_string(&path).unwrap();
         let place = path.strip_prefix(&root).unwrap().display();
         for line in text.lines().filter(|line| line.starts_with("kernel ")) {
             let name = line["kernel ".len()..].split('(').next().unwrap();
             let mut most = (0, 0, 0);
             for variant in variants() {
-                let (text, tensors) = expand(&text, name, &variant).unwrap();
+                let (text, tensors) = expand(&text, name, &variant, PER_ROW).unwrap();
                 let (metal, arguments, shared) = needs(&text);
                 assert!(metal.contains("kernel void"), "{place}: {name}");
                 most = (tensors, arguments, shared.max(most.2));
@@ -106,10 +115,10 @@ fn every_kernel_can_be_said_in_metal() {
 #[test]
 fn what_is_no_kernel_is_not_expanded() {
     let file = "// Words.\n\nkernel one(x: [X], n: u32) {\n}\n";
-    assert!(expand(file, "one", &variants()[0]).is_some());
-    assert!(expand(file, "two", &variants()[0]).is_none());
-    assert!(expand(&file.replace("[X]", "[x]"), "one", &variants()[0]).is_none());
-    assert!(expand(&file.replace(") {", "{"), "one", &variants()[0]).is_none());
+    assert!(expand(file, "one", &variants()[0], PER_ROW).is_some());
+    assert!(expand(file, "two", &variants()[0], PER_ROW).is_none());
+    assert!(expand(&file.replace("[X]", "[x]"), "one", &variants()[0], PER_ROW).is_none());
+    assert!(expand(&file.replace(") {", "{"), "one", &variants()[0], PER_ROW).is_none());
 }
 
 /// The software driver, if there is one; else a word that nothing is shown.

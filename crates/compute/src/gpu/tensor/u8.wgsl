@@ -10,6 +10,5 @@ fn NAME(i: u32) -> u32 {
 
 // Four that lie in one word; `i` and the tensor's start are multiples of four.
 fn NAME_four(i: u32) -> vec4<u32> {
-    let word = NAME_words[(p.NAME_at + i) >> 2u];
-    return (vec4<u32>(word) >> vec4<u32>(0u, 8u, 16u, 24u)) & vec4<u32>(0xffu);
+    return bytes_of(NAME_words[(p.NAME_at + i) >> 2u]);
 }

@@ -1,22 +1,27 @@
-// Activations, a thread for every two numbers.
+// Activations, a thread for every eight numbers.
 
-fn activations(kind: u32, x: vec2<f32>) -> vec2<f32> {
-    return vec2<f32>(activation(kind, x.x), activation(kind, x.y));
-}
-
-fn slopes(kind: u32, x: vec2<f32>) -> vec2<f32> {
-    return vec2<f32>(activation_slope(kind, x.x), activation_slope(kind, x.y));
-}
-
-kernel activate(x: [X], y: mut [X], n: u32, kind: u32) {
-    let at = 2u * thread;
+kernel activate(x: [X by WIDE], y: mut [X by WIDE], n: u32) {
+    let at = 8u * thread;
     if at >= p.n { return; }
-    set_y_pair(at, activations(p.kind, x_pair(at)), at + 1u < p.n);
+    let numbers = x_eight(at, p.n - at);
+    set_y_eight(at, Eight(activations(numbers.low), activations(numbers.high)), p.n - at);
+}
+
+fn activations(x: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(activation(KIND, x.x), activation(KIND, x.y), activation(KIND, x.z), activation(KIND, x.w));
 }
 
 // In place: the gradient of the result becomes that of x.
-kernel activate_backward(x: [X], gradient: mut [X], n: u32, kind: u32) {
-    let at = 2u * thread;
+kernel activate_backward(x: [X by WIDE], gradient: mut [X by WIDE], n: u32) {
+    let at = 8u * thread;
     if at >= p.n { return; }
-    set_gradient_pair(at, gradient_pair(at) * slopes(p.kind, x_pair(at)), at + 1u < p.n);
+    let n = p.n - at;
+    let numbers = x_eight(at, n);
+    let slope = Eight(slopes(numbers.low), slopes(numbers.high));
+    set_gradient_eight(at, multiplied(gradient_eight(at, n), slope), n);
+}
+
+fn slopes(x: vec4<f32>) -> vec4<f32> {
+    return vec4<f32>(activation_slope(KIND, x.x), activation_slope(KIND, x.y), activation_slope(KIND, x.z),
+                     activation_slope(KIND, x.w));
 }

@@ -4,20 +4,23 @@ use super::{Attention, Inputs, Sizes};
 use crate::Tensor;
 use crate::backward::Slot;
 use crate::device::Kind;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, singles};
+use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
 
 const KERNELS: Source = Source {
     name: "attention",
-    text: concat!(include_str!("seen.wgsli"), include_str!("kernel.wgsl")),
+    text: concat!(include_str!("shared.wgsli"), include_str!("kernel.wgsl")),
 };
 const BACKWARD: Source = Source {
     name: "attention backward",
-    text: concat!(include_str!("seen.wgsli"), include_str!("backward.wgsl")),
+    text: concat!(include_str!("shared.wgsli"), include_str!("backward.wgsl")),
 };
 
-/// Memory of a group that rows may take. Taken: what every GPU must offer that is used at all, less what
-/// the prelude declares.
-const GROUP_BYTES: usize = 30 << 10;
+/// Threads of a group, and its queries or keys; as in the texts.
+const THREADS: usize = 64;
+const ROWS: usize = 64;
+/// Columns of a group's result: of forward and of the gradients of queries, and of those of keys and values.
+const WIDEST: usize = 128;
+const WIDEST_OF_KEYS: usize = 64;
 
 /// Floats of workspace of forward.
 pub fn forward_floats(_: Sizes, _: Attention<'_>) -> usize {
@@ -37,12 +40,11 @@ pub fn forward(
     [out, statistics]: [&mut Tensor; 2],
     _: &mut Tensor,
 ) {
-    let rows = rows(sizes, 2, 1);
+    let variant = variant(sizes, &[q, k, v, out], &[statistics]);
     let tensors =
         arguments![q, k, v, out, statistics, how.key_lengths, how.first_keys, how.relative];
     let arguments = [&tensors[..], &shape(sizes, how)].concat();
-    let groups = sizes.queries.div_ceil(rows) * sizes.heads * sizes.samples;
-    gpu.launch(&KERNELS, "attention", &variant(sizes, rows), groups, &arguments);
+    gpu.launch(&KERNELS, "attention", &variant, query_groups(sizes), &arguments);
 }
 
 pub fn backward(
@@ -54,36 +56,25 @@ pub fn backward(
     delta: &mut Tensor,
 ) {
     let Inputs { q, k, v, out, gradient, denominators } = inputs;
-    let Sizes { samples, queries, keys, heads, kv_heads, .. } = sizes;
-    let (n, rows) = (samples * queries * heads, rows(sizes, 4, 2));
-    let variant = variant(sizes, rows);
-    let arguments = arguments![
-        out,
-        gradient,
-        &mut *delta,
-        n,
-        queries,
-        heads,
-        how.key_lengths,
-        how.first_keys,
-        how.relative,
-        keys,
-        how.is_causal
-    ];
-    gpu.launch(&KERNELS, "attention_delta", &variant, singles(n), &arguments);
     let [dq, dk, dv] = slots else { unreachable!("one for each of q, k and v") };
-    let read = arguments![q, k, v, gradient, denominators, &*delta];
+    let tensors = [q, k, v, out, gradient, &dq.tensor, &dk.tensor, &dv.tensor];
+    let variant = variant(sizes, &tensors, &[denominators, delta]);
     let seen = arguments![how.key_lengths, how.first_keys, how.relative];
     let shape = shape(sizes, how);
-    let written = arguments![&mut dk.tensor, &mut dv.tensor];
-    let add = arguments![dk.add, dv.add];
-    let groups = keys.div_ceil(rows) * kv_heads * samples;
-    let arguments = [&read[..], &written, &seen, &add, &shape].concat();
+    let tensors = arguments![q, k, v, gradient, denominators, &mut *delta, &mut dq.tensor, out];
+    let arguments = [&tensors[..], &seen, &arguments![dq.add], &shape].concat();
+    gpu.launch(&BACKWARD, "attention_dq", &variant, query_groups(sizes), &arguments);
+    let tensors =
+        arguments![q, k, v, gradient, denominators, &*delta, &mut dk.tensor, &mut dv.tensor];
+    let arguments = [&tensors[..], &seen, &arguments![dk.add, dv.add], &shape].concat();
+    let across = sizes.d.div_ceil(WIDEST_OF_KEYS);
+    let groups = sizes.keys.div_ceil(ROWS) * sizes.kv_heads * sizes.samples * across;
     gpu.launch(&BACKWARD, "attention_dkv", &variant, groups, &arguments);
-    let (written, add) = (arguments![&mut dq.tensor], arguments![dq.add]);
-    let groups = queries.div_ceil(rows) * heads * samples;
-    let arguments = [&read[..], &written, &seen, &add, &shape].concat();
-    gpu.launch(&BACKWARD, "attention_dq", &variant, groups, &arguments);
+}
+
+fn query_groups(sizes: Sizes) -> usize {
+    let across = sizes.d.div_ceil(WIDEST);
+    sizes.queries.div_ceil(ROWS) * sizes.heads * sizes.samples * across
 }
 
 /// What all kernels are told last.
@@ -92,15 +83,12 @@ fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument<'static>; 6] {
     arguments![queries, keys, heads, kv_heads, scale, how.is_causal]
 }
 
-fn variant(sizes: Sizes, rows: usize) -> Variant {
-    Variant::of(&[sizes.dtype]).with("D", sizes.d).with("T", rows)
-}
-
-/// Rows of a block, of which `blocks` lie in shared memory beside `squares` of their products.
-fn rows(sizes: Sizes, blocks: usize, squares: usize) -> usize {
-    let bytes = |rows: usize| {
-        (blocks * rows * (sizes.d + 1) + squares * rows * (rows + 1)) * size_of::<f32>()
+/// For heads of these sizes, and what is known of queries.
+fn variant(sizes: Sizes, tensors: &[&Tensor], known: &[&Tensor]) -> Variant {
+    let is_wide = |width, tensors: &[&Tensor]| {
+        is_wide(width, &tensors.iter().map(|tensor| Some(*tensor)).collect::<Vec<_>>())
     };
-    let fits = |rows: &usize| bytes(*rows) <= GROUP_BYTES;
-    [32, 16, 8, 4, 2].into_iter().find(fits).unwrap_or(1)
+    let variant = Variant::of(&[sizes.dtype]).with("THREADS", THREADS).with("D", sizes.d);
+    let variant = variant.with("WIDE", is_wide(sizes.d, tensors).into());
+    variant.with("KNOWN_WIDE", is_wide(sizes.queries, known).into())
 }

@@ -2,25 +2,27 @@
 
 use crate::Tensor;
 use crate::gpu::columns::Sum;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs};
+use crate::gpu::{Gpu, Source, Variant, arguments, eights, is_wide, singles};
 
 const KERNELS: Source = Source { name: "elementwise", text: include_str!("kernel.wgsl") };
 
 pub fn add(gpu: &Gpu, x: &Tensor, y: &Tensor, sum: &mut Tensor) {
-    let (n, variant) = (x.shape().elements(), Variant::of(&[x.dtype()]));
-    gpu.launch(&KERNELS, "add", &variant, pairs(n), &arguments![x, y, sum, n]);
+    let n = x.shape().elements();
+    let variant = variant(n, &[x, y, sum]);
+    gpu.launch(&KERNELS, "add", &variant, eights(n), &arguments![x, y, sum, n]);
 }
 
 pub fn scale(gpu: &Gpu, x: &Tensor, factor: f32, y: &mut Tensor) {
-    let (n, variant) = (x.shape().elements(), Variant::of(&[x.dtype()]));
-    gpu.launch(&KERNELS, "scale", &variant, pairs(n), &arguments![x, y, n, factor]);
+    let n = x.shape().elements();
+    let variant = variant(n, &[x, y]);
+    gpu.launch(&KERNELS, "scale", &variant, eights(n), &arguments![x, y, n, factor]);
 }
 
 /// Also between formats.
 pub fn accumulate(gpu: &Gpu, gradient: &Tensor, sum: &mut Tensor, add: bool) {
     let n = gradient.shape().elements();
-    let variant = Variant::of(&[gradient.dtype(), sum.dtype()]);
-    gpu.launch(&KERNELS, "accumulate", &variant, pairs(n), &arguments![gradient, sum, n, add]);
+    let variant = variant(n, &[gradient, sum]);
+    gpu.launch(&KERNELS, "accumulate", &variant, eights(n), &arguments![gradient, sum, n, add]);
 }
 
 pub fn gated_add(
@@ -31,10 +33,11 @@ pub fn gated_add(
     y: &Tensor,
     sum: &mut Tensor,
 ) {
-    let (n, [tokens, width]) = (x.shape().elements(), token_sizes(x));
+    let (rows, [tokens, width]) = (x.shape().rows(), token_sizes(x));
     let (all, first) = (gates.shape().width(), index * width);
-    let arguments = arguments![x, gates, y, sum, n, tokens, width, all, first];
-    gpu.launch(&KERNELS, "gated_add", &Variant::of(&[x.dtype()]), pairs(n), &arguments);
+    let variant = variant(width, &[x, gates, y, sum]);
+    let arguments = arguments![x, gates, y, sum, rows, tokens, width, all, first];
+    gpu.launch(&KERNELS, "gated_add", &variant, singles(rows * width.div_ceil(8)), &arguments);
 }
 
 /// `out` = gate · gradient
@@ -46,10 +49,18 @@ pub fn gated(
     out: &mut Tensor,
     add: bool,
 ) {
-    let (n, [tokens, width]) = (gradient.shape().elements(), token_sizes(gradient));
+    let (rows, [tokens, width]) = (gradient.shape().rows(), token_sizes(gradient));
     let (all, first) = (gates.shape().width(), index * width);
-    let arguments = arguments![gates, gradient, out, n, tokens, width, all, first, add];
-    gpu.launch(&KERNELS, "gated", &Variant::of(&[gradient.dtype()]), pairs(n), &arguments);
+    let variant = variant(width, &[gates, gradient, out]);
+    let arguments = arguments![gates, gradient, out, rows, tokens, width, all, first, add];
+    gpu.launch(&KERNELS, "gated", &variant, singles(rows * width.div_ceil(8)), &arguments);
+}
+
+/// For the format of the first and of the last tensor, read by eights of rows of this width.
+fn variant(width: usize, tensors: &[&Tensor]) -> Variant {
+    let formats = [tensors[0].dtype(), tensors[tensors.len() - 1].dtype()];
+    let tensors: Vec<_> = tensors.iter().map(|tensor| Some(*tensor)).collect();
+    Variant::of(&formats).with("WIDE", is_wide(width, &tensors).into())
 }
 
 /// Adds Σ over a sample's tokens of gradient · y to its gate's gradient.

@@ -1,45 +1,46 @@
-// Sums of whole tensors, a thread for every two numbers.
+// Sums of whole tensors, a thread for every eight numbers.
 
-kernel add(x: [X], y: [X], total: mut [X], n: u32) {
-    let at = 2u * thread;
+kernel add(x: [X by WIDE], y: [X by WIDE], total: mut [X by WIDE], n: u32) {
+    let at = 8u * thread;
     if at >= p.n { return; }
-    set_total_pair(at, x_pair(at) + y_pair(at), at + 1u < p.n);
+    let n = p.n - at;
+    set_total_eight(at, plus(x_eight(at, n), y_eight(at, n)), n);
 }
 
-kernel scale(x: [X], y: mut [X], n: u32, factor: f32) {
-    let at = 2u * thread;
+kernel scale(x: [X by WIDE], y: mut [X by WIDE], n: u32, factor: f32) {
+    let at = 8u * thread;
     if at >= p.n { return; }
-    set_y_pair(at, p.factor * x_pair(at), at + 1u < p.n);
+    set_y_eight(at, times(p.factor, x_eight(at, p.n - at)), p.n - at);
 }
 
 // The gradient may be rounded and what it is added to not.
-kernel accumulate(gradient: [X], total: mut [Y], n: u32, add: u32) {
-    let at = 2u * thread;
+kernel accumulate(gradient: [X by WIDE], total: mut [Y by WIDE], n: u32, add: u32) {
+    let at = 8u * thread;
     if at >= p.n { return; }
-    put_total_pair(at, gradient_pair(at), at + 1u < p.n, p.add);
+    put_total_eight(at, gradient_eight(at, p.n - at), p.n - at, p.add);
 }
 
-kernel gated_add(x: [X], gates: [X], y: [X], total: mut [X], n: u32, tokens: u32, width: u32,
-                 gates_width: u32, first: u32) {
-    let at = 2u * thread;
-    if at >= p.n { return; }
-    let gate = vec2<f32>(gate_of(at), gate_of(at + 1u));
-    set_total_pair(at, x_pair(at) + gate * y_pair(at), at + 1u < p.n);
+// A thread for every eight numbers of a row; a sample's gate lies within a row of all its vectors.
+kernel gated_add(x: [X by WIDE], gates: [X by WIDE], y: [X by WIDE], total: mut [X by WIDE], rows: u32,
+                 tokens: u32, width: u32, gates_width: u32, first: u32) {
+    let per_row = (p.width + 7u) / 8u;
+    let row = thread / per_row;
+    let i = 8u * (thread % per_row);
+    if row >= p.rows { return; }
+    let at = row * p.width + i;
+    let n = p.width - i;
+    let gate = gates_eight(row / p.tokens * p.gates_width + p.first + i, n);
+    set_total_eight(at, plus(x_eight(at, n), multiplied(gate, y_eight(at, n))), n);
 }
 
-// The gate of the row that a number belongs to; a sample's gate lies within a row of all its vectors.
-fn gate_of(at: u32) -> f32 {
-    return gates(at / p.width / p.tokens * p.gates_width + p.first + at % p.width);
-}
-
-kernel gated(gates: [X], gradient: [X], result: mut [X], n: u32, tokens: u32, width: u32,
-             gates_width: u32, first: u32, add: u32) {
-    let at = 2u * thread;
-    if at >= p.n { return; }
-    let gate = vec2<f32>(gate_of(at), gate_of(at + 1u));
-    put_result_pair(at, gate * gradient_pair(at), at + 1u < p.n, p.add);
-}
-
-fn gate_of(at: u32) -> f32 {
-    return gates(at / p.width / p.tokens * p.gates_width + p.first + at % p.width);
+kernel gated(gates: [X by WIDE], gradient: [X by WIDE], result: mut [X by WIDE], rows: u32, tokens: u32,
+             width: u32, gates_width: u32, first: u32, add: u32) {
+    let per_row = (p.width + 7u) / 8u;
+    let row = thread / per_row;
+    let i = 8u * (thread % per_row);
+    if row >= p.rows { return; }
+    let at = row * p.width + i;
+    let n = p.width - i;
+    let gate = gates_eight(row / p.tokens * p.gates_width + p.first + i, n);
+    put_result_eight(at, multiplied(gate, gradient_eight(at, n)), n, p.add);
 }

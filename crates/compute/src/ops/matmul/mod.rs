@@ -63,6 +63,11 @@ impl<'a> Matrix<'a> {
         self.t().rows()
     }
 
+    /// Numbers of a row as it is stored.
+    fn width(&self) -> usize {
+        if self.transposed { self.rows() } else { self.columns() }
+    }
+
     fn format(&self) -> Format {
         match self.data {
             Data::Dense(tensor) => tensor.dtype().into(),

@@ -2,8 +2,8 @@
 
 use super::Form;
 use crate::backward::Slot;
-use crate::gpu::columns::{ROWS, Sum, statistics};
-use crate::gpu::{Gpu, Source, Variant, arguments};
+use crate::gpu::columns::{Sum, statistics};
+use crate::gpu::{Gpu, Source, THREADS, Variant, arguments, is_wide};
 use crate::{Dtype, Tensor};
 
 const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.wgsl") };
@@ -16,7 +16,8 @@ pub fn forward(
     y: &mut Tensor,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale.or(shift))]);
+    let variant = Variant::of(&[x.dtype(), vector_dtype(scale.or(shift))])
+        .with("WIDE", is_wide(width, &[Some(x), scale, shift, Some(y)]).into());
     let whole = |vector: Option<&Tensor>| vector.map_or(0, |vector| vector.shape().width());
     let (scale_first, shift_first) = (form.indices.0 * width, form.indices.1 * width);
     let arguments = arguments![
@@ -34,7 +35,7 @@ pub fn forward(
         form.epsilon,
         form.plus_one,
     ];
-    gpu.launch(&KERNELS, "layer_norm", &variant, rows.div_ceil(ROWS), &arguments);
+    gpu.launch(&KERNELS, "layer_norm", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }
 
 pub fn backward(
@@ -46,7 +47,9 @@ pub fn backward(
     slot: &mut Slot,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale)]);
+    let tensors = [Some(x), scale, Some(gradient), Some(&slot.tensor)];
+    let variant = Variant::of(&[x.dtype(), vector_dtype(scale)])
+        .with("WIDE", is_wide(width, &tensors).into());
     let (whole, first) = (scale.map_or(0, |scale| scale.shape().width()), form.indices.0 * width);
     let arguments = arguments![
         x,
@@ -62,7 +65,13 @@ pub fn backward(
         form.plus_one,
         slot.add,
     ];
-    gpu.launch(&KERNELS, "layer_norm_backward", &variant, rows.div_ceil(ROWS), &arguments);
+    gpu.launch(
+        &KERNELS,
+        "layer_norm_backward",
+        &variant,
+        gpu.row_groups(rows, THREADS),
+        &arguments,
+    );
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.

@@ -2,9 +2,15 @@
 
 use super::{Form, Pairs};
 use crate::backward::Slot;
-use crate::gpu::columns::{ROWS, Sum};
+use crate::gpu::columns::Sum;
 use crate::gpu::{Argument, Gpu, Source, Variant, arguments};
+
 use crate::{Dtype, Tensor};
+
+/// Threads of a group: heads of its rows of threads lie in its memory, one for each thread on a processor.
+fn threads(gpu: &Gpu) -> usize {
+    if gpu.is_software() { 16 } else { crate::gpu::THREADS }
+}
 
 const KERNELS: Source = Source { name: "qk_norm_rope", text: include_str!("kernel.wgsl") };
 
@@ -12,8 +18,8 @@ pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &
     let Heads { n, rest } = Heads::new(x, form);
     let table = form.rope.as_ref().map(|(table, _)| table);
     let arguments = [&arguments![x, weight, table, y, n][..], &rest].concat();
-    let variant = variant(x.dtype(), form);
-    gpu.launch(&KERNELS, "qk_norm_rope", &variant, n.div_ceil(ROWS), &arguments);
+    let variant = variant(gpu, x.dtype(), form);
+    gpu.launch(&KERNELS, "qk_norm_rope", &variant, gpu.row_groups(n, threads(gpu)), &arguments);
 }
 
 /// Turns the gradient of the result into that of x, in place; the norm needs x and its weight.
@@ -21,9 +27,15 @@ pub fn backward(gpu: &Gpu, norm: Option<&(Tensor, Tensor)>, form: &Form, gradien
     let Heads { n, rest } = Heads::new(gradient, form);
     let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
     let table = form.rope.as_ref().map(|(table, _)| table);
-    let variant = variant(gradient.dtype(), form);
+    let variant = variant(gpu, gradient.dtype(), form);
     let arguments = [&arguments![x, weight, table, gradient, n][..], &rest].concat();
-    gpu.launch(&KERNELS, "qk_norm_rope_backward", &variant, n.div_ceil(ROWS), &arguments);
+    gpu.launch(
+        &KERNELS,
+        "qk_norm_rope_backward",
+        &variant,
+        gpu.row_groups(n, threads(gpu)),
+        &arguments,
+    );
 }
 
 /// Σ gradient · x̂ over the heads of all rows, the gradient turned back.
@@ -45,13 +57,13 @@ pub fn weight_gradient(
     let table = form.rope.as_ref().map(|(table, _)| table);
     let first = arguments![x, gradient, table, &mut *partial, n, share];
     let arguments = [&first[..], &rest].concat();
-    gpu.launch(&KERNELS, "qk_weight_backward", &variant(x.dtype(), form), blocks, &arguments);
+    gpu.launch(&KERNELS, "qk_weight_backward", &variant(gpu, x.dtype(), form), blocks, &arguments);
     let sum = Sum { a: partial, b: None, statistics: None, rows_per_vector: blocks };
     sum.run(gpu, &mut slot.tensor, 0, slot.add);
 }
 
-fn variant(dtype: Dtype, form: &Form) -> Variant {
-    Variant::of(&[dtype]).with("D", form.head_width)
+fn variant(gpu: &Gpu, dtype: Dtype, form: &Form) -> Variant {
+    Variant::of(&[dtype]).with("D", form.head_width).with("THREADS", threads(gpu))
 }
 
 /// How many heads there are, and what all kernels are told last.

@@ -1,11 +1,11 @@
-// Norm and rotation of heads of D numbers, 32 threads for each head. A head lies in shared memory while it
+// Norm and rotation of heads of D numbers, PER_ROW threads for each head. A head lies in shared memory while it
 // is turned, since the two numbers of a pair may be read by different threads.
 
-var<workgroup> heads_now: array<f32, 8u * D>;
+var<workgroup> heads_now: array<f32, THREADS / PER_ROW * D>;
 
 // A number of this thread's head.
-fn now(lane: u32, i: u32) -> f32 { return heads_now[lane / 32u * D + i]; }
-fn set_now(lane: u32, i: u32, x: f32) { heads_now[lane / 32u * D + i] = x; }
+fn now(lane: u32, i: u32) -> f32 { return heads_now[lane / PER_ROW * D + i]; }
+fn set_now(lane: u32, i: u32, x: f32) { heads_now[lane / PER_ROW * D + i] = x; }
 
 // The number at i once its pair is turned, forth or back.
 fn turned(lane: u32, head: u32, i: u32, sign: f32) -> f32 {
@@ -23,21 +23,21 @@ fn turned(lane: u32, head: u32, i: u32, sign: f32) -> f32 {
 
 kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32, n_heads: u32,
                     table_rows: u32, half_split: u32, epsilon: f32) {
-    let head = thread / 32u;
+    let head = thread / PER_ROW;
     let first = head * D;
     let end = select(0u, D, head < p.heads);
     var squares = 0.0;
-    for (var i = lane % 32u; i < end; i += 32u) {
+    for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
         let number = x(first + i);
         squares += number * number;
         set_now(lane, i, number);
     }
     if has_weight() {
         let inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
-        for (var i = lane % 32u; i < end; i += 32u) { set_now(lane, i, now(lane, i) * inverse * weight(i)); }
+        for (var i = lane % PER_ROW; i < end; i += PER_ROW) { set_now(lane, i, now(lane, i) * inverse * weight(i)); }
     }
     workgroupBarrier();
-    for (var i = 2u * (lane % 32u); i < end; i += 64u) {
+    for (var i = 2u * (lane % PER_ROW); i < end; i += 2u * PER_ROW) {
         let both = i + 1u < end;
         let second = turned(lane, head, select(i, i + 1u, both), 1.0);
         set_y_pair(first + i, vec2<f32>(turned(lane, head, i, 1.0), second), both);
@@ -47,17 +47,17 @@ kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32,
 // In place: the gradient of the result becomes that of x.
 kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], heads: u32,
                              n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
-    let head = thread / 32u;
+    let head = thread / PER_ROW;
     let first = head * D;
     let end = select(0u, D, head < p.heads);
-    for (var i = lane % 32u; i < end; i += 32u) { set_now(lane, i, gradient(first + i)); }
+    for (var i = lane % PER_ROW; i < end; i += PER_ROW) { set_now(lane, i, gradient(first + i)); }
     workgroupBarrier();
     var inverse = 1.0;
     var slope = 0.0;
     if has_weight() {
         var squares = 0.0;
         var along = 0.0;
-        for (var i = lane % 32u; i < end; i += 32u) {
+        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
             let number = x(first + i);
             squares += number * number;
             along += turned(lane, head, i, -1.0) * weight(i) * number;
@@ -65,7 +65,7 @@ kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut 
         inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
         slope = row_sum(lane, along) * inverse / f32(D);
     }
-    for (var i = 2u * (lane % 32u); i < end; i += 64u) {
+    for (var i = 2u * (lane % PER_ROW); i < end; i += 2u * PER_ROW) {
         let both = i + 1u < end;
         let second = one(lane, head, select(i, i + 1u, both), inverse, slope);
         set_gradient_pair(first + i, vec2<f32>(one(lane, head, i, inverse, slope), second), both);
@@ -79,33 +79,33 @@ fn one(lane: u32, head: u32, i: u32, inverse: f32, slope: f32) -> f32 {
 }
 
 // Sums of gradient * xn over some of the heads, the gradient turned back: a group for each row of `partial`
-// [groups, D], which another kernel adds up. Its eight rows of threads take turns.
+// [groups, D], which another kernel adds up. Its rows of threads take turns.
 kernel qk_weight_backward(x: [X], gradient: [X], table: [f32], partial: mut [f32], heads: u32, share: u32,
                           n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
-    var sums = array<f32, (D + 31u) / 32u>();
-    for (var turn = 0u; turn < p.share; turn += 8u) {
-        let place = turn + lane / 32u;
+    var sums = array<f32, (D + PER_ROW - 1u) / PER_ROW>();
+    for (var turn = 0u; turn < p.share; turn += THREADS / PER_ROW) {
+        let place = turn + lane / PER_ROW;
         let head = group * p.share + place;
         let first = head * D;
         let end = select(0u, D, head < p.heads && place < p.share);
         var squares = 0.0;
-        for (var i = lane % 32u; i < end; i += 32u) {
+        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
             let number = x(first + i);
             squares += number * number;
             set_now(lane, i, gradient(first + i));
         }
         // Also a barrier between writing and reading what threads share.
         let inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
-        for (var i = lane % 32u; i < end; i += 32u) {
-            sums[i / 32u] += turned(lane, head, i, -1.0) * x(first + i) * inverse;
+        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
+            sums[i / PER_ROW] += turned(lane, head, i, -1.0) * x(first + i) * inverse;
         }
         workgroupBarrier();
     }
-    for (var i = lane % 32u; i < D; i += 32u) { set_now(lane, i, sums[i / 32u]); }
+    for (var i = lane % PER_ROW; i < D; i += PER_ROW) { set_now(lane, i, sums[i / PER_ROW]); }
     workgroupBarrier();
     for (var i = lane; i < D; i += THREADS) {
         var total = 0.0;
-        for (var row = 0u; row < 8u; row++) { total += heads_now[row * D + i]; }
+        for (var row = 0u; row < THREADS / PER_ROW; row++) { total += heads_now[row * D + i]; }
         set_partial(group * D + i, total);
     }
 }

@@ -2,16 +2,17 @@
 
 use crate::Tensor;
 use crate::backward::Slot;
-use crate::gpu::columns::{ROWS, Sum, statistics};
-use crate::gpu::{Gpu, Source, Variant, arguments};
+use crate::gpu::columns::{Sum, statistics};
+use crate::gpu::{Gpu, Source, THREADS, Variant, arguments, is_wide};
 
 const KERNELS: Source = Source { name: "rms_norm", text: include_str!("kernel.wgsl") };
 
 pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
+    let variant =
+        Variant::of(&[x.dtype()]).with("WIDE", is_wide(width, &[Some(x), weight, Some(y)]).into());
     let arguments = arguments![x, weight, y, rows, width, epsilon];
-    let variant = Variant::of(&[x.dtype()]);
-    gpu.launch(&KERNELS, "rms_norm", &variant, rows.div_ceil(ROWS), &arguments);
+    gpu.launch(&KERNELS, "rms_norm", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }
 
 pub fn backward(
@@ -23,9 +24,11 @@ pub fn backward(
     slot: &mut Slot,
 ) {
     let (rows, width, out) = (x.shape().rows(), x.shape().width(), &mut slot.tensor);
-    let variant = Variant::of(&[x.dtype(), out.dtype()]);
+    let tensors = [Some(x), weight, Some(gradient), Some(&*out)];
+    let variant =
+        Variant::of(&[x.dtype(), out.dtype()]).with("WIDE", is_wide(width, &tensors).into());
     let arguments = arguments![x, weight, gradient, out, rows, width, epsilon, slot.add];
-    gpu.launch(&KERNELS, "rms_norm_backward", &variant, rows.div_ceil(ROWS), &arguments);
+    gpu.launch(&KERNELS, "rms_norm_backward", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }
 
 /// Σ gradient · x̂ over all rows.

@@ -2,16 +2,17 @@
 
 use super::Span;
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs};
+use crate::gpu::{Gpu, Source, Variant, arguments, is_wide, singles};
 
 const KERNELS: Source = Source { name: "tokens", text: include_str!("kernel.wgsl") };
 
 /// Copies, or adds to what is there; what is added to may be of another format.
 pub fn copy(gpu: &Gpu, from: &Tensor, to: &mut Tensor, span: Span, add: bool) {
     let &[samples, n_from, width] = from.shape().sizes() else { unreachable!("checked by the op") };
-    let (n_to, n) = (to.shape().sizes()[1], samples * span.count * width);
-    let variant = Variant::of(&[from.dtype(), to.dtype()]);
+    let (n_to, rows) = (to.shape().sizes()[1], samples * span.count);
+    let variant = Variant::of(&[from.dtype(), to.dtype()])
+        .with("WIDE", is_wide(width, &[Some(from), Some(to)]).into());
     let arguments =
-        arguments![from, to, n, width, span.count, n_from, n_to, span.from, span.to, add];
-    gpu.launch(&KERNELS, "copy_tokens", &variant, pairs(n), &arguments);
+        arguments![from, to, rows, width, span.count, n_from, n_to, span.from, span.to, add];
+    gpu.launch(&KERNELS, "copy_tokens", &variant, singles(rows * width.div_ceil(8)), &arguments);
 }

@@ -1,24 +1,14 @@
-// Tokens copied or added, a thread for every two numbers of the span.
+// Tokens copied or added, a thread for every eight numbers of a token of the span.
 
-kernel copy_tokens(source: [X], goal: mut [Y], n: u32, width: u32, count: u32, n_from: u32, n_to: u32,
-                   first_from: u32, first_to: u32, add: u32) {
-    let at = 2u * thread;
-    if at >= p.n { return; }
-    if (p.width & 1u) == 0u {
-        put_goal_pair(place_to(at), source_pair(place_from(at)), true, p.add);
-        return;
-    }
-    // Two numbers of an odd row may not lie beside each other.
-    put_goal(place_to(at), source(place_from(at)), p.add);
-    if at + 1u < p.n { put_goal(place_to(at + 1u), source(place_from(at + 1u)), p.add); }
-}
-
-fn place_from(at: u32) -> u32 {
-    let token = at / p.width;
-    return (token / p.count * p.n_from + p.first_from + token % p.count) * p.width + at % p.width;
-}
-
-fn place_to(at: u32) -> u32 {
-    let token = at / p.width;
-    return (token / p.count * p.n_to + p.first_to + token % p.count) * p.width + at % p.width;
+kernel copy_tokens(source: [X by WIDE], goal: mut [Y by WIDE], rows: u32, width: u32, count: u32, n_from: u32,
+                   n_to: u32, first_from: u32, first_to: u32, add: u32) {
+    let per_row = (p.width + 7u) / 8u;
+    let token = thread / per_row;
+    let i = 8u * (thread % per_row);
+    if token >= p.rows { return; }
+    let sample = token / p.count;
+    let place = token % p.count;
+    let from_at = (sample * p.n_from + p.first_from + place) * p.width + i;
+    let to_at = (sample * p.n_to + p.first_to + place) * p.width + i;
+    put_goal_eight(to_at, source_eight(from_at, p.width - i), p.width - i, p.add);
 }
