@@ -20,7 +20,7 @@ use crate::config::RawConfig;
 use crate::error::TrainerError;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::plan::{Job, Outlook, Room, ladder, rehearse};
+use crate::plan::{Job, Outlook, ladder, rehearse};
 use crate::verify::difference;
 
 const JOB: &str = "
