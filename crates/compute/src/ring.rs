@@ -177,10 +177,14 @@ impl Ring {
     }
 
     /// Where a block starts in the arena.
+    ///
+    /// # Panics
+    /// If it is not the one that was entered: it may be on its way, or another on its way to its place.
     pub(crate) fn offset(&self, block: usize) -> usize {
         let mut state = self.state();
-        let place = state.at(block).expect("a block's weights are used after it was entered");
-        place.memory.offset()
+        let current = state.current;
+        let place = state.at(block).filter(|_| current == Some(block));
+        place.expect("a block's weights are used within it").memory.offset()
     }
 
     /// Bytes of a tensor where it lives.

@@ -120,6 +120,7 @@ const EVERY_KEY: &[&str] = &[
     "machine.mode=quiet",
     "machine.max_temp=80.0",
     "machine.deterministic=true",
+    "machine.stream=blocks",
     "output.folder=elsewhere",
     "output.name=2024",
     "output.save_every=off",

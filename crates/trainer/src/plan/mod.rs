@@ -261,7 +261,7 @@ impl<'a, L: Lesson> Search<'a, L> {
         for (Precisions { quantise, optimizer }, stream) in
             precisions(self.job.config).into_iter().flat_map(with)
         {
-            let choice = Choice { quantise, optimizer, stream, ..choice };
+            let choice = Choice { stream, quantise, optimizer, ..choice };
             match self.streamed_bytes(choice) {
                 Err(error @ TrainerError::TooLarge { .. }) => {
                     failed = Some(error);
