@@ -23,7 +23,7 @@ pub(super) struct Opened {
     layouts: Mutex<HashMap<usize, Arc<Layout>>>,
     kernels: Mutex<HashMap<(&'static str, &'static str, Variant), Kernel>>,
     /// Shared with what wgpu calls when something goes wrong.
-    fault: Arc<Mutex<Option<ComputeError>>>,
+    pub fault: Arc<Mutex<Option<ComputeError>>>,
 }
 
 /// A compiled kernel.
