@@ -157,9 +157,11 @@ impl Gpu {
         self.opened.check()
     }
 
-    /// Keeps the first fault: it is the cause of all that follow.
+    /// Keeps the first fault: it is the cause of all that follow. Who opens a lost GPU again is given another.
     fn note(&self, error: ComputeError) {
-        self.fault.lock().expect("nothing panics while a fault is noted").get_or_insert(error);
+        let is_lost = matches!(error, ComputeError::GpuLost { .. });
+        let fault = if is_lost { &self.opened.fault } else { &self.fault };
+        fault.lock().expect("nothing panics while a fault is noted").get_or_insert(error);
     }
 
     /// Waits for all work, and says whether it went well.

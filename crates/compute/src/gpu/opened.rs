@@ -25,7 +25,7 @@ pub(super) struct Opened {
     /// Whether it is a program on the processor.
     pub is_software: bool,
     /// Shared with what wgpu calls when something goes wrong.
-    fault: Arc<Mutex<Option<ComputeError>>>,
+    pub fault: Arc<Mutex<Option<ComputeError>>>,
 }
 
 /// A compiled kernel.

@@ -7,6 +7,7 @@
 #![allow(unsafe_code)]
 
 use std::ops::Range;
+use std::sync::mpsc;
 
 use wgpu::{Buffer, BufferViewMut, MapMode};
 
@@ -25,28 +26,29 @@ impl Gpu {
         places: &[Range<usize>],
         fill: impl FnOnce(Vec<&mut [u8]>) -> R,
     ) -> Result<R> {
+        let mapped = self.map(places)?;
+        let mut views = places.iter().map(|place| self.view(place)).collect::<Result<Vec<_>>>()?;
+        let parts = views.iter_mut().zip(places);
+        let done = fill(parts.map(|(view, place)| slice(view.as_mut(), place.len())).collect());
+        drop((views, mapped));
+        Ok(done)
+    }
+
+    /// Maps what places lie in.
+    fn map(&self, places: &[Range<usize>]) -> Result<Mapped> {
         self.submissions().send(&self.opened);
-        let mut mapped = Mapped(Vec::new());
-        let waits: Vec<_> = self
-            .memory
-            .stretches(places)
-            .into_iter()
-            .map(|(buffer, stretch)| {
-                let (sender, receiver) = std::sync::mpsc::channel();
-                buffer.map_async(MapMode::Write, stretch, move |mapped| _ = sender.send(mapped));
-                mapped.0.push(buffer.clone());
-                receiver
-            })
-            .collect();
+        let (mut mapped, mut waits) = (Mapped(Vec::new()), Vec::new());
+        for (buffer, stretch) in self.memory.stretches(places) {
+            let (sender, receiver) = mpsc::channel();
+            buffer.map_async(MapMode::Write, stretch, move |mapped| _ = sender.send(mapped));
+            mapped.0.push(buffer.clone());
+            waits.push(receiver);
+        }
         self.wait()?;
         for wait in waits {
             wait.recv().map_err(|error| stopped(&error))?.map_err(|error| stopped(&error))?;
         }
-        let mut views = places.iter().map(|place| self.view(place)).collect::<Result<Vec<_>>>()?;
-        let parts = views.iter_mut().zip(places);
-        let done = fill(parts.map(|(view, place)| slice(view.as_mut(), place.len())).collect());
-        drop(views);
-        Ok(done)
+        Ok(mapped)
     }
 
     /// A place of a mapped buffer; nothing of an empty one.

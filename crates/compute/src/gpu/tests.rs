@@ -266,7 +266,7 @@ fn fill(device: &Device, sizes: &[usize]) -> usize {
         Ok::<_, ComputeError>(())
     })
     .unwrap();
-    assert!(asked.iter().flat_map(|range| range.clone()).eq(0..sizes.len()));
+    assert!(asked.iter().cloned().flatten().eq(0..sizes.len()));
     for (index, (tensor, size)) in tensors.iter().zip(sizes).enumerate() {
         let copy = tensor.clone().unshared().unwrap();
         assert!(copy.to_vec::<u8>() == expected(index, *size), "{index}");

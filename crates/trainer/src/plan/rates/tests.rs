@@ -175,3 +175,18 @@ fn more_threads_and_faster_memory_are_faster() {
     assert!(seconds("xeon-2-core.toml", 2) < seconds("xeon-2-core.toml", 1));
     assert!(seconds("apple-m3-max-128gb.toml", 12) < seconds("apple-m1-8gb.toml", 4));
 }
+
+#[test]
+fn an_apple_gpu_is_as_fast_as_its_cores_and_its_memory() {
+    // A fifth of Apple's 2.6 TFLOPS of an M1, and 0.36 per core of those after it; 0.8 of the memory.
+    for (name, flops, bytes) in [
+        ("apple-m1-8gb.toml", 0.2 * 2.6e12, 0.8 * 68e9),
+        ("apple-m2-ultra-192gb.toml", 0.2 * 76.0 * 0.36e12, 0.8 * 800e9),
+    ] {
+        let rates = Rates::documented(&machine(name), Kind::gpu_of(None));
+        let per_second = |class: &str| 2f64.powi(44) / rates.curves[class].seconds(2f64.powi(44));
+        assert!((per_second(ARITHMETIC) / flops - 1.0).abs() < 1e-3, "{name}");
+        assert!((per_second(PASS) / bytes - 1.0).abs() < 1e-3, "{name}");
+        assert!(!rates.is_measured);
+    }
+}
