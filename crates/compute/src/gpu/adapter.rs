@@ -81,10 +81,27 @@ fn describe(adapter: &wgpu::Adapter) -> Adapter {
         buffer_bytes: limits.max_buffer_size as usize / ALIGNMENT * ALIGNMENT,
         tensor_bytes: tensor_bytes / ALIGNMENT * ALIGNMENT,
         group_bytes: limits.max_compute_workgroup_storage_size as usize,
-        has_matrix_units: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+        has_matrix_units: has_units(adapter),
         lacks,
         name: info.name,
     }
+}
+
+/// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our text for matrix units
+/// asks for; of other sizes and formats, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
+/// which Metal does not tell.
+pub(super) fn has_units(adapter: &wgpu::Adapter) -> bool {
+    let info = adapter.get_info();
+    let is_32_wide = info.backend == Backend::Metal
+        || (info.subgroup_min_size, info.subgroup_max_size) == (32, 32);
+    let is_ours = |units: &wgpu::CooperativeMatrixProperties| {
+        let f32 = wgpu::CooperativeScalarType::F32;
+        (units.m_size, units.n_size, units.k_size) == (8, 8, 8)
+            && (units.ab_type, units.cr_type) == (f32, f32)
+    };
+    is_32_wide
+        && adapter.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+        && adapter.cooperative_matrix_properties().iter().any(is_ours)
 }
 
 fn kind(device_type: DeviceType) -> AdapterKind {
