@@ -28,6 +28,7 @@ const UNSAFE_FILES: &[(&str, &str)] = &[
     ("crates/compute/src/cuda/nvrtc.rs", "calls NVIDIA's compiler, loaded at run time"),
     ("crates/compute/src/gpu/shared.rs", "lends out mapped memory of a GPU"),
     ("crates/compute/src/device.rs", "gives memory back that no tensor lies in"),
+    ("crates/compute/src/gpu/opened.rs", "asks wgpu for matrix units, which it calls experimental"),
     ("crates/compute/src/ops/attention/cpu.rs", "writes heads of a tensor from several threads"),
     (
         "crates/compute/src/ops/conv2d/cpu/winograd.rs",

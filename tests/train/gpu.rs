@@ -75,7 +75,7 @@ fn a_language_model_learns_on_a_gpu_what_it_does_on_the_processor() {
     // All but what takes long on a processor that stands for a GPU.
     let job = fs::read_to_string(root.join("recipes/lm-tiny.toml")).unwrap();
     let is_kept = |line: &&str| !line.starts_with("validat");
-    let job: String = job.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
+    let job = job.lines().filter(is_kept).collect::<Vec<_>>().join("\n");
     let (writing, output) = (job.find("[writing]").unwrap(), job.find("[output]").unwrap());
     fs::write(&recipe, job[..writing].to_owned() + &job[output..]).unwrap();
     let set = ["text.length=32", "train.steps=3"];

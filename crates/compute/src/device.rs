@@ -11,6 +11,7 @@ use crate::cpu::gemm::has_tiles;
 use crate::cuda::{self, Cuda, KernelCache};
 use crate::dtype::{Real, with_real};
 use crate::gpu::{self, Gpu};
+use crate::ops::units_agree;
 use crate::random::Stream;
 use crate::record::Recording;
 use crate::tensor::{Buffer, Tensor};
@@ -163,8 +164,15 @@ impl Device {
     /// The GPU that is meant, with an arena of up to `limit_bytes`, which is given memory a large buffer
     /// at a time. Kernels are compiled when they are first used in this process.
     pub fn gpu(choice: gpu::Choice, limit_bytes: usize) -> Result<Self> {
-        let (gpu, kind) = Gpu::open(choice, limit_bytes)?;
-        Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
+        let open = |limit_bytes| -> Result<Self> {
+            let (gpu, kind) = Gpu::open(choice, limit_bytes)?;
+            Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
+        };
+        let device = open(limit_bytes)?;
+        if let Engine::Gpu(gpu) = device.engine() {
+            gpu.try_units(|| open(1 << 20).and_then(|trial| units_agree(&trial)).unwrap_or(false));
+        }
+        Ok(device)
     }
 
     /// A GPU whose adapter nobody else has open, as if that offered something else.

@@ -104,7 +104,7 @@ fn offers(offers: Offers) -> Vec<Offer> {
         ("mappable buffers", offers.mappable_buffers, true),
         ("f16 arithmetic", offers.half_arithmetic, false),
         ("subgroups", offers.subgroups, false),
-        ("matrix units", offers.matrix_units, false),
+        ("matrix units", offers.matrix_units, true),
         ("timestamps", offers.timestamps, false),
     ];
     all.map(|(name, on, is_used)| Offer { name, on, is_used }).into()

@@ -42,7 +42,7 @@ pub struct Offers {
     pub half_arithmetic: bool,
     /// Sums over threads that run in step.
     pub subgroups: bool,
-    /// Products of small matrices by units of their own.
+    /// Products of small matrices by units of their own, of a kind that we have a text for.
     pub matrix_units: bool,
     /// Buffers that kernels and the processor write to.
     pub mappable_buffers: bool,
@@ -51,11 +51,12 @@ pub struct Offers {
 }
 
 impl Offers {
-    fn of(features: Features) -> Self {
+    fn of(adapter: &wgpu::Adapter) -> Self {
+        let features = adapter.features();
         Self {
             half_arithmetic: features.contains(Features::SHADER_F16),
             subgroups: features.contains(Features::SUBGROUP),
-            matrix_units: features.contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX),
+            matrix_units: has_units(adapter),
             mappable_buffers: features.contains(Features::MAPPABLE_PRIMARY_BUFFERS),
             timestamps: features.contains(Features::TIMESTAMP_QUERY),
         }
@@ -93,7 +94,7 @@ pub fn adapters() -> Vec<Adapter> {
 pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
     let (info, limits) = (adapter.get_info(), adapter.limits());
     let features = adapter.features();
-    let (kind, offers) = (kind(info.device_type), Offers::of(features));
+    let (kind, offers) = (kind(info.device_type), Offers::of(adapter));
     let is_unified = matches!(kind, AdapterKind::Integrated | AdapterKind::Software);
     let tensor_bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize;
     let lacks = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < 128 {
@@ -117,6 +118,23 @@ pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
         lacks,
         name: info.name,
     }
+}
+
+/// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our text for matrix units
+/// asks for; of other sizes and formats, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
+/// which Metal does not tell.
+pub(super) fn has_units(adapter: &wgpu::Adapter) -> bool {
+    let info = adapter.get_info();
+    let is_32_wide = info.backend == Backend::Metal
+        || (info.subgroup_min_size, info.subgroup_max_size) == (32, 32);
+    let is_ours = |units: &wgpu::CooperativeMatrixProperties| {
+        let f32 = wgpu::CooperativeScalarType::F32;
+        (units.m_size, units.n_size, units.k_size) == (8, 8, 8)
+            && (units.ab_type, units.cr_type) == (f32, f32)
+    };
+    is_32_wide
+        && adapter.features().contains(Features::EXPERIMENTAL_COOPERATIVE_MATRIX)
+        && adapter.cooperative_matrix_properties().iter().any(is_ours)
 }
 
 fn kind(device_type: DeviceType) -> AdapterKind {

@@ -19,6 +19,7 @@ mod template;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 pub use adapter::{Adapter, AdapterKind, Choice, Offers, adapter, adapters};
@@ -96,8 +97,13 @@ pub(crate) struct Gpu {
     tables: Mutex<HashMap<&'static str, Buffer>>,
     /// Stands for tensors that are not there.
     nothing: Buffer,
+    /// Whether products are made by matrix units.
+    by_units: AtomicBool,
     /// Bytes written since the queue was last sent off.
     waiting: Mutex<usize>,
+    /// Each kernel that was started, and the bytes of its tensors.
+    #[cfg(test)]
+    pub launched: Mutex<Vec<(&'static str, usize)>>,
     /// What went wrong here; what did for all is noted where the adapter is open.
     fault: Mutex<Option<ComputeError>>,
 }
@@ -119,13 +125,43 @@ impl Gpu {
         let memory = Memory::new(limit_bytes, buffer_bytes, shares_memory);
         let submissions = Mutex::new(Submissions::new(&opened)?);
         let (tables, waiting, fault) = <_>::default();
-        let gpu = Self { opened, memory, submissions, tables, nothing, waiting, fault };
+        let by_units = AtomicBool::new(opened.units.get() == Some(&true));
+        let gpu = Self {
+            opened,
+            memory,
+            submissions,
+            tables,
+            nothing,
+            by_units,
+            waiting,
+            #[cfg(test)]
+            launched: Mutex::default(),
+            fault,
+        };
         Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
     }
 
     /// Whether it is a program on the processor, to which other sizes of work are best.
     pub fn is_software(&self) -> bool {
         self.opened.is_software
+    }
+
+    /// Whether products are made by matrix units.
+    pub fn by_units(&self) -> bool {
+        self.by_units.load(Ordering::Relaxed)
+    }
+
+    /// Makes products by matrix units from here on, or not.
+    pub fn use_units(&self, is_so: bool) {
+        self.by_units.store(is_so, Ordering::Relaxed);
+    }
+
+    /// Uses matrix units if there are any and they agree with plain products, which `trial` finds out: nobody
+    /// who wrote their text could run it on a Mac.
+    pub fn try_units(&self, trial: impl FnOnce() -> bool) {
+        if self.opened.offers_units {
+            self.use_units(*self.opened.units.get_or_init(trial));
+        }
     }
 
     /// Groups that rows are shared among, of which each is the work of some threads.
@@ -196,6 +232,10 @@ impl Gpu {
         if groups == 0 {
             return;
         }
+        #[cfg(test)]
+        let bytes = arguments.iter().map(Argument::bytes).sum();
+        #[cfg(test)]
+        self.launched.lock().unwrap().push((kernel, bytes));
         let kernel = match self.opened.kernel(source, kernel, variant) {
             Ok(kernel) => kernel,
             Err(error) => return self.note(error),
@@ -420,9 +460,9 @@ pub(crate) fn singles(n: usize) -> usize {
 /// Whether rows of so many numbers can be read by whole eights from all of these tensors.
 pub(crate) fn is_wide(width: usize, tensors: &[Option<&Tensor>]) -> bool {
     let starts_even = |tensor: &&Tensor| {
-        tensor.bytes() == 0 || tensor.offset() % (8 * tensor.dtype().bytes()) == 0
+        tensor.bytes() == 0 || tensor.offset().is_multiple_of(8 * tensor.dtype().bytes())
     };
-    width % 8 == 0 && tensors.iter().flatten().all(starts_even)
+    width.is_multiple_of(8) && tensors.iter().flatten().all(starts_even)
 }
 
 /// What kernels are told of a stream.
@@ -447,6 +487,17 @@ pub(crate) enum Argument<'a> {
     None,
     /// A number of 32 bits, of whatever type.
     Number(u32),
+}
+
+#[cfg(test)]
+impl Argument<'_> {
+    /// Bytes of the tensor that it is.
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Tensor(tensor) | Self::Bytes(tensor) => tensor.bytes(),
+            Self::Table(_) | Self::None | Self::Number(_) => 0,
+        }
+    }
 }
 
 impl<'a> From<&'a Tensor> for Argument<'a> {

@@ -1,8 +1,9 @@
 //! An opened adapter: wgpu's device and queue, compiled kernels, and what went wrong. Devices of this
 //! process on one adapter share it, so that kernels are compiled once.
+#![allow(unsafe_code)]
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 
 use wgpu::{
     BindGroupLayout, BindGroupLayoutDescriptor, BindGroupLayoutEntry, BindingType,
@@ -12,7 +13,7 @@ use wgpu::{
     Trace,
 };
 
-use super::adapter::{describe, found, ready};
+use super::adapter::{describe, found, has_units, ready};
 use super::template::expand;
 use super::{ARGUMENT_BYTES, LEAST_TENSORS, PER_ROW, Source, Variant};
 use crate::{ComputeError, Result};
@@ -24,6 +25,10 @@ pub(super) struct Opened {
     kernels: Mutex<HashMap<(&'static str, &'static str, Variant), Kernel>>,
     /// Whether it is a program on the processor.
     pub is_software: bool,
+    /// Whether it has matrix units that we have a text for, and whether they were found to multiply as all
+    /// else does.
+    pub offers_units: bool,
+    pub units: OnceLock<bool>,
     /// Shared with what wgpu calls when something goes wrong.
     pub fault: Arc<Mutex<Option<ComputeError>>>,
 }
@@ -60,7 +65,7 @@ impl Opened {
     /// The same, shared with nobody.
     pub fn open(index: usize) -> Result<Self> {
         let adapter = &found()[index];
-        let offered = adapter.limits();
+        let (offered, offers_units) = (adapter.limits(), has_units(adapter));
         let limits = Limits {
             max_buffer_size: offered.max_buffer_size,
             max_storage_buffer_binding_size: offered.max_storage_buffer_binding_size,
@@ -71,11 +76,18 @@ impl Opened {
         };
         let mut features = Features::IMMEDIATES;
         features.set(Features::MAPPABLE_PRIMARY_BUFFERS, describe(adapter).shares_memory);
+        features.set(Features::EXPERIMENTAL_COOPERATIVE_MATRIX, offers_units);
         let description = DeviceDescriptor {
             label: None,
             required_features: features,
             required_limits: limits,
-            experimental_features: ExperimentalFeatures::disabled(),
+            experimental_features: if offers_units {
+                // SAFETY: matrix units are used by our own text alone, whose places lie within the group's
+                // memory, and by no device before they agreed with plain products.
+                unsafe { ExperimentalFeatures::enabled() }
+            } else {
+                ExperimentalFeatures::disabled()
+            },
             memory_hints: MemoryHints::MemoryUsage,
             trace: Trace::Off,
         };
@@ -91,7 +103,8 @@ impl Opened {
         device.set_device_lost_callback(move |_, said| note(&lost, ComputeError::GpuLost { said }));
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
         let is_software = adapter.get_info().device_type == DeviceType::Cpu;
-        Ok(Self { device, queue, layouts, kernels, is_software, fault })
+        let units = OnceLock::new();
+        Ok(Self { device, queue, layouts, kernels, is_software, offers_units, units, fault })
     }
 
     /// Threads that share a row of numbers. Programs on a processor run threads that wait for each other one

@@ -33,6 +33,9 @@ pub(super) fn expand(
     variant: &Variant,
     per_row: usize,
 ) -> Option<(String, usize)> {
+    // What a language's extensions are asked for by comes before all else.
+    let (enable, file) =
+        file.split_once('\n').filter(|(line, _)| line.starts_with("enable ")).unwrap_or(("", file));
     let (shared, _) = file.split_once("\nkernel ")?;
     let start = file.find(&format!("\nkernel {kernel}("))? + 1;
     let own = &file[start..];
@@ -40,8 +43,9 @@ pub(super) fn expand(
     let (head, body) = own.split_once(") {")?;
     let (_, parameters) = head.split_once('(')?;
     let threads = variant.size("THREADS").unwrap_or(THREADS);
-    let mut text =
-        format!("const THREADS: u32 = {threads}u;\nconst PER_ROW: u32 = {per_row}u;\n{PRELUDE}");
+    let mut text = format!(
+        "{enable}\nconst THREADS: u32 = {threads}u;\nconst PER_ROW: u32 = {per_row}u;\n{PRELUDE}"
+    );
     for (name, value) in variant.sizes.iter().filter(|(name, _)| *name != "THREADS") {
         writeln!(text, "const {name}: u32 = {value}u;").ok()?;
     }

@@ -16,8 +16,14 @@ use super::{
     ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, PER_ROW,
     Source, Trouble, Variant, adapters,
 };
-use crate::ops::count_not_finite;
-use crate::{ComputeError, Device, Dtype, Filled, Kind, Part, Result, Tag, fill_all};
+use crate::ops::{AdamW, Attention, Linear, Moments, adamw, count_not_finite};
+use crate::{
+    ComputeError, Device, Dtype, Filled, Gradients, Kind, Params, Part, Result, Shape, Tag, Tape,
+    Var, fill_all,
+};
+
+/// An op of one tensor.
+type Forward<'a> = &'a dyn Fn(&Tape<'_>, &Var) -> Result<Var>;
 
 /// The oldest language of Metal that kernels must be possible in. Taken: that of macOS 12, the first of all
 /// that run on every chip of Apple's own.
@@ -65,7 +71,9 @@ fn variants() -> [Variant; 3] {
 /// What a kernel asks of a GPU: its tensors, the bytes of its arguments, and of memory that a group shares.
 fn needs(text: &str) -> (String, usize, usize) {
     let module = wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
-    let mut validator = Validator::new(ValidationFlags::all(), CAPABILITIES);
+    let is_by_units = text.starts_with("enable wgpu_cooperative_matrix;");
+    let units = if is_by_units { Capabilities::COOPERATIVE_MATRIX } else { Capabilities::empty() };
+    let mut validator = Validator::new(ValidationFlags::all(), CAPABILITIES | units);
     let info = validator.validate(&module).unwrap_or_else(|e| panic!("{e:?}"));
     let mut sizes = Layouter::default();
     sizes.update(module.to_ctx()).unwrap();
@@ -86,30 +94,47 @@ fn every_kernel_can_be_said_in_metal() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
     for path in sources(&root) {
-        // What the texts of a folder begin with, if they share anything.
-        let shared = ["shared.wgsli", "lines.wgsli", "plain.wgsli"];
-        let shared =
-            shared.map(|name| fs::read_to_string(path.with_file_name(name)).unwrap_or_default());
-        let text = shared.concat() + &fs::read_to_string(&path).unwrap();
         let place = path.strip_prefix(&root).unwrap().display();
-        for line in text.lines().filter(|line| line.starts_with("kernel ")) {
-            let name = line["kernel ".len()..].split('(').next().unwrap();
-            let mut most = (0, 0, 0);
-            for variant in variants() {
-                let (text, tensors) = expand(&text, name, &variant, PER_ROW).unwrap();
-                let (metal, arguments, shared) = needs(&text);
-                assert!(metal.contains("kernel void"), "{place}: {name}");
-                most = (tensors, arguments, shared.max(most.2));
-            }
-            assert!(
-                most.0 <= LEAST_TENSORS && most.1 <= ARGUMENT_BYTES,
-                "{place}: {name} {most:?}"
-            );
-            assert!(most.2 <= LEAST_GROUP_BYTES, "{place}: {name} {most:?}");
-            writeln!(table, "{place} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
+        for (way, text) in texts(&path) {
+            table += &kernels(&text, &format!("{place}{way}"));
         }
     }
     expect_test::expect_file!["kernels.txt"].assert_eq(&table);
+}
+
+/// What a file is the end of: the texts of a folder may begin with what they share, and products are made in
+/// two ways.
+fn texts(path: &Path) -> Vec<(&'static str, String)> {
+    let read = |names: &[&str]| -> String {
+        names.iter().map(|name| fs::read_to_string(path.with_file_name(name)).unwrap()).collect()
+    };
+    let own = path.file_name().unwrap().to_str().unwrap();
+    let has = |name: &str| path.with_file_name(name).exists();
+    if has("units.wgsli") {
+        let enable = String::from("enable wgpu_cooperative_matrix;\n");
+        let by_units = enable + &read(&["lines.wgsli", "units.wgsli", own]);
+        return vec![("", read(&["lines.wgsli", "plain.wgsli", own])), (" by units", by_units)];
+    }
+    vec![("", if has("shared.wgsli") { read(&["shared.wgsli", own]) } else { read(&[own]) })]
+}
+
+/// A line for each kernel of a text, with what it asks for.
+fn kernels(text: &str, place: &str) -> String {
+    let mut table = String::new();
+    for line in text.lines().filter(|line| line.starts_with("kernel ")) {
+        let name = line["kernel ".len()..].split('(').next().unwrap();
+        let mut most = (0, 0, 0);
+        for variant in variants() {
+            let (text, tensors) = expand(text, name, &variant, PER_ROW).unwrap();
+            let (metal, arguments, shared) = needs(&text);
+            assert!(metal.contains("kernel void"), "{place}: {name}");
+            most = (tensors, arguments, shared.max(most.2));
+        }
+        assert!(most.0 <= LEAST_TENSORS && most.1 <= ARGUMENT_BYTES, "{place}: {name} {most:?}");
+        assert!(most.2 <= LEAST_GROUP_BYTES, "{place}: {name} {most:?}");
+        writeln!(table, "{place} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
+    }
+    table
 }
 
 #[test]
@@ -203,6 +228,63 @@ fn tensors_of_several_buffers_are_computed_with() {
     meta.tagged(Tag::Activations, || meta.alloc([1], Dtype::U32)).unwrap();
     assert_eq!(meta.usage().extent, device.usage().extent);
     drop(copies);
+}
+
+/// Bytes of all tensors of the kernels that some work is, as a multiple of the bytes that the ops say they must
+/// read and write. What is changed in place is both read and written: `again` bytes more.
+fn moved<T>(device: &Device, again: usize, work: impl FnOnce() -> Result<T>) -> (f64, T) {
+    let launched = &engine(device).launched;
+    let before = device.work();
+    launched.lock().unwrap().clear();
+    let made = work().unwrap();
+    // Tests poison memory; nobody else does.
+    let launched = launched.lock().unwrap();
+    let kernels = launched.iter().filter(|(kernel, _)| *kernel != "fill");
+    let bytes = again + kernels.map(|(_, bytes)| bytes).sum::<usize>();
+    (bytes as f64 / device.work().since(&before).bytes as f64, made)
+}
+
+#[test]
+fn kernels_read_and_write_little_more_than_they_must() {
+    let Some(device) = software(1 << 24) else { return };
+    let params = Params::default();
+    let normal =
+        |shape: &[usize]| device.normal(Shape::new(shape), Dtype::Bf16, 1.0, (1, 2)).unwrap();
+    let weight = Var::from(normal(&[640, 320]));
+    let ones = Var::from(device.normal([640], Dtype::F32, 1.0, (1, 2)).unwrap());
+    let full = Attention::full(5, 64);
+    // Gradients of queries and of keys are found by two kernels, so that nothing is added up in an order that
+    // changes: both read the queries, keys, values and the gradient.
+    let ops: [(&str, f64, &[usize], Forward<'_>); 4] = [
+        ("linear", 1.01, &[256, 320], &|tape, x| tape.linear(x, Linear::new(&weight))),
+        ("attention", 1.6, &[2, 128, 320], &|tape, x| tape.attention(x, x, x, full)),
+        ("layer norm", 1.01, &[256, 640], &|tape, x| {
+            tape.layer_norm(x, Some(&ones), Some(&ones), 1e-6)
+        }),
+        ("rms norm", 1.01, &[256, 640], &|tape, x| tape.rms_norm(x, Some(&ones), 1e-6)),
+    ];
+    for (name, most, shape, op) in ops {
+        let tape = Tape::training(&device, &params, 1);
+        let x = tape.leaf(normal(shape));
+        let (share, y) = moved(&device, 0, || op(&tape, &x));
+        assert!((1.0..1.02).contains(&share), "{name}: {share}");
+        let gradient = normal(y.shape().sizes());
+        let back = || tape.backward_from(y, gradient, &mut Gradients::default()).map(drop);
+        let (share, ()) = moved(&device, 0, back);
+        assert!((1.0..most).contains(&share), "{name} backward: {share}");
+    }
+}
+
+#[test]
+fn a_step_of_adamw_reads_and_writes_what_it_must() {
+    let Some(device) = software(1 << 20) else { return };
+    let zeros = || device.zeros([4096], Dtype::F32).unwrap();
+    let mut state = [Moments { first: zeros(), second: zeros() }];
+    let (mut params, gradient) = ([zeros()], zeros());
+    let again = 3 * gradient.bytes();
+    let step = || adamw(&mut params, &[Some(&gradient)], &mut state, AdamW::default(), None);
+    let (share, ()) = moved(&device, again, step);
+    assert!((share - 1.0).abs() < 1e-9, "{share}");
 }
 
 /// A device that shares its adapter with nobody, to be broken.

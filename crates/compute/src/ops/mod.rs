@@ -33,6 +33,7 @@ pub use cross_entropy::IGNORED;
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
+pub(crate) use matmul::units_agree;
 pub use optimizer::{
     AdamW, Clip, Codes, Moments, Moments8, Muon, adamw, adamw_8bit, count_not_finite, ema,
     global_norm, momentum, muon,

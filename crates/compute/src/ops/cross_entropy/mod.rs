@@ -44,7 +44,7 @@ const FEWEST_ROWS: usize = 256;
 /// Columns of a piece of the logits. Chosen: as deep as products are elsewhere, since the gradient of x
 /// sums over them.
 const COLUMNS: usize = 2048;
-const COLUMNS_ON_CARD: usize = 8192;
+const COLUMNS_ON_CARD: usize = 32_768;
 /// Operations per logit, for the tally; an exponential counts as ten.
 const FLOPS: usize = 13;
 

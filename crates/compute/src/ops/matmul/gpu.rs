@@ -2,9 +2,11 @@
 //! product, which adapters are, is summed up with the first before anything is rounded.
 
 use super::{Data, MatMul, Matrix, Product};
+use crate::device::Engine;
 use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
+use crate::op::Place;
 use crate::quantised::gpu::{dequantise, parts};
-use crate::{Dtype, Quantisation, Quantised, Tensor};
+use crate::{Device, Dtype, Quantisation, Quantised, Result, Tensor};
 
 const KERNELS: Source = Source {
     name: "matmul",
@@ -15,6 +17,24 @@ const KERNELS: Source = Source {
     ),
 };
 
+const BY_UNITS: Source = Source {
+    name: "matmul by units",
+    text: concat!(
+        "enable wgpu_cooperative_matrix;\n",
+        include_str!("lines.wgsli"),
+        include_str!("units.wgsli"),
+        include_str!("kernels.wgsl")
+    ),
+};
+/// Rows and columns of a group by units, and its threads; as in the text.
+const UNITS_SIDE: usize = 64;
+const UNITS_THREADS: usize = 128;
+/// Rows and columns at least. Chosen: of fewer, most of a group would be idle.
+const UNITS_LEAST: usize = 32;
+/// How far units may be from plain kernels when they are tried. Chosen: some thousand times the rounding of
+/// sums of that size, and a thousandth of what a number in the wrong place changes.
+const UNITS_ERROR: f32 = 1e-3;
+
 /// Rows and columns of a thread, as in the text.
 const SIDE: usize = 8;
 /// Threads of a group. Chosen: those of two rows of 32, with sixty-four by sixty-four numbers of the result.
@@ -24,9 +44,8 @@ const THREADS: usize = 64;
 const ENOUGH: usize = 8192;
 /// The same for a program on a processor of some cores, where threads that wait for each other are dear.
 const ENOUGH_SOFTWARE: usize = 128;
-/// Depth of a slice at least, and slices at most.
+/// Depth of a slice at least.
 const DEPTH: usize = 64;
-const MOST_SLICES: usize = 16;
 
 /// Floats of workspace: a quantised left factor, which only a change of adapters asks for, is copied.
 pub fn floats(work: &MatMul<'_>) -> usize {
@@ -78,24 +97,18 @@ fn run(
         second.map(|second| (second.left.tensor(), second.right.tensor())).unzip();
     let (second_inner, second_scale) =
         second.map_or((0, 0.0), |second| (second.left.columns(), second.scale));
-    let second_code = second.map_or(0, |second| 1 + usize::from(second.right.transposed));
-    let second_width = second.map_or(0, |second| second.right.tensor().shape().width());
     let layout = Layout::new(gpu, rows, columns, inner);
     let out = work.out;
-    let is_wide_factor = |matrix: &Matrix<'_>, tensor| is_wide(matrix.width(), &[Some(tensor)]);
     let before = work.before_activation.as_deref();
     let variant = Variant::of(&[left_tensor.dtype(), right_format, out.dtype()])
-        .with("THREADS", THREADS)
+        .with("THREADS", layout.threads)
         .with("LEFT_T", left.transposed.into())
         .with("RIGHT_T", right.transposed.into())
-        .with("LEFT_WIDE", is_wide_factor(left, left_tensor).into())
-        .with("RIGHT_WIDE", is_wide_factor(right, right.tensor()).into())
+        .with("LEFT_WIDE", is_wide(left.width(), &[Some(left_tensor)]).into())
+        .with("RIGHT_WIDE", is_wide(right.width(), &[Some(right.tensor())]).into())
         .with("EVEN", (inner % SIDE == 0).into())
-        .with("SECOND", second_code)
-        .with(
-            "SECOND_WIDE",
-            is_wide(second_width | second_inner, &[second_left, second_right]).into(),
-        )
+        .with("SECOND", second.map_or(0, |second| 1 + usize::from(second.right.transposed)))
+        .with("SECOND_WIDE", second.is_none_or(is_wide_product).into())
         .with("WIDE", is_wide(columns, &[Some(out), before, work.bias]).into())
         .with("SLICES", layout.slices)
         .with("SHARED", if layout.slices == 1 { 1 } else { THREADS })
@@ -105,11 +118,18 @@ fn run(
     let numbers = arguments![rows, columns, inner, *scale, second_inner, second_scale];
     let rest = arguments![layout.beside, work.add];
     let arguments = [&arguments![left_tensor][..], &right_arguments, &tensors, &numbers, &rest];
-    gpu.launch(&KERNELS, kernel, &variant, layout.groups, &arguments.concat());
+    gpu.launch(layout.source, kernel, &variant, layout.groups, &arguments.concat());
+}
+
+/// Whether both factors can be read by whole eights.
+fn is_wide_product(Product { left, right, .. }: &Product<'_>) -> bool {
+    is_wide(left.width(), &[Some(left.tensor())]) && is_wide(right.width(), &[Some(right.tensor())])
 }
 
 /// How a result is shared among threads.
 struct Layout {
+    source: &'static Source,
+    threads: usize,
     /// Blocks of a group that lie beside each other.
     beside: usize,
     /// Threads that share a block, each with a part of the depth.
@@ -119,21 +139,58 @@ struct Layout {
 
 impl Layout {
     fn new(gpu: &Gpu, rows: usize, columns: usize, inner: usize) -> Self {
-        let (down, across) = (rows.div_ceil(SIDE), columns.div_ceil(SIDE));
-        let enough = if gpu.is_software() { ENOUGH_SOFTWARE } else { ENOUGH };
-        let mut slices = 1;
-        while 2 * slices * down * across <= enough
-            && 2 * slices * DEPTH <= inner
-            && slices < MOST_SLICES
-        {
-            slices *= 2;
+        if gpu.by_units() && rows.min(columns) >= UNITS_LEAST {
+            let groups = rows.div_ceil(UNITS_SIDE) * columns.div_ceil(UNITS_SIDE);
+            let (beside, slices) = (1, 1);
+            return Self { source: &BY_UNITS, threads: UNITS_THREADS, beside, slices, groups };
         }
+        let (down, across) = (rows.div_ceil(SIDE), columns.div_ceil(SIDE));
+        let slices = slices(gpu, down * across, inner);
         let places = THREADS / slices;
         let groups = |beside: &usize| across.div_ceil(*beside) * down.div_ceil(places / beside);
         let fits = [8, 4, 2, 1].into_iter().filter(|beside| *beside <= places);
         let beside = fits.min_by_key(groups).expect("one block fits beside nothing");
-        Self { beside, slices, groups: groups(&beside) }
+        Self { source: &KERNELS, threads: THREADS, beside, slices, groups: groups(&beside) }
     }
+}
+
+/// Into how many slices the depth of so many blocks is cut.
+fn slices(gpu: &Gpu, blocks: usize, inner: usize) -> usize {
+    let enough = if gpu.is_software() { ENOUGH_SOFTWARE } else { ENOUGH };
+    let powers = [16, 8, 4, 2].into_iter();
+    powers.filter(|slices| slices * blocks <= enough && slices * DEPTH <= inner).max().unwrap_or(1)
+}
+
+/// Whether matrix units multiply as plain kernels do, in each way that factors can lie.
+pub fn units_agree(device: &Device) -> Result<bool> {
+    let Engine::Gpu(gpu) = device.engine() else { return Ok(false) };
+    let tensor = |rows, width, stream| device.normal([rows, width], Dtype::Bf16, 1.0, (7, stream));
+    let (left, right) =
+        ([tensor(70, 88, 1)?, tensor(88, 70, 2)?], [tensor(88, 76, 3)?, tensor(76, 88, 4)?]);
+    for (is_left_turned, is_right_turned) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let turn = |tensor, is_turned| {
+            let matrix = Matrix::from(tensor);
+            if is_turned == 1 { matrix.t() } else { matrix }
+        };
+        let product = Product {
+            left: turn(&left[is_left_turned], is_left_turned),
+            right: turn(&right[is_right_turned], is_right_turned),
+            scale: 0.5,
+        };
+        let multiplied = |by_units: bool| -> Result<Vec<f32>> {
+            let mut out = device.alloc([70, 76], Dtype::F32)?;
+            gpu.use_units(by_units);
+            MatMul::new(&[product], &mut out).run(Place::new(device))?;
+            device.synchronise()?;
+            Ok(out.to_vec())
+        };
+        let (plain, units) = (multiplied(false)?, multiplied(true)?);
+        // A sum of 88 products of about one, each of which f32 has exactly.
+        if !plain.iter().zip(&units).all(|(a, b)| (a - b).abs() < UNITS_ERROR) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
 
 /// The kernel for a right factor, what it is given for it, its format, and whether that is fp8.

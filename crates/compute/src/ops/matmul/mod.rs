@@ -5,6 +5,8 @@ mod cpu;
 mod cuda;
 mod gpu;
 
+pub(crate) use gpu::units_agree;
+
 use super::{Activation, activation};
 use crate::device::{Engine, Kind};
 use crate::op::Place;
