@@ -56,8 +56,9 @@ const MOST_WORKSPACE: c_int = 1;
 /// Of A; those of B, C and D follow.
 const LEAST_ALIGNMENT: c_int = 5;
 
-/// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first.
-const N_CANDIDATES: u8 = 8;
+/// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first. Chosen:
+/// twice as many, since each kind of product is tried once.
+const N_CANDIDATES: u8 = 16;
 /// Times that each is run to be measured, after one that is not. Chosen: a product takes a tenth of a
 /// millisecond, and there are some dozen kinds of them in a model.
 const N_RUNS: usize = 4;

@@ -151,6 +151,18 @@ DEVICE float activation_slope(int kind, float x) {
     }
 }
 
+// Both at once.
+DEVICE void activation_and_slope(int kind, float x, float& y, float& slope) {
+    if (kind == SILU) {
+        float s = sigmoid(x);
+        y = x * s;
+        slope = s + y * (1.0f - s);
+    } else {
+        y = activation(kind, x);
+        slope = activation_slope(kind, x);
+    }
+}
+
 // Philox4x32-10, as in `random.rs`: the word at a place of a stream.
 DEVICE u32 random_word(u64 seed, u64 stream, u64 index) {
     u32 key[2] = {(u32)seed, (u32)(seed >> 32)};

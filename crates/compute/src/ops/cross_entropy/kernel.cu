@@ -3,26 +3,26 @@
 
 #define IGNORED 0xffffffffu
 
+// Where nothing is above minus infinity yet, any finite centre gives the right sum: zero.
+DEVICE float finite(float most) { return most == -INFINITY ? 0.0f : most; }
+
 // A block for each row.
 KERNEL fold(const X* logits, const u32* targets, float* folds, u64 columns, u64 first) {
     u64 row = blockIdx.x;
     logits += row * columns;
     float* fold = folds + 3 * row;
-    float most = -INFINITY, some[P];
+    float most = -INFINITY, sum = 0.0f, some[P];
     for (u64 i = threadIdx.x * P; i < columns; i += blockDim.x * P) {
         load(logits + i, some);
-        for (int j = 0; j < P; j++) most = larger(most, some[j]);
+        float next = most;
+        for (int j = 0; j < P; j++) next = larger(next, some[j]);
+        sum *= expf(most - finite(next));
+        for (int j = 0; j < P; j++) sum += expf(some[j] - finite(next));
+        most = next;
     }
-    most = block_max(most);
     float before = first ? fold[0] : -INFINITY, sum_before = first ? fold[1] : 0.0f;
-    float largest = most > before || most != most ? most : before;
-    // Where nothing is above minus infinity yet, any finite centre gives the right sum: zero.
-    float center = largest == -INFINITY ? 0.0f : largest, sum = 0.0f;
-    for (u64 i = threadIdx.x * P; i < columns; i += blockDim.x * P) {
-        load(logits + i, some);
-        for (int j = 0; j < P; j++) sum += expf(some[j] - center);
-    }
-    sum = block_sum(sum);
+    float largest = larger(before, block_max(most)), center = finite(largest);
+    sum = block_sum(sum * expf(most - center));
     if (threadIdx.x) return;
     u64 target = targets[row];
     float kept = first ? fold[2] : -INFINITY;

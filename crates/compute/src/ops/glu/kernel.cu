@@ -15,15 +15,16 @@ KERNEL glu(const X* gate, const X* up, X* y, u64 packs, int kind) {
 KERNEL glu_backward(const X* gate, const X* up, X* gradient, Y* out, u64 packs, int kind, int add) {
     u64 at = thread() * P;
     if (at >= packs * P) return;
-    float g[P], u[P], d[P];
+    float g[P], u[P], d[P], slopes[P];
     load(gate + at, g);
     load(gradient + at, d);
+    for (int i = 0; i < P; i++) activation_and_slope(kind, g[i], g[i], slopes[i]);
     if (out) {
-        for (int i = 0; i < P; i++) u[i] = activation(kind, g[i]) * d[i];
-        store(u, out + at, add);
+        for (int i = 0; i < P; i++) g[i] *= d[i];
+        store(g, out + at, add);
     }
     if (!up) return;
     load(up + at, u);
-    for (int i = 0; i < P; i++) d[i] *= activation_slope(kind, g[i]) * u[i];
+    for (int i = 0; i < P; i++) d[i] *= slopes[i] * u[i];
     store(d, gradient + at, 0);
 }
