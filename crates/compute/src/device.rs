@@ -288,6 +288,16 @@ impl Device {
         self.state().arena.restart_peak();
     }
 
+    /// Kernels that a card or another GPU was given so far, calls of its libraries among them; nothing on a
+    /// processor.
+    pub fn launches(&self) -> Option<u64> {
+        match self.engine() {
+            Engine::Meta | Engine::Cpu(_) => None,
+            Engine::Cuda(cuda) => Some(cuda.launches()),
+            Engine::Gpu(gpu) => Some(gpu.launches()),
+        }
+    }
+
     /// Arithmetic so far.
     pub fn work(&self) -> Work {
         let mut tally = self.tally();

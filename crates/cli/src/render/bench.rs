@@ -50,6 +50,9 @@ pub fn step(figures: &step::Figures) -> String {
         figures.ms_median, figures.ms_min, figures.cpu_ms_median, figures.gflop_per_s
     );
     page.row("step", PLAIN, &time);
+    if let Some(launches) = figures.launches {
+        page.row("launches", PLAIN, &format!("{launches} kernels a step"));
+    }
     page.row("loss", PLAIN, &format!("{:.6} → {:.6}", figures.loss_first, figures.loss_last));
     let kept =
         if figures.peak_bytes == figures.plan_bytes { "as planned" } else { "not as planned" };

@@ -25,6 +25,7 @@ mod nvrtc;
 mod tests;
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
@@ -53,6 +54,8 @@ pub(crate) struct Cuda {
     bounce: Bounce,
     /// Where each lies, and its bytes.
     tables: Mutex<HashMap<&'static str, (u64, usize)>>,
+    /// Kernels that were started, and libraries that were asked.
+    launches: AtomicU64,
     fault: Mutex<Option<ComputeError>>,
     driver: Arc<Driver>,
 }
@@ -71,7 +74,8 @@ impl Cuda {
         let memory = Memory::reserve(&driver, limit_bytes)?;
         let (tables, fault, bounce) = (Mutex::default(), Mutex::default(), Bounce::default());
         let cudnn = OnceLock::new();
-        Ok(Self { kernels, blas, cudnn, memory, bounce, tables, fault, driver })
+        let launches = AtomicU64::new(0);
+        Ok(Self { kernels, blas, cudnn, memory, bounce, tables, launches, fault, driver })
     }
 
     /// Where the arena starts.
@@ -114,6 +118,7 @@ impl Cuda {
         if grid.blocks.contains(&0) {
             return;
         }
+        self.count_launch();
         let started = self.kernels.get(&self.driver, source, function, variant).and_then(|found| {
             let mut values: Vec<u64> = arguments.iter().map(|argument| argument.0).collect();
             self.driver.launch(found, grid.blocks, (grid.threads, grid.shared_bytes), &mut values)
@@ -128,6 +133,7 @@ impl Cuda {
 
     /// Multiplies; see [`Gemm`].
     pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
+        self.count_launch();
         self.note(self.driver.bind());
         self.note(self.blas.multiply(&self.driver, gemm, factors));
     }
@@ -154,8 +160,18 @@ impl Cuda {
         let Some(plan) = made.as_ref().filter(|plan| plan.workspace <= most_workspace) else {
             return false;
         };
+        self.count_launch();
         self.note(run(cudnn, plan));
         true
+    }
+
+    fn count_launch(&self) {
+        self.launches.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Kernels that were started and libraries that were asked so far.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
     }
 
     /// Copies a host's numbers to a tensor's.

@@ -19,7 +19,7 @@ mod template;
 mod tests;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
 pub use adapter::{Adapter, AdapterKind, Choice, Offers, adapter, adapters};
@@ -101,7 +101,9 @@ pub(crate) struct Gpu {
     by_units: AtomicBool,
     /// Bytes written since the queue was last sent off.
     waiting: Mutex<usize>,
-    /// Each kernel that was started, and the bytes of its tensors.
+    /// Kernels that were started.
+    launches: AtomicU64,
+    /// Each of them, and the bytes of its tensors.
     #[cfg(test)]
     pub launched: Mutex<Vec<(&'static str, usize)>>,
     /// What went wrong here; what did for all is noted where the adapter is open.
@@ -134,11 +136,17 @@ impl Gpu {
             nothing,
             by_units,
             waiting,
+            launches: AtomicU64::new(0),
             #[cfg(test)]
             launched: Mutex::default(),
             fault,
         };
         Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
+    }
+
+    /// Kernels that were started so far.
+    pub fn launches(&self) -> u64 {
+        self.launches.load(Ordering::Relaxed)
     }
 
     /// Whether it is a program on the processor, to which other sizes of work are best.
@@ -232,6 +240,7 @@ impl Gpu {
         if groups == 0 {
             return;
         }
+        self.launches.fetch_add(1, Ordering::Relaxed);
         #[cfg(test)]
         let bytes = arguments.iter().map(Argument::bytes).sum();
         #[cfg(test)]

@@ -89,6 +89,8 @@ pub struct Figures {
     pub ms_min: f64,
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
+    /// Kernels that a card or another GPU is given in a run.
+    pub launches: Option<u64>,
     /// The arena's reach, and what it was planned to be.
     pub peak_bytes: usize,
     pub plan_bytes: usize,
@@ -157,8 +159,9 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
     let rss_before_bytes = machine::process::peak_resident();
     let device = engine.open(plan_bytes)?;
     let mut model = case.prepare(&device, dtype, how)?;
-    let mut times = Vec::new();
+    let (mut times, mut before) = (Vec::new(), None);
     for round in 0..WARM_UP + arguments.repeats as usize {
+        before = device.launches();
         let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
             model.run()?;
             Ok(device.synchronise()?)
@@ -173,6 +176,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
         gflop_per_s: flops as f64 / ms_median / 1e6,
+        launches: device.launches().zip(before).map(|(after, before)| after - before),
         peak_bytes: device.usage().extent,
         plan_bytes,
         streamed_bytes: device.host_bytes(),

@@ -73,6 +73,8 @@ pub struct Figures {
     /// Processor time over threads.
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
+    /// Kernels that a card or another GPU is given in a step.
+    pub launches: Option<u64>,
     /// What the arena reached up to.
     pub peak_bytes: usize,
     /// The same as the shape-only engine predicted it.
@@ -117,9 +119,9 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let rss_before_bytes = machine::process::peak_resident();
     let device = arguments.engine.open(plan.extent)?;
     let mut job = job(&device)?;
-    let mut losses = Vec::new();
-    let mut times = Vec::new();
+    let (mut losses, mut times, mut before) = (Vec::new(), Vec::new(), None);
     for step in 0..WARM_UP + arguments.steps as usize {
+        before = device.launches();
         let (time, loss) = Timed::of(threads, || -> Result<_, Failure> {
             let loss = job.step()?;
             device.synchronise()?;
@@ -141,6 +143,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
         gflop_per_s: flops as f64 / ms_median / 1e6,
+        launches: device.launches().zip(before).map(|(after, before)| after - before),
         peak_bytes: usage.extent,
         plan_bytes: plan.extent,
         peak_in_use_bytes: usage.peak,
