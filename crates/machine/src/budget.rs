@@ -6,11 +6,11 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::Machine;
 use crate::gpu::{AppleGpu, Capability, Gpu, NvidiaCard};
 use crate::hardware::{CudaVersion, Feature, OLDEST_CAPABILITY, cpu_features, nvidia_class};
 use crate::memory::Memory;
 use crate::reading::{Bytes, Unknown};
+use crate::{Machine, NvidiaStack};
 
 /// What hearth plans with.
 #[derive(Clone, Debug, Serialize)]
@@ -101,7 +101,8 @@ pub fn budget(machine: &Machine) -> Budget {
         Gpu::Nvidia(card) => Some((usable(machine, card).ok()?, card)),
         Gpu::Apple(_) => None,
     });
-    if let Some((index, card)) = cards.min_by_key(|(index, _)| *index) {
+    let first = cards.min_by_key(|(index, _)| *index).filter(|_| has_libraries(machine));
+    if let Some((index, card)) = first {
         return Budget {
             device: Device::Cuda(index),
             why: "the first card that CUDA offers".into(),
@@ -127,6 +128,12 @@ pub fn budget(machine: &Machine) -> Budget {
         threads,
         features: cpu_features(&machine.cpu),
     }
+}
+
+/// Whether the libraries are there that a card cannot compute without.
+fn has_libraries(machine: &Machine) -> bool {
+    let has_both = |stack: &NvidiaStack| stack.nvrtc.known().and(stack.cublaslt.known()).is_some();
+    machine.nvidia.as_ref().is_some_and(has_both)
 }
 
 /// Why a card is left alone.
@@ -289,7 +296,21 @@ mod tests {
         ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\n");
     const NVML: (&str, &str) = ("nvml", "driver: 580.95.05\ncuda: 13.0\ncards: 1\n");
     const CUDA: (&str, &str) = ("cuda", "cuda: 13.0\ncards: 1\n");
+    const LIBRARIES: (&str, &str) = ("cuda libraries", "nvrtc: 13.0\ncublaslt: 13.1.0\n");
     const ADDRESS: &str = "pci_bus_id: 0000:01:00.0\n";
+
+    #[test]
+    fn a_card_without_its_libraries_leaves_the_work_to_the_processor() {
+        let card = format!("{ADDRESS}compute_capability: 8.6\nintegrated: 0\n");
+        for (libraries, device) in [
+            (LIBRARIES.1, Device::Cuda(0)),
+            ("nvrtc: 13.0\ncublaslt: ? not found\n", Device::Cpu),
+            ("nvrtc: ? not found\ncublaslt: 13.1.0\n", Device::Cpu),
+        ] {
+            let answers = [MEMORY, CUDA, ("cuda libraries", libraries), ("cuda card 0", &card)];
+            assert_eq!(decide(&answers).device, device, "{libraries}");
+        }
+    }
 
     #[test]
     fn the_processor_gets_what_is_free_less_a_share() {
@@ -336,8 +357,14 @@ mod tests {
             format!("{ADDRESS}memory_total_bytes: 25757220864\nmemory_free_bytes: 25000000000\n");
         for (integrated, bound) in [("0", Bound::CardMemory), ("1", Bound::MainMemory)] {
             let cuda_card = facts(integrated);
-            let budget =
-                decide(&[MEMORY, NVML, CUDA, ("nvml card 0", &card), ("cuda card 0", &cuda_card)]);
+            let budget = decide(&[
+                MEMORY,
+                NVML,
+                CUDA,
+                LIBRARIES,
+                ("nvml card 0", &card),
+                ("cuda card 0", &cuda_card),
+            ]);
             assert_eq!(budget.device, Device::Cuda(0));
             assert_eq!(budget.memory.unwrap().bound_by, bound);
         }
@@ -348,7 +375,7 @@ mod tests {
         let check = |capability: &str, cuda: &str, device| {
             let facts = format!("{ADDRESS}compute_capability: {capability}\nintegrated: 0\n");
             let library = format!("cuda: {cuda}\ncards: 1\n");
-            let budget = decide(&[MEMORY, ("cuda", &library), ("cuda card 0", &facts)]);
+            let budget = decide(&[MEMORY, LIBRARIES, ("cuda", &library), ("cuda card 0", &facts)]);
             assert_eq!(budget.device, device, "capability {capability}, CUDA {cuda}");
         };
         check("8.6", "12.0", Device::Cuda(0));
