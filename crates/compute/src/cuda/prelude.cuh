@@ -44,10 +44,13 @@ template <> DEVICE f16 from_f32<f16>(float x) {
 // P numbers that lie beside each other.
 template <class T> struct alignas(P * sizeof(T) < 16 ? P * sizeof(T) : 16) Pack { T numbers[P]; };
 
-template <class T> DEVICE void load(const T* from, float (&to)[P]) {
-    Pack<T> raw = *(const Pack<T>*)from;
+template <class T> DEVICE void unpack(const Pack<T>& from, float (&to)[P]) {
 #pragma unroll
-    for (int i = 0; i < P; i++) to[i] = to_f32(raw.numbers[i]);
+    for (int i = 0; i < P; i++) to[i] = to_f32(from.numbers[i]);
+}
+
+template <class T> DEVICE void load(const T* from, float (&to)[P]) {
+    unpack(*(const Pack<T>*)from, to);
 }
 
 template <class T> DEVICE void store(const float (&from)[P], T* to, int add) {
@@ -117,15 +120,16 @@ DEVICE float block_max(float x) {
 DEVICE u64 place(int pack) { return (pack * blockDim.x + threadIdx.x) * P; }
 
 // All loads are under way before the first is needed. Beyond the row there are zeros.
-template <class T> DEVICE void hold(const T* row, u64 width, float (&to)[D][P]) {
+template <class T> DEVICE void fetch(const T* row, u64 width, Pack<T> (&to)[D]) {
 #pragma unroll
-    for (int k = 0; k < D; k++) {
-        if (place(k) < width) {
-            load(row + place(k), to[k]);
-        } else {
-            for (int i = 0; i < P; i++) to[k][i] = 0.0f;
-        }
-    }
+    for (int k = 0; k < D; k++) to[k] = place(k) < width ? *(const Pack<T>*)(row + place(k)) : Pack<T>{};
+}
+
+template <class T> DEVICE void hold(const T* row, u64 width, float (&to)[D][P]) {
+    Pack<T> raw[D];
+    fetch(row, width, raw);
+#pragma unroll
+    for (int k = 0; k < D; k++) unpack(raw[k], to[k]);
 }
 
 // The sums of two numbers over a block, known to all its threads. Steps take turns at two rooms, so that none

@@ -50,7 +50,12 @@ impl Tape<'_> {
             return Ok(x.clone());
         }
         let y = forward(op.place, x.tensor(), weight.map(Var::tensor), &form)?;
-        let result = self.with_remake(op.result(y), || again(x, weight, form.clone()));
+        let result = op.result(y);
+        // Without a norm nobody needs x any more, and the result takes no more memory than it.
+        let result = match weight {
+            Some(weight) => self.with_remake(result, || again(x, weight, form.clone())),
+            None => result,
+        };
         if !self.tracks(&inputs([Some(x), weight])) {
             return Ok(result);
         }
@@ -96,16 +101,11 @@ struct Form {
     rope: Option<(Tensor, Pairs)>,
 }
 
-fn again(x: &Var, weight: Option<&Var>, form: Form) -> Remake {
-    let (x, mut needs) = x.held();
-    let weight = weight.map(|weight| {
-        let (weight, more) = weight.held();
-        needs.extend(more);
-        weight
-    });
+fn again(x: &Var, weight: &Var, form: Form) -> Remake {
+    let ((x, mut needs), (weight, more)) = (x.held(), weight.held());
+    needs.extend(more);
     Remake::new(needs, move |place| {
-        let weight = weight.as_ref().map(|weight| weight.get(place)).transpose()?;
-        forward(place, &x.get(place)?, weight.as_ref(), &form)
+        forward(place, &x.get(place)?, Some(&weight.get(place)?), &form)
     })
 }
 

@@ -28,14 +28,17 @@ KERNEL rms_norm(const X* x, const float* weight, X* y, u64 width, float epsilon)
 
 // With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse, if it has a place; and if there is
 // room for shares of it, that of the weight: each block has every so many-th row, and sums up gradient * xn.
-KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u64 rows,
-                         u64 width, float epsilon, int add) {
-    float a[D][P], g[D][P], w[P], share[D][P] = {};
-    int step = 0;
-    for (u64 row = blockIdx.x; row < rows; row += gridDim.x, step ^= 1) {
+// Sizes of 32 bits leave room for one block more on each processor.
+KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u32 rows,
+                         u32 width, float epsilon, int add) {
+    float a[D][P], g[D][P], w[P], o[P], share[D][P] = {};
+    for (u32 row = blockIdx.x, step = 0; row < rows; row += gridDim.x, step ^= 1) {
+        u64 at = (u64)row * width;
+        Pack<Y> before[D] = {};
+        hold(x + at, width, a);
+        hold(gradient + at, width, g);
+        if (out && add) fetch(out + at, width, before);
         float squares = 0.0f, along = 0.0f;
-        hold(x + row * width, width, a);
-        hold(gradient + row * width, width, g);
 #pragma unroll
         for (int k = 0; k < D; k++) {
             if (place(k) >= width) continue;
@@ -51,12 +54,13 @@ KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* 
         for (int k = 0; k < D; k++) {
             if (place(k) >= width) continue;
             factors(weight, k, w);
+            unpack(before[k], o);
             for (int i = 0; i < P; i++) {
                 a[k][i] *= inverse;
                 share[k][i] += g[k][i] * a[k][i];
-                g[k][i] = (g[k][i] * w[i] - a[k][i] * slope) * inverse;
+                g[k][i] = (g[k][i] * w[i] - a[k][i] * slope) * inverse + o[i];
             }
-            if (out) store(g[k], out + row * width + place(k), add);
+            if (out) store(g[k], out + at + place(k), 0);
         }
     }
     if (!shares) return;
