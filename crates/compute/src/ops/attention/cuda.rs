@@ -1,10 +1,10 @@
-//! Attention on a card: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of
-//! 64 or 128 numbers of 16 bits, and for all others in f32.
+//! Attention on a card: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of up
+//! to 128 numbers of 16 bits, and for all others in f32.
 
 use super::{Attention, Inputs, Sizes, fused};
 use crate::backward::Slot;
 use crate::cuda::cudnn::Cudnn;
-use crate::cuda::{Argument, Cuda, Grid, PlanKey, Source, Variant, arguments};
+use crate::cuda::{Argument, Cuda, Grid, PlanKey, Source, THREADS, Variant, arguments};
 use crate::device::Kind;
 use crate::{Dtype, Tensor};
 
@@ -51,7 +51,7 @@ pub fn forward(
     let [q, k, v] = inputs;
     let way = Way::new(sizes, &[q, k, v, out]);
     let arguments = [&arguments![q, k, v, out, statistics][..], &shape(sizes, how)].concat();
-    let grid = way.grid(sizes, sizes.queries, sizes.heads, way.forward_bytes(sizes));
+    let grid = way.forward_grid(sizes);
     way.launch(cuda, ["attention", "flash"], sizes, grid, &arguments);
 }
 
@@ -127,7 +127,7 @@ impl Own<'_> {
         let (sizes, way) = (self.sizes, self.way(slots));
         let dq = &mut slots[0];
         let written = arguments![&mut dq.tensor, dq.add];
-        let grid = way.grid(sizes, sizes.queries, sizes.heads, way.backward_bytes(sizes));
+        let grid = way.backward_grid(sizes, sizes.queries, sizes.heads);
         self.launch(way, ["attention_dq", "flash_dq"], grid, &written);
     }
 
@@ -135,7 +135,7 @@ impl Own<'_> {
         let (sizes, way) = (self.sizes, self.way(slots));
         let [_, dk, dv] = slots else { unreachable!("three gradients") };
         let written = arguments![&mut dk.tensor, &mut dv.tensor, dk.add, dv.add];
-        let grid = way.grid(sizes, sizes.keys, sizes.kv_heads, way.backward_bytes(sizes));
+        let grid = way.backward_grid(sizes, sizes.keys, sizes.kv_heads);
         self.launch(way, ["attention_dkv", "flash_dkv"], grid, &written);
     }
 
@@ -162,18 +162,21 @@ fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument; 10] {
     arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, first, relative]
 }
 
-/// Rows of a block of the matrix units, its warps, and rows of what it meets at a time: forward, and
-/// backward for heads of 64 and of 128. As in the kernels' text.
-const FLASH_ROWS: usize = 64;
-const FLASH_THREADS: u32 = 128;
+/// Of a block of the matrix units: rows of one band of its warps, and of what it meets at a time. As in the
+/// kernels' text.
+const FLASH_THREADS: usize = 128;
+const FLASH_BAND: usize = 64;
 const FLASH_TILE: usize = 64;
+/// Bytes that gradients of keys take to know of a query.
+const FLASH_KNOWN: usize = 16;
 
 /// Which kernels, and with what tiles.
 #[derive(Clone, Copy)]
 enum Way {
     /// In f32, so many rows at a time.
     Plain(usize),
-    Flash,
+    /// By the matrix units, for heads of up to so many numbers.
+    Flash(usize),
 }
 
 impl Way {
@@ -181,41 +184,39 @@ impl Way {
     fn new(sizes: Sizes, tensors: &[&Tensor]) -> Self {
         let is_fit =
             |tensor: &&Tensor| tensor.dtype() == sizes.dtype && tensor.address().is_multiple_of(16);
-        let is_wide = sizes.dtype != Dtype::F32 && [64, 128].contains(&sizes.d);
+        let is_wide = sizes.dtype != Dtype::F32 && sizes.d.is_multiple_of(8) && sizes.d <= 128;
         if is_wide && tensors.iter().all(is_fit) {
-            return Self::Flash;
+            return Self::Flash(if sizes.d <= 64 { 64 } else { 128 });
         }
         let products = |rows: usize| 2 * rows * (rows + 4) * size_of::<f32>();
         let fits = |rows: &usize| plain_bytes(sizes, 6, *rows) + products(*rows) <= SHARED_BYTES;
         Self::Plain([32, 16, 8, 4].into_iter().find(fits).unwrap_or(2))
     }
 
-    fn forward_bytes(self, sizes: Sizes) -> usize {
-        match self {
-            Self::Plain(rows) => plain_bytes(sizes, 4, rows),
-            // Two tiles of keys and of values, or before them the queries.
-            Self::Flash => 4 * FLASH_TILE * sizes.d * size_of::<u16>(),
-        }
-    }
-
-    fn backward_bytes(self, sizes: Sizes) -> usize {
-        match self {
-            Self::Plain(rows) => plain_bytes(sizes, 6, rows),
-            // Two tensors' own rows, and two tiles of two others.
-            Self::Flash => {
-                let tile = if sizes.d == 64 { FLASH_TILE } else { FLASH_TILE / 2 };
-                (2 * FLASH_ROWS + 4 * tile) * sizes.d * size_of::<u16>()
+    fn forward_grid(self, sizes: Sizes) -> Grid {
+        let (rows, threads, bytes) = match self {
+            Self::Plain(rows) => (rows, THREADS, plain_bytes(sizes, 4, rows)),
+            Self::Flash(d) => {
+                let rows = 2 * FLASH_BAND;
+                // The queries, and two tiles of keys and of values.
+                (rows, FLASH_THREADS, (rows + 4 * FLASH_TILE) * d * size_of::<u16>())
             }
-        }
+        };
+        grid(sizes, sizes.queries.div_ceil(rows), sizes.heads, (threads, bytes))
     }
 
-    fn grid(self, sizes: Sizes, rows: usize, heads: usize, shared_bytes: usize) -> Grid {
-        let (tile, threads) = match self {
-            Self::Plain(tile) => (tile, 256),
-            Self::Flash => (FLASH_ROWS, FLASH_THREADS),
+    /// For gradients of so many queries or keys.
+    fn backward_grid(self, sizes: Sizes, count: usize, heads: usize) -> Grid {
+        let (rows, threads, bytes) = match self {
+            Self::Plain(rows) => (rows, THREADS, plain_bytes(sizes, 6, rows)),
+            Self::Flash(d) => {
+                let rows = if d == 64 { 2 * FLASH_BAND } else { FLASH_BAND };
+                // Two tiles of two tensors each, through which two tensors' own rows pass first.
+                let tiles = 4 * FLASH_TILE * d * size_of::<u16>();
+                (rows, FLASH_THREADS, tiles + 2 * FLASH_TILE * FLASH_KNOWN)
+            }
         };
-        let blocks = [rows.div_ceil(tile) as u32, heads as u32, sizes.samples as u32];
-        Grid { blocks, threads, shared_bytes: shared_bytes as u32 }
+        grid(sizes, count.div_ceil(rows), heads, (threads, bytes))
     }
 
     /// Starts the one of two kernels that is meant.
@@ -230,9 +231,14 @@ impl Way {
         let of = |size| Variant { size, ..Variant::of(&[sizes.dtype]) };
         match self {
             Self::Plain(rows) => cuda.launch(&KERNELS, plain, of(rows), grid, arguments),
-            Self::Flash => cuda.launch(&FLASH, flash, of(sizes.d), grid, arguments),
+            Self::Flash(d) => cuda.launch(&FLASH, flash, of(d), grid, arguments),
         }
     }
+}
+
+fn grid(sizes: Sizes, blocks: usize, heads: usize, (threads, bytes): (usize, usize)) -> Grid {
+    let blocks = [blocks as u32, heads as u32, sizes.samples as u32];
+    Grid { blocks, threads: threads as u32, shared_bytes: bytes as u32 }
 }
 
 /// Of shared memory for `n` blocks of rows in f32.

@@ -1,21 +1,26 @@
-// Attention for heads of D = 64 or 128 numbers of 16 bits, by the matrix units (mma.sync m16n8k16), after
-// Dao, "FlashAttention-2", arXiv 2307.08691. Layouts are those of `kernel.cu`.
+// Attention for heads of up to D = 64 or 128 numbers of 16 bits, by the matrix units (mma.sync m16n8k16), after
+// Dao, "FlashAttention-2", arXiv 2307.08691. Layouts are those of `kernel.cu`; d is a multiple of 8.
 //
-// A block has 4 warps; a warp has 16 rows of queries, or of keys where gradients of keys are found, and
-// meets the others a tile at a time. Tiles come to shared memory by cp.async, one ahead of the one at work.
-// Products stay in registers: a warp's weights are left factors of its next product as they lie.
+// A block has 4 warps; a warp has one or two bands of 16 rows of queries, or of keys where gradients of keys
+// are found, and meets the others a tile at a time. Tiles come to shared memory by cp.async, one ahead of the
+// one at work. Products stay in registers: a warp's weights are left factors of its next product as they lie.
 //
-// A thread g, t (its lane is 4 * g + t) has of a 16 by 8 tile of sums the numbers at rows g and g + 8, columns
-// 2 * t and 2 * t + 1.
+// A thread g, t (its lane is 4 * g + t) has of a 16 by 8 tile of sums four numbers c: two at row g, columns
+// 2 * t and 2 * t + 1, and two at row g + 8.
 
 #define WARPS 4
-#define ROWS (16 * WARPS)
 #define LOG2_E 1.44269504f
 #define LN_2 0.69314718f
-// Rows of what is met at a time: gradients leave less room in registers. Measured on an H200, 2026-11-16, B1
-// H24 N4352 d64 and N4608 d128: forward 213 and 236 TFLOP/s, backward 159 and 164; with 8 warps 132 and 146.
-#define FORWARD_TILE 64
-#define BACKWARD_TILE (D == 64 ? 64 : 32)
+// Rows of a tile.
+#define TILE 64
+// Bands of a warp, and of how many of a tile's rows products are found before they are used: as many as
+// registers allow. Measured on an H200, 2026-11-16, B1 H24 N4352, heads of 64 and of 128: forward 263 and 304
+// TFLOP/s, backward 231 and 238. With one band forward has 245 and 299, gradients of heads of 64 take 1.04 of
+// the time; with tiles of 32 rows all take 1.06 to 1.1.
+#define FORWARD_BANDS 2
+#define BACKWARD_BANDS (D == 64 ? 2 : 1)
+#define DQ_SLICE 32
+#define DKV_SLICE (32 / BACKWARD_BANDS)
 
 DEVICE float exp2_fast(float x) {
     float y;
@@ -29,22 +34,46 @@ DEVICE u32 shared_address(const void* at) {
     return address;
 }
 
-// Where 8 numbers of a tile's row lie: turned by the row, so that 8 rows are read without conflict.
-DEVICE u32 place(u32 tile, u32 row, u32 eighth) { return tile + (row * (D / 8) + (eighth ^ (row & 7))) * 16; }
+// The same number, but found anew at every turn of a loop: what follows from it shall not wait in registers.
+DEVICE u32 anew(u32 x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
 
-// Starts to copy rows of a head; those that are not there become zeros.
-template <int N> DEVICE void fetch(u32 tile, const X* from, u64 row_width, u64 count) {
-#pragma unroll
-    for (int i = threadIdx.x; i < N * (D / 8); i += 32 * WARPS) {
-        u32 row = i / (D / 8), eighth = i % (D / 8), bytes = row < count ? 16 : 0;
-        const X* at = from + (row < count ? row : 0) * row_width + eighth * 8;
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place(tile, row, eighth)),
-                     "l"(at), "r"(bytes));
+// Where 8 numbers of a tile's row lie: turned by the row, so that 8 rows are read without conflict.
+DEVICE u32 place(u32 row, u32 eighth) { return row * (D * 2) + (eighth ^ (row & 7)) * 16; }
+
+// A place of a tile, two eighths further for each step.
+DEVICE u32 stepped(u32 at, int step) { return at ^ (step * 32); }
+
+// Starts to copy 4 or 16 bytes; what is not there becomes zeros.
+template <int BYTES> DEVICE void copy(u32 to, const void* from, bool is_there) {
+    u32 bytes = is_there ? BYTES : 0;
+    if (BYTES == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(to), "l"(from), "r"(bytes));
     }
 }
 
-DEVICE void commit() { asm volatile("cp.async.commit_group;"); }
-template <int N> DEVICE void await() { asm volatile("cp.async.wait_group %0;" ::"n"(N)); }
+// Starts to copy N rows of a head, of which so many are there, of d numbers each.
+template <int N> DEVICE void fetch(u32 tile, const X* from, u64 row_width, u32 d, u32 count) {
+    constexpr int AT_ONCE = 32 * WARPS / (D / 8);
+    u32 row = threadIdx.x / (D / 8), eighth = threadIdx.x % (D / 8), to = tile + place(row, eighth);
+    const X* at = from + row * row_width + eighth * 8;
+    if (eighth * 8 >= d) count = 0;
+#pragma unroll
+    for (int i = 0; i < N; i += AT_ONCE) {
+        copy<16>(to + i * D * 2, at, row + i < count);
+        at += AT_ONCE * row_width;
+    }
+}
+
+// What was fetched is there for all, and nobody needs what lies where the next will.
+DEVICE void await() {
+    asm volatile("cp.async.wait_all;");
+    __syncthreads();
+}
 
 struct Left { u32 r[4]; };
 struct Sums { float c[4]; };
@@ -58,92 +87,106 @@ DEVICE void load_transposed(u32 at, u32 (&r)[4]) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
-// 16 rows and the 16 numbers from 16 * step on, as a left factor.
-DEVICE void load_left(u32 tile, u32 first, int step, Left& left) {
-    load_matrices(place(tile, first + lane() % 16, 2 * step + lane() / 16), left.r);
-}
+// A warp's rows as left factors, 16 numbers of a row at each step: kept in registers, or read when needed.
+template <int BANDS, bool IS_KEPT> struct Rows {
+    Left kept[IS_KEPT ? D / 16 : 1][BANDS];
+    u32 at;
 
-// The same of 16 rows as two right factors, of 8 columns each: rows become columns.
-DEVICE void load_columns(u32 tile, u32 first, int step, u32 (&r)[4]) {
-    load_matrices(place(tile, first + lane() % 8 + lane() / 16 * 8, 2 * step + lane() / 8 % 2), r);
-}
-
-// 16 rows as they are, of two eighths, as two right factors of 8 columns each.
-DEVICE void load_rows(u32 tile, u32 first, int eighth, u32 (&r)[4]) {
-    load_transposed(place(tile, first + lane() % 16, eighth + lane() / 16), r);
-}
-
-template <class T> DEVICE void mma(Sums& sums, const Left& a, u32 b0, u32 b1);
-template <> DEVICE void mma<bf16>(Sums& s, const Left& a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(s.c[0]), "+f"(s.c[1]), "+f"(s.c[2]), "+f"(s.c[3])
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b0), "r"(b1));
-}
-template <> DEVICE void mma<f16>(Sums& s, const Left& a, u32 b0, u32 b1) {
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-        "{%0,%1,%2,%3};"
-        : "+f"(s.c[0]), "+f"(s.c[1]), "+f"(s.c[2]), "+f"(s.c[3])
-        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b0), "r"(b1));
-}
-
-template <class T> DEVICE u32 pair(float low, float high);
-template <> DEVICE u32 pair<bf16>(float low, float high) {
-    u32 both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-template <> DEVICE u32 pair<f16>(float low, float high) {
-    u32 both;
-    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-
-// Products of a warp's 16 rows with N rows of a tile.
-template <int N> DEVICE void products(Sums (&sums)[N / 8], const Left (&left)[D / 16], u32 tile) {
+    DEVICE Rows(u32 tile, u32 first) : at(tile + place(first + lane() % 16, lane() / 16)) {
 #pragma unroll
-    for (int i = 0; i < N / 8; i++) sums[i] = {};
+        for (int step = 0; step < (IS_KEPT ? D / 16 : 0); step++) read(step, kept[step]);
+    }
+    DEVICE void read(int step, Left (&left)[BANDS]) const {
+#pragma unroll
+        for (int i = 0; i < BANDS; i++) load_matrices(stepped(at, step) + i * 16 * D * 2, left[i].r);
+    }
+    DEVICE void get(int step, Left (&left)[BANDS]) const {
+        if (!IS_KEPT) read(step, left);
+#pragma unroll
+        for (int i = 0; i < (IS_KEPT ? BANDS : 0); i++) left[i] = kept[step][i];
+    }
+};
+
+// X is called in instructions as it is here.
+#define TEXT_OF(x) #x
+#define TEXT(x) TEXT_OF(x)
+
+DEVICE void mma(Sums& s, const Left& a, u32 b0, u32 b1) {
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TEXT(X) "." TEXT(X) ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+        "{%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(s.c[0]), "+f"(s.c[1]), "+f"(s.c[2]), "+f"(s.c[3])
+        : "r"(a.r[0]), "r"(a.r[1]), "r"(a.r[2]), "r"(a.r[3]), "r"(b0), "r"(b1));
+}
+
+DEVICE u32 pair(float low, float high) {
+    u32 both;
+    asm("cvt.rn." TEXT(X) "x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+    return both;
+}
+
+// Products of a warp's rows with N rows of a tile.
+template <int BANDS, int N, bool IS_KEPT>
+DEVICE void products(Sums (&sums)[BANDS][N / 8], const Rows<BANDS, IS_KEPT>& rows, u32 tile) {
+    // 16 rows are two right factors, of 8 columns each: rows become columns.
+    u32 at = tile + place(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
+#pragma unroll
+    for (int i = 0; i < BANDS * (N / 8); i++) sums[i % BANDS][i / BANDS] = {};
 #pragma unroll
     for (int step = 0; step < D / 16; step++) {
+        Left left[BANDS];
+        rows.get(step, left);
 #pragma unroll
         for (int i = 0; i < N / 16; i++) {
             u32 r[4];
-            load_columns(tile, 16 * i, step, r);
-            mma<X>(sums[2 * i], left[step], r[0], r[1]);
-            mma<X>(sums[2 * i + 1], left[step], r[2], r[3]);
+            load_matrices(stepped(at, step) + i * 16 * D * 2, r);
+#pragma unroll
+            for (int band = 0; band < BANDS; band++) {
+                mma(sums[band][2 * i], left[band], r[0], r[1]);
+                mma(sums[band][2 * i + 1], left[band], r[2], r[3]);
+            }
         }
     }
 }
 
-// Adds weights [16, N] times N rows of a tile; the weights are rounded.
-template <int N> DEVICE void weigh(Sums (&sums)[D / 8], const Sums (&weights)[N / 8], u32 tile) {
+// Adds N rows of a tile, each by its weight; the weights are rounded.
+template <int BANDS, int N>
+DEVICE void weigh(Sums (&sums)[BANDS][D / 8], const Sums (&weights)[BANDS][N / 8], u32 tile) {
+    u32 at = tile + place(lane() % 16, lane() / 16);
 #pragma unroll
     for (int i = 0; i < N / 16; i++) {
-        const float *a = weights[2 * i].c, *b = weights[2 * i + 1].c;
-        Left left = {{pair<X>(a[0], a[1]), pair<X>(a[2], a[3]), pair<X>(b[0], b[1]), pair<X>(b[2], b[3])}};
+        Left left[BANDS];
+#pragma unroll
+        for (int band = 0; band < BANDS; band++) {
+            const float *a = weights[band][2 * i].c, *b = weights[band][2 * i + 1].c;
+            left[band] = {{pair(a[0], a[1]), pair(a[2], a[3]), pair(b[0], b[1]), pair(b[2], b[3])}};
+        }
 #pragma unroll
         for (int j = 0; j < D / 16; j++) {
             u32 r[4];
-            load_rows(tile, 16 * i, 2 * j, r);
-            mma<X>(sums[2 * j], left, r[0], r[1]);
-            mma<X>(sums[2 * j + 1], left, r[2], r[3]);
+            load_transposed(stepped(at, j) + i * 16 * D * 2, r);
+#pragma unroll
+            for (int band = 0; band < BANDS; band++) {
+                mma(sums[band][2 * j], left[band], r[0], r[1]);
+                mma(sums[band][2 * j + 1], left[band], r[2], r[3]);
+            }
         }
     }
 }
 
-// Writes or adds a warp's sums to rows of a head, scaled row by row.
-DEVICE void put_rows(const Sums (&sums)[D / 8], X* to, u64 row_width, u64 first, u64 count,
-                     float factor_a, float factor_b, int add) {
-    u32 g = lane() / 4, t = lane() % 4;
+// Writes or adds a warp's sums to rows of a head, times a factor.
+template <int BANDS>
+DEVICE void put_rows(const Sums (&sums)[BANDS][D / 8], X* to, u64 row_width, u32 d, u32 first, u32 count,
+                     float factor, int add) {
 #pragma unroll
-    for (int half = 0; half < 2; half++) {
-        u64 row = first + g + 8 * half;
+    for (int half = 0; half < 2 * BANDS; half++) {
+        u32 row = first + lane() / 4 + 8 * half;
         if (row >= count) continue;
-        float factor = half ? factor_b : factor_a;
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
-            u32* at = (u32*)(to + row * row_width + 8 * i + 2 * t);
-            float a = sums[i].c[2 * half] * factor, b = sums[i].c[2 * half + 1] * factor;
+            if (8 * i >= d) break;
+            u32* at = (u32*)(to + row * row_width + 8 * i + 2 * (lane() % 4));
+            const float* c = &sums[half / 2][i].c[half % 2 * 2];
+            float a = c[0] * factor, b = c[1] * factor;
             if (add) {
                 X low, high;
                 u32 before = *at;
@@ -152,8 +195,17 @@ DEVICE void put_rows(const Sums (&sums)[D / 8], X* to, u64 row_width, u64 first,
                 a += to_f32(low);
                 b += to_f32(high);
             }
-            *at = pair<X>(a, b);
+            *at = pair(a, b);
         }
+    }
+}
+
+// Does something with every number of a warp's sums: its band, its 8 columns, and which of a thread's four.
+template <int BANDS, int N, class Act> DEVICE void each(Act act) {
+#pragma unroll
+    for (int i = 0; i < N / 8; i++) {
+#pragma unroll
+        for (int j = 0; j < 4 * BANDS; j++) act(j / 4, i, j % 4);
     }
 }
 
@@ -167,279 +219,311 @@ DEVICE float quad_sum(float x) {
     return x + __shfl_xor_sync(~0u, x, 2);
 }
 
-extern __shared__ __align__(128) u8 shared[];
+// A block's queries of a head, and the keys that any of them sees.
+struct Queries {
+    u32 sample, head, first, count, begin, end;
+    u64 row_width, kv_width, own, others;
 
-// A block for each 64 queries, head and sample. Shared memory: two tiles of k and of v; the queries pass
-// through it first.
-extern "C" __global__ void __launch_bounds__(32 * WARPS, D == 64 ? 3 : 2)
-flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAMETERS) {
-    constexpr int N = FORWARD_TILE;
-    constexpr u32 TILE = N * D * 2;
-    Shape s = SHAPE;
-    u64 first = (u64)blockIdx.x * ROWS, head = blockIdx.y, sample = blockIdx.z;
-    u64 kv_head = head / (heads / kv_heads), count = queries - first < ROWS ? queries - first : ROWS;
-    u64 row_width = heads * d, kv_width = kv_heads * d, own = (sample * queries + first) * row_width + head * d;
-    u32 base = shared_address(shared), warp_row = threadIdx.x / 32 * 16, g = lane() / 4, t = lane() % 4;
-    Left left[D / 16];
-    fetch<ROWS>(base, q + own, row_width, count);
-    commit();
-    await<0>();
-    __syncthreads();
+    // The last are taken first, since they may see the most.
+    DEVICE Queries(const Shape& s, u32 rows)
+        : sample(blockIdx.z), head(blockIdx.y), first((gridDim.x - 1 - blockIdx.x) * rows),
+          count(s.queries - first < rows ? s.queries - first : rows), row_width(s.heads * s.d),
+          kv_width(s.kv_heads * s.d) {
+        begin = firsts_of(s, sample, first, count).least;
+        end = seen(s, sample, first + count - 1);
+        own = (sample * s.queries + first) * row_width + head * s.d;
+        others = sample * s.keys * kv_width + head / (u32)(s.heads / s.kv_heads) * s.d;
+    }
+    // Starts to copy a tile of keys, and one of values behind it.
+    template <int N> DEVICE void meet(const Shape& s, const X* k, const X* v, u32 key, u32 tile) const {
+        u64 at = others + key * kv_width;
+        fetch<N>(tile, k + at, kv_width, s.d, s.keys - key);
+        fetch<N>(tile + N * D * 2, v + at, kv_width, s.d, s.keys - key);
+    }
+};
+
+// The keys that all of a warp's queries see, with nothing added to their products.
+struct Whole {
+    u32 from, to;
+
+    DEVICE Whole(const Shape& s, u32 sample, u32 query, u32 count) {
+        u32 rest = query < s.queries ? s.queries - query : 0;
+        from = s.relative ? ~0u : firsts_of(s, sample, query, rest < count ? rest : count).most;
+        to = seen(s, sample, query);
+    }
+    DEVICE bool has(u32 key, u32 count) const { return key >= from && key + count <= to; }
+};
+
+// Products of a warp's queries and N keys as exponents of two; no weight for a key that is not seen.
+template <int BANDS, int N>
+DEVICE void mask(Sums (&sums)[BANDS][N / 8], const Shape& s, const Queries& of, u32 query, u32 key) {
 #pragma unroll
-    for (int i = 0; i < D / 16; i++) load_left(base, warp_row, i, left[i]);
-    __syncthreads();
-
-    Sums sums[D / 8] = {};
-    u64 query = first + warp_row + g;
-    u32 from[2], sees[2];
-    float most[2] = {-INFINITY, -INFINITY}, total[2] = {};
-    for (int i = 0; i < 2; i++) {
-        from[i] = query + 8 * i < queries ? first_key(s, sample, query + 8 * i) : 0;
-        sees[i] = query + 8 * i < queries ? seen(s, sample, query + 8 * i) : 0;
-    }
-    u32 begin = first_of(s, sample, first, count), end = seen(s, sample, first + count - 1);
-    const X *ks = k + sample * keys * kv_width + kv_head * d, *vs = v + sample * keys * kv_width + kv_head * d;
-    float unit = scale * LOG2_E;
-    if (begin < end) {
-        fetch<N>(base, ks + begin * kv_width, kv_width, keys - begin);
-        fetch<N>(base + TILE, vs + begin * kv_width, kv_width, keys - begin);
-    }
-    commit();
-    for (u32 key = begin, stage = 0; key < end; key += N, stage ^= 1) {
-        u32 here = base + stage * 2 * TILE, next = key + N;
-        if (next < end) {
-            u32 there = base + (stage ^ 1) * 2 * TILE;
-            fetch<N>(there, ks + next * kv_width, kv_width, keys - next);
-            fetch<N>(there + TILE, vs + next * kv_width, kv_width, keys - next);
+    for (int half = 0; half < 2 * BANDS; half++) {
+        u32 own = anew(query + lane() / 4 + 8 * half), last = s.queries - 1;
+        own = own < last ? own : last;
+        u32 from = first_key(s, of.sample, own), sees = seen(s, of.sample, own);
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            u32 at = key + i / 2 * 8 + lane() % 4 * 2 + i % 2;
+            float& x = sums[half / 2][i / 2].c[half % 2 * 2 + i % 2];
+            x = at >= from && at < sees ? x * s.scale * LOG2_E : -INFINITY;
         }
-        commit();
-        await<1>();
-        __syncthreads();
-        Sums weights[N / 8];
-        products<N>(weights, left, here);
-        bool is_whole = key >= from[0] && key >= from[1] && key + N <= sees[0] && key + N <= sees[1] && !relative;
-        float now[2] = {most[0], most[1]};
+        if (!s.relative) continue;
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) {
+            u32 at = key + i / 2 * 8 + lane() % 4 * 2 + i % 2;
+            sums[half / 2][i / 2].c[half % 2 * 2 + i % 2] += LOG2_E * bias(s, of.head, own, at);
+        }
+    }
+}
+
+// One step of a softmax: exponents, in some unit, become weights relative to the largest so far, and what was
+// summed up before is made relative to it too.
+template <int BANDS, int N>
+DEVICE void soften(Sums (&weights)[BANDS][N / 8], float unit, float (&most)[2 * BANDS],
+                   float (&total)[2 * BANDS], Sums (&sums)[BANDS][D / 8]) {
+#pragma unroll
+    for (int half = 0; half < 2 * BANDS; half++) {
+        Sums(&band)[N / 8] = weights[half / 2];
+        int c = half % 2 * 2;
+        float now = -INFINITY;
+#pragma unroll
+        for (int i = 0; i < N / 8; i++) now = fmaxf(now, fmaxf(band[i].c[c], band[i].c[c + 1]));
+        now = fmaxf(most[half], quad_max(now) * unit);
+        float center = now == -INFINITY ? 0.0f : now, old = exp2_fast(most[half] - center);
+        most[half] = now;
+        total[half] *= old;
 #pragma unroll
         for (int i = 0; i < N / 8; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                float x = weights[i].c[j] * unit;
-                if (!is_whole) {
-                    u32 at = key + 8 * i + 2 * t + j % 2;
-                    bool is_seen = at >= from[j / 2] && at < sees[j / 2];
-                    x = is_seen ? x + LOG2_E * bias(s, head, query + j / 2 * 8, at) : -INFINITY;
-                }
-                weights[i].c[j] = x;
-                now[j / 2] = fmaxf(now[j / 2], x);
-            }
+            band[i].c[c] = exp2_fast(band[i].c[c] * unit - center);
+            band[i].c[c + 1] = exp2_fast(band[i].c[c + 1] * unit - center);
+            total[half] += band[i].c[c] + band[i].c[c + 1];
         }
 #pragma unroll
-        for (int half = 0; half < 2; half++) {
-            now[half] = quad_max(now[half]);
-            float center = now[half] == -INFINITY ? 0.0f : now[half];
-            float old = exp2_fast(most[half] - center);
-            most[half] = now[half];
-            total[half] *= old;
-#pragma unroll
-            for (int i = 0; i < N / 8; i++) {
-#pragma unroll
-                for (int j = 2 * half; j < 2 * half + 2; j++) {
-                    weights[i].c[j] = exp2_fast(weights[i].c[j] - center);
-                    total[half] += weights[i].c[j];
-                }
-            }
-#pragma unroll
-            for (int i = 0; i < D / 8; i++) {
-                sums[i].c[2 * half] *= old;
-                sums[i].c[2 * half + 1] *= old;
-            }
-        }
-        weigh<N>(sums, weights, here + TILE);
-        __syncthreads();
-    }
-    float inverse[2];
-#pragma unroll
-    for (int half = 0; half < 2; half++) {
-        total[half] = quad_sum(total[half]);
-        inverse[half] = total[half] == 0.0f ? 0.0f : 1.0f / total[half];
-        if (t == 0 && query + 8 * half < queries) {
-            statistics[(sample * heads + head) * queries + query + 8 * half] =
-                (most[half] + log2f(total[half])) * LN_2;
+        for (int i = 0; i < D / 8; i++) {
+            sums[half / 2][i].c[c] *= old;
+            sums[half / 2][i].c[c + 1] *= old;
         }
     }
-    put_rows(sums, out + own, row_width, warp_row, count, inverse[0], inverse[1], 0);
 }
 
-// The slopes of scale * q * k, over scale: P * (dP - delta), where the products of q and k become P too.
-template <int N> DEVICE void slope(float& weight, float& product, float unit, float logarithm, float delta,
-                                   bool is_seen, float more) {
-    weight = is_seen ? exp2_fast(weight * unit + more - logarithm) : 0.0f;
-    product = weight * (product - delta);
+extern __shared__ __align__(1024) u8 shared[];
+
+// A block for each 64 queries of a band, head and sample. Shared memory: the queries, then two tiles of keys
+// and of values.
+KERNEL flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAMETERS) {
+    constexpr int BANDS = FORWARD_BANDS, N = TILE, ROWS = 16 * BANDS * WARPS;
+    constexpr u32 BYTES = N * D * 2;
+    Shape s = SHAPE;
+    Queries of(s, ROWS);
+    u32 base = shared_address(shared), tiles = base + ROWS * D * 2;
+    u32 warp_row = threadIdx.x / 32 * 16 * BANDS, query = of.first + warp_row;
+    Whole whole(s, of.sample, query, 16 * BANDS);
+    fetch<ROWS>(base, q + of.own, of.row_width, d, of.count);
+    Rows<BANDS, false> rows(base, warp_row);
+    Sums sums[BANDS][D / 8] = {};
+    float most[2 * BANDS], total[2 * BANDS] = {};
+    for (int half = 0; half < 2 * BANDS; half++) most[half] = -INFINITY;
+    if (of.begin < of.end) of.meet<N>(s, k, v, of.begin, tiles);
+    for (u32 key = of.begin, stage = 0; key < of.end; key += N, stage ^= 1) {
+        u32 here = tiles + stage * 2 * BYTES;
+        await();
+        if (key + N < of.end) of.meet<N>(s, k, v, key + N, tiles + (stage ^ 1) * 2 * BYTES);
+        Sums weights[BANDS][N / 8];
+        products<BANDS, N>(weights, rows, here);
+        float unit = scale * LOG2_E;
+        if (!whole.has(key, N)) {
+            mask<BANDS, N>(weights, s, of, query, key);
+            unit = 1.0f;
+        }
+        soften<BANDS, N>(weights, unit, most, total, sums);
+        weigh<BANDS, N>(sums, weights, here + BYTES);
+    }
+#pragma unroll
+    for (int half = 0; half < 2 * BANDS; half++) {
+        u32 own = query + lane() / 4 + 8 * half;
+        float all = quad_sum(total[half]);
+        // One that sees nothing has no weights at all.
+        float inverse = all == 0.0f ? 0.0f : 1.0f / all;
+        float logarithm = all == 0.0f ? INFINITY : (most[half] + log2f(all)) * LN_2;
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) sums[half / 2][i / 2].c[half % 2 * 2 + i % 2] *= inverse;
+        if (lane() % 4 == 0 && own < queries) {
+            statistics[(of.sample * heads + of.head) * queries + own] = logarithm;
+        }
+    }
+    put_rows(sums, out + of.own, of.row_width, d, warp_row, of.count, 1.0f, 0);
 }
 
-// A block for each 64 queries, head and sample. Shared memory: queries and their gradients, then two
-// tiles of k and of v.
+// A block for each 64 queries of a band, head and sample. Shared memory: two tiles of keys and of values;
+// queries and their gradients pass through it first.
 KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* statistics,
                 const float* delta, X* dq, int add, SHAPE_PARAMETERS) {
-    constexpr int N = BACKWARD_TILE;
-    constexpr u32 TILE = N * D * 2, OWN = ROWS * D * 2;
+    constexpr int BANDS = BACKWARD_BANDS, N = TILE, SLICE = DQ_SLICE, ROWS = 16 * BANDS * WARPS;
+    constexpr u32 BYTES = N * D * 2;
     Shape s = SHAPE;
-    u64 first = (u64)blockIdx.x * ROWS, head = blockIdx.y, sample = blockIdx.z;
-    u64 kv_head = head / (heads / kv_heads), count = queries - first < ROWS ? queries - first : ROWS;
-    u64 row_width = heads * d, kv_width = kv_heads * d, own = (sample * queries + first) * row_width + head * d;
-    u32 base = shared_address(shared), warp_row = threadIdx.x / 32 * 16, g = lane() / 4, t = lane() % 4;
-    u32 tiles = base + 2 * OWN;
-    fetch<ROWS>(base, q + own, row_width, count);
-    fetch<ROWS>(base + OWN, dout + own, row_width, count);
-    u32 begin = first_of(s, sample, first, count), end = seen(s, sample, first + count - 1);
-    const X *ks = k + sample * keys * kv_width + kv_head * d, *vs = v + sample * keys * kv_width + kv_head * d;
-    if (begin < end) {
-        fetch<N>(tiles, ks + begin * kv_width, kv_width, keys - begin);
-        fetch<N>(tiles + TILE, vs + begin * kv_width, kv_width, keys - begin);
-    }
-    commit();
-    await<0>();
+    Queries of(s, ROWS);
+    u32 tiles = shared_address(shared), warp_row = threadIdx.x / 32 * 16 * BANDS, query = of.first + warp_row;
+    Whole whole(s, of.sample, query, 16 * BANDS);
+    fetch<ROWS>(tiles, q + of.own, of.row_width, d, of.count);
+    fetch<ROWS>(tiles + ROWS * D * 2, dout + of.own, of.row_width, d, of.count);
+    await();
+    Rows<BANDS, true> rows(tiles, warp_row), gradients(tiles + ROWS * D * 2, warp_row);
     __syncthreads();
-    Left left[D / 16], gradient[D / 16];
-#pragma unroll
-    for (int i = 0; i < D / 16; i++) {
-        load_left(base, warp_row, i, left[i]);
-        load_left(base + OWN, warp_row, i, gradient[i]);
+    Sums sums[BANDS][D / 8] = {};
+    float logarithm[2 * BANDS], own_delta[2 * BANDS];
+    for (int half = 0; half < 2 * BANDS; half++) {
+        u32 own = query + lane() / 4 + 8 * half;
+        u64 at = (of.sample * heads + of.head) * queries + own;
+        logarithm[half] = own < queries ? statistics[at] * LOG2_E : INFINITY;
+        own_delta[half] = own < queries ? delta[at] : 0.0f;
     }
-    Sums sums[D / 8] = {};
-    u64 query = first + warp_row + g;
-    u32 from[2], sees[2];
-    float logarithm[2], own_delta[2], unit = scale * LOG2_E;
-    for (int i = 0; i < 2; i++) {
-        bool is_there = query + 8 * i < queries;
-        u64 at = (sample * heads + head) * queries + query + 8 * i;
-        from[i] = is_there ? first_key(s, sample, query + 8 * i) : 0;
-        sees[i] = is_there ? seen(s, sample, query + 8 * i) : 0;
-        logarithm[i] = is_there ? statistics[at] * LOG2_E : 0.0f;
-        own_delta[i] = is_there ? delta[at] : 0.0f;
-    }
-    for (u32 key = begin, stage = 0; key < end; key += N, stage ^= 1) {
-        u32 here = tiles + stage * 2 * TILE, next = key + N;
-        if (next < end) {
-            u32 there = tiles + (stage ^ 1) * 2 * TILE;
-            fetch<N>(there, ks + next * kv_width, kv_width, keys - next);
-            fetch<N>(there + TILE, vs + next * kv_width, kv_width, keys - next);
-        }
-        commit();
-        await<1>();
-        __syncthreads();
-        Sums weights[N / 8], slopes[N / 8];
-        products<N>(weights, left, here);
-        products<N>(slopes, gradient, here + TILE);
-#pragma unroll
-        for (int i = 0; i < N / 8; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                u32 at = key + 8 * i + 2 * t + j % 2;
-                float more = relative ? LOG2_E * bias(s, head, query + j / 2 * 8, at) : 0.0f;
-                slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithm[j / 2], own_delta[j / 2],
-                         at >= from[j / 2] && at < sees[j / 2], more);
+    if (of.begin < of.end) of.meet<N>(s, k, v, of.begin, tiles);
+    for (u32 key = of.begin, stage = 0; key < of.end; key += N, stage ^= 1) {
+        u32 here = tiles + stage * 2 * BYTES;
+        await();
+        if (key + N < of.end) of.meet<N>(s, k, v, key + N, tiles + (stage ^ 1) * 2 * BYTES);
+#pragma unroll 1
+        for (u32 slice = 0; slice < N; slice += SLICE) {
+            u32 at = here + slice * D * 2;
+            Sums weights[BANDS][SLICE / 8], slopes[BANDS][SLICE / 8];
+            products<BANDS, SLICE>(weights, rows, at);
+            products<BANDS, SLICE>(slopes, gradients, at + BYTES);
+            float unit = scale * LOG2_E;
+            if (!whole.has(key + slice, SLICE)) {
+                mask<BANDS, SLICE>(weights, s, of, query, key + slice);
+                unit = 1.0f;
             }
+            each<BANDS, SLICE>([&](int band, int i, int c) {
+                int half = 2 * band + c / 2;
+                float weight = exp2_fast(weights[band][i].c[c] * unit - logarithm[half]);
+                slopes[band][i].c[c] = weight * (slopes[band][i].c[c] - own_delta[half]);
+            });
+            weigh<BANDS, SLICE>(sums, slopes, at);
         }
-        weigh<N>(sums, slopes, here);
-        __syncthreads();
     }
-    put_rows(sums, dq + own, row_width, warp_row, count, scale, scale, add);
+    put_rows(sums, dq + of.own, of.row_width, d, warp_row, of.count, scale, add);
 }
 
-// A block for each 64 keys, head of keys and sample. Shared memory: keys and values, then two tiles of
-// queries and of their gradients, and what is known of each query.
+// What is known of a query: the logarithm of its denominator, delta, and the first key that it sees.
+struct alignas(16) Known { float logarithm, delta; u32 first_key; };
+
+// A block's keys, and the queries that see any of them.
+struct Keys {
+    u32 sample, kv_head, first, count, length, begin, end;
+    u64 row_width, kv_width, own;
+
+    // Queries are met in tiles of n.
+    DEVICE Keys(const Shape& s, u32 rows, u32 n)
+        : sample(blockIdx.z), kv_head(blockIdx.y), first(blockIdx.x * rows),
+          count(s.keys - first < rows ? s.keys - first : rows), length(length_of(s, sample)), begin(0),
+          end(s.queries), row_width(s.heads * s.d), kv_width(s.kv_heads * s.d) {
+        own = (sample * s.keys + first) * kv_width + kv_head * s.d;
+        // Later queries see more,
+        while (begin < end) {
+            u32 last = begin + n < end ? begin + n - 1 : end - 1;
+            if (seen_of(s, length, last) > first) break;
+            begin += n;
+        }
+        // but not those whose documents begin later.
+        while (s.first_keys && end > begin) {
+            u32 tile = (end - 1) / n * n;
+            if (firsts_of(s, sample, tile, end - tile).least < first + count) break;
+            end = tile;
+        }
+    }
+    // Starts to copy a tile of queries, one of gradients behind it, and what is known of them.
+    template <int N> DEVICE void meet(const Shape& s, const X* q, const X* dout, const float* statistics,
+                                      const float* delta, u32 head, u32 query, u32 tile, u32 known) const {
+        u32 rest = s.queries - query, i = threadIdx.x;
+        u64 at = (sample * s.queries + query) * row_width + head * s.d;
+        fetch<N>(tile, q + at, row_width, s.d, rest);
+        fetch<N>(tile + N * D * 2, dout + at, row_width, s.d, rest);
+        if (i >= N) return;
+        u64 row = (sample * s.heads + head) * s.queries + query + i;
+        known += i * sizeof(Known);
+        copy<4>(known, statistics + row, i < rest);
+        copy<4>(known + 4, delta + row, i < rest);
+        if (s.first_keys) copy<4>(known + 8, s.first_keys + sample * s.queries + query + i, i < rest);
+    }
+};
+
+// As above, for a warp's keys and N queries of which something is known.
+template <int BANDS, int N>
+DEVICE void mask(Sums (&sums)[BANDS][N / 8], const Shape& s, const Keys& of, u32 head, u32 key, u32 query,
+                 const Known* known) {
+    key = anew(key + lane() / 4);
+    query += lane() % 4 * 2;
+    each<BANDS, N>([&](int band, int i, int c) {
+        u32 own = key + 16 * band + c / 2 * 8, column = 8 * i + c % 2;
+        u32 from = s.first_keys ? known[lane() % 4 * 2 + column].first_key : 0;
+        bool is_seen = own >= from && own < seen_of(s, of.length, query + column);
+        sums[band][i].c[c] = is_seen ? sums[band][i].c[c] * s.scale * LOG2_E : -INFINITY;
+    });
+    if (!s.relative) return;
+    each<BANDS, N>([&](int band, int i, int c) {
+        sums[band][i].c[c] += LOG2_E * bias(s, head, query + 8 * i + c % 2, key + 16 * band + c / 2 * 8);
+    });
+}
+
+// A block for each 64 keys of a band, head of keys and sample. Shared memory: two tiles of queries and of
+// their gradients, through which keys and values pass first, then what is known of the queries.
 KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float* statistics,
                  const float* delta, X* dk, X* dv, int add_k, int add_v, SHAPE_PARAMETERS) {
-    constexpr int N = BACKWARD_TILE;
-    constexpr u32 TILE = N * D * 2, OWN = ROWS * D * 2;
+    constexpr int BANDS = BACKWARD_BANDS, N = TILE, SLICE = DKV_SLICE, ROWS = 16 * BANDS * WARPS;
+    constexpr u32 BYTES = N * D * 2;
     Shape s = SHAPE;
-    __shared__ float logarithms[N], deltas[N];
-    __shared__ u32 from[N], sees[N];
-    u64 first = (u64)blockIdx.x * ROWS, kv_head = blockIdx.y, sample = blockIdx.z;
-    u64 group = heads / kv_heads, count = keys - first < ROWS ? keys - first : ROWS;
-    u64 row_width = heads * d, kv_width = kv_heads * d, own = (sample * keys + first) * kv_width + kv_head * d;
-    u32 base = shared_address(shared), warp_row = threadIdx.x / 32 * 16, g = lane() / 4, t = lane() % 4;
-    u32 tiles = base + 2 * OWN;
-    u64 n_tiles = (queries + N - 1) / N;
-    // The first tile of queries that sees any of these keys: later ones see more.
-    u64 begin = 0;
-    while (begin < n_tiles) {
-        u64 last = begin * N + N - 1 < queries ? begin * N + N - 1 : queries - 1;
-        if (seen(s, sample, last) > first) break;
-        begin++;
-    }
-    // Nor do the last tiles, if their documents begin later.
-    while (n_tiles > begin) {
-        u64 query = (n_tiles - 1) * N, rest = queries - query;
-        if (first_of(s, sample, query, rest < N ? rest : N) < first + count) break;
-        n_tiles--;
-    }
-    u64 per_head = n_tiles - begin, all = per_head * group;
-    auto start = [&](u64 index, u32 tile) {
-        u64 head = kv_head * group + index / per_head, query = (begin + index % per_head) * N;
-        u64 at = (sample * queries + query) * row_width + head * d;
-        fetch<N>(tile, q + at, row_width, queries - query);
-        fetch<N>(tile + TILE, dout + at, row_width, queries - query);
-    };
-    fetch<ROWS>(base, k + own, kv_width, count);
-    fetch<ROWS>(base + OWN, v + own, kv_width, count);
-    if (all) start(0, tiles);
-    commit();
-    await<0>();
+    Keys of(s, ROWS, N);
+    u32 tiles = shared_address(shared), warp_row = threadIdx.x / 32 * 16 * BANDS;
+    const Known* known = (const Known*)(shared + 4 * BYTES);
+    fetch<ROWS>(tiles, k + of.own, of.kv_width, d, of.count);
+    fetch<ROWS>(tiles + ROWS * D * 2, v + of.own, of.kv_width, d, of.count);
+    await();
+    Rows<BANDS, true> rows(tiles, warp_row), values(tiles + ROWS * D * 2, warp_row);
     __syncthreads();
-    Left left_k[D / 16], left_v[D / 16];
-    if (D == 64) {
-#pragma unroll
-        for (int i = 0; i < D / 16; i++) {
-            load_left(base, warp_row, i, left_k[i]);
-            load_left(base + OWN, warp_row, i, left_v[i]);
+    auto start = [&](u32 head, u32 query, u32 stage) {
+        u32 of_known = tiles + 4 * BYTES + stage * N * sizeof(Known);
+        of.meet<N>(s, q, dout, statistics, delta, head, query, tiles + stage * 2 * BYTES, of_known);
+    };
+    Sums k_sums[BANDS][D / 8] = {}, v_sums[BANDS][D / 8] = {};
+    u32 group = heads / kv_heads, head = of.kv_head * group, query = of.begin;
+    u32 last_head = of.begin < of.end ? head + group : head;
+    if (head < last_head) start(head, query, 0);
+    for (u32 stage = 0; head < last_head; stage ^= 1) {
+        bool is_last = query + N >= of.end;
+        u32 next = is_last ? of.begin : query + N, next_head = head + is_last;
+        await();
+        if (next_head < last_head) start(next_head, next, stage ^ 1);
+        // A query or a key that is not there is zeros, and gives none.
+        bool is_whole = !relative && seen_of(s, of.length, query) >= of.first + of.count;
+        for (u32 i = lane(); first_keys && i < N; i += 32) {
+            is_whole &= known[stage * N + i].first_key <= of.first;
         }
-    }
-    Sums k_sums[D / 8] = {}, v_sums[D / 8] = {};
-    float unit = scale * LOG2_E;
-    u32 key = first + warp_row + g;
-    for (u64 index = 0; index < all; index++) {
-        u32 stage = index & 1, here = tiles + stage * 2 * TILE;
-        u64 head = kv_head * group + index / per_head, query = (begin + index % per_head) * N;
-        if (index + 1 < all) start(index + 1, tiles + (stage ^ 1) * 2 * TILE);
-        commit();
-        if (threadIdx.x < N) {
-            u64 at = query + threadIdx.x;
-            bool is_there = at < queries;
-            u64 row = (sample * heads + head) * queries + at;
-            from[threadIdx.x] = is_there ? first_key(s, sample, at) : 0;
-            sees[threadIdx.x] = is_there ? seen(s, sample, at) : 0;
-            logarithms[threadIdx.x] = is_there ? statistics[row] * LOG2_E : 0.0f;
-            deltas[threadIdx.x] = is_there ? delta[row] : 0.0f;
-        }
-        await<1>();
-        __syncthreads();
-        if (D != 64) {
-#pragma unroll
-            for (int i = 0; i < D / 16; i++) load_left(base, warp_row, i, left_k[i]);
-        }
-        Sums weights[N / 8], slopes[N / 8];
-        products<N>(weights, left_k, here);
-        if (D != 64) {
-#pragma unroll
-            for (int i = 0; i < D / 16; i++) load_left(base + OWN, warp_row, i, left_v[i]);
-        }
-        products<N>(slopes, left_v, here + TILE);
-#pragma unroll
-        for (int i = 0; i < N / 8; i++) {
-#pragma unroll
-            for (int j = 0; j < 4; j++) {
-                u32 column = 8 * i + 2 * t + j % 2, own_key = key + j / 2 * 8;
-                float more = relative ? LOG2_E * bias(s, head, query + column, own_key) : 0.0f;
-                slope<N>(weights[i].c[j], slopes[i].c[j], unit, logarithms[column], deltas[column],
-                         own_key >= from[column] && own_key < sees[column], more);
+        is_whole = __all_sync(~0u, is_whole);
+#pragma unroll 1
+        for (u32 slice = 0; slice < N; slice += SLICE) {
+            u32 at = tiles + stage * 2 * BYTES + slice * D * 2;
+            const Known* others = known + stage * N + slice;
+            Sums weights[BANDS][SLICE / 8], slopes[BANDS][SLICE / 8];
+            products<BANDS, SLICE>(weights, rows, at);
+            products<BANDS, SLICE>(slopes, values, at + BYTES);
+            float unit = scale * LOG2_E;
+            if (!is_whole) {
+                mask<BANDS, SLICE>(weights, s, of, head, of.first + warp_row, query + slice, others);
+                unit = 1.0f;
             }
+            each<BANDS, SLICE>([&](int band, int i, int c) {
+                float &weight = weights[band][i].c[c], &slope = slopes[band][i].c[c];
+                Known other = others[8 * i + lane() % 4 * 2 + c % 2];
+                weight = exp2_fast(weight * unit - other.logarithm * LOG2_E);
+                slope = weight * (slope - other.delta);
+            });
+            weigh<BANDS, SLICE>(v_sums, weights, at + BYTES);
+            weigh<BANDS, SLICE>(k_sums, slopes, at);
         }
-        weigh<N>(v_sums, weights, here + TILE);
-        weigh<N>(k_sums, slopes, here);
-        __syncthreads();
+        query = next;
+        head = next_head;
     }
-    put_rows(k_sums, dk + own, kv_width, warp_row, count, scale, scale, add_k);
-    put_rows(v_sums, dv + own, kv_width, warp_row, count, 1.0f, 1.0f, add_v);
+    put_rows(k_sums, dk + of.own, of.kv_width, d, warp_row, of.count, scale, add_k);
+    put_rows(v_sums, dv + of.own, of.kv_width, d, warp_row, of.count, 1.0f, add_v);
 }

@@ -3,8 +3,8 @@
 // changes, so gradients of queries and of keys are found by kernels of their own.
 //
 // q, out and dout are [samples, queries, heads * d], k and v [samples, keys, kv_heads * d], statistics
-// (the logarithm of each softmax's denominator) and delta (the sum of out * dout) [samples, heads,
-// queries].
+// (the logarithm of each softmax's denominator, infinite where no key is seen) and delta (the sum of
+// out * dout) [samples, heads, queries].
 
 #define T D
 #define PER_ROW (256 / T)
@@ -58,7 +58,7 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
     clear_rows(sums, d);
     if (threadIdx.x < T) { most[threadIdx.x] = -INFINITY; total[threadIdx.x] = 0.0f; }
     u64 end = seen(s, sample, first + count - 1);
-    for (u64 key = first_of(s, sample, first, count); key < end; key += T) {
+    for (u64 key = firsts_of(s, sample, first, count).least; key < end; key += T) {
         u64 n = keys - key < T ? keys - key : T, at = (sample * keys + key) * kv_width + kv_head * d;
         __syncthreads();
         load_rows(k + at, kv_width, n, d, ks);
@@ -102,7 +102,8 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
         to[i] = from_f32<X>(sums[row * (d + 1) + i] * inverse);
     }
     if (threadIdx.x % PER_ROW == 0) {
-        statistics[(sample * heads + head) * queries + first + row] = most[row] + logf(total[row]);
+        float logarithm = total[row] == 0.0f ? INFINITY : most[row] + logf(total[row]);
+        statistics[(sample * heads + head) * queries + first + row] = logarithm;
     }
 }
 
@@ -152,7 +153,7 @@ KERNEL attention_dq(const X* q, const X* k, const X* v, const X* dout, const flo
     load_rows(dout + own, row_width, count, d, ds);
     clear_rows(sums, d);
     u64 end = seen(s, sample, first + count - 1);
-    for (u64 key = first_of(s, sample, first, count); key < end; key += T) {
+    for (u64 key = firsts_of(s, sample, first, count).least; key < end; key += T) {
         u64 n = keys - key < T ? keys - key : T, at = (sample * keys + key) * kv_width + kv_head * d;
         __syncthreads();
         load_rows(k + at, kv_width, n, d, ks);
@@ -193,7 +194,7 @@ KERNEL attention_dkv(const X* q, const X* k, const X* v, const X* dout, const fl
             u64 count = queries - first < T ? queries - first : T;
             // The last of the queries sees the most.
             if (seen(s, sample, first + count - 1) <= key) continue;
-            if (first_of(s, sample, first, count) >= key + n) continue;
+            if (firsts_of(s, sample, first, count).least >= key + n) continue;
             u64 at = (sample * queries + first) * row_width + head * d;
             __syncthreads();
             load_rows(q + at, row_width, count, d, qs);

@@ -391,6 +391,7 @@ fn a_card_agrees_with_the_processor_on_wide_heads() {
         Case { queries: 130, keys: 70, ..wide },
         Case { d: 128, ..wide },
         Case { d: 40, ..wide },
+        Case { d: 80, ..grouped },
         Case { is_causal: true, ..wide },
         Case { is_causal: true, first: Some(|_, _| 0), d: 128, ..wide },
         Case { is_causal: true, heads: 4, kv_heads: 2, ..wide },
