@@ -31,22 +31,6 @@ KERNEL sum_columns(const X* a, const X* b, const float* statistics, Y* out, u64 
     }
 }
 
-// The same sums over each share of the rows, one vector in all; a thread has P columns of a share.
-KERNEL sum_shares(const X* a, const X* b, const float* statistics, float* out, u64 rows, u64 width) {
-    u64 at = thread() * P, share = (rows + gridDim.y - 1) / gridDim.y, first = blockIdx.y * share;
-    if (at >= width) return;
-    u64 end = first + share < rows ? first + share : rows;
-    float sums[P] = {}, x[P], y[P];
-#pragma unroll 4
-    for (u64 row = first; row < end; row++) {
-        float mean = statistics ? statistics[2 * row] : 0.0f, inverse = statistics ? statistics[2 * row + 1] : 1.0f;
-        load(a + row * width + at, x);
-        if (b) load(b + row * width + at, y);
-        for (int i = 0; i < P; i++) sums[i] += b ? x[i] * ((y[i] - mean) * inverse) : x[i];
-    }
-    for (int i = 0; i < P; i++) out[blockIdx.y * width + at + i] = sums[i];
-}
-
 // The mean and 1 / deviation of each row; a mean of zero and 1 / root mean square if not centered.
 // A warp for each row.
 KERNEL row_statistics(const X* x, float* statistics, u64 rows, u64 width, float epsilon, int centered) {

@@ -1,7 +1,7 @@
 //! Sums of columns on a card, which gradients of vectors are, and the statistics of rows that some of
 //! them need.
 
-use super::{Cuda, Grid, Source, Variant, WARP, arguments, pack};
+use super::{Cuda, Grid, Source, Variant, arguments};
 use crate::Tensor;
 
 const KERNELS: Source = Source { name: "columns", text: include_str!("columns.cu") };
@@ -45,37 +45,6 @@ impl Sum<'_> {
         ];
         cuda.launch(&KERNELS, "sum_columns", variant, grid, &arguments);
     }
-
-    /// The same for the one vector of very many rows, whose shares are summed up first.
-    pub fn run_in_shares(&self, cuda: &Cuda, room: &mut Tensor, out: &mut Tensor, add: bool) {
-        let (width, rows) = (self.a.shape().width(), self.a.shape().rows());
-        let (shares, p) = (n_shares(rows), pack(width, &[self.a, self.b.unwrap_or(self.a)]));
-        let threads = (width / p).next_multiple_of(WARP).clamp(WARP, THREADS_OF_SHARE);
-        let blocks = [(width / p).div_ceil(threads) as u32, shares as u32, 1];
-        let grid = Grid { blocks, threads: threads as u32, shared_bytes: 0 };
-        let variant = Variant::of(&[self.a.dtype()]).by(p);
-        let arguments = arguments![self.a, self.b, self.statistics, &mut *room, rows, width];
-        cuda.launch(&KERNELS, "sum_shares", variant, grid, &arguments);
-        let each = room.reshape([shares, width]);
-        let sum = Sum { a: &each, b: None, statistics: None, rows_per_vector: shares };
-        sum.run(cuda, out, 0, add);
-    }
-}
-
-const THREADS_OF_SHARE: usize = 256;
-
-/// Shares of the rows that are summed up each by itself, at most, and rows of a share at the least. Chosen:
-/// enough to keep a large card busy, and few beside the rows.
-const SHARES: usize = 256;
-const SHARE_ROWS: usize = 16;
-
-fn n_shares(rows: usize) -> usize {
-    rows.div_ceil(SHARE_ROWS).clamp(1, SHARES)
-}
-
-/// Floats of workspace of [`Sum::run_in_shares`].
-pub(crate) fn shares_floats(a: &Tensor) -> usize {
-    n_shares(a.shape().rows()) * a.shape().width()
 }
 
 /// Floats of workspace that [`statistics`] fills.

@@ -1,6 +1,6 @@
 // What kernels begin with: number formats, reading and writing several numbers at once, sums over
 // threads, activations, random numbers. X and Y are the formats of a kernel's tensors and P the
-// numbers that a thread takes at a time; all are given when it is compiled. No header is included, so
+// numbers that a thread takes at a time, D a number that the text explains; all are given when it is compiled. No header is included, so
 // that the compiler needs nothing but itself.
 //
 // Arithmetic is f32 whatever the storage. Every sum has one order, whatever the card is doing.
@@ -109,6 +109,43 @@ DEVICE float block_max(float x) {
     __syncthreads();
     return most;
 }
+
+#if D > 0
+// Rows that a block holds: every thread has D packs of a row, read once.
+
+// Where a thread's pack of this number begins in a row.
+DEVICE u64 place(int pack) { return (pack * blockDim.x + threadIdx.x) * P; }
+
+// All loads are under way before the first is needed. Beyond the row there are zeros.
+template <class T> DEVICE void hold(const T* row, u64 width, float (&to)[D][P]) {
+#pragma unroll
+    for (int k = 0; k < D; k++) {
+        if (place(k) < width) {
+            load(row + place(k), to[k]);
+        } else {
+            for (int i = 0; i < P; i++) to[k][i] = 0.0f;
+        }
+    }
+}
+
+// The sums of two numbers over a block, known to all its threads. Steps take turns at two rooms, so that none
+// waits for the last one's readers.
+DEVICE void block_sums(int step, float& a, float& b) {
+    __shared__ float parts[2][2][32];
+    a = warp_sum(a);
+    b = warp_sum(b);
+    if (lane() == 0) {
+        parts[step][0][threadIdx.x / 32] = a;
+        parts[step][1][threadIdx.x / 32] = b;
+    }
+    __syncthreads();
+    a = b = 0.0f;
+    for (u32 i = 0; i < blockDim.x / 32; i++) {
+        a += parts[step][0][i];
+        b += parts[step][1][i];
+    }
+}
+#endif
 
 DEVICE float sigmoid(float x) { return 1.0f / (1.0f + expf(-x)); }
 

@@ -11,7 +11,7 @@ const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.cu") }
 const HELD: Source = Source { name: "held norm", text: include_str!("held.cu") };
 /// Rows from this width on are held. Chosen: narrow ones leave most of a block's threads without work.
 const LEAST_HELD: usize = 512;
-/// Packs of a thread, as in the kernels' text. Chosen: fewer threads wait for fewer others, more packs
+/// Packs of a thread. Chosen: fewer threads wait for fewer others, more packs
 /// leave fewer rows under way.
 const PACKS: usize = 3;
 /// The most threads of a block.
@@ -82,6 +82,7 @@ fn launch(cuda: &Cuda, name: &'static str, x: &Tensor, variant: Variant, argumen
     let threads = width.div_ceil(variant.pack * PACKS).next_multiple_of(WARP);
     if variant.pack > 1 && width >= LEAST_HELD && threads <= MOST_THREADS {
         let grid = Grid { threads: threads as u32, ..Grid::blocks(rows) };
+        let variant = Variant { size: PACKS, ..variant };
         return cuda.launch(&HELD, name, variant, grid, arguments);
     }
     cuda.launch(&KERNELS, name, variant, Grid::rows(rows), arguments);

@@ -1,41 +1,5 @@
-// Layer norm of wide rows, a block for each: every thread holds a few packs of the row, read once. The same
-// as in `kernel.cu`. Vectors are of format Y, and lie within rows of several.
-
-// Packs of a thread, as in `cuda.rs`.
-#define HELD 3
-
-// Where a thread's pack of this number begins in a row.
-DEVICE u64 place(int pack) { return (pack * blockDim.x + threadIdx.x) * P; }
-
-// All loads are under way before the first is needed. Beyond the row there are zeros.
-DEVICE void hold(const X* row, u64 width, float (&to)[HELD][P]) {
-#pragma unroll
-    for (int k = 0; k < HELD; k++) {
-        if (place(k) < width) {
-            load(row + place(k), to[k]);
-        } else {
-            for (int i = 0; i < P; i++) to[k][i] = 0.0f;
-        }
-    }
-}
-
-// The sums of two numbers over a block, known to all its threads. Each step of a kernel has room of its own,
-// so that none waits for the last one's readers.
-DEVICE void sums(int step, float& a, float& b) {
-    __shared__ float parts[2][2][32];
-    a = warp_sum(a);
-    b = warp_sum(b);
-    if (lane() == 0) {
-        parts[step][0][threadIdx.x / 32] = a;
-        parts[step][1][threadIdx.x / 32] = b;
-    }
-    __syncthreads();
-    a = b = 0.0f;
-    for (u32 i = 0; i < blockDim.x / 32; i++) {
-        a += parts[step][0][i];
-        b += parts[step][1][i];
-    }
-}
+// Layer norm of wide rows, a block for each: every thread holds D packs of it. The same as in
+// `kernel.cu`. Vectors are of format Y, and lie within rows of several.
 
 // What a row is multiplied by.
 DEVICE void factors(const Y* scale, u64 at, int plus_one, float (&to)[P]) {
@@ -49,22 +13,22 @@ KERNEL layer_norm(const X* x, const Y* scale, const Y* shift, X* y, u64 rows, u6
                   u64 rows_per_vector, u64 scale_width, u64 scale_first, u64 shift_width,
                   u64 shift_first, float epsilon, int plus_one) {
     u64 row = blockIdx.x, vector = row / rows_per_vector;
-    float a[HELD][P], sum = 0.0f, squares = 0.0f, unused = 0.0f;
+    float a[D][P], sum = 0.0f, squares = 0.0f, unused = 0.0f;
     hold(x + row * width, width, a);
 #pragma unroll
-    for (int k = 0; k < HELD; k++) for (int i = 0; i < P; i++) sum += a[k][i];
-    sums(0, sum, unused);
+    for (int k = 0; k < D; k++) for (int i = 0; i < P; i++) sum += a[k][i];
+    block_sums(0, sum, unused);
     float mean = sum / width;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < D; k++) {
         if (place(k) < width) for (int i = 0; i < P; i++) squares += (a[k][i] - mean) * (a[k][i] - mean);
     }
-    sums(1, squares, unused);
+    block_sums(1, squares, unused);
     float inverse = 1.0f / sqrtf(squares / width + epsilon), f[P], s[P];
     if (scale) scale += vector * scale_width + scale_first;
     if (shift) shift += vector * shift_width + shift_first;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < D; k++) {
         u64 at = place(k);
         if (at >= width) continue;
         factors(scale, at, plus_one, f);
@@ -80,11 +44,11 @@ KERNEL layer_norm_backward(const X* x, const Y* scale, const X* gradient, X* out
                            int plus_one, int add) {
     u64 row = blockIdx.x;
     if (scale) scale += row / rows_per_vector * scale_width + scale_first;
-    float a[HELD][P], g[HELD][P], f[P], sum = 0.0f, g_sum = 0.0f, squares = 0.0f, along = 0.0f;
+    float a[D][P], g[D][P], f[P], sum = 0.0f, g_sum = 0.0f, squares = 0.0f, along = 0.0f;
     hold(x + row * width, width, a);
     hold(gradient + row * width, width, g);
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < D; k++) {
         if (place(k) >= width) continue;
         factors(scale, place(k), plus_one, f);
         for (int i = 0; i < P; i++) {
@@ -92,10 +56,10 @@ KERNEL layer_norm_backward(const X* x, const Y* scale, const X* gradient, X* out
             g_sum += g[k][i] *= f[i];
         }
     }
-    sums(0, sum, g_sum);
+    block_sums(0, sum, g_sum);
     float mean = sum / width, g_mean = g_sum / width;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < D; k++) {
         if (place(k) >= width) continue;
         for (int i = 0; i < P; i++) {
             a[k][i] -= mean;
@@ -103,10 +67,10 @@ KERNEL layer_norm_backward(const X* x, const Y* scale, const X* gradient, X* out
             along += g[k][i] * a[k][i];
         }
     }
-    sums(1, squares, along);
+    block_sums(1, squares, along);
     float inverse = 1.0f / sqrtf(squares / width + epsilon), slope = along * inverse / width;
 #pragma unroll
-    for (int k = 0; k < HELD; k++) {
+    for (int k = 0; k < D; k++) {
         if (place(k) >= width) continue;
         for (int i = 0; i < P; i++) g[k][i] = (g[k][i] - g_mean - a[k][i] * inverse * slope) * inverse;
         store(g[k], out + row * width + place(k), add);

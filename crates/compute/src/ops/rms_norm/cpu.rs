@@ -1,5 +1,6 @@
 //! Root-mean-square norm on the processor, a row at a time.
 
+use super::{Rows, Wanted};
 use crate::Tensor;
 use crate::backward::Slot;
 use crate::cpu::Cpu;
@@ -25,14 +26,17 @@ pub fn forward(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: 
     });
 }
 
-pub fn backward(
-    cpu: &Cpu,
-    x: &Tensor,
-    weight: Option<&Tensor>,
-    gradient: &Tensor,
-    epsilon: f32,
-    slot: &mut Slot,
-) {
+pub fn backward(cpu: &Cpu, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor) {
+    if let Some(slot) = wanted.weight {
+        weight_gradient(cpu, rows, room, slot);
+    }
+    if let Some(slot) = wanted.x {
+        x_gradient(cpu, rows, slot);
+    }
+}
+
+fn x_gradient(cpu: &Cpu, rows: Rows<'_>, slot: &mut Slot) {
+    let Rows { x, weight, gradient, epsilon } = rows;
     let (width, add) = (x.shape().width(), slot.add);
     let weight = weight.map(Tensor::data::<f32>);
     with_real!(x.dtype(), T => with_real!(slot.tensor.dtype(), G => {
@@ -54,14 +58,8 @@ pub fn backward(
 }
 
 /// Σ gradient · x̂ over all rows.
-pub fn weight_gradient(
-    cpu: &Cpu,
-    x: &Tensor,
-    gradient: &Tensor,
-    epsilon: f32,
-    partial: &mut Tensor,
-    slot: &mut Slot,
-) {
+fn weight_gradient(cpu: &Cpu, rows: Rows<'_>, partial: &mut Tensor, slot: &mut Slot) {
+    let Rows { x, gradient, epsilon, .. } = rows;
     let (rows, width) = (x.shape().rows(), x.shape().width());
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());

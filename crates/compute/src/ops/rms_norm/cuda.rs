@@ -1,46 +1,64 @@
 //! Root-mean-square norm on a card.
 
+use super::{Rows, Wanted};
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cuda::columns::{Sum, statistics};
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::columns::Sum;
+use crate::cuda::{Cuda, Grid, Source, Variant, WARP, arguments, pack};
 
 const KERNELS: Source = Source { name: "rms_norm", text: include_str!("kernel.cu") };
+
+/// Threads of a block while each has few packs, the packs up to which threads stay so few, and the most
+/// threads there can be. Chosen: fewer threads wait for fewer others, more packs take more registers.
+const THREADS: usize = 128;
+const PACKS: usize = 4;
+const MOST_THREADS: usize = 1024;
+
+/// The most shares that a weight's gradient is summed up in. Chosen: four blocks for each of a large card's
+/// processors, so that reading never stops.
+const SHARES: usize = 512;
 
 pub fn forward(cuda: &Cuda, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let p = pack(width, &[x, weight.unwrap_or(x), y]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
-    let arguments = arguments![x, weight, y, rows, width, epsilon];
-    cuda.launch(&KERNELS, "rms_norm", variant, Grid::rows(rows), &arguments);
+    let (variant, threads) = held(Variant::of(&[x.dtype()]).by(p), width);
+    let grid = Grid { threads, ..Grid::blocks(rows) };
+    cuda.launch(&KERNELS, "rms_norm", variant, grid, &arguments![x, weight, y, width, epsilon]);
 }
 
-pub fn backward(
-    cuda: &Cuda,
-    x: &Tensor,
-    weight: Option<&Tensor>,
-    gradient: &Tensor,
-    epsilon: f32,
-    slot: &mut Slot,
-) {
-    let (rows, width, out) = (x.shape().rows(), x.shape().width(), &mut slot.tensor);
-    let p = pack(width, &[x, weight.unwrap_or(x), gradient, out]);
-    let variant = Variant::of(&[x.dtype(), out.dtype()]).by(p);
-    let arguments = arguments![x, weight, gradient, out, rows, width, epsilon, slot.add];
-    cuda.launch(&KERNELS, "rms_norm_backward", variant, Grid::rows(rows), &arguments);
+/// Both gradients, each if it is wanted, in one pass over the rows.
+pub fn backward(cuda: &Cuda, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor) {
+    let Rows { x, weight, gradient, epsilon } = rows;
+    let (n, width) = (x.shape().rows(), x.shape().width());
+    let out = wanted.x.as_ref().map_or(x, |slot| &slot.tensor);
+    let p = pack(width, &[x, weight.unwrap_or(x), gradient, out, room]);
+    let (variant, threads) = held(Variant::of(&[x.dtype(), out.dtype()]).by(p), width);
+    let blocks = if wanted.weight.is_some() { n_shares(n) } else { n };
+    let grid = Grid { threads, ..Grid::blocks(blocks) };
+    let add = wanted.x.as_ref().is_some_and(|slot| slot.add);
+    let out = wanted.x.map(|slot| &mut slot.tensor);
+    let shares = wanted.weight.is_some().then_some(&mut *room);
+    let arguments = arguments![x, weight, gradient, out, shares, n, width, epsilon, add];
+    cuda.launch(&KERNELS, "rms_norm_backward", variant, grid, &arguments);
+    if let Some(slot) = wanted.weight {
+        let each = room.reshape([blocks, width]);
+        let sum = Sum { a: &each, b: None, statistics: None, rows_per_vector: blocks };
+        sum.run(cuda, &mut slot.tensor, 0, slot.add);
+    }
 }
 
-/// Σ gradient · x̂ over all rows. The room is for statistics of rows, and for sums of shares.
-pub fn weight_gradient(
-    cuda: &Cuda,
-    x: &Tensor,
-    gradient: &Tensor,
-    epsilon: f32,
-    [of_rows, shares]: [&mut Tensor; 2],
-    slot: &mut Slot,
-) {
-    statistics(cuda, x, epsilon, false, of_rows);
-    let rows_per_vector = x.shape().rows();
-    let sum = Sum { a: gradient, b: Some(x), statistics: Some(of_rows), rows_per_vector };
-    sum.run_in_shares(cuda, shares, &mut slot.tensor, slot.add);
+/// How many packs each thread of a block holds, and how many threads it has.
+fn held(variant: Variant, width: usize) -> (Variant, u32) {
+    let packs = width / variant.pack;
+    let size = packs.div_ceil(THREADS).clamp(1, PACKS).max(packs.div_ceil(MOST_THREADS));
+    let threads = packs.div_ceil(size).next_multiple_of(WARP).max(WARP);
+    (Variant { size, ..variant }, threads as u32)
+}
+
+fn n_shares(rows: usize) -> usize {
+    rows.clamp(1, SHARES)
+}
+
+/// Floats of room that a weight's gradient takes.
+pub fn shares_floats(x: &Tensor) -> usize {
+    n_shares(x.shape().rows()) * x.shape().width()
 }

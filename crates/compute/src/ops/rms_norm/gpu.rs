@@ -1,5 +1,6 @@
 //! Root-mean-square norm on a GPU.
 
+use super::{Rows, Wanted};
 use crate::Tensor;
 use crate::backward::Slot;
 use crate::gpu::columns::{Sum, statistics};
@@ -15,14 +16,17 @@ pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: 
     gpu.launch(&KERNELS, "rms_norm", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }
 
-pub fn backward(
-    gpu: &Gpu,
-    x: &Tensor,
-    weight: Option<&Tensor>,
-    gradient: &Tensor,
-    epsilon: f32,
-    slot: &mut Slot,
-) {
+pub fn backward(gpu: &Gpu, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor) {
+    if let Some(slot) = wanted.weight {
+        weight_gradient(gpu, rows, room, slot);
+    }
+    if let Some(slot) = wanted.x {
+        x_gradient(gpu, rows, slot);
+    }
+}
+
+fn x_gradient(gpu: &Gpu, rows: Rows<'_>, slot: &mut Slot) {
+    let Rows { x, weight, gradient, epsilon } = rows;
     let (rows, width, out) = (x.shape().rows(), x.shape().width(), &mut slot.tensor);
     let tensors = [Some(x), weight, Some(gradient), Some(&*out)];
     let variant =
@@ -32,14 +36,8 @@ pub fn backward(
 }
 
 /// Σ gradient · x̂ over all rows.
-pub fn weight_gradient(
-    gpu: &Gpu,
-    x: &Tensor,
-    gradient: &Tensor,
-    epsilon: f32,
-    room: &mut Tensor,
-    slot: &mut Slot,
-) {
+fn weight_gradient(gpu: &Gpu, rows: Rows<'_>, room: &mut Tensor, slot: &mut Slot) {
+    let Rows { x, gradient, epsilon, .. } = rows;
     statistics(gpu, x, epsilon, false, room);
     let rows_per_vector = x.shape().rows();
     let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };

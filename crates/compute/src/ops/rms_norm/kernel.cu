@@ -1,56 +1,67 @@
-// Root-mean-square norm, a warp for each row. The row is read again for each pass over it: it is in the
-// cache by then.
+// Root-mean-square norm, a block for each row, of which every thread holds D packs.
 
-DEVICE float inverse_root(const X* x, u64 width, float epsilon) {
-    float squares = 0.0f, a[P];
-    for (u64 at = lane() * P; at < width; at += 32 * P) {
-        load(x + at, a);
-        for (int i = 0; i < P; i++) squares += a[i] * a[i];
-    }
-    return 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
-}
-
-KERNEL rms_norm(const X* x, const float* weight, X* y, u64 rows, u64 width, float epsilon) {
-    u64 row = warp();
-    if (row >= rows) return;
-    x += row * width;
-    y += row * width;
-    float inverse = inverse_root(x, width, epsilon), a[P], w[P];
-    for (u64 at = lane() * P; at < width; at += 32 * P) {
-        load(x + at, a);
-        if (weight) load(weight + at, w);
-        for (int i = 0; i < P; i++) a[i] = a[i] * inverse * (weight ? w[i] : 1.0f);
-        store(a, y + at, 0);
+// What a row is multiplied by.
+DEVICE void factors(const float* weight, int pack, float (&to)[P]) {
+    if (weight) {
+        load(weight + place(pack), to);
+    } else {
+        for (int i = 0; i < P; i++) to[i] = 1.0f;
     }
 }
 
-// With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse
-KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, u64 rows,
+KERNEL rms_norm(const X* x, const float* weight, X* y, u64 width, float epsilon) {
+    u64 row = blockIdx.x * width;
+    float a[D][P], w[P], squares = 0.0f, unused = 0.0f;
+    hold(x + row, width, a);
+#pragma unroll
+    for (int k = 0; k < D; k++) for (int i = 0; i < P; i++) squares += a[k][i] * a[k][i];
+    block_sums(0, squares, unused);
+    float inverse = 1.0f / sqrtf(squares / width + epsilon);
+#pragma unroll
+    for (int k = 0; k < D; k++) {
+        if (place(k) >= width) continue;
+        factors(weight, k, w);
+        for (int i = 0; i < P; i++) a[k][i] *= inverse * w[i];
+        store(a[k], y + row + place(k), 0);
+    }
+}
+
+// With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse, if it has a place; and if there is
+// room for shares of it, that of the weight: each block has every so many-th row, and sums up gradient * xn.
+KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u64 rows,
                          u64 width, float epsilon, int add) {
-    u64 row = warp();
-    if (row >= rows) return;
-    x += row * width;
-    gradient += row * width;
-    out += row * width;
-    float squares = 0.0f, sum = 0.0f, a[P], g[P], w[P];
-    for (u64 at = lane() * P; at < width; at += 32 * P) {
-        load(x + at, a);
-        load(gradient + at, g);
-        if (weight) load(weight + at, w);
-        for (int i = 0; i < P; i++) {
-            squares += a[i] * a[i];
-            sum += g[i] * (weight ? w[i] : 1.0f) * a[i];
+    float a[D][P], g[D][P], w[P], share[D][P] = {};
+    int step = 0;
+    for (u64 row = blockIdx.x; row < rows; row += gridDim.x, step ^= 1) {
+        float squares = 0.0f, along = 0.0f;
+        hold(x + row * width, width, a);
+        hold(gradient + row * width, width, g);
+#pragma unroll
+        for (int k = 0; k < D; k++) {
+            if (place(k) >= width) continue;
+            factors(weight, k, w);
+            for (int i = 0; i < P; i++) {
+                squares += a[k][i] * a[k][i];
+                along += g[k][i] * w[i] * a[k][i];
+            }
+        }
+        block_sums(step, squares, along);
+        float inverse = 1.0f / sqrtf(squares / width + epsilon), slope = along * inverse / width;
+#pragma unroll
+        for (int k = 0; k < D; k++) {
+            if (place(k) >= width) continue;
+            factors(weight, k, w);
+            for (int i = 0; i < P; i++) {
+                a[k][i] *= inverse;
+                share[k][i] += g[k][i] * a[k][i];
+                g[k][i] = (g[k][i] * w[i] - a[k][i] * slope) * inverse;
+            }
+            if (out) store(g[k], out + row * width + place(k), add);
         }
     }
-    float inverse = 1.0f / sqrtf(warp_sum(squares) / width + epsilon);
-    float slope = warp_sum(sum) * inverse / width;
-    for (u64 at = lane() * P; at < width; at += 32 * P) {
-        load(x + at, a);
-        load(gradient + at, g);
-        if (weight) load(weight + at, w);
-        for (int i = 0; i < P; i++) {
-            g[i] = (g[i] * (weight ? w[i] : 1.0f) - a[i] * inverse * slope) * inverse;
-        }
-        store(g, out + at, add);
+    if (!shares) return;
+#pragma unroll
+    for (int k = 0; k < D; k++) {
+        if (place(k) < width) store(share[k], shares + blockIdx.x * width + place(k), 0);
     }
 }

@@ -14,9 +14,9 @@ pub(crate) mod tests;
 pub(crate) use cpu::{back_through, normalise};
 
 use super::inputs;
-use crate::backward::Backward;
+use crate::backward::{Backward, Slot};
 use crate::cpu::sums::n_row_blocks;
-use crate::cuda::columns::{shares_floats, statistics_floats};
+use crate::cuda::columns::statistics_floats;
 use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::tape::Tape;
@@ -79,54 +79,54 @@ struct Record {
     epsilon: f32,
 }
 
+/// What a gradient is found from.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    x: &'a Tensor,
+    weight: Option<&'a Tensor>,
+    /// That of the result.
+    gradient: &'a Tensor,
+    epsilon: f32,
+}
+
+/// The gradients that somebody asks for.
+struct Wanted<'a> {
+    x: Option<&'a mut Slot>,
+    weight: Option<&'a mut Slot>,
+}
+
 impl Record {
     fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
         let (place, epsilon) = (back.place, self.epsilon);
         let x = self.x.0.get(place)?;
-        let work = FLOPS * x.shape().elements();
-        if let Some((_, Some(source))) = self.weight {
-            let (rows, width) = (x.shape().rows(), x.shape().width());
-            let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
-            let (floats, more) = match place.device.kind() {
-                Kind::Cpu { .. } => (n_row_blocks(rows) * width, 0),
-                Kind::Cuda { .. } => (statistics_floats(&x), shares_floats(&x)),
-                Kind::Gpu { .. } => (statistics_floats(&x), 0),
-            };
-            let mut partial = place.workspace([floats], Dtype::F32)?;
-            let mut shares = place.workspace([more], Dtype::F32)?;
-            place.count("rms_norm weight backward", work, &[gradient, &x]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
-                }
-                Engine::Cuda(engine) => {
-                    let room = [&mut partial, &mut shares];
-                    cuda::weight_gradient(engine, &x, gradient, epsilon, room, &mut slot);
-                }
-                Engine::Gpu(engine) => {
-                    gpu::weight_gradient(engine, &x, gradient, epsilon, &mut partial, &mut slot);
-                }
-            }
-            back.put(slot);
+        let (weight, source) = self.weight.unzip();
+        let weight = weight.map(|kept| kept.get(place)).transpose()?;
+        let width = [x.shape().width()].into();
+        let mut of_weight = back.slot_of(source.flatten(), width, Dtype::F32)?;
+        let mut of_x = back.slot_of(self.x.1, x.shape(), x.dtype())?;
+        let floats = of_weight.as_ref().map_or(0, |_| room_floats(place, &x));
+        let mut room = place.workspace([floats], Dtype::F32)?;
+        let mut tensors = vec![gradient, &x];
+        tensors.extend(of_x.iter().map(|slot| &slot.tensor));
+        place.count("rms_norm backward", 2 * FLOPS * x.shape().elements(), &tensors);
+        let rows = Rows { x: &x, weight: weight.as_ref(), gradient, epsilon };
+        let wanted = Wanted { x: of_x.as_mut(), weight: of_weight.as_mut() };
+        match place.engine() {
+            Engine::Meta => {}
+            Engine::Cpu(engine) => cpu::backward(engine, rows, wanted, &mut room),
+            Engine::Cuda(engine) => cuda::backward(engine, rows, wanted, &mut room),
+            Engine::Gpu(engine) => gpu::backward(engine, rows, wanted, &mut room),
         }
-        if let Some(mut slot) = back.slot_of(self.x.1, x.shape(), x.dtype())? {
-            let weight = self.weight.map(|(kept, _)| kept.get(place)).transpose()?;
-            place.count("rms_norm backward", work, &[gradient, &x, &slot.tensor]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
-                }
-                Engine::Cuda(engine) => {
-                    cuda::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
-                }
-                Engine::Gpu(engine) => {
-                    gpu::backward(engine, &x, weight.as_ref(), gradient, epsilon, &mut slot);
-                }
-            }
-            back.put(slot);
-        }
+        of_weight.into_iter().chain(of_x).for_each(|slot| back.put(slot));
         Ok(())
+    }
+}
+
+/// Floats of room that the weight's gradient takes.
+fn room_floats(place: Place<'_>, x: &Tensor) -> usize {
+    match place.device.kind() {
+        Kind::Cpu { .. } => n_row_blocks(x.shape().rows()) * x.shape().width(),
+        Kind::Cuda { .. } => cuda::shares_floats(x),
+        Kind::Gpu { .. } => statistics_floats(x),
     }
 }
