@@ -79,7 +79,7 @@ struct Heuristic {
     reserved: [c_int; 4],
 }
 
-/// out = scale·left·right + add·out for row-major matrices, left [rows, inner] and right
+/// out = scale·left·right + add·onto for row-major matrices, left [rows, inner] and right
 /// [inner, columns] or, transposed, the other way round.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Gemm {
@@ -125,6 +125,8 @@ impl Epilogue {
 pub(crate) struct Factors {
     pub left: u64,
     pub right: u64,
+    /// What the product is added to, if it is; often `out` itself.
+    pub onto: u64,
     pub out: u64,
     pub scale: f32,
     /// 0 if there is none.
@@ -138,9 +140,9 @@ pub(crate) struct Factors {
 }
 
 impl Factors {
-    /// Powers of two that divide the addresses of right, left and out, at most 256.
+    /// Powers of two that divide the addresses of right, left, and onto and out, at most 256.
     fn alignments(&self) -> [u32; 3] {
-        [self.right, self.left, self.out].map(|at| 1 << at.trailing_zeros().min(8))
+        [self.right, self.left, self.onto | self.out].map(|at| 1 << at.trailing_zeros().min(8))
     }
 }
 
@@ -213,7 +215,7 @@ impl Blas {
                 at.left,
                 left,
                 &raw const beta,
-                at.out,
+                at.onto,
                 out,
                 at.out,
                 out,
@@ -269,7 +271,8 @@ impl Blas {
 
     /// Milliseconds of some runs, in the place of the product itself; see [`can_be_repeated`].
     fn measure(&self, driver: &Driver, plan: &Plan, gemm: &Gemm, at: Factors) -> Result<f32> {
-        let scale = if gemm.add && !at.is_trial { NEXT_TO_NOTHING } else { at.scale };
+        let is_in_place = gemm.add && at.onto == at.out;
+        let scale = if is_in_place && !at.is_trial { NEXT_TO_NOTHING } else { at.scale };
         let run = || self.start(driver, plan, gemm.add, Factors { scale, ..at });
         run()?;
         driver.time(|| (0..N_RUNS).try_for_each(|_| run()))

@@ -59,11 +59,26 @@ pub(super) struct Magnitude {
 impl Layer {
     /// x·Wᵀ + bias, with the adapter's part.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
-        self.forward_into(tape, x, Activation::None)
+        self.run(tape, x, Activation::None, None)
+    }
+
+    /// The same, added to what is there already.
+    pub fn forward_onto(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
+        self.run(tape, x, Activation::None, Some(onto))
     }
 
     /// The same with an activation.
     pub fn forward_into(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
+        self.run(tape, x, activation, None)
+    }
+
+    fn run(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        activation: Activation,
+        onto: Option<&Var>,
+    ) -> Result<Var> {
         let bias = self.bias.as_ref().map(|bias| bias.on(tape));
         let bias = bias.as_ref();
         let trained;
@@ -74,7 +89,7 @@ impl Layer {
                 (&trained).into()
             }
         };
-        let plain = Linear { bias, activation, ..Linear::new(weight) };
+        let plain = Linear { bias, activation, onto, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
         let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;
@@ -85,6 +100,10 @@ impl Layer {
         let trained = tape.param(magnitude.trained);
         let scale = tape.dora_scale(weight, &magnitude.norms, lora, &trained)?;
         let sum = tape.linear(x, Linear { lora: Some(lora), ..Linear::new(weight) })?;
-        tape.affine(&sum, &scale, bias, activation)
+        let sum = tape.affine(&sum, &scale, bias, activation)?;
+        match onto {
+            Some(onto) => tape.add(onto, &sum),
+            None => Ok(sum),
+        }
     }
 }

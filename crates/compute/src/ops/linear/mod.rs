@@ -1,10 +1,11 @@
 //! The linear layer with all that usually follows it:
 //!
-//! y = f(x·Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ)
+//! y = onto + f(x·Wᵀ + bias + scale·(x·Aᵀ)·Bᵀ)
 //!
 //! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
-//! adapter costs no extra pass over the activations. With dropout, A sees x in training with some
+//! adapter costs no extra pass over the activations; and so is the stream that a layer without an activation
+//! is added to. With dropout, A sees x in training with some
 //! numbers set to zero and the others scaled up to keep the mean. W may be quantised: then it is
 //! frozen, and is read as it is, forward and backward.
 //!
@@ -37,6 +38,8 @@ pub struct Linear<'a> {
     pub activation: Activation,
     /// A low-rank term beside the weight.
     pub lora: Option<Lora<'a>>,
+    /// What the result is added to, where no activation is.
+    pub onto: Option<&'a Var>,
 }
 
 /// The matrix of a linear layer.
@@ -116,7 +119,7 @@ impl<'a> Linear<'a> {
     /// x·Wᵀ alone.
     pub fn new(weight: impl Into<Weight<'a>>) -> Self {
         let weight = weight.into();
-        Self { weight, bias: None, activation: Activation::None, lora: None }
+        Self { weight, bias: None, activation: Activation::None, lora: None, onto: None }
     }
 }
 
@@ -125,8 +128,8 @@ impl Tape<'_> {
     pub fn linear(&self, x: &Var, layer: Linear<'_>) -> Result<Var> {
         let op = self.begin("linear");
         let outputs = check(&op, x, layer)?;
-        let Linear { weight, bias, activation, lora } = layer;
-        let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up)];
+        let Linear { weight, bias, activation, lora, onto } = layer;
+        let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up), onto];
         let is_tracked = self.tracks(&inputs(all));
 
         let share = lora.map_or(0.0, |lora| lora.dropout);
@@ -151,7 +154,7 @@ impl Tape<'_> {
             Weight::Quantised(weight) => Held::Quantised(weight.clone()),
         };
         let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
-        let record = Record {
+        let record = LayerRecord {
             kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
             weight,
@@ -163,9 +166,9 @@ impl Tape<'_> {
                 scale: lora.scale,
                 dropout,
             }),
-            before: before.clone(),
-            activation,
         };
+        let onto = onto.and_then(Var::source);
+        let record = Record { layer: record, before: before.clone(), activation, onto };
         let result = match before {
             None => result,
             Some(before) => {
@@ -205,7 +208,7 @@ fn forward(
     dropout: Option<Dropout>,
     wanted: Wanted,
 ) -> Result<Made> {
-    let Linear { weight, bias, activation, lora } = layer;
+    let Linear { weight, bias, activation, lora, onto } = layer;
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
     let is_before_enough = wanted.before && !wanted.result;
     let is_run = place.is_run && !is_before_enough;
@@ -228,9 +231,9 @@ fn forward(
             MatMul { bias, ..MatMul::new(&products, before) }.run(place)?;
         }
         before => {
-            let before_activation = before.as_mut();
+            let (before_activation, onto) = (before.as_mut(), onto.map(Var::tensor));
             let products = MatMul::new(&products, &mut y);
-            MatMul { bias, activation, before_activation, ..products }.run(place)?;
+            MatMul { bias, activation, before_activation, onto, ..products }.run(place)?;
         }
     }
     Ok(Made { y, before, inner, ready })
@@ -243,6 +246,10 @@ fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
     let outputs = layer.weight.check(op, inputs)?;
     if let Some(bias) = layer.bias {
         op.expect_vector("bias", bias.tensor(), outputs)?;
+    }
+    if let Some(onto) = layer.onto {
+        op.expect_dtype("onto", onto.tensor(), x.dtype())?;
+        op.expect_shape("onto", onto.tensor(), x.shape().with_width(outputs))?;
     }
     if let Some(lora) = layer.lora {
         lora.check(op, [outputs, inputs])?;
@@ -350,13 +357,19 @@ fn between(place: Place<'_>, x: Dtype) -> Dtype {
 
 /// What backward needs.
 struct Record {
+    layer: LayerRecord,
+    before: Option<Tensor>,
+    activation: Activation,
+    onto: Option<Source>,
+}
+
+/// The same, of the products alone.
+struct LayerRecord {
     x: (Option<Source>, Shape),
     kept_x: Option<Kept>,
     weight: Held<Kept>,
     bias: Option<Source>,
     lora: Option<LoraRecord>,
-    before: Option<Tensor>,
-    activation: Activation,
 }
 
 /// The weight between forward and backward: kept, and then at hand.
@@ -404,7 +417,14 @@ impl Record {
             gradient = gradient.unshared()?;
             activation::backward(place, self.activation, &before, &mut gradient);
         }
-        let gradient = &gradient;
+        self.layer.backward(back, &gradient)?;
+        back.pass(self.onto, gradient)
+    }
+}
+
+impl LayerRecord {
+    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
+        let place = back.place;
         let outputs = gradient.shape().width();
         if let Some(slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
             column_sums(back, gradient, slot);

@@ -71,6 +71,37 @@ fn a_card_agrees_with_the_processor_on_a_large_layer() {
 }
 
 #[test]
+fn the_result_is_added_to_a_stream() {
+    for (rows, inputs, outputs, rank) in [(5, 7, 9, 3), (33, 16, 40, 2), (1, 1, 1, 1)] {
+        let mut inputs_of = parts(rows, (inputs, outputs, rank)).to_vec();
+        inputs_of.push(Input::normal([rows, outputs], 6));
+        let run = |tape: &Tape<'_>, v: &[Var]| {
+            let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
+            let (bias, onto) = (Some(&v[2]), Some(&v[5]));
+            tape.linear(&v[0], Linear { bias, lora, onto, ..Linear::new(&v[1]) })
+        };
+        check(&inputs_of, 8.0, &run, &|v| {
+            let low = product(&product(&v[0], &v[3], inputs), &v[4], rank);
+            let sums = product(&v[0], &v[1], inputs).into_iter().zip(low);
+            let biased = sums.zip(v[2].iter().cycle()).zip(&v[5]);
+            biased.map(|(((y, low), bias), onto)| y + low * 0.7 + *bias + *onto).collect()
+        });
+    }
+}
+
+#[test]
+fn a_stream_goes_through_a_layer_and_past_it() {
+    // x is the layer's input and what its result is added to, and its gradient comes both ways.
+    let weight = Input::normal([9, 9], 2).scaled(0.5);
+    check(
+        &[Input::normal([5, 9], 1), weight],
+        8.0,
+        &|tape, v| tape.linear(&v[0], Linear { onto: Some(&v[0]), ..Linear::new(&v[1]) }),
+        &|v| product(&v[0], &v[1], 9).into_iter().zip(&v[0]).map(|(y, x)| y + *x).collect(),
+    );
+}
+
+#[test]
 fn a_weight_of_f32_meets_rounded_numbers() {
     // Large enough for a matrix unit, in tests too.
     let x = Input::normal([40, 3], 1);

@@ -132,6 +132,7 @@ pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32])
             before: work.before_activation.map(|tensor| Shared::new(tensor.data_mut::<T>())),
             out: Shared::new(work.out.data_mut::<T>()),
             add: work.add,
+            onto: work.onto.map(|onto| onto.data::<T>()),
         };
         tiles.compute(cpu, plan, workspace);
     });
@@ -176,6 +177,7 @@ struct Tiles<'a, T> {
     before: Option<Shared<'a, T>>,
     out: Shared<'a, T>,
     add: bool,
+    onto: Option<&'a [T]>,
 }
 
 #[derive(Clone, Copy)]
@@ -265,6 +267,10 @@ impl<T: Real> Tiles<'_, T> {
         if let Some(bias) = self.bias {
             let bias = &bias[tile.column..tile.column + tile.columns];
             numbers.iter_mut().zip(bias).for_each(|(number, bias)| *number += bias);
+        }
+        if let Some(onto) = self.onto {
+            let onto = &onto[(tile.row + row) * self.columns + tile.column..][..tile.columns];
+            numbers.iter_mut().zip(onto).for_each(|(number, onto)| *number += onto.to_f32());
         }
         if let Some(before) = self.before {
             store(numbers, self.row_of(before, tile, row), false);

@@ -74,19 +74,22 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
     let (last, first) = work.products.split_first().expect("there is something to multiply");
     let out = work.out.dtype();
     let epilogue = epilogue(&work);
-    let gemm = Gemm { add: work.add || !first.is_empty(), epilogue, ..plain(last, out) };
+    let is_added = work.add || work.onto.is_some();
+    let gemm = Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out) };
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
     let before = work.before_activation.filter(|_| work.activation != Activation::None);
     let kept = before.map_or(0, Tensor::address_mut);
     if !work.add && cuda.wants_trial(&gemm) {
-        Room { is_trial: true, ..room }.run(cuda, last, work.out, gemm, [bias, kept]);
+        let trial = Room { is_trial: true, ..room };
+        trial.run(cuda, last, (work.onto, work.out), gemm, [bias, kept]);
     }
+    let mut onto = work.onto;
     for (index, product) in first.iter().enumerate() {
-        let gemm = Gemm { add: work.add || index > 0, ..plain(product, out) };
-        room.run(cuda, product, work.out, gemm, [0, 0]);
+        let gemm = Gemm { add: is_added || index > 0, ..plain(product, out) };
+        room.run(cuda, product, (onto.take(), work.out), gemm, [0, 0]);
     }
-    room.run(cuda, last, work.out, gemm, [bias, kept]);
+    room.run(cuda, last, (onto, work.out), gemm, [bias, kept]);
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         finish(
             cuda,
@@ -171,14 +174,16 @@ impl Room {
         &self,
         cuda: &Cuda,
         product: &Product<'_>,
-        out: &mut Tensor,
+        (onto, out): (Option<&Tensor>, &mut Tensor),
         gemm: Gemm,
         [bias, before]: [u64; 2],
     ) {
         // An empty sum.
         if gemm.inner == 0 {
-            if !gemm.add {
-                out.clear();
+            match onto {
+                Some(onto) => cuda.copy(onto.address(), out.address_mut(), onto.bytes()),
+                None if !gemm.add => out.clear(),
+                None => {}
             }
             return;
         }
@@ -187,7 +192,8 @@ impl Room {
         let right = Self::factor(cuda, product.right, gemm.factors, &mut to);
         let (workspace, scale, is_trial) = (self.library, product.scale, self.is_trial);
         let out = out.address_mut();
-        let at = Factors { left, right, out, scale, bias, before, workspace, is_trial };
+        let onto = onto.map_or(out, Tensor::address);
+        let at = Factors { left, right, onto, out, scale, bias, before, workspace, is_trial };
         cuda.gemm(&gemm, at);
     }
 

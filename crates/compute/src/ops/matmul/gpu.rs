@@ -65,6 +65,10 @@ pub fn multiply(gpu: &Gpu, work: MatMul<'_>, workspace: &mut Tensor) {
         _ => (None, others),
     };
     let mut add = work.add;
+    if let Some(onto) = work.onto {
+        gpu.copy(onto, work.out);
+        add = true;
+    }
     for product in before {
         let plain = MatMul { add, ..MatMul::new(&[], &mut *work.out) };
         run(gpu, plain, product, None, workspace);

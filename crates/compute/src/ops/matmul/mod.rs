@@ -113,13 +113,16 @@ pub(crate) struct MatMul<'a> {
     pub out: &'a mut Tensor,
     /// Whether to add to what `out` holds.
     pub add: bool,
+    /// What else to add to; of the shape and format of `out`. Not with an activation.
+    pub onto: Option<&'a Tensor>,
 }
 
 impl<'a> MatMul<'a> {
     /// Products alone.
     pub fn new(products: &'a [Product<'a>], out: &'a mut Tensor) -> Self {
         let activation = Activation::None;
-        Self { products, bias: None, activation, before_activation: None, out, add: false }
+        let (bias, before_activation, onto) = (None, None, None);
+        Self { products, bias, activation, before_activation, out, add: false, onto }
     }
 
     pub fn rows(&self) -> usize {
@@ -134,6 +137,7 @@ impl<'a> MatMul<'a> {
     /// deeper.
     fn count(&self, place: Place<'_>, kernel: &'static str) {
         let (mut flops, mut tensors) = (0, vec![&*self.out]);
+        tensors.extend(self.onto);
         if self.activation != Activation::None {
             flops += activation::FLOPS * self.rows() * self.columns();
             tensors.extend(self.before_activation.as_deref());
@@ -162,6 +166,7 @@ impl<'a> MatMul<'a> {
     /// Computes it.
     pub fn run(self, place: Place<'_>) -> Result<()> {
         let (rows, columns) = (self.rows(), self.columns());
+        assert!(self.onto.is_none() || self.activation == Activation::None && !self.add);
         for Product { left, right, .. } in self.products {
             assert_eq!(
                 (left.rows(), left.columns(), right.columns()),

@@ -222,8 +222,8 @@ impl Block {
         let v = self.v.forward(tape, &h)?;
         let causal =
             Attention { is_causal: true, ..Attention::full(n_heads, config.hidden_size / n_heads) };
-        let x = tape.add(x, &self.out.forward(tape, &tape.attention(&q, &k, &v, causal)?)?)?;
+        let x = self.out.forward_onto(tape, &tape.attention(&q, &k, &v, causal)?, x)?;
         let h = self.up.forward_into(tape, &normed(&x, &self.norms[1])?, activation)?;
-        tape.add(&x, &self.down.forward(tape, &h)?)
+        self.down.forward_onto(tape, &h, &x)
     }
 }

@@ -219,10 +219,10 @@ impl Block {
         let h = tape.rms_norm(x, Some(&self.norms[0]), epsilon)?;
         let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
         let v = self.v.forward(tape, &h)?;
-        let x = tape.add(x, &self.out.forward(tape, &tape.attention(&q, &k, &v, how)?)?)?;
+        let x = self.out.forward_onto(tape, &tape.attention(&q, &k, &v, how)?, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1]), epsilon)?;
         let gate = self.gate.forward(tape, &h)?;
         let h = tape.glu(&gate, &self.up.forward(tape, &h)?, Activation::GeluTanh)?;
-        tape.add(&x, &self.down.forward(tape, &h)?)
+        self.down.forward_onto(tape, &h, &x)
     }
 }

@@ -250,13 +250,13 @@ impl Block {
 
     /// What attention saw, and then the feed-forward, added to x.
     fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
-        let x = tape.add(x, &self.out.forward(tape, attended)?)?;
+        let x = self.out.forward_onto(tape, attended, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1].on(tape)), self.epsilon)?;
         let (gate, up) = (self.gate.forward(tape, &h)?, self.up.forward(tape, &h)?);
         drop(h);
         let inner = tape.glu(&gate, &up, Activation::Silu)?;
         drop((gate, up));
-        tape.add(&x, &self.down.forward(tape, &inner)?)
+        self.down.forward_onto(tape, &inner, &x)
     }
 }
 
