@@ -1,7 +1,6 @@
-//! Sums of columns on a GPU, which gradients of vectors are, and the statistics of rows that some of
-//! them need.
+//! Sums of columns on a GPU, which gradients of vectors are.
 
-use super::{Gpu, Source, THREADS, Variant, arguments};
+use super::{Gpu, Source, Variant, arguments};
 use crate::Tensor;
 
 const KERNELS: Source = Source { name: "columns", text: include_str!("columns.wgsl") };
@@ -13,8 +12,6 @@ pub(crate) struct Sum<'a> {
     pub a: &'a Tensor,
     /// What each number is multiplied by.
     pub b: Option<&'a Tensor>,
-    /// Normalises `b`, row by row; from [`statistics`].
-    pub statistics: Option<&'a Tensor>,
     /// How many rows share a vector.
     pub rows_per_vector: usize,
 }
@@ -28,26 +25,20 @@ impl Sum<'_> {
         let out_width = if is_one { width } else { out.shape().width() };
         let variant = Variant::of(&[self.a.dtype(), out.dtype()]);
         let first = index * width;
-        let arguments = arguments![
-            self.a,
-            self.b,
-            self.statistics,
-            out,
-            self.rows_per_vector,
-            width,
-            out_width,
-            first,
-            add
-        ];
+        let arguments =
+            arguments![self.a, self.b, out, self.rows_per_vector, width, out_width, first, add];
         let groups = width.div_ceil(COLUMNS) * vectors;
         gpu.launch(&KERNELS, "sum_columns", &variant, groups, &arguments);
     }
 }
 
-/// The mean and 1 / deviation of each row; about zero if not centered.
-pub(crate) fn statistics(gpu: &Gpu, x: &Tensor, epsilon: f32, centered: bool, to: &mut Tensor) {
-    let (rows, width) = (x.shape().rows(), x.shape().width());
-    let arguments = arguments![x, to, rows, width, epsilon, centered];
-    let variant = Variant::of(&[x.dtype()]);
-    gpu.launch(&KERNELS, "row_statistics", &variant, gpu.row_groups(rows, THREADS), &arguments);
+/// Rows whose sum is found together, at the least, where sums are found on the way; and how many such sums there are
+/// at most. Chosen: for norms the sums are a twelfth of the bytes that are moved or less, and a GPU has enough to do.
+pub(crate) const SHARE_ROWS: usize = 32;
+const MOST_SHARES: usize = 256;
+
+/// Rows of each share of a vector's, and how many shares there are.
+pub(crate) fn shares(rows: usize) -> (usize, usize) {
+    let each = rows.div_ceil(MOST_SHARES).max(SHARE_ROWS);
+    (each, rows.div_ceil(each))
 }

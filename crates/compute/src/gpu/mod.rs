@@ -174,7 +174,12 @@ impl Gpu {
 
     /// Groups that rows are shared among, of which each is the work of some threads.
     pub fn row_groups(&self, rows: usize, threads: usize) -> usize {
-        rows.div_ceil(threads / self.opened.per_row())
+        rows.div_ceil(self.rows_at_once(threads))
+    }
+
+    /// Rows that a group of so many threads works at, each the work of some of them.
+    pub fn rows_at_once(&self, threads: usize) -> usize {
+        threads / self.opened.per_row()
     }
 
     /// One that shares its adapter with nobody, to break it, and as if that offered something else.

@@ -16,7 +16,7 @@ use super::{
     ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, PER_ROW,
     Source, Trouble, Variant, adapters,
 };
-use crate::ops::{AdamW, Attention, Linear, Moments, adamw, count_not_finite};
+use crate::ops::{AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite};
 use crate::{
     ComputeError, Device, Dtype, Filled, Gradients, Kind, Params, Part, Result, Shape, Tag, Tape,
     Var, fill_all,
@@ -58,6 +58,8 @@ fn variants() -> [Variant; 3] {
         variant
             .with("EVEN", fp8)
             .with("KIND", second)
+            .with("CENTERED", fp8)
+            .with("HELD", 1 + fp8)
             .with("SLICES", 1 + left)
             .with("SHARED", 1 + 63 * left)
     };
@@ -253,15 +255,27 @@ fn kernels_read_and_write_little_more_than_they_must() {
     let weight = Var::from(normal(&[640, 320]));
     let ones = Var::from(device.normal([640], Dtype::F32, 1.0, (1, 2)).unwrap());
     let full = Attention::full(5, 64);
-    // Gradients of queries and of keys are found by two kernels, so that nothing is added up in an order that
-    // changes: both read the queries, keys, values and the gradient.
-    let ops: [(&str, f64, &[usize], Forward<'_>); 4] = [
+    let trained = |tape: &Tape<'_>| tape.leaf(ones.tensor().clone());
+    let heads = device.normal([64], Dtype::F32, 1.0, (1, 2)).unwrap();
+    // Sums of which gradients of vectors are made are written and read besides.
+    let ops: [(&str, f64, &[usize], Forward<'_>); 7] = [
         ("linear", 1.01, &[256, 320], &|tape, x| tape.linear(x, Linear::new(&weight))),
-        ("attention", 1.6, &[2, 128, 320], &|tape, x| tape.attention(x, x, x, full)),
+        ("attention", 1.02, &[2, 128, 320], &|tape, x| tape.attention(x, x, x, full)),
         ("layer norm", 1.01, &[256, 640], &|tape, x| {
             tape.layer_norm(x, Some(&ones), Some(&ones), 1e-6)
         }),
         ("rms norm", 1.01, &[256, 640], &|tape, x| tape.rms_norm(x, Some(&ones), 1e-6)),
+        ("trained layer norm", 1.12, &[256, 640], &|tape, x| {
+            tape.layer_norm(x, Some(&trained(tape)), Some(&trained(tape)), 1e-6)
+        }),
+        ("trained rms norm", 1.06, &[256, 640], &|tape, x| {
+            tape.rms_norm(x, Some(&trained(tape)), 1e-6)
+        }),
+        ("trained norm of heads", 1.02, &[1, 256, 640], &|tape, x| {
+            let weight = tape.leaf(heads.clone());
+            let norm = Some((&weight, 1e-6));
+            tape.qk_norm_rope(x, QkNormRope { n_heads: 10, norm, rope: None })
+        }),
     ];
     for (name, most, shape, op) in ops {
         let tape = Tape::training(&device, &params, 1);
@@ -269,8 +283,10 @@ fn kernels_read_and_write_little_more_than_they_must() {
         let (share, y) = moved(&device, 0, || op(&tape, &x));
         assert!((1.0..1.02).contains(&share), "{name}: {share}");
         let gradient = normal(y.shape().sizes());
+        // Gradients of heads are changed in place.
+        let again = if name.ends_with("heads") { gradient.bytes() } else { 0 };
         let back = || tape.backward_from(y, gradient, &mut Gradients::default()).map(drop);
-        let (share, ()) = moved(&device, 0, back);
+        let (share, ()) = moved(&device, again, back);
         assert!((1.0..most).contains(&share), "{name} backward: {share}");
     }
 }

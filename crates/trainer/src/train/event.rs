@@ -228,6 +228,9 @@ pub struct Step {
     pub wait_secs: f64,
     /// Bytes taken at the worst moment of the step.
     pub peak_bytes: usize,
+    /// Kernels that a GPU was given; none on a processor.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub launches: Option<u64>,
 }
 
 /// Another way to compute batches, in less memory.

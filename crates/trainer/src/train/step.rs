@@ -32,7 +32,7 @@ struct Taken {
 impl<F: Feed> Run<'_, '_, F> {
     /// Takes the next step. What it remembers changes only when all of it is done.
     pub(super) fn step(&mut self, ahead: &mut Ahead<F>) -> Result<event::Step> {
-        let begun = Instant::now();
+        let (begun, launches) = (Instant::now(), self.device.launches());
         let loss_scale = match self.config.base.dtype {
             Dtype::F16 => Some(*self.progress.loss_scale.get_or_insert_with(LossScale::new)),
             _ => None,
@@ -68,6 +68,7 @@ impl<F: Feed> Run<'_, '_, F> {
             rest_secs,
             wait_secs: taken.wait_secs,
             peak_bytes,
+            launches: self.device.launches().zip(launches).map(|(after, before)| after - before),
         })
     }
 

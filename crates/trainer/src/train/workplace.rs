@@ -161,6 +161,14 @@ save_every = 2
         (lost, begun)
     }
 
+    /// Of a step, the lists of work that the GPU had been handed by its end, and the kernels of the step.
+    fn of_step((event, n_lists): &(Event, u32)) -> Option<(u32, u64)> {
+        match event {
+            Event::Step(step) => Some((*n_lists, step.launches.expect("a GPU counts its kernels"))),
+            _ => None,
+        }
+    }
+
     /// In one test, since those who share a process share the GPU, which is lost to all.
     #[test]
     #[allow(clippy::print_stderr)] // Says why nothing is shown.
@@ -173,8 +181,8 @@ save_every = 2
         let model = |out: &str| fs::read(place.join(out).join("model/model.safetensors")).unwrap();
         let (end, events) = trained(place, "whole", &|_| None);
         assert_eq!((end.unwrap().step, losses(&events)), (4, (vec![], vec![0])));
-        let is_step = |(event, _): &&(Event, u32)| matches!(event, Event::Step(_));
-        let lists: Vec<u32> = events.iter().filter(is_step).map(|(_, lists)| *lists).collect();
+        let (lists, launches): (Vec<u32>, Vec<u64>) = events.iter().filter_map(of_step).unzip();
+        assert!(launches[1] > 0 && launches[1] == launches[2], "{launches:?}");
 
         for (out, trouble) in [("lost", Trouble::Lost), ("ended", Trouble::Ended)] {
             // In the second step, before there is a checkpoint, and in the last, after that of the second.

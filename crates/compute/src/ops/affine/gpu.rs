@@ -30,6 +30,6 @@ pub fn multiply(gpu: &Gpu, matrix: &mut Tensor, vector: &Tensor) {
 /// Σ gradient·x over all rows.
 pub fn scale_gradient(gpu: &Gpu, x: &Tensor, gradient: &Tensor, slot: &mut Slot) {
     let rows_per_vector = x.shape().rows();
-    let sum = Sum { a: gradient, b: Some(x), statistics: None, rows_per_vector };
+    let sum = Sum { a: gradient, b: Some(x), rows_per_vector };
     sum.run(gpu, &mut slot.tensor, 0, slot.add);
 }

@@ -3,7 +3,6 @@
 use super::{Attention, Inputs, Sizes};
 use crate::Tensor;
 use crate::backward::Slot;
-use crate::device::Kind;
 use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
 
 const KERNELS: Source = Source {
@@ -22,59 +21,46 @@ const ROWS: usize = 64;
 const WIDEST: usize = 128;
 const WIDEST_OF_KEYS: usize = 64;
 
-/// Floats of workspace of forward.
-pub fn forward_floats(_: Sizes, _: Attention<'_>) -> usize {
-    0
-}
-
-/// Floats of workspace of backward: a number for each query and head.
-pub fn backward_floats(sizes: Sizes, _: Attention<'_>) -> usize {
-    sizes.samples * sizes.queries * sizes.heads
-}
-
 pub fn forward(
     gpu: &Gpu,
     sizes: Sizes,
     how: Attention<'_>,
     [q, k, v]: [&Tensor; 3],
     [out, statistics]: [&mut Tensor; 2],
-    _: &mut Tensor,
 ) {
     let variant = variant(sizes, &[q, k, v, out], &[statistics]);
     let tensors =
         arguments![q, k, v, out, statistics, how.key_lengths, how.first_keys, how.relative];
     let arguments = [&tensors[..], &shape(sizes, how)].concat();
-    gpu.launch(&KERNELS, "attention", &variant, query_groups(sizes), &arguments);
+    let groups = sizes.samples * sizes.heads * groups_of(sizes, sizes.queries, WIDEST);
+    gpu.launch(&KERNELS, "attention", &variant, groups, &arguments);
 }
 
 pub fn backward(
     gpu: &Gpu,
     sizes: Sizes,
-    (how, _): (Attention<'_>, Kind),
+    how: Attention<'_>,
     inputs: Inputs<'_>,
     slots: &mut [Slot],
-    delta: &mut Tensor,
 ) {
     let Inputs { q, k, v, out, gradient, denominators } = inputs;
     let [dq, dk, dv] = slots else { unreachable!("one for each of q, k and v") };
     let tensors = [q, k, v, out, gradient, &dq.tensor, &dk.tensor, &dv.tensor];
-    let variant = variant(sizes, &tensors, &[denominators, delta]);
+    let variant = variant(sizes, &tensors, &[denominators]);
+    let given = arguments![q, k, v, gradient, out, denominators];
+    let results = arguments![&mut dq.tensor, &mut dk.tensor, &mut dv.tensor];
     let seen = arguments![how.key_lengths, how.first_keys, how.relative];
-    let shape = shape(sizes, how);
-    let tensors = arguments![q, k, v, gradient, denominators, &mut *delta, &mut dq.tensor, out];
-    let arguments = [&tensors[..], &seen, &arguments![dq.add], &shape].concat();
-    gpu.launch(&BACKWARD, "attention_dq", &variant, query_groups(sizes), &arguments);
-    let tensors =
-        arguments![q, k, v, gradient, denominators, &*delta, &mut dk.tensor, &mut dv.tensor];
-    let arguments = [&tensors[..], &seen, &arguments![dk.add, dv.add], &shape].concat();
-    let across = sizes.d.div_ceil(WIDEST_OF_KEYS);
-    let groups = sizes.keys.div_ceil(ROWS) * sizes.kv_heads * sizes.samples * across;
-    gpu.launch(&BACKWARD, "attention_dkv", &variant, groups, &arguments);
+    let adds = arguments![dq.add, dk.add, dv.add];
+    let arguments = [&given[..], &results, &seen, &adds, &shape(sizes, how)].concat();
+    let of_keys = sizes.kv_heads * groups_of(sizes, sizes.keys, WIDEST_OF_KEYS);
+    let of_queries = sizes.heads * groups_of(sizes, sizes.queries, WIDEST);
+    let groups = sizes.samples * (of_keys + of_queries);
+    gpu.launch(&BACKWARD, "attention_backward", &variant, groups, &arguments);
 }
 
-fn query_groups(sizes: Sizes) -> usize {
-    let across = sizes.d.div_ceil(WIDEST);
-    sizes.queries.div_ceil(ROWS) * sizes.heads * sizes.samples * across
+/// How many groups have the rows of a head, of which each has so many columns.
+fn groups_of(sizes: Sizes, rows: usize, widest: usize) -> usize {
+    rows.div_ceil(ROWS) * sizes.d.div_ceil(widest)
 }
 
 /// What all kernels are told last.

@@ -8,9 +8,9 @@ fn larger_eight(a: Eight, b: Eight) -> Eight { return Eight(larger_of(a.low, b.l
 
 fn inverse(x: vec4<f32>) -> vec4<f32> { return select(1.0 / x, vec4<f32>(0.0), x == vec4<f32>(0.0)); }
 
-fn put_row(at: Place, query: u32, column: u32, x: Eight) {
+fn put_row(what: u32, at: Place, query: u32, column: u32, x: Eight) {
     if query >= p.queries || column >= D { return; }
-    set_result_eight(((at.sample * p.queries + query) * p.heads + at.head) * D + column, x, D - column);
+    set_result_eight(query_at(at.sample, at.head, query, column), x, D - column);
 }
 
 fn logarithms_of(x: vec4<f32>) -> vec4<f32> {
@@ -69,10 +69,10 @@ kernel attention(q: [X by WIDE], k: [X by WIDE], v: [X by WIDE], result: mut [X 
             }
         }
     }
-    total = sum_told(lane, total);
+    total = sum_told(lane / 8u, part, total);
     let inverses = Eight(inverse(total.low), inverse(total.high));
-    put_tile(at, query, column, lines_times(sums, inverses));
-    if D > 64u { put_tile(at, query, column + 64u, lines_times(more, inverses)); }
+    put_tile(QUERIES, at, query, column, lines_times(sums, inverses));
+    if D > 64u { put_tile(QUERIES, at, query, column + 64u, lines_times(more, inverses)); }
     if part != 0u || at.column != 0u || query >= p.queries { return; }
     let place = (at.sample * p.heads + at.head) * p.queries + query;
     let logarithms = Eight(logarithms_of(total.low), logarithms_of(total.high));

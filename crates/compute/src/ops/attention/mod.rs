@@ -79,7 +79,7 @@ impl Tape<'_> {
         let floats = match op.device.kind() {
             Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
             Kind::Cuda { .. } => cuda::forward_floats(sizes, how),
-            Kind::Gpu { .. } => gpu::forward_floats(sizes, how),
+            Kind::Gpu { .. } => 0,
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
@@ -98,7 +98,7 @@ impl Tape<'_> {
             Engine::Gpu(engine) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
                 let results = [&mut out, &mut denominators];
-                gpu::forward(engine, sizes, how, inputs, results, &mut workspace);
+                gpu::forward(engine, sizes, how, inputs, results);
             }
         }
         let result = op.result(out);
@@ -290,7 +290,7 @@ impl Record {
         let floats = match place.device.kind() {
             Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
             Kind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
-            Kind::Gpu { .. } => gpu::backward_floats(sizes, self.how()),
+            Kind::Gpu { .. } => 0,
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         let how = self.how();
@@ -306,10 +306,7 @@ impl Record {
                 let how = (how, place.device.kind());
                 cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
-            Engine::Gpu(engine) => {
-                let how = (how, place.device.kind());
-                gpu::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
-            }
+            Engine::Gpu(engine) => gpu::backward(engine, sizes, how, inputs, &mut slots),
         }
         for slot in slots {
             back.put(slot);

@@ -403,6 +403,8 @@ fn a_card_agrees_with_the_processor_on_wide_heads() {
         Case { is_causal: true, first: Some(sevens_and_thirties), ..wide },
         Case { first: Some(sevens_and_thirties), lengths: Some(&[300, 77]), ..grouped },
         Case { d: 40, first: Some(threes), is_causal: true, ..wide },
+        Case { queries: 70, keys: 90, heads: 4, kv_heads: 2, d: 160, ..wide },
+        Case { queries: 70, keys: 90, d: 256, is_causal: true, ..wide },
     ];
     for case in cases {
         check_card(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));

@@ -66,7 +66,7 @@ fn variant(width: usize, tensors: &[&Tensor]) -> Variant {
 /// Adds Σ over a sample's tokens of gradient · y to its gate's gradient.
 pub fn gate_gradient(gpu: &Gpu, gradient: &Tensor, y: &Tensor, index: usize, out: &mut Tensor) {
     let [tokens, _] = token_sizes(y);
-    let sum = Sum { a: gradient, b: Some(y), statistics: None, rows_per_vector: tokens };
+    let sum = Sum { a: gradient, b: Some(y), rows_per_vector: tokens };
     sum.run(gpu, out, index, true);
 }
 

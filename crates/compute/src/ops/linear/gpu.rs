@@ -18,6 +18,6 @@ pub fn drop_out(gpu: &Gpu, Dropout { share, random }: Dropout, x: &Tensor, out: 
 /// The sum of each column.
 pub fn column_sums(gpu: &Gpu, matrix: &Tensor, sums: &mut Tensor, add: bool) {
     let rows_per_vector = matrix.shape().rows();
-    let sum = Sum { a: matrix, b: None, statistics: None, rows_per_vector };
+    let sum = Sum { a: matrix, b: None, rows_per_vector };
     sum.run(gpu, sums, 0, add);
 }

@@ -1,8 +1,8 @@
-//! Layer norm on a GPU.
+//! Layer norm on a GPU, and root-mean-square norm, which is one that is not centered.
 
-use super::Form;
+use super::{Form, Rows};
 use crate::backward::Slot;
-use crate::gpu::columns::{Sum, statistics};
+use crate::gpu::columns::{SHARE_ROWS, Sum, shares};
 use crate::gpu::{Gpu, Source, THREADS, Variant, arguments, is_wide};
 use crate::{Dtype, Tensor};
 
@@ -12,12 +12,13 @@ pub fn forward(
     gpu: &Gpu,
     x: &Tensor,
     [scale, shift]: [Option<&Tensor>; 2],
-    form: Form,
+    (form, is_centered): (Form, bool),
     y: &mut Tensor,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let variant = Variant::of(&[x.dtype(), vector_dtype(scale.or(shift))])
-        .with("WIDE", is_wide(width, &[Some(x), scale, shift, Some(y)]).into());
+        .with("WIDE", is_wide(width, &[Some(x), scale, shift, Some(y)]).into())
+        .with("CENTERED", is_centered.into());
     let whole = |vector: Option<&Tensor>| vector.map_or(0, |vector| vector.shape().width());
     let (scale_first, shift_first) = (form.indices.0 * width, form.indices.1 * width);
     let arguments = arguments![
@@ -38,62 +39,87 @@ pub fn forward(
     gpu.launch(&KERNELS, "layer_norm", &variant, gpu.row_groups(rows, THREADS), &arguments);
 }
 
+/// The gradient of x, and sums for those of scale and shift, in one pass over the rows; each if there is room for it.
 pub fn backward(
     gpu: &Gpu,
-    x: &Tensor,
-    scale: Option<&Tensor>,
-    gradient: &Tensor,
-    form: Form,
-    slot: &mut Slot,
+    rows: Rows<'_>,
+    is_centered: bool,
+    of_x: Option<&mut Slot>,
+    sums: [Option<&mut Tensor>; 2],
 ) {
-    let (rows, width) = (x.shape().rows(), x.shape().width());
-    let tensors = [Some(x), scale, Some(gradient), Some(&slot.tensor)];
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale)])
-        .with("WIDE", is_wide(width, &tensors).into());
+    let Rows { x, scale, gradient, form } = rows;
+    let [scale_sums, shift_sums] = sums.map(|sums| sums.filter(|sums| sums.bytes() > 0));
+    let width = x.shape().width();
+    let has_sums = scale_sums.is_some() || shift_sums.is_some();
+    let each = form.rows_per_vector;
+    let share = if has_sums { shares(each).0 } else { gpu.rows_at_once(threads(gpu)) };
+    let groups = n_vectors(x, each) * each.div_ceil(share);
+    let add = of_x.as_ref().is_some_and(|slot| slot.add);
+    let out = of_x.map(|slot| &mut slot.tensor);
+    let tensors = [
+        Some(x),
+        scale,
+        Some(gradient),
+        out.as_deref(),
+        scale_sums.as_deref(),
+        shift_sums.as_deref(),
+    ];
+    let formats =
+        [x.dtype(), vector_dtype(scale), out.as_ref().map_or(x.dtype(), |out| out.dtype())];
+    let held = if has_sums { width.div_ceil(8 * threads(gpu)).max(1) } else { 1 };
+    let variant = Variant::of(&formats)
+        .with("THREADS", threads(gpu))
+        .with("WIDE", is_wide(width, &tensors).into())
+        .with("CENTERED", is_centered.into())
+        .with("HELD", held);
     let (whole, first) = (scale.map_or(0, |scale| scale.shape().width()), form.indices.0 * width);
     let arguments = arguments![
         x,
         scale,
         gradient,
-        &mut slot.tensor,
-        rows,
+        out,
+        scale_sums,
+        shift_sums,
         width,
-        form.rows_per_vector,
+        each,
+        share,
         whole,
         first,
         form.epsilon,
         form.plus_one,
-        slot.add,
+        add,
     ];
-    gpu.launch(
-        &KERNELS,
-        "layer_norm_backward",
-        &variant,
-        gpu.row_groups(rows, THREADS),
-        &arguments,
-    );
+    gpu.launch(&KERNELS, "layer_norm_backward", &variant, groups, &arguments);
 }
 
-/// Adds Σ gradient · x̂ over the rows of a vector.
-pub fn scale_gradient(
+/// Threads of a group of backward, which goes through as many rows at once as it has rows of threads: one for each
+/// thread on a processor.
+fn threads(gpu: &Gpu) -> usize {
+    if gpu.is_software() { SHARE_ROWS } else { THREADS }
+}
+
+fn n_vectors(x: &Tensor, rows_per_vector: usize) -> usize {
+    x.shape().rows() / rows_per_vector.max(1)
+}
+
+/// Floats of the sums of which the gradient of vectors is made.
+pub fn sums_floats(x: &Tensor, rows_per_vector: usize) -> usize {
+    n_vectors(x, rows_per_vector) * shares(rows_per_vector).1 * x.shape().width()
+}
+
+/// Writes or adds the gradients of vectors, from the sums that [`backward`] found, to the `index`-th part of each row
+/// of `out`.
+pub fn add_up(
     gpu: &Gpu,
-    x: &Tensor,
-    gradient: &Tensor,
-    form: Form,
-    room: &mut Tensor,
+    sums: &Tensor,
+    rows: Rows<'_>,
+    (index, add): (usize, bool),
     out: &mut Tensor,
 ) {
-    statistics(gpu, x, form.epsilon, true, room);
-    let rows_per_vector = form.rows_per_vector;
-    let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
-    sum.run(gpu, out, form.indices.0, true);
-}
-
-/// Adds Σ gradient over the rows of a vector.
-pub fn shift_gradient(gpu: &Gpu, gradient: &Tensor, form: Form, out: &mut Tensor) {
-    let rows_per_vector = form.rows_per_vector;
-    let sum = Sum { a: gradient, b: None, statistics: None, rows_per_vector };
-    sum.run(gpu, out, form.indices.1, true);
+    let Rows { x, form, .. } = rows;
+    let (_, shares) = shares(form.rows_per_vector);
+    let sums = sums.reshape([n_vectors(x, form.rows_per_vector) * shares, x.shape().width()]);
+    Sum { a: &sums, b: None, rows_per_vector: shares }.run(gpu, out, index, add);
 }
 
 fn vector_dtype(vector: Option<&Tensor>) -> Dtype {

@@ -7,12 +7,12 @@
 
 mod cpu;
 mod cuda;
-mod gpu;
+pub(super) mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
 use super::inputs;
-use crate::backward::Backward;
+use crate::backward::{Backward, Slot};
 use crate::cuda::columns::statistics_floats;
 use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
@@ -87,14 +87,14 @@ impl Tape<'_> {
 
 /// What distinguishes the two uses.
 #[derive(Clone, Copy)]
-struct Form {
-    epsilon: f32,
+pub(super) struct Form {
+    pub epsilon: f32,
     /// How many rows share a vector.
-    rows_per_vector: usize,
+    pub rows_per_vector: usize,
     /// Whether the factor is 1 + scale.
-    plus_one: bool,
+    pub plus_one: bool,
     /// Which parts of the rows of scale and shift are meant.
-    indices: (usize, usize),
+    pub indices: (usize, usize),
 }
 
 /// Operations per number, for the tally.
@@ -127,7 +127,7 @@ fn forward(
         Engine::Meta => {}
         Engine::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
         Engine::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
-        Engine::Gpu(engine) => gpu::forward(engine, x, vectors, form, &mut y),
+        Engine::Gpu(engine) => gpu::forward(engine, x, vectors, (form, true), &mut y),
     }
     Ok(y)
 }
@@ -139,74 +139,113 @@ struct Record {
     form: Form,
 }
 
+/// What gradients are found from.
+#[derive(Clone, Copy)]
+pub(super) struct Rows<'a> {
+    pub x: &'a Tensor,
+    pub scale: Option<&'a Tensor>,
+    /// That of the result.
+    pub gradient: &'a Tensor,
+    pub form: Form,
+}
+
 impl Record {
     fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
-        let (place, form) = (back.place, self.form);
+        let place = back.place;
         let x = self.x.0.get(place)?;
-        let work = FLOPS * x.shape().elements();
+        let (scale, scale_source) = self.scale.unzip();
+        let (scale, scale_source) =
+            (scale.map(|kept| kept.get(place)).transpose()?, scale_source.flatten());
+        let rows = Rows { x: &x, scale: scale.as_ref(), gradient, form: self.form };
+        let wanted = [scale_source.is_some(), self.shift.is_some()];
+        let [of_scale, of_shift] = room_floats(place, rows, wanted);
+        let mut of_scale = place.workspace([of_scale], Dtype::F32)?;
+        let mut of_shift = place.workspace([of_shift], Dtype::F32)?;
+        let mut slot = back.slot_of(self.x.1, x.shape(), x.dtype())?;
+        rows_gradient(place, rows, slot.as_mut(), [&mut of_scale, &mut of_shift]);
+        slot.into_iter().for_each(|slot| back.put(slot));
         if let Some((source, shape, dtype)) = self.shift {
             let mut slot = back.slot(source, shape, dtype)?;
             slot.clear_unless_adding();
-            place.count("norm_modulate shift backward", work, &[gradient]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::shift_gradient(engine, gradient, form, &mut slot.tensor);
-                }
-                Engine::Cuda(engine) => {
-                    cuda::shift_gradient(engine, gradient, form, &mut slot.tensor);
-                }
-                Engine::Gpu(engine) => {
-                    gpu::shift_gradient(engine, gradient, form, &mut slot.tensor);
-                }
-            }
+            shift_gradient(place, rows, &of_shift, &mut slot.tensor);
             back.put(slot);
         }
-        let scale = match &self.scale {
-            Some((kept, _)) => Some(kept.get(place)?),
-            None => None,
-        };
-        if let (Some((_, Some(source))), Some(scale)) = (&self.scale, &scale) {
-            let mut slot = back.slot(*source, scale.shape(), scale.dtype())?;
+        if let (Some(source), Some(scale)) = (scale_source, &scale) {
+            let mut slot = back.slot(source, scale.shape(), scale.dtype())?;
             slot.clear_unless_adding();
-            place.count("norm_modulate scale backward", work, &[gradient, &x]);
-            let floats = match place.device.kind() {
-                Kind::Cpu { .. } => 0,
-                Kind::Cuda { .. } | Kind::Gpu { .. } => statistics_floats(&x),
-            };
-            let mut room = place.workspace([floats], Dtype::F32)?;
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::scale_gradient(engine, &x, gradient, form, &mut slot.tensor);
-                }
-                Engine::Cuda(engine) => {
-                    let out = &mut slot.tensor;
-                    cuda::scale_gradient(engine, &x, gradient, form, &mut room, out);
-                }
-                Engine::Gpu(engine) => {
-                    let out = &mut slot.tensor;
-                    gpu::scale_gradient(engine, &x, gradient, form, &mut room, out);
-                }
-            }
-            back.put(slot);
-        }
-        if let Some(mut slot) = back.slot_of(self.x.1, x.shape(), x.dtype())? {
-            place.count("norm_modulate backward", work, &[gradient, &x, &slot.tensor]);
-            match place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
-                    cpu::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
-                }
-                Engine::Cuda(engine) => {
-                    cuda::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
-                }
-                Engine::Gpu(engine) => {
-                    gpu::backward(engine, &x, scale.as_ref(), gradient, form, &mut slot);
-                }
-            }
+            scale_gradient(place, rows, &mut of_scale, &mut slot.tensor);
             back.put(slot);
         }
         Ok(())
+    }
+}
+
+/// Whether one pass over the rows finds the gradient of x and sums of which the vectors' are made; elsewhere each
+/// has a pass of its own.
+fn is_one_pass(place: Place<'_>) -> bool {
+    matches!(place.device.kind(), Kind::Gpu { .. })
+}
+
+/// Floats of room for the gradients of scale and shift: sums, or what is known of rows.
+fn room_floats(place: Place<'_>, rows: Rows<'_>, wanted: [bool; 2]) -> [usize; 2] {
+    let floats = match place.device.kind() {
+        Kind::Cpu { .. } => [0, 0],
+        Kind::Cuda { .. } => [statistics_floats(rows.x), 0],
+        Kind::Gpu { .. } => [gpu::sums_floats(rows.x, rows.form.rows_per_vector); 2],
+    };
+    [0, 1].map(|vector| if wanted[vector] { floats[vector] } else { 0 })
+}
+
+/// The gradient of x, if it is wanted; in one pass also the sums that there is room for.
+fn rows_gradient(
+    place: Place<'_>,
+    rows: Rows<'_>,
+    slot: Option<&mut Slot>,
+    sums: [&mut Tensor; 2],
+) {
+    let Rows { x, scale, gradient, form } = rows;
+    if slot.is_none() && !is_one_pass(place) {
+        return;
+    }
+    let mut tensors = vec![gradient, x];
+    tensors.extend(slot.iter().map(|slot| &slot.tensor));
+    place.count("norm_modulate backward", FLOPS * x.shape().elements(), &tensors);
+    match (place.engine(), slot) {
+        (Engine::Cpu(engine), Some(slot)) => cpu::backward(engine, x, scale, gradient, form, slot),
+        (Engine::Cuda(engine), Some(slot)) => {
+            cuda::backward(engine, x, scale, gradient, form, slot)
+        }
+        (Engine::Gpu(engine), slot) => gpu::backward(engine, rows, true, slot, sums.map(Some)),
+        (Engine::Meta | Engine::Cpu(_) | Engine::Cuda(_), _) => {}
+    }
+}
+
+/// Adds Σ gradient over the rows of a vector.
+fn shift_gradient(place: Place<'_>, rows: Rows<'_>, sums: &Tensor, out: &mut Tensor) {
+    let Rows { x, gradient, form, .. } = rows;
+    if !is_one_pass(place) {
+        let work = FLOPS * x.shape().elements();
+        place.count("norm_modulate shift backward", work, &[gradient]);
+    }
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::shift_gradient(engine, gradient, form, out),
+        Engine::Cuda(engine) => cuda::shift_gradient(engine, gradient, form, out),
+        Engine::Gpu(engine) => gpu::add_up(engine, sums, rows, (form.indices.1, true), out),
+    }
+}
+
+/// Adds Σ gradient · x̂ over the rows of a vector.
+fn scale_gradient(place: Place<'_>, rows: Rows<'_>, room: &mut Tensor, out: &mut Tensor) {
+    let Rows { x, gradient, form, .. } = rows;
+    if !is_one_pass(place) {
+        let work = FLOPS * x.shape().elements();
+        place.count("norm_modulate scale backward", work, &[gradient, x]);
+    }
+    match place.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, form, out),
+        Engine::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, form, room, out),
+        Engine::Gpu(engine) => gpu::add_up(engine, room, rows, (form.indices.0, true), out),
     }
 }

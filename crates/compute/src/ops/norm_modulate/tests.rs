@@ -22,6 +22,8 @@ pub fn normalised(x: &[Dual], width: usize, epsilon: f64) -> Vec<Dual> {
 fn modulated_by_vectors_of_each_sample() {
     check_modulated([2, 3, 7]);
     check_modulated([3, 2, 33]);
+    // More rows than one sum is made of.
+    check_modulated([2, 70, 2]);
     for_random_sizes(6, [3, 4, 20], |[samples, tokens, width]| {
         check_modulated([samples, tokens, width + 3]);
     });
@@ -127,4 +129,14 @@ fn a_card_agrees_with_the_processor_on_wide_rows() {
             tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), EPSILON as f32)
         });
     }
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_many_rows() {
+    let (x, vectors) = (Input::normal([2, 8300, 9], 1), Input::normal([2, 18], 2));
+    check_card(&[x, vectors], 16.0, &|tape, v| {
+        tape.norm_modulate(&v[0], v[1].chunk(1), v[1].chunk(0), EPSILON as f32)
+    });
+    let (x, weight) = (Input::normal([16_500, 8], 1), Input::normal([8], 2).f32());
+    check_card(&[x, weight], 16.0, &|tape, v| tape.rms_norm(&v[0], Some(&v[1]), EPSILON as f32));
 }

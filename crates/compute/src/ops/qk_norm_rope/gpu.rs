@@ -22,44 +22,36 @@ pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &
     gpu.launch(&KERNELS, "qk_norm_rope", &variant, gpu.row_groups(n, threads(gpu)), &arguments);
 }
 
-/// Turns the gradient of the result into that of x, in place; the norm needs x and its weight.
-pub fn backward(gpu: &Gpu, norm: Option<&(Tensor, Tensor)>, form: &Form, gradient: &mut Tensor) {
-    let Heads { n, rest } = Heads::new(gradient, form);
-    let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
-    let table = form.rope.as_ref().map(|(table, _)| table);
-    let variant = variant(gpu, gradient.dtype(), form);
-    let arguments = [&arguments![x, weight, table, gradient, n][..], &rest].concat();
-    gpu.launch(
-        &KERNELS,
-        "qk_norm_rope_backward",
-        &variant,
-        gpu.row_groups(n, threads(gpu)),
-        &arguments,
-    );
-}
-
-/// Σ gradient · x̂ over the heads of all rows, the gradient turned back.
-pub fn weight_gradient(
+/// Turns the gradient of the result into that of x, in place; the norm needs x and its weight, whose gradient is
+/// found on the way if it is wanted: sums over shares of the heads, and then over all.
+pub fn backward(
     gpu: &Gpu,
-    x: &Tensor,
-    gradient: &Tensor,
+    norm: Option<&(Tensor, Tensor)>,
     form: &Form,
-    partial: &mut Tensor,
-    slot: &mut Slot,
+    gradient: &mut Tensor,
+    of_weight: Option<(&mut Tensor, &mut Slot)>,
 ) {
     // Heads without numbers have no weights.
     if form.head_width == 0 {
         return;
     }
-    let Heads { n, rest } = Heads::new(x, form);
-    let blocks = partial.shape().rows();
-    let share = n.div_ceil(blocks.max(1));
+    let Heads { n, rest } = Heads::new(gradient, form);
+    let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
     let table = form.rope.as_ref().map(|(table, _)| table);
-    let first = arguments![x, gradient, table, &mut *partial, n, share];
-    let arguments = [&first[..], &rest].concat();
-    gpu.launch(&KERNELS, "qk_weight_backward", &variant(gpu, x.dtype(), form), blocks, &arguments);
-    let sum = Sum { a: partial, b: None, statistics: None, rows_per_vector: blocks };
-    sum.run(gpu, &mut slot.tensor, 0, slot.add);
+    let variant = variant(gpu, gradient.dtype(), form);
+    let (mut partial, slot) = of_weight.unzip();
+    let groups = match &partial {
+        Some(partial) => partial.shape().rows(),
+        None => gpu.row_groups(n, threads(gpu)),
+    };
+    let share = n.div_ceil(groups.max(1));
+    let tensors = arguments![x, weight, table, gradient, partial.as_deref_mut()];
+    let arguments = [&tensors[..], &arguments![n, share], &rest].concat();
+    gpu.launch(&KERNELS, "qk_norm_rope_backward", &variant, groups, &arguments);
+    if let (Some(partial), Some(slot)) = (partial, slot) {
+        let sum = Sum { a: partial, b: None, rows_per_vector: partial.shape().rows() };
+        sum.run(gpu, &mut slot.tensor, 0, slot.add);
+    }
 }
 
 fn variant(gpu: &Gpu, dtype: Dtype, form: &Form) -> Variant {

@@ -44,63 +44,44 @@ kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32,
     }
 }
 
-// In place: the gradient of the result becomes that of x.
-kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], heads: u32,
-                             n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
-    let head = thread / PER_ROW;
-    let first = head * D;
-    let end = select(0u, D, head < p.heads);
-    for (var i = lane % PER_ROW; i < end; i += PER_ROW) { set_now(lane, i, gradient(first + i)); }
-    workgroupBarrier();
-    var inverse = 1.0;
-    var slope = 0.0;
-    if has_weight() {
-        var squares = 0.0;
-        var along = 0.0;
-        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
-            let number = x(first + i);
-            squares += number * number;
-            along += turned(lane, head, i, -1.0) * weight(i) * number;
-        }
-        inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
-        slope = row_sum(lane, along) * inverse / f32(D);
-    }
-    for (var i = 2u * (lane % PER_ROW); i < end; i += 2u * PER_ROW) {
-        let both = i + 1u < end;
-        let second = one(lane, head, select(i, i + 1u, both), inverse, slope);
-        set_gradient_pair(first + i, vec2<f32>(one(lane, head, i, inverse, slope), second), both);
-    }
-}
-
-fn one(lane: u32, head: u32, i: u32, inverse: f32, slope: f32) -> f32 {
-    let g = turned(lane, head, i, -1.0);
-    if !has_weight() { return g; }
-    return (g * weight(i) - x(head * D + i) * inverse * slope) * inverse;
-}
-
-// Sums of gradient * xn over some of the heads, the gradient turned back: a group for each row of `partial`
-// [groups, D], which another kernel adds up. Its rows of threads take turns.
-kernel qk_weight_backward(x: [X], gradient: [X], table: [f32], partial: mut [f32], heads: u32, share: u32,
-                          n_heads: u32, table_rows: u32, half_split: u32, epsilon: f32) {
+// In place: the gradient of the result becomes that of x. A group goes through a share of the heads, some at a time.
+// If the gradient of the weight is wanted, the group leaves its sum of gradient * xn, the gradient turned back, in a
+// row of `partial` [groups, D], which another kernel adds up.
+kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], partial: mut [f32],
+                             heads: u32, share: u32, n_heads: u32, table_rows: u32, half_split: u32,
+                             epsilon: f32) {
+    let last = min((group + 1u) * p.share, p.heads);
     var sums = array<f32, (D + PER_ROW - 1u) / PER_ROW>();
-    for (var turn = 0u; turn < p.share; turn += THREADS / PER_ROW) {
-        let place = turn + lane / PER_ROW;
-        let head = group * p.share + place;
+    for (var turn = group * p.share; turn < last; turn += THREADS / PER_ROW) {
+        let head = turn + lane / PER_ROW;
         let first = head * D;
-        let end = select(0u, D, head < p.heads && place < p.share);
-        var squares = 0.0;
-        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
-            let number = x(first + i);
-            squares += number * number;
-            set_now(lane, i, gradient(first + i));
+        let end = select(0u, D, head < last);
+        for (var i = lane % PER_ROW; i < end; i += PER_ROW) { set_now(lane, i, gradient(first + i)); }
+        workgroupBarrier();
+        var inverse = 1.0;
+        var slope = 0.0;
+        if has_weight() {
+            var squares = 0.0;
+            var along = 0.0;
+            for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
+                let number = x(first + i);
+                squares += number * number;
+                along += turned(lane, head, i, -1.0) * weight(i) * number;
+            }
+            inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
+            slope = row_sum(lane, along) * inverse / f32(D);
         }
-        // Also a barrier between writing and reading what threads share.
-        let inverse = 1.0 / sqrt(row_sum(lane, squares) / f32(D) + p.epsilon);
-        for (var i = lane % PER_ROW; i < end; i += PER_ROW) {
+        for (var i = lane % PER_ROW; has_partial() && i < end; i += PER_ROW) {
             sums[i / PER_ROW] += turned(lane, head, i, -1.0) * x(first + i) * inverse;
+        }
+        for (var i = 2u * (lane % PER_ROW); i < end; i += 2u * PER_ROW) {
+            let both = i + 1u < end;
+            let second = one(lane, head, select(i, i + 1u, both), inverse, slope);
+            set_gradient_pair(first + i, vec2<f32>(one(lane, head, i, inverse, slope), second), both);
         }
         workgroupBarrier();
     }
+    if !has_partial() { return; }
     for (var i = lane % PER_ROW; i < D; i += PER_ROW) { set_now(lane, i, sums[i / PER_ROW]); }
     workgroupBarrier();
     for (var i = lane; i < D; i += THREADS) {
@@ -108,4 +89,10 @@ kernel qk_weight_backward(x: [X], gradient: [X], table: [f32], partial: mut [f32
         for (var row = 0u; row < THREADS / PER_ROW; row++) { total += heads_now[row * D + i]; }
         set_partial(group * D + i, total);
     }
+}
+
+fn one(lane: u32, head: u32, i: u32, inverse: f32, slope: f32) -> f32 {
+    let g = turned(lane, head, i, -1.0);
+    if !has_weight() { return g; }
+    return (g * weight(i) - x(head * D + i) * inverse * slope) * inverse;
 }

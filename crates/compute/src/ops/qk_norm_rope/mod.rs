@@ -18,9 +18,10 @@ mod tests;
 pub use rope::{Axis, Pairs, Rope, rope_table};
 
 use super::inputs;
-use crate::backward::Backward;
+use crate::backward::{Backward, Slot};
 use crate::cpu::sums::n_row_blocks;
-use crate::device::Engine;
+use crate::device::{Engine, Kind};
+use crate::gpu::columns::shares;
 use crate::op::{Op, Place};
 use crate::tape::Tape;
 use crate::var::{Kept, Remake, Source, Var};
@@ -134,58 +135,60 @@ struct Norm {
 }
 
 impl Record {
+    /// On a GPU one pass finds both gradients; elsewhere the weight's has a pass of its own.
     fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
         let (place, form) = (back.place, &self.form);
-        let norm = match self.norm {
-            None => None,
-            Some(Norm { x, weight, source }) => {
-                let x = x.get(place)?;
-                if let Some(source) = source {
-                    weight_gradient(back, source, &x, &gradient, form)?;
-                }
-                Some((x, weight.get(place)?))
-            }
+        let (norm, source) = match self.norm {
+            None => (None, None),
+            Some(Norm { x, weight, source }) => (Some((x.get(place)?, weight.get(place)?)), source),
         };
-        let Some(source) = self.source else { return Ok(()) };
+        let mut slot = back.slot_of(source, [form.head_width].into(), Dtype::F32)?;
+        let n_partial = slot.as_ref().map_or(0, |_| n_partial(place, gradient.shape().rows()));
+        let mut partial = place.workspace([n_partial, form.head_width], Dtype::F32)?;
         // In place: queries and keys have no other use that a gradient would be added up with.
         let mut gradient = gradient.unshared()?;
-        let work = FLOPS * gradient.shape().elements();
-        place.count("qk_norm_rope backward", work, &[&gradient, &gradient]);
+        let mut of_weight = slot.as_mut().map(|slot| (&mut partial, slot));
+        let norm = norm.as_ref();
+        if let (Some((x, _)), Some(of_weight)) = (norm, &mut of_weight) {
+            weight_gradient(place, x, &gradient, form, of_weight);
+        }
+        let mut tensors = vec![&gradient, &gradient];
+        tensors.extend(norm.map(|(x, _)| x));
+        place.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
         match place.engine() {
             Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::backward(engine, norm.as_ref(), form, &mut gradient),
-            Engine::Cuda(engine) => cuda::backward(engine, norm.as_ref(), form, &mut gradient),
-            Engine::Gpu(engine) => gpu::backward(engine, norm.as_ref(), form, &mut gradient),
+            Engine::Cpu(engine) => cpu::backward(engine, norm, form, &mut gradient),
+            Engine::Cuda(engine) => cuda::backward(engine, norm, form, &mut gradient),
+            Engine::Gpu(engine) => gpu::backward(engine, norm, form, &mut gradient, of_weight),
         }
-        back.pass(Some(source), gradient)
+        slot.into_iter().for_each(|slot| back.put(slot));
+        back.pass(self.source, gradient)
     }
 }
 
+/// How many sums the weight's gradient is made of.
+fn n_partial(place: Place<'_>, rows: usize) -> usize {
+    match place.device.kind() {
+        Kind::Cpu { .. } | Kind::Cuda { .. } => n_row_blocks(rows),
+        Kind::Gpu { .. } => shares(rows).1,
+    }
+}
+
+/// The weight's gradient where it has a pass of its own.
 fn weight_gradient(
-    back: &mut Backward<'_>,
-    source: Source,
+    place: Place<'_>,
     x: &Tensor,
     gradient: &Tensor,
     form: &Form,
-) -> Result<()> {
-    let place = back.place;
-    let mut slot = back.slot(source, [form.head_width].into(), Dtype::F32)?;
-    let n_blocks = n_row_blocks(x.shape().rows());
-    let mut partial = place.workspace([n_blocks, form.head_width], Dtype::F32)?;
-    let work = FLOPS * x.shape().elements();
-    place.count("qk_norm_rope weight backward", work, &[x, gradient]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => {
-            cpu::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
-        }
-        Engine::Cuda(engine) => {
-            cuda::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
-        }
-        Engine::Gpu(engine) => {
-            gpu::weight_gradient(engine, x, gradient, form, &mut partial, &mut slot);
-        }
+    (partial, slot): &mut (&mut Tensor, &mut Slot),
+) {
+    if !matches!(place.device.kind(), Kind::Gpu { .. }) {
+        let work = FLOPS * x.shape().elements();
+        place.count("qk_norm_rope weight backward", work, &[x, gradient]);
     }
-    back.put(slot);
-    Ok(())
+    match place.engine() {
+        Engine::Meta | Engine::Gpu(_) => {}
+        Engine::Cpu(engine) => cpu::weight_gradient(engine, x, gradient, form, partial, slot),
+        Engine::Cuda(engine) => cuda::weight_gradient(engine, x, gradient, form, partial, slot),
+    }
 }

@@ -16,7 +16,6 @@ pub(crate) use cpu::{back_through, normalise};
 use super::inputs;
 use crate::backward::{Backward, Slot};
 use crate::cpu::sums::n_row_blocks;
-use crate::cuda::columns::statistics_floats;
 use crate::device::{Engine, Kind};
 use crate::op::Place;
 use crate::tape::Tape;
@@ -127,6 +126,6 @@ fn room_floats(place: Place<'_>, x: &Tensor) -> usize {
     match place.device.kind() {
         Kind::Cpu { .. } => n_row_blocks(x.shape().rows()) * x.shape().width(),
         Kind::Cuda { .. } => cuda::shares_floats(x),
-        Kind::Gpu { .. } => statistics_floats(x),
+        Kind::Gpu { .. } => gpu::sums_floats(x),
     }
 }

@@ -32,6 +32,7 @@ fn step(step: u64, loss: f64, norm: f64) -> Step {
         rest_secs: 0.0,
         wait_secs: 0.0,
         peak_bytes: 0,
+        launches: None,
     }
 }
 
