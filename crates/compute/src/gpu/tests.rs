@@ -16,7 +16,9 @@ use super::{
     ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, PER_ROW,
     Source, Trouble, Variant, adapters,
 };
-use crate::ops::{AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite};
+use crate::ops::{
+    AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
+};
 use crate::{
     ComputeError, Device, Dtype, Filled, Gradients, Kind, Params, Part, Result, Shape, Tag, Tape,
     Var, fill_all,
@@ -301,6 +303,14 @@ fn a_step_of_adamw_reads_and_writes_what_it_must() {
     let step = || adamw(&mut params, &[Some(&gradient)], &mut state, AdamW::default(), None);
     let (share, ()) = moved(&device, again, step);
     assert!((share - 1.0).abs() < 1e-9, "{share}");
+}
+
+#[test]
+fn the_norm_of_gradients_reads_them_once() {
+    let Some(device) = software(1 << 20) else { return };
+    let gradients = [1 << 16, 40_000].map(|n| device.normal([n], Dtype::F32, 1.0, (1, 2)).unwrap());
+    let (share, _) = moved(&device, 0, || global_norm(&gradients.each_ref().map(Some), &device));
+    assert!((1.0..1.01).contains(&share), "{share}");
 }
 
 /// A device that shares its adapter with nobody, to be broken.

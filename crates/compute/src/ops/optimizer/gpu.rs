@@ -103,32 +103,22 @@ fn step_numbers(step: AdamW, clip: Option<&Clip>) -> Vec<Argument<'static>> {
     [most].into_iter().chain(update).map(Argument::from).collect()
 }
 
-/// Floats of workspace of [`global_norm`]: partial sums, and the largest size.
+/// Floats of workspace of [`global_norm`]: two for each share.
 pub fn norm_floats(gradients: &[&Tensor]) -> usize {
-    gradients.iter().map(|gradient| n_shares(gradient)).sum::<usize>() + 1
+    2 * gradients.iter().map(|gradient| n_shares(gradient)).sum::<usize>()
 }
 
 fn n_shares(gradient: &Tensor) -> usize {
     gradient.shape().elements().div_ceil(SHARE)
 }
 
-/// In two rounds: squares of what is divided by the largest of all are numbers that f32 can hold.
 pub fn global_norm(gpu: &Gpu, gradients: &[&Tensor], room: &mut Tensor, norm: &mut Tensor) {
-    let (count, variant) = (norm_floats(gradients) - 1, Variant::default());
-    for kernel in ["sizes", "squares"] {
-        let mut place = 0;
-        for gradient in gradients {
-            let (n, groups) = (gradient.shape().elements(), n_shares(gradient));
-            let mut arguments = arguments![*gradient, &mut *room, n, SHARE, place].to_vec();
-            if kernel == "squares" {
-                arguments.push(count.into());
-            }
-            gpu.launch(&KERNELS, kernel, &variant, groups, &arguments);
-            place += groups;
-        }
-        if kernel == "sizes" {
-            gpu.launch(&KERNELS, "largest", &variant, 1, &arguments![&mut *room, count]);
-        }
+    let (mut count, variant) = (0, Variant::default());
+    for gradient in gradients {
+        let (n, groups) = (gradient.shape().elements(), n_shares(gradient));
+        let arguments = arguments![*gradient, &mut *room, n, SHARE, count];
+        gpu.launch(&KERNELS, "squares", &variant, groups, &arguments);
+        count += groups;
     }
     gpu.launch(&KERNELS, "root", &variant, 1, &arguments![&*room, norm, count]);
 }

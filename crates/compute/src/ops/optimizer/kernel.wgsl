@@ -1,5 +1,32 @@
 // Steps, norms and averages of parameters, all f32 but for what is said to be X.
 
+// A sum of squares is unit * unit * sum, where the unit is the power of two below the largest of the numbers: f32 can
+// hold the squares of what is divided by it, and nothing is rounded. What is not finite has a unit that is not.
+// Two numbers for each share, in this order.
+struct Squares { unit: f32, sum: f32 }
+
+fn square_of(x: f32) -> Squares {
+    let unit = bitcast<f32>(bitcast<u32>(x) & 0x7f800000u);
+    if unit == 0.0 { return Squares(); }
+    return Squares(unit, x / unit * (x / unit));
+}
+
+fn together(a: Squares, b: Squares) -> Squares {
+    let unit = larger(a.unit, b.unit);
+    if unit == 0.0 { return a; }
+    let of_a = a.unit / unit;
+    let of_b = b.unit / unit;
+    return Squares(unit, a.sum * of_a * of_a + b.sum * of_b * of_b);
+}
+
+// What the threads of a group have together.
+fn group_squares(lane: u32, all: Squares) -> Squares {
+    let unit = group_max(lane, all.unit);
+    var own = 0.0;
+    if unit > 0.0 { own = all.unit / unit; }
+    return Squares(unit, group_sum(lane, all.sum * own * own));
+}
+
 // A thread for each number.
 kernel adamw(params: mut [f32], gradients: [f32], first: mut [f32], second: mut [f32], norm: [f32],
              n: u32, most: f32, scale: f32, remains: f32, news: f32, keeps: f32, squares: f32,
@@ -21,45 +48,24 @@ kernel adamw(params: mut [f32], gradients: [f32], first: mut [f32], second: mut 
     set_params(thread, params(thread) * p.remains - p.rate * step);
 }
 
-// A group for every `share` numbers writes their largest size, or the sum of their squares.
-kernel sizes(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u32) {
-    var most = 0.0;
+// A group for every `share` numbers.
+kernel squares(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u32) {
+    var all = Squares();
     for (var i = group * p.share + lane; i < min((group + 1u) * p.share, p.n); i += THREADS) {
-        most = larger(abs(gradient(i)), most);
+        all = together(all, square_of(gradient(i)));
     }
-    most = group_max(lane, most);
-    if lane == 0u { set_partial(p.place + group, most); }
-}
-
-// The largest of all; one group. What is divided by it has squares that f32 can hold.
-kernel largest(partial: mut [f32], n: u32) {
-    var most = 0.0;
-    for (var i = lane; i < p.n; i += THREADS) { most = larger(partial(i), most); }
-    most = group_max(lane, most);
-    if lane == 0u { set_partial(p.n, most); }
-}
-
-kernel squares(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u32, largest_place: u32) {
-    let most = partial(p.largest_place);
-    var inverse = 0.0;
-    if most > 0.0 { inverse = 1.0 / most; }
-    var sum = 0.0;
-    for (var i = group * p.share + lane; i < min((group + 1u) * p.share, p.n); i += THREADS) {
-        let x = gradient(i) * inverse;
-        sum += x * x;
-    }
-    sum = group_sum(lane, sum);
-    if lane == 0u { set_partial(p.place + group, sum); }
+    all = group_squares(lane, all);
+    if lane == 0u { set_partial_pair(2u * (p.place + group), vec2<f32>(all.unit, all.sum), true); }
 }
 
 // One group.
 kernel root(partial: [f32], norm: mut [f32], n: u32) {
-    var sum = 0.0;
-    for (var i = lane; i < p.n; i += THREADS) { sum += partial(i); }
-    sum = group_sum(lane, sum);
-    let most = partial(p.n);
-    // The largest says so if anything is not finite.
-    if lane == 0u { set_norm(0u, select(most, most * sqrt(sum), is_finite(most))); }
+    var all = Squares();
+    for (var i = lane; i < p.n; i += THREADS) {
+        all = together(all, Squares(partial(2u * i), partial(2u * i + 1u)));
+    }
+    all = group_squares(lane, all);
+    if lane == 0u { set_norm(0u, select(all.unit, all.unit * sqrt(all.sum), is_finite(all.unit))); }
 }
 
 // A thread for each number; counts may be added in any order.
