@@ -3,12 +3,12 @@
 #![allow(unsafe_code)]
 
 use super::{Data, MatMul, Matrix, Product};
-use crate::Dtype;
 use crate::cpu::gemm::{self, Grid, Way};
 use crate::cpu::rows::{load, store};
 use crate::cpu::{Cpu, Room, Shared};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
+use crate::{Dtype, Tensor};
 
 /// Rows and columns of a tile, at most, for the matrix unit and for vectors. The left factor is laid out
 /// anew for every tile of a row of them, so tiles for the unit are wide; a wider one's sums would leave
@@ -132,7 +132,7 @@ pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32])
             before: work.before_activation.map(|tensor| Shared::new(tensor.data_mut::<T>())),
             out: Shared::new(work.out.data_mut::<T>()),
             add: work.add,
-            onto: work.onto.map(|onto| onto.data::<T>()),
+            onto: work.onto.map(Tensor::data::<T>),
             slope: work.slope.map(|slope| (slope.activation, slope.before.data::<T>())),
         };
         tiles.compute(cpu, plan, workspace);

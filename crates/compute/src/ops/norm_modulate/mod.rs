@@ -163,7 +163,9 @@ impl Record {
         let mut of_shift = place.workspace([of_shift], Dtype::F32)?;
         let mut slot = back.slot_of(self.x.1, x.shape(), x.dtype())?;
         rows_gradient(place, rows, slot.as_mut(), [&mut of_scale, &mut of_shift]);
-        slot.into_iter().for_each(|slot| back.put(slot));
+        if let Some(slot) = slot {
+            back.put(slot);
+        }
         if let Some((source, shape, dtype)) = self.shift {
             let mut slot = back.slot(source, shape, dtype)?;
             slot.clear_unless_adding();
@@ -213,7 +215,7 @@ fn rows_gradient(
     match (place.engine(), slot) {
         (Engine::Cpu(engine), Some(slot)) => cpu::backward(engine, x, scale, gradient, form, slot),
         (Engine::Cuda(engine), Some(slot)) => {
-            cuda::backward(engine, x, scale, gradient, form, slot)
+            cuda::backward(engine, x, scale, gradient, form, slot);
         }
         (Engine::Gpu(engine), slot) => gpu::backward(engine, rows, true, slot, sums.map(Some)),
         (Engine::Meta | Engine::Cpu(_) | Engine::Cuda(_), _) => {}

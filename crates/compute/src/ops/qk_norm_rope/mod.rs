@@ -161,7 +161,9 @@ impl Record {
             Engine::Cuda(engine) => cuda::backward(engine, norm, form, &mut gradient),
             Engine::Gpu(engine) => gpu::backward(engine, norm, form, &mut gradient, of_weight),
         }
-        slot.into_iter().for_each(|slot| back.put(slot));
+        if let Some(slot) = slot {
+            back.put(slot);
+        }
         back.pass(self.source, gradient)
     }
 }
