@@ -1,5 +1,7 @@
 //! Going back: the gradients under way, and how ops write to them.
 
+use std::collections::HashMap;
+
 use crate::op::Place;
 use crate::ops::accumulate;
 use crate::var::{Source, Var};
@@ -11,6 +13,9 @@ pub(crate) struct Backward<'a> {
     pub params: &'a Params,
     pub gradients: &'a mut Gradients,
     pub nodes: Vec<Option<Tensor>>,
+    /// Gradients of what an activation was applied to, by the node of its result: from readers of the result
+    /// that went through the activation on their way.
+    pub through: HashMap<usize, Tensor>,
 }
 
 /// A gradient taken out to be written by an op, and put back with [`Backward::put`].
@@ -59,6 +64,23 @@ impl Backward<'_> {
             Some(Source::Node(node)) => self.nodes[node] = Some(slot.tensor),
             None => {}
         }
+    }
+
+    /// Hands on a whole gradient of what an activation was applied to, whose result has this node.
+    pub fn pass_through(&mut self, node: usize, gradient: Tensor) -> Result<()> {
+        let sum = match self.through.remove(&node) {
+            None => gradient,
+            Some(sum) => self.sum(sum, &gradient)?,
+        };
+        self.through.insert(node, sum);
+        Ok(())
+    }
+
+    /// The first with the other one added.
+    pub fn sum(&mut self, sum: Tensor, other: &Tensor) -> Result<Tensor> {
+        let mut slot = Slot { tensor: sum.unshared()?, add: true, source: None };
+        accumulate(self.place, &mut slot, other);
+        Ok(slot.tensor)
     }
 
     /// Hands a whole gradient on, if it is wanted.

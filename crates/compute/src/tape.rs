@@ -2,6 +2,7 @@
 //! record of how to pass a gradient on. Going back through the records frees what each one held.
 
 use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
 use std::rc::Rc;
 
 use crate::backward::{Backward, Leaves};
@@ -158,6 +159,7 @@ impl<'m> Tape<'m> {
             params: self.params,
             gradients,
             nodes: vec![None; self.n_nodes.get()],
+            through: HashMap::new(),
         };
         for (source, gradient) in starts {
             back.pass(Some(source), gradient)?;
@@ -213,17 +215,23 @@ impl<'m> Tape<'m> {
         self.last_kept.set(self.last_kept.get().max(op.index));
     }
 
-    /// Records how the gradient of an op's result is passed on.
+    /// Records how the gradient of an op's result is passed on; of an activation's result, how that of what
+    /// it was applied to is.
     pub(crate) fn record(
         &self,
         result: Var,
         step: impl FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm,
     ) -> Var {
         let (node, shape) = (self.new_node(), result.shape());
-        self.push(self.last_begun.get(), move |back| match back.nodes[node].take() {
+        let activated = result.activated.clone();
+        self.push(self.last_begun.get(), move |back| {
             // Its readers may have seen it in another shape.
-            Some(gradient) => step(back, gradient.into_shape(shape)),
-            None => Ok(()),
+            let gradient = back.nodes[node].take().map(|gradient| gradient.into_shape(shape));
+            let gradient = match activated {
+                Some(activated) => activated.gradient(back, node, gradient)?,
+                None => gradient,
+            };
+            gradient.map_or(Ok(()), |gradient| step(back, gradient))
         });
         Var { source: Some(Source::Node(node)), ..result }
     }

@@ -5,6 +5,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use crate::op::Place;
+use crate::ops::Activation;
 use crate::{Dtype, Result, Shape, Tensor};
 
 /// A tensor within a computation: it knows whether a gradient is wanted for it.
@@ -14,6 +15,8 @@ pub struct Var {
     pub(crate) source: Option<Source>,
     /// How to make the tensor again from tensors that are kept anyway.
     pub(crate) remake: Option<Rc<Remake>>,
+    /// If it is an activation's result: of what.
+    pub(crate) activated: Option<Rc<Activated>>,
     /// Which op of its tape made it, counted from 1; 0 for what came from outside.
     pub(crate) op: usize,
 }
@@ -30,7 +33,7 @@ pub(crate) enum Source {
 impl From<Tensor> for Var {
     /// A tensor that no gradient is wanted for.
     fn from(tensor: Tensor) -> Self {
-        Self { tensor, source: None, remake: None, op: 0 }
+        Self { tensor, source: None, remake: None, activated: None, op: 0 }
     }
 }
 
@@ -67,7 +70,7 @@ impl Var {
     #[must_use]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
         // A remade tensor would come back in its old shape; without one the tensor itself is kept.
-        Self { tensor: self.tensor.reshape(shape), remake: None, ..self.clone() }
+        Self { tensor: self.tensor.reshape(shape), remake: None, activated: None, ..self.clone() }
     }
 
     pub(crate) fn source(&self) -> Option<Source> {
@@ -88,6 +91,12 @@ impl Var {
 pub struct Chunk<'a> {
     pub(crate) of: &'a Var,
     pub(crate) index: usize,
+}
+
+/// What an activation was applied to.
+pub(crate) struct Activated {
+    pub activation: Activation,
+    pub before: Tensor,
 }
 
 /// How to make a tensor again.

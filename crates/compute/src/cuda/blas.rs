@@ -105,9 +105,16 @@ pub(crate) enum Epilogue {
         has_bias: bool,
         is_kept: bool,
     },
+    /// The slope of gelu by tanh at what was stored so.
+    GeluSlope,
 }
 
 impl Epilogue {
+    /// Whether what the activation is applied to has a place.
+    fn is_kept(self) -> bool {
+        matches!(self, Self::Gelu { is_kept: true, .. } | Self::GeluSlope)
+    }
+
     /// `cublasLtEpilogue_t`.
     fn code(self) -> c_int {
         match self {
@@ -116,6 +123,7 @@ impl Epilogue {
             Self::Gelu { has_bias, is_kept } => {
                 32 | if has_bias { 4 } else { 0 } | if is_kept { 128 } else { 0 }
             }
+            Self::GeluSlope => 64 | 128,
         }
     }
 }
@@ -131,7 +139,7 @@ pub(crate) struct Factors {
     pub scale: f32,
     /// 0 if there is none.
     pub bias: u64,
-    /// Takes what the activation is applied to; 0 if nobody asks.
+    /// Takes, or has, what the activation is applied to; 0 if nobody asks.
     pub before: u64,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
@@ -241,7 +249,7 @@ impl Blas {
         self.set(description, TRANSPOSE_B, &c_int::from(left_t))?;
         self.set(description, EPILOGUE, &gemm.epilogue.code())?;
         self.point(description, gemm.epilogue, at)?;
-        if matches!(gemm.epilogue, Epilogue::Gelu { is_kept: true, .. }) {
+        if gemm.epilogue.is_kept() {
             self.set(description, AUX_LD, &(columns as u64))?;
         }
         // Column by column, a matrix of [rows, width] is one of [width, rows].
@@ -280,15 +288,10 @@ impl Blas {
 
     /// Tells a description where bias and what is kept lie.
     fn point(&self, description: *mut c_void, epilogue: Epilogue, at: Factors) -> Result<()> {
-        let (has_bias, is_kept) = match epilogue {
-            Epilogue::Nothing => (false, false),
-            Epilogue::Bias => (true, false),
-            Epilogue::Gelu { has_bias, is_kept } => (has_bias, is_kept),
-        };
-        if has_bias {
+        if matches!(epilogue, Epilogue::Bias | Epilogue::Gelu { has_bias: true, .. }) {
             self.set(description, BIAS_POINTER, &at.bias)?;
         }
-        if is_kept {
+        if epilogue.is_kept() {
             self.set(description, AUX_POINTER, &at.before)?;
         }
         Ok(())

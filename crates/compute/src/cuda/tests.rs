@@ -47,15 +47,17 @@ fn every_kernel_compiles() {
         let shared = fs::read_to_string(source.with_file_name("shape.cuh")).unwrap_or_default();
         let text = [PRELUDE, &shared, &fs::read_to_string(&source).unwrap()].concat();
         for (variant, capability) in variants() {
-            // The matrix units multiply numbers of 16 bits.
-            if text.contains("mma.sync") && variant.types[0] == Dtype::F32 {
+            // The matrix units multiply numbers of 16 bits, for heads of two widths.
+            let by_units = text.contains("mma.sync");
+            if by_units && variant.types[0] == Dtype::F32 {
                 continue;
             }
-            let size = if text.contains("mma.sync") { 64 } else { 32 };
-            let variant = Variant { size, ..variant };
-            let options = variant.options(&nvrtc.target(capability));
-            let made = nvrtc.compile(&source.display().to_string(), &text, &options);
-            assert!(made.is_ok(), "{variant:?}: {}", made.unwrap_err());
+            for &size in if by_units { &[64, 128][..] } else { &[4] } {
+                let variant = Variant { size, ..variant };
+                let options = variant.options(&nvrtc.target(capability));
+                let made = nvrtc.compile(&source.display().to_string(), &text, &options);
+                assert!(made.is_ok(), "{variant:?}: {}", made.unwrap_err());
+            }
         }
     }
 }

@@ -2,15 +2,16 @@
 //! [`glu`](crate::Tape::glu).
 
 mod cpu;
-mod cuda;
-mod gpu;
+pub(super) mod cuda;
+pub(super) mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
+use crate::backward::Backward;
 use crate::device::Engine;
 use crate::op::Place;
 use crate::tape::Tape;
-use crate::var::{Remake, Var};
+use crate::var::{Activated, Remake, Var};
 use crate::{Result, Tensor};
 
 /// Which function.
@@ -71,6 +72,26 @@ fn forward(engine: &Engine, x: &Tensor, activation: Activation, y: &mut Tensor) 
         Engine::Cpu(engine) => cpu::forward(engine, activation, x, y),
         Engine::Cuda(engine) => cuda::forward(engine, activation, x, y),
         Engine::Gpu(engine) => gpu::forward(engine, activation, x, y),
+    }
+}
+
+impl Activated {
+    /// The gradient of what the activation was applied to, from that of its result, if there is one, and
+    /// what readers of the result took through it themselves.
+    pub(crate) fn gradient(
+        &self,
+        back: &mut Backward<'_>,
+        node: usize,
+        of_result: Option<Tensor>,
+    ) -> Result<Option<Tensor>> {
+        let through = back.through.remove(&node);
+        let Some(gradient) = of_result else { return Ok(through) };
+        let mut gradient = gradient.unshared()?;
+        backward(back.place, self.activation, &self.before, &mut gradient);
+        match through {
+            Some(through) => back.sum(gradient, &through).map(Some),
+            None => Ok(Some(gradient)),
+        }
     }
 }
 

@@ -17,6 +17,8 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
+use std::rc::Rc;
+
 use super::matmul::{MatMul, Matrix, Product};
 use super::{Activation, accumulate, activation, inputs};
 use crate::backward::{Backward, Slot};
@@ -24,7 +26,7 @@ use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::tape::Tape;
-use crate::var::{Kept, Remake, Source, Var};
+use crate::var::{Activated, Kept, Remake, Source, Var};
 use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
@@ -157,6 +159,7 @@ impl Tape<'_> {
         let record = LayerRecord {
             kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
             x: (x.source(), x.shape()),
+            activated: x.activated.clone(),
             weight,
             bias: layer.bias.and_then(Var::source),
             lora: lora.zip(inner).zip(ready).map(|((lora, inner), ready)| LoraRecord {
@@ -168,14 +171,17 @@ impl Tape<'_> {
             }),
         };
         let onto = onto.and_then(Var::source);
-        let record = Record { layer: record, before: before.clone(), activation, onto };
+        let record = Record { layer: record, onto };
         let result = match before {
             None => result,
             Some(before) => {
+                let activated = Rc::new(Activated { activation, before });
+                let result = Var { activated: Some(Rc::clone(&activated)), ..result };
                 let needs = result.held().1;
                 self.with_remake(result, || {
-                    let again =
-                        move |place: Place<'_>| activation::again(place, &before, activation);
+                    let again = move |place: Place<'_>| {
+                        activation::again(place, &activated.before, activation)
+                    };
                     Remake::new(needs, again)
                 })
             }
@@ -358,14 +364,14 @@ fn between(place: Place<'_>, x: Dtype) -> Dtype {
 /// What backward needs.
 struct Record {
     layer: LayerRecord,
-    before: Option<Tensor>,
-    activation: Activation,
     onto: Option<Source>,
 }
 
 /// The same, of the products alone.
 struct LayerRecord {
     x: (Option<Source>, Shape),
+    /// If x is an activation's result: of what.
+    activated: Option<Rc<Activated>>,
     kept_x: Option<Kept>,
     weight: Held<Kept>,
     bias: Option<Source>,
@@ -411,12 +417,7 @@ struct LoraRecord {
 }
 
 impl Record {
-    fn backward(self, back: &mut Backward<'_>, mut gradient: Tensor) -> Result<()> {
-        let place = back.place;
-        if let Some(before) = self.before {
-            gradient = gradient.unshared()?;
-            activation::backward(place, self.activation, &before, &mut gradient);
-        }
+    fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
         self.layer.backward(back, &gradient)?;
         back.pass(self.onto, gradient)
     }
@@ -444,14 +445,23 @@ impl LayerRecord {
             None => None,
         };
         drop(x);
-        let (source, shape) = self.x;
-        let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? else { return Ok(()) };
-        let mut products = vec![Product::new(gradient, weight.matrix(gradient.dtype()))];
+        let ((source, shape), dtype) = (self.x, gradient.dtype());
+        let Some(source) = source else { return Ok(()) };
+        let mut products = vec![Product::new(gradient, weight.matrix(dtype))];
         let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
-        if let Some((LoraRecord { dropout: None, down: (down, _), .. }, inner)) = lora {
-            let [inner, down] = [inner, down].map(|f| Matrix::beside(f, gradient.dtype()));
+        let is_dropped = self.lora.as_ref().is_some_and(|lora| lora.dropout.is_some());
+        if let Some((LoraRecord { down: (down, _), .. }, inner)) = lora.filter(|_| !is_dropped) {
+            let [inner, down] = [inner, down].map(|f| Matrix::beside(f, dtype));
             products.push(Product::new(inner, down));
         }
+        if let (Some(activated), Source::Node(node), false) = (&self.activated, source, is_dropped)
+        {
+            let mut before = place.alloc(shape, dtype)?;
+            let slope = Some(&**activated);
+            MatMul { slope, ..MatMul::new(&products, &mut before) }.run(place)?;
+            return back.pass_through(node, before);
+        }
+        let mut slot = back.slot(source, shape, dtype)?;
         MatMul { add: slot.add, ..MatMul::new(&products, &mut slot.tensor) }.run(place)?;
         if let Some((LoraRecord { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
             let mut seen = place.workspace(shape, gradient.dtype())?;

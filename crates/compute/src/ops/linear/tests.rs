@@ -101,6 +101,52 @@ fn a_stream_goes_through_a_layer_and_past_it() {
     );
 }
 
+/// Two layers with an activation between them, and perhaps others who read what lies there.
+#[test]
+fn gradients_go_through_the_activation_before_a_layer() {
+    let [x, up, bias, low_down, low_up] = parts(6, (7, 16, 2));
+    let down = Input::normal([5, 16], 6).scaled(0.5);
+    let lora = [Input::normal([2, 16], 7).f32().scaled(0.5), Input::normal([5, 2], 8).f32()];
+    let inputs = [vec![x, up, bias, low_down, low_up, down], lora.to_vec()].concat();
+    for (activation, n_readers) in ALL.into_iter().flat_map(|f| [(f, 1), (f, 3)]) {
+        let run = |tape: &Tape<'_>, v: &[Var]| {
+            let h = layer(tape, v, activation)?;
+            let before = tape.scale(&h, 0.5)?;
+            let lora = Some(Lora { down: &v[6], up: &v[7], scale: 0.7, dropout: 0.0 });
+            let down = |h: &Var| tape.linear(h, Linear { lora, ..Linear::new(&v[5]) });
+            let y = down(&h)?;
+            if n_readers == 1 {
+                return Ok(y);
+            }
+            let after = tape.scale(&h, -0.25)?;
+            tape.add(&tape.add(&y, &down(&before)?)?, &down(&after)?)
+        };
+        check(&inputs, 12.0, &run, &|v| {
+            let low = product(&product(&v[0], &v[3], 7), &v[4], 2);
+            let sums = product(&v[0], &v[1], 7).into_iter().zip(low);
+            let biased = sums.zip(v[2].iter().cycle());
+            let h: Vec<_> =
+                biased.map(|((y, low), bias)| exact(activation, y + low * 0.7 + *bias)).collect();
+            let low = product(&product(&h, &v[6], 16), &v[7], 2);
+            let factor = if n_readers == 1 { 1.0 } else { 1.25 };
+            let sums = product(&h, &v[5], 16).into_iter().zip(low);
+            sums.map(|(y, low)| (y + low * 0.7) * factor).collect()
+        });
+    }
+}
+
+#[test]
+fn a_card_agrees_with_the_processor_on_two_large_layers() {
+    for activation in ALL {
+        let [x, up, ..] = parts(200, (64, 256, 16));
+        let down = Input::normal([72, 256], 6).scaled(0.1);
+        check_card(&[x, up, down], 8.0, &|tape, v| {
+            let h = tape.linear(&v[0], Linear { activation, ..Linear::new(&v[1]) })?;
+            tape.linear(&h, Linear::new(&v[2]))
+        });
+    }
+}
+
 #[test]
 fn a_weight_of_f32_meets_rounded_numbers() {
     // Large enough for a matrix unit, in tests too.

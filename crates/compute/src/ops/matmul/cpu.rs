@@ -133,6 +133,7 @@ pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32])
             out: Shared::new(work.out.data_mut::<T>()),
             add: work.add,
             onto: work.onto.map(Tensor::data::<T>),
+            slope: work.slope.map(|slope| (slope.activation, slope.before.data::<T>())),
         };
         tiles.compute(cpu, plan, workspace);
     });
@@ -178,6 +179,7 @@ struct Tiles<'a, T> {
     out: Shared<'a, T>,
     add: bool,
     onto: Option<&'a [T]>,
+    slope: Option<(Activation, &'a [T])>,
 }
 
 #[derive(Clone, Copy)]
@@ -264,18 +266,24 @@ impl<T: Real> Tiles<'_, T> {
     /// What is done to a row of sums while it is at hand.
     #[inline(always)]
     fn finish(&self, tile: Tile, row: usize, numbers: &mut [f32]) {
+        let at = (tile.row + row) * self.columns + tile.column;
         if let Some(bias) = self.bias {
             let bias = &bias[tile.column..tile.column + tile.columns];
             numbers.iter_mut().zip(bias).for_each(|(number, bias)| *number += bias);
         }
         if let Some(onto) = self.onto {
-            let onto = &onto[(tile.row + row) * self.columns + tile.column..][..tile.columns];
-            numbers.iter_mut().zip(onto).for_each(|(number, onto)| *number += onto.to_f32());
+            numbers.iter_mut().zip(&onto[at..]).for_each(|(number, onto)| *number += onto.to_f32());
         }
         if let Some(before) = self.before {
             store(numbers, self.row_of(before, tile, row), false);
         }
         self.activation.apply(numbers);
+        if let Some((activation, before)) = self.slope {
+            let mut slopes = vec![0.0; tile.columns];
+            load(&before[at..], &mut slopes);
+            activation.apply_slope(&mut slopes);
+            numbers.iter_mut().zip(&slopes).for_each(|(number, slope)| *number *= slope);
+        }
     }
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 use super::{Data, MatMul, Matrix, Product};
 use crate::cuda::{ALIGNMENT, Argument, Cuda, Epilogue, Factors, Gemm, Variant, WORKSPACE};
 use crate::cuda::{Grid, Source, arguments, pack};
-use crate::ops::{Activation, elementwise};
+use crate::ops::{Activation, activation, elementwise};
 use crate::{Dtype, Tensor, quantised};
 
 const KERNELS: Source = Source { name: "matmul", text: include_str!("kernel.cu") };
@@ -79,7 +79,10 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
     let before = work.before_activation.filter(|_| work.activation != Activation::None);
-    let kept = before.map_or(0, Tensor::address_mut);
+    let kept = match work.slope {
+        Some(slope) => slope.before.address(),
+        None => before.map_or(0, Tensor::address_mut),
+    };
     if !work.add && cuda.wants_trial(&gemm) {
         let trial = Room { is_trial: true, ..room };
         trial.run(cuda, last, (work.onto, work.out), gemm, [bias, kept]);
@@ -90,6 +93,9 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
         room.run(cuda, product, (onto.take(), work.out), gemm, [0, 0]);
     }
     room.run(cuda, last, (onto, work.out), gemm, [bias, kept]);
+    if let Some(slope) = work.slope.filter(|_| !is_by_library) {
+        return activation::cuda::backward(cuda, slope.activation, &slope.before, work.out);
+    }
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         finish(
             cuda,
@@ -119,12 +125,12 @@ fn epilogue(work: &MatMul<'_>) -> Epilogue {
     let (has_bias, is_kept) = (work.bias.is_some(), work.before_activation.is_some());
     let is_fit =
         work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.products[0].left.columns() > 0;
-    match work.activation {
-        Activation::None if has_bias && is_fit => Epilogue::Bias,
-        // In f32 its tanh is coarser than the numbers.
-        Activation::GeluTanh if is_fit && work.out.dtype() != Dtype::F32 => {
-            Epilogue::Gelu { has_bias, is_kept }
-        }
+    // In f32 its tanh is coarser than the numbers.
+    let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
+    match (work.activation, work.slope.map(|slope| slope.activation)) {
+        (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluSlope,
+        (Activation::None, None) if has_bias && is_fit => Epilogue::Bias,
+        (Activation::GeluTanh, None) if has_gelu => Epilogue::Gelu { has_bias, is_kept },
         _ => Epilogue::Nothing,
     }
 }

@@ -5,6 +5,7 @@ use super::{Data, MatMul, Matrix, Product};
 use crate::device::Engine;
 use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
 use crate::op::Place;
+use crate::ops::activation;
 use crate::quantised::gpu::{dequantise, parts};
 use crate::{Device, Dtype, Quantisation, Quantised, Result, Tensor};
 
@@ -74,7 +75,11 @@ pub fn multiply(gpu: &Gpu, work: MatMul<'_>, workspace: &mut Tensor) {
         run(gpu, plain, product, None, workspace);
         add = true;
     }
-    run(gpu, MatMul { add, ..work }, first, second, workspace);
+    let slope = work.slope;
+    run(gpu, MatMul { add, out: &mut *work.out, ..work }, first, second, workspace);
+    if let Some(slope) = slope {
+        activation::gpu::backward(gpu, slope.activation, &slope.before, work.out);
+    }
 }
 
 /// Whether a product can be summed up with another that has no scale.

@@ -10,6 +10,7 @@ pub(crate) use gpu::units_agree;
 use super::{Activation, activation};
 use crate::device::{Engine, Kind};
 use crate::op::Place;
+use crate::var::Activated;
 use crate::work::{Call, Format};
 use crate::{Dtype, Quantised, Result, Tensor};
 
@@ -109,6 +110,9 @@ pub(crate) struct MatMul<'a> {
     pub activation: Activation,
     /// Takes the sum as it was before the activation; of the format of `out`.
     pub before_activation: Option<&'a mut Tensor>,
+    /// Multiplies the result by the slopes of an activation at these numbers, of the shape and format of
+    /// `out`.
+    pub slope: Option<&'a Activated>,
     /// Takes the result, row by row, in whatever shape.
     pub out: &'a mut Tensor,
     /// Whether to add to what `out` holds.
@@ -121,8 +125,8 @@ impl<'a> MatMul<'a> {
     /// Products alone.
     pub fn new(products: &'a [Product<'a>], out: &'a mut Tensor) -> Self {
         let activation = Activation::None;
-        let (bias, before_activation, onto) = (None, None, None);
-        Self { products, bias, activation, before_activation, out, add: false, onto }
+        let (bias, before_activation, slope, onto) = (None, None, None, None);
+        Self { products, bias, activation, before_activation, slope, out, add: false, onto }
     }
 
     pub fn rows(&self) -> usize {
@@ -141,6 +145,10 @@ impl<'a> MatMul<'a> {
         if self.activation != Activation::None {
             flops += activation::FLOPS * self.rows() * self.columns();
             tensors.extend(self.before_activation.as_deref());
+        }
+        if let Some(slope) = self.slope {
+            flops += activation::FLOPS * self.rows() * self.columns();
+            tensors.push(&slope.before);
         }
         for Product { left, right, .. } in self.products {
             flops += 2 * self.rows() * self.columns() * left.columns();
@@ -166,7 +174,8 @@ impl<'a> MatMul<'a> {
     /// Computes it.
     pub fn run(self, place: Place<'_>) -> Result<()> {
         let (rows, columns) = (self.rows(), self.columns());
-        assert!(self.onto.is_none() || self.activation == Activation::None && !self.add);
+        let is_plain = self.activation == Activation::None && !self.add;
+        assert!(is_plain || self.onto.is_none() && self.slope.is_none());
         for Product { left, right, .. } in self.products {
             assert_eq!(
                 (left.rows(), left.columns(), right.columns()),
