@@ -122,6 +122,7 @@ impl Workload {
         }
         let Maker { params, adapters, .. } = make;
         let moments = params.values().iter().map(Moments::new).collect::<Result<_>>()?;
+        let gradients = Gradients::reserved(device, &params)?;
         let mut data = |name, shape: Shape| {
             device.tagged(Tag::Data, || numbers.tensor(name, shape, dtype, 1.0))
         };
@@ -136,7 +137,7 @@ impl Workload {
             adapters,
             params,
             moments,
-            gradients: Gradients::default(),
+            gradients,
             steps: 0,
         })
     }
@@ -284,9 +285,11 @@ impl Block {
         )?;
         drop(attended);
         let h = tape.norm_modulate(&x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
-        let h = self.up.forward(tape, &h, Activation::GeluTanh)?;
-        let h = self.down.forward(tape, &h, Activation::None)?;
-        tape.gated_add(&x, vectors.chunk(5), &h)
+        let inner = self.up.forward(tape, &h, Activation::GeluTanh)?;
+        drop(h);
+        let y = self.down.forward(tape, &inner, Activation::None)?;
+        drop(inner);
+        tape.gated_add(&x, vectors.chunk(5), &y)
     }
 }
 

@@ -218,13 +218,14 @@ fn forward(
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
     let is_before_enough = wanted.before && !wanted.result;
     let is_run = place.is_run && !is_before_enough;
-    let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
-    let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
+    // What is kept comes first, so that what passes leaves its memory at the top of it.
     let ready = lora.map(|lora| Ready::new(place, lora, bias, dtype)).transpose()?;
     let inner = match (lora, &ready) {
         (Some(lora), Some(ready)) => Some(ready.inner(place, x, lora.scale, dropout)?),
         _ => None,
     };
+    let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
+    let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
     let mut products = vec![Product::new(x.tensor(), weight.matrix(dtype).t())];
     if let (Some(inner), Some(ready)) = (&inner, &ready) {
         let [inner, up] = [inner, &ready.up].map(|f| Matrix::beside(f, dtype));

@@ -197,48 +197,54 @@ impl Block {
     ) -> compute::Result<[Var; 2]> {
         let vectors = self.modulation.forward(tape, condition)?;
         let context_vectors = self.context_modulation.forward(tape, condition)?;
-        let (attended, attended_context) =
-            self.attend(tape, (x, &vectors), (context, &context_vectors))?;
-        let mut y =
-            tape.gated_add(x, vectors.chunk(2), &self.image_out.forward(tape, &attended)?)?;
+        let attended = self.attend(tape, (x, &vectors), (context, &context_vectors))?;
+        let n = x.shape().sizes()[1];
+        // The larger stream comes last: of a block that is computed twice, the end is not.
+        let context = match &self.context_rest {
+            None => context.clone(),
+            Some((out, feed_forward)) => {
+                let all = attended.shape().sizes()[1];
+                let attended = out.forward(tape, &tape.split_tokens(&attended, n..all)?)?;
+                let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
+                drop(attended);
+                feed_forward.forward(tape, &context, &context_vectors)?
+            }
+        };
+        let projected = self.image_out.forward(tape, &tape.split_tokens(&attended, 0..n)?)?;
         drop(attended);
+        let mut y = tape.gated_add(x, vectors.chunk(2), &projected)?;
+        drop(projected);
         if let Some((projections, out)) = &self.alone {
             let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
-            let [q, k, v] = projections.forward(tape, &h)?;
+            let project = |index| projections.forward(tape, &h, index);
+            let (q, k, v) = (project(0)?, project(1)?, project(2)?);
+            drop(h);
             let attended = tape.attention(&q, &k, &v, projections.attention())?;
             y = tape.gated_add(&y, vectors.chunk(8), &out.forward(tape, &attended)?)?;
         }
-        let y = self.feed_forward.forward(tape, &y, &vectors)?;
-        let Some((out, feed_forward)) = &self.context_rest else {
-            return Ok([y, context.clone()]);
-        };
-        let attended = out.forward(tape, &attended_context)?;
-        let context = tape.gated_add(context, context_vectors.chunk(2), &attended)?;
-        Ok([y, feed_forward.forward(tape, &context, &context_vectors)?])
+        Ok([self.feed_forward.forward(tape, &y, &vectors)?, context])
     }
 
-    /// Attention over both streams; each is given with what it is modulated by.
+    /// Attention over both streams, the image's tokens first; each is given with what it is modulated by.
     fn attend(
         &self,
         tape: &Tape<'_>,
         (x, vectors): (&Var, &Var),
         (context, context_vectors): (&Var, &Var),
-    ) -> compute::Result<(Var, Var)> {
+    ) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
-        let image = self.image.forward(tape, &h)?;
         // The last block has only a scale and a shift, in this order.
         let (scale, shift) = if self.context_rest.is_some() { (1, 0) } else { (0, 1) };
         let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
-        let h = tape.norm_modulate(context, scale, shift, EPSILON)?;
-        let prompt = self.context.forward(tape, &h)?;
-        drop(h);
-        let both = |index: usize| tape.concat_tokens(&[&image[index], &prompt[index]]);
+        let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
+        // One after the other, so that only one of the parts is there beside the whole.
+        let both = |index: usize| {
+            let image = self.image.forward(tape, &h, index)?;
+            tape.concat_tokens(&[&image, &self.context.forward(tape, &prompt, index)?])
+        };
         let (q, k, v) = (both(0)?, both(1)?, both(2)?);
-        drop((image, prompt));
-        let all = tape.attention(&q, &k, &v, self.image.attention())?;
-        let n = x.shape().sizes()[1];
-        let n_all = all.shape().sizes()[1];
-        Ok((tape.split_tokens(&all, 0..n)?, tape.split_tokens(&all, n..n_all)?))
+        drop((h, prompt));
+        tape.attention(&q, &k, &v, self.image.attention())
     }
 }
 
@@ -267,17 +273,15 @@ impl Projections {
         Attention::full(self.n_heads, self.d_head)
     }
 
-    fn forward(&self, tape: &Tape<'_>, x: &Var) -> compute::Result<[Var; 3]> {
-        let [q, k, v] = &self.layers;
-        let (q, k) = (q.forward(tape, x)?, k.forward(tape, x)?);
-        let v = v.forward(tape, x)?;
-        let Some([q_norm, k_norm]) = &self.norms else { return Ok([q, k, v]) };
-        let normed = |x: &Var, weight: &Slot| {
-            let weight = weight.on(tape);
-            let norm = Some((&weight, EPSILON));
-            tape.qk_norm_rope(x, QkNormRope { n_heads: self.n_heads, norm, rope: None })
+    /// Queries, keys or values, by their place among the three.
+    fn forward(&self, tape: &Tape<'_>, x: &Var, index: usize) -> compute::Result<Var> {
+        let y = self.layers[index].forward(tape, x)?;
+        let Some(weight) = self.norms.as_ref().and_then(|norms| norms.get(index)) else {
+            return Ok(y);
         };
-        Ok([normed(&q, q_norm)?, normed(&k, k_norm)?, v])
+        let weight = weight.on(tape);
+        let norm = Some((&weight, EPSILON));
+        tape.qk_norm_rope(&y, QkNormRope { n_heads: self.n_heads, norm, rope: None })
     }
 }
 
@@ -296,7 +300,10 @@ impl FeedForward {
     /// x + gate · f(modulated x), by the fourth to sixth of the block's vectors.
     fn forward(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
-        let h = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
-        tape.gated_add(x, vectors.chunk(5), &self.down.forward(tape, &h)?)
+        let inner = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
+        drop(h);
+        let y = self.down.forward(tape, &inner)?;
+        drop(inner);
+        tape.gated_add(x, vectors.chunk(5), &y)
     }
 }
