@@ -141,7 +141,7 @@ fn check(dtype: Dtype, recompute: Recompute, allowed: &Allowed) {
 #[test]
 fn losses_gradients_and_adapters_are_pytorchs() {
     let f32 = Allowed { output: 2e-6, gradients: 6e-5, losses: 2e-6, adapters: 4e-4 };
-    for recompute in [Recompute::None, Recompute::Alternate, Recompute::Block] {
+    for recompute in [Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block] {
         check(Dtype::F32, recompute, &f32);
     }
     let bf16 = Allowed { output: 8e-3, gradients: 2.5e-2, losses: 1e-4, adapters: f64::INFINITY };
@@ -169,7 +169,7 @@ fn neither_threads_nor_recomputing_change_one_bit() {
     for threads in [2, 3] {
         assert_eq!(plain, gradient_bits(threads, Recompute::None), "{threads} threads");
     }
-    for recompute in [Recompute::Alternate, Recompute::Block] {
+    for recompute in [Recompute::Queries, Recompute::Alternate, Recompute::Block] {
         assert_eq!(plain, gradient_bits(2, recompute), "{recompute:?}");
     }
 }
@@ -208,7 +208,7 @@ fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
 #[test]
 fn bench_step_keeps_its_plan_in_every_variant() {
     for dtype in ["f32", "bf16", "f16"] {
-        for recompute in ["none", "alternate", "block"] {
+        for recompute in ["none", "queries", "alternate", "block"] {
             let arguments = [
                 "bench",
                 "step",

@@ -28,7 +28,7 @@ fn settings(seed: u64) -> Vec<String> {
         ("data.resolution", &["32", "48", "64", "96"]),
         ("train.batch", &["1", "2", "3", "4"]),
         ("train.accumulation", &["1", "1", "2"]),
-        ("train.recompute", &["none", "alternate", "block"]),
+        ("train.recompute", &["none", "queries", "alternate", "block"]),
         ("train.micro_batch", &["1", "2", "4"]),
         ("train.ema", &["off", "0.9"]),
         ("optimizer.kind", &["adamw", "adamw_8bit"]),

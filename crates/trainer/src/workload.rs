@@ -45,7 +45,7 @@ pub struct Job {
     pub dtype: Dtype,
     /// How weights are quantised, if they are.
     pub base: Option<Quantisation>,
-    /// Which blocks are computed twice.
+    /// What is computed twice.
     pub recompute: Recompute,
 }
 
@@ -211,10 +211,10 @@ fn forward<'m>(
     for (index, block) in blocks.iter().enumerate() {
         [x] = if recompute.does(index) {
             tape.recompute(&[&x, &condition], move |tape, inputs| {
-                Ok([block.forward(tape, &inputs[0], &inputs[1])?])
+                Ok([block.forward(tape, &inputs[0], &inputs[1], false)?])
             })?
         } else {
-            [block.forward(tape, &x, &condition)?]
+            [block.forward(tape, &x, &condition, recompute == Recompute::Queries)?]
         };
     }
     Ok(x)
@@ -229,7 +229,11 @@ struct Layer {
 
 impl Layer {
     fn forward(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
-        let layer = Linear { bias: Some(&self.bias), activation, ..Linear::new(&self.weight) };
+        self.compute(tape, x, Linear { activation, ..Linear::new(&self.weight) })
+    }
+
+    fn compute(&self, tape: &Tape<'_>, x: &Var, layer: Linear<'_>) -> Result<Var> {
+        let layer = Linear { bias: Some(&self.bias), ..layer };
         let Some([down, up]) = self.adapter else { return tape.linear(x, layer) };
         let (down, up) = (tape.param(down), tape.param(up));
         let lora = Lora { down: &down, up: &up, scale: ALPHA / RANK as f32, dropout: 0.0 };
@@ -265,14 +269,21 @@ impl Block {
     }
 
     /// x [S, N, D], condition [S, D]
-    fn forward(&self, tape: &Tape<'_>, x: &Var, condition: &Var) -> Result<Var> {
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        condition: &Var,
+        remakes_queries: bool,
+    ) -> Result<Var> {
         let n_heads = x.shape().width() / HEAD;
         let per_head = |x: &Var, weight| {
             tape.qk_norm_rope(x, QkNormRope { n_heads, norm: Some((weight, EPSILON)), rope: None })
         };
         let vectors = self.modulation.forward(tape, condition, Activation::None)?;
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
-        let q = per_head(&self.q.forward(tape, &h, Activation::None)?, &self.q_norm)?;
+        let q = Linear { is_remade: remakes_queries, ..Linear::new(&self.q.weight) };
+        let q = per_head(&self.q.compute(tape, &h, q)?, &self.q_norm)?;
         let k = per_head(&self.k.forward(tape, &h, Activation::None)?, &self.k_norm)?;
         let v = self.v.forward(tape, &h, Activation::None)?;
         drop(h);

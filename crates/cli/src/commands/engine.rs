@@ -318,6 +318,7 @@ impl From<Base> for Quantisation {
 #[derive(Clone, Copy, Debug, ValueEnum)]
 pub enum Again {
     None,
+    Queries,
     Alternate,
     Block,
 }
@@ -326,6 +327,7 @@ impl From<Again> for Recompute {
     fn from(again: Again) -> Self {
         match again {
             Again::None => Self::None,
+            Again::Queries => Self::Queries,
             Again::Alternate => Self::Alternate,
             Again::Block => Self::Block,
         }

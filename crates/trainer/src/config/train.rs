@@ -58,7 +58,7 @@ section! {
         micro_batch: Option<usize> = Default(None), Within(1.0, 1024.0);
         /// What all random numbers of the run follow from
         seed: u64 = Default(42), AtLeast(0.0);
-        /// Which blocks are computed twice to save memory: none, every second or all. Not set: the plan chooses
+        /// What is computed twice to save memory: nothing, the queries of attention, every second block or all. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
         /// How levels of noise are drawn and weighted
         scheme: SchemeKind = Default(SchemeKind::LogitNormal), Any;
@@ -108,6 +108,7 @@ words!(SchemeKind {
 
 words!(Recompute {
     "none" => Self::None,
+    "queries" => Self::Queries,
     "alternate" => Self::Alternate,
     "block" => Self::Block,
 });

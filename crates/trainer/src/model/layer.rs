@@ -56,29 +56,38 @@ pub(super) struct Magnitude {
     pub norms: Tensor,
 }
 
+/// What is done to a layer's result.
+#[derive(Clone, Copy, Default)]
+struct Then<'a> {
+    activation: Activation,
+    onto: Option<&'a Var>,
+    is_remade: bool,
+}
+
 impl Layer {
     /// x·Wᵀ + bias, with the adapter's part.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
-        self.run(tape, x, Activation::None, None)
-    }
-
-    /// The same, added to what is there already.
-    pub fn forward_onto(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
-        self.run(tape, x, Activation::None, Some(onto))
+        self.compute(tape, x, Then::default())
     }
 
     /// The same with an activation.
     pub fn forward_into(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
-        self.run(tape, x, activation, None)
+        self.compute(tape, x, Then { activation, ..Then::default() })
     }
 
-    fn run(
-        &self,
-        tape: &Tape<'_>,
-        x: &Var,
-        activation: Activation,
-        onto: Option<&Var>,
-    ) -> Result<Var> {
+    /// The same as [`Self::forward`], added to what is there already.
+    pub fn forward_onto(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
+        self.compute(tape, x, Then { onto: Some(onto), ..Then::default() })
+    }
+
+    /// The same as [`Self::forward`], if it is remade computed again for whoever would keep it. With
+    /// `DoRA` it is kept.
+    pub fn forward_again(&self, tape: &Tape<'_>, x: &Var, is_remade: bool) -> Result<Var> {
+        self.compute(tape, x, Then { is_remade, ..Then::default() })
+    }
+
+    fn compute(&self, tape: &Tape<'_>, x: &Var, then: Then<'_>) -> Result<Var> {
+        let Then { activation, onto, is_remade } = then;
         let bias = self.bias.as_ref().map(|bias| bias.on(tape));
         let bias = bias.as_ref();
         let trained;
@@ -89,7 +98,7 @@ impl Layer {
                 (&trained).into()
             }
         };
-        let plain = Linear { bias, activation, onto, ..Linear::new(weight) };
+        let plain = Linear { bias, activation, onto, is_remade, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
         let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;

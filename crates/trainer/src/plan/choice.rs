@@ -54,7 +54,7 @@ pub(super) fn ways(config: &RunConfig) -> Vec<How> {
         None => halves(config.train.batch),
     };
     let recomputes = if config.is_free("train.recompute") {
-        vec![Recompute::None, Recompute::Alternate, Recompute::Block]
+        vec![Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block]
     } else {
         vec![config.train.recompute]
     };
@@ -131,6 +131,7 @@ impl Choice {
         };
         let recompute = match self.recompute {
             Recompute::None => "none",
+            Recompute::Queries => "queries",
             Recompute::Alternate => "alternate",
             Recompute::Block => "block",
         };
@@ -189,9 +190,9 @@ mod tests {
         let config = job(&["train.batch=6"]);
         let all = ways(&config);
         let micros: Vec<_> = all.iter().take(4).map(|how| how.micro).collect();
-        assert_eq!((all.len(), micros), (12, vec![6, 3, 2, 1]));
+        assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
         assert_eq!(all[0], How { micro: 6, recompute: Recompute::None });
-        assert_eq!(all[11], How { micro: 1, recompute: Recompute::Block });
+        assert_eq!(all[15], How { micro: 1, recompute: Recompute::Block });
         assert_eq!((precisions(&config).len(), encoder_formats(&config).len()), (6, 3));
     }
 

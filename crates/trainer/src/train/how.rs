@@ -14,7 +14,7 @@ use crate::model::recompute::Recompute;
 pub struct How {
     /// The most samples that go through the model at once.
     pub micro: usize,
-    /// Which blocks are computed twice.
+    /// What is computed twice.
     pub recompute: Recompute,
 }
 
@@ -34,7 +34,8 @@ impl How {
             return Some(Self { micro: self.micro * 4 / 5, ..self });
         }
         let recompute = match self.recompute {
-            Recompute::None => Recompute::Alternate,
+            Recompute::None => Recompute::Queries,
+            Recompute::Queries => Recompute::Alternate,
             Recompute::Alternate => Recompute::Block,
             Recompute::Block => return None,
         };
@@ -46,6 +47,7 @@ impl fmt::Display for How {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let twice = match self.recompute {
             Recompute::None => "",
+            Recompute::Queries => " with queries computed twice",
             Recompute::Alternate => " with every second block computed twice",
             Recompute::Block => " with every block computed twice",
         };
@@ -69,6 +71,7 @@ mod tests {
             (3, Recompute::None),
             (2, Recompute::None),
             (1, Recompute::None),
+            (1, Recompute::Queries),
             (1, Recompute::Alternate),
             (1, Recompute::Block),
         ];

@@ -213,7 +213,7 @@ fn a_refused_allocation_changes_no_bit_where_portions_stay() {
         let tightened = tightened(events);
         assert_eq!(tightened.len() + n_left_out, 1, "{events:?}");
         for (from, to) in tightened {
-            assert_eq!((from.recompute, to.recompute), (Recompute::None, Recompute::Alternate));
+            assert_eq!((from.recompute, to.recompute), (Recompute::None, Recompute::Queries));
         }
     });
 }

@@ -9,7 +9,8 @@
 //! numbers set to zero and the others scaled up to keep the mean. W may be quantised: then it is
 //! frozen, and is read as it is, forward and backward.
 //!
-//! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to.
+//! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to. Others
+//! keep the way to f's result, not the result, and if it is asked for the way to the product too.
 
 mod cpu;
 mod cuda;
@@ -42,6 +43,9 @@ pub struct Linear<'a> {
     pub lora: Option<Lora<'a>>,
     /// What the result is added to, where no activation is.
     pub onto: Option<&'a Var>,
+    /// Whether the product is computed again for whoever would keep the result, instead of kept. With
+    /// an activation, only that is computed again in any case; not where it is added to something.
+    pub is_remade: bool,
 }
 
 /// The matrix of a linear layer.
@@ -121,7 +125,8 @@ impl<'a> Linear<'a> {
     /// x·Wᵀ alone.
     pub fn new(weight: impl Into<Weight<'a>>) -> Self {
         let weight = weight.into();
-        Self { weight, bias: None, activation: Activation::None, lora: None, onto: None }
+        let (bias, lora, onto) = (None, None, None);
+        Self { weight, bias, activation: Activation::None, lora, onto, is_remade: false }
     }
 }
 
@@ -130,7 +135,7 @@ impl Tape<'_> {
     pub fn linear(&self, x: &Var, layer: Linear<'_>) -> Result<Var> {
         let op = self.begin("linear");
         let outputs = check(&op, x, layer)?;
-        let Linear { weight, bias, activation, lora, onto } = layer;
+        let Linear { weight, bias, activation, lora, onto, is_remade } = layer;
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up), onto];
         let is_tracked = self.tracks(&inputs(all));
 
@@ -155,6 +160,7 @@ impl Tape<'_> {
             Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
             Weight::Quantised(weight) => Held::Quantised(weight.clone()),
         };
+        let rounded = ready.as_ref().and_then(|ready| ready.bias.clone());
         let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
         let record = LayerRecord {
             kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
@@ -170,9 +176,12 @@ impl Tape<'_> {
                 dropout,
             }),
         };
-        let onto = onto.and_then(Var::source);
-        let record = Record { layer: record, onto };
+        let record = Record { layer: record, onto: onto.and_then(Var::source) };
         let result = match before {
+            None if is_remade && onto.is_none() => self.with_remake(result, || {
+                let bias = rounded.or(bias.map(|bias| bias.tensor().clone()));
+                again(&op, (x, outputs), &record.layer, bias)
+            }),
             None => result,
             Some(before) => {
                 let activated = Rc::new(Activated { activation, before });
@@ -214,7 +223,7 @@ fn forward(
     dropout: Option<Dropout>,
     wanted: Wanted,
 ) -> Result<Made> {
-    let Linear { weight, bias, activation, lora, onto } = layer;
+    let Linear { weight, bias, activation, lora, onto, .. } = layer;
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
     let is_before_enough = wanted.before && !wanted.result;
     let is_run = place.is_run && !is_before_enough;
@@ -226,11 +235,8 @@ fn forward(
     };
     let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
     let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
-    let mut products = vec![Product::new(x.tensor(), weight.matrix(dtype).t())];
-    if let (Some(inner), Some(ready)) = (&inner, &ready) {
-        let [inner, up] = [inner, &ready.up].map(|f| Matrix::beside(f, dtype));
-        products.push(Product::new(inner, up.t()));
-    }
+    let low_rank = inner.as_ref().zip(ready.as_ref()).map(|(inner, ready)| [inner, &ready.up]);
+    let products = products(x.tensor(), weight.matrix(dtype), low_rank);
     let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
     let bias = rounded.or(bias.map(Var::tensor));
     match &mut before {
@@ -244,6 +250,41 @@ fn forward(
         }
     }
     Ok(Made { y, before, inner, ready })
+}
+
+/// x·Wᵀ, and beside it inner·Bᵀ.
+fn products<'a>(
+    x: &'a Tensor,
+    weight: Matrix<'a>,
+    low_rank: Option<[&'a Tensor; 2]>,
+) -> Vec<Product<'a>> {
+    let mut products = vec![Product::new(x, weight.t())];
+    if let Some(factors) = low_rank {
+        let [inner, up] = factors.map(|factor| Matrix::beside(factor, x.dtype()));
+        products.push(Product::new(inner, up.t()));
+    }
+    products
+}
+
+/// How to make the result of a layer without an activation again, from x and what its record keeps.
+fn again(
+    op: &Op<'_>,
+    (x, outputs): (&Var, usize),
+    of: &LayerRecord,
+    bias: Option<Tensor>,
+) -> Remake {
+    let (x, mut needs) = x.held();
+    let weight = of.weight.clone();
+    let low_rank = of.lora.as_ref().map(|lora| [lora.inner.clone(), lora.up.0.clone()]);
+    needs.extend(low_rank.is_some().then_some(op.index));
+    Remake::new(needs, move |place| {
+        let (x, weight) = (x.get(place)?, weight.clone().get(place)?);
+        let mut y = place.alloc(x.shape().with_width(outputs), x.dtype())?;
+        let low_rank = low_rank.as_ref().map(|[inner, up]| [inner, up]);
+        let products = products(&x, weight.matrix(x.dtype()), low_rank);
+        MatMul { bias: bias.as_ref(), ..MatMul::new(&products, &mut y) }.run(place)?;
+        Ok(y)
+    })
 }
 
 /// Checks all shapes and formats; returns how many outputs there are.
@@ -380,6 +421,7 @@ struct LayerRecord {
 }
 
 /// The weight between forward and backward: kept, and then at hand.
+#[derive(Clone)]
 enum Held<T> {
     Dense(T, Option<Source>),
     Quantised(Quantised),

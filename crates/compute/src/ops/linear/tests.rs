@@ -4,9 +4,9 @@ use super::{Linear, Lora, Weight};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
 use crate::testing::{
-    Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes, on_card,
+    Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes, on_card, upload,
 };
-use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Var};
+use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Tensor, Var};
 
 /// Rows of x times rows of a matrix.
 fn product(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
@@ -28,6 +28,41 @@ fn parts(rows: usize, (inputs, outputs, rank): (usize, usize, usize)) -> [Input;
 fn layer(tape: &Tape<'_>, v: &[Var], activation: Activation) -> crate::Result<Var> {
     let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
     tape.linear(&v[0], Linear { bias: Some(&v[2]), activation, lora, ..Linear::new(&v[1]) })
+}
+
+/// A layer whose result is computed again for the norm that would keep it.
+fn remade(tape: &Tape<'_>, v: &[Var], is_remade: bool) -> crate::Result<Var> {
+    let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
+    let layer = Linear { bias: Some(&v[2]), lora, is_remade, ..Linear::new(&v[1]) };
+    tape.layer_norm(&tape.linear(&v[0], layer)?, None, None, 1e-6)
+}
+
+#[test]
+fn a_result_that_is_made_again_has_the_same_bits_and_is_not_held() {
+    let device = device();
+    let train = |is_remade: bool| {
+        let mut params = Params::default();
+        let v = parts(40, (48, 64, 3)).map(|part| params.add(upload(&device, &part, Dtype::F32)));
+        let before = device.work().flops;
+        let mut gradients = Gradients::default();
+        let tape = Tape::training(&device, &params, 0);
+        let v = v.map(|key| tape.param(key));
+        let y = remade(&tape, &v, is_remade).unwrap();
+        let gradient = upload(&device, &Input::normal([40, 64], 6), Dtype::F32);
+        drop(v);
+        let held = device.usage().in_use;
+        tape.backward_from(y, gradient, &mut gradients).unwrap();
+        let bits = |gradient: &Tensor| {
+            gradient.to_vec::<f32>().iter().map(|value| value.to_bits()).collect::<Vec<_>>()
+        };
+        let bits: Vec<_> = gradients.all(5).into_iter().flatten().map(bits).collect();
+        (bits, held, device.work().flops - before)
+    };
+    let ((once, held, flops), (twice, less, more)) = (train(false), train(true));
+    assert_eq!((once.len(), &once), (5, &twice));
+    // The result is not held; the product with the weight and with B is computed once more.
+    assert_eq!(held - less, 40 * 64 * 4);
+    assert_eq!(more - flops, 2 * 40 * (48 + 3) * 64);
 }
 
 fn check_layer(

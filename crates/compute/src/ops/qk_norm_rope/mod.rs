@@ -52,10 +52,12 @@ impl Tape<'_> {
         }
         let y = forward(op.place, x.tensor(), weight.map(Var::tensor), &form)?;
         let result = op.result(y);
-        // Without a norm nobody needs x any more, and the result takes no more memory than it.
-        let result = match weight {
-            Some(weight) => self.with_remake(result, || again(x, weight, form.clone())),
-            None => result,
+        // Without a norm nobody needs x any more, and the result takes no more memory than x would.
+        let is_kept = weight.is_none() && x.remake.is_none();
+        let result = if is_kept {
+            result
+        } else {
+            self.with_remake(result, || again(x, weight, form.clone()))
         };
         if !self.tracks(&inputs([Some(x), weight])) {
             return Ok(result);
@@ -102,11 +104,16 @@ struct Form {
     rope: Option<(Tensor, Pairs)>,
 }
 
-fn again(x: &Var, weight: &Var, form: Form) -> Remake {
-    let ((x, mut needs), (weight, more)) = (x.held(), weight.held());
-    needs.extend(more);
+fn again(x: &Var, weight: Option<&Var>, form: Form) -> Remake {
+    let (x, mut needs) = x.held();
+    let weight = weight.map(|weight| {
+        let (weight, more) = weight.held();
+        needs.extend(more);
+        weight
+    });
     Remake::new(needs, move |place| {
-        forward(place, &x.get(place)?, Some(&weight.get(place)?), &form)
+        let weight = weight.as_ref().map(|weight| weight.get(place)).transpose()?;
+        forward(place, &x.get(place)?, weight.as_ref(), &form)
     })
 }
 

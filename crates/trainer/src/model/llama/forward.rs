@@ -35,6 +35,8 @@ struct Around {
     table: Tensor,
     /// The first key that each query sees, [S, N].
     first_keys: Option<Tensor>,
+    /// Whether queries are computed twice.
+    remakes_queries: bool,
 }
 
 impl Llama {
@@ -69,7 +71,8 @@ impl Llama {
     ) -> Result<Var> {
         self.config.check_length(ids.shape().width())?;
         let table = self.angles(tape, 0..ids.shape().width())?;
-        let around = Around { table, first_keys: first_keys.cloned() };
+        let remakes_queries = recompute == Recompute::Queries;
+        let around = Around { table, first_keys: first_keys.cloned(), remakes_queries };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
             [x] = tape.block(self.ring.as_ref(), index, || {
@@ -199,7 +202,7 @@ impl Block {
 
     /// x [S, N, D] to the same.
     fn forward(&self, tape: &Tape<'_>, x: &Var, around: &Around) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, &around.table)?;
+        let [q, k, v] = self.project(tape, x, &around.table, around.remakes_queries)?;
         let how = Attention { first_keys: around.first_keys.as_ref(), ..self.attention() };
         let attended = tape.attention(&q, &k, &v, how)?;
         drop((q, k, v));
@@ -215,7 +218,7 @@ impl Block {
         table: &Tensor,
         (held, first): (&mut [Tensor; 2], usize),
     ) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, table)?;
+        let [q, k, v] = self.project(tape, x, table, false)?;
         let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
         let mut all = |which: usize, next: &Var| {
             held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
@@ -228,7 +231,13 @@ impl Block {
     }
 
     /// Queries, keys and values, turned by their positions.
-    fn project(&self, tape: &Tape<'_>, x: &Var, table: &Tensor) -> compute::Result<[Var; 3]> {
+    fn project(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        table: &Tensor,
+        remakes_queries: bool,
+    ) -> compute::Result<[Var; 3]> {
         let h = tape.rms_norm(x, Some(&self.norms[0].on(tape)), self.epsilon)?;
         let turned = |x: &Var, norm: Option<&Slot>, n_heads: usize| {
             let weight = norm.map(|norm| norm.on(tape));
@@ -238,7 +247,8 @@ impl Block {
         };
         let [q_norm, k_norm] =
             [0, 1].map(|which| self.head_norms.as_ref().map(|norms| &norms[which]));
-        let q = turned(&self.q.forward(tape, &h)?, q_norm, self.n_heads)?;
+        let q = self.q.forward_again(tape, &h, remakes_queries)?;
+        let q = turned(&q, q_norm, self.n_heads)?;
         let k = turned(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
         Ok([q, k, self.v.forward(tape, &h)?])
     }

@@ -87,10 +87,11 @@ impl Sd3 {
         for (index, block) in self.blocks.iter().enumerate() {
             [x, context] = tape.block(self.ring.as_ref(), index, || {
                 if !recompute.does(index) {
-                    return block.forward(tape, &x, &context, &condition);
+                    let remakes_queries = recompute == Recompute::Queries;
+                    return block.forward(tape, [&x, &context, &condition], remakes_queries);
                 }
                 tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
-                    block.forward(tape, &inputs[0], &inputs[1], &inputs[2])
+                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], false)
                 })
             })?;
         }
@@ -191,13 +192,13 @@ impl Block {
     fn forward(
         &self,
         tape: &Tape<'_>,
-        x: &Var,
-        context: &Var,
-        condition: &Var,
+        [x, context, condition]: [&Var; 3],
+        remakes_queries: bool,
     ) -> compute::Result<[Var; 2]> {
         let vectors = self.modulation.forward(tape, condition)?;
         let context_vectors = self.context_modulation.forward(tape, condition)?;
-        let attended = self.attend(tape, (x, &vectors), (context, &context_vectors))?;
+        let streams = [(x, &vectors), (context, &context_vectors)];
+        let attended = self.attend(tape, streams, remakes_queries)?;
         let n = x.shape().sizes()[1];
         // The larger stream comes last: of a block that is computed twice, the end is not.
         let context = match &self.context_rest {
@@ -216,7 +217,7 @@ impl Block {
         drop(projected);
         if let Some((projections, out)) = &self.alone {
             let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
-            let project = |index| projections.forward(tape, &h, index);
+            let project = |index| projections.forward(tape, &h, index, remakes_queries);
             let (q, k, v) = (project(0)?, project(1)?, project(2)?);
             drop(h);
             let attended = tape.attention(&q, &k, &v, projections.attention())?;
@@ -229,8 +230,8 @@ impl Block {
     fn attend(
         &self,
         tape: &Tape<'_>,
-        (x, vectors): (&Var, &Var),
-        (context, context_vectors): (&Var, &Var),
+        [(x, vectors), (context, context_vectors)]: [(&Var, &Var); 2],
+        remakes_queries: bool,
     ) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         // The last block has only a scale and a shift, in this order.
@@ -239,8 +240,9 @@ impl Block {
         let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
         // One after the other, so that only one of the parts is there beside the whole.
         let both = |index: usize| {
-            let image = self.image.forward(tape, &h, index)?;
-            tape.concat_tokens(&[&image, &self.context.forward(tape, &prompt, index)?])
+            let image = self.image.forward(tape, &h, index, remakes_queries)?;
+            // The prompt's are few.
+            tape.concat_tokens(&[&image, &self.context.forward(tape, &prompt, index, false)?])
         };
         let (q, k, v) = (both(0)?, both(1)?, both(2)?);
         drop((h, prompt));
@@ -274,8 +276,14 @@ impl Projections {
     }
 
     /// Queries, keys or values, by their place among the three.
-    fn forward(&self, tape: &Tape<'_>, x: &Var, index: usize) -> compute::Result<Var> {
-        let y = self.layers[index].forward(tape, x)?;
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        index: usize,
+        remakes_queries: bool,
+    ) -> compute::Result<Var> {
+        let y = self.layers[index].forward_again(tape, x, remakes_queries && index == 0)?;
         let Some(weight) = self.norms.as_ref().and_then(|norms| norms.get(index)) else {
             return Ok(y);
         };
