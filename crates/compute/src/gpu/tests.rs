@@ -17,7 +17,7 @@ use super::{
     Source, Trouble, Variant, adapters,
 };
 use crate::ops::{
-    AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
+    Activation, AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
 };
 use crate::{
     ComputeError, Device, Dtype, Filled, Gradients, Kind, Params, Part, Result, Shape, Tag, Tape,
@@ -260,7 +260,7 @@ fn kernels_read_and_write_little_more_than_they_must() {
     let trained = |tape: &Tape<'_>| tape.leaf(ones.tensor().clone());
     let heads = device.normal([64], Dtype::F32, 1.0, (1, 2)).unwrap();
     // Sums of which gradients of vectors are made are written and read besides.
-    let ops: [(&str, f64, &[usize], Forward<'_>); 7] = [
+    let ops: [(&str, f64, &[usize], Forward<'_>); 8] = [
         ("linear", 1.01, &[256, 320], &|tape, x| tape.linear(x, Linear::new(&weight))),
         ("attention", 1.02, &[2, 128, 320], &|tape, x| tape.attention(x, x, x, full)),
         ("layer norm", 1.01, &[256, 640], &|tape, x| {
@@ -272,6 +272,9 @@ fn kernels_read_and_write_little_more_than_they_must() {
         }),
         ("trained rms norm", 1.06, &[256, 640], &|tape, x| {
             tape.rms_norm(x, Some(&trained(tape)), 1e-6)
+        }),
+        ("gated unit", 1.01, &[256, 640], &|tape, x| {
+            tape.glu(x, &tape.leaf(x.tensor().clone()), Activation::Silu)
         }),
         ("trained norm of heads", 1.02, &[1, 256, 640], &|tape, x| {
             let weight = tape.leaf(heads.clone());
@@ -285,8 +288,9 @@ fn kernels_read_and_write_little_more_than_they_must() {
         let (share, y) = moved(&device, 0, || op(&tape, &x));
         assert!((1.0..1.02).contains(&share), "{name}: {share}");
         let gradient = normal(y.shape().sizes());
-        // Gradients of heads are changed in place.
-        let again = if name.ends_with("heads") { gradient.bytes() } else { 0 };
+        // Gradients of heads and of units are changed in place.
+        let is_in_place = ["trained norm of heads", "gated unit"].contains(&name);
+        let again = if is_in_place { gradient.bytes() } else { 0 };
         let back = || tape.backward_from(y, gradient, &mut Gradients::default()).map(drop);
         let (share, ()) = moved(&device, again, back);
         assert!((1.0..most).contains(&share), "{name} backward: {share}");

@@ -2,7 +2,7 @@
 
 use crate::Tensor;
 use crate::backward::Slot;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs};
+use crate::gpu::{Argument, Gpu, Source, Variant, arguments, pairs};
 use crate::ops::Activation;
 
 const KERNELS: Source = Source { name: "glu", text: include_str!("kernel.wgsl") };
@@ -22,35 +22,13 @@ pub fn backward(
     gradient: &mut Tensor,
     slot: Option<&mut Slot>,
 ) {
-    if let Some(slot) = slot {
-        up_gradient(gpu, activation, gate, gradient, slot);
-    }
-    if let Some(up) = up {
-        gate_gradient(gpu, activation, gate, up, gradient);
-    }
-}
-
-fn up_gradient(
-    gpu: &Gpu,
-    activation: Activation,
-    gate: &Tensor,
-    gradient: &Tensor,
-    slot: &mut Slot,
-) {
     let n = gate.shape().elements();
-    let variant = Variant::of(&[gate.dtype(), slot.tensor.dtype()]);
-    let arguments = arguments![gate, gradient, &mut slot.tensor, n, activation.code(), slot.add];
-    gpu.launch(&KERNELS, "glu_up_backward", &variant, pairs(n), &arguments);
-}
-
-fn gate_gradient(
-    gpu: &Gpu,
-    activation: Activation,
-    gate: &Tensor,
-    up: &Tensor,
-    gradient: &mut Tensor,
-) {
-    let (n, variant) = (gate.shape().elements(), Variant::of(&[gate.dtype()]));
-    let arguments = arguments![gate, up, gradient, n, activation.code()];
-    gpu.launch(&KERNELS, "glu_gate_backward", &variant, pairs(n), &arguments);
+    let format = slot.as_ref().map_or(gate.dtype(), |slot| slot.tensor.dtype());
+    let add = slot.as_ref().is_some_and(|slot| slot.add);
+    // Without up, the result's gradient is read alone, and others may hold it.
+    let gradient = if up.is_some() { Argument::from(gradient) } else { Argument::from(&*gradient) };
+    let tensors = arguments![gate, up, gradient, slot.map(|slot| &mut slot.tensor)];
+    let arguments = [&tensors[..], &arguments![n, activation.code(), add]].concat();
+    let variant = Variant::of(&[gate.dtype(), format]);
+    gpu.launch(&KERNELS, "glu_backward", &variant, pairs(n), &arguments);
 }

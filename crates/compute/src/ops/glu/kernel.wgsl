@@ -14,17 +14,13 @@ kernel glu(gate: [X], up: [X], y: mut [X], n: u32, kind: u32) {
     set_y_pair(at, activations(p.kind, gate_pair(at)) * up_pair(at), at + 1u < p.n);
 }
 
-kernel glu_up_backward(gate: [X], gradient: [X], result: mut [Y], n: u32, kind: u32, add: u32) {
+// What is not wanted is not given. In place: the gradient of the result becomes that of the gate.
+kernel glu_backward(gate: [X], up: [X], gradient: mut [X], result: mut [Y], n: u32, kind: u32, add: u32) {
     let at = 2u * thread;
     if at >= p.n { return; }
-    let x = activations(p.kind, gate_pair(at)) * gradient_pair(at);
-    put_result_pair(at, x, at + 1u < p.n, p.add);
-}
-
-// In place: the gradient of the result becomes that of the gate.
-kernel glu_gate_backward(gate: [X], up: [X], gradient: mut [X], n: u32, kind: u32) {
-    let at = 2u * thread;
-    if at >= p.n { return; }
-    let slope = slopes(p.kind, gate_pair(at)) * up_pair(at);
-    set_gradient_pair(at, gradient_pair(at) * slope, at + 1u < p.n);
+    let both = at + 1u < p.n;
+    let x = gate_pair(at);
+    let g = gradient_pair(at);
+    if has_result() { put_result_pair(at, activations(p.kind, x) * g, both, p.add); }
+    if has_up() { set_gradient_pair(at, g * (slopes(p.kind, x) * up_pair(at)), both); }
 }
