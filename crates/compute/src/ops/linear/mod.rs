@@ -5,9 +5,8 @@
 //! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
 //! adapter costs no extra pass over the activations; and so is the stream that a layer without an activation
-//! is added to. With dropout, A sees x in training with some
-//! numbers set to zero and the others scaled up to keep the mean. W may be quantised: then it is
-//! frozen, and is read as it is, forward and backward.
+//! is added to. With dropout, A sees x in training with some numbers set to zero and the others scaled up to
+//! keep the mean. W may be quantised: then it is frozen, and is read as it is, forward and backward.
 //!
 //! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to. Others
 //! keep the way to f's result, not the result, and if it is asked for the way to the product too.
@@ -15,19 +14,21 @@
 mod cpu;
 mod cuda;
 mod gpu;
+mod record;
 #[cfg(test)]
 mod tests;
 
 use std::rc::Rc;
 
+pub(super) use self::record::column_sums;
+use self::record::{Held, LayerRecord, LoraRecord, Record};
 use super::matmul::{MatMul, Matrix, Product};
-use super::{Activation, accumulate, activation, inputs};
-use crate::backward::{Backward, Slot};
+use super::{Activation, activation, inputs};
 use crate::device::{Engine, Kind};
 use crate::op::{Op, Place};
 use crate::random::Stream;
 use crate::tape::Tape;
-use crate::var::{Activated, Kept, Remake, Source, Var};
+use crate::var::{Activated, Remake, Var};
 use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
@@ -156,46 +157,58 @@ impl Tape<'_> {
         if inner.is_some() || before.is_some() {
             self.keep_own(&op);
         }
-        let weight = match weight {
-            Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
-            Weight::Quantised(weight) => Held::Quantised(weight.clone()),
-        };
         let rounded = ready.as_ref().and_then(|ready| ready.bias.clone());
-        let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
-        let record = LayerRecord {
-            kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
-            x: (x.source(), x.shape()),
-            activated: x.activated.clone(),
-            weight,
-            bias: layer.bias.and_then(Var::source),
-            lora: lora.zip(inner).zip(ready).map(|((lora, inner), ready)| LoraRecord {
-                inner,
-                down: (ready.down, lora.down.source()),
-                up: (ready.up, lora.up.source()),
-                scale: lora.scale,
-                dropout,
-            }),
+        let record = Record {
+            layer: self.layer_record(x, layer, (inner.zip(ready), dropout)),
+            onto: onto.and_then(Var::source),
         };
-        let record = Record { layer: record, onto: onto.and_then(Var::source) };
         let result = match before {
             None if is_remade && onto.is_none() => self.with_remake(result, || {
                 let bias = rounded.or(bias.map(|bias| bias.tensor().clone()));
                 again(&op, (x, outputs), &record.layer, bias)
             }),
             None => result,
-            Some(before) => {
-                let activated = Rc::new(Activated { activation, before });
-                let result = Var { activated: Some(Rc::clone(&activated)), ..result };
-                let needs = result.held().1;
-                self.with_remake(result, || {
-                    let again = move |place: Place<'_>| {
-                        activation::again(place, &activated.before, activation)
-                    };
-                    Remake::new(needs, again)
-                })
-            }
+            Some(before) => self.activated(result, Activated { activation, before }),
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
+    }
+
+    /// What the way back needs of a layer, whose adapter is there as it was multiplied.
+    fn layer_record(
+        &self,
+        x: &Var,
+        Linear { weight, bias, lora, .. }: Linear<'_>,
+        (adapter, dropout): (Option<(Tensor, Ready)>, Option<Dropout>),
+    ) -> LayerRecord {
+        let weight = match weight {
+            Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
+            Weight::Quantised(weight) => Held::Quantised(weight.clone()),
+        };
+        let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
+        LayerRecord {
+            kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
+            x: (x.source(), x.shape()),
+            activated: x.activated.clone(),
+            weight,
+            bias: bias.and_then(Var::source),
+            lora: lora.zip(adapter).map(|(lora, (inner, ready))| LoraRecord {
+                inner,
+                down: (ready.down, lora.down.source()),
+                up: (ready.up, lora.up.source()),
+                scale: lora.scale,
+                dropout,
+            }),
+        }
+    }
+
+    /// The result of an activation, which whoever would keep it makes again.
+    fn activated(&self, result: Var, of: Activated) -> Var {
+        let of = Rc::new(of);
+        let result = Var { activated: Some(Rc::clone(&of)), ..result };
+        let needs = result.held().1;
+        self.with_remake(result, || {
+            Remake::new(needs, move |place| activation::again(place, &of.before, of.activation))
+        })
     }
 }
 
@@ -400,160 +413,5 @@ fn between(place: Place<'_>, x: Dtype) -> Dtype {
     match place.device.kind() {
         Kind::Cpu { .. } | Kind::Gpu { .. } => Dtype::F32,
         Kind::Cuda { .. } => x,
-    }
-}
-
-/// What backward needs.
-struct Record {
-    layer: LayerRecord,
-    onto: Option<Source>,
-}
-
-/// The same, of the products alone.
-struct LayerRecord {
-    x: (Option<Source>, Shape),
-    /// If x is an activation's result: of what.
-    activated: Option<Rc<Activated>>,
-    kept_x: Option<Kept>,
-    weight: Held<Kept>,
-    bias: Option<Source>,
-    lora: Option<LoraRecord>,
-}
-
-/// The weight between forward and backward: kept, and then at hand.
-#[derive(Clone)]
-enum Held<T> {
-    Dense(T, Option<Source>),
-    Quantised(Quantised),
-}
-
-impl Held<Kept> {
-    fn is_trained(&self) -> bool {
-        matches!(self, Self::Dense(_, Some(_)))
-    }
-
-    fn get(self, place: Place<'_>) -> Result<Held<Tensor>> {
-        Ok(match self {
-            Self::Dense(kept, source) => Held::Dense(kept.get(place)?, source),
-            Self::Quantised(quantised) => Held::Quantised(quantised),
-        })
-    }
-}
-
-impl Held<Tensor> {
-    /// As a factor of gradients.
-    fn matrix(&self, gradient: Dtype) -> Matrix<'_> {
-        match self {
-            Self::Dense(tensor, _) => Matrix::beside(tensor, gradient),
-            Self::Quantised(quantised) => Matrix::quantised(quantised, gradient),
-        }
-    }
-}
-
-struct LoraRecord {
-    /// scale·x·Aᵀ
-    inner: Tensor,
-    down: (Tensor, Option<Source>),
-    up: (Tensor, Option<Source>),
-    scale: f32,
-    dropout: Option<Dropout>,
-}
-
-impl Record {
-    fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
-        self.layer.backward(back, &gradient)?;
-        back.pass(self.onto, gradient)
-    }
-}
-
-impl LayerRecord {
-    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
-        let place = back.place;
-        let outputs = gradient.shape().width();
-        if let Some(slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
-            column_sums(back, gradient, slot);
-        }
-        let x = self.kept_x.map(|kept| kept.get(place)).transpose()?;
-        let weight = self.weight.get(place)?;
-        if let Held::Dense(weight, source) = &weight
-            && let Some(mut slot) = back.slot_of(*source, weight.shape(), weight.dtype())?
-        {
-            let x = x.as_ref().expect("kept because the weight is trained");
-            let product = Product::new(Matrix::from(gradient).t(), x.into());
-            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
-            back.put(slot);
-        }
-        let inner_gradient = match &self.lora {
-            Some(lora) => Some(lora.backward(back, gradient, x.as_ref())?),
-            None => None,
-        };
-        drop(x);
-        let ((source, shape), dtype) = (self.x, gradient.dtype());
-        let Some(source) = source else { return Ok(()) };
-        let mut products = vec![Product::new(gradient, weight.matrix(dtype))];
-        let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
-        let is_dropped = self.lora.as_ref().is_some_and(|lora| lora.dropout.is_some());
-        if let Some((LoraRecord { down: (down, _), .. }, inner)) = lora.filter(|_| !is_dropped) {
-            let [inner, down] = [inner, down].map(|f| Matrix::beside(f, dtype));
-            products.push(Product::new(inner, down));
-        }
-        if let (Some(activated), Source::Node(node), false) = (&self.activated, source, is_dropped)
-        {
-            let mut before = place.alloc(shape, dtype)?;
-            let slope = Some(&**activated);
-            MatMul { slope, ..MatMul::new(&products, &mut before) }.run(place)?;
-            return back.pass_through(node, before);
-        }
-        let mut slot = back.slot(source, shape, dtype)?;
-        MatMul { add: slot.add, ..MatMul::new(&products, &mut slot.tensor) }.run(place)?;
-        if let Some((LoraRecord { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
-            let mut seen = place.workspace(shape, gradient.dtype())?;
-            MatMul::new(&[Product::new(inner, down.into())], &mut seen).run(place)?;
-            slot.add = true;
-            accumulate(place, &mut slot, &dropout.apply(place, &seen)?);
-        }
-        back.put(slot);
-        Ok(())
-    }
-}
-
-/// The gradient of a bias: the sum of each column.
-pub(super) fn column_sums(back: &mut Backward<'_>, gradient: &Tensor, mut slot: Slot) {
-    back.place.count("column_sums", gradient.shape().elements(), &[gradient]);
-    match back.place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
-        Engine::Cuda(engine) => cuda::column_sums(engine, gradient, &mut slot.tensor, slot.add),
-        Engine::Gpu(engine) => gpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
-    }
-    back.put(slot);
-}
-
-impl LoraRecord {
-    /// Gradients of A and B; returns scale·gradient·B.
-    fn backward(
-        &self,
-        back: &mut Backward<'_>,
-        gradient: &Tensor,
-        x: Option<&Tensor>,
-    ) -> Result<Tensor> {
-        let (place, (down, up)) = (back.place, (&self.down.0, &self.up.0));
-        let mut inner_gradient = place.workspace(self.inner.shape(), self.inner.dtype())?;
-        let product = Product { scale: self.scale, ..Product::new(gradient, up.into()) };
-        MatMul::new(&[product], &mut inner_gradient).run(place)?;
-        if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
-            let product = Product::new(Matrix::from(gradient).t(), (&self.inner).into());
-            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
-            back.put(slot);
-        }
-        if let Some(mut slot) = back.slot_of(self.down.1, down.shape(), Dtype::F32)? {
-            let x = x.expect("kept because A is trained");
-            let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
-            let seen = dropped.as_ref().unwrap_or(x);
-            let product = Product::new(Matrix::from(&inner_gradient).t(), seen.into());
-            MatMul { add: slot.add, ..MatMul::new(&[product], &mut slot.tensor) }.run(place)?;
-            back.put(slot);
-        }
-        Ok(inner_gradient)
     }
 }
