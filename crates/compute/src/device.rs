@@ -298,6 +298,11 @@ impl Device {
         }
     }
 
+    /// The same since it had been given so many.
+    pub fn launches_since(&self, before: Option<u64>) -> Option<u64> {
+        self.launches().zip(before).map(|(after, before)| after - before)
+    }
+
     /// Arithmetic so far.
     pub fn work(&self) -> Work {
         let mut tally = self.tally();

@@ -31,15 +31,14 @@ KERNEL sum_columns(const X* a, const X* b, const float* statistics, Y* out, u64 
     }
 }
 
-// The mean and 1 / deviation of each row; a mean of zero and 1 / root mean square if not centered.
-// A warp for each row.
-KERNEL row_statistics(const X* x, float* statistics, u64 rows, u64 width, float epsilon, int centered) {
+// The mean and 1 / deviation of each row, a warp for each.
+KERNEL row_statistics(const X* x, float* statistics, u64 rows, u64 width, float epsilon) {
     u64 row = warp();
     if (row >= rows) return;
     x += row * width;
     float sum = 0.0f, squares = 0.0f;
-    if (centered) for (u64 i = lane(); i < width; i += 32) sum += to_f32(x[i]);
-    float mean = centered ? warp_sum(sum) / width : 0.0f;
+    for (u64 i = lane(); i < width; i += 32) sum += to_f32(x[i]);
+    float mean = warp_sum(sum) / width;
     for (u64 i = lane(); i < width; i += 32) {
         float distance = to_f32(x[i]) - mean;
         squares += distance * distance;

@@ -52,10 +52,10 @@ pub(crate) fn statistics_floats(x: &Tensor) -> usize {
     2 * x.shape().rows()
 }
 
-/// The mean and 1 / deviation of each row; about zero if not centered.
-pub(crate) fn statistics(cuda: &Cuda, x: &Tensor, epsilon: f32, centered: bool, to: &mut Tensor) {
+/// The mean and 1 / deviation of each row.
+pub(crate) fn statistics(cuda: &Cuda, x: &Tensor, epsilon: f32, to: &mut Tensor) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
-    let arguments = arguments![x, to, rows, width, epsilon, centered];
+    let arguments = arguments![x, to, rows, width, epsilon];
     let variant = Variant::of(&[x.dtype()]);
     cuda.launch(&KERNELS, "row_statistics", variant, Grid::rows(rows), &arguments);
 }

@@ -68,7 +68,7 @@ impl<F: Feed> Run<'_, '_, F> {
             rest_secs,
             wait_secs: taken.wait_secs,
             peak_bytes,
-            launches: self.device.launches().zip(launches).map(|(after, before)| after - before),
+            launches: self.device.launches_since(launches),
         })
     }
 

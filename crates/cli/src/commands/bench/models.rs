@@ -176,7 +176,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
         gflop_per_s: flops as f64 / ms_median / 1e6,
-        launches: device.launches().zip(before).map(|(after, before)| after - before),
+        launches: device.launches_since(before),
         peak_bytes: device.usage().extent,
         plan_bytes,
         streamed_bytes: device.host_bytes(),

@@ -97,7 +97,7 @@ pub fn scale_gradient(
     room: &mut Tensor,
     out: &mut Tensor,
 ) {
-    statistics(cuda, x, form.epsilon, true, room);
+    statistics(cuda, x, form.epsilon, room);
     let rows_per_vector = form.rows_per_vector;
     let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
     sum.run(cuda, out, form.indices.0, true);
