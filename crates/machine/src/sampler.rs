@@ -20,12 +20,14 @@ use crate::source::Source;
 /// Chosen: NVML and the kernel renew most of their figures once a second.
 const EVERY: Duration = Duration::from_secs(1);
 
+/// How long the thread is waited for. Chosen: far longer than a reading takes.
+const PATIENCE: Duration = Duration::from_secs(2);
+
 /// Feels a machine until it is dropped.
 pub struct Sampler {
     readings: Receiver<(Instant, Feel)>,
-    /// Closed when this is dropped, which ends the thread. It is not waited for: a driver that hangs must
-    /// not hang the end of a run.
-    _end: PipeWriter,
+    /// Closed to end the thread.
+    end: Option<PipeWriter>,
 }
 
 impl Sampler {
@@ -39,7 +41,7 @@ impl Sampler {
         let (sender, readings) = mpsc::channel();
         let feel = move || feel(every, source, sense, &sender, &end);
         thread::Builder::new().name("sampler".into()).spawn(feel)?;
-        Ok(Self { readings, _end: ours })
+        Ok(Self { readings, end: Some(ours) })
     }
 
     /// All readings since the last call, oldest first. Does not wait.
@@ -53,7 +55,18 @@ impl Sampler {
     }
 }
 
-/// Where there is no trigger, or it is lost, time has to do.
+impl Drop for Sampler {
+    /// Waits until the thread has closed the drivers' libraries: a process that ends meanwhile stumbles over
+    /// them. Not for ever, though: a driver that hangs must not hang the end of a run.
+    fn drop(&mut self) {
+        drop(self.end.take());
+        let begun = Instant::now();
+        while self.readings.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())).is_ok() {}
+    }
+}
+
+/// Where there is no trigger, or it is lost, time has to do. Drops the source before its caller lets go of
+/// the channel.
 fn feel(
     every: Duration,
     mut source: Source,
@@ -105,10 +118,10 @@ mod tests {
     /// With an hour between readings, only the end of the pipe can end the thread.
     #[test]
     fn the_thread_ends_when_the_sampler_is_dropped() {
-        let Sampler { readings, _end: end } = sampler(Duration::from_secs(3600), &[]);
-        assert_eq!(readings.recv().unwrap().1, Feel::default(), "a machine without any sensor");
-        drop(end);
-        assert!(readings.recv().is_err(), "the thread's end of the channel is gone");
+        let mut sampler = sampler(Duration::from_secs(3600), &[]);
+        assert_eq!(sampler.next().unwrap().1, Feel::default(), "a machine without any sensor");
+        drop(sampler.end.take());
+        assert!(sampler.next().is_none(), "the thread's end of the channel is gone");
     }
 
     #[test]
