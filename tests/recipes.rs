@@ -11,6 +11,8 @@ use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::config::material::Material;
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::stream::Stream;
+use trainer::plan::rates::{self, Curve, Measure};
 use trainer::plan::{Job, Outlook, Plan, Rates, Room, choose};
 use trainer::train::pictures::Drawing;
 use trainer::train::texts::Opened;
@@ -55,9 +57,21 @@ const PROCESSOR: Kind = Kind::Cpu { threads: THREADS, has_tiles: false };
 
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
 fn planned(recipe: &Path, limit_bytes: usize, kind: Kind) -> Result<Plan, TrainerError> {
-    let config = RawConfig::from_file(recipe)?.resolve()?;
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    let room = Room { kind, limit_bytes, rates: &rates, host_bytes: None };
+    planned_in(recipe, Room { kind, limit_bytes, rates: &rates, host_bytes: None })
+}
+
+/// The same for a card with main memory beside its own, from where so many bytes come in a second.
+fn planned_over(recipe: &Path, limit_bytes: usize, link: f64) -> Result<Plan, TrainerError> {
+    let kind = Kind::Cuda { is_deterministic: false };
+    let mut rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
+    let points = [1.0, 1e12].map(|bytes| (bytes, bytes / link));
+    rates.curves.insert(rates::LINK.into(), Curve::through(Measure::Bytes, points));
+    planned_in(recipe, Room { kind, limit_bytes, rates: &rates, host_bytes: Some(usize::MAX / 4) })
+}
+
+fn planned_in(recipe: &Path, room: Room<'_>) -> Result<Plan, TrainerError> {
+    let config = RawConfig::from_file(recipe)?.resolve()?;
     if matches!(config.material, Material::Texts { .. }) {
         let opened = Opened::of(&config, true)?;
         let lesson = &opened.lesson(&config)?;
@@ -109,6 +123,23 @@ fn a_recipe_for_a_machine_fits_that_machine() {
         // More than the usual card has, or any would do.
         assert!(plan.total_bytes > 24_000_000_000, "{}: {plan:?}", recipe.display());
     }
+}
+
+/// Without room for all, blocks stream; over a slow link every second one, since it waits less.
+#[test]
+fn on_a_small_card_blocks_stream_as_the_link_allows() {
+    let recipe = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes");
+    let recipe = recipe.join("sd3.5-medium-lora-16gb.toml");
+    let stream = |gigabytes: f64, link: f64| {
+        let limit = (gigabytes * 1e9) as usize;
+        let plan = planned_over(&recipe, limit, link).unwrap();
+        assert!(plan.peak_bytes() <= limit, "{plan:?}");
+        assert_eq!(plan.choice.quantise, None);
+        plan.choice.stream
+    };
+    assert_eq!(stream(8.0, 1e9), Stream::None);
+    assert_eq!(stream(5.0, 1e8), Stream::Alternate);
+    assert_eq!([stream(5.0, 1e12), stream(3.5, 1e8)], [Stream::Blocks; 2]);
 }
 
 /// What is wrong with each recipe, all of them at once.

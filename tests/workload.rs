@@ -10,6 +10,7 @@ use serde_json::Value;
 use trainer::TrainerError;
 use trainer::model::files::Landing;
 use trainer::model::recompute::Recompute;
+use trainer::model::stream::Stream;
 use trainer::workload::{Config, Job, Numbers, Random, Workload};
 use weights::Catalog;
 use weights::load::{Options, Wanted, load};
@@ -99,10 +100,10 @@ struct Allowed {
     adapters: f64,
 }
 
-fn check(dtype: Dtype, recompute: Recompute, allowed: &Allowed) {
+fn check(job: Job, allowed: &Allowed) {
     let device = Device::cpu(2, 1 << 28).unwrap();
     let golden = recorded();
-    let job = Job { config: GOLDEN, dtype, base: None, recompute };
+    let Job { dtype, recompute, at_once, .. } = job;
     let mut job = Workload::new(&device, job, &mut Recorded::new(&device)).unwrap();
     let mut worst: Vec<(String, f64, f64)> = Vec::new();
     worst.push((
@@ -135,26 +136,27 @@ fn check(dtype: Dtype, recompute: Recompute, allowed: &Allowed) {
     }
     let wrong: Vec<_> =
         worst.iter().filter(|(_, off, allowed)| off.is_nan() || off > allowed).collect();
-    assert!(wrong.is_empty(), "{dtype} {recompute:?}: {wrong:#?}");
+    assert!(wrong.is_empty(), "{dtype} {recompute:?}, {at_once} at once: {wrong:#?}");
 }
 
 #[test]
 fn losses_gradients_and_adapters_are_pytorchs() {
     let f32 = Allowed { output: 2e-6, gradients: 6e-5, losses: 2e-6, adapters: 4e-4 };
     for recompute in [Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block] {
-        check(Dtype::F32, recompute, &f32);
+        check(Job { recompute, ..Job::plain(GOLDEN, Dtype::F32) }, &f32);
     }
+    check(Job { at_once: 1, ..Job::plain(GOLDEN, Dtype::F32) }, &f32);
     let bf16 = Allowed { output: 8e-3, gradients: 2.5e-2, losses: 1e-4, adapters: f64::INFINITY };
-    check(Dtype::Bf16, Recompute::None, &bf16);
+    check(Job::plain(GOLDEN, Dtype::Bf16), &bf16);
     let f16 = Allowed { output: 1.5e-3, gradients: 0.15, losses: 5e-5, adapters: f64::INFINITY };
-    check(Dtype::F16, Recompute::Block, &f16);
+    check(Job { recompute: Recompute::Block, ..Job::plain(GOLDEN, Dtype::F16) }, &f16);
 }
 
+const ODD: Config = Config { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
+
 /// Gradients as bits, after some steps.
-fn gradient_bits(threads: usize, recompute: Recompute) -> Vec<Vec<u32>> {
+fn gradient_bits(threads: usize, job: Job) -> Vec<Vec<u32>> {
     let device = Device::cpu(threads, 1 << 28).unwrap();
-    let config = Config { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
-    let job = Job { config, dtype: Dtype::F32, base: None, recompute };
     let mut job = Workload::new(&device, job, &mut Random::new(&device, 5)).unwrap();
     for _ in 0..3 {
         job.step().unwrap();
@@ -164,41 +166,47 @@ fn gradient_bits(threads: usize, recompute: Recompute) -> Vec<Vec<u32>> {
 }
 
 #[test]
-fn neither_threads_nor_recomputing_change_one_bit() {
-    let plain = gradient_bits(1, Recompute::None);
+fn neither_threads_nor_recomputing_nor_streaming_change_one_bit() {
+    let job = Job::plain(ODD, Dtype::F32);
+    let plain = gradient_bits(1, job);
     for threads in [2, 3] {
-        assert_eq!(plain, gradient_bits(threads, Recompute::None), "{threads} threads");
+        assert_eq!(plain, gradient_bits(threads, job), "{threads} threads");
     }
     for recompute in [Recompute::Queries, Recompute::Alternate, Recompute::Block] {
-        assert_eq!(plain, gradient_bits(2, recompute), "{recompute:?}");
+        assert_eq!(plain, gradient_bits(2, Job { recompute, ..job }), "{recompute:?}");
+    }
+    for stream in [Stream::Alternate, Stream::Blocks] {
+        assert_eq!(plain, gradient_bits(2, Job { stream, ..job }), "{stream:?}");
     }
 }
 
 #[test]
 fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
     let config = Config { name: "plan", width: 128, n_blocks: 3, tokens: 40, samples: 2 };
-    let run = |device: &Device, recompute, base| -> compute::Result<()> {
-        let job = Job { config, dtype: Dtype::Bf16, base, recompute };
+    let run = |device: &Device, job| -> compute::Result<()> {
         let mut job = Workload::new(device, job, &mut Random::new(device, 5))?;
         (0..3).try_for_each(|_| job.step().map(|_| ()))
     };
     let mut peaks = Vec::new();
-    for (recompute, base) in [
-        (Recompute::None, None),
-        (Recompute::Alternate, None),
-        (Recompute::Block, None),
-        (Recompute::Block, Some(Quantisation::Fp8)),
-        (Recompute::Block, Some(Quantisation::Nf4)),
+    let plain = Job::plain(config, Dtype::Bf16);
+    let block = Job { recompute: Recompute::Block, ..plain };
+    for job in [
+        plain,
+        Job { recompute: Recompute::Alternate, ..plain },
+        block,
+        Job { base: Some(Quantisation::Fp8), ..block },
+        Job { base: Some(Quantisation::Nf4), ..block },
+        Job { base: Some(Quantisation::Nf4), at_once: 1, ..block },
     ] {
         let meta = Device::meta(Kind::cpu(2), usize::MAX);
-        run(&meta, recompute, base).unwrap();
+        run(&meta, job).unwrap();
         let plan = meta.usage();
         let device = Device::cpu(2, plan.extent).unwrap();
-        run(&device, recompute, base).unwrap();
+        run(&device, job).unwrap();
         assert_eq!(device.usage(), plan);
         assert_eq!(device.work(), meta.work());
         let smaller = Device::cpu(2, plan.extent - 1).unwrap();
-        let error = run(&smaller, recompute, base).unwrap_err().to_string();
+        let error = run(&smaller, job).unwrap_err().to_string();
         assert!(error.starts_with("out of memory for "), "{error}");
         peaks.push(plan.peak);
     }
@@ -243,6 +251,30 @@ fn bench_step_keeps_its_plan_in_every_variant() {
                 assert!(figures[figure].as_f64().is_some_and(|value| value > 0.0), "{figures}");
             }
         }
+    }
+}
+
+#[test]
+fn bench_step_keeps_its_plan_in_portions_and_with_blocks_elsewhere() {
+    let figures = |more: &[&str]| -> Value {
+        let usual = ["bench", "step", "--config", "cpu-tiny", "--steps", "1", "--json"];
+        let usual = [&usual[..], &["--dtype", "bf16", "--device", "cpu"]].concat();
+        serde_json::from_str(&printed(&[&usual, more].concat())).unwrap()
+    };
+    let plain = figures(&[]);
+    for more in [
+        &["--at-once", "1"][..],
+        &["--stream", "alternate"],
+        &["--stream", "blocks", "--base", "int8"],
+    ] {
+        let figures = figures(more);
+        assert_eq!(figures["peak_bytes"], figures["plan_bytes"], "{figures}");
+        assert!(figures["peak_bytes"].as_u64() <= plain["peak_bytes"].as_u64(), "{figures}");
+        let (ours, theirs) = (&figures["loss_first"], &plain["loss_first"]);
+        let off = ours.as_f64().unwrap() / theirs.as_f64().unwrap() - 1.0;
+        assert!(off.abs() < 1e-3, "{figures}");
+        let streams = figures["streamed_bytes"].as_u64() > Some(0);
+        assert_eq!(streams, more[0] == "--stream", "{figures}");
     }
 }
 

@@ -477,11 +477,11 @@ impl Device {
         }
     }
 
-    /// Says that another block of a model begins, and what came from the host meanwhile. Only those who
-    /// plan want to know; a run would note it for ever.
-    pub(crate) fn lap(&self, copied: usize) {
+    /// Says what comes from the host from now on, and whether what came until now is waited for. Only
+    /// those who plan want to know; a run would note it for ever.
+    pub(crate) fn came(&self, copied: usize, is_waited_for: bool) {
         if self.is_meta() {
-            self.tally().lap(copied as u64);
+            self.tally().came(copied as u64, is_waited_for);
         }
     }
 

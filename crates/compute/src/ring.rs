@@ -8,6 +8,8 @@
 //! arena     [ 1 ][ 2 ]                 the one that is computed with, and the next
 //! ```
 //!
+//! Blocks in between may be on the device for good; then there is more time for the others to come.
+//!
 //! A tensor of a block knows its block and finds its numbers wherever that lies. So nothing but the
 //! model's loop over its blocks has to know of it ([`Tape::block`]), and nothing that is computed differs.
 //! On a card copies go to a stream of their own; elsewhere they are plain copies, which gain nothing and
@@ -38,7 +40,7 @@ struct Inner {
     state: Mutex<State>,
 }
 
-/// What a block's tensors take, one after the other.
+/// What a block's tensors take, one after the other; nothing if it is not of this ring.
 struct Block {
     home: Home,
     bytes: usize,
@@ -46,7 +48,7 @@ struct Block {
 
 /// Where a block lives.
 enum Home {
-    /// On a device without data.
+    /// On a device without data, or without anything of it to be held.
     Nowhere,
     Host(Memory),
     /// Where a card copies from by itself.
@@ -74,7 +76,7 @@ struct Place {
 
 impl Ring {
     /// Takes memory for blocks whose tensors have these bytes: on the host for all, on the device for
-    /// the places.
+    /// the places. A block without tensors is on the device anyway.
     pub fn new(device: &Device, blocks: &[Vec<usize>]) -> Result<Self> {
         let unit = device.kind().alignment();
         let sizes = blocks.iter().map(|block| block.iter().map(|n| n.next_multiple_of(unit)).sum());
@@ -88,13 +90,19 @@ impl Ring {
             };
             Ok(Place { memory, block: None, last: 0, gate })
         };
-        let places = (0..PLACES.min(blocks.len())).map(place).collect::<Result<_>>()?;
+        let n_streamed = sizes.iter().filter(|bytes| **bytes > 0).count();
+        let places = (0..PLACES.min(n_streamed)).map(place).collect::<Result<_>>()?;
         let taken = vec![0; blocks.len()];
         let state = State { places, taken, current: None, moment: 0 };
         let block = |bytes| Ok(Block { home: Home::new(device, bytes)?, bytes });
         let blocks: Vec<Block> = sizes.into_iter().map(block).collect::<Result<_>>()?;
         device.hold_on_host(blocks.iter().map(|block| block.bytes).sum());
         Ok(Self(Arc::new(Inner { device: device.clone(), blocks, state: Mutex::new(state) })))
+    }
+
+    /// Whether a block lives on the host.
+    pub fn has(&self, block: usize) -> bool {
+        self.0.blocks[block].bytes > 0
     }
 
     /// A tensor of a block, with anything in it; to be written by [`crate::fill_all`] alone.
@@ -122,15 +130,15 @@ impl Ring {
     }
 
     /// Makes sure that a block is on the device, for all that is asked of it until the next call, and lets
-    /// `next` come meanwhile.
-    pub fn enter(&self, block: usize, next: Option<usize>) {
+    /// those that follow it come meanwhile, as far as there are places.
+    pub fn enter(&self, block: usize, then: impl IntoIterator<Item = usize>) {
         let state = &mut *self.state();
         let mut copied = 0;
         if state.current != Some(block) {
             self.leave(state);
             state.current = Some(block);
-            if state.at(block).is_none() {
-                copied += self.bring(state, block);
+            if self.has(block) && state.at(block).is_none() {
+                copied += self.bring(state, block, &[]);
             }
         }
         state.moment += 1;
@@ -141,10 +149,13 @@ impl Ring {
                 cuda.arrive(gate);
             }
         }
-        if let Some(next) = next.filter(|next| state.at(*next).is_none()) {
-            copied += self.bring(state, next);
+        let coming: Vec<usize> = then.into_iter().filter(|it| self.has(*it)).take(PLACES).collect();
+        for (rank, next) in coming.iter().enumerate() {
+            if state.at(*next).is_none() {
+                copied += self.bring(state, *next, &coming[..rank]);
+            }
         }
-        self.0.device.lap(copied);
+        self.0.device.came(copied, self.has(block));
     }
 
     /// Says that the block that was computed with is not used any more by what comes.
@@ -155,10 +166,14 @@ impl Ring {
         }
     }
 
-    /// Copies a block to the place that was not used for the longest; returns its bytes.
-    fn bring(&self, state: &mut State, block: usize) -> usize {
+    /// Copies a block to the place that was not used for the longest, unless each has the block that is
+    /// computed with or one that is needed `sooner`; returns the bytes.
+    fn bring(&self, state: &mut State, block: usize, sooner: &[usize]) -> usize {
         let current = state.current;
-        let free = state.places.iter_mut().filter(|it| it.block.is_none() || it.block != current);
+        let is_free = |it: &&mut Place| {
+            it.block.is_none_or(|has| Some(has) != current && !sooner.contains(&has))
+        };
+        let free = state.places.iter_mut().filter(is_free);
         let Some(place) = free.min_by_key(|place| place.last) else { return 0 };
         (place.block, place.last) = (Some(block), state.moment);
         let (Block { home, bytes }, gate) = (&self.0.blocks[block], &place.gate);
@@ -243,6 +258,7 @@ impl State {
 impl Home {
     fn new(device: &Device, bytes: usize) -> Result<Self> {
         Ok(match device.engine() {
+            _ if bytes == 0 => Self::Nowhere,
             Engine::Meta => Self::Nowhere,
             Engine::Cpu(_) | Engine::Gpu(_) => Self::Host(Memory::reserve(bytes)?),
             Engine::Cuda(cuda) => Self::Pinned(cuda.pin(bytes)?),
@@ -262,7 +278,8 @@ impl Drop for Inner {
 
 impl fmt::Debug for Ring {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "a ring of {} blocks", self.0.blocks.len())
+        let n_streamed = self.0.blocks.iter().filter(|block| block.bytes > 0).count();
+        write!(f, "a ring of {n_streamed} blocks of {}", self.0.blocks.len())
     }
 }
 
@@ -278,13 +295,13 @@ impl<'m> Tape<'m> {
         let Some(ring) = ring else { return run() };
         let n = ring.0.blocks.len();
         // Without a way back, the first block comes again after the last.
-        let next = if self.is_training() { index + 1 } else { (index + 1) % n };
-        ring.enter(index, Some(next).filter(|next| *next < n));
+        let again = if self.is_training() { 0 } else { index };
+        ring.enter(index, (index + 1..n).chain(0..again));
         let n_records = self.n_records();
         let made = run()?;
         if self.n_records() > n_records {
             self.push("block", move |_| {
-                ring.enter(index, index.checked_sub(1));
+                ring.enter(index, (0..index).rev());
                 Ok(())
             });
         }
@@ -297,7 +314,7 @@ mod tests {
     use super::*;
     use crate::ops::{Activation, Linear, Lora};
     use crate::testing::{Input, device, upload};
-    use crate::{Gradients, ParamKey, Params, Quantisation, Quantised, Usage, Var, fill_all};
+    use crate::{Gradients, ParamKey, Params, Quantisation, Quantised, Usage, Var, Work, fill_all};
 
     const WIDTH: usize = 64;
     const BLOCKS: usize = 5;
@@ -315,12 +332,20 @@ mod tests {
         ring: Option<Ring>,
     }
 
+    /// Which blocks are on the host.
+    type Which = fn(usize) -> bool;
+    const NONE: Which = |_| false;
+    const ALL: Which = |_| true;
+    const SECOND: Which = |index| index % 2 == 1;
+
     impl Model {
-        fn new(device: &Device, params: &mut Params, streams: bool) -> Self {
+        fn new(device: &Device, params: &mut Params, streams: Which) -> Self {
             let matrix = [WIDTH, WIDTH];
             let how = Quantisation::Nf4;
             let sizes = [vec![4 * WIDTH * WIDTH, 4 * WIDTH], Quantised::sizes(matrix.into(), how)];
-            let ring = streams.then(|| Ring::new(device, &vec![sizes.concat(); BLOCKS]).unwrap());
+            let sizes = |index| if streams(index) { sizes.concat() } else { Vec::new() };
+            let sizes: Vec<_> = (0..BLOCKS).map(sizes).collect();
+            let ring = (0..BLOCKS).any(streams).then(|| Ring::new(device, &sizes).unwrap());
             let tensor = |input: &Input| upload(device, input, Dtype::F32);
             let blocks = (0..BLOCKS).map(|index| {
                 let input = |shape: &[usize], seed| {
@@ -330,11 +355,12 @@ mod tests {
                 let quantised = Quantised::new(&tensor(&input(&matrix, 3)), how).unwrap();
                 let lora = [[2, WIDTH], [WIDTH, 2]].map(|shape| input(&shape, 4));
                 let lora = lora.map(|input| params.add(tensor(&input)));
-                let park = |tensor: Tensor| match &ring {
+                let home = ring.as_ref().filter(|ring| ring.has(index));
+                let park = |tensor: Tensor| match home {
                     Some(ring) => ring.park(index, &tensor).unwrap(),
                     None => tensor,
                 };
-                let quantised = match &ring {
+                let quantised = match home {
                     Some(ring) => quantised.park(ring, index).unwrap(),
                     None => quantised,
                 };
@@ -370,7 +396,7 @@ mod tests {
     }
 
     /// Two steps' worth of gradients and a result without a way back, as bits, and the memory it took.
-    fn train(device: &Device, streams: bool, recompute: bool) -> (Vec<u32>, Usage) {
+    fn train(device: &Device, streams: Which, recompute: bool) -> (Vec<u32>, Usage) {
         let mut params = Params::default();
         let model = Model::new(device, &mut params, streams);
         let x = upload(device, &Input::normal([7, WIDTH], 99), Dtype::F32);
@@ -397,11 +423,12 @@ mod tests {
     #[test]
     fn blocks_that_stream_give_the_same_bits_in_less_memory() {
         for recompute in [false, true] {
-            let (kept, kept_usage) = train(&device(), false, recompute);
-            let (streamed, usage) = train(&device(), true, recompute);
+            let (kept, kept_usage) = train(&device(), NONE, recompute);
+            let (streamed, usage) = train(&device(), ALL, recompute);
             assert!(kept == streamed, "recompute {recompute}");
             assert!(kept.iter().any(|bits| f32::from_bits(*bits) != 0.0));
             assert!(usage.peak < kept_usage.peak, "{usage:?} {kept_usage:?}");
+            assert!(kept == train(&device(), SECOND, recompute).0, "recompute {recompute}");
         }
     }
 
@@ -410,27 +437,63 @@ mod tests {
         let real = device();
         let meta = Device::meta(real.kind(), usize::MAX / 2);
         for recompute in [false, true] {
-            assert_eq!(train(&real, true, recompute).1, train(&meta, true, recompute).1);
-            assert_eq!((real.host_bytes(), meta.host_bytes()), (0, 0));
+            for streams in [ALL, SECOND] {
+                assert_eq!(train(&real, streams, recompute).1, train(&meta, streams, recompute).1);
+                assert_eq!((real.host_bytes(), meta.host_bytes()), (0, 0));
+            }
         }
+    }
+
+    /// What was done, and how many blocks came for each that was waited for.
+    fn comings(streams: Which) -> (Work, Vec<u64>) {
+        let meta = Device::meta(crate::Kind::cpu(2), usize::MAX / 2);
+        train(&meta, streams, false);
+        let work = meta.work();
+        let copied: Vec<u64> = work.laps.iter().map(|lap| lap.copied).collect();
+        let block = *copied.iter().find(|bytes| **bytes > 0).unwrap() / 2;
+        let came = copied.iter().map(|bytes| bytes / block).collect();
+        (work, came)
     }
 
     /// There and back, each of five blocks comes twice but for the two that are there at each turn; then
     /// once more, and the first after the last.
     #[test]
     fn a_plan_knows_what_comes_when() {
-        let meta = Device::meta(crate::Kind::cpu(2), usize::MAX / 2);
-        train(&meta, true, false);
-        let work = meta.work();
-        let copied: Vec<u64> = work.laps.iter().map(|lap| lap.copied).collect();
-        let block = *copied.iter().find(|bytes| **bytes > 0).unwrap() / 2;
-        let came: Vec<u64> = copied.iter().map(|bytes| bytes / block).collect();
+        let (work, came) = comings(ALL);
         assert_eq!(came[..10], [2, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
         assert_eq!(came[10..20], [0, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
         assert_eq!(came[20..], [0, 1, 1, 1, 1]);
         let inside: u64 =
             work.laps.iter().flat_map(|lap| lap.calls.values()).map(|c| c.flops).sum();
         assert!(inside > 0 && inside <= work.flops);
+    }
+
+    /// Before the first of two the device is free for both, and then they are there for good.
+    #[test]
+    fn every_second_of_few_blocks_comes_once() {
+        let (_, came) = comings(SECOND);
+        assert_eq!((came[0], came.iter().sum::<u64>()), (2, 2));
+    }
+
+    /// With three of seven, one comes at each turn, as soon as another has left its place.
+    #[test]
+    fn what_comes_next_comes_while_other_blocks_are_computed() {
+        let meta = Device::meta(crate::Kind::cpu(2), usize::MAX / 2);
+        let sizes: Vec<Vec<usize>> = (0..7).map(|index| vec![64; index % 2]).collect();
+        let ring = Ring::new(&meta, &sizes).unwrap();
+        let there = |block: usize, then: Vec<usize>| {
+            ring.enter(block, then);
+            let state = ring.state();
+            let mut there: Vec<usize> = state.places.iter().filter_map(|it| it.block).collect();
+            there.sort_unstable();
+            there
+        };
+        assert_eq!(there(0, (1..7).collect()), [1, 3]);
+        assert_eq!(there(1, (2..7).collect()), [1, 3]);
+        assert_eq!(there(2, (3..7).collect()), [3, 5]);
+        assert_eq!(there(6, vec![]), [3, 5]);
+        assert_eq!(there(6, (0..6).rev().collect()), [3, 5]);
+        assert_eq!(there(4, (0..4).rev().collect()), [1, 3]);
     }
 
     #[test]

@@ -122,8 +122,11 @@ impl Tally {
         self.open = self.is_timed.then(|| (class, Instant::now()));
     }
 
-    pub fn lap(&mut self, copied: u64) {
-        self.work.laps.push(Lap { copied, ..Lap::default() });
+    pub fn came(&mut self, copied: u64, is_waited_for: bool) {
+        match self.work.laps.last_mut().filter(|_| !is_waited_for) {
+            Some(lap) => lap.copied += copied,
+            None => self.work.laps.push(Lap { copied, ..Lap::default() }),
+        }
     }
 
     pub fn is_timed(&self) -> bool {

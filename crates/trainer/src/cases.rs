@@ -5,6 +5,8 @@
 pub mod folder;
 pub mod text;
 
+use std::ops::Range;
+
 use compute::ops::{self, AdamW, Moments, adamw, global_norm};
 use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 
@@ -43,11 +45,13 @@ pub enum Case {
 /// How a transformer is trained.
 #[derive(Clone, Copy, Debug)]
 pub struct How {
-    /// Pictures at once.
+    /// Pictures in a step.
     pub samples: usize,
+    /// How many of them at once; what they say is added up.
+    pub at_once: usize,
     /// Which blocks are computed twice.
     pub recompute: Recompute,
-    /// Where the frozen blocks are.
+    /// Which frozen blocks are on the host.
     pub stream: Stream,
 }
 
@@ -79,8 +83,7 @@ impl Case {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
             _ => Adapters::fresh(targets(), SEED),
         };
-        let streams = how.stream == Stream::Blocks;
-        let precision = Precision { streams, ..Precision::plain(dtype) };
+        let precision = Precision { stream: how.stream, ..Precision::plain(dtype) };
         let transformer = self.transformer();
         let mut source = match &transformer {
             Some((config, _)) => {
@@ -199,7 +202,7 @@ fn sd3_work(
     build: &mut Builder<'_>,
     config: &sd3::Config,
     side: usize,
-    How { samples, recompute, .. }: How,
+    How { samples, at_once, recompute, .. }: How,
     normal: Normal<'_>,
 ) -> Result<Work> {
     let tokens = (side / config.patch_size) * (side / config.patch_size);
@@ -210,6 +213,7 @@ fn sd3_work(
         context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
         pooled: normal(&[samples, config.pooled_projection_dim])?,
         target: normal(&[samples, tokens, patch])?,
+        at_once,
         recompute,
     })
 }
@@ -221,12 +225,18 @@ enum Work {
         context: Tensor,
         pooled: Tensor,
         target: Tensor,
+        at_once: usize,
         recompute: Recompute,
     },
     Clip(Clip),
     T5(T5),
     Encode(Encoder, Tensor),
     Decode(Decoder, Tensor),
+}
+
+/// Samples in portions, the last of which may be smaller.
+pub(crate) fn portions(samples: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..samples).step_by(at_once).map(move |first| first..samples.min(first + at_once))
 }
 
 /// A model and its input, ready to be run over and over.
@@ -244,15 +254,23 @@ impl Prepared {
     pub fn run(&mut self) -> Result<()> {
         let inference = || Tape::inference(&self.device, &self.params, 0);
         match &self.work {
-            Work::Sd3 { model, latents, context, pooled, target, recompute } => {
-                let tape = Tape::training(&self.device, &self.params, 0);
-                let timesteps = &vec![500.0; latents.shape().sizes()[0]];
-                let input = sd3::Input { latents, timesteps, context, pooled };
-                let out = model.forward(&tape, input, *recompute)?;
-                let loss = tape.mse(&out, target, None, None)?;
-                drop(out);
+            Work::Sd3 { model, latents, context, pooled, target, at_once, recompute } => {
                 let mut gradients = Gradients::default();
-                tape.backward(&loss, &mut gradients)?;
+                for portion in portions(latents.shape().sizes()[0], *at_once) {
+                    let tape = Tape::training(&self.device, &self.params, 0);
+                    let [latents, context, pooled, target] =
+                        [latents, context, pooled, target].map(|all| all.part(portion.clone()));
+                    let input = sd3::Input {
+                        latents: &latents,
+                        timesteps: &vec![500.0; portion.len()],
+                        context: &context,
+                        pooled: &pooled,
+                    };
+                    let out = model.forward(&tape, input, *recompute)?;
+                    let loss = tape.mse(&out, &target, None, None)?;
+                    drop(out);
+                    tape.backward(&loss, &mut gradients)?;
+                }
                 self.update(&gradients)?;
             }
             Work::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
@@ -286,7 +304,7 @@ mod tests {
     /// What a step of Stable Diffusion 3 medium takes of a card, and its operations.
     fn step(samples: usize, recompute: Recompute) -> (Usage, u64) {
         let device = Device::meta(Kind::Cuda { is_deterministic: false }, usize::MAX / 2);
-        let how = How { samples, recompute, stream: Stream::None };
+        let how = How { samples, at_once: samples, recompute, stream: Stream::None };
         let mut model = Case::Sd3Medium.prepare(&device, Dtype::Bf16, how).unwrap();
         model.run().unwrap();
         let before = device.work().flops;

@@ -6,10 +6,12 @@
 
 use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRope, adamw};
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
-use compute::{Shape, Tag, Tape, Tensor, Var};
+use compute::{Ring, Shape, Tag, Tape, Tensor, Var};
 
+use crate::cases::portions;
 use crate::model::build::Held;
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream;
 
 /// How large the job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +49,18 @@ pub struct Job {
     pub base: Option<Quantisation>,
     /// What is computed twice.
     pub recompute: Recompute,
+    /// Samples that are computed at once; their gradients are added up.
+    pub at_once: usize,
+    /// Which blocks are on the host.
+    pub stream: Stream,
+}
+
+impl Job {
+    /// All samples at once, everything on the device and computed once, nothing quantised.
+    pub const fn plain(config: Config, dtype: Dtype) -> Self {
+        let (recompute, stream) = (Recompute::None, Stream::None);
+        Self { config, dtype, base: None, recompute, at_once: config.samples, stream }
+    }
 }
 
 const HEAD: usize = 64;
@@ -91,10 +105,9 @@ impl Numbers for Random<'_> {
 
 /// A job with everything it holds between steps.
 pub struct Workload {
-    config: Config,
-    recompute: Recompute,
+    job: Job,
     device: Device,
-    blocks: Vec<Block>,
+    stack: Stack,
     adapters: Vec<(String, ParamKey)>,
     params: Params,
     moments: Vec<Moments>,
@@ -111,16 +124,14 @@ pub struct Workload {
 impl Workload {
     /// Takes all memory that lives as long as the job, and fills it.
     pub fn new(device: &Device, job: Job, numbers: &mut dyn Numbers) -> Result<Self> {
-        let Job { config, dtype, recompute, .. } = job;
-        let Config { width, tokens, samples, n_blocks, .. } = config;
-        let (params, adapters, prefix) = (Params::default(), Vec::new(), String::new());
-        let mut make = Maker { device, numbers: &mut *numbers, job, params, adapters, prefix };
+        let Job { config: Config { width, tokens, samples, n_blocks, .. }, dtype, .. } = job;
+        let mut make = Maker { ring: ring(device, job)?, ..Maker::new(device, &mut *numbers, job) };
         let mut blocks = Vec::with_capacity(n_blocks);
         for index in 0..n_blocks {
-            make.prefix = format!("blocks.{index}");
+            make.block = index;
             blocks.push(Block::new(&mut make, width)?);
         }
-        let Maker { params, adapters, .. } = make;
+        let Maker { params, adapters, ring, .. } = make;
         let moments = params.values().iter().map(Moments::new).collect::<Result<_>>()?;
         let gradients = Gradients::reserved(device, &params)?;
         let mut data = |name, shape: Shape| {
@@ -130,10 +141,9 @@ impl Workload {
             x: data("x", [samples, tokens, width].into())?,
             condition: data("c", [samples, width].into())?,
             target: data("target", [samples, tokens, width].into())?,
-            config,
-            recompute,
+            job,
             device: device.clone(),
-            blocks,
+            stack: Stack { blocks, ring },
             adapters,
             params,
             moments,
@@ -152,23 +162,32 @@ impl Workload {
     /// Forward and backward: gradients are there afterwards.
     pub fn gradients_of_loss(&mut self) -> Result<Option<f32>> {
         self.gradients.reset();
-        let tape = Tape::training(&self.device, &self.params, 0);
-        let out = forward(&tape, &self.blocks, self.recompute, &self.x, &self.condition)?;
-        let loss = tape.mse(&out, &self.target, None, None)?;
-        drop(out);
-        let number = loss.tensor().clone();
-        tape.backward(&loss, &mut self.gradients)?;
+        let samples = self.job.config.samples;
+        let mut losses = Vec::new();
+        for portion in portions(samples, self.job.at_once) {
+            let share = portion.len() as f32 / samples as f32;
+            let tape = Tape::training(&self.device, &self.params, 0);
+            let [x, condition] = [&self.x, &self.condition].map(|all| all.part(portion.clone()));
+            let out = self.stack.forward(&tape, x, condition, self.job.recompute)?;
+            let loss = tape.mse(&out, &self.target.part(portion), None, None)?;
+            drop(out);
+            losses.push((share, loss.tensor().clone()));
+            let start = self.device.upload(loss.shape(), &[share])?;
+            tape.backward_from(loss, start, &mut self.gradients)?;
+        }
         if self.device.is_meta() {
             return Ok(None);
         }
         // Read last, so that a card has work while the host prepares more.
-        Ok(Some(number.read::<f32>()?[0]))
+        let read = |(share, loss): &(f32, Tensor)| Ok(share * loss.read::<f32>()?[0]);
+        losses.iter().map(read).sum::<Result<f32>>().map(Some)
     }
 
     /// The stack's output for the job's input.
     pub fn output(&self) -> Result<Tensor> {
         let tape = Tape::inference(&self.device, &self.params, 0);
-        let out = forward(&tape, &self.blocks, Recompute::None, &self.x, &self.condition)?;
+        let (x, condition) = (self.x.clone(), self.condition.clone());
+        let out = self.stack.forward(&tape, x, condition, Recompute::None)?;
         Ok(out.into_tensor())
     }
 
@@ -187,7 +206,7 @@ impl Workload {
 
     /// The job's sizes.
     pub fn config(&self) -> Config {
-        self.config
+        self.job.config
     }
 
     /// Every adapter matrix by name, with its gradient if there is one.
@@ -199,25 +218,50 @@ impl Workload {
     }
 }
 
-fn forward<'m>(
-    tape: &Tape<'m>,
-    blocks: &'m [Block],
-    recompute: Recompute,
-    x: &Tensor,
-    condition: &Tensor,
-) -> Result<Var> {
-    let mut x = Var::from(x.clone());
-    let condition = tape.activate(&condition.clone().into(), Activation::Silu)?;
-    for (index, block) in blocks.iter().enumerate() {
-        [x] = if recompute.does(index) {
-            tape.recompute(&[&x, &condition], move |tape, inputs| {
-                Ok([block.forward(tape, &inputs[0], &inputs[1], false)?])
-            })?
-        } else {
-            [block.forward(tape, &x, &condition, recompute == Recompute::Queries)?]
-        };
+/// The model.
+struct Stack {
+    blocks: Vec<Block>,
+    ring: Option<Ring>,
+}
+
+impl Stack {
+    /// x [S, N, D], condition [S, D]
+    fn forward<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        x: Tensor,
+        condition: Tensor,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        let mut x = Var::from(x);
+        let condition = tape.activate(&condition.into(), Activation::Silu)?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            [x] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    let remakes_queries = recompute == Recompute::Queries;
+                    return Ok([block.forward(tape, &x, &condition, remakes_queries)?]);
+                }
+                tape.recompute(&[&x, &condition], move |tape, inputs| {
+                    Ok([block.forward(tape, &inputs[0], &inputs[1], false)?])
+                })
+            })?;
+        }
+        Ok(x)
     }
-    Ok(x)
+}
+
+/// Memory for the blocks that are on the host, if any are.
+fn ring(device: &Device, job: Job) -> Result<Option<Ring>> {
+    let n_blocks = job.config.n_blocks;
+    if !(0..n_blocks).any(|index| job.stream.does(index)) {
+        return Ok(None);
+    }
+    let meta = Device::meta(device.kind(), usize::MAX / 2);
+    let numbers = &mut Random::new(&meta, 0);
+    let mut rehearsed = Maker::new(&meta, numbers, job);
+    Block::new(&mut rehearsed, job.config.width)?;
+    let sizes = |index| if job.stream.does(index) { rehearsed.sizes.clone() } else { Vec::new() };
+    Ring::new(device, &(0..n_blocks).map(sizes).collect::<Vec<_>>()).map(Some)
 }
 
 /// A frozen linear layer, perhaps with an adapter.
@@ -311,26 +355,61 @@ struct Maker<'a> {
     job: Job,
     params: Params,
     adapters: Vec<(String, ParamKey)>,
-    /// What names begin with.
-    prefix: String,
+    /// Where blocks go that are on the host.
+    ring: Option<Ring>,
+    /// The block that is made.
+    block: usize,
+    /// Bytes of the frozen tensors so far.
+    sizes: Vec<usize>,
 }
 
-impl Maker<'_> {
+impl<'a> Maker<'a> {
+    fn new(device: &'a Device, numbers: &'a mut dyn Numbers, job: Job) -> Self {
+        let (params, adapters, sizes) = (Params::default(), Vec::new(), Vec::new());
+        Self { device, numbers, job, params, adapters, ring: None, block: 0, sizes }
+    }
+
+    fn name(&self, name: &str) -> String {
+        format!("blocks.{}.{name}", self.block)
+    }
+
+    /// Where the block's tensors go, if that is on the host.
+    fn home(&self) -> Option<&Ring> {
+        self.ring.as_ref().filter(|ring| ring.has(self.block))
+    }
+
     fn weight(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Var> {
-        let name = format!("{}.{name}", self.prefix);
+        let made = self.frozen(name, shape, dtype, deviation)?;
+        self.keep(made)
+    }
+
+    fn frozen(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor> {
+        let name = self.name(name);
         let make = || self.numbers.tensor(&name, shape, dtype, deviation);
-        self.device.tagged(Tag::Weights, make).map(Var::from)
+        self.device.tagged(Tag::Weights, make)
+    }
+
+    fn keep(&mut self, made: Tensor) -> Result<Var> {
+        self.sizes.push(made.shape().elements() * made.dtype().bytes());
+        let kept = match self.home() {
+            Some(ring) => ring.park(self.block, &made)?,
+            None => made,
+        };
+        Ok(kept.into())
+    }
+
+    fn quantised(&mut self, made: &Tensor, how: Quantisation) -> Result<Quantised> {
+        self.sizes.extend(Quantised::sizes(made.shape(), how));
+        let made = self.device.tagged(Tag::Weights, || Quantised::new(made, how))?;
+        self.home().map_or(Ok(made.clone()), |ring| made.park(ring, self.block))
     }
 
     fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Layer> {
         let shape = [outputs, inputs].into();
-        let dense = self.weight(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
+        let made = self.frozen(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
         let weight = match self.job.base {
-            None => Held::Dense(dense),
-            Some(how) => {
-                let quantise = || Quantised::new(dense.tensor(), how);
-                Held::Quantised(self.device.tagged(Tag::Weights, quantise)?)
-            }
+            None => Held::Dense(self.keep(made)?),
+            Some(how) => Held::Quantised(self.quantised(&made, how)?),
         };
         Ok(Layer {
             weight,
@@ -347,7 +426,7 @@ impl Maker<'_> {
     }
 
     fn param(&mut self, name: &str, shape: Shape, deviation: f32) -> Result<ParamKey> {
-        let name = format!("{}.{name}", self.prefix);
+        let name = self.name(name);
         let make = || self.numbers.tensor(&name, shape, Dtype::F32, deviation);
         let key = self.params.add(self.device.tagged(Tag::Parameters, make)?);
         self.adapters.push((name, key));

@@ -16,6 +16,7 @@ use machine::{Bytes, Machine, Source};
 use trainer::config::RunConfig;
 use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
+use trainer::model::stream::Stream;
 use trainer::plan::rates::{self, Found, Owner, Rates};
 use trainer::{train, trust};
 
@@ -330,6 +331,24 @@ impl From<Again> for Recompute {
             Again::Queries => Self::Queries,
             Again::Alternate => Self::Alternate,
             Again::Block => Self::Block,
+        }
+    }
+}
+
+/// Which frozen blocks are in main memory, as it is typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub enum Streamed {
+    None,
+    Alternate,
+    Blocks,
+}
+
+impl From<Streamed> for Stream {
+    fn from(streamed: Streamed) -> Self {
+        match streamed {
+            Streamed::None => Self::None,
+            Streamed::Alternate => Self::Alternate,
+            Streamed::Blocks => Self::Blocks,
         }
     }
 }

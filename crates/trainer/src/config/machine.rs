@@ -15,13 +15,14 @@ section! {
         max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
         /// Whether a card gives the same bits every time, which is slower; a processor always does
         deterministic: bool = Default(false), Any;
-        /// What stays in main memory and comes to a card block by block, for the same result in less of the card's memory: the frozen weights of blocks, or nothing. Not set: the plan chooses
+        /// What stays in main memory and comes to a card block by block, for the same result in less of the card's memory: nothing, the frozen weights of every second block or of all. Not set: the plan chooses
         stream: Stream = Default(Stream::None), Any;
     }
 }
 
 words!(Stream {
     "none" => Self::None,
+    "alternate" => Self::Alternate,
     "blocks" => Self::Blocks,
 });
 

@@ -9,6 +9,7 @@ use compute::{Device, Dtype, Kind, Quantisation, Quantised, Ring, Shape, Tag, Te
 
 use super::adapter::Adapters;
 use super::layer::{Layer, Matrix, Slot};
+use super::stream::Stream;
 use crate::error::Result;
 
 /// A tensor that a model asks for.
@@ -43,14 +44,14 @@ pub struct Precision {
     pub dtype: Dtype,
     /// How the matrices of blocks are quantised, if they are.
     pub base: Option<Quantisation>,
-    /// Whether blocks live on the host and come to the device one by one.
-    pub streams: bool,
+    /// Which blocks live on the host and come to the device one by one.
+    pub stream: Stream,
 }
 
 impl Precision {
     /// Nothing quantised, all of it on the device.
     pub const fn plain(dtype: Dtype) -> Self {
-        Self { dtype, base: None, streams: false }
+        Self { dtype, base: None, stream: Stream::None }
     }
 
     /// The format that a tensor is loaded in.
@@ -72,15 +73,17 @@ pub(super) fn ring<'a>(
     wants: impl Iterator<Item = &'a Want>,
 ) -> Result<Option<Ring>> {
     let mut blocks: Vec<Vec<usize>> = Vec::new();
-    for want in wants.filter(|_| precision.streams) {
+    for want in wants {
         let Some(block) = want.block else { continue };
         blocks.resize(blocks.len().max(block + 1), Vec::new());
         match precision.quantisation(want) {
+            _ if !precision.stream.does(block) => {}
             Some(how) => blocks[block].extend(Quantised::sizes(want.shape, how)),
             None => blocks[block].push(want.shape.elements() * precision.of(want.role).bytes()),
         }
     }
-    let made = (!blocks.is_empty()).then(|| Ring::new(device, &blocks));
+    let is_any = blocks.iter().any(|sizes| !sizes.is_empty());
+    let made = is_any.then(|| Ring::new(device, &blocks));
     Ok(made.transpose()?)
 }
 
@@ -332,12 +335,17 @@ impl Source for Random {
         };
         let held =
             device.tagged(Tag::Weights, || hold(make()?, self.precision.quantisation(&want)))?;
-        park(held, self.ring.as_ref().zip(want.block))
+        park(held, home(self.ring.as_ref(), &want))
     }
 
     fn ring(&self) -> Option<&Ring> {
         self.ring.as_ref()
     }
+}
+
+/// The block that a weight belongs to, if that lives on the host.
+pub(super) fn home<'r>(ring: Option<&'r Ring>, want: &Want) -> Option<(&'r Ring, usize)> {
+    ring.zip(want.block).filter(|(ring, block)| ring.has(*block))
 }
 
 /// Quantises a loaded tensor if it is to be.

@@ -13,7 +13,7 @@ use weights::write::{deal, write_file, write_shards};
 use weights::{Catalog, TensorInfo, Tick, WeightsError};
 
 use super::adapter::Adapters;
-use super::build::{Builder, Held, Precision, Source, Want, hold, park, ring, wants};
+use super::build::{Builder, Held, Precision, Source, Want, hold, home, park, ring, wants};
 use crate::error::{Result, TrainerError};
 
 /// Where a tensor lies in a file: the `part`-th of `of` equal groups of rows of a tensor there.
@@ -157,7 +157,7 @@ impl<'a> Files<'a> {
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
             let tag = if batch.is_passing { Tag::Workspace } else { Tag::Weights };
-            let alloc = |want: &Want| match (ring.as_ref().zip(want.block), batch.is_passing) {
+            let alloc = |want: &Want| match (home(ring.as_ref(), want), batch.is_passing) {
                 // Straight to where it will live.
                 (Some((ring, block)), false) => {
                     Ok(ring.alloc(block, want.shape, precision.of(want.role)))
@@ -173,7 +173,7 @@ impl<'a> Files<'a> {
             for ((want, _), tensor) in batch.members.iter().zip(tensors) {
                 let how = precision.quantisation(want);
                 let made = device.tagged(Tag::Weights, || hold(tensor, how))?;
-                let to = ring.as_ref().zip(want.block).filter(|_| batch.is_passing);
+                let to = home(ring.as_ref(), want).filter(|_| batch.is_passing);
                 held.insert(want.name.clone(), park(made, to)?);
             }
         }

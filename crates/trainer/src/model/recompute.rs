@@ -18,6 +18,11 @@ pub enum Recompute {
 }
 
 impl Recompute {
+    /// Whether any block is.
+    pub fn does_any(self) -> bool {
+        matches!(self, Self::Alternate | Self::Block)
+    }
+
     /// Whether the block of that index is.
     pub fn does(self, index: usize) -> bool {
         match self {

@@ -8,6 +8,20 @@ use serde::{Deserialize, Serialize};
 pub enum Stream {
     /// On the device.
     None,
-    /// On the host, from where each comes to the device for as long as it is needed.
+    /// Every second one on the host: nearly half as little of the device's memory, and twice the time for a
+    /// block to come.
+    Alternate,
+    /// All of them on the host, from where each comes to the device for as long as it is needed.
     Blocks,
+}
+
+impl Stream {
+    /// Whether the block of that index does.
+    pub fn does(self, index: usize) -> bool {
+        match self {
+            Self::None => false,
+            Self::Alternate => !index.is_multiple_of(2),
+            Self::Blocks => true,
+        }
+    }
 }

@@ -2,8 +2,8 @@
 //! typed stays.
 //!
 //! Two kinds. *Ways* give the same result (but for the order of sums): in what portions a batch goes
-//! through the model, what is computed twice, and whether frozen blocks stream from main memory, which
-//! is the last resort since it may take many times as long. *Precisions* do not; they come in the order
+//! through the model, what is computed twice, and which frozen blocks stream from main memory, which
+//! is done only where nothing else fits or that is clearly faster. *Precisions* do not; they come in the order
 //! of what they cost, and a worse one is taken only where no way fits with a better one.
 
 use std::fmt;
@@ -87,13 +87,13 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     formats.into_iter().flat_map(with).collect()
 }
 
-/// Where frozen blocks may be, the fastest first. Only a card with memory of its own gains by it.
+/// Which frozen blocks may stream, none first. Only a card with memory of its own gains by it.
 pub(super) fn streams(config: &RunConfig, room: Room<'_>) -> Vec<Stream> {
     let is_frozen = config.adapter.kind != AdapterKind::None;
     if !config.is_free("machine.stream") {
         vec![config.machine.stream]
     } else if is_frozen && room.host_bytes.is_some() {
-        vec![Stream::None, Stream::Blocks]
+        vec![Stream::None, Stream::Alternate, Stream::Blocks]
     } else {
         vec![Stream::None]
     }
@@ -137,6 +137,7 @@ impl Choice {
         };
         let stream = match self.stream {
             Stream::None => "none",
+            Stream::Alternate => "alternate",
             Stream::Blocks => "blocks",
         };
         let optimizer = match self.optimizer {
@@ -159,9 +160,11 @@ impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { micro_batch: micro, recompute, stream, quantise, optimizer, .. } = *self;
         write!(f, "{}", How { micro, recompute })?;
-        if stream == Stream::Blocks {
-            f.write_str(", blocks from main memory")?;
-        }
+        f.write_str(match stream {
+            Stream::None => "",
+            Stream::Alternate => ", every second block from main memory",
+            Stream::Blocks => ", blocks from main memory",
+        })?;
         if let Some(format) = quantise {
             write!(f, ", base in {format}")?;
         }

@@ -178,13 +178,27 @@ fn least_without(settings: &[&str]) -> usize {
     tight.plan_on_card(usize::MAX / 4, None).unwrap().peak_bytes()
 }
 
+/// The same with a link of so many bytes a second.
+fn over(link: f64, settings: &[&str]) -> Place {
+    let mut place = of_blocks(settings);
+    let points = [1.0, 1e12].map(|bytes| (bytes, bytes / link));
+    place.rates.curves.insert(rates::LINK.into(), Curve::through(Measure::Bytes, points));
+    place
+}
+
 #[test]
-fn blocks_stream_before_they_lose_precision_and_after_all_else() {
+fn blocks_stream_before_they_lose_precision_and_where_that_is_faster() {
     let (typed, host) = (["optimizer.kind=adamw"], Some(usize::MAX / 4));
-    let (place, least) = (of_blocks(&typed), least_without(&typed));
+    let (place, least) = (over(1e5, &typed), least_without(&typed));
     let roomy = place.plan_on_card(least, host).unwrap();
     assert_eq!((roomy.choice.stream, roomy.streamed_bytes), (Stream::None, 0));
     assert_eq!(roomy.choice.recompute, Recompute::Block);
+    let faster = over(1e12, &typed).plan_on_card(least, host).unwrap();
+    assert_eq!(faster.choice.stream, Stream::Blocks);
+    assert!(1.1 * faster.step_secs < roomy.step_secs, "{faster:?} {roomy:?}");
+    // Where nothing is computed twice, there is nothing to gain.
+    let much = over(1e12, &typed).plan_on_card(usize::MAX / 4, host).unwrap();
+    assert_eq!(much.choice.stream, Stream::None);
     let tight = place.plan_on_card(least - 1, host).unwrap();
     assert_eq!((tight.choice.stream, tight.choice.quantise), (Stream::Blocks, None));
     assert!(tight.streamed_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
@@ -228,14 +242,11 @@ fn on_the_processor_they_are_a_part_of_what_the_program_holds() {
 /// A block waits only for what its own work does not hide.
 #[test]
 fn a_slow_link_makes_a_step_longer_and_a_fast_one_does_not() {
-    let place = |bytes_per_second: f64| {
-        let mut place = of_blocks(&["machine.stream=blocks", "train.recompute=none"]);
-        let points = [1.0, 1e12].map(|bytes| (bytes, bytes / bytes_per_second));
-        let curve = Curve::through(Measure::Bytes, points);
-        place.rates.curves.insert(rates::LINK.into(), curve);
+    let plan = |link| {
+        let place = over(link, &["machine.stream=blocks", "train.recompute=none"]);
         place.plan_on_card(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
     };
-    let [fast, slow] = [1e15, 1e6].map(place);
+    let [fast, slow] = [1e15, 1e6].map(plan);
     let plain = of_blocks(&["machine.stream=none", "train.recompute=none"]);
     let plain = plain.plan_on_card(usize::MAX / 4, None).unwrap();
     assert!((fast.step_secs / plain.step_secs - 1.0).abs() < 1e-3, "{fast:?} {plain:?}");

@@ -17,7 +17,6 @@ use crate::model::adapter::{Adapted, Adapters, Given};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream;
 use crate::optim::{Average, Optimizer};
 
 /// The parts of a step, as recordings of memory name them.
@@ -258,8 +257,8 @@ impl<'a, L: Lesson> Session<'a, L> {
 }
 
 fn precision(config: &RunConfig) -> Precision {
-    let streams = config.machine.stream == Stream::Blocks;
-    Precision { dtype: config.base.dtype, base: config.base.quantise, streams }
+    let (dtype, base) = (config.base.dtype, config.base.quantise);
+    Precision { dtype, base, stream: config.machine.stream }
 }
 
 /// A tensor of one number; 0 on a device without data. Here a card that failed says so.

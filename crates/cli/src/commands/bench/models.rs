@@ -7,12 +7,11 @@ use std::path::PathBuf;
 use compute::{Device, Dtype};
 use serde::Serialize;
 use trainer::cases::{Case, How};
-use trainer::model::stream::Stream;
 
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Engine, Format, name_of};
+use crate::commands::engine::{Again, Engine, Format, Streamed, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -29,7 +28,7 @@ const WARM_UP: usize = 2;
 Examples:
   hearth bench models
   hearth bench models --only sd3-mid --dtype bf16
-  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --stream
+  hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --stream blocks
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
   hearth bench models --python .venv/bin/python")]
 pub struct Arguments {
@@ -41,17 +40,21 @@ pub struct Arguments {
     #[arg(long, default_value = "f32")]
     dtype: Format,
 
-    /// Pictures that a transformer is trained on at once
+    /// Pictures that a transformer is trained on in a step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
+
+    /// How many of them at once [default: all]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    at_once: Option<u16>,
 
     /// Which blocks of a transformer are computed twice to save memory
     #[arg(long, default_value = "none")]
     recompute: Again,
 
-    /// Keep the frozen blocks of a transformer in main memory, from where each comes when it is needed
-    #[arg(long)]
-    stream: bool,
+    /// Which frozen blocks of a transformer are in main memory, from where each comes when it is needed
+    #[arg(long, default_value = "none")]
+    stream: Streamed,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -146,8 +149,9 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
     let how = How {
         samples: arguments.samples.into(),
+        at_once: arguments.at_once.unwrap_or(arguments.samples).into(),
         recompute: arguments.recompute.into(),
-        stream: if arguments.stream { Stream::Blocks } else { Stream::None },
+        stream: arguments.stream.into(),
     };
     let mut rehearsed = case.prepare(&meta, dtype, how)?;
     let before = meta.work().flops;

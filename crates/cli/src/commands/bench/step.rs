@@ -9,7 +9,7 @@ use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
 
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Base, Engine, Format, name_of};
+use crate::commands::engine::{Again, Base, Engine, Format, Streamed, name_of};
 use crate::failure::Failure;
 use crate::render;
 
@@ -23,6 +23,7 @@ Examples:
   hearth bench step                                     cpu-small in f32
   hearth bench step --config cpu-mid --dtype bf16 --recompute block
   hearth bench step --dtype bf16 --base nf4             weights in four bits
+  hearth bench step --config gpu-sd3-b4 --dtype bf16 --at-once 2 --stream alternate --device cuda:0
   hearth bench step --json --steps 20 --threads 2")]
 pub struct Arguments {
     /// How large the job is
@@ -40,6 +41,14 @@ pub struct Arguments {
     /// Which blocks are computed twice to save memory
     #[arg(long, default_value = "none")]
     recompute: Again,
+
+    /// Samples of a step that are computed at once [default: all]
+    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    at_once: Option<u16>,
+
+    /// Which blocks are in main memory, from where each comes when it is needed
+    #[arg(long, default_value = "none")]
+    stream: Streamed,
 
     /// Measured steps, after three that are not
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
@@ -66,6 +75,8 @@ pub struct Figures {
     pub dtype: String,
     pub base: Option<String>,
     pub recompute: String,
+    /// Bytes of weights that stay in main memory.
+    pub streamed_bytes: usize,
     pub device: String,
     pub threads: usize,
     pub ms_median: f64,
@@ -101,11 +112,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let threads = arguments.engine.threads();
+    let plain = Job::plain(arguments.config, arguments.dtype.into());
     let job = Job {
-        config: arguments.config,
-        dtype: arguments.dtype.into(),
         base: arguments.base.map(Into::into),
         recompute: arguments.recompute.into(),
+        at_once: arguments.at_once.map_or(plain.at_once, usize::from),
+        stream: arguments.stream.into(),
+        ..plain
     };
     let job = |device: &Device| Workload::new(device, job, &mut Random::new(device, 0));
     let meta = Device::meta(arguments.engine.kind(), usize::MAX);
@@ -137,6 +150,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         dtype: Dtype::from(arguments.dtype).to_string(),
         base: arguments.base.as_ref().map(name_of),
         recompute: name_of(&arguments.recompute),
+        streamed_bytes: device.host_bytes(),
         device: arguments.engine.name(),
         threads,
         ms_median,

@@ -129,7 +129,7 @@ fn a_damaged_file_is_told_of_and_not_used() {
 
 /// A training step's tally on a device.
 fn step(device: &Device) -> Work {
-    let how = How { samples: 1, recompute: Recompute::None, stream: Where::None };
+    let how = How { samples: 1, at_once: 1, recompute: Recompute::None, stream: Where::None };
     let mut prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
     let before = device.work();
     prepared.run().unwrap();

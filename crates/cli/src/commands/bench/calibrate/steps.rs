@@ -4,7 +4,6 @@
 use std::fmt;
 
 use compute::{Device, Dtype, Quantisation, Result, Work};
-use trainer::model::recompute::Recompute;
 use trainer::workload::{Config, Job, Random, Workload};
 
 /// A stack of blocks in one format.
@@ -48,7 +47,7 @@ pub fn stacks() -> Vec<Stack> {
 fn stack(sizes: [usize; 4], dtype: Dtype, base: Option<Quantisation>) -> Stack {
     let [width, n_blocks, tokens, samples] = sizes;
     let config = Config { name: "", width, n_blocks, tokens, samples };
-    Stack(Job { config, dtype, base, recompute: Recompute::None })
+    Stack(Job { base, ..Job::plain(config, dtype) })
 }
 
 impl Stack {
