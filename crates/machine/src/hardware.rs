@@ -89,6 +89,11 @@ pub struct NvidiaClass {
     pub bf16_tf32: bool,
     /// Whether tensor cores multiply fp8.
     pub fp8: bool,
+    /// Operations on bf16 that the tensor cores of a multiprocessor do in a tick, summed in f32; those of the
+    /// slowest card of the class.
+    pub per_tick: f64,
+    /// Bytes per second of memory for each multiprocessor, likewise.
+    pub memory: f64,
     /// The first CUDA whose compiler knows it, at least [`OLDEST_CUDA`].
     pub cuda: CudaVersion,
 }
@@ -96,18 +101,20 @@ pub struct NvidiaClass {
 /// Sources: number formats and instructions, NVIDIA "CUDA Programming Guide", compute capabilities,
 /// tables 29 to 33; wgmma only on capability 9.0, tcgen05 only on 10.x and 11.0 (PTX ISA, targets
 /// `sm_90a`, `sm_100f`, `sm_103f`, `sm_110f`); first CUDA, the PTX version that adds the target (LLVM `NVPTX.td`).
+/// Operations and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, H100 PCIe, B200,
+/// B300, Thor, RTX PRO 6000 and DGX Spark; Turing's are those of T4.
 pub const NVIDIA_CLASSES: &[NvidiaClass] = &[
-    class(7, 5, "Turing", "mma.sync, f16 only", false, false, OLDEST_CUDA),
-    class(8, 0, "Ampere", "mma.sync", true, false, OLDEST_CUDA),
-    class(8, 6, "Ampere", "mma.sync", true, false, OLDEST_CUDA),
-    class(8, 7, "Ampere (Orin)", "mma.sync", true, false, OLDEST_CUDA),
-    class(8, 9, "Ada", "mma.sync", true, true, OLDEST_CUDA),
-    class(9, 0, "Hopper", "wgmma", true, true, OLDEST_CUDA),
-    class(10, 0, "Blackwell", "tcgen05", true, true, CUDA_12_8),
-    class(10, 3, "Blackwell Ultra", "tcgen05", true, true, CUDA_12_9),
-    class(11, 0, "Blackwell (Thor)", "tcgen05", true, true, CUDA_13_0),
-    class(12, 0, "Blackwell (consumer)", "mma.sync", true, true, CUDA_12_8),
-    class(12, 1, "Blackwell (GB10)", "mma.sync", true, true, CUDA_12_9),
+    class(7, 5, "Turing", "mma.sync, f16 only", [false, false], (1024.0, 8e9), OLDEST_CUDA),
+    class(8, 0, "Ampere", "mma.sync", [true, false], (2048.0, 14e9), OLDEST_CUDA),
+    class(8, 6, "Ampere", "mma.sync", [true, false], (512.0, 8e9), OLDEST_CUDA),
+    class(8, 7, "Ampere (Orin)", "mma.sync", [true, false], (2048.0, 12e9), OLDEST_CUDA),
+    class(8, 9, "Ada", "mma.sync", [true, true], (512.0, 5e9), OLDEST_CUDA),
+    class(9, 0, "Hopper", "wgmma", [true, true], (4096.0, 17e9), OLDEST_CUDA),
+    class(10, 0, "Blackwell", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_8),
+    class(10, 3, "Blackwell Ultra", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_9),
+    class(11, 0, "Blackwell (Thor)", "tcgen05", [true, true], (8192.0, 13e9), CUDA_13_0),
+    class(12, 0, "Blackwell (consumer)", "mma.sync", [true, true], (512.0, 9e9), CUDA_12_8),
+    class(12, 1, "Blackwell (GB10)", "mma.sync", [true, true], (1024.0, 5.6e9), CUDA_12_9),
 ];
 
 const fn class(
@@ -115,11 +122,12 @@ const fn class(
     minor: u32,
     name: &'static str,
     attention: &'static str,
-    bf16_tf32: bool,
-    fp8: bool,
+    [bf16_tf32, fp8]: [bool; 2],
+    (per_tick, memory): (f64, f64),
     cuda: CudaVersion,
 ) -> NvidiaClass {
-    NvidiaClass { capability: Capability::new(major, minor), name, attention, bf16_tf32, fp8, cuda }
+    let capability = Capability::new(major, minor);
+    NvidiaClass { capability, name, attention, bf16_tf32, fp8, per_tick, memory, cuda }
 }
 
 /// The row for a capability: the newest that is not newer. A card from after this table is taken

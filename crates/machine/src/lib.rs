@@ -85,6 +85,14 @@ impl Machine {
             gpu::Gpu::Nvidia(_) => None,
         })
     }
+
+    /// Its NVIDIA cards.
+    pub fn nvidia_cards(&self) -> impl Iterator<Item = &gpu::NvidiaCard> {
+        self.gpus.iter().filter_map(|gpu| match gpu {
+            gpu::Gpu::Nvidia(card) => Some(card),
+            gpu::Gpu::Apple(_) => None,
+        })
+    }
 }
 
 /// Where the facts come from.

@@ -50,6 +50,9 @@ pub fn step(figures: &step::Figures) -> String {
         figures.ms_median, figures.ms_min, figures.cpu_ms_median, figures.gflop_per_s
     );
     page.row("step", PLAIN, &time);
+    if let Some(predicted) = figures.predicted_ms {
+        page.row("predicted", PLAIN, &format!("{predicted:.0} ms by this machine's rates"));
+    }
     if let Some(launches) = figures.launches {
         page.row("launches", PLAIN, &format!("{launches} kernels a step"));
     }

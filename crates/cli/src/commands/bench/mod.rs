@@ -14,7 +14,12 @@ pub mod train;
 use std::io::Write;
 use std::time::Instant;
 
+use compute::Work;
+use machine::{Machine, Source};
+use trainer::plan::rates;
+
 use crate::commands::Outcome;
+use crate::commands::engine::Engine;
 use crate::failure::Failure;
 
 /// Measure this machine.
@@ -61,6 +66,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         What::Calibrate(arguments) => calibrate::run(arguments, out),
         What::Predict(arguments) => predict::run(arguments, out),
     }
+}
+
+/// Milliseconds that work was to take by the rates of this machine, if it was calibrated.
+fn predicted_ms(engine: &Engine, work: &Work) -> Option<f64> {
+    let machine = Machine::probe(&mut Source::live());
+    let rates = engine.kept_rates(&machine, rates::folder())?;
+    Some(1e3 * rates.seconds(work))
 }
 
 /// Wall time and processor time of one piece of work, in milliseconds. Processor time is divided by

@@ -9,7 +9,7 @@ use serde::Serialize;
 use trainer::cases::{Case, How};
 
 use super::beside::{self, Beside, Program};
-use super::{Timed, median};
+use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
 use crate::commands::engine::{Again, Engine, Format, Streamed, name_of};
 use crate::failure::Failure;
@@ -90,6 +90,8 @@ pub struct Figures {
     pub dtype: String,
     pub ms_median: f64,
     pub ms_min: f64,
+    /// As the rates that were measured on this machine foretell it.
+    pub predicted_ms: Option<f64>,
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
     /// Kernels that a card or another GPU is given in a run.
@@ -154,10 +156,10 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         stream: arguments.stream.into(),
     };
     let mut rehearsed = case.prepare(&meta, dtype, how)?;
-    let before = meta.work().flops;
     rehearsed.run()?;
-    let flops = meta.work().flops - before;
+    let before = meta.work();
     rehearsed.run()?;
+    let work = meta.work().since(&before);
     let plan_bytes = meta.usage().extent;
 
     let rss_before_bytes = machine::process::peak_resident();
@@ -178,8 +180,9 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         dtype: name_of(&arguments.dtype),
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
+        predicted_ms: predicted_ms(engine, &work),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
-        gflop_per_s: flops as f64 / ms_median / 1e6,
+        gflop_per_s: work.flops as f64 / ms_median / 1e6,
         launches: device.launches_since(before),
         peak_bytes: device.usage().extent,
         plan_bytes,

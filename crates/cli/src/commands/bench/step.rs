@@ -7,7 +7,7 @@ use compute::{Device, Dtype, Tag, Usage};
 use serde::Serialize;
 use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
 
-use super::{Timed, median};
+use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
 use crate::commands::engine::{Again, Base, Engine, Format, Streamed, name_of};
 use crate::failure::Failure;
@@ -81,6 +81,8 @@ pub struct Figures {
     pub threads: usize,
     pub ms_median: f64,
     pub ms_min: f64,
+    /// As the rates that were measured on this machine foretell it.
+    pub predicted_ms: Option<f64>,
     /// Processor time over threads.
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
@@ -123,10 +125,10 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let job = |device: &Device| Workload::new(device, job, &mut Random::new(device, 0));
     let meta = Device::meta(arguments.engine.kind(), usize::MAX);
     let mut planned = job(&meta)?;
-    let flops_before = meta.work().flops;
     planned.step()?;
-    let flops = meta.work().flops - flops_before;
+    let before = meta.work();
     planned.step()?;
+    let work = meta.work().since(&before);
     let plan = meta.usage();
 
     let rss_before_bytes = machine::process::peak_resident();
@@ -155,8 +157,9 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
         threads,
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
+        predicted_ms: predicted_ms(&arguments.engine, &work),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
-        gflop_per_s: flops as f64 / ms_median / 1e6,
+        gflop_per_s: work.flops as f64 / ms_median / 1e6,
         launches: device.launches_since(before),
         peak_bytes: usage.extent,
         plan_bytes: plan.extent,

@@ -34,7 +34,7 @@ const ENOUGH_FOR_UNIT_F32: usize = if cfg!(test) { 48 } else { 512 };
 
 /// Results with fewer rows or columns than this take as long as reading the long factor does. Chosen:
 /// twice a panel; most adapters are narrower, layers are not.
-const NARROW: usize = 64;
+pub(super) const NARROW: usize = 64;
 
 /// How products are cut up.
 pub struct Plan {

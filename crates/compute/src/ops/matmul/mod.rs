@@ -139,6 +139,13 @@ impl<'a> MatMul<'a> {
 
     /// All products are one call, and so is the activation: a second product makes the first a little
     /// deeper.
+    /// What it is called in the tally where a card computes it: reading takes longest, or computing.
+    fn kernel_of_card(&self) -> &'static str {
+        let inner = self.products.iter().map(|product| product.left.columns()).max();
+        let least = self.rows().min(self.columns()).min(inner.unwrap_or(0));
+        if least < cpu::NARROW { "narrow product" } else { "product by a card" }
+    }
+
     fn count(&self, place: Place<'_>, kernel: &'static str) {
         let (mut flops, mut tensors) = (0, vec![&*self.out]);
         tensors.extend(self.onto);
@@ -192,14 +199,14 @@ impl<'a> MatMul<'a> {
                 }
             }
             Kind::Cuda { .. } => {
-                self.count(place, "product");
+                self.count(place, self.kernel_of_card());
                 let mut workspace = place.workspace([cuda::bytes(&self)], Dtype::U8)?;
                 if let Engine::Cuda(engine) = place.engine() {
                     cuda::multiply(engine, self, &mut workspace);
                 }
             }
             Kind::Gpu { .. } => {
-                self.count(place, "product");
+                self.count(place, self.kernel_of_card());
                 let mut workspace = place.workspace([gpu::floats(&self)], Dtype::F32)?;
                 if let Engine::Gpu(engine) = place.engine() {
                     gpu::multiply(engine, self, &mut workspace);

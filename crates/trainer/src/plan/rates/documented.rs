@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use compute::Kind;
 use machine::Machine;
 use machine::cpu::{Cpu, CpuFeature};
-use machine::hardware::{apple_core_flops, apple_memory};
+use machine::gpu::NvidiaCard;
+use machine::hardware::{apple_core_flops, apple_memory, nvidia_class};
 
 use super::{ARITHMETIC, Curve, LINK, LOAD, Measure, PASS, Rates};
 
@@ -32,10 +33,14 @@ const MEMORY_OF_OTHERS: f64 = 40e9;
 const MEMORY_PER_THREAD: f64 = 15e9;
 /// Chosen: handing one call to all threads and waiting for the last.
 const SECONDS_PER_CALL: f64 = 10e-6;
-/// Operations and bytes per second of a card. Chosen: half of what the slowest card of NVIDIA's data
-/// sheets since capability 8.6 is said to reach in bf16, and of its memory: an estimate that is low for
-/// all others, and does not depend on which it is.
+/// Operations and bytes per second of a card of which nothing is known. Chosen: half of what the slowest card
+/// of NVIDIA's data sheets since capability 8.6 is said to reach in bf16, and of its memory.
 const CARD: (f64, f64) = (25e12, 180e9);
+/// What steps reach of an NVIDIA card's published figures, of its arithmetic and of its memory. Measured on the
+/// one card we have: 0.4 to 0.5 of its arithmetic (docs/measured.md).
+const REACHED_BY_CARDS: (f64, f64) = (0.4, 0.8);
+/// Chosen for cards that do not tell their highest clock: what all of them keep up at work.
+const TICKS_OF_CARDS: f64 = 1.6e9;
 /// The same of a GPU of which nothing is known. Chosen: about what the smallest of Apple's chips is taken for.
 const GPU: (f64, f64) = (0.5e12, 60e9);
 /// Bytes per second from main memory to a card. Chosen: what sixteen lanes of the third generation give,
@@ -56,7 +61,7 @@ impl Rates {
                 let flops = threads * TICKS_PER_SECOND * per_tick(&machine.cpu) * REACHED;
                 (flops, memory(machine).min(threads * MEMORY_PER_THREAD))
             }
-            Kind::Cuda { .. } => CARD,
+            Kind::Cuda { .. } => slowest_card(machine).unwrap_or(CARD),
             Kind::Gpu { .. } => apple(machine).unwrap_or(GPU),
         };
         let curves = [
@@ -67,7 +72,7 @@ impl Rates {
         ];
         let curves: BTreeMap<_, _> =
             curves.into_iter().map(|(name, curve)| (name.to_owned(), curve)).collect();
-        Self { is_measured: false, curves }
+        Self { is_measured: false, host_secs: 0.0, curves }
     }
 }
 
@@ -92,6 +97,20 @@ fn apple(machine: &Machine) -> Option<(f64, f64)> {
     let (chip, cores) = (*gpu.chip.known()?, f64::from(*gpu.cores.known()?));
     let (arithmetic, memory) = REACHED_BY_KERNELS;
     Some((arithmetic * cores * apple_core_flops(chip), memory * apple_memory(chip)?))
+}
+
+/// Operations and bytes per second of the slowest of a machine's NVIDIA cards.
+fn slowest_card(machine: &Machine) -> Option<(f64, f64)> {
+    let slower = |one: &(f64, f64), other: &(f64, f64)| one.0.total_cmp(&other.0);
+    machine.nvidia_cards().filter_map(card).min_by(slower)
+}
+
+fn card(card: &NvidiaCard) -> Option<(f64, f64)> {
+    let class = nvidia_class(*card.capability.known()?)?;
+    let units = f64::from(*card.multiprocessors.known()?);
+    let ticks = card.clock_max.known().map_or(TICKS_OF_CARDS, |clock| 1e6 * f64::from(clock.0));
+    let (arithmetic, memory) = REACHED_BY_CARDS;
+    Some((arithmetic * units * ticks * class.per_tick, memory * units * class.memory))
 }
 
 /// A fixed cost and a rate.

@@ -40,6 +40,10 @@ const SHORTEST: f64 = 1e-9;
 pub struct Rates {
     /// Whether they were measured there, rather than worked out from published figures.
     pub is_measured: bool,
+    /// Seconds that the host takes to ask another device for a call, which may be longer than the call; 0
+    /// where it computes itself.
+    #[serde(default)]
+    pub host_secs: f64,
     /// By class, without the size, as [`Class`] prints itself; and the three above.
     pub curves: BTreeMap<String, Curve>,
 }
@@ -92,8 +96,11 @@ impl Rates {
         self.computing(&work.calls) + work.laps.iter().map(wait).sum::<f64>()
     }
 
+    /// The host asks for calls while others are computed, so the longer of the two is what they take.
     fn computing(&self, calls: &BTreeMap<Class, Calls>) -> f64 {
-        calls.iter().map(|(class, calls)| self.seconds_of(class, calls)).sum()
+        let each = calls.iter().map(|(class, calls)| self.seconds_of(class, calls));
+        let n_calls: u64 = calls.values().map(|calls| calls.count).sum();
+        each.sum::<f64>().max(n_calls as f64 * self.host_secs)
     }
 
     /// How long bytes take to come to a card.

@@ -78,7 +78,7 @@ fn rates() -> Rates {
 /// Rates of numbers that any reader reads to the last bit.
 fn plain() -> Rates {
     let curve = Curve { measure: Measure::Bytes, points: vec![[1024.0, 0.5], [4096.0, 2.0]] };
-    Rates { is_measured: true, curves: BTreeMap::from([(PASS.to_owned(), curve)]) }
+    Rates { is_measured: true, host_secs: 0.0, curves: BTreeMap::from([(PASS.to_owned(), curve)]) }
 }
 
 #[test]
@@ -174,6 +174,31 @@ fn more_threads_and_faster_memory_are_faster() {
     };
     assert!(seconds("xeon-2-core.toml", 2) < seconds("xeon-2-core.toml", 1));
     assert!(seconds("apple-m3-max-128gb.toml", 12) < seconds("apple-m1-8gb.toml", 4));
+}
+
+#[test]
+fn a_card_is_as_fast_as_its_multiprocessors() {
+    // 0.4 of NVIDIA's 989 TFLOPS, at 1830 MHz, of an H200, and of 128 multiprocessors of a 4090 at 1.6 GHz.
+    for (name, flops) in [
+        ("h200.toml", 0.4 * 989e12 * 1980.0 / 1830.0),
+        ("rtx-4090.toml", 0.4 * 165e12 * 1.6 / 2.52),
+        ("xeon-2-core.toml", 25e12),
+    ] {
+        let kind = Kind::Cuda { is_deterministic: false };
+        let rates = Rates::documented(&machine(name), kind);
+        let size = 2f64.powi(44);
+        let found = size / rates.curves[ARITHMETIC].seconds(size);
+        assert!((found / flops - 1.0).abs() < 0.01, "{name}: {found}");
+    }
+}
+
+#[test]
+fn asking_for_many_small_calls_takes_longer_than_computing_them() {
+    let work = step(&Device::meta(kind(2), usize::MAX / 2));
+    let n_calls: u64 = work.calls.values().map(|calls| calls.count).sum();
+    let asked = |host_secs| Rates { host_secs, ..rates() }.seconds(&work);
+    assert_eq!(asked(0.0).to_bits(), asked(1e-12).to_bits());
+    assert!((asked(10.0) / (10.0 * n_calls as f64) - 1.0).abs() < 1e-9);
 }
 
 #[test]

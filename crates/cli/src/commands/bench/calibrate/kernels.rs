@@ -10,8 +10,10 @@ use compute::ops::{
 use compute::{Device, Dtype, Gradients, Params, Result, Shape};
 use compute::{Tape, Tensor, Var, Work};
 
-/// What the names of wide products begin with; by which unit they are done is up to the engine.
+/// What the names of products begin with, wide ones and others; by which unit they are done is up to the
+/// engine.
 const PRODUCT: &str = "product by";
+const NARROW_PRODUCT: &str = "narrow product";
 
 /// One kernel at one size.
 pub struct Case {
@@ -65,7 +67,8 @@ impl fmt::Display for Case {
 impl Case {
     /// Whether calls of this kernel are what it is there for.
     pub fn is_for(&self, kernel: &str) -> bool {
-        kernel == self.kernel || self.kernel == PRODUCT && kernel.starts_with(PRODUCT)
+        let is_product = [PRODUCT, NARROW_PRODUCT].contains(&self.kernel);
+        kernel == self.kernel || is_product && kernel.starts_with(self.kernel)
     }
 
     /// Whether no other case of its kernel and format is smaller.
@@ -155,14 +158,17 @@ fn even(device: &Device, shape: Shape, dtype: Dtype) -> Result<Tensor> {
     device.upload_as(shape, &vec![0.5; shape.elements()], dtype)
 }
 
-/// All cases.
-pub fn cases() -> Vec<Case> {
+/// All cases; those of a card are larger, where its time is not that of asking for it.
+pub fn cases(is_card: bool) -> Vec<Case> {
     let mut all = Vec::new();
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        adapters(&mut all, dtype);
+        adapters(&mut all, dtype, if is_card { &ROWS_OF_CARD } else { &ROWS });
         attentions(&mut all, dtype);
-        passes(&mut all, dtype);
-        pictures(&mut all, dtype);
+        if is_card {
+            wide_attention(&mut all, dtype, [1, 4352, 3072]);
+        }
+        passes(&mut all, dtype, if is_card { &TOKENS_OF_CARD } else { &TOKENS });
+        pictures(&mut all, dtype, if is_card { &SIDES_OF_CARD } else { &SIDES });
     }
     optimizers(&mut all);
     let mut seen: Vec<(&str, Dtype)> = Vec::new();
@@ -173,16 +179,20 @@ pub fn cases() -> Vec<Case> {
     all
 }
 
+/// Rows and width.
+const ROWS: [[usize; 2]; 3] = [[128, 64], [512, 512], [1280, 1536]];
+const ROWS_OF_CARD: [[usize; 2]; 4] = [[128, 64], [512, 512], [1280, 1536], [4352, 3072]];
+
 /// Of more ranks than the steps' adapters have.
-fn adapters(all: &mut Vec<Case>, dtype: Dtype) {
+fn adapters(all: &mut Vec<Case>, dtype: Dtype, sizes: &[[usize; 2]]) {
     let linear: Ops = |tape, v| tape.linear(&v[0], Linear::new(&v[1]));
     let adapted: Ops = |tape, v| {
         let (down, up) = (&v[2], &v[3]);
         let lora = Some(Lora { down, up, scale: 1.0, dropout: 0.0 });
         tape.linear(&v[0], Linear { lora, ..Linear::new(&v[1]) })
     };
-    for (rank, kernel) in [(32, "narrow product by tiles"), (64, PRODUCT)] {
-        for [rows, width] in [[128, 64], [512, 512], [1280, 1536]] {
+    for (rank, kernel) in [(32, NARROW_PRODUCT), (64, PRODUCT)] {
+        for &[rows, width] in sizes {
             let inputs = [
                 Input::Own([rows, width].into()),
                 Input::Own([width, width].into()),
@@ -203,10 +213,6 @@ fn attentions(all: &mut Vec<Case>, dtype: Dtype) {
         let how = Attention::full(v[0].shape().width() / 16, 16);
         tape.attention(&v[0], &v[1], &v[2], how)
     };
-    let wide: Ops = |tape, v| {
-        let how = Attention::full(v[0].shape().width() / 128, 128);
-        tape.attention(&v[0], &v[1], &v[2], how)
-    };
     for shape in [[1, 128, 64], [2, 256, 64], [4, 410, 64]] {
         let three = [Input::Own(shape.into()); 3];
         all.push(case("attention of narrow heads", dtype, &three, Run::Forward(narrow)));
@@ -214,18 +220,27 @@ fn attentions(all: &mut Vec<Case>, dtype: Dtype) {
         all.push(case("attention of narrow heads backward", dtype, &three, backward));
     }
     for shape in [[1, 128, 128], [1, 512, 512], [1, 1024, 1024]] {
-        let three = [Input::Own(shape.into()); 3];
-        all.push(case("attention of wide heads", dtype, &three, Run::Forward(wide)));
-        let backward = Run::Backward(0, wide);
-        all.push(case("attention of wide heads backward", dtype, &three, backward));
+        wide_attention(all, dtype, shape);
     }
+}
+
+fn wide_attention(all: &mut Vec<Case>, dtype: Dtype, shape: [usize; 3]) {
+    let wide: Ops = |tape, v| {
+        let how = Attention::full(v[0].shape().width() / 128, 128);
+        tape.attention(&v[0], &v[1], &v[2], how)
+    };
+    let three = [Input::Own(shape.into()); 3];
+    all.push(case("attention of wide heads", dtype, &three, Run::Forward(wide)));
+    all.push(case("attention of wide heads backward", dtype, &three, Run::Backward(0, wide)));
 }
 
 /// Samples, tokens and width.
 const TOKENS: [[usize; 3]; 4] = [[1, 64, 64], [2, 256, 64], [2, 256, 512], [1, 2048, 1536]];
+const TOKENS_OF_CARD: [[usize; 3]; 4] =
+    [[1, 64, 64], [2, 256, 512], [1, 2048, 1536], [4, 4096, 1536]];
 
 /// Ops whose time is that of reading and writing memory.
-fn passes(all: &mut Vec<Case>, dtype: Dtype) {
+fn passes(all: &mut Vec<Case>, dtype: Dtype, sizes: &[[usize; 3]]) {
     let both: [(&'static str, &'static str, Ops); 4] = [
         ("add", "", |tape, v| tape.add(&v[0], &v[1])),
         ("activate", "", |tape, v| tape.activate(&v[0], Activation::GeluTanh)),
@@ -235,8 +250,8 @@ fn passes(all: &mut Vec<Case>, dtype: Dtype) {
     let copied: Ops = |tape, v| tape.concat_tokens(&[&v[0], &v[1]]);
     // Read twice, so that one gradient is added to the other.
     let shared: Ops = |tape, v| tape.add(&v[0], &v[0]);
-    for shape in TOKENS {
-        let inputs = [Input::Own(shape.into()), Input::Own(shape.into())];
+    for shape in sizes {
+        let inputs = [Input::Own((*shape).into()), Input::Own((*shape).into())];
         let mut push = |kernel, run| all.push(case(kernel, dtype, &inputs, run));
         for (forward, backward, ops) in both {
             push(forward, Run::Forward(ops));
@@ -253,8 +268,12 @@ fn passes(all: &mut Vec<Case>, dtype: Dtype) {
     }
 }
 
+/// Pixels along a side.
+const SIDES: [usize; 3] = [8, 32, 96];
+const SIDES_OF_CARD: [usize; 4] = [8, 32, 96, 384];
+
 /// What autoencoders are made of, and the way in and out of a transformer.
-fn pictures(all: &mut Vec<Case>, dtype: Dtype) {
+fn pictures(all: &mut Vec<Case>, dtype: Dtype, sides: &[usize]) {
     let patches: Ops = |tape, v| tape.patchify(&v[0], 2, PatchOrder::ChannelsLast);
     let group_norm: Ops = |tape, v| {
         let (weight, bias) = (v[1].tensor(), v[2].tensor());
@@ -264,7 +283,7 @@ fn pictures(all: &mut Vec<Case>, dtype: Dtype) {
         let weight = v[3].tensor();
         tape.conv2d(&v[0], Conv2d { padding: [1; 4], ..Conv2d::new(weight) })
     };
-    for side in [8, 32, 96] {
+    for &side in sides {
         let x = Input::Own([1, 128, side, side].into());
         let vector = Input::Single([128].into());
         let inputs = [x, vector, vector, Input::Own([128, 128, 3, 3].into())];

@@ -14,7 +14,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use compute::{Device, Dtype, Params, Ring, Tape, Var, Work};
+use compute::{Device, Dtype, Kind, Params, Ring, Tape, Var, Work};
 use machine::{Machine, Source};
 use serde::Serialize;
 use trainer::plan::rates::{self, Curve, LINK, LOAD, Measure, Owner, PASS, Rates};
@@ -108,8 +108,10 @@ enum Timed {
 pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
     let device = engine.open(ARENA_BYTES)?;
     device.time_calls(true);
-    let steps = steps::stacks().into_iter().map(Timed::Step);
-    let mut all: Vec<_> = steps.chain(kernels::cases().into_iter().map(Timed::Kernel)).collect();
+    let is_card = matches!(engine.kind(), Kind::Cuda { .. });
+    let steps = steps::stacks(is_card).into_iter().map(Timed::Step);
+    let kernels = kernels::cases(is_card).into_iter().map(Timed::Kernel);
+    let mut all: Vec<_> = steps.chain(kernels).collect();
     if is_quick {
         all.retain(Timed::is_smallest);
     }
@@ -128,7 +130,11 @@ pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
         }
     }
     clear();
-    let mut rates = learn(all.iter().zip(&works));
+    let asking = match engine.kind() {
+        Kind::Cpu { .. } => Asking::default(),
+        Kind::Cuda { .. } | Kind::Gpu { .. } => Asking::measure(&device, is_card, is_quick)?,
+    };
+    let mut rates = learn(all.iter().zip(&works), asking);
     rates.curves.insert(LOAD.into(), loading(is_quick)?);
     rates.curves.insert(LINK.into(), linking(&device, is_quick)?);
     Ok(rates)
@@ -225,8 +231,52 @@ impl Sweep {
     }
 }
 
+/// What a call costs besides the work itself where another device does that.
+#[derive(Clone, Copy, Default)]
+struct Asking {
+    /// Seconds that the host takes to ask for one.
+    host: f64,
+    /// Seconds that one takes longer if it is waited for, as it is to be timed.
+    waiting: f64,
+}
+
+impl Asking {
+    /// By steps of which no call is waited for: a small one, in which the host is what takes time, and one that
+    /// keeps the device at work, beside the same with every call waited for.
+    fn measure(device: &Device, is_card: bool, is_quick: bool) -> Result<Self, Failure> {
+        let [small, large] = Stack::extremes(is_card);
+        let few = unwaited(device, &small)?;
+        let [many, waited] = if is_quick { few } else { unwaited(device, &large)? };
+        Ok(Self { host: few[0], waiting: (waited - many).max(0.0) })
+    }
+}
+
+/// Seconds per call of a stack's steps, without and with waiting for each call: the best of some.
+fn unwaited(device: &Device, stack: &Stack) -> Result<[f64; 2], Failure> {
+    let mut ready = stack.prepare(device)?;
+    let mut best = [f64::INFINITY; 2];
+    for _ in 0..=FEWEST {
+        for (best, is_waited_for) in best.iter_mut().zip([false, true]) {
+            device.time_calls(is_waited_for);
+            device.synchronise()?;
+            let begun = Instant::now();
+            let work = ready.run()?;
+            device.synchronise()?;
+            let n_calls: u64 = work.calls.values().map(|calls| calls.count).sum();
+            *best = best.min(begun.elapsed().as_secs_f64() / n_calls as f64);
+        }
+    }
+    Ok(best)
+}
+
+/// The least that a call can take of the time it took while it was waited for. Chosen: nothing is for free.
+const LEAST_SHARE: f64 = 0.1;
+
 /// Curves from what was called: a point for every class of calls of everything that was timed.
-fn learn<'w>(measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>) -> Rates {
+fn learn<'w>(
+    measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>,
+    Asking { host, waiting }: Asking,
+) -> Rates {
     let mut points: BTreeMap<String, (Measure, Vec<(f64, f64)>)> = BTreeMap::new();
     for (timed, works) in measured {
         let classes = works.first().into_iter().flat_map(|work| &work.calls);
@@ -238,7 +288,8 @@ fn learn<'w>(measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>) -> Rate
             let measure = Measure::of(class.kernel);
             let (_, all) = points.entry(class.to_string()).or_insert((measure, Vec::new()));
             // The best of all: what disturbs only makes longer.
-            all.push((measure.mean(calls), seconds.fold(f64::INFINITY, f64::min)));
+            let best = seconds.fold(f64::INFINITY, f64::min);
+            all.push((measure.mean(calls), (best - waiting).max(LEAST_SHARE * best)));
         }
     }
     let curve = |(name, (measure, points))| (name, Curve::through(measure, points));
@@ -246,7 +297,7 @@ fn learn<'w>(measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>) -> Rate
     if let Some(add) = curves.get("add, f32").cloned() {
         curves.insert(PASS.into(), add);
     }
-    Rates { is_measured: true, curves }
+    Rates { is_measured: true, host_secs: host, curves }
 }
 
 /// Blocks that come from main memory, each of three in turn, so that none of them is there already.
@@ -276,4 +327,27 @@ fn loading(is_quick: bool) -> Result<Curve, Failure> {
         points.push((*bytes as f64, load::time_cached(*bytes)?));
     }
     Ok(Curve::through(Measure::Bytes, points))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_that_is_timed_fits_the_arena() {
+        for kind in [Kind::cpu(2), Kind::Cuda { is_deterministic: false }] {
+            let is_card = matches!(kind, Kind::Cuda { .. });
+            let device = Device::meta(kind, ARENA_BYTES);
+            let steps = steps::stacks(is_card).into_iter().map(Timed::Step);
+            let kernels = kernels::cases(is_card).into_iter().map(Timed::Kernel);
+            for timed in steps.chain(kernels) {
+                let works = timed.repeat(&device, true).unwrap_or_else(|_| panic!("{timed}"));
+                let is_called = |work: &Work| work.calls.keys().any(|it| timed.is_for(it.kernel));
+                // Tiles, and Winograd's way, are the processor's.
+                let is_elsewhere = format!("{timed}").starts_with("winograd")
+                    || format!("{timed}").starts_with("narrow product");
+                assert!(works.iter().all(is_called) || is_elsewhere, "{kind:?}: {timed}");
+            }
+        }
+    }
 }

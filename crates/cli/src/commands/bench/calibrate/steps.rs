@@ -27,19 +27,23 @@ const SIZES: [[usize; 4]; 6] = [
 ];
 /// Sizes that tell how much longer other formats take.
 const FEW_SIZES: [[usize; 4]; 3] = [SIZES[1], SIZES[3], SIZES[4]];
+/// Further ones of a card: a picture of 1024 pixels a side in a middling model, and half of one in a large.
+const SIZES_OF_CARD: [[usize; 4]; 2] = [[1536, 2, 4352, 1], [3072, 1, 2304, 1]];
 
 const FEW_BITS: [Quantisation; 3] = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
 
 /// All of them.
-pub fn stacks() -> Vec<Stack> {
+pub fn stacks(is_card: bool) -> Vec<Stack> {
+    let further = if is_card { &SIZES_OF_CARD[..] } else { &[] };
+    let with = |sizes: &[[usize; 4]]| [sizes, further].concat();
     let of = |dtype, base| move |sizes| stack(sizes, dtype, base);
     let mut all = Vec::new();
     for dtype in [Dtype::F32, Dtype::Bf16] {
-        all.extend(SIZES.map(of(dtype, None)));
+        all.extend(with(&SIZES).into_iter().map(of(dtype, None)));
     }
-    all.extend(FEW_SIZES.map(of(Dtype::F16, None)));
+    all.extend(with(&FEW_SIZES).into_iter().map(of(Dtype::F16, None)));
     for how in FEW_BITS {
-        all.extend(FEW_SIZES.map(of(Dtype::Bf16, Some(how))));
+        all.extend(with(&FEW_SIZES).into_iter().map(of(Dtype::Bf16, Some(how))));
     }
     all
 }
@@ -51,6 +55,12 @@ fn stack(sizes: [usize; 4], dtype: Dtype, base: Option<Quantisation>) -> Stack {
 }
 
 impl Stack {
+    /// The smallest, and the largest of those that a job would be.
+    pub fn extremes(is_card: bool) -> [Self; 2] {
+        let largest = if is_card { SIZES_OF_CARD[0] } else { SIZES[4] };
+        [SIZES[0], largest].map(|sizes| stack(sizes, Dtype::Bf16, None))
+    }
+
     /// Whether no other in its format is smaller.
     pub fn is_smallest(&self) -> bool {
         self.0.config.width == SIZES[0][0]
