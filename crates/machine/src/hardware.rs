@@ -101,8 +101,8 @@ pub struct NvidiaClass {
 /// Sources: number formats and instructions, NVIDIA "CUDA Programming Guide", compute capabilities,
 /// tables 29 to 33; wgmma only on capability 9.0, tcgen05 only on 10.x and 11.0 (PTX ISA, targets
 /// `sm_90a`, `sm_100f`, `sm_103f`, `sm_110f`); first CUDA, the PTX version that adds the target (LLVM `NVPTX.td`).
-/// Operations and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, H100 PCIe, B200,
-/// B300, Thor, RTX PRO 6000 and DGX Spark; Turing's are those of T4.
+/// Operations and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, the H100 for PCI
+/// Express, B200, B300, Thor, RTX PRO 6000 and DGX Spark; Turing's are those of T4.
 pub const NVIDIA_CLASSES: &[NvidiaClass] = &[
     class(7, 5, "Turing", "mma.sync, f16 only", [false, false], (1024.0, 8e9), OLDEST_CUDA),
     class(8, 0, "Ampere", "mma.sync", [true, false], (2048.0, 14e9), OLDEST_CUDA),
