@@ -120,7 +120,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     let page = String::from_utf8_lossy(&output.stdout);
     let again = format!("saved after step {step}; go on with\n  hearth train {}", text(&job.file));
     assert!(page.contains(&again), "{page}");
-    assert!(page.contains("--set 'train.accumulation=2'"), "{page}");
+    assert!(page.contains("--set train.accumulation=2"), "{page}");
     assert!(page.trim_end().ends_with("--resume"), "{page}");
     job.finish("run", &set, &["--resume"]);
     assert!(learnt(&whole) == learnt(&run), "other bytes than without a break");

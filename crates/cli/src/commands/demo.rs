@@ -64,6 +64,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let training = Training::begin(arguments.quiet, arguments.json)?;
     let (end, page) = training.watch(&config, &engine.for_job(&config).on(None), false)?;
     if end.why == Why::Interrupted {
+        if !arguments.quiet && !arguments.json {
+            let job = folder.join("config.toml");
+            let (step, job) = (end.step, job.display());
+            writeln!(out, "saved after step {step}; go on with\n  hearth train {job} --resume")?;
+        }
         return Ok(Outcome::Interrupted);
     }
     let picture = show::before_after(&folder)?;

@@ -1,6 +1,6 @@
 //! A job as it is given on the command line: a file, or pictures or texts and a model.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use trainer::TrainerError;
 use trainer::config::{RawConfig, RunConfig};
@@ -62,26 +62,5 @@ impl Job {
             raw.resolve()
         };
         resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
-    }
-
-    /// The command that goes on with it.
-    pub fn resuming(&self) -> String {
-        let quoted = |path: &Path| {
-            let text = path.display().to_string();
-            if text.contains(' ') { format!("'{text}'") } else { text }
-        };
-        let paths = [
-            ("", &self.file),
-            ("--images ", &self.images),
-            ("--text ", &self.text),
-            ("--base ", &self.base),
-            ("--out ", &self.out),
-        ];
-        let paths = paths
-            .into_iter()
-            .filter_map(|(flag, path)| Some(format!("{flag}{}", quoted(path.as_deref()?))));
-        let set = self.set.iter().map(|argument| format!("--set '{argument}'"));
-        let words: Vec<String> = paths.chain(set).collect();
-        format!("hearth train {} --resume", words.join(" "))
     }
 }

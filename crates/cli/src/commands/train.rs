@@ -84,11 +84,46 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let (end, page) = training.watch(&config, &on, arguments.resume)?;
     write!(out, "{page}")?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
-        writeln!(out, "saved after step {}; go on with\n  {}", end.step, arguments.job.resuming())?;
+        let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        writeln!(out, "saved after step {}; go on with\n  {}", end.step, resuming(words))?;
     }
     Ok(match end.why {
         Why::Finished | Why::Plateau => Outcome::Done,
         Why::Unhealthy => Outcome::Differs,
         Why::Interrupted => Outcome::Interrupted,
     })
+}
+
+/// The command that goes on with a run: the words that began it, for a shell, and `--resume`.
+fn resuming(words: impl Iterator<Item = String>) -> String {
+    let begun = words.filter(|word| word != RESUME).map(|word| quoted(&word));
+    ["hearth".into()].into_iter().chain(begun).chain([RESUME.into()]).collect::<Vec<_>>().join(" ")
+}
+
+const RESUME: &str = "--resume";
+
+/// A word as a shell reads it back.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.into();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_typed_is_said_again() {
+        let again = |words: &[&str]| resuming(words.iter().map(|word| (*word).to_owned()));
+        let words = ["train", "job.toml", "--device", "cuda:0", "--limit", "70%"];
+        assert_eq!(again(&words), "hearth train job.toml --device cuda:0 --limit 70% --resume");
+        let words = ["train", "--resume", "--out", "my run", "--set", "data.trigger='s", ""];
+        assert_eq!(
+            again(&words),
+            r"hearth train --out 'my run' --set 'data.trigger='\''s' '' --resume"
+        );
+    }
 }
