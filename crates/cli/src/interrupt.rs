@@ -21,10 +21,10 @@ pub fn on_first(mut first: impl FnMut() + Send + 'static) -> Result<(), Failure>
     ctrlc::set_handler(handler).map_err(Failure::Signal)
 }
 
-/// Ends the process and nothing else. An orderly exit would let drivers tidy up while other threads
-/// still call them, and NVIDIA's then stumbles over its own memory.
+/// Ends the process and nothing else, when all that it had to write is written. An orderly exit would let
+/// drivers tidy up while other threads still call them, and NVIDIA's then stumbles over its own memory.
 #[allow(unsafe_code)]
-fn leave() -> ! {
+pub fn leave() -> ! {
     // SAFETY: it reads and writes nothing of ours, and does not return.
     unsafe { libc::_exit(EXIT_CODE.into()) }
 }

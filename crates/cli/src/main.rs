@@ -28,7 +28,7 @@ fn main() -> ExitCode {
     let failure = match outcome {
         Ok(Outcome::Done) => return ExitCode::SUCCESS,
         Ok(Outcome::Differs) => return ExitCode::FAILURE,
-        Ok(Outcome::Interrupted) => return ExitCode::from(interrupt::EXIT_CODE),
+        Ok(Outcome::Interrupted) => interrupt::leave(),
         // Whoever closed the pipe (`| head`) has seen enough.
         Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
             return ExitCode::SUCCESS;
