@@ -204,25 +204,6 @@ fn shipped_files(tree: &Tree) -> Vec<String> {
     broken
 }
 
-/// What the README shows in code blocks can be typed.
-fn readme_verbs(tree: &Tree) -> Vec<String> {
-    let mut broken = Vec::new();
-    for (_, text) in tree.of_kind("README.md").filter(|(path, _)| *path == "README.md") {
-        let blocks = text.split("```").skip(1).step_by(2).flat_map(str::lines);
-        let typed = blocks.filter_map(|line| {
-            let words =
-                line.strip_prefix("hearth ").or(line.strip_prefix("cargo run --release -- "))?;
-            words.split_whitespace().next()
-        });
-        for verb in typed {
-            if !crate::hearth(&["help", verb]).status.success() {
-                broken.push(format!("README.md: there is no verb {verb}"));
-            }
-        }
-    }
-    broken
-}
-
 type Rule = fn(&Tree) -> Vec<String>;
 
 fn kept(rule: Rule) {
@@ -330,12 +311,4 @@ fn shipped_jobs_and_machines_load() {
         ("recipes/c.toml", "kind = 'x'\n"),
     ];
     found(shipped_files, &files, &["machines/a.toml: ", "recipes/b.toml: "]);
-}
-
-#[test]
-fn the_readme_shows_real_verbs() {
-    kept(readme_verbs);
-    let text =
-        "```\nhearth doctor\nhearth dance\ncargo run --release -- doctor\n```\nhearth sing\n";
-    found(readme_verbs, &[("README.md", text)], &["no verb dance"]);
 }
