@@ -57,7 +57,7 @@ use section::{Key, Row, Rows, Section, in_order, read_table, unknown};
 use source::{Form, Source, Typed};
 use text::RawText;
 use train::{RawTrain, Train};
-use value::quoted;
+use value::{quoted, word};
 use writing::RawWriting;
 
 /// A job as typed.
@@ -315,6 +315,20 @@ impl RunConfig {
             };
         }
         text
+    }
+}
+
+impl Choice {
+    /// By key, as a job file would say it, without its quotes.
+    pub fn settings(&self) -> [(&'static str, String); 6] {
+        [
+            ("train.micro_batch", word(&self.micro_batch)),
+            ("train.recompute", word(&self.recompute)),
+            ("machine.stream", word(&self.stream)),
+            ("base.quantise", word(&self.quantise)),
+            ("base.quantise_encoders", word(&self.quantise_encoders)),
+            ("optimizer.kind", word(&self.optimizer)),
+        ]
     }
 }
 

@@ -77,6 +77,11 @@ macro_rules! words {
 }
 pub(super) use words;
 
+/// A value as a job file has it, without quotes.
+pub(super) fn word(value: &impl Value) -> String {
+    value.write().unwrap_or_default().trim_matches('"').to_owned()
+}
+
 /// A text as TOML.
 pub(super) fn quoted(text: &str) -> String {
     toml::Value::from(text).to_string()

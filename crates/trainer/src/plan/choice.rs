@@ -123,39 +123,6 @@ impl Choice {
     }
 }
 
-impl Choice {
-    /// By key, as a job file would say it.
-    pub fn settings(&self) -> [(&'static str, String); 6] {
-        let format = |format: Option<Quantisation>| {
-            format.map_or_else(|| "none".to_owned(), |format| format.to_string())
-        };
-        let recompute = match self.recompute {
-            Recompute::None => "none",
-            Recompute::Queries => "queries",
-            Recompute::Alternate => "alternate",
-            Recompute::Block => "block",
-        };
-        let stream = match self.stream {
-            Stream::None => "none",
-            Stream::Alternate => "alternate",
-            Stream::Blocks => "blocks",
-        };
-        let optimizer = match self.optimizer {
-            OptimizerKind::AdamW => "adamw",
-            OptimizerKind::AdamW8bit => "adamw_8bit",
-            OptimizerKind::Muon => "muon",
-        };
-        [
-            ("train.micro_batch", self.micro_batch.to_string()),
-            ("train.recompute", recompute.into()),
-            ("machine.stream", stream.into()),
-            ("base.quantise", format(self.quantise)),
-            ("base.quantise_encoders", format(self.quantise_encoders)),
-            ("optimizer.kind", optimizer.into()),
-        ]
-    }
-}
-
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { micro_batch: micro, recompute, stream, quantise, optimizer, .. } = *self;
