@@ -138,7 +138,7 @@ impl Plan {
     /// The fastest of those that would fit too.
     pub fn runner_up(&self) -> Option<&Considered> {
         let others = self.considered.iter().filter(|it| it.fits && it.choice != self.choice);
-        others.min_by(|a, b| a.secs.total_cmp(&b.secs))
+        others.min_by(|a, b| a.cost().total_cmp(&b.cost()))
     }
 
     /// How it was looked at itself.
