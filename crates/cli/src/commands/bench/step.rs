@@ -3,7 +3,7 @@
 
 use std::io::Write;
 
-use compute::{Device, Dtype, Tag, Usage};
+use compute::{Device, Dtype, Tag, Usage, Work};
 use serde::Serialize;
 use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
 
@@ -112,28 +112,39 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
+impl Arguments {
+    fn job(&self) -> Job {
+        let plain = Job::plain(self.config, self.dtype.into());
+        Job {
+            base: self.base.map(Into::into),
+            recompute: self.recompute.into(),
+            at_once: self.at_once.map_or(plain.at_once, usize::from),
+            stream: self.stream.into(),
+            ..plain
+        }
+    }
+}
+
+fn prepared(device: &Device, job: Job) -> compute::Result<Workload> {
+    Workload::new(device, job, &mut Random::new(device, 0))
+}
+
+/// What a step will do, and the memory that it takes.
+fn planned(arguments: &Arguments) -> Result<(Work, Usage), Failure> {
+    let meta = Device::meta(arguments.engine.kind(), usize::MAX);
+    let mut workload = prepared(&meta, arguments.job())?;
+    workload.step()?;
+    let before = meta.work();
+    workload.step()?;
+    Ok((meta.work().since(&before), meta.usage()))
+}
+
 fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let threads = arguments.engine.threads();
-    let plain = Job::plain(arguments.config, arguments.dtype.into());
-    let job = Job {
-        base: arguments.base.map(Into::into),
-        recompute: arguments.recompute.into(),
-        at_once: arguments.at_once.map_or(plain.at_once, usize::from),
-        stream: arguments.stream.into(),
-        ..plain
-    };
-    let job = |device: &Device| Workload::new(device, job, &mut Random::new(device, 0));
-    let meta = Device::meta(arguments.engine.kind(), usize::MAX);
-    let mut planned = job(&meta)?;
-    planned.step()?;
-    let before = meta.work();
-    planned.step()?;
-    let work = meta.work().since(&before);
-    let plan = meta.usage();
-
+    let (work, plan) = planned(arguments)?;
     let rss_before_bytes = machine::process::peak_resident();
     let device = arguments.engine.open(plan.extent)?;
-    let mut job = job(&device)?;
+    let mut job = prepared(&device, arguments.job())?;
     let (mut losses, mut times, mut before) = (Vec::new(), Vec::new(), None);
     for step in 0..WARM_UP + arguments.steps as usize {
         before = device.launches();
