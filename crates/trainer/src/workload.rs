@@ -401,7 +401,10 @@ impl<'a> Maker<'a> {
     fn quantised(&mut self, made: &Tensor, how: Quantisation) -> Result<Quantised> {
         self.sizes.extend(Quantised::sizes(made.shape(), how));
         let made = self.device.tagged(Tag::Weights, || Quantised::new(made, how))?;
-        self.home().map_or(Ok(made.clone()), |ring| made.park(ring, self.block))
+        match self.home() {
+            Some(ring) => made.park(ring, self.block),
+            None => Ok(made),
+        }
     }
 
     fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Layer> {

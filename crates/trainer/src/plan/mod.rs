@@ -135,7 +135,7 @@ impl Plan {
         peak(&self.phases)
     }
 
-    /// The fastest of those that would fit too.
+    /// The one that would have been chosen next.
     pub fn runner_up(&self) -> Option<&Considered> {
         let others = self.considered.iter().filter(|it| it.fits && it.choice != self.choice);
         others.min_by(|a, b| a.cost().total_cmp(&b.cost()))

@@ -36,13 +36,13 @@ const SECONDS_PER_CALL: f64 = 10e-6;
 /// Operations and bytes per second of a card of which nothing is known. Chosen: half of what the slowest card
 /// of NVIDIA's data sheets since capability 8.6 is said to reach in bf16, and of its memory.
 const CARD: (f64, f64) = (25e12, 180e9);
+/// The same of a GPU of which nothing is known. Chosen: about what the smallest of Apple's chips is taken for.
+const GPU: (f64, f64) = (0.5e12, 60e9);
 /// What steps reach of an NVIDIA card's published figures, of its arithmetic and of its memory. Measured on the
 /// one card we have: 0.4 to 0.5 of its arithmetic (docs/measured.md).
 const REACHED_BY_CARDS: (f64, f64) = (0.4, 0.8);
 /// Chosen for cards that do not tell their highest clock: what all of them keep up at work.
 const TICKS_OF_CARDS: f64 = 1.6e9;
-/// The same of a GPU of which nothing is known. Chosen: about what the smallest of Apple's chips is taken for.
-const GPU: (f64, f64) = (0.5e12, 60e9);
 /// Bytes per second from main memory to a card. Chosen: what sixteen lanes of the third generation give,
 /// which every board since 2012 has.
 const LINK_OF_CARDS: f64 = 12e9;

@@ -42,9 +42,8 @@ pub struct Rates {
     pub is_measured: bool,
     /// Seconds that the host takes to ask another device for a call, which may be longer than the call; 0
     /// where it computes itself.
-    #[serde(default)]
     pub host_secs: f64,
-    /// By class, without the size, as [`Class`] prints itself; and the three above.
+    /// By class, without the size, as [`Class`] prints itself; and the four above.
     pub curves: BTreeMap<String, Curve>,
 }
 
