@@ -274,6 +274,35 @@ fn no_path_of_anybodys_machine() {
     found(private_paths, &[("a.md", &text)], &["a.md:1: a path of somebody's machine"]);
 }
 
+/// What a run or a demo left in the folder is nobody's source: the README's second command passes after its
+/// first, in a checkout and without one.
+#[test]
+fn what_a_run_left_in_the_folder_is_not_judged() {
+    let home = ["", "home", "ada", "x"].join("/");
+    let folder = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = folder.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write(".gitignore", "/hearth-demo*\n/carry\n");
+    write("ours.md", &home);
+    write("hearth-demo-2/config.toml", &home);
+    write("carry/a.md", &home);
+    let judged = || private_paths(&Tree::at(folder.path()));
+    assert_eq!(judged().len(), 1, "{:?}", judged());
+    let git = |arguments: &[&str]| {
+        let done =
+            std::process::Command::new("git").arg("-C").arg(folder.path()).args(arguments).output();
+        done.is_ok_and(|output| output.status.success())
+    };
+    if git(&["init", "--quiet"]) {
+        assert!(git(&["add", "ours.md"]));
+        write("my-job.toml", &home);
+        assert_eq!(judged().len(), 1, "{:?}", judged());
+    }
+}
+
 #[test]
 fn crates_use_each_other_one_way() {
     kept(arrows);

@@ -1,6 +1,9 @@
-//! The project's own files, for the house rules and for `just size`.
+//! The project's own files, for the house rules and for `just size`: what git tracks, so that the output
+//! of a demo or somebody's job in the same folder is not held against the project.
 
+use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 /// Text files of a checkout with their paths relative to its root, in order.
 pub struct Tree {
@@ -10,7 +13,6 @@ pub struct Tree {
 }
 
 const KINDS: &[&str] = &["rs", "toml", "md", "txt", "json"];
-const NOT_OURS: &[&str] = &["target", "carry", ".git"];
 
 impl Tree {
     /// This project.
@@ -21,8 +23,16 @@ impl Tree {
 
     /// Any folder.
     pub fn at(root: &Path) -> Self {
-        let mut files = Vec::new();
-        collect(root, root, &mut files);
+        let paths = tracked(root).unwrap_or_else(|| walked(root));
+        let is_text = |path: &Path| {
+            path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known))
+        };
+        let read = |path: PathBuf| {
+            let text = fs::read_to_string(root.join(&path)).expect("our text files are UTF-8");
+            (path.to_string_lossy().replace('\\', "/"), text)
+        };
+        let ours = paths.into_iter().filter(|path| is_text(path) && root.join(path).exists());
+        let mut files: Vec<_> = ours.map(read).collect();
         files.sort_unstable();
         Self { root: root.to_owned(), files }
     }
@@ -39,16 +49,37 @@ impl Tree {
     }
 }
 
-fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, String)>) {
-    for entry in std::fs::read_dir(folder).expect("a folder of the project can be read") {
-        let path = entry.expect("an entry can be read").path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() && !NOT_OURS.contains(&name.as_str()) {
-            collect(root, &path, files);
-        } else if path.extension().is_some_and(|kind| KINDS.iter().any(|known| kind == *known)) {
-            let relative = path.strip_prefix(root).expect("it lies below the root");
-            let text = std::fs::read_to_string(&path).expect("our text files are UTF-8");
-            files.push((relative.to_string_lossy().replace('\\', "/"), text));
+/// What git tracks; nothing where this is no checkout, or where there is no git.
+fn tracked(root: &Path) -> Option<Vec<PathBuf>> {
+    let output = Command::new("git").arg("-C").arg(root).args(["ls-files", "-z"]).output().ok()?;
+    let listed = String::from_utf8(output.stdout).ok().filter(|_| output.status.success())?;
+    Some(listed.split_terminator('\0').map(PathBuf::from).collect())
+}
+
+/// Every file but those that the `.gitignore` at the root names, for sources without their history. Knows
+/// the only form that is used there: a name at the root, which may end in a star.
+fn walked(root: &Path) -> Vec<PathBuf> {
+    let ignored = fs::read_to_string(root.join(".gitignore")).unwrap_or_default();
+    let is_ignored = |path: &Path| {
+        let name = path.to_string_lossy();
+        ignored.lines().chain([".git"]).map(|line| line.trim_matches('/')).any(|line| {
+            match line.strip_suffix('*') {
+                Some(start) => name.starts_with(start),
+                None => name == line,
+            }
+        })
+    };
+    let (mut files, mut folders) = (Vec::new(), vec![PathBuf::new()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root.join(&folder)).expect("a folder of the project can be read")
+        {
+            let entry = entry.expect("an entry can be read");
+            let path = folder.join(entry.file_name());
+            if is_ignored(&path) {
+                continue;
+            }
+            if root.join(&path).is_dir() { folders.push(path) } else { files.push(path) }
         }
     }
+    files
 }
