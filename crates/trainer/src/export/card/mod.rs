@@ -10,16 +10,20 @@
 //!   pictures, trigger, how to use it, settings, figures, licence
 //! ```
 
+mod hub;
 #[cfg(test)]
 mod tests;
 mod text;
+mod usage;
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use self::text::{code, plain, python, shell, yaml};
+use self::hub::hub_name;
+use self::text::{code, plain, yaml};
+use self::usage::{Drawn, usage};
 use crate::config::RunConfig;
 use crate::error::Result;
 use crate::report::figures::Figures;
@@ -37,6 +41,8 @@ pub struct Card {
     pub author: Option<String>,
     /// Where the base lies, as in the job.
     pub base: String,
+    /// What a program must be told to draw with it; none of a language model.
+    pub drawn: Option<Drawn>,
     /// As the hub abbreviates it; without one the base's own holds.
     pub license: Option<String>,
     /// The word that calls what was trained.
@@ -71,6 +77,7 @@ impl Card {
             name: config.output.name.as_str().into(),
             author: config.output.author.clone(),
             base: config.base.path.display().to_string(),
+            drawn: Drawn::of(config),
             license: config.output.license.clone(),
             trigger: config.material.pictures().ok().and_then(|(data, _)| data.trigger.clone()),
             samples: history.samples.clone(),
@@ -145,29 +152,6 @@ fn settings(config: &RunConfig) -> Vec<(String, String)> {
     };
     SETTINGS.iter().filter_map(|key| Some(((*key).into(), value(key)?.to_string()))).collect()
 }
-
-/// A model's name on the hub, as its cache calls the folder, or as its publisher does.
-fn hub_name(base: &str) -> Option<String> {
-    let parts = || base.split(['/', '\\']);
-    if let Some(cached) = parts().find_map(|part| part.strip_prefix("models--")) {
-        let is_name = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        return cached.chars().all(is_name).then(|| cached.replacen("--", "/", 1));
-    }
-    let stem = parts().next_back()?.trim_end_matches(".safetensors");
-    let published = PUBLISHED.iter().find(|(own, _)| *own == stem);
-    published.map(|(_, name)| format!("stabilityai/{name}"))
-}
-
-/// Folders and checkpoints of Stability AI, by the hub's names of them.
-const PUBLISHED: [(&str, &str); 7] = [
-    ("stable-diffusion-3-medium-diffusers", "stable-diffusion-3-medium-diffusers"),
-    ("stable-diffusion-3.5-medium", "stable-diffusion-3.5-medium"),
-    ("stable-diffusion-3.5-large", "stable-diffusion-3.5-large"),
-    ("stable-diffusion-3.5-large-turbo", "stable-diffusion-3.5-large-turbo"),
-    ("sd3_medium", "stable-diffusion-3-medium"),
-    ("sd3.5_medium", "stable-diffusion-3.5-medium"),
-    ("sd3.5_large", "stable-diffusion-3.5-large"),
-];
 
 /// The whole card.
 pub fn card(facts: &Card) -> String {
@@ -268,42 +252,6 @@ fn trigger(facts: &Card) -> String {
     )
 }
 
-fn usage(facts: &Card) -> String {
-    let mut out = String::from("## Use it\n\n");
-    let base = facts.base_name();
-    if let Some(file) = facts.file_for("diffusers") {
-        out += &diffusers(facts, &base, file);
-    }
-    if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
-        out += &peft(facts, &base, file);
-    }
-    for (format, title, place, how) in [
-        ("comfyui", "ComfyUI", "ComfyUI/models/loras", "choose it in a *Load LoRA* node"),
-        ("kohya", "WebUI and others that read kohya's files", "models/Lora", ""),
-    ] {
-        let Some(file) = facts.file_for(format) else { continue };
-        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
-        let tag = format!("write `<lora:{}:1>` into the prompt", code(&stem));
-        let how = if how.is_empty() { &tag } else { how };
-        let path = code(&file.display().to_string());
-        _ = write!(out, "### {title}\n\nPut `{path}` into `{place}` and {how}.\n\n");
-    }
-    let first = || facts.exports.first().map(|export| export.path.as_path());
-    if let Some(file) = facts.file_for("diffusers").or_else(first) {
-        let adapter = shell(&file.display().to_string());
-        _ = write!(
-            out,
-            "### hearth\n\n```sh\nhearth sample --base {base} --adapter {adapter} --prompt {}\n\
-             # for another program:\n\
-             hearth export {adapter} --base {base} --out for-others\n```\n\n",
-            shell(facts.prompt()),
-            // hearth reads folders, and the hub's tools name them so.
-            base = shell(base.rsplit('/').next().unwrap_or(&base)),
-        );
-    }
-    out
-}
-
 /// The last texts, beside what the base alone wrote.
 fn texts(facts: &Card) -> String {
     let steps = [facts.texts.first(), facts.texts.last()].map(|text| text.map(|text| text.step));
@@ -315,37 +263,6 @@ fn texts(facts: &Card) -> String {
         }
     }
     out
-}
-
-fn peft(facts: &Card, base: &str, file: &Path) -> String {
-    format!(
-        "### PEFT\n\n```python\nfrom peft import PeftModel\n\
-         from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
-         base = {}\n\
-         tokenizer = AutoTokenizer.from_pretrained(base)\n\
-         model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), {})\n\
-         ids = tokenizer({}, return_tensors=\"pt\")\n\
-         print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))\n```\n\n",
-        python(base),
-        python(&file.display().to_string()),
-        python(facts.prompt())
-    )
-}
-
-fn diffusers(facts: &Card, base: &str, file: &Path) -> String {
-    let name = file.file_name().unwrap_or_default().to_string_lossy();
-    let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
-    format!(
-        "### diffusers\n\n```python\nimport torch\nfrom diffusers import StableDiffusion3Pipeline\n\n\
-         pipeline = StableDiffusion3Pipeline.from_pretrained({}, torch_dtype=torch.bfloat16)\n\
-         pipeline.load_lora_weights({}, weight_name={})\n\
-         pipeline.to(\"cuda\")\n\
-         pipeline({}).images[0].save(\"picture.png\")\n```\n\n",
-        python(base),
-        python(&folder),
-        python(&name),
-        python(facts.prompt())
-    )
 }
 
 fn training(facts: &Card) -> String {

@@ -59,17 +59,6 @@ fn a_base_that_the_hub_does_not_know_is_named_without_its_path() {
 }
 
 #[test]
-fn names_of_the_hub_are_found_in_its_cache() {
-    let cached = "cache/models--ada--my-sd3--v2/snapshots/0a1b";
-    assert_eq!(hub_name(cached).unwrap(), "ada/my-sd3--v2");
-    assert_eq!(
-        hub_name("x\\sd3.5_large.safetensors").unwrap(),
-        "stabilityai/stable-diffusion-3.5-large"
-    );
-    assert_eq!(hub_name("models--a)(b--c"), None);
-}
-
-#[test]
 fn a_run_without_pictures_and_files_has_a_card() {
     let mut facts = facts(&[]);
     facts.samples.clear();

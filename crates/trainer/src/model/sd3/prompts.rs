@@ -27,7 +27,7 @@ use crate::model::host::numbers;
 /// CLIP.
 const CLIP_TOKENS: usize = 77;
 /// Tokens of a prompt that T5 sees where the folder states none: the reference's default.
-const T5_TOKENS: usize = 256;
+pub const T5_TOKENS: usize = 256;
 
 /// CLIP-L, CLIP-G, and T5, which may be left out to save memory.
 pub struct TextEncoders {
@@ -47,6 +47,33 @@ struct Lengths {
     /// By T5; where the folder has none, as many zeros are seen.
     t5: usize,
 }
+
+/// What a folder says of T5, for programs that have to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TextSettings {
+    /// Whether the folder has it.
+    pub has_t5: bool,
+    /// Tokens of a prompt that it sees, or that zeros stand for.
+    pub t5_tokens: usize,
+}
+
+impl Default for TextSettings {
+    /// The published folders'.
+    fn default() -> Self {
+        Self { has_t5: true, t5_tokens: T5_TOKENS }
+    }
+}
+
+impl TextSettings {
+    /// Of a diffusers folder.
+    pub fn read(folder: &Path) -> Result<Self> {
+        let Index { max_sequence_length: t5_tokens } = config::read(&folder.join(INDEX))?;
+        let has_t5 = t5_tokens > 0 && folder.join("text_encoder_3/config.json").exists();
+        Ok(Self { has_t5, t5_tokens })
+    }
+}
+
+const INDEX: &str = "model_index.json";
 
 /// What `model_index.json` may say of prompts.
 #[derive(Deserialize)]
@@ -100,10 +127,10 @@ impl TextEncoders {
             Part::open(&folder.join("text_encoder"), clip::Config::check)?,
             Part::open(&folder.join("text_encoder_2"), clip::Config::check)?,
         ];
-        let lengths = Lengths::read(folder, parts.each_ref().map(|part| &part.config))?;
+        let TextSettings { has_t5, t5_tokens } = TextSettings::read(folder)?;
+        let lengths = Lengths::read(folder, parts.each_ref().map(|part| &part.config), t5_tokens)?;
         let words = |tokenizer: &str, length| Words::open(&folder.join(tokenizer), length);
         let third = folder.join("text_encoder_3");
-        let has_t5 = lengths.t5 > 0 && third.join("config.json").exists();
         let t5 = || -> Result<Text<t5::Config>> {
             let part = Part::open(&third, t5::Config::check)?;
             Ok(Text::new("t5", part, words("tokenizer_3", lengths.t5)?))
@@ -300,8 +327,7 @@ impl TextEncoders {
 impl Lengths {
     /// As the folder states them. The first tokenizer speaks for both CLIPs, as in the reference;
     /// neither can see more tokens than it has positions.
-    fn read(folder: &Path, clips: [&clip::Config; 2]) -> Result<Self> {
-        let Index { max_sequence_length: t5 } = config::read(&folder.join("model_index.json"))?;
+    fn read(folder: &Path, clips: [&clip::Config; 2], t5: usize) -> Result<Self> {
         let stated = Tokenizer::stated_length(&folder.join("tokenizer"))?.unwrap_or(CLIP_TOKENS);
         let clip =
             clips.map(|clip| clip.max_position_embeddings).into_iter().fold(stated, usize::min);
@@ -423,7 +449,9 @@ mod tests {
             );
             serde_json::from_str(&text).unwrap()
         });
-        let Lengths { clip, t5 } = Lengths::read(folder.path(), clips.each_ref()).unwrap();
+        let TextSettings { t5_tokens, .. } = TextSettings::read(folder.path()).unwrap();
+        let lengths = Lengths::read(folder.path(), clips.each_ref(), t5_tokens);
+        let Lengths { clip, t5 } = lengths.unwrap();
         (clip, t5)
     }
 

@@ -1,0 +1,178 @@
+//! How to use an adapter, program by program. The Python runs as it stands, from the folder of the run, where
+//! the base has the name that the card calls it by: `tests/cards.py` runs it with the programs themselves.
+
+use std::fmt::Write;
+use std::path::Path;
+
+use super::Card;
+use super::hub::{hub_name, is_gguf};
+use super::text::{code, python, shell};
+use crate::config::RunConfig;
+use crate::config::sample::Sample;
+use crate::model::sd3::prompts::{T5_TOKENS, TextSettings};
+
+/// How the job draws, as far as another program would do it otherwise.
+#[derive(Clone, Debug)]
+pub struct Drawn {
+    /// The job's own samples.
+    sample: Sample,
+    /// Which text encoders there are, and how much of a prompt they see.
+    texts: TextSettings,
+    /// The folder with all else, if the base is one file of the transformer.
+    rest: Option<String>,
+}
+
+impl Drawn {
+    /// Of a job; none of one about texts.
+    pub fn of(config: &RunConfig) -> Option<Self> {
+        let (_, sample) = config.material.pictures().ok()?;
+        let rest = config.base.rest.as_ref();
+        let folder = rest.unwrap_or(&config.base.path);
+        // A folder that went away while it was trained on says what the published ones say.
+        let texts = TextSettings::read(folder).unwrap_or_default();
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        Some(Self { sample: sample.clone(), texts, rest: rest.and_then(|path| name(path)) })
+    }
+}
+
+/// The section of the card.
+pub fn usage(facts: &Card) -> String {
+    let mut out = String::from("## Use it\n\n");
+    if let (Some(file), Some(drawn)) = (facts.file_for("diffusers"), &facts.drawn) {
+        out += &diffusers(facts, drawn, file);
+    }
+    if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
+        out += &peft(facts, file);
+    }
+    for (format, title, place, how) in [
+        ("comfyui", "ComfyUI", "ComfyUI/models/loras", "choose it in a *Load LoRA* node"),
+        ("kohya", "WebUI and others that read kohya's files", "models/Lora", ""),
+    ] {
+        let Some(file) = facts.file_for(format) else { continue };
+        let stem = file.file_stem().unwrap_or_default().to_string_lossy();
+        let tag = format!("write `<lora:{}:1>` into the prompt", code(&stem));
+        let how = if how.is_empty() { &tag } else { how };
+        let path = code(&file.display().to_string());
+        _ = write!(out, "### {title}\n\nPut `{path}` into `{place}` and {how}.\n\n");
+    }
+    let first = || facts.exports.first().map(|export| export.path.as_path());
+    if let Some(file) = facts.file_for("diffusers").or_else(first) {
+        out += &hearth(facts, file);
+    }
+    out
+}
+
+fn diffusers(facts: &Card, drawn: &Drawn, file: &Path) -> String {
+    let name = file.file_name().unwrap_or_default().to_string_lossy();
+    let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
+    let (base, load) = (facts.base_name(), loading(facts, drawn));
+    let (import, transformer) =
+        match drawn.rest.as_ref().filter(|_| hub_name(&facts.base).is_none()) {
+            Some(rest) => (
+                "SD3Transformer2DModel, StableDiffusion3Pipeline",
+                format!(
+                    "transformer = SD3Transformer2DModel.from_single_file(\n    {}, config={}, \
+                 subfolder=\"transformer\", torch_dtype=torch.bfloat16)\n",
+                    python(&base),
+                    python(rest)
+                ),
+            ),
+            None => ("StableDiffusion3Pipeline", String::new()),
+        };
+    format!(
+        "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n\n\
+         device = \"cuda\" if torch.cuda.is_available() else \"cpu\"\n\
+         {transformer}\
+         pipeline = StableDiffusion3Pipeline.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
+         pipeline.load_lora_weights({}, weight_name={})\n\
+         image = pipeline.to(device)(\n    {},\n    {}).images[0]\n\
+         image.save(\"image.png\")\n```\n\n",
+        python(&folder),
+        python(&name),
+        python(facts.prompt()),
+        drawing(drawn).join(", ")
+    )
+}
+
+/// What `from_pretrained` is given: the base, and what it lacks.
+fn loading(facts: &Card, drawn: &Drawn) -> String {
+    let is_single = drawn.rest.is_some() && hub_name(&facts.base).is_none();
+    let base = match &drawn.rest {
+        Some(rest) if is_single => python(rest),
+        _ => python(&facts.base_name()),
+    };
+    let transformer = if is_single { ", transformer=transformer" } else { "" };
+    // It takes folders without T5, but asks to be told.
+    let t5 = if drawn.texts.has_t5 { "" } else { ", text_encoder_3=None, tokenizer_3=None" };
+    format!("{base}{transformer}{t5}")
+}
+
+/// What a call of the pipeline is given besides the prompt.
+fn drawing(Drawn { sample, texts, .. }: &Drawn) -> Vec<String> {
+    let Sample { size, steps, guidance, negative, .. } = sample;
+    let mut all = vec![
+        format!("width={}", size.width),
+        format!("height={}", size.height),
+        format!("num_inference_steps={steps}"),
+        format!("guidance_scale={guidance:?}"),
+    ];
+    if !negative.is_empty() {
+        all.push(format!("negative_prompt={}", python(negative)));
+    }
+    if texts.t5_tokens != T5_TOKENS {
+        all.push(format!("max_sequence_length={}", texts.t5_tokens));
+    }
+    all
+}
+
+fn peft(facts: &Card, file: &Path) -> String {
+    let gguf = Path::new(&facts.base).file_name().filter(|_| is_gguf(&facts.base));
+    let gguf = gguf.map(|name| python(&name.to_string_lossy()));
+    // A file's folder is where transformers looks for it; of a model on the hub, its repository.
+    let (base, source) = match &gguf {
+        Some(name) => {
+            let cached = facts.base.contains("models--").then(|| facts.base_name());
+            (python(cached.as_deref().unwrap_or(".")), format!("base, gguf_file={name}"))
+        }
+        None => (python(&facts.base_name()), "base".to_owned()),
+    };
+    let comment = if base == "\".\"" { "  # the folder with the GGUF file" } else { "" };
+    format!(
+        "### PEFT\n\n```python\nfrom peft import PeftModel\n\
+         from transformers import AutoModelForCausalLM, AutoTokenizer\n\n\
+         base = {base}{comment}\n\
+         tokenizer = AutoTokenizer.from_pretrained({source})\n\
+         model = AutoModelForCausalLM.from_pretrained({source})\n\
+         model = PeftModel.from_pretrained(model, {})\n\
+         ids = tokenizer({}, return_tensors=\"pt\")\n\
+         print(tokenizer.decode(model.generate(**ids, max_new_tokens=64)[0]))\n```\n\n",
+        python(&file.display().to_string()),
+        python(facts.prompt())
+    )
+}
+
+fn hearth(facts: &Card, file: &Path) -> String {
+    let adapter = shell(&file.display().to_string());
+    let base = facts.base_name();
+    // hearth reads folders, and the hub's tools name them so.
+    let base = shell(base.rsplit('/').next().unwrap_or(&base));
+    let rest = facts.drawn.as_ref().and_then(|drawn| drawn.rest.as_ref());
+    let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
+    let how = facts.drawn.as_ref().map_or_else(String::new, |Drawn { sample, .. }| {
+        let Sample { size, steps, guidance, negative, .. } = sample;
+        let mut how = format!(
+            " \\\n  --size {}x{} --steps {steps} --guidance {guidance}",
+            size.width, size.height
+        );
+        if !negative.is_empty() {
+            _ = write!(how, " --negative {}", shell(negative));
+        }
+        how
+    });
+    format!(
+        "### hearth\n\n```sh\nhearth sample --base {base}{rest} --adapter {adapter} --prompt {}{how}\n\
+         # for another program:\n\
+         hearth export {adapter} --base {base}{rest} --out for-others\n```\n\n",
+        shell(facts.prompt()),
+    )
+}

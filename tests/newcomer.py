@@ -1,0 +1,151 @@
+"""A newcomer's first hour, by the real program and the real Python libraries; run by .ci/run after the README's
+two commands.
+
+    pip install torch diffusers transformers peft sentencepiece gguf
+    python tests/newcomer.py target/release/hearth hearth-demo
+
+1. Every Python snippet of a model card runs as it stands: of the demo, of an image model with T5, of one in a
+   single file, of a language model in a folder and in a GGUF file.
+2. A run that Ctrl-C interrupted leaves an adapter, says how to go on, and goes on when told so.
+"""
+
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+GOLDEN = Path(__file__).resolve().parent / "golden"
+HEARTH = Path(sys.argv[1]).resolve()
+DEMO = Path(sys.argv[2]).resolve()
+
+# Tiny models, tiny jobs: what is looked at is whether things fit together.
+IMAGE_JOB = ["--steps", "2", "--rank", "4", "--batch", "1", "--resolution", "64", "--set", "data.bucket_step=16",
+             "--set", "sample.prompts=['zwx in a garden']", "--set", "sample.size=64", "--set", "sample.steps=2"]
+# Of 255, in the mean. Chosen: rounding gives 0.4, a prompt filled up with zeros that the base never saw 37.
+APART = 4
+
+TEXT_JOB = ["--steps", "2", "--rank", "4", "--batch", "1", "--set", "text.length=32"]
+
+
+def hearth(*arguments, cwd):
+    subprocess.run([HEARTH, *map(str, arguments)], cwd=cwd, check=True)
+
+
+def blocks(folder, language):
+    """The code of a run's model card."""
+    found = re.findall(rf"```{language}\n(.*?)```", (folder / "README.md").read_text(), re.S)
+    assert found, f"the card of {folder.name} has no {language} in it"
+    return found
+
+
+def run_python(folder, before=""):
+    """Runs each Python snippet of a run's card from the run's folder; returns what they printed."""
+    said = ""
+    for snippet in blocks(folder, "python"):
+        done = subprocess.run([sys.executable, "-c", before + snippet], cwd=folder, capture_output=True, text=True)
+        assert done.returncode == 0, f"the card of {folder.name} fails:\n{snippet}\n{done.stderr[-2000:]}"
+        said += done.stdout
+    return said
+
+
+# Both programs begin with the same noise: diffusers draws it, and leaves it for hearth.
+SAME_NOISE = """
+import torch
+from diffusers import StableDiffusion3Pipeline
+from safetensors.torch import save_file
+
+def prepare_latents(self, batch, channels, height, width, dtype, device, *others):
+    sizes = [batch, channels, height // self.vae_scale_factor, width // self.vae_scale_factor]
+    latents = torch.randn(sizes, generator=torch.Generator().manual_seed(1))
+    save_file({"latents": latents}, "latents.safetensors")
+    return latents.to(device, dtype)
+
+StableDiffusion3Pipeline.prepare_latents = prepare_latents
+"""
+
+
+def run_image_card(folder):
+    """By its card, diffusers and hearth draw the same image."""
+    from PIL import Image, ImageChops, ImageStat
+
+    run_python(folder, SAME_NOISE)
+    command = blocks(folder, "sh")[0].split("#")[0].replace("\\\n", " ")
+    hearth(*shlex.split(command)[1:], "--latents", "latents.safetensors", "--out", "hearth.png", cwd=folder)
+    theirs, ours = (Image.open(folder / name).convert("RGB") for name in ("image.png", "hearth.png"))
+    apart = max(ImageStat.Stat(ImageChops.difference(theirs, ours)).mean)
+    print(f"{folder.name}: diffusers' image is {apart:.2f} of 255 from hearth's")
+    assert apart < APART, f"by the card of {folder.name} diffusers draws something else: {apart:.1f} of 255 apart"
+
+
+def images(folder):
+    """Images with captions."""
+    from PIL import Image
+
+    folder.mkdir()
+    for index in range(3):
+        Image.new("RGB", (64, 64), (80 * index, 120, 200)).save(folder / f"{index}.png")
+        (folder / f"{index}.txt").write_text("a plain image")
+
+
+def image_cards(place):
+    images(place / "my-cat")
+    for name, base, more in [
+        ("folder", GOLDEN / "sd3/pipeline", []),
+        ("single", GOLDEN / "sd3/single/pipeline.safetensors", ["--set", f"base.rest='{GOLDEN}/sd3/pipeline'"]),
+    ]:
+        run = place / name
+        hearth("train", "--images", "my-cat", "--base", base, "--out", run, "--quiet", *IMAGE_JOB, *more, cwd=place)
+        # Where somebody who has the card has the base too.
+        for needed in {base, GOLDEN / "sd3/pipeline"}:
+            (run / needed.name).symlink_to(needed)
+        run_image_card(run)
+
+
+def text_cards(place):
+    (place / "notes.jsonl").write_text('{"text": "a plan is a plan is a plan"}\n' * 20)
+    shutil.copytree(GOLDEN / "gguf/smollm", place / "smollm")
+    hearth("convert", "smollm", "--out", "smollm-f32.gguf", "--dtype", "f32", cwd=place)
+    for name, base in [("of-folder", "smollm"), ("of-gguf", "smollm-f32.gguf")]:
+        run = place / name
+        hearth("train", "--text", "notes.jsonl", "--base", base, "--out", run, "--quiet", *TEXT_JOB, cwd=place)
+        (run / base).symlink_to(place / base)
+        assert run_python(run).strip(), f"the card of {name} prints nothing"
+
+
+def interrupted(place):
+    """Ctrl-C in the middle of a run, then the very command that it names."""
+    run = place / "interrupted"
+    command = [HEARTH, "train", "--images", "my-cat", "--base", GOLDEN / "sd3/pipeline", "--out", run, *IMAGE_JOB,
+               "--set", "train.steps=400"]
+    process = subprocess.Popen([*map(str, command)], cwd=place, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if " 400 steps" in line or "step 0" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 130, (process.returncode, out, err)
+    again = next(line.strip() for line in out.splitlines() if line.strip().startswith("hearth train"))
+    adapters = list(run.glob("checkpoints/step-*/pytorch_lora_weights.safetensors"))
+    assert adapters, f"an interrupted run left no adapter: {out}"
+    hearth(*shlex.split(again)[1:], "--quiet", cwd=place)
+    assert list(run.glob("adapter/*.safetensors")), "the run that went on wrote no adapter"
+
+
+def main():
+    run_image_card(DEMO)
+    with tempfile.TemporaryDirectory() as place:
+        place = Path(place)
+        image_cards(place)
+        text_cards(place)
+        interrupted(place)
+    print("the first hour: 6 passed, 0 failed")
+
+
+main()
