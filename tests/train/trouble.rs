@@ -7,7 +7,8 @@ use std::process::Command;
 use trainer::train::event::{End, Event, Why};
 
 use super::{Job, check_memory, events, learnt, warnings};
-use crate::{said, text};
+use crate::models::at;
+use crate::{hearth, printed, said, text};
 
 /// Files that are no pictures, or no good ones, and what is said of each.
 const BROKEN: [(&str, &str); 6] = [
@@ -82,6 +83,31 @@ fn what_is_not_finite_becomes_no_adapter() {
     let words = said(&output);
     assert!(words.contains("hint: begin a new run with bf16 if base.dtype is f16"), "{words}");
     assert!(run.join("report.html").is_file() && !run.join("adapter").exists());
+}
+
+#[test]
+fn an_adapter_that_is_not_finite_is_refused() {
+    let job = Job::new();
+    let run = job.finish("run", &["train.steps=1"], &[]);
+    let adapter = run.join("adapter/pytorch_lora_weights.safetensors");
+    let mut bytes = fs::read(&adapter).unwrap();
+    let last = bytes.len() - 4;
+    bytes[last..].copy_from_slice(&f32::NAN.to_le_bytes());
+    fs::write(&adapter, bytes).unwrap();
+    let (base, out, image) = (at("pipeline"), job.path("exported"), job.path("fox.png"));
+    let of_sample = ["sample", "--base", &base, "--adapter", text(&adapter), "--prompt", "a fox"];
+    let of_export = ["export", text(&adapter), "--base", &base, "--out", text(&out)];
+    let [to_image, by_force] = [["--out", text(&image)], ["--format", "kohya"]];
+    for words in [[&of_sample[..], &to_image].concat(), [&of_export[..], &by_force].concat()] {
+        let output = hearth(&words);
+        let words = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{words}");
+        assert!(words.contains("error: 1 of ") && words.contains(".lora_"), "{words}");
+        assert!(words.contains("are not finite"), "{words}");
+    }
+    assert!(!image.exists() && !out.exists());
+    printed(&[&of_export[..], &by_force, &["--force"]].concat());
+    assert!(fs::read_dir(&out).unwrap().count() > 0);
 }
 
 /// Files may not grow beyond this in the run whose disk is full; a checkpoint is larger.

@@ -87,6 +87,18 @@ pub enum TrainerError {
         /// The adapter's file.
         path: PathBuf,
     },
+    /// An adapter that training spoilt.
+    #[error("{n_lost} of {n} values of {tensor} are not finite: {}", path.display())]
+    NotFinite {
+        /// The tensor.
+        tensor: String,
+        /// Values that are not finite ...
+        n_lost: usize,
+        /// ... of so many.
+        n: usize,
+        /// The adapter's file.
+        path: PathBuf,
+    },
     /// A checkpoint that is not whole.
     #[error("checkpoint is broken: {problem}: {}", path.display())]
     Checkpoint {
@@ -227,6 +239,10 @@ impl TrainerError {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
+            Self::NotFinite { .. } => {
+                "its training diverged: use another, or train it again with a lower learning rate; \
+                 `hearth export --force` takes it as it is"
+            }
             Self::Checkpoint { .. } => "remove it: the run goes on from the one before",
             Self::OtherJob { .. } => "undo the change, or begin a new run with another --out",
             Self::Busy { .. } => "wait for it, or choose another --out",

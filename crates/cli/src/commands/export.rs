@@ -10,6 +10,7 @@ use serde::Serialize;
 use serde_json::json;
 use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
+use trainer::model::adapter::read::AdapterFile;
 use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
 
@@ -60,9 +61,19 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["format", "name"])]
     merge: bool,
 
+    /// Take an adapter also with values that are not finite, as a run that diverged has them
+    #[arg(long)]
+    force: bool,
+
     /// Print one JSON object per file, or for what was merged
     #[arg(long)]
     json: bool,
+}
+
+impl Arguments {
+    fn open_adapter(&self) -> trainer::Result<AdapterFile> {
+        Ok(AdapterFile::open(&self.adapter)?.with_any_values(self.force))
+    }
 }
 
 /// A program, as it is typed.
@@ -101,7 +112,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         return language::run(arguments, out);
     }
     let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
-    pipeline.add_adapter(&arguments.adapter)?;
+    pipeline.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge {
         return run_merge(arguments, Merge::plan(&pipeline)?, out);
     }

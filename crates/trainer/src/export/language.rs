@@ -22,7 +22,7 @@ use super::merge::change::{Patch, apply};
 use super::model::{copy_files, is_weights, staged};
 use super::{Exported, Format, compare, write};
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::read::Component;
+use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::config;
 use crate::model::files::{self, Numbers};
 use crate::model::llama::base::Base;
@@ -34,7 +34,7 @@ pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
     let path = write(&parts, Format::Peft, (folder, ""), (0, &base.tensors()?))?;
-    base.add_adapter(&path)?;
+    base.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = vec![(Component::Language, base.adapter())];
     let difference = compare(&parts, &again, Format::Peft, &path)?;
     let [(_, layers)] = <[_; 1]>::try_from(parts).expect("it was made of one above");

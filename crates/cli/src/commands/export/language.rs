@@ -16,7 +16,7 @@ use crate::render::progress::Progress;
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let mut base = Base::open(&arguments.base)?;
-    base.add_adapter(&arguments.adapter)?;
+    base.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge && arguments.base.is_dir() {
         return run_merge(arguments, Merge::plan_language(&base)?, out);
     }

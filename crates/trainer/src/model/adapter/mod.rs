@@ -81,6 +81,12 @@ impl Given {
         self.alpha / self.rank as f32
     }
 
+    /// Whether all of its values are finite.
+    pub fn is_finite(&self) -> bool {
+        let all = [&self.down, &self.up].into_iter().chain(&self.magnitude).flatten();
+        self.alpha.is_finite() && all.copied().all(f32::is_finite)
+    }
+
     /// What it adds to the layer for one input, any two adapters' the same: the cosines of 1, 2, ….
     pub fn probe(&self) -> Vec<f32> {
         let [_, inputs] = self.sizes();

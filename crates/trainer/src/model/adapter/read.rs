@@ -77,6 +77,8 @@ pub struct AdapterFile {
     /// `adapter_config.json` of PEFT, or what diffusers keeps of it in the header.
     config: Option<Value>,
     claimed: BTreeSet<String>,
+    /// Whether values that are not finite are read, too.
+    takes_any: bool,
 }
 
 /// What diffusers takes of a folder; files for other programs may lie beside it.
@@ -112,7 +114,15 @@ impl AdapterFile {
             let header = catalog.metadata.get("lora_adapter_metadata");
             header.and_then(|text| serde_json::from_str(text).ok())
         };
-        Ok(Self { path: path.into(), catalog, config, claimed: BTreeSet::new() })
+        let (claimed, takes_any) = (BTreeSet::new(), false);
+        Ok(Self { path: path.into(), catalog, config, claimed, takes_any })
+    }
+
+    /// The same, also with values that are not finite: they are an error else, since all that is computed
+    /// with them is lost.
+    #[must_use]
+    pub fn with_any_values(self, takes_any: bool) -> Self {
+        Self { takes_any, ..self }
     }
 
     /// The adapters of a component's layers.
@@ -252,12 +262,14 @@ impl AdapterFile {
         let tensor = self.catalog.find(name)?;
         self.claimed.insert(name.to_owned());
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
-        Ok(Matrix {
-            rows,
-            // Adapters of convolutions of one pixel have two more dimensions.
-            columns: tensor.count() as usize / rows.max(1),
-            numbers: floats(&self.catalog, tensor, 0..tensor.count())?,
-        })
+        let numbers = floats(&self.catalog, tensor, 0..tensor.count())?;
+        let n_lost = numbers.iter().filter(|number| !number.is_finite()).count();
+        if n_lost > 0 && !self.takes_any {
+            let (n, path) = (numbers.len(), self.path.clone());
+            return Err(TrainerError::NotFinite { tensor: name.into(), n_lost, n, path });
+        }
+        // Adapters of convolutions of one pixel have two more dimensions.
+        Ok(Matrix { rows, columns: tensor.count() as usize / rows.max(1), numbers })
     }
 }
 

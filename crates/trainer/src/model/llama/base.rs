@@ -155,7 +155,11 @@ impl Base {
 
     /// Puts an adapter's matrices beside the layers they are for.
     pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
-        let mut file = AdapterFile::open(path)?;
+        self.take_adapter(AdapterFile::open(path)?)
+    }
+
+    /// The same of a file that is open.
+    pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let modules = Module::of(&self.tensors()?, |_| Vec::new());
         self.adapter = file.take(Component::Language, &modules)?;
         file.check_all_taken()

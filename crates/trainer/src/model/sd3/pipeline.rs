@@ -110,7 +110,11 @@ impl Pipeline {
 
     /// Puts an adapter's matrices beside the layers they are for.
     pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
-        let mut file = AdapterFile::open(path)?;
+        self.take_adapter(AdapterFile::open(path)?)
+    }
+
+    /// The same of a file that is open.
+    pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let config = &self.transformer.config;
         let wants = wants(|build| Sd3::new(config, build))?;
         let original = |module: &str| names::original_module(module, config.num_layers);
