@@ -1,11 +1,12 @@
 //! The demo's recipe, cut short: the built-in model draws in the new style afterwards, which is
 //! counted in its pictures, and did not before.
 
+use std::fs;
 use std::path::Path;
 
 use trainer::demo::{Colour, Statistics, show};
 
-use crate::{printed, text};
+use crate::{hearth, printed, said, text};
 
 const PROMPTS: [&str; 2] = ["neon style, a red star", "neon style, a blue circle"];
 
@@ -42,6 +43,22 @@ fn a_dozen_pictures_teach_a_style() {
     }
     let sheet = show::before_after(&run).unwrap();
     assert!(sheet.ends_with("before-after.png") && sheet.exists());
+}
+
+#[test]
+fn the_demo_overwrites_nothing() {
+    for name in ["README.md", "before-after.png", "base/model_index.json"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, "mine").unwrap();
+        let output = hearth(&["demo", "--out", text(folder.path())]);
+        assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+        let named = format!("would overwrite what hearth did not write: {}", text(&path));
+        assert!(said(&output).contains(&named), "{}", said(&output));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "mine");
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 1, "{name}");
+    }
 }
 
 fn statistics(run: &Path, step: u64, number: usize) -> Statistics {

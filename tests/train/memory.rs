@@ -11,7 +11,7 @@ use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::plan::Rates;
 use trainer::train::event::{End, Event};
-use trainer::train::{Happening, On, train};
+use trainer::train::{Happening, On, Start, train};
 
 use super::{Job, check_memory, events, learnt};
 use crate::models::LIMIT;
@@ -73,7 +73,8 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let (open, feel) = (Box::new(open), Box::new(|| None));
     let on = On { kind, name, limit_bytes: LIMIT, host_bytes: None, rates, open, feel };
-    let end = train(&raw.resolve().unwrap(), &on, true, &tell);
+    let start = Start { resume: folder.join("checkpoints").exists(), force: false };
+    let end = train(&raw.resolve().unwrap(), &on, start, &tell);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
     let held = held.into_inner().unwrap();
     assert!(held.windows(2).all(|pair| pair[0].0 == pair[1].0), "{held:?}");

@@ -1,7 +1,7 @@
 //! What people have in their folders, and disks that are full.
 
 use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use trainer::train::event::{End, Event, Why};
@@ -67,6 +67,63 @@ fn a_folder_without_a_picture_is_an_error() {
     job.finish("run", &["train.steps=1", "data.draw=neon", "data.draw_count=2"], &[]);
 }
 
+/// What is in a folder and below, with its contents.
+fn contents(folder: &Path) -> Vec<(PathBuf, Vec<u8>)> {
+    let mut all = Vec::new();
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            all.extend(contents(&path));
+        } else {
+            all.push((path.clone(), fs::read(path).unwrap()));
+        }
+    }
+    all.sort();
+    all
+}
+
+#[test]
+fn what_somebody_else_wrote_is_not_touched() {
+    let job = Job::new();
+    let run = job.path("run");
+    for (name, text_of) in [
+        ("README.md", "# my project"),
+        ("config.toml", "[package]"),
+        ("report.html", "<html></html>"),
+        ("events.jsonl", "{\"event\":\"login\"}\n"),
+        ("samples/drum.wav", "bang"),
+    ] {
+        let path = run.join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text_of).unwrap();
+        let before = contents(job.folder.path());
+        let words = job.fail(&[], &[]);
+        let named = text(&run.join(name.split('/').next().unwrap())).to_owned();
+        let said = format!("would overwrite what hearth did not write: {named}");
+        assert!(words.contains(&said), "{words}");
+        assert!(contents(job.folder.path()) == before, "{name}: something was written");
+        fs::remove_dir_all(&run).unwrap();
+    }
+    // What is in nobody's way stays.
+    fs::create_dir(&run).unwrap();
+    fs::write(run.join("notes.txt"), "mine").unwrap();
+    job.finish("run", &["train.steps=1"], &[]);
+    assert_eq!(fs::read_to_string(run.join("notes.txt")).unwrap(), "mine");
+    job.finish("run", &["train.steps=2"], &["--resume"]);
+}
+
+#[test]
+fn nothing_is_written_among_the_images() {
+    let job = Job::new();
+    job.finish("run", &["train.steps=1"], &[]);
+    let before = contents(&job.path("pictures"));
+    for out in ["pictures", "pictures/run"] {
+        let words = job.fail(&[], &["--out", text(&job.path(out))]);
+        assert!(words.contains("output.folder lies in data.images"), "{words}");
+        assert!(contents(&job.path("pictures")) == before, "{out}: something was written");
+    }
+}
+
 #[test]
 fn what_is_not_finite_becomes_no_adapter() {
     let job = Job::new();
@@ -83,6 +140,39 @@ fn what_is_not_finite_becomes_no_adapter() {
     let words = said(&output);
     assert!(words.contains("hint: begin a new run with bf16 if base.dtype is f16"), "{words}");
     assert!(run.join("report.html").is_file() && !run.join("adapter").exists());
+}
+
+/// A learning rate with which a few steps spoil everything: what is said, and in how many steps.
+const DIVERGED: [(&str, u64, &str); 2] = [
+    ("optimizer.learning_rate=1e10", 4, "warning: the run diverged: "),
+    ("optimizer.learning_rate=1e10", 1, "the largest usable is 65504"),
+];
+
+#[test]
+fn a_run_that_diverged_is_exported_only_by_force() {
+    for (at, (rate, steps, said_of_it)) in DIVERGED.into_iter().enumerate() {
+        let job = Job::new();
+        let steps = format!("train.steps={steps}");
+        let set = [rate, &steps];
+        job.remove("validation = 1\n");
+        job.remove("validate_every = 4\n");
+        let output = job.run(&set, &[]);
+        let words = said(&output);
+        assert_eq!(output.status.code(), Some(1), "{at}: {words}");
+        assert!(words.contains(said_of_it), "{at}: {words}");
+        assert!(words.contains("--resume --force writes the result all the same"), "{words}");
+        let run = job.path("run");
+        let told = events(&run);
+        assert!(matches!(told.last(), Some(Event::End(End { why: Why::Diverged, .. }))));
+        assert!(!run.join("adapter").exists() && !run.join("README.md").exists());
+        assert!(fs::read_to_string(run.join("report.html")).unwrap().contains("diverged"));
+        // Again it comes to the same, unless it is forced.
+        assert_eq!(job.run(&set, &["--resume"]).status.code(), Some(1));
+        let output = job.run(&set, &["--resume", "--force"]);
+        assert!(output.status.success(), "{}", said(&output));
+        assert!(run.join("adapter/pytorch_lora_weights.safetensors").is_file());
+        assert!(said(&output).contains("the run diverged: "), "{}", said(&output));
+    }
 }
 
 #[test]

@@ -127,6 +127,36 @@ pub enum TrainerError {
         /// The folder.
         path: PathBuf,
     },
+    /// A file or a folder in a run's place that somebody else wrote.
+    #[error("would overwrite what hearth did not write: {}", path.display())]
+    Foreign {
+        /// The file or folder.
+        path: PathBuf,
+    },
+    /// Nothing to go on with.
+    #[error("there is no run to resume in {}", path.display())]
+    NoRun {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run that cannot go on.
+    #[error("the run in {} has no checkpoint to resume from", path.display())]
+    NoCheckpoint {
+        /// Whether it had one.
+        was_saved: bool,
+        /// The folder.
+        path: PathBuf,
+    },
+    /// A run that is longer than the job asks for.
+    #[error("the run has taken {taken} steps, the job asks for {steps}: {}", path.display())]
+    TooFar {
+        /// Steps taken.
+        taken: u64,
+        /// Steps asked for.
+        steps: u64,
+        /// The run's folder.
+        path: PathBuf,
+    },
     /// Training that trains nothing.
     #[error("nothing is learnt: none of {layers} layers got a gradient in {steps} steps")]
     Dead {
@@ -243,10 +273,23 @@ impl TrainerError {
                 "its training diverged: use another, or train it again with a lower learning rate; \
                  `hearth export --force` takes it as it is"
             }
-            Self::Checkpoint { .. } => "remove it: the run goes on from the one before",
+            Self::Checkpoint { .. } => {
+                "there is no other to go on from: begin a new run with another --out"
+            }
             Self::OtherJob { .. } => "undo the change, or begin a new run with another --out",
             Self::Busy { .. } => "wait for it, or choose another --out",
             Self::Taken { .. } => "go on with it by --resume, or choose another --out",
+            Self::Foreign { .. } => "choose another --out, or move it away first",
+            Self::NoRun { .. } => "start one without --resume, or give --out the folder of a run",
+            Self::NoCheckpoint { was_saved: false, .. } => {
+                "start again without --resume: it was stopped before it saved anything"
+            }
+            Self::NoCheckpoint { was_saved: true, .. } => {
+                "put its checkpoints folder back, or begin a new run with another --out"
+            }
+            Self::TooFar { .. } => {
+                "ask for more: --set train.steps=N; or begin a new run with another --out"
+            }
             Self::Dead { .. } => "raise optimizer.learning_rate, or name other adapter.targets",
             Self::Event { .. } => {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"

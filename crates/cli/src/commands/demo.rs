@@ -10,6 +10,7 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::autoencoder::Progress;
 use trainer::demo::{kit, show, unpack};
 use trainer::train::event::Why;
+use trainer::train::{Start, claim};
 
 use super::engine::Engine;
 use crate::commands::Outcome;
@@ -62,7 +63,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let (end, page) = training.watch(&config, &engine.for_job(&config).on(None), false)?;
+    let (end, page) =
+        training.watch(&config, &engine.for_job(&config).on(None), Start::default())?;
     if end.why == Why::Interrupted {
         if !arguments.quiet && !arguments.json {
             let job = folder.join("config.toml");
@@ -80,7 +82,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         }
         writeln!(out, "\n{}", next_steps(&folder))?;
     }
-    Ok(Outcome::Done)
+    Ok(end.why.into())
 }
 
 /// What a newcomer should look at.
@@ -99,19 +101,21 @@ fn next_steps(folder: &Path) -> String {
     )
 }
 
-/// Unpacks the model, and reads the job with its paths inside the folder.
+/// Reads the job with its paths inside the folder, and unpacks the model there.
 fn prepare(folder: &Path) -> Trained<RunConfig> {
     let base = folder.join("base");
-    unpack(&base)?;
     let mut raw = RawConfig::from_text(JOB, Path::new("recipes/demo.toml"))?;
     for (key, path) in [
-        ("base.path", base),
+        ("base.path", base.clone()),
         ("data.images", folder.join("pictures")),
         ("output.folder", folder.to_owned()),
     ] {
         raw.set_path(key, &path)?;
     }
-    Ok(raw.resolve()?)
+    let config = raw.resolve()?;
+    claim::check(&config, &[show::FILE_NAME])?;
+    unpack(&base)?;
+    Ok(config)
 }
 
 /// Makes the parts of the built-in model that are not trained by `recipes/demo-base.toml`.

@@ -17,13 +17,25 @@ pub mod shard;
 pub mod train;
 pub mod verify;
 
+use trainer::train::event::Why;
+
 /// How a verb ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// All was done.
     Done,
-    /// What was compared differs.
+    /// What was compared differs, or a run came to nothing.
     Differs,
     /// The user pressed Ctrl-C.
     Interrupted,
+}
+
+impl From<Why> for Outcome {
+    fn from(why: Why) -> Self {
+        match why {
+            Why::Finished | Why::Plateau => Self::Done,
+            Why::Unhealthy | Why::Diverged => Self::Differs,
+            Why::Interrupted => Self::Interrupted,
+        }
+    }
 }

@@ -3,6 +3,7 @@
 use std::io::Write;
 
 use machine::awake::Awake;
+use trainer::train::Start;
 use trainer::train::event::Why;
 
 use super::engine::{Engine, Limit};
@@ -32,9 +33,13 @@ pub struct Arguments {
     #[command(flatten)]
     job: Job,
 
-    /// Go on with the run in the output folder
+    /// Go on with the run in the output folder, from its last checkpoint
     #[arg(long)]
     resume: bool,
+
+    /// Write the adapter also of a run that diverged
+    #[arg(long)]
+    force: bool,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, visible_alias = "max-memory", value_name = "SIZE")]
@@ -78,20 +83,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let engine = arguments.engine.for_job(&config);
     engine.check_trust()?;
     let on = engine.on(arguments.limit);
+    let start = Start { resume: arguments.resume, force: arguments.force };
     let training = Training::begin(arguments.quiet, arguments.json)?;
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();
-    let (end, page) = training.watch(&config, &on, arguments.resume)?;
+    let (end, page) = training.watch(&config, &on, start)?;
     write!(out, "{page}")?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "saved after step {}; go on with\n  {}", end.step, resuming(words))?;
     }
-    Ok(match end.why {
-        Why::Finished | Why::Plateau => Outcome::Done,
-        Why::Unhealthy => Outcome::Differs,
-        Why::Interrupted => Outcome::Interrupted,
-    })
+    Ok(end.why.into())
 }
 
 /// The command that goes on with a run: the words that began it, for a shell, and `--resume`.

@@ -11,7 +11,7 @@ use machine::Bytes;
 use machine::governor::{Cause, Decision, Pace};
 use trainer::config::RunConfig;
 use trainer::train::event::{Begin, End, Energy, Event, Paced, Step, Why};
-use trainer::train::{Happening, On, train};
+use trainer::train::{Happening, On, Start, train};
 
 use crate::failure::Failure;
 use crate::interrupt;
@@ -25,7 +25,7 @@ const SHOWN: usize = 10;
 pub struct Training {
     is_quiet: bool,
     is_json: bool,
-    state: Mutex<State>,
+    state: Arc<Mutex<State>>,
     interrupted: Arc<AtomicBool>,
 }
 
@@ -47,7 +47,14 @@ struct State {
 impl Training {
     /// Begins; from now on Ctrl-C ends the run in order.
     pub fn begin(is_quiet: bool, is_json: bool) -> Result<Self, Failure> {
-        let (state, interrupted) = (Mutex::default(), interrupt::flag()?);
+        let (state, interrupted) = (Arc::<Mutex<State>>::default(), Arc::<AtomicBool>::default());
+        let (seen, raised) = (Arc::clone(&state), Arc::clone(&interrupted));
+        interrupt::on_first(move || {
+            // Held until the run knows, so that nothing is said in between.
+            let state = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            above(state.stopping());
+            raised.store(true, Ordering::Relaxed);
+        })?;
         Ok(Self { is_quiet, is_json, state, interrupted })
     }
 
@@ -56,9 +63,9 @@ impl Training {
         self,
         config: &RunConfig,
         on: &On<'_>,
-        resume: bool,
+        start: Start,
     ) -> Result<(End, String), Failure> {
-        let end = train(config, on, resume, &|happening| self.tell(&happening));
+        let end = train(config, on, start, &|happening| self.tell(&happening));
         // Also of a run that failed: its live line goes away before the error is printed.
         let page = self.finish();
         Ok((end?, page))
@@ -71,6 +78,7 @@ impl Training {
             Happening::Event(event) if self.is_json => {
                 let line = serde_json::to_string(event).unwrap_or_default();
                 _ = writeln!(anstream::stdout().lock(), "{line}");
+                state.note(event);
             }
             Happening::Event(event) => {
                 let kept = state.note(event);
@@ -91,7 +99,7 @@ impl Training {
 
     /// What came of it, as a page.
     fn finish(self) -> String {
-        let state = self.state.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if self.is_quiet || self.is_json {
             return String::new();
         }
@@ -107,6 +115,21 @@ fn above(line: &str) {
 }
 
 impl State {
+    /// What Ctrl-C does now.
+    fn stopping(&self) -> &'static str {
+        let taken = self.steps.last().map(|step| step.step);
+        match &self.begin {
+            Some(begin) if self.phase.is_none() => {
+                if taken.unwrap_or(begin.from_step) >= begin.steps {
+                    return "all steps are taken: saving and writing the result; Ctrl-C again gives \
+                            it up";
+                }
+                "finishing this step, then saving; Ctrl-C again gives it up"
+            }
+            _ => "stopping, no step has begun; Ctrl-C again ends at once",
+        }
+    }
+
     /// Takes an event in; returns the lines that it is worth.
     fn note(&mut self, event: &Event) -> Vec<String> {
         match event {
@@ -234,6 +257,7 @@ impl State {
             Why::Plateau => "stopped: the held-out loss does not fall any more",
             Why::Interrupted => "interrupted",
             Why::Unhealthy => "stopped: nothing finite is learnt any more",
+            Why::Diverged => "diverged, so that nothing was exported,",
         };
         page.line(BOLD, &format!("{why} after step {} of {}", end.step, begin.steps));
         if !self.steps.is_empty() {
@@ -366,10 +390,9 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn memory_is_held_against_the_plan_of_steps() {
+    fn begin() -> Begin {
         let phase = |name: &str, mib: usize| Phase { name: name.into(), peak_bytes: mib << 20 };
-        let mut begin = Begin {
+        Begin {
             version: String::new(),
             base: String::new(),
             engine: String::new(),
@@ -388,11 +411,33 @@ mod tests {
             loaded_in_place_bytes: 0,
             loaded_staged_bytes: 0,
             time: 0,
-        };
+        }
+    }
+
+    #[test]
+    fn memory_is_held_against_the_plan_of_steps() {
+        let mut begin = begin();
         assert_eq!(memory(790 << 20, &begin), "790 of 800 MiB planned");
         assert_eq!(memory(7 << 10, &begin), "7 KiB of 800 MiB planned");
         begin.phases.truncate(1);
         assert_eq!(memory(790 << 20, &begin), "790 MiB");
+    }
+
+    #[test]
+    fn ctrl_c_says_what_is_true_then() {
+        let mut state = State::default();
+        let mut says = |event: &Event, part: &str| {
+            state.note(event);
+            assert!(state.stopping().starts_with(part), "{}", state.stopping());
+        };
+        let load = Event::Phase { name: "load the model".into() };
+        let begin = Begin { steps: 2, ..begin() };
+        says(&load, "stopping, no step has begun");
+        says(&Event::Begin(begin.clone()), "finishing this step, then saving");
+        // A GPU that was lost is opened again.
+        says(&load, "stopping, no step has begun");
+        says(&Event::Begin(Begin { from_step: 1, ..begin.clone() }), "finishing this step");
+        says(&Event::Begin(Begin { from_step: 2, ..begin }), "all steps are taken");
     }
 
     #[test]

@@ -2,7 +2,10 @@
 //! project's folder.
 
 use std::fs;
+use std::io::Write;
 use std::path::Path;
+
+use weights::write::AtomicFile;
 
 use crate::error::{Result, TrainerError};
 
@@ -34,14 +37,22 @@ const FILES: &[(&str, &[u8])] = files![
     "vae/diffusion_pytorch_model.safetensors",
 ];
 
-/// Writes the model into a folder, as diffusers lays models out.
+/// Writes the model into a folder, as diffusers lays models out; over nothing else.
 pub fn unpack(folder: &Path) -> Result<()> {
+    let is_other = |(name, bytes): &&(&str, &[u8])| {
+        fs::read(folder.join(name)).is_ok_and(|found| found != *bytes)
+    };
+    if let Some((name, _)) = FILES.iter().find(is_other) {
+        return Err(TrainerError::Foreign { path: folder.join(name) });
+    }
     for (name, bytes) in FILES {
         let path = folder.join(name);
-        let beside = path.parent().unwrap_or(folder);
-        fs::create_dir_all(beside)
-            .and_then(|()| fs::write(&path, bytes))
-            .map_err(|source| TrainerError::Io { what: "write", path, source })?;
+        let failed = |source| TrainerError::Io { what: "write", path: path.clone(), source };
+        fs::create_dir_all(path.parent().unwrap_or(folder)).map_err(failed)?;
+        // Whole or not at all: what a kill leaves is not taken for another model.
+        let mut file = AtomicFile::create(&path)?;
+        file.write_all(bytes).map_err(failed)?;
+        file.commit()?;
     }
     Ok(())
 }

@@ -9,7 +9,10 @@ use crate::error::{Result, TrainerError};
 use crate::report::read::{History, Sample};
 use crate::sample::Picture;
 
-/// Writes `before-after.png` into a run's folder.
+/// What is written into a run's folder.
+pub const FILE_NAME: &str = "before-after.png";
+
+/// Writes it.
 pub fn before_after(run: &Path) -> Result<PathBuf> {
     let samples = History::open(run)?.samples;
     let first = samples.iter().map(|sample| sample.step).min().unwrap_or(0);
@@ -23,7 +26,7 @@ pub fn before_after(run: &Path) -> Result<PathBuf> {
         })
     };
     let pairs = of(first).zip(of(last)).map(pair).collect::<Result<Vec<_>>>()?;
-    let path = run.join("before-after.png");
+    let path = run.join(FILE_NAME);
     sheet::write(&path, &pairs)?;
     Ok(path)
 }

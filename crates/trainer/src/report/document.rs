@@ -5,13 +5,16 @@ use super::words::escaped;
 /// Colours of pages and of pictures that stand alone, by light and dark.
 pub const COLOURS: &str = include_str!("colours.css");
 
+/// How the title of every page ends, by which hearth knows its own.
+pub const MARK: &str = " – hearth</title>";
+
 /// A whole page under a title.
 pub fn document(title: &str, body: &str) -> String {
     let title = escaped(title);
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\
-         <title>{title} – hearth</title>\n<style>\n{COLOURS}{}</style></head>\n<body>\n\
+         <title>{title}{MARK}\n<style>\n{COLOURS}{}</style></head>\n<body>\n\
          <h1>{title}</h1>\n{body}</body></html>\n",
         include_str!("style.css"),
     )

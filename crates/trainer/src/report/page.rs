@@ -48,6 +48,7 @@ fn headline(history: &History, figures: &Figures) -> String {
         Some(Why::Plateau) => ("good", "ended early: the loss on what is held out stopped falling"),
         Some(Why::Interrupted) => ("warn", "interrupted; it can go on from its last checkpoint"),
         Some(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
+        Some(Why::Diverged) => ("bad", "diverged: what came of it was not exported"),
         None => ("warn", "has no end: it runs still, or was killed"),
     };
     let mut out = format!("<p class=\"state {colour}\">{state}</p>\n");

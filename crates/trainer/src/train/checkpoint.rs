@@ -125,13 +125,14 @@ impl Checkpoints {
     }
 
     /// Puts the latest checkpoint that is whole back into a session. What is broken is told and
-    /// passed over; what belongs to another job is an error.
+    /// passed over, unless nothing else is left; what belongs to another job is an error.
     pub fn restore(
         &self,
         session: &mut Session<'_, impl Lesson>,
         identity: &Identity,
         mut warn: impl FnMut(String),
     ) -> Result<Option<Progress>> {
+        let mut latest_error = None;
         for step in self.steps() {
             let folder = self.folder.join(format!("step-{step:06}"));
             match read_page(&folder) {
@@ -140,10 +141,13 @@ impl Checkpoints {
                     read_tensors(&folder.join(STATE), session.tensors()?)?;
                     return Ok(Some(page.progress));
                 }
-                Err(error) => warn(format!("checkpoint passed over: {error}")),
+                Err(error) => {
+                    warn(format!("checkpoint passed over: {error}"));
+                    latest_error.get_or_insert(error);
+                }
             }
         }
-        Ok(None)
+        latest_error.map_or(Ok(None), Err)
     }
 
     /// Keeps the latest up to `step`. Later ones were passed over, or the run would be there; kept,

@@ -353,8 +353,8 @@ pub struct Energy {
 }
 
 impl Why {
-    /// Whether there is a result: an interrupted run goes on, and of an unhealthy one nothing is worth
-    /// to be used.
+    /// Whether there is a result: an interrupted run goes on, and of one that is unhealthy or diverged
+    /// nothing is worth to be used.
     pub fn is_done(self) -> bool {
         matches!(self, Self::Finished | Self::Plateau)
     }
@@ -372,6 +372,8 @@ pub enum Why {
     Interrupted,
     /// It was not learning.
     Unhealthy,
+    /// All steps were taken, and what came of them is of no use.
+    Diverged,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.

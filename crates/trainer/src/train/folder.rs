@@ -15,14 +15,15 @@
 //!   report.html        how it went, on one page
 //! ```
 
-use std::fs::{self, File, TryLockError};
+use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use weights::write::AtomicFile;
 
+use super::checkpoint::Checkpoints;
 use super::draws::{Purpose, seed};
-use super::journal;
+use super::{Start, journal};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
@@ -31,19 +32,33 @@ use crate::export::model;
 /// The job as decided.
 pub const CONFIG: &str = "config.toml";
 
+/// Its first line, by which hearth knows its own.
+pub const CONFIG_HEADER: &str =
+    "# Written by hearth: the job as decided, with the origin of every value.";
+
 /// A run's folder, locked as long as this lives.
 pub struct Folder {
     /// Where it is.
     pub path: PathBuf,
+    /// What it was opened for.
+    pub start: Start,
     _lock: File,
 }
 
 impl Folder {
-    /// Takes the folder for a run; one that holds a run already only to go on with it.
-    pub fn open(path: &Path, resume: bool) -> Result<Self> {
+    /// Takes the folder for a run. One that has saved a checkpoint is only gone on with; one that has
+    /// not has nothing to lose, and is begun again.
+    pub fn open(path: &Path, start: Start) -> Result<Self> {
         let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
+        let is_saved = || !Checkpoints::new(path, 1).steps().is_empty();
+        if start.resume && !journal::has_begun(path) && !is_saved() {
+            return Err(TrainerError::NoRun { path: path.into() });
+        }
         fs::create_dir_all(path).map_err(failed)?;
-        let lock = File::create(path.join(".lock")).map_err(failed)?;
+        let lock = path.join(".lock");
+        let mut options = OpenOptions::new();
+        // Not truncated: it may be a link to something else.
+        let lock = options.write(true).create(true).truncate(false).open(lock).map_err(failed)?;
         match lock.try_lock() {
             Err(TryLockError::WouldBlock) => {
                 return Err(TrainerError::Busy { path: path.into() });
@@ -51,10 +66,13 @@ impl Folder {
             // A file system without locks only loses the guard.
             Err(TryLockError::Error(_)) | Ok(()) => {}
         }
-        if !resume && journal::has_begun(path) {
-            return Err(TrainerError::Taken { path: path.into() });
+        let was_saved = journal::has_saved(path);
+        match (start.resume, is_saved()) {
+            (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),
+            (false, true) => Err(TrainerError::Taken { path: path.into() }),
+            (false, false) if was_saved => Err(TrainerError::Taken { path: path.into() }),
+            _ => Ok(Self { path: path.into(), start, _lock: lock }),
         }
-        Ok(Self { path: path.into(), _lock: lock })
     }
 
     /// The model that draws and that a job begins with: its base, or one like it that has learnt nothing
@@ -74,6 +92,11 @@ impl Folder {
             return Ok(config.base.path.clone());
         }
         let place = self.path.join("initial");
+        if !self.start.resume && place.exists() {
+            // Of an attempt, whose seed or base may have been another.
+            let failed = |source| TrainerError::Io { what: "remove", path: place.clone(), source };
+            fs::remove_dir_all(&place).map_err(failed)?;
+        }
         if !place.exists() {
             let staging = self.path.join(".initial.partial");
             let from = seed(config.train.seed, Purpose::Weights);
@@ -89,8 +112,8 @@ impl Folder {
 
     /// The job with what a plan chose when the run began and what cannot change since: a checkpoint in
     /// one precision does not go on in another.
-    pub fn pinned(&self, config: &RunConfig, resume: bool) -> RunConfig {
-        if !resume {
+    pub fn pinned(&self, config: &RunConfig) -> RunConfig {
+        if !self.start.resume {
             return config.clone();
         }
         let before = RawConfig::from_file(&self.path.join(CONFIG)).and_then(RawConfig::resolve);
@@ -116,21 +139,52 @@ impl Folder {
 mod tests {
     use super::*;
 
-    #[test]
-    fn a_folder_is_taken_by_a_run_and_not_by_an_attempt() {
-        let place = tempfile::tempdir().unwrap();
-        let open = |resume| Folder::open(place.path(), resume);
-        let attempt = open(false).unwrap();
-        fs::write(place.path().join("events.jsonl"), "").unwrap();
-        assert!(matches!(open(true), Err(TrainerError::Busy { .. })));
-        drop(attempt);
-        let run = open(false).unwrap();
+    /// A run that has begun, and what else is told of it.
+    fn journal(more: &str) -> String {
         let begun = r#"{"event":"begin","version":"","base":"","engine":"","from_step":0,"steps":1,
             "pictures":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
             "limit_bytes":1,"time":0}"#;
-        run.write("events.jsonl", &format!("{}\n", begun.replace('\n', ""))).unwrap();
+        format!("{}\n{more}\n", begun.replace('\n', ""))
+    }
+
+    #[test]
+    fn a_folder_is_taken_by_what_was_saved_and_not_by_an_attempt() {
+        let place = tempfile::tempdir().unwrap();
+        let path = place.path().join("run");
+        let open = |resume| Folder::open(&path, Start { resume, force: false });
+        assert!(matches!(open(true), Err(TrainerError::NoRun { .. })));
+        assert!(!path.exists(), "a folder was made for a run that is not there");
+        let attempt = open(false).unwrap();
+        assert!(matches!(open(false), Err(TrainerError::Busy { .. })));
+        drop(attempt);
+        assert!(matches!(open(true), Err(TrainerError::NoRun { .. })));
+
+        let run = open(false).unwrap();
+        run.write("events.jsonl", &journal("")).unwrap();
+        assert!(matches!(open(true), Err(TrainerError::Busy { .. })));
         drop(run);
+        assert!(matches!(open(true), Err(TrainerError::NoCheckpoint { was_saved: false, .. })));
+        let run = open(false).unwrap();
+        let saved = r#"{"event":"checkpoint","step":1,"path":"checkpoints/step-000001"}"#;
+        run.write("events.jsonl", &journal(saved)).unwrap();
+        drop(run);
+        assert!(matches!(open(true), Err(TrainerError::NoCheckpoint { was_saved: true, .. })));
+        assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
+        fs::create_dir_all(path.join("checkpoints/step-000001")).unwrap();
         assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
         assert!(open(true).is_ok());
+        // Its history may be lost.
+        fs::remove_file(path.join("events.jsonl")).unwrap();
+        assert!(open(true).is_ok());
+    }
+
+    #[test]
+    fn a_lock_that_is_a_link_leaves_what_it_leads_to() {
+        let place = tempfile::tempdir().unwrap();
+        let other = place.path().join("diary");
+        fs::write(&other, "dear diary").unwrap();
+        std::os::unix::fs::symlink(&other, place.path().join(".lock")).unwrap();
+        drop(Folder::open(place.path(), Start::default()).unwrap());
+        assert_eq!(fs::read_to_string(other).unwrap(), "dear diary");
     }
 }

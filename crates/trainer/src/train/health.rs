@@ -8,6 +8,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use super::divergence::Divergence;
 use super::event::Step;
 use super::scale;
 
@@ -55,6 +56,24 @@ const HALVINGS: u64 = 16;
 /// Steps in a row without a finite gradient that end a run. Chosen: more than those halvings.
 const MOST_SKIPPED: u32 = 25;
 
+/// Losses of a run's end that are compared with the first one: a quarter of all, at most so many.
+const AT_END: usize = 20;
+
+/// A run whose loss is in the end so many times that of its first step has diverged. Chosen: losses of
+/// single pictures differ by less than ten.
+const GROWN: f64 = 10.0;
+
+/// The same of fewer than [`SEVERAL`] losses at the end, which all have to be as large. Chosen: losses of
+/// single short texts may differ by more than ten.
+const GROWN_OF_FEW: f64 = 30.0;
+
+/// A loss below this is as good as none, and no measure of others. Chosen: that of texts known by heart.
+const LEARNT: f64 = 1e-2;
+
+/// Steps without a finite gradient at the end of a run that make it one that diverged. Chosen: in f16 one
+/// is normal now and then.
+const LAST_SKIPPED: u32 = 3;
+
 /// What is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Health {
@@ -66,6 +85,12 @@ pub struct Health {
     /// Median norm of the first window.
     #[serde(default)]
     first_norm: Option<f64>,
+    /// The first loss, which no step has changed yet.
+    #[serde(default)]
+    first_loss: Option<f64>,
+    /// Whether the last loss was not finite.
+    #[serde(default)]
+    is_loss_lost: bool,
     /// Steps whose gradient was not finite, in all ...
     n_skipped: u64,
     /// ... and at the end.
@@ -146,12 +171,14 @@ impl Health {
     }
 
     fn remember(&mut self, step: &Step) {
+        self.is_loss_lost = !step.loss.is_finite();
         let Some(norm) = step.gradient_norm.filter(|_| step.loss.is_finite()) else {
             self.n_skipped += 1;
             self.n_skipped_now += 1;
             return;
         };
         self.n_skipped_now = 0;
+        self.first_loss.get_or_insert(step.loss);
         push(&mut self.losses, step.loss, 2 * WINDOW);
         push(&mut self.norms, norm, WINDOW + RECENT);
         if self.first_norm.is_none() {
@@ -205,6 +232,24 @@ impl Health {
     fn not_finite(&self) -> Option<Finding> {
         let steps = self.n_skipped_now;
         (steps >= MOST_SKIPPED).then_some(Finding::NotFinite { steps })
+    }
+
+    /// Why a run that is over has come to nothing, if it has.
+    pub fn divergence(&self) -> Option<Divergence> {
+        if self.is_loss_lost {
+            return Some(Divergence::Loss);
+        }
+        let steps = self.n_skipped_now;
+        if steps >= LAST_SKIPPED || (steps > 0 && self.losses.is_empty()) {
+            return Some(Divergence::Skipped { steps });
+        }
+        let n = (self.losses.len() / 4).clamp(1, AT_END);
+        let (first, ends) = (self.first_loss?, last(&self.losses, n)?);
+        let (now, grown) = match n {
+            0..SEVERAL => (ends.fold(f64::INFINITY, f64::min), GROWN_OF_FEW),
+            _ => (median(ends), GROWN),
+        };
+        (now > grown * first.max(LEARNT)).then_some(Divergence::Grown { now, first })
     }
 
     /// Steps whose gradient was not finite.

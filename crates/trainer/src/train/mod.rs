@@ -3,6 +3,8 @@
 //! [`lesson`], and `pictures/` and `texts/` are those there are.
 
 mod checkpoint;
+pub mod claim;
+mod divergence;
 mod draws;
 pub mod event;
 mod folder;
@@ -49,7 +51,7 @@ use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
 use crate::config::train::Length;
 use crate::data::Problem;
-use crate::error::Result;
+use crate::error::{Result, TrainerError};
 use crate::export::card;
 use crate::plan::{Plan, Rates, Room, Rung};
 
@@ -91,6 +93,15 @@ pub struct On<'a> {
     pub feel: Box<dyn Fn() -> Option<Sampler> + 'a>,
 }
 
+/// How a run is started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Start {
+    /// Goes on where the folder's last checkpoint is.
+    pub resume: bool,
+    /// Writes what came of the run also if it diverged.
+    pub force: bool,
+}
+
 /// What a run is set up with.
 #[derive(Clone, Copy)]
 struct Setup<'a> {
@@ -100,11 +111,11 @@ struct Setup<'a> {
 }
 
 /// Trains: opens the model, prepares what it learns from, plans, runs the loop, writes what came of it.
-/// With `resume` it goes on where the folder's last checkpoint is.
-pub fn train(config: &RunConfig, on: &On<'_>, resume: bool, tell: Tell<'_>) -> Result<End> {
-    let folder = Folder::open(&config.output.folder, resume)?;
+pub fn train(config: &RunConfig, on: &On<'_>, start: Start, tell: Tell<'_>) -> Result<End> {
+    claim::check(config, &[])?;
+    let folder = Folder::open(&config.output.folder, start)?;
     let mut teller = Teller::new(&folder, tell)?;
-    let config = &folder.pinned(config, resume);
+    let config = &folder.pinned(config);
     let into = (&folder, &mut teller);
     let end = match config.material {
         Material::Pictures { .. } => pictures::train(config, on, into),
@@ -131,8 +142,8 @@ fn learn<F: Feed>(
         let mut run = begin(config, lesson, &mut feed, (setup, place), (folder, teller))?;
         let end = run.go();
         *reached = run.progress.step.max(*reached);
-        let end = end?;
-        Ok((end, run.session.averaged(Session::trained)?))
+        let (end, trained) = (end?, run.session.averaged(Session::trained)?);
+        Ok((run.judge_result(end, &trained, folder.start.force)?, trained))
     })?;
     Ok(learnt)
 }
@@ -153,9 +164,13 @@ fn begin<'a, 't, F: Feed>(
     let mut passed_over = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
     let progress = restored.unwrap_or_default();
-    // Not before: a job that is refused leaves no trace in another one's folder.
-    folder.write(folder::CONFIG, &config.resolved())?;
     let total_steps = total_steps(config, feed.batches_per_epoch());
+    if progress.step > total_steps {
+        let (taken, path) = (progress.step, folder.path.clone());
+        return Err(TrainerError::TooFar { taken, steps: total_steps, path });
+    }
+    // Not before: a job that is refused leaves no trace in another one's folder.
+    folder.write(folder::CONFIG, &format!("{}\n{}", folder::CONFIG_HEADER, config.resolved()))?;
     let filled = device.filled();
     teller.tell(&Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -243,7 +258,12 @@ impl On<'_> {
 impl<'a> Teller<'a> {
     fn new(folder: &Folder, tell: Tell<'a>) -> Result<Self> {
         let (is_stopped, counted) = (AtomicBool::new(false), Mutex::new(("", 0, 0)));
-        Ok(Self { journal: Journal::open(&folder.path)?, tell, is_stopped, counted })
+        Ok(Self {
+            journal: Journal::open(&folder.path, folder.start.resume)?,
+            tell,
+            is_stopped,
+            counted,
+        })
     }
 
     fn tell(&mut self, event: &Event) -> Result<()> {

@@ -10,13 +10,14 @@ use weights::WeightsError;
 
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
+use super::divergence::{self, Divergence};
 use super::event::{End, Event, Step, Why};
 use super::health::{self, Finding};
 use super::identity::Identity;
 use super::lesson::Feed;
 use super::meter::{self, Meter, SHOW};
 use super::pacing::Pacing;
-use super::session::Session;
+use super::session::{Session, Trained};
 use crate::config::optimizer::Schedule;
 use crate::config::{RunConfig, Switch};
 use crate::error::{Result, TrainerError};
@@ -80,6 +81,14 @@ impl<F: Feed> Run<'_, '_, F> {
         let energy = self.pacing.energy();
         let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
         Ok(End { step, why, secs, peak_bytes, energy })
+    }
+
+    /// Warns of a result that is of no use, which then is none unless that is forced.
+    pub fn judge_result(&mut self, end: End, trained: &Trained, is_forced: bool) -> Result<End> {
+        let divergence = Divergence::of(&self.progress.health, trained);
+        let Some(divergence) = divergence.filter(|_| end.why.is_done()) else { return Ok(end) };
+        self.warn(divergence.to_string(), divergence::HINT)?;
+        Ok(if is_forced { end } else { End { why: Why::Diverged, ..end } })
     }
 
     /// Tells of the phases that ended; returns the most that one of them took.

@@ -57,6 +57,23 @@ pub enum Trained {
     Own(BTreeMap<String, Vec<f32>>),
 }
 
+impl Trained {
+    /// Everything by name, an adapter's matrices as PEFT calls them.
+    pub fn tensors(&self) -> Box<dyn Iterator<Item = (String, &[f32])> + '_> {
+        match self {
+            Self::Adapter(layers) => Box::new(layers.iter().flat_map(|(module, given)| {
+                let magnitude = given.magnitude.as_deref().map(|m| ("lora_magnitude_vector", m));
+                let all = [("lora_A", &given.down[..]), ("lora_B", &given.up[..])];
+                let named = move |(name, values)| (format!("{module}.{name}"), values);
+                all.into_iter().chain(magnitude).map(named)
+            })),
+            Self::Own(own) => {
+                Box::new(own.iter().map(|(name, values)| (name.clone(), &values[..])))
+            }
+        }
+    }
+}
+
 impl<'a, L: Lesson> Session<'a, L> {
     /// Loads the model and takes all memory that lives as long as the run.
     pub fn new(

@@ -97,7 +97,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
         open: Box::new(open),
         feel: Box::new(|| None),
     };
-    let folder = Folder::open(&config.output.folder, false).unwrap();
+    let folder = Folder::open(&config.output.folder, Start::default()).unwrap();
     let pipeline = Pipeline::open(&base, None).unwrap();
     let caching = Caching::new(&pipeline, Request::of(&config).unwrap(), &|_| true).unwrap();
     let lesson = Drawing::of(&config, &pipeline).unwrap();

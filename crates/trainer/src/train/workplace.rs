@@ -84,7 +84,7 @@ mod tests {
     use crate::error::{Result, TrainerError};
     use crate::plan::Rates;
     use crate::train::event::{Begin, End, Event, Lost};
-    use crate::train::{Happening, On, train};
+    use crate::train::{Happening, On, Start, train};
 
     const JOB: &str = "
 [base]
@@ -138,7 +138,7 @@ save_every = 2
             feel: Box::new(|| None),
         };
         let told = Mutex::new(Vec::new());
-        let end = train(&config, &on, false, &|happening| {
+        let end = train(&config, &on, Start::default(), &|happening| {
             if let Happening::Event(event) = happening {
                 let n_lists = opened.lock().unwrap().as_ref().map_or(0, Device::n_lists);
                 told.lock().unwrap().push((event.clone(), n_lists));

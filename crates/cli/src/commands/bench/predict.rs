@@ -28,7 +28,7 @@ use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::event::Event;
 use trainer::train::pictures::Drawing;
-use trainer::train::{Happening, On, train};
+use trainer::train::{Happening, On, Start, train};
 
 use super::{calibrate, median};
 use crate::commands::Outcome;
@@ -270,7 +270,7 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), 
         opened.time_calls(matches!(arguments.engine.kind(), Kind::Cpu { .. }));
         Ok(device.get_or_init(|| opened).clone())
     };
-    train(config, &On { open: Box::new(open), ..on }, false, &|happening| {
+    train(config, &On { open: Box::new(open), ..on }, Start::default(), &|happening| {
         if let (Happening::Event(Event::Step(step)), Some(device)) = (happening, device.get()) {
             let computed = 1e3 * (step.secs - step.wait_secs);
             steps.lock().unwrap_or_else(PoisonError::into_inner).push((computed, device.work()));

@@ -25,7 +25,7 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::train::event::Event;
-use trainer::train::{Happening, train};
+use trainer::train::{Happening, Start, train};
 
 use super::beside::{self, Beside, Program};
 use super::{Timed, median};
@@ -300,7 +300,7 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> 
     let rss_before_bytes = machine::process::peak_resident();
     let engine = &arguments.engine;
     let steps = Mutex::new(Vec::new());
-    train(config, &engine.on(None), false, &|happening| {
+    train(config, &engine.on(None), Start::default(), &|happening| {
         if let Happening::Event(Event::Step(step)) = happening {
             let cpu_ms = machine::process::cpu_time().as_secs_f64() * 1e3;
             let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);

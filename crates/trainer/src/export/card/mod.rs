@@ -61,10 +61,16 @@ pub struct Card {
     pub version: String,
 }
 
+/// What the card is called.
+pub const FILE_NAME: &str = "README.md";
+
+/// What every card ends with but for the version, and nobody else writes.
+pub const MARK: &str = "Made with hearth";
+
 /// Writes `README.md` of a run into its folder.
 pub fn write(run_folder: &Path, config: &RunConfig) -> Result<PathBuf> {
     let history = History::open(run_folder)?;
-    let path = run_folder.join("README.md");
+    let path = run_folder.join(FILE_NAME);
     let facts = Card::of(config, &history).expect("an open history has a beginning");
     write_text(&path, &card(&facts))?;
     Ok(path)
@@ -174,7 +180,7 @@ pub fn card(facts: &Card) -> String {
         usage(facts),
         training(facts),
         licence(facts),
-        format!("\nMade with hearth {}.\n", plain(&facts.version)),
+        format!("\n{MARK} {}.\n", plain(&facts.version)),
     ]
     .concat()
 }

@@ -153,3 +153,47 @@ fn a_checkpoint_from_before_norms_were_kept_is_read() {
         (4..200).flat_map(|at| health.observe(&step(at, 0.5, 0.125))).collect();
     assert_eq!((told, health.gradient_norm()), (vec![], Some(0.125)));
 }
+
+/// Whether a run of so many steps has diverged, where a step has this loss and norm.
+fn diverged(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Option<Divergence> {
+    let mut health = Health::default();
+    for at in 1..=steps {
+        let (loss, norm) = of(at);
+        health.observe(&step(at, loss, norm));
+    }
+    health.divergence()
+}
+
+#[test]
+fn a_run_that_learns_has_not_diverged() {
+    for steps in [1, 2, 3, 4, 7, 8, 20, 50, 400] {
+        for from in 0..40 {
+            assert_eq!(diverged(steps, |at| (pictures(at + from), 1.0)), None, "{steps} {from}");
+        }
+        // Texts that are known by heart, and one that is not.
+        let texts = |at| (if at == steps { 0.2 } else { 1e-4 }, 1.0);
+        assert_eq!(diverged(steps, texts), None, "{steps}");
+    }
+    // f16 looks for its scale, and tries a larger one in the last step.
+    let found = |at: u64| if at <= 16 || at == 30 { f64::INFINITY } else { 1.0 };
+    assert_eq!(diverged(30, |at| (1.0, found(at))), None);
+    // One picture is odd.
+    assert_eq!(diverged(40, |at| (if at == 40 { 900.0 } else { 1.0 }, 1.0)), None);
+}
+
+#[test]
+fn a_run_has_diverged_by_its_last_losses_and_gradients() {
+    for steps in [2, 4, 10, 30, 500] {
+        let of = |from: u64, loss: f64, norm: f64| {
+            diverged(steps, move |at| if at > from { (loss, norm) } else { (1.0, 1.0) })
+        };
+        assert_eq!(of(steps - 1, f64::NAN, f64::NAN), Some(Divergence::Loss), "{steps}");
+        // From the first change on, so that only the first loss is a measure.
+        let grown = Some(Divergence::Grown { now: 40.0, first: 1.0 });
+        assert_eq!(of(1, 40.0, 1.0), grown, "{steps}");
+        let skipped = Some(Divergence::Skipped { steps: steps as u32 });
+        assert_eq!(of(0, 1.0, f64::NAN), skipped, "{steps}");
+    }
+    let late = diverged(30, |at| (1.0, if at > 27 { f64::NAN } else { 1.0 }));
+    assert_eq!(late, Some(Divergence::Skipped { steps: 3 }));
+}
