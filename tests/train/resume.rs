@@ -319,11 +319,69 @@ fn another_job_does_not_go_on_with_this_one() {
     refuses(&[], &[], &["run"]);
     let base = other_base();
     let path = format!("base.path='{}'", text(base.path()));
-    refuses(&[&path], &resume, &["the base was "]);
+    let changed = "the base is not what it was: 1 changed (context_embedder.bias)";
+    refuses(&[&path], &resume, &[changed]);
     fs::write(job.path("pictures/0000.txt"), "another caption").unwrap();
+    refuses(&[], &resume, &["is not what it was: 1 changed (caption of 0000.png)"]);
+    // Of a run that kept no parts it is only known that something differs.
+    fs::remove_file(run.join(".inputs.json")).unwrap();
     refuses(&[], &resume, &["what it learns from was "]);
     assert_eq!(fs::read(run.join("config.toml")).unwrap(), config);
     check_memory(&events(&run));
+}
+
+#[test]
+fn images_that_came_and_went_are_named() {
+    let job = Job::new();
+    job.finish("drawn", &["train.steps=1"], &[]);
+    job.remove("draw = 'neon'\ndraw_count = 5\n");
+    job.finish("run", &["train.steps=1"], &[]);
+    for end in ["png", "txt"] {
+        let at = |name: &str| job.path("pictures").join(name).with_extension(end);
+        fs::rename(at("0001"), at("fox")).unwrap();
+    }
+    let words = job.fail(&["train.steps=2"], &["--resume"]);
+    let named = "is not what it was: 1 added (fox.png), 1 removed (0001.png): ";
+    assert!(words.contains(named), "{words}");
+}
+
+#[test]
+fn the_learning_rate_changes_when_it_is_typed() {
+    let job = Job::new();
+    let run = job.finish("run", &["train.steps=2"], &[]);
+    let file = fs::read_to_string(&job.file).unwrap();
+    fs::write(&job.file, file.replace("1e-2", "2e-3")).unwrap();
+    // Not by a file, which may have changed for another reason.
+    let words = job.fail(&[], &["--resume"]);
+    assert!(words.contains("optimizer.learning_rate was 0.01, is 0.002"), "{words}");
+    assert!(words.contains("--resume --set optimizer.learning_rate=VALUE"), "{words}");
+    let typed = ["train.steps=4", "optimizer.learning_rate=2e-3", "optimizer.schedule=wsd"];
+    // Whatever else changed is refused as before.
+    let other = [&typed[..], &["train.seed=7"]].concat();
+    assert!(job.fail(&other, &["--resume"]).contains("another job: train.seed was 42, is 7"));
+    job.finish("run", &typed, &["--resume"]);
+    let events = events(&run);
+    let told = warnings(&events).join("; ");
+    for part in [
+        "optimizer.learning_rate was 0.01, is 0.002 from here on",
+        "optimizer.schedule was \"constant\", is \"wsd\" from here on",
+        "optimizer.decay was not set, is 0.2 from here on",
+    ] {
+        assert_eq!(told.matches(part).count(), 1, "{part:?} in {told}");
+    }
+    let rates: Vec<f64> = events.iter().filter_map(rate).collect();
+    assert_eq!(rates[..3], [0.01, 0.01, 0.002]);
+    // What was decided then holds from there on.
+    let words = job.fail(&["train.steps=4", "optimizer.learning_rate=1e-2"], &["--resume"]);
+    assert!(words.contains("optimizer.schedule was \"wsd\", is \"constant\""), "{words}");
+    job.finish("run", &typed, &["--resume"]);
+}
+
+fn rate(event: &Event) -> Option<f64> {
+    match event {
+        Event::Step(step) => Some(step.learning_rate),
+        _ => None,
+    }
 }
 
 /// The tiny pipeline with one bit of its transformer changed.

@@ -112,6 +112,8 @@ pub enum TrainerError {
     OtherJob {
         /// What differs, with both values.
         problem: String,
+        /// The remedy.
+        hint: &'static str,
         /// The checkpoint.
         path: PathBuf,
     },
@@ -276,7 +278,6 @@ impl TrainerError {
             Self::Checkpoint { .. } => {
                 "there is no other to go on from: begin a new run with another --out"
             }
-            Self::OtherJob { .. } => "undo the change, or begin a new run with another --out",
             Self::Busy { .. } => "wait for it, or choose another --out",
             Self::Taken { .. } => "go on with it by --resume, or choose another --out",
             Self::Foreign { .. } => "choose another --out, or move it away first",
@@ -295,7 +296,7 @@ impl TrainerError {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }
             Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
-            Self::Request { hint, .. } => hint,
+            Self::Request { hint, .. } | Self::OtherJob { hint, .. } => hint,
             Self::NoRoom { .. } => {
                 "go on with --resume and a higher --limit; or begin anew with smaller pictures, a lower \
                  adapter.rank or quantised weights"

@@ -8,6 +8,7 @@ pub mod data;
 pub mod demo;
 pub mod error;
 pub mod export;
+pub mod fingerprint;
 pub mod kernels;
 pub mod model;
 pub mod objective;

@@ -1,6 +1,8 @@
 //! What a run finds in the cache: its samples, their latents, and texts as the model sees them.
 //! Reads from any thread; nothing here computes.
 
+use std::path::Path;
+
 use compute::Dtype;
 use weights::checksum::{Hash, Hasher};
 
@@ -10,6 +12,7 @@ use super::store::{Address, Entry, Part, Store};
 use crate::data::caption::{self, CaptionSettings, Draws};
 use crate::data::{Order, Problem};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
 use crate::model::files::stored;
 use crate::model::sd3::prompts::Prompt;
 
@@ -81,15 +84,20 @@ impl Index {
 
     /// What tells this set of pictures from others: contents, captions, sizes, repeats, and what
     /// makes prompts of captions, hashed.
-    pub fn fingerprint(&self) -> String {
-        let mut hasher = Hasher::new();
+    pub fn fingerprint(&self, folder: &Path) -> Fingerprint {
+        let (mut hasher, mut parts) = (Hasher::new(), Parts::new());
         field(&mut hasher, self.encoders.as_bytes());
+        parts.insert("the text encoders".into(), short(&self.encoders));
         for sample in self.train.iter().chain(&self.held_out) {
             field(&mut hasher, sample.plain.as_bytes());
             field(&mut hasher, sample.caption.as_bytes());
             field(&mut hasher, &sample.repeats.to_le_bytes());
+            let name = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
+            let caption = blake3::hash(sample.caption.as_bytes());
+            parts.insert(format!("{CAPTION}{name}"), short(&caption));
+            parts.insert(name.to_string(), format!("{} x{}", short(&sample.plain), sample.repeats));
         }
-        hasher.finalize().to_hex().to_string()
+        Fingerprint { whole: hasher.finalize().to_hex().to_string(), parts }
     }
 
     /// The order in which the samples are trained on, up to `batch` at a time.

@@ -15,6 +15,7 @@ use weights::{Catalog, TensorInfo, Tick, WeightsError};
 use super::adapter::Adapters;
 use super::build::{Builder, Held, Precision, Source, Want, hold, home, park, ring, wants};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::{Fingerprint, Parts, short};
 
 /// Where a tensor lies in a file: the `part`-th of `of` equal groups of rows of a tensor there.
 /// Other programs keep q, k and v in one.
@@ -284,17 +285,19 @@ const FIRST_NUMBERS: u64 = 64;
 
 /// What tells a model from others: names, shapes and the first numbers of its tensors, hashed. All of
 /// its numbers would take as long as loading it.
-pub fn fingerprint(catalog: &Catalog) -> Result<String> {
-    let mut hasher = blake3::Hasher::new();
+pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
+    let (mut all, mut parts) = (blake3::Hasher::new(), Parts::new());
     for tensor in &catalog.tensors {
-        hasher.update(format!("{} {:?}", tensor.name, tensor.shape).as_bytes());
+        let mut bytes = format!("{} {:?}", tensor.name, tensor.shape).into_bytes();
         // Of quantised tensors only whole blocks can be read.
         let first = FIRST_NUMBERS.next_multiple_of(tensor.encoding.numbers_per_block());
         for number in floats(catalog, tensor, 0..tensor.count().min(first))? {
-            hasher.update(&number.to_le_bytes());
+            bytes.extend(number.to_le_bytes());
         }
+        all.update(&bytes);
+        parts.insert(tensor.name.clone(), short(&blake3::hash(&bytes)));
     }
-    Ok(hasher.finalize().to_hex().to_string())
+    Ok(Fingerprint { whole: all.finalize().to_hex().to_string(), parts })
 }
 
 /// The numbers of a tensor that is to be written, by its place among all.

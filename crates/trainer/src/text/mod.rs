@@ -40,6 +40,7 @@ use crate::cache::hashes::{Hashes, field};
 use crate::cache::{Event, Tell};
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::{Fingerprint, Parts, short};
 use pack::{Packing, Split, pack};
 use source::{Form, Source, find};
 use store::{Left, Store};
@@ -125,7 +126,7 @@ pub struct Texts {
     length: usize,
     /// Fills sequences up.
     padding: u32,
-    fingerprint: String,
+    fingerprint: Fingerprint,
 }
 
 /// Some sequences of one of the stores.
@@ -140,11 +141,13 @@ impl Texts {
         check(request)?;
         let folder = request.folder.join(VERSION);
         let mut hashes = Hashes::open(folder.join("hashes.json"));
+        let parts = Parts::from([("the tokenizer".into(), tokenizer.fingerprint())]);
         let mut opening =
-            Opening { request, tokenizer, folder: &folder, problems: Vec::new(), tell };
+            Opening { request, tokenizer, folder: &folder, problems: Vec::new(), parts, tell };
         let opened = opening.stores(&mut hashes);
         hashes.save();
-        let (stores, fingerprint) = opened?;
+        let (stores, whole) = opened?;
+        let fingerprint = Fingerprint { whole, parts: opening.parts };
         let (train, held_out) = divide(request, &stores)?;
         let problems = opening.problems;
         let (length, padding) = (request.length, tokenizer.end().unwrap_or(0));
@@ -182,7 +185,7 @@ impl Texts {
     }
 
     /// What tells these sequences from others: the files, the tokenizer and the request, hashed.
-    pub fn fingerprint(&self) -> String {
+    pub fn fingerprint(&self) -> Fingerprint {
         self.fingerprint.clone()
     }
 
@@ -240,6 +243,8 @@ struct Opening<'a> {
     tokenizer: &'a Tokenizer,
     folder: &'a Path,
     problems: Vec<Problem>,
+    /// The files that were found, and the tokenizer.
+    parts: Parts,
     tell: Tell<'a>,
 }
 
@@ -265,6 +270,11 @@ impl Opening<'_> {
         tell(Event::Phase { name: CHECKSUMS, total: 0 });
         let tick = |bytes| tell(Event::Loaded(bytes));
         let sources = find(path, hashes, &tick, &mut self.problems)?;
+        for Source { path: file, hash, .. } in &sources {
+            let below = file.strip_prefix(path).ok().filter(|below| *below != Path::new(""));
+            let name = below.map_or_else(|| file.file_name().map(Path::new), Some);
+            self.parts.insert(name.unwrap_or(file).display().to_string(), short(hash));
+        }
         let address = self.address(&sources);
         field(all, address.as_bytes());
         let folder = self.folder.join(address);

@@ -137,8 +137,11 @@ impl Checkpoints {
             let folder = self.folder.join(format!("step-{step:06}"));
             match read_page(&folder) {
                 Ok(page) => {
-                    page.identity.check(identity, &folder)?;
+                    let changed = page.identity.check(identity, &folder)?;
                     read_tensors(&folder.join(STATE), session.tensors()?)?;
+                    for text in changed {
+                        warn(format!("{text} from here on"));
+                    }
                     return Ok(Some(page.progress));
                 }
                 Err(error) => {

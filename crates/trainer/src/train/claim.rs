@@ -9,7 +9,7 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::folder::{CONFIG, CONFIG_HEADER};
-use super::journal;
+use super::{identity, journal};
 use crate::config::RunConfig;
 use crate::config::material::Material;
 use crate::error::{Result, TrainerError};
@@ -21,8 +21,9 @@ use crate::text::HeldOut;
 const MARKED: [(&str, &str); 3] =
     [(CONFIG, CONFIG_HEADER), (card::FILE_NAME, card::MARK), ("report.html", document::MARK)];
 
-/// Folders of a run, whose files do not tell.
-const FOLDERS: [&str; 5] = ["adapter", "model", "samples", "checkpoints", "initial"];
+/// Folders of a run, and a file, which do not tell.
+const FOLDERS: [&str; 6] =
+    ["adapter", "model", "samples", "checkpoints", "initial", identity::INPUTS];
 
 /// That a job's output folder is free for a run, or has one of ours. `beside` names what the caller
 /// writes there too.

@@ -4,6 +4,7 @@
 //! RUN/
 //!   .lock              held while a run writes here
 //!   config.toml        the job as decided, with the origin of every value
+//!   .inputs.json       what the run is trained on and from, see `identity.rs`
 //!   events.jsonl       what happened, one JSON object per line
 //!   initial/           the model that a job begins with that begins with random weights
 //!   cache/             encoded pictures and captions, unless the job shares a cache

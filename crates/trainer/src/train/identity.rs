@@ -1,14 +1,23 @@
 //! What a checkpoint belongs to: going on with another model, other samples or other settings would
 //! give a result that no run gives.
+//!
+//! ```text
+//! RUN/checkpoints/step-000250/progress.json   settings, one checksum of the model and one of the samples
+//! RUN/.inputs.json                            checksums of tensors, images and captions or texts by name,
+//!                                             so that what changed can be named
+//! ```
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use super::folder::Folder;
 use super::lesson::{Feed, Lesson};
-use crate::config::RunConfig;
+use crate::config::{Origin, RunConfig};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::{Fingerprint, Parts, difference};
 
 /// A job's settings, model and samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,7 +29,26 @@ pub struct Identity {
     /// What it is trained on, hashed.
     #[serde(alias = "pictures")]
     samples: String,
+    /// Of the job at hand only: keys that were typed on the command line.
+    #[serde(skip)]
+    typed: BTreeSet<String>,
+    /// Of the job at hand only; a run has those it began with in a file.
+    #[serde(skip)]
+    inputs: Inputs,
 }
+
+/// What model and samples consist of.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+struct Inputs {
+    base: Parts,
+    samples: Parts,
+}
+
+/// What a run's folder calls them.
+pub const INPUTS: &str = ".inputs.json";
+
+/// Parts that are kept by name. Chosen: some ten megabytes.
+const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
 /// what lies there is compared instead.
@@ -40,36 +68,97 @@ const FREE: [&str; 12] = [
 ];
 const FREE_SECTIONS: [&str; 4] = ["sample.", "writing.", "machine.", "output."];
 
+/// Keys that may change when they are typed for the run that goes on: a learning rate is lowered on
+/// purpose, but a job file may have changed for other reasons.
+const RATE: [&str; 5] = [
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup",
+    "optimizer.decay",
+    "optimizer.decay_curve",
+];
+
 impl Identity {
     /// Of a job.
     pub fn new<F: Feed>(config: &RunConfig, lesson: &F::Lesson, feed: &F) -> Result<Self> {
         let is_free = |key: &str| {
             FREE.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
-        let settings = config.values().filter(|(key, _)| !is_free(key)).collect();
-        Ok(Self { settings, base: lesson.fingerprint()?, samples: feed.fingerprint() })
+        let settings: BTreeMap<_, _> = config.values().filter(|(key, _)| !is_free(key)).collect();
+        let is_typed = |key: &&str| matches!(config.origin(key), Some(Origin::CommandLine { .. }));
+        let typed = RATE.into_iter().filter(is_typed).map(str::to_owned).collect();
+        let Fingerprint { whole: base, parts: of_base } = lesson.fingerprint()?;
+        let Fingerprint { whole: samples, parts: of_samples } = feed.fingerprint();
+        let inputs = Inputs { base: of_base, samples: of_samples };
+        Ok(Self { settings, base, samples, typed, inputs })
     }
 
-    /// That a checkpoint with this identity is one of `job`.
-    pub fn check(&self, job: &Self, folder: &Path) -> Result<()> {
-        let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
-        let of = |identity: &Self, key: &String| {
-            identity.settings.get(key).cloned().unwrap_or_else(|| "not set".into())
-        };
-        let changed: Vec<String> = keys
-            .into_iter()
-            .filter(|key| self.settings.get(*key) != job.settings.get(*key))
-            .map(|key| format!("{key} was {}, is {}", of(self, key), of(job, key)))
-            .collect();
-        let problem = if !changed.is_empty() {
-            changed.join("; ")
-        } else if self.base != job.base {
-            format!("the base was {:.8}, is {:.8}", self.base, job.base)
-        } else if self.samples != job.samples {
-            format!("what it learns from was {:.8}, is {:.8}", self.samples, job.samples)
-        } else {
+    /// Keeps what the job is made of by name, for the next one that goes on.
+    pub fn write_inputs(&self, folder: &Folder) -> Result<()> {
+        let Inputs { base, samples } = &self.inputs;
+        if base.len() + samples.len() > MOST_PARTS {
             return Ok(());
-        };
-        Err(TrainerError::OtherJob { problem, path: folder.into() })
+        }
+        let text = serde_json::to_string_pretty(&self.inputs).expect("it is plain JSON");
+        folder.write(INPUTS, &(text + "\n"))
     }
+
+    /// That a checkpoint with this identity is one of `job`; returns what is not as it was on purpose.
+    pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<String>> {
+        let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
+        let changed =
+            keys.into_iter().filter(|key| self.settings.get(*key) != job.settings.get(*key));
+        let (typed, others): (Vec<_>, Vec<_>) = changed.partition(|key| job.has_typed(key));
+        let refuse =
+            |problem, hint| Err(TrainerError::OtherJob { problem, hint, path: checkpoint.into() });
+        let said = |key: &&String| {
+            let of = |identity: &Self| {
+                identity.settings.get(*key).cloned().unwrap_or_else(|| "not set".into())
+            };
+            format!("{key} was {}, is {}", of(self), of(job))
+        };
+        if !others.is_empty() {
+            let is_rate = others.iter().all(|key| RATE.contains(&key.as_str()));
+            let hint = if is_rate { TYPE_IT } else { UNDO };
+            return refuse(others.iter().map(said).collect::<Vec<_>>().join("; "), hint);
+        }
+        let before = inputs_of(checkpoint);
+        for (what, [was, is], [of_before, of_job]) in [
+            ("the base", [&self.base, &job.base], [&before.base, &job.inputs.base]),
+            (
+                "what it learns from",
+                [&self.samples, &job.samples],
+                [&before.samples, &job.inputs.samples],
+            ),
+        ] {
+            if was == is {
+                continue;
+            }
+            // Runs of before kept no parts, and an order has none.
+            let named = difference(of_before, of_job).filter(|_| !of_before.is_empty());
+            let problem = named.map_or_else(
+                || format!("{what} was {was:.8}, is {is:.8}"),
+                |named| format!("{what} is not what it was: {named}"),
+            );
+            return refuse(problem, UNDO);
+        }
+        Ok(typed.iter().map(said).collect())
+    }
+
+    /// Whether a change was asked for. What belongs to a schedule comes and goes with it.
+    fn has_typed(&self, key: &str) -> bool {
+        let with_schedule = key.starts_with("optimizer.decay");
+        self.typed.contains(key) || (with_schedule && self.typed.contains("optimizer.schedule"))
+    }
+}
+
+const UNDO: &str = "undo the change, or begin a new run with another --out";
+const TYPE_IT: &str = "to change the learning rate or its schedule from here on, type it: \
+                       --resume --set optimizer.learning_rate=VALUE; or undo the change in the job";
+
+/// What the run of a checkpoint began with; nothing where that is not known.
+fn inputs_of(checkpoint: &Path) -> Inputs {
+    let run = checkpoint.ancestors().nth(2).unwrap_or(checkpoint);
+    let text = fs::read(run.join(INPUTS)).unwrap_or_default();
+    serde_json::from_slice(&text).unwrap_or_default()
 }

@@ -18,6 +18,7 @@ use super::event::{Event, Phase};
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::error::Result;
+use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::recompute::Recompute;
@@ -37,7 +38,7 @@ pub trait Lesson {
     fn path(&self) -> &Path;
 
     /// What tells the model from others.
-    fn fingerprint(&self) -> Result<String>;
+    fn fingerprint(&self) -> Result<Fingerprint>;
 
     /// Loads the model, with adapters beside its layers.
     fn load(
@@ -133,7 +134,7 @@ pub trait Feed {
     type Sample: Send + 'static;
 
     /// What tells it from others.
-    fn fingerprint(&self) -> String;
+    fn fingerprint(&self) -> Fingerprint;
 
     /// Samples that an epoch shows, each once.
     fn n_train(&self) -> usize;

@@ -161,8 +161,8 @@ fn begin<'a, 't, F: Feed>(
     let mut session = Session::new(device, lesson, config, &|_| teller.goes_on())?;
     let identity = Identity::new(config, lesson, feed)?;
     let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
-    let mut passed_over = Vec::new();
-    let restored = checkpoints.restore(&mut session, &identity, |text| passed_over.push(text))?;
+    let mut warnings = Vec::new();
+    let restored = checkpoints.restore(&mut session, &identity, |text| warnings.push(text))?;
     let progress = restored.unwrap_or_default();
     let total_steps = total_steps(config, feed.batches_per_epoch());
     if progress.step > total_steps {
@@ -171,6 +171,7 @@ fn begin<'a, 't, F: Feed>(
     }
     // Not before: a job that is refused leaves no trace in another one's folder.
     folder.write(folder::CONFIG, &format!("{}\n{}", folder::CONFIG_HEADER, config.resolved()))?;
+    identity.write_inputs(folder)?;
     let filled = device.filled();
     teller.tell(&Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
@@ -194,7 +195,7 @@ fn begin<'a, 't, F: Feed>(
     }))?;
     // Of what came before and of loading; not before the beginning either.
     teller.tell_each(&meter.end().events)?;
-    for text in passed_over {
+    for text in warnings {
         teller.tell(&Event::Warning { step: progress.step, text, hint: None })?;
     }
     Ok(Run {

@@ -13,6 +13,7 @@ use super::preset::Preset;
 use super::published::Published;
 use super::{Config, Llama, gguf, names};
 use crate::error::{Result, TrainerError};
+use crate::fingerprint::{Fingerprint, Parts};
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, Want, wants};
@@ -120,12 +121,13 @@ impl Base {
     }
 
     /// What tells this model from others.
-    pub fn fingerprint(&self) -> Result<String> {
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
         if let Some(catalog) = &self.catalog {
             return files::fingerprint(catalog);
         }
         let text = format!("{:?} {}", self.config, self.seed);
-        Ok(blake3::hash(text.as_bytes()).to_hex().to_string())
+        let whole = blake3::hash(text.as_bytes()).to_hex().to_string();
+        Ok(Fingerprint { whole, parts: Parts::new() })
     }
 
     /// Puts the model together, with adapters beside its layers.

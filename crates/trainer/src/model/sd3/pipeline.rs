@@ -15,6 +15,7 @@ use super::published::Published;
 use super::{Config, Sd3, names};
 use crate::error::{Result, TrainerError};
 use crate::export::Parts;
+use crate::fingerprint::Fingerprint;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, Want, wants};
@@ -156,7 +157,7 @@ impl Pipeline {
     }
 
     /// What tells this model from others.
-    pub fn fingerprint(&self) -> Result<String> {
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
         files::fingerprint(&self.transformer.catalog)
     }
 

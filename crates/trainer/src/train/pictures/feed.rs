@@ -2,7 +2,7 @@
 //! with noise as the model sees them.
 
 use std::ops::Range;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use compute::Device;
@@ -15,6 +15,7 @@ use crate::cache::Index;
 use crate::config::RunConfig;
 use crate::data::{Bucket, Order};
 use crate::error::Result;
+use crate::fingerprint::Fingerprint;
 use crate::model::build::Precision;
 use crate::model::sd3::Sd3;
 use crate::model::vae::Tiling;
@@ -29,6 +30,8 @@ pub(crate) struct Feed<'a> {
     order: Order,
     mixer: Mixer,
     seed: u64,
+    /// Where the images lie.
+    folder: PathBuf,
     /// What is drawn along the way.
     pictures: Option<Pictures<'a>>,
 }
@@ -52,7 +55,8 @@ impl<'a> Feed<'a> {
             scheme: config.train.scheme,
             seed,
         };
-        Ok(Self { order: index.order(config.train.batch, seed), index, mixer, seed, pictures })
+        let (order, folder) = (index.order(config.train.batch, seed), lesson.data.images.clone());
+        Ok(Self { index, order, mixer, seed, folder, pictures })
     }
 }
 
@@ -60,8 +64,8 @@ impl<'a> lesson::Feed for Feed<'a> {
     type Lesson = Drawing<'a>;
     type Sample = ReadySample;
 
-    fn fingerprint(&self) -> String {
-        self.index.fingerprint()
+    fn fingerprint(&self) -> Fingerprint {
+        self.index.fingerprint(&self.folder)
     }
 
     fn n_train(&self) -> usize {

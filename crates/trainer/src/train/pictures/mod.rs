@@ -33,6 +33,7 @@ use crate::config::sample::Sample;
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::export::{Exported, export, model};
+use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
 use crate::model::build::Precision;
@@ -90,7 +91,7 @@ impl Lesson for Drawing<'_> {
         &self.pipeline.path
     }
 
-    fn fingerprint(&self) -> Result<String> {
+    fn fingerprint(&self) -> Result<Fingerprint> {
         self.pipeline.fingerprint()
     }
 

@@ -12,6 +12,7 @@ use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::data::Order;
 use crate::error::Result;
+use crate::fingerprint::Fingerprint;
 use crate::model::llama::Llama;
 use crate::text::{Request, Sequence, Texts};
 use crate::train::Teller;
@@ -66,7 +67,7 @@ impl<'a> lesson::Feed for Feed<'a> {
     type Lesson = Reading<'a>;
     type Sample = Sequence;
 
-    fn fingerprint(&self) -> String {
+    fn fingerprint(&self) -> Fingerprint {
         self.texts.fingerprint()
     }
 

@@ -28,6 +28,7 @@ use crate::config::text::Text;
 use crate::config::writing::Writing;
 use crate::error::{Result, TrainerError};
 use crate::export::language;
+use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
 use crate::model::files;
@@ -128,7 +129,7 @@ impl Lesson for Reading<'_> {
         &self.base.path
     }
 
-    fn fingerprint(&self) -> Result<String> {
+    fn fingerprint(&self) -> Result<Fingerprint> {
         self.base.fingerprint()
     }
 
