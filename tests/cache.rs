@@ -73,6 +73,82 @@ fn a_second_run_does_nothing() {
     }
 }
 
+/// Of twenty broken files each stands there, before all else, on the page and in JSON.
+#[test]
+fn all_that_is_left_out_is_listed_first() {
+    let (folder, job) = job(4);
+    let pictures = folder.path().join("pictures");
+    for index in 0..20 {
+        fs::write(pictures.join(format!("broken-{index:02}.png")), "hello").unwrap();
+    }
+    fs::write(pictures.join("empty.jpg"), "").unwrap();
+    fs::write(pictures.join("notes.docx"), "PK").unwrap();
+    fs::write(pictures.join("lonely.txt"), "a caption").unwrap();
+    fs::copy(pictures.join("000.png"), pictures.join("copy.png")).unwrap();
+    let page = printed(&["cache", text(&job), "--plan"]);
+    let listed = page.split("3 pictures, 2 held out").next().unwrap();
+    assert!(listed.starts_with("left out: 21 of 26 images"), "{page}");
+    let names = (0..20).map(|index| format!("broken-{index:02}.png is not a picture"));
+    let others = [
+        "20 not an image:",
+        "empty.jpg has zero bytes",
+        "notes.docx is ignored",
+        "lonely.txt is a caption without an image",
+        "copy.png is the same image as",
+        "copy.png has no caption",
+    ];
+    let flat = listed.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in names.chain(others.map(String::from)) {
+        assert!(flat.contains(&part), "{part:?} is missing from {page}");
+    }
+    let summary = summary(&job, &["--plan"]);
+    assert_eq!(summary["problems"].as_array().unwrap().len(), 25);
+    assert_eq!([&summary["left_out"][0]["left_out"], &summary["left_out"][0]["of"]], [21, 26]);
+    assert_eq!(summary["left_out"][0]["reasons"][0]["reason"], "not an image");
+    fs::read_dir(&pictures).unwrap().map(|entry| entry.unwrap().path()).for_each(|path| {
+        if !text(&path).contains("broken") {
+            fs::remove_file(path).unwrap();
+        }
+    });
+    let output = hearth(&["cache", text(&job), "--plan"]);
+    assert_eq!(output.status.code(), Some(1));
+    let page = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        page.starts_with("left out: 20 of 20 images") && page.contains("broken-19.png"),
+        "{page}"
+    );
+}
+
+/// Texts have the same page: what is left out, then what there is.
+#[test]
+fn texts_are_looked_through_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let texts = folder.path().join("texts");
+    fs::create_dir(&texts).unwrap();
+    fs::write(texts.join("a.jsonl"), "{\"text\": \"one two\"}\n{\"words\": 1}\n").unwrap();
+    fs::write(texts.join("b.csv"), "text\n\"three\nfour\"\n").unwrap();
+    fs::write(texts.join("c.parquet"), "PAR1").unwrap();
+    fs::write(texts.join("README.md"), "# card").unwrap();
+    let job = folder.path().join("job.toml");
+    let lines = "[base]\npath = 'tiny'\nfresh = true\n[adapter]\nkind = 'none'\n[text]\npath = 'texts'\n\
+                 length = 64\nvalidation = 0\n";
+    fs::write(&job, lines).unwrap();
+    let page = printed(&["cache", text(&job), "--plan"]);
+    let flat = page.split_whitespace().collect::<Vec<_>>().join(" ");
+    for part in [
+        "left out: 2 of 4 files left out: 1 of 3 records",
+        "c.parquet is Parquet, which is not read: python -c",
+        "README.md is not trained on",
+        "a.jsonl line 2 has the keys words",
+        "2 files, 2 documents, 19 tokens 1 sequences of 64 tokens, 0 held out",
+    ] {
+        assert!(flat.contains(part), "{part:?} is missing from {page}");
+    }
+    let summary = summary(&job, &["--plan"]);
+    assert_eq!(summary["problems"].as_array().unwrap().len(), 3);
+    assert_eq!([&summary["files"], &summary["documents"], &summary["sequences"]], [2, 2, 1]);
+}
+
 #[test]
 fn what_cannot_be_is_said_before_anything_is_done() {
     let (folder, job) = job(3);

@@ -148,8 +148,12 @@ fn what_cannot_be_read_is_said_with_its_line() {
     let warned = warnings(&events);
     let too_long = "sequences have 256 tokens, the model was made for 128";
     assert!(warned.contains(&too_long), "{warned:?}");
-    assert!(warned.iter().any(|text| text.contains("line 5")), "{warned:?}");
-    assert!(warned.iter().any(|text| text.contains("line 6")), "{warned:?}");
+    let left_out = events.iter().find_map(|event| match event {
+        Event::LeftOut(left_out) => Some(left_out.to_string()),
+        _ => None,
+    });
+    let expected = "2 of 6 records left out: 1 not JSON (texts.jsonl line 5), 1 with unknown keys (texts.jsonl line 6)";
+    assert_eq!(left_out.as_deref(), Some(expected));
     fs::write(place.path("texts.jsonl"), "{}\n").unwrap();
     let (job, out) = (place.path("job.toml"), place.path("none"));
     let output = hearth(&["train", text(&job), "--out", text(&out), "--quiet"]);

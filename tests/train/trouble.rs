@@ -12,12 +12,12 @@ use crate::{hearth, printed, said, text};
 
 /// Files that are no pictures, or no good ones, and what is said of each.
 const BROKEN: [(&str, &str); 6] = [
-    ("cut.png", "is truncated"),
-    ("spoilt.png", "is damaged"),
-    ("empty.png", "has zero bytes"),
-    ("letter.jpg", "is not a picture"),
-    ("tiny.png", "is too small"),
-    ("0001.png", "has no caption"),
+    ("cut.png", "1 truncated"),
+    ("spoilt.png", "1 of 6 images left out: 1 damaged"),
+    ("empty.png", "4 of 10 images left out: 1 empty"),
+    ("letter.jpg", "1 not an image"),
+    ("tiny.png", "1 smaller than 64 px"),
+    ("0001.png", "2 images without a caption"),
 ];
 
 fn spoil(pictures: &Path) {
@@ -42,10 +42,18 @@ fn broken_pictures_are_told_and_left_out() {
     job.remove("draw_count = 5\n");
     let run = job.finish("broken", &["train.steps=3", "data.draw=none"], &[]);
     let events = events(&run);
-    let said = warnings(&events);
+    let left_out = events.iter().filter_map(|event| match event {
+        Event::LeftOut(left_out) => Some(left_out.to_string()),
+        _ => None,
+    });
+    let warned = warnings(&events).into_iter().map(String::from);
+    let said: Vec<String> = left_out.chain(warned).collect();
+    assert_eq!(said.len(), 3, "{said:#?}");
+    let report = fs::read_to_string(run.join("report.html")).unwrap();
     for (file, what) in BROKEN {
         let is_told = said.iter().any(|text| text.contains(file) && text.contains(what));
         assert!(is_told, "{file} {what} is missing from {said:#?}");
+        assert!(report.contains(what), "{what} is missing from the report");
     }
     let begin = super::begins(&events)[0];
     assert_eq!(begin.samples + begin.held_out, 5);
@@ -61,7 +69,7 @@ fn a_folder_without_a_picture_is_an_error() {
     job.remove("draw = 'neon'\ndraw_count = 5\n");
     let words = job.fail(&[], &[]);
     assert!(words.contains("no picture to train with"), "{words}");
-    assert!(words.contains("1 x has zero bytes, 1 x is not a picture"), "{words}");
+    assert!(words.contains("empty.png has zero bytes"), "{words}");
     // The remedy needs no --resume: nothing has begun.
     fs::remove_dir_all(&pictures).unwrap();
     job.finish("run", &["train.steps=1", "data.draw=neon", "data.draw_count=2"], &[]);

@@ -56,6 +56,11 @@ impl Page {
         self.wrapped(&format!("  {mark_style}{mark}{mark_style:#} "), "    ", PLAIN, text);
     }
 
+    /// The same on one line, however long, so that names and commands in it can be copied.
+    pub fn long_item(&mut self, mark: &str, mark_style: Style, text: &str) {
+        _ = writeln!(self.text, "  {mark_style}{mark}{mark_style:#} {text}");
+    }
+
     /// A line below an item.
     pub fn below(&mut self, style: Style, text: &str) {
         self.wrapped("    ", "    ", style, text);

@@ -1,4 +1,4 @@
-//! `hearth cache`: pictures and captions of a job, encoded once.
+//! `hearth cache`: what a job is trained on, looked through and encoded once.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -8,9 +8,11 @@ use std::time::Instant;
 use serde::Serialize;
 use trainer::cache::{Caching, Index, Missing, Request};
 use trainer::config::RunConfig;
-use trainer::data::{Bucket, Problem};
+use trainer::config::material::Material;
+use trainer::data::{Bucket, Findings, LeftOut, Problem, scan};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::Phase;
+use trainer::train::texts::{Opened, open_texts};
 
 use super::engine::{Engine, Limit};
 use super::job::Job;
@@ -19,12 +21,12 @@ use crate::failure::Failure;
 use crate::render;
 use crate::render::cache::Encoding;
 
-/// Encode the pictures and captions of a job, once.
+/// List what a job is trained on and what is left out, and encode it once.
 ///
 /// Training does it too; this does it alone, to see what a folder holds or on another computer. What
 /// is in the cache already is not encoded again. The autoencoder and the text encoders are loaded one
 /// after the other, and never more than fits. It may be interrupted at any time and goes on where it
-/// was.
+/// was. Texts for a language model become tokens.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -42,7 +44,7 @@ pub struct Arguments {
     #[command(flatten)]
     engine: Engine,
 
-    /// Say what is missing and how much memory each phase takes, and stop
+    /// List all that is left out and why, then what is missing and the memory of each phase, and stop
     #[arg(long)]
     plan: bool,
 
@@ -58,6 +60,9 @@ pub struct Arguments {
 /// What is in the cache for a job, and what was done for it.
 #[derive(Serialize)]
 pub struct Summary {
+    /// What is not trained on, counted by reason; `problems` has each file.
+    pub left_out: Vec<LeftOut>,
+    pub problems: Vec<Wrong>,
     pub folder: PathBuf,
     /// Pictures that are trained on.
     pub pictures: usize,
@@ -68,7 +73,6 @@ pub struct Summary {
     pub missing_texts: usize,
     pub is_done: bool,
     pub buckets: Vec<Row>,
-    pub problems: Vec<Wrong>,
     pub phases: Vec<Memory>,
     pub peak_bytes: usize,
     pub limit_bytes: usize,
@@ -91,7 +95,29 @@ pub struct Row {
 pub struct Wrong {
     pub path: PathBuf,
     pub what: String,
+    /// What it has in common with others.
+    pub reason: String,
     pub is_skipped: bool,
+    /// Whether nothing is lost by it.
+    pub is_note: bool,
+}
+
+/// What is in the cache for a job on texts.
+#[derive(Serialize)]
+pub struct TextSummary {
+    pub left_out: Vec<LeftOut>,
+    pub problems: Vec<Wrong>,
+    pub folder: PathBuf,
+    /// Files with something to read in them.
+    pub files: usize,
+    pub documents: usize,
+    /// Tokens of an epoch.
+    pub tokens: u64,
+    /// Tokens in a sequence.
+    pub length: usize,
+    pub sequences: usize,
+    pub held_out: usize,
+    pub secs: f64,
 }
 
 /// A part of the work and its memory.
@@ -102,33 +128,115 @@ pub struct Memory {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let begun = Instant::now();
     let config = arguments.job.resolve()?;
+    match config.material {
+        Material::Pictures { .. } => of_images(arguments, &config, out),
+        Material::Texts { .. } => of_texts(arguments, &config, out),
+    }
+}
+
+fn of_images(
+    arguments: &Arguments,
+    config: &RunConfig,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let begun = Instant::now();
     let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
     let encoding = Encoding::begin(arguments.quiet)?;
     let tell = |event| encoding.tell(event);
-    let caching = Caching::new(&pipeline, Request::of(&config)?, &tell)?;
+    let caching = match Caching::new(&pipeline, Request::of(config)?, &tell) {
+        Ok(caching) => caching,
+        Err(error) => {
+            drop(encoding);
+            list_unusable(arguments, config, out)?;
+            return Err(error.into());
+        }
+    };
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit), caching.missing());
     let phases = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
-        Summary::new(&config, caching.index(), missing, &phases)
+        Summary::new(config, caching.index(), missing, &phases)
     } else {
         let peak_bytes = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         let device = arguments.engine.open(peak_bytes)?;
-        Summary::new(&config, &caching.run(&device, &tell)?, missing, &phases)
+        Summary::new(config, &caching.run(&device, &tell)?, missing, &phases)
     };
     let pictures_per_sec = encoding.pictures_per_sec();
     drop(encoding);
     let secs = begun.elapsed().as_secs_f64();
     let is_done = !arguments.plan;
     let summary = Summary { limit_bytes: limit, secs, pictures_per_sec, is_done, ..summary };
-    if arguments.json {
-        serde_json::to_writer_pretty(&mut *out, &summary).map_err(std::io::Error::from)?;
+    print(arguments.json, &summary, || render::cache::page(&summary), out)
+}
+
+/// Of a folder in which nothing can be used, all the same: that is when the reasons matter most.
+fn list_unusable(
+    arguments: &Arguments,
+    config: &RunConfig,
+    out: &mut dyn Write,
+) -> Result<(), Failure> {
+    let (data, _) = config.material.pictures()?;
+    if let Ok(found) = scan(&data.images)
+        && found.items.is_empty()
+        && !arguments.json
+    {
+        let left_out = Findings::of_images(&found.problems, 0).left_out;
+        write!(out, "{}", render::cache::problems_page(&left_out, &wrongs(&found.problems)))?;
+    }
+    Ok(())
+}
+
+/// Texts become tokens also for a plan: what is wrong with a record shows only then.
+fn of_texts(
+    arguments: &Arguments,
+    config: &RunConfig,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    let begun = Instant::now();
+    let opened = Opened::of(config, false)?;
+    let lesson = opened.lesson(config)?;
+    let encoding = Encoding::begin(arguments.quiet)?;
+    let texts = open_texts(&lesson, config, &|event| encoding.tell(event))?;
+    drop(encoding);
+    let summary = TextSummary {
+        left_out: texts.findings().left_out,
+        problems: wrongs(texts.problems()),
+        folder: config.cache_folder(),
+        files: texts.n_files(),
+        documents: texts.n_documents(),
+        tokens: texts.n_tokens(),
+        length: lesson.text.length,
+        sequences: texts.n_train(),
+        held_out: texts.n_held_out(),
+        secs: begun.elapsed().as_secs_f64(),
+    };
+    print(arguments.json, &summary, || render::cache::text_page(&summary), out)
+}
+
+fn print(
+    is_json: bool,
+    summary: &impl Serialize,
+    page: impl FnOnce() -> String,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
+    if is_json {
+        serde_json::to_writer_pretty(&mut *out, summary).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else {
-        write!(out, "{}", render::cache::page(&summary))?;
+        write!(out, "{}", page())?;
     }
     Ok(Outcome::Done)
+}
+
+fn wrongs(problems: &[Problem]) -> Vec<Wrong> {
+    let wrong = |problem: &Problem| Wrong {
+        path: problem.path.clone(),
+        what: problem.kind.to_string(),
+        reason: problem.kind.reason(),
+        is_skipped: problem.is_skipped,
+        is_note: problem.kind.is_note(),
+    };
+    problems.iter().map(wrong).collect()
 }
 
 impl Summary {
@@ -142,13 +250,10 @@ impl Summary {
             height: bucket.height,
             pictures,
         };
-        let wrong = |problem: &Problem| Wrong {
-            path: problem.path.clone(),
-            what: problem.kind.to_string(),
-            is_skipped: problem.is_skipped,
-        };
         let memory = |phase: &Phase| Memory { name: phase.name, peak_bytes: phase.peak_bytes };
         Self {
+            left_out: index.findings(0).left_out,
+            problems: wrongs(&index.problems),
             folder: config.cache_folder(),
             pictures: index.train.len(),
             held_out: index.held_out.len(),
@@ -157,7 +262,6 @@ impl Summary {
             missing_texts: missing.texts,
             is_done: false,
             buckets: buckets.into_iter().map(row).collect(),
-            problems: index.problems.iter().map(wrong).collect(),
             phases: phases.iter().map(memory).collect(),
             peak_bytes: phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0),
             limit_bytes: 0,

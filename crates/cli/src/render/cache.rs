@@ -1,20 +1,20 @@
 //! How far encoding has come, as a line on standard error; and what the cache holds, as a page.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use anstyle::Style;
 use machine::Bytes;
 use trainer::cache::{Event, PICTURES};
+use trainer::data::LeftOut;
 
-use crate::commands::cache::Summary;
+use crate::commands::cache::{Summary, TextSummary, Wrong};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::progress::{clear, redraw};
-use crate::text::{BAD, BOLD, DIM, Page, WARN, bar};
-
-/// Problems shown one by one; the rest is counted. Chosen: they fit a screen with all the rest.
-const SHOWN: usize = 10;
+use crate::text::{BAD, BOLD, DIM, PLAIN, Page, WARN, bar};
 
 /// Encoding at work.
 pub struct Encoding {
@@ -113,7 +113,7 @@ impl Drop for Encoding {
 /// Draws what is wrong, what there is, and what was done.
 pub fn page(summary: &Summary) -> String {
     let mut page = Page::new();
-    problems(&mut page, summary);
+    problems(&mut page, &summary.left_out, &summary.problems);
     let Summary { pictures, held_out, texts, .. } = summary;
     page.line(BOLD, &format!("{pictures} pictures, {held_out} held out, {texts} texts"));
     let most = summary.buckets.iter().map(|row| row.pictures).max().unwrap_or(1) as f64;
@@ -133,14 +133,69 @@ pub fn page(summary: &Summary) -> String {
     page.finish()
 }
 
-fn problems(page: &mut Page, summary: &Summary) {
-    for problem in summary.problems.iter().take(SHOWN) {
-        let (mark, style) = if problem.is_skipped { ("✗", BAD) } else { ("!", WARN) };
-        page.item(mark, style, &format!("{} {}", problem.path.display(), problem.what));
+/// What is wrong, alone.
+pub fn problems_page(left_out: &[LeftOut], problems: &[Wrong]) -> String {
+    let mut page = Page::new();
+    self::problems(&mut page, left_out, problems);
+    page.finish()
+}
+
+/// The same of texts.
+pub fn text_page(summary: &TextSummary) -> String {
+    let mut page = Page::new();
+    problems(&mut page, &summary.left_out, &summary.problems);
+    let TextSummary { files, documents, tokens, length, sequences, held_out, .. } = summary;
+    page.line(BOLD, &format!("{files} files, {documents} documents, {tokens} tokens"));
+    page.line(PLAIN, &format!("{sequences} sequences of {length} tokens, {held_out} held out"));
+    page.line(DIM, &summary.folder.display().to_string());
+    page.finish()
+}
+
+/// Every one, whatever their number: first what is left out, then what should be looked at, then what
+/// is good to know.
+fn problems(page: &mut Page, left_out: &[LeftOut], problems: &[Wrong]) {
+    let is_counted = |problem: &Wrong| {
+        let mut reasons = left_out.iter().flat_map(|left| &left.reasons);
+        problem.is_skipped && reasons.any(|reason| reason.reason == problem.reason)
+    };
+    let (counted, others): (Vec<_>, Vec<_>) = problems.iter().partition(|p| is_counted(p));
+    for LeftOut { unit, left_out, of, .. } in left_out {
+        let plural = if *of == 1 { "" } else { "s" };
+        page.line(BOLD, &format!("left out: {left_out} of {of} {unit}{plural}"));
     }
-    if let Some(more @ 1..) = summary.problems.len().checked_sub(SHOWN) {
-        page.line(DIM, &format!("  and {more} more; --json lists them all"));
+    list(page, "✗", BAD, &counted);
+    let (notes, warnings): (Vec<_>, Vec<_>) = others.into_iter().partition(|p| p.is_note);
+    for (title, mark, style, group) in
+        [("to look at", "!", WARN, warnings), ("good to know", "·", DIM, notes)]
+    {
+        if !group.is_empty() {
+            page.line(BOLD, title);
+        }
+        list(page, mark, style, &group);
     }
+}
+
+/// Many of one kind have a line above them.
+fn list(page: &mut Page, mark: &str, style: Style, problems: &[&Wrong]) {
+    for group in by_reason(problems) {
+        if let [first, _, ..] = group[..] {
+            page.line(PLAIN, &format!("{} {}:", group.len(), first.reason));
+        }
+        for problem in group {
+            page.long_item(mark, style, &format!("{} {}", problem.path.display(), problem.what));
+        }
+    }
+}
+
+/// The largest group first.
+fn by_reason<'a>(problems: &[&'a Wrong]) -> Vec<Vec<&'a Wrong>> {
+    let mut groups = BTreeMap::<&str, Vec<&Wrong>>::new();
+    for problem in problems {
+        groups.entry(&problem.reason).or_default().push(problem);
+    }
+    let mut groups: Vec<_> = groups.into_values().collect();
+    groups.sort_by_key(|group| std::cmp::Reverse(group.len()));
+    groups
 }
 
 fn memory(page: &mut Page, summary: &Summary) {

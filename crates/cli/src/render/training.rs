@@ -166,6 +166,8 @@ impl State {
             }
             Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
             Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
+            Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
+            Event::Note { text } => vec![text.clone()],
             Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
             Event::Lost(lost) => self.warn(&lost.to_string(), None),
             Event::Paced(paced) => self.pace(paced),
@@ -299,6 +301,9 @@ impl State {
         page.finish()
     }
 }
+
+/// What lists every file that is left out.
+const LISTS: &str = "`hearth cache JOB --plan` lists them all";
 
 /// Steps that figures of the live line are means of.
 const SMOOTH: usize = 20;

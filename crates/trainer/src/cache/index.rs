@@ -10,7 +10,7 @@ use super::hashes::field;
 use super::select::Sample;
 use super::store::{Address, Entry, Part, Store};
 use crate::data::caption::{self, CaptionSettings, Draws};
-use crate::data::{Order, Problem};
+use crate::data::{Findings, Order, Problem};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
 use crate::model::files::stored;
@@ -48,6 +48,13 @@ const LATENTS: [&str; 2] = ["mean", "deviation"];
 const PROMPT: [&str; 2] = ["tokens", "pooled"];
 
 impl Index {
+    /// What is to be said of the images and their captions, in a few lines; without the first problems,
+    /// if they were told before.
+    pub fn findings(&self, n_told: usize) -> Findings {
+        let n_used = self.train.len() + self.held_out.len();
+        Findings::of_images(&self.problems[n_told..], n_used)
+    }
+
     /// A sample's latents, or those of its mirror image.
     pub fn latents(&self, sample: &Sample, is_mirrored: bool) -> Result<Latents> {
         let address = if is_mirrored { sample.mirrored } else { Some(sample.plain) };

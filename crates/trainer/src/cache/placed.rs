@@ -2,9 +2,8 @@
 //! on from here to their bytes (`select`); a plan ends here (`plan::Outlook`). Both see the same
 //! pictures in the same sizes because there is no second way to choose them.
 
-use std::collections::BTreeMap;
-
 use crate::config::data::{Data, Validation};
+use crate::data::findings::explained;
 use crate::data::{Bucket, Buckets, Item, Problem, scan};
 use crate::error::{Result, TrainerError};
 use crate::model::sd3::pipeline::Pipeline;
@@ -75,16 +74,9 @@ pub(super) fn check_any(
     if n > 0 {
         return Ok(());
     }
-    let skipped = problems.iter().filter(|problem| problem.is_skipped);
-    let mut kinds = BTreeMap::<String, usize>::new();
-    for problem in skipped {
-        let said = problem.kind.to_string();
-        *kinds.entry(said.split(':').next().unwrap_or_default().to_owned()).or_default() += 1;
-    }
-    let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
-    let why = if kinds.is_empty() { "it holds none".into() } else { kinds.join(", ") };
+    let why = explained(problems).unwrap_or_else(|| "it holds none".into());
     Err(TrainerError::Request {
-        problem: format!("no picture to train with, {why}: {}", data.images.display()),
+        problem: format!("no picture to train with in {}: {why}", data.images.display()),
         hint: "give data.images a folder with png, jpeg, webp or gif pictures",
     })
 }

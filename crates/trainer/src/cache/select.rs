@@ -1,5 +1,6 @@
 //! Which pictures of a folder are trained on, in which size, and which are held out.
 
+use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
@@ -66,9 +67,16 @@ pub(super) fn select(
     let Placement { pictures, mut problems } = place(pipeline, data)?;
     let vae = hashes.of_all(&pipeline.vae.sources(), tick)?;
     let mut samples = Vec::with_capacity(pictures.len());
+    let mut first = HashMap::<Hash, PathBuf>::new();
     for picture in pictures {
         match hashes.of(&picture.item.path, tick) {
             Ok((hash, stamp)) => {
+                let path = &picture.item.path;
+                if let Some(other) = first.get(&hash) {
+                    let kind = ProblemKind::SameImage { other: other.clone() };
+                    problems.push(Problem::warning(path, kind));
+                }
+                first.entry(hash).or_insert_with(|| path.clone());
                 let addressing = Addressing { data, seed, vae, hash, stamp };
                 samples.push(addressing.sample(picture));
             }
@@ -105,8 +113,7 @@ fn hold_out(
     let mut draws: Vec<(u32, PathBuf)> =
         samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
     draws.sort();
-    let held: std::collections::HashSet<PathBuf> =
-        draws.into_iter().take(n_held).map(|(_, path)| path).collect();
+    let held: HashSet<PathBuf> = draws.into_iter().take(n_held).map(|(_, path)| path).collect();
     let held_out = samples.extract_if(.., |sample| held.contains(&sample.path)).collect();
     Ok((samples, held_out))
 }

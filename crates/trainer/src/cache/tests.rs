@@ -333,11 +333,11 @@ fn a_picture_that_fails_late_is_a_problem() {
 #[test]
 fn folders_without_a_picture_say_why() {
     let place = Place::new(0);
-    says(place.caching(), &["no picture to train with, it holds none", "pictures"]);
+    says(place.caching(), &["no picture to train with in", "pictures: it holds none"]);
     fs::write(place.picture("a.png"), "hello").unwrap();
     fs::write(place.picture("b.png"), "").unwrap();
     fs::write(place.picture("c.png"), "").unwrap();
-    says(place.caching(), &["1 x is not a picture", "2 x has zero bytes"]);
+    says(place.caching(), &["a.png is not a picture", "2 empty (b.png, c.png), such as"]);
     let place = Place::with(1, &["data.repeats=200000000"]);
     says(place.caching(), &["an epoch shows 200000000 pictures"]);
     let place = Place::with(1, &["data.resolution=512"]);

@@ -11,7 +11,7 @@ use crate::text::{HeldOut, Width};
 section! {
     /// The texts that a language model learns from.
     pub RawText => Text {
-        /// A file of text, of JSON lines or of tokens, or a folder of such files
+        /// A file of text, JSON, CSV or tokens, or a folder of such files; docs/texts.md has the forms
         path: PathBuf = Required, Any;
         /// Tokens of a sequence; shorter documents are put together, longer ones cut
         length: usize = Default(1024), Within(8.0, 1_048_576.0);

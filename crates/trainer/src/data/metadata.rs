@@ -1,4 +1,5 @@
-//! `metadata.jsonl`: a line of JSON per picture, in the two forms that other programs write.
+//! `metadata.jsonl`, a line of JSON per picture, or `metadata.csv`, a row per picture, in the two forms
+//! that other programs write: Hugging Face's imagefolder has `file_name` and `text`.
 //!
 //! ```text
 //! {"file_name": "a.png", "text": "a dog"}
@@ -12,10 +13,10 @@ use std::path::{Component, Path, PathBuf};
 use serde::Deserialize;
 
 use super::problem::{Problem, ProblemKind};
-use super::text;
+use super::{csv, text};
 
-/// The file's name.
-pub(super) const NAME: &str = "metadata.jsonl";
+/// The files' names.
+pub(super) const NAMES: [&str; 2] = ["metadata.jsonl", "metadata.csv"];
 
 /// What metadata says of one picture.
 #[derive(Debug)]
@@ -47,24 +48,63 @@ pub(super) fn read(path: &Path, entries: &mut Entries, problems: &mut Vec<Proble
         }
     };
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(&bytes);
-    for (at, line) in bytes.split(|byte| *byte == b'\n').enumerate() {
-        if line.trim_ascii().is_empty() {
-            continue;
-        }
-        if let Err(kind) = read_line(path, at + 1, line, entries) {
+    let is_table = path.extension().is_some_and(|ending| ending == "csv");
+    for (number, line) in if is_table { rows(bytes) } else { lines(bytes) } {
+        let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
+        let line = line.map_err(malformed);
+        if let Err(kind) = line.and_then(|line| enter(path, number, line, entries)) {
             problems.push(Problem::skipped(path, kind));
         }
     }
 }
 
-fn read_line(
-    path: &Path,
-    number: usize,
-    line: &[u8],
-    entries: &mut Entries,
-) -> Result<(), ProblemKind> {
+/// What each line says, or why it says nothing; counted from 1.
+type Lines = Vec<(usize, Result<Line, String>)>;
+
+fn lines(bytes: &[u8]) -> Lines {
+    let lines = (1..).zip(bytes.split(|byte| *byte == b'\n'));
+    let said = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
+    let read = |line| serde_json::from_slice(line).map_err(|error| error.to_string());
+    said.map(|(number, line)| (number, read(line))).collect()
+}
+
+/// Rows of a table, by the names in its first one. They are counted as spreadsheets do.
+fn rows(bytes: &[u8]) -> Lines {
+    let text = |cell: Vec<u8>| String::from_utf8(cell).map_err(|_| "is not UTF-8".to_owned());
+    let mut rest = bytes;
+    let mut rows = Vec::new();
+    let mut names: Option<Vec<Vec<u8>>> = None;
+    for number in 1.. {
+        let Some(row) = csv::row(rest, b',', true) else { break };
+        rest = &rest[row.bytes..];
+        let Some(names) = &names else {
+            names = Some(row.cells);
+            continue;
+        };
+        if row.is_blank() {
+            continue;
+        }
+        let mut cells: BTreeMap<&[u8], Vec<u8>> =
+            names.iter().map(Vec::as_slice).zip(row.cells).collect();
+        let mut cell = |name: &str| {
+            cells.remove(name.as_bytes()).filter(|cell| !cell.is_empty()).map(text).transpose()
+        };
+        let mut line = || {
+            Ok(Line {
+                file_name: cell("file_name")?.map(Into::into),
+                image_path: cell("image_path")?.map(Into::into),
+                text: cell("text")?,
+                caption: cell("caption")?,
+                control_path: cell("control_path")?.map(Into::into),
+            })
+        };
+        rows.push((number, line()));
+    }
+    rows
+}
+
+fn enter(path: &Path, number: usize, line: Line, entries: &mut Entries) -> Result<(), ProblemKind> {
     let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
-    let line: Line = serde_json::from_slice(line).map_err(|error| malformed(error.to_string()))?;
     let name = line.file_name.or(line.image_path);
     let name = name.ok_or_else(|| malformed("has neither file_name nor image_path".into()))?;
     let picture = existing(path, number, &name)?;

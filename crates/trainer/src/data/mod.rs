@@ -10,7 +10,9 @@
 
 pub mod bucket;
 pub mod caption;
+pub(crate) mod csv;
 pub mod decode;
+pub mod findings;
 mod header;
 mod metadata;
 pub mod order;
@@ -25,6 +27,7 @@ mod walk;
 
 pub use bucket::{Bucket, Buckets};
 pub use decode::{Pixels, decode};
+pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
 pub use order::Order;
 pub use problem::{Problem, ProblemKind};

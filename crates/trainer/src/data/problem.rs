@@ -1,9 +1,10 @@
 //! What can be wrong with a file of a training folder: one variant per cause, with the facts. They
 //! are shown together after a scan, so none of them ends it.
 
+use std::fmt;
 use std::path::PathBuf;
 
-use crate::text::Fault;
+use crate::text::{At, Fault};
 
 /// Something wrong or noteworthy about one file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,6 +26,12 @@ impl Problem {
     /// It is used all the same.
     pub(crate) fn warning(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: false }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.path.display(), self.kind)
     }
 }
 
@@ -107,6 +114,40 @@ pub enum ProblemKind {
         /// The byte.
         byte: u8,
     },
+    /// A caption of which only T5 sees all: nothing is lost.
+    #[error("has a caption of {tokens} tokens: CLIP sees the first {most}, T5 all of them")]
+    CaptionBeyondClip {
+        /// Tokens of CLIP, those that begin and end a text included.
+        tokens: usize,
+        /// As many as CLIP sees.
+        most: usize,
+    },
+    /// A caption whose end no encoder sees.
+    #[error("has a caption of {tokens} tokens, {encoder} sees {most}: cut off is {lost:?}")]
+    CaptionCut {
+        /// The encoder that sees the most of it.
+        encoder: &'static str,
+        /// Its tokens, those that begin and end a text included.
+        tokens: usize,
+        /// As many as it sees.
+        most: usize,
+        /// The text that is not seen.
+        lost: String,
+    },
+    /// A caption file without a picture.
+    #[error("is a caption without an image of the same name")]
+    CaptionUnpaired,
+    /// A file that is nothing we know.
+    #[error(
+        "is ignored: neither an image, nor a caption (.txt, .caption), nor metadata (.jsonl, .csv)"
+    )]
+    Ignored,
+    /// The same bytes twice.
+    #[error("is the same image as {}: both are trained on", other.display())]
+    SameImage {
+        /// The first of them.
+        other: PathBuf,
+    },
     /// Two captions for one picture.
     #[error("has two captions that differ: that of {} is taken", taken.display())]
     CaptionTwice {
@@ -163,10 +204,10 @@ pub enum ProblemKind {
         why: String,
     },
     /// A text, or a line of one.
-    #[error("{}{fault}", line.map_or_else(String::new, |line| format!("line {line} ")))]
+    #[error("{}{fault}", at.map_or_else(String::new, |at| format!("{at} ")))]
     Text {
-        /// Counted from 1; none if it is all of the file.
-        line: Option<u64>,
+        /// Where; none if it is all of the file.
+        at: Option<At>,
         /// What is wrong with it.
         fault: Fault,
     },
@@ -182,5 +223,90 @@ impl ProblemKind {
     /// From what the system said.
     pub(super) fn unreadable(error: &std::io::Error) -> Self {
         Self::Unreadable { why: error.to_string().to_lowercase() }
+    }
+
+    /// In a few words, as behind a number: `2 unreadable`. The same for all files with this problem.
+    pub fn reason(&self) -> String {
+        let words = match self {
+            Self::TooSmall { least, .. } => return format!("smaller than {least} px"),
+            Self::CaptionBeyondClip { most, .. } => {
+                return format!(
+                    "captions are longer than CLIP's {most} tokens; T5 sees all of them"
+                );
+            }
+            Self::CaptionCut { encoder, most, .. } => {
+                return format!("captions are cut: {encoder} sees {most} tokens");
+            }
+            Self::UnsupportedFormat { name } => {
+                return format!("in a format not supported, {name}");
+            }
+            Self::Text { fault, .. } => return fault.reason(),
+            Self::ZeroBytes => "empty",
+            Self::Unreadable { .. } => "unreadable",
+            Self::NotAnImage { .. } => "not an image",
+            Self::Truncated { .. } => "truncated",
+            Self::Damaged { .. } => "damaged",
+            Self::Huge { .. } => "with too many pixels",
+            Self::TooLong { .. } => "too long",
+            Self::ControlUnusable { .. } => "with a control that cannot be used",
+            Self::Animated => "animated images: the first frame is used",
+            Self::CaptionMissing => "images without a caption: an empty one is used",
+            Self::CaptionEmpty => "images with an empty caption",
+            Self::CaptionNotUtf8 { .. } => "captions not in UTF-8: an empty one is used",
+            Self::CaptionUnpaired => "captions without an image",
+            Self::CaptionTwice { .. } => "images with two captions that differ",
+            Self::Ignored => "files ignored: neither an image, nor a caption, nor metadata",
+            Self::SameImage { .. } => "images that are the same as another one",
+            Self::MetadataMalformed { .. } => "malformed lines of metadata",
+            Self::MetadataMissingFile { .. } => "lines of metadata that name a missing file",
+            Self::DuplicateStem { .. } => {
+                "images that share a name, and with it caption and control"
+            }
+            Self::ControlMissing { .. } => "images without a control",
+            Self::ControlUnpaired { .. } => "controls without an image",
+            Self::NoRepeats => "folders with 0 repeats",
+            Self::ShardDamaged { .. } => "damaged files of the cache, encoded again",
+            Self::FolderTwice { .. } => "links to folders that were read already",
+        };
+        words.into()
+    }
+
+    /// How many things it is about: one, or the records of a stretch.
+    pub(super) fn count(&self) -> usize {
+        match self {
+            Self::Text { at, fault } => fault.count().unwrap_or(at.map_or(1, At::count)),
+            _ => 1,
+        }
+    }
+
+    /// Whether it is about some of the records in a file, and not about all of it.
+    pub(crate) fn is_of_record(&self) -> bool {
+        matches!(
+            self,
+            Self::Text { at: Some(_), .. }
+                | Self::Text { fault: Fault::More { .. } | Fault::Vocabulary { .. }, .. }
+        )
+    }
+
+    /// Whether a picture is left out for it.
+    pub(super) fn is_of_image(&self) -> bool {
+        matches!(
+            self,
+            Self::ZeroBytes
+                | Self::Unreadable { .. }
+                | Self::NotAnImage { .. }
+                | Self::Truncated { .. }
+                | Self::Damaged { .. }
+                | Self::UnsupportedFormat { .. }
+                | Self::TooSmall { .. }
+                | Self::Huge { .. }
+                | Self::TooLong { .. }
+                | Self::ControlUnusable { .. }
+        )
+    }
+
+    /// Whether nothing is lost by it.
+    pub fn is_note(&self) -> bool {
+        matches!(self, Self::CaptionBeyondClip { .. } | Self::Ignored)
     }
 }

@@ -49,7 +49,12 @@ pub fn scan(folder: &Path) -> Result<Scan> {
     })?;
     let found = walk(folder);
     let mut entries = found.entries;
-    let mut scan = Scan { items: Vec::new(), problems: found.problems };
+    let mut problems = found.problems;
+    // Whatever it is called, metadata knows it.
+    problems.retain(|problem| {
+        problem.kind != ProblemKind::Ignored || !entries.contains_key(&plain(&problem.path))
+    });
+    let mut scan = Scan { items: Vec::new(), problems };
     let controls: BTreeSet<PathBuf> =
         entries.values().filter_map(|entry| entry.control.clone()).collect();
     for candidate in found.candidates {

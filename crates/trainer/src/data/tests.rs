@@ -304,6 +304,9 @@ fn captions_lie_beside_pictures() {
         (".hidden/x.png", PICTURE),
         ("Thumbs.db", b"junk"),
         ("readme.md", b"junk"),
+        ("j.png", PICTURE),
+        ("j.txt", b"\xff\xfe\x41\0\x3d\xd8\x4c\xdc\x0d\0\x0a\0"),
+        ("k.txt", b"of nothing"),
     ]);
     let scan = folder.check(
         &[
@@ -317,6 +320,7 @@ fn captions_lie_beside_pictures() {
             "g.png: ",
             "h.jpg: both",
             "h.png: both",
+            "j.png: A\u{1f44c}",
         ],
         &[
             "warning: c.webp has no caption: an empty one is taken",
@@ -324,6 +328,9 @@ fn captions_lie_beside_pictures() {
             "warning: f.png has two captions that differ: that of f.txt is taken",
             "warning: g.png has an empty caption",
             "warning: h.png shares its name with h.jpg: captions and controls are found by name",
+            "skipped: k.txt is a caption without an image of the same name",
+            "skipped: readme.md is ignored: neither an image, nor a caption (.txt, .caption), nor metadata \
+             (.jsonl, .csv)",
         ],
     );
     assert_eq!(scan.items[0].size, [80, 64]);
@@ -441,6 +448,23 @@ fn metadata_names_pictures() {
             "skipped: metadata.jsonl line 6 is malformed: names a.png again",
             "skipped: metadata.jsonl line 8 is malformed: EOF while parsing a value at line 1 column 14",
         ],
+    );
+}
+
+/// As `datasets` reads it, written by pandas: quotes, a line end in a caption, a column more.
+#[test]
+fn metadata_may_be_a_table() {
+    let table = "\u{feff}file_name,text,score\r\na.png,\"a dog, \"\"Rex\"\"\nasleep\",0.5\r\nb.png,,1\r\n\
+                 gone.png,x,1\r\n";
+    let folder = Folder::new(&[
+        ("train/metadata.csv", table.as_bytes()),
+        ("train/a.png", PICTURE),
+        ("train/b.png", PICTURE),
+        ("train/b.txt", b"b"),
+    ]);
+    folder.check(
+        &["train/a.png: a dog, \"Rex\"\nasleep", "train/b.png: b"],
+        &["skipped: train/metadata.csv line 4 names a missing file: gone.png"],
     );
 }
 

@@ -1,4 +1,4 @@
-//! A caption from a file: UTF-8 or nothing. Another encoding is reported and not guessed, as a wrong
+//! A caption from a file: UTF-8, or UTF-16 that says so, or nothing. Another encoding is reported and not guessed, as a wrong
 //! guess would train wrong letters without anybody seeing it.
 
 use std::fs::File;
@@ -20,11 +20,25 @@ pub(super) fn read(path: &Path) -> Result<String, ProblemKind> {
     if bytes.len() as u64 > MOST_BYTES {
         return Err(ProblemKind::TooLong { bytes: bytes.len() as u64, most: MOST_BYTES });
     }
+    if let Some(text) = utf16(&bytes) {
+        return Ok(tidied(&text));
+    }
     let text = std::str::from_utf8(&bytes).map_err(|error| {
         let at = error.valid_up_to();
         ProblemKind::CaptionNotUtf8 { at, byte: bytes[at] }
     })?;
     Ok(tidied(text))
+}
+
+/// Text that begins with UTF-16's mark of byte order, as some editors on Windows save it.
+fn utf16(bytes: &[u8]) -> Option<String> {
+    let (rest, word): (_, fn([u8; 2]) -> u16) = match bytes {
+        [0xff, 0xfe, rest @ ..] => (rest, u16::from_le_bytes),
+        [0xfe, 0xff, rest @ ..] => (rest, u16::from_be_bytes),
+        _ => return None,
+    };
+    let words = rest.chunks_exact(2).map(|pair| word([pair[0], pair[1]]));
+    char::decode_utf16(words).collect::<Result<_, _>>().ok()
 }
 
 /// As every caption is, from wherever it comes.

@@ -67,10 +67,11 @@ impl Walk {
             Ok(listing) => listing,
             Err(error) => return self.skip(path, ProblemKind::unreadable(&error)),
         };
-        if let Some(path) = &listing.metadata {
+        for path in &listing.metadata {
             metadata::read(path, &mut self.entries, &mut self.problems);
         }
         self.pictures(path, &listing, &place);
+        self.unused(&listing);
         self.folders(&listing, &place);
     }
 
@@ -135,6 +136,20 @@ impl Walk {
         }
     }
 
+    /// Nobody should believe that these are trained on.
+    fn unused(&mut self, listing: &Listing) {
+        let stems: BTreeSet<&OsStr> =
+            listing.pictures.iter().filter_map(|path| path.file_stem()).collect();
+        let unpaired =
+            listing.captions.iter().filter(|(stem, _)| !stems.contains(stem.as_os_str()));
+        for path in unpaired.flat_map(|(_, paths)| paths) {
+            self.skip(path, ProblemKind::CaptionUnpaired);
+        }
+        for path in &listing.others {
+            self.skip(path, ProblemKind::Ignored);
+        }
+    }
+
     fn folders(&mut self, listing: &Listing, place: &Place) {
         let named = |name: &str| {
             let is_named =
@@ -170,7 +185,9 @@ struct Listing {
     pictures: Vec<PathBuf>,
     /// By the name without its ending.
     captions: BTreeMap<OsString, Vec<PathBuf>>,
-    metadata: Option<PathBuf>,
+    metadata: Vec<PathBuf>,
+    /// What is none of these.
+    others: Vec<PathBuf>,
 }
 
 impl Listing {
@@ -202,8 +219,10 @@ impl Listing {
         } else if has(CAPTIONS) {
             let stem = path.file_stem().unwrap_or_default().to_owned();
             self.captions.entry(stem).or_default().push(path);
-        } else if path.file_name() == Some(metadata::NAME.as_ref()) {
-            self.metadata = Some(path);
+        } else if metadata::NAMES.iter().any(|name| path.file_name() == Some(name.as_ref())) {
+            self.metadata.push(path);
+        } else {
+            self.others.push(path);
         }
     }
 }

@@ -169,6 +169,7 @@ impl Reader {
                 let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
                 _ = self.warnings.insert((step, text + &hint));
             }
+            Event::LeftOut(left_out) => _ = self.warnings.insert((0, left_out.to_string())),
             Event::Felt(felt) => self.felt.push((self.minutes_before + felt.secs / 60.0, felt)),
             Event::Paced(paced) => self.paced.push((paced.step, paced.to_string())),
             Event::Tightened(tightened) => {
@@ -186,7 +187,10 @@ impl Reader {
                     part.end = Some(end);
                 }
             }
-            Event::Phase { .. } | Event::Checkpoint { .. } | Event::Health { .. } => {}
+            Event::Phase { .. }
+            | Event::Note { .. }
+            | Event::Checkpoint { .. }
+            | Event::Health { .. } => {}
         }
     }
 

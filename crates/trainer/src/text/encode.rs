@@ -3,13 +3,22 @@
 
 use std::borrow::Cow;
 
-use super::chat::Template;
-use super::fault::Fault;
+use super::chat::{Message, Template};
+use super::fault::{At, Fault};
 use super::read::{BLOCK_BYTES, Block, between_words, without_mark};
 use super::record::{self, Record, not_utf8};
 use super::source::Form;
 use super::tokenizer::{Marked, Tokenizer};
+use super::values;
+use crate::data::csv;
 use crate::error::Result;
+
+/// Taken: the two prompts of Stanford Alpaca's `train.py`, with the line end before the answer that
+/// torchtune and alpaca-lora put there.
+const ALPACA: &str = "Below is an instruction that describes a task";
+const REQUEST: &str =
+    " Write a response that appropriately completes the request.\n\n### Instruction:\n";
+const RESPONSE: &str = "\n\n### Response:\n";
 
 /// A block in tokens.
 #[derive(Debug, Default)]
@@ -20,8 +29,8 @@ pub(super) struct Encoded {
     pub counts: Vec<bool>,
     /// Where documents end. What comes behind the last end goes on in the next block.
     pub ends: Vec<usize>,
-    /// What was left out, with the line from 1.
-    pub faults: Vec<(Option<u64>, Fault)>,
+    /// What was left out, and where.
+    pub faults: Vec<(Option<At>, Fault)>,
 }
 
 /// Turns blocks into tokens.
@@ -45,6 +54,8 @@ impl<'a> Encoder<'a> {
         match block.form {
             Form::Text => self.text(&block, &mut out),
             Form::Lines => self.lines(&block, &mut out),
+            Form::Values => self.values(&block, &mut out),
+            Form::Table(separator) => self.table(&block, separator, &mut out),
             Form::Tokens => self.tokens(&block, &mut out),
         }
         out
@@ -63,7 +74,7 @@ impl<'a> Encoder<'a> {
         }
         match self.tokenizer.encode(self.continued(&text, is_first)) {
             Ok(ids) => out.put(ids, true),
-            Err(error) => out.faults.push((Some(block.at.lines + 1), refused(&error))),
+            Err(error) => out.faults.push((Some(block.form.at(block.at.lines)), refused(&error))),
         }
         if block.is_last {
             out.put(self.tokenizer.end(), true);
@@ -73,19 +84,44 @@ impl<'a> Encoder<'a> {
 
     fn lines(&self, block: &Block, out: &mut Encoded) {
         let bytes = if block.at.offset == 0 { without_mark(&block.bytes) } else { &block.bytes };
-        for (number, line) in (block.at.lines + 1..).zip(bytes.split(|byte| *byte == b'\n')) {
+        for (n_before, line) in (block.at.lines..).zip(bytes.split(|byte| *byte == b'\n')) {
             let line = line.trim_ascii_end();
-            if line.is_empty() {
-                continue;
+            if !line.is_empty() {
+                self.put(record::read(line), block.form.at(n_before), out);
             }
-            match record::read(line).and_then(|record| self.record(record)) {
-                Ok(document) => {
-                    out.ids.extend(document.ids);
-                    out.counts.extend(document.is_in);
-                    out.ends.push(out.ids.len());
-                }
-                Err(fault) => out.faults.push((Some(number), fault)),
+        }
+    }
+
+    fn values(&self, block: &Block, out: &mut Encoded) {
+        let mut rest = &block.bytes[..];
+        for n_before in block.at.lines.. {
+            let Some(value) = values::value(rest, block.is_last) else { break };
+            self.put(record::read(&rest[value.clone()]), block.form.at(n_before), out);
+            rest = &rest[value.end..];
+        }
+    }
+
+    fn table(&self, block: &Block, separator: u8, out: &mut Encoded) {
+        let columns = block.columns.as_ref().expect("a table is opened with its first row");
+        let mut rest = &block.bytes[..];
+        for n_before in block.at.lines.. {
+            let Some(row) = csv::row(rest, separator, block.is_last) else { break };
+            rest = &rest[row.bytes..];
+            if !row.is_blank() {
+                self.put(columns.record(row), block.form.at(n_before), out);
             }
+        }
+    }
+
+    /// Adds a record's document, or why there is none.
+    fn put(&self, record: std::result::Result<Record, Fault>, at: At, out: &mut Encoded) {
+        match record.and_then(|record| self.record(record)) {
+            Ok(document) => {
+                out.ids.extend(document.ids);
+                out.counts.extend(document.is_in);
+                out.ends.push(out.ids.len());
+            }
+            Err(fault) => out.faults.push((Some(at), fault)),
         }
     }
 
@@ -131,6 +167,9 @@ impl<'a> Encoder<'a> {
                 let marked = self.tokenizer.encode_marked(&text, &[learnt]);
                 Ok(framed(marked.map_err(|error| refused(&error))?))
             }
+            Record::Instruction { instruction, input, output } => {
+                self.record(self.instructed(instruction, &input, output))
+            }
             Record::Conversation(messages) => {
                 let template = self.template.as_ref();
                 let template = template.map_err(|why| Fault::Refused { why: why.clone() })?;
@@ -141,6 +180,26 @@ impl<'a> Encoder<'a> {
                 Ok(self.up_to_ends(marked.map_err(|error| refused(&error))?))
             }
         }
+    }
+
+    /// A task as the model is given tasks: by its chat template, or in Alpaca's words if it has none.
+    fn instructed(&self, instruction: String, input: &str, output: String) -> Record {
+        if self.tokenizer.template().is_none() {
+            let prompt = match input.trim() {
+                "" => format!("{ALPACA}.{REQUEST}{instruction}{RESPONSE}"),
+                _ => format!(
+                    "{ALPACA}, paired with an input that provides further context.{REQUEST}{instruction}\n\n\
+                     ### Input:\n{input}{RESPONSE}"
+                ),
+            };
+            return Record::Completion { prompt, completion: output };
+        }
+        let question = match input.trim() {
+            "" => instruction,
+            _ => format!("{instruction}\n\n{input}"),
+        };
+        let message = |role: &str, content| Message { role: role.into(), content };
+        Record::Conversation(vec![message("user", question), message("assistant", output)])
     }
 
     /// A text of any length, in pieces whose tokens are those of the whole.
@@ -207,16 +266,16 @@ impl Encoded {
 fn readable<'b>(
     bytes: &'b [u8],
     lines_before: u64,
-    faults: &mut Vec<(Option<u64>, Fault)>,
+    faults: &mut Vec<(Option<At>, Fault)>,
 ) -> Cow<'b, str> {
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.into();
     }
     let mut kept = String::with_capacity(bytes.len());
-    for (number, line) in (lines_before + 1..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
+    for (n_before, line) in (lines_before..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
         match std::str::from_utf8(line) {
             Ok(line) => kept.push_str(line),
-            Err(error) => faults.push((Some(number), not_utf8(line, error))),
+            Err(error) => faults.push((Some(Form::Text.at(n_before)), not_utf8(line, error))),
         }
     }
     kept.into()

@@ -1,7 +1,64 @@
 //! What can be wrong with a text or with a line of records: one variant per cause, with the facts. It
 //! is kept beside the tokens, since a file that was read once is not read again.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
+
+/// Where in a file something is: a stretch of what it is made of, counted from 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct At {
+    /// What is counted.
+    pub unit: Unit,
+    /// The first.
+    pub first: u64,
+    /// The last.
+    pub last: u64,
+}
+
+/// What a file is made of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Lines of text, or of JSON.
+    Line,
+    /// Rows of a table, the first of which has the names of the columns.
+    Row,
+    /// Records of one JSON value.
+    Record,
+}
+
+impl At {
+    /// One of them.
+    pub fn one(unit: Unit, number: u64) -> Self {
+        Self { unit, first: number, last: number }
+    }
+
+    /// How many it is about.
+    pub fn count(self) -> usize {
+        (self.last - self.first + 1) as usize
+    }
+}
+
+impl fmt::Display for At {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = match self.unit {
+            Unit::Line => "line",
+            Unit::Row => "row",
+            Unit::Record => "record",
+        };
+        let Self { first, last, .. } = self;
+        if first == last {
+            write!(f, "{name} {first}")
+        } else {
+            write!(f, "{name}s {first} to {last}")
+        }
+    }
+}
+
+/// Keys of a record, or columns of a table.
+const EXPECTED: &str =
+    "text, prompt with completion, instruction with output, messages, or conversations";
 
 /// Why something in a file of texts is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
@@ -41,15 +98,65 @@ pub enum Fault {
         /// What it said.
         why: String,
     },
-    /// A file that is one JSON value.
-    #[error("begins with {found:?}: a record has to be a line of its own, in braces")]
-    NotLines {
-        /// The first letter.
-        found: char,
+    /// A file of another program.
+    #[error("is {what}, which is not read: {remedy}")]
+    Foreign {
+        /// What it is.
+        what: String,
+        /// What makes a text of it.
+        remedy: String,
+    },
+    /// A file of a folder whose name does not say what it holds.
+    #[error(
+        "has {}, which does not say what it holds: rename it to .txt, .jsonl or .csv, or give the file itself as \
+         text.path",
+        ending.as_ref().map_or_else(|| "no ending".into(), |ending| format!("the ending .{ending}"))
+    )]
+    Ending {
+        /// Behind the last dot of its name.
+        ending: Option<String>,
+    },
+    /// A file that is about the others.
+    #[error(
+        "is not trained on, since it is about the folder: give the file itself as text.path if you mean it"
+    )]
+    About,
+    /// Text in two bytes per letter.
+    #[error("is UTF-16, only UTF-8 is read: iconv -f UTF-16 -t UTF-8 OLD > NEW")]
+    Utf16,
+    /// A table without columns that we know.
+    #[error("has the columns {}, expected {EXPECTED}", columns.join(", "))]
+    Columns {
+        /// What it has.
+        columns: Vec<String>,
+    },
+    /// A row that is longer or shorter than the first.
+    #[error("has {found} cells, the first row {expected}")]
+    Cells {
+        /// As many as there are.
+        found: usize,
+        /// As many as the first row has.
+        expected: usize,
+    },
+    /// A quote or a brace without its other half.
+    #[error(
+        "is not closed, or longer than {most} bytes: what follows in this file is left out too"
+    )]
+    Unclosed {
+        /// The longest record.
+        most: u64,
+    },
+    /// Answers of which one is better.
+    #[error(
+        "is a preference ({keys}), which hearth does not train on: keep the better answer, as messages or completion"
+    )]
+    Preference {
+        /// By which it is told.
+        keys: String,
     },
     /// A record that is none of ours.
     #[error(
-        "has {}, expected text, prompt with completion, or messages",
+        "has {}, expected {EXPECTED}",
         if keys.is_empty() { "no keys".into() } else { format!("the keys {}", keys.join(", ")) }
     )]
     Keys {
@@ -132,4 +239,43 @@ pub enum Fault {
         /// How many.
         n: u64,
     },
+}
+
+impl Fault {
+    /// In a few words, as behind a number: `2 not JSON`.
+    pub fn reason(&self) -> String {
+        let words = match self {
+            Self::Foreign { what, .. } => return what.clone(),
+            Self::Role { role, .. } => return format!("with the unknown role {role:?}"),
+            Self::Binary { .. } => "not text",
+            Self::NotUtf8 { .. } => "not UTF-8",
+            Self::Utf16 => "in UTF-16",
+            Self::Empty => "empty",
+            Self::TooLong { .. } => "too long",
+            Self::NotJson { .. } => "not JSON",
+            Self::Ending { .. } => "of unknown form",
+            Self::About => "about the folder",
+            Self::Columns { .. } => "with unknown columns",
+            Self::Cells { .. } => "with more or fewer cells than columns",
+            Self::Unclosed { .. } => "not closed",
+            Self::Preference { .. } => "preferences",
+            Self::Keys { .. } => "with unknown keys",
+            Self::Value { .. } => "with a value of another kind",
+            Self::Turn { .. } => "with turns out of order",
+            Self::Unanswered { .. } => "without an answer",
+            Self::Refused { .. } => "refused by the chat template",
+            Self::NoWidth | Self::Length { .. } | Self::Version { .. } => "not tokens as expected",
+            Self::Vocabulary { .. } => "with tokens of another vocabulary",
+            Self::More { .. } => "not listed",
+        };
+        words.into()
+    }
+
+    /// How many it stands for, where it counts others.
+    pub(crate) fn count(&self) -> Option<usize> {
+        match self {
+            Self::More { n } => Some(usize::try_from(*n).unwrap_or(usize::MAX)),
+            _ => None,
+        }
+    }
 }

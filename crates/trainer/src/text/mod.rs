@@ -16,29 +16,32 @@
 pub mod chat;
 mod encode;
 pub mod fault;
+mod foreign;
 mod pack;
 mod read;
 mod record;
 mod source;
 mod store;
+mod table;
 #[cfg(test)]
 mod tests;
 mod tokenise;
 pub mod tokenizer;
+mod values;
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use compute::ops::IGNORED;
 use weights::checksum::Hasher;
 
 pub use chat::{Message, Template};
-pub use fault::Fault;
+pub use fault::{At, Fault};
 pub use tokenizer::Tokenizer;
 
 use crate::cache::hashes::{Hashes, field};
 use crate::cache::{Event, Tell};
-use crate::data::{Problem, ProblemKind};
+use crate::data::findings::explained;
+use crate::data::{Findings, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{Fingerprint, Parts, short};
 use pack::{Packing, Split, pack};
@@ -51,7 +54,7 @@ use tokenizer::Marked;
 const VERSION: &str = "texts-v1";
 
 /// Counted up when the same file would give other tokens.
-const TOKENS_VERSION: u64 = 1;
+const TOKENS_VERSION: u64 = 2;
 
 /// The phase in which files are looked at.
 pub const CHECKSUMS: &str = "checksums";
@@ -123,6 +126,8 @@ pub struct Texts {
     held_out: Part,
     stores: Vec<Store>,
     problems: Vec<Problem>,
+    /// Of which there is something to read.
+    n_files: usize,
     length: usize,
     /// Fills sequences up.
     padding: u32,
@@ -142,16 +147,38 @@ impl Texts {
         let folder = request.folder.join(VERSION);
         let mut hashes = Hashes::open(folder.join("hashes.json"));
         let parts = Parts::from([("the tokenizer".into(), tokenizer.fingerprint())]);
-        let mut opening =
-            Opening { request, tokenizer, folder: &folder, problems: Vec::new(), parts, tell };
+        let mut opening = Opening {
+            request,
+            tokenizer,
+            folder: &folder,
+            problems: Vec::new(),
+            n_files: 0,
+            parts,
+            tell,
+        };
         let opened = opening.stores(&mut hashes);
         hashes.save();
         let (stores, whole) = opened?;
         let fingerprint = Fingerprint { whole, parts: opening.parts };
-        let (train, held_out) = divide(request, &stores)?;
-        let problems = opening.problems;
+        let (problems, n_files) = (opening.problems, opening.n_files);
+        let (train, held_out) = divide(request, &stores, &problems)?;
         let (length, padding) = (request.length, tokenizer.end().unwrap_or(0));
-        Ok(Self { train, held_out, stores, problems, length, padding, fingerprint })
+        Ok(Self { train, held_out, stores, problems, n_files, length, padding, fingerprint })
+    }
+
+    /// What is to be said of them, in a few lines.
+    pub fn findings(&self) -> Findings {
+        Findings::of_texts(&self.problems, self.n_files, self.n_documents())
+    }
+
+    /// Files with something to read in them.
+    pub fn n_files(&self) -> usize {
+        self.n_files
+    }
+
+    /// Documents of all files.
+    pub fn n_documents(&self) -> usize {
+        self.stores.iter().map(|store| store.documents.len()).sum()
     }
 
     /// What was wrong with files and lines, and with the cache itself.
@@ -243,6 +270,7 @@ struct Opening<'a> {
     tokenizer: &'a Tokenizer,
     folder: &'a Path,
     problems: Vec<Problem>,
+    n_files: usize,
     /// The files that were found, and the tokenizer.
     parts: Parts,
     tell: Tell<'a>,
@@ -283,11 +311,14 @@ impl Opening<'_> {
         if store.at.source < sources.len() {
             tokenise(&sources, self.request.width, tokenizer, &mut store, tell)?;
         }
-        let problem = |(source, line, fault): &Left| {
-            let kind = ProblemKind::Text { line: *line, fault: fault.clone() };
+        let problem = |(source, at, fault): &Left| {
+            let kind = ProblemKind::Text { at: *at, fault: fault.clone() };
             Problem::skipped(sources[*source].path.clone(), kind)
         };
-        self.problems.extend(store.left.iter().map(problem));
+        let left: Vec<Problem> = store.left.iter().map(problem).collect();
+        self.n_files += sources.len();
+        self.n_files -= left.iter().filter(|problem| !problem.kind.is_of_record()).count();
+        self.problems.extend(left);
         Ok(store)
     }
 
@@ -299,7 +330,10 @@ impl Opening<'_> {
         for source in sources {
             let form: &[u8] = match (source.form, self.request.width) {
                 (Form::Text, _) => b"text",
-                (Form::Lines, _) => b"lines",
+                // Both are what a name says, and what is inside decides.
+                (Form::Lines | Form::Values, _) => b"lines",
+                (Form::Table(b'\t'), _) => b"table with tabs",
+                (Form::Table(_), _) => b"table",
                 (Form::Tokens, None) => b"tokens",
                 (Form::Tokens, Some(Width::Two)) => b"tokens of 2 bytes",
                 (Form::Tokens, Some(Width::Four)) => b"tokens of 4 bytes",
@@ -327,7 +361,7 @@ fn check(request: &Request) -> Result<()> {
 }
 
 /// Which sequences are trained on, and which are not.
-fn divide(request: &Request, stores: &[Store]) -> Result<(Part, Part)> {
+fn divide(request: &Request, stores: &[Store], problems: &[Problem]) -> Result<(Part, Part)> {
     let Request { length, seed, .. } = *request;
     let documents = &stores[0].documents;
     let all = |store: usize| pack(&stores[store].documents, length, seed, |_| true);
@@ -343,31 +377,24 @@ fn divide(request: &Request, stores: &[Store]) -> Result<(Part, Part)> {
         }
     };
     if train.len() == 0 {
-        return Err(nothing(&request.path, &stores[0], held_out.packing.len()));
+        return Err(nothing(&request.path, &stores[0], held_out.packing.len(), problems));
     }
     if let (HeldOut::Path(path), 0) = (&request.held_out, held_out.packing.len()) {
-        return Err(nothing(path, &stores[1], 0));
+        return Err(nothing(path, &stores[1], 0, problems));
     }
     Ok((Part { store: 0, packing: train }, held_out))
 }
 
 /// Why there is nothing to train on: what was found instead.
-fn nothing(path: &Path, store: &Store, n_held: usize) -> TrainerError {
-    let mut kinds = BTreeMap::<String, usize>::new();
-    for (_, _, fault) in &store.left {
-        let said = fault.to_string();
-        *kinds.entry(said.split(':').next().unwrap_or_default().to_owned()).or_default() += 1;
-    }
-    let kinds: Vec<String> = kinds.iter().map(|(kind, n)| format!("{n} x {kind}")).collect();
+fn nothing(path: &Path, store: &Store, n_held: usize, problems: &[Problem]) -> TrainerError {
     let why = match (n_held, store.documents.len()) {
         (1.., _) => "all of it is held out".into(),
         (0, 1..) => "none is two tokens long".into(),
-        _ if kinds.is_empty() => "there is none".into(),
-        _ => kinds.join(", "),
+        _ => explained(problems).unwrap_or_else(|| "there is none".into()),
     };
     TrainerError::Request {
-        problem: format!("no text to train with, {why}: {}", path.display()),
-        hint: "give a text file, lines of JSON with text, prompt and completion, or messages, a file of \
-               tokens, or a folder of those",
+        problem: format!("no text to train with in {}: {why}", path.display()),
+        hint: "give .txt, .jsonl, .json or .csv files, or a folder of those: docs/texts.md lists what they \
+               may hold",
     }
 }

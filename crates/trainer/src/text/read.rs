@@ -1,5 +1,6 @@
 //! Files of any size as blocks that can be turned into tokens apart from each other: a piece of a
-//! text, some whole lines, some tokens. Never holds more than a block and the start of the next.
+//! text, some whole lines, rows or records, some tokens. Never holds more than a block and the start
+//! of the next.
 //!
 //! A text is cut between two words, where every tokenizer cuts too, so that its tokens are those of
 //! the whole; only where there is no such place for a block's length does a cut show.
@@ -19,18 +20,20 @@ use serde::{Deserialize, Serialize};
 use weights::WeightsError;
 use weights::checksum::Stamp;
 
-use super::Width;
-use super::fault::Fault;
+use super::fault::{At, Fault, Unit};
 use super::source::{Form, Source};
+use super::table::Columns;
+use super::{Width, foreign, values};
+use crate::data::csv;
 use crate::error::{Result, TrainerError};
 
 /// Chosen: small enough that a handful of threads share a megabyte evenly, large enough that cuts
 /// are rare. In tests, small files have several.
 pub(super) const BLOCK_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 10 };
 
-/// Longest line of a file of records. Chosen: two million words, more than any model reads at once;
+/// Longest record. Chosen: two million words, more than any model reads at once;
 /// its tokens take some hundred megabytes while they are made.
-const MOST_LINE_BYTES: usize = if cfg!(test) { 16 << 10 } else { 8 << 20 };
+pub(super) const MOST_LINE_BYTES: usize = if cfg!(test) { 16 << 10 } else { 8 << 20 };
 
 /// Taken from llm.c, `llmc/dataloader.h` and `dev/data/data_common.py`.
 const HEADER_BYTES: u64 = 1024;
@@ -46,7 +49,7 @@ pub(super) struct Position {
     pub source: usize,
     /// How many bytes are before, without a header.
     pub offset: u64,
-    /// How many lines are before.
+    /// How many lines, rows or records are before.
     pub lines: u64,
 }
 
@@ -59,10 +62,24 @@ pub(super) struct Block {
     pub bytes: Vec<u8>,
     /// Of a file of tokens.
     pub width: Width,
+    /// Of a table.
+    pub columns: Option<Columns>,
     /// Whether its file ends with it.
     pub is_last: bool,
-    /// What was wrong before anybody looked inside, with the line from 1.
-    pub faults: Vec<(Option<u64>, Fault)>,
+    /// What was wrong before anybody looked inside.
+    pub faults: Vec<(Option<At>, Fault)>,
+}
+
+impl Form {
+    /// A line, row or record behind so many others. Tables are counted as spreadsheets do, where the
+    /// first row has the names.
+    pub fn at(self, n_before: u64) -> At {
+        match self {
+            Self::Table(_) => At::one(Unit::Row, n_before + 2),
+            Self::Values => At::one(Unit::Record, n_before + 1),
+            Self::Text | Self::Lines | Self::Tokens => At::one(Unit::Line, n_before + 1),
+        }
+    }
 }
 
 /// Reads all files, one after the other.
@@ -97,9 +114,13 @@ impl<'a> Reader<'a> {
             }
         }
         let open = self.open.as_mut().expect("it was just opened");
-        let taken = match source.form {
+        let taken = match open.form {
             Form::Text => open.piece(),
             Form::Lines => open.lines(),
+            Form::Values => open.records(|bytes, is_last| Some(values::value(bytes, is_last)?.end)),
+            Form::Table(separator) => {
+                open.records(|bytes, is_last| Some(csv::row(bytes, separator, is_last)?.bytes))
+            }
             Form::Tokens => open.tokens(),
         };
         self.block(source, taken.map_err(io)?).map(Some)
@@ -107,11 +128,13 @@ impl<'a> Reader<'a> {
 
     /// Steps behind what was taken.
     fn block(&mut self, source: &Source, taken: Taken) -> Result<Block> {
-        let (at, width) = (self.at, self.open.as_ref().map_or(Width::Two, |open| open.width));
-        let faults = taken.too_long.map(|bytes| {
-            (Some(at.lines + 1), Fault::TooLong { bytes, most: MOST_LINE_BYTES as u64 })
-        });
-        if taken.is_last {
+        let at = self.at;
+        let open = self.open.as_ref().expect("something was taken from it");
+        let (form, width, columns) = (open.form, open.width, open.columns.clone());
+        let Taken { bytes, n_records, is_last, stepped_over } = taken;
+        let n_stepped = stepped_over.as_ref().map_or(0, |(_, bytes)| *bytes);
+        let fault = stepped_over.map(|(fault, _)| (Some(form.at(at.lines + n_records)), fault));
+        if is_last {
             // What its tokens are kept under is the checksum of what it was.
             if Stamp::of(&source.path)? != source.stamp {
                 return Err(WeightsError::Changed { path: source.path.clone() }.into());
@@ -119,45 +142,45 @@ impl<'a> Reader<'a> {
             self.open = None;
             self.at = Position { source: at.source + 1, ..Position::default() };
         } else {
-            let n_lines = taken.bytes.split(|byte| *byte == b'\n').count() as u64 - 1;
-            self.at.offset += taken.bytes.len() as u64 + taken.too_long.unwrap_or(0);
-            self.at.lines += n_lines + u64::from(taken.too_long.is_some());
+            self.at.offset += bytes.len() as u64 + n_stepped;
+            self.at.lines += n_records + u64::from(fault.is_some());
         }
-        let Taken { bytes, is_last, .. } = taken;
-        Ok(Block {
-            at,
-            form: source.form,
-            bytes,
-            width,
-            is_last,
-            faults: faults.into_iter().collect(),
-        })
+        let is_made_of_records = matches!(form, Form::Values | Form::Table(_));
+        let is_empty = is_last && is_made_of_records && at.lines + n_records == 0;
+        let empty = (is_empty && fault.is_none()).then_some((None, Fault::Empty));
+        let faults = fault.into_iter().chain(empty).collect();
+        Ok(Block { at, form, bytes, width, columns, is_last, faults })
     }
 
     /// A block that only says why there is nothing.
     fn given_up(&mut self, source: &Source, fault: Fault) -> Block {
-        let at = self.at;
+        let (at, form) = (self.at, source.form);
         self.at = Position { source: at.source + 1, ..Position::default() };
-        let faults = vec![(None, fault)];
-        Block { at, form: source.form, bytes: Vec::new(), width: Width::Two, is_last: true, faults }
+        let (bytes, faults) = (Vec::new(), vec![(None, fault)]);
+        Block { at, form, bytes, width: Width::Two, columns: None, is_last: true, faults }
     }
 }
 
 /// The file being read.
 struct Open {
     file: File,
+    /// By what it begins with.
+    form: Form,
     /// Read, and not given yet.
     held: Vec<u8>,
     is_at_end: bool,
     width: Width,
+    columns: Option<Columns>,
 }
 
-/// What comes next of a file.
+/// What was read.
 struct Taken {
     bytes: Vec<u8>,
+    /// Lines, rows or records in them.
+    n_records: u64,
     is_last: bool,
-    /// Bytes of a line that was stepped over instead, with its end.
-    too_long: Option<u64>,
+    /// What was left out behind them, and how many bytes of the file that are.
+    stepped_over: Option<(Fault, u64)>,
 }
 
 impl Open {
@@ -171,23 +194,19 @@ impl Open {
         let bytes = file.metadata()?.len();
         let mut start = vec![0; bytes.min(START_BYTES) as usize];
         file.read_exact(&mut start)?;
-        let found = match source.form {
-            Form::Text | Form::Lines => check_start(source.form, &start).map(|()| (0, Width::Two)),
-            Form::Tokens => layout(&start, bytes, width),
-        };
-        let (first, width) = match found {
-            Ok(found) => found,
+        let Start { form, first, width, columns } = match Start::of(source, &start, bytes, width) {
+            Ok(start) => start,
             Err(fault) => return Ok(Err(fault)),
         };
         file.seek(SeekFrom::Start(first + offset))?;
-        Ok(Ok(Self { file, held: Vec::new(), is_at_end: false, width }))
+        Ok(Ok(Self { file, form, held: Vec::new(), is_at_end: false, width, columns }))
     }
 
     /// Up to the last place between two words.
     fn piece(&mut self) -> io::Result<Taken> {
         self.fill(BLOCK_BYTES)?;
         let at = if self.is_at_end { self.held.len() } else { between_words(&self.held) };
-        Ok(self.take(at))
+        Ok(self.take_lines(at))
     }
 
     /// Up to the end of the last line, but at least one.
@@ -195,20 +214,44 @@ impl Open {
         self.fill(BLOCK_BYTES)?;
         let end_of = |at: usize| at + 1;
         if let Some(at) = self.held.iter().rposition(|byte| *byte == b'\n').map(end_of) {
-            return Ok(self.take(at));
+            return Ok(self.take_lines(at));
         }
         self.fill(MOST_LINE_BYTES)?;
         match self.held.iter().position(|byte| *byte == b'\n').map(end_of) {
-            Some(at) => Ok(self.take(at)),
-            None if self.is_at_end => Ok(self.take(self.held.len())),
+            Some(at) => Ok(self.take_lines(at)),
+            None if self.is_at_end => Ok(self.take_lines(self.held.len())),
             None => self.step_over(),
         }
+    }
+
+    /// As many whole records as there are in a block, but at least one. `end` says where the first one
+    /// of some bytes ends, if it does.
+    fn records(&mut self, end: impl Fn(&[u8], bool) -> Option<usize>) -> io::Result<Taken> {
+        for n in [BLOCK_BYTES, MOST_LINE_BYTES] {
+            self.fill(n)?;
+            let (mut at, mut n_records) = (0, 0);
+            while let Some(bytes) = end(&self.held[at..], self.is_at_end) {
+                at += bytes;
+                n_records += 1;
+            }
+            if self.is_at_end {
+                return Ok(self.take(self.held.len(), n_records));
+            }
+            if at > 0 {
+                return Ok(self.take(at, n_records));
+            }
+        }
+        // Nobody knows where the next one begins.
+        self.held.clear();
+        self.is_at_end = true;
+        let fault = Fault::Unclosed { most: MOST_LINE_BYTES as u64 };
+        Ok(Taken { stepped_over: Some((fault, 0)), ..self.take(0, 0) })
     }
 
     fn tokens(&mut self) -> io::Result<Taken> {
         self.fill(BLOCK_BYTES)?;
         let at = self.held.len() / self.width.bytes() * self.width.bytes();
-        Ok(self.take(at))
+        Ok(self.take(at, 0))
     }
 
     /// Leaves out a line that is too long to hold.
@@ -227,8 +270,8 @@ impl Open {
             }
             self.fill(BLOCK_BYTES)?;
         }
-        let taken = self.take(0);
-        Ok(Taken { too_long: Some(bytes), ..taken })
+        let fault = Fault::TooLong { bytes, most: MOST_LINE_BYTES as u64 };
+        Ok(Taken { stepped_over: Some((fault, bytes)), ..self.take(0, 0) })
     }
 
     /// Reads until so many bytes are held, or the file is at its end.
@@ -239,25 +282,95 @@ impl Open {
         Ok(())
     }
 
-    fn take(&mut self, n: usize) -> Taken {
+    fn take_lines(&mut self, n: usize) -> Taken {
+        let n_lines = self.held[..n].split(|byte| *byte == b'\n').count() as u64 - 1;
+        self.take(n, n_lines)
+    }
+
+    fn take(&mut self, n: usize, n_records: u64) -> Taken {
         let rest = self.held.split_off(n);
         let bytes = std::mem::replace(&mut self.held, rest);
-        Taken { bytes, is_last: self.is_at_end && self.held.is_empty(), too_long: None }
+        let is_last = self.is_at_end && self.held.is_empty();
+        Taken { bytes, n_records, is_last, stepped_over: None }
+    }
+}
+
+/// What the first bytes of a file say.
+struct Start {
+    form: Form,
+    /// Where what is to be read begins.
+    first: u64,
+    width: Width,
+    columns: Option<Columns>,
+}
+
+impl Start {
+    fn of(
+        source: &Source,
+        start: &[u8],
+        bytes: u64,
+        width: Option<Width>,
+    ) -> std::result::Result<Self, Fault> {
+        if source.form == Form::Tokens {
+            let (first, width) = layout(start, bytes, width)?;
+            return Ok(Self { form: Form::Tokens, first, width, columns: None });
+        }
+        check_text(source, start)?;
+        let at_start = Self { form: source.form, first: 0, width: Width::Two, columns: None };
+        let has_record = || has_record(start, bytes);
+        Ok(match source.form {
+            // Whatever it is called, nobody wants to learn to write it.
+            Form::Text if has_record() => Self { form: Form::Lines, ..at_start },
+            Form::Lines if without_mark(start).trim_ascii().starts_with(b"[") => {
+                let bracket = start.iter().position(|byte| *byte == b'[').unwrap_or(0);
+                Self { form: Form::Values, first: bracket as u64 + 1, ..at_start }
+            }
+            Form::Lines if !has_record() && goes_on(start) => {
+                let mark = start.len() - without_mark(start).len();
+                Self { form: Form::Values, first: mark as u64, ..at_start }
+            }
+            Form::Table(separator) => {
+                let columns = Columns::read(start, separator)?;
+                let (form, first) = (Form::Table(columns.separator), columns.bytes as u64);
+                Self { form, first, columns: Some(columns), ..at_start }
+            }
+            _ => at_start,
+        })
     }
 }
 
 /// That a file looks like text, by its first bytes.
-fn check_start(form: Form, start: &[u8]) -> std::result::Result<(), Fault> {
+fn check_text(source: &Source, start: &[u8]) -> std::result::Result<(), Fault> {
+    if foreign::is_utf16(start) {
+        return Err(Fault::Utf16);
+    }
+    if let Some(fault) = foreign::by_start(&source.path, start) {
+        return Err(fault);
+    }
     // Tabs, line ends, form feeds and what terminals are told colours by do stand in texts.
     let is_strange = |byte: &u8| matches!(byte, 0..=8 | 14..=26 | 28..=31);
     if let Some(at) = start.iter().position(is_strange) {
         return Err(Fault::Binary { at, byte: start[at] });
     }
-    match without_mark(start).trim_ascii().first() {
-        None if start.len() < START_BYTES as usize => Err(Fault::Empty),
-        Some(b'[') if form == Form::Lines => Err(Fault::NotLines { found: '[' }),
-        _ => Ok(()),
-    }
+    let is_blank = without_mark(start).trim_ascii().is_empty();
+    if is_blank && start.len() < START_BYTES as usize { Err(Fault::Empty) } else { Ok(()) }
+}
+
+/// Whether the first line is a whole object of JSON.
+fn has_record(start: &[u8], bytes: u64) -> bool {
+    let text = without_mark(start).trim_ascii_start();
+    let is_whole = start.len() as u64 == bytes;
+    let end = text.iter().position(|byte| *byte == b'\n').or(is_whole.then_some(text.len()));
+    let line = end.map_or(&b""[..], |end| &text[..end]);
+    line.starts_with(b"{") && serde_json::from_slice::<serde::de::IgnoredAny>(line).is_ok()
+}
+
+/// Whether a record that begins on the first line goes on on the second, and does not begin anew there.
+fn goes_on(start: &[u8]) -> bool {
+    let lines = without_mark(start).split(|byte| *byte == b'\n').map(<[u8]>::trim_ascii);
+    let mut lines = lines.filter(|line| !line.is_empty());
+    let (first, second) = (lines.next().unwrap_or_default(), lines.next());
+    first.starts_with(b"{") && second.is_some_and(|second| !second.starts_with(b"{"))
 }
 
 /// Without the mark of byte order that some editors begin a file with.

@@ -1,46 +1,72 @@
-//! A line of a file of records: which of the three forms it has, and whether it makes sense.
+//! A record of a file: which of the forms that people share it has, and whether it makes sense.
 //!
 //! ```text
 //! {"text": "…"}                                                         all of it is learnt
 //! {"prompt": "…", "completion": "…"}                                    the completion is learnt
+//! {"instruction": "…", "input": "…", "output": "…"}                     Alpaca: the output is learnt
 //! {"messages": [{"role": "user", "content": "…"}, {"role": "assistant", "content": "…"}]}
+//! {"conversations": [{"from": "human", "value": "…"}, {"from": "gpt", "value": "…"}]}    ShareGPT
 //!                                                                       the answers are learnt
 //! ```
 //!
-//! Other keys are left alone. A line that makes no sense is a fault, never the end.
+//! Other keys are left alone. A record that makes no sense is a fault, never the end.
 
 use serde_json::{Map, Value};
 
 use super::chat::Message;
 use super::fault::Fault;
 
-/// What a line says.
+/// What a record says.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Record {
     /// To be learnt from start to end.
     Text(String),
     /// A text of which the second part is learnt.
     Completion { prompt: String, completion: String },
+    /// A task, what it is about if anything, and the answer, which is learnt.
+    Instruction { instruction: String, input: String, output: String },
     /// Of which the assistant's answers are learnt.
     Conversation(Vec<Message>),
 }
 
-/// Reads one line.
-pub(super) fn read(line: &[u8]) -> Result<Record, Fault> {
-    let line = std::str::from_utf8(line).map_err(|error| not_utf8(line, error))?;
-    let value: Value = serde_json::from_str(line).map_err(|error| not_json(&error))?;
-    let Value::Object(fields) = value else {
-        return Err(wrong("a record", &value, "an object in braces"));
-    };
-    if let Some(messages) = fields.get("messages") {
-        return conversation(messages).map(Record::Conversation);
+/// Reads one record of JSON.
+pub(super) fn read(json: &[u8]) -> Result<Record, Fault> {
+    let json = std::str::from_utf8(json).map_err(|error| not_utf8(json, error))?;
+    let value: Value = serde_json::from_str(json).map_err(|error| not_json(&error))?;
+    match value {
+        Value::Object(fields) => of(&fields),
+        other => Err(wrong("a record", &other, "an object in braces")),
     }
-    if fields.contains_key("prompt") && fields.contains_key("completion") {
-        let (prompt, completion) = (text(&fields, "prompt")?, filled(&fields, "completion")?);
+}
+
+/// What some keys and their values say.
+pub(super) fn of(fields: &Map<String, Value>) -> Result<Record, Fault> {
+    let has = |key: &str| fields.contains_key(key);
+    // Before all else: they have prompts and completions too, and the worse of two answers, or one
+    // that people did not like, is not to be learnt.
+    for keys in [["chosen", "rejected"], ["completion", "label"]] {
+        if keys.iter().all(|key| has(key)) {
+            return Err(Fault::Preference { keys: keys.join(", ") });
+        }
+    }
+    if let Some(key) = ["messages", "conversations"].into_iter().find(|key| has(key)) {
+        return conversation(key, fields).map(Record::Conversation);
+    }
+    let output = ["output", "response"].into_iter().find(|key| has(key));
+    if let Some(output) = output.filter(|_| has("instruction")) {
+        let input = ["input", "context"].into_iter().find(|key| has(key));
+        return Ok(Record::Instruction {
+            instruction: filled(fields, "instruction")?,
+            input: input.map_or(Ok(String::new()), |input| text(fields, input))?,
+            output: filled(fields, output)?,
+        });
+    }
+    if has("prompt") && has("completion") {
+        let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);
         return Ok(Record::Completion { prompt, completion });
     }
-    if fields.contains_key("text") {
-        return filled(&fields, "text").map(Record::Text);
+    if has("text") {
+        return filled(fields, "text").map(Record::Text);
     }
     Err(Fault::Keys { keys: fields.keys().take(MOST_KEYS).cloned().collect() })
 }
@@ -71,16 +97,23 @@ fn filled(fields: &Map<String, Value>, key: &str) -> Result<String, Fault> {
     if text.trim().is_empty() { Err(Fault::Empty) } else { Ok(text) }
 }
 
-fn conversation(messages: &Value) -> Result<Vec<Message>, Fault> {
+fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, Fault> {
+    let messages = &fields[key];
     let list = messages.as_array().filter(|list| !list.is_empty());
-    let list = list.ok_or_else(|| wrong("messages", messages, "a list of messages"))?;
-    let mut found: Vec<Message> = Vec::with_capacity(list.len());
+    let list = list.ok_or_else(|| wrong(key, messages, "a list of messages"))?;
+    let mut found: Vec<Message> = Vec::with_capacity(list.len() + 1);
+    // ShareGPT keeps it apart, if at all.
+    if let Some(content) = fields.get("system").and_then(Value::as_str).filter(|c| !c.is_empty()) {
+        found.push(Message { role: "system".into(), content: content.into() });
+    }
     for (number, value) in (1..).zip(list) {
-        let field = |key: &str| {
+        let field = |keys: [&str; 2]| {
+            let key = keys.into_iter().find(|key| value.get(key).is_some()).unwrap_or(keys[0]);
             let of = format!("message {number}'s {key}");
             value[key].as_str().map(String::from).ok_or_else(|| wrong(&of, &value[key], "a text"))
         };
-        let message = Message { role: field("role")?, content: field("content")? };
+        let role = role(field(["role", "from"])?);
+        let message = Message { role, content: field(["content", "value"])? };
         check_turn(number, found.last(), &message)?;
         found.push(message);
     }
@@ -89,6 +122,16 @@ fn conversation(messages: &Value) -> Result<Vec<Message>, Fault> {
             Err(Fault::Unanswered { role: role.clone() })
         }
         _ => Ok(found),
+    }
+}
+
+/// As chat templates call those who speak.
+fn role(name: String) -> String {
+    match name.as_str() {
+        "human" => "user".into(),
+        "gpt" | "chatgpt" | "model" | "bot" => "assistant".into(),
+        "observation" | "function" => "tool".into(),
+        _ => name,
     }
 }
 
@@ -140,9 +183,14 @@ mod tests {
     }
 
     #[test]
-    fn three_forms_are_read() {
+    fn forms_are_read() {
         let text = read(br#"{"text": "a\nb", "id": 7}"#).unwrap();
         assert_eq!(text, Record::Text("a\nb".into()));
+        let task = read(br#"{"instruction": "add", "input": "", "output": "3", "id": 1}"#).unwrap();
+        let [instruction, input, output] = ["add", "", "3"].map(String::from);
+        assert_eq!(task, Record::Instruction { instruction, input, output });
+        let task = read(br#"{"instruction": "add", "context": "1, 2", "response": "3"}"#).unwrap();
+        assert!(matches!(task, Record::Instruction { input, .. } if input == "1, 2"));
         let pair = read(br#"{"completion": " b", "prompt": ""}"#).unwrap();
         assert_eq!(pair, Record::Completion { prompt: String::new(), completion: " b".into() });
         for roles in [
@@ -158,10 +206,30 @@ mod tests {
     }
 
     #[test]
+    fn names_of_other_programs_are_known() {
+        let share = json!({"system": "be brief", "conversations": [
+            {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]});
+        let Ok(Record::Conversation(messages)) = read(share.to_string().as_bytes()) else {
+            panic!("{share}")
+        };
+        let said: Vec<_> = messages.iter().map(|m| format!("{}: {}", m.role, m.content)).collect();
+        assert_eq!(said, ["system: be brief", "user: a?", "assistant: b"]);
+        faulty(
+            r#"{"prompt": "a", "chosen": "b", "rejected": "c"}"#,
+            "is a preference (chosen, rejected), which hearth does not train on",
+        );
+        faulty(r#"{"prompt": "a", "completion": "b", "label": false}"#, "(completion, label)");
+        faulty(
+            r#"{"conversations": [{"from": "gpt", "value": "b"}]}"#,
+            "of the assistant comes first",
+        );
+    }
+
+    #[test]
     fn what_makes_no_sense_says_why() {
         faulty("{\"text\": \"a\"", "is not JSON: eof while parsing an object at column 12");
         faulty("[1]", "a record that is a list, expected an object");
-        faulty("{}", "has no keys, expected text, prompt with completion, or messages");
+        faulty("{}", "has no keys, expected text, prompt with completion, instruction with output");
         faulty(r#"{"prompt": "a", "answer": "b"}"#, "has the keys answer, prompt, expected");
         faulty(r#"{"text": 7}"#, "has text that is a number, expected a text");
         faulty(r#"{"text": " \n"}"#, "is empty");

@@ -1,5 +1,5 @@
 //! Which files a job's texts are in, in an order that depends on nothing but their names, and what
-//! form each has. Looks at names only.
+//! form each has by its name.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,29 +8,37 @@ use std::path::{Path, PathBuf};
 use weights::checksum::{Hash, Stamp};
 use weights::{Tick, WeightsError};
 
+use super::fault::Fault;
+use super::foreign;
 use crate::cache::hashes::Hashes;
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
 
-/// How texts lie in a file.
+/// How texts lie in a file. Names say it first; `read` looks again when a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Form {
     /// The file is one text.
     Text,
     /// A record of JSON on each line.
     Lines,
+    /// Records that are parts of one JSON list, or go over several lines.
+    Values,
+    /// A row for each record, below one with the names of its columns; what is between cells.
+    Table(u8),
     /// Tokens, made elsewhere with the same vocabulary.
     Tokens,
 }
 
 /// Endings of files, without the dot.
-const ENDINGS: [(&str, Form); 7] = [
+const ENDINGS: [(&str, Form); 9] = [
     ("txt", Form::Text),
     ("text", Form::Text),
     ("md", Form::Text),
     ("jsonl", Form::Lines),
     ("ndjson", Form::Lines),
     ("json", Form::Lines),
+    ("csv", Form::Table(b',')),
+    ("tsv", Form::Table(b'\t')),
     ("bin", Form::Tokens),
 ];
 
@@ -45,8 +53,8 @@ pub(super) struct Source {
     pub stamp: Stamp,
 }
 
-/// The files of a path: itself, or all below it whose endings are known. What cannot be read is
-/// listed and left out.
+/// The files of a path: itself, or all below it whose endings are known. What cannot be read, or does
+/// not say what it is, is listed and left out; hidden files are not even listed.
 pub(super) fn find(
     path: &Path,
     hashes: &mut Hashes,
@@ -87,6 +95,19 @@ fn form_of(path: &Path) -> Option<Form> {
     known.map(|(_, form)| *form)
 }
 
+/// Of a file that nobody named, so that its name has to say what it is.
+fn form_in_folder(path: &Path) -> std::result::Result<Form, Fault> {
+    if foreign::is_about(path) {
+        return Err(Fault::About);
+    }
+    // A pipe would be waited for.
+    if let Some(form) = form_of(path).filter(|_| path.is_file()) {
+        return Ok(form);
+    }
+    let ending = path.extension().map(|ending| ending.to_string_lossy().into_owned());
+    Err(foreign::by_name(path).unwrap_or(Fault::Ending { ending }))
+}
+
 /// Folders by their real paths, which ends loops of links.
 fn walk(
     folder: &Path,
@@ -115,8 +136,13 @@ fn walk(
         }
         if path.is_dir() {
             walk(&path, seen, found, problems);
-        } else if let Some(form) = form_of(&path).filter(|_| path.is_file()) {
-            found.push((path, form));
+        } else {
+            match form_in_folder(&path) {
+                Ok(form) => found.push((path, form)),
+                Err(fault) => {
+                    problems.push(Problem::skipped(path, ProblemKind::Text { at: None, fault }));
+                }
+            }
         }
     }
 }

@@ -34,7 +34,7 @@ use weights::write::{sweep, write_file};
 use weights::{Catalog, Dtype, Tick, WeightsError};
 
 use super::encode::Encoded;
-use super::fault::Fault;
+use super::fault::{At, Fault};
 use super::read::Position;
 use super::tokenizer::Marked;
 use crate::cache::hashes::Hashes;
@@ -45,14 +45,15 @@ use crate::error::{Result, TrainerError};
 /// and a hundred gigabytes of text are some thousand files. In tests, small files make several.
 const SHARD_TOKENS: usize = if cfg!(test) { 4 << 10 } else { 16 << 20 };
 
-/// Faults that a shard lists; the others are counted. Chosen: more than anybody reads.
-const MOST_FAULTS: usize = 100;
+/// Stretches of faults that a shard lists; the others are counted. Chosen: a megabyte or two, and more
+/// than anybody reads.
+const MOST_FAULTS: usize = if cfg!(test) { 100 } else { 10_000 };
 
 const SUFFIX: &str = ".safetensors";
 const DAMAGED_SUFFIX: &str = ".damaged";
 
-/// What was left out: of which file, on which line, and why.
-pub(super) type Left = (usize, Option<u64>, Fault);
+/// What was left out: of which file, where in it, and why.
+pub(super) type Left = (usize, Option<At>, Fault);
 
 /// A text in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -223,12 +224,21 @@ impl Growing {
             self.token(*id, counts);
         }
         ends.for_each(|_| self.end());
-        for (line, fault) in encoded.faults {
-            if self.left.len() < MOST_FAULTS {
-                self.left.push((source, line, fault));
-            } else {
-                self.n_more += 1;
-            }
+        for (at, fault) in encoded.faults {
+            self.leave_out(source, at, fault);
+        }
+    }
+
+    /// Neighbours with the same fault are one stretch.
+    fn leave_out(&mut self, source: usize, at: Option<At>, fault: Fault) {
+        if let (Some((of, Some(before), same)), Some(at)) = (self.left.last_mut(), at)
+            && (*of, &*same, before.last + 1) == (source, &fault, at.first)
+        {
+            before.last = at.last;
+        } else if self.left.len() < MOST_FAULTS {
+            self.left.push((source, at, fault));
+        } else {
+            self.n_more += at.map_or(1, At::count) as u64;
         }
     }
 

@@ -186,7 +186,6 @@ fn every_text_is_found_again() {
         ("deep/c.md", "# third\n"),
         ("deep/d.jsonl", "{\"text\": \"fourth\"}\n\n{\"text\": \"fifth\"}"),
         (".hidden.txt", "no"),
-        ("picture.png", "no"),
     ]);
     let texts = place.texts();
     assert!(texts.problems().is_empty(), "{:?}", texts.problems());
@@ -339,13 +338,14 @@ fn what_is_wrong_is_said_with_its_line() {
         ("c.txt", b"\x89PNG\r\n\x1a\n\0\0"),
         ("d.txt", b""),
         ("e.txt", b" \n "),
-        ("f.json", b"[{\"text\": \"x\"}]"),
+        ("f.json", b"{\"data\": [{\"text\": \"x\"}]}"),
         ("g.bin", b"\x01\x02"),
         ("h.jsonl", &[lines[0].as_bytes(), b"\n{\"text\": \"\xff\"}\r\n"].concat()),
     ]);
     let expected = [
         "a.jsonl: line 2 is not JSON: eof while parsing a value at column 8",
-        "a.jsonl: line 3 has the keys texts, expected text, prompt with completion, or messages",
+        "a.jsonl: line 3 has the keys texts, expected text, prompt with completion, instruction with output, \
+         messages, or conversations",
         "a.jsonl: line 4 is too long: 20013 bytes, most is 16384",
         "a.jsonl: line 7 is empty",
         "a.jsonl: line 8 message 1 of the assistant comes first",
@@ -353,7 +353,8 @@ fn what_is_wrong_is_said_with_its_line() {
         "c.txt: is not text: byte 6 is 0x1a",
         "d.txt: is empty",
         "e.txt: is empty",
-        "f.json: begins with '[': a record has to be a line of its own, in braces",
+        "f.json: line 1 has the keys data, expected text, prompt with completion, instruction with output, \
+         messages, or conversations",
         "g.bin: has no header that says how many bytes a token takes",
         "h.jsonl: line 2 is not UTF-8: byte 10 of the line is 0xff",
     ];
@@ -367,24 +368,192 @@ fn what_is_wrong_is_said_with_its_line() {
 
     place.request.path = place.request.path.join("f.json");
     let error = place.open().map(drop).unwrap_err().to_string();
-    assert!(error.contains("no text to train with, 1 x begins with '['"), "{error}");
-    assert!(error.ends_with("f.json"), "{error}");
+    assert!(error.starts_with("no text to train with in "), "{error}");
+    assert!(error.contains("f.json line 1 has the keys data, expected text"), "{error}");
+}
+
+/// Neighbours of one kind are one line, so that a large file of another form is a short list.
+#[test]
+fn many_faults_are_counted() {
+    let bad = "no\n no\n".repeat(225);
+    let same = "{\"words\": 1}\n".repeat(1000);
+    let place = Place::new([("a.jsonl", &format!("{same}{bad}{{\"text\": \"good\"}}"))]);
+    let said = place.said();
+    assert_eq!(said.len(), 101);
+    assert!(said[0].starts_with("a.jsonl: lines 1 to 1000 has the keys words"), "{}", said[0]);
+    assert_eq!(said[99], "a.jsonl: line 1099 is not JSON: expected ident at column 2");
+    assert_eq!(said[100], "a.jsonl: and 351 more like these");
+    let left_out = place.texts().findings().left_out;
+    let [records] = &left_out[..] else { panic!("{left_out:?}") };
+    assert_eq!((records.left_out, records.of), (1450, 1451));
+    assert_eq!(
+        records.reasons[0].to_string(),
+        "1000 with unknown keys (a.jsonl lines 1 to 1000, …)"
+    );
+}
+
+/// The records of files that pandas and Python wrote: of each file the same ones, in order.
+#[test]
+fn files_of_other_programs_are_understood_or_refused() {
+    let read = |name: &str| fs::read(golden("files").join(name)).unwrap();
+    let records = |name: &str| {
+        let place = Place::new([(name, &read(name))]);
+        let texts = place.texts();
+        assert!(texts.problems().is_empty(), "{name}: {:?}", texts.problems());
+        let store = &texts.stores[0];
+        store.read(0..store.n_tokens()).unwrap()
+    };
+    let expected = records("lines.jsonl");
+    let asked: Vec<u32> = expected
+        .ids
+        .iter()
+        .zip(&expected.is_in)
+        .filter(|(_, is)| **is)
+        .map(|(id, _)| *id)
+        .collect();
+    let answers = ["3", "no; \"yes\"\n", " ok"].map(ended).concat();
+    assert_eq!(asked, answers, "only answers are learnt");
+    for name in [
+        "list.json",
+        "pretty.json",
+        "pandas.csv",
+        "index.csv",
+        "semicolon.csv",
+        "tabs.tsv",
+        "excel.csv",
+    ] {
+        assert_eq!(records(name), expected, "{name}");
+    }
+    for (name, said) in [
+        (
+            "table.parquet",
+            "is Parquet, which is not read: python -c \"import pandas; pandas.read_parquet('table.parquet')",
+        ),
+        ("packed.csv.gz", "is compressed, which is not read: gunzip -k packed.csv.gz"),
+        ("utf16.csv", "is UTF-16, only UTF-8 is read"),
+        ("columns.json", "line 1 has instruction that is an object, expected a text"),
+    ] {
+        // In a folder, named itself, and under a name that lies.
+        let other = format!("{name}.txt");
+        let mut place = Place::new([(name, &read(name)), ("good.txt", &b"good".to_vec())]);
+        let shown = place.said();
+        assert!(shown.len() == 1 && shown[0].contains(said), "{shown:?}");
+        fs::write(place.request.path.join(&other), read(name)).unwrap();
+        for named in [name, &other] {
+            let path = place.request.path.join(named);
+            let request = Request { path, ..place.request.clone() };
+            let error = std::mem::replace(&mut place.request, request);
+            let shown = place.open().map(drop).unwrap_err().to_string();
+            place.request = error;
+            let said = said.split(&[':', '('][..]).next().unwrap();
+            assert!(shown.contains(said), "{named}: {shown}");
+        }
+    }
 }
 
 #[test]
-fn many_faults_are_counted() {
-    let place = Place::new([("a.jsonl", &format!("{}{{\"text\": \"good\"}}", "no\n".repeat(450)))]);
-    let said = place.said();
-    assert_eq!(said.len(), 101);
-    assert_eq!(said[99], "a.jsonl: line 100 is not JSON: expected ident at column 2");
-    assert_eq!(said[100], "a.jsonl: and 350 more like these");
+fn what_does_not_say_what_it_is_is_not_trained_on() {
+    let place = Place::new([
+        ("Makefile", "all: train"),
+        ("README.md", "# a card"),
+        ("LICENSE", "free"),
+        ("a.txt", "good"),
+        ("b.csv", "name,age\nx,3\n"),
+        ("c.docx", "PK\u{3}\u{4}"),
+        ("d.html", "<p>"),
+        ("e.txt", "{\"text\": \"a record\"}\n{\"text\": \"another\"}\n"),
+        ("f.csv", "text,id\none,1\ntwo\n\"three\",3\n\"four,4\n"),
+        ("g.csv", "text\n"),
+        ("h.json", "[\n]\n"),
+    ]);
+    assert_eq!(
+        place.said(),
+        [
+            "LICENSE: is not trained on, since it is about the folder: give the file itself as text.path if you \
+             mean it",
+            "Makefile: has no ending, which does not say what it holds: rename it to .txt, .jsonl or .csv, or \
+             give the file itself as text.path",
+            "README.md: is not trained on, since it is about the folder: give the file itself as text.path if \
+             you mean it",
+            "c.docx: is a Word document, which is not read: save it as plain text (.txt)",
+            "d.html: has the ending .html, which does not say what it holds: rename it to .txt, .jsonl or .csv, \
+             or give the file itself as text.path",
+            "b.csv: has the columns name, age, expected text, prompt with completion, instruction with output, \
+             messages, or conversations",
+            "f.csv: row 3 has 1 cells, the first row 2",
+            "f.csv: row 5 is not closed, or longer than 16384 bytes: what follows in this file is left out too",
+            "g.csv: is empty",
+            "h.json: is empty",
+        ]
+    );
+    let mut expected = ["good", "a record", "another", "one", "three"].map(ended).to_vec();
+    expected.sort();
+    assert_eq!(documents(&train(&place.texts())), expected);
+    let left_out: Vec<String> =
+        place.texts().findings().left_out.iter().map(ToString::to_string).collect();
+    assert!(
+        left_out[0].starts_with("8 of 11 files left out: 2 about the folder (LICENSE, README.md)")
+    );
+    assert!(left_out[1].starts_with("2 of 7 records left out: "), "{left_out:?}");
+}
+
+/// Alpaca's words where a model has no template, and its own template where it has one.
+#[test]
+fn an_instruction_is_put_as_the_model_knows_it() {
+    let line = r#"{"instruction": "Add.", "input": "1, 2", "output": "3"}"#;
+    let mut place = Place::new([("a.json", line)]);
+    place.request.length = 512;
+    let text = |place: &Place| {
+        let texts = place.texts();
+        let store = &texts.stores[0];
+        place.tokenizer.decode(&store.read(0..store.n_tokens()).unwrap().ids)
+    };
+    assert!(text(&place).starts_with(
+        "Below is an instruction that describes a task, paired with an input that provides further context. Write \
+         a response that appropriately completes the request.\n\n### Instruction:\nAdd.\n\n### Input:\n1, 2\n\n\
+         ### Response:\n3"
+    ));
+    place.tokenizer = Tokenizer::open(&golden("bpe")).unwrap();
+    assert!(place.tokenizer.template().is_some());
+    let conversation = json!({"messages": [
+        {"role": "user", "content": "Add.\n\n1, 2"}, {"role": "assistant", "content": "3"}]});
+    let mut same = Place::new([("a.jsonl", &conversation.to_string())]);
+    (same.tokenizer, same.request.length) = (Tokenizer::open(&golden("bpe")).unwrap(), 512);
+    assert_eq!(text(&place), text(&same));
+}
+
+/// Lists and tables that are longer than a block come out as one would write them line by line.
+#[test]
+fn long_lists_and_tables_are_read_in_blocks() {
+    let texts: Vec<String> =
+        (0..300).map(|n| words(20 + n * 7 % 200, n) + "\n, \"quoted\" ]}").collect();
+    let records: Vec<Value> = texts.iter().map(|text| json!({"text": text, "n": 1})).collect();
+    let quoted = |text: &String| format!("1,\"{}\"\r\n", text.replace('"', "\"\""));
+    let lines: String = records.iter().map(|record| record.to_string() + "\n").collect();
+    let table = "n,text\r\n".to_owned() + &texts.iter().map(quoted).collect::<String>();
+    let pretty = serde_json::to_string_pretty(&records).unwrap();
+    let objects: String =
+        records.iter().map(|record| serde_json::to_string_pretty(record).unwrap() + "\n").collect();
+    let of = |name: &str, content: &String| {
+        let place = Place::new([(name, content)]);
+        let texts = place.texts();
+        assert!(texts.problems().is_empty(), "{name}: {:?}", texts.problems());
+        train(&texts)
+    };
+    let expected = of("a.jsonl", &lines);
+    assert!(lines.len() > 4 * read::BLOCK_BYTES);
+    assert_eq!(of("a.csv", &table), expected);
+    assert_eq!(of("a.json", &pretty), expected);
+    assert_eq!(of("b.json", &json!(records).to_string()), expected);
+    assert_eq!(of("b.jsonl", &objects), expected);
 }
 
 #[test]
 fn a_job_with_nothing_to_learn_says_so() {
-    let place = Place::new([("picture.png", "x")]);
-    let error = place.open().map(drop).unwrap_err();
-    assert!(error.to_string().contains("no text to train with, there is none"), "{error}");
+    let place = Place::new([(".hidden", "x")]);
+    let error = place.open().map(drop).unwrap_err().to_string();
+    assert!(error.starts_with("no text to train with in "), "{error}");
+    assert!(error.ends_with("texts: there is none"), "{error}");
     let mut place = Place::new([("a.txt", "only one")]);
     place.request.held_out = HeldOut::Share(0.1);
     let error = place.open().map(drop).unwrap_err();

@@ -10,6 +10,7 @@ use machine::governor::Decision;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::how::How;
+use crate::data::LeftOut;
 use crate::sample;
 
 /// Something that happened.
@@ -96,6 +97,13 @@ pub enum Event {
         /// What can be done about it.
         #[serde(skip_serializing_if = "Option::is_none", default)]
         hint: Option<String>,
+    },
+    /// Some of the images, files or records are not trained on.
+    LeftOut(LeftOut),
+    /// Something that is good to know.
+    Note {
+        /// What it is.
+        text: String,
     },
     /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
     Tightened(Tightened),

@@ -50,7 +50,7 @@ use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
 use crate::config::train::Length;
-use crate::data::Problem;
+use crate::data::Findings;
 use crate::error::{Result, TrainerError};
 use crate::export::card;
 use crate::plan::{Plan, Rates, Room, Rung};
@@ -277,11 +277,14 @@ impl<'a> Teller<'a> {
         events.iter().try_for_each(|event| self.tell(event))
     }
 
-    fn warn_of(&mut self, problems: &[Problem]) -> Result<()> {
-        problems.iter().try_for_each(|problem| {
-            let text = format!("{} {}", problem.path.display(), problem.kind);
-            self.tell(&Event::Warning { step: 0, text, hint: None })
-        })
+    /// What was found wrong with images or texts, in a line for each reason.
+    fn tell_findings(&mut self, findings: Findings) -> Result<()> {
+        let Findings { left_out, warnings, notes } = findings;
+        let warning = |text| Event::Warning { step: 0, text, hint: None };
+        let left_out = left_out.into_iter().map(Event::LeftOut);
+        let notes = notes.into_iter().map(|text| Event::Note { text });
+        let events = left_out.chain(warnings.into_iter().map(warning)).chain(notes);
+        self.tell_each(&events.collect::<Vec<_>>())
     }
 
     /// How far the preparation of pictures or texts is; answers whether to go on.

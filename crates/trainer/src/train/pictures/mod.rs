@@ -227,11 +227,11 @@ pub(super) fn train(
     let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, teller)?;
     let config = &config;
     let n_known = caching.index().problems.len();
-    teller.warn_of(&caching.index().problems)?;
+    teller.tell_findings(caching.index().findings(0))?;
     let setup = Setup { on, plan: &plan, ladder: &ladder };
     let (index, place) = encode(caching, setup, teller)?;
     // Those that only showed when a picture was decoded.
-    teller.warn_of(&index.problems[n_known..])?;
+    teller.tell_findings(index.findings(n_known))?;
     let lesson = Drawing::of(config, &pipeline)?;
     let feed = Feed::new(lesson, config, index, plan.tiling)?;
     // What is written after is made of numbers outside the arena, which is gone by then.

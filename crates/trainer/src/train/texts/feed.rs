@@ -8,6 +8,7 @@ use compute::Device;
 
 use super::write::Writer;
 use super::{Portion, Reading, Tokens};
+use crate::cache;
 use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::data::Order;
@@ -15,7 +16,6 @@ use crate::error::Result;
 use crate::fingerprint::Fingerprint;
 use crate::model::llama::Llama;
 use crate::text::{Request, Sequence, Texts};
-use crate::train::Teller;
 use crate::train::event::Event;
 use crate::train::lesson::{self, Ahead, Learner, Lesson, Ready};
 use crate::train::prefetch::Prefetch;
@@ -43,11 +43,11 @@ impl<'a> Feed<'a> {
     }
 }
 
-/// Turns the texts of a job into tokens, or finds them again, and says what is wrong with them.
-pub(super) fn open(
+/// Turns the texts of a job into tokens, or finds them again.
+pub fn open_texts(
     lesson: &Reading<'_>,
     config: &RunConfig,
-    teller: &mut Teller<'_>,
+    tell: cache::Tell<'_>,
 ) -> Result<Texts> {
     let Text { path, length, token_format: width, validation: held_out, .. } = lesson.text;
     let request = Request {
@@ -58,9 +58,7 @@ pub(super) fn open(
         seed: config.train.seed,
         folder: config.cache_folder(),
     };
-    let texts = Texts::open(&request, lesson.tokenizer, &|event| teller.prepares(event))?;
-    teller.warn_of(texts.problems())?;
-    Ok(texts)
+    Texts::open(&request, lesson.tokenizer, tell)
 }
 
 impl<'a> lesson::Feed for Feed<'a> {

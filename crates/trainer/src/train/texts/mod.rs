@@ -14,6 +14,7 @@ use compute::{Device, Dtype, Kind, Tape, Tensor, Var};
 use weights::{Catalog, Tick};
 
 use self::feed::Feed;
+pub use self::feed::open_texts;
 use self::write::Writer;
 use super::draws::{Purpose, seed};
 use super::event::{End, Event, Phase};
@@ -300,7 +301,8 @@ pub(super) fn train(
     let opened = Opened::of(config, false)?;
     let lesson = opened.lesson(config)?;
     warn_of_length(&lesson, teller)?;
-    let texts = feed::open(&lesson, config, teller)?;
+    let texts = open_texts(&lesson, config, &|event| teller.prepares(event))?;
+    teller.tell_findings(texts.findings())?;
     let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
     let config = &planned;
     let lesson = opened.lesson(config)?;

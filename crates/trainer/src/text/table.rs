@@ -1,0 +1,70 @@
+//! Tables of records, CSV and TSV: the first row has the names of the columns, and each other row is a
+//! record with those keys.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use super::fault::Fault;
+use super::record::{self, Record, not_utf8};
+use crate::data::csv::{Row, row};
+
+/// The first row of a table.
+#[derive(Clone, Debug)]
+pub(super) struct Columns {
+    names: Arc<[String]>,
+    /// What is between cells.
+    pub separator: u8,
+    /// Bytes of the first row.
+    pub bytes: usize,
+}
+
+/// Columns without which no row is a record.
+const NEEDED: [&[&str]; 4] = [
+    &["text"],
+    &["prompt", "completion"],
+    &["instruction", "output"],
+    &["instruction", "response"],
+];
+
+impl Columns {
+    /// Of a file that begins so. What is between cells is what a name says, or else what
+    /// spreadsheets of other languages write.
+    pub fn read(start: &[u8], separator: u8) -> Result<Self, Fault> {
+        let mark = start.len() - super::read::without_mark(start).len();
+        let found = [separator, b',', b';', b'\t'].map(|separator| {
+            let row = row(&start[mark..], separator, true);
+            let (cells, bytes) = row.map_or_else(Default::default, |row| (row.cells, row.bytes));
+            let names = cells.iter().map(|cell| String::from_utf8_lossy(cell).trim().to_owned());
+            Self { names: names.collect(), separator, bytes: mark + bytes }
+        });
+        match found.iter().find(|columns| columns.is_known()) {
+            Some(columns) => Ok(columns.clone()),
+            None => Err(Fault::Columns { columns: found[0].names.to_vec() }),
+        }
+    }
+
+    fn is_known(&self) -> bool {
+        let has = |name: &&str| self.names.iter().any(|known| known == name);
+        let is_preference = ["chosen", "rejected"].iter().all(has);
+        is_preference || NEEDED.iter().any(|names| names.iter().all(has))
+    }
+
+    /// What a row says.
+    pub fn record(&self, row: Row) -> Result<Record, Fault> {
+        let (found, expected) = (row.cells.len(), self.names.len());
+        if !row.is_closed {
+            return Err(Fault::Unclosed { most: super::read::MOST_LINE_BYTES as u64 });
+        }
+        if found != expected {
+            return Err(Fault::Cells { found, expected });
+        }
+        let mut fields = Map::with_capacity(found);
+        for (name, cell) in self.names.iter().zip(row.cells) {
+            let text = String::from_utf8(cell)
+                .map_err(|error| not_utf8(error.as_bytes(), error.utf8_error()))?;
+            fields.insert(name.clone(), Value::String(text));
+        }
+        record::of(&fields)
+    }
+}
