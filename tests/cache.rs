@@ -119,6 +119,36 @@ fn all_that_is_left_out_is_listed_first() {
     );
 }
 
+/// Told by tokenizers alone: what T5 sees is not lost, and where there is no T5 it is.
+#[test]
+fn captions_that_are_cut_are_told_by_name() {
+    let (folder, job) = job(4);
+    let caption = |name: &str, n: usize| {
+        let words = (0..n).map(|n| format!("w{n}")).collect::<Vec<_>>().join(" ");
+        fs::write(folder.path().join("pictures").join(name), words).unwrap();
+    };
+    let of = |name: &str| {
+        let summary = summary(&job, &["--plan"]);
+        let problems = summary["problems"].as_array().unwrap().clone();
+        let is_it = |problem: &&Value| problem["path"].as_str().unwrap().ends_with(name);
+        let found = problems.iter().find(is_it).cloned();
+        (found.unwrap_or(Value::Null), problems.len())
+    };
+    caption("001.txt", 3);
+    assert_eq!(of("001.png").1, 0);
+    caption("001.txt", 45);
+    let (found, n) = of("001.png");
+    let what = found["what"].as_str().unwrap();
+    assert!(n == 1 && what.contains("tokens: CLIP sees the first 77, T5 all of them"), "{what}");
+    assert_eq!([&found["is_skipped"], &found["is_note"]], [false, true]);
+    caption("001.txt", 3);
+    caption("002.txt", 400);
+    let (found, n) = of("002.png");
+    let what = found["what"].as_str().unwrap();
+    assert!(n == 1 && what.contains("T5 sees") && what.contains("cut off is"), "{what}");
+    assert_eq!([&found["is_skipped"], &found["is_note"]], [false, false]);
+}
+
 /// Texts have the same page: what is left out, then what there is.
 #[test]
 fn texts_are_looked_through_too() {

@@ -235,7 +235,8 @@ fn request(arguments: &Arguments) -> Result<Request, Failure> {
 /// Words beyond an encoder's reach change nothing, which the user should know.
 fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
     for (index, prompt) in request.prompts.iter().enumerate() {
-        for (encoder, n) in pipeline.encoders.cut_off(prompt) {
+        for (encoder, cut) in pipeline.encoders.cuts(prompt) {
+            let n = cut.n_tokens - cut.most;
             let text = format!("prompt {}: {encoder} does not see its last {n} tokens", index + 1);
             render::warn(&text);
         }

@@ -21,6 +21,7 @@
 //! all of it may be deleted at any time. Left out on purpose: removing entries that no job asks for
 //! any more, since no job knows of the others.
 
+mod cut;
 mod encode;
 pub(crate) mod hashes;
 mod index;
@@ -151,12 +152,15 @@ impl<'a> Caching<'a> {
         let encoders = hashes.of_all(&pipeline.encoders.sources(), &tick);
         hashes.save();
         let selected = selected?;
+        let settings = captions(data);
+        let samples = selected.train.iter().chain(&selected.held_out);
+        let too_long = cut::too_long(&pipeline.encoders, &settings, samples);
         let mut index = Index {
             train: selected.train,
             held_out: selected.held_out,
-            problems: [selected.problems, damaged].concat(),
+            problems: [selected.problems, too_long, damaged].concat(),
             n_texts: 0,
-            captions: captions(data),
+            captions: settings,
             store,
             encoders: encoding(pipeline, encoders?, precision),
         };

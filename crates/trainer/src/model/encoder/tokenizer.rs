@@ -52,6 +52,17 @@ pub struct Encoded {
     pub dropped: usize,
 }
 
+/// A text that is longer than what an encoder sees.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut<'t> {
+    /// How many tokens it has, the framing ones included.
+    pub n_tokens: usize,
+    /// As many as the encoder sees.
+    pub most: usize,
+    /// The part that it does not see.
+    pub lost: &'t str,
+}
+
 impl Tokenizer {
     /// Reads the tokenizer in `folder`; every text will take `length` tokens.
     pub fn open(folder: &Path, length: usize) -> Result<Self, TokenizerError> {
@@ -95,6 +106,22 @@ impl Tokenizer {
         let n_tokens = ids.len();
         ids.resize(self.length, self.pad);
         Encoded { ids, n_tokens, dropped: dropped.len() }
+    }
+
+    /// What of a text does not fit; nothing if all of it does.
+    pub fn cut<'t>(&self, text: &'t str) -> Option<Cut<'t>> {
+        let framing = usize::from(self.start.is_some()) + 1;
+        let room = self.length - framing;
+        // A token has at least a byte, and T5 puts a space before all. What is no ASCII may become
+        // longer when it is normalised.
+        if text.is_ascii() && text.len() < room {
+            return None;
+        }
+        let found = self.inner.encode(text, false).expect("unk_token was found in the vocabulary");
+        let (start, _) = *found.get_offsets().get(room)?;
+        let start = (0..=start).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        let n_tokens = found.len() + framing;
+        Some(Cut { n_tokens, most: self.length, lost: text[start..].trim() })
     }
 
     /// How many tokens of a text the tokenizer in `folder` says its model takes, if it says so.

@@ -19,7 +19,7 @@ use crate::model::build::{Builder, Precision, wants};
 use crate::model::config;
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
-use crate::model::encoder::tokenizer::Tokenizer;
+use crate::model::encoder::tokenizer::{Cut, Tokenizer};
 use crate::model::files::{self, Files};
 use crate::model::host::numbers;
 
@@ -315,12 +315,16 @@ impl TextEncoders {
             .collect()
     }
 
-    /// How many tokens of a text each encoder cuts off, if it does.
-    pub fn cut_off(&self, text: &str) -> Vec<(&'static str, usize)> {
+    /// What of a text each encoder cuts off, if it does. Needs no weights.
+    pub fn cuts<'t>(&self, text: &'t str) -> Vec<(&'static str, Cut<'t>)> {
         let clips = self.clips.iter().map(|clip| (clip.name, &clip.words));
         let all = clips.chain(self.t5.iter().map(|t5| (t5.name, &t5.words)));
-        let cut = all.map(|(name, words)| (name, words.dropped(text)));
-        cut.filter(|(_, dropped)| *dropped > 0).collect()
+        all.filter_map(|(name, words)| Some((name, words.cut(text)?))).collect()
+    }
+
+    /// Whether T5 is among them.
+    pub fn has_t5(&self) -> bool {
+        self.t5.is_some()
     }
 }
 

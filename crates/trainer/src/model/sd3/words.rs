@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Result, TrainerError};
-use crate::model::encoder::tokenizer::Tokenizer;
+use crate::model::encoder::tokenizer::{Cut, Tokenizer};
 
 /// Where tokens come from.
 pub(super) enum Words {
@@ -30,11 +30,11 @@ impl Words {
         }
     }
 
-    /// How many tokens of a text are cut off.
-    pub fn dropped(&self, text: &str) -> usize {
+    /// What of a text is cut off, if anything is.
+    pub fn cut<'t>(&self, text: &'t str) -> Option<Cut<'t>> {
         match self {
-            Self::Read(tokenizer, _) => tokenizer.encode(text).dropped,
-            Self::Counted(_) => 0,
+            Self::Read(tokenizer, _) => tokenizer.cut(text),
+            Self::Counted(_) => None,
         }
     }
 

@@ -1,0 +1,40 @@
+//! Captions that are longer than what text encoders see. Found with tokenizers alone, before any weight
+//! is read: what a model never saw of a caption, nobody should believe to have trained.
+
+use super::select::Sample;
+use crate::data::caption::{CaptionSettings, Draws, for_step};
+use crate::data::{Problem, ProblemKind};
+use crate::model::sd3::prompts::TextEncoders;
+
+/// Letters of a cut that are shown. Chosen: enough to find the place.
+const SHOWN: usize = 60;
+
+/// What is to be said of the captions of samples, as they are without shuffling.
+pub(super) fn too_long<'a>(
+    encoders: &TextEncoders,
+    settings: &CaptionSettings,
+    samples: impl Iterator<Item = &'a Sample>,
+) -> Vec<Problem> {
+    let as_written = Draws { dropout: u64::MAX, order: 0 };
+    let problem = |sample: &Sample| {
+        let text = for_step(&sample.caption, settings, as_written);
+        Some(Problem::warning(&sample.path, lost(encoders, &text)?))
+    };
+    samples.filter_map(problem).collect()
+}
+
+/// T5 comes last among encoders, and sees the most: what it sees is not lost.
+fn lost(encoders: &TextEncoders, text: &str) -> Option<ProblemKind> {
+    let cuts = encoders.cuts(text);
+    let (name, cut) = *cuts.last()?;
+    let (tokens, most) = (cut.n_tokens, cut.most);
+    let encoder = if name == "t5" { "T5" } else { "CLIP" };
+    if encoders.has_t5() && encoder == "CLIP" {
+        return Some(ProblemKind::CaptionBeyondClip { tokens, most });
+    }
+    let mut lost: String = cut.lost.chars().take(SHOWN).collect();
+    if lost.len() < cut.lost.len() {
+        lost.push('…');
+    }
+    Some(ProblemKind::CaptionCut { encoder, tokens, most, lost })
+}
