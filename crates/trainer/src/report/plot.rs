@@ -15,6 +15,10 @@ const POINTS: usize = 1500;
 const STRIPS: usize = 120;
 /// Lines across, about.
 const TICKS: f64 = 6.0;
+/// Points of a series that are each shown as such. Chosen: as many as can be told from each other.
+const FEW: usize = 40;
+/// Numbers that are not written out on an axis.
+const HUGE: f64 = 1e7;
 /// Share of the points of a scattered series that decide how high the plot is: the few jumps above
 /// them are drawn at its edge, or nothing else could be seen.
 const SHOWN_SHARE: f64 = 0.99;
@@ -43,6 +47,8 @@ pub struct Series {
     pub mark: Mark,
     /// Place along and number, places ascending; what is not finite is left out.
     pub points: Vec<(f64, f64)>,
+    /// From the first place to the last, also of what was left out.
+    span: Option<[f64; 2]>,
 }
 
 impl Series {
@@ -53,8 +59,10 @@ impl Series {
         mark: Mark,
         points: impl Iterator<Item = (f64, f64)>,
     ) -> Self {
-        let points = points.filter(|(_, y)| y.is_finite()).collect();
-        Self { name, colour, mark, points }
+        let all: Vec<_> = points.collect();
+        let span = range(all.iter().map(|point| point.0));
+        let points = all.into_iter().filter(|(_, y)| y.is_finite()).collect();
+        Self { name, colour, mark, points, span }
     }
 }
 
@@ -69,8 +77,9 @@ pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[Series]) -
     let series: Vec<_> = series.iter().filter(|series| !series.points.is_empty()).collect();
     let Some(frame) = Frame::around(&series, from_zero) else { return String::new() };
     let mut out = format!("<figure class=\"plot\"><figcaption><b>{}</b>", escaped(title));
-    for Series { name, colour, mark, .. } in &series {
-        _ = write!(out, " <span class=\"key c{colour} {}\">{name}</span>", class(*mark));
+    for series in &series {
+        let Series { name, colour, .. } = series;
+        _ = write!(out, " <span class=\"key c{colour} {}\">{name}</span>", class(series));
     }
     out.push_str("</figcaption><div class=\"frame\">");
     let (x_ticks, y_ticks) = (ticks(frame.x), ticks(frame.y));
@@ -78,6 +87,7 @@ pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[Series]) -
         let at = 100.0 - 100.0 * frame.down(*tick) / HEIGHT;
         _ = write!(out, "<i class=\"y\" style=\"bottom:{at:.2}%\">{}</i>", label(*tick, &y_ticks));
     }
+    _ = write!(out, "<i class=\"along\">{along}</i>");
     for tick in x_ticks.iter().filter(|tick| tick.fract() == 0.0) {
         let at = 100.0 * frame.along(*tick) / WIDTH;
         _ = write!(out, "<i class=\"x\" style=\"left:{at:.2}%\">{}</i>", label(*tick, &x_ticks));
@@ -108,18 +118,16 @@ struct Frame {
 
 impl Frame {
     fn around(series: &[&Series], from_zero: bool) -> Option<Self> {
-        let xs = series.iter().flat_map(|series| series.points.iter().map(|point| point.0));
-        let [left, right] = range(xs)?;
+        let [left, right] = range(series.iter().filter_map(|series| series.span).flatten())?;
         let heights = series.iter().filter_map(|series| shown(series));
         let [low, high] = range(heights.flatten())?;
         let low = if from_zero { low.min(0.0) } else { low };
         // A series that never changes lies in the middle.
         let room = if high > low { 0.06 * (high - low) } else { high.abs().max(1.0) / 2.0 };
         let low = if from_zero && low == 0.0 { 0.0 } else { low - room };
-        Some(Self {
-            x: [left, if right > left { right } else { left + 1.0 }],
-            y: [low, high + room],
-        })
+        // A single step stands in the middle too.
+        let [left, right] = if right > left { [left, right] } else { [left - 0.5, right + 0.5] };
+        Some(Self { x: [left, right], y: [low, high + room] })
     }
 
     fn along(&self, x: f64) -> f64 {
@@ -148,8 +156,9 @@ fn shown(series: &Series) -> Option<[f64; 2]> {
     Some([first, numbers[(last as f64 * share).ceil() as usize]])
 }
 
-fn class(mark: Mark) -> &'static str {
-    match mark {
+fn class(series: &Series) -> &'static str {
+    match series.mark {
+        Mark::Dots if series.points.len() <= FEW => "dots few",
         Mark::Dots => "dots",
         Mark::Line => "line",
         Mark::Beads => "line beads",
@@ -169,8 +178,12 @@ fn draw(series: &Series, frame: &Frame, out: &mut String) {
     let mut path = |class: &str, d: String| {
         _ = write!(out, "<path class=\"c{} {class}\" d=\"{d}\"/>", series.colour);
     };
+    let is_few = series.points.len() <= FEW;
     match series.mark {
+        Mark::Dots if is_few => path("beads", dots()),
         Mark::Dots => path("dots", dots()),
+        // One point is no line.
+        Mark::Line if series.points.len() == 1 => path("beads", dots()),
         Mark::Line => path("line", line()),
         Mark::Band => path("band", line()),
         Mark::Beads => {
@@ -224,15 +237,21 @@ pub fn label(tick: f64, ticks: &[f64]) -> String {
     if highest < 1e-3 {
         return number(tick);
     }
-    if highest >= 10_000.0 {
-        return format!("{}k", trimmed(tick / 1000.0));
+    if highest >= HUGE {
+        return format!("{tick:.1e}");
     }
-    trimmed(tick)
-}
-
-fn trimmed(number: f64) -> String {
-    let text = format!("{number:.4}");
-    text.trim_end_matches('0').trim_end_matches('.').into()
+    let (number, suffix, scale) =
+        if highest >= 10_000.0 { (tick / 1000.0, "k", 1000.0) } else { (tick, "", 1.0) };
+    // Neighbours differ by one step, which is a short number.
+    let step = ticks.windows(2).map(|pair| (pair[1] - pair[0]) / scale).fold(1.0, f64::min);
+    let digits = (0..12).find(|digits| {
+        let shifted = step * 10_f64.powi(*digits);
+        (shifted - shifted.round()).abs() < 1e-3 && shifted > 0.5
+    });
+    let text = format!("{number:.*}", digits.unwrap_or(4) as usize);
+    let is_fraction = text.contains('.');
+    let text = if is_fraction { text.trim_end_matches('0').trim_end_matches('.') } else { &text };
+    format!("{text}{suffix}")
 }
 
 /// Invisible strips over the whole drawing that say what lies below them.
@@ -260,7 +279,25 @@ fn strips(along: &str, series: &[&Series], frame: &Frame, out: &mut String) {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
+
+    #[test]
+    fn steps_without_a_finite_number_have_their_place() {
+        let diverged = (1..=12).map(|x| (f64::from(x), if x > 2 { f64::NAN } else { 1.0 }));
+        let series = Series::new("loss", 1, Mark::Dots, diverged);
+        assert_eq!(Frame::around(&[&series], false).unwrap().x, [1.0, 12.0]);
+    }
+
+    #[test]
+    fn few_points_are_shown_each() {
+        for (n, class) in [(4, "beads"), (40, "beads"), (41, "dots")] {
+            let points = (1..=n).map(|x| (f64::from(x), 1.0 / f64::from(x)));
+            let drawn = plot("Loss", false, &[Series::new("loss", 1, Mark::Dots, points)]);
+            assert!(drawn.contains(&format!("class=\"c1 {class}\"")), "{n}: {drawn}");
+        }
+    }
 
     #[test]
     fn ticks_are_round_and_within() {
@@ -274,6 +311,12 @@ mod tests {
         assert_eq!(labels([0.0, 1.2e-4]), "0 2e-5 4e-5 6e-5 8e-5 1e-4 1.2e-4");
         assert_eq!(labels([0.11, 0.23]), "0.12 0.14 0.16 0.18 0.2 0.22");
         assert_eq!(labels([0.0, 100_000.0]), "0 20k 40k 60k 80k 100k");
+        assert_eq!(
+            labels([0.123_405, 0.123_465]),
+            "0.12341 0.12342 0.12343 0.12344 0.12345 0.12346"
+        );
+        assert_eq!(labels([0.0, 1e30]), "0 2.0e29 4.0e29 6.0e29 8.0e29 1.0e30");
+        assert_eq!(labels([10_000.0, 10_006.0]).split(' ').collect::<HashSet<_>>().len(), 7);
     }
 
     #[test]
@@ -308,7 +351,9 @@ mod tests {
         for y in [0.0, 3.0, -3.0] {
             let one = Series::new("loss", 1, Mark::Line, [(1.0, y)].into_iter());
             let drawn = plot("Loss", true, &[one]);
-            assert!(drawn.contains("M0.0 ") && !drawn.contains("NaN"), "{drawn}");
+            // In the middle, where it can be seen, with its step and no other below it.
+            assert!(drawn.contains("beads\" d=\"M500.0 ") && !drawn.contains("NaN"), "{drawn}");
+            assert_eq!(drawn.matches("class=\"x\"").count(), 1, "{drawn}");
         }
     }
 }
