@@ -1,6 +1,5 @@
-//! What a run has to show at its end: one page that opens in any browser, from the disk, without a
-//! network. Made of the run's folder alone, so it can be made again at any time, also of a run that
-//! was killed. Judges nothing: what is wrong was said by the loop, or can be counted.
+//! What a run has to show: one page that opens in any browser, from the disk, without a network. Made of the
+//! run's folder alone, so it can be made again at any time: `live.rs` does so while the run goes on. Judges nothing: what is wrong was said by the loop, or can be counted.
 //!
 //! ```text
 //! OUT/
@@ -12,13 +11,14 @@
 pub(crate) mod bars;
 pub(crate) mod document;
 pub mod figures;
+pub(crate) mod live;
 mod page;
 mod pictures;
 pub(crate) mod plot;
 pub mod read;
 #[cfg(test)]
 mod tests;
-pub(crate) mod words;
+pub mod words;
 
 use std::fs;
 use std::io::{self, Write};
@@ -32,13 +32,22 @@ use figures::Figures;
 use page::Sources;
 use read::History;
 
+/// Where a run stands when its report is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stage {
+    /// It goes on: the page says so, and looks for a newer one by itself.
+    Running,
+    /// It is over, in whatever way.
+    Over,
+}
+
 /// Writes `report.html` of a run into its folder.
-pub fn write(run_folder: &Path) -> Result<PathBuf> {
+pub fn write(run_folder: &Path, stage: Stage) -> Result<PathBuf> {
     let history = History::open(run_folder)?;
     let settings = optional(&run_folder.join("config.toml"))?;
     let figures = Figures::of(&history).expect("an open history has a beginning");
     let gallery = pictures::gallery(run_folder, &history.samples);
-    let sources = Sources { history: &history, figures: &figures, gallery: &gallery };
+    let sources = Sources { stage, history: &history, figures: &figures, gallery: &gallery };
     let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");
     write_text(&path, &page)?;

@@ -4,10 +4,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::{SystemTime, UNIX_EPOCH};
 
+use super::Stage;
 use super::bars::{Bar, bars, shows_limit};
 use super::document::document;
 use super::figures::{Figures, smoothed};
+use super::live::EVERY_SECS;
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot, plot_over};
 use super::read::{History, Taken, Written};
@@ -17,6 +20,7 @@ use machine::feel::Share;
 
 /// What a page is made of.
 pub struct Sources<'a> {
+    pub stage: Stage,
     pub history: &'a History,
     pub figures: &'a Figures,
     pub gallery: &'a Gallery,
@@ -24,12 +28,12 @@ pub struct Sources<'a> {
 
 /// The whole page.
 pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
-    let Sources { history, figures, gallery } = *sources;
+    let Sources { stage, history, figures, gallery } = *sources;
     let sections = [
-        headline(history, figures),
+        headline(stage, history, figures),
         figure_list(figures),
         findings(history, gallery),
-        curves(history),
+        curves(history, figures),
         memory(history, figures),
         machine(history),
         pictures(gallery),
@@ -38,20 +42,30 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         settings.map_or_else(String::new, job),
         footer(history),
     ];
-    document(title, &sections.concat())
+    let refreshes = (stage == Stage::Running).then_some(EVERY_SECS);
+    document(title, refreshes, &sections.concat())
 }
 
 /// What was trained, where, and how it ended.
-fn headline(history: &History, figures: &Figures) -> String {
+fn headline(stage: Stage, history: &History, figures: &Figures) -> String {
     let (colour, state) = match figures.why {
+        _ if stage == Stage::Running => ("good", "running"),
         Some(Why::Finished) => ("good", "finished"),
         Some(Why::Plateau) => ("good", "ended early: the loss on what is held out stopped falling"),
         Some(Why::Interrupted) => ("warn", "interrupted; it can go on from its last checkpoint"),
         Some(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
         Some(Why::Diverged) => ("bad", "diverged: what came of it was not exported"),
-        None => ("warn", "has no end: it runs still, or was killed"),
+        None => ("bad", "ended without a result: it failed, or was killed"),
     };
     let mut out = format!("<p class=\"state {colour}\">{state}</p>\n");
+    if stage == Stage::Running {
+        _ = writeln!(
+            out,
+            "<p class=\"faint\">Written {}; refreshes every {EVERY_SECS} seconds. A time long past \
+             means that the run was killed.</p>",
+            date(now())
+        );
+    }
     if let (Some(first), Some(last)) = (history.parts.first(), history.parts.last()) {
         let begin = &last.begin;
         _ = writeln!(
@@ -82,10 +96,10 @@ fn figure_list(figures: &Figures) -> String {
         ("steps", count(figures.steps), of(figures.steps, figures.planned_steps)),
         ("time", duration(figures.secs), String::new()),
         ("seconds per step", figures.secs_per_step.map_or_else(unknown, number), "median".into()),
-        ("final loss", figures.final_loss.map_or_else(unknown, number), "smoothed".into()),
+        ("loss", figures.final_loss.map_or_else(unknown, number), mean_of(figures)),
         ("best validation loss", validation, when),
         (&samples, count(figures.samples as u64), format!("{} held out", figures.held_out)),
-        ("trained numbers", count(figures.parameters as u64), String::new()),
+        ("trainable parameters", count(figures.parameters as u64), String::new()),
         (
             "peak memory",
             figures.peak_bytes.map_or_else(unknown, bytes),
@@ -97,6 +111,17 @@ fn figure_list(figures: &Figures) -> String {
         _ = write!(out, "<div><dt>{name}</dt><dd>{value} <small>{note}</small></dd></div>");
     }
     out + "</dl>\n"
+}
+
+/// `mean of the last 20 steps, 0.41 at first`.
+fn mean_of(figures: &Figures) -> String {
+    let first = figures.first_loss.map(|loss| format!(", {} at first", number(loss)));
+    let not_finite = if figures.final_loss.is_none() { "not finite: " } else { "" };
+    format!("{not_finite}{}{}", figures.loss_is_of(), first.unwrap_or_default())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
 /// Warnings that are shown. Chosen: nobody reads more, and a loop may warn at every step.
@@ -137,18 +162,24 @@ fn findings(history: &History, gallery: &Gallery) -> String {
     format!("<h2>To look at</h2>\n<ul><li>{list}</li></ul>\n")
 }
 
-fn curves(history: &History) -> String {
+fn curves(history: &History, figures: &Figures) -> String {
     let steps = &history.steps;
     let of = |get: fn(&crate::train::event::Step) -> f64| {
         steps.iter().map(move |step| (step.step as f64, get(step)))
     };
     let validation = history.validations.iter().map(|(step, loss)| (*step as f64, *loss));
+    let mean = smoothed(steps, figures.loss_window).into_iter();
+    // The mean of one step is that step.
+    let (mark, mean) = match figures.loss_window {
+        1 => (Mark::Beads, mean.take(0)),
+        _ => (Mark::Dots, mean.take(usize::MAX)),
+    };
     let loss = plot(
         "Loss",
         false,
         &[
-            Series::new("each step", 1, Mark::Dots, of(|step| step.loss)),
-            Series::new("smoothed", 1, Mark::Line, smoothed(steps).into_iter()),
+            Series::new("each step", 1, mark, of(|step| step.loss)),
+            Series::new("smoothed", 1, Mark::Line, mean),
             Series::new("held out", 2, Mark::Beads, validation),
         ],
     );
@@ -173,6 +204,11 @@ fn curves(history: &History) -> String {
     if loss.is_empty() && small.is_empty() {
         return String::new();
     }
+    let loss = if loss.is_empty() {
+        "<p class=\"note\">No step had a finite loss, so there is no curve of it.</p>".into()
+    } else {
+        loss
+    };
     format!("<h2>Training</h2>\n{loss}\n<div class=\"plots\">{small}</div>\n")
 }
 
@@ -224,17 +260,25 @@ fn memory_of_steps(history: &History, begin: &Begin) -> String {
 /// Bytes of a gibibyte.
 const GIB: f64 = (1_u64 << 30) as f64;
 
+/// A run that is shown over seconds.
+const SHORT_MINUTES: f64 = 4.0;
+
 /// How the machine felt over time, and what was decided on it.
 fn machine(history: &History) -> String {
+    // Two points make a curve.
+    let [(first, _), .., (last, _)] = &history.felt[..] else { return String::new() };
+    let (along, unit) =
+        if last - first < SHORT_MINUTES { ("second", 60.0) } else { ("minute", 1.0) };
     let of = |get: fn(&Felt) -> Option<f64>| {
-        history.felt.iter().filter_map(move |(minutes, felt)| Some((*minutes, get(felt)?)))
+        history.felt.iter().filter_map(move |(at, felt)| Some((unit * at, get(felt)?)))
     };
     let share = |of: fn(Share) -> f64| {
-        history.felt.iter().filter_map(move |(at, felt)| Some((*at, of(felt.feel.memory?) / GIB)))
+        let of = move |felt: &Felt| Some(of(felt.feel.memory?) / GIB);
+        history.felt.iter().filter_map(move |(at, felt)| Some((unit * at, of(felt)?)))
     };
     let limit = |felt: &Felt| felt.feel.heat.as_ref()?.limit;
     let celsius = |felt: &Felt| Some(felt.feel.heat.as_ref()?.celsius);
-    let over = |title, series: &[Series]| plot_over("minute", title, true, series);
+    let over = |title, series: &[Series]| plot_over(along, title, true, series);
     let plots = [
         over(
             "Temperature, °C",

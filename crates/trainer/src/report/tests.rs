@@ -4,9 +4,11 @@ use std::fs;
 use std::path::Path;
 
 use super::figures::Figures;
+use super::live::LiveReport;
 use super::read::History;
-use super::write;
+use super::{Stage, write};
 use crate::error::TrainerError;
+use crate::train::event::Event;
 
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
 
@@ -25,7 +27,7 @@ fn run_with(change: impl Fn(String) -> String) -> tempfile::TempDir {
 }
 
 fn page_of(folder: &Path) -> String {
-    fs::read_to_string(write(folder).unwrap()).unwrap()
+    fs::read_to_string(write(folder, Stage::Over).unwrap()).unwrap()
 }
 
 #[test]
@@ -98,6 +100,60 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
 }
 
 #[test]
+fn a_run_that_goes_on_has_a_report_that_looks_for_a_newer_one() {
+    let folder = run_with(|events| {
+        let first: Vec<_> = events.lines().take(12).collect();
+        first.join("\n") + "\n"
+    });
+    let report = folder.path().join("report.html");
+    let live = LiveReport::begin(folder.path().into());
+    live.observe(&Event::Phase { name: "encode".into() });
+    live.observe(&Event::Checkpoint { step: 9, path: "checkpoints/step-000009".into() });
+    // Waits for what was begun.
+    drop(live);
+    let page = fs::read_to_string(&report).unwrap();
+    assert!(page.contains(">running<") && page.contains("http-equiv=\"refresh\""), "{page}");
+    let page = page_of(folder.path());
+    assert!(page.contains("ended without a result") && !page.contains("refresh"), "{page}");
+}
+
+#[test]
+fn nothing_new_to_show_is_no_report() {
+    let folder = run_with(|events| events);
+    let live = LiveReport::begin(folder.path().into());
+    live.observe(&Event::Phase { name: "encode".into() });
+    drop(live);
+    assert!(!folder.path().join("report.html").exists());
+}
+
+#[test]
+fn short_and_broken_runs_have_charts_that_show_them() {
+    let with = |n: usize, loss: Option<&str>| {
+        run_with(|events| {
+            let mut lines = events.lines().map(String::from);
+            let begin = lines.next().unwrap().replace("\"steps\": 120", &format!("\"steps\": {n}"));
+            let step = lines.find(|line| line.contains("\"step\": 9,")).unwrap();
+            let steps = (1..=n).map(|n| {
+                let step = step.replace("\"step\": 9,", &format!("\"step\": {n},"));
+                let at = step.find("\"loss\"").unwrap();
+                let end = at + step[at..].find(',').unwrap();
+                let loss = loss.map_or_else(|| format!("0.{}", 10 + n), String::from);
+                format!("{}\"loss\": {loss}{}", &step[..at], &step[end..])
+            });
+            [begin].into_iter().chain(steps).collect::<Vec<_>>().join("\n") + "\n"
+        })
+    };
+    for (n, has_mean) in [(1, false), (4, false), (8, true), (40, true), (300, true)] {
+        let page = page_of(with(n, None).path());
+        assert_eq!(page.contains(">smoothed<"), has_mean, "{n}");
+        assert_eq!(page.matches("<svg ").count(), 5, "{n}");
+        assert!(!page.contains("NaN"), "{n}");
+    }
+    let page = page_of(with(4, Some("null")).path());
+    assert!(page.contains("No step had a finite loss") && !page.contains("NaN"));
+}
+
+#[test]
 fn phases_are_those_of_the_plan_and_of_earlier_parts() {
     let forget = |events: String| {
         let kept = |line: &&str| !(line.contains("\"memory\"") && line.contains("draw samples"));
@@ -127,14 +183,14 @@ fn phases_are_those_of_the_plan_and_of_earlier_parts() {
 #[test]
 fn only_a_broken_last_line_is_forgiven() {
     let folder = run_with(|events| events.replacen("\"step\": 9,", "\"step\": nine,", 1));
-    let error = write(folder.path()).unwrap_err();
+    let error = write(folder.path(), Stage::Over).unwrap_err();
     let TrainerError::Event { line, problem, .. } = &error else { panic!("{error}") };
     assert_eq!(*line, 18, "{error}");
     assert!(problem.contains("column") && !problem.contains("line"), "{problem}");
 
     for (events, what) in [("", "no beginning"), ("{\"event\":\"x\"}\n", "unknown variant")] {
         let folder = run_with(|_| events.into());
-        let error = write(folder.path()).unwrap_err();
+        let error = write(folder.path(), Stage::Over).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
         assert!(!folder.path().join("report.html").exists());
     }
@@ -144,7 +200,7 @@ fn only_a_broken_last_line_is_forgiven() {
 fn lost_pictures_are_named_and_a_run_without_steps_has_a_page() {
     let folder = run_with(|events| events.lines().next().unwrap().to_string() + "\n");
     let page = page_of(folder.path());
-    assert!(page.contains("has no end") && !page.contains("<svg "));
+    assert!(page.contains("ended without a result") && !page.contains("<svg "));
 
     let folder = run_with(|events| events);
     fs::remove_file(folder.path().join("samples/step-000040-1.png")).unwrap();

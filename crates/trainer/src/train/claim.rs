@@ -203,7 +203,7 @@ mod tests {
     fn a_run_an_attempt_and_what_is_not_in_the_way_are_welcome() {
         let config = format!("{CONFIG_HEADER}\n[base]\n");
         let card = format!("# cat\n\n{} 1.0.\n", card::MARK);
-        let report = document::document("cat", "");
+        let report = document::document("cat", None, "");
         for files in [
             &[][..],
             &[(".lock", ""), ("cache/v1/a.safetensors", "")],

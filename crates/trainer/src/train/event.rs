@@ -349,6 +349,9 @@ pub struct End {
     /// Energy of this part of the run, where power can be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub energy: Option<Energy>,
+    /// The mean of the last losses of the whole run; none where none of them is finite.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub loss: Option<f64>,
 }
 
 /// Energy that a run took.

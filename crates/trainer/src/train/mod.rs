@@ -6,6 +6,7 @@ mod checkpoint;
 pub mod claim;
 mod divergence;
 mod draws;
+pub mod eta;
 pub mod event;
 mod folder;
 mod health;
@@ -54,6 +55,10 @@ use crate::data::Findings;
 use crate::error::{Result, TrainerError};
 use crate::export::card;
 use crate::plan::{Plan, Rates, Room, Rung};
+use crate::report::figures::Figures;
+use crate::report::live::LiveReport;
+use crate::report::read::History;
+use crate::report::{self, Stage};
 
 /// What happens, as it is told.
 pub enum Happening<'a> {
@@ -116,16 +121,30 @@ pub fn train(config: &RunConfig, on: &On<'_>, start: Start, tell: Tell<'_>) -> R
     let folder = Folder::open(&config.output.folder, start)?;
     let mut teller = Teller::new(&folder, tell)?;
     let config = &folder.pinned(config);
-    let into = (&folder, &mut teller);
+    let end = train_into(config, on, (&folder, &mut teller));
+    drop(teller);
+    let reported = report::write(&folder.path, Stage::Over);
+    // Where both failed, the first is the cause.
+    let end = end?;
+    reported?;
+    Ok(end)
+}
+
+fn train_into(
+    config: &RunConfig,
+    on: &On<'_>,
+    (folder, teller): (&Folder, &mut Teller<'_>),
+) -> Result<End> {
     let end = match config.material {
-        Material::Pictures { .. } => pictures::train(config, on, into),
-        Material::Texts { .. } => texts::train(config, on, into),
+        Material::Pictures { .. } => pictures::train(config, on, (folder, teller)),
+        Material::Texts { .. } => texts::train(config, on, (folder, teller)),
     }?;
+    let figures = Figures::of(&History::open(&folder.path)?);
+    let end = End { loss: figures.and_then(|figures| figures.final_loss), ..end };
     teller.tell(&Event::End(end.clone()))?;
     if end.why.is_done() && config.adapter.kind != AdapterKind::None {
         card::write(&folder.path, config)?;
     }
-    crate::report::write(&folder.path)?;
     Ok(end)
 }
 
@@ -242,6 +261,7 @@ fn total_steps(config: &RunConfig, batches_per_epoch: u64) -> u64 {
 /// Writes events down and passes them on; remembers whether somebody asked to stop.
 pub struct Teller<'a> {
     journal: Journal,
+    report: LiveReport,
     tell: Tell<'a>,
     is_stopped: AtomicBool,
     /// The phase before training that is counted, how much of it is done, and of how much.
@@ -259,16 +279,14 @@ impl On<'_> {
 impl<'a> Teller<'a> {
     fn new(folder: &Folder, tell: Tell<'a>) -> Result<Self> {
         let (is_stopped, counted) = (AtomicBool::new(false), Mutex::new(("", 0, 0)));
-        Ok(Self {
-            journal: Journal::open(&folder.path, folder.start.resume)?,
-            tell,
-            is_stopped,
-            counted,
-        })
+        let journal = Journal::open(&folder.path, folder.start.resume)?;
+        let report = LiveReport::begin(folder.path.clone());
+        Ok(Self { journal, report, tell, is_stopped, counted })
     }
 
     fn tell(&mut self, event: &Event) -> Result<()> {
         self.journal.write(event)?;
+        self.report.observe(event);
         self.pass_on(Happening::Event(event));
         Ok(())
     }

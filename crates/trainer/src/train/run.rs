@@ -80,7 +80,7 @@ impl<F: Feed> Run<'_, '_, F> {
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let energy = self.pacing.energy();
         let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
-        Ok(End { step, why, secs, peak_bytes, energy })
+        Ok(End { step, why, secs, peak_bytes, energy, loss: None })
     }
 
     /// Warns of a result that is of no use, which then is none unless that is forced.

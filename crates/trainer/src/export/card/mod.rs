@@ -276,10 +276,15 @@ fn training(facts: &Card) -> String {
     let mut rows = vec![
         ("steps".to_string(), count(*steps)),
         (format!("{unit}s"), count(*samples as u64)),
-        ("trained numbers".into(), count(*parameters as u64)),
+        ("trainable parameters".into(), count(*parameters as u64)),
         ("time".into(), duration(*secs)),
     ];
-    rows.extend(facts.figures.final_loss.map(|loss| ("final loss, smoothed".into(), number(loss))));
+    rows.extend(
+        facts
+            .figures
+            .final_loss
+            .map(|loss| (format!("loss, {}", facts.figures.loss_is_of()), number(loss))),
+    );
     let validation = facts.figures.best_validation;
     rows.extend(validation.map(|(step, loss)| {
         ("best validation loss".into(), format!("{} at step {}", number(loss), count(step)))

@@ -13,7 +13,7 @@ use crate::train::event::Phase;
 /// One file that opens in any browser: the picture, a bar per phase against the limit, a table.
 pub fn page(title: &str, memory: &Memory<'_>, phases: &[Phase]) -> String {
     let sections = [picture(memory), against_limit(memory, phases), table(memory)];
-    document(title, &sections.concat())
+    document(title, None, &sections.concat())
 }
 
 fn picture(memory: &Memory<'_>) -> String {
