@@ -1,6 +1,7 @@
 //! `hearth train` as a user meets it, on a model so small that a run takes seconds. Here: how jobs are
 //! made and runs looked at, and a run that goes well.
 
+mod checkpoints;
 mod gpu;
 mod memory;
 mod own;

@@ -36,6 +36,10 @@ fn check(fresh: &str) {
     assert!(weights(&whole) == weights(&run), "other bytes than without a break");
     assert!(weights(&run) != before, "two more steps changed nothing");
     assert_eq!(losses(&events(&whole)), losses(&events(&run)));
+    // What it is made of lies in the last checkpoint.
+    let (last, made) = (run.join("checkpoints/step-000004"), job.path("model"));
+    printed(&["export", text(&last), "--base", &at("pipeline"), "--out", text(&made)]);
+    assert!(weights(&run) == weights(job.folder.path()), "other bytes than the run wrote");
     let (model, picture) = (run.join("model"), job.path("fox.png"));
     let arguments =
         ["sample", "--base", text(&model), "--prompt", "a fox", "--out", text(&picture)];

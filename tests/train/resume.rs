@@ -176,6 +176,9 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     let again = format!("saved after step {step}; go on with\n  hearth train {}", text(&job.file));
     assert!(page.contains(&again), "{page}");
     assert!(page.contains("--set train.accumulation=2"), "{page}");
+    let adapter = run.join(format!("checkpoints/step-{step:06}"));
+    assert!(page.contains(&format!("the adapter so far is in\n  {}", text(&adapter))), "{page}");
+    assert!(adapter.join("pytorch_lora_weights.safetensors").is_file());
     assert!(page.trim_end().ends_with("--resume"), "{page}");
     job.finish("run", &set, &["--resume"]);
     assert!(learnt(&whole) == learnt(&run), "other bytes than without a break");

@@ -34,10 +34,10 @@ save_every = 'off'
 ";
 
 /// A folder with a model, its tokenizer, texts and a job.
-struct Place(TempDir);
+pub struct Place(TempDir);
 
 impl Place {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let golden =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/llama/learning");
         let place = Self(tempfile::tempdir().unwrap());
@@ -51,12 +51,12 @@ impl Place {
         place
     }
 
-    fn path(&self, name: &str) -> PathBuf {
+    pub fn path(&self, name: &str) -> PathBuf {
         self.0.path().join(name)
     }
 
     /// Trains into a folder, with other values for some keys.
-    fn train(&self, run: &str, set: &[&str], more: &[&str]) -> PathBuf {
+    pub fn train(&self, run: &str, set: &[&str], more: &[&str]) -> PathBuf {
         let (job, out) = (self.path("job.toml"), self.path(run));
         let set = set.iter().flat_map(|value| ["--set", value]);
         let words = ["train", text(&job), "--out", text(&out), "--quiet"];

@@ -4,7 +4,8 @@ inputs, and has hearth compute the same (`hearth verify`), with the file for eac
     pip install torch diffusers transformers peft safetensors
     python check_trained.py path/to/hearth path/to/run
 
-The run must have been told to write for diffusers, peft, kohya and comfyui.
+The run must have been told to write for diffusers, peft, kohya and comfyui. Its checkpoints are loaded too: the last
+must give the result, earlier ones must not.
 """
 import json
 import subprocess
@@ -40,8 +41,9 @@ def model():
 
 
 def by_diffusers(adapter):
+    """Of a folder, which may hold files for others too."""
     pipeline = StableDiffusion3Pipeline.from_pretrained(HERE / "pipeline", torch_dtype=torch.float32)
-    pipeline.load_lora_weights(adapter, weight_name="pytorch_lora_weights.safetensors")
+    pipeline.load_lora_weights(adapter)
     return output(pipeline.transformer)
 
 
@@ -64,6 +66,14 @@ def main(hearth, run):
     difference = apart(output(PeftModel.from_pretrained(model(), adapter / "peft")), expected)
     print(f"PEFT from diffusers: {difference:.1e}")
     assert difference < TOLERANCE
+    *earlier, last = sorted((Path(run) / "checkpoints").iterdir())
+    difference = apart(by_diffusers(last), expected)
+    print(f"diffusers with {last.name} from the result: {difference:.1e}")
+    assert difference == 0
+    for checkpoint in earlier:
+        difference = apart(by_diffusers(checkpoint), expected)
+        print(f"diffusers with {checkpoint.name} from the result: {difference:.1e}")
+        assert difference > TOLERANCE, "it should have learnt since"
     with tempfile.TemporaryDirectory() as folder:
         files = sorted(adapter.glob("*.safetensors")) + [adapter / "peft"]
         for path in files:

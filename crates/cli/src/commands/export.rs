@@ -1,5 +1,6 @@
 //! `hearth export`: an adapter for other programs, or added to its base.
 
+mod full;
 mod language;
 
 use std::io::Write;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::json;
+use trainer::export::full::FullCheckpoint;
 use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
 use trainer::model::adapter::read::AdapterFile;
@@ -25,15 +27,17 @@ use crate::render::progress::Progress;
 /// Takes an adapter that any of them wrote. Every file is read again by the rules of the program it is
 /// for: every tensor must find its layer in the base, and add the same to it as before. With --merge
 /// the adapter is added to the base instead: a model folder like the base's, that needs no adapter.
+/// A checkpoint of a run is an adapter too; that of a full fine-tune becomes a model folder.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --out fox
   hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
-  hearth export run/adapter --base Qwen3-4B --merge --out Qwen3-4B-mine")]
+  hearth export run/adapter --base Qwen3-4B --merge --out Qwen3-4B-mine
+  hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --format comfyui --out early")]
 pub struct Arguments {
-    /// The adapter: a file, or PEFT's folder
+    /// The adapter: a file, PEFT's folder, or a checkpoint of a run
     adapter: PathBuf,
 
     /// The model it is for: a folder of diffusers or transformers, a GGUF file, or a checkpoint in the
@@ -108,6 +112,9 @@ pub struct Row {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if let Some(checkpoint) = FullCheckpoint::open(&arguments.adapter, &arguments.base)? {
+        return full::run(arguments, &checkpoint, out);
+    }
     if Base::is_at(&arguments.base) {
         return language::run(arguments, out);
     }

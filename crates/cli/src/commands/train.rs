@@ -3,7 +3,10 @@
 use std::io::Write;
 
 use machine::awake::Awake;
+use trainer::config::RunConfig;
+use trainer::config::adapter::AdapterKind;
 use trainer::train::Start;
+use trainer::train::checkpoint;
 use trainer::train::event::Why;
 
 use super::engine::{Engine, Limit};
@@ -91,9 +94,23 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     write!(out, "{page}")?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
+        writeln!(out, "{}", so_far(&config, end.step))?;
         writeln!(out, "saved after step {}; go on with\n  {}", end.step, resuming(words))?;
     }
     Ok(end.why.into())
+}
+
+/// Where what was learnt until now can be used.
+fn so_far(config: &RunConfig, step: u64) -> String {
+    let folder = config.output.folder.join(checkpoint::path(step));
+    let folder = quoted(&folder.display().to_string());
+    match config.adapter.kind {
+        AdapterKind::Lora | AdapterKind::Dora => format!("the adapter so far is in\n  {folder}"),
+        AdapterKind::None => {
+            let base = quoted(&config.base.path.display().to_string());
+            format!("the model so far:\n  hearth export {folder} --base {base} --out model")
+        }
+    }
 }
 
 /// The command that goes on with a run: the words that began it, for a shell, and `--resume`.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use machine::Bytes;
 use machine::governor::{Cause, Decision, Pace};
 use trainer::config::RunConfig;
-use trainer::train::event::{Begin, End, Energy, Event, Paced, Step, Why};
+use trainer::train::event::{Begin, Best, End, Energy, Event, Paced, Step, Why};
 use trainer::train::{Happening, On, Start, train};
 
 use crate::failure::Failure;
@@ -294,6 +294,12 @@ impl State {
         }
         if self.warnings > SHOWN {
             page.line(WARN, &format!("{} more warnings are in the report", self.warnings - SHOWN));
+        }
+        if let Some(Best { step, loss, path }) =
+            end.best.as_ref().filter(|best| best.step < end.step)
+        {
+            let text = format!("held-out loss {loss:.4} at step {step}: {}", path.display());
+            page.row("best", BOLD, &text);
         }
         for exported in &self.exported {
             page.line(DIM, exported);

@@ -19,6 +19,8 @@ section! {
         save_every: Switch<u64> = Default(Switch::On(250)), AtLeast(1.0);
         /// Checkpoints kept, the latest
         keep: usize = Default(3), AtLeast(1.0);
+        /// Keep the checkpoint with the lowest held-out loss too, and save one at every new low
+        keep_best: bool = Default(true), Any;
         /// Programs that the adapter is written for
         formats: Vec<Format> = Default(vec![Format::Diffusers]), Filled;
         /// Licence named in the model card, such as `cc-by-4.0`

@@ -125,6 +125,7 @@ const EVERY_KEY: &[&str] = &[
     "output.name=2024",
     "output.save_every=off",
     "output.keep=1",
+    "output.keep_best=false",
     "output.formats=['peft', 'kohya']",
     "output.license=cc-by-4.0",
     "output.author=\"A. Author\"",

@@ -1,7 +1,8 @@
 //! Adapters for other programs. Each file that is written is read again by the rules of the program
 //! it is for, and compared with what was to be written: a key that its reader does not know would
 //! change the picture without a word. `merge/` adds an adapter to its base instead, `card/` tells
-//! people about it, `language` has what is written of language models.
+//! people about it, `language` has what is written of language models, `streamed` and `full` what is made
+//! of checkpoints.
 //!
 //! ```text
 //! OUT/
@@ -12,12 +13,14 @@
 //! ```
 
 pub mod card;
+pub mod full;
 mod fuse;
 pub mod gguf;
 pub mod language;
 pub mod merge;
 pub mod model;
 mod settings;
+pub mod streamed;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
@@ -29,7 +32,7 @@ use weights::write::write_file;
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Given;
-use crate::model::adapter::read::{AdapterFile, Component};
+use crate::model::adapter::read::{AdapterFile, Component, OF_DIFFUSERS, OF_PEFT, PEFT_SETTINGS};
 use crate::model::build::{Want, wants};
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::{Sd3, names};
@@ -109,17 +112,17 @@ fn write(
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
         for (stem, given) in stems(component, layers, format, n_blocks)? {
-            endings(&stem, &given, format, &mut tensors);
+            insert(&stem, &given, format, &mut tensors);
         }
     }
     let metadata = settings::header(parts, format);
     let peft = folder.join("peft");
     let (path, result) = match format {
         Format::Diffusers => {
-            let path = folder.join("pytorch_lora_weights.safetensors");
+            let path = folder.join(OF_DIFFUSERS);
             (path.clone(), path)
         }
-        Format::Peft => (peft.join("adapter_model.safetensors"), peft.clone()),
+        Format::Peft => (peft.join(OF_PEFT), peft.clone()),
         Format::Kohya => {
             let path = folder.join(format!("{name}-kohya.safetensors"));
             (path.clone(), path)
@@ -134,7 +137,7 @@ fn write(
     fs::create_dir_all(beside).map_err(failed)?;
     if format == Format::Peft {
         let config = settings::peft(parts, of_base);
-        fs::write(peft.join("adapter_config.json"), config).map_err(failed)?;
+        fs::write(peft.join(PEFT_SETTINGS), config).map_err(failed)?;
     }
     save(&path, &metadata, &tensors)?;
     Ok(result)
@@ -175,8 +178,7 @@ fn stems(
     let Component::TextEncoder(index) = component else {
         let original = |layer: &str| names::original_module(layer, n_blocks);
         return Ok(match format {
-            Format::Diffusers => renamed(&|layer| format!("transformer.{layer}")),
-            Format::Peft => renamed(&|layer| format!("base_model.model.{layer}")),
+            Format::Diffusers | Format::Peft => renamed(&|layer| stem(component, layer, format)),
             Format::Kohya => fuse::fuse(layers, original)?
                 .into_iter()
                 .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
@@ -189,28 +191,45 @@ fn stems(
     };
     Ok(match format {
         Format::Kohya => renamed(&|layer| format!("lora_te{index}_{}", flat(layer))),
-        _ => renamed(&|layer| format!("{}.{layer}", component.folder())),
+        _ => renamed(&|layer| stem(component, layer, format)),
     })
 }
 
+/// What diffusers or PEFT, which know our layers, call one of them.
+fn stem(component: Component, layer: &str, format: Format) -> String {
+    match (component, format) {
+        (Component::Transformer | Component::Language, Format::Peft) => {
+            format!("base_model.model.{layer}")
+        }
+        _ => format!("{}.{layer}", component.folder()),
+    }
+}
+
+/// How the names of a layer's tensors end: A, B and, of a `DoRA`, its magnitudes.
+fn endings(format: Format) -> [&'static str; 3] {
+    match format {
+        Format::Diffusers | Format::Peft => {
+            ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]
+        }
+        Format::Kohya => ["lora_down.weight", "lora_up.weight", "dora_scale"],
+        Format::Comfyui => ["lora_A.weight", "lora_B.weight", "dora_scale"],
+    }
+}
+
 /// A layer's tensors by their names there.
-fn endings(stem: &str, given: &Given, format: Format, into: &mut BTreeMap<String, Numbers>) {
+fn insert(stem: &str, given: &Given, format: Format, into: &mut BTreeMap<String, Numbers>) {
     let [outputs, inputs] = given.sizes().map(|size| size as u64);
-    let (rank, is_kohya) = (given.rank as u64, format == Format::Kohya);
-    let [down, up] = if is_kohya { ["lora_down", "lora_up"] } else { ["lora_A", "lora_B"] };
-    into.insert(format!("{stem}.{down}.weight"), (vec![rank, inputs], given.down.clone()));
-    into.insert(format!("{stem}.{up}.weight"), (vec![outputs, rank], given.up.clone()));
+    let rank = given.rank as u64;
+    let [down, up, magnitude] = endings(format).map(|ending| format!("{stem}.{ending}"));
+    into.insert(down, (vec![rank, inputs], given.down.clone()));
+    into.insert(up, (vec![outputs, rank], given.up.clone()));
     let has_settings = matches!(format, Format::Diffusers | Format::Peft);
     if !has_settings {
         into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
     }
-    if let Some(magnitude) = &given.magnitude {
-        let (ending, shape) = if has_settings {
-            ("lora_magnitude_vector", vec![outputs])
-        } else {
-            ("dora_scale", vec![outputs, 1])
-        };
-        into.insert(format!("{stem}.{ending}"), (shape, magnitude.clone()));
+    if let Some(numbers) = &given.magnitude {
+        let shape = if has_settings { vec![outputs] } else { vec![outputs, 1] };
+        into.insert(magnitude, (shape, numbers.clone()));
     }
 }
 

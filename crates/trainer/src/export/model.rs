@@ -6,8 +6,8 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use weights::Dtype;
 use weights::load::floats;
+use weights::{Dtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
 use crate::model::build::wants;
@@ -19,11 +19,14 @@ use crate::model::{config, files};
 const TRANSFORMER: &str = "transformer";
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
+/// The numbers of a tensor that was trained, by name; asked for one tensor at a time.
+pub type Trained<'a> = &'a dyn Fn(&str) -> std::result::Result<Option<Vec<f32>>, WeightsError>;
+
 /// Writes the model of `base`, with what was trained in its transformer's place: beside it first, so
 /// that `out` is whole or as it was.
 pub fn write(
     pipeline: &Pipeline,
-    trained: &BTreeMap<String, Vec<f32>>,
+    trained: Trained<'_>,
     dtype: compute::Dtype,
     out: &Path,
 ) -> Result<()> {
@@ -47,15 +50,15 @@ pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Resu
 
 fn write_transformer(
     pipeline: &Pipeline,
-    trained: &BTreeMap<String, Vec<f32>>,
+    trained: Trained<'_>,
     dtype: compute::Dtype,
     path: &Path,
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
     let wants = wants(|build| Sd3::new(&transformer.config, build))?;
     files::save(path, &BTreeMap::new(), (&wants, files::stored(dtype)), &mut |_, want| {
-        if let Some(numbers) = trained.get(&want.name) {
-            return Ok(numbers.clone());
+        if let Some(numbers) = trained(&want.name)? {
+            return Ok(numbers);
         }
         // What is computed and not trained, as the table of positions.
         let found = transformer.catalog.find(&want.name)?;

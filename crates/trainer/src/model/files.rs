@@ -2,7 +2,7 @@
 //! anything is read; then all tensors are read at once, straight into the arena. And back into one.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use compute::{Device, Dtype, Part, Ring, Tag, Tensor, fill_all};
@@ -330,6 +330,27 @@ pub fn save_shards(
     let mut fill = filled(folder, (wants, dtype), numbers);
     write_shards(folder, STEM, metadata, shards, false, &mut fill)?;
     Ok(())
+}
+
+/// Writes tensors as they lie on a device, copied to the host one at a time; returns the file's
+/// checksum.
+pub fn save_tensors(
+    path: &Path,
+    metadata: &BTreeMap<String, String>,
+    tensors: &BTreeMap<String, &Tensor>,
+) -> Result<blake3::Hash> {
+    let entering = tensors.iter().map(|(name, tensor)| Entering {
+        name: name.clone(),
+        dtype: stored(tensor.dtype()),
+        shape: tensor.shape().sizes().iter().map(|size| *size as u64).collect(),
+    });
+    let written = write_file(path, metadata, entering.collect(), true, &mut |tensor, out| {
+        let bytes = tensors[&tensor.name].read_bytes();
+        let bytes = bytes.map_err(|error| io::Error::other(error.to_string()));
+        let bytes = bytes.map_err(|source| WeightsError::io("copy", path, source))?;
+        out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
+    })?;
+    Ok(written.checksum.expect("it was asked for"))
 }
 
 fn entering(wants: &[Want], dtype: weights::Dtype) -> Vec<Entering> {

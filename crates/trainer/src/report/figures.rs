@@ -1,7 +1,9 @@
 //! The few numbers that say how a run went, for the report's head and the model card.
 
+use std::path::PathBuf;
+
 use super::read::{History, Part};
-use crate::train::event::{Step, Why};
+use crate::train::event::{Best, Step, Why};
 
 /// Steps that a loss is the mean of: a quarter of a short run and at most 20; of a long one a twentieth, at
 /// most 100. Chosen: the loss of a step jumps by as much as a whole run improves it; so much is calm and
@@ -46,6 +48,8 @@ pub struct Figures {
     pub final_loss: Option<f64>,
     /// The lowest loss on held-out samples, and when.
     pub best_validation: Option<(u64, f64)>,
+    /// The checkpoint of then, if it is not the last and was kept; relative to the run's folder.
+    pub best_checkpoint: Option<PathBuf>,
     /// What samples are called.
     pub unit: String,
     /// Samples that were trained on.
@@ -71,6 +75,10 @@ impl Figures {
         let ends = history.parts.iter().filter_map(|part| Some(part.end.as_ref()?.peak_bytes));
         let peaks = history.steps.iter().map(|step| step.peak_bytes).chain(ends);
         let lower = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
+        let best_validation = history.validations.iter().min_by(lower).copied();
+        let is_best = |best: &&Best| best_validation.is_some_and(|(step, _)| step == best.step);
+        let end = last.end.as_ref();
+        let best = end.and_then(|end| end.best.as_ref().filter(|best| best.step < end.step));
         let phases = last.begin.phases.iter().map(|phase| phase.peak_bytes);
         let (steps, loss_window) = (&history.steps, loss_window(last.begin.steps));
         Some(Self {
@@ -86,7 +94,8 @@ impl Figures {
                 .filter(|_| steps.len() > loss_window)
                 .and_then(mean),
             final_loss: mean_loss(steps, loss_window),
-            best_validation: history.validations.iter().min_by(lower).copied(),
+            best_validation,
+            best_checkpoint: best.filter(is_best).map(|best| best.path.clone()),
             unit: last.begin.unit.clone(),
             samples: last.begin.samples,
             held_out: last.begin.held_out,
@@ -94,7 +103,7 @@ impl Figures {
             peak_bytes: peaks.max(),
             planned_bytes: phases.max(),
             limit_bytes: last.begin.limit_bytes,
-            why: last.end.as_ref().map(|end| end.why),
+            why: end.map(|end| end.why),
         })
     }
 }

@@ -86,9 +86,12 @@ fn figure_list(figures: &Figures) -> String {
     let of = |number: u64, whole: u64| {
         if number == whole { String::new() } else { format!("of {}", count(whole)) }
     };
+    let kept = figures.best_checkpoint.as_ref();
+    let kept =
+        kept.map_or_else(String::new, |path| format!(": {}", escaped(&path.display().to_string())));
     let (validation, when) = figures.best_validation.map_or_else(
         || (unknown(), "nothing was held out".to_string()),
-        |(step, loss)| (number(loss), format!("at step {}", count(step))),
+        |(step, loss)| (number(loss), format!("at step {}{kept}", count(step))),
     );
     let planned = figures.planned_bytes.map_or_else(unknown, bytes);
     let samples = format!("{}s", escaped(&figures.unit));

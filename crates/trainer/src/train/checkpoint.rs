@@ -5,35 +5,44 @@
 //! RUN/checkpoints/
 //!   .step-000250.partial/     while it is written
 //!   step-000250/
-//!     state.safetensors       parameters, the optimizer's state, running means; with a checksum
+//!     state.safetensors       parameters, the optimizer's state, running means; with a checksum. Its
+//!                             header says what the model calls each parameter
 //!     progress.json           steps taken, where the data stands, what it belongs to, that checksum
+//!     pytorch_lora_weights.safetensors            the adapter of an image model, for diffusers; or
+//!     adapter_config.json, adapter_model.safetensors    that of a language model, for PEFT
 //! ```
+//!
+//! The adapter is never read to go on. A full fine-tune has none: `export/full.rs` makes a model of its
+//! parameters.
 //!
 //! Random numbers and the order of pictures follow from the seed and the number of the step, so that
 //! there is nothing of them to save.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 
 use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
+use weights::Catalog;
 use weights::load::{Options, Wanted, load};
-use weights::safetensors::Entering;
-use weights::write::{AtomicFile, write_file};
-use weights::{Catalog, WeightsError};
+use weights::write::AtomicFile;
 
+use super::event;
 use super::health::Health;
 use super::identity::Identity;
 use super::lesson::Lesson;
 use super::scale::LossScale;
 use super::session::Session;
+use crate::config::output::Output;
 use crate::error::{Result, TrainerError};
-use crate::model::files::{Landing, stored};
+use crate::model::files::{Landing, save_tensors, stored};
 use crate::optim::Plateau;
 
-const STATE: &str = "state.safetensors";
+const FOLDER: &str = "checkpoints";
+/// The tensors.
+pub(crate) const STATE: &str = "state.safetensors";
 const PROGRESS: &str = "progress.json";
 /// Grows when a checkpoint of before cannot be read any more.
 const VERSION: u32 = 1;
@@ -60,6 +69,46 @@ pub struct Progress {
     pub patience: Plateau,
     /// Is it learning?
     pub health: Health,
+    /// The lowest held-out loss after any step.
+    #[serde(default)]
+    pub best: Option<Best>,
+    /// The checkpoint that was saved for its held-out loss alone: it takes no place among the latest.
+    #[serde(default)]
+    pub extra: Option<u64>,
+}
+
+/// A held-out loss.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Steps taken.
+    pub step: u64,
+    /// The loss then.
+    pub loss: f64,
+}
+
+impl Progress {
+    /// Takes in the held-out loss after the last step. Before the first there is nothing to keep.
+    pub fn measured(&mut self, loss: f64) {
+        let is_lower = self.best.is_none_or(|best| loss < best.loss) && loss.is_finite();
+        if is_lower && self.step > 0 {
+            self.best = Some(Best { step: self.step, loss });
+        }
+    }
+
+    /// Whether no held-out loss was lower than that after the last step.
+    pub fn is_best(&self) -> bool {
+        self.best.is_some_and(|best| best.step == self.step)
+    }
+
+    /// Before a checkpoint is saved, for its held-out loss alone if `is_extra`. Returns the one that was
+    /// there for that alone until now, and is not the best any more.
+    pub fn saves(&mut self, is_extra: bool) -> Option<u64> {
+        if !self.is_best() {
+            return None;
+        }
+        let before = mem::replace(&mut self.extra, is_extra.then_some(self.step));
+        before.filter(|step| *step < self.step)
+    }
 }
 
 /// What `progress.json` holds.
@@ -72,34 +121,68 @@ struct Page {
     checksum: String,
 }
 
+/// Whether a checkpoint lies there.
+pub fn is_at(folder: &Path) -> bool {
+    [STATE, PROGRESS].iter().all(|name| folder.join(name).exists())
+}
+
 /// The checkpoints of a run's folder.
 pub struct Checkpoints {
     folder: PathBuf,
     keep: usize,
+    keeps_best: bool,
+}
+
+/// A checkpoint's folder, relative to that of its run.
+pub fn path(step: u64) -> PathBuf {
+    Path::new(FOLDER).join(name(step))
+}
+
+/// Whether a run's folder has any.
+pub fn is_any_in(run: &Path) -> bool {
+    !steps(&run.join(FOLDER)).is_empty()
+}
+
+fn steps(folder: &Path) -> Vec<u64> {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
+    let mut steps: Vec<u64> =
+        entries.filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect();
+    steps.sort_unstable_by(|a, b| b.cmp(a));
+    steps
+}
+
+fn name(step: u64) -> String {
+    format!("step-{step:06}")
 }
 
 impl Checkpoints {
-    /// Those of a run, of which the latest `keep` stay.
-    pub fn new(run: &Path, keep: usize) -> Self {
-        Self { folder: run.join("checkpoints"), keep }
+    /// Those of a run, of which the latest stay, and the best if it is to.
+    pub fn new(run: &Path, output: &Output) -> Self {
+        let (keep, keeps_best) = (output.keep, output.keep_best);
+        Self { folder: run.join(FOLDER), keep, keeps_best }
     }
 
-    /// Saves a run, and removes what is older than the ones that stay. Returns the folder's name.
+    /// Saves a run; returns the folder.
     pub fn save(
         &self,
         session: &mut Session<'_, impl Lesson>,
         progress: &Progress,
         identity: &Identity,
     ) -> Result<PathBuf> {
-        let name = format!("step-{:06}", progress.step);
+        let name = name(progress.step);
         let (staging, place) =
             (self.folder.join(format!(".{name}.partial")), self.folder.join(&name));
         let failed = |source| TrainerError::Io { what: "write", path: place.clone(), source };
         remove(&staging).map_err(failed)?;
         fs::create_dir_all(&staging).map_err(failed)?;
+        session.write_adapter(&staging)?;
+        let names = session.parameter_names();
+        let tensors = session.tensors()?.into_iter().map(|(name, tensor)| (name, &*tensor));
+        let checksum = save_tensors(&staging.join(STATE), &names, &tensors.collect())?;
         let page = Page {
             version: VERSION,
-            checksum: write_tensors(&staging.join(STATE), session.tensors()?)?,
+            checksum: checksum.to_hex().to_string(),
             progress: progress.clone(),
             identity: identity.clone(),
         };
@@ -110,18 +193,19 @@ impl Checkpoints {
         remove(&place).map_err(failed)?;
         fs::rename(&staging, &place).map_err(failed)?;
         File::open(&self.folder).and_then(|folder| folder.sync_all()).map_err(failed)?;
-        self.remove_old(progress.step).map_err(failed)?;
-        Ok(Path::new("checkpoints").join(name))
+        Ok(path(progress.step))
+    }
+
+    /// The checkpoint of the lowest held-out loss, if it is there.
+    pub fn best(&self, progress: &Progress) -> Option<event::Best> {
+        let Best { step, loss } = progress.best.filter(|_| self.keeps_best)?;
+        let is_there = self.folder.join(name(step)).exists();
+        is_there.then(|| event::Best { step, loss, path: path(step) })
     }
 
     /// Steps that there are checkpoints of, the latest first.
-    pub fn steps(&self) -> Vec<u64> {
-        let entries = fs::read_dir(&self.folder).into_iter().flatten().flatten();
-        let step = |name: &str| name.strip_prefix("step-")?.parse().ok();
-        let mut steps: Vec<u64> =
-            entries.filter_map(|entry| step(&entry.file_name().to_string_lossy())).collect();
-        steps.sort_unstable_by(|a, b| b.cmp(a));
-        steps
+    fn steps(&self) -> Vec<u64> {
+        steps(&self.folder)
     }
 
     /// Puts the latest checkpoint that is whole back into a session. What is broken is told and
@@ -134,7 +218,7 @@ impl Checkpoints {
     ) -> Result<Option<Progress>> {
         let mut latest_error = None;
         for step in self.steps() {
-            let folder = self.folder.join(format!("step-{step:06}"));
+            let folder = self.folder.join(name(step));
             match read_page(&folder) {
                 Ok(page) => {
                     let changed = page.identity.check(identity, &folder)?;
@@ -153,12 +237,22 @@ impl Checkpoints {
         latest_error.map_or(Ok(None), Err)
     }
 
-    /// Keeps the latest up to `step`. Later ones were passed over, or the run would be there; kept,
-    /// they would take the places of those that can be read.
-    fn remove_old(&self, step: u64) -> io::Result<()> {
-        let (later, kept): (Vec<_>, Vec<_>) = self.steps().into_iter().partition(|at| *at > step);
-        let old = later.into_iter().chain(kept.into_iter().skip(self.keep));
-        old.map(|step| self.folder.join(format!("step-{step:06}"))).try_for_each(|old| remove(&old))
+    /// Keeps the latest up to this step, and the best beside them; not the best of before if it was there
+    /// for its loss alone. Later ones were passed over, or the run would be there; kept, they would take
+    /// the places of those that can be read.
+    pub fn remove_old(&self, progress: &Progress, replaced: Option<u64>) -> Result<()> {
+        let best = progress.best.filter(|_| self.keeps_best).map(|best| best.step);
+        let extra = progress.extra.filter(|_| self.keeps_best);
+        let is_counted =
+            |step: u64| step <= progress.step && ![extra, replaced].contains(&Some(step));
+        let steps = self.steps();
+        let latest: Vec<u64> =
+            steps.iter().copied().filter(|step| is_counted(*step)).take(self.keep).collect();
+        for step in steps.into_iter().filter(|step| !latest.contains(step) && best != Some(*step)) {
+            let path = self.folder.join(name(step));
+            remove(&path).map_err(|source| TrainerError::Io { what: "remove", path, source })?;
+        }
+        Ok(())
     }
 }
 
@@ -167,24 +261,6 @@ fn remove(folder: &Path) -> io::Result<()> {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Returns the file's checksum.
-fn write_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<String> {
-    let tensors: BTreeMap<String, &mut Tensor> = tensors.into_iter().collect();
-    let entering = tensors.iter().map(|(name, tensor)| Entering {
-        name: name.clone(),
-        dtype: stored(tensor.dtype()),
-        shape: tensor.shape().sizes().iter().map(|size| *size as u64).collect(),
-    });
-    let written =
-        write_file(path, &BTreeMap::new(), entering.collect(), true, &mut |tensor, out| {
-            let bytes = tensors[&tensor.name].read_bytes();
-            let bytes = bytes.map_err(|error| io::Error::other(error.to_string()));
-            let bytes = bytes.map_err(|source| WeightsError::io("copy", path, source))?;
-            out.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
-        })?;
-    Ok(written.checksum.expect("it was asked for").to_hex().to_string())
 }
 
 /// The page of a checkpoint whose tensors are what was written.
@@ -226,4 +302,62 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
             wanted.map(|((found, dtype), part)| Wanted::whole(found, *dtype, Landing(part)));
         Ok(load(&catalog, wanted.collect(), Options::default(), &|_| true)?)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Checkpoints that are there after each step of a run that measures every step, saves every second
+    /// one and keeps two.
+    fn kept(keeps_best: bool, losses: &[f64]) -> Vec<Vec<u64>> {
+        let place = tempfile::tempdir().unwrap();
+        let checkpoints = Checkpoints { folder: place.path().into(), keep: 2, keeps_best };
+        let mut progress = Progress::default();
+        progress.measured(0.1);
+        let mut after = |loss: &f64| {
+            progress.step += 1;
+            progress.measured(*loss);
+            let is_due = progress.step.is_multiple_of(2);
+            if is_due || (keeps_best && progress.is_best()) {
+                let replaced = progress.saves(!is_due);
+                fs::create_dir(place.path().join(name(progress.step))).unwrap();
+                checkpoints.remove_old(&progress, replaced).unwrap();
+                // What goes on is read back.
+                let text = serde_json::to_string(&progress).unwrap();
+                progress = serde_json::from_str(&text).unwrap();
+            }
+            let mut steps = checkpoints.steps();
+            steps.reverse();
+            steps
+        };
+        losses.iter().map(&mut after).collect()
+    }
+
+    #[test]
+    fn the_best_checkpoint_stays_beside_the_latest() {
+        // Falling: a low between two that are due takes no place of theirs, and goes with the next low.
+        let falling = kept(true, &[0.9, 0.8, 0.7, 0.6, 0.5, 0.4]);
+        let expected: [&[u64]; 6] = [&[1], &[2], &[2, 3], &[2, 4], &[2, 4, 5], &[4, 6]];
+        assert_eq!(falling, expected);
+        // Rising after the third step.
+        let rising = kept(true, &[0.9, 0.8, 0.7, 0.8, f64::NAN, 0.9, 1.0, 1.1]);
+        let expected: [&[u64]; 8] =
+            [&[1], &[2], &[2, 3], &[2, 3, 4], &[2, 3, 4], &[3, 4, 6], &[3, 4, 6], &[3, 6, 8]];
+        assert_eq!(rising, expected);
+        // One that was due anyway.
+        assert_eq!(kept(true, &[0.9, 0.1, 0.7, 0.8, 0.9, 0.9]).last().unwrap(), &[2, 4, 6]);
+        let without = kept(false, &[0.9, 0.1, 0.7, 0.8, 0.9, 0.9]);
+        assert_eq!(without.last().unwrap(), &[4, 6]);
+    }
+
+    #[test]
+    fn progress_of_before_is_read() {
+        let mut page = serde_json::to_value(Progress::default()).unwrap();
+        for key in ["best", "extra"] {
+            page.as_object_mut().unwrap().remove(key).unwrap();
+        }
+        let progress: Progress = serde_json::from_value(page).unwrap();
+        assert_eq!(progress, Progress::default());
+    }
 }

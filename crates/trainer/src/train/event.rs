@@ -352,6 +352,20 @@ pub struct End {
     /// The mean of the last losses of the whole run; none where none of them is finite.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub loss: Option<f64>,
+    /// The checkpoint with the lowest held-out loss, if it is kept.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub best: Option<Best>,
+}
+
+/// A checkpoint with the lowest held-out loss.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Best {
+    /// Steps taken.
+    pub step: u64,
+    /// The loss then.
+    pub loss: f64,
+    /// Relative to the run's folder.
+    pub path: PathBuf,
 }
 
 /// Energy that a run took.

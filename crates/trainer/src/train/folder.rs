@@ -22,9 +22,8 @@ use std::path::{Path, PathBuf};
 
 use weights::write::AtomicFile;
 
-use super::checkpoint::Checkpoints;
 use super::draws::{Purpose, seed};
-use super::{Start, journal};
+use super::{Start, checkpoint, journal};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
@@ -36,6 +35,9 @@ pub const CONFIG: &str = "config.toml";
 /// Its first line, by which hearth knows its own.
 pub const CONFIG_HEADER: &str =
     "# Written by hearth: the job as decided, with the origin of every value.";
+
+/// The model that a job begins with that begins with random weights.
+pub const INITIAL: &str = "initial";
 
 /// A run's folder, locked as long as this lives.
 pub struct Folder {
@@ -51,7 +53,7 @@ impl Folder {
     /// not has nothing to lose, and is begun again.
     pub fn open(path: &Path, start: Start) -> Result<Self> {
         let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
-        let is_saved = || !Checkpoints::new(path, 1).steps().is_empty();
+        let is_saved = || checkpoint::is_any_in(path);
         if start.resume && !journal::has_begun(path) && !is_saved() {
             return Err(TrainerError::NoRun { path: path.into() });
         }
@@ -92,7 +94,7 @@ impl Folder {
         if !config.base.fresh {
             return Ok(config.base.path.clone());
         }
-        let place = self.path.join("initial");
+        let place = self.path.join(INITIAL);
         if !self.start.resume && place.exists() {
             // Of an attempt, whose seed or base may have been another.
             let failed = |source| TrainerError::Io { what: "remove", path: place.clone(), source };

@@ -20,7 +20,8 @@ use crate::config::RunConfig;
 use crate::error::Result;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
-use crate::model::build::Precision;
+use crate::model::adapter::read::Component;
+use crate::model::build::{Precision, Want};
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 use crate::plan::Outlook;
@@ -39,6 +40,12 @@ pub trait Lesson {
 
     /// What tells the model from others.
     fn fingerprint(&self) -> Result<Fingerprint>;
+
+    /// Which part of a model is trained.
+    fn component(&self) -> Component;
+
+    /// All tensors of that part.
+    fn tensors(&self) -> Result<Vec<Want>>;
 
     /// Loads the model, with adapters beside its layers.
     fn load(

@@ -2,13 +2,13 @@
 //! own. The loop is in `run.rs`, and knows neither pictures nor texts: what jobs differ in is a
 //! [`lesson`], and `pictures/` and `texts/` are those there are.
 
-mod checkpoint;
+pub mod checkpoint;
 pub mod claim;
 mod divergence;
 mod draws;
 pub mod eta;
 pub mod event;
-mod folder;
+pub(crate) mod folder;
 mod health;
 pub mod how;
 mod identity;
@@ -179,7 +179,7 @@ fn begin<'a, 't, F: Feed>(
     meter.begin(LOAD);
     let mut session = Session::new(device, lesson, config, &|_| teller.goes_on())?;
     let identity = Identity::new(config, lesson, feed)?;
-    let checkpoints = Checkpoints::new(&folder.path, config.output.keep);
+    let checkpoints = Checkpoints::new(&folder.path, &config.output);
     let mut warnings = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| warnings.push(text))?;
     let progress = restored.unwrap_or_default();

@@ -75,12 +75,15 @@ impl<F: Feed> Run<'_, '_, F> {
             why = why.or((!self.teller.goes_on()).then_some(Why::Interrupted));
             if why.is_some() || is_due(self.config.output.save_every, self.progress.step) {
                 self.save()?;
+            } else if self.config.output.keep_best && self.progress.is_best() {
+                self.save_as(true)?;
             }
         }
         let (secs, peak_bytes) = (begun.elapsed().as_secs_f64(), self.meter.peak_bytes);
         let energy = self.pacing.energy();
         let (step, why) = (self.progress.step, why.unwrap_or(Why::Finished));
-        Ok(End { step, why, secs, peak_bytes, energy, loss: None })
+        let best = self.checkpoints.best(&self.progress);
+        Ok(End { step, why, secs, peak_bytes, energy, loss: None, best })
     }
 
     /// Warns of a result that is of no use, which then is none unless that is forced.
@@ -155,6 +158,7 @@ impl<F: Feed> Run<'_, '_, F> {
         let loss = self.fitting(Self::measure)?;
         self.end_phases()?;
         self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
+        self.progress.measured(loss);
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);
         Ok(self.plateau())
@@ -228,7 +232,15 @@ impl<F: Feed> Run<'_, '_, F> {
     }
 
     pub(super) fn save(&mut self) -> Result<()> {
-        let path = self.checkpoints.save(&mut self.session, &self.progress, &self.identity)?;
+        self.save_as(false)
+    }
+
+    /// Saves; only for the held-out loss if `is_extra`.
+    fn save_as(&mut self, is_extra: bool) -> Result<()> {
+        let Self { progress, checkpoints, .. } = self;
+        let replaced = progress.saves(is_extra);
+        let path = checkpoints.save(&mut self.session, progress, &self.identity)?;
+        checkpoints.remove_old(progress, replaced)?;
         self.teller.tell(&Event::Checkpoint { step: self.progress.step, path })
     }
 }

@@ -3,6 +3,7 @@
 //! loss, is the lesson's to say.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use compute::ops::{AdamW, Clip, global_norm};
 use compute::{Device, Gradients, ParamKey, Tape, Tensor, Var};
@@ -13,11 +14,16 @@ use super::lesson::{Learner, Lesson};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
+use crate::export::streamed::{self, LayerTensors};
 use crate::model::adapter::{Adapted, Adapters, Given};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::optim::{Average, Optimizer};
+
+/// How a checkpoint calls parameters and their running means; an index follows.
+pub(crate) const PARAMETER: &str = "parameter.";
+pub(crate) const AVERAGE: &str = "average.";
 
 /// The parts of a step, as recordings of memory name them.
 const FORWARD: &str = "forward";
@@ -259,18 +265,63 @@ impl<'a, L: Lesson> Session<'a, L> {
         Ok(still)
     }
 
+    /// Writes the adapter, or its running mean if there is one, into a checkpoint's folder. Of a full
+    /// fine-tune there is none: its weights are among the tensors.
+    pub fn write_adapter(&mut self, folder: &Path) -> Result<()> {
+        if self.config.adapter.kind == AdapterKind::None {
+            return Ok(());
+        }
+        self.averaged(|session| {
+            let of = |key: ParamKey| session.adapters.params.get(key);
+            let layers = session.adapters.layers.iter().map(|layer| LayerTensors {
+                module: &layer.module,
+                rank: layer.rank,
+                alpha: layer.alpha,
+                down: of(layer.down),
+                up: of(layer.up),
+                magnitude: layer.magnitude.map(of),
+            });
+            let (layers, lesson) = (layers.collect::<Vec<_>>(), session.lesson);
+            streamed::write(folder, lesson.component(), &layers, &lesson.tensors()?)
+        })
+    }
+
+    /// What the model calls each parameter, by its name in a checkpoint.
+    pub fn parameter_names(&self) -> BTreeMap<String, String> {
+        let mut names = BTreeMap::new();
+        let mut add = |key: ParamKey, name: String| {
+            names.insert(parameter(key.index()), name);
+        };
+        for layer in &self.adapters.layers {
+            add(layer.down, format!("{}.lora_A.weight", layer.module));
+            add(layer.up, format!("{}.lora_B.weight", layer.module));
+            if let Some(magnitude) = layer.magnitude {
+                add(magnitude, format!("{}.lora_magnitude_vector", layer.module));
+            }
+        }
+        for (name, key) in &self.adapters.own {
+            add(*key, name.clone());
+        }
+        names
+    }
+
     /// Everything that a checkpoint holds, by name and in an order that stays.
     pub fn tensors(&mut self) -> Result<Vec<(String, &mut Tensor)>> {
         let mut all = Vec::new();
         let values = self.adapters.params.values_mut()?.iter_mut().enumerate();
-        all.extend(values.map(|(index, value)| (format!("parameter.{index}"), value)));
+        all.extend(values.map(|(index, value)| (parameter(index), value)));
         for (name, tensor) in self.optimizer.tensors() {
             all.push((format!("optimizer.{name}"), tensor));
         }
         let means = self.average.iter_mut().flat_map(Average::tensors).enumerate();
-        all.extend(means.map(|(index, mean)| (format!("average.{index}"), mean)));
+        all.extend(means.map(|(index, mean)| (format!("{AVERAGE}{index}"), mean)));
         Ok(all)
     }
+}
+
+/// A parameter as a checkpoint calls it.
+fn parameter(index: usize) -> String {
+    format!("{PARAMETER}{index}")
 }
 
 fn precision(config: &RunConfig) -> Precision {

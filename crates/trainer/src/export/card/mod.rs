@@ -286,8 +286,13 @@ fn training(facts: &Card) -> String {
             .map(|loss| (format!("loss, {}", facts.figures.loss_is_of()), number(loss))),
     );
     let validation = facts.figures.best_validation;
+    let kept = facts.figures.best_checkpoint.as_ref();
+    let kept = kept.map_or_else(String::new, |path| {
+        format!(": `{}`; the adapter is that of the last step", code(&path.display().to_string()))
+    });
     rows.extend(validation.map(|(step, loss)| {
-        ("best validation loss".into(), format!("{} at step {}", number(loss), count(step)))
+        let text = format!("{} at step {}{kept}", number(loss), count(step));
+        ("best validation loss".into(), text)
     }));
     rows.extend(peak_bytes.map(|peak| ("peak memory".into(), bytes(peak))));
     let mut out = String::from("## Training\n\n| figure | value |\n|---|---|\n");

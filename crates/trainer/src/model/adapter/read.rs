@@ -22,6 +22,7 @@ use crate::error::{Result, TrainerError};
 use crate::model::build::{Role, Want};
 use crate::model::config;
 use crate::model::files::Piece;
+use crate::train::checkpoint;
 
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +83,10 @@ pub struct AdapterFile {
 }
 
 /// What diffusers takes of a folder; files for other programs may lie beside it.
-const OF_DIFFUSERS: &str = "pytorch_lora_weights.safetensors";
+pub(crate) const OF_DIFFUSERS: &str = "pytorch_lora_weights.safetensors";
+/// What PEFT takes of a folder, and its settings.
+pub(crate) const OF_PEFT: &str = "adapter_model.safetensors";
+pub(crate) const PEFT_SETTINGS: &str = "adapter_config.json";
 
 /// The two matrices' endings, as programs write them.
 const ENDINGS: [[&str; 2]; 7] = [
@@ -102,12 +106,17 @@ const MAGNITUDES: [&str; 4] = [
 ];
 
 impl AdapterFile {
-    /// Opens a file, or a folder as PEFT or diffusers write it.
+    /// Opens a file, or a folder as PEFT or diffusers write it; a checkpoint is one.
     pub fn open(path: &Path) -> Result<Self> {
-        let named = path.join(OF_DIFFUSERS);
-        let path = if named.exists() { &named } else { path };
+        let named = adapter_in(path);
+        if named.is_none() && checkpoint::is_at(path) {
+            return Err(no_adapter(path));
+        }
+        let path = named.as_deref().unwrap_or(path);
         let catalog = Catalog::open(path)?;
-        let beside = path.join("adapter_config.json");
+        let is_peft = path.ends_with(OF_PEFT);
+        let folder = path.parent().filter(|_| is_peft).unwrap_or(path);
+        let beside = folder.join(PEFT_SETTINGS);
         let config = if beside.exists() {
             Some(config::read(&beside)?)
         } else {
@@ -270,6 +279,19 @@ impl AdapterFile {
         }
         // Adapters of convolutions of one pixel have two more dimensions.
         Ok(Matrix { rows, columns: tensor.count() as usize / rows.max(1), numbers })
+    }
+}
+
+/// The file of a folder that holds its adapter, if it has a name that is known.
+pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
+    [OF_DIFFUSERS, OF_PEFT].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
+}
+
+fn no_adapter(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("there is no adapter in the checkpoint {}", path.display()),
+        hint: "make a model of a full fine-tune by `hearth export CHECKPOINT --base BASE --out FOLDER`; a \
+               run of an older hearth saves its adapter when it goes on with --resume",
     }
 }
 

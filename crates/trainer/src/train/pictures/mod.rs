@@ -36,7 +36,7 @@ use crate::export::{Exported, export, model};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
-use crate::model::build::Precision;
+use crate::model::build::{Precision, Want, wants};
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Prompt;
@@ -93,6 +93,14 @@ impl Lesson for Drawing<'_> {
 
     fn fingerprint(&self) -> Result<Fingerprint> {
         self.pipeline.fingerprint()
+    }
+
+    fn component(&self) -> Component {
+        Component::Transformer
+    }
+
+    fn tensors(&self) -> Result<Vec<Want>> {
+        wants(|build| Sd3::new(&self.pipeline.transformer.config, build))
     }
 
     fn load(
@@ -311,7 +319,8 @@ fn write_result(
     let layers = match trained {
         Trained::Adapter(layers) => layers,
         Trained::Own(own) => {
-            model::write(pipeline, &own, config.base.dtype, &folder.path.join("model"))?;
+            let trained = |name: &str| Ok(own.get(name).cloned());
+            model::write(pipeline, &trained, config.base.dtype, &folder.path.join("model"))?;
             let (format, path) = ("model".into(), "model".into());
             return teller.tell(&Event::Exported { format, path, layers: own.len() });
         }

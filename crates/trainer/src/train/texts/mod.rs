@@ -31,7 +31,8 @@ use crate::error::{Result, TrainerError};
 use crate::export::language;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
-use crate::model::build::Precision;
+use crate::model::adapter::read::Component;
+use crate::model::build::{Precision, Want};
 use crate::model::files;
 use crate::model::llama::Llama;
 use crate::model::llama::base::Base;
@@ -132,6 +133,14 @@ impl Lesson for Reading<'_> {
 
     fn fingerprint(&self) -> Result<Fingerprint> {
         self.base.fingerprint()
+    }
+
+    fn component(&self) -> Component {
+        Component::Language
+    }
+
+    fn tensors(&self) -> Result<Vec<Want>> {
+        self.base.tensors()
     }
 
     fn load(
