@@ -8,6 +8,7 @@ mod own;
 mod planned;
 mod resume;
 mod stream;
+mod targets;
 mod texts;
 mod trouble;
 mod twin;
@@ -232,7 +233,7 @@ fn pictures_become_an_adapter() {
     let is_told = |event: &&Event| !matches!(event, Event::Felt(_) | Event::Paced(_));
     let names: Vec<String> = events.iter().filter(is_told).map(name).collect();
     let expected = "phase begin memory memory memory memory memory memory validation memory sample \
-                    memory step step checkpoint step sample warning step \
+                    memory step step checkpoint step sample step \
                     validation checkpoint step step validation sample checkpoint \
                     exported exported exported exported end";
     assert_eq!(names.join(" "), expected);

@@ -71,11 +71,46 @@ fn a_single_file_is_refused_before_anything_is_trained() {
 /// Weight of the adapter in the reference data: alpha is twice the rank.
 const SCALE: f32 = 2.0;
 
+/// What a model says that it does not use is what gets no gradient, with one attention in a block or two.
+#[test]
+fn what_is_not_used_is_what_has_no_gradient() {
+    for (model, expected) in [("sd3", "transformer_blocks.1"), ("sd35", "transformer_blocks.2")] {
+        let (mut adapters, gradients, _) = backward(model);
+        let is_still = |gradient: Option<&Tensor>| {
+            gradient.is_none_or(|gradient| numbers(gradient).unwrap().iter().all(|g| *g == 0.0))
+        };
+        let own = adapters.own.iter().filter(|(_, key)| is_still(gradients.get(*key)));
+        let mut still: Vec<String> = own.map(|(name, _)| name.clone()).collect();
+        still.sort();
+        adapters.unused.sort();
+        assert_eq!(still, adapters.unused, "{model}");
+        assert!(still.iter().all(|name| name.starts_with(expected)), "{still:?}");
+        assert!(still.contains(&format!("{expected}.attn.add_q_proj.weight")), "{still:?}");
+    }
+}
+
 /// An adapter's product is part of the weight, W = W₀ + s·B·A, so that the reference's gradients of A
 /// and B follow from that of W: dB = s·dW·Aᵀ and dA = s·Bᵀ·dW.
 #[test]
 fn gradients_of_weights_are_those_that_the_adapters_imply() {
-    let folder = golden().join("models/sd3");
+    let (adapters, gradients, reference) = backward("sd3");
+    for (name, key) in &adapters.own {
+        let Some((module, down, up)) = reference.adapter(name) else { continue };
+        let gradient = Matrix::of(gradients.get(*key).unwrap());
+        for (part, implied) in
+            [("B", gradient.times(&down.turned())), ("A", up.turned().times(&gradient))]
+        {
+            let recorded = reference.numbers(&format!("grad.{module}.{part}"));
+            let implied: Vec<f32> = implied.numbers.iter().map(|number| SCALE * number).collect();
+            let apart = difference(&recorded, &implied);
+            assert!(apart < 2e-5, "{module} {part}: {apart:e}");
+        }
+    }
+}
+
+/// A model whose own weights, with the recorded adapter in them, are trained, and their gradients.
+fn backward(model: &str) -> (Adapters, Gradients, Reference) {
+    let folder = golden().join("models").join(model);
     let reference = Reference(Catalog::open(&folder.join("golden.safetensors")).unwrap());
     let device = Device::cpu(2, LIMIT).unwrap();
     let settings: Config =
@@ -86,7 +121,7 @@ fn gradients_of_weights_are_those_that_the_adapters_imply() {
     let (precision, mut adapters) = (Precision::plain(Dtype::F32), Adapters::own());
     let model = open(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
     let n_merged = reference.merge_into(&mut adapters);
-    assert_eq!(n_merged, 8);
+    assert!(n_merged > 0);
 
     let tape = Tape::training(&device, &adapters.params, 0);
     let tensor = |name: &str| reference.tensor(&device, name);
@@ -102,19 +137,7 @@ fn gradients_of_weights_are_those_that_the_adapters_imply() {
     let loss = tape.mse(&tokens, target.tensor(), None, None).unwrap();
     let mut gradients = Gradients::default();
     tape.backward(&loss, &mut gradients).unwrap();
-
-    for (name, key) in &adapters.own {
-        let Some((module, down, up)) = reference.adapter(name) else { continue };
-        let gradient = Matrix::of(gradients.get(*key).unwrap());
-        for (part, implied) in
-            [("B", gradient.times(&down.turned())), ("A", up.turned().times(&gradient))]
-        {
-            let recorded = reference.numbers(&format!("grad.{module}.{part}"));
-            let implied: Vec<f32> = implied.numbers.iter().map(|number| SCALE * number).collect();
-            let apart = difference(&recorded, &implied);
-            assert!(apart < 2e-5, "{module} {part}: {apart:e}");
-        }
-    }
+    (adapters, gradients, reference)
 }
 
 /// What the reference recorded.

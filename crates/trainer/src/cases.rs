@@ -81,7 +81,7 @@ impl Case {
     pub fn prepare(self, device: &Device, dtype: Dtype, how: How) -> Result<Prepared> {
         let mut adapters = match self {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
-            _ => Adapters::fresh(targets(), SEED),
+            _ => Adapters::fresh(targets(), Vec::new(), SEED),
         };
         let precision = Precision { stream: how.stream, ..Precision::plain(dtype) };
         let transformer = self.transformer();

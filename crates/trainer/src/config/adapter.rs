@@ -5,7 +5,7 @@ use super::material::Material;
 use super::section::{Key, Rows, Section, read_table, section};
 use super::source::{Origin, Typed};
 use super::value::{Value, words};
-use crate::model::adapter::Target;
+use crate::model::adapter::{Target, UNUSED};
 
 /// Which layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,6 +14,8 @@ pub struct Adapter {
     pub kind: AdapterKind,
     /// By layer; of several that name a layer the first counts. None without an adapter.
     pub targets: Vec<Target>,
+    /// Layers that get none all the same.
+    pub exclude: Vec<String>,
 }
 
 section! {
@@ -30,6 +32,9 @@ section! {
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
         /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set
         targets: Vec<String> = Default(reference_targets()), Any;
+        /// Layers among the targets that get no adapter, named as in `targets`; `unused` are those that can
+        /// learn nothing, which image models leave out unless `targets` is set
+        exclude: Option<Vec<String>> = Default(None), Filled;
         /// Layers with sizes of their own, among the targets or beside them
         pattern: Vec<Pattern> = Default(Vec::new()), Any;
     }
@@ -65,8 +70,14 @@ words!(AdapterKind {
 });
 
 /// What an adapter has and a model's own weights have not.
-const SIZES: [&str; 5] =
-    ["adapter.rank", "adapter.alpha", "adapter.dropout", "adapter.targets", "adapter.pattern"];
+const SIZES: [&str; 6] = [
+    "adapter.rank",
+    "adapter.alpha",
+    "adapter.dropout",
+    "adapter.targets",
+    "adapter.exclude",
+    "adapter.pattern",
+];
 
 /// How a job without an adapter says so.
 pub(super) const WITHOUT: &str = "adapter.kind = \"none\"";
@@ -94,12 +105,12 @@ impl Adapter {
         material: &Material,
         rows: &mut Rows,
     ) -> Result<Self, ConfigError> {
-        let AdapterKeys { kind, rank, alpha, dropout, mut targets, pattern } = keys;
+        let AdapterKeys { kind, rank, alpha, dropout, mut targets, mut exclude, pattern } = keys;
         if kind == AdapterKind::None {
             for key in SIZES {
                 rows.leave_out(key, WITHOUT)?;
             }
-            return Ok(Self { kind, targets: Vec::new() });
+            return Ok(Self { kind, targets: Vec::new(), exclude: Vec::new() });
         }
         let is_free = rows.origin("adapter.targets") == Some(&Origin::Default);
         if let Some(usual) = material.usual_targets().filter(|_| is_free) {
@@ -108,6 +119,11 @@ impl Adapter {
         }
         if targets.is_empty() && pattern.is_empty() {
             return Err(ConfigError::Missing { key: "adapter.targets".into() });
+        }
+        // Who types layers is told of those that learn nothing.
+        if is_free && exclude.is_none() && material.pictures().is_ok() {
+            exclude = Some(vec![UNUSED.to_owned()]);
+            rows.replace("adapter.exclude", &exclude);
         }
         rows.replace("adapter.alpha", &Some(alpha.unwrap_or(rank as f64)));
         let target = |pattern: String, rank: usize, alpha: Option<f64>| Target {
@@ -124,7 +140,8 @@ impl Adapter {
         });
         let own: Vec<_> = own.collect();
         let others = targets.into_iter().map(|name| target(name, rank, alpha));
-        Ok(Self { kind, targets: own.into_iter().chain(others).collect() })
+        let targets = own.into_iter().chain(others).collect();
+        Ok(Self { kind, targets, exclude: exclude.unwrap_or_default() })
     }
 }
 

@@ -257,6 +257,12 @@ impl RunConfig {
             config.base.quantise_encoders = before.base.quantise_encoders;
             rows.plan("base.quantise_encoders", &before.base.quantise_encoders);
         }
+        // A run of before has an adapter at every layer that was named.
+        if self.is_free("adapter.exclude") {
+            config.adapter.exclude.clone_from(&before.adapter.exclude);
+            let exclude = Some(config.adapter.exclude.clone()).filter(|names| !names.is_empty());
+            rows.plan("adapter.exclude", &exclude);
+        }
         if self.is_free("optimizer.kind") {
             config.optimizer.kind = before.optimizer.kind;
             rows.plan("optimizer.kind", &before.optimizer.kind);

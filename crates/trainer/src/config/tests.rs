@@ -91,6 +91,7 @@ const EVERY_KEY: &[&str] = &[
     "adapter.alpha=4",
     "adapter.dropout=0.5",
     "adapter.targets=['to_q']",
+    "adapter.exclude=['to_q']",
     "adapter.pattern=[{match = 'to_q', rank = 4}]",
     "train.steps=20",
     "train.epochs=3",

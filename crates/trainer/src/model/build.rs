@@ -5,7 +5,9 @@
 use std::fmt::Display;
 
 use compute::ops::Weight;
-use compute::{Device, Dtype, Kind, Quantisation, Quantised, Ring, Shape, Tag, Tensor, Var};
+use compute::{
+    Device, Dtype, Kind, ParamKey, Quantisation, Quantised, Ring, Shape, Tag, Tensor, Var,
+};
 
 use super::adapter::Adapters;
 use super::layer::{Layer, Matrix, Slot};
@@ -129,6 +131,8 @@ pub struct Builder<'a> {
     prefix: String,
     /// The block that is put together.
     block: Option<usize>,
+    /// Whether nothing that the model gives depends on what is put together.
+    is_unused: bool,
 }
 
 impl<'a> Builder<'a> {
@@ -139,18 +143,26 @@ impl<'a> Builder<'a> {
         source: &'a mut dyn Source,
         adapters: &'a mut Adapters,
     ) -> Self {
-        Self { device, precision, source, adapters, prefix: String::new(), block: None }
+        let (prefix, block) = (String::new(), None);
+        Self { device, precision, source, adapters, prefix, block, is_unused: false }
     }
 
     /// For the parts below `name`.
     pub fn at(&mut self, name: impl Display) -> Builder<'_> {
+        let (prefix, is_unused) = (format!("{}{name}.", self.prefix), self.is_unused);
+        Builder { prefix, ..self.unused(is_unused) }
+    }
+
+    /// For parts that files hold and that nothing depends on, if `is_unused`: they can learn nothing.
+    pub fn unused(&mut self, is_unused: bool) -> Builder<'_> {
         Builder {
             device: self.device,
             precision: self.precision,
             source: &mut *self.source,
             adapters: &mut *self.adapters,
-            prefix: format!("{}{name}.", self.prefix),
+            prefix: self.prefix.clone(),
             block: self.block,
+            is_unused,
         }
     }
 
@@ -213,7 +225,11 @@ impl<'a> Builder<'a> {
         let weight = self.take(format!("{name}.weight"), [outputs, inputs], role)?;
         let bias = if has_bias { Some(self.bias(&name, outputs)?) } else { None };
         let module = format!("{}{name}", self.prefix);
-        let adapter = self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?;
+        let adapter = if self.adapters.leaves_out(&module, self.is_unused) {
+            None
+        } else {
+            self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?
+        };
         Ok(Layer { weight: self.matrix(name, weight)?, bias, adapter })
     }
 
@@ -222,7 +238,7 @@ impl<'a> Builder<'a> {
         match held {
             Held::Dense(weight) if self.adapters.trains_all() => {
                 let name = format!("{}{name}.weight", self.prefix);
-                Ok(Matrix::Trained(self.adapters.train(name, weight)?))
+                Ok(Matrix::Trained(self.train(name, weight)?))
             }
             held => Ok(Matrix::Frozen(held)),
         }
@@ -254,7 +270,15 @@ impl<'a> Builder<'a> {
         if !self.adapters.trains_all() {
             return Ok(Slot::Frozen(tensor));
         }
-        Ok(Slot::Trained(self.adapters.train(format!("{}{name}", self.prefix), tensor)?))
+        Ok(Slot::Trained(self.train(format!("{}{name}", self.prefix), tensor)?))
+    }
+
+    /// Makes a tensor of the model's own a parameter.
+    fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
+        if self.is_unused {
+            self.adapters.unused.push(name.clone());
+        }
+        self.adapters.train(name, tensor)
     }
 
     /// An array in the model's format.

@@ -11,7 +11,7 @@ use weights::Tick;
 
 use super::draws::{Purpose, seed};
 use super::lesson::{Learner, Lesson};
-use crate::config::adapter::AdapterKind;
+use crate::config::adapter::{Adapter, AdapterKind};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
 use crate::export::streamed::{self, LayerTensors};
@@ -92,7 +92,8 @@ impl<'a, L: Lesson> Session<'a, L> {
             AdapterKind::None => Adapters::own(),
             AdapterKind::Lora | AdapterKind::Dora => {
                 let from = seed(config.train.seed, Purpose::Adapters);
-                Adapters::fresh(config.adapter.targets.clone(), from)
+                let Adapter { targets, exclude, .. } = &config.adapter;
+                Adapters::fresh(targets.clone(), exclude.clone(), from)
             }
         };
         let model = lesson.load(device, precision(config), &mut adapters, tick)?;
@@ -244,7 +245,8 @@ impl<'a, L: Lesson> Session<'a, L> {
         self.adapters.params.values().iter().map(|value| value.shape().elements()).sum()
     }
 
-    /// The layers that learn nothing from the gradients that are there: none came, or zeros.
+    /// The layers that learn nothing from the gradients that are there: none came, or zeros. Those of
+    /// which that was known are not among them.
     pub fn still_layers(&self) -> Result<Vec<String>> {
         let learns = |key: ParamKey| -> Result<bool> {
             let gradient = self.gradients.get(key);
@@ -262,6 +264,7 @@ impl<'a, L: Lesson> Session<'a, L> {
                 still.push(name.clone());
             }
         }
+        still.retain(|name| !self.adapters.unused.contains(name));
         Ok(still)
     }
 

@@ -13,6 +13,7 @@ use super::meter;
 use super::run::Run;
 use super::scale::LossScale;
 use super::session::Updated;
+use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
 
 /// The step at which every layer must have learnt something. In the second, gradients reach both
@@ -146,8 +147,8 @@ impl<F: Feed> Run<'_, '_, F> {
         Ok((sum, weight))
     }
 
-    /// That gradients reach what is trained. A layer may be out of reach (the prompt's queries in
-    /// the last block of SD3 are); all of them may not.
+    /// That gradients reach what is trained. A layer may be out of reach, if its name was typed (the
+    /// prompt's queries in the last block of SD3 are); all of them may not.
     fn check_layers(&mut self, still: &[String]) -> Result<()> {
         let all = self.session.n_layers();
         match still.first() {
@@ -155,11 +156,22 @@ impl<F: Feed> Run<'_, '_, F> {
             Some(_) if still.len() == all => {
                 Err(TrainerError::Dead { layers: all, steps: LOOK_AT })
             }
-            Some(first) => {
-                let n = still.len();
-                let text = format!("{n} of {all} layers have no gradient, such as {first}");
-                self.warn(text, "leave them out of adapter.targets; the others learn without them")
+            Some(_) => {
+                let (n, shown) = (still.len(), still.len().min(SHOWN));
+                let more = if n > shown { ", …" } else { "" };
+                let names = still[..shown].join(", ");
+                let text = format!("{n} of {all} layers have no gradient: {names}{more}");
+                let hint = match self.config.adapter.kind {
+                    AdapterKind::None => "they stay as they are; the others learn".into(),
+                    _ => format!(
+                        "adapter.exclude = {still:?} leaves them out; the others learn the same"
+                    ),
+                };
+                self.warn(text, &hint)
             }
         }
     }
 }
+
+/// Layers that a warning names; its hint has all of them.
+const SHOWN: usize = 3;

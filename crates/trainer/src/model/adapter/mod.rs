@@ -17,6 +17,9 @@ use super::files::Layout;
 use super::layer::{LayerAdapter, Magnitude};
 use crate::error::{Result, TrainerError};
 
+/// Among the patterns that are left out: layers that nothing depends on, which the model knows.
+pub const UNUSED: &str = "unused";
+
 /// The adapters of a model: first what they shall be, then, as the model is put together, what they
 /// are.
 pub struct Adapters {
@@ -27,6 +30,10 @@ pub struct Adapters {
     pub layers: Vec<Adapted>,
     /// The model's own tensors that are trained, by name.
     pub own: Vec<(String, ParamKey)>,
+    /// Of what is trained, that which is known to learn nothing.
+    pub unused: Vec<String>,
+    /// Layers that a target names and that have no adapter all the same.
+    left_out: Vec<String>,
 }
 
 enum Plan {
@@ -34,6 +41,8 @@ enum Plan {
     Own,
     Fresh {
         targets: Vec<Target>,
+        /// Patterns of layers that get none, or [`UNUSED`].
+        exclude: Vec<String>,
         seed: u64,
     },
     Given(HashMap<String, Given>),
@@ -145,8 +154,9 @@ impl Adapters {
     }
 
     /// New ones, which change nothing yet; of several targets that name a layer the first counts.
-    pub fn fresh(targets: Vec<Target>, seed: u64) -> Self {
-        Self::with(Plan::Fresh { targets, seed })
+    /// Layers that `exclude` names get none.
+    pub fn fresh(targets: Vec<Target>, exclude: Vec<String>, seed: u64) -> Self {
+        Self::with(Plan::Fresh { targets, exclude, seed })
     }
 
     /// These, by the names of their layers.
@@ -160,7 +170,9 @@ impl Adapters {
     }
 
     fn with(plan: Plan) -> Self {
-        Self { plan, params: Params::default(), layers: Vec::new(), own: Vec::new() }
+        let (layers, own) = (Vec::new(), Vec::new());
+        let (unused, left_out) = (Vec::new(), Vec::new());
+        Self { plan, params: Params::default(), layers, own, unused, left_out }
     }
 
     /// Whether the model's own weights are trained.
@@ -181,6 +193,23 @@ impl Adapters {
         Ok(key)
     }
 
+    /// Whether a layer gets no adapter although a target names it.
+    pub(super) fn leaves_out(&mut self, module: &str, is_unused: bool) -> bool {
+        let Plan::Fresh { targets, exclude, .. } = &self.plan else { return false };
+        let Some(target) = targets.iter().find(|target| target.names(module)) else { return false };
+        let is_known = is_unused && exclude.iter().any(|pattern| pattern == UNUSED);
+        // Programs that keep q, k and v in one matrix want the magnitudes of all three, or of none.
+        let is_left_out = is_known && !target.is_dora;
+        if is_left_out || exclude.iter().any(|pattern| names(pattern, module)) {
+            self.left_out.push(module.into());
+            return true;
+        }
+        if is_known {
+            self.unused.push(module.into());
+        }
+        false
+    }
+
     /// Gives a layer [out, in] its adapter, if it is to have one.
     pub(super) fn attach(
         &mut self,
@@ -190,9 +219,10 @@ impl Adapters {
         sizes: [usize; 2],
     ) -> Result<Option<LayerAdapter>> {
         let made = device.tagged(Tag::Parameters, || match &self.plan {
-            Plan::Fresh { targets, seed } => {
+            Plan::Fresh { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.names(module));
-                let numbers = (*seed, self.layers.len() as u64);
+                // Counted as if none were left out, so that the others begin the same without it.
+                let numbers = (*seed, (self.layers.len() + self.left_out.len()) as u64);
                 target.map(|target| Made::fresh(device, target, weight, sizes, numbers)).transpose()
             }
             Plan::Given(given) => {
@@ -221,10 +251,13 @@ impl Adapters {
     pub fn check_all_used(&self, path: &Path) -> Result<()> {
         let has = |module: &str| self.layers.iter().any(|layer| layer.module == module);
         let unused: Vec<&str> = match &self.plan {
-            Plan::Fresh { targets, .. } => {
-                let is_used =
-                    |target: &&Target| self.layers.iter().any(|layer| target.names(&layer.module));
-                targets.iter().filter(|t| !is_used(t)).map(|t| t.pattern.as_str()).collect()
+            Plan::Fresh { targets, exclude, .. } => {
+                let layers = self.layers.iter().map(|layer| &layer.module).chain(&self.left_out);
+                let layers: Vec<&String> = layers.collect();
+                let is_used = |pattern: &&str| layers.iter().any(|layer| names(pattern, layer));
+                let exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
+                let patterns = targets.iter().map(|target| &target.pattern).chain(exclude);
+                patterns.map(String::as_str).filter(|pattern| !is_used(pattern)).collect()
             }
             Plan::Given(given) => given.keys().map(String::as_str).filter(|m| !has(m)).collect(),
             Plan::Own => Vec::new(),
@@ -242,12 +275,16 @@ impl Adapters {
 impl Target {
     /// Whether a layer is meant.
     fn names(&self, module: &str) -> bool {
-        let pattern = self.pattern.as_str();
-        if pattern.contains('*') {
-            return matches(pattern, module);
-        }
-        module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+        names(&self.pattern, module)
     }
+}
+
+/// Whether a pattern names a layer.
+fn names(pattern: &str, module: &str) -> bool {
+    if pattern.contains('*') {
+        return matches(pattern, module);
+    }
+    module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Whether a pattern with stars, each standing for anything, fits all of a text.

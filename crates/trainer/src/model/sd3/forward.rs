@@ -164,10 +164,10 @@ impl Block {
         let context = ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"];
         Ok(Self {
             modulation: build.linear("norm1.linear", d, if is_dual { 9 } else { 6 } * d)?,
-            image: Projections::new(config, build.at("attn"), image)?,
+            image: Projections::new(config, build.at("attn"), image, true)?,
             image_out: build.linear("attn.to_out.0", d, d)?,
             alone: if is_dual {
-                let projections = Projections::new(config, build.at("attn2"), image)?;
+                let projections = Projections::new(config, build.at("attn2"), image, true)?;
                 Some((projections, build.linear("attn2.to_out.0", d, d)?))
             } else {
                 None
@@ -178,7 +178,8 @@ impl Block {
                 d,
                 if is_last { 2 } else { 6 } * d,
             )?,
-            context: Projections::new(config, build.at("attn"), context)?,
+            // What the prompt's queries of the last block would find is read by nobody.
+            context: Projections::new(config, build.at("attn"), context, !is_last)?,
             context_rest: if is_last {
                 None
             } else {
@@ -259,13 +260,21 @@ struct Projections {
 }
 
 impl Projections {
-    fn new(config: &Config, mut build: Builder<'_>, names: [&str; 5]) -> Result<Self> {
+    fn new(
+        config: &Config,
+        mut build: Builder<'_>,
+        names: [&str; 5],
+        uses_queries: bool,
+    ) -> Result<Self> {
         let (d, d_head) = (config.width(), config.attention_head_dim);
         let [q, k, v, q_norm, k_norm] = names;
-        let layers = [build.linear(q, d, d)?, build.linear(k, d, d)?, build.linear(v, d, d)?];
-        let mut norm = |name| build.norm(name, d_head);
+        let queries = build.unused(!uses_queries).linear(q, d, d)?;
+        let layers = [queries, build.linear(k, d, d)?, build.linear(v, d, d)?];
         let norms = match config.qk_norm {
-            Some(QkNorm::RmsNorm) => Some([norm(q_norm)?, norm(k_norm)?]),
+            Some(QkNorm::RmsNorm) => {
+                let queries = build.unused(!uses_queries).norm(q_norm, d_head)?;
+                Some([queries, build.norm(k_norm, d_head)?])
+            }
             None => None,
         };
         Ok(Self { layers, norms, n_heads: config.num_attention_heads, d_head })

@@ -1,0 +1,77 @@
+//! Which layers get an adapter: those that can learn something, unless others are typed.
+
+use std::fs;
+
+use trainer::train::event::Event;
+
+use super::{Job, events, learnt, losses, warnings};
+use crate::{hearth, said, text};
+
+/// What `adapter.targets` is unless it is typed.
+const TYPED: &str = "adapter.targets=['attn.to_q','attn.to_k','attn.to_v','attn.to_out.0','attn.add_q_proj',\
+                     'attn.add_k_proj','attn.add_v_proj','attn.to_add_out']";
+
+/// The last block's queries of the prompt: nobody reads what they find.
+const UNUSED: &str = "transformer_blocks.1.attn.add_q_proj";
+
+#[test]
+fn layers_that_can_learn_nothing_are_left_out_unless_typed() {
+    let job = Job::new();
+    let usual = job.finish("usual", &[], &[]);
+    assert!(warnings(&events(&usual)).is_empty());
+    let typed = job.finish("typed", &[TYPED], &[]);
+    let said = events(&typed);
+    let mut hints = Vec::new();
+    for event in &said {
+        if let Event::Warning { text, hint, .. } = event {
+            hints.push((text.as_str(), hint.as_deref().unwrap()));
+        }
+    }
+    let [(text, hint)] = hints[..] else { panic!("{hints:?}") };
+    assert_eq!(text, format!("1 of 15 layers have no gradient: {UNUSED}"));
+    let (exclude, _) = hint.split_once(" leaves").unwrap();
+    assert_eq!(exclude, format!("adapter.exclude = [\"{UNUSED}\"]"));
+    // The hint works, and the others learn what they learnt with it.
+    let followed = job.finish("followed", &[TYPED, exclude], &[]);
+    assert!(warnings(&events(&followed)).is_empty());
+    assert_eq!(losses(&events(&typed)), losses(&events(&usual)));
+    let adapter = |run: &std::path::Path| {
+        fs::read(run.join("adapter/pytorch_lora_weights.safetensors")).unwrap()
+    };
+    assert!(adapter(&followed) == adapter(&usual) && adapter(&typed) != adapter(&usual));
+}
+
+#[test]
+fn a_full_fine_tune_and_dora_are_not_warned_of_what_is_known() {
+    let job = Job::new();
+    let formats = "output.formats=['diffusers','peft','kohya','comfyui']";
+    let run = job.finish("dora", &["adapter.kind=dora", "train.steps=4", formats], &[]);
+    assert!(warnings(&events(&run)).is_empty());
+    job.remove("rank = 4\n");
+    let run = job.finish("full", &["adapter.kind=none", "train.steps=4"], &[]);
+    assert!(warnings(&events(&run)).is_empty(), "{:?}", warnings(&events(&run)));
+}
+
+#[test]
+fn a_run_goes_on_with_the_layers_it_began_with() {
+    let job = Job::new();
+    // As a run of before: the layer that learns nothing is in its checkpoint.
+    let whole = job.finish("whole", &[TYPED, "train.steps=4"], &[]);
+    job.finish("parts", &[TYPED, "train.steps=2"], &[]);
+    let parts = job.finish("parts", &["train.steps=4"], &["--resume"]);
+    assert!(learnt(&whole) == learnt(&parts), "other bytes than without a break");
+    // And one that left it out, also from its own file.
+    let usual = job.finish("usual", &["train.steps=4"], &[]);
+    let run = job.finish("run", &["train.steps=2"], &[]);
+    let config = run.join("config.toml");
+    let output = hearth(&["train", text(&config), "--resume", "--quiet", "--set", "train.steps=4"]);
+    assert!(output.status.success(), "{}", said(&output));
+    assert!(learnt(&usual) == learnt(&run), "other bytes than without a break");
+}
+
+#[test]
+fn a_pattern_that_excludes_nothing_is_an_error() {
+    let job = Job::new();
+    let words = job.fail(&["adapter.exclude=['attn.to_x']"], &[]);
+    assert!(words.contains("attn.to_x"), "{words}");
+}
