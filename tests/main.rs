@@ -11,6 +11,7 @@ mod doctor;
 mod errors;
 mod language;
 mod merge;
+mod misuse;
 mod models;
 mod program;
 mod quantised;

@@ -1,6 +1,6 @@
 //! The verbs. What each one takes is declared beside the code that reads it.
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::commands::{
     bench, cache, completions, convert, demo, doctor, export, inspect, man, plan, sample, shard,
@@ -32,6 +32,16 @@ pub enum Verb {
     Bench(bench::Arguments),
     Completions(completions::Arguments),
     Man(man::Arguments),
+}
+
+/// The program and the verbs that were typed, as far as they are known: `hearth bench step`.
+pub fn command_line() -> String {
+    let (mut command, mut words) = (&Args::command(), vec!["hearth".to_owned()]);
+    for word in std::env::args().skip(1) {
+        let Some(verb) = command.find_subcommand(&word) else { break };
+        (command, words) = (verb, [words, vec![word]].concat());
+    }
+    words.join(" ")
 }
 
 const AFTER_HELP: &str = "\

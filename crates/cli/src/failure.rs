@@ -27,6 +27,8 @@ pub enum Failure {
     Compute(ComputeError),
     /// A model could not be put together or run.
     Trainer(TrainerError),
+    /// What was typed is not enough, or not understood.
+    Usage { problem: String, hint: String },
     /// Ctrl-C cannot be caught.
     Signal(ctrlc::Error),
     /// A program run beside ours failed.
@@ -67,6 +69,30 @@ impl From<TrainerError> for Failure {
     }
 }
 
+/// What the parser of the command line says, in our form: one sentence, and a hint.
+impl From<clap::Error> for Failure {
+    fn from(error: clap::Error) -> Self {
+        let text = error.render().to_string();
+        let end = ["\n\nUsage:", "\n\nFor more information"]
+            .iter()
+            .filter_map(|end| text.find(end))
+            .min();
+        let said = text[..end.unwrap_or(text.len())].trim_start_matches("error: ");
+        let (tips, said): (Vec<_>, Vec<_>) = said
+            .lines()
+            .map(str::trim)
+            .filter(|line| !line.is_empty())
+            .partition(|line| line.starts_with("tip: "));
+        let tips = tips.iter().map(|tip| format!("{}; ", tip.trim_start_matches("tip: ")));
+        let hint = format!(
+            "{}`{} --help` lists what it takes",
+            tips.collect::<String>(),
+            crate::args::command_line()
+        );
+        Self::Usage { problem: said.join(" "), hint }
+    }
+}
+
 impl Failure {
     /// Prints what failed, each cause below it, and what to do.
     pub fn report(&self, out: &mut dyn Write) -> io::Result<()> {
@@ -92,6 +118,7 @@ impl Failure {
             Self::Weights(error) => (error.to_string(), error.source()),
             Self::Compute(error) => (error.to_string(), error.source()),
             Self::Trainer(error) => (error.to_string(), error.source()),
+            Self::Usage { problem, .. } => (problem.clone(), None),
             Self::Signal(error) => ("cannot catch Ctrl-C".into(), Some(error)),
             Self::Peer { what, said } => {
                 (format!("{what}\n  {}", said.trim_end().replace('\n', "\n  ")), None)
@@ -99,7 +126,7 @@ impl Failure {
         }
     }
 
-    fn hint(&self) -> &'static str {
+    fn hint(&self) -> &str {
         match self {
             Self::Output(_) => "check that the disk behind the redirection has room",
             Self::Recording(error) => error.hint(),
@@ -108,6 +135,7 @@ impl Failure {
             Self::Weights(error) => error.hint(),
             Self::Compute(error) => error.hint(),
             Self::Trainer(error) => error.hint(),
+            Self::Usage { hint, .. } => hint,
             Self::Signal(_) => "start hearth from a shell of its own",
             Self::Peer { .. } => {
                 "give --python an interpreter that has torch, safetensors and fastsafetensors"

@@ -8,10 +8,11 @@ mod interrupt;
 mod render;
 mod text;
 
-use std::io::{ErrorKind, Write};
+use std::io::{self, Write};
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::error::ErrorKind;
 use weights::WeightsError;
 
 use crate::args::{Args, Verb};
@@ -19,9 +20,8 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let args = Args::parse();
     let mut out = anstream::stdout().lock();
-    let outcome = run(args, &mut out).and_then(|outcome| {
+    let outcome = args().and_then(|args| run(args, &mut out)).and_then(|outcome| {
         out.flush()?;
         Ok(outcome)
     });
@@ -30,7 +30,7 @@ fn main() -> ExitCode {
         Ok(Outcome::Differs) => return ExitCode::FAILURE,
         Ok(Outcome::Interrupted) => interrupt::leave(),
         // Whoever closed the pipe (`| head`) has seen enough.
-        Err(Failure::Output(error)) if error.kind() == ErrorKind::BrokenPipe => {
+        Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             return ExitCode::SUCCESS;
         }
         Err(failure) => failure,
@@ -38,9 +38,21 @@ fn main() -> ExitCode {
     // With standard error gone as well there is nobody left to tell.
     _ = failure.report(&mut anstream::stderr().lock());
     match failure {
+        Failure::Usage { .. } => ExitCode::from(USAGE_EXIT_CODE),
         Failure::Weights(WeightsError::Cancelled) => ExitCode::from(interrupt::EXIT_CODE),
         _ => ExitCode::FAILURE,
     }
+}
+
+/// As every shell's own commands have it, and clap.
+const USAGE_EXIT_CODE: u8 = 2;
+
+/// What was typed; prints help and ends where that was asked for.
+fn args() -> Result<Args, Failure> {
+    Args::try_parse().or_else(|error| {
+        let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
+        if is_help || !error.use_stderr() { error.exit() } else { Err(error.into()) }
+    })
 }
 
 fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {

@@ -32,7 +32,7 @@ use crate::render::cache::Encoding;
 Examples:
   hearth cache job.toml
   hearth cache job.toml --plan
-  hearth cache job.toml --set data.resolution=512 --set data.cache=shared-cache --limit 8GB")]
+  hearth cache job.toml --resolution 512 --set data.cache=shared-cache --limit 8GB")]
 pub struct Arguments {
     #[command(flatten)]
     job: Job,
@@ -128,7 +128,7 @@ pub struct Memory {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let config = arguments.job.resolve()?;
+    let config = arguments.job.resolve("cache")?;
     match config.material {
         Material::Pictures { .. } => of_images(arguments, &config, out),
         Material::Texts { .. } => of_texts(arguments, &config, out),

@@ -1,9 +1,10 @@
-//! A job as it is given on the command line: a file, or pictures or texts and a model.
+//! A job as it is given on the command line: a file, or images or texts and a model; and flags for the
+//! keys that people change most.
 
 use std::path::PathBuf;
 
 use trainer::TrainerError;
-use trainer::config::{RawConfig, RunConfig};
+use trainer::config::{ConfigError, RawConfig, RunConfig};
 
 use crate::failure::Failure;
 
@@ -11,10 +12,10 @@ use crate::failure::Failure;
 #[derive(Debug, clap::Args)]
 pub struct Job {
     /// The job, a TOML file; docs/config.md lists its keys
-    #[arg(value_name = "JOB", required_unless_present = "base")]
+    #[arg(value_name = "JOB")]
     file: Option<PathBuf>,
 
-    /// Folder of pictures, each with its caption beside it [data.images]
+    /// Folder of images, each with its caption beside it [data.images]
     #[arg(long, value_name = "FOLDER")]
     images: Option<PathBuf>,
 
@@ -31,36 +32,105 @@ pub struct Job {
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
 
-    /// Another value for a key of the job; may be given several times
+    /// Training steps [train.steps]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    steps: Option<String>,
+
+    /// Samples per batch [train.batch]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    batch: Option<String>,
+
+    // Not as a comment, where the key would be taken for code.
+    #[arg(
+        long,
+        value_name = "RATE",
+        allow_hyphen_values = true,
+        help = "Learning rate, such as 1e-4 [optimizer.learning_rate]"
+    )]
+    lr: Option<String>,
+
+    /// LoRA rank [adapter.rank]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    rank: Option<String>,
+
+    /// Edge of a square image in pixels [data.resolution]
+    #[arg(long, value_name = "PIXELS", allow_negative_numbers = true)]
+    resolution: Option<String>,
+
+    /// Another value for a key of the job, or `unset` for its default; may be given several times
     #[arg(long, value_name = "KEY=VALUE")]
     set: Vec<String>,
 }
 
+/// A flag, the key of the job that it stands for, and what was typed after it.
+pub type Flag<'a> = (&'static str, &'static str, Option<&'a str>);
+
 impl Job {
-    /// As it is meant.
-    pub fn resolve(&self) -> Result<RunConfig, Failure> {
-        self.resolve_with(&[])
+    /// As it is meant. `verb` is the one it was given to.
+    pub fn resolve(&self, verb: &str) -> Result<RunConfig, Failure> {
+        self.resolve_with(verb, &[])
     }
 
-    /// As it is meant, with more values for its keys.
-    pub fn resolve_with(&self, more: &[String]) -> Result<RunConfig, Failure> {
-        let Self { file, images, text, base, out, set } = self;
-        let resolve = || {
-            let mut raw = match file {
-                Some(path) => RawConfig::from_file(path)?,
-                None => RawConfig::empty(),
-            };
-            for (key, path) in [
-                ("data.images", images),
-                ("text.path", text),
-                ("base.path", base),
-                ("output.folder", out),
-            ] {
-                path.as_deref().map_or(Ok(()), |path| raw.set_path(key, path))?;
+    /// As it is meant, with the flags that only this verb has.
+    pub fn resolve_with(&self, verb: &str, more: &[Flag<'_>]) -> Result<RunConfig, Failure> {
+        match self.typed(more).and_then(RawConfig::resolve) {
+            Err(ConfigError::Missing { key }) if self.file.is_none() => {
+                Err(self.incomplete(verb, &key))
             }
-            set.iter().chain(more).try_for_each(|argument| raw.set(argument))?;
-            raw.resolve()
+            resolved => resolved.map_err(|error| Failure::Trainer(TrainerError::Job(error))),
+        }
+    }
+
+    fn typed(&self, more: &[Flag<'_>]) -> Result<RawConfig, ConfigError> {
+        let Self { file, images, text, base, out, steps, batch, lr, rank, resolution, set } = self;
+        let mut raw = match file {
+            Some(path) => RawConfig::from_file(path)?,
+            None => RawConfig::empty(),
         };
-        resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
+        for (flag, key, path) in [
+            ("--images", "data.images", images),
+            ("--text", "text.path", text),
+            ("--base", "base.path", base),
+            ("--out", "output.folder", out),
+        ] {
+            path.as_deref().map_or(Ok(()), |path| raw.flag_path(flag, key, path))?;
+        }
+        let flags = [
+            ("--steps", "train.steps", steps.as_deref()),
+            ("--batch", "train.batch", batch.as_deref()),
+            ("--lr", "optimizer.learning_rate", lr.as_deref()),
+            ("--rank", "adapter.rank", rank.as_deref()),
+            ("--resolution", "data.resolution", resolution.as_deref()),
+        ];
+        for (flag, key, value) in flags.iter().chain(more) {
+            value.map_or(Ok(()), |value| raw.flag(flag, key, value))?;
+        }
+        set.iter().try_for_each(|argument| raw.set(argument))?;
+        Ok(raw)
+    }
+
+    /// That there is no job file, and not enough without one.
+    fn incomplete(&self, verb: &str, missing: &str) -> Failure {
+        let model = "--base MODEL, a diffusers or transformers folder or a GGUF file";
+        let material = "--images FOLDER for an image model, or --text PATH for a language model";
+        let problem = match (missing, &self.images, &self.text) {
+            ("base.path", Some(images), _) => {
+                format!("--images {} needs the model too: {model}", images.display())
+            }
+            ("base.path", _, Some(text)) => {
+                format!("--text {} needs the model too: {model}", text.display())
+            }
+            ("data.images", ..) if self.base.is_some() => {
+                format!("a model alone is no job, add {material}")
+            }
+            _ => format!(
+                "no job given, `hearth {verb}` needs a job file, or a model and what to train it on"
+            ),
+        };
+        let hint = format!(
+            "one of\n  hearth {verb} job.toml\n  hearth {verb} --images FOLDER --base MODEL\n  hearth {verb} --text \
+             PATH --base MODEL\n  hearth demo"
+        );
+        Failure::Usage { problem, hint }
     }
 }

@@ -34,7 +34,7 @@ Examples:
   hearth plan job.toml
   hearth plan job.toml --limit 8GB
   hearth plan job.toml --picture memory.html
-  hearth plan job.toml --set data.resolution=512 --json | jq .peak_bytes
+  hearth plan job.toml --resolution 512 --json | jq .peak_bytes
   hearth plan recipes/sd3.5-medium-lora-16gb.toml --machine machines/apple-m2-16gb.toml")]
 pub struct Arguments {
     #[command(flatten)]
@@ -83,7 +83,7 @@ pub struct Planned {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let config = arguments.job.resolve()?;
+    let config = arguments.job.resolve("plan")?;
     let mut source = match &arguments.machine {
         Some(path) => Source::replay(Recording::load(path)?),
         None => Source::live(),

@@ -10,7 +10,7 @@ use trainer::train::checkpoint;
 use trainer::train::event::Why;
 
 use super::engine::{Engine, Limit};
-use super::job::Job;
+use super::job::{Flag, Job};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render::training::Training;
@@ -29,7 +29,8 @@ Examples:
   hearth train --text my-notes --base SmolLM2-135M --out notes
   hearth train recipes/demo.toml
   hearth train recipes/lm-tiny.toml
-  hearth train job.toml --set train.steps=500 --set adapter.rank=32
+  hearth train job.toml --steps 500 --rank 32 --lr 5e-5
+  hearth train job.toml --set data.trigger=zwx --set data.validation=unset
   hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume")]
 pub struct Arguments {
@@ -56,9 +57,10 @@ pub struct Arguments {
     #[arg(
         long,
         value_name = "CELSIUS",
+        allow_negative_numbers = true,
         help = "The highest temperature in °C, instead of the mode's [machine.max_temp]"
     )]
-    max_temp: Option<f64>,
+    max_temp: Option<String>,
 
     #[command(flatten)]
     engine: Engine,
@@ -74,15 +76,16 @@ pub struct Arguments {
 
 impl Arguments {
     /// How the computer is treated, as keys of the job.
-    fn treatment(&self) -> Vec<String> {
-        let mode = self.mode.iter().map(|mode| format!("machine.mode={mode}"));
-        let max_temp = self.max_temp.iter().map(|celsius| format!("machine.max_temp={celsius:?}"));
-        mode.chain(max_temp).collect()
+    fn treatment(&self) -> [Flag<'_>; 2] {
+        [
+            ("--mode", "machine.mode", self.mode.as_deref()),
+            ("--max-temp", "machine.max_temp", self.max_temp.as_deref()),
+        ]
     }
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let config = arguments.job.resolve_with(&arguments.treatment())?;
+    let config = arguments.job.resolve_with("train", &arguments.treatment())?;
     let engine = arguments.engine.for_job(&config);
     engine.check_trust()?;
     let on = engine.on(arguments.limit);

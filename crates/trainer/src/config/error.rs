@@ -69,6 +69,14 @@ pub enum ConfigError {
         /// Where they stand.
         origins: Box<[Origin; 2]>,
     },
+    /// A key that two flags of the command line set.
+    #[error("`{key}` is set twice: {}, {}", origins[0], origins[1])]
+    Twice {
+        /// The whole path of it.
+        key: String,
+        /// Both flags.
+        origins: Box<[Origin; 2]>,
+    },
     /// A key that would be ignored.
     #[error("`{key}` has no effect with {with}: {origin}")]
     NoEffect {
@@ -95,7 +103,7 @@ impl ConfigError {
             }
             Self::Value { .. } => "correct the value, or remove the key to have the default",
             Self::Missing { .. } => "write it into the job file, or give it by --set key=value",
-            Self::Conflict { .. } => "remove one of the two",
+            Self::Conflict { .. } | Self::Twice { .. } => "remove one of the two",
             Self::NoEffect { .. } => "remove the key, or choose the value that it belongs to",
         }
     }

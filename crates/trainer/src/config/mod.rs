@@ -97,6 +97,9 @@ pub struct RunConfig {
     rows: Rows,
 }
 
+/// What takes a key back to its default on the command line.
+pub const UNSET: &str = "unset";
+
 /// What a section declares.
 type Keys = fn() -> Vec<Key>;
 
@@ -142,16 +145,46 @@ impl RawConfig {
         Ok(raw)
     }
 
-    /// Takes `key=value`, which stands above the file. The value is TOML; text needs no quotes.
+    /// Takes `key=value` of `--set`, which stands above the file; of several for one key the last
+    /// counts. The value is TOML; text needs no quotes. The bare word [`UNSET`] takes the key back to
+    /// its default.
     pub fn set(&mut self, argument: &str) -> Result<(), ConfigError> {
         let no_assignment = || ConfigError::NoAssignment { argument: argument.into() };
         let (key, value) = argument.split_once('=').ok_or_else(no_assignment)?;
+        self.assign(key.trim(), value.trim(), ("--set", argument))
+    }
+
+    /// The same for a path, which may look like anything.
+    pub fn set_path(&mut self, key: &str, path: &Path) -> Result<(), ConfigError> {
+        let path = quoted(&path.to_string_lossy());
+        self.assign(key, &path, ("--set", &format!("{key}={path}")))
+    }
+
+    /// Takes a flag that stands for one key, such as `--steps 20`.
+    pub fn flag(&mut self, flag: &str, key: &str, value: &str) -> Result<(), ConfigError> {
+        self.assign(key, value.trim(), (flag, value))
+    }
+
+    /// The same for a flag that takes a path.
+    pub fn flag_path(&mut self, flag: &str, key: &str, path: &Path) -> Result<(), ConfigError> {
+        let path = path.to_string_lossy();
+        self.assign(key, &quoted(&path), (flag, &path))
+    }
+
+    /// Reads a value that was typed after `flag`.
+    fn assign(
+        &mut self,
+        key: &str,
+        value: &str,
+        (flag, argument): (&str, &str),
+    ) -> Result<(), ConfigError> {
+        // In quotes it is a text like any other.
+        let is_unset = value == UNSET;
         let source = |value: &str| Source {
-            text: format!("{} = {value}", key.trim()),
+            text: format!("{key} = {value}"),
             folder: absolute(Path::new("")),
-            form: Form::Argument(argument.into()),
+            form: Form::Argument { flag: flag.into(), value: argument.into(), is_unset },
         };
-        let value = value.trim();
         let as_text = source(&quoted(value));
         match DeValue::parse(value) {
             Ok(_) => self.read(&source(value)).or_else(|error| match error {
@@ -162,11 +195,6 @@ impl RawConfig {
             Err(error) if value.starts_with(['"', '\'', '[', '{']) => Err(as_text.syntax(&error)),
             Err(_) => self.read(&as_text),
         }
-    }
-
-    /// The same for a path, which may look like anything.
-    pub fn set_path(&mut self, key: &str, path: &Path) -> Result<(), ConfigError> {
-        self.set(&format!("{key}={}", quoted(&path.to_string_lossy())))
     }
 
     /// What it means.

@@ -10,8 +10,27 @@ const OPENING: &str = "\
 
 A job is one TOML file. Only `base.path` and either `data.images` or `text.path` must be in it; every other key has a
 default. A job about pictures has `[data]` and `[sample]`, one about texts `[text]` and `[writing]`. Relative paths are
-relative to the file's folder. `--set train.steps=20` on the command line stands above the file, and there relative
-paths are relative to the current folder. Ready jobs are in `recipes/`.
+relative to the file's folder. Ready jobs are in `recipes/`.
+
+On the command line `--set KEY=VALUE` stands above the file, and relative paths are relative to the current folder there.
+Of several `--set` for one key the last counts. `--set data.validation=unset` takes a key back to its default; in quotes
+`unset` is text: `--set 'data.trigger=\"unset\"'`. Some keys have a flag of their own:
+
+| flag | key |
+|---|---|
+| `--images` | `data.images` |
+| `--text` | `text.path` |
+| `--base` | `base.path` |
+| `--out` | `output.folder` |
+| `--steps` | `train.steps` |
+| `--batch` | `train.batch` |
+| `--lr` | `optimizer.learning_rate` |
+| `--rank` | `adapter.rank` |
+| `--resolution` | `data.resolution` |
+| `--mode` | `machine.mode` |
+| `--max-temp` | `machine.max_temp` |
+
+A flag and `--set` for the same key are refused, since one of them is a slip.
 
 This file is written from the declarations in `crates/trainer/src/config/`, by `just snapshots`.
 ";

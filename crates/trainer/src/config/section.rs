@@ -126,9 +126,9 @@ macro_rules! section {
                 name: &str,
                 typed: &$crate::config::source::Typed<'_>,
             ) -> Result<bool, $crate::config::ConfigError> {
-                use $crate::config::{bound::Bound::*, section::{plain, take}};
+                use $crate::config::{bound::Bound::*, section::{plain, put}};
                 $(if name == plain(stringify!($field)) {
-                    self.$field = Some(take(typed, $bound)?);
+                    put(&mut self.$field, typed, $bound)?;
                     return Ok(true);
                 })+
                 Ok(false)
@@ -157,8 +157,25 @@ macro_rules! section {
 }
 pub(super) use section;
 
+/// Puts a value in the place of the one before, or none. Two flags that disagree are refused: which was
+/// typed last is not known, and one of them is a slip.
+pub(super) fn put<T: Value>(
+    into: &mut Option<Given<T>>,
+    typed: &Typed<'_>,
+    bound: Bound,
+) -> Result<(), ConfigError> {
+    let given = if typed.is_unset() { None } else { Some(take(typed, bound)?) };
+    if let Some(before) = into.as_ref().filter(|before| before.origin.contradicts(&typed.origin()))
+    {
+        let origins = Box::new([before.origin.clone(), typed.origin()]);
+        return Err(ConfigError::Twice { key: typed.key.clone(), origins });
+    }
+    *into = given;
+    Ok(())
+}
+
 /// Reads a value and holds it against its bound.
-pub(super) fn take<T: Value>(typed: &Typed<'_>, bound: Bound) -> Result<Given<T>, ConfigError> {
+fn take<T: Value>(typed: &Typed<'_>, bound: Bound) -> Result<Given<T>, ConfigError> {
     let accepted = || match bound {
         Bound::Any => T::accepted(),
         bound => format!("{}, {bound}", T::accepted()),

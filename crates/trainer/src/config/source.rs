@@ -25,10 +25,12 @@ pub enum Origin {
         /// In characters, from 1.
         column: usize,
     },
-    /// By `--set`.
+    /// On the command line.
     CommandLine {
-        /// All of it: `train.steps=20`.
-        argument: String,
+        /// `--set`, or a flag that stands for one key, such as `--steps`.
+        flag: String,
+        /// What was typed after it: `train.steps=20`, or `20`.
+        value: String,
     },
 }
 
@@ -38,7 +40,7 @@ impl fmt::Display for Origin {
             Self::Default => f.write_str("default"),
             Self::Plan => f.write_str("chosen by the plan"),
             Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
-            Self::CommandLine { argument } => write!(f, "--set {argument}"),
+            Self::CommandLine { flag, value } => write!(f, "{flag} {value}"),
         }
     }
 }
@@ -52,6 +54,17 @@ impl Origin {
             Self::CommandLine { .. } => 2,
         };
         strength(self) > strength(other)
+    }
+
+    /// Whether both were typed on the command line by different flags, so that neither stands above
+    /// the other.
+    pub(super) fn contradicts(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::CommandLine { flag, .. }, Self::CommandLine { flag: other, .. }) => {
+                flag != other
+            }
+            _ => false,
+        }
     }
 }
 
@@ -67,14 +80,21 @@ pub(super) struct Source {
 /// What kind of text.
 pub(super) enum Form {
     File(PathBuf),
-    Argument(String),
+    Argument {
+        flag: String,
+        value: String,
+        /// Whether the key loses its value, whatever the text has for one.
+        is_unset: bool,
+    },
 }
 
 impl Source {
     /// The place of a piece of it.
     pub fn origin(&self, span: &Range<usize>) -> Origin {
         match &self.form {
-            Form::Argument(argument) => Origin::CommandLine { argument: argument.clone() },
+            Form::Argument { flag, value, .. } => {
+                Origin::CommandLine { flag: flag.clone(), value: value.clone() }
+            }
             Form::File(path) => {
                 let before = self.text.get(..span.start).unwrap_or_default();
                 let line = before.rsplit('\n').next().unwrap_or_default();
@@ -114,6 +134,11 @@ const SHOWN: usize = 40;
 impl<'a> Typed<'a> {
     pub fn origin(&self) -> Origin {
         self.source.origin(&self.span)
+    }
+
+    /// Whether the key loses its value.
+    pub fn is_unset(&self) -> bool {
+        matches!(self.source.form, Form::Argument { is_unset: true, .. })
     }
 
     /// What relative paths are relative to.

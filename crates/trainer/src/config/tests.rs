@@ -8,6 +8,7 @@ use expect_test::expect_file;
 use tempfile::TempDir;
 
 use super::adapter::AdapterKind;
+use super::data::Validation;
 use super::section::Preset;
 use super::train::Length;
 use super::*;
@@ -165,7 +166,7 @@ fn every_key_has_an_effect() {
         let changed = set(&after).unwrap();
         assert_ne!(set(&before).unwrap(), changed, "{argument} changes nothing");
         let key = argument.split('=').next().unwrap();
-        let by_hand = Origin::CommandLine { argument: argument.into() };
+        let by_hand = Origin::CommandLine { flag: "--set".into(), value: argument.into() };
         assert_eq!(changed.origin(key), Some(&by_hand), "{argument}");
         seen.insert(key.to_owned());
     }
@@ -285,6 +286,53 @@ fn the_command_line_stands_above_the_file() {
     assert_eq!(length("steps = 5", &["train.steps=6"]), Length::Steps(6));
     assert_eq!(length("steps = 5", &["train.epochs=2"]), Length::Epochs(2));
     assert_eq!(length("epochs = 5", &["train.steps=6"]), Length::Steps(6));
+}
+
+#[test]
+fn a_flag_is_a_value_with_its_origin() {
+    let mut raw = RawConfig::empty();
+    raw.flag_path("--base", "base.path", Path::new("unset")).unwrap();
+    raw.flag_path("--images", "data.images", Path::new("a = b")).unwrap();
+    raw.flag("--lr", "optimizer.learning_rate", "3e-4").unwrap();
+    let run = raw.clone().resolve().unwrap();
+    assert_eq!(run.optimizer.learning_rate, 3e-4);
+    assert!(
+        run.base.path.ends_with("unset")
+            && run.material.pictures().unwrap().0.images.ends_with("a = b")
+    );
+    let resolved = run.resolved();
+    assert!(resolved.contains("learning_rate = 0.0003 # --lr 3e-4\n"), "{resolved}");
+    let wrong = raw.clone().flag("--steps", "train.steps", "0").unwrap_err();
+    assert_eq!(
+        wrong.to_string(),
+        "`train.steps` is 0, accepted is a whole number, at least 1: --steps 0"
+    );
+    for again in ["optimizer.learning_rate=1", "optimizer.learning_rate=unset"] {
+        let twice = raw.clone().set(again).unwrap_err();
+        let said = format!("`optimizer.learning_rate` is set twice: --lr 3e-4, --set {again}");
+        assert_eq!(twice.to_string(), said);
+    }
+}
+
+#[test]
+fn a_key_can_be_unset() {
+    let text = format!("{SHORTEST}validation = 2\ntrigger = 'x'\n[train]\nsteps = 5\n");
+    let plain = run(SHORTEST, &[]).unwrap();
+    let all = ["data.validation=unset", "data.trigger = unset ", "train.steps=unset"];
+    let unset = run(&text, &all).unwrap();
+    assert_eq!(unset.train.length, plain.train.length);
+    assert_eq!(unset.origin("train.steps"), Some(&Origin::Default));
+    let (data, _) = unset.material.pictures().unwrap();
+    assert_eq!((data.validation, &data.trigger), (Validation::None, &None));
+    // The last counts, and what is quoted is text.
+    let steps = run(&text, &["train.steps=unset", "train.steps=7"]).unwrap();
+    assert_eq!(steps.train.length, Length::Steps(7));
+    let word = run(&text, &["data.trigger=\"unset\""]).unwrap();
+    assert_eq!(word.material.pictures().unwrap().0.trigger.as_deref(), Some("unset"));
+    let said = |argument: &str| run(&text, &[argument]).unwrap_err().to_string();
+    assert_eq!(said("data.images=unset"), "`data.images` is not set");
+    assert!(said("data.imags=unset").contains("did you mean `data.images`?"));
+    assert!(said("data=unset").contains("accepted is a table of keys"));
 }
 
 /// What is typed into a file after the shortest job (4 lines), and what is said about it.
