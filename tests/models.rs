@@ -464,7 +464,7 @@ fn what_is_not_an_sd3_folder_is_refused() {
     fs::write(folder.path().join("model_index.json"), r#"{"_class_name": "FluxPipeline"}"#)
         .unwrap();
     let words = refused(folder.path(), &[]);
-    assert!(words.contains("holds a FluxPipeline, expected a StableDiffusion3Pipeline"), "{words}");
+    assert!(words.contains("this is a FLUX.1 pipeline (FluxPipeline), expected an SD3"), "{words}");
 }
 
 #[test]

@@ -55,6 +55,35 @@ pub enum TrainerError {
         /// The folder.
         path: PathBuf,
     },
+    /// A model of another kind than is needed, or one that hearth does not know.
+    #[error("this is {found}, expected {expected}: {}", path.display())]
+    WrongModel {
+        /// What it is.
+        found: String,
+        /// What is needed.
+        expected: &'static str,
+        /// The file or folder.
+        path: PathBuf,
+        /// The remedy.
+        hint: &'static str,
+    },
+    /// A pattern that names no layer.
+    #[error(
+        "`{key}` names {target}, which {none} ends in{}; its layers end in {known}",
+        near.as_ref().map_or_else(String::new, |near| format!(", did you mean `{near}`?"))
+    )]
+    NoTarget {
+        /// `adapter.targets`, or `adapter.exclude`.
+        key: &'static str,
+        /// As it was typed.
+        target: String,
+        /// Among which layers it was looked for.
+        none: &'static str,
+        /// The nearest ending there is.
+        near: Option<String>,
+        /// The endings there are.
+        known: String,
+    },
     /// The weights are not those of the model.
     #[error("weights do not fit the model: {}: {}", keys(missing, extra), path.display())]
     Keys {
@@ -267,6 +296,9 @@ impl TrainerError {
                 "give the folder that has model_index.json, with transformer, vae, text_encoder* and \
                  tokenizer* in it"
             }
+            Self::NoTarget { .. } => {
+                "name layers by the end of their names, or leave the key out to have the usual ones"
+            }
             Self::Keys { .. } | Self::Contradiction { .. } => {
                 "fetch config.json and the weights again, from the same model"
             }
@@ -296,7 +328,9 @@ impl TrainerError {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }
             Self::Cache { .. } => "run it again: what the cache has lost is encoded anew",
-            Self::Request { hint, .. } | Self::OtherJob { hint, .. } => hint,
+            Self::Request { hint, .. }
+            | Self::OtherJob { hint, .. }
+            | Self::WrongModel { hint, .. } => hint,
             Self::NoRoom { .. } => {
                 "go on with --resume and a higher --limit; or begin anew with smaller pictures, a lower \
                  adapter.rank or quantised weights"

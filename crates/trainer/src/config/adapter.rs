@@ -24,10 +24,10 @@ section! {
         /// `lora`; `dora`, which trains lengths apart from directions; or `none`: all of the model's
         /// own weights are trained
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
-        /// Width of the detour beside each layer
+        /// LoRA rank
         rank: usize = Default(16), Within(1.0, 4096.0);
-        /// The detour counts alpha / rank; as large as `rank` unless set
-        alpha: Option<f64> = Default(None), Above(0.0);
+        /// LoRA alpha: what the adapter adds is multiplied by alpha / rank; as large as `rank` unless set
+        alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// The share of a layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
         /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set
@@ -45,10 +45,10 @@ section! {
     pub RawPattern => Pattern {
         /// Layers, named as in `targets`
         r#match: String = Required, Filled;
-        /// Width of the detour; that of `adapter` unless set
+        /// LoRA rank; that of `adapter` unless set
         rank: Option<usize> = Default(None), Within(1.0, 4096.0);
-        /// The detour counts alpha / rank; as large as the rank unless set
-        alpha: Option<f64> = Default(None), Above(0.0);
+        /// LoRA alpha; as large as the rank unless set
+        alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
     }
 }
 

@@ -11,6 +11,8 @@ pub(super) enum Bound {
     AtLeast(f64),
     /// More than this.
     Above(f64),
+    /// More than the first, up to the second.
+    UpTo(f64, f64),
     /// Both included.
     Within(f64, f64),
     /// The first included, the second not.
@@ -27,6 +29,7 @@ impl Bound {
             Self::Any => true,
             Self::AtLeast(least) => number >= least,
             Self::Above(limit) => number > limit,
+            Self::UpTo(limit, most) => number > limit && number <= most,
             Self::Within(least, most) => (least..=most).contains(&number),
             Self::Under(least, limit) => (least..limit).contains(&number),
             Self::Multiple(of, most) => (of..=most).contains(&number) && number % of == 0.0,
@@ -41,6 +44,7 @@ impl fmt::Display for Bound {
             Self::Any => Ok(()),
             Self::AtLeast(least) => write!(f, "at least {least}"),
             Self::Above(limit) => write!(f, "above {limit}"),
+            Self::UpTo(limit, most) => write!(f, "above {limit}, at most {most}"),
             Self::Within(least, most) => write!(f, "{least} to {most}"),
             Self::Under(least, limit) => write!(f, "{least} to below {limit}"),
             Self::Multiple(of, most) => write!(f, "a multiple of {of}, at most {most}"),
@@ -59,6 +63,7 @@ mod tests {
             (Bound::Any, vec![-1e9, 1e9], vec![]),
             (Bound::AtLeast(1.0), vec![1.0, 9.0], vec![0.99, f64::NAN]),
             (Bound::Above(0.0), vec![1e-300], vec![0.0, -1.0]),
+            (Bound::UpTo(0.0, 1.0), vec![1e-300, 1.0], vec![0.0, 1.1, f64::NAN]),
             (Bound::Within(0.0, 1.0), vec![0.0, 1.0], vec![-0.1, 1.1]),
             (Bound::Under(0.0, 1.0), vec![0.0, 0.99], vec![-0.1, 1.0]),
             (Bound::Multiple(16.0, 64.0), vec![16.0, 64.0], vec![0.0, 24.0, 80.0]),

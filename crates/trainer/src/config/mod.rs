@@ -40,6 +40,7 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 pub use error::ConfigError;
+pub(crate) use nearest::nearest;
 pub use reference::reference;
 pub use source::Origin;
 pub use value::{Size, Switch};
@@ -408,7 +409,7 @@ fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
 fn unknown_section(name: &str, origin: Origin) -> ConfigError {
     let known = known();
     let is_key = known.iter().any(|(_, key)| *key == name);
-    match nearest::nearest(name, SECTIONS.iter().map(|(section, _)| *section)) {
+    match nearest(name, SECTIONS.iter().map(|(section, _)| *section)) {
         Some(near) if !is_key => {
             let advice = format!("did you mean `[{near}]`?");
             ConfigError::UnknownKey { key: name.into(), advice, origin }

@@ -27,7 +27,7 @@ pub(super) fn advice(section: &str, name: &str, known: &[(&str, &str)]) -> Strin
 
 /// The word nearest to another, if it is near at all. Chosen: a third of the letters may differ; with
 /// half of them `name` would be taken for `base`.
-pub(super) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(word: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (edits, near) = known.map(|known| (edits(word, known), known)).min_by_key(|(n, _)| *n)?;
     let longest = word.chars().count().max(near.chars().count());
     (edits <= (longest / 3).max(1)).then_some(near)

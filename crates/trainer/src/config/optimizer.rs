@@ -9,16 +9,16 @@ section! {
     pub RawOptimizer => Optimizer {
         /// `adamw`; `adamw_8bit`, whose state takes a quarter of the memory; or `muon` for matrices within blocks, with `adamw` for all else
         kind: OptimizerKind = Default(OptimizerKind::AdamW), Any;
-        /// Length of a step
-        learning_rate: f64 = Default(1e-4), Above(0.0);
+        /// Learning rate
+        learning_rate: f64 = Default(1e-4), UpTo(0.0, 10.0);
         /// Shares that the means of gradients and of their squares keep in a step
         betas: [f64; 2] = Default([0.9, 0.999]), Under(0.0, 1.0);
         /// Share that the mean of a matrix's gradients keeps in a step, with `kind = "muon"`
         momentum: f64 = Default(0.95), Under(0.0, 1.0);
         /// Added to what is divided by
-        epsilon: f64 = Default(1e-8), Above(0.0);
+        epsilon: f64 = Default(1e-8), UpTo(0.0, 1.0);
         /// The share of a parameter that a step of length 1 takes away
-        weight_decay: f64 = Default(1e-4), AtLeast(0.0);
+        weight_decay: f64 = Default(1e-4), Within(0.0, 10.0);
         /// How the learning rate changes after the warm-up
         schedule: Schedule = Default(Schedule::Constant), Any;
         /// Steps in which the learning rate grows; the first of n goes an n-th of the way

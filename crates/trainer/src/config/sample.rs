@@ -15,7 +15,7 @@ section! {
         /// Steps from noise to picture
         steps: usize = Default(28), Within(1.0, 1000.0);
         /// How closely the prompt is followed; 1 is without guidance
-        guidance: f64 = Default(7.0), AtLeast(1.0);
+        guidance: f64 = Default(7.0), Within(1.0, 100.0);
         /// What the noise follows from
         seed: u64 = Default(42), AtLeast(0.0);
         /// What pictures shall not be like

@@ -462,6 +462,18 @@ const REFUSED: &[(&str, &str)] = &[
         "`adapter.pattern[1].rank` is 0, accepted is a whole number, 1 to 4096: JOB:9:8",
     ),
     ("[adapter]\ntargets = []", "`adapter.targets` is not set"),
+    (
+        "[adapter]\nalpha = 1e9",
+        "`adapter.alpha` is 1e9, accepted is a number, above 0, at most 65536: JOB:6:9",
+    ),
+    (
+        "[optimizer]\nlearning_rate = 50",
+        "`optimizer.learning_rate` is 50, accepted is a number, above 0, at most 10: JOB:6:17",
+    ),
+    (
+        "[sample]\nguidance = -3",
+        "`sample.guidance` is -3, accepted is a number, 1 to 100: JOB:6:12",
+    ),
 ];
 
 /// The same for the command line.

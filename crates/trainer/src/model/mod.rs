@@ -8,6 +8,7 @@ pub mod config;
 pub mod encoder;
 pub mod files;
 pub mod host;
+pub mod kind;
 pub mod layer;
 pub mod llama;
 pub mod recompute;

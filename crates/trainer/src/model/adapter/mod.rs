@@ -15,6 +15,7 @@ use self::read::Component;
 use super::build::Held;
 use super::files::Layout;
 use super::layer::{LayerAdapter, Magnitude};
+use crate::config::nearest;
 use crate::error::{Result, TrainerError};
 
 /// Among the patterns that are left out: layers that nothing depends on, which the model knows.
@@ -34,6 +35,8 @@ pub struct Adapters {
     pub unused: Vec<String>,
     /// Layers that a target names and that have no adapter all the same.
     left_out: Vec<String>,
+    /// All other layers that could have one, in the order of the model.
+    modules: Vec<String>,
 }
 
 enum Plan {
@@ -170,9 +173,9 @@ impl Adapters {
     }
 
     fn with(plan: Plan) -> Self {
-        let (layers, own) = (Vec::new(), Vec::new());
+        let (layers, own, modules) = (Vec::new(), Vec::new(), Vec::new());
         let (unused, left_out) = (Vec::new(), Vec::new());
-        Self { plan, params: Params::default(), layers, own, unused, left_out }
+        Self { plan, params: Params::default(), layers, own, unused, left_out, modules }
     }
 
     /// Whether the model's own weights are trained.
@@ -218,6 +221,7 @@ impl Adapters {
         weight: &Held,
         sizes: [usize; 2],
     ) -> Result<Option<LayerAdapter>> {
+        self.modules.push(module.to_owned());
         let made = device.tagged(Tag::Parameters, || match &self.plan {
             Plan::Fresh { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.names(module));
@@ -254,10 +258,16 @@ impl Adapters {
             Plan::Fresh { targets, exclude, .. } => {
                 let layers = self.layers.iter().map(|layer| &layer.module).chain(&self.left_out);
                 let layers: Vec<&String> = layers.collect();
-                let is_used = |pattern: &&str| layers.iter().any(|layer| names(pattern, layer));
-                let exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
-                let patterns = targets.iter().map(|target| &target.pattern).chain(exclude);
-                patterns.map(String::as_str).filter(|pattern| !is_used(pattern)).collect()
+                let is_used = |pattern: &str| layers.iter().any(|layer| names(pattern, layer));
+                let of_model: Vec<&String> = self.modules.iter().chain(&self.left_out).collect();
+                if let Some(target) = targets.iter().find(|target| !is_used(&target.pattern)) {
+                    let among = ("adapter.targets", "no layer of the model", &of_model[..]);
+                    return Err(no_layer(&target.pattern, among));
+                }
+                let mut exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
+                let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else { return Ok(()) };
+                let among = ("adapter.exclude", "no layer that a target names", &layers[..]);
+                return Err(no_layer(pattern, among));
             }
             Plan::Given(given) => given.keys().map(String::as_str).filter(|m| !has(m)).collect(),
             Plan::Own => Vec::new(),
@@ -270,6 +280,46 @@ impl Adapters {
             }),
         }
     }
+}
+
+/// Endings of layer names that an error shows: those of a block of any model that is known.
+const SHOWN: usize = 24;
+
+/// That a pattern of a key names none of some layers, with what it may have meant.
+fn no_layer(
+    pattern: &str,
+    (key, none, modules): (&'static str, &'static str, &[&String]),
+) -> TrainerError {
+    let mut endings: Vec<&str> = Vec::new();
+    for module in modules {
+        let ending = ending(module);
+        if !endings.contains(&ending) {
+            endings.push(ending);
+        }
+    }
+    let words: Vec<&str> = endings.iter().filter_map(|ending| last_word(ending)).collect();
+    let near = nearest(pattern, endings.iter().chain(&words).copied()).map(str::to_owned);
+    let more = endings.len().saturating_sub(SHOWN);
+    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+    let known = endings.iter().take(SHOWN).copied().collect::<Vec<_>>().join(", ") + &more;
+    TrainerError::NoTarget { key, target: pattern.into(), none, near, known }
+}
+
+/// A layer's name within its block, whichever that is.
+fn ending(module: &str) -> &str {
+    let mut rest = module;
+    while let Some((before, after)) = rest.split_once('.') {
+        rest = after;
+        if before.parse::<u32>().is_ok() {
+            return rest;
+        }
+    }
+    module
+}
+
+/// What people call a layer: the last of its name that is no number.
+fn last_word(ending: &str) -> Option<&str> {
+    ending.rsplit('.').find(|word| word.parse::<u32>().is_err())
 }
 
 impl Target {

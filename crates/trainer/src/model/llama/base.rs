@@ -18,7 +18,7 @@ use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, Want, wants};
 use crate::model::files::{self, Files};
-use crate::model::{component, config};
+use crate::model::{component, config, kind};
 
 /// The model, open.
 pub struct Base {
@@ -42,7 +42,9 @@ impl Base {
     /// says why.
     pub fn is_at(path: &Path) -> bool {
         if path.is_dir() {
-            return path.join("config.json").exists() && !path.join(OF_DIFFUSERS).exists();
+            let is_of_diffusers =
+                || path.join(OF_DIFFUSERS).exists() || kind::is_diffusers_part(path);
+            return path.join("config.json").exists() && !is_of_diffusers();
         }
         let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
         is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
@@ -52,6 +54,14 @@ impl Base {
     pub fn open(path: &Path) -> Result<Self> {
         if !path.exists() {
             return Err(not_there(path));
+        }
+        kind::check(path, kind::Family::Language)?;
+        if path.is_dir() && !path.join("config.json").exists() {
+            return Err(TrainerError::Request {
+                problem: format!("no language model in {}: it has no config.json", path.display()),
+                hint: "give the folder that transformers saved, with config.json, tokenizer.json and \
+                       safetensors, or a GGUF file",
+            });
         }
         let (config, catalog) = if path.is_dir() {
             let config = config::read_checked(&path.join("config.json"), Config::check)?;

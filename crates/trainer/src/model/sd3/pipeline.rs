@@ -22,7 +22,7 @@ use crate::model::build::{Builder, Precision, Want, wants};
 use crate::model::config::Unsupported;
 use crate::model::files::{self, Files, Layout};
 use crate::model::vae::{self, Decoder, Encoder};
-use crate::model::{component, config};
+use crate::model::{component, config, kind};
 use crate::sample::schedule;
 
 /// Width of heads in all published models.
@@ -59,10 +59,11 @@ pub struct Part<C> {
     settings: Option<PathBuf>,
 }
 
+/// `model_index.json`; which class it names is `kind`'s business.
 #[derive(Deserialize)]
 struct Index {
     #[serde(rename = "_class_name")]
-    class: String,
+    _class: String,
 }
 
 impl Pipeline {
@@ -71,6 +72,7 @@ impl Pipeline {
         if !path.exists() {
             return Err(not_there(path));
         }
+        kind::check(path, kind::Family::Image)?;
         let folder = if path.is_dir() { path } else { rest.ok_or_else(|| needs_rest(path))? };
         check_class(folder)?;
         let original = if path.is_dir() { None } else { Some(path) };
@@ -245,11 +247,8 @@ fn check_class(folder: &Path) -> Result<()> {
     if !index.exists() {
         return Err(problem("has no model_index.json".into()));
     }
-    let Index { class } = config::read(&index)?;
-    if !class.starts_with("StableDiffusion3") {
-        return Err(problem(format!("holds a {class}, expected a StableDiffusion3Pipeline")));
-    }
-    Ok(())
+    config::read::<Index>(&index)?;
+    kind::check(folder, kind::Family::Image)
 }
 
 /// The folder's, or the checkpoint's, whose settings are in its shapes.

@@ -1,0 +1,169 @@
+//! Which model lies at a path, told by settings and the names of tensors, so that one hearth cannot use is
+//! refused by its own name. What cannot be told is left to whoever opens it.
+
+use std::path::Path;
+
+use serde_json::Value;
+use weights::Catalog;
+
+use super::{component, config};
+use crate::error::{Result, TrainerError};
+
+/// A model that hearth can use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Family {
+    /// SD3 or SD3.5, as a folder or a checkpoint.
+    Image,
+    /// Llama, Mistral, Qwen2 or Qwen3, as a folder or a GGUF file.
+    Language,
+}
+
+/// What lies at a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Found {
+    /// One that hearth can use, and what it calls itself.
+    Known(Family, String),
+    /// Anything else, in words.
+    Other(String),
+}
+
+/// Refuses a path that holds another kind of model than is needed.
+pub fn check(path: &Path, needed: Family) -> Result<()> {
+    let (found, hint) = match found(path) {
+        None => return Ok(()),
+        Some(Found::Known(family, _)) if family == needed => return Ok(()),
+        Some(Found::Known(_, name)) => (name, SWAPPED),
+        Some(Found::Other(name)) => (name, SO_FAR),
+    };
+    let expected = match needed {
+        Family::Image => "an SD3 or SD3.5 image model",
+        Family::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
+    };
+    Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
+}
+
+/// Whether a folder is a part of a diffusers pipeline, which has a `config.json` as language models do.
+pub fn is_diffusers_part(folder: &Path) -> bool {
+    settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
+}
+
+const SO_FAR: &str = "hearth trains SD3 and SD3.5 image models (a diffusers folder, or a checkpoint) and Llama, \
+                      Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
+const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
+
+fn found(path: &Path) -> Option<Found> {
+    if !path.is_dir() {
+        return of_names(&Catalog::open(path).ok()?, path);
+    }
+    if let Ok(index) = config::read::<Value>(&path.join("model_index.json")) {
+        return index["_class_name"].as_str().map(of_pipeline);
+    }
+    if path.join("adapter_config.json").exists()
+        || path.join("pytorch_lora_weights.safetensors").exists()
+    {
+        return Some(Found::Other("a LoRA adapter".into()));
+    }
+    if path.join("events.jsonl").exists() && path.join("config.toml").exists() {
+        let written =
+            if path.join("model").is_dir() { "its model is in model/" } else { "no model" };
+        return Some(Found::Other(format!("the folder of a training run ({written})")));
+    }
+    match settings(path) {
+        Some(settings) => of_settings(&settings),
+        None => of_names(&component::weights(path).ok()?, path),
+    }
+}
+
+fn settings(folder: &Path) -> Option<Value> {
+    config::read(&folder.join("config.json")).ok()
+}
+
+/// Pipelines of diffusers by how their class begins, the longer names first.
+const PIPELINES: [(&str, &str); 12] = [
+    ("StableDiffusionXL", "an SDXL pipeline"),
+    ("StableDiffusion", "a Stable Diffusion 1 or 2 pipeline"),
+    ("FluxKontext", "a FLUX.1 Kontext pipeline"),
+    ("Flux2", "a FLUX.2 pipeline"),
+    ("Flux", "a FLUX.1 pipeline"),
+    ("QwenImage", "a Qwen-Image pipeline"),
+    ("Kandinsky", "a Kandinsky pipeline"),
+    ("PixArt", "a PixArt pipeline"),
+    ("Sana", "a Sana pipeline"),
+    ("AuraFlow", "an AuraFlow pipeline"),
+    ("Wan", "a Wan video pipeline"),
+    ("", "a diffusers pipeline"),
+];
+
+fn of_pipeline(class: &str) -> Found {
+    if class.starts_with("StableDiffusion3") {
+        return Found::Known(Family::Image, format!("an SD3 image model ({class})"));
+    }
+    let known = PIPELINES.iter().find(|(start, _)| class.starts_with(start));
+    let what = known.map_or("a diffusers pipeline", |(_, what)| what);
+    Found::Other(format!("{what} ({class})"))
+}
+
+/// By the `config.json` of transformers, or of a part of a pipeline.
+fn of_settings(settings: &Value) -> Option<Found> {
+    let part = settings["_class_name"].as_str();
+    let class = part.or_else(|| settings["architectures"][0].as_str());
+    let kind = settings["model_type"].as_str().unwrap_or_default();
+    if part.is_none() && ["llama", "mistral", "qwen2", "qwen3"].contains(&kind) {
+        let name = format!("a language model ({})", class.unwrap_or(kind));
+        return Some(Found::Known(Family::Language, name));
+    }
+    let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
+    let what = match class {
+        "AutoencoderKL" => "a VAE alone",
+        class if class.starts_with("SD3Transformer") => "the transformer of an SD3 pipeline alone",
+        class if class.contains("Transformer2D") => "the transformer of another pipeline",
+        class if class.starts_with("UNet") => "the UNet of a Stable Diffusion 1, 2 or XL pipeline",
+        class if class.starts_with("CLIPText") || class.starts_with("T5Encoder") => {
+            "a text encoder alone"
+        }
+        class if class.ends_with("ForCausalLM") => "a language model of another family",
+        _ => "another model",
+    };
+    Some(Found::Other(format!("{what} ({class})")))
+}
+
+/// What only one kind of file has in the name of a tensor, the telling ones first.
+const MARKS: [(&str, &str); 19] = [
+    (".lora_A.", "a LoRA adapter"),
+    (".lora_down.", "a LoRA adapter"),
+    (".lora.down.", "a LoRA adapter"),
+    (".hada_w1_a", "a LoHa adapter"),
+    (".lokr_w1", "a LoKr adapter"),
+    ("double_blocks.0.img_attn", "a FLUX.1 checkpoint"),
+    ("single_transformer_blocks.0.", "the transformer of a FLUX.1 pipeline alone"),
+    ("conditioner.embedders.1.", "an SDXL checkpoint"),
+    ("cond_stage_model.transformer.", "a Stable Diffusion 1.5 checkpoint"),
+    ("cond_stage_model.model.", "a Stable Diffusion 2 checkpoint"),
+    ("input_blocks.0.0.", "the UNet of a Stable Diffusion 1, 2 or XL checkpoint"),
+    ("down_blocks.0.attentions.", "the UNet of a Stable Diffusion 1, 2 or XL pipeline"),
+    ("transformer_blocks.0.attn.add_q_proj.", "the transformer of an SD3 pipeline alone"),
+    ("text_model.encoder.layers.0.", "a CLIP text encoder alone"),
+    ("encoder.block.0.layer.0.SelfAttention", "a T5 text encoder alone"),
+    ("enc.blk.0.attn_q", "a T5 text encoder alone"),
+    (
+        "model.layers.0.self_attn.",
+        "the weights of a language model without config.json and tokenizer",
+    ),
+    ("decoder.mid_block.", "a VAE alone"),
+    ("decoder.mid.block_1.", "a VAE alone"),
+];
+
+/// By the names of tensors.
+fn of_names(catalog: &Catalog, path: &Path) -> Option<Found> {
+    let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
+    // SD3's own checkpoints hold other parts beside it.
+    if has("joint_blocks.0.x_block.") && !has(".lora_") {
+        return Some(Found::Known(Family::Image, "an SD3 checkpoint".into()));
+    }
+    if catalog.find("token_embd.weight").is_ok() && !has("enc.blk.0.") {
+        return Some(Found::Known(Family::Language, "a language model (GGUF)".into()));
+    }
+    let (_, what) = MARKS.iter().find(|(mark, _)| has(mark))?;
+    let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
+    Some(Found::Other(if is_gguf { format!("{what} (GGUF)") } else { (*what).to_owned() }))
+}
