@@ -114,9 +114,10 @@ fn what_a_text_cannot_have_is_refused() {
         assert!(!output.status.success());
         assert!(said(&output).contains(says), "{}", said(&output));
     };
-    refused(&["--out", "a.png"], "--out is for pictures");
+    refused(&["--out", "a.png"], "--out is for image models");
     refused(&["--max-tokens", "900"], "prompt and text are 904 tokens, the model is made for 256");
-    refused(&["--temperature", "-1"], "unexpected argument");
+    refused(&["--temperature", "-1"], "temperature is -1");
+    refused(&["--size", "64x64"], "--size is for image models");
     refused(&["--top-p", "2"], "top-p is 2");
     refused(&["--adapter", &of("../sd3/adapters/peft")], "adapter does not fit the base");
 }
@@ -131,6 +132,14 @@ fn an_adapter_is_exported_and_merged() {
     printed(&["verify", &base, "--adapter", text(&out.join("peft"))]);
     let settings = fs::read_to_string(out.join("peft/adapter_config.json")).unwrap();
     assert!(settings.contains(r#""task_type": "CAUSAL_LM""#), "{settings}");
+    // As a run leaves it, and as people type it: the folder of the adapter, or that of the run.
+    let run = folder.path().join("run");
+    fs::create_dir(&run).unwrap();
+    fs::rename(&out, run.join("adapter")).unwrap();
+    for typed in [&run, &run.join("adapter"), &run.join("adapter/peft/adapter_model.safetensors")] {
+        printed(&["verify", &base, "--adapter", text(typed)]);
+    }
+    let common = ["export", text(&run), "--base", &base, "--json", "--out"];
     let row = printed(&[&common[..], &[text(&merged), "--merge"]].concat());
     let row: Value = serde_json::from_str(&row).unwrap();
     assert_eq!(row["changed"], 8, "{row}");

@@ -106,13 +106,9 @@ const MAGNITUDES: [&str; 4] = [
 ];
 
 impl AdapterFile {
-    /// Opens a file, or a folder as PEFT or diffusers write it; a checkpoint is one.
+    /// Opens a file, or a folder as PEFT, diffusers or a run of hearth write it; a checkpoint is one.
     pub fn open(path: &Path) -> Result<Self> {
-        let named = adapter_in(path);
-        if named.is_none() && checkpoint::is_at(path) {
-            return Err(no_adapter(path));
-        }
-        let path = named.as_deref().unwrap_or(path);
+        let path = &meant(path)?;
         let catalog = Catalog::open(path)?;
         let is_peft = path.ends_with(OF_PEFT);
         let folder = path.parent().filter(|_| is_peft).unwrap_or(path);
@@ -287,12 +283,53 @@ pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
     [OF_DIFFUSERS, OF_PEFT].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
 }
 
-fn no_adapter(path: &Path) -> TrainerError {
-    TrainerError::Request {
-        problem: format!("there is no adapter in the checkpoint {}", path.display()),
-        hint: "make a model of a full fine-tune by `hearth export CHECKPOINT --base BASE --out FOLDER`; a \
-               run of an older hearth saves its adapter when it goes on with --resume",
+/// The file, or the folder, that is meant by a path. A run has its adapter in `adapter/`, and there a file or
+/// folder for each program.
+fn meant(path: &Path) -> Result<PathBuf> {
+    if !path.is_dir() {
+        return Ok(path.into());
     }
+    if let Some(file) = adapter_in(path) {
+        return Ok(file);
+    }
+    let of_run = path.join("adapter");
+    if checkpoint::is_at(path) || (path.join("events.jsonl").exists() && !of_run.is_dir()) {
+        return Err(no_adapter(path));
+    }
+    let folder = if of_run.is_dir() { &of_run } else { path };
+    if let Some(file) = adapter_in(folder).or_else(|| adapter_in(&folder.join("peft"))) {
+        return Ok(file);
+    }
+    let [first, second, ..] = &Catalog::open_each(folder)?[..] else { return Ok(folder.into()) };
+    let [first, second] = [first, second].map(|catalog| name(&catalog.path));
+    let folder = folder.display();
+    Err(TrainerError::Request {
+        problem: format!("the folder has several adapters, such as {first} and {second}: {folder}"),
+        hint: "give one of the files",
+    })
+}
+
+fn name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// That a checkpoint or a run has none.
+fn no_adapter(path: &Path) -> TrainerError {
+    let shown = path.display();
+    let (problem, hint) = if checkpoint::is_at(path) {
+        (
+            format!("there is no adapter in the checkpoint {shown}"),
+            "make a model of a full fine-tune by `hearth export CHECKPOINT --base BASE --out FOLDER`; a \
+             run of an older hearth saves its adapter when it goes on with --resume",
+        )
+    } else if path.join("model").is_dir() {
+        let problem = format!("this run trained the whole model, not an adapter: {shown}");
+        (problem, "give its folder model/ with --base")
+    } else {
+        let problem = format!("this run has not written its adapter yet: {shown}");
+        (problem, "let it finish with `hearth train --resume`, or give one of its checkpoints/")
+    };
+    TrainerError::Request { problem, hint }
 }
 
 struct Matrix {
