@@ -14,7 +14,7 @@ use trainer::model::sd3::pipeline::Pipeline;
 use trainer::sample::Phase;
 use trainer::train::texts::{Opened, open_texts};
 
-use super::engine::{Engine, Limit};
+use super::engine::{COMPUTER, Engine, Limit};
 use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -38,7 +38,7 @@ pub struct Arguments {
     job: Job,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<Limit>,
 
     #[command(flatten)]

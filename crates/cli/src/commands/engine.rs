@@ -23,20 +23,24 @@ use trainer::{train, trust};
 use crate::failure::Failure;
 use crate::render;
 
+/// Where help lists what is about the computer and not about the job. Said argument by argument: a heading for a
+/// struct would count for all that is declared behind it.
+pub const COMPUTER: &str = "Computer";
+
 /// What computes.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Engine {
-    /// Threads [default: one per performance core]
-    #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
+    /// CPU threads [default: one per performance core]
+    #[arg(long, value_name = "N", help_heading = COMPUTER, value_parser = clap::value_parser!(u16).range(1..))]
     threads: Option<u16>,
 
-    /// What computes: cpu, cuda:0 for the first NVIDIA card, or gpu for one of Metal's or Vulkan's
-    /// [default: an NVIDIA card, else the GPU of an Apple chip, else the processor]
-    #[arg(long)]
+    /// What computes: cpu, cuda:0 for the first NVIDIA GPU, or gpu for another by Metal or Vulkan
+    /// [default: an NVIDIA GPU, else the GPU of an Apple chip, else the CPU]
+    #[arg(long, help_heading = COMPUTER)]
     device: Option<On>,
 
-    /// On a card: give the same bits every time, which is slower
-    #[arg(long)]
+    /// On a GPU: give the same bits every time, which is slower
+    #[arg(long, help_heading = COMPUTER)]
     deterministic: bool,
 
     /// What was found to compute where nothing is typed.

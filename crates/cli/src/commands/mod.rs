@@ -11,6 +11,7 @@ pub mod export;
 pub mod inspect;
 pub mod job;
 pub mod man;
+pub mod output;
 pub mod plan;
 pub mod sample;
 pub mod shard;

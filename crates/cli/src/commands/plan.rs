@@ -17,8 +17,9 @@ use trainer::train::lesson::Lesson;
 use trainer::train::pictures::Drawing;
 use trainer::train::texts::Opened;
 
-use super::engine::{Engine, Limit};
+use super::engine::{COMPUTER, Engine, Limit};
 use super::job::Job;
+use super::output;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
@@ -45,7 +46,7 @@ pub struct Arguments {
     machine: Option<PathBuf>,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<Limit>,
 
     #[command(flatten)]
@@ -84,6 +85,9 @@ pub struct Planned {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let config = arguments.job.resolve("plan")?;
+    if let Some(path) = &arguments.picture {
+        output::check_file(path)?;
+    }
     let mut source = match &arguments.machine {
         Some(path) => Source::replay(Recording::load(path)?),
         None => Source::live(),

@@ -8,46 +8,45 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use serde::Serialize;
+use trainer::TrainerError;
 use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::sample::{Job, Plan, Request, picture};
+use trainer::sample::picture::{self, FileFormat};
+use trainer::sample::{Job, Plan, Request};
 
-use super::engine::{Engine, Formats, Limit};
+use super::engine::{COMPUTER, Engine, Formats, Limit};
+use super::output;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::drawing::Drawing;
 
-/// Draw pictures from prompts, or go on writing them.
+/// Draw images from prompts, or continue them as text.
 ///
 /// An image model draws: text encoders, the model and the decoder are loaded one after the other, and
-/// what a picture was made from is written into it. A language model goes on with the prompt on
-/// standard output. Both know before they start how much memory each phase takes, and take no more.
+/// what an image was made from is written into it: PNG text, or EXIF of a JPEG. A language model continues
+/// the prompt on standard output. Both know before they start how much memory each phase takes, and take no more.
 /// The same seed gives the same on the same engine.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   hearth sample --base stable-diffusion-3.5-medium --prompt 'a red fox in the snow'
   hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --seed 7 --out fox.png
-  hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out pictures/fox.png
+  hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out images/
   hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
   hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
-  hearth sample --base Qwen3-4B.gguf --adapter out/peft --prompt 'Why is the sky blue?' --chat")]
+  hearth sample --base Qwen3-4B.gguf --adapter notes --prompt 'Why is the sky blue?' --chat")]
 pub struct Arguments {
-    /// A folder of diffusers or transformers, a GGUF file, or a checkpoint in the original layout
+    /// A diffusers or transformers folder, a GGUF file, or a checkpoint in the original layout
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
 
-    /// A folder that has what a checkpoint lacks: text encoders, tokenizers, scheduler
-    #[arg(long, value_name = "FOLDER")]
-    rest: Option<PathBuf>,
-
-    /// An adapter for it, written by diffusers, PEFT, kohya or ComfyUI
+    /// An adapter for it: the folder of a run, or a file or folder of diffusers, PEFT, kohya or ComfyUI
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 
-    /// What to draw, or to go on from; may be given several times
+    /// What to draw, or to continue; may be given several times
     #[arg(long, value_name = "TEXT", required_unless_present = "prompts")]
     prompt: Vec<String>,
 
@@ -55,40 +54,13 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE", conflicts_with = "prompt")]
     prompts: Option<PathBuf>,
 
-    /// What not to draw
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    negative: String,
-
-    /// Width and height in pixels
-    #[arg(long, value_name = "WxH", default_value = "1024x1024", value_parser = size)]
-    size: [usize; 2],
-
-    /// Steps from noise to picture
-    #[arg(long, default_value_t = 28, value_parser = clap::value_parser!(u32).range(1..=1000))]
-    steps: u32,
-
-    /// How much the prompt is exaggerated; 1 is not at all, and twice as fast
-    #[arg(long, default_value_t = 7.0, value_parser = guidance)]
-    guidance: f32,
-
-    /// Seed of the first picture or text; each next one has the next
-    #[arg(long, default_value_t = 1)]
+    /// Seed of the first image or text; each next one has the next
+    #[arg(long, default_value_t = 1, allow_negative_numbers = true, value_parser = seed)]
     seed: u64,
 
-    /// Begin with the tensor `latents` of a file instead of noise from the seed
-    #[arg(long, value_name = "FILE")]
-    latents: Option<PathBuf>,
-
-    /// Where the picture goes; several get -1, -2, … before the ending [default: picture.png]
-    #[arg(long, value_name = "FILE")]
-    out: Option<PathBuf>,
-
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
-    #[arg(long, value_name = "SIZE")]
+    #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<Limit>,
-
-    #[command(flatten)]
-    writing: text::Writing,
 
     #[command(flatten)]
     formats: Formats,
@@ -103,34 +75,109 @@ pub struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+
+    #[command(flatten)]
+    images: Images,
+
+    #[command(flatten)]
+    writing: text::Writing,
+}
+
+/// How images are drawn.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Image models")]
+struct Images {
+    /// Where the image goes: a .png or .jpg file, or a folder; several get -1, -2, … [default: picture.png]
+    #[arg(long, value_name = "PATH")]
+    out: Option<PathBuf>,
+
+    /// Width and height in pixels, or one number for both [default: 1024x1024]
+    #[arg(long, value_name = "WxH", value_parser = size)]
+    size: Option<[usize; 2]>,
+
+    /// Denoising steps [default: 28]
+    #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    steps: Option<u32>,
+
+    /// Classifier-free guidance scale; 1 is without guidance, and twice as fast [default: 7]
+    #[arg(long, value_name = "SCALE", allow_negative_numbers = true, value_parser = guidance)]
+    guidance: Option<f32>,
+
+    /// Negative prompt: what not to draw
+    #[arg(long, value_name = "TEXT")]
+    negative: Option<String>,
+
+    /// Start from the tensor `latents` of a file instead of noise from the seed
+    #[arg(long, value_name = "FILE")]
+    latents: Option<PathBuf>,
+
+    /// A folder that has what a checkpoint lacks: text encoders, tokenizers, scheduler
+    #[arg(long, value_name = "FOLDER")]
+    rest: Option<PathBuf>,
+}
+
+impl Images {
+    /// The first of them that was typed, for a model that has no use for it.
+    fn first_typed(&self) -> Option<&'static str> {
+        let Self { out, size, steps, guidance, negative, latents, rest } = self;
+        let typed = [
+            ("--out", out.is_some()),
+            ("--size", size.is_some()),
+            ("--steps", steps.is_some()),
+            ("--guidance", guidance.is_some()),
+            ("--negative", negative.is_some()),
+            ("--latents", latents.is_some()),
+            ("--rest", rest.is_some()),
+        ];
+        typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name)
+    }
+
+    /// Where an image goes.
+    fn out(&self) -> PathBuf {
+        const NAME: &str = "picture.png";
+        match &self.out {
+            None => NAME.into(),
+            Some(folder) if output::is_folder(folder) => folder.join(NAME),
+            Some(file) => file.clone(),
+        }
+    }
 }
 
 impl Arguments {
-    /// Where a picture goes.
-    fn out(&self) -> PathBuf {
-        self.out.clone().unwrap_or_else(|| "picture.png".into())
-    }
-
     /// All prompts, wherever they were given.
     fn prompts(&self) -> Result<Vec<String>, Failure> {
         let Some(path) = &self.prompts else { return Ok(self.prompt.clone()) };
         let text = fs::read_to_string(path)
             .map_err(|error| Failure::Read { path: path.clone(), error })?;
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        Ok(lines.map(str::to_owned).collect())
+        let prompts: Vec<String> = lines.map(str::to_owned).collect();
+        if prompts.is_empty() {
+            let problem = format!("no prompt in {}", path.display());
+            return Err(TrainerError::Request { problem, hint: "write one per line" }.into());
+        }
+        Ok(prompts)
     }
 }
 
+/// The largest that a job file can hold too; the seeds of several images are counted on from it.
+fn seed(text: &str) -> Result<u64, String> {
+    let parsed: Option<i64> = text.parse().ok();
+    let parsed = parsed.and_then(|seed| u64::try_from(seed).ok());
+    parsed.ok_or_else(|| format!("accepted is a whole number from 0 to {}", i64::MAX))
+}
+
 fn size(text: &str) -> Result<[usize; 2], String> {
-    let sides = text.split_once(['x', 'X', '×']);
-    let parsed = sides.and_then(|(w, h)| Some([w.trim().parse().ok()?, h.trim().parse().ok()?]));
-    parsed.ok_or_else(|| format!("{text} is not a width and a height such as 1024x768"))
+    let (w, h) = text.split_once(['x', 'X', '×']).unwrap_or((text, text));
+    let side = |text: &str| text.trim().parse().ok();
+    side(w).zip(side(h)).map(|(w, h)| [w, h]).ok_or_else(|| {
+        "accepted is a width and a height such as 1024x768, or one number for both".to_owned()
+    })
 }
 
 fn guidance(text: &str) -> Result<f32, String> {
     match text.parse() {
         Ok(guidance) if (0.0..=100.0).contains(&guidance) => Ok(guidance),
-        _ => Err(format!("{text} is not a number between 0 and 100")),
+        _ => Err("accepted is a number from 0 to 100".to_owned()),
     }
 }
 
@@ -169,7 +216,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
-    let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
+    if let Some(name) = arguments.writing.first_typed() {
+        let problem =
+            format!("{name} is for language models, this one draws: {}", arguments.base.display());
+        return Err(TrainerError::Request { problem, hint: "leave it out" }.into());
+    }
+    let file = arguments.images.out();
+    FileFormat::of(&file)?;
+    let mut pipeline = Pipeline::open(&arguments.base, arguments.images.rest.as_deref())?;
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }
@@ -180,7 +234,7 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
     let plan = job.plan(arguments.engine.kind(), limit)?;
     let mut drawn = Drawn::planned(&plan, limit, &pipeline);
     if !arguments.plan {
-        check_writable(&arguments.out())?;
+        output::check_file(&file)?;
         let device = arguments.engine.open(plan.peak_bytes())?;
         let drawing = Drawing::begin(request.prompts.len(), request.steps)?;
         let pictures = job.run(&device, &plan, &|event| drawing.tell(event))?;
@@ -220,14 +274,15 @@ impl Drawn {
 }
 
 fn request(arguments: &Arguments) -> Result<Request, Failure> {
+    let Images { size, steps, guidance, negative, latents, .. } = &arguments.images;
     Ok(Request {
         prompts: arguments.prompts()?,
-        negative: arguments.negative.clone(),
-        size: arguments.size,
-        steps: arguments.steps as usize,
-        guidance: arguments.guidance,
+        negative: negative.clone().unwrap_or_default(),
+        size: size.unwrap_or([1024, 1024]),
+        steps: steps.unwrap_or(28) as usize,
+        guidance: guidance.unwrap_or(7.0),
         seed: arguments.seed,
-        latents: arguments.latents.clone(),
+        latents: latents.clone(),
         precision: arguments.formats.precision(),
     })
 }
@@ -243,23 +298,8 @@ fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
     }
 }
 
-/// Before minutes of work: that there will be a place for the result.
-fn check_writable(path: &Path) -> Result<(), Failure> {
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    fs::create_dir_all(folder).map_err(|error| Failure::Write { path: path.into(), error })?;
-    let is_locked = fs::metadata(folder).is_ok_and(|found| found.permissions().readonly());
-    if path.is_dir() || is_locked {
-        let error = std::io::Error::from(std::io::ErrorKind::PermissionDenied);
-        return Err(Failure::Write { path: path.into(), error });
-    }
-    Ok(())
-}
-
 fn name(arguments: &Arguments, request: &Request, index: usize) -> Written {
-    let mut path = arguments.out();
+    let mut path = arguments.images.out();
     if request.prompts.len() > 1 {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let end = path.extension().unwrap_or("png".as_ref()).to_string_lossy().into_owned();

@@ -9,7 +9,7 @@ use trainer::train::Start;
 use trainer::train::checkpoint;
 use trainer::train::event::Why;
 
-use super::engine::{Engine, Limit};
+use super::engine::{COMPUTER, Engine, Limit};
 use super::job::{Flag, Job};
 use crate::commands::Outcome;
 use crate::failure::Failure;
@@ -46,11 +46,11 @@ pub struct Arguments {
     force: bool,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
-    #[arg(long, visible_alias = "max-memory", value_name = "SIZE")]
+    #[arg(long, visible_alias = "max-memory", value_name = "SIZE", help_heading = COMPUTER)]
     limit: Option<Limit>,
 
     /// How the computer is treated: quiet, balanced, full or overnight [machine.mode]
-    #[arg(long)]
+    #[arg(long, help_heading = COMPUTER)]
     mode: Option<String>,
 
     // Not as a comment, where the key would be taken for a link.
@@ -58,6 +58,7 @@ pub struct Arguments {
         long,
         value_name = "CELSIUS",
         allow_negative_numbers = true,
+        help_heading = COMPUTER,
         help = "The highest temperature in °C, instead of the mode's [machine.max_temp]"
     )]
     max_temp: Option<String>,

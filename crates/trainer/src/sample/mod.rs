@@ -3,6 +3,7 @@
 //! `text` writes instead of drawing.
 
 pub mod choice;
+mod exif;
 pub mod picture;
 pub mod schedule;
 pub mod text;

@@ -24,25 +24,40 @@ use crate::render;
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Language models")]
 pub struct Writing {
-    /// The most tokens to write
-    #[arg(long, value_name = "N", default_value_t = 200)]
-    max_tokens: usize,
+    /// The most tokens to write [default: 200]
+    #[arg(long, value_name = "N", allow_negative_numbers = true)]
+    max_tokens: Option<usize>,
 
-    /// 0 takes the likeliest token each time, 1 draws as the model says, more is wilder
-    #[arg(long, value_name = "T", default_value_t = 0.8)]
-    temperature: f32,
+    /// Sampling temperature; 0 always takes the likeliest token [default: 0.8]
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    temperature: Option<f32>,
 
-    /// Draw from the K likeliest tokens only
-    #[arg(long, value_name = "K")]
+    /// Sample from the K likeliest tokens only
+    #[arg(long, value_name = "K", allow_negative_numbers = true)]
     top_k: Option<usize>,
 
-    /// Draw from as few tokens as have this share together
-    #[arg(long, value_name = "P", default_value_t = 0.95)]
-    top_p: f32,
+    /// Sample from the likeliest tokens that together have this probability [default: 0.95]
+    #[arg(long, value_name = "P", allow_negative_numbers = true)]
+    top_p: Option<f32>,
 
-    /// Put the prompt as a question, by the model's chat template
+    /// Ask the prompt as a question, by the model's chat template
     #[arg(long)]
     chat: bool,
+}
+
+impl Writing {
+    /// The first of them that was typed, for a model that has no use for it.
+    pub fn first_typed(&self) -> Option<&'static str> {
+        let Self { max_tokens, temperature, top_k, top_p, chat } = self;
+        let typed = [
+            ("--max-tokens", max_tokens.is_some()),
+            ("--temperature", temperature.is_some()),
+            ("--top-k", top_k.is_some()),
+            ("--top-p", top_p.is_some()),
+            ("--chat", *chat),
+        ];
+        typed.into_iter().find(|(_, is_typed)| *is_typed).map(|(name, _)| name)
+    }
 }
 
 /// What was written, or would be.
@@ -108,14 +123,10 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 /// What only pictures have.
 fn refuse_pictures(arguments: &Arguments) -> Result<(), Failure> {
-    let given = [
-        ("--out", arguments.out.is_some()),
-        ("--rest", arguments.rest.is_some()),
-        ("--latents", arguments.latents.is_some()),
-    ];
-    let Some((name, _)) = given.iter().find(|(_, is_given)| *is_given) else { return Ok(()) };
-    let problem = format!("{name} is for pictures, {} writes texts", arguments.base.display());
-    let hint = "leave it out: texts go to standard output";
+    let Some(name) = arguments.images.first_typed() else { return Ok(()) };
+    let problem =
+        format!("{name} is for image models, this one writes: {}", arguments.base.display());
+    let hint = "leave it out; texts go to standard output";
     Err(TrainerError::Request { problem, hint }.into())
 }
 
@@ -127,6 +138,8 @@ fn requests(
     prompts: &[String],
 ) -> Result<Vec<Request>, Failure> {
     let Writing { max_tokens, temperature, top_k, top_p, chat } = arguments.writing;
+    let (max_tokens, temperature) = (max_tokens.unwrap_or(200), temperature.unwrap_or(0.8));
+    let top_p = top_p.unwrap_or(0.95);
     let mut requests = Vec::with_capacity(prompts.len());
     for (seed, prompt) in (arguments.seed..).zip(prompts) {
         let prompt = if chat { asked(tokenizer, prompt)? } else { begun(tokenizer, prompt)? };
