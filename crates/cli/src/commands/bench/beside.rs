@@ -49,6 +49,7 @@ pub struct Beside {
 
 /// Measures programs, hearth first.
 pub fn measure(rounds: u32, programs: &mut [(Program, Command)]) -> Result<Vec<Beside>, Failure> {
+    programs.iter().try_for_each(|(_, command)| check_runs(command))?;
     let mut samples: Vec<Vec<Sample>> = programs.iter().map(|_| Vec::new()).collect();
     for round in 0..rounds {
         let mut order: Vec<usize> = (0..programs.len()).collect();
@@ -78,6 +79,16 @@ pub fn measure(rounds: u32, programs: &mut [(Program, Command)]) -> Result<Vec<B
             ..its
         })
         .collect())
+}
+
+/// That a program can be started, before the others are measured for minutes.
+fn check_runs(command: &Command) -> Result<(), Failure> {
+    let program = Path::new(command.get_program());
+    let failed =
+        |said: String| Failure::Peer { what: format!("cannot run {}", program.display()), said };
+    let output = Command::new(program).arg("--version").output();
+    let status = output.map_err(|error| failed(error.to_string()))?.status;
+    if status.success() { Ok(()) } else { Err(failed(status.to_string())) }
 }
 
 fn of(program: Program, samples: &[Sample]) -> Beside {

@@ -13,6 +13,7 @@ use std::time::Instant;
 use compute::{Kind, fill_all};
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
+use trainer::TrainerError;
 use trainer::model::files::Landing;
 use weights::load::{Options, Wanted, load, release};
 use weights::map::{Mapped, fresh};
@@ -121,8 +122,13 @@ pub struct Figure {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let made;
     let file = if let Some(file) = &arguments.file {
+        Catalog::open(file)?;
         file
     } else {
+        if arguments.size.0 < LEAST_BYTES {
+            let problem = format!("--size is {}, least is 1 MB", arguments.size);
+            return Err(TrainerError::Request { problem, hint: "leave it out to have 2 GB" }.into());
+        }
         made = Made::new(&arguments.folder, arguments.size)?;
         &made.0
     };
@@ -140,6 +146,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     Ok(Outcome::Done)
 }
+
+/// Chosen: less is read in no time at all.
+const LEAST_BYTES: u64 = 1_000_000;
 
 fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
     use Reader::{

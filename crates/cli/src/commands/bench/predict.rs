@@ -117,6 +117,12 @@ const JOBS: [Job; 11] = [
 ];
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if !JOBS.iter().any(|job| name(job).contains(&arguments.only)) {
+        let problem = format!("no job's name contains {:?}", arguments.only);
+        return Err(
+            TrainerError::Request { problem, hint: "leave out --only to see all names" }.into()
+        );
+    }
     let rates = rates(arguments)?;
     let folder = std::env::temp_dir().join(format!("hearth-predict-{}", std::process::id()));
     let mut all = Vec::new();

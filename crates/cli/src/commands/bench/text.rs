@@ -35,7 +35,7 @@ pub struct Arguments {
     preset: Preset,
 
     /// Tokens there are
-    #[arg(long, default_value_t = 32_000)]
+    #[arg(long, default_value_t = 32_000, value_parser = vocabulary)]
     vocabulary: usize,
 
     /// Tokens of a sequence
@@ -101,6 +101,14 @@ pub struct Figures {
     pub rss_peak_bytes: Option<u64>,
     pub rss_before_bytes: Option<u64>,
 }
+
+fn vocabulary(text: &str) -> Result<usize, String> {
+    let parsed = text.parse().ok().filter(|n| (2..=MOST_TOKENS).contains(n));
+    parsed.ok_or_else(|| format!("accepted is a whole number from 2 to {MOST_TOKENS}"))
+}
+
+/// Chosen: above any published vocabulary.
+const MOST_TOKENS: usize = 1 << 24;
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let json = |line: Result<String, serde_json::Error>| line.map_err(std::io::Error::from);

@@ -24,6 +24,7 @@ use self::steps::Stack;
 use super::load;
 use crate::commands::Outcome;
 use crate::commands::engine::Engine;
+use crate::commands::output;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
@@ -70,9 +71,12 @@ pub struct Calibrated {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
+    let folder = arguments.folder.clone().or_else(rates::folder);
+    if let Some(folder) = &folder {
+        output::check_file(&folder.join("rates"))?;
+    }
     let rates = measure(&arguments.engine, arguments.quick)?;
     let owner = arguments.engine.owner(&Machine::probe(&mut Source::live()));
-    let folder = arguments.folder.clone().or_else(rates::folder);
     let path = folder.map(|folder| rates.keep(&folder, &owner)).transpose()?;
     let calibrated = Calibrated { owner, path, secs: begun.elapsed().as_secs_f64(), rates };
     if arguments.json {
