@@ -10,6 +10,7 @@ use weights::copy::{Copy, Target, copy};
 use weights::{Catalog, Dtype};
 
 use crate::commands::Outcome;
+use crate::commands::output;
 use crate::commands::shard::list;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
@@ -58,10 +59,17 @@ enum FloatFormat {
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { path, out: file, dtype, checksum } = arguments;
-    if file.extension().is_some_and(|ending| ending.eq_ignore_ascii_case("gguf")) {
-        return run_gguf(arguments, out);
+    let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
+    if !["safetensors", "gguf"].contains(&ending.as_str()) {
+        let problem =
+            format!("cannot write {}, accepted are .safetensors and .gguf", file.display());
+        return Err(request(problem, "end the name in .safetensors, or in .gguf for llama.cpp"));
     }
     let catalog = Catalog::open(path)?;
+    output::check_file(file)?;
+    if ending == "gguf" {
+        return run_gguf(arguments, catalog.bytes(), out);
+    }
     let dtype = match dtype {
         None => None,
         Some(FloatFormat::F32) => Some(Dtype::F32),
@@ -80,7 +88,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn run_gguf(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn run_gguf(arguments: &Arguments, bytes: u64, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { path, out: file, dtype, checksum } = arguments;
     if *checksum {
         let problem = format!("no checksum is counted of {}", file.display());
@@ -92,7 +100,7 @@ fn run_gguf(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failu
         Some(FloatFormat::Bf16) => gguf::Format::Bf16,
         Some(FloatFormat::Q8_0) => gguf::Format::Q8_0,
     };
-    let progress = Progress::begin("converting", Catalog::open(path)?.bytes())?;
+    let progress = Progress::begin("converting", bytes)?;
     gguf::write_folder(path, file, format, &|bytes| progress.tick(bytes))?;
     drop(progress);
     writeln!(out, "{}", file.display())?;

@@ -30,7 +30,7 @@ use crate::text::{BOLD, DIM, bar};
 Examples:
   hearth demo
   hearth demo --out first-try --device cpu
-  hearth demo --kit new-kit        makes the built-in model's encoders, tokenizers and autoencoder anew")]
+  hearth demo --kit new-kit        makes the built-in model's encoders and autoencoder anew")]
 pub struct Arguments {
     /// Folder for all that is written [default: hearth-demo, or a new name like it]
     #[arg(long, value_name = "FOLDER")]

@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde::Serialize;
 use serde_json::json;
+use trainer::TrainerError;
 use trainer::export::full::FullCheckpoint;
 use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
@@ -34,10 +35,10 @@ Examples:
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --out fox
   hearth export fox/peft --base sd3 --format comfyui --out ComfyUI/models/loras --name fox
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
-  hearth export run/adapter --base Qwen3-4B --merge --out Qwen3-4B-mine
-  hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --format comfyui --out early")]
+  hearth export notes --base Qwen3-4B --merge --out Qwen3-4B-notes
+  hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
 pub struct Arguments {
-    /// The adapter: a file, PEFT's folder, or a checkpoint of a run
+    /// The adapter: a file, PEFT's folder, the folder of a run, or one of its checkpoints
     adapter: PathBuf,
 
     /// The model it is for: a folder of diffusers or transformers, a GGUF file, or a checkpoint in the
@@ -53,7 +54,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FOLDER")]
     out: PathBuf,
 
-    /// Whom to write for; language models have PEFT's adapters only [default: all]
+    /// Programs to write for; adapters of language models are for PEFT only [default: all]
     #[arg(long, value_delimiter = ',')]
     format: Vec<For>,
 
@@ -112,11 +113,20 @@ pub struct Row {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    if arguments.out.is_file() {
+        let problem = format!("--out is a file, expected a folder: {}", arguments.out.display());
+        let hint = "choose a folder; it is made if it is not there";
+        return Err(TrainerError::Request { problem, hint }.into());
+    }
     if let Some(checkpoint) = FullCheckpoint::open(&arguments.adapter, &arguments.base)? {
         return full::run(arguments, &checkpoint, out);
     }
     if Base::is_at(&arguments.base) {
         return language::run(arguments, out);
+    }
+    if let Some(name) = arguments.name.as_ref().filter(|name| name.contains(['/', '\\'])) {
+        let problem = format!("--name is {name:?}, accepted is the beginning of a file name");
+        return Err(TrainerError::Request { problem, hint: "give the folder with --out" }.into());
     }
     let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
     pipeline.take_adapter(arguments.open_adapter()?)?;

@@ -31,7 +31,7 @@ use crate::render::drawing::Drawing;
 #[command(after_help = "\
 Examples:
   hearth sample --base stable-diffusion-3.5-medium --prompt 'a red fox in the snow'
-  hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --seed 7 --out fox.png
+  hearth sample --base sd3 --adapter fox.safetensors --prompt 'a photo of sks fox' --out fox.png
   hearth sample --base sd3 --prompts prompts.txt --size 768x1024 --out images/
   hearth sample --base sd3.5_large.safetensors --rest stable-diffusion-3.5-medium --prompt 'a fox'
   hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use machine::Bytes;
+use trainer::TrainerError;
 use weights::Catalog;
 use weights::copy::{Copy, Target, copy};
 use weights::write::{SHARD_BYTES, Written};
@@ -28,9 +29,9 @@ pub struct Arguments {
     #[arg(long, value_name = "DIR")]
     out: PathBuf,
 
-    /// The most a shard may hold
-    #[arg(long, value_name = "SIZE", default_value_t = Limit(Bytes(SHARD_BYTES)))]
-    max_size: Limit,
+    /// The most a shard may hold [default: 10GB]
+    #[arg(long, value_name = "SIZE")]
+    max_size: Option<Bytes>,
 
     /// What the files' names start with
     #[arg(long, default_value = "model")]
@@ -41,35 +42,23 @@ pub struct Arguments {
     checksum: bool,
 }
 
-/// A size as it is typed; shown in bytes, so that help states exactly what will be done.
-#[derive(Clone, Copy, Debug)]
-struct Limit(Bytes);
-
-impl std::fmt::Display for Limit {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0.0)
-    }
-}
-
-impl std::str::FromStr for Limit {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        text.parse().map(Self)
-    }
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { path, out: folder, max_size, stem, checksum } = arguments;
+    if stem.is_empty() || stem.contains(['/', '\\']) {
+        let problem = format!("--stem is {stem:?}, accepted is the beginning of a file name");
+        return Err(TrainerError::Request { problem, hint: "leave it out to have `model`" }.into());
+    }
+    let limit = max_size.map_or(SHARD_BYTES, |size| size.0);
+    if limit == 0 {
+        let problem = "--max-size is 0, accepted is a size such as 2GB".into();
+        return Err(TrainerError::Request { problem, hint: "leave it out to have 10 GB" }.into());
+    }
     let catalog = Catalog::open(path)?;
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::Write { path: folder.clone(), error })?;
     let progress = Progress::begin("writing", catalog.bytes())?;
-    let how = Copy {
-        target: Target::Shards { folder, stem, limit: max_size.0.0 },
-        dtype: None,
-        checksum: *checksum,
-    };
+    let how =
+        Copy { target: Target::Shards { folder, stem, limit }, dtype: None, checksum: *checksum };
     let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
     list(&written, out)?;

@@ -11,7 +11,7 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
 
-/// Hold a model folder against reference data.
+/// Compare a model folder with reference data.
 ///
 /// The folder has config.json, weights, and golden.safetensors: inputs, outputs and adapter gradients
 /// that the reference implementation computed. Prints the largest difference of every output and
@@ -36,7 +36,7 @@ pub struct Arguments {
     #[arg(long, value_name = "FILE")]
     golden: Option<PathBuf>,
 
-    /// An adapter that shall do what the one of the reference data does
+    /// An adapter to compare with that of the reference data
     #[arg(long, value_name = "PATH")]
     adapter: Option<PathBuf>,
 
