@@ -7,6 +7,7 @@ mod memory;
 mod own;
 mod planned;
 mod resume;
+mod screen;
 mod stream;
 mod targets;
 mod texts;

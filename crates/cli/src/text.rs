@@ -7,7 +7,7 @@ use anstyle::{AnsiColor, Style};
 /// Chosen: as wide as a line may be and still be read in a bug report, and as narrow as a column of
 /// text may get.
 const WIDEST: usize = 96;
-const NARROWEST: usize = 48;
+const NARROWEST: usize = 32;
 const LABEL_WIDTH: usize = 11;
 const BAR_WIDTH: usize = 24;
 
@@ -71,11 +71,14 @@ impl Page {
         let mut widths = [0; N];
         for row in rows {
             for (width, cell) in widths.iter_mut().zip(row) {
-                *width = cell.chars().count().max(*width);
+                *width = columns(cell).max(*width);
             }
         }
         for row in rows {
-            let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}"));
+            let padded = |(cell, width): (&String, usize)| {
+                format!("{cell}{}", " ".repeat(width - columns(cell)))
+            };
+            let cells = row.iter().zip(widths).map(padded);
             let line = cells.collect::<Vec<_>>().join("  ");
             _ = writeln!(self.text, "  {}", line.trim_end());
         }
@@ -100,7 +103,7 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split_whitespace() {
         let line = lines.last_mut().expect("there is always a line");
-        let joined = line.chars().count() + 1 + word.chars().count();
+        let joined = columns(line) + 1 + columns(word);
         if line.is_empty() {
             line.push_str(word);
         } else if joined <= width {
@@ -115,8 +118,70 @@ fn wrap(text: &str, width: usize) -> Vec<String> {
 
 /// A bar filled to a share between 0 and 1.
 pub fn bar(share: f64) -> String {
-    let filled = (share.clamp(0.0, 1.0) * BAR_WIDTH as f64).round() as usize;
-    "█".repeat(filled) + &"░".repeat(BAR_WIDTH - filled)
+    bar_of_width(share, BAR_WIDTH)
+}
+
+/// The same in so many columns.
+pub fn bar_of_width(share: f64, width: usize) -> String {
+    let filled = (share.clamp(0.0, 1.0) * width as f64).round() as usize;
+    "█".repeat(filled) + &"░".repeat(width - filled)
+}
+
+/// Columns that a text takes in a terminal: none for its styles, two for wide characters.
+pub fn columns(text: &str) -> usize {
+    let plain = anstream::adapter::strip_str(text);
+    plain.map(|part| part.chars().map(char_columns).sum::<usize>()).sum()
+}
+
+fn char_columns(c: char) -> usize {
+    let within = |ranges: &[(u32, u32)]| {
+        ranges.iter().any(|(first, last)| (*first..=*last).contains(&u32::from(c)))
+    };
+    if c.is_control() || within(&ZERO) {
+        0
+    } else if within(&WIDE) {
+        2
+    } else {
+        1
+    }
+}
+
+/// Characters that lie on the one before. Taken: general category Mn of Unicode 16, the common blocks.
+const ZERO: [(u32, u32); 5] =
+    [(0x300, 0x36F), (0x1AB0, 0x1AFF), (0x200B, 0x200F), (0x20D0, 0x20FF), (0xFE00, 0xFE0F)];
+/// Characters of two columns. Taken: Unicode Standard Annex 11, East Asian Width W and F, by blocks.
+const WIDE: [(u32, u32); 12] = [
+    (0x1100, 0x115F),
+    (0x2E80, 0x303E),
+    (0x3041, 0x4DBF),
+    (0x4E00, 0xA4CF),
+    (0xA960, 0xA97C),
+    (0xAC00, 0xD7A3),
+    (0xF900, 0xFAFF),
+    (0xFE30, 0xFE6F),
+    (0xFF00, 0xFF60),
+    (0xFFE0, 0xFFE6),
+    (0x1F300, 0x1FAFF),
+    (0x20000, 0x3FFFD),
+];
+
+/// `30,720`.
+pub fn thousands(number: usize) -> String {
+    let digits = number.to_string();
+    let from_end = |at: usize| digits.len() - at;
+    let mut text = String::new();
+    for (at, digit) in digits.char_indices() {
+        if at > 0 && from_end(at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// `1 step`, `1,200 steps`.
+pub fn several(n: usize, what: &str) -> String {
+    format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
 }
 
 #[cfg(test)]
@@ -125,11 +190,11 @@ mod tests {
 
     #[test]
     fn long_text_wraps_in_its_column() {
-        let mut page = Page::of_width(NARROWEST);
+        let mut page = Page::of_width(48);
         page.row("label", PLAIN, &"word ".repeat(14));
         let text = anstream::adapter::strip_str(&page.finish()).to_string();
         assert_eq!(text.lines().count(), 2, "{text}");
-        assert!(text.lines().all(|line| line.chars().count() <= NARROWEST), "{text}");
+        assert!(text.lines().all(|line| line.chars().count() <= 48), "{text}");
         assert!(text.lines().nth(1).unwrap().starts_with("             word"), "{text}");
     }
 
@@ -137,6 +202,30 @@ mod tests {
     fn words_are_never_broken() {
         assert_eq!(wrap("a bb ccccccccc d", 4), ["a bb", "ccccccccc", "d"]);
         assert_eq!(wrap("", 4), [""]);
+    }
+
+    #[test]
+    fn columns_are_those_that_a_terminal_shows() {
+        let cases = [
+            ("loss 0.5", 8),
+            ("°C █░ – …", 9),
+            ("处理器", 6),
+            ("한국어", 6),
+            ("🦊", 2),
+            ("e\u{301}", 1),
+            ("\u{1b}[33mwarning:\u{1b}[0m x", 10),
+            ("", 0),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(columns(text), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn thousands_are_separated() {
+        let numbers = [0, 7, 999, 1000, 30_720, 4_718_592].map(thousands);
+        assert_eq!(numbers, ["0", "7", "999", "1,000", "30,720", "4,718,592"]);
+        assert_eq!([1, 2].map(|n| several(n, "step")), ["1 step", "2 steps"]);
     }
 
     #[test]

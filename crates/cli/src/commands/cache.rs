@@ -48,7 +48,7 @@ pub struct Arguments {
     #[arg(long)]
     plan: bool,
 
-    /// Do not say how far it has come
+    /// Print nothing but warnings and errors
     #[arg(long)]
     quiet: bool,
 
@@ -166,7 +166,7 @@ fn of_images(
     let secs = begun.elapsed().as_secs_f64();
     let is_done = !arguments.plan;
     let summary = Summary { limit_bytes: limit, secs, pictures_per_sec, is_done, ..summary };
-    print(arguments.json, &summary, || render::cache::page(&summary), out)
+    print(arguments, &summary, &summary.problems, || render::cache::page(&summary), out)
 }
 
 /// Of a folder in which nothing can be used, all the same: that is when the reasons matter most.
@@ -210,18 +210,23 @@ fn of_texts(
         held_out: texts.n_held_out(),
         secs: begun.elapsed().as_secs_f64(),
     };
-    print(arguments.json, &summary, || render::cache::text_page(&summary), out)
+    print(arguments, &summary, &summary.problems, || render::cache::text_page(&summary), out)
 }
 
 fn print(
-    is_json: bool,
+    arguments: &Arguments,
     summary: &impl Serialize,
+    problems: &[Wrong],
     page: impl FnOnce() -> String,
     out: &mut dyn Write,
 ) -> Result<Outcome, Failure> {
-    if is_json {
+    if arguments.json {
         serde_json::to_writer_pretty(&mut *out, summary).map_err(std::io::Error::from)?;
         writeln!(out)?;
+    } else if arguments.quiet {
+        for problem in problems.iter().filter(|problem| !problem.is_note) {
+            render::warn(&format!("{} {}", problem.path.display(), problem.what));
+        }
     } else {
         write!(out, "{}", page())?;
     }

@@ -16,9 +16,10 @@ use super::engine::Engine;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::render::line::Line;
 use crate::render::progress::{clear, redraw};
 use crate::render::training::Training;
-use crate::text::{BOLD, DIM, bar};
+use crate::text::{BOLD, DIM};
 
 /// Fine-tune the built-in model, and look at what that did.
 ///
@@ -43,7 +44,7 @@ pub struct Arguments {
     #[command(flatten)]
     engine: Engine,
 
-    /// Print nothing but what goes wrong
+    /// Print nothing but warnings and errors
     #[arg(long)]
     quiet: bool,
 
@@ -58,13 +59,12 @@ const JOB: &str = include_str!("../../../../recipes/demo.toml");
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let engine = &arguments.engine;
     if let Some(folder) = &arguments.kit {
-        return make_kit(folder, engine, out);
+        return make_kit(folder, arguments, out);
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let (end, page) =
-        training.watch(&config, &engine.for_job(&config).on(None), Start::default())?;
+    let end = training.watch(&config, &engine.for_job(&config).on(None), Start::default())?;
     if end.why == Why::Interrupted {
         if !arguments.quiet && !arguments.json {
             let job = folder.join("config.toml");
@@ -75,31 +75,17 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     let picture = show::before_after(&folder)?;
     if !arguments.quiet && !arguments.json {
-        write!(out, "{page}")?;
-        writeln!(out, "\n{BOLD}{}{BOLD:#}  the same prompts before and after", picture.display())?;
-        for (name, what) in WRITTEN {
-            writeln!(out, "{}  {DIM}{what}{DIM:#}", folder.join(name).display())?;
-        }
-        writeln!(out, "\n{}", next_steps(&folder))?;
+        write!(out, "{}", training.page(&config, &end, &engine.typed())?)?;
+        writeln!(out, "{DIM}the same prompts before and after{DIM:#}")?;
+        writeln!(out, "  {BOLD}{}{BOLD:#}", picture.display())?;
+        writeln!(out, "{DIM}your own images{DIM:#}\n  {YOUR_OWN}")?;
     }
     Ok(end.why.into())
 }
 
-/// What a newcomer should look at.
-const WRITTEN: [(&str, &str); 3] = [
-    ("report.html", "how it went: loss, samples, memory, settings"),
-    ("adapter", "the adapter, as diffusers, PEFT, kohya and ComfyUI read it"),
-    ("README.md", "its model card"),
-];
-
-fn next_steps(folder: &Path) -> String {
-    let folder = folder.display();
-    format!(
-        "try it: hearth sample --base {folder}/base --adapter {folder}/adapter --size 96x96 \\\n  \
-         --guidance 2 --prompt 'neon style, a pink star'\n\
-         your own: hearth train --images YOUR-PICTURES --base STABLE-DIFFUSION-3.5-FOLDER"
-    )
-}
+/// What to do next.
+const YOUR_OWN: &str =
+    "hearth train --images YOUR-IMAGES --base STABLE-DIFFUSION-3.5-FOLDER --out YOUR-LORA";
 
 /// Reads the job with its paths inside the folder, and unpacks the model there.
 fn prepare(folder: &Path) -> Trained<RunConfig> {
@@ -119,19 +105,26 @@ fn prepare(folder: &Path) -> Trained<RunConfig> {
 }
 
 /// Makes the parts of the built-in model that are not trained by `recipes/demo-base.toml`.
-fn make_kit(folder: &Path, engine: &Engine, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let device = engine.open(KIT_BYTES)?;
+fn make_kit(folder: &Path, arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+    let device = arguments.engine.open(KIT_BYTES)?;
     let interrupted = interrupt::flag()?;
     let drawn = RefCell::new(None);
     kit::write(folder, &device, &|Progress { step, of, error }| {
-        let share = step as f64 / of as f64;
-        redraw(&mut drawn.borrow_mut(), || {
-            format!("{} step {step} of {of}, error {error:.5}", bar(share))
-        });
+        let line = || {
+            Line::new("")
+                .bar(step as f64 / of as f64)
+                .part(0, format!("step {step} of {of}"))
+                .part(1, format!("error {error:.5}"))
+        };
+        if !arguments.quiet {
+            redraw(&mut drawn.borrow_mut(), line);
+        }
         !interrupted.load(Ordering::Relaxed)
     })?;
     clear();
-    writeln!(out, "{}", folder.display())?;
+    if !arguments.quiet {
+        writeln!(out, "{}", folder.display())?;
+    }
     Ok(Outcome::Done)
 }
 

@@ -60,6 +60,11 @@ impl Engine {
         self.device.unwrap_or_else(|| *self.found.get_or_init(best))
     }
 
+    /// The device as it was typed, for another command; nothing where none was.
+    pub fn typed(&self) -> Vec<String> {
+        self.device.map_or_else(Vec::new, |device| vec!["--device".into(), device.to_string()])
+    }
+
     /// What it is, for plans.
     pub fn kind(&self) -> Kind {
         match self.device() {

@@ -66,7 +66,7 @@ pub struct Arguments {
     #[command(flatten)]
     engine: Engine,
 
-    /// Print nothing but what goes wrong
+    /// Print nothing but warnings and errors
     #[arg(long)]
     quiet: bool,
 
@@ -94,8 +94,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let training = Training::begin(arguments.quiet, arguments.json)?;
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();
-    let (end, page) = training.watch(&config, &on, start)?;
-    write!(out, "{page}")?;
+    let end = training.watch(&config, &on, start)?;
+    write!(out, "{}", training.page(&config, &end, &engine.typed())?)?;
     if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
@@ -126,7 +126,7 @@ fn resuming(words: impl Iterator<Item = String>) -> String {
 const RESUME: &str = "--resume";
 
 /// A word as a shell reads it back.
-fn quoted(word: &str) -> String {
+pub fn quoted(word: &str) -> String {
     let is_plain = |c: char| c.is_alphanumeric() || "-_./:=@%+,".contains(c);
     if !word.is_empty() && word.chars().all(is_plain) {
         return word.into();

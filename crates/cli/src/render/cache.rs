@@ -13,7 +13,8 @@ use trainer::data::LeftOut;
 use crate::commands::cache::{Summary, TextSummary, Wrong};
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::progress::{clear, redraw};
+use crate::render::line::Line;
+use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BAD, BOLD, DIM, PLAIN, Page, WARN, bar};
 
 /// Encoding at work.
@@ -89,16 +90,18 @@ impl State {
         self.begun.map_or(Duration::ZERO, |begun| begun.elapsed())
     }
 
-    fn line(&self, elapsed: Duration) -> String {
+    fn line(&self, elapsed: Duration) -> Line {
         let Self { phase, total, done, loaded, .. } = *self;
         if done == 0 {
-            return format!("{phase}: {} read", Bytes(loaded));
+            return Line::new(format!("{phase}:")).part(0, format!("{} read", Bytes(loaded)));
         }
-        let share = done as f64 / total.max(1) as f64;
         let per_sec = done as f64 / elapsed.as_secs_f64().max(1e-3);
         let left_secs = total.saturating_sub(done) as f64 / per_sec;
-        let bar = bar(share);
-        format!("{phase} {bar} {done} of {total}, {per_sec:.1}/s, {left_secs:.0} s left")
+        Line::new(phase)
+            .bar(done as f64 / total.max(1) as f64)
+            .part(0, format!("{done} of {total}"))
+            .part(2, format!("{per_sec:.1}/s"))
+            .part(1, format!("{} left", duration(left_secs)))
     }
 }
 
@@ -235,11 +238,9 @@ mod tests {
         let mut state = State::default();
         state.enter(PICTURES, 40);
         state.load(3 << 20);
-        assert_eq!(state.line(Duration::from_secs(1)), "pictures: 3 MiB read");
+        let line = |state: &State, secs| state.line(Duration::from_secs(secs)).fit(usize::MAX);
+        assert_eq!(line(&state, 1), "pictures: 3 MiB read");
         state.done = 10;
-        assert_eq!(
-            state.line(Duration::from_secs(5)),
-            "pictures ██████░░░░░░░░░░░░░░░░░░ 10 of 40, 2.0/s, 15 s left"
-        );
+        assert_eq!(line(&state, 5), "pictures ██████░░░░░░░░░░░░░░░░░░ 10 of 40  2.0/s  15 s left");
     }
 }

@@ -10,7 +10,8 @@ use trainer::sample::Event;
 use crate::commands::sample::Drawn;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::progress::{clear, redraw};
+use crate::render::line::Line;
+use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BOLD, DIM, Page, bar};
 
 /// Pictures at work.
@@ -56,22 +57,24 @@ impl Drawing {
         !self.interrupted.load(Ordering::Relaxed)
     }
 
-    fn line(&self, state: &State) -> String {
+    fn line(&self, state: &State) -> Line {
         if state.steps == 0 || state.steps == self.total_steps {
             let loaded = Bytes(state.loaded);
-            return format!("{}: {loaded} read", state.phase);
+            return Line::new(format!("{}:", state.phase)).part(0, format!("{loaded} read"));
         }
-        let share = state.steps as f64 / self.total_steps as f64;
         // The first step's own time is not known.
         let taken = state.first_step.map_or(Duration::ZERO, |first| first.elapsed());
         let left = match state.steps {
             1 => String::new(),
             steps => {
                 let per_step = taken.as_secs_f64() / (steps - 1) as f64;
-                format!(", {:.0} s left", per_step * (self.total_steps - steps) as f64)
+                format!("{} left", duration(per_step * (self.total_steps - steps) as f64))
             }
         };
-        format!("{} step {} of {}{left}", bar(share), state.steps, self.total_steps)
+        Line::new("")
+            .bar(state.steps as f64 / self.total_steps as f64)
+            .part(0, format!("step {} of {}", state.steps, self.total_steps))
+            .part(1, left)
     }
 }
 

@@ -7,7 +7,8 @@ use trainer::config::train::Length;
 use trainer::plan::{Considered, Plan};
 
 use crate::commands::plan::{Computer, Planned};
-use crate::render::training::{duration, speed};
+use crate::render::progress::duration;
+use crate::render::training::speed;
 use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar};
 
 /// Draws everything.

@@ -1,5 +1,6 @@
 //! A run as it goes: one live line in a terminal, a line now and then in a pipe, and above it what
-//! is worth keeping. With `--json` every event is a line on standard output instead.
+//! is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
+//! there are warnings and nothing else. `ending.rs` has the last lines.
 
 use std::io::Write;
 use std::mem::Discriminant;
@@ -10,13 +11,19 @@ use std::time::Instant;
 use machine::Bytes;
 use machine::governor::{Cause, Decision, Pace};
 use trainer::config::RunConfig;
-use trainer::train::event::{Begin, Best, End, Energy, Event, Paced, Step, Why};
+use trainer::report::figures::{loss_window, mean_loss};
+use trainer::report::read::History;
+use trainer::report::words::number;
+use trainer::train::eta::Eta;
+use trainer::train::event::{Begin, End, Event, Paced, Step};
 use trainer::train::{Happening, On, Start, train};
 
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::progress::{clear, redraw};
-use crate::text::{BOLD, DIM, Page, WARN, bar};
+use crate::render::ending;
+use crate::render::line::Line;
+use crate::render::progress::{clear, duration, redraw};
+use crate::text::{BOLD, DIM, WARN, several, thousands};
 
 /// Warnings that are shown; the rest is in the report.
 const SHOWN: usize = 10;
@@ -25,6 +32,7 @@ const SHOWN: usize = 10;
 pub struct Training {
     is_quiet: bool,
     is_json: bool,
+    begun: Instant,
     state: Arc<Mutex<State>>,
     interrupted: Arc<AtomicBool>,
 }
@@ -32,16 +40,25 @@ pub struct Training {
 #[derive(Default)]
 struct State {
     begin: Option<Begin>,
+    /// Also of earlier parts of the run, if it goes on.
     steps: Vec<Step>,
-    phase: Option<(String, Instant)>,
+    eta: Option<Eta>,
+    phase: String,
     warnings: usize,
     /// How the run is held back, and why.
     pace: Option<(Pace, String)>,
     /// Causes that were said.
     causes: Vec<Discriminant<Cause>>,
-    exported: Vec<String>,
-    end: Option<End>,
     drawn: Option<Instant>,
+}
+
+/// A line that stays.
+#[derive(Debug, PartialEq)]
+enum Kept {
+    /// What happens.
+    Line(String),
+    /// What is shown also to who wants to see nothing.
+    Warning(String),
 }
 
 impl Training {
@@ -52,40 +69,66 @@ impl Training {
         interrupt::on_first(move || {
             // Held until the run knows, so that nothing is said in between.
             let state = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            above(state.stopping());
+            say(state.stopping());
             raised.store(true, Ordering::Relaxed);
         })?;
-        Ok(Self { is_quiet, is_json, state, interrupted })
+        Ok(Self { is_quiet, is_json, begun: Instant::now(), state, interrupted })
     }
 
-    /// Runs a job; returns how it ended, and what came of it as a page.
-    pub fn watch(
-        self,
-        config: &RunConfig,
-        on: &On<'_>,
-        start: Start,
-    ) -> Result<(End, String), Failure> {
+    /// Runs a job; returns how it ended.
+    pub fn watch(&self, config: &RunConfig, on: &On<'_>, start: Start) -> Result<End, Failure> {
+        self.state().eta = Some(Eta::new(config));
+        if start.resume {
+            // What cannot be read is said by the run itself.
+            let before = History::open(&config.output.folder).map(|history| history.steps);
+            self.state().steps = before.unwrap_or_default();
+        }
         let end = train(config, on, start, &|happening| self.tell(&happening));
         // Also of a run that failed: its live line goes away before the error is printed.
-        let page = self.finish();
-        Ok((end?, page))
+        clear();
+        let warnings = self.state().warnings;
+        if warnings > SHOWN && !self.is_json {
+            say(&format!("{WARN}{} more warnings are in the report{WARN:#}", warnings - SHOWN));
+        }
+        Ok(end?)
+    }
+
+    /// What came of it, as a page, if it is to be printed; `options` follow the command that uses it.
+    pub fn page(
+        &self,
+        config: &RunConfig,
+        end: &End,
+        options: &[String],
+    ) -> Result<String, Failure> {
+        if self.is_quiet || self.is_json {
+            return Ok(String::new());
+        }
+        let history = History::open(&config.output.folder)?;
+        Ok(ending::page(config, end, &history, options))
+    }
+
+    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes what happened; answers whether to go on.
     fn tell(&self, happening: &Happening<'_>) -> bool {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
         match happening {
             Happening::Event(event) if self.is_json => {
                 let line = serde_json::to_string(event).unwrap_or_default();
                 _ = writeln!(anstream::stdout().lock(), "{line}");
-                state.note(event);
+                state.note(event, self.begun.elapsed().as_secs_f64());
             }
             Happening::Event(event) => {
-                let kept = state.note(event);
-                if !self.is_quiet {
-                    for line in &kept {
-                        above(line);
+                for kept in state.note(event, self.begun.elapsed().as_secs_f64()) {
+                    match kept {
+                        Kept::Line(line) if !self.is_quiet => say(&line),
+                        Kept::Line(_) => {}
+                        Kept::Warning(line) => say(&line),
                     }
+                }
+                if !self.is_quiet {
                     state.redraw(None);
                 }
             }
@@ -96,20 +139,10 @@ impl Training {
         }
         !self.interrupted.load(Ordering::Relaxed)
     }
-
-    /// What came of it, as a page.
-    fn finish(self) -> String {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.is_quiet || self.is_json {
-            return String::new();
-        }
-        clear();
-        state.page()
-    }
 }
 
 /// A line that stays, above the live one.
-fn above(line: &str) {
+fn say(line: &str) {
     clear();
     _ = writeln!(anstream::stderr().lock(), "{line}");
 }
@@ -119,7 +152,7 @@ impl State {
     fn stopping(&self) -> &'static str {
         let taken = self.steps.last().map(|step| step.step);
         match &self.begin {
-            Some(begin) if self.phase.is_none() => {
+            Some(begin) if self.phase.is_empty() => {
                 if taken.unwrap_or(begin.from_step) >= begin.steps {
                     return "all steps are taken: saving and writing the result; Ctrl-C again gives \
                             it up";
@@ -130,69 +163,70 @@ impl State {
         }
     }
 
-    /// Takes an event in; returns the lines that it is worth.
-    fn note(&mut self, event: &Event) -> Vec<String> {
+    /// Takes an event in that came so many seconds after the beginning; returns the lines that it is worth.
+    fn note(&mut self, event: &Event, secs: f64) -> Vec<Kept> {
+        if let Some(eta) = &mut self.eta {
+            eta.observe(event, secs);
+        }
+        let line = |line| vec![Kept::Line(line)];
         match event {
             Event::Begin(begin) => {
-                let lines = beginning(begin);
-                self.begin = Some(begin.clone());
-                self.phase = None;
+                self.phase.clear();
                 // What was lost is taken again.
                 self.steps.retain(|step| step.step <= begin.from_step);
-                lines
+                let lines = beginning(begin);
+                self.begin = Some(begin.clone());
+                lines.into_iter().map(Kept::Line).collect()
             }
             Event::Phase { name } => {
-                self.phase = Some((name.clone(), Instant::now()));
+                self.phase.clone_from(name);
                 Vec::new()
             }
             Event::Step(step) => {
                 self.steps.push(step.clone());
                 Vec::new()
             }
-            Event::Health { .. } | Event::Memory { .. } | Event::Felt(_) => Vec::new(),
+            Event::Health { .. }
+            | Event::Memory { .. }
+            | Event::Felt(_)
+            | Event::Exported { .. }
+            | Event::End(_) => Vec::new(),
             Event::Validation { step, loss } => {
                 let is_text = self.begin.as_ref().is_some_and(Begin::is_text);
                 let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
                 let perplexity = perplexity.unwrap_or_default();
-                vec![format!("step {step}: held-out loss {loss:.4}{perplexity}")]
+                line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
             }
             Event::Sample { step, path, prompt, .. } => {
-                vec![format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display())]
+                line(format!("step {step}: {} {DIM}{prompt}{DIM:#}", path.display()))
             }
             Event::Written { step, prompt, text, .. } => {
                 // On one line: what is live stands below.
                 let text = text.escape_debug();
-                vec![format!("step {step}: {DIM}{}{DIM:#}{text}", prompt.escape_debug())]
+                line(format!("step {step}: {DIM}{}{DIM:#}{text}", prompt.escape_debug()))
             }
-            Event::Checkpoint { step, .. } => vec![format!("{DIM}step {step}: saved{DIM:#}")],
+            Event::Checkpoint { step, .. } => line(format!("{DIM}step {step}: saved{DIM:#}")),
             Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
             Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
-            Event::Note { text } => vec![text.clone()],
+            Event::Note { text } => line(text.clone()),
             Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
             Event::Lost(lost) => self.warn(&lost.to_string(), None),
             Event::Paced(paced) => self.pace(paced),
-            Event::Exported { format, path, layers } => {
-                self.exported.push(format!("{format}: {} ({layers} layers)", path.display()));
-                Vec::new()
-            }
-            Event::End(end) => {
-                self.end = Some(end.clone());
-                Vec::new()
-            }
         }
     }
 
-    fn warn(&mut self, text: &str, hint: Option<&str>) -> Vec<String> {
+    fn warn(&mut self, text: &str, hint: Option<&str>) -> Vec<Kept> {
         self.warnings += 1;
         if self.warnings > SHOWN {
             return Vec::new();
         }
         let hint = hint.map(|hint| format!("{DIM}hint: {hint}{DIM:#}"));
-        std::iter::once(format!("{WARN}warning:{WARN:#} {text}")).chain(hint).collect()
+        let text = format!("{WARN}warning:{WARN:#} {text}");
+        std::iter::once(text).chain(hint).map(Kept::Warning).collect()
     }
 
     /// The pace and its reason stay in the live line; what is new about it is said once.
-    fn pace(&mut self, paced: &Paced) -> Vec<String> {
+    fn pace(&mut self, paced: &Paced) -> Vec<Kept> {
         let Decision { to, cause, .. } = &paced.decision;
         let is_held = to.duty < 1.0 || to.is_paused || to.rung > 0;
         self.pace = is_held.then(|| (*to, cause.to_string()));
@@ -208,125 +242,63 @@ impl State {
         let mut drawn = self.drawn;
         redraw(&mut drawn, || match progress {
             // Nobody knows how much it will be.
-            Some((phase, _, 0)) => phase.to_owned(),
-            Some((phase, done, total)) => {
-                let share = done as f64 / total.max(1) as f64;
-                format!("{phase} {} {done} of {total}", bar(share))
-            }
+            Some((phase, _, 0)) => Line::new(phase),
+            Some((phase, done, total)) => Line::new(phase)
+                .bar(done as f64 / total.max(1) as f64)
+                .part(0, format!("{done} of {total}")),
             None => self.line(),
         });
         self.drawn = drawn;
     }
 
     /// The live line.
-    fn line(&self) -> String {
+    fn line(&self) -> Line {
         let (Some(begin), Some(step)) = (&self.begin, self.steps.last()) else {
-            return self.phase.as_ref().map_or_else(String::new, |(name, _)| name.clone());
+            return Line::new(&self.phase);
         };
-        let share = step.step as f64 / begin.steps.max(1) as f64;
-        let per_step = self.secs_per_step();
-        let left = per_step * begin.steps.saturating_sub(step.step) as f64;
-        let pace = self.pace.as_ref().map_or_else(String::new, pace);
-        format!(
-            "{} {}/{}  loss {:.4}  {}  {}  {} left{pace}",
-            bar(share),
-            step.step,
-            begin.steps,
-            self.mean_loss(SMOOTH),
-            speed(per_step),
-            memory(step.peak_bytes, begin),
-            duration(left),
-        )
+        let loss = mean_loss(&self.steps, loss_window(begin.steps));
+        let left = self.eta.as_ref().and_then(Eta::left_secs);
+        let (pace, cause) = self.pace.as_ref().map(pace).unwrap_or_default();
+        Line::new("")
+            .bar(step.step as f64 / begin.steps.max(1) as f64)
+            .part(0, format!("{}/{}", step.step, begin.steps))
+            .part(1, loss.map_or("loss not finite".into(), |loss| format!("loss {}", number(loss))))
+            .part(4, speed(self.secs_per_step()))
+            .part(5, memory(step.peak_bytes, begin))
+            .part(2, left.map(|left| format!("{} left", duration(left))).unwrap_or_default())
+            .part(3, pace)
+            .part(6, cause)
     }
 
     /// Over the last steps: the machine's speed may change.
     fn secs_per_step(&self) -> f64 {
-        let recent = &self.steps[self.steps.len().saturating_sub(SMOOTH)..];
+        let recent = &self.steps[self.steps.len().saturating_sub(RECENT_STEPS)..];
         let secs = recent.iter().map(|step| step.secs + step.rest_secs).sum::<f64>();
         secs / recent.len().max(1) as f64
-    }
-
-    fn mean_loss(&self, n: usize) -> f64 {
-        let recent = &self.steps[self.steps.len().saturating_sub(n)..];
-        recent.iter().map(|step| step.loss).sum::<f64>() / recent.len().max(1) as f64
-    }
-
-    fn page(&self) -> String {
-        let mut page = Page::new();
-        let (Some(end), Some(begin)) = (&self.end, &self.begin) else { return String::new() };
-        let why = match end.why {
-            Why::Finished => "finished",
-            Why::Plateau => "stopped: the held-out loss does not fall any more",
-            Why::Interrupted => "interrupted",
-            Why::Unhealthy => "stopped: nothing finite is learnt any more",
-            Why::Diverged => "diverged, so that nothing was exported,",
-        };
-        page.line(BOLD, &format!("{why} after step {} of {}", end.step, begin.steps));
-        if !self.steps.is_empty() {
-            let n = (self.steps.len() / 4).clamp(1, 100);
-            let first = self.steps.iter().take(n).map(|step| step.loss).sum::<f64>() / n as f64;
-            let last = self.mean_loss(n);
-            page.row(
-                "loss",
-                BOLD,
-                &format!("{first:.4} over the first {n} steps, {last:.4} over the last"),
-            );
-            let waited: f64 = self.steps.iter().map(|step| step.wait_secs).sum();
-            let secs = self.steps.iter().map(|step| step.secs).sum::<f64>();
-            let rested: f64 = self.steps.iter().map(|step| step.rest_secs).sum();
-            let rested = match rested {
-                0.0 => String::new(),
-                rested => format!(", and {} of rest", duration(rested)),
-            };
-            let text = format!(
-                "{} for {} steps, {waited:.1} s of it waiting{rested}",
-                duration(secs),
-                self.steps.len()
-            );
-            page.row("time", BOLD, &text);
-        }
-        let all = [end.peak_bytes, planned_peak(begin), begin.limit_bytes];
-        let [peak, planned, limit] = all.map(|bytes| Bytes(bytes as u64));
-        let text = format!("{peak} at its peak, planned {planned}, limit {limit}");
-        page.row("memory", BOLD, &text);
-        if let Some(energy) = &end.energy {
-            page.row("energy", BOLD, &energy_of(energy));
-        }
-        if self.warnings > SHOWN {
-            page.line(WARN, &format!("{} more warnings are in the report", self.warnings - SHOWN));
-        }
-        if let Some(Best { step, loss, path }) =
-            end.best.as_ref().filter(|best| best.step < end.step)
-        {
-            let text = format!("held-out loss {loss:.4} at step {step}: {}", path.display());
-            page.row("best", BOLD, &text);
-        }
-        for exported in &self.exported {
-            page.line(DIM, exported);
-        }
-        page.finish()
     }
 }
 
 /// What lists every file that is left out.
 const LISTS: &str = "`hearth cache JOB --plan` lists them all";
 
-/// Steps that figures of the live line are means of.
-const SMOOTH: usize = 20;
+/// Steps that the speed in the live line is the mean of.
+const RECENT_STEPS: usize = 20;
 
 /// What a run is about.
 fn beginning(begin: &Begin) -> Vec<String> {
     let Begin { unit, samples, held_out, layers, parameters, steps, from_step, .. } = begin;
     let held_out = if *held_out > 0 { format!(", {held_out} held out") } else { String::new() };
     let [peak, limit] = [planned_peak(begin), begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
+    let steps = several(*steps as usize, "step");
     let way = match from_step {
-        0 => format!("{steps} steps of {} {unit}s", begin.samples_per_step),
-        from => format!("on from step {from} of {steps}"),
+        0 => format!("{steps} of {}", several(begin.samples_per_step, unit)),
+        from => format!("on from step {} of {steps}", thousands(*from as usize)),
     };
+    let (samples, layers) = (several(*samples, unit), several(*layers, "layer"));
     vec![
-        format!("{BOLD}{samples} {unit}s{held_out}; {way}{BOLD:#}"),
-        format!("{layers} layers with {} to train", millions(*parameters)),
-        format!("plan: {}; {}", begin.how, speed(begin.step_secs)),
+        format!("{BOLD}{samples}{held_out}; {way}{BOLD:#}"),
+        format!("{} in {layers}", several(*parameters, "trainable parameter")),
+        format!("plan: {}; about {}", begin.how, speed(begin.step_secs)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
     ]
 }
@@ -347,31 +319,14 @@ fn memory(taken_bytes: usize, begin: &Begin) -> String {
     format!("{taken} of {planned} planned")
 }
 
-/// `  72 % pace (hot: ...)`: why it is not full.
-fn pace((pace, cause): &(Pace, String)) -> String {
+/// `72 % pace`, and `(hot: ...)`: why it is not full.
+fn pace((pace, cause): &(Pace, String)) -> (String, String) {
     let what = match pace {
         Pace { is_paused: true, .. } => "paused".into(),
         Pace { duty, .. } if *duty < 1.0 => format!("{:.0} % pace", 100.0 * duty),
         _ => "tighter".to_owned(),
     };
-    format!("  {WARN}{what}{WARN:#} {DIM}({cause}){DIM:#}")
-}
-
-fn energy_of(energy: &Energy) -> String {
-    let watt_hours = energy.joules / 3600.0;
-    let known = match energy.covered {
-        0.995.. => String::new(),
-        covered => format!(", known for {:.0} % of the time", 100.0 * covered),
-    };
-    format!("{watt_hours:.2} Wh{known}")
-}
-
-fn millions(n: usize) -> String {
-    if n < 1_000_000 {
-        format!("{n} numbers")
-    } else {
-        format!("{:.1} million numbers", n as f64 / 1e6)
-    }
+    (format!("{WARN}{what}{WARN:#}"), format!("{DIM}({cause}){DIM:#}"))
 }
 
 pub fn speed(secs_per_step: f64) -> String {
@@ -379,17 +334,6 @@ pub fn speed(secs_per_step: f64) -> String {
         format!("{:.1} steps/s", 1.0 / secs_per_step)
     } else {
         format!("{secs_per_step:.1} s/step")
-    }
-}
-
-/// In the two largest units.
-pub fn duration(secs: f64) -> String {
-    let secs = secs.max(0.0).round() as u64;
-    let (hours, minutes) = (secs / 3600, secs / 60 % 60);
-    match (hours, minutes) {
-        (0, 0) => format!("{secs} s"),
-        (0, _) => format!("{minutes} min {:02} s", secs % 60),
-        _ => format!("{hours} h {minutes:02} min"),
     }
 }
 
@@ -438,7 +382,7 @@ mod tests {
     fn ctrl_c_says_what_is_true_then() {
         let mut state = State::default();
         let mut says = |event: &Event, part: &str| {
-            state.note(event);
+            state.note(event, 0.0);
             assert!(state.stopping().starts_with(part), "{}", state.stopping());
         };
         let load = Event::Phase { name: "load the model".into() };
@@ -454,18 +398,19 @@ mod tests {
     #[test]
     fn a_tighter_way_is_one_warning_with_its_figures() {
         let how = |micro| How { micro, recompute: Recompute::Alternate };
-        let lines = State::default().note(&Event::Tightened(Tightened {
+        let tightened = Event::Tightened(Tightened {
             step: 12,
             from: how(3),
             to: how(2),
             asked_bytes: 3 << 20,
             in_use_bytes: 10 << 20,
             limit_bytes: 12 << 20,
-        }));
+        });
         let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 at \
                     once with every second block computed twice instead of 3 at once with \
                     every second block computed twice, which is slower; a higher --limit avoids it";
-        assert_eq!(lines, [format!("{WARN}warning:{WARN:#} {said}")]);
+        let lines = State::default().note(&tightened, 0.0);
+        assert_eq!(lines, [Kept::Warning(format!("{WARN}warning:{WARN:#} {said}"))]);
     }
 
     #[test]
@@ -475,8 +420,9 @@ mod tests {
             let of = |duty| Pace { rung: 0, duty, is_paused: false };
             let decision = Decision { from: of(from), to: of(to), cause };
             let how = How { micro: 1, recompute: Recompute::None };
-            let lines = state.note(&Event::Paced(Paced { step: 3, how, decision }));
-            (lines.len(), state.pace.as_ref().map_or_else(String::new, pace))
+            let lines = state.note(&Event::Paced(Paced { step: 3, how, decision }), 0.0);
+            let (pace, cause) = state.pace.as_ref().map(pace).unwrap_or_default();
+            (lines.len(), pace + &cause)
         };
         let hot = |celsius| Cause::Hot { sensor: "cpu".into(), celsius, limit: 80.0 };
         let (n_lines, line) = told(1.0, 0.7, hot(84.0));
@@ -488,13 +434,5 @@ mod tests {
         assert_eq!(told(0.7, 0.6, hot(85.0)).0, 0, "it was said");
         let cool = Cause::Cool { sensor: "cpu".into(), celsius: 70.0, limit: 80.0 };
         assert_eq!(told(0.6, 1.0, cool), (0, String::new()));
-    }
-
-    #[test]
-    fn durations_have_two_units() {
-        assert_eq!(
-            [0.4, 59.0, 61.0, 7320.0].map(duration),
-            ["0 s", "59 s", "1 min 01 s", "2 h 02 min"]
-        );
     }
 }

@@ -28,6 +28,7 @@ use crate::commands::output;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
+use crate::render::line::Line;
 use crate::render::progress::{clear, redraw};
 
 /// Time the kernels of training on this machine, for predictions.
@@ -142,9 +143,11 @@ pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
     Ok(rates)
 }
 
-fn line(done: usize, total: usize, timed: &Timed) -> String {
-    let bar = crate::text::bar(done as f64 / total as f64);
-    format!("calibrating {bar} {done} of {total}: {timed}")
+fn line(done: usize, total: usize, timed: &Timed) -> Line {
+    Line::new("calibrating")
+        .bar(done as f64 / total as f64)
+        .part(0, format!("{done} of {total}"))
+        .part(1, timed.to_string())
 }
 
 impl Timed {
