@@ -335,5 +335,8 @@ fn bench_peers_names_the_python_it_cannot_run() {
     ]);
     assert_eq!(output.status.code(), Some(1));
     let said = said(&output);
-    assert!(said.contains("cannot run no-such-python") && said.contains("hint: give --python"), "{said}");
+    assert!(
+        said.contains("cannot run no-such-python") && said.contains("hint: give --python"),
+        "{said}"
+    );
 }
