@@ -265,7 +265,9 @@ impl Adapters {
                     return Err(no_layer(&target.pattern, among));
                 }
                 let mut exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
-                let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else { return Ok(()) };
+                let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else {
+                    return Ok(());
+                };
                 let among = ("adapter.exclude", "no layer that a target names", &layers[..]);
                 return Err(no_layer(pattern, among));
             }
