@@ -64,7 +64,7 @@ fn a_second_run_does_nothing() {
     let what = first["problems"][0]["what"].as_str().unwrap();
     assert!(what.starts_with("is not a picture"), "{what}");
     let shards = files(&folder, ".safetensors");
-    let again = summary(&job, &["--limit", "1KB"]);
+    let again = summary(&job, &["--limit", "1MB"]);
     assert_eq!(missing(&again), [0, 0]);
     assert_eq!(files(&folder, ".safetensors"), shards);
     let page = printed(&["cache", text(&job)]);
@@ -191,7 +191,7 @@ fn what_cannot_be_is_said_before_anything_is_done() {
         }
         assert!(files(&folder, ".safetensors").is_empty());
     };
-    fails(&["--limit", "1KB"], &["pictures does not fit", "limit 1000"]);
+    fails(&["--limit", "1MB"], &["pictures does not fit: needs", "limit 977 KiB", "\nhint: "]);
     fails(&["--set", "data.validation=3"], &["holds out 3 pictures, there are 3"]);
     fails(&["--set", "data.bucket_step=33"], &["data.bucket_step", "33"]);
     fails(&["--set", "data.images=nowhere"], &["cannot read", "nowhere"]);

@@ -20,7 +20,7 @@ use trainer::model::encoder::t5::{self, T5};
 use trainer::model::encoder::tokenizer::Tokenizer;
 use trainer::model::recompute::Recompute;
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::model::sd3::prompts::Watch;
+use trainer::model::sd3::prompts::{Encoding, T5Loading, Watch};
 use trainer::model::sd3::{self, Sd3};
 use trainer::model::vae::{self, Decoder, Encoder};
 use trainer::sample::{Event, Job, Request};
@@ -223,8 +223,9 @@ fn prompts_and_pictures_are_those_of_the_reference() {
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
     let plain = Precision::plain(Dtype::F32);
+    let encoding = Encoding { precision: plain, t5: T5Loading::Whole };
     let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
-    let encoded = pipeline.encoders.encode(&device, plain, &texts, watch).unwrap();
+    let encoded = pipeline.encoders.encode(&device, encoding, &texts, watch).unwrap();
     let tokens: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.tokens.clone()).collect();
     let pooled: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.pooled.clone()).collect();
     check("prompt_embeds", &recorded, &tokens);
@@ -292,7 +293,15 @@ fn what_does_not_fit_is_done_in_smaller_pieces_or_refused() {
     let numbers: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.numbers).collect();
     check("image", &recorded(), &numbers);
     let error = job.plan(Kind::cpu(2), 1 << 20).unwrap_err();
-    assert!(error.to_string().ends_with("limit 1048576"), "{error}");
+    assert!(error.to_string().ends_with("limit 1 MiB"), "{error}");
+    assert!(error.hint().starts_with("nothing fits: the least is "), "{}", error.hint());
+    // A little less than the tightest way takes: the hint names a request that fits.
+    let least = tight.phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
+    let limits = std::iter::successors(Some(least), |limit| Some(limit * 9 / 10));
+    let mut refused = limits.filter_map(|limit| job.plan(Kind::cpu(2), limit).err());
+    let error = refused.next().unwrap();
+    let hint = error.hint().into_owned();
+    assert!(hint.starts_with("--quantise nf4 needs ") || hint.starts_with("--size "), "{hint}");
 }
 
 #[test]

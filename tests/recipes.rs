@@ -81,7 +81,7 @@ fn planned_in(recipe: &Path, room: Room<'_>) -> Result<Plan, TrainerError> {
     }
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let lesson = &Drawing::of(&config, &pipeline)?;
-    let outlook = Outlook::nominal(lesson.data, config.train.batch);
+    let outlook = Outlook::nominal(lesson, config.train.batch);
     choose(Job { lesson, config: &config, outlook: &outlook }, room)
 }
 

@@ -1,9 +1,10 @@
 //! What was planned against what was taken, for jobs of all kinds and in no more memory than planned.
 
 use serde_json::Value;
+use trainer::train::event::Event;
 
 use super::{Job, check_memory, events};
-use crate::{command, said, text};
+use crate::{command, printed, said, text};
 
 /// Numbers that look random and are the same in every run.
 struct Dice(u64);
@@ -115,4 +116,49 @@ fn a_run_goes_on_in_the_precision_it_began_with() {
     let run = job.finish("run", &["train.steps=4"], &["--resume"]);
     let decided = std::fs::read_to_string(run.join("config.toml")).unwrap();
     assert!(decided.contains("quantise = \"nf4\" # chosen by the plan"), "{decided}");
+}
+
+/// What comes in a run comes as often as its times say, and `hearth plan` says the same before.
+#[test]
+fn times_count_what_a_run_does() {
+    let job = Job::new();
+    let set = ["sample.prompts=[\"a fox\",\"a cat\"]", "sample.every=4", "sample.size=64"];
+    let set = [&set[..], &["sample.steps=2", "train.steps=7"]].concat();
+    let (_, planned) = plan(&job, &set, &[]);
+    let run = job.finish("run", &set, &[]);
+    let (mut steps, mut validations, mut samples, mut saves) = (0, 0, 0, 0);
+    let all = events(&run);
+    for event in &all {
+        match event {
+            Event::Step(_) => steps += 1,
+            Event::Validation { .. } => validations += 1,
+            Event::Sample { .. } => samples += 1,
+            Event::Checkpoint { .. } => saves += 1,
+            _ => {}
+        }
+    }
+    let times = super::begins(&all)[0].times;
+    let counted = [times.steps, times.validation, times.samples, times.saving].map(|of| of.times);
+    assert_eq!(counted, [steps, validations, samples / 2, saves]);
+    assert_eq!(counted, [7, 3, 3, 4]);
+    let total = times.total_secs().unwrap();
+    assert!(times.encode_secs > 0.0 && times.load_secs > 0.0 && total > 0.0, "{times:?}");
+    for key in ["steps", "validation", "samples", "saving"] {
+        assert_eq!(
+            planned["times"][key]["times"],
+            serde_json::to_value(times).unwrap()[key]["times"]
+        );
+    }
+    let total = planned["total_secs"].as_f64().unwrap();
+    let page = printed(
+        &[
+            &["plan", text(&job.file)][..],
+            &set.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>(),
+        ]
+        .concat(),
+    );
+    assert!(total > 0.0 && page.contains("total"), "{page}");
+    for part in ["encode", "7 steps at", "validation", "samples", "saving", "bench calibrate"] {
+        assert!(page.contains(part), "{part:?} is missing from {page}");
+    }
 }

@@ -1,5 +1,6 @@
 //! Why a verb failed, and the one place where that is printed.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -126,20 +127,21 @@ impl Failure {
         }
     }
 
-    fn hint(&self) -> &str {
-        match self {
+    fn hint(&self) -> Cow<'_, str> {
+        let fixed = match self {
             Self::Output(_) => "check that the disk behind the redirection has room",
             Self::Recording(error) => error.hint(),
             Self::Read { .. } => "check that the file exists and may be read",
             Self::Write { .. } => "give an existing folder you may write to",
             Self::Weights(error) => error.hint(),
             Self::Compute(error) => error.hint(),
-            Self::Trainer(error) => error.hint(),
+            Self::Trainer(error) => return error.hint(),
             Self::Usage { hint, .. } => hint,
             Self::Signal(_) => "start hearth from a shell of its own",
             Self::Peer { .. } => {
                 "give --python an interpreter that has torch, safetensors and fastsafetensors"
             }
-        }
+        };
+        fixed.into()
     }
 }

@@ -1,9 +1,12 @@
 //! Why a job could not be done: one variant per cause, with the two values that disagree.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::io;
 use std::path::PathBuf;
 
 use compute::{ComputeError, Shape};
+use machine::Bytes;
 use weights::WeightsError;
 
 use crate::config::ConfigError;
@@ -224,8 +227,8 @@ pub enum TrainerError {
     },
     /// A step does not fit into memory in any way.
     #[error(
-        "no room to go on after step {step}, which was saved: asked {asked} bytes, in use {in_use} of \
-         {limit}"
+        "no room to go on after step {step}, which was saved: asked {}, in use {} of {}",
+        bytes(*asked), bytes(*in_use), bytes(*limit)
     )]
     NoRoom {
         /// Steps taken.
@@ -265,27 +268,69 @@ pub enum TrainerError {
         said: String,
     },
     /// It would not fit into memory.
-    #[error("{phase} does not fit: needs {needed} bytes, limit {limit}{}", would_fit(nearest.as_ref()))]
+    #[error("{phase} does not fit: needs {}", above(*needed, *limit))]
     TooLarge {
         /// Which part of the work.
         phase: String,
-        /// Bytes it takes at its peak.
+        /// Bytes it takes at its peak, with all that the program holds then.
         needed: usize,
         /// Bytes we may take.
         limit: usize,
-        /// A change of the job that would fit, if one was found.
-        nearest: Option<String>,
+        /// What would fit instead, if anybody looked for it.
+        remedy: Option<Remedy>,
     },
 }
 
-fn would_fit(nearest: Option<&String>) -> String {
-    nearest.map_or_else(String::new, |change| format!("; it would fit with {change}"))
+/// A change of what was asked for, tried on a device without data.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Remedy {
+    /// As it would be typed; empty if there is nothing to change.
+    pub change: String,
+    /// Bytes that are enough with it.
+    pub needed: usize,
+    /// Whether that is within the limit. If not, no change takes less.
+    pub fits: bool,
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { change, needed, fits } = self;
+        let needed = bytes(*needed);
+        match (fits, change.as_str()) {
+            (true, change) => write!(f, "{change} needs {needed}"),
+            (false, "") => {
+                write!(
+                    f,
+                    "no setting takes less than {needed}: raise --limit, or close other programs"
+                )
+            }
+            (false, change) => write!(
+                f,
+                "nothing fits: the least is {needed}, with {change}; raise --limit, or close other programs"
+            ),
+        }
+    }
+}
+
+/// Two sizes that disagree, in units that show it.
+fn above(needed: usize, limit: usize) -> String {
+    let said = [needed, limit].map(bytes);
+    if said[0] == said[1] {
+        format!("{}, {} more than the limit", said[0], bytes(needed - limit.min(needed)))
+    } else {
+        format!("{}, limit {}", said[0], said[1])
+    }
+}
+
+fn bytes(bytes: usize) -> String {
+    Bytes(bytes as u64).to_string()
 }
 
 impl TrainerError {
     /// The remedy.
-    pub fn hint(&self) -> &'static str {
-        match self {
+    pub fn hint(&self) -> Cow<'static, str> {
+        let fixed = match self {
+            Self::TooLarge { remedy: Some(remedy), .. } => return remedy.to_string().into(),
             Self::Compute(error) => error.hint(),
             Self::Weights(error) => error.hint(),
             Self::Job(error) => error.hint(),
@@ -343,10 +388,9 @@ impl TrainerError {
                 "go on with --resume, with the display asleep and other programs closed, or with --device cpu; \
                  `hearth doctor --self-test` looks for a kernel that this GPU computes wrongly"
             }
-            Self::TooLarge { .. } => {
-                "choose smaller pictures or batches, bf16 or quantised weights, or raise --limit"
-            }
-        }
+            Self::TooLarge { remedy: None, .. } => "raise --limit, or close other programs",
+        };
+        fixed.into()
     }
 }
 

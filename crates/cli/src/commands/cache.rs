@@ -6,11 +6,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
-use trainer::cache::{Caching, Index, Missing, Request};
+use trainer::cache::{CachePlan, Caching, Index, Missing, Request};
 use trainer::config::RunConfig;
 use trainer::config::material::Material;
 use trainer::data::{Bucket, Findings, LeftOut, Problem, scan};
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::sd3::prompts::T5Loading;
 use trainer::sample::Phase;
 use trainer::train::texts::{Opened, open_texts};
 
@@ -76,6 +77,8 @@ pub struct Summary {
     pub phases: Vec<Memory>,
     pub peak_bytes: usize,
     pub limit_bytes: usize,
+    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
+    pub is_t5_in_blocks: bool,
     /// Bytes of the whole cache, of other jobs too.
     pub bytes: u64,
     pub secs: f64,
@@ -152,20 +155,21 @@ fn of_images(
             return Err(error.into());
         }
     };
-    let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit), caching.missing());
-    let phases = caching.plan(arguments.engine.kind(), limit)?;
+    let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit)?, caching.missing());
+    let CachePlan { phases, t5 } = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
         Summary::new(config, caching.index(), missing, &phases)
     } else {
         let peak_bytes = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         let device = arguments.engine.open(peak_bytes)?;
-        Summary::new(config, &caching.run(&device, &tell)?, missing, &phases)
+        Summary::new(config, &caching.run(&device, t5, &tell)?, missing, &phases)
     };
     let pictures_per_sec = encoding.pictures_per_sec();
     drop(encoding);
     let secs = begun.elapsed().as_secs_f64();
-    let is_done = !arguments.plan;
-    let summary = Summary { limit_bytes: limit, secs, pictures_per_sec, is_done, ..summary };
+    let (is_done, is_t5_in_blocks) = (!arguments.plan, t5 == T5Loading::Blocks);
+    let summary =
+        Summary { limit_bytes: limit, is_t5_in_blocks, secs, pictures_per_sec, is_done, ..summary };
     print(arguments, &summary, &summary.problems, || render::cache::page(&summary), out)
 }
 
@@ -270,6 +274,7 @@ impl Summary {
             phases: phases.iter().map(memory).collect(),
             peak_bytes: phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0),
             limit_bytes: 0,
+            is_t5_in_blocks: false,
             bytes: index.bytes(),
             secs: 0.0,
             pictures_per_sec: None,

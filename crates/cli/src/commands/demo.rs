@@ -64,7 +64,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
     let training = Training::begin(arguments.quiet, arguments.json)?;
-    let end = training.watch(&config, &engine.for_job(&config).on(None), Start::default())?;
+    let end = training.watch(&config, &engine.for_job(&config).on(None)?, Start::default())?;
     if end.why == Why::Interrupted {
         if !arguments.quiet && !arguments.json {
             let job = folder.join("config.toml");

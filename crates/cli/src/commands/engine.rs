@@ -18,7 +18,7 @@ use trainer::model::build::Precision;
 use trainer::model::recompute::Recompute;
 use trainer::model::stream::Stream;
 use trainer::plan::rates::{self, Found, Owner, Rates};
-use trainer::{train, trust};
+use trainer::{TrainerError, train, trust};
 
 use crate::failure::Failure;
 use crate::render;
@@ -117,9 +117,10 @@ impl Engine {
     }
 
     /// For a run, which opens it itself.
-    pub fn on(&self, limit: Option<Limit>) -> train::On<'_> {
+    pub fn on(&self, limit: Option<Limit>) -> Result<train::On<'_>, Failure> {
         let (machine, cap) = (Machine::probe(&mut Source::live()), limit);
-        train::On {
+        self.check_limit(&machine, limit)?;
+        Ok(train::On {
             kind: self.kind(),
             name: self.name(),
             limit_bytes: self.limit_bytes_of(&machine, limit),
@@ -138,7 +139,7 @@ impl Engine {
                 // A run without a thread to spare goes on without being paced.
                 Sampler::start(Source::live(), sense).ok()
             }),
-        }
+        })
     }
 
     /// How fast this machine is: as it was measured, else as its kind is known to be.
@@ -178,11 +179,28 @@ impl Engine {
         self.device().to_string()
     }
 
-    /// Bytes a run may hold on this machine.
-    pub fn limit_bytes(&self, limit: Option<Limit>) -> usize {
-        match limit {
-            Some(Limit::Bytes(bytes)) => bytes.0 as usize,
-            limit => self.limit_bytes_of(&Machine::probe(&mut Source::live()), limit),
+    /// Bytes a run may hold on this machine; fails where it does not have as many.
+    pub fn limit_bytes(&self, limit: Option<Limit>) -> Result<usize, Failure> {
+        let machine = Machine::probe(&mut Source::live());
+        self.check_limit(&machine, limit)?;
+        Ok(self.limit_bytes_of(&machine, limit))
+    }
+
+    /// That a machine has as much memory as a run may take of it.
+    fn check_limit(&self, machine: &Machine, limit: Option<Limit>) -> Result<(), Failure> {
+        let total = match self.device() {
+            On::Cuda(index) => machine.cuda_card(index).and_then(|card| card.memory_total.known()),
+            On::Cpu | On::Gpu(_) => machine.memory.total.known(),
+        };
+        match (limit, total) {
+            (Some(Limit::Bytes(asked)), Some(total)) if asked > *total => {
+                let problem =
+                    format!("--limit {asked} is more than {}'s memory, {total}", self.name());
+                let hint =
+                    "leave --limit out to take what is free; `hearth plan` plans for any size";
+                Err(TrainerError::Request { problem, hint }.into())
+            }
+            _ => Ok(()),
         }
     }
 
@@ -373,15 +391,43 @@ impl FromStr for Limit {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let Some(percent) = text.strip_suffix('%') else { return text.parse().map(Self::Bytes) };
+        let Some(percent) = text.strip_suffix('%') else {
+            let bytes: Bytes = text.parse()?;
+            if bytes < LEAST_LIMIT {
+                return Err(format!(
+                    "{bytes} is too little for any run; write a size such as 16GB or 900MB, or 70%"
+                ));
+            }
+            return Ok(Self::Bytes(bytes));
+        };
         match percent.trim().parse() {
-            Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Self::Percent(percent)),
-            _ => Err(format!("{text} is not a share between 0% and 100%")),
+            Ok(percent) if (1.0..=100.0).contains(&percent) => Ok(Self::Percent(percent)),
+            _ => Err(format!("{text} is not a share from 1% to 100%")),
         }
     }
 }
 
+/// Less is a size without its unit, or a mistake. Chosen: the smallest model of the tests takes more.
+const LEAST_LIMIT: Bytes = Bytes(1_000_000);
+
 /// A choice as it is typed, and as it is written in JSON.
 pub fn name_of(choice: &impl ValueEnum) -> String {
     choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_no_run_can_keep_are_refused_with_what_is_accepted() {
+        for text in ["0", "0B", "0GB", "16", "999KB", "0%", "0.5%", "-5%", "101%", "NaN%", "many"] {
+            let said = text.parse::<Limit>().unwrap_err();
+            let is_told = ["16GB", "10GB", "1% to 100%"].iter().any(|what| said.contains(what));
+            assert!(is_told, "{text}: {said}");
+        }
+        for text in ["1MB", "16GB", "1%", "100%"] {
+            text.parse::<Limit>().unwrap();
+        }
+    }
 }

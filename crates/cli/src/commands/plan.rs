@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 use compute::Kind;
 use machine::{Machine, Recording, Source};
 use serde_json::{Map, Value, json};
-use trainer::TrainerError;
 use trainer::config::RunConfig;
 use trainer::config::material::Material;
+use trainer::error::{Remedy, TrainerError};
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::sd3::prompts::T5Loading;
 use trainer::plan::picture::{self, Memory};
 use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
 use trainer::train::lesson::Lesson;
@@ -79,6 +80,8 @@ pub struct Planned {
     pub on: Computer,
     pub config: RunConfig,
     pub plan: Plan,
+    /// Whether there was no folder to count samples in.
+    pub is_nominal: bool,
     /// What would be done with [`MORE_BYTES`] more.
     pub with_more: Option<Plan>,
 }
@@ -131,10 +134,13 @@ fn show<L: Lesson>(
     let Computer { kind, limit_bytes, host_bytes, .. } = on;
     let room = Room { kind, limit_bytes, rates: &on.rates, host_bytes };
     let plan = match plan::choose(job, room) {
-        Err(TrainerError::TooLarge { phase, needed, limit, nearest }) if arguments.json => {
+        Err(TrainerError::TooLarge { phase, needed, limit, remedy }) if arguments.json => {
+            let remedy = remedy.map(|Remedy { change, needed, fits }| {
+                json!({ "change": change, "needed_bytes": needed, "fits": fits })
+            });
             let shortfall = json!({
                 "fits": false, "phase": phase, "needed_bytes": needed, "limit_bytes": limit,
-                "shortfall_bytes": needed - limit, "nearest": nearest,
+                "shortfall_bytes": needed.saturating_sub(limit), "remedy": remedy,
             });
             writeln!(out, "{shortfall:#}")?;
             return Ok(Outcome::Differs);
@@ -146,7 +152,8 @@ fn show<L: Lesson>(
     }
     let more = Room { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
-    let planned = Planned { on, config: job.config.clone(), plan, with_more };
+    let (config, is_nominal) = (job.config.clone(), job.outlook.is_nominal);
+    let planned = Planned { on, config, plan, is_nominal, with_more };
     if arguments.json {
         writeln!(out, "{:#}", planned.json())?;
     } else {
@@ -195,8 +202,12 @@ impl Planned {
             "streamed_bytes": self.plan.streamed_bytes,
             "total_bytes": self.plan.total_bytes,
             "limit_bytes": self.on.limit_bytes,
+            "is_t5_in_blocks": self.plan.t5 == T5Loading::Blocks,
             "step_secs": step_secs,
             "is_step_secs_measured": self.on.rates.is_measured,
+            "total_secs": self.plan.times.total_secs(),
+            "times": self.plan.times,
+            "certainty": self.plan.times.certainty(),
             "phases": phases,
             "chosen": settings(choice),
             "rejected": rejected.map(|it| self.rejected(it)).collect::<Vec<_>>(),

@@ -11,6 +11,7 @@ use serde::Serialize;
 use trainer::TrainerError;
 use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::sd3::prompts::T5Loading;
 use trainer::sample::picture::{self, FileFormat};
 use trainer::sample::{Job, Plan, Request};
 
@@ -189,6 +190,8 @@ pub struct Drawn {
     pub phases: Vec<Phase>,
     /// Whether both halves of guidance are computed at once.
     pub is_paired: bool,
+    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
+    pub is_t5_in_blocks: bool,
     /// Side of a decoder's tile in pixels, if the picture is decoded in tiles.
     pub tile_pixels: Option<usize>,
     pub pictures: Vec<Written>,
@@ -230,7 +233,7 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
     let request = request(arguments)?;
     warn_of_cuts(&pipeline, &request);
     let job = Job::new(&pipeline, request.clone())?;
-    let limit = arguments.engine.limit_bytes(arguments.limit);
+    let limit = arguments.engine.limit_bytes(arguments.limit)?;
     let plan = job.plan(arguments.engine.kind(), limit)?;
     let mut drawn = Drawn::planned(&plan, limit, &pipeline);
     if !arguments.plan {
@@ -266,6 +269,7 @@ impl Drawn {
             limit_bytes,
             phases: plan.phases.iter().map(phase).collect(),
             is_paired: plan.is_paired,
+            is_t5_in_blocks: plan.t5 == T5Loading::Blocks,
             tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.config.reduction()),
             pictures: Vec::new(),
             secs: 0.0,

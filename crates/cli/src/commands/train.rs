@@ -89,7 +89,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let config = arguments.job.resolve_with("train", &arguments.treatment())?;
     let engine = arguments.engine.for_job(&config);
     engine.check_trust()?;
-    let on = engine.on(arguments.limit);
+    let on = engine.on(arguments.limit)?;
     let start = Start { resume: arguments.resume, force: arguments.force };
     let training = Training::begin(arguments.quiet, arguments.json)?;
     // Where the system has no such thing, a computer that people left alone may fall asleep.

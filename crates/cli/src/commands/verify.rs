@@ -89,7 +89,7 @@ impl From<Comparison> for Row {
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
     let formats = Formats { dtype: *dtype, quantise: *quantise };
-    let device = engine.open(engine.limit_bytes(None))?;
+    let device = engine.open(engine.limit_bytes(None)?)?;
     let question = Question {
         folder,
         weights: weights.as_deref(),

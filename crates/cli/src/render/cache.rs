@@ -14,6 +14,7 @@ use crate::commands::cache::{Summary, TextSummary, Wrong};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::line::Line;
+use crate::render::plan::IN_BLOCKS;
 use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BAD, BOLD, DIM, PLAIN, Page, WARN, bar};
 
@@ -214,6 +215,9 @@ fn memory(page: &mut Page, summary: &Summary) {
         .map(|phase| [phase.name.into(), bytes(phase.peak_bytes), share(phase.peak_bytes)])
         .collect();
     page.table(&rows);
+    if summary.is_t5_in_blocks {
+        page.line(DIM, IN_BLOCKS);
+    }
 }
 
 fn done(summary: &Summary) -> String {

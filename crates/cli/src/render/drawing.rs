@@ -11,6 +11,7 @@ use crate::commands::sample::Drawn;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::line::Line;
+use crate::render::plan::IN_BLOCKS;
 use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BOLD, DIM, Page, bar};
 
@@ -100,6 +101,9 @@ pub fn page(drawn: &Drawn) -> String {
     page.table(&rows);
     if !drawn.is_paired {
         page.line(DIM, "with and without the prompt are computed one after the other");
+    }
+    if drawn.is_t5_in_blocks {
+        page.line(DIM, IN_BLOCKS);
     }
     if let Some(side) = drawn.tile_pixels {
         page.line(DIM, &format!("decoded in tiles of {side} x {side} pixels, to fit"));

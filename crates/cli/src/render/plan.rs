@@ -3,13 +3,16 @@
 
 use compute::Kind;
 use machine::{Bytes, Provenance};
-use trainer::config::train::Length;
-use trainer::plan::{Considered, Plan};
+use trainer::model::sd3::prompts::T5Loading;
+use trainer::plan::{Considered, Plan, Repeated, Times};
 
 use crate::commands::plan::{Computer, Planned};
 use crate::render::progress::duration;
 use crate::render::training::speed;
 use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar};
+
+/// What is said of T5 where it does not fit whole.
+pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same numbers";
 
 /// Draws everything.
 pub fn page(planned: &Planned) -> String {
@@ -34,8 +37,11 @@ pub fn page(planned: &Planned) -> String {
         );
         page.item("✓", GOOD, &text);
     }
+    if plan.t5 == T5Loading::Blocks {
+        page.item("✓", GOOD, IN_BLOCKS);
+    }
     page.heading("time");
-    page.row("step", PLAIN, &step(planned));
+    times(planned, &mut page);
     if let Kind::Cuda { is_deterministic } = planned.on.kind {
         page.row("bits", PLAIN, same_bits(is_deterministic));
     }
@@ -70,20 +76,41 @@ fn phases(planned: &Planned, page: &mut Page) {
     page.table(&rows);
 }
 
-fn step(planned: &Planned) -> String {
-    let secs = planned.plan.step_secs;
-    let how = if planned.on.rates.is_measured {
-        "from rates measured on this machine"
-    } else {
-        "an estimate: `hearth bench calibrate` measures this machine"
-    };
-    let all = match planned.config.train.length {
-        Length::Steps(steps) => {
-            format!("{steps} steps in {}", duration(secs * steps as f64))
+/// The parts of the job, each with how long it takes.
+fn times(planned: &Planned, page: &mut Page) {
+    let Times { encode_secs, load_secs, steps, validation, samples, saving, .. } =
+        planned.plan.times;
+    let times = planned.plan.times;
+    if let Some(secs) = times.total_secs() {
+        page.row("total", BOLD, &format!("about {}", duration(secs)));
+    }
+    let before = [("encode", encode_secs), ("load", load_secs)];
+    for (name, secs) in before.into_iter().filter(|(_, secs)| *secs > 0.0) {
+        page.row(name, PLAIN, &short(secs));
+    }
+    page.row("steps", PLAIN, &all_steps(steps));
+    for (name, of) in [("validation", validation), ("samples", samples), ("saving", saving)] {
+        if of.times > 0 {
+            let text = format!("{}: {} times {}", short(of.total_secs()), of.times, short(of.secs));
+            page.row(name, PLAIN, &text);
         }
-        Length::Epochs(epochs) => format!("{epochs} epochs"),
-    };
-    format!("{}, {all}; {how}", speed(secs))
+    }
+    page.row("from", PLAIN, &times.certainty());
+    if planned.is_nominal {
+        page.row("", DIM, "no images or texts were counted: their number and sizes are assumed");
+    }
+}
+
+fn all_steps(steps: Repeated) -> String {
+    match steps.times {
+        0 => format!("{}; how many there are depends on the texts or images", speed(steps.secs)),
+        n => format!("{}: {n} steps at {}", short(steps.total_secs()), speed(steps.secs)),
+    }
+}
+
+/// A duration that may be less than a second.
+fn short(secs: f64) -> String {
+    if secs < 0.95 { format!("{:.0} ms", 1e3 * secs) } else { duration(secs) }
 }
 
 /// What a card gives up to be fast, or does not.

@@ -362,6 +362,7 @@ mod tests {
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
             how: String::new(),
             step_secs: 1.0,
+            times: trainer::plan::Times::default(),
             limit_bytes: 8 << 30,
             loaded_in_place_bytes: 0,
             loaded_staged_bytes: 0,

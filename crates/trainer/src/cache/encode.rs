@@ -20,8 +20,9 @@ use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Watch;
+use crate::model::sd3::prompts::{Encoding, Watch};
 use crate::model::vae::Encoder;
+use crate::plan::Cost;
 use crate::sample::go_on;
 use crate::train::lesson::Counts;
 
@@ -82,19 +83,23 @@ impl Sample {
     }
 }
 
-/// What the pictures of all buckets take at their peak.
+/// Encodes pictures of all buckets on a device without data; gives what so many of them take.
 pub(super) fn rehearse_pictures(
     pipeline: &Pipeline,
     device: &Device,
     counts: &Counts<Bucket>,
-) -> Result<()> {
+) -> Result<Cost> {
     let encoder = pipeline.load_encoder(device, PRECISION, &|_| true)?;
+    let mut works = Vec::new();
     for (bucket, count) in counts {
         let empty = vec![0.0; 3 * bucket.width * bucket.height];
         let pictures = vec![&empty[..]; at_once(*bucket).min(*count)];
+        let before = device.work();
         encode(&encoder, device, &pictures, *bucket)?;
+        let times = *count as f64 / pictures.len().max(1) as f64;
+        works.push((times, device.work().since(&before)));
     }
-    Ok(())
+    Ok(Cost { works, read_bytes: pipeline.vae.catalog.bytes() })
 }
 
 /// How many pictures of a size are encoded together.
@@ -260,7 +265,7 @@ fn to_latents(moments: &[f32], sizes: [usize; 3]) -> Latents {
 pub(super) fn encode_texts(
     pipeline: &Pipeline,
     device: &Device,
-    precision: Precision,
+    encoding: Encoding,
     texts: &[String],
     index: &mut Index,
     tell: Tell<'_>,
@@ -270,9 +275,10 @@ pub(super) fn encode_texts(
         let tick = |bytes| tell(Event::Loaded(bytes));
         let watch = Watch { begin: &begin, tick: &tick, encoded: &|| tell(Event::Done) };
         let mut left = texts.iter();
-        pipeline.encoders.encode_each(device, precision, texts, watch, &mut |prompt| {
+        pipeline.encoders.encode_each(device, encoding, texts, watch, &mut |prompt| {
             let text = left.next().expect("there is a prompt for each text");
-            let entry = prompt_entry(&prompt, pipeline.encoders.n_tokens(), precision.dtype);
+            let entry =
+                prompt_entry(&prompt, pipeline.encoders.n_tokens(), encoding.precision.dtype);
             index.store.put(index.address(text), entry)
         })?;
     }

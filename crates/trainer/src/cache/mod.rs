@@ -34,7 +34,7 @@ mod tests;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use compute::{Device, Kind};
+use compute::{Device, Kind, Quantisation};
 use weights::checksum::{Hash, Hasher};
 
 pub use index::{Index, Latents};
@@ -45,11 +45,15 @@ use crate::config::data::Data;
 use crate::data::Bucket;
 use crate::data::caption::variants;
 use crate::demo::draw_set;
-use crate::error::{Result, TrainerError};
+use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::sample::{Phase, choose, plan_encoding};
+use crate::model::sd3::prompts::{Encoding, T5Loading};
+use crate::plan::nearest;
+use crate::sample::encoding::{Stage, plan_encoding};
+use crate::sample::{Phase, UNLIMITED, too_large};
 use crate::train::lesson::Counts;
+use crate::train::pictures::outlook::{RESOLUTIONS, scaled_counts};
 use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
 use hashes::{Hashes, field};
 use placed::check_any;
@@ -124,6 +128,15 @@ const READ: &str = "checksums";
 /// The phase in which pictures are encoded.
 pub const PICTURES: &str = "pictures";
 
+/// How missing latents and prompts are encoded, and what that takes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CachePlan {
+    /// What each phase takes at its peak; none if all is there.
+    pub phases: Vec<Phase>,
+    /// How much of T5 is in memory at a time.
+    pub t5: T5Loading,
+}
+
 /// A folder of pictures compared with the cache.
 pub struct Caching<'a> {
     pipeline: &'a Pipeline,
@@ -190,26 +203,71 @@ impl<'a> Caching<'a> {
         &self.index
     }
 
-    /// What each phase takes, found without reading a number; nothing if all is there.
-    pub fn plan(&self, kind: Kind, limit: usize) -> Result<Vec<Phase>> {
-        let mut phases = plan_pictures(self.pipeline, &self.to_encode(), kind, limit)?;
-        if !self.texts.is_empty() {
-            phases.extend(plan_encoding(&self.pipeline.encoders, self.precision, kind, limit)?);
+    /// What each phase takes, found without reading a number; nothing if all is there. If one does not fit into
+    /// `limit` bytes, the error names the nearest change of the job that would.
+    pub fn plan(&self, kind: Kind, limit: usize) -> Result<CachePlan> {
+        let plan = self.planned(&self.to_encode(), self.precision, (kind, limit))?;
+        match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
+            None => Ok(plan),
+            Some(phase) => Err(too_large(*phase, limit, self.remedy(kind, limit)?)),
         }
-        Ok(phases)
+    }
+
+    fn planned(
+        &self,
+        counts: &Counts<Bucket>,
+        precision: Precision,
+        (kind, limit): (Kind, usize),
+    ) -> Result<CachePlan> {
+        let mut stages: Vec<Stage> =
+            plan_pictures(self.pipeline, counts, kind)?.into_iter().collect();
+        let mut t5 = T5Loading::Whole;
+        if !self.texts.is_empty() {
+            let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
+            let (texts, loading) = plan_encoding(encoders, precision, n, (kind, limit))?;
+            stages.extend(texts);
+            t5 = loading;
+        }
+        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.phase).collect(), t5 })
+    }
+
+    /// What could be changed in the job: the format of text encoders, then the size of images, then both.
+    fn remedy(&self, kind: Kind, limit: usize) -> Result<Option<Remedy>> {
+        const QUANTISED: &str = "base.quantise_encoders = \"nf4\"";
+        let (precision, counts) = (self.precision, self.to_encode());
+        let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
+        let can_quantise = precision.base != quantised.base;
+        let smaller = || {
+            let sides = RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
+            sides.map(|side| {
+                let change = format!("data.resolution = {side}");
+                (change, scaled_counts(&counts, self.data, side))
+            })
+        };
+        let weights = can_quantise.then(|| (QUANTISED.to_owned(), (quantised, self.to_encode())));
+        let images = smaller().map(|(change, counts)| (change, (precision, counts)));
+        let both = smaller()
+            .filter(|_| can_quantise)
+            .map(|(change, counts)| (format!("{QUANTISED} and {change}"), (quantised, counts)));
+        let candidates: Vec<_> = weights.into_iter().chain(images).chain(both).collect();
+        nearest(limit, candidates, |(precision, counts), _| {
+            let plan = self.planned(counts, *precision, (kind, 0))?;
+            Ok(plan.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0))
+        })
     }
 
     /// Encodes what is missing, on a device that has room for the plan.
-    pub fn run(mut self, device: &Device, tell: Tell<'_>) -> Result<Index> {
-        self.encode(device, tell)?;
+    pub fn run(mut self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<Index> {
+        self.encode(device, t5, tell)?;
         self.finish()
     }
 
     /// The same, and may be asked again: what was encoded before an error or an interruption stays.
-    pub fn encode(&mut self, device: &Device, tell: Tell<'_>) -> Result<()> {
+    pub fn encode(&mut self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<()> {
         let Self { pipeline, precision, index, pictures, texts, .. } = self;
+        let encoding = Encoding { precision: *precision, t5 };
         let encoded = encode_pictures(pipeline, device, pictures, index, tell)
-            .and_then(|()| encode_texts(pipeline, device, *precision, texts, index, tell));
+            .and_then(|()| encode_texts(pipeline, device, encoding, texts, index, tell));
         let flushed = index.store.flush();
         *pictures = missing_pictures(index);
         texts.retain(|text| !index.store.has(&index.address(text)));
@@ -227,20 +285,19 @@ impl<'a> Caching<'a> {
     }
 }
 
-/// What encoding so many pictures takes, found without reading a number; no phase if there are none.
+/// What encoding so many pictures takes, found without reading a number; nothing if there are none.
 pub(crate) fn plan_pictures(
     pipeline: &Pipeline,
     counts: &Counts<Bucket>,
     kind: Kind,
-    limit: usize,
-) -> Result<Vec<Phase>> {
+) -> Result<Option<Stage>> {
     if counts.is_empty() {
-        return Ok(Vec::new());
+        return Ok(None);
     }
-    let ((), peak_bytes) = choose(PICTURES, kind, limit, vec![()], |device, ()| {
-        rehearse_pictures(pipeline, device, counts)
-    })?;
-    Ok(vec![Phase { name: PICTURES, peak_bytes }])
+    let device = Device::meta(kind, UNLIMITED);
+    let cost = rehearse_pictures(pipeline, &device, counts)?;
+    let phase = Phase { name: PICTURES, peak_bytes: device.usage().extent };
+    Ok(Some(Stage { phase, cost }))
 }
 
 /// An adapter would change what texts become, and addresses do not know of it.

@@ -92,7 +92,7 @@ impl Place {
 
     fn index(&self) -> Index {
         let device = Device::cpu(2, LIMIT).unwrap();
-        self.caching().unwrap().run(&device, &|_| true).unwrap()
+        self.caching().unwrap().run(&device, T5Loading::Whole, &|_| true).unwrap()
     }
 
     /// Files of the cache whose names end so.
@@ -170,9 +170,11 @@ fn what_is_there_is_not_encoded_again() {
     let first = place.index();
     let again = place.caching().unwrap();
     assert_eq!(again.missing(), Missing { pictures: 0, texts: 0 });
-    assert_eq!(again.plan(Kind::cpu(2), 0).unwrap(), []);
+    assert_eq!(again.plan(Kind::cpu(2), 0).unwrap().phases, []);
     // No room at all: nothing is loaded.
-    let again = again.run(&Device::cpu(1, 0).unwrap(), &|event| panic!("{event:?}")).unwrap();
+    let again = again
+        .run(&Device::cpu(1, 0).unwrap(), T5Loading::Whole, &|event| panic!("{event:?}"))
+        .unwrap();
     for (a, b) in first.train.iter().zip(&again.train) {
         assert_eq!(first.latents(a, true).unwrap(), again.latents(b, true).unwrap());
         assert_eq!(first.prompt(&a.caption).unwrap(), again.prompt(&b.caption).unwrap());
@@ -277,7 +279,7 @@ fn an_interruption_loses_little() {
     let n_done = AtomicUsize::new(0);
     let device = Device::cpu(2, LIMIT).unwrap();
     let tell = |event| event != Event::Done || n_done.fetch_add(1, Ordering::Relaxed) < 2;
-    let stopped = place.caching().unwrap().run(&device, &tell);
+    let stopped = place.caching().unwrap().run(&device, T5Loading::Whole, &tell);
     assert!(matches!(stopped, Err(TrainerError::Weights(WeightsError::Cancelled))));
     assert_eq!(place.missing().0, 2);
     assert_eq!(place.index().train.len(), 5);
@@ -287,13 +289,23 @@ fn an_interruption_loses_little() {
 fn a_plan_is_what_a_run_takes() {
     let place = Place::new(3);
     let caching = place.caching().unwrap();
-    let phases = caching.plan(Kind::cpu(2), LIMIT).unwrap();
+    let CachePlan { phases, t5 } = caching.plan(Kind::cpu(2), LIMIT).unwrap();
+    assert_eq!(t5, T5Loading::Whole);
     let names: Vec<_> = phases.iter().map(|phase| phase.name).collect();
     assert_eq!(names, ["pictures", "clip-l", "clip-g", "t5"]);
-    let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
-    says(caching.plan(Kind::cpu(2), peak - 1), &["does not fit", &peak.to_string()]);
+    let peak = |phases: &[Phase]| phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
+    let whole = peak(&phases);
+    assert_eq!(phases.last().unwrap().peak_bytes, whole, "T5 decides");
+    // In a byte less T5 is encoded block by block, and into the same prompts.
+    let CachePlan { phases, t5 } = caching.plan(Kind::cpu(2), whole - 1).unwrap();
+    assert_eq!(t5, T5Loading::Blocks);
+    let peak = peak(&phases);
+    says(caching.plan(Kind::cpu(2), peak / 2), &["does not fit", "limit"]);
     let device = Device::cpu(2, peak).unwrap();
-    caching.run(&device, &|_| true).unwrap();
+    let index = caching.run(&device, t5, &|_| true).unwrap();
+    let other = Place::new(3);
+    let text = index.plain_text(&index.train[0]);
+    assert_eq!(index.prompt(&text).unwrap(), other.index().prompt(&text).unwrap());
     assert_eq!(device.usage().extent, peak);
 }
 

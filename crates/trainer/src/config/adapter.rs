@@ -25,7 +25,7 @@ section! {
         /// own weights are trained
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
         /// LoRA rank
-        rank: usize = Default(16), Within(1.0, 4096.0);
+        rank: usize = Default(USUAL_RANK), Within(1.0, 4096.0);
         /// LoRA alpha: what the adapter adds is multiplied by alpha / rank; as large as `rank` unless set
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// The share of a layer's input that the adapter does not see in training
@@ -69,6 +69,9 @@ words!(AdapterKind {
     "none" => Self::None,
 });
 
+/// Chosen: what most adapters have.
+const USUAL_RANK: usize = 16;
+
 /// What an adapter has and a model's own weights have not.
 const SIZES: [&str; 6] = [
     "adapter.rank",
@@ -99,6 +102,20 @@ fn reference_targets() -> Vec<String> {
 }
 
 impl Adapter {
+    /// The one that a job has which says nothing of it but its kind.
+    pub(crate) fn usual(material: &Material) -> Self {
+        let targets = material.usual_targets().unwrap_or_else(reference_targets);
+        let target = |pattern| Target {
+            pattern,
+            rank: USUAL_RANK,
+            alpha: USUAL_RANK as f32,
+            dropout: 0.0,
+            is_dora: false,
+        };
+        let targets = targets.into_iter().map(target).collect();
+        Self { kind: AdapterKind::Lora, targets, exclude: Vec::new() }
+    }
+
     /// As meant; patterns come first, so that they count where a target names the layer too.
     pub(super) fn new(
         keys: AdapterKeys,

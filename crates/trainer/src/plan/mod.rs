@@ -22,23 +22,29 @@ pub mod rates;
 mod rehearsal;
 #[cfg(test)]
 mod tests;
+mod time;
 
 use compute::{Kind, Recording, Work};
 
 pub use choice::Choice;
+pub(crate) use nearest::nearest;
 pub use rates::Rates;
+pub use time::{Basis, Cost, Repeated, Times};
 
 use self::choice::{Precisions, encoder_formats, precisions, streams, ways};
-use self::rehearsal::Rehearsal;
+use self::rehearsal::{Rehearsal, Showing};
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
+use crate::model::sd3::prompts::T5Loading;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::train::event::Phase;
 use crate::train::how::How;
-use crate::train::lesson::{Counts, Lesson};
+use crate::train::lesson::{Before, Counts, Lesson};
+use crate::train::meter;
 
 /// What is to be planned.
+#[derive(Clone, Copy)]
 pub struct Job<'a, L: Lesson> {
     /// The model and its loss.
     pub lesson: &'a L,
@@ -47,15 +53,6 @@ pub struct Job<'a, L: Lesson> {
     /// What it will be fed with.
     pub outlook: &'a Outlook<L::Size>,
 }
-
-// Derived ones would ask it of the lesson too.
-impl<L: Lesson> Clone for Job<'_, L> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<L: Lesson> Copy for Job<'_, L> {}
 
 /// What a run will be fed with, as far as its memory depends on it: sizes of samples and how many of
 /// each, and what has to be encoded first. Each lesson knows how to find it.
@@ -67,8 +64,8 @@ pub struct Outlook<S> {
     pub held_out: Counts<S>,
     /// Latents that are not in the cache yet.
     pub to_encode: Counts<S>,
-    /// Whether a caption is not in the cache yet.
-    pub has_texts: bool,
+    /// Captions and prompts that are not in the cache yet.
+    pub n_texts: usize,
     /// Whether there was nothing to look at, and samples are assumed.
     pub is_nominal: bool,
 }
@@ -102,8 +99,12 @@ pub struct Plan {
     pub total_bytes: usize,
     /// How latents are cut for decoding samples, if they are.
     pub tiling: Option<Tiling>,
+    /// How much of T5 is in memory at a time while texts are encoded.
+    pub t5: T5Loading,
     /// Seconds of a step, in the mean over the sizes that are shown most often.
     pub step_secs: f64,
+    /// How long all of it takes.
+    pub times: Times,
     /// Everything that was looked at, in that order.
     pub considered: Vec<Considered>,
 }
@@ -156,20 +157,20 @@ fn peak(phases: &[Phase]) -> usize {
 pub fn choose<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
     let found = search.encoders().and_then(|encoders| search.training(encoders));
-    found.map_err(|error| match error {
-        TrainerError::TooLarge { phase, needed, limit, .. } => {
-            let nearest = nearest::change(job, room);
-            TrainerError::TooLarge { phase, needed, limit, nearest }
+    match found {
+        Err(TrainerError::TooLarge { phase, needed, limit, .. }) => {
+            let remedy = nearest::remedy(job, room)?;
+            Err(TrainerError::TooLarge { phase, needed, limit, remedy })
         }
-        error => error,
-    })
+        found => found,
+    }
 }
 
 /// What a run takes that is done exactly as the job says; fails if it does not fit.
 pub fn rehearse<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Plan> {
     let mut search = Search::new(job, room);
-    let encoding = search.rehearsal(job.config).before(search.encoding_limit)?;
-    search.complete(Choice::of(job.config), &encoding)
+    let before = search.before(job.config)?;
+    search.complete(Choice::of(job.config), &before)
 }
 
 /// A way to compute, among those that a run may be driven to.
@@ -222,9 +223,8 @@ struct Search<'a, L: Lesson> {
     job: Job<'a, L>,
     room: Room<'a>,
     host_bytes: usize,
-    /// What is left for the arena while it trains, and before.
-    limit: usize,
-    encoding_limit: usize,
+    /// What the program holds beside the arena while it encodes.
+    encoding_bytes: usize,
     considered: Vec<Considered>,
 }
 
@@ -244,26 +244,53 @@ impl<'a, L: Lesson> Search<'a, L> {
                 host::encoding_bytes(1),
             ),
         };
-        let limit = room.limit_bytes.saturating_sub(host_bytes);
-        let encoding_limit = room.limit_bytes.saturating_sub(encoding_bytes);
-        Self { job, room, host_bytes, limit, encoding_limit, considered: Vec::new() }
+        Self { job, room, host_bytes, encoding_bytes, considered: Vec::new() }
     }
 
     /// The best format of text encoders that fits, and what encoding takes with it.
-    fn encoders(&self) -> Result<(Choice, Vec<Phase>)> {
+    fn encoders(&self) -> Result<(Choice, Before)> {
         let mut failed = None;
         for quantise_encoders in encoder_formats(self.job.config) {
             let choice = Choice { quantise_encoders, ..Choice::of(self.job.config) };
-            match self.rehearsal(&self.job.config.with(&choice)).before(self.encoding_limit) {
+            match self.before(&self.job.config.with(&choice)) {
                 Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
-                phases => return Ok((choice, phases?)),
+                before => return Ok((choice, before?)),
             }
         }
         Err(failed.expect("there is a format to try"))
     }
 
+    /// What comes before training; fails if a part of it does not fit.
+    fn before(&self, config: &RunConfig) -> Result<Before> {
+        let limit = self.room.limit_bytes.saturating_sub(self.encoding_bytes);
+        let before = self.rehearsal(config).before(limit)?;
+        let phases = before.stages.iter().map(|stage| stage.phase);
+        match phases.clone().find(|phase| phase.peak_bytes > limit) {
+            None => Ok(before),
+            Some(phase) => Err(self.too_large(phase.name, phase.peak_bytes + self.encoding_bytes)),
+        }
+    }
+
+    /// Bytes that the whole program takes when everything is done in the way that takes the least; where that is
+    /// more than `limit`, perhaps only a part of it.
+    fn least_bytes(&self, config: &RunConfig, limit: usize) -> Result<usize> {
+        let rehearsal = self.rehearsal(config);
+        let beside = self.beside(self.streamed_bytes(config)?);
+        // What does not fit mostly shows here, and sooner.
+        let step = rehearsal.step(self.room.rates)?.peak_bytes + beside;
+        if step > limit {
+            return Ok(step);
+        }
+        let before = rehearsal.before(0)?.stages.into_iter();
+        let before = before.map(|stage| stage.phase.peak_bytes + self.encoding_bytes).max();
+        let (training, _) = rehearsal.training()?;
+        let shown = rehearsal.showing(0)?.phase;
+        let training = training.iter().chain(&shown).map(|phase| phase.peak_bytes + beside).max();
+        Ok(step.max(before.unwrap_or(0)).max(training.unwrap_or(0)))
+    }
+
     /// The best precision that fits, in the fastest way.
-    fn training(&mut self, (choice, encoding): (Choice, Vec<Phase>)) -> Result<Plan> {
+    fn training(&mut self, (choice, before): (Choice, Before)) -> Result<Plan> {
         let mut failed = None;
         for Precisions { quantise, optimizer } in precisions(self.job.config) {
             let mut fitting: Vec<Considered> = Vec::new();
@@ -280,22 +307,22 @@ impl<'a, L: Lesson> Search<'a, L> {
             }
             fitting.sort_by(|a, b| a.cost().total_cmp(&b.cost()));
             for Considered { choice, .. } in fitting {
-                match self.complete(choice, &encoding) {
+                match self.complete(choice, &before) {
                     Err(error @ TrainerError::TooLarge { .. }) => failed = Some(error),
                     plan => return plan,
                 }
             }
         }
-        Err(failed.unwrap_or_else(|| self.too_large()))
+        Err(failed.unwrap_or_else(|| self.step_too_large()))
     }
 
     /// What of the model streams; fails if main memory has no room for it.
-    fn streamed_bytes(&self, choice: Choice) -> Result<usize> {
-        let streamed = self.rehearsal(&self.job.config.with(&choice)).streamed_bytes()?;
+    fn streamed_bytes(&self, config: &RunConfig) -> Result<usize> {
+        let streamed = self.rehearsal(config).streamed_bytes()?;
         match self.room.host_bytes {
             Some(limit) if streamed > limit => {
                 let (phase, needed) = ("the model's blocks in main memory".into(), streamed);
-                Err(TrainerError::TooLarge { phase, needed, limit, nearest: None })
+                Err(TrainerError::TooLarge { phase, needed, limit, remedy: None })
             }
             _ => Ok(streamed),
         }
@@ -312,7 +339,8 @@ impl<'a, L: Lesson> Search<'a, L> {
     /// The ways whose hardest step fits; fails if main memory has no room for what streams.
     fn fitting(&mut self, choice: Choice) -> Result<Vec<Considered>> {
         let mut fitting: Vec<Considered> = Vec::new();
-        let limit = self.room.limit_bytes.saturating_sub(self.beside(self.streamed_bytes(choice)?));
+        let streamed = self.streamed_bytes(&self.job.config.with(&choice))?;
+        let limit = self.room.limit_bytes.saturating_sub(self.beside(streamed));
         // From the tightest on: where that does not fit, nothing does.
         for how in ways(self.job.config).into_iter().rev() {
             let choice = Choice { micro_batch: how.micro, recompute: how.recompute, ..choice };
@@ -329,40 +357,41 @@ impl<'a, L: Lesson> Search<'a, L> {
     }
 
     /// All phases of a choice; fails if one does not fit.
-    fn complete(&mut self, choice: Choice, encoding: &[Phase]) -> Result<Plan> {
-        let streamed_bytes = self.streamed_bytes(choice)?;
+    fn complete(&mut self, choice: Choice, before: &Before) -> Result<Plan> {
+        let config = self.job.config.with(&choice);
+        let streamed_bytes = self.streamed_bytes(&config)?;
         let host_bytes = self.beside(streamed_bytes);
         let limit = self.room.limit_bytes.saturating_sub(host_bytes);
-        let config = self.job.config.with(&choice);
         let rehearsal = self.rehearsal(&config);
         let known = self.considered.iter().find(|of| of.choice == choice).map(|of| of.secs);
         let step_secs = match known {
             Some(secs) => secs,
             None => rehearsal.step(self.room.rates)?.secs,
         };
-        let training = rehearsal.training()?;
-        let (tiling, showing) = rehearsal.showing(limit)?;
-        let training: Vec<Phase> = training.into_iter().chain(showing).collect();
+        let (training, measuring) = rehearsal.training()?;
+        let Showing { tiling, phase, cost } = rehearsal.showing(limit)?;
+        let times = rehearsal.times(step_secs, before, (&measuring, &cost), self.room.rates)?;
+        let training: Vec<Phase> = training.into_iter().chain(phase).collect();
         if let Some(Phase { name, peak_bytes }) = training.iter().find(|it| it.peak_bytes > limit) {
             if let Some(of) = self.considered.iter_mut().find(|of| of.choice == choice) {
                 (of.fits, of.peak_bytes) = (false, *peak_bytes);
             }
-            let (phase, needed) = (name.clone(), *peak_bytes);
-            return Err(TrainerError::TooLarge { phase, needed, limit, nearest: None });
+            return Err(self.too_large(name, *peak_bytes + host_bytes));
         }
-        let considered = std::mem::take(&mut self.considered);
-        let outside = self.room.limit_bytes.saturating_sub(self.encoding_limit);
-        let total_bytes = (peak(encoding) + outside).max(peak(&training) + host_bytes);
-        let phases = [encoding, &training].concat();
+        let encoding: Vec<Phase> =
+            before.stages.iter().map(|stage| Phase::from(stage.phase)).collect();
+        let total_bytes = (peak(&encoding) + self.encoding_bytes).max(peak(&training) + host_bytes);
         Ok(Plan {
             choice,
-            phases,
+            phases: [encoding, training].concat(),
             host_bytes,
             streamed_bytes,
             total_bytes,
             tiling,
+            t5: before.t5,
             step_secs,
-            considered,
+            times,
+            considered: std::mem::take(&mut self.considered),
         })
     }
 
@@ -372,9 +401,18 @@ impl<'a, L: Lesson> Search<'a, L> {
     }
 
     /// What the tightest candidate takes too much.
-    fn too_large(&self) -> TrainerError {
-        let needed = self.considered.iter().map(|it| it.peak_bytes).min().unwrap_or(0);
-        let limit = self.limit;
-        TrainerError::TooLarge { phase: "a step".into(), needed, limit, nearest: None }
+    fn step_too_large(&self) -> TrainerError {
+        let hardest = self.rehearsal(self.job.config).hardest();
+        let phase = hardest.map_or_else(|| "a step".into(), |(size, _)| meter::train(size));
+        let least = self.considered.iter().min_by_key(|of| of.peak_bytes);
+        let beside = least.map_or(0, |of| {
+            self.streamed_bytes(&self.job.config.with(&of.choice)).map_or(0, |of| self.beside(of))
+        });
+        self.too_large(&phase, least.map_or(0, |of| of.peak_bytes) + beside)
+    }
+
+    fn too_large(&self, phase: &str, needed: usize) -> TrainerError {
+        let limit = self.room.limit_bytes;
+        TrainerError::TooLarge { phase: phase.into(), needed, limit, remedy: None }
     }
 }

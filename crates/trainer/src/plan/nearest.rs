@@ -1,77 +1,164 @@
-//! What could be changed in a job that does not fit, so that it does. What is free was tried already:
-//! left are the keys that somebody typed, then the size of samples.
+//! What could be changed in a job that does not fit, so that it does: tried, not guessed. What is free was tried
+//! already: left are the keys that somebody typed, then the size of samples.
 
-use compute::Quantisation;
+use compute::{Dtype, Quantisation};
 
 use super::choice::{FORMATS, streams, ways};
-use super::{Choice, Job, Room, Search};
-use crate::config::adapter::AdapterKind;
+use super::{Choice, Job, Outlook, Room, Search};
+use crate::config::RunConfig;
+use crate::config::adapter::{Adapter, AdapterKind};
 use crate::config::optimizer::OptimizerKind;
-use crate::error::Result;
+use crate::error::{Remedy, Result, TrainerError};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
-use crate::train::lesson::Lesson;
+use crate::train::lesson::{Lesson, Smaller};
 
-/// A key, what would be typed for it, and what that does.
-type Change = (&'static str, &'static str, fn(&mut Choice));
-
-/// From what costs the least to what costs the most.
-const CHANGES: [Change; 6] = [
-    ("train.micro_batch", "1", |choice| choice.micro_batch = 1),
-    ("train.recompute", "\"block\"", |choice| choice.recompute = Recompute::Block),
-    ("machine.stream", "\"blocks\"", |choice| choice.stream = Stream::Blocks),
-    ("optimizer.kind", "\"adamw_8bit\"", |choice| choice.optimizer = OptimizerKind::AdamW8bit),
-    ("base.quantise_encoders", "\"nf4\"", |choice| {
-        choice.quantise_encoders = Some(Quantisation::Nf4);
-    }),
-    ("base.quantise", "\"nf4\"", |choice| choice.quantise = Some(Quantisation::Nf4)),
-];
-
-/// A change that fits, as it would be typed: one key, else several, else smaller samples.
-pub(super) fn change<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Option<String> {
-    let tightest = tightest(job, room);
-    let is_frozen = job.config.adapter.kind != AdapterKind::None;
-    let is_possible = |(key, ..): &&Change| {
-        let can = match *key {
-            "base.quantise" => is_frozen,
-            "machine.stream" => is_frozen && room.host_bytes.is_some(),
-            _ => true,
-        };
-        can && !job.config.is_free(key)
-    };
-    let typed: Vec<&Change> = CHANGES.iter().filter(is_possible).collect();
-    let alone = typed.iter().map(std::slice::from_ref);
-    let together = (2..=typed.len()).map(|n| &typed[..n]);
-    for changes in alone.chain(together) {
-        let mut choice = tightest;
-        for (.., apply) in changes {
-            apply(&mut choice);
+/// The first candidate that fits into `limit` bytes; if none does, the last, which must take the least. `need` says
+/// what one takes, exactly if that is within the limit it is given.
+pub(crate) fn nearest<C>(
+    limit: usize,
+    candidates: Vec<(String, C)>,
+    need: impl Fn(&C, usize) -> Result<usize>,
+) -> Result<Option<Remedy>> {
+    let mut last = None;
+    for (change, candidate) in candidates {
+        let needed = need(&candidate, limit)?;
+        if needed <= limit {
+            return Ok(Some(Remedy { change, needed, fits: true }));
         }
-        if fits(job, room, choice).is_ok() {
-            let text = |(key, value, _): &&Change| format!("{key} = {value}");
-            return Some(changes.iter().map(text).collect::<Vec<_>>().join(" and "));
-        }
+        last = Some((change, candidate));
     }
-    for (typed, outlook) in job.lesson.smaller(job.outlook) {
-        if fits(Job { outlook: &outlook, ..job }, room, tightest).is_ok() {
-            return Some(typed);
-        }
-    }
-    None
+    let Some((change, candidate)) = last else { return Ok(None) };
+    let needed = need(&candidate, usize::MAX)?;
+    Ok((needed < usize::MAX).then_some(Remedy { change, needed, fits: false }))
 }
 
-/// Everything that is free as tight as it goes.
-fn tightest<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Choice {
-    let is_free = |key| job.config.is_free(key);
-    let mut choice = Choice::of(job.config);
-    if let Some(how) = ways(job.config).last() {
+/// A key, what would be typed for it, and what that does.
+type Change = (&'static str, &'static str, fn(&mut RunConfig));
+
+/// From what costs the least to what costs the most.
+const CHANGES: [Change; 10] = [
+    ("train.micro_batch", "1", |job| job.train.micro_batch = Some(1)),
+    ("train.recompute", "\"block\"", |job| job.train.recompute = Recompute::Block),
+    ("machine.stream", BLOCKS, |job| job.machine.stream = Stream::Blocks),
+    ("machine.stream", NONE, |job| job.machine.stream = Stream::None),
+    ("base.dtype", "\"bf16\"", |job| job.base.dtype = Dtype::Bf16),
+    ("optimizer.kind", "\"adamw_8bit\"", |job| job.optimizer.kind = OptimizerKind::AdamW8bit),
+    ("base.quantise_encoders", "\"nf4\"", |job| {
+        job.base.quantise_encoders = Some(Quantisation::Nf4);
+    }),
+    ("base.quantise", "\"nf4\"", |job| job.base.quantise = Some(Quantisation::Nf4)),
+    ("adapter.rank", "8", |job| {
+        for target in &mut job.adapter.targets {
+            target.rank = target.rank.min(LOW_RANK);
+        }
+    }),
+    ("adapter.kind", "\"lora\"", |job| job.adapter = Adapter::usual(&job.material)),
+];
+
+const BLOCKS: &str = "\"blocks\"";
+const NONE: &str = "\"none\"";
+
+/// The rank above. Chosen: what small adapters have.
+const LOW_RANK: usize = 8;
+
+/// A job to try, with everything that is free as tight as it goes.
+struct Candidate<L: Lesson> {
+    config: RunConfig,
+    lesson: L,
+    outlook: Outlook<L::Size>,
+}
+
+/// The nearest change that fits, as it would be typed: one key, several, smaller samples, or all of it.
+pub(super) fn remedy<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Result<Option<Remedy>> {
+    let Job { lesson, config, outlook } = job;
+    let tightest = tightest(config, room);
+    let typed: Vec<&Change> =
+        CHANGES.iter().filter(|change| is_possible(change, &tightest, job, room)).collect();
+    let mut candidates = Vec::new();
+    for changes in combined(&typed) {
+        let (change, config) = changed(&tightest, &changes, room);
+        let (lesson, outlook) = (*lesson, outlook.clone());
+        candidates.push((change, Candidate { config, lesson, outlook }));
+    }
+    let all_typed = (!typed.is_empty()).then(|| changed(&tightest, &typed, room));
+    for (before, config) in
+        [Some((String::new(), tightest.clone())), all_typed].into_iter().flatten()
+    {
+        let all = lesson.smaller(outlook).into_iter().filter(|job| !job.change.is_empty());
+        for Smaller { change, lesson, outlook } in all {
+            let and = if before.is_empty() { "" } else { " and " };
+            let config = config.clone();
+            let candidate = Candidate { config, lesson, outlook };
+            candidates.push((format!("{before}{and}{change}"), candidate));
+        }
+    }
+    if candidates.is_empty() {
+        let (lesson, outlook) = (*lesson, outlook.clone());
+        candidates.push((String::new(), Candidate { config: tightest, lesson, outlook }));
+    }
+    nearest(room.limit_bytes, candidates, |candidate, limit| candidate.need(room, limit))
+}
+
+/// Each alone, each two, then as many as it takes in their order; all of them last.
+fn combined<'a>(typed: &[&'a Change]) -> Vec<Vec<&'a Change>> {
+    let alone = typed.iter().map(|change| vec![*change]);
+    let two = typed.iter().enumerate().flat_map(|(index, first)| {
+        typed[index + 1..].iter().map(move |second| vec![*first, *second])
+    });
+    let more = (3..=typed.len()).map(|n| typed[..n].to_vec());
+    alone.chain(two).chain(more).collect()
+}
+
+/// Whether a key was typed, and this would change something.
+fn is_possible<L: Lesson>(
+    (key, value, apply): &Change,
+    tightest: &RunConfig,
+    Job { config, outlook, .. }: Job<'_, L>,
+    room: Room<'_>,
+) -> bool {
+    let mut changed = tightest.clone();
+    apply(&mut changed);
+    let is_frozen = config.adapter.kind != AdapterKind::None;
+    let can = match (*key, *value) {
+        ("base.quantise", _) => is_frozen,
+        ("machine.stream", BLOCKS) => is_frozen && room.host_bytes.is_some(),
+        ("machine.stream", _) => config.machine.stream == Stream::Blocks,
+        ("base.dtype", _) => config.base.dtype == Dtype::F32,
+        ("base.quantise_encoders", _) => outlook.n_texts > 0,
+        ("adapter.kind", _) => !is_frozen && !config.base.fresh,
+        _ => true,
+    };
+    // What an adapter is like is never chosen by a plan.
+    let is_typed = key.starts_with("adapter.") || !config.is_free(key);
+    can && is_typed && changed != *tightest
+}
+
+/// A job with some changes, as they would be typed.
+fn changed(config: &RunConfig, changes: &[&Change], room: Room<'_>) -> (String, RunConfig) {
+    let mut changed = config.clone();
+    for (.., apply) in changes {
+        apply(&mut changed);
+    }
+    let text = |(key, value, _): &&Change| format!("{key} = {value}");
+    // With another kind of adapter something else may be free.
+    let has_other = changed.adapter.kind != config.adapter.kind;
+    let changed = if has_other { tightest(&changed, room) } else { changed };
+    (changes.iter().map(text).collect::<Vec<_>>().join(" and "), changed)
+}
+
+/// A job with everything that is free as tight as it goes.
+fn tightest(config: &RunConfig, room: Room<'_>) -> RunConfig {
+    let is_free = |key| config.is_free(key);
+    let mut choice = Choice::of(config);
+    if let Some(how) = ways(config).last() {
         (choice.micro_batch, choice.recompute) = (how.micro, how.recompute);
     }
-    if let Some(stream) = streams(job.config, room).last() {
+    if let Some(stream) = streams(config, room).last() {
         choice.stream = *stream;
     }
     let least = FORMATS[FORMATS.len() - 1];
-    if is_free("base.quantise") && job.config.adapter.kind != AdapterKind::None {
+    if is_free("base.quantise") && config.adapter.kind != AdapterKind::None {
         choice.quantise = least;
     }
     if is_free("base.quantise_encoders") {
@@ -80,17 +167,19 @@ fn tightest<L: Lesson>(job: Job<'_, L>, room: Room<'_>) -> Choice {
     if is_free("optimizer.kind") {
         choice.optimizer = OptimizerKind::AdamW8bit;
     }
-    choice
+    config.with(&choice)
 }
 
-fn fits<L: Lesson>(job: Job<'_, L>, room: Room<'_>, choice: Choice) -> Result<()> {
-    let mut search = Search::new(job, room);
-    // What fails mostly fails here, and is found sooner.
-    let step = search.rehearsal(&job.config.with(&choice)).step(room.rates)?;
-    let beside = search.beside(search.streamed_bytes(choice)?);
-    if step.peak_bytes > room.limit_bytes.saturating_sub(beside) {
-        return Err(search.too_large());
+impl<L: Lesson> Candidate<L> {
+    /// Bytes that the whole program takes; where that is more than `limit`, perhaps only a part of it; the most
+    /// there is where it can have none.
+    fn need(&self, room: Room<'_>, limit: usize) -> Result<usize> {
+        let Self { config, lesson, outlook } = self;
+        let search = Search::new(Job { lesson, config, outlook }, room);
+        match search.least_bytes(config, limit) {
+            // Main memory has no room for the blocks: another limit, which this one cannot say.
+            Err(TrainerError::TooLarge { .. }) => Ok(usize::MAX),
+            needed => needed,
+        }
     }
-    let encoding = search.rehearsal(&job.config.with(&choice)).before(search.encoding_limit)?;
-    search.complete(choice, &encoding).map(drop)
 }

@@ -8,14 +8,15 @@ use compute::{Device, Kind, Recording, Work};
 
 use super::Outlook;
 use super::rates::Rates;
-use crate::config::RunConfig;
+use super::time::{self, Basis, Cost, Repeated, Times};
+use crate::config::{RunConfig, Switch};
 use crate::error::Result;
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::train::event::Phase;
 use crate::train::how::How;
-use crate::train::lesson::Lesson;
+use crate::train::lesson::{Before, Lesson};
 use crate::train::meter::{self, LOAD, SHOW};
 use crate::train::session::Session;
 
@@ -34,9 +35,18 @@ pub(super) struct Step {
     pub secs: f64,
 }
 
+/// What is shown along the way.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Showing {
+    pub tiling: Option<Tiling>,
+    /// Nothing if nothing is shown.
+    pub phase: Option<Phase>,
+    pub cost: Cost,
+}
+
 impl<L: Lesson> Rehearsal<'_, L> {
-    /// What comes before training; fails if that is more than `limit` bytes.
-    pub fn before(&self, limit: usize) -> Result<Vec<Phase>> {
+    /// What comes before training, in the fastest way within `limit` bytes.
+    pub fn before(&self, limit: usize) -> Result<Before> {
         self.lesson.before(self.config, self.outlook, self.kind, limit)
     }
 
@@ -58,8 +68,8 @@ impl<L: Lesson> Rehearsal<'_, L> {
         Ok(Step { peak_bytes, secs })
     }
 
-    /// A step in every size that occurs, and a measurement.
-    pub fn training(&self) -> Result<Vec<Phase>> {
+    /// A step in every size that occurs, and a measurement; what a validation costs.
+    pub fn training(&self) -> Result<(Vec<Phase>, Cost)> {
         let (device, mut session) = self.session()?;
         let phase = |name: String| {
             let peak_bytes = device.usage().extent;
@@ -72,30 +82,70 @@ impl<L: Lesson> Rehearsal<'_, L> {
             session.update(0.0, 0, 1.0)?;
             phases.push(phase(meter::train(*size)));
         }
-        for size in self.outlook.held_out.keys() {
-            session.measure(&self.lesson.rehearsed(&device, *size, 1)?)?;
+        let mut works = Vec::new();
+        for (size, n) in &self.outlook.held_out {
+            let once = || session.measure(&self.lesson.rehearsed(&device, *size, 1)?);
+            works.push(((n * self.lesson.n_measured()) as f64, work_of(&device, once)?));
             phases.push(phase(meter::validate(*size)));
         }
-        Ok(phases)
+        Ok((phases, Cost { works, read_bytes: 0 }))
     }
 
-    /// What is shown while training; pictures are decoded whole if that fits.
-    pub fn showing(&self, limit: usize) -> Result<(Option<Tiling>, Option<Phase>)> {
+    /// What is shown while training; pictures are decoded whole if that fits into `limit` bytes.
+    pub fn showing(&self, limit: usize) -> Result<Showing> {
+        let mut showing = Showing::default();
         if !self.lesson.shows() {
-            return Ok((None, None));
+            return Ok(showing);
         }
-        let mut best = None;
         for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
             let (device, session) = self.session()?;
-            self.lesson.rehearse_showing(&device, session.learner(), tiling)?;
+            let cost = self.lesson.rehearse_showing(&device, session.learner(), tiling)?;
             let phase = Phase { name: SHOW.into(), peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
-            best = Some((tiling, Some(phase)));
+            showing = Showing { tiling, phase: Some(phase), cost };
             if fits {
                 break;
             }
         }
-        Ok(best.unwrap_or_default())
+        Ok(showing)
+    }
+
+    /// How long all of it takes, if a step takes so long.
+    pub fn times(
+        &self,
+        step_secs: f64,
+        before: &Before,
+        (measuring, showing): (&Cost, &Cost),
+        rates: &Rates,
+    ) -> Result<Times> {
+        let (device, mut session) = self.session()?;
+        let loading =
+            Cost { works: vec![(1.0, device.work())], read_bytes: self.lesson.file_bytes() };
+        let tensors = session.tensors()?;
+        let saved_bytes = tensors.iter().map(|(_, tensor)| tensor.bytes()).sum();
+        let steps = time::n_steps(self.config, self.outlook).unwrap_or(0);
+        let times = |has_any: bool, n: u64| if has_any && steps > 0 { n } else { 0 };
+        let validate_every = Switch::On(self.config.train.validate_every);
+        let shown_every = self.config.material.shown_every();
+        Ok(Times {
+            // A sum of none would be -0.
+            encode_secs: before.stages.iter().fold(0.0, |sum, stage| sum + stage.cost.secs(rates)),
+            load_secs: loading.secs(rates),
+            steps: Repeated { secs: step_secs, times: steps },
+            validation: Repeated {
+                secs: measuring.secs(rates),
+                times: times(!measuring.works.is_empty(), time::n_looks(validate_every, steps)),
+            },
+            samples: Repeated {
+                secs: showing.secs(rates),
+                times: times(self.lesson.shows(), time::n_looks(shown_every, steps)),
+            },
+            saving: Repeated {
+                secs: time::saving(saved_bytes),
+                times: time::n_saves(self.config.output.save_every, steps),
+            },
+            basis: Basis::of(rates),
+        })
     }
 
     /// Bytes of the model that stay on the host.
@@ -141,7 +191,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
     }
 
     /// The size that takes the most, and how often it is shown.
-    fn hardest(&self) -> Option<(L::Size, usize)> {
+    pub fn hardest(&self) -> Option<(L::Size, usize)> {
         let batch = self.config.train.batch;
         let weight = |(size, shown): &(&L::Size, &usize)| L::weight(**size) * batch.min(**shown);
         let hardest = self.outlook.train.iter().max_by_key(weight);

@@ -3,6 +3,7 @@
 //! `text` writes instead of drawing.
 
 pub mod choice;
+pub(crate) mod encoding;
 mod exif;
 pub mod picture;
 pub mod schedule;
@@ -11,18 +12,20 @@ pub mod text;
 use std::path::{Path, PathBuf};
 
 use compute::ops::PatchOrder;
-use compute::{Device, Dtype, Kind, Params, Tape};
+use compute::{Device, Dtype, Kind, Params, Quantisation, Tape};
 use weights::load::floats;
 use weights::{Catalog, WeightsError};
 
-use crate::error::{Result, TrainerError};
+use self::encoding::plan_encoding;
+use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::{Prompt, TextEncoders, Watch};
+use crate::model::sd3::prompts::{Encoding, Prompt, T5Loading, Watch};
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::{Latent, Tiling, decode_tiled};
+use crate::plan::nearest;
 
 /// What is to be drawn.
 #[derive(Clone, Debug)]
@@ -80,6 +83,8 @@ pub struct Plan {
     pub is_paired: bool,
     /// How latents are cut for decoding, if they are.
     pub tiling: Option<Tiling>,
+    /// How much of T5 is in memory at a time.
+    pub t5: T5Loading,
 }
 
 /// A part of the work.
@@ -140,44 +145,90 @@ impl<'a> Job<'a> {
         Ok(Self { pipeline, request })
     }
 
-    /// The fastest way that fits into `limit` bytes, found without reading a number.
+    /// The fastest way that fits into `limit` bytes, found without reading a number. If none does, the error names
+    /// the nearest request that would.
     pub fn plan(&self, kind: Kind, limit: usize) -> Result<Plan> {
-        let mut phases =
-            plan_encoding(&self.pipeline.encoders, self.request.precision, kind, limit)?;
+        let plan = self.fastest(kind, limit)?;
+        match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
+            None => Ok(plan),
+            Some(phase) => Err(too_large(*phase, limit, self.remedy(kind, limit)?)),
+        }
+    }
+
+    /// The fastest way whose phases fit into `limit` bytes; of a phase that does not fit, the way that takes the
+    /// least.
+    fn fastest(&self, kind: Kind, limit: usize) -> Result<Plan> {
+        let Self { pipeline, request } = self;
+        let n_texts = request.prompts.len() + 1;
+        let (stages, t5) =
+            plan_encoding(&pipeline.encoders, request.precision, n_texts, (kind, limit))?;
+        let mut phases: Vec<Phase> = stages.into_iter().map(|stage| stage.phase).collect();
         let empty = self.rehearsed_prompts();
-        let is_guided = self.request.guidance > 1.0;
+        let is_guided = request.guidance > 1.0;
         let pairings = if is_guided { vec![true, false] } else { vec![false] };
-        let (is_paired, peak_bytes) =
-            choose(DENOISE, kind, limit, pairings, |device, is_paired| {
-                self.denoise(device, &empty, is_paired, &|_| true).map(drop)
-            })?;
+        let (is_paired, peak_bytes) = choose(kind, limit, pairings, |device, is_paired| {
+            self.denoise(device, &empty, is_paired, &|_| true).map(drop)
+        })?;
         phases.push(Phase { name: DENOISE, peak_bytes });
         let [_, height, width] = self.latent_sizes();
         let tilings = Tiling::candidates().filter(|tiling| tiling.tile < height.max(width));
         let tilings = std::iter::once(None).chain(tilings.map(Some)).collect();
         let latents = vec![vec![0.0; self.latent_sizes().iter().product()]];
-        let (tiling, peak_bytes) = choose(DECODE, kind, limit, tilings, |device, tiling| {
+        let (tiling, peak_bytes) = choose(kind, limit, tilings, |device, tiling| {
             self.decode(device, &latents, tiling, &|_| true).map(drop)
         })?;
         phases.push(Phase { name: DECODE, peak_bytes });
-        Ok(Plan { phases, is_paired, tiling })
+        Ok(Plan { phases, is_paired, tiling, t5 })
+    }
+
+    /// What could be asked for instead: smaller weights, then smaller images, then both.
+    fn remedy(&self, kind: Kind, limit: usize) -> Result<Option<Remedy>> {
+        let Request { precision, size, .. } = self.request;
+        let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
+        let can_quantise = precision.base != Some(Quantisation::Nf4);
+        let weights = can_quantise.then(|| ("--quantise nf4".to_owned(), (quantised, size)));
+        let sizes = || self.smaller_sizes().into_iter();
+        let typed = |[width, height]: [usize; 2]| format!("--size {width}x{height}");
+        let smaller = sizes().map(|size| (typed(size), (precision, size)));
+        let both = sizes().filter(|_| can_quantise);
+        let both = both.map(|size| (format!("--quantise nf4 {}", typed(size)), (quantised, size)));
+        let candidates: Vec<_> = weights.into_iter().chain(smaller).chain(both).collect();
+        nearest(limit, candidates, |(precision, size), _| {
+            let request = Request { precision: *precision, size: *size, ..self.request.clone() };
+            let job = Self { pipeline: self.pipeline, request };
+            Ok(job.fastest(kind, 0)?.peak_bytes())
+        })
+    }
+
+    /// Images of the same shape, half as large and smaller.
+    fn smaller_sizes(&self) -> Vec<[usize; 2]> {
+        let unit =
+            self.pipeline.vae.config.reduction() * self.pipeline.transformer.config.patch_size;
+        let part = |shares: usize| {
+            self.request.size.map(|side| (side * shares / 4 / unit * unit).max(unit))
+        };
+        let mut sizes: Vec<_> = [3, 2, 1].map(part).into();
+        sizes.dedup();
+        sizes.retain(|size| *size != self.request.size);
+        sizes
     }
 
     /// Draws the pictures on a device that has room for the plan.
     pub fn run(&self, device: &Device, plan: &Plan, tell: Tell<'_>) -> Result<Vec<Picture>> {
-        let prompts = self.encode(device, tell)?;
+        let prompts = self.encode(device, plan.t5, tell)?;
         let latents = self.denoise(device, &prompts, plan.is_paired, tell)?;
         self.decode(device, &latents, plan.tiling, tell)
     }
 
     /// The negative prompt, then the others.
-    fn encode(&self, device: &Device, tell: Tell<'_>) -> Result<Vec<Prompt>> {
+    fn encode(&self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<Vec<Prompt>> {
         let texts: Vec<String> =
             std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
         let begin = |name, _: &Device| _ = tell(Event::Phase(name));
         let tick = |bytes| tell(Event::Loaded(bytes));
         let watch = Watch { begin: &begin, tick: &tick, encoded: &|| true };
-        self.pipeline.encoders.encode(device, self.request.precision, &texts, watch)
+        let encoding = Encoding { precision: self.request.precision, t5 };
+        self.pipeline.encoders.encode(device, encoding, &texts, watch)
     }
 
     /// Prompts for a rehearsal, the negative one first.
@@ -342,61 +393,34 @@ impl Drawer<'_> {
     }
 }
 
-/// What each text encoder takes at its peak, found without reading a number.
-pub(crate) fn plan_encoding(
-    encoders: &TextEncoders,
-    precision: Precision,
-    kind: Kind,
-    limit: usize,
-) -> Result<Vec<Phase>> {
-    let device = Device::meta(kind, UNLIMITED);
-    let phases = std::cell::RefCell::new(Vec::<Phase>::new());
-    let end = |device: &Device| {
-        if let Some(phase) = phases.borrow_mut().last_mut() {
-            phase.peak_bytes = device.usage().extent;
-        }
-        device.restart_peak();
-    };
-    let begin = |name, device: &Device| {
-        end(device);
-        phases.borrow_mut().push(Phase { name, peak_bytes: 0 });
-    };
-    let watch = Watch { begin: &begin, tick: &|_| true, encoded: &|| true };
-    encoders.encode(&device, precision, &[String::new()], watch)?;
-    end(&device);
-    let phases = phases.into_inner();
-    match phases.iter().find(|phase| phase.peak_bytes > limit) {
-        Some(phase) => Err(too_large(phase.name, phase.peak_bytes, limit)),
-        None => Ok(phases),
-    }
-}
-
 /// For a rehearsal that finds out how much would be enough.
-const UNLIMITED: usize = usize::MAX / 2;
+pub(crate) const UNLIMITED: usize = usize::MAX / 2;
 
-/// The first of `choices` whose rehearsal fits, and its peak.
+/// The first of `choices` whose rehearsal fits, else the one that takes the least; and its peak.
 pub(crate) fn choose<C: Copy>(
-    name: &'static str,
     kind: Kind,
     limit: usize,
     choices: Vec<C>,
     rehearse: impl Fn(&Device, C) -> Result<()>,
 ) -> Result<(C, usize)> {
-    let mut least = usize::MAX;
+    let mut least: Option<(C, usize)> = None;
     for choice in choices {
         let device = Device::meta(kind, UNLIMITED);
         rehearse(&device, choice)?;
         let peak = device.usage().extent;
-        if peak <= limit {
-            return Ok((choice, peak));
+        if least.is_none_or(|(_, least)| peak < least) {
+            least = Some((choice, peak));
         }
-        least = least.min(peak);
+        if peak <= limit {
+            break;
+        }
     }
-    Err(too_large(name, least, limit))
+    Ok(least.expect("there is a choice"))
 }
 
-fn too_large(phase: &str, needed: usize, limit: usize) -> TrainerError {
-    TrainerError::TooLarge { phase: phase.into(), needed, limit, nearest: None }
+pub(crate) fn too_large(phase: Phase, limit: usize, remedy: Option<Remedy>) -> TrainerError {
+    let Phase { name, peak_bytes } = phase;
+    TrainerError::TooLarge { phase: name.into(), needed: peak_bytes, limit, remedy }
 }
 
 pub(crate) fn go_on(is_wanted: bool) -> Result<()> {

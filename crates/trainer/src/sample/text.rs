@@ -2,8 +2,9 @@
 //! model remembers of those before it. The same function is run first on a device without data, which
 //! tells what it takes; then an arena of that size is enough. What tokens mean is not its business.
 
-use compute::{Device, Kind, Params, Tape};
+use compute::{Device, Kind, Params, Quantisation, Tape};
 
+use super::Phase;
 use super::choice::Choice;
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
@@ -11,6 +12,7 @@ use crate::model::host::numbers;
 use crate::model::llama::base::Base;
 use crate::model::llama::cache::Cache;
 use crate::model::llama::{Config, Llama};
+use crate::plan::nearest;
 
 /// What is to be written.
 #[derive(Clone, Debug)]
@@ -53,7 +55,7 @@ impl Request {
 }
 
 /// Bytes at the peak of loading a model and writing these texts one after the other, found without
-/// reading a number.
+/// reading a number. If that is more than `limit`, the error names the nearest request that would fit.
 pub fn plan(
     base: &Base,
     precision: Precision,
@@ -61,16 +63,39 @@ pub fn plan(
     kind: Kind,
     limit: usize,
 ) -> Result<usize> {
+    let peak_bytes = peak(base, precision, requests, kind)?;
+    if peak_bytes <= limit {
+        return Ok(peak_bytes);
+    }
+    let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
+    let weights = (precision.base != quantised.base)
+        .then(|| ("--quantise nf4".to_owned(), (quantised, usize::MAX)));
+    let most = requests.iter().map(|request| request.max_tokens).max().unwrap_or(0);
+    let shorter = [most / 2, most / 4].into_iter().filter(|tokens| *tokens > 0).map(|tokens| {
+        let typed = format!("--max-tokens {tokens}");
+        match &weights {
+            Some((change, (precision, _))) => (format!("{change} {typed}"), (*precision, tokens)),
+            None => (typed, (precision, tokens)),
+        }
+    });
+    let candidates: Vec<_> = weights.clone().into_iter().chain(shorter).collect();
+    let remedy = nearest(limit, candidates, |(precision, tokens), _| {
+        let shorter = |request: &Request| Request {
+            max_tokens: request.max_tokens.min(*tokens),
+            ..request.clone()
+        };
+        peak(base, *precision, &requests.iter().map(shorter).collect::<Vec<_>>(), kind)
+    })?;
+    Err(super::too_large(Phase { name: "writing", peak_bytes }, limit, remedy))
+}
+
+fn peak(base: &Base, precision: Precision, requests: &[Request], kind: Kind) -> Result<usize> {
     let device = Device::meta(kind, super::UNLIMITED);
     let (model, adapters) = base.load_adapted(&device, precision, &|_| true)?;
     for request in requests {
         write(&device, (&model, &adapters.params), request, &|_| false, &mut |_| true)?;
     }
-    let peak = device.usage().extent;
-    if peak > limit {
-        return Err(super::too_large("writing", peak, limit));
-    }
-    Ok(peak)
+    Ok(device.usage().extent)
 }
 
 /// Told each new token; answers whether to go on. The token that ends a text is not told.

@@ -11,6 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use super::how::How;
 use crate::data::LeftOut;
+use crate::plan::Times;
 use crate::sample;
 
 /// Something that happened.
@@ -164,6 +165,9 @@ pub struct Begin {
     /// Seconds of a step, as planned.
     #[serde(default)]
     pub step_secs: f64,
+    /// How long each part of the run takes, as planned, and how sure that is.
+    #[serde(default)]
+    pub times: Times,
     /// The most that may be taken.
     pub limit_bytes: usize,
     /// Bytes that were read from files to where they are computed with.

@@ -14,7 +14,7 @@ use std::path::Path;
 use compute::{Device, Dtype, Kind, Params, Tape, Var};
 use weights::Tick;
 
-use super::event::{Event, Phase};
+use super::event::Event;
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::error::Result;
@@ -23,11 +23,32 @@ use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
 use crate::model::build::{Precision, Want};
 use crate::model::recompute::Recompute;
+use crate::model::sd3::prompts::T5Loading;
 use crate::model::vae::Tiling;
-use crate::plan::Outlook;
+use crate::plan::{Cost, Outlook};
+use crate::sample::encoding::Stage;
+
+/// What comes before training, on the device.
+#[derive(Clone, Debug, Default)]
+pub struct Before {
+    /// Its parts, in their order.
+    pub stages: Vec<Stage>,
+    /// How much of T5 is in memory at a time.
+    pub t5: T5Loading,
+}
+
+/// A job that asks for less of each sample.
+pub struct Smaller<L: Lesson> {
+    /// What would be typed.
+    pub change: String,
+    /// What it would be about.
+    pub lesson: L,
+    /// What it would be fed with.
+    pub outlook: Outlook<L::Size>,
+}
 
 /// A model and its loss.
-pub trait Lesson {
+pub trait Lesson: Copy {
     /// The model.
     type Model;
     /// What the work of a sample depends on: the size of a picture, the length of a text.
@@ -68,14 +89,18 @@ pub trait Lesson {
     /// A portion without numbers, made on a device without data as a run makes one.
     fn rehearsed(&self, device: &Device, size: Self::Size, n: usize) -> Result<Self::Portion>;
 
-    /// What comes before training, on the device; fails if that is more than `limit` bytes.
+    /// What comes before training, on the device: in the fastest way if that takes no more than `limit` bytes, else
+    /// in the one that takes the least.
     fn before(
         &self,
         config: &RunConfig,
         outlook: &Outlook<Self::Size>,
         kind: Kind,
         limit: usize,
-    ) -> Result<Vec<Phase>>;
+    ) -> Result<Before>;
+
+    /// Bytes of the model's files.
+    fn file_bytes(&self) -> u64;
 
     /// Bytes beside the arena that a run's samples take while it trains.
     fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Self::Size>) -> usize;
@@ -86,16 +111,20 @@ pub trait Lesson {
     /// Whether anything is shown along the way.
     fn shows(&self) -> bool;
 
-    /// Shows what the model does on a device without data.
+    /// How often the loss of a held-out sample is measured in one validation.
+    fn n_measured(&self) -> usize;
+
+    /// Shows what the model does on a device without data; gives what that takes with data.
     fn rehearse_showing(
         &self,
         device: &Device,
         learner: Learner<'_, Self::Model>,
         tiling: Option<Tiling>,
-    ) -> Result<()>;
+    ) -> Result<Cost>;
 
-    /// Jobs that ask for less of each sample, each as it would be typed, with their outlook.
-    fn smaller(&self, outlook: &Outlook<Self::Size>) -> Vec<(String, Outlook<Self::Size>)>;
+    /// Jobs that ask for less of each sample: of one key after the other, each from the largest value on, then of
+    /// all keys together. The last takes the least.
+    fn smaller(&self, outlook: &Outlook<Self::Size>) -> Vec<Smaller<Self>>;
 }
 
 /// A model as it is shown: with the format it computes in.

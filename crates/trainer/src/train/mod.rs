@@ -54,7 +54,7 @@ use crate::config::train::Length;
 use crate::data::Findings;
 use crate::error::{Result, TrainerError};
 use crate::export::card;
-use crate::plan::{Plan, Rates, Room, Rung};
+use crate::plan::{Plan, Rates, Repeated, Room, Rung, Times};
 use crate::report::figures::Figures;
 use crate::report::live::LiveReport;
 use crate::report::read::History;
@@ -207,6 +207,7 @@ fn begin<'a, 't, F: Feed>(
         phases: plan.phases.clone(),
         how: plan.choice.to_string(),
         step_secs: plan.step_secs,
+        times: Times { steps: Repeated { times: total_steps, ..plan.times.steps }, ..plan.times },
         limit_bytes: on.limit_bytes,
         loaded_in_place_bytes: filled.in_place,
         loaded_staged_bytes: filled.staged,

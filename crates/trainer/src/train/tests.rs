@@ -108,7 +108,7 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
     let ladder = ladder(job, room).unwrap();
     let mut place = Workplace::open(&on, &plan).unwrap();
     let device = place.device.clone();
-    let index = Arc::new(caching.run(&device, &|_| true).unwrap());
+    let index = Arc::new(caching.run(&device, plan.t5, &|_| true).unwrap());
     let told = Told::default();
     let tell = |happening: Happening<'_>| {
         if let Happening::Event(event) = happening {

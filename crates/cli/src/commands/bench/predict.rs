@@ -269,7 +269,7 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), 
         fs::remove_dir_all(&path).map_err(|error| Failure::Write { path, error })?;
     }
     let (steps, device) = (Mutex::new(Vec::new()), OnceLock::<Device>::new());
-    let on = arguments.engine.on(None);
+    let on = arguments.engine.on(None)?;
     let open = |bytes| {
         let opened = (on.open)(bytes)?;
         // Elsewhere, waiting for every call would be what is measured.

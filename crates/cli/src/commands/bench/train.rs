@@ -19,7 +19,7 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use serde::Serialize;
 use trainer::TrainerError;
-use trainer::cache::{Caching, Request};
+use trainer::cache::{CachePlan, Caching, Request};
 use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
@@ -276,13 +276,13 @@ fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
 fn encode(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
     remove(&config.cache_folder())?;
     let rss_before_bytes = machine::process::peak_resident();
-    let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None));
+    let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None)?);
     let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, None)?;
         let caching = Caching::new(&pipeline, Request::of(config)?, &|_| true)?;
-        let phases = caching.plan(engine.kind(), limit)?;
+        let CachePlan { phases, t5 } = caching.plan(engine.kind(), limit)?;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
-        caching.run(&engine.open(peak)?, &|_| true)?;
+        caching.run(&engine.open(peak)?, t5, &|_| true)?;
         Ok(())
     })?;
     let n_pictures = f64::from(arguments.pictures);
@@ -300,7 +300,7 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> 
     let rss_before_bytes = machine::process::peak_resident();
     let engine = &arguments.engine;
     let steps = Mutex::new(Vec::new());
-    train(config, &engine.on(None), Start::default(), &|happening| {
+    train(config, &engine.on(None)?, Start::default(), &|happening| {
         if let Happening::Event(Event::Step(step)) = happening {
             let cpu_ms = machine::process::cpu_time().as_secs_f64() * 1e3;
             let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);

@@ -96,7 +96,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let prompts = arguments.prompts()?;
     let requests = requests(arguments, &base, &tokenizer, &prompts)?;
     let (limit_bytes, precision) =
-        (arguments.engine.limit_bytes(arguments.limit), arguments.formats.precision());
+        (arguments.engine.limit_bytes(arguments.limit)?, arguments.formats.precision());
     let peak_bytes = plan(&base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
     let mut report = Report { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
     if !arguments.plan {

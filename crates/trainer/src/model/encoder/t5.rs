@@ -1,12 +1,15 @@
 //! T5's encoder, version 1.1 (transformers' `T5EncoderModel`): no positions but a bias of attention
 //! by distance, norms without mean, gated feed-forwards, hardly a bias anywhere.
 //!
-//! Its activations outgrow f16, so that with weights in f16 they are f32.
+//! Its activations outgrow f16, so that with weights in f16 they are f32. [`blocks`] encodes with one block
+//! in memory at a time.
 //!
 //! Shapes: S samples, N tokens, D width, H heads.
 
+pub mod blocks;
+
 use compute::ops::{Activation, Attention};
-use compute::{Dtype, Result as Computed, Tape, Tensor, Var};
+use compute::{Device, Dtype, Result as Computed, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
 
@@ -85,6 +88,20 @@ impl Config {
             ),
         )
     }
+
+    /// The class of a distance from query to key: half of them for keys to come; near ones each
+    /// for itself, far ones by their logarithm.
+    fn bucket(&self, distance: usize, is_to_come: bool) -> usize {
+        let half = self.relative_attention_num_buckets / 2;
+        let exact = half / 2;
+        let side = if is_to_come { half } else { 0 };
+        if distance < exact {
+            return side + distance;
+        }
+        let (exact_f, most) = (exact as f32, self.relative_attention_max_distance as f32);
+        let share = (distance as f32 / exact_f).ln() / (most / exact_f).ln();
+        side + (exact + (share * (half - exact) as f32) as usize).min(half - 1)
+    }
 }
 
 /// The table of tokens goes by either of two names, or by both; decoders are left out.
@@ -105,9 +122,7 @@ const EMBEDDED: &str = "encoder.embed_tokens.weight";
 /// The encoder.
 pub struct T5 {
     config: Config,
-    tokens: Var,
-    /// [buckets, H], of the first block for all.
-    distances: Var,
+    start: Start,
     blocks: Vec<Block>,
     norm: Var,
 }
@@ -115,17 +130,14 @@ pub struct T5 {
 impl T5 {
     /// Puts the model together.
     pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
-        let tokens = build.array(SHARED, [config.vocab_size, config.d_model])?;
-        let mut b = build.at("encoder");
-        let distances = b.array(
-            "block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            [config.relative_attention_num_buckets, config.num_heads],
-        )?;
-        let blocks = (0..config.num_layers)
-            .map(|index| Block::new(config, b.at(format!("block.{index}.layer"))))
-            .collect::<Result<_>>()?;
-        let norm = b.vector("final_layer_norm.weight", config.d_model)?;
-        Ok(Self { config: config.clone(), tokens, distances, blocks, norm })
+        Ok(Self {
+            config: config.clone(),
+            start: Start::new(config, build)?,
+            blocks: (0..config.num_layers)
+                .map(|index| Block::new(config, build, index))
+                .collect::<Result<_>>()?,
+            norm: last_norm(config, build)?,
+        })
     }
 
     /// Encodes prompts of equal length, N token ids after N token ids: [S, N, D]. Tokens from a
@@ -138,19 +150,45 @@ impl T5 {
         lengths: Option<&[u32]>,
     ) -> Result<Var> {
         let (device, n) = (tape.device(), ids.len() / samples.max(1));
-        let relative = self.relative(tape, n)?;
+        let relative = self.start.relative(&self.config, device, n)?;
         let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
-        let how = Attention {
-            scale: 1.0,
-            key_lengths: lengths.as_ref(),
-            relative: Some(&relative),
-            ..Attention::full(self.config.num_heads, self.config.d_kv)
-        };
-        let mut x = self.embed(tape, &device.upload([samples, n], ids)?)?;
+        let how = Attention { key_lengths: lengths.as_ref(), ..attention(&self.config, &relative) };
+        let mut x = self.start.embed(tape, &device.upload([samples, n], ids)?)?;
         for block in &self.blocks {
             x = block.forward(tape, &x, how, self.config.layer_norm_epsilon)?;
         }
         Ok(tape.rms_norm(&x, Some(&self.norm), self.config.layer_norm_epsilon)?)
+    }
+}
+
+fn attention<'a>(config: &Config, relative: &'a Tensor) -> Attention<'a> {
+    Attention {
+        scale: 1.0,
+        relative: Some(relative),
+        ..Attention::full(config.num_heads, config.d_kv)
+    }
+}
+
+fn last_norm(config: &Config, build: &mut Builder<'_>) -> Result<Var> {
+    build.vector("encoder.final_layer_norm.weight", config.d_model)
+}
+
+/// What comes before the blocks.
+struct Start {
+    tokens: Var,
+    /// [buckets, H], of the first block for all.
+    distances: Var,
+}
+
+impl Start {
+    fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        Ok(Self {
+            tokens: build.array(SHARED, [config.vocab_size, config.d_model])?,
+            distances: build.array(
+                "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+                [config.relative_attention_num_buckets, config.num_heads],
+            )?,
+        })
     }
 
     fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
@@ -160,32 +198,18 @@ impl T5 {
     }
 
     /// The bias of every distance from -(N - 1) to N - 1: [H, 2 N - 1].
-    fn relative(&self, tape: &Tape<'_>, n: usize) -> Result<Tensor> {
-        let heads = self.config.num_heads;
+    fn relative(&self, config: &Config, device: &Device, n: usize) -> Result<Tensor> {
+        let heads = config.num_heads;
         let table = numbers(self.distances.tensor())?;
         // Keys before a query, then itself and those after it.
         let buckets: Vec<usize> = (1..n)
             .rev()
-            .map(|distance| self.bucket(distance, false))
-            .chain((0..n).map(|distance| self.bucket(distance, distance > 0)))
+            .map(|distance| config.bucket(distance, false))
+            .chain((0..n).map(|distance| config.bucket(distance, distance > 0)))
             .collect();
         let of_head = |head| buckets.iter().map(move |bucket| bucket * heads + head);
         let biases: Vec<f32> = (0..heads).flat_map(of_head).map(|at| table[at]).collect();
-        Ok(tape.device().upload([heads, buckets.len()], &biases)?)
-    }
-
-    /// The class of a distance from query to key: half of them for keys to come; near ones each
-    /// for itself, far ones by their logarithm.
-    fn bucket(&self, distance: usize, is_to_come: bool) -> usize {
-        let half = self.config.relative_attention_num_buckets / 2;
-        let exact = half / 2;
-        let side = if is_to_come { half } else { 0 };
-        if distance < exact {
-            return side + distance;
-        }
-        let (exact_f, most) = (exact as f32, self.config.relative_attention_max_distance as f32);
-        let share = (distance as f32 / exact_f).ln() / (most / exact_f).ln();
-        side + (exact + (share * (half - exact) as f32) as usize).min(half - 1)
+        Ok(device.upload([heads, buckets.len()], &biases)?)
     }
 }
 
@@ -201,7 +225,8 @@ struct Block {
 }
 
 impl Block {
-    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+    fn new(config: &Config, build: &mut Builder<'_>, index: usize) -> Result<Self> {
+        let mut b = build.at(format!("encoder.block.{index}.layer"));
         let (d, inner, wide) = (config.d_model, config.num_heads * config.d_kv, config.d_ff);
         Ok(Self {
             norms: [b.vector("0.layer_norm.weight", d)?, b.vector("1.layer_norm.weight", d)?],

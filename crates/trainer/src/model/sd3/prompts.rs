@@ -1,5 +1,5 @@
 //! Prompts as SD3 sees them: the tokens of two CLIPs side by side, T5's below them, and a vector for
-//! the whole. Encoders are loaded one at a time and freed.
+//! the whole. Encoders are loaded one at a time and freed; T5, by far the largest, whole or block by block.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,7 @@ use crate::model::adapter::{Adapters, Beside, Given};
 use crate::model::build::{Builder, Precision, wants};
 use crate::model::config;
 use crate::model::encoder::clip::{self, Clip};
+use crate::model::encoder::t5::blocks::Blocks;
 use crate::model::encoder::t5::{self, T5};
 use crate::model::encoder::tokenizer::{Cut, Tokenizer};
 use crate::model::files::{self, Files};
@@ -29,6 +30,9 @@ const CLIP_TOKENS: usize = 77;
 /// Tokens of a prompt that T5 sees where the folder states none: the reference's default.
 pub const T5_TOKENS: usize = 256;
 
+/// T5 as plans and progress call it.
+pub(crate) const T5_NAME: &str = "t5";
+
 /// CLIP-L, CLIP-G, and T5, which may be left out to save memory.
 pub struct TextEncoders {
     /// Width of tokens that the transformer expects.
@@ -37,6 +41,25 @@ pub struct TextEncoders {
     lengths: Lengths,
     clips: [Text<clip::Config>; 2],
     t5: Option<Text<t5::Config>>,
+}
+
+/// How text encoders are held while they encode.
+#[derive(Clone, Copy, Debug)]
+pub struct Encoding {
+    /// In which formats.
+    pub precision: Precision,
+    /// How much of T5 at a time.
+    pub t5: T5Loading,
+}
+
+/// How much of T5 is in memory at a time. What it encodes is the same, bit for bit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum T5Loading {
+    /// All of it.
+    #[default]
+    Whole,
+    /// One block, read from the file for as long as it is needed.
+    Blocks,
 }
 
 /// How many tokens of a prompt are seen.
@@ -133,7 +156,7 @@ impl TextEncoders {
         let third = folder.join("text_encoder_3");
         let t5 = || -> Result<Text<t5::Config>> {
             let part = Part::open(&third, t5::Config::check)?;
-            Ok(Text::new("t5", part, words("tokenizer_3", lengths.t5)?))
+            Ok(Text::new(T5_NAME, part, words("tokenizer_3", lengths.t5)?))
         };
         let [l, g] = parts;
         let clips = [
@@ -160,7 +183,7 @@ impl TextEncoders {
         let clips = [clip("clip-l", "text_encoder", l)?, clip("clip-g", "text_encoder_2", g)?];
         let tensors = wants(|build| T5::new(&t5, build))?;
         let part = Part::hollow(&path.join("text_encoder_3"), t5, tensors);
-        let t5 = Some(Text::new("t5", part, Words::Counted(lengths.t5)));
+        let t5 = Some(Text::new(T5_NAME, part, Words::Counted(lengths.t5)));
         Self { joint: config.joint_attention_dim, lengths, clips, t5 }.checked(path, config)
     }
 
@@ -253,16 +276,22 @@ impl TextEncoders {
         }
     }
 
+    /// Bytes of each encoder's files.
+    pub fn file_bytes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        let clips = self.clips.iter().map(|clip| (clip.name, clip.part.catalog.bytes()));
+        clips.chain(self.t5.iter().map(|t5| (t5.name, t5.part.catalog.bytes())))
+    }
+
     /// Encodes prompts.
     pub fn encode(
         &self,
         device: &Device,
-        precision: Precision,
+        encoding: Encoding,
         texts: &[String],
         watch: Watch<'_>,
     ) -> Result<Vec<Prompt>> {
         let mut prompts = Vec::with_capacity(texts.len());
-        self.encode_each(device, precision, texts, watch, &mut |prompt| {
+        self.encode_each(device, encoding, texts, watch, &mut |prompt| {
             prompts.push(prompt);
             Ok(())
         })?;
@@ -274,21 +303,21 @@ impl TextEncoders {
     pub fn encode_each(
         &self,
         device: &Device,
-        precision: Precision,
+        encoding: Encoding,
         texts: &[String],
         watch: Watch<'_>,
         take: &mut dyn FnMut(Prompt) -> Result<()>,
     ) -> Result<()> {
         let [l, g] = &self.clips;
-        let of_l = l.encode(device, precision, texts, watch)?;
-        let of_g = g.encode(device, precision, texts, watch)?;
+        let of_l = l.encode(device, encoding.precision, texts, watch)?;
+        let of_g = g.encode(device, encoding.precision, texts, watch)?;
         let mut clips = of_l.into_iter().zip(of_g);
         let mut join = |of_t5: &[f32]| {
             let (l, g) = clips.next().expect("each encoder sees every text once");
             take(self.join(&l, &g, of_t5))
         };
         match &self.t5 {
-            Some(t5) => t5.encode(device, precision, texts, watch, &mut join),
+            Some(t5) => t5.encode(device, encoding, texts, watch, &mut join),
             // A model without it is told zeros in its place.
             None => texts.iter().try_for_each(|_| join(&[])),
         }
@@ -412,23 +441,44 @@ impl Text<t5::Config> {
     fn encode(
         &self,
         device: &Device,
-        precision: Precision,
+        Encoding { precision, t5 }: Encoding,
         texts: &[String],
         watch: Watch<'_>,
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
         (watch.begin)(self.name, device);
+        let mut take = |tokens: &[f32]| {
+            take(tokens)?;
+            watch.go_on()
+        };
+        let ids = texts.iter().map(|text| self.words.ids(text));
+        match t5 {
+            T5Loading::Whole => self.encode_whole(device, precision, ids, watch, &mut take),
+            T5Loading::Blocks => {
+                let Part { config, catalog, .. } = &self.part;
+                let (adapter, tick) = (&self.adapter, watch.tick);
+                let blocks = Blocks { config, catalog, precision, adapter, tick };
+                blocks.encode(device, &ids.collect::<Vec<_>>(), &mut take)
+            }
+        }
+    }
+
+    fn encode_whole(
+        &self,
+        device: &Device,
+        precision: Precision,
+        mut ids: impl Iterator<Item = Vec<u32>>,
+        watch: Watch<'_>,
+        take: &mut dyn FnMut(&[f32]) -> Result<()>,
+    ) -> Result<()> {
         let mut adapters = self.adapters();
         let build = |build: &mut Builder<'_>| T5::new(&self.part.config, build);
         let files = self.files()?;
         let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
-        for text in texts {
+        ids.try_for_each(|ids| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let ids = self.words.ids(text);
-            take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor())?)?;
-            watch.go_on()?;
-        }
-        Ok(())
+            take(&numbers(model.forward(&tape, &ids, 1, None)?.tensor())?)
+        })
     }
 }
 
@@ -436,7 +486,69 @@ impl Text<t5::Config> {
 mod tests {
     use std::fs;
 
+    use compute::{Dtype, Kind, Quantisation};
+
     use super::*;
+    use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
+    use crate::model::sd3::pipeline::Pipeline;
+    use crate::sample::encoding::plan_encoding;
+
+    /// In exactly as much memory as was planned for T5 block by block.
+    #[test]
+    fn t5_block_by_block_gives_the_same_bits() {
+        let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
+        let encoders = Pipeline::open(&golden, None).unwrap().encoders;
+        let all: Vec<String> =
+            (0..TEXTS_AT_ONCE + 3).map(|n| format!("a fox, number {n}")).collect();
+        let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
+        for (dtype, base) in [
+            (Dtype::F32, None),
+            (Dtype::Bf16, None),
+            (Dtype::F16, None),
+            (Dtype::Bf16, Some(Quantisation::Nf4)),
+        ] {
+            let precision = Precision { base, ..Precision::plain(dtype) };
+            for texts in [&all[..1], &all[..2], &all] {
+                let of = |t5, bytes| {
+                    let device = Device::cpu(2, bytes).unwrap();
+                    encoders.encode(&device, Encoding { precision, t5 }, texts, watch).unwrap()
+                };
+                let n = texts.len();
+                let [whole, blocks] = [T5Loading::Whole, T5Loading::Blocks].map(|t5| {
+                    let stages = crate::sample::encoding::rehearse(
+                        &encoders,
+                        Encoding { precision, t5 },
+                        n,
+                        Kind::cpu(2),
+                    );
+                    stages.unwrap().iter().map(|stage| stage.phase.peak_bytes).max().unwrap()
+                });
+                assert_eq!(
+                    of(T5Loading::Whole, whole),
+                    of(T5Loading::Blocks, blocks),
+                    "{dtype} {n}"
+                );
+            }
+        }
+    }
+
+    /// T5-XXL in bf16: whole where it fits, else in blocks, which take a tenth.
+    #[test]
+    fn t5_is_loaded_in_blocks_only_where_the_whole_does_not_fit() {
+        let path = Path::new("stable-diffusion-3.5-medium");
+        let encoders = Pipeline::open_or_published(path, None).unwrap().encoders;
+        let precision = Precision::plain(Dtype::Bf16);
+        let peak = |limit| {
+            let planned = plan_encoding(&encoders, precision, 3, (Kind::cpu(2), limit)).unwrap();
+            (planned.0.last().unwrap().phase.peak_bytes, planned.1)
+        };
+        let (whole, loading) = peak(usize::MAX);
+        assert_eq!(loading, T5Loading::Whole);
+        assert_eq!(peak(whole), (whole, T5Loading::Whole));
+        let (blocks, loading) = peak(whole - 1);
+        assert_eq!(loading, T5Loading::Blocks);
+        assert!(10 * blocks < whole, "{blocks} {whole}");
+    }
 
     /// A folder with the two files that state lengths, and what is read from them for CLIPs of
     /// these positions.

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use compute::Device;
+use compute::{Device, Work};
 
 use super::Drawing;
 use crate::cache::Index;
@@ -13,6 +13,7 @@ use crate::model::build::Precision;
 use crate::model::sd3::Sd3;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
+use crate::plan::Cost;
 use crate::sample::{self, Job, Request, picture};
 use crate::train::event::Event;
 use crate::train::lesson::Learner;
@@ -22,32 +23,44 @@ pub struct Pictures<'a> {
     job: Job<'a>,
     sample: &'a Sample,
     tiling: Option<Tiling>,
+    /// Of the decoder's files.
+    file_bytes: u64,
 }
 
 impl<'a> Pictures<'a> {
     /// Checks what is asked for.
     pub fn new(
-        Drawing { pipeline, sample, .. }: Drawing<'a>,
+        Drawing { pipeline, sample, sample_size: size, .. }: Drawing<'a>,
         precision: Precision,
         tiling: Option<Tiling>,
     ) -> Result<Self> {
         let request = Request {
             prompts: sample.prompts.clone(),
             negative: sample.negative.clone(),
-            size: [sample.size.width, sample.size.height],
+            size: [size.width, size.height],
             steps: sample.steps,
             guidance: sample.guidance as f32,
             seed: sample.seed,
             latents: None,
             precision,
         };
-        Ok(Self { job: Job::new(pipeline, request)?, sample, tiling })
+        let file_bytes = pipeline.vae.catalog.bytes();
+        Ok(Self { job: Job::new(pipeline, request)?, sample, tiling, file_bytes })
     }
 
-    /// Draws everything on a device without data, to see what it takes.
-    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Sd3>) -> Result<()> {
-        let prompts = self.job.rehearsed_prompts();
-        self.draw_all(device, learner, &prompts, &|_| true).map(drop)
+    /// Draws an image on a device without data, in one step, to see what all of them take.
+    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Sd3>) -> Result<Cost> {
+        let (prompts, before) = (self.job.rehearsed_prompts(), device.work());
+        let latents = self.denoise(device, learner, &prompts, &|_| true)?;
+        let denoised = device.work();
+        self.job.decode(device, &latents, self.tiling, &|_| true)?;
+        let n = self.sample.prompts.len() as f64;
+        let times = |times: f64, from: &Work, to: &Work| (times * n, to.since(from));
+        let works = vec![
+            times(self.sample.steps as f64, &before, &denoised),
+            times(1.0, &denoised, &device.work()),
+        ];
+        Ok(Cost { works, read_bytes: self.file_bytes })
     }
 
     /// Draws a picture for each prompt into `samples/` of the run's folder.
@@ -61,7 +74,8 @@ impl<'a> Pictures<'a> {
     ) -> Result<Vec<Event>> {
         let texts = std::iter::once(&self.sample.negative).chain(&self.sample.prompts);
         let prompts: Vec<Prompt> = texts.map(|text| index.prompt(text)).collect::<Result<_>>()?;
-        let pictures = self.draw_all(device, learner, &prompts, tell)?;
+        let latents = self.denoise(device, learner, &prompts, tell)?;
+        let pictures = self.job.decode(device, &latents, self.tiling, tell)?;
         let folder = Path::new("samples");
         let failed = |source| TrainerError::Io { what: "write", path: run.join(folder), source };
         std::fs::create_dir_all(run.join(folder)).map_err(failed)?;
@@ -76,16 +90,14 @@ impl<'a> Pictures<'a> {
         Ok(events)
     }
 
-    fn draw_all(
+    fn denoise(
         &self,
         device: &Device,
         learner: Learner<'_, Sd3>,
         prompts: &[Prompt],
         tell: sample::Tell<'_>,
-    ) -> Result<Vec<sample::Picture>> {
+    ) -> Result<Vec<Vec<f32>>> {
         // One after the other: with and without the prompt at once would take twice the memory.
-        let model = (learner.model, learner.params);
-        let latents = self.job.denoise_with(device, model, prompts, false, tell)?;
-        self.job.decode(device, &latents, self.tiling, tell)
+        self.job.denoise_with(device, (learner.model, learner.params), prompts, false, tell)
     }
 }

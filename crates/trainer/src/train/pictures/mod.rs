@@ -6,7 +6,7 @@
 mod draw;
 mod feed;
 mod noisy;
-mod outlook;
+pub(crate) mod outlook;
 pub(crate) mod read;
 
 use std::path::Path;
@@ -18,18 +18,19 @@ use weights::Tick;
 
 use self::draw::Pictures;
 pub(crate) use self::feed::Feed;
-use self::noisy::{Mixer, Noisy};
-use super::event::{End, Event, Phase};
+use self::noisy::{FIXED_PLACES, Mixer, Noisy};
+use self::outlook::RESOLUTIONS;
+use super::event::{End, Event};
 use super::folder::Folder;
-use super::lesson::{Learner, Lesson};
+use super::lesson::{Before, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
 use super::session::Trained;
 use super::workplace::Workplace;
 use super::{On, Setup, Teller, learn};
 use crate::cache::{self, Caching, Index, Request, plan_pictures};
-use crate::config::RunConfig;
 use crate::config::data::Data;
 use crate::config::sample::Sample;
+use crate::config::{RunConfig, Size};
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::export::{Exported, export, model};
@@ -43,8 +44,8 @@ use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::Tiling;
 use crate::objective::flow::Level;
-use crate::plan::{Job, Outlook, Plan, Rung, choose, ladder, rehearse};
-use crate::sample::plan_encoding;
+use crate::plan::{Cost, Job, Outlook, Plan, Rung, choose, ladder, rehearse};
+use crate::sample::encoding::plan_encoding;
 
 /// A model that draws, and what it is to draw.
 #[derive(Clone, Copy)]
@@ -55,6 +56,8 @@ pub struct Drawing<'a> {
     pub data: &'a Data,
     /// Pictures drawn while training.
     pub sample: &'a Sample,
+    /// Their size.
+    pub sample_size: Size,
 }
 
 /// Pictures of one size with their prompts.
@@ -69,7 +72,7 @@ impl<'a> Drawing<'a> {
     /// What a job is about; an error if it is about something else.
     pub fn of(config: &'a RunConfig, pipeline: &'a Pipeline) -> Result<Self> {
         let (data, sample) = config.material.pictures()?;
-        Ok(Self { pipeline, data, sample })
+        Ok(Self { pipeline, data, sample, sample_size: sample.size })
     }
 
     fn hollow_prompt(&self) -> Prompt {
@@ -169,14 +172,22 @@ impl Lesson for Drawing<'_> {
         outlook: &Outlook<Bucket>,
         kind: Kind,
         limit: usize,
-    ) -> Result<Vec<Phase>> {
-        let mut phases = plan_pictures(self.pipeline, &outlook.to_encode, kind, limit)?;
-        if outlook.has_texts {
-            let base = config.base.quantise_encoders;
-            let precision = Precision { base, ..Precision::plain(config.base.dtype) };
-            phases.extend(plan_encoding(&self.pipeline.encoders, precision, kind, limit)?);
+    ) -> Result<Before> {
+        let mut stages: Vec<_> =
+            plan_pictures(self.pipeline, &outlook.to_encode, kind)?.into_iter().collect();
+        if outlook.n_texts == 0 {
+            return Ok(Before { stages, ..Before::default() });
         }
-        Ok(phases.into_iter().map(Phase::from).collect())
+        let base = config.base.quantise_encoders;
+        let precision = Precision { base, ..Precision::plain(config.base.dtype) };
+        let encoders = &self.pipeline.encoders;
+        let (texts, t5) = plan_encoding(encoders, precision, outlook.n_texts, (kind, limit))?;
+        stages.extend(texts);
+        Ok(Before { stages, t5 })
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.pipeline.transformer.catalog.bytes()
     }
 
     fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Bucket>) -> usize {
@@ -206,22 +217,56 @@ impl Lesson for Drawing<'_> {
         !self.sample.prompts.is_empty()
     }
 
+    fn n_measured(&self) -> usize {
+        FIXED_PLACES.len()
+    }
+
     fn rehearse_showing(
         &self,
         device: &Device,
         learner: Learner<'_, Sd3>,
         tiling: Option<Tiling>,
-    ) -> Result<()> {
+    ) -> Result<Cost> {
         Pictures::new(*self, learner.precision, tiling)?.rehearse(device, learner)
     }
 
-    fn smaller(&self, outlook: &Outlook<Bucket>) -> Vec<(String, Outlook<Bucket>)> {
-        let smaller = outlook::RESOLUTIONS.into_iter().filter(|side| *side < self.data.resolution);
-        let scaled = |resolution| {
-            let typed = format!("data.resolution = {resolution}");
-            (typed, outlook::scaled(outlook, self.data, resolution))
+    fn smaller(&self, outlook: &Outlook<Bucket>) -> Vec<Smaller<Self>> {
+        let samples = smaller_sides(self.sample_size.width.max(self.sample_size.height));
+        let samples: Vec<usize> = samples.filter(|_| self.shows()).collect();
+        let resolutions: Vec<usize> = smaller_sides(self.data.resolution).collect();
+        let of_samples = samples.iter().map(|side| (None, Some(*side)));
+        let of_images = resolutions.iter().map(|side| (Some(*side), None));
+        let both = RESOLUTIONS.into_iter().filter_map(|side| {
+            let of = |sides: &[usize]| sides.contains(&side).then_some(side);
+            Some((Some(of(&resolutions)?), Some(of(&samples)?)))
+        });
+        let least = (resolutions.last().copied(), samples.last().copied());
+        let all = of_samples.chain(of_images).chain(both).chain([least]);
+        all.map(|asked| self.asking(asked, outlook)).collect()
+    }
+}
+
+/// Sides of images that people use, smaller than this.
+fn smaller_sides(than: usize) -> impl Iterator<Item = usize> {
+    RESOLUTIONS.into_iter().filter(move |side| *side < than)
+}
+
+impl Drawing<'_> {
+    /// The same with images of this resolution, and samples of this side.
+    fn asking(
+        &self,
+        (resolution, side): (Option<usize>, Option<usize>),
+        outlook: &Outlook<Bucket>,
+    ) -> Smaller<Self> {
+        let images = resolution.map(|side| format!("data.resolution = {side}"));
+        let samples = side.map(|side| format!("sample.size = {side}"));
+        let changes: Vec<String> = images.into_iter().chain(samples).collect();
+        let sample_size = side.map_or(self.sample_size, |side| Size { width: side, height: side });
+        let outlook = match resolution {
+            Some(resolution) => outlook::scaled(outlook, self.data, resolution),
+            None => outlook.clone(),
         };
-        smaller.map(scaled).collect()
+        Smaller { change: changes.join(" and "), lesson: Self { sample_size, ..*self }, outlook }
     }
 }
 
@@ -298,7 +343,7 @@ fn encode(
     let ((), place) =
         place.surviving(setup, teller, |Workplace { device, meter }, teller, _| {
             let meter = Mutex::new(meter);
-            caching.encode(device, &|event| {
+            caching.encode(device, setup.plan.t5, &|event| {
                 if let cache::Event::Phase { name, .. } = event {
                     meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
                 }

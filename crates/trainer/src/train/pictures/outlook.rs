@@ -8,6 +8,7 @@ use super::Drawing;
 use crate::cache::placed::{n_held_out, place};
 use crate::cache::{Caching, Index, Sample};
 use crate::config::data::{Data, Validation};
+use crate::config::sample::Sample as SampleSettings;
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::plan::Outlook;
@@ -16,7 +17,7 @@ use crate::train::lesson;
 type Counts = lesson::Counts<Bucket>;
 
 /// Sizes of pictures to fall back to. Chosen: those that people train in.
-pub(super) const RESOLUTIONS: [usize; 5] = [1024, 768, 512, 384, 256];
+pub(crate) const RESOLUTIONS: [usize; 5] = [1024, 768, 512, 384, 256];
 
 /// Batches that an epoch has where there is no folder to count. Chosen: as many pictures as people
 /// train on at the least, and enough that small ones are encoded as many at once as they ever are.
@@ -30,7 +31,7 @@ impl Outlook<Bucket> {
             train: counts(train, |sample| sample.repeats as usize),
             held_out: counts(held_out, |_| 1),
             to_encode: caching.to_encode(),
-            has_texts: caching.missing().texts > 0,
+            n_texts: caching.missing().texts,
             is_nominal: false,
         }
     }
@@ -40,7 +41,7 @@ impl Outlook<Bucket> {
         if lesson.data.images.exists() {
             Self::of_folder(lesson)
         } else {
-            Ok(Self::nominal(lesson.data, batch))
+            Ok(Self::nominal(lesson, batch))
         }
     }
 
@@ -61,14 +62,14 @@ impl Outlook<Bucket> {
             train,
             held_out: held_out.filter(|(_, n)| *n > 0).collect(),
             to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(data))).collect(),
-            has_texts: true,
+            n_texts: found.values().sum::<usize>() + n_other_texts(lesson.sample),
             is_nominal: false,
         })
     }
 
     /// Of a folder that is not there yet: square pictures alone, as many as `data.draw` will draw,
     /// else enough to fill batches.
-    pub fn nominal(data: &Data, batch: usize) -> Self {
+    pub fn nominal(Drawing { data, sample, .. }: &Drawing<'_>, batch: usize) -> Self {
         let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
         let square = Bucket { width: side, height: side };
         let n = match data.draw {
@@ -81,7 +82,7 @@ impl Outlook<Bucket> {
             train: Counts::from([(square, n.saturating_mul(repeats))]),
             held_out: is_measured.then_some((square, 1)).into_iter().collect(),
             to_encode: Counts::from([(square, n * views(data))]),
-            has_texts: true,
+            n_texts: n + n_other_texts(sample),
             is_nominal: true,
         }
     }
@@ -89,18 +90,7 @@ impl Outlook<Bucket> {
 
 /// The same pictures at another resolution.
 pub(super) fn scaled(outlook: &Outlook<Bucket>, data: &Data, resolution: usize) -> Outlook<Bucket> {
-    let side = |side: usize| {
-        let pixels = side * resolution / data.resolution;
-        (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
-    };
-    let counts = |counts: &Counts| {
-        let mut smaller = Counts::new();
-        for (bucket, count) in counts {
-            let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
-            *smaller.entry(bucket).or_default() += count;
-        }
-        smaller
-    };
+    let counts = |counts: &Counts| scaled_counts(counts, data, resolution);
     Outlook {
         train: counts(&outlook.train),
         held_out: counts(&outlook.held_out),
@@ -109,12 +99,31 @@ pub(super) fn scaled(outlook: &Outlook<Bucket>, data: &Data, resolution: usize) 
     }
 }
 
+/// The same sizes at another resolution.
+pub(crate) fn scaled_counts(counts: &Counts, data: &Data, resolution: usize) -> Counts {
+    let side = |side: usize| {
+        let pixels = side * resolution / data.resolution;
+        (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
+    };
+    let mut smaller = Counts::new();
+    for (bucket, count) in counts {
+        let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
+        *smaller.entry(bucket).or_default() += count;
+    }
+    smaller
+}
+
 fn counts(samples: &[Sample], weight: impl Fn(&Sample) -> usize) -> Counts {
     let mut counts = Counts::new();
     for sample in samples {
         *counts.entry(sample.bucket).or_default() += weight(sample);
     }
     counts
+}
+
+/// Texts that are encoded beside captions: prompts, what samples shall not be like, and the empty one.
+fn n_other_texts(sample: &SampleSettings) -> usize {
+    sample.prompts.len() + 2
 }
 
 /// Latents that are made of a picture: its own, and those of its mirror image if it is shown.
@@ -195,7 +204,9 @@ mod tests {
         let folder = folder();
         for settings in [&[][..], &["data.flip=true", "data.repeats=2"], &["data.resolution=64"]] {
             let [exact, foreseen] = both(folder.path(), settings);
-            assert_eq!(exact, foreseen, "{settings:?}");
+            // Some have the same caption, or none, and nobody has read them yet.
+            assert!(exact.n_texts <= foreseen.n_texts, "{exact:?} {foreseen:?}");
+            assert_eq!(exact, Outlook { n_texts: exact.n_texts, ..foreseen }, "{settings:?}");
             assert!(exact.train.len() > 3, "{settings:?}: only {:?}", exact.train);
         }
     }
@@ -228,7 +239,8 @@ mod tests {
         let square = Bucket { width: 96, height: 96 };
         let at = |settings: &[&str]| foreseen(folder.path(), settings).unwrap();
         let plain = at(&["train.batch=3"]);
-        assert!(plain.is_nominal && plain.has_texts && plain.held_out.is_empty());
+        assert!(plain.is_nominal && plain.held_out.is_empty());
+        assert_eq!(plain.n_texts, 48 + 2);
         assert_eq!(plain.train, Counts::from([(square, 48)]));
         assert_eq!(plain.to_encode, Counts::from([(square, 48)]));
         let measured = at(&[

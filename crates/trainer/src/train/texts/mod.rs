@@ -17,9 +17,9 @@ use self::feed::Feed;
 pub use self::feed::open_texts;
 use self::write::Writer;
 use super::draws::{Purpose, seed};
-use super::event::{End, Event, Phase};
+use super::event::{End, Event};
 use super::folder::Folder;
-use super::lesson::{Counts, Learner, Lesson};
+use super::lesson::{Before, Counts, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
 use super::session::Trained;
 use super::workplace::Workplace;
@@ -40,7 +40,7 @@ use crate::model::llama::preset::Preset;
 use crate::model::llama::published::Published;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::plan::{Job, Outlook, Plan, Rung, choose, ladder};
+use crate::plan::{Cost, Job, Outlook, Plan, Rung, choose, ladder};
 use crate::text::{HeldOut, Sequence, Texts, Tokenizer};
 
 /// A language model, and what it is to read.
@@ -54,6 +54,8 @@ pub struct Reading<'a> {
     pub text: &'a Text,
     /// Texts written while training.
     pub writing: &'a Writing,
+    /// Tokens that each of them may have.
+    pub max_tokens: usize,
 }
 
 /// How long sequences are.
@@ -100,8 +102,9 @@ const NOMINAL_BATCHES: usize = 16;
 /// Bytes of a token of a sequence on the host: itself, what follows, and where its document begins.
 const TOKEN_BYTES: usize = 3 * size_of::<u32>();
 
-/// The shortest sequences that are worth to fall back to.
+/// The shortest sequences that are worth to fall back to, and the fewest tokens of a sample.
 const SHORTEST: usize = 128;
+const FEWEST_WRITTEN: usize = 16;
 
 impl Reading<'_> {
     /// What a job will be fed with, as far as a plan has to know; nothing is read for it.
@@ -116,7 +119,7 @@ impl Reading<'_> {
             train: counts(n_train),
             held_out: if n_held_out > 0 { counts(n_held_out) } else { Counts::new() },
             to_encode: Counts::new(),
-            has_texts: false,
+            n_texts: 0,
             is_nominal: false,
         }
     }
@@ -173,8 +176,12 @@ impl Lesson for Reading<'_> {
     }
 
     /// Nothing: texts become tokens on the host.
-    fn before(&self, _: &RunConfig, _: &Outlook<Tokens>, _: Kind, _: usize) -> Result<Vec<Phase>> {
-        Ok(Vec::new())
+    fn before(&self, _: &RunConfig, _: &Outlook<Tokens>, _: Kind, _: usize) -> Result<Before> {
+        Ok(Before::default())
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.base.catalog().map_or(0, Catalog::bytes)
     }
 
     fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Tokens>) -> usize {
@@ -192,25 +199,57 @@ impl Lesson for Reading<'_> {
         !self.writing.prompts.is_empty()
     }
 
+    fn n_measured(&self) -> usize {
+        1
+    }
+
     fn rehearse_showing(
         &self,
         device: &Device,
         learner: Learner<'_, Llama>,
         _: Option<Tiling>,
-    ) -> Result<()> {
+    ) -> Result<Cost> {
         Writer::new(*self)?.rehearse(device, learner)
     }
 
-    fn smaller(&self, outlook: &Outlook<Tokens>) -> Vec<(String, Outlook<Tokens>)> {
-        let half = |length: &usize| Some(length / 2).filter(|length| *length >= SHORTEST);
-        let shorter = |length| {
-            let of = |counts: &Counts<Tokens>| {
-                counts.values().map(|n| (Tokens(length), *n)).collect::<Counts<_>>()
-            };
-            let (train, held_out) = (of(&outlook.train), of(&outlook.held_out));
-            (format!("text.length = {length}"), Outlook { train, held_out, ..outlook.clone() })
+    fn smaller(&self, outlook: &Outlook<Tokens>) -> Vec<Smaller<Self>> {
+        let written = halves(self.max_tokens, FEWEST_WRITTEN);
+        let written: Vec<usize> = written.filter(|_| self.shows()).collect();
+        let lengths: Vec<usize> = halves(self.text.length, SHORTEST).collect();
+        let of_written = written.iter().map(|tokens| (None, Some(*tokens)));
+        let of_lengths = lengths.iter().map(|length| (Some(*length), None));
+        let least = (lengths.last().copied(), written.last().copied());
+        let all = of_written.chain(of_lengths).chain([least]);
+        all.map(|asked| self.asking(asked, outlook)).collect()
+    }
+}
+
+/// Half of it, a quarter, ..., as long as that is worth to fall back to.
+fn halves(of: usize, least: usize) -> impl Iterator<Item = usize> {
+    let half = move |n: &usize| Some(n / 2).filter(|half| *half >= least);
+    std::iter::successors(half(&of), half)
+}
+
+impl Reading<'_> {
+    /// The same with sequences of this length, and samples of at most so many tokens.
+    fn asking(
+        &self,
+        (length, written): (Option<usize>, Option<usize>),
+        outlook: &Outlook<Tokens>,
+    ) -> Smaller<Self> {
+        let sequences = length.map(|length| format!("text.length = {length}"));
+        let samples = written.map(|tokens| format!("writing.max_tokens = {tokens}"));
+        let changes: Vec<String> = sequences.into_iter().chain(samples).collect();
+        let of = |counts: &Counts<Tokens>| {
+            let sizes = counts.iter().map(|(size, n)| (length.map_or(*size, Tokens), *n));
+            sizes.collect::<Counts<_>>()
         };
-        std::iter::successors(half(&self.text.length), half).map(shorter).collect()
+        let (train, held_out) = (of(&outlook.train), of(&outlook.held_out));
+        Smaller {
+            change: changes.join(" and "),
+            lesson: Self { max_tokens: written.unwrap_or(self.max_tokens), ..*self },
+            outlook: Outlook { train, held_out, ..outlook.clone() },
+        }
     }
 }
 
@@ -279,7 +318,8 @@ impl Opened {
     pub fn lesson<'a>(&'a self, config: &'a RunConfig) -> Result<Reading<'a>> {
         let (text, writing) = config.material.texts()?;
         self.base.config.check_length(text.length)?;
-        Ok(Reading { base: &self.base, tokenizer: &self.tokenizer, text, writing })
+        let max_tokens = writing.max_tokens;
+        Ok(Reading { base: &self.base, tokenizer: &self.tokenizer, text, writing, max_tokens })
     }
 }
 

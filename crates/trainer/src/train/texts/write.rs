@@ -1,5 +1,7 @@
 //! Texts written while training, with the model that is in training: to see what it does.
 
+use std::sync::{Mutex, PoisonError};
+
 use compute::Device;
 
 use super::Reading;
@@ -7,6 +9,7 @@ use crate::config::Switch;
 use crate::config::writing::Writing;
 use crate::error::Result;
 use crate::model::llama::Llama;
+use crate::plan::Cost;
 use crate::sample::choice::Choice;
 use crate::sample::text::{self, Request};
 use crate::train::event::Event;
@@ -40,7 +43,8 @@ impl<'a> Writer<'a> {
     }
 
     fn request(&self, ids: &[u32], number: usize) -> Request {
-        let Writing { max_tokens, temperature, top_k, top_p, seed, .. } = *self.lesson.writing;
+        let Writing { temperature, top_k, top_p, seed, .. } = *self.lesson.writing;
+        let max_tokens = self.lesson.max_tokens;
         let choice = Choice {
             temperature: temperature as f32,
             top_k: match top_k {
@@ -53,9 +57,24 @@ impl<'a> Writer<'a> {
         Request { prompt: ids.to_vec(), max_tokens, choice }
     }
 
-    /// Writes everything on a device without data, to see what it takes.
-    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Llama>) -> Result<()> {
-        self.write(device, learner, 0, &|| true).map(drop)
+    /// Writes everything on a device without data, to see what it takes: of each text the first token, which
+    /// follows the prompt, and the last, which no other takes longer than.
+    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Llama>) -> Result<Cost> {
+        let seen = Mutex::new(vec![device.work()]);
+        self.write(device, learner, 0, &|| {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(device.work());
+            true
+        })?;
+        let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let since = |index: usize| seen[index + 1].since(&seen[index]);
+        // One token alone follows the prompt.
+        let per_text = self.lesson.max_tokens.min(2);
+        let times = |index: usize| {
+            let is_last = per_text == 2 && index % 2 == 1;
+            if is_last { self.lesson.max_tokens as f64 - 1.0 } else { 1.0 }
+        };
+        let works = (0..seen.len() - 1).map(|index| (times(index), since(index))).collect();
+        Ok(Cost { works, read_bytes: 0 })
     }
 
     /// Writes a text for each prompt.

@@ -1,0 +1,111 @@
+//! What encoding texts takes, found without reading a number: memory, work, and bytes that are read. T5 is
+//! encoded whole where that fits, else block by block, which gives the same numbers.
+
+use std::cell::RefCell;
+
+use compute::{Device, Kind, Work};
+
+use super::{Phase, UNLIMITED};
+use crate::error::Result;
+use crate::model::build::Precision;
+use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
+use crate::model::sd3::prompts::{Encoding, T5_NAME, T5Loading, TextEncoders, Watch};
+use crate::plan::Cost;
+
+/// A part of what comes before a run's first step.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// Its memory.
+    pub phase: Phase,
+    /// What of it takes time.
+    pub cost: Cost,
+}
+
+/// The stages of encoding so many texts, with T5 block by block if the whole takes more than `limit` bytes.
+pub(crate) fn plan_encoding(
+    encoders: &TextEncoders,
+    precision: Precision,
+    n_texts: usize,
+    (kind, limit): (Kind, usize),
+) -> Result<(Vec<Stage>, T5Loading)> {
+    let of_t5 = |stages: &[Stage]| {
+        let stage = stages.iter().find(|stage| stage.phase.name == T5_NAME);
+        stage.map_or(0, |stage| stage.phase.peak_bytes)
+    };
+    let whole = rehearse(encoders, Encoding { precision, t5: T5Loading::Whole }, n_texts, kind)?;
+    if of_t5(&whole) <= limit {
+        return Ok((whole, T5Loading::Whole));
+    }
+    let blocks = rehearse(encoders, Encoding { precision, t5: T5Loading::Blocks }, n_texts, kind)?;
+    // Of a tiny model the texts that wait take more than it does.
+    let is_smaller = of_t5(&blocks) < of_t5(&whole);
+    Ok(if is_smaller { (blocks, T5Loading::Blocks) } else { (whole, T5Loading::Whole) })
+}
+
+/// An encoder while it is rehearsed: the device's work when it began, and after each text.
+struct Seen {
+    name: &'static str,
+    peak_bytes: usize,
+    works: Vec<Work>,
+}
+
+/// The stages of encoding so many texts in one way.
+pub(crate) fn rehearse(
+    encoders: &TextEncoders,
+    encoding: Encoding,
+    n_texts: usize,
+    kind: Kind,
+) -> Result<Vec<Stage>> {
+    let device = Device::meta(kind, UNLIMITED);
+    let seen = RefCell::new(Vec::<Seen>::new());
+    let end = |device: &Device| {
+        if let Some(seen) = seen.borrow_mut().last_mut() {
+            seen.peak_bytes = device.usage().extent;
+        }
+        device.restart_peak();
+    };
+    let begin = |name, device: &Device| {
+        end(device);
+        let works = vec![device.work()];
+        seen.borrow_mut().push(Seen { name, peak_bytes: 0, works });
+    };
+    let encoded = || {
+        if let Some(seen) = seen.borrow_mut().last_mut() {
+            seen.works.push(device.work());
+        }
+        true
+    };
+    let watch = Watch { begin: &begin, tick: &|_| true, encoded: &encoded };
+    let texts = vec![String::new(); n_rehearsed(encoding.t5, n_texts)];
+    encoders.encode(&device, encoding, &texts, watch)?;
+    end(&device);
+    let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
+    Ok(stages.map(|(seen, (_, file_bytes))| seen.stage(encoding.t5, n_texts, file_bytes)).collect())
+}
+
+/// Texts that show what all take. Of those that go one by one the second is like all that follow; of those that
+/// wait for each other, as many as do so at once, and as many as do so in the end.
+fn n_rehearsed(t5: T5Loading, n_texts: usize) -> usize {
+    match t5 {
+        T5Loading::Whole => n_texts.clamp(1, 2),
+        T5Loading::Blocks if n_texts > TEXTS_AT_ONCE => TEXTS_AT_ONCE + n_texts % TEXTS_AT_ONCE,
+        T5Loading::Blocks => n_texts.max(1),
+    }
+}
+
+impl Seen {
+    fn stage(self, t5: T5Loading, n_texts: usize, file_bytes: u64) -> Stage {
+        let Self { name, peak_bytes, works } = self;
+        let phase = Phase { name, peak_bytes };
+        let is_in_blocks = t5 == T5Loading::Blocks && name == T5_NAME;
+        let since = |from: usize, to: usize| works[to].since(&works[from]);
+        let n_read = if is_in_blocks { n_texts.div_ceil(TEXTS_AT_ONCE) } else { 1 };
+        let n_seen = works.len() - 1;
+        let works = if is_in_blocks || n_seen < 2 {
+            vec![(n_texts as f64 / n_seen as f64, since(0, n_seen))]
+        } else {
+            vec![(1.0, since(0, 1)), (n_texts as f64 - 1.0, since(1, 2))]
+        };
+        Stage { phase, cost: Cost { works, read_bytes: n_read as u64 * file_bytes } }
+    }
+}
