@@ -113,7 +113,8 @@ impl Adapter {
             is_dora: false,
         };
         let targets = targets.into_iter().map(target).collect();
-        Self { kind: AdapterKind::Lora, targets, exclude: Vec::new() }
+        let exclude = material.pictures().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
+        Self { kind: AdapterKind::Lora, targets, exclude }
     }
 
     /// As meant; patterns come first, so that they count where a target names the layer too.
