@@ -5,6 +5,7 @@ use std::collections::VecDeque;
 
 use super::event::Event;
 use crate::config::{RunConfig, Switch};
+use crate::plan::Times;
 
 /// Steps that the time of a step is the mean of: a machine's speed may change. Chosen: enough to even out
 /// images of several sizes.
@@ -25,6 +26,8 @@ pub struct Eta {
 /// Work that is done after some steps and after the last one.
 struct Occasions {
     every: Switch<u64>,
+    /// Seconds each time, by the plan: what counts until one was seen.
+    planned_secs: f64,
     n: u64,
     secs: f64,
     /// The step after which it was done last.
@@ -52,6 +55,10 @@ impl Eta {
         match event {
             Event::Begin(begin) => {
                 (self.step, self.total_steps) = (begin.from_step, begin.steps);
+                let Times { validation, samples, saving, .. } = begin.times;
+                self.validations.planned_secs = validation.secs;
+                self.samples.planned_secs = samples.secs;
+                self.saves.planned_secs = saving.secs;
             }
             Event::Step(step) => {
                 self.step = step.step;
@@ -81,7 +88,7 @@ impl Eta {
 
 impl Occasions {
     fn new(every: Switch<u64>) -> Self {
-        Self { every, n: 0, secs: 0.0, last: None }
+        Self { every, planned_secs: 0.0, n: 0, secs: 0.0, last: None }
     }
 
     /// Several events of one occasion are one: a sample of each prompt.
@@ -91,11 +98,8 @@ impl Occasions {
         self.last = Some(step);
     }
 
-    /// For all that is due from `step` on. What was never seen is not done, or nobody knows how long it takes.
+    /// For all that is due from `step` on.
     fn left_secs(&self, step: u64, total_steps: u64) -> f64 {
-        if self.n == 0 {
-            return 0.0;
-        }
         let below = |step: u64| match self.every {
             Switch::On(every) => step.div_ceil(every),
             Switch::Off => 0,
@@ -104,7 +108,8 @@ impl Occasions {
         let due = below(total_steps).saturating_sub(below(step)) + after_last;
         let is_regular = matches!(self.every, Switch::On(every) if step.is_multiple_of(every));
         let is_done = self.last == Some(step) && (is_regular || step == total_steps);
-        (due - u64::from(is_done)) as f64 * self.secs / self.n as f64
+        let each_secs = if self.n == 0 { self.planned_secs } else { self.secs / self.n as f64 };
+        (due - u64::from(is_done)) as f64 * each_secs
     }
 }
 
@@ -139,7 +144,7 @@ save_every = 3
         event(&format!(
             r#"{{"event":"begin","version":"","base":"","engine":"","from_step":{from_step},"steps":10,
             "samples":1,"held_out":1,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
-            "limit_bytes":1,"time":0}}"#
+            "times":{{"saving":{{"secs":0.5,"times":4}}}},"limit_bytes":1,"time":0}}"#
         ))
     }
 
@@ -193,8 +198,8 @@ save_every = 3
         ];
         let left = left(&events);
         assert_eq!(left[..5], [None; 5]);
-        // Validations after 4, 8 and 10; samples after 5 and 10; no save was seen yet.
-        assert_eq!(left[5], Some(9.0 * 2.0 + 3.0 * 7.0 + 2.0 * 40.0));
+        // Validations after 4, 8 and 10; samples after 5 and 10; saves after 3, 6, 9 and 10, as planned.
+        assert_eq!(left[5], Some(9.0 * 2.0 + 3.0 * 7.0 + 2.0 * 40.0 + 4.0 * 0.5));
         // Saves after 6, 9 and 10.
         assert_eq!(left[8], Some(7.0 * 2.0 + 3.0 * 7.0 + 2.0 * 40.0 + 3.0 * 5.0));
         // That of step 4 is still to be done, and then it is not.
@@ -205,9 +210,10 @@ save_every = 3
     #[test]
     fn nothing_is_left_at_the_end_and_a_slower_machine_is_noticed() {
         let events = [(0.0, begin(9)), (3.0, step(10)), (1.0, validation(10)), (1.0, save(10))];
-        assert_eq!(left(&events), [None, Some(0.0), Some(0.0), Some(0.0)]);
+        assert_eq!(left(&events), [None, Some(0.5), Some(0.5), Some(0.0)]);
         let slower = (1..=21).map(|n| (if n == 1 { 90.0 } else { 3.0 }, step(5)));
         let events: Vec<_> = std::iter::once((0.0, begin(4))).chain(slower).collect();
-        assert_eq!(left(&events).last(), Some(&Some(5.0 * 3.0)));
+        // Saves after 6, 9 and 10.
+        assert_eq!(left(&events).last(), Some(&Some(5.0 * 3.0 + 3.0 * 0.5)));
     }
 }
