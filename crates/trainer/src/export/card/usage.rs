@@ -1,5 +1,5 @@
 //! How to use an adapter, program by program. The Python runs as it stands, from the folder of the run, where
-//! the base has the name that the card calls it by: `tests/cards.py` runs it with the programs themselves.
+//! the base has the name that the card calls it by: `tests/newcomer.py` runs it with the programs themselves.
 
 use std::fmt::Write;
 use std::path::Path;
