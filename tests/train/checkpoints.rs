@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainer::train::event::{Best, End, Event};
+use trainer::event::{Best, End, Event};
 
 use super::{Job, events, texts};
 use crate::models::at;

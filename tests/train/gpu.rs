@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use trainer::train::event::Begin;
+use trainer::event::Begin;
 
 use super::{Job, begins, events, learnt, losses};
 use crate::models::at;

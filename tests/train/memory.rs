@@ -9,8 +9,8 @@ use compute::{Device, Kind};
 use machine::{Machine, Source};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
+use trainer::event::{End, Event};
 use trainer::plan::Rates;
-use trainer::train::event::{End, Event};
 use trainer::train::{Happening, On, Start, train};
 
 use super::{Job, check_memory, events, learnt};

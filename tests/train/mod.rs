@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use tempfile::TempDir;
-use trainer::train::event::{Begin, Event};
+use trainer::event::{Begin, Event};
 
 use crate::models::at;
 use crate::{command, printed, said, text};

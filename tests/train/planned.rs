@@ -1,7 +1,7 @@
 //! What was planned against what was taken, for jobs of all kinds and in no more memory than planned.
 
 use serde_json::Value;
-use trainer::train::event::Event;
+use trainer::event::Event;
 
 use super::{Job, check_memory, events};
 use crate::{command, printed, said, text};

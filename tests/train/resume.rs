@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use trainer::train::event::{End, Event, Why};
+use trainer::event::{End, Event, Why};
 
 use super::{
     Job, Running, begins, check_memory, events, interrupt, learnt, losses, parsed, warnings,

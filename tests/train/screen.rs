@@ -5,8 +5,8 @@ use std::process::Command;
 
 use super::{Job, events};
 use crate::{said, text};
+use trainer::event::Event;
 use trainer::report::words::number;
-use trainer::train::event::Event;
 
 const SAMPLES: [&str; 5] = [
     "sample.prompts=[\"it's a fox\"]",

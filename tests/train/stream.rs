@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use trainer::event::Event;
 use trainer::text::Tokenizer;
-use trainer::train::event::Event;
 
 use super::{Job, check_memory, events, learnt, losses};
 use crate::{printed, text};

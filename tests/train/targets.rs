@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use trainer::train::event::Event;
+use trainer::event::Event;
 
 use super::{Job, events, learnt, losses, warnings};
 use crate::{hearth, said, text};

@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use tempfile::TempDir;
+use trainer::event::Event;
 use trainer::text::Tokenizer;
-use trainer::train::event::Event;
 
 use super::{check_memory, events, losses, warnings};
 use crate::{hearth, printed, said, text};

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trainer::train::event::{End, Event, Why};
+use trainer::event::{End, Event, Why};
 
 use super::{Job, check_memory, events, learnt, warnings};
 use crate::models::at;

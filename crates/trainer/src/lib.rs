@@ -7,6 +7,7 @@ pub mod config;
 pub mod data;
 pub mod demo;
 pub mod error;
+pub mod event;
 pub mod export;
 pub mod fingerprint;
 pub mod kernels;

@@ -9,7 +9,7 @@ use trainer::Result as Trained;
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::autoencoder::Progress;
 use trainer::demo::{kit, show, unpack};
-use trainer::train::event::Why;
+use trainer::event::Why;
 use trainer::train::{Start, claim};
 
 use super::engine::Engine;

@@ -18,7 +18,7 @@ pub mod shard;
 pub mod train;
 pub mod verify;
 
-use trainer::train::event::Why;
+use trainer::event::Why;
 
 /// How a verb ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

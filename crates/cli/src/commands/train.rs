@@ -5,9 +5,9 @@ use std::io::Write;
 use machine::awake::Awake;
 use trainer::config::RunConfig;
 use trainer::config::adapter::AdapterKind;
+use trainer::event::Why;
 use trainer::train::Start;
 use trainer::train::checkpoint;
-use trainer::train::event::Why;
 
 use super::engine::{COMPUTER, Engine, Limit};
 use super::job::{Flag, Job};

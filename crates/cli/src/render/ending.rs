@@ -6,10 +6,10 @@ use std::path::Path;
 use machine::Bytes;
 use trainer::config::material::Material;
 use trainer::config::{RawConfig, RunConfig, Switch};
-use trainer::report::figures::Figures;
-use trainer::report::read::{Exported, History};
+use trainer::event::figures::Figures;
+use trainer::event::history::{Exported, History};
+use trainer::event::{Best, End, Energy, Why};
 use trainer::report::words::number;
-use trainer::train::event::{Best, End, Energy, Why};
 
 use crate::commands::train::quoted;
 use crate::render::progress::duration;

@@ -3,8 +3,9 @@
 
 use compute::Kind;
 use machine::{Bytes, Provenance};
+use trainer::event::{Repeated, Times};
 use trainer::model::sd3::prompts::T5Loading;
-use trainer::plan::{Considered, Plan, Repeated, Times};
+use trainer::plan::{Considered, Plan};
 
 use crate::commands::plan::{Computer, Planned};
 use crate::render::progress::duration;

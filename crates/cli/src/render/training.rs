@@ -11,11 +11,11 @@ use std::time::Instant;
 use machine::Bytes;
 use machine::governor::{Cause, Decision, Pace};
 use trainer::config::RunConfig;
-use trainer::report::figures::{loss_window, mean_loss};
-use trainer::report::read::History;
+use trainer::event::eta::Eta;
+use trainer::event::figures::{loss_window, mean_loss};
+use trainer::event::history::History;
+use trainer::event::{Begin, End, Event, Paced, Step};
 use trainer::report::words::number;
-use trainer::train::eta::Eta;
-use trainer::train::event::{Begin, End, Event, Paced, Step};
 use trainer::train::{Happening, On, Start, train};
 
 use crate::failure::Failure;
@@ -339,9 +339,9 @@ pub fn speed(secs_per_step: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use trainer::config::how::How;
+    use trainer::event::{Phase, Tightened};
     use trainer::model::recompute::Recompute;
-    use trainer::train::event::{Phase, Tightened};
-    use trainer::train::how::How;
 
     use super::*;
 
@@ -362,7 +362,7 @@ mod tests {
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
             how: String::new(),
             step_secs: 1.0,
-            times: trainer::plan::Times::default(),
+            times: trainer::event::Times::default(),
             limit_bytes: 8 << 30,
             loaded_in_place_bytes: 0,
             loaded_staged_bytes: 0,

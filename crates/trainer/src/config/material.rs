@@ -13,7 +13,6 @@ use super::value::Switch;
 use super::writing::{RawWriting, Writing};
 use crate::error::{Result, TrainerError};
 use crate::text::HeldOut;
-use crate::train::event::SEQUENCE;
 
 /// What a job learns from, and what is shown on the way.
 #[derive(Clone, Debug, PartialEq)]
@@ -33,6 +32,9 @@ pub enum Material {
         writing: Writing,
     },
 }
+
+/// What samples of texts are called.
+pub const SEQUENCE: &str = "sequence";
 
 /// Keys that mean nothing where texts are learnt from.
 const OF_PICTURES: [&str; 7] = [

@@ -17,6 +17,7 @@ pub mod base;
 mod bound;
 pub mod data;
 pub mod error;
+pub mod how;
 pub mod machine;
 pub mod material;
 mod nearest;

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use super::sheet::{self, Pair};
 use crate::data::{decode, to_numbers};
 use crate::error::{Result, TrainerError};
-use crate::report::read::{History, Sample};
+use crate::event::history::{History, Sample};
 use crate::sample::Picture;
 
 /// What is written into a run's folder.

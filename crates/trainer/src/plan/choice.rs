@@ -12,11 +12,11 @@ use compute::Quantisation;
 
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
+use crate::config::how::How;
 use crate::config::optimizer::OptimizerKind;
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::plan::Room;
-use crate::train::how::How;
 
 /// One value for each thing that a plan decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -29,17 +29,18 @@ use compute::{Kind, Recording, Work};
 pub use choice::Choice;
 pub(crate) use nearest::nearest;
 pub use rates::Rates;
-pub use time::{Basis, Cost, Repeated, Times};
+pub use time::Cost;
 
 use self::choice::{Precisions, encoder_formats, precisions, streams, ways};
 use self::rehearsal::{Rehearsal, Showing};
 use crate::config::RunConfig;
+use crate::config::how::How;
 use crate::error::{Result, TrainerError};
+use crate::event::{Phase, Times};
 use crate::model::sd3::prompts::T5Loading;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
-use crate::train::event::Phase;
-use crate::train::how::How;
+use crate::sample;
 use crate::train::lesson::{Before, Counts, Lesson};
 use crate::train::meter;
 
@@ -378,8 +379,11 @@ impl<'a, L: Lesson> Search<'a, L> {
             }
             return Err(self.too_large(name, *peak_bytes + host_bytes));
         }
-        let encoding: Vec<Phase> =
-            before.stages.iter().map(|stage| Phase::from(stage.phase)).collect();
+        let encoding = before.stages.iter().map(|stage| {
+            let sample::Phase { name, peak_bytes } = stage.phase;
+            Phase { name: name.into(), peak_bytes }
+        });
+        let encoding: Vec<Phase> = encoding.collect();
         let total_bytes = (peak(&encoding) + self.encoding_bytes).max(peak(&training) + host_bytes);
         Ok(Plan {
             choice,

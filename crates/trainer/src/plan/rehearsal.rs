@@ -8,14 +8,14 @@ use compute::{Device, Kind, Recording, Work};
 
 use super::Outlook;
 use super::rates::Rates;
-use super::time::{self, Basis, Cost, Repeated, Times};
+use super::time::{self, Cost};
+use crate::config::how::How;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
+use crate::event::{Phase, Repeated, Times};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
-use crate::train::event::Phase;
-use crate::train::how::How;
 use crate::train::lesson::{Before, Lesson};
 use crate::train::meter::{self, LOAD, SHOW};
 use crate::train::session::Session;
@@ -144,7 +144,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
                 secs: time::saving(saved_bytes),
                 times: time::n_saves(self.config.output.save_every, steps),
             },
-            basis: Basis::of(rates),
+            basis: time::basis(rates),
         })
     }
 

@@ -7,7 +7,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use super::{Stage, write};
-use crate::train::event::Event;
+use crate::event::Event;
 
 /// Seconds between two reports, and between two looks of a browser. Chosen: as often as somebody who
 /// watches looks again.

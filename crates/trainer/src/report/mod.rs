@@ -10,12 +10,10 @@
 
 pub(crate) mod bars;
 pub(crate) mod document;
-pub mod figures;
 pub(crate) mod live;
 mod page;
 mod pictures;
 pub(crate) mod plot;
-pub mod read;
 #[cfg(test)]
 mod tests;
 pub mod words;
@@ -28,9 +26,9 @@ use weights::WeightsError;
 use weights::write::AtomicFile;
 
 use crate::error::{Result, TrainerError};
-use figures::Figures;
+use crate::event::figures::Figures;
+use crate::event::history::History;
 use page::Sources;
-use read::History;
 
 /// Where a run stands when its report is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

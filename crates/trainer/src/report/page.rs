@@ -9,13 +9,13 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use super::Stage;
 use super::bars::{Bar, bars, shows_limit};
 use super::document::document;
-use super::figures::{Figures, smoothed};
 use super::live::EVERY_SECS;
 use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot, plot_over};
-use super::read::{History, Taken, Written};
 use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
-use crate::train::event::{Begin, Felt, Phase, Why};
+use crate::event::figures::{Figures, smoothed};
+use crate::event::history::{History, Taken, Written};
+use crate::event::{Begin, Felt, Phase, Why};
 use machine::feel::Share;
 
 /// What a page is made of.
@@ -167,7 +167,7 @@ fn findings(history: &History, gallery: &Gallery) -> String {
 
 fn curves(history: &History, figures: &Figures) -> String {
     let steps = &history.steps;
-    let of = |get: fn(&crate::train::event::Step) -> f64| {
+    let of = |get: fn(&crate::event::Step) -> f64| {
         steps.iter().map(move |step| (step.step as f64, get(step)))
     };
     let validation = history.validations.iter().map(|(step, loss)| (*step as f64, *loss));

@@ -8,7 +8,7 @@ use std::path::{Component, Path};
 use image::codecs::jpeg::JpegEncoder;
 use image::{DynamicImage, ImageFormat};
 
-use super::read::Sample;
+use crate::event::history::Sample;
 
 /// Files up to this go into the page as they are. Chosen: a small model's pictures stay exact, two
 /// hundred of 1024 pixels do not make a page of 300 MB.

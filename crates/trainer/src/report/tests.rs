@@ -3,12 +3,12 @@
 use std::fs;
 use std::path::Path;
 
-use super::figures::Figures;
 use super::live::LiveReport;
-use super::read::History;
 use super::{Stage, write};
 use crate::error::TrainerError;
-use crate::train::event::Event;
+use crate::event::Event;
+use crate::event::figures::Figures;
+use crate::event::history::History;
 
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
 

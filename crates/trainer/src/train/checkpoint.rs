@@ -29,7 +29,6 @@ use weights::Catalog;
 use weights::load::{Options, Wanted, load};
 use weights::write::AtomicFile;
 
-use super::event;
 use super::health::Health;
 use super::identity::Identity;
 use super::lesson::Lesson;
@@ -37,6 +36,7 @@ use super::scale::LossScale;
 use super::session::Session;
 use crate::config::output::Output;
 use crate::error::{Result, TrainerError};
+use crate::event;
 use crate::model::files::{Landing, save_tensors, stored};
 use crate::optim::Plateau;
 

@@ -9,10 +9,11 @@ use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use super::folder::{CONFIG, CONFIG_HEADER};
-use super::{identity, journal};
+use super::identity;
 use crate::config::RunConfig;
 use crate::config::material::Material;
 use crate::error::{Result, TrainerError};
+use crate::event::journal;
 use crate::export::card;
 use crate::report::document;
 use crate::text::HeldOut;

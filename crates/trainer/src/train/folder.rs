@@ -23,10 +23,11 @@ use std::path::{Path, PathBuf};
 use weights::write::AtomicFile;
 
 use super::draws::{Purpose, seed};
-use super::{Start, checkpoint, journal};
+use super::{Start, checkpoint};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
+use crate::event::journal;
 use crate::export::model;
 
 /// The job as decided.

@@ -9,8 +9,8 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::divergence::Divergence;
-use super::event::Step;
 use super::scale;
+use crate::event::Step;
 
 /// Steps that are looked at together.
 pub const WINDOW: usize = 100;

@@ -14,10 +14,10 @@ use std::path::Path;
 use compute::{Device, Dtype, Kind, Params, Tape, Var};
 use weights::Tick;
 
-use super::event::Event;
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
 use crate::error::Result;
+use crate::event::Event;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;

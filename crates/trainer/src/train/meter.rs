@@ -7,7 +7,7 @@ use std::fmt::Display;
 
 use compute::Device;
 
-use super::event::{Event, Phase};
+use crate::event::{Event, Phase};
 
 /// What is shown along the way, as plans name it.
 pub const SHOW: &str = "show";

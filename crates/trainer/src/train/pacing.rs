@@ -17,11 +17,11 @@ use machine::governor::Mode;
 use machine::governor::{self, Decision, Governor, Policy, Took};
 use machine::sampler::Sampler;
 
-use super::event::{self, Event, Felt, Paced};
-use super::how::How;
 use super::lesson::{Feed, Lesson};
 use super::run::Run;
+use crate::config::how::How;
 use crate::error::Result;
+use crate::event::{self, Event, Felt, Paced};
 use crate::plan::{Rates, Rung};
 
 /// How often the machine's state is written down. Chosen: an hour is 360 points of a curve.

@@ -11,7 +11,6 @@ use weights::WeightsError;
 use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
 use super::divergence::{self, Divergence};
-use super::event::{End, Event, Step, Why};
 use super::health::{self, Finding};
 use super::identity::Identity;
 use super::lesson::Feed;
@@ -21,6 +20,7 @@ use super::session::{Session, Trained};
 use crate::config::optimizer::Schedule;
 use crate::config::{RunConfig, Switch};
 use crate::error::{Result, TrainerError};
+use crate::event::{End, Event, Step, Why};
 use crate::optim::schedule;
 
 /// A run with all that it works with.

@@ -6,15 +6,15 @@ use std::time::Instant;
 
 use compute::{ComputeError, Dtype};
 
-use super::event::{self, Event, Tightened};
-use super::how::How;
 use super::lesson::{Ahead, Feed, Lesson, Ready};
 use super::meter;
 use super::run::Run;
 use super::scale::LossScale;
 use super::session::Updated;
 use crate::config::adapter::AdapterKind;
+use crate::config::how::How;
 use crate::error::{Result, TrainerError};
+use crate::event::{self, Event, Tightened};
 
 /// The step at which every layer must have learnt something. In the second, gradients reach both
 /// halves of an adapter; in the third, all of a model whose blocks add nothing at first.

@@ -10,14 +10,14 @@ use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
-use super::event::{Tightened, Why};
-use super::how::How;
 use super::lesson::Feed as _;
 use super::pictures::{Drawing, Feed};
 use super::*;
 use crate::cache::{Caching, Request};
 use crate::config::RawConfig;
+use crate::config::how::How;
 use crate::error::TrainerError;
+use crate::event::{Tightened, Why};
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::plan::{Job, Outlook, ladder, rehearse};

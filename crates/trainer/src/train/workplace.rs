@@ -7,10 +7,10 @@
 
 use compute::{ComputeError, Device};
 
-use super::event::{Event, Lost};
 use super::meter::Meter;
 use super::{On, Setup, Teller};
 use crate::error::{Result, TrainerError};
+use crate::event::{Event, Lost};
 use crate::plan::Plan;
 
 /// How often a GPU may be lost without the run getting any further. Chosen: a display that woke up is a
@@ -82,8 +82,8 @@ mod tests {
 
     use crate::config::RawConfig;
     use crate::error::{Result, TrainerError};
+    use crate::event::{Begin, End, Event, Lost};
     use crate::plan::Rates;
-    use crate::train::event::{Begin, End, Event, Lost};
     use crate::train::{Happening, On, Start, train};
 
     const JOB: &str = "

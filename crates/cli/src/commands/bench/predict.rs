@@ -23,10 +23,10 @@ use trainer::cache::{Caching, Request};
 use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
+use trainer::event::Event;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
-use trainer::train::event::Event;
 use trainer::train::pictures::Drawing;
 use trainer::train::{Happening, On, Start, train};
 

@@ -23,8 +23,8 @@ use trainer::cache::{CachePlan, Caching, Request};
 use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
+use trainer::event::Event;
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::train::event::Event;
 use trainer::train::{Happening, Start, train};
 
 use super::beside::{self, Beside, Program};

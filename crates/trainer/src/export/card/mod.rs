@@ -25,12 +25,12 @@ use self::hub::hub_name;
 use self::text::{code, plain, yaml};
 use self::usage::{Drawn, usage};
 use crate::config::RunConfig;
+use crate::config::material::SEQUENCE;
 use crate::error::Result;
-use crate::report::figures::Figures;
-use crate::report::read::{Exported, History, Sample, Written};
+use crate::event::figures::Figures;
+use crate::event::history::{Exported, History, Sample, Written};
 use crate::report::words::{bytes, count, duration, link, number, several};
 use crate::report::write_text;
-use crate::train::event::SEQUENCE;
 
 /// What a card says.
 #[derive(Clone, Debug)]

@@ -5,10 +5,10 @@ use std::fmt::Write;
 use compute::{Moment, Tag};
 
 use super::{Memory, parts, svg};
+use crate::event::Phase;
 use crate::report::bars::{Bar, bars};
 use crate::report::document::document;
 use crate::report::words::fine_bytes;
-use crate::train::event::Phase;
 
 /// One file that opens in any browser: the picture, a bar per phase against the limit, a table.
 pub fn page(title: &str, memory: &Memory<'_>, phases: &[Phase]) -> String {

@@ -9,13 +9,13 @@ use super::Drawing;
 use crate::cache::Index;
 use crate::config::sample::Sample;
 use crate::error::{Result, TrainerError};
+use crate::event::Event;
 use crate::model::build::Precision;
 use crate::model::sd3::Sd3;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::vae::Tiling;
 use crate::plan::Cost;
 use crate::sample::{self, Job, Request, picture};
-use crate::train::event::Event;
 use crate::train::lesson::Learner;
 
 /// What is drawn, and how.

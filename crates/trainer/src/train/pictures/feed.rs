@@ -15,12 +15,12 @@ use crate::cache::Index;
 use crate::config::RunConfig;
 use crate::data::{Bucket, Order};
 use crate::error::Result;
+use crate::event::Event;
 use crate::fingerprint::Fingerprint;
 use crate::model::build::Precision;
 use crate::model::sd3::Sd3;
 use crate::model::vae::Tiling;
 use crate::objective::flow::Levels;
-use crate::train::event::Event;
 use crate::train::lesson::{self, Ahead, Learner};
 use crate::train::prefetch::Prefetch;
 

@@ -13,10 +13,10 @@ use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::data::Order;
 use crate::error::Result;
+use crate::event::Event;
 use crate::fingerprint::Fingerprint;
 use crate::model::llama::Llama;
 use crate::text::{Request, Sequence, Texts};
-use crate::train::event::Event;
 use crate::train::lesson::{self, Ahead, Learner, Lesson, Ready};
 use crate::train::prefetch::Prefetch;
 

@@ -8,11 +8,11 @@ use super::Reading;
 use crate::config::Switch;
 use crate::config::writing::Writing;
 use crate::error::Result;
+use crate::event::Event;
 use crate::model::llama::Llama;
 use crate::plan::Cost;
 use crate::sample::choice::Choice;
 use crate::sample::text::{self, Request};
-use crate::train::event::Event;
 use crate::train::lesson::Learner;
 
 /// What is written, and how.

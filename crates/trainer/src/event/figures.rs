@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::read::{History, Part};
-use crate::train::event::{Best, Step, Why};
+use super::history::{History, Part};
+use super::{Best, Step, Why};
 
 /// Steps that a loss is the mean of: a quarter of a short run and at most 20; of a long one a twentieth, at
 /// most 100. Chosen: the loss of a step jumps by as much as a whole run improves it; so much is calm and

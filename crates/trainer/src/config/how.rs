@@ -6,7 +6,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::config::RunConfig;
+use super::RunConfig;
 use crate::model::recompute::Recompute;
 
 /// How a batch is computed.

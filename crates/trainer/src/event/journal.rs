@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::event::Event;
+use super::Event;
 use crate::error::{Result, TrainerError};
 
 /// What the file is called in a run's folder.

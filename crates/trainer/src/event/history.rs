@@ -7,8 +7,9 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
+use super::journal::FILE_NAME;
+use super::{Begin, End, Event, Felt, Step};
 use crate::error::{Result, TrainerError};
-use crate::train::event::{Begin, End, Event, Felt, Step};
 
 /// What happened in a run.
 #[derive(Clone, Debug, Default)]
@@ -99,7 +100,7 @@ pub struct Exported {
 impl History {
     /// Reads `events.jsonl` of a run's folder.
     pub fn open(run_folder: &Path) -> Result<Self> {
-        let path = run_folder.join("events.jsonl");
+        let path = run_folder.join(FILE_NAME);
         let failed = |source| TrainerError::Io { what: "read", path: path.clone(), source };
         let mut lines = BufReader::new(File::open(&path).map_err(failed)?);
         let mut reader = Reader::default();

@@ -3,9 +3,8 @@
 
 use std::collections::VecDeque;
 
-use super::event::Event;
+use super::{Event, Times};
 use crate::config::{RunConfig, Switch};
-use crate::plan::Times;
 
 /// Steps that the time of a step is the mean of: a machine's speed may change. Chosen: enough to even out
 /// images of several sizes.

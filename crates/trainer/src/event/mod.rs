@@ -1,5 +1,17 @@
 //! What happens in a run, in the order in which it happens: the loop says it once, and screens,
 //! `events.jsonl` and the report are made of it. A line of that file is one event as JSON.
+//!
+//! ```text
+//! Event ──▶ journal.rs ──▶ events.jsonl ──▶ history.rs ──▶ figures.rs ──▶ report, model card, terminal
+//! ```
+//!
+//! Knows nothing of how a run is planned, trained or shown: those rooms stand above this one.
+
+pub mod eta;
+pub mod figures;
+pub mod history;
+pub mod journal;
+mod times;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,10 +21,11 @@ use machine::feel::Feel;
 use machine::governor::Decision;
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::how::How;
+pub use times::{Basis, Repeated, Times};
+
+use crate::config::how::How;
+use crate::config::material::SEQUENCE;
 use crate::data::LeftOut;
-use crate::plan::Times;
-use crate::sample;
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -127,9 +140,6 @@ pub enum Event {
     End(End),
 }
 
-/// What samples of texts are called.
-pub const SEQUENCE: &str = "sequence";
-
 /// What a run is about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Begin {
@@ -205,12 +215,6 @@ pub struct Phase {
     pub name: String,
     /// Bytes at its peak, as planned.
     pub peak_bytes: usize,
-}
-
-impl From<sample::Phase> for Phase {
-    fn from(sample::Phase { name, peak_bytes }: sample::Phase) -> Self {
-        Self { name: name.into(), peak_bytes }
-    }
 }
 
 /// A step of the optimizer.
