@@ -53,6 +53,18 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("machine", &[]),
 ];
 
+/// Which modules of its crate a file or folder must not use.
+const MODULE_ARROWS: &[(&str, &[&str])] = &[
+    // A page is told what to draw.
+    ("crates/cli/src/render/", &["commands"]),
+    ("crates/cli/src/text.rs", &["commands", "render"]),
+    // What happens in a run is read by all who plan, train and show.
+    (
+        "crates/trainer/src/event/",
+        &["cache", "demo", "export", "plan", "report", "sample", "train", "trust", "verify"],
+    ),
+];
+
 fn module_comments(tree: &Tree) -> Vec<String> {
     let bare = tree.sources().filter(|(_, text)| !text.starts_with("//!"));
     bare.map(|(path, _)| format!("{path}: does not open with a module comment")).collect()
@@ -161,6 +173,50 @@ fn arrows(tree: &Tree) -> Vec<String> {
     broken
 }
 
+fn module_arrows(tree: &Tree) -> Vec<String> {
+    let mut broken = Vec::new();
+    for (path, text) in tree.sources() {
+        let forbidden = MODULE_ARROWS.iter().filter(|(from, _)| path.starts_with(from));
+        for module in forbidden.flat_map(|(_, modules)| *modules) {
+            let code = text.lines().filter(|line| !line.trim_start().starts_with("//"));
+            if used_modules(&code.collect::<Vec<_>>().join(" ")).contains(module) {
+                broken.push(format!("{path}: must not use crate::{module}"));
+            }
+        }
+    }
+    broken
+}
+
+/// Modules of its own crate that code names: `crate::a::b` and `crate::{a, b::c, d::{e, f}}`.
+fn used_modules(code: &str) -> Vec<&str> {
+    let mut modules = Vec::new();
+    for after in code.split("crate::").skip(1) {
+        let is_name = |c: char| c.is_alphanumeric() || c == '_';
+        let first = |text: &'_ str| text.find(|c| !is_name(c)).unwrap_or(text.len());
+        let Some(group) = after.strip_prefix('{') else {
+            modules.push(&after[..first(after)]);
+            continue;
+        };
+        let (mut depth, mut is_first) = (1, true);
+        for (at, c) in group.char_indices() {
+            match c {
+                '{' => depth += 1,
+                '}' => depth -= 1,
+                ',' if depth == 1 => is_first = true,
+                c if is_first && is_name(c) => {
+                    modules.push(&group[at..at + first(&group[at..])]);
+                    is_first = false;
+                }
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+    }
+    modules
+}
+
 /// Systems differ in the three crates at the bottom; nothing above them may care.
 fn target_conditionals(tree: &Tree) -> Vec<String> {
     let below = ["crates/machine/", "crates/compute/", "crates/weights/", "tests/"];
@@ -234,6 +290,23 @@ fn every_source_opens_with_a_module_comment() {
         &[("a.rs", "//! A.\n"), ("b.rs", "fn b() {}\n")],
         &["b.rs: does not open"],
     );
+}
+
+#[test]
+fn modules_use_what_stands_below_them() {
+    kept(module_arrows);
+    let [(render, _), (text, _), (event, _)] = MODULE_ARROWS else { panic!("the list changed") };
+    let page = &format!("{render}plan.rs");
+    let uses = |code: &str, what: &[&str]| found(module_arrows, &[(page, code)], what);
+    uses("use crate::commands::plan::Planned;\n", &["plan.rs: must not use crate::commands"]);
+    uses("fn f() {\n    crate::commands::run();\n}\n", &["must not use"]);
+    uses("use crate::{\n    text::{a, commands},\n    commands::plan,\n};\n", &["must not use"]);
+    uses("use crate::{text::{a, commands}, failure};\n// crate::commands draws nothing\n", &[]);
+    uses("use crate::commands_of_a_shell;\n", &[]);
+    found(module_arrows, &[("crates/cli/src/main.rs", "use crate::commands::run;\n")], &[]);
+    found(module_arrows, &[(*text, "use crate::render::line;\n")], &["crate::render"]);
+    let file = &format!("{event}history.rs");
+    found(module_arrows, &[(file, "use crate::train::session;\n")], &["crate::train"]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use anstyle::{AnsiColor, Style};
+use clap::ValueEnum;
 
 /// Chosen: as wide as a line may be and still be read in a bug report, and as narrow as a column of
 /// text may get.
@@ -182,6 +183,20 @@ pub fn thousands(number: usize) -> String {
 /// `1 step`, `1,200 steps`.
 pub fn several(n: usize, what: &str) -> String {
     format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
+}
+
+/// A choice as it is typed, and as it is written in JSON.
+pub fn name_of(choice: &impl ValueEnum) -> String {
+    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+}
+
+/// A word as a shell reads it back.
+pub fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=@%+,".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.into();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
 }
 
 #[cfg(test)]

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use serde::Serialize;
 use trainer::cache::{CachePlan, Caching, Index, Missing, Request};
 use trainer::config::RunConfig;
 use trainer::config::material::Material;
-use trainer::data::{Bucket, Findings, LeftOut, Problem, scan};
+use trainer::data::{Bucket, Findings, Problem, scan};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::model::sd3::prompts::T5Loading;
 use trainer::sample::Phase;
@@ -20,7 +19,7 @@ use super::job::Job;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::cache::Encoding;
+use crate::render::cache::{BucketRow, CacheSummary, Encoding, PhaseMemory, TextSummary, Wrong};
 
 /// List what a job is trained on and what is left out, and encode it once.
 ///
@@ -58,78 +57,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What is in the cache for a job, and what was done for it.
-#[derive(Serialize)]
-pub struct Summary {
-    /// What is not trained on, counted by reason; `problems` has each file.
-    pub left_out: Vec<LeftOut>,
-    pub problems: Vec<Wrong>,
-    pub folder: PathBuf,
-    /// Pictures that are trained on.
-    pub pictures: usize,
-    pub held_out: usize,
-    pub texts: usize,
-    /// What was encoded now, or would be.
-    pub missing_pictures: usize,
-    pub missing_texts: usize,
-    pub is_done: bool,
-    pub buckets: Vec<Row>,
-    pub phases: Vec<Memory>,
-    pub peak_bytes: usize,
-    pub limit_bytes: usize,
-    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
-    pub is_t5_in_blocks: bool,
-    /// Bytes of the whole cache, of other jobs too.
-    pub bytes: u64,
-    pub secs: f64,
-    pub pictures_per_sec: Option<f64>,
-}
-
-/// Pictures of one size.
-#[derive(Serialize)]
-pub struct Row {
-    pub width: usize,
-    pub height: usize,
-    pub pictures: usize,
-}
-
-/// Something wrong with a file.
-#[derive(Serialize)]
-pub struct Wrong {
-    pub path: PathBuf,
-    pub what: String,
-    /// What it has in common with others.
-    pub reason: String,
-    pub is_skipped: bool,
-    /// Whether nothing is lost by it.
-    pub is_note: bool,
-}
-
-/// What is in the cache for a job on texts.
-#[derive(Serialize)]
-pub struct TextSummary {
-    pub left_out: Vec<LeftOut>,
-    pub problems: Vec<Wrong>,
-    pub folder: PathBuf,
-    /// Files with something to read in them.
-    pub files: usize,
-    pub documents: usize,
-    /// Tokens of an epoch.
-    pub tokens: u64,
-    /// Tokens in a sequence.
-    pub length: usize,
-    pub sequences: usize,
-    pub held_out: usize,
-    pub secs: f64,
-}
-
-/// A part of the work and its memory.
-#[derive(Serialize)]
-pub struct Memory {
-    pub name: &'static str,
-    pub peak_bytes: usize,
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let config = arguments.job.resolve("cache")?;
     match config.material {
@@ -158,18 +85,24 @@ fn of_images(
     let (limit, missing) = (arguments.engine.limit_bytes(arguments.limit)?, caching.missing());
     let CachePlan { phases, t5 } = caching.plan(arguments.engine.kind(), limit)?;
     let summary = if arguments.plan {
-        Summary::new(config, caching.index(), missing, &phases)
+        CacheSummary::new(config, caching.index(), missing, &phases)
     } else {
         let peak_bytes = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         let device = arguments.engine.open(peak_bytes)?;
-        Summary::new(config, &caching.run(&device, t5, &tell)?, missing, &phases)
+        CacheSummary::new(config, &caching.run(&device, t5, &tell)?, missing, &phases)
     };
     let pictures_per_sec = encoding.pictures_per_sec();
     drop(encoding);
     let secs = begun.elapsed().as_secs_f64();
     let (is_done, is_t5_in_blocks) = (!arguments.plan, t5 == T5Loading::Blocks);
-    let summary =
-        Summary { limit_bytes: limit, is_t5_in_blocks, secs, pictures_per_sec, is_done, ..summary };
+    let summary = CacheSummary {
+        limit_bytes: limit,
+        is_t5_in_blocks,
+        secs,
+        pictures_per_sec,
+        is_done,
+        ..summary
+    };
     print(arguments, &summary, &summary.problems, || render::cache::page(&summary), out)
 }
 
@@ -248,18 +181,18 @@ fn wrongs(problems: &[Problem]) -> Vec<Wrong> {
     problems.iter().map(wrong).collect()
 }
 
-impl Summary {
+impl CacheSummary {
     fn new(config: &RunConfig, index: &Index, missing: Missing, phases: &[Phase]) -> Self {
         let mut buckets = BTreeMap::<Bucket, usize>::new();
         for sample in index.train.iter().chain(&index.held_out) {
             *buckets.entry(sample.bucket).or_default() += 1;
         }
-        let row = |(bucket, pictures): (Bucket, usize)| Row {
+        let row = |(bucket, pictures): (Bucket, usize)| BucketRow {
             width: bucket.width,
             height: bucket.height,
             pictures,
         };
-        let memory = |phase: &Phase| Memory { name: phase.name, peak_bytes: phase.peak_bytes };
+        let memory = |phase: &Phase| PhaseMemory { name: phase.name, peak_bytes: phase.peak_bytes };
         Self {
             left_out: index.findings(0).left_out,
             problems: wrongs(&index.problems),

@@ -6,17 +6,17 @@ use std::sync::mpsc::{self, Receiver};
 
 use compute::gpu::{self, Adapter, AdapterKind, Offers};
 use compute::self_test::{Tested, self_test};
-use machine::budget::{Budget, budget};
-use machine::findings::{Finding, findings};
+use machine::budget::budget;
+use machine::findings::findings;
 use machine::sampler::Sampler;
 use machine::sense::Sense;
 use machine::{Machine, Provenance, Recording, Source};
-use serde::Serialize;
 use trainer::trust;
 
 use super::engine::On;
 use crate::commands::Outcome;
 use crate::failure::Failure;
+use crate::render::doctor::{Diagnosis, Offer, Offered};
 use crate::{interrupt, render};
 
 /// Show what this computer is, what of it hearth will use, and what is wrong.
@@ -56,46 +56,6 @@ pub struct Arguments {
     /// The GPU to test: gpu:0, gpu:software or cuda:0
     #[arg(long, default_value = "gpu:0", requires = "self_test", value_parser = On::gpu)]
     device: On,
-}
-
-/// All that doctor has to say.
-#[derive(Serialize)]
-pub struct Diagnosis {
-    hearth: &'static str,
-    pub machine: Machine,
-    pub budget: Budget,
-    pub findings: Vec<Finding>,
-    /// What computes by Metal or Vulkan; of a recorded machine nobody knows.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub adapters: Vec<Offered>,
-}
-
-/// A GPU that `--device gpu` may mean.
-#[derive(Serialize)]
-pub struct Offered {
-    /// As it is typed; none where it cannot be used.
-    pub device: Option<String>,
-    pub name: String,
-    pub driver: String,
-    pub interface: &'static str,
-    pub is_software: bool,
-    pub buffer_bytes: usize,
-    pub tensor_bytes: usize,
-    pub group_bytes: usize,
-    /// Whether weights are read into its memory without a copy.
-    pub shares_memory: bool,
-    /// What it has beyond what every kernel asks for.
-    pub offers: Vec<Offer>,
-    pub lacks: Option<&'static str>,
-}
-
-/// Something that some GPUs have.
-#[derive(Serialize)]
-pub struct Offer {
-    pub name: &'static str,
-    pub on: bool,
-    /// Whether hearth has a use for it.
-    pub is_used: bool,
 }
 
 /// All that is asked for, and what it is for today.

@@ -410,11 +410,6 @@ impl FromStr for Limit {
 /// Less is a size without its unit, or a mistake. Chosen: the smallest model of the tests takes more.
 const LEAST_LIMIT: Bytes = Bytes(1_000_000);
 
-/// A choice as it is typed, and as it is written in JSON.
-pub fn name_of(choice: &impl ValueEnum) -> String {
-    choice.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use clap::ValueEnum;
-use serde::Serialize;
 use serde_json::json;
 use trainer::TrainerError;
 use trainer::export::full::FullCheckpoint;
@@ -17,11 +16,12 @@ use trainer::model::adapter::read::AdapterFile;
 use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
 
-use super::engine::name_of;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::export::ExportRow;
 use crate::render::progress::Progress;
+use crate::text::name_of;
 
 /// Write an adapter as diffusers, PEFT, kohya and ComfyUI read it.
 ///
@@ -101,17 +101,6 @@ impl From<For> for Format {
     }
 }
 
-/// A file that was written and proven.
-#[derive(Serialize)]
-pub struct Row {
-    pub format: String,
-    pub path: PathBuf,
-    pub layers: usize,
-    /// Tensors that have no layer in the base: none, or it would have failed.
-    pub unmatched: usize,
-    pub difference: f64,
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     if arguments.out.is_file() {
         let problem = format!("--out is a file, expected a folder: {}", arguments.out.display());
@@ -139,19 +128,23 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let all = For::value_variants();
     for program in if arguments.format.is_empty() { all } else { &arguments.format } {
         let exported = export(&mut pipeline, (*program).into(), &arguments.out, &name)?;
-        rows.push(Row::new(*program, exported));
+        rows.push(ExportRow::new(*program, exported));
     }
     show(arguments, &rows, out)
 }
 
-impl Row {
+impl ExportRow {
     fn new(program: For, exported: Exported) -> Self {
         let Exported { path, n_layers, difference, .. } = exported;
         Self { format: name_of(&program), path, layers: n_layers, unmatched: 0, difference }
     }
 }
 
-fn show(arguments: &Arguments, rows: &[Row], out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn show(
+    arguments: &Arguments,
+    rows: &[ExportRow],
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
     if arguments.json {
         for row in rows {
             writeln!(out, "{}", serde_json::to_string(row).map_err(std::io::Error::from)?)?;

@@ -1,18 +1,17 @@
 //! `hearth inspect`: what a model file or folder holds, and what is odd about it.
 
-use std::collections::BTreeMap;
 use std::fs::DirEntry;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use serde::Serialize;
 use weights::checksum::checksum;
-use weights::survey::{Oddity, Values, is_adapter_output, odd_values, oddities, values};
+use weights::survey::{is_adapter_output, odd_values, oddities, values};
 use weights::{Catalog, TensorInfo, WeightsError};
 
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::inspect::{Survey, TensorRow};
 use crate::render::progress::Progress;
 
 /// Show the tensors of a model file or folder, and what is odd about them.
@@ -46,39 +45,6 @@ pub struct Arguments {
     /// Print everything as JSON
     #[arg(long)]
     json: bool,
-}
-
-/// One model: a file, a set of shards, or a component of a pipeline folder.
-#[derive(Serialize)]
-pub struct Survey {
-    /// What was opened.
-    pub path: PathBuf,
-    /// Files it lies in.
-    pub files: Vec<PathBuf>,
-    /// Their checksums, in that order, if they were asked for.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub checksums: Vec<String>,
-    /// Bytes of all tensors.
-    pub bytes: u64,
-    /// Numbers in all tensors.
-    pub numbers: u64,
-    /// Words the makers put in.
-    pub metadata: BTreeMap<String, String>,
-    /// All tensors.
-    pub tensors: Vec<Row>,
-    /// What is odd.
-    pub oddities: Vec<Oddity>,
-}
-
-/// One tensor.
-#[derive(Serialize)]
-pub struct Row {
-    pub name: String,
-    pub format: String,
-    pub shape: Vec<u64>,
-    pub bytes: u64,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub values: Option<Values>,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -153,7 +119,7 @@ fn survey(
             None
         };
         odd.extend(found.as_ref().and_then(|values| odd_values(tensor, values)));
-        tensors.push(Row {
+        tensors.push(TensorRow {
             name: tensor.name.clone(),
             format: tensor.encoding.to_string(),
             shape: tensor.shape.clone(),

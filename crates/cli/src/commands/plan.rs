@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use compute::Kind;
 use machine::{Machine, Recording, Source};
 use serde_json::{Map, Value, json};
-use trainer::config::RunConfig;
 use trainer::config::material::Material;
 use trainer::error::{Remedy, TrainerError};
 use trainer::model::sd3::pipeline::Pipeline;
@@ -24,6 +23,7 @@ use super::output;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::plan::{Computer, MORE_BYTES, Planned};
 
 /// Say what a job would take and how it would be done, without doing any of it.
 ///
@@ -60,30 +60,6 @@ pub struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// Chosen: what the next size of a machine has more.
-pub const MORE_BYTES: usize = 8 << 30;
-
-/// What a job is planned for.
-pub struct Computer {
-    pub machine: Machine,
-    pub kind: Kind,
-    pub rates: Rates,
-    pub limit_bytes: usize,
-    /// Main memory beside a card's.
-    pub host_bytes: Option<usize>,
-}
-
-/// All there is to say about a job.
-pub struct Planned {
-    pub on: Computer,
-    pub config: RunConfig,
-    pub plan: Plan,
-    /// Whether there was no folder to count samples in.
-    pub is_nominal: bool,
-    /// What would be done with [`MORE_BYTES`] more.
-    pub with_more: Option<Plan>,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -223,11 +199,6 @@ impl Planned {
             "fits": fits,
             "times_slower": self.times_slower(considered),
         })
-    }
-
-    /// How much longer a step takes than in the chosen way.
-    pub fn times_slower(&self, considered: &Considered) -> Option<f64> {
-        self.plan.chosen().map(|chosen| considered.secs / chosen.secs)
     }
 }
 

@@ -7,7 +7,6 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use serde::Serialize;
 use trainer::TrainerError;
 use trainer::model::llama::base::Base;
 use trainer::model::sd3::pipeline::Pipeline;
@@ -20,7 +19,8 @@ use super::output;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::drawing::Drawing;
+use crate::render::drawing::{Drawing, Drawn, DrawnImage, DrawnPhase};
+use crate::text::name_of;
 
 /// Draw images from prompts, or continue them as text.
 ///
@@ -182,37 +182,6 @@ fn guidance(text: &str) -> Result<f32, String> {
     }
 }
 
-/// What was done, or would be.
-#[derive(Serialize)]
-pub struct Drawn {
-    pub peak_bytes: usize,
-    pub limit_bytes: usize,
-    pub phases: Vec<Phase>,
-    /// Whether both halves of guidance are computed at once.
-    pub is_paired: bool,
-    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
-    pub is_t5_in_blocks: bool,
-    /// Side of a decoder's tile in pixels, if the picture is decoded in tiles.
-    pub tile_pixels: Option<usize>,
-    pub pictures: Vec<Written>,
-    pub secs: f64,
-}
-
-/// A part of the work.
-#[derive(Serialize)]
-pub struct Phase {
-    pub name: &'static str,
-    pub peak_bytes: usize,
-}
-
-/// A picture on disk.
-#[derive(Serialize)]
-pub struct Written {
-    pub path: PathBuf,
-    pub prompt: String,
-    pub seed: u64,
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     if Base::is_at(&arguments.base) { text::run(arguments, out) } else { draw(arguments, out) }
 }
@@ -260,7 +229,7 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
 
 impl Drawn {
     fn planned(plan: &Plan, limit_bytes: usize, pipeline: &Pipeline) -> Self {
-        let phase = |phase: &trainer::sample::Phase| Phase {
+        let phase = |phase: &trainer::sample::Phase| DrawnPhase {
             name: phase.name,
             peak_bytes: phase.peak_bytes,
         };
@@ -302,7 +271,7 @@ fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
     }
 }
 
-fn name(arguments: &Arguments, request: &Request, index: usize) -> Written {
+fn name(arguments: &Arguments, request: &Request, index: usize) -> DrawnImage {
     let mut path = arguments.images.out();
     if request.prompts.len() > 1 {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -310,14 +279,14 @@ fn name(arguments: &Arguments, request: &Request, index: usize) -> Written {
         path.set_file_name(format!("{stem}-{}.{end}", index + 1));
     }
     let (prompt, seed) = (request.prompts[index].clone(), request.seed + index as u64);
-    Written { path, prompt, seed }
+    DrawnImage { path, prompt, seed }
 }
 
 /// What a picture was made from, for other programs and for hearth.
 fn parameters(
     arguments: &Arguments,
     request: &Request,
-    written: &Written,
+    written: &DrawnImage,
 ) -> [(&'static str, String); 2] {
     let file_name =
         |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -346,8 +315,8 @@ fn parameters(
         "base": base,
         "adapter": adapter,
         "latents": request.latents.as_deref().map(file_name),
-        "dtype": super::engine::name_of(&arguments.formats.dtype),
-        "quantise": arguments.formats.quantise.as_ref().map(super::engine::name_of),
+        "dtype": name_of(&arguments.formats.dtype),
+        "quantise": arguments.formats.quantise.as_ref().map(name_of),
     });
     [("parameters", text), ("hearth", json.to_string())]
 }

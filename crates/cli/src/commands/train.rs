@@ -14,6 +14,7 @@ use super::job::{Flag, Job};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render::training::Training;
+use crate::text::quoted;
 
 /// Train an adapter on a folder of pictures, or on texts.
 ///
@@ -124,15 +125,6 @@ fn resuming(words: impl Iterator<Item = String>) -> String {
 }
 
 const RESUME: &str = "--resume";
-
-/// A word as a shell reads it back.
-pub fn quoted(word: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "-_./:=@%+,".contains(c);
-    if !word.is_empty() && word.chars().all(is_plain) {
-        return word.into();
-    }
-    format!("'{}'", word.replace('\'', r"'\''"))
-}
 
 #[cfg(test)]
 mod tests {

@@ -3,13 +3,14 @@
 use std::io::Write;
 use std::path::PathBuf;
 
-use serde::Serialize;
-use trainer::verify::{Comparison, Question, verify};
+use trainer::verify::{Question, verify};
 
-use super::engine::{Base, Engine, Format, Formats, name_of};
+use super::engine::{Base, Engine, Format, Formats};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::verify::{ComparedRow, Verified};
+use crate::text::name_of;
 
 /// Compare a model folder with reference data.
 ///
@@ -56,36 +57,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// What was found.
-#[derive(Serialize)]
-pub struct Findings {
-    pub class: String,
-    pub n_weights: usize,
-    pub dtype: String,
-    pub device: String,
-    pub is_fine: bool,
-    pub tensors: Vec<Row>,
-}
-
-/// One tensor.
-#[derive(Serialize)]
-pub struct Row {
-    pub name: String,
-    pub difference: f64,
-    pub tolerance: f64,
-    pub is_fine: bool,
-    /// The reference's number, and ours.
-    pub first: Vec<(f32, f32)>,
-}
-
-impl From<Comparison> for Row {
-    fn from(comparison: Comparison) -> Self {
-        let is_fine = comparison.is_fine();
-        let Comparison { name, difference, tolerance, first } = comparison;
-        Self { name, difference, tolerance, is_fine, first }
-    }
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let Arguments { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
     let formats = Formats { dtype: *dtype, quantise: *quantise };
@@ -97,8 +68,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         adapter: adapter.as_deref(),
     };
     let report = verify(question, &device, formats.precision())?;
-    let tensors: Vec<Row> = report.comparisons.into_iter().map(Row::from).collect();
-    let findings = Findings {
+    let tensors: Vec<ComparedRow> = report.comparisons.into_iter().map(ComparedRow::from).collect();
+    let findings = Verified {
         class: report.class,
         n_weights: report.n_weights,
         dtype: name_of(dtype),

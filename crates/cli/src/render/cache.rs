@@ -1,22 +1,95 @@
 //! How far encoding has come, as a line on standard error; and what the cache holds, as a page.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anstyle::Style;
 use machine::Bytes;
+use serde::Serialize;
 use trainer::cache::{Event, PICTURES};
 use trainer::data::LeftOut;
 
-use crate::commands::cache::{Summary, TextSummary, Wrong};
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::line::Line;
 use crate::render::plan::IN_BLOCKS;
 use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BAD, BOLD, DIM, PLAIN, Page, WARN, bar};
+
+/// What is in the cache for a job, and what was done for it.
+#[derive(Serialize)]
+pub struct CacheSummary {
+    /// What is not trained on, counted by reason; `problems` has each file.
+    pub left_out: Vec<LeftOut>,
+    pub problems: Vec<Wrong>,
+    pub folder: PathBuf,
+    /// Pictures that are trained on.
+    pub pictures: usize,
+    pub held_out: usize,
+    pub texts: usize,
+    /// What was encoded now, or would be.
+    pub missing_pictures: usize,
+    pub missing_texts: usize,
+    pub is_done: bool,
+    pub buckets: Vec<BucketRow>,
+    pub phases: Vec<PhaseMemory>,
+    pub peak_bytes: usize,
+    pub limit_bytes: usize,
+    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
+    pub is_t5_in_blocks: bool,
+    /// Bytes of the whole cache, of other jobs too.
+    pub bytes: u64,
+    pub secs: f64,
+    pub pictures_per_sec: Option<f64>,
+}
+
+/// Pictures of one size.
+#[derive(Serialize)]
+pub struct BucketRow {
+    pub width: usize,
+    pub height: usize,
+    pub pictures: usize,
+}
+
+/// Something wrong with a file.
+#[derive(Serialize)]
+pub struct Wrong {
+    pub path: PathBuf,
+    pub what: String,
+    /// What it has in common with others.
+    pub reason: String,
+    pub is_skipped: bool,
+    /// Whether nothing is lost by it.
+    pub is_note: bool,
+}
+
+/// What is in the cache for a job on texts.
+#[derive(Serialize)]
+pub struct TextSummary {
+    pub left_out: Vec<LeftOut>,
+    pub problems: Vec<Wrong>,
+    pub folder: PathBuf,
+    /// Files with something to read in them.
+    pub files: usize,
+    pub documents: usize,
+    /// Tokens of an epoch.
+    pub tokens: u64,
+    /// Tokens in a sequence.
+    pub length: usize,
+    pub sequences: usize,
+    pub held_out: usize,
+    pub secs: f64,
+}
+
+/// A part of the work and its memory.
+#[derive(Serialize)]
+pub struct PhaseMemory {
+    pub name: &'static str,
+    pub peak_bytes: usize,
+}
 
 /// Encoding at work.
 pub struct Encoding {
@@ -115,10 +188,10 @@ impl Drop for Encoding {
 }
 
 /// Draws what is wrong, what there is, and what was done.
-pub fn page(summary: &Summary) -> String {
+pub fn page(summary: &CacheSummary) -> String {
     let mut page = Page::new();
     problems(&mut page, &summary.left_out, &summary.problems);
-    let Summary { pictures, held_out, texts, .. } = summary;
+    let CacheSummary { pictures, held_out, texts, .. } = summary;
     page.line(BOLD, &format!("{pictures} pictures, {held_out} held out, {texts} texts"));
     let most = summary.buckets.iter().map(|row| row.pictures).max().unwrap_or(1) as f64;
     let rows: Vec<[String; 3]> = summary
@@ -202,7 +275,7 @@ fn by_reason<'a>(problems: &[&'a Wrong]) -> Vec<Vec<&'a Wrong>> {
     groups
 }
 
-fn memory(page: &mut Page, summary: &Summary) {
+fn memory(page: &mut Page, summary: &CacheSummary) {
     if summary.phases.is_empty() {
         return;
     }
@@ -220,8 +293,8 @@ fn memory(page: &mut Page, summary: &Summary) {
     }
 }
 
-fn done(summary: &Summary) -> String {
-    let Summary { missing_pictures, missing_texts, secs, .. } = summary;
+fn done(summary: &CacheSummary) -> String {
+    let CacheSummary { missing_pictures, missing_texts, secs, .. } = summary;
     if missing_pictures + missing_texts == 0 {
         return "all of it is in the cache".into();
     }

@@ -12,9 +12,49 @@ use machine::power::Power;
 use machine::reading::Percent;
 use machine::thermal::{MacThermal, Sensor, Thermal};
 use machine::{Bytes, Machine, NvidiaStack, Provenance, Reading};
+use serde::Serialize;
 
-use crate::commands::doctor::{Diagnosis, Offer, Offered};
 use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
+
+/// All that doctor has to say.
+#[derive(Serialize)]
+pub struct Diagnosis {
+    pub hearth: &'static str,
+    pub machine: Machine,
+    pub budget: Budget,
+    pub findings: Vec<Finding>,
+    /// What computes by Metal or Vulkan; of a recorded machine nobody knows.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub adapters: Vec<Offered>,
+}
+
+/// A GPU that `--device gpu` may mean.
+#[derive(Serialize)]
+pub struct Offered {
+    /// As it is typed; none where it cannot be used.
+    pub device: Option<String>,
+    pub name: String,
+    pub driver: String,
+    pub interface: &'static str,
+    pub is_software: bool,
+    pub buffer_bytes: usize,
+    pub tensor_bytes: usize,
+    pub group_bytes: usize,
+    /// Whether weights are read into its memory without a copy.
+    pub shares_memory: bool,
+    /// What it has beyond what every kernel asks for.
+    pub offers: Vec<Offer>,
+    pub lacks: Option<&'static str>,
+}
+
+/// Something that some GPUs have.
+#[derive(Serialize)]
+pub struct Offer {
+    pub name: &'static str,
+    pub on: bool,
+    /// Whether hearth has a use for it.
+    pub is_used: bool,
+}
 
 /// Draws everything.
 pub fn page(diagnosis: &Diagnosis) -> String {

@@ -1,19 +1,51 @@
 //! How far pictures have come, as a line on standard error; and what was drawn, as a page.
 
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use machine::Bytes;
+use serde::Serialize;
 use trainer::sample::Event;
 
-use crate::commands::sample::Drawn;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render::line::Line;
 use crate::render::plan::IN_BLOCKS;
 use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BOLD, DIM, Page, bar};
+
+/// What was done, or would be.
+#[derive(Serialize)]
+pub struct Drawn {
+    pub peak_bytes: usize,
+    pub limit_bytes: usize,
+    pub phases: Vec<DrawnPhase>,
+    /// Whether both halves of guidance are computed at once.
+    pub is_paired: bool,
+    /// Whether T5 does not fit whole, and one block of it is in memory at a time.
+    pub is_t5_in_blocks: bool,
+    /// Side of a decoder's tile in pixels, if the picture is decoded in tiles.
+    pub tile_pixels: Option<usize>,
+    pub pictures: Vec<DrawnImage>,
+    pub secs: f64,
+}
+
+/// A part of the work.
+#[derive(Serialize)]
+pub struct DrawnPhase {
+    pub name: &'static str,
+    pub peak_bytes: usize,
+}
+
+/// A picture on disk.
+#[derive(Serialize)]
+pub struct DrawnImage {
+    pub path: PathBuf,
+    pub prompt: String,
+    pub seed: u64,
+}
 
 /// Pictures at work.
 pub struct Drawing {

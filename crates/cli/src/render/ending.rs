@@ -11,9 +11,8 @@ use trainer::event::history::{Exported, History};
 use trainer::event::{Best, End, Energy, Why};
 use trainer::report::words::number;
 
-use crate::commands::train::quoted;
 use crate::render::progress::duration;
-use crate::text::{BOLD, DIM, Page, several, thousands};
+use crate::text::{BOLD, DIM, Page, quoted, several, thousands};
 
 /// What came of a run, as a page. `options` follow the command that uses it.
 pub fn page(config: &RunConfig, end: &End, history: &History, options: &[String]) -> String {

@@ -1,12 +1,25 @@
 //! What `hearth export` wrote, as a page.
 
+use std::path::PathBuf;
+
+use serde::Serialize;
 use trainer::export::merge::Merged;
 
-use crate::commands::export::Row;
 use crate::text::{DIM, PLAIN, Page};
 
+/// A file that was written and proven.
+#[derive(Serialize)]
+pub struct ExportRow {
+    pub format: String,
+    pub path: PathBuf,
+    pub layers: usize,
+    /// Tensors that have no layer in the base: none, or it would have failed.
+    pub unmatched: usize,
+    pub difference: f64,
+}
+
 /// Draws it.
-pub fn page(all: &[Row]) -> String {
+pub fn page(all: &[ExportRow]) -> String {
     let mut page = Page::new();
     let mut rows = vec![["for", "layers", "unmatched", "difference", "file"].map(str::to_owned)];
     rows.extend(all.iter().map(|row| {

@@ -1,12 +1,46 @@
 //! A model's page: what it is, where its bytes are, its tensors, what is odd.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use machine::Bytes;
-use weights::survey::Oddity;
+use serde::Serialize;
+use weights::survey::{Oddity, Values};
 
-use crate::commands::inspect::{Row, Survey};
 use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
+
+/// One model: a file, a set of shards, or a component of a pipeline folder.
+#[derive(Serialize)]
+pub struct Survey {
+    /// What was opened.
+    pub path: PathBuf,
+    /// Files it lies in.
+    pub files: Vec<PathBuf>,
+    /// Their checksums, in that order, if they were asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub checksums: Vec<String>,
+    /// Bytes of all tensors.
+    pub bytes: u64,
+    /// Numbers in all tensors.
+    pub numbers: u64,
+    /// Words the makers put in.
+    pub metadata: BTreeMap<String, String>,
+    /// All tensors.
+    pub tensors: Vec<TensorRow>,
+    /// What is odd.
+    pub oddities: Vec<Oddity>,
+}
+
+/// One tensor.
+#[derive(Serialize)]
+pub struct TensorRow {
+    pub name: String,
+    pub format: String,
+    pub shape: Vec<u64>,
+    pub bytes: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub values: Option<Values>,
+}
 
 /// Chosen: more groups than these are better looked at with --all.
 const GROUPS_SHOWN: usize = 16;
@@ -77,7 +111,7 @@ fn numbers(count: u64) -> String {
     }
 }
 
-fn formats(tensors: &[Row]) -> String {
+fn formats(tensors: &[TensorRow]) -> String {
     let mut counts = BTreeMap::<&str, (usize, u64)>::new();
     for tensor in tensors {
         let entry = counts.entry(&tensor.format).or_default();
@@ -131,14 +165,14 @@ fn is_number(part: &str) -> bool {
     !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit())
 }
 
-fn each(tensors: &[Row]) -> Vec<[String; 4]> {
-    let row = |tensor: &Row| {
+fn each(tensors: &[TensorRow]) -> Vec<[String; 4]> {
+    let row = |tensor: &TensorRow| {
         [tensor.name.clone(), tensor.format.clone(), format!("{:?}", tensor.shape), details(tensor)]
     };
     tensors.iter().map(row).collect()
 }
 
-fn details(tensor: &Row) -> String {
+fn details(tensor: &TensorRow) -> String {
     let size = Bytes(tensor.bytes).to_string();
     match tensor.values.map(|values| (values.least, values.most)) {
         Some((Some(least), Some(most))) => format!("{size}, {least:.3e} to {most:.3e}"),
@@ -147,7 +181,7 @@ fn details(tensor: &Row) -> String {
 }
 
 /// Layers that repeat share a line: `model.layers.*.mlp.weight`.
-fn patterns(tensors: &[Row]) -> Vec<[String; 4]> {
+fn patterns(tensors: &[TensorRow]) -> Vec<[String; 4]> {
     let mut order: Vec<(String, &str, &[u64])> = Vec::new();
     let mut groups = BTreeMap::<(String, &str, &[u64]), (usize, u64)>::new();
     for tensor in tensors {
@@ -183,7 +217,7 @@ mod tests {
 
     #[test]
     fn repeated_layers_share_a_line() {
-        let row = |name: &str| Row {
+        let row = |name: &str| TensorRow {
             name: name.into(),
             format: "F32".into(),
             shape: vec![2],

@@ -2,15 +2,46 @@
 //! memory would buy.
 
 use compute::Kind;
-use machine::{Bytes, Provenance};
+use machine::{Bytes, Machine, Provenance};
+use trainer::config::RunConfig;
 use trainer::event::{Repeated, Times};
 use trainer::model::sd3::prompts::T5Loading;
-use trainer::plan::{Considered, Plan};
+use trainer::plan::{Considered, Plan, Rates};
 
-use crate::commands::plan::{Computer, Planned};
 use crate::render::progress::duration;
 use crate::render::training::speed;
 use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar};
+
+/// Chosen: what the next size of a machine has more.
+pub const MORE_BYTES: usize = 8 << 30;
+
+/// What a job is planned for.
+pub struct Computer {
+    pub machine: Machine,
+    pub kind: Kind,
+    pub rates: Rates,
+    pub limit_bytes: usize,
+    /// Main memory beside a card's.
+    pub host_bytes: Option<usize>,
+}
+
+/// All there is to say about a job.
+pub struct Planned {
+    pub on: Computer,
+    pub config: RunConfig,
+    pub plan: Plan,
+    /// Whether there was no folder to count samples in.
+    pub is_nominal: bool,
+    /// What would be done with [`MORE_BYTES`] more.
+    pub with_more: Option<Plan>,
+}
+
+impl Planned {
+    /// How much longer a step takes than in the chosen way.
+    pub fn times_slower(&self, considered: &Considered) -> Option<f64> {
+        self.plan.chosen().map(|chosen| considered.secs / chosen.secs)
+    }
+}
 
 /// What is said of T5 where it does not fit whole.
 pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same numbers";

@@ -1,11 +1,46 @@
 //! How fast a machine was found to be, and how well that foretold its steps, as tables.
 
-use machine::Bytes;
-use trainer::plan::rates::{Curve, Measure};
+use std::path::PathBuf;
 
-use crate::commands::bench::calibrate::Calibrated;
-use crate::commands::bench::predict::Figures;
+use machine::Bytes;
+use serde::Serialize;
+use trainer::plan::rates::{Curve, Measure, Owner, Rates};
+
 use crate::text::{BOLD, DIM, PLAIN, Page};
+
+/// A job's step.
+#[derive(Debug, Serialize)]
+pub struct Prediction {
+    pub job: String,
+    pub predicted_ms: f64,
+    pub ms_median: f64,
+    /// Of the fastest step: what disturbs only makes longer, as in calibration.
+    pub ms_best: f64,
+    /// Predicted over that of the fastest step.
+    pub ratio: f64,
+    /// Where the time was to go, and where it went, the longest first.
+    pub parts: Vec<PredictedKernel>,
+}
+
+/// A kernel's part of a step.
+#[derive(Debug, Serialize)]
+pub struct PredictedKernel {
+    pub kernel: String,
+    pub predicted_ms: f64,
+    /// What is done between calls is a part of the call before. Nothing where another device computes.
+    pub ms_mean: f64,
+}
+
+/// Rates with whose they are.
+#[derive(Debug, Serialize)]
+pub struct Calibrated {
+    pub owner: Owner,
+    /// Nothing where the user has no cache folder.
+    pub path: Option<PathBuf>,
+    pub secs: f64,
+    #[serde(flatten)]
+    pub rates: Rates,
+}
 
 /// How far a prediction may be off. Chosen: what the choice between two plans stands.
 const MARK: f64 = 0.15;
@@ -58,11 +93,11 @@ fn best(curve: &Curve) -> String {
 }
 
 /// Draws what `hearth bench predict` found.
-pub fn predicted(all: &[Figures]) -> String {
+pub fn predicted(all: &[Prediction]) -> String {
     let mut page = Page::new();
     let titles = ["job", "predicted ms", "best ms", "median ms", "predicted / best"];
     let mut rows = vec![titles.map(str::to_owned)];
-    for Figures { job, predicted_ms, ms_median, ms_best, ratio, .. } in all {
+    for Prediction { job, predicted_ms, ms_median, ms_best, ratio, .. } in all {
         rows.push([
             job.clone(),
             format!("{predicted_ms:.1}"),

@@ -1,21 +1,53 @@
 //! What `hearth verify` found, as a page.
 
-use crate::commands::verify::{Findings, Row};
+use serde::Serialize;
+use trainer::verify::Comparison;
+
 use crate::text::{BAD, BOLD, DIM, GOOD, Page};
 
+/// What was found.
+#[derive(Serialize)]
+pub struct Verified {
+    pub class: String,
+    pub n_weights: usize,
+    pub dtype: String,
+    pub device: String,
+    pub is_fine: bool,
+    pub tensors: Vec<ComparedRow>,
+}
+
+/// One tensor.
+#[derive(Serialize)]
+pub struct ComparedRow {
+    pub name: String,
+    pub difference: f64,
+    pub tolerance: f64,
+    pub is_fine: bool,
+    /// The reference's number, and ours.
+    pub first: Vec<(f32, f32)>,
+}
+
+impl From<Comparison> for ComparedRow {
+    fn from(comparison: Comparison) -> Self {
+        let is_fine = comparison.is_fine();
+        let Comparison { name, difference, tolerance, first } = comparison;
+        Self { name, difference, tolerance, is_fine, first }
+    }
+}
+
 /// Draws it: every output, the worst gradient, and all that is wrong.
-pub fn page(findings: &Findings) -> String {
+pub fn page(findings: &Verified) -> String {
     let mut page = Page::new();
-    let Findings { class, n_weights, dtype, device, is_fine, tensors } = findings;
+    let Verified { class, n_weights, dtype, device, is_fine, tensors } = findings;
     page.line(BOLD, &format!("{class}, {n_weights} weights, {dtype} on {device}"));
-    let is_gradient = |row: &&Row| row.name.starts_with("grad.");
+    let is_gradient = |row: &&ComparedRow| row.name.starts_with("grad.");
     let worst = tensors
         .iter()
         .filter(is_gradient)
         .max_by(|a, b| a.difference.total_cmp(&b.difference))
         .map(|row| row.name.as_str());
     let is_shown =
-        |row: &&Row| !is_gradient(row) || !row.is_fine || Some(row.name.as_str()) == worst;
+        |row: &&ComparedRow| !is_gradient(row) || !row.is_fine || Some(row.name.as_str()) == worst;
     let mut rows = vec![["tensor", "difference", "tolerance"].map(str::to_owned)];
     rows.extend(tensors.iter().filter(is_shown).map(|row| {
         [row.name.clone(), format!("{:.1e}", row.difference), format!("{:.0e}", row.tolerance)]

@@ -5,19 +5,11 @@
 use std::path::Path;
 use std::process::Command;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use super::median;
 use crate::failure::Failure;
-
-/// Who computes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Program {
-    Hearth,
-    PytorchEager,
-    PytorchCompiled,
-}
+use crate::render::bench::figures::{Beside, Program};
 
 /// What one process measured: the fields of its JSON that both sides have.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -28,23 +20,6 @@ struct Sample {
     rss_before_bytes: Option<u64>,
     #[serde(default)]
     wait_ms: Option<f64>,
-}
-
-/// One program's figures over all rounds, and hearth's relative to them.
-#[derive(Clone, Copy, Debug, Serialize)]
-pub struct Beside {
-    pub program: Program,
-    pub ms_median: f64,
-    pub cpu_ms_median: f64,
-    /// Peak of the process, less what it had before the job began.
-    pub memory_bytes: Option<u64>,
-    /// The longest time that steps waited for their data, where that was measured.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub wait_ms: Option<f64>,
-    /// Hearth's figure over this one.
-    pub hearth_time_ratio: f64,
-    pub hearth_cpu_ratio: f64,
-    pub hearth_memory_ratio: Option<f64>,
 }
 
 /// Measures programs, hearth first.

@@ -22,9 +22,11 @@ use weights::write::write_file;
 use weights::{Catalog, Dtype, Encoding, WeightsError};
 
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, name_of};
+use crate::commands::engine::Engine;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{LoadFigure, Reader, Warmth};
+use crate::text::name_of;
 
 /// Measure how fast model files come into memory and go to disk.
 #[derive(Debug, clap::Args)]
@@ -67,56 +69,12 @@ pub struct Arguments {
     only: Option<Reader>,
 }
 
-/// What is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Reader {
-    /// A plain parallel copy between two buffers, the yardstick.
-    Memcpy,
-    /// Raw reads of the whole file, nothing kept.
-    Raw,
-    /// Our loader into fresh memory, whose pages the system must still provide, as Python's are.
-    Hearth,
-    /// Our loader into memory the process already holds, as a run's arena is.
-    HearthHeld,
-    /// Our loader into the memory of the device that was asked for.
-    HearthDevice,
-    /// Our mapping, every byte copied out of it.
-    HearthMmap,
-    /// Python's safetensors into torch.
-    PythonSafetensors,
-    /// fastsafetensors without GPU direct storage.
-    Fastsafetensors,
-    /// Raw sequential writes with sync.
-    RawWrite,
-    /// Our writer.
-    HearthWrite,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Warmth {
-    Warm,
-    Cold,
-}
-
 /// What one process measured.
 #[derive(Debug, Deserialize, Serialize)]
 struct Sample {
     secs: f64,
     bytes: u64,
     rss_peak_bytes: Option<u64>,
-}
-
-/// One line of the result.
-#[derive(Debug, Serialize)]
-pub struct Figure {
-    pub reader: Reader,
-    pub cache: Warmth,
-    pub gib_per_s: f64,
-    pub rss_peak_bytes: Option<u64>,
-    pub tensor_bytes: u64,
-    pub ratio_to_memcpy: f64,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -150,7 +108,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 /// Chosen: less is read in no time at all.
 const LEAST_BYTES: u64 = 1_000_000;
 
-fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
+fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<LoadFigure>, Failure> {
     use Reader::{
         Hearth, HearthDevice, HearthHeld, HearthMmap, HearthWrite, Memcpy, Raw, RawWrite,
     };
@@ -178,7 +136,7 @@ fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<Figure>, Failure> {
     let memcpy = best[0].as_ref().map_or(f64::NAN, rate);
     let figure = |((reader, cache), sample): ((Reader, Warmth), Option<Sample>)| {
         let sample = sample?;
-        Some(Figure {
+        Some(LoadFigure {
             reader,
             cache,
             gib_per_s: rate(&sample),

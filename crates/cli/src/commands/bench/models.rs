@@ -5,15 +5,16 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use compute::{Device, Dtype};
-use serde::Serialize;
 use trainer::cases::{Case, How};
 
-use super::beside::{self, Beside, Program};
+use super::beside;
 use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Engine, Format, Streamed, name_of};
+use crate::commands::engine::{Again, Engine, Format, Streamed};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{ModelFigures, ModelRow, Program};
+use crate::text::name_of;
 
 /// Runs before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -83,37 +84,6 @@ fn case(name: &str) -> Result<Case, String> {
     found.ok_or_else(|| format!("not one of {}", names()))
 }
 
-/// What one model took.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub model: &'static str,
-    pub dtype: String,
-    pub ms_median: f64,
-    pub ms_min: f64,
-    /// As the rates that were measured on this machine foretell it.
-    pub predicted_ms: Option<f64>,
-    pub cpu_ms_median: f64,
-    pub gflop_per_s: f64,
-    /// Kernels that a card or another GPU is given in a run.
-    pub launches: Option<u64>,
-    /// The arena's reach, and what it was planned to be.
-    pub peak_bytes: usize,
-    pub plan_bytes: usize,
-    /// Of weights that stay in main memory.
-    pub streamed_bytes: usize,
-    pub rss_peak_bytes: Option<u64>,
-    pub rss_before_bytes: Option<u64>,
-}
-
-/// One program on one model.
-#[derive(Debug, Serialize)]
-pub struct Row {
-    pub model: &'static str,
-    pub dtype: String,
-    #[serde(flatten)]
-    pub beside: Beside,
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let cases = if arguments.only.is_empty() { &Case::SMALL[..] } else { &arguments.only[..] };
     let mut show = |line: Result<String, serde_json::Error>| -> Result<(), Failure> {
@@ -146,7 +116,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
+fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
     let (engine, dtype) = (&arguments.engine, Dtype::from(arguments.dtype));
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
     let how = How {
@@ -175,7 +145,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<Figures, Failure> {
         times.extend((round >= WARM_UP).then_some(time));
     }
     let ms_median = median(times.iter().map(|time| time.wall_ms));
-    Ok(Figures {
+    Ok(ModelFigures {
         model: case.name(),
         dtype: name_of(&arguments.dtype),
         ms_median,
@@ -196,7 +166,7 @@ fn compare(
     arguments: &Arguments,
     python: &std::path::Path,
     case: Case,
-) -> Result<Vec<Row>, Failure> {
+) -> Result<Vec<ModelRow>, Failure> {
     let threads = arguments.engine.threads();
     let (dtype, repeats) = (name_of(&arguments.dtype), arguments.repeats);
     let (threads_text, repeats_text) = (threads.to_string(), repeats.to_string());
@@ -220,5 +190,5 @@ fn compare(
     let theirs = beside::python(python, script, &job, threads);
     let mut programs = [(Program::Hearth, ours), (Program::PytorchEager, theirs)];
     let rows = beside::measure(arguments.rounds, &mut programs)?.into_iter();
-    Ok(rows.map(|beside| Row { model: case.name(), dtype: dtype.clone(), beside }).collect())
+    Ok(rows.map(|beside| ModelRow { model: case.name(), dtype: dtype.clone(), beside }).collect())
 }

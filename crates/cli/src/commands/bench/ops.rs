@@ -6,13 +6,13 @@ use compute::ops::{
     Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
 };
 use compute::{Device, Dtype, Gradients, Kind, Params, Shape, Tape, Tensor, Var};
-use serde::Serialize;
 
 use super::{Timed, median};
 use crate::commands::Outcome;
 use crate::commands::engine::{Engine, Format};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{OpFigures, OpTimes};
 
 /// Measure each op alone, forward and backward.
 #[derive(Debug, clap::Args)]
@@ -40,27 +40,6 @@ pub struct Arguments {
     /// Print one JSON object per op and shape
     #[arg(long)]
     json: bool,
-}
-
-/// What one op took.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub op: &'static str,
-    pub shape: String,
-    pub dtype: String,
-    pub threads: usize,
-    pub forward: Figure,
-    /// None for ops that are never trained through.
-    pub backward: Option<Figure>,
-}
-
-/// Time and rates in one direction.
-#[derive(Debug, Serialize)]
-pub struct Figure {
-    pub ms_median: f64,
-    pub cpu_ms_median: f64,
-    pub gflop_per_s: f64,
-    pub gb_per_s: f64,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -295,7 +274,7 @@ struct Bench<'a> {
 }
 
 impl Bench<'_> {
-    fn measure(&self, case: &Case) -> Result<Figures, Failure> {
+    fn measure(&self, case: &Case) -> Result<OpFigures, Failure> {
         let dtype = Dtype::from(self.arguments.dtype);
         let inputs = self.inputs(case, dtype)?;
         let params = Params::default();
@@ -313,7 +292,7 @@ impl Bench<'_> {
         };
         let shapes: Vec<String> = case.inputs.iter().map(|(shape, _)| shape.to_string()).collect();
         let (shape, dtype) = (shapes.join(" "), dtype.to_string());
-        Ok(Figures { op: case.op, shape, dtype, threads: self.threads, forward, backward })
+        Ok(OpFigures { op: case.op, shape, dtype, threads: self.threads, forward, backward })
     }
 
     fn inputs(&self, case: &Case, dtype: Dtype) -> Result<Vec<Tensor>, Failure> {
@@ -329,7 +308,7 @@ impl Bench<'_> {
         run: fn(&Tape<'_>, &[Var]) -> compute::Result<Var>,
         inputs: &[Tensor],
         params: &Params,
-    ) -> Result<Figure, Failure> {
+    ) -> Result<OpTimes, Failure> {
         let ready = std::cell::RefCell::new(Vec::new());
         let prepare = || {
             let tape = Tape::training(self.device, params, 0);
@@ -348,7 +327,7 @@ impl Bench<'_> {
         self.time(go, prepare)
     }
 
-    fn adamw(&self, values: &Tensor) -> Result<Figure, Failure> {
+    fn adamw(&self, values: &Tensor) -> Result<OpTimes, Failure> {
         let device = self.device;
         let mut params = vec![device.normal(values.shape(), Dtype::F32, 1.0, (3, 0))?];
         let mut moments = vec![Moments::new(values)?];
@@ -369,7 +348,7 @@ impl Bench<'_> {
         &self,
         mut work: impl FnMut() -> compute::Result<()>,
         prepare: impl Fn() -> compute::Result<()>,
-    ) -> Result<Figure, Failure> {
+    ) -> Result<OpTimes, Failure> {
         let mut times = Vec::new();
         let mut done = Default::default();
         // The first two are not counted: memory is touched for the first time.
@@ -389,7 +368,7 @@ impl Bench<'_> {
         }
         let of_one = |ms: f64| ms / f64::from(self.in_a_row());
         let ms_median = median(times.iter().map(|time| of_one(time.wall_ms)));
-        Ok(Figure {
+        Ok(OpTimes {
             ms_median,
             cpu_ms_median: median(times.iter().map(|time| of_one(time.cpu_ms))),
             gflop_per_s: done.0 as f64 / ms_median / 1e6,

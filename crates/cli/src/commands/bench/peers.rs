@@ -5,15 +5,16 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-use serde::Serialize;
 use trainer::workload::Config;
 
-use super::beside::{self, Beside, Program};
+use super::beside;
 use super::step::config;
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Format, name_of};
+use crate::commands::engine::{Again, Format};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{PeerFigures, Program};
+use crate::text::name_of;
 
 /// Measure a training step beside PyTorch's.
 #[derive(Debug, clap::Args)]
@@ -60,16 +61,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// One program on one variant.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub config: &'static str,
-    pub dtype: String,
-    pub recompute: String,
-    #[serde(flatten)]
-    pub beside: Beside,
-}
-
 /// One line of the table: a job's variant.
 #[derive(Clone, Copy)]
 struct Variant {
@@ -99,7 +90,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn compare(arguments: &Arguments, variant: Variant) -> Result<Vec<Figures>, Failure> {
+fn compare(arguments: &Arguments, variant: Variant) -> Result<Vec<PeerFigures>, Failure> {
     let threads = arguments.threads.map_or_else(machine::cores::compute_threads, usize::from);
     let mut programs = vec![
         (Program::Hearth, hearth(arguments, variant, threads)?),
@@ -108,7 +99,7 @@ fn compare(arguments: &Arguments, variant: Variant) -> Result<Vec<Figures>, Fail
     if arguments.compile {
         programs.push((Program::PytorchCompiled, pytorch(arguments, variant, threads, true)));
     }
-    let figures = |beside| Figures {
+    let figures = |beside| PeerFigures {
         config: variant.config.name,
         dtype: name_of(&variant.dtype),
         recompute: name_of(&variant.recompute),

@@ -17,7 +17,6 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 
 use compute::{Device, Kind, Work};
 use machine::{Machine, Source};
-use serde::Serialize;
 use trainer::TrainerError;
 use trainer::cache::{Caching, Request};
 use trainer::cases::folder::{self, Size};
@@ -35,6 +34,7 @@ use crate::commands::Outcome;
 use crate::commands::engine::Engine;
 use crate::failure::Failure;
 use crate::render;
+use crate::render::rates::{PredictedKernel, Prediction};
 
 /// Predict the time of training steps, and measure it.
 ///
@@ -67,29 +67,6 @@ pub struct Arguments {
     /// Print one JSON object per job
     #[arg(long)]
     json: bool,
-}
-
-/// A job's step.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub job: String,
-    pub predicted_ms: f64,
-    pub ms_median: f64,
-    /// Of the fastest step: what disturbs only makes longer, as in calibration.
-    pub ms_best: f64,
-    /// Predicted over that of the fastest step.
-    pub ratio: f64,
-    /// Where the time was to go, and where it went, the longest first.
-    pub parts: Vec<Part>,
-}
-
-/// A kernel's part of a step.
-#[derive(Debug, Serialize)]
-pub struct Part {
-    pub kernel: String,
-    pub predicted_ms: f64,
-    /// What is done between calls is a part of the call before. Nothing where another device computes.
-    pub ms_mean: f64,
 }
 
 /// Steps before the clock counts: memory is touched, caches are warm.
@@ -171,7 +148,7 @@ fn measure(
     rates: &Rates,
     folder: &Path,
     job: &Job,
-) -> Result<Figures, Failure> {
+) -> Result<Prediction, Failure> {
     prepare(&arguments.rest, folder, job.0)?;
     let config = config(folder, job, arguments.steps as usize)?;
     let work = predict(arguments, &config)?;
@@ -181,11 +158,16 @@ fn measure(
     let ms_best = ms.iter().copied().fold(f64::INFINITY, f64::min);
     let (job, ratio) = (name(job), predicted_ms / ms_best);
     let parts = parts(rates, &work, &done, arguments.steps);
-    Ok(Figures { job, predicted_ms, ms_median: median(ms.into_iter()), ms_best, ratio, parts })
+    Ok(Prediction { job, predicted_ms, ms_median: median(ms.into_iter()), ms_best, ratio, parts })
 }
 
 /// What was to be done in a step, beside what was done in so many.
-fn parts(rates: &Rates, foreseen: &[(usize, Work)], done: &Work, steps: u32) -> Vec<Part> {
+fn parts(
+    rates: &Rates,
+    foreseen: &[(usize, Work)],
+    done: &Work,
+    steps: u32,
+) -> Vec<PredictedKernel> {
     let mut sums = BTreeMap::<String, [f64; 2]>::new();
     for (times, work) in foreseen {
         for (class, calls) in &work.calls {
@@ -197,7 +179,7 @@ fn parts(rates: &Rates, foreseen: &[(usize, Work)], done: &Work, steps: u32) -> 
         let ms = 1e-6 * calls.nanos as f64 / f64::from(steps);
         sums.entry(class.to_string()).or_default()[1] += ms;
     }
-    let part = |(kernel, [predicted_ms, ms_mean]): (String, [f64; 2])| Part {
+    let part = |(kernel, [predicted_ms, ms_mean]): (String, [f64; 2])| PredictedKernel {
         kernel,
         predicted_ms,
         ms_mean,

@@ -4,14 +4,15 @@
 use std::io::Write;
 
 use compute::{Device, Dtype, Tag, Usage, Work};
-use serde::Serialize;
 use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
 
 use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Base, Engine, Format, Streamed, name_of};
+use crate::commands::engine::{Again, Base, Engine, Format, Streamed};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::StepFigures;
+use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 3;
@@ -68,40 +69,6 @@ pub fn config(name: &str) -> Result<Config, String> {
     found.ok_or_else(|| format!("not one of {}", names()))
 }
 
-/// What was measured.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub config: &'static str,
-    pub dtype: String,
-    pub base: Option<String>,
-    pub recompute: String,
-    /// Bytes of weights that stay in main memory.
-    pub streamed_bytes: usize,
-    pub device: String,
-    pub threads: usize,
-    pub ms_median: f64,
-    pub ms_min: f64,
-    /// As the rates that were measured on this machine foretell it.
-    pub predicted_ms: Option<f64>,
-    /// Processor time over threads.
-    pub cpu_ms_median: f64,
-    pub gflop_per_s: f64,
-    /// Kernels that a card or another GPU is given in a step.
-    pub launches: Option<u64>,
-    /// What the arena reached up to.
-    pub peak_bytes: usize,
-    /// The same as the shape-only engine predicted it.
-    pub plan_bytes: usize,
-    /// Of the planned bytes, how many hold tensors at the worst moment; the rest are holes.
-    pub peak_in_use_bytes: usize,
-    pub peak_by_use: Vec<(String, usize)>,
-    pub rss_peak_bytes: Option<u64>,
-    /// What the process had taken before the arena was touched.
-    pub rss_before_bytes: Option<u64>,
-    pub loss_first: f32,
-    pub loss_last: f32,
-}
-
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let figures = measure(arguments)?;
     if arguments.json {
@@ -139,7 +106,7 @@ fn planned(arguments: &Arguments) -> Result<(Work, Usage), Failure> {
     Ok((meta.work().since(&before), meta.usage()))
 }
 
-fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
+fn measure(arguments: &Arguments) -> Result<StepFigures, Failure> {
     let threads = arguments.engine.threads();
     let (work, plan) = planned(arguments)?;
     let rss_before_bytes = machine::process::peak_resident();
@@ -158,7 +125,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     }
     let ms_median = median(times.iter().map(|time| time.wall_ms));
     let usage = device.usage();
-    Ok(Figures {
+    Ok(StepFigures {
         config: arguments.config.name,
         dtype: Dtype::from(arguments.dtype).to_string(),
         base: arguments.base.as_ref().map(name_of),

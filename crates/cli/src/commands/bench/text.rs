@@ -4,16 +4,17 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use compute::Device;
-use serde::Serialize;
 use trainer::cases::text::TextStep;
 use trainer::model::llama::preset::Preset;
 
-use super::beside::{self, Beside, Program};
+use super::beside;
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Engine, Format, name_of};
+use crate::commands::engine::{Again, Engine, Format};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{Beside, Program, TextFigures};
+use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -83,25 +84,6 @@ fn preset(name: &str) -> Result<Preset, String> {
     Preset::of(name).ok_or_else(|| format!("not one of {}", names()))
 }
 
-/// What was measured.
-#[derive(Debug, Serialize)]
-pub struct Figures {
-    pub preset: &'static str,
-    pub dtype: String,
-    pub ms_median: f64,
-    pub ms_min: f64,
-    pub cpu_ms_median: f64,
-    pub tokens_per_s: f64,
-    pub gflop_per_s: f64,
-    /// The arena's reach, and what it was planned to be.
-    pub peak_bytes: usize,
-    pub plan_bytes: usize,
-    pub loss_first: f64,
-    pub loss_last: f64,
-    pub rss_peak_bytes: Option<u64>,
-    pub rss_before_bytes: Option<u64>,
-}
-
 fn vocabulary(text: &str) -> Result<usize, String> {
     let parsed = text.parse().ok().filter(|n| (2..=MOST_TOKENS).contains(n));
     parsed.ok_or_else(|| format!("accepted is a whole number from 2 to {MOST_TOKENS}"))
@@ -136,7 +118,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
+fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
     let Arguments { preset, vocabulary, length, batch, .. } = *arguments;
     let (dtype, recompute) = (arguments.dtype.into(), arguments.recompute.into());
     let step = TextStep { preset, vocabulary, length, batch, dtype, recompute };
@@ -154,7 +136,7 @@ fn measure(arguments: &Arguments) -> Result<Figures, Failure> {
     let ms_median = median(times.iter().map(|time| time.wall_ms));
     let is_card = !matches!(engine.kind(), compute::Kind::Cpu { .. });
     let peak_bytes = device.usage().extent;
-    Ok(Figures {
+    Ok(TextFigures {
         preset: preset.name(),
         dtype: name_of(&arguments.dtype),
         ms_median,

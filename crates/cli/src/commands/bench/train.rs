@@ -27,12 +27,14 @@ use trainer::event::Event;
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::train::{Happening, Start, train};
 
-use super::beside::{self, Beside, Program};
+use super::beside;
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, Format, name_of};
+use crate::commands::engine::{Engine, Format};
 use crate::failure::Failure;
 use crate::render;
+use crate::render::bench::figures::{JobPart, JobRow, Program};
+use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 3;
@@ -92,7 +94,7 @@ pub struct Arguments {
 
     /// Measure one part by hearth alone, in a folder that was prepared
     #[arg(long, hide = true, requires = "folder")]
-    part: Option<Part>,
+    part: Option<JobPart>,
 
     #[command(flatten)]
     engine: Engine,
@@ -107,37 +109,6 @@ pub struct Arguments {
 enum Large {
     Tiny,
     Mid,
-}
-
-/// A part of the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "kebab-case")]
-pub enum Part {
-    /// Time is per picture.
-    Encode,
-    /// Time is per step.
-    Train,
-}
-
-impl Part {
-    /// What hearth's time over the peer's is to be at most. Chosen: one and a half times as many
-    /// pictures, and a step in four fifths of the time, are worth a change of programs.
-    pub fn mark(self) -> f64 {
-        match self {
-            Self::Encode => 1.0 / 1.5,
-            Self::Train => 0.8,
-        }
-    }
-}
-
-/// One program on one part of the job.
-#[derive(Debug, Serialize)]
-pub struct Row {
-    pub part: Part,
-    pub dtype: String,
-    pub mark: f64,
-    #[serde(flatten)]
-    pub beside: Beside,
 }
 
 /// What one process prints.
@@ -173,12 +144,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     Ok(Outcome::Done)
 }
 
-fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<Row>, Failure> {
+fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<JobRow>, Failure> {
     prepare(arguments, folder)?;
     let mut rows = Vec::new();
     for dtype in &arguments.dtype {
         // Training begins with what was encoded.
-        for part in [Part::Encode, Part::Train] {
+        for part in [JobPart::Encode, JobPart::Train] {
             let mut programs = vec![(Program::Hearth, hearth(arguments, part, *dtype, folder)?)];
             if let Some(python) = &arguments.python {
                 let theirs = peer(arguments, python, part, *dtype, folder);
@@ -186,7 +157,7 @@ fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<Row>, Failure> {
             }
             let (dtype, mark) = (name_of(dtype), part.mark());
             let measured = beside::measure(arguments.rounds, &mut programs)?.into_iter();
-            rows.extend(measured.map(|beside| Row { part, dtype: dtype.clone(), mark, beside }));
+            rows.extend(measured.map(|beside| JobRow { part, dtype: dtype.clone(), mark, beside }));
         }
     }
     Ok(rows)
@@ -208,7 +179,7 @@ fn prepare(arguments: &Arguments, folder: &Path) -> Result<(), Failure> {
 
 fn hearth(
     arguments: &Arguments,
-    part: Part,
+    part: JobPart,
     dtype: Format,
     folder: &Path,
 ) -> Result<Command, Failure> {
@@ -226,7 +197,13 @@ fn hearth(
     Ok(command)
 }
 
-fn peer(arguments: &Arguments, python: &Path, part: Part, dtype: Format, folder: &Path) -> Command {
+fn peer(
+    arguments: &Arguments,
+    python: &Path,
+    part: JobPart,
+    dtype: Format,
+    folder: &Path,
+) -> Command {
     let threads = arguments.engine.threads();
     let job = serde_json::json!({
         "part": name_of(&part), "folder": folder, "dtype": name_of(&dtype),
@@ -238,11 +215,11 @@ fn peer(arguments: &Arguments, python: &Path, part: Part, dtype: Format, folder:
 }
 
 /// One part by hearth, in this process.
-fn measure(arguments: &Arguments, part: Part, folder: &Path) -> Result<Figures, Failure> {
+fn measure(arguments: &Arguments, part: JobPart, folder: &Path) -> Result<Figures, Failure> {
     let config = job(arguments, folder)?;
     match part {
-        Part::Encode => encode(arguments, &config),
-        Part::Train => learn(arguments, &config),
+        JobPart::Encode => encode(arguments, &config),
+        JobPart::Train => learn(arguments, &config),
     }
 }
 

@@ -9,7 +9,7 @@ use trainer::export::merge::Merge;
 use trainer::model::llama::base::Base;
 use trainer::text::Tokenizer;
 
-use super::{Arguments, For, Row, run_merge, show};
+use super::{Arguments, ExportRow, For, run_merge, show};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
@@ -31,7 +31,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         }
         .into());
     }
-    let row = Row::new(For::Peft, write_adapter(&mut base, &arguments.out)?);
+    let row = ExportRow::new(For::Peft, write_adapter(&mut base, &arguments.out)?);
     show(arguments, &[row], out)
 }
 

@@ -16,8 +16,7 @@ use std::time::{Duration, Instant};
 
 use compute::{Device, Dtype, Kind, Params, Ring, Tape, Var, Work};
 use machine::{Machine, Source};
-use serde::Serialize;
-use trainer::plan::rates::{self, Curve, LINK, LOAD, Measure, Owner, PASS, Rates};
+use trainer::plan::rates::{self, Curve, LINK, LOAD, Measure, PASS, Rates};
 
 use self::kernels::Case;
 use self::steps::Stack;
@@ -30,6 +29,7 @@ use crate::interrupt;
 use crate::render;
 use crate::render::line::Line;
 use crate::render::progress::{clear, redraw};
+use crate::render::rates::Calibrated;
 
 /// Time the kernels of training on this machine, for predictions.
 ///
@@ -57,17 +57,6 @@ pub struct Arguments {
     /// Print one JSON object: whose rates they are, where they are kept, and all curves
     #[arg(long)]
     json: bool,
-}
-
-/// Rates with whose they are.
-#[derive(Debug, Serialize)]
-pub struct Calibrated {
-    pub owner: Owner,
-    /// Nothing where the user has no cache folder.
-    pub path: Option<PathBuf>,
-    pub secs: f64,
-    #[serde(flatten)]
-    pub rates: Rates,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {

@@ -1,17 +1,19 @@
 //! Measured figures as a table.
 
+pub mod figures;
+
 use std::path::Path;
 
 use machine::Bytes;
 
-use crate::commands::bench::beside::Beside;
-use crate::commands::bench::load::Figure;
-use crate::commands::bench::{models, ops, peers, step, text, train};
-use crate::commands::engine::name_of;
-use crate::text::{BOLD, DIM, PLAIN, Page, bar};
+use self::figures::{
+    Beside, JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes, PeerFigures,
+    StepFigures, TextFigures,
+};
+use crate::text::{BOLD, DIM, PLAIN, Page, bar, name_of};
 
 /// Draws what `hearth bench load` measured.
-pub fn loading(file: &Path, figures: &[Figure]) -> String {
+pub fn loading(file: &Path, figures: &[LoadFigure]) -> String {
     let mut page = Page::new();
     page.line(BOLD, &format!("loading {}", file.display()));
     let mut rows = vec![
@@ -36,8 +38,8 @@ pub fn loading(file: &Path, figures: &[Figure]) -> String {
 }
 
 /// Draws what `hearth bench step` measured.
-pub fn step(figures: &step::Figures) -> String {
-    let step::Figures { config, dtype, base, recompute, device, threads, .. } = figures;
+pub fn step(figures: &StepFigures) -> String {
+    let StepFigures { config, dtype, base, recompute, device, threads, .. } = figures;
     let base = base.as_ref().map_or_else(String::new, |base| format!(" with weights in {base}"));
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
     let mut page = Page::new();
@@ -75,12 +77,12 @@ pub fn step(figures: &step::Figures) -> String {
 }
 
 /// Draws what `hearth bench ops` measured.
-pub fn ops(all: &[ops::Figures]) -> String {
+pub fn ops(all: &[OpFigures]) -> String {
     let mut page = Page::new();
     let mut rows = vec![
         ["op", "inputs", "ms", "GFLOP/s", "GB/s", "back ms", "GFLOP/s", "GB/s"].map(str::to_owned),
     ];
-    let three = |figure: &ops::Figure| {
+    let three = |figure: &OpTimes| {
         [
             format!("{:.2}", figure.ms_median),
             format!("{:.0}", figure.gflop_per_s),
@@ -103,20 +105,20 @@ pub fn ops(all: &[ops::Figures]) -> String {
 }
 
 /// Draws what `hearth bench peers` measured.
-pub fn peers(all: &[peers::Figures]) -> String {
+pub fn peers(all: &[PeerFigures]) -> String {
     beside(all.iter().map(|figures| {
-        let peers::Figures { config, dtype, recompute, beside } = figures;
+        let PeerFigures { config, dtype, recompute, beside } = figures;
         (format!("{config} {dtype} {recompute}"), beside)
     }))
 }
 
 /// Draws what `hearth bench models` measured beside others.
-pub fn models_beside(all: &[models::Row]) -> String {
+pub fn models_beside(all: &[ModelRow]) -> String {
     beside(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.beside)))
 }
 
 /// Draws what `hearth bench text` measured.
-pub fn text(figures: &text::Figures) -> String {
+pub fn text(figures: &TextFigures) -> String {
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
     let mut page = Page::new();
     page.line(BOLD, &format!("{}, {}", figures.preset, figures.dtype));
@@ -141,12 +143,12 @@ pub fn texts_beside(name: &str, all: &[Beside]) -> String {
 }
 
 /// Draws what `hearth bench train` measured.
-pub fn training(all: &[train::Row]) -> String {
-    let name = |row: &train::Row| format!("{:?} {}", row.part, row.dtype).to_lowercase();
+pub fn training(all: &[JobRow]) -> String {
+    let name = |row: &JobRow| format!("{:?} {}", row.part, row.dtype).to_lowercase();
     let mut page = beside(all.iter().map(|row| (name(row), &row.beside)));
     let mut notes = Page::new();
     notes.line(DIM, "times are per picture where pictures are encoded, and per step");
-    for part in [train::Part::Encode, train::Part::Train] {
+    for part in [JobPart::Encode, JobPart::Train] {
         let mark = format!("{part:?} hearth / it is to be at most {:.2}", part.mark());
         notes.line(DIM, &mark.to_lowercase());
     }
@@ -185,7 +187,7 @@ fn beside<'a>(all: impl Iterator<Item = (String, &'a Beside)>) -> String {
 }
 
 /// Draws what `hearth bench models` measured.
-pub fn models(all: &[models::Figures]) -> String {
+pub fn models(all: &[ModelFigures]) -> String {
     let mut page = Page::new();
     let mut rows = vec![["model", "ms", "processor ms", "GFLOP/s", "memory"].map(str::to_owned)];
     for figures in all {

@@ -1,0 +1,220 @@
+//! What each `hearth bench` measures: the rows of its table, and its JSON.
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+/// Who computes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Program {
+    Hearth,
+    PytorchEager,
+    PytorchCompiled,
+}
+
+/// One program's figures over all rounds, and hearth's relative to them.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Beside {
+    pub program: Program,
+    pub ms_median: f64,
+    pub cpu_ms_median: f64,
+    /// Peak of the process, less what it had before the job began.
+    pub memory_bytes: Option<u64>,
+    /// The longest time that steps waited for their data, where that was measured.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub wait_ms: Option<f64>,
+    /// Hearth's figure over this one.
+    pub hearth_time_ratio: f64,
+    pub hearth_cpu_ratio: f64,
+    pub hearth_memory_ratio: Option<f64>,
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reader {
+    /// A plain parallel copy between two buffers, the yardstick.
+    Memcpy,
+    /// Raw reads of the whole file, nothing kept.
+    Raw,
+    /// Our loader into fresh memory, whose pages the system must still provide, as Python's are.
+    Hearth,
+    /// Our loader into memory the process already holds, as a run's arena is.
+    HearthHeld,
+    /// Our loader into the memory of the device that was asked for.
+    HearthDevice,
+    /// Our mapping, every byte copied out of it.
+    HearthMmap,
+    /// Python's safetensors into torch.
+    PythonSafetensors,
+    /// fastsafetensors without GPU direct storage.
+    Fastsafetensors,
+    /// Raw sequential writes with sync.
+    RawWrite,
+    /// Our writer.
+    HearthWrite,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Warmth {
+    Warm,
+    Cold,
+}
+
+/// One line of the result.
+#[derive(Debug, Serialize)]
+pub struct LoadFigure {
+    pub reader: Reader,
+    pub cache: Warmth,
+    pub gib_per_s: f64,
+    pub rss_peak_bytes: Option<u64>,
+    pub tensor_bytes: u64,
+    pub ratio_to_memcpy: f64,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub struct StepFigures {
+    pub config: &'static str,
+    pub dtype: String,
+    pub base: Option<String>,
+    pub recompute: String,
+    /// Bytes of weights that stay in main memory.
+    pub streamed_bytes: usize,
+    pub device: String,
+    pub threads: usize,
+    pub ms_median: f64,
+    pub ms_min: f64,
+    /// As the rates that were measured on this machine foretell it.
+    pub predicted_ms: Option<f64>,
+    /// Processor time over threads.
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    /// Kernels that a card or another GPU is given in a step.
+    pub launches: Option<u64>,
+    /// What the arena reached up to.
+    pub peak_bytes: usize,
+    /// The same as the shape-only engine predicted it.
+    pub plan_bytes: usize,
+    /// Of the planned bytes, how many hold tensors at the worst moment; the rest are holes.
+    pub peak_in_use_bytes: usize,
+    pub peak_by_use: Vec<(String, usize)>,
+    pub rss_peak_bytes: Option<u64>,
+    /// What the process had taken before the arena was touched.
+    pub rss_before_bytes: Option<u64>,
+    pub loss_first: f32,
+    pub loss_last: f32,
+}
+
+/// What one op took.
+#[derive(Debug, Serialize)]
+pub struct OpFigures {
+    pub op: &'static str,
+    pub shape: String,
+    pub dtype: String,
+    pub threads: usize,
+    pub forward: OpTimes,
+    /// None for ops that are never trained through.
+    pub backward: Option<OpTimes>,
+}
+
+/// Time and rates in one direction.
+#[derive(Debug, Serialize)]
+pub struct OpTimes {
+    pub ms_median: f64,
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    pub gb_per_s: f64,
+}
+
+/// One program on one variant.
+#[derive(Debug, Serialize)]
+pub struct PeerFigures {
+    pub config: &'static str,
+    pub dtype: String,
+    pub recompute: String,
+    #[serde(flatten)]
+    pub beside: Beside,
+}
+
+/// What one model took.
+#[derive(Debug, Serialize)]
+pub struct ModelFigures {
+    pub model: &'static str,
+    pub dtype: String,
+    pub ms_median: f64,
+    pub ms_min: f64,
+    /// As the rates that were measured on this machine foretell it.
+    pub predicted_ms: Option<f64>,
+    pub cpu_ms_median: f64,
+    pub gflop_per_s: f64,
+    /// Kernels that a card or another GPU is given in a run.
+    pub launches: Option<u64>,
+    /// The arena's reach, and what it was planned to be.
+    pub peak_bytes: usize,
+    pub plan_bytes: usize,
+    /// Of weights that stay in main memory.
+    pub streamed_bytes: usize,
+    pub rss_peak_bytes: Option<u64>,
+    pub rss_before_bytes: Option<u64>,
+}
+
+/// One program on one model.
+#[derive(Debug, Serialize)]
+pub struct ModelRow {
+    pub model: &'static str,
+    pub dtype: String,
+    #[serde(flatten)]
+    pub beside: Beside,
+}
+
+/// What was measured.
+#[derive(Debug, Serialize)]
+pub struct TextFigures {
+    pub preset: &'static str,
+    pub dtype: String,
+    pub ms_median: f64,
+    pub ms_min: f64,
+    pub cpu_ms_median: f64,
+    pub tokens_per_s: f64,
+    pub gflop_per_s: f64,
+    /// The arena's reach, and what it was planned to be.
+    pub peak_bytes: usize,
+    pub plan_bytes: usize,
+    pub loss_first: f64,
+    pub loss_last: f64,
+    pub rss_peak_bytes: Option<u64>,
+    pub rss_before_bytes: Option<u64>,
+}
+
+/// A part of the job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum JobPart {
+    /// Time is per picture.
+    Encode,
+    /// Time is per step.
+    Train,
+}
+
+impl JobPart {
+    /// What hearth's time over the peer's is to be at most. Chosen: one and a half times as many
+    /// pictures, and a step in four fifths of the time, are worth a change of programs.
+    pub fn mark(self) -> f64 {
+        match self {
+            Self::Encode => 1.0 / 1.5,
+            Self::Train => 0.8,
+        }
+    }
+}
+
+/// One program on one part of the job.
+#[derive(Debug, Serialize)]
+pub struct JobRow {
+    pub part: JobPart,
+    pub dtype: String,
+    pub mark: f64,
+    #[serde(flatten)]
+    pub beside: Beside,
+}
