@@ -225,3 +225,11 @@ DEVICE float random_uniform(u64 seed, u64 stream, u64 index) {
     return ((float)(random_word(seed, stream, index) >> 9) + 0.5f) * (1.0f / (1 << 23));
 }
 
+// Of the standard normal distribution, by Box and Muller in f64, as `Stream::normal` finds it.
+DEVICE float random_normal(u64 seed, u64 stream, u64 index) {
+    u64 pair = index / 2 * 2;
+    double radius = random_uniform(seed, stream, pair), angle = random_uniform(seed, stream, pair + 1);
+    double sine, cosine;
+    sincos(6.283185307179586476925 * angle, &sine, &cosine);
+    return (float)(sqrt(-2.0 * log(radius)) * (index % 2 == 0 ? cosine : sine));
+}

@@ -18,6 +18,7 @@ mod gumbel;
 mod linear;
 mod matmul;
 mod mse;
+mod noise;
 pub(crate) mod norm_modulate;
 mod optimizer;
 mod patchify;
@@ -34,6 +35,7 @@ pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
 pub(crate) use matmul::units_agree;
+pub use noise::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
 pub use optimizer::{
     AdamW, Clip, Codes, Moments, Moments8, Muon, adamw, adamw_8bit, count_not_finite, ema,
     global_norm, momentum, muon,

@@ -1,11 +1,11 @@
 //! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
 
 use crate::ops::{
-    Activation, AdamW, Attention, Axis, Clip, Conv2d, Linear, Lora, Moments, Moments8, Pairs,
-    PatchOrder, QkNormRope, Rope, adamw, adamw_8bit, count_not_finite, ema, global_norm,
-    rope_table, row_norms,
+    Activation, AdamW, Attention, Axis, Channels, Clip, Conv2d, Linear, Lora, Moments, Moments8,
+    Pairs, PatchOrder, QkNormRope, Rope, Spread, adamw, adamw_8bit, add_noise, count_not_finite,
+    ema, global_norm, rope_table, row_norms, sample_latents,
 };
-use crate::{Dtype, Quantisation, Quantised, Result, Shape, Tape, Tensor, Var};
+use crate::{Dtype, Quantisation, Quantised, Result, Shape, Stream, Tape, Tensor, Var};
 
 /// An op on some inputs.
 pub(super) struct Case {
@@ -243,8 +243,22 @@ fn images() -> Vec<Case> {
         })
         .then(&[([5, 3, 3, 3].into(), Role::Given), ([5].into(), Role::Given)])
         .slack(4.0),
+        Case::new("noise", &[image], noise)
+            .then(&[(image, Role::Given), (image, Role::Given), ([3].into(), Role::Given)])
+            .slack(4.0),
     ];
     all.into_iter().map(Case::frozen).collect()
+}
+
+/// The first input's format is that of the result.
+fn noise(tape: &Tape<'_>, v: &[Var]) -> Result<Var> {
+    let streams = [Stream::new(5, 1), Stream::new(5, 2)];
+    let spread = Spread { deviation: v[2].tensor(), streams: &streams };
+    let channels = Channels { shift: v[3].tensor(), scale: v[3].tensor() };
+    let latents = sample_latents(v[1].tensor().clone(), Some(spread), channels)?;
+    let sigmas = tape.device().upload([2], &[0.25f32, 0.8])?;
+    let both = add_noise(latents, &sigmas, &streams, v[0].dtype())?;
+    tape.add(&both.noisy.into(), &tape.convert(&both.velocity.into(), v[0].dtype())?)
 }
 
 fn steps() -> Vec<Case> {

@@ -1,5 +1,6 @@
 //! Flow matching (Lipman et al., arXiv 2210.02747), as the reference scripts for SD3 and FLUX train
-//! it: a latent x and noise ε are mixed, z = (1 - σ)·x + σ·ε, and the model is to find ε - x.
+//! it: a latent x and noise ε are mixed, z = (1 - σ)·x + σ·ε, and the model is to find ε - x
+//! (`compute::ops::add_noise`).
 //!
 //! loss = mean(w(σ)·(v - (ε - x))²)
 //!
@@ -90,16 +91,6 @@ impl Levels {
         let index = (place * self.0.len() as f64) as usize;
         self.0[index.min(self.0.len() - 1)]
     }
-}
-
-/// A latent with its share of noise.
-pub fn mix(latent: f32, noise: f32, sigma: f32) -> f32 {
-    (1.0 - sigma) * latent + sigma * noise
-}
-
-/// What the model is to find.
-pub fn velocity(latent: f32, noise: f32) -> f32 {
-    noise - latent
 }
 
 #[cfg(test)]

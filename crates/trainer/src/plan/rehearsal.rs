@@ -84,7 +84,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
         }
         let mut works = Vec::new();
         for (size, n) in &self.outlook.held_out {
-            let once = || session.measure(&self.lesson.rehearsed(&device, *size, 1)?);
+            let once = || session.measure(&self.lesson.rehearsed(*size, 1)?);
             works.push(((n * self.lesson.n_measured()) as f64, work_of(&device, once)?));
             phases.push(phase(meter::validate(*size)));
         }
@@ -183,7 +183,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
         device.record();
         if let Some((size, shown)) = self.hardest() {
             let n = self.config.train.batch.min(shown).min(micro);
-            let portion = self.lesson.rehearsed(&device, size, n)?;
+            let portion = self.lesson.rehearsed(size, n)?;
             session.accumulate(&portion, (0, 0), 1.0, recompute)?;
         }
         session.update(0.0, 0, 1.0)?;
@@ -218,7 +218,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
         let How { micro, recompute } = How::of(self.config);
         let mut works = Vec::new();
         for (n, times) in portions(self.config.train.batch, micro, shown) {
-            let once = || self.portion(device, session, (size, n), recompute);
+            let once = || self.portion(session, (size, n), recompute);
             works.push((times, work_of(device, once)?));
         }
         Ok(works)
@@ -227,12 +227,11 @@ impl<L: Lesson> Rehearsal<'_, L> {
     /// So many samples: made, forward and backward.
     fn portion(
         &self,
-        device: &Device,
         session: &mut Session<'_, L>,
         (size, n): (L::Size, usize),
         recompute: Recompute,
     ) -> Result<()> {
-        let portion = self.lesson.rehearsed(device, size, n)?;
+        let portion = self.lesson.rehearsed(size, n)?;
         session.accumulate(&portion, (0, 0), 1.0, recompute).map(drop)
     }
 }

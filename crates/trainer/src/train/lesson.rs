@@ -86,8 +86,8 @@ pub trait Lesson: Copy {
         how: (Dtype, Recompute),
     ) -> Result<Var>;
 
-    /// A portion without numbers, made on a device without data as a run makes one.
-    fn rehearsed(&self, device: &Device, size: Self::Size, n: usize) -> Result<Self::Portion>;
+    /// A portion of so many samples of this size, made as a run makes one, of samples that say nothing.
+    fn rehearsed(&self, size: Self::Size, n: usize) -> Result<Self::Portion>;
 
     /// What comes before training, on the device: in the fastest way if that takes no more than `limit` bytes, else
     /// in the one that takes the least.
@@ -188,17 +188,13 @@ pub trait Feed {
     fn expected(&mut self, numbers: Range<u64>) -> f64;
 
     /// Samples as the model sees them, and what they count.
-    fn portion(
-        &self,
-        device: &Device,
-        samples: &[Self::Sample],
-    ) -> Result<(f64, <Self::Lesson as Lesson>::Portion)>;
+    fn portion(&self, samples: &[Self::Sample])
+    -> Result<(f64, <Self::Lesson as Lesson>::Portion)>;
 
     /// A sample that is not trained on: its size, and what is measured of it, each with what it counts.
     #[allow(clippy::type_complexity)] // Both halves are named where they are made.
     fn held_out(
         &self,
-        device: &Device,
         index: usize,
     ) -> Result<(<Self::Lesson as Lesson>::Size, Vec<(f64, <Self::Lesson as Lesson>::Portion)>)>;
 

@@ -166,11 +166,11 @@ impl<F: Feed> Run<'_, '_, F> {
 
     /// One sample at a time.
     fn measure(&mut self) -> Result<f64> {
-        let Self { session, feed, device, meter, .. } = self;
+        let Self { session, feed, meter, .. } = self;
         session.averaged(|session| {
             let (mut sum, mut weight) = (0.0, 0.0);
             for index in 0..feed.n_held_out() {
-                let (size, portions) = feed.held_out(device, index)?;
+                let (size, portions) = feed.held_out(index)?;
                 meter.begin(meter::validate(size));
                 for (counts, portion) in portions {
                     sum += counts * session.measure(&portion)?;

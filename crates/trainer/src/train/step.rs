@@ -135,7 +135,7 @@ impl<F: Feed> Run<'_, '_, F> {
         let How { micro, recompute } = self.pacing.how();
         let (mut sum, mut weight) = (0.0, 0.0);
         for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
-            let (counts, portion) = self.feed.portion(self.device, samples)?;
+            let (counts, portion) = self.feed.portion(samples)?;
             // Nothing of it is to be learnt, such as a question without its answer.
             if counts == 0.0 {
                 continue;

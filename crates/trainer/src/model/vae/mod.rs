@@ -84,6 +84,12 @@ impl Config {
         1 << (self.block_out_channels.len() - 1)
     }
 
+    /// What is taken off a latent, and what it is then multiplied by, for each channel.
+    pub fn channels(&self) -> [Vec<f32>; 2] {
+        let all = |number| vec![number; self.latent_channels];
+        [all(self.shift_factor.unwrap_or(0.0)), all(self.scaling_factor)]
+    }
+
     /// A latent as models see it.
     pub fn to_model(&self, latent: f32) -> f32 {
         (latent - self.shift_factor.unwrap_or(0.0)) * self.scaling_factor

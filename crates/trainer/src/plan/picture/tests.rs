@@ -33,7 +33,7 @@ fn step(set: &[&str]) -> (Recording, Usage) {
     let device = Device::meta(Kind::cpu(2), usize::MAX / 2);
     let lesson = pictures::Drawing::of(&config, &pipeline).unwrap();
     let mut session = Session::new(&device, &lesson, &config, &|_| true).unwrap();
-    let portion = lesson.rehearsed(&device, Bucket { width: 64, height: 64 }, 1).unwrap();
+    let portion = lesson.rehearsed(Bucket { width: 64, height: 64 }, 1).unwrap();
     device.restart_peak();
     device.record();
     session.accumulate(&portion, (0, 0), 1.0, Recompute::None).unwrap();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use compute::Device;
 
 use super::draw::Pictures;
-use super::noisy::{FIXED_PLACES, Mixer};
+use super::noisy::{FIXED_PLACES, Noise};
 use super::read::{Reader, ReadySample};
 use super::{Drawing, Portion};
 use crate::cache::Index;
@@ -28,8 +28,7 @@ use crate::train::prefetch::Prefetch;
 pub(crate) struct Feed<'a> {
     index: Arc<Index>,
     order: Order,
-    mixer: Mixer,
-    seed: u64,
+    noise: Noise,
     /// Where the images lie.
     folder: PathBuf,
     /// What is drawn along the way.
@@ -49,14 +48,10 @@ impl<'a> Feed<'a> {
             Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
         let is_shown = lesson::Lesson::shows(&lesson);
         let pictures = is_shown.then(|| Pictures::new(lesson, precision, tiling)).transpose()?;
-        let mixer = Mixer {
-            vae: lesson.pipeline.vae.config.clone(),
-            levels: Levels::new(&lesson.pipeline.schedule),
-            scheme: config.train.scheme,
-            seed,
-        };
+        let levels = Levels::new(&lesson.pipeline.schedule);
+        let noise = Noise { levels, scheme: config.train.scheme, seed };
         let (order, folder) = (index.order(config.train.batch, seed), lesson.data.images.clone());
-        Ok(Self { index, order, mixer, seed, folder, pictures })
+        Ok(Self { index, order, noise, folder, pictures })
     }
 }
 
@@ -81,7 +76,7 @@ impl<'a> lesson::Feed for Feed<'a> {
     }
 
     fn read_from(&self, number: u64) -> Ahead<Self> {
-        let mut reader = Reader::new(Arc::clone(&self.index), self.order.clone(), self.seed);
+        let mut reader = Reader::new(Arc::clone(&self.index), self.order.clone(), self.noise.seed);
         Prefetch::begin(number, move |number| reader.read(number))
     }
 
@@ -89,27 +84,21 @@ impl<'a> lesson::Feed for Feed<'a> {
         numbers.map(|number| self.order.batch(number).len()).sum::<usize>() as f64
     }
 
-    fn portion(&self, device: &Device, samples: &[ReadySample]) -> Result<(f64, Portion)> {
-        let sizes = samples[0].latents.sizes;
-        let mut noisy = Vec::with_capacity(samples.len());
-        for sample in samples {
-            let mixed = self.mixer.draw(device, &sample.latents, sample.draw)?;
-            noisy.push((mixed, Arc::clone(&sample.prompt)));
-        }
-        Ok((samples.len() as f64, Portion { samples: noisy, sizes }))
+    fn portion(&self, samples: &[ReadySample]) -> Result<(f64, Portion)> {
+        let samples: Vec<_> = samples.iter().map(|sample| self.noise.draw(sample)).collect();
+        Ok((samples.len() as f64, Portion { samples }))
     }
 
     /// At levels of noise that are always the same.
-    fn held_out(&self, device: &Device, index: usize) -> Result<(Bucket, Vec<(f64, Portion)>)> {
+    fn held_out(&self, index: usize) -> Result<(Bucket, Vec<(f64, Portion)>)> {
         let sample = &self.index.held_out[index];
-        let latents = self.index.latents(sample, false)?;
+        let latents = Arc::new(self.index.latents(sample, false)?);
         let prompt = Arc::new(self.index.prompt(&self.index.plain_text(sample))?);
         let at = |place| {
-            let noisy = self.mixer.fixed(device, &latents, index as u64, place)?;
-            let samples = vec![(noisy, Arc::clone(&prompt))];
-            Ok((1.0, Portion { samples, sizes: latents.sizes }))
+            let noisy = self.noise.fixed((&latents, &prompt), index as u64, place);
+            (1.0, Portion { samples: vec![noisy] })
         };
-        Ok((sample.bucket, FIXED_PLACES.into_iter().map(at).collect::<Result<_>>()?))
+        Ok((sample.bucket, FIXED_PLACES.into_iter().map(at).collect()))
     }
 
     fn show(

@@ -12,21 +12,22 @@ pub(crate) mod read;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use compute::ops::PatchOrder;
+use compute::ops::{NoisyLatents, PatchOrder};
 use compute::{Device, Dtype, Kind, Shape, Tape, Var};
 use weights::Tick;
 
 use self::draw::Pictures;
 pub(crate) use self::feed::Feed;
-use self::noisy::{FIXED_PLACES, Mixer, Noisy};
+use self::noisy::{FIXED_PLACES, Noise, NoisySample, mix};
 use self::outlook::RESOLUTIONS;
+use self::read::ReadySample;
 use super::folder::Folder;
 use super::lesson::{Before, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
 use super::session::Trained;
 use super::workplace::Workplace;
 use super::{On, Setup, Teller, learn};
-use crate::cache::{self, Caching, Index, Request, plan_pictures};
+use crate::cache::{self, Caching, Index, Latents, Request, plan_pictures};
 use crate::config::data::Data;
 use crate::config::sample::Sample;
 use crate::config::{RunConfig, Size};
@@ -43,7 +44,7 @@ use crate::model::sd3::pipeline::Pipeline;
 use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::Tiling;
-use crate::objective::flow::Level;
+use crate::objective::flow::{Levels, Scheme};
 use crate::plan::{Cost, Job, Outlook, Plan, Rung, choose, ladder, rehearse};
 use crate::sample::encoding::plan_encoding;
 
@@ -62,10 +63,8 @@ pub struct Drawing<'a> {
 
 /// Pictures of one size with their prompts.
 pub struct Portion {
-    /// Each with its prompt.
-    samples: Vec<(Noisy, Arc<Prompt>)>,
-    /// Channels, height and width of a latent.
-    sizes: [usize; 3],
+    /// At least one.
+    samples: Vec<NoisySample>,
 }
 
 impl<'a> Drawing<'a> {
@@ -120,50 +119,40 @@ impl Lesson for Drawing<'_> {
         &self,
         model: &'m Sd3,
         tape: &Tape<'m>,
-        Portion { samples, sizes: [channels, height, width] }: &Portion,
+        Portion { samples }: &Portion,
         (dtype, recompute): (Dtype, Recompute),
     ) -> Result<Var> {
         let (device, n) = (tape.device(), samples.len());
-        let upload = |sizes: &[usize], parts: &[&[f32]], dtype| {
-            device.upload_parts(Shape::new(sizes), parts, dtype)
+        let NoisyLatents { noisy, velocity } =
+            mix(samples, device, &self.pipeline.vae.config, dtype)?;
+        let target =
+            tape.patchify(&velocity.into(), model.patch_size(), PatchOrder::ChannelsLast)?;
+        let upload = |sizes: &[usize], numbers: fn(&Prompt) -> &[f32]| {
+            let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.prompt)).collect();
+            device.upload_parts(Shape::new(sizes), &parts, dtype)
         };
-        let tokens: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.tokens[..]).collect();
-        let pooled: Vec<&[f32]> = samples.iter().map(|(_, prompt)| &prompt.pooled[..]).collect();
-        let latents: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.latents[..]).collect();
-        let target: Vec<&[f32]> = samples.iter().map(|(noisy, _)| &noisy.target[..]).collect();
+        let Prompt { tokens, pooled } = &*samples[0].prompt;
         let joint = self.pipeline.transformer.config.joint_attention_dim;
-        let latent = [n, *channels, *height, *width];
         let input = Input {
-            latents: &upload(&latent, &latents, dtype)?,
-            timesteps: &samples.iter().map(|(noisy, _)| noisy.level.timestep).collect::<Vec<_>>(),
-            context: &upload(&[n, tokens[0].len() / joint, joint], &tokens, dtype)?,
-            pooled: &upload(&[n, pooled[0].len()], &pooled, dtype)?,
+            latents: &noisy,
+            timesteps: &samples.iter().map(|sample| sample.level.timestep).collect::<Vec<_>>(),
+            context: &upload(&[n, tokens.len() / joint, joint], |prompt| &prompt.tokens)?,
+            pooled: &upload(&[n, pooled.len()], |prompt| &prompt.pooled)?,
         };
         let found = model.forward(tape, input, recompute)?;
-        let target = upload(&latent, &target, Dtype::F32)?;
-        let patch = model.patch_size();
-        let target = tape.patchify(&target.into(), patch, PatchOrder::ChannelsLast)?;
-        let weights: Vec<f32> = samples.iter().map(|(noisy, _)| noisy.weight).collect();
+        let weights: Vec<f32> = samples.iter().map(|sample| sample.weight).collect();
         let weights = device.upload([n], &weights)?;
         Ok(tape.mse(&found, target.tensor(), Some(&weights), None)?)
     }
 
-    fn rehearsed(&self, device: &Device, size: Bucket, n: usize) -> Result<Portion> {
+    fn rehearsed(&self, size: Bucket, n: usize) -> Result<Portion> {
+        let levels = Levels::new(&self.pipeline.schedule);
+        let noise = Noise { levels, scheme: Scheme::Uniform, seed: 0 };
         let sizes = self.pipeline.latent_sizes([size.width, size.height]);
-        let n_numbers: usize = sizes.iter().product();
-        let prompt = Arc::new(self.hollow_prompt());
-        let mut samples = Vec::with_capacity(n);
-        for _ in 0..n {
-            Mixer::rehearse(device, n_numbers)?;
-            let noisy = Noisy {
-                latents: vec![0.0; n_numbers],
-                target: vec![0.0; n_numbers],
-                level: Level { sigma: 1.0, timestep: 1000.0 },
-                weight: 1.0,
-            };
-            samples.push((noisy, Arc::clone(&prompt)));
-        }
-        Ok(Portion { samples, sizes })
+        let zeros = || vec![0.0; sizes.iter().product()];
+        let latents = Arc::new(Latents { mean: zeros(), deviation: zeros(), sizes });
+        let sample = ReadySample { latents, prompt: Arc::new(self.hollow_prompt()), draw: 0 };
+        Ok(Portion { samples: (0..n).map(|_| noise.draw(&sample)).collect() })
     }
 
     fn before(

@@ -1,19 +1,22 @@
-//! A picture as a step sees it: its latent drawn from its distribution, mixed with noise, and what
-//! the model is to find. Nothing here depends on what was drawn before.
+//! Images as a step sees them: latents drawn from their distributions, mixed with noise, and what the
+//! model is to find. What is drawn is decided here, sample by sample, and depends on nothing that was
+//! drawn before; the numbers themselves are made and mixed on the device.
 
-use compute::{Device, Dtype, Stream};
+use std::sync::Arc;
 
+use compute::ops::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
+use compute::{Device, Dtype, Shape, Stream};
+
+use super::read::ReadySample;
 use crate::cache::Latents;
 use crate::error::Result;
-use crate::model::host::numbers;
+use crate::model::sd3::prompts::Prompt;
 use crate::model::vae;
-use crate::objective::flow::{Level, Levels, Scheme, mix, velocity};
+use crate::objective::flow::{Level, Levels, Scheme};
 use crate::train::draws::{Purpose, seed};
 
-/// How latents are mixed with noise.
-pub struct Mixer {
-    /// Between the autoencoder's latents and the model's.
-    pub vae: vae::Config,
+/// Decides how noisy samples are.
+pub struct Noise {
     /// Levels of noise.
     pub levels: Levels,
     /// Which of them are drawn.
@@ -22,72 +25,87 @@ pub struct Mixer {
     pub seed: u64,
 }
 
-/// A picture with noise.
-pub struct Noisy {
-    /// What the model sees, [C, H, W].
-    pub latents: Vec<f32>,
-    /// What it is to find.
-    pub target: Vec<f32>,
+/// A sample, and what is drawn for it.
+pub struct NoisySample {
+    /// What its latents are drawn from.
+    pub latents: Arc<Latents>,
+    /// Its text as the model sees it.
+    pub prompt: Arc<Prompt>,
     /// How noisy it is.
     pub level: Level,
     /// What its error counts.
     pub weight: f32,
+    /// Where in its distribution it lies; in the middle if there is none.
+    spread: Option<Stream>,
+    noise: Stream,
 }
 
-/// Where among the levels held-out pictures are measured. Chosen: the middles of four equal parts.
+/// Where among the levels held-out images are measured. Chosen: the middles of four equal parts.
 pub const FIXED_PLACES: [f64; 4] = [0.125, 0.375, 0.625, 0.875];
 
-impl Mixer {
+impl Noise {
     /// For training: everything is drawn by the number of the draw.
-    pub fn draw(&self, device: &Device, latents: &Latents, draw: u64) -> Result<Noisy> {
-        let numbers_for = Stream::new(seed(self.seed, Purpose::Levels), draw);
-        let (even, normal) = (numbers_for.uniform(0), numbers_for.normal(2));
+    pub fn draw(&self, ReadySample { latents, prompt, draw }: &ReadySample) -> NoisySample {
+        let of_level = self.stream(Purpose::Levels, *draw);
+        let (even, normal) = (of_level.uniform(0), of_level.normal(2));
         let level = self.levels.at(self.scheme.place(even.into(), normal.into()));
-        let spread = self.normal(device, latents, Purpose::Latents, draw)?;
-        let parts = latents.mean.iter().zip(&latents.deviation).zip(spread);
-        let latent = parts.map(|((mean, deviation), spread)| mean + deviation * spread);
-        let noise = self.normal(device, latents, Purpose::Noise, draw)?;
-        Ok(self.mixed(latent, &noise, level, self.scheme.weight(level.sigma)))
-    }
-
-    /// What drawing a latent of so many numbers takes of a device without data.
-    pub fn rehearse(device: &Device, numbers: usize) -> Result<()> {
-        for purpose in [Purpose::Latents, Purpose::Noise] {
-            device.normal([numbers], Dtype::F32, 1.0, (seed(0, purpose), 0))?;
+        NoisySample {
+            latents: Arc::clone(latents),
+            prompt: Arc::clone(prompt),
+            level,
+            weight: self.scheme.weight(level.sigma),
+            spread: Some(self.stream(Purpose::Latents, *draw)),
+            noise: self.stream(Purpose::Noise, *draw),
         }
-        Ok(())
     }
 
-    /// For measuring: a level that is always the same, noise that belongs to the picture, and the
-    /// middle of its distribution. Every level counts alike, so that jobs can be compared.
-    pub fn fixed(&self, device: &Device, latents: &Latents, index: u64, at: f64) -> Result<Noisy> {
-        let noise = self.normal(device, latents, Purpose::HeldOut, index)?;
-        Ok(self.mixed(latents.mean.iter().copied(), &noise, self.levels.at(at), 1.0))
-    }
-
-    fn mixed(
+    /// For measuring: a level that is always the same, noise that belongs to the image, and the mean
+    /// of its distribution. Every level counts alike, so that jobs can be compared.
+    pub fn fixed(
         &self,
-        latent: impl Iterator<Item = f32>,
-        noise: &[f32],
-        level: Level,
-        weight: f32,
-    ) -> Noisy {
-        let latent = latent.map(|latent| self.vae.to_model(latent));
-        let (latents, target) = latent
-            .zip(noise)
-            .map(|(latent, noise)| (mix(latent, *noise, level.sigma), velocity(latent, *noise)))
-            .unzip();
-        Noisy { latents, target, level, weight }
+        (latents, prompt): (&Arc<Latents>, &Arc<Prompt>),
+        index: u64,
+        at: f64,
+    ) -> NoisySample {
+        NoisySample {
+            latents: Arc::clone(latents),
+            prompt: Arc::clone(prompt),
+            level: self.levels.at(at),
+            weight: 1.0,
+            spread: None,
+            noise: self.stream(Purpose::HeldOut, index),
+        }
     }
 
-    fn normal(
-        &self,
-        device: &Device,
-        latents: &Latents,
-        purpose: Purpose,
-        stream: u64,
-    ) -> Result<Vec<f32>> {
-        let from = (seed(self.seed, purpose), stream);
-        Ok(numbers(&device.normal([latents.mean.len()], Dtype::F32, 1.0, from)?)?)
+    fn stream(&self, purpose: Purpose, number: u64) -> Stream {
+        Stream::new(seed(self.seed, purpose), number)
     }
+}
+
+/// Draws the latents and the noise of samples of one size on the device, and mixes them.
+pub fn mix(
+    samples: &[NoisySample],
+    device: &Device,
+    vae: &vae::Config,
+    dtype: Dtype,
+) -> Result<NoisyLatents> {
+    let [channels, height, width] = samples[0].latents.sizes;
+    let shape = Shape::from([samples.len(), channels, height, width]);
+    let upload = |numbers: fn(&Latents) -> &[f32]| {
+        let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.latents)).collect();
+        device.upload_parts(shape, &parts, Dtype::F32)
+    };
+    let [shift, scale] = vae.channels();
+    let (shift, scale) = (device.upload([channels], &shift)?, device.upload([channels], &scale)?);
+    let mean = upload(|latents| &latents.mean)?;
+    // All of them have one, or none has.
+    let streams: Option<Vec<Stream>> = samples.iter().map(|sample| sample.spread).collect();
+    let deviation = streams.is_some().then(|| upload(|latents| &latents.deviation)).transpose()?;
+    let spread = deviation.as_ref().zip(streams.as_ref());
+    let spread = spread.map(|(deviation, streams)| Spread { deviation, streams });
+    let latents = sample_latents(mean, spread, Channels { shift: &shift, scale: &scale })?;
+    drop(deviation);
+    let sigmas: Vec<f32> = samples.iter().map(|sample| sample.level.sigma).collect();
+    let noise: Vec<Stream> = samples.iter().map(|sample| sample.noise).collect();
+    Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
 }

@@ -95,11 +95,11 @@ impl<'a> lesson::Feed for Feed<'a> {
         (n * self.size.0) as f64
     }
 
-    fn portion(&self, _: &Device, samples: &[Sequence]) -> Result<(f64, Portion)> {
+    fn portion(&self, samples: &[Sequence]) -> Result<(f64, Portion)> {
         Ok(Portion::of(samples))
     }
 
-    fn held_out(&self, _: &Device, index: usize) -> Result<(Tokens, Vec<(f64, Portion)>)> {
+    fn held_out(&self, index: usize) -> Result<(Tokens, Vec<(f64, Portion)>)> {
         Ok((self.size, vec![Portion::of(&[self.texts.held_out(index)?])]))
     }
 

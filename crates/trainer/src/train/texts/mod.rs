@@ -169,7 +169,7 @@ impl Lesson for Reading<'_> {
         model.loss(tape, &ids, &upload(targets)?, Some(&first_keys), recompute)
     }
 
-    fn rehearsed(&self, _: &Device, Tokens(length): Tokens, n: usize) -> Result<Portion> {
+    fn rehearsed(&self, Tokens(length): Tokens, n: usize) -> Result<Portion> {
         let hollow = || vec![0; n * length];
         let (ids, targets, first_keys) = (hollow(), hollow(), hollow());
         Ok(Portion { sizes: [n, length], ids, targets, first_keys })

@@ -4,10 +4,10 @@
 use std::fmt;
 
 use compute::ops::{
-    Activation, AdamW, Attention, Clip, Conv2d, Linear, Lora, Moments, Moments8, PatchOrder, adamw,
-    adamw_8bit, global_norm,
+    Activation, AdamW, Attention, Channels, Clip, Conv2d, Linear, Lora, Moments, Moments8,
+    PatchOrder, Spread, adamw, adamw_8bit, add_noise, global_norm, sample_latents,
 };
-use compute::{Device, Dtype, Gradients, Params, Result, Shape};
+use compute::{Device, Dtype, Gradients, Params, Result, Shape, Stream};
 use compute::{Tape, Tensor, Var, Work};
 
 /// What the names of products begin with, wide ones and others; by which unit they are done is up to the
@@ -170,6 +170,7 @@ pub fn cases(is_card: bool) -> Vec<Case> {
         passes(&mut all, dtype, if is_card { &TOKENS_OF_CARD } else { &TOKENS });
         pictures(&mut all, dtype, if is_card { &SIDES_OF_CARD } else { &SIDES });
     }
+    noise(&mut all, if is_card { &SIDES_OF_CARD } else { &SIDES });
     optimizers(&mut all);
     let mut seen: Vec<(&str, Dtype)> = Vec::new();
     for case in &mut all {
@@ -295,6 +296,25 @@ fn pictures(all: &mut Vec<Case>, dtype: Dtype, sides: &[usize]) {
         } else {
             push("conv2d columns", convolution);
         }
+    }
+}
+
+/// Noise for training, which is f32 but for what the model sees.
+fn noise(all: &mut Vec<Case>, sides: &[usize]) {
+    let sample: Ops = |_, v| {
+        let spread = Spread { deviation: v[1].tensor(), streams: &[Stream::new(3, 4)] };
+        let channels = Channels { shift: v[2].tensor(), scale: v[2].tensor() };
+        Ok(sample_latents(v[0].tensor().clone(), Some(spread), channels)?.into())
+    };
+    let add: Ops = |_, v| {
+        let (latents, sigmas) = (v[0].tensor().clone(), v[3].tensor());
+        Ok(add_noise(latents, sigmas, &[Stream::new(3, 4)], Dtype::Bf16)?.noisy.into())
+    };
+    for &side in sides {
+        let latents = [1, 16, side, side].into();
+        let inputs = [latents, latents, [16].into(), [1].into()].map(Input::Single);
+        all.push(case("sample_latents", Dtype::F32, &inputs, Run::Forward(sample)));
+        all.push(case("add_noise", Dtype::F32, &inputs, Run::Forward(add)));
     }
 }
 

@@ -1,0 +1,160 @@
+//! Noisy latents for training by flow matching, drawn and mixed where the model computes:
+//!
+//! `sample_latents`: x = (mean + deviation·ε - shift)·scale, with one shift and one scale per channel
+//! `add_noise`: noisy = (1 - σ)·x + σ·ε and velocity = ε - x, with one σ per sample
+//!
+//! for latents [samples, channels, ..] in f32. ε is a standard normal number that follows from the
+//! sample's own stream and from the place in the sample, so that what a sample gets does not depend on
+//! those beside it. The arithmetic is f32 in the order of the formulas; only `noisy` is rounded.
+//!
+//! In place: x takes the memory of the mean, and velocity that of x, if nobody shares it.
+//!
+//! Plain functions, since no gradient of noise is ever wanted.
+
+mod cpu;
+mod cuda;
+mod gpu;
+#[cfg(test)]
+mod tests;
+
+use crate::device::{Engine, Kind};
+use crate::op::Op;
+use crate::random::Stream;
+use crate::{ComputeError, Dtype, Result, Shape, Tag, Tensor};
+
+/// Operations per number, for the tally: two random words and the functions that make them normal,
+/// counted as [`super::gumbel`] counts them; and the formulas.
+const NORMAL_FLOPS: usize = 120;
+const SAMPLE_FLOPS: usize = 4;
+const MIX_FLOPS: usize = 5;
+
+/// How far latents spread around their mean, and one stream of random numbers for each sample.
+#[derive(Clone, Copy)]
+pub struct Spread<'a> {
+    /// The standard deviation of every number, f32 of the shape of the mean.
+    pub deviation: &'a Tensor,
+    /// As many as there are samples.
+    pub streams: &'a [Stream],
+}
+
+/// Per-channel statistics of a VAE's latents: f32 vectors, as long as there are channels.
+#[derive(Clone, Copy)]
+pub struct Channels<'a> {
+    /// Taken off.
+    pub shift: &'a Tensor,
+    /// Multiplied by, after that.
+    pub scale: &'a Tensor,
+}
+
+/// Latents with noise.
+#[derive(Debug)]
+pub struct NoisyLatents {
+    /// What the model sees.
+    pub noisy: Tensor,
+    /// What it is to find, f32.
+    pub velocity: Tensor,
+}
+
+/// Latents as a model sees them, from what a VAE's encoder gave; without a spread, their mean.
+pub fn sample_latents(
+    mean: Tensor,
+    spread: Option<Spread<'_>>,
+    channels: Channels<'_>,
+) -> Result<Tensor> {
+    let device = mean.device().clone();
+    let op = Op::alone("sample_latents", &device);
+    let sizes = Sizes::of(&op, "mean", &mean)?;
+    op.expect_vector("shift", channels.shift, sizes.channels)?;
+    op.expect_vector("scale", channels.scale, sizes.channels)?;
+    if let Some(Spread { deviation, streams }) = spread {
+        op.expect_dtype("deviation", deviation, Dtype::F32)?;
+        op.expect_shape("deviation", deviation, mean.shape())?;
+        sizes.expect_streams(&op, streams)?;
+    }
+    let mut latents = mean.unshared()?;
+    let table = spread.map(|spread| upload_streams(&op, spread.streams)).transpose()?.flatten();
+    let deviation = spread.map(|spread| spread.deviation);
+    let (normal, written) = (deviation.map_or(0, |_| NORMAL_FLOPS), [&latents; 2]);
+    let tensors: Vec<&Tensor> = written.into_iter().chain(deviation).collect();
+    op.count((SAMPLE_FLOPS + normal) * latents.shape().elements(), &tensors);
+    match op.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::sample_latents(engine, &mut latents, sizes, spread, channels),
+        Engine::Cuda(engine) => {
+            let spread = (deviation, table.as_ref());
+            cuda::sample_latents(engine, &mut latents, sizes, spread, channels);
+        }
+        Engine::Gpu(engine) => {
+            let spread = (deviation, table.as_ref());
+            gpu::sample_latents(engine, &mut latents, sizes, spread, channels);
+        }
+    }
+    Ok(latents)
+}
+
+/// Mixes latents with noise, of which each sample gets as much as its σ in `sigmas` says, f32; `dtype`
+/// is the format of the noisy ones.
+pub fn add_noise(
+    latents: Tensor,
+    sigmas: &Tensor,
+    streams: &[Stream],
+    dtype: Dtype,
+) -> Result<NoisyLatents> {
+    let device = latents.device().clone();
+    let op = Op::alone("add_noise", &device);
+    let sizes = Sizes::of(&op, "latents", &latents)?;
+    op.expect_vector("sigmas", sigmas, sizes.samples)?;
+    sizes.expect_streams(&op, streams)?;
+    let mut velocity = latents.unshared()?;
+    let mut noisy = op.alloc(velocity.shape(), dtype)?;
+    op.expect_real("the noisy latents", &noisy)?;
+    let table = upload_streams(&op, streams)?;
+    let work = (NORMAL_FLOPS + MIX_FLOPS) * velocity.shape().elements();
+    op.count(work, &[&velocity, &velocity, &noisy]);
+    let both = (&mut velocity, &mut noisy);
+    match op.engine() {
+        Engine::Meta => {}
+        Engine::Cpu(engine) => cpu::add_noise(engine, both, sizes, sigmas, streams),
+        Engine::Cuda(engine) => cuda::add_noise(engine, both, sizes, sigmas, table.as_ref()),
+        Engine::Gpu(engine) => gpu::add_noise(engine, both, sizes, sigmas, table.as_ref()),
+    }
+    Ok(NoisyLatents { noisy, velocity })
+}
+
+/// What latents are made of.
+#[derive(Clone, Copy)]
+struct Sizes {
+    samples: usize,
+    channels: usize,
+    per_channel: usize,
+}
+
+impl Sizes {
+    fn of(op: &Op<'_>, what: &'static str, latents: &Tensor) -> Result<Self> {
+        op.expect_dtype(what, latents, Dtype::F32)?;
+        let got = latents.shape();
+        let &[samples, channels, ref rest @ ..] = got.sizes() else {
+            return Err(ComputeError::Rank { op: op.name, what, expected: 2, got });
+        };
+        Ok(Self { samples, channels, per_channel: rest.iter().product() })
+    }
+
+    fn per_sample(self) -> usize {
+        self.channels * self.per_channel
+    }
+
+    fn expect_streams(self, op: &Op<'_>, streams: &[Stream]) -> Result<()> {
+        op.expect_sizes("the list of streams", Shape::from([streams.len()]), [self.samples])
+    }
+}
+
+/// Streams as kernels of GPUs read them: seed, number and first place of each, the lower word first.
+fn upload_streams(op: &Op<'_>, streams: &[Stream]) -> Result<Option<Tensor>> {
+    if matches!(op.device.kind(), Kind::Cpu { .. }) {
+        return Ok(None);
+    }
+    let parts = streams.iter().flat_map(|stream| stream.parts());
+    let words: Vec<u32> = parts.flat_map(|part| [part as u32, (part >> 32) as u32]).collect();
+    let upload = || op.device.upload([words.len()], &words);
+    op.device.tagged(Tag::Workspace, upload).map(Some)
+}
