@@ -125,8 +125,6 @@ impl Lesson for Drawing<'_> {
         let (device, n) = (tape.device(), samples.len());
         let NoisyLatents { noisy, velocity } =
             mix(samples, device, &self.pipeline.vae.config, dtype)?;
-        let target =
-            tape.patchify(&velocity.into(), model.patch_size(), PatchOrder::ChannelsLast)?;
         let upload = |sizes: &[usize], numbers: fn(&Prompt) -> &[f32]| {
             let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.prompt)).collect();
             device.upload_parts(Shape::new(sizes), &parts, dtype)
@@ -140,6 +138,8 @@ impl Lesson for Drawing<'_> {
             pooled: &upload(&[n, pooled.len()], |prompt| &prompt.pooled)?,
         };
         let found = model.forward(tape, input, recompute)?;
+        let target =
+            tape.patchify(&velocity.into(), model.patch_size(), PatchOrder::ChannelsLast)?;
         let weights: Vec<f32> = samples.iter().map(|sample| sample.weight).collect();
         let weights = device.upload([n], &weights)?;
         Ok(tape.mse(&found, target.tensor(), Some(&weights), None)?)

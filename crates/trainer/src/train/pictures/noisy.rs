@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use compute::ops::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
-use compute::{Device, Dtype, Shape, Stream};
+use compute::{Device, Dtype, Shape, Stream, Tensor};
 
 use super::read::ReadySample;
 use crate::cache::Latents;
@@ -89,23 +89,27 @@ pub fn mix(
     vae: &vae::Config,
     dtype: Dtype,
 ) -> Result<NoisyLatents> {
+    let latents = draw_latents(samples, device, vae)?;
+    let sigmas: Vec<f32> = samples.iter().map(|sample| sample.level.sigma).collect();
+    let noise: Vec<Stream> = samples.iter().map(|sample| sample.noise).collect();
+    Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
+}
+
+/// Latents as the model sees them. Theirs is the first piece of memory that is taken, and all else is given
+/// back: they live as long as the step, and nothing beneath them would be of use to it.
+fn draw_latents(samples: &[NoisySample], device: &Device, vae: &vae::Config) -> Result<Tensor> {
     let [channels, height, width] = samples[0].latents.sizes;
     let shape = Shape::from([samples.len(), channels, height, width]);
     let upload = |numbers: fn(&Latents) -> &[f32]| {
         let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.latents)).collect();
         device.upload_parts(shape, &parts, Dtype::F32)
     };
-    let [shift, scale] = vae.channels();
-    let (shift, scale) = (device.upload([channels], &shift)?, device.upload([channels], &scale)?);
     let mean = upload(|latents| &latents.mean)?;
     // All of them have one, or none has.
     let streams: Option<Vec<Stream>> = samples.iter().map(|sample| sample.spread).collect();
     let deviation = streams.is_some().then(|| upload(|latents| &latents.deviation)).transpose()?;
     let spread = deviation.as_ref().zip(streams.as_ref());
     let spread = spread.map(|(deviation, streams)| Spread { deviation, streams });
-    let latents = sample_latents(mean, spread, Channels { shift: &shift, scale: &scale })?;
-    drop(deviation);
-    let sigmas: Vec<f32> = samples.iter().map(|sample| sample.level.sigma).collect();
-    let noise: Vec<Stream> = samples.iter().map(|sample| sample.noise).collect();
-    Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
+    let [shift, scale] = vae.channels().map(|numbers| device.upload([channels], &numbers));
+    Ok(sample_latents(mean, spread, Channels { shift: &shift?, scale: &scale? })?)
 }
