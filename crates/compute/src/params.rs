@@ -32,6 +32,11 @@ impl Params {
         &self.values[key.0]
     }
 
+    /// All names, in order: that of a checkpoint's tensors and of every machine's gradients.
+    pub fn keys(&self) -> impl Iterator<Item = ParamKey> + use<> {
+        (0..self.values.len()).map(ParamKey)
+    }
+
     /// All values, in order.
     pub fn values(&self) -> &[Tensor] {
         &self.values
@@ -48,8 +53,13 @@ impl Params {
     }
 }
 
-/// One f32 gradient per parameter that had a part in a loss. Memory is taken when the first
-/// gradient arrives and kept from then on.
+/// One gradient per parameter that had a part in a loss: a flat buffer of f32, whatever the parameter's
+/// format, in the order of the parameters. Memory is taken when the first gradient arrives and kept from
+/// then on.
+///
+/// A buffer each, and not one for all: backward writes to one while others are read, a full fine-tune's
+/// gradients are more than one buffer of a GPU may hold, and an optimizer sees tensors of the parameters'
+/// shapes. What is summed over machines goes in pieces anyway.
 #[derive(Debug, Default)]
 pub struct Gradients {
     slots: Vec<Slot>,
@@ -97,6 +107,30 @@ impl Gradients {
         (0..n_params).map(|index| self.get(ParamKey(index))).collect()
     }
 
+    /// Copies the numbers of one to the host; none if no gradient arrived, which counts as zeros.
+    ///
+    /// # Panics
+    /// On a device that holds no data.
+    pub fn read(&self, key: ParamKey) -> Result<Option<Vec<f32>>> {
+        self.get(key).map(Tensor::read).transpose()
+    }
+
+    /// Puts numbers in place of a gradient, or where none arrived.
+    ///
+    /// # Panics
+    /// If no memory was reserved for it.
+    pub fn write(&mut self, key: ParamKey, numbers: &[f32]) -> Result<()> {
+        let Slot { gradient, filled } = &mut self.slots[key.0];
+        let gradient = gradient.as_mut().expect("memory is reserved before numbers are written");
+        let (shape, got) = (gradient.shape(), numbers.len());
+        if shape.elements() != got {
+            return Err(ComputeError::Length { shape, got });
+        }
+        gradient.write(numbers);
+        *filled = true;
+        Ok(())
+    }
+
     /// Forgets the numbers and keeps the memory: the next backward writes instead of adding.
     pub fn reset(&mut self) {
         self.slots.iter_mut().for_each(|slot| slot.filled = false);
@@ -124,5 +158,92 @@ impl Gradients {
 
     pub(crate) fn put(&mut self, index: usize, gradient: Tensor) {
         self.slots[index] = Slot { gradient: Some(gradient), filled: true };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::{AdamW, Clip, Moments, adamw, global_norm};
+    use crate::testing::device;
+    use crate::{Shape, Tape};
+
+    /// Three parameters, of which the last is not reached.
+    fn gradients(device: &Device) -> (Params, Gradients) {
+        let mut params = Params::default();
+        for sizes in [&[2, 3][..], &[4], &[3]] {
+            let shape = Shape::new(sizes);
+            let numbers: Vec<f32> = (0..shape.elements()).map(|at| at as f32 - 1.0).collect();
+            params.add(device.upload(shape, &numbers).unwrap());
+        }
+        let mut gradients = Gradients::reserved(device, &params).unwrap();
+        for key in params.keys().take(2) {
+            let tape = Tape::training(device, &params, 0);
+            let result = tape.scale(&tape.param(key), 2.0).unwrap();
+            let numbers: Vec<f32> = (0..result.shape().elements()).map(|at| at as f32).collect();
+            let gradient = device.upload(result.shape(), &numbers).unwrap();
+            tape.backward_from(result, gradient, &mut gradients).unwrap();
+        }
+        (params, gradients)
+    }
+
+    fn read(params: &Params, gradients: &Gradients) -> Vec<Option<Vec<f32>>> {
+        params.keys().map(|key| gradients.read(key).unwrap()).collect()
+    }
+
+    #[test]
+    fn gradients_are_read_and_written_in_the_order_of_the_parameters() {
+        let device = device();
+        let (params, mut gradients) = gradients(&device);
+        let doubled = |n: usize| Some((0..n).map(|at| 2.0 * at as f32).collect::<Vec<_>>());
+        assert_eq!(read(&params, &gradients), [doubled(6), doubled(4), None]);
+        let in_use = device.usage().in_use;
+        let summed: Vec<Vec<f32>> = vec![vec![3.0; 6], vec![4.0; 4], vec![0.0; 3]];
+        for (key, numbers) in params.keys().zip(&summed) {
+            gradients.write(key, numbers).unwrap();
+        }
+        let expected: Vec<_> = summed.into_iter().map(Some).collect();
+        assert_eq!(read(&params, &gradients), expected);
+        assert_eq!(device.usage().in_use, in_use, "they are written where they lie");
+        let norm = global_norm(&gradients.all(3), &device).unwrap().to_vec::<f32>();
+        assert!((norm[0] - (6.0f32 * 9.0 + 4.0 * 16.0).sqrt()).abs() < 1e-5, "{norm:?}");
+        gradients.reset();
+        assert_eq!(read(&params, &gradients), [None, None, None]);
+    }
+
+    /// As one machine of several would: what it reads, another writes.
+    #[test]
+    fn a_step_of_gradients_that_were_written_is_that_of_their_own() {
+        let device = device();
+        let step = |written: bool| {
+            let (mut params, mut gradients) = gradients(&device);
+            if written {
+                let read = read(&params, &gradients);
+                gradients = Gradients::reserved(&device, &params).unwrap();
+                for (key, numbers) in params.keys().zip(&read) {
+                    if let Some(numbers) = numbers {
+                        gradients.write(key, numbers).unwrap();
+                    }
+                }
+            }
+            let mut state: Vec<_> =
+                params.values().iter().map(|value| Moments::new(value).unwrap()).collect();
+            let all = gradients.all(3);
+            let clip = Clip { norm: global_norm(&all, &device).unwrap(), max: 1.0 };
+            let values = params.values_mut().unwrap();
+            adamw(values, &all, &mut state, AdamW::default(), Some(&clip)).unwrap();
+            values.iter().map(Tensor::to_vec::<f32>).collect::<Vec<_>>()
+        };
+        assert_eq!(step(false), step(true));
+    }
+
+    #[test]
+    fn other_lengths_are_refused() {
+        let device = device();
+        let (params, mut gradients) = gradients(&device);
+        let key = params.keys().nth(1).unwrap();
+        let error = gradients.write(key, &[0.0; 3]).unwrap_err().to_string();
+        assert_eq!(error, "3 numbers do not fill a tensor of shape [4], which has 4");
+        assert_eq!(gradients.read(key).unwrap().unwrap(), [0.0, 2.0, 4.0, 6.0]);
     }
 }
