@@ -34,6 +34,18 @@ pub struct Train {
     pub stop_after_plateau: Switch<u64>,
 }
 
+impl Train {
+    /// Steps that a run takes, if an epoch has so many batches.
+    pub fn n_steps(&self, batches_per_epoch: u64) -> u64 {
+        match self.length {
+            Length::Steps(steps) => steps,
+            Length::Epochs(epochs) => {
+                (epochs * batches_per_epoch).div_ceil(self.accumulation as u64).max(1)
+            }
+        }
+    }
+}
+
 /// When training ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Length {

@@ -48,16 +48,9 @@ pub(super) fn basis(rates: &Rates) -> Basis {
 
 /// Optimizer steps of a job; nothing where epochs are asked for and nobody counted the samples.
 pub(super) fn n_steps<S>(config: &RunConfig, outlook: &Outlook<S>) -> Option<u64> {
-    let accumulation = config.train.accumulation as u64;
-    match config.train.length {
-        Length::Steps(steps) => Some(steps),
-        Length::Epochs(_) if outlook.is_nominal => None,
-        Length::Epochs(epochs) => {
-            let batches: usize =
-                outlook.train.values().map(|shown| shown.div_ceil(config.train.batch)).sum();
-            Some((epochs * batches as u64).div_ceil(accumulation).max(1))
-        }
-    }
+    let is_known = !outlook.is_nominal || matches!(config.train.length, Length::Steps(_));
+    let batches = outlook.train.values().map(|shown| shown.div_ceil(config.train.batch));
+    is_known.then(|| config.train.n_steps(batches.sum::<usize>() as u64))
 }
 
 /// How often something is done in so many steps: every so many, in the end, and before the first step.

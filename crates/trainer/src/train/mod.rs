@@ -28,7 +28,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use compute::{Device, Kind};
-use machine::governor::Policy;
 use machine::sampler::Sampler;
 
 use self::checkpoint::Checkpoints;
@@ -44,7 +43,6 @@ use crate::cache;
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
-use crate::config::train::Length;
 use crate::data::Findings;
 use crate::error::{Result, TrainerError};
 use crate::event::figures::Figures;
@@ -179,7 +177,7 @@ fn begin<'a, 't, F: Feed>(
     let mut warnings = Vec::new();
     let restored = checkpoints.restore(&mut session, &identity, |text| warnings.push(text))?;
     let progress = restored.unwrap_or_default();
-    let total_steps = total_steps(config, feed.batches_per_epoch());
+    let total_steps = config.train.n_steps(feed.batches_per_epoch());
     if progress.step > total_steps {
         let (taken, path) = (progress.step, folder.path.clone());
         return Err(TrainerError::TooFar { taken, steps: total_steps, path });
@@ -217,7 +215,7 @@ fn begin<'a, 't, F: Feed>(
     Ok(Run {
         config,
         device,
-        pacing: pacing(config, on, plan, ladder),
+        pacing: Pacing::of(config, on, plan, ladder),
         session,
         feed,
         checkpoints,
@@ -229,30 +227,6 @@ fn begin<'a, 't, F: Feed>(
         is_showing_warned: false,
         teller,
     })
-}
-
-/// From the plan's pace on. In every way there is room to measure, which cannot be done tighter.
-fn pacing(config: &RunConfig, on: &On<'_>, plan: &Plan, ladder: &[Rung]) -> Pacing {
-    let measured = plan.phases.iter().filter(|phase| phase.name.starts_with(meter::VALIDATE));
-    let least = measured.map(|phase| phase.peak_bytes).max().unwrap_or(0);
-    let roomy = |rung: &Rung| Rung { peak_bytes: rung.peak_bytes.max(least), ..*rung };
-    let ladder = (ladder.iter().map(roomy).collect(), plan.host_bytes);
-    let policy = Policy {
-        mode: config.machine.mode,
-        max_celsius: config.machine.max_temp,
-        is_calibrated: on.rates.is_measured,
-    };
-    Pacing::new(policy, ladder, on.rates.clone(), (on.feel)())
-}
-
-/// Steps that a run takes.
-fn total_steps(config: &RunConfig, batches_per_epoch: u64) -> u64 {
-    match config.train.length {
-        Length::Steps(steps) => steps,
-        Length::Epochs(epochs) => {
-            (epochs * batches_per_epoch).div_ceil(config.train.accumulation as u64).max(1)
-        }
-    }
 }
 
 /// Writes events down and passes them on; remembers whether somebody asked to stop.

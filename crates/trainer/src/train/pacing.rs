@@ -17,12 +17,15 @@ use machine::governor::Mode;
 use machine::governor::{self, Decision, Governor, Policy, Took};
 use machine::sampler::Sampler;
 
+use super::On;
 use super::lesson::{Feed, Lesson};
+use super::meter::VALIDATE;
 use super::run::Run;
+use crate::config::RunConfig;
 use crate::config::how::How;
 use crate::error::Result;
 use crate::event::{self, Event, Felt, Paced};
-use crate::plan::{Rates, Rung};
+use crate::plan::{Plan, Rates, Rung};
 
 /// How often the machine's state is written down. Chosen: an hour is 360 points of a curve.
 const WRITTEN_EVERY: Duration = Duration::from_secs(10);
@@ -59,8 +62,22 @@ pub struct Begun {
 }
 
 impl Pacing {
+    /// From the plan's pace on. In every way there is room to measure, which cannot be done tighter.
+    pub fn of(config: &RunConfig, on: &On<'_>, plan: &Plan, ladder: &[Rung]) -> Self {
+        let measured = plan.phases.iter().filter(|phase| phase.name.starts_with(VALIDATE));
+        let least = measured.map(|phase| phase.peak_bytes).max().unwrap_or(0);
+        let roomy = |rung: &Rung| Rung { peak_bytes: rung.peak_bytes.max(least), ..*rung };
+        let ladder = (ladder.iter().map(roomy).collect(), plan.host_bytes);
+        let policy = Policy {
+            mode: config.machine.mode,
+            max_celsius: config.machine.max_temp,
+            is_calibrated: on.rates.is_measured,
+        };
+        Self::new(policy, ladder, on.rates.clone(), (on.feel)())
+    }
+
     /// At the plan's pace. `ladder` has bytes of the arena; the program holds `host_bytes` beside it.
-    pub fn new(
+    fn new(
         policy: Policy,
         (ladder, host_bytes): (Vec<Rung>, usize),
         rates: Rates,
