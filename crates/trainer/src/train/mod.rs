@@ -4,12 +4,16 @@
 
 pub mod checkpoint;
 pub mod claim;
+mod decision;
 mod divergence;
 mod draws;
+mod fallback;
 pub(crate) mod folder;
 mod health;
 mod identity;
+mod layers;
 pub mod lesson;
+mod look;
 pub(crate) mod meter;
 mod pacing;
 pub mod pictures;

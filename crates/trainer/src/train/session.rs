@@ -37,7 +37,8 @@ pub struct Session<'a, L: Lesson> {
     config: &'a RunConfig,
     model: L::Model,
     adapters: Adapters,
-    gradients: Gradients,
+    /// In the order of the parameters.
+    pub(super) gradients: Gradients,
     optimizer: Optimizer,
     average: Option<Average>,
 }
@@ -46,13 +47,21 @@ pub struct Session<'a, L: Lesson> {
 /// first is. They decide what dropout leaves out.
 pub type Place = (u64, usize);
 
-/// What an update found.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Updated {
-    /// Of all gradients, before they were clipped.
-    pub norm: f64,
-    /// Whether anything was changed.
-    pub is_applied: bool,
+/// The norm of all gradients of a step, before they are clipped.
+pub struct GradientNorm {
+    /// Of the gradients as they lie there.
+    tensor: Tensor,
+    /// How many times what they should be they are.
+    scale: f64,
+    /// Of the gradients as they should be.
+    pub value: f64,
+}
+
+impl GradientNorm {
+    /// Whether all gradients are finite, so that they can be applied.
+    pub fn is_finite(&self) -> bool {
+        self.value.is_finite()
+    }
 }
 
 /// What came of a training.
@@ -169,17 +178,22 @@ impl<'a, L: Lesson> Session<'a, L> {
         self.lesson.loss(&self.model, tape, of, (self.config.base.dtype, recompute))
     }
 
-    /// Makes a step of the gradients, which are `scale` times what they should be, and forgets them.
-    /// All or nothing: the norm is the last that takes memory, and it comes before any change.
-    pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<Updated> {
-        let clip = match self.config.train.clip {
+    /// The norm of the gradients, which are `scale` times what they should be.
+    pub fn gradient_norm(&self, scale: f64) -> Result<GradientNorm> {
+        self.device.mark(UPDATE);
+        let n_params = self.adapters.params.values().len();
+        let tensor = global_norm(&self.gradients.all(n_params), &self.device)?;
+        let value = value(&tensor)? / scale;
+        Ok(GradientNorm { tensor, scale, value })
+    }
+
+    /// Makes a step of the gradients, after so many that were applied, and forgets them; without changing
+    /// anything if they are not finite. All or nothing: memory is taken before any change.
+    pub fn apply(&mut self, norm: &GradientNorm, rate: f64, applied: u64) -> Result<()> {
+        let max = match self.config.train.clip {
             Switch::On(norm) => norm as f32,
             Switch::Off => f32::INFINITY,
         };
-        self.device.mark(UPDATE);
-        let n_params = self.adapters.params.values().len();
-        let norm = global_norm(&self.gradients.all(n_params), &self.device)?;
-        let norm_value = value(&norm)? / scale;
         let settings = &self.config.optimizer;
         let how = AdamW {
             learning_rate: rate as f32,
@@ -187,16 +201,21 @@ impl<'a, L: Lesson> Session<'a, L> {
             epsilon: settings.epsilon as f32,
             weight_decay: settings.weight_decay as f32,
             step: applied + 1,
-            scale: (1.0 / scale) as f32,
+            scale: (1.0 / norm.scale) as f32,
         };
-        let clip = Clip { norm, max: clip };
+        let clip = Clip { norm: norm.tensor.clone(), max };
         self.optimizer.step(&mut self.adapters.params, &self.gradients, how, &clip)?;
         self.gradients.reset();
-        let is_applied = norm_value.is_finite();
-        if let Some(average) = self.average.as_mut().filter(|_| is_applied) {
+        if let Some(average) = self.average.as_mut().filter(|_| norm.is_finite()) {
             average.add(&self.adapters.params, applied + 1)?;
         }
-        Ok(Updated { norm: norm_value, is_applied })
+        Ok(())
+    }
+
+    /// Both, where nobody else has a part in the step.
+    pub fn update(&mut self, rate: f64, applied: u64, scale: f64) -> Result<()> {
+        let norm = self.gradient_norm(scale)?;
+        self.apply(&norm, rate, applied)
     }
 
     /// Lets `work` see the running means, if there are any, in the parameters' place.

@@ -3,6 +3,7 @@
 //! Some allocations are tried, spread over a run. `HEARTH_ALLOCATIONS=1000000 cargo test -p trainer --lib
 //! train::tests` tries so many, or all that there are; a second for each.
 
+use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
@@ -10,12 +11,14 @@ use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
-use super::lesson::Feed as _;
+use super::lesson::{Feed as _, Ready};
+use super::pictures::read::ReadySample;
 use super::pictures::{Drawing, Feed};
 use super::*;
 use crate::cache::{Caching, Request};
 use crate::config::RawConfig;
 use crate::config::how::How;
+use crate::data::Bucket;
 use crate::error::TrainerError;
 use crate::event::{Tightened, Why};
 use crate::model::recompute::Recompute;
@@ -300,7 +303,7 @@ fn an_update_is_made_whole_or_not_at_all() {
         let (ready, _) = run.feed.read_from(0).next_batch().unwrap();
         let accumulate = |run: &mut Run<'_, '_, Feed<'_>>| {
             run.session.forget();
-            run.accumulate(&ready, 3.0, 1.0).unwrap();
+            run.forward_backward(&ready, 3.0, 1.0).unwrap();
         };
         let start = state(run);
         accumulate(run);
@@ -318,5 +321,41 @@ fn an_update_is_made_whole_or_not_at_all() {
             run.session.update(1e-2, 0, 1.0).unwrap();
             assert!(state(run) == whole, "{nth}");
         }
+    });
+}
+
+/// Forward and backward of some samples of a batch; the gradients, in the order of the parameters.
+fn gathered(
+    run: &mut Run<'_, '_, Feed<'_>>,
+    ready: &Ready<Bucket, ReadySample>,
+    samples: Range<usize>,
+) -> Vec<Option<Vec<f32>>> {
+    let samples = ready.samples[samples].to_vec();
+    run.session.forget();
+    run.forward_backward(&Ready { samples, ..*ready }, 3.0, 1.0).unwrap();
+    let keys = run.session.learner().params.keys();
+    keys.map(|key| run.session.gradients.read(key).unwrap()).collect()
+}
+
+/// As two machines would: each gathers its own samples, both apply the sum.
+#[test]
+fn gradients_that_are_added_up_outside_are_applied_as_the_batchs_own() {
+    with_run(&[SMOOTH, "adapter.dropout=0"], |run, _| {
+        let (ready, _) = run.feed.read_from(0).next_batch().unwrap();
+        let start = state(run);
+        gathered(run, &ready, 0..3);
+        run.session.update(1e-2, 0, 1.0).unwrap();
+        let whole = state(run);
+        put_back(run, &start);
+        let [ours, theirs] = [0..1, 1..3].map(|samples| gathered(run, &ready, samples));
+        assert!(ours != theirs, "both gathered the same");
+        for ((key, ours), theirs) in run.session.learner().params.keys().zip(&ours).zip(&theirs) {
+            let (Some(ours), Some(theirs)) = (ours, theirs) else { panic!("{key:?}") };
+            let sum: Vec<f32> = ours.iter().zip(theirs).map(|(a, b)| a + b).collect();
+            run.session.gradients.write(key, &sum).unwrap();
+        }
+        run.session.update(1e-2, 0, 1.0).unwrap();
+        let apart = apart(&whole, &state(run));
+        assert!(apart < APART, "{apart:e}");
     });
 }

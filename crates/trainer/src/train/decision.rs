@@ -1,0 +1,114 @@
+//! Whether a run ends, and whether it is saved: decided in one function from where the run stands, and done by the loop.
+
+use crate::config::Switch;
+use crate::config::output::Output;
+use crate::event::Why;
+
+/// Where a run stands after a step: all that its end and its checkpoints are decided from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Standing {
+    /// Steps taken.
+    pub step: u64,
+    /// Steps that the run is to take.
+    pub total_steps: u64,
+    /// It does not learn, and will not.
+    pub is_unhealthy: bool,
+    /// The held-out loss has not fallen for as long as a run may last without.
+    pub is_plateau: bool,
+    /// Somebody asked it to stop.
+    pub is_interrupted: bool,
+    /// No held-out loss was lower than the one just measured.
+    pub is_best: bool,
+}
+
+/// What becomes of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Decision {
+    /// It ends, for this reason.
+    pub end: Option<Why>,
+    /// It is saved.
+    pub save: Option<Save>,
+}
+
+/// What a checkpoint is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Save {
+    /// To go on from.
+    Latest,
+    /// The lowest held-out loss, and nothing else.
+    Best,
+}
+
+/// Decides whether a run ends and whether it is saved. Only here, and from a standing alone: machines that train
+/// together would share theirs, and all do the same. What ends is saved.
+pub(super) fn decide(standing: Standing, output: &Output) -> Decision {
+    let Standing { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } =
+        standing;
+    let reasons = [
+        (is_unhealthy, Why::Unhealthy),
+        (is_plateau, Why::Plateau),
+        (step >= total_steps, Why::Finished),
+        (is_interrupted, Why::Interrupted),
+    ];
+    let end = reasons.into_iter().find_map(|(holds, why)| holds.then_some(why));
+    let save = if end.is_some() || is_due(output.save_every, step) {
+        Some(Save::Latest)
+    } else {
+        (output.keep_best && is_best).then_some(Save::Best)
+    };
+    Decision { end, save }
+}
+
+/// Whether something that is done every so many steps is due.
+pub(super) fn is_due(every: Switch<u64>, step: u64) -> bool {
+    match every {
+        Switch::On(every) => step.is_multiple_of(every),
+        Switch::Off => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::RawConfig;
+
+    /// What is decided at step 7 of 10, saving every 5 steps, if these hold.
+    fn decided(change: impl Fn(&mut Standing), keep_best: bool) -> Decision {
+        let mut raw = RawConfig::empty();
+        for argument in ["base.path=x", "data.images=y", "output.save_every=5"] {
+            raw.set(argument).unwrap();
+        }
+        raw.set(&format!("output.keep_best={keep_best}")).unwrap();
+        let mut standing = Standing { step: 7, total_steps: 10, ..Standing::default() };
+        change(&mut standing);
+        decide(standing, &raw.resolve().unwrap().output)
+    }
+
+    #[test]
+    fn a_run_ends_and_is_saved_by_where_it_stands() {
+        use Why::{Finished, Interrupted, Plateau, Unhealthy};
+        type Change = fn(&mut Standing);
+        let cases: [(Change, Option<Why>, Option<Save>); 10] = [
+            (|_| {}, None, None),
+            (|s| s.step = 5, None, Some(Save::Latest)),
+            (|s| s.is_best = true, None, Some(Save::Best)),
+            (|s| (s.step, s.is_best) = (5, true), None, Some(Save::Latest)),
+            (|s| s.step = 10, Some(Finished), Some(Save::Latest)),
+            (|s| s.step = 11, Some(Finished), Some(Save::Latest)),
+            (|s| s.is_interrupted = true, Some(Interrupted), Some(Save::Latest)),
+            // A run that was interrupted in its last step is done.
+            (|s| (s.step, s.is_interrupted) = (10, true), Some(Finished), Some(Save::Latest)),
+            (|s| (s.step, s.is_plateau) = (10, true), Some(Plateau), Some(Save::Latest)),
+            (
+                |s| (s.is_plateau, s.is_unhealthy) = (true, true),
+                Some(Unhealthy),
+                Some(Save::Latest),
+            ),
+        ];
+        for (index, (change, end, save)) in cases.into_iter().enumerate() {
+            assert_eq!(decided(change, true), Decision { end, save }, "{index}");
+            let save = save.filter(|save| *save != Save::Best);
+            assert_eq!(decided(change, false), Decision { end, save }, "{index}");
+        }
+    }
+}
