@@ -3,15 +3,16 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock};
 
 use compute::{Device, Kind};
 use machine::{Machine, Source};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
-use trainer::event::{End, Event};
+use trainer::event::{End, Event, EventRecord};
 use trainer::plan::Rates;
-use trainer::train::{Happening, On, Start, train};
+use trainer::train::{On, Start, train};
 
 use super::{Job, check_memory, events, learnt};
 use crate::models::LIMIT;
@@ -60,21 +61,21 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
         trouble(device.get_or_init(|| opened.clone()), None);
         Ok(opened)
     };
-    let tell = |happening: Happening<'_>| {
-        if let (Happening::Event(event), Some(device)) = (happening, device.get()) {
-            if let Event::Begin(_) | Event::Step(_) | Event::Tightened(_) = event {
+    let listener = |record: &EventRecord| {
+        if let Some(device) = device.get() {
+            if let Event::Begin(_) | Event::Step(_) | Event::Tightened(_) = &record.event {
                 held.lock().unwrap().push((device.usage().in_use, device.n_allocations()));
             }
-            trouble(device, Some(event));
+            trouble(device, Some(&record.event));
         }
-        true
     };
     let (kind, name) = (Kind::cpu(1), "test".into());
     let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
     let (open, feel) = (Box::new(open), Box::new(|| None));
     let on = On { kind, name, limit_bytes: LIMIT, host_bytes: None, rates, open, feel };
     let start = Start { resume: folder.join("checkpoints").exists(), force: false };
-    let end = train(&raw.resolve().unwrap(), &on, start, &tell);
+    let stop = AtomicBool::new(false);
+    let end = train(&raw.resolve().unwrap(), &on, start, &[&listener], &stop);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
     let held = held.into_inner().unwrap();
     assert!(held.windows(2).all(|pair| pair[0].0 == pair[1].0), "{held:?}");

@@ -8,6 +8,7 @@ mod own;
 mod planned;
 mod resume;
 mod screen;
+mod state;
 mod stream;
 mod targets;
 mod texts;
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use tempfile::TempDir;
-use trainer::event::{Begin, Event};
+use trainer::event::{Begin, Event, Phase, PhaseProgress, Warning};
 
 use crate::models::at;
 use crate::{command, printed, said, text};
@@ -154,11 +155,11 @@ fn begins(events: &[Event]) -> Vec<&Begin> {
     begins
 }
 
-fn warnings(events: &[Event]) -> Vec<&str> {
+fn warnings(events: &[Event]) -> Vec<String> {
     let mut warnings = Vec::new();
     for event in events {
-        if let Event::Warning { text, .. } = event {
-            warnings.push(text.as_str());
+        if let Event::Warning(Warning { kind, .. }) = event {
+            warnings.push(kind.to_string());
         }
     }
     warnings
@@ -184,7 +185,10 @@ fn check_memory(events: &[Event]) -> [usize; 2] {
         match event {
             Event::Begin(begin) => {
                 let most = |start: &str| {
-                    let phases = begin.phases.iter().filter(|phase| phase.name.starts_with(start));
+                    let phases = begin
+                        .phases
+                        .iter()
+                        .filter(|phase| phase.name.to_string().starts_with(start));
                     phases.map(|phase| phase.peak_bytes).max().unwrap()
                 };
                 (taken, for_steps, for_all) = (0, most("train "), most(""));
@@ -231,13 +235,24 @@ fn pictures_become_an_adapter() {
     assert_eq!(String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&written));
     let events = events(&run);
     // When the machine is felt is a matter of time, and what is decided on it one of the machine.
-    let is_told = |event: &&Event| !matches!(event, Event::Felt(_) | Event::Paced(_));
+    let is_told =
+        |event: &&Event| !matches!(event, Event::Felt(_) | Event::Paced(_) | Event::Progress(_));
     let names: Vec<String> = events.iter().filter(is_told).map(name).collect();
-    let expected = "phase begin memory memory memory memory memory memory validation memory sample \
+    let expected = "phase phase phase phase phase phase phase begin memory memory memory memory memory memory validation memory sample \
                     memory step step checkpoint step sample step \
                     validation checkpoint step step validation sample checkpoint \
                     exported exported exported exported end";
     assert_eq!(names.join(" "), expected);
+    // All that comes before training can be followed by its progress.
+    let phases: Vec<String> = events.iter().filter_map(phase).collect();
+    assert_eq!(phases.join(" "), "open checksums pictures clip-l clip-g t5 load");
+    for (name, total) in [("pictures", 5), ("t5", 7)] {
+        let is_last = |event: &Event| {
+            matches!(event, Event::Progress(PhaseProgress { phase, done, total: of, .. })
+                if phase.to_string() == name && (*done, *of) == (total, total))
+        };
+        assert!(events.iter().any(is_last), "{name}: {events:?}");
+    }
     let mut held_out = Vec::new();
     for event in &events {
         if let Event::Validation { loss, .. } = event {
@@ -249,11 +264,11 @@ fn pictures_become_an_adapter() {
     let [taken, planned] = check_memory(&events);
     assert_eq!(taken, planned);
     // Every phase was measured, and what a rehearsal sees of it is all there is.
-    let named: Vec<&str> = begins(&events)[0].phases.iter().map(|phase| &*phase.name).collect();
+    let named: Vec<&Phase> = begins(&events)[0].phases.iter().map(|phase| &phase.name).collect();
     let mut measured = Vec::new();
     for event in &events {
         if let Event::Memory { phase, planned_bytes, peak_bytes } = event {
-            measured.push(phase.as_str());
+            measured.push(phase);
             assert_eq!(planned_bytes, peak_bytes, "{phase}");
         }
     }
@@ -277,6 +292,13 @@ fn pictures_become_an_adapter() {
         fs::read(run.join("samples/step-000000-1.png")).unwrap(),
         fs::read(run.join("samples/step-000006-1.png")).unwrap()
     );
+}
+
+fn phase(event: &Event) -> Option<String> {
+    match event {
+        Event::Phase { name } => Some(name.to_string()),
+        _ => None,
+    }
 }
 
 fn name(event: &Event) -> String {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use trainer::event::Event;
+use trainer::event::{Event, Warning};
 
 use super::{Job, events, learnt, losses, warnings};
 use crate::{hearth, said, text};
@@ -23,12 +23,12 @@ fn layers_that_can_learn_nothing_are_left_out_unless_typed() {
     let said = events(&typed);
     let mut hints = Vec::new();
     for event in &said {
-        if let Event::Warning { text, hint, .. } = event {
-            hints.push((text.as_str(), hint.as_deref().unwrap()));
+        if let Event::Warning(Warning { kind, .. }) = event {
+            hints.push((kind.to_string(), kind.hint().unwrap()));
         }
     }
-    let [(text, hint)] = hints[..] else { panic!("{hints:?}") };
-    assert_eq!(text, format!("1 of 15 layers have no gradient: {UNUSED}"));
+    let [(text, hint)] = &hints[..] else { panic!("{hints:?}") };
+    assert_eq!(*text, format!("1 of 15 layers have no gradient: {UNUSED}"));
     let (exclude, _) = hint.split_once(" leaves").unwrap();
     assert_eq!(exclude, format!("adapter.exclude = [\"{UNUSED}\"]"));
     // The hint works, and the others learn what they learnt with it.

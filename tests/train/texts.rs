@@ -147,7 +147,7 @@ fn what_cannot_be_read_is_said_with_its_line() {
     let events = events(&run);
     let warned = warnings(&events);
     let too_long = "sequences have 256 tokens, the model was made for 128";
-    assert!(warned.contains(&too_long), "{warned:?}");
+    assert!(warned.iter().any(|text| text == too_long), "{warned:?}");
     let left_out = events.iter().find_map(|event| match event {
         Event::LeftOut(left_out) => Some(left_out.to_string()),
         _ => None,

@@ -46,7 +46,7 @@ fn broken_pictures_are_told_and_left_out() {
         Event::LeftOut(left_out) => Some(left_out.to_string()),
         _ => None,
     });
-    let warned = warnings(&events).into_iter().map(String::from);
+    let warned = warnings(&events).into_iter();
     let said: Vec<String> = left_out.chain(warned).collect();
     assert_eq!(said.len(), 3, "{said:#?}");
     let report = fs::read_to_string(run.join("report.html")).unwrap();

@@ -20,7 +20,8 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
-    let mut out = anstream::stdout().lock();
+    // Not locked: what `--json` prints of a run comes from several threads.
+    let mut out = anstream::stdout();
     let outcome = args().and_then(|args| run(args, &mut out)).and_then(|outcome| {
         out.flush()?;
         Ok(outcome)

@@ -327,6 +327,11 @@ fn bytes(bytes: usize) -> String {
 }
 
 impl TrainerError {
+    /// Whether it is no failure: somebody asked to stop.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Weights(WeightsError::Cancelled))
+    }
+
     /// The remedy.
     pub fn hint(&self) -> Cow<'static, str> {
         let fixed = match self {

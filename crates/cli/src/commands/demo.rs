@@ -3,6 +3,7 @@
 use std::cell::RefCell;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use trainer::Result as Trained;
@@ -10,15 +11,18 @@ use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::autoencoder::Progress;
 use trainer::demo::{kit, show, unpack};
 use trainer::event::Why;
+use trainer::event::history::History;
 use trainer::train::{Start, claim};
 
 use super::engine::Engine;
+use super::train::watched;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::interrupt;
+use crate::render::ending;
 use crate::render::line::Line;
 use crate::render::progress::{clear, redraw};
-use crate::render::training::Training;
+use crate::render::training::Screen;
 use crate::text::{BOLD, DIM};
 
 /// Fine-tune the built-in model, and look at what that did.
@@ -63,10 +67,11 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
-    let training = Training::begin(arguments.quiet, arguments.json)?;
-    let end = training.watch(&config, &engine.for_job(&config).on(None)?, Start::default())?;
+    let screen = Arc::new(Screen::new(&config, false, (arguments.quiet, arguments.json)));
+    let engine_on = engine.for_job(&config);
+    let end = watched(&config, &engine_on.on(None)?, Start::default(), &screen)?;
     if end.why == Why::Interrupted {
-        if !arguments.quiet && !arguments.json {
+        if screen.has_reader() {
             let job = folder.join("config.toml");
             let (step, job) = (end.step, job.display());
             writeln!(out, "saved after step {step}; go on with\n  hearth train {job} --resume")?;
@@ -74,8 +79,9 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         return Ok(Outcome::Interrupted);
     }
     let picture = show::before_after(&folder)?;
-    if !arguments.quiet && !arguments.json {
-        write!(out, "{}", training.page(&config, &end, &engine.typed())?)?;
+    if screen.has_reader() {
+        let history = History::open(&folder)?;
+        write!(out, "{}", ending::page(&config, &end, &history, &engine.typed()))?;
         writeln!(out, "{DIM}the same prompts before and after{DIM:#}")?;
         writeln!(out, "  {BOLD}{}{BOLD:#}", picture.display())?;
         writeln!(out, "{DIM}your own images{DIM:#}\n  {YOUR_OWN}")?;

@@ -1,19 +1,23 @@
 //! `hearth train`: pictures or texts to a proven adapter, or a model.
 
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use machine::awake::Awake;
 use trainer::config::RunConfig;
 use trainer::config::adapter::AdapterKind;
-use trainer::event::Why;
-use trainer::train::Start;
-use trainer::train::checkpoint;
+use trainer::event::history::History;
+use trainer::event::{End, Why};
+use trainer::train::{On, Start, checkpoint, train};
 
 use super::engine::{COMPUTER, Engine, Limit};
 use super::job::{Flag, Job};
 use crate::commands::Outcome;
 use crate::failure::Failure;
-use crate::render::training::Training;
+use crate::interrupt;
+use crate::render::ending;
+use crate::render::training::Screen;
 use crate::text::quoted;
 
 /// Train an adapter on a folder of pictures, or on texts.
@@ -92,17 +96,36 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     engine.check_trust()?;
     let on = engine.on(arguments.limit)?;
     let start = Start { resume: arguments.resume, force: arguments.force };
-    let training = Training::begin(arguments.quiet, arguments.json)?;
+    let screen = Screen::new(&config, start.resume, (arguments.quiet, arguments.json));
+    let screen = Arc::new(screen);
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();
-    let end = training.watch(&config, &on, start)?;
-    write!(out, "{}", training.page(&config, &end, &engine.typed())?)?;
-    if end.why == Why::Interrupted && !arguments.quiet && !arguments.json {
+    let end = watched(&config, &on, start, &screen)?;
+    if screen.has_reader() {
+        let history = History::open(&config.output.folder)?;
+        write!(out, "{}", ending::page(&config, &end, &history, &engine.typed()))?;
+    }
+    if end.why == Why::Interrupted && screen.has_reader() {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
         writeln!(out, "saved after step {}; go on with\n  {}", end.step, resuming(words))?;
     }
     Ok(end.why.into())
+}
+
+/// Trains while a screen shows it; Ctrl-C ends the run in order.
+pub fn watched(
+    config: &RunConfig,
+    on: &On<'_>,
+    start: Start,
+    screen: &Arc<Screen>,
+) -> Result<End, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    let (seen, raised) = (Arc::clone(screen), Arc::clone(&stop));
+    interrupt::on_first(move || seen.stop(|| raised.store(true, Ordering::Relaxed)))?;
+    let end = train(config, on, start, &[&|record| screen.hear(record)], &stop);
+    screen.end();
+    Ok(end?)
 }
 
 /// Where what was learnt until now can be used.

@@ -102,7 +102,7 @@ fn phases(planned: &Planned, page: &mut Page) {
         .iter()
         .map(|phase| {
             let share = phase.peak_bytes as f64 / limit as f64;
-            [phase.name.clone(), format!("{:>9}", bytes(phase.peak_bytes)), bar(share)]
+            [phase.name.to_string(), format!("{:>9}", bytes(phase.peak_bytes)), bar(share)]
         })
         .collect();
     page.table(&rows);

@@ -1,11 +1,10 @@
-//! A run as it goes: one live line in a terminal, a line now and then in a pipe, and above it what
-//! is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
+//! A run as it goes, for whoever hears its events: one live line in a terminal, a line now and then in a
+//! pipe, and above it what is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
 //! there are warnings and nothing else. `ending.rs` has the last lines.
 
 use std::io::Write;
 use std::mem::Discriminant;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use machine::Bytes;
@@ -14,13 +13,12 @@ use trainer::config::RunConfig;
 use trainer::event::eta::Eta;
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
-use trainer::event::{Begin, End, Event, Paced, Step};
+use trainer::event::journal::Throttle;
+use trainer::event::{
+    Begin, Event, EventRecord, Paced, Phase, PhaseProgress, ProgressUnit, Warning,
+};
 use trainer::report::words::number;
-use trainer::train::{Happening, On, Start, train};
 
-use crate::failure::Failure;
-use crate::interrupt;
-use crate::render::ending;
 use crate::render::line::Line;
 use crate::render::progress::{clear, duration, redraw};
 use crate::text::{BOLD, DIM, WARN, several, thousands};
@@ -28,22 +26,19 @@ use crate::text::{BOLD, DIM, WARN, several, thousands};
 /// Warnings that are shown; the rest is in the report.
 const SHOWN: usize = 10;
 
-/// A run being watched.
-pub struct Training {
+/// Shows a run as it goes. Hears its events, and has no other way to it.
+pub struct Screen {
     is_quiet: bool,
     is_json: bool,
     begun: Instant,
-    state: Arc<Mutex<State>>,
-    interrupted: Arc<AtomicBool>,
+    state: Mutex<Shown>,
 }
 
-#[derive(Default)]
-struct State {
-    begin: Option<Begin>,
+struct Shown {
     /// Also of earlier parts of the run, if it goes on.
-    steps: Vec<Step>,
-    eta: Option<Eta>,
-    phase: String,
+    history: History,
+    eta: Eta,
+    throttle: Throttle,
     warnings: usize,
     /// How the run is held back, and why.
     pace: Option<(Pace, String)>,
@@ -61,83 +56,63 @@ enum Kept {
     Warning(String),
 }
 
-impl Training {
-    /// Begins; from now on Ctrl-C ends the run in order.
-    pub fn begin(is_quiet: bool, is_json: bool) -> Result<Self, Failure> {
-        let (state, interrupted) = (Arc::<Mutex<State>>::default(), Arc::<AtomicBool>::default());
-        let (seen, raised) = (Arc::clone(&state), Arc::clone(&interrupted));
-        interrupt::on_first(move || {
-            // Held until the run knows, so that nothing is said in between.
-            let state = seen.lock().unwrap_or_else(PoisonError::into_inner);
-            say(state.stopping());
-            raised.store(true, Ordering::Relaxed);
-        })?;
-        Ok(Self { is_quiet, is_json, begun: Instant::now(), state, interrupted })
+impl Screen {
+    /// Of a job; `resume` if it goes on with the run in its folder.
+    pub fn new(config: &RunConfig, resume: bool, (is_quiet, is_json): (bool, bool)) -> Self {
+        let before = resume.then(|| History::read(&config.output.folder));
+        // What cannot be read is said by the run itself.
+        let history = before.and_then(Result::ok).unwrap_or_default();
+        let state = Mutex::new(Shown::new(history, Eta::new(config)));
+        Self { is_quiet, is_json, begun: Instant::now(), state }
     }
 
-    /// Runs a job; returns how it ended.
-    pub fn watch(&self, config: &RunConfig, on: &On<'_>, start: Start) -> Result<End, Failure> {
-        self.state().eta = Some(Eta::new(config));
-        if start.resume {
-            // What cannot be read is said by the run itself.
-            let before = History::open(&config.output.folder).map(|history| history.steps);
-            self.state().steps = before.unwrap_or_default();
-        }
-        let end = train(config, on, start, &|happening| self.tell(&happening));
-        // Also of a run that failed: its live line goes away before the error is printed.
+    /// Whether there is somebody who reads words.
+    pub fn has_reader(&self) -> bool {
+        !self.is_quiet && !self.is_json
+    }
+
+    /// Says what Ctrl-C does now; `raise` asks the run to stop.
+    pub fn stop(&self, raise: impl FnOnce()) {
+        // Held until the run knows, so that nothing is said in between.
+        let state = self.state();
+        say(state.stopping());
+        raise();
+    }
+
+    /// Takes the live line away, also that of a run that failed: before the error is printed.
+    pub fn end(&self) {
         clear();
         let warnings = self.state().warnings;
         if warnings > SHOWN && !self.is_json {
             say(&format!("{WARN}{} more warnings are in the report{WARN:#}", warnings - SHOWN));
         }
-        Ok(end?)
     }
 
-    /// What came of it, as a page, if it is to be printed; `options` follow the command that uses it.
-    pub fn page(
-        &self,
-        config: &RunConfig,
-        end: &End,
-        options: &[String],
-    ) -> Result<String, Failure> {
-        if self.is_quiet || self.is_json {
-            return Ok(String::new());
-        }
-        let history = History::open(&config.output.folder)?;
-        Ok(ending::page(config, end, &history, options))
-    }
-
-    fn state(&self) -> std::sync::MutexGuard<'_, State> {
+    fn state(&self) -> std::sync::MutexGuard<'_, Shown> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes what happened; answers whether to go on.
-    fn tell(&self, happening: &Happening<'_>) -> bool {
+    /// Shows what happened.
+    pub fn hear(&self, record: &EventRecord) {
         let mut state = self.state();
-        match happening {
-            Happening::Event(event) if self.is_json => {
-                let line = serde_json::to_string(event).unwrap_or_default();
+        let lines = state.note(record, self.begun.elapsed().as_secs_f64());
+        if self.is_json {
+            if state.throttle.keeps(record) {
+                let line = serde_json::to_string(record).unwrap_or_default();
                 _ = writeln!(anstream::stdout().lock(), "{line}");
-                state.note(event, self.begun.elapsed().as_secs_f64());
             }
-            Happening::Event(event) => {
-                for kept in state.note(event, self.begun.elapsed().as_secs_f64()) {
-                    match kept {
-                        Kept::Line(line) if !self.is_quiet => say(&line),
-                        Kept::Line(_) => {}
-                        Kept::Warning(line) => say(&line),
-                    }
-                }
-                if !self.is_quiet {
-                    state.redraw(None);
-                }
-            }
-            Happening::Progress { phase, done, total } if !self.is_quiet && !self.is_json => {
-                state.redraw(Some((phase, *done, *total)));
-            }
-            Happening::Progress { .. } | Happening::Tick => {}
+            return;
         }
-        !self.interrupted.load(Ordering::Relaxed)
+        for kept in lines {
+            match kept {
+                Kept::Line(line) if !self.is_quiet => say(&line),
+                Kept::Line(_) => {}
+                Kept::Warning(line) => say(&line),
+            }
+        }
+        if !self.is_quiet {
+            state.redraw();
+        }
     }
 }
 
@@ -147,13 +122,24 @@ fn say(line: &str) {
     _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
-impl State {
+impl Shown {
+    fn new(history: History, eta: Eta) -> Self {
+        Self {
+            history,
+            eta,
+            throttle: Throttle::default(),
+            warnings: 0,
+            pace: None,
+            causes: Vec::new(),
+            drawn: None,
+        }
+    }
+
     /// What Ctrl-C does now.
     fn stopping(&self) -> &'static str {
-        let taken = self.steps.last().map(|step| step.step);
-        match &self.begin {
-            Some(begin) if self.phase.is_empty() => {
-                if taken.unwrap_or(begin.from_step) >= begin.steps {
+        match self.history.begin() {
+            Some(begin) if self.history.progress.is_none() => {
+                if self.history.last_step() >= begin.steps {
                     return "all steps are taken: saving and writing the result; Ctrl-C again gives \
                             it up";
                 }
@@ -164,35 +150,23 @@ impl State {
     }
 
     /// Takes an event in that came so many seconds after the beginning; returns the lines that it is worth.
-    fn note(&mut self, event: &Event, secs: f64) -> Vec<Kept> {
-        if let Some(eta) = &mut self.eta {
-            eta.observe(event, secs);
-        }
+    fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<Kept> {
+        self.eta.observe(&record.event, secs);
+        self.history.take(record.clone());
         let line = |line| vec![Kept::Line(line)];
-        match event {
-            Event::Begin(begin) => {
-                self.phase.clear();
-                // What was lost is taken again.
-                self.steps.retain(|step| step.step <= begin.from_step);
-                let lines = beginning(begin);
-                self.begin = Some(begin.clone());
-                lines.into_iter().map(Kept::Line).collect()
-            }
-            Event::Phase { name } => {
-                self.phase.clone_from(name);
-                Vec::new()
-            }
-            Event::Step(step) => {
-                self.steps.push(step.clone());
-                Vec::new()
-            }
-            Event::Health { .. }
+        match &record.event {
+            Event::Begin(begin) => beginning(begin).into_iter().map(Kept::Line).collect(),
+            Event::Phase { .. }
+            | Event::Progress(_)
+            | Event::Step(_)
+            | Event::Health { .. }
             | Event::Memory { .. }
             | Event::Felt(_)
             | Event::Exported { .. }
-            | Event::End(_) => Vec::new(),
+            | Event::End(_)
+            | Event::Failed(_) => Vec::new(),
             Event::Validation { step, loss } => {
-                let is_text = self.begin.as_ref().is_some_and(Begin::is_text);
+                let is_text = self.history.begin().is_some_and(Begin::is_text);
                 let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
                 let perplexity = perplexity.unwrap_or_default();
                 line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
@@ -206,7 +180,9 @@ impl State {
                 line(format!("step {step}: {DIM}{}{DIM:#}{text}", prompt.escape_debug()))
             }
             Event::Checkpoint { step, .. } => line(format!("{DIM}step {step}: saved{DIM:#}")),
-            Event::Warning { text, hint, .. } => self.warn(text, hint.as_deref()),
+            Event::Warning(Warning { kind, .. }) => {
+                self.warn(&kind.to_string(), kind.hint().as_deref())
+            }
             Event::LeftOut(left_out) => self.warn(&left_out.to_string(), Some(LISTS)),
             Event::Note { text } => line(text.clone()),
             Event::Tightened(tightened) => self.warn(&tightened.to_string(), None),
@@ -238,26 +214,22 @@ impl State {
         self.warn(&paced.to_string(), cause.hint())
     }
 
-    fn redraw(&mut self, progress: Option<(&str, u64, u64)>) {
+    fn redraw(&mut self) {
         let mut drawn = self.drawn;
-        redraw(&mut drawn, || match progress {
-            // Nobody knows how much it will be.
-            Some((phase, _, 0)) => Line::new(phase),
-            Some((phase, done, total)) => Line::new(phase)
-                .bar(done as f64 / total.max(1) as f64)
-                .part(0, format!("{done} of {total}")),
+        redraw(&mut drawn, || match &self.history.progress {
+            Some(progress) => preparing(progress),
             None => self.line(),
         });
         self.drawn = drawn;
     }
 
-    /// The live line.
+    /// The live line of training.
     fn line(&self) -> Line {
-        let (Some(begin), Some(step)) = (&self.begin, self.steps.last()) else {
-            return Line::new(&self.phase);
+        let (Some(begin), Some(step)) = (self.history.begin(), self.history.steps.last()) else {
+            return Line::new("");
         };
-        let loss = mean_loss(&self.steps, loss_window(begin.steps));
-        let left = self.eta.as_ref().and_then(Eta::left_secs);
+        let loss = mean_loss(&self.history.steps, loss_window(begin.steps));
+        let left = self.eta.left_secs();
         let (pace, cause) = self.pace.as_ref().map(pace).unwrap_or_default();
         Line::new("")
             .bar(step.step as f64 / begin.steps.max(1) as f64)
@@ -272,10 +244,30 @@ impl State {
 
     /// Over the last steps: the machine's speed may change.
     fn secs_per_step(&self) -> f64 {
-        let recent = &self.steps[self.steps.len().saturating_sub(RECENT_STEPS)..];
+        let steps = &self.history.steps;
+        let recent = &steps[steps.len().saturating_sub(RECENT_STEPS)..];
         let secs = recent.iter().map(|step| step.secs + step.rest_secs).sum::<f64>();
         secs / recent.len().max(1) as f64
     }
+}
+
+/// The live line of what comes before training.
+fn preparing(progress: &PhaseProgress) -> Line {
+    let PhaseProgress { phase, done, total, unit } = progress;
+    let name = match phase {
+        Phase::Open => "open the model".into(),
+        Phase::Load => "load the model".into(),
+        phase => phase.to_string(),
+    };
+    // Nobody knows how much it will be.
+    if *total == 0 {
+        return Line::new(name);
+    }
+    let words = match unit {
+        ProgressUnit::Samples => format!("{done} of {total}"),
+        ProgressUnit::Bytes => format!("{} of {}", Bytes(*done), Bytes(*total)),
+    };
+    Line::new(name).bar(*done as f64 / *total as f64).part(0, words)
 }
 
 /// What lists every file that is left out.
@@ -339,14 +331,18 @@ pub fn speed(secs_per_step: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use trainer::config::RawConfig;
     use trainer::config::how::How;
-    use trainer::event::{Phase, Tightened};
+    use trainer::event::{PlannedPhase, Tightened};
     use trainer::model::recompute::Recompute;
 
     use super::*;
 
     fn begin() -> Begin {
-        let phase = |name: &str, mib: usize| Phase { name: name.into(), peak_bytes: mib << 20 };
+        let phase =
+            |name: &str, mib: usize| PlannedPhase { name: name.into(), peak_bytes: mib << 20 };
         Begin {
             version: String::new(),
             base: String::new(),
@@ -366,8 +362,17 @@ mod tests {
             limit_bytes: 8 << 30,
             loaded_in_place_bytes: 0,
             loaded_staged_bytes: 0,
-            time: 0,
         }
+    }
+
+    fn shown() -> Shown {
+        let job = "[base]\npath = '/b'\n[data]\nimages = '/d'\n";
+        let config = RawConfig::from_text(job, Path::new("/job.toml")).unwrap().resolve().unwrap();
+        Shown::new(History::default(), Eta::new(&config))
+    }
+
+    fn record(event: &Event) -> EventRecord {
+        EventRecord { event: event.clone(), time: Some(0.0) }
     }
 
     #[test]
@@ -381,12 +386,12 @@ mod tests {
 
     #[test]
     fn ctrl_c_says_what_is_true_then() {
-        let mut state = State::default();
+        let mut state = shown();
         let mut says = |event: &Event, part: &str| {
-            state.note(event, 0.0);
+            state.note(&record(event), 0.0);
             assert!(state.stopping().starts_with(part), "{}", state.stopping());
         };
-        let load = Event::Phase { name: "load the model".into() };
+        let load = Event::Phase { name: Phase::Load };
         let begin = Begin { steps: 2, ..begin() };
         says(&load, "stopping, no step has begun");
         says(&Event::Begin(begin.clone()), "finishing this step, then saving");
@@ -410,18 +415,19 @@ mod tests {
         let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 at \
                     once with every second block computed twice instead of 3 at once with \
                     every second block computed twice, which is slower; a higher --limit avoids it";
-        let lines = State::default().note(&tightened, 0.0);
+        let lines = shown().note(&record(&tightened), 0.0);
         assert_eq!(lines, [Kept::Warning(format!("{WARN}warning:{WARN:#} {said}"))]);
     }
 
     #[test]
     fn a_cause_is_said_once_and_stands_in_the_live_line_while_it_lasts() {
-        let mut state = State::default();
+        let mut state = shown();
         let mut told = |from: f64, to: f64, cause: Cause| {
             let of = |duty| Pace { rung: 0, duty, is_paused: false };
             let decision = Decision { from: of(from), to: of(to), cause };
             let how = How { micro: 1, recompute: Recompute::None };
-            let lines = state.note(&Event::Paced(Paced { step: 3, how, decision }), 0.0);
+            let paced = Event::Paced(Paced { step: 3, how, decision });
+            let lines = state.note(&record(&paced), 0.0);
             let (pace, cause) = state.pace.as_ref().map(pace).unwrap_or_default();
             (lines.len(), pace + &cause)
         };

@@ -143,7 +143,7 @@ save_every = 3
         event(&format!(
             r#"{{"event":"begin","version":"","base":"","engine":"","from_step":{from_step},"steps":10,
             "samples":1,"held_out":1,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
-            "times":{{"saving":{{"secs":0.5,"times":4}}}},"limit_bytes":1,"time":0}}"#
+            "times":{{"saving":{{"secs":0.5,"times":4}}}},"limit_bytes":1}}"#
         ))
     }
 

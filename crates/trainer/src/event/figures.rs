@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::history::{History, Part};
-use super::{Best, Step, Why};
+use super::{Best, Step};
 
 /// Steps that a loss is the mean of: a quarter of a short run and at most 20; of a long one a twentieth, at
 /// most 100. Chosen: the loss of a step jumps by as much as a whole run improves it; so much is calm and
@@ -64,20 +64,18 @@ pub struct Figures {
     pub planned_bytes: Option<usize>,
     /// The most that could be taken.
     pub limit_bytes: usize,
-    /// How it ended; none if it was killed, or runs still.
-    pub why: Option<Why>,
 }
 
 impl Figures {
     /// Of a run; none if it never began.
     pub fn of(history: &History) -> Option<Self> {
         let last = history.parts.last()?;
-        let ends = history.parts.iter().filter_map(|part| Some(part.end.as_ref()?.peak_bytes));
+        let ends = history.parts.iter().filter_map(|part| Some(part.end()?.peak_bytes));
         let peaks = history.steps.iter().map(|step| step.peak_bytes).chain(ends);
         let lower = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
         let best_validation = history.validations.iter().min_by(lower).copied();
         let is_best = |best: &&Best| best_validation.is_some_and(|(step, _)| step == best.step);
-        let end = last.end.as_ref();
+        let end = last.end();
         let best = end.and_then(|end| end.best.as_ref().filter(|best| best.step < end.step));
         let phases = last.begin.phases.iter().map(|phase| phase.peak_bytes);
         let (steps, loss_window) = (&history.steps, loss_window(last.begin.steps));
@@ -103,7 +101,6 @@ impl Figures {
             peak_bytes: peaks.max(),
             planned_bytes: phases.max(),
             limit_bytes: last.begin.limit_bytes,
-            why: end.map(|end| end.why),
         })
     }
 }
@@ -120,7 +117,7 @@ impl Figures {
 
 /// A part that was killed could not say how long it took; its steps did.
 fn secs(part: &Part) -> f64 {
-    part.end.as_ref().map_or(part.step_secs, |end| end.secs)
+    part.end().map_or(part.step_secs, |end| end.secs)
 }
 
 fn middle(mut numbers: Vec<f64>) -> Option<f64> {

@@ -1,24 +1,27 @@
-//! `events.jsonl` to what happened. A run that went on after a break has several parts, and steps
-//! that were lost with the break are there twice: what the later part took counts, and what the
-//! earlier one did beyond the place where the later began is not part of the model.
+//! What happened in a run: the one fold of its events, taken in one at a time. The terminal folds them as
+//! they come; the report, the model card and other programs fold `events.jsonl`.
+//!
+//! A run that went on after a break has several parts, and steps that were lost with the break are there
+//! twice: what the later part took counts, and what the earlier one did beyond the place where the later
+//! began is not part of the model.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::fs::File;
-use std::io::{BufRead, BufReader};
+use std::io;
 use std::path::{Path, PathBuf};
 
-use super::journal::FILE_NAME;
-use super::{Begin, End, Event, Felt, Step};
+use super::journal::{self, FILE_NAME};
+use super::{
+    Begin, End, Event, EventRecord, Failed, Felt, Lost, Phase, PhaseProgress, Step, Warning,
+};
 use crate::error::{Result, TrainerError};
 
 /// What happened in a run.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// The run from each beginning to its end, in order; at least one.
+    /// The run from each beginning to its end, in order.
     pub parts: Vec<Part>,
     /// In order, each once.
     pub steps: Vec<Step>,
-    /// Steps taken, and the loss on held-out pictures then.
+    /// Steps taken, and the loss on held-out samples then.
     pub validations: Vec<(u64, f64)>,
     /// By step, then in the order they were drawn.
     pub samples: Vec<Sample>,
@@ -32,8 +35,36 @@ pub struct History {
     pub paced: Vec<(u64, String)>,
     /// What phases took, in the order in which they first ended.
     pub phases: Vec<Taken>,
-    /// The adapter's files, as written last.
+    /// The adapter's files, as written last, by path.
     pub exports: Vec<Exported>,
+    /// The phase that is under way, and how far it is; none while the run trains, and when it is over.
+    pub progress: Option<PhaseProgress>,
+    /// Minutes of training before the part that is read.
+    minutes_before: f64,
+    attempt: Attempt,
+}
+
+/// What a program that worked on the run came to, the last one that did.
+#[derive(Clone, Debug, Default)]
+struct Attempt {
+    /// Whether anything ever happened.
+    is_any: bool,
+    /// Whether it began, or went on with, the run.
+    has_begun: bool,
+    is_over: bool,
+    /// How the last one ended that never began.
+    unbegun: Option<Ending>,
+}
+
+/// How a part of a run ended.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ending {
+    /// As it should, or as it was asked to.
+    End(End),
+    /// With an error.
+    Failed(Failed),
+    /// With its GPU; the same program went on.
+    Lost(Lost),
 }
 
 /// A run from a beginning to its end.
@@ -41,19 +72,31 @@ pub struct History {
 pub struct Part {
     /// What it was about.
     pub begin: Begin,
+    /// Seconds since 1970 at its beginning, where that is known.
+    pub time: Option<f64>,
     /// How it ended; none if it was killed, or runs still.
-    pub end: Option<End>,
+    pub ending: Option<Ending>,
     /// Seconds of all its steps, also of those that were lost.
     pub step_secs: f64,
     /// The last step it took.
     pub last_step: u64,
 }
 
+impl Part {
+    /// How it ended, if it came to an end of its own.
+    pub fn end(&self) -> Option<&End> {
+        match &self.ending {
+            Some(Ending::End(end)) => Some(end),
+            _ => None,
+        }
+    }
+}
+
 /// The memory of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Its name.
-    pub name: String,
+    /// Which.
+    pub name: Phase,
     /// Bytes at its peak, as planned.
     pub planned_bytes: usize,
     /// Bytes at its peak, as measured.
@@ -98,113 +141,145 @@ pub struct Exported {
 }
 
 impl History {
-    /// Reads `events.jsonl` of a run's folder.
+    /// Reads `events.jsonl` of a run that has begun.
     pub fn open(run_folder: &Path) -> Result<Self> {
         let path = run_folder.join(FILE_NAME);
-        let failed = |source| TrainerError::Io { what: "read", path: path.clone(), source };
-        let mut lines = BufReader::new(File::open(&path).map_err(failed)?);
-        let mut reader = Reader::default();
-        let mut text = Vec::new();
-        for line in 1.. {
-            text.clear();
-            if lines.read_until(b'\n', &mut text).map_err(failed)? == 0 {
-                break;
-            }
-            match serde_json::from_slice(&text) {
-                Ok(event) => reader.take(event),
-                // A writer that was killed leaves half a line, and only at the end.
-                Err(_) if !text.ends_with(b"\n") => break,
-                Err(_) if text.trim_ascii().is_empty() => {}
-                Err(error) => {
-                    return Err(TrainerError::Event { line, problem: said(&error), path });
-                }
-            }
+        let mut history = Self::default();
+        journal::read(&path, |record| history.take(record))?;
+        if history.parts.is_empty() {
+            let problem = "the run has no beginning".into();
+            return Err(TrainerError::Event { line: 1, problem, path });
         }
-        reader.finish().ok_or_else(|| TrainerError::Event {
-            line: 1,
-            problem: "the run has no beginning".into(),
-            path,
-        })
+        Ok(history)
     }
-}
 
-/// What the parser said, without its own line number: it was given one line.
-fn said(error: &serde_json::Error) -> String {
-    error.to_string().replace(" at line 1", "")
-}
+    /// The same of any folder, also where nothing has happened yet.
+    pub fn read(run_folder: &Path) -> Result<Self> {
+        let mut history = Self::default();
+        let read = journal::read(&run_folder.join(FILE_NAME), |record| history.take(record));
+        match read {
+            Err(TrainerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            read => read?,
+        }
+        Ok(history)
+    }
 
-/// A history that is being read.
-#[derive(Default)]
-struct Reader {
-    parts: Vec<Part>,
-    steps: BTreeMap<u64, Step>,
-    validations: BTreeMap<u64, f64>,
-    samples: BTreeMap<u64, Vec<Sample>>,
-    texts: BTreeMap<u64, Vec<Written>>,
-    warnings: BTreeSet<(u64, String)>,
-    felt: Vec<(f64, Felt)>,
-    paced: Vec<(u64, String)>,
-    /// Minutes of training before the part that is read.
-    minutes_before: f64,
-    phases: Vec<Taken>,
-    exports: BTreeMap<PathBuf, Exported>,
-}
+    /// What the part is about that was begun last.
+    pub fn begin(&self) -> Option<&Begin> {
+        self.parts.last().map(|part| &part.begin)
+    }
 
-impl Reader {
-    fn take(&mut self, event: Event) {
+    /// Steps taken.
+    pub fn last_step(&self) -> u64 {
+        let from = self.begin().map_or(0, |begin| begin.from_step);
+        self.steps.last().map_or(from, |step| step.step)
+    }
+
+    /// Whether anything ever happened.
+    pub(super) fn is_any(&self) -> bool {
+        self.attempt.is_any
+    }
+
+    /// Whether the last program that worked on it has said how that ended.
+    pub(super) fn is_over(&self) -> bool {
+        self.attempt.is_over
+    }
+
+    /// How the run ended, if it said so. A program that failed before it could go on with a run leaves that
+    /// as it was.
+    pub(super) fn ending(&self) -> Option<&Ending> {
+        match self.parts.last() {
+            Some(part) => part.ending.as_ref(),
+            None => self.attempt.unbegun.as_ref(),
+        }
+    }
+
+    /// Takes in what happened next.
+    pub fn take(&mut self, EventRecord { event, time }: EventRecord) {
+        self.enter(&event);
         match event {
-            Event::Begin(begin) => self.begin(begin),
+            Event::Begin(begin) => self.begun(begin, time),
+            Event::Phase { name } => self.progress = Some(PhaseProgress::begun(name)),
+            Event::Progress(progress) => self.progress = Some(progress),
             Event::Step(step) => self.step(step),
-            Event::Validation { step, loss } => _ = self.validations.insert(step, loss),
+            Event::Validation { step, loss } => {
+                self.validations.retain(|(at, _)| *at < step);
+                self.validations.push((step, loss));
+            }
             Event::Sample { step, path, prompt, seed } => {
-                let drawn = self.samples.entry(step).or_default();
-                drawn.retain(|sample| sample.path != path);
-                drawn.push(Sample { step, path, prompt, seed });
+                self.samples.retain(|other| (other.step, &other.path) != (step, &path));
+                self.samples.push(Sample { step, path, prompt, seed });
             }
             Event::Written { step, prompt, text, seed } => {
-                let written = self.texts.entry(step).or_default();
-                written.retain(|other| (&other.prompt, other.seed) != (&prompt, seed));
-                written.push(Written { step, prompt, text, seed });
+                let is_other = |other: &Written| {
+                    (other.step, &other.prompt, other.seed) != (step, &prompt, seed)
+                };
+                self.texts.retain(is_other);
+                self.texts.push(Written { step, prompt, text, seed });
             }
-            Event::Warning { step, text, hint } => {
-                let hint = hint.map_or_else(String::new, |hint| format!("; {hint}"));
-                _ = self.warnings.insert((step, text + &hint));
+            Event::Warning(Warning { step, kind }) => {
+                let hint = kind.hint().map_or_else(String::new, |hint| format!("; {hint}"));
+                self.warn(step, format!("{kind}{hint}"));
             }
-            Event::LeftOut(left_out) => _ = self.warnings.insert((0, left_out.to_string())),
+            Event::LeftOut(left_out) => self.warn(0, left_out.to_string()),
+            Event::Tightened(tightened) => self.warn(tightened.step, tightened.to_string()),
+            Event::Lost(lost) => {
+                self.warn(lost.step, lost.to_string());
+                self.end(Ending::Lost(lost));
+            }
             Event::Felt(felt) => self.felt.push((self.minutes_before + felt.secs / 60.0, felt)),
             Event::Paced(paced) => self.paced.push((paced.step, paced.to_string())),
-            Event::Tightened(tightened) => {
-                _ = self.warnings.insert((tightened.step, tightened.to_string()));
-            }
-            Event::Lost(lost) => _ = self.warnings.insert((lost.step, lost.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {
                 self.memory(Taken { name: phase, planned_bytes, peak_bytes });
             }
             Event::Exported { format, path, layers } => {
-                _ = self.exports.insert(path.clone(), Exported { format, path, layers });
+                self.exports.retain(|other| other.path != path);
+                let at = self.exports.partition_point(|other| other.path < path);
+                self.exports.insert(at, Exported { format, path, layers });
             }
-            Event::End(end) => {
-                if let Some(part) = self.parts.last_mut() {
-                    part.end = Some(end);
-                }
-            }
-            Event::Phase { .. }
-            | Event::Note { .. }
-            | Event::Checkpoint { .. }
-            | Event::Health { .. } => {}
+            Event::End(end) => self.over(Ending::End(end)),
+            Event::Failed(failed) => self.over(Ending::Failed(failed)),
+            Event::Note { .. } | Event::Checkpoint { .. } | Event::Health { .. } => {}
+        }
+    }
+
+    /// A program begins to work on the run: by its first event, or, of before there was one, by anything
+    /// that comes after an end.
+    fn enter(&mut self, event: &Event) {
+        let is_first = matches!(event, Event::Phase { name: Phase::Open });
+        if is_first || self.attempt.is_over || !self.attempt.is_any {
+            (self.attempt.is_any, self.attempt.has_begun) = (true, false);
+            self.attempt.is_over = false;
+        }
+    }
+
+    fn over(&mut self, ending: Ending) {
+        self.progress = None;
+        self.attempt.is_over = true;
+        if self.attempt.has_begun {
+            self.end(ending);
+        } else {
+            self.attempt.unbegun = Some(ending);
+        }
+    }
+
+    fn end(&mut self, ending: Ending) {
+        if let Some(part) = self.parts.last_mut() {
+            part.ending = Some(ending);
         }
     }
 
     /// What lies beyond the place from which a run goes on is no longer part of it.
-    fn begin(&mut self, begin: Begin) {
-        let lost = begin.from_step + 1;
-        self.steps.split_off(&lost);
-        self.validations.split_off(&lost);
-        self.samples.split_off(&lost);
-        self.texts.split_off(&lost);
+    fn begun(&mut self, begin: Begin, time: Option<f64>) {
+        let from = begin.from_step;
+        self.steps.retain(|step| step.step <= from);
+        self.validations.retain(|(step, _)| *step <= from);
+        self.samples.retain(|sample| sample.step <= from);
+        self.texts.retain(|text| text.step <= from);
         self.minutes_before = self.felt.last().map_or(0.0, |(minutes, _)| *minutes);
-        let last_step = begin.from_step;
-        self.parts.push(Part { begin, end: None, step_secs: 0.0, last_step });
+        self.progress = None;
+        self.attempt.has_begun = true;
+        self.parts.push(Part { begin, time, ending: None, step_secs: 0.0, last_step: from });
     }
 
     /// A phase that was planned anew, since the job was changed, is another one.
@@ -222,22 +297,17 @@ impl Reader {
             part.step_secs += step.secs;
             part.last_step = part.last_step.max(step.step);
         }
-        self.steps.insert(step.step, step);
+        while self.steps.last().is_some_and(|last| last.step >= step.step) {
+            self.steps.pop();
+        }
+        self.steps.push(step);
     }
 
-    /// None if nothing ever began.
-    fn finish(self) -> Option<History> {
-        (!self.parts.is_empty()).then(|| History {
-            steps: self.steps.into_values().collect(),
-            validations: self.validations.into_iter().collect(),
-            samples: self.samples.into_values().flatten().collect(),
-            texts: self.texts.into_values().flatten().collect(),
-            warnings: self.warnings.into_iter().collect(),
-            felt: self.felt,
-            paced: self.paced,
-            phases: self.phases,
-            exports: self.exports.into_values().collect(),
-            parts: self.parts,
-        })
+    /// What was said before at this step is not said again.
+    fn warn(&mut self, step: u64, text: String) {
+        if !self.warnings.iter().any(|(at, said)| *at == step && *said == text) {
+            let at = self.warnings.partition_point(|(at, _)| *at <= step);
+            self.warnings.insert(at, (step, text));
+        }
     }
 }

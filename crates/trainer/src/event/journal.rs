@@ -1,12 +1,12 @@
 //! `events.jsonl`: what happened in a run, one JSON object per line, in the order in which it
-//! happened. Lines are only ever added. A run that was killed may leave half a line behind, which is
-//! cut off when the run goes on.
+//! happened. Lines are only ever added, so that other programs can follow a run. A run that was killed
+//! may leave half a line behind, which is cut off when the run goes on.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use super::Event;
+use super::{Event, EventRecord};
 use crate::error::{Result, TrainerError};
 
 /// What the file is called in a run's folder.
@@ -40,10 +40,71 @@ pub fn is_ours(path: &Path) -> bool {
 /// How every line begins.
 const START: &str = "{\"event\":";
 
+/// Hands every whole line of such a file on, in order.
+pub fn read(path: &Path, mut take: impl FnMut(EventRecord)) -> Result<()> {
+    let failed = |source| TrainerError::Io { what: "read", path: path.into(), source };
+    let mut lines = BufReader::new(File::open(path).map_err(failed)?);
+    let mut text = Vec::new();
+    for line in 1.. {
+        text.clear();
+        if lines.read_until(b'\n', &mut text).map_err(failed)? == 0 {
+            break;
+        }
+        match serde_json::from_slice(&text) {
+            Ok(record) => take(record),
+            // A writer that was killed leaves half a line, and only at the end.
+            Err(_) if !text.ends_with(b"\n") => break,
+            Err(_) if text.trim_ascii().is_empty() => {}
+            Err(error) => {
+                // The parser was given one line.
+                let problem = error.to_string().replace(" at line 1", "");
+                return Err(TrainerError::Event { line, problem, path: path.into() });
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Which events are worth a line: all, but of progress one in a second and the last of a phase. Goes by
+/// the times of events alone, so that all who use one keep the same.
+#[derive(Default)]
+pub struct Throttle {
+    /// When a line of this phase was kept last.
+    kept: f64,
+    /// Whether its last one was.
+    is_done: bool,
+}
+
+/// Seconds between two lines of progress. Chosen: as often as anybody looks; an hour of encoding is 3600
+/// lines, as many as steps of a training.
+const EVERY_SECS: f64 = 1.0;
+
+impl Throttle {
+    /// Whether the next event is worth a line.
+    pub fn keeps(&mut self, record: &EventRecord) -> bool {
+        let now = record.time.unwrap_or(0.0);
+        match &record.event {
+            Event::Phase { .. } => *self = Self { kept: now, is_done: false },
+            Event::Progress(progress) => {
+                let is_last =
+                    progress.total > 0 && progress.done >= progress.total && !self.is_done;
+                // A clock may be put back.
+                if !is_last && (self.kept..self.kept + EVERY_SECS).contains(&now) {
+                    return false;
+                }
+                (self.kept, self.is_done) = (now, self.is_done || is_last);
+            }
+            _ => {}
+        }
+        true
+    }
+}
+
 /// The file, open at its end.
 pub struct Journal {
     file: File,
     path: PathBuf,
+    throttle: Throttle,
 }
 
 impl Journal {
@@ -65,12 +126,16 @@ impl Journal {
         let whole = end.map_or(0, |at| at + 1);
         file.set_len(whole as u64).map_err(failed)?;
         file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok(Self { file, path })
+        Ok(Self { file, path, throttle: Throttle::default() })
     }
 
-    /// Adds a line.
-    pub fn write(&mut self, event: &Event) -> Result<()> {
-        let mut line = serde_json::to_string(event).expect("an event has nothing but plain values");
+    /// Adds a line, if the event is worth one.
+    pub fn write(&mut self, record: &EventRecord) -> Result<()> {
+        if !self.throttle.keeps(record) {
+            return Ok(());
+        }
+        let mut line =
+            serde_json::to_string(record).expect("an event has nothing but plain values");
         line.push('\n');
         let failed = |source| TrainerError::Io { what: "write", path: self.path.clone(), source };
         self.file.write_all(line.as_bytes()).map_err(failed)
@@ -80,6 +145,15 @@ impl Journal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::event::{Phase, PhaseProgress, ProgressUnit};
+
+    fn record(time: f64, event: Event) -> EventRecord {
+        EventRecord { event, time: Some(time) }
+    }
+
+    fn phase(name: &str) -> Event {
+        Event::Phase { name: name.into() }
+    }
 
     #[test]
     fn half_a_line_is_cut_off() {
@@ -87,14 +161,30 @@ mod tests {
         let path = folder.path().join(FILE_NAME);
         fs::write(&path, "{\"event\":\"phase\",\"name\":\"a\"}\n{\"event\":\"pha").unwrap();
         let mut journal = Journal::open(folder.path(), true).unwrap();
-        journal.write(&Event::Phase { name: "b".into() }).unwrap();
-        let text = fs::read_to_string(&path).unwrap();
-        let lines: Vec<Event> =
-            text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-        let phase = |name: &str| Event::Phase { name: name.into() };
-        assert_eq!(lines, [phase("a"), phase("b")]);
+        journal.write(&record(1.5, phase("b"))).unwrap();
+        let mut records = Vec::new();
+        read(&path, |record| records.push(record)).unwrap();
+        let before = EventRecord { event: phase("a"), time: None };
+        assert_eq!(records, [before, record(1.5, phase("b"))]);
+        assert!(is_ours(&path), "a line begins with its kind");
         drop(journal);
         Journal::open(folder.path(), false).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "");
+    }
+
+    #[test]
+    fn of_progress_a_line_a_second_is_kept_and_the_last() {
+        let mut throttle = Throttle::default();
+        let mut kept = |time: f64, done: u64| {
+            let (phase, total, unit) = (Phase::Images, 9, ProgressUnit::Samples);
+            throttle
+                .keeps(&record(time, Event::Progress(PhaseProgress { phase, done, total, unit })))
+        };
+        let times = [0.0, 0.5, 1.25, 1.5, 2.0, 2.5, 1.0, 1.5];
+        let first: Vec<bool> = times.iter().map(|time| kept(100.0 + time, 1)).collect();
+        // Once the clock was put back.
+        assert_eq!(first, [true, false, true, false, false, true, true, false]);
+        assert!(kept(101.6, 9) && !kept(101.7, 9), "the last one once");
+        assert!(throttle.keeps(&record(101.8, phase("next"))), "what is no progress is kept");
     }
 }

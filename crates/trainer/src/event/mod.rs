@@ -2,16 +2,24 @@
 //! `events.jsonl` and the report are made of it. A line of that file is one event as JSON.
 //!
 //! ```text
-//! Event ──▶ journal.rs ──▶ events.jsonl ──▶ history.rs ──▶ figures.rs ──▶ report, model card, terminal
+//! Event ──▶ sink.rs ──▶ journal.rs ──▶ events.jsonl ──▶ History ──▶ report, model card, other programs
+//!                  └──▶ listeners ────────────────────▶ History ──▶ terminal
+//! events.jsonl, .lock ──▶ state.rs: running, ended, failed or killed
 //! ```
 //!
 //! Knows nothing of how a run is planned, trained or shown: those rooms stand above this one.
 
+mod end;
 pub mod eta;
 pub mod figures;
 pub mod history;
 pub mod journal;
+pub mod lock;
+pub mod phase;
+pub mod sink;
+pub mod state;
 mod times;
+pub mod warning;
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,11 +29,27 @@ use machine::feel::Feel;
 use machine::governor::Decision;
 use serde::{Deserialize, Deserializer, Serialize};
 
+pub use end::{Best, End, Energy, Failed, Why};
+pub use phase::{Phase, PlannedPhase};
+pub use sink::{Listener, Sink};
+pub use state::{RunState, state};
 pub use times::{Basis, Repeated, Times};
+pub use warning::{Warning, WarningKind};
 
 use crate::config::how::How;
 use crate::config::material::SEQUENCE;
 use crate::data::LeftOut;
+
+/// An event, and when it happened: a line of `events.jsonl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct EventRecord {
+    /// What happened.
+    #[serde(flatten)]
+    pub event: Event,
+    /// Seconds since 1970, to the millisecond. Files of before have it at a beginning only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<f64>,
+}
 
 /// Something that happened.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -33,15 +57,17 @@ use crate::data::LeftOut;
 pub enum Event {
     /// A run begins, or goes on.
     Begin(Begin),
-    /// Something is done that takes a while: `encode pictures`, `load the model`.
+    /// Something begins that takes a while.
     Phase {
-        /// Its name.
-        name: String,
+        /// What.
+        name: Phase,
     },
+    /// How far a phase is; `events.jsonl` has one of these a second.
+    Progress(PhaseProgress),
     /// A phase ended that had not been measured before, or took more than before.
     Memory {
-        /// Its name among the plan's phases.
-        phase: String,
+        /// Which of the plan's phases.
+        phase: Phase,
         /// Bytes at its peak, as planned.
         planned_bytes: usize,
         /// Bytes at its peak, as measured.
@@ -103,15 +129,7 @@ pub enum Event {
         path: PathBuf,
     },
     /// Something to look at; the run goes on.
-    Warning {
-        /// Steps taken so far.
-        step: u64,
-        /// What it is.
-        text: String,
-        /// What can be done about it.
-        #[serde(skip_serializing_if = "Option::is_none", default)]
-        hint: Option<String>,
-    },
+    Warning(Warning),
     /// Some of the images, files or records are not trained on.
     LeftOut(LeftOut),
     /// Something that is good to know.
@@ -138,6 +156,8 @@ pub enum Event {
     },
     /// The run is over, or was asked to stop.
     End(End),
+    /// The run ended with an error.
+    Failed(Failed),
 }
 
 /// What a run is about.
@@ -168,7 +188,7 @@ pub struct Begin {
     /// Samples in a step.
     pub samples_per_step: usize,
     /// What each phase takes at its peak.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<PlannedPhase>,
     /// How the plan does it, in words.
     #[serde(default)]
     pub how: String,
@@ -186,8 +206,6 @@ pub struct Begin {
     /// Bytes that were read from files into the host's memory, and copied.
     #[serde(default)]
     pub loaded_staged_bytes: u64,
-    /// Seconds since 1970.
-    pub time: u64,
 }
 
 /// Runs from before there were others were about pictures.
@@ -203,18 +221,39 @@ impl Begin {
 
     /// Bytes that were planned for the largest step; none if no plan names one.
     pub fn step_bytes(&self) -> Option<usize> {
-        let steps = self.phases.iter().filter(|phase| phase.name.starts_with("train"));
+        let steps = self.phases.iter().filter(|phase| matches!(phase.name, Phase::Train(_)));
         steps.map(|phase| phase.peak_bytes).max()
     }
 }
 
-/// A part of a run and its memory.
+/// How far a phase is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Phase {
-    /// Its name.
-    pub name: String,
-    /// Bytes at its peak, as planned.
-    pub peak_bytes: usize,
+pub struct PhaseProgress {
+    /// Which.
+    pub phase: Phase,
+    /// So much is done ...
+    pub done: u64,
+    /// ... of this; 0 where nobody knows how much it will be.
+    pub total: u64,
+    /// What is counted.
+    pub unit: ProgressUnit,
+}
+
+impl PhaseProgress {
+    /// Nothing is done yet, and nobody said of how much.
+    fn begun(phase: Phase) -> Self {
+        Self { phase, done: 0, total: 0, unit: ProgressUnit::Samples }
+    }
+}
+
+/// What progress counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ProgressUnit {
+    /// Images, or files of texts.
+    Samples,
+    /// Bytes that are read.
+    Bytes,
 }
 
 /// A step of the optimizer.
@@ -341,72 +380,6 @@ pub struct Felt {
     /// What was read.
     #[serde(flatten)]
     pub feel: Feel,
-}
-
-/// How a run ended.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
-    /// Steps taken.
-    pub step: u64,
-    /// Why.
-    pub why: Why,
-    /// Seconds of this part of the run.
-    pub secs: f64,
-    /// Bytes taken at the worst moment.
-    pub peak_bytes: usize,
-    /// Energy of this part of the run, where power can be read.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub energy: Option<Energy>,
-    /// The mean of the last losses of the whole run; none where none of them is finite.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub loss: Option<f64>,
-    /// The checkpoint with the lowest held-out loss, if it is kept.
-    #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub best: Option<Best>,
-}
-
-/// A checkpoint with the lowest held-out loss.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
-    /// Steps taken.
-    pub step: u64,
-    /// The loss then.
-    pub loss: f64,
-    /// Relative to the run's folder.
-    pub path: PathBuf,
-}
-
-/// Energy that a run took.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Energy {
-    /// In the time that is known of.
-    pub joules: f64,
-    /// The share of the time that is known of.
-    pub covered: f64,
-}
-
-impl Why {
-    /// Whether there is a result: an interrupted run goes on, and of one that is unhealthy or diverged
-    /// nothing is worth to be used.
-    pub fn is_done(self) -> bool {
-        matches!(self, Self::Finished | Self::Plateau)
-    }
-}
-
-/// Why a run ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Why {
-    /// All steps were taken.
-    Finished,
-    /// The loss on held-out samples stopped falling.
-    Plateau,
-    /// The user asked for it; it can go on.
-    Interrupted,
-    /// It was not learning.
-    Unhealthy,
-    /// All steps were taken, and what came of them is of no use.
-    Diverged,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.

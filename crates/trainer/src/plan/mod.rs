@@ -24,6 +24,8 @@ mod rehearsal;
 mod tests;
 mod time;
 
+use std::fmt;
+
 use compute::{Kind, Recording, Work};
 
 pub use choice::Choice;
@@ -36,13 +38,12 @@ use self::rehearsal::{Rehearsal, Showing};
 use crate::config::RunConfig;
 use crate::config::how::How;
 use crate::error::{Result, TrainerError};
-use crate::event::{Phase, Times};
+use crate::event::{Phase, PlannedPhase, Times};
 use crate::model::sd3::prompts::T5Loading;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::sample;
 use crate::train::lesson::{Before, Counts, Lesson};
-use crate::train::meter;
 
 /// What is to be planned.
 #[derive(Clone, Copy)]
@@ -90,7 +91,7 @@ pub struct Plan {
     /// What was decided.
     pub choice: Choice,
     /// What each phase takes at its peak.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<PlannedPhase>,
     /// What the program holds beside the arena while it trains.
     pub host_bytes: usize,
     /// What of the model is in main memory and comes to the device block by block. Where they are one
@@ -149,7 +150,7 @@ impl Plan {
     }
 }
 
-fn peak(phases: &[Phase]) -> usize {
+fn peak(phases: &[PlannedPhase]) -> usize {
     phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
 }
 
@@ -268,7 +269,7 @@ impl<'a, L: Lesson> Search<'a, L> {
         let phases = before.stages.iter().map(|stage| stage.phase);
         match phases.clone().find(|phase| phase.peak_bytes > limit) {
             None => Ok(before),
-            Some(phase) => Err(self.too_large(phase.name, phase.peak_bytes + self.encoding_bytes)),
+            Some(phase) => Err(self.too_large(&phase.name, phase.peak_bytes + self.encoding_bytes)),
         }
     }
 
@@ -372,8 +373,10 @@ impl<'a, L: Lesson> Search<'a, L> {
         let (training, measuring) = rehearsal.training()?;
         let Showing { tiling, phase, cost } = rehearsal.showing(limit)?;
         let times = rehearsal.times(step_secs, before, (&measuring, &cost), self.room.rates)?;
-        let training: Vec<Phase> = training.into_iter().chain(phase).collect();
-        if let Some(Phase { name, peak_bytes }) = training.iter().find(|it| it.peak_bytes > limit) {
+        let training: Vec<PlannedPhase> = training.into_iter().chain(phase).collect();
+        if let Some(PlannedPhase { name, peak_bytes }) =
+            training.iter().find(|it| it.peak_bytes > limit)
+        {
             if let Some(of) = self.considered.iter_mut().find(|of| of.choice == choice) {
                 (of.fits, of.peak_bytes) = (false, *peak_bytes);
             }
@@ -381,9 +384,9 @@ impl<'a, L: Lesson> Search<'a, L> {
         }
         let encoding = before.stages.iter().map(|stage| {
             let sample::Phase { name, peak_bytes } = stage.phase;
-            Phase { name: name.into(), peak_bytes }
+            PlannedPhase { name: name.into(), peak_bytes }
         });
-        let encoding: Vec<Phase> = encoding.collect();
+        let encoding: Vec<PlannedPhase> = encoding.collect();
         let total_bytes = (peak(&encoding) + self.encoding_bytes).max(peak(&training) + host_bytes);
         Ok(Plan {
             choice,
@@ -407,7 +410,8 @@ impl<'a, L: Lesson> Search<'a, L> {
     /// What the tightest candidate takes too much.
     fn step_too_large(&self) -> TrainerError {
         let hardest = self.rehearsal(self.job.config).hardest();
-        let phase = hardest.map_or_else(|| "a step".into(), |(size, _)| meter::train(size));
+        let phase =
+            hardest.map_or_else(|| "a step".into(), |(size, _)| Phase::train(size).to_string());
         let least = self.considered.iter().min_by_key(|of| of.peak_bytes);
         let beside = least.map_or(0, |of| {
             self.streamed_bytes(&self.job.config.with(&of.choice)).map_or(0, |of| self.beside(of))
@@ -415,8 +419,8 @@ impl<'a, L: Lesson> Search<'a, L> {
         self.too_large(&phase, least.map_or(0, |of| of.peak_bytes) + beside)
     }
 
-    fn too_large(&self, phase: &str, needed: usize) -> TrainerError {
+    fn too_large(&self, phase: &dyn fmt::Display, needed: usize) -> TrainerError {
         let limit = self.room.limit_bytes;
-        TrainerError::TooLarge { phase: phase.into(), needed, limit, remedy: None }
+        TrainerError::TooLarge { phase: phase.to_string(), needed, limit, remedy: None }
     }
 }

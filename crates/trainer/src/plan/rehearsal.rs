@@ -12,12 +12,11 @@ use super::time::{self, Cost};
 use crate::config::how::How;
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::event::{Phase, Repeated, Times};
+use crate::event::{Phase, PlannedPhase, Repeated, Times};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::train::lesson::{Before, Lesson};
-use crate::train::meter::{self, LOAD, SHOW};
 use crate::train::session::Session;
 
 /// A job with every value decided, and what it is to run on.
@@ -40,7 +39,7 @@ pub(super) struct Step {
 pub(super) struct Showing {
     pub tiling: Option<Tiling>,
     /// Nothing if nothing is shown.
-    pub phase: Option<Phase>,
+    pub phase: Option<PlannedPhase>,
     pub cost: Cost,
 }
 
@@ -69,24 +68,24 @@ impl<L: Lesson> Rehearsal<'_, L> {
     }
 
     /// A step in every size that occurs, and a measurement; what a validation costs.
-    pub fn training(&self) -> Result<(Vec<Phase>, Cost)> {
+    pub fn training(&self) -> Result<(Vec<PlannedPhase>, Cost)> {
         let (device, mut session) = self.session()?;
-        let phase = |name: String| {
+        let phase = |name: Phase| {
             let peak_bytes = device.usage().extent;
             device.restart_peak();
-            Phase { name, peak_bytes }
+            PlannedPhase { name, peak_bytes }
         };
-        let mut phases = vec![phase(LOAD.into())];
+        let mut phases = vec![phase(Phase::Load)];
         for (size, shown) in &self.outlook.train {
             self.epoch(&device, &mut session, *size, *shown)?;
             session.update(0.0, 0, 1.0)?;
-            phases.push(phase(meter::train(*size)));
+            phases.push(phase(Phase::train(*size)));
         }
         let mut works = Vec::new();
         for (size, n) in &self.outlook.held_out {
             let once = || session.measure(&self.lesson.rehearsed(*size, 1)?);
             works.push(((n * self.lesson.n_measured()) as f64, work_of(&device, once)?));
-            phases.push(phase(meter::validate(*size)));
+            phases.push(phase(Phase::validate(*size)));
         }
         Ok((phases, Cost { works, read_bytes: 0 }))
     }
@@ -100,7 +99,7 @@ impl<L: Lesson> Rehearsal<'_, L> {
         for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
             let (device, session) = self.session()?;
             let cost = self.lesson.rehearse_showing(&device, session.learner(), tiling)?;
-            let phase = Phase { name: SHOW.into(), peak_bytes: device.usage().extent };
+            let phase = PlannedPhase { name: Phase::Show, peak_bytes: device.usage().extent };
             let fits = phase.peak_bytes <= limit;
             showing = Showing { tiling, phase: Some(phase), cost };
             if fits {

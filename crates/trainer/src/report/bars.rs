@@ -11,9 +11,9 @@ const LIMIT_SHOWN: usize = 4;
 
 /// A phase and its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bar<'a> {
+pub struct Bar {
     /// Of the phase.
-    pub name: &'a str,
+    pub name: String,
     /// What was planned for it.
     pub planned_bytes: usize,
     /// What it took, if it came to it.
@@ -21,7 +21,7 @@ pub struct Bar<'a> {
 }
 
 /// A card of all bars, with a line that says how to read them.
-pub fn bars(bars: &[Bar<'_>], limit_bytes: usize) -> String {
+pub fn bars(bars: &[Bar], limit_bytes: usize) -> String {
     let largest = bars.iter().map(|bar| bar.planned_bytes.max(bar.taken_bytes.unwrap_or(0)));
     let largest = largest.max().unwrap_or(0);
     let is_limit_shown = shows_limit(largest, limit_bytes);
@@ -48,7 +48,7 @@ pub fn shows_limit(largest_bytes: usize, limit_bytes: usize) -> bool {
     limit_bytes <= largest_bytes.saturating_mul(LIMIT_SHOWN)
 }
 
-fn draw(bar: &Bar<'_>, full: usize, out: &mut String) {
+fn draw(bar: &Bar, full: usize, out: &mut String) {
     let share = |size: usize| (100.0 * size as f64 / full as f64).min(100.0);
     let planned = fine_bytes(bar.planned_bytes);
     let (style, figures) = match bar.taken_bytes {
@@ -62,7 +62,7 @@ fn draw(bar: &Bar<'_>, full: usize, out: &mut String) {
         out,
         "<div class=\"bar\"><b>{}</b><span style=\"--planned:{:.1}%{style}\"></span>\
          <em>{figures}</em></div>",
-        escaped(bar.name),
+        escaped(&bar.name),
         share(bar.planned_bytes)
     );
 }
@@ -73,8 +73,9 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_the_limit_allows() {
-        let train = Bar { name: "train <1>", planned_bytes: 6 << 30, taken_bytes: Some(3 << 30) };
-        let draw = Bar { name: "draw", planned_bytes: 2 << 30, taken_bytes: None };
+        let train =
+            Bar { name: "train <1>".into(), planned_bytes: 6 << 30, taken_bytes: Some(3 << 30) };
+        let draw = Bar { name: "draw".into(), planned_bytes: 2 << 30, taken_bytes: None };
         let near = bars(&[train.clone(), draw.clone()], 8 << 30);
         for shown in [
             "--planned:75.0%;--taken:37.5%",

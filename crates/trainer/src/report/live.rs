@@ -6,7 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use super::{Stage, write};
+use super::write;
 use crate::event::Event;
 
 /// Seconds between two reports, and between two looks of a browser. Chosen: as often as somebody who
@@ -67,7 +67,7 @@ fn rewrite(run_folder: &std::path::Path, woken: &Receiver<()>) {
             continue;
         }
         // What cannot be written now is said when the last one is.
-        _ = write(run_folder, Stage::Running);
+        _ = write(run_folder);
         next =
             Instant::now() + (begun.elapsed() * IDLE_FACTOR).max(Duration::from_secs(EVERY_SECS));
     }

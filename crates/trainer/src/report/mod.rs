@@ -1,5 +1,6 @@
 //! What a run has to show: one page that opens in any browser, from the disk, without a network. Made of the
-//! run's folder alone, so it can be made again at any time: `live.rs` does so while the run goes on. Judges nothing: what is wrong was said by the loop, or can be counted.
+//! run's folder alone, so it can be made again at any time: `live.rs` does so while the run goes on. Judges
+//! nothing: what is wrong was said by the loop, or can be counted, and `event::state` says where a run stands.
 //!
 //! ```text
 //! OUT/
@@ -28,24 +29,19 @@ use weights::write::AtomicFile;
 use crate::error::{Result, TrainerError};
 use crate::event::figures::Figures;
 use crate::event::history::History;
+use crate::event::lock;
 use page::Sources;
 
-/// Where a run stands when its report is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// It goes on: the page says so, and looks for a newer one by itself.
-    Running,
-    /// It is over, in whatever way.
-    Over,
-}
-
 /// Writes `report.html` of a run into its folder.
-pub fn write(run_folder: &Path, stage: Stage) -> Result<PathBuf> {
+pub fn write(run_folder: &Path) -> Result<PathBuf> {
+    let is_held = lock::is_held(run_folder);
     let history = History::open(run_folder)?;
     let settings = optional(&run_folder.join("config.toml"))?;
     let figures = Figures::of(&history).expect("an open history has a beginning");
+    let state = history.state(is_held).expect("what has begun stands somewhere");
     let gallery = pictures::gallery(run_folder, &history.samples);
-    let sources = Sources { stage, history: &history, figures: &figures, gallery: &gallery };
+    let sources =
+        Sources { state: &state, history: &history, figures: &figures, gallery: &gallery };
     let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");
     write_text(&path, &page)?;

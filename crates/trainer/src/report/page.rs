@@ -6,7 +6,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::Stage;
 use super::bars::{Bar, bars, shows_limit};
 use super::document::document;
 use super::live::EVERY_SECS;
@@ -14,13 +13,13 @@ use super::pictures::{Gallery, Shown};
 use super::plot::{Mark, Series, plot, plot_over};
 use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
 use crate::event::figures::{Figures, smoothed};
-use crate::event::history::{History, Taken, Written};
-use crate::event::{Begin, Felt, Phase, Why};
+use crate::event::history::{Ending, History, Taken, Written};
+use crate::event::{Begin, Failed, Felt, PlannedPhase, RunState, Why};
 use machine::feel::Share;
 
 /// What a page is made of.
 pub struct Sources<'a> {
-    pub stage: Stage,
+    pub state: &'a RunState,
     pub history: &'a History,
     pub figures: &'a Figures,
     pub gallery: &'a Gallery,
@@ -28,9 +27,9 @@ pub struct Sources<'a> {
 
 /// The whole page.
 pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
-    let Sources { stage, history, figures, gallery } = *sources;
+    let Sources { state, history, figures, gallery } = *sources;
     let sections = [
-        headline(stage, history, figures),
+        headline(state, history),
         figure_list(figures),
         findings(history, gallery),
         curves(history, figures),
@@ -42,23 +41,33 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         settings.map_or_else(String::new, job),
         footer(history),
     ];
-    let refreshes = (stage == Stage::Running).then_some(EVERY_SECS);
+    let refreshes = matches!(state, RunState::Running { .. }).then_some(EVERY_SECS);
     document(title, refreshes, &sections.concat())
 }
 
 /// What was trained, where, and how it ended.
-fn headline(stage: Stage, history: &History, figures: &Figures) -> String {
-    let (colour, state) = match figures.why {
-        _ if stage == Stage::Running => ("good", "running"),
-        Some(Why::Finished) => ("good", "finished"),
-        Some(Why::Plateau) => ("good", "ended early: the loss on what is held out stopped falling"),
-        Some(Why::Interrupted) => ("warn", "interrupted; it can go on from its last checkpoint"),
-        Some(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
-        Some(Why::Diverged) => ("bad", "diverged: what came of it was not exported"),
-        None => ("bad", "ended without a result: it failed, or was killed"),
+fn headline(state: &RunState, history: &History) -> String {
+    let (colour, words) = match state {
+        RunState::Running { .. } => ("good", "running"),
+        RunState::Ended(Why::Finished) => ("good", "finished"),
+        RunState::Ended(Why::Plateau) => {
+            ("good", "ended early: the loss on what is held out stopped falling")
+        }
+        RunState::Ended(Why::Interrupted) => {
+            ("warn", "interrupted; it can go on from its last checkpoint")
+        }
+        RunState::Ended(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
+        RunState::Ended(Why::Diverged) => ("bad", "diverged: what came of it was not exported"),
+        RunState::Failed(_) => ("bad", "failed"),
+        RunState::Killed { .. } => {
+            ("bad", "killed; it can go on from its last checkpoint, if it has one")
+        }
     };
-    let mut out = format!("<p class=\"state {colour}\">{state}</p>\n");
-    if stage == Stage::Running {
+    let mut out = format!("<p class=\"state {colour}\">{words}</p>\n");
+    if let RunState::Failed(Failed { step, text, hint }) = state {
+        _ = writeln!(out, "<p>After step {step}: {}<br>{}</p>", escaped(text), escaped(hint));
+    }
+    if matches!(state, RunState::Running { .. }) {
         _ = writeln!(
             out,
             "<p class=\"faint\">Written {}; refreshes every {EVERY_SECS} seconds. A time long past \
@@ -75,7 +84,7 @@ fn headline(stage: Stage, history: &History, figures: &Figures) -> String {
             several(begin.layers, "layer"),
             escaped(&begin.engine),
             several(begin.samples_per_step, &begin.unit),
-            date(first.begin.time)
+            first.time.map_or_else(|| "–".into(), |time| date(time as u64))
         );
     }
     out
@@ -140,7 +149,12 @@ fn findings(history: &History, gallery: &Gallery) -> String {
     }
     for pair in history.parts.windows(2) {
         let (from, reached) = (pair[1].begin.from_step, pair[0].last_step);
-        let cause = if pair[0].end.is_some() { "was stopped" } else { "was killed" };
+        let cause = match &pair[0].ending {
+            Some(Ending::End(_)) => "was stopped",
+            Some(Ending::Failed(_)) => "failed",
+            Some(Ending::Lost(_)) => "lost its GPU",
+            None => "was killed",
+        };
         let lost = match reached.saturating_sub(from) {
             0 => String::new(),
             steps => format!("; steps lost: {steps}"),
@@ -224,10 +238,11 @@ fn memory(history: &History, figures: &Figures) -> String {
     // What was encoded by an earlier part is not in the plan of a later one.
     let earlier =
         history.phases.iter().filter(|taken| planned.iter().all(|of| of.name != taken.name));
-    let mut all: Vec<Bar<'_>> = earlier.map(bar).collect();
-    for Phase { name, peak_bytes } in planned {
+    let mut all: Vec<Bar> = earlier.map(bar).collect();
+    for PlannedPhase { name, peak_bytes } in planned {
         let taken = history.phases.iter().find(|taken| taken.name == *name);
-        let only_planned = Bar { name, planned_bytes: *peak_bytes, taken_bytes: None };
+        let only_planned =
+            Bar { name: name.to_string(), planned_bytes: *peak_bytes, taken_bytes: None };
         all.push(taken.map_or(only_planned, bar));
     }
     let bars = bars(&all, figures.limit_bytes);
@@ -235,9 +250,9 @@ fn memory(history: &History, figures: &Figures) -> String {
     format!("<h2>Memory</h2>\n{bars}<div class=\"plots\">{steps}</div>\n")
 }
 
-fn bar(taken: &Taken) -> Bar<'_> {
+fn bar(taken: &Taken) -> Bar {
     let Taken { name, planned_bytes, peak_bytes } = taken;
-    Bar { name, planned_bytes: *planned_bytes, taken_bytes: Some(*peak_bytes) }
+    Bar { name: name.to_string(), planned_bytes: *planned_bytes, taken_bytes: Some(*peak_bytes) }
 }
 
 /// What each step took, below what was planned for the largest, and below the limit if that is near.

@@ -4,11 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use super::live::LiveReport;
-use super::{Stage, write};
+use super::write;
 use crate::error::TrainerError;
 use crate::event::Event;
 use crate::event::figures::Figures;
 use crate::event::history::History;
+use crate::event::lock::RunLock;
 
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
 
@@ -27,7 +28,7 @@ fn run_with(change: impl Fn(String) -> String) -> tempfile::TempDir {
 }
 
 fn page_of(folder: &Path) -> String {
-    fs::read_to_string(write(folder, Stage::Over).unwrap()).unwrap()
+    fs::read_to_string(write(folder).unwrap()).unwrap()
 }
 
 #[test]
@@ -40,7 +41,7 @@ fn the_later_of_two_parts_counts() {
     assert!(history.steps[60].secs > 3.0);
     assert!(history.steps[17].loss.is_nan() && history.steps[16].is_skipped);
     assert_eq!(history.parts.len(), 2);
-    assert!(history.parts[0].end.is_none() && history.parts[0].last_step == 70);
+    assert!(history.parts[0].ending.is_none() && history.parts[0].last_step == 70);
 
     let figures = Figures::of(&history).unwrap();
     assert_eq!((figures.steps, figures.planned_steps), (120, 120));
@@ -106,6 +107,7 @@ fn a_run_that_goes_on_has_a_report_that_looks_for_a_newer_one() {
         first.join("\n") + "\n"
     });
     let report = folder.path().join("report.html");
+    let lock = RunLock::take(folder.path()).unwrap();
     let live = LiveReport::begin(folder.path().into());
     live.observe(&Event::Phase { name: "encode".into() });
     live.observe(&Event::Checkpoint { step: 9, path: "checkpoints/step-000009".into() });
@@ -113,8 +115,9 @@ fn a_run_that_goes_on_has_a_report_that_looks_for_a_newer_one() {
     drop(live);
     let page = fs::read_to_string(&report).unwrap();
     assert!(page.contains(">running<") && page.contains("http-equiv=\"refresh\""), "{page}");
+    drop(lock);
     let page = page_of(folder.path());
-    assert!(page.contains("ended without a result") && !page.contains("refresh"), "{page}");
+    assert!(page.contains(">killed; it can go on") && !page.contains("refresh"), "{page}");
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn phases_are_those_of_the_plan_and_of_earlier_parts() {
     };
     let folder = run_with(forget);
     let history = History::open(folder.path()).unwrap();
-    let taken = |name: &str| history.phases.iter().find(|taken| taken.name == name);
+    let taken = |name: &str| history.phases.iter().find(|taken| taken.name.to_string() == name);
     assert_eq!(taken("train").map(|taken| taken.peak_bytes), Some(5 << 30));
     assert!(taken("draw samples").is_none());
     let page = page_of(folder.path());
@@ -183,14 +186,14 @@ fn phases_are_those_of_the_plan_and_of_earlier_parts() {
 #[test]
 fn only_a_broken_last_line_is_forgiven() {
     let folder = run_with(|events| events.replacen("\"step\": 9,", "\"step\": nine,", 1));
-    let error = write(folder.path(), Stage::Over).unwrap_err();
+    let error = write(folder.path()).unwrap_err();
     let TrainerError::Event { line, problem, .. } = &error else { panic!("{error}") };
     assert_eq!(*line, 18, "{error}");
     assert!(problem.contains("column") && !problem.contains("line"), "{problem}");
 
     for (events, what) in [("", "no beginning"), ("{\"event\":\"x\"}\n", "unknown variant")] {
         let folder = run_with(|_| events.into());
-        let error = write(folder.path(), Stage::Over).unwrap_err();
+        let error = write(folder.path()).unwrap_err();
         assert!(error.to_string().contains(what), "{error}");
         assert!(!folder.path().join("report.html").exists());
     }
@@ -200,7 +203,7 @@ fn only_a_broken_last_line_is_forgiven() {
 fn lost_pictures_are_named_and_a_run_without_steps_has_a_page() {
     let folder = run_with(|events| events.lines().next().unwrap().to_string() + "\n");
     let page = page_of(folder.path());
-    assert!(page.contains("ended without a result") && !page.contains("<svg "));
+    assert!(page.contains(">killed; ") && !page.contains("<svg "));
 
     let folder = run_with(|events| events);
     fs::remove_file(folder.path().join("samples/step-000040-1.png")).unwrap();
@@ -225,4 +228,17 @@ fn a_run_of_100_000_steps_has_a_small_page() {
     let page = page_of(folder.path());
     assert!(page.len() < 300_000, "{}", page.len());
     assert!(page.contains("100,000"));
+}
+
+#[test]
+fn a_run_that_failed_says_why() {
+    let failed =
+        r#"{"event":"failed","step":70,"text":"no room <here>","hint":"a higher --limit"}"#;
+    let folder = run_with(|events| {
+        let first: Vec<_> = events.lines().take(12).chain([failed]).collect();
+        first.join("\n") + "\n"
+    });
+    let page = page_of(folder.path());
+    assert!(page.contains(">failed<") && !page.contains("killed"), "{page}");
+    assert!(page.contains("After step 70: no room &lt;here&gt;<br>a higher --limit"), "{page}");
 }

@@ -36,7 +36,7 @@ use super::scale::LossScale;
 use super::session::Session;
 use crate::config::output::Output;
 use crate::error::{Result, TrainerError};
-use crate::event;
+use crate::event::{self, WarningKind};
 use crate::model::files::{Landing, save_tensors, stored};
 use crate::optim::Plateau;
 
@@ -214,7 +214,7 @@ impl Checkpoints {
         &self,
         session: &mut Session<'_, impl Lesson>,
         identity: &Identity,
-        mut warn: impl FnMut(String),
+        mut warn: impl FnMut(WarningKind),
     ) -> Result<Option<Progress>> {
         let mut latest_error = None;
         for step in self.steps() {
@@ -223,13 +223,11 @@ impl Checkpoints {
                 Ok(page) => {
                     let changed = page.identity.check(identity, &folder)?;
                     read_tensors(&folder.join(STATE), session.tensors()?)?;
-                    for text in changed {
-                        warn(format!("{text} from here on"));
-                    }
+                    changed.into_iter().map(WarningKind::SettingChanged).for_each(&mut warn);
                     return Ok(Some(page.progress));
                 }
                 Err(error) => {
-                    warn(format!("checkpoint passed over: {error}"));
+                    warn(WarningKind::CheckpointPassedOver { problem: error.to_string() });
                     latest_error.get_or_insert(error);
                 }
             }

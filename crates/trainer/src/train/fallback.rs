@@ -9,7 +9,7 @@ use super::run::Run;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Tightened};
 
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Does `work`, again in less memory as often as that does not suffice. Nothing of what was tried may
     /// stay, and nothing in it may wait for another machine, which would wait in vain.
     pub(super) fn fitting<T>(&mut self, mut work: impl FnMut(&mut Self) -> Result<T>) -> Result<T> {
@@ -35,6 +35,6 @@ impl<F: Feed> Run<'_, '_, F> {
         };
         let [asked_bytes, in_use_bytes, limit_bytes] = [asked, in_use, limit];
         let tightened = Tightened { step, from, to, asked_bytes, in_use_bytes, limit_bytes };
-        self.teller.tell(&Event::Tightened(tightened))
+        self.events.emit(Event::Tightened(tightened))
     }
 }

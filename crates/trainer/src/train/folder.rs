@@ -16,7 +16,7 @@
 //!   report.html        how it went, on one page
 //! ```
 
-use std::fs::{self, File, OpenOptions, TryLockError};
+use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
@@ -28,6 +28,7 @@ use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::journal;
+use crate::event::lock::RunLock;
 use crate::export::model;
 
 /// The job as decided.
@@ -46,7 +47,7 @@ pub struct Folder {
     pub path: PathBuf,
     /// What it was opened for.
     pub start: Start,
-    _lock: File,
+    _lock: RunLock,
 }
 
 impl Folder {
@@ -59,17 +60,8 @@ impl Folder {
             return Err(TrainerError::NoRun { path: path.into() });
         }
         fs::create_dir_all(path).map_err(failed)?;
-        let lock = path.join(".lock");
-        let mut options = OpenOptions::new();
-        // Not truncated: it may be a link to something else.
-        let lock = options.write(true).create(true).truncate(false).open(lock).map_err(failed)?;
-        match lock.try_lock() {
-            Err(TryLockError::WouldBlock) => {
-                return Err(TrainerError::Busy { path: path.into() });
-            }
-            // A file system without locks only loses the guard.
-            Err(TryLockError::Error(_)) | Ok(()) => {}
-        }
+        let lock = RunLock::take(path).map_err(failed)?;
+        let lock = lock.ok_or_else(|| TrainerError::Busy { path: path.into() })?;
         let was_saved = journal::has_saved(path);
         match (start.resume, is_saved()) {
             (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),

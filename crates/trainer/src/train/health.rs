@@ -4,13 +4,12 @@
 //! about the run; what ends one early or lowers its rate is the held-out loss, in `run.rs`.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::divergence::Divergence;
 use super::scale;
 use crate::event::Step;
+use crate::event::warning::{Divergence, WarningKind};
 
 /// Steps that are looked at together.
 pub const WINDOW: usize = 100;
@@ -100,54 +99,9 @@ pub struct Health {
     told: BTreeMap<String, usize>,
 }
 
-/// What was found.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Finding {
-    /// The loss rises.
-    Rising {
-        /// Steps that were compared with as many before.
-        steps: usize,
-        /// Mean of the last ones, but for the largest.
-        now: f64,
-        /// The same of those before.
-        before: f64,
-    },
-    /// The loss of a step says little about that of the next.
-    Scattered {
-        /// Standard deviation in the last window, but for what is a trend.
-        spread: f64,
-        /// Mean of the last window, but for the largest.
-        mean: f64,
-    },
-    /// Gradients are much longer than they were.
-    Exploding {
-        /// Recent steps in which they are.
-        steps: usize,
-        /// Median norm of the steps before.
-        usual: f64,
-    },
-    /// There is next to no gradient any more.
-    Vanished {
-        /// The largest norm of the last window.
-        largest: f64,
-        /// Median norm of the first window.
-        first: f64,
-    },
-    /// Now and then a gradient is not finite.
-    Skipped {
-        /// Steps so far that changed nothing.
-        steps: u64,
-    },
-    /// Nothing is finite any more: the run must end.
-    NotFinite {
-        /// Steps in a row.
-        steps: u32,
-    },
-}
-
 impl Health {
     /// Takes in a step; returns what is news.
-    pub fn observe(&mut self, step: &Step) -> Vec<Finding> {
+    pub fn observe(&mut self, step: &Step) -> Vec<WarningKind> {
         self.remember(step);
         self.told.retain(|_, left| {
             *left -= 1;
@@ -161,11 +115,11 @@ impl Health {
             self.skipped(step),
             self.not_finite(),
         ];
-        let mut news: Vec<Finding> = found.into_iter().flatten().collect();
+        let mut news: Vec<WarningKind> = found.into_iter().flatten().collect();
         // All of them are remembered, also those that are no news.
-        news.retain(|finding| {
-            let was_told = self.told.insert(finding.name().into(), WINDOW).is_some();
-            !was_told || finding.is_fatal()
+        news.retain(|kind| {
+            let was_told = self.told.insert(kind.name().into(), WINDOW).is_some();
+            !was_told || is_fatal(kind)
         });
         news
     }
@@ -186,52 +140,65 @@ impl Health {
         }
     }
 
-    fn rising(&self) -> Option<Finding> {
+    fn rising(&self) -> Option<WarningKind> {
         if self.losses.len() < EARLIEST {
             return None;
         }
         let (before, now) = self.halves();
         let (before, now) = (Window::of(&usual(before)).mean, Window::of(&usual(now)).mean);
         let steps = self.losses.len() / 2;
-        (now > APART * before).then_some(Finding::Rising { steps, now, before })
+        (now > APART * before).then_some(WarningKind::LossRising { steps, now, before })
     }
 
     /// By the differences of neighbours, which a loss that falls or jumps leaves small.
-    fn scattered(&self) -> Option<Finding> {
+    fn scattered(&self) -> Option<WarningKind> {
         let losses = usual(last(&self.losses, WINDOW)?.collect());
         let squares = losses.windows(2).map(|pair| (pair[0] - pair[1]).powi(2));
         // A difference has the variance of both.
         let spread = (squares.sum::<f64>() / (2 * (losses.len() - 1)) as f64).sqrt();
         let mean = Window::of(&losses).mean;
-        (spread > SCATTERED * mean).then_some(Finding::Scattered { spread, mean })
+        (spread > SCATTERED * mean).then_some(WarningKind::LossScattered {
+            steps: WINDOW,
+            spread,
+            mean,
+        })
     }
 
     /// Recent gradients are compared with those before them, so that gradients which shrink, as they do
     /// when a training begins, are none that explode.
-    fn exploding(&self) -> Option<Finding> {
+    fn exploding(&self) -> Option<WarningKind> {
         let n_before = self.norms.len().checked_sub(RECENT).filter(|n| *n >= RECENT)?;
         let usual = median(self.norms.iter().take(n_before).copied()).max(NOTHING);
         let recent = self.norms.iter().skip(n_before);
         let steps = recent.filter(|norm| **norm > EXPLODED * usual).count();
-        (steps >= SEVERAL).then_some(Finding::Exploding { steps, usual })
+        (steps >= SEVERAL).then_some(WarningKind::GradientsExploding {
+            steps,
+            of: RECENT,
+            times: EXPLODED,
+            usual,
+        })
     }
 
-    fn vanished(&self) -> Option<Finding> {
+    fn vanished(&self) -> Option<WarningKind> {
         let (first, norms) = (self.first_norm?, last(&self.norms, WINDOW)?);
         let largest = norms.fold(0.0, f64::max);
-        (largest <= NOTHING.max(FADED * first)).then_some(Finding::Vanished { largest, first })
+        (largest <= NOTHING.max(FADED * first)).then_some(WarningKind::GradientsVanished {
+            steps: WINDOW,
+            largest,
+            first,
+        })
     }
 
-    fn skipped(&self, step: &Step) -> Option<Finding> {
+    fn skipped(&self, step: &Step) -> Option<WarningKind> {
         let in_f16 = || HALVINGS + step.step / u64::from(scale::PATIENCE);
         let tolerated = FEW_SKIPPED + step.loss_scale.map_or(0, |_| in_f16());
         let steps = self.n_skipped;
-        (steps > tolerated).then_some(Finding::Skipped { steps })
+        (steps > tolerated).then_some(WarningKind::StepsSkipped { steps })
     }
 
-    fn not_finite(&self) -> Option<Finding> {
+    fn not_finite(&self) -> Option<WarningKind> {
         let steps = self.n_skipped_now;
-        (steps >= MOST_SKIPPED).then_some(Finding::NotFinite { steps })
+        (steps >= MOST_SKIPPED).then_some(WarningKind::NotFinite { steps })
     }
 
     /// Why a run that is over has come to nothing, if it has.
@@ -303,80 +270,9 @@ fn median(all: impl Iterator<Item = f64>) -> f64 {
     *all.select_nth_unstable_by(middle, f64::total_cmp).1
 }
 
-impl Finding {
-    /// Whether nothing good can come of the run any more.
-    pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::NotFinite { .. })
-    }
-
-    /// What can be done about it.
-    pub fn hint(&self) -> &'static str {
-        match self {
-            Self::Rising { .. } => {
-                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup"
-            }
-            Self::Scattered { .. } => {
-                "a larger train.batch or train.accumulation evens it out; if pictures are as they \
-                 should be, a lower optimizer.learning_rate"
-            }
-            Self::Exploding { .. } => {
-                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup; \
-                 train.clip at 1 or below bounds what one step can spoil"
-            }
-            Self::Vanished { .. } => {
-                "end the run if its samples are good; if not, begin a new one with a lower \
-                 optimizer.learning_rate, and with bf16 if base.dtype is f16"
-            }
-            Self::Skipped { .. } | Self::NotFinite { .. } => {
-                "begin a new run with bf16 if base.dtype is f16, else with a lower \
-                 optimizer.learning_rate"
-            }
-        }
-    }
-
-    /// Under which a checkpoint remembers that it was told.
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Rising { .. } => "rising",
-            Self::Scattered { .. } => "scattered",
-            Self::Exploding { .. } => "exploding",
-            Self::Vanished { .. } => "vanished",
-            Self::Skipped { .. } => "skipped",
-            Self::NotFinite { .. } => "not_finite",
-        }
-    }
-}
-
-impl fmt::Display for Finding {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rising { steps, now, before } => write!(
-                f,
-                "the loss rises: mean of the last {steps} steps {now:.4}, of the {steps} before \
-                 {before:.4}"
-            ),
-            Self::Scattered { spread, mean } => write!(
-                f,
-                "the loss scatters: deviation of the last {WINDOW} steps {spread:.4}, mean {mean:.4}"
-            ),
-            Self::Exploding { steps, usual } => write!(
-                f,
-                "gradients explode: norms of {steps} of the last {RECENT} steps are more than \
-                 {EXPLODED} times as large as before, {usual:.2e}"
-            ),
-            Self::Vanished { largest, first } => write!(
-                f,
-                "gradients have vanished: norms of the last {WINDOW} steps are at most \
-                 {largest:.2e}, at first {first:.2e}"
-            ),
-            Self::Skipped { steps } => {
-                write!(f, "{steps} steps so far changed nothing, since a gradient was not finite")
-            }
-            Self::NotFinite { steps } => {
-                write!(f, "{steps} steps in a row had gradients that are not finite")
-            }
-        }
-    }
+/// Whether nothing good can come of the run any more.
+pub fn is_fatal(kind: &WarningKind) -> bool {
+    matches!(kind, WarningKind::NotFinite { .. })
 }
 
 /// Losses of many steps.

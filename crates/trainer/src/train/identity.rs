@@ -17,6 +17,7 @@ use super::folder::Folder;
 use super::lesson::{Feed, Lesson};
 use crate::config::{Origin, RunConfig};
 use crate::error::{Result, TrainerError};
+use crate::event::warning::Changed;
 use crate::fingerprint::{Fingerprint, Parts, difference};
 
 /// A job's settings, model and samples.
@@ -104,23 +105,24 @@ impl Identity {
     }
 
     /// That a checkpoint with this identity is one of `job`; returns what is not as it was on purpose.
-    pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<String>> {
+    pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<Changed>> {
         let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
         let changed =
             keys.into_iter().filter(|key| self.settings.get(*key) != job.settings.get(*key));
         let (typed, others): (Vec<_>, Vec<_>) = changed.partition(|key| job.has_typed(key));
         let refuse =
             |problem, hint| Err(TrainerError::OtherJob { problem, hint, path: checkpoint.into() });
-        let said = |key: &&String| {
+        let changed = |key: &String| {
             let of = |identity: &Self| {
-                identity.settings.get(*key).cloned().unwrap_or_else(|| "not set".into())
+                identity.settings.get(key).cloned().unwrap_or_else(|| "not set".into())
             };
-            format!("{key} was {}, is {}", of(self), of(job))
+            Changed { key: key.clone(), was: of(self), is: of(job) }
         };
         if !others.is_empty() {
             let is_rate = others.iter().all(|key| RATE.contains(&key.as_str()));
             let hint = if is_rate { TYPE_IT } else { UNDO };
-            return refuse(others.iter().map(said).collect::<Vec<_>>().join("; "), hint);
+            let said = others.into_iter().map(|key| changed(key).to_string());
+            return refuse(said.collect::<Vec<_>>().join("; "), hint);
         }
         let before = inputs_of(checkpoint);
         for (what, [was, is], [of_before, of_job]) in [
@@ -142,7 +144,7 @@ impl Identity {
             );
             return refuse(problem, UNDO);
         }
-        Ok(typed.iter().map(said).collect())
+        Ok(typed.into_iter().map(changed).collect())
     }
 
     /// Whether a change was asked for. What belongs to a schedule comes and goes with it.

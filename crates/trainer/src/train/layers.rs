@@ -4,15 +4,13 @@ use super::lesson::Feed;
 use super::run::Run;
 use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
+use crate::event::WarningKind;
 
 /// The step at which every layer must have learnt something. In the second, gradients reach both
 /// halves of an adapter; in the third, all of a model whose blocks add nothing at first.
 const LOOK_AT: u64 = 4;
 
-/// Layers that a warning names; its hint has all of them.
-const SHOWN: usize = 3;
-
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Looks at the gradients of that step, before they are applied. A layer may be out of reach, if its
     /// name was typed (the prompt's queries in the last block of SD3 are); all of them may not.
     pub(super) fn check_layers(&mut self) -> Result<()> {
@@ -25,16 +23,8 @@ impl<F: Feed> Run<'_, '_, F> {
             0 => Ok(()),
             _ if n == all => Err(TrainerError::Dead { layers: all, steps: LOOK_AT }),
             _ => {
-                let more = if n > SHOWN { ", …" } else { "" };
-                let names = still[..n.min(SHOWN)].join(", ");
-                let text = format!("{n} of {all} layers have no gradient: {names}{more}");
-                let hint = match self.config.adapter.kind {
-                    AdapterKind::None => "they stay as they are; the others learn".into(),
-                    _ => format!(
-                        "adapter.exclude = {still:?} leaves them out; the others learn the same"
-                    ),
-                };
-                self.warn(text, &hint)
+                let is_full = self.config.adapter.kind == AdapterKind::None;
+                self.warn(WarningKind::LayersWithoutGradient { layers: still, of: all, is_full })
             }
         }
     }

@@ -6,15 +6,14 @@ use weights::WeightsError;
 
 use super::decision::is_due;
 use super::lesson::Feed;
-use super::meter::{self, SHOW};
 use super::run::Run;
 use crate::config::Switch;
 use crate::config::optimizer::Schedule;
 use crate::error::{Result, TrainerError};
-use crate::event::Event;
+use crate::event::{Event, Phase, WarningKind};
 use crate::optim::schedule;
 
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Measures and shows what is due.
     pub(super) fn look(&mut self) -> Result<()> {
         let (step, config) = (self.progress.step, self.config);
@@ -34,7 +33,7 @@ impl<F: Feed> Run<'_, '_, F> {
     fn validate(&mut self) -> Result<()> {
         let loss = self.fitting(Self::measure)?;
         self.end_phases()?;
-        self.teller.tell(&Event::Validation { step: self.progress.step, loss })?;
+        self.events.emit(Event::Validation { step: self.progress.step, loss })?;
         self.progress.measured(loss);
         self.lower_rate(loss)?;
         self.progress.patience.observe(loss);
@@ -48,7 +47,7 @@ impl<F: Feed> Run<'_, '_, F> {
             let (mut sum, mut weight) = (0.0, 0.0);
             for index in 0..feed.n_held_out() {
                 let (size, portions) = feed.held_out(index)?;
-                meter.begin(meter::validate(size));
+                meter.begin(Phase::validate(size));
                 for (counts, portion) in portions {
                     sum += counts * session.measure(&portion)?;
                     weight += counts;
@@ -68,35 +67,33 @@ impl<F: Feed> Run<'_, '_, F> {
         }
         plateau.restart();
         *lowered += 1;
-        let rate = self.learning_rate(self.progress.step + 1);
-        let text = format!("the loss does not fall: the learning rate is {rate:.2e} from here");
-        self.warn(text, "train.stop_after_plateau ends a run that learns no more")
+        let learning_rate = self.learning_rate(self.progress.step + 1);
+        self.warn(WarningKind::RateLowered { learning_rate })
     }
 
     fn show(&mut self) -> Result<()> {
-        self.meter.begin(SHOW);
-        let Self { session, device, feed, folder, progress, teller, .. } = self;
+        self.meter.begin(Phase::Show);
+        let Self { session, device, feed, folder, progress, events, .. } = self;
         let at = (*folder, progress.step);
-        let goes_on = || teller.goes_on();
+        let goes_on = || events.goes_on();
         let shown = session.averaged(|session| feed.show(device, session.learner(), at, &goes_on));
         self.end_phases()?;
         match shown {
-            Ok(events) => self.teller.tell_each(&events),
+            Ok(events) => self.events.emit_all(events),
             // The run ends in order, with what it has learnt.
             Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
-            Err(TrainerError::Compute(error @ ComputeError::OutOfMemory { .. })) => {
-                self.go_on_unseen(&error)
-            }
+            Err(TrainerError::Compute(ComputeError::OutOfMemory {
+                asked, in_use, limit, ..
+            })) => self.go_on_unseen([asked, in_use, limit]),
             Err(error) => Err(error),
         }
     }
 
     /// What is learnt does not depend on what is shown.
-    fn go_on_unseen(&mut self, error: &ComputeError) -> Result<()> {
+    fn go_on_unseen(&mut self, [asked_bytes, in_use_bytes, limit_bytes]: [usize; 3]) -> Result<()> {
         if std::mem::replace(&mut self.is_showing_warned, true) {
             return Ok(());
         }
-        let text = format!("no sample is shown where there is no room: {error}");
-        self.warn(text, "a smaller sample, or a higher --limit; what is learnt is the same")
+        self.warn(WarningKind::NoRoomForSamples { asked_bytes, in_use_bytes, limit_bytes })
     }
 }

@@ -3,38 +3,19 @@
 //! it took more than those before. Holes between tensors count, as they do in plans.
 
 use std::collections::BTreeMap;
-use std::fmt::Display;
 
 use compute::Device;
 
-use crate::event::{Event, Phase};
-
-/// What is shown along the way, as plans name it.
-pub const SHOW: &str = "show";
-/// The model and all that lives as long as the run, as plans name it.
-pub const LOAD: &str = "load";
-
-/// A step with samples of a size, as plans name it.
-pub fn train(size: impl Display) -> String {
-    format!("train {size}")
-}
-
-/// What names of measurements begin with.
-pub const VALIDATE: &str = "validate";
-
-/// A measurement on a sample of a size, as plans name it.
-pub fn validate(size: impl Display) -> String {
-    format!("{VALIDATE} {size}")
-}
+use crate::event::{Event, Phase, PlannedPhase};
 
 /// Measures one phase after the other.
 pub struct Meter {
     device: Device,
-    planned: Vec<Phase>,
+    planned: Vec<PlannedPhase>,
     /// The phase that is measured now.
-    open: Option<String>,
+    open: Option<Phase>,
     /// The most of each phase so far.
-    most: BTreeMap<String, usize>,
+    most: BTreeMap<Phase, usize>,
     ended: Ended,
     /// The most of the whole run so far.
     pub peak_bytes: usize,
@@ -51,16 +32,16 @@ pub struct Ended {
 
 impl Meter {
     /// Before the first phase.
-    pub fn new(device: &Device, planned: &[Phase]) -> Self {
+    pub fn new(device: &Device, planned: &[PlannedPhase]) -> Self {
         let (device, planned) = (device.clone(), planned.to_vec());
         let (most, ended) = (BTreeMap::new(), Ended::default());
         Self { device, planned, open: None, most, ended, peak_bytes: 0 }
     }
 
     /// What follows is a phase. One that was open has ended.
-    pub fn begin(&mut self, phase: impl Into<String>) {
+    pub fn begin(&mut self, phase: Phase) {
         self.close();
-        self.open = Some(phase.into());
+        self.open = Some(phase);
     }
 
     /// Ends the phase that is open; gives all that ended since this was last asked.
@@ -96,20 +77,20 @@ mod tests {
     #[test]
     fn a_phase_is_told_of_once_and_when_it_takes_more() {
         let device = Device::meta(Kind::cpu(1), 1 << 20);
-        let planned = Phase { name: "train 64x32".into(), peak_bytes: 1000 };
+        let planned = PlannedPhase { name: Phase::train("64x32"), peak_bytes: 1000 };
         let mut meter = Meter::new(&device, &[planned]);
         let mut told = Vec::new();
         let _weights = device.alloc([64], Dtype::U8).unwrap();
         for bytes in [192, 128, 256, 256] {
-            meter.begin(train("64x32"));
+            meter.begin(Phase::train("64x32"));
             drop(device.alloc([bytes], Dtype::U8).unwrap());
-            meter.begin("not planned");
+            meter.begin("not planned".into());
             drop(device.alloc([64], Dtype::U8).unwrap());
             let Ended { events, peak_bytes } = meter.end();
             told.push((events.len(), peak_bytes));
             for event in events {
                 let Event::Memory { phase, planned_bytes, peak_bytes } = event else { panic!() };
-                assert_eq!((phase.as_str(), planned_bytes), ("train 64x32", 1000));
+                assert_eq!((phase, planned_bytes), (Phase::train("64x32"), 1000));
                 assert_eq!(peak_bytes, 64 + bytes);
             }
         }

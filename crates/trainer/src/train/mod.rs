@@ -27,9 +27,7 @@ mod tests;
 pub mod texts;
 mod workplace;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::sync::atomic::AtomicBool;
 
 use compute::{Device, Kind};
 use machine::sampler::Sampler;
@@ -37,8 +35,7 @@ use machine::sampler::Sampler;
 use self::checkpoint::Checkpoints;
 use self::folder::Folder;
 use self::identity::Identity;
-use self::lesson::Feed;
-use self::meter::LOAD;
+use self::lesson::{Feed, Lesson};
 use self::pacing::Pacing;
 use self::run::Run;
 use self::session::{Session, Trained};
@@ -51,32 +48,14 @@ use crate::data::Findings;
 use crate::error::{Result, TrainerError};
 use crate::event::figures::Figures;
 use crate::event::history::History;
-use crate::event::journal::Journal;
-use crate::event::{Begin, End, Event, Repeated, Times};
+use crate::event::{
+    Begin, End, Event, EventRecord, Listener, Phase, ProgressUnit, Repeated, Sink, Times, Warning,
+    WarningKind,
+};
 use crate::export::card;
 use crate::plan::{Plan, Rates, Room, Rung};
+use crate::report;
 use crate::report::live::LiveReport;
-use crate::report::{self, Stage};
-
-/// What happens, as it is told.
-pub enum Happening<'a> {
-    /// Something that is written down too.
-    Event(&'a Event),
-    /// How far a phase is.
-    Progress {
-        /// The phase.
-        phase: &'a str,
-        /// So much is done ...
-        done: u64,
-        /// ... of this.
-        total: u64,
-    },
-    /// Nothing new: only asks whether to go on, in the middle of something long.
-    Tick,
-}
-
-/// Told what happens; answers whether to go on. Called from several threads.
-pub type Tell<'a> = &'a (dyn Fn(Happening<'_>) -> bool + Sync);
 
 /// What computes, and in how much memory.
 pub struct On<'a> {
@@ -114,14 +93,27 @@ struct Setup<'a> {
 }
 
 /// Trains: opens the model, prepares what it learns from, plans, runs the loop, writes what came of it.
-pub fn train(config: &RunConfig, on: &On<'_>, start: Start, tell: Tell<'_>) -> Result<End> {
+/// Everybody who listens hears each event; when `stop` is raised, the run saves and ends.
+pub fn train(
+    config: &RunConfig,
+    on: &On<'_>,
+    start: Start,
+    listeners: &[Listener<'_>],
+    stop: &AtomicBool,
+) -> Result<End> {
     claim::check(config, &[])?;
     let folder = Folder::open(&config.output.folder, start)?;
-    let mut teller = Teller::new(&folder, tell)?;
-    let config = &folder.pinned(config);
-    let end = train_into(config, on, (&folder, &mut teller));
-    drop(teller);
-    let reported = report::write(&folder.path, Stage::Over);
+    let end = {
+        let report = LiveReport::begin(folder.path.clone());
+        let rewrite = |record: &EventRecord| report.observe(&record.event);
+        let listeners = [&[&rewrite as Listener<'_>], listeners].concat();
+        let events = Sink::open(&folder.path, start.resume, &listeners, stop)?;
+        train_into(&folder.pinned(config), on, (&folder, &events)).inspect_err(|error| {
+            // The error itself is worse than that it is nowhere written.
+            _ = events.fail(error);
+        })
+    };
+    let reported = report::write(&folder.path);
     // Where both failed, the first is the cause.
     let end = end?;
     reported?;
@@ -131,15 +123,16 @@ pub fn train(config: &RunConfig, on: &On<'_>, start: Start, tell: Tell<'_>) -> R
 fn train_into(
     config: &RunConfig,
     on: &On<'_>,
-    (folder, teller): (&Folder, &mut Teller<'_>),
+    (folder, events): (&Folder, &Sink<'_>),
 ) -> Result<End> {
+    events.emit(Event::Phase { name: Phase::Open })?;
     let end = match config.material {
-        Material::Pictures { .. } => pictures::train(config, on, (folder, teller)),
-        Material::Texts { .. } => texts::train(config, on, (folder, teller)),
+        Material::Pictures { .. } => pictures::train(config, on, (folder, events)),
+        Material::Texts { .. } => texts::train(config, on, (folder, events)),
     }?;
     let figures = Figures::of(&History::open(&folder.path)?);
     let end = End { loss: figures.and_then(|figures| figures.final_loss), ..end };
-    teller.tell(&Event::End(end.clone()))?;
+    events.emit(Event::End(end.clone()))?;
     if end.why.is_done() && config.adapter.kind != AdapterKind::None {
         card::write(&folder.path, config)?;
     }
@@ -153,10 +146,10 @@ fn learn<F: Feed>(
     lesson: &F::Lesson,
     mut feed: F,
     (setup, place): (Setup<'_>, Workplace),
-    (folder, teller): (&Folder, &mut Teller<'_>),
+    (folder, events): (&Folder, &Sink<'_>),
 ) -> Result<(End, Trained)> {
-    let (learnt, _) = place.surviving(setup, teller, |place, teller, reached| {
-        let mut run = begin(config, lesson, &mut feed, (setup, place), (folder, teller))?;
+    let (learnt, _) = place.surviving(setup, events, |place, events, reached| {
+        let mut run = begin(config, lesson, &mut feed, (setup, place), (folder, events))?;
         let end = run.go();
         *reached = run.progress.step.max(*reached);
         let (end, trained) = (end?, run.session.averaged(Session::trained)?);
@@ -166,20 +159,21 @@ fn learn<F: Feed>(
 }
 
 /// Loads the model and puts it where it stood.
-fn begin<'a, 't, F: Feed>(
+fn begin<'a, F: Feed>(
     config: &'a RunConfig,
     lesson: &'a F::Lesson,
     feed: &'a mut F,
     (Setup { on, plan, ladder }, Workplace { device, meter }): (Setup<'a>, &'a mut Workplace),
-    (folder, teller): (&'a Folder, &'a mut Teller<'t>),
-) -> Result<Run<'a, 't, F>> {
-    teller.tell(&Event::Phase { name: "load the model".into() })?;
-    meter.begin(LOAD);
-    let mut session = Session::new(device, lesson, config, &|_| teller.goes_on())?;
+    (folder, events): (&'a Folder, &'a Sink<'a>),
+) -> Result<Run<'a, F>> {
+    events.phase(Phase::Load, ProgressUnit::Bytes, lesson.file_bytes())?;
+    meter.begin(Phase::Load);
+    let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
+    let mut session = Session::new(device, lesson, config, &tick)?;
     let identity = Identity::new(config, lesson, feed)?;
     let checkpoints = Checkpoints::new(&folder.path, &config.output);
     let mut warnings = Vec::new();
-    let restored = checkpoints.restore(&mut session, &identity, |text| warnings.push(text))?;
+    let restored = checkpoints.restore(&mut session, &identity, |kind| warnings.push(kind))?;
     let progress = restored.unwrap_or_default();
     let total_steps = config.train.n_steps(feed.batches_per_epoch());
     if progress.step > total_steps {
@@ -190,7 +184,7 @@ fn begin<'a, 't, F: Feed>(
     folder.write(folder::CONFIG, &format!("{}\n{}", folder::CONFIG_HEADER, config.resolved()))?;
     identity.write_inputs(folder)?;
     let filled = device.filled();
-    teller.tell(&Event::Begin(Begin {
+    events.emit(Event::Begin(Begin {
         version: env!("CARGO_PKG_VERSION").into(),
         base: config.base.path.display().to_string(),
         engine: on.name.clone(),
@@ -209,12 +203,11 @@ fn begin<'a, 't, F: Feed>(
         limit_bytes: on.limit_bytes,
         loaded_in_place_bytes: filled.in_place,
         loaded_staged_bytes: filled.staged,
-        time: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs()),
     }))?;
     // Of what came before and of loading; not before the beginning either.
-    teller.tell_each(&meter.end().events)?;
-    for text in warnings {
-        teller.tell(&Event::Warning { step: progress.step, text, hint: None })?;
+    events.emit_all(meter.end().events)?;
+    for kind in warnings {
+        events.emit(Event::Warning(Warning { step: progress.step, kind }))?;
     }
     Ok(Run {
         config,
@@ -229,18 +222,8 @@ fn begin<'a, 't, F: Feed>(
         total_steps,
         meter,
         is_showing_warned: false,
-        teller,
+        events,
     })
-}
-
-/// Writes events down and passes them on; remembers whether somebody asked to stop.
-pub struct Teller<'a> {
-    journal: Journal,
-    report: LiveReport,
-    tell: Tell<'a>,
-    is_stopped: AtomicBool,
-    /// The phase before training that is counted, how much of it is done, and of how much.
-    counted: Mutex<(&'static str, u64, u64)>,
 }
 
 impl On<'_> {
@@ -251,57 +234,26 @@ impl On<'_> {
     }
 }
 
-impl<'a> Teller<'a> {
-    fn new(folder: &Folder, tell: Tell<'a>) -> Result<Self> {
-        let (is_stopped, counted) = (AtomicBool::new(false), Mutex::new(("", 0, 0)));
-        let journal = Journal::open(&folder.path, folder.start.resume)?;
-        let report = LiveReport::begin(folder.path.clone());
-        Ok(Self { journal, report, tell, is_stopped, counted })
-    }
+/// What was found wrong with images or texts, in a line for each reason.
+fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()> {
+    let Findings { left_out, warnings, notes } = findings;
+    let warning =
+        |problem| Event::Warning(Warning { step: 0, kind: WarningKind::Data { problem } });
+    let left_out = left_out.into_iter().map(Event::LeftOut);
+    let notes = notes.into_iter().map(|text| Event::Note { text });
+    events.emit_all(left_out.chain(warnings.into_iter().map(warning)).chain(notes))
+}
 
-    fn tell(&mut self, event: &Event) -> Result<()> {
-        self.journal.write(event)?;
-        self.report.observe(event);
-        self.pass_on(Happening::Event(event));
-        Ok(())
-    }
-
-    fn tell_each(&mut self, events: &[Event]) -> Result<()> {
-        events.iter().try_for_each(|event| self.tell(event))
-    }
-
-    /// What was found wrong with images or texts, in a line for each reason.
-    fn tell_findings(&mut self, findings: Findings) -> Result<()> {
-        let Findings { left_out, warnings, notes } = findings;
-        let warning = |text| Event::Warning { step: 0, text, hint: None };
-        let left_out = left_out.into_iter().map(Event::LeftOut);
-        let notes = notes.into_iter().map(|text| Event::Note { text });
-        let events = left_out.chain(warnings.into_iter().map(warning)).chain(notes);
-        self.tell_each(&events.collect::<Vec<_>>())
-    }
-
-    /// How far the preparation of pictures or texts is; answers whether to go on.
-    fn prepares(&self, event: cache::Event) -> bool {
-        let mut counted = self.counted.lock().unwrap_or_else(PoisonError::into_inner);
-        match event {
-            cache::Event::Phase { name, total } => *counted = (name, 0, total as u64),
-            cache::Event::Done => counted.1 += 1,
-            cache::Event::Loaded(_) => {}
+/// How far the preparation of images or texts is; answers whether to go on.
+fn prepares(events: &Sink<'_>, event: cache::Event) -> bool {
+    match event {
+        cache::Event::Phase { name, total } => {
+            let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
+            // What cannot be written now cannot be at the next event, which says so.
+            _ = events.phase(name.into(), unit, total as u64);
+            events.goes_on()
         }
-        let (phase, done, total) = *counted;
-        self.pass_on(Happening::Progress { phase, done, total });
-        self.goes_on()
-    }
-
-    fn pass_on(&self, happening: Happening<'_>) {
-        if !(self.tell)(happening) {
-            self.is_stopped.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether nobody asked to stop, also just now.
-    fn goes_on(&self) -> bool {
-        self.pass_on(Happening::Tick);
-        !self.is_stopped.load(Ordering::Relaxed)
+        cache::Event::Done => events.advance(ProgressUnit::Samples, 1),
+        cache::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
     }
 }

@@ -19,12 +19,11 @@ use machine::sampler::Sampler;
 
 use super::On;
 use super::lesson::{Feed, Lesson};
-use super::meter::VALIDATE;
 use super::run::Run;
 use crate::config::RunConfig;
 use crate::config::how::How;
 use crate::error::Result;
-use crate::event::{self, Event, Felt, Paced};
+use crate::event::{self, Event, Felt, Paced, Phase};
 use crate::plan::{Plan, Rates, Rung};
 
 /// How often the machine's state is written down. Chosen: an hour is 360 points of a curve.
@@ -64,7 +63,7 @@ pub struct Begun {
 impl Pacing {
     /// From the plan's pace on. In every way there is room to measure, which cannot be done tighter.
     pub fn of(config: &RunConfig, on: &On<'_>, plan: &Plan, ladder: &[Rung]) -> Self {
-        let measured = plan.phases.iter().filter(|phase| phase.name.starts_with(VALIDATE));
+        let measured = plan.phases.iter().filter(|phase| matches!(phase.name, Phase::Validate(_)));
         let least = measured.map(|phase| phase.peak_bytes).max().unwrap_or(0);
         let roomy = |rung: &Rung| Rung { peak_bytes: rung.peak_bytes.max(least), ..*rung };
         let ladder = (ladder.iter().map(roomy).collect(), plan.host_bytes);
@@ -165,7 +164,7 @@ impl Pacing {
     }
 }
 
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Before a batch of so many samples.
     pub(super) fn begin_batch(
         &mut self,
@@ -173,7 +172,7 @@ impl<F: Feed> Run<'_, '_, F> {
         n_samples: usize,
     ) -> Result<Begun> {
         self.feel()?;
-        while self.pacing.governor.pace().is_paused && self.teller.goes_on() {
+        while self.pacing.governor.pace().is_paused && self.events.goes_on() {
             self.rest(PIECE);
             self.feel()?;
         }
@@ -195,7 +194,7 @@ impl<F: Feed> Run<'_, '_, F> {
         self.keep_to(decisions)?;
         let duty = self.pacing.governor.pace().duty;
         let until = Instant::now() + Duration::from_secs_f64(secs * (1.0 / duty - 1.0));
-        while self.teller.goes_on() {
+        while self.events.goes_on() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 break;
@@ -214,7 +213,7 @@ impl<F: Feed> Run<'_, '_, F> {
         let decisions = self.pacing.feel();
         self.keep_to(decisions)?;
         match self.pacing.felt(self.progress.step) {
-            Some(event) => self.teller.tell(&event),
+            Some(event) => self.events.emit(event),
             None => Ok(()),
         }
     }
@@ -232,7 +231,7 @@ impl<F: Feed> Run<'_, '_, F> {
                 self.device.trim();
             }
             let (step, how) = (self.progress.step, self.pacing.ladder[to.rung].how);
-            self.teller.tell(&Event::Paced(Paced { step, how, decision }))?;
+            self.events.emit(Event::Paced(Paced { step, how, decision }))?;
         }
         Ok(())
     }

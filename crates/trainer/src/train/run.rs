@@ -1,5 +1,5 @@
 //! The loop: take a step (`step.rs`), look at what it came to, now and then measure and show (`look.rs`), and do what
-//! [`decide`] says. It prints nothing; what happens is told as events. All that it remembers between steps is a
+//! [`decide`] says. It prints nothing; what happens is emitted as events. All that it remembers between steps is a
 //! [`Progress`] and the tensors of a [`Session`], which is what a checkpoint holds.
 
 use std::path::Path;
@@ -7,11 +7,10 @@ use std::time::Instant;
 
 use compute::Device;
 
-use super::Teller;
 use super::checkpoint::{Checkpoints, Progress};
 use super::decision::{Save, Standing, decide};
-use super::divergence::{self, Divergence};
-use super::health::{self, Finding};
+use super::divergence;
+use super::health;
 use super::identity::Identity;
 use super::lesson::Feed;
 use super::meter::Meter;
@@ -19,11 +18,11 @@ use super::pacing::Pacing;
 use super::session::{Session, Trained};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::event::{End, Event, Step, Why};
+use crate::event::{End, Event, Sink, Step, Warning, WarningKind, Why};
 use crate::optim::schedule;
 
 /// A run with all that it works with.
-pub struct Run<'a, 't, F: Feed> {
+pub struct Run<'a, F: Feed> {
     /// The job.
     pub config: &'a RunConfig,
     /// Where it computes.
@@ -48,11 +47,11 @@ pub struct Run<'a, 't, F: Feed> {
     pub meter: &'a mut Meter,
     /// Whether it was said that there is no room to show anything in.
     pub is_showing_warned: bool,
-    /// Who is told.
-    pub teller: &'a mut Teller<'t>,
+    /// Where it says what happens.
+    pub events: &'a Sink<'a>,
 }
 
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Goes on to the end, or until it is asked to stop. What was done is saved either way.
     pub fn go(&mut self) -> Result<End> {
         let begun = Instant::now();
@@ -68,11 +67,11 @@ impl<F: Feed> Run<'_, '_, F> {
                 break why;
             }
             let step = self.step(&mut ahead)?;
-            self.teller.tell(&Event::Step(step.clone()))?;
+            self.events.emit(Event::Step(step.clone()))?;
             self.progress.secs = secs_before + begun.elapsed().as_secs_f64();
             let is_unhealthy = self.judge(&step)?;
             self.look()?;
-            let is_interrupted = !self.teller.goes_on();
+            let is_interrupted = !self.events.goes_on();
             let standing = Standing { is_unhealthy, is_interrupted, ..self.standing() };
             decision = decide(standing, &self.config.output);
             decision.save.map_or(Ok(()), |save| self.save(save))?;
@@ -102,16 +101,15 @@ impl<F: Feed> Run<'_, '_, F> {
         if self.progress.step.is_multiple_of(health::WINDOW as u64) {
             self.tell_health()?;
         }
-        for finding in &found {
-            self.warn(finding.to_string(), finding.hint())?;
-        }
-        Ok(found.iter().any(Finding::is_fatal))
+        let is_fatal = found.iter().any(health::is_fatal);
+        found.into_iter().try_for_each(|kind| self.warn(kind))?;
+        Ok(is_fatal)
     }
 
     fn tell_health(&mut self) -> Result<()> {
         let health = &self.progress.health;
         let Some((before, now)) = health.windows() else { return Ok(()) };
-        self.teller.tell(&Event::Health {
+        self.events.emit(Event::Health {
             step: self.progress.step,
             loss: now.mean,
             spread: now.spread,
@@ -123,16 +121,16 @@ impl<F: Feed> Run<'_, '_, F> {
 
     /// Warns of a result that is of no use, which then is none unless that is forced.
     pub fn judge_result(&mut self, end: End, trained: &Trained, is_forced: bool) -> Result<End> {
-        let divergence = Divergence::of(&self.progress.health, trained);
+        let divergence = divergence::of(&self.progress.health, trained);
         let Some(divergence) = divergence.filter(|_| end.why.is_done()) else { return Ok(end) };
-        self.warn(divergence.to_string(), divergence::HINT)?;
+        self.warn(WarningKind::Diverged(divergence))?;
         Ok(if is_forced { end } else { End { why: Why::Diverged, ..end } })
     }
 
     /// Tells of the phases that ended; returns the most that one of them took.
     pub(super) fn end_phases(&mut self) -> Result<usize> {
         let ended = self.meter.end();
-        self.teller.tell_each(&ended.events)?;
+        self.events.emit_all(ended.events)?;
         Ok(ended.peak_bytes)
     }
 
@@ -142,9 +140,8 @@ impl<F: Feed> Run<'_, '_, F> {
         settings.learning_rate * schedule::factor(settings, step, self.total_steps, lowered)
     }
 
-    pub(super) fn warn(&mut self, text: String, hint: &str) -> Result<()> {
-        let (step, hint) = (self.progress.step, Some(hint.into()));
-        self.teller.tell(&Event::Warning { step, text, hint })
+    pub(super) fn warn(&mut self, kind: WarningKind) -> Result<()> {
+        self.events.emit(Event::Warning(Warning { step: self.progress.step, kind }))
     }
 
     pub(super) fn save(&mut self, save: Save) -> Result<()> {
@@ -152,6 +149,6 @@ impl<F: Feed> Run<'_, '_, F> {
         let replaced = progress.saves(save == Save::Best);
         let path = checkpoints.save(&mut self.session, progress, &self.identity)?;
         checkpoints.remove_old(progress, replaced)?;
-        self.teller.tell(&Event::Checkpoint { step: self.progress.step, path })
+        self.events.emit(Event::Checkpoint { step: self.progress.step, path })
     }
 }

@@ -16,13 +16,12 @@ use std::time::Instant;
 use compute::Dtype;
 
 use super::lesson::{Ahead, Feed, Lesson, Ready};
-use super::meter;
 use super::run::Run;
 use super::scale::LossScale;
 use super::session::GradientNorm;
 use crate::config::how::How;
 use crate::error::Result;
-use crate::event;
+use crate::event::{self, Phase};
 
 /// What this machine gathered for a step, besides gradients, which lie in the session.
 struct Gathered {
@@ -52,7 +51,7 @@ struct Exchanged {
     norm: GradientNorm,
 }
 
-impl<F: Feed> Run<'_, '_, F> {
+impl<F: Feed> Run<'_, F> {
     /// Takes the next step. What is remembered changes only when all of it is done.
     pub(super) fn step(&mut self, ahead: &mut Ahead<F>) -> Result<event::Step> {
         let (begun, launches) = (Instant::now(), self.device.launches());
@@ -98,7 +97,7 @@ impl<F: Feed> Run<'_, '_, F> {
         for _ in 0..n {
             let (ready, waited) = ahead.next_batch()?;
             wait_secs += waited.as_secs_f64();
-            self.meter.begin(meter::train(ready.size));
+            self.meter.begin(Phase::train(ready.size));
             let batch = self.begin_batch(ready.size, ready.samples.len())?;
             sums.add(self.forward_backward(&ready, expected, loss_scale.unwrap_or(1.0))?);
             self.end_batch(batch)?;

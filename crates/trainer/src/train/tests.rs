@@ -77,7 +77,7 @@ const APART: f64 = 1e-5;
 type Told = Mutex<Vec<(Event, usize)>>;
 
 /// Sets a job up and lets `work` have its loop.
-fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) {
+fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, Feed<'_>>, &Told)) {
     let place = tempfile::tempdir().unwrap();
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
     let mut raw = RawConfig::from_text(JOB, &place.path().join("job.toml")).unwrap();
@@ -113,27 +113,25 @@ fn with_run(set: &[&str], work: impl FnOnce(&mut Run<'_, '_, Feed<'_>>, &Told)) 
     let device = place.device.clone();
     let index = Arc::new(caching.run(&device, plan.t5, &|_| true).unwrap());
     let told = Told::default();
-    let tell = |happening: Happening<'_>| {
-        if let Happening::Event(event) = happening {
-            told.lock().unwrap().push((event.clone(), device.usage().in_use));
-        }
-        true
+    let listener = |record: &EventRecord| {
+        told.lock().unwrap().push((record.event.clone(), device.usage().in_use));
     };
-    let mut teller = Teller::new(&folder, &tell).unwrap();
+    let (listeners, stop) = ([&listener as Listener<'_>], AtomicBool::new(false));
+    let events = Sink::open(&folder.path, false, &listeners, &stop).unwrap();
     let setup = Setup { on: &on, plan: &plan, ladder: &ladder };
     let mut feed = Feed::new(lesson, &config, index, plan.tiling).unwrap();
     let on = (setup, &mut place);
-    work(&mut begin(&config, &lesson, &mut feed, on, (&folder, &mut teller)).unwrap(), &told);
+    work(&mut begin(&config, &lesson, &mut feed, on, (&folder, &events)).unwrap(), &told);
     assert_eq!(device.usage().in_use, 0);
 }
 
 /// Everything that is trained, or remembered of it, by name.
-fn state(run: &mut Run<'_, '_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
+fn state(run: &mut Run<'_, Feed<'_>>) -> Vec<(String, Vec<u8>)> {
     let tensors = run.session.tensors().unwrap();
     tensors.into_iter().map(|(name, tensor)| (name, tensor.read_bytes().unwrap())).collect()
 }
 
-fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
+fn put_back(run: &mut Run<'_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
     for ((_, tensor), (_, bytes)) in run.session.tensors().unwrap().into_iter().zip(state) {
         let fill = |_, mut parts: Vec<compute::Part<'_>>| -> Result<()> {
             parts.remove(0).fill(&mut |to| {
@@ -146,11 +144,7 @@ fn put_back(run: &mut Run<'_, '_, Feed<'_>>, state: &[(String, Vec<u8>)]) {
 }
 
 /// Goes from the beginning to the end, in this way at first.
-fn again(
-    run: &mut Run<'_, '_, Feed<'_>>,
-    ladder: &[Rung],
-    start: &[(String, Vec<u8>)],
-) -> Result<End> {
+fn again(run: &mut Run<'_, Feed<'_>>, ladder: &[Rung], start: &[(String, Vec<u8>)]) -> Result<End> {
     put_back(run, start);
     (run.progress, run.is_showing_warned) = (Progress::default(), false);
     run.pacing = run.pacing.on(ladder);
@@ -211,7 +205,12 @@ fn tightened(events: &[Event]) -> Vec<(How, How)> {
 fn a_refused_allocation_changes_no_bit_where_portions_stay() {
     refuse_each(&SINGLE, |whole, refused, events| {
         assert!(whole == refused, "other bytes");
-        let is_left_out = |event: &&Event| matches!(event, Event::Warning { text, .. } if text.starts_with("no sample is shown"));
+        let is_left_out = |event: &&Event| {
+            matches!(
+                event,
+                Event::Warning(Warning { kind: WarningKind::NoRoomForSamples { .. }, .. })
+            )
+        };
         let n_left_out = events.iter().filter(is_left_out).count();
         let tightened = tightened(events);
         assert_eq!(tightened.len() + n_left_out, 1, "{events:?}");
@@ -301,7 +300,7 @@ fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {
 fn an_update_is_made_whole_or_not_at_all() {
     with_run(&["optimizer.kind=adamw_8bit"], |run, _| {
         let (ready, _) = run.feed.read_from(0).next_batch().unwrap();
-        let accumulate = |run: &mut Run<'_, '_, Feed<'_>>| {
+        let accumulate = |run: &mut Run<'_, Feed<'_>>| {
             run.session.forget();
             run.forward_backward(&ready, 3.0, 1.0).unwrap();
         };
@@ -326,7 +325,7 @@ fn an_update_is_made_whole_or_not_at_all() {
 
 /// Forward and backward of some samples of a batch; the gradients, in the order of the parameters.
 fn gathered(
-    run: &mut Run<'_, '_, Feed<'_>>,
+    run: &mut Run<'_, Feed<'_>>,
     ready: &Ready<Bucket, ReadySample>,
     samples: Range<usize>,
 ) -> Vec<Option<Vec<f32>>> {

@@ -8,9 +8,9 @@
 use compute::{ComputeError, Device};
 
 use super::meter::Meter;
-use super::{On, Setup, Teller};
+use super::{On, Setup};
 use crate::error::{Result, TrainerError};
-use crate::event::{Event, Lost};
+use crate::event::{Event, Lost, Sink};
 use crate::plan::Plan;
 
 /// How often a GPU may be lost without the run getting any further. Chosen: a display that woke up is a
@@ -38,13 +38,13 @@ impl Workplace {
     pub(super) fn surviving<T>(
         mut self,
         setup: Setup<'_>,
-        teller: &mut Teller<'_>,
-        mut work: impl FnMut(&mut Self, &mut Teller<'_>, &mut u64) -> Result<T>,
+        events: &Sink<'_>,
+        mut work: impl FnMut(&mut Self, &Sink<'_>, &mut u64) -> Result<T>,
     ) -> Result<(T, Self)> {
         let (mut times, mut step) = (0, 0);
         loop {
             let before = step;
-            let error = match work(&mut self, teller, &mut step) {
+            let error = match work(&mut self, events, &mut step) {
                 Ok(done) => return Ok((done, self)),
                 Err(error) => error,
             };
@@ -53,7 +53,7 @@ impl Workplace {
             if times > MOST {
                 return Err(TrainerError::Lost { step, times, said });
             }
-            teller.tell(&Event::Lost(Lost { step, said }))?;
+            events.emit(Event::Lost(Lost { step, said }))?;
             // Its memory is given back before it is asked for again.
             drop(self);
             self = Self::open(setup.on, setup.plan)?;
@@ -75,6 +75,7 @@ mod tests {
     use std::fs;
     use std::path::Path;
     use std::sync::Mutex;
+    use std::sync::atomic::AtomicBool;
 
     use compute::gpu::{AdapterKind, Choice, Trouble, adapters};
     use compute::{Device, Kind};
@@ -82,9 +83,10 @@ mod tests {
 
     use crate::config::RawConfig;
     use crate::error::{Result, TrainerError};
+    use crate::event::EventRecord;
     use crate::event::{Begin, End, Event, Lost};
     use crate::plan::Rates;
-    use crate::train::{Happening, On, Start, train};
+    use crate::train::{On, Start, train};
 
     const JOB: &str = "
 [base]
@@ -138,13 +140,12 @@ save_every = 2
             feel: Box::new(|| None),
         };
         let told = Mutex::new(Vec::new());
-        let end = train(&config, &on, Start::default(), &|happening| {
-            if let Happening::Event(event) = happening {
-                let n_lists = opened.lock().unwrap().as_ref().map_or(0, Device::n_lists);
-                told.lock().unwrap().push((event.clone(), n_lists));
-            }
-            true
-        });
+        let listener = |record: &EventRecord| {
+            let n_lists = opened.lock().unwrap().as_ref().map_or(0, Device::n_lists);
+            told.lock().unwrap().push((record.event.clone(), n_lists));
+        };
+        let stop = AtomicBool::new(false);
+        let end = train(&config, &on, Start::default(), &[&listener], &stop);
         (end, told.into_inner().unwrap())
     }
 

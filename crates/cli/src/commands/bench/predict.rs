@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use compute::{Device, Kind, Work};
@@ -22,12 +23,12 @@ use trainer::cache::{Caching, Request};
 use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
-use trainer::event::Event;
+use trainer::event::{Event, EventRecord};
 use trainer::model::sd3::pipeline::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::pictures::Drawing;
-use trainer::train::{Happening, On, Start, train};
+use trainer::train::{On, Start, train};
 
 use super::{calibrate, median};
 use crate::commands::Outcome;
@@ -258,13 +259,14 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), 
         opened.time_calls(matches!(arguments.engine.kind(), Kind::Cpu { .. }));
         Ok(device.get_or_init(|| opened).clone())
     };
-    train(config, &On { open: Box::new(open), ..on }, Start::default(), &|happening| {
-        if let (Happening::Event(Event::Step(step)), Some(device)) = (happening, device.get()) {
+    let listener = |record: &EventRecord| {
+        if let (Event::Step(step), Some(device)) = (&record.event, device.get()) {
             let computed = 1e3 * (step.secs - step.wait_secs);
             steps.lock().unwrap_or_else(PoisonError::into_inner).push((computed, device.work()));
         }
-        true
-    })?;
+    };
+    let (on, stop) = (On { open: Box::new(open), ..on }, AtomicBool::new(false));
+    train(config, &on, Start::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let done = match (steps.get(WARM_UP - 1), steps.last()) {
         (Some((_, before)), Some((_, after))) => after.since(before),

@@ -14,6 +14,7 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, PoisonError};
 
 use clap::ValueEnum;
@@ -23,9 +24,9 @@ use trainer::cache::{CachePlan, Caching, Request};
 use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
-use trainer::event::Event;
+use trainer::event::{Event, EventRecord};
 use trainer::model::sd3::pipeline::Pipeline;
-use trainer::train::{Happening, Start, train};
+use trainer::train::{Start, train};
 
 use super::beside;
 use super::{Timed, median};
@@ -277,14 +278,15 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> 
     let rss_before_bytes = machine::process::peak_resident();
     let engine = &arguments.engine;
     let steps = Mutex::new(Vec::new());
-    train(config, &engine.on(None)?, Start::default(), &|happening| {
-        if let Happening::Event(Event::Step(step)) = happening {
+    let listener = |record: &EventRecord| {
+        if let Event::Step(step) = &record.event {
             let cpu_ms = machine::process::cpu_time().as_secs_f64() * 1e3;
             let mut steps = steps.lock().unwrap_or_else(PoisonError::into_inner);
             steps.push((step.secs * 1e3, step.wait_secs * 1e3, cpu_ms));
         }
-        true
-    })?;
+    };
+    let (on, stop) = (engine.on(None)?, AtomicBool::new(false));
+    train(config, &on, Start::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let threads = engine.threads() as f64;
     let pairs = steps.windows(2).skip(WARM_UP - 1);

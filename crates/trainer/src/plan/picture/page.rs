@@ -5,13 +5,13 @@ use std::fmt::Write;
 use compute::{Moment, Tag};
 
 use super::{Memory, parts, svg};
-use crate::event::Phase;
+use crate::event::PlannedPhase;
 use crate::report::bars::{Bar, bars};
 use crate::report::document::document;
 use crate::report::words::fine_bytes;
 
 /// One file that opens in any browser: the picture, a bar per phase against the limit, a table.
-pub fn page(title: &str, memory: &Memory<'_>, phases: &[Phase]) -> String {
+pub fn page(title: &str, memory: &Memory<'_>, phases: &[PlannedPhase]) -> String {
     let sections = [picture(memory), against_limit(memory, phases), table(memory)];
     document(title, None, &sections.concat())
 }
@@ -24,13 +24,13 @@ fn picture(memory: &Memory<'_>) -> String {
     )
 }
 
-fn against_limit(memory: &Memory<'_>, phases: &[Phase]) -> String {
+fn against_limit(memory: &Memory<'_>, phases: &[PlannedPhase]) -> String {
     if phases.is_empty() {
         return String::new();
     }
     let mut all = Vec::with_capacity(phases.len());
-    for Phase { name, peak_bytes } in phases {
-        all.push(Bar { name, planned_bytes: *peak_bytes, taken_bytes: None });
+    for PlannedPhase { name, peak_bytes } in phases {
+        all.push(Bar { name: name.to_string(), planned_bytes: *peak_bytes, taken_bytes: None });
     }
     format!("<h2>Phases</h2>\n{}", bars(&all, memory.limit_bytes))
 }

@@ -8,7 +8,7 @@ use weights::{Catalog, TensorInfo};
 use super::*;
 use crate::config::{RawConfig, RunConfig};
 use crate::data::Bucket;
-use crate::event::Phase;
+use crate::event::PlannedPhase;
 use crate::model::recompute::Recompute;
 use crate::model::sd3::pipeline::Pipeline;
 use crate::train::lesson::Lesson;
@@ -174,7 +174,7 @@ fn nothing_recorded_is_no_picture() {
 fn a_page_has_the_picture_the_phases_and_the_figures_and_needs_nothing_else() {
     let recording = small(2);
     let memory = Memory { recording: &recording, limit_bytes: 8 << 20 };
-    let phase = |name: &str, mib: usize| Phase { name: name.into(), peak_bytes: mib << 20 };
+    let phase = |name: &str, mib: usize| PlannedPhase { name: name.into(), peak_bytes: mib << 20 };
     let page = page("a <fox>", &memory, &[phase("load", 3), phase("train 64x64", 6)]);
     for shown in [
         "<h1>a &lt;fox&gt;</h1>",

@@ -26,14 +26,14 @@ use super::lesson::{Before, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
 use super::session::Trained;
 use super::workplace::Workplace;
-use super::{On, Setup, Teller, learn};
+use super::{On, Setup, learn, prepares, tell_findings};
 use crate::cache::{self, Caching, Index, Latents, Request, plan_pictures};
 use crate::config::data::Data;
 use crate::config::sample::Sample;
 use crate::config::{RunConfig, Size};
 use crate::data::Bucket;
 use crate::error::Result;
-use crate::event::{End, Event};
+use crate::event::{End, Event, Sink};
 use crate::export::{Exported, export, model};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
@@ -263,23 +263,23 @@ impl Drawing<'_> {
 pub(super) fn train(
     config: &RunConfig,
     on: &On<'_>,
-    (folder, teller): (&Folder, &mut Teller<'_>),
+    (folder, events): (&Folder, &Sink<'_>),
 ) -> Result<End> {
     let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
-    let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, teller)?;
+    let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, events)?;
     let config = &config;
     let n_known = caching.index().problems.len();
-    teller.tell_findings(caching.index().findings(0))?;
+    tell_findings(events, caching.index().findings(0))?;
     let setup = Setup { on, plan: &plan, ladder: &ladder };
-    let (index, place) = encode(caching, setup, teller)?;
+    let (index, place) = encode(caching, setup, events)?;
     // Those that only showed when a picture was decoded.
-    teller.tell_findings(index.findings(n_known))?;
+    tell_findings(events, index.findings(n_known))?;
     let lesson = Drawing::of(config, &pipeline)?;
     let feed = Feed::new(lesson, config, index, plan.tiling)?;
     // What is written after is made of numbers outside the arena, which is gone by then.
-    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, &mut *teller))?;
+    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, events))?;
     if end.why.is_done() {
-        write_result(config, &mut pipeline, trained, folder, teller)?;
+        write_result(config, &mut pipeline, trained, folder, events)?;
     }
     Ok(end)
 }
@@ -297,14 +297,14 @@ fn prepare<'p>(
     config: &'p RunConfig,
     pipeline: &'p Pipeline,
     on: &On<'_>,
-    teller: &Teller<'_>,
+    events: &Sink<'_>,
 ) -> Result<Prepared<'p>> {
     let room = on.room();
     let lesson = &Drawing::of(config, pipeline)?;
     let look = |encoders| {
         let precision = Precision { base: encoders, ..Precision::plain(config.base.dtype) };
         let request = Request { precision, ..Request::of(config)? };
-        Caching::new(pipeline, request, &|done| teller.prepares(done))
+        Caching::new(pipeline, request, &|done| prepares(events, done))
     };
     let caching = look(config.base.quantise_encoders)?;
     let outlook = Outlook::of(&caching);
@@ -326,17 +326,17 @@ fn prepare<'p>(
 fn encode(
     mut caching: Caching<'_>,
     setup: Setup<'_>,
-    teller: &mut Teller<'_>,
+    events: &Sink<'_>,
 ) -> Result<(Arc<Index>, Workplace)> {
     let place = Workplace::open(setup.on, setup.plan)?;
     let ((), place) =
-        place.surviving(setup, teller, |Workplace { device, meter }, teller, _| {
+        place.surviving(setup, events, |Workplace { device, meter }, events, _| {
             let meter = Mutex::new(meter);
             caching.encode(device, setup.plan.t5, &|event| {
                 if let cache::Event::Phase { name, .. } = event {
-                    meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name);
+                    meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name.into());
                 }
-                teller.prepares(event)
+                prepares(events, event)
             })
         })?;
     Ok((Arc::new(caching.finish()?), place))
@@ -348,7 +348,7 @@ fn write_result(
     pipeline: &mut Pipeline,
     trained: Trained,
     folder: &Folder,
-    teller: &mut Teller<'_>,
+    events: &Sink<'_>,
 ) -> Result<()> {
     let layers = match trained {
         Trained::Adapter(layers) => layers,
@@ -356,7 +356,7 @@ fn write_result(
             let trained = |name: &str| Ok(own.get(name).cloned());
             model::write(pipeline, &trained, config.base.dtype, &folder.path.join("model"))?;
             let (format, path) = ("model".into(), "model".into());
-            return teller.tell(&Event::Exported { format, path, layers: own.len() });
+            return events.emit(Event::Exported { format, path, layers: own.len() });
         }
     };
     pipeline.set_adapter(vec![(Component::Transformer, layers)]);
@@ -365,7 +365,7 @@ fn write_result(
         let Exported { path, n_layers, .. } = export(pipeline, *format, &into, name)?;
         let path = path.strip_prefix(&folder.path).unwrap_or(&path).into();
         let format = format!("{format:?}").to_lowercase();
-        teller.tell(&Event::Exported { format, path, layers: n_layers })?;
+        events.emit(Event::Exported { format, path, layers: n_layers })?;
     }
     Ok(())
 }

@@ -22,12 +22,12 @@ use super::lesson::{Before, Counts, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
 use super::session::Trained;
 use super::workplace::Workplace;
-use super::{On, Setup, Teller, learn};
+use super::{On, Setup, learn, prepares, tell_findings};
 use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::config::writing::Writing;
 use crate::error::{Result, TrainerError};
-use crate::event::{End, Event};
+use crate::event::{End, Event, Sink, Warning, WarningKind};
 use crate::export::language;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
@@ -345,35 +345,34 @@ const VOCABULARY_STEP: usize = 64;
 pub(super) fn train(
     config: &RunConfig,
     on: &On<'_>,
-    (folder, teller): (&Folder, &mut Teller<'_>),
+    (folder, events): (&Folder, &Sink<'_>),
 ) -> Result<End> {
     let opened = Opened::of(config, false)?;
     let lesson = opened.lesson(config)?;
-    warn_of_length(&lesson, teller)?;
-    let texts = open_texts(&lesson, config, &|event| teller.prepares(event))?;
-    teller.tell_findings(texts.findings())?;
+    warn_of_length(&lesson, events)?;
+    let texts = open_texts(&lesson, config, &|event| prepares(events, event))?;
+    tell_findings(events, texts.findings())?;
     let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
     let config = &planned;
     let lesson = opened.lesson(config)?;
     let feed = Feed::new(lesson, config, texts)?;
     let setup = Setup { on, plan: &plan, ladder: &ladder };
     let place = Workplace::open(on, &plan)?;
-    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, &mut *teller))?;
+    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, events))?;
     if end.why.is_done() {
-        write_result(config, opened, trained, folder, teller)?;
+        write_result(config, opened, trained, folder, events)?;
     }
     Ok(end)
 }
 
 /// Positions that a model never saw are computed like any other, and mean little to it.
-fn warn_of_length(lesson: &Reading<'_>, teller: &mut Teller<'_>) -> Result<()> {
+fn warn_of_length(lesson: &Reading<'_>, events: &Sink<'_>) -> Result<()> {
     let (length, most) = (lesson.text.length, lesson.base.config.max_position_embeddings);
     if length <= most {
         return Ok(());
     }
-    let text = format!("sequences have {length} tokens, the model was made for {most}");
-    let hint = Some(format!("text.length = {most} shows it what it knows"));
-    teller.tell(&Event::Warning { step: 0, text, hint })
+    let kind = WarningKind::SequencesTooLong { tokens: length, made_for: most };
+    events.emit(Event::Warning(Warning { step: 0, kind }))
 }
 
 /// Decides how the run is done.
@@ -397,7 +396,7 @@ fn write_result(
     Opened { mut base, tokenizer }: Opened,
     trained: Trained,
     folder: &Folder,
-    teller: &mut Teller<'_>,
+    events: &Sink<'_>,
 ) -> Result<()> {
     match trained {
         Trained::Adapter(layers) => {
@@ -405,7 +404,7 @@ fn write_result(
             let exported = language::write_adapter(&mut base, &folder.path.join("adapter"))?;
             let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
             let (format, layers) = ("peft".into(), exported.n_layers);
-            teller.tell(&Event::Exported { format, path, layers })
+            events.emit(Event::Exported { format, path, layers })
         }
         Trained::Own(own) => {
             let (dtype, out) = (files::stored(config.base.dtype), folder.path.join("model"));
@@ -413,7 +412,7 @@ fn write_result(
                 Ok(own.get(&want.name).expect("all of the model was trained").clone())
             })?;
             let (format, path) = ("model".into(), "model".into());
-            teller.tell(&Event::Exported { format, path, layers: own.len() })
+            events.emit(Event::Exported { format, path, layers: own.len() })
         }
     }
 }

@@ -1,0 +1,183 @@
+//! Where a run says what happens: each event gets its time, is written to `events.jsonl`, and is then
+//! handed to everybody who listens, in their order. Listeners cannot change a run. Who wants it to stop
+//! raises a flag, which the run looks at between two pieces of work.
+
+use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use super::journal::Journal;
+use super::{End, Event, EventRecord, Failed, Phase, PhaseProgress, ProgressUnit, Why};
+use crate::error::{Result, TrainerError};
+
+/// Hears every event. Called from several threads, one at a time; must not emit any itself.
+pub type Listener<'a> = &'a (dyn Fn(&EventRecord) + Sync);
+
+/// What a run emits its events to.
+pub struct Sink<'a> {
+    state: Mutex<Emitted>,
+    listeners: &'a [Listener<'a>],
+    stop: &'a AtomicBool,
+    begun: Instant,
+}
+
+struct Emitted {
+    journal: Journal,
+    /// How far the phase is that is counted now.
+    progress: Option<PhaseProgress>,
+    /// Steps taken so far.
+    step: u64,
+}
+
+impl<'a> Sink<'a> {
+    /// Of the run in a folder, whose file goes on if the run does.
+    pub fn open(
+        folder: &Path,
+        resume: bool,
+        listeners: &'a [Listener<'a>],
+        stop: &'a AtomicBool,
+    ) -> Result<Self> {
+        let journal = Journal::open(folder, resume)?;
+        let state = Mutex::new(Emitted { journal, progress: None, step: 0 });
+        Ok(Self { state, listeners, stop, begun: Instant::now() })
+    }
+
+    /// Writes an event down and hands it on.
+    pub fn emit(&self, event: Event) -> Result<()> {
+        let mut state = self.state();
+        match &event {
+            Event::Begin(begin) => state.step = begin.from_step,
+            Event::Step(step) => state.step = step.step,
+            _ => {}
+        }
+        self.hand_on(&mut state, event)
+    }
+
+    /// Several, in their order.
+    pub fn emit_all(&self, events: impl IntoIterator<Item = Event>) -> Result<()> {
+        events.into_iter().try_for_each(|event| self.emit(event))
+    }
+
+    /// A phase begins of which so much is to be done; 0 where nobody knows how much.
+    pub fn phase(&self, phase: Phase, unit: ProgressUnit, total: u64) -> Result<()> {
+        let mut state = self.state();
+        state.progress = Some(PhaseProgress { phase: phase.clone(), done: 0, total, unit });
+        self.hand_on(&mut state, Event::Phase { name: phase })
+    }
+
+    /// So much more of the phase is done, if that is what it counts; answers whether to go on.
+    pub fn advance(&self, unit: ProgressUnit, by: u64) -> bool {
+        let mut state = self.state();
+        if let Some(progress) = state.progress.as_mut().filter(|progress| progress.unit == unit) {
+            progress.done += by;
+            let event = Event::Progress(progress.clone());
+            // What cannot be written now cannot be at the next event, which says so.
+            _ = self.hand_on(&mut state, event);
+        }
+        self.goes_on()
+    }
+
+    /// That the run ends before its end: it failed, or was asked to stop before it began.
+    pub fn fail(&self, error: &TrainerError) -> Result<()> {
+        let step = self.state().step;
+        self.emit(if error.is_cancelled() {
+            let secs = self.begun.elapsed().as_secs_f64();
+            let why = Why::Interrupted;
+            Event::End(End { step, why, secs, peak_bytes: 0, energy: None, loss: None, best: None })
+        } else {
+            Event::Failed(Failed::of(error, step))
+        })
+    }
+
+    /// Whether nobody asked to stop.
+    pub fn goes_on(&self) -> bool {
+        !self.stop.load(Ordering::Relaxed)
+    }
+
+    fn state(&self) -> MutexGuard<'_, Emitted> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All under one lock, so that everybody hears events in the order of the file.
+    fn hand_on(&self, state: &mut Emitted, event: Event) -> Result<()> {
+        let record = EventRecord { event, time: Some(now()) };
+        state.journal.write(&record)?;
+        self.listeners.iter().for_each(|listener| listener(&record));
+        Ok(())
+    }
+}
+
+/// Seconds since 1970, to the millisecond.
+fn now() -> f64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0.0, |since| (since.as_secs_f64() * 1e3).round() / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::journal;
+
+    /// What a run leaves behind of these, and what a listener heard.
+    fn emitted(work: impl Fn(&Sink<'_>)) -> (Vec<EventRecord>, Vec<EventRecord>) {
+        let folder = tempfile::tempdir().unwrap();
+        let (heard, stop) = (Mutex::new(Vec::new()), AtomicBool::new(false));
+        let listener = |record: &EventRecord| heard.lock().unwrap().push(record.clone());
+        work(&Sink::open(folder.path(), false, &[&listener], &stop).unwrap());
+        let mut written = Vec::new();
+        journal::read(&folder.path().join(journal::FILE_NAME), |record| written.push(record))
+            .unwrap();
+        (written, heard.into_inner().unwrap())
+    }
+
+    #[test]
+    fn listeners_hear_all_progress_and_the_file_has_the_first_and_the_last() {
+        let (written, heard) = emitted(|sink| {
+            sink.phase(Phase::Images, ProgressUnit::Samples, 500).unwrap();
+            for _ in 0..500 {
+                // Bytes that are read meanwhile are not what is counted.
+                assert!(
+                    sink.advance(ProgressUnit::Samples, 1)
+                        && sink.advance(ProgressUnit::Bytes, 4096)
+                );
+            }
+        });
+        assert_eq!(heard.len(), 501);
+        let done = |record: &EventRecord| match &record.event {
+            Event::Phase { name } => (name.clone(), 0),
+            Event::Progress(PhaseProgress { phase, done, .. }) => (phase.clone(), *done),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(done(&written[0]), (Phase::Images, 0));
+        assert_eq!(done(written.last().unwrap()), (Phase::Images, 500));
+        // One a second, whatever the machine.
+        let secs = heard.last().unwrap().time.unwrap() - heard[0].time.unwrap();
+        assert!(written.len() as f64 <= 3.0 + secs, "{} in {secs} s", written.len());
+        assert!(written.iter().all(|record| heard.contains(record)));
+    }
+
+    #[test]
+    fn what_ends_a_run_early_is_written_down() {
+        let last = |error: TrainerError| {
+            let (mut written, _) = emitted(|sink| sink.fail(&error).unwrap());
+            written.pop().unwrap().event
+        };
+        let Event::Failed(failed) = last(TrainerError::Dead { layers: 3, steps: 4 }) else {
+            panic!("an error is a failure")
+        };
+        assert!(failed.text.contains("none of 3 layers"), "{failed:?}");
+        assert!(failed.hint.contains("learning_rate"), "{failed:?}");
+        let stopped = last(weights::WeightsError::Cancelled.into());
+        assert!(matches!(stopped, Event::End(End { why: Why::Interrupted, .. })), "{stopped:?}");
+    }
+
+    #[test]
+    fn a_raised_flag_stops_whoever_asks() {
+        let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
+        let sink = Sink::open(folder.path(), false, &[], &stop).unwrap();
+        assert!(sink.goes_on() && sink.advance(ProgressUnit::Bytes, 1));
+        stop.store(true, Ordering::Relaxed);
+        assert!(!sink.goes_on() && !sink.advance(ProgressUnit::Bytes, 1));
+    }
+}

@@ -1,0 +1,434 @@
+//! Warnings, each with its cause as a value: programs read `kind` and its figures, people read `text`
+//! and `hint`. What another version of hearth warned of is kept as its text.
+
+use std::fmt;
+
+use machine::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde_json::{Map, Value};
+
+use super::null_is_nan;
+
+/// Something to look at; the run goes on.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Warning {
+    /// Steps taken so far.
+    pub step: u64,
+    /// What it is.
+    pub kind: WarningKind,
+}
+
+/// What a run warns of. `kind` is its name in files.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum WarningKind {
+    /// The loss rises.
+    LossRising {
+        /// Steps that were compared with as many before.
+        steps: usize,
+        /// Mean of the last ones, but for the largest.
+        now: f64,
+        /// The same of those before.
+        before: f64,
+    },
+    /// The loss of a step says little about that of the next.
+    LossScattered {
+        /// Steps that were looked at.
+        steps: usize,
+        /// Standard deviation of their losses, but for what is a trend.
+        spread: f64,
+        /// Their mean, but for the largest.
+        mean: f64,
+    },
+    /// Gradients are much longer than they were.
+    GradientsExploding {
+        /// Steps in which they are ...
+        steps: usize,
+        /// ... of the last so many.
+        of: usize,
+        /// More than so many times as long.
+        times: f64,
+        /// Median norm of the steps before.
+        usual: f64,
+    },
+    /// There is next to no gradient any more.
+    GradientsVanished {
+        /// Steps that were looked at.
+        steps: usize,
+        /// Their largest norm.
+        largest: f64,
+        /// Median norm of the first steps.
+        first: f64,
+    },
+    /// Now and then a gradient is not finite.
+    StepsSkipped {
+        /// Steps so far that changed nothing.
+        steps: u64,
+    },
+    /// Nothing is finite any more: the run ends.
+    NotFinite {
+        /// Steps in a row.
+        steps: u32,
+    },
+    /// The run is over, and what came of it is of no use.
+    Diverged(Divergence),
+    /// Gradients do not reach some of the layers.
+    LayersWithoutGradient {
+        /// Their names.
+        layers: Vec<String>,
+        /// Of how many that are trained.
+        of: usize,
+        /// Whether the whole model is trained, and not an adapter.
+        is_full: bool,
+    },
+    /// The held-out loss does not fall, so the learning rate was lowered.
+    RateLowered {
+        /// The learning rate from here on.
+        learning_rate: f64,
+    },
+    /// There is no room to make samples.
+    NoRoomForSamples {
+        /// Bytes that there was no room for.
+        asked_bytes: usize,
+        /// Bytes that were taken then.
+        in_use_bytes: usize,
+        /// The most that could be.
+        limit_bytes: usize,
+    },
+    /// A checkpoint is broken: the run goes on from the one before.
+    CheckpointPassedOver {
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A run that goes on has another value, as it was asked to.
+    SettingChanged(Changed),
+    /// Sequences are longer than those the model was made for.
+    SequencesTooLong {
+        /// Tokens of a sequence.
+        tokens: usize,
+        /// Tokens that the model was made for.
+        made_for: usize,
+    },
+    /// Something is odd about the images or texts.
+    Data {
+        /// What it is.
+        problem: String,
+    },
+    /// As another version of hearth put it.
+    #[serde(skip)]
+    Other {
+        /// What it is.
+        text: String,
+        /// What can be done about it.
+        hint: Option<String>,
+    },
+}
+
+/// Why what came of a run is of no use.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "why", rename_all = "snake_case")]
+pub enum Divergence {
+    /// The last loss is not finite.
+    Loss,
+    /// The last steps changed nothing.
+    Skipped {
+        /// How many, in a row.
+        steps: u32,
+    },
+    /// The loss is many times what it was.
+    Grown {
+        /// At the end.
+        now: f64,
+        /// Of the first step.
+        first: f64,
+    },
+    /// A weight that is not finite, or is not in the formats that adapters are used in.
+    Weight {
+        /// Of which tensor.
+        tensor: String,
+        /// The weight.
+        #[serde(deserialize_with = "null_is_nan")]
+        value: f64,
+        /// The largest that can be used.
+        largest: f64,
+    },
+}
+
+/// A value of the job that is not what it was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Changed {
+    /// Its key.
+    pub key: String,
+    /// As it was.
+    pub was: String,
+    /// As it is.
+    pub is: String,
+}
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { key, was, is } = self;
+        write!(f, "{key} was {was}, is {is}")
+    }
+}
+
+impl WarningKind {
+    /// Its name in files.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::LossRising { .. } => "loss_rising",
+            Self::LossScattered { .. } => "loss_scattered",
+            Self::GradientsExploding { .. } => "gradients_exploding",
+            Self::GradientsVanished { .. } => "gradients_vanished",
+            Self::StepsSkipped { .. } => "steps_skipped",
+            Self::NotFinite { .. } => "not_finite",
+            Self::Diverged(_) => "diverged",
+            Self::LayersWithoutGradient { .. } => "layers_without_gradient",
+            Self::RateLowered { .. } => "rate_lowered",
+            Self::NoRoomForSamples { .. } => "no_room_for_samples",
+            Self::CheckpointPassedOver { .. } => "checkpoint_passed_over",
+            Self::SettingChanged(_) => "setting_changed",
+            Self::SequencesTooLong { .. } => "sequences_too_long",
+            Self::Data { .. } => "data",
+            Self::Other { .. } => "other",
+        }
+    }
+
+    /// What can be done about it.
+    pub fn hint(&self) -> Option<String> {
+        let fixed = match self {
+            Self::LossRising { .. } => {
+                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup"
+            }
+            Self::LossScattered { .. } => {
+                "a larger train.batch or train.accumulation evens it out; if pictures are as they \
+                 should be, a lower optimizer.learning_rate"
+            }
+            Self::GradientsExploding { .. } => {
+                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup; \
+                 train.clip at 1 or below bounds what one step can spoil"
+            }
+            Self::GradientsVanished { .. } => {
+                "end the run if its samples are good; if not, begin a new one with a lower \
+                 optimizer.learning_rate, and with bf16 if base.dtype is f16"
+            }
+            Self::StepsSkipped { .. } | Self::NotFinite { .. } => {
+                "begin a new run with bf16 if base.dtype is f16, else with a lower \
+                 optimizer.learning_rate"
+            }
+            Self::Diverged(_) => {
+                "begin a new run with a lower optimizer.learning_rate or a longer \
+                 optimizer.warmup; --resume --force writes the result all the same"
+            }
+            Self::LayersWithoutGradient { is_full: true, .. } => {
+                "they stay as they are; the others learn"
+            }
+            Self::LayersWithoutGradient { layers, .. } => {
+                return Some(format!(
+                    "adapter.exclude = {layers:?} leaves them out; the others learn the same"
+                ));
+            }
+            Self::RateLowered { .. } => "train.stop_after_plateau ends a run that learns no more",
+            Self::NoRoomForSamples { .. } => {
+                "a smaller sample, or a higher --limit; what is learnt is the same"
+            }
+            Self::SequencesTooLong { made_for, .. } => {
+                return Some(format!("text.length = {made_for} shows it what it knows"));
+            }
+            Self::CheckpointPassedOver { .. } | Self::SettingChanged(_) | Self::Data { .. } => {
+                return None;
+            }
+            Self::Other { hint, .. } => return hint.clone(),
+        };
+        Some(fixed.into())
+    }
+}
+
+impl fmt::Display for WarningKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::LossRising { steps, now, before } => write!(
+                f,
+                "the loss rises: mean of the last {steps} steps {now:.4}, of the {steps} before \
+                 {before:.4}"
+            ),
+            Self::LossScattered { steps, spread, mean } => write!(
+                f,
+                "the loss scatters: deviation of the last {steps} steps {spread:.4}, mean {mean:.4}"
+            ),
+            Self::GradientsExploding { steps, of, times, usual } => write!(
+                f,
+                "gradients explode: norms of {steps} of the last {of} steps are more than {times} \
+                 times as large as before, {usual:.2e}"
+            ),
+            Self::GradientsVanished { steps, largest, first } => write!(
+                f,
+                "gradients have vanished: norms of the last {steps} steps are at most \
+                 {largest:.2e}, at first {first:.2e}"
+            ),
+            Self::StepsSkipped { steps } => {
+                write!(f, "{steps} steps so far changed nothing, since a gradient was not finite")
+            }
+            Self::NotFinite { steps } => {
+                write!(f, "{steps} steps in a row had gradients that are not finite")
+            }
+            Self::Diverged(divergence) => write!(f, "the run diverged: {divergence}"),
+            Self::LayersWithoutGradient { layers, of, .. } => {
+                let (n, shown) = (layers.len(), layers.len().min(SHOWN));
+                let more = if n > shown { ", …" } else { "" };
+                let names = layers[..shown].join(", ");
+                write!(f, "{n} of {of} layers have no gradient: {names}{more}")
+            }
+            Self::RateLowered { learning_rate } => write!(
+                f,
+                "the loss does not fall: the learning rate is {learning_rate:.2e} from here"
+            ),
+            Self::NoRoomForSamples { asked_bytes, in_use_bytes, limit_bytes } => {
+                let [asked, in_use, limit] =
+                    [asked_bytes, in_use_bytes, limit_bytes].map(|bytes| Bytes(*bytes as u64));
+                write!(
+                    f,
+                    "no sample is shown where there is no room: asked {asked}, in use {in_use} of \
+                     {limit}"
+                )
+            }
+            Self::CheckpointPassedOver { problem } => {
+                write!(f, "checkpoint passed over: {problem}")
+            }
+            Self::SettingChanged(changed) => write!(f, "{changed} from here on"),
+            Self::SequencesTooLong { tokens, made_for } => {
+                write!(f, "sequences have {tokens} tokens, the model was made for {made_for}")
+            }
+            Self::Data { problem } => f.write_str(problem),
+            Self::Other { text, .. } => f.write_str(text),
+        }
+    }
+}
+
+/// Layers that a text names; its hint has all of them.
+const SHOWN: usize = 3;
+
+impl fmt::Display for Divergence {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Loss => f.write_str("the loss of the last step is not finite"),
+            Self::Skipped { steps } => {
+                write!(f, "the last {steps} steps changed nothing, since a gradient was not finite")
+            }
+            Self::Grown { now, first } => {
+                write!(f, "the loss was {first:.4} in the first step and is {now:.4} at the end")
+            }
+            Self::Weight { tensor, value, largest } => {
+                write!(f, "a weight of {tensor} is {value:.1e}, the largest usable is {largest}")
+            }
+        }
+    }
+}
+
+impl Serialize for Warning {
+    fn serialize<S: Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Written<'a> {
+            step: u64,
+            #[serde(flatten)]
+            kind: Option<&'a WarningKind>,
+            text: String,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            hint: Option<String>,
+        }
+        let Self { step, kind } = self;
+        let (text, hint) = (kind.to_string(), kind.hint());
+        let kind = (!matches!(kind, WarningKind::Other { .. })).then_some(kind);
+        Written { step: *step, kind, text, hint }.serialize(to)
+    }
+}
+
+impl<'de> Deserialize<'de> for Warning {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Read {
+            step: u64,
+            text: String,
+            #[serde(default)]
+            hint: Option<String>,
+            #[serde(flatten)]
+            kind: Map<String, Value>,
+        }
+        let Read { step, text, hint, kind } = Read::deserialize(from)?;
+        // Files of before have no kind, and those of later versions may have others.
+        let known = serde_json::from_value(Value::Object(kind));
+        Ok(Self { step, kind: known.unwrap_or(WarningKind::Other { text, hint }) })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every kind, with the figures it may have.
+    fn all() -> Vec<WarningKind> {
+        let weight = Divergence::Weight { tensor: "norm".into(), value: 8e14, largest: 65504.0 };
+        let changed = Changed { key: "k".into(), was: "1".into(), is: "2".into() };
+        let layers = vec!["a".to_owned(), "b".into(), "c".into(), "d".into()];
+        vec![
+            WarningKind::LossRising { steps: 50, now: 2.0, before: 1.0 },
+            WarningKind::LossScattered { steps: 100, spread: 2.0, mean: 1.0 },
+            WarningKind::GradientsExploding { steps: 5, of: 20, times: 10.0, usual: 1.0 },
+            WarningKind::GradientsVanished { steps: 100, largest: 1e-9, first: 1.0 },
+            WarningKind::StepsSkipped { steps: 3 },
+            WarningKind::NotFinite { steps: 25 },
+            WarningKind::Diverged(Divergence::Loss),
+            WarningKind::Diverged(Divergence::Skipped { steps: 3 }),
+            WarningKind::Diverged(Divergence::Grown { now: 9.0, first: 0.5 }),
+            WarningKind::Diverged(weight),
+            WarningKind::LayersWithoutGradient { layers: layers.clone(), of: 9, is_full: false },
+            WarningKind::LayersWithoutGradient { layers, of: 9, is_full: true },
+            WarningKind::RateLowered { learning_rate: 1e-5 },
+            WarningKind::NoRoomForSamples { asked_bytes: 3, in_use_bytes: 2, limit_bytes: 4 },
+            WarningKind::CheckpointPassedOver { problem: "broken".into() },
+            WarningKind::SettingChanged(changed),
+            WarningKind::SequencesTooLong { tokens: 4096, made_for: 2048 },
+            WarningKind::Data { problem: "no caption".into() },
+        ]
+    }
+
+    #[test]
+    fn a_cause_is_written_with_its_words_and_read_back_as_a_value() {
+        for kind in all() {
+            let warning = Warning { step: 7, kind };
+            let written = serde_json::to_value(&warning).unwrap();
+            assert_eq!(written["kind"], warning.kind.name());
+            assert_eq!(written["text"], warning.kind.to_string());
+            assert_eq!(written.get("hint").and_then(Value::as_str), warning.kind.hint().as_deref());
+            assert_eq!(serde_json::from_value::<Warning>(written).unwrap(), warning);
+        }
+    }
+
+    #[test]
+    fn a_warning_without_a_kind_or_of_another_version_keeps_its_words() {
+        let other = |hint: Option<&str>| WarningKind::Other {
+            text: "odd".into(),
+            hint: hint.map(String::from),
+        };
+        for (more, kind) in [
+            ("", other(None)),
+            (r#","hint":"look""#, other(Some("look"))),
+            (r#","kind":"of_tomorrow","hint":"look""#, other(Some("look"))),
+            (r#","kind":"loss_rising","steps":"many""#, other(None)),
+        ] {
+            let line = format!(r#"{{"step":3,"text":"odd"{more}}}"#);
+            let read: Warning = serde_json::from_str(&line).unwrap();
+            assert_eq!(read, Warning { step: 3, kind }, "{line}");
+        }
+        let warning = Warning { step: 3, kind: other(None) };
+        assert_eq!(serde_json::to_string(&warning).unwrap(), r#"{"step":3,"text":"odd"}"#);
+    }
+
+    #[test]
+    fn a_few_layers_are_named_and_all_of_them_are_in_the_hint() {
+        let layers = ["a", "b", "c", "d"].map(String::from).to_vec();
+        let kind = WarningKind::LayersWithoutGradient { layers, of: 9, is_full: false };
+        assert_eq!(kind.to_string(), "4 of 9 layers have no gradient: a, b, c, …");
+        assert!(kind.hint().unwrap().contains(r#"["a", "b", "c", "d"]"#));
+    }
+}
