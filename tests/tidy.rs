@@ -242,6 +242,42 @@ fn links(tree: &Tree) -> Vec<String> {
     broken
 }
 
+/// Files and lines that a newcomer reads from the command line to the inside of a training step. Chosen: an
+/// evening's reading.
+const PATH_FILES: usize = 5;
+const PATH_LINES: usize = 800;
+
+/// How far the table may be off before somebody looks at it again: as much as a small change to a file.
+const PATH_SLACK: usize = 10;
+
+/// The newcomer's path is short, and the table that lists it is true.
+fn newcomers_path(tree: &Tree) -> Vec<String> {
+    let text = |wanted: &str| tree.files.iter().find(|(path, _)| path == wanted);
+    let Some((_, page)) = text("ARCHITECTURE.md") else { return vec!["no ARCHITECTURE.md".into()] };
+    let after = page.split_once("## The newcomer's path").map_or("", |(_, rest)| rest);
+    let section = after.split("\n## ").next().unwrap_or("");
+    let (mut broken, mut lines, mut files) = (Vec::new(), 0, 0);
+    for row in section.lines().filter_map(|line| line.strip_prefix("| `")) {
+        let mut cells = row.split('|').map(|cell| cell.trim().trim_end_matches('`'));
+        let (path, listed) = (cells.next().unwrap_or(""), cells.next().unwrap_or(""));
+        let Some((_, source)) = text(path) else {
+            broken.push(format!("{path}: is on the newcomer's path and does not exist"));
+            continue;
+        };
+        let n = source.lines().count();
+        (lines, files) = (lines + n, files + 1);
+        if listed.parse::<usize>().is_ok_and(|listed| n.abs_diff(listed) <= PATH_SLACK) {
+            continue;
+        }
+        broken.push(format!("{path}: the newcomer's path says {listed} lines, it has {n}"));
+    }
+    if files == 0 || files > PATH_FILES || lines > PATH_LINES {
+        let most = format!("1 to {PATH_FILES} files and {PATH_LINES} lines");
+        broken.push(format!("the newcomer's path is {files} files and {lines} lines, not {most}"));
+    }
+    broken
+}
+
 /// Jobs and machines that we ship are files somebody will load.
 fn shipped_files(tree: &Tree) -> Vec<String> {
     let mut broken = Vec::new();
@@ -402,6 +438,23 @@ fn links_lead_somewhere() {
     kept(links);
     let text = "[a](b.md) [c](lost.md#top) [d](https://example.com) [e](#here)\n";
     found(links, &[("a.md", text), ("b.md", "")], &["a.md: link to lost.md"]);
+}
+
+#[test]
+fn the_newcomers_path_is_short() {
+    kept(newcomers_path);
+    let check = |table: &str, what: &[&str]| {
+        let page = format!("# A\n\n## The newcomer's path\n\n{table}\n\n## B\n\n| `c.rs` | 1 |\n");
+        let (short, long) = ("//! A.\n".repeat(3), "//! B.\n".repeat(801));
+        let files = [("ARCHITECTURE.md", &page[..]), ("a.rs", &short), ("b.rs", &long)];
+        found(newcomers_path, &files, what);
+    };
+    check("| `a.rs` | 3 | why |", &[]);
+    check("| `a.rs` | 30 | why |", &["a.rs: the newcomer's path says 30 lines, it has 3"]);
+    check("| `a.rs` | 3 |\n| `gone.rs` | 3 |", &["gone.rs: is on the newcomer's path"]);
+    check("| `b.rs` | 801 |", &["1 files and 801 lines"]);
+    check(&"| `a.rs` | 3 |\n".repeat(6), &["6 files and 18 lines"]);
+    check("nothing", &["0 files"]);
 }
 
 #[test]

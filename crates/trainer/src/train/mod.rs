@@ -1,7 +1,8 @@
 //! Training, from a job to a proven result. [`train`] is the list of its stages; each is a room of its
-//! own. The loop is in `run.rs`, and knows neither pictures nor texts: what jobs differ in is a
+//! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is a
 //! [`lesson`], and `pictures/` and `texts/` are those there are.
 
+mod begin;
 pub mod checkpoint;
 pub mod claim;
 mod decision;
@@ -18,6 +19,7 @@ pub(crate) mod meter;
 mod pacing;
 pub mod pictures;
 pub(crate) mod prefetch;
+mod preparation;
 pub(crate) mod run;
 mod scale;
 pub(crate) mod session;
@@ -29,51 +31,24 @@ mod workplace;
 
 use std::sync::atomic::AtomicBool;
 
-use compute::{Device, Kind};
-use machine::sampler::Sampler;
-
-use self::checkpoint::Checkpoints;
+use self::begin::begin;
 use self::folder::Folder;
-use self::identity::Identity;
-use self::lesson::{Feed, Lesson};
-use self::pacing::Pacing;
-use self::run::Run;
+use self::lesson::Feed;
+use self::pictures::Drawing;
 use self::session::{Session, Trained};
-use self::workplace::Workplace;
-use crate::cache;
+pub use self::workplace::On;
+use self::workplace::{Setup, Workplace};
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
-use crate::data::Findings;
-use crate::error::{Result, TrainerError};
+use crate::error::Result;
 use crate::event::figures::Figures;
 use crate::event::history::History;
-use crate::event::{
-    Begin, End, Event, EventRecord, Listener, Phase, ProgressUnit, Repeated, Sink, Times, Warning,
-    WarningKind,
-};
+use crate::event::{End, Event, EventRecord, Listener, Phase, Sink};
 use crate::export::card;
-use crate::plan::{Plan, Rates, Room, Rung};
+use crate::model::sd3::pipeline::Pipeline;
 use crate::report;
 use crate::report::live::LiveReport;
-
-/// What computes, and in how much memory.
-pub struct On<'a> {
-    /// For plans.
-    pub kind: Kind,
-    /// Its name.
-    pub name: String,
-    /// The most that may be taken.
-    pub limit_bytes: usize,
-    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
-    pub host_bytes: Option<usize>,
-    /// How fast it is.
-    pub rates: Rates,
-    /// Opens it with an arena of so many bytes.
-    pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
-    /// Begins to feel the machine; nothing where it cannot be, or is not to be.
-    pub feel: Box<dyn Fn() -> Option<Sampler> + 'a>,
-}
 
 /// How a run is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -82,14 +57,6 @@ pub struct Start {
     pub resume: bool,
     /// Writes what came of the run also if it diverged.
     pub force: bool,
-}
-
-/// What a run is set up with.
-#[derive(Clone, Copy)]
-struct Setup<'a> {
-    on: &'a On<'a>,
-    plan: &'a Plan,
-    ladder: &'a [Rung],
 }
 
 /// Trains: opens the model, prepares what it learns from, plans, runs the loop, writes what came of it.
@@ -127,14 +94,51 @@ fn train_into(
 ) -> Result<End> {
     events.emit(Event::Phase { name: Phase::Open })?;
     let end = match config.material {
-        Material::Pictures { .. } => pictures::train(config, on, (folder, events)),
-        Material::Texts { .. } => texts::train(config, on, (folder, events)),
+        Material::Pictures { .. } => train_images(config, on, (folder, events)),
+        Material::Texts { .. } => train_texts(config, on, (folder, events)),
     }?;
     let figures = Figures::of(&History::open(&folder.path)?);
     let end = End { loss: figures.and_then(|figures| figures.final_loss), ..end };
     events.emit(Event::End(end.clone()))?;
     if end.why.is_done() && config.adapter.kind != AdapterKind::None {
         card::write(&folder.path, config)?;
+    }
+    Ok(end)
+}
+
+/// Trains a diffusion model on images.
+fn train_images(
+    config: &RunConfig,
+    on: &On<'_>,
+    (folder, events): (&Folder, &Sink<'_>),
+) -> Result<End> {
+    let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
+    let (planned, index, place) = pictures::prepare(config, &pipeline, on, events)?;
+    let lesson = Drawing::of(&planned.config, &pipeline)?;
+    let feed = pictures::Feed::new(lesson, &planned.config, index, planned.plan.tiling)?;
+    let setup = planned.setup(on);
+    // What is written after is made of numbers outside the arena, which is gone by then.
+    let (end, trained) = learn(&planned.config, &lesson, feed, (setup, place), (folder, events))?;
+    if end.why.is_done() {
+        pictures::write_result(&planned.config, &mut pipeline, trained, folder, events)?;
+    }
+    Ok(end)
+}
+
+/// Trains a language model on texts.
+fn train_texts(
+    config: &RunConfig,
+    on: &On<'_>,
+    (folder, events): (&Folder, &Sink<'_>),
+) -> Result<End> {
+    let opened = texts::Opened::of(config, false)?;
+    let (planned, texts) = texts::prepare(config, &opened.lesson(config)?, on, events)?;
+    let lesson = opened.lesson(&planned.config)?;
+    let feed = texts::Feed::new(lesson, &planned.config, texts)?;
+    let (setup, place) = (planned.setup(on), Workplace::open(on, &planned.plan)?);
+    let (end, trained) = learn(&planned.config, &lesson, feed, (setup, place), (folder, events))?;
+    if end.why.is_done() {
+        texts::write_result(&planned.config, opened, trained, folder, events)?;
     }
     Ok(end)
 }
@@ -156,104 +160,4 @@ fn learn<F: Feed>(
         Ok((run.judge_result(end, &trained, folder.start.force)?, trained))
     })?;
     Ok(learnt)
-}
-
-/// Loads the model and puts it where it stood.
-fn begin<'a, F: Feed>(
-    config: &'a RunConfig,
-    lesson: &'a F::Lesson,
-    feed: &'a mut F,
-    (Setup { on, plan, ladder }, Workplace { device, meter }): (Setup<'a>, &'a mut Workplace),
-    (folder, events): (&'a Folder, &'a Sink<'a>),
-) -> Result<Run<'a, F>> {
-    events.phase(Phase::Load, ProgressUnit::Bytes, lesson.file_bytes())?;
-    meter.begin(Phase::Load);
-    let tick = |bytes| events.advance(ProgressUnit::Bytes, bytes);
-    let mut session = Session::new(device, lesson, config, &tick)?;
-    let identity = Identity::new(config, lesson, feed)?;
-    let checkpoints = Checkpoints::new(&folder.path, &config.output);
-    let mut warnings = Vec::new();
-    let restored = checkpoints.restore(&mut session, &identity, |kind| warnings.push(kind))?;
-    let progress = restored.unwrap_or_default();
-    let total_steps = config.train.n_steps(feed.batches_per_epoch());
-    if progress.step > total_steps {
-        let (taken, path) = (progress.step, folder.path.clone());
-        return Err(TrainerError::TooFar { taken, steps: total_steps, path });
-    }
-    // Not before: a job that is refused leaves no trace in another one's folder.
-    folder.write(folder::CONFIG, &format!("{}\n{}", folder::CONFIG_HEADER, config.resolved()))?;
-    identity.write_inputs(folder)?;
-    let filled = device.filled();
-    events.emit(Event::Begin(Begin {
-        version: env!("CARGO_PKG_VERSION").into(),
-        base: config.base.path.display().to_string(),
-        engine: on.name.clone(),
-        from_step: progress.step,
-        steps: total_steps,
-        unit: config.material.word().into(),
-        samples: feed.n_train(),
-        held_out: feed.n_held_out(),
-        layers: session.n_layers(),
-        parameters: session.n_parameters(),
-        samples_per_step: config.train.batch * config.train.accumulation,
-        phases: plan.phases.clone(),
-        how: plan.choice.to_string(),
-        step_secs: plan.step_secs,
-        times: Times { steps: Repeated { times: total_steps, ..plan.times.steps }, ..plan.times },
-        limit_bytes: on.limit_bytes,
-        loaded_in_place_bytes: filled.in_place,
-        loaded_staged_bytes: filled.staged,
-    }))?;
-    // Of what came before and of loading; not before the beginning either.
-    events.emit_all(meter.end().events)?;
-    for kind in warnings {
-        events.emit(Event::Warning(Warning { step: progress.step, kind }))?;
-    }
-    Ok(Run {
-        config,
-        device,
-        pacing: Pacing::of(config, on, plan, ladder),
-        session,
-        feed,
-        checkpoints,
-        identity,
-        folder: &folder.path,
-        progress,
-        total_steps,
-        meter,
-        is_showing_warned: false,
-        events,
-    })
-}
-
-impl On<'_> {
-    /// For plans.
-    fn room(&self) -> Room<'_> {
-        let Self { kind, limit_bytes, host_bytes, rates, .. } = self;
-        Room { kind: *kind, limit_bytes: *limit_bytes, rates, host_bytes: *host_bytes }
-    }
-}
-
-/// What was found wrong with images or texts, in a line for each reason.
-fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()> {
-    let Findings { left_out, warnings, notes } = findings;
-    let warning =
-        |problem| Event::Warning(Warning { step: 0, kind: WarningKind::Data { problem } });
-    let left_out = left_out.into_iter().map(Event::LeftOut);
-    let notes = notes.into_iter().map(|text| Event::Note { text });
-    events.emit_all(left_out.chain(warnings.into_iter().map(warning)).chain(notes))
-}
-
-/// How far the preparation of images or texts is; answers whether to go on.
-fn prepares(events: &Sink<'_>, event: cache::Event) -> bool {
-    match event {
-        cache::Event::Phase { name, total } => {
-            let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
-            // What cannot be written now cannot be at the next event, which says so.
-            _ = events.phase(name.into(), unit, total as u64);
-            events.goes_on()
-        }
-        cache::Event::Done => events.advance(ProgressUnit::Samples, 1),
-        cache::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
-    }
 }

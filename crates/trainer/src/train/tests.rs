@@ -7,6 +7,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
+use compute::{Device, Kind};
 use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
@@ -14,16 +15,16 @@ use super::checkpoint::Progress;
 use super::lesson::{Feed as _, Ready};
 use super::pictures::read::ReadySample;
 use super::pictures::{Drawing, Feed};
+use super::run::Run;
 use super::*;
 use crate::cache::{Caching, Request};
 use crate::config::RawConfig;
 use crate::config::how::How;
 use crate::data::Bucket;
 use crate::error::TrainerError;
-use crate::event::{Tightened, Why};
+use crate::event::{Tightened, Warning, WarningKind, Why};
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::plan::{Job, Outlook, ladder, rehearse};
+use crate::plan::{Job, Outlook, Rates, Rung, ladder, rehearse};
 use crate::verify::difference;
 
 const JOB: &str = "

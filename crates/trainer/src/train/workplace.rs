@@ -5,17 +5,69 @@
 //! Left out on purpose: a copy of what is trained on the host, which every step would have to be waited for.
 //! A run begins again at its last checkpoint, and gives the same numbers.
 
-use compute::{ComputeError, Device};
+use compute::{ComputeError, Device, Kind};
+use machine::sampler::Sampler;
 
 use super::meter::Meter;
-use super::{On, Setup};
+use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Lost, Sink};
-use crate::plan::Plan;
+use crate::plan::{Plan, Rates, Room, Rung};
 
 /// How often a GPU may be lost without the run getting any further. Chosen: a display that woke up is a
 /// cause that goes away; what happens at the same place again and again does not.
 const MOST: u32 = 3;
+
+/// What computes, and in how much memory.
+pub struct On<'a> {
+    /// For plans.
+    pub kind: Kind,
+    /// Its name.
+    pub name: String,
+    /// The most that may be taken.
+    pub limit_bytes: usize,
+    /// Main memory that blocks may stream from; nothing where the engine computes in main memory.
+    pub host_bytes: Option<usize>,
+    /// How fast it is.
+    pub rates: Rates,
+    /// Opens it with an arena of so many bytes.
+    pub open: Box<dyn Fn(usize) -> compute::Result<Device> + 'a>,
+    /// Begins to feel the machine; nothing where it cannot be, or is not to be.
+    pub feel: Box<dyn Fn() -> Option<Sampler> + 'a>,
+}
+
+/// A job of which all is decided.
+pub(super) struct Planned {
+    /// With every choice of the plan.
+    pub config: RunConfig,
+    /// What it takes.
+    pub plan: Plan,
+    /// Ways to compute it in less memory.
+    pub ladder: Vec<Rung>,
+}
+
+/// What a run is set up with.
+#[derive(Clone, Copy)]
+pub(super) struct Setup<'a> {
+    pub on: &'a On<'a>,
+    pub plan: &'a Plan,
+    pub ladder: &'a [Rung],
+}
+
+impl Planned {
+    /// To run on this.
+    pub fn setup<'a>(&'a self, on: &'a On<'a>) -> Setup<'a> {
+        Setup { on, plan: &self.plan, ladder: &self.ladder }
+    }
+}
+
+impl On<'_> {
+    /// For plans.
+    pub(super) fn room(&self) -> Room<'_> {
+        let Self { kind, limit_bytes, host_bytes, rates, .. } = self;
+        Room { kind: *kind, limit_bytes: *limit_bytes, rates, host_bytes: *host_bytes }
+    }
+}
 
 /// A device, and what phases take on it.
 pub struct Workplace {

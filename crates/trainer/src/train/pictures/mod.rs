@@ -1,5 +1,5 @@
 //! Learning from pictures: a model that draws, the loss of flow matching, and pictures drawn to see
-//! what it does. `train` is what such a job does before and after the loop.
+//! what it does; what such a job does before and after the loop.
 //!
 //! Shapes: S samples, C channels, H and W of a latent.
 
@@ -24,16 +24,16 @@ use self::read::ReadySample;
 use super::folder::Folder;
 use super::lesson::{Before, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
+use super::preparation::{prepares, tell_findings};
 use super::session::Trained;
-use super::workplace::Workplace;
-use super::{On, Setup, learn, prepares, tell_findings};
+use super::workplace::{On, Planned, Setup, Workplace};
 use crate::cache::{self, Caching, Index, Latents, Request, plan_pictures};
 use crate::config::data::Data;
 use crate::config::sample::Sample;
 use crate::config::{RunConfig, Size};
 use crate::data::Bucket;
 use crate::error::Result;
-use crate::event::{End, Event, Sink};
+use crate::event::{Event, Sink};
 use crate::export::{Exported, export, model};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
@@ -45,7 +45,7 @@ use crate::model::sd3::prompts::Prompt;
 use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::Tiling;
 use crate::objective::flow::{Levels, Scheme};
-use crate::plan::{Cost, Job, Outlook, Plan, Rung, choose, ladder, rehearse};
+use crate::plan::{Cost, Job, Outlook, Plan, choose, ladder, rehearse};
 use crate::sample::encoding::plan_encoding;
 
 /// A model that draws, and what it is to draw.
@@ -259,46 +259,29 @@ impl Drawing<'_> {
     }
 }
 
-/// Trains a model that draws.
-pub(super) fn train(
+/// Finds the images, decides how the run is done, and encodes what is not in the cache.
+pub(super) fn prepare(
     config: &RunConfig,
+    pipeline: &Pipeline,
     on: &On<'_>,
-    (folder, events): (&Folder, &Sink<'_>),
-) -> Result<End> {
-    let mut pipeline = Pipeline::open(&folder.base(config)?, config.base.rest.as_deref())?;
-    let Prepared { config, caching, plan, ladder } = prepare(config, &pipeline, on, events)?;
-    let config = &config;
+    events: &Sink<'_>,
+) -> Result<(Planned, Arc<Index>, Workplace)> {
+    let (planned, caching) = plan(config, pipeline, on, events)?;
     let n_known = caching.index().problems.len();
     tell_findings(events, caching.index().findings(0))?;
-    let setup = Setup { on, plan: &plan, ladder: &ladder };
-    let (index, place) = encode(caching, setup, events)?;
-    // Those that only showed when a picture was decoded.
+    let (index, place) = encode(caching, planned.setup(on), events)?;
+    // Those that only showed when an image was decoded.
     tell_findings(events, index.findings(n_known))?;
-    let lesson = Drawing::of(config, &pipeline)?;
-    let feed = Feed::new(lesson, config, index, plan.tiling)?;
-    // What is written after is made of numbers outside the arena, which is gone by then.
-    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, events))?;
-    if end.why.is_done() {
-        write_result(config, &mut pipeline, trained, folder, events)?;
-    }
-    Ok(end)
+    Ok((planned, index, place))
 }
 
-/// A job of which all is decided.
-struct Prepared<'p> {
-    config: RunConfig,
-    caching: Caching<'p>,
-    plan: Plan,
-    ladder: Vec<Rung>,
-}
-
-/// Looks through the pictures and decides how the run is done.
-fn prepare<'p>(
+/// Looks through the images and decides how the run is done.
+fn plan<'p>(
     config: &'p RunConfig,
     pipeline: &'p Pipeline,
     on: &On<'_>,
     events: &Sink<'_>,
-) -> Result<Prepared<'p>> {
+) -> Result<(Planned, Caching<'p>)> {
     let room = on.room();
     let lesson = &Drawing::of(config, pipeline)?;
     let look = |encoders| {
@@ -312,14 +295,14 @@ fn prepare<'p>(
     let planned = config.with(&plan.choice);
     let ladder = ladder(Job { lesson, config: &planned, outlook: &outlook }, room)?;
     if planned.base.quantise_encoders == config.base.quantise_encoders {
-        return Ok(Prepared { config: planned, caching, plan, ladder });
+        return Ok((Planned { config: planned, plan, ladder }, caching));
     }
     // Other encoders make other prompts, which may be in the cache or not.
     let caching = look(planned.base.quantise_encoders)?;
     let outlook = Outlook::of(&caching);
     let again = rehearse(Job { lesson, config: &planned, outlook: &outlook }, room)?;
     let plan = Plan { considered: plan.considered, ..again };
-    Ok(Prepared { config: planned, caching, plan, ladder })
+    Ok((Planned { config: planned, plan, ladder }, caching))
 }
 
 /// Encodes what is not in the cache, and measures each encoder. What is encoded when a GPU is lost stays.
@@ -343,7 +326,7 @@ fn encode(
 }
 
 /// Writes what was trained for every program that was asked for.
-fn write_result(
+pub(super) fn write_result(
     config: &RunConfig,
     pipeline: &mut Pipeline,
     trained: Trained,

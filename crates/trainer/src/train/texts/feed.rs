@@ -21,7 +21,7 @@ use crate::train::lesson::{self, Ahead, Learner, Lesson, Ready};
 use crate::train::prefetch::Prefetch;
 
 /// Texts as tokens, and how they are shown.
-pub(super) struct Feed<'a> {
+pub(crate) struct Feed<'a> {
     texts: Arc<Texts>,
     order: Order,
     size: Tokens,

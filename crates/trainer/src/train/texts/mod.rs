@@ -1,5 +1,5 @@
 //! Learning from texts: a language model, the cross entropy of each next token, and texts written to
-//! see what it does. `train` is what such a job does before and after the loop.
+//! see what it does; what such a job does before and after the loop.
 //!
 //! Shapes: S sequences of N tokens.
 
@@ -13,21 +13,21 @@ use compute::ops::IGNORED;
 use compute::{Device, Dtype, Kind, Tape, Tensor, Var};
 use weights::{Catalog, Tick};
 
-use self::feed::Feed;
+pub(super) use self::feed::Feed;
 pub use self::feed::open_texts;
 use self::write::Writer;
 use super::draws::{Purpose, seed};
 use super::folder::Folder;
 use super::lesson::{Before, Counts, Learner, Lesson, Smaller};
 use super::prefetch::AHEAD;
+use super::preparation::{prepares, tell_findings};
 use super::session::Trained;
-use super::workplace::Workplace;
-use super::{On, Setup, learn, prepares, tell_findings};
+use super::workplace::{On, Planned};
 use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::config::writing::Writing;
 use crate::error::{Result, TrainerError};
-use crate::event::{End, Event, Sink, Warning, WarningKind};
+use crate::event::{Event, Sink, Warning, WarningKind};
 use crate::export::language;
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
@@ -40,7 +40,7 @@ use crate::model::llama::preset::Preset;
 use crate::model::llama::published::Published;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::plan::{Cost, Job, Outlook, Plan, Rung, choose, ladder};
+use crate::plan::{Cost, Job, Outlook, choose, ladder};
 use crate::text::{HeldOut, Sequence, Texts, Tokenizer};
 
 /// A language model, and what it is to read.
@@ -341,28 +341,22 @@ fn counted(tokenizer: Tokenizer) -> (Tokenizer, usize) {
 /// Rows of a fresh model's table come in multiples of this. Chosen: as others do.
 const VOCABULARY_STEP: usize = 64;
 
-/// Trains a language model.
-pub(super) fn train(
+/// Turns texts into tokens, and decides how the run is done.
+pub(super) fn prepare(
     config: &RunConfig,
+    lesson: &Reading<'_>,
     on: &On<'_>,
-    (folder, events): (&Folder, &Sink<'_>),
-) -> Result<End> {
-    let opened = Opened::of(config, false)?;
-    let lesson = opened.lesson(config)?;
-    warn_of_length(&lesson, events)?;
-    let texts = open_texts(&lesson, config, &|event| prepares(events, event))?;
+    events: &Sink<'_>,
+) -> Result<(Planned, Texts)> {
+    warn_of_length(lesson, events)?;
+    let texts = open_texts(lesson, config, &|event| prepares(events, event))?;
     tell_findings(events, texts.findings())?;
-    let (planned, plan, ladder) = prepare(config, &lesson, &texts, on)?;
-    let config = &planned;
-    let lesson = opened.lesson(config)?;
-    let feed = Feed::new(lesson, config, texts)?;
-    let setup = Setup { on, plan: &plan, ladder: &ladder };
-    let place = Workplace::open(on, &plan)?;
-    let (end, trained) = learn(config, &lesson, feed, (setup, place), (folder, events))?;
-    if end.why.is_done() {
-        write_result(config, opened, trained, folder, events)?;
-    }
-    Ok(end)
+    let room = on.room();
+    let outlook = &lesson.outlook_of(texts.n_train(), texts.n_held_out());
+    let plan = choose(Job { lesson, config, outlook }, room)?;
+    let config = config.with(&plan.choice);
+    let ladder = ladder(Job { lesson, config: &config, outlook }, room)?;
+    Ok((Planned { config, plan, ladder }, texts))
 }
 
 /// Positions that a model never saw are computed like any other, and mean little to it.
@@ -375,23 +369,8 @@ fn warn_of_length(lesson: &Reading<'_>, events: &Sink<'_>) -> Result<()> {
     events.emit(Event::Warning(Warning { step: 0, kind }))
 }
 
-/// Decides how the run is done.
-fn prepare(
-    config: &RunConfig,
-    lesson: &Reading<'_>,
-    texts: &Texts,
-    on: &On<'_>,
-) -> Result<(RunConfig, Plan, Vec<Rung>)> {
-    let room = on.room();
-    let outlook = &lesson.outlook_of(texts.n_train(), texts.n_held_out());
-    let plan = choose(Job { lesson, config, outlook }, room)?;
-    let planned = config.with(&plan.choice);
-    let ladder = ladder(Job { lesson, config: &planned, outlook }, room)?;
-    Ok((planned, plan, ladder))
-}
-
 /// Writes what was trained: an adapter for PEFT, or the whole model.
-fn write_result(
+pub(super) fn write_result(
     config: &RunConfig,
     Opened { mut base, tokenizer }: Opened,
     trained: Trained,

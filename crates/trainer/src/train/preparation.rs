@@ -1,0 +1,30 @@
+//! What is told while images or texts are prepared.
+
+use crate::cache;
+use crate::data::Findings;
+use crate::error::Result;
+use crate::event::{Event, ProgressUnit, Sink, Warning, WarningKind};
+
+/// What was found wrong with images or texts, in a line for each reason.
+pub(super) fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()> {
+    let Findings { left_out, warnings, notes } = findings;
+    let warning =
+        |problem| Event::Warning(Warning { step: 0, kind: WarningKind::Data { problem } });
+    let left_out = left_out.into_iter().map(Event::LeftOut);
+    let notes = notes.into_iter().map(|text| Event::Note { text });
+    events.emit_all(left_out.chain(warnings.into_iter().map(warning)).chain(notes))
+}
+
+/// How far the preparation of images or texts is; answers whether to go on.
+pub(super) fn prepares(events: &Sink<'_>, event: cache::Event) -> bool {
+    match event {
+        cache::Event::Phase { name, total } => {
+            let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
+            // What cannot be written now cannot be at the next event, which says so.
+            _ = events.phase(name.into(), unit, total as u64);
+            events.goes_on()
+        }
+        cache::Event::Done => events.advance(ProgressUnit::Samples, 1),
+        cache::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
+    }
+}
