@@ -1,5 +1,5 @@
-//! A run as it goes, for whoever hears its events: one live line in a terminal, a line now and then in a
-//! pipe, and above it what is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
+//! A run as it goes, by its events: one live line in a terminal, a line now and then in a pipe, and above
+//! it what is worth keeping. With `--json` every event is a line on standard output instead; with `--quiet`
 //! there are warnings and nothing else. `ending.rs` has the last lines.
 
 use std::io::Write;
@@ -138,7 +138,7 @@ impl Shown {
     /// What Ctrl-C does now.
     fn stopping(&self) -> &'static str {
         match self.history.begin() {
-            Some(begin) if self.history.progress.is_none() => {
+            Some(begin) if self.history.is_training() => {
                 if self.history.last_step() >= begin.steps {
                     return "all steps are taken: saving and writing the result; Ctrl-C again gives \
                             it up";

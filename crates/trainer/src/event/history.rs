@@ -175,6 +175,11 @@ impl History {
         self.steps.last().map_or(from, |step| step.step)
     }
 
+    /// Whether it takes steps: it has begun, and nothing else is done.
+    pub fn is_training(&self) -> bool {
+        self.attempt.has_begun && !self.attempt.is_over && self.progress.is_none()
+    }
+
     /// Whether anything ever happened.
     pub(super) fn is_any(&self) -> bool {
         self.attempt.is_any
