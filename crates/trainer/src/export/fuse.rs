@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Given;
-use crate::model::files::Piece;
+use crate::model::piece::{Piece, stored_rows};
 
 /// The adapters by the original layers' names.
 pub fn fuse(
@@ -33,19 +33,17 @@ fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
         return Ok((*first).clone());
     }
     let [outputs, _] = first.sizes();
-    let (group, of) = (outputs / pieces.len(), pieces[0].of);
+    let stored = stored_rows(pieces, outputs).unwrap_or(outputs);
     let rank: usize = members.iter().map(|(_, given)| given.rank).sum();
-    let mut up = vec![0.0; group * of * rank];
+    let mut up = vec![0.0; stored * rank];
     let mut first_rank = 0;
     for (pieces, given) in members {
         // One alpha serves all, so that another scale goes into the numbers.
         let factor = given.scale() / first.scale();
-        for (ours, Piece { part, .. }) in pieces.iter().enumerate() {
-            for row in 0..group {
-                let from = &given.up[(ours * group + row) * given.rank..][..given.rank];
-                let to = &mut up[(part * group + row) * rank + first_rank..][..given.rank];
-                to.iter_mut().zip(from).for_each(|(to, from)| *to = factor * from);
-            }
+        let rows = pieces.iter().flat_map(|piece| piece.rows(stored));
+        for (row, from) in rows.zip(given.up.chunks(given.rank)) {
+            let to = &mut up[row * rank + first_rank..][..given.rank];
+            to.iter_mut().zip(from).for_each(|(to, from)| *to = factor * from);
         }
         first_rank += given.rank;
     }
@@ -54,7 +52,7 @@ fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
         alpha: first.scale() * rank as f32,
         down: members.iter().flat_map(|(_, given)| given.down.iter().copied()).collect(),
         up,
-        magnitude: magnitudes(key, members, (group, of))?,
+        magnitude: magnitudes(key, members, stored)?,
     })
 }
 
@@ -62,24 +60,24 @@ fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
 fn magnitudes(
     key: &str,
     members: &[(Vec<Piece>, &Given)],
-    (group, of): (usize, usize),
+    stored: usize,
 ) -> Result<Option<Vec<f32>>> {
     if members.iter().all(|(_, given)| given.magnitude.is_none()) {
         return Ok(None);
     }
-    let n_pieces: usize = members.iter().map(|(pieces, _)| pieces.len()).sum();
-    let mut all = vec![0.0; group * of];
+    let pieces = || members.iter().flat_map(|(pieces, _)| pieces);
+    let (n_groups, of) = (pieces().map(|piece| piece.count).sum::<usize>(), members[0].0[0].of);
+    let mut all = vec![0.0; stored];
     for (pieces, given) in members {
-        let Some(magnitude) = given.magnitude.as_ref().filter(|_| n_pieces == of) else {
+        let Some(magnitude) = given.magnitude.as_ref().filter(|_| n_groups == of) else {
             let problem = format!(
-                "{key} has magnitudes for {n_pieces} of its {of} parts, this format wants all or none"
+                "{key} has magnitudes for {n_groups} of its {of} parts, this format wants all or none"
             );
             let hint = "export for diffusers or PEFT, which keep q, k and v apart";
             return Err(TrainerError::Request { problem, hint });
         };
-        for (ours, Piece { part, .. }) in pieces.iter().enumerate() {
-            all[part * group..][..group].copy_from_slice(&magnitude[ours * group..][..group]);
-        }
+        let rows = pieces.iter().flat_map(|piece| piece.rows(stored));
+        rows.zip(magnitude).for_each(|(row, magnitude)| all[row] = *magnitude);
     }
     Ok(Some(all))
 }

@@ -14,27 +14,9 @@ use weights::{Catalog, TensorInfo, Tick, WeightsError};
 
 use super::adapter::Adapters;
 use super::build::{Builder, Held, Precision, Source, Want, hold, home, park, ring, wants};
+use super::piece::{Piece, stored_rows};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{Fingerprint, Parts, short};
-
-/// Where a tensor lies in a file: the `part`-th of `of` equal groups of rows of a tensor there.
-/// Other programs keep q, k and v in one.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// The tensor's name in the file.
-    pub key: String,
-    /// Which group of its rows.
-    pub part: usize,
-    /// How many groups there are.
-    pub of: usize,
-}
-
-impl Piece {
-    /// All of it.
-    pub fn whole(key: impl Into<String>) -> Self {
-        Self { key: key.into(), part: 0, of: 1 }
-    }
-}
 
 /// Where a tensor of ours lies in a file.
 pub type Place<'a> = Box<dyn Fn(&str) -> Vec<Piece> + 'a>;
@@ -102,14 +84,14 @@ impl<'a> Files<'a> {
     fn pieces(&self, want: &Want, pieces: &[Piece]) -> Result<Option<Vec<Found<'a>>>> {
         let mut found = Vec::with_capacity(pieces.len());
         let sizes: Vec<u64> = want.shape.sizes().iter().map(|size| *size as u64).collect();
+        let n_rows = sizes.first().map_or(1, |rows| *rows as usize);
         for piece in pieces {
             let Ok(tensor) = self.catalog.find(&piece.key) else { return Ok(None) };
-            let of = piece.of as u64;
             // What is a matrix here may be a convolution of one pixel there.
             let stored = without_ones(&tensor.shape, sizes.len());
             let is_fit = match (stored.split_first(), sizes.split_first()) {
-                (Some((rows, inner)), Some((wanted, wanted_inner))) => {
-                    inner == wanted_inner && *rows * pieces.len() as u64 == *wanted * of
+                (Some((rows, inner)), Some((_, wanted_inner))) => {
+                    inner == wanted_inner && stored_rows(pieces, n_rows) == Some(*rows as usize)
                 }
                 (rows, wanted) => rows == wanted,
             };
@@ -121,8 +103,9 @@ impl<'a> Files<'a> {
                     path: self.catalog.path.clone(),
                 });
             }
-            let count = tensor.count() / of;
-            found.push(Found { tensor, first: count * piece.part as u64, count });
+            let group = tensor.count() / piece.of as u64;
+            let (first, count) = (group * piece.from as u64, group * piece.count as u64);
+            found.push(Found { tensor, first, count });
         }
         Ok(Some(found))
     }

@@ -11,6 +11,7 @@ pub mod host;
 pub mod kind;
 pub mod layer;
 pub mod llama;
+pub mod piece;
 pub mod recompute;
 pub mod sd3;
 pub mod stream;

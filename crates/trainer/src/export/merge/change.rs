@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use super::Patches;
 use crate::model::adapter::{Beside, Given};
-use crate::model::files::Piece;
+use crate::model::piece::stored_rows;
 
 /// An adapter's matrices and the rows of a stored matrix they are for. Where q, k and v are stored
 /// as one, each of them has a patch of its own.
@@ -24,10 +24,12 @@ pub fn patches<'a>(part: &Beside<'a>) -> Patches<'a> {
     for (layer, given) in part.layers {
         let pieces = (part.layout.place)(&format!("{layer}.weight"));
         let [outputs, _] = given.sizes();
-        let n_rows = outputs / pieces.len().max(1);
-        for (index, Piece { key, part, .. }) in pieces.into_iter().enumerate() {
-            let rows = part * n_rows..(part + 1) * n_rows;
-            patches.entry(key).or_default().push(Patch { given, rows, first: index * n_rows });
+        let (stored, mut first) = (stored_rows(&pieces, outputs).unwrap_or(outputs), 0);
+        for piece in pieces {
+            let rows = piece.rows(stored);
+            let n_rows = rows.len();
+            patches.entry(piece.key).or_default().push(Patch { given, rows, first });
+            first += n_rows;
         }
     }
     patches

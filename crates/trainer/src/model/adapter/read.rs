@@ -21,7 +21,7 @@ use super::Given;
 use crate::error::{Result, TrainerError};
 use crate::model::build::{Role, Want};
 use crate::model::config;
-use crate::model::files::Piece;
+use crate::model::piece::{Piece, stored_rows};
 use crate::train::checkpoint;
 
 /// Which part of a model an adapter is for.
@@ -191,7 +191,8 @@ impl AdapterFile {
         let [outputs, inputs] = module.sizes;
         let (down, mut up) = (self.matrix(&down)?, self.matrix(&up)?);
         let rank = down.rows;
-        let full = pieces.map_or(outputs, |pieces| outputs / pieces.len() * pieces[0].of);
+        let full = pieces.map_or(Some(outputs), |pieces| stored_rows(pieces, outputs));
+        let full = full.unwrap_or(outputs);
         let shapes = ([down.rows, down.columns], [up.rows, up.columns]);
         if shapes != ([rank, inputs], [full, rank]) || rank == 0 {
             let (down, up) = shapes;
@@ -205,9 +206,9 @@ impl AdapterFile {
         let mut given =
             Given { rank, alpha: 0.0, down: down.numbers, up: Vec::new(), magnitude: None };
         let whole = [Piece::whole("")];
-        for Piece { part, of, .. } in pieces.unwrap_or(&whole) {
-            let count = up.numbers.len() / of;
-            given.up.extend_from_slice(&up.numbers[part * count..(part + 1) * count]);
+        for piece in pieces.unwrap_or(&whole) {
+            let rows = piece.rows(full);
+            given.up.extend_from_slice(&up.numbers[rows.start * rank..rows.end * rank]);
         }
         up.numbers.clear();
         given.magnitude = self.magnitude(stem, pieces.unwrap_or(&whole))?;
@@ -256,10 +257,7 @@ impl AdapterFile {
             return Ok(None);
         };
         let all = self.matrix(name)?.numbers;
-        let part = |Piece { part, of, .. }: &Piece| {
-            let count = all.len() / of;
-            all[part * count..(part + 1) * count].to_vec()
-        };
+        let part = |piece: &Piece| all[piece.rows(all.len())].to_vec();
         Ok(Some(pieces.iter().flat_map(part).collect()))
     }
 

@@ -10,7 +10,8 @@ use serde::Deserialize;
 use crate::error::Result;
 use crate::model::build::Builder;
 use crate::model::config::Unsupported;
-use crate::model::files::{Layout, Piece};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
 use crate::model::layer::Layer;
 
 /// What `text_encoder/config.json` says.

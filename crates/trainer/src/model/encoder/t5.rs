@@ -16,7 +16,8 @@ use weights::Catalog;
 use crate::error::Result;
 use crate::model::build::Builder;
 use crate::model::config::Unsupported;
-use crate::model::files::{Layout, Piece};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
 use crate::model::host::numbers;
 use crate::model::layer::Layer;
 

@@ -7,7 +7,8 @@
 use weights::Catalog;
 
 use super::{Config, Family};
-use crate::model::files::{Layout, Piece};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
 
 /// The layout of these files.
 pub fn of(catalog: &Catalog, config: &Config) -> Layout<'static> {
@@ -41,8 +42,7 @@ pub fn gguf(config: &Config) -> Layout<'static> {
         let n_heads =
             if is_of_keys { config.num_key_value_heads } else { config.num_attention_heads };
         let rows = n_heads * config.head_dim;
-        let piece =
-            |row| Piece { key: key.clone(), part: stored_row(row, config.head_dim), of: rows };
+        let piece = |row| Piece::part(key.clone(), stored_row(row, config.head_dim), rows);
         (0..rows).map(piece).collect()
     };
     // The angles of Llama 3, which follow from the settings.

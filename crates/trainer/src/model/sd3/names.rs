@@ -4,7 +4,8 @@
 use weights::Catalog;
 
 use super::{Config, QkNorm};
-use crate::model::files::{Layout, Piece};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
 
 /// Where the transformer begins in a checkpoint that has more in it.
 const PREFIX: &str = "model.diffusion_model.";
@@ -22,9 +23,9 @@ pub fn original(config: &Config, prefix: &'static str) -> Layout<'static> {
     let n_blocks = config.num_layers;
     let place = move |name: &str| {
         let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
-        let full = |mut piece: Piece| {
-            piece.key = format!("{prefix}{}.{end}", piece.key);
-            piece
+        let full = |piece: Piece| {
+            let key = format!("{prefix}{}.{end}", piece.key);
+            piece.with_key(key)
         };
         match name {
             "pos_embed.pos_embed" => vec![Piece::whole(format!("{prefix}pos_embed"))],
@@ -37,10 +38,7 @@ pub fn original(config: &Config, prefix: &'static str) -> Layout<'static> {
 
 /// Where a layer of ours lies in the original layout.
 pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
-    let halves_swapped = |key: &str| {
-        let half = |part| Piece { key: key.into(), part, of: 2 };
-        vec![half(1), half(0)]
-    };
+    let halves_swapped = |key: &str| vec![Piece::part(key, 1, 2), Piece::part(key, 0, 2)];
     if let Some(rest) = module.strip_prefix("transformer_blocks.") {
         let (index, inner) = rest.split_once('.').unwrap_or((rest, ""));
         let block = format!("joint_blocks.{index}");
@@ -49,8 +47,9 @@ pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
         if is_last && inner == "norm1_context.linear" {
             return halves_swapped(&format!("{block}.context_block.adaLN_modulation.1"));
         }
-        let Piece { key, part, of } = in_block(inner);
-        return vec![Piece { key: format!("{block}.{key}"), part, of }];
+        let piece = in_block(inner);
+        let key = format!("{block}.{}", piece.key);
+        return vec![piece.with_key(key)];
     }
     vec![Piece::whole(match module {
         "pos_embed.proj" => "x_embedder.proj",
@@ -65,7 +64,7 @@ pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
 }
 
 fn in_block(inner: &str) -> Piece {
-    let third = |key: &str, part| Piece { key: key.into(), part, of: 3 };
+    let third = |key: &str, part| Piece::part(key, part, 3);
     let (image, context) = ("x_block.attn.qkv", "context_block.attn.qkv");
     Piece::whole(match inner {
         "attn.to_q" => return third(image, 0),

@@ -3,7 +3,8 @@
 use weights::Catalog;
 
 use super::Config;
-use crate::model::files::{Layout, Piece};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
 
 const PREFIX: &str = "first_stage_model.";
 const MARK: &str = "decoder.mid.attn_1.q.weight";
