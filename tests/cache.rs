@@ -46,9 +46,20 @@ fn missing(summary: &Value) -> [u64; 2] {
 
 /// Files of the cache whose names end so.
 fn files(folder: &TempDir, suffix: &str) -> Vec<PathBuf> {
-    let entries = fs::read_dir(folder.path().join("output/cache/v1")).into_iter().flatten();
+    let entries = fs::read_dir(folder.path().join("output/cache/v2")).into_iter().flatten();
     let paths = entries.map(|entry| entry.unwrap().path());
     paths.filter(|path| text(path).ends_with(suffix)).collect()
+}
+
+#[test]
+fn a_cache_of_an_older_version_is_encoded_again_with_a_word() {
+    let (folder, job) = job(6);
+    fs::create_dir_all(folder.path().join("output/cache/v1")).unwrap();
+    let problems = |summary: Value| summary["problems"].to_string();
+    let first = problems(summary(&job, &[]));
+    assert!(first.contains("is of an older version: images and captions are encoded"), "{first}");
+    let second = problems(summary(&job, &[]));
+    assert!(!second.contains("older version"), "{second}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use trainer::export::merge::Merge;
 use trainer::model::adapter::Given;
 use trainer::model::adapter::read::Component;
-use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::diffusion::Pipeline;
 use trainer::sample::Job;
 use trainer::verify::difference;
 use weights::copy::{Copy, Target};

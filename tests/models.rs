@@ -15,14 +15,17 @@ use trainer::export::{Format, export};
 use trainer::model::adapter::read::Component;
 use trainer::model::adapter::{Adapters, Given};
 use trainer::model::build::{Builder, Precision, Random, wants};
+use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::condition::{Condition, Conditions, POOLED, TOKENS};
+use trainer::model::diffusion::denoiser::{Config, Input};
+use trainer::model::diffusion::sd3;
+use trainer::model::diffusion::text::{Encoding, T5Loading, Watch};
 use trainer::model::encoder::clip::{self, Clip};
 use trainer::model::encoder::t5::{self, T5};
 use trainer::model::encoder::tokenizer::Tokenizer;
 use trainer::model::recompute::Recompute;
-use trainer::model::sd3::pipeline::Pipeline;
-use trainer::model::sd3::prompts::{Encoding, T5Loading, Watch};
-use trainer::model::sd3::{self, Sd3};
 use trainer::model::vae::{self, Decoder, Encoder};
+use trainer::objective::flow::Level;
 use trainer::sample::{Event, Job, Request};
 use trainer::verify::difference;
 
@@ -108,7 +111,7 @@ fn published_models_have_their_number_of_weights() {
     fn count<T>(build: impl FnOnce(&mut Builder<'_>) -> trainer::Result<T>) -> usize {
         wants(build).unwrap().iter().map(|want| want.shape.elements()).sum()
     }
-    let config = |n_heads: usize, side: usize, dual: usize, norm: &str| -> sd3::Config {
+    let config = |n_heads: usize, side: usize, dual: usize, norm: &str| -> Config {
         let text = format!(
             r#"{{"in_channels": 16, "out_channels": 16, "patch_size": 2, "num_layers": {n_heads},
                 "num_attention_heads": {n_heads}, "attention_head_dim": 64, "joint_attention_dim": 4096,
@@ -117,7 +120,7 @@ fn published_models_have_their_number_of_weights() {
             64 * n_heads,
             (0..dual).collect::<Vec<_>>()
         );
-        serde_json::from_str(&text).unwrap()
+        serde_json::from_str::<sd3::Config>(&text).unwrap().into()
     };
     let published = [
         ("SD3 medium", config(24, 192, 0, "null"), 2_084_951_104),
@@ -125,7 +128,7 @@ fn published_models_have_their_number_of_weights() {
         ("SD3.5 large", config(38, 192, 0, "\"rms_norm\""), 8_146_280_768),
     ];
     for (name, config, expected) in published {
-        assert_eq!(count(|build| Sd3::new(&config, build)), expected, "{name}");
+        assert_eq!(count(|build| config.build(build)), expected, "{name}");
         rehearse(name, &config, expected);
     }
     let t5: t5::Config = serde_json::from_str(
@@ -153,26 +156,24 @@ fn published_models_have_their_number_of_weights() {
 
 /// A picture of 1024 pixels a side and a prompt, without data: everything a step allocates is
 /// known, and the weights are two bytes each but for the vectors.
-fn rehearse(name: &str, config: &sd3::Config, n_weights: usize) {
+fn rehearse(name: &str, config: &Config, n_weights: usize) {
     let device = Device::meta(Kind::cpu(16), usize::MAX / 2);
     let precision = Precision::plain(Dtype::Bf16);
     let mut source = Random::new(precision, 0);
     let mut adapters = Adapters::none();
-    let model = Sd3::new(config, &mut Builder::new(&device, precision, &mut source, &mut adapters))
-        .unwrap();
+    let mut build = Builder::new(&device, precision, &mut source, &mut adapters);
+    let model = config.build(&mut build).unwrap();
     let held = device.usage().in_use;
     assert!(held > 2 * n_weights && held < 2 * n_weights + n_weights / 100, "{name} {held}");
     let zeros = |shape: &[usize]| device.zeros(compute::Shape::new(shape), Dtype::Bf16).unwrap();
     let tape = compute::Tape::inference(&device, &adapters.params, 0);
-    let input = sd3::Input {
-        latents: &zeros(&[2, 16, 128, 128]),
-        timesteps: &[500.0; 2],
-        context: &zeros(&[2, 333, 4096]),
-        pooled: &zeros(&[2, 2048]),
-    };
+    let latents = &zeros(&[2, 16, 128, 128]);
+    let told = [(TOKENS, zeros(&[2, 333, 4096])), (POOLED, zeros(&[2, 2048]))];
+    let (levels, condition) = (&[Level { sigma: 0.5, timestep: 500.0 }; 2], &Conditions::of(told));
     let before = device.work().flops;
-    let out = model.forward(&tape, input, Recompute::None).unwrap();
-    assert_eq!(out.shape().sizes(), [2, 4096, 64]);
+    let input = Input { latents, levels, condition, guidance: None };
+    let out = model.predict(&tape, input, Recompute::None).unwrap();
+    assert_eq!(out.tokens.shape().sizes(), [2, 4096, 64]);
     // Twice the weights of blocks for each of 4429 tokens, and attention.
     let per_token = (device.work().flops - before) as f64 / (2.0 * 4429.0);
     assert!(per_token > 1.5 * n_weights as f64 / 2.0, "{name} {per_token:e}");
@@ -226,13 +227,15 @@ fn prompts_and_pictures_are_those_of_the_reference() {
     let encoding = Encoding { precision: plain, t5: T5Loading::Whole };
     let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
     let encoded = pipeline.encoders.encode(&device, encoding, &texts, watch).unwrap();
-    let tokens: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.tokens.clone()).collect();
-    let pooled: Vec<f32> = encoded[1..].iter().flat_map(|prompt| prompt.pooled.clone()).collect();
+    let of = |all: &[Condition], index: usize| -> Vec<f32> {
+        all.iter().flat_map(|condition| condition.0[index].numbers.clone()).collect()
+    };
+    let (tokens, pooled) = (of(&encoded[1..], 0), of(&encoded[1..], 1));
     check("prompt_embeds", &recorded, &tokens);
     check("pooled_prompt_embeds", &recorded, &pooled);
-    check("negative_prompt_embeds", &recorded, &encoded[0].tokens);
-    check("negative_pooled_prompt_embeds", &recorded, &encoded[0].pooled);
-    check("sigmas", &recorded, &pipeline.schedule.sigmas(4));
+    check("negative_prompt_embeds", &recorded, &of(&encoded[..1], 0));
+    check("negative_pooled_prompt_embeds", &recorded, &of(&encoded[..1], 1));
+    check("sigmas", &recorded, &pipeline.schedule.sigmas(16, 4));
     let draw = |pipeline: &Pipeline| -> Vec<f32> {
         let job = Job::new(pipeline, request()).unwrap();
         let plan = job.plan(device.kind(), LIMIT).unwrap();
@@ -308,7 +311,8 @@ fn what_does_not_fit_is_done_in_smaller_pieces_or_refused() {
 fn tiles_of_a_smooth_latent_meet_without_a_seam() {
     let pipeline = pipeline();
     let device = Device::cpu(2, LIMIT).unwrap();
-    let decoder = pipeline.load_decoder(&device, Precision::plain(Dtype::F32), &|_| true).unwrap();
+    let decoder =
+        pipeline.vae.load_decoder(&device, Precision::plain(Dtype::F32), &|_| true).unwrap();
     let (side, reduction, params) = (24, 8, compute::Params::default());
     let constant = vec![0.3; 16 * side * side];
     let latent = vae::Latent { numbers: &constant, sizes: [16, side, side] };

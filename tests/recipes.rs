@@ -11,7 +11,7 @@ use trainer::TrainerError;
 use trainer::config::RawConfig;
 use trainer::config::material::Material;
 use trainer::config::optimizer::OptimizerKind;
-use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::diffusion::Pipeline;
 use trainer::model::stream::Stream;
 use trainer::plan::rates::{self, Curve, Measure};
 use trainer::plan::{Choice, Job, Outlook, Plan, Rates, Room, choose};

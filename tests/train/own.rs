@@ -3,15 +3,17 @@
 use std::fs;
 use std::path::Path;
 
-use compute::ops::PatchOrder;
 use compute::{Device, Dtype, Gradients, Shape, Tape, Tensor};
 use trainer::model::adapter::Adapters;
 use trainer::model::build::{Builder, Precision};
+use trainer::model::component;
+use trainer::model::diffusion::condition::{Conditions, POOLED, TOKENS};
+use trainer::model::diffusion::denoiser::{Config, Input};
+use trainer::model::diffusion::family::Family;
 use trainer::model::files::{Files, Layout, open};
 use trainer::model::host::numbers;
 use trainer::model::recompute::Recompute;
-use trainer::model::sd3::{Config, Input, Sd3};
-use trainer::model::{component, config};
+use trainer::objective::flow::Level;
 use trainer::verify::difference;
 use weights::Catalog;
 use weights::load::floats;
@@ -113,10 +115,9 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let folder = golden().join("models").join(model);
     let reference = Reference(Catalog::open(&folder.join("golden.safetensors")).unwrap());
     let device = Device::cpu(2, LIMIT).unwrap();
-    let settings: Config =
-        config::read_checked(&folder.join("config.json"), Config::check).unwrap();
+    let settings = Config::read(Family::usual(), &folder.join("config.json")).unwrap();
     let catalog = component::weights(&folder).unwrap();
-    let build = |build: &mut Builder<'_>| Sd3::new(&settings, build);
+    let build = |build: &mut Builder<'_>| settings.build(build);
     let files = Files::find(&catalog, &Layout::same(), build).unwrap();
     let (precision, mut adapters) = (Precision::plain(Dtype::F32), Adapters::own());
     let model = open(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
@@ -125,16 +126,16 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
 
     let tape = Tape::training(&device, &adapters.params, 0);
     let tensor = |name: &str| reference.tensor(&device, name);
-    let input = Input {
-        latents: &tensor("in.hidden_states"),
-        timesteps: &reference.numbers("in.timestep"),
-        context: &tensor("in.encoder_hidden_states"),
-        pooled: &tensor("in.pooled_projections"),
-    };
-    let tokens = model.forward(&tape, input, Recompute::Block).unwrap();
-    let target = tensor("target").into();
-    let target = tape.patchify(&target, model.patch_size(), PatchOrder::ChannelsLast).unwrap();
-    let loss = tape.mse(&tokens, target.tensor(), None, None).unwrap();
+    let level = |timestep: &f32| Level { sigma: timestep / 1000.0, timestep: *timestep };
+    let levels: Vec<Level> = reference.numbers("in.timestep").iter().map(level).collect();
+    let (tokens, pooled) = (tensor("in.encoder_hidden_states"), tensor("in.pooled_projections"));
+    let condition = &Conditions::of([(TOKENS, tokens), (POOLED, pooled)]);
+    let latents = &tensor("in.hidden_states");
+    let input = Input { latents, levels: &levels, condition, guidance: None };
+    let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
+    let weights = vec![1.0; levels.len()];
+    let target = model.arrange(&tape, tensor("target")).unwrap();
+    let loss = predicted.loss(&tape, &target, &weights).unwrap();
     let mut gradients = Gradients::default();
     tape.backward(&loss, &mut gradients).unwrap();
     (adapters, gradients, reference)

@@ -191,7 +191,7 @@ fn ctrl_c_while_pictures_are_encoded_ends_in_order() {
     let run = job.path("run");
     let mut running = Running::begin(job.command(&set, &[]));
     wait_for(&mut running.child, || {
-        fs::read_dir(run.join("cache/v1")).is_ok_and(|mut files| {
+        fs::read_dir(run.join("cache/v2")).is_ok_and(|mut files| {
             files.any(|file| text(&file.unwrap().path()).ends_with(".safetensors"))
         })
     });

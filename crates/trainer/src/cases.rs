@@ -13,13 +13,15 @@ use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 use crate::error::Result;
 use crate::model::adapter::{Adapters, Target};
 use crate::model::build::{Builder, Precision, Random, wants};
+use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
+use crate::model::diffusion::denoiser::{Config, Denoiser, Input};
+use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::recompute::Recompute;
-use crate::model::sd3::published::Published;
-use crate::model::sd3::{self, Sd3};
 use crate::model::stream::Stream;
 use crate::model::vae::{self, Decoder, Encoder};
+use crate::objective::flow::Level;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,7 +89,8 @@ impl Case {
         let transformer = self.transformer();
         let mut source = match &transformer {
             Some((config, _)) => {
-                Random::of(device, precision, SEED, &wants(|build| Sd3::new(config, build))?)?
+                let all = wants(|build| Config::from(config.clone()).build(build))?;
+                Random::of(device, precision, SEED, &all)?
             }
             None => Random::new(precision, SEED),
         };
@@ -124,8 +127,8 @@ impl Case {
         match self {
             Self::Sd3Tiny => Some((sd3_config(TINY), 16)),
             Self::Sd3Mid => Some((sd3_config(MID), 64)),
-            Self::Sd3Medium => Some((Published::Sd3Medium.transformer(), 128)),
-            Self::Sd35Large => Some((Published::Sd35Large.transformer(), 128)),
+            Self::Sd3Medium => Some((sd3_medium(), 128)),
+            Self::Sd35Large => Some((sd35_large(), 128)),
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => None,
         }
     }
@@ -208,7 +211,7 @@ fn sd3_work(
     let tokens = (side / config.patch_size) * (side / config.patch_size);
     let patch = config.patch_size * config.patch_size * config.in_channels;
     Ok(Work::Sd3 {
-        model: Sd3::new(config, build)?,
+        model: Config::from(config.clone()).build(build)?,
         latents: normal(&[samples, config.in_channels, side, side])?,
         context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
         pooled: normal(&[samples, config.pooled_projection_dim])?,
@@ -220,7 +223,7 @@ fn sd3_work(
 
 enum Work {
     Sd3 {
-        model: Sd3,
+        model: Denoiser,
         latents: Tensor,
         context: Tensor,
         pooled: Tensor,
@@ -260,15 +263,13 @@ impl Prepared {
                     let tape = Tape::training(&self.device, &self.params, 0);
                     let [latents, context, pooled, target] =
                         [latents, context, pooled, target].map(|all| all.part(portion.clone()));
-                    let input = sd3::Input {
-                        latents: &latents,
-                        timesteps: &vec![500.0; portion.len()],
-                        context: &context,
-                        pooled: &pooled,
-                    };
-                    let out = model.forward(&tape, input, *recompute)?;
-                    let loss = tape.mse(&out, &target, None, None)?;
-                    drop(out);
+                    let condition = Conditions::of([(TOKENS, context), (POOLED, pooled)]);
+                    let levels = vec![Level { sigma: 0.5, timestep: 500.0 }; portion.len()];
+                    let (condition, levels) = (&condition, &levels[..]);
+                    let input = Input { latents: &latents, levels, condition, guidance: None };
+                    let predicted = model.predict(&tape, input, *recompute)?;
+                    let loss = tape.mse(&predicted.tokens, &target, None, None)?;
+                    drop(predicted);
                     tape.backward(&loss, &mut gradients)?;
                 }
                 self.update(&gradients)?;

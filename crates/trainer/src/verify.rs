@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use compute::ops::{IGNORED, PatchOrder};
+use compute::ops::IGNORED;
 use compute::{Device, Dtype, Gradients, Params, Quantisation, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
@@ -23,17 +23,20 @@ use weights::load::{Options, Wanted, floats, load};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component, Module};
 use crate::model::adapter::{Adapters, Given};
-use crate::model::build::{Builder, Precision, Want, wants};
+use crate::model::build::{Builder, Precision, wants};
+use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
+use crate::model::diffusion::denoiser::{self, Denoiser, Input, Prediction};
+use crate::model::diffusion::family::Family;
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::files::{Files, Layout, open};
-use crate::model::piece::Piece;
 use crate::model::host::numbers;
 use crate::model::llama::{self, Llama};
+use crate::model::piece::Piece;
 use crate::model::recompute::Recompute;
-use crate::model::sd3::{self, Sd3};
 use crate::model::vae::{self, Decoder, Encoder};
 use crate::model::{component, config};
+use crate::objective::flow::Level;
 
 /// What a folder was found to be.
 #[derive(Clone, Debug)]
@@ -107,15 +110,22 @@ pub fn verify(question: Question<'_>, device: &Device, precision: Precision) -> 
     };
     let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
     let golden = Golden { catalog: Catalog::open(&golden)? };
-    let verifier = Verifier { catalog: &catalog, golden: &golden, adapter, device, precision };
+    let original = &|_: &str| Vec::new();
+    let (reference, weights) = (&golden, &catalog);
+    let verifier =
+        Verifier { catalog: weights, golden: reference, adapter, original, device, precision };
+    if let Some(family) = Family::of_transformer(&class) {
+        let config = denoiser::Config::read(family, &path)?;
+        // A checkpoint's settings are in its shapes too, but the file beside it says more.
+        let prefix = denoiser::Config::of_checkpoint(family, &catalog, folder)?;
+        let layout = prefix.map(|(_, prefix)| config.original(prefix));
+        let original = &|module: &str| config.original_module(module);
+        let verifier = Verifier { original, ..verifier };
+        let layout = layout.unwrap_or_else(Layout::same);
+        let (n_weights, comparisons) = verifier.compare(&layout, |build| config.build(build))?;
+        return Ok(Report { class, n_weights, comparisons });
+    }
     let (n_weights, comparisons) = match class.as_str() {
-        "SD3Transformer2DModel" => {
-            let config = config::read_checked(&path, sd3::Config::check)?;
-            let original = sd3::names::prefix(&catalog);
-            let layout = original.map(|prefix| sd3::names::original(&config, prefix));
-            verifier
-                .compare(&layout.unwrap_or_else(Layout::same), |build| Sd3::new(&config, build))?
-        }
         "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM" => {
             let config = config::read_checked(&path, llama::Config::check)?;
             let layout = llama::names::of(&catalog, &config);
@@ -164,11 +174,6 @@ trait Subject {
     /// What adapters call it.
     const COMPONENT: Component = Component::TextEncoder(1);
 
-    /// Where a layer lies in the layout of the original checkpoints.
-    fn original(_: &str, _: &[Want]) -> Vec<Piece> {
-        Vec::new()
-    }
-
     /// Its outputs, as the reference lays them out.
     fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs>;
 
@@ -201,6 +206,8 @@ struct Verifier<'a> {
     adapter: Option<&'a Path>,
     device: &'a Device,
     precision: Precision,
+    /// Where a layer lies in the layout of the original checkpoints.
+    original: &'a dyn Fn(&str) -> Vec<Piece>,
 }
 
 impl Verifier<'_> {
@@ -225,8 +232,7 @@ impl Verifier<'_> {
     ) -> Result<HashMap<String, Given>> {
         let Some(path) = self.adapter else { return self.golden.adapter() };
         let mut file = AdapterFile::open(path)?;
-        let wants = wants(build)?;
-        let modules = Module::of(&wants, |module| M::original(module, &wants));
+        let modules = Module::of(&wants(build)?, self.original);
         let given = file.take(M::COMPONENT, &modules)?;
         file.check_all_taken()?;
         Ok(given)
@@ -335,21 +341,12 @@ pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
     if largest == 0.0 { most } else { most / largest }
 }
 
-impl Subject for Sd3 {
+impl Subject for Denoiser {
     const COMPONENT: Component = Component::Transformer;
 
-    fn original(module: &str, wants: &[Want]) -> Vec<Piece> {
-        let modulates = |want: &&Want| want.name.ends_with(".norm1.linear.weight");
-        sd3::names::original_module(module, wants.iter().filter(modulates).count())
-    }
-
     fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
-        let tokens = sd3_tokens(self, tape, golden, dtype, Recompute::None)?;
-        let (sizes, _) = golden.floats("in.hidden_states")?;
-        let size = [sizes[2], sizes[3]];
-        let picture =
-            tape.unpatchify(&tokens, size, self.patch_size(), PatchOrder::ChannelsLast)?;
-        Ok(vec![("sample", numbers(picture.tensor())?)])
+        let predicted = predict(self, tape, golden, dtype, Recompute::None)?;
+        Ok(vec![("sample", numbers(predicted.latents(tape)?.tensor())?)])
     }
 
     fn trained<'m>(
@@ -359,31 +356,35 @@ impl Subject for Sd3 {
         dtype: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         // Computed twice, so that this is held against the reference too.
-        Ok(vec![("sample", sd3_tokens(self, tape, golden, dtype, Recompute::Block)?)])
+        Ok(vec![("sample", predict(self, tape, golden, dtype, Recompute::Block)?.tokens)])
     }
 
     fn arrange(&self, tape: &Tape<'_>, reference: Tensor) -> Result<Tensor> {
-        let tokens =
-            tape.patchify(&reference.into(), self.patch_size(), PatchOrder::ChannelsLast)?;
-        Ok(tokens.into_tensor())
+        Denoiser::arrange(self, tape, reference)
     }
 }
 
-fn sd3_tokens<'m>(
-    model: &'m Sd3,
+/// What of a condition diffusers' transformers are given, and how they call it.
+const GIVEN: [(&str, &str); 2] =
+    [(TOKENS, "in.encoder_hidden_states"), (POOLED, "in.pooled_projections")];
+
+fn predict<'m>(
+    model: &'m Denoiser,
     tape: &Tape<'m>,
     golden: &Golden,
     dtype: Dtype,
     recompute: Recompute,
-) -> Result<Var> {
+) -> Result<Prediction> {
     let device = tape.device();
-    let input = sd3::Input {
-        latents: &golden.tensor(device, "in.hidden_states", dtype)?,
-        timesteps: &golden.floats("in.timestep")?.1,
-        context: &golden.tensor(device, "in.encoder_hidden_states", dtype)?,
-        pooled: &golden.tensor(device, "in.pooled_projections", dtype)?,
-    };
-    model.forward(tape, input, recompute)
+    let latents = golden.tensor(device, "in.hidden_states", dtype)?;
+    let given = GIVEN.into_iter().filter(|(_, theirs)| golden.catalog.find(theirs).is_ok());
+    let tensor = |(ours, theirs)| Ok((ours, golden.tensor(device, theirs, dtype)?));
+    let condition = Conditions::of(given.map(tensor).collect::<Result<Vec<_>>>()?);
+    let (_, timesteps) = golden.floats("in.timestep")?;
+    let level = |timestep: &f32| Level { sigma: timestep / 1000.0, timestep: *timestep };
+    let levels: Vec<Level> = timesteps.iter().map(level).collect();
+    let input = Input { latents: &latents, levels: &levels, condition: &condition, guidance: None };
+    model.predict(tape, input, recompute)
 }
 
 impl Subject for Llama {
@@ -487,7 +488,8 @@ impl Subject for Autoencoder {
         let (mean, logarithms) = (half(0), half(1));
         let latents = device.upload_as([samples, channels / 2, height, width], &mean, dtype)?;
         let decoded = self.decoder.forward(tape, &latents)?;
-        let scaled = mean.iter().map(|latent| self.config.to_model(*latent)).collect();
+        let (statistics, count) = (self.config.statistics(), channels / 2 * height * width);
+        let scaled = mean.chunks(count).flat_map(|mean| statistics.to_model(mean)).collect();
         Ok(vec![
             ("mean", mean),
             ("logvar", logarithms),

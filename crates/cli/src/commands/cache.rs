@@ -9,8 +9,8 @@ use trainer::cache::{CachePlan, Caching, Index, Missing, Request};
 use trainer::config::RunConfig;
 use trainer::config::material::Material;
 use trainer::data::{Bucket, Findings, Problem, scan};
-use trainer::model::sd3::pipeline::Pipeline;
-use trainer::model::sd3::prompts::T5Loading;
+use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::text::T5Loading;
 use trainer::sample::Phase;
 use trainer::train::texts::{Opened, open_texts};
 

@@ -13,8 +13,8 @@ use trainer::export::full::FullCheckpoint;
 use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, Format, export};
 use trainer::model::adapter::read::AdapterFile;
+use trainer::model::diffusion::Pipeline;
 use trainer::model::llama::base::Base;
-use trainer::model::sd3::pipeline::Pipeline;
 
 use crate::commands::Outcome;
 use crate::failure::Failure;

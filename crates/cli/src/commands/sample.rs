@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use trainer::TrainerError;
+use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::text::T5Loading;
 use trainer::model::llama::base::Base;
-use trainer::model::sd3::pipeline::Pipeline;
-use trainer::model::sd3::prompts::T5Loading;
 use trainer::sample::picture::{self, FileFormat};
 use trainer::sample::{Job, Plan, Request};
 
@@ -239,7 +239,7 @@ impl Drawn {
             phases: plan.phases.iter().map(phase).collect(),
             is_paired: plan.is_paired,
             is_t5_in_blocks: plan.t5 == T5Loading::Blocks,
-            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.config.reduction()),
+            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.reduction()),
             pictures: Vec::new(),
             secs: 0.0,
         }
@@ -265,7 +265,8 @@ fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
     for (index, prompt) in request.prompts.iter().enumerate() {
         for (encoder, cut) in pipeline.encoders.cuts(prompt) {
             let n = cut.n_tokens - cut.most;
-            let text = format!("prompt {}: {encoder} does not see its last {n} tokens", index + 1);
+            let text =
+                format!("prompt {}: {} does not see its last {n} tokens", index + 1, encoder.name);
             render::warn(&text);
         }
     }

@@ -5,7 +5,7 @@ use compute::Kind;
 use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
 use trainer::event::{Repeated, Times};
-use trainer::model::sd3::prompts::T5Loading;
+use trainer::model::diffusion::text::T5Loading;
 use trainer::plan::{Considered, Plan, Rates};
 
 use crate::render::progress::duration;

@@ -4,7 +4,7 @@
 use super::select::Sample;
 use crate::data::caption::{CaptionSettings, Draws, for_step};
 use crate::data::{Problem, ProblemKind};
-use crate::model::sd3::prompts::TextEncoders;
+use crate::model::diffusion::text::{EncoderKind, TextEncoders};
 
 /// Letters of a cut that are shown. Chosen: enough to find the place.
 const SHOWN: usize = 60;
@@ -23,13 +23,17 @@ pub(super) fn too_long<'a>(
     samples.filter_map(problem).collect()
 }
 
-/// T5 comes last among encoders, and sees the most: what it sees is not lost.
+/// The last encoder sees the most: what it sees is not lost.
 fn lost(encoders: &TextEncoders, text: &str) -> Option<ProblemKind> {
     let cuts = encoders.cuts(text);
-    let (name, cut) = *cuts.last()?;
+    let (spec, cut) = *cuts.last()?;
     let (tokens, most) = (cut.n_tokens, cut.most);
-    let encoder = if name == "t5" { "T5" } else { "CLIP" };
-    if encoders.has_t5() && encoder == "CLIP" {
+    let encoder = match spec.kind {
+        EncoderKind::T5 => "T5",
+        EncoderKind::Clip => "CLIP",
+    };
+    let is_seen = encoders.last().is_some_and(|last| last.name != spec.name);
+    if is_seen {
         return Some(ProblemKind::CaptionBeyondClip { tokens, most });
     }
     let mut lost: String = cut.lost.chars().take(SHOWN).collect();

@@ -11,16 +11,16 @@ use std::thread::{Scope, available_parallelism, scope};
 use compute::{Device, Dtype, Params, Tape};
 use weights::checksum::Stamp;
 
-use super::index::{Index, Latents, prompt_entry};
+use super::index::{Index, Latents, condition_entry};
 use super::select::Sample;
 use super::store::Address;
 use super::{Event, PICTURES, Tell};
 use crate::data::{Bucket, Crop, Pixels, Problem, ProblemKind, decode, fit, to_numbers};
 use crate::error::Result;
 use crate::model::build::Precision;
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::text::{Encoding, Watch};
 use crate::model::host::numbers;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::{Encoding, Watch};
 use crate::model::vae::Encoder;
 use crate::plan::Cost;
 use crate::sample::go_on;
@@ -89,7 +89,7 @@ pub(super) fn rehearse_pictures(
     device: &Device,
     counts: &Counts<Bucket>,
 ) -> Result<Cost> {
-    let encoder = pipeline.load_encoder(device, PRECISION, &|_| true)?;
+    let encoder = pipeline.vae.load_encoder(device, PRECISION, &|_| true)?;
     let mut works = Vec::new();
     for (bucket, count) in counts {
         let empty = vec![0.0; 3 * bucket.width * bucket.height];
@@ -99,7 +99,7 @@ pub(super) fn rehearse_pictures(
         let times = *count as f64 / pictures.len().max(1) as f64;
         works.push((times, device.work().since(&before)));
     }
-    Ok(Cost { works, read_bytes: pipeline.vae.catalog.bytes() })
+    Ok(Cost { works, read_bytes: pipeline.vae.file_bytes() })
 }
 
 /// How many pictures of a size are encoded together.
@@ -183,7 +183,7 @@ impl<'a> Batches<'a> {
         let tick = |bytes| tell(Event::Loaded(bytes));
         let encoder = match self.encoder.take() {
             Some(encoder) => encoder,
-            None => self.pipeline.load_encoder(self.device, PRECISION, &tick)?,
+            None => self.pipeline.vae.load_encoder(self.device, PRECISION, &tick)?,
         };
         let encoder = self.encoder.insert(encoder);
         let mut wanted = Vec::<(Address, Vec<f32>)>::new();
@@ -275,10 +275,9 @@ pub(super) fn encode_texts(
         let tick = |bytes| tell(Event::Loaded(bytes));
         let watch = Watch { begin: &begin, tick: &tick, encoded: &|| tell(Event::Done) };
         let mut left = texts.iter();
-        pipeline.encoders.encode_each(device, encoding, texts, watch, &mut |prompt| {
-            let text = left.next().expect("there is a prompt for each text");
-            let entry =
-                prompt_entry(&prompt, pipeline.encoders.n_tokens(), encoding.precision.dtype);
+        pipeline.encoders.encode_each(device, encoding, texts, watch, &mut |condition| {
+            let text = left.next().expect("there is a condition for each text");
+            let entry = condition_entry(&condition, encoding.precision.dtype);
             index.store.put(index.address(text), entry)
         })?;
     }

@@ -13,8 +13,8 @@ use crate::data::caption::{self, CaptionSettings, Draws};
 use crate::data::{Findings, Order, Problem};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
+use crate::model::diffusion::condition::{Condition, Named};
 use crate::model::files::stored;
-use crate::model::sd3::prompts::Prompt;
 
 /// Everything a run asks for, encoded.
 pub struct Index {
@@ -44,8 +44,8 @@ pub struct Latents {
     pub sizes: [usize; 3],
 }
 
-const LATENTS: [&str; 2] = ["mean", "deviation"];
-const PROMPT: [&str; 2] = ["tokens", "pooled"];
+const MEAN: &str = "mean";
+const DEVIATION: &str = "deviation";
 
 impl Index {
     /// What is to be said of the images and their captions, in a few lines; without the first problems,
@@ -58,24 +58,25 @@ impl Index {
     /// A sample's latents, or those of its mirror image.
     pub fn latents(&self, sample: &Sample, is_mirrored: bool) -> Result<Latents> {
         let address = if is_mirrored { sample.mirrored } else { Some(sample.plain) };
-        let entry = address.and_then(|address| self.store.get(&address, LATENTS).transpose());
-        let [mean, deviation] = entry.ok_or_else(|| {
+        let entry = address.and_then(|address| self.store.get(&address).transpose());
+        let entry = entry.ok_or_else(|| {
             let mirrored = if is_mirrored { ", mirrored," } else { "" };
             missing(&format!("picture {}{mirrored}", sample.path.display()))
         })??;
-        let sizes = match mean.shape[..] {
-            [channels, height, width] => [channels, height, width].map(|size| size as usize),
-            _ => return Err(missing(&format!("picture {}", sample.path.display()))),
-        };
-        Ok(Latents { mean: mean.numbers(), deviation: deviation.numbers(), sizes })
+        Latents::read(&entry).ok_or_else(|| missing(&format!("picture {}", sample.path.display())))
     }
 
     /// A text as the model sees it: one that a sample's caption can become, the empty one, or one
     /// of those asked for besides.
-    pub fn prompt(&self, text: &str) -> Result<Prompt> {
-        let entry = self.store.get(&self.address(text), PROMPT)?;
-        let [tokens, pooled] = entry.ok_or_else(|| missing(&format!("text {text:?}")))?;
-        Ok(Prompt { tokens: tokens.numbers(), pooled: pooled.numbers() })
+    pub fn condition(&self, text: &str) -> Result<Condition> {
+        let entry = self.store.get(&self.address(text))?;
+        let entry = entry.ok_or_else(|| missing(&format!("text {text:?}")))?;
+        let named = |part: &Part| Named {
+            name: part.name.clone(),
+            sizes: part.shape.iter().map(|size| *size as usize).collect(),
+            numbers: part.numbers(),
+        };
+        Ok(Condition(entry.iter().map(named).collect()))
     }
 
     /// What is done to captions.
@@ -131,22 +132,25 @@ impl Index {
 
 impl Latents {
     pub(super) fn entry(&self) -> Entry {
-        let [mean, deviation] = LATENTS;
-        [
-            Part::new(mean, weights::Dtype::F32, &self.sizes, &self.mean),
-            Part::new(deviation, weights::Dtype::F32, &self.sizes, &self.deviation),
-        ]
+        let part =
+            |name, numbers: &[f32]| Part::new(name, weights::Dtype::F32, &self.sizes, numbers);
+        vec![part(MEAN, &self.mean), part(DEVIATION, &self.deviation)]
+    }
+
+    /// Nothing if the entry holds something else.
+    fn read(entry: &Entry) -> Option<Self> {
+        let find = |name: &str| entry.iter().find(|part| part.name == name);
+        let (mean, deviation) = (find(MEAN)?, find(DEVIATION)?);
+        let &[channels, height, width] = &mean.shape[..] else { return None };
+        let sizes = [channels, height, width].map(|size| size as usize);
+        Some(Self { mean: mean.numbers(), deviation: deviation.numbers(), sizes })
     }
 }
 
-/// A prompt in the format that the model is run in: it would be converted to that anyway.
-pub(super) fn prompt_entry(prompt: &Prompt, n_tokens: usize, dtype: Dtype) -> Entry {
-    let ([tokens, pooled], dtype) = (PROMPT, stored(dtype));
-    let sizes = [n_tokens, prompt.tokens.len() / n_tokens];
-    [
-        Part::new(tokens, dtype, &sizes, &prompt.tokens),
-        Part::new(pooled, dtype, &[prompt.pooled.len()], &prompt.pooled),
-    ]
+/// A condition in the format that the model is run in: it would be converted to that anyway.
+pub(super) fn condition_entry(condition: &Condition, dtype: Dtype) -> Entry {
+    let part = |named: &Named| Part::new(&named.name, stored(dtype), &named.sizes, &named.numbers);
+    condition.0.iter().map(part).collect()
 }
 
 fn missing(what: &str) -> TrainerError {

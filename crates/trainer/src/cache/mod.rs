@@ -5,14 +5,14 @@
 //!
 //! ```text
 //! cache/
-//! └── v1/                                another form of files would be another folder
+//! └── v2/                                another form of files would be another folder
 //!     ├── hashes.json                    checksums of files by path, length, time and inode
 //!     ├── 5a0c….safetensors              a shard; its name is its BLAKE3 checksum
-//!     │     __metadata__                   address: checksum of the entry
-//!     │     ADDRESS.mean                   F32 [channels, height, width], as the autoencoder gives it
+//!     │     __metadata__                   address: checksum of the entry, names of its tensors
+//!     │     ADDRESS.mean                   of an image: F32 [channels, height, width], as the VAE gives it
 //!     │     ADDRESS.deviation              F32, the same shape
-//!     │     ADDRESS.tokens                 F32, BF16 or F16 [tokens, width]
-//!     │     ADDRESS.pooled                 the same format [width]
+//!     │     ADDRESS.tokens                 of a text: what the family's model is told, SD3's
+//!     │     ADDRESS.pooled                 in the format that the model is run in
 //!     ├── 91f3….safetensors.damaged      put aside; what it held was encoded again
 //!     └── .77ab….safetensors.4711.partial   being written, or left by a killed program
 //! ```
@@ -32,7 +32,7 @@ mod store;
 mod tests;
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use compute::{Device, Kind, Quantisation};
 use weights::checksum::{Hash, Hasher};
@@ -42,13 +42,13 @@ pub use select::Sample;
 
 use crate::config::RunConfig;
 use crate::config::data::Data;
-use crate::data::Bucket;
 use crate::data::caption::variants;
+use crate::data::{Bucket, Problem, ProblemKind};
 use crate::demo::draw_set;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::{Encoding, T5Loading};
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::text::{Encoding, T5Loading};
 use crate::plan::nearest;
 use crate::sample::encoding::{Stage, plan_encoding};
 use crate::sample::{Phase, UNLIMITED, too_large};
@@ -60,8 +60,9 @@ use placed::check_any;
 use select::{captions, select};
 use store::Store;
 
-/// The form of the files.
-const VERSION: &str = "v1";
+/// The form of the files, and that before it.
+const VERSION: &str = "v2";
+const OLDER: &str = "v1";
 
 /// Counted up when the same text would give another prompt.
 const TEXTS_VERSION: u64 = 1;
@@ -158,6 +159,7 @@ impl<'a> Caching<'a> {
         }
         tell(Event::Phase { name: READ, total: 0 });
         let tick = |bytes| tell(Event::Loaded(bytes));
+        let older = older(&folder);
         let folder = folder.join(VERSION);
         let mut hashes = Hashes::open(folder.join("hashes.json"));
         let (store, damaged) = Store::open(&folder, &mut hashes, &tick)?;
@@ -171,7 +173,7 @@ impl<'a> Caching<'a> {
         let mut index = Index {
             train: selected.train,
             held_out: selected.held_out,
-            problems: [selected.problems, too_long, damaged].concat(),
+            problems: [selected.problems, too_long, damaged, older].concat(),
             n_texts: 0,
             captions: settings,
             store,
@@ -285,6 +287,13 @@ impl<'a> Caching<'a> {
     }
 }
 
+/// A cache of the form before, if there is none of this one yet. What it holds was addressed by less than it depends on.
+fn older(folder: &Path) -> Vec<Problem> {
+    let is_older = folder.join(OLDER).is_dir() && !folder.join(VERSION).exists();
+    let problem = || Problem::warning(folder.join(OLDER), ProblemKind::CacheOlder);
+    is_older.then(problem).into_iter().collect()
+}
+
 /// What encoding so many pictures takes, found without reading a number; nothing if there are none.
 pub(crate) fn plan_pictures(
     pipeline: &Pipeline,
@@ -317,9 +326,14 @@ fn encoding(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
     let mut hasher = Hasher::new();
     field(&mut hasher, &TEXTS_VERSION.to_le_bytes());
     field(&mut hasher, encoders.as_bytes());
-    let width = pipeline.transformer.config.joint_attention_dim;
-    for size in pipeline.encoders.lengths().into_iter().chain([width]) {
-        field(&mut hasher, &(size as u64).to_le_bytes());
+    field(&mut hasher, pipeline.family().name.as_bytes());
+    let shape = pipeline.encoders.hollow_condition();
+    for named in &shape.0 {
+        field(&mut hasher, named.name.as_bytes());
+        named.sizes.iter().for_each(|size| field(&mut hasher, &(*size as u64).to_le_bytes()));
+    }
+    for length in pipeline.encoders.lengths() {
+        field(&mut hasher, &(length as u64).to_le_bytes());
     }
     let base = precision.base.map_or_else(|| "none".into(), |base| base.to_string());
     field(&mut hasher, precision.dtype.to_string().as_bytes());

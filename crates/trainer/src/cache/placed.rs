@@ -6,7 +6,7 @@ use crate::config::data::{Data, Validation};
 use crate::data::findings::explained;
 use crate::data::{Bucket, Buckets, Item, Problem, scan};
 use crate::error::{Result, TrainerError};
-use crate::model::sd3::pipeline::Pipeline;
+use crate::model::diffusion::Pipeline;
 
 /// Chosen: what an epoch's order takes in memory stays below a gigabyte.
 const MOST_SHOWN: u64 = 100_000_000;
@@ -82,7 +82,7 @@ pub(super) fn check_any(
 }
 
 fn buckets(pipeline: &Pipeline, data: &Data) -> Result<Buckets> {
-    let unit = unit(pipeline);
+    let unit = pipeline.unit();
     if !data.bucket_step.is_multiple_of(unit) {
         return Err(TrainerError::Request {
             problem: format!(
@@ -96,14 +96,9 @@ fn buckets(pipeline: &Pipeline, data: &Data) -> Result<Buckets> {
     Buckets::new(resolution, data.bucket_step, resolution / 2, resolution * 2)
 }
 
-/// Pixels along the side of a patch of latents.
-fn unit(pipeline: &Pipeline) -> usize {
-    pipeline.vae.config.reduction() * pipeline.transformer.config.patch_size
-}
-
 /// That the model has a place for every patch.
 fn check_sizes(pipeline: &Pipeline, pictures: &[Placed]) -> Result<()> {
-    let most = pipeline.transformer.config.pos_embed_max_size * unit(pipeline);
+    let Some(most) = pipeline.most_pixels() else { return Ok(()) };
     let too_long = |picture: &&Placed| picture.bucket.width.max(picture.bucket.height) > most;
     let Some(picture) = pictures.iter().find(too_long) else { return Ok(()) };
     let Bucket { width, height } = picture.bucket;

@@ -15,7 +15,7 @@ use crate::config::data::{self, Data, Validation};
 use crate::data::caption::{CaptionSettings, Shuffle};
 use crate::data::{Bucket, Crop, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::model::sd3::pipeline::Pipeline;
+use crate::model::diffusion::Pipeline;
 
 /// Counted up when the same picture would give other latents: another way to scale, or to encode.
 const PICTURES_VERSION: u64 = 1;

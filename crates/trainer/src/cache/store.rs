@@ -39,7 +39,7 @@ pub(super) type Address = Hash;
 /// One tensor of an entry.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Part {
-    pub name: &'static str,
+    pub name: String,
     pub dtype: Dtype,
     pub shape: Vec<u64>,
     pub bytes: Vec<u8>,
@@ -47,10 +47,15 @@ pub(super) struct Part {
 
 impl Part {
     /// Numbers in a format of files.
-    pub fn new(name: &'static str, dtype: Dtype, shape: &[usize], numbers: &[f32]) -> Self {
+    pub fn new(name: &str, dtype: Dtype, shape: &[usize], numbers: &[f32]) -> Self {
         let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
         encode(numbers, dtype, &mut bytes);
-        Self { name, dtype, shape: shape.iter().map(|size| *size as u64).collect(), bytes }
+        Self {
+            name: name.into(),
+            dtype,
+            shape: shape.iter().map(|size| *size as u64).collect(),
+            bytes,
+        }
     }
 
     /// Its numbers.
@@ -62,8 +67,8 @@ impl Part {
     }
 }
 
-/// An encoded thing: two tensors.
-pub(super) type Entry = [Part; 2];
+/// An encoded thing: tensors by name.
+pub(super) type Entry = Vec<Part>;
 
 /// A folder of shards.
 pub(super) struct Store {
@@ -140,15 +145,15 @@ impl Store {
         Ok(())
     }
 
-    /// An entry's two tensors, checked.
-    pub fn get(&self, address: &Address, names: [&'static str; 2]) -> Result<Option<Entry>> {
+    /// An entry's tensors, checked.
+    pub fn get(&self, address: &Address) -> Result<Option<Entry>> {
         let Some(shard) = self.places.get(address) else { return Ok(None) };
         let shard = &self.shards[*shard];
-        let problem = match read_entry(shard, address, names) {
+        let problem = match read_entry(shard, address) {
             Ok(entry) => {
-                let (expected, found) =
-                    (&shard.metadata[&address.to_string()], seal(address, &entry));
-                if *expected == found.to_string() {
+                let (expected, _) = sealed(shard, address);
+                let found = seal(address, &entry);
+                if expected == found.to_string() {
                     return Ok(Some(entry));
                 }
                 format!("checksum of entry {address} is {found}, expected {expected}")
@@ -208,7 +213,8 @@ fn write_shard(folder: &Path, entries: &BTreeMap<String, Entry>) -> Result<PathB
     safetensors::order(&mut tensors);
     let sealed = |(address, entry): (&String, &Entry)| {
         let hash = Hash::from_hex(address).expect("it was made from one");
-        (address.clone(), seal(&hash, entry).to_string())
+        let names: Vec<&str> = entry.iter().map(|part| part.name.as_str()).collect();
+        (address.clone(), format!("{} {}", seal(&hash, entry), names.join(" ")))
     };
     let metadata: BTreeMap<String, String> = entries.iter().map(sealed).collect();
     let name = checksum_of(folder, &metadata, &tensors, &parts)?;
@@ -251,18 +257,21 @@ fn seal(address: &Address, entry: &Entry) -> Hash {
     hasher.finalize()
 }
 
-fn read_entry(
-    shard: &Catalog,
-    address: &Address,
-    [first, second]: [&'static str; 2],
-) -> std::result::Result<Entry, WeightsError> {
-    Ok([read_part(shard, address, first)?, read_part(shard, address, second)?])
+/// What a shard says of an entry: its checksum, and the names of its tensors in their order.
+fn sealed<'a>(shard: &'a Catalog, address: &Address) -> (&'a str, impl Iterator<Item = &'a str>) {
+    let mut words = shard.metadata[&address.to_string()].split(' ');
+    (words.next().unwrap_or_default(), words)
+}
+
+fn read_entry(shard: &Catalog, address: &Address) -> std::result::Result<Entry, WeightsError> {
+    let (_, names) = sealed(shard, address);
+    names.map(|name| read_part(shard, address, name)).collect()
 }
 
 fn read_part(
     shard: &Catalog,
     address: &Address,
-    name: &'static str,
+    name: &str,
 ) -> std::result::Result<Part, WeightsError> {
     let tensor = shard.find(&format!("{address}.{name}"))?;
     let Encoding::Plain(dtype) = tensor.encoding else { unreachable!("safetensors has no other") };
@@ -270,5 +279,5 @@ fn read_part(
     let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes[..])];
     // One thread for a megabyte or two; the next epoch reads the same again.
     load(shard, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
-    Ok(Part { name, dtype, shape: tensor.shape.clone(), bytes })
+    Ok(Part { name: name.into(), dtype, shape: tensor.shape.clone(), bytes })
 }

@@ -97,7 +97,7 @@ impl Place {
 
     /// Files of the cache whose names end so.
     fn files(&self, suffix: &str) -> Vec<PathBuf> {
-        let entries = fs::read_dir(self.folder.path().join("cache/v1")).unwrap();
+        let entries = fs::read_dir(self.folder.path().join("cache/v2")).unwrap();
         let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.to_str().unwrap().ends_with(suffix)).collect()
     }
@@ -154,11 +154,12 @@ fn prompts_are_those_of_the_reference() {
         (&*text, "out.prompt_embeds", "out.pooled_prompt_embeds"),
         ("", "out.negative_prompt_embeds", "out.negative_pooled_prompt_embeds"),
     ] {
-        let prompt = index.prompt(text).unwrap();
-        assert_near(&prompt.tokens, &recorded(path, tokens)[..prompt.tokens.len()]);
-        assert_near(&prompt.pooled, &recorded(path, pooled)[..prompt.pooled.len()]);
+        let prompt = index.condition(text).unwrap();
+        for (named, theirs) in prompt.0.iter().zip([tokens, pooled]) {
+            assert_near(&named.numbers, &recorded(path, theirs)[..named.numbers.len()]);
+        }
     }
-    says(index.prompt("never seen"), &["\"never seen\" is not in the cache"]);
+    says(index.condition("never seen"), &["\"never seen\" is not in the cache"]);
 }
 
 #[test]
@@ -177,7 +178,7 @@ fn what_is_there_is_not_encoded_again() {
         .unwrap();
     for (a, b) in first.train.iter().zip(&again.train) {
         assert_eq!(first.latents(a, true).unwrap(), again.latents(b, true).unwrap());
-        assert_eq!(first.prompt(&a.caption).unwrap(), again.prompt(&b.caption).unwrap());
+        assert_eq!(first.condition(&a.caption).unwrap(), again.condition(&b.caption).unwrap());
     }
     place.put("4.png", 4);
     assert_eq!(place.missing().0, 1);
@@ -305,7 +306,7 @@ fn a_plan_is_what_a_run_takes() {
     let index = caching.run(&device, t5, &|_| true).unwrap();
     let other = Place::new(3);
     let text = index.plain_text(&index.train[0]);
-    assert_eq!(index.prompt(&text).unwrap(), other.index().prompt(&text).unwrap());
+    assert_eq!(index.condition(&text).unwrap(), other.index().condition(&text).unwrap());
     assert_eq!(device.usage().extent, peak);
 }
 
@@ -389,7 +390,7 @@ fn read(
 
 fn key(ready: &Ready<Bucket, ReadySample>) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
     let firsts =
-        ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.pooled[0]);
+        ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.0[1].numbers[0]);
     let draws = ready.samples.iter().map(|sample| sample.draw).collect();
     (ready.number, draws, ready.size, firsts.collect())
 }

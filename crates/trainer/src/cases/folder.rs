@@ -17,8 +17,8 @@ use crate::error::Result;
 use crate::export::model::copy_rest;
 use crate::model::build::{DEVIATION, Role, Want, wants};
 use crate::model::config;
+use crate::model::diffusion::sd3::{self, Sd3};
 use crate::model::files::save;
-use crate::model::sd3::{self, Sd3};
 use crate::model::vae::{self, Decoder, Encoder};
 use crate::report::write_text;
 
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(read, transformer);
         let vae = autoencoder();
         let read: vae::Config = serde_json::from_value(vae_settings(&vae)).unwrap();
-        assert!(read.check().is_ok());
+        assert!(vae::Config::check(&read).is_ok());
         let names = |config: &vae::Config| wants(|build| Decoder::new(config, build)).unwrap();
         assert_eq!(names(&read), names(&vae));
     }

@@ -203,6 +203,9 @@ pub enum ProblemKind {
         /// How it was found out.
         why: String,
     },
+    /// A cache of another form.
+    #[error("is of an older version: images and captions are encoded again, and it may be deleted")]
+    CacheOlder,
     /// A text, or a line of one.
     #[error("{}{fault}", at.map_or_else(String::new, |at| format!("{at} ")))]
     Text {
@@ -266,6 +269,7 @@ impl ProblemKind {
             Self::ControlUnpaired { .. } => "controls without an image",
             Self::NoRepeats => "folders with 0 repeats",
             Self::ShardDamaged { .. } => "damaged files of the cache, encoded again",
+            Self::CacheOlder => "caches of an older version, encoded again",
             Self::FolderTwice { .. } => "links to folders that were read already",
         };
         words.into()
@@ -307,6 +311,6 @@ impl ProblemKind {
 
     /// Whether nothing is lost by it.
     pub fn is_note(&self) -> bool {
-        matches!(self, Self::CaptionBeyondClip { .. } | Self::Ignored)
+        matches!(self, Self::CaptionBeyondClip { .. } | Self::Ignored | Self::CacheOlder)
     }
 }

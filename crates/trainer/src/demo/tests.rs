@@ -13,10 +13,10 @@ use super::paint::SIDE;
 use super::{Scene, Style};
 use crate::model::adapter::Adapters;
 use crate::model::build::{Builder, Precision, wants};
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::sd3::Sd3;
 use crate::model::files::{self, Files};
 use crate::model::host::numbers;
-use crate::model::sd3::Sd3;
-use crate::model::sd3::pipeline::Pipeline;
 use crate::model::vae::{self, Decoder, Encoder};
 use crate::sample::{Job, Picture, Request};
 
@@ -83,7 +83,7 @@ fn with_transformer() -> tempfile::TempDir {
 fn the_parts_fit_and_draw_a_picture() {
     let folder = with_transformer();
     let pipeline = Pipeline::open(folder.path(), None).unwrap();
-    assert_eq!(pipeline.encoders.n_tokens(), 16);
+    assert_eq!(pipeline.encoders.lengths().skip(1).sum::<usize>(), 16);
     let request = Request {
         prompts: vec!["neon style, a red star".into()],
         negative: String::new(),
@@ -137,11 +137,11 @@ impl Autoencoder {
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
         let found = numbers(self.encoder.forward(&tape, &input).unwrap().tensor()).unwrap();
-        found[..found.len() / 2].iter().map(|latent| self.config.to_model(*latent)).collect()
+        self.config.statistics().to_model(&found[..found.len() / 2])
     }
 
     fn decode(&self, latents: &[f32]) -> Vec<f32> {
-        let latents: Vec<f32> = latents.iter().map(|x| self.config.from_model(*x)).collect();
+        let latents = self.config.statistics().from_model(latents);
         let side = SIDE / self.config.reduction();
         let channels = self.config.latent_channels;
         let input = self.device.upload([1, channels, side, side], &latents).unwrap();

@@ -14,11 +14,10 @@ use crate::config::material::Material;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::adapter_in;
-use crate::model::build::{Role, Want, wants};
+use crate::model::build::{Role, Want};
+use crate::model::diffusion::Pipeline;
 use crate::model::files;
 use crate::model::llama::base::Base;
-use crate::model::sd3::Sd3;
-use crate::model::sd3::pipeline::Pipeline;
 use crate::train::checkpoint::{self, STATE};
 use crate::train::folder::{CONFIG, INITIAL};
 use crate::train::session::{AVERAGE, PARAMETER};
@@ -84,8 +83,7 @@ impl FullCheckpoint {
         match self.config.material {
             Material::Pictures { .. } => {
                 let pipeline = Pipeline::open(&self.config.base.path, rest)?;
-                let transformer = &pipeline.transformer.config;
-                self.check(&wants(|build| Sd3::new(transformer, build))?)?;
+                self.check(&pipeline.transformer.config.tensors()?)?;
                 model::write(&pipeline, &numbers, self.config.base.dtype, out)?;
                 Pipeline::open(out, None)?;
             }

@@ -31,11 +31,12 @@ use weights::safetensors::Entering;
 use weights::write::write_file;
 
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::Given;
 use crate::model::adapter::read::{AdapterFile, Component, OF_DIFFUSERS, OF_PEFT, PEFT_SETTINGS};
-use crate::model::build::{Want, wants};
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::{Sd3, names};
+use crate::model::adapter::{Given, Parts};
+use crate::model::build::Want;
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::family::Export;
+use crate::model::piece::Piece;
 
 /// Whom an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,9 +50,6 @@ pub enum Format {
     /// The user interface.
     Comfyui,
 }
-
-/// An adapter by the parts of a model it is for, layers in the order of their names.
-pub type Parts = Vec<(Component, BTreeMap<String, Given>)>;
 
 /// A file that was written and proven.
 #[derive(Clone, Debug)]
@@ -69,6 +67,18 @@ pub struct Exported {
 /// Above this a file does not hold what was to be written. Chosen: a hundred roundings of f32.
 const TOLERANCE: f64 = 1e-5;
 
+/// Where a layer lies in the original layout.
+type Original<'a> = &'a dyn Fn(&str) -> Vec<Piece>;
+
+/// The model that an adapter is for, as far as its files speak of it.
+struct Base<'a> {
+    /// All of its tensors.
+    tensors: &'a [Want],
+    original: Original<'a>,
+    /// Of a diffusion model's family.
+    export: Option<&'a Export>,
+}
+
 /// Writes what `pipeline` holds into `folder` and proves it.
 pub fn export(
     pipeline: &mut Pipeline,
@@ -77,10 +87,11 @@ pub fn export(
     name: &str,
 ) -> Result<Exported> {
     let parts = pipeline.adapter();
-    let n_blocks = pipeline.transformer.config.num_layers;
     let config = &pipeline.transformer.config;
-    let tensors = wants(|build| Sd3::new(config, build))?;
-    let path = write(&parts, format, (folder, name), (n_blocks, &tensors))?;
+    let original = |layer: &str| config.original_module(layer);
+    let (tensors, export) = (&config.tensors()?[..], Some(&config.family().export));
+    let base = Base { tensors, original: &original, export };
+    let path = write(&parts, format, (folder, name), &base)?;
     // Values that are not finite come here only if that was asked for.
     pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = pipeline.adapter();
@@ -107,15 +118,14 @@ fn write(
     parts: &Parts,
     format: Format,
     (folder, name): (&Path, &str),
-    (n_blocks, of_base): (usize, &[Want]),
+    base: &Base<'_>,
 ) -> Result<PathBuf> {
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
-        for (stem, given) in stems(component, layers, format, n_blocks)? {
+        for (stem, given) in stems(component, layers, format, base.original)? {
             insert(&stem, &given, format, &mut tensors);
         }
     }
-    let metadata = settings::header(parts, format);
     let peft = folder.join("peft");
     let (path, result) = match format {
         Format::Diffusers => {
@@ -136,10 +146,10 @@ fn write(
     let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
     fs::create_dir_all(beside).map_err(failed)?;
     if format == Format::Peft {
-        let config = settings::peft(parts, of_base);
+        let config = settings::peft(parts, base.tensors);
         fs::write(peft.join(PEFT_SETTINGS), config).map_err(failed)?;
     }
-    save(&path, &metadata, &tensors)?;
+    save(&path, &settings::header(parts, format, base.export), &tensors)?;
     Ok(result)
 }
 
@@ -169,14 +179,13 @@ fn stems(
     component: Component,
     layers: &BTreeMap<String, Given>,
     format: Format,
-    n_blocks: usize,
+    original: Original<'_>,
 ) -> Result<Vec<(String, Given)>> {
     let renamed = |name: &dyn Fn(&str) -> String| {
         layers.iter().map(|(layer, given)| (name(layer), given.clone())).collect()
     };
     let flat = |layer: &str| layer.replace('.', "_");
     let Component::TextEncoder(index) = component else {
-        let original = |layer: &str| names::original_module(layer, n_blocks);
         return Ok(match format {
             Format::Diffusers | Format::Peft => renamed(&|layer| stem(component, layer, format)),
             Format::Kohya => fuse::fuse(layers, original)?

@@ -10,13 +10,11 @@ use weights::load::floats;
 use weights::{Dtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
-use crate::model::build::wants;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::{Config, Sd3, initial};
+use crate::model::diffusion::denoiser::Architecture;
+use crate::model::diffusion::sd3::{Config, initial};
+use crate::model::diffusion::{Pipeline, TRANSFORMER};
 use crate::model::{config, files};
 
-/// Where a transformer lies in a model's folder.
-const TRANSFORMER: &str = "transformer";
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
 /// The numbers of a tensor that was trained, by name; asked for one tensor at a time.
@@ -55,7 +53,7 @@ fn write_transformer(
     path: &Path,
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
-    let wants = wants(|build| Sd3::new(&transformer.config, build))?;
+    let wants = transformer.config.tensors()?;
     files::save(path, &BTreeMap::new(), (&wants, files::stored(dtype)), &mut |_, want| {
         if let Some(numbers) = trained(&want.name)? {
             return Ok(numbers);

@@ -4,13 +4,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::{Format, Parts, kept};
-use crate::model::adapter::Given;
+use super::{Format, kept};
 use crate::model::adapter::read::Component;
+use crate::model::adapter::{Given, Parts};
 use crate::model::build::Want;
+use crate::model::diffusion::family::Export;
 
-/// The words in a file's header.
-pub fn header(parts: &Parts, format: Format) -> BTreeMap<String, String> {
+/// The words in a file's header, for an adapter of a model of this family.
+pub fn header(parts: &Parts, format: Format, family: Option<&Export>) -> BTreeMap<String, String> {
     let mut words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     match format {
         Format::Peft | Format::Comfyui => {}
@@ -27,11 +28,13 @@ pub fn header(parts: &Parts, format: Format) -> BTreeMap<String, String> {
         Format::Kohya => {
             let layers = kept(parts, format).flat_map(|(_, layers)| layers.values());
             let (rank, alpha) = usual(layers);
-            words.insert("ss_network_module".into(), "networks.lora_sd3".into());
             words.insert("ss_network_dim".into(), rank.to_string());
             words.insert("ss_network_alpha".into(), alpha.to_string());
             words.insert("modelspec.sai_model_spec".into(), "1.0.1".into());
-            words.insert("modelspec.architecture".into(), "stable-diffusion-3/lora".into());
+            if let Some(Export { network, architecture, .. }) = family {
+                words.insert("ss_network_module".into(), (*network).into());
+                words.insert("modelspec.architecture".into(), (*architecture).into());
+            }
         }
     }
     words

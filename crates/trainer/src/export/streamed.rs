@@ -59,7 +59,7 @@ pub fn write(
         tensors.extend([(down, layer.down), (up, layer.up)]);
         tensors.extend(layer.magnitude.map(|tensor| (magnitude, tensor)));
     }
-    save_tensors(&folder.join(name), &settings::header(&parts, format), &tensors)?;
+    save_tensors(&folder.join(name), &settings::header(&parts, format, None), &tensors)?;
     Ok(())
 }
 

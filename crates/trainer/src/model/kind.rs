@@ -3,16 +3,19 @@
 
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::Value;
 use weights::Catalog;
 
+use super::diffusion::denoiser::FAMILIES;
+use super::diffusion::family::{Family, Published};
 use super::{component, config};
 use crate::error::{Result, TrainerError};
 
 /// A model that hearth can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    /// SD3 or SD3.5, as a folder or a checkpoint.
+pub enum Kind {
+    /// A diffusion model of a family that hearth knows, as a folder or a checkpoint.
     Image,
     /// Llama, Mistral, Qwen2 or Qwen3, as a folder or a GGUF file.
     Language,
@@ -22,24 +25,43 @@ pub enum Family {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Found {
     /// One that hearth can use, and what it calls itself.
-    Known(Family, String),
+    Known(Kind, String),
     /// Anything else, in words.
     Other(String),
 }
 
 /// Refuses a path that holds another kind of model than is needed.
-pub fn check(path: &Path, needed: Family) -> Result<()> {
+pub fn check(path: &Path, needed: Kind) -> Result<()> {
     let (found, hint) = match found(path) {
         None => return Ok(()),
-        Some(Found::Known(family, _)) if family == needed => return Ok(()),
+        Some(Found::Known(kind, _)) if kind == needed => return Ok(()),
         Some(Found::Known(_, name)) => (name, SWAPPED),
         Some(Found::Other(name)) => (name, SO_FAR),
     };
     let expected = match needed {
-        Family::Image => "an SD3 or SD3.5 image model",
-        Family::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
+        Kind::Image => "an SD3 or SD3.5 image model",
+        Kind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
     };
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
+}
+
+/// The family of the diffusion model at a path, or of the published one that it is called after; nothing where that
+/// cannot be told. Reads no more than headers.
+pub fn family(path: &Path) -> Option<&'static Family> {
+    if path.is_dir() {
+        return Family::of_pipeline(&pipeline_class(path).ok()?);
+    }
+    let published = || Published::of(path).map(|(family, _)| family);
+    match Catalog::open(path) {
+        Ok(catalog) => of_checkpoint(&catalog),
+        Err(_) => published(),
+    }
+}
+
+/// The family whose original layout a checkpoint has.
+fn of_checkpoint(catalog: &Catalog) -> Option<&'static Family> {
+    let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
+    FAMILIES.iter().copied().find(|family| has(family.mark))
 }
 
 /// Whether a folder is a part of a diffusers pipeline, which has a `config.json` as language models do.
@@ -55,8 +77,8 @@ fn found(path: &Path) -> Option<Found> {
     if !path.is_dir() {
         return of_names(&Catalog::open(path).ok()?, path);
     }
-    if let Ok(index) = config::read::<Value>(&path.join("model_index.json")) {
-        return index["_class_name"].as_str().map(of_pipeline);
+    if let Ok(class) = pipeline_class(path) {
+        return Some(of_pipeline(&class));
     }
     if path.join("adapter_config.json").exists()
         || path.join("pytorch_lora_weights.safetensors").exists()
@@ -72,6 +94,21 @@ fn found(path: &Path) -> Option<Found> {
         Some(settings) => of_settings(&settings),
         None => of_names(&component::weights(path).ok()?, path),
     }
+}
+
+/// `model_index.json` of a pipeline.
+#[derive(Deserialize)]
+struct Index {
+    #[serde(rename = "_class_name")]
+    class: String,
+}
+
+/// What the folders that diffusers saves have, and those of transformers have not.
+pub const INDEX: &str = "model_index.json";
+
+/// The class of the pipeline in a folder that diffusers saved.
+pub fn pipeline_class(folder: &Path) -> Result<String> {
+    config::read::<Index>(&folder.join(INDEX)).map(|index| index.class)
 }
 
 fn settings(folder: &Path) -> Option<Value> {
@@ -95,8 +132,8 @@ const PIPELINES: [(&str, &str); 12] = [
 ];
 
 fn of_pipeline(class: &str) -> Found {
-    if class.starts_with("StableDiffusion3") {
-        return Found::Known(Family::Image, format!("an SD3 image model ({class})"));
+    if let Some(family) = Family::of_pipeline(class) {
+        return Found::Known(Kind::Image, format!("{} image model ({class})", family.title));
     }
     let known = PIPELINES.iter().find(|(start, _)| class.starts_with(start));
     let what = known.map_or("a diffusers pipeline", |(_, what)| what);
@@ -110,7 +147,7 @@ fn of_settings(settings: &Value) -> Option<Found> {
     let kind = settings["model_type"].as_str().unwrap_or_default();
     if part.is_none() && ["llama", "mistral", "qwen2", "qwen3"].contains(&kind) {
         let name = format!("a language model ({})", class.unwrap_or(kind));
-        return Some(Found::Known(Family::Language, name));
+        return Some(Found::Known(Kind::Language, name));
     }
     let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
     let what = match class {
@@ -156,12 +193,12 @@ const MARKS: [(&str, &str); 19] = [
 /// By the names of tensors.
 fn of_names(catalog: &Catalog, path: &Path) -> Option<Found> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
-    // SD3's own checkpoints hold other parts beside it.
-    if has("joint_blocks.0.x_block.") && !has(".lora_") {
-        return Some(Found::Known(Family::Image, "an SD3 checkpoint".into()));
+    // Checkpoints hold other parts beside the model.
+    if let Some(family) = of_checkpoint(catalog).filter(|_| !has(".lora_")) {
+        return Some(Found::Known(Kind::Image, format!("{} checkpoint", family.title)));
     }
     if catalog.find("token_embd.weight").is_ok() && !has("enc.blk.0.") {
-        return Some(Found::Known(Family::Language, "a language model (GGUF)".into()));
+        return Some(Found::Known(Kind::Language, "a language model (GGUF)".into()));
     }
     let (_, what) = MARKS.iter().find(|(mark, _)| has(mark))?;
     let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));

@@ -51,6 +51,8 @@ pub fn stored_rows(pieces: &[Piece], ours: usize) -> Option<usize> {
 
 #[cfg(test)]
 mod tests {
+    use std::slice::from_ref;
+
     use super::*;
 
     /// FLUX's `linear1`, 21504 rows of seven groups: q, k, v and four of the feed-forward.
@@ -58,8 +60,8 @@ mod tests {
     fn pieces_of_unequal_size_fit_into_one_tensor() {
         let feed_forward = Piece { key: "linear1".into(), from: 3, count: 4, of: 7 };
         let keys = Piece::part("linear1", 1, 7);
-        assert_eq!(stored_rows(&[feed_forward.clone()], 12288), Some(21504));
-        assert_eq!(stored_rows(&[keys.clone()], 3072), Some(21504));
+        assert_eq!(stored_rows(from_ref(&feed_forward), 12288), Some(21504));
+        assert_eq!(stored_rows(from_ref(&keys), 3072), Some(21504));
         assert_eq!(feed_forward.rows(21504), 9216..21504);
         assert_eq!(keys.rows(21504), 3072..6144);
         // Halves the other way round are all of it.

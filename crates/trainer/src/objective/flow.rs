@@ -7,8 +7,6 @@
 //! σ comes from a table of levels, the same that samples are drawn with; which level is drawn, and
 //! what w is, is the scheme's business (Esser et al., arXiv 2403.03206, section 3.1).
 
-use crate::sample::schedule;
-
 /// How levels of noise are drawn, and what a sample at each counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scheme {
@@ -68,31 +66,6 @@ pub struct Level {
     pub timestep: f32,
 }
 
-/// The levels of training, from most noise to least.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Levels(Vec<Level>);
-
-impl Levels {
-    /// Those of a model.
-    pub fn new(config: &schedule::Config) -> Self {
-        let n = config.num_train_timesteps;
-        let shift = config.shift as f32;
-        // In f32 as the reference, since a model is told these very numbers.
-        let level = |index: usize| {
-            let even = index as f32 / n as f32;
-            let sigma = shift * even / (1.0 + (shift - 1.0) * even);
-            Level { sigma, timestep: sigma * n as f32 }
-        };
-        Self((1..=n).rev().map(level).collect())
-    }
-
-    /// The level at a place from 0 to 1.
-    pub fn at(&self, place: f64) -> Level {
-        let index = (place * self.0.len() as f64) as usize;
-        self.0[index.min(self.0.len() - 1)]
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -101,6 +74,11 @@ mod tests {
     use weights::load::floats;
 
     use super::*;
+    use crate::model::diffusion::schedule::{Levels, Schedule, Spacing};
+
+    fn levels() -> Levels {
+        Schedule::fixed(3.0, Spacing::Trained).levels()
+    }
 
     /// What diffusers computed.
     fn recorded(name: &str) -> Vec<f32> {
@@ -122,7 +100,7 @@ mod tests {
 
     #[test]
     fn levels_are_those_of_the_reference() {
-        let Levels(levels) = Levels::new(&schedule::Config::published());
+        let Levels(levels) = levels();
         let of = |get: fn(&Level) -> f32| levels.iter().map(get).collect::<Vec<_>>();
         check("out.sd3_shift3.sigmas", &of(|level| level.sigma), 0.0);
         check("out.sd3_shift3.timesteps", &of(|level| level.timestep), 0.0);
@@ -142,7 +120,7 @@ mod tests {
 
     #[test]
     fn samples_count_as_in_the_reference() {
-        let levels = Levels::new(&schedule::Config::published());
+        let levels = levels();
         let drawn: Vec<Level> = recorded("in.u").iter().map(|u| levels.at(f64::from(*u))).collect();
         let of = |get: &dyn Fn(&Level) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
         check("out.sd3_shift3.t_of_u", &of(&|level| level.timestep), 0.0);
@@ -158,7 +136,7 @@ mod tests {
 
     #[test]
     fn a_place_at_the_end_has_a_level() {
-        let levels = Levels::new(&schedule::Config::published());
+        let levels = levels();
         assert_eq!(levels.at(1.0).timestep, levels.at(0.9999).timestep);
         assert_eq!(levels.at(0.0), Level { sigma: 1.0, timestep: 1000.0 });
     }

@@ -39,7 +39,7 @@ use crate::config::RunConfig;
 use crate::config::how::How;
 use crate::error::{Result, TrainerError};
 use crate::event::{Phase, PlannedPhase, Times};
-use crate::model::sd3::prompts::T5Loading;
+use crate::model::diffusion::text::T5Loading;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
 use crate::sample;

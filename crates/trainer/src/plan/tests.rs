@@ -10,8 +10,8 @@ use super::rates::{Curve, Measure};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::Bucket;
+use crate::model::diffusion::Pipeline;
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::Pipeline;
 use crate::model::stream::Stream;
 use crate::train::pictures::Drawing;
 

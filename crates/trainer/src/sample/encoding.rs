@@ -8,8 +8,8 @@ use compute::{Device, Kind, Work};
 use super::{Phase, UNLIMITED};
 use crate::error::Result;
 use crate::model::build::Precision;
+use crate::model::diffusion::text::{Encoding, T5_NAME, T5Loading, TextEncoders, Watch};
 use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
-use crate::model::sd3::prompts::{Encoding, T5_NAME, T5Loading, TextEncoders, Watch};
 use crate::plan::Cost;
 
 /// A part of what comes before a run's first step.

@@ -6,12 +6,10 @@ pub mod choice;
 pub(crate) mod encoding;
 mod exif;
 pub mod picture;
-pub mod schedule;
 pub mod text;
 
 use std::path::{Path, PathBuf};
 
-use compute::ops::PatchOrder;
 use compute::{Device, Dtype, Kind, Params, Quantisation, Tape};
 use weights::load::floats;
 use weights::{Catalog, WeightsError};
@@ -19,11 +17,13 @@ use weights::{Catalog, WeightsError};
 use self::encoding::plan_encoding;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::condition::{Condition, Conditions};
+use crate::model::diffusion::denoiser::{Denoiser, Input};
+use crate::model::diffusion::schedule;
+use crate::model::diffusion::text::{Encoding, T5Loading, Watch};
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::{Encoding, Prompt, T5Loading, Watch};
-use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::{Latent, Tiling, decode_tiled};
 use crate::plan::nearest;
 
@@ -115,8 +115,7 @@ pub struct Job<'a> {
 impl<'a> Job<'a> {
     /// Checks what is asked for against the model.
     pub fn new(pipeline: &'a Pipeline, request: Request) -> Result<Self> {
-        let config = &pipeline.transformer.config;
-        let unit = pipeline.vae.config.reduction() * config.patch_size;
+        let unit = pipeline.unit();
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
         let [width, height] = request.size;
         if width == 0 || height == 0 || !width.is_multiple_of(unit) || !height.is_multiple_of(unit)
@@ -131,8 +130,7 @@ impl<'a> Job<'a> {
                 "give --size as multiples of that number",
             );
         }
-        let most = config.pos_embed_max_size * unit;
-        if width.max(height) > most {
+        if let Some(most) = pipeline.most_pixels().filter(|most| width.max(height) > *most) {
             return wrong(
                 format!("size {width}x{height} is larger than the model's {most}x{most}"),
                 "choose a smaller --size",
@@ -164,7 +162,7 @@ impl<'a> Job<'a> {
             plan_encoding(&pipeline.encoders, request.precision, n_texts, (kind, limit))?;
         let mut phases: Vec<Phase> = stages.into_iter().map(|stage| stage.phase).collect();
         let empty = self.rehearsed_prompts();
-        let is_guided = request.guidance > 1.0;
+        let is_guided = pipeline.family().guidance.is_paired(request.guidance);
         let pairings = if is_guided { vec![true, false] } else { vec![false] };
         let (is_paired, peak_bytes) = choose(kind, limit, pairings, |device, is_paired| {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
@@ -202,8 +200,7 @@ impl<'a> Job<'a> {
 
     /// Images of the same shape, half as large and smaller.
     fn smaller_sizes(&self) -> Vec<[usize; 2]> {
-        let unit =
-            self.pipeline.vae.config.reduction() * self.pipeline.transformer.config.patch_size;
+        let unit = self.pipeline.unit();
         let part = |shares: usize| {
             self.request.size.map(|side| (side * shares / 4 / unit * unit).max(unit))
         };
@@ -221,7 +218,7 @@ impl<'a> Job<'a> {
     }
 
     /// The negative prompt, then the others.
-    fn encode(&self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<Vec<Prompt>> {
+    fn encode(&self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<Vec<Condition>> {
         let texts: Vec<String> =
             std::iter::once(&self.request.negative).chain(&self.request.prompts).cloned().collect();
         let begin = |name, _: &Device| _ = tell(Event::Phase(name));
@@ -232,17 +229,15 @@ impl<'a> Job<'a> {
     }
 
     /// Prompts for a rehearsal, the negative one first.
-    pub fn rehearsed_prompts(&self) -> Vec<Prompt> {
-        let config = &self.pipeline.transformer.config;
-        let tokens = vec![0.0; self.pipeline.encoders.n_tokens() * config.joint_attention_dim];
-        vec![Prompt { tokens, pooled: vec![0.0; config.pooled_projection_dim] }; 2]
+    pub fn rehearsed_prompts(&self) -> Vec<Condition> {
+        vec![self.pipeline.encoders.hollow_condition(); 2]
     }
 
     /// Latents as models see them, one per prompt but the first.
     fn denoise(
         &self,
         device: &Device,
-        prompts: &[Prompt],
+        prompts: &[Condition],
         is_paired: bool,
         tell: Tell<'_>,
     ) -> Result<Vec<Vec<f32>>> {
@@ -250,7 +245,7 @@ impl<'a> Job<'a> {
         let tick = |bytes| tell(Event::Loaded(bytes));
         let mut adapters = self.pipeline.own_adapter();
         let model =
-            self.pipeline.load_transformer(device, self.request.precision, &mut adapters, &tick)?;
+            self.pipeline.load_denoiser(device, self.request.precision, &mut adapters, &tick)?;
         self.denoise_with(device, (&model, &adapters.params), prompts, is_paired, tell)
     }
 
@@ -258,12 +253,13 @@ impl<'a> Job<'a> {
     pub fn denoise_with(
         &self,
         device: &Device,
-        (model, params): (&Sd3, &Params),
-        prompts: &[Prompt],
+        (model, params): (&Denoiser, &Params),
+        prompts: &[Condition],
         is_paired: bool,
         tell: Tell<'_>,
     ) -> Result<Vec<Vec<f32>>> {
-        let sigmas = self.pipeline.schedule.sigmas(self.request.steps);
+        let tokens = self.pipeline.image_tokens(self.request.size);
+        let sigmas = self.pipeline.schedule.sigmas(tokens, self.request.steps);
         // Every step takes the same memory: a rehearsal needs one.
         let n_steps = if device.is_meta() { 1 } else { self.request.steps };
         let drawer = Drawer { job: self, device, model, params, is_paired };
@@ -272,8 +268,7 @@ impl<'a> Job<'a> {
         for (index, prompt) in prompts.iter().enumerate() {
             let mut latents = self.noise(device, index)?;
             for pair in sigmas.windows(2).take(n_steps) {
-                let timestep = self.pipeline.schedule.timestep(pair[0]);
-                let velocity = drawer.velocity(&latents, timestep, prompt, negative)?;
+                let velocity = drawer.velocity(&latents, pair[0], prompt, negative)?;
                 schedule::step(&mut latents, &velocity, pair[0], pair[1]);
                 go_on(tell(Event::Step))?;
             }
@@ -306,19 +301,19 @@ impl<'a> Job<'a> {
         tell(Event::Phase(DECODE));
         let tick = |bytes| tell(Event::Loaded(bytes));
         // Its activations outgrow half precision (`force_upcast` in its settings).
-        let decoder = self.pipeline.load_decoder(device, Precision::plain(Dtype::F32), &tick)?;
-        let config = &self.pipeline.vae.config;
+        let decoder =
+            self.pipeline.vae.load_decoder(device, Precision::plain(Dtype::F32), &tick)?;
+        let (vae, statistics) = (&self.pipeline.vae, self.pipeline.vae.statistics());
         let params = Params::default();
         let mut pictures = Vec::with_capacity(latents.len());
         for latents in latents {
-            let scaled: Vec<f32> =
-                latents.iter().map(|latent| config.from_model(*latent)).collect();
+            let scaled = statistics.from_model(latents);
             let latent = Latent { numbers: &scaled, sizes: self.latent_sizes() };
             let tape = Tape::inference(device, &params, 0);
             // One tile as large as the latent is the latent.
             let [_, height, width] = latent.sizes;
             let tiling = tiling.unwrap_or(Tiling { tile: height.max(width), overlap: 0 });
-            let mut numbers = decode_tiled(&tape, &decoder, latent, config.reduction(), tiling)?;
+            let mut numbers = decode_tiled(&tape, &decoder, latent, vae.reduction(), tiling)?;
             for number in &mut numbers {
                 *number = (*number / 2.0 + 0.5).clamp(0.0, 1.0);
             }
@@ -338,58 +333,53 @@ impl<'a> Job<'a> {
 struct Drawer<'a> {
     job: &'a Job<'a>,
     device: &'a Device,
-    model: &'a Sd3,
+    model: &'a Denoiser,
     params: &'a Params,
     is_paired: bool,
 }
 
 impl Drawer<'_> {
-    /// Where the latents go, the prompt exaggerated.
+    /// Where the latents go at a level of noise, the prompt followed as closely as was asked for.
     fn velocity(
         &self,
         latents: &[f32],
-        timestep: f32,
-        prompt: &Prompt,
-        negative: &Prompt,
+        sigma: f32,
+        prompt: &Condition,
+        negative: &Condition,
     ) -> Result<Vec<f32>> {
-        let guidance = self.job.request.guidance;
-        if guidance <= 1.0 {
-            return self.predict(latents, timestep, &[prompt]);
+        let Job { pipeline, request } = self.job;
+        let (guidance, scale) = (pipeline.family().guidance, request.guidance);
+        if !guidance.is_paired(scale) {
+            return self.predict(latents, sigma, &[prompt]);
         }
+        let patch = pipeline.transformer.config.latents().patch;
+        let sizes = (self.job.latent_sizes(), patch);
         if self.is_paired {
-            let both = self.predict(latents, timestep, &[negative, prompt])?;
+            let both = self.predict(latents, sigma, &[negative, prompt])?;
             let (without, with) = both.split_at(latents.len());
-            return Ok(schedule::guide(without, with, guidance));
+            return Ok(guidance.apply([without, with], scale, sizes));
         }
-        let without = self.predict(latents, timestep, &[negative])?;
-        let with = self.predict(latents, timestep, &[prompt])?;
-        Ok(schedule::guide(&without, &with, guidance))
+        let without = self.predict(latents, sigma, &[negative])?;
+        let with = self.predict(latents, sigma, &[prompt])?;
+        Ok(guidance.apply([&without, &with], scale, sizes))
     }
 
     /// The same latents' velocity for each prompt.
-    fn predict(&self, latents: &[f32], timestep: f32, prompts: &[&Prompt]) -> Result<Vec<f32>> {
-        let config = &self.job.pipeline.transformer.config;
-        let dtype = self.job.request.precision.dtype;
+    fn predict(&self, latents: &[f32], sigma: f32, prompts: &[&Condition]) -> Result<Vec<f32>> {
+        let Job { pipeline, request } = self.job;
+        let (dtype, samples) = (request.precision.dtype, prompts.len());
         let [channels, height, width] = self.job.latent_sizes();
-        let samples = prompts.len();
-        let gather =
-            |of: fn(&Prompt) -> &[f32]| prompts.iter().map(|p| of(p)).collect::<Vec<_>>().concat();
-        let (tokens, pooled) = (gather(|p| &p.tokens), gather(|p| &p.pooled));
-        let upload = |shape: &[usize], numbers: &[f32]| {
-            self.device.upload_as(compute::Shape::new(shape), numbers, dtype)
-        };
-        let joint = config.joint_attention_dim;
         let tape = Tape::inference(self.device, self.params, 0);
+        let shape = [samples, channels, height, width];
+        let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
         let input = Input {
-            latents: &upload(&[samples, channels, height, width], &latents.repeat(samples))?,
-            timesteps: &vec![timestep; samples],
-            context: &upload(&[samples, tokens.len() / joint / samples, joint], &tokens)?,
-            pooled: &upload(&[samples, config.pooled_projection_dim], &pooled)?,
+            latents: &latents,
+            levels: &vec![pipeline.schedule.level(sigma); samples],
+            condition: &Conditions::upload(self.device, prompts, dtype)?,
+            guidance: pipeline.family().guidance.embedded(request.guidance),
         };
-        let out = self.model.forward(&tape, input, Recompute::None)?;
-        let (size, patch) = ([height, width], config.patch_size);
-        let velocity = tape.unpatchify(&out, size, patch, PatchOrder::ChannelsLast)?;
-        Ok(numbers(velocity.tensor())?)
+        let predicted = self.model.predict(&tape, input, Recompute::None)?;
+        Ok(numbers(predicted.latents(&tape)?.tensor())?)
     }
 }
 

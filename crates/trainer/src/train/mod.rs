@@ -46,7 +46,7 @@ use crate::event::figures::Figures;
 use crate::event::history::History;
 use crate::event::{End, Event, EventRecord, Listener, Phase, Sink};
 use crate::export::card;
-use crate::model::sd3::pipeline::Pipeline;
+use crate::model::diffusion::Pipeline;
 use crate::report;
 use crate::report::live::LiveReport;
 

@@ -23,6 +23,7 @@ use crate::config::how::How;
 use crate::data::Bucket;
 use crate::error::TrainerError;
 use crate::event::{Tightened, Warning, WarningKind, Why};
+use crate::model::diffusion::Pipeline;
 use crate::model::recompute::Recompute;
 use crate::plan::{Job, Outlook, Rates, Rung, ladder, rehearse};
 use crate::verify::difference;

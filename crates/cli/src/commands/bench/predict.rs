@@ -24,7 +24,7 @@ use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::event::{Event, EventRecord};
-use trainer::model::sd3::pipeline::Pipeline;
+use trainer::model::diffusion::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, Outlook, step_work};
 use trainer::train::pictures::Drawing;

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use crate::model::diffusion::family::Published;
+
 /// A model's name on the hub, as its cache calls the folder, or as its publisher does.
 pub fn hub_name(base: &str) -> Option<String> {
     let parts = || base.split(['/', '\\']);
@@ -11,25 +13,13 @@ pub fn hub_name(base: &str) -> Option<String> {
     }
     let name = parts().next_back()?;
     let stem = name.trim_end_matches(".safetensors");
-    let image = IMAGE_MODELS.iter().find(|(own, _)| *own == stem);
-    image.map(|(_, name)| format!("stabilityai/{name}")).or_else(|| language_model(name))
+    Published::hub_name(stem).map(str::to_owned).or_else(|| language_model(name))
 }
 
 /// Whether a base is one GGUF file.
 pub fn is_gguf(base: &str) -> bool {
     Path::new(base).extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"))
 }
-
-/// Folders and checkpoints of Stability AI, by the hub's names of them.
-const IMAGE_MODELS: [(&str, &str); 7] = [
-    ("stable-diffusion-3-medium-diffusers", "stable-diffusion-3-medium-diffusers"),
-    ("stable-diffusion-3.5-medium", "stable-diffusion-3.5-medium"),
-    ("stable-diffusion-3.5-large", "stable-diffusion-3.5-large"),
-    ("stable-diffusion-3.5-large-turbo", "stable-diffusion-3.5-large-turbo"),
-    ("sd3_medium", "stable-diffusion-3-medium"),
-    ("sd3.5_medium", "stable-diffusion-3.5-medium"),
-    ("sd3.5_large", "stable-diffusion-3.5-large"),
-];
 
 /// Language models, by who published them. Each is also there with an ending of [`TUNED`].
 const LANGUAGE_MODELS: [(&str, &[&str]); 4] = [

@@ -29,6 +29,7 @@ use crate::config::material::SEQUENCE;
 use crate::error::Result;
 use crate::event::figures::Figures;
 use crate::event::history::{Exported, History, Sample, Written};
+use crate::model::diffusion::family::Family;
 use crate::report::words::{bytes, count, duration, link, number, several};
 use crate::report::write_text;
 
@@ -215,9 +216,12 @@ fn front_matter(facts: &Card) -> String {
         );
         return out;
     }
-    out.push_str(
+    let family = facts.drawn.as_ref().map_or_else(Family::usual, |drawn| drawn.family);
+    _ = write!(
+        out,
         "library_name: diffusers\npipeline_tag: text-to-image\ntags:\n- text-to-image\n- diffusers\n\
-         - lora\n- stable-diffusion-3\n- template:sd-lora\n- hearth\n",
+         - lora\n- {}\n- template:sd-lora\n- hearth\n",
+        family.export.tag
     );
     if let Some(trigger) = &facts.trigger {
         _ = writeln!(out, "instance_prompt: {}", yaml(trigger));

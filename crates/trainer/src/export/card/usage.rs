@@ -9,15 +9,19 @@ use super::hub::{hub_name, is_gguf};
 use super::text::{code, python, shell};
 use crate::config::RunConfig;
 use crate::config::sample::Sample;
-use crate::model::sd3::prompts::{T5_TOKENS, TextSettings};
+use crate::model::diffusion::family::Family;
+use crate::model::diffusion::text::TextSettings;
+use crate::model::kind;
 
 /// How the job draws, as far as another program would do it otherwise.
 #[derive(Clone, Debug)]
 pub struct Drawn {
     /// The job's own samples.
     sample: Sample,
+    /// The base's.
+    pub family: &'static Family,
     /// Which text encoders there are, and how much of a prompt they see.
-    texts: TextSettings,
+    texts: Vec<TextSettings>,
     /// The folder with all else, if the base is one file of the transformer.
     rest: Option<String>,
 }
@@ -29,9 +33,11 @@ impl Drawn {
         let rest = config.base.rest.as_ref();
         let folder = rest.unwrap_or(&config.base.path);
         // A folder that went away while it was trained on says what the published ones say.
-        let texts = TextSettings::read(folder).unwrap_or_default();
+        let family = kind::family(folder).unwrap_or_else(Family::usual);
+        let texts = TextSettings::read(folder, family.encoders)
+            .unwrap_or_else(|_| TextSettings::usual(family.encoders));
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
-        Some(Self { sample: sample.clone(), texts, rest: rest.and_then(|path| name(path)) })
+        Some(Self { sample: sample.clone(), family, texts, rest: rest.and_then(|path| name(path)) })
     }
 }
 
@@ -66,24 +72,25 @@ fn diffusers(facts: &Card, drawn: &Drawn, file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
     let (base, load) = (facts.base_name(), loading(facts, drawn));
+    let (class, model) = (drawn.family.pipelines[0], drawn.family.transformer);
     let (import, transformer) =
         match drawn.rest.as_ref().filter(|_| hub_name(&facts.base).is_none()) {
             Some(rest) => (
-                "SD3Transformer2DModel, StableDiffusion3Pipeline",
+                format!("{model}, {class}"),
                 format!(
-                    "transformer = SD3Transformer2DModel.from_single_file(\n    {}, config={}, \
+                    "transformer = {model}.from_single_file(\n    {}, config={}, \
                  subfolder=\"transformer\", torch_dtype=torch.bfloat16)\n",
                     python(&base),
                     python(rest)
                 ),
             ),
-            None => ("StableDiffusion3Pipeline", String::new()),
+            None => (class.to_owned(), String::new()),
         };
     format!(
         "### diffusers\n\n```python\nimport torch\nfrom diffusers import {import}\n\n\
          device = \"cuda\" if torch.cuda.is_available() else \"cpu\"\n\
          {transformer}\
-         pipeline = StableDiffusion3Pipeline.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
+         pipeline = {class}.from_pretrained({load}, torch_dtype=torch.bfloat16)\n\
          pipeline.load_lora_weights({}, weight_name={})\n\
          image = pipeline.to(device)(\n    {},\n    {}).images[0]\n\
          image.save(\"image.png\")\n```\n\n",
@@ -102,9 +109,12 @@ fn loading(facts: &Card, drawn: &Drawn) -> String {
         _ => python(&facts.base_name()),
     };
     let transformer = if is_single { ", transformer=transformer" } else { "" };
-    // It takes folders without T5, but asks to be told.
-    let t5 = if drawn.texts.has_t5 { "" } else { ", text_encoder_3=None, tokenizer_3=None" };
-    format!("{base}{transformer}{t5}")
+    // It takes folders without an encoder, but asks to be told.
+    let left_out =
+        drawn.texts.iter().filter(|texts| !texts.is_there).map(|TextSettings { spec, .. }| {
+            format!(", {}=None, {}=None", spec.folder(), spec.tokenizer)
+        });
+    format!("{base}{transformer}{}", left_out.collect::<String>())
 }
 
 /// What a call of the pipeline is given besides the prompt.
@@ -119,9 +129,8 @@ fn drawing(Drawn { sample, texts, .. }: &Drawn) -> Vec<String> {
     if !negative.is_empty() {
         all.push(format!("negative_prompt={}", python(negative)));
     }
-    if texts.t5_tokens != T5_TOKENS {
-        all.push(format!("max_sequence_length={}", texts.t5_tokens));
-    }
+    let length = texts.iter().find_map(|texts| texts.length);
+    all.extend(length.map(|length| format!("max_sequence_length={length}")));
     all
 }
 

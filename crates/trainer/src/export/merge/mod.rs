@@ -37,8 +37,8 @@ use self::rest::Rest;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::Beside;
 use crate::model::adapter::read::Component;
+use crate::model::diffusion::Pipeline;
 use crate::model::llama::base::Base;
-use crate::model::sd3::pipeline::Pipeline;
 
 /// Numbers held at a time. Chosen: 32 MB as f64, little beside any model.
 const BLOCK: u64 = 4 << 20;

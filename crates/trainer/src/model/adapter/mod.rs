@@ -4,7 +4,7 @@
 
 pub mod read;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use compute::ops::row_norms;
@@ -111,6 +111,9 @@ impl Given {
         self.up.chunks(self.rank).map(|row| (scale * dot(row, &narrow)) as f32).collect()
     }
 }
+
+/// An adapter by the parts of a model it is for, layers in the order of their names.
+pub type Parts = Vec<(Component, BTreeMap<String, Given>)>;
 
 /// A part of a model on disk, and the adapter beside it.
 pub struct Beside<'a> {

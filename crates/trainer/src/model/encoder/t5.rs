@@ -17,9 +17,9 @@ use crate::error::Result;
 use crate::model::build::Builder;
 use crate::model::config::Unsupported;
 use crate::model::files::Layout;
-use crate::model::piece::Piece;
 use crate::model::host::numbers;
 use crate::model::layer::Layer;
+use crate::model::piece::Piece;
 
 /// What `text_encoder_3/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]

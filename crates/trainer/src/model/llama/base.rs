@@ -34,16 +34,13 @@ pub struct Base {
     adapter: HashMap<String, Given>,
 }
 
-/// What folders of diffusers have, and those of transformers have not.
-const OF_DIFFUSERS: &str = "model_index.json";
-
 impl Base {
     /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it
     /// says why.
     pub fn is_at(path: &Path) -> bool {
         if path.is_dir() {
             let is_of_diffusers =
-                || path.join(OF_DIFFUSERS).exists() || kind::is_diffusers_part(path);
+                || path.join(kind::INDEX).exists() || kind::is_diffusers_part(path);
             return path.join("config.json").exists() && !is_of_diffusers();
         }
         let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
@@ -55,7 +52,7 @@ impl Base {
         if !path.exists() {
             return Err(not_there(path));
         }
-        kind::check(path, kind::Family::Language)?;
+        kind::check(path, kind::Kind::Language)?;
         if path.is_dir() && !path.join("config.json").exists() {
             return Err(TrainerError::Request {
                 problem: format!("no language model in {}: it has no config.json", path.display()),

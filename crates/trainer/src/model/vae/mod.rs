@@ -12,6 +12,7 @@ pub use forward::{Decoder, Encoder};
 pub use tiles::{Latent, Tiling, decode_tiled};
 
 use crate::model::config::Unsupported;
+use crate::model::diffusion::vae::Statistics;
 
 /// What `vae/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -84,20 +85,11 @@ impl Config {
         1 << (self.block_out_channels.len() - 1)
     }
 
-    /// What is taken off a latent, and what it is then multiplied by, for each channel.
-    pub fn channels(&self) -> [Vec<f32>; 2] {
-        let all = |number| vec![number; self.latent_channels];
-        [all(self.shift_factor.unwrap_or(0.0)), all(self.scaling_factor)]
-    }
-
-    /// A latent as models see it.
-    pub fn to_model(&self, latent: f32) -> f32 {
-        (latent - self.shift_factor.unwrap_or(0.0)) * self.scaling_factor
-    }
-
-    /// A latent as the decoder sees it.
-    pub fn from_model(&self, latent: f32) -> f32 {
-        latent / self.scaling_factor + self.shift_factor.unwrap_or(0.0)
+    /// How latents are scaled for models.
+    pub fn statistics(&self) -> Statistics {
+        let n = self.latent_channels;
+        let shift = vec![self.shift_factor.unwrap_or(0.0); n];
+        Statistics { shift, scale: vec![self.scaling_factor; n] }
     }
 
     /// That all of it can be computed.

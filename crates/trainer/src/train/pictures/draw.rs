@@ -11,8 +11,8 @@ use crate::config::sample::Sample;
 use crate::error::{Result, TrainerError};
 use crate::event::Event;
 use crate::model::build::Precision;
-use crate::model::sd3::Sd3;
-use crate::model::sd3::prompts::Prompt;
+use crate::model::diffusion::condition::Condition;
+use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
 use crate::plan::Cost;
 use crate::sample::{self, Job, Request, picture};
@@ -44,12 +44,12 @@ impl<'a> Pictures<'a> {
             latents: None,
             precision,
         };
-        let file_bytes = pipeline.vae.catalog.bytes();
+        let file_bytes = pipeline.vae.file_bytes();
         Ok(Self { job: Job::new(pipeline, request)?, sample, tiling, file_bytes })
     }
 
     /// Draws an image on a device without data, in one step, to see what all of them take.
-    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Sd3>) -> Result<Cost> {
+    pub fn rehearse(&self, device: &Device, learner: Learner<'_, Denoiser>) -> Result<Cost> {
         let (prompts, before) = (self.job.rehearsed_prompts(), device.work());
         let latents = self.denoise(device, learner, &prompts, &|_| true)?;
         let denoised = device.work();
@@ -67,13 +67,14 @@ impl<'a> Pictures<'a> {
     pub fn draw(
         &self,
         device: &Device,
-        learner: Learner<'_, Sd3>,
+        learner: Learner<'_, Denoiser>,
         index: &Index,
         (run, step): (&Path, u64),
         tell: sample::Tell<'_>,
     ) -> Result<Vec<Event>> {
         let texts = std::iter::once(&self.sample.negative).chain(&self.sample.prompts);
-        let prompts: Vec<Prompt> = texts.map(|text| index.prompt(text)).collect::<Result<_>>()?;
+        let prompts: Vec<Condition> =
+            texts.map(|text| index.condition(text)).collect::<Result<_>>()?;
         let latents = self.denoise(device, learner, &prompts, tell)?;
         let pictures = self.job.decode(device, &latents, self.tiling, tell)?;
         let folder = Path::new("samples");
@@ -93,8 +94,8 @@ impl<'a> Pictures<'a> {
     fn denoise(
         &self,
         device: &Device,
-        learner: Learner<'_, Sd3>,
-        prompts: &[Prompt],
+        learner: Learner<'_, Denoiser>,
+        prompts: &[Condition],
         tell: sample::Tell<'_>,
     ) -> Result<Vec<Vec<f32>>> {
         // One after the other: with and without the prompt at once would take twice the memory.

@@ -18,9 +18,8 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
 use crate::model::build::Precision;
-use crate::model::sd3::Sd3;
+use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
-use crate::objective::flow::Levels;
 use crate::train::lesson::{self, Ahead, Learner};
 use crate::train::prefetch::Prefetch;
 
@@ -48,7 +47,7 @@ impl<'a> Feed<'a> {
             Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
         let is_shown = lesson::Lesson::shows(&lesson);
         let pictures = is_shown.then(|| Pictures::new(lesson, precision, tiling)).transpose()?;
-        let levels = Levels::new(&lesson.pipeline.schedule);
+        let levels = lesson.pipeline.schedule.levels();
         let noise = Noise { levels, scheme: config.train.scheme, seed };
         let (order, folder) = (index.order(config.train.batch, seed), lesson.data.images.clone());
         Ok(Self { index, order, noise, folder, pictures })
@@ -93,7 +92,7 @@ impl<'a> lesson::Feed for Feed<'a> {
     fn held_out(&self, index: usize) -> Result<(Bucket, Vec<(f64, Portion)>)> {
         let sample = &self.index.held_out[index];
         let latents = Arc::new(self.index.latents(sample, false)?);
-        let prompt = Arc::new(self.index.prompt(&self.index.plain_text(sample))?);
+        let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
         let at = |place| {
             let noisy = self.noise.fixed((&latents, &prompt), index as u64, place);
             (1.0, Portion { samples: vec![noisy] })
@@ -104,7 +103,7 @@ impl<'a> lesson::Feed for Feed<'a> {
     fn show(
         &self,
         device: &Device,
-        learner: Learner<'_, Sd3>,
+        learner: Learner<'_, Denoiser>,
         at: (&Path, u64),
         goes_on: &(dyn Fn() -> bool + Sync),
     ) -> Result<Vec<Event>> {

@@ -12,8 +12,8 @@ pub(crate) mod read;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use compute::ops::{NoisyLatents, PatchOrder};
-use compute::{Device, Dtype, Kind, Shape, Tape, Var};
+use compute::ops::NoisyLatents;
+use compute::{Device, Dtype, Kind, Tape, Var};
 use weights::Tick;
 
 use self::draw::Pictures;
@@ -38,13 +38,13 @@ use crate::export::{Exported, export, model};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::Adapters;
 use crate::model::adapter::read::Component;
-use crate::model::build::{Precision, Want, wants};
+use crate::model::build::{Precision, Want};
+use crate::model::diffusion::Pipeline;
+use crate::model::diffusion::condition::{Condition, Conditions};
+use crate::model::diffusion::denoiser::{Denoiser, Input};
 use crate::model::recompute::Recompute;
-use crate::model::sd3::pipeline::Pipeline;
-use crate::model::sd3::prompts::Prompt;
-use crate::model::sd3::{Input, Sd3};
 use crate::model::vae::Tiling;
-use crate::objective::flow::{Levels, Scheme};
+use crate::objective::flow::Scheme;
 use crate::plan::{Cost, Job, Outlook, Plan, choose, ladder, rehearse};
 use crate::sample::encoding::plan_encoding;
 
@@ -73,19 +73,10 @@ impl<'a> Drawing<'a> {
         let (data, sample) = config.material.pictures()?;
         Ok(Self { pipeline, data, sample, sample_size: sample.size })
     }
-
-    fn hollow_prompt(&self) -> Prompt {
-        let config = &self.pipeline.transformer.config;
-        let n_tokens = self.pipeline.encoders.n_tokens();
-        Prompt {
-            tokens: vec![0.0; n_tokens * config.joint_attention_dim],
-            pooled: vec![0.0; config.pooled_projection_dim],
-        }
-    }
 }
 
 impl Lesson for Drawing<'_> {
-    type Model = Sd3;
+    type Model = Denoiser;
     type Size = Bucket;
     type Portion = Portion;
 
@@ -102,7 +93,7 @@ impl Lesson for Drawing<'_> {
     }
 
     fn tensors(&self) -> Result<Vec<Want>> {
-        wants(|build| Sd3::new(&self.pipeline.transformer.config, build))
+        self.pipeline.transformer.config.tensors()
     }
 
     fn load(
@@ -111,47 +102,41 @@ impl Lesson for Drawing<'_> {
         precision: Precision,
         adapters: &mut Adapters,
         tick: Tick<'_>,
-    ) -> Result<Sd3> {
-        self.pipeline.load_transformer(device, precision, adapters, tick)
+    ) -> Result<Denoiser> {
+        self.pipeline.load_denoiser(device, precision, adapters, tick)
     }
 
     fn loss<'m>(
         &self,
-        model: &'m Sd3,
+        model: &'m Denoiser,
         tape: &Tape<'m>,
         Portion { samples }: &Portion,
         (dtype, recompute): (Dtype, Recompute),
     ) -> Result<Var> {
-        let (device, n) = (tape.device(), samples.len());
+        let device = tape.device();
         let NoisyLatents { noisy, velocity } =
-            mix(samples, device, &self.pipeline.vae.config, dtype)?;
-        let upload = |sizes: &[usize], numbers: fn(&Prompt) -> &[f32]| {
-            let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.prompt)).collect();
-            device.upload_parts(Shape::new(sizes), &parts, dtype)
-        };
-        let Prompt { tokens, pooled } = &*samples[0].prompt;
-        let joint = self.pipeline.transformer.config.joint_attention_dim;
+            mix(samples, device, &self.pipeline.vae.statistics(), dtype)?;
+        let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = Input {
             latents: &noisy,
-            timesteps: &samples.iter().map(|sample| sample.level.timestep).collect::<Vec<_>>(),
-            context: &upload(&[n, tokens.len() / joint, joint], |prompt| &prompt.tokens)?,
-            pooled: &upload(&[n, pooled.len()], |prompt| &prompt.pooled)?,
+            levels: &samples.iter().map(|sample| sample.level).collect::<Vec<_>>(),
+            condition: &Conditions::upload(device, &prompts, dtype)?,
+            guidance: None,
         };
-        let found = model.forward(tape, input, recompute)?;
-        let target =
-            tape.patchify(&velocity.into(), model.patch_size(), PatchOrder::ChannelsLast)?;
+        let predicted = model.predict(tape, input, recompute)?;
+        let target = model.arrange(tape, velocity)?;
         let weights: Vec<f32> = samples.iter().map(|sample| sample.weight).collect();
-        let weights = device.upload([n], &weights)?;
-        Ok(tape.mse(&found, target.tensor(), Some(&weights), None)?)
+        predicted.loss(tape, &target, &weights)
     }
 
     fn rehearsed(&self, size: Bucket, n: usize) -> Result<Portion> {
-        let levels = Levels::new(&self.pipeline.schedule);
+        let levels = self.pipeline.schedule.levels();
         let noise = Noise { levels, scheme: Scheme::Uniform, seed: 0 };
         let sizes = self.pipeline.latent_sizes([size.width, size.height]);
         let zeros = || vec![0.0; sizes.iter().product()];
         let latents = Arc::new(Latents { mean: zeros(), deviation: zeros(), sizes });
-        let sample = ReadySample { latents, prompt: Arc::new(self.hollow_prompt()), draw: 0 };
+        let prompt = Arc::new(self.pipeline.encoders.hollow_condition());
+        let sample = ReadySample { latents, prompt, draw: 0 };
         Ok(Portion { samples: (0..n).map(|_| noise.draw(&sample)).collect() })
     }
 
@@ -176,14 +161,12 @@ impl Lesson for Drawing<'_> {
     }
 
     fn file_bytes(&self) -> u64 {
-        self.pipeline.transformer.catalog.bytes()
+        self.pipeline.transformer.file_bytes()
     }
 
     fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Bucket>) -> usize {
         let pipeline = self.pipeline;
-        let model = &pipeline.transformer.config;
-        let n_tokens = pipeline.encoders.n_tokens();
-        let prompt = n_tokens * model.joint_attention_dim + model.pooled_projection_dim;
+        let prompt = pipeline.encoders.hollow_condition().count();
         let latents = |size: Bucket| {
             pipeline.latent_sizes([size.width, size.height]).iter().product::<usize>()
         };
@@ -213,7 +196,7 @@ impl Lesson for Drawing<'_> {
     fn rehearse_showing(
         &self,
         device: &Device,
-        learner: Learner<'_, Sd3>,
+        learner: Learner<'_, Denoiser>,
         tiling: Option<Tiling>,
     ) -> Result<Cost> {
         Pictures::new(*self, learner.precision, tiling)?.rehearse(device, learner)

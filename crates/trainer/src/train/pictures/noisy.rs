@@ -10,9 +10,10 @@ use compute::{Device, Dtype, Shape, Stream, Tensor};
 use super::read::ReadySample;
 use crate::cache::Latents;
 use crate::error::Result;
-use crate::model::sd3::prompts::Prompt;
-use crate::model::vae;
-use crate::objective::flow::{Level, Levels, Scheme};
+use crate::model::diffusion::condition::Condition;
+use crate::model::diffusion::schedule::Levels;
+use crate::model::diffusion::vae::Statistics;
+use crate::objective::flow::{Level, Scheme};
 use crate::train::draws::{Purpose, seed};
 
 /// Decides how noisy samples are.
@@ -30,7 +31,7 @@ pub struct NoisySample {
     /// What its latents are drawn from.
     pub latents: Arc<Latents>,
     /// Its text as the model sees it.
-    pub prompt: Arc<Prompt>,
+    pub prompt: Arc<Condition>,
     /// How noisy it is.
     pub level: Level,
     /// What its error counts.
@@ -63,7 +64,7 @@ impl Noise {
     /// of its distribution. Every level counts alike, so that jobs can be compared.
     pub fn fixed(
         &self,
-        (latents, prompt): (&Arc<Latents>, &Arc<Prompt>),
+        (latents, prompt): (&Arc<Latents>, &Arc<Condition>),
         index: u64,
         at: f64,
     ) -> NoisySample {
@@ -86,10 +87,10 @@ impl Noise {
 pub fn mix(
     samples: &[NoisySample],
     device: &Device,
-    vae: &vae::Config,
+    statistics: &Statistics,
     dtype: Dtype,
 ) -> Result<NoisyLatents> {
-    let latents = draw_latents(samples, device, vae)?;
+    let latents = draw_latents(samples, device, statistics)?;
     let sigmas: Vec<f32> = samples.iter().map(|sample| sample.level.sigma).collect();
     let noise: Vec<Stream> = samples.iter().map(|sample| sample.noise).collect();
     Ok(add_noise(latents, &device.upload([samples.len()], &sigmas)?, &noise, dtype)?)
@@ -97,7 +98,11 @@ pub fn mix(
 
 /// Latents as the model sees them. Theirs is the first piece of memory that is taken, and all else is given
 /// back: they live as long as the step, and nothing beneath them would be of use to it.
-fn draw_latents(samples: &[NoisySample], device: &Device, vae: &vae::Config) -> Result<Tensor> {
+fn draw_latents(
+    samples: &[NoisySample],
+    device: &Device,
+    Statistics { shift, scale }: &Statistics,
+) -> Result<Tensor> {
     let [channels, height, width] = samples[0].latents.sizes;
     let shape = Shape::from([samples.len(), channels, height, width]);
     let upload = |numbers: fn(&Latents) -> &[f32]| {
@@ -110,6 +115,6 @@ fn draw_latents(samples: &[NoisySample], device: &Device, vae: &vae::Config) -> 
     let deviation = streams.is_some().then(|| upload(|latents| &latents.deviation)).transpose()?;
     let spread = deviation.as_ref().zip(streams.as_ref());
     let spread = spread.map(|(deviation, streams)| Spread { deviation, streams });
-    let [shift, scale] = vae.channels().map(|numbers| device.upload([channels], &numbers));
+    let [shift, scale] = [shift, scale].map(|numbers| device.upload([channels], numbers));
     Ok(sample_latents(mean, spread, Channels { shift: &shift?, scale: &scale? })?)
 }

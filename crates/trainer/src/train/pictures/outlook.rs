@@ -141,7 +141,7 @@ mod tests {
     use super::*;
     use crate::cache::Request;
     use crate::config::{RawConfig, RunConfig};
-    use crate::model::sd3::pipeline::Pipeline;
+    use crate::model::diffusion::Pipeline;
 
     fn golden(path: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)

@@ -10,7 +10,7 @@ use crate::cache::{Index, Latents};
 use crate::data::caption::{Draws, for_step};
 use crate::data::{Bucket, Order};
 use crate::error::{Result, TrainerError};
-use crate::model::sd3::prompts::Prompt;
+use crate::model::diffusion::condition::Condition;
 use crate::train::lesson::Ready;
 
 /// Keeps the numbers drawn here apart from others that follow from the same seed: "text".
@@ -29,7 +29,7 @@ pub struct ReadySample {
     /// Its latents, or those of its mirror image.
     pub latents: Arc<Latents>,
     /// Its text as the model sees it.
-    pub prompt: Arc<Prompt>,
+    pub prompt: Arc<Condition>,
     /// A number that no other sample of the run has, for streams of random numbers.
     pub draw: u64,
 }
@@ -79,7 +79,7 @@ impl Reader {
 #[derive(Default)]
 struct Kept {
     latents: HashMap<(usize, bool), Arc<Latents>>,
-    prompts: HashMap<String, Arc<Prompt>>,
+    prompts: HashMap<String, Arc<Condition>>,
     bytes: usize,
 }
 
@@ -95,12 +95,12 @@ impl Kept {
         Ok(latents)
     }
 
-    fn prompt(&mut self, from: &Index, text: String) -> Result<Arc<Prompt>> {
+    fn prompt(&mut self, from: &Index, text: String) -> Result<Arc<Condition>> {
         if let Some(prompt) = self.prompts.get(&text) {
             return Ok(Arc::clone(prompt));
         }
-        let prompt = Arc::new(from.prompt(&text)?);
-        if self.has_room(prompt.tokens.len() + prompt.pooled.len()) {
+        let prompt = Arc::new(from.condition(&text)?);
+        if self.has_room(prompt.count()) {
             self.prompts.insert(text, Arc::clone(&prompt));
         }
         Ok(prompt)

@@ -8,6 +8,8 @@ use compute::{Ring, Tape, Tensor, Var};
 use super::{Config, QkNorm};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Builder;
+use crate::model::diffusion::condition::{POOLED, TOKENS};
+use crate::model::diffusion::denoiser::{Input, Network};
 use crate::model::layer::{Layer, Slot};
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
@@ -29,19 +31,6 @@ pub struct Sd3 {
     ring: Option<Ring>,
     modulation_out: Layer,
     out: Layer,
-}
-
-/// What is predicted from.
-#[derive(Clone, Copy)]
-pub struct Input<'a> {
-    /// Noisy latents [S, channels, height, width].
-    pub latents: &'a Tensor,
-    /// How noisy each is, 0 to 1000.
-    pub timesteps: &'a [f32],
-    /// Prompt tokens [S, C, joint width].
-    pub context: &'a Tensor,
-    /// Whole prompts [S, pooled width].
-    pub pooled: &'a Tensor,
 }
 
 impl Sd3 {
@@ -74,42 +63,13 @@ impl Sd3 {
         })
     }
 
-    /// The velocity, as tokens [S, N, patch · patch · channels] with channels last.
-    pub fn forward<'m>(
-        &'m self,
-        tape: &Tape<'m>,
-        input: Input<'_>,
-        recompute: Recompute,
-    ) -> Result<Var> {
-        let condition = self.condition(tape, &input)?;
-        let mut x = self.embed(tape, input.latents)?;
-        let mut context = self.context.forward(tape, &input.context.clone().into())?;
-        for (index, block) in self.blocks.iter().enumerate() {
-            [x, context] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
-                    let remakes_queries = recompute == Recompute::Queries;
-                    return block.forward(tape, [&x, &context, &condition], remakes_queries);
-                }
-                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
-                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], false)
-                })
-            })?;
-        }
-        let vectors = self.modulation_out.forward(tape, &condition)?;
-        let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
-        Ok(self.out.forward(tape, &x)?)
-    }
-
-    /// Pixels of a latent along a token's side.
-    pub fn patch_size(&self) -> usize {
-        self.config.patch_size
-    }
-
     /// What the blocks are modulated by, from time and prompt: [S, D].
     fn condition(&self, tape: &Tape<'_>, input: &Input<'_>) -> Result<Var> {
         let [first, second] = &self.pooled;
-        let time = self.timestep.forward(tape, input.timesteps, input.pooled.dtype())?;
-        let prompt = first.forward_into(tape, &input.pooled.clone().into(), Activation::Silu)?;
+        let pooled = input.condition.get(POOLED)?;
+        let timesteps: Vec<f32> = input.levels.iter().map(|level| level.timestep).collect();
+        let time = self.timestep.forward(tape, &timesteps, pooled.dtype())?;
+        let prompt = first.forward_into(tape, &pooled.clone().into(), Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
         Ok(tape.activate(&tape.add(&time, &prompt)?, Activation::Silu)?)
@@ -138,6 +98,39 @@ impl Sd3 {
         let cells = tape.device().upload([samples, rows * columns], &cells)?;
         let tokens = self.patches.forward(tape, &tokens)?;
         Ok(tape.add(&tokens, &tape.embedding(&cells, &self.positions)?)?)
+    }
+}
+
+impl Network for Sd3 {
+    fn forward<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        input: Input<'_>,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        let condition = self.condition(tape, &input)?;
+        let mut x = self.embed(tape, input.latents)?;
+        let context = input.condition.get(TOKENS)?;
+        let mut context = self.context.forward(tape, &context.clone().into())?;
+        for (index, block) in self.blocks.iter().enumerate() {
+            [x, context] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    let remakes_queries = recompute == Recompute::Queries;
+                    return block.forward(tape, [&x, &context, &condition], remakes_queries);
+                }
+                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
+                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], false)
+                })
+            })?;
+        }
+        let vectors = self.modulation_out.forward(tape, &condition)?;
+        let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
+        Ok(self.out.forward(tape, &x)?)
+    }
+
+    /// Channels last, unlike what it is given.
+    fn patches(&self) -> (usize, PatchOrder) {
+        (self.config.patch_size, PatchOrder::ChannelsLast)
     }
 }
 

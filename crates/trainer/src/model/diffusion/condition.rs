@@ -1,0 +1,153 @@
+//! What a model is told besides noisy latents: the prompt, whatever its text encoders make of it, and later images
+//! that it shall start from. Families differ in which tensors that is, so it is a list of tensors by name.
+
+use compute::{Device, Dtype, Shape, Tensor};
+
+use crate::error::{Result, TrainerError};
+
+/// The hidden states of a prompt's tokens, [tokens, width].
+pub const TOKENS: &str = "tokens";
+/// A vector for the whole prompt, `[width]`.
+pub const POOLED: &str = "pooled";
+
+/// What a model is told of one sample.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Condition(pub Vec<Named>);
+
+/// A tensor of a condition.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Named {
+    /// What the family calls it.
+    pub name: String,
+    /// Its shape. The first size may differ from sample to sample, as the length of a prompt does.
+    pub sizes: Vec<usize>,
+    /// Its numbers.
+    pub numbers: Vec<f32>,
+}
+
+impl Named {
+    /// From numbers whose last sizes are `inner`.
+    pub fn new(name: &str, inner: &[usize], numbers: Vec<f32>) -> Self {
+        let row: usize = inner.iter().product();
+        let sizes = [&[numbers.len() / row.max(1)], inner].concat();
+        Self { name: name.into(), sizes, numbers }
+    }
+}
+
+impl Condition {
+    /// Its numbers, all together.
+    pub fn count(&self) -> usize {
+        self.0.iter().map(|named| named.numbers.len()).sum()
+    }
+}
+
+/// The conditions of samples that go through a model together, on its device.
+pub struct Conditions(Vec<Batched>);
+
+/// A tensor of several samples.
+struct Batched {
+    name: String,
+    /// [samples, the most rows of any, …]; what a sample has fewer is zeros.
+    tensor: Tensor,
+    /// Rows of each sample.
+    lengths: Vec<usize>,
+}
+
+impl Conditions {
+    /// Puts tensors onto the device, each with all samples' numbers.
+    pub fn upload(device: &Device, samples: &[&Condition], dtype: Dtype) -> Result<Self> {
+        let Some((first, others)) = samples.split_first() else { return Ok(Self(Vec::new())) };
+        let names = |condition: &Condition| -> Vec<String> {
+            condition.0.iter().map(|named| named.name.clone()).collect()
+        };
+        if let Some(other) = others.iter().find(|other| names(other) != names(first)) {
+            return Err(TrainerError::Request {
+                problem: format!("prompts hold {:?} and {:?}", names(first), names(other)),
+                hint: "they were encoded for different models: empty the cache",
+            });
+        }
+        let batched = |index: usize| {
+            let parts: Vec<&Named> = samples.iter().map(|sample| &sample.0[index]).collect();
+            Batched::upload(device, &parts, dtype)
+        };
+        (0..first.0.len()).map(batched).collect::<Result<_>>().map(Self)
+    }
+
+    /// Of tensors that are on the device already, with as many rows in every sample.
+    pub fn of(tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> Self {
+        let batched = |(name, tensor): (&str, Tensor)| {
+            let (samples, rows) = (tensor.shape().sizes()[0], tensor.shape().sizes()[1]);
+            Batched { name: name.into(), tensor, lengths: vec![rows; samples] }
+        };
+        Self(tensors.into_iter().map(batched).collect())
+    }
+
+    /// A tensor [samples, …] by its name.
+    pub fn get(&self, name: &str) -> Result<&Tensor> {
+        self.find(name).map(|batched| &batched.tensor)
+    }
+
+    /// How many rows of a tensor each sample has; what follows is padding.
+    pub fn lengths(&self, name: &str) -> Result<&[usize]> {
+        self.find(name).map(|batched| &batched.lengths[..])
+    }
+
+    fn find(&self, name: &str) -> Result<&Batched> {
+        let found = self.0.iter().find(|batched| batched.name == name);
+        found.ok_or_else(|| TrainerError::Request {
+            problem: format!("the prompt was encoded without `{name}`"),
+            hint: "it was encoded for another model: empty the cache",
+        })
+    }
+}
+
+impl Batched {
+    fn upload(device: &Device, parts: &[&Named], dtype: Dtype) -> Result<Self> {
+        let lengths: Vec<usize> = parts.iter().map(|part| part.sizes[0]).collect();
+        let most = lengths.iter().copied().max().unwrap_or(0);
+        let inner = &parts[0].sizes[1..];
+        let row: usize = inner.iter().product();
+        let sizes = [&[parts.len(), most], inner].concat();
+        let padding = vec![0.0; most * row];
+        let numbers: Vec<&[f32]> = parts
+            .iter()
+            .flat_map(|part| [&part.numbers[..], &padding[..most * row - part.numbers.len()]])
+            .filter(|numbers| !numbers.is_empty())
+            .collect();
+        let tensor = device.upload_parts(Shape::new(&sizes), &numbers, dtype)?;
+        Ok(Self { name: parts[0].name.clone(), tensor, lengths })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn condition(tokens: &[f32], pooled: f32) -> Condition {
+        let tokens = Named::new(TOKENS, &[2], tokens.to_vec());
+        Condition(vec![tokens, Named::new(POOLED, &[], vec![pooled; 3])])
+    }
+
+    #[test]
+    fn shorter_prompts_are_padded_and_their_lengths_known() {
+        let device = Device::cpu(1, 1 << 20).unwrap();
+        let (long, short) = (condition(&[1.0, 2.0, 3.0, 4.0], 5.0), condition(&[6.0, 7.0], 8.0));
+        let both = Conditions::upload(&device, &[&long, &short], Dtype::F32).unwrap();
+        let tokens = both.get(TOKENS).unwrap();
+        assert_eq!(tokens.shape().sizes(), [2, 2, 2]);
+        assert_eq!(tokens.read_f32().unwrap(), [1.0, 2.0, 3.0, 4.0, 6.0, 7.0, 0.0, 0.0]);
+        assert_eq!(both.lengths(TOKENS).unwrap(), [2, 1]);
+        assert_eq!(both.get(POOLED).unwrap().shape().sizes(), [2, 3]);
+    }
+
+    #[test]
+    fn prompts_of_another_model_are_refused() {
+        let device = Device::cpu(1, 1 << 20).unwrap();
+        let (one, other) = (condition(&[1.0, 2.0], 1.0), Condition::default());
+        let refused = Conditions::upload(&device, &[&one, &other], Dtype::F32).err().unwrap();
+        assert!(refused.to_string().contains(r#"["tokens", "pooled"] and []"#), "{refused}");
+        let both = Conditions::upload(&device, &[&one], Dtype::F32).unwrap();
+        let missing = both.get("mask").err().unwrap().to_string();
+        assert_eq!(missing, "the prompt was encoded without `mask`");
+    }
+}

@@ -1,0 +1,118 @@
+//! What a family is known by, what its jobs begin with, and which of its models are published. Data alone: adding a
+//! family is filling one of these.
+
+use std::path::Path;
+
+use super::denoiser::{Config, FAMILIES};
+use super::guidance::Guidance;
+use super::schedule::{Schedule, Spacing};
+use super::text::{EncoderConfig, Spec};
+use crate::model::vae;
+use crate::objective::flow::Scheme;
+
+/// The facts of a family.
+#[derive(Debug)]
+pub struct Family {
+    /// As jobs and messages call it.
+    pub name: &'static str,
+    /// As people call its models, with the article.
+    pub title: &'static str,
+    /// The classes of its pipelines in `model_index.json`; the first makes images of prompts.
+    pub pipelines: &'static [&'static str],
+    /// The class of its transformer.
+    pub transformer: &'static str,
+    /// A part of a tensor's name that every checkpoint of its original layout has, and no other.
+    pub mark: &'static str,
+    /// Its text encoders.
+    pub encoders: &'static [Spec],
+    /// How its sampler spaces levels of noise.
+    pub spacing: Spacing,
+    /// How it follows a prompt.
+    pub guidance: Guidance,
+    /// What samples are like unless told otherwise.
+    pub sampling: Sampling,
+    /// How training draws levels of noise unless told otherwise.
+    pub scheme: Scheme,
+    /// Layers that get an adapter unless told otherwise.
+    pub targets: &'static [&'static str],
+    /// What other programs are told of an adapter.
+    pub export: Export,
+    /// Its published models.
+    pub published: &'static [Published],
+}
+
+/// What samples are like unless told otherwise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sampling {
+    /// Steps from noise to image.
+    pub steps: usize,
+    /// The scale of guidance.
+    pub guidance: f64,
+    /// Pixels along each side.
+    pub side: usize,
+}
+
+/// What other programs are told of an adapter.
+#[derive(Clone, Copy, Debug)]
+pub struct Export {
+    /// kohya's `ss_network_module`.
+    pub network: &'static str,
+    /// `modelspec.architecture`.
+    pub architecture: &'static str,
+    /// The hub's tag for adapters of this family.
+    pub tag: &'static str,
+}
+
+/// A published model, known without its files: a plan can be made for a model that nobody has downloaded yet.
+#[derive(Debug)]
+pub struct Published {
+    /// What the name of its folder begins with, in small letters.
+    pub name: &'static str,
+    /// How to come by it.
+    pub hint: &'static str,
+    /// Its names on the hub, each with that of a folder or checkpoint that holds it.
+    pub hub: &'static [(&'static str, &'static str)],
+    /// What `transformer/config.json` says.
+    pub config: fn() -> Config,
+    /// What `vae/config.json` says.
+    pub vae: fn() -> vae::Config,
+    /// What the settings of its text encoders say, in the family's order.
+    pub encoders: fn() -> Vec<EncoderConfig>,
+    /// What `scheduler/scheduler_config.json` says.
+    pub schedule: fn() -> Schedule,
+}
+
+impl Family {
+    /// The family whose pipelines are called so.
+    pub fn of_pipeline(class: &str) -> Option<&'static Self> {
+        FAMILIES.iter().copied().find(|family| family.pipelines.contains(&class))
+    }
+
+    /// The one whose defaults are taken where a base does not tell its family.
+    pub fn usual() -> &'static Self {
+        FAMILIES[0]
+    }
+
+    /// The family whose transformer is called so.
+    pub fn of_transformer(class: &str) -> Option<&'static Self> {
+        FAMILIES.iter().copied().find(|family| class == family.transformer)
+    }
+}
+
+impl Published {
+    /// The one that a folder is called after: its name begins with the model's, in any case.
+    pub fn of(path: &Path) -> Option<(&'static Family, &'static Self)> {
+        let name = path.file_name()?.to_string_lossy().to_lowercase();
+        let all =
+            FAMILIES.iter().flat_map(|family| family.published.iter().map(|it| (*family, it)));
+        let fits = all.filter(|(_, model)| name.starts_with(model.name));
+        // Of two that fit, the one that says more.
+        fits.max_by_key(|(_, model)| model.name.len())
+    }
+
+    /// The hub's name of a folder or a checkpoint without its ending.
+    pub fn hub_name(stem: &str) -> Option<&'static str> {
+        let all = FAMILIES.iter().flat_map(|family| family.published).flat_map(|model| model.hub);
+        all.into_iter().find(|(own, _)| *own == stem).map(|(_, hub)| *hub)
+    }
+}

@@ -1,0 +1,94 @@
+//! Guidance: how much closer to the prompt a sampler goes than the model would by itself.
+
+/// How a family guides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guidance {
+    /// Not at all.
+    None,
+    /// By the difference between what the prompt asks for and what a negative one does: two predictions
+    /// (Ho and Salimans, arXiv 2207.12598).
+    ClassifierFree,
+    /// The same, and every token as long as the prompt's alone: Qwen-Image.
+    Rescaled,
+    /// The model is told the scale and predicts once: FLUX.1 dev.
+    Embedded,
+}
+
+impl Guidance {
+    /// Whether a negative prompt takes part at this scale.
+    pub fn is_paired(self, scale: f32) -> bool {
+        matches!(self, Self::ClassifierFree | Self::Rescaled) && scale > 1.0
+    }
+
+    /// The scale that the model is told.
+    pub fn embedded(self, scale: f32) -> Option<f32> {
+        (self == Self::Embedded).then_some(scale)
+    }
+
+    /// Where to go, from the velocities without and with the prompt; of latents [channels, height, width] whose
+    /// tokens are squares of `patch`.
+    pub fn apply(
+        self,
+        [without, with]: [&[f32]; 2],
+        scale: f32,
+        ([channels, height, width], patch): ([usize; 3], usize),
+    ) -> Vec<f32> {
+        let guide = |(without, with): (&f32, &f32)| without + scale * (with - without);
+        let mut guided: Vec<f32> = without.iter().zip(with).map(guide).collect();
+        if self != Self::Rescaled {
+            return guided;
+        }
+        let places = |row: usize, column: usize| {
+            (0..channels * patch * patch).map(move |index| {
+                let (channel, inner) = (index / (patch * patch), index % (patch * patch));
+                let [y, x] = [row * patch + inner / patch, column * patch + inner % patch];
+                (channel * height + y) * width + x
+            })
+        };
+        let length = |numbers: &[f32], row, column| {
+            places(row, column).map(|at| numbers[at] * numbers[at]).sum::<f32>().sqrt()
+        };
+        for (row, column) in
+            (0..height / patch).flat_map(|row| (0..width / patch).map(move |column| (row, column)))
+        {
+            let now = length(&guided, row, column);
+            let factor = if now > 0.0 { length(with, row, column) / now } else { 1.0 };
+            places(row, column).for_each(|at| guided[at] *= factor);
+        }
+        guided
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SIZES: ([usize; 3], usize) = ([1, 2, 4], 2);
+    // Two tokens of two by two, side by side.
+    const WITHOUT: [f32; 8] = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
+    const WITH: [f32; 8] = [3.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
+
+    #[test]
+    fn classifier_free_guidance_exaggerates_the_difference() {
+        let guided = Guidance::ClassifierFree.apply([&WITHOUT, &WITH], 2.0, SIZES);
+        assert_eq!(guided, [6.0, 8.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
+    }
+
+    /// The first token was 5 long with the prompt, and is 10 long guided; the second is as it was.
+    #[test]
+    fn rescaled_tokens_are_as_long_as_the_prompts() {
+        let guided = Guidance::Rescaled.apply([&WITHOUT, &WITH], 2.0, SIZES);
+        assert_eq!(guided, WITH);
+        let nothing = Guidance::Rescaled.apply([&[0.0; 8], &[0.0; 8]], 2.0, SIZES);
+        assert_eq!(nothing, [0.0; 8]);
+    }
+
+    #[test]
+    fn a_negative_prompt_takes_part_only_where_there_are_two_predictions() {
+        assert!(Guidance::ClassifierFree.is_paired(2.0) && Guidance::Rescaled.is_paired(4.0));
+        assert!(!Guidance::ClassifierFree.is_paired(1.0));
+        assert!(!Guidance::Embedded.is_paired(3.5) && !Guidance::None.is_paired(3.5));
+        assert_eq!(Guidance::Embedded.embedded(3.5), Some(3.5));
+        assert_eq!(Guidance::ClassifierFree.embedded(3.5), None);
+    }
+}

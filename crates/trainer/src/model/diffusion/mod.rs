@@ -1,0 +1,273 @@
+//! A diffusion model with all that belongs to it, of whatever family: text encoders, VAE, the model that takes noise
+//! away, and its schedule. It is the folder that diffusers saves, or a checkpoint of the original layout with such a folder
+//! for what it lacks. Opening reads settings and headers and compares every name and shape; nothing large is read before
+//! all of it fits together.
+//!
+//! ```text
+//! Pipeline ─┬ TextEncoders   text ─▶ Condition: tensors by name
+//!           ├ Vae            images ◀─▶ latents
+//!           ├ Denoiser       noisy latents + Condition + level ─▶ velocity      one enum, a folder for each family
+//!           └ Schedule       which levels of noise
+//! ```
+
+pub mod condition;
+pub mod denoiser;
+pub mod family;
+pub mod guidance;
+pub mod part;
+pub mod schedule;
+pub mod sd3;
+pub mod text;
+pub mod vae;
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+use compute::Device;
+use weights::{Catalog, Tick};
+
+use self::denoiser::{Config, Denoiser};
+use self::family::{Family, Published};
+use self::part::Part;
+use self::schedule::Schedule;
+use self::text::TextEncoders;
+use self::vae::Vae;
+use crate::error::{Result, TrainerError};
+use crate::fingerprint::Fingerprint;
+use crate::model::adapter::read::{AdapterFile, Component, Module};
+use crate::model::adapter::{Adapters, Beside, Given, Parts};
+use crate::model::build::Precision;
+use crate::model::files::{self, Files, Layout};
+use crate::model::{config, kind};
+
+/// The parts, open.
+pub struct Pipeline {
+    /// What was opened.
+    pub path: PathBuf,
+    /// The model that takes noise away.
+    pub transformer: Part<Config>,
+    /// Between images and latents.
+    pub vae: Vae,
+    /// Between words and numbers.
+    pub encoders: TextEncoders,
+    /// Levels of noise.
+    pub schedule: Schedule,
+    /// The transformer's adapter.
+    adapter: HashMap<String, Given>,
+}
+
+impl Pipeline {
+    /// Opens a folder; or a checkpoint, and `rest` for what it lacks.
+    pub fn open(path: &Path, rest: Option<&Path>) -> Result<Self> {
+        if !path.exists() {
+            return Err(not_there(path));
+        }
+        kind::check(path, kind::Kind::Image)?;
+        let folder = if path.is_dir() { path } else { rest.ok_or_else(|| needs_rest(path))? };
+        let family = family_of(folder)?;
+        let original = if path.is_dir() { None } else { Some(path) };
+        let transformer = transformer(family, folder, original)?;
+        let vae = Vae::open(folder, original)?;
+        check_fit(path, &transformer, &vae)?;
+        let encoders = TextEncoders::open(folder, &transformer.config)?;
+        let schedule =
+            config::read_checked(&folder.join("scheduler/scheduler_config.json"), Schedule::check)?;
+        Ok(Self::new(path, (transformer, vae), encoders, schedule))
+    }
+
+    /// The same for whoever only plans: a published model need not be there, its folder's name will
+    /// do. On a device that holds nothing it is like any other.
+    pub fn open_or_published(path: &Path, rest: Option<&Path>) -> Result<Self> {
+        match Published::of(path) {
+            Some((_, model)) if !path.exists() => Self::hollow(path, model),
+            _ => Self::open(path, rest),
+        }
+    }
+
+    /// A published model as far as it is known without its files, as if it lay at `path`.
+    fn hollow(path: &Path, model: &Published) -> Result<Self> {
+        let config = (model.config)();
+        let tensors = config.tensors()?;
+        let transformer = Part::hollow(&path.join(TRANSFORMER), config, tensors);
+        let vae = Vae::hollow(&path.join("vae"), (model.vae)())?;
+        check_fit(path, &transformer, &vae)?;
+        let encoders = TextEncoders::hollow(path, &transformer.config, (model.encoders)())?;
+        Ok(Self::new(path, (transformer, vae), encoders, (model.schedule)()))
+    }
+
+    /// Of parts that fit together.
+    fn new(
+        path: &Path,
+        (transformer, vae): (Part<Config>, Vae),
+        encoders: TextEncoders,
+        schedule: Schedule,
+    ) -> Self {
+        let (path, adapter) = (path.into(), HashMap::new());
+        let schedule = schedule.spaced(transformer.config.family().spacing);
+        Self { path, transformer, vae, encoders, schedule, adapter }
+    }
+
+    /// What is known of all models like this one.
+    pub fn family(&self) -> &'static Family {
+        self.transformer.config.family()
+    }
+
+    /// Whether it is known by its published settings alone.
+    pub fn is_published(&self) -> bool {
+        self.transformer.catalog.is_hollow()
+    }
+
+    /// Puts an adapter's matrices beside the layers they are for.
+    pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
+        self.take_adapter(AdapterFile::open(path)?)
+    }
+
+    /// The same of a file that is open.
+    pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
+        let config = &self.transformer.config;
+        let original = |module: &str| config.original_module(module);
+        self.adapter =
+            file.take(Component::Transformer, &Module::of(&config.tensors()?, original))?;
+        self.encoders.take_adapter(&mut file)?;
+        file.check_all_taken()
+    }
+
+    /// The adapter's matrices by the parts they are for.
+    pub fn adapter(&self) -> Parts {
+        let own = self.adapter.clone().into_iter().collect();
+        std::iter::once((Component::Transformer, own)).chain(self.encoders.adapter()).collect()
+    }
+
+    /// The parts that an adapter can be for, as they lie on disk, with the matrices beside them.
+    pub fn beside(&self) -> Vec<Beside<'_>> {
+        let Part { catalog, .. } = &self.transformer;
+        let (component, layout) = (Component::Transformer, self.transformer.layout());
+        let own = Beside { component, catalog, layout, layers: &self.adapter };
+        std::iter::once(own).chain(self.encoders.beside()).collect()
+    }
+
+    /// Puts such matrices beside the layers they are for.
+    pub fn set_adapter(&mut self, parts: Parts) {
+        for (component, layers) in parts {
+            let layers = layers.into_iter().collect();
+            match component {
+                Component::Transformer => self.adapter = layers,
+                Component::TextEncoder(place) => self.encoders.set_adapter(place, layers),
+                Component::Language => unreachable!("the parts are those that were asked for"),
+            }
+        }
+    }
+
+    /// Channels, height and width of the latent of an image of this width and height.
+    pub fn latent_sizes(&self, size: [usize; 2]) -> [usize; 3] {
+        self.vae.latent_sizes(size)
+    }
+
+    /// Pixels of an image along the side of a token.
+    pub fn unit(&self) -> usize {
+        self.vae.reduction() * self.transformer.config.latents().patch
+    }
+
+    /// The most pixels of an image along a side, where that is limited.
+    pub fn most_pixels(&self) -> Option<usize> {
+        Some(self.transformer.config.latents().most_tokens? * self.unit())
+    }
+
+    /// Tokens of an image of this width and height.
+    pub fn image_tokens(&self, [width, height]: [usize; 2]) -> usize {
+        (width / self.unit()) * (height / self.unit())
+    }
+
+    /// What tells this model from others.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        files::fingerprint(&self.transformer.catalog)
+    }
+
+    /// The adapter it was given.
+    pub fn own_adapter(&self) -> Adapters {
+        Adapters::given(self.adapter.clone())
+    }
+
+    /// The model that takes noise away, with adapters beside its layers.
+    pub fn load_denoiser(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: Tick<'_>,
+    ) -> Result<Denoiser> {
+        let config = &self.transformer.config;
+        let files = self.transformer.files()?;
+        files::open(device, &files, precision, adapters, tick, |build| config.build(build))
+    }
+}
+
+/// Where a transformer lies in a model's folder.
+pub(crate) const TRANSFORMER: &str = "transformer";
+
+/// That both have their weights, and speak of the same latents.
+fn check_fit(path: &Path, transformer: &Part<Config>, vae: &Vae) -> Result<()> {
+    transformer.files()?;
+    vae.check()?;
+    let (latent, wanted) = (vae.channels(), transformer.config.latents().channels);
+    if latent == wanted {
+        return Ok(());
+    }
+    let problem =
+        format!("latent_channels of the vae is {latent}, in_channels of the transformer {wanted}");
+    Err(TrainerError::Config { problem, path: path.into() })
+}
+
+fn not_there(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("no model at {}", path.display()),
+        hint: Published::of(path).map_or("check the path", |(_, model)| model.hint),
+    }
+}
+
+fn needs_rest(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("a single file has no text encoders and tokenizers: {}", path.display()),
+        hint: "name a folder of the same family that has them with --rest",
+    }
+}
+
+/// The family of a folder as diffusers saves it.
+fn family_of(folder: &Path) -> Result<&'static Family> {
+    let index = folder.join(kind::INDEX);
+    if !index.exists() {
+        let problem = format!("has no {}", kind::INDEX);
+        return Err(TrainerError::Folder { what: "model folder", problem, path: folder.into() });
+    }
+    let class = kind::pipeline_class(folder)?;
+    kind::check(folder, kind::Kind::Image)?;
+    Family::of_pipeline(&class).ok_or_else(|| {
+        let problem = format!("{class} is not a pipeline that hearth knows");
+        TrainerError::Folder { what: "model folder", problem, path: folder.into() }
+    })
+}
+
+/// The folder's, or the checkpoint's, whose settings are in its shapes.
+fn transformer(family: &Family, folder: &Path, original: Option<&Path>) -> Result<Part<Config>> {
+    let beside = folder.join(TRANSFORMER);
+    let Some(path) = original else {
+        return Part::open(&beside, |settings| Config::read(family, settings));
+    };
+    let catalog = Catalog::open(path)?;
+    let Some((config, prefix)) = Config::of_checkpoint(family, &catalog, &beside)? else {
+        let name = family.name.to_uppercase();
+        let problem = format!("holds no {name} transformer in the original layout");
+        return Err(TrainerError::Folder { what: "checkpoint", problem, path: path.into() });
+    };
+    Ok(Part::original(config, catalog, prefix))
+}
+
+impl Part<Config> {
+    fn files(&self) -> Result<Files<'_>> {
+        Files::find(&self.catalog, &self.layout(), |build| self.config.build(build))
+    }
+
+    fn layout(&self) -> Layout<'static> {
+        self.original.map_or_else(Layout::same, |prefix| self.config.original(prefix))
+    }
+}

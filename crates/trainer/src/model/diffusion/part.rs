@@ -1,0 +1,63 @@
+//! A model of a pipeline: its settings, its files, and how they call its tensors.
+
+use std::path::{Path, PathBuf};
+
+use weights::{Catalog, Dtype};
+
+use crate::error::Result;
+use crate::model::build::Want;
+use crate::model::component;
+
+/// Taken: all parts of the published folders are stored in 16 bits. What a run takes does not depend
+/// on it: numbers are converted when they are read.
+const PUBLISHED_DTYPE: Dtype = Dtype::F16;
+
+/// A model of a pipeline.
+pub struct Part<C> {
+    /// Its settings.
+    pub config: C,
+    pub(crate) catalog: Catalog,
+    /// What names begin with, if the file is of the original layout.
+    pub(super) original: Option<&'static str>,
+    /// Where its settings were read, unless they are in the shapes of its tensors.
+    settings: Option<PathBuf>,
+}
+
+impl<C> Part<C> {
+    /// A component's folder, whose settings `read` reads.
+    pub fn open(folder: &Path, read: impl FnOnce(&Path) -> Result<C>) -> Result<Self> {
+        let settings = folder.join("config.json");
+        let config = read(&settings)?;
+        let catalog = component::weights(folder)?;
+        Ok(Self { config, catalog, original: None, settings: Some(settings) })
+    }
+
+    /// A checkpoint of the original layout, whose settings are in its shapes.
+    pub fn original(config: C, catalog: Catalog, prefix: &'static str) -> Self {
+        Self { config, catalog, original: Some(prefix), settings: None }
+    }
+
+    /// The same settings, with the weights of such a checkpoint.
+    #[must_use]
+    pub fn with_weights(self, catalog: Catalog, prefix: &'static str) -> Self {
+        Self { catalog, original: Some(prefix), ..self }
+    }
+
+    /// One that is not there: it would lie in `folder` and hold these tensors.
+    pub fn hollow(folder: &Path, config: C, tensors: Vec<Want>) -> Self {
+        let sizes = |want: &Want| want.shape.sizes().iter().map(|size| *size as u64).collect();
+        let tensors = tensors.into_iter().map(|want| (want.name.clone(), sizes(&want)));
+        let catalog = Catalog::hollow(folder, PUBLISHED_DTYPE, tensors);
+        Self { config, catalog, original: None, settings: Some(folder.join("config.json")) }
+    }
+
+    /// Bytes of its files.
+    pub fn file_bytes(&self) -> u64 {
+        self.catalog.bytes()
+    }
+
+    /// The files that decide what it computes.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        self.settings.iter().chain(&self.catalog.files).cloned().collect()
+    }
+}

@@ -1,0 +1,240 @@
+//! Stable Diffusion 3 and 3.5: one transformer over image patches and prompt tokens, each stream
+//! with weights of its own, that meet in attention (Esser et al., "Scaling Rectified Flow
+//! Transformers for High-Resolution Image Synthesis", arXiv 2403.03206). As diffusers'
+//! `SD3Transformer2DModel` computes it.
+
+mod forward;
+pub mod initial;
+mod names;
+mod published;
+
+use std::path::Path;
+
+use serde::Deserialize;
+use weights::Catalog;
+
+pub use forward::Sd3;
+pub(crate) use published::{sd3_medium, sd35_large};
+
+use super::condition::{Condition, Named, POOLED, TOKENS};
+use super::denoiser::{Architecture, Latents};
+use super::family::{Export, Family, Sampling};
+use super::guidance::Guidance;
+use super::schedule::Spacing;
+use super::text::{Encoded, EncoderKind, Length, Spec, T5_NAME, Widths};
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::config::{self, Unsupported};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
+use crate::objective::flow::Scheme;
+
+/// What is known of SD3 and SD3.5.
+pub const FAMILY: Family = Family {
+    name: "sd3",
+    title: "an SD3",
+    pipelines: &[
+        "StableDiffusion3Pipeline",
+        "StableDiffusion3Img2ImgPipeline",
+        "StableDiffusion3InpaintPipeline",
+        "StableDiffusion3ControlNetPipeline",
+        "StableDiffusion3PAGPipeline",
+    ],
+    transformer: "SD3Transformer2DModel",
+    mark: "joint_blocks.0.x_block.",
+    encoders: &[
+        Spec { name: "clip-l", place: 1, tokenizer: "tokenizer", ..CLIP },
+        Spec { name: "clip-g", place: 2, tokenizer: "tokenizer_2", ..CLIP },
+        Spec {
+            name: T5_NAME,
+            place: 3,
+            tokenizer: "tokenizer_3",
+            kind: EncoderKind::T5,
+            length: Length::Index(256),
+            is_optional: true,
+        },
+    ],
+    spacing: Spacing::Trained,
+    guidance: Guidance::ClassifierFree,
+    // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
+    sampling: Sampling { steps: 28, guidance: 7.0, side: 1024 },
+    // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
+    scheme: Scheme::LogitNormal { mean: 0.0, deviation: 1.0 },
+    targets: &[
+        "attn.to_q",
+        "attn.to_k",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_q_proj",
+        "attn.add_k_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+    ],
+    export: Export {
+        network: "networks.lora_sd3",
+        architecture: "stable-diffusion-3/lora",
+        tag: "stable-diffusion-3",
+    },
+    published: published::ALL,
+};
+
+/// Taken: every published CLIP sees 77 tokens where its tokenizer states none.
+const CLIP: Spec = Spec {
+    name: "clip",
+    place: 1,
+    tokenizer: "tokenizer",
+    kind: EncoderKind::Clip,
+    length: Length::Positions(77),
+    is_optional: false,
+};
+
+/// Width of heads in all published models.
+const HEAD: usize = 64;
+
+/// What `transformer/config.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Config {
+    /// Channels of a latent.
+    pub in_channels: usize,
+    /// Channels that are predicted.
+    pub out_channels: Option<usize>,
+    /// Pixels of a latent along a token's side.
+    pub patch_size: usize,
+    /// Blocks.
+    pub num_layers: usize,
+    /// Heads of every attention.
+    pub num_attention_heads: usize,
+    /// Width of a head.
+    pub attention_head_dim: usize,
+    /// Width of a prompt token.
+    pub joint_attention_dim: usize,
+    /// Width of prompt tokens inside; the same as that of patches.
+    pub caption_projection_dim: usize,
+    /// Width of the vector that stands for the whole prompt.
+    pub pooled_projection_dim: usize,
+    /// Tokens along a side of the table of positions.
+    pub pos_embed_max_size: usize,
+    /// Side of the latents that the model is made for.
+    #[serde(default = "published_sample_size")]
+    pub sample_size: usize,
+    /// Whether queries and keys are normed.
+    #[serde(default)]
+    pub qk_norm: Option<QkNorm>,
+    /// Blocks in which patches also attend to themselves alone.
+    #[serde(default)]
+    pub dual_attention_layers: Vec<usize>,
+}
+
+/// Taken: the default of diffusers' `SD3Transformer2DModel`.
+fn published_sample_size() -> usize {
+    128
+}
+
+/// How queries and keys are normed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum QkNorm {
+    /// By their root mean square.
+    RmsNorm,
+}
+
+impl Config {
+    /// Width of tokens inside.
+    pub fn width(&self) -> usize {
+        self.num_attention_heads * self.attention_head_dim
+    }
+
+    /// Channels that are predicted.
+    pub fn out_channels(&self) -> usize {
+        self.out_channels.unwrap_or(self.in_channels)
+    }
+}
+
+impl Architecture for Config {
+    type Model = Sd3;
+
+    /// That all of it can be computed.
+    fn check(&self) -> std::result::Result<(), Unsupported> {
+        Unsupported::unless(
+            self.caption_projection_dim == self.width(),
+            format!(
+                "caption_projection_dim {} is not {} heads of {}",
+                self.caption_projection_dim, self.num_attention_heads, self.attention_head_dim
+            ),
+        )?;
+        let sizes = [self.patch_size, self.num_layers, self.width(), self.pos_embed_max_size];
+        Unsupported::unless(!sizes.contains(&0), "a size is 0".into())?;
+        let beyond = self.dual_attention_layers.iter().find(|index| **index >= self.num_layers);
+        match beyond {
+            Some(index) => Err(Unsupported(format!(
+                "dual_attention_layers names block {index}, there are {}",
+                self.num_layers
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>> {
+        let Some(prefix) = names::prefix(catalog) else { return Ok(None) };
+        // A model of the same family has heads as wide, which shapes do not tell.
+        let beside = beside.join("config.json");
+        let d_head =
+            if beside.exists() { config::read::<Self>(&beside)?.attention_head_dim } else { HEAD };
+        Ok(names::infer(catalog, prefix, d_head).map(|config| (config, prefix)))
+    }
+
+    fn build(&self, build: &mut Builder<'_>) -> Result<Sd3> {
+        Sd3::new(self, build)
+    }
+
+    fn original(&self, prefix: &'static str) -> Layout<'static> {
+        names::original(self, prefix)
+    }
+
+    fn original_module(&self, module: &str) -> Vec<Piece> {
+        names::original_module(module, self.num_layers)
+    }
+
+    fn latents(&self) -> Latents {
+        let (channels, patch) = (self.in_channels, self.patch_size);
+        Latents { channels, patch, most_tokens: Some(self.pos_embed_max_size) }
+    }
+
+    fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported> {
+        let [Some(l), Some(g), t5] = widths else { unreachable!("both CLIPs are always there") };
+        let joint = self.joint_attention_dim;
+        let (pooled, of_t5) = (l.pooled + g.pooled, t5.map_or(joint, |t5| t5.tokens));
+        let wanted = self.pooled_projection_dim;
+        Unsupported::unless(
+            pooled == wanted,
+            format!(
+                "projection_dim of both CLIPs is {pooled}, pooled_projection_dim of the transformer {wanted}"
+            ),
+        )?;
+        Unsupported::unless(
+            of_t5 == joint,
+            format!("d_model of T5 is {of_t5}, joint_attention_dim of the transformer {joint}"),
+        )?;
+        Unsupported::unless(
+            l.tokens + g.tokens <= joint,
+            format!(
+                "hidden_size of the CLIPs is {:?}, joint_attention_dim of the transformer only {joint}",
+                [l.tokens, g.tokens]
+            ),
+        )
+    }
+
+    /// Both CLIPs side by side, widened with zeros, and T5 below; zeros stand for a T5 that is left out.
+    fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition {
+        let [(n_clip, l), (_, g), (n_t5, t5)] = encoded else { unreachable!("there are three") };
+        let joint = self.joint_attention_dim;
+        let [l_width, g_width] = [l, g].map(|clip| clip.tokens.len() / n_clip.max(&1));
+        let padding = vec![0.0; joint - l_width - g_width];
+        let rows = l.tokens.chunks(l_width.max(1)).zip(g.tokens.chunks(g_width.max(1)));
+        let parts = rows.flat_map(|(l, g)| [l, g, &padding[..]]).chain([&t5.tokens[..]]);
+        let mut tokens = parts.collect::<Vec<_>>().concat();
+        tokens.resize((n_clip + n_t5) * joint, 0.0);
+        let pooled = [&l.pooled[..], &g.pooled[..]].concat();
+        Condition(vec![Named::new(TOKENS, &[joint], tokens), Named::new(POOLED, &[], pooled)])
+    }
+}

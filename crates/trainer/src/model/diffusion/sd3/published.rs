@@ -1,0 +1,218 @@
+//! The models of this family that are published, by their settings. Names and shapes of all tensors follow from them, by the
+//! code that asks files for them; there are no numbers, and loading any is an error.
+//!
+//! Taken: `config.json` of each part at huggingface.co/stabilityai. Held against diffusers and
+//! transformers by `tests/golden/shapes`.
+
+use super::{Config, QkNorm};
+use crate::model::diffusion::denoiser;
+use crate::model::diffusion::family::Published;
+use crate::model::diffusion::schedule::{Schedule, Spacing};
+use crate::model::diffusion::text::EncoderConfig;
+use crate::model::encoder::{clip, t5};
+use crate::model::vae;
+
+/// Stable Diffusion 3 medium; 3.5 medium; 3.5 large, and its turbo.
+pub const ALL: &[Published] = &[
+    Published {
+        name: "stable-diffusion-3-medium",
+        hint: "download huggingface.co/stabilityai/stable-diffusion-3-medium-diffusers to that \
+               folder; a plan needs its name alone",
+        hub: &[
+            (
+                "stable-diffusion-3-medium-diffusers",
+                "stabilityai/stable-diffusion-3-medium-diffusers",
+            ),
+            ("sd3_medium", "stabilityai/stable-diffusion-3-medium"),
+        ],
+        config: || sd3_medium().into(),
+        ..LIKE_ALL
+    },
+    Published {
+        name: "stable-diffusion-3.5-medium",
+        hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-medium to that folder; a \
+               plan needs its name alone",
+        hub: &[
+            ("stable-diffusion-3.5-medium", "stabilityai/stable-diffusion-3.5-medium"),
+            ("sd3.5_medium", "stabilityai/stable-diffusion-3.5-medium"),
+        ],
+        config: || sd35_medium().into(),
+        ..LIKE_ALL
+    },
+    Published {
+        name: "stable-diffusion-3.5-large",
+        hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-large to that folder; a \
+               plan needs its name alone",
+        hub: &[
+            ("stable-diffusion-3.5-large", "stabilityai/stable-diffusion-3.5-large"),
+            ("stable-diffusion-3.5-large-turbo", "stabilityai/stable-diffusion-3.5-large-turbo"),
+            ("sd3.5_large", "stabilityai/stable-diffusion-3.5-large"),
+        ],
+        config: || sd35_large().into(),
+        ..LIKE_ALL
+    },
+];
+
+/// What all of them have in common.
+const LIKE_ALL: Published = Published {
+    name: "",
+    hint: "",
+    hub: &[],
+    config: || -> denoiser::Config { sd3_medium().into() },
+    vae: || vae::Config::published(0.0609, 1.5305),
+    encoders: || {
+        let [l, g] = clip::Config::published();
+        vec![EncoderConfig::Clip(l), EncoderConfig::Clip(g), EncoderConfig::T5(t5::Config::xxl())]
+    },
+    schedule: || Schedule::fixed(3.0, Spacing::Trained),
+};
+
+/// Stable Diffusion 3 medium.
+pub(crate) fn sd3_medium() -> Config {
+    sized(24)
+}
+
+fn sd35_medium() -> Config {
+    let dual_attention_layers = (0..13).collect();
+    let qk_norm = Some(QkNorm::RmsNorm);
+    Config { pos_embed_max_size: 384, qk_norm, dual_attention_layers, ..sized(24) }
+}
+
+/// Stable Diffusion 3.5 large.
+pub(crate) fn sd35_large() -> Config {
+    Config { qk_norm: Some(QkNorm::RmsNorm), ..sized(38) }
+}
+
+/// With so many blocks and heads.
+fn sized(size: usize) -> Config {
+    Config {
+        in_channels: 16,
+        out_channels: Some(16),
+        patch_size: 2,
+        num_layers: size,
+        num_attention_heads: size,
+        attention_head_dim: super::HEAD,
+        joint_attention_dim: 4096,
+        caption_projection_dim: size * super::HEAD,
+        pooled_projection_dim: 2048,
+        pos_embed_max_size: 192,
+        sample_size: 128,
+        qk_norm: None,
+        dual_attention_layers: Vec::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::path::{Path, PathBuf};
+
+    use compute::{Device, Dtype, Kind};
+    use weights::Catalog;
+
+    use super::*;
+    use crate::model::build::Precision;
+    use crate::model::diffusion::Pipeline;
+
+    /// Tensors of the same shape, in all blocks that have them: `block.*.name [sizes]` to the
+    /// numbers of the blocks.
+    type Shapes = BTreeMap<String, Vec<usize>>;
+
+    /// What other programs make of the published settings.
+    fn recorded() -> BTreeMap<String, Shapes> {
+        let path =
+            Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/shapes/published.json");
+        serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
+    }
+
+    fn shapes(catalog: &Catalog) -> Shapes {
+        let mut shapes = Shapes::new();
+        for tensor in &catalog.tensors {
+            let mut words: Vec<&str> = tensor.name.split('.').collect();
+            let parsed = words.iter().map(|word| word.parse::<usize>().ok());
+            let block = parsed.enumerate().find_map(|(at, number)| Some((at, number?)));
+            if let Some((at, _)) = block {
+                words[at] = "*";
+            }
+            let name = format!("{} {:?}", words.join("."), tensor.shape);
+            shapes.entry(name).or_default().extend(block.map(|(_, number)| number));
+        }
+        for blocks in shapes.values_mut() {
+            blocks.sort_unstable();
+        }
+        shapes
+    }
+
+    fn opened(name: &str) -> Pipeline {
+        Pipeline::open_or_published(&PathBuf::from("nowhere").join(name), None).unwrap()
+    }
+
+    #[test]
+    fn tensors_are_those_that_diffusers_and_transformers_ask_for() {
+        let recorded = recorded();
+        let compare = |name: &str, catalog: &Catalog| {
+            let theirs = &recorded[name];
+            let ours = shapes(catalog);
+            for (tensor, blocks) in theirs {
+                assert_eq!(ours.get(tensor), Some(blocks), "{name}: {tensor}");
+            }
+            for tensor in ours.keys() {
+                assert!(theirs.contains_key(tensor), "{name}: {tensor} is not theirs");
+            }
+        };
+        for model in ALL {
+            let pipeline = opened(model.name);
+            compare(model.name, &pipeline.transformer.catalog);
+            compare("vae", pipeline.vae.catalog());
+            let encoders: Vec<_> = pipeline.encoders.beside().map(|part| part.catalog).collect();
+            for (name, catalog) in ["clip-l", "clip-g", "t5-xxl"].into_iter().zip(encoders) {
+                compare(name, catalog);
+            }
+        }
+    }
+
+    #[test]
+    fn folders_are_told_by_how_their_names_begin() {
+        for (name, expected) in [
+            ("stable-diffusion-3-medium", Some("stable-diffusion-3-medium")),
+            ("Stable-Diffusion-3-medium-diffusers", Some("stable-diffusion-3-medium")),
+            ("models/stable-diffusion-3.5-medium", Some("stable-diffusion-3.5-medium")),
+            ("stable-diffusion-3.5-large-turbo", Some("stable-diffusion-3.5-large")),
+            ("stable-diffusion-3.5-large/transformer", None),
+            ("stable-diffusion-2", None),
+            ("my-stable-diffusion-3-medium", None),
+            ("..", None),
+        ] {
+            let found = Published::of(Path::new(name)).map(|(_, model)| model.name);
+            assert_eq!(found, expected, "{name}");
+        }
+    }
+
+    #[test]
+    fn there_is_nothing_to_load() {
+        let pipeline = opened("stable-diffusion-3.5-medium");
+        assert!(pipeline.is_published());
+        let load = |device: &Device| {
+            let precision = Precision::plain(Dtype::Bf16);
+            pipeline.vae.load_encoder(device, precision, &|_| true).map(drop)
+        };
+        load(&Device::meta(Kind::cpu(1), usize::MAX / 2)).unwrap();
+        let said = load(&Device::cpu(1, 1 << 28).unwrap()).unwrap_err().to_string();
+        assert!(said.contains("weights are not there"), "{said}");
+        assert!(said.ends_with("stable-diffusion-3.5-medium/vae"), "{said}");
+        assert!(pipeline.fingerprint().is_err());
+    }
+
+    #[test]
+    fn a_model_that_is_not_there_says_where_it_is() {
+        let refused = |name: &str| {
+            let error = Pipeline::open(Path::new(name), None).err().unwrap();
+            format!("{error}, {}", error.hint())
+        };
+        let said = refused("nowhere/stable-diffusion-3.5-large");
+        assert!(said.contains("no model at nowhere/stable-diffusion-3.5-large"), "{said}");
+        assert!(said.contains("stabilityai/stable-diffusion-3.5-large to that folder"), "{said}");
+        let said = refused("nowhere/my-model");
+        assert!(said.contains("no model at nowhere/my-model, check the path"), "{said}");
+    }
+}
