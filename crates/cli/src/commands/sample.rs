@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use trainer::TrainerError;
 use trainer::model::diffusion::Pipeline;
+use trainer::model::diffusion::family::Sampling;
 use trainer::model::diffusion::text::T5Loading;
 use trainer::model::llama::base::Base;
 use trainer::sample::picture::{self, FileFormat};
@@ -92,15 +93,15 @@ struct Images {
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
-    /// Width and height in pixels, or one number for both [default: 1024x1024]
+    /// Width and height in pixels, or one number for both [default: as the model's family does, 1024x1024 for SD3]
     #[arg(long, value_name = "WxH", value_parser = size)]
     size: Option<[usize; 2]>,
 
-    /// Denoising steps [default: 28]
+    /// Denoising steps [default: as the model's family does, 28 for SD3]
     #[arg(long, value_name = "N", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..=1000))]
     steps: Option<u32>,
 
-    /// Classifier-free guidance scale; 1 is without guidance, and twice as fast [default: 7]
+    /// Classifier-free guidance scale; 1 is without guidance, and twice as fast [default: as the model's family does, 7 for SD3]
     #[arg(long, value_name = "SCALE", allow_negative_numbers = true, value_parser = guidance)]
     guidance: Option<f32>,
 
@@ -199,7 +200,7 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }
-    let request = request(arguments)?;
+    let request = request(arguments, pipeline.family().sampling)?;
     warn_of_cuts(&pipeline, &request);
     let job = Job::new(&pipeline, request.clone())?;
     let limit = arguments.engine.limit_bytes(arguments.limit)?;
@@ -246,14 +247,14 @@ impl Drawn {
     }
 }
 
-fn request(arguments: &Arguments) -> Result<Request, Failure> {
+fn request(arguments: &Arguments, usual: Sampling) -> Result<Request, Failure> {
     let Images { size, steps, guidance, negative, latents, .. } = &arguments.images;
     Ok(Request {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_default(),
-        size: size.unwrap_or([1024, 1024]),
-        steps: steps.unwrap_or(28) as usize,
-        guidance: guidance.unwrap_or(7.0),
+        size: size.unwrap_or([usual.side; 2]),
+        steps: steps.map_or(usual.steps, |steps| steps as usize),
+        guidance: guidance.unwrap_or(usual.guidance as f32),
         seed: arguments.seed,
         latents: latents.clone(),
         precision: arguments.formats.precision(),

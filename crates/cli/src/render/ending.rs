@@ -9,6 +9,8 @@ use trainer::config::{RawConfig, RunConfig, Switch};
 use trainer::event::figures::Figures;
 use trainer::event::history::{Exported, History};
 use trainer::event::{Best, End, Energy, Why};
+use trainer::model::diffusion::family::{Family, Sampling};
+use trainer::model::kind;
 use trainer::report::words::number;
 
 use crate::render::progress::duration;
@@ -139,7 +141,8 @@ fn sample_command(config: &RunConfig, exports: &[Exported], options: &[String]) 
     if let Some(quantise) = &config.base.quantise {
         words.add("--quantise", quantise);
     }
-    words.how(&config.material);
+    let family = kind::family(&config.base.path).unwrap_or_else(Family::usual);
+    words.how(&config.material, family.sampling);
     words.0.extend(options.iter().map(|option| quoted(option)));
     Some(format!("hearth sample {}", words.0.join(" ")))
 }
@@ -161,7 +164,7 @@ impl Words {
     }
 
     /// The first prompt of the job, and what its samples were made with.
-    fn how(&mut self, material: &Material) {
+    fn how(&mut self, material: &Material, usual: Sampling) {
         match material {
             Material::Pictures { data, sample } => {
                 let prompt = sample.prompts.first().or(data.trigger.as_ref());
@@ -172,9 +175,9 @@ impl Words {
                     [] => format!("{side}x{side}"),
                     _ => format!("{}x{}", sample.size.width, sample.size.height),
                 };
-                self.add_unless("--size", size, "1024x1024");
-                self.add_unless("--steps", sample.steps, "28");
-                self.add_unless("--guidance", sample.guidance, "7");
+                self.add_unless("--size", size, &format!("{0}x{0}", usual.side));
+                self.add_unless("--steps", sample.steps, &usual.steps.to_string());
+                self.add_unless("--guidance", sample.guidance, &usual.guidance.to_string());
                 self.add_unless("--negative", &sample.negative, "");
             }
             Material::Texts { writing, .. } => {

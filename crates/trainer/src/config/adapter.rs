@@ -6,6 +6,7 @@ use super::section::{Key, Rows, Section, read_table, section};
 use super::source::{Origin, Typed};
 use super::value::{Value, words};
 use crate::model::adapter::{Target, UNUSED};
+use crate::model::diffusion::family::Family;
 
 /// Which layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
@@ -30,8 +31,8 @@ section! {
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// The share of a layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
-        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set
-        targets: Vec<String> = Default(reference_targets()), Any;
+        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set, of image models those of attention
+        targets: Vec<String> = Default(usual_targets()), Any;
         /// Layers among the targets that get no adapter, named as in `targets`; `unused` are those that can
         /// learn nothing, which image models leave out unless `targets` is set
         exclude: Option<Vec<String>> = Default(None), Filled;
@@ -85,26 +86,15 @@ const SIZES: [&str; 6] = [
 /// How a job without an adapter says so.
 pub(super) const WITHOUT: &str = "adapter.kind = \"none\"";
 
-/// Taken: the layers that diffusers' `train_dreambooth_lora_sd3.py` trains unless told otherwise.
-fn reference_targets() -> Vec<String> {
-    [
-        "attn.to_q",
-        "attn.to_k",
-        "attn.to_v",
-        "attn.to_out.0",
-        "attn.add_q_proj",
-        "attn.add_k_proj",
-        "attn.add_v_proj",
-        "attn.to_add_out",
-    ]
-    .map(str::to_owned)
-    .into()
+/// Where the base does not tell its family.
+fn usual_targets() -> Vec<String> {
+    Family::usual().targets()
 }
 
 impl Adapter {
     /// The one that a job has which says nothing of it but its kind.
     pub(crate) fn usual(material: &Material) -> Self {
-        let targets = material.usual_targets().unwrap_or_else(reference_targets);
+        let targets = material.usual_targets().unwrap_or_else(usual_targets);
         let target = |pattern| Target {
             pattern,
             rank: USUAL_RANK,
@@ -120,7 +110,7 @@ impl Adapter {
     /// As meant; patterns come first, so that they count where a target names the layer too.
     pub(super) fn new(
         keys: AdapterKeys,
-        material: &Material,
+        (material, family): (&Material, Option<&Family>),
         rows: &mut Rows,
     ) -> Result<Self, ConfigError> {
         let AdapterKeys { kind, rank, alpha, dropout, mut targets, mut exclude, pattern } = keys;
@@ -130,7 +120,10 @@ impl Adapter {
             }
             return Ok(Self { kind, targets: Vec::new(), exclude: Vec::new() });
         }
-        let is_free = rows.origin("adapter.targets") == Some(&Origin::Default);
+        let is_free = rows.origin("adapter.targets").is_some_and(Origin::is_default);
+        if let Some(family) = family {
+            rows.of_family(family, "adapter.targets", &mut targets, family.targets());
+        }
         if let Some(usual) = material.usual_targets().filter(|_| is_free) {
             targets = usual;
             rows.replace("adapter.targets", &targets);

@@ -1,7 +1,7 @@
 //! What a job learns from, and what is shown on the way: pictures, or texts. Whichever sections were
 //! typed decide.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::data::{Data, RawData, Validation};
 use super::error::ConfigError;
@@ -9,9 +9,11 @@ use super::sample::{RawSample, Sample};
 use super::section::{Rows, Section};
 use super::source::Origin;
 use super::text::{RawText, Text};
-use super::value::Switch;
+use super::value::{Size, Switch};
 use super::writing::{RawWriting, Writing};
 use crate::error::{Result, TrainerError};
+use crate::model::diffusion::family::{Family, Sampling};
+use crate::model::kind;
 use crate::text::HeldOut;
 
 /// What a job learns from, and what is shown on the way.
@@ -86,6 +88,24 @@ impl Material {
             }
         }
         Ok(())
+    }
+
+    /// The family of the base, where it tells.
+    pub(super) fn family(&self, base: &Path) -> Option<&'static Family> {
+        match self {
+            Self::Pictures { .. } => kind::family(base),
+            Self::Texts { .. } => None,
+        }
+    }
+
+    /// What samples of a family's models are like unless told otherwise.
+    pub(super) fn settle_family(&mut self, family: &Family, rows: &mut Rows) {
+        let Self::Pictures { sample, .. } = self else { return };
+        let Sampling { steps, guidance, side } = family.sampling;
+        rows.of_family(family, "sample.steps", &mut sample.steps, steps);
+        rows.of_family(family, "sample.guidance", &mut sample.guidance, guidance);
+        let size = Size { width: side, height: side };
+        rows.of_family(family, "sample.size", &mut sample.size, size);
     }
 
     /// Layers that get an adapter unless told otherwise.

@@ -205,9 +205,13 @@ impl RawConfig {
         let Self { optimizer, sample, writing, machine, output, folder, .. } = self;
         let rows = &mut Rows::default();
         let base = base.decide("base", rows)?;
-        let material = Material::decide((data, sample), (text, writing), rows)?;
-        let adapter = Adapter::new(adapter.decide("adapter", rows)?, &material, rows)?;
-        let train = Train::new(&train.decide("train", rows)?, rows)?;
+        let mut material = Material::decide((data, sample), (text, writing), rows)?;
+        let family = material.family(&base.path);
+        if let Some(family) = family {
+            material.settle_family(family, rows);
+        }
+        let adapter = Adapter::new(adapter.decide("adapter", rows)?, (&material, family), rows)?;
+        let train = Train::new(train.decide("train", rows)?, family, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         let machine = machine.decide("machine", rows)?;
@@ -271,7 +275,7 @@ impl RunConfig {
 
     /// Whether nobody typed it, so that a plan may choose.
     pub fn is_free(&self, key: &str) -> bool {
-        self.origin(key) == Some(&Origin::Default)
+        self.origin(key).is_some_and(Origin::is_default)
     }
 
     /// The same job with the precision that a plan chose for `before`, which a run keeps to its end.

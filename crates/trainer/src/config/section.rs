@@ -13,6 +13,7 @@ use super::error::ConfigError;
 use super::nearest;
 use super::source::{Origin, Typed};
 use super::value::Value;
+use crate::model::diffusion::family::Family;
 
 /// A value that somebody typed.
 #[derive(Clone, Debug)]
@@ -290,7 +291,7 @@ impl Rows {
 
     /// Leaves out a value that means nothing `with` another; refuses it if somebody typed it.
     pub fn leave_out(&mut self, key: &str, with: &str) -> Result<(), ConfigError> {
-        if let Some(origin) = self.origin(key).filter(|origin| **origin != Origin::Default) {
+        if let Some(origin) = self.origin(key).filter(|origin| !origin.is_default()) {
             let (key, with, origin) = (key.into(), with.into(), origin.clone());
             return Err(ConfigError::NoEffect { key, with, origin });
         }
@@ -300,9 +301,18 @@ impl Rows {
 
     /// What a plan chose, unless somebody typed it.
     pub fn plan<T: Value>(&mut self, key: &str, value: &T) {
-        let is_free = |row: &&mut Row| row.is(key) && row.origin == Origin::Default;
+        let is_free = |row: &&mut Row| row.is(key) && row.origin.is_default();
         for row in self.0.iter_mut().filter(is_free) {
             (row.value, row.origin) = (value.write(), Origin::Plan);
+        }
+    }
+
+    /// What models of a family begin with, unless somebody typed something.
+    pub fn of_family<T: Value>(&mut self, family: &Family, key: &str, value: &mut T, usual: T) {
+        let is_free = |row: &&mut Row| row.is(key) && row.origin.is_default();
+        if let Some(row) = self.0.iter_mut().find(is_free) {
+            (row.value, row.origin) = (usual.write(), Origin::Family(family.name));
+            *value = usual;
         }
     }
 

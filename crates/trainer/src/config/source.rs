@@ -14,6 +14,8 @@ use super::error::ConfigError;
 pub enum Origin {
     /// Nobody asked for anything else.
     Default,
+    /// The same, and models of this family have a default of their own.
+    Family(&'static str),
     /// By the plan, for this machine.
     Plan,
     /// In a file.
@@ -38,6 +40,7 @@ impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
+            Self::Family(family) => write!(f, "{family}'s default"),
             Self::Plan => f.write_str("chosen by the plan"),
             Self::File { path, line, column } => write!(f, "{}:{line}:{column}", path.display()),
             Self::CommandLine { flag, value } => write!(f, "{flag} {value}"),
@@ -46,10 +49,15 @@ impl fmt::Display for Origin {
 }
 
 impl Origin {
+    /// Whether nobody asked for anything.
+    pub fn is_default(&self) -> bool {
+        matches!(self, Self::Default | Self::Family(_))
+    }
+
     /// Whether it stands above the other: the command line is typed for this run, a file for many.
     pub(super) fn beats(&self, other: &Self) -> bool {
         let strength = |origin: &Self| match origin {
-            Self::Default | Self::Plan => 0,
+            Self::Default | Self::Family(_) | Self::Plan => 0,
             Self::File { .. } => 1,
             Self::CommandLine { .. } => 2,
         };

@@ -314,6 +314,26 @@ fn a_flag_is_a_value_with_its_origin() {
     }
 }
 
+/// A published model's name tells its family, and so does a folder; what nobody typed is then the family's.
+#[test]
+fn what_nobody_typed_is_the_familys_default() {
+    let of_sd3 = set(&["base.path=stable-diffusion-3.5-medium", "train.logit_mean=0.5"]).unwrap();
+    for key in ["sample.steps", "sample.guidance", "sample.size", "train.scheme", "adapter.targets"]
+    {
+        let origin = of_sd3.origin(key).unwrap();
+        assert_eq!(origin.to_string(), "sd3's default", "{key}");
+        assert!(of_sd3.is_free(key), "{key}");
+    }
+    assert_eq!(of_sd3.train.scheme, Scheme::LogitNormal { mean: 0.5, deviation: 1.0 });
+    let resolved = of_sd3.resolved();
+    assert!(resolved.contains("steps = 28 # sd3's default\n"), "{resolved}");
+    let unknown = set(&[]).unwrap();
+    assert_eq!(unknown.origin("sample.steps"), Some(&Origin::Default));
+    let typed = set(&["base.path=stable-diffusion-3.5-medium", "sample.steps=9"]).unwrap();
+    let (_, sample) = typed.material.pictures().unwrap();
+    assert_eq!(sample.steps, 9);
+}
+
 #[test]
 fn a_key_can_be_unset() {
     let text = format!("{SHORTEST}validation = 2\ntrigger = 'x'\n[train]\nsteps = 5\n");

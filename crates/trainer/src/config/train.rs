@@ -4,6 +4,7 @@ use super::error::ConfigError;
 use super::section::{Rows, section};
 use super::source::Origin;
 use super::value::{Switch, words};
+use crate::model::diffusion::family::Family;
 use crate::model::recompute::Recompute;
 use crate::objective::flow::Scheme;
 
@@ -127,7 +128,14 @@ words!(Recompute {
 
 impl Train {
     /// As meant.
-    pub(super) fn new(keys: &TrainKeys, rows: &mut Rows) -> Result<Self, ConfigError> {
+    pub(super) fn new(
+        mut keys: TrainKeys,
+        family: Option<&Family>,
+        rows: &mut Rows,
+    ) -> Result<Self, ConfigError> {
+        if let Some(family) = family {
+            keys.settle_family(family, rows);
+        }
         let TrainKeys {
             steps,
             epochs,
@@ -144,7 +152,7 @@ impl Train {
             ema,
             validate_every,
             stop_after_plateau,
-        } = *keys;
+        } = keys;
         let length = length(steps, epochs, rows)?;
         refuse_idle_numbers(scheme, rows)?;
         let scheme = match scheme {
@@ -167,6 +175,28 @@ impl Train {
             validate_every,
             stop_after_plateau,
         })
+    }
+}
+
+impl TrainKeys {
+    /// How models of a family draw levels of noise unless told otherwise.
+    fn settle_family(&mut self, family: &Family, rows: &mut Rows) {
+        let kind = match family.scheme {
+            Scheme::Uniform => SchemeKind::Uniform,
+            Scheme::LogitNormal { mean, deviation } => {
+                rows.of_family(family, "train.logit_mean", &mut self.logit_mean, mean);
+                let own = &mut self.logit_deviation;
+                rows.of_family(family, "train.logit_deviation", own, deviation);
+                SchemeKind::LogitNormal
+            }
+            Scheme::Mode { scale } => {
+                rows.of_family(family, "train.mode_scale", &mut self.mode_scale, scale);
+                SchemeKind::Mode
+            }
+            Scheme::SigmaSqrt => SchemeKind::SigmaSqrt,
+            Scheme::Cosmap => SchemeKind::Cosmap,
+        };
+        rows.of_family(family, "train.scheme", &mut self.scheme, kind);
     }
 }
 

@@ -33,7 +33,7 @@ pub struct Family {
     pub sampling: Sampling,
     /// How training draws levels of noise unless told otherwise.
     pub scheme: Scheme,
-    /// Layers that get an adapter unless told otherwise.
+    /// Which layers those are that get an adapter unless told otherwise.
     pub targets: &'static [&'static str],
     /// What other programs are told of an adapter.
     pub export: Export,
@@ -86,6 +86,11 @@ impl Family {
     /// The family whose pipelines are called so.
     pub fn of_pipeline(class: &str) -> Option<&'static Self> {
         FAMILIES.iter().copied().find(|family| family.pipelines.contains(&class))
+    }
+
+    /// Layers that get an adapter unless told otherwise.
+    pub fn targets(&self) -> Vec<String> {
+        self.targets.iter().map(|target| (*target).to_owned()).collect()
     }
 
     /// The one whose defaults are taken where a base does not tell its family.
