@@ -27,6 +27,15 @@ impl Dtype {
         }
     }
 
+    /// A number as it is held in this format; itself in those without fractions.
+    pub fn round(self, number: f32) -> f32 {
+        match self {
+            Self::Bf16 => bf16::from_f32(number).to_f32(),
+            Self::F16 => f16::from_f32(number).to_f32(),
+            Self::F32 | Self::U32 | Self::I32 | Self::U8 => number,
+        }
+    }
+
     /// Whether it holds fractions, so that ops can compute with it.
     pub fn is_real(self) -> bool {
         matches!(self, Self::F32 | Self::Bf16 | Self::F16)

@@ -346,7 +346,11 @@ impl Subject for Denoiser {
 
     fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
         let predicted = predict(self, tape, golden, dtype, Recompute::None)?;
-        Ok(vec![("sample", numbers(predicted.latents(tape)?.tensor())?)])
+        let found = match golden.packed()? {
+            Some(_) => predicted.tokens,
+            None => predicted.latents(tape)?,
+        };
+        Ok(vec![("sample", numbers(found.tensor())?)])
     }
 
     fn trained<'m>(
@@ -360,7 +364,11 @@ impl Subject for Denoiser {
     }
 
     fn arrange(&self, tape: &Tape<'_>, reference: Tensor) -> Result<Tensor> {
-        Denoiser::arrange(self, tape, reference)
+        match reference.shape().sizes() {
+            // Tokens already.
+            [_, _, _] => Ok(reference),
+            _ => Denoiser::arrange(self, tape, reference),
+        }
     }
 }
 
@@ -376,14 +384,21 @@ fn predict<'m>(
     recompute: Recompute,
 ) -> Result<Prediction> {
     let device = tape.device();
-    let latents = golden.tensor(device, "in.hidden_states", dtype)?;
+    let latents = golden.latents(model, tape, dtype)?;
     let given = GIVEN.into_iter().filter(|(_, theirs)| golden.catalog.find(theirs).is_ok());
     let tensor = |(ours, theirs)| Ok((ours, golden.tensor(device, theirs, dtype)?));
     let condition = Conditions::of(given.map(tensor).collect::<Result<Vec<_>>>()?);
     let (_, timesteps) = golden.floats("in.timestep")?;
-    let level = |timestep: &f32| Level { sigma: timestep / 1000.0, timestep: *timestep };
+    // Transformers that are given tokens are told the share of noise, others thousandths of it.
+    let is_share = golden.packed()?.is_some();
+    let level = |time: &f32| match *time {
+        time if is_share => Level { sigma: time, timestep: 1000.0 * time },
+        time => Level { sigma: time / 1000.0, timestep: time },
+    };
     let levels: Vec<Level> = timesteps.iter().map(level).collect();
-    let input = Input { latents: &latents, levels: &levels, condition: &condition, guidance: None };
+    let scales = golden.floats("in.guidance").ok();
+    let guidance = scales.as_ref().map(|(_, scales)| &scales[..]);
+    let input = Input { latents: &latents, levels: &levels, condition: &condition, guidance };
     model.predict(tape, input, recompute)
 }
 
@@ -535,6 +550,25 @@ impl Golden {
     fn tensor(&self, device: &Device, name: &str, dtype: Dtype) -> Result<Tensor> {
         let (sizes, numbers) = self.floats(name)?;
         Ok(device.upload_as(compute::Shape::new(&sizes), &numbers, dtype)?)
+    }
+
+    /// Rows and columns of tokens, where the reference is given latents as tokens.
+    fn packed(&self) -> Result<Option<[usize; 2]>> {
+        if self.catalog.find("in.img_ids").is_err() {
+            return Ok(None);
+        }
+        let (_, places) = self.floats("in.img_ids")?;
+        let most = |axis: usize| places.chunks(3).map(|at| at[axis] as usize).max().unwrap_or(0);
+        Ok(Some([most(1) + 1, most(2) + 1]))
+    }
+
+    /// Noisy latents [samples, channels, height, width].
+    fn latents(&self, model: &Denoiser, tape: &Tape<'_>, dtype: Dtype) -> Result<Tensor> {
+        let given = self.tensor(tape.device(), "in.hidden_states", dtype)?;
+        match self.packed()? {
+            Some(tokens) => model.unpack(tape, given, tokens),
+            None => Ok(given),
+        }
     }
 
     fn adapter(&self) -> Result<HashMap<String, Given>> {

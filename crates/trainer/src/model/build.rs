@@ -168,10 +168,16 @@ impl<'a> Builder<'a> {
 
     /// For one of the model's blocks, which may stream.
     pub fn block(&mut self, name: impl Display, index: usize) -> Builder<'_> {
+        self.block_after(0, name, index)
+    }
+
+    /// The same for a block of a second list, which comes after `n` others.
+    pub fn block_after(&mut self, n: usize, name: impl Display, index: usize) -> Builder<'_> {
+        let number = n + index;
         if let Some(ring) = self.source.ring().filter(|_| self.adapters.reads_weights()) {
-            ring.enter(index, None);
+            ring.enter(number, None);
         }
-        Builder { block: Some(index), ..self.at(format!("{name}.{index}")) }
+        Builder { block: Some(number), ..self.at(format!("{name}.{index}")) }
     }
 
     /// Where the model's blocks are, if they stream.

@@ -132,7 +132,7 @@ const PIPELINES: [(&str, &str); 12] = [
 ];
 
 fn of_pipeline(class: &str) -> Found {
-    if let Some(family) = Family::of_pipeline(class) {
+    if let Some(family) = Family::of_pipeline(class).filter(|family| !family.is_sketch) {
         return Found::Known(Kind::Image, format!("{} image model ({class})", family.title));
     }
     let known = PIPELINES.iter().find(|(start, _)| class.starts_with(start));
@@ -194,7 +194,8 @@ const MARKS: [(&str, &str); 19] = [
 fn of_names(catalog: &Catalog, path: &Path) -> Option<Found> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
     // Checkpoints hold other parts beside the model.
-    if let Some(family) = of_checkpoint(catalog).filter(|_| !has(".lora_")) {
+    let is_usable = |family: &&Family| !family.is_sketch && !has(".lora_");
+    if let Some(family) = of_checkpoint(catalog).filter(is_usable) {
         return Some(Found::Known(Kind::Image, format!("{} checkpoint", family.title)));
     }
     if catalog.find("token_embd.weight").is_ok() && !has("enc.blk.0.") {

@@ -372,11 +372,12 @@ impl Drawer<'_> {
         let tape = Tape::inference(self.device, self.params, 0);
         let shape = [samples, channels, height, width];
         let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
+        let told = pipeline.family().guidance.embedded(request.guidance, samples);
         let input = Input {
             latents: &latents,
             levels: &vec![pipeline.schedule.level(sigma); samples],
             condition: &Conditions::upload(self.device, prompts, dtype)?,
-            guidance: pipeline.family().guidance.embedded(request.guidance),
+            guidance: told.as_deref(),
         };
         let predicted = self.model.predict(&tape, input, Recompute::None)?;
         Ok(numbers(predicted.latents(&tape)?.tensor())?)

@@ -31,7 +31,7 @@ macro_rules! families {
 
         /// A family's model, loaded.
         pub enum Denoiser {
-            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name(<$folder::Config as Architecture>::Model),)+
+            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name(Box<<$folder::Config as Architecture>::Model>),)+
         }
 
         /// Does the same with whichever settings or model it is.
@@ -69,7 +69,7 @@ macro_rules! families {
 
             /// Puts the model together.
             pub fn build(&self, build: &mut Builder<'_>) -> Result<Denoiser> {
-                Ok(match self { $(Self::$name(config) => Denoiser::$name(config.build(build)?),)+ })
+                Ok(match self { $(Self::$name(config) => Denoiser::$name(Box::new(config.build(build)?)),)+ })
             }
 
             /// The family.
@@ -154,8 +154,8 @@ pub struct Input<'a> {
     pub levels: &'a [Level],
     /// What the model is told of each.
     pub condition: &'a Conditions,
-    /// How closely the prompt is to be followed, where the model is told.
-    pub guidance: Option<f32>,
+    /// How closely each prompt is to be followed, where the model is told.
+    pub guidance: Option<&'a [f32]>,
 }
 
 /// What a model predicted: the velocity, from data to noise.
@@ -187,6 +187,13 @@ impl Denoiser {
     pub fn arrange(&self, tape: &Tape<'_>, latents: Tensor) -> Result<Tensor> {
         let (patch, order) = dispatch!(Self, self, model => model.patches());
         Ok(tape.patchify(&latents.into(), patch, order)?.into_tensor())
+    }
+
+    /// Latents of tokens in this order, so many rows and columns of them.
+    pub fn unpack(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
+        let (patch, order) = dispatch!(Self, self, model => model.patches());
+        let size = size.map(|tokens| tokens * patch);
+        Ok(tape.unpatchify(&tokens.into(), size, patch, order)?.into_tensor())
     }
 }
 

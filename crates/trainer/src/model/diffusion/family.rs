@@ -17,6 +17,8 @@ pub struct Family {
     pub name: &'static str,
     /// As people call its models, with the article.
     pub title: &'static str,
+    /// Whether it can only be planned so far: its pipeline was not held against the reference as a whole yet.
+    pub is_sketch: bool,
     /// The classes of its pipelines in `model_index.json`; the first makes images of prompts.
     pub pipelines: &'static [&'static str],
     /// The class of its transformer.

@@ -20,9 +20,15 @@ impl Guidance {
         matches!(self, Self::ClassifierFree | Self::Rescaled) && scale > 1.0
     }
 
-    /// The scale that the model is told.
-    pub fn embedded(self, scale: f32) -> Option<f32> {
-        (self == Self::Embedded).then_some(scale)
+    /// The scale that the model is told for each of `n` samples.
+    pub fn embedded(self, scale: f32, n: usize) -> Option<Vec<f32>> {
+        (self == Self::Embedded).then(|| vec![scale; n])
+    }
+
+    /// The scale that the model is told in training. Taken: 1 in most trainers, so that samples at the usual scale are
+    /// what was learnt, guided.
+    pub fn trained(self, n: usize) -> Option<Vec<f32>> {
+        self.embedded(1.0, n)
     }
 
     /// Where to go, from the velocities without and with the prompt; of latents [channels, height, width] whose
@@ -88,7 +94,7 @@ mod tests {
         assert!(Guidance::ClassifierFree.is_paired(2.0) && Guidance::Rescaled.is_paired(4.0));
         assert!(!Guidance::ClassifierFree.is_paired(1.0));
         assert!(!Guidance::Embedded.is_paired(3.5) && !Guidance::None.is_paired(3.5));
-        assert_eq!(Guidance::Embedded.embedded(3.5), Some(3.5));
-        assert_eq!(Guidance::ClassifierFree.embedded(3.5), None);
+        assert_eq!(Guidance::Embedded.embedded(3.5, 2), Some(vec![3.5; 2]));
+        assert_eq!(Guidance::ClassifierFree.embedded(3.5, 2), None);
     }
 }

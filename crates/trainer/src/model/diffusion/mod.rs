@@ -14,6 +14,7 @@ pub mod condition;
 pub mod denoiser;
 pub mod family;
 pub mod guidance;
+mod joint;
 pub mod part;
 pub mod schedule;
 pub mod sd3;

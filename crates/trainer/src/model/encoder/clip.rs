@@ -1,4 +1,4 @@
-//! CLIP's text model (transformers' `CLIPTextModelWithProjection`): tokens that see what came before
+//! CLIP's text model (transformers' `CLIPTextModelWithProjection`, or `CLIPTextModel`): tokens that see what came before
 //! them, and a vector for the whole prompt, read off where it ends.
 //!
 //! Shapes: S samples, N tokens, D width.
@@ -29,8 +29,11 @@ pub struct Config {
     pub num_attention_heads: usize,
     /// The most tokens a prompt may have.
     pub max_position_embeddings: usize,
-    /// Width of the vector for the whole prompt.
+    /// Width of the vector for the whole prompt, if it is projected.
     pub projection_dim: usize,
+    /// The class of the model, which tells whether it is.
+    #[serde(default)]
+    architectures: Vec<String>,
     /// The activation inside a feed-forward.
     pub hidden_act: Activity,
     /// Added to variances.
@@ -54,6 +57,9 @@ pub enum Activity {
     Gelu,
 }
 
+/// The class that reads the vector off as it is.
+const WITHOUT_PROJECTION: &str = "CLIPTextModel";
+
 /// Published files say so although their tokenizer ends prompts with another token, the one of the
 /// largest id; transformers then looks for that.
 const LEGACY_END: u32 = 2;
@@ -69,6 +75,7 @@ impl Config {
             num_attention_heads: 12,
             max_position_embeddings: 77,
             projection_dim: 768,
+            architectures: Vec::new(),
             hidden_act: Activity::QuickGelu,
             layer_norm_eps: default_epsilon(),
             eos_token_id: LEGACY_END,
@@ -93,6 +100,21 @@ impl Config {
             format!("hidden_size {} is not {} heads", self.hidden_size, self.num_attention_heads),
         )?;
         Unsupported::unless(self.num_hidden_layers > 0, "num_hidden_layers is 0".into())
+    }
+
+    /// The same without the projection of the vector for the whole prompt, as FLUX has it.
+    #[must_use]
+    pub fn without_projection(self) -> Self {
+        Self { architectures: vec![WITHOUT_PROJECTION.into()], ..self }
+    }
+
+    /// Width of the vector for the whole prompt.
+    pub fn pooled_width(&self) -> usize {
+        if self.is_projected() { self.projection_dim } else { self.hidden_size }
+    }
+
+    fn is_projected(&self) -> bool {
+        !self.architectures.iter().any(|class| class == WITHOUT_PROJECTION)
     }
 
     /// Where a prompt ends.
@@ -124,7 +146,7 @@ pub struct Clip {
     positions: Var,
     blocks: Vec<Block>,
     norm: [Var; 2],
-    projection: Layer,
+    projection: Option<Layer>,
 }
 
 /// What comes out.
@@ -133,7 +155,7 @@ pub struct Encoded {
     pub last: Var,
     /// [S, N, D] before the last block: what image models listen to.
     pub before_last: Var,
-    /// [S, projection]
+    /// [S, projection], or [S, D] without one
     pub pooled: Var,
 }
 
@@ -149,7 +171,11 @@ impl Clip {
             .map(|index| Block::new(config, b.at(format!("encoder.layers.{index}"))))
             .collect::<Result<_>>()?;
         let norm = norm(&mut b, "final_layer_norm", d)?;
-        let projection = build.plain("text_projection", d, config.projection_dim)?;
+        let projection = if config.is_projected() {
+            Some(build.plain("text_projection", d, config.projection_dim)?)
+        } else {
+            None
+        };
         Ok(Self { config: config.clone(), tokens, positions, blocks, norm, projection })
     }
 
@@ -167,7 +193,10 @@ impl Clip {
         let ends: Vec<u32> = ids.chunks(n.max(1)).map(|ids| self.config.end(ids) as u32).collect();
         let ends = tape.device().upload([samples, 1], &ends)?;
         let end = tape.gather_tokens(&last, &ends)?.reshape([samples, self.config.hidden_size]);
-        let pooled = self.projection.forward(tape, &end)?;
+        let pooled = match &self.projection {
+            Some(projection) => projection.forward(tape, &end)?,
+            None => end,
+        };
         Ok(Encoded { last, before_last, pooled })
     }
 

@@ -116,12 +116,13 @@ impl Lesson for Drawing<'_> {
         let device = tape.device();
         let NoisyLatents { noisy, velocity } =
             mix(samples, device, &self.pipeline.vae.statistics(), dtype)?;
+        let told = self.pipeline.family().guidance.trained(samples.len());
         let prompts: Vec<&Condition> = samples.iter().map(|sample| &*sample.prompt).collect();
         let input = Input {
             latents: &noisy,
             levels: &samples.iter().map(|sample| sample.level).collect::<Vec<_>>(),
             condition: &Conditions::upload(device, &prompts, dtype)?,
-            guidance: None,
+            guidance: told.as_deref(),
         };
         let predicted = model.predict(tape, input, recompute)?;
         let target = model.arrange(tape, velocity)?;

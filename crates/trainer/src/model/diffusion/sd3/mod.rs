@@ -33,6 +33,7 @@ use crate::objective::flow::Scheme;
 pub const FAMILY: Family = Family {
     name: "sd3",
     title: "an SD3",
+    is_sketch: false,
     pipelines: &[
         "StableDiffusion3Pipeline",
         "StableDiffusion3Img2ImgPipeline",

@@ -101,7 +101,7 @@ impl EncoderConfig {
     pub fn widths(&self) -> Widths {
         match self {
             Self::Clip(config) => {
-                Widths { tokens: config.hidden_size, pooled: config.projection_dim }
+                Widths { tokens: config.hidden_size, pooled: config.pooled_width() }
             }
             Self::T5(config) => Widths { tokens: config.d_model, pooled: 0 },
         }
