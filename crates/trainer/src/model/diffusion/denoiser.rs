@@ -10,8 +10,8 @@ use weights::Catalog;
 
 use super::condition::{Condition, Conditions};
 use super::family::Family;
-use super::sd3;
 use super::text::{Encoded, Widths};
+use super::{flux, sd3};
 use crate::error::Result;
 use crate::model::build::{Builder, Want, wants};
 use crate::model::config::{self, Unsupported};
@@ -88,6 +88,7 @@ macro_rules! families {
 
 families! {
     Sd3 = sd3;
+    Flux = flux;
 }
 
 /// What a family's settings say.

@@ -13,6 +13,7 @@
 pub mod condition;
 pub mod denoiser;
 pub mod family;
+pub mod flux;
 pub mod guidance;
 mod joint;
 pub mod part;

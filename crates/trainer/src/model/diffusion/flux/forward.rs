@@ -1,0 +1,232 @@
+//! The arithmetic of FLUX.1.
+//!
+//! Shapes: S samples, N image tokens, C prompt tokens, D width. Image tokens come first everywhere; attention does not
+//! depend on the order, and positions are where they are looked up.
+
+use compute::ops::{Activation, Axis, PatchOrder, rope_table};
+use compute::{Ring, Tape, Tensor, Var};
+
+use super::{Config, PATCH};
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::diffusion::condition::{POOLED, TOKENS};
+use crate::model::diffusion::denoiser::{Input, Network};
+use crate::model::diffusion::joint::{EPSILON, How, Joint, JointBlock, Projections, WIDENING};
+use crate::model::layer::Layer;
+use crate::model::recompute::Recompute;
+use crate::model::timestep::TimestepEmbedder;
+
+/// θ of the angles.
+const THETA: f64 = 10_000.0;
+/// Times and scales of guidance are told in thousandths.
+const THOUSAND: f32 = 1000.0;
+
+/// The transformer.
+pub struct Flux {
+    config: Config,
+    patches: Layer,
+    context: Layer,
+    timestep: TimestepEmbedder,
+    guidance: Option<TimestepEmbedder>,
+    pooled: [Layer; 2],
+    blocks: Vec<JointBlock>,
+    singles: Vec<Single>,
+    ring: Option<Ring>,
+    modulation_out: Layer,
+    out: Layer,
+}
+
+impl Flux {
+    /// Puts the model together.
+    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+        let d = config.width();
+        let joint = Joint {
+            n_heads: config.num_attention_heads,
+            d_head: config.attention_head_dim,
+            is_normed: true,
+            is_dual: false,
+            is_last: false,
+        };
+        let n_double = config.num_layers;
+        let double = |index| JointBlock::new(joint, build.block("transformer_blocks", index));
+        let blocks = (0..n_double).map(double).collect::<Result<_>>()?;
+        let single = |index| {
+            Single::new(joint, build.block_after(n_double, "single_transformer_blocks", index))
+        };
+        let singles = (0..config.num_single_layers).map(single).collect::<Result<_>>()?;
+        let mut time = build.at("time_text_embed");
+        let timestep = TimestepEmbedder::new(time.at("timestep_embedder"), d)?;
+        let guidance = if config.guidance_embeds {
+            Some(TimestepEmbedder::new(time.at("guidance_embedder"), d)?)
+        } else {
+            None
+        };
+        let pooled = [
+            time.edge("text_embedder.linear_1", config.pooled_projection_dim, d)?,
+            time.edge("text_embedder.linear_2", d, d)?,
+        ];
+        Ok(Self {
+            patches: build.edge("x_embedder", config.in_channels, d)?,
+            context: build.edge("context_embedder", config.joint_attention_dim, d)?,
+            modulation_out: build.edge("norm_out.linear", d, 2 * d)?,
+            out: build.edge("proj_out", d, config.in_channels)?,
+            ring: build.ring(),
+            config: config.clone(),
+            timestep,
+            guidance,
+            pooled,
+            blocks,
+            singles,
+        })
+    }
+
+    /// What the blocks are modulated by, from time, guidance and prompt: [S, D].
+    fn condition(&self, tape: &Tape<'_>, input: &Input<'_>) -> Result<Var> {
+        let pooled = input.condition.get(POOLED)?;
+        let dtype = pooled.dtype();
+        let thousandths = |numbers: Vec<f32>| -> Vec<f32> {
+            numbers.into_iter().map(|number| dtype.round(dtype.round(number) * THOUSAND)).collect()
+        };
+        let sigmas = thousandths(input.levels.iter().map(|level| level.sigma).collect());
+        let mut sum = self.timestep.forward(tape, &sigmas, dtype)?;
+        if let (Some(embedder), Some(scales)) = (&self.guidance, input.guidance) {
+            let scales = thousandths(scales.to_vec());
+            sum = tape.add(&sum, &embedder.forward(tape, &scales, dtype)?)?;
+        }
+        let [first, second] = &self.pooled;
+        let prompt = first.forward_into(tape, &pooled.clone().into(), Activation::Silu)?;
+        let prompt = second.forward(tape, &prompt)?;
+        // Every use of it begins with silu.
+        Ok(tape.activate(&tape.add(&sum, &prompt)?, Activation::Silu)?)
+    }
+
+    /// The angles of image tokens by row and column, and those of a prompt's tokens, which all stand at the origin.
+    fn angles(
+        &self,
+        tape: &Tape<'_>,
+        [rows, columns]: [usize; 2],
+        n_prompt: usize,
+    ) -> Result<[Tensor; 2]> {
+        let axes = self.config.axes_dims_rope.map(|width| Axis::new(width, THETA));
+        let place = |at: usize| [0.0, (at / columns) as f32, (at % columns) as f32];
+        let image: Vec<f32> = (0..rows * columns).flat_map(place).collect();
+        let all = [&image[..], &vec![0.0; 3 * n_prompt]].concat();
+        let upload = |positions: &[f32]| {
+            let sizes = [positions.len() / 3, self.config.attention_head_dim];
+            tape.device().upload(sizes, &rope_table(&axes, positions))
+        };
+        Ok([upload(&image)?, upload(&all)?])
+    }
+}
+
+impl Network for Flux {
+    fn forward<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        input: Input<'_>,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        let condition = self.condition(tape, &input)?;
+        let sizes = input.latents.shape();
+        let size = [sizes.sizes()[2] / PATCH, sizes.sizes()[3] / PATCH];
+        let tokens =
+            tape.patchify(&input.latents.clone().into(), PATCH, PatchOrder::ChannelsFirst)?;
+        let mut x = self.patches.forward(tape, &tokens)?;
+        let prompt = input.condition.get(TOKENS)?;
+        let mut context = self.context.forward(tape, &prompt.clone().into())?;
+        let (n, n_prompt) = (x.shape().sizes()[1], context.shape().sizes()[1]);
+        let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
+        let remakes_queries = recompute == Recompute::Queries;
+        for (index, block) in self.blocks.iter().enumerate() {
+            let rope = of_image.clone();
+            [x, context] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    let how = How { rope: Some(&rope), remakes_queries };
+                    return block.forward(tape, [&x, &context, &condition], how);
+                }
+                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
+                    let how = How { rope: Some(&rope), remakes_queries: false };
+                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
+                })
+            })?;
+        }
+        let mut both = tape.concat_tokens(&[&x, &context])?;
+        drop((x, context));
+        for (index, block) in (self.blocks.len()..).zip(&self.singles) {
+            let rope = of_all.clone();
+            [both] = tape.block(self.ring.as_ref(), index, || {
+                if !recompute.does(index) {
+                    let how = How { rope: Some(&rope), remakes_queries };
+                    return Ok([block.forward(tape, &both, &condition, how)?]);
+                }
+                tape.recompute(&[&both, &condition], move |tape, inputs| {
+                    let how = How { rope: Some(&rope), remakes_queries: false };
+                    Ok([block.forward(tape, &inputs[0], &inputs[1], how)?])
+                })
+            })?;
+        }
+        let x = tape.split_tokens(&both, 0..n)?;
+        let vectors = self.modulation_out.forward(tape, &condition)?;
+        let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
+        Ok(self.out.forward(tape, &x)?)
+    }
+
+    fn patches(&self) -> (usize, PatchOrder) {
+        (PATCH, PatchOrder::ChannelsFirst)
+    }
+}
+
+/// One stream: attention and feed-forward side by side.
+struct Single {
+    modulation: Layer,
+    projections: Projections,
+    up: Layer,
+    out: Layer,
+}
+
+impl Single {
+    fn new(joint: Joint, mut build: Builder<'_>) -> Result<Self> {
+        let d = joint.n_heads * joint.d_head;
+        let names = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
+        Ok(Self {
+            modulation: build.linear("norm.linear", d, 3 * d)?,
+            projections: Projections::new(joint, build.at("attn"), names, true)?,
+            up: build.linear("proj_mlp", d, WIDENING * d)?,
+            out: build.linear("proj_out", (1 + WIDENING) * d, d)?,
+        })
+    }
+
+    /// x [S, N + C, D] to the same, by condition [S, D].
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        condition: &Var,
+        how: How<'_>,
+    ) -> compute::Result<Var> {
+        let vectors = self.modulation.forward(tape, condition)?;
+        let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
+        let project = |index| self.projections.forward(tape, &h, index, how);
+        let (q, k, v) = (project(0)?, project(1)?, project(2)?);
+        let inner = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
+        drop(h);
+        let attended = tape.attention(&q, &k, &v, self.projections.attention())?;
+        drop((q, k, v));
+        let both = beside(tape, &attended, &inner)?;
+        drop((attended, inner));
+        let y = self.out.forward(tape, &both)?;
+        drop(both);
+        tape.gated_add(x, vectors.chunk(2), &y)
+    }
+}
+
+/// The numbers of each token one after the other: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
+fn beside(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
+    let shape = first.shape();
+    let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
+    let n = second.shape().width() / d;
+    let (first, second) =
+        (first.reshape([samples * tokens, 1, d]), second.reshape([samples * tokens, n, d]));
+    let both = tape.concat_tokens(&[&first, &second])?;
+    Ok(both.reshape([samples, tokens, (1 + n) * d]))
+}

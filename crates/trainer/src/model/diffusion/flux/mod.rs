@@ -1,0 +1,191 @@
+//! FLUX.1 (Black Forest Labs, 2024): blocks in which image patches and prompt tokens have weights of their own, then
+//! blocks in which they share them. Positions are turned into queries and keys. As diffusers' `FluxTransformer2DModel`
+//! computes it.
+
+mod forward;
+mod names;
+mod published;
+
+use std::path::Path;
+
+use serde::Deserialize;
+use weights::Catalog;
+
+pub use forward::Flux;
+
+use super::condition::{Condition, Named, POOLED, TOKENS};
+use super::denoiser::{Architecture, Latents};
+use super::family::{Export, Family, Sampling};
+use super::guidance::Guidance;
+use super::schedule::Spacing;
+use super::text::{Encoded, EncoderKind, Length, Spec, T5_NAME, Widths};
+use crate::error::Result;
+use crate::model::build::Builder;
+use crate::model::config::Unsupported;
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
+use crate::objective::flow::Scheme;
+
+/// What is known of FLUX.1.
+pub const FAMILY: Family = Family {
+    name: "flux",
+    title: "a FLUX.1",
+    is_sketch: true,
+    pipelines: &["FluxPipeline"],
+    transformer: "FluxTransformer2DModel",
+    mark: "double_blocks.0.img_attn.",
+    encoders: &[
+        Spec {
+            name: "clip-l",
+            place: 1,
+            tokenizer: "tokenizer",
+            kind: EncoderKind::Clip,
+            length: Length::Positions(77),
+            is_optional: false,
+        },
+        Spec {
+            name: T5_NAME,
+            place: 2,
+            tokenizer: "tokenizer_2",
+            kind: EncoderKind::T5,
+            length: Length::Index(512),
+            is_optional: false,
+        },
+    ],
+    spacing: Spacing::Reciprocal,
+    guidance: Guidance::Embedded,
+    // Taken: the defaults of diffusers' `FluxPipeline`.
+    sampling: Sampling { steps: 28, guidance: 3.5, side: 1024 },
+    // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.
+    scheme: Scheme::Uniform,
+    targets: &[
+        "attn.to_k",
+        "attn.to_q",
+        "attn.to_v",
+        "attn.to_out.0",
+        "attn.add_k_proj",
+        "attn.add_q_proj",
+        "attn.add_v_proj",
+        "attn.to_add_out",
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    ],
+    export: Export { network: "networks.lora_flux", architecture: "flux-1-dev/lora", tag: "flux" },
+    published: published::ALL,
+};
+
+/// What `transformer/config.json` says.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub struct Config {
+    /// Numbers of a token: the channels of a latent, four pixels together.
+    pub in_channels: usize,
+    /// Numbers that are predicted of a token.
+    #[serde(default)]
+    pub out_channels: Option<usize>,
+    /// Blocks with weights for each stream.
+    pub num_layers: usize,
+    /// Blocks with the same weights for both.
+    pub num_single_layers: usize,
+    /// Heads of every attention.
+    pub num_attention_heads: usize,
+    /// Width of a head.
+    pub attention_head_dim: usize,
+    /// Width of a prompt token.
+    pub joint_attention_dim: usize,
+    /// Width of the vector that stands for the whole prompt.
+    pub pooled_projection_dim: usize,
+    /// Whether the model is told how closely to follow the prompt.
+    #[serde(default)]
+    pub guidance_embeds: bool,
+    /// How much of a head is turned by each axis: the image's number, the row, the column.
+    #[serde(default = "published_axes")]
+    pub axes_dims_rope: [usize; 3],
+}
+
+/// Taken: older files lack it, and this is the class's default.
+fn published_axes() -> [usize; 3] {
+    [16, 56, 56]
+}
+
+/// Pixels of a latent along a token's side; files count a token's numbers as channels.
+const PATCH: usize = 2;
+
+impl Config {
+    /// Width of tokens inside.
+    pub fn width(&self) -> usize {
+        self.num_attention_heads * self.attention_head_dim
+    }
+}
+
+impl Architecture for Config {
+    type Model = Flux;
+
+    fn check(&self) -> std::result::Result<(), Unsupported> {
+        let (n, d) = (self.axes_dims_rope.iter().sum::<usize>(), self.attention_head_dim);
+        Unsupported::unless(n == d, format!("axes_dims_rope has {n} numbers, a head {d}"))?;
+        let is_even = self.axes_dims_rope.iter().all(|axis| axis.is_multiple_of(2));
+        Unsupported::unless(is_even, format!("axes_dims_rope {:?} is odd", self.axes_dims_rope))?;
+        let (input, output) = (self.in_channels, self.out_channels.unwrap_or(self.in_channels));
+        Unsupported::unless(
+            input == output,
+            format!(
+                "in_channels {input} is not out_channels {output}: a model for filling in or for control images"
+            ),
+        )?;
+        let is_whole = input > 0 && input.is_multiple_of(PATCH * PATCH);
+        Unsupported::unless(is_whole, format!("in_channels {input} is not a multiple of 4"))?;
+        let sizes = [self.num_layers, self.num_single_layers, self.width()];
+        Unsupported::unless(!sizes.contains(&0), "a size is 0".into())
+    }
+
+    fn of_checkpoint(catalog: &Catalog, _: &Path) -> Result<Option<(Self, &'static str)>> {
+        let Some(prefix) = names::prefix(catalog) else { return Ok(None) };
+        Ok(names::infer(catalog, prefix).map(|config| (config, prefix)))
+    }
+
+    fn build(&self, build: &mut Builder<'_>) -> Result<Flux> {
+        Flux::new(self, build)
+    }
+
+    fn original(&self, prefix: &'static str) -> Layout<'static> {
+        names::original(prefix)
+    }
+
+    fn original_module(&self, module: &str) -> Vec<Piece> {
+        names::original_module(module)
+    }
+
+    fn latents(&self) -> Latents {
+        Latents { channels: self.in_channels / (PATCH * PATCH), patch: PATCH, most_tokens: None }
+    }
+
+    fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported> {
+        let [Some(clip), Some(t5)] = widths else { unreachable!("both are always there") };
+        let (pooled, joint) = (self.pooled_projection_dim, self.joint_attention_dim);
+        Unsupported::unless(
+            clip.pooled == pooled,
+            format!(
+                "CLIP's vector has {} numbers, pooled_projection_dim of the transformer is {pooled}",
+                clip.pooled
+            ),
+        )?;
+        Unsupported::unless(
+            t5.tokens == joint,
+            format!(
+                "d_model of T5 is {}, joint_attention_dim of the transformer {joint}",
+                t5.tokens
+            ),
+        )
+    }
+
+    /// T5's tokens, and CLIP's vector for the whole prompt.
+    fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition {
+        let [(_, clip), (_, t5)] = encoded else { unreachable!("there are two") };
+        Condition(vec![
+            Named::new(TOKENS, &[self.joint_attention_dim], t5.tokens.clone()),
+            Named::new(POOLED, &[], clip.pooled.clone()),
+        ])
+    }
+}

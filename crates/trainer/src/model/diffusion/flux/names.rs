@@ -1,0 +1,140 @@
+//! How the original checkpoints, kohya's and ComfyUI's adapters call the layers of FLUX.1: a block of both streams keeps q,
+//! k and v in one matrix, and a single block keeps them together with the first half of its feed-forward.
+
+use weights::Catalog;
+
+use super::{Config, published_axes};
+use crate::model::files::Layout;
+use crate::model::piece::Piece;
+
+/// Where the transformer begins in a checkpoint that has more in it.
+const PREFIX: &str = "model.diffusion_model.";
+/// A tensor that every checkpoint of this family has and no other.
+const MARK: &str = "double_blocks.0.img_attn.qkv.weight";
+/// Width of heads in all published models.
+const HEAD: usize = 128;
+
+/// What the names of the transformer begin with in a file of the original layout; nothing if it is
+/// none.
+pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
+    [PREFIX, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{MARK}")).is_ok())
+}
+
+/// The original layout. What else is in the file is somebody else's.
+pub fn original(prefix: &'static str) -> Layout<'static> {
+    let place = move |name: &str| {
+        let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
+        let full = |piece: Piece| {
+            // Norms have a scale there.
+            let end = if piece.key.ends_with("_norm") { "scale" } else { end };
+            let key = format!("{prefix}{}.{end}", piece.key);
+            piece.with_key(key)
+        };
+        original_module(module).into_iter().map(full).collect()
+    };
+    let ignores = move |name: &str| !prefix.is_empty() && !name.starts_with(prefix);
+    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+}
+
+/// Where a layer of ours lies in the original layout.
+pub fn original_module(module: &str) -> Vec<Piece> {
+    for (ours, theirs, inside) in [
+        ("transformer_blocks.", "double_blocks", in_double as fn(&str) -> Piece),
+        ("single_transformer_blocks.", "single_blocks", in_single),
+    ] {
+        if let Some(rest) = module.strip_prefix(ours) {
+            let (index, inner) = rest.split_once('.').unwrap_or((rest, ""));
+            let piece = inside(inner);
+            let key = format!("{theirs}.{index}.{}", piece.key);
+            return vec![piece.with_key(key)];
+        }
+    }
+    if module == "norm_out.linear" {
+        // Shift and scale the other way round.
+        let key = "final_layer.adaLN_modulation.1";
+        return vec![Piece::part(key, 1, 2), Piece::part(key, 0, 2)];
+    }
+    vec![Piece::whole(match module {
+        "x_embedder" => "img_in",
+        "context_embedder" => "txt_in",
+        "time_text_embed.timestep_embedder.linear_1" => "time_in.in_layer",
+        "time_text_embed.timestep_embedder.linear_2" => "time_in.out_layer",
+        "time_text_embed.guidance_embedder.linear_1" => "guidance_in.in_layer",
+        "time_text_embed.guidance_embedder.linear_2" => "guidance_in.out_layer",
+        "time_text_embed.text_embedder.linear_1" => "vector_in.in_layer",
+        "time_text_embed.text_embedder.linear_2" => "vector_in.out_layer",
+        "proj_out" => "final_layer.linear",
+        same => same,
+    })]
+}
+
+fn in_double(inner: &str) -> Piece {
+    let third = |key: &str, part| Piece::part(key, part, 3);
+    let (image, text) = ("img_attn.qkv", "txt_attn.qkv");
+    Piece::whole(match inner {
+        "attn.to_q" => return third(image, 0),
+        "attn.to_k" => return third(image, 1),
+        "attn.to_v" => return third(image, 2),
+        "attn.add_q_proj" => return third(text, 0),
+        "attn.add_k_proj" => return third(text, 1),
+        "attn.add_v_proj" => return third(text, 2),
+        "attn.norm_q" => "img_attn.norm.query_norm",
+        "attn.norm_k" => "img_attn.norm.key_norm",
+        "attn.norm_added_q" => "txt_attn.norm.query_norm",
+        "attn.norm_added_k" => "txt_attn.norm.key_norm",
+        "attn.to_out.0" => "img_attn.proj",
+        "attn.to_add_out" => "txt_attn.proj",
+        "norm1.linear" => "img_mod.lin",
+        "norm1_context.linear" => "txt_mod.lin",
+        "ff.net.0.proj" => "img_mlp.0",
+        "ff.net.2" => "img_mlp.2",
+        "ff_context.net.0.proj" => "txt_mlp.0",
+        "ff_context.net.2" => "txt_mlp.2",
+        same => same,
+    })
+}
+
+/// Of `linear1` q, k and v are a seventh each, the feed-forward is the other four.
+fn in_single(inner: &str) -> Piece {
+    let seventh = |part| Piece::part("linear1", part, 7);
+    Piece::whole(match inner {
+        "attn.to_q" => return seventh(0),
+        "attn.to_k" => return seventh(1),
+        "attn.to_v" => return seventh(2),
+        "proj_mlp" => return Piece { count: 4, ..seventh(3) },
+        "attn.norm_q" => "norm.query_norm",
+        "attn.norm_k" => "norm.key_norm",
+        "proj_out" => "linear2",
+        "norm.linear" => "modulation.lin",
+        same => same,
+    })
+}
+
+/// The settings of a checkpoint in the original layout, which brings none, by its shapes. Those
+/// do not tell the width of heads but by the norms of queries.
+pub fn infer(catalog: &Catalog, prefix: &str) -> Option<Config> {
+    let shape = |name: &str| {
+        let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;
+        Some(tensor.shape.iter().map(|size| *size as usize).collect::<Vec<_>>())
+    };
+    let has = |name: &str| catalog.find(&format!("{prefix}{name}")).is_ok();
+    let count = |blocks: &str, end: &str| {
+        let is_there = |index: &usize| has(&format!("{blocks}.{index}.{end}"));
+        (0..catalog.tensors.len()).take_while(is_there).count()
+    };
+    let &[width, in_channels] = &shape("img_in.weight")?[..] else { return None };
+    let normed = shape("double_blocks.0.img_attn.norm.query_norm.scale");
+    let attention_head_dim = normed.and_then(|sizes| sizes.first().copied()).unwrap_or(HEAD);
+    Some(Config {
+        in_channels,
+        out_channels: shape("final_layer.linear.weight")?.first().copied(),
+        num_layers: count("double_blocks", "img_attn.qkv.weight"),
+        num_single_layers: count("single_blocks", "linear1.weight"),
+        num_attention_heads: width / attention_head_dim.max(1),
+        attention_head_dim,
+        joint_attention_dim: *shape("txt_in.weight")?.get(1)?,
+        pooled_projection_dim: *shape("vector_in.in_layer.weight")?.get(1)?,
+        guidance_embeds: has("guidance_in.in_layer.weight"),
+        axes_dims_rope: published_axes(),
+    })
+}

@@ -1,0 +1,94 @@
+//! The models of this family that are published, by their settings.
+//!
+//! Taken: `config.json` of each part at huggingface.co/black-forest-labs.
+
+use super::{Config, published_axes};
+use crate::model::diffusion::denoiser;
+use crate::model::diffusion::family::Published;
+use crate::model::diffusion::schedule::{Schedule, Spacing};
+use crate::model::diffusion::text::EncoderConfig;
+use crate::model::encoder::{clip, t5};
+use crate::model::vae;
+
+/// FLUX.1 dev; Krea dev; schnell.
+pub const ALL: &[Published] = &[
+    DEV,
+    Published {
+        name: "flux.1-krea-dev",
+        hint: "download huggingface.co/black-forest-labs/FLUX.1-Krea-dev to that folder; a plan \
+               needs its name alone",
+        hub: &[
+            ("FLUX.1-Krea-dev", "black-forest-labs/FLUX.1-Krea-dev"),
+            ("flux1-krea-dev", "black-forest-labs/FLUX.1-Krea-dev"),
+        ],
+        ..DEV
+    },
+    Published {
+        name: "flux.1-schnell",
+        hint: "download huggingface.co/black-forest-labs/FLUX.1-schnell to that folder; a plan \
+               needs its name alone",
+        hub: &[
+            ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
+            ("flux1-schnell", "black-forest-labs/FLUX.1-schnell"),
+        ],
+        config: || Config { guidance_embeds: false, ..dev() }.into(),
+        schedule: || Schedule::fixed(1.0, Spacing::Reciprocal),
+        ..DEV
+    },
+];
+
+const DEV: Published = Published {
+    name: "flux.1-dev",
+    hint: "download huggingface.co/black-forest-labs/FLUX.1-dev to that folder; a plan needs its name alone",
+    hub: &[
+        ("FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
+        ("flux1-dev", "black-forest-labs/FLUX.1-dev"),
+    ],
+    config: || -> denoiser::Config { dev().into() },
+    vae: || vae::Config::published(0.1159, 0.3611),
+    encoders: || {
+        let [l, _] = clip::Config::published();
+        vec![EncoderConfig::Clip(l.without_projection()), EncoderConfig::T5(t5::Config::xxl())]
+    },
+    schedule: || Schedule::by_tokens(0.5, (1.15, 4096)),
+};
+
+fn dev() -> Config {
+    Config {
+        in_channels: 64,
+        out_channels: None,
+        num_layers: 19,
+        num_single_layers: 38,
+        num_attention_heads: 24,
+        attention_head_dim: 128,
+        joint_attention_dim: 4096,
+        pooled_projection_dim: 768,
+        guidance_embeds: true,
+        axes_dims_rope: published_axes(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::model::diffusion::Pipeline;
+
+    /// As counted by diffusers on a device without data.
+    #[test]
+    fn published_models_have_their_number_of_weights() {
+        for (name, expected) in [
+            ("FLUX.1-dev", 11_901_408_320_usize),
+            ("FLUX.1-Krea-dev", 11_901_408_320),
+            ("FLUX.1-schnell", 11_891_178_560),
+        ] {
+            let pipeline = Pipeline::open_or_published(Path::new(name), None).unwrap();
+            let tensors = pipeline.transformer.config.tensors().unwrap();
+            let n: usize = tensors.iter().map(|want| want.shape.elements()).sum();
+            assert_eq!(n, expected, "{name}");
+        }
+        let tensors = denoiser::Config::from(dev()).tensors().unwrap();
+        assert_eq!(tensors.len(), 1160);
+    }
+}
