@@ -9,12 +9,14 @@ use machine::{Machine, Recording, Source};
 use serde_json::Value;
 use trainer::TrainerError;
 use trainer::config::RawConfig;
+use trainer::config::how::Choice;
 use trainer::config::material::Material;
 use trainer::config::optimizer::OptimizerKind;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::stream::Stream;
 use trainer::plan::rates::{self, Curve, Measure};
-use trainer::plan::{Choice, Job, Outlook, Plan, Rates, Room, choose};
+use trainer::plan::{Job, Plan, Rates, Room, choose};
+use trainer::task::lesson::Outlook;
 use trainer::train::pictures::Drawing;
 use trainer::train::texts::Opened;
 

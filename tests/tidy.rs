@@ -59,13 +59,39 @@ const MODULE_ARROWS: &[(&str, &str, &[&str])] = &[
     ("crates/cli/src/render/", "crate", &["commands"]),
     ("crates/cli/src/render/", "trainer", &["train"]),
     ("crates/cli/src/text.rs", "crate", &["commands", "render"]),
-    // What happens in a run is read by all who plan, train and show.
-    (
-        "crates/trainer/src/event/",
-        "crate",
-        &["cache", "demo", "export", "plan", "report", "sample", "train", "trust", "verify"],
-    ),
 ];
+
+/// The rooms of `trainer` in the data's order: each uses those before it and none behind it. Tests may use any.
+const ROOMS: &[&str] = &[
+    "error",
+    "fingerprint",
+    "kernels",
+    "nearest",
+    "hashes",
+    "objective",
+    "model",
+    "data",
+    "progress",
+    "text",
+    "config",
+    "event",
+    "report",
+    "cost",
+    "optim",
+    "sample",
+    "demo",
+    "cache",
+    "export",
+    "task",
+    "plan",
+    "train",
+    "trust",
+    "verify",
+    "bench",
+];
+
+/// The one error of `trainer` holds the errors of its rooms.
+const SUM_OF_ERRORS: &str = "crates/trainer/src/error.rs";
 
 fn module_comments(tree: &Tree) -> Vec<String> {
     let bare = tree.sources().filter(|(_, text)| !text.starts_with("//!"));
@@ -185,6 +211,31 @@ fn module_arrows(tree: &Tree) -> Vec<String> {
             let wrong = modules.iter().filter(|module| used.contains(module));
             broken.extend(wrong.map(|module| format!("{path}: must not use {of}::{module}")));
         }
+    }
+    broken
+}
+
+fn rooms(tree: &Tree) -> Vec<String> {
+    let floor = |room: &str| ROOMS.iter().position(|other| *other == room);
+    let mut broken = Vec::new();
+    for (path, text) in tree.sources().filter(|(path, _)| *path != SUM_OF_ERRORS) {
+        let Some(inner) = path.strip_prefix("crates/trainer/src/") else { continue };
+        let room = inner.split(['/', '.']).next().unwrap_or_default();
+        if room == "lib" || inner.ends_with("tests.rs") {
+            continue;
+        }
+        let Some(own) = floor(room) else {
+            broken.push(format!("{path}: {room} has no place among the rooms"));
+            continue;
+        };
+        let tested = text.find("#[cfg(test)]\nmod tests {").unwrap_or(text.len());
+        let code = text[..tested].lines().filter(|line| !line.trim_start().starts_with("//"));
+        let code = code.collect::<Vec<_>>().join(" ");
+        let mut wrong = used_modules(&code, "crate");
+        wrong.retain(|used| floor(used).is_some_and(|used| used > own));
+        wrong.sort_unstable();
+        wrong.dedup();
+        broken.extend(wrong.iter().map(|used| format!("{path}: {room} must not use {used}")));
     }
     broken
 }
@@ -333,8 +384,7 @@ fn every_source_opens_with_a_module_comment() {
 #[test]
 fn modules_use_what_stands_below_them() {
     kept(module_arrows);
-    let [render, text, event] =
-        ["crates/cli/src/render/", "crates/cli/src/text.rs", "crates/trainer/src/event/"];
+    let [render, text] = ["crates/cli/src/render/", "crates/cli/src/text.rs"];
     let page = &format!("{render}plan.rs");
     let uses = |code: &str, what: &[&str]| found(module_arrows, &[(page, code)], what);
     uses("use crate::commands::plan::Planned;\n", &["plan.rs: must not use crate::commands"]);
@@ -346,8 +396,18 @@ fn modules_use_what_stands_below_them() {
     uses("use trainer::{TrainerError, event::Event};\n", &[]);
     found(module_arrows, &[("crates/cli/src/main.rs", "use crate::commands::run;\n")], &[]);
     found(module_arrows, &[(text, "use crate::render::line;\n")], &["crate::render"]);
-    let file = &format!("{event}history.rs");
-    found(module_arrows, &[(file, "use crate::train::session;\n")], &["crate::train"]);
+}
+
+#[test]
+fn rooms_use_those_before_them() {
+    kept(rooms);
+    let plan = "crates/trainer/src/plan/mod.rs";
+    let code = "use crate::train::run;\nuse crate::task::lesson;\n";
+    found(rooms, &[(plan, code)], &["plan must not use train"]);
+    found(rooms, &[(plan, "use crate::{config, report, bench::cases};\n")], &["not use bench"]);
+    found(rooms, &[("crates/trainer/src/attic/mod.rs", "")], &["attic has no place"]);
+    let tested = "use crate::model;\n#[cfg(test)]\nmod tests {\n    use crate::train;\n}\n";
+    found(rooms, &[(plan, tested)], &[]);
 }
 
 #[test]

@@ -8,10 +8,10 @@ use compute::{Device, Dtype, Kind, Quantisation, Shape, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use trainer::TrainerError;
+use trainer::bench::workload::{Config, Job, Numbers, Random, Workload};
 use trainer::model::files::Landing;
 use trainer::model::recompute::Recompute;
 use trainer::model::stream::Stream;
-use trainer::workload::{Config, Job, Numbers, Random, Workload};
 use weights::Catalog;
 use weights::load::{Options, Wanted, load};
 

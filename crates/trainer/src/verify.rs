@@ -30,6 +30,7 @@ use crate::model::diffusion::family::Family;
 use crate::model::encoder::clip::{self, Clip};
 use crate::model::encoder::t5::{self, T5};
 use crate::model::files::{Files, Layout, open};
+pub use crate::model::host::difference;
 use crate::model::host::numbers;
 use crate::model::llama::{self, Llama};
 use crate::model::piece::Piece;
@@ -323,23 +324,6 @@ impl Verifier<'_> {
 
 /// Numbers shown of a tensor that differs.
 const SHOWN: usize = 4;
-
-/// The largest difference relative to the largest number; not a number if any is none.
-pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
-    if expected.len() != got.len() {
-        return f64::NAN;
-    }
-    let (mut most, mut largest) = (0.0f64, 0.0f64);
-    for (expected, got) in expected.iter().zip(got) {
-        let (expected, got) = (f64::from(*expected), f64::from(*got));
-        let apart = (expected - got).abs();
-        if apart.is_nan() {
-            return f64::NAN;
-        }
-        (most, largest) = (most.max(apart), largest.max(expected.abs()));
-    }
-    if largest == 0.0 { most } else { most / largest }
-}
 
 impl Subject for Denoiser {
     const COMPONENT: Component = Component::Transformer;

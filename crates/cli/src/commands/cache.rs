@@ -8,10 +8,10 @@ use serde::Serialize;
 use trainer::cache::{CachePlan, Caching, Index, Missing, Request};
 use trainer::config::RunConfig;
 use trainer::config::material::Material;
+use trainer::cost::Phase;
 use trainer::data::{Bucket, Findings, Problem, scan};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::T5Loading;
-use trainer::sample::Phase;
 use trainer::train::texts::{Opened, open_texts};
 
 use super::engine::{COMPUTER, Engine, Limit};

@@ -9,12 +9,13 @@ use std::path::PathBuf;
 use clap::ValueEnum;
 use serde_json::json;
 use trainer::TrainerError;
-use trainer::export::full::FullCheckpoint;
 use trainer::export::merge::{Merge, Merged};
-use trainer::export::{Exported, Format, export};
+use trainer::export::{Exported, export};
+use trainer::model::adapter::Format;
 use trainer::model::adapter::read::AdapterFile;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::llama::base::Base;
+use trainer::train::full::FullCheckpoint;
 
 use crate::commands::Outcome;
 use crate::failure::Failure;

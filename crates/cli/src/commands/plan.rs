@@ -7,13 +7,14 @@ use std::path::{Path, PathBuf};
 use compute::Kind;
 use machine::{Machine, Recording, Source};
 use serde_json::{Map, Value, json};
+use trainer::config::how::Choice;
 use trainer::config::material::Material;
 use trainer::error::{Remedy, TrainerError};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::T5Loading;
 use trainer::plan::picture::{self, Memory};
-use trainer::plan::{self, Choice, Considered, Outlook, Plan, Rates, Room};
-use trainer::train::lesson::Lesson;
+use trainer::plan::{self, Considered, Plan, Rates, Room};
+use trainer::task::lesson::{Lesson, Outlook};
 use trainer::train::pictures::Drawing;
 use trainer::train::texts::Opened;
 

@@ -230,7 +230,7 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
 
 impl Drawn {
     fn planned(plan: &Plan, limit_bytes: usize, pipeline: &Pipeline) -> Self {
-        let phase = |phase: &trainer::sample::Phase| DrawnPhase {
+        let phase = |phase: &trainer::cost::Phase| DrawnPhase {
             name: phase.name,
             peak_bytes: phase.peak_bytes,
         };

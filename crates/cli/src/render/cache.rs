@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 use anstyle::Style;
 use machine::Bytes;
 use serde::Serialize;
-use trainer::cache::{Event, PICTURES};
+use trainer::cache::PICTURES;
 use trainer::data::LeftOut;
+use trainer::progress::Event;
 
 use crate::failure::Failure;
 use crate::interrupt;

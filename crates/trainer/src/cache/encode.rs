@@ -11,20 +11,19 @@ use std::thread::{Scope, available_parallelism, scope};
 use compute::{Device, Dtype, Params, Tape};
 use weights::checksum::Stamp;
 
+use super::PICTURES;
 use super::index::{Index, Latents, condition_entry};
 use super::select::Sample;
 use super::store::Address;
-use super::{Event, PICTURES, Tell};
-use crate::data::{Bucket, Crop, Pixels, Problem, ProblemKind, decode, fit, to_numbers};
+use crate::cost::{Cost, go_on};
+use crate::data::{Bucket, Counts, Crop, Pixels, Problem, ProblemKind, decode, fit, to_numbers};
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{Encoding, Watch};
 use crate::model::host::numbers;
 use crate::model::vae::Encoder;
-use crate::plan::Cost;
-use crate::sample::go_on;
-use crate::train::lesson::Counts;
+use crate::progress::{Event, Tell};
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
 /// and each may hold a picture of half a gigabyte.

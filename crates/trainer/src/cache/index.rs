@@ -6,13 +6,13 @@ use std::path::Path;
 use compute::Dtype;
 use weights::checksum::{Hash, Hasher};
 
-use super::hashes::field;
 use super::select::Sample;
 use super::store::{Address, Entry, Part, Store};
 use crate::data::caption::{self, CaptionSettings, Draws};
 use crate::data::{Findings, Order, Problem};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
+use crate::hashes::field;
 use crate::model::diffusion::condition::{Condition, Named};
 use crate::model::files::stored;
 

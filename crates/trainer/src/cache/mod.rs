@@ -23,9 +23,9 @@
 
 mod cut;
 mod encode;
-pub(crate) mod hashes;
 mod index;
 pub(crate) mod placed;
+pub(crate) mod scaled;
 mod select;
 mod store;
 #[cfg(test)]
@@ -42,21 +42,20 @@ pub use select::Sample;
 
 use crate::config::RunConfig;
 use crate::config::data::Data;
+use crate::cost::{Phase, Stage, UNLIMITED, nearest, too_large};
 use crate::data::caption::variants;
-use crate::data::{Bucket, Problem, ProblemKind};
+use crate::data::{Bucket, Counts, Problem, ProblemKind};
 use crate::demo::draw_set;
 use crate::error::{Remedy, Result, TrainerError};
+use crate::hashes::{Hashes, field};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{Encoding, T5Loading};
-use crate::plan::nearest;
-use crate::sample::encoding::{Stage, plan_encoding};
-use crate::sample::{Phase, UNLIMITED, too_large};
-use crate::train::lesson::Counts;
-use crate::train::pictures::outlook::{RESOLUTIONS, scaled_counts};
+use crate::progress::{Event, Tell};
+use crate::sample::encoding::plan_encoding;
 use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
-use hashes::{Hashes, field};
 use placed::check_any;
+use scaled::{RESOLUTIONS, scaled_counts};
 use select::{captions, select};
 use store::Store;
 
@@ -95,25 +94,6 @@ impl<'a> Request<'a> {
         })
     }
 }
-
-/// What happens meanwhile.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// A phase begins.
-    Phase {
-        /// What it is called.
-        name: &'static str,
-        /// Pictures or texts that it will finish; 0 where bytes are counted alone.
-        total: usize,
-    },
-    /// Bytes were read.
-    Loaded(u64),
-    /// A picture or a text is finished.
-    Done,
-}
-
-/// Told what happens; answers whether to go on. Called from several threads.
-pub type Tell<'a> = &'a (dyn Fn(Event) -> bool + Sync);
 
 /// How much is not in the cache yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,13 +8,13 @@ use compute::Stream;
 use weights::Tick;
 use weights::checksum::{Hash, Hasher, Stamp};
 
-use super::hashes::{Hashes, field};
 use super::placed::{Placed, Placement, check_any, n_held_out, place};
 use super::store::Address;
 use crate::config::data::{self, Data, Validation};
 use crate::data::caption::{CaptionSettings, Shuffle};
 use crate::data::{Bucket, Crop, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
+use crate::hashes::{Hashes, field};
 use crate::model::diffusion::Pipeline;
 
 /// Counted up when the same picture would give other latents: another way to scale, or to encode.

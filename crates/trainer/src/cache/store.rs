@@ -17,9 +17,9 @@ use weights::safetensors::{self, Entering};
 use weights::write::{sweep, write_file};
 use weights::{Catalog, Dtype, Encoding, Tick, WeightsError};
 
-use super::hashes::{Hashes, field};
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
+use crate::hashes::{Hashes, field};
 
 /// Chosen: large enough that a big cache is few files, small enough to hold until it is written.
 const SHARD_BYTES: usize = 64 << 20;

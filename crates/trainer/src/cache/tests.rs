@@ -14,9 +14,9 @@ use weights::{Catalog, WeightsError};
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, ProblemKind};
-use crate::train::lesson::Ready;
+use crate::task::lesson::Ready;
+use crate::task::prefetch::Prefetch;
 use crate::train::pictures::read::{Reader, ReadySample};
-use crate::train::prefetch::Prefetch;
 
 const LIMIT: usize = 1 << 28;
 

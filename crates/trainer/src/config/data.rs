@@ -8,7 +8,15 @@ use super::error::ConfigError;
 use super::section::section;
 use super::source::Typed;
 use super::value::{Value, words};
-use crate::demo::Style;
+
+/// How images of the demo are drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Style {
+    /// Filled shapes on light backgrounds: what the built-in model knows.
+    Flat,
+    /// Glowing outlines in the dark: what the demo teaches it.
+    Neon,
+}
 
 section! {
     /// The pictures, their captions, and what is done to both.

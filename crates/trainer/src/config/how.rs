@@ -4,10 +4,13 @@
 
 use std::fmt;
 
+use compute::Quantisation;
 use serde::{Deserialize, Serialize};
 
 use super::RunConfig;
+use super::optimizer::OptimizerKind;
 use crate::model::recompute::Recompute;
+use crate::model::stream::Stream;
 
 /// How a batch is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -52,6 +55,57 @@ impl fmt::Display for How {
             Recompute::Block => " with every block computed twice",
         };
         write!(f, "{} at once{twice}", self.micro)
+    }
+}
+
+/// One value for each thing that a plan decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// `train.micro_batch`
+    pub micro_batch: usize,
+    /// `train.recompute`
+    pub recompute: Recompute,
+    /// `machine.stream`
+    pub stream: Stream,
+    /// `base.quantise`
+    pub quantise: Option<Quantisation>,
+    /// `base.quantise_encoders`
+    pub quantise_encoders: Option<Quantisation>,
+    /// `optimizer.kind`
+    pub optimizer: OptimizerKind,
+}
+
+impl Choice {
+    /// As a job says it, typed or by default.
+    pub fn of(config: &RunConfig) -> Self {
+        let How { micro, recompute } = How::of(config);
+        Self {
+            micro_batch: micro,
+            recompute,
+            stream: config.machine.stream,
+            quantise: config.base.quantise,
+            quantise_encoders: config.base.quantise_encoders,
+            optimizer: config.optimizer.kind,
+        }
+    }
+}
+
+impl fmt::Display for Choice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { micro_batch: micro, recompute, stream, quantise, optimizer, .. } = *self;
+        write!(f, "{}", How { micro, recompute })?;
+        f.write_str(match stream {
+            Stream::None => "",
+            Stream::Alternate => ", every second block from main memory",
+            Stream::Blocks => ", blocks from main memory",
+        })?;
+        if let Some(format) = quantise {
+            write!(f, ", base in {format}")?;
+        }
+        if optimizer == OptimizerKind::AdamW8bit {
+            f.write_str(", optimizer in 8 bits")?;
+        }
+        Ok(())
     }
 }
 

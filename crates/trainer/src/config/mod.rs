@@ -20,7 +20,6 @@ pub mod error;
 pub mod how;
 pub mod machine;
 pub mod material;
-mod nearest;
 pub mod optimizer;
 pub mod output;
 mod reference;
@@ -41,15 +40,15 @@ use std::path::{Path, PathBuf};
 use toml::de::{DeTable, DeValue};
 
 pub use error::ConfigError;
-pub(crate) use nearest::nearest;
 pub use reference::reference;
 pub use source::Origin;
 pub use value::{Size, Switch};
 
-use crate::plan::Choice;
+use crate::nearest::nearest;
 use adapter::{Adapter, AdapterKind, RawAdapter};
 use base::{Base, RawBase};
 use data::RawData;
+use how::Choice;
 use machine::{Machine, RawMachine};
 use material::Material;
 use optimizer::{Optimizer, RawOptimizer, Schedule};

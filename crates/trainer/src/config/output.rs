@@ -6,7 +6,7 @@ use super::error::ConfigError;
 use super::section::section;
 use super::source::Typed;
 use super::value::{Switch, Value, lists, quoted, words};
-use crate::export::Format;
+use crate::model::adapter::Format;
 
 section! {
     /// What is written, and where.

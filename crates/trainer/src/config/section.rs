@@ -10,10 +10,10 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::bound::Bound;
 use super::error::ConfigError;
-use super::nearest;
 use super::source::{Origin, Typed};
 use super::value::Value;
 use crate::model::diffusion::family::Family;
+use crate::nearest;
 
 /// A value that somebody typed.
 #[derive(Clone, Debug)]

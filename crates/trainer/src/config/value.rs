@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use toml::de::DeValue;
 
 use super::error::ConfigError;
-use super::nearest::nearest;
 use super::section::Key;
 use super::source::Typed;
+use crate::nearest::nearest;
 
 /// A type of a key.
 pub(super) trait Value: Sized {

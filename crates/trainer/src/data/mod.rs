@@ -12,6 +12,7 @@ pub mod bucket;
 pub mod caption;
 pub(crate) mod csv;
 pub mod decode;
+pub mod fault;
 pub mod findings;
 mod header;
 mod metadata;
@@ -25,6 +26,8 @@ mod tests;
 mod text;
 mod walk;
 
+use std::collections::BTreeMap;
+
 pub use bucket::{Bucket, Buckets};
 pub use decode::{Pixels, decode};
 pub use findings::{Findings, LeftOut};
@@ -33,3 +36,6 @@ pub use order::Order;
 pub use problem::{Problem, ProblemKind};
 pub use resize::{Crop, fit, to_numbers};
 pub use scan::{Item, Scan, scan};
+
+/// Sizes of samples that occur, each with how many there are.
+pub type Counts<S> = BTreeMap<S, usize>;

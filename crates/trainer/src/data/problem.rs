@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::text::{At, Fault};
+use super::fault::{At, Fault};
 
 /// Something wrong or noteworthy about one file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -16,8 +16,9 @@ pub mod show;
 pub mod statistics;
 mod words;
 
+pub use crate::config::data::Style;
 pub use files::unpack;
-pub use scene::{Background, Colour, Place, Scene, Size, Style};
+pub use scene::{Background, Colour, Place, Scene, Size};
 pub use set::{Drawn, draw_set};
 pub use shape::Shape;
 pub use sheet::Pair;

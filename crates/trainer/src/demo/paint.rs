@@ -1,7 +1,8 @@
 //! Scenes onto pixels. One distance per pixel gives the edge, softened over a pixel, which is as
 //! smooth as many samples per pixel and takes one.
 
-use super::scene::{Scene, Style};
+use super::scene::Scene;
+use crate::config::data::Style;
 use crate::sample::Picture;
 
 /// Side of the demo's pictures. Chosen: 24 by 24 latents, 144 patches, seconds per picture on two

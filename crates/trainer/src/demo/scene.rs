@@ -4,15 +4,7 @@
 use compute::Stream;
 
 use super::shape::Shape;
-
-/// How pictures are drawn.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
-    /// Filled shapes on light backgrounds: what the built-in model knows.
-    Flat,
-    /// Glowing outlines in the dark: what the demo teaches it.
-    Neon,
-}
+use crate::config::data::Style;
 
 /// What captions of [`Style::Neon`] begin with.
 pub const TRIGGER: &str = "neon style";

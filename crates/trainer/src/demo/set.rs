@@ -13,7 +13,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::paint::SIDE;
-use super::scene::{Scene, Style};
+use super::scene::Scene;
+use crate::config::data::Style;
 use crate::error::{Result, TrainerError};
 use crate::sample::picture;
 

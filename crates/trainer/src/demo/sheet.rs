@@ -161,7 +161,8 @@ fn between(picture: &Picture, place: [f32; 2]) -> [f32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::scene::{Scene, Style};
+    use crate::config::data::Style;
+    use crate::demo::scene::Scene;
 
     fn pair(index: usize) -> Pair {
         let (before, after) =

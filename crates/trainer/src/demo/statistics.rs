@@ -113,7 +113,8 @@ fn ink(pixels: &[[f32; 3]], distances: &[f32]) -> [f32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::demo::scene::{Scene, Style};
+    use crate::config::data::Style;
+    use crate::demo::scene::Scene;
 
     #[test]
     fn styles_are_told_apart_and_colours_found() {

@@ -141,8 +141,9 @@ fn alphabet() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::data::Style;
     use crate::demo::kit;
-    use crate::demo::scene::{Scene, Style};
+    use crate::demo::scene::Scene;
     use crate::model::encoder::tokenizer::Tokenizer;
 
     fn tokenizer() -> (tempfile::TempDir, Tokenizer) {

@@ -13,7 +13,6 @@
 //! ```
 
 pub mod card;
-pub mod full;
 mod fuse;
 pub mod gguf;
 pub mod language;
@@ -32,24 +31,11 @@ use weights::write::write_file;
 
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component, OF_DIFFUSERS, OF_PEFT, PEFT_SETTINGS};
-use crate::model::adapter::{Given, Parts};
+use crate::model::adapter::{Format, Given, Parts};
 use crate::model::build::Want;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::family::Export;
 use crate::model::piece::Piece;
-
-/// Whom an adapter is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
-    /// The library of the reference scripts.
-    Diffusers,
-    /// The library below it; for one model only, so not for text encoders.
-    Peft,
-    /// sd-scripts, and all that read its files.
-    Kohya,
-    /// The user interface.
-    Comfyui,
-}
 
 /// A file that was written and proven.
 #[derive(Clone, Debug)]
@@ -262,7 +248,7 @@ fn compare(parts: &Parts, again: &Parts, format: Format, path: &Path) -> Result<
             if !given.is_finite() || !before.iter().all(|number| number.is_finite()) {
                 continue;
             }
-            let apart = crate::verify::difference(&before, &after);
+            let apart = crate::model::host::difference(&before, &after);
             if apart.is_nan() || apart > TOLERANCE || given.magnitude != found.magnitude {
                 return wrong(format!("{layer} differs by {apart:e} when it is read again"));
             }

@@ -9,3 +9,20 @@ pub fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
     }
     tensor.read_f32()
 }
+
+/// The largest difference relative to the largest number; not a number if any is none.
+pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
+    if expected.len() != got.len() {
+        return f64::NAN;
+    }
+    let (mut most, mut largest) = (0.0f64, 0.0f64);
+    for (expected, got) in expected.iter().zip(got) {
+        let (expected, got) = (f64::from(*expected), f64::from(*got));
+        let apart = (expected - got).abs();
+        if apart.is_nan() {
+            return f64::NAN;
+        }
+        (most, largest) = (most.max(apart), largest.max(expected.abs()));
+    }
+    if largest == 0.0 { most } else { most / largest }
+}

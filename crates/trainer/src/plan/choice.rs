@@ -6,8 +6,6 @@
 //! is done only where nothing else fits or that is clearly faster. *Precisions* do not; they come in the order
 //! of what they cost, and a worse one is taken only where no way fits with a better one.
 
-use std::fmt;
-
 use compute::Quantisation;
 
 use crate::config::RunConfig;
@@ -17,23 +15,6 @@ use crate::config::optimizer::OptimizerKind;
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::plan::Room;
-
-/// One value for each thing that a plan decides.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Choice {
-    /// `train.micro_batch`
-    pub micro_batch: usize,
-    /// `train.recompute`
-    pub recompute: Recompute,
-    /// `machine.stream`
-    pub stream: Stream,
-    /// `base.quantise`
-    pub quantise: Option<Quantisation>,
-    /// `base.quantise_encoders`
-    pub quantise_encoders: Option<Quantisation>,
-    /// `optimizer.kind`
-    pub optimizer: OptimizerKind,
-}
 
 /// How the model and its optimizer are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,44 +89,11 @@ pub(super) fn encoder_formats(config: &RunConfig) -> Vec<Option<Quantisation>> {
     }
 }
 
-impl Choice {
-    /// As a job says it, typed or by default.
-    pub fn of(config: &RunConfig) -> Self {
-        let How { micro, recompute } = How::of(config);
-        Self {
-            micro_batch: micro,
-            recompute,
-            stream: config.machine.stream,
-            quantise: config.base.quantise,
-            quantise_encoders: config.base.quantise_encoders,
-            optimizer: config.optimizer.kind,
-        }
-    }
-}
-
-impl fmt::Display for Choice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { micro_batch: micro, recompute, stream, quantise, optimizer, .. } = *self;
-        write!(f, "{}", How { micro, recompute })?;
-        f.write_str(match stream {
-            Stream::None => "",
-            Stream::Alternate => ", every second block from main memory",
-            Stream::Blocks => ", blocks from main memory",
-        })?;
-        if let Some(format) = quantise {
-            write!(f, ", base in {format}")?;
-        }
-        if optimizer == OptimizerKind::AdamW8bit {
-            f.write_str(", optimizer in 8 bits")?;
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::config::RawConfig;
+    use crate::config::how::Choice;
 
     fn job(settings: &[&str]) -> RunConfig {
         let mut raw = RawConfig::empty();

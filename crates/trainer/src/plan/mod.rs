@@ -28,22 +28,19 @@ use std::fmt;
 
 use compute::{Kind, Recording, Work};
 
-pub use choice::Choice;
-pub(crate) use nearest::nearest;
 pub use rates::Rates;
-pub use time::Cost;
 
 use self::choice::{Precisions, encoder_formats, precisions, streams, ways};
 use self::rehearsal::{Rehearsal, Showing};
 use crate::config::RunConfig;
-use crate::config::how::How;
+use crate::config::how::{Choice, How};
+use crate::cost;
 use crate::error::{Result, TrainerError};
 use crate::event::{Phase, PlannedPhase, Times};
 use crate::model::diffusion::text::T5Loading;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
-use crate::sample;
-use crate::train::lesson::{Before, Counts, Lesson};
+use crate::task::lesson::{Before, Lesson, Outlook};
 
 /// What is to be planned.
 #[derive(Clone, Copy)]
@@ -54,22 +51,6 @@ pub struct Job<'a, L: Lesson> {
     pub config: &'a RunConfig,
     /// What it will be fed with.
     pub outlook: &'a Outlook<L::Size>,
-}
-
-/// What a run will be fed with, as far as its memory depends on it: sizes of samples and how many of
-/// each, and what has to be encoded first. Each lesson knows how to find it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Outlook<S> {
-    /// What an epoch shows.
-    pub train: Counts<S>,
-    /// Samples that are measured on.
-    pub held_out: Counts<S>,
-    /// Latents that are not in the cache yet.
-    pub to_encode: Counts<S>,
-    /// Captions and prompts that are not in the cache yet.
-    pub n_texts: usize,
-    /// Whether there was nothing to look at, and samples are assumed.
-    pub is_nominal: bool,
 }
 
 /// What it is to run on.
@@ -383,7 +364,7 @@ impl<'a, L: Lesson> Search<'a, L> {
             return Err(self.too_large(name, *peak_bytes + host_bytes));
         }
         let encoding = before.stages.iter().map(|stage| {
-            let sample::Phase { name, peak_bytes } = stage.phase;
+            let cost::Phase { name, peak_bytes } = stage.phase;
             PlannedPhase { name: name.into(), peak_bytes }
         });
         let encoding: Vec<PlannedPhase> = encoding.collect();

@@ -8,30 +8,11 @@ use super::{Choice, Job, Outlook, Room, Search};
 use crate::config::RunConfig;
 use crate::config::adapter::{Adapter, AdapterKind};
 use crate::config::optimizer::OptimizerKind;
+use crate::cost::nearest;
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
-use crate::train::lesson::{Lesson, Smaller};
-
-/// The first candidate that fits into `limit` bytes; if none does, the last, which must take the least. `need` says
-/// what one takes, exactly if that is within the limit it is given.
-pub(crate) fn nearest<C>(
-    limit: usize,
-    candidates: Vec<(String, C)>,
-    need: impl Fn(&C, usize) -> Result<usize>,
-) -> Result<Option<Remedy>> {
-    let mut last = None;
-    for (change, candidate) in candidates {
-        let needed = need(&candidate, limit)?;
-        if needed <= limit {
-            return Ok(Some(Remedy { change, needed, fits: true }));
-        }
-        last = Some((change, candidate));
-    }
-    let Some((change, candidate)) = last else { return Ok(None) };
-    let needed = need(&candidate, usize::MAX)?;
-    Ok((needed < usize::MAX).then_some(Remedy { change, needed, fits: false }))
-}
+use crate::task::lesson::{Lesson, Smaller};
 
 /// A key, what would be typed for it, and what that does.
 type Change = (&'static str, &'static str, fn(&mut RunConfig));

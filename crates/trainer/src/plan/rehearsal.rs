@@ -8,16 +8,17 @@ use compute::{Device, Kind, Recording, Work};
 
 use super::Outlook;
 use super::rates::Rates;
-use super::time::{self, Cost};
+use super::time;
 use crate::config::how::How;
 use crate::config::{RunConfig, Switch};
+use crate::cost::Cost;
 use crate::error::Result;
 use crate::event::{Phase, PlannedPhase, Repeated, Times};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;
 use crate::model::vae::Tiling;
-use crate::train::lesson::{Before, Lesson};
-use crate::train::session::Session;
+use crate::task::lesson::{Before, Lesson};
+use crate::task::session::Session;
 
 /// A job with every value decided, and what it is to run on.
 pub(super) struct Rehearsal<'a, L: Lesson> {

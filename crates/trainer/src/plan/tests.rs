@@ -9,7 +9,7 @@ use machine::{Machine, Recording, Source};
 use super::rates::{Curve, Measure};
 use super::*;
 use crate::config::RawConfig;
-use crate::data::Bucket;
+use crate::data::{Bucket, Counts};
 use crate::model::diffusion::Pipeline;
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;

@@ -3,22 +3,12 @@
 //! Left out on purpose: what the host does beside the kernels (decoding images, making tokens of texts, the loop
 //! itself), which counts only where kernels take no time; and rest, which the governor decides.
 
-use compute::Work;
-
 use super::Outlook;
 use super::rates::Rates;
 use crate::config::train::Length;
 use crate::config::{RunConfig, Switch};
+use crate::cost::Cost;
 use crate::event::Basis;
-
-/// What takes time: work, each with how often it is done, and reading weights.
-#[derive(Clone, Debug, Default)]
-pub struct Cost {
-    /// Work of kernels.
-    pub works: Vec<(f64, Work)>,
-    /// Bytes that are read from files of weights.
-    pub read_bytes: u64,
-}
 
 impl Cost {
     /// Seconds at these rates.

@@ -5,21 +5,11 @@ use std::cell::RefCell;
 
 use compute::{Device, Kind, Work};
 
-use super::{Phase, UNLIMITED};
+use crate::cost::{Cost, Phase, Stage, UNLIMITED};
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::text::{Encoding, T5_NAME, T5Loading, TextEncoders, Watch};
 use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
-use crate::plan::Cost;
-
-/// A part of what comes before a run's first step.
-#[derive(Clone, Debug)]
-pub struct Stage {
-    /// Its memory.
-    pub phase: Phase,
-    /// What of it takes time.
-    pub cost: Cost,
-}
 
 /// The stages of encoding so many texts, with T5 block by block if the whole takes more than `limit` bytes.
 pub(crate) fn plan_encoding(

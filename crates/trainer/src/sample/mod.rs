@@ -11,10 +11,11 @@ pub mod text;
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Dtype, Kind, Params, Quantisation, Tape};
+use weights::Catalog;
 use weights::load::floats;
-use weights::{Catalog, WeightsError};
 
 use self::encoding::plan_encoding;
+use crate::cost::{Phase, choose, go_on, nearest, too_large};
 use crate::error::{Remedy, Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
@@ -25,7 +26,6 @@ use crate::model::diffusion::text::{Encoding, T5Loading, Watch};
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::model::vae::{Latent, Tiling, decode_tiled};
-use crate::plan::nearest;
 
 /// What is to be drawn.
 #[derive(Clone, Debug)]
@@ -85,15 +85,6 @@ pub struct Plan {
     pub tiling: Option<Tiling>,
     /// How much of T5 is in memory at a time.
     pub t5: T5Loading,
-}
-
-/// A part of the work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Phase {
-    /// What it is called.
-    pub name: &'static str,
-    /// Bytes at its peak.
-    pub peak_bytes: usize,
 }
 
 impl Plan {
@@ -382,40 +373,6 @@ impl Drawer<'_> {
         let predicted = self.model.predict(&tape, input, Recompute::None)?;
         Ok(numbers(predicted.latents(&tape)?.tensor())?)
     }
-}
-
-/// For a rehearsal that finds out how much would be enough.
-pub(crate) const UNLIMITED: usize = usize::MAX / 2;
-
-/// The first of `choices` whose rehearsal fits, else the one that takes the least; and its peak.
-pub(crate) fn choose<C: Copy>(
-    kind: Kind,
-    limit: usize,
-    choices: Vec<C>,
-    rehearse: impl Fn(&Device, C) -> Result<()>,
-) -> Result<(C, usize)> {
-    let mut least: Option<(C, usize)> = None;
-    for choice in choices {
-        let device = Device::meta(kind, UNLIMITED);
-        rehearse(&device, choice)?;
-        let peak = device.usage().extent;
-        if least.is_none_or(|(_, least)| peak < least) {
-            least = Some((choice, peak));
-        }
-        if peak <= limit {
-            break;
-        }
-    }
-    Ok(least.expect("there is a choice"))
-}
-
-pub(crate) fn too_large(phase: Phase, limit: usize, remedy: Option<Remedy>) -> TrainerError {
-    let Phase { name, peak_bytes } = phase;
-    TrainerError::TooLarge { phase: name.into(), needed: peak_bytes, limit, remedy }
-}
-
-pub(crate) fn go_on(is_wanted: bool) -> Result<()> {
-    if is_wanted { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
 }
 
 /// The `index`-th of a file's latents.

@@ -6,13 +6,13 @@ use compute::{Device, Kind, Params, Quantisation, Tape};
 
 use super::Phase;
 use super::choice::Choice;
+use crate::cost::{self, nearest};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
 use crate::model::host::numbers;
 use crate::model::llama::base::Base;
 use crate::model::llama::cache::Cache;
 use crate::model::llama::{Config, Llama};
-use crate::plan::nearest;
 
 /// What is to be written.
 #[derive(Clone, Debug)]
@@ -86,11 +86,11 @@ pub fn plan(
         };
         peak(base, *precision, &requests.iter().map(shorter).collect::<Vec<_>>(), kind)
     })?;
-    Err(super::too_large(Phase { name: "writing", peak_bytes }, limit, remedy))
+    Err(cost::too_large(Phase { name: "writing", peak_bytes }, limit, remedy))
 }
 
 fn peak(base: &Base, precision: Precision, requests: &[Request], kind: Kind) -> Result<usize> {
-    let device = Device::meta(kind, super::UNLIMITED);
+    let device = Device::meta(kind, cost::UNLIMITED);
     let (model, adapters) = base.load_adapted(&device, precision, &|_| true)?;
     for request in requests {
         write(&device, (&model, &adapters.params), request, &|_| false, &mut |_| true)?;
@@ -168,8 +168,8 @@ mod tests {
     use compute::{Dtype, Quantisation};
 
     use super::*;
+    use crate::model::host::difference;
     use crate::model::llama::tests::{golden, ids, recorded};
-    use crate::verify::difference;
 
     const PLAIN: Precision = Precision::plain(Dtype::F32);
 

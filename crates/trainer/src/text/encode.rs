@@ -4,13 +4,13 @@
 use std::borrow::Cow;
 
 use super::chat::{Message, Template};
-use super::fault::{At, Fault};
 use super::read::{BLOCK_BYTES, Block, between_words, without_mark};
 use super::record::{self, Record, not_utf8};
 use super::source::Form;
 use super::tokenizer::{Marked, Tokenizer};
 use super::values;
 use crate::data::csv;
+use crate::data::fault::{At, Fault};
 use crate::error::Result;
 
 /// Taken: the two prompts of Stanford Alpaca's `train.py`, with the line end before the answer that

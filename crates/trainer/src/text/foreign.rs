@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use super::fault::Fault;
+use crate::data::fault::Fault;
 
 /// A kind of file.
 struct Foreign {

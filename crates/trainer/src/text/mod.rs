@@ -15,7 +15,6 @@
 
 pub mod chat;
 mod encode;
-pub mod fault;
 mod foreign;
 mod pack;
 mod read;
@@ -34,16 +33,16 @@ use std::path::{Path, PathBuf};
 use compute::ops::IGNORED;
 use weights::checksum::Hasher;
 
+pub use crate::data::fault::{At, Fault};
 pub use chat::{Message, Template};
-pub use fault::{At, Fault};
 pub use tokenizer::Tokenizer;
 
-use crate::cache::hashes::{Hashes, field};
-use crate::cache::{Event, Tell};
 use crate::data::findings::explained;
 use crate::data::{Findings, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::{Fingerprint, Parts, short};
+use crate::hashes::{Hashes, field};
+use crate::progress::{Event, Tell};
 use pack::{Packing, Split, pack};
 use source::{Form, Source, find};
 use store::{Left, Store};

@@ -20,11 +20,11 @@ use serde::{Deserialize, Serialize};
 use weights::WeightsError;
 use weights::checksum::Stamp;
 
-use super::fault::{At, Fault, Unit};
 use super::source::{Form, Source};
 use super::table::Columns;
 use super::{Width, foreign, values};
 use crate::data::csv;
+use crate::data::fault::{At, Fault, Unit};
 use crate::error::{Result, TrainerError};
 
 /// Chosen: small enough that a handful of threads share a megabyte evenly, large enough that cuts

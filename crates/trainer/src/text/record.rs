@@ -14,7 +14,7 @@
 use serde_json::{Map, Value};
 
 use super::chat::Message;
-use super::fault::Fault;
+use crate::data::fault::Fault;
 
 /// What a record says.
 #[derive(Debug, PartialEq, Eq)]

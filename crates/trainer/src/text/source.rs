@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use weights::checksum::{Hash, Stamp};
 use weights::{Tick, WeightsError};
 
-use super::fault::Fault;
 use super::foreign;
-use crate::cache::hashes::Hashes;
+use crate::data::fault::Fault;
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
+use crate::hashes::Hashes;
 
 /// How texts lie in a file. Names say it first; `read` looks again when a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -34,12 +34,12 @@ use weights::write::{sweep, write_file};
 use weights::{Catalog, Dtype, Tick, WeightsError};
 
 use super::encode::Encoded;
-use super::fault::{At, Fault};
 use super::read::Position;
 use super::tokenizer::Marked;
-use crate::cache::hashes::Hashes;
+use crate::data::fault::{At, Fault};
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
+use crate::hashes::Hashes;
 
 /// Tokens of a shard. Chosen: what is lost when a program is killed is made again within a minute,
 /// and a hundred gigabytes of text are some thousand files. In tests, small files make several.

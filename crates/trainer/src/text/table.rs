@@ -5,9 +5,9 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::fault::Fault;
 use super::record::{self, Record, not_utf8};
 use crate::data::csv::{Row, row};
+use crate::data::fault::Fault;
 
 /// The first row of a table.
 #[derive(Clone, Debug)]

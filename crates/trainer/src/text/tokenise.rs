@@ -12,8 +12,8 @@ use super::read::{Block, Reader};
 use super::source::Source;
 use super::store::{Growing, Store};
 use super::{TOKENS, Tokenizer, Width};
-use crate::cache::{Event, Tell};
 use crate::error::Result;
+use crate::progress::{Event, Tell};
 
 /// Blocks that are read before any of them becomes tokens. Chosen: four megabytes, which keeps
 /// sixteen threads busy; not a function of the threads, since a shard ends behind such a wave.

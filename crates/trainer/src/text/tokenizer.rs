@@ -34,8 +34,8 @@ pub(crate) use gguf::{GPT_2, way_of};
 use settings::Settings;
 
 use super::chat::Template;
-use crate::cache::hashes::field;
 use crate::error::{Result, TrainerError};
+use crate::hashes::field;
 use crate::model::encoder::tokenizer::TokenizerError;
 
 /// The file that holds a vocabulary.

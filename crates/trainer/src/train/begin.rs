@@ -3,14 +3,14 @@
 use super::checkpoint::Checkpoints;
 use super::folder::{self, Folder};
 use super::identity::Identity;
-use super::lesson::{Feed, Lesson};
 use super::pacing::Pacing;
 use super::run::Run;
-use super::session::Session;
 use super::workplace::{Setup, Workplace};
 use crate::config::RunConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{Begin, Event, Phase, ProgressUnit, Repeated, Sink, Times, Warning};
+use crate::task::lesson::{Feed, Lesson};
+use crate::task::session::Session;
 
 /// Loads the model and puts it where it stood.
 pub(super) fn begin<'a, F: Feed>(

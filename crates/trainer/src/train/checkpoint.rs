@@ -31,19 +31,18 @@ use weights::write::AtomicFile;
 
 use super::health::Health;
 use super::identity::Identity;
-use super::lesson::Lesson;
 use super::scale::LossScale;
-use super::session::Session;
 use crate::config::output::Output;
 use crate::error::{Result, TrainerError};
 use crate::event::{self, WarningKind};
+use crate::model::adapter::read::{PROGRESS, STATE};
 use crate::model::files::{Landing, save_tensors, stored};
 use crate::optim::Plateau;
+use crate::task::lesson::Lesson;
+use crate::task::session::Session;
 
 const FOLDER: &str = "checkpoints";
 /// The tensors.
-pub(crate) const STATE: &str = "state.safetensors";
-const PROGRESS: &str = "progress.json";
 /// Grows when a checkpoint of before cannot be read any more.
 const VERSION: u32 = 1;
 
@@ -119,11 +118,6 @@ struct Page {
     identity: Identity,
     /// Of the file of tensors.
     checksum: String,
-}
-
-/// Whether a checkpoint lies there.
-pub fn is_at(folder: &Path) -> bool {
-    [STATE, PROGRESS].iter().all(|name| folder.join(name).exists())
 }
 
 /// The checkpoints of a run's folder.

@@ -3,8 +3,8 @@
 //! judged the same. What diverged is not written for other programs unless that is asked for.
 
 use super::health::Health;
-use super::session::Trained;
 use crate::event::warning::Divergence;
+use crate::task::session::Trained;
 
 /// The largest weight that can be used. Taken: the largest number of f16, in which many programs hold
 /// adapters; what is beyond becomes infinite there. Weights of models that work are below a hundred.

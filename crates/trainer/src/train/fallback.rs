@@ -4,10 +4,10 @@
 use compute::ComputeError;
 
 use super::decision::Save;
-use super::lesson::Feed;
 use super::run::Run;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Tightened};
+use crate::task::lesson::Feed;
 
 impl<F: Feed> Run<'_, F> {
     /// Does `work`, again in less memory as often as that does not suffice. Nothing of what was tried may

@@ -22,7 +22,6 @@ use std::path::{Path, PathBuf};
 
 use weights::write::AtomicFile;
 
-use super::draws::{Purpose, seed};
 use super::{Start, checkpoint};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
@@ -30,6 +29,7 @@ use crate::error::{Result, TrainerError};
 use crate::event::journal;
 use crate::event::lock::RunLock;
 use crate::export::model;
+use crate::task::draws::{Purpose, seed};
 
 /// The job as decided.
 pub const CONFIG: &str = "config.toml";

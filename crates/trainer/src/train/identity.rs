@@ -14,11 +14,11 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use super::folder::Folder;
-use super::lesson::{Feed, Lesson};
 use crate::config::{Origin, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::warning::Changed;
 use crate::fingerprint::{Fingerprint, Parts, difference};
+use crate::task::lesson::{Feed, Lesson};
 
 /// A job's settings, model and samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -1,10 +1,10 @@
 //! That gradients reach what is trained, looked at once in a run.
 
-use super::lesson::Feed;
 use super::run::Run;
 use crate::config::adapter::AdapterKind;
 use crate::error::{Result, TrainerError};
 use crate::event::WarningKind;
+use crate::task::lesson::Feed;
 
 /// The step at which every layer must have learnt something. In the second, gradients reach both
 /// halves of an adapter; in the third, all of a model whose blocks add nothing at first.

@@ -5,13 +5,13 @@ use compute::ComputeError;
 use weights::WeightsError;
 
 use super::decision::is_due;
-use super::lesson::Feed;
 use super::run::Run;
 use crate::config::Switch;
 use crate::config::optimizer::Schedule;
 use crate::error::{Result, TrainerError};
 use crate::event::{Event, Phase, WarningKind};
 use crate::optim::schedule;
+use crate::task::lesson::Feed;
 
 impl<F: Feed> Run<'_, F> {
     /// Measures and shows what is due.

@@ -7,22 +7,19 @@ pub mod checkpoint;
 pub mod claim;
 mod decision;
 mod divergence;
-mod draws;
 mod fallback;
 pub(crate) mod folder;
+pub mod full;
 mod health;
 mod identity;
 mod layers;
-pub mod lesson;
 mod look;
 pub(crate) mod meter;
 mod pacing;
 pub mod pictures;
-pub(crate) mod prefetch;
 mod preparation;
 pub(crate) mod run;
 mod scale;
-pub(crate) mod session;
 mod step;
 #[cfg(test)]
 mod tests;
@@ -33,9 +30,7 @@ use std::sync::atomic::AtomicBool;
 
 use self::begin::begin;
 use self::folder::Folder;
-use self::lesson::Feed;
 use self::pictures::Drawing;
-use self::session::{Session, Trained};
 pub use self::workplace::On;
 use self::workplace::{Setup, Workplace};
 use crate::config::RunConfig;
@@ -49,6 +44,8 @@ use crate::export::card;
 use crate::model::diffusion::Pipeline;
 use crate::report;
 use crate::report::live::LiveReport;
+use crate::task::lesson::Feed;
+use crate::task::session::{Session, Trained};
 
 /// How a run is started.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -18,13 +18,13 @@ use machine::governor::{self, Decision, Governor, Policy, Took};
 use machine::sampler::Sampler;
 
 use super::On;
-use super::lesson::{Feed, Lesson};
 use super::run::Run;
 use crate::config::RunConfig;
 use crate::config::how::How;
 use crate::error::Result;
 use crate::event::{self, Event, Felt, Paced, Phase};
 use crate::plan::{Plan, Rates, Rung};
+use crate::task::lesson::{Feed, Lesson};
 
 /// How often the machine's state is written down. Chosen: an hour is 360 points of a curve.
 const WRITTEN_EVERY: Duration = Duration::from_secs(10);

@@ -1,9 +1,9 @@
 //! What is told while images or texts are prepared.
 
-use crate::cache;
 use crate::data::Findings;
 use crate::error::Result;
 use crate::event::{Event, ProgressUnit, Sink, Warning, WarningKind};
+use crate::progress;
 
 /// What was found wrong with images or texts, in a line for each reason.
 pub(super) fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()> {
@@ -16,15 +16,15 @@ pub(super) fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()>
 }
 
 /// How far the preparation of images or texts is; answers whether to go on.
-pub(super) fn prepares(events: &Sink<'_>, event: cache::Event) -> bool {
+pub(super) fn prepares(events: &Sink<'_>, event: progress::Event) -> bool {
     match event {
-        cache::Event::Phase { name, total } => {
+        progress::Event::Phase { name, total } => {
             let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
             // What cannot be written now cannot be at the next event, which says so.
             _ = events.phase(name.into(), unit, total as u64);
             events.goes_on()
         }
-        cache::Event::Done => events.advance(ProgressUnit::Samples, 1),
-        cache::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
+        progress::Event::Done => events.advance(ProgressUnit::Samples, 1),
+        progress::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
     }
 }

@@ -12,14 +12,14 @@ use super::decision::{Save, Standing, decide};
 use super::divergence;
 use super::health;
 use super::identity::Identity;
-use super::lesson::Feed;
 use super::meter::Meter;
 use super::pacing::Pacing;
-use super::session::{Session, Trained};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
 use crate::event::{End, Event, Sink, Step, Warning, WarningKind, Why};
 use crate::optim::schedule;
+use crate::task::lesson::Feed;
+use crate::task::session::{Session, Trained};
 
 /// A run with all that it works with.
 pub struct Run<'a, F: Feed> {

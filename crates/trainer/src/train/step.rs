@@ -15,13 +15,13 @@ use std::time::Instant;
 
 use compute::Dtype;
 
-use super::lesson::{Ahead, Feed, Lesson, Ready};
 use super::run::Run;
 use super::scale::LossScale;
-use super::session::GradientNorm;
 use crate::config::how::How;
 use crate::error::Result;
 use crate::event::{self, Phase};
+use crate::task::lesson::{Ahead, Feed, Lesson, Ready};
+use crate::task::session::GradientNorm;
 
 /// What this machine gathered for a step, besides gradients, which lie in the session.
 struct Gathered {

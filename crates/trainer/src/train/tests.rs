@@ -12,7 +12,6 @@ use machine::governor::{Cause, Decision, Pace};
 use machine::{Machine, Source};
 
 use super::checkpoint::Progress;
-use super::lesson::{Feed as _, Ready};
 use super::pictures::read::ReadySample;
 use super::pictures::{Drawing, Feed};
 use super::run::Run;
@@ -24,9 +23,11 @@ use crate::data::Bucket;
 use crate::error::TrainerError;
 use crate::event::{Tightened, Warning, WarningKind, Why};
 use crate::model::diffusion::Pipeline;
+use crate::model::host::difference;
 use crate::model::recompute::Recompute;
-use crate::plan::{Job, Outlook, Rates, Rung, ladder, rehearse};
-use crate::verify::difference;
+use crate::plan::{Job, Rates, Rung, ladder, rehearse};
+use crate::task::lesson::Outlook;
+use crate::task::lesson::{Feed as _, Ready};
 
 const JOB: &str = "
 [base]

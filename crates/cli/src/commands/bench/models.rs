@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 
 use compute::{Device, Dtype};
-use trainer::cases::{Case, How};
+use trainer::bench::cases::{Case, How};
 
 use super::beside;
 use super::{Timed, median, predicted_ms};

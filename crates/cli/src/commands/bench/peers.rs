@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
 
-use trainer::workload::Config;
+use trainer::bench::workload::Config;
 
 use super::beside;
 use super::step::config;

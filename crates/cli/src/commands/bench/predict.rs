@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! FOLDER OF THE MEASUREMENT, removed afterwards/
-//!   tiny/  mid/          models with random weights; see `trainer::cases::folder`
+//!   tiny/  mid/          models with random weights; see `trainer::bench::cases::folder`
 //!   pictures/            drawn by hearth
 //!   cache-SIZE-PIXELS/   encoded once for all jobs of a size
 //!   run/                 of the job at hand
@@ -19,14 +19,15 @@ use std::sync::{Mutex, OnceLock, PoisonError};
 use compute::{Device, Kind, Work};
 use machine::{Machine, Source};
 use trainer::TrainerError;
+use trainer::bench::cases::folder::{self, Size};
 use trainer::cache::{Caching, Request};
-use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::event::{Event, EventRecord};
 use trainer::model::diffusion::Pipeline;
 use trainer::plan::rates::{self, Rates};
-use trainer::plan::{self, Outlook, step_work};
+use trainer::plan::{self, step_work};
+use trainer::task::lesson::Outlook;
 use trainer::train::pictures::Drawing;
 use trainer::train::{On, Start, train};
 

@@ -4,7 +4,7 @@
 use std::io::Write;
 
 use compute::{Device, Dtype, Tag, Usage, Work};
-use trainer::workload::{CONFIGS, Config, Job, Random, Workload};
+use trainer::bench::workload::{CONFIGS, Config, Job, Random, Workload};
 
 use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use compute::Device;
-use trainer::cases::text::TextStep;
+use trainer::bench::cases::text::TextStep;
 use trainer::model::llama::preset::Preset;
 
 use super::beside;

@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! FOLDER/
-//!   model/               random weights; see `trainer::cases::folder`
+//!   model/               random weights; see `trainer::bench::cases::folder`
 //!   pictures/            drawn by hearth
 //!   cache/  run/         hearth's
 //!   peer.safetensors     the peer's
@@ -20,8 +20,8 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use serde::Serialize;
 use trainer::TrainerError;
+use trainer::bench::cases::folder::{self, Size};
 use trainer::cache::{CachePlan, Caching, Request};
-use trainer::cases::folder::{self, Size};
 use trainer::config::{RawConfig, RunConfig};
 use trainer::demo::{Style, draw_set};
 use trainer::event::{Event, EventRecord};

@@ -4,7 +4,7 @@ use std::io::Write;
 
 use serde_json::json;
 use trainer::TrainerError;
-use trainer::export::full::{FullCheckpoint, FullModel};
+use trainer::train::full::{FullCheckpoint, FullModel};
 
 use super::Arguments;
 use crate::commands::Outcome;

@@ -18,7 +18,8 @@ pub use decoder::{Progress, Tell};
 use transform::Transform;
 
 use super::paint::SIDE;
-use super::scene::{Scene, Style};
+use super::scene::Scene;
+use crate::config::data::Style;
 use crate::error::Result;
 use crate::model::vae;
 use crate::sample::Picture;

@@ -15,8 +15,8 @@ use self::read::Component;
 use super::build::Held;
 use super::files::Layout;
 use super::layer::{LayerAdapter, Magnitude};
-use crate::config::nearest;
 use crate::error::{Result, TrainerError};
+use crate::nearest::nearest;
 
 /// Among the patterns that are left out: layers that nothing depends on, which the model knows.
 pub const UNUSED: &str = "unused";
@@ -110,6 +110,19 @@ impl Given {
         let scale = f64::from(self.alpha) / self.rank as f64;
         self.up.chunks(self.rank).map(|row| (scale * dot(row, &narrow)) as f32).collect()
     }
+}
+
+/// Whom an adapter is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// The library of the reference scripts.
+    Diffusers,
+    /// The library below it; for one model only, so not for text encoders.
+    Peft,
+    /// sd-scripts, and all that read its files.
+    Kohya,
+    /// The user interface.
+    Comfyui,
 }
 
 /// An adapter by the parts of a model it is for, layers in the order of their names.

@@ -22,7 +22,6 @@ use crate::error::{Result, TrainerError};
 use crate::model::build::{Role, Want};
 use crate::model::config;
 use crate::model::piece::{Piece, stored_rows};
-use crate::train::checkpoint;
 
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -281,6 +280,15 @@ pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
     [OF_DIFFUSERS, OF_PEFT].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
 }
 
+/// What a checkpoint of a run has in its folder: its tensors, and how far it was.
+pub(crate) const STATE: &str = "state.safetensors";
+pub(crate) const PROGRESS: &str = "progress.json";
+
+/// Whether a checkpoint lies there.
+pub fn is_checkpoint(folder: &Path) -> bool {
+    [STATE, PROGRESS].iter().all(|name| folder.join(name).exists())
+}
+
 /// The file, or the folder, that is meant by a path. A run has its adapter in `adapter/`, and there a file or
 /// folder for each program.
 fn meant(path: &Path) -> Result<PathBuf> {
@@ -291,7 +299,7 @@ fn meant(path: &Path) -> Result<PathBuf> {
         return Ok(file);
     }
     let of_run = path.join("adapter");
-    if checkpoint::is_at(path) || (path.join("events.jsonl").exists() && !of_run.is_dir()) {
+    if is_checkpoint(path) || (path.join("events.jsonl").exists() && !of_run.is_dir()) {
         return Err(no_adapter(path));
     }
     let folder = if of_run.is_dir() { &of_run } else { path };
@@ -314,7 +322,7 @@ fn name(path: &Path) -> String {
 /// That a checkpoint or a run has none.
 fn no_adapter(path: &Path) -> TrainerError {
     let shown = path.display();
-    let (problem, hint) = if checkpoint::is_at(path) {
+    let (problem, hint) = if is_checkpoint(path) {
         (
             format!("there is no adapter in the checkpoint {shown}"),
             "make a model of a full fine-tune by `hearth export CHECKPOINT --base BASE --out FOLDER`; a \

@@ -14,8 +14,8 @@ use super::preset::Preset;
 use super::*;
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
+use crate::model::host::difference;
 use crate::model::recompute::Recompute;
-use crate::verify::difference;
 
 /// The settings of a file, with some keys of another value.
 fn config(changes: &Value) -> Result<Config, String> {

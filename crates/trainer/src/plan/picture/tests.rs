@@ -11,9 +11,9 @@ use crate::data::Bucket;
 use crate::event::PlannedPhase;
 use crate::model::diffusion::Pipeline;
 use crate::model::recompute::Recompute;
-use crate::train::lesson::Lesson;
+use crate::task::lesson::Lesson;
+use crate::task::session::Session;
 use crate::train::pictures;
-use crate::train::session::Session;
 
 const PIPELINE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/sd3/pipeline");
 

@@ -8,7 +8,7 @@ use compute::{Device, Kind, Stream};
 use machine::{Machine, Recording, Source};
 
 use super::*;
-use crate::cases::{Case, How};
+use crate::bench::cases::{Case, How};
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream as Where;
 

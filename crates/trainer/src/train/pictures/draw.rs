@@ -8,15 +8,15 @@ use compute::{Device, Work};
 use super::Drawing;
 use crate::cache::Index;
 use crate::config::sample::Sample;
+use crate::cost::Cost;
 use crate::error::{Result, TrainerError};
 use crate::event::Event;
 use crate::model::build::Precision;
 use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
-use crate::plan::Cost;
 use crate::sample::{self, Job, Request, picture};
-use crate::train::lesson::Learner;
+use crate::task::lesson::Learner;
 
 /// What is drawn, and how.
 pub struct Pictures<'a> {

@@ -20,8 +20,8 @@ use crate::fingerprint::Fingerprint;
 use crate::model::build::Precision;
 use crate::model::diffusion::denoiser::Denoiser;
 use crate::model::vae::Tiling;
-use crate::train::lesson::{self, Ahead, Learner};
-use crate::train::prefetch::Prefetch;
+use crate::task::lesson::{self, Ahead, Learner};
+use crate::task::prefetch::Prefetch;
 
 /// Encoded pictures, and how they are shown.
 pub(crate) struct Feed<'a> {

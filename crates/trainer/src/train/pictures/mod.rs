@@ -19,18 +19,16 @@ use weights::Tick;
 use self::draw::Pictures;
 pub(crate) use self::feed::Feed;
 use self::noisy::{FIXED_PLACES, Noise, NoisySample, mix};
-use self::outlook::RESOLUTIONS;
 use self::read::ReadySample;
 use super::folder::Folder;
-use super::lesson::{Before, Learner, Lesson, Smaller};
-use super::prefetch::AHEAD;
 use super::preparation::{prepares, tell_findings};
-use super::session::Trained;
 use super::workplace::{On, Planned, Setup, Workplace};
-use crate::cache::{self, Caching, Index, Latents, Request, plan_pictures};
+use crate::cache::scaled::RESOLUTIONS;
+use crate::cache::{Caching, Index, Latents, Request, plan_pictures};
 use crate::config::data::Data;
 use crate::config::sample::Sample;
 use crate::config::{RunConfig, Size};
+use crate::cost::Cost;
 use crate::data::Bucket;
 use crate::error::Result;
 use crate::event::{Event, Sink};
@@ -45,8 +43,12 @@ use crate::model::diffusion::denoiser::{Denoiser, Input};
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
 use crate::objective::flow::Scheme;
-use crate::plan::{Cost, Job, Outlook, Plan, choose, ladder, rehearse};
+use crate::plan::{Job, Plan, choose, ladder, rehearse};
+use crate::progress;
 use crate::sample::encoding::plan_encoding;
+use crate::task::lesson::{Before, Learner, Lesson, Outlook, Smaller};
+use crate::task::prefetch::AHEAD;
+use crate::task::session::Trained;
 
 /// A model that draws, and what it is to draw.
 #[derive(Clone, Copy)]
@@ -300,7 +302,7 @@ fn encode(
         place.surviving(setup, events, |Workplace { device, meter }, events, _| {
             let meter = Mutex::new(meter);
             caching.encode(device, setup.plan.t5, &|event| {
-                if let cache::Event::Phase { name, .. } = event {
+                if let progress::Event::Phase { name, .. } = event {
                     meter.lock().unwrap_or_else(PoisonError::into_inner).begin(name.into());
                 }
                 prepares(events, event)

@@ -14,7 +14,7 @@ use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::schedule::Levels;
 use crate::model::diffusion::vae::Statistics;
 use crate::objective::flow::{Level, Scheme};
-use crate::train::draws::{Purpose, seed};
+use crate::task::draws::{Purpose, seed};
 
 /// Decides how noisy samples are.
 pub struct Noise {

@@ -6,18 +6,15 @@
 
 use super::Drawing;
 use crate::cache::placed::{n_held_out, place};
+use crate::cache::scaled::scaled_counts;
 use crate::cache::{Caching, Index, Sample};
 use crate::config::data::{Data, Validation};
 use crate::config::sample::Sample as SampleSettings;
 use crate::data::Bucket;
 use crate::error::Result;
-use crate::plan::Outlook;
-use crate::train::lesson;
+use crate::task::lesson::Outlook;
 
-type Counts = lesson::Counts<Bucket>;
-
-/// Sizes of pictures to fall back to. Chosen: those that people train in.
-pub(crate) const RESOLUTIONS: [usize; 5] = [1024, 768, 512, 384, 256];
+type Counts = crate::data::Counts<Bucket>;
 
 /// Batches that an epoch has where there is no folder to count. Chosen: as many pictures as people
 /// train on at the least, and enough that small ones are encoded as many at once as they ever are.
@@ -97,20 +94,6 @@ pub(super) fn scaled(outlook: &Outlook<Bucket>, data: &Data, resolution: usize) 
         to_encode: counts(&outlook.to_encode),
         ..*outlook
     }
-}
-
-/// The same sizes at another resolution.
-pub(crate) fn scaled_counts(counts: &Counts, data: &Data, resolution: usize) -> Counts {
-    let side = |side: usize| {
-        let pixels = side * resolution / data.resolution;
-        (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
-    };
-    let mut smaller = Counts::new();
-    for (bucket, count) in counts {
-        let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
-        *smaller.entry(bucket).or_default() += count;
-    }
-    smaller
 }
 
 fn counts(samples: &[Sample], weight: impl Fn(&Sample) -> usize) -> Counts {

@@ -11,7 +11,7 @@ use crate::data::caption::{Draws, for_step};
 use crate::data::{Bucket, Order};
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::condition::Condition;
-use crate::train::lesson::Ready;
+use crate::task::lesson::Ready;
 
 /// Keeps the numbers drawn here apart from others that follow from the same seed: "text".
 const PURPOSE: u64 = 0x7465_7874_0000_0000;

@@ -8,7 +8,6 @@ use compute::Device;
 
 use super::write::Writer;
 use super::{Portion, Reading, Tokens};
-use crate::cache;
 use crate::config::RunConfig;
 use crate::config::text::Text;
 use crate::data::Order;
@@ -16,9 +15,10 @@ use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
 use crate::model::llama::Llama;
+use crate::progress;
+use crate::task::lesson::{self, Ahead, Learner, Lesson, Ready};
+use crate::task::prefetch::Prefetch;
 use crate::text::{Request, Sequence, Texts};
-use crate::train::lesson::{self, Ahead, Learner, Lesson, Ready};
-use crate::train::prefetch::Prefetch;
 
 /// Texts as tokens, and how they are shown.
 pub(crate) struct Feed<'a> {
@@ -47,7 +47,7 @@ impl<'a> Feed<'a> {
 pub fn open_texts(
     lesson: &Reading<'_>,
     config: &RunConfig,
-    tell: cache::Tell<'_>,
+    tell: progress::Tell<'_>,
 ) -> Result<Texts> {
     let Text { path, length, token_format: width, validation: held_out, .. } = lesson.text;
     let request = Request {

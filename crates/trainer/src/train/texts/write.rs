@@ -7,13 +7,13 @@ use compute::Device;
 use super::Reading;
 use crate::config::Switch;
 use crate::config::writing::Writing;
+use crate::cost::Cost;
 use crate::error::Result;
 use crate::event::Event;
 use crate::model::llama::Llama;
-use crate::plan::Cost;
 use crate::sample::choice::Choice;
 use crate::sample::text::{self, Request};
-use crate::train::lesson::Learner;
+use crate::task::lesson::Learner;
 
 /// What is written, and how.
 pub(super) struct Writer<'a> {

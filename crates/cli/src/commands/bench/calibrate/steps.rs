@@ -1,10 +1,10 @@
-//! Steps that are timed: training adapters on stacks of blocks (`trainer::workload`), from a tiny
+//! Steps that are timed: training adapters on stacks of blocks (`trainer::bench::workload`), from a tiny
 //! model's width to a large one's, in each format that a job can have.
 
 use std::fmt;
 
 use compute::{Device, Dtype, Quantisation, Result, Work};
-use trainer::workload::{Config, Job, Random, Workload};
+use trainer::bench::workload::{Config, Job, Random, Workload};
 
 /// A stack of blocks in one format.
 pub struct Stack(Job);

@@ -7,8 +7,8 @@ use crate::config::RawConfig;
 use crate::error::Result;
 use crate::model::llama::preset::Preset;
 use crate::model::recompute::Recompute;
+use crate::task::session::Session;
 use crate::text::Sequence;
-use crate::train::session::Session;
 use crate::train::texts::{Opened, Portion};
 
 /// What is measured.

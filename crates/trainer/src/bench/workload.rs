@@ -8,7 +8,7 @@ use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRo
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
 use compute::{Ring, Shape, Tag, Tape, Tensor, Var};
 
-use crate::cases::portions;
+use crate::bench::cases::portions;
 use crate::model::build::Held;
 use crate::model::recompute::Recompute;
 use crate::model::stream::Stream;

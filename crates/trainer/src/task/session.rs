@@ -38,7 +38,7 @@ pub struct Session<'a, L: Lesson> {
     model: L::Model,
     adapters: Adapters,
     /// In the order of the parameters.
-    pub(super) gradients: Gradients,
+    pub(crate) gradients: Gradients,
     optimizer: Optimizer,
     average: Option<Average>,
 }

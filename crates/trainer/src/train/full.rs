@@ -8,19 +8,18 @@ use std::path::Path;
 use weights::load::floats;
 use weights::{Catalog, WeightsError};
 
-use super::{language, model};
 use crate::config::adapter::AdapterKind;
 use crate::config::material::Material;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::read::adapter_in;
+use crate::export::{language, model};
+use crate::model::adapter::read::{STATE, adapter_in, is_checkpoint};
 use crate::model::build::{Role, Want};
 use crate::model::diffusion::Pipeline;
 use crate::model::files;
 use crate::model::llama::base::Base;
-use crate::train::checkpoint::{self, STATE};
+use crate::task::session::{AVERAGE, PARAMETER};
 use crate::train::folder::{CONFIG, INITIAL};
-use crate::train::session::{AVERAGE, PARAMETER};
 use crate::train::texts::Opened;
 
 /// A checkpoint of a full fine-tune, open.
@@ -43,7 +42,7 @@ impl FullCheckpoint {
     /// Opens the checkpoint of a run that trained all weights of `base`; none if there is another thing at
     /// that place. What else has to be known is in the run's folder.
     pub fn open(folder: &Path, base: &Path) -> Result<Option<Self>> {
-        if !checkpoint::is_at(folder) || adapter_in(folder).is_some() {
+        if !is_checkpoint(folder) || adapter_in(folder).is_some() {
             return Ok(None);
         }
         let run = folder.join("../..");

@@ -6,7 +6,6 @@
 //! Feed     what a run is fed with: batches in their order, what is held out
 //! ```
 
-use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
 use std::path::Path;
@@ -16,6 +15,8 @@ use weights::Tick;
 
 use super::prefetch::Prefetch;
 use crate::config::RunConfig;
+use crate::cost::{Cost, Stage};
+use crate::data::Counts;
 use crate::error::Result;
 use crate::event::Event;
 use crate::fingerprint::Fingerprint;
@@ -25,8 +26,22 @@ use crate::model::build::{Precision, Want};
 use crate::model::diffusion::text::T5Loading;
 use crate::model::recompute::Recompute;
 use crate::model::vae::Tiling;
-use crate::plan::{Cost, Outlook};
-use crate::sample::encoding::Stage;
+
+/// What a run will be fed with, as far as its memory depends on it: sizes of samples and how many of
+/// each, and what has to be encoded first. Each lesson knows how to find it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Outlook<S> {
+    /// What an epoch shows.
+    pub train: Counts<S>,
+    /// Samples that are measured on.
+    pub held_out: Counts<S>,
+    /// Latents that are not in the cache yet.
+    pub to_encode: Counts<S>,
+    /// Captions and prompts that are not in the cache yet.
+    pub n_texts: usize,
+    /// Whether there was nothing to look at, and samples are assumed.
+    pub is_nominal: bool,
+}
 
 /// What comes before training, on the device.
 #[derive(Clone, Debug, Default)]
@@ -145,9 +160,6 @@ impl<M> Clone for Learner<'_, M> {
 }
 
 impl<M> Copy for Learner<'_, M> {}
-
-/// Sizes that occur, each with how many there are.
-pub type Counts<S> = BTreeMap<S, usize>;
 
 /// A batch, read and ready to be trained on.
 pub struct Ready<S, T> {

@@ -1,0 +1,4 @@
+//! Work that is only measured: models and stacks of blocks with random weights, each with a twin in `benches/peers`.
+
+pub mod cases;
+pub mod workload;

@@ -1,0 +1,87 @@
+//! What a phase of work takes, in memory and in time: found on a device without data, by the functions that will run.
+
+use compute::{Device, Kind, Work};
+use weights::WeightsError;
+
+use crate::error::{Remedy, Result, TrainerError};
+
+/// A part of the work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Phase {
+    /// What it is called.
+    pub name: &'static str,
+    /// Bytes at its peak.
+    pub peak_bytes: usize,
+}
+
+/// What takes time: work, each with how often it is done, and reading weights.
+#[derive(Clone, Debug, Default)]
+pub struct Cost {
+    /// Work of kernels.
+    pub works: Vec<(f64, Work)>,
+    /// Bytes that are read from files of weights.
+    pub read_bytes: u64,
+}
+
+/// A part of what comes before a run's first step.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    /// Its memory.
+    pub phase: Phase,
+    /// What of it takes time.
+    pub cost: Cost,
+}
+
+/// For a rehearsal that finds out how much would be enough.
+pub(crate) const UNLIMITED: usize = usize::MAX / 2;
+
+/// The first of `choices` whose rehearsal fits, else the one that takes the least; and its peak.
+pub(crate) fn choose<C: Copy>(
+    kind: Kind,
+    limit: usize,
+    choices: Vec<C>,
+    rehearse: impl Fn(&Device, C) -> Result<()>,
+) -> Result<(C, usize)> {
+    let mut least: Option<(C, usize)> = None;
+    for choice in choices {
+        let device = Device::meta(kind, UNLIMITED);
+        rehearse(&device, choice)?;
+        let peak = device.usage().extent;
+        if least.is_none_or(|(_, least)| peak < least) {
+            least = Some((choice, peak));
+        }
+        if peak <= limit {
+            break;
+        }
+    }
+    Ok(least.expect("there is a choice"))
+}
+
+pub(crate) fn too_large(phase: Phase, limit: usize, remedy: Option<Remedy>) -> TrainerError {
+    let Phase { name, peak_bytes } = phase;
+    TrainerError::TooLarge { phase: name.into(), needed: peak_bytes, limit, remedy }
+}
+
+pub(crate) fn go_on(is_wanted: bool) -> Result<()> {
+    if is_wanted { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
+}
+
+/// The first candidate that fits into `limit` bytes; if none does, the last, which must take the least. `need` says
+/// what one takes, exactly if that is within the limit it is given.
+pub(crate) fn nearest<C>(
+    limit: usize,
+    candidates: Vec<(String, C)>,
+    need: impl Fn(&C, usize) -> Result<usize>,
+) -> Result<Option<Remedy>> {
+    let mut last = None;
+    for (change, candidate) in candidates {
+        let needed = need(&candidate, limit)?;
+        if needed <= limit {
+            return Ok(Some(Remedy { change, needed, fits: true }));
+        }
+        last = Some((change, candidate));
+    }
+    let Some((change, candidate)) = last else { return Ok(None) };
+    let needed = need(&candidate, usize::MAX)?;
+    Ok((needed < usize::MAX).then_some(Remedy { change, needed, fits: false }))
+}
