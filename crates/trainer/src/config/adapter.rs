@@ -31,7 +31,7 @@ section! {
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// The share of a layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
-        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set, of image models those of attention
+        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set. These are SD3's, other families have their own
         targets: Vec<String> = Default(usual_targets()), Any;
         /// Layers among the targets that get no adapter, named as in `targets`; `unused` are those that can
         /// learn nothing, which image models leave out unless `targets` is set

@@ -73,7 +73,7 @@ section! {
         seed: u64 = Default(42), AtLeast(0.0);
         /// What is computed twice to save memory: nothing, the queries of attention, every second block or all. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
-        /// How levels of noise are drawn and weighted
+        /// How levels of noise are drawn and weighted; this is SD3's default, other families have their own
         scheme: SchemeKind = Default(SchemeKind::LogitNormal), Any;
         /// Mean of the normal number, with `scheme = "logit_normal"`
         logit_mean: f64 = Default(0.0), Within(-10.0, 10.0);
