@@ -13,8 +13,7 @@ use trainer::export::merge::{Merge, Merged};
 use trainer::export::{Exported, export};
 use trainer::model::adapter::Format;
 use trainer::model::adapter::read::AdapterFile;
-use trainer::model::diffusion::Pipeline;
-use trainer::model::llama::base::Base;
+use trainer::model::{self, Model};
 use trainer::train::full::FullCheckpoint;
 
 use crate::commands::Outcome;
@@ -111,14 +110,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     if let Some(checkpoint) = FullCheckpoint::open(&arguments.adapter, &arguments.base)? {
         return full::run(arguments, &checkpoint, out);
     }
-    if Base::is_at(&arguments.base) {
-        return language::run(arguments, out);
-    }
+    let mut pipeline = match model::open(&arguments.base, arguments.rest.as_deref())? {
+        Model::Language(base) => return language::run(arguments, *base, out),
+        Model::Image(pipeline) => *pipeline,
+    };
     if let Some(name) = arguments.name.as_ref().filter(|name| name.contains(['/', '\\'])) {
         let problem = format!("--name is {name:?}, accepted is the beginning of a file name");
         return Err(TrainerError::Request { problem, hint: "give the folder with --out" }.into());
     }
-    let mut pipeline = Pipeline::open(&arguments.base, arguments.rest.as_deref())?;
     pipeline.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge {
         return run_merge(arguments, Merge::plan(&pipeline)?, out);

@@ -11,7 +11,7 @@ use trainer::TrainerError;
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::family::Sampling;
 use trainer::model::diffusion::text::T5Loading;
-use trainer::model::llama::base::Base;
+use trainer::model::{self, Model};
 use trainer::sample::picture::{self, FileFormat};
 use trainer::sample::{Job, Plan, Request};
 
@@ -184,10 +184,17 @@ fn guidance(text: &str) -> Result<f32, String> {
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    if Base::is_at(&arguments.base) { text::run(arguments, out) } else { draw(arguments, out) }
+    match model::open(&arguments.base, arguments.images.rest.as_deref())? {
+        Model::Language(base) => text::run(arguments, *base, out),
+        Model::Image(pipeline) => draw(arguments, *pipeline, out),
+    }
 }
 
-fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn draw(
+    arguments: &Arguments,
+    mut pipeline: Pipeline,
+    out: &mut dyn Write,
+) -> Result<Outcome, Failure> {
     let begun = Instant::now();
     if let Some(name) = arguments.writing.first_typed() {
         let problem =
@@ -196,7 +203,6 @@ fn draw(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> 
     }
     let file = arguments.images.out();
     FileFormat::of(&file)?;
-    let mut pipeline = Pipeline::open(&arguments.base, arguments.images.rest.as_deref())?;
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }

@@ -7,8 +7,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use weights::Catalog;
 
+use super::diffusion::Pipeline;
 use super::diffusion::denoiser::FAMILIES;
 use super::diffusion::family::{Family, Published};
+use super::llama::base::Base;
+use super::llama::names;
 use super::{component, config};
 use crate::error::{Result, TrainerError};
 
@@ -28,6 +31,32 @@ enum Found {
     Known(Kind, String),
     /// Anything else, in words.
     Other(String),
+}
+
+/// A model, open.
+pub enum Model {
+    /// A diffusion model with all that belongs to it.
+    Image(Box<Pipeline>),
+    /// A language model.
+    Language(Box<Base>),
+}
+
+/// Opens whichever model lies at a path; a checkpoint of an image model with `rest` for what it lacks.
+pub fn open(path: &Path, rest: Option<&Path>) -> Result<Model> {
+    if is_language(path) {
+        return Base::open(path).map(|base| Model::Language(Box::new(base)));
+    }
+    Pipeline::open(path, rest).map(|pipeline| Model::Image(Box::new(pipeline)))
+}
+
+/// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it says why.
+fn is_language(path: &Path) -> bool {
+    if path.is_dir() {
+        let is_of_diffusers = || path.join(INDEX).exists() || is_diffusers_part(path);
+        return path.join("config.json").exists() && !is_of_diffusers();
+    }
+    let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
+    is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
 }
 
 /// Refuses a path that holds another kind of model than is needed.
@@ -65,7 +94,7 @@ fn of_checkpoint(catalog: &Catalog) -> Option<&'static Family> {
 }
 
 /// Whether a folder is a part of a diffusers pipeline, which has a `config.json` as language models do.
-pub fn is_diffusers_part(folder: &Path) -> bool {
+fn is_diffusers_part(folder: &Path) -> bool {
     settings(folder).is_some_and(|settings| settings.get("_class_name").is_some())
 }
 

@@ -17,3 +17,5 @@ pub mod recompute;
 pub mod stream;
 pub mod timestep;
 pub mod vae;
+
+pub use kind::{Model, open};

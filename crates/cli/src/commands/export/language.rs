@@ -14,8 +14,7 @@ use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let mut base = Base::open(&arguments.base)?;
+pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
     base.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge && arguments.base.is_dir() {
         return run_merge(arguments, Merge::plan_language(&base)?, out);

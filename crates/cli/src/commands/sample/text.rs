@@ -85,10 +85,9 @@ struct Row {
     tokens_per_sec: Option<f64>,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
     let begun = Instant::now();
     refuse_pictures(arguments)?;
-    let mut base = Base::open(&arguments.base)?;
     if let Some(adapter) = &arguments.adapter {
         base.add_adapter(adapter)?;
     }

@@ -35,6 +35,7 @@ use weights::{Catalog, Dtype, Encoding, TensorInfo, Tick, WeightsError};
 use self::change::Patch;
 use self::rest::Rest;
 use crate::error::{Result, TrainerError};
+use crate::model;
 use crate::model::adapter::Beside;
 use crate::model::adapter::read::Component;
 use crate::model::diffusion::Pipeline;
@@ -108,10 +109,9 @@ impl<'a> Merge<'a> {
             let folder = if base.is_dir() { &part.component.folder() } else { "" };
             merge_part(part, &staging.path.join(folder), tick, &mut merged)?;
         }
-        if parts.iter().any(|part| part.component == Component::Language) {
-            Base::open(&staging.path)?;
-        } else if base.is_dir() {
-            Pipeline::open(&staging.path, None)?;
+        // A checkpoint alone is no model.
+        if base.is_dir() {
+            model::open(&staging.path, None)?;
         }
         staging.finish()?;
         Ok(merged)

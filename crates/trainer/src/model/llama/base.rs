@@ -35,18 +35,6 @@ pub struct Base {
 }
 
 impl Base {
-    /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it
-    /// says why.
-    pub fn is_at(path: &Path) -> bool {
-        if path.is_dir() {
-            let is_of_diffusers =
-                || path.join(kind::INDEX).exists() || kind::is_diffusers_part(path);
-            return path.join("config.json").exists() && !is_of_diffusers();
-        }
-        let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
-        is_gguf && Catalog::open(path).map_or(true, |catalog| names::is_gguf(&catalog))
-    }
-
     /// Opens a folder or a GGUF file.
     pub fn open(path: &Path) -> Result<Self> {
         if !path.exists() {
