@@ -21,6 +21,7 @@ use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::text::{Encoding, Watch};
+use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::numbers;
 use crate::model::vae::Encoder;
 use crate::progress::{Event, Tell};
@@ -249,15 +250,15 @@ fn encode(
     let [n, channels, height, width] = shape.sizes() else {
         unreachable!("pictures have four dimensions, and so have latents")
     };
-    let sizes = [channels / 2, *height, *width];
-    Ok(moments.chunks(moments.len() / n).map(|moments| to_latents(moments, sizes)).collect())
+    let latent = LatentShape::image(channels / 2, *height, *width);
+    Ok(moments.chunks(moments.len() / n).map(|moments| to_latents(moments, latent)).collect())
 }
 
-fn to_latents(moments: &[f32], sizes: [usize; 3]) -> Latents {
+fn to_latents(moments: &[f32], shape: LatentShape) -> Latents {
     let (mean, log_variances) = moments.split_at(moments.len() / 2);
     let [least, most] = LOG_VARIANCES;
     let deviation = log_variances.iter().map(|log| (0.5 * log.clamp(least, most)).exp()).collect();
-    Latents { mean: mean.to_vec(), deviation, sizes }
+    Latents { mean: mean.to_vec(), deviation, shape }
 }
 
 /// Puts the prompts of texts into the index.

@@ -14,6 +14,7 @@ use crate::error::{Result, TrainerError};
 use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
 use crate::hashes::field;
 use crate::model::diffusion::condition::{Condition, Named};
+use crate::model::diffusion::vae::LatentShape;
 use crate::model::files::stored;
 
 /// Everything a run asks for, encoded.
@@ -40,8 +41,8 @@ pub struct Latents {
     pub mean: Vec<f32>,
     /// Standard deviations.
     pub deviation: Vec<f32>,
-    /// Channels, height, width.
-    pub sizes: [usize; 3],
+    /// The shape of both.
+    pub shape: LatentShape,
 }
 
 const MEAN: &str = "mean";
@@ -132,8 +133,8 @@ impl Index {
 
 impl Latents {
     pub(super) fn entry(&self) -> Entry {
-        let part =
-            |name, numbers: &[f32]| Part::new(name, weights::Dtype::F32, &self.sizes, numbers);
+        let sizes = self.shape.sizes();
+        let part = |name, numbers: &[f32]| Part::new(name, weights::Dtype::F32, &sizes, numbers);
         vec![part(MEAN, &self.mean), part(DEVIATION, &self.deviation)]
     }
 
@@ -141,9 +142,9 @@ impl Latents {
     fn read(entry: &Entry) -> Option<Self> {
         let find = |name: &str| entry.iter().find(|part| part.name == name);
         let (mean, deviation) = (find(MEAN)?, find(DEVIATION)?);
-        let &[channels, height, width] = &mean.shape[..] else { return None };
-        let sizes = [channels, height, width].map(|size| size as usize);
-        Some(Self { mean: mean.numbers(), deviation: deviation.numbers(), sizes })
+        let sizes: Vec<usize> = mean.shape.iter().map(|size| *size as usize).collect();
+        let shape = LatentShape::of(&sizes)?;
+        Some(Self { mean: mean.numbers(), deviation: deviation.numbers(), shape })
     }
 }
 

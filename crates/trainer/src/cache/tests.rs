@@ -133,11 +133,11 @@ fn latents_are_those_of_the_reference() {
     let index = place.index();
     let [sample] = &index.train[..] else { panic!("one picture") };
     for (is_mirrored, prefix) in [(false, ""), (true, "mirrored.")] {
-        let Latents { mean, deviation, sizes } = index.latents(sample, is_mirrored).unwrap();
+        let Latents { mean, deviation, shape } = index.latents(sample, is_mirrored).unwrap();
         let recorded = |name| recorded("cache/latents.safetensors", &format!("{prefix}{name}"));
         assert_near(&mean, &recorded("mean"));
         assert_near(&deviation, &recorded("deviation"));
-        assert_eq!(sizes, [16, 8, 8]);
+        assert_eq!(shape.sizes(), [16, 8, 8]);
     }
 }
 

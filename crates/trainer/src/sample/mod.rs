@@ -23,6 +23,7 @@ use crate::model::diffusion::condition::{Condition, Conditions};
 use crate::model::diffusion::denoiser::{Denoiser, Input};
 use crate::model::diffusion::schedule;
 use crate::model::diffusion::text::{Encoding, T5Loading, Watch};
+use crate::model::diffusion::vae::LatentShape;
 use crate::model::host::numbers;
 use crate::model::recompute::Recompute;
 use crate::model::vae::{Latent, Tiling, decode_tiled};
@@ -159,10 +160,10 @@ impl<'a> Job<'a> {
             self.denoise(device, &empty, is_paired, &|_| true).map(drop)
         })?;
         phases.push(Phase { name: DENOISE, peak_bytes });
-        let [_, height, width] = self.latent_sizes();
+        let LatentShape { height, width, .. } = self.latent_shape();
         let tilings = Tiling::candidates().filter(|tiling| tiling.tile < height.max(width));
         let tilings = std::iter::once(None).chain(tilings.map(Some)).collect();
-        let latents = vec![vec![0.0; self.latent_sizes().iter().product()]];
+        let latents = vec![vec![0.0; self.latent_shape().count()]];
         let (tiling, peak_bytes) = choose(kind, limit, tilings, |device, tiling| {
             self.decode(device, &latents, tiling, &|_| true).map(drop)
         })?;
@@ -270,10 +271,10 @@ impl<'a> Job<'a> {
 
     /// Where a picture begins.
     fn noise(&self, device: &Device, index: usize) -> Result<Vec<f32>> {
-        let sizes = self.latent_sizes();
-        let count = sizes.iter().product::<usize>();
+        let shape = self.latent_shape();
+        let count = shape.count();
         match &self.request.latents {
-            Some(path) if !device.is_meta() => read_latents(path, index, sizes),
+            Some(path) if !device.is_meta() => read_latents(path, index, shape),
             _ => {
                 let numbers_of = (self.request.seed + index as u64, 0);
                 Ok(numbers(&device.normal([count], Dtype::F32, 1.0, numbers_of)?)?)
@@ -299,10 +300,10 @@ impl<'a> Job<'a> {
         let mut pictures = Vec::with_capacity(latents.len());
         for latents in latents {
             let scaled = statistics.from_model(latents);
-            let latent = Latent { numbers: &scaled, sizes: self.latent_sizes() };
+            let LatentShape { channels, height, width, .. } = self.latent_shape();
+            let latent = Latent { numbers: &scaled, sizes: [channels, height, width] };
             let tape = Tape::inference(device, &params, 0);
             // One tile as large as the latent is the latent.
-            let [_, height, width] = latent.sizes;
             let tiling = tiling.unwrap_or(Tiling { tile: height.max(width), overlap: 0 });
             let mut numbers = decode_tiled(&tape, &decoder, latent, vae.reduction(), tiling)?;
             for number in &mut numbers {
@@ -314,9 +315,8 @@ impl<'a> Job<'a> {
         Ok(pictures)
     }
 
-    /// Channels, height and width of a latent.
-    fn latent_sizes(&self) -> [usize; 3] {
-        self.pipeline.latent_sizes(self.request.size)
+    fn latent_shape(&self) -> LatentShape {
+        self.pipeline.latent_shape(self.request.size)
     }
 }
 
@@ -344,7 +344,7 @@ impl Drawer<'_> {
             return self.predict(latents, sigma, &[prompt]);
         }
         let patch = pipeline.transformer.config.latents().patch;
-        let sizes = (self.job.latent_sizes(), patch);
+        let sizes = (self.job.latent_shape(), patch);
         if self.is_paired {
             let both = self.predict(latents, sigma, &[negative, prompt])?;
             let (without, with) = both.split_at(latents.len());
@@ -359,9 +359,8 @@ impl Drawer<'_> {
     fn predict(&self, latents: &[f32], sigma: f32, prompts: &[&Condition]) -> Result<Vec<f32>> {
         let Job { pipeline, request } = self.job;
         let (dtype, samples) = (request.precision.dtype, prompts.len());
-        let [channels, height, width] = self.job.latent_sizes();
         let tape = Tape::inference(self.device, self.params, 0);
-        let shape = [samples, channels, height, width];
+        let shape = self.job.latent_shape().batch(samples);
         let latents = self.device.upload_as(shape, &latents.repeat(samples), dtype)?;
         let told = pipeline.family().guidance.embedded(request.guidance, samples);
         let input = Input {
@@ -376,10 +375,10 @@ impl Drawer<'_> {
 }
 
 /// The `index`-th of a file's latents.
-fn read_latents(path: &Path, index: usize, sizes: [usize; 3]) -> Result<Vec<f32>> {
+fn read_latents(path: &Path, index: usize, shape: LatentShape) -> Result<Vec<f32>> {
     let catalog = Catalog::open(path)?;
     let tensor = catalog.find("latents").or_else(|_| catalog.find("in.latents"))?;
-    let wanted: Vec<u64> = sizes.iter().map(|size| *size as u64).collect();
+    let wanted: Vec<u64> = shape.sizes().iter().map(|size| *size as u64).collect();
     if tensor.shape.get(1..) != Some(&wanted) || tensor.shape[0] <= index as u64 {
         return Err(TrainerError::Request {
             problem: format!(
@@ -391,7 +390,7 @@ fn read_latents(path: &Path, index: usize, sizes: [usize; 3]) -> Result<Vec<f32>
             hint: "give --size as the latents' width and height times 8, and no more prompts than latents",
         });
     }
-    let count = sizes.iter().product::<usize>() as u64;
+    let count = shape.count() as u64;
     let first = index as u64 * count;
     Ok(floats(&catalog, tensor, first..first + count)?)
 }

@@ -1,5 +1,7 @@
 //! Guidance: how much closer to the prompt a sampler goes than the model would by itself.
 
+use super::vae::LatentShape;
+
 /// How a family guides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guidance {
@@ -31,37 +33,42 @@ impl Guidance {
         self.embedded(1.0, n)
     }
 
-    /// Where to go, from the velocities without and with the prompt; of latents [channels, height, width] whose
-    /// tokens are squares of `patch`.
+    /// Where to go, from the velocities without and with the prompt; tokens of the latents are squares of `patch`.
     pub fn apply(
         self,
         [without, with]: [&[f32]; 2],
         scale: f32,
-        ([channels, height, width], patch): ([usize; 3], usize),
+        (shape, patch): (LatentShape, usize),
     ) -> Vec<f32> {
         let guide = |(without, with): (&f32, &f32)| without + scale * (with - without);
         let mut guided: Vec<f32> = without.iter().zip(with).map(guide).collect();
-        if self != Self::Rescaled {
-            return guided;
-        }
-        let places = |row: usize, column: usize| {
-            (0..channels * patch * patch).map(move |index| {
-                let (channel, inner) = (index / (patch * patch), index % (patch * patch));
-                let [y, x] = [row * patch + inner / patch, column * patch + inner % patch];
-                (channel * height + y) * width + x
-            })
-        };
-        let length = |numbers: &[f32], row, column| {
-            places(row, column).map(|at| numbers[at] * numbers[at]).sum::<f32>().sqrt()
-        };
-        for (row, column) in
-            (0..height / patch).flat_map(|row| (0..width / patch).map(move |column| (row, column)))
-        {
-            let now = length(&guided, row, column);
-            let factor = if now > 0.0 { length(with, row, column) / now } else { 1.0 };
-            places(row, column).for_each(|at| guided[at] *= factor);
+        if self == Self::Rescaled {
+            rescale(&mut guided, with, shape, patch);
         }
         guided
+    }
+}
+
+/// Makes every token as long as it is in `with`.
+fn rescale(guided: &mut [f32], with: &[f32], shape: LatentShape, patch: usize) {
+    let LatentShape { channels, frames, height, width } = shape;
+    let (rows, columns) = (height / patch, width / patch);
+    let places = |token: usize| {
+        let (frame, row, column) =
+            (token / (rows * columns), token / columns % rows, token % columns);
+        (0..channels * patch * patch).map(move |index| {
+            let (channel, inner) = (index / (patch * patch), index % (patch * patch));
+            let [y, x] = [row * patch + inner / patch, column * patch + inner % patch];
+            ((channel * frames + frame) * height + y) * width + x
+        })
+    };
+    let length = |numbers: &[f32], token| {
+        places(token).map(|at| numbers[at] * numbers[at]).sum::<f32>().sqrt()
+    };
+    for token in 0..frames * rows * columns {
+        let now = length(guided, token);
+        let factor = if now > 0.0 { length(with, token) / now } else { 1.0 };
+        places(token).for_each(|at| guided[at] *= factor);
     }
 }
 
@@ -69,7 +76,8 @@ impl Guidance {
 mod tests {
     use super::*;
 
-    const SIZES: ([usize; 3], usize) = ([1, 2, 4], 2);
+    const SIZES: (LatentShape, usize) =
+        (LatentShape { channels: 1, frames: 1, height: 2, width: 4 }, 2);
     // Two tokens of two by two, side by side.
     const WITHOUT: [f32; 8] = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
     const WITH: [f32; 8] = [3.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];

@@ -33,7 +33,7 @@ use self::family::{Family, Published};
 use self::part::Part;
 use self::schedule::Schedule;
 use self::text::TextEncoders;
-use self::vae::Vae;
+use self::vae::{LatentShape, Vae};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::Fingerprint;
 use crate::model::adapter::read::{AdapterFile, Component, Module};
@@ -160,9 +160,9 @@ impl Pipeline {
         }
     }
 
-    /// Channels, height and width of the latent of an image of this width and height.
-    pub fn latent_sizes(&self, size: [usize; 2]) -> [usize; 3] {
-        self.vae.latent_sizes(size)
+    /// The shape of the latent of an image of this width and height.
+    pub fn latent_shape(&self, size: [usize; 2]) -> LatentShape {
+        self.vae.latent_shape(size)
     }
 
     /// Pixels of an image along the side of a token.

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use compute::Device;
+use compute::{Device, Shape};
 use weights::{Catalog, Tick};
 
 use super::part::Part;
@@ -18,6 +18,54 @@ use crate::model::vae::{self as kl, Decoder, Encoder};
 pub enum Vae {
     /// diffusers' `AutoencoderKL`: SD3, FLUX.
     Kl(Part<kl::Config>),
+}
+
+/// The shape of a latent. An image is one frame, and its tensors have no dimension for that.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LatentShape {
+    /// Channels.
+    pub channels: usize,
+    /// Frames of a video; 1 of an image.
+    pub frames: usize,
+    /// Pixels of the latent from top to bottom.
+    pub height: usize,
+    /// The same from left to right.
+    pub width: usize,
+}
+
+impl LatentShape {
+    /// Of an image's latent.
+    pub fn image(channels: usize, height: usize, width: usize) -> Self {
+        Self { channels, frames: 1, height, width }
+    }
+
+    /// Numbers of a latent.
+    pub fn count(self) -> usize {
+        self.channels * self.frames * self.height * self.width
+    }
+
+    /// As tensors have it: [channels, height, width], and frames after the channels if there are several.
+    pub fn sizes(self) -> Vec<usize> {
+        let Self { channels, frames, height, width } = self;
+        match frames {
+            1 => vec![channels, height, width],
+            _ => vec![channels, frames, height, width],
+        }
+    }
+
+    /// The other way round; nothing if it is no latent's.
+    pub fn of(sizes: &[usize]) -> Option<Self> {
+        match *sizes {
+            [channels, height, width] => Some(Self::image(channels, height, width)),
+            [channels, frames, height, width] => Some(Self { channels, frames, height, width }),
+            _ => None,
+        }
+    }
+
+    /// Of several latents together.
+    pub fn batch(self, samples: usize) -> Shape {
+        Shape::new(&[&[samples][..], &self.sizes()].concat())
+    }
 }
 
 /// How latents are scaled for a model: (latent - shift) · scale, channel by channel.
@@ -89,10 +137,10 @@ impl Vae {
         part.config.reduction()
     }
 
-    /// Channels, height and width of the latent of an image of this width and height.
-    pub fn latent_sizes(&self, size: [usize; 2]) -> [usize; 3] {
+    /// The shape of the latent of an image of this width and height.
+    pub fn latent_shape(&self, size: [usize; 2]) -> LatentShape {
         let [width, height] = size.map(|side| side / self.reduction());
-        [self.channels(), height, width]
+        LatentShape::image(self.channels(), height, width)
     }
 
     /// How latents are scaled for a model.
@@ -156,5 +204,32 @@ impl Part<kl::Config> {
             None => kl::names::diffusers(catalog),
         };
         Files::find(catalog, &layout, build)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_image_has_no_dimension_for_frames() {
+        let image = LatentShape::image(16, 8, 12);
+        assert_eq!(image.sizes(), [16, 8, 12]);
+        assert_eq!(image.batch(2).sizes(), [2, 16, 8, 12]);
+        let video = LatentShape { frames: 5, ..image };
+        assert_eq!(video.sizes(), [16, 5, 8, 12]);
+        assert_eq!(video.count(), 5 * image.count());
+        for shape in [image, video] {
+            assert_eq!(LatentShape::of(&shape.sizes()), Some(shape));
+        }
+        assert_eq!(LatentShape::of(&[8, 12]), None);
+    }
+
+    #[test]
+    fn every_channel_has_its_own_scale() {
+        let statistics = Statistics { shift: vec![1.0, 2.0], scale: vec![2.0, 0.5] };
+        let scaled = statistics.to_model(&[1.0, 3.0, 2.0, 6.0]);
+        assert_eq!(scaled, [0.0, 4.0, 0.0, 2.0]);
+        assert_eq!(statistics.from_model(&scaled), [1.0, 3.0, 2.0, 6.0]);
     }
 }

@@ -135,9 +135,9 @@ impl Lesson for Drawing<'_> {
     fn rehearsed(&self, size: Bucket, n: usize) -> Result<Portion> {
         let levels = self.pipeline.schedule.levels();
         let noise = Noise { levels, scheme: Scheme::Uniform, seed: 0 };
-        let sizes = self.pipeline.latent_sizes([size.width, size.height]);
-        let zeros = || vec![0.0; sizes.iter().product()];
-        let latents = Arc::new(Latents { mean: zeros(), deviation: zeros(), sizes });
+        let shape = self.pipeline.latent_shape([size.width, size.height]);
+        let zeros = || vec![0.0; shape.count()];
+        let latents = Arc::new(Latents { mean: zeros(), deviation: zeros(), shape });
         let prompt = Arc::new(self.pipeline.encoders.hollow_condition());
         let sample = ReadySample { latents, prompt, draw: 0 };
         Ok(Portion { samples: (0..n).map(|_| noise.draw(&sample)).collect() })
@@ -170,9 +170,7 @@ impl Lesson for Drawing<'_> {
     fn host_bytes(&self, config: &RunConfig, outlook: &Outlook<Bucket>) -> usize {
         let pipeline = self.pipeline;
         let prompt = pipeline.encoders.hollow_condition().count();
-        let latents = |size: Bucket| {
-            pipeline.latent_sizes([size.width, size.height]).iter().product::<usize>()
-        };
+        let latents = |size: Bucket| pipeline.latent_shape([size.width, size.height]).count();
         // A mean and a deviation for each number of a latent.
         let sample = |size| (2 * latents(size) + prompt) * Dtype::F32.bytes();
         let sizes = || outlook.train.iter().map(|(size, n)| (sample(*size), n));

@@ -5,14 +5,14 @@
 use std::sync::Arc;
 
 use compute::ops::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
-use compute::{Device, Dtype, Shape, Stream, Tensor};
+use compute::{Device, Dtype, Stream, Tensor};
 
 use super::read::ReadySample;
 use crate::cache::Latents;
 use crate::error::Result;
 use crate::model::diffusion::condition::Condition;
 use crate::model::diffusion::schedule::Levels;
-use crate::model::diffusion::vae::Statistics;
+use crate::model::diffusion::vae::{LatentShape, Statistics};
 use crate::objective::flow::{Level, Scheme};
 use crate::task::draws::{Purpose, seed};
 
@@ -103,8 +103,8 @@ fn draw_latents(
     device: &Device,
     Statistics { shift, scale }: &Statistics,
 ) -> Result<Tensor> {
-    let [channels, height, width] = samples[0].latents.sizes;
-    let shape = Shape::from([samples.len(), channels, height, width]);
+    let LatentShape { channels, .. } = samples[0].latents.shape;
+    let shape = samples[0].latents.shape.batch(samples.len());
     let upload = |numbers: fn(&Latents) -> &[f32]| {
         let parts: Vec<_> = samples.iter().map(|sample| numbers(&sample.latents)).collect();
         device.upload_parts(shape, &parts, Dtype::F32)
