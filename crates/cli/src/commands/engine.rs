@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-use clap::ValueEnum;
 use compute::gpu::{self, Choice};
 use compute::{Device, Dtype, Kind, Quantisation};
 use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
@@ -15,11 +14,10 @@ use machine::sense::Sense;
 use machine::{Bytes, Machine, Source};
 use trainer::config::RunConfig;
 use trainer::model::build::Precision;
-use trainer::model::recompute::Recompute;
-use trainer::model::stream::Stream;
 use trainer::plan::rates::{self, Found, Owner, Rates};
 use trainer::{TrainerError, train, trust};
 
+use super::words;
 use crate::failure::Failure;
 use crate::render;
 
@@ -290,93 +288,19 @@ impl fmt::Display for On {
 #[derive(Debug, clap::Args)]
 pub struct Formats {
     /// Format of weights and activations; adapters are always f32
-    #[arg(long, default_value = "bf16")]
-    pub dtype: Format,
+    #[arg(long, default_value = "bf16", value_parser = words::parser::<Dtype>())]
+    pub dtype: Dtype,
 
     /// Quantise the weights of blocks
-    #[arg(long, value_name = "FORMAT")]
-    pub quantise: Option<Base>,
+    #[arg(long, value_name = "FORMAT", value_parser = words::parser::<Quantisation>())]
+    pub quantise: Option<Quantisation>,
 }
 
 impl Formats {
     /// As it is meant.
     pub fn precision(&self) -> Precision {
-        let base = self.quantise.map(Quantisation::from);
-        Precision { base, ..Precision::plain(self.dtype.into()) }
-    }
-}
-
-/// A number format, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Format {
-    F32,
-    Bf16,
-    F16,
-}
-
-impl From<Format> for Dtype {
-    fn from(format: Format) -> Self {
-        match format {
-            Format::F32 => Self::F32,
-            Format::Bf16 => Self::Bf16,
-            Format::F16 => Self::F16,
-        }
-    }
-}
-
-/// A way to quantise, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Base {
-    Int8,
-    Nf4,
-    Fp8,
-}
-
-impl From<Base> for Quantisation {
-    fn from(base: Base) -> Self {
-        match base {
-            Base::Int8 => Self::Int8,
-            Base::Nf4 => Self::Nf4,
-            Base::Fp8 => Self::Fp8,
-        }
-    }
-}
-
-/// Which blocks are computed twice, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Again {
-    None,
-    Queries,
-    Alternate,
-    Block,
-}
-
-impl From<Again> for Recompute {
-    fn from(again: Again) -> Self {
-        match again {
-            Again::None => Self::None,
-            Again::Queries => Self::Queries,
-            Again::Alternate => Self::Alternate,
-            Again::Block => Self::Block,
-        }
-    }
-}
-
-/// Which frozen blocks are in main memory, as it is typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub enum Streamed {
-    None,
-    Alternate,
-    Blocks,
-}
-
-impl From<Streamed> for Stream {
-    fn from(streamed: Streamed) -> Self {
-        match streamed {
-            Streamed::None => Self::None,
-            Streamed::Alternate => Self::Alternate,
-            Streamed::Blocks => Self::Blocks,
-        }
+        let base = self.quantise;
+        Precision { base, ..Precision::plain(self.dtype) }
     }
 }
 

@@ -6,7 +6,6 @@ mod language;
 use std::io::Write;
 use std::path::PathBuf;
 
-use clap::ValueEnum;
 use serde_json::json;
 use trainer::TrainerError;
 use trainer::export::merge::{Merge, Merged};
@@ -16,12 +15,12 @@ use trainer::model::adapter::read::AdapterFile;
 use trainer::model::{self, Model};
 use trainer::train::full::FullCheckpoint;
 
+use super::words::{self, Words};
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::export::ExportRow;
 use crate::render::progress::Progress;
-use crate::text::name_of;
 
 /// Write an adapter as diffusers, PEFT, kohya and ComfyUI read it.
 ///
@@ -55,8 +54,8 @@ pub struct Arguments {
     out: PathBuf,
 
     /// Programs to write for; adapters of language models are for PEFT only [default: all]
-    #[arg(long, value_delimiter = ',')]
-    format: Vec<For>,
+    #[arg(long, value_delimiter = ',', value_parser = words::parser::<Format>())]
+    format: Vec<Format>,
 
     /// What files for kohya and ComfyUI begin with [default: the adapter's name]
     #[arg(long)]
@@ -78,26 +77,6 @@ pub struct Arguments {
 impl Arguments {
     fn open_adapter(&self) -> trainer::Result<AdapterFile> {
         Ok(AdapterFile::open(&self.adapter)?.with_any_values(self.force))
-    }
-}
-
-/// A program, as it is typed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum For {
-    Diffusers,
-    Peft,
-    Kohya,
-    Comfyui,
-}
-
-impl From<For> for Format {
-    fn from(program: For) -> Self {
-        match program {
-            For::Diffusers => Self::Diffusers,
-            For::Peft => Self::Peft,
-            For::Kohya => Self::Kohya,
-            For::Comfyui => Self::Comfyui,
-        }
     }
 }
 
@@ -125,18 +104,19 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let stem = || arguments.adapter.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
-    let all = For::value_variants();
-    for program in if arguments.format.is_empty() { all } else { &arguments.format } {
-        let exported = export(&mut pipeline, (*program).into(), &arguments.out, &name)?;
-        rows.push(ExportRow::new(*program, exported));
+    let is_wanted =
+        |format: &Format| arguments.format.is_empty() || arguments.format.contains(format);
+    for format in Format::WORDS.iter().map(|(_, format)| *format).filter(is_wanted) {
+        let exported = export(&mut pipeline, format, &arguments.out, &name)?;
+        rows.push(ExportRow::new(format, exported));
     }
     show(arguments, &rows, out)
 }
 
 impl ExportRow {
-    fn new(program: For, exported: Exported) -> Self {
+    fn new(program: Format, exported: Exported) -> Self {
         let Exported { path, n_layers, difference, .. } = exported;
-        Self { format: name_of(&program), path, layers: n_layers, unmatched: 0, difference }
+        Self { format: words::word(&program), path, layers: n_layers, unmatched: 0, difference }
     }
 }
 

@@ -17,6 +17,7 @@ pub mod sample;
 pub mod shard;
 pub mod train;
 pub mod verify;
+mod words;
 
 use trainer::event::Why;
 

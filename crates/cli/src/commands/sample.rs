@@ -17,11 +17,11 @@ use trainer::sample::{Job, Plan, Request};
 
 use super::engine::{COMPUTER, Engine, Formats, Limit};
 use super::output;
+use super::words;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::drawing::{Drawing, Drawn, DrawnImage, DrawnPhase};
-use crate::text::name_of;
 
 /// Draw images from prompts, or continue them as text.
 ///
@@ -323,8 +323,8 @@ fn parameters(
         "base": base,
         "adapter": adapter,
         "latents": request.latents.as_deref().map(file_name),
-        "dtype": name_of(&arguments.formats.dtype),
-        "quantise": arguments.formats.quantise.as_ref().map(name_of),
+        "dtype": words::word(&arguments.formats.dtype),
+        "quantise": arguments.formats.quantise.as_ref().map(words::word),
     });
     [("parameters", text), ("hearth", json.to_string())]
 }

@@ -1,16 +1,17 @@
 //! `hearth verify`: a model folder against reference data.
 
+use compute::{Dtype, Quantisation};
 use std::io::Write;
 use std::path::PathBuf;
 
 use trainer::verify::{Question, verify};
 
-use super::engine::{Base, Engine, Format, Formats};
+use super::engine::{Engine, Formats};
+use super::words;
 use crate::commands::Outcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::verify::{ComparedRow, Verified};
-use crate::text::name_of;
 
 /// Compare a model folder with reference data.
 ///
@@ -42,12 +43,12 @@ pub struct Arguments {
     adapter: Option<PathBuf>,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32")]
-    dtype: Format,
+    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    dtype: Dtype,
 
     /// Quantise the weights of blocks
-    #[arg(long, value_name = "FORMAT")]
-    quantise: Option<Base>,
+    #[arg(long, value_name = "FORMAT", value_parser = words::parser::<Quantisation>())]
+    quantise: Option<Quantisation>,
 
     #[command(flatten)]
     engine: Engine,
@@ -72,7 +73,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let findings = Verified {
         class: report.class,
         n_weights: report.n_weights,
-        dtype: name_of(dtype),
+        dtype: words::word(dtype),
         device: engine.name(),
         is_fine: tensors.iter().all(|row| row.is_fine),
         tensors,

@@ -3,6 +3,8 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use trainer::model::recompute::Recompute;
+use trainer::model::stream::Stream;
 
 use compute::{Device, Dtype};
 use trainer::bench::cases::{Case, How};
@@ -10,11 +12,11 @@ use trainer::bench::cases::{Case, How};
 use super::beside;
 use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Engine, Format, Streamed};
+use crate::commands::engine::Engine;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{ModelFigures, ModelRow, Program};
-use crate::text::name_of;
 
 /// Runs before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -38,8 +40,8 @@ pub struct Arguments {
     only: Vec<Case>,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32")]
-    dtype: Format,
+    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    dtype: Dtype,
 
     /// Pictures that a transformer is trained on in a step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -50,12 +52,12 @@ pub struct Arguments {
     at_once: Option<u16>,
 
     /// Which blocks of a transformer are computed twice to save memory
-    #[arg(long, default_value = "none")]
-    recompute: Again,
+    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    recompute: Recompute,
 
     /// Which frozen blocks of a transformer are in main memory, from where each comes when it is needed
-    #[arg(long, default_value = "none")]
-    stream: Streamed,
+    #[arg(long, default_value = "none", value_parser = words::parser::<Stream>())]
+    stream: Stream,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -117,13 +119,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 }
 
 fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
-    let (engine, dtype) = (&arguments.engine, Dtype::from(arguments.dtype));
+    let (engine, dtype) = (&arguments.engine, arguments.dtype);
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
     let how = How {
         samples: arguments.samples.into(),
         at_once: arguments.at_once.unwrap_or(arguments.samples).into(),
-        recompute: arguments.recompute.into(),
-        stream: arguments.stream.into(),
+        recompute: arguments.recompute,
+        stream: arguments.stream,
     };
     let mut rehearsed = case.prepare(&meta, dtype, how)?;
     rehearsed.run()?;
@@ -147,7 +149,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
     let ms_median = median(times.iter().map(|time| time.wall_ms));
     Ok(ModelFigures {
         model: case.name(),
-        dtype: name_of(&arguments.dtype),
+        dtype: words::word(&arguments.dtype),
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         predicted_ms: predicted_ms(engine, &work),
@@ -168,7 +170,7 @@ fn compare(
     case: Case,
 ) -> Result<Vec<ModelRow>, Failure> {
     let threads = arguments.engine.threads();
-    let (dtype, repeats) = (name_of(&arguments.dtype), arguments.repeats);
+    let (dtype, repeats) = (words::word(&arguments.dtype), arguments.repeats);
     let (threads_text, repeats_text) = (threads.to_string(), repeats.to_string());
     let ours = beside::hearth(&[
         "bench",

@@ -9,7 +9,8 @@ use compute::{Device, Dtype, Gradients, Kind, Params, Shape, Tape, Tensor, Var};
 
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, Format};
+use crate::commands::engine::Engine;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{OpFigures, OpTimes};
@@ -27,8 +28,8 @@ pub struct Arguments {
     only: String,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32")]
-    dtype: Format,
+    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    dtype: Dtype,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(1..))]
@@ -275,7 +276,7 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn measure(&self, case: &Case) -> Result<OpFigures, Failure> {
-        let dtype = Dtype::from(self.arguments.dtype);
+        let dtype = self.arguments.dtype;
         let inputs = self.inputs(case, dtype)?;
         let params = Params::default();
         let use_only = |run: fn(&Tape<'_>, &[Var]) -> compute::Result<Var>| {

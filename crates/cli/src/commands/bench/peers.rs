@@ -1,20 +1,22 @@
 //! `hearth bench peers`: the benchmark job by hearth and by PyTorch, one after the other and round
 //! after round, each in a process of its own, so that anyone can repeat our claim.
 
+use compute::Dtype;
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
+use trainer::model::recompute::Recompute;
 
 use trainer::bench::workload::Config;
 
 use super::beside;
 use super::step::config;
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Format};
+
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{PeerFigures, Program};
-use crate::text::name_of;
 
 /// Measure a training step beside PyTorch's.
 #[derive(Debug, clap::Args)]
@@ -33,12 +35,12 @@ pub struct Arguments {
     config: Vec<Config>,
 
     /// Formats of weights and activations
-    #[arg(long, default_values = ["f32", "bf16"])]
-    dtype: Vec<Format>,
+    #[arg(long, default_values = ["f32", "bf16"], value_parser = words::parser::<Dtype>())]
+    dtype: Vec<Dtype>,
 
     /// Which blocks are computed twice
-    #[arg(long, default_values = ["none", "block"])]
-    recompute: Vec<Again>,
+    #[arg(long, default_values = ["none", "block"], value_parser = words::parser::<Recompute>())]
+    recompute: Vec<Recompute>,
 
     /// PyTorch with torch.compile as well
     #[arg(long)]
@@ -65,8 +67,8 @@ pub struct Arguments {
 #[derive(Clone, Copy)]
 struct Variant {
     config: Config,
-    dtype: Format,
-    recompute: Again,
+    dtype: Dtype,
+    recompute: Recompute,
 }
 
 pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
@@ -101,15 +103,15 @@ fn compare(arguments: &Arguments, variant: Variant) -> Result<Vec<PeerFigures>, 
     }
     let figures = |beside| PeerFigures {
         config: variant.config.name,
-        dtype: name_of(&variant.dtype),
-        recompute: name_of(&variant.recompute),
+        dtype: words::word(&variant.dtype),
+        recompute: words::word(&variant.recompute),
         beside,
     };
     Ok(beside::measure(arguments.rounds, &mut programs)?.into_iter().map(figures).collect())
 }
 
 fn hearth(arguments: &Arguments, variant: Variant, threads: usize) -> Result<Command, Failure> {
-    let (dtype, recompute) = (name_of(&variant.dtype), name_of(&variant.recompute));
+    let (dtype, recompute) = (words::word(&variant.dtype), words::word(&variant.recompute));
     let (steps, threads) = (arguments.steps.to_string(), threads.to_string());
     beside::hearth(&[
         "bench",
@@ -132,7 +134,7 @@ fn pytorch(arguments: &Arguments, variant: Variant, threads: usize, compile: boo
     let Config { name, width, n_blocks, tokens, samples } = variant.config;
     let job = serde_json::json!({
         "config": name, "width": width, "n_blocks": n_blocks, "tokens": tokens, "samples": samples,
-        "dtype": name_of(&variant.dtype), "recompute": name_of(&variant.recompute),
+        "dtype": words::word(&variant.dtype), "recompute": words::word(&variant.recompute),
         "compile": compile, "steps": arguments.steps, "threads": threads,
     });
     let script = include_str!("../../../../../benches/peers/step.py");

@@ -1,18 +1,21 @@
 //! `hearth bench step`: a training step of the benchmark job, planned on the shape-only engine
 //! first, then run in an arena of exactly the planned size.
 
+use compute::Quantisation;
 use std::io::Write;
+use trainer::model::recompute::Recompute;
+use trainer::model::stream::Stream;
 
 use compute::{Device, Dtype, Tag, Usage, Work};
 use trainer::bench::workload::{CONFIGS, Config, Job, Random, Workload};
 
 use super::{Timed, median, predicted_ms};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Base, Engine, Format, Streamed};
+use crate::commands::engine::Engine;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::StepFigures;
-use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 3;
@@ -32,24 +35,24 @@ pub struct Arguments {
     config: Config,
 
     /// Format of weights and activations; adapters are always f32
-    #[arg(long, default_value = "f32")]
-    dtype: Format,
+    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    dtype: Dtype,
 
     /// Format of weights, if they are quantised
-    #[arg(long)]
-    base: Option<Base>,
+    #[arg(long, value_parser = words::parser::<Quantisation>())]
+    base: Option<Quantisation>,
 
     /// Which blocks are computed twice to save memory
-    #[arg(long, default_value = "none")]
-    recompute: Again,
+    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    recompute: Recompute,
 
     /// Samples of a step that are computed at once [default: all]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     at_once: Option<u16>,
 
     /// Which blocks are in main memory, from where each comes when it is needed
-    #[arg(long, default_value = "none")]
-    stream: Streamed,
+    #[arg(long, default_value = "none", value_parser = words::parser::<Stream>())]
+    stream: Stream,
 
     /// Measured steps, after three that are not
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
@@ -81,12 +84,12 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 impl Arguments {
     fn job(&self) -> Job {
-        let plain = Job::plain(self.config, self.dtype.into());
+        let plain = Job::plain(self.config, self.dtype);
         Job {
-            base: self.base.map(Into::into),
-            recompute: self.recompute.into(),
+            base: self.base,
+            recompute: self.recompute,
             at_once: self.at_once.map_or(plain.at_once, usize::from),
-            stream: self.stream.into(),
+            stream: self.stream,
             ..plain
         }
     }
@@ -127,9 +130,9 @@ fn measure(arguments: &Arguments) -> Result<StepFigures, Failure> {
     let usage = device.usage();
     Ok(StepFigures {
         config: arguments.config.name,
-        dtype: Dtype::from(arguments.dtype).to_string(),
-        base: arguments.base.as_ref().map(name_of),
-        recompute: name_of(&arguments.recompute),
+        dtype: arguments.dtype.to_string(),
+        base: arguments.base.as_ref().map(words::word),
+        recompute: words::word(&arguments.recompute),
         streamed_bytes: device.host_bytes(),
         device: arguments.engine.name(),
         threads,

@@ -1,7 +1,9 @@
 //! `hearth bench text`: a training step of a language model from nothing, alone or beside plain PyTorch.
 
+use compute::Dtype;
 use std::io::Write;
 use std::path::{Path, PathBuf};
+use trainer::model::recompute::Recompute;
 
 use compute::Device;
 use trainer::bench::cases::text::TextStep;
@@ -10,11 +12,11 @@ use trainer::model::llama::preset::Preset;
 use super::beside;
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Again, Engine, Format};
+use crate::commands::engine::Engine;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{Beside, Program, TextFigures};
-use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -48,12 +50,12 @@ pub struct Arguments {
     batch: usize,
 
     /// Format of activations; what is trained is f32
-    #[arg(long, default_value = "f32")]
-    dtype: Format,
+    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    dtype: Dtype,
 
     /// Which blocks are computed twice
-    #[arg(long, default_value = "none")]
-    recompute: Again,
+    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    recompute: Recompute,
 
     /// Measured steps, after two that are not
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -110,7 +112,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
                     writeln!(out, "{}", json(serde_json::to_string(beside))?)?;
                 }
             } else {
-                let name = format!("{} {}", arguments.preset.name(), name_of(&arguments.dtype));
+                let name = format!("{} {}", arguments.preset.name(), words::word(&arguments.dtype));
                 write!(out, "{}", render::bench::texts_beside(&name, &all))?;
             }
         }
@@ -120,7 +122,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 
 fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
     let Arguments { preset, vocabulary, length, batch, .. } = *arguments;
-    let (dtype, recompute) = (arguments.dtype.into(), arguments.recompute.into());
+    let (dtype, recompute) = (arguments.dtype, arguments.recompute);
     let step = TextStep { preset, vocabulary, length, batch, dtype, recompute };
     let engine = &arguments.engine;
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
@@ -138,7 +140,7 @@ fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
     let peak_bytes = device.usage().extent;
     Ok(TextFigures {
         preset: preset.name(),
-        dtype: name_of(&arguments.dtype),
+        dtype: words::word(&arguments.dtype),
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
@@ -191,8 +193,8 @@ fn hearth(arguments: &Arguments, threads: usize) -> Result<std::process::Command
         ("--length", length.to_string()),
         ("--batch", batch.to_string()),
         ("--steps", steps.to_string()),
-        ("--dtype", name_of(&arguments.dtype)),
-        ("--recompute", name_of(&arguments.recompute)),
+        ("--dtype", words::word(&arguments.dtype)),
+        ("--recompute", words::word(&arguments.recompute)),
         ("--device", arguments.engine.name()),
         ("--threads", threads.to_string()),
     ];
@@ -214,7 +216,7 @@ fn pytorch(
         "width": shape.hidden_size, "inner": shape.intermediate_size,
         "blocks": shape.num_hidden_layers, "heads": shape.num_attention_heads,
         "kv_heads": shape.num_key_value_heads, "compile": compile, "threads": threads,
-        "dtype": name_of(&arguments.dtype), "recompute": name_of(&arguments.recompute),
+        "dtype": words::word(&arguments.dtype), "recompute": words::word(&arguments.recompute),
         "device": arguments.engine.name(),
     });
     let script = include_str!("../../../../../benches/peers/text.py");

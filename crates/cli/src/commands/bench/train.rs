@@ -10,6 +10,7 @@
 //!   peer.safetensors     the peer's
 //! ```
 
+use compute::Dtype;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -31,7 +32,8 @@ use trainer::train::{Start, train};
 use super::beside;
 use super::{Timed, median};
 use crate::commands::Outcome;
-use crate::commands::engine::{Engine, Format};
+use crate::commands::engine::Engine;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{JobPart, JobRow, Program};
@@ -66,8 +68,8 @@ pub struct Arguments {
     size: Large,
 
     /// Formats of weights and activations; several may be given
-    #[arg(long, default_values = ["f32", "bf16"])]
-    dtype: Vec<Format>,
+    #[arg(long, default_values = ["f32", "bf16"], value_parser = words::parser::<Dtype>())]
+    dtype: Vec<Dtype>,
 
     /// Pictures that are encoded, and trained on
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
@@ -156,7 +158,7 @@ fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<JobRow>, Failure>
                 let theirs = peer(arguments, python, part, *dtype, folder);
                 programs.push((Program::PytorchEager, theirs));
             }
-            let (dtype, mark) = (name_of(dtype), part.mark());
+            let (dtype, mark) = (words::word(dtype), part.mark());
             let measured = beside::measure(arguments.rounds, &mut programs)?.into_iter();
             rows.extend(measured.map(|beside| JobRow { part, dtype: dtype.clone(), mark, beside }));
         }
@@ -181,11 +183,11 @@ fn prepare(arguments: &Arguments, folder: &Path) -> Result<(), Failure> {
 fn hearth(
     arguments: &Arguments,
     part: JobPart,
-    dtype: Format,
+    dtype: Dtype,
     folder: &Path,
 ) -> Result<Command, Failure> {
     let mut command = beside::hearth(&["bench", "train", "--part", &name_of(&part)])?;
-    command.arg("--folder").arg(folder).args(["--dtype", &name_of(&dtype)]);
+    command.arg("--folder").arg(folder).args(["--dtype", &words::word(&dtype)]);
     for (name, value) in [
         ("--pictures", arguments.pictures),
         ("--resolution", arguments.resolution),
@@ -202,12 +204,12 @@ fn peer(
     arguments: &Arguments,
     python: &Path,
     part: JobPart,
-    dtype: Format,
+    dtype: Dtype,
     folder: &Path,
 ) -> Command {
     let threads = arguments.engine.threads();
     let job = serde_json::json!({
-        "part": name_of(&part), "folder": folder, "dtype": name_of(&dtype),
+        "part": name_of(&part), "folder": folder, "dtype": words::word(&dtype),
         "resolution": arguments.resolution, "batch": arguments.batch, "steps": arguments.steps,
         "threads": threads,
     });
@@ -235,7 +237,7 @@ fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
         ] {
             raw.set_path(key, &folder.join(name))?;
         }
-        let dtype = arguments.dtype.first().map_or_else(String::new, name_of);
+        let dtype = arguments.dtype.first().map_or_else(String::new, words::word);
         for (key, value) in [
             ("base.dtype", dtype),
             ("data.resolution", arguments.resolution.to_string()),

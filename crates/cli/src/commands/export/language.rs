@@ -9,10 +9,12 @@ use trainer::export::merge::Merge;
 use trainer::model::llama::base::Base;
 use trainer::text::Tokenizer;
 
-use super::{Arguments, ExportRow, For, run_merge, show};
+use super::{Arguments, ExportRow, run_merge, show};
 use crate::commands::Outcome;
+use crate::commands::words;
 use crate::failure::Failure;
 use crate::render::progress::Progress;
+use trainer::model::adapter::Format;
 
 pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
     base.take_adapter(arguments.open_adapter()?)?;
@@ -22,15 +24,15 @@ pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result
     if arguments.merge {
         return merge_file(arguments, &base, out);
     }
-    if let Some(other) = arguments.format.iter().find(|program| **program != For::Peft) {
-        let name = super::name_of(other);
+    if let Some(other) = arguments.format.iter().find(|program| **program != Format::Peft) {
+        let name = words::word(other);
         return Err(TrainerError::Request {
             problem: format!("--format {name} is for image models"),
             hint: "leave it out: adapters of language models are written for PEFT",
         }
         .into());
     }
-    let row = ExportRow::new(For::Peft, write_adapter(&mut base, &arguments.out)?);
+    let row = ExportRow::new(Format::Peft, write_adapter(&mut base, &arguments.out)?);
     show(arguments, &[row], out)
 }
 
