@@ -130,7 +130,8 @@ fn show<L: Lesson>(
     let more = Room { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
     let (config, is_nominal) = (job.config.clone(), job.outlook.is_nominal);
-    let planned = Planned { on, config, plan, is_nominal, with_more };
+    let n_weights = job.lesson.tensors()?.iter().map(|want| want.shape.elements()).sum();
+    let planned = Planned { on, config, n_weights, plan, is_nominal, with_more };
     if arguments.json {
         writeln!(out, "{:#}", planned.json())?;
     } else {
@@ -173,6 +174,7 @@ impl Planned {
             "fits": true,
             "machine": self.on.machine.title,
             "engine": engine_name(self.on.kind),
+            "weights": self.n_weights,
             "is_deterministic": self.on.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,

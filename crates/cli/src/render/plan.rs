@@ -10,7 +10,7 @@ use trainer::plan::{Considered, Plan, Rates};
 
 use crate::render::progress::duration;
 use crate::render::training::speed;
-use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar};
+use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar, thousands};
 
 /// Chosen: what the next size of a machine has more.
 pub const MORE_BYTES: usize = 8 << 30;
@@ -29,6 +29,8 @@ pub struct Computer {
 pub struct Planned {
     pub on: Computer,
     pub config: RunConfig,
+    /// Numbers of the model that is trained.
+    pub n_weights: usize,
     pub plan: Plan,
     /// Whether there was no folder to count samples in.
     pub is_nominal: bool,
@@ -91,7 +93,8 @@ fn title(planned: &Planned) -> String {
         Kind::Gpu { .. } => "its GPU".to_owned(),
     };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
-    format!("{base} on {}, {engine}", planned.on.machine.title)
+    let weights = thousands(planned.n_weights);
+    format!("{base}, {weights} weights, on {}, {engine}", planned.on.machine.title)
 }
 
 fn phases(planned: &Planned, page: &mut Page) {
