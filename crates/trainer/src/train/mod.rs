@@ -1,6 +1,6 @@
 //! Training, from a job to a proven result. [`train`] is the list of its stages; each is a room of its
 //! own. The loop is in `run.rs`, and knows neither images nor texts: what jobs differ in is a
-//! [`lesson`], and `pictures/` and `texts/` are those there are.
+//! `task::lesson`, and `pictures/` and `texts/` are those there are.
 
 mod begin;
 pub mod checkpoint;

@@ -1,4 +1,4 @@
-//! The model that takes noise away, of whatever family. A family is a folder here and a line in [`families!`]; what it
+//! The model that takes noise away, of whatever family. A family is a folder here and a line in `families!`; what it
 //! has to say is [`Architecture`] (its settings, before anything is loaded) and [`Network`] (the loaded model).
 
 use std::path::Path;
