@@ -2,6 +2,7 @@
 
 use super::section::section;
 use super::value::{Size, Switch};
+use crate::model::diffusion::family::Family;
 
 section! {
     /// Pictures drawn while training.
@@ -11,15 +12,21 @@ section! {
         /// Steps of training between two drawings
         every: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
         /// Size of pictures in pixels; this is SD3's default, other families have their own
-        size: Size = Default(Size { width: 1024, height: 1024 }), Multiple(16.0, 8192.0);
+        size: Size = Default(usual_size()), Multiple(16.0, 8192.0);
         /// Steps from noise to picture; this is SD3's default, other families have their own
-        steps: usize = Default(28), Within(1.0, 1000.0);
+        steps: usize = Default(Family::usual().sampling.steps), Within(1.0, 1000.0);
         /// How closely the prompt is followed; 1 is without guidance. This is SD3's default, other families have
         /// their own
-        guidance: f64 = Default(7.0), Within(1.0, 100.0);
+        guidance: f64 = Default(Family::usual().sampling.guidance), Within(1.0, 100.0);
         /// What the noise follows from
         seed: u64 = Default(42), AtLeast(0.0);
         /// What pictures shall not be like
         negative: String = Default(String::new()), Any;
     }
+}
+
+/// Where the base does not tell its family.
+fn usual_size() -> Size {
+    let side = Family::usual().sampling.side;
+    Size { width: side, height: side }
 }
