@@ -4,11 +4,12 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
 use compute::ops::{Activation, Attention, Pairs, QkNormRope, Rope};
-use compute::{Tape, Tensor, Var};
+use compute::{Ring, Tape, Tensor, Var};
 
 use crate::error::Result;
 use crate::model::build::Builder;
 use crate::model::layer::{Layer, Slot};
+use crate::model::recompute::Recompute;
 
 /// Of every norm.
 pub const EPSILON: f32 = 1e-6;
@@ -92,8 +93,29 @@ impl JointBlock {
         })
     }
 
+    /// The block as one of a model's: its weights may come from main memory, and it may be computed again in backward.
+    pub fn run<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        (ring, index): (Option<&'m Ring>, usize),
+        streams: [&Var; 3],
+        (rope, recompute): (Option<&Tensor>, Recompute),
+    ) -> compute::Result<[Var; 2]> {
+        tape.block(ring, index, || {
+            if !recompute.does(index) {
+                let remakes_queries = recompute == Recompute::Queries;
+                return self.forward(tape, streams, How { rope, remakes_queries });
+            }
+            let rope = rope.cloned();
+            tape.recompute(&streams, move |tape, inputs| {
+                let how = How { rope: rope.as_ref(), remakes_queries: false };
+                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
+            })
+        })
+    }
+
     /// x [S, N, D] and context [S, C, D] to the same, by condition [S, D].
-    pub fn forward(
+    fn forward(
         &self,
         tape: &Tape<'_>,
         [x, context, condition]: [&Var; 3],

@@ -138,17 +138,8 @@ impl Network for Flux {
         let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
         let remakes_queries = recompute == Recompute::Queries;
         for (index, block) in self.blocks.iter().enumerate() {
-            let rope = of_image.clone();
-            [x, context] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
-                    let how = How { rope: Some(&rope), remakes_queries };
-                    return block.forward(tape, [&x, &context, &condition], how);
-                }
-                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
-                    let how = How { rope: Some(&rope), remakes_queries: false };
-                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
-                })
-            })?;
+            let (streams, how) = ([&x, &context, &condition], (Some(&of_image), recompute));
+            [x, context] = block.run(tape, (self.ring.as_ref(), index), streams, how)?;
         }
         let mut both = tape.concat_tokens(&[&x, &context])?;
         drop((x, context));

@@ -10,7 +10,7 @@ use crate::error::{Result, TrainerError};
 use crate::model::build::Builder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
 use crate::model::diffusion::denoiser::{Input, Network};
-use crate::model::diffusion::joint::{EPSILON, How, Joint, JointBlock};
+use crate::model::diffusion::joint::{EPSILON, Joint, JointBlock};
 use crate::model::layer::Layer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
@@ -119,17 +119,9 @@ impl Network for Sd3 {
         let context = input.condition.get(TOKENS)?;
         let mut context = self.context.forward(tape, &context.clone().into())?;
         for (index, block) in self.blocks.iter().enumerate() {
-            [x, context] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
-                    let remakes_queries = recompute == Recompute::Queries;
-                    let how = How { rope: None, remakes_queries };
-                    return block.forward(tape, [&x, &context, &condition], how);
-                }
-                tape.recompute(&[&x, &context, &condition], move |tape, inputs| {
-                    let how = How { rope: None, remakes_queries: false };
-                    block.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
-                })
-            })?;
+            let streams = [&x, &context, &condition];
+            [x, context] =
+                block.run(tape, (self.ring.as_ref(), index), streams, (None, recompute))?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;
         let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;
