@@ -36,6 +36,12 @@ impl Layout<'_> {
     }
 }
 
+/// What a model's names begin with in a checkpoint that may hold more than it: `prefix`, or nothing. Told by a tensor that
+/// only this model has; none if the checkpoint has no such model.
+pub fn prefix(catalog: &Catalog, prefix: &'static str, mark: &str) -> Option<&'static str> {
+    [prefix, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{mark}")).is_ok())
+}
+
 /// A model's weights on disk, found and compared; nothing is read yet.
 pub struct Files<'a> {
     catalog: &'a Catalog,

@@ -3,7 +3,7 @@
 use weights::Catalog;
 
 use super::Config;
-use crate::model::files::Layout;
+use crate::model::files::{self, Layout};
 use crate::model::piece::Piece;
 
 const PREFIX: &str = "first_stage_model.";
@@ -11,7 +11,7 @@ const MARK: &str = "decoder.mid.attn_1.q.weight";
 
 /// What the autoencoder's names begin with in a file of the original layout; nothing if it is none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
-    [PREFIX, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{MARK}")).is_ok())
+    files::prefix(catalog, PREFIX, MARK)
 }
 
 /// The original layout, of which one half is asked for at a time.

@@ -4,7 +4,7 @@
 use weights::Catalog;
 
 use super::{Config, published_axes};
-use crate::model::files::Layout;
+use crate::model::files::{self, Layout};
 use crate::model::piece::Piece;
 
 /// Where the transformer begins in a checkpoint that has more in it.
@@ -17,7 +17,7 @@ const HEAD: usize = 128;
 /// What the names of the transformer begin with in a file of the original layout; nothing if it is
 /// none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
-    [PREFIX, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{MARK}")).is_ok())
+    files::prefix(catalog, PREFIX, MARK)
 }
 
 /// The original layout. What else is in the file is somebody else's.
