@@ -7,6 +7,8 @@ mod cache;
 #[cfg(unix)]
 mod data;
 mod demo;
+#[cfg(unix)]
+mod docs;
 mod doctor;
 mod errors;
 mod language;
