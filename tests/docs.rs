@@ -52,7 +52,7 @@ fn blocks(text: &str) -> Vec<Block> {
         let Some(language) = line.trim_start().strip_prefix(FENCE) else {
             // An empty line may stand between a comment and its block.
             if !line.trim().is_empty() {
-                note = comment(line).unwrap_or_default().to_owned();
+                comment(line).unwrap_or_default().clone_into(&mut note);
             }
             continue;
         };
