@@ -1,4 +1,4 @@
-//! `hearth cache` as a user meets it: a folder of pictures, run twice, at the same time, killed,
+//! `hearth cache` as a user meets it: a folder of images, run twice, at the same time, killed,
 //! damaged.
 
 use std::fs;
@@ -11,22 +11,22 @@ use tempfile::TempDir;
 
 use crate::{command, hearth, printed, said, text};
 
-/// A folder with a job for the tiny pipeline and so many pictures.
-fn job(n_pictures: usize) -> (TempDir, PathBuf) {
+/// A folder with a job for the tiny pipeline and so many images.
+fn job(n_images: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
-    let pictures = folder.path().join("pictures");
-    fs::create_dir(&pictures).unwrap();
-    for index in 0..n_pictures {
+    let images = folder.path().join("images");
+    fs::create_dir(&images).unwrap();
+    for index in 0..n_images {
         let rgb: Vec<u8> = (0..64 * 64 * 3).map(|at| (at * (index + 2) / 7) as u8).collect();
-        let path = pictures.join(format!("{index:03}.png"));
+        let path = images.join(format!("{index:03}.png"));
         let mut encoder = png::Encoder::new(fs::File::create(&path).unwrap(), 64, 64);
         encoder.set_color(png::ColorType::Rgb);
         encoder.write_header().unwrap().write_image_data(&rgb).unwrap();
-        fs::write(path.with_extension("txt"), format!("picture {}, a, b, c", index % 3)).unwrap();
+        fs::write(path.with_extension("txt"), format!("image {}, a, b, c", index % 3)).unwrap();
     }
     let base = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
     let job = format!(
-        "[base]\npath = '{}'\n[data]\nimages = 'pictures'\nresolution = 64\nbucket_step = 16\n\
+        "[base]\npath = '{}'\n[data]\nimages = 'images'\nresolution = 64\nbucket_step = 16\n\
          validation = 2\n[sample]\nprompts = ['a fox']\n",
         text(&base)
     );
@@ -41,7 +41,7 @@ fn summary(job: &Path, arguments: &[&str]) -> Value {
 }
 
 fn missing(summary: &Value) -> [u64; 2] {
-    ["missing_pictures", "missing_texts"].map(|key| summary[key].as_u64().unwrap())
+    ["missing_images", "missing_texts"].map(|key| summary[key].as_u64().unwrap())
 }
 
 /// Files of the cache whose names end so.
@@ -65,21 +65,21 @@ fn a_cache_of_an_older_version_is_encoded_again_with_a_word() {
 #[test]
 fn a_second_run_does_nothing() {
     let (folder, job) = job(6);
-    fs::write(folder.path().join("pictures/broken.png"), "hello").unwrap();
+    fs::write(folder.path().join("images/broken.png"), "hello").unwrap();
     assert_eq!(missing(&summary(&job, &["--plan"])), [6, 5]);
     assert!(files(&folder, ".safetensors").is_empty(), "a plan encodes nothing");
     let first = summary(&job, &[]);
     assert_eq!(missing(&first), [6, 5]);
-    assert_eq!([&first["pictures"], &first["held_out"], &first["texts"]], [4, 2, 5]);
-    assert_eq!(first["buckets"][0]["pictures"], 6);
+    assert_eq!([&first["images"], &first["held_out"], &first["texts"]], [4, 2, 5]);
+    assert_eq!(first["buckets"][0]["images"], 6);
     let what = first["problems"][0]["what"].as_str().unwrap();
-    assert!(what.starts_with("is not a picture"), "{what}");
+    assert!(what.starts_with("is not an image"), "{what}");
     let shards = files(&folder, ".safetensors");
     let again = summary(&job, &["--limit", "1MB"]);
     assert_eq!(missing(&again), [0, 0]);
     assert_eq!(files(&folder, ".safetensors"), shards);
     let page = printed(&["cache", text(&job)]);
-    for part in ["4 pictures, 2 held out, 5 texts", "64 x 64", "broken.png", "all of it is in"] {
+    for part in ["4 images, 2 held out, 5 texts", "64 x 64", "broken.png", "all of it is in"] {
         assert!(page.contains(part), "{part:?} is missing from {page}");
     }
 }
@@ -88,18 +88,18 @@ fn a_second_run_does_nothing() {
 #[test]
 fn all_that_is_left_out_is_listed_first() {
     let (folder, job) = job(4);
-    let pictures = folder.path().join("pictures");
+    let images = folder.path().join("images");
     for index in 0..20 {
-        fs::write(pictures.join(format!("broken-{index:02}.png")), "hello").unwrap();
+        fs::write(images.join(format!("broken-{index:02}.png")), "hello").unwrap();
     }
-    fs::write(pictures.join("empty.jpg"), "").unwrap();
-    fs::write(pictures.join("notes.docx"), "PK").unwrap();
-    fs::write(pictures.join("lonely.txt"), "a caption").unwrap();
-    fs::copy(pictures.join("000.png"), pictures.join("copy.png")).unwrap();
+    fs::write(images.join("empty.jpg"), "").unwrap();
+    fs::write(images.join("notes.docx"), "PK").unwrap();
+    fs::write(images.join("lonely.txt"), "a caption").unwrap();
+    fs::copy(images.join("000.png"), images.join("copy.png")).unwrap();
     let page = printed(&["cache", text(&job), "--plan"]);
-    let listed = page.split("3 pictures, 2 held out").next().unwrap();
+    let listed = page.split("3 images, 2 held out").next().unwrap();
     assert!(listed.starts_with("left out: 21 of 26 images"), "{page}");
-    let names = (0..20).map(|index| format!("broken-{index:02}.png is not a picture"));
+    let names = (0..20).map(|index| format!("broken-{index:02}.png is not an image"));
     let others = [
         "20 not an image:",
         "empty.jpg has zero bytes",
@@ -116,7 +116,7 @@ fn all_that_is_left_out_is_listed_first() {
     assert_eq!(summary["problems"].as_array().unwrap().len(), 25);
     assert_eq!([&summary["left_out"][0]["left_out"], &summary["left_out"][0]["of"]], [21, 26]);
     assert_eq!(summary["left_out"][0]["reasons"][0]["reason"], "not an image");
-    fs::read_dir(&pictures).unwrap().map(|entry| entry.unwrap().path()).for_each(|path| {
+    fs::read_dir(&images).unwrap().map(|entry| entry.unwrap().path()).for_each(|path| {
         if !text(&path).contains("broken") {
             fs::remove_file(path).unwrap();
         }
@@ -136,7 +136,7 @@ fn captions_that_are_cut_are_told_by_name() {
     let (folder, job) = job(4);
     let caption = |name: &str, n: usize| {
         let words = (0..n).map(|n| format!("w{n}")).collect::<Vec<_>>().join(" ");
-        fs::write(folder.path().join("pictures").join(name), words).unwrap();
+        fs::write(folder.path().join("images").join(name), words).unwrap();
     };
     let of = |name: &str| {
         let summary = summary(&job, &["--plan"]);
@@ -202,8 +202,8 @@ fn what_cannot_be_is_said_before_anything_is_done() {
         }
         assert!(files(&folder, ".safetensors").is_empty());
     };
-    fails(&["--limit", "1MB"], &["pictures does not fit: needs", "limit 977 KiB", "\nhint: "]);
-    fails(&["--set", "data.validation=3"], &["holds out 3 pictures, there are 3"]);
+    fails(&["--limit", "1MB"], &["images does not fit: needs", "limit 977 KiB", "\nhint: "]);
+    fails(&["--set", "data.validation=3"], &["holds out 3 images, there are 3"]);
     fails(&["--set", "data.bucket_step=33"], &["data.bucket_step", "33"]);
     fails(&["--set", "data.images=nowhere"], &["cannot read", "nowhere"]);
 }
@@ -212,7 +212,7 @@ fn what_cannot_be_is_said_before_anything_is_done() {
 fn a_lost_bit_is_found_and_repaired() {
     let (folder, job) = job(3);
     summary(&job, &[]);
-    let [shard, _] = &files(&folder, ".safetensors")[..] else { panic!("pictures and texts") };
+    let [shard, _] = &files(&folder, ".safetensors")[..] else { panic!("images and texts") };
     let whole = fs::read(shard).unwrap();
     let mut bytes = whole.clone();
     let middle = bytes.len() / 2;

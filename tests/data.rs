@@ -10,7 +10,7 @@ use std::process::Command;
 
 use trainer::data::{ProblemKind, scan};
 
-fn put_picture(path: &Path) {
+fn put_image(path: &Path) {
     let mut encoder = png::Encoder::new(fs::File::create(path).unwrap(), 64, 64);
     encoder.set_color(png::ColorType::Grayscale);
     encoder.write_header().unwrap().write_image_data(&[0x80; 64 * 64]).unwrap();
@@ -21,7 +21,7 @@ fn links_that_go_round_are_followed_once() {
     let folder = tempfile::tempdir().unwrap();
     let root = folder.path().canonicalize().unwrap();
     fs::create_dir_all(root.join("a/b")).unwrap();
-    put_picture(&root.join("a/b/c.png"));
+    put_image(&root.join("a/b/c.png"));
     symlink(&root, root.join("a/b/up")).unwrap();
     symlink("self", root.join("self")).unwrap();
     symlink("a/b", root.join("z")).unwrap();
@@ -47,7 +47,7 @@ fn names_need_not_be_text() {
     if fs::write(path(b"gr\xfcn.txt"), "green").is_err() {
         return;
     }
-    put_picture(&path(b"gr\xfcn.png"));
+    put_image(&path(b"gr\xfcn.png"));
     let found = scan(folder.path()).unwrap();
     assert_eq!(found.items[0].caption, "green");
     assert_eq!(found.problems, []);
@@ -56,7 +56,7 @@ fn names_need_not_be_text() {
 #[test]
 fn nobody_waits_for_a_pipe() {
     let folder = tempfile::tempdir().unwrap();
-    put_picture(&folder.path().join("a.png"));
+    put_image(&folder.path().join("a.png"));
     for name in ["a.txt", "b.png", "metadata.jsonl"] {
         let made = Command::new("mkfifo").arg(folder.path().join(name)).status().unwrap();
         assert!(made.success());

@@ -1,16 +1,16 @@
 //! The demo's recipe, cut short: the built-in model draws in the new style afterwards, which is
-//! counted in its pictures, and did not before.
+//! counted in its images, and did not before.
 
 use std::fs;
 use std::path::Path;
 
-use trainer::demo::{Colour, Statistics, show};
+use trainer::demo::{Colour, ImageStatistics, show};
 
 use crate::{hearth, printed, said, text};
 
 const PROMPTS: [&str; 2] = ["neon style, a red star", "neon style, a blue circle"];
 
-/// The recipe learns for ten times as many pictures, in smaller steps; a debug build has a minute.
+/// The recipe learns for ten times as many images, in smaller steps; a debug build has a minute.
 const SHORTER: [&str; 6] = [
     "train.steps=50",
     "train.batch=4",
@@ -21,13 +21,13 @@ const SHORTER: [&str; 6] = [
 ];
 
 #[test]
-fn a_dozen_pictures_teach_a_style() {
+fn a_dozen_images_teach_a_style() {
     let folder = tempfile::tempdir().unwrap();
-    let (run, pictures) = (folder.path().join("run"), folder.path().join("pictures"));
+    let (run, images) = (folder.path().join("run"), folder.path().join("images"));
     let job = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/demo.toml");
     let prompts = format!("sample.prompts={PROMPTS:?}");
     let mut arguments = vec!["train", text(&job), "--out", text(&run), "--quiet"];
-    arguments.extend(["--images", text(&pictures), "--set", &prompts]);
+    arguments.extend(["--images", text(&images), "--set", &prompts]);
     arguments.extend(SHORTER.iter().flat_map(|argument| ["--set", argument]));
     printed(&arguments);
     for (number, prompt) in (1..).zip(PROMPTS) {
@@ -61,7 +61,7 @@ fn the_demo_overwrites_nothing() {
     }
 }
 
-fn statistics(run: &Path, step: u64, number: usize) -> Statistics {
+fn statistics(run: &Path, step: u64, number: usize) -> ImageStatistics {
     let path = run.join(format!("samples/step-{step:06}-{number}.png"));
-    Statistics::of(&show::read(&path).unwrap())
+    ImageStatistics::from_image(&show::read(&path).unwrap())
 }

@@ -11,13 +11,13 @@ use tempfile::TempDir;
 use trainer::export::language::write_model;
 use trainer::model::adapter::Adapters;
 use trainer::model::build::Precision;
-use trainer::model::llama::base::Base;
-use trainer::model::llama::preset::Preset;
+use trainer::model::llama::language_model::LanguageModel;
+use trainer::model::llama::preset::LlamaPreset;
 use trainer::model::recompute::Recompute;
-use trainer::sample::choice::Choice;
-use trainer::sample::text::{Request, write};
+use trainer::sample::text::{GenerationRequest, generate};
+use trainer::sample::token_sampler::TokenSampler;
 use trainer::text::Tokenizer;
-use trainer::verify::difference;
+use trainer::verify::relative_error;
 
 use crate::{hearth, printed, said, text};
 
@@ -66,19 +66,19 @@ fn a_text_goes_to_standard_output() {
     let path = with_tokenizer(&folder);
     let asked = ["--temperature", "0", "--max-tokens", "12", "--json"];
     let likeliest: Value = serde_json::from_str(&sampled(&path, &asked)).unwrap();
-    let base = Base::open(&path).unwrap();
+    let base = LanguageModel::open(&path).unwrap();
     let tokenizer = Tokenizer::open(&path).unwrap();
-    let request = Request {
+    let request = GenerationRequest {
         prompt: tokenizer.encode("Ofen").unwrap(),
         max_tokens: 12,
-        choice: Choice::likeliest(),
+        sampler: TokenSampler::greedy(),
     };
     let device = Device::cpu(2, 64 << 20).unwrap();
     let plain = Precision::plain(Dtype::F32);
     let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
     let (mut ids, model) = (Vec::new(), (&model, &adapters.params));
-    let is_end = |id: u32| tokenizer.is_end(id) || base.config.eos_token_ids.contains(&id);
-    write(&device, model, &request, &is_end, &mut |id| {
+    let is_end = |id: u32| tokenizer.is_eos(id) || base.config.eos_token_ids.contains(&id);
+    generate(&device, model, &request, &is_end, &mut |id| {
         ids.push(id);
         true
     })
@@ -146,7 +146,7 @@ fn an_adapter_is_exported_and_merged() {
     // What it gives alone is what the base gives with the adapter.
     let device = Device::cpu(2, 64 << 20).unwrap();
     let logits = |path: &Path, adapter: Option<&Path>| {
-        let mut base = Base::open(path).unwrap();
+        let mut base = LanguageModel::open(path).unwrap();
         if let Some(adapter) = adapter {
             base.add_adapter(adapter).unwrap();
         }
@@ -154,48 +154,48 @@ fn an_adapter_is_exported_and_merged() {
         let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
         let tape = Tape::inference(&device, &adapters.params, 0);
         let ids = device.upload([1, 6], &[3_u32, 1, 4, 1, 5, 9]).unwrap();
-        let hidden = model.hidden(&tape, &ids, None, Recompute::None).unwrap();
+        let hidden = model.hidden_states(&tape, &ids, None, Recompute::None).unwrap();
         model.logits(&tape, &hidden).unwrap().tensor().to_f32_vec()
     };
     let expected = logits(Path::new(&base), Some(Path::new(&adapter)));
-    assert!(difference(&expected, &logits(&merged, None)) < 1e-5);
-    assert!(difference(&expected, &logits(Path::new(&base), None)) > 1e-2);
+    assert!(relative_error(&expected, &logits(&merged, None)) < 1e-5);
+    assert!(relative_error(&expected, &logits(Path::new(&base), None)) > 1e-2);
     let other = hearth(&[&common[..], &[text(&out), "--format", "kohya"]].concat());
     assert!(said(&other).contains("--format kohya is for image models"), "{}", said(&other));
 }
 
-/// A model that was trained from nothing is a folder that can be opened again.
+/// A model that was trained from scratch is a folder that can be opened again.
 #[test]
 fn a_model_that_is_written_is_read_again() {
     let folder = TempDir::new().unwrap();
     let out = folder.path().join("model");
     let tokenizer = Tokenizer::bytes();
-    let base = Base::preset(Preset::Tiny, tokenizer.vocabulary(), 1).unwrap();
+    let base = LanguageModel::preset(LlamaPreset::Tiny, tokenizer.vocab_size(), 1).unwrap();
     let device = Device::cpu(2, 64 << 20).unwrap();
-    let mut adapters = Adapters::own();
+    let mut adapters = Adapters::full();
     base.load(&device, Precision::plain(Dtype::F32), &mut adapters, &|_| true).unwrap();
     let own: BTreeMap<_, _> =
-        adapters.own.iter().map(|(name, key)| (name.as_str(), *key)).collect();
+        adapters.full_params.iter().map(|(name, key)| (name.as_str(), *key)).collect();
     let numbers = |name: &str| adapters.params.get(own[name]).to_f32_vec();
     for _ in 0..2 {
-        write_model(&base, &tokenizer, weights::Dtype::F32, &out, &mut |_, want| {
+        write_model(&base, &tokenizer, weights::FileDtype::F32, &out, &mut |_, want| {
             Ok(numbers(&want.name))
         })
         .unwrap();
     }
-    let again = Base::open(&out).unwrap();
+    let again = LanguageModel::open(&out).unwrap();
     assert_eq!(again.config, base.config);
     let files = again.files().unwrap().unwrap();
-    for want in base.tensors().unwrap() {
-        assert_eq!(files.numbers(&want.name).unwrap(), numbers(&want.name), "{}", want.name);
+    for want in base.tensor_specs().unwrap() {
+        assert_eq!(files.values(&want.name).unwrap(), numbers(&want.name), "{}", want.name);
     }
     assert_eq!(Tokenizer::open(&out).unwrap().fingerprint(), tokenizer.fingerprint());
     // And again of that folder, whose settings are kept.
     let second = folder.path().join("second");
-    let mut same = |_: usize, want: &trainer::model::build::Want| files.numbers(&want.name);
-    write_model(&again, &tokenizer, weights::Dtype::Bf16, &second, &mut same).unwrap();
+    let mut same = |_: usize, want: &trainer::model::build::TensorSpec| files.values(&want.name);
+    write_model(&again, &tokenizer, weights::FileDtype::Bf16, &second, &mut same).unwrap();
     let settings: Value =
         serde_json::from_slice(&fs::read(second.join("config.json")).unwrap()).unwrap();
     assert_eq!(settings["dtype"], "bfloat16");
-    assert_eq!(Base::open(&second).unwrap().config, base.config);
+    assert_eq!(LanguageModel::open(&second).unwrap().config, base.config);
 }

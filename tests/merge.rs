@@ -8,24 +8,24 @@ use std::path::{Path, PathBuf};
 use compute::Device;
 use serde_json::Value;
 use tempfile::TempDir;
-use trainer::export::merge::Merge;
-use trainer::model::adapter::Given;
+use trainer::export::merge::AdapterMerge;
+use trainer::model::adapter::LoraWeights;
 use trainer::model::adapter::read::Component;
 use trainer::model::diffusion::Pipeline;
-use trainer::sample::Job;
-use trainer::verify::difference;
-use weights::copy::{Copy, Target};
-use weights::{Catalog, Dtype, Encoding};
+use trainer::sample::SampleJob;
+use trainer::verify::relative_error;
+use weights::copy::{CopyOptions, CopyTarget};
+use weights::{Catalog, FileDtype, TensorEncoding};
 
 use crate::models::{LIMIT, at, check, copy, golden, recorded, request};
 use crate::{hearth, printed, said, text};
 
 fn draw(pipeline: &Pipeline) -> Vec<f32> {
     let device = Device::cpu(2, LIMIT).unwrap();
-    let job = Job::new(pipeline, request()).unwrap();
+    let job = SampleJob::new(pipeline, request()).unwrap();
     let plan = job.plan(device.kind(), LIMIT).unwrap();
-    let pictures = job.run(&device, &plan, &|_| true).unwrap();
-    pictures.into_iter().flat_map(|picture| picture.numbers).collect()
+    let images = job.run(&device, &plan, &|_| true).unwrap();
+    images.into_iter().flat_map(|image| image.values).collect()
 }
 
 /// What `export --merge` says of a base and the adapter that was trained for it.
@@ -79,7 +79,7 @@ const ROUNDED: f64 = 7e-4;
 fn near_reference(got: &[f32]) {
     let recorded = recorded();
     let (with, without) = (&recorded["out.image_lora"], &recorded["out.image"]);
-    let (apart, change) = (difference(with, got), difference(with, without));
+    let (apart, change) = (relative_error(with, got), relative_error(with, without));
     assert!(apart < ROUNDED && change > 10.0 * apart, "{apart:e} of {change:e}");
 }
 
@@ -88,7 +88,11 @@ fn f32_base() -> TempDir {
     let base = copy();
     for file in ["transformer/diffusion_pytorch_model", "text_encoder/model"] {
         let path = base.path().join(format!("{file}.safetensors"));
-        let how = Copy { target: Target::File(&path), dtype: Some(Dtype::F32), checksum: false };
+        let how = CopyOptions {
+            target: CopyTarget::File(&path),
+            dtype: Some(FileDtype::F32),
+            checksum: false,
+        };
         weights::copy::copy(&Catalog::open(&path).unwrap(), &how, &|_| true).unwrap();
     }
     base
@@ -120,9 +124,12 @@ fn sharded_base() -> TempDir {
     let base = copy();
     let transformer = base.path().join("transformer");
     let whole = transformer.join("diffusion_pytorch_model.safetensors");
-    let target =
-        Target::Shards { folder: &transformer, stem: "diffusion_pytorch_model", limit: 100_000 };
-    let how = Copy { target, dtype: Some(Dtype::Bf16), checksum: false };
+    let target = CopyTarget::Shards {
+        folder: &transformer,
+        stem: "diffusion_pytorch_model",
+        limit: 100_000,
+    };
+    let how = CopyOptions { target, dtype: Some(FileDtype::Bf16), checksum: false };
     weights::copy::copy(&Catalog::open(&whole).unwrap(), &how, &|_| true).unwrap();
     fs::rename(whole, transformer.join("diffusion_pytorch_model.fp16.safetensors")).unwrap();
     base
@@ -141,14 +148,19 @@ fn shards_and_formats_stay_as_they_are() {
     assert_eq!(files(&out.join("transformer")), expected);
     let index = out.join("transformer/diffusion_pytorch_model.safetensors.index.json");
     let catalog = Catalog::open(&index).unwrap();
-    assert!(catalog.tensors.iter().all(|tensor| tensor.encoding == Encoding::Plain(Dtype::Bf16)));
+    assert!(
+        catalog
+            .tensors
+            .iter()
+            .all(|tensor| tensor.encoding == TensorEncoding::Plain(FileDtype::Bf16))
+    );
 }
 
-fn given(sizes: [usize; 2], magnitude: Option<f32>) -> Given {
+fn given(sizes: [usize; 2], magnitude: Option<f32>) -> LoraWeights {
     let numbers = |count: usize, by: f32| (0..count).map(|i| 0.2 * (i as f32 * by).sin()).collect();
     let [outputs, inputs] = sizes;
     let magnitude = magnitude.map(|size| vec![size; outputs]);
-    Given {
+    LoraWeights {
         rank: 2,
         alpha: 3.0,
         down: numbers(2 * inputs, 0.3),
@@ -179,11 +191,11 @@ fn magnitudes_and_text_encoders_are_merged_too() {
     ]);
     let beside = draw(&pipeline);
     let out = folder.path().join("merged");
-    let merged = Merge::plan(&pipeline).unwrap().run(&out, &|_| true).unwrap();
+    let merged = AdapterMerge::plan(&pipeline).unwrap().run(&out, &|_| true).unwrap();
     assert_eq!(merged.n_changed, 2);
     let within = draw(&Pipeline::open(&out, None).unwrap());
     let (apart, change) =
-        (difference(&beside, &within), difference(&beside, &recorded()["out.image"]));
+        (relative_error(&beside, &within), relative_error(&beside, &recorded()["out.image"]));
     assert!(apart < 2e-5 && change > 100.0 * apart, "{apart:e} of {change:e}");
 }
 
@@ -223,7 +235,7 @@ fn an_interrupted_merge_and_one_that_overflows_leave_nothing_behind() {
     let out: PathBuf = folder.path().join("merged");
     let mut pipeline = Pipeline::open(&golden().join("pipeline"), None).unwrap();
     pipeline.add_adapter(&golden().join("pipeline/lora.safetensors")).unwrap();
-    let error = Merge::plan(&pipeline).unwrap().run(&out, &|_| false).unwrap_err();
+    let error = AdapterMerge::plan(&pipeline).unwrap().run(&out, &|_| false).unwrap_err();
     assert!(error.to_string().contains("interrupted"), "{error}");
 
     let (component, mut layers) = pipeline.adapter().remove(0);
@@ -231,7 +243,7 @@ fn an_interrupted_merge_and_one_that_overflows_leave_nothing_behind() {
         given.alpha = f32::MAX;
     }
     pipeline.set_adapter(vec![(component, layers)]);
-    let error = Merge::plan(&pipeline).unwrap().run(&out, &|_| true).unwrap_err();
+    let error = AdapterMerge::plan(&pipeline).unwrap().run(&out, &|_| true).unwrap_err();
     assert!(error.to_string().contains("steps of"), "{error}");
     assert!(files(folder.path()).is_empty());
 }

@@ -400,7 +400,7 @@ const FILES: &[Row] = &[
     ),
     (
         1,
-        "plan DIR/job.toml --picture DIR/images/",
+        "plan DIR/job.toml --image DIR/images/",
         &["cannot write DIR/images/", "it is a folder, expected a file"],
     ),
     (1, "man --out DIR/nowhere/deep", &["cannot write DIR/nowhere/deep"]),
@@ -449,7 +449,7 @@ fn check(tables: &[&[Row]]) {
         tables.concat().into_iter().filter_map(|row| place.wrong(row)).collect();
     assert!(wrong.is_empty(), "{} rows:\n\n{}", wrong.len(), wrong.join("\n"));
     // What fails leaves nothing behind.
-    for name in ["x", "x.safetensors", "x.gguf", "x.bin", "s", "fox.webp", "picture.png"] {
+    for name in ["x", "x.safetensors", "x.gguf", "x.bin", "s", "fox.webp", "image.png"] {
         assert!(!place.path(name).exists(), "{name} was left behind");
     }
 }

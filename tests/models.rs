@@ -6,29 +6,29 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Mutex;
 
-use compute::{Device, Dtype, Kind, Quantisation};
+use compute::{Device, DeviceKind, Dtype, Quantisation};
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use serde_json::Value;
 use tempfile::TempDir;
 use trainer::export::export;
-use trainer::model::adapter::Format;
+use trainer::model::adapter::AdapterFormat;
 use trainer::model::adapter::read::Component;
-use trainer::model::adapter::{Adapters, Given};
-use trainer::model::build::{Builder, Precision, Random, wants};
+use trainer::model::adapter::{Adapters, LoraWeights};
+use trainer::model::build::{ModelBuilder, Precision, RandomWeights, tensor_specs};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::condition::{Condition, Conditions, POOLED, TOKENS};
-use trainer::model::diffusion::denoiser::{Config, Input};
+use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
 use trainer::model::diffusion::sd3;
-use trainer::model::diffusion::text::{Encoding, T5Loading, Watch};
-use trainer::model::encoder::clip::{self, Clip};
-use trainer::model::encoder::t5::{self, T5};
-use trainer::model::encoder::tokenizer::Tokenizer;
+use trainer::model::diffusion::text::{EncodeCallbacks, EncodingOptions, T5Loading};
+use trainer::model::encoder::clip::{self, ClipTextModel};
+use trainer::model::encoder::t5::{self, T5Encoder};
+use trainer::model::encoder::tokenizer::PromptTokenizer;
 use trainer::model::recompute::Recompute;
-use trainer::model::vae::{self, Decoder, Encoder};
-use trainer::objective::flow::Level;
-use trainer::sample::{Event, Job, Request};
-use trainer::verify::difference;
+use trainer::model::vae::{self, VaeDecoder, VaeEncoder};
+use trainer::objective::flow::Timestep;
+use trainer::sample::{ImageRequest, SampleEvent, SampleJob};
+use trainer::verify::relative_error;
 
 use crate::{hearth, printed, said, text};
 
@@ -123,10 +123,10 @@ fn checkpoints_of_the_original_layout_are_the_same_models() {
 /// a tensor of the file, not a parameter.
 #[test]
 fn published_models_have_their_number_of_weights() {
-    fn count<T>(build: impl FnOnce(&mut Builder<'_>) -> trainer::Result<T>) -> usize {
-        wants(build).unwrap().iter().map(|want| want.shape.elements()).sum()
+    fn count<T>(build: impl FnOnce(&mut ModelBuilder<'_>) -> trainer::Result<T>) -> usize {
+        tensor_specs(build).unwrap().iter().map(|want| want.shape.elements()).sum()
     }
-    let config = |n_heads: usize, side: usize, dual: usize, norm: &str| -> Config {
+    let config = |n_heads: usize, side: usize, dual: usize, norm: &str| -> DenoiserConfig {
         let text = format!(
             r#"{{"in_channels": 16, "out_channels": 16, "patch_size": 2, "num_layers": {n_heads},
                 "num_attention_heads": {n_heads}, "attention_head_dim": 64, "joint_attention_dim": 4096,
@@ -135,7 +135,7 @@ fn published_models_have_their_number_of_weights() {
             64 * n_heads,
             (0..dual).collect::<Vec<_>>()
         );
-        serde_json::from_str::<sd3::Config>(&text).unwrap().into()
+        serde_json::from_str::<sd3::Sd3Config>(&text).unwrap().into()
     };
     let published = [
         ("SD3 medium", config(24, 192, 0, "null"), 2_084_951_104),
@@ -146,13 +146,13 @@ fn published_models_have_their_number_of_weights() {
         assert_eq!(count(|build| config.build(build)), expected, "{name}");
         rehearse(name, &config, expected);
     }
-    let t5: t5::Config = serde_json::from_str(
+    let t5: t5::T5Config = serde_json::from_str(
         r#"{"vocab_size": 32128, "d_model": 4096, "d_kv": 64, "d_ff": 10240, "num_layers": 24,
             "num_heads": 64, "relative_attention_num_buckets": 32, "feed_forward_proj": "gated-gelu"}"#,
     )
     .unwrap();
-    assert_eq!(count(|build| T5::new(&t5, build)), 4_762_310_656);
-    let clip = |width: usize, layers: usize, heads: usize| -> clip::Config {
+    assert_eq!(count(|build| T5Encoder::new(&t5, build)), 4_762_310_656);
+    let clip = |width: usize, layers: usize, heads: usize| -> clip::ClipConfig {
         let text = format!(
             r#"{{"vocab_size": 49408, "hidden_size": {width}, "intermediate_size": {},
                 "num_hidden_layers": {layers}, "num_attention_heads": {heads}, "eos_token_id": 2,
@@ -161,22 +161,22 @@ fn published_models_have_their_number_of_weights() {
         );
         serde_json::from_str(&text).unwrap()
     };
-    assert_eq!(count(|build| Clip::new(&clip(768, 12, 12), build)), 123_650_304);
-    assert_eq!(count(|build| Clip::new(&clip(1280, 32, 20), build)), 694_659_840);
-    let vae = vae::Config::published(0.0609, 1.5305);
+    assert_eq!(count(|build| ClipTextModel::new(&clip(768, 12, 12), build)), 123_650_304);
+    assert_eq!(count(|build| ClipTextModel::new(&clip(1280, 32, 20), build)), 694_659_840);
+    let vae = vae::VaeConfig::published(0.0609, 1.5305);
     let halves =
-        count(|build| Encoder::new(&vae, build)) + count(|build| Decoder::new(&vae, build));
+        count(|build| VaeEncoder::new(&vae, build)) + count(|build| VaeDecoder::new(&vae, build));
     assert_eq!(halves, 83_819_683);
 }
 
-/// A picture of 1024 pixels a side and a prompt, without data: everything a step allocates is
+/// An image of 1024 pixels a side and a prompt, without data: everything a step allocates is
 /// known, and the weights are two bytes each but for the vectors.
-fn rehearse(name: &str, config: &Config, n_weights: usize) {
-    let device = Device::meta(Kind::cpu(16), usize::MAX / 2);
+fn rehearse(name: &str, config: &DenoiserConfig, n_weights: usize) {
+    let device = Device::meta(DeviceKind::cpu(16), usize::MAX / 2);
     let precision = Precision::plain(Dtype::Bf16);
-    let mut source = Random::new(precision, 0);
+    let mut source = RandomWeights::new(precision, 0);
     let mut adapters = Adapters::none();
-    let mut build = Builder::new(&device, precision, &mut source, &mut adapters);
+    let mut build = ModelBuilder::new(&device, precision, &mut source, &mut adapters);
     let model = config.build(&mut build).unwrap();
     let held = device.usage().in_use;
     assert!(held > 2 * n_weights && held < 2 * n_weights + n_weights / 100, "{name} {held}");
@@ -184,9 +184,10 @@ fn rehearse(name: &str, config: &Config, n_weights: usize) {
     let tape = compute::Tape::inference(&device, &adapters.params, 0);
     let latents = &zeros(&[2, 16, 128, 128]);
     let told = [(TOKENS, zeros(&[2, 333, 4096])), (POOLED, zeros(&[2, 2048]))];
-    let (levels, condition) = (&[Level { sigma: 0.5, timestep: 500.0 }; 2], &Conditions::of(told));
+    let (levels, condition) =
+        (&[Timestep { sigma: 0.5, t: 500.0 }; 2], &Conditions::from_tensors(told));
     let before = device.work().flops;
-    let input = Input { latents, levels, condition, guidance: None };
+    let input = DenoiserInput { latents, timesteps: levels, condition, guidance: None };
     let out = model.predict(&tape, input, Recompute::None).unwrap();
     assert_eq!(out.tokens.shape().sizes(), [2, 4096, 64]);
     // Twice the weights of blocks for each of 4429 tokens, and attention.
@@ -214,8 +215,8 @@ fn prompts() -> Vec<String> {
 }
 
 /// As `golden.json` has it.
-pub fn request() -> Request {
-    Request {
+pub fn request() -> ImageRequest {
+    ImageRequest {
         prompts: prompts(),
         negative: String::new(),
         size: [96, 64],
@@ -234,16 +235,16 @@ fn pipeline() -> Pipeline {
 pub const LIMIT: usize = 1 << 30;
 
 #[test]
-fn prompts_and_pictures_are_those_of_the_reference() {
+fn prompts_and_images_are_those_of_the_reference() {
     let (mut pipeline, recorded) = (pipeline(), recorded());
     let device = Device::cpu(2, LIMIT).unwrap();
     let texts = [vec![String::new()], prompts()].concat();
     let plain = Precision::plain(Dtype::F32);
-    let encoding = Encoding { precision: plain, t5: T5Loading::Whole };
-    let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
+    let encoding = EncodingOptions { precision: plain, t5: T5Loading::Whole };
+    let watch = EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
     let encoded = pipeline.encoders.encode(&device, encoding, &texts, watch).unwrap();
     let of = |all: &[Condition], index: usize| -> Vec<f32> {
-        all.iter().flat_map(|condition| condition.0[index].numbers.clone()).collect()
+        all.iter().flat_map(|condition| condition.0[index].values.clone()).collect()
     };
     let (tokens, pooled) = (of(&encoded[1..], 0), of(&encoded[1..], 1));
     check("prompt_embeds", &recorded, &tokens);
@@ -252,10 +253,10 @@ fn prompts_and_pictures_are_those_of_the_reference() {
     check("negative_pooled_prompt_embeds", &recorded, &of(&encoded[..1], 1));
     check("sigmas", &recorded, &pipeline.schedule.sigmas(16, 4));
     let draw = |pipeline: &Pipeline| -> Vec<f32> {
-        let job = Job::new(pipeline, request()).unwrap();
+        let job = SampleJob::new(pipeline, request()).unwrap();
         let plan = job.plan(device.kind(), LIMIT).unwrap();
-        let pictures = job.run(&device, &plan, &|_| true).unwrap();
-        pictures.into_iter().flat_map(|picture| picture.numbers).collect()
+        let images = job.run(&device, &plan, &|_| true).unwrap();
+        images.into_iter().flat_map(|image| image.values).collect()
     };
     check("image", &recorded, &draw(&pipeline));
     pipeline.add_adapter(&golden().join("pipeline/lora.safetensors")).unwrap();
@@ -267,7 +268,7 @@ const TOLERANCE: f64 = 2e-5;
 
 pub fn check(name: &str, recorded: &HashMap<String, Vec<f32>>, got: &[f32]) {
     let expected = &recorded[&format!("out.{name}")];
-    let apart = difference(expected, got);
+    let apart = relative_error(expected, got);
     assert!(apart < TOLERANCE, "{name}: {apart:e}\n{:?}\n{:?}", &expected[..4], &got[..4]);
 }
 
@@ -277,14 +278,14 @@ fn every_phase_takes_what_was_planned() {
     for base in [None, Some(Quantisation::Int8)] {
         for dtype in [Dtype::F32, Dtype::Bf16] {
             let precision = Precision { base, ..Precision::plain(dtype) };
-            let job = Job::new(&pipeline, Request { precision, ..request() }).unwrap();
-            let plan = job.plan(Kind::cpu(2), LIMIT).unwrap();
+            let job = SampleJob::new(&pipeline, ImageRequest { precision, ..request() }).unwrap();
+            let plan = job.plan(DeviceKind::cpu(2), LIMIT).unwrap();
             let device = Device::cpu(2, plan.peak_bytes()).unwrap();
             let taken = Mutex::new(Vec::new());
             let note = |event| {
-                if let Event::Phase(_) = event {
+                if let SampleEvent::Phase(_) = event {
                     taken.lock().unwrap().push(device.usage().extent);
-                    device.restart_peak();
+                    device.reset_peak();
                 }
                 true
             };
@@ -300,23 +301,23 @@ fn every_phase_takes_what_was_planned() {
 #[test]
 fn what_does_not_fit_is_done_in_smaller_pieces_or_refused() {
     let pipeline = pipeline();
-    let job = Job::new(&pipeline, request()).unwrap();
-    let roomy = job.plan(Kind::cpu(2), LIMIT).unwrap();
-    assert!(roomy.is_paired && roomy.tiling.is_none());
+    let job = SampleJob::new(&pipeline, request()).unwrap();
+    let roomy = job.plan(DeviceKind::cpu(2), LIMIT).unwrap();
+    assert!(roomy.is_cfg_batched && roomy.tiling.is_none());
     let denoise = roomy.phases.iter().find(|phase| phase.name == "denoise").unwrap();
-    let tight = job.plan(Kind::cpu(2), denoise.peak_bytes - 1).unwrap();
-    assert!(!tight.is_paired && tight.peak_bytes() < denoise.peak_bytes);
+    let tight = job.plan(DeviceKind::cpu(2), denoise.peak_bytes - 1).unwrap();
+    assert!(!tight.is_cfg_batched && tight.peak_bytes() < denoise.peak_bytes);
     let device = Device::cpu(2, tight.peak_bytes()).unwrap();
-    let pictures = job.run(&device, &tight, &|_| true).unwrap();
-    let numbers: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.numbers).collect();
+    let images = job.run(&device, &tight, &|_| true).unwrap();
+    let numbers: Vec<f32> = images.into_iter().flat_map(|image| image.values).collect();
     check("image", &recorded(), &numbers);
-    let error = job.plan(Kind::cpu(2), 1 << 20).unwrap_err();
+    let error = job.plan(DeviceKind::cpu(2), 1 << 20).unwrap_err();
     assert!(error.to_string().ends_with("limit 1 MiB"), "{error}");
     assert!(error.hint().starts_with("nothing fits: the least is "), "{}", error.hint());
     // A little less than the tightest way takes: the hint names a request that fits.
     let least = tight.phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
     let limits = std::iter::successors(Some(least), |limit| Some(limit * 9 / 10));
-    let mut refused = limits.filter_map(|limit| job.plan(Kind::cpu(2), limit).err());
+    let mut refused = limits.filter_map(|limit| job.plan(DeviceKind::cpu(2), limit).err());
     let error = refused.next().unwrap();
     let hint = error.hint().into_owned();
     assert!(hint.starts_with("--quantise nf4 needs ") || hint.starts_with("--size "), "{hint}");
@@ -330,7 +331,7 @@ fn tiles_of_a_smooth_latent_meet_without_a_seam() {
         pipeline.vae.load_decoder(&device, Precision::plain(Dtype::F32), &|_| true).unwrap();
     let (side, reduction, params) = (24, 8, compute::Params::default());
     let constant = vec![0.3; 16 * side * side];
-    let latent = vae::Latent { numbers: &constant, sizes: [16, side, side] };
+    let latent = vae::LatentView { values: &constant, sizes: [16, side, side] };
     let decode = |tile, overlap| {
         let tape = compute::Tape::inference(&device, &params, 0);
         let tiling = vae::Tiling { tile, overlap };
@@ -340,14 +341,14 @@ fn tiles_of_a_smooth_latent_meet_without_a_seam() {
     assert_eq!(whole.len(), tiled.len());
     // Away from the border, where zeros around each tile do not reach, both are the same.
     let width = side * reduction;
-    let middle = |picture: &[f32]| picture[width * (width / 2) + width / 2];
+    let middle = |image: &[f32]| image[width * (width / 2) + width / 2];
     assert!((middle(&whole) - middle(&tiled)).abs() < 0.1, "{} {}", middle(&whole), middle(&tiled));
     assert!(tiled.iter().all(|number| number.is_finite()));
 }
 
-/// Draws by the program; the picture's bytes and what lies in it.
+/// Draws by the program; the image's bytes and what lies in it.
 fn drawn(folder: &TempDir, arguments: &[&str]) -> (Vec<u8>, HashMap<String, String>) {
-    let out = folder.path().join("picture.png");
+    let out = folder.path().join("image.png");
     let base = at("pipeline");
     let base = if arguments.contains(&"--base") { vec![] } else { vec!["--base", &base] };
     let common = ["sample", "--size", "96x64", "--steps", "4", "--out", text(&out)];
@@ -362,7 +363,7 @@ fn drawn(folder: &TempDir, arguments: &[&str]) -> (Vec<u8>, HashMap<String, Stri
 }
 
 #[test]
-fn sample_writes_the_picture_of_the_reference() {
+fn sample_writes_the_image_of_the_reference() {
     let folder = TempDir::new().unwrap();
     let (latents, prompt) = (at("pipeline/golden.safetensors"), prompts()[0].clone());
     let shared = ["--prompt", &prompt, "--dtype", "f32", "--guidance", "5", "--latents", &latents];
@@ -385,7 +386,7 @@ fn sample_writes_the_picture_of_the_reference() {
 }
 
 #[test]
-fn the_seed_decides_the_picture() {
+fn the_seed_decides_the_image() {
     let folder = TempDir::new().unwrap();
     let draw = |seed: &str, threads: &str| {
         drawn(&folder, &["--prompt", "a fox", "--seed", seed, "--threads", threads]).0
@@ -418,8 +419,8 @@ fn several_prompts_become_several_files() {
         "--json",
     ]);
     let found: Value = serde_json::from_str(&json).unwrap();
-    let pictures = found["pictures"].as_array().unwrap();
-    let of = |key: &str| pictures.iter().map(|p| p[key].to_string()).collect::<Vec<_>>();
+    let images = found["images"].as_array().unwrap();
+    let of = |key: &str| images.iter().map(|p| p[key].to_string()).collect::<Vec<_>>();
     assert_eq!(of("prompt"), ["\"a fox\"", "\"an owl\""]);
     assert_eq!(of("seed"), ["5", "6"]);
     for name in ["fox-1.png", "fox-2.png"] {
@@ -557,7 +558,7 @@ fn requests_that_cannot_be_met_are_refused() {
     assert!(words.contains("size 512x512 is larger than the model's 192x192"), "{words}");
     let words = refused(&base, &["--latents", &at("pipeline/golden.safetensors")]);
     assert!(
-        words.contains("latents have shape [2, 16, 8, 12], picture 1 asks for [16, 8, 8]"),
+        words.contains("latents have shape [2, 16, 8, 12], image 1 asks for [16, 8, 8]"),
         "{words}"
     );
     let words = refused(&base, &["--limit", "1MB"]);
@@ -601,7 +602,8 @@ fn tokens_of_difficult_texts_are_those_of_the_reference() {
     for name in ["tokenizer", "tokenizer_2", "tokenizer_3"] {
         let its = &recorded[name];
         let length = its["max_length"].as_u64().unwrap() as usize;
-        let tokenizer = Tokenizer::open(&golden().join("pipeline").join(name), length).unwrap();
+        let tokenizer =
+            PromptTokenizer::open(&golden().join("pipeline").join(name), length).unwrap();
         for (text, ids) in texts.iter().zip(its["ids"].as_array().unwrap()) {
             let mut expected: Vec<u64> =
                 ids.as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
@@ -644,10 +646,10 @@ fn an_adapter_goes_from_any_program_to_any_other() {
         adapter = PathBuf::from(row["path"].as_str().unwrap());
         let mut pipeline = pipeline();
         pipeline.add_adapter(&adapter).unwrap();
-        let job = Job::new(&pipeline, request()).unwrap();
+        let job = SampleJob::new(&pipeline, request()).unwrap();
         let plan = job.plan(device.kind(), LIMIT).unwrap();
-        let pictures = job.run(&device, &plan, &|_| true).unwrap();
-        let numbers: Vec<f32> = pictures.into_iter().flat_map(|picture| picture.numbers).collect();
+        let images = job.run(&device, &plan, &|_| true).unwrap();
+        let numbers: Vec<f32> = images.into_iter().flat_map(|image| image.values).collect();
         check("image_lora", &recorded, &numbers);
     }
 }
@@ -660,7 +662,7 @@ fn magnitudes_and_unequal_ranks_survive_the_way() {
         let numbers = |count: usize, by: f32| (0..count).map(|i| (i as f32 * by).sin()).collect();
         let magnitude = has_magnitude.then(|| (0..64).map(|i| 1.0 + i as f32).collect());
         let (down, up) = (numbers(rank * 64, 0.3), numbers(64 * rank, 0.7));
-        (name.to_owned(), Given { rank, alpha: 3.0 * rank as f32, down, up, magnitude })
+        (name.to_owned(), LoraWeights { rank, alpha: 3.0 * rank as f32, down, up, magnitude })
     };
     let block = |end: &str| format!("transformer_blocks.1.attn.{end}");
     let all = |has_magnitude| {
@@ -671,7 +673,12 @@ fn magnitudes_and_unequal_ranks_survive_the_way() {
             .map(|(name, rank)| layer(name, *rank, has_magnitude))
             .collect::<BTreeMap<_, _>>()
     };
-    let formats = [Format::Diffusers, Format::Peft, Format::Kohya, Format::Comfyui];
+    let formats = [
+        AdapterFormat::Diffusers,
+        AdapterFormat::Peft,
+        AdapterFormat::Kohya,
+        AdapterFormat::Comfyui,
+    ];
     for has_magnitude in [false, true] {
         for format in formats {
             pipeline.set_adapter(vec![(Component::Transformer, all(has_magnitude))]);
@@ -682,6 +689,6 @@ fn magnitudes_and_unequal_ranks_survive_the_way() {
     // A magnitude for q alone has no place where q, k and v are one.
     let one = BTreeMap::from([layer(&block("to_q"), 2, true)]);
     pipeline.set_adapter(vec![(Component::Transformer, one)]);
-    let error = export(&mut pipeline, Format::Kohya, folder.path(), "x").unwrap_err();
+    let error = export(&mut pipeline, AdapterFormat::Kohya, folder.path(), "x").unwrap_err();
     assert!(error.to_string().contains("magnitudes for 1 of its 3 parts"), "{error}");
 }

@@ -1,24 +1,24 @@
-//! `recipes/` against the planner, without any model or picture: each fits the size that its name
+//! `recipes/` against the planner, without any model or image: each fits the size that its name
 //! promises, and on every machine of `machines/` it either fits or says what is short.
 
 use std::path::{Path, PathBuf};
 
-use compute::{Kind, Quantisation};
+use compute::{DeviceKind, Quantisation};
 use machine::budget::budget;
-use machine::{Machine, Recording, Source};
+use machine::{Machine, MachineRecording, ProbeSource};
 use serde_json::Value;
 use trainer::TrainerError;
 use trainer::config::RawConfig;
-use trainer::config::how::Choice;
-use trainer::config::material::Material;
+use trainer::config::batch::PlanChoice;
 use trainer::config::optimizer::OptimizerKind;
+use trainer::config::training_data::TrainingData;
 use trainer::model::diffusion::Pipeline;
-use trainer::model::stream::Stream;
-use trainer::plan::rates::{self, Curve, Measure};
-use trainer::plan::{Job, Plan, Rates, Room, choose};
-use trainer::task::lesson::Outlook;
-use trainer::train::pictures::Drawing;
-use trainer::train::texts::Opened;
+use trainer::model::offload::Offload;
+use trainer::plan::rates::{self, CallSizeUnit, RateCurve};
+use trainer::plan::{DeviceBudget, Plan, PlanRequest, Rates, choose};
+use trainer::task::traits::DatasetSummary;
+use trainer::train::diffusion::DiffusionTask;
+use trainer::train::language::LanguagePipeline;
 
 use crate::{hearth, said, text};
 
@@ -55,62 +55,66 @@ fn is_meant_for(recipe: &str, machine: &Path) -> bool {
     recipe.strip_suffix(machine).is_some_and(|rest| rest.ends_with('-'))
 }
 
-/// A processor as most are.
-const PROCESSOR: Kind = Kind::Cpu { threads: THREADS, has_tiles: false };
+/// A CPU as most are.
+const PROCESSOR: DeviceKind = DeviceKind::Cpu { threads: THREADS, has_amx: false };
 
 /// What is planned for a recipe in so many bytes, on a machine that nobody measured.
-fn planned(recipe: &Path, limit_bytes: usize, kind: Kind) -> Result<Plan, TrainerError> {
-    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
-    planned_in(recipe, Room { kind, limit_bytes, rates: &rates, host_bytes: None })
+fn planned(recipe: &Path, limit_bytes: usize, kind: DeviceKind) -> Result<Plan, TrainerError> {
+    let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
+    planned_in(recipe, DeviceBudget { kind, limit_bytes, rates: &rates, host_bytes: None })
 }
 
-/// The same for a card with main memory beside its own, from where so many bytes come in a second.
+/// The same for a GPU with main memory beside its own, from where so many bytes come in a second.
 fn planned_over(recipe: &Path, limit_bytes: usize, link: f64) -> Result<Plan, TrainerError> {
-    let kind = Kind::Cuda { is_deterministic: false };
-    let mut rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
+    let kind = DeviceKind::Cuda { is_deterministic: false };
+    let mut rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
     let points = [1.0, 1e12].map(|bytes| (bytes, bytes / link));
-    rates.curves.insert(rates::LINK.into(), Curve::through(Measure::Bytes, points));
-    planned_in(recipe, Room { kind, limit_bytes, rates: &rates, host_bytes: Some(usize::MAX / 4) })
+    rates.curves.insert(rates::LINK.into(), RateCurve::through(CallSizeUnit::Bytes, points));
+    planned_in(
+        recipe,
+        DeviceBudget { kind, limit_bytes, rates: &rates, host_bytes: Some(usize::MAX / 4) },
+    )
 }
 
-fn planned_in(recipe: &Path, room: Room<'_>) -> Result<Plan, TrainerError> {
+fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerError> {
     let config = RawConfig::from_file(recipe)?.resolve()?;
-    if matches!(config.material, Material::Texts { .. }) {
-        let opened = Opened::of(&config, true)?;
-        let lesson = &opened.lesson(&config)?;
-        let outlook = &lesson.outlook(config.train.batch);
-        return choose(Job { lesson, config: &config, outlook }, room);
+    if matches!(config.data, TrainingData::Texts { .. }) {
+        let opened = LanguagePipeline::open(&config, true)?;
+        let task = &opened.task(&config)?;
+        let dataset = &task.dataset_summary(config.train.batch);
+        return choose(PlanRequest { task: task, config: &config, dataset: dataset }, room);
     }
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
-    let lesson = &Drawing::of(&config, &pipeline)?;
-    let outlook = Outlook::nominal(lesson, config.train.batch);
-    choose(Job { lesson, config: &config, outlook: &outlook }, room)
+    let task = &DiffusionTask::new(&config, &pipeline)?;
+    let dataset = DatasetSummary::nominal(task, config.train.batch);
+    choose(PlanRequest { task: task, config: &config, dataset: &dataset }, room)
 }
 
 /// The machines with the bytes that a run may take on each.
 fn machines() -> Vec<(PathBuf, usize)> {
     let limit = |path: &PathBuf| {
-        let machine = Machine::probe(&mut Source::replay(Recording::load(path).unwrap()));
+        let machine =
+            Machine::probe(&mut ProbeSource::replay(MachineRecording::load(path).unwrap()));
         budget(&machine).memory.unwrap().limit.0 as usize
     };
     files("machines").into_iter().map(|path| (path.clone(), limit(&path))).collect()
 }
 
-/// That a recipe fits its size on the processor, and on the GPU of a Mac of that size, whose largest buffer
+/// That a recipe fits its size on the CPU, and on the GPU of a Mac of that size, whose largest buffer
 /// is half of memory; gives what is wrong.
 fn judge(recipe: &Path) -> Result<(), String> {
     let size = promised(recipe);
-    let mac = Kind::gpu_of(size.map(|size| (size as f64 / SHARE / 2.0) as usize));
+    let mac = DeviceKind::gpu_with_buffer(size.map(|size| (size as f64 / SHARE / 2.0) as usize));
     [PROCESSOR, mac].into_iter().try_for_each(|kind| judge_on(recipe, kind, size))
 }
 
-fn judge_on(recipe: &Path, kind: Kind, size: Option<usize>) -> Result<(), String> {
+fn judge_on(recipe: &Path, kind: DeviceKind, size: Option<usize>) -> Result<(), String> {
     let limit = size.unwrap_or(usize::MAX / 4);
     let plan = planned(recipe, limit, kind).map_err(|error| format!("{kind:?}: {error}"))?;
     if plan.total_bytes <= limit { Ok(()) } else { Err(format!("{plan:?} above {limit}")) }
 }
 
-/// A recipe that names a machine fits it, computed on its card.
+/// A recipe that names a machine fits it, computed on its GPU.
 #[test]
 fn a_recipe_for_a_machine_fits_that_machine() {
     let meant = files("recipes").into_iter().filter_map(|recipe| {
@@ -121,9 +125,9 @@ fn a_recipe_for_a_machine_fits_that_machine() {
     let meant: Vec<_> = meant.collect();
     assert!(meant.iter().any(|(recipe, _)| recipe.ends_with("lm-8b-lora-dgx-spark.toml")));
     for (recipe, limit) in meant {
-        let plan = planned(&recipe, limit, Kind::Cuda { is_deterministic: false }).unwrap();
+        let plan = planned(&recipe, limit, DeviceKind::Cuda { is_deterministic: false }).unwrap();
         assert!(plan.total_bytes <= limit, "{}: {plan:?} above {limit}", recipe.display());
-        // More than the usual card has, or any would do.
+        // More than the usual GPU has, or any would do.
         assert!(plan.total_bytes > 24_000_000_000, "{}: {plan:?}", recipe.display());
     }
 }
@@ -138,11 +142,11 @@ fn on_a_small_card_blocks_stream_as_the_link_allows() {
         let plan = planned_over(&recipe, limit, link).unwrap();
         assert!(plan.peak_bytes() <= limit, "{plan:?}");
         assert_eq!(plan.choice.quantise, None);
-        plan.choice.stream
+        plan.choice.offload
     };
-    assert_eq!(stream(8.0, 1e9), Stream::None);
-    assert_eq!(stream(5.0, 1e8), Stream::Alternate);
-    assert_eq!([stream(5.0, 1e12), stream(3.5, 1e8)], [Stream::Blocks; 2]);
+    assert_eq!(stream(8.0, 1e9), Offload::None);
+    assert_eq!(stream(5.0, 1e8), Offload::Alternate);
+    assert_eq!([stream(5.0, 1e12), stream(3.5, 1e8)], [Offload::Blocks; 2]);
 }
 
 /// What is wrong with each recipe, all of them at once.
@@ -167,7 +171,7 @@ fn recipes_fit_their_size() {
 }
 
 /// How much precision a plan gives up: of the base, then of the optimizer.
-fn loss(choice: &Choice) -> (usize, bool) {
+fn loss(choice: &PlanChoice) -> (usize, bool) {
     let formats = [None, Some(Quantisation::Int8), Some(Quantisation::Nf4)];
     let format = formats.iter().position(|format| *format == choice.quantise);
     (format.unwrap(), choice.optimizer == OptimizerKind::AdamW8bit)

@@ -4,20 +4,23 @@
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Dtype, Kind, Quantisation, Shape, Tensor};
+use compute::{Device, DeviceKind, Dtype, Quantisation, Shape, Tensor};
 use safetensors::SafeTensors;
 use serde_json::Value;
 use trainer::TrainerError;
-use trainer::bench::workload::{Config, Job, Numbers, Random, Workload};
-use trainer::model::files::Landing;
+use trainer::bench::workload::{
+    RandomWeightInit, WeightInit, Workload, WorkloadConfig, WorkloadJob,
+};
+use trainer::model::files::UploadTarget;
+use trainer::model::offload::Offload;
 use trainer::model::recompute::Recompute;
-use trainer::model::stream::Stream;
 use weights::Catalog;
-use weights::load::{Options, Wanted, load};
+use weights::load::{LoadOptions, LoadRequest, load};
 
 use crate::{hearth, printed, said};
 
-const GOLDEN: Config = Config { name: "golden", width: 128, n_blocks: 2, tokens: 48, samples: 2 };
+const GOLDEN: WorkloadConfig =
+    WorkloadConfig { name: "golden", width: 128, n_blocks: 2, tokens: 48, samples: 2 };
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/dit_lora")
@@ -37,7 +40,7 @@ impl<'d> Recorded<'d> {
     }
 }
 
-impl Numbers for Recorded<'_> {
+impl WeightInit for Recorded<'_> {
     fn tensor(
         &mut self,
         name: &str,
@@ -51,16 +54,17 @@ impl Numbers for Recorded<'_> {
             _ => (&self.base, name.to_owned()),
         };
         let as_stored = match dtype {
-            Dtype::Bf16 => weights::Dtype::Bf16,
-            Dtype::F16 => weights::Dtype::F16,
-            _ => weights::Dtype::F32,
+            Dtype::Bf16 => weights::FileDtype::Bf16,
+            Dtype::F16 => weights::FileDtype::F16,
+            _ => weights::FileDtype::F32,
         };
         let info = catalog.find(&name).unwrap();
         let mut tensor = self.device.zeros(shape, dtype)?;
         let read = compute::fill_all(vec![&mut tensor], |_, parts| -> Result<(), TrainerError> {
-            let wanted =
-                parts.into_iter().map(|part| Wanted::whole(info, as_stored, Landing(part)));
-            Ok(load(catalog, wanted.collect(), Options::default(), &|_| true)?)
+            let wanted = parts
+                .into_iter()
+                .map(|part| LoadRequest::whole(info, as_stored, UploadTarget(part)));
+            Ok(load(catalog, wanted.collect(), LoadOptions::default(), &|_| true)?)
         });
         read.unwrap();
         Ok(tensor)
@@ -100,10 +104,10 @@ struct Allowed {
     adapters: f64,
 }
 
-fn check(job: Job, allowed: &Allowed) {
+fn check(job: WorkloadJob, allowed: &Allowed) {
     let device = Device::cpu(2, 1 << 28).unwrap();
     let golden = recorded();
-    let Job { dtype, recompute, at_once, .. } = job;
+    let WorkloadJob { dtype, recompute, micro_batch: at_once, .. } = job;
     let mut job = Workload::new(&device, job, &mut Recorded::new(&device)).unwrap();
     let mut worst: Vec<(String, f64, f64)> = Vec::new();
     worst.push((
@@ -143,21 +147,25 @@ fn check(job: Job, allowed: &Allowed) {
 fn losses_gradients_and_adapters_are_pytorchs() {
     let f32 = Allowed { output: 2e-6, gradients: 6e-5, losses: 2e-6, adapters: 4e-4 };
     for recompute in [Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block] {
-        check(Job { recompute, ..Job::plain(GOLDEN, Dtype::F32) }, &f32);
+        check(WorkloadJob { recompute, ..WorkloadJob::plain(GOLDEN, Dtype::F32) }, &f32);
     }
-    check(Job { at_once: 1, ..Job::plain(GOLDEN, Dtype::F32) }, &f32);
+    check(WorkloadJob { micro_batch: 1, ..WorkloadJob::plain(GOLDEN, Dtype::F32) }, &f32);
     let bf16 = Allowed { output: 8e-3, gradients: 2.5e-2, losses: 1e-4, adapters: f64::INFINITY };
-    check(Job::plain(GOLDEN, Dtype::Bf16), &bf16);
+    check(WorkloadJob::plain(GOLDEN, Dtype::Bf16), &bf16);
     let f16 = Allowed { output: 1.5e-3, gradients: 0.15, losses: 5e-5, adapters: f64::INFINITY };
-    check(Job { recompute: Recompute::Block, ..Job::plain(GOLDEN, Dtype::F16) }, &f16);
+    check(
+        WorkloadJob { recompute: Recompute::Block, ..WorkloadJob::plain(GOLDEN, Dtype::F16) },
+        &f16,
+    );
 }
 
-const ODD: Config = Config { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
+const ODD: WorkloadConfig =
+    WorkloadConfig { name: "odd", width: 192, n_blocks: 3, tokens: 37, samples: 3 };
 
 /// Gradients as bits, after some steps.
-fn gradient_bits(threads: usize, job: Job) -> Vec<Vec<u32>> {
+fn gradient_bits(threads: usize, job: WorkloadJob) -> Vec<Vec<u32>> {
     let device = Device::cpu(threads, 1 << 28).unwrap();
-    let mut job = Workload::new(&device, job, &mut Random::new(&device, 5)).unwrap();
+    let mut job = Workload::new(&device, job, &mut RandomWeightInit::new(&device, 5)).unwrap();
     for _ in 0..3 {
         job.step().unwrap();
     }
@@ -167,38 +175,38 @@ fn gradient_bits(threads: usize, job: Job) -> Vec<Vec<u32>> {
 
 #[test]
 fn neither_threads_nor_recomputing_nor_streaming_change_one_bit() {
-    let job = Job::plain(ODD, Dtype::F32);
+    let job = WorkloadJob::plain(ODD, Dtype::F32);
     let plain = gradient_bits(1, job);
     for threads in [2, 3] {
         assert_eq!(plain, gradient_bits(threads, job), "{threads} threads");
     }
     for recompute in [Recompute::Queries, Recompute::Alternate, Recompute::Block] {
-        assert_eq!(plain, gradient_bits(2, Job { recompute, ..job }), "{recompute:?}");
+        assert_eq!(plain, gradient_bits(2, WorkloadJob { recompute, ..job }), "{recompute:?}");
     }
-    for stream in [Stream::Alternate, Stream::Blocks] {
-        assert_eq!(plain, gradient_bits(2, Job { stream, ..job }), "{stream:?}");
+    for offload in [Offload::Alternate, Offload::Blocks] {
+        assert_eq!(plain, gradient_bits(2, WorkloadJob { offload, ..job }), "{offload:?}");
     }
 }
 
 #[test]
 fn an_arena_of_the_planned_size_is_enough_and_one_byte_less_is_not() {
-    let config = Config { name: "plan", width: 128, n_blocks: 3, tokens: 40, samples: 2 };
+    let config = WorkloadConfig { name: "plan", width: 128, n_blocks: 3, tokens: 40, samples: 2 };
     let run = |device: &Device, job| -> compute::Result<()> {
-        let mut job = Workload::new(device, job, &mut Random::new(device, 5))?;
+        let mut job = Workload::new(device, job, &mut RandomWeightInit::new(device, 5))?;
         (0..3).try_for_each(|_| job.step().map(|_| ()))
     };
     let mut peaks = Vec::new();
-    let plain = Job::plain(config, Dtype::Bf16);
-    let block = Job { recompute: Recompute::Block, ..plain };
+    let plain = WorkloadJob::plain(config, Dtype::Bf16);
+    let block = WorkloadJob { recompute: Recompute::Block, ..plain };
     for job in [
         plain,
-        Job { recompute: Recompute::Alternate, ..plain },
+        WorkloadJob { recompute: Recompute::Alternate, ..plain },
         block,
-        Job { base: Some(Quantisation::Fp8), ..block },
-        Job { base: Some(Quantisation::Nf4), ..block },
-        Job { base: Some(Quantisation::Nf4), at_once: 1, ..block },
+        WorkloadJob { base: Some(Quantisation::Fp8), ..block },
+        WorkloadJob { base: Some(Quantisation::Nf4), ..block },
+        WorkloadJob { base: Some(Quantisation::Nf4), micro_batch: 1, ..block },
     ] {
-        let meta = Device::meta(Kind::cpu(2), usize::MAX);
+        let meta = Device::meta(DeviceKind::cpu(2), usize::MAX);
         run(&meta, job).unwrap();
         let plan = meta.usage();
         let device = Device::cpu(2, plan.extent).unwrap();

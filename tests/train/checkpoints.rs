@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use trainer::event::{Best, End, Event};
+use trainer::event::{BestCheckpoint, Event, RunEnd};
 
 use super::{Job, events, texts};
 use crate::models::at;
@@ -52,11 +52,11 @@ fn a_checkpoint_holds_the_adapter_of_its_step() {
         let [a, b] = ["a", "b"].map(|folder| read(&job.path(folder).join(file)));
         assert!(a == b, "{file}");
     }
-    let picture = job.path("fox.png");
+    let image = job.path("fox.png");
     let words = ["sample", "--base", &base, "--adapter", text(&all[1]), "--prompt", "a fox"];
-    let small = ["--size", "64x64", "--steps", "1", "--dtype", "f32", "--out", text(&picture)];
+    let small = ["--size", "64x64", "--steps", "1", "--dtype", "f32", "--out", text(&image)];
     printed(&[&words[..], &small].concat());
-    assert!(picture.is_file());
+    assert!(image.is_file());
 }
 
 #[test]
@@ -122,9 +122,11 @@ const RISING: [&str; 5] = [
     "output.keep=1",
 ];
 
-fn best(run: &Path) -> Best {
+fn best(run: &Path) -> BestCheckpoint {
     let mut events = events(run);
-    let Some(Event::End(End { best: Some(best), .. })) = events.pop() else { panic!("{events:?}") };
+    let Some(Event::End(RunEnd { best: Some(best), .. })) = events.pop() else {
+        panic!("{events:?}")
+    };
     best
 }
 
@@ -134,7 +136,7 @@ fn the_best_checkpoint_is_kept_and_named() {
     let output = job.run(&RISING, &[]);
     assert!(output.status.success(), "{}", said(&output));
     let run = job.path("run");
-    let Best { step, loss, path } = best(&run);
+    let BestCheckpoint { step, loss, path } = best(&run);
     let mut measured = Vec::new();
     for event in events(&run) {
         if let Event::Validation { step, loss } = event {

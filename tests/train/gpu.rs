@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::Value;
-use trainer::event::Begin;
+use trainer::event::RunStart;
 
 use super::{Job, begins, events, learnt, losses};
 use crate::models::at;
@@ -25,7 +25,7 @@ fn has_software() -> bool {
 }
 
 #[test]
-fn a_gpu_learns_what_the_processor_does_and_goes_on_bit_for_bit() {
+fn a_gpu_learns_what_the_cpu_does_and_goes_on_bit_for_bit() {
     if !has_software() {
         return;
     }
@@ -43,7 +43,7 @@ fn a_gpu_learns_what_the_processor_does_and_goes_on_bit_for_bit() {
     }
 }
 
-/// Weights go from the file to where they are computed with: a software GPU has the processor's memory.
+/// Weights go from the file to where they are computed with: a software GPU has the CPU's memory.
 #[test]
 fn weights_are_read_into_the_memory_of_a_gpu_that_shares_it() {
     if !has_software() {
@@ -54,7 +54,7 @@ fn weights_are_read_into_the_memory_of_a_gpu_that_shares_it() {
     for (out, set) in [("plain", "base.dtype=bf16"), ("few", "base.quantise=int8")] {
         let set = ["train.steps=1", "train.batch=1", set];
         let run = events(&job.finish(out, &set, &ON));
-        let Begin { loaded_in_place_bytes, loaded_staged_bytes, .. } = *begins(&run)[0];
+        let RunStart { loaded_in_place_bytes, loaded_staged_bytes, .. } = *begins(&run)[0];
         let files = fs::metadata(at("pipeline/transformer/diffusion_pytorch_model.safetensors"));
         assert_eq!(loaded_staged_bytes, 0);
         assert!(loaded_in_place_bytes > files.unwrap().len() / 2, "{loaded_in_place_bytes}");
@@ -62,7 +62,7 @@ fn weights_are_read_into_the_memory_of_a_gpu_that_shares_it() {
 }
 
 #[test]
-fn a_language_model_learns_on_a_gpu_what_it_does_on_the_processor() {
+fn a_language_model_learns_on_a_gpu_what_it_does_on_the_cpu() {
     if !has_software() {
         return;
     }
@@ -72,7 +72,7 @@ fn a_language_model_learns_on_a_gpu_what_it_does_on_the_processor() {
     fs::create_dir_all(&texts).unwrap();
     fs::create_dir_all(recipe.parent().unwrap()).unwrap();
     fs::copy(root.join("docs/ops.md"), texts.join("ops.md")).unwrap();
-    // All but what takes long on a processor that stands for a GPU.
+    // All but what takes long on a CPU that stands for a GPU.
     let job = fs::read_to_string(root.join("recipes/lm-tiny.toml")).unwrap();
     let is_kept = |line: &&str| !line.starts_with("validat");
     let job = job.lines().filter(is_kept).collect::<Vec<_>>().join("\n");
@@ -107,7 +107,7 @@ fn a_gpu_that_failed_its_test_is_refused() {
     let mut test = command(&["doctor", "--self-test", "--device", "gpu:software"]);
     let output = test.env("XDG_CACHE_HOME", cache.path()).output().unwrap();
     let page = String::from_utf8_lossy(&output.stdout);
-    assert!(page.contains("checks agree with the processor"), "{page}{}", said(&output));
+    assert!(page.contains("checks agree with the CPU"), "{page}{}", said(&output));
     let mut kept = fs::read_dir(cache.path().join("hearth")).unwrap();
     let kept = kept.next().unwrap().unwrap().path();
     let text = fs::read_to_string(&kept).unwrap();

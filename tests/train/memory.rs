@@ -6,13 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock};
 
-use compute::{Device, Kind};
-use machine::{Machine, Source};
+use compute::{Device, DeviceKind};
+use machine::{Machine, ProbeSource};
 use trainer::TrainerError;
 use trainer::config::RawConfig;
-use trainer::event::{End, Event, EventRecord};
+use trainer::event::{Event, EventRecord, RunEnd};
 use trainer::plan::Rates;
-use trainer::train::{On, Start, train};
+use trainer::train::{DeviceSetup, TrainOptions, train};
 
 use super::{Job, check_memory, events, learnt};
 use crate::models::LIMIT;
@@ -33,7 +33,7 @@ type Trouble<'a> = &'a (dyn Fn(&Device, Option<&Event>) + Sync);
 
 /// What came of a run in this process.
 struct Outcome {
-    end: Result<End, TrainerError>,
+    end: Result<RunEnd, TrainerError>,
     folder: PathBuf,
     events: Vec<Event>,
     /// How often memory was asked for before the first step ...
@@ -69,11 +69,19 @@ fn run_with(job: &Job, out: &str, set: &[&str], trouble: Trouble<'_>) -> Outcome
             trouble(device, Some(&record.event));
         }
     };
-    let (kind, name) = (Kind::cpu(1), "test".into());
-    let rates = Rates::documented(&Machine::probe(&mut Source::live()), kind);
+    let (kind, name) = (DeviceKind::cpu(1), "test".into());
+    let rates = Rates::documented(&Machine::probe(&mut ProbeSource::live()), kind);
     let (open, feel) = (Box::new(open), Box::new(|| None));
-    let on = On { kind, name, limit_bytes: LIMIT, host_bytes: None, rates, open, feel };
-    let start = Start { resume: folder.join("checkpoints").exists(), force: false };
+    let on = DeviceSetup {
+        kind,
+        name,
+        limit_bytes: LIMIT,
+        host_bytes: None,
+        rates,
+        open,
+        start_sampler: feel,
+    };
+    let start = TrainOptions { resume: folder.join("checkpoints").exists(), force: false };
     let stop = AtomicBool::new(false);
     let end = train(&raw.resolve().unwrap(), &on, start, &[&listener], &stop);
     assert_eq!(device.get().unwrap().usage().in_use, 0);
@@ -94,7 +102,7 @@ fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
         }
     });
     let error = stopped.end.unwrap_err();
-    assert!(matches!(error, TrainerError::NoRoom { step: 1, .. }), "{error}");
+    assert!(matches!(error, TrainerError::OutOfMemory { step: 1, .. }), "{error}");
     let resumed = run(&job, "run", &|_, _| {});
     assert!(resumed.end.is_ok());
     // The first step's measurement, which did not fit, is made up for.
@@ -110,8 +118,8 @@ fn a_run_that_fits_in_no_way_stops_and_goes_on_later() {
     for way in [
         "2 at once instead of 3 at once",
         "1 at once instead of 2 at once",
-        "1 at once with every second block computed twice instead of 1 at once",
-        "1 at once with every block computed twice instead of",
+        "1 at once with every second block recomputed instead of 1 at once",
+        "1 at once with every block recomputed instead of",
     ] {
         assert!(page.contains(way), "{way} is not in the report");
     }
@@ -147,7 +155,7 @@ fn memory_that_is_refused_before_the_first_step_leaves_nothing_half_done() {
     let job = Job::new();
     let whole = run(&job, "whole", &|_, _| {});
     let mut found = whole.n_before;
-    // Among pictures, among texts, and while the model is loaded.
+    // Among images, among texts, and while the model is loaded.
     for nth in [whole.n_before / 9, whole.n_before / 2, whole.n_before] {
         fs::remove_dir_all(job.path("cache")).unwrap();
         let refused = run(&job, "run", &|device, event| {

@@ -21,15 +21,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Output, Stdio};
 
 use tempfile::TempDir;
-use trainer::event::{Begin, Event, Phase, PhaseProgress, Warning};
+use trainer::event::{Event, Phase, PhaseProgress, RunStart, Warning};
 
 use crate::models::at;
 use crate::{command, printed, said, text};
 
-/// A job for the tiny pipeline, with pictures that hearth draws.
+/// A job for the tiny pipeline, with images that hearth draws.
 const JOB: &str = "
 [data]
-images = 'pictures'
+images = 'images'
 draw = 'neon'
 draw_count = 5
 resolution = 64
@@ -145,7 +145,7 @@ fn parsed(lines: &str) -> Vec<Event> {
     lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn begins(events: &[Event]) -> Vec<&Begin> {
+fn begins(events: &[Event]) -> Vec<&RunStart> {
     let mut begins = Vec::new();
     for event in events {
         if let Event::Begin(begin) = event {
@@ -218,7 +218,7 @@ fn learnt(folder: &Path) -> [Vec<u8>; 2] {
 }
 
 #[test]
-fn pictures_become_an_adapter() {
+fn images_become_an_adapter() {
     let job = Job::new();
     let set = [
         "output.formats=['diffusers','peft','kohya','comfyui']",
@@ -245,8 +245,8 @@ fn pictures_become_an_adapter() {
     assert_eq!(names.join(" "), expected);
     // All that comes before training can be followed by its progress.
     let phases: Vec<String> = events.iter().filter_map(phase).collect();
-    assert_eq!(phases.join(" "), "open checksums pictures clip-l clip-g t5 load");
-    for (name, total) in [("pictures", 5), ("t5", 7)] {
+    assert_eq!(phases.join(" "), "open checksums images clip-l clip-g t5 load");
+    for (name, total) in [("images", 5), ("t5", 7)] {
         let is_last = |event: &Event| {
             matches!(event, Event::Progress(PhaseProgress { phase, done, total: of, .. })
                 if phase.to_string() == name && (*done, *of) == (total, total))
@@ -309,8 +309,8 @@ fn name(event: &Event) -> String {
 fn a_quiet_run_needs_no_job_file_and_prints_nothing() {
     let job = Job::new();
     job.finish("drawn", &["train.steps=1"], &[]);
-    let (base, pictures, out) = (at("pipeline"), job.path("pictures"), job.path("other"));
-    let paths = ["--base", &base, "--images", text(&pictures), "--out", text(&out)];
+    let (base, images, out) = (at("pipeline"), job.path("images"), job.path("other"));
+    let paths = ["--base", &base, "--images", text(&images), "--out", text(&out)];
     let set = ["train.steps=2", "data.resolution=64", "data.bucket_step=16", "base.dtype=f32"];
     let set: Vec<&str> = set.iter().flat_map(|value| ["--set", value]).collect();
     assert_eq!(printed(&[&["train", "--quiet"], &paths[..], &set].concat()), "");

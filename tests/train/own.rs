@@ -5,18 +5,18 @@ use std::path::Path;
 
 use compute::{Device, Dtype, Gradients, Shape, Tape, Tensor};
 use trainer::model::adapter::Adapters;
-use trainer::model::build::{Builder, Precision};
+use trainer::model::build::{ModelBuilder, Precision};
 use trainer::model::component;
 use trainer::model::diffusion::condition::{Conditions, POOLED, TOKENS};
-use trainer::model::diffusion::denoiser::{Config, Input};
-use trainer::model::diffusion::family::Family;
-use trainer::model::files::{Files, Layout, open};
-use trainer::model::host::numbers;
+use trainer::model::diffusion::denoiser::{DenoiserConfig, DenoiserInput};
+use trainer::model::diffusion::family::DiffusionFamily;
+use trainer::model::files::{CheckpointLayout, WeightFiles, load_model};
+use trainer::model::host::to_vec;
 use trainer::model::recompute::Recompute;
-use trainer::objective::flow::Level;
-use trainer::verify::difference;
+use trainer::objective::flow::Timestep;
+use trainer::verify::relative_error;
 use weights::Catalog;
-use weights::load::floats;
+use weights::load::load_f32;
 
 use super::{Job, events, losses};
 use crate::models::{LIMIT, at, golden};
@@ -42,11 +42,10 @@ fn check(fresh: &str) {
     let (last, made) = (run.join("checkpoints/step-000004"), job.path("model"));
     printed(&["export", text(&last), "--base", &at("pipeline"), "--out", text(&made)]);
     assert!(weights(&run) == weights(job.folder.path()), "other bytes than the run wrote");
-    let (model, picture) = (run.join("model"), job.path("fox.png"));
-    let arguments =
-        ["sample", "--base", text(&model), "--prompt", "a fox", "--out", text(&picture)];
+    let (model, image) = (run.join("model"), job.path("fox.png"));
+    let arguments = ["sample", "--base", text(&model), "--prompt", "a fox", "--out", text(&image)];
     printed(&[&arguments[..], &["--size", "64x64", "--steps", "1", "--dtype", "f32"]].concat());
-    assert!(picture.is_file());
+    assert!(image.is_file());
 }
 
 #[test]
@@ -79,9 +78,9 @@ fn what_is_not_used_is_what_has_no_gradient() {
     for (model, expected) in [("sd3", "transformer_blocks.1"), ("sd35", "transformer_blocks.2")] {
         let (mut adapters, gradients, _) = backward(model);
         let is_still = |gradient: Option<&Tensor>| {
-            gradient.is_none_or(|gradient| numbers(gradient).unwrap().iter().all(|g| *g == 0.0))
+            gradient.is_none_or(|gradient| to_vec(gradient).unwrap().iter().all(|g| *g == 0.0))
         };
-        let own = adapters.own.iter().filter(|(_, key)| is_still(gradients.get(*key)));
+        let own = adapters.full_params.iter().filter(|(_, key)| is_still(gradients.get(*key)));
         let mut still: Vec<String> = own.map(|(name, _)| name.clone()).collect();
         still.sort();
         adapters.unused.sort();
@@ -96,7 +95,7 @@ fn what_is_not_used_is_what_has_no_gradient() {
 #[test]
 fn gradients_of_weights_are_those_that_the_adapters_imply() {
     let (adapters, gradients, reference) = backward("sd3");
-    for (name, key) in &adapters.own {
+    for (name, key) in &adapters.full_params {
         let Some((module, down, up)) = reference.adapter(name) else { continue };
         let gradient = Matrix::of(gradients.get(*key).unwrap());
         for (part, implied) in
@@ -104,7 +103,7 @@ fn gradients_of_weights_are_those_that_the_adapters_imply() {
         {
             let recorded = reference.numbers(&format!("grad.{module}.{part}"));
             let implied: Vec<f32> = implied.numbers.iter().map(|number| SCALE * number).collect();
-            let apart = difference(&recorded, &implied);
+            let apart = relative_error(&recorded, &implied);
             assert!(apart < 2e-5, "{module} {part}: {apart:e}");
         }
     }
@@ -115,26 +114,27 @@ fn backward(model: &str) -> (Adapters, Gradients, Reference) {
     let folder = golden().join("models").join(model);
     let reference = Reference(Catalog::open(&folder.join("golden.safetensors")).unwrap());
     let device = Device::cpu(2, LIMIT).unwrap();
-    let settings = Config::read(Family::usual(), &folder.join("config.json")).unwrap();
+    let settings =
+        DenoiserConfig::read(DiffusionFamily::fallback(), &folder.join("config.json")).unwrap();
     let catalog = component::weights(&folder).unwrap();
-    let build = |build: &mut Builder<'_>| settings.build(build);
-    let files = Files::find(&catalog, &Layout::same(), build).unwrap();
-    let (precision, mut adapters) = (Precision::plain(Dtype::F32), Adapters::own());
-    let model = open(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
+    let build = |build: &mut ModelBuilder<'_>| settings.build(build);
+    let files = WeightFiles::find(&catalog, &CheckpointLayout::identity(), build).unwrap();
+    let (precision, mut adapters) = (Precision::plain(Dtype::F32), Adapters::full());
+    let model = load_model(&device, &files, precision, &mut adapters, &|_| true, build).unwrap();
     let n_merged = reference.merge_into(&mut adapters);
     assert!(n_merged > 0);
 
     let tape = Tape::training(&device, &adapters.params, 0);
     let tensor = |name: &str| reference.tensor(&device, name);
-    let level = |timestep: &f32| Level { sigma: timestep / 1000.0, timestep: *timestep };
-    let levels: Vec<Level> = reference.numbers("in.timestep").iter().map(level).collect();
+    let level = |timestep: &f32| Timestep { sigma: timestep / 1000.0, t: *timestep };
+    let levels: Vec<Timestep> = reference.numbers("in.timestep").iter().map(level).collect();
     let (tokens, pooled) = (tensor("in.encoder_hidden_states"), tensor("in.pooled_projections"));
-    let condition = &Conditions::of([(TOKENS, tokens), (POOLED, pooled)]);
+    let condition = &Conditions::from_tensors([(TOKENS, tokens), (POOLED, pooled)]);
     let latents = &tensor("in.hidden_states");
-    let input = Input { latents, levels: &levels, condition, guidance: None };
+    let input = DenoiserInput { latents, timesteps: &levels, condition, guidance: None };
     let predicted = model.predict(&tape, input, Recompute::Block).unwrap();
     let weights = vec![1.0; levels.len()];
-    let target = model.arrange(&tape, tensor("target")).unwrap();
+    let target = model.patchify(&tape, tensor("target")).unwrap();
     let loss = predicted.loss(&tape, &target, &weights).unwrap();
     let mut gradients = Gradients::default();
     tape.backward(&loss, &mut gradients).unwrap();
@@ -147,7 +147,7 @@ struct Reference(Catalog);
 impl Reference {
     fn numbers(&self, name: &str) -> Vec<f32> {
         let tensor = self.0.find(name).unwrap();
-        floats(&self.0, tensor, 0..tensor.count()).unwrap()
+        load_f32(&self.0, tensor, 0..tensor.numel()).unwrap()
     }
 
     fn tensor(&self, device: &Device, name: &str) -> Tensor {
@@ -172,10 +172,10 @@ impl Reference {
         let mut n = 0;
         // They are parameters in the order of their names.
         let values = adapters.params.values_mut().unwrap();
-        for ((name, _), value) in adapters.own.iter().zip(values) {
+        for ((name, _), value) in adapters.full_params.iter().zip(values) {
             let Some((_, down, up)) = self.adapter(name) else { continue };
             let added = up.times(&down).numbers;
-            let merged: Vec<f32> = numbers(value)
+            let merged: Vec<f32> = to_vec(value)
                 .unwrap()
                 .iter()
                 .zip(added)
@@ -197,7 +197,7 @@ struct Matrix {
 impl Matrix {
     fn of(tensor: &Tensor) -> Self {
         let columns = *tensor.shape().sizes().last().unwrap();
-        Self { numbers: numbers(tensor).unwrap(), columns }
+        Self { numbers: to_vec(tensor).unwrap(), columns }
     }
 
     fn turned(&self) -> Self {

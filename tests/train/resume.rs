@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
-use trainer::event::{End, Event, Why};
+use trainer::event::{EndReason, Event, RunEnd};
 
 use super::{
     Job, Running, begins, check_memory, events, interrupt, learnt, losses, parsed, warnings,
@@ -167,7 +167,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     let asked = "finishing this step, then saving; Ctrl-C again gives it up\n";
     assert_eq!(said(&output).matches(asked).count(), 1, "{}", said(&output));
     let before = events(&run);
-    let Some(Event::End(End { step, why: Why::Interrupted, .. })) = before.last() else {
+    let Some(Event::End(RunEnd { step, why: EndReason::Interrupted, .. })) = before.last() else {
         panic!("{before:?}")
     };
     assert!((1..5).contains(step), "{step}");
@@ -185,7 +185,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
 }
 
 #[test]
-fn ctrl_c_while_pictures_are_encoded_ends_in_order() {
+fn ctrl_c_while_images_are_encoded_ends_in_order() {
     let job = Job::new();
     let set = ["data.shuffle_tags=true", "data.keep_tags=0", "data.draw_count=12", "train.steps=1"];
     let run = job.path("run");
@@ -243,7 +243,7 @@ fn ctrl_c_is_heard_while_a_sample_is_drawn() {
     let events = events(&job.path("run"));
     assert!(!events.iter().any(|event| matches!(event, Event::Sample { .. })), "{events:?}");
     let Some(Event::End(end)) = events.last() else { panic!("{events:?}") };
-    assert_eq!((end.step, end.why), (1, Why::Interrupted));
+    assert_eq!((end.step, end.why), (1, EndReason::Interrupted));
 }
 
 #[test]
@@ -292,8 +292,9 @@ fn a_run_that_ended_early_is_not_trained_further() {
     job.finish("run", &set, &["--resume"]);
     assert!(before == learnt(&run), "other bytes than without a break");
     let events = events(&run);
-    let is_early =
-        |event: &&Event| matches!(event, Event::End(End { why: Why::Plateau, step: 2, .. }));
+    let is_early = |event: &&Event| {
+        matches!(event, Event::End(RunEnd { why: EndReason::Plateau, step: 2, .. }))
+    };
     assert_eq!(events.iter().filter(is_early).count(), 2, "{events:?}");
 }
 
@@ -324,7 +325,7 @@ fn another_job_does_not_go_on_with_this_one() {
     let path = format!("base.path='{}'", text(base.path()));
     let changed = "the base is not what it was: 1 changed (context_embedder.bias)";
     refuses(&[&path], &resume, &[changed]);
-    fs::write(job.path("pictures/0000.txt"), "another caption").unwrap();
+    fs::write(job.path("images/0000.txt"), "another caption").unwrap();
     refuses(&[], &resume, &["is not what it was: 1 changed (caption of 0000.png)"]);
     // Of a run that kept no parts it is only known that something differs.
     fs::remove_file(run.join(".inputs.json")).unwrap();
@@ -340,7 +341,7 @@ fn images_that_came_and_went_are_named() {
     job.remove("draw = 'neon'\ndraw_count = 5\n");
     job.finish("run", &["train.steps=1"], &[]);
     for end in ["png", "txt"] {
-        let at = |name: &str| job.path("pictures").join(name).with_extension(end);
+        let at = |name: &str| job.path("images").join(name).with_extension(end);
         fs::rename(at("0001"), at("fox")).unwrap();
     }
     let words = job.fail(&["train.steps=2"], &["--resume"]);

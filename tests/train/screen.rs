@@ -6,7 +6,7 @@ use std::process::Command;
 use super::{Job, events};
 use crate::{said, text};
 use trainer::event::Event;
-use trainer::report::words::number;
+use trainer::report::format::number;
 
 const SAMPLES: [&str; 5] = [
     "sample.prompts=[\"it's a fox\"]",
@@ -108,7 +108,7 @@ fn a_quiet_run_shows_warnings_and_nothing_else() {
     let job = Job::new();
     job.finish("first", &["train.steps=1"], &[]);
     job.remove("draw = 'neon'\ndraw_count = 5\n");
-    fs::write(job.path("pictures").join("broken.png"), "not an image").unwrap();
+    fs::write(job.path("images").join("broken.png"), "not an image").unwrap();
     for words in [&["train", "--set", "train.steps=1"][..], &["cache"]] {
         let mut command = crate::command(&[words, &[text(&job.file), "--quiet"]].concat());
         let output = command.output().unwrap();

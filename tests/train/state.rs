@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use trainer::event::history::History;
-use trainer::event::{Failed, RunState, Why, state};
+use trainer::event::{EndReason, RunFailure, RunState, state};
 
 use super::{Job, Running, interrupt};
 use crate::said;
@@ -36,7 +36,7 @@ fn a_running_a_killed_and_a_finished_run_differ() {
     job.fail(&["train.steps=9999", "train.seed=7"], &["--resume"]);
     assert_eq!(state(&run).unwrap(), Some(RunState::Killed { step }));
     job.finish("run", &[&format!("train.steps={}", step + 1)], &["--resume"]);
-    let finished = Some(RunState::Ended(Why::Finished));
+    let finished = Some(RunState::Ended(EndReason::Finished));
     assert_eq!(state(&run).unwrap(), finished);
     job.fail(&["train.seed=7"], &["--resume"]);
     assert_eq!(state(&run).unwrap(), finished);
@@ -62,7 +62,7 @@ fn a_run_that_failed_says_so_and_one_that_was_stopped_too() {
     let run = job.path("run");
     let output = job.run(&[], &["--limit", "1MB"]);
     assert!(!output.status.success());
-    let Some(RunState::Failed(Failed { step: 0, text, hint })) = state(&run).unwrap() else {
+    let Some(RunState::Failed(RunFailure { step: 0, text, hint })) = state(&run).unwrap() else {
         panic!("{:?}", state(&run))
     };
     let words = said(&output);
@@ -72,6 +72,6 @@ fn a_run_that_failed_says_so_and_one_that_was_stopped_too() {
     assert!(running.until("phase"));
     interrupt(&running.child);
     assert_eq!(running.code(), Some(130));
-    assert_eq!(state(&run).unwrap(), Some(RunState::Ended(Why::Interrupted)));
+    assert_eq!(state(&run).unwrap(), Some(RunState::Ended(EndReason::Interrupted)));
     assert!(History::open(&run).is_err(), "nothing has begun");
 }

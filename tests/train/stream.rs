@@ -1,5 +1,5 @@
 //! Frozen blocks that stay in main memory and come to the device one by one: the same bits as without,
-//! in less of the device's memory and in as much as was planned. On the processor, where it gains nothing.
+//! in less of the device's memory and in as much as was planned. On the CPU, where it gains nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -34,7 +34,7 @@ fn check(plain: &Path, streamed: &Path) {
 }
 
 #[test]
-fn pictures_are_learnt_the_same() {
+fn images_are_learnt_the_same() {
     let job = Job::new();
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
     let base = format!("base.path={}", text(&demo));

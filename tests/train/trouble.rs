@@ -4,13 +4,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use trainer::event::{End, Event, Why};
+use trainer::event::{EndReason, Event, RunEnd};
 
 use super::{Job, check_memory, events, learnt, warnings};
 use crate::models::at;
 use crate::{hearth, printed, said, text};
 
-/// Files that are no pictures, or no good ones, and what is said of each.
+/// Files that are no images, or no good ones, and what is said of each.
 const BROKEN: [(&str, &str); 6] = [
     ("cut.png", "1 truncated"),
     ("spoilt.png", "1 of 6 images left out: 1 damaged"),
@@ -20,25 +20,25 @@ const BROKEN: [(&str, &str); 6] = [
     ("0001.png", "2 images without a caption"),
 ];
 
-fn spoil(pictures: &Path) {
-    let mut whole = fs::read(pictures.join("0000.png")).unwrap();
+fn spoil(images: &Path) {
+    let mut whole = fs::read(images.join("0000.png")).unwrap();
     let middle = whole.len() / 2;
-    fs::write(pictures.join("cut.png"), &whole[..middle]).unwrap();
+    fs::write(images.join("cut.png"), &whole[..middle]).unwrap();
     // Whole by its looks: only who decodes it finds out.
     whole[middle] ^= 8;
-    fs::write(pictures.join("spoilt.png"), whole).unwrap();
-    fs::write(pictures.join("empty.png"), "").unwrap();
-    fs::write(pictures.join("letter.jpg"), "Dear diary").unwrap();
-    let file = fs::File::create(pictures.join("tiny.png")).unwrap();
+    fs::write(images.join("spoilt.png"), whole).unwrap();
+    fs::write(images.join("empty.png"), "").unwrap();
+    fs::write(images.join("letter.jpg"), "Dear diary").unwrap();
+    let file = fs::File::create(images.join("tiny.png")).unwrap();
     png::Encoder::new(file, 2, 2).write_header().unwrap().write_image_data(&[0; 4]).unwrap();
-    fs::remove_file(pictures.join("0001.txt")).unwrap();
+    fs::remove_file(images.join("0001.txt")).unwrap();
 }
 
 #[test]
-fn broken_pictures_are_told_and_left_out() {
+fn broken_images_are_told_and_left_out() {
     let job = Job::new();
     job.finish("whole", &["train.steps=1"], &[]);
-    spoil(&job.path("pictures"));
+    spoil(&job.path("images"));
     job.remove("draw_count = 5\n");
     let run = job.finish("broken", &["train.steps=3", "data.draw=none"], &[]);
     let events = events(&run);
@@ -60,18 +60,18 @@ fn broken_pictures_are_told_and_left_out() {
 }
 
 #[test]
-fn a_folder_without_a_picture_is_an_error() {
+fn a_folder_without_an_image_is_an_error() {
     let job = Job::new();
-    let pictures = job.path("pictures");
-    fs::create_dir(&pictures).unwrap();
-    fs::write(pictures.join("empty.png"), "").unwrap();
-    fs::write(pictures.join("letter.jpg"), "Dear diary").unwrap();
+    let images = job.path("images");
+    fs::create_dir(&images).unwrap();
+    fs::write(images.join("empty.png"), "").unwrap();
+    fs::write(images.join("letter.jpg"), "Dear diary").unwrap();
     job.remove("draw = 'neon'\ndraw_count = 5\n");
     let words = job.fail(&[], &[]);
-    assert!(words.contains("no picture to train with"), "{words}");
+    assert!(words.contains("no image to train with"), "{words}");
     assert!(words.contains("empty.png has zero bytes"), "{words}");
     // The remedy needs no --resume: nothing has begun.
-    fs::remove_dir_all(&pictures).unwrap();
+    fs::remove_dir_all(&images).unwrap();
     job.finish("run", &["train.steps=1", "data.draw=neon", "data.draw_count=2"], &[]);
 }
 
@@ -124,11 +124,11 @@ fn what_somebody_else_wrote_is_not_touched() {
 fn nothing_is_written_among_the_images() {
     let job = Job::new();
     job.finish("run", &["train.steps=1"], &[]);
-    let before = contents(&job.path("pictures"));
-    for out in ["pictures", "pictures/run"] {
+    let before = contents(&job.path("images"));
+    for out in ["images", "images/run"] {
         let words = job.fail(&[], &["--out", text(&job.path(out))]);
         assert!(words.contains("output.folder lies in data.images"), "{words}");
-        assert!(contents(&job.path("pictures")) == before, "{out}: something was written");
+        assert!(contents(&job.path("images")) == before, "{out}: something was written");
     }
 }
 
@@ -142,7 +142,7 @@ fn what_is_not_finite_becomes_no_adapter() {
     assert!(page.contains("stopped: nothing finite is learnt any more after step 27"), "{page}");
     let run = job.path("run");
     let events = events(&run);
-    assert!(matches!(events.last(), Some(Event::End(End { why: Why::Unhealthy, .. }))));
+    assert!(matches!(events.last(), Some(Event::End(RunEnd { why: EndReason::Unhealthy, .. }))));
     let told = warnings(&events);
     assert!(
         told.iter().any(|text| text.starts_with("19 steps so far changed nothing")),
@@ -174,7 +174,7 @@ fn a_run_that_diverged_is_exported_only_by_force() {
         assert!(words.contains("--resume --force writes the result all the same"), "{words}");
         let run = job.path("run");
         let told = events(&run);
-        assert!(matches!(told.last(), Some(Event::End(End { why: Why::Diverged, .. }))));
+        assert!(matches!(told.last(), Some(Event::End(RunEnd { why: EndReason::Diverged, .. }))));
         assert!(!run.join("adapter").exists() && !run.join("README.md").exists());
         assert!(fs::read_to_string(run.join("report.html")).unwrap().contains("diverged"));
         // Again it comes to the same, unless it is forced.

@@ -5,13 +5,13 @@ use std::fs;
 use std::path::Path;
 
 use weights::Catalog;
-use weights::load::floats;
+use weights::load::load_f32;
 
 use super::{check_memory, events, losses};
 use crate::models::{at, golden};
 use crate::{printed, text};
 
-/// Measured: 1.7e-7. Ten times that, since other processors sum in other orders; the smallest fault
+/// Measured: 1.7e-7. Ten times that, since other CPUs sum in other orders; the smallest fault
 /// that was tried, a batch that counts too much, gives 2e-2.
 const OF_LOSSES: f64 = 2e-6;
 
@@ -53,7 +53,7 @@ fn training_an_adapter_is_that_of_the_reference() {
     assert_eq!(theirs.len(), ours.len());
     for ((name, theirs), (our_name, ours)) in theirs.iter().zip(&ours) {
         assert_eq!(name, our_name);
-        let apart = trainer::verify::difference(theirs, ours);
+        let apart = trainer::verify::relative_error(theirs, ours);
         assert!(apart < OF_ADAPTER, "{name}: {apart:e}");
     }
 }
@@ -61,10 +61,9 @@ fn training_an_adapter_is_that_of_the_reference() {
 /// By name, in order.
 fn tensors(path: &Path) -> Vec<(String, Vec<f32>)> {
     let catalog = Catalog::open(path).unwrap();
-    let all = catalog
-        .tensors
-        .iter()
-        .map(|tensor| (tensor.name.clone(), floats(&catalog, tensor, 0..tensor.count()).unwrap()));
+    let all = catalog.tensors.iter().map(|tensor| {
+        (tensor.name.clone(), load_f32(&catalog, tensor, 0..tensor.numel()).unwrap())
+    });
     let mut all: Vec<_> = all.collect();
     all.sort_by(|a, b| a.0.cmp(&b.0));
     all

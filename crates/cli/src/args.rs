@@ -11,32 +11,32 @@ use crate::commands::{
 /// the run will fit in memory, finish, and not cook the machine.
 #[derive(Debug, Parser)]
 #[command(name = "hearth", version, max_term_width = 100, after_help = AFTER_HELP)]
-pub struct Args {
+pub struct Cli {
     #[command(subcommand)]
-    pub verb: Verb,
+    pub command: CliCommand,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Verb {
-    Demo(demo::Arguments),
-    Doctor(doctor::Arguments),
-    Inspect(inspect::Arguments),
-    Shard(shard::Arguments),
-    Convert(convert::Arguments),
-    Cache(cache::Arguments),
-    Plan(plan::Arguments),
-    Train(train::Arguments),
-    Sample(sample::Arguments),
-    Export(export::Arguments),
-    Verify(verify::Arguments),
-    Bench(bench::Arguments),
-    Completions(completions::Arguments),
-    Man(man::Arguments),
+pub enum CliCommand {
+    Demo(demo::DemoArgs),
+    Doctor(doctor::DoctorArgs),
+    Inspect(inspect::InspectArgs),
+    Shard(shard::ShardArgs),
+    Convert(convert::ConvertArgs),
+    Cache(cache::CacheArgs),
+    Plan(plan::PlanArgs),
+    Train(train::TrainArgs),
+    Sample(sample::SampleArgs),
+    Export(export::ExportArgs),
+    Verify(verify::VerifyArgs),
+    Bench(bench::BenchArgs),
+    Completions(completions::CompletionsArgs),
+    Man(man::ManArgs),
 }
 
 /// The program and the verbs that were typed, as far as they are known: `hearth bench step`.
 pub fn command_line() -> String {
-    let (mut command, mut words) = (&Args::command(), vec!["hearth".to_owned()]);
+    let (mut command, mut words) = (&Cli::command(), vec!["hearth".to_owned()]);
     for word in std::env::args().skip(1) {
         let Some(verb) = command.find_subcommand(&word) else { break };
         (command, words) = (verb, [words, vec![word]].concat());
@@ -66,11 +66,11 @@ mod tests {
     use clap::error::ErrorKind;
     use clap::{Command, CommandFactory, Parser};
 
-    use super::Args;
+    use super::Cli;
 
     #[test]
     fn the_declarations_agree_with_each_other() {
-        Args::command().debug_assert();
+        Cli::command().debug_assert();
     }
 
     /// The words of a shell's line up to a comment, or to what is not the program's any more.
@@ -95,7 +95,7 @@ mod tests {
 
     /// That a command of ours would be understood.
     fn check(line: &str) -> Result<(), (ErrorKind, String)> {
-        match Args::try_parse_from(words(line)) {
+        match Cli::try_parse_from(words(line)) {
             Err(error) if error.kind() != ErrorKind::DisplayHelp => {
                 Err((error.kind(), format!("{line}\n{error}")))
             }
@@ -133,7 +133,7 @@ mod tests {
     fn every_command_that_is_shown_is_understood() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
         let docs = std::fs::read_dir(root.join("docs")).unwrap().map(|entry| entry.unwrap().path());
-        let (mut whole, mut parts) = (of_help(&Args::command()), Vec::new());
+        let (mut whole, mut parts) = (of_help(&Cli::command()), Vec::new());
         for path in docs.chain([root.join("README.md")]) {
             let text = std::fs::read_to_string(path).unwrap();
             whole.extend(in_blocks(&text));

@@ -15,8 +15,8 @@ use clap::Parser;
 use clap::error::ErrorKind;
 use weights::WeightsError;
 
-use crate::args::{Args, Verb};
-use crate::commands::Outcome;
+use crate::args::{Cli, CliCommand};
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 fn main() -> ExitCode {
@@ -27,9 +27,9 @@ fn main() -> ExitCode {
         Ok(outcome)
     });
     let failure = match outcome {
-        Ok(Outcome::Done) => return ExitCode::SUCCESS,
-        Ok(Outcome::Differs) => return ExitCode::FAILURE,
-        Ok(Outcome::Interrupted) => interrupt::leave(),
+        Ok(CommandOutcome::Done) => return ExitCode::SUCCESS,
+        Ok(CommandOutcome::Differs) => return ExitCode::FAILURE,
+        Ok(CommandOutcome::Interrupted) => interrupt::leave(),
         // Whoever closed the pipe (`| head`) has seen enough.
         Err(Failure::Output(error)) if error.kind() == io::ErrorKind::BrokenPipe => {
             return ExitCode::SUCCESS;
@@ -49,28 +49,28 @@ fn main() -> ExitCode {
 const USAGE_EXIT_CODE: u8 = 2;
 
 /// What was typed; prints help and ends where that was asked for.
-fn args() -> Result<Args, Failure> {
-    Args::try_parse().or_else(|error| {
+fn args() -> Result<Cli, Failure> {
+    Cli::try_parse().or_else(|error| {
         let is_help = error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand;
         if is_help || !error.use_stderr() { error.exit() } else { Err(error.into()) }
     })
 }
 
-fn run(args: Args, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    match args.verb {
-        Verb::Demo(arguments) => commands::demo::run(&arguments, out),
-        Verb::Doctor(arguments) => commands::doctor::run(&arguments, out),
-        Verb::Inspect(arguments) => commands::inspect::run(&arguments, out),
-        Verb::Shard(arguments) => commands::shard::run(&arguments, out),
-        Verb::Convert(arguments) => commands::convert::run(&arguments, out),
-        Verb::Plan(arguments) => commands::plan::run(&arguments, out),
-        Verb::Cache(arguments) => commands::cache::run(&arguments, out),
-        Verb::Train(arguments) => commands::train::run(&arguments, out),
-        Verb::Sample(arguments) => commands::sample::run(&arguments, out),
-        Verb::Export(arguments) => commands::export::run(&arguments, out),
-        Verb::Verify(arguments) => commands::verify::run(&arguments, out),
-        Verb::Bench(arguments) => commands::bench::run(&arguments, out),
-        Verb::Completions(arguments) => commands::completions::run(&arguments, out),
-        Verb::Man(arguments) => commands::man::run(&arguments, out),
+fn run(args: Cli, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    match args.command {
+        CliCommand::Demo(arguments) => commands::demo::run(&arguments, out),
+        CliCommand::Doctor(arguments) => commands::doctor::run(&arguments, out),
+        CliCommand::Inspect(arguments) => commands::inspect::run(&arguments, out),
+        CliCommand::Shard(arguments) => commands::shard::run(&arguments, out),
+        CliCommand::Convert(arguments) => commands::convert::run(&arguments, out),
+        CliCommand::Plan(arguments) => commands::plan::run(&arguments, out),
+        CliCommand::Cache(arguments) => commands::cache::run(&arguments, out),
+        CliCommand::Train(arguments) => commands::train::run(&arguments, out),
+        CliCommand::Sample(arguments) => commands::sample::run(&arguments, out),
+        CliCommand::Export(arguments) => commands::export::run(&arguments, out),
+        CliCommand::Verify(arguments) => commands::verify::run(&arguments, out),
+        CliCommand::Bench(arguments) => commands::bench::run(&arguments, out),
+        CliCommand::Completions(arguments) => commands::completions::run(&arguments, out),
+        CliCommand::Man(arguments) => commands::man::run(&arguments, out),
     }
 }

@@ -20,12 +20,12 @@ pub const WARN: Style = AnsiColor::Yellow.on_default();
 pub const BAD: Style = AnsiColor::Red.on_default().bold();
 
 /// A page being written.
-pub struct Page {
+pub struct TextPage {
     text: String,
     width: usize,
 }
 
-impl Page {
+impl TextPage {
     /// An empty page, no wider than the terminal if there is one.
     pub fn new() -> Self {
         let terminal = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
@@ -181,7 +181,7 @@ pub fn thousands(number: usize) -> String {
 }
 
 /// `1 step`, `1,200 steps`.
-pub fn several(n: usize, what: &str) -> String {
+pub fn plural(n: usize, what: &str) -> String {
     format!("{} {what}{}", thousands(n), if n == 1 { "" } else { "s" })
 }
 
@@ -205,7 +205,7 @@ mod tests {
 
     #[test]
     fn long_text_wraps_in_its_column() {
-        let mut page = Page::of_width(48);
+        let mut page = TextPage::of_width(48);
         page.row("label", PLAIN, &"word ".repeat(14));
         let text = anstream::adapter::strip_str(&page.finish()).to_string();
         assert_eq!(text.lines().count(), 2, "{text}");
@@ -240,7 +240,7 @@ mod tests {
     fn thousands_are_separated() {
         let numbers = [0, 7, 999, 1000, 30_720, 4_718_592].map(thousands);
         assert_eq!(numbers, ["0", "7", "999", "1,000", "30,720", "4,718,592"]);
-        assert_eq!([1, 2].map(|n| several(n, "step")), ["1 step", "2 steps"]);
+        assert_eq!([1, 2].map(|n| plural(n, "step")), ["1 step", "2 steps"]);
     }
 
     #[test]

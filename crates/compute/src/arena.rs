@@ -132,14 +132,14 @@ impl Arena {
     }
 
     /// Peaks from now on.
-    pub fn restart_peak(&mut self) {
+    pub fn reset_peak(&mut self) {
         self.usage.peak = self.usage.in_use;
         self.usage.by_tag_at_peak = self.usage.by_tag;
         self.usage.extent = self.top;
     }
 
     /// Takes room for `bytes` and returns its offset.
-    pub fn take(&mut self, bytes: usize, tag: Tag) -> Result<usize> {
+    pub fn alloc(&mut self, bytes: usize, tag: Tag) -> Result<usize> {
         let out_of_memory = |arena: &Self| ComputeError::OutOfMemory {
             asked: bytes,
             in_use: arena.usage.in_use,
@@ -153,14 +153,14 @@ impl Arena {
         }
         let size = bytes.checked_next_multiple_of(self.alignment);
         let size = size.ok_or_else(|| out_of_memory(self))?;
-        let offset = self.place(size).ok_or_else(|| out_of_memory(self))?;
+        let offset = self.find_offset(size).ok_or_else(|| out_of_memory(self))?;
         self.taken.insert(offset, (size, tag));
         self.count(size, tag);
         Ok(offset)
     }
 
     /// Gives back what `take` returned.
-    pub fn give_back(&mut self, offset: usize) {
+    pub fn free(&mut self, offset: usize) {
         let (size, tag) = self.taken.remove(&offset).expect("every piece is given back once");
         self.usage.in_use -= size;
         self.usage.by_tag[tag as usize] -= size;
@@ -190,7 +190,7 @@ impl Arena {
         *before = tag;
     }
 
-    fn place(&mut self, size: usize) -> Option<usize> {
+    fn find_offset(&mut self, size: usize) -> Option<usize> {
         if size > self.buffer {
             return None;
         }
@@ -258,22 +258,22 @@ impl Arena {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::random::TestRng;
 
     /// A random program of requests and returns; gives what is still held.
     fn churn(arena: &mut Arena, seed: u64, moves: usize) -> Vec<(usize, usize)> {
-        let mut random = Random::new(seed);
+        let mut random = TestRng::new(seed);
         let mut held: Vec<(usize, usize)> = Vec::new();
         for _ in 0..moves {
             if held.is_empty() || random.below(5) < 3 {
                 let most = if random.below(9) == 0 { 9000 } else { 300 };
                 let bytes = 1 + random.below(most);
-                if let Ok(offset) = arena.take(bytes, Tag::Activations) {
+                if let Ok(offset) = arena.alloc(bytes, Tag::Activations) {
                     held.push((offset, bytes));
                 }
             } else {
                 let (offset, _) = held.swap_remove(random.below(held.len()));
-                arena.give_back(offset);
+                arena.free(offset);
             }
         }
         held
@@ -291,7 +291,7 @@ mod tests {
             let in_use: usize = held.iter().map(|(_, bytes)| bytes.next_multiple_of(64)).sum();
             assert_eq!(arena.usage().in_use, in_use);
             for (offset, _) in held {
-                arena.give_back(offset);
+                arena.free(offset);
             }
             assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
         }
@@ -324,11 +324,11 @@ mod tests {
             assert_eq!((again, exact.usage()), (held, arena.usage()));
             let left: Vec<usize> = arena.taken.keys().copied().collect();
             for offset in left {
-                arena.give_back(offset);
+                arena.free(offset);
             }
             assert_eq!((arena.usage().in_use, arena.top, arena.holes.len()), (0, 0, 0));
         }
-        assert!(Arena::new(1 << 20, 64).in_buffers(10_048).take(10_049, Tag::Data).is_err());
+        assert!(Arena::new(1 << 20, 64).in_buffers(10_048).alloc(10_049, Tag::Data).is_err());
     }
 
     #[test]
@@ -336,48 +336,48 @@ mod tests {
         let mut arena = Arena::new(1 << 20, 64);
         let sizes = [256, 64, 128, 64, 512, 64];
         let at: Vec<usize> =
-            sizes.iter().map(|size| arena.take(*size, Tag::Data).unwrap()).collect();
+            sizes.iter().map(|size| arena.alloc(*size, Tag::Data).unwrap()).collect();
         for hole in [0, 2, 4] {
-            arena.give_back(at[hole]);
+            arena.free(at[hole]);
         }
-        assert_eq!(arena.take(100, Tag::Data).unwrap(), at[2]);
-        assert_eq!(arena.take(129, Tag::Data).unwrap(), at[0]);
+        assert_eq!(arena.alloc(100, Tag::Data).unwrap(), at[2]);
+        assert_eq!(arena.alloc(129, Tag::Data).unwrap(), at[0]);
     }
 
     #[test]
     fn running_out_says_what_was_asked_and_what_there_is() {
         let mut arena = Arena::new(1000, 64);
-        let first = arena.take(300, Tag::Weights).unwrap();
-        arena.take(300, Tag::Weights).unwrap();
-        arena.give_back(first);
-        let error = arena.take(500, Tag::Gradients).unwrap_err().to_string();
+        let first = arena.alloc(300, Tag::Weights).unwrap();
+        arena.alloc(300, Tag::Weights).unwrap();
+        arena.free(first);
+        let error = arena.alloc(500, Tag::Gradients).unwrap_err().to_string();
         let said = "out of memory for gradients: asked 500 bytes, in use 320 of 1000, largest free \
                     piece 360";
         assert_eq!(error, said);
-        assert!(arena.take(usize::MAX, Tag::Data).is_err());
-        assert_eq!(arena.take(320, Tag::Data).unwrap(), first);
+        assert!(arena.alloc(usize::MAX, Tag::Data).is_err());
+        assert_eq!(arena.alloc(320, Tag::Data).unwrap(), first);
     }
 
     #[test]
     fn a_lowered_limit_keeps_what_is_there_and_places_nothing_beyond() {
         let mut arena = Arena::new(1024, 64);
-        let at: Vec<usize> = (0..5).map(|_| arena.take(128, Tag::Data).unwrap()).collect();
+        let at: Vec<usize> = (0..5).map(|_| arena.alloc(128, Tag::Data).unwrap()).collect();
         arena.set_limit(300);
         // Of two holes that fit the one within the limit is taken, and then none.
-        arena.give_back(at[3]);
-        arena.give_back(at[1]);
-        assert_eq!(arena.take(128, Tag::Data).unwrap(), at[1]);
-        let error = arena.take(64, Tag::Data).unwrap_err().to_string();
+        arena.free(at[3]);
+        arena.free(at[1]);
+        assert_eq!(arena.alloc(128, Tag::Data).unwrap(), at[1]);
+        let error = arena.alloc(64, Tag::Data).unwrap_err().to_string();
         assert!(error.ends_with("in use 512 of 300, largest free piece 0"), "{error}");
         // A hole across the limit counts as far as it is within.
-        arena.give_back(at[2]);
-        let error = arena.take(128, Tag::Data).unwrap_err().to_string();
+        arena.free(at[2]);
+        let error = arena.alloc(128, Tag::Data).unwrap_err().to_string();
         assert!(error.ends_with("in use 384 of 300, largest free piece 44"), "{error}");
         arena.set_limit(usize::MAX);
-        assert_eq!(arena.take(128, Tag::Data).unwrap(), at[2]);
-        assert!(arena.take(1024, Tag::Data).is_err(), "more than there is");
+        assert_eq!(arena.alloc(128, Tag::Data).unwrap(), at[2]);
+        assert!(arena.alloc(1024, Tag::Data).is_err(), "more than there is");
         for taken in [0, 1, 2, 4] {
-            arena.give_back(at[taken]);
+            arena.free(at[taken]);
         }
         assert_eq!((arena.usage().in_use, arena.top), (0, 0));
     }
@@ -385,30 +385,30 @@ mod tests {
     #[test]
     fn one_request_fails_when_it_is_told_to() {
         let mut arena = Arena::new(1 << 20, 64);
-        arena.take(64, Tag::Data).unwrap();
+        arena.alloc(64, Tag::Data).unwrap();
         arena.fail_request(2);
-        arena.take(64, Tag::Data).unwrap();
+        arena.alloc(64, Tag::Data).unwrap();
         let before = arena.usage();
-        let error = arena.take(64, Tag::Weights).unwrap_err().to_string();
+        let error = arena.alloc(64, Tag::Weights).unwrap_err().to_string();
         assert!(error.starts_with("out of memory for weights: asked 64 bytes, in use 128"));
         assert_eq!((arena.usage(), arena.n_requests()), (before, 3));
-        arena.take(64, Tag::Data).unwrap();
+        arena.alloc(64, Tag::Data).unwrap();
     }
 
     #[test]
     fn tags_are_counted_now_and_at_the_peak() {
         let mut arena = Arena::new(1 << 20, 64);
-        arena.take(64, Tag::Weights).unwrap();
-        let big = arena.take(640, Tag::Activations).unwrap();
-        arena.give_back(big);
-        let data = arena.take(128, Tag::Activations).unwrap();
+        arena.alloc(64, Tag::Weights).unwrap();
+        let big = arena.alloc(640, Tag::Activations).unwrap();
+        arena.free(big);
+        let data = arena.alloc(128, Tag::Activations).unwrap();
         arena.retag(data, Tag::Data);
         let usage = arena.usage();
         let of = |tags: [usize; 7], tag: Tag| tags[tag as usize];
         assert_eq!((usage.in_use, usage.peak, usage.extent), (192, 704, 704));
         assert_eq!(of(usage.by_tag_at_peak, Tag::Activations), 640);
         assert_eq!((of(usage.by_tag, Tag::Activations), of(usage.by_tag, Tag::Data)), (0, 128));
-        arena.give_back(data);
+        arena.free(data);
         assert_eq!(arena.usage().by_tag, [64, 0, 0, 0, 0, 0, 0]);
     }
 }

@@ -2,112 +2,112 @@
 
 use std::collections::HashMap;
 
-use crate::op::Place;
+use crate::op::OpContext;
 use crate::ops::accumulate;
-use crate::var::{Source, Var};
+use crate::var::{GradTarget, Var};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tensor};
 
 /// The gradients under way while a tape is gone back through.
-pub(crate) struct Backward<'a> {
-    pub place: Place<'a>,
+pub(crate) struct BackwardPass<'a> {
+    pub cx: OpContext<'a>,
     pub params: &'a Params,
     pub gradients: &'a mut Gradients,
     pub nodes: Vec<Option<Tensor>>,
     /// Gradients of what an activation was applied to, by the node of its result: from readers of the result
     /// that went through the activation on their way.
-    pub through: HashMap<usize, Tensor>,
+    pub through_activation: HashMap<usize, Tensor>,
 }
 
-/// A gradient taken out to be written by an op, and put back with [`Backward::put`].
-pub(crate) struct Slot {
+/// A gradient taken out to be written by an op, and put back with [`BackwardPass::put`].
+pub(crate) struct GradientSlot {
     pub tensor: Tensor,
     /// Whether to add to what is there. If not, the memory holds anything.
     pub add: bool,
-    source: Option<Source>,
+    target: Option<GradTarget>,
 }
 
-impl Backward<'_> {
+impl BackwardPass<'_> {
     /// The gradient of `source`, to be written or added to.
-    pub fn slot(&mut self, source: Source, shape: Shape, dtype: Dtype) -> Result<Slot> {
+    pub fn slot(&mut self, source: GradTarget, shape: Shape, dtype: Dtype) -> Result<GradientSlot> {
         let (tensor, add) = match source {
-            Source::Param(index) => self.gradients.take(index, self.place.device, self.params)?,
-            Source::Node(node) => match self.nodes[node].take() {
-                Some(gradient) => (gradient.unshared()?, true),
-                None => (self.place.alloc(shape, dtype)?, false),
+            GradTarget::Param(index) => self.gradients.take(index, self.cx.device, self.params)?,
+            GradTarget::Node(node) => match self.nodes[node].take() {
+                Some(gradient) => (gradient.into_unique()?, true),
+                None => (self.cx.alloc(shape, dtype)?, false),
             },
         };
         // A tensor that was reshaped has one gradient, seen by each of its readers as it was read.
-        Ok(Slot { tensor: tensor.into_shape(shape), add, source: Some(source) })
+        Ok(GradientSlot { tensor: tensor.into_shape(shape), add, target: Some(source) })
     }
 
     /// The slot of an input, if a gradient is wanted for it.
     pub fn slot_of(
         &mut self,
-        source: Option<Source>,
+        source: Option<GradTarget>,
         shape: Shape,
         dtype: Dtype,
-    ) -> Result<Option<Slot>> {
+    ) -> Result<Option<GradientSlot>> {
         source.map(|source| self.slot(source, shape, dtype)).transpose()
     }
 
     /// Room for a gradient that nobody wants, from a kernel that finds several at once.
-    pub fn unwanted(&mut self, shape: Shape, dtype: Dtype) -> Result<Slot> {
-        Ok(Slot { tensor: self.place.workspace(shape, dtype)?, add: false, source: None })
+    pub fn scratch_slot(&mut self, shape: Shape, dtype: Dtype) -> Result<GradientSlot> {
+        Ok(GradientSlot { tensor: self.cx.workspace(shape, dtype)?, add: false, target: None })
     }
 
-    pub fn put(&mut self, slot: Slot) {
-        match slot.source {
-            Some(Source::Param(index)) => {
+    pub fn put(&mut self, slot: GradientSlot) {
+        match slot.target {
+            Some(GradTarget::Param(index)) => {
                 let shape = self.params.values()[index].shape();
                 self.gradients.put(index, slot.tensor.into_shape(shape));
             }
-            Some(Source::Node(node)) => self.nodes[node] = Some(slot.tensor),
+            Some(GradTarget::Node(node)) => self.nodes[node] = Some(slot.tensor),
             None => {}
         }
     }
 
     /// Hands on a whole gradient of what an activation was applied to, whose result has this node.
     pub fn pass_through(&mut self, node: usize, gradient: Tensor) -> Result<()> {
-        let sum = match self.through.remove(&node) {
+        let sum = match self.through_activation.remove(&node) {
             None => gradient,
             Some(sum) => self.sum(sum, &gradient)?,
         };
-        self.through.insert(node, sum);
+        self.through_activation.insert(node, sum);
         Ok(())
     }
 
     /// The first with the other one added.
     pub fn sum(&mut self, sum: Tensor, other: &Tensor) -> Result<Tensor> {
-        let mut slot = Slot { tensor: sum.unshared()?, add: true, source: None };
-        accumulate(self.place, &mut slot, other);
+        let mut slot = GradientSlot { tensor: sum.into_unique()?, add: true, target: None };
+        accumulate(self.cx, &mut slot, other);
         Ok(slot.tensor)
     }
 
     /// Hands a whole gradient on, if it is wanted.
-    pub fn pass(&mut self, source: Option<Source>, gradient: Tensor) -> Result<()> {
+    pub fn pass(&mut self, source: Option<GradTarget>, gradient: Tensor) -> Result<()> {
         let Some(source) = source else { return Ok(()) };
-        if let Source::Node(node) = source
+        if let GradTarget::Node(node) = source
             && self.nodes[node].is_none()
         {
             self.nodes[node] = Some(gradient);
             return Ok(());
         }
         let mut slot = self.slot(source, gradient.shape(), gradient.dtype())?;
-        accumulate(self.place, &mut slot, &gradient);
+        accumulate(self.cx, &mut slot, &gradient);
         self.put(slot);
         Ok(())
     }
 }
 
 /// The gradients that reached tensors from outside.
-pub struct Leaves(pub(crate) Vec<Option<Tensor>>);
+pub struct LeafGradients(pub(crate) Vec<Option<Tensor>>);
 
-impl Leaves {
+impl LeafGradients {
     /// The gradient of a leaf, if any reached it.
     pub fn take(&mut self, leaf: &Var) -> Option<Tensor> {
-        match leaf.source? {
-            Source::Node(node) => self.0[node].take(),
-            Source::Param(_) => None,
+        match leaf.grad_target? {
+            GradTarget::Node(node) => self.0[node].take(),
+            GradTarget::Param(_) => None,
         }
     }
 }

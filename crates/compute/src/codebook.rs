@@ -72,7 +72,7 @@ impl Codebook {
         &self.values
     }
 
-    /// The numbers, and then the bounds between those above 0: what a card needs to know.
+    /// The numbers, and then the bounds between those above 0: what a GPU needs to know.
     pub fn table(&self) -> Vec<f32> {
         [self.values, self.bounds].concat()
     }

@@ -6,29 +6,29 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use crate::arena::Arena;
-use crate::cpu::Cpu;
-use crate::cpu::gemm::has_tiles;
-use crate::cuda::{self, Cuda, KernelCache};
+use crate::cpu::CpuBackend;
+use crate::cpu::gemm::has_amx;
+use crate::cuda::{self, CudaBackend, KernelCache};
 use crate::dtype::{Real, with_real};
-use crate::gpu::{self, Gpu};
-use crate::ops::units_agree;
-use crate::random::Stream;
-use crate::record::Recording;
-use crate::tensor::{Buffer, Tensor};
-use crate::work::{Call, Tally, Work};
+use crate::gpu::{self, GpuBackend};
+use crate::ops::matrix_units_agree;
+use crate::random::RandomSequence;
+use crate::recording::MemoryRecording;
+use crate::tensor::{Tensor, TensorStorage};
+use crate::work::{KernelCall, WorkCounter, WorkStats};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
 
 /// Which engine computes, with what its memory use depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The processor.
+pub enum DeviceKind {
+    /// The CPU.
     Cpu {
         /// Worker threads; results do not depend on it, workspaces do.
         threads: usize,
         /// Whether it has a matrix unit that multiplies tiles.
-        has_tiles: bool,
+        has_amx: bool,
     },
-    /// A card of NVIDIA's. Workspaces follow from shapes, so one is like another.
+    /// A GPU of NVIDIA's. Workspaces follow from shapes, so one is like another.
     Cuda {
         /// Whether a computation gives the same bits every time, which is slower.
         is_deterministic: bool,
@@ -42,16 +42,16 @@ pub enum Kind {
     },
 }
 
-impl Kind {
-    /// This machine's processor.
+impl DeviceKind {
+    /// This machine's CPU.
     pub fn cpu(threads: usize) -> Self {
-        Self::Cpu { threads, has_tiles: has_tiles() }
+        Self::Cpu { threads, has_amx: has_amx() }
     }
 
     /// The GPU that is meant; one as most are if it is not there, which opening it will say.
-    pub fn gpu(choice: gpu::Choice) -> Self {
-        let found = gpu::sizes(choice);
-        found.map_or(Self::gpu_of(None), |(buffer_bytes, tensor_bytes)| Self::Gpu {
+    pub fn gpu(choice: gpu::GpuChoice) -> Self {
+        let found = gpu::buffer_limits(choice);
+        found.map_or(Self::gpu_with_buffer(None), |(buffer_bytes, tensor_bytes)| Self::Gpu {
             buffer_bytes,
             tensor_bytes,
         })
@@ -59,8 +59,9 @@ impl Kind {
 
     /// A GPU whose largest buffer has so many bytes, all of which a kernel may see: one of Apple's, by Metal;
     /// as most have if nobody knows.
-    pub fn gpu_of(buffer_bytes: Option<usize>) -> Self {
-        let bytes = buffer_bytes.unwrap_or(gpu::BYTES_OF_MOST) / gpu::ALIGNMENT * gpu::ALIGNMENT;
+    pub fn gpu_with_buffer(buffer_bytes: Option<usize>) -> Self {
+        let bytes =
+            buffer_bytes.unwrap_or(gpu::DEFAULT_BUFFER_BYTES) / gpu::ALIGNMENT * gpu::ALIGNMENT;
         Self::Gpu { buffer_bytes: bytes, tensor_bytes: bytes }
     }
 
@@ -73,7 +74,7 @@ impl Kind {
     }
 
     /// Every tensor starts at a multiple of this: a cache line, which is also the widest vector; on a
-    /// card, what its copies ask for.
+    /// GPU, what its copies ask for.
     pub(crate) fn alignment(self) -> usize {
         match self {
             Self::Cpu { .. } => 64,
@@ -103,51 +104,51 @@ impl Kind {
 
 /// A handle on a device; clones are the same device.
 #[derive(Clone)]
-pub struct Device(Arc<Inner>);
+pub struct Device(Arc<DeviceInner>);
 
-struct Inner {
-    kind: Kind,
-    engine: Engine,
-    state: Mutex<State>,
-    tally: Mutex<Tally>,
+struct DeviceInner {
+    kind: DeviceKind,
+    backend: Backend,
+    state: Mutex<DeviceState>,
+    counter: Mutex<WorkCounter>,
     /// Of weights that live on the host.
     host_bytes: AtomicUsize,
-    filled: Mutex<Filled>,
+    fill_stats: Mutex<FillStats>,
 }
 
 /// How numbers from files came to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Filled {
+pub struct FillStats {
     /// Bytes that were written where they are computed with.
     pub in_place: u64,
     /// Bytes that were written to the host's memory, and copied.
     pub staged: u64,
 }
 
-struct State {
+struct DeviceState {
     arena: Arena,
     /// What callers said that tensors are made for, if they did.
     tag: Option<Tag>,
-    recording: Option<Recording>,
+    recording: Option<MemoryRecording>,
 }
 
 /// Who fills tensors. Each op matches on this in one place, its `mod.rs`.
-pub(crate) enum Engine {
+pub(crate) enum Backend {
     /// Nobody: shapes, bytes and flops only.
     Meta,
-    Cpu(Cpu),
-    Cuda(Box<Cuda>),
-    Gpu(Box<Gpu>),
+    Cpu(CpuBackend),
+    Cuda(Box<CudaBackend>),
+    Gpu(Box<GpuBackend>),
 }
 
 impl Device {
-    /// The processor, with an arena of `limit_bytes`.
+    /// The CPU, with an arena of `limit_bytes`.
     pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
-        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, has_tiles())?);
-        Ok(Self::with(Kind::cpu(threads), engine, limit_bytes))
+        let engine = Backend::Cpu(CpuBackend::new(threads, limit_bytes, has_amx())?);
+        Ok(Self::with(DeviceKind::cpu(threads), engine, limit_bytes))
     }
 
-    /// The NVIDIA card of this number, from 0, with an arena of up to `limit_bytes`, which is given
+    /// The NVIDIA GPU of this number, from 0, with an arena of up to `limit_bytes`, which is given
     /// memory as it grows. Kernels are compiled when they are first used, unless the cache has them.
     pub fn cuda(
         index: usize,
@@ -155,22 +156,24 @@ impl Device {
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let cuda = Cuda::open(index, limit_bytes, is_deterministic, cache)?;
+        let cuda = CudaBackend::open(index, limit_bytes, is_deterministic, cache)?;
         let limit_bytes = limit_bytes.min(cuda.bytes());
-        let engine = Engine::Cuda(Box::new(cuda));
-        Ok(Self::with(Kind::Cuda { is_deterministic }, engine, limit_bytes))
+        let engine = Backend::Cuda(Box::new(cuda));
+        Ok(Self::with(DeviceKind::Cuda { is_deterministic }, engine, limit_bytes))
     }
 
     /// The GPU that is meant, with an arena of up to `limit_bytes`, which is given memory a large buffer
     /// at a time. Kernels are compiled when they are first used in this process.
-    pub fn gpu(choice: gpu::Choice, limit_bytes: usize) -> Result<Self> {
+    pub fn gpu(choice: gpu::GpuChoice, limit_bytes: usize) -> Result<Self> {
         let open = |limit_bytes| -> Result<Self> {
-            let (gpu, kind) = Gpu::open(choice, limit_bytes)?;
-            Ok(Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes))
+            let (gpu, kind) = GpuBackend::open(choice, limit_bytes)?;
+            Ok(Self::with(kind, Backend::Gpu(Box::new(gpu)), limit_bytes))
         };
         let device = open(limit_bytes)?;
-        if let Engine::Gpu(gpu) = device.engine() {
-            gpu.try_units(|| open(1 << 20).and_then(|trial| units_agree(&trial)).unwrap_or(false));
+        if let Backend::Gpu(gpu) = device.backend() {
+            gpu.try_matrix_units(|| {
+                open(1 << 20).and_then(|trial| matrix_units_agree(&trial)).unwrap_or(false)
+            });
         }
         Ok(device)
     }
@@ -178,46 +181,46 @@ impl Device {
     /// A GPU whose adapter nobody else has open, as if that offered something else.
     #[cfg(test)]
     pub(crate) fn gpu_alone(
-        choice: gpu::Choice,
+        choice: gpu::GpuChoice,
         limit_bytes: usize,
-        change: impl FnOnce(&mut gpu::Adapter),
+        change: impl FnOnce(&mut gpu::GpuAdapter),
     ) -> Self {
-        let (gpu, kind) = Gpu::alone(choice, limit_bytes, change);
-        Self::with(kind, Engine::Gpu(Box::new(gpu)), limit_bytes)
+        let (gpu, kind) = GpuBackend::alone(choice, limit_bytes, change);
+        Self::with(kind, Backend::Gpu(Box::new(gpu)), limit_bytes)
     }
 
-    /// The processor without its matrix unit, as others are.
+    /// The CPU without its matrix unit, as others are.
     #[cfg(test)]
-    pub(crate) fn plain_cpu(threads: usize, limit_bytes: usize) -> Self {
-        let engine = Engine::Cpu(Cpu::new(threads, limit_bytes, false).unwrap());
-        Self::with(Kind::Cpu { threads, has_tiles: false }, engine, limit_bytes)
+    pub(crate) fn cpu_without_amx(threads: usize, limit_bytes: usize) -> Self {
+        let engine = Backend::Cpu(CpuBackend::new(threads, limit_bytes, false).unwrap());
+        Self::with(DeviceKind::Cpu { threads, has_amx: false }, engine, limit_bytes)
     }
 
     /// A device that computes shapes, bytes and flops exactly as one of `kind` would, and no data.
-    pub fn meta(kind: Kind, limit_bytes: usize) -> Self {
-        Self::with(kind, Engine::Meta, limit_bytes)
+    pub fn meta(kind: DeviceKind, limit_bytes: usize) -> Self {
+        Self::with(kind, Backend::Meta, limit_bytes)
     }
 
-    fn with(kind: Kind, engine: Engine, limit_bytes: usize) -> Self {
+    fn with(kind: DeviceKind, engine: Backend, limit_bytes: usize) -> Self {
         let arena = Arena::new(limit_bytes, kind.alignment()).in_buffers(kind.buffer_bytes());
-        Self(Arc::new(Inner {
+        Self(Arc::new(DeviceInner {
             kind,
-            engine,
-            state: Mutex::new(State { arena, tag: None, recording: None }),
-            tally: Mutex::default(),
+            backend: engine,
+            state: Mutex::new(DeviceState { arena, tag: None, recording: None }),
+            counter: Mutex::default(),
             host_bytes: AtomicUsize::new(0),
-            filled: Mutex::default(),
+            fill_stats: Mutex::default(),
         }))
     }
 
     /// What it is, or stands for.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> DeviceKind {
         self.0.kind
     }
 
     /// Whether it computes shapes only.
     pub fn is_meta(&self) -> bool {
-        matches!(self.0.engine, Engine::Meta)
+        matches!(self.0.backend, Backend::Meta)
     }
 
     /// The arena's bytes, now and at their peak.
@@ -231,11 +234,11 @@ impl Device {
     }
 
     /// Counts some of them, until they are gone.
-    pub(crate) fn hold_on_host(&self, bytes: usize) {
+    pub(crate) fn add_host_bytes(&self, bytes: usize) {
         self.0.host_bytes.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn gone_from_host(&self, bytes: usize) {
+    pub(crate) fn sub_host_bytes(&self, bytes: usize) {
         self.0.host_bytes.fetch_sub(bytes, Ordering::Relaxed);
     }
 
@@ -250,12 +253,12 @@ impl Device {
     #[allow(unsafe_code)]
     pub fn trim(&self) {
         let state = self.state();
-        match &self.0.engine {
-            // A card's memory is taken whole.
-            Engine::Meta | Engine::Gpu(_) => {}
-            Engine::Cuda(cuda) => cuda.trim(),
+        match &self.0.backend {
+            // A GPU's memory is taken whole.
+            Backend::Meta | Backend::Gpu(_) => {}
+            Backend::Cuda(cuda) => cuda.trim(),
             // SAFETY: no tensor lies above the top, and none can be made while the arena is locked.
-            Engine::Cpu(cpu) => unsafe { cpu.memory().give_back(state.arena.top()) },
+            Backend::Cpu(cpu) => unsafe { cpu.memory().release_from(state.arena.top()) },
         }
     }
 
@@ -271,30 +274,30 @@ impl Device {
     }
 
     /// How many lists of work a GPU of Metal's or Vulkan's was handed so far.
-    pub fn n_lists(&self) -> u32 {
-        if let Engine::Gpu(gpu) = self.engine() { gpu.n_lists() } else { 0 }
+    pub fn n_command_buffers(&self) -> u32 {
+        if let Backend::Gpu(gpu) = self.backend() { gpu.n_command_buffers() } else { 0 }
     }
 
     /// Lets trouble come to the `nth` list of work of such a GPU, the next being the first. Others have
     /// no lists. For tests, and to rehearse trouble.
-    pub fn fail_list(&self, nth: u32, trouble: gpu::Trouble) {
-        if let Engine::Gpu(gpu) = self.engine() {
-            gpu.rehearse(nth, trouble);
+    pub fn fail_command_buffer(&self, nth: u32, fault: gpu::GpuFault) {
+        if let Backend::Gpu(gpu) = self.backend() {
+            gpu.inject_fault(nth, fault);
         }
     }
 
     /// Counts peaks from here.
-    pub fn restart_peak(&self) {
-        self.state().arena.restart_peak();
+    pub fn reset_peak(&self) {
+        self.state().arena.reset_peak();
     }
 
-    /// Kernels that a card or another GPU was given so far, calls of its libraries among them; nothing on a
-    /// processor.
+    /// Kernels that a GPU or another GPU was given so far, calls of its libraries among them; nothing on a
+    /// CPU.
     pub fn launches(&self) -> Option<u64> {
-        match self.engine() {
-            Engine::Meta | Engine::Cpu(_) => None,
-            Engine::Cuda(cuda) => Some(cuda.launches()),
-            Engine::Gpu(gpu) => Some(gpu.launches()),
+        match self.backend() {
+            Backend::Meta | Backend::Cpu(_) => None,
+            Backend::Cuda(cuda) => Some(cuda.launches()),
+            Backend::Gpu(gpu) => Some(gpu.launches()),
         }
     }
 
@@ -304,8 +307,8 @@ impl Device {
     }
 
     /// Arithmetic so far.
-    pub fn work(&self) -> Work {
-        let mut tally = self.tally();
+    pub fn work(&self) -> WorkStats {
+        let mut tally = self.counter();
         if tally.is_timed() {
             self.finish();
         }
@@ -315,13 +318,13 @@ impl Device {
     /// Whether calls are timed from here on. Each lasts until the next call, or until the work is asked
     /// for, so what happens between calls is a part of them.
     pub fn time_calls(&self, is_timed: bool) {
-        self.tally().time(is_timed);
+        self.counter().set_timed(is_timed);
     }
 
     /// Notes every change of memory from here until [`Device::recorded`].
-    pub fn record(&self) {
+    pub fn start_recording(&self) {
         let mut state = self.state();
-        state.recording = Some(Recording::begin(state.arena.usage().by_tag));
+        state.recording = Some(MemoryRecording::begin(state.arena.usage().by_tag));
     }
 
     /// Says what is done from here on, if memory is recorded.
@@ -332,13 +335,13 @@ impl Device {
     }
 
     /// Ends the recording and gives it back; an empty one if there was none.
-    pub fn recorded(&self) -> Recording {
+    pub fn stop_recording(&self) -> MemoryRecording {
         self.state().recording.take().unwrap_or_default()
     }
 
     /// Tensors made by `make` count under `tag`. Without one, what is uploaded counts as data and
     /// all else as activations.
-    pub fn tagged<T>(&self, tag: Tag, make: impl FnOnce() -> T) -> T {
+    pub fn with_tag<T>(&self, tag: Tag, make: impl FnOnce() -> T) -> T {
         let before = self.state().tag.replace(tag);
         let made = make();
         self.state().tag = before;
@@ -354,36 +357,36 @@ impl Device {
     fn alloc_for(&self, untagged: Tag, shape: Shape, dtype: Dtype) -> Result<Tensor> {
         let bytes = shape.elements() * dtype.bytes();
         self.kind().check_bytes(bytes)?;
-        let offset = if bytes == 0 { 0 } else { self.take(bytes, untagged)? };
-        let mut tensor = Tensor::new(Buffer::new(self.clone(), offset, bytes), shape, dtype);
+        let offset = if bytes == 0 { 0 } else { self.alloc_bytes(bytes, untagged)? };
+        let mut tensor = Tensor::new(TensorStorage::new(self.clone(), offset, bytes), shape, dtype);
         if cfg!(test) {
-            tensor.poison();
+            tensor.fill_nan();
         }
         Ok(tensor)
     }
 
     /// A tensor that has a shape and no memory, for an op that will not run.
-    pub(crate) fn hollow(&self, shape: Shape, dtype: Dtype) -> Tensor {
-        Tensor::new(Buffer::new(self.clone(), 0, 0), shape, dtype)
+    pub(crate) fn meta_tensor(&self, shape: Shape, dtype: Dtype) -> Tensor {
+        Tensor::new(TensorStorage::new(self.clone(), 0, 0), shape, dtype)
     }
 
     /// A tensor of zeros.
     pub fn zeros(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let mut tensor = self.alloc(shape, dtype)?;
-        self.count(&Call::new("clear", 0, &[&tensor]));
-        tensor.clear();
+        self.count(&KernelCall::new("clear", 0, &[&tensor]));
+        tensor.fill_zeros();
         Ok(tensor)
     }
 
     /// A tensor of these numbers.
-    pub fn upload<T: Element>(&self, shape: impl Into<Shape>, numbers: &[T]) -> Result<Tensor> {
+    pub fn upload<T: Element>(&self, shape: impl Into<Shape>, values: &[T]) -> Result<Tensor> {
         let shape = shape.into();
-        if shape.elements() != numbers.len() {
-            return Err(ComputeError::Length { shape, got: numbers.len() });
+        if shape.elements() != values.len() {
+            return Err(ComputeError::Length { shape, got: values.len() });
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, T::DTYPE)?;
-        self.count(&Call::new("upload", 0, &[&tensor]));
-        tensor.write(numbers);
+        self.count(&KernelCall::new("upload", 0, &[&tensor]));
+        tensor.write(values);
         Ok(tensor)
     }
 
@@ -394,10 +397,10 @@ impl Device {
     pub fn upload_as(
         &self,
         shape: impl Into<Shape>,
-        numbers: &[f32],
+        values: &[f32],
         dtype: Dtype,
     ) -> Result<Tensor> {
-        self.upload_parts(shape, &[numbers], dtype)
+        self.upload_parts(shape, &[values], dtype)
     }
 
     /// The same of numbers that lie in several places, one after the other.
@@ -416,16 +419,16 @@ impl Device {
             return Err(ComputeError::Length { shape, got });
         }
         let mut tensor = self.alloc_for(Tag::Data, shape, dtype)?;
-        self.count(&Call::new("upload", 0, &[&tensor]));
+        self.count(&KernelCall::new("upload", 0, &[&tensor]));
         let numbers = parts.iter().copied().flatten();
-        with_real!(dtype, T => match self.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => {
+        with_real!(dtype, T => match self.backend() {
+            Backend::Meta => {}
+            Backend::Cpu(_) => {
                 for (to, from) in tensor.data_mut::<T>().iter_mut().zip(numbers) {
                     *to = T::from_f32(*from);
                 }
             }
-            Engine::Cuda(_) | Engine::Gpu(_) => {
+            Backend::Cuda(_) | Backend::Gpu(_) => {
                 tensor.write(&numbers.map(|from| T::from_f32(*from)).collect::<Vec<_>>());
             }
         });
@@ -441,58 +444,58 @@ impl Device {
         (seed, stream): (u64, u64),
     ) -> Result<Tensor> {
         let mut tensor = self.alloc(shape, dtype)?;
-        self.count(&Call::new("normal", 0, &[&tensor]));
-        let stream = Stream::new(seed, stream);
-        match self.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
-            Engine::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
-            Engine::Gpu(gpu) => gpu.normal(&mut tensor, deviation, stream),
+        self.count(&KernelCall::new("normal", 0, &[&tensor]));
+        let stream = RandomSequence::new(seed, stream);
+        match self.backend() {
+            Backend::Meta => {}
+            Backend::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
+            Backend::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
+            Backend::Gpu(gpu) => gpu.normal(&mut tensor, deviation, stream),
         }
         Ok(tensor)
     }
 
-    /// Waits for all that was asked of the device, and says whether it went well. Only a card has
+    /// Waits for all that was asked of the device, and says whether it went well. Only a GPU has
     /// anything to wait for.
     pub fn synchronise(&self) -> Result<()> {
-        match self.engine() {
-            Engine::Meta | Engine::Cpu(_) => Ok(()),
-            Engine::Cuda(cuda) => cuda.synchronise(),
-            Engine::Gpu(gpu) => gpu.synchronise(),
+        match self.backend() {
+            Backend::Meta | Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(cuda) => cuda.synchronise(),
+            Backend::Gpu(gpu) => gpu.synchronise(),
         }
     }
 
-    pub(crate) fn engine(&self) -> &Engine {
-        &self.0.engine
+    pub(crate) fn backend(&self) -> &Backend {
+        &self.0.backend
     }
 
-    pub(crate) fn count(&self, call: &Call) {
-        let mut tally = self.tally();
+    pub(crate) fn count(&self, call: &KernelCall) {
+        let mut tally = self.counter();
         if tally.is_timed() {
             self.finish();
         }
         tally.add(call);
-        if let Engine::Gpu(gpu) = self.engine() {
-            gpu.announce(call.flops, call.bytes);
+        if let Backend::Gpu(gpu) = self.backend() {
+            gpu.set_op_cost(call.flops, call.bytes);
         }
     }
 
     /// Says what comes from the host from now on, and whether what came until now is waited for. Only
     /// those who plan want to know; a run would note it for ever.
-    pub(crate) fn came(&self, copied: usize, is_waited_for: bool) {
+    pub(crate) fn note_copy(&self, copied: usize, is_waited_for: bool) {
         if self.is_meta() {
-            self.tally().came(copied as u64, is_waited_for);
+            self.counter().note_copy(copied as u64, is_waited_for);
         }
     }
 
     /// How numbers came here by [`crate::fill_all`] so far.
-    pub fn filled(&self) -> Filled {
-        *self.0.filled.lock().expect("nothing panics while bytes are counted")
+    pub fn fill_stats(&self) -> FillStats {
+        *self.0.fill_stats.lock().expect("nothing panics while bytes are counted")
     }
 
-    pub(crate) fn note_filled(&self, bytes: usize, is_staged: bool) {
-        let mut filled = self.0.filled.lock().expect("nothing panics while bytes are counted");
-        let Filled { in_place, staged } = &mut *filled;
+    pub(crate) fn note_fill(&self, bytes: usize, is_staged: bool) {
+        let mut filled = self.0.fill_stats.lock().expect("nothing panics while bytes are counted");
+        let FillStats { in_place, staged } = &mut *filled;
         *(if is_staged { staged } else { in_place }) += bytes as u64;
     }
 
@@ -501,8 +504,8 @@ impl Device {
         _ = self.synchronise();
     }
 
-    fn tally(&self) -> MutexGuard<'_, Tally> {
-        self.0.tally.lock().expect("nothing panics while work is counted")
+    fn counter(&self) -> MutexGuard<'_, WorkCounter> {
+        self.0.counter.lock().expect("nothing panics while work is counted")
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
@@ -510,15 +513,15 @@ impl Device {
     }
 
     /// Changes of memory belong to `op` from here on, if they are recorded.
-    pub(crate) fn enter(&self, op: &'static str) {
+    pub(crate) fn enter_op(&self, op: &'static str) {
         if let Some(recording) = &mut self.state().recording {
             recording.enter(op);
         }
     }
 
-    pub(crate) fn give_back(&self, offset: usize) {
+    pub(crate) fn free(&self, offset: usize) {
         let mut state = self.state();
-        state.arena.give_back(offset);
+        state.arena.free(offset);
         state.note();
     }
 
@@ -528,18 +531,18 @@ impl Device {
         state.note();
     }
 
-    fn take(&self, bytes: usize, untagged: Tag) -> Result<usize> {
+    fn alloc_bytes(&self, bytes: usize, untagged: Tag) -> Result<usize> {
         let mut state = self.state();
         let tag = state.tag.unwrap_or(untagged);
-        let offset = state.arena.take(bytes, tag)?;
+        let offset = state.arena.alloc(bytes, tag)?;
         let extent = state.arena.usage().extent;
-        let committed = match self.engine() {
-            Engine::Meta | Engine::Cpu(_) => Ok(()),
-            Engine::Cuda(cuda) => cuda.commit(extent),
-            Engine::Gpu(gpu) => gpu.commit(extent),
+        let committed = match self.backend() {
+            Backend::Meta | Backend::Cpu(_) => Ok(()),
+            Backend::Cuda(cuda) => cuda.commit(extent),
+            Backend::Gpu(gpu) => gpu.commit(extent),
         };
         if let Err(error) = committed {
-            state.arena.give_back(offset);
+            state.arena.free(offset);
             let Usage { in_use, .. } = state.arena.usage();
             // Another program has what the arena was promised.
             return Err(match error {
@@ -555,16 +558,16 @@ impl Device {
         Ok(offset)
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, DeviceState> {
         self.0.state.lock().expect("nothing panics while the arena is locked")
     }
 }
 
-impl State {
+impl DeviceState {
     /// After a change.
     fn note(&mut self) {
         if let Some(recording) = &mut self.recording {
-            recording.note(self.arena.usage().by_tag);
+            recording.push_snapshot(self.arena.usage().by_tag);
         }
     }
 }
@@ -578,11 +581,11 @@ impl fmt::Debug for Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::random::TestRng;
 
     /// A random program of tensors made, shared, sliced and dropped.
     fn churn(device: &Device, seed: u64) -> Vec<Usage> {
-        let mut random = Random::new(seed);
+        let mut random = TestRng::new(seed);
         let mut held = Vec::new();
         let mut usages = Vec::new();
         for _ in 0..400 {
@@ -592,12 +595,12 @@ mod tests {
                     let dtype = [Dtype::F32, Dtype::Bf16, Dtype::U8][random.below(3)];
                     let tag = Tag::ALL[random.below(7)];
                     // The limit is low enough for some to fail, on both devices alike.
-                    held.extend(device.tagged(tag, || device.alloc(shape, dtype)).ok());
+                    held.extend(device.with_tag(tag, || device.alloc(shape, dtype)).ok());
                 }
                 3 if !held.is_empty() => {
                     let tensor: &Tensor = &held[random.below(held.len())];
                     let half = tensor.shape().sizes()[0] / 2;
-                    held.push(tensor.part(0..half));
+                    held.push(tensor.narrow(0..half));
                 }
                 _ if !held.is_empty() => drop(held.swap_remove(random.below(held.len()))),
                 _ => {}
@@ -627,7 +630,7 @@ mod tests {
         device.trim();
         assert_eq!(stays.to_vec::<u32>(), [1, 2, 3, 4]);
         // Zeros are the system's: tests' own fill is of other numbers.
-        let Engine::Cpu(cpu) = device.engine() else { unreachable!("it was made so") };
+        let Backend::Cpu(cpu) = device.backend() else { unreachable!("it was made so") };
         // SAFETY: nothing was taken since.
         #[allow(unsafe_code)]
         let left = unsafe { cpu.memory().slice::<u8>(1 << 20, 1 << 20) };
@@ -639,7 +642,7 @@ mod tests {
     fn numbers_go_up_and_come_down() {
         let device = Device::cpu(1, 1000).unwrap();
         let tensor = device.upload([2, 2], &[1u32, 2, 3, 4]).unwrap();
-        assert_eq!(tensor.part(1..2).to_vec::<u32>(), [3, 4]);
+        assert_eq!(tensor.narrow(1..2).to_vec::<u32>(), [3, 4]);
         let error = device.upload([3], &[1.0f32]).unwrap_err().to_string();
         assert_eq!(error, "1 numbers do not fill a tensor of shape [3], which has 3");
         let same = |stream| device.normal([8], Dtype::F32, 2.0, (5, stream)).unwrap().to_f32_vec();

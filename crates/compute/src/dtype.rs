@@ -138,7 +138,7 @@ impl Real for f16 {
         f16::from_f32(value)
     }
 
-    // The processor's own conversion is looked for once per slice, not once per number.
+    // The CPU's own conversion is looked for once per slice, not once per number.
     fn widen(from: &[Self], to: &mut [f32]) {
         from.convert_to_f32_slice(&mut to[..from.len()]);
     }

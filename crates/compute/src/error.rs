@@ -30,7 +30,7 @@ pub enum ComputeError {
         /// What the system said.
         source: std::io::Error,
     },
-    /// The system refused memory that a card copies from.
+    /// The system refused memory that a GPU copies from.
     #[error("cannot pin {bytes} bytes of main memory for weights that stream: {name}")]
     Pin {
         /// Of one block.
@@ -58,21 +58,21 @@ pub enum ComputeError {
         /// The function.
         name: &'static str,
     },
-    /// There are fewer cards than asked for.
-    #[error("no NVIDIA card has the number {index}, there are {count}")]
-    CudaCard {
-        /// The card's number, from 0.
+    /// There are fewer GPUs than asked for.
+    #[error("no NVIDIA GPU has the number {index}, there are {count}")]
+    CudaIndex {
+        /// The GPU's number, from 0.
         index: usize,
         /// How many there are.
         count: usize,
     },
-    /// A card is too old.
+    /// A GPU is too old.
     #[error(
         "{name} has compute capability {}.{}, the oldest we compute with is {}.{}",
         capability.0, capability.1, oldest.0, oldest.1
     )]
     CudaCapability {
-        /// The card.
+        /// The GPU.
         name: String,
         /// What it can.
         capability: (u32, u32),
@@ -98,7 +98,7 @@ pub enum ComputeError {
         /// What the compiler said.
         said: String,
     },
-    /// The card or one of its libraries refused a call, or failed at work before it.
+    /// The GPU or one of its libraries refused a call, or failed at work before it.
     #[error("{call} failed with code {code}: {name}")]
     Cuda {
         /// The function that said so.
@@ -284,7 +284,7 @@ pub enum ComputeError {
 }
 
 impl ComputeError {
-    /// The same once more: a card that failed says so at every call from then on.
+    /// The same once more: a GPU that failed says so at every call from then on.
     pub(crate) fn again(&self) -> Self {
         match self {
             Self::Cuda { call, code, name } => Self::Cuda { call, code: *code, name: name.clone() },
@@ -316,10 +316,10 @@ impl ComputeError {
             Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
             Self::CudaLibrary { .. } | Self::CudaFunction { .. } => {
                 "install NVIDIA's driver, and the CUDA toolkit 12 or 13 with cuBLAS and NVRTC, or \
-                 compute on the processor"
+                 compute on the CPU"
             }
-            Self::CudaCard { .. } => "ask `hearth doctor` which cards there are",
-            Self::CudaCapability { .. } => "compute on the processor, or on a newer card",
+            Self::CudaIndex { .. } => "ask `hearth doctor` which GPUs there are",
+            Self::CudaCapability { .. } => "compute on the CPU, or on a newer GPU",
             Self::CudaDriver { .. } => "install a newer driver",
             Self::Cuda { .. } => {
                 "if memory ran out, close other programs on the card; else start again, and look at \
@@ -328,8 +328,8 @@ impl ComputeError {
             Self::GpuAdapter { .. } => {
                 "ask `hearth doctor` which there are; on Linux a Vulkan driver must be installed"
             }
-            Self::GpuLacks { .. } => "install a newer driver, or compute on the processor",
-            Self::GpuTensor { .. } => "take a smaller batch, or compute on the processor",
+            Self::GpuLacks { .. } => "install a newer driver, or compute on the CPU",
+            Self::GpuTensor { .. } => "take a smaller batch, or compute on the CPU",
             Self::GpuLost { .. } | Self::Gpu { .. } => {
                 "start again; if it happens twice, let `hearth doctor --self-test` look for a kernel that \
                  this GPU computes wrongly"

@@ -1,19 +1,19 @@
-//! Numbers from outside into tensors, as raw bytes, without a copy where the processor reaches a device's
+//! Numbers from outside into tensors, as raw bytes, without a copy where the CPU reaches a device's
 //! memory, and through buffers of the host elsewhere. Whoever writes them may write parts of them in any
 //! order and by several threads.
 
 use std::ops::Range;
 
-use crate::cuda::Cuda;
-use crate::device::{Device, Engine};
+use crate::cuda::CudaBackend;
+use crate::device::{Backend, Device};
 use crate::{ComputeError, Tensor};
 
-/// Bytes of the host's memory through which numbers go to a GPU whose memory the processor does not reach;
+/// Bytes of the host's memory through which numbers go to a GPU whose memory the CPU does not reach;
 /// a larger tensor takes as many as it has. Chosen: enough for all reading threads.
-const STAGED_BYTES: usize = 64 << 20;
+const STAGING_BYTES: usize = 64 << 20;
 
 /// What whoever writes says.
-type Outcome<E> = Result<(), E>;
+type FillResult<E> = Result<(), E>;
 
 /// Lets `fill` write the numbers of some tensors of one device as raw bytes, each in its own format;
 /// does not ask it on a device without data. It is called for all of them at once, or for some at a time,
@@ -23,34 +23,41 @@ type Outcome<E> = Result<(), E>;
 /// If a tensor is shared, or lives elsewhere than the others.
 pub fn fill_all<E: From<ComputeError>>(
     mut tensors: Vec<&mut Tensor>,
-    mut fill: impl FnMut(Range<usize>, Vec<Part<'_>>) -> Outcome<E>,
-) -> Outcome<E> {
+    mut fill: impl FnMut(Range<usize>, Vec<FillPart<'_>>) -> FillResult<E>,
+) -> FillResult<E> {
     let Some(device) = tensors.first().map(|tensor| tensor.device().clone()) else { return Ok(()) };
-    let is_lone = |tensor: &&mut Tensor| tensor.sharers() == 1 && tensor.device().is_same(&device);
+    let is_lone =
+        |tensor: &&mut Tensor| tensor.ref_count() == 1 && tensor.device().is_same(&device);
     assert!(tensors.iter().all(is_lone), "only unshared tensors of one device are filled");
     let all = 0..tensors.len();
-    match device.engine() {
-        Engine::Meta => Ok(()),
-        Engine::Cpu(_) => {
-            fill(all, tensors.iter_mut().map(|tensor| Part(Way::Here(tensor.here()))).collect())?;
-            device.note_filled(bytes_of(&tensors), false);
+    match device.backend() {
+        Backend::Meta => Ok(()),
+        Backend::Cpu(_) => {
+            fill(
+                all,
+                tensors
+                    .iter_mut()
+                    .map(|tensor| FillPart(FillTarget::Host(tensor.writable_bytes())))
+                    .collect(),
+            )?;
+            device.note_fill(bytes_of(&tensors), false);
             Ok(())
         }
-        Engine::Cuda(cuda) => {
-            cuda.filling(|| {
-                let parts = tensors.iter_mut().map(|tensor| of_card(cuda, tensor));
+        Backend::Cuda(cuda) => {
+            cuda.with_uploads(|| {
+                let parts = tensors.iter_mut().map(|tensor| cuda_part(cuda, tensor));
                 fill(all, parts.collect())
             })?;
-            device.note_filled(bytes_of(&tensors), true);
+            device.note_fill(bytes_of(&tensors), true);
             Ok(())
         }
-        Engine::Gpu(_) => {
+        Backend::Gpu(_) => {
             for range in runs(&tensors) {
                 let from = range.start;
-                let fill = |part: Range<usize>, parts: Vec<Part<'_>>| {
+                let fill = |part: Range<usize>, parts: Vec<FillPart<'_>>| {
                     fill(from + part.start..from + part.end, parts)
                 };
-                of_gpu(&device, &mut tensors[range], fill)?;
+                fill_gpu(&device, &mut tensors[range], fill)?;
             }
             Ok(())
         }
@@ -61,17 +68,17 @@ fn bytes_of(tensors: &[&mut Tensor]) -> usize {
     tensors.iter().map(|tensor| tensor.bytes()).sum()
 }
 
-fn of_card<'a>(cuda: &'a Cuda, tensor: &'a mut Tensor) -> Part<'a> {
-    if tensor.is_in_ring() {
-        return Part(Way::Here(tensor.here()));
+fn cuda_part<'a>(cuda: &'a CudaBackend, tensor: &'a mut Tensor) -> FillPart<'a> {
+    if tensor.is_offloaded() {
+        return FillPart(FillTarget::Host(tensor.writable_bytes()));
     }
     let (to, bytes) = (tensor.address_mut(), tensor.bytes());
-    Part(Way::Card { cuda, to, bytes })
+    FillPart(FillTarget::Cuda { cuda, to, bytes })
 }
 
 /// Tensors beside each other that all wait on the host for their turn in a ring, or all do not.
 fn runs(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
-    let runs = tensors.chunk_by(|one, next| one.is_in_ring() == next.is_in_ring());
+    let runs = tensors.chunk_by(|one, next| one.is_offloaded() == next.is_offloaded());
     let mut end = 0;
     let range = |run: &[&mut Tensor]| {
         end += run.len();
@@ -80,49 +87,52 @@ fn runs(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
     runs.map(range).collect()
 }
 
-fn of_gpu<E: From<ComputeError>>(
+fn fill_gpu<E: From<ComputeError>>(
     device: &Device,
     tensors: &mut [&mut Tensor],
-    mut fill: impl FnMut(Range<usize>, Vec<Part<'_>>) -> Outcome<E>,
-) -> Outcome<E> {
-    let Engine::Gpu(gpu) = device.engine() else { unreachable!("asked for a GPU's tensors") };
+    mut fill: impl FnMut(Range<usize>, Vec<FillPart<'_>>) -> FillResult<E>,
+) -> FillResult<E> {
+    let Backend::Gpu(gpu) = device.backend() else { unreachable!("asked for a GPU's tensors") };
     let all = 0..tensors.len();
-    if tensors.iter().all(|tensor| tensor.is_in_ring()) {
+    if tensors.iter().all(|tensor| tensor.is_offloaded()) {
         return fill(
             all,
-            tensors.iter_mut().map(|tensor| Part(Way::Here(tensor.here()))).collect(),
+            tensors
+                .iter_mut()
+                .map(|tensor| FillPart(FillTarget::Host(tensor.writable_bytes())))
+                .collect(),
         );
     }
-    if !gpu.is_shared() {
-        return staged(device, tensors, fill);
+    if !gpu.has_shared_memory() {
+        return fill_staged(device, tensors, fill);
     }
     let place = |tensor: &&mut Tensor| tensor.offset()..tensor.offset() + tensor.bytes();
     let places: Vec<_> = tensors.iter().map(place).collect();
     gpu.fill(&places, |parts| {
-        fill(all, parts.into_iter().map(|part| Part(Way::Here(part))).collect())
+        fill(all, parts.into_iter().map(|part| FillPart(FillTarget::Host(part))).collect())
     })??;
-    device.note_filled(bytes_of(tensors), false);
+    device.note_fill(bytes_of(tensors), false);
     Ok(())
 }
 
 /// A few at a time through memory of the host's.
-fn staged<E>(
+fn fill_staged<E>(
     device: &Device,
     tensors: &mut [&mut Tensor],
-    mut fill: impl FnMut(Range<usize>, Vec<Part<'_>>) -> Outcome<E>,
-) -> Outcome<E> {
+    mut fill: impl FnMut(Range<usize>, Vec<FillPart<'_>>) -> FillResult<E>,
+) -> FillResult<E> {
     let mut staged = Vec::new();
     for range in groups(tensors) {
         let group = &mut tensors[range.clone()];
         staged.resize(bytes_of(group), 0);
-        fill(range, cut(&mut staged, group))?;
+        fill(range, split_staging(&mut staged, group))?;
         let mut rest = &staged[..];
         for tensor in group {
             let (bytes, after) = rest.split_at(tensor.bytes());
             tensor.write_bytes(bytes);
             rest = after;
         }
-        device.note_filled(staged.len(), true);
+        device.note_fill(staged.len(), true);
     }
     Ok(())
 }
@@ -136,7 +146,7 @@ fn groups(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
             Some(group) if tensor.bytes() <= room => group.end += 1,
             _ => {
                 groups.push(index..index + 1);
-                room = STAGED_BYTES;
+                room = STAGING_BYTES;
             }
         }
         room = room.saturating_sub(tensor.bytes());
@@ -145,31 +155,31 @@ fn groups(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
 }
 
 /// Bytes for each of some tensors.
-fn cut<'a>(mut staged: &'a mut [u8], tensors: &[&mut Tensor]) -> Vec<Part<'a>> {
+fn split_staging<'a>(mut staged: &'a mut [u8], tensors: &[&mut Tensor]) -> Vec<FillPart<'a>> {
     let mut parts = Vec::with_capacity(tensors.len());
     for tensor in tensors {
         let (part, after) = staged.split_at_mut(tensor.bytes());
-        parts.push(Part(Way::Here(part)));
+        parts.push(FillPart(FillTarget::Host(part)));
         staged = after;
     }
     parts
 }
 
-/// Some of a tensor's bytes that are to be written: in their place, or in a buffer that a card copies
+/// Some of a tensor's bytes that are to be written: in their place, or in a buffer that a GPU copies
 /// from. Parts may be written in any order and by several threads.
-pub struct Part<'a>(Way<'a>);
+pub struct FillPart<'a>(FillTarget<'a>);
 
-enum Way<'a> {
-    Here(&'a mut [u8]),
-    Card { cuda: &'a Cuda, to: u64, bytes: usize },
+enum FillTarget<'a> {
+    Host(&'a mut [u8]),
+    Cuda { cuda: &'a CudaBackend, to: u64, bytes: usize },
 }
 
-impl Part<'_> {
+impl FillPart<'_> {
     /// How many they are.
     pub fn bytes(&self) -> usize {
         match &self.0 {
-            Way::Here(here) => here.len(),
-            Way::Card { bytes, .. } => *bytes,
+            FillTarget::Host(here) => here.len(),
+            FillTarget::Cuda { bytes, .. } => *bytes,
         }
     }
 
@@ -180,23 +190,23 @@ impl Part<'_> {
     #[must_use]
     pub fn split_at(self, n: usize) -> (Self, Self) {
         match self.0 {
-            Way::Here(here) => {
+            FillTarget::Host(here) => {
                 let (first, rest) = here.split_at_mut(n);
-                (Self(Way::Here(first)), Self(Way::Here(rest)))
+                (Self(FillTarget::Host(first)), Self(FillTarget::Host(rest)))
             }
-            Way::Card { cuda, to, bytes } => {
+            FillTarget::Cuda { cuda, to, bytes } => {
                 let rest = bytes.checked_sub(n).expect("no more than there are");
-                let of = |to, bytes| Self(Way::Card { cuda, to, bytes });
+                let of = |to, bytes| Self(FillTarget::Cuda { cuda, to, bytes });
                 (of(to, n), of(to + n as u64, rest))
             }
         }
     }
 
     /// Lets `write` write all of them. What they held before is not to be read.
-    pub fn fill<E>(self, write: &mut dyn FnMut(&mut [u8]) -> Outcome<E>) -> Outcome<E> {
+    pub fn fill<E>(self, write: &mut dyn FnMut(&mut [u8]) -> FillResult<E>) -> FillResult<E> {
         match self.0 {
-            Way::Here(here) => write(here),
-            Way::Card { cuda, to, bytes } => cuda.put(to, bytes, write),
+            FillTarget::Host(here) => write(here),
+            FillTarget::Cuda { cuda, to, bytes } => cuda.upload(to, bytes, write),
         }
     }
 }

@@ -8,6 +8,7 @@
 
 mod arena;
 mod backward;
+mod block_swap;
 mod codebook;
 mod cpu;
 mod cuda;
@@ -22,8 +23,7 @@ mod params;
 mod quantised;
 mod random;
 mod recompute;
-mod record;
-mod ring;
+mod recording;
 pub mod self_test;
 mod shape;
 mod tape;
@@ -34,22 +34,22 @@ mod var;
 mod work;
 
 pub use arena::{Tag, Usage};
-pub use backward::Leaves;
+pub use backward::LeafGradients;
+pub use block_swap::BlockSwap;
 pub use cuda::KernelCache;
-pub use device::{Device, Filled, Kind};
+pub use device::{Device, DeviceKind, FillStats};
 pub use dtype::{Dtype, Element};
 pub use error::ComputeError;
-pub use fill::{Part, fill_all};
+pub use fill::{FillPart, fill_all};
 pub use params::{Gradients, ParamKey, Params};
 pub use quantised::{Quantisation, Quantised};
-pub use random::Stream;
-pub use record::{Moment, Recording};
-pub use ring::Ring;
+pub use random::RandomSequence;
+pub use recording::{MemoryRecording, MemorySnapshot};
 pub use shape::Shape;
 pub use tape::Tape;
 pub use tensor::Tensor;
 pub use var::{Chunk, Var};
-pub use work::{Calls, Class, Format, Lap, Work};
+pub use work::{CallTotals, KernelClass, OffloadInterval, StorageFormat, WorkStats};
 
 /// What every fallible function here returns.
 pub type Result<T> = std::result::Result<T, ComputeError>;

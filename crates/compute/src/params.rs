@@ -45,8 +45,8 @@ impl Params {
     /// All values to be changed. Fails if something, such as a living tape, still reads one.
     pub fn values_mut(&mut self) -> Result<&mut [Tensor]> {
         for (index, value) in self.values.iter().enumerate() {
-            if value.sharers() > 1 {
-                return Err(ComputeError::InUse { index, readers: value.sharers() - 1 });
+            if value.ref_count() > 1 {
+                return Err(ComputeError::InUse { index, readers: value.ref_count() - 1 });
             }
         }
         Ok(&mut self.values)
@@ -62,11 +62,11 @@ impl Params {
 /// shapes. What is summed over machines goes in pieces anyway.
 #[derive(Debug, Default)]
 pub struct Gradients {
-    slots: Vec<Slot>,
+    slots: Vec<ParamGradient>,
 }
 
 #[derive(Debug, Default)]
-struct Slot {
+struct ParamGradient {
     gradient: Option<Tensor>,
     /// Whether it holds something to add to, rather than what is left of the step before.
     filled: bool,
@@ -84,13 +84,13 @@ impl Gradients {
     /// Takes memory for those that have none. A backward that failed in the middle of an op has lost
     /// the memory that the op wrote to.
     pub fn reserve(&mut self, device: &Device, params: &Params) -> Result<()> {
-        self.slots.resize_with(params.values.len(), Slot::default);
+        self.slots.resize_with(params.values.len(), ParamGradient::default);
         let empty = self.slots.iter_mut().zip(&params.values);
         let mut empty = empty.filter(|(slot, _)| slot.gradient.is_none());
-        device.tagged(Tag::Gradients, || {
+        device.with_tag(Tag::Gradients, || {
             empty.try_for_each(|(slot, value)| {
                 let gradient = Some(device.alloc(value.shape(), Dtype::F32)?);
-                *slot = Slot { gradient, filled: false };
+                *slot = ParamGradient { gradient, filled: false };
                 Ok(())
             })
         })
@@ -119,14 +119,14 @@ impl Gradients {
     ///
     /// # Panics
     /// If no memory was reserved for it.
-    pub fn write(&mut self, key: ParamKey, numbers: &[f32]) -> Result<()> {
-        let Slot { gradient, filled } = &mut self.slots[key.0];
+    pub fn write(&mut self, key: ParamKey, values: &[f32]) -> Result<()> {
+        let ParamGradient { gradient, filled } = &mut self.slots[key.0];
         let gradient = gradient.as_mut().expect("memory is reserved before numbers are written");
-        let (shape, got) = (gradient.shape(), numbers.len());
+        let (shape, got) = (gradient.shape(), values.len());
         if shape.elements() != got {
             return Err(ComputeError::Length { shape, got });
         }
-        gradient.write(numbers);
+        gradient.write(values);
         *filled = true;
         Ok(())
     }
@@ -144,12 +144,12 @@ impl Gradients {
         params: &Params,
     ) -> Result<(Tensor, bool)> {
         if self.slots.len() <= index {
-            self.slots.resize_with(index + 1, Slot::default);
+            self.slots.resize_with(index + 1, ParamGradient::default);
         }
         let slot = &mut self.slots[index];
         let gradient = match slot.gradient.take() {
             Some(gradient) => gradient,
-            None => device.tagged(Tag::Gradients, || {
+            None => device.with_tag(Tag::Gradients, || {
                 device.alloc(params.values[index].shape(), Dtype::F32)
             })?,
         };
@@ -157,14 +157,14 @@ impl Gradients {
     }
 
     pub(crate) fn put(&mut self, index: usize, gradient: Tensor) {
-        self.slots[index] = Slot { gradient: Some(gradient), filled: true };
+        self.slots[index] = ParamGradient { gradient: Some(gradient), filled: true };
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ops::{AdamW, Clip, Moments, adamw, global_norm};
+    use crate::ops::{AdamW, GradClip, Moments, adamw, global_norm};
     use crate::testing::device;
     use crate::{Shape, Tape};
 
@@ -229,7 +229,7 @@ mod tests {
             let mut state: Vec<_> =
                 params.values().iter().map(|value| Moments::new(value).unwrap()).collect();
             let all = gradients.all(3);
-            let clip = Clip { norm: global_norm(&all, &device).unwrap(), max: 1.0 };
+            let clip = GradClip { norm: global_norm(&all, &device).unwrap(), max_norm: 1.0 };
             let values = params.values_mut().unwrap();
             adamw(values, &all, &mut state, AdamW::default(), Some(&clip)).unwrap();
             values.iter().map(Tensor::to_vec::<f32>).collect::<Vec<_>>()

@@ -22,29 +22,29 @@ pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
 
 /// One stream of random numbers, read at any place.
 #[derive(Clone, Copy, Debug)]
-pub struct Stream {
+pub struct RandomSequence {
     seed: u64,
     /// Which of the seed's streams it is.
-    number: u64,
+    index: u64,
     /// Where its numbers begin.
     first: usize,
 }
 
-impl Stream {
+impl RandomSequence {
     /// The stream of this number among those of a seed.
     pub fn new(seed: u64, number: u64) -> Self {
-        Self { seed, number, first: 0 }
+        Self { seed, index: number, first: 0 }
     }
 
     /// The same numbers but for the first `n`.
     #[must_use]
-    pub fn after(self, n: usize) -> Self {
+    pub fn skip(self, n: usize) -> Self {
         Self { first: self.first + n, ..self }
     }
 
     /// Seed, number and first place: all that its numbers follow from.
     pub(crate) fn parts(self) -> [u64; 3] {
-        [self.seed, self.number, self.first as u64]
+        [self.seed, self.index, self.first as u64]
     }
 
     /// The word at `index`.
@@ -53,7 +53,7 @@ impl Stream {
         let index = self.first + index;
         let block = (index / 4) as u64;
         let key = [self.seed as u32, (self.seed >> 32) as u32];
-        let number = [self.number as u32, (self.number >> 32) as u32];
+        let number = [self.index as u32, (self.index >> 32) as u32];
         philox(key, [block as u32, (block >> 32) as u32, number[0], number[1]])[index % 4]
     }
 
@@ -75,25 +75,25 @@ impl Stream {
 
 /// A stream read from its start, for tests.
 #[cfg(test)]
-pub(crate) struct Random {
-    stream: Stream,
+pub(crate) struct TestRng {
+    sequence: RandomSequence,
     at: usize,
 }
 
 #[cfg(test)]
-impl Random {
+impl TestRng {
     pub fn new(seed: u64) -> Self {
-        Self { stream: Stream::new(seed, 0), at: 0 }
+        Self { sequence: RandomSequence::new(seed, 0), at: 0 }
     }
 
     pub fn below(&mut self, bound: usize) -> usize {
         self.at += 1;
-        self.stream.word(self.at - 1) as usize % bound
+        self.sequence.word(self.at - 1) as usize % bound
     }
 
     pub fn normal(&mut self) -> f32 {
         self.at += 1;
-        self.stream.normal(self.at - 1)
+        self.sequence.normal(self.at - 1)
     }
 }
 
@@ -121,9 +121,9 @@ mod tests {
 
     #[test]
     fn a_later_beginning_gives_the_same_numbers() {
-        let stream = Stream::new(7, 3);
+        let stream = RandomSequence::new(7, 3);
         for first in [1, 2, 5] {
-            let later = stream.after(1).after(first - 1);
+            let later = stream.skip(1).skip(first - 1);
             for index in 0..9 {
                 assert_eq!(later.word(index), stream.word(first + index));
                 assert_eq!(later.normal(index).to_bits(), stream.normal(first + index).to_bits());
@@ -133,7 +133,7 @@ mod tests {
 
     #[test]
     fn normal_numbers_have_the_right_moments() {
-        let stream = Stream::new(7, 3);
+        let stream = RandomSequence::new(7, 3);
         let count = 100_000;
         let moment = |power: i32| -> f64 {
             (0..count).map(|i| f64::from(stream.normal(i)).powi(power)).sum::<f64>()

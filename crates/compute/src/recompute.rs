@@ -1,17 +1,17 @@
-//! Blocks that are computed twice to be held once: forward keeps only a block's inputs, backward
+//! Blocks that are recomputed to be held once: forward keeps only a block's inputs, backward
 //! runs it again, records it this time, and goes back through it at once.
 //!
 //! Gradients add up in the same order as without recomputation, so not a bit differs: what an input
 //! got from later readers is moved into the block and added to there, and a result that is an input,
 //! or the same as another result, has one gradient with it.
 
-use crate::backward::Backward;
-use crate::tape::{Draws, Mode, Run, Tape};
-use crate::var::{Kept, Source, Var};
+use crate::backward::BackwardPass;
+use crate::tape::{RecomputeRange, RngSeed, Tape, TapeMode};
+use crate::var::{GradTarget, SavedTensor, Var};
 use crate::{Params, Result, Tensor};
 
 /// What is run twice. Boxed, so that a model's many blocks compile one copy of what follows.
-type Block<'m, const N: usize> = Box<dyn Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm>;
+type BlockFn<'m, const N: usize> = Box<dyn Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm>;
 
 impl<'m> Tape<'m> {
     /// Runs `block` on `inputs` and keeps nothing but them. In backward it is run again with the
@@ -22,57 +22,61 @@ impl<'m> Tape<'m> {
         inputs: &[&Var],
         block: impl Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm,
     ) -> Result<[Var; N]> {
-        self.run_twice(inputs, Box::new(block))
+        self.checkpoint(inputs, Box::new(block))
     }
 
-    fn run_twice<const N: usize>(&self, inputs: &[&Var], block: Block<'m, N>) -> Result<[Var; N]> {
-        if self.mode == Mode::Off {
+    fn checkpoint<const N: usize>(
+        &self,
+        inputs: &[&Var],
+        block: BlockFn<'m, N>,
+    ) -> Result<[Var; N]> {
+        if self.mode == TapeMode::Off {
             let inputs: Vec<Var> = inputs.iter().map(|input| (*input).clone()).collect();
             return block(self, &inputs);
         }
-        let op = self.begin("recompute");
-        let first_stream = self.next_stream.get();
-        let rehearsal = Tape::with(&self.device, self.params, Mode::Rehearse, self.draws)
-            .for_block(first_stream, Run::all_if(op.is_run));
-        let sources: Vec<_> = inputs.iter().map(|input| input.source()).collect();
+        let op = self.begin_op("recompute");
+        let first_sequence = self.next_sequence.get();
+        let dry_run = Tape::with(&self.device, self.params, TapeMode::DryRun, self.rng)
+            .for_block(first_sequence, RecomputeRange::all_if(op.is_run));
+        let sources: Vec<_> = inputs.iter().map(|input| input.grad_target()).collect();
         let tensors = inputs.iter().map(|input| input.tensor().clone()).collect();
-        let leaves = rehearsal.adopt(tensors, &sources);
-        let rehearsed = block(&rehearsal, &leaves)?;
-        self.next_stream.set(rehearsal.next_stream.get());
-        let mut links = Links::of_inputs(&sources, &leaves);
-        let results = rehearsed.map(|var| {
-            let source = var.source().map(|source| links.outside(source, self));
-            Var { source, ..op.result(var.into_tensor()) }
+        let leaves = dry_run.adopt(tensors, &sources);
+        let dry_results = block(&dry_run, &leaves)?;
+        self.next_sequence.set(dry_run.next_sequence.get());
+        let mut links = NodeMap::of_inputs(&sources, &leaves);
+        let results = dry_results.map(|var| {
+            let source = var.grad_target().map(|source| links.outside(source, self));
+            Var { grad_target: source, ..op.result(var.into_tensor()) }
         });
         if links.results().is_empty() {
             return Ok(results);
         }
-        let again = Again {
-            kept: inputs.iter().map(|input| self.keep(input)).collect(),
+        let again = RecomputeBlock {
+            saved: inputs.iter().map(|input| self.save_for_backward(input)).collect(),
             sources,
             links,
             params: self.params,
-            draws: self.draws,
-            first_stream,
-            run: rehearsal.kept(),
+            rng: self.rng,
+            first_sequence,
+            run: dry_run.recompute_range(),
         };
-        self.push("recompute", move |back| again.run(back, &block));
+        self.push_record("recompute", move |back| again.run(back, &block));
         Ok(results)
     }
 
     /// Inputs as seen from inside the block: tracked where they are tracked outside, and those that
     /// have one gradient outside have one inside.
-    fn adopt(&self, tensors: Vec<Tensor>, sources: &[Option<Source>]) -> Vec<Var> {
+    fn adopt(&self, tensors: Vec<Tensor>, sources: &[Option<GradTarget>]) -> Vec<Var> {
         let mut leaves: Vec<Var> = Vec::with_capacity(tensors.len());
         for (tensor, source) in tensors.into_iter().zip(sources) {
             let known = sources.iter().zip(&leaves).find(|(known, _)| *known == source);
             let inside = match (known, source) {
-                (Some((_, leaf)), _) => leaf.source(),
-                (None, Some(Source::Node(_))) => Some(Source::Node(self.new_node())),
+                (Some((_, leaf)), _) => leaf.grad_target(),
+                (None, Some(GradTarget::Node(_))) => Some(GradTarget::Node(self.new_node())),
                 // Parameters are the same on every tape.
-                (None, Some(Source::Param(_)) | None) => *source,
+                (None, Some(GradTarget::Param(_)) | None) => *source,
             };
-            leaves.push(Var { source: inside, ..Var::from(tensor) });
+            leaves.push(Var { grad_target: inside, ..Var::from(tensor) });
         }
         leaves
     }
@@ -80,18 +84,18 @@ impl<'m> Tape<'m> {
 
 /// Which node of the tape a node of the block is. The block's nodes have the same numbers in both
 /// runs.
-struct Links {
+struct NodeMap {
     /// Inside and outside; those of inputs first.
     nodes: Vec<(usize, usize)>,
     n_inputs: usize,
 }
 
-impl Links {
-    fn of_inputs(sources: &[Option<Source>], leaves: &[Var]) -> Self {
-        let pairs = leaves.iter().map(Var::source).zip(sources);
+impl NodeMap {
+    fn of_inputs(sources: &[Option<GradTarget>], leaves: &[Var]) -> Self {
+        let pairs = leaves.iter().map(Var::grad_target).zip(sources);
         let nodes: Vec<_> = pairs
             .filter_map(|pair| match pair {
-                (Some(Source::Node(inside)), Some(Source::Node(outside))) => {
+                (Some(GradTarget::Node(inside)), Some(GradTarget::Node(outside))) => {
                     Some((inside, *outside))
                 }
                 _ => None,
@@ -101,14 +105,14 @@ impl Links {
     }
 
     /// Where the gradient of a result goes: to a node of its own, unless it is one that is known.
-    fn outside(&mut self, source: Source, tape: &Tape<'_>) -> Source {
-        let Source::Node(inside) = source else { return source };
+    fn outside(&mut self, source: GradTarget, tape: &Tape<'_>) -> GradTarget {
+        let GradTarget::Node(inside) = source else { return source };
         if let Some((_, outside)) = self.nodes.iter().find(|(known, _)| *known == inside) {
-            return Source::Node(*outside);
+            return GradTarget::Node(*outside);
         }
         let outside = tape.new_node();
         self.nodes.push((inside, outside));
-        Source::Node(outside)
+        GradTarget::Node(outside)
     }
 
     fn inputs(&self) -> &[(usize, usize)] {
@@ -122,37 +126,49 @@ impl Links {
 }
 
 /// What the second run needs besides the block.
-struct Again<'m> {
-    kept: Vec<Kept>,
-    sources: Vec<Option<Source>>,
-    links: Links,
+struct RecomputeBlock<'m> {
+    saved: Vec<SavedTensor>,
+    sources: Vec<Option<GradTarget>>,
+    links: NodeMap,
     params: &'m Params,
-    draws: Draws,
-    first_stream: u64,
-    run: Run,
+    rng: RngSeed,
+    first_sequence: u64,
+    run: RecomputeRange,
 }
 
-impl<'m> Again<'m> {
-    fn run<const N: usize>(self, back: &mut Backward<'_>, block: &Block<'m, N>) -> Result<()> {
-        let Self { kept, sources, links, params, draws, first_stream, run } = self;
+impl<'m> RecomputeBlock<'m> {
+    fn run<const N: usize>(
+        self,
+        back: &mut BackwardPass<'_>,
+        block: &BlockFn<'m, N>,
+    ) -> Result<()> {
+        let Self {
+            saved: kept,
+            sources,
+            links,
+            params,
+            rng: draws,
+            first_sequence: first_stream,
+            run,
+        } = self;
         if links.results().iter().all(|(_, outside)| back.nodes[*outside].is_none()) {
             return Ok(());
         }
-        let tape =
-            Tape::with(back.place.device, params, Mode::Record, draws).for_block(first_stream, run);
-        let tensors = kept.into_iter().map(|kept| kept.get(back.place)).collect::<Result<_>>()?;
+        let tape = Tape::with(back.cx.device, params, TapeMode::Record, draws)
+            .for_block(first_stream, run);
+        let tensors = kept.into_iter().map(|kept| kept.get(back.cx)).collect::<Result<_>>()?;
         let leaves = tape.adopt(tensors, &sources);
         // The records hold what they need of inputs and results.
         drop((block(&tape, &leaves)?, leaves));
         let mut starts = Vec::new();
         for (inside, outside) in &links.nodes {
             let gradient = back.nodes[*outside].take();
-            starts.extend(gradient.map(|gradient| (Source::Node(*inside), gradient)));
+            starts.extend(gradient.map(|gradient| (GradTarget::Node(*inside), gradient)));
         }
-        let mut reached = tape.go_back(starts, back.gradients)?;
+        let mut reached = tape.backward_from_all(starts, back.gradients)?;
         for (inside, outside) in links.inputs() {
             if let Some(gradient) = reached.0[*inside].take() {
-                back.pass(Some(Source::Node(*outside)), gradient)?;
+                back.pass(Some(GradTarget::Node(*outside)), gradient)?;
             }
         }
         Ok(())
@@ -164,12 +180,12 @@ mod tests {
     use super::*;
     use crate::ops::{Attention, Linear, Lora};
     use crate::testing::{Input, device, upload};
-    use crate::{Device, Dtype, Gradients, Kind, ParamKey, Usage};
+    use crate::{Device, DeviceKind, Dtype, Gradients, ParamKey, Usage};
 
     const WIDTH: usize = 12;
     const TOKENS: usize = 5;
     /// What one product of all tokens of both streams takes.
-    const PRODUCT: usize = 2 * (2 * TOKENS) * WIDTH * WIDTH;
+    const MATMUL_FLOPS: usize = 2 * (2 * TOKENS) * WIDTH * WIDTH;
 
     /// What a block does to its two streams.
     #[derive(Clone, Copy, Debug, PartialEq)]
@@ -294,10 +310,10 @@ mod tests {
             .filter(|((_, is_seen), _)| *is_seen)
             .map(|((stream, _), seed)| {
                 let input = Input::normal(stream.shape(), seed);
-                (stream.source().unwrap(), upload(device, &input, Dtype::F32))
+                (stream.grad_target().unwrap(), upload(device, &input, Dtype::F32))
             })
             .collect();
-        tape.go_back(seen, &mut gradients).unwrap();
+        tape.backward_from_all(seen, &mut gradients).unwrap();
         let usage = device.usage();
         let all = gradients.all(count);
         let unit = device.kind().alignment();
@@ -357,7 +373,7 @@ mod tests {
     /// Operations that recomputing adds.
     fn more_flops(forms: &[Form], ends: Ends) -> usize {
         let [once, twice] = [0, 1].map(|depth| {
-            let device = Device::meta(Kind::cpu(2), usize::MAX);
+            let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
             train(&device, (forms, ends), depth);
             device.work().flops as usize
         });
@@ -367,11 +383,11 @@ mod tests {
     #[test]
     fn one_run_serves_all_results() {
         // One product of two, the attention's two, and little more.
-        let once = PRODUCT + 2 * 2 * (2 * TOKENS) * (2 * TOKENS) * WIDTH;
+        let once = MATMUL_FLOPS + 2 * 2 * (2 * TOKENS) * (2 * TOKENS) * WIDTH;
         let joint = |count| vec![Form::Joint; count];
         for (count, ends) in [(1, BOTH), (3, BOTH), (3, ONLY_X)] {
             let more = more_flops(&joint(count), ends) / count;
-            assert!(more > once && more < once + PRODUCT, "{count} {ends:?}: {more} {once}");
+            assert!(more > once && more < once + MATMUL_FLOPS, "{count} {ends:?}: {more} {once}");
         }
         // What was only passed through needs no run at all.
         let passed = more_flops(&[Form::Joint, Form::PassedThrough], ONLY_CONTEXT);
@@ -390,8 +406,8 @@ mod tests {
                 Ok([v[0].clone(), tape.scale(&v[0], 2.0)?, trained, v[1].clone()])
             })
             .unwrap();
-        assert!(same.source().is_none() && twice.source().is_none());
-        assert_eq!(param.source(), Some(Source::Param(key.index())));
+        assert!(same.grad_target().is_none() && twice.grad_target().is_none());
+        assert_eq!(param.grad_target(), Some(GradTarget::Param(key.index())));
         assert_eq!(twice.tensor().to_vec::<f32>(), [10.0, 12.0]);
         let gradient = device.upload([2], &[1.0f32, 2.0]).unwrap();
         let mut gradients = Gradients::default();

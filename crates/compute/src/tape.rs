@@ -5,38 +5,38 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-use crate::backward::{Backward, Leaves};
+use crate::backward::{BackwardPass, LeafGradients};
 use crate::device::Device;
-use crate::op::{Op, Place};
-use crate::random::Stream;
-use crate::var::{Kept, Remake, Source, Var};
+use crate::op::{Op, OpContext};
+use crate::random::RandomSequence;
+use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{ComputeError, Gradients, ParamKey, Params, Result, Shape, Tensor};
 
 /// Records what ops do. `'m` is the model, which a recomputed block borrows until backward.
 pub struct Tape<'m> {
     pub(crate) device: Device,
     pub(crate) params: &'m Params,
-    pub(crate) mode: Mode,
+    pub(crate) mode: TapeMode,
     /// Each with the name of its op.
-    records: RefCell<Vec<(&'static str, Record<'m>)>>,
+    records: RefCell<Vec<(&'static str, BackwardFn<'m>)>>,
     n_nodes: Cell<usize>,
     n_ops: Cell<usize>,
     last_begun: Cell<&'static str>,
-    last_kept: Cell<usize>,
+    last_saved: Cell<usize>,
     /// The last op whose result itself is kept, and not only what the op made besides.
-    last_kept_result: Cell<usize>,
+    last_saved_result: Cell<usize>,
     /// Ops after this one are not run, only recorded: their results are not kept.
     last_run: usize,
     /// Whether the result of the last op that is run is wanted.
     wants_last: bool,
-    pub(crate) draws: Draws,
+    pub(crate) rng: RngSeed,
     /// The next unused stream of random numbers.
-    pub(crate) next_stream: Cell<u64>,
+    pub(crate) next_sequence: Cell<u64>,
 }
 
 /// What random numbers follow from.
 #[derive(Clone, Copy)]
-pub(crate) struct Draws {
+pub(crate) struct RngSeed {
     seed: u64,
     /// Which sample of its batch the first one of the computation is.
     first_sample: usize,
@@ -44,14 +44,14 @@ pub(crate) struct Draws {
 
 /// Which ops of a block are run.
 #[derive(Clone, Copy)]
-pub(crate) struct Run {
+pub(crate) struct RecomputeRange {
     /// The last one.
     pub last: usize,
     /// Whether its result is wanted.
     pub wants_last: bool,
 }
 
-impl Run {
+impl RecomputeRange {
     /// All ops, or none.
     pub fn all_if(is_run: bool) -> Self {
         Self { last: if is_run { usize::MAX } else { 0 }, wants_last: true }
@@ -60,39 +60,44 @@ impl Run {
 
 /// What a tape does with records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
+pub(crate) enum TapeMode {
     /// Nothing is trained.
     Off,
     /// They are kept for backward.
     Record,
     /// They are counted and dropped: the block will run again.
-    Rehearse,
+    DryRun,
 }
 
 /// Passes on the gradients that came for what was computed, if any came.
-type Record<'m> = Box<dyn FnOnce(&mut Backward<'_>) -> Result<()> + 'm>;
+type BackwardFn<'m> = Box<dyn FnOnce(&mut BackwardPass<'_>) -> Result<()> + 'm>;
 
 impl<'m> Tape<'m> {
     /// For training: ops are recorded where a parameter has a part. The seed decides every random
     /// number of the computation.
     pub fn training(device: &Device, params: &'m Params, seed: u64) -> Self {
-        Self::with(device, params, Mode::Record, Draws { seed, first_sample: 0 })
+        Self::with(device, params, TapeMode::Record, RngSeed { seed, first_sample: 0 })
     }
 
     /// For use: nothing is recorded, and every tensor is freed as soon as the caller drops it.
     pub fn inference(device: &Device, params: &'m Params, seed: u64) -> Self {
-        Self::with(device, params, Mode::Off, Draws { seed, first_sample: 0 })
+        Self::with(device, params, TapeMode::Off, RngSeed { seed, first_sample: 0 })
     }
 
     /// For some samples of a batch, of which the first is this one: each gets the random numbers that
     /// it would get among all. Samples are the outermost dimension of what is computed.
     #[must_use]
     pub fn from_sample(mut self, first: usize) -> Self {
-        self.draws.first_sample = first;
+        self.rng.first_sample = first;
         self
     }
 
-    pub(crate) fn with(device: &Device, params: &'m Params, mode: Mode, draws: Draws) -> Self {
+    pub(crate) fn with(
+        device: &Device,
+        params: &'m Params,
+        mode: TapeMode,
+        draws: RngSeed,
+    ) -> Self {
         Self {
             device: device.clone(),
             params,
@@ -101,12 +106,12 @@ impl<'m> Tape<'m> {
             n_nodes: Cell::new(0),
             n_ops: Cell::new(0),
             last_begun: Cell::new(""),
-            last_kept: Cell::new(0),
-            last_kept_result: Cell::new(0),
+            last_saved: Cell::new(0),
+            last_saved_result: Cell::new(0),
             last_run: usize::MAX,
             wants_last: true,
-            draws,
-            next_stream: Cell::new(0),
+            rng: draws,
+            next_sequence: Cell::new(0),
         }
     }
 
@@ -117,13 +122,13 @@ impl<'m> Tape<'m> {
 
     /// Whether a gradient may be asked for.
     pub(crate) fn is_training(&self) -> bool {
-        self.mode != Mode::Off
+        self.mode != TapeMode::Off
     }
 
     /// A parameter, as a tensor that is trained.
     pub fn param(&self, key: ParamKey) -> Var {
-        let source = Some(Source::Param(key.index())).filter(|_| self.mode != Mode::Off);
-        Var { source, ..Var::from(self.params.get(key).clone()) }
+        let source = Some(GradTarget::Param(key.index())).filter(|_| self.mode != TapeMode::Off);
+        Var { grad_target: source, ..Var::from(self.params.get(key).clone()) }
     }
 
     /// Goes back from a loss of one number: adds to the gradient of every parameter that had a part
@@ -142,77 +147,77 @@ impl<'m> Tape<'m> {
         from: Var,
         gradient: Tensor,
         gradients: &mut Gradients,
-    ) -> Result<Leaves> {
-        let source = from.source.ok_or(ComputeError::Untracked)?;
+    ) -> Result<LeafGradients> {
+        let source = from.grad_target.ok_or(ComputeError::Untracked)?;
         drop(from);
-        self.go_back(vec![(source, gradient)], gradients)
+        self.backward_from_all(vec![(source, gradient)], gradients)
     }
 
     /// Goes back from several at once.
-    pub(crate) fn go_back(
+    pub(crate) fn backward_from_all(
         self,
-        starts: Vec<(Source, Tensor)>,
+        starts: Vec<(GradTarget, Tensor)>,
         gradients: &mut Gradients,
-    ) -> Result<Leaves> {
-        let mut back = Backward {
-            place: Place::new(&self.device),
+    ) -> Result<LeafGradients> {
+        let mut back = BackwardPass {
+            cx: OpContext::new(&self.device),
             params: self.params,
             gradients,
             nodes: vec![None; self.n_nodes.get()],
-            through: HashMap::new(),
+            through_activation: HashMap::new(),
         };
         for (source, gradient) in starts {
             back.pass(Some(source), gradient)?;
         }
         let mut records = self.records.into_inner();
         while let Some((op, record)) = records.pop() {
-            self.device.enter(op);
+            self.device.enter_op(op);
             record(&mut back)?;
         }
-        Ok(Leaves(back.nodes))
+        Ok(LeafGradients(back.nodes))
     }
 
     /// A tensor from outside whose gradient is wanted back.
     pub fn leaf(&self, tensor: Tensor) -> Var {
-        Var { source: Some(Source::Node(self.new_node())), ..Var::from(tensor) }
+        Var { grad_target: Some(GradTarget::Node(self.new_node())), ..Var::from(tensor) }
     }
 
     /// Opens an op: what it computes, it computes through what this returns.
-    pub(crate) fn begin(&self, name: &'static str) -> Op<'_> {
+    pub(crate) fn begin_op(&self, name: &'static str) -> Op<'_> {
         let index = self.n_ops.get() + 1;
         self.n_ops.set(index);
         self.last_begun.set(name);
-        self.device.enter(name);
-        let place = Place { device: &self.device, is_run: index <= self.last_run };
-        Op { name, index, place }
+        self.device.enter_op(name);
+        let cx = OpContext { device: &self.device, is_run: index <= self.last_run };
+        Op { name, index, cx }
     }
 
     /// Whether an op with these inputs needs a record.
-    pub(crate) fn tracks(&self, inputs: &[&Var]) -> bool {
-        self.mode != Mode::Off && inputs.iter().any(|input| input.source.is_some())
+    pub(crate) fn requires_grad(&self, inputs: &[&Var]) -> bool {
+        self.mode != TapeMode::Off && inputs.iter().any(|input| input.grad_target.is_some())
     }
 
     /// Keeps a tensor for backward.
-    pub(crate) fn keep(&self, var: &Var) -> Kept {
-        let (kept, needs) = var.held();
+    pub(crate) fn save_for_backward(&self, var: &Var) -> SavedTensor {
+        let (kept, needs) = var.to_saved();
         let last = needs.into_iter().max().unwrap_or(0);
-        self.last_kept.set(self.last_kept.get().max(last));
-        if let Kept::Tensor(_) = kept {
-            self.last_kept_result.set(self.last_kept_result.get().max(last));
+        self.last_saved.set(self.last_saved.get().max(last));
+        if let SavedTensor::Tensor(_) = kept {
+            self.last_saved_result.set(self.last_saved_result.get().max(last));
         }
         kept
     }
 
     /// Lets whoever would keep `result` keep the way to make it instead. Where nothing is recorded
     /// nothing is kept either, and the way would only hold on to the inputs.
-    pub(crate) fn with_remake(&self, result: Var, remake: impl FnOnce() -> Remake) -> Var {
-        let remake = (self.mode != Mode::Off).then(|| Rc::new(remake()));
-        Var { remake, ..result }
+    pub(crate) fn with_remat(&self, result: Var, remake: impl FnOnce() -> Remat) -> Var {
+        let remake = (self.mode != TapeMode::Off).then(|| Rc::new(remake()));
+        Var { remat: remake, ..result }
     }
 
     /// Says that a record keeps something the op made besides its result.
-    pub(crate) fn keep_own(&self, op: &Op<'_>) {
-        self.last_kept.set(self.last_kept.get().max(op.index));
+    pub(crate) fn save_extra(&self, op: &Op<'_>) {
+        self.last_saved.set(self.last_saved.get().max(op.index));
     }
 
     /// Records how the gradient of an op's result is passed on; of an activation's result, how that of what
@@ -220,11 +225,11 @@ impl<'m> Tape<'m> {
     pub(crate) fn record(
         &self,
         result: Var,
-        step: impl FnOnce(&mut Backward<'_>, Tensor) -> Result<()> + 'm,
+        step: impl FnOnce(&mut BackwardPass<'_>, Tensor) -> Result<()> + 'm,
     ) -> Var {
         let (node, shape) = (self.new_node(), result.shape());
         let activated = result.activated.clone();
-        self.push(self.last_begun.get(), move |back| {
+        self.push_record(self.last_begun.get(), move |back| {
             // Its readers may have seen it in another shape.
             let gradient = back.nodes[node].take().map(|gradient| gradient.into_shape(shape));
             let gradient = match activated {
@@ -233,16 +238,16 @@ impl<'m> Tape<'m> {
             };
             gradient.map_or(Ok(()), |gradient| step(back, gradient))
         });
-        Var { source: Some(Source::Node(node)), ..result }
+        Var { grad_target: Some(GradTarget::Node(node)), ..result }
     }
 
-    /// Records a step of the way back, under the name of what it goes back through.
-    pub(crate) fn push(
+    /// Records a step of the backward pass, under the name of what it goes back through.
+    pub(crate) fn push_record(
         &self,
         op: &'static str,
-        record: impl FnOnce(&mut Backward<'_>) -> Result<()> + 'm,
+        record: impl FnOnce(&mut BackwardPass<'_>) -> Result<()> + 'm,
     ) {
-        if self.mode == Mode::Record {
+        if self.mode == TapeMode::Record {
             self.records.borrow_mut().push((op, Box::new(record)));
         }
     }
@@ -253,12 +258,12 @@ impl<'m> Tape<'m> {
 
     /// Random numbers for a tensor of this shape that nobody else gets, and the same ones when a block
     /// is recomputed.
-    pub(crate) fn random(&self, shape: Shape) -> Stream {
-        let stream = self.next_stream.get();
-        self.next_stream.set(stream + 1);
-        let Draws { seed, first_sample } = self.draws;
+    pub(crate) fn random_sequence(&self, shape: Shape) -> RandomSequence {
+        let stream = self.next_sequence.get();
+        self.next_sequence.set(stream + 1);
+        let RngSeed { seed, first_sample } = self.rng;
         let per_sample: usize = shape.sizes().iter().skip(1).product();
-        Stream::new(seed, stream).after(first_sample * per_sample)
+        RandomSequence::new(seed, stream).skip(first_sample * per_sample)
     }
 
     /// Whether anybody will read the result of an op. Where a block is run again nobody reads that of the
@@ -268,16 +273,16 @@ impl<'m> Tape<'m> {
     }
 
     /// The tape of a block within another: the block's own random numbers, and the ops of it to run.
-    pub(crate) fn for_block(mut self, first_stream: u64, run: Run) -> Self {
-        self.next_stream.set(first_stream);
+    pub(crate) fn for_block(mut self, first_sequence: u64, run: RecomputeRange) -> Self {
+        self.next_sequence.set(first_sequence);
         (self.last_run, self.wants_last) = (run.last, run.wants_last);
         self
     }
 
     /// What must be run again to have all that records keep.
-    pub(crate) fn kept(&self) -> Run {
-        let last = self.last_kept.get();
-        Run { last, wants_last: self.last_kept_result.get() == last }
+    pub(crate) fn recompute_range(&self) -> RecomputeRange {
+        let last = self.last_saved.get();
+        RecomputeRange { last, wants_last: self.last_saved_result.get() == last }
     }
 
     /// A place for a gradient.
@@ -294,7 +299,7 @@ mod tests {
     use crate::ops::norm_modulate::tests::normalised;
     use crate::ops::{Activation, Attention, Linear, Lora};
     use crate::testing::{Input, check, device, upload};
-    use crate::{Dtype, Kind, Tag, Usage};
+    use crate::{DeviceKind, Dtype, Tag, Usage};
 
     /// A residual block with an adapter, over a large frozen weight.
     struct Block {
@@ -396,15 +401,15 @@ mod tests {
     }
 
     /// Sums of gradients over some portions of a batch, each from one sample to before another.
-    fn in_portions(portions: &[[usize; 2]], recompute: bool) -> Vec<f32> {
+    fn in_micro_batches(micro_batches: &[[usize; 2]], recompute: bool) -> Vec<f32> {
         let (device, mut params) = (device(), Params::default());
         let blocks: Vec<_> =
             (0..2).map(|index| Block::new(&device, &mut params, 10 * index, 0.4)).collect();
         let whole = [9, 8].map(|seed| Input::normal([4, 5, WIDTH], seed));
         let whole = whole.map(|input| upload(&device, &input, Dtype::F32));
         let mut gradients = Gradients::default();
-        for &[first, end] in portions {
-            let [x, gradient] = whole.each_ref().map(|whole| whole.part(first..end));
+        for &[first, end] in micro_batches {
+            let [x, gradient] = whole.each_ref().map(|whole| whole.narrow(first..end));
             let tape = Tape::training(&device, &params, 3).from_sample(first);
             let x = through(&tape, &blocks, x, recompute).unwrap();
             tape.backward_from(x, gradient, &mut gradients).unwrap();
@@ -413,11 +418,11 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_gets_its_random_numbers_in_every_portion() {
-        let whole = in_portions(&[[0, 4]], false);
+    fn a_sample_gets_its_random_numbers_in_every_micro_batch() {
+        let whole = in_micro_batches(&[[0, 4]], false);
         let largest = whole.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
         let apart = |portions: &[[usize; 2]], recompute| {
-            let found = in_portions(portions, recompute);
+            let found = in_micro_batches(portions, recompute);
             let apart = found.iter().zip(&whole).map(|(found, whole)| (found - whole).abs());
             apart.fold(0.0, f32::max) / largest
         };
@@ -432,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_only_device_takes_the_same_memory() {
+    fn the_meta_device_takes_the_same_memory() {
         for recompute in [false, true] {
             let device = device();
             let meta = Device::meta(device.kind(), usize::MAX);
@@ -444,7 +449,7 @@ mod tests {
     fn the_end_of_a_recomputed_block_is_not_run_twice() {
         let product = 2 * 10 * WIDTH * WIDTH;
         let flops = |recompute| {
-            let device = Device::meta(Kind::cpu(2), usize::MAX);
+            let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
             train(&device, recompute, 0.0);
             device.work().flops as usize
         };
@@ -493,7 +498,7 @@ mod tests {
 
     #[test]
     fn frozen_weights_never_get_a_gradient() {
-        let device = Device::meta(Kind::cpu(2), usize::MAX);
+        let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
         let mut params = Params::default();
         let large = 4096;
         let weight = Var::from(device.zeros([large, large], Dtype::F32).unwrap());
@@ -516,7 +521,7 @@ mod tests {
 
     #[test]
     fn a_reshaped_tensor_has_one_gradient() {
-        // Made as rows of 3, which the linear layer's way back counts on, and read as rows of 6.
+        // Made as rows of 3, which the linear layer's backward pass counts on, and read as rows of 6.
         check(
             &[Input::normal([4, 2], 1), Input::normal([3, 2], 2)],
             16.0,

@@ -6,16 +6,16 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::cpu::Memory;
-use crate::device::{Device, Engine};
+use crate::block_swap::BlockSwap;
+use crate::cpu::HostMemory;
+use crate::device::{Backend, Device};
 use crate::op::Op;
-use crate::ring::Ring;
 use crate::{Dtype, Element, Result, Shape, Tag};
 
 /// Numbers of one format in one shape.
 #[derive(Clone, Debug)]
 pub struct Tensor {
-    buffer: Arc<Buffer>,
+    storage: Arc<TensorStorage>,
     /// Bytes from the buffer's start: a leading slice of a tensor shares its buffer.
     start: usize,
     shape: Shape,
@@ -24,59 +24,59 @@ pub struct Tensor {
 
 /// A piece of an arena, given back when dropped.
 #[derive(Debug)]
-pub(crate) struct Buffer {
+pub(crate) struct TensorStorage {
     device: Device,
-    lies: Lies,
+    location: StorageLocation,
     bytes: usize,
-    /// The host's copy of indices that lie on a card: ops check them without waiting for it.
+    /// The host's copy of indices that lie on a GPU: ops check them without waiting for it.
     indices: OnceLock<Vec<u32>>,
 }
 
 /// Where a piece is.
 #[derive(Debug)]
-enum Lies {
+enum StorageLocation {
     /// From here on in the arena.
     Arena(usize),
     /// Wherever a block of a ring is, from there on.
-    Ring(Ring, usize, usize),
+    BlockSwap(BlockSwap, usize, usize),
 }
 
-impl Buffer {
+impl TensorStorage {
     pub fn new(device: Device, offset: usize, bytes: usize) -> Self {
-        Self { device, lies: Lies::Arena(offset), bytes, indices: OnceLock::new() }
+        Self { device, location: StorageLocation::Arena(offset), bytes, indices: OnceLock::new() }
     }
 
     /// A part of a block: the ring, which block, and where it starts in that.
-    pub fn in_ring(
+    pub fn in_block_swap(
         device: Device,
-        (ring, block, start): (Ring, usize, usize),
+        (block_swap, block, start): (BlockSwap, usize, usize),
         bytes: usize,
     ) -> Self {
-        let lies = Lies::Ring(ring, block, start);
-        Self { device, lies, bytes, indices: OnceLock::new() }
+        let lies = StorageLocation::BlockSwap(block_swap, block, start);
+        Self { device, location: lies, bytes, indices: OnceLock::new() }
     }
 
     /// Where it starts in the arena now.
     fn offset(&self) -> usize {
-        match &self.lies {
-            Lies::Arena(offset) => *offset,
-            Lies::Ring(ring, block, start) => ring.offset(*block) + start,
+        match &self.location {
+            StorageLocation::Arena(offset) => *offset,
+            StorageLocation::BlockSwap(ring, block, start) => ring.offset(*block) + start,
         }
     }
 }
 
-impl Drop for Buffer {
+impl Drop for TensorStorage {
     fn drop(&mut self) {
-        match self.lies {
-            Lies::Arena(offset) if self.bytes > 0 => self.device.give_back(offset),
-            Lies::Arena(_) | Lies::Ring(..) => {}
+        match self.location {
+            StorageLocation::Arena(offset) if self.bytes > 0 => self.device.free(offset),
+            StorageLocation::Arena(_) | StorageLocation::BlockSwap(..) => {}
         }
     }
 }
 
 impl Tensor {
-    pub(crate) fn new(buffer: Buffer, shape: Shape, dtype: Dtype) -> Self {
-        Self { buffer: Arc::new(buffer), start: 0, shape, dtype }
+    pub(crate) fn new(buffer: TensorStorage, shape: Shape, dtype: Dtype) -> Self {
+        Self { storage: Arc::new(buffer), start: 0, shape, dtype }
     }
 
     /// Its shape.
@@ -91,7 +91,7 @@ impl Tensor {
 
     /// Where it lives.
     pub fn device(&self) -> &Device {
-        &self.buffer.device
+        &self.storage.device
     }
 
     /// Bytes of its numbers.
@@ -101,10 +101,12 @@ impl Tensor {
 
     /// Counts its memory under another tag from now on: it was made for one thing and is kept for
     /// another.
-    pub fn count_as(&self, tag: Tag) {
-        match self.buffer.lies {
-            Lies::Arena(offset) if self.buffer.bytes > 0 => self.device().retag(offset, tag),
-            Lies::Arena(_) | Lies::Ring(..) => {}
+    pub fn set_tag(&self, tag: Tag) {
+        match self.storage.location {
+            StorageLocation::Arena(offset) if self.storage.bytes > 0 => {
+                self.device().retag(offset, tag)
+            }
+            StorageLocation::Arena(_) | StorageLocation::BlockSwap(..) => {}
         }
     }
 
@@ -127,7 +129,7 @@ impl Tensor {
     /// # Panics
     /// If the range is not inside the first dimension.
     #[must_use]
-    pub fn part(&self, range: Range<usize>) -> Self {
+    pub fn narrow(&self, range: Range<usize>) -> Self {
         let sizes = self.shape.sizes();
         assert!(range.start <= range.end && range.end <= sizes[0], "{range:?} of {}", self.shape);
         let inner: usize = sizes[1..].iter().product();
@@ -139,13 +141,13 @@ impl Tensor {
 
     /// Lets `work` have some of the outermost entries as a tensor of their own. Unlike a
     /// [`Tensor::part`], which shares the memory, it can be written to if the whole can.
-    pub(crate) fn within<R>(
+    pub(crate) fn with_range_mut<R>(
         &mut self,
         range: Range<usize>,
         work: impl FnOnce(&mut Self) -> R,
     ) -> R {
         let (start, shape) = (self.start, self.shape);
-        let part = self.part(range);
+        let part = self.narrow(range);
         (self.start, self.shape) = (part.start, part.shape);
         drop(part);
         let done = work(self);
@@ -153,7 +155,7 @@ impl Tensor {
         done
     }
 
-    /// A copy of the numbers; an error on a card that has failed.
+    /// A copy of the numbers; an error on a GPU that has failed.
     ///
     /// # Panics
     /// On a device that holds no data, or if `T` is not the tensor's format.
@@ -185,10 +187,10 @@ impl Tensor {
         Ok(bytes)
     }
 
-    /// A copy of the numbers, where nothing can be done about a card that has failed.
+    /// A copy of the numbers, where nothing can be done about a GPU that has failed.
     ///
     /// # Panics
-    /// As [`Tensor::read`], and on such a card.
+    /// As [`Tensor::read`], and on such a GPU.
     pub fn to_vec<T: Element>(&self) -> Vec<T> {
         self.read().unwrap_or_else(|error| panic!("{error}"))
     }
@@ -202,121 +204,121 @@ impl Tensor {
     }
 
     pub(crate) fn copy_to(&self, bytes: &mut [u8]) -> Result<()> {
-        if let Lies::Ring(ring, block, start) = &self.buffer.lies {
-            bytes.copy_from_slice(ring.home(*block, start + self.start, bytes.len()));
+        if let StorageLocation::BlockSwap(ring, block, start) = &self.storage.location {
+            bytes.copy_from_slice(ring.host_data(*block, start + self.start, bytes.len()));
             return Ok(());
         }
-        match self.device().engine() {
-            Engine::Meta | Engine::Cpu(_) => bytes.copy_from_slice(self.slice(bytes.len())),
-            Engine::Cuda(cuda) => cuda.read(self.address(), bytes)?,
-            Engine::Gpu(gpu) => gpu.read(self, bytes)?,
+        match self.device().backend() {
+            Backend::Meta | Backend::Cpu(_) => bytes.copy_from_slice(self.slice(bytes.len())),
+            Backend::Cuda(cuda) => cuda.read(self.address(), bytes)?,
+            Backend::Gpu(gpu) => gpu.read(self, bytes)?,
         }
         Ok(())
     }
 
     /// Writes these numbers; does nothing on a device without data.
-    pub(crate) fn write<T: Element>(&mut self, numbers: &[T]) {
-        assert_eq!((self.dtype, self.shape.elements()), (T::DTYPE, numbers.len()));
-        match self.device().clone().engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => self.data_mut::<T>().copy_from_slice(numbers),
-            Engine::Cuda(_) | Engine::Gpu(_) => {
-                self.write_bytes(bytes_of(numbers));
-                self.keep_indices(numbers);
+    pub(crate) fn write<T: Element>(&mut self, values: &[T]) {
+        assert_eq!((self.dtype, self.shape.elements()), (T::DTYPE, values.len()));
+        match self.device().clone().backend() {
+            Backend::Meta => {}
+            Backend::Cpu(_) => self.data_mut::<T>().copy_from_slice(values),
+            Backend::Cuda(_) | Backend::Gpu(_) => {
+                self.write_bytes(bytes_of(values));
+                self.keep_indices(values);
             }
         }
     }
 
-    /// Copies numbers as they lie on the host to a card.
+    /// Copies numbers as they lie on the host to a GPU.
     pub(crate) fn write_bytes(&mut self, bytes: &[u8]) {
-        match self.device().clone().engine() {
-            Engine::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
-            Engine::Gpu(gpu) => gpu.write(self, bytes),
-            Engine::Meta | Engine::Cpu(_) => {
+        match self.device().clone().backend() {
+            Backend::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
+            Backend::Gpu(gpu) => gpu.write(self, bytes),
+            Backend::Meta | Backend::Cpu(_) => {
                 unreachable!("their memory is written to where it lies")
             }
         }
     }
 
-    /// Numbers that lie on a card stay on the host too if they are indices.
-    fn keep_indices<T: Element>(&self, numbers: &[T]) {
+    /// Numbers that lie on a GPU stay on the host too if they are indices.
+    fn keep_indices<T: Element>(&self, values: &[T]) {
         if T::DTYPE == Dtype::U32 && self.start == 0 {
-            let whole = bytes_of(numbers).as_chunks().0;
+            let whole = bytes_of(values).as_chunks().0;
             let indices = whole.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
-            self.buffer.indices.get_or_init(|| indices);
+            self.storage.indices.get_or_init(|| indices);
         }
     }
 
     /// Indices, to be looked at by an op; none on a device without data.
     pub(crate) fn indices(&self) -> Cow<'_, [u32]> {
         assert_eq!(self.dtype, Dtype::U32);
-        match (self.device().engine(), self.buffer.indices.get()) {
-            (Engine::Meta, _) => Cow::Borrowed(&[]),
-            (Engine::Cpu(_), _) => Cow::Borrowed(self.data()),
-            (Engine::Cuda(_) | Engine::Gpu(_), Some(all)) => {
+        match (self.device().backend(), self.storage.indices.get()) {
+            (Backend::Meta, _) => Cow::Borrowed(&[]),
+            (Backend::Cpu(_), _) => Cow::Borrowed(self.data()),
+            (Backend::Cuda(_) | Backend::Gpu(_), Some(all)) => {
                 Cow::Borrowed(&all[self.start / 4..][..self.shape.elements()])
             }
-            (Engine::Cuda(_) | Engine::Gpu(_), None) => Cow::Owned(self.to_vec()),
+            (Backend::Cuda(_) | Backend::Gpu(_), None) => Cow::Owned(self.to_vec()),
         }
     }
 
-    /// Where it starts in the memory of a card.
+    /// Where it starts in the memory of a GPU.
     pub(crate) fn address(&self) -> u64 {
-        assert!(self.start + self.bytes() <= self.buffer.bytes, "a hollow tensor was used");
-        let Engine::Cuda(cuda) = self.device().engine() else {
-            panic!("a tensor that lies on no card was used there")
+        assert!(self.start + self.bytes() <= self.storage.bytes, "a hollow tensor was used");
+        let Backend::Cuda(cuda) = self.device().backend() else {
+            panic!("a tensor that lies on no GPU was used there")
         };
-        cuda.start() + (self.buffer.offset() + self.start) as u64
+        cuda.start() + (self.storage.offset() + self.start) as u64
     }
 
     /// The same, to be written to.
     pub(crate) fn address_mut(&mut self) -> u64 {
-        assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
+        assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
         self.address()
     }
 
     /// Where it starts in the arena.
     pub(crate) fn offset(&self) -> usize {
-        assert!(self.start + self.bytes() <= self.buffer.bytes, "a hollow tensor was used");
-        self.buffer.offset() + self.start
+        assert!(self.start + self.bytes() <= self.storage.bytes, "a hollow tensor was used");
+        self.storage.offset() + self.start
     }
 
     /// Its numbers where they live on the host, to be written.
     ///
     /// # Panics
     /// If it is shared, or no part of a ring.
-    pub(crate) fn home_mut(&mut self) -> &mut [u8] {
-        assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
-        let Lies::Ring(ring, block, start) = &self.buffer.lies else {
+    pub(crate) fn host_data_mut(&mut self) -> &mut [u8] {
+        assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
+        let StorageLocation::BlockSwap(ring, block, start) = &self.storage.location else {
             panic!("a tensor that lives on the device was looked for on the host")
         };
         // SAFETY: nobody shares the tensor, and this borrow is exclusive.
-        unsafe { ring.home_mut(*block, start + self.start, self.bytes()) }
+        unsafe { ring.host_data_mut(*block, start + self.start, self.bytes()) }
     }
 
-    /// Its bytes, where the processor writes them.
-    pub(crate) fn here(&mut self) -> &mut [u8] {
+    /// Its bytes, where the CPU writes them.
+    pub(crate) fn writable_bytes(&mut self) -> &mut [u8] {
         let bytes = self.bytes();
-        if self.is_in_ring() { self.home_mut() } else { self.slice_mut(bytes) }
+        if self.is_offloaded() { self.host_data_mut() } else { self.slice_mut(bytes) }
     }
 
-    pub(crate) fn is_in_ring(&self) -> bool {
-        matches!(self.buffer.lies, Lies::Ring(..))
+    pub(crate) fn is_offloaded(&self) -> bool {
+        matches!(self.storage.location, StorageLocation::BlockSwap(..))
     }
 
     /// Whether nothing follows it in its piece of the arena.
     pub(crate) fn is_last(&self) -> bool {
-        self.start + self.bytes() == self.buffer.bytes
+        self.start + self.bytes() == self.storage.bytes
     }
 
     /// How many tensors share this memory, this one included.
-    pub(crate) fn sharers(&self) -> usize {
-        Arc::strong_count(&self.buffer)
+    pub(crate) fn ref_count(&self) -> usize {
+        Arc::strong_count(&self.storage)
     }
 
     /// Itself if nobody shares it, or else a copy.
-    pub(crate) fn unshared(self) -> Result<Self> {
-        if self.sharers() == 1 {
+    pub(crate) fn into_unique(self) -> Result<Self> {
+        if self.ref_count() == 1 {
             return Ok(self);
         }
         let mut copy = self.device().alloc(self.shape, self.dtype)?;
@@ -330,7 +332,7 @@ impl Tensor {
     /// If the memory is shared.
     pub fn write_rows(&mut self, first: usize, rows: &Self) -> Result<()> {
         let device = self.device().clone();
-        let op = Op::alone("write_rows", &device);
+        let op = Op::standalone("write_rows", &device);
         let [n_own, width] = op.expect_rank("the whole", self)?;
         let [n, _] = op.expect_rank("rows", rows)?;
         op.expect_dtype("rows", rows, self.dtype)?;
@@ -338,37 +340,37 @@ impl Tensor {
         let is_fit = first + n <= n_own;
         op.expect_range("the last row", &(first + n), is_fit, &format!("at most {n_own}"))?;
         op.count(0, &[rows, rows]);
-        self.within(first..first + n, |own| own.copy_from(rows));
+        self.with_range_mut(first..first + n, |own| own.copy_from(rows));
         Ok(())
     }
 
     /// Takes the numbers of another of the same shape and format.
     fn copy_from(&mut self, other: &Self) {
         let bytes = other.bytes();
-        match other.device().engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => self.slice_mut(bytes).copy_from_slice(other.slice::<u8>(bytes)),
-            Engine::Cuda(cuda) => cuda.copy(other.address(), self.address_mut(), bytes),
-            Engine::Gpu(gpu) => gpu.copy(other, self),
+        match other.device().backend() {
+            Backend::Meta => {}
+            Backend::Cpu(_) => self.slice_mut(bytes).copy_from_slice(other.slice::<u8>(bytes)),
+            Backend::Cuda(cuda) => cuda.copy(other.address(), self.address_mut(), bytes),
+            Backend::Gpu(gpu) => gpu.copy(other, self),
         }
     }
 
-    pub(crate) fn clear(&mut self) {
+    pub(crate) fn fill_zeros(&mut self) {
         self.set_bytes(0);
     }
 
     /// Not-a-number in every real format, so that a test sees what an op forgot to write.
-    pub(crate) fn poison(&mut self) {
+    pub(crate) fn fill_nan(&mut self) {
         self.set_bytes(0xff);
     }
 
     fn set_bytes(&mut self, byte: u8) {
         let bytes = self.bytes();
-        match self.device().clone().engine() {
-            Engine::Meta => {}
-            Engine::Cpu(_) => self.slice_mut(bytes).fill(byte),
-            Engine::Cuda(cuda) => cuda.fill_bytes(self.address_mut(), byte, bytes),
-            Engine::Gpu(gpu) => gpu.fill_bytes(self, byte),
+        match self.device().clone().backend() {
+            Backend::Meta => {}
+            Backend::Cpu(_) => self.slice_mut(bytes).fill(byte),
+            Backend::Cuda(cuda) => cuda.fill_bytes(self.address_mut(), byte, bytes),
+            Backend::Gpu(gpu) => gpu.fill_bytes(self, byte),
         }
     }
 
@@ -390,26 +392,26 @@ impl Tensor {
         // format and initialised from the start (a fresh mapping is zero). Writing needs a tensor
         // that nobody shares, borrowed exclusively, so nobody writes while this borrow lives. A place
         // of a ring is written to between two ops, when no op holds such a borrow.
-        unsafe { memory.slice(self.buffer.offset() + self.start, elements) }
+        unsafe { memory.slice(self.storage.offset() + self.start, elements) }
     }
 
     fn slice_mut<T: Element>(&mut self, elements: usize) -> &mut [T] {
-        assert_eq!(self.sharers(), 1, "only an unshared tensor is written to");
-        assert!(!self.is_in_ring(), "a tensor of a ring is written to where it lives");
+        assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
+        assert!(!self.is_offloaded(), "a tensor of a ring is written to where it lives");
         let memory = self.memory(elements * size_of::<T>());
         // SAFETY: as in `slice`; and no other tensor shares the piece (asserted; clones are made
         // from `&self`, which cannot exist beside this exclusive borrow).
-        unsafe { memory.slice_mut(self.buffer.offset() + self.start, elements) }
+        unsafe { memory.slice_mut(self.storage.offset() + self.start, elements) }
     }
 
     /// The memory in which `bytes` from the start of this tensor lie.
-    fn memory(&self, bytes: usize) -> &Memory {
-        assert!(self.start + bytes <= self.buffer.bytes, "a hollow tensor was used");
-        match self.buffer.device.engine() {
-            Engine::Cpu(cpu) => cpu.memory(),
-            Engine::Meta => panic!("a tensor without data was used"),
-            Engine::Cuda(_) | Engine::Gpu(_) => {
-                panic!("a tensor that lies on a card was used on the processor")
+    fn memory(&self, bytes: usize) -> &HostMemory {
+        assert!(self.start + bytes <= self.storage.bytes, "a hollow tensor was used");
+        match self.storage.device.backend() {
+            Backend::Cpu(cpu) => cpu.memory(),
+            Backend::Meta => panic!("a tensor without data was used"),
+            Backend::Cuda(_) | Backend::Gpu(_) => {
+                panic!("a tensor that lies on a GPU was used on the CPU")
             }
         }
     }
@@ -434,9 +436,9 @@ mod tests {
     #[test]
     fn some_entries_are_written_and_the_others_left() {
         let mut tensor = device().upload([4, 2], &[1.0f32; 8]).unwrap();
-        tensor.within(1..3, |rows| {
+        tensor.with_range_mut(1..3, |rows| {
             assert_eq!(rows.shape(), [2, 2].into());
-            rows.within(1..2, |row| row.write(&[2.0f32; 2]));
+            rows.with_range_mut(1..2, |row| row.write(&[2.0f32; 2]));
         });
         assert_eq!(tensor.shape(), [4, 2].into());
         assert_eq!(tensor.to_vec::<f32>(), [1.0, 1.0, 1.0, 1.0, 2.0, 2.0, 1.0, 1.0]);

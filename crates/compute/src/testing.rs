@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::sync::{Mutex, OnceLock};
 
-use crate::gpu::Choice;
-use crate::random::Random;
+use crate::gpu::GpuChoice;
+use crate::random::TestRng;
 use crate::tape::Tape;
 use crate::var::Var;
 use crate::{Device, Dtype, Gradients, KernelCache, Params, Result, Shape, Tensor};
@@ -139,7 +139,7 @@ impl Input {
     /// Normal random numbers.
     pub fn normal(shape: impl Into<Shape>, seed: u64) -> Self {
         let shape = shape.into();
-        let mut random = Random::new(seed ^ 0x5eed_0000);
+        let mut random = TestRng::new(seed ^ 0x5eed_0000);
         let values = (0..shape.elements()).map(|_| random.normal()).collect();
         Self { shape, values, dtype: None, is_trained: true }
     }
@@ -201,13 +201,13 @@ fn check_in(dtype: Dtype, inputs: &[Input], slack: f64, op: Forward<'_>, referen
     }
 }
 
-/// What comes out on this machine, on one without a matrix unit if this one has it, and on a card if
+/// What comes out on this machine, on one without a matrix unit if this one has it, and on a GPU if
 /// there is one to test. On each, threads make no difference, and the shape-only engine takes the same
 /// memory.
 fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcome> {
     const LIMIT: usize = 1 << 28;
     let this = |threads| Device::cpu(threads, LIMIT).unwrap();
-    let plain = |threads| Device::plain_cpu(threads, LIMIT);
+    let plain = |threads| Device::cpu_without_amx(threads, LIMIT);
     let machines: [&dyn Fn(usize) -> Device; 2] = [&this, &plain];
     let count = if this(1).kind() == plain(1).kind() { 1 } else { 2 };
     let on = |machine: &&dyn Fn(usize) -> Device| {
@@ -219,13 +219,13 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
         assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
         ours
     };
-    // Beside a card the processor is only there to tell which of the two is wrong.
-    let mut outcomes: Vec<Outcome> = match card() {
+    // Beside a GPU the CPU is only there to tell which of the two is wrong.
+    let mut outcomes: Vec<Outcome> = match test_gpu() {
         None => machines[..count].iter().map(on).collect(),
         Some(_) => vec![run(&this(2))],
     };
-    if let Some(card) = card() {
-        let devices = [(); 2].map(|()| open_card(card, LIMIT));
+    if let Some(card) = test_gpu() {
+        let devices = [(); 2].map(|()| open_gpu(card, LIMIT));
         let [ours, again] = devices.each_ref().map(run);
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
         let meta = run(&Device::meta(devices[0].kind(), LIMIT));
@@ -235,23 +235,25 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
     outcomes
 }
 
-/// Holds a card, if there is one to test, against the processor in f32: for shapes at which a reference
+/// Holds a GPU, if there is one to test, against the CPU in f32: for shapes at which a reference
 /// would take minutes. Errors are as in [`check`].
-pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
+pub fn check_gpu(inputs: &[Input], slack: f64, op: Forward<'_>) {
     const LIMIT: usize = 1 << 28;
-    let Some(card) = card() else { return };
+    let Some(card) = test_gpu() else { return };
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let inputs: Vec<Input> = inputs.iter().map(|input| rounded(input, dtype)).collect();
-        let [ours, again] = [(); 2].map(|()| run_op(&open_card(card, LIMIT), dtype, &inputs, op));
+        let [ours, again] = [(); 2].map(|()| run_op(&open_gpu(card, LIMIT), dtype, &inputs, op));
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
         let fast = match card {
-            Card::Cuda(index) => Device::cuda(index, LIMIT, false, Some(Box::new(Kept))).unwrap(),
-            Card::Gpu(_) => open_card(card, LIMIT),
+            TestGpu::Cuda(index) => {
+                Device::cuda(index, LIMIT, false, Some(Box::new(TestKernelCache))).unwrap()
+            }
+            TestGpu::Gpu(_) => open_gpu(card, LIMIT),
         };
         let fast = run_op(&fast, dtype, &inputs, op);
         let exact = run_op(&Device::cpu(4, LIMIT).unwrap(), Dtype::F32, &inputs, op);
         let wide = |numbers: &[f32]| numbers.iter().map(|x| f64::from(*x)).collect::<Vec<_>>();
-        // The processor has errors of its own.
+        // The CPU has errors of its own.
         let allowed = slack * rounding(dtype) + 4e-6;
         for ours in [ours, fast] {
             compare(&format!("{dtype} result"), &ours.result, &wide(&exact.result), allowed);
@@ -266,47 +268,49 @@ pub fn check_card(inputs: &[Input], slack: f64, op: Forward<'_>) {
     }
 }
 
-/// What tests run on besides the processor.
+/// What tests run on besides the CPU.
 #[derive(Clone, Copy)]
-enum Card {
+enum TestGpu {
     Cuda(usize),
-    Gpu(Choice),
+    Gpu(GpuChoice),
 }
 
-/// The card that tests run on as well, if `HEARTH_TEST_DEVICE` names one, as `cuda:0`, `gpu:0` or
+/// The GPU that tests run on as well, if `HEARTH_TEST_DEVICE` names one, as `cuda:0`, `gpu:0` or
 /// `gpu:software`.
-fn card() -> Option<Card> {
+fn test_gpu() -> Option<TestGpu> {
     let name = std::env::var("HEARTH_TEST_DEVICE").ok()?;
     Some(match name.split_once(':').unwrap() {
-        ("gpu", "software") => Card::Gpu(Choice::Software),
-        ("gpu", index) => Card::Gpu(Choice::Number(index.parse().unwrap())),
-        (_, index) => Card::Cuda(index.parse().unwrap()),
+        ("gpu", "software") => TestGpu::Gpu(GpuChoice::Software),
+        ("gpu", index) => TestGpu::Gpu(GpuChoice::Index(index.parse().unwrap())),
+        (_, index) => TestGpu::Cuda(index.parse().unwrap()),
     })
 }
 
-/// A device on that card, if there is one.
-pub fn on_card(limit: usize) -> Option<Device> {
-    card().map(|index| open_card(index, limit))
+/// A device on that GPU, if there is one.
+pub fn on_gpu(limit: usize) -> Option<Device> {
+    test_gpu().map(|index| open_gpu(index, limit))
 }
 
-/// A device of its own on that card.
-fn open_card(card: Card, limit: usize) -> Device {
-    /// Holds the card's context while devices come and go.
+/// A device of its own on that GPU.
+fn open_gpu(gpu: TestGpu, limit: usize) -> Device {
+    /// Holds the GPU's context while devices come and go.
     static FIRST: OnceLock<Device> = OnceLock::new();
-    let open = |limit| match card {
-        Card::Cuda(index) => Device::cuda(index, limit, true, Some(Box::new(Kept))).unwrap(),
-        Card::Gpu(choice) => Device::gpu(choice, limit).unwrap(),
+    let open = |limit| match gpu {
+        TestGpu::Cuda(index) => {
+            Device::cuda(index, limit, true, Some(Box::new(TestKernelCache))).unwrap()
+        }
+        TestGpu::Gpu(choice) => Device::gpu(choice, limit).unwrap(),
     };
     FIRST.get_or_init(|| open(1));
     open(limit)
 }
 
 /// Kernels are compiled once for all tests.
-struct Kept;
+struct TestKernelCache;
 
 static KERNELS: Mutex<BTreeMap<String, Vec<u8>>> = Mutex::new(BTreeMap::new());
 
-impl KernelCache for Kept {
+impl KernelCache for TestKernelCache {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         KERNELS.lock().unwrap().get(name).cloned()
     }
@@ -399,7 +403,7 @@ fn run_op(device: &Device, dtype: Dtype, inputs: &[Input], op: Forward<'_>) -> O
         let vars: Vec<Var> = inputs.iter().map(|input| as_var(&tape, input, dtype)).collect();
         let result = op(&tape, &vars).unwrap();
         let numbers = read(result.tensor());
-        let mut random = Random::new(99);
+        let mut random = TestRng::new(99);
         let cotangent = Input {
             shape: result.shape(),
             values: (0..result.shape().elements()).map(|_| random.normal()).collect(),
@@ -513,7 +517,7 @@ pub fn compare(what: &str, ours: &[f32], exact: &[f64], allowed: f64) {
 /// Calls `test` with random sizes, each from 1 to its bound; failures name what they were.
 pub fn for_random_sizes<const N: usize>(times: u64, most: [usize; N], test: impl Fn([usize; N])) {
     for seed in 0..times {
-        let mut random = Random::new(1000 + seed);
+        let mut random = TestRng::new(1000 + seed);
         let sizes = most.map(|most| 1 + random.below(most));
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| test(sizes)));
         assert!(outcome.is_ok(), "fails for {sizes:?}");
@@ -536,8 +540,8 @@ pub fn expect_not_hidden(shape: impl Into<Shape>, op: impl Fn(&Tape<'_>, &Var) -
 
 /// A device for a test that needs no more than one.
 pub fn device() -> Device {
-    match card() {
-        Some(card) => open_card(card, 1 << 28),
+    match test_gpu() {
+        Some(card) => open_gpu(card, 1 << 28),
         None => Device::cpu(2, 1 << 26).unwrap(),
     }
 }

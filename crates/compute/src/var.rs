@@ -4,7 +4,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use crate::op::Place;
+use crate::op::OpContext;
 use crate::ops::Activation;
 use crate::{Dtype, Result, Shape, Tensor};
 
@@ -12,9 +12,9 @@ use crate::{Dtype, Result, Shape, Tensor};
 #[derive(Clone)]
 pub struct Var {
     pub(crate) tensor: Tensor,
-    pub(crate) source: Option<Source>,
+    pub(crate) grad_target: Option<GradTarget>,
     /// How to make the tensor again from tensors that are kept anyway.
-    pub(crate) remake: Option<Rc<Remake>>,
+    pub(crate) remat: Option<Rc<Remat>>,
     /// If it is an activation's result: of what.
     pub(crate) activated: Option<Rc<Activated>>,
     /// Which op of its tape made it, counted from 1; 0 for what came from outside.
@@ -23,7 +23,7 @@ pub struct Var {
 
 /// Where a gradient goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum GradTarget {
     /// To the op that made the tensor.
     Node(usize),
     /// To a trained parameter.
@@ -33,7 +33,7 @@ pub(crate) enum Source {
 impl From<Tensor> for Var {
     /// A tensor that no gradient is wanted for.
     fn from(tensor: Tensor) -> Self {
-        Self { tensor, source: None, remake: None, activated: None, op: 0 }
+        Self { tensor, grad_target: None, remat: None, activated: None, op: 0 }
     }
 }
 
@@ -70,18 +70,18 @@ impl Var {
     #[must_use]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
         // A remade tensor would come back in its old shape; without one the tensor itself is kept.
-        Self { tensor: self.tensor.reshape(shape), remake: None, activated: None, ..self.clone() }
+        Self { tensor: self.tensor.reshape(shape), remat: None, activated: None, ..self.clone() }
     }
 
-    pub(crate) fn source(&self) -> Option<Source> {
-        self.source
+    pub(crate) fn grad_target(&self) -> Option<GradTarget> {
+        self.grad_target
     }
 
     /// What to keep in order to have this tensor later, and the ops whose results that takes.
-    pub(crate) fn held(&self) -> (Kept, Vec<usize>) {
-        match &self.remake {
-            Some(remake) => (Kept::Remake(Rc::clone(remake)), remake.needs.clone()),
-            None => (Kept::Tensor(self.tensor.clone()), vec![self.op]),
+    pub(crate) fn to_saved(&self) -> (SavedTensor, Vec<usize>) {
+        match &self.remat {
+            Some(remake) => (SavedTensor::Remat(Rc::clone(remake)), remake.needs.clone()),
+            None => (SavedTensor::Tensor(self.tensor.clone()), vec![self.op]),
         }
     }
 }
@@ -96,41 +96,44 @@ pub struct Chunk<'a> {
 /// What an activation was applied to.
 pub(crate) struct Activated {
     pub activation: Activation,
-    pub before: Tensor,
+    pub input: Tensor,
 }
 
 /// How to make a tensor again.
-pub(crate) struct Remake {
-    make: Box<dyn Fn(Place<'_>) -> Result<Tensor>>,
+pub(crate) struct Remat {
+    make: Box<dyn Fn(OpContext<'_>) -> Result<Tensor>>,
     needs: Vec<usize>,
     /// What was made, for the others who keep the same tensor; freed with the last of them.
     made: RefCell<Option<Tensor>>,
 }
 
-impl Remake {
+impl Remat {
     /// From what the inputs' [`Var::held`] gave.
-    pub fn new(needs: Vec<usize>, make: impl Fn(Place<'_>) -> Result<Tensor> + 'static) -> Self {
+    pub fn new(
+        needs: Vec<usize>,
+        make: impl Fn(OpContext<'_>) -> Result<Tensor> + 'static,
+    ) -> Self {
         Self { make: Box::new(make), needs, made: RefCell::new(None) }
     }
 }
 
 /// A tensor kept for backward, or the way to make it.
 #[derive(Clone)]
-pub(crate) enum Kept {
+pub(crate) enum SavedTensor {
     Tensor(Tensor),
-    Remake(Rc<Remake>),
+    Remat(Rc<Remat>),
 }
 
-impl Kept {
-    pub fn get(&self, place: Place<'_>) -> Result<Tensor> {
+impl SavedTensor {
+    pub fn get(&self, cx: OpContext<'_>) -> Result<Tensor> {
         let remake = match self {
             Self::Tensor(tensor) => return Ok(tensor.clone()),
-            Self::Remake(remake) => remake,
+            Self::Remat(remake) => remake,
         };
         if let Some(made) = &*remake.made.borrow() {
             return Ok(made.clone());
         }
-        let made = (remake.make)(place)?;
+        let made = (remake.make)(cx)?;
         // Worth holding only while someone else will ask for it too.
         if Rc::strong_count(remake) > 1 {
             *remake.made.borrow_mut() = Some(made.clone());

@@ -13,40 +13,40 @@ use crate::{Dtype, Quantisation, Tensor};
 
 /// Arithmetic done, as counted by the ops themselves.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Work {
+pub struct WorkStats {
     /// Floating-point operations; a multiply-add is two.
     pub flops: u64,
     /// Bytes of tensors read and written, each once per call.
     pub bytes: u64,
     /// The same, by kind of call.
-    pub calls: BTreeMap<Class, Calls>,
+    pub calls: BTreeMap<KernelClass, CallTotals>,
     /// What of it was done while weights came from the host, block by block.
-    pub laps: Vec<Lap>,
+    pub offload_intervals: Vec<OffloadInterval>,
 }
 
 /// The work between two blocks' beginnings, on a device without data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lap {
+pub struct OffloadInterval {
     /// Bytes that come from the host meanwhile.
-    pub copied: u64,
+    pub copied_bytes: u64,
     /// All calls.
-    pub calls: BTreeMap<Class, Calls>,
+    pub calls: BTreeMap<KernelClass, CallTotals>,
 }
 
 /// Calls that take about as long as each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Class {
+pub struct KernelClass {
     /// What computes: an op's name, or a part of an op.
     pub kernel: &'static str,
     /// Of the two factors of a product; of what is read first, twice, for all else.
-    pub formats: [Format; 2],
+    pub formats: [StorageFormat; 2],
     /// The whole part of the logarithm, base 2, of a call's operations and of its bytes.
     pub size: [u8; 2],
 }
 
 /// Calls of one class, summed up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct CallTotals {
     /// How many.
     pub count: u64,
     /// Operations of all.
@@ -60,7 +60,7 @@ pub struct Calls {
 /// How numbers that are read are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // The names say it.
-pub enum Format {
+pub enum StorageFormat {
     F32,
     Bf16,
     F16,
@@ -68,10 +68,10 @@ pub enum Format {
     Nf4,
     Fp8,
     /// Indices and codes.
-    Whole,
+    Integer,
 }
 
-impl Work {
+impl WorkStats {
     /// What was done since an earlier look at the same device.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
@@ -85,17 +85,22 @@ impl Work {
             }
             calls.count > 0
         });
-        let laps = self.laps[before.laps.len()..].to_vec();
-        Self { flops: self.flops - before.flops, bytes: self.bytes - before.bytes, calls, laps }
+        let laps = self.offload_intervals[before.offload_intervals.len()..].to_vec();
+        Self {
+            flops: self.flops - before.flops,
+            bytes: self.bytes - before.bytes,
+            calls,
+            offload_intervals: laps,
+        }
     }
 
-    fn add(&mut self, call: &Call) -> Class {
-        let Call { kernel, formats, flops, bytes } = *call;
+    fn add(&mut self, call: &KernelCall) -> KernelClass {
+        let KernelCall { kernel, formats, flops, bytes } = *call;
         self.flops += flops;
         self.bytes += bytes;
         let size = [flops, bytes].map(|count| count.checked_ilog2().unwrap_or(0) as u8);
-        let class = Class { kernel, formats, size };
-        let lap = self.laps.last_mut().map(|lap| &mut lap.calls);
+        let class = KernelClass { kernel, formats, size };
+        let lap = self.offload_intervals.last_mut().map(|lap| &mut lap.calls);
         for all in [Some(&mut self.calls), lap].into_iter().flatten() {
             let calls = all.entry(class).or_default();
             calls.count += 1;
@@ -108,24 +113,27 @@ impl Work {
 
 /// Counts, and times calls if it is asked to: a call lasts until the next one.
 #[derive(Default)]
-pub(crate) struct Tally {
-    work: Work,
+pub(crate) struct WorkCounter {
+    work: WorkStats,
     is_timed: bool,
     /// The call that lasts, and since when.
-    open: Option<(Class, Instant)>,
+    open: Option<(KernelClass, Instant)>,
 }
 
-impl Tally {
-    pub fn add(&mut self, call: &Call) {
+impl WorkCounter {
+    pub fn add(&mut self, call: &KernelCall) {
         self.close();
         let class = self.work.add(call);
         self.open = self.is_timed.then(|| (class, Instant::now()));
     }
 
-    pub fn came(&mut self, copied: u64, is_waited_for: bool) {
-        match self.work.laps.last_mut().filter(|_| !is_waited_for) {
-            Some(lap) => lap.copied += copied,
-            None => self.work.laps.push(Lap { copied, ..Lap::default() }),
+    pub fn note_copy(&mut self, copied: u64, is_waited_for: bool) {
+        match self.work.offload_intervals.last_mut().filter(|_| !is_waited_for) {
+            Some(lap) => lap.copied_bytes += copied,
+            None => self
+                .work
+                .offload_intervals
+                .push(OffloadInterval { copied_bytes: copied, ..OffloadInterval::default() }),
         }
     }
 
@@ -133,13 +141,13 @@ impl Tally {
         self.is_timed
     }
 
-    pub fn time(&mut self, is_timed: bool) {
+    pub fn set_timed(&mut self, is_timed: bool) {
         self.close();
         self.is_timed = is_timed;
     }
 
     /// The work so far. What is done after this, until the next call, is no call's.
-    pub fn work(&mut self) -> Work {
+    pub fn work(&mut self) -> WorkStats {
         self.close();
         self.work.clone()
     }
@@ -153,24 +161,24 @@ impl Tally {
 }
 
 /// One call of a kernel.
-pub(crate) struct Call {
+pub(crate) struct KernelCall {
     pub kernel: &'static str,
-    pub formats: [Format; 2],
+    pub formats: [StorageFormat; 2],
     pub flops: u64,
     pub bytes: u64,
 }
 
-impl Call {
+impl KernelCall {
     /// That reads and writes these tensors.
     pub fn new(kernel: &'static str, flops: usize, tensors: &[&Tensor]) -> Self {
-        let formats = tensors.iter().map(|tensor| Format::from(tensor.dtype()));
-        let format = formats.min().unwrap_or(Format::Whole);
+        let formats = tensors.iter().map(|tensor| StorageFormat::from(tensor.dtype()));
+        let format = formats.min().unwrap_or(StorageFormat::Integer);
         let bytes: usize = tensors.iter().map(|tensor| tensor.bytes()).sum();
         Self { kernel, formats: [format; 2], flops: flops as u64, bytes: bytes as u64 }
     }
 }
 
-impl fmt::Display for Class {
+impl fmt::Display for KernelClass {
     /// What is computed with which formats, without the size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [first, second] = self.formats;
@@ -179,7 +187,7 @@ impl fmt::Display for Class {
     }
 }
 
-impl fmt::Display for Format {
+impl fmt::Display for StorageFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::F32 => "f32",
@@ -188,23 +196,23 @@ impl fmt::Display for Format {
             Self::Int8 => "int8",
             Self::Nf4 => "nf4",
             Self::Fp8 => "fp8",
-            Self::Whole => "whole",
+            Self::Integer => "whole",
         })
     }
 }
 
-impl From<Dtype> for Format {
+impl From<Dtype> for StorageFormat {
     fn from(dtype: Dtype) -> Self {
         match dtype {
             Dtype::F32 => Self::F32,
             Dtype::Bf16 => Self::Bf16,
             Dtype::F16 => Self::F16,
-            Dtype::U32 | Dtype::I32 | Dtype::U8 => Self::Whole,
+            Dtype::U32 | Dtype::I32 | Dtype::U8 => Self::Integer,
         }
     }
 }
 
-impl From<Quantisation> for Format {
+impl From<Quantisation> for StorageFormat {
     fn from(how: Quantisation) -> Self {
         match how {
             Quantisation::Int8 => Self::Int8,
@@ -219,15 +227,15 @@ mod tests {
     use super::*;
     use crate::ops::{Activation, Linear, Lora, activation};
     use crate::testing::device;
-    use crate::{Device, Kind, Params, Quantised, Tape, Var};
+    use crate::{Device, DeviceKind, Params, Quantised, Tape, Var};
 
     /// The names of all classes that some work had calls of, and how many.
-    fn names(work: &Work) -> Vec<(String, u64)> {
+    fn names(work: &WorkStats) -> Vec<(String, u64)> {
         work.calls.iter().map(|(class, calls)| (class.to_string(), calls.count)).collect()
     }
 
     /// A layer of 80 to 96 with an adapter beside a quantised weight, on 70 rows.
-    fn layer(device: &Device) -> Work {
+    fn layer(device: &Device) -> WorkStats {
         let tensor = |shape: [usize; 2]| device.normal(shape, Dtype::Bf16, 1.0, (1, 2)).unwrap();
         let weight = Quantised::new(&tensor([96, 80]), Quantisation::Int8).unwrap();
         let [down, up] = [[4, 80], [96, 4]].map(|shape: [usize; 2]| {
@@ -244,7 +252,7 @@ mod tests {
 
     #[test]
     fn a_layer_is_counted_by_kernel_format_and_size() {
-        let work = layer(&Device::meta(Kind::Cpu { threads: 2, has_tiles: false }, usize::MAX));
+        let work = layer(&Device::meta(DeviceKind::Cpu { threads: 2, has_amx: false }, usize::MAX));
         let expected = [
             ("activated product by vectors, bf16 by int8".to_owned(), 1),
             ("product of few columns, bf16 by f32".into(), 1),
@@ -273,6 +281,6 @@ mod tests {
         let device = device();
         let first = layer(&device);
         assert_eq!(layer(&device), first);
-        assert_eq!(device.work().since(&device.work()), Work::default());
+        assert_eq!(device.work().since(&device.work()), WorkStats::default());
     }
 }

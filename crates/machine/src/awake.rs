@@ -30,7 +30,7 @@ const HOLDER: (&str, &[&str]) = (
 );
 
 /// Chosen: the system's answer takes some milliseconds; a run does not wait longer for a convenience.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 const LINE: &[u8] = b"awake\n";
 
@@ -40,7 +40,7 @@ pub struct Awake(Child);
 
 /// Why sleep is not held off. No failure: a run goes on without.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-pub enum MaySleep {
+pub enum AwakeError {
     /// The system has no such program.
     #[error("there is no program {0} here")]
     NoProgram(String),
@@ -67,16 +67,16 @@ pub enum MaySleep {
 
 impl Awake {
     /// Holds sleep off, where the system lets us.
-    pub fn hold() -> Result<Self, MaySleep> {
+    pub fn hold() -> Result<Self, AwakeError> {
         let (program, arguments) = HOLDER;
         Self::by(program, arguments)
     }
 
-    fn by(program: &str, arguments: &[&str]) -> Result<Self, MaySleep> {
+    fn by(program: &str, arguments: &[&str]) -> Result<Self, AwakeError> {
         let named = || program.to_owned();
         let failed = |error: std::io::Error| match error.kind() {
-            ErrorKind::NotFound => MaySleep::NoProgram(named()),
-            _ => MaySleep::Failed { program: named(), why: error.to_string() },
+            ErrorKind::NotFound => AwakeError::NoProgram(named()),
+            _ => AwakeError::Failed { program: named(), why: error.to_string() },
         };
         let child = Command::new(program)
             .args(arguments)
@@ -88,27 +88,27 @@ impl Awake {
             .spawn();
         let mut awake = Self(child.map_err(failed)?);
         match awake.answer().map_err(failed)? {
-            Answer::Line => Ok(awake),
-            Answer::End => Err(MaySleep::Refused { program: named(), said: awake.said() }),
-            Answer::Nothing => Err(MaySleep::Silent(named())),
+            AwakeReply::Line => Ok(awake),
+            AwakeReply::End => Err(AwakeError::Refused { program: named(), said: awake.said() }),
+            AwakeReply::Nothing => Err(AwakeError::Silent(named())),
         }
     }
 
     /// Whether the line comes back.
-    fn answer(&mut self) -> std::io::Result<Answer> {
+    fn answer(&mut self) -> std::io::Result<AwakeReply> {
         let input = self.0.stdin.as_mut().expect("it was spawned with a pipe");
         // One that ended at once takes no line; that its output ends too is the better sign.
         _ = input.write_all(LINE);
         let output = self.0.stdout.as_mut().expect("it was spawned with a pipe");
         let mut watched = [PollFd::new(&*output, PollFlags::IN)];
-        let patience = Timespec::try_from(PATIENCE).expect("two seconds fit");
+        let patience = Timespec::try_from(TIMEOUT).expect("two seconds fit");
         if poll(&mut watched, Some(&patience))? == 0 {
-            return Ok(Answer::Nothing);
+            return Ok(AwakeReply::Nothing);
         }
         let mut line = [0; LINE.len()];
         Ok(match output.read(&mut line)? {
-            0 => Answer::End,
-            _ => Answer::Line,
+            0 => AwakeReply::End,
+            _ => AwakeReply::Line,
         })
     }
 
@@ -129,7 +129,7 @@ impl Awake {
     }
 }
 
-enum Answer {
+enum AwakeReply {
     Line,
     End,
     Nothing,
@@ -149,7 +149,7 @@ mod tests {
     use super::*;
 
     /// Stands for the system's program: runs something that notes that it holds on, then that it ended.
-    fn holder(note: &Path) -> Result<Awake, MaySleep> {
+    fn holder(note: &Path) -> Result<Awake, AwakeError> {
         let script = r#"sh -c 'echo holds > "$0"; cat; echo ended > "$0"' "$1"; true"#;
         Awake::by("sh", &["-c", script, "holder", note.to_str().unwrap()])
     }

@@ -6,9 +6,9 @@ use std::fmt;
 
 use serde::{Serialize, Serializer};
 
-use crate::gpu::{AppleGpu, Capability, Gpu, NvidiaCard};
-use crate::hardware::{CudaVersion, Feature, OLDEST_CAPABILITY, cpu_features, nvidia_class};
-use crate::memory::Memory;
+use crate::gpu::{AppleGpu, ComputeCapability, GpuInfo, NvidiaGpu};
+use crate::hardware::{CudaVersion, Feature, MIN_CAPABILITY, cpu_features, nvidia_arch};
+use crate::memory::SystemMemory;
 use crate::reading::{Bytes, Unknown};
 use crate::{Machine, NvidiaStack};
 
@@ -16,13 +16,13 @@ use crate::{Machine, NvidiaStack};
 #[derive(Clone, Debug, Serialize)]
 pub struct Budget {
     /// Where the work is done.
-    pub device: Device,
+    pub device: DeviceId,
     /// Why there.
     pub why: String,
     /// How much memory it may take, or why that cannot be said.
     #[serde(serialize_with = "known_or_reason")]
     pub memory: Result<MemoryLimit, Unknown>,
-    /// Processor threads for data and, on the CPU, for everything.
+    /// CPU threads for data and, on the CPU, for everything.
     pub threads: Option<u32>,
     /// What the device can do.
     pub features: Vec<Feature>,
@@ -30,16 +30,16 @@ pub struct Budget {
 
 /// Where a run computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Device {
-    /// The NVIDIA card of that number.
+pub enum DeviceId {
+    /// The NVIDIA GPU of that number.
     Cuda(u32),
     /// The GPU of an Apple chip, by Metal.
     Metal,
-    /// The processor.
+    /// The CPU.
     Cpu,
 }
 
-impl fmt::Display for Device {
+impl fmt::Display for DeviceId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Cuda(index) => write!(f, "cuda:{index}"),
@@ -50,7 +50,7 @@ impl fmt::Display for Device {
     }
 }
 
-impl Serialize for Device {
+impl Serialize for DeviceId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
@@ -66,54 +66,54 @@ pub struct MemoryLimit {
     /// What is left to the system.
     pub kept: Bytes,
     /// What set the limit.
-    pub bound_by: Bound,
+    pub bound_by: MemoryBound,
 }
 
 /// What set a memory limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Bound {
+pub enum MemoryBound {
     /// Main memory not in use.
     MainMemory,
     /// A container's limit.
     Container,
     /// Metal's recommended working set.
     WorkingSet,
-    /// The card's own memory not in use.
+    /// The GPU's own memory not in use.
     CardMemory,
 }
 
 /// Chosen: one part in sixteen of main memory stays with the system, within these bounds. Desktops
 /// and DGX Spark freeze rather than fail when the last gigabytes go, so the floor is what a bare
 /// desktop needs to stay alive and the ceiling what a busy one does.
-const KEPT_PART: u64 = 16;
-const KEPT_LEAST: Bytes = Bytes(512 << 20);
-const KEPT_MOST: Bytes = Bytes(8 << 30);
+const RESERVED_PART: u64 = 16;
+const RESERVED_LEAST: Bytes = Bytes(512 << 20);
+const RESERVED_MOST: Bytes = Bytes(8 << 30);
 
-/// Chosen: a CUDA context with cuBLASLt and cuDNN loaded holds around half a GiB of the card
+/// Chosen: a CUDA context with cuBLASLt and cuDNN loaded holds around half a GiB of the GPU
 /// that no allocation of ours shows.
-const KEPT_ON_CARD: Bytes = Bytes(640 << 20);
+const RESERVED_ON_GPU: Bytes = Bytes(640 << 20);
 
 /// Decides.
 pub fn budget(machine: &Machine) -> Budget {
     let threads = machine.cpu.usable_threads.known().copied();
     let cards = machine.gpus.iter().filter_map(|gpu| match gpu {
-        Gpu::Nvidia(card) => Some((usable(machine, card).ok()?, card)),
-        Gpu::Apple(_) => None,
+        GpuInfo::Nvidia(card) => Some((check_usable(machine, card).ok()?, card)),
+        GpuInfo::Apple(_) => None,
     });
     let first = cards.min_by_key(|(index, _)| *index).filter(|_| has_libraries(machine));
     if let Some((index, card)) = first {
         return Budget {
-            device: Device::Cuda(index),
-            why: "the first card that CUDA offers".into(),
-            memory: card_limit(machine, card),
+            device: DeviceId::Cuda(index),
+            why: "the first GPU that CUDA offers".into(),
+            memory: nvidia_limit(machine, card),
             threads,
             features: card.features.clone(),
         };
     }
     if let Some(gpu) = machine.apple_gpu() {
         return Budget {
-            device: Device::Metal,
+            device: DeviceId::Metal,
             why: "the GPU of the chip".into(),
             memory: apple_limit(machine, gpu),
             threads,
@@ -121,7 +121,7 @@ pub fn budget(machine: &Machine) -> Budget {
         };
     }
     Budget {
-        device: Device::Cpu,
+        device: DeviceId::Cpu,
         why: if machine.gpus.is_empty() { "no GPU was found" } else { "no GPU here can be used" }
             .into(),
         memory: main_limit(machine),
@@ -130,37 +130,34 @@ pub fn budget(machine: &Machine) -> Budget {
     }
 }
 
-/// Whether the libraries are there that a card cannot compute without.
+/// Whether the libraries are there that a GPU cannot compute without.
 fn has_libraries(machine: &Machine) -> bool {
     let has_both = |stack: &NvidiaStack| stack.nvrtc.known().and(stack.cublaslt.known()).is_some();
     machine.nvidia.as_ref().is_some_and(has_both)
 }
 
-/// Why a card is left alone.
+/// Why a GPU is left alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unusable {
+pub enum UnusableGpu {
     /// CUDA does not offer it, or says too little about it.
     NotOffered(Unknown),
     /// Its instructions are too old.
-    Capability(Capability),
+    Capability(ComputeCapability),
     /// The driver is too old for it.
     Driver {
         /// The newest CUDA the driver speaks.
         speaks: String,
-        /// The oldest that knows the card.
+        /// The oldest that knows the GPU.
         needs: CudaVersion,
     },
 }
 
-impl fmt::Display for Unusable {
+impl fmt::Display for UnusableGpu {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotOffered(reason) => write!(f, "{reason}"),
             Self::Capability(capability) => {
-                write!(
-                    f,
-                    "its compute capability is {capability}, hearth needs {OLDEST_CAPABILITY}"
-                )
+                write!(f, "its compute capability is {capability}, hearth needs {MIN_CAPABILITY}")
             }
             Self::Driver { speaks, needs } => {
                 write!(f, "the driver speaks CUDA {speaks}, it needs {needs}")
@@ -169,22 +166,22 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// CUDA's number for a card that hearth can use, or what stands in the way.
-pub fn usable(machine: &Machine, card: &NvidiaCard) -> Result<u32, Unusable> {
-    let index = card.cuda_index.value.clone().map_err(Unusable::NotOffered)?;
-    let capability = card.capability.value.clone().map_err(Unusable::NotOffered)?;
-    let class = nvidia_class(capability).filter(|_| capability >= OLDEST_CAPABILITY);
-    let needs = class.ok_or(Unusable::Capability(capability))?.cuda;
+/// CUDA's number for a GPU that hearth can use, or what stands in the way.
+pub fn check_usable(machine: &Machine, gpu: &NvidiaGpu) -> Result<u32, UnusableGpu> {
+    let index = gpu.cuda_index.value.clone().map_err(UnusableGpu::NotOffered)?;
+    let capability = gpu.capability.value.clone().map_err(UnusableGpu::NotOffered)?;
+    let class = nvidia_arch(capability).filter(|_| capability >= MIN_CAPABILITY);
+    let needs = class.ok_or(UnusableGpu::Capability(capability))?.cuda;
     match machine.nvidia.as_ref().and_then(|stack| stack.cuda.known()) {
-        Some(speaks) if older(speaks, needs) => {
-            Err(Unusable::Driver { speaks: speaks.clone(), needs })
+        Some(speaks) if is_older(speaks, needs) => {
+            Err(UnusableGpu::Driver { speaks: speaks.clone(), needs })
         }
         _ => Ok(index),
     }
 }
 
 /// Whether a version such as `12.8` comes before another; one that cannot be read does not.
-pub fn older(version: &str, than: CudaVersion) -> bool {
+pub fn is_older(version: &str, than: CudaVersion) -> bool {
     let mut parts = version.split('.').map(str::parse::<u32>);
     match (parts.next(), parts.next()) {
         (Some(Ok(major)), Some(Ok(minor))) => (major, minor) < (than.major, than.minor),
@@ -192,34 +189,39 @@ pub fn older(version: &str, than: CudaVersion) -> bool {
     }
 }
 
-/// What a run may take of the memory of the NVIDIA card that CUDA gives this number.
+/// What a run may take of the memory of the NVIDIA GPU that CUDA gives this number.
 pub fn cuda_limit(machine: &Machine, index: u32) -> Result<MemoryLimit, Unknown> {
-    let card = machine.cuda_card(index);
-    let card = card.ok_or_else(|| Unknown(format!("CUDA has no card {index}")))?;
-    card_limit(machine, card)
+    let card = machine.cuda_gpu(index);
+    let card = card.ok_or_else(|| Unknown(format!("CUDA has no GPU {index}")))?;
+    nvidia_limit(machine, card)
 }
 
-/// What a run may take of main memory for weights that come to that card when they are needed; nothing
-/// where the card computes in main memory itself, or where that is not known.
+/// What a run may take of main memory for weights that come to that GPU when they are needed; nothing
+/// where the GPU computes in main memory itself, or where that is not known.
 pub fn cuda_host_limit(machine: &Machine, index: u32) -> Option<Bytes> {
-    let card = machine.cuda_card(index)?;
-    if card.unified.needed().unwrap_or(true) {
+    let card = machine.cuda_gpu(index)?;
+    if card.unified.require().unwrap_or(true) {
         return None;
     }
     main_limit(machine).ok().map(|limit| limit.limit)
 }
 
-fn card_limit(machine: &Machine, card: &NvidiaCard) -> Result<MemoryLimit, Unknown> {
-    if card.unified.needed()? {
+fn nvidia_limit(machine: &Machine, gpu: &NvidiaGpu) -> Result<MemoryLimit, Unknown> {
+    if gpu.unified.require()? {
         return main_limit(machine);
     }
-    let available = card.memory_free.needed()?;
-    let kept = KEPT_ON_CARD;
-    Ok(MemoryLimit { limit: available.less(kept), available, kept, bound_by: Bound::CardMemory })
+    let available = gpu.memory_free.require()?;
+    let kept = RESERVED_ON_GPU;
+    Ok(MemoryLimit {
+        limit: available.saturating_sub(kept),
+        available,
+        kept,
+        bound_by: MemoryBound::CardMemory,
+    })
 }
 
-/// What a run may take of the memory of a GPU that shares it with the processor, or is not NVIDIA's: of a
-/// card's own memory nothing is known here.
+/// What a run may take of the memory of a GPU that shares it with the CPU, or is not NVIDIA's: of a
+/// GPU's own memory nothing is known here.
 pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
     let apple = machine.apple_gpu();
     apple.map_or_else(|| main_limit(machine), |gpu| apple_limit(machine, gpu))
@@ -228,10 +230,10 @@ pub fn gpu_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
 fn apple_limit(machine: &Machine, gpu: &AppleGpu) -> Result<MemoryLimit, Unknown> {
     let main = main_limit(machine)?;
     // Metal's own default is two thirds of memory at the least, so that is safe where it is silent.
-    let total = machine.memory.total.needed()?;
+    let total = machine.memory.total.require()?;
     let working_set = gpu.working_set.known().copied().unwrap_or(Bytes(total.0 / 3 * 2));
     if working_set < main.limit {
-        return Ok(MemoryLimit { limit: working_set, bound_by: Bound::WorkingSet, ..main });
+        return Ok(MemoryLimit { limit: working_set, bound_by: MemoryBound::WorkingSet, ..main });
     }
     Ok(main)
 }
@@ -241,26 +243,33 @@ pub fn main_limit(machine: &Machine) -> Result<MemoryLimit, Unknown> {
     limit_of(&machine.memory)
 }
 
-fn limit_of(memory: &Memory) -> Result<MemoryLimit, Unknown> {
-    let available = memory.available.needed()?;
-    let kept = Bytes(memory.total.needed()?.0 / KEPT_PART).clamp(KEPT_LEAST, KEPT_MOST);
-    let main =
-        MemoryLimit { limit: available.less(kept), available, kept, bound_by: Bound::MainMemory };
+fn limit_of(memory: &SystemMemory) -> Result<MemoryLimit, Unknown> {
+    let available = memory.available.require()?;
+    let kept =
+        Bytes(memory.total.require()?.0 / RESERVED_PART).clamp(RESERVED_LEAST, RESERVED_MOST);
+    let main = MemoryLimit {
+        limit: available.saturating_sub(kept),
+        available,
+        kept,
+        bound_by: MemoryBound::MainMemory,
+    };
     match memory.container.known() {
         // Inside a container the rest of the system is not ours to feed: only the floor is kept.
-        Some(Some(container)) if container.left.less(KEPT_LEAST) < main.limit => Ok(MemoryLimit {
-            limit: container.left.less(KEPT_LEAST),
-            available: container.left,
-            kept: KEPT_LEAST,
-            bound_by: Bound::Container,
-        }),
+        Some(Some(container)) if container.left.saturating_sub(RESERVED_LEAST) < main.limit => {
+            Ok(MemoryLimit {
+                limit: container.left.saturating_sub(RESERVED_LEAST),
+                available: container.left,
+                kept: RESERVED_LEAST,
+                bound_by: MemoryBound::Container,
+            })
+        }
         _ => Ok(main),
     }
 }
 
 /// Bytes that a run may take on top of what it holds; below zero once it eats into what is kept for
 /// others. By the rules of [`main_limit`].
-pub fn main_left(memory: &Memory) -> Result<i64, Unknown> {
+pub fn main_memory_left(memory: &SystemMemory) -> Result<i64, Unknown> {
     let MemoryLimit { available, kept, .. } = limit_of(memory)?;
     let signed = |bytes: Bytes| i64::try_from(bytes.0).unwrap_or(i64::MAX);
     Ok(signed(available).saturating_sub(signed(kept)))
@@ -300,12 +309,12 @@ mod tests {
     const ADDRESS: &str = "pci_bus_id: 0000:01:00.0\n";
 
     #[test]
-    fn a_card_without_its_libraries_leaves_the_work_to_the_processor() {
+    fn a_card_without_its_libraries_leaves_the_work_to_the_cpu() {
         let card = format!("{ADDRESS}compute_capability: 8.6\nintegrated: 0\n");
         for (libraries, device) in [
-            (LIBRARIES.1, Device::Cuda(0)),
-            ("nvrtc: 13.0\ncublaslt: ? not found\n", Device::Cpu),
-            ("nvrtc: ? not found\ncublaslt: 13.1.0\n", Device::Cpu),
+            (LIBRARIES.1, DeviceId::Cuda(0)),
+            ("nvrtc: 13.0\ncublaslt: ? not found\n", DeviceId::Cpu),
+            ("nvrtc: ? not found\ncublaslt: 13.1.0\n", DeviceId::Cpu),
         ] {
             let answers = [MEMORY, CUDA, ("cuda libraries", libraries), ("cuda card 0", &card)];
             assert_eq!(decide(&answers).device, device, "{libraries}");
@@ -313,9 +322,9 @@ mod tests {
     }
 
     #[test]
-    fn the_processor_gets_what_is_free_less_a_share() {
+    fn the_cpu_gets_what_is_free_less_a_share() {
         let budget = decide(&[MEMORY]);
-        assert_eq!(budget.device, Device::Cpu);
+        assert_eq!(budget.device, DeviceId::Cpu);
         assert_eq!(budget.memory.unwrap().limit, Bytes((20 - 2) << 30));
     }
 
@@ -328,14 +337,15 @@ mod tests {
             ("file /sys/fs/cgroup/memory.current", "1073741824\n"),
         ]);
         let limit = budget.memory.unwrap();
-        assert_eq!(limit.bound_by, Bound::Container);
+        assert_eq!(limit.bound_by, MemoryBound::Container);
         assert_eq!(limit.limit, Bytes((3 << 30) - (512 << 20)));
     }
 
     #[test]
     fn what_is_left_falls_below_zero() {
-        let left =
-            |answers: &[(&str, &str)]| main_left(&Machine::probe(&mut source(answers)).memory);
+        let left = |answers: &[(&str, &str)]| {
+            main_memory_left(&Machine::probe(&mut source(answers)).memory)
+        };
         assert_eq!(left(&[MEMORY]), Ok(18 << 30));
         let scarce = ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 1048576 kB\n");
         assert_eq!(left(&[scarce]), Ok(-(1 << 30)));
@@ -355,7 +365,8 @@ mod tests {
         };
         let card =
             format!("{ADDRESS}memory_total_bytes: 25757220864\nmemory_free_bytes: 25000000000\n");
-        for (integrated, bound) in [("0", Bound::CardMemory), ("1", Bound::MainMemory)] {
+        for (integrated, bound) in [("0", MemoryBound::CardMemory), ("1", MemoryBound::MainMemory)]
+        {
             let cuda_card = facts(integrated);
             let budget = decide(&[
                 MEMORY,
@@ -365,23 +376,23 @@ mod tests {
                 ("nvml card 0", &card),
                 ("cuda card 0", &cuda_card),
             ]);
-            assert_eq!(budget.device, Device::Cuda(0));
+            assert_eq!(budget.device, DeviceId::Cuda(0));
             assert_eq!(budget.memory.unwrap().bound_by, bound);
         }
     }
 
     #[test]
-    fn an_old_card_or_an_old_driver_leaves_the_work_to_the_processor() {
+    fn an_old_card_or_an_old_driver_leaves_the_work_to_the_cpu() {
         let check = |capability: &str, cuda: &str, device| {
             let facts = format!("{ADDRESS}compute_capability: {capability}\nintegrated: 0\n");
             let library = format!("cuda: {cuda}\ncards: 1\n");
             let budget = decide(&[MEMORY, LIBRARIES, ("cuda", &library), ("cuda card 0", &facts)]);
             assert_eq!(budget.device, device, "capability {capability}, CUDA {cuda}");
         };
-        check("8.6", "12.0", Device::Cuda(0));
-        check("7.5", "13.0", Device::Cpu);
-        check("8.6", "11.8", Device::Cpu);
-        check("12.0", "12.6", Device::Cpu);
+        check("8.6", "12.0", DeviceId::Cuda(0));
+        check("7.5", "13.0", DeviceId::Cpu);
+        check("8.6", "11.8", DeviceId::Cpu);
+        check("12.0", "12.6", DeviceId::Cpu);
     }
 
     #[test]

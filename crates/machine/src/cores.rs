@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use std::path::Path;
 use std::process::Command;
 
-/// One per performance core that this process may use; all processors it may use, if the system does
+/// One per performance core that this process may use; all CPUs it may use, if the system does
 /// not tell them apart.
 pub fn compute_threads() -> usize {
     let usable = std::thread::available_parallelism().map_or(1, usize::from);
@@ -67,8 +67,8 @@ mod tests {
         folder
     }
 
-    fn siblings(processor: usize, list: &str) -> (String, &str) {
-        (format!("system/cpu/cpu{processor}/topology/thread_siblings_list"), list)
+    fn siblings(cpu: usize, list: &str) -> (String, &str) {
+        (format!("system/cpu/cpu{cpu}/topology/thread_siblings_list"), list)
     }
 
     #[test]

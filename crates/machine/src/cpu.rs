@@ -1,13 +1,13 @@
-//! The processor: what it is called, how many cores we may use, and the instructions that decide
+//! The CPU: what it is called, how many cores we may use, and the instructions that decide
 //! how fast the CPU engine runs.
 
 use serde::Serialize;
 
 use crate::reading::Reading;
 
-/// The processor of a machine.
+/// The CPU of a machine.
 #[derive(Clone, Debug, Serialize)]
-pub struct Cpu {
+pub struct CpuInfo {
     /// Its name, e.g. `Apple M3 Max` or `10 × Cortex-X925 + 10 × Cortex-A725`.
     pub model: Reading<String>,
     /// Hardware threads of the machine.
@@ -18,8 +18,8 @@ pub struct Cpu {
     pub features: Reading<Vec<CpuFeature>>,
 }
 
-impl Cpu {
-    /// Whether the processor is known to have a feature.
+impl CpuInfo {
+    /// Whether the CPU is known to have a feature.
     pub fn has(&self, feature: CpuFeature) -> bool {
         self.features.known().is_some_and(|found| found.contains(&feature))
     }

@@ -13,24 +13,24 @@ const LONGEST_GAP: Duration = Duration::from_secs(3);
 
 /// Energy counted so far.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Energy {
+pub struct EnergyMeter {
     joules: f64,
     covered: Duration,
-    span: Option<Span>,
+    span: Option<EnergySpan>,
     last: Option<(Instant, f64)>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Span {
+struct EnergySpan {
     first: Instant,
     last: Instant,
 }
 
-impl Energy {
+impl EnergyMeter {
     /// Takes the next sample. Power that is not known still says that time has passed; a sample from
     /// before the last one is passed over.
     pub fn add(&mut self, at: Instant, watts: Option<f64>) {
-        let span = self.span.get_or_insert(Span { first: at, last: at });
+        let span = self.span.get_or_insert(EnergySpan { first: at, last: at });
         if at < span.last {
             return;
         }
@@ -68,9 +68,9 @@ mod tests {
     use super::*;
 
     /// Samples at these seconds.
-    fn energy(samples: &[(f64, Option<f64>)]) -> Energy {
+    fn energy(samples: &[(f64, Option<f64>)]) -> EnergyMeter {
         let start = Instant::now();
-        let mut energy = Energy::default();
+        let mut energy = EnergyMeter::default();
         for (secs, watts) in samples {
             energy.add(start + Duration::from_secs_f64(*secs), *watts);
         }
@@ -117,7 +117,7 @@ mod tests {
         check(&[(5.0, Some(50.0)), (4.0, Some(900.0)), (6.0, Some(50.0))], Some(50.0), 1.0);
     }
 
-    /// A card that warms up, swings slowly and rests for 6 of every 37 seconds: a sample per second,
+    /// A GPU that warms up, swings slowly and rests for 6 of every 37 seconds: a sample per second,
     /// never quite on time, against a thousand.
     #[test]
     fn a_sample_per_second_is_enough() {

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use crate::budget::{Unusable, older, usable};
+use crate::budget::{UnusableGpu, check_usable, is_older};
 use crate::cpu::CpuFeature;
-use crate::gpu::{AppleGpu, Gpu, NvidiaCard, Throttle};
-use crate::hardware::{CudaVersion, NVIDIA_CLASSES, OLDEST_CUDA};
+use crate::gpu::{AppleGpu, GpuInfo, NvidiaGpu, ThrottleReason};
+use crate::hardware::{CudaVersion, MIN_CUDA, NVIDIA_ARCHS};
 use crate::memory::{MemoryPressure, PressureLevel};
 use crate::reading::{Bytes, Unknown};
 use crate::thermal::PowerMode;
@@ -15,7 +15,7 @@ use crate::{Machine, NvidiaStack};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Finding {
     /// How bad it is.
-    pub level: Level,
+    pub level: Severity,
     /// What was found, with its numbers.
     pub what: String,
     /// What to do about it.
@@ -25,7 +25,7 @@ pub struct Finding {
 /// How bad a finding is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Level {
+pub enum Severity {
     /// Runs will be slow, wrong or impossible until it is mended.
     Fault,
     /// Runs work, but not as well as they could, or hearth sees less than it would like.
@@ -40,29 +40,29 @@ pub fn findings(machine: &Machine) -> Vec<Finding> {
     }
     for gpu in &machine.gpus {
         match gpu {
-            Gpu::Nvidia(card) => nvidia_card(machine, card, &mut found),
-            Gpu::Apple(gpu) => apple_gpu(machine, gpu, &mut found),
+            GpuInfo::Nvidia(card) => nvidia_gpu(machine, card, &mut found),
+            GpuInfo::Apple(gpu) => apple_gpu(machine, gpu, &mut found),
         }
     }
     mac(machine, &mut found);
     power(machine, &mut found);
     memory(machine, &mut found);
-    processor(machine, &mut found);
+    cpu(machine, &mut found);
     sensors(machine, &mut found);
     found.sort_by_key(|finding| finding.level);
     found
 }
 
 fn fault(what: impl Into<String>, hint: impl Into<String>) -> Finding {
-    Finding { level: Level::Fault, what: what.into(), hint: hint.into() }
+    Finding { level: Severity::Fault, what: what.into(), hint: hint.into() }
 }
 
 fn notice(what: impl Into<String>, hint: impl Into<String>) -> Finding {
-    Finding { level: Level::Notice, what: what.into(), hint: hint.into() }
+    Finding { level: Severity::Notice, what: what.into(), hint: hint.into() }
 }
 
 fn nvidia_stack(machine: &Machine, stack: &NvidiaStack, found: &mut Vec<Finding>) {
-    let cards = machine.gpus.iter().any(|gpu| matches!(gpu, Gpu::Nvidia(_)));
+    let cards = machine.gpus.iter().any(|gpu| matches!(gpu, GpuInfo::Nvidia(_)));
     if let (Ok(module), Err(reason)) = (&stack.kernel_module.value, &stack.driver.value) {
         found.push(fault(
             format!("the NVIDIA kernel module {module} is loaded, but its library does not answer: {reason}"),
@@ -97,8 +97,8 @@ fn cuda_libraries(stack: &NvidiaStack, found: &mut Vec<Finding>) {
     }
     if let (Some(cuda), Some(nvrtc)) = (stack.cuda.known(), stack.nvrtc.known())
         && let Some(library) = major_zero(nvrtc)
-        && older(cuda, library)
-        && !older(cuda, OLDEST_CUDA)
+        && is_older(cuda, library)
+        && !is_older(cuda, MIN_CUDA)
     {
         found.push(fault(
             format!("the CUDA libraries are of version {nvrtc}, the driver speaks {cuda}"),
@@ -111,17 +111,23 @@ fn cuda_libraries(stack: &NvidiaStack, found: &mut Vec<Finding>) {
 fn major_zero(version: &str) -> Option<CudaVersion> {
     let major: u32 = version.split('.').next()?.parse().ok()?;
     let first =
-        |class: &&crate::hardware::NvidiaClass| (class.cuda.major, class.cuda.minor) == (major, 0);
-    NVIDIA_CLASSES.iter().find(first).map(|class| class.cuda)
+        |class: &&crate::hardware::NvidiaArch| (class.cuda.major, class.cuda.minor) == (major, 0);
+    NVIDIA_ARCHS.iter().find(first).map(|class| class.cuda)
 }
 
-fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
-    let name = card.name.known().map_or("the NVIDIA card", String::as_str);
-    if let Err(reason) = usable(machine, card) {
+fn nvidia_gpu(machine: &Machine, card: &NvidiaGpu, found: &mut Vec<Finding>) {
+    let name = card.name.known().map_or("the NVIDIA GPU", String::as_str);
+    if let Err(reason) = check_usable(machine, card) {
         found.push(fault(format!("{name} cannot be used: {reason}"), unusable_hint(&reason)));
     }
-    let faults: Vec<_> =
-        card.feel.throttle.known().into_iter().flatten().filter(|cause| cause.is_fault()).collect();
+    let faults: Vec<_> = card
+        .telemetry
+        .throttle
+        .known()
+        .into_iter()
+        .flatten()
+        .filter(|cause| cause.is_fault())
+        .collect();
     if !faults.is_empty() {
         let causes: Vec<_> = faults.iter().map(|cause| cause.label()).collect();
         found.push(fault(
@@ -129,8 +135,9 @@ fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
             throttle_hint(&faults),
         ));
     }
-    if let (Some(load), Some(clock)) = (card.feel.utilisation.known(), card.feel.clock.known())
-        && card.feel.is_stuck(card.unified.known() == Some(&true))
+    if let (Some(load), Some(clock)) =
+        (card.telemetry.utilisation.known(), card.telemetry.clock.known())
+        && card.telemetry.is_stuck(card.unified.known() == Some(&true))
     {
         found.push(fault(
             format!("{name} is busy ({load}) at only {clock}"),
@@ -140,7 +147,7 @@ fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
     if let Some(errors) = card.ecc_uncorrected.known().filter(|errors| **errors > 0) {
         found.push(fault(
             format!("{name} has {errors} memory errors it could not mend"),
-            "restart the machine; if they return, the card is failing",
+            "restart the machine; if they return, the GPU is failing",
         ));
     }
     if let (Some(free), Some(total)) = (card.memory_free.known(), card.memory_total.known())
@@ -153,20 +160,20 @@ fn nvidia_card(machine: &Machine, card: &NvidiaCard, found: &mut Vec<Finding>) {
     }
 }
 
-fn unusable_hint(reason: &Unusable) -> String {
+fn unusable_hint(reason: &UnusableGpu) -> String {
     match reason {
-        Unusable::NotOffered(_) => {
+        UnusableGpu::NotOffered(_) => {
             "check CUDA_VISIBLE_DEVICES; in a container, set NVIDIA_DRIVER_CAPABILITIES=compute,utility; \
              else reinstall the driver"
                 .into()
         }
-        Unusable::Capability(_) => "hearth computes on the processor instead".into(),
-        Unusable::Driver { needs, .. } => format!("install driver {} or newer", needs.driver),
+        UnusableGpu::Capability(_) => "hearth computes on the CPU instead".into(),
+        UnusableGpu::Driver { needs, .. } => format!("install driver {} or newer", needs.driver),
     }
 }
 
-fn throttle_hint(causes: &[&Throttle]) -> &'static str {
-    if causes.contains(&&Throttle::PowerBrake) {
+fn throttle_hint(causes: &[&ThrottleReason]) -> &'static str {
+    if causes.contains(&&ThrottleReason::PowerBrake) {
         "check the power supply and its cables"
     } else {
         "let it cool down, and clear its fans and vents"
@@ -239,7 +246,7 @@ const SCARCE: f64 = 0.25;
 
 fn memory(machine: &Machine, found: &mut Vec<Finding>) {
     let memory = &machine.memory;
-    if let Err(reason) = memory.total.needed().and(memory.available.needed()) {
+    if let Err(reason) = memory.total.require().and(memory.available.require()) {
         found.push(fault(
             format!("free memory is unknown: {reason}"),
             "without it no limit can be set; in a sandbox, let it see /proc",
@@ -280,22 +287,22 @@ fn memory(machine: &Machine, found: &mut Vec<Finding>) {
     }
 }
 
-fn processor(machine: &Machine, found: &mut Vec<Finding>) {
+fn cpu(machine: &Machine, found: &mut Vec<Finding>) {
     let vectors = [CpuFeature::Avx2, CpuFeature::Avx512, CpuFeature::Neon];
     if machine.cpu.features.value.is_ok()
         && !vectors.iter().any(|feature| machine.cpu.has(*feature))
     {
         found.push(notice(
-            "the processor has neither AVX2 nor NEON",
-            "work on the processor will be several times slower than it could be",
+            "the CPU has neither AVX2 nor NEON",
+            "work on the CPU will be several times slower than it could be",
         ));
     }
 }
 
 fn sensors(machine: &Machine, found: &mut Vec<Finding>) {
     let gpu_heat = machine.gpus.iter().any(|gpu| match gpu {
-        Gpu::Nvidia(card) => card.feel.temperature.value.is_ok(),
-        Gpu::Apple(_) => false,
+        GpuInfo::Nvidia(card) => card.telemetry.temperature.value.is_ok(),
+        GpuInfo::Apple(_) => false,
     });
     let mac = machine.thermal.mac.as_ref();
     let mac_heat = mac.is_some_and(|mac| mac.state.value.is_ok() || mac.pressure.value.is_ok());

@@ -4,13 +4,13 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 /// The user's cache folder, unless the system does not say where it is.
-pub fn cache() -> Option<PathBuf> {
-    of(cfg!(target_os = "macos"), &|name| std::env::var_os(name))
+pub fn cache_dir() -> Option<PathBuf> {
+    cache_dir_of(cfg!(target_os = "macos"), &|name| std::env::var_os(name))
 }
 
 /// Taken: the XDG Base Directory Specification, by which a path that is not absolute counts as not
 /// set; Apple, "File System Programming Guide".
-fn of(is_mac: bool, variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
+fn cache_dir_of(is_mac: bool, variable: &dyn Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let set = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     if is_mac {
         return Some(set("HOME")?.join("Library/Caches"));
@@ -29,7 +29,7 @@ mod tests {
                 let found = set.iter().find(|(known, _)| *known == name);
                 found.map(|(_, value)| OsString::from(value))
             };
-            assert_eq!(of(is_mac, &variable), expected.map(PathBuf::from), "{set:?}");
+            assert_eq!(cache_dir_of(is_mac, &variable), expected.map(PathBuf::from), "{set:?}");
         };
         let (home, cache) = (("HOME", "/h"), ("XDG_CACHE_HOME", "/c"));
         check(false, &[home, cache], Some("/c"));

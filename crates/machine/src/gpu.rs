@@ -1,4 +1,4 @@
-//! Graphics processors as found: NVIDIA cards and Apple's GPU.
+//! Graphics CPUs as found: NVIDIA GPUs and Apple's GPU.
 
 use std::fmt;
 
@@ -7,20 +7,20 @@ use serde::{Serialize, Serializer};
 use crate::hardware::Feature;
 use crate::reading::{Bytes, Celsius, Megahertz, Percent, Quantity, Reading, Watts};
 
-/// A graphics processor that hearth can name.
+/// A graphics CPU that hearth can name.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "maker", rename_all = "snake_case")]
 #[allow(clippy::large_enum_variant)] // A machine has a handful of these.
-pub enum Gpu {
+pub enum GpuInfo {
     /// Found through NVML and the CUDA driver.
-    Nvidia(NvidiaCard),
+    Nvidia(NvidiaGpu),
     /// Found through Metal.
     Apple(AppleGpu),
 }
 
-/// One NVIDIA card. Readings come from NVML unless their source says otherwise.
+/// One NVIDIA GPU. Readings come from NVML unless their source says otherwise.
 #[derive(Clone, Debug, Serialize)]
-pub struct NvidiaCard {
+pub struct NvidiaGpu {
     /// The number CUDA gives it; unknown if CUDA does not see it.
     pub cuda_index: Reading<u32>,
     /// E.g. `NVIDIA GeForce RTX 4090`.
@@ -28,12 +28,12 @@ pub struct NvidiaCard {
     /// Domain, bus, device and function.
     pub pci_bus_id: Reading<String>,
     /// What decides which instructions it has.
-    pub capability: Reading<Capability>,
+    pub capability: Reading<ComputeCapability>,
     /// Whether it shares main memory: the `integrated` attribute, nothing else.
     pub unified: Reading<bool>,
     /// Its own memory; main memory where unified.
     pub memory_total: Reading<Bytes>,
-    /// Not in use by anyone; unknown on unified cards, where only the system can tell.
+    /// Not in use by anyone; unknown on unified GPUs, where only the system can tell.
     pub memory_free: Reading<Bytes>,
     /// Streaming multiprocessors.
     pub multiprocessors: Reading<u32>,
@@ -44,7 +44,7 @@ pub struct NvidiaCard {
     pub gpu_direct_rdma: Reading<bool>,
     /// How it feels now.
     #[serde(flatten)]
-    pub feel: CardFeel,
+    pub telemetry: GpuTelemetry,
     /// Where the hardware begins to slow down.
     pub slowdown: Reading<Celsius>,
     /// Power it may draw.
@@ -57,9 +57,9 @@ pub struct NvidiaCard {
     pub features: Vec<Feature>,
 }
 
-/// What changes about an NVIDIA card from second to second.
+/// What changes about an NVIDIA GPU from second to second.
 #[derive(Clone, Debug, Serialize)]
-pub struct CardFeel {
+pub struct GpuTelemetry {
     /// Core temperature.
     pub temperature: Reading<Celsius>,
     /// Power drawn now.
@@ -69,7 +69,7 @@ pub struct CardFeel {
     /// Share of the last moments in which a kernel ran.
     pub utilisation: Reading<Percent>,
     /// Why the clock is not at its highest.
-    pub throttle: Reading<Vec<Throttle>>,
+    pub throttle: Reading<Vec<ThrottleReason>>,
 }
 
 /// Taken from reports of DGX Spark boxes whose USB-C power negotiation failed: busy, but far below
@@ -77,9 +77,9 @@ pub struct CardFeel {
 const STUCK_CLOCK: Megahertz = Megahertz(1000);
 const BUSY: Percent = Percent(90.0);
 
-impl CardFeel {
+impl GpuTelemetry {
     /// Whether it is busy at a clock that only a stuck power supply explains. That is known of unified
-    /// cards alone: one in a laptop may well be that slow within its power cap.
+    /// GPUs alone: one in a laptop may well be that slow within its power cap.
     pub fn is_stuck(&self, is_unified: bool) -> bool {
         let is_busy = self.utilisation.known().is_some_and(|load| *load > BUSY);
         let is_slow = self.clock.known().is_some_and(|clock| *clock < STUCK_CLOCK);
@@ -110,33 +110,33 @@ pub struct AppleGpu {
 
 /// NVIDIA's compute capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Capability {
+pub struct ComputeCapability {
     /// Before the point.
     pub major: u32,
     /// After it.
     pub minor: u32,
 }
 
-impl Capability {
+impl ComputeCapability {
     /// From its two parts.
     pub const fn new(major: u32, minor: u32) -> Self {
         Self { major, minor }
     }
 }
 
-impl fmt::Display for Capability {
+impl fmt::Display for ComputeCapability {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{}", self.major, self.minor)
     }
 }
 
-impl Serialize for Capability {
+impl Serialize for ComputeCapability {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(self)
     }
 }
 
-impl Quantity for Capability {
+impl Quantity for ComputeCapability {
     const UNIT: &'static str = "version";
 }
 
@@ -164,10 +164,10 @@ pub enum AppleTier {
     Ultra,
 }
 
-/// Why a card's clock is held below its highest.
+/// Why a GPU's clock is held below its highest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Throttle {
+pub enum ThrottleReason {
     /// Nothing to do.
     Idle,
     /// Clocks set by the user.
@@ -176,7 +176,7 @@ pub enum Throttle {
     PowerCap,
     /// The hardware slowed down, cause not told.
     HardwareSlowdown,
-    /// Held to the clock of a group of cards.
+    /// Held to the clock of a group of GPUs.
     SyncBoost,
     /// The driver slowed it down for heat.
     SoftwareThermal,
@@ -189,19 +189,19 @@ pub enum Throttle {
 }
 
 /// Taken from `nvmlClocksEventReason*` in nvml.h: bit, reason, words for people.
-const THROTTLE_BITS: &[(u64, Throttle, &str)] = &[
-    (0x1, Throttle::Idle, "idle"),
-    (0x2, Throttle::UserClocks, "clocks set by the user"),
-    (0x4, Throttle::PowerCap, "power cap"),
-    (0x8, Throttle::HardwareSlowdown, "hardware slowdown"),
-    (0x10, Throttle::SyncBoost, "sync boost"),
-    (0x20, Throttle::SoftwareThermal, "heat (driver)"),
-    (0x40, Throttle::HardwareThermal, "heat (hardware)"),
-    (0x80, Throttle::PowerBrake, "power brake"),
-    (0x100, Throttle::DisplayClocks, "display clocks"),
+const THROTTLE_BITS: &[(u64, ThrottleReason, &str)] = &[
+    (0x1, ThrottleReason::Idle, "idle"),
+    (0x2, ThrottleReason::UserClocks, "clocks set by the user"),
+    (0x4, ThrottleReason::PowerCap, "power cap"),
+    (0x8, ThrottleReason::HardwareSlowdown, "hardware slowdown"),
+    (0x10, ThrottleReason::SyncBoost, "sync boost"),
+    (0x20, ThrottleReason::SoftwareThermal, "heat (driver)"),
+    (0x40, ThrottleReason::HardwareThermal, "heat (hardware)"),
+    (0x80, ThrottleReason::PowerBrake, "power brake"),
+    (0x100, ThrottleReason::DisplayClocks, "display clocks"),
 ];
 
-impl Throttle {
+impl ThrottleReason {
     /// The reasons set in NVML's bit field; bits nobody has documented are passed over.
     pub fn from_bits(bits: u64) -> Vec<Self> {
         THROTTLE_BITS
@@ -217,7 +217,7 @@ impl Throttle {
         found.expect("every reason has a bit").2
     }
 
-    /// Whether it is a fault rather than how cards normally live.
+    /// Whether it is a fault rather than how GPUs normally live.
     pub fn is_fault(self) -> bool {
         matches!(
             self,
@@ -235,15 +235,18 @@ mod tests {
 
     #[test]
     fn throttle_bits_become_reasons() {
-        assert_eq!(Throttle::from_bits(0), []);
-        assert_eq!(Throttle::from_bits(0x1), [Throttle::Idle]);
-        assert_eq!(Throttle::from_bits(0x44), [Throttle::PowerCap, Throttle::HardwareThermal]);
-        assert_eq!(Throttle::from_bits(1 << 40), []);
+        assert_eq!(ThrottleReason::from_bits(0), []);
+        assert_eq!(ThrottleReason::from_bits(0x1), [ThrottleReason::Idle]);
+        assert_eq!(
+            ThrottleReason::from_bits(0x44),
+            [ThrottleReason::PowerCap, ThrottleReason::HardwareThermal]
+        );
+        assert_eq!(ThrottleReason::from_bits(1 << 40), []);
     }
 
     #[test]
     fn a_power_cap_is_no_fault() {
-        assert!(!Throttle::PowerCap.is_fault());
-        assert!(Throttle::PowerBrake.is_fault());
+        assert!(!ThrottleReason::PowerCap.is_fault());
+        assert!(ThrottleReason::PowerBrake.is_fault());
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::cpu::{Cpu, CpuFeature};
-use crate::gpu::{AppleChip, AppleTier, Capability};
+use crate::cpu::{CpuFeature, CpuInfo};
+use crate::gpu::{AppleChip, AppleTier, ComputeCapability};
 use crate::reading::Unknown;
 
 /// Something the hardware has or lacks, with the reason.
@@ -32,7 +32,7 @@ pub enum FeatureName {
     Tf32,
     /// Matrix products of 8-bit floating-point numbers.
     Fp8,
-    /// One memory for processor and GPU.
+    /// One memory for CPU and GPU.
     UnifiedMemory,
 }
 
@@ -48,12 +48,12 @@ impl fmt::Display for FeatureName {
     }
 }
 
-/// The oldest card the CUDA engine is written for. Chosen: bf16 and tf32 begin here.
-pub const OLDEST_CAPABILITY: Capability = Capability::new(8, 0);
+/// The oldest GPU the CUDA engine is written for. Chosen: bf16 and tf32 begin here.
+pub const MIN_CAPABILITY: ComputeCapability = ComputeCapability::new(8, 0);
 
 /// The oldest CUDA that a driver must speak, with the first Linux driver that does. Chosen:
 /// libraries of CUDA 12 run on every driver from R525 on (NVIDIA, "CUDA compatibility").
-pub const OLDEST_CUDA: CudaVersion = CudaVersion { major: 12, minor: 0, driver: "525.60.13" };
+pub const MIN_CUDA: CudaVersion = CudaVersion { major: 12, minor: 0, driver: "525.60.13" };
 
 /// A CUDA version and the first Linux driver that speaks it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,11 +76,11 @@ const CUDA_12_8: CudaVersion = CudaVersion { major: 12, minor: 8, driver: "570.2
 const CUDA_12_9: CudaVersion = CudaVersion { major: 12, minor: 9, driver: "575.51.03" };
 const CUDA_13_0: CudaVersion = CudaVersion { major: 13, minor: 0, driver: "580.65.06" };
 
-/// One generation of NVIDIA cards.
+/// One generation of NVIDIA GPUs.
 #[derive(Debug)]
-pub struct NvidiaClass {
+pub struct NvidiaArch {
     /// The capability it begins with; it ends where the next row begins.
-    pub capability: Capability,
+    pub capability: ComputeCapability,
     /// NVIDIA's name.
     pub name: &'static str,
     /// The matrix instructions that attention is built from.
@@ -90,11 +90,11 @@ pub struct NvidiaClass {
     /// Whether tensor cores multiply fp8.
     pub fp8: bool,
     /// Operations on bf16 that the tensor cores of a multiprocessor do in a tick, summed in f32; those of the
-    /// slowest card of the class.
-    pub per_tick: f64,
+    /// slowest GPU of the class.
+    pub flops_per_cycle: f64,
     /// Bytes per second of memory for each multiprocessor, likewise.
-    pub memory: f64,
-    /// The first CUDA whose compiler knows it, at least [`OLDEST_CUDA`].
+    pub bandwidth: f64,
+    /// The first CUDA whose compiler knows it, at least [`MIN_CUDA`].
     pub cuda: CudaVersion,
 }
 
@@ -103,21 +103,21 @@ pub struct NvidiaClass {
 /// `sm_90a`, `sm_100f`, `sm_103f`, `sm_110f`); first CUDA, the PTX version that adds the target (LLVM `NVPTX.td`).
 /// Operations and bytes: worked out from NVIDIA's data sheets, dense, of A100, A10, Orin, RTX 4090 and L4, the H100 for PCI
 /// Express, B200, B300, Thor, RTX PRO 6000 and DGX Spark; Turing's are those of T4.
-pub const NVIDIA_CLASSES: &[NvidiaClass] = &[
-    class(7, 5, "Turing", "mma.sync, f16 only", [false, false], (1024.0, 8e9), OLDEST_CUDA),
-    class(8, 0, "Ampere", "mma.sync", [true, false], (2048.0, 14e9), OLDEST_CUDA),
-    class(8, 6, "Ampere", "mma.sync", [true, false], (512.0, 8e9), OLDEST_CUDA),
-    class(8, 7, "Ampere (Orin)", "mma.sync", [true, false], (2048.0, 12e9), OLDEST_CUDA),
-    class(8, 9, "Ada", "mma.sync", [true, true], (512.0, 5e9), OLDEST_CUDA),
-    class(9, 0, "Hopper", "wgmma", [true, true], (4096.0, 17e9), OLDEST_CUDA),
-    class(10, 0, "Blackwell", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_8),
-    class(10, 3, "Blackwell Ultra", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_9),
-    class(11, 0, "Blackwell (Thor)", "tcgen05", [true, true], (8192.0, 13e9), CUDA_13_0),
-    class(12, 0, "Blackwell (consumer)", "mma.sync", [true, true], (512.0, 9e9), CUDA_12_8),
-    class(12, 1, "Blackwell (GB10)", "mma.sync", [true, true], (1024.0, 5.6e9), CUDA_12_9),
+pub const NVIDIA_ARCHS: &[NvidiaArch] = &[
+    arch(7, 5, "Turing", "mma.sync, f16 only", [false, false], (1024.0, 8e9), MIN_CUDA),
+    arch(8, 0, "Ampere", "mma.sync", [true, false], (2048.0, 14e9), MIN_CUDA),
+    arch(8, 6, "Ampere", "mma.sync", [true, false], (512.0, 8e9), MIN_CUDA),
+    arch(8, 7, "Ampere (Orin)", "mma.sync", [true, false], (2048.0, 12e9), MIN_CUDA),
+    arch(8, 9, "Ada", "mma.sync", [true, true], (512.0, 5e9), MIN_CUDA),
+    arch(9, 0, "Hopper", "wgmma", [true, true], (4096.0, 17e9), MIN_CUDA),
+    arch(10, 0, "Blackwell", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_8),
+    arch(10, 3, "Blackwell Ultra", "tcgen05", [true, true], (8192.0, 54e9), CUDA_12_9),
+    arch(11, 0, "Blackwell (Thor)", "tcgen05", [true, true], (8192.0, 13e9), CUDA_13_0),
+    arch(12, 0, "Blackwell (consumer)", "mma.sync", [true, true], (512.0, 9e9), CUDA_12_8),
+    arch(12, 1, "Blackwell (GB10)", "mma.sync", [true, true], (1024.0, 5.6e9), CUDA_12_9),
 ];
 
-const fn class(
+const fn arch(
     major: u32,
     minor: u32,
     name: &'static str,
@@ -125,29 +125,38 @@ const fn class(
     [bf16_tf32, fp8]: [bool; 2],
     (per_tick, memory): (f64, f64),
     cuda: CudaVersion,
-) -> NvidiaClass {
-    let capability = Capability::new(major, minor);
-    NvidiaClass { capability, name, attention, bf16_tf32, fp8, per_tick, memory, cuda }
+) -> NvidiaArch {
+    let capability = ComputeCapability::new(major, minor);
+    NvidiaArch {
+        capability,
+        name,
+        attention,
+        bf16_tf32,
+        fp8,
+        flops_per_cycle: per_tick,
+        bandwidth: memory,
+        cuda,
+    }
 }
 
-/// The row for a capability: the newest that is not newer. A card from after this table is taken
-/// for the last one in it, which is safe because NVIDIA keeps `mma.sync` in every later card.
-pub fn nvidia_class(capability: Capability) -> Option<&'static NvidiaClass> {
-    NVIDIA_CLASSES.iter().rev().find(|class| class.capability <= capability)
+/// The row for a capability: the newest that is not newer. A GPU from after this table is taken
+/// for the last one in it, which is safe because NVIDIA keeps `mma.sync` in every later GPU.
+pub fn nvidia_arch(capability: ComputeCapability) -> Option<&'static NvidiaArch> {
+    NVIDIA_ARCHS.iter().rev().find(|class| class.capability <= capability)
 }
 
-/// What an NVIDIA card can do.
+/// What an NVIDIA GPU can do.
 pub fn nvidia_features(
-    capability: &Result<Capability, Unknown>,
+    capability: &Result<ComputeCapability, Unknown>,
     unified: &Result<bool, Unknown>,
 ) -> Vec<Feature> {
     let class = match capability {
-        Ok(capability) => nvidia_class(*capability).ok_or_else(|| {
+        Ok(capability) => nvidia_arch(*capability).ok_or_else(|| {
             Unknown(format!("compute capability {capability} is older than the table"))
         }),
         Err(reason) => Err(reason.clone()),
     };
-    let since = |first: &str, has: fn(&NvidiaClass) -> bool| match &class {
+    let since = |first: &str, has: fn(&NvidiaArch) -> bool| match &class {
         Ok(class) if has(class) => (Some(true), format!("tensor cores of {}", class.name)),
         Ok(class) => {
             (Some(false), format!("needs compute capability {first}, {} has none", class.name))
@@ -159,8 +168,8 @@ pub fn nvidia_features(
         Err(reason) => (None, reason.0.clone()),
     };
     let unified = match unified {
-        Ok(true) => (Some(true), "the driver calls the card integrated".into()),
-        Ok(false) => (Some(false), "the card has memory of its own".into()),
+        Ok(true) => (Some(true), "the driver calls the GPU integrated".into()),
+        Ok(false) => (Some(false), "the GPU has memory of its own".into()),
         Err(reason) => (None, reason.0.clone()),
     };
     [
@@ -224,7 +233,7 @@ pub fn apple_core_flops(chip: AppleChip) -> f64 {
 
 /// Bytes per second of an Apple chip's memory, by family. Source: Apple's specifications; where a chip is sold
 /// with two, the lower. An M4 Ultra was never made; those above the M5 stand here as the family before.
-const APPLE_MEMORY: &[(u32, [(AppleTier, f64); 4])] = &[
+const APPLE_BANDWIDTH: &[(u32, [(AppleTier, f64); 4])] = &[
     (1, tiers(68e9, 200e9, 400e9, 800e9)),
     (2, tiers(100e9, 200e9, 400e9, 800e9)),
     (3, tiers(100e9, 150e9, 300e9, 819e9)),
@@ -242,13 +251,13 @@ const fn tiers(base: f64, pro: f64, max: f64, ultra: f64) -> [(AppleTier, f64); 
 }
 
 /// Bytes per second of an Apple chip's memory.
-pub fn apple_memory(chip: AppleChip) -> Option<f64> {
-    let (_, tiers) = APPLE_MEMORY.iter().rev().find(|(family, _)| *family <= chip.family)?;
+pub fn apple_bandwidth(chip: AppleChip) -> Option<f64> {
+    let (_, tiers) = APPLE_BANDWIDTH.iter().rev().find(|(family, _)| *family <= chip.family)?;
     tiers.iter().find(|(tier, _)| *tier == chip.tier).map(|(_, bytes)| *bytes)
 }
 
-/// What the processor can do when it trains itself.
-pub fn cpu_features(cpu: &Cpu) -> Vec<Feature> {
+/// What the CPU can do when it trains itself.
+pub fn cpu_features(cpu: &CpuInfo) -> Vec<Feature> {
     let bf16 = [CpuFeature::AmxBf16, CpuFeature::Avx512Bf16, CpuFeature::ArmBf16];
     let bf16 = match (&cpu.features.value, bf16.into_iter().find(|feature| cpu.has(*feature))) {
         (_, Some(found)) => (Some(true), format!("by {}", found.label())),
@@ -258,13 +267,10 @@ pub fn cpu_features(cpu: &Cpu) -> Vec<Feature> {
         (Err(reason), None) => (None, reason.0.clone()),
     };
     [
-        (
-            FeatureName::FlashAttention,
-            (Some(true), "blocked for the processor's caches".to_owned()),
-        ),
+        (FeatureName::FlashAttention, (Some(true), "blocked for the CPU's caches".to_owned())),
         (FeatureName::Bf16, bf16),
         (FeatureName::Tf32, (Some(false), "processors compute f32 in full".into())),
-        (FeatureName::Fp8, (Some(false), "no processor multiplies fp8".into())),
+        (FeatureName::Fp8, (Some(false), "no CPU multiplies fp8".into())),
     ]
     .map(feature)
     .into()
@@ -280,23 +286,24 @@ mod tests {
 
     #[test]
     fn the_table_is_in_order() {
-        assert!(NVIDIA_CLASSES.is_sorted_by_key(|class| class.capability));
+        assert!(NVIDIA_ARCHS.is_sorted_by_key(|class| class.capability));
     }
 
     #[test]
     fn capabilities_find_their_generation() {
-        let name =
-            |major, minor| nvidia_class(Capability::new(major, minor)).map(|class| class.name);
+        let name = |major, minor| {
+            nvidia_arch(ComputeCapability::new(major, minor)).map(|class| class.name)
+        };
         assert_eq!(name(7, 0), None);
         assert_eq!(name(8, 9), Some("Ada"));
         assert_eq!(name(9, 0), Some("Hopper"));
         assert_eq!(name(12, 1), Some("Blackwell (GB10)"));
-        assert_eq!(name(13, 0), Some("Blackwell (GB10)"), "newer cards are taken for the last row");
+        assert_eq!(name(13, 0), Some("Blackwell (GB10)"), "newer GPUs are taken for the last row");
     }
 
     #[test]
     fn memory_of_apple_chips_is_as_published_or_as_before() {
-        let memory = |family, tier| apple_memory(AppleChip { family, tier });
+        let memory = |family, tier| apple_bandwidth(AppleChip { family, tier });
         assert_eq!(memory(1, AppleTier::Base), Some(68e9));
         assert_eq!(memory(2, AppleTier::Ultra), Some(800e9));
         assert_eq!(memory(4, AppleTier::Pro), Some(273e9));
@@ -307,7 +314,7 @@ mod tests {
     #[test]
     fn only_what_the_silicon_has_is_on() {
         let check = |major, minor, fp8, attention: &str| {
-            let features = nvidia_features(&Ok(Capability::new(major, minor)), &Ok(false));
+            let features = nvidia_features(&Ok(ComputeCapability::new(major, minor)), &Ok(false));
             let find = |name| features.iter().find(|feature| feature.name == name).unwrap();
             assert_eq!(find(FeatureName::Fp8).on, Some(fp8), "{major}.{minor}");
             assert!(find(FeatureName::FlashAttention).why.starts_with(attention), "{features:?}");

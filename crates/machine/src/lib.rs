@@ -1,6 +1,6 @@
 //! What the computer is and how it feels.
 //!
-//! [`Source`] asks the machine (or a recording of one), [`Machine::probe`] turns the answers into
+//! [`ProbeSource`] asks the machine (or a recording of one), [`Machine::probe`] turns the answers into
 //! readings, [`budget`] says what of it a run may take, and [`findings`] names what is wrong and
 //! how to mend it. While a run goes on, [`sampler`] feels the machine from a thread of its own, the only
 //! place that waits for time to pass. This crate knows no model and never invents a reading.
@@ -10,15 +10,15 @@ pub mod budget;
 pub mod cores;
 pub mod cpu;
 pub mod energy;
-pub mod feel;
-pub mod fields;
 pub mod findings;
 pub mod folders;
 pub mod governor;
 pub mod gpu;
 pub mod hardware;
+pub mod key_values;
 mod live;
 pub mod memory;
+pub mod monitor;
 pub mod power;
 pub mod pressure;
 mod probe;
@@ -26,15 +26,15 @@ pub mod process;
 pub mod reading;
 pub mod recording;
 pub mod sampler;
-pub mod sense;
 pub mod source;
+pub mod telemetry;
 pub mod thermal;
 
 use serde::Serialize;
 
 pub use crate::reading::{Bytes, Reading, Unknown};
-pub use crate::recording::{Recording, RecordingError};
-pub use crate::source::Source;
+pub use crate::recording::{MachineRecording, RecordingError};
+pub use crate::source::ProbeSource;
 
 /// A computer as found.
 #[derive(Clone, Debug, Serialize)]
@@ -45,18 +45,18 @@ pub struct Machine {
     pub provenance: Provenance,
     /// Operating system and version.
     pub system: Reading<String>,
-    /// Processor architecture this program was built for.
+    /// CPU architecture this program was built for.
     pub arch: String,
-    /// The processor.
-    pub cpu: cpu::Cpu,
+    /// The CPU.
+    pub cpu: cpu::CpuInfo,
     /// Main memory.
-    pub memory: memory::Memory,
+    pub memory: memory::SystemMemory,
     /// Heat outside the GPUs.
     pub thermal: thermal::Thermal,
     /// What feeds it.
-    pub power: power::Power,
-    /// Graphics processors, NVML's order.
-    pub gpus: Vec<gpu::Gpu>,
+    pub power: power::PowerInfo,
+    /// Graphics CPUs, NVML's order.
+    pub gpus: Vec<gpu::GpuInfo>,
     /// NVIDIA's driver and libraries; absent on macOS, which cannot have them.
     pub nvidia: Option<NvidiaStack>,
     /// Whether this is an Intel program translated on Apple Silicon; absent elsewhere.
@@ -65,15 +65,15 @@ pub struct Machine {
 
 impl Machine {
     /// Looks at everything the source can tell.
-    pub fn probe(source: &mut Source) -> Self {
+    pub fn probe(source: &mut ProbeSource) -> Self {
         probe::probe(source)
     }
 
-    /// The NVIDIA card that CUDA gives this number.
-    pub fn cuda_card(&self, index: u32) -> Option<&gpu::NvidiaCard> {
+    /// The NVIDIA GPU that CUDA gives this number.
+    pub fn cuda_gpu(&self, index: u32) -> Option<&gpu::NvidiaGpu> {
         let mut cards = self.gpus.iter().filter_map(|gpu| match gpu {
-            gpu::Gpu::Nvidia(card) => Some(card),
-            gpu::Gpu::Apple(_) => None,
+            gpu::GpuInfo::Nvidia(card) => Some(card),
+            gpu::GpuInfo::Apple(_) => None,
         });
         cards.find(|card| card.cuda_index.known() == Some(&index))
     }
@@ -81,16 +81,16 @@ impl Machine {
     /// The GPU of an Apple chip.
     pub fn apple_gpu(&self) -> Option<&gpu::AppleGpu> {
         self.gpus.iter().find_map(|gpu| match gpu {
-            gpu::Gpu::Apple(gpu) => Some(gpu),
-            gpu::Gpu::Nvidia(_) => None,
+            gpu::GpuInfo::Apple(gpu) => Some(gpu),
+            gpu::GpuInfo::Nvidia(_) => None,
         })
     }
 
-    /// Its NVIDIA cards.
-    pub fn nvidia_cards(&self) -> impl Iterator<Item = &gpu::NvidiaCard> {
+    /// Its NVIDIA GPUs.
+    pub fn nvidia_gpus(&self) -> impl Iterator<Item = &gpu::NvidiaGpu> {
         self.gpus.iter().filter_map(|gpu| match gpu {
-            gpu::Gpu::Nvidia(card) => Some(card),
-            gpu::Gpu::Apple(_) => None,
+            gpu::GpuInfo::Nvidia(card) => Some(card),
+            gpu::GpuInfo::Apple(_) => None,
         })
     }
 }
@@ -114,12 +114,12 @@ pub enum Provenance {
 }
 
 impl Provenance {
-    fn of(source: &Source) -> Self {
+    fn of(source: &ProbeSource) -> Self {
         let basis = source.recording().basis.clone();
         match source.recording().origin {
             _ if source.is_live() => Self::Live,
-            recording::Origin::Recorded => Self::Recorded { basis },
-            recording::Origin::Documented => Self::Documented { basis },
+            recording::RecordingOrigin::Recorded => Self::Recorded { basis },
+            recording::RecordingOrigin::Documented => Self::Documented { basis },
         }
     }
 }

@@ -3,12 +3,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::pressure::Pressure;
+use crate::pressure::StallPressure;
 use crate::reading::{Bytes, Quantity, Reading};
 
 /// The machine's main memory. On unified machines the GPU lives in it too.
 #[derive(Clone, Debug, Serialize)]
-pub struct Memory {
+pub struct SystemMemory {
     /// All of it, as the kernel manages it.
     pub total: Reading<Bytes>,
     /// What a new program could take without making the system swap.
@@ -45,7 +45,7 @@ impl Quantity for ContainerLimit {
 #[serde(rename_all = "snake_case")]
 pub enum MemoryPressure {
     /// Linux: shares of time spent waiting for memory.
-    Stalls(Pressure),
+    Stalls(StallPressure),
     /// macOS: a level.
     Level(PressureLevel),
 }

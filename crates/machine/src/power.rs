@@ -6,18 +6,18 @@ use crate::reading::{Percent, Reading, Watts};
 
 /// The computer's power.
 #[derive(Clone, Debug, Serialize)]
-pub struct Power {
+pub struct PowerInfo {
     /// Whether it runs on its battery.
     pub on_battery: Reading<bool>,
     /// How full the battery is; none if it has none.
     pub charge: Reading<Option<Percent>>,
     /// What it draws from its battery, while it does.
     pub drain: Reading<Watts>,
-    /// Counters of the energy that the processor took.
+    /// Counters of the energy that the CPU took.
     pub counters: Reading<Vec<EnergyCounter>>,
 }
 
-/// A counter of one processor package.
+/// A counter of one CPU package.
 #[derive(Clone, Debug, Serialize)]
 pub struct EnergyCounter {
     /// The kernel's name for it, e.g. `package-0`.

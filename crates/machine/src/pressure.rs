@@ -15,7 +15,7 @@ use crate::reading::{Percent, Unknown};
 
 /// Stall shares from `/proc/pressure/memory`.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Pressure {
+pub struct StallPressure {
     /// Share of the last ten seconds in which at least one task waited for memory.
     pub some_10s: Percent,
     /// Share of the last ten seconds in which all tasks did.
@@ -24,7 +24,7 @@ pub struct Pressure {
     pub some_60s: Percent,
 }
 
-impl Pressure {
+impl StallPressure {
     /// Reads the kernel's text.
     pub fn parse(text: &str) -> Result<Self, Unknown> {
         Ok(Self {
@@ -98,7 +98,7 @@ impl PressureTrigger {
 
 /// What ended a wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Woken {
+pub enum WakeReason {
     /// The time was over.
     Time,
     /// Memory became scarce.
@@ -113,7 +113,7 @@ pub fn wait(
     trigger: Option<&PressureTrigger>,
     end: &PipeReader,
     timeout: Duration,
-) -> Result<Woken, Unknown> {
+) -> Result<WakeReason, Unknown> {
     let timeout = Timespec::try_from(timeout).ok();
     let mut watched = vec![PollFd::new(end, PollFlags::IN)];
     watched.extend(trigger.map(|it| PollFd::from_borrowed_fd(it.watched(), PollFlags::PRI)));
@@ -123,10 +123,10 @@ pub fn wait(
     }
     let lost = PollFlags::ERR | PollFlags::HUP | PollFlags::NVAL;
     match watched.iter().map(PollFd::revents).collect::<Vec<_>>()[..] {
-        [end, ..] if !end.is_empty() => Ok(Woken::End),
+        [end, ..] if !end.is_empty() => Ok(WakeReason::End),
         [_, trigger] if trigger.intersects(lost) => Err(Unknown::because("the trigger is gone")),
-        [_, trigger] if !trigger.is_empty() => Ok(Woken::Pressure),
-        _ => Ok(Woken::Time),
+        [_, trigger] if !trigger.is_empty() => Ok(WakeReason::Pressure),
+        _ => Ok(WakeReason::Time),
     }
 }
 
@@ -139,15 +139,16 @@ mod tests {
 
     #[test]
     fn reads_the_kernels_lines() {
-        let pressure = Pressure::parse(CALM).unwrap();
+        let pressure = StallPressure::parse(CALM).unwrap();
         assert_eq!(pressure.some_60s, Percent(1.25));
         assert_eq!(pressure.full_10s, Percent(0.0));
     }
 
     #[test]
     fn nonsense_is_unknown() {
-        let check =
-            |text: &str, reason: &str| assert_eq!(Pressure::parse(text).unwrap_err().0, reason);
+        let check = |text: &str, reason: &str| {
+            assert_eq!(StallPressure::parse(text).unwrap_err().0, reason)
+        };
         check("", "no avg10 in line \"some\"");
         check(&CALM.replacen("0.00", "1e9", 1), "some avg10 is not a share: \"1e9\"");
         check(&CALM.replacen("0.00", "nan", 1), "some avg10 is not a share: \"nan\"");
@@ -158,9 +159,9 @@ mod tests {
         let (reader, writer) = std::io::pipe().unwrap();
         let trigger = PressureTrigger::arm().ok();
         let an_hour = Duration::from_secs(3600);
-        assert_eq!(wait(None, &reader, Duration::ZERO), Ok(Woken::Time));
+        assert_eq!(wait(None, &reader, Duration::ZERO), Ok(WakeReason::Time));
         drop(writer);
-        assert_eq!(wait(None, &reader, an_hour), Ok(Woken::End));
-        assert_eq!(wait(trigger.as_ref(), &reader, an_hour), Ok(Woken::End));
+        assert_eq!(wait(None, &reader, an_hour), Ok(WakeReason::End));
+        assert_eq!(wait(trigger.as_ref(), &reader, an_hour), Ok(WakeReason::End));
     }
 }

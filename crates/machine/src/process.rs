@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::fields::Fields;
+use crate::key_values::KeyValueLines;
 use crate::reading::{Bytes, Unknown};
 
 /// The most memory it has held at once, in bytes.
@@ -18,10 +18,10 @@ pub fn resident(status: &str) -> Result<Bytes, Unknown> {
 }
 
 fn in_status(status: &str, key: &str) -> Result<Bytes, Unknown> {
-    Fields::of(status).number(key).and_then(Bytes::from_kib)
+    KeyValueLines::new(status).number(key).and_then(Bytes::from_kib)
 }
 
-/// Processor time of all its threads: what the same work takes, whoever else is on the machine.
+/// CPU time of all its threads: what the same work takes, whoever else is on the machine.
 pub fn cpu_time() -> Duration {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     Duration::try_from(time).unwrap_or_default()
@@ -41,7 +41,7 @@ mod tests {
     }
 
     #[test]
-    fn work_takes_processor_time() {
+    fn work_takes_cpu_time() {
         let before = cpu_time();
         let sum = (0..20_000_000u64).fold(0u64, |sum, i| std::hint::black_box(sum ^ i));
         assert!(cpu_time() > before, "{sum}");

@@ -44,7 +44,7 @@ impl<T> Reading<T> {
     }
 
     /// The value, or where it was sought and why it is not known.
-    pub fn needed(&self) -> Result<T, Unknown>
+    pub fn require(&self) -> Result<T, Unknown>
     where
         T: Clone,
     {
@@ -138,7 +138,7 @@ impl Bytes {
 
     /// What is left after taking `other` away, at least nothing.
     #[must_use]
-    pub fn less(self, other: Self) -> Self {
+    pub fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
@@ -224,7 +224,7 @@ impl fmt::Display for Celsius {
 pub struct Watts(pub f64);
 
 impl Watts {
-    /// Chosen: twice what the sockets of a large server's cards draw together; more is a meter's nonsense.
+    /// Chosen: twice what the sockets of a large server's GPUs draw together; more is a meter's nonsense.
     const MOST: f64 = 20_000.0;
 
     /// Power that a meter could mean, or why it cannot be.

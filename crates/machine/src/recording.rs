@@ -24,12 +24,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::reading::Unknown;
-use crate::source::Answer;
+use crate::source::ProbeAnswer;
 
 /// How a recording came to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Origin {
+pub enum RecordingOrigin {
     /// Asked on the machine itself.
     Recorded,
     /// Written by hand from published facts; nobody measured it.
@@ -39,12 +39,12 @@ pub enum Origin {
 /// A recorded or documented computer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Recording {
+pub struct MachineRecording {
     /// What people call the machine; empty while nobody has named it.
     #[serde(default)]
     pub title: String,
     /// Asked or written by hand.
-    pub origin: Origin,
+    pub origin: RecordingOrigin,
     /// Program and version that asked, or the documents the facts were taken from.
     pub basis: String,
     /// As in [`std::env::consts::OS`].
@@ -52,13 +52,13 @@ pub struct Recording {
     /// As in [`std::env::consts::ARCH`].
     pub arch: String,
     /// Question to answer.
-    pub answers: BTreeMap<String, Recorded>,
+    pub answers: BTreeMap<String, RecordedAnswer>,
 }
 
 /// An answer as it stands in the file.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
-pub enum Recorded {
+pub enum RecordedAnswer {
     /// The text.
     Text(String),
     /// There was none.
@@ -68,8 +68,8 @@ pub enum Recorded {
     },
 }
 
-impl From<Answer> for Recorded {
-    fn from(answer: Answer) -> Self {
+impl From<ProbeAnswer> for RecordedAnswer {
+    fn from(answer: ProbeAnswer) -> Self {
         match answer {
             Ok(text) => Self::Text(text),
             Err(Unknown(unknown)) => Self::Unknown { unknown },
@@ -77,11 +77,11 @@ impl From<Answer> for Recorded {
     }
 }
 
-impl From<Recorded> for Answer {
-    fn from(recorded: Recorded) -> Self {
+impl From<RecordedAnswer> for ProbeAnswer {
+    fn from(recorded: RecordedAnswer) -> Self {
         match recorded {
-            Recorded::Text(text) => Ok(text),
-            Recorded::Unknown { unknown } => Err(Unknown(unknown)),
+            RecordedAnswer::Text(text) => Ok(text),
+            RecordedAnswer::Unknown { unknown } => Err(Unknown(unknown)),
         }
     }
 }
@@ -135,12 +135,12 @@ impl RecordingError {
     }
 }
 
-impl Recording {
+impl MachineRecording {
     /// An empty recording of the computer this program runs on.
     pub fn of_this_computer() -> Self {
         Self {
             title: String::new(),
-            origin: Origin::Recorded,
+            origin: RecordingOrigin::Recorded,
             basis: format!("hearth {}", env!("CARGO_PKG_VERSION")),
             os: std::env::consts::OS.into(),
             arch: std::env::consts::ARCH.into(),
@@ -149,7 +149,7 @@ impl Recording {
     }
 
     /// The recorded answer.
-    pub fn answer(&self, key: &str) -> Answer {
+    pub fn answer(&self, key: &str) -> ProbeAnswer {
         match self.answers.get(key) {
             Some(recorded) => recorded.clone().into(),
             None => Err(Unknown::because("not in the recording")),
@@ -179,16 +179,17 @@ impl Recording {
 /// For the tests of the probes: a machine that answers a few questions.
 #[cfg(test)]
 pub mod testing {
-    use super::{Recorded, Recording};
-    use crate::source::Source;
+    use super::{MachineRecording, RecordedAnswer};
+    use crate::source::ProbeSource;
 
     /// Answers these questions and no others.
-    pub fn source(answers: &[(&str, &str)]) -> Source {
-        let mut recording = Recording::of_this_computer();
-        let text =
-            |(question, text): &(&str, &str)| ((*question).into(), Recorded::Text((*text).into()));
+    pub fn source(answers: &[(&str, &str)]) -> ProbeSource {
+        let mut recording = MachineRecording::of_this_computer();
+        let text = |(question, text): &(&str, &str)| {
+            ((*question).into(), RecordedAnswer::Text((*text).into()))
+        };
         recording.answers = answers.iter().map(text).collect();
-        Source::replay(recording)
+        ProbeSource::replay(recording)
     }
 }
 
@@ -196,10 +197,10 @@ pub mod testing {
 mod tests {
     use super::*;
 
-    fn sample() -> Recording {
-        let mut recording = Recording::of_this_computer();
+    fn sample() -> MachineRecording {
+        let mut recording = MachineRecording::of_this_computer();
         let lines = "MemTotal: 1 kB\nodd: \"'''\\ ünï \u{1}\ttab\n";
-        recording.answers.insert("file /proc/meminfo".into(), Recorded::Text(lines.into()));
+        recording.answers.insert("file /proc/meminfo".into(), RecordedAnswer::Text(lines.into()));
         recording.answers.insert("nvml".into(), Err(Unknown::because("no library")).into());
         recording
     }
@@ -209,7 +210,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("machine.toml");
         sample().save(&path).unwrap();
-        let loaded = Recording::load(&path).unwrap();
+        let loaded = MachineRecording::load(&path).unwrap();
         assert_eq!(loaded.answer("file /proc/meminfo"), sample().answer("file /proc/meminfo"));
         assert_eq!(loaded.answer("nvml"), Err(Unknown::because("no library")));
         assert_eq!(loaded.answer("cuda"), Err(Unknown::because("not in the recording")));
@@ -230,7 +231,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("machine.toml");
         std::fs::write(&path, "title = 'x'\ncolour = 'red'\n").unwrap();
-        let error = Recording::load(&path).unwrap_err();
+        let error = MachineRecording::load(&path).unwrap_err();
         assert!(matches!(error, RecordingError::Parse { .. }), "{error:?}");
     }
 }

@@ -12,66 +12,70 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::feel::Feel;
-use crate::pressure::{PressureTrigger, Woken, wait};
-use crate::sense::Sense;
-use crate::source::Source;
+use crate::monitor::Monitor;
+use crate::pressure::{PressureTrigger, WakeReason, wait};
+use crate::source::ProbeSource;
+use crate::telemetry::Telemetry;
 
 /// Chosen: NVML and the kernel renew most of their figures once a second.
-const EVERY: Duration = Duration::from_secs(1);
+const INTERVAL: Duration = Duration::from_secs(1);
 
 /// How long the thread is waited for. Chosen: far longer than a reading takes.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Feels a machine until it is dropped.
-pub struct Sampler {
-    readings: Receiver<(Instant, Feel)>,
+pub struct TelemetrySampler {
+    readings: Receiver<(Instant, Telemetry)>,
     /// Closed to end the thread.
     end: Option<PipeWriter>,
 }
 
-impl Sampler {
+impl TelemetrySampler {
     /// Begins to read.
-    pub fn start(source: Source, sense: Sense) -> io::Result<Self> {
-        Self::start_every(EVERY, source, sense)
+    pub fn start(source: ProbeSource, sense: Monitor) -> io::Result<Self> {
+        Self::start_with_interval(INTERVAL, source, sense)
     }
 
-    fn start_every(every: Duration, source: Source, sense: Sense) -> io::Result<Self> {
+    fn start_with_interval(
+        every: Duration,
+        source: ProbeSource,
+        sense: Monitor,
+    ) -> io::Result<Self> {
         let (end, ours) = io::pipe()?;
         let (sender, readings) = mpsc::channel();
-        let feel = move || feel(every, source, sense, &sender, &end);
+        let feel = move || sample_loop(every, source, sense, &sender, &end);
         thread::Builder::new().name("sampler".into()).spawn(feel)?;
         Ok(Self { readings, end: Some(ours) })
     }
 
     /// All readings since the last call, oldest first. Does not wait.
-    pub fn drain(&self) -> Vec<(Instant, Feel)> {
+    pub fn drain(&self) -> Vec<(Instant, Telemetry)> {
         self.readings.try_iter().collect()
     }
 
     /// The next reading, when it comes; none if there will be no more.
-    pub fn next(&self) -> Option<(Instant, Feel)> {
+    pub fn next(&self) -> Option<(Instant, Telemetry)> {
         self.readings.recv().ok()
     }
 }
 
-impl Drop for Sampler {
+impl Drop for TelemetrySampler {
     /// Waits until the thread has closed the drivers' libraries: a process that ends meanwhile stumbles over
     /// them. Not for ever, though: a driver that hangs must not hang the end of a run.
     fn drop(&mut self) {
         drop(self.end.take());
         let begun = Instant::now();
-        while self.readings.recv_timeout(PATIENCE.saturating_sub(begun.elapsed())).is_ok() {}
+        while self.readings.recv_timeout(TIMEOUT.saturating_sub(begun.elapsed())).is_ok() {}
     }
 }
 
 /// Where there is no trigger, or it is lost, time has to do. Drops the source before its caller lets go of
 /// the channel.
-fn feel(
+fn sample_loop(
     every: Duration,
-    mut source: Source,
-    mut sense: Sense,
-    readings: &Sender<(Instant, Feel)>,
+    mut source: ProbeSource,
+    mut sense: Monitor,
+    readings: &Sender<(Instant, Telemetry)>,
     end: &PipeReader,
 ) {
     let mut trigger = PressureTrigger::arm().ok();
@@ -81,9 +85,9 @@ fn feel(
             return;
         }
         match wait(trigger.as_ref(), end, every) {
-            Ok(Woken::Time | Woken::Pressure) => {}
+            Ok(WakeReason::Time | WakeReason::Pressure) => {}
             Err(_) if trigger.is_some() => trigger = None,
-            Ok(Woken::End) | Err(_) => return,
+            Ok(WakeReason::End) | Err(_) => return,
         }
     }
 }
@@ -92,13 +96,18 @@ fn feel(
 mod tests {
     use super::*;
     use crate::Machine;
-    use crate::budget::Device;
+    use crate::budget::DeviceId;
     use crate::recording::testing::source;
 
-    fn sampler(every: Duration, answers: &[(&str, &str)]) -> Sampler {
+    fn sampler(every: Duration, answers: &[(&str, &str)]) -> TelemetrySampler {
         let mut source = source(answers);
         let machine = Machine::probe(&mut source);
-        Sampler::start_every(every, source, Sense::of(&machine, Device::Cpu, None)).unwrap()
+        TelemetrySampler::start_with_interval(
+            every,
+            source,
+            Monitor::new(&machine, DeviceId::Cpu, None),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -119,7 +128,7 @@ mod tests {
     #[test]
     fn the_thread_ends_when_the_sampler_is_dropped() {
         let mut sampler = sampler(Duration::from_secs(3600), &[]);
-        assert_eq!(sampler.next().unwrap().1, Feel::default(), "a machine without any sensor");
+        assert_eq!(sampler.next().unwrap().1, Telemetry::default(), "a machine without any sensor");
         drop(sampler.end.take());
         assert!(sampler.next().is_none(), "the thread's end of the channel is gone");
     }

@@ -1,6 +1,6 @@
 //! Where every fact about a computer comes from: questions with answers in text.
 //!
-//! A probe never opens a file or calls a library; it asks a [`Source`]. The live source asks the
+//! A probe never opens a file or calls a library; it asks a [`ProbeSource`]. The live source asks the
 //! operating system and remembers each answer, so that any machine can be recorded; a replayed
 //! one answers from such a recording. The same parsing code runs over both, on every operating
 //! system, which is how a Mac's or a DGX Spark's probe is tested on a plain Linux box.
@@ -9,17 +9,17 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Instant;
 
-use crate::fields::Fields;
-use crate::live::Live;
+use crate::key_values::KeyValueLines;
+use crate::live::LiveSource;
 use crate::reading::{Reading, Unknown};
-use crate::recording::Recording;
+use crate::recording::MachineRecording;
 
 /// The text that answers a question, or why there is none.
-pub type Answer = Result<String, Unknown>;
+pub type ProbeAnswer = Result<String, Unknown>;
 
 /// What a probe may ask. Answers of the last eight are `key: value` lines, see [`crate::fields`].
 #[derive(Clone, Copy, Debug)]
-pub enum Question<'a> {
+pub enum ProbeQuery<'a> {
     /// The text of a small file.
     File(&'a str),
     /// The names in a folder, sorted, one per line.
@@ -28,16 +28,16 @@ pub enum Question<'a> {
     Command(&'a str),
     /// Whether the kernel accepts a memory-pressure trigger.
     PressureTrigger,
-    /// NVIDIA's management library: driver and number of cards.
+    /// NVIDIA's management library: driver and number of GPUs.
     Nvml,
-    /// One card as the management library sees it.
-    NvmlCard(u32),
-    /// The little about that card that changes from second to second.
-    NvmlFeel(u32),
-    /// The CUDA driver: its version and number of cards.
+    /// One GPU as the management library sees it.
+    NvmlGpu(u32),
+    /// The little about that GPU that changes from second to second.
+    NvmlTelemetry(u32),
+    /// The CUDA driver: its version and number of GPUs.
     Cuda,
-    /// One card as the CUDA driver sees it.
-    CudaCard(u32),
+    /// One GPU as the CUDA driver sees it.
+    CudaGpu(u32),
     /// The CUDA libraries that can be loaded, with their versions.
     CudaLibraries,
     /// The default Metal device.
@@ -48,7 +48,7 @@ pub enum Question<'a> {
     MacProcess,
 }
 
-impl fmt::Display for Question<'_> {
+impl fmt::Display for ProbeQuery<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File(path) => write!(f, "file {path}"),
@@ -56,10 +56,10 @@ impl fmt::Display for Question<'_> {
             Self::Command(line) => write!(f, "run {line}"),
             Self::PressureTrigger => f.write_str("memory pressure trigger"),
             Self::Nvml => f.write_str("nvml"),
-            Self::NvmlCard(index) => write!(f, "nvml card {index}"),
-            Self::NvmlFeel(index) => write!(f, "nvml feel {index}"),
+            Self::NvmlGpu(index) => write!(f, "nvml card {index}"),
+            Self::NvmlTelemetry(index) => write!(f, "nvml feel {index}"),
             Self::Cuda => f.write_str("cuda"),
-            Self::CudaCard(index) => write!(f, "cuda card {index}"),
+            Self::CudaGpu(index) => write!(f, "cuda card {index}"),
             Self::CudaLibraries => f.write_str("cuda libraries"),
             Self::Metal => f.write_str("metal"),
             Self::MacThermal => f.write_str("mac thermal"),
@@ -69,24 +69,24 @@ impl fmt::Display for Question<'_> {
 }
 
 /// Answers questions, live or from a recording.
-pub struct Source {
-    live: Option<Live>,
-    recording: Recording,
+pub struct ProbeSource {
+    live: Option<LiveSource>,
+    recording: MachineRecording,
 }
 
-impl Source {
+impl ProbeSource {
     /// The computer this program runs on.
     pub fn live() -> Self {
-        Self { live: Some(Live::default()), recording: Recording::of_this_computer() }
+        Self { live: Some(LiveSource::default()), recording: MachineRecording::of_this_computer() }
     }
 
     /// A recorded computer.
-    pub fn replay(recording: Recording) -> Self {
+    pub fn replay(recording: MachineRecording) -> Self {
         Self { live: None, recording }
     }
 
     /// All that was answered so far.
-    pub fn recording(&self) -> &Recording {
+    pub fn recording(&self) -> &MachineRecording {
         &self.recording
     }
 
@@ -96,7 +96,7 @@ impl Source {
     }
 
     /// Asks, and remembers the answer.
-    pub fn ask(&mut self, question: Question<'_>) -> Answer {
+    pub fn ask(&mut self, question: ProbeQuery<'_>) -> ProbeAnswer {
         let key = question.to_string();
         let Some(live) = &mut self.live else {
             return self.recording.answer(&key);
@@ -107,28 +107,28 @@ impl Source {
     }
 
     /// The text of a file.
-    pub fn file(&mut self, path: &str) -> Answer {
-        self.ask(Question::File(path))
+    pub fn file(&mut self, path: &str) -> ProbeAnswer {
+        self.ask(ProbeQuery::File(path))
     }
 
     /// The names in a folder; a folder that cannot be listed has a reason.
     pub fn folder(&mut self, path: &str) -> Result<Vec<String>, Unknown> {
-        Ok(self.ask(Question::Folder(path))?.lines().map(str::to_owned).collect())
+        Ok(self.ask(ProbeQuery::Folder(path))?.lines().map(str::to_owned).collect())
     }
 
     /// What a program prints.
-    pub fn command(&mut self, line: &str) -> Answer {
-        self.ask(Question::Command(line))
+    pub fn command(&mut self, line: &str) -> ProbeAnswer {
+        self.ask(ProbeQuery::Command(line))
     }
 
     /// One field of a `key: value` answer.
-    pub fn text(&self, name: &str, answer: &Answer, key: &str) -> Reading<String> {
+    pub fn text(&self, name: &str, answer: &ProbeAnswer, key: &str) -> Reading<String> {
         let value = fields(answer).and_then(|fields| fields.text(key).map(str::to_owned));
         self.reading(format!("{name} {key}"), value)
     }
 
     /// One field of a `key: value` answer, as a number.
-    pub fn number<T: FromStr>(&self, name: &str, answer: &Answer, key: &str) -> Reading<T> {
+    pub fn number<T: FromStr>(&self, name: &str, answer: &ProbeAnswer, key: &str) -> Reading<T> {
         let value = fields(answer).and_then(|fields| fields.number(key));
         self.reading(format!("{name} {key}"), value)
     }
@@ -139,6 +139,6 @@ impl Source {
     }
 }
 
-fn fields(answer: &Answer) -> Result<Fields<'_>, Unknown> {
-    answer.as_deref().map(Fields::of).map_err(Clone::clone)
+fn fields(answer: &ProbeAnswer) -> Result<KeyValueLines<'_>, Unknown> {
+    answer.as_deref().map(KeyValueLines::new).map_err(Clone::clone)
 }

@@ -8,8 +8,8 @@ use crate::reading::{Celsius, Percent, Quantity, Reading};
 /// All that is known about how hot the machine is.
 #[derive(Clone, Debug, Serialize)]
 pub struct Thermal {
-    /// Temperature sensors of the main board, processor and disks; those of a GPU stand with it.
-    pub sensors: Reading<Vec<Sensor>>,
+    /// Temperature sensors of the main board, CPU and disks; those of a GPU stand with it.
+    pub sensors: Reading<Vec<ThermalSensor>>,
     /// What macOS says; absent elsewhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub mac: Option<MacThermal>,
@@ -17,7 +17,7 @@ pub struct Thermal {
 
 /// One temperature sensor.
 #[derive(Clone, Debug, Serialize)]
-pub struct Sensor {
+pub struct ThermalSensor {
     /// The kernel's name for it, e.g. `k10temp Tctl`.
     pub name: String,
     /// What it says.

@@ -1,13 +1,13 @@
 //! What a phase of work takes, in memory and in time: found on a device without data, by the functions that will run.
 
-use compute::{Device, Kind, Work};
+use compute::{Device, DeviceKind, WorkStats};
 use weights::WeightsError;
 
 use crate::error::{Remedy, Result, TrainerError};
 
 /// A part of the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Phase {
+pub struct StageMemory {
     /// What it is called.
     pub name: &'static str,
     /// Bytes at its peak.
@@ -18,7 +18,7 @@ pub struct Phase {
 #[derive(Clone, Debug, Default)]
 pub struct Cost {
     /// Work of kernels.
-    pub works: Vec<(f64, Work)>,
+    pub works: Vec<(f64, WorkStats)>,
     /// Bytes that are read from files of weights.
     pub read_bytes: u64,
 }
@@ -27,7 +27,7 @@ pub struct Cost {
 #[derive(Clone, Debug)]
 pub struct Stage {
     /// Its memory.
-    pub phase: Phase,
+    pub memory: StageMemory,
     /// What of it takes time.
     pub cost: Cost,
 }
@@ -36,8 +36,8 @@ pub struct Stage {
 pub(crate) const UNLIMITED: usize = usize::MAX / 2;
 
 /// The first of `choices` whose rehearsal fits, else the one that takes the least; and its peak.
-pub(crate) fn choose<C: Copy>(
-    kind: Kind,
+pub(crate) fn first_fitting<C: Copy>(
+    kind: DeviceKind,
     limit: usize,
     choices: Vec<C>,
     rehearse: impl Fn(&Device, C) -> Result<()>,
@@ -57,18 +57,18 @@ pub(crate) fn choose<C: Copy>(
     Ok(least.expect("there is a choice"))
 }
 
-pub(crate) fn too_large(phase: Phase, limit: usize, remedy: Option<Remedy>) -> TrainerError {
-    let Phase { name, peak_bytes } = phase;
+pub(crate) fn too_large(phase: StageMemory, limit: usize, remedy: Option<Remedy>) -> TrainerError {
+    let StageMemory { name, peak_bytes } = phase;
     TrainerError::TooLarge { phase: name.into(), needed: peak_bytes, limit, remedy }
 }
 
-pub(crate) fn go_on(is_wanted: bool) -> Result<()> {
+pub(crate) fn check_cancelled(is_wanted: bool) -> Result<()> {
     if is_wanted { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
 }
 
 /// The first candidate that fits into `limit` bytes; if none does, the last, which must take the least. `need` says
 /// what one takes, exactly if that is within the limit it is given.
-pub(crate) fn nearest<C>(
+pub(crate) fn nearest_fitting<C>(
     limit: usize,
     candidates: Vec<(String, C)>,
     need: impl Fn(&C, usize) -> Result<usize>,

@@ -89,7 +89,7 @@ pub enum TrainerError {
     },
     /// The weights are not those of the model.
     #[error("weights do not fit the model: {}: {}", keys(missing, extra), path.display())]
-    Keys {
+    TensorNames {
         /// Tensors the model asks for and the file lacks.
         missing: Vec<String>,
         /// Tensors of the file that the model has no place for.
@@ -101,7 +101,7 @@ pub enum TrainerError {
     #[error(
         "weights contradict config.json: {name} has shape {got:?}, expected {expected}: {}", path.display()
     )]
-    Contradiction {
+    ShapeMismatch {
         /// The tensor, as the file calls it.
         name: String,
         /// The shape that config.json asks for.
@@ -151,19 +151,19 @@ pub enum TrainerError {
     },
     /// A run's folder that another run writes to.
     #[error("another run writes to {}", path.display())]
-    Busy {
+    FolderBusy {
         /// The folder.
         path: PathBuf,
     },
     /// A run's folder that has a run in it.
     #[error("there is a run already in {}", path.display())]
-    Taken {
+    FolderTaken {
         /// The folder.
         path: PathBuf,
     },
     /// A file or a folder in a run's place that somebody else wrote.
     #[error("would overwrite what hearth did not write: {}", path.display())]
-    Foreign {
+    ForeignFile {
         /// The file or folder.
         path: PathBuf,
     },
@@ -183,7 +183,7 @@ pub enum TrainerError {
     },
     /// A run that is longer than the job asks for.
     #[error("the run has taken {taken} steps, the job asks for {steps}: {}", path.display())]
-    TooFar {
+    StepsBeyondJob {
         /// Steps taken.
         taken: u64,
         /// Steps asked for.
@@ -193,7 +193,7 @@ pub enum TrainerError {
     },
     /// Training that trains nothing.
     #[error("nothing is learnt: none of {layers} layers got a gradient in {steps} steps")]
-    Dead {
+    NoGradients {
         /// Layers that are trained.
         layers: usize,
         /// Steps that were taken.
@@ -230,7 +230,7 @@ pub enum TrainerError {
         "no room to go on after step {step}, which was saved: asked {}, in use {} of {}",
         bytes(*asked), bytes(*in_use), bytes(*limit)
     )]
-    NoRoom {
+    OutOfMemory {
         /// Steps taken.
         step: u64,
         /// Bytes asked for.
@@ -245,7 +245,7 @@ pub enum TrainerError {
         "the self-test found {name} wrong: {first}{}: {}",
         if *others == 0 { String::new() } else { format!(", and {others} more") }, path.display()
     )]
-    Untrusted {
+    FailedSelfTest {
         /// The GPU.
         name: String,
         /// What is wrong.
@@ -259,7 +259,7 @@ pub enum TrainerError {
     #[error(
         "the GPU was lost {times} times after step {step}, and nothing was learnt in between: {said}"
     )]
-    Lost {
+    GpuLost {
         /// Steps taken.
         step: u64,
         /// How often.
@@ -349,7 +349,7 @@ impl TrainerError {
             Self::NoTarget { .. } => {
                 "name layers by the end of their names, or leave the key out to have the usual ones"
             }
-            Self::Keys { .. } | Self::Contradiction { .. } => {
+            Self::TensorNames { .. } | Self::ShapeMismatch { .. } => {
                 "fetch config.json and the weights again, from the same model"
             }
             Self::Adapter { .. } => "use an adapter that was trained for this model",
@@ -360,9 +360,9 @@ impl TrainerError {
             Self::Checkpoint { .. } => {
                 "there is no other to go on from: begin a new run with another --out"
             }
-            Self::Busy { .. } => "wait for it, or choose another --out",
-            Self::Taken { .. } => "go on with it by --resume, or choose another --out",
-            Self::Foreign { .. } => "choose another --out, or move it away first",
+            Self::FolderBusy { .. } => "wait for it, or choose another --out",
+            Self::FolderTaken { .. } => "go on with it by --resume, or choose another --out",
+            Self::ForeignFile { .. } => "choose another --out, or move it away first",
             Self::NoRun { .. } => "start one without --resume, or give --out the folder of a run",
             Self::NoCheckpoint { was_saved: false, .. } => {
                 "start again without --resume: it was stopped before it saved anything"
@@ -370,10 +370,12 @@ impl TrainerError {
             Self::NoCheckpoint { was_saved: true, .. } => {
                 "put its checkpoints folder back, or begin a new run with another --out"
             }
-            Self::TooFar { .. } => {
+            Self::StepsBeyondJob { .. } => {
                 "ask for more: --set train.steps=N; or begin a new run with another --out"
             }
-            Self::Dead { .. } => "raise optimizer.learning_rate, or name other adapter.targets",
+            Self::NoGradients { .. } => {
+                "raise optimizer.learning_rate, or name other adapter.targets"
+            }
             Self::Event { .. } => {
                 "use the hearth that wrote the file; if the line was changed, restore or remove it"
             }
@@ -381,15 +383,15 @@ impl TrainerError {
             Self::Request { hint, .. }
             | Self::OtherJob { hint, .. }
             | Self::WrongModel { hint, .. } => hint,
-            Self::NoRoom { .. } => {
-                "go on with --resume and a higher --limit; or begin anew with smaller pictures, a lower \
+            Self::OutOfMemory { .. } => {
+                "go on with --resume and a higher --limit; or begin anew with smaller images, a lower \
                  adapter.rank or quantised weights"
             }
-            Self::Untrusted { .. } => {
+            Self::FailedSelfTest { .. } => {
                 "compute with --device cpu; after an update of the system let `hearth doctor --self-test` look \
                  again; please report what it prints"
             }
-            Self::Lost { .. } => {
+            Self::GpuLost { .. } => {
                 "go on with --resume, with the display asleep and other programs closed, or with --device cpu; \
                  `hearth doctor --self-test` looks for a kernel that this GPU computes wrongly"
             }

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use weights::checksum::Hash;
 
 /// Checksums of what a whole consists of: a model's tensors, images and captions, files of texts.
-pub type Parts = BTreeMap<String, String>;
+pub type PartHashes = BTreeMap<String, String>;
 
 /// Of a model, or of a set of samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Fingerprint {
     /// Of all.
     pub whole: String,
     /// Of each part.
-    pub parts: Parts,
+    pub parts: PartHashes,
 }
 
 /// As much of a checksum as tells two versions of a part from each other.
@@ -30,10 +30,10 @@ pub const CAPTION: &str = "caption of ";
 const SHOWN: usize = 8;
 
 /// What was changed, added and removed, by name; nothing if every part is what it was.
-pub fn difference(before: &Parts, now: &Parts) -> Option<String> {
+pub fn difference(before: &PartHashes, now: &PartHashes) -> Option<String> {
     let missing_in =
-        |other: &Parts, part: &str| !other.contains_key(part) && !part.starts_with(CAPTION);
-    let keys = |parts: &Parts| parts.keys().cloned().collect::<Vec<_>>();
+        |other: &PartHashes, part: &str| !other.contains_key(part) && !part.starts_with(CAPTION);
+    let keys = |parts: &PartHashes| parts.keys().cloned().collect::<Vec<_>>();
     let kept = |all: Vec<String>, is_kept: &dyn Fn(&String) -> bool| {
         all.into_iter().filter(|part| is_kept(part)).collect::<Vec<_>>()
     };
@@ -60,7 +60,7 @@ fn some(names: &[String]) -> String {
 mod tests {
     use super::*;
 
-    fn parts(all: &[(&str, &str)]) -> Parts {
+    fn parts(all: &[(&str, &str)]) -> PartHashes {
         all.iter().map(|(name, sum)| ((*name).into(), (*sum).into())).collect()
     }
 
@@ -73,8 +73,8 @@ mod tests {
         with_caption.insert("caption of c.png".into(), "5".into());
         let said = "1 changed (caption of a.png), 1 added (c.png), 1 removed (b.png)";
         assert_eq!(difference(&before, &with_caption).as_deref(), Some(said));
-        let many: Parts = (0..20).map(|n| (format!("{n:02}.png"), String::new())).collect();
-        let said = difference(&Parts::new(), &many).unwrap();
+        let many: PartHashes = (0..20).map(|n| (format!("{n:02}.png"), String::new())).collect();
+        let said = difference(&PartHashes::new(), &many).unwrap();
         assert!(said.starts_with("20 added (00.png, 01.png") && said.ends_with("and 12 more)"));
     }
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use weights::Tick;
-use weights::checksum::{Hash, Hasher, Stamp, checksum};
+use weights::BytesDoneFn;
+use weights::checksum::{FileStamp, Hash, Hasher, checksum};
 use weights::write::AtomicFile;
 
 use crate::error::Result;
@@ -19,19 +19,19 @@ use crate::error::Result;
 const TOO_YOUNG: Duration = Duration::from_secs(2);
 
 /// Checksums by path.
-pub(crate) struct Hashes {
+pub(crate) struct HashCache {
     path: PathBuf,
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, KnownHash>,
     is_changed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
-struct Known {
-    stamp: Stamp,
+struct KnownHash {
+    stamp: FileStamp,
     checksum: String,
 }
 
-impl Hashes {
+impl HashCache {
     /// Those remembered in a file; none if there is no such file, or not one that can be read.
     pub fn open(path: PathBuf) -> Self {
         let read = fs::read(&path).ok().and_then(|text| serde_json::from_slice(&text).ok());
@@ -39,8 +39,8 @@ impl Hashes {
     }
 
     /// The checksum of a file as it is now, and the stamp it has with that.
-    pub fn of(&mut self, path: &Path, tick: Tick<'_>) -> Result<(Hash, Stamp)> {
-        let stamp = Stamp::of(path)?;
+    pub fn hash_file(&mut self, path: &Path, tick: BytesDoneFn<'_>) -> Result<(Hash, FileStamp)> {
+        let stamp = FileStamp::read(path)?;
         // Two names that are no text may look alike here; their inodes do not.
         let key = path.to_string_lossy().into_owned();
         let known = self.known.get(&key).filter(|known| known.stamp == stamp);
@@ -49,19 +49,19 @@ impl Hashes {
         }
         let hash = checksum(path, tick)?;
         if stamp.age() > TOO_YOUNG {
-            self.known.insert(key, Known { stamp, checksum: hash.to_string() });
+            self.known.insert(key, KnownHash { stamp, checksum: hash.to_string() });
             self.is_changed = true;
         }
         Ok((hash, stamp))
     }
 
     /// One checksum for several files, their names included.
-    pub fn of_all(&mut self, paths: &[PathBuf], tick: Tick<'_>) -> Result<Hash> {
+    pub fn hash_files(&mut self, paths: &[PathBuf], tick: BytesDoneFn<'_>) -> Result<Hash> {
         let mut hasher = Hasher::new();
         for path in paths {
             let name = path.file_name().unwrap_or_default().to_string_lossy();
             field(&mut hasher, name.as_bytes());
-            field(&mut hasher, self.of(path, tick)?.0.as_bytes());
+            field(&mut hasher, self.hash_file(path, tick)?.0.as_bytes());
         }
         Ok(hasher.finalize())
     }
@@ -105,10 +105,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [file, memo] = ["x", "hashes.json"].map(|name| folder.path().join(name));
         let check = |text: &str, expect_read: bool| {
-            let mut hashes = Hashes::open(memo.clone());
+            let mut hashes = HashCache::open(memo.clone());
             let bytes = std::sync::atomic::AtomicU64::new(0);
             let count = |n| bytes.fetch_add(n, std::sync::atomic::Ordering::Relaxed) < u64::MAX;
-            let (hash, _) = hashes.of(&file, &count).unwrap();
+            let (hash, _) = hashes.hash_file(&file, &count).unwrap();
             hashes.save();
             let mut expected = Hasher::new();
             expected.update(text.as_bytes());

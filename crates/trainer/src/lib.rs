@@ -14,9 +14,9 @@
 pub mod error;
 pub mod fingerprint;
 pub(crate) mod hashes;
-pub mod kernels;
-pub(crate) mod nearest;
+pub mod kernel_cache;
 pub mod objective;
+pub(crate) mod suggest;
 // What a model is, what it learns from, and what a job says.
 pub mod config;
 pub mod data;
@@ -38,7 +38,7 @@ pub mod task;
 pub mod train;
 // Aside: whether a machine can be trusted, proofs and measurements.
 pub mod bench;
-pub mod trust;
+pub mod gpu_self_test;
 pub mod verify;
 
 pub use error::{Result, TrainerError};

@@ -2,19 +2,19 @@
 
 /// What happens meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum ProgressEvent {
     /// A phase begins.
     Phase {
         /// What it is called.
         name: &'static str,
-        /// Pictures or texts that it will finish; 0 where bytes are counted alone.
+        /// Images or texts that it will finish; 0 where bytes are counted alone.
         total: usize,
     },
     /// Bytes were read.
     Loaded(u64),
-    /// A picture or a text is finished.
+    /// An image or a text is finished.
     Done,
 }
 
 /// Told what happens; answers whether to go on. Called from several threads.
-pub type Tell<'a> = &'a (dyn Fn(Event) -> bool + Sync);
+pub type ProgressFn<'a> = &'a (dyn Fn(ProgressEvent) -> bool + Sync);

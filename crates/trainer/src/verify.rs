@@ -14,34 +14,34 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use compute::ops::IGNORED;
+use compute::ops::IGNORE_INDEX;
 use compute::{Device, Dtype, Gradients, Params, Quantisation, Tape, Tensor, Var};
 use serde::Deserialize;
 use weights::Catalog;
-use weights::load::{Options, Wanted, floats, load};
+use weights::load::{LoadOptions, LoadRequest, load, load_f32};
 
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::read::{AdapterFile, Component, Module};
-use crate::model::adapter::{Adapters, Given};
-use crate::model::build::{Builder, Precision, wants};
+use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::{Adapters, LoraWeights};
+use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{self, Denoiser, Input, Prediction};
-use crate::model::diffusion::family::Family;
-use crate::model::encoder::clip::{self, Clip};
-use crate::model::encoder::t5::{self, T5};
-use crate::model::files::{Files, Layout, open};
-pub use crate::model::host::difference;
-use crate::model::host::numbers;
+use crate::model::diffusion::denoiser::{self, Denoiser, DenoiserInput, DenoiserOutput};
+use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::encoder::clip::{self, ClipTextModel};
+use crate::model::encoder::t5::{self, T5Encoder};
+use crate::model::files::{CheckpointLayout, WeightFiles, load_model};
+pub use crate::model::host::relative_error;
+use crate::model::host::to_vec;
 use crate::model::llama::{self, Llama};
-use crate::model::piece::Piece;
 use crate::model::recompute::Recompute;
-use crate::model::vae::{self, Decoder, Encoder};
+use crate::model::tensor_piece::TensorPiece;
+use crate::model::vae::{self, VaeDecoder, VaeEncoder};
 use crate::model::{component, config};
-use crate::objective::flow::Level;
+use crate::objective::flow::Timestep;
 
 /// What a folder was found to be.
 #[derive(Clone, Debug)]
-pub struct Report {
+pub struct VerifyReport {
     /// The model's class, as the reference calls it.
     pub class: String,
     /// Numbers in its weights.
@@ -65,7 +65,7 @@ pub struct Comparison {
 
 impl Comparison {
     /// Whether it is within tolerance. What is not a number is not.
-    pub fn is_fine(&self) -> bool {
+    pub fn is_within_tolerance(&self) -> bool {
         self.difference <= self.tolerance
     }
 }
@@ -89,7 +89,7 @@ fn tolerances(precision: Precision) -> [f64; 2] {
 
 /// What is compared.
 #[derive(Clone, Copy, Debug)]
-pub struct Question<'a> {
+pub struct VerifyRequest<'a> {
     /// Where config.json is, and the rest unless it lies elsewhere.
     pub folder: &'a Path,
     /// The weights, also in the layout of the original checkpoints.
@@ -101,95 +101,104 @@ pub struct Question<'a> {
 }
 
 /// Compares a model with the reference.
-pub fn verify(question: Question<'_>, device: &Device, precision: Precision) -> Result<Report> {
-    let Question { folder, weights, golden, adapter } = question;
+pub fn verify(
+    question: VerifyRequest<'_>,
+    device: &Device,
+    precision: Precision,
+) -> Result<VerifyReport> {
+    let VerifyRequest { folder, weights, golden, adapter } = question;
     let path = folder.join("config.json");
-    let class = config::read::<Class>(&path)?.name();
+    let class = config::read::<ModelClass>(&path)?.name();
     let catalog = match weights {
         Some(path) => Catalog::open(path)?,
         None => component::weights(folder)?,
     };
     let golden = golden.map_or_else(|| folder.join("golden.safetensors"), Path::to_owned);
-    let golden = Golden { catalog: Catalog::open(&golden)? };
+    let golden = ReferenceData { catalog: Catalog::open(&golden)? };
     let original = &|_: &str| Vec::new();
     let (reference, weights) = (&golden, &catalog);
     let verifier =
         Verifier { catalog: weights, golden: reference, adapter, original, device, precision };
-    if let Some(family) = Family::of_transformer(&class) {
-        let config = denoiser::Config::read(family, &path)?;
+    if let Some(family) = DiffusionFamily::of_transformer(&class) {
+        let config = denoiser::DenoiserConfig::read(family, &path)?;
         // A checkpoint's settings are in its shapes too, but the file beside it says more.
-        let prefix = denoiser::Config::of_checkpoint(family, &catalog, folder)?;
+        let prefix = denoiser::DenoiserConfig::of_checkpoint(family, &catalog, folder)?;
         let layout = prefix.map(|(_, prefix)| config.original(prefix));
         let original = &|module: &str| config.original_module(module);
         let verifier = Verifier { original, ..verifier };
-        let layout = layout.unwrap_or_else(Layout::same);
+        let layout = layout.unwrap_or_else(CheckpointLayout::identity);
         let (n_weights, comparisons) = verifier.compare(&layout, |build| config.build(build))?;
-        return Ok(Report { class, n_weights, comparisons });
+        return Ok(VerifyReport { class, n_weights, comparisons });
     }
     let (n_weights, comparisons) = match class.as_str() {
         "LlamaForCausalLM" | "MistralForCausalLM" | "Qwen2ForCausalLM" | "Qwen3ForCausalLM" => {
-            let config = config::read_checked(&path, llama::Config::check)?;
-            let layout = llama::names::of(&catalog, &config);
+            let config = config::read_checked(&path, llama::LlamaConfig::check)?;
+            let layout = llama::names::layout_of(&catalog, &config);
             verifier.compare(&layout, |build| Llama::new(&config, build))?
         }
         "CLIPTextModelWithProjection" => {
-            let config = config::read_checked(&path, clip::Config::check)?;
-            verifier.compare(&clip::layout(), |build| Clip::new(&config, build))?
+            let config = config::read_checked(&path, clip::ClipConfig::check)?;
+            verifier.compare(&clip::layout(), |build| ClipTextModel::new(&config, build))?
         }
         "T5EncoderModel" => {
-            let config = config::read_checked(&path, t5::Config::check)?;
-            verifier.compare(&t5::layout(&catalog), |build| T5::new(&config, build))?
+            let config = config::read_checked(&path, t5::T5Config::check)?;
+            verifier.compare(&t5::layout(&catalog), |build| T5Encoder::new(&config, build))?
         }
         "AutoencoderKL" => {
-            let config = config::read_checked(&path, vae::Config::check)?;
+            let config = config::read_checked(&path, vae::VaeConfig::check)?;
             let original = vae::names::prefix(&catalog);
             let layout = original.map(|prefix| vae::names::original(&config, prefix));
             let layout = layout.unwrap_or_else(|| vae::names::diffusers(&catalog));
-            verifier.compare(&layout, |build| Autoencoder::new(&config, build))?
+            verifier.compare(&layout, |build| VaePair::new(&config, build))?
         }
         _ => {
             let problem = format!("class {class} is not one that hearth computes");
             return Err(TrainerError::Config { problem, path });
         }
     };
-    Ok(Report { class, n_weights, comparisons })
+    Ok(VerifyReport { class, n_weights, comparisons })
 }
 
 /// How diffusers and transformers say which model it is.
 #[derive(Deserialize)]
-struct Class {
+struct ModelClass {
     #[serde(rename = "_class_name")]
     class_name: Option<String>,
     #[serde(default)]
     architectures: Vec<String>,
 }
 
-impl Class {
+impl ModelClass {
     fn name(self) -> String {
         self.class_name.or_else(|| self.architectures.into_iter().next()).unwrap_or_default()
     }
 }
 
 /// A model that reference data exists for.
-trait Subject {
+trait VerifiableModel {
     /// What adapters call it.
     const COMPONENT: Component = Component::TextEncoder(1);
 
     /// Its outputs, as the reference lays them out.
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs>;
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        dtype: Dtype,
+    ) -> Result<NamedOutputs>;
 
     /// Those that a loss is taken of, as they come.
     fn trained<'m>(
         &'m self,
         _: &Tape<'m>,
-        _: &Golden,
+        _: &ReferenceData,
         _: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         Ok(Vec::new())
     }
 
     /// A loss that is no difference from a target.
-    fn loss<'m>(&'m self, _: &Tape<'m>, _: &Golden) -> Result<Option<Var>> {
+    fn loss<'m>(&'m self, _: &Tape<'m>, _: &ReferenceData) -> Result<Option<Var>> {
         Ok(None)
     }
 
@@ -199,53 +208,54 @@ trait Subject {
     }
 }
 
-type Outputs = Vec<(&'static str, Vec<f32>)>;
+type NamedOutputs = Vec<(&'static str, Vec<f32>)>;
 
 struct Verifier<'a> {
     catalog: &'a Catalog,
-    golden: &'a Golden,
+    golden: &'a ReferenceData,
     adapter: Option<&'a Path>,
     device: &'a Device,
     precision: Precision,
     /// Where a layer lies in the layout of the original checkpoints.
-    original: &'a dyn Fn(&str) -> Vec<Piece>,
+    original: &'a dyn Fn(&str) -> Vec<TensorPiece>,
 }
 
 impl Verifier<'_> {
-    fn compare<M: Subject>(
+    fn compare<M: VerifiableModel>(
         &self,
-        layout: &Layout<'_>,
-        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+        layout: &CheckpointLayout<'_>,
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
     ) -> Result<(usize, Vec<Comparison>)> {
-        let files = Files::find(self.catalog, layout, &build)?;
+        let files = WeightFiles::find(self.catalog, layout, &build)?;
         let mut found = self.plain(&files, &build)?;
         let given = self.given::<M>(&build)?;
         if !given.is_empty() {
             found.extend(self.adapted(&files, given, &build)?);
         }
-        Ok((files.count(), found))
+        Ok((files.n_values(), found))
     }
 
     /// The adapter: the reference's, or the one to be compared with it.
-    fn given<M: Subject>(
+    fn given<M: VerifiableModel>(
         &self,
-        build: impl Fn(&mut Builder<'_>) -> Result<M>,
-    ) -> Result<HashMap<String, Given>> {
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
+    ) -> Result<HashMap<String, LoraWeights>> {
         let Some(path) = self.adapter else { return self.golden.adapter() };
         let mut file = AdapterFile::open(path)?;
-        let modules = Module::of(&wants(build)?, self.original);
+        let modules = TargetModule::from_specs(&tensor_specs(build)?, self.original);
         let given = file.take(M::COMPONENT, &modules)?;
         file.check_all_taken()?;
         Ok(given)
     }
 
-    fn plain<M: Subject>(
+    fn plain<M: VerifiableModel>(
         &self,
-        files: &Files<'_>,
-        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+        files: &WeightFiles<'_>,
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
     ) -> Result<Vec<Comparison>> {
         let mut adapters = Adapters::none();
-        let model = open(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
+        let model =
+            load_model(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
         let params = Params::default();
         let tape = Tape::inference(self.device, &params, 0);
         let outputs = model.outputs(&tape, self.golden, self.precision.dtype)?;
@@ -256,14 +266,15 @@ impl Verifier<'_> {
         outputs.into_iter().map(compare).collect()
     }
 
-    fn adapted<M: Subject>(
+    fn adapted<M: VerifiableModel>(
         &self,
-        files: &Files<'_>,
-        given: HashMap<String, Given>,
-        build: impl Fn(&mut Builder<'_>) -> Result<M>,
+        files: &WeightFiles<'_>,
+        given: HashMap<String, LoraWeights>,
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<M>,
     ) -> Result<Vec<Comparison>> {
-        let mut adapters = Adapters::given(given);
-        let model = open(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
+        let mut adapters = Adapters::loaded(given);
+        let model =
+            load_model(self.device, files, self.precision, &mut adapters, &|_| true, build)?;
         adapters.check_all_used(&self.catalog.path)?;
         let tape = Tape::training(self.device, &adapters.params, 0);
         let outputs = model.trained(&tape, self.golden, self.precision.dtype)?;
@@ -276,7 +287,7 @@ impl Verifier<'_> {
             };
             let expected = format!("lora_out.{name}");
             if self.golden.has(&expected) {
-                let (ours, theirs) = (numbers(output.tensor())?, numbers(&arranged(&expected)?)?);
+                let (ours, theirs) = (to_vec(output.tensor())?, to_vec(&arranged(&expected)?)?);
                 found.push(self.comparison(expected, &theirs, &ours));
             }
             let own = format!("target.{name}");
@@ -290,7 +301,7 @@ impl Verifier<'_> {
         }
         let Some(loss) = loss.or(model.loss(&tape, self.golden)?) else { return Ok(found) };
         let (_, expected) = self.golden.floats("loss")?;
-        found.push(self.comparison("loss".into(), &expected, &numbers(loss.tensor())?));
+        found.push(self.comparison("loss".into(), &expected, &to_vec(loss.tensor())?));
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients)?;
         found.extend(self.gradients(&adapters, &gradients)?);
@@ -306,7 +317,7 @@ impl Verifier<'_> {
                 let name = format!("grad.{}.{letter}", layer.module);
                 let (_, expected) = self.golden.floats(&name)?;
                 // A parameter that nothing depends on has none.
-                let got = gradients.get(key).map(numbers).transpose()?;
+                let got = gradients.get(key).map(to_vec).transpose()?;
                 let got = got.unwrap_or_else(|| vec![0.0; expected.len()]);
                 found.push(self.comparison(name, &expected, &got));
             }
@@ -318,29 +329,34 @@ impl Verifier<'_> {
         let [of_output, of_gradient] = tolerances(self.precision);
         let tolerance = if name.starts_with("grad.") { of_gradient } else { of_output };
         let first = expected.iter().copied().zip(got.iter().copied()).take(SHOWN).collect();
-        Comparison { name, difference: difference(expected, got), tolerance, first }
+        Comparison { name, difference: relative_error(expected, got), tolerance, first }
     }
 }
 
 /// Numbers shown of a tensor that differs.
 const SHOWN: usize = 4;
 
-impl Subject for Denoiser {
+impl VerifiableModel for Denoiser {
     const COMPONENT: Component = Component::Transformer;
 
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        dtype: Dtype,
+    ) -> Result<NamedOutputs> {
         let predicted = predict(self, tape, golden, dtype, Recompute::None)?;
         let found = match golden.packed()? {
             Some(_) => predicted.tokens,
             None => predicted.latents(tape)?,
         };
-        Ok(vec![("sample", numbers(found.tensor())?)])
+        Ok(vec![("sample", to_vec(found.tensor())?)])
     }
 
     fn trained<'m>(
         &'m self,
         tape: &Tape<'m>,
-        golden: &Golden,
+        golden: &ReferenceData,
         dtype: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         // Computed twice, so that this is held against the reference too.
@@ -351,7 +367,7 @@ impl Subject for Denoiser {
         match reference.shape().sizes() {
             // Tokens already.
             [_, _, _] => Ok(reference),
-            _ => Denoiser::arrange(self, tape, reference),
+            _ => Denoiser::patchify(self, tape, reference),
         }
     }
 }
@@ -363,67 +379,81 @@ const GIVEN: [(&str, &str); 2] =
 fn predict<'m>(
     model: &'m Denoiser,
     tape: &Tape<'m>,
-    golden: &Golden,
+    golden: &ReferenceData,
     dtype: Dtype,
     recompute: Recompute,
-) -> Result<Prediction> {
+) -> Result<DenoiserOutput> {
     let device = tape.device();
     let latents = golden.latents(model, tape, dtype)?;
     let given = GIVEN.into_iter().filter(|(_, theirs)| golden.catalog.find(theirs).is_ok());
     let tensor = |(ours, theirs)| Ok((ours, golden.tensor(device, theirs, dtype)?));
-    let condition = Conditions::of(given.map(tensor).collect::<Result<Vec<_>>>()?);
+    let condition = Conditions::from_tensors(given.map(tensor).collect::<Result<Vec<_>>>()?);
     let (_, timesteps) = golden.floats("in.timestep")?;
     // Transformers that are given tokens are told the share of noise, others thousandths of it.
     let is_share = golden.packed()?.is_some();
     let level = |time: &f32| match *time {
-        time if is_share => Level { sigma: time, timestep: 1000.0 * time },
-        time => Level { sigma: time / 1000.0, timestep: time },
+        time if is_share => Timestep { sigma: time, t: 1000.0 * time },
+        time => Timestep { sigma: time / 1000.0, t: time },
     };
-    let levels: Vec<Level> = timesteps.iter().map(level).collect();
+    let levels: Vec<Timestep> = timesteps.iter().map(level).collect();
     let scales = golden.floats("in.guidance").ok();
     let guidance = scales.as_ref().map(|(_, scales)| &scales[..]);
-    let input = Input { latents: &latents, levels: &levels, condition: &condition, guidance };
+    let input =
+        DenoiserInput { latents: &latents, timesteps: &levels, condition: &condition, guidance };
     model.predict(tape, input, recompute)
 }
 
-impl Subject for Llama {
+impl VerifiableModel for Llama {
     const COMPONENT: Component = Component::Language;
 
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
-        let hidden = self.hidden(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        _: Dtype,
+    ) -> Result<NamedOutputs> {
+        let hidden =
+            self.hidden_states(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
         let logits = self.logits(tape, &hidden)?;
-        let of = |var: &Var| numbers(var.tensor());
+        let of = |var: &Var| to_vec(var.tensor());
         Ok(vec![("hidden_states_last", of(&hidden)?), ("logits", of(&logits)?)])
     }
 
     fn trained<'m>(
         &'m self,
         tape: &Tape<'m>,
-        golden: &Golden,
+        golden: &ReferenceData,
         _: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
-        let hidden = self.hidden(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
+        let hidden =
+            self.hidden_states(tape, &golden.tokens(tape.device())?, None, Recompute::None)?;
         Ok(vec![("logits", self.logits(tape, &hidden)?)])
     }
 
-    /// Of every token after the first, computed twice, so that this is held against the reference too.
-    fn loss<'m>(&'m self, tape: &Tape<'m>, golden: &Golden) -> Result<Option<Var>> {
+    /// Of every token after the first, recomputed, so that this is held against the reference too.
+    fn loss<'m>(&'m self, tape: &Tape<'m>, golden: &ReferenceData) -> Result<Option<Var>> {
         let ids = golden.tokens(tape.device())?;
         let (rows, mut targets) = golden.ids("in.input_ids")?;
         for row in targets.chunks_mut(ids.shape().width()) {
             row.rotate_left(1);
-            row[ids.shape().width() - 1] = IGNORED;
+            row[ids.shape().width() - 1] = IGNORE_INDEX;
         }
         let targets = tape.device().upload([rows, ids.shape().width()], &targets)?;
         Llama::loss(self, tape, &ids, &targets, None, Recompute::Block).map(Some)
     }
 }
 
-impl Subject for Clip {
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
+impl VerifiableModel for ClipTextModel {
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        _: Dtype,
+    ) -> Result<NamedOutputs> {
         let (samples, ids) = golden.ids("in.input_ids")?;
-        let clip::Encoded { last, before_last, pooled } = self.forward(tape, &ids, samples)?;
-        let of = |var: &Var| numbers(var.tensor());
+        let clip::ClipOutput { last, penultimate: before_last, pooled } =
+            self.forward(tape, &ids, samples)?;
+        let of = |var: &Var| to_vec(var.tensor());
         Ok(vec![
             ("text_embeds", of(&pooled)?),
             ("last_hidden_state", of(&last)?),
@@ -434,50 +464,61 @@ impl Subject for Clip {
     fn trained<'m>(
         &'m self,
         tape: &Tape<'m>,
-        golden: &Golden,
+        golden: &ReferenceData,
         _: Dtype,
     ) -> Result<Vec<(&'static str, Var)>> {
         let (samples, ids) = golden.ids("in.input_ids")?;
-        let clip::Encoded { before_last, pooled, .. } = self.forward(tape, &ids, samples)?;
+        let clip::ClipOutput { penultimate: before_last, pooled, .. } =
+            self.forward(tape, &ids, samples)?;
         Ok(vec![("text_embeds", pooled), ("hidden_states_m2", before_last)])
     }
 }
 
-impl Subject for T5 {
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, _: Dtype) -> Result<Outputs> {
+impl VerifiableModel for T5Encoder {
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        _: Dtype,
+    ) -> Result<NamedOutputs> {
         let (samples, ids) = golden.ids("in.input_ids")?;
         let of_sample = ids.chunks(ids.len() / samples.max(1));
         let lengths: Vec<u32> =
             of_sample.map(|ids| ids.iter().filter(|id| **id != 0).count() as u32).collect();
         let all = self.forward(tape, &ids, samples, None)?;
         let masked = self.forward(tape, &ids, samples, Some(&lengths))?;
-        Ok(vec![("no_mask", numbers(all.tensor())?), ("masked", numbers(masked.tensor())?)])
+        Ok(vec![("no_mask", to_vec(all.tensor())?), ("masked", to_vec(masked.tensor())?)])
     }
 }
 
 /// Both halves, as the reference data has them.
-struct Autoencoder {
-    config: vae::Config,
-    encoder: Encoder,
-    decoder: Decoder,
+struct VaePair {
+    config: vae::VaeConfig,
+    encoder: VaeEncoder,
+    decoder: VaeDecoder,
 }
 
-impl Autoencoder {
-    fn new(config: &vae::Config, build: &mut Builder<'_>) -> Result<Self> {
-        let encoder = Encoder::new(config, build)?;
-        Ok(Self { config: config.clone(), encoder, decoder: Decoder::new(config, build)? })
+impl VaePair {
+    fn new(config: &vae::VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
+        let encoder = VaeEncoder::new(config, build)?;
+        Ok(Self { config: config.clone(), encoder, decoder: VaeDecoder::new(config, build)? })
     }
 }
 
-impl Subject for Autoencoder {
-    fn outputs<'m>(&'m self, tape: &Tape<'m>, golden: &Golden, dtype: Dtype) -> Result<Outputs> {
+impl VerifiableModel for VaePair {
+    fn outputs<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        golden: &ReferenceData,
+        dtype: Dtype,
+    ) -> Result<NamedOutputs> {
         let device = tape.device();
         let encoded = self.encoder.forward(tape, &golden.tensor(device, "in.image", dtype)?)?;
         let sizes = encoded.shape();
         let &[samples, channels, height, width] = sizes.sizes() else {
             unreachable!("convolutions give images")
         };
-        let both = numbers(encoded.tensor())?;
+        let both = to_vec(encoded.tensor())?;
         let half = |which: usize| -> Vec<f32> {
             let count = channels / 2 * height * width;
             both.chunks(2 * count)
@@ -493,17 +534,17 @@ impl Subject for Autoencoder {
             ("mean", mean),
             ("logvar", logarithms),
             ("scaled_latent", scaled),
-            ("decoded", numbers(decoded.tensor())?),
+            ("decoded", to_vec(decoded.tensor())?),
         ])
     }
 }
 
 /// The reference data.
-struct Golden {
+struct ReferenceData {
     catalog: Catalog,
 }
 
-impl Golden {
+impl ReferenceData {
     fn has(&self, name: &str) -> bool {
         self.catalog.find(name).is_ok()
     }
@@ -511,15 +552,15 @@ impl Golden {
     fn floats(&self, name: &str) -> Result<(Vec<usize>, Vec<f32>)> {
         let tensor = self.catalog.find(name)?;
         let sizes = tensor.shape.iter().map(|size| *size as usize).collect();
-        Ok((sizes, floats(&self.catalog, tensor, 0..tensor.count())?))
+        Ok((sizes, load_f32(&self.catalog, tensor, 0..tensor.numel())?))
     }
 
     /// Rows, and all token ids.
     fn ids(&self, name: &str) -> Result<(usize, Vec<u32>)> {
         let tensor = self.catalog.find(name)?;
-        let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
-        let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes[..])];
-        load(&self.catalog, wanted, Options::default(), &|_| true)?;
+        let mut bytes = vec![0; tensor.numel() as usize * size_of::<i64>()];
+        let wanted = vec![LoadRequest::whole(tensor, weights::FileDtype::I64, &mut bytes[..])];
+        load(&self.catalog, wanted, LoadOptions::default(), &|_| true)?;
         let (numbers, _) = bytes.as_chunks::<8>();
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
         Ok((rows, numbers.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()))
@@ -550,12 +591,12 @@ impl Golden {
     fn latents(&self, model: &Denoiser, tape: &Tape<'_>, dtype: Dtype) -> Result<Tensor> {
         let given = self.tensor(tape.device(), "in.hidden_states", dtype)?;
         match self.packed()? {
-            Some(tokens) => model.unpack(tape, given, tokens),
+            Some(tokens) => model.unpatchify(tape, given, tokens),
             None => Ok(given),
         }
     }
 
-    fn adapter(&self) -> Result<HashMap<String, Given>> {
+    fn adapter(&self) -> Result<HashMap<String, LoraWeights>> {
         let names = self.catalog.tensors.iter().filter_map(|tensor| {
             tensor.name.strip_prefix("lora.").and_then(|name| name.strip_suffix(".A"))
         });
@@ -566,7 +607,10 @@ impl Golden {
             let magnitude =
                 if self.has(&magnitude) { Some(self.floats(&magnitude)?.1) } else { None };
             let rank = sizes[0];
-            Ok((module.to_owned(), Given { rank, alpha: 2.0 * rank as f32, down, up, magnitude }))
+            Ok((
+                module.to_owned(),
+                LoraWeights { rank, alpha: 2.0 * rank as f32, down, up, magnitude },
+            ))
         };
         names.map(given).collect()
     }

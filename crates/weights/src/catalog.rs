@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
-use crate::dtype::Dtype;
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::tensor::{Encoding, TensorInfo, count_of};
+use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
 use crate::{gguf, safetensors, torch};
 
 /// What one model file holds, read without its data.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Contents {
+pub struct FileContents {
     /// Words the maker put in.
     pub metadata: BTreeMap<String, String>,
     /// The tensors, in the order of their data.
@@ -51,22 +51,22 @@ impl Catalog {
     /// Every model of a folder by itself: an index is one, and where there is none each file is.
     pub fn open_each(path: &Path) -> Result<Vec<Self>> {
         match path.is_dir().then(|| models_in(path)).transpose()? {
-            Some(Models::Files(files)) => files.iter().map(|file| Self::open(file)).collect(),
+            Some(FolderModels::Files(files)) => files.iter().map(|file| Self::open(file)).collect(),
             _ => Ok(vec![Self::open(path)?]),
         }
     }
 
     /// What a model would hold that is not there: names and shapes for whoever plans. Nothing can
     /// be read out of it.
-    pub fn hollow(
+    pub fn meta(
         path: &Path,
-        dtype: Dtype,
+        dtype: FileDtype,
         tensors: impl IntoIterator<Item = (String, Vec<u64>)>,
     ) -> Self {
         let mut catalog = Self { path: path.into(), ..Self::default() };
         for (name, shape) in tensors {
-            let encoding = Encoding::Plain(dtype);
-            let bytes = count_of(&shape).and_then(|count| encoding.bytes_for(count)).unwrap_or(0);
+            let encoding = TensorEncoding::Plain(dtype);
+            let bytes = numel_of(&shape).and_then(|count| encoding.bytes_for(count)).unwrap_or(0);
             catalog.by_name.insert(name.clone(), catalog.tensors.len());
             catalog.tensors.push(TensorInfo {
                 name,
@@ -82,14 +82,14 @@ impl Catalog {
     }
 
     /// Whether it has no files.
-    pub fn is_hollow(&self) -> bool {
+    pub fn is_meta(&self) -> bool {
         self.files.is_empty()
     }
 
     /// The file that a tensor lies in.
     pub fn file_of(&self, tensor: &TensorInfo) -> Result<&Path> {
         let file = self.files.get(tensor.file).map(PathBuf::as_path);
-        file.ok_or_else(|| WeightsError::Hollow { path: self.path.clone() })
+        file.ok_or_else(|| WeightsError::MetaModel { path: self.path.clone() })
     }
 
     /// The tensor of that name.
@@ -105,15 +105,15 @@ impl Catalog {
 
     fn open_folder(folder: &Path) -> Result<Self> {
         match models_in(folder)? {
-            Models::Index(index) => Self::open_index(folder, &index),
-            Models::Files(files) => Self::of_files(folder, files),
+            FolderModels::Index(index) => Self::open_index(folder, &index),
+            FolderModels::Files(files) => Self::of_files(folder, files),
         }
     }
 
     fn open_index(opened: &Path, index: &Path) -> Result<Self> {
         let wrong = |problem: String| WeightsError::Index { problem, path: index.into() };
         let text = fs::read(index).map_err(|source| WeightsError::io("read", index, source))?;
-        let parsed: Index =
+        let parsed: ShardIndex =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         let folder = index.parent().unwrap_or(Path::new(""));
         let mut files: Vec<&str> = parsed.weight_map.values().map(String::as_str).collect();
@@ -172,12 +172,12 @@ impl Catalog {
 pub const INDEX_SUFFIX: &str = ".index.json";
 
 #[derive(Deserialize)]
-struct Index {
+struct ShardIndex {
     weight_map: BTreeMap<String, String>,
 }
 
 /// What a folder holds.
-enum Models {
+enum FolderModels {
     /// A sharded model, by its index.
     Index(PathBuf),
     /// Files without an index.
@@ -185,7 +185,7 @@ enum Models {
 }
 
 /// An index decides; else all safetensors files count; else those of another kind.
-fn models_in(folder: &Path) -> Result<Models> {
+fn models_in(folder: &Path) -> Result<FolderModels> {
     let names = file_names(folder)?;
     let ending = |suffix: &str| -> Vec<PathBuf> {
         names.iter().filter(|name| name.ends_with(suffix)).map(|name| folder.join(name)).collect()
@@ -193,11 +193,11 @@ fn models_in(folder: &Path) -> Result<Models> {
     // Variants (`model.fp16.safetensors.index.json`) have longer names than what they vary.
     if let Some(index) = ending(INDEX_SUFFIX).into_iter().min_by_key(|path| path.as_os_str().len())
     {
-        return Ok(Models::Index(index));
+        return Ok(FolderModels::Index(index));
     }
     let kinds = [".safetensors", ".gguf", ".pt", ".pth", ".bin"];
     let files = kinds.into_iter().map(ending).find(|files| !files.is_empty());
-    files.map(Models::Files).ok_or_else(|| WeightsError::NoModel { path: folder.into() })
+    files.map(FolderModels::Files).ok_or_else(|| WeightsError::NoModel { path: folder.into() })
 }
 
 /// macOS leaves `._name` files with other systems' disks; they are no models.
@@ -215,7 +215,7 @@ fn file_names(folder: &Path) -> Result<Vec<String>> {
 }
 
 /// Tells the format by the first bytes; names lie more often.
-fn read_contents(path: &Path, file: usize) -> Result<Contents> {
+fn read_contents(path: &Path, file: usize) -> Result<FileContents> {
     let io = |source| WeightsError::io("open", path, source);
     let about = fs::metadata(path).map_err(io)?;
     if !about.is_file() {
@@ -251,16 +251,16 @@ fn read_contents(path: &Path, file: usize) -> Result<Contents> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Dtype;
-    use crate::safetensors::Entering;
+    use crate::FileDtype;
+    use crate::safetensors::OutputTensor;
     use crate::testing::model;
-    use crate::write::{deal, write_shards};
+    use crate::write::{split_shards, write_shards};
 
     fn sharded(folder: &Path) -> PathBuf {
         let tensor =
-            |name: &str| Entering { name: name.into(), dtype: Dtype::U8, shape: vec![100] };
-        let shards = deal("model", ["a", "b", "c"].map(tensor).into(), 250);
-        let fill: crate::write::Fill<'_> = &mut |tensor, out| {
+            |name: &str| OutputTensor { name: name.into(), dtype: FileDtype::U8, shape: vec![100] };
+        let shards = split_shards("model", ["a", "b", "c"].map(tensor).into(), 250);
+        let fill: crate::write::FillTensorFn<'_> = &mut |tensor, out| {
             out.write_all(&tensor.name.repeat(100).into_bytes()).unwrap();
             Ok(())
         };

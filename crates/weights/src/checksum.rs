@@ -9,18 +9,18 @@ use std::time::{Duration, UNIX_EPOCH};
 pub use blake3::{Hash, Hasher};
 use serde::{Deserialize, Serialize};
 
-use crate::Tick;
-use crate::disk::{Cache, Disk, Scratch};
+use crate::BytesDoneFn;
+use crate::disk::{AlignedBuffer, DirectReader, PageCache};
 use crate::error::{Result, WeightsError};
 
 /// Chosen: as much as a disk likes to give at once.
 const BLOCK_BYTES: usize = 8 << 20;
 
 /// Reads a whole file, sparing the page cache.
-pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
-    let disk = Disk::open(path, Cache::Spare)?;
+pub fn checksum(path: &Path, tick: BytesDoneFn<'_>) -> Result<Hash> {
+    let disk = DirectReader::open(path, PageCache::Spare)?;
     let mut hasher = Hasher::new();
-    let (mut buffer, mut scratch) = (vec![0; BLOCK_BYTES], Scratch::new(BLOCK_BYTES));
+    let (mut buffer, mut scratch) = (vec![0; BLOCK_BYTES], AlignedBuffer::new(BLOCK_BYTES));
     let mut offset = 0;
     while offset < disk.len() {
         let block = &mut buffer[..(disk.len() - offset).min(BLOCK_BYTES as u64) as usize];
@@ -31,13 +31,13 @@ pub fn checksum(path: &Path, tick: Tick<'_>) -> Result<Hash> {
             return Err(WeightsError::Cancelled);
         }
     }
-    disk.unchanged()?;
+    disk.check_unchanged()?;
     Ok(hasher.finalize())
 }
 
 /// What changes when a file is written to or replaced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Stamp {
+pub struct FileStamp {
     bytes: u64,
     /// Seconds since 1970 and nanoseconds.
     modified: (i64, i64),
@@ -47,9 +47,9 @@ pub struct Stamp {
     inode: u64,
 }
 
-impl Stamp {
+impl FileStamp {
     /// That of a file, or of what a link leads to.
-    pub fn of(path: &Path) -> Result<Self> {
+    pub fn read(path: &Path) -> Result<Self> {
         let about = fs::metadata(path).map_err(|source| WeightsError::io("read", path, source))?;
         Ok(Self {
             bytes: about.len(),
@@ -77,15 +77,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let [path, other] = ["x", "y"].map(|name| folder.path().join(name));
         fs::write(&path, "one").unwrap();
-        let before = Stamp::of(&path).unwrap();
-        assert_eq!(Stamp::of(&path).unwrap(), before);
+        let before = FileStamp::read(&path).unwrap();
+        assert_eq!(FileStamp::read(&path).unwrap(), before);
         // As long, and as old.
         fs::write(&other, "two").unwrap();
         let modified = fs::metadata(&path).unwrap().modified().unwrap();
         fs::File::options().write(true).open(&other).unwrap().set_modified(modified).unwrap();
         fs::rename(&other, &path).unwrap();
-        assert_ne!(Stamp::of(&path).unwrap(), before);
-        assert!(Stamp::of(&other).is_err());
+        assert_ne!(FileStamp::read(&path).unwrap(), before);
+        assert!(FileStamp::read(&other).is_err());
     }
 
     #[test]

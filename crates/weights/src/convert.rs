@@ -3,22 +3,27 @@
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::dtype::Dtype;
+use crate::dtype::FileDtype;
 
 /// Numbers that fit the first-level cache in both formats and as f32 between them.
 const CHUNK: usize = 1024;
 
 /// Whether numbers of one format can be turned into another. Equal formats always can.
-pub fn can_convert(from: Dtype, to: Dtype) -> bool {
+pub fn can_convert(from: FileDtype, to: FileDtype) -> bool {
     from == to
         || matches!(
             from,
-            Dtype::F64 | Dtype::F32 | Dtype::F16 | Dtype::Bf16 | Dtype::F8E4M3 | Dtype::F8E5M2
-        ) && matches!(to, Dtype::F32 | Dtype::F16 | Dtype::Bf16)
+            FileDtype::F64
+                | FileDtype::F32
+                | FileDtype::F16
+                | FileDtype::Bf16
+                | FileDtype::F8E4M3
+                | FileDtype::F8E5M2
+        ) && matches!(to, FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16)
 }
 
 /// Converts as many numbers as the two slices hold; the formats must be convertible.
-pub fn convert(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) {
+pub fn convert(from: FileDtype, bytes: &[u8], to: FileDtype, out: &mut [u8]) {
     if from == to {
         out.copy_from_slice(bytes);
         return;
@@ -33,11 +38,11 @@ pub fn convert(from: Dtype, bytes: &[u8], to: Dtype, out: &mut [u8]) {
 }
 
 /// f32 numbers into bytes of a format that [`can_convert`] allows.
-pub fn encode(numbers: &[f32], to: Dtype, out: &mut [u8]) {
+pub fn encode(numbers: &[f32], to: FileDtype, out: &mut [u8]) {
     match to {
-        Dtype::F32 => each(numbers, out, f32::to_le_bytes),
-        Dtype::Bf16 => each(numbers, out, |number| bf16_bits(number).to_le_bytes()),
-        Dtype::F16 => {
+        FileDtype::F32 => each(numbers, out, f32::to_le_bytes),
+        FileDtype::Bf16 => each(numbers, out, |number| bf16_bits(number).to_le_bytes()),
+        FileDtype::F16 => {
             let mut halves = [f16::ZERO; CHUNK];
             for (numbers, out) in numbers.chunks(CHUNK).zip(out.chunks_mut(CHUNK * 2)) {
                 let halves = &mut halves[..numbers.len()];
@@ -49,12 +54,12 @@ pub fn encode(numbers: &[f32], to: Dtype, out: &mut [u8]) {
     }
 }
 
-fn decode(from: Dtype, bytes: &[u8], numbers: &mut [f32]) {
+fn decode(from: FileDtype, bytes: &[u8], numbers: &mut [f32]) {
     match from {
-        Dtype::F64 => read(bytes, numbers, |bytes| f64::from_le_bytes(bytes) as f32),
-        Dtype::F32 => read(bytes, numbers, f32::from_le_bytes),
-        Dtype::Bf16 => read(bytes, numbers, |bytes| bf16::from_le_bytes(bytes).to_f32()),
-        Dtype::F16 => {
+        FileDtype::F64 => read(bytes, numbers, |bytes| f64::from_le_bytes(bytes) as f32),
+        FileDtype::F32 => read(bytes, numbers, f32::from_le_bytes),
+        FileDtype::Bf16 => read(bytes, numbers, |bytes| bf16::from_le_bytes(bytes).to_f32()),
+        FileDtype::F16 => {
             let mut halves = [f16::ZERO; CHUNK];
             let halves = &mut halves[..numbers.len()];
             for (half, bytes) in halves.iter_mut().zip(bytes.chunks_exact(2)) {
@@ -62,8 +67,8 @@ fn decode(from: Dtype, bytes: &[u8], numbers: &mut [f32]) {
             }
             halves.convert_to_f32_slice(numbers);
         }
-        Dtype::F8E4M3 => read(bytes, numbers, |[byte]| F8E4M3[byte as usize]),
-        Dtype::F8E5M2 => read(bytes, numbers, |[byte]| F8E5M2[byte as usize]),
+        FileDtype::F8E4M3 => read(bytes, numbers, |[byte]| F8E4M3[byte as usize]),
+        FileDtype::F8E5M2 => read(bytes, numbers, |[byte]| F8E5M2[byte as usize]),
         _ => unreachable!("callers ask can_convert first"),
     }
 }
@@ -134,19 +139,19 @@ const fn f8_bits(byte: u32, exponent_bits: u32, mantissa_bits: u32) -> u32 {
 mod tests {
     use super::*;
 
-    fn to_f32(from: Dtype, bytes: &[u8]) -> f32 {
+    fn to_f32(from: FileDtype, bytes: &[u8]) -> f32 {
         let mut out = [0; 4];
-        convert(from, bytes, Dtype::F32, &mut out);
+        convert(from, bytes, FileDtype::F32, &mut out);
         f32::from_le_bytes(out)
     }
 
     #[test]
     fn every_half_survives_the_way_through_f32() {
         for bits in 0..=u16::MAX {
-            for dtype in [Dtype::F16, Dtype::Bf16] {
+            for dtype in [FileDtype::F16, FileDtype::Bf16] {
                 let wide = to_f32(dtype, &bits.to_le_bytes());
                 let mut back = [0; 2];
-                convert(Dtype::F32, &wide.to_le_bytes(), dtype, &mut back);
+                convert(FileDtype::F32, &wide.to_le_bytes(), dtype, &mut back);
                 let back = u16::from_le_bytes(back);
                 assert!(
                     back == bits || wide.is_nan(),
@@ -175,16 +180,16 @@ mod tests {
                 "{byte:#04x} is {found}"
             );
         };
-        check(Dtype::F8E4M3, 0x7e, 448.0);
-        check(Dtype::F8E4M3, 0x08, 2.0_f32.powi(-6));
-        check(Dtype::F8E4M3, 0x01, 2.0_f32.powi(-9));
-        check(Dtype::F8E4M3, 0x07, 0.875 * 2.0_f32.powi(-6));
-        check(Dtype::F8E4M3, 0x80, -0.0);
-        check(Dtype::F8E4M3, 0xff, f32::NAN);
-        check(Dtype::F8E5M2, 0x7b, 57344.0);
-        check(Dtype::F8E5M2, 0x01, 2.0_f32.powi(-16));
-        check(Dtype::F8E5M2, 0xfc, f32::NEG_INFINITY);
-        check(Dtype::F8E5M2, 0x7d, f32::NAN);
+        check(FileDtype::F8E4M3, 0x7e, 448.0);
+        check(FileDtype::F8E4M3, 0x08, 2.0_f32.powi(-6));
+        check(FileDtype::F8E4M3, 0x01, 2.0_f32.powi(-9));
+        check(FileDtype::F8E4M3, 0x07, 0.875 * 2.0_f32.powi(-6));
+        check(FileDtype::F8E4M3, 0x80, -0.0);
+        check(FileDtype::F8E4M3, 0xff, f32::NAN);
+        check(FileDtype::F8E5M2, 0x7b, 57344.0);
+        check(FileDtype::F8E5M2, 0x01, 2.0_f32.powi(-16));
+        check(FileDtype::F8E5M2, 0xfc, f32::NEG_INFINITY);
+        check(FileDtype::F8E5M2, 0x7d, f32::NAN);
     }
 
     #[test]
@@ -192,7 +197,7 @@ mod tests {
         for count in [0, 1, 1023, 1024, 1025, 5000] {
             let numbers: Vec<u8> = (0..count).flat_map(|i| (i as f32).to_le_bytes()).collect();
             let mut halves = vec![0xff; count * 2];
-            convert(Dtype::F32, &numbers, Dtype::Bf16, &mut halves);
+            convert(FileDtype::F32, &numbers, FileDtype::Bf16, &mut halves);
             let last = halves.as_chunks::<2>().0.last().map(|bytes| bf16::from_le_bytes(*bytes));
             assert_eq!(last, (count > 0).then(|| bf16::from_f32(count as f32 - 1.0)));
         }

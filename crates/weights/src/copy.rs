@@ -4,28 +4,28 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-use crate::Tick;
+use crate::BytesDoneFn;
 use crate::catalog::Catalog;
 use crate::convert::can_convert;
-use crate::dtype::Dtype;
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::load::each_block;
-use crate::safetensors::Entering;
-use crate::tensor::{Encoding, TensorInfo};
-use crate::write::{Written, deal, write_file, write_shards};
+use crate::load::load_blocks;
+use crate::safetensors::OutputTensor;
+use crate::tensor::{TensorEncoding, TensorInfo};
+use crate::write::{WrittenFile, split_shards, write_file, write_shards};
 
 /// Where and how a model is written again.
-pub struct Copy<'a> {
+pub struct CopyOptions<'a> {
     /// File or folder.
-    pub target: Target<'a>,
+    pub target: CopyTarget<'a>,
     /// The format for floating-point numbers; absent, each tensor keeps its own.
-    pub dtype: Option<Dtype>,
+    pub dtype: Option<FileDtype>,
     /// Whether to count checksums along the way.
     pub checksum: bool,
 }
 
 /// Where a model goes.
-pub enum Target<'a> {
+pub enum CopyTarget<'a> {
     /// Into one file.
     File(&'a Path),
     /// Into a folder, in shards of at most so many bytes.
@@ -39,7 +39,7 @@ pub enum Target<'a> {
     },
 }
 
-impl Target<'_> {
+impl CopyTarget<'_> {
     fn path(&self) -> &Path {
         match self {
             Self::File(path) | Self::Shards { folder: path, .. } => path,
@@ -49,8 +49,12 @@ impl Target<'_> {
 
 /// Writes all tensors of a model; gives the files, the one that opens the model last. A target that holds a part
 /// of the source is only replaced when everything was written.
-pub fn copy(catalog: &Catalog, how: &Copy<'_>, tick: Tick<'_>) -> Result<Vec<Written>> {
-    let entering = |tensor: &TensorInfo| Entering {
+pub fn copy(
+    catalog: &Catalog,
+    how: &CopyOptions<'_>,
+    tick: BytesDoneFn<'_>,
+) -> Result<Vec<WrittenFile>> {
+    let entering = |tensor: &TensorInfo| OutputTensor {
         name: tensor.name.clone(),
         dtype: target_dtype(tensor, how.dtype),
         shape: tensor.shape.clone(),
@@ -58,22 +62,22 @@ pub fn copy(catalog: &Catalog, how: &Copy<'_>, tick: Tick<'_>) -> Result<Vec<Wri
     let tensors: Vec<_> = catalog.tensors.iter().map(entering).collect();
     let metadata = metadata_of(catalog);
     let mut buffer = Vec::new();
-    let mut fill = |tensor: &Entering, out: &mut dyn Write| {
+    let mut fill = |tensor: &OutputTensor, out: &mut dyn Write| {
         let source = catalog.find(&tensor.name)?;
-        each_block(catalog, source, tensor.dtype, &mut buffer, tick, &mut |block| {
+        load_blocks(catalog, source, tensor.dtype, &mut buffer, tick, &mut |block| {
             out.write_all(block)
                 .map_err(|source| WeightsError::io("write", how.target.path(), source))
         })
     };
     match &how.target {
-        Target::File(path) => {
+        CopyTarget::File(path) => {
             Ok(vec![write_file(path, &metadata, tensors, how.checksum, &mut fill)?])
         }
-        Target::Shards { folder, stem, limit } => write_shards(
+        CopyTarget::Shards { folder, stem, limit } => write_shards(
             folder,
             stem,
             &metadata,
-            deal(stem, tensors, *limit),
+            split_shards(stem, tensors, *limit),
             how.checksum,
             &mut fill,
         ),
@@ -89,11 +93,11 @@ fn metadata_of(catalog: &Catalog) -> BTreeMap<String, String> {
 }
 
 /// Quantised blocks hold numbers times f16 scales, so f16 is what loses least in two bytes.
-fn target_dtype(tensor: &TensorInfo, asked: Option<Dtype>) -> Dtype {
+fn target_dtype(tensor: &TensorInfo, asked: Option<FileDtype>) -> FileDtype {
     match (tensor.encoding, asked) {
-        (Encoding::Blocks(_), asked) => asked.unwrap_or(Dtype::F16),
-        (Encoding::Plain(own), Some(asked)) if can_convert(own, asked) => asked,
-        (Encoding::Plain(own), _) => own,
+        (TensorEncoding::Blocks(_), asked) => asked.unwrap_or(FileDtype::F16),
+        (TensorEncoding::Plain(own), Some(asked)) if can_convert(own, asked) => asked,
+        (TensorEncoding::Plain(own), _) => own,
     }
 }
 
@@ -107,14 +111,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let source = model(folder.path(), &[70_000_000, 0, 3, 1000]);
         let out = tempfile::tempdir().unwrap();
-        let target = Target::Shards { folder: out.path(), stem: "model", limit: 2000 };
+        let target = CopyTarget::Shards { folder: out.path(), stem: "model", limit: 2000 };
         let opened =
-            copy(&source, &Copy { target, dtype: None, checksum: false }, &|_| true).unwrap();
+            copy(&source, &CopyOptions { target, dtype: None, checksum: false }, &|_| true)
+                .unwrap();
         assert!(opened.last().unwrap().path.ends_with("model.safetensors.index.json"));
         let copied = Catalog::open(out.path()).unwrap();
         assert_eq!(copied.files.len(), 2);
         assert_eq!(copied.metadata["format"], "pt");
-        let mapped = crate::map::Mapped::open(&copied).unwrap();
+        let mapped = crate::mmap::MappedFiles::open(&copied).unwrap();
         for tensor in &copied.tensors {
             assert!(mapped.bytes(tensor).unwrap() == bytes_of(tensor), "{}", tensor.name);
         }
@@ -128,14 +133,16 @@ mod tests {
         let before = std::fs::read(&path).unwrap();
         let stopped = copy(
             &source,
-            &Copy { target: Target::File(&path), dtype: None, checksum: false },
+            &CopyOptions { target: CopyTarget::File(&path), dtype: None, checksum: false },
             &|_| false,
         );
         assert!(matches!(stopped, Err(WeightsError::Cancelled)));
         assert_eq!(std::fs::read(&path).unwrap(), before);
-        copy(&source, &Copy { target: Target::File(&path), dtype: None, checksum: false }, &|_| {
-            true
-        })
+        copy(
+            &source,
+            &CopyOptions { target: CopyTarget::File(&path), dtype: None, checksum: false },
+            &|_| true,
+        )
         .unwrap();
         assert_eq!(Catalog::open(&path).unwrap().bytes(), 5000);
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);

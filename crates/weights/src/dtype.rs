@@ -5,7 +5,7 @@ use std::fmt;
 /// How one number is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[allow(missing_docs)] // The names say it.
-pub enum Dtype {
+pub enum FileDtype {
     Bool,
     U8,
     I8,
@@ -25,29 +25,29 @@ pub enum Dtype {
     C64,
 }
 
-/// Source: `Dtype` of the safetensors crate. Its formats below a byte (F4, F6) are not in use by
+/// Source: `FileDtype` of the safetensors crate. Its formats below a byte (F4, F6) are not in use by
 /// any model we know and are refused by name.
-const NAMES: &[(Dtype, &str, u64)] = &[
-    (Dtype::Bool, "BOOL", 1),
-    (Dtype::U8, "U8", 1),
-    (Dtype::I8, "I8", 1),
-    (Dtype::F8E5M2, "F8_E5M2", 1),
-    (Dtype::F8E4M3, "F8_E4M3", 1),
-    (Dtype::F8E8M0, "F8_E8M0", 1),
-    (Dtype::U16, "U16", 2),
-    (Dtype::I16, "I16", 2),
-    (Dtype::F16, "F16", 2),
-    (Dtype::Bf16, "BF16", 2),
-    (Dtype::U32, "U32", 4),
-    (Dtype::I32, "I32", 4),
-    (Dtype::F32, "F32", 4),
-    (Dtype::U64, "U64", 8),
-    (Dtype::I64, "I64", 8),
-    (Dtype::F64, "F64", 8),
-    (Dtype::C64, "C64", 8),
+const NAMES: &[(FileDtype, &str, u64)] = &[
+    (FileDtype::Bool, "BOOL", 1),
+    (FileDtype::U8, "U8", 1),
+    (FileDtype::I8, "I8", 1),
+    (FileDtype::F8E5M2, "F8_E5M2", 1),
+    (FileDtype::F8E4M3, "F8_E4M3", 1),
+    (FileDtype::F8E8M0, "F8_E8M0", 1),
+    (FileDtype::U16, "U16", 2),
+    (FileDtype::I16, "I16", 2),
+    (FileDtype::F16, "F16", 2),
+    (FileDtype::Bf16, "BF16", 2),
+    (FileDtype::U32, "U32", 4),
+    (FileDtype::I32, "I32", 4),
+    (FileDtype::F32, "F32", 4),
+    (FileDtype::U64, "U64", 8),
+    (FileDtype::I64, "I64", 8),
+    (FileDtype::F64, "F64", 8),
+    (FileDtype::C64, "C64", 8),
 ];
 
-impl Dtype {
+impl FileDtype {
     /// The format of that safetensors name.
     pub fn from_name(name: &str) -> Option<Self> {
         NAMES.iter().find(|(_, known, _)| *known == name).map(|(dtype, ..)| *dtype)
@@ -68,7 +68,7 @@ impl Dtype {
     }
 }
 
-impl fmt::Display for Dtype {
+impl fmt::Display for FileDtype {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
     }

@@ -4,7 +4,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::tensor::Encoding;
+use crate::tensor::TensorEncoding;
 
 /// Everything that can go wrong with model files.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub enum WeightsError {
     },
     /// A model of which names and shapes are known, and whose files are not there.
     #[error("its weights are not there, only their names and shapes are known: {}", path.display())]
-    Hollow {
+    MetaModel {
         /// Where they would be.
         path: PathBuf,
     },
@@ -121,13 +121,13 @@ pub enum WeightsError {
     },
     /// A number that the format to be written has no room for.
     #[error("tensor {name} holds {number}, which {encoding} does not")]
-    Unfit {
+    OutOfRange {
         /// The tensor.
         name: String,
         /// The first such number.
         number: f32,
         /// As it was to be written.
-        encoding: Encoding,
+        encoding: TensorEncoding,
     },
     /// The file was changed by somebody else while we read it.
     #[error("file changed while it was read: {}", path.display())]
@@ -167,7 +167,7 @@ impl WeightsError {
             Self::UnknownFormat { .. } => {
                 "hearth reads .safetensors, .safetensors.index.json, .pt, .pth, .bin (PyTorch) and .gguf"
             }
-            Self::Hollow { .. } => "download the model into that folder, and run it again",
+            Self::MetaModel { .. } => "download the model into that folder, and run it again",
             Self::NoModel { .. } => "give a folder that holds .safetensors files, or one file",
             Self::Truncated { .. } => "download or copy the file again: its end is missing",
             Self::Malformed { .. } => "download the file again, or ask whoever made it",
@@ -180,7 +180,7 @@ impl WeightsError {
             Self::BufferSize { .. } | Self::NoConversion { .. } => {
                 "this is a fault of hearth, please report it"
             }
-            Self::Unfit { .. } => {
+            Self::OutOfRange { .. } => {
                 "write bf16 or f32, which hold larger numbers; one that is not finite means that training failed"
             }
             Self::Changed { .. } => "wait until whatever writes the file is done",

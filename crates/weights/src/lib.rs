@@ -13,7 +13,7 @@ pub mod dtype;
 pub mod error;
 pub mod gguf;
 pub mod load;
-pub mod map;
+pub mod mmap;
 pub mod pickle;
 pub mod safetensors;
 pub mod survey;
@@ -24,10 +24,10 @@ pub mod torch;
 pub mod write;
 
 pub use crate::catalog::Catalog;
-pub use crate::dtype::Dtype;
+pub use crate::dtype::FileDtype;
 pub use crate::error::{Result, WeightsError};
-pub use crate::tensor::{Encoding, TensorInfo};
+pub use crate::tensor::{TensorEncoding, TensorInfo};
 
 /// Told how many bytes were done since it was last told; answers whether to go on. Called from
 /// several threads.
-pub type Tick<'a> = &'a (dyn Fn(u64) -> bool + Sync);
+pub type BytesDoneFn<'a> = &'a (dyn Fn(u64) -> bool + Sync);

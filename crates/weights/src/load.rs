@@ -1,6 +1,6 @@
 //! Numbers from files into the caller's memory: several threads, large blocks, one pass, no second
 //! copy. Where the format asked for is another than the stored one, each block is converted on its
-//! way through a small buffer that stays in the processor's cache.
+//! way through a small buffer that stays in the CPU's cache.
 
 use std::ops::Range;
 use std::path::Path;
@@ -8,19 +8,19 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::vec::IntoIter;
 
-use crate::Tick;
+use crate::BytesDoneFn;
 use crate::catalog::Catalog;
 use crate::convert::{can_convert, convert, encode};
-pub use crate::disk::Cache;
-use crate::disk::{ALIGNMENT, Disk, Scratch};
-use crate::dtype::Dtype;
+pub use crate::disk::PageCache;
+use crate::disk::{ALIGNMENT, AlignedBuffer, DirectReader};
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::gguf::BlockFormat;
+use crate::gguf::GgufBlockFormat;
 use crate::gguf::blocks::dequantise;
-use crate::tensor::{Encoding, TensorInfo};
+use crate::tensor::{TensorEncoding, TensorInfo};
 
-/// Memory that numbers are loaded into: the processor's own, or any that is filled through it.
-pub trait Target: Sized + Send {
+/// Memory that numbers are loaded into: the CPU's own, or any that is filled through it.
+pub trait LoadTarget: Sized + Send {
     /// How large it is.
     fn bytes(&self) -> usize;
 
@@ -31,7 +31,7 @@ pub trait Target: Sized + Send {
     fn fill(self, write: &mut dyn FnMut(&mut [u8]) -> Result<()>) -> Result<()>;
 }
 
-impl Target for &mut [u8] {
+impl LoadTarget for &mut [u8] {
     fn bytes(&self) -> usize {
         self.len()
     }
@@ -46,31 +46,31 @@ impl Target for &mut [u8] {
 }
 
 /// Numbers to load: those of a tensor from `first` on, as many as the buffer holds.
-pub struct Wanted<'a, T = &'a mut [u8]> {
+pub struct LoadRequest<'a, T = &'a mut [u8]> {
     /// Where they lie.
     pub tensor: &'a TensorInfo,
     /// The format to load them in.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// How many of the tensor's numbers to leave out at its start.
     pub first: u64,
     /// Where they go.
     pub into: T,
 }
 
-impl<'a, T> Wanted<'a, T> {
+impl<'a, T> LoadRequest<'a, T> {
     /// All of a tensor.
-    pub fn whole(tensor: &'a TensorInfo, dtype: Dtype, into: T) -> Self {
+    pub fn whole(tensor: &'a TensorInfo, dtype: FileDtype, into: T) -> Self {
         Self { tensor, dtype, first: 0, into }
     }
 }
 
 /// How to load.
 #[derive(Clone, Copy, Debug)]
-pub struct Options {
+pub struct LoadOptions {
     /// Threads that read at once.
     pub threads: usize,
     /// What to do with the page cache.
-    pub cache: Cache,
+    pub cache: PageCache,
 }
 
 /// Measured with `bench load`, 2026-11-15. On two cores, four readers of 8 MiB each reach what the
@@ -78,10 +78,10 @@ pub struct Options {
 /// with eight the copy into fresh memory ran at 0.55 of a plain one. More than 32 is untried.
 const THREADS: std::ops::RangeInclusive<usize> = 4..=32;
 
-impl Default for Options {
+impl Default for LoadOptions {
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
-        Self { threads: cores.clamp(*THREADS.start(), *THREADS.end()), cache: Cache::default() }
+        Self { threads: cores.clamp(*THREADS.start(), *THREADS.end()), cache: PageCache::default() }
     }
 }
 
@@ -89,24 +89,24 @@ impl Default for Options {
 const BLOCK_BYTES: u64 = 8 << 20;
 
 /// Loads everything wanted, or nothing that may be used: after an error the buffers hold anything.
-pub fn load<T: Target>(
+pub fn load<T: LoadTarget>(
     catalog: &Catalog,
-    wanted: Vec<Wanted<'_, T>>,
-    options: Options,
-    tick: Tick<'_>,
+    wanted: Vec<LoadRequest<'_, T>>,
+    options: LoadOptions,
+    tick: BytesDoneFn<'_>,
 ) -> Result<()> {
-    let mut disks: Vec<Option<Disk>> = catalog.files.iter().map(|_| None).collect();
+    let mut disks: Vec<Option<DirectReader>> = catalog.files.iter().map(|_| None).collect();
     let mut pieces = Vec::new();
     for wanted in wanted {
         let (file, path) = (wanted.tensor.file, catalog.file_of(wanted.tensor)?);
         if disks[file].is_none() {
-            disks[file] = Some(Disk::open(path, options.cache)?);
+            disks[file] = Some(DirectReader::open(path, options.cache)?);
         }
-        cut(wanted, &mut pieces)?;
+        split(wanted, &mut pieces)?;
     }
     let groups = group(pieces);
     let threads = options.threads.clamp(1, groups.len().max(1));
-    let work = Work {
+    let work = LoadQueue {
         groups: Mutex::new(groups.into_iter()),
         disks: &disks,
         stop: AtomicBool::new(false),
@@ -123,40 +123,41 @@ pub fn load<T: Target>(
     {
         return Err(error);
     }
-    disks.iter().flatten().try_for_each(Disk::unchanged)
+    disks.iter().flatten().try_for_each(DirectReader::check_unchanged)
 }
 
 /// Some of a tensor's numbers as f32, for what is small enough to be held twice.
-pub fn floats(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
+pub fn load_f32(catalog: &Catalog, tensor: &TensorInfo, numbers: Range<u64>) -> Result<Vec<f32>> {
     let mut bytes = vec![0; (numbers.end - numbers.start) as usize * size_of::<f32>()];
-    let wanted = Wanted { tensor, dtype: Dtype::F32, first: numbers.start, into: &mut bytes[..] };
-    load(catalog, vec![wanted], Options::default(), &|_| true)?;
+    let wanted =
+        LoadRequest { tensor, dtype: FileDtype::F32, first: numbers.start, into: &mut bytes[..] };
+    load(catalog, vec![wanted], LoadOptions::default(), &|_| true)?;
     let (chunks, _) = bytes.as_chunks::<4>();
     Ok(chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
 /// Chosen: enough for a disk to keep streaming, little enough to hold beside a model.
-const STREAM_BYTES: u64 = 32 << 20;
+const BUFFER_BYTES: u64 = 32 << 20;
 
 /// Loads a tensor stretch by stretch into a buffer that is used again, and hands each over.
-pub fn each_block(
+pub fn load_blocks(
     catalog: &Catalog,
     tensor: &TensorInfo,
-    dtype: Dtype,
+    dtype: FileDtype,
     buffer: &mut Vec<u8>,
-    tick: Tick<'_>,
+    tick: BytesDoneFn<'_>,
     take: &mut dyn FnMut(&[u8]) -> Result<()>,
 ) -> Result<()> {
     let per_block =
-        (STREAM_BYTES / dtype.bytes()).next_multiple_of(tensor.encoding.numbers_per_block());
+        (BUFFER_BYTES / dtype.bytes()).next_multiple_of(tensor.encoding.values_per_block());
     // A strided view has no blocks that lie together.
-    let per_block = if tensor.strides.is_some() { tensor.count() } else { per_block };
+    let per_block = if tensor.strides.is_some() { tensor.numel() } else { per_block };
     let mut first = 0;
-    while first < tensor.count() {
-        let count = per_block.min(tensor.count() - first);
+    while first < tensor.numel() {
+        let count = per_block.min(tensor.numel() - first);
         buffer.resize((count * dtype.bytes()) as usize, 0);
-        let wanted = Wanted { tensor, dtype, first, into: &mut buffer[..] };
-        load(catalog, vec![wanted], Options::default(), tick)?;
+        let wanted = LoadRequest { tensor, dtype, first, into: &mut buffer[..] };
+        load(catalog, vec![wanted], LoadOptions::default(), tick)?;
         take(buffer)?;
         first += count;
     }
@@ -164,28 +165,31 @@ pub fn each_block(
 }
 
 /// Drops a file from the page cache, as far as the system can.
-pub fn release(path: &Path) -> Result<()> {
-    Disk::open(path, Cache::Release)?.release();
+pub fn drop_page_cache(path: &Path) -> Result<()> {
+    DirectReader::open(path, PageCache::Release)?.release();
     Ok(())
 }
 
 /// A stretch of one tensor that one thread reads.
-struct Piece<'a, T> {
+struct TensorChunk<'a, T> {
     tensor: &'a TensorInfo,
-    encoding: Encoding,
+    encoding: TensorEncoding,
     offset: u64,
     source_bytes: u64,
-    dtype: Dtype,
+    dtype: FileDtype,
     into: T,
 }
 
 /// Cuts what is wanted into pieces of about a block.
-fn cut<'a, T: Target>(wanted: Wanted<'a, T>, pieces: &mut Vec<Piece<'a, T>>) -> Result<()> {
-    let Wanted { tensor, dtype, first, into } = wanted;
+fn split<'a, T: LoadTarget>(
+    wanted: LoadRequest<'a, T>,
+    pieces: &mut Vec<TensorChunk<'a, T>>,
+) -> Result<()> {
+    let LoadRequest { tensor, dtype, first, into } = wanted;
     check(tensor, dtype, first, into.bytes() as u64)?;
     let bytes_for =
         |count| tensor.encoding.bytes_for(count).expect("the tensor's size was checked");
-    let piece = |first, count, into| Piece {
+    let piece = |first, count, into| TensorChunk {
         tensor,
         encoding: tensor.encoding,
         offset: tensor.offset + bytes_for(first),
@@ -195,16 +199,16 @@ fn cut<'a, T: Target>(wanted: Wanted<'a, T>, pieces: &mut Vec<Piece<'a, T>>) -> 
     };
     if tensor.strides.is_some() {
         let whole =
-            Piece { offset: tensor.offset, source_bytes: tensor.bytes, ..piece(0, 0, into) };
+            TensorChunk { offset: tensor.offset, source_bytes: tensor.bytes, ..piece(0, 0, into) };
         pieces.push(whole);
         return Ok(());
     }
     // A whole number of blocks of any quantised format; the first piece ends where the file is
     // aligned, so that the others begin there.
     let per_piece =
-        (BLOCK_BYTES / dtype.bytes()).next_multiple_of(tensor.encoding.numbers_per_block());
+        (BLOCK_BYTES / dtype.bytes()).next_multiple_of(tensor.encoding.values_per_block());
     let lead = match tensor.encoding {
-        Encoding::Plain(stored) if stored == dtype => {
+        TensorEncoding::Plain(stored) if stored == dtype => {
             (tensor.offset + bytes_for(first)) % ALIGNMENT as u64 / dtype.bytes()
         }
         _ => 0,
@@ -222,17 +226,17 @@ fn cut<'a, T: Target>(wanted: Wanted<'a, T>, pieces: &mut Vec<Piece<'a, T>>) -> 
     Ok(())
 }
 
-fn check(tensor: &TensorInfo, dtype: Dtype, first: u64, buffer_bytes: u64) -> Result<()> {
+fn check(tensor: &TensorInfo, dtype: FileDtype, first: u64, buffer_bytes: u64) -> Result<()> {
     let convertible = match tensor.encoding {
-        Encoding::Plain(from) => can_convert(from, dtype),
-        Encoding::Blocks(_) => can_convert(Dtype::F32, dtype),
+        TensorEncoding::Plain(from) => can_convert(from, dtype),
+        TensorEncoding::Blocks(_) => can_convert(FileDtype::F32, dtype),
     };
     if !convertible {
         let (name, from, to) =
             (tensor.name.clone(), tensor.encoding.to_string(), dtype.to_string());
         return Err(WeightsError::NoConversion { name, from, to });
     }
-    let left = tensor.count().saturating_sub(first).saturating_mul(dtype.bytes());
+    let left = tensor.numel().saturating_sub(first).saturating_mul(dtype.bytes());
     let count = buffer_bytes / dtype.bytes();
     let whole_blocks =
         tensor.encoding.bytes_for(first).is_some() && tensor.encoding.bytes_for(count).is_some();
@@ -256,9 +260,9 @@ const SMALL_BYTES: u64 = 256 << 10;
 
 /// Pieces in the order of the disk, small neighbours together: a model of thousands of small tensors
 /// would otherwise be read in thousands of small reads.
-fn group<T: Target>(mut pieces: Vec<Piece<'_, T>>) -> Vec<Vec<Piece<'_, T>>> {
+fn group<T: LoadTarget>(mut pieces: Vec<TensorChunk<'_, T>>) -> Vec<Vec<TensorChunk<'_, T>>> {
     pieces.sort_by_key(|piece| (piece.tensor.file, piece.offset));
-    let mut groups: Vec<Vec<Piece<'_, T>>> = Vec::new();
+    let mut groups: Vec<Vec<TensorChunk<'_, T>>> = Vec::new();
     for piece in pieces {
         match groups.last_mut() {
             Some(group) if piece.joins(group) => group.push(piece),
@@ -269,17 +273,18 @@ fn group<T: Target>(mut pieces: Vec<Piece<'_, T>>) -> Vec<Vec<Piece<'_, T>>> {
 }
 
 /// What all threads share.
-struct Work<'a, T> {
-    groups: Mutex<IntoIter<Vec<Piece<'a, T>>>>,
-    disks: &'a [Option<Disk>],
+struct LoadQueue<'a, T> {
+    groups: Mutex<IntoIter<Vec<TensorChunk<'a, T>>>>,
+    disks: &'a [Option<DirectReader>],
     stop: AtomicBool,
-    tick: Tick<'a>,
+    tick: BytesDoneFn<'a>,
 }
 
-impl<'a, T: Target> Work<'a, T> {
+impl<'a, T: LoadTarget> LoadQueue<'a, T> {
     /// One thread's work: group after group until there are none, or until somebody fails.
     fn run(&self) -> Result<()> {
-        let mut buffers = Buffers { scratch: Scratch::new(BLOCK_BYTES as usize), raw: Vec::new() };
+        let mut buffers =
+            ReadBuffers { scratch: AlignedBuffer::new(BLOCK_BYTES as usize), raw: Vec::new() };
         while let Some(group) = self.next() {
             if self.stop.load(Ordering::Relaxed) {
                 return Err(WeightsError::Cancelled);
@@ -294,13 +299,13 @@ impl<'a, T: Target> Work<'a, T> {
         Ok(())
     }
 
-    fn next(&self) -> Option<Vec<Piece<'a, T>>> {
+    fn next(&self) -> Option<Vec<TensorChunk<'a, T>>> {
         self.groups.lock().expect("no reader panics").next()
     }
 
     /// One piece that is wanted as it is goes straight into place; all others through the buffer.
-    fn read(&self, mut group: Vec<Piece<'_, T>>, buffers: &mut Buffers) -> Result<()> {
-        let Buffers { scratch, raw } = buffers;
+    fn read(&self, mut group: Vec<TensorChunk<'_, T>>, buffers: &mut ReadBuffers) -> Result<()> {
+        let ReadBuffers { scratch, raw } = buffers;
         let (Some(first), Some(last)) = (group.first(), group.last()) else { return Ok(()) };
         let disk = self.disks[first.tensor.file].as_ref().expect("its file was opened before");
         let (start, end) = (first.offset, last.end());
@@ -319,12 +324,12 @@ impl<'a, T: Target> Work<'a, T> {
 }
 
 /// One thread's memory, used again for each group.
-struct Buffers {
-    scratch: Scratch,
+struct ReadBuffers {
+    scratch: AlignedBuffer,
     raw: Vec<u8>,
 }
 
-impl<T: Target> Piece<'_, T> {
+impl<T: LoadTarget> TensorChunk<'_, T> {
     fn end(&self) -> u64 {
         self.offset + self.source_bytes
     }
@@ -342,7 +347,7 @@ impl<T: Target> Piece<'_, T> {
 
     /// Whether the bytes of the file are the bytes wanted.
     fn is_plain(&self) -> bool {
-        self.encoding == Encoding::Plain(self.dtype) && self.tensor.strides.is_none()
+        self.encoding == TensorEncoding::Plain(self.dtype) && self.tensor.strides.is_none()
     }
 
     /// Puts the bytes of the file where they are wanted, in the format they are wanted in.
@@ -350,12 +355,12 @@ impl<T: Target> Piece<'_, T> {
         let Self { tensor, encoding, dtype, into, .. } = self;
         into.fill(&mut |into| {
             match (&tensor.strides, encoding) {
-                (Some(strides), Encoding::Plain(from)) => {
+                (Some(strides), TensorEncoding::Plain(from)) => {
                     let dense = gather(bytes, &tensor.shape, strides, from.bytes() as usize);
                     convert(from, &dense, dtype, into);
                 }
-                (_, Encoding::Plain(from)) => convert(from, bytes, dtype, into),
-                (_, Encoding::Blocks(format)) => dequantise_into(format, bytes, dtype, into),
+                (_, TensorEncoding::Plain(from)) => convert(from, bytes, dtype, into),
+                (_, TensorEncoding::Blocks(format)) => dequantise_into(format, bytes, dtype, into),
             }
             Ok(())
         })
@@ -363,11 +368,11 @@ impl<T: Target> Piece<'_, T> {
 }
 
 /// Quantised blocks to numbers of the format asked for, a cache's worth at a time.
-fn dequantise_into(format: BlockFormat, blocks: &[u8], dtype: Dtype, into: &mut [u8]) {
+fn dequantise_into(format: GgufBlockFormat, blocks: &[u8], dtype: FileDtype, into: &mut [u8]) {
     // A multiple of every format's block.
     const NUMBERS: usize = 2048;
     let mut numbers = [0.0; NUMBERS];
-    let source_bytes = NUMBERS / format.numbers() as usize * format.bytes() as usize;
+    let source_bytes = NUMBERS / format.values_per_block() as usize * format.bytes() as usize;
     for (blocks, into) in
         blocks.chunks(source_bytes).zip(into.chunks_mut(NUMBERS * dtype.bytes() as usize))
     {
@@ -380,7 +385,7 @@ fn dequantise_into(format: BlockFormat, blocks: &[u8], dtype: Dtype, into: &mut 
 /// The numbers of a strided view in row-major order. The reader of the archive has checked that all
 /// of them lie within the bytes.
 fn gather(bytes: &[u8], shape: &[u64], strides: &[u64], width: usize) -> Vec<u8> {
-    let count = crate::tensor::count_of(shape).expect("readers refuse shapes that do not fit");
+    let count = crate::tensor::numel_of(shape).expect("readers refuse shapes that do not fit");
     let mut dense = Vec::with_capacity(count as usize * width);
     let mut at = vec![0_u64; shape.len()];
     for _ in 0..count {
@@ -403,14 +408,14 @@ mod tests {
     use super::*;
     use crate::testing::{bytes_of, model};
 
-    const GO_ON: Tick<'static> = &|_| true;
+    const GO_ON: BytesDoneFn<'static> = &|_| true;
 
-    fn load_all(catalog: &Catalog, options: Options) -> Result<Vec<Vec<u8>>> {
+    fn load_all(catalog: &Catalog, options: LoadOptions) -> Result<Vec<Vec<u8>>> {
         let mut buffers: Vec<Vec<u8>> =
             catalog.tensors.iter().map(|t| vec![0; t.bytes as usize]).collect();
         let wanted = catalog.tensors.iter().zip(&mut buffers).map(|(tensor, into)| {
-            let Encoding::Plain(dtype) = tensor.encoding else { panic!("a plain model") };
-            Wanted::whole(tensor, dtype, &mut into[..])
+            let TensorEncoding::Plain(dtype) = tensor.encoding else { panic!("a plain model") };
+            LoadRequest::whole(tensor, dtype, &mut into[..])
         });
         load(catalog, wanted.collect(), options, GO_ON)?;
         Ok(buffers)
@@ -420,15 +425,15 @@ mod tests {
     fn every_way_of_reading_gives_the_same_bytes() {
         let folder = tempfile::tempdir().unwrap();
         let catalog = model(folder.path(), &[0, 1, 4095, 4096, 4097, 9_000_001, 300_000, 77, 78]);
-        for cache in [Cache::Spare, Cache::Fill, Cache::Release] {
+        for cache in [PageCache::Spare, PageCache::Fill, PageCache::Release] {
             for threads in [1, 3] {
-                let loaded = load_all(&catalog, Options { threads, cache }).unwrap();
+                let loaded = load_all(&catalog, LoadOptions { threads, cache }).unwrap();
                 for (tensor, loaded) in catalog.tensors.iter().zip(loaded) {
                     assert!(loaded == bytes_of(tensor), "{} differs with {cache:?}", tensor.name);
                 }
             }
         }
-        let mapped = crate::map::Mapped::open(&catalog).unwrap();
+        let mapped = crate::mmap::MappedFiles::open(&catalog).unwrap();
         for tensor in &catalog.tensors {
             assert!(
                 mapped.bytes(tensor).unwrap() == bytes_of(tensor),
@@ -438,13 +443,13 @@ mod tests {
         }
     }
 
-    /// Memory that is filled through another, as a card's is.
+    /// Memory that is filled through another, as a GPU's is.
     struct Far<'a> {
         memory: &'a Mutex<Vec<u8>>,
         range: Range<usize>,
     }
 
-    impl Target for Far<'_> {
+    impl LoadTarget for Far<'_> {
         fn bytes(&self) -> usize {
             self.range.len()
         }
@@ -474,9 +479,9 @@ mod tests {
             .collect();
         let wanted = catalog.tensors.iter().zip(&memory).map(|(tensor, memory)| {
             let into = Far { memory, range: 0..tensor.bytes as usize };
-            Wanted::whole(tensor, Dtype::U8, into)
+            LoadRequest::whole(tensor, FileDtype::U8, into)
         });
-        load(&catalog, wanted.collect(), Options::default(), GO_ON).unwrap();
+        load(&catalog, wanted.collect(), LoadOptions::default(), GO_ON).unwrap();
         for (tensor, memory) in catalog.tensors.iter().zip(memory) {
             assert!(memory.into_inner().unwrap() == bytes_of(tensor), "{} differs", tensor.name);
         }
@@ -494,13 +499,13 @@ mod tests {
         safetensors::serialize_to_file([("x", view)], None, &path).unwrap();
         let catalog = Catalog::open(&path).unwrap();
         let mut halves = vec![0; 2 * 2_000_000];
-        let wanted = Wanted {
+        let wanted = LoadRequest {
             tensor: &catalog.tensors[0],
-            dtype: Dtype::Bf16,
+            dtype: FileDtype::Bf16,
             first: 999_999,
             into: &mut halves[..],
         };
-        load(&catalog, vec![wanted], Options::default(), GO_ON).unwrap();
+        load(&catalog, vec![wanted], LoadOptions::default(), GO_ON).unwrap();
         let (halves, _) = halves.as_chunks::<2>();
         for (half, number) in halves.iter().zip(&numbers[999_999..]) {
             assert_eq!(half::bf16::from_le_bytes(*half), half::bf16::from_f32(*number));
@@ -514,19 +519,19 @@ mod tests {
         let tensor = &catalog.tensors[0];
         let refused = |dtype, first, bytes| {
             let mut into = vec![0; bytes];
-            let wanted = Wanted { tensor, dtype, first, into: &mut into[..] };
-            load(&catalog, vec![wanted], Options::default(), GO_ON).unwrap_err()
+            let wanted = LoadRequest { tensor, dtype, first, into: &mut into[..] };
+            load(&catalog, vec![wanted], LoadOptions::default(), GO_ON).unwrap_err()
         };
         assert!(matches!(
-            refused(Dtype::U8, 0, 9),
+            refused(FileDtype::U8, 0, 9),
             WeightsError::BufferSize { needed: 8, got: 9, .. }
         ));
         assert!(matches!(
-            refused(Dtype::U8, 7, 2),
+            refused(FileDtype::U8, 7, 2),
             WeightsError::BufferSize { needed: 1, got: 2, .. }
         ));
-        assert!(matches!(refused(Dtype::U8, u64::MAX, 1), WeightsError::BufferSize { .. }));
-        assert!(matches!(refused(Dtype::F32, 0, 8), WeightsError::NoConversion { .. }));
+        assert!(matches!(refused(FileDtype::U8, u64::MAX, 1), WeightsError::BufferSize { .. }));
+        assert!(matches!(refused(FileDtype::F32, 0, 8), WeightsError::NoConversion { .. }));
     }
 
     #[test]
@@ -536,8 +541,8 @@ mod tests {
         let path = &catalog.files[0];
         let shortened = std::fs::OpenOptions::new().write(true).open(path).unwrap();
         shortened.set_len(4_000_000).unwrap();
-        for cache in [Cache::Spare, Cache::Fill] {
-            let error = load_all(&catalog, Options { threads: 2, cache }).unwrap_err();
+        for cache in [PageCache::Spare, PageCache::Fill] {
+            let error = load_all(&catalog, LoadOptions { threads: 2, cache }).unwrap_err();
             assert!(matches!(error, WeightsError::Truncated { has: 4_000_000, .. }), "{error}");
         }
         let catalog = model(folder.path(), &[5_000_000]);
@@ -551,8 +556,8 @@ mod tests {
             true
         };
         let mut into = vec![0; 5_000_000];
-        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into[..]);
-        let error = load(&catalog, vec![wanted], Options::default(), &touch).unwrap_err();
+        let wanted = LoadRequest::whole(&catalog.tensors[0], FileDtype::U8, &mut into[..]);
+        let error = load(&catalog, vec![wanted], LoadOptions::default(), &touch).unwrap_err();
         assert!(matches!(error, WeightsError::Changed { .. }), "{error}");
     }
 
@@ -561,8 +566,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let catalog = model(folder.path(), &[9_000_000]);
         let mut into = vec![0; 9_000_000];
-        let wanted = Wanted::whole(&catalog.tensors[0], Dtype::U8, &mut into[..]);
-        let error = load(&catalog, vec![wanted], Options::default(), &|_| false).unwrap_err();
+        let wanted = LoadRequest::whole(&catalog.tensors[0], FileDtype::U8, &mut into[..]);
+        let error = load(&catalog, vec![wanted], LoadOptions::default(), &|_| false).unwrap_err();
         assert!(matches!(error, WeightsError::Cancelled), "{error}");
     }
 

@@ -19,15 +19,15 @@ use std::path::Path;
 use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde::{Deserialize as DeriveDeserialize, Serialize};
 
-use crate::catalog::Contents;
-use crate::dtype::Dtype;
+use crate::catalog::FileContents;
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::tensor::{Encoding, TensorInfo, count_of};
+use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
 
 const FORMAT: &str = "safetensors";
 
 /// Taken from `MAX_HEADER_SIZE` of the safetensors crate.
-pub const LONGEST_HEADER_BYTES: u64 = 100_000_000;
+pub const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const METADATA: &str = "__metadata__";
 
@@ -35,7 +35,12 @@ const METADATA: &str = "__metadata__";
 const LENGTH_BYTES: u64 = 8;
 
 /// Reads the header of a file of that length; the data is not touched.
-pub fn parse(mut reader: impl Read, file_len: u64, path: &Path, file: usize) -> Result<Contents> {
+pub fn parse(
+    mut reader: impl Read,
+    file_len: u64,
+    path: &Path,
+    file: usize,
+) -> Result<FileContents> {
     let malformed =
         |problem: String| WeightsError::Malformed { format: FORMAT, problem, path: path.into() };
     let truncated = |what: &str, needed: u64| WeightsError::Truncated {
@@ -51,9 +56,9 @@ pub fn parse(mut reader: impl Read, file_len: u64, path: &Path, file: usize) -> 
     let mut length = [0; LENGTH_BYTES as usize];
     reader.read_exact(&mut length).map_err(io)?;
     let header_bytes = u64::from_le_bytes(length);
-    if header_bytes > LONGEST_HEADER_BYTES {
+    if header_bytes > MAX_HEADER_BYTES {
         return Err(malformed(format!(
-            "header of {header_bytes} bytes, at most {LONGEST_HEADER_BYTES} are allowed"
+            "header of {header_bytes} bytes, at most {MAX_HEADER_BYTES} are allowed"
         )));
     }
     let data_start = LENGTH_BYTES + header_bytes;
@@ -68,7 +73,7 @@ pub fn parse(mut reader: impl Read, file_len: u64, path: &Path, file: usize) -> 
     if header.first() != Some(&b'{') {
         return Err(malformed("the header does not start with {".into()));
     }
-    let header: Header =
+    let header: SafetensorsHeader =
         serde_json::from_slice(&header).map_err(|error| malformed(error.to_string()))?;
     let tensors = header.place(file, data_start).map_err(malformed)?;
     let data_end = tensors.last().map_or(data_start, |last| last.offset + last.bytes);
@@ -77,24 +82,24 @@ pub fn parse(mut reader: impl Read, file_len: u64, path: &Path, file: usize) -> 
         std::cmp::Ordering::Less => {
             Err(malformed(format!("tensors end at byte {data_end}, the file at {file_len}")))
         }
-        std::cmp::Ordering::Equal => Ok(Contents { metadata: header.metadata, tensors }),
+        std::cmp::Ordering::Equal => Ok(FileContents { metadata: header.metadata, tensors }),
     }
 }
 
 /// The header as JSON gives it, in the order of the file.
-struct Header {
+struct SafetensorsHeader {
     metadata: BTreeMap<String, String>,
-    tensors: Vec<(String, Entry)>,
+    tensors: Vec<(String, HeaderEntry)>,
 }
 
 #[derive(DeriveDeserialize, Serialize)]
-struct Entry {
+struct HeaderEntry {
     dtype: String,
     shape: Vec<u64>,
     data_offsets: (u64, u64),
 }
 
-impl Header {
+impl SafetensorsHeader {
     /// Tensors in the order of their data, each checked against its neighbours.
     fn place(&self, file: usize, data_start: u64) -> std::result::Result<Vec<TensorInfo>, String> {
         let mut sorted: Vec<_> = self.tensors.iter().collect();
@@ -125,12 +130,12 @@ impl Header {
     }
 }
 
-impl Entry {
-    fn encoding(&self, name: &str, bytes: u64) -> std::result::Result<Encoding, String> {
-        let dtype = Dtype::from_name(&self.dtype)
+impl HeaderEntry {
+    fn encoding(&self, name: &str, bytes: u64) -> std::result::Result<TensorEncoding, String> {
+        let dtype = FileDtype::from_name(&self.dtype)
             .ok_or_else(|| format!("tensor {name} has the unknown number format {}", self.dtype))?;
-        let encoding = Encoding::Plain(dtype);
-        let needed = count_of(&self.shape).and_then(|count| encoding.bytes_for(count));
+        let encoding = TensorEncoding::Plain(dtype);
+        let needed = numel_of(&self.shape).and_then(|count| encoding.bytes_for(count));
         let needed =
             needed.ok_or_else(|| format!("tensor {name} is too large: {:?}", self.shape))?;
         if needed != bytes {
@@ -144,11 +149,11 @@ impl Entry {
 }
 
 /// Written out because a derived map would keep the last of two equal names without a word.
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for SafetensorsHeader {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         struct Entries;
         impl<'de> Visitor<'de> for Entries {
-            type Value = Header;
+            type Value = SafetensorsHeader;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a map of tensors")
@@ -157,8 +162,9 @@ impl<'de> Deserialize<'de> for Header {
             fn visit_map<M: MapAccess<'de>>(
                 self,
                 mut map: M,
-            ) -> std::result::Result<Header, M::Error> {
-                let mut header = Header { metadata: BTreeMap::new(), tensors: Vec::new() };
+            ) -> std::result::Result<SafetensorsHeader, M::Error> {
+                let mut header =
+                    SafetensorsHeader { metadata: BTreeMap::new(), tensors: Vec::new() };
                 let mut seen = HashSet::new();
                 while let Some(name) = map.next_key::<String>()? {
                     if !seen.insert(name.clone()) {
@@ -180,32 +186,32 @@ impl<'de> Deserialize<'de> for Header {
 
 /// A tensor that is about to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Entering {
+pub struct OutputTensor {
     /// Its name.
     pub name: String,
     /// How its numbers will be stored.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// Sizes, outermost first.
     pub shape: Vec<u64>,
 }
 
-impl Entering {
+impl OutputTensor {
     /// Bytes it will take; nothing if that does not fit.
     pub fn bytes(&self) -> Option<u64> {
-        Encoding::Plain(self.dtype).bytes_for(count_of(&self.shape)?)
+        TensorEncoding::Plain(self.dtype).bytes_for(numel_of(&self.shape)?)
     }
 }
 
 /// The order in which the reference writer lays tensors out: widest numbers first, so that each is
 /// aligned to its size, then by name.
-pub fn order(tensors: &mut [Entering]) {
+pub fn order(tensors: &mut [OutputTensor]) {
     tensors.sort_by(|a, b| (b.dtype.bytes(), &a.name).cmp(&(a.dtype.bytes(), &b.name)));
 }
 
 /// Length and header for tensors in this order, padded so that the data starts at a multiple of 8.
 pub fn header(
     metadata: &BTreeMap<String, String>,
-    tensors: &[Entering],
+    tensors: &[OutputTensor],
 ) -> std::result::Result<Vec<u8>, String> {
     let mut json = serde_json::Map::new();
     if !metadata.is_empty() {
@@ -216,7 +222,7 @@ pub fn header(
         let end = tensor.bytes().and_then(|bytes| start.checked_add(bytes));
         let end =
             end.ok_or_else(|| format!("tensor {} is too large: {:?}", tensor.name, tensor.shape))?;
-        let entry = Entry {
+        let entry = HeaderEntry {
             dtype: tensor.dtype.name().into(),
             shape: tensor.shape.clone(),
             data_offsets: (start, end),
@@ -230,9 +236,9 @@ pub fn header(
     }
     let mut text = serde_json::Value::Object(json).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(LENGTH_BYTES as usize), b' ');
-    if text.len() as u64 > LONGEST_HEADER_BYTES {
+    if text.len() as u64 > MAX_HEADER_BYTES {
         return Err(format!(
-            "header of {} bytes, at most {LONGEST_HEADER_BYTES} are allowed",
+            "header of {} bytes, at most {MAX_HEADER_BYTES} are allowed",
             text.len()
         ));
     }
@@ -244,7 +250,7 @@ pub fn header(
 mod tests {
     use super::*;
 
-    fn parsed(bytes: &[u8]) -> Result<Contents> {
+    fn parsed(bytes: &[u8]) -> Result<FileContents> {
         parse(bytes, bytes.len() as u64, Path::new("x.safetensors"), 0)
     }
 
@@ -282,7 +288,7 @@ mod tests {
             let at = tensor.offset as usize;
             assert_eq!(bytes[at..].as_ptr(), view.data().as_ptr());
         }
-        assert_eq!(parsed(&file("{}", 0)).unwrap(), Contents::default());
+        assert_eq!(parsed(&file("{}", 0)).unwrap(), FileContents::default());
     }
 
     #[test]
@@ -343,7 +349,7 @@ mod tests {
 
     #[test]
     fn a_giant_header_is_refused_before_it_is_read() {
-        let giant = (LONGEST_HEADER_BYTES + 1).to_le_bytes();
+        let giant = (MAX_HEADER_BYTES + 1).to_le_bytes();
         let error = parse(&giant[..], u64::MAX, Path::new("x"), 0).unwrap_err();
         assert!(error.to_string().contains("at most 100000000 are allowed"), "{error}");
         let promised = 99_999_999_u64.to_le_bytes();
@@ -352,16 +358,16 @@ mod tests {
 
     #[test]
     fn what_we_write_the_reference_reads() {
-        let entering = |name: &str, dtype, shape: &[u64]| Entering {
+        let entering = |name: &str, dtype, shape: &[u64]| OutputTensor {
             name: name.into(),
             dtype,
             shape: shape.into(),
         };
         let mut tensors = vec![
-            entering("z \"quoted\" ünï", Dtype::F32, &[2, 2]),
-            entering("b", Dtype::U8, &[3]),
-            entering("a", Dtype::F32, &[]),
-            entering("none", Dtype::Bf16, &[0]),
+            entering("z \"quoted\" ünï", FileDtype::F32, &[2, 2]),
+            entering("b", FileDtype::U8, &[3]),
+            entering("a", FileDtype::F32, &[]),
+            entering("none", FileDtype::Bf16, &[0]),
         ];
         order(&mut tensors);
         assert_eq!(
@@ -379,7 +385,7 @@ mod tests {
 
     #[test]
     fn a_name_cannot_be_written_twice() {
-        let one = Entering { name: "a".into(), dtype: Dtype::U8, shape: vec![1] };
+        let one = OutputTensor { name: "a".into(), dtype: FileDtype::U8, shape: vec![1] };
         let error = header(&BTreeMap::new(), &[one.clone(), one]).unwrap_err();
         assert!(error.contains("tensor a stands twice"), "{error}");
     }

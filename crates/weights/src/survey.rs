@@ -3,16 +3,16 @@
 
 use serde::Serialize;
 
-use crate::Tick;
+use crate::BytesDoneFn;
 use crate::catalog::Catalog;
-use crate::dtype::Dtype;
+use crate::dtype::FileDtype;
 use crate::error::Result;
-use crate::load::each_block;
-use crate::tensor::{Encoding, TensorInfo};
+use crate::load::load_blocks;
+use crate::tensor::{TensorEncoding, TensorInfo};
 
 /// What the numbers of a tensor are like.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Values {
+pub struct ValueStats {
     /// Smallest finite number; nothing if there is none.
     pub least: Option<f32>,
     /// Largest finite number.
@@ -26,21 +26,25 @@ pub struct Values {
 }
 
 /// Looks at every number of a tensor; nothing if they are not floating-point ones.
-pub fn values(catalog: &Catalog, tensor: &TensorInfo, tick: Tick<'_>) -> Result<Option<Values>> {
-    if let Encoding::Plain(dtype) = tensor.encoding
-        && !crate::convert::can_convert(dtype, Dtype::F32)
+pub fn value_stats(
+    catalog: &Catalog,
+    tensor: &TensorInfo,
+    tick: BytesDoneFn<'_>,
+) -> Result<Option<ValueStats>> {
+    if let TensorEncoding::Plain(dtype) = tensor.encoding
+        && !crate::convert::can_convert(dtype, FileDtype::F32)
     {
         return Ok(None);
     }
-    let mut found = Values { least: None, most: None, n_nan: 0, n_infinite: 0, n_zero: 0 };
-    each_block(catalog, tensor, Dtype::F32, &mut Vec::new(), tick, &mut |block| {
+    let mut found = ValueStats { least: None, most: None, n_nan: 0, n_infinite: 0, n_zero: 0 };
+    load_blocks(catalog, tensor, FileDtype::F32, &mut Vec::new(), tick, &mut |block| {
         block.as_chunks().0.iter().for_each(|bytes| found.count(f32::from_le_bytes(*bytes)));
         Ok(())
     })?;
     Ok(Some(found))
 }
 
-impl Values {
+impl ValueStats {
     fn count(&mut self, number: f32) {
         if number.is_nan() {
             self.n_nan += 1;
@@ -75,14 +79,14 @@ pub fn oddities(catalog: &Catalog) -> Vec<Oddity> {
             .map(|tensor| tensor.name.as_str())
             .collect()
     };
-    let empty = list(&|tensor| tensor.count() == 0);
+    let empty = list(&|tensor| tensor.numel() == 0);
     if !empty.is_empty() {
         say(
             format!("{} without numbers: {}", tensors(empty.len()), some(&empty)),
             "nothing can be learned from them",
         );
     }
-    let wide = list(&|tensor| tensor.encoding == Encoding::Plain(Dtype::F64));
+    let wide = list(&|tensor| tensor.encoding == TensorEncoding::Plain(FileDtype::F64));
     if !wide.is_empty() {
         say(
             format!("{} in F64: {}", tensors(wide.len()), some(&wide)),
@@ -117,7 +121,7 @@ const ADAPTER_HALVES: &[(&str, &str)] = &[
 ];
 
 /// Whether a tensor is the half of an adapter that starts at zero and must have moved since.
-pub fn is_adapter_output(name: &str) -> bool {
+pub fn is_lora_up(name: &str) -> bool {
     ADAPTER_HALVES.iter().any(|(_, output)| name.contains(output))
 }
 
@@ -132,7 +136,7 @@ fn unpaired_adapters(catalog: &Catalog) -> Vec<&str> {
 }
 
 /// What the numbers of a tensor give away.
-pub fn odd_values(tensor: &TensorInfo, values: &Values) -> Option<Oddity> {
+pub fn odd_values(tensor: &TensorInfo, values: &ValueStats) -> Option<Oddity> {
     let name = &tensor.name;
     let oddity = |what: String, hint: &str| Some(Oddity { what, hint: hint.into() });
     if values.n_nan + values.n_infinite > 0 {
@@ -140,7 +144,7 @@ pub fn odd_values(tensor: &TensorInfo, values: &Values) -> Option<Oddity> {
             format!("{name} has {} NaN and {} infinite numbers", values.n_nan, values.n_infinite);
         return oddity(what, "a model with these computes nothing; the run that made it diverged");
     }
-    if is_adapter_output(name) && values.n_zero == tensor.count() && tensor.count() > 0 {
+    if is_lora_up(name) && values.n_zero == tensor.numel() && tensor.numel() > 0 {
         return oddity(
             format!("{name} is all zero"),
             "this part of the adapter has learned nothing",
@@ -165,25 +169,25 @@ mod tests {
     use super::*;
     use std::collections::BTreeMap;
 
-    use crate::safetensors::Entering;
-    use crate::write::{Fill, write_file};
+    use crate::safetensors::OutputTensor;
+    use crate::write::{FillTensorFn, write_file};
 
     fn model(
         metadata: &[(&str, &str)],
-        tensors: &[(&str, Dtype, &[f32])],
+        tensors: &[(&str, FileDtype, &[f32])],
     ) -> (tempfile::TempDir, Catalog) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
-        let entering = |(name, dtype, numbers): &(&str, Dtype, &[f32])| Entering {
+        let entering = |(name, dtype, numbers): &(&str, FileDtype, &[f32])| OutputTensor {
             name: (*name).into(),
             dtype: *dtype,
             shape: vec![numbers.len() as u64],
         };
-        let fill: Fill<'_> = &mut |tensor, out| {
+        let fill: FillTensorFn<'_> = &mut |tensor, out| {
             let (_, dtype, numbers) =
                 tensors.iter().find(|(name, ..)| *name == tensor.name).unwrap();
             for number in *numbers {
-                let bytes = if *dtype == Dtype::F64 {
+                let bytes = if *dtype == FileDtype::F64 {
                     f64::from(*number).to_le_bytes().to_vec()
                 } else {
                     number.to_le_bytes().to_vec()
@@ -199,12 +203,12 @@ mod tests {
         (folder, catalog)
     }
 
-    fn check(metadata: &[(&str, &str)], tensors: &[(&str, Dtype, &[f32])], expected: &[&str]) {
+    fn check(metadata: &[(&str, &str)], tensors: &[(&str, FileDtype, &[f32])], expected: &[&str]) {
         let (_folder, catalog) = model(metadata, tensors);
         let mut found: Vec<String> =
             oddities(&catalog).into_iter().map(|oddity| oddity.what).collect();
         for tensor in &catalog.tensors {
-            let values = values(&catalog, tensor, &|_| true).unwrap().unwrap();
+            let values = value_stats(&catalog, tensor, &|_| true).unwrap().unwrap();
             found.extend(odd_values(tensor, &values).map(|oddity| oddity.what));
         }
         assert_eq!(found, expected);
@@ -214,12 +218,12 @@ mod tests {
 
     #[test]
     fn a_plain_model_has_nothing_odd() {
-        check(FORMAT, &[("a.weight", Dtype::F32, &[1.0, 0.0])], &[]);
+        check(FORMAT, &[("a.weight", FileDtype::F32, &[1.0, 0.0])], &[]);
         check(
             FORMAT,
             &[
-                ("q.lora_A.weight", Dtype::F32, &[1.0]),
-                ("q.lora_B.weight", Dtype::F32, &[0.0, 0.1]),
+                ("q.lora_A.weight", FileDtype::F32, &[1.0]),
+                ("q.lora_B.weight", FileDtype::F32, &[0.0, 0.1]),
             ],
             &[],
         );
@@ -227,36 +231,37 @@ mod tests {
 
     #[test]
     fn odd_things_are_named() {
-        check(&[], &[("a", Dtype::F32, &[1.0])], &["the metadata has no entry format"]);
-        check(FORMAT, &[("a", Dtype::F32, &[])], &["1 tensor without numbers: a"]);
-        check(FORMAT, &[("a", Dtype::F64, &[1.0])], &["1 tensor in F64: a"]);
+        check(&[], &[("a", FileDtype::F32, &[1.0])], &["the metadata has no entry format"]);
+        check(FORMAT, &[("a", FileDtype::F32, &[])], &["1 tensor without numbers: a"]);
+        check(FORMAT, &[("a", FileDtype::F64, &[1.0])], &["1 tensor in F64: a"]);
         check(
             FORMAT,
             &[
-                ("q.lora_A.weight", Dtype::F32, &[1.0]),
-                ("q.lora_B.weight", Dtype::F32, &[0.0, 0.0]),
+                ("q.lora_A.weight", FileDtype::F32, &[1.0]),
+                ("q.lora_B.weight", FileDtype::F32, &[0.0, 0.0]),
             ],
             &["q.lora_B.weight is all zero"],
         );
         check(
             FORMAT,
-            &[("q.lora_A.weight", Dtype::F32, &[1.0])],
+            &[("q.lora_A.weight", FileDtype::F32, &[1.0])],
             &["adapter halves without a partner: q.lora_A.weight"],
         );
         check(
             FORMAT,
-            &[("a", Dtype::F32, &[f32::NAN, f32::INFINITY, 1.0])],
+            &[("a", FileDtype::F32, &[f32::NAN, f32::INFINITY, 1.0])],
             &["a has 1 NaN and 1 infinite numbers"],
         );
     }
 
     #[test]
     fn extremes_are_found() {
-        let (_folder, catalog) = model(FORMAT, &[("a", Dtype::F32, &[3.0, -2.0, 0.0, f32::NAN])]);
-        let found = values(&catalog, &catalog.tensors[0], &|_| true).unwrap().unwrap();
+        let (_folder, catalog) =
+            model(FORMAT, &[("a", FileDtype::F32, &[3.0, -2.0, 0.0, f32::NAN])]);
+        let found = value_stats(&catalog, &catalog.tensors[0], &|_| true).unwrap().unwrap();
         assert_eq!(
             found,
-            Values { least: Some(-2.0), most: Some(3.0), n_nan: 1, n_infinite: 0, n_zero: 1 }
+            ValueStats { least: Some(-2.0), most: Some(3.0), n_nan: 1, n_infinite: 0, n_zero: 1 }
         );
     }
 }

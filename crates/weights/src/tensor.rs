@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-use crate::dtype::Dtype;
-use crate::gguf::BlockFormat;
+use crate::dtype::FileDtype;
+use crate::gguf::GgufBlockFormat;
 
 /// One tensor of a model file. Holds no data.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -13,7 +13,7 @@ pub struct TensorInfo {
     /// Sizes, outermost first.
     pub shape: Vec<u64>,
     /// How its numbers are stored.
-    pub encoding: Encoding,
+    pub encoding: TensorEncoding,
     /// The file it lies in, as an index into the catalog's files.
     pub file: usize,
     /// Offset of its first byte from the file's start.
@@ -27,25 +27,25 @@ pub struct TensorInfo {
 
 impl TensorInfo {
     /// How many numbers it holds.
-    pub fn count(&self) -> u64 {
-        count_of(&self.shape).expect("readers refuse shapes whose product does not fit")
+    pub fn numel(&self) -> u64 {
+        numel_of(&self.shape).expect("readers refuse shapes whose product does not fit")
     }
 }
 
 /// How a tensor's numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Encoding {
+pub enum TensorEncoding {
     /// One after the other.
-    Plain(Dtype),
+    Plain(FileDtype),
     /// In quantised blocks (GGUF).
-    Blocks(BlockFormat),
+    Blocks(GgufBlockFormat),
 }
 
-impl Encoding {
+impl TensorEncoding {
     /// Bytes that `count` numbers take; nothing if that does not fit or is no whole number of
     /// blocks.
     pub fn bytes_for(self, count: u64) -> Option<u64> {
-        let per_block = self.numbers_per_block();
+        let per_block = self.values_per_block();
         let block_bytes = match self {
             Self::Plain(dtype) => dtype.bytes(),
             Self::Blocks(format) => format.bytes(),
@@ -58,15 +58,15 @@ impl Encoding {
     }
 
     /// How many numbers stand or fall together.
-    pub fn numbers_per_block(self) -> u64 {
+    pub fn values_per_block(self) -> u64 {
         match self {
             Self::Plain(_) => 1,
-            Self::Blocks(format) => format.numbers(),
+            Self::Blocks(format) => format.values_per_block(),
         }
     }
 }
 
-impl fmt::Display for Encoding {
+impl fmt::Display for TensorEncoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Plain(dtype) => write!(f, "{dtype}"),
@@ -76,7 +76,7 @@ impl fmt::Display for Encoding {
 }
 
 /// The product of a shape's sizes, unless it overflows.
-pub fn count_of(shape: &[u64]) -> Option<u64> {
+pub fn numel_of(shape: &[u64]) -> Option<u64> {
     // A zero anywhere makes the tensor empty, however large its other sizes are.
     if shape.contains(&0) {
         return Some(0);

@@ -4,21 +4,21 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::catalog::Catalog;
-use crate::dtype::Dtype;
-use crate::safetensors::Entering;
+use crate::dtype::FileDtype;
+use crate::safetensors::OutputTensor;
 use crate::tensor::TensorInfo;
-use crate::write::{Fill, write_file};
+use crate::write::{FillTensorFn, write_file};
 
 /// A file of u8 tensors with these numbers of bytes.
 pub fn model(folder: &Path, sizes: &[u64]) -> Catalog {
     let path = folder.join("model.safetensors");
-    let tensor = |(at, size): (usize, &u64)| Entering {
+    let tensor = |(at, size): (usize, &u64)| OutputTensor {
         name: format!("t{at}"),
-        dtype: Dtype::U8,
+        dtype: FileDtype::U8,
         shape: vec![*size],
     };
     let tensors = sizes.iter().enumerate().map(tensor).collect();
-    let fill: Fill<'_> = &mut |tensor, out| {
+    let fill: FillTensorFn<'_> = &mut |tensor, out| {
         out.write_all(&noise(&tensor.name, tensor.shape[0])).unwrap();
         Ok(())
     };

@@ -21,11 +21,11 @@ use zip::read::{ArchiveOffset, Config};
 use zip::result::ZipError;
 use zip::{CompressionMethod, ZipArchive};
 
-use crate::catalog::Contents;
-use crate::dtype::Dtype;
+use crate::catalog::FileContents;
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::pickle::{self, FORMAT, Id, Object, Pickled, Tensor, Value};
-use crate::tensor::{Encoding, TensorInfo, count_of};
+use crate::pickle::{self, FORMAT, ObjectId, PickleObject, PickleTensor, PickleValue, Pickled};
+use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
 
 /// Chosen: a tensor takes about 100 bytes (`state_dict.pt` of the tests), so that this is far
 /// beyond any model.
@@ -59,7 +59,7 @@ const PICKLE_START: u8 = 0x80;
 const TAR_NAME: (usize, &[u8]) = (257, b"ustar");
 
 /// Reads an archive's directory and pickle. `file` is its index in the catalog.
-pub(crate) fn read(path: &Path, file: usize) -> Result<Contents> {
+pub(crate) fn read(path: &Path, file: usize) -> Result<FileContents> {
     let opened = File::open(path).map_err(|source| WeightsError::io("open", path, source))?;
     let metadata = opened.metadata().map_err(|source| WeightsError::io("read", path, source))?;
     parse(BufReader::new(opened), metadata.len(), path, file)
@@ -71,19 +71,19 @@ pub fn parse<R: Read + Seek>(
     file_len: u64,
     path: &Path,
     file: usize,
-) -> Result<Contents> {
+) -> Result<FileContents> {
     check_start(&mut reader, path)?;
-    let mut archive = Archive::open(reader, file_len, path)?;
+    let mut archive = TorchArchive::open(reader, file_len, path)?;
     archive.check_kind()?;
     let bytes = archive.read("data.pkl", MAX_PICKLE_BYTES)?;
     let pickled = pickle::read(&bytes, path)?;
-    let leaves = Walk::through(&pickled, path)?;
+    let leaves = StateDictWalk::through(&pickled, path)?;
 
     let place = |(name, tensor)| archive.place(name, tensor, &pickled, file);
     let mut tensors = leaves.tensors.into_iter().map(place).collect::<Result<Vec<_>>>()?;
     // They came by name, and the sort keeps that order among equals.
     tensors.sort_by_key(|tensor| tensor.offset);
-    Ok(Contents { metadata: leaves.texts, tensors })
+    Ok(FileContents { metadata: leaves.texts, tensors })
 }
 
 /// Tells the formats that are no zip files apart by their first bytes.
@@ -109,24 +109,24 @@ fn check_start(reader: &mut (impl Read + Seek), path: &Path) -> Result<()> {
 }
 
 /// The zip file.
-struct Archive<'p, R> {
+struct TorchArchive<'p, R> {
     zip: ZipArchive<R>,
     /// What all names start with, slash included. Bytes: nobody promises an encoding.
     prefix: Vec<u8>,
     file_len: u64,
     path: &'p Path,
     /// The storages seen so far; thousands of tensors may share one.
-    storages: HashMap<String, Entry>,
+    storages: HashMap<String, ZipEntry>,
 }
 
 /// Where an entry's bytes lie in the file.
 #[derive(Clone, Copy)]
-struct Entry {
+struct ZipEntry {
     start: u64,
     bytes: u64,
 }
 
-impl<'p, R: Read + Seek> Archive<'p, R> {
+impl<'p, R: Read + Seek> TorchArchive<'p, R> {
     fn open(reader: R, file_len: u64, path: &'p Path) -> Result<Self> {
         // Offsets in the directory count from the file's start, as PyTorch takes them. The crate
         // would otherwise guess how much somebody put before the archive.
@@ -179,7 +179,7 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
     }
 
     /// Where an entry lies, if there is one of that name.
-    fn entry(&mut self, name: &str) -> Result<Option<Entry>> {
+    fn entry(&mut self, name: &str) -> Result<Option<ZipEntry>> {
         let Some(index) = self.index(name) else { return Ok(None) };
         // Keys come from the pickle and are printed.
         let (path, shown) = (self.path, name.escape_debug());
@@ -199,10 +199,10 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
             let (what, has) = (format!("entry {shown}"), self.file_len);
             return Err(WeightsError::Truncated { what, needed, has, path: path.into() });
         }
-        Ok(Some(Entry { start, bytes }))
+        Ok(Some(ZipEntry { start, bytes }))
     }
 
-    fn storage(&mut self, key: &str) -> Result<Entry> {
+    fn storage(&mut self, key: &str) -> Result<ZipEntry> {
         if let Some(entry) = self.storages.get(key) {
             return Ok(*entry);
         }
@@ -218,7 +218,7 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
     fn place(
         &mut self,
         name: String,
-        tensor: &Tensor,
+        tensor: &PickleTensor,
         pickled: &Pickled,
         file: usize,
     ) -> Result<TensorInfo> {
@@ -227,7 +227,7 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
         let wrong = |problem: String| {
             malformed(path, &format!("tensor {}: {problem}", name.escape_debug()))
         };
-        let view = View::of(tensor, pickled).map_err(wrong)?;
+        let view = StorageView::of(tensor, pickled).map_err(wrong)?;
         let (from, to) = view.range().map_err(wrong)?;
         let held = storage_bytes(tensor, entry.bytes).map_err(wrong)?;
         if to > held {
@@ -239,7 +239,7 @@ impl<'p, R: Read + Seek> Archive<'p, R> {
         }
         let strides = (!view.is_dense()).then_some(view.strides);
         let (offset, bytes) = (entry.start + from, to - from);
-        let encoding = Encoding::Plain(tensor.dtype);
+        let encoding = TensorEncoding::Plain(tensor.dtype);
         Ok(TensorInfo { name, shape: view.shape, encoding, file, offset, bytes, strides })
     }
 }
@@ -260,8 +260,8 @@ fn prefix_of<'n>(names: impl Iterator<Item = &'n [u8]>, path: &Path) -> Result<V
 }
 
 /// The bytes a tensor's storage claims, which its entry must have.
-fn storage_bytes(tensor: &Tensor, entry_bytes: u64) -> std::result::Result<u64, String> {
-    let (count, dtype) = (tensor.storage.count, tensor.storage.dtype);
+fn storage_bytes(tensor: &PickleTensor, entry_bytes: u64) -> std::result::Result<u64, String> {
+    let (count, dtype) = (tensor.storage.numel, tensor.storage.dtype);
     let claimed = u64::try_from(count).ok().and_then(|count| count.checked_mul(dtype.bytes()));
     match claimed {
         Some(claimed) if claimed <= entry_bytes => Ok(claimed),
@@ -272,15 +272,15 @@ fn storage_bytes(tensor: &Tensor, entry_bytes: u64) -> std::result::Result<u64, 
 }
 
 /// How a tensor lies in its storage, in numbers.
-struct View {
+struct StorageView {
     shape: Vec<u64>,
     strides: Vec<u64>,
     offset: u64,
-    dtype: Dtype,
+    dtype: FileDtype,
 }
 
-impl View {
-    fn of(tensor: &Tensor, pickled: &Pickled) -> std::result::Result<Self, String> {
+impl StorageView {
+    fn of(tensor: &PickleTensor, pickled: &Pickled) -> std::result::Result<Self, String> {
         let (shape, strides) = (sizes(pickled, tensor.shape)?, sizes(pickled, tensor.strides)?);
         if shape.len() != strides.len() {
             return Err(format!("{} sizes but {} strides", shape.len(), strides.len()));
@@ -292,7 +292,7 @@ impl View {
 
     /// Bytes of all its numbers one after the other, also those that an expanded tensor repeats.
     fn dense_bytes(&self) -> std::result::Result<u64, String> {
-        let bytes = count_of(&self.shape).and_then(|count| count.checked_mul(self.dtype.bytes()));
+        let bytes = numel_of(&self.shape).and_then(|count| count.checked_mul(self.dtype.bytes()));
         bytes.ok_or_else(|| format!("sizes {:?} are beyond 2^64 bytes", self.shape))
     }
 
@@ -331,33 +331,35 @@ impl View {
     }
 }
 
-fn sizes(pickled: &Pickled, id: Id) -> std::result::Result<Vec<u64>, String> {
-    let Object::Tuple(items) = pickled.object(id) else {
+fn sizes(pickled: &Pickled, id: ObjectId) -> std::result::Result<Vec<u64>, String> {
+    let PickleObject::Tuple(items) = pickled.object(id) else {
         return Err("sizes that are no tuple".into());
     };
     if items.len() > MAX_DIMENSIONS {
         return Err(format!("{} dimensions, {MAX_DIMENSIONS} are the most", items.len()));
     }
-    let size = |item: &Value| match item {
-        Value::Int(size) => u64::try_from(*size).map_err(|_| format!("a size or stride of {size}")),
+    let size = |item: &PickleValue| match item {
+        PickleValue::Int(size) => {
+            u64::try_from(*size).map_err(|_| format!("a size or stride of {size}"))
+        }
         _ => Err("a size or stride that is no integer".into()),
     };
     items.iter().map(size).collect()
 }
 
 /// The tensors and words of a pickle, by their names.
-struct Walk<'p, 'a> {
+struct StateDictWalk<'p, 'a> {
     pickled: &'p Pickled<'a>,
     path: &'p Path,
     /// Of the value being visited.
     name: String,
     n_values: usize,
     copied_bytes: usize,
-    tensors: BTreeMap<String, &'p Tensor<'a>>,
+    tensors: BTreeMap<String, &'p PickleTensor<'a>>,
     texts: BTreeMap<String, String>,
 }
 
-impl<'p, 'a> Walk<'p, 'a> {
+impl<'p, 'a> StateDictWalk<'p, 'a> {
     fn through(pickled: &'p Pickled<'a>, path: &'p Path) -> Result<Self> {
         let (tensors, texts) = (BTreeMap::new(), BTreeMap::new());
         let mut walk = Self {
@@ -373,7 +375,7 @@ impl<'p, 'a> Walk<'p, 'a> {
         Ok(walk)
     }
 
-    fn visit(&mut self, value: Value<'a>, depth: usize) -> Result<()> {
+    fn visit(&mut self, value: PickleValue<'a>, depth: usize) -> Result<()> {
         self.n_values += 1;
         if self.n_values > MAX_VALUES {
             return Err(
@@ -383,24 +385,24 @@ impl<'p, 'a> Walk<'p, 'a> {
         if depth > MAX_DEPTH {
             return Err(self.malformed(&format!("data.pkl nests more than {MAX_DEPTH} levels")));
         }
-        let Value::Object(id) = value else { return self.add_text(value, depth) };
+        let PickleValue::Object(id) = value else { return self.add_text(value, depth) };
         match self.pickled.object(id) {
-            Object::Tuple(items) | Object::List(items) => {
+            PickleObject::Tuple(items) | PickleObject::List(items) => {
                 let mut items = items.iter().enumerate();
                 items.try_for_each(|(index, item)| self.descend(&index.to_string(), *item, depth))
             }
-            Object::Dict(items) => items.iter().try_for_each(|(key, item)| {
+            PickleObject::Dict(items) => items.iter().try_for_each(|(key, item)| {
                 let key = text_of(*key).ok_or_else(|| self.malformed("a dict's key is no word"))?;
                 self.descend(&key, *item, depth)
             }),
-            Object::Tensor(tensor) => self.add_tensor(tensor, depth),
-            Object::Storage(_) => {
+            PickleObject::Tensor(tensor) => self.add_tensor(tensor, depth),
+            PickleObject::Storage(_) => {
                 Err(unsupported(self.path, "holds a storage outside of any tensor"))
             }
         }
     }
 
-    fn descend(&mut self, key: &str, item: Value<'a>, depth: usize) -> Result<()> {
+    fn descend(&mut self, key: &str, item: PickleValue<'a>, depth: usize) -> Result<()> {
         self.copy(key.len() + 1)?;
         let parent = self.name.len();
         if depth > 0 {
@@ -412,10 +414,10 @@ impl<'p, 'a> Walk<'p, 'a> {
         Ok(())
     }
 
-    fn add_tensor(&mut self, tensor: &'p Tensor<'a>, depth: usize) -> Result<()> {
+    fn add_tensor(&mut self, tensor: &'p PickleTensor<'a>, depth: usize) -> Result<()> {
         let name = if depth == 0 { "tensor".into() } else { self.name.clone() };
         let n_sizes = match self.pickled.object(tensor.shape) {
-            Object::Tuple(items) => items.len().min(MAX_DIMENSIONS),
+            PickleObject::Tuple(items) => items.len().min(MAX_DIMENSIONS),
             _ => 0,
         };
         self.copy(name.len() + 2 * n_sizes * size_of::<u64>())?;
@@ -427,7 +429,7 @@ impl<'p, 'a> Walk<'p, 'a> {
         }
     }
 
-    fn add_text(&mut self, value: Value<'a>, depth: usize) -> Result<()> {
+    fn add_text(&mut self, value: PickleValue<'a>, depth: usize) -> Result<()> {
         let name = if depth == 0 { "value".into() } else { self.name.clone() };
         let text = text_of(value).unwrap_or_default();
         self.copy(name.len() + text.len())?;
@@ -454,17 +456,17 @@ impl<'p, 'a> Walk<'p, 'a> {
 }
 
 /// A plain value as Python prints it; nothing for those that hold others.
-fn text_of(value: Value) -> Option<String> {
+fn text_of(value: PickleValue) -> Option<String> {
     Some(match value {
-        Value::None => "None".into(),
-        Value::Bool(true) => "True".into(),
-        Value::Bool(false) => "False".into(),
-        Value::Int(number) => number.to_string(),
-        Value::Float(number) => format!("{number:?}"),
-        Value::Text(text) => text.into(),
-        Value::Bytes(bytes) => bytes.escape_ascii().to_string(),
-        Value::Global(global) => global.full_name(),
-        Value::Object(_) => return None,
+        PickleValue::None => "None".into(),
+        PickleValue::Bool(true) => "True".into(),
+        PickleValue::Bool(false) => "False".into(),
+        PickleValue::Int(number) => number.to_string(),
+        PickleValue::Float(number) => format!("{number:?}"),
+        PickleValue::Text(text) => text.into(),
+        PickleValue::Bytes(bytes) => bytes.escape_ascii().to_string(),
+        PickleValue::Global(global) => global.full_name(),
+        PickleValue::Object(_) => return None,
     })
 }
 
@@ -547,7 +549,7 @@ mod tests {
         bytes
     }
 
-    fn parsed(bytes: &[u8]) -> Result<Contents> {
+    fn parsed(bytes: &[u8]) -> Result<FileContents> {
         parse(Cursor::new(bytes), bytes.len() as u64, Path::new("model.pt"), 0)
     }
 
@@ -567,7 +569,7 @@ mod tests {
 
     /// A tensor's bytes in row-major order, picked from the file one number at a time.
     fn gathered(bytes: &[u8], tensor: &TensorInfo) -> Vec<u8> {
-        let Encoding::Plain(dtype) = tensor.encoding else { panic!("{tensor:?}") };
+        let TensorEncoding::Plain(dtype) = tensor.encoding else { panic!("{tensor:?}") };
         let covered = &bytes[tensor.offset as usize..(tensor.offset + tensor.bytes) as usize];
         let Some(strides) = &tensor.strides else { return covered.into() };
         let number = |index: u64| {
@@ -579,7 +581,7 @@ mod tests {
             let at = (at * dtype.bytes()) as usize;
             &covered[at..at + dtype.bytes() as usize]
         };
-        (0..tensor.count()).flat_map(number).copied().collect()
+        (0..tensor.numel()).flat_map(number).copied().collect()
     }
 
     fn check_fixture(name: &str, expected: &serde_json::Value) {
@@ -829,7 +831,7 @@ mod tests {
     fn flipped_bytes_never_lead_outside_the_file() {
         let bytes = fixture("state_dict.pt");
         let mut whole =
-            Archive::open(Cursor::new(&bytes), bytes.len() as u64, Path::new("")).unwrap();
+            TorchArchive::open(Cursor::new(&bytes), bytes.len() as u64, Path::new("")).unwrap();
         let pickle = whole.entry("data.pkl").unwrap().unwrap();
         for at in pickle.start..pickle.start + pickle.bytes {
             for flip in [0x01, 0x80] {

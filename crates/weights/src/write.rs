@@ -19,14 +19,14 @@ use serde_json::json;
 
 use crate::catalog::INDEX_SUFFIX;
 use crate::checksum::Hash;
-use crate::disk::stream::Stream;
+use crate::disk::direct_writer::DirectWriter;
 use crate::error::{Result, WeightsError};
-use crate::safetensors::{self, Entering};
+use crate::safetensors::{self, OutputTensor};
 
 /// A file that appears under its name only when [`AtomicFile::commit`] is called.
 pub struct AtomicFile {
     file: File,
-    stream: Stream,
+    writer: DirectWriter,
     staging: PathBuf,
     path: PathBuf,
     hasher: Option<Box<blake3::Hasher>>,
@@ -50,8 +50,15 @@ impl AtomicFile {
         let file = OpenOptions::new().write(true).create_new(true).open(&staging).map_err(io)?;
         // A file system without locks only loses the clean-up after a kill.
         _ = file.try_lock();
-        let stream = Stream::begin(&staging, file.try_clone().map_err(io)?);
-        Ok(Self { file, stream, staging, path: path.into(), hasher: None, committed: false })
+        let stream = DirectWriter::begin(&staging, file.try_clone().map_err(io)?);
+        Ok(Self {
+            file,
+            writer: stream,
+            staging,
+            path: path.into(),
+            hasher: None,
+            committed: false,
+        })
     }
 
     /// Counts a checksum along the way.
@@ -64,7 +71,7 @@ impl AtomicFile {
     /// Makes what was written permanent: data first, then the name, then the folder.
     pub fn commit(mut self) -> Result<Option<Hash>> {
         let io = |source| WeightsError::io("write", &self.path, source);
-        self.stream.finish().and_then(|()| self.file.sync_all()).map_err(io)?;
+        self.writer.finish().and_then(|()| self.file.sync_all()).map_err(io)?;
         fs::rename(&self.staging, &self.path).map_err(io)?;
         self.committed = true;
         sync_folder(&self.path).map_err(io)?;
@@ -74,7 +81,7 @@ impl AtomicFile {
 
 impl Write for AtomicFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let written = self.stream.write(bytes)?;
+        let written = self.writer.write(bytes)?;
         if let Some(hasher) = &mut self.hasher {
             hasher.update(&bytes[..written]);
         }
@@ -82,7 +89,7 @@ impl Write for AtomicFile {
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.stream.flush()
+        self.writer.flush()
     }
 }
 
@@ -103,7 +110,7 @@ fn remove_stale(path: &Path, name: &OsStr) {
 const ABANDONED: Duration = Duration::from_secs(60);
 
 /// Removes what writers that were killed left in a folder, whatever its name.
-pub fn sweep(folder: &Path) {
+pub fn remove_partial_files(folder: &Path) {
     remove_abandoned(folder, |_, age| age > ABANDONED);
 }
 
@@ -134,11 +141,11 @@ fn parent(path: &Path) -> &Path {
 }
 
 /// Writes one tensor's bytes, exactly as many as it has.
-pub type Fill<'a> = &'a mut dyn FnMut(&Entering, &mut dyn Write) -> Result<()>;
+pub type FillTensorFn<'a> = &'a mut dyn FnMut(&OutputTensor, &mut dyn Write) -> Result<()>;
 
 /// A file that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct WrittenFile {
     /// Where it lies.
     pub path: PathBuf,
     /// Its checksum, if one was asked for.
@@ -149,10 +156,10 @@ pub struct Written {
 pub fn write_file(
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    mut tensors: Vec<Entering>,
+    mut tensors: Vec<OutputTensor>,
     checksum: bool,
-    fill: Fill<'_>,
-) -> Result<Written> {
+    fill: FillTensorFn<'_>,
+) -> Result<WrittenFile> {
     safetensors::order(&mut tensors);
     let malformed =
         |problem| WeightsError::Malformed { format: "safetensors", problem, path: path.into() };
@@ -163,22 +170,22 @@ pub fn write_file(
     }
     file.write_all(&header).map_err(|source| WeightsError::io("write", path, source))?;
     for tensor in &tensors {
-        let mut counted = Counted { file: &mut file, bytes: 0 };
+        let mut counted = CountingWriter { file: &mut file, bytes: 0 };
         fill(tensor, &mut counted)?;
         let (got, needed) = (counted.bytes, tensor.bytes().expect("the header was made of it"));
         if got != needed {
             return Err(WeightsError::BufferSize { name: tensor.name.clone(), needed, got });
         }
     }
-    Ok(Written { path: path.into(), checksum: file.commit()? })
+    Ok(WrittenFile { path: path.into(), checksum: file.commit()? })
 }
 
-struct Counted<'a> {
+struct CountingWriter<'a> {
     file: &'a mut AtomicFile,
     bytes: u64,
 }
 
-impl Write for Counted<'_> {
+impl Write for CountingWriter<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.bytes += written as u64;
@@ -195,16 +202,16 @@ pub const SHARD_BYTES: u64 = 10_000_000_000;
 
 /// A file of a sharded model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shard {
+pub struct ShardFile {
     /// Its name, e.g. `model-00001-of-00003.safetensors`.
     pub name: String,
     /// What it holds.
-    pub tensors: Vec<Entering>,
+    pub tensors: Vec<OutputTensor>,
 }
 
 /// Deals tensors out in their order, no shard above the limit unless one tensor alone is.
-pub fn deal(stem: &str, tensors: Vec<Entering>, limit: u64) -> Vec<Shard> {
-    let mut groups: Vec<Vec<Entering>> = vec![Vec::new()];
+pub fn split_shards(stem: &str, tensors: Vec<OutputTensor>, limit: u64) -> Vec<ShardFile> {
+    let mut groups: Vec<Vec<OutputTensor>> = vec![Vec::new()];
     let mut filled = 0_u64;
     for tensor in tensors {
         let bytes = tensor.bytes().unwrap_or(u64::MAX);
@@ -223,7 +230,7 @@ pub fn deal(stem: &str, tensors: Vec<Entering>, limit: u64) -> Vec<Shard> {
     groups
         .into_iter()
         .enumerate()
-        .map(|(index, tensors)| Shard { name: name(index), tensors })
+        .map(|(index, tensors)| ShardFile { name: name(index), tensors })
         .collect()
 }
 
@@ -233,13 +240,13 @@ pub fn write_shards(
     folder: &Path,
     stem: &str,
     metadata: &BTreeMap<String, String>,
-    shards: Vec<Shard>,
+    shards: Vec<ShardFile>,
     checksum: bool,
-    fill: Fill<'_>,
-) -> Result<Vec<Written>> {
+    fill: FillTensorFn<'_>,
+) -> Result<Vec<WrittenFile>> {
     let index = (shards.len() > 1).then(|| index_of(&shards));
     let mut written = Vec::new();
-    for Shard { name, tensors } in shards {
+    for ShardFile { name, tensors } in shards {
         written.push(write_file(&folder.join(name), metadata, tensors, checksum, fill)?);
     }
     if let Some(index) = index {
@@ -252,13 +259,13 @@ pub fn write_shards(
         file.write_all(text.as_bytes())
             .map_err(|source| WeightsError::io("write", &path, source))?;
         let checksum = file.commit()?;
-        written.push(Written { path, checksum });
+        written.push(WrittenFile { path, checksum });
     }
     Ok(written)
 }
 
 /// Which tensor lies in which shard, as transformers and diffusers read it.
-fn index_of(shards: &[Shard]) -> serde_json::Value {
+fn index_of(shards: &[ShardFile]) -> serde_json::Value {
     let entries = shards
         .iter()
         .flat_map(|shard| shard.tensors.iter().map(move |tensor| (tensor, &shard.name)));
@@ -279,8 +286,8 @@ mod tests {
         names
     }
 
-    fn tensor(name: &str, bytes: u64) -> Entering {
-        Entering { name: name.into(), dtype: crate::Dtype::U8, shape: vec![bytes] }
+    fn tensor(name: &str, bytes: u64) -> OutputTensor {
+        OutputTensor { name: name.into(), dtype: crate::FileDtype::U8, shape: vec![bytes] }
     }
 
     #[test]
@@ -324,7 +331,7 @@ mod tests {
             file.set_modified(std::time::UNIX_EPOCH).unwrap();
         }
         files[1].lock().unwrap();
-        sweep(folder.path());
+        remove_partial_files(folder.path());
         assert_eq!(names(folder.path()), [".b.2.partial", ".c.3.partial", "d.4.partial"]);
     }
 
@@ -345,7 +352,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.safetensors");
         for written in [3, 5] {
-            let fill: Fill<'_> = &mut |_, out| {
+            let fill: FillTensorFn<'_> = &mut |_, out| {
                 out.write_all(&vec![0; written]).unwrap();
                 Ok(())
             };
@@ -361,15 +368,15 @@ mod tests {
         let sizes = |limit, bytes: &[u64]| -> Vec<usize> {
             let tensors =
                 bytes.iter().enumerate().map(|(i, b)| tensor(&i.to_string(), *b)).collect();
-            deal("m", tensors, limit).iter().map(|shard| shard.tensors.len()).collect()
+            split_shards("m", tensors, limit).iter().map(|shard| shard.tensors.len()).collect()
         };
         assert_eq!(sizes(10, &[4, 4, 4]), [2, 1]);
         assert_eq!(sizes(10, &[40, 4, 4]), [1, 2]);
         assert_eq!(sizes(10, &[4, 40, 4]), [1, 1, 1]);
         assert_eq!(sizes(10, &[]), [0]);
-        assert_eq!(deal("m", vec![tensor("a", 1)], 10)[0].name, "m.safetensors");
+        assert_eq!(split_shards("m", vec![tensor("a", 1)], 10)[0].name, "m.safetensors");
         assert_eq!(
-            deal("m", vec![tensor("a", 9), tensor("b", 9)], 10)[1].name,
+            split_shards("m", vec![tensor("a", 9), tensor("b", 9)], 10)[1].name,
             "m-00002-of-00002.safetensors"
         );
     }

@@ -5,21 +5,23 @@ use std::io::Write;
 use std::time::Instant;
 
 use serde::Serialize;
-use trainer::cache::{CachePlan, Caching, Index, Missing, Request};
+use trainer::cache::{CacheBuilder, CacheIndex, CachePlan, CacheRequest, MissingEntries};
 use trainer::config::RunConfig;
-use trainer::config::material::Material;
-use trainer::cost::Phase;
+use trainer::config::training_data::TrainingData;
+use trainer::cost::StageMemory;
 use trainer::data::{Bucket, Findings, Problem, scan};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::T5Loading;
-use trainer::train::texts::{Opened, open_texts};
+use trainer::train::language::{LanguagePipeline, open_texts};
 
-use super::engine::{COMPUTER, Engine, Limit};
-use super::job::Job;
-use crate::commands::Outcome;
+use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
+use super::job::JobArgs;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::cache::{BucketRow, CacheSummary, Encoding, PhaseMemory, TextSummary, Wrong};
+use crate::render::cache::{
+    BucketRow, CacheSummary, EncodingProgress, FileProblem, PhaseMemory, TextSummary,
+};
 
 /// List what a job is trained on and what is left out, and encode it once.
 ///
@@ -33,16 +35,16 @@ Examples:
   hearth cache job.toml
   hearth cache job.toml --plan
   hearth cache job.toml --resolution 512 --set data.cache=shared-cache --limit 8GB")]
-pub struct Arguments {
+pub struct CacheArgs {
     #[command(flatten)]
-    job: Job,
+    job: JobArgs,
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
-    limit: Option<Limit>,
+    limit: Option<MemoryLimitArg>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// List all that is left out and why, then what is missing and the memory of each phase, and stop
     #[arg(long)]
@@ -57,24 +59,24 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &CacheArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let config = arguments.job.resolve("cache")?;
-    match config.material {
-        Material::Pictures { .. } => of_images(arguments, &config, out),
-        Material::Texts { .. } => of_texts(arguments, &config, out),
+    match config.data {
+        TrainingData::Images { .. } => cache_images(arguments, &config, out),
+        TrainingData::Texts { .. } => cache_texts(arguments, &config, out),
     }
 }
 
-fn of_images(
-    arguments: &Arguments,
+fn cache_images(
+    arguments: &CacheArgs,
     config: &RunConfig,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     let pipeline = Pipeline::open(&config.base.path, config.base.rest.as_deref())?;
-    let encoding = Encoding::begin(arguments.quiet)?;
-    let tell = |event| encoding.tell(event);
-    let caching = match Caching::new(&pipeline, Request::of(config)?, &tell) {
+    let encoding = EncodingProgress::begin(arguments.quiet)?;
+    let tell = |event| encoding.on_event(event);
+    let caching = match CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &tell) {
         Ok(caching) => caching,
         Err(error) => {
             drop(encoding);
@@ -91,7 +93,7 @@ fn of_images(
         let device = arguments.engine.open(peak_bytes)?;
         CacheSummary::new(config, &caching.run(&device, t5, &tell)?, missing, &phases)
     };
-    let pictures_per_sec = encoding.pictures_per_sec();
+    let images_per_sec = encoding.images_per_sec();
     drop(encoding);
     let secs = begun.elapsed().as_secs_f64();
     let (is_done, is_t5_in_blocks) = (!arguments.plan, t5 == T5Loading::Blocks);
@@ -99,7 +101,7 @@ fn of_images(
         limit_bytes: limit,
         is_t5_in_blocks,
         secs,
-        pictures_per_sec,
+        images_per_sec,
         is_done,
         ..summary
     };
@@ -108,41 +110,45 @@ fn of_images(
 
 /// Of a folder in which nothing can be used, all the same: that is when the reasons matter most.
 fn list_unusable(
-    arguments: &Arguments,
+    arguments: &CacheArgs,
     config: &RunConfig,
     out: &mut dyn Write,
 ) -> Result<(), Failure> {
-    let (data, _) = config.material.pictures()?;
+    let (data, _) = config.data.images()?;
     if let Ok(found) = scan(&data.images)
         && found.items.is_empty()
         && !arguments.json
     {
         let left_out = Findings::of_images(&found.problems, 0).left_out;
-        write!(out, "{}", render::cache::problems_page(&left_out, &wrongs(&found.problems)))?;
+        write!(
+            out,
+            "{}",
+            render::cache::problems_page(&left_out, &file_problems(&found.problems))
+        )?;
     }
     Ok(())
 }
 
 /// Texts become tokens also for a plan: what is wrong with a record shows only then.
-fn of_texts(
-    arguments: &Arguments,
+fn cache_texts(
+    arguments: &CacheArgs,
     config: &RunConfig,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
-    let opened = Opened::of(config, false)?;
-    let lesson = opened.lesson(config)?;
-    let encoding = Encoding::begin(arguments.quiet)?;
-    let texts = open_texts(&lesson, config, &|event| encoding.tell(event))?;
+    let opened = LanguagePipeline::open(config, false)?;
+    let task = opened.task(config)?;
+    let encoding = EncodingProgress::begin(arguments.quiet)?;
+    let texts = open_texts(&task, config, &|event| encoding.on_event(event))?;
     drop(encoding);
     let summary = TextSummary {
         left_out: texts.findings().left_out,
-        problems: wrongs(texts.problems()),
+        problems: file_problems(texts.problems()),
         folder: config.cache_folder(),
         files: texts.n_files(),
         documents: texts.n_documents(),
         tokens: texts.n_tokens(),
-        length: lesson.text.length,
+        length: task.text.length,
         sequences: texts.n_train(),
         held_out: texts.n_held_out(),
         secs: begun.elapsed().as_secs_f64(),
@@ -151,12 +157,12 @@ fn of_texts(
 }
 
 fn print(
-    arguments: &Arguments,
+    arguments: &CacheArgs,
     summary: &impl Serialize,
-    problems: &[Wrong],
+    problems: &[FileProblem],
     page: impl FnOnce() -> String,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     if arguments.json {
         serde_json::to_writer_pretty(&mut *out, summary).map_err(std::io::Error::from)?;
         writeln!(out)?;
@@ -167,11 +173,11 @@ fn print(
     } else {
         write!(out, "{}", page())?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn wrongs(problems: &[Problem]) -> Vec<Wrong> {
-    let wrong = |problem: &Problem| Wrong {
+fn file_problems(problems: &[Problem]) -> Vec<FileProblem> {
+    let wrong = |problem: &Problem| FileProblem {
         path: problem.path.clone(),
         what: problem.kind.to_string(),
         reason: problem.kind.reason(),
@@ -182,25 +188,31 @@ fn wrongs(problems: &[Problem]) -> Vec<Wrong> {
 }
 
 impl CacheSummary {
-    fn new(config: &RunConfig, index: &Index, missing: Missing, phases: &[Phase]) -> Self {
+    fn new(
+        config: &RunConfig,
+        index: &CacheIndex,
+        missing: MissingEntries,
+        phases: &[StageMemory],
+    ) -> Self {
         let mut buckets = BTreeMap::<Bucket, usize>::new();
         for sample in index.train.iter().chain(&index.held_out) {
             *buckets.entry(sample.bucket).or_default() += 1;
         }
-        let row = |(bucket, pictures): (Bucket, usize)| BucketRow {
+        let row = |(bucket, images): (Bucket, usize)| BucketRow {
             width: bucket.width,
             height: bucket.height,
-            pictures,
+            images,
         };
-        let memory = |phase: &Phase| PhaseMemory { name: phase.name, peak_bytes: phase.peak_bytes };
+        let memory =
+            |phase: &StageMemory| PhaseMemory { name: phase.name, peak_bytes: phase.peak_bytes };
         Self {
             left_out: index.findings(0).left_out,
-            problems: wrongs(&index.problems),
+            problems: file_problems(&index.problems),
             folder: config.cache_folder(),
-            pictures: index.train.len(),
+            images: index.train.len(),
             held_out: index.held_out.len(),
             texts: index.n_texts,
-            missing_pictures: missing.pictures,
+            missing_images: missing.images,
             missing_texts: missing.texts,
             is_done: false,
             buckets: buckets.into_iter().map(row).collect(),
@@ -210,7 +222,7 @@ impl CacheSummary {
             is_t5_in_blocks: false,
             bytes: index.bytes(),
             secs: 0.0,
-            pictures_per_sec: None,
+            images_per_sec: None,
         }
     }
 }

@@ -5,8 +5,8 @@ use std::io::Write;
 use clap::CommandFactory;
 use clap_complete::Shell;
 
-use crate::args::Args;
-use crate::commands::Outcome;
+use crate::args::Cli;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 /// Print a completion script for your shell.
@@ -16,15 +16,15 @@ Examples:
   hearth completions bash > ~/.local/share/bash-completion/completions/hearth
   hearth completions zsh > ~/.zfunc/_hearth
   hearth completions fish > ~/.config/fish/completions/hearth.fish")]
-pub struct Arguments {
+pub struct CompletionsArgs {
     /// The shell to write it for
     shell: Shell,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &CompletionsArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     // Into memory first: the generator panics when its writer fails.
     let mut script = Vec::new();
-    clap_complete::generate(arguments.shell, &mut Args::command(), "hearth", &mut script);
+    clap_complete::generate(arguments.shell, &mut Cli::command(), "hearth", &mut script);
     out.write_all(&script)?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

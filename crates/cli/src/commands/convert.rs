@@ -6,14 +6,14 @@ use std::path::PathBuf;
 
 use trainer::TrainerError;
 use trainer::export::gguf;
-use weights::copy::{Copy, Target, copy};
-use weights::{Catalog, Dtype};
+use weights::copy::{CopyOptions, CopyTarget, copy};
+use weights::{Catalog, FileDtype};
 
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 use crate::commands::output;
-use crate::commands::shard::list;
+use crate::commands::shard::print_files;
 use crate::failure::Failure;
-use crate::render::progress::Progress;
+use crate::render::progress::ByteProgress;
 
 /// Write a PyTorch archive, a GGUF or another safetensors model as one safetensors file, or a language
 /// model's folder as a GGUF file.
@@ -28,7 +28,7 @@ Examples:
   hearth convert model.gguf --out model.safetensors --dtype bf16
   hearth convert model/ --out model-f32.safetensors --dtype f32
   hearth convert SmolLM2-135M-Instruct/ --out smollm2.gguf --dtype q8_0")]
-pub struct Arguments {
+pub struct ConvertArgs {
     /// A model file, an index of shards, or a folder
     path: PathBuf,
 
@@ -57,8 +57,8 @@ enum FloatFormat {
     Q8_0,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { path, out: file, dtype, checksum } = arguments;
+pub fn run(arguments: &ConvertArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let ConvertArgs { path, out: file, dtype, checksum } = arguments;
     let ending = file.extension().unwrap_or_default().to_string_lossy().to_lowercase();
     if !["safetensors", "gguf"].contains(&ending.as_str()) {
         let problem =
@@ -72,39 +72,43 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     let dtype = match dtype {
         None => None,
-        Some(FloatFormat::F32) => Some(Dtype::F32),
-        Some(FloatFormat::F16) => Some(Dtype::F16),
-        Some(FloatFormat::Bf16) => Some(Dtype::Bf16),
+        Some(FloatFormat::F32) => Some(FileDtype::F32),
+        Some(FloatFormat::F16) => Some(FileDtype::F16),
+        Some(FloatFormat::Bf16) => Some(FileDtype::Bf16),
         Some(FloatFormat::Q8_0) => {
             let problem = format!("q8_0 is no format of {}", file.display());
             return Err(request(problem, "write a .gguf file, or choose f16 or bf16"));
         }
     };
-    let progress = Progress::begin("converting", catalog.bytes())?;
-    let how = Copy { target: Target::File(file), dtype, checksum: *checksum };
+    let progress = ByteProgress::begin("converting", catalog.bytes())?;
+    let how = CopyOptions { target: CopyTarget::File(file), dtype, checksum: *checksum };
     let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
-    list(&written, out)?;
-    Ok(Outcome::Done)
+    print_files(&written, out)?;
+    Ok(CommandOutcome::Done)
 }
 
-fn run_gguf(arguments: &Arguments, bytes: u64, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { path, out: file, dtype, checksum } = arguments;
+fn run_gguf(
+    arguments: &ConvertArgs,
+    bytes: u64,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
+    let ConvertArgs { path, out: file, dtype, checksum } = arguments;
     if *checksum {
         let problem = format!("no checksum is counted of {}", file.display());
         return Err(request(problem, "leave --checksum out, and use b3sum"));
     }
     let format = match dtype {
-        Some(FloatFormat::F32) => gguf::Format::F32,
-        None | Some(FloatFormat::F16) => gguf::Format::F16,
-        Some(FloatFormat::Bf16) => gguf::Format::Bf16,
-        Some(FloatFormat::Q8_0) => gguf::Format::Q8_0,
+        Some(FloatFormat::F32) => gguf::GgufFormat::F32,
+        None | Some(FloatFormat::F16) => gguf::GgufFormat::F16,
+        Some(FloatFormat::Bf16) => gguf::GgufFormat::Bf16,
+        Some(FloatFormat::Q8_0) => gguf::GgufFormat::Q8_0,
     };
-    let progress = Progress::begin("converting", bytes)?;
+    let progress = ByteProgress::begin("converting", bytes)?;
     gguf::write_folder(path, file, format, &|bytes| progress.tick(bytes))?;
     drop(progress);
     writeln!(out, "{}", file.display())?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn request(problem: String, hint: &'static str) -> Failure {

@@ -8,27 +8,27 @@ use std::sync::atomic::Ordering;
 
 use trainer::Result as Trained;
 use trainer::config::{RawConfig, RunConfig};
-use trainer::demo::autoencoder::Progress;
+use trainer::demo::autoencoder::DecoderProgress;
 use trainer::demo::{kit, show, unpack};
-use trainer::event::Why;
+use trainer::event::EndReason;
 use trainer::event::history::History;
-use trainer::train::{Start, claim};
+use trainer::train::{TrainOptions, output_folder};
 
-use super::engine::Engine;
-use super::train::watched;
-use crate::commands::Outcome;
+use super::device::DeviceArgs;
+use super::train::train_with_screen;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::ending;
-use crate::render::line::Line;
+use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, redraw};
-use crate::render::training::Screen;
+use crate::render::run_summary;
+use crate::render::training::TrainingScreen;
 use crate::text::{BOLD, DIM};
 
 /// Fine-tune the built-in model, and look at what that did.
 ///
-/// The model is a small Stable Diffusion 3 that draws plain shapes. A dozen pictures teach it a new
-/// style; the same prompts are drawn before and after. Needs no download and no graphics card. Does
+/// The model is a small Stable Diffusion 3 that draws plain shapes. A dozen images teach it a new
+/// style; the same prompts are drawn before and after. Needs no download and no graphics GPU. Does
 /// what `hearth train recipes/demo.toml` does.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -36,7 +36,7 @@ Examples:
   hearth demo
   hearth demo --out first-try --device cpu
   hearth demo --kit new-kit        makes the built-in model's encoders and autoencoder anew")]
-pub struct Arguments {
+pub struct DemoArgs {
     /// Folder for all that is written [default: hearth-demo, or a new name like it]
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
@@ -46,7 +46,7 @@ pub struct Arguments {
     kit: Option<PathBuf>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print nothing but warnings and errors
     #[arg(long)]
@@ -60,30 +60,35 @@ pub struct Arguments {
 /// The job, as everybody can run it.
 const JOB: &str = include_str!("../../../../recipes/demo.toml");
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &DemoArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let engine = &arguments.engine;
     if let Some(folder) = &arguments.kit {
         return make_kit(folder, arguments, out);
     }
     let folder = arguments.out.clone().unwrap_or_else(free_name);
     let config = prepare(&folder)?;
-    let screen = Arc::new(Screen::new(&config, false, (arguments.quiet, arguments.json)));
+    let screen = Arc::new(TrainingScreen::new(&config, false, (arguments.quiet, arguments.json)));
     let engine_on = engine.for_job(&config);
-    let end = watched(&config, &engine_on.on(None)?, Start::default(), &screen)?;
-    if end.why == Why::Interrupted {
-        if screen.has_reader() {
+    let end = train_with_screen(
+        &config,
+        &engine_on.device_setup(None)?,
+        TrainOptions::default(),
+        &screen,
+    )?;
+    if end.why == EndReason::Interrupted {
+        if screen.prints_text() {
             let job = folder.join("config.toml");
             let (step, job) = (end.step, job.display());
             writeln!(out, "saved after step {step}; go on with\n  hearth train {job} --resume")?;
         }
-        return Ok(Outcome::Interrupted);
+        return Ok(CommandOutcome::Interrupted);
     }
-    let picture = show::before_after(&folder)?;
-    if screen.has_reader() {
+    let image = show::before_after(&folder)?;
+    if screen.prints_text() {
         let history = History::open(&folder)?;
-        write!(out, "{}", ending::page(&config, &end, &history, &engine.typed()))?;
+        write!(out, "{}", run_summary::page(&config, &end, &history, &engine.device_flag()))?;
         writeln!(out, "{DIM}the same prompts before and after{DIM:#}")?;
-        writeln!(out, "  {BOLD}{}{BOLD:#}", picture.display())?;
+        writeln!(out, "  {BOLD}{}{BOLD:#}", image.display())?;
         writeln!(out, "{DIM}your own images{DIM:#}\n  {YOUR_OWN}")?;
     }
     Ok(end.why.into())
@@ -99,25 +104,29 @@ fn prepare(folder: &Path) -> Trained<RunConfig> {
     let mut raw = RawConfig::from_text(JOB, Path::new("recipes/demo.toml"))?;
     for (key, path) in [
         ("base.path", base.clone()),
-        ("data.images", folder.join("pictures")),
+        ("data.images", folder.join("images")),
         ("output.folder", folder.to_owned()),
     ] {
         raw.set_path(key, &path)?;
     }
     let config = raw.resolve()?;
-    claim::check(&config, &[show::FILE_NAME])?;
+    output_folder::check(&config, &[show::FILE_NAME])?;
     unpack(&base)?;
     Ok(config)
 }
 
 /// Makes the parts of the built-in model that are not trained by `recipes/demo-base.toml`.
-fn make_kit(folder: &Path, arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn make_kit(
+    folder: &Path,
+    arguments: &DemoArgs,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
     let device = arguments.engine.open(KIT_BYTES)?;
     let interrupted = interrupt::flag()?;
     let drawn = RefCell::new(None);
-    kit::write(folder, &device, &|Progress { step, of, error }| {
+    kit::write(folder, &device, &|DecoderProgress { step, total: of, error }| {
         let line = || {
-            Line::new("")
+            ProgressLine::new("")
                 .bar(step as f64 / of as f64)
                 .part(0, format!("step {step} of {of}"))
                 .part(1, format!("error {error:.5}"))
@@ -131,7 +140,7 @@ fn make_kit(folder: &Path, arguments: &Arguments, out: &mut dyn Write) -> Result
     if !arguments.quiet {
         writeln!(out, "{}", folder.display())?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Chosen: several times what its training takes.

@@ -4,24 +4,24 @@ use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::sync::mpsc::{self, Receiver};
 
-use compute::gpu::{self, Adapter, AdapterKind, Offers};
-use compute::self_test::{Tested, self_test};
+use compute::gpu::{self, GpuAdapter, GpuAdapterKind, GpuFeatures};
+use compute::self_test::{TestTarget, self_test};
 use machine::budget::budget;
 use machine::findings::findings;
-use machine::sampler::Sampler;
-use machine::sense::Sense;
-use machine::{Machine, Provenance, Recording, Source};
-use trainer::trust;
+use machine::monitor::Monitor;
+use machine::sampler::TelemetrySampler;
+use machine::{Machine, MachineRecording, ProbeSource, Provenance};
+use trainer::gpu_self_test;
 
-use super::engine::On;
-use crate::commands::Outcome;
+use super::device::DeviceChoice;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
-use crate::render::doctor::{Diagnosis, Offer, Offered};
+use crate::render::doctor::{AdapterFeature, Diagnosis, OfferedAdapter};
 use crate::{interrupt, render};
 
 /// Show what this computer is, what of it hearth will use, and what is wrong.
 ///
-/// Reads processor, memory, pressure, heat, power, GPUs, drivers and libraries. What cannot be read is
+/// Reads CPU, memory, pressure, heat, power, GPUs, drivers and libraries. What cannot be read is
 /// shown as unknown with the reason; that is never an error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
@@ -31,8 +31,8 @@ Examples:
   hearth doctor --json | jq .budget.memory          one figure for a script
   hearth doctor --record my-machine.toml            all answers in a file, to keep or to send
   hearth doctor --machine machines/dgx-spark.toml   a computer you do not have
-  hearth doctor --self-test --device gpu            every op on a GPU against the processor")]
-pub struct Arguments {
+  hearth doctor --self-test --device gpu            every op on a GPU against the CPU")]
+pub struct DoctorArgs {
     /// Print everything as JSON, readings with unit, source and age
     #[arg(long)]
     json: bool,
@@ -49,37 +49,37 @@ pub struct Arguments {
     #[arg(long, conflicts_with_all = ["machine", "record"])]
     watch: bool,
 
-    /// Hold every op on a GPU against the processor, and exit with 1 if one is wrong
+    /// Hold every op on a GPU against the CPU, and exit with 1 if one is wrong
     #[arg(long, conflicts_with_all = ["machine", "record", "watch", "json"])]
     self_test: bool,
 
     /// The GPU to test: gpu:0, gpu:software or cuda:0
-    #[arg(long, default_value = "gpu:0", requires = "self_test", value_parser = On::gpu)]
-    device: On,
+    #[arg(long, default_value = "gpu:0", requires = "self_test", value_parser = DeviceChoice::parse_gpu)]
+    device: DeviceChoice,
 }
 
 /// All that is asked for, and what it is for today.
-fn offers(offers: Offers) -> Vec<Offer> {
+fn adapter_features(offers: GpuFeatures) -> Vec<AdapterFeature> {
     let all = [
         ("mappable buffers", offers.mappable_buffers, true),
-        ("f16 arithmetic", offers.half_arithmetic, false),
+        ("f16 arithmetic", offers.shader_f16, false),
         ("subgroups", offers.subgroups, false),
         ("matrix units", offers.matrix_units, true),
         ("timestamps", offers.timestamps, false),
     ];
-    all.map(|(name, on, is_used)| Offer { name, on, is_used }).into()
+    all.map(|(name, on, is_used)| AdapterFeature { name, on, is_used }).into()
 }
 
 /// All that there are, in the order of their numbers.
-fn offered() -> Vec<Offered> {
+fn gpu_adapters() -> Vec<OfferedAdapter> {
     let mut number = 0..;
-    let describe = |adapter: Adapter| {
-        let is_software = adapter.kind == AdapterKind::Software;
+    let describe = |adapter: GpuAdapter| {
+        let is_software = adapter.kind == GpuAdapterKind::Software;
         let number = if is_software { None } else { number.next() };
         let typed =
             number.map_or("gpu:software".to_owned(), |number: usize| format!("gpu:{number}"));
-        Offered {
-            device: adapter.lacks.is_none().then_some(typed),
+        OfferedAdapter {
+            device: adapter.missing.is_none().then_some(typed),
             name: adapter.name,
             driver: adapter.driver,
             interface: adapter.interface,
@@ -88,49 +88,49 @@ fn offered() -> Vec<Offered> {
             tensor_bytes: adapter.tensor_bytes,
             group_bytes: adapter.group_bytes,
             shares_memory: adapter.shares_memory,
-            offers: offers(adapter.offers),
-            lacks: adapter.lacks,
+            offers: adapter_features(adapter.features),
+            lacks: adapter.missing,
         }
     };
     gpu::adapters().into_iter().map(describe).collect()
 }
 
 impl Diagnosis {
-    fn of(source: &mut Source) -> Self {
+    fn new(source: &mut ProbeSource) -> Self {
         let machine = Machine::probe(source);
         let (budget, findings) = (budget(&machine), findings(&machine));
         let is_live = matches!(machine.provenance, Provenance::Live);
-        let adapters = if is_live { offered() } else { vec![] };
+        let adapters = if is_live { gpu_adapters() } else { vec![] };
         Self { hearth: env!("CARGO_PKG_VERSION"), machine, budget, findings, adapters }
     }
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &DoctorArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     if arguments.self_test {
         return test(arguments.device, out);
     }
     let mut source = match &arguments.machine {
-        Some(path) => Source::replay(Recording::load(path)?),
-        None => Source::live(),
+        Some(path) => ProbeSource::replay(MachineRecording::load(path)?),
+        None => ProbeSource::live(),
     };
     if arguments.watch {
         return watch(&mut source, arguments.json, out);
     }
-    let diagnosis = Diagnosis::of(&mut source);
+    let diagnosis = Diagnosis::new(&mut source);
     if let Some(path) = &arguments.record {
         let title = diagnosis.machine.title.clone();
-        Recording { title, ..source.recording().clone() }.save(path)?;
+        MachineRecording { title, ..source.recording().clone() }.save(path)?;
     }
     show(&diagnosis, arguments.json, out)?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Says of every op whether it may be used.
-fn test(device: On, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn test(device: DeviceChoice, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let tested = match device {
-        On::Cpu => unreachable!("not let through by the parser"),
-        On::Cuda(index) => Tested::Cuda(index as usize),
-        On::Gpu(choice) => Tested::Gpu(choice),
+        DeviceChoice::Cpu => unreachable!("not let through by the parser"),
+        DeviceChoice::Cuda(index) => TestTarget::Cuda(index as usize),
+        DeviceChoice::Gpu(choice) => TestTarget::Gpu(choice),
     };
     let (mut all, mut wrong) = (0, Vec::new());
     self_test(tested, |verdict| {
@@ -143,10 +143,10 @@ fn test(device: On, out: &mut dyn Write) -> Result<Outcome, Failure> {
         writeln!(out, "{line}")?;
     }
     writeln!(out, "{}", render::doctor::tested(&device.to_string(), all, wrong.len()))?;
-    let outcome = if wrong.is_empty() { Outcome::Done } else { Outcome::Differs };
+    let outcome = if wrong.is_empty() { CommandOutcome::Done } else { CommandOutcome::Differs };
     // Who computes on it later is told.
-    if let (On::Gpu(choice), Some(folder)) = (device, trust::folder()) {
-        trust::keep(&folder, &gpu::adapter(choice)?, wrong)?;
+    if let (DeviceChoice::Gpu(choice), Some(folder)) = (device, gpu_self_test::folder()) {
+        gpu_self_test::save(&folder, &gpu::adapter(choice)?, wrong)?;
     }
     Ok(outcome)
 }
@@ -162,9 +162,13 @@ fn show(diagnosis: &Diagnosis, json: bool, out: &mut dyn Write) -> Result<(), Fa
 }
 
 /// A terminal is redrawn in place; anything else gets one page or one line of JSON after another.
-fn watch(source: &mut Source, json: bool, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn watch(
+    source: &mut ProbeSource,
+    json: bool,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
     const HOME_AND_CLEAR: &str = "\x1b[H\x1b[J";
-    let mut seen = Diagnosis::of(source);
+    let mut seen = Diagnosis::new(source);
     let wakes = wakes(&seen)?;
     let redraw = !json && std::io::stdout().is_terminal();
     loop {
@@ -177,26 +181,27 @@ fn watch(source: &mut Source, json: bool, out: &mut dyn Write) -> Result<Outcome
         }
         out.flush()?;
         match wakes.recv() {
-            Ok(Wake::Reading) => seen = Diagnosis::of(source),
-            Ok(Wake::Interrupt) | Err(_) => return Ok(Outcome::Interrupted),
+            Ok(WatchWake::Reading) => seen = Diagnosis::new(source),
+            Ok(WatchWake::Interrupt) | Err(_) => return Ok(CommandOutcome::Interrupted),
         }
     }
 }
 
 /// Why to look again, or to end.
-enum Wake {
+enum WatchWake {
     Reading,
     Interrupt,
 }
 
 /// The sampler's clock is the one of every run: each second, and when memory becomes scarce.
-fn wakes(seen: &Diagnosis) -> Result<Receiver<Wake>, Failure> {
+fn wakes(seen: &Diagnosis) -> Result<Receiver<WatchWake>, Failure> {
     let (sender, receiver) = mpsc::channel();
-    let sense = Sense::of(&seen.machine, seen.budget.device, None);
-    let sampler = Sampler::start(Source::live(), sense)?;
+    let sense = Monitor::new(&seen.machine, seen.budget.device, None);
+    let sampler = TelemetrySampler::start(ProbeSource::live(), sense)?;
     let interrupted = sender.clone();
-    let relay = move || while sampler.next().is_some_and(|_| sender.send(Wake::Reading).is_ok()) {};
+    let relay =
+        move || while sampler.next().is_some_and(|_| sender.send(WatchWake::Reading).is_ok()) {};
     std::thread::spawn(relay);
-    interrupt::on_first(move || _ = interrupted.send(Wake::Interrupt))?;
+    interrupt::on_first(move || _ = interrupted.send(WatchWake::Interrupt))?;
     Ok(receiver)
 }

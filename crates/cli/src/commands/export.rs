@@ -8,19 +8,19 @@ use std::path::PathBuf;
 
 use serde_json::json;
 use trainer::TrainerError;
-use trainer::export::merge::{Merge, Merged};
-use trainer::export::{Exported, export};
-use trainer::model::adapter::Format;
+use trainer::export::merge::{AdapterMerge, MergedModel};
+use trainer::export::{ExportedFile, export};
+use trainer::model::adapter::AdapterFormat;
 use trainer::model::adapter::read::AdapterFile;
-use trainer::model::{self, Model};
+use trainer::model::{self, OpenModel};
 use trainer::train::full::FullCheckpoint;
 
-use super::words::{self, Words};
-use crate::commands::Outcome;
+use super::named_value::{self, NamedValue};
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::export::ExportRow;
-use crate::render::progress::Progress;
+use crate::render::progress::ByteProgress;
 
 /// Write an adapter as diffusers, PEFT, kohya and ComfyUI read it.
 ///
@@ -36,7 +36,7 @@ Examples:
   hearth export fox.safetensors --base stable-diffusion-3.5-medium --merge --out fox-sd3.5-medium
   hearth export notes --base Qwen3-4B --merge --out Qwen3-4B-notes
   hearth export run/checkpoints/step-000250 --base stable-diffusion-3.5-medium --out early")]
-pub struct Arguments {
+pub struct ExportArgs {
     /// The adapter: a file, PEFT's folder, the folder of a run, or one of its checkpoints
     adapter: PathBuf,
 
@@ -54,8 +54,8 @@ pub struct Arguments {
     out: PathBuf,
 
     /// Programs to write for; adapters of language models are for PEFT only [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = words::parser::<Format>())]
-    format: Vec<Format>,
+    #[arg(long, value_delimiter = ',', value_parser = named_value::parser::<AdapterFormat>())]
+    format: Vec<AdapterFormat>,
 
     /// What files for kohya and ComfyUI begin with [default: the adapter's name]
     #[arg(long)]
@@ -74,13 +74,13 @@ pub struct Arguments {
     json: bool,
 }
 
-impl Arguments {
+impl ExportArgs {
     fn open_adapter(&self) -> trainer::Result<AdapterFile> {
         Ok(AdapterFile::open(&self.adapter)?.with_any_values(self.force))
     }
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &ExportArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     if arguments.out.is_file() {
         let problem = format!("--out is a file, expected a folder: {}", arguments.out.display());
         let hint = "choose a folder; it is made if it is not there";
@@ -90,8 +90,8 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         return full::run(arguments, &checkpoint, out);
     }
     let mut pipeline = match model::open(&arguments.base, arguments.rest.as_deref())? {
-        Model::Language(base) => return language::run(arguments, *base, out),
-        Model::Image(pipeline) => *pipeline,
+        OpenModel::Language(base) => return language::run(arguments, *base, out),
+        OpenModel::Image(pipeline) => *pipeline,
     };
     if let Some(name) = arguments.name.as_ref().filter(|name| name.contains(['/', '\\'])) {
         let problem = format!("--name is {name:?}, accepted is the beginning of a file name");
@@ -99,14 +99,14 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     pipeline.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge {
-        return run_merge(arguments, Merge::plan(&pipeline)?, out);
+        return run_merge(arguments, AdapterMerge::plan(&pipeline)?, out);
     }
     let stem = || arguments.adapter.file_stem().unwrap_or_default().to_string_lossy().into_owned();
     let name = arguments.name.clone().unwrap_or_else(stem);
     let mut rows = Vec::new();
     let is_wanted =
-        |format: &Format| arguments.format.is_empty() || arguments.format.contains(format);
-    for format in Format::WORDS.iter().map(|(_, format)| *format).filter(is_wanted) {
+        |format: &AdapterFormat| arguments.format.is_empty() || arguments.format.contains(format);
+    for format in AdapterFormat::NAMES.iter().map(|(_, format)| *format).filter(is_wanted) {
         let exported = export(&mut pipeline, format, &arguments.out, &name)?;
         rows.push(ExportRow::new(format, exported));
     }
@@ -114,17 +114,23 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
 }
 
 impl ExportRow {
-    fn new(program: Format, exported: Exported) -> Self {
-        let Exported { path, n_layers, difference, .. } = exported;
-        Self { format: words::word(&program), path, layers: n_layers, unmatched: 0, difference }
+    fn new(program: AdapterFormat, exported: ExportedFile) -> Self {
+        let ExportedFile { path, n_layers, difference, .. } = exported;
+        Self {
+            format: named_value::value_name(&program),
+            path,
+            layers: n_layers,
+            unmatched: 0,
+            difference,
+        }
     }
 }
 
 fn show(
-    arguments: &Arguments,
+    arguments: &ExportArgs,
     rows: &[ExportRow],
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     if arguments.json {
         for row in rows {
             writeln!(out, "{}", serde_json::to_string(row).map_err(std::io::Error::from)?)?;
@@ -132,19 +138,19 @@ fn show(
     } else {
         write!(out, "{}", render::export::page(rows))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn run_merge(
-    arguments: &Arguments,
-    merge: Merge<'_>,
+    arguments: &ExportArgs,
+    merge: AdapterMerge<'_>,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
-    let progress = Progress::begin("merging", merge.bytes())?;
+) -> Result<CommandOutcome, Failure> {
+    let progress = ByteProgress::begin("merging", merge.bytes())?;
     let merged = merge.run(&arguments.out, &|bytes| progress.tick(bytes))?;
     drop(progress);
     if arguments.json {
-        let Merged { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = &merged;
+        let MergedModel { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = &merged;
         let row = json!({
             "path": path, "changed": n_changed, "unchanged": n_unchanged, "copied": n_copied,
             "left_out": left_out, "worst_steps": worst_steps,
@@ -153,5 +159,5 @@ fn run_merge(
     } else {
         write!(out, "{}", render::export::merged(&merged))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -5,14 +5,14 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use weights::checksum::checksum;
-use weights::survey::{is_adapter_output, odd_values, oddities, values};
+use weights::survey::{is_lora_up, odd_values, oddities, value_stats};
 use weights::{Catalog, TensorInfo, WeightsError};
 
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::inspect::{Survey, TensorRow};
-use crate::render::progress::Progress;
+use crate::render::inspect::{ModelSurvey, TensorRow};
+use crate::render::progress::ByteProgress;
 
 /// Show the tensors of a model file or folder, and what is odd about them.
 ///
@@ -26,7 +26,7 @@ Examples:
   hearth inspect model.gguf --all               one line per tensor
   hearth inspect model/ --values                look for NaN and infinity in all numbers
   hearth inspect model/ --json | jq '.[].tensors[].name'")]
-pub struct Arguments {
+pub struct InspectArgs {
     /// A model file, an index of shards, or a folder
     path: PathBuf,
 
@@ -47,20 +47,20 @@ pub struct Arguments {
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &InspectArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let catalogs = open_all(&arguments.path)?;
-    let looked_at = |tensor: &TensorInfo| arguments.values || is_adapter_output(&tensor.name);
+    let looked_at = |tensor: &TensorInfo| arguments.values || is_lora_up(&tensor.name);
     let tensors = catalogs.iter().flat_map(|catalog| &catalog.tensors);
     let looked_at_bytes: u64 =
         tensors.filter(|tensor| looked_at(tensor)).map(|tensor| tensor.bytes).sum();
     let checksum_bytes: u64 =
         catalogs.iter().map(Catalog::bytes).filter(|_| arguments.checksum).sum();
-    let progress = Progress::begin("reading", looked_at_bytes + checksum_bytes)?;
+    let progress = ByteProgress::begin("reading", looked_at_bytes + checksum_bytes)?;
     let mut surveys = Vec::new();
     for catalog in &catalogs {
         let checksums =
             if arguments.checksum { checksums(catalog, &progress)? } else { Vec::new() };
-        surveys.push(Survey { checksums, ..survey(catalog, &looked_at, &progress)? });
+        surveys.push(ModelSurvey { checksums, ..survey(catalog, &looked_at, &progress)? });
     }
     drop(progress);
     if arguments.json {
@@ -71,7 +71,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
             write!(out, "{}", render::inspect::page(survey, arguments.all))?;
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// A pipeline folder has its models in subfolders, one per component.
@@ -100,7 +100,7 @@ fn open_all(path: &Path) -> Result<Vec<Catalog>, WeightsError> {
     }
 }
 
-fn checksums(catalog: &Catalog, progress: &Progress) -> Result<Vec<String>, WeightsError> {
+fn checksums(catalog: &Catalog, progress: &ByteProgress) -> Result<Vec<String>, WeightsError> {
     let sum = |file: &PathBuf| Ok(checksum(file, &|bytes| progress.tick(bytes))?.to_string());
     catalog.files.iter().map(sum).collect()
 }
@@ -108,13 +108,13 @@ fn checksums(catalog: &Catalog, progress: &Progress) -> Result<Vec<String>, Weig
 fn survey(
     catalog: &Catalog,
     looked_at: &dyn Fn(&TensorInfo) -> bool,
-    progress: &Progress,
-) -> Result<Survey, WeightsError> {
+    progress: &ByteProgress,
+) -> Result<ModelSurvey, WeightsError> {
     let mut odd = oddities(catalog);
     let mut tensors = Vec::new();
     for tensor in &catalog.tensors {
         let found = if looked_at(tensor) {
-            values(catalog, tensor, &|bytes| progress.tick(bytes))?
+            value_stats(catalog, tensor, &|bytes| progress.tick(bytes))?
         } else {
             None
         };
@@ -127,12 +127,12 @@ fn survey(
             values: found,
         });
     }
-    Ok(Survey {
+    Ok(ModelSurvey {
         path: catalog.path.clone(),
         files: catalog.files.clone(),
         checksums: Vec::new(),
         bytes: catalog.bytes(),
-        numbers: catalog.tensors.iter().map(TensorInfo::count).sum(),
+        numbers: catalog.tensors.iter().map(TensorInfo::numel).sum(),
         metadata: catalog.metadata.clone(),
         tensors,
         oddities: odd,

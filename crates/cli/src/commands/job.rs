@@ -10,7 +10,7 @@ use crate::failure::Failure;
 
 /// Which job.
 #[derive(Debug, clap::Args)]
-pub struct Job {
+pub struct JobArgs {
     /// The job, a TOML file; docs/config.md lists its keys
     #[arg(value_name = "JOB")]
     file: Option<PathBuf>,
@@ -63,16 +63,16 @@ pub struct Job {
 }
 
 /// A flag, the key of the job that it stands for, and what was typed after it.
-pub type Flag<'a> = (&'static str, &'static str, Option<&'a str>);
+pub type JobFlag<'a> = (&'static str, &'static str, Option<&'a str>);
 
-impl Job {
+impl JobArgs {
     /// As it is meant. `verb` is the one it was given to.
     pub fn resolve(&self, verb: &str) -> Result<RunConfig, Failure> {
         self.resolve_with(verb, &[])
     }
 
     /// As it is meant, with the flags that only this verb has.
-    pub fn resolve_with(&self, verb: &str, more: &[Flag<'_>]) -> Result<RunConfig, Failure> {
+    pub fn resolve_with(&self, verb: &str, more: &[JobFlag<'_>]) -> Result<RunConfig, Failure> {
         match self.typed(more).and_then(RawConfig::resolve) {
             Err(ConfigError::Missing { key }) if self.file.is_none() => {
                 Err(self.incomplete(verb, &key))
@@ -81,7 +81,7 @@ impl Job {
         }
     }
 
-    fn typed(&self, more: &[Flag<'_>]) -> Result<RawConfig, ConfigError> {
+    fn typed(&self, more: &[JobFlag<'_>]) -> Result<RawConfig, ConfigError> {
         let Self { file, images, text, base, out, steps, batch, lr, rank, resolution, set } = self;
         let mut raw = match file {
             Some(path) => RawConfig::from_file(path)?,

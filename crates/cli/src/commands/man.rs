@@ -12,8 +12,8 @@ use std::path::PathBuf;
 use clap::CommandFactory;
 use clap_mangen::Man;
 
-use crate::args::Args;
-use crate::commands::Outcome;
+use crate::args::Cli;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 /// Print hearth's manual page, or write one per verb into a folder.
@@ -22,18 +22,18 @@ use crate::failure::Failure;
 Examples:
   hearth man | man -l -                            read it
   hearth man --out ~/.local/share/man/man1         install all pages")]
-pub struct Arguments {
+pub struct ManArgs {
     /// Write all pages into this folder instead of printing the first
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let mut program = Args::command();
+pub fn run(arguments: &ManArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let mut program = Cli::command();
     program.build();
     let Some(folder) = &arguments.out else {
         Man::new(program).render(out)?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     };
     let verbs: Vec<_> =
         program.get_subcommands().filter(|verb| verb.get_name() != "help").cloned().collect();
@@ -47,5 +47,5 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
             .map_err(|error| Failure::Write { path: path.clone(), error })?;
         writeln!(out, "{}", path.display())?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

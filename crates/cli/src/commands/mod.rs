@@ -5,25 +5,25 @@ pub mod cache;
 pub mod completions;
 pub mod convert;
 pub mod demo;
+pub mod device;
 pub mod doctor;
-pub mod engine;
 pub mod export;
 pub mod inspect;
 pub mod job;
 pub mod man;
+mod named_value;
 pub mod output;
 pub mod plan;
 pub mod sample;
 pub mod shard;
 pub mod train;
 pub mod verify;
-mod words;
 
-use trainer::event::Why;
+use trainer::event::EndReason;
 
 /// How a verb ended when it did not fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum CommandOutcome {
     /// All was done.
     Done,
     /// What was compared differs, or a run came to nothing.
@@ -32,12 +32,12 @@ pub enum Outcome {
     Interrupted,
 }
 
-impl From<Why> for Outcome {
-    fn from(why: Why) -> Self {
+impl From<EndReason> for CommandOutcome {
+    fn from(why: EndReason) -> Self {
         match why {
-            Why::Finished | Why::Plateau => Self::Done,
-            Why::Unhealthy | Why::Diverged => Self::Differs,
-            Why::Interrupted => Self::Interrupted,
+            EndReason::Finished | EndReason::Plateau => Self::Done,
+            EndReason::Unhealthy | EndReason::Diverged => Self::Differs,
+            EndReason::Interrupted => Self::Interrupted,
         }
     }
 }

@@ -4,27 +4,27 @@ use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use compute::Kind;
-use machine::{Machine, Recording, Source};
+use compute::DeviceKind;
+use machine::{Machine, MachineRecording, ProbeSource};
 use serde_json::{Map, Value, json};
-use trainer::config::how::Choice;
-use trainer::config::material::Material;
+use trainer::config::batch::PlanChoice;
+use trainer::config::training_data::TrainingData;
 use trainer::error::{Remedy, TrainerError};
 use trainer::model::diffusion::Pipeline;
 use trainer::model::diffusion::text::T5Loading;
-use trainer::plan::picture::{self, Memory};
-use trainer::plan::{self, Considered, Plan, Rates, Room};
-use trainer::task::lesson::{Lesson, Outlook};
-use trainer::train::pictures::Drawing;
-use trainer::train::texts::Opened;
+use trainer::plan::memory_plot::{self, MemoryPlot};
+use trainer::plan::{self, DeviceBudget, Plan, PlanCandidate, Rates};
+use trainer::task::traits::{DatasetSummary, Task};
+use trainer::train::diffusion::DiffusionTask;
+use trainer::train::language::LanguagePipeline;
 
-use super::engine::{COMPUTER, Engine, Limit};
-use super::job::Job;
+use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
+use super::job::JobArgs;
 use super::output;
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::plan::{Computer, MORE_BYTES, Planned};
+use crate::render::plan::{MORE_BYTES, PlanReport, PlanTarget};
 
 /// Say what a job would take and how it would be done, without doing any of it.
 ///
@@ -36,12 +36,12 @@ use crate::render::plan::{Computer, MORE_BYTES, Planned};
 Examples:
   hearth plan job.toml
   hearth plan job.toml --limit 8GB
-  hearth plan job.toml --picture memory.html
+  hearth plan job.toml --image memory.html
   hearth plan job.toml --resolution 512 --json | jq .peak_bytes
   hearth plan recipes/sd3.5-medium-lora-16gb.toml --machine machines/apple-m2-16gb.toml")]
-pub struct Arguments {
+pub struct PlanArgs {
     #[command(flatten)]
-    job: Job,
+    job: JobArgs,
 
     /// Plan for a recorded machine instead of this one
     #[arg(long, value_name = "FILE")]
@@ -49,67 +49,77 @@ pub struct Arguments {
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
-    limit: Option<Limit>,
+    limit: Option<MemoryLimitArg>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
-    /// Draw the memory over a step into a new file: a page, or with .svg the picture alone
+    /// Draw the memory over a step into a new file: a page, or with .svg the image alone
     #[arg(long, value_name = "FILE")]
-    picture: Option<PathBuf>,
+    image: Option<PathBuf>,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let config = arguments.job.resolve("plan")?;
-    if let Some(path) = &arguments.picture {
+    if let Some(path) = &arguments.image {
         output::check_file(path)?;
     }
     let mut source = match &arguments.machine {
-        Some(path) => Source::replay(Recording::load(path)?),
-        None => Source::live(),
+        Some(path) => ProbeSource::replay(MachineRecording::load(path)?),
+        None => ProbeSource::live(),
     };
     let machine = Machine::probe(&mut source);
     let engine = arguments.engine.for_job(&config);
     let (engine, kind, rates) = match arguments.machine {
         Some(_) => {
-            let (engine, kind) = engine.recorded(&machine);
+            let (engine, kind) = engine.for_recorded(&machine);
             (engine, kind, Rates::documented(&machine, kind))
         }
         None => (engine.clone(), engine.kind(), engine.rates(&machine)),
     };
     let limit_bytes = engine.limit_bytes_of(&machine, arguments.limit);
     let host_bytes = engine.host_bytes_of(&machine);
-    let on = Computer { machine, kind, rates, limit_bytes, host_bytes };
-    match &config.material {
-        Material::Pictures { .. } => {
+    let on = PlanTarget { machine, kind, rates, limit_bytes, host_bytes };
+    match &config.data {
+        TrainingData::Images { .. } => {
             let rest = config.base.rest.as_deref();
             let pipeline = Pipeline::open_or_published(&config.base.path, rest)?;
-            let lesson = &Drawing::of(&config, &pipeline)?;
-            let outlook = &Outlook::foreseen(lesson, config.train.batch)?;
-            show(arguments, plan::Job { lesson, config: &config, outlook }, on, out)
+            let task = &DiffusionTask::new(&config, &pipeline)?;
+            let dataset = &DatasetSummary::estimate(task, config.train.batch)?;
+            show(
+                arguments,
+                plan::PlanRequest { task: task, config: &config, dataset: dataset },
+                on,
+                out,
+            )
         }
-        Material::Texts { .. } => {
-            let opened = Opened::of(&config, true)?;
-            let lesson = &opened.lesson(&config)?;
-            let outlook = &lesson.outlook(config.train.batch);
-            show(arguments, plan::Job { lesson, config: &config, outlook }, on, out)
+        TrainingData::Texts { .. } => {
+            let opened = LanguagePipeline::open(&config, true)?;
+            let task = &opened.task(&config)?;
+            let dataset = &task.dataset_summary(config.train.batch);
+            show(
+                arguments,
+                plan::PlanRequest { task: task, config: &config, dataset: dataset },
+                on,
+                out,
+            )
         }
     }
 }
 
 /// Plans, and says how it comes out.
-fn show<L: Lesson>(
-    arguments: &Arguments,
-    job: plan::Job<'_, L>,
-    on: Computer,
+fn show<L: Task>(
+    arguments: &PlanArgs,
+    job: plan::PlanRequest<'_, L>,
+    on: PlanTarget,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
-    let Computer { kind, limit_bytes, host_bytes, .. } = on;
-    let room = Room { kind, limit_bytes, rates: &on.rates, host_bytes };
+) -> Result<CommandOutcome, Failure> {
+    let PlanTarget { kind, limit_bytes, host_bytes, .. } = on;
+    let room = DeviceBudget { kind, limit_bytes, rates: &on.rates, host_bytes };
     let plan = match plan::choose(job, room) {
         Err(TrainerError::TooLarge { phase, needed, limit, remedy }) if arguments.json => {
             let remedy = remedy.map(|Remedy { change, needed, fits }| {
@@ -120,70 +130,70 @@ fn show<L: Lesson>(
                 "shortfall_bytes": needed.saturating_sub(limit), "remedy": remedy,
             });
             writeln!(out, "{shortfall:#}")?;
-            return Ok(Outcome::Differs);
+            return Ok(CommandOutcome::Differs);
         }
         plan => plan?,
     };
-    if let Some(path) = &arguments.picture {
+    if let Some(path) = &arguments.image {
         draw(path, job, &plan, room)?;
     }
-    let more = Room { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };
+    let more = DeviceBudget { limit_bytes: on.limit_bytes.saturating_add(MORE_BYTES), ..room };
     let with_more = plan::choose(job, more).ok().filter(|more| more.choice != plan.choice);
-    let (config, is_nominal) = (job.config.clone(), job.outlook.is_nominal);
-    let n_weights = job.lesson.tensors()?.iter().map(|want| want.shape.elements()).sum();
-    let planned = Planned { on, config, n_weights, plan, is_nominal, with_more };
+    let (config, is_nominal) = (job.config.clone(), job.dataset.is_nominal);
+    let n_weights = job.task.tensors()?.iter().map(|want| want.shape.elements()).sum();
+    let planned = PlanReport { target: on, config, n_weights, plan, is_nominal, with_more };
     if arguments.json {
         writeln!(out, "{:#}", planned.json())?;
     } else {
         write!(out, "{}", render::plan::page(&planned))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn draw<L: Lesson>(
+fn draw<L: Task>(
     path: &Path,
-    job: plan::Job<'_, L>,
+    job: plan::PlanRequest<'_, L>,
     plan: &Plan,
-    room: Room<'_>,
+    room: DeviceBudget<'_>,
 ) -> Result<(), Failure> {
     let recording = plan::recorded_step(job, plan, room.kind)?;
-    let memory = Memory { recording: &recording, limit_bytes: room.limit_bytes };
+    let memory = MemoryPlot { recording: &recording, limit_bytes: room.limit_bytes };
     let text = if path.extension().is_some_and(|end| end == "svg") {
-        picture::svg(&memory)
+        memory_plot::svg(&memory)
     } else {
         let base = job.config.base.path.file_name().unwrap_or_default().to_string_lossy();
-        picture::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
+        memory_plot::page(&format!("{base}: {}", plan.choice), &memory, &plan.phases)
     };
     fs::write(path, text).map_err(|error| Failure::Write { path: path.into(), error })
 }
 
 /// What computes, in JSON.
-fn engine_name(kind: Kind) -> &'static str {
+fn engine_name(kind: DeviceKind) -> &'static str {
     match kind {
-        Kind::Cpu { .. } => "cpu",
-        Kind::Cuda { .. } => "cuda",
-        Kind::Gpu { .. } => "gpu",
+        DeviceKind::Cpu { .. } => "cpu",
+        DeviceKind::Cuda { .. } => "cuda",
+        DeviceKind::Gpu { .. } => "gpu",
     }
 }
 
-impl Planned {
+impl PlanReport {
     fn json(&self) -> Value {
-        let Plan { choice, phases, step_secs, considered, .. } = &self.plan;
+        let Plan { choice, phases, step_secs, candidates: considered, .. } = &self.plan;
         let rejected = considered.iter().filter(|it| it.choice != *choice);
         json!({
             "fits": true,
-            "machine": self.on.machine.title,
-            "engine": engine_name(self.on.kind),
+            "machine": self.target.machine.title,
+            "engine": engine_name(self.target.kind),
             "weights": self.n_weights,
-            "is_deterministic": self.on.kind.is_deterministic(),
+            "is_deterministic": self.target.kind.is_deterministic(),
             "peak_bytes": self.plan.peak_bytes(),
             "host_bytes": self.plan.host_bytes,
-            "streamed_bytes": self.plan.streamed_bytes,
+            "streamed_bytes": self.plan.offloaded_bytes,
             "total_bytes": self.plan.total_bytes,
-            "limit_bytes": self.on.limit_bytes,
+            "limit_bytes": self.target.limit_bytes,
             "is_t5_in_blocks": self.plan.t5 == T5Loading::Blocks,
             "step_secs": step_secs,
-            "is_step_secs_measured": self.on.rates.is_measured,
+            "is_step_secs_measured": self.target.rates.is_measured,
             "total_secs": self.plan.times.total_secs(),
             "times": self.plan.times,
             "certainty": self.plan.times.certainty(),
@@ -194,8 +204,8 @@ impl Planned {
         })
     }
 
-    fn rejected(&self, considered: &Considered) -> Value {
-        let Considered { choice, peak_bytes, fits, .. } = considered;
+    fn rejected(&self, considered: &PlanCandidate) -> Value {
+        let PlanCandidate { choice, peak_bytes, fits, .. } = considered;
         json!({
             "settings": settings(choice),
             "peak_bytes": peak_bytes,
@@ -205,6 +215,6 @@ impl Planned {
     }
 }
 
-fn settings(choice: &Choice) -> Map<String, Value> {
+fn settings(choice: &PlanChoice) -> Map<String, Value> {
     choice.settings().into_iter().map(|(key, value)| (key.to_owned(), value.into())).collect()
 }

@@ -1,4 +1,4 @@
-//! `hearth sample`: pictures from prompts, or texts, by what the base is.
+//! `hearth sample`: images from prompts, or texts, by what the base is.
 
 mod text;
 
@@ -9,19 +9,19 @@ use std::time::Instant;
 
 use trainer::TrainerError;
 use trainer::model::diffusion::Pipeline;
-use trainer::model::diffusion::family::Sampling;
+use trainer::model::diffusion::family::SamplingDefaults;
 use trainer::model::diffusion::text::T5Loading;
-use trainer::model::{self, Model};
-use trainer::sample::picture::{self, FileFormat};
-use trainer::sample::{Job, Plan, Request};
+use trainer::model::{self, OpenModel};
+use trainer::sample::image_file::{self, ImageFileFormat};
+use trainer::sample::{ImageRequest, SampleJob, SamplePlan};
 
-use super::engine::{COMPUTER, Engine, Formats, Limit};
+use super::device::{COMPUTER, DeviceArgs, FormatArgs, MemoryLimitArg};
+use super::named_value;
 use super::output;
-use super::words;
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::drawing::{Drawing, Drawn, DrawnImage, DrawnPhase};
+use crate::render::sample::{SamplePhase, SampleSummary, SampledImage, SamplingProgress};
 
 /// Draw images from prompts, or continue them as text.
 ///
@@ -39,7 +39,7 @@ Examples:
   hearth sample --base sd3 --prompt 'a fox' --quantise nf4 --limit 8GB --plan
   hearth sample --base SmolLM2-135M --prompt 'Once upon a time' --max-tokens 100
   hearth sample --base Qwen3-4B.gguf --adapter notes --prompt 'Why is the sky blue?' --chat")]
-pub struct Arguments {
+pub struct SampleArgs {
     /// A diffusers or transformers folder, a GGUF file, or a checkpoint in the original layout
     #[arg(long, value_name = "PATH")]
     base: PathBuf,
@@ -62,13 +62,13 @@ pub struct Arguments {
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, value_name = "SIZE", help_heading = COMPUTER)]
-    limit: Option<Limit>,
+    limit: Option<MemoryLimitArg>,
 
     #[command(flatten)]
-    formats: Formats,
+    formats: FormatArgs,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Say how much memory each phase takes, and stop
     #[arg(long)]
@@ -79,17 +79,17 @@ pub struct Arguments {
     json: bool,
 
     #[command(flatten)]
-    images: Images,
+    images: SampleImageArgs,
 
     #[command(flatten)]
-    writing: text::Writing,
+    writing: text::SampleTextArgs,
 }
 
 /// How images are drawn.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Image models")]
-struct Images {
-    /// Where the image goes: a .png or .jpg file, or a folder; several get -1, -2, … [default: picture.png]
+struct SampleImageArgs {
+    /// Where the image goes: a .png or .jpg file, or a folder; several get -1, -2, … [default: image.png]
     #[arg(long, value_name = "PATH")]
     out: Option<PathBuf>,
 
@@ -118,7 +118,7 @@ struct Images {
     rest: Option<PathBuf>,
 }
 
-impl Images {
+impl SampleImageArgs {
     /// The first of them that was typed, for a model that has no use for it.
     fn first_typed(&self) -> Option<&'static str> {
         let Self { out, size, steps, guidance, negative, latents, rest } = self;
@@ -136,7 +136,7 @@ impl Images {
 
     /// Where an image goes.
     fn out(&self) -> PathBuf {
-        const NAME: &str = "picture.png";
+        const NAME: &str = "image.png";
         match &self.out {
             None => NAME.into(),
             Some(folder) if output::is_folder(folder) => folder.join(NAME),
@@ -145,7 +145,7 @@ impl Images {
     }
 }
 
-impl Arguments {
+impl SampleArgs {
     /// All prompts, wherever they were given.
     fn prompts(&self) -> Result<Vec<String>, Failure> {
         let Some(path) = &self.prompts else { return Ok(self.prompt.clone()) };
@@ -183,18 +183,18 @@ fn guidance(text: &str) -> Result<f32, String> {
     }
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &SampleArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     match model::open(&arguments.base, arguments.images.rest.as_deref())? {
-        Model::Language(base) => text::run(arguments, *base, out),
-        Model::Image(pipeline) => draw(arguments, *pipeline, out),
+        OpenModel::Language(base) => text::run(arguments, *base, out),
+        OpenModel::Image(pipeline) => sample_images(arguments, *pipeline, out),
     }
 }
 
-fn draw(
-    arguments: &Arguments,
+fn sample_images(
+    arguments: &SampleArgs,
     mut pipeline: Pipeline,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     if let Some(name) = arguments.writing.first_typed() {
         let problem =
@@ -202,26 +202,26 @@ fn draw(
         return Err(TrainerError::Request { problem, hint: "leave it out" }.into());
     }
     let file = arguments.images.out();
-    FileFormat::of(&file)?;
+    ImageFileFormat::from_path(&file)?;
     if let Some(adapter) = &arguments.adapter {
         pipeline.add_adapter(adapter)?;
     }
     let request = request(arguments, pipeline.family().sampling)?;
-    warn_of_cuts(&pipeline, &request);
-    let job = Job::new(&pipeline, request.clone())?;
+    warn_truncated(&pipeline, &request);
+    let job = SampleJob::new(&pipeline, request.clone())?;
     let limit = arguments.engine.limit_bytes(arguments.limit)?;
     let plan = job.plan(arguments.engine.kind(), limit)?;
-    let mut drawn = Drawn::planned(&plan, limit, &pipeline);
+    let mut drawn = SampleSummary::planned(&plan, limit, &pipeline);
     if !arguments.plan {
         output::check_file(&file)?;
         let device = arguments.engine.open(plan.peak_bytes())?;
-        let drawing = Drawing::begin(request.prompts.len(), request.steps)?;
-        let pictures = job.run(&device, &plan, &|event| drawing.tell(event))?;
+        let drawing = SamplingProgress::begin(request.prompts.len(), request.steps)?;
+        let images = job.run(&device, &plan, &|event| drawing.on_event(event))?;
         drop(drawing);
-        for (index, picture) in pictures.iter().enumerate() {
+        for (index, image) in images.iter().enumerate() {
             let written = name(arguments, &request, index);
-            picture::write(&written.path, picture, &parameters(arguments, &request, &written))?;
-            drawn.pictures.push(written);
+            image_file::write(&written.path, image, &parameters(arguments, &request, &written))?;
+            drawn.images.push(written);
         }
     }
     drawn.secs = begun.elapsed().as_secs_f64();
@@ -229,14 +229,14 @@ fn draw(
         serde_json::to_writer_pretty(&mut *out, &drawn).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else {
-        write!(out, "{}", render::drawing::page(&drawn))?;
+        write!(out, "{}", render::sample::page(&drawn))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-impl Drawn {
-    fn planned(plan: &Plan, limit_bytes: usize, pipeline: &Pipeline) -> Self {
-        let phase = |phase: &trainer::cost::Phase| DrawnPhase {
+impl SampleSummary {
+    fn planned(plan: &SamplePlan, limit_bytes: usize, pipeline: &Pipeline) -> Self {
+        let phase = |phase: &trainer::cost::StageMemory| SamplePhase {
             name: phase.name,
             peak_bytes: phase.peak_bytes,
         };
@@ -244,21 +244,21 @@ impl Drawn {
             peak_bytes: plan.peak_bytes(),
             limit_bytes,
             phases: plan.phases.iter().map(phase).collect(),
-            is_paired: plan.is_paired,
+            is_paired: plan.is_cfg_batched,
             is_t5_in_blocks: plan.t5 == T5Loading::Blocks,
-            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.reduction()),
-            pictures: Vec::new(),
+            tile_pixels: plan.tiling.map(|tiling| tiling.tile * pipeline.vae.vae_scale_factor()),
+            images: Vec::new(),
             secs: 0.0,
         }
     }
 }
 
-fn request(arguments: &Arguments, usual: Sampling) -> Result<Request, Failure> {
-    let Images { size, steps, guidance, negative, latents, .. } = &arguments.images;
-    Ok(Request {
+fn request(arguments: &SampleArgs, usual: SamplingDefaults) -> Result<ImageRequest, Failure> {
+    let SampleImageArgs { size, steps, guidance, negative, latents, .. } = &arguments.images;
+    Ok(ImageRequest {
         prompts: arguments.prompts()?,
         negative: negative.clone().unwrap_or_default(),
-        size: size.unwrap_or([usual.side; 2]),
+        size: size.unwrap_or([usual.resolution; 2]),
         steps: steps.map_or(usual.steps, |steps| steps as usize),
         guidance: guidance.unwrap_or(usual.guidance as f32),
         seed: arguments.seed,
@@ -268,10 +268,10 @@ fn request(arguments: &Arguments, usual: Sampling) -> Result<Request, Failure> {
 }
 
 /// Words beyond an encoder's reach change nothing, which the user should know.
-fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
+fn warn_truncated(pipeline: &Pipeline, request: &ImageRequest) {
     for (index, prompt) in request.prompts.iter().enumerate() {
-        for (encoder, cut) in pipeline.encoders.cuts(prompt) {
-            let n = cut.n_tokens - cut.most;
+        for (encoder, cut) in pipeline.encoders.truncations(prompt) {
+            let n = cut.n_tokens - cut.max_tokens;
             let text =
                 format!("prompt {}: {} does not see its last {n} tokens", index + 1, encoder.name);
             render::warn(&text);
@@ -279,7 +279,7 @@ fn warn_of_cuts(pipeline: &Pipeline, request: &Request) {
     }
 }
 
-fn name(arguments: &Arguments, request: &Request, index: usize) -> DrawnImage {
+fn name(arguments: &SampleArgs, request: &ImageRequest, index: usize) -> SampledImage {
     let mut path = arguments.images.out();
     if request.prompts.len() > 1 {
         let stem = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
@@ -287,14 +287,14 @@ fn name(arguments: &Arguments, request: &Request, index: usize) -> DrawnImage {
         path.set_file_name(format!("{stem}-{}.{end}", index + 1));
     }
     let (prompt, seed) = (request.prompts[index].clone(), request.seed + index as u64);
-    DrawnImage { path, prompt, seed }
+    SampledImage { path, prompt, seed }
 }
 
-/// What a picture was made from, for other programs and for hearth.
+/// What an image was made from, for other programs and for hearth.
 fn parameters(
-    arguments: &Arguments,
-    request: &Request,
-    written: &DrawnImage,
+    arguments: &SampleArgs,
+    request: &ImageRequest,
+    written: &SampledImage,
 ) -> [(&'static str, String); 2] {
     let file_name =
         |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -323,8 +323,8 @@ fn parameters(
         "base": base,
         "adapter": adapter,
         "latents": request.latents.as_deref().map(file_name),
-        "dtype": words::word(&arguments.formats.dtype),
-        "quantise": arguments.formats.quantise.as_ref().map(words::word),
+        "dtype": named_value::value_name(&arguments.formats.dtype),
+        "quantise": arguments.formats.quantise.as_ref().map(named_value::value_name),
     });
     [("parameters", text), ("hearth", json.to_string())]
 }

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use machine::Bytes;
 use trainer::TrainerError;
 use weights::Catalog;
-use weights::copy::{Copy, Target, copy};
-use weights::write::{SHARD_BYTES, Written};
+use weights::copy::{CopyOptions, CopyTarget, copy};
+use weights::write::{SHARD_BYTES, WrittenFile};
 
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
-use crate::render::progress::Progress;
+use crate::render::progress::ByteProgress;
 
 /// Split a model into safetensors shards with an index, as transformers and diffusers read them.
 #[derive(Debug, clap::Args)]
@@ -21,7 +21,7 @@ Examples:
   hearth shard model.safetensors --out model/ --max-size 2GB
   hearth shard transformer/ --out joined/ --max-size 1TB      all in one file
   hearth shard transformer/ --out t/ --stem diffusion_pytorch_model")]
-pub struct Arguments {
+pub struct ShardArgs {
     /// A model file, an index of shards, or a folder
     path: PathBuf,
 
@@ -42,8 +42,8 @@ pub struct Arguments {
     checksum: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { path, out: folder, max_size, stem, checksum } = arguments;
+pub fn run(arguments: &ShardArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let ShardArgs { path, out: folder, max_size, stem, checksum } = arguments;
     if stem.is_empty() || stem.contains(['/', '\\']) {
         let problem = format!("--stem is {stem:?}, accepted is the beginning of a file name");
         return Err(TrainerError::Request { problem, hint: "leave it out to have `model`" }.into());
@@ -56,18 +56,21 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let catalog = Catalog::open(path)?;
     std::fs::create_dir_all(folder)
         .map_err(|error| Failure::Write { path: folder.clone(), error })?;
-    let progress = Progress::begin("writing", catalog.bytes())?;
-    let how =
-        Copy { target: Target::Shards { folder, stem, limit }, dtype: None, checksum: *checksum };
+    let progress = ByteProgress::begin("writing", catalog.bytes())?;
+    let how = CopyOptions {
+        target: CopyTarget::Shards { folder, stem, limit },
+        dtype: None,
+        checksum: *checksum,
+    };
     let written = copy(&catalog, &how, &|bytes| progress.tick(bytes))?;
     drop(progress);
-    list(&written, out)?;
-    Ok(Outcome::Done)
+    print_files(&written, out)?;
+    Ok(CommandOutcome::Done)
 }
 
 /// One line per file, in the form that `b3sum --check` reads where there are checksums.
-pub fn list(written: &[Written], out: &mut dyn Write) -> std::io::Result<()> {
-    for Written { path, checksum } in written {
+pub fn print_files(written: &[WrittenFile], out: &mut dyn Write) -> std::io::Result<()> {
+    for WrittenFile { path, checksum } in written {
         match checksum {
             Some(checksum) => writeln!(out, "{checksum}  {}", path.display())?,
             None => writeln!(out, "{}", path.display())?,

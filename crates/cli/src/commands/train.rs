@@ -1,4 +1,4 @@
-//! `hearth train`: pictures or texts to a proven adapter, or a model.
+//! `hearth train`: images or texts to a proven adapter, or a model.
 
 use std::io::Write;
 use std::sync::Arc;
@@ -8,21 +8,21 @@ use machine::awake::Awake;
 use trainer::config::RunConfig;
 use trainer::config::adapter::AdapterKind;
 use trainer::event::history::History;
-use trainer::event::{End, Why};
-use trainer::train::{On, Start, checkpoint, train};
+use trainer::event::{EndReason, RunEnd};
+use trainer::train::{DeviceSetup, TrainOptions, checkpoint, train};
 
-use super::engine::{COMPUTER, Engine, Limit};
-use super::job::{Flag, Job};
-use crate::commands::Outcome;
+use super::device::{COMPUTER, DeviceArgs, MemoryLimitArg};
+use super::job::{JobArgs, JobFlag};
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::ending;
-use crate::render::training::Screen;
+use crate::render::run_summary;
+use crate::render::training::TrainingScreen;
 use crate::text::quoted;
 
-/// Train an adapter on a folder of pictures, or on texts.
+/// Train an adapter on a folder of images, or on texts.
 ///
-/// Encodes pictures and captions, or turns texts into tokens, once, says before the first step how much memory each phase takes
+/// Encodes images and captions, or turns texts into tokens, once, says before the first step how much memory each phase takes
 /// and takes no more, trains, shows samples along the way, and writes the adapter for the programs
 /// that were asked for, a model card and a report. Ctrl-C saves; --resume goes on as if nothing had
 /// happened, also after a crash. Where memory gets short or the computer hot, the run is paced, which
@@ -38,9 +38,9 @@ Examples:
   hearth train job.toml --set data.trigger=zwx --set data.validation=unset
   hearth train job.toml --mode overnight --max-temp 80
   hearth train job.toml --resume")]
-pub struct Arguments {
+pub struct TrainArgs {
     #[command(flatten)]
-    job: Job,
+    job: JobArgs,
 
     /// Go on with the run in the output folder, from its last checkpoint
     #[arg(long)]
@@ -52,7 +52,7 @@ pub struct Arguments {
 
     /// The most memory to take: 16GB, or 70% of what hearth would take [default: all of that]
     #[arg(long, visible_alias = "max-memory", value_name = "SIZE", help_heading = COMPUTER)]
-    limit: Option<Limit>,
+    limit: Option<MemoryLimitArg>,
 
     /// How the computer is treated: quiet, balanced, full or overnight [machine.mode]
     #[arg(long, help_heading = COMPUTER)]
@@ -69,7 +69,7 @@ pub struct Arguments {
     max_temp: Option<String>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print nothing but warnings and errors
     #[arg(long)]
@@ -80,9 +80,9 @@ pub struct Arguments {
     json: bool,
 }
 
-impl Arguments {
+impl TrainArgs {
     /// How the computer is treated, as keys of the job.
-    fn treatment(&self) -> [Flag<'_>; 2] {
+    fn governor_flags(&self) -> [JobFlag<'_>; 2] {
         [
             ("--mode", "machine.mode", self.mode.as_deref()),
             ("--max-temp", "machine.max_temp", self.max_temp.as_deref()),
@@ -90,40 +90,40 @@ impl Arguments {
     }
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let config = arguments.job.resolve_with("train", &arguments.treatment())?;
+pub fn run(arguments: &TrainArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let config = arguments.job.resolve_with("train", &arguments.governor_flags())?;
     let engine = arguments.engine.for_job(&config);
     engine.check_trust()?;
-    let on = engine.on(arguments.limit)?;
-    let start = Start { resume: arguments.resume, force: arguments.force };
-    let screen = Screen::new(&config, start.resume, (arguments.quiet, arguments.json));
+    let on = engine.device_setup(arguments.limit)?;
+    let start = TrainOptions { resume: arguments.resume, force: arguments.force };
+    let screen = TrainingScreen::new(&config, start.resume, (arguments.quiet, arguments.json));
     let screen = Arc::new(screen);
     // Where the system has no such thing, a computer that people left alone may fall asleep.
     let _awake = Awake::hold();
-    let end = watched(&config, &on, start, &screen)?;
-    if screen.has_reader() {
+    let end = train_with_screen(&config, &on, start, &screen)?;
+    if screen.prints_text() {
         let history = History::open(&config.output.folder)?;
-        write!(out, "{}", ending::page(&config, &end, &history, &engine.typed()))?;
+        write!(out, "{}", run_summary::page(&config, &end, &history, &engine.device_flag()))?;
     }
-    if end.why == Why::Interrupted && screen.has_reader() {
+    if end.why == EndReason::Interrupted && screen.prints_text() {
         let words = std::env::args_os().skip(1).map(|word| word.to_string_lossy().into_owned());
         writeln!(out, "{}", so_far(&config, end.step))?;
-        writeln!(out, "saved after step {}; go on with\n  {}", end.step, resuming(words))?;
+        writeln!(out, "saved after step {}; go on with\n  {}", end.step, resume_command(words))?;
     }
     Ok(end.why.into())
 }
 
 /// Trains while a screen shows it; Ctrl-C ends the run in order.
-pub fn watched(
+pub fn train_with_screen(
     config: &RunConfig,
-    on: &On<'_>,
-    start: Start,
-    screen: &Arc<Screen>,
-) -> Result<End, Failure> {
+    on: &DeviceSetup<'_>,
+    start: TrainOptions,
+    screen: &Arc<TrainingScreen>,
+) -> Result<RunEnd, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let (seen, raised) = (Arc::clone(screen), Arc::clone(&stop));
     interrupt::on_first(move || seen.stop(|| raised.store(true, Ordering::Relaxed)))?;
-    let end = train(config, on, start, &[&|record| screen.hear(record)], &stop);
+    let end = train(config, on, start, &[&|record| screen.on_event(record)], &stop);
     screen.end();
     Ok(end?)
 }
@@ -134,7 +134,7 @@ fn so_far(config: &RunConfig, step: u64) -> String {
     let folder = quoted(&folder.display().to_string());
     match config.adapter.kind {
         AdapterKind::Lora | AdapterKind::Dora => format!("the adapter so far is in\n  {folder}"),
-        AdapterKind::None => {
+        AdapterKind::Full => {
             let base = quoted(&config.base.path.display().to_string());
             format!("the model so far:\n  hearth export {folder} --base {base} --out model")
         }
@@ -142,7 +142,7 @@ fn so_far(config: &RunConfig, step: u64) -> String {
 }
 
 /// The command that goes on with a run: the words that began it, for a shell, and `--resume`.
-fn resuming(words: impl Iterator<Item = String>) -> String {
+fn resume_command(words: impl Iterator<Item = String>) -> String {
     let begun = words.filter(|word| word != RESUME).map(|word| quoted(&word));
     ["hearth".into()].into_iter().chain(begun).chain([RESUME.into()]).collect::<Vec<_>>().join(" ")
 }
@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_was_typed_is_said_again() {
-        let again = |words: &[&str]| resuming(words.iter().map(|word| (*word).to_owned()));
+        let again = |words: &[&str]| resume_command(words.iter().map(|word| (*word).to_owned()));
         let words = ["train", "job.toml", "--device", "cuda:0", "--limit", "70%"];
         assert_eq!(again(&words), "hearth train job.toml --device cuda:0 --limit 70% --resume");
         let words = ["train", "--resume", "--out", "my run", "--set", "data.trigger='s", ""];

@@ -4,11 +4,11 @@ use compute::{Dtype, Quantisation};
 use std::io::Write;
 use std::path::PathBuf;
 
-use trainer::verify::{Question, verify};
+use trainer::verify::{VerifyRequest, verify};
 
-use super::engine::{Engine, Formats};
-use super::words;
-use crate::commands::Outcome;
+use super::device::{DeviceArgs, FormatArgs};
+use super::named_value;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::verify::{ComparedRow, Verified};
@@ -26,7 +26,7 @@ Examples:
   hearth verify tests/golden/sd3/models/sd3 --dtype bf16
   hearth verify tests/golden/sd3/models/sd3 --adapter tests/golden/sd3/adapters/kohya.safetensors
   hearth verify folder --weights elsewhere/model.safetensors --json")]
-pub struct Arguments {
+pub struct VerifyArgs {
     /// The folder
     folder: PathBuf,
 
@@ -43,26 +43,26 @@ pub struct Arguments {
     adapter: Option<PathBuf>,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
     /// Quantise the weights of blocks
-    #[arg(long, value_name = "FORMAT", value_parser = words::parser::<Quantisation>())]
+    #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
     quantise: Option<Quantisation>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let Arguments { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
-    let formats = Formats { dtype: *dtype, quantise: *quantise };
+pub fn run(arguments: &VerifyArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let VerifyArgs { folder, weights, golden, adapter, dtype, quantise, engine, json } = arguments;
+    let formats = FormatArgs { dtype: *dtype, quantise: *quantise };
     let device = engine.open(engine.limit_bytes(None)?)?;
-    let question = Question {
+    let question = VerifyRequest {
         folder,
         weights: weights.as_deref(),
         golden: golden.as_deref(),
@@ -73,7 +73,7 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let findings = Verified {
         class: report.class,
         n_weights: report.n_weights,
-        dtype: words::word(dtype),
+        dtype: named_value::value_name(dtype),
         device: engine.name(),
         is_fine: tensors.iter().all(|row| row.is_fine),
         tensors,
@@ -84,5 +84,5 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     } else {
         write!(out, "{}", render::verify::page(&findings))?;
     }
-    Ok(if findings.is_fine { Outcome::Done } else { Outcome::Differs })
+    Ok(if findings.is_fine { CommandOutcome::Done } else { CommandOutcome::Differs })
 }

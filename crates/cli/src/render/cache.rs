@@ -9,30 +9,30 @@ use std::time::{Duration, Instant};
 use anstyle::Style;
 use machine::Bytes;
 use serde::Serialize;
-use trainer::cache::PICTURES;
+use trainer::cache::IMAGES_PHASE;
 use trainer::data::LeftOut;
-use trainer::progress::Event;
+use trainer::progress::ProgressEvent;
 
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::line::Line;
+use crate::render::line::ProgressLine;
 use crate::render::plan::IN_BLOCKS;
 use crate::render::progress::{clear, duration, redraw};
-use crate::text::{BAD, BOLD, DIM, PLAIN, Page, WARN, bar};
+use crate::text::{BAD, BOLD, DIM, PLAIN, TextPage, WARN, bar};
 
 /// What is in the cache for a job, and what was done for it.
 #[derive(Serialize)]
 pub struct CacheSummary {
     /// What is not trained on, counted by reason; `problems` has each file.
     pub left_out: Vec<LeftOut>,
-    pub problems: Vec<Wrong>,
+    pub problems: Vec<FileProblem>,
     pub folder: PathBuf,
-    /// Pictures that are trained on.
-    pub pictures: usize,
+    /// Images that are trained on.
+    pub images: usize,
     pub held_out: usize,
     pub texts: usize,
     /// What was encoded now, or would be.
-    pub missing_pictures: usize,
+    pub missing_images: usize,
     pub missing_texts: usize,
     pub is_done: bool,
     pub buckets: Vec<BucketRow>,
@@ -44,20 +44,20 @@ pub struct CacheSummary {
     /// Bytes of the whole cache, of other jobs too.
     pub bytes: u64,
     pub secs: f64,
-    pub pictures_per_sec: Option<f64>,
+    pub images_per_sec: Option<f64>,
 }
 
-/// Pictures of one size.
+/// Images of one size.
 #[derive(Serialize)]
 pub struct BucketRow {
     pub width: usize,
     pub height: usize,
-    pub pictures: usize,
+    pub images: usize,
 }
 
 /// Something wrong with a file.
 #[derive(Serialize)]
-pub struct Wrong {
+pub struct FileProblem {
     pub path: PathBuf,
     pub what: String,
     /// What it has in common with others.
@@ -71,7 +71,7 @@ pub struct Wrong {
 #[derive(Serialize)]
 pub struct TextSummary {
     pub left_out: Vec<LeftOut>,
-    pub problems: Vec<Wrong>,
+    pub problems: Vec<FileProblem>,
     pub folder: PathBuf,
     /// Files with something to read in them.
     pub files: usize,
@@ -93,38 +93,38 @@ pub struct PhaseMemory {
 }
 
 /// Encoding at work.
-pub struct Encoding {
+pub struct EncodingProgress {
     is_quiet: bool,
-    state: Mutex<State>,
+    state: Mutex<EncodingState>,
     interrupted: Arc<AtomicBool>,
 }
 
 #[derive(Default)]
-struct State {
+struct EncodingState {
     phase: &'static str,
     total: usize,
     done: usize,
     loaded: u64,
     /// When the first of the phase began.
     begun: Option<Instant>,
-    /// Pictures done and how long they took.
-    pictures: Option<(usize, Duration)>,
+    /// Images done and how long they took.
+    images: Option<(usize, Duration)>,
     drawn: Option<Instant>,
 }
 
-impl Encoding {
+impl EncodingProgress {
     /// Begins; from now on Ctrl-C ends the work in order.
     pub fn begin(is_quiet: bool) -> Result<Self, Failure> {
         Ok(Self { is_quiet, state: Mutex::default(), interrupted: interrupt::flag()? })
     }
 
     /// Notes what happened; answers whether to go on.
-    pub fn tell(&self, event: Event) -> bool {
+    pub fn on_event(&self, event: ProgressEvent) -> bool {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match event {
-            Event::Phase { name, total } => state.enter(name, total),
-            Event::Loaded(bytes) => state.load(bytes),
-            Event::Done => state.done += 1,
+            ProgressEvent::Phase { name, total } => state.enter(name, total),
+            ProgressEvent::Loaded(bytes) => state.load(bytes),
+            ProgressEvent::Done => state.done += 1,
         }
         // Work that is done within a moment shows nothing.
         state.drawn.get_or_insert_with(Instant::now);
@@ -136,20 +136,20 @@ impl Encoding {
         !self.interrupted.load(Ordering::Relaxed)
     }
 
-    /// How fast pictures were encoded, if any were.
-    pub fn pictures_per_sec(&self) -> Option<f64> {
+    /// How fast images were encoded, if any were.
+    pub fn images_per_sec(&self) -> Option<f64> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.enter("", 0);
-        let (n, taken) = state.pictures?;
+        let (n, taken) = state.images?;
         Some(n as f64 / taken.as_secs_f64())
     }
 }
 
-impl State {
-    /// Pictures come first; any other phase is the end of them.
+impl EncodingState {
+    /// Images come first; any other phase is the end of them.
     fn enter(&mut self, name: &'static str, total: usize) {
-        if self.phase == PICTURES && self.done > 0 {
-            self.pictures = Some((self.done, self.elapsed()));
+        if self.phase == IMAGES_PHASE && self.done > 0 {
+            self.images = Some((self.done, self.elapsed()));
         }
         (self.phase, self.total, self.done, self.loaded) = (name, total, 0, 0);
         self.begun = None;
@@ -165,14 +165,15 @@ impl State {
         self.begun.map_or(Duration::ZERO, |begun| begun.elapsed())
     }
 
-    fn line(&self, elapsed: Duration) -> Line {
+    fn line(&self, elapsed: Duration) -> ProgressLine {
         let Self { phase, total, done, loaded, .. } = *self;
         if done == 0 {
-            return Line::new(format!("{phase}:")).part(0, format!("{} read", Bytes(loaded)));
+            return ProgressLine::new(format!("{phase}:"))
+                .part(0, format!("{} read", Bytes(loaded)));
         }
         let per_sec = done as f64 / elapsed.as_secs_f64().max(1e-3);
         let left_secs = total.saturating_sub(done) as f64 / per_sec;
-        Line::new(phase)
+        ProgressLine::new(phase)
             .bar(done as f64 / total.max(1) as f64)
             .part(0, format!("{done} of {total}"))
             .part(2, format!("{per_sec:.1}/s"))
@@ -180,7 +181,7 @@ impl State {
     }
 }
 
-impl Drop for Encoding {
+impl Drop for EncodingProgress {
     fn drop(&mut self) {
         if !self.is_quiet {
             clear();
@@ -190,17 +191,17 @@ impl Drop for Encoding {
 
 /// Draws what is wrong, what there is, and what was done.
 pub fn page(summary: &CacheSummary) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     problems(&mut page, &summary.left_out, &summary.problems);
-    let CacheSummary { pictures, held_out, texts, .. } = summary;
-    page.line(BOLD, &format!("{pictures} pictures, {held_out} held out, {texts} texts"));
-    let most = summary.buckets.iter().map(|row| row.pictures).max().unwrap_or(1) as f64;
+    let CacheSummary { images, held_out, texts, .. } = summary;
+    page.line(BOLD, &format!("{images} images, {held_out} held out, {texts} texts"));
+    let most = summary.buckets.iter().map(|row| row.images).max().unwrap_or(1) as f64;
     let rows: Vec<[String; 3]> = summary
         .buckets
         .iter()
         .map(|row| {
             let size = format!("{} x {}", row.width, row.height);
-            [size, row.pictures.to_string(), bar(row.pictures as f64 / most)]
+            [size, row.images.to_string(), bar(row.images as f64 / most)]
         })
         .collect();
     page.table(&rows);
@@ -212,15 +213,15 @@ pub fn page(summary: &CacheSummary) -> String {
 }
 
 /// What is wrong, alone.
-pub fn problems_page(left_out: &[LeftOut], problems: &[Wrong]) -> String {
-    let mut page = Page::new();
+pub fn problems_page(left_out: &[LeftOut], problems: &[FileProblem]) -> String {
+    let mut page = TextPage::new();
     self::problems(&mut page, left_out, problems);
     page.finish()
 }
 
 /// The same of texts.
 pub fn text_page(summary: &TextSummary) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     problems(&mut page, &summary.left_out, &summary.problems);
     let TextSummary { files, documents, tokens, length, sequences, held_out, .. } = summary;
     page.line(BOLD, &format!("{files} files, {documents} documents, {tokens} tokens"));
@@ -231,8 +232,8 @@ pub fn text_page(summary: &TextSummary) -> String {
 
 /// Every one, whatever their number: first what is left out, then what should be looked at, then what
 /// is good to know.
-fn problems(page: &mut Page, left_out: &[LeftOut], problems: &[Wrong]) {
-    let is_counted = |problem: &Wrong| {
+fn problems(page: &mut TextPage, left_out: &[LeftOut], problems: &[FileProblem]) {
+    let is_counted = |problem: &FileProblem| {
         let mut reasons = left_out.iter().flat_map(|left| &left.reasons);
         problem.is_skipped && reasons.any(|reason| reason.reason == problem.reason)
     };
@@ -254,7 +255,7 @@ fn problems(page: &mut Page, left_out: &[LeftOut], problems: &[Wrong]) {
 }
 
 /// Many of one kind have a line above them.
-fn list(page: &mut Page, mark: &str, style: Style, problems: &[&Wrong]) {
+fn list(page: &mut TextPage, mark: &str, style: Style, problems: &[&FileProblem]) {
     for group in by_reason(problems) {
         if let [first, _, ..] = group[..] {
             page.line(PLAIN, &format!("{} {}:", group.len(), first.reason));
@@ -266,8 +267,8 @@ fn list(page: &mut Page, mark: &str, style: Style, problems: &[&Wrong]) {
 }
 
 /// The largest group first.
-fn by_reason<'a>(problems: &[&'a Wrong]) -> Vec<Vec<&'a Wrong>> {
-    let mut groups = BTreeMap::<&str, Vec<&Wrong>>::new();
+fn by_reason<'a>(problems: &[&'a FileProblem]) -> Vec<Vec<&'a FileProblem>> {
+    let mut groups = BTreeMap::<&str, Vec<&FileProblem>>::new();
     for problem in problems {
         groups.entry(&problem.reason).or_default().push(problem);
     }
@@ -276,7 +277,7 @@ fn by_reason<'a>(problems: &[&'a Wrong]) -> Vec<Vec<&'a Wrong>> {
     groups
 }
 
-fn memory(page: &mut Page, summary: &CacheSummary) {
+fn memory(page: &mut TextPage, summary: &CacheSummary) {
     if summary.phases.is_empty() {
         return;
     }
@@ -295,15 +296,15 @@ fn memory(page: &mut Page, summary: &CacheSummary) {
 }
 
 fn done(summary: &CacheSummary) -> String {
-    let CacheSummary { missing_pictures, missing_texts, secs, .. } = summary;
-    if missing_pictures + missing_texts == 0 {
+    let CacheSummary { missing_images, missing_texts, secs, .. } = summary;
+    if missing_images + missing_texts == 0 {
         return "all of it is in the cache".into();
     }
-    let what = format!("{missing_pictures} pictures and {missing_texts} texts");
+    let what = format!("{missing_images} images and {missing_texts} texts");
     if !summary.is_done {
         return format!("{what} are to be encoded");
     }
-    let rate = summary.pictures_per_sec.map(|rate| format!(", {rate:.2} pictures/s"));
+    let rate = summary.images_per_sec.map(|rate| format!(", {rate:.2} images/s"));
     format!("{what} encoded in {secs:.1} s{}", rate.unwrap_or_default())
 }
 
@@ -313,12 +314,13 @@ mod tests {
 
     #[test]
     fn the_line_tells_rate_and_time_left() {
-        let mut state = State::default();
-        state.enter(PICTURES, 40);
+        let mut state = EncodingState::default();
+        state.enter(IMAGES_PHASE, 40);
         state.load(3 << 20);
-        let line = |state: &State, secs| state.line(Duration::from_secs(secs)).fit(usize::MAX);
-        assert_eq!(line(&state, 1), "pictures: 3 MiB read");
+        let line =
+            |state: &EncodingState, secs| state.line(Duration::from_secs(secs)).fit(usize::MAX);
+        assert_eq!(line(&state, 1), "images: 3 MiB read");
         state.done = 10;
-        assert_eq!(line(&state, 5), "pictures ██████░░░░░░░░░░░░░░░░░░ 10 of 40  2.0/s  15 s left");
+        assert_eq!(line(&state, 5), "images ██████░░░░░░░░░░░░░░░░░░ 10 of 40  2.0/s  15 s left");
     }
 }

@@ -2,19 +2,19 @@
 
 use std::fmt::Display;
 
-use compute::self_test::Verdict;
-use machine::budget::{Bound, Budget, MemoryLimit};
-use machine::findings::{Finding, Level};
-use machine::gpu::{AppleGpu, Gpu, NvidiaCard};
-use machine::hardware::{Feature, nvidia_class};
-use machine::memory::{ContainerLimit, Memory, MemoryPressure};
-use machine::power::Power;
+use compute::self_test::OpVerdict;
+use machine::budget::{Budget, MemoryBound, MemoryLimit};
+use machine::findings::{Finding, Severity};
+use machine::gpu::{AppleGpu, GpuInfo, NvidiaGpu};
+use machine::hardware::{Feature, nvidia_arch};
+use machine::memory::{ContainerLimit, MemoryPressure, SystemMemory};
+use machine::power::PowerInfo;
 use machine::reading::Percent;
-use machine::thermal::{MacThermal, Sensor, Thermal};
+use machine::thermal::{MacThermal, Thermal, ThermalSensor};
 use machine::{Bytes, Machine, NvidiaStack, Provenance, Reading};
 use serde::Serialize;
 
-use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
+use crate::text::{BAD, BOLD, DIM, GOOD, PLAIN, TextPage, WARN, bar};
 
 /// All that doctor has to say.
 #[derive(Serialize)]
@@ -25,12 +25,12 @@ pub struct Diagnosis {
     pub findings: Vec<Finding>,
     /// What computes by Metal or Vulkan; of a recorded machine nobody knows.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub adapters: Vec<Offered>,
+    pub adapters: Vec<OfferedAdapter>,
 }
 
 /// A GPU that `--device gpu` may mean.
 #[derive(Serialize)]
-pub struct Offered {
+pub struct OfferedAdapter {
     /// As it is typed; none where it cannot be used.
     pub device: Option<String>,
     pub name: String,
@@ -43,13 +43,13 @@ pub struct Offered {
     /// Whether weights are read into its memory without a copy.
     pub shares_memory: bool,
     /// What it has beyond what every kernel asks for.
-    pub offers: Vec<Offer>,
+    pub offers: Vec<AdapterFeature>,
     pub lacks: Option<&'static str>,
 }
 
 /// Something that some GPUs have.
 #[derive(Serialize)]
-pub struct Offer {
+pub struct AdapterFeature {
     pub name: &'static str,
     pub on: bool,
     /// Whether hearth has a use for it.
@@ -59,7 +59,7 @@ pub struct Offer {
 /// Draws everything.
 pub fn page(diagnosis: &Diagnosis) -> String {
     let Diagnosis { machine, budget, findings, .. } = diagnosis;
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     page.line(BOLD, &machine.title);
     match &machine.provenance {
         Provenance::Live => {}
@@ -69,13 +69,13 @@ pub fn page(diagnosis: &Diagnosis) -> String {
         }
     }
     page.heading("what you have");
-    possessions(machine, &mut page);
+    hardware(machine, &mut page);
     for adapter in &diagnosis.adapters {
-        page.row("adapter", PLAIN, &offered(adapter));
+        page.row("adapter", PLAIN, &adapter_line(adapter));
         page.row("", DIM, &limits(adapter));
     }
     page.heading("how it feels");
-    feelings(machine, &mut page);
+    live_status(machine, &mut page);
     page.heading("what hearth plans with");
     plan(budget, &mut page);
     page.heading("what is wrong");
@@ -84,8 +84,8 @@ pub fn page(diagnosis: &Diagnosis) -> String {
 }
 
 /// An op that may not be used.
-pub fn wrong_op(verdict: &Verdict) -> String {
-    let Verdict { name, dtype, error, allowed } = verdict;
+pub fn wrong_op(verdict: &OpVerdict) -> String {
+    let OpVerdict { name, dtype, error, allowed } = verdict;
     format!(
         "{name} in {dtype} is wrong: off by {error:.1e} of the largest number, allowed {allowed:.1e}"
     )
@@ -94,13 +94,13 @@ pub fn wrong_op(verdict: &Verdict) -> String {
 /// What a self-test came to.
 pub fn tested(device: &str, all: usize, wrong: usize) -> String {
     if wrong == 0 {
-        return format!("{device}: all {all} checks agree with the processor");
+        return format!("{device}: all {all} checks agree with the CPU");
     }
-    format!("{device}: {wrong} of {all} checks do not agree with the processor; do not train on it")
+    format!("{device}: {wrong} of {all} checks do not agree with the CPU; do not train on it")
 }
 
-fn offered(adapter: &Offered) -> String {
-    let Offered { name, driver, interface, .. } = adapter;
+fn adapter_line(adapter: &OfferedAdapter) -> String {
+    let OfferedAdapter { name, driver, interface, .. } = adapter;
     let device = match (&adapter.device, adapter.lacks) {
         (Some(device), _) => format!("--device {device}"),
         (None, lacks) => format!("not used, it lacks {}", lacks.unwrap_or("something")),
@@ -109,11 +109,11 @@ fn offered(adapter: &Offered) -> String {
     format!("{device}: {name} by {interface}{software}, {driver}")
 }
 
-fn limits(adapter: &Offered) -> String {
+fn limits(adapter: &OfferedAdapter) -> String {
     let bytes = [adapter.buffer_bytes, adapter.tensor_bytes, adapter.group_bytes];
     let [buffer, tensor, group] = bytes.map(|bytes| Bytes(bytes as u64));
-    let memory = if adapter.shares_memory { "shared with the processor" } else { "its own" };
-    let list = |is_listed: fn(&Offer) -> bool| {
+    let memory = if adapter.shares_memory { "shared with the CPU" } else { "its own" };
+    let list = |is_listed: fn(&AdapterFeature) -> bool| {
         let names = adapter.offers.iter().filter(|offer| is_listed(offer)).map(|offer| offer.name);
         Some(names.collect::<Vec<_>>().join(", ")).filter(|names| !names.is_empty())
     };
@@ -129,11 +129,11 @@ fn limits(adapter: &Offered) -> String {
     parts.join(" · ")
 }
 
-fn possessions(machine: &Machine, page: &mut Page) {
+fn hardware(machine: &Machine, page: &mut TextPage) {
     for gpu in &machine.gpus {
         match gpu {
-            Gpu::Nvidia(card) => page.row("gpu", PLAIN, &nvidia_card(card)),
-            Gpu::Apple(gpu) => page.row("gpu", PLAIN, &apple_gpu(gpu)),
+            GpuInfo::Nvidia(card) => page.row("gpu", PLAIN, &nvidia_gpu(card)),
+            GpuInfo::Apple(gpu) => page.row("gpu", PLAIN, &apple_gpu(gpu)),
         }
     }
     if machine.gpus.is_empty() {
@@ -158,20 +158,20 @@ fn possessions(machine: &Machine, page: &mut Page) {
     }
 }
 
-fn nvidia_card(card: &NvidiaCard) -> String {
-    let mut parts = vec![shown(&card.name)];
-    parts.push(match card.capability.known() {
+fn nvidia_gpu(gpu: &NvidiaGpu) -> String {
+    let mut parts = vec![shown(&gpu.name)];
+    parts.push(match gpu.capability.known() {
         Some(capability) => {
-            let class = nvidia_class(*capability).map_or("unknown class", |class| class.name);
+            let class = nvidia_arch(*capability).map_or("unknown class", |class| class.name);
             format!("compute capability {capability}, {class}")
         }
-        None => format!("compute capability {}", shown(&card.capability)),
+        None => format!("compute capability {}", shown(&gpu.capability)),
     });
-    parts.push(match (card.unified.known(), card.memory_free.known()) {
+    parts.push(match (gpu.unified.known(), gpu.memory_free.known()) {
         (Some(true), _) => "shares main memory".into(),
-        (_, Some(free)) => format!("{} of its own, {free} free", shown(&card.memory_total)),
+        (_, Some(free)) => format!("{} of its own, {free} free", shown(&gpu.memory_total)),
         (_, None) => {
-            format!("{} of its own, free {}", shown(&card.memory_total), shown(&card.memory_free))
+            format!("{} of its own, free {}", shown(&gpu.memory_total), shown(&gpu.memory_free))
         }
     });
     parts.join(" · ")
@@ -191,7 +191,7 @@ fn apple_gpu(gpu: &AppleGpu) -> String {
     parts.join(" · ")
 }
 
-fn memory(memory: &Memory) -> String {
+fn memory(memory: &SystemMemory) -> String {
     let text = match (memory.total.known(), memory.available.known()) {
         (Some(total), Some(available)) => {
             format!("{} {available} available of {total}", bar(available.share_of(*total)))
@@ -207,7 +207,7 @@ fn memory(memory: &Memory) -> String {
     }
 }
 
-fn nvidia_stack(stack: &NvidiaStack, page: &mut Page) {
+fn nvidia_stack(stack: &NvidiaStack, page: &mut TextPage) {
     page.row("driver", PLAIN, &format!("{} · CUDA {}", shown(&stack.driver), shown(&stack.cuda)));
     let libraries =
         [("NVRTC", &stack.nvrtc), ("cuBLASLt", &stack.cublaslt), ("cuDNN", &stack.cudnn)];
@@ -215,10 +215,10 @@ fn nvidia_stack(stack: &NvidiaStack, page: &mut Page) {
     page.row("libraries", PLAIN, &libraries.join(" · "));
 }
 
-fn feelings(machine: &Machine, page: &mut Page) {
+fn live_status(machine: &Machine, page: &mut TextPage) {
     for gpu in &machine.gpus {
-        if let Gpu::Nvidia(card) = gpu {
-            page.row("gpu", PLAIN, &card_feelings(card));
+        if let GpuInfo::Nvidia(card) = gpu {
+            page.row("gpu", PLAIN, &gpu_status(card));
         }
     }
     heat(&machine.thermal, page);
@@ -234,14 +234,14 @@ fn feelings(machine: &Machine, page: &mut Page) {
     page.row("pressure", PLAIN, &pressure);
     let swap = match (machine.memory.swap_total.known(), machine.memory.swap_free.known()) {
         (Some(total), _) if total.0 == 0 => "none".into(),
-        (Some(total), Some(free)) => format!("{} of {total} in use", total.less(*free)),
+        (Some(total), Some(free)) => format!("{} of {total} in use", total.saturating_sub(*free)),
         _ => shown(&machine.memory.swap_total),
     };
     page.row("swap", PLAIN, &swap);
 }
 
-fn card_feelings(card: &NvidiaCard) -> String {
-    let feel = &card.feel;
+fn gpu_status(gpu: &NvidiaGpu) -> String {
+    let feel = &gpu.telemetry;
     // Without NVML nothing is known, which need not be said five times.
     if let (Err(heat), Err(power), Err(clock)) =
         (&feel.temperature.value, &feel.power.value, &feel.clock.value)
@@ -250,9 +250,9 @@ fn card_feelings(card: &NvidiaCard) -> String {
     {
         return format!("unknown: {heat}");
     }
-    let heat = shown(&feel.temperature) + &behind(", slows down at ", card.slowdown.known());
-    let power = shown(&feel.power) + &behind(" of ", card.power_limit.known());
-    let clock = shown(&feel.clock) + &behind(" of ", card.clock_max.known());
+    let heat = shown(&feel.temperature) + &behind(", slows down at ", gpu.slowdown.known());
+    let power = shown(&feel.power) + &behind(" of ", gpu.power_limit.known());
+    let clock = shown(&feel.clock) + &behind(" of ", gpu.clock_max.known());
     let held = match &feel.throttle.value {
         Ok(causes) if causes.is_empty() => "not held back".into(),
         Ok(causes) => {
@@ -264,7 +264,7 @@ fn card_feelings(card: &NvidiaCard) -> String {
     [heat, power, clock, format!("{} busy", shown(&feel.utilisation)), held].join(" · ")
 }
 
-fn heat(thermal: &Thermal, page: &mut Page) {
+fn heat(thermal: &Thermal, page: &mut TextPage) {
     if let Some(mac) = &thermal.mac {
         page.row("heat", PLAIN, &mac_heat(mac));
         return;
@@ -276,7 +276,7 @@ fn heat(thermal: &Thermal, page: &mut Page) {
     page.row("heat", PLAIN, &text);
 }
 
-fn power(power: &Power) -> String {
+fn power(power: &PowerInfo) -> String {
     let charge = power.charge.known().copied().flatten();
     let charge = charge.map(|Percent(share)| format!("{share:.0} %"));
     match (&power.on_battery.value, charge) {
@@ -286,7 +286,7 @@ fn power(power: &Power) -> String {
     }
 }
 
-fn hottest(sensors: &[Sensor]) -> String {
+fn hottest(sensors: &[ThermalSensor]) -> String {
     let known = sensors.iter().filter_map(|sensor| Some((sensor, *sensor.temperature.known()?)));
     let Some((sensor, degrees)) = known.max_by(|(_, a), (_, b)| a.0.total_cmp(&b.0)) else {
         let first = sensors.first().map_or_else(String::new, |sensor| shown(&sensor.temperature));
@@ -309,7 +309,7 @@ fn mac_heat(mac: &MacThermal) -> String {
     .join(" · ")
 }
 
-fn plan(budget: &Budget, page: &mut Page) {
+fn plan(budget: &Budget, page: &mut TextPage) {
     page.row("device", PLAIN, &format!("{}, {}", budget.device, budget.why));
     match &budget.memory {
         Ok(limit) => page.row("memory", PLAIN, &limit_line(limit)),
@@ -331,24 +331,26 @@ fn plan(budget: &Budget, page: &mut Page) {
 fn limit_line(limit: &MemoryLimit) -> String {
     let MemoryLimit { limit, available, kept, bound_by } = limit;
     let why = match bound_by {
-        Bound::MainMemory => format!("{available} available less {kept} kept for the system"),
-        Bound::Container => format!("{available} left in the container less {kept} kept for it"),
-        Bound::WorkingSet => "Metal's recommended working set".into(),
-        Bound::CardMemory => {
-            format!("{available} free on the card less {kept} kept for the driver")
+        MemoryBound::MainMemory => format!("{available} available less {kept} kept for the system"),
+        MemoryBound::Container => {
+            format!("{available} left in the container less {kept} kept for it")
+        }
+        MemoryBound::WorkingSet => "Metal's recommended working set".into(),
+        MemoryBound::CardMemory => {
+            format!("{available} free on the GPU less {kept} kept for the driver")
         }
     };
     format!("limit {limit}: {why}")
 }
 
-fn wrongs(findings: &[Finding], page: &mut Page) {
+fn wrongs(findings: &[Finding], page: &mut TextPage) {
     if findings.is_empty() {
         page.item("✓", GOOD, "nothing found");
     }
     for Finding { level, what, hint } in findings {
         match level {
-            Level::Fault => page.item("✗", BAD, what),
-            Level::Notice => page.item("!", WARN, what),
+            Severity::Fault => page.item("✗", BAD, what),
+            Severity::Notice => page.item("!", WARN, what),
         }
         page.below(DIM, &format!("hint: {hint}"));
     }

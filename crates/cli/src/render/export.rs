@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use serde::Serialize;
-use trainer::export::merge::Merged;
+use trainer::export::merge::MergedModel;
 
-use crate::text::{DIM, PLAIN, Page};
+use crate::text::{DIM, PLAIN, TextPage};
 
 /// A file that was written and proven.
 #[derive(Serialize)]
@@ -20,7 +20,7 @@ pub struct ExportRow {
 
 /// Draws it.
 pub fn page(all: &[ExportRow]) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     let mut rows = vec![["for", "layers", "unmatched", "difference", "file"].map(str::to_owned)];
     rows.extend(all.iter().map(|row| {
         let difference = format!("{:.0e}", row.difference);
@@ -33,9 +33,9 @@ pub fn page(all: &[ExportRow]) -> String {
 }
 
 /// Draws what was merged.
-pub fn merged(merged: &Merged) -> String {
-    let Merged { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = merged;
-    let mut page = Page::new();
+pub fn merged(merged: &MergedModel) -> String {
+    let MergedModel { path, n_changed, n_unchanged, n_copied, left_out, worst_steps } = merged;
+    let mut page = TextPage::new();
     page.row("merged", PLAIN, &path.display().to_string());
     page.row("tensors", PLAIN, &format!("{n_changed} changed, {n_unchanged} as they were"));
     page.row("copied", PLAIN, &format!("{n_copied} other files"));

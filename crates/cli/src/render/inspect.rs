@@ -5,13 +5,13 @@ use std::path::PathBuf;
 
 use machine::Bytes;
 use serde::Serialize;
-use weights::survey::{Oddity, Values};
+use weights::survey::{Oddity, ValueStats};
 
-use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, WARN, bar};
+use crate::text::{BOLD, DIM, GOOD, PLAIN, TextPage, WARN, bar};
 
 /// One model: a file, a set of shards, or a component of a pipeline folder.
 #[derive(Serialize)]
-pub struct Survey {
+pub struct ModelSurvey {
     /// What was opened.
     pub path: PathBuf,
     /// Files it lies in.
@@ -39,7 +39,7 @@ pub struct TensorRow {
     pub shape: Vec<u64>,
     pub bytes: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub values: Option<Values>,
+    pub values: Option<ValueStats>,
 }
 
 /// Chosen: more groups than these are better looked at with --all.
@@ -50,8 +50,8 @@ const METADATA_SHOWN: usize = 12;
 const METADATA_CHARS: usize = 200;
 
 /// Draws one model.
-pub fn page(survey: &Survey, all: bool) -> String {
-    let mut page = Page::new();
+pub fn page(survey: &ModelSurvey, all: bool) -> String {
+    let mut page = TextPage::new();
     page.line(BOLD, &survey.path.display().to_string());
     page.row("size", PLAIN, &size(survey));
     page.row("formats", PLAIN, &formats(&survey.tensors));
@@ -76,7 +76,7 @@ pub fn page(survey: &Survey, all: bool) -> String {
     page.finish()
 }
 
-fn metadata(survey: &Survey, all: bool, page: &mut Page) {
+fn metadata(survey: &ModelSurvey, all: bool, page: &mut TextPage) {
     let shown = if all { survey.metadata.len() } else { METADATA_SHOWN };
     for (at, (key, value)) in survey.metadata.iter().take(shown).enumerate() {
         let short: String = value.chars().take(METADATA_CHARS).collect();
@@ -92,7 +92,7 @@ fn metadata(survey: &Survey, all: bool, page: &mut Page) {
     }
 }
 
-fn size(survey: &Survey) -> String {
+fn size(survey: &ModelSurvey) -> String {
     let (bytes, numbers) = (Bytes(survey.bytes), numbers(survey.numbers));
     let (tensors, files) =
         (counted(survey.tensors.len(), "tensor"), counted(survey.files.len(), "file"));
@@ -123,7 +123,7 @@ fn formats(tensors: &[TensorRow]) -> String {
     parts.collect::<Vec<_>>().join(" · ")
 }
 
-fn prefixes(survey: &Survey, page: &mut Page) {
+fn prefixes(survey: &ModelSurvey, page: &mut TextPage) {
     let mut groups = BTreeMap::<&str, (usize, u64)>::new();
     for tensor in &survey.tensors {
         let entry = groups.entry(prefix(&tensor.name)).or_default();

@@ -9,20 +9,20 @@ const BAR_WIDTHS: [usize; 2] = [24, 8];
 const CUT: char = '…';
 
 /// How far some work has come.
-pub struct Line {
+pub struct ProgressLine {
     name: String,
     share: Option<f64>,
-    parts: Vec<Part>,
+    parts: Vec<LinePart>,
 }
 
 /// A part of the line that is shown as a whole or not at all.
-struct Part {
+struct LinePart {
     /// Parts with the highest rank are left out first.
     rank: u8,
     text: String,
 }
 
-impl Line {
+impl ProgressLine {
     /// A line about work of this name, which may be empty.
     pub fn new(name: impl Into<String>) -> Self {
         Self { name: name.into(), share: None, parts: Vec::new() }
@@ -36,13 +36,13 @@ impl Line {
 
     /// With one more part; of two parts the one with the higher rank is left out first.
     pub fn part(mut self, rank: u8, text: impl Into<String>) -> Self {
-        self.parts.push(Part { rank, text: text.into() });
+        self.parts.push(LinePart { rank, text: text.into() });
         self
     }
 
     /// The line in at most `width` columns.
     pub fn fit(&self, width: usize) -> String {
-        let mut parts: Vec<&Part> =
+        let mut parts: Vec<&LinePart> =
             self.parts.iter().filter(|part| !part.text.is_empty()).collect();
         while columns(&self.text(&parts, None)) > width
             && let Some(least) = parts.iter().map(|part| part.rank).max()
@@ -57,7 +57,7 @@ impl Line {
         cut(self.text(&parts, bar.as_deref()), width)
     }
 
-    fn text(&self, parts: &[&Part], bar: Option<&str>) -> String {
+    fn text(&self, parts: &[&LinePart], bar: Option<&str>) -> String {
         let texts: Vec<&str> = parts.iter().map(|part| part.text.as_str()).collect();
         let texts = texts.join("  ");
         let all = [self.name.as_str(), bar.unwrap_or_default(), &texts];
@@ -87,8 +87,8 @@ mod tests {
     use super::*;
     use crate::text::{DIM, WARN};
 
-    fn training() -> Line {
-        Line::new("")
+    fn training() -> ProgressLine {
+        ProgressLine::new("")
             .bar(0.5)
             .part(0, "20/40")
             .part(1, "loss 6.9776")
@@ -99,13 +99,14 @@ mod tests {
             .part(5, format!("{DIM}(hot: 处理器 at 84 °C){DIM:#}"))
     }
 
-    fn plain(line: &Line, width: usize) -> String {
+    fn plain(line: &ProgressLine, width: usize) -> String {
         anstream::adapter::strip_str(&line.fit(width)).to_string()
     }
 
     #[test]
     fn a_line_is_never_wider_than_the_terminal() {
-        let unknown = Line::new("a phase of a long name that does not fit anywhere, 处理器");
+        let unknown =
+            ProgressLine::new("a phase of a long name that does not fit anywhere, 处理器");
         for width in 1..200 {
             for line in [&training(), &unknown] {
                 let fitted = line.fit(width);

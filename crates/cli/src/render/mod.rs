@@ -3,14 +3,14 @@
 pub mod bench;
 pub mod cache;
 pub mod doctor;
-pub mod drawing;
-pub mod ending;
 pub mod export;
 pub mod inspect;
 pub mod line;
 pub mod plan;
 pub mod progress;
 pub mod rates;
+pub mod run_summary;
+pub mod sample;
 pub mod training;
 pub mod verify;
 

@@ -1,33 +1,33 @@
 //! A plan as a page: what each phase takes against the limit, what was chosen and why, and what more
 //! memory would buy.
 
-use compute::Kind;
+use compute::DeviceKind;
 use machine::{Bytes, Machine, Provenance};
 use trainer::config::RunConfig;
-use trainer::event::{Repeated, Times};
+use trainer::event::{RepeatedTime, TimeEstimate};
 use trainer::model::diffusion::text::T5Loading;
-use trainer::plan::{Considered, Plan, Rates};
+use trainer::plan::{Plan, PlanCandidate, Rates};
 
 use crate::render::progress::duration;
 use crate::render::training::speed;
-use crate::text::{BOLD, DIM, GOOD, PLAIN, Page, bar, thousands};
+use crate::text::{BOLD, DIM, GOOD, PLAIN, TextPage, bar, thousands};
 
 /// Chosen: what the next size of a machine has more.
 pub const MORE_BYTES: usize = 8 << 30;
 
 /// What a job is planned for.
-pub struct Computer {
+pub struct PlanTarget {
     pub machine: Machine,
-    pub kind: Kind,
+    pub kind: DeviceKind,
     pub rates: Rates,
     pub limit_bytes: usize,
-    /// Main memory beside a card's.
+    /// Main memory beside a GPU's.
     pub host_bytes: Option<usize>,
 }
 
 /// All there is to say about a job.
-pub struct Planned {
-    pub on: Computer,
+pub struct PlanReport {
+    pub target: PlanTarget,
     pub config: RunConfig,
     /// Numbers of the model that is trained.
     pub n_weights: usize,
@@ -38,9 +38,9 @@ pub struct Planned {
     pub with_more: Option<Plan>,
 }
 
-impl Planned {
+impl PlanReport {
     /// How much longer a step takes than in the chosen way.
-    pub fn times_slower(&self, considered: &Considered) -> Option<f64> {
+    pub fn times_slower(&self, considered: &PlanCandidate) -> Option<f64> {
         self.plan.chosen().map(|chosen| considered.secs / chosen.secs)
     }
 }
@@ -49,9 +49,9 @@ impl Planned {
 pub const IN_BLOCKS: &str = "t5 block by block from disk: slower loading, same numbers";
 
 /// Draws everything.
-pub fn page(planned: &Planned) -> String {
-    let Planned { on: Computer { machine, limit_bytes, .. }, plan, .. } = planned;
-    let mut page = Page::new();
+pub fn page(planned: &PlanReport) -> String {
+    let PlanReport { target: PlanTarget { machine, limit_bytes, .. }, plan, .. } = planned;
+    let mut page = TextPage::new();
     page.line(BOLD, &title(planned));
     if let Provenance::Documented { basis } = &machine.provenance {
         page.line(DIM, &format!("from published facts, nobody measured it: {basis}"));
@@ -64,10 +64,10 @@ pub fn page(planned: &Planned) -> String {
         bytes(*limit_bytes)
     );
     page.item("✓", GOOD, &fits);
-    if let (Kind::Cuda { .. }, true) = (planned.on.kind, plan.streamed_bytes > 0) {
+    if let (DeviceKind::Cuda { .. }, true) = (planned.target.kind, plan.offloaded_bytes > 0) {
         let text = format!(
-            "and {} of main memory, from where blocks of the model come to the card",
-            bytes(plan.streamed_bytes)
+            "and {} of main memory, from where blocks of the model come to the GPU",
+            bytes(plan.offloaded_bytes)
         );
         page.item("✓", GOOD, &text);
     }
@@ -76,29 +76,29 @@ pub fn page(planned: &Planned) -> String {
     }
     page.heading("time");
     times(planned, &mut page);
-    if let Kind::Cuda { is_deterministic } = planned.on.kind {
+    if let DeviceKind::Cuda { is_deterministic } = planned.target.kind {
         page.row("bits", PLAIN, same_bits(is_deterministic));
     }
     page.heading("chosen");
     chosen(planned, &mut page);
     page.heading("instead");
-    instead(planned, &mut page);
+    alternatives(planned, &mut page);
     page.finish()
 }
 
-fn title(planned: &Planned) -> String {
-    let engine = match planned.on.kind {
-        Kind::Cpu { threads, .. } => format!("cpu with {threads} threads"),
-        Kind::Cuda { .. } => "its NVIDIA card".to_owned(),
-        Kind::Gpu { .. } => "its GPU".to_owned(),
+fn title(planned: &PlanReport) -> String {
+    let engine = match planned.target.kind {
+        DeviceKind::Cpu { threads, .. } => format!("cpu with {threads} threads"),
+        DeviceKind::Cuda { .. } => "its NVIDIA GPU".to_owned(),
+        DeviceKind::Gpu { .. } => "its GPU".to_owned(),
     };
     let base = planned.config.base.path.file_name().unwrap_or_default().to_string_lossy();
     let weights = thousands(planned.n_weights);
-    format!("{base}, {weights} weights, on {}, {engine}", planned.on.machine.title)
+    format!("{base}, {weights} weights, on {}, {engine}", planned.target.machine.title)
 }
 
-fn phases(planned: &Planned, page: &mut Page) {
-    let limit = planned.on.limit_bytes;
+fn phases(planned: &PlanReport, page: &mut TextPage) {
+    let limit = planned.target.limit_bytes;
     let rows: Vec<[String; 3]> = planned
         .plan
         .phases
@@ -112,8 +112,8 @@ fn phases(planned: &Planned, page: &mut Page) {
 }
 
 /// The parts of the job, each with how long it takes.
-fn times(planned: &Planned, page: &mut Page) {
-    let Times { encode_secs, load_secs, steps, validation, samples, saving, .. } =
+fn times(planned: &PlanReport, page: &mut TextPage) {
+    let TimeEstimate { encode_secs, load_secs, steps, validation, samples, saving, .. } =
         planned.plan.times;
     let times = planned.plan.times;
     if let Some(secs) = times.total_secs() {
@@ -136,7 +136,7 @@ fn times(planned: &Planned, page: &mut Page) {
     }
 }
 
-fn all_steps(steps: Repeated) -> String {
+fn all_steps(steps: RepeatedTime) -> String {
     match steps.times {
         0 => format!("{}; how many there are depends on the texts or images", speed(steps.secs)),
         n => format!("{}: {n} steps at {}", short(steps.total_secs()), speed(steps.secs)),
@@ -148,7 +148,7 @@ fn short(secs: f64) -> String {
     if secs < 0.95 { format!("{:.0} ms", 1e3 * secs) } else { duration(secs) }
 }
 
-/// What a card gives up to be fast, or does not.
+/// What a GPU gives up to be fast, or does not.
 fn same_bits(is_deterministic: bool) -> &'static str {
     if is_deterministic {
         "the same every time: attention finds the gradient of queries by hearth's own kernel"
@@ -158,7 +158,7 @@ fn same_bits(is_deterministic: bool) -> &'static str {
     }
 }
 
-fn chosen(planned: &Planned, page: &mut Page) {
+fn chosen(planned: &PlanReport, page: &mut TextPage) {
     let config = &planned.config;
     // Those that mean nothing in this job have no origin.
     let settings = planned.plan.choice.settings().into_iter();
@@ -169,8 +169,8 @@ fn chosen(planned: &Planned, page: &mut Page) {
     page.table(&rows.collect::<Vec<_>>());
 }
 
-fn instead(planned: &Planned, page: &mut Page) {
-    let Plan { choice, considered, .. } = &planned.plan;
+fn alternatives(planned: &PlanReport, page: &mut TextPage) {
+    let Plan { choice, candidates: considered, .. } = &planned.plan;
     let roomier = considered.iter().filter(|it| !it.fits).min_by(|a, b| a.secs.total_cmp(&b.secs));
     if let Some(it) = roomier {
         let text = format!("{}: needs {}, does not fit", it.choice, bytes(it.peak_bytes));
@@ -196,10 +196,10 @@ fn instead(planned: &Planned, page: &mut Page) {
     page.row("8 GiB more", PLAIN, &text);
 }
 
-fn slower(planned: &Planned, considered: &Considered) -> String {
+fn slower(planned: &PlanReport, considered: &PlanCandidate) -> String {
     match planned.times_slower(considered) {
         Some(times) if times >= 1.005 => format!("{:.0} % slower", 100.0 * (times - 1.0)),
-        // Too little for streaming; see `Considered::cost`.
+        // Too little for streaming; see `PlanCandidate::cost`.
         Some(times) if times <= 0.995 => format!("{:.0} % faster", 100.0 * (1.0 - times)),
         _ => "as fast".into(),
     }

@@ -10,7 +10,7 @@ use machine::Bytes;
 
 use crate::failure::Failure;
 use crate::interrupt;
-use crate::render::line::Line;
+use crate::render::line::ProgressLine;
 use crate::text::columns;
 
 /// Chosen: shorter work needs no patience.
@@ -19,7 +19,7 @@ const REDRAW: Duration = Duration::from_millis(100);
 const REPEAT: Duration = Duration::from_secs(10);
 
 /// Work of a known number of bytes.
-pub struct Progress {
+pub struct ByteProgress {
     verb: &'static str,
     total: u64,
     done: AtomicU64,
@@ -28,7 +28,7 @@ pub struct Progress {
     interrupted: Arc<AtomicBool>,
 }
 
-impl Progress {
+impl ByteProgress {
     /// Begins; from now on Ctrl-C ends the work in order.
     pub fn begin(verb: &'static str, total: u64) -> Result<Self, Failure> {
         let interrupted = interrupt::flag()?;
@@ -49,7 +49,7 @@ impl Progress {
     }
 }
 
-impl Drop for Progress {
+impl Drop for ByteProgress {
     fn drop(&mut self) {
         let drawn = self.drawn.get_mut().is_ok_and(|drawn| drawn.is_some());
         if drawn {
@@ -65,7 +65,7 @@ static SHOWN_COLUMNS: AtomicUsize = AtomicUsize::new(0);
 const USUAL_WIDTH: usize = 80;
 
 /// Draws a line unless that was done a moment ago.
-pub fn redraw(last: &mut Option<Instant>, line: impl FnOnce() -> Line) {
+pub fn redraw(last: &mut Option<Instant>, line: impl FnOnce() -> ProgressLine) {
     let is_terminal = std::io::stderr().is_terminal();
     let pause = if is_terminal { REDRAW } else { REPEAT };
     if last.is_some_and(|last| last.elapsed() <= pause) {
@@ -111,11 +111,11 @@ fn erased(columns: usize, width: usize) -> String {
     }
 }
 
-fn line(verb: &str, done: u64, total: u64, elapsed: Duration) -> Line {
+fn line(verb: &str, done: u64, total: u64, elapsed: Duration) -> ProgressLine {
     let rate = done as f64 / elapsed.as_secs_f64();
     let left_secs = total.saturating_sub(done) as f64 / rate.max(1.0);
     let (done_bytes, total_bytes) = (Bytes(done), Bytes(total));
-    Line::new(verb)
+    ProgressLine::new(verb)
         .bar(done_bytes.share_of(total_bytes))
         .part(0, format!("{done_bytes} of {total_bytes}"))
         .part(2, format!("{}/s", Bytes(rate as u64)))

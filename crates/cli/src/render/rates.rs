@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use machine::Bytes;
 use serde::Serialize;
-use trainer::plan::rates::{Curve, Measure, Owner, Rates};
+use trainer::plan::rates::{CallSizeUnit, RateCurve, Rates, RatesKey};
 
-use crate::text::{BOLD, DIM, PLAIN, Page};
+use crate::text::{BOLD, DIM, PLAIN, TextPage};
 
 /// A job's step.
 #[derive(Debug, Serialize)]
-pub struct Prediction {
+pub struct StepPrediction {
     pub job: String,
     pub predicted_ms: f64,
     pub ms_median: f64,
@@ -33,8 +33,8 @@ pub struct PredictedKernel {
 
 /// Rates with whose they are.
 #[derive(Debug, Serialize)]
-pub struct Calibrated {
-    pub owner: Owner,
+pub struct CalibrationReport {
+    pub owner: RatesKey,
     /// Nothing where the user has no cache folder.
     pub path: Option<PathBuf>,
     pub secs: f64,
@@ -46,8 +46,8 @@ pub struct Calibrated {
 const MARK: f64 = 0.15;
 
 /// Draws what `hearth bench calibrate` measured.
-pub fn calibrated(all: &Calibrated) -> String {
-    let mut page = Page::new();
+pub fn calibrated(all: &CalibrationReport) -> String {
+    let mut page = TextPage::new();
     let owner = &all.owner;
     let threads = match owner.threads {
         0 => String::new(),
@@ -61,8 +61,8 @@ pub fn calibrated(all: &Calibrated) -> String {
             continue;
         };
         let size = |at: f64| match curve.measure {
-            Measure::Flops => format!("{:.3} MFLOP", at / 1e6),
-            Measure::Bytes => Bytes(at as u64).to_string(),
+            CallSizeUnit::Flops => format!("{:.3} MFLOP", at / 1e6),
+            CallSizeUnit::Bytes => Bytes(at as u64).to_string(),
         };
         let micros = |seconds: f64| format!("{:.0}", 1e6 * seconds);
         rows.push([
@@ -83,21 +83,21 @@ pub fn calibrated(all: &Calibrated) -> String {
     page.finish()
 }
 
-fn best(curve: &Curve) -> String {
+fn best(curve: &RateCurve) -> String {
     let rates = curve.points().iter().map(|[size, seconds]| size / seconds / 1e9);
     let unit = match curve.measure {
-        Measure::Flops => "GFLOP/s",
-        Measure::Bytes => "GB/s",
+        CallSizeUnit::Flops => "GFLOP/s",
+        CallSizeUnit::Bytes => "GB/s",
     };
     format!("{:.1} {unit}", rates.fold(0.0, f64::max))
 }
 
 /// Draws what `hearth bench predict` found.
-pub fn predicted(all: &[Prediction]) -> String {
-    let mut page = Page::new();
+pub fn predicted(all: &[StepPrediction]) -> String {
+    let mut page = TextPage::new();
     let titles = ["job", "predicted ms", "best ms", "median ms", "predicted / best"];
     let mut rows = vec![titles.map(str::to_owned)];
-    for Prediction { job, predicted_ms, ms_median, ms_best, ratio, .. } in all {
+    for StepPrediction { job, predicted_ms, ms_median, ms_best, ratio, .. } in all {
         rows.push([
             job.clone(),
             format!("{predicted_ms:.1}"),

@@ -8,37 +8,37 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
 use machine::Bytes;
-use machine::governor::{Cause, Decision, Pace};
+use machine::governor::{Cause, Pace, PaceDecision};
 use trainer::config::RunConfig;
 use trainer::event::eta::Eta;
 use trainer::event::figures::{loss_window, mean_loss};
 use trainer::event::history::History;
-use trainer::event::journal::Throttle;
+use trainer::event::journal::ProgressThrottle;
 use trainer::event::{
-    Begin, Event, EventRecord, Paced, Phase, PhaseProgress, ProgressUnit, Warning,
+    Event, EventRecord, PaceChange, Phase, PhaseProgress, ProgressUnit, RunStart, Warning,
 };
-use trainer::report::words::number;
+use trainer::report::format::number;
 
-use crate::render::line::Line;
+use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, duration, redraw};
-use crate::text::{BOLD, DIM, WARN, several, thousands};
+use crate::text::{BOLD, DIM, WARN, plural, thousands};
 
 /// Warnings that are shown; the rest is in the report.
 const SHOWN: usize = 10;
 
 /// Shows a run as it goes. Hears its events, and has no other way to it.
-pub struct Screen {
+pub struct TrainingScreen {
     is_quiet: bool,
     is_json: bool,
     begun: Instant,
-    state: Mutex<Shown>,
+    state: Mutex<ScreenState>,
 }
 
-struct Shown {
+struct ScreenState {
     /// Also of earlier parts of the run, if it goes on.
     history: History,
     eta: Eta,
-    throttle: Throttle,
+    throttle: ProgressThrottle,
     warnings: usize,
     /// How the run is held back, and why.
     pace: Option<(Pace, String)>,
@@ -49,25 +49,25 @@ struct Shown {
 
 /// A line that stays.
 #[derive(Debug, PartialEq)]
-enum Kept {
+enum ScreenLine {
     /// What happens.
     Line(String),
     /// What is shown also to who wants to see nothing.
     Warning(String),
 }
 
-impl Screen {
+impl TrainingScreen {
     /// Of a job; `resume` if it goes on with the run in its folder.
     pub fn new(config: &RunConfig, resume: bool, (is_quiet, is_json): (bool, bool)) -> Self {
         let before = resume.then(|| History::read(&config.output.folder));
         // What cannot be read is said by the run itself.
         let history = before.and_then(Result::ok).unwrap_or_default();
-        let state = Mutex::new(Shown::new(history, Eta::new(config)));
+        let state = Mutex::new(ScreenState::new(history, Eta::new(config)));
         Self { is_quiet, is_json, begun: Instant::now(), state }
     }
 
     /// Whether there is somebody who reads words.
-    pub fn has_reader(&self) -> bool {
+    pub fn prints_text(&self) -> bool {
         !self.is_quiet && !self.is_json
     }
 
@@ -88,12 +88,12 @@ impl Screen {
         }
     }
 
-    fn state(&self) -> std::sync::MutexGuard<'_, Shown> {
+    fn state(&self) -> std::sync::MutexGuard<'_, ScreenState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Shows what happened.
-    pub fn hear(&self, record: &EventRecord) {
+    pub fn on_event(&self, record: &EventRecord) {
         let mut state = self.state();
         let lines = state.note(record, self.begun.elapsed().as_secs_f64());
         if self.is_json {
@@ -105,9 +105,9 @@ impl Screen {
         }
         for kept in lines {
             match kept {
-                Kept::Line(line) if !self.is_quiet => say(&line),
-                Kept::Line(_) => {}
-                Kept::Warning(line) => say(&line),
+                ScreenLine::Line(line) if !self.is_quiet => say(&line),
+                ScreenLine::Line(_) => {}
+                ScreenLine::Warning(line) => say(&line),
             }
         }
         if !self.is_quiet {
@@ -122,12 +122,12 @@ fn say(line: &str) {
     _ = writeln!(anstream::stderr().lock(), "{line}");
 }
 
-impl Shown {
+impl ScreenState {
     fn new(history: History, eta: Eta) -> Self {
         Self {
             history,
             eta,
-            throttle: Throttle::default(),
+            throttle: ProgressThrottle::default(),
             warnings: 0,
             pace: None,
             causes: Vec::new(),
@@ -150,12 +150,12 @@ impl Shown {
     }
 
     /// Takes an event in that came so many seconds after the beginning; returns the lines that it is worth.
-    fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<Kept> {
+    fn note(&mut self, record: &EventRecord, secs: f64) -> Vec<ScreenLine> {
         self.eta.observe(&record.event, secs);
-        self.history.take(record.clone());
-        let line = |line| vec![Kept::Line(line)];
+        self.history.apply(record.clone());
+        let line = |line| vec![ScreenLine::Line(line)];
         match &record.event {
-            Event::Begin(begin) => beginning(begin).into_iter().map(Kept::Line).collect(),
+            Event::Begin(begin) => beginning(begin).into_iter().map(ScreenLine::Line).collect(),
             Event::Phase { .. }
             | Event::Progress(_)
             | Event::Step(_)
@@ -166,7 +166,7 @@ impl Shown {
             | Event::End(_)
             | Event::Failed(_) => Vec::new(),
             Event::Validation { step, loss } => {
-                let is_text = self.history.begin().is_some_and(Begin::is_text);
+                let is_text = self.history.begin().is_some_and(RunStart::is_text);
                 let perplexity = is_text.then(|| format!(", perplexity {:.2}", loss.exp()));
                 let perplexity = perplexity.unwrap_or_default();
                 line(format!("step {step}: held-out loss {}{perplexity}", number(*loss)))
@@ -191,20 +191,20 @@ impl Shown {
         }
     }
 
-    fn warn(&mut self, text: &str, hint: Option<&str>) -> Vec<Kept> {
+    fn warn(&mut self, text: &str, hint: Option<&str>) -> Vec<ScreenLine> {
         self.warnings += 1;
         if self.warnings > SHOWN {
             return Vec::new();
         }
         let hint = hint.map(|hint| format!("{DIM}hint: {hint}{DIM:#}"));
         let text = format!("{WARN}warning:{WARN:#} {text}");
-        std::iter::once(text).chain(hint).map(Kept::Warning).collect()
+        std::iter::once(text).chain(hint).map(ScreenLine::Warning).collect()
     }
 
     /// The pace and its reason stay in the live line; what is new about it is said once.
-    fn pace(&mut self, paced: &Paced) -> Vec<Kept> {
-        let Decision { to, cause, .. } = &paced.decision;
-        let is_held = to.duty < 1.0 || to.is_paused || to.rung > 0;
+    fn pace(&mut self, paced: &PaceChange) -> Vec<ScreenLine> {
+        let PaceDecision { to, cause, .. } = &paced.decision;
+        let is_held = to.duty < 1.0 || to.is_paused || to.level > 0;
         self.pace = is_held.then(|| (*to, cause.to_string()));
         let kind = std::mem::discriminant(cause);
         if self.causes.contains(&kind) || cause.hint().is_none() {
@@ -224,14 +224,14 @@ impl Shown {
     }
 
     /// The live line of training.
-    fn line(&self) -> Line {
+    fn line(&self) -> ProgressLine {
         let (Some(begin), Some(step)) = (self.history.begin(), self.history.steps.last()) else {
-            return Line::new("");
+            return ProgressLine::new("");
         };
         let loss = mean_loss(&self.history.steps, loss_window(begin.steps));
         let left = self.eta.left_secs();
         let (pace, cause) = self.pace.as_ref().map(pace).unwrap_or_default();
-        Line::new("")
+        ProgressLine::new("")
             .bar(step.step as f64 / begin.steps.max(1) as f64)
             .part(0, format!("{}/{}", step.step, begin.steps))
             .part(1, loss.map_or("loss not finite".into(), |loss| format!("loss {}", number(loss))))
@@ -252,7 +252,7 @@ impl Shown {
 }
 
 /// The live line of what comes before training.
-fn preparing(progress: &PhaseProgress) -> Line {
+fn preparing(progress: &PhaseProgress) -> ProgressLine {
     let PhaseProgress { phase, done, total, unit } = progress;
     let name = match phase {
         Phase::Open => "open the model".into(),
@@ -261,13 +261,13 @@ fn preparing(progress: &PhaseProgress) -> Line {
     };
     // Nobody knows how much it will be.
     if *total == 0 {
-        return Line::new(name);
+        return ProgressLine::new(name);
     }
     let words = match unit {
         ProgressUnit::Samples => format!("{done} of {total}"),
         ProgressUnit::Bytes => format!("{} of {}", Bytes(*done), Bytes(*total)),
     };
-    Line::new(name).bar(*done as f64 / *total as f64).part(0, words)
+    ProgressLine::new(name).bar(*done as f64 / *total as f64).part(0, words)
 }
 
 /// What lists every file that is left out.
@@ -277,31 +277,31 @@ const LISTS: &str = "`hearth cache JOB --plan` lists them all";
 const RECENT_STEPS: usize = 20;
 
 /// What a run is about.
-fn beginning(begin: &Begin) -> Vec<String> {
-    let Begin { unit, samples, held_out, layers, parameters, steps, from_step, .. } = begin;
+fn beginning(begin: &RunStart) -> Vec<String> {
+    let RunStart { unit, samples, held_out, layers, parameters, steps, from_step, .. } = begin;
     let held_out = if *held_out > 0 { format!(", {held_out} held out") } else { String::new() };
     let [peak, limit] = [planned_peak(begin), begin.limit_bytes].map(|bytes| Bytes(bytes as u64));
-    let steps = several(*steps as usize, "step");
+    let steps = plural(*steps as usize, "step");
     let way = match from_step {
-        0 => format!("{steps} of {}", several(begin.samples_per_step, unit)),
+        0 => format!("{steps} of {}", plural(begin.samples_per_step, unit)),
         from => format!("on from step {} of {steps}", thousands(*from as usize)),
     };
-    let (samples, layers) = (several(*samples, unit), several(*layers, "layer"));
+    let (samples, layers) = (plural(*samples, unit), plural(*layers, "layer"));
     vec![
         format!("{BOLD}{samples}{held_out}; {way}{BOLD:#}"),
-        format!("{} in {layers}", several(*parameters, "trainable parameter")),
+        format!("{} in {layers}", plural(*parameters, "trainable parameter")),
         format!("plan: {}; about {}", begin.how, speed(begin.step_secs)),
         format!("memory: {peak} at its peak as planned, limit {limit}"),
     ]
 }
 
 /// What the largest phase takes, as planned.
-fn planned_peak(begin: &Begin) -> usize {
+fn planned_peak(begin: &RunStart) -> usize {
     begin.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0)
 }
 
 /// `1.2 of 1.3 GiB planned`. The limit stands above, once: a line has to fit a narrow terminal.
-fn memory(taken_bytes: usize, begin: &Begin) -> String {
+fn memory(taken_bytes: usize, begin: &RunStart) -> String {
     let taken = Bytes(taken_bytes as u64).to_string();
     let Some(planned) = begin.step_bytes() else { return taken };
     let planned = Bytes(planned as u64).to_string();
@@ -334,22 +334,22 @@ mod tests {
     use std::path::Path;
 
     use trainer::config::RawConfig;
-    use trainer::config::how::How;
-    use trainer::event::{PlannedPhase, Tightened};
+    use trainer::config::batch::BatchSettings;
+    use trainer::event::{MemoryFallback, PlannedPhase};
     use trainer::model::recompute::Recompute;
 
     use super::*;
 
-    fn begin() -> Begin {
+    fn begin() -> RunStart {
         let phase =
             |name: &str, mib: usize| PlannedPhase { name: name.into(), peak_bytes: mib << 20 };
-        Begin {
+        RunStart {
             version: String::new(),
             base: String::new(),
             engine: String::new(),
             from_step: 0,
             steps: 1,
-            unit: "picture".into(),
+            unit: "image".into(),
             samples: 1,
             held_out: 0,
             layers: 1,
@@ -358,17 +358,17 @@ mod tests {
             phases: vec![phase("t5", 900), phase("train 64x64", 700), phase("train 64x96", 800)],
             how: String::new(),
             step_secs: 1.0,
-            times: trainer::event::Times::default(),
+            times: trainer::event::TimeEstimate::default(),
             limit_bytes: 8 << 30,
             loaded_in_place_bytes: 0,
             loaded_staged_bytes: 0,
         }
     }
 
-    fn shown() -> Shown {
+    fn shown() -> ScreenState {
         let job = "[base]\npath = '/b'\n[data]\nimages = '/d'\n";
         let config = RawConfig::from_text(job, Path::new("/job.toml")).unwrap().resolve().unwrap();
-        Shown::new(History::default(), Eta::new(&config))
+        ScreenState::new(History::default(), Eta::new(&config))
     }
 
     fn record(event: &Event) -> EventRecord {
@@ -392,19 +392,19 @@ mod tests {
             assert!(state.stopping().starts_with(part), "{}", state.stopping());
         };
         let load = Event::Phase { name: Phase::Load };
-        let begin = Begin { steps: 2, ..begin() };
+        let begin = RunStart { steps: 2, ..begin() };
         says(&load, "stopping, no step has begun");
         says(&Event::Begin(begin.clone()), "finishing this step, then saving");
         // A GPU that was lost is opened again.
         says(&load, "stopping, no step has begun");
-        says(&Event::Begin(Begin { from_step: 1, ..begin.clone() }), "finishing this step");
-        says(&Event::Begin(Begin { from_step: 2, ..begin }), "all steps are taken");
+        says(&Event::Begin(RunStart { from_step: 1, ..begin.clone() }), "finishing this step");
+        says(&Event::Begin(RunStart { from_step: 2, ..begin }), "all steps are taken");
     }
 
     #[test]
     fn a_tighter_way_is_one_warning_with_its_figures() {
-        let how = |micro| How { micro, recompute: Recompute::Alternate };
-        let tightened = Event::Tightened(Tightened {
+        let how = |micro| BatchSettings { micro, recompute: Recompute::Alternate };
+        let tightened = Event::Tightened(MemoryFallback {
             step: 12,
             from: how(3),
             to: how(2),
@@ -413,20 +413,20 @@ mod tests {
             limit_bytes: 12 << 20,
         });
         let said = "out of memory: asked 3 MiB, in use 10 MiB of 12 MiB; from here 2 at \
-                    once with every second block computed twice instead of 3 at once with \
-                    every second block computed twice, which is slower; a higher --limit avoids it";
+                    once with every second block recomputed instead of 3 at once with \
+                    every second block recomputed, which is slower; a higher --limit avoids it";
         let lines = shown().note(&record(&tightened), 0.0);
-        assert_eq!(lines, [Kept::Warning(format!("{WARN}warning:{WARN:#} {said}"))]);
+        assert_eq!(lines, [ScreenLine::Warning(format!("{WARN}warning:{WARN:#} {said}"))]);
     }
 
     #[test]
     fn a_cause_is_said_once_and_stands_in_the_live_line_while_it_lasts() {
         let mut state = shown();
         let mut told = |from: f64, to: f64, cause: Cause| {
-            let of = |duty| Pace { rung: 0, duty, is_paused: false };
-            let decision = Decision { from: of(from), to: of(to), cause };
-            let how = How { micro: 1, recompute: Recompute::None };
-            let paced = Event::Paced(Paced { step: 3, how, decision });
+            let of = |duty| Pace { level: 0, duty, is_paused: false };
+            let decision = PaceDecision { from: of(from), to: of(to), cause };
+            let how = BatchSettings { micro: 1, recompute: Recompute::None };
+            let paced = Event::Paced(PaceChange { step: 3, how, decision });
             let lines = state.note(&record(&paced), 0.0);
             let (pace, cause) = state.pace.as_ref().map(pace).unwrap_or_default();
             (lines.len(), pace + &cause)

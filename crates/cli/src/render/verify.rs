@@ -3,7 +3,7 @@
 use serde::Serialize;
 use trainer::verify::Comparison;
 
-use crate::text::{BAD, BOLD, DIM, GOOD, Page};
+use crate::text::{BAD, BOLD, DIM, GOOD, TextPage};
 
 /// What was found.
 #[derive(Serialize)]
@@ -29,7 +29,7 @@ pub struct ComparedRow {
 
 impl From<Comparison> for ComparedRow {
     fn from(comparison: Comparison) -> Self {
-        let is_fine = comparison.is_fine();
+        let is_fine = comparison.is_within_tolerance();
         let Comparison { name, difference, tolerance, first } = comparison;
         Self { name, difference, tolerance, is_fine, first }
     }
@@ -37,7 +37,7 @@ impl From<Comparison> for ComparedRow {
 
 /// Draws it: every output, the worst gradient, and all that is wrong.
 pub fn page(findings: &Verified) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     let Verified { class, n_weights, dtype, device, is_fine, tensors } = findings;
     page.line(BOLD, &format!("{class}, {n_weights} weights, {dtype} on {device}"));
     let is_gradient = |row: &&ComparedRow| row.name.starts_with("grad.");

@@ -1,4 +1,4 @@
-//! The arena's memory on the processor: one anonymous mapping, filled with zeros by the system and
+//! The arena's memory on the CPU: one anonymous mapping, filled with zeros by the system and
 //! resident only where it was touched.
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use memmap2::{MmapMut, MmapOptions, UncheckedAdvice};
 use crate::{ComputeError, Element, Result};
 
 /// One range of addresses.
-pub(crate) struct Memory {
+pub(crate) struct HostMemory {
     start: *mut u8,
     bytes: usize,
     /// Unmaps the range when dropped.
@@ -16,11 +16,11 @@ pub(crate) struct Memory {
 
 // SAFETY: the range belongs to this value alone; who may read or write which part of it is up to
 // the callers of `slice` and `slice_mut`.
-unsafe impl Send for Memory {}
+unsafe impl Send for HostMemory {}
 // SAFETY: as above.
-unsafe impl Sync for Memory {}
+unsafe impl Sync for HostMemory {}
 
-impl Memory {
+impl HostMemory {
     pub fn reserve(bytes: usize) -> Result<Self> {
         let refused = |source| ComputeError::Reserve { bytes, source };
         let mut options = MmapOptions::new();
@@ -36,7 +36,7 @@ impl Memory {
     /// # Safety
     /// Nobody writes to them while the slice lives.
     pub unsafe fn slice<T: Element>(&self, offset: usize, elements: usize) -> &[T] {
-        let start = self.place::<T>(offset, elements);
+        let start = self.pointer::<T>(offset, elements);
         // SAFETY: `place` checked bounds and alignment, the mapping is initialised, every bit
         // pattern is an `Element`, and the caller keeps writers away.
         unsafe { std::slice::from_raw_parts(start, elements) }
@@ -48,7 +48,7 @@ impl Memory {
     /// Nobody else reads or writes them while the slice lives.
     #[allow(clippy::mut_from_ref)] // Exclusiveness is the caller's, piece by piece.
     pub unsafe fn slice_mut<T: Element>(&self, offset: usize, elements: usize) -> &mut [T] {
-        let start = self.place::<T>(offset, elements);
+        let start = self.pointer::<T>(offset, elements);
         // SAFETY: as in `slice`, and the caller keeps everyone else away.
         unsafe { std::slice::from_raw_parts_mut(start, elements) }
     }
@@ -57,7 +57,7 @@ impl Memory {
     ///
     /// # Safety
     /// Nobody reads or writes there meanwhile; what it held is lost.
-    pub unsafe fn give_back(&self, offset: usize) {
+    pub unsafe fn release_from(&self, offset: usize) {
         // The system deals in pages; the largest of today's machines have 64 KiB.
         let start = offset.next_multiple_of(64 << 10);
         if start >= self.bytes {
@@ -74,7 +74,7 @@ impl Memory {
         _ = unsafe { self.mapping.unchecked_advise_range(advice, start, self.bytes - start) };
     }
 
-    fn place<T>(&self, offset: usize, elements: usize) -> *mut T {
+    fn pointer<T>(&self, offset: usize, elements: usize) -> *mut T {
         assert!(
             offset + elements * size_of::<T>() <= self.bytes
                 && offset.is_multiple_of(align_of::<T>())
@@ -83,7 +83,7 @@ impl Memory {
     }
 }
 
-/// Pages of 2 MiB spare the processor most look-ups in a range this large. Only a wish: where the
+/// Pages of 2 MiB spare the CPU most look-ups in a range this large. Only a wish: where the
 /// system does not grant it, everything works, slower.
 fn large_pages(mapping: &MmapMut) {
     #[cfg(target_os = "linux")]

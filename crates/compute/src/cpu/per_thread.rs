@@ -2,27 +2,27 @@
 
 use std::sync::{Mutex, MutexGuard};
 
-use super::Cpu;
+use super::CpuBackend;
 
-impl Cpu {
+impl CpuBackend {
     /// Calls `work` for every index below `tasks`, each time with this thread's `floats` of the
     /// workspace.
-    pub fn with_room(
+    pub fn with_scratch(
         &self,
         workspace: &mut [f32],
         floats: usize,
         tasks: usize,
-        work: impl Fn(usize, Room<'_>) + Sync,
+        work: impl Fn(usize, ThreadScratch<'_>) + Sync,
     ) {
         let rooms = PerThread::new(workspace, floats, self.pool.current_num_threads());
-        self.each(tasks, &|task| work(task, Room(&mut rooms.get())));
+        self.par_for(tasks, &|task| work(task, ThreadScratch(&mut rooms.get())));
     }
 }
 
 /// Workspace that is handed out piece by piece.
-pub(crate) struct Room<'a>(pub &'a mut [f32]);
+pub(crate) struct ThreadScratch<'a>(pub &'a mut [f32]);
 
-impl<'a> Room<'a> {
+impl<'a> ThreadScratch<'a> {
     pub fn take(&mut self, floats: usize) -> &'a mut [f32] {
         let (piece, rest) = std::mem::take(&mut self.0).split_at_mut(floats);
         self.0 = rest;

@@ -4,7 +4,7 @@
 
 use super::math::exp;
 use super::simd::simd;
-use super::{Cpu, Shared};
+use super::{CpuBackend, SharedSlice};
 use crate::Tensor;
 use crate::dtype::Real;
 
@@ -13,30 +13,30 @@ use crate::dtype::Real;
 /// task too.
 pub(crate) const GRAIN: usize = if cfg!(test) { 1 << 5 } else { 1 << 14 };
 
-impl Cpu {
+impl CpuBackend {
     /// Calls `work` for pieces of `out` that hold whole rows, with the index of their first row.
-    pub fn rows<T: Send>(
+    pub fn par_rows<T: Send>(
         &self,
         out: &mut [T],
         width: usize,
         work: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let rows = (GRAIN / width.max(1)).max(1);
-        self.samples(out, rows * width, |index, piece| work(index * rows, piece));
+        self.par_chunks(out, rows * width, |index, piece| work(index * rows, piece));
     }
 
     /// Calls `work` for every `width` numbers of `out` as a task of their own, with its index. As
     /// rayon's `par_chunks_mut`, which would compile the whole of its machinery anew for every
     /// kernel; this compiles only the kernel.
-    pub fn samples<T: Send>(
+    pub fn par_chunks<T: Send>(
         &self,
         out: &mut [T],
         width: usize,
         work: impl Fn(usize, &mut [T]) + Sync,
     ) {
         let (all, length) = (out.len(), width.max(1));
-        let out = Shared::new(out);
-        self.each(all.div_ceil(length), &|index| {
+        let out = SharedSlice::new(out);
+        self.par_for(all.div_ceil(length), &|index| {
             let from = index * length;
             // SAFETY: pieces of different tasks do not overlap, and each index is a task once.
             let piece = unsafe { out.slice(from, length.min(all - from)) };
@@ -47,14 +47,14 @@ impl Cpu {
 
 /// One part of the rows of a matrix.
 #[derive(Clone, Copy)]
-pub(crate) struct Part<'a, T> {
+pub(crate) struct RowChunk<'a, T> {
     data: &'a [T],
     all: usize,
     from: usize,
     width: usize,
 }
 
-impl<'a, T> Part<'a, T> {
+impl<'a, T> RowChunk<'a, T> {
     /// The `index`-th part of `width` numbers of each row of `tensor`, whose data this is.
     pub fn of(data: &'a [T], tensor: &Tensor, index: usize, width: usize) -> Self {
         Self { data, all: tensor.shape().width(), from: index * width, width }
@@ -167,11 +167,11 @@ simd! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::random::Random;
+    use crate::random::TestRng;
 
     #[test]
     fn sums_of_every_length_are_right() {
-        let mut random = Random::new(1);
+        let mut random = TestRng::new(1);
         for length in (0..70).chain([1000, 4099]) {
             let a: Vec<f32> = (0..length).map(|_| random.normal()).collect();
             let b: Vec<f32> = (0..length).map(|_| random.normal()).collect();

@@ -4,7 +4,7 @@
 use std::marker::PhantomData;
 
 /// Exclusively borrowed numbers, handed out piece by piece.
-pub(crate) struct Shared<'a, T> {
+pub(crate) struct SharedSlice<'a, T> {
     start: *mut T,
     length: usize,
     borrow: PhantomData<&'a [T]>,
@@ -12,19 +12,19 @@ pub(crate) struct Shared<'a, T> {
 
 // SAFETY: the numbers are borrowed exclusively for 'a, and `T` may go to other threads; that pieces
 // do not overlap is the promise of whoever takes them.
-unsafe impl<T: Send> Send for Shared<'_, T> {}
+unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 // SAFETY: as above.
-unsafe impl<T: Send> Sync for Shared<'_, T> {}
+unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 
-impl<T> Clone for Shared<'_, T> {
+impl<T> Clone for SharedSlice<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T> Copy for Shared<'_, T> {}
+impl<T> Copy for SharedSlice<'_, T> {}
 
-impl<'a, T> Shared<'a, T> {
+impl<'a, T> SharedSlice<'a, T> {
     pub fn new(numbers: &'a mut [T]) -> Self {
         Self { start: numbers.as_mut_ptr(), length: numbers.len(), borrow: PhantomData }
     }

@@ -9,16 +9,16 @@
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Vectors, vectors};
 
-/// What there is to choose from. Arm processors have their 128-bit vectors always.
+/// What there is to choose from. Arm CPUs have their 128-bit vectors always.
 #[cfg(target_arch = "x86_64")]
 mod x86 {
     use std::sync::atomic::{AtomicU8, Ordering};
 
-    /// The widest vectors of this processor.
+    /// The widest vectors of this CPU.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     #[repr(u8)]
     pub(crate) enum Vectors {
-        /// What every processor of the architecture has.
+        /// What every CPU of the architecture has.
         Plain = 1,
         /// AVX2 with fused multiply-add, 256 bits.
         V3,
@@ -81,7 +81,7 @@ macro_rules! simd {
                     body($($arg),*)
                 }
                 match $crate::cpu::simd::vectors() {
-                    // SAFETY: the processor has these vectors; that is what `vectors` looks for.
+                    // SAFETY: the CPU has these vectors; that is what `vectors` looks for.
                     $crate::cpu::simd::Vectors::V4 => return unsafe { v4($($arg),*) },
                     // SAFETY: as above.
                     $crate::cpu::simd::Vectors::V3 => return unsafe { v3($($arg),*) },

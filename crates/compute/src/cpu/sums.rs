@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::Cpu;
+use super::CpuBackend;
 use super::rows::{LANES, store};
 use super::simd::simd;
 use crate::Tensor;
@@ -21,7 +21,7 @@ const LEAST_BLOCK_ROWS: usize = 16;
 /// Numbers of a partial sum at least, for the same reason.
 const LEAST_BLOCK_NUMBERS: usize = 1 << 14;
 
-/// How many partial sums [`Cpu::sum_rows`] makes for this many rows.
+/// How many partial sums [`CpuBackend::sum_rows`] makes for this many rows.
 pub(crate) fn n_row_blocks(rows: usize) -> usize {
     rows.div_ceil(block_rows(rows))
 }
@@ -30,7 +30,7 @@ fn block_rows(rows: usize) -> usize {
     rows.div_ceil(MOST_BLOCKS).max(LEAST_BLOCK_ROWS)
 }
 
-impl Cpu {
+impl CpuBackend {
     /// A vector of sums over all rows. `work` adds a block of rows to the vector it is given, which
     /// is one of the [`n_row_blocks`] of `partial`; these are then added up in their order.
     pub fn sum_rows(
@@ -43,12 +43,12 @@ impl Cpu {
         const STRIP: usize = 64;
         let (width, block_rows) = (sums.shape().elements(), block_rows(rows));
         let partial = partial.data_mut::<f32>();
-        self.samples(partial, width, |block, sums| {
+        self.par_chunks(partial, width, |block, sums| {
             let first = block * block_rows;
             sums.fill(0.0);
             work(first..rows.min(first + block_rows), sums);
         });
-        self.samples(sums.data_mut::<f32>(), STRIP, |strip, sums| {
+        self.par_chunks(sums.data_mut::<f32>(), STRIP, |strip, sums| {
             let from = strip * STRIP;
             let mut totals = [0.0; STRIP];
             for block in partial.chunks_exact(width) {
@@ -65,7 +65,7 @@ impl Cpu {
     pub fn total(&self, rows: usize, work: impl Fn(Range<usize>) -> f64 + Sync) -> f64 {
         let block = rows.div_ceil(MOST_BLOCKS);
         let mut sums = [0.0; MOST_BLOCKS];
-        self.samples(&mut sums, 1, |index, sum| {
+        self.par_chunks(&mut sums, 1, |index, sum| {
             let first = (index * block).min(rows);
             sum[0] = work(first..(first + block).min(rows));
         });
@@ -122,13 +122,13 @@ simd! {
 mod tests {
     use super::*;
     use crate::Dtype;
-    use crate::device::Engine;
-    use crate::random::Random;
+    use crate::device::Backend;
+    use crate::random::TestRng;
 
     #[test]
     fn sums_over_rows_take_each_row_once() {
         let device = crate::Device::cpu(2, 1 << 24).unwrap();
-        let Engine::Cpu(cpu) = device.engine() else { unreachable!("a device with data") };
+        let Backend::Cpu(cpu) = device.backend() else { unreachable!("a device with data") };
         for (rows, width) in [(0, 3), (1, 1), (16, 3), (17, 65), (1025, 130), (5000, 2), (4, 0)] {
             assert!(n_row_blocks(rows) <= MOST_BLOCKS, "{rows}");
             let mut partial = device.alloc([n_row_blocks(rows), width], Dtype::F32).unwrap();
@@ -149,7 +149,7 @@ mod tests {
 
     #[test]
     fn a_total_has_every_row_once() {
-        let cpu = Cpu::new(2, 1 << 12, false).unwrap();
+        let cpu = CpuBackend::new(2, 1 << 12, false).unwrap();
         for rows in [0, 1, 63, 64, 65, 1000] {
             let total = cpu.total(rows, |rows| rows.map(|row| (row + 1) as f64).sum());
             assert_eq!(total, (rows * (rows + 1) / 2) as f64, "{rows}");
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn moments_of_every_length_are_right() {
-        let mut random = Random::new(2);
+        let mut random = TestRng::new(2);
         for length in
             (0..40).chain([LEAST_BLOCK_NUMBERS + 3, MOST_BLOCKS * LEAST_BLOCK_NUMBERS + 5])
         {

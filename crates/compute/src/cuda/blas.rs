@@ -14,7 +14,7 @@ use std::mem::size_of_val;
 use std::ptr::null_mut;
 use std::sync::Mutex;
 
-use super::driver::Driver;
+use super::driver::CudaContext;
 use super::library::{functions, names, open};
 use crate::{ComputeError, Dtype, Result};
 
@@ -52,9 +52,9 @@ const EPILOGUE: c_int = 7;
 const BIAS_POINTER: c_int = 8;
 const AUX_POINTER: c_int = 11;
 const AUX_LD: c_int = 12;
-const MOST_WORKSPACE: c_int = 1;
+const MAX_WORKSPACE: c_int = 1;
 /// Of A; those of B, C and D follow.
-const LEAST_ALIGNMENT: c_int = 5;
+const MIN_ALIGNMENT: c_int = 5;
 
 /// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first. Chosen:
 /// twice as many, since each kind of product is tried once.
@@ -106,13 +106,13 @@ pub(crate) enum Epilogue {
         is_kept: bool,
     },
     /// The slope of gelu by tanh at what was stored so.
-    GeluSlope,
+    GeluGrad,
 }
 
 impl Epilogue {
     /// Whether what the activation is applied to has a place.
     fn is_kept(self) -> bool {
-        matches!(self, Self::Gelu { is_kept: true, .. } | Self::GeluSlope)
+        matches!(self, Self::Gelu { is_kept: true, .. } | Self::GeluGrad)
     }
 
     /// `cublasLtEpilogue_t`.
@@ -123,14 +123,14 @@ impl Epilogue {
             Self::Gelu { has_bias, is_kept } => {
                 32 | if has_bias { 4 } else { 0 } | if is_kept { 128 } else { 0 }
             }
-            Self::GeluSlope => 64 | 128,
+            Self::GeluGrad => 64 | 128,
         }
     }
 }
 
 /// Where the matrices lie, and what they are multiplied by.
 #[derive(Clone, Copy)]
-pub(crate) struct Factors {
+pub(crate) struct GemmOperands {
     pub left: u64,
     pub right: u64,
     /// What the product is added to, if it is; often `out` itself.
@@ -140,14 +140,14 @@ pub(crate) struct Factors {
     /// 0 if there is none.
     pub bias: u64,
     /// Takes, or has, what the activation is applied to; 0 if nobody asks.
-    pub before: u64,
+    pub pre_activation: u64,
     /// [`WORKSPACE`] bytes.
     pub workspace: u64,
     /// Whether this is a trial, and what lies at `out` is of no use yet.
     pub is_trial: bool,
 }
 
-impl Factors {
+impl GemmOperands {
     /// Powers of two that divide the addresses of right, left, and onto and out, at most 256.
     fn alignments(&self) -> [u32; 3] {
         [self.right, self.left, self.onto | self.out].map(|at| 1 << at.trailing_zeros().min(8))
@@ -157,17 +157,17 @@ impl Factors {
 pub(super) struct Blas {
     functions: Functions,
     handle: *mut c_void,
-    plans: Mutex<HashMap<Gemm, Vec<Aligned>>>,
+    plans: Mutex<HashMap<Gemm, Vec<AlignedPlan>>>,
     /// Whether algorithms are measured.
     is_measured: bool,
 }
 
 /// A plan, and the alignments of right, left and out that it is for.
-type Aligned = ([u32; 3], Plan);
+type AlignedPlan = ([u32; 3], GemmPlan);
 
 /// How a kind of product is asked for.
 #[derive(Clone, Copy)]
-struct Plan {
+struct GemmPlan {
     description: *mut c_void,
     /// Of right, left and out.
     layouts: [*mut c_void; 3],
@@ -194,7 +194,7 @@ impl Blas {
         self.is_measured && !can_be_repeated(gemm) && !plans.contains_key(gemm)
     }
 
-    pub fn multiply(&self, driver: &Driver, gemm: &Gemm, at: Factors) -> Result<()> {
+    pub fn multiply(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<()> {
         let mut plans = self.plans.lock().expect("nothing panics while a product is asked for");
         let (known, alignments) = (plans.entry(*gemm).or_default(), at.alignments());
         let plan = if let Some((_, plan)) = known.iter().find(|(known, _)| *known == alignments) {
@@ -204,11 +204,17 @@ impl Blas {
             known.push((alignments, plan));
             plan
         };
-        self.point(plan.description, gemm.epilogue, at)?;
-        self.start(driver, &plan, gemm.add, at)
+        self.set_pointers(plan.description, gemm.epilogue, at)?;
+        self.launch(driver, &plan, gemm.add, at)
     }
 
-    fn start(&self, driver: &Driver, plan: &Plan, add: bool, at: Factors) -> Result<()> {
+    fn launch(
+        &self,
+        driver: &CudaContext,
+        plan: &GemmPlan,
+        add: bool,
+        at: GemmOperands,
+    ) -> Result<()> {
         let beta = if add { 1.0f32 } else { 0.0 };
         let [right, left, out] = plan.layouts;
         // SAFETY: the descriptions were made for matrices of these sizes, which lie at these
@@ -237,7 +243,7 @@ impl Blas {
     }
 
     /// Describes a product and chooses an algorithm.
-    fn plan(&self, driver: &Driver, gemm: &Gemm, at: Factors) -> Result<Plan> {
+    fn plan(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<GemmPlan> {
         let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
         let mut description = null_mut();
         // SAFETY: writes one handle.
@@ -248,7 +254,7 @@ impl Blas {
         self.set(description, TRANSPOSE_A, &c_int::from(right_t))?;
         self.set(description, TRANSPOSE_B, &c_int::from(left_t))?;
         self.set(description, EPILOGUE, &gemm.epilogue.code())?;
-        self.point(description, gemm.epilogue, at)?;
+        self.set_pointers(description, gemm.epilogue, at)?;
         if gemm.epilogue.is_kept() {
             self.set(description, AUX_LD, &(columns as u64))?;
         }
@@ -260,7 +266,7 @@ impl Blas {
             self.layout(gemm.out, [columns, rows])?,
         ];
         let mut found = self.algorithms(gemm, at, description, layouts)?.into_iter();
-        let plan = |algorithm| Plan { description, layouts, algorithm };
+        let plan = |algorithm| GemmPlan { description, layouts, algorithm };
         let mut best = plan(found.next().expect("there is one, or it is an error"));
         let is_measured = self.is_measured && (can_be_repeated(gemm) || at.is_trial);
         if !is_measured || found.len() == 0 {
@@ -278,21 +284,32 @@ impl Blas {
     }
 
     /// Milliseconds of some runs, in the place of the product itself; see [`can_be_repeated`].
-    fn measure(&self, driver: &Driver, plan: &Plan, gemm: &Gemm, at: Factors) -> Result<f32> {
+    fn measure(
+        &self,
+        driver: &CudaContext,
+        plan: &GemmPlan,
+        gemm: &Gemm,
+        at: GemmOperands,
+    ) -> Result<f32> {
         let is_in_place = gemm.add && at.onto == at.out;
         let scale = if is_in_place && !at.is_trial { NEXT_TO_NOTHING } else { at.scale };
-        let run = || self.start(driver, plan, gemm.add, Factors { scale, ..at });
+        let run = || self.launch(driver, plan, gemm.add, GemmOperands { scale, ..at });
         run()?;
         driver.time(|| (0..N_RUNS).try_for_each(|_| run()))
     }
 
     /// Tells a description where bias and what is kept lie.
-    fn point(&self, description: *mut c_void, epilogue: Epilogue, at: Factors) -> Result<()> {
+    fn set_pointers(
+        &self,
+        description: *mut c_void,
+        epilogue: Epilogue,
+        at: GemmOperands,
+    ) -> Result<()> {
         if matches!(epilogue, Epilogue::Bias | Epilogue::Gelu { has_bias: true, .. }) {
             self.set(description, BIAS_POINTER, &at.bias)?;
         }
         if epilogue.is_kept() {
-            self.set(description, AUX_POINTER, &at.before)?;
+            self.set(description, AUX_POINTER, &at.pre_activation)?;
         }
         Ok(())
     }
@@ -329,7 +346,7 @@ impl Blas {
     fn algorithms(
         &self,
         gemm: &Gemm,
-        at: Factors,
+        at: GemmOperands,
         description: *mut c_void,
         [right, left, out]: [*mut c_void; 3],
     ) -> Result<Vec<[u64; 8]>> {
@@ -362,14 +379,14 @@ impl Blas {
         Ok(found.filter(|found| found.status == 0).map(|found| found.algorithm).collect())
     }
 
-    fn preference(&self, at: Factors) -> Result<*mut c_void> {
+    fn preference(&self, at: GemmOperands) -> Result<*mut c_void> {
         let mut preference = null_mut();
         // SAFETY: writes one handle.
         let status =
             unsafe { (self.functions.cublasLtMatmulPreferenceCreate)(&raw mut preference) };
         check("cublasLtMatmulPreferenceCreate", status)?;
         let [right, left, out] = at.alignments();
-        let alignments = (LEAST_ALIGNMENT..).zip([right, left, out, out]);
+        let alignments = (MIN_ALIGNMENT..).zip([right, left, out, out]);
         let mut status = 0;
         for (attribute, bytes) in alignments {
             // SAFETY: reads one u32, which is the attributes' type.
@@ -387,7 +404,7 @@ impl Blas {
         status |= unsafe {
             (self.functions.cublasLtMatmulPreferenceSetAttribute)(
                 preference,
-                MOST_WORKSPACE,
+                MAX_WORKSPACE,
                 (&raw const most).cast(),
                 size_of_val(&most),
             )
@@ -428,7 +445,7 @@ fn check(call: &'static str, code: c_int) -> Result<()> {
         1 => "not initialised",
         3 => "out of memory",
         7 => "invalid value",
-        8 => "the card lacks a feature",
+        8 => "the GPU lacks a feature",
         13 => "execution failed",
         15 => "not supported",
         _ => "an error of cuBLASLt",

@@ -1,17 +1,17 @@
-//! Sums of columns on a card, which gradients of vectors are, and the statistics of rows that some of
+//! Sums of columns on a GPU, which gradients of vectors are, and the statistics of rows that some of
 //! them need.
 
-use super::{Cuda, Grid, Source, Variant, arguments};
+use super::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 use crate::Tensor;
 
-const KERNELS: Source = Source { name: "columns", text: include_str!("columns.cu") };
+const KERNELS: CudaSource = CudaSource { name: "columns", text: include_str!("columns.cu") };
 
 /// Columns of a block, and its threads.
 const COLUMNS: usize = 32;
 const THREADS: u32 = 1024;
 
 /// What is summed up.
-pub(crate) struct Sum<'a> {
+pub(crate) struct CudaColumnSum<'a> {
     pub a: &'a Tensor,
     /// What each number is multiplied by.
     pub b: Option<&'a Tensor>,
@@ -21,16 +21,16 @@ pub(crate) struct Sum<'a> {
     pub rows_per_vector: usize,
 }
 
-impl Sum<'_> {
+impl CudaColumnSum<'_> {
     /// Writes or adds the sums: those of each vector to the `index`-th part of its row of `out`.
-    pub fn run(&self, cuda: &Cuda, out: &mut Tensor, index: usize, add: bool) {
+    pub fn run(&self, cuda: &CudaBackend, out: &mut Tensor, index: usize, add: bool) {
         let (width, rows) = (self.a.shape().width(), self.a.shape().rows());
         let is_one = self.rows_per_vector == rows;
         let vectors = if is_one { 1 } else { rows / self.rows_per_vector };
         let out_width = if is_one { width } else { out.shape().width() };
-        let variant = Variant::of(&[self.a.dtype(), out.dtype()]);
+        let variant = CudaVariant::of(&[self.a.dtype(), out.dtype()]);
         let blocks = [width.div_ceil(COLUMNS) as u32, vectors as u32, 1];
-        let grid = Grid { blocks, threads: THREADS, shared_bytes: 0 };
+        let grid = LaunchConfig { blocks, threads: THREADS, shared_bytes: 0 };
         let first = index * width;
         let arguments = arguments![
             self.a,
@@ -53,9 +53,9 @@ pub(crate) fn statistics_floats(x: &Tensor) -> usize {
 }
 
 /// The mean and 1 / deviation of each row.
-pub(crate) fn statistics(cuda: &Cuda, x: &Tensor, epsilon: f32, to: &mut Tensor) {
+pub(crate) fn statistics(cuda: &CudaBackend, x: &Tensor, epsilon: f32, to: &mut Tensor) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let arguments = arguments![x, to, rows, width, epsilon];
-    let variant = Variant::of(&[x.dtype()]);
-    cuda.launch(&KERNELS, "row_statistics", variant, Grid::rows(rows), &arguments);
+    let variant = CudaVariant::of(&[x.dtype()]);
+    cuda.launch(&KERNELS, "row_statistics", variant, LaunchConfig::per_row(rows), &arguments);
 }

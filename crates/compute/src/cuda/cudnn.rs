@@ -50,8 +50,8 @@ mod descriptor {
     pub const GRAPH: i32 = 15;
     pub const VARIANT_PACK: i32 = 16;
     pub const TENSOR: i32 = 17;
-    pub const PRODUCT: i32 = 18;
-    pub const PRODUCT_OPERATION: i32 = 19;
+    pub const MATMUL: i32 = 18;
+    pub const MATMUL_OPERATION: i32 = 19;
     pub const REDUCTION: i32 = 21;
     pub const REDUCTION_OPERATION: i32 = 22;
     pub const RESHAPE_OPERATION: i32 = 31;
@@ -92,7 +92,7 @@ impl Cudnn {
     /// Runs a plan on tensors, and on numbers of the host, by their names.
     pub fn run(
         &self,
-        plan: &Plan,
+        plan: &CudnnPlan,
         tensors: &[(i64, u64)],
         numbers: &[(i64, f32)],
         workspace: u64,
@@ -154,28 +154,28 @@ pub(crate) enum Reduction {
 
 /// Four sizes, and the steps between numbers in each.
 #[derive(Clone, Copy)]
-pub(crate) struct Layout {
+pub(crate) struct TensorLayout {
     pub sizes: [usize; 4],
-    pub steps: [usize; 4],
+    pub strides: [usize; 4],
 }
 
-impl Layout {
+impl TensorLayout {
     /// One number after the other.
     pub fn dense(sizes: [usize; 4]) -> Self {
         let [_, b, c, d] = sizes;
-        Self { sizes, steps: [b * c * d, c * d, d, 1] }
+        Self { sizes, strides: [b * c * d, c * d, d, 1] }
     }
 
     /// With the last two dimensions exchanged.
     pub fn t(self) -> Self {
-        let ([a, b, c, d], [w, x, y, z]) = (self.sizes, self.steps);
-        Self { sizes: [a, b, d, c], steps: [w, x, z, y] }
+        let ([a, b, c, d], [w, x, y, z]) = (self.sizes, self.strides);
+        Self { sizes: [a, b, d, c], strides: [w, x, z, y] }
     }
 }
 
 /// A tensor of a graph.
 #[derive(Clone, Copy)]
-pub(crate) struct Value(*mut c_void);
+pub(crate) struct GraphTensor(*mut c_void);
 
 /// Operations that are to become one plan.
 pub(crate) struct Graph<'a> {
@@ -188,17 +188,17 @@ pub(crate) struct Graph<'a> {
 
 impl Graph<'_> {
     /// A tensor in memory, by its name.
-    pub fn tensor(&mut self, name: i64, layout: Layout, dtype: Dtype) -> Result<Value> {
+    pub fn tensor(&mut self, name: i64, layout: TensorLayout, dtype: Dtype) -> Result<GraphTensor> {
         self.value(name, layout, dtype, [false, false])
     }
 
     /// A number of the host, by its name.
-    pub fn number(&mut self, name: i64) -> Result<Value> {
-        self.value(name, Layout::dense([1; 4]), Dtype::F32, [false, true])
+    pub fn number(&mut self, name: i64) -> Result<GraphTensor> {
+        self.value(name, TensorLayout::dense([1; 4]), Dtype::F32, [false, true])
     }
 
     /// A tensor that need not exist.
-    pub fn temporary(&mut self, layout: Layout, dtype: Dtype) -> Result<Value> {
+    pub fn temporary(&mut self, layout: TensorLayout, dtype: Dtype) -> Result<GraphTensor> {
         self.next += 1;
         self.value(self.next, layout, dtype, [true, false])
     }
@@ -206,12 +206,12 @@ impl Graph<'_> {
     fn value(
         &mut self,
         name: i64,
-        layout: Layout,
+        layout: TensorLayout,
         dtype: Dtype,
         [is_temporary, is_number]: [bool; 2],
-    ) -> Result<Value> {
+    ) -> Result<GraphTensor> {
         let tensor = self.cudnn.descriptor(descriptor::TENSOR)?;
-        let [sizes, steps] = [layout.sizes, layout.steps].map(|all| all.map(|size| size as u64));
+        let [sizes, steps] = [layout.sizes, layout.strides].map(|all| all.map(|size| size as u64));
         tensor.set(901, kind::DATA_TYPE, &[data_type(dtype)])?;
         tensor.set(902, kind::INT64, &sizes)?;
         tensor.set(903, kind::INT64, &steps)?;
@@ -223,65 +223,71 @@ impl Graph<'_> {
         Ok(self.hold(tensor))
     }
 
-    fn hold(&mut self, made: Descriptor) -> Value {
-        let value = Value(made.raw);
+    fn hold(&mut self, made: Descriptor) -> GraphTensor {
+        let value = GraphTensor(made.raw);
         self.held.push(made);
         value
     }
 
     /// to = a·b
-    pub fn multiply(&mut self, a: Value, b: Value, to: Value) -> Result<()> {
-        let product = self.cudnn.descriptor(descriptor::PRODUCT)?;
+    pub fn matmul(&mut self, a: GraphTensor, b: GraphTensor, to: GraphTensor) -> Result<()> {
+        let product = self.cudnn.descriptor(descriptor::MATMUL)?;
         product.set(1500, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
         product.finish()?;
         let product = self.hold(product);
         let parts = [(1520, a), (1521, b), (1522, to), (1523, product)];
-        self.operation(descriptor::PRODUCT_OPERATION, &parts)
+        self.operation(descriptor::MATMUL_OPERATION, &parts)
     }
 
     /// to = x, or x and b, number by number.
     pub fn pointwise(
         &mut self,
         mode: Pointwise,
-        x: Value,
-        b: Option<Value>,
-        to: Value,
+        x: GraphTensor,
+        b: Option<GraphTensor>,
+        to: GraphTensor,
     ) -> Result<()> {
-        let how = self.how(mode, Dtype::F32)?;
+        let how = self.pointwise_descriptor(mode, Dtype::F32)?;
         let second = b.map(|b| (752, b));
-        self.by_number(how, [(751, x), (753, to)].into_iter().chain(second))
+        self.pointwise_operation(how, [(751, x), (753, to)].into_iter().chain(second))
     }
 
     /// to = the place of each number of x along a dimension.
-    pub fn places(&mut self, dimension: i64, x: Value, to: Value) -> Result<()> {
-        let how = self.how(Pointwise::Index, Dtype::F32)?;
+    pub fn gen_index(&mut self, dimension: i64, x: GraphTensor, to: GraphTensor) -> Result<()> {
+        let how = self.pointwise_descriptor(Pointwise::Index, Dtype::F32)?;
         how.set(9, kind::INT64, &[dimension])?;
-        self.by_number(how, [(751, x), (753, to)])
+        self.pointwise_operation(how, [(751, x), (753, to)])
     }
 
     /// to = whether a is at least b.
-    pub fn at_least(&mut self, a: Value, b: Value, to: Value) -> Result<()> {
-        let how = self.how(Pointwise::AtLeast, TRUTH)?;
-        self.by_number(how, [(751, a), (752, b), (753, to)])
+    pub fn at_least(&mut self, a: GraphTensor, b: GraphTensor, to: GraphTensor) -> Result<()> {
+        let how = self.pointwise_descriptor(Pointwise::AtLeast, BOOL_DTYPE)?;
+        self.pointwise_operation(how, [(751, a), (752, b), (753, to)])
     }
 
     /// to = x where it is so, else b.
-    pub fn select(&mut self, is_so: Value, x: Value, b: Value, to: Value) -> Result<()> {
-        let how = self.how(Pointwise::Select, Dtype::F32)?;
-        self.by_number(how, [(751, x), (752, b), (758, is_so), (753, to)])
+    pub fn select(
+        &mut self,
+        is_so: GraphTensor,
+        x: GraphTensor,
+        b: GraphTensor,
+        to: GraphTensor,
+    ) -> Result<()> {
+        let how = self.pointwise_descriptor(Pointwise::Select, Dtype::F32)?;
+        self.pointwise_operation(how, [(751, x), (752, b), (758, is_so), (753, to)])
     }
 
-    fn how(&self, mode: Pointwise, precision: Dtype) -> Result<Descriptor> {
+    fn pointwise_descriptor(&self, mode: Pointwise, precision: Dtype) -> Result<Descriptor> {
         let how = self.cudnn.descriptor(descriptor::POINTWISE)?;
         how.set(0, kind::POINTWISE, &[mode as c_int])?;
         how.set(1, kind::DATA_TYPE, &[data_type(precision)])?;
         Ok(how)
     }
 
-    fn by_number(
+    fn pointwise_operation(
         &mut self,
         how: Descriptor,
-        tensors: impl IntoIterator<Item = (c_int, Value)>,
+        tensors: impl IntoIterator<Item = (c_int, GraphTensor)>,
     ) -> Result<()> {
         how.finish()?;
         let mut parts = vec![(750, self.hold(how))];
@@ -290,7 +296,7 @@ impl Graph<'_> {
     }
 
     /// to = x summed up, or its largest, in all dimensions that `to` has one of.
-    pub fn reduce(&mut self, mode: Reduction, x: Value, to: Value) -> Result<()> {
+    pub fn reduce(&mut self, mode: Reduction, x: GraphTensor, to: GraphTensor) -> Result<()> {
         let reduction = self.cudnn.descriptor(descriptor::REDUCTION)?;
         reduction.set(1600, kind::REDUCTION, &[mode as c_int])?;
         reduction.set(1601, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
@@ -300,11 +306,11 @@ impl Graph<'_> {
     }
 
     /// to = x in another layout.
-    pub fn view(&mut self, x: Value, to: Value) -> Result<()> {
+    pub fn reshape(&mut self, x: GraphTensor, to: GraphTensor) -> Result<()> {
         self.operation(descriptor::RESHAPE_OPERATION, &[(2200, x), (2201, to)])
     }
 
-    fn operation(&mut self, of: c_int, parts: &[(c_int, Value)]) -> Result<()> {
+    fn operation(&mut self, of: c_int, parts: &[(c_int, GraphTensor)]) -> Result<()> {
         let operation = self.cudnn.descriptor(of)?;
         for (attribute, value) in parts {
             operation.set(*attribute, kind::DESCRIPTOR, &[value.0])?;
@@ -315,7 +321,7 @@ impl Graph<'_> {
     }
 
     /// The plan that the library's rules like best.
-    pub fn plan(self) -> Result<Plan> {
+    pub fn plan(self) -> Result<CudnnPlan> {
         let (cudnn, handle) = (self.cudnn, self.cudnn.handle);
         let graph = cudnn.descriptor(descriptor::GRAPH)?;
         let operations: Vec<_> = self.operations.iter().map(|operation| operation.raw).collect();
@@ -335,12 +341,12 @@ impl Graph<'_> {
         plan.finish()?;
         let mut workspace = 0u64;
         plan.get(402, kind::INT64, &mut workspace)?;
-        Ok(Plan { plan, workspace: workspace as usize })
+        Ok(CudnnPlan { plan, workspace: workspace as usize })
     }
 }
 
 /// How a graph is run.
-pub(crate) struct Plan {
+pub(crate) struct CudnnPlan {
     plan: Descriptor,
     /// Bytes it needs besides its tensors.
     pub workspace: usize,
@@ -402,7 +408,7 @@ impl Drop for Descriptor {
 const ALIGNMENT: i64 = 16;
 
 /// The format of what is so or not.
-pub(crate) const TRUTH: Dtype = Dtype::U8;
+pub(crate) const BOOL_DTYPE: Dtype = Dtype::U8;
 
 /// `cudnnDataType_t`.
 fn data_type(dtype: Dtype) -> c_int {
@@ -410,7 +416,7 @@ fn data_type(dtype: Dtype) -> c_int {
         Dtype::F16 => 2,
         Dtype::I32 => 4,
         Dtype::Bf16 => 9,
-        TRUTH => 11,
+        BOOL_DTYPE => 11,
         _ => 0,
     }
 }

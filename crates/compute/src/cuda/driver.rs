@@ -1,4 +1,4 @@
-//! The CUDA driver: a card's context, its two streams, modules, launches and copies. Every function
+//! The CUDA driver: a GPU's context, its two streams, modules, launches and copies. Every function
 //! here stands for one call, and turns its status into an error with the driver's own name for it.
 //!
 //! Constants and signatures are taken from `cuda.h` of CUDA 13; none of them changed since 11.2.
@@ -9,8 +9,8 @@ mod pinned;
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
 use std::ptr::{null, null_mut};
 
-pub(super) use pinned::Event;
-pub(crate) use pinned::Pinned;
+pub(super) use pinned::CudaEvent;
+pub(crate) use pinned::PinnedMemory;
 
 use super::library::{functions, open};
 use crate::{ComputeError, Result};
@@ -72,9 +72,9 @@ const NO_DEVICE: c_int = 100;
 // Taken from `CUdevice_attribute`, `CUfunction_attribute` and `CUstream_flags`.
 const CAPABILITY_MAJOR: c_int = 75;
 const CAPABILITY_MINOR: c_int = 76;
-const MOST_SHARED_BYTES: c_int = 97;
+const MAX_SHARED_BYTES: c_int = 97;
 const FUNCTION_OWN_SHARED_BYTES: c_int = 1;
-const FUNCTION_MOST_SHARED_BYTES: c_int = 8;
+const FUNCTION_MAX_SHARED_BYTES: c_int = 8;
 const STREAM_NON_BLOCKING: c_uint = 1;
 
 /// `CUmemAllocationProp`.
@@ -112,75 +112,76 @@ const OLDEST_DRIVER: c_int = 12_000;
 /// The oldest capability: the first with bf16 in its matrix units and copies past the registers.
 const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
 
-/// What a card is.
+/// What a GPU is.
 #[derive(Clone, Debug)]
-pub(super) struct Card {
+pub(super) struct DeviceProps {
     pub capability: (u32, u32),
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
 }
 
-/// A card's primary context and its streams.
-pub(super) struct Driver {
+/// A GPU's primary context and its streams.
+pub(super) struct CudaContext {
     functions: Functions,
     device: c_int,
     context: *mut c_void,
     stream: *mut c_void,
     /// Where copies go that are to be made while the other stream computes.
-    copies: *mut c_void,
-    pub card: Card,
+    copy_stream: *mut c_void,
+    pub props: DeviceProps,
 }
 
 // SAFETY: handles of the driver may be used from any thread, one after the other or at once; a thread
 // makes the context its own before each call (`bind`).
-unsafe impl Send for Driver {}
+unsafe impl Send for CudaContext {}
 // SAFETY: as above.
-unsafe impl Sync for Driver {}
+unsafe impl Sync for CudaContext {}
 
 /// One of the two streams.
 #[derive(Clone, Copy)]
-pub(super) enum Lane {
+pub(super) enum StreamKind {
     /// All that ops ask for, in the order in which they do.
     Compute,
     /// Copies from the host beside it.
-    Copies,
+    Copy,
 }
 
 /// A function of a loaded module.
 #[derive(Clone, Copy)]
-pub(super) struct Function(*mut c_void);
+pub(super) struct CudaFunction(*mut c_void);
 // SAFETY: a handle, valid on all threads while its module is loaded.
-unsafe impl Send for Function {}
+unsafe impl Send for CudaFunction {}
 // SAFETY: as above.
-unsafe impl Sync for Function {}
+unsafe impl Sync for CudaFunction {}
 
 /// Kernels of one source, loaded.
-pub(super) struct Module(*mut c_void);
+pub(super) struct CudaModule(*mut c_void);
 // SAFETY: a handle, valid on all threads.
-unsafe impl Send for Module {}
+unsafe impl Send for CudaModule {}
 // SAFETY: as above.
-unsafe impl Sync for Module {}
+unsafe impl Sync for CudaModule {}
 
-impl Driver {
-    /// Takes a card's primary context, or says why there is none.
+impl CudaContext {
+    /// Takes a GPU's primary context, or says why there is none.
     pub fn open(index: usize) -> Result<Self> {
         let name = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
         let functions = Functions::find(open(&[name.to_owned()])?)?;
         // SAFETY: `cuInit` takes one flag word, which must be 0.
         match unsafe { (functions.cuInit)(0) } {
-            NO_DEVICE => return Err(ComputeError::CudaCard { index, count: 0 }),
+            NO_DEVICE => return Err(ComputeError::CudaIndex { index, count: 0 }),
             status => functions.check("cuInit", status)?,
         }
         let device = functions.device(index)?;
-        let card = functions.card(device)?;
+        let card = functions.device_props(device)?;
         let mut context = null_mut();
         // SAFETY: writes one handle through a valid pointer.
         let status = unsafe { (functions.cuDevicePrimaryCtxRetain)(&raw mut context, device) };
         functions.check("cuDevicePrimaryCtxRetain", status)?;
         let (stream, copies) = (null_mut(), null_mut());
-        let mut driver = Self { functions, device, context, stream, copies, card };
+        let mut driver =
+            Self { functions, device, context, stream, copy_stream: copies, props: card };
         driver.bind()?;
-        (driver.stream, driver.copies) = (driver.new_stream()?, driver.new_stream()?);
+        (driver.stream, driver.copy_stream) = (driver.new_stream()?, driver.new_stream()?);
         Ok(driver)
     }
 
@@ -197,10 +198,10 @@ impl Driver {
         self.stream
     }
 
-    fn lane(&self, lane: Lane) -> *mut c_void {
+    fn stream_of(&self, lane: StreamKind) -> *mut c_void {
         match lane {
-            Lane::Compute => self.stream,
-            Lane::Copies => self.copies,
+            StreamKind::Compute => self.stream,
+            StreamKind::Copy => self.copy_stream,
         }
     }
 
@@ -210,7 +211,7 @@ impl Driver {
         self.check("cuCtxSetCurrent", unsafe { (self.functions.cuCtxSetCurrent)(self.context) })
     }
 
-    /// Bytes of the card that nobody uses, and bytes it has.
+    /// Bytes of the GPU that nobody uses, and bytes it has.
     pub fn memory(&self) -> Result<(usize, usize)> {
         self.bind()?;
         let (mut free, mut total) = (0, 0);
@@ -227,29 +228,29 @@ impl Driver {
         self.check("cuStreamSynchronize", status)
     }
 
-    /// Milliseconds that the card takes for what `work` asks of the stream.
+    /// Milliseconds that the GPU takes for what `work` asks of the stream.
     pub fn time(&self, work: impl FnOnce() -> Result<()>) -> Result<f32> {
-        let (before, after) = (Event::new(self)?, Event::new(self)?);
-        before.record(Lane::Compute)?;
+        let (before, after) = (CudaEvent::new(self)?, CudaEvent::new(self)?);
+        before.record(StreamKind::Compute)?;
         work()?;
-        after.record(Lane::Compute)?;
+        after.record(StreamKind::Compute)?;
         self.synchronise()?;
-        before.until(&after)
+        before.elapsed_ms(&after)
     }
 
     /// Loads compiled kernels; text must end in a zero byte.
-    pub fn load(&self, image: &[u8]) -> Result<Module> {
+    pub fn load(&self, image: &[u8]) -> Result<CudaModule> {
         self.bind()?;
         let mut module = null_mut();
         // SAFETY: the image is a whole binary, or text that ends in a zero byte, both as NVRTC made
         // them; it is copied.
         let status =
             unsafe { (self.functions.cuModuleLoadData)(&raw mut module, image.as_ptr().cast()) };
-        self.check("cuModuleLoadData", status).map(|()| Module(module))
+        self.check("cuModuleLoadData", status).map(|()| CudaModule(module))
     }
 
     /// A kernel by name, allowed all the shared memory that it leaves of what a block may have.
-    pub fn function(&self, module: &Module, name: &str) -> Result<Function> {
+    pub fn function(&self, module: &CudaModule, name: &str) -> Result<CudaFunction> {
         self.bind()?;
         let text = CString::new(name).expect("kernels' names have no zero byte");
         let mut function = null_mut();
@@ -264,18 +265,18 @@ impl Driver {
             (self.functions.cuFuncGetAttribute)(&raw mut own, FUNCTION_OWN_SHARED_BYTES, function)
         };
         self.check("cuFuncGetAttribute", status)?;
-        let rest = self.card.shared_bytes.cast_signed() - own;
+        let rest = self.props.shared_bytes.cast_signed() - own;
         // SAFETY: sets a number on that function.
         let status = unsafe {
-            (self.functions.cuFuncSetAttribute)(function, FUNCTION_MOST_SHARED_BYTES, rest)
+            (self.functions.cuFuncSetAttribute)(function, FUNCTION_MAX_SHARED_BYTES, rest)
         };
-        self.check("cuFuncSetAttribute", status).map(|()| Function(function))
+        self.check("cuFuncSetAttribute", status).map(|()| CudaFunction(function))
     }
 
     /// Starts a kernel on the stream.
     pub fn launch(
         &self,
-        function: Function,
+        function: CudaFunction,
         [x, y, z]: [u32; 3],
         (threads, shared): (u32, u32),
         arguments: &mut [u64],
@@ -286,7 +287,7 @@ impl Driver {
         // SAFETY: the driver copies as many bytes of each argument as the kernel declares: at most
         // eight, or for a table, which is a kernel's last, all that are left. That they are what the
         // kernel declares is up to the function beside each kernel that calls this, and shown by the
-        // op's tests on a card.
+        // op's tests on a GPU.
         let status = unsafe {
             (self.functions.cuLaunchKernel)(
                 function.0,
@@ -305,18 +306,18 @@ impl Driver {
         self.check("cuLaunchKernel", status)
     }
 
-    /// Copies to the card. Returns when the numbers may change again.
+    /// Copies to the GPU. Returns when the numbers may change again.
     pub fn write(&self, to: u64, from: &[u8]) -> Result<()> {
         self.bind()?;
         // SAFETY: reads `from`, which the driver has copied aside when this returns; the range on the
-        // card is a tensor's own, by the callers.
+        // GPU is a tensor's own, by the callers.
         let status = unsafe {
             (self.functions.cuMemcpyHtoDAsync_v2)(to, from.as_ptr().cast(), from.len(), self.stream)
         };
         self.check("cuMemcpyHtoDAsync", status)
     }
 
-    /// Copies from the card, and waits for it.
+    /// Copies from the GPU, and waits for it.
     pub fn read(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.bind()?;
         // SAFETY: writes to `to`, which is borrowed until the stream was waited for below.
@@ -331,7 +332,7 @@ impl Driver {
         self.check("cuMemcpyDtoHAsync", status).and(self.synchronise())
     }
 
-    /// Copies from one place on the card to another.
+    /// Copies from one place on the GPU to another.
     pub fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.bind()?;
         // SAFETY: both ranges are tensors' own, by the callers.
@@ -414,14 +415,14 @@ impl Driver {
     }
 }
 
-impl Drop for Driver {
+impl Drop for CudaContext {
     fn drop(&mut self) {
         if self.bind().is_ok() {
             // SAFETY: all are this value's own, and nobody has them any more. What fails here has
             // failed before, and the system takes everything back with the process.
             unsafe {
                 (self.functions.cuStreamDestroy_v2)(self.stream);
-                (self.functions.cuStreamDestroy_v2)(self.copies);
+                (self.functions.cuStreamDestroy_v2)(self.copy_stream);
                 (self.functions.cuDevicePrimaryCtxRelease_v2)(self.device);
             }
         }
@@ -456,14 +457,14 @@ impl Functions {
         self.check("cuDeviceGetCount", unsafe { (self.cuDeviceGetCount)(&raw mut count) })?;
         let count = count.cast_unsigned() as usize;
         if index >= count {
-            return Err(ComputeError::CudaCard { index, count });
+            return Err(ComputeError::CudaIndex { index, count });
         }
-        // SAFETY: writes one int, for a card that is there.
+        // SAFETY: writes one int, for a GPU that is there.
         let status = unsafe { (self.cuDeviceGet)(&raw mut device, (index as u32).cast_signed()) };
         self.check("cuDeviceGet", status).map(|()| device)
     }
 
-    fn card(&self, device: c_int) -> Result<Card> {
+    fn device_props(&self, device: c_int) -> Result<DeviceProps> {
         let attribute = |number| {
             let mut value = 0;
             // SAFETY: writes one int.
@@ -479,8 +480,8 @@ impl Functions {
                 oldest: OLDEST_CAPABILITY,
             });
         }
-        let shared_bytes = attribute(MOST_SHARED_BYTES)?;
-        Ok(Card { capability, shared_bytes })
+        let shared_bytes = attribute(MAX_SHARED_BYTES)?;
+        Ok(DeviceProps { capability, shared_bytes })
     }
 
     fn name(&self, device: c_int) -> Result<String> {

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 
-use super::driver::{Driver, Function, Module};
+use super::driver::{CudaContext, CudaFunction, CudaModule};
 use super::nvrtc::Nvrtc;
 use super::type_name;
 use crate::{Dtype, Result};
@@ -20,7 +20,7 @@ pub trait KernelCache: Send + Sync {
 }
 
 /// The text of some kernels.
-pub(crate) struct Source {
+pub(crate) struct CudaSource {
     pub name: &'static str,
     pub text: &'static str,
 }
@@ -30,7 +30,7 @@ pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
 
 /// For which numbers kernels are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(crate) struct Variant {
+pub(crate) struct CudaVariant {
     /// X and Y; the last one given stands for those that are not.
     pub types: [Dtype; 2],
     /// Numbers that a thread takes at a time.
@@ -39,7 +39,7 @@ pub(crate) struct Variant {
     pub size: usize,
 }
 
-impl Variant {
+impl CudaVariant {
     /// For these formats, a number at a time.
     pub fn of(types: &[Dtype]) -> Self {
         let first = types.first().copied().unwrap_or(Dtype::F32);
@@ -48,7 +48,7 @@ impl Variant {
     }
 
     /// So many numbers at a time.
-    pub fn by(self, pack: usize) -> Self {
+    pub fn with_pack(self, pack: usize) -> Self {
         Self { pack, ..self }
     }
 
@@ -68,20 +68,20 @@ impl Variant {
     }
 }
 
-pub(super) struct Kernels {
+pub(super) struct CudaKernels {
     nvrtc: Nvrtc,
     target: String,
     cache: Option<Box<dyn KernelCache>>,
-    loaded: Mutex<Loaded>,
+    loaded: Mutex<LoadedKernels>,
 }
 
 #[derive(Default)]
-struct Loaded {
-    modules: HashMap<(&'static str, Variant), Module>,
-    functions: HashMap<(&'static str, &'static str, Variant), Function>,
+struct LoadedKernels {
+    modules: HashMap<(&'static str, CudaVariant), CudaModule>,
+    functions: HashMap<(&'static str, &'static str, CudaVariant), CudaFunction>,
 }
 
-impl Kernels {
+impl CudaKernels {
     pub fn new(capability: (u32, u32), cache: Option<Box<dyn KernelCache>>) -> Result<Self> {
         let nvrtc = Nvrtc::open()?;
         let target = nvrtc.target(capability);
@@ -91,13 +91,13 @@ impl Kernels {
     /// A kernel, ready to start.
     pub fn get(
         &self,
-        driver: &Driver,
-        source: &'static Source,
+        driver: &CudaContext,
+        source: &'static CudaSource,
         function: &'static str,
-        variant: Variant,
-    ) -> Result<Function> {
+        variant: CudaVariant,
+    ) -> Result<CudaFunction> {
         let mut loaded = self.loaded.lock().expect("nothing panics while kernels are loaded");
-        let Loaded { modules, functions } = &mut *loaded;
+        let LoadedKernels { modules, functions } = &mut *loaded;
         let key = (source.name, function, variant);
         if let Some(found) = functions.get(&key) {
             return Ok(*found);
@@ -111,7 +111,7 @@ impl Kernels {
         Ok(found)
     }
 
-    fn compiled(&self, source: &Source, variant: Variant) -> Result<Vec<u8>> {
+    fn compiled(&self, source: &CudaSource, variant: CudaVariant) -> Result<Vec<u8>> {
         let text = [PRELUDE, source.text].concat();
         let options = variant.options(&self.target);
         let name = cache_name(source.name, &text, &options, &self.nvrtc.version());
@@ -175,7 +175,7 @@ mod tests {
 
     #[test]
     fn names_differ_by_all_that_binaries_differ_by() {
-        let options = |dtype| Variant::of(&[dtype]).options("sm_90");
+        let options = |dtype| CudaVariant::of(&[dtype]).options("sm_90");
         let name = |text: &str, options: &[String], version: &str| {
             cache_name("add", text, options, version)
         };
@@ -184,7 +184,7 @@ mod tests {
         assert_ne!(first, name("b", &options(Dtype::F32), "13.0"));
         assert_ne!(first, name("a", &options(Dtype::F16), "13.0"));
         assert_ne!(first, name("a", &options(Dtype::F32), "13.1"));
-        assert_ne!(first, name("a", &Variant::of(&[]).by(8).options("sm_90"), "13.0"));
-        assert_ne!(first, name("a", &Variant::of(&[]).options("sm_80"), "13.0"));
+        assert_ne!(first, name("a", &CudaVariant::of(&[]).with_pack(8).options("sm_90"), "13.0"));
+        assert_ne!(first, name("a", &CudaVariant::of(&[]).options("sm_80"), "13.0"));
     }
 }

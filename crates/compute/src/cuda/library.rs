@@ -1,4 +1,4 @@
-//! NVIDIA's libraries, opened when a card is asked for: nothing is linked, so the program starts where
+//! NVIDIA's libraries, opened when a GPU is asked for: nothing is linked, so the program starts where
 //! none of them exists. A library is a struct of the functions that are used of it.
 
 use std::path::PathBuf;

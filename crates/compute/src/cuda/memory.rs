@@ -1,17 +1,17 @@
-//! The arena's memory on a card: one range of addresses, reserved at once and given memory as the
-//! arena grows. So a device may be made with a generous limit and takes from the card what its
+//! The arena's memory on a GPU: one range of addresses, reserved at once and given memory as the
+//! arena grows. So a device may be made with a generous limit and takes from the GPU what its
 //! tensors reach up to, rounded up to whole pieces.
 
 use std::sync::Mutex;
 
-use super::driver::Driver;
+use super::driver::CudaContext;
 use crate::Result;
 
 /// Memory is added in pieces of this many bytes, but for the last below the limit. Chosen: a piece
 /// takes about a millisecond to add, and a plan is exceeded by no more than this.
 const PIECE: usize = 64 << 20;
 
-pub(super) struct Memory {
+pub(super) struct CudaMemory {
     start: u64,
     /// Bytes of the range.
     bytes: usize,
@@ -19,13 +19,13 @@ pub(super) struct Memory {
     pieces: Mutex<Vec<usize>>,
 }
 
-impl Memory {
+impl CudaMemory {
     /// A range that ends at the first whole piece beyond `limit`.
-    pub fn reserve(driver: &Driver, limit: usize) -> Result<Self> {
+    pub fn reserve(driver: &CudaContext, limit: usize) -> Result<Self> {
         driver.bind()?;
         let granularity = driver.granularity()?;
         let (_, total) = driver.memory()?;
-        // More than the card has will never be used, and addresses are not without end either.
+        // More than the GPU has will never be used, and addresses are not without end either.
         let bytes = limit.min(total).max(1).next_multiple_of(granularity);
         let start = driver.reserve(bytes)?;
         Ok(Self { start, bytes, granularity, pieces: Mutex::default() })
@@ -41,7 +41,7 @@ impl Memory {
     }
 
     /// Makes sure that there is memory up to `extent` bytes from the start.
-    pub fn commit(&self, driver: &Driver, extent: usize) -> Result<()> {
+    pub fn commit(&self, driver: &CudaContext, extent: usize) -> Result<()> {
         let mut pieces = self.pieces.lock().expect("nothing panics while pieces are counted");
         let mut there: usize = pieces.iter().sum();
         while there < extent {
@@ -55,8 +55,8 @@ impl Memory {
         Ok(())
     }
 
-    /// Gives everything back; nothing on the card may be at work any more.
-    pub fn release(&self, driver: &Driver) {
+    /// Gives everything back; nothing on the GPU may be at work any more.
+    pub fn release(&self, driver: &CudaContext) {
         let pieces = self.pieces.lock().expect("nothing panics while pieces are counted");
         let mut at = self.start;
         for piece in &*pieces {

@@ -1,15 +1,15 @@
-//! The engine on an NVIDIA card: its memory, its one stream, its kernels, and what its ops share.
+//! The engine on an NVIDIA GPU: its memory, its one stream, its kernels, and what its ops share.
 //!
 //! All work goes to one stream in the order in which ops are called, and nothing waits for it but
 //! whoever reads a number. So memory that is given back may be taken again at once, as on the
-//! processor. A kernel that cannot be started leaves its error here, and the next tensor that is
-//! made, or the next number that is read, returns it: a card reports what went wrong late anyway,
+//! CPU. A kernel that cannot be started leaves its error here, and the next tensor that is
+//! made, or the next number that is read, returns it: a GPU reports what went wrong late anyway,
 //! and ops need no second way to fail.
 //!
 //! Copies of what is large go to a second stream beside it, and each stream waits for the other where it
 //! has to (`bounce.rs`).
 //!
-//! Left out on purpose: a second card in one process, memory shared with the host, kernels on several
+//! Left out on purpose: a second GPU in one process, memory shared with the host, kernels on several
 //! streams.
 
 mod blas;
@@ -28,51 +28,52 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
-pub(crate) use blas::{Epilogue, Factors, Gemm, WORKSPACE};
-use bounce::Bounce;
-use cudnn::{Cudnn, Plan};
-use driver::{Driver, Event, Lane};
-pub(crate) use driver::{OUT_OF_MEMORY, Pinned};
+pub(crate) use blas::{Epilogue, Gemm, GemmOperands, WORKSPACE};
+use bounce::BounceBuffers;
+use cudnn::{Cudnn, CudnnPlan};
+use driver::{CudaContext, CudaEvent, StreamKind};
+pub(crate) use driver::{OUT_OF_MEMORY, PinnedMemory};
+use kernels::CudaKernels;
 pub use kernels::KernelCache;
-use kernels::Kernels;
-pub(crate) use kernels::{Source, Variant};
-use memory::Memory;
+pub(crate) use kernels::{CudaSource, CudaVariant};
+use memory::CudaMemory;
 
-use crate::random::Stream;
+use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
 /// Every tensor starts at a multiple of this: what the matrix units' copies ask for at most.
 pub(crate) const ALIGNMENT: usize = 256;
 
-/// A card at work.
-pub(crate) struct Cuda {
-    kernels: Kernels,
+/// A GPU at work.
+pub(crate) struct CudaBackend {
+    kernels: CudaKernels,
     blas: blas::Blas,
     /// None where the library is missing. Under a lock, since it is one at a time.
-    cudnn: OnceLock<Option<Mutex<Planned>>>,
-    memory: Memory,
-    bounce: Bounce,
+    cudnn: OnceLock<Option<Mutex<CudnnPlans>>>,
+    memory: CudaMemory,
+    bounce: BounceBuffers,
     /// Where each lies, and its bytes.
     tables: Mutex<HashMap<&'static str, (u64, usize)>>,
     /// Kernels that were started, and libraries that were asked.
     launches: AtomicU64,
     fault: Mutex<Option<ComputeError>>,
-    driver: Arc<Driver>,
+    driver: Arc<CudaContext>,
 }
 
-impl Cuda {
-    /// The card of this number, with addresses for an arena of `limit_bytes`.
+impl CudaBackend {
+    /// The GPU of this number, with addresses for an arena of `limit_bytes`.
     pub fn open(
         index: usize,
         limit_bytes: usize,
         is_deterministic: bool,
         cache: Option<Box<dyn KernelCache>>,
     ) -> Result<Self> {
-        let driver = Arc::new(Driver::open(index)?);
-        let kernels = Kernels::new(driver.card.capability, cache)?;
+        let driver = Arc::new(CudaContext::open(index)?);
+        let kernels = CudaKernels::new(driver.props.capability, cache)?;
         let blas = blas::Blas::open(!is_deterministic)?;
-        let memory = Memory::reserve(&driver, limit_bytes)?;
-        let (tables, fault, bounce) = (Mutex::default(), Mutex::default(), Bounce::default());
+        let memory = CudaMemory::reserve(&driver, limit_bytes)?;
+        let (tables, fault, bounce) =
+            (Mutex::default(), Mutex::default(), BounceBuffers::default());
         let cudnn = OnceLock::new();
         let launches = AtomicU64::new(0);
         Ok(Self { kernels, blas, cudnn, memory, bounce, tables, launches, fault, driver })
@@ -109,11 +110,11 @@ impl Cuda {
     /// Starts a kernel. `arguments` are what the kernel declares, in its order.
     pub fn launch(
         &self,
-        source: &'static Source,
+        source: &'static CudaSource,
         function: &'static str,
-        variant: Variant,
-        grid: Grid,
-        arguments: &[Argument],
+        variant: CudaVariant,
+        grid: LaunchConfig,
+        arguments: &[CudaArg],
     ) {
         if grid.blocks.contains(&0) {
             return;
@@ -132,30 +133,30 @@ impl Cuda {
     }
 
     /// Multiplies; see [`Gemm`].
-    pub fn gemm(&self, gemm: &Gemm, factors: Factors) {
+    pub fn gemm(&self, gemm: &Gemm, operands: GemmOperands) {
         self.count_launch();
         self.note(self.driver.bind());
-        self.note(self.blas.multiply(&self.driver, gemm, factors));
+        self.note(self.blas.multiply(&self.driver, gemm, operands));
     }
 
     /// Lets `run` run a plan of cuDNN's, which `make` makes the first time it is asked for under a
     /// name with these sizes. False, and nothing is done, where the library is missing or has none
     /// that takes at most `most_workspace` bytes.
-    pub fn by_cudnn(
+    pub fn run_cudnn(
         &self,
-        key: PlanKey,
+        key: CudnnPlanKey,
         most_workspace: usize,
-        make: impl FnOnce(&Cudnn) -> Result<Plan>,
-        run: impl FnOnce(&Cudnn, &Plan) -> Result<()>,
+        make: impl FnOnce(&Cudnn) -> Result<CudnnPlan>,
+        run: impl FnOnce(&Cudnn, &CudnnPlan) -> Result<()>,
     ) -> bool {
         self.note(self.driver.bind());
         let library = self.cudnn.get_or_init(|| {
             let cudnn = Cudnn::open(self.driver.stream()).ok()?;
-            Some(Mutex::new(Planned { plans: HashMap::new(), cudnn }))
+            Some(Mutex::new(CudnnPlans { plans: HashMap::new(), cudnn }))
         });
         let Some(library) = library else { return false };
         let mut library = library.lock().expect("nothing panics while a plan is made");
-        let Planned { plans, cudnn } = &mut *library;
+        let CudnnPlans { plans, cudnn } = &mut *library;
         let made = plans.entry(key).or_insert_with(|| make(cudnn).ok());
         let Some(plan) = made.as_ref().filter(|plan| plan.workspace <= most_workspace) else {
             return false;
@@ -181,30 +182,30 @@ impl Cuda {
         }
     }
 
-    /// Lets `fill` write to tensors by [`Cuda::put`], from several threads. Copies wait for all work that
+    /// Lets `fill` write to tensors by [`CudaBackend::put`], from several threads. Copies wait for all work that
     /// was asked for before, and all work that is asked for later waits for them.
-    pub fn filling<T>(&self, fill: impl FnOnce() -> T) -> T {
-        self.note(self.fence(Lane::Compute, Lane::Copies));
+    pub fn with_uploads<T>(&self, fill: impl FnOnce() -> T) -> T {
+        self.note(self.fence(StreamKind::Compute, StreamKind::Copy));
         let filled = fill();
-        self.after_copies();
+        self.wait_for_copies();
         filled
     }
 
     /// Lets one stream wait for all that was asked of the other.
-    fn fence(&self, of: Lane, holds: Lane) -> Result<()> {
-        let reached = Event::new(&*self.driver)?;
-        reached.record(of)?;
-        reached.hold(holds)
+    fn fence(&self, from: StreamKind, holds: StreamKind) -> Result<()> {
+        let reached = CudaEvent::new(&*self.driver)?;
+        reached.record(from)?;
+        reached.make_stream_wait(holds)
     }
 
-    /// Lets `write` write bytes that go to a tensor's place, within [`Cuda::filling`].
-    pub fn put<E>(
+    /// Lets `write` write bytes that go to a tensor's place, within [`CudaBackend::filling`].
+    pub fn upload<E>(
         &self,
         to: u64,
         bytes: usize,
         write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        if let Some((written, sent)) = self.bounce.through(&self.driver, (to, bytes), write) {
+        if let Some((written, sent)) = self.bounce.copy_through(&self.driver, (to, bytes), write) {
             self.note(sent);
             return written;
         }
@@ -214,48 +215,49 @@ impl Cuda {
         Ok(())
     }
 
-    /// Host memory that the card copies from by itself.
-    pub fn pin(&self, bytes: usize) -> Result<Pinned> {
-        Pinned::new(&self.driver, bytes).map_err(|error| match error {
+    /// Host memory that the GPU copies from by itself.
+    pub fn pin(&self, bytes: usize) -> Result<PinnedMemory> {
+        PinnedMemory::new(&self.driver, bytes).map_err(|error| match error {
             ComputeError::Cuda { name, .. } => ComputeError::Pin { bytes, name },
             error => error,
         })
     }
 
-    /// For a place that the card copies to while it computes elsewhere. What was asked for before may
+    /// For a place that the GPU copies to while it computes elsewhere. What was asked for before may
     /// still work in it.
-    pub fn gate(&self) -> Result<Gate> {
-        let event = || Event::new(Arc::clone(&self.driver));
-        let gate = Gate { left: event()?, came: event()? };
-        gate.left.record(Lane::Compute)?;
+    pub fn copy_events(&self) -> Result<CopyEvents> {
+        let event = || CudaEvent::new(Arc::clone(&self.driver));
+        let gate = CopyEvents { released: event()?, copied: event()? };
+        gate.released.record(StreamKind::Compute)?;
         Ok(gate)
     }
 
     /// Copies to a place as soon as all that worked with it before it was left is done.
-    pub fn bring(&self, gate: &Gate, from: &Pinned, to: u64, bytes: usize) {
-        let held = gate.left.hold(Lane::Copies);
-        let sent = held.and_then(|()| if bytes > 0 { from.send(to, bytes) } else { Ok(()) });
-        self.note(sent.and_then(|()| gate.came.record(Lane::Copies)));
+    pub fn copy_async(&self, events: &CopyEvents, from: &PinnedMemory, to: u64, bytes: usize) {
+        let held = events.released.make_stream_wait(StreamKind::Copy);
+        let sent =
+            held.and_then(|()| if bytes > 0 { from.copy_to_device(to, bytes) } else { Ok(()) });
+        self.note(sent.and_then(|()| events.copied.record(StreamKind::Copy)));
     }
 
     /// All that is asked for from now on waits for what comes to the place.
-    pub fn arrive(&self, gate: &Gate) {
-        self.note(gate.came.hold(Lane::Compute));
+    pub fn wait_for_copy(&self, events: &CopyEvents) {
+        self.note(events.copied.make_stream_wait(StreamKind::Compute));
     }
 
     /// Lets the host wait for what comes to the place.
-    pub fn settle(&self, gate: &Gate) {
-        self.note(gate.came.wait());
+    pub fn sync_copy(&self, events: &CopyEvents) {
+        self.note(events.copied.synchronise());
     }
 
     /// Nothing that is asked for from now on works with the place.
-    pub fn leave(&self, gate: &Gate) {
-        self.note(gate.left.record(Lane::Compute));
+    pub fn release(&self, events: &CopyEvents) {
+        self.note(events.released.record(StreamKind::Compute));
     }
 
     /// All that is asked for from now on waits for all copies.
-    pub fn after_copies(&self) {
-        self.note(self.fence(Lane::Copies, Lane::Compute));
+    pub fn wait_for_copies(&self) {
+        self.note(self.fence(StreamKind::Copy, StreamKind::Compute));
     }
 
     /// Gives host memory back that is only needed for copies.
@@ -284,16 +286,16 @@ impl Cuda {
     }
 
     /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
-    pub fn table(&self, name: &'static str, numbers: impl FnOnce() -> Vec<f32>) -> Argument {
+    pub fn table(&self, name: &'static str, values: impl FnOnce() -> Vec<f32>) -> CudaArg {
         let mut tables = self.tables.lock().expect("nothing panics while a table is made");
         let (place, _) = *tables.entry(name).or_insert_with(|| {
-            let bytes: Vec<u8> = numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
+            let bytes: Vec<u8> = values().iter().flat_map(|number| number.to_le_bytes()).collect();
             self.make_table(&bytes).unwrap_or_else(|error| {
                 self.note(Err(error));
                 (0, 0)
             })
         });
-        Argument(place)
+        CudaArg(place)
     }
 
     fn make_table(&self, bytes: &[u8]) -> Result<(u64, usize)> {
@@ -304,13 +306,13 @@ impl Cuda {
         Ok((place, size))
     }
 
-    /// Normal random numbers; see [`Stream::normal`].
-    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, stream: Stream) {
+    /// Normal random numbers; see [`RandomSequence::normal`].
+    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, sequence: RandomSequence) {
         let n = tensor.shape().elements();
-        let [seed, number, first] = stream.parts();
+        let [seed, number, first] = sequence.parts();
         let arguments = arguments![&mut *tensor, n, deviation, seed, number, first];
-        let variant = Variant::of(&[tensor.dtype()]);
-        self.launch(&RANDOM, "normal", variant, Grid::numbers(n), &arguments);
+        let variant = CudaVariant::of(&[tensor.dtype()]);
+        self.launch(&RANDOM, "normal", variant, LaunchConfig::per_element(n), &arguments);
     }
 
     fn note(&self, outcome: Result<()>) {
@@ -323,21 +325,21 @@ impl Cuda {
 }
 
 /// By what the two streams wait for each other over one place.
-pub(crate) struct Gate {
-    left: Event<Arc<Driver>>,
-    came: Event<Arc<Driver>>,
+pub(crate) struct CopyEvents {
+    released: CudaEvent<Arc<CudaContext>>,
+    copied: CudaEvent<Arc<CudaContext>>,
 }
 
 /// What a plan of cuDNN's is for.
-pub(crate) type PlanKey = (&'static str, Dtype, [usize; 7]);
+pub(crate) type CudnnPlanKey = (&'static str, Dtype, [usize; 7]);
 
 /// Plans are dropped before the library.
-struct Planned {
-    plans: HashMap<PlanKey, Option<Plan>>,
+struct CudnnPlans {
+    plans: HashMap<CudnnPlanKey, Option<CudnnPlan>>,
     cudnn: Cudnn,
 }
 
-impl Drop for Cuda {
+impl Drop for CudaBackend {
     fn drop(&mut self) {
         // The memory may still be worked in.
         let _ = self.driver.synchronise();
@@ -351,11 +353,11 @@ impl Drop for Cuda {
     }
 }
 
-const RANDOM: Source = Source { name: "random", text: include_str!("random.cu") };
+const RANDOM: CudaSource = CudaSource { name: "random", text: include_str!("random.cu") };
 
 /// How many threads a kernel gets.
 #[derive(Clone, Copy)]
-pub(crate) struct Grid {
+pub(crate) struct LaunchConfig {
     pub blocks: [u32; 3],
     pub threads: u32,
     /// Of shared memory that the kernel does not declare.
@@ -367,88 +369,88 @@ pub(crate) const THREADS: usize = 256;
 /// Threads that go in step.
 pub(crate) const WARP: usize = 32;
 
-impl Grid {
+impl LaunchConfig {
     /// A thread for each of `n`.
-    pub fn numbers(n: usize) -> Self {
+    pub fn per_element(n: usize) -> Self {
         Self::blocks(n.div_ceil(THREADS))
     }
 
     /// A warp for each of `n` rows.
-    pub fn rows(n: usize) -> Self {
+    pub fn per_row(n: usize) -> Self {
         Self::blocks(n.div_ceil(THREADS / WARP))
     }
 
     /// So many blocks.
     pub fn blocks(n: usize) -> Self {
-        let n = u32::try_from(n).expect("a tensor has fewer rows than a card has blocks");
+        let n = u32::try_from(n).expect("a tensor has fewer rows than a GPU has blocks");
         Self { blocks: [n, 1, 1], threads: THREADS as u32, shared_bytes: 0 }
     }
 }
 
 /// A value that a kernel is given, as eight bytes of which it reads as many as it declares.
 #[derive(Clone, Copy)]
-pub(crate) struct Argument(pub u64);
+pub(crate) struct CudaArg(pub u64);
 
-impl Argument {
+impl CudaArg {
     /// In place of a tensor that is not there.
     pub const NONE: Self = Self(0);
 }
 
-impl From<&Tensor> for Argument {
+impl From<&Tensor> for CudaArg {
     fn from(tensor: &Tensor) -> Self {
         Self(tensor.address())
     }
 }
 
-impl From<&mut Tensor> for Argument {
+impl From<&mut Tensor> for CudaArg {
     fn from(tensor: &mut Tensor) -> Self {
         Self(tensor.address_mut())
     }
 }
 
-impl From<Option<&Tensor>> for Argument {
+impl From<Option<&Tensor>> for CudaArg {
     fn from(tensor: Option<&Tensor>) -> Self {
         tensor.map_or(Self::NONE, Self::from)
     }
 }
 
-impl From<Option<&mut Tensor>> for Argument {
+impl From<Option<&mut Tensor>> for CudaArg {
     fn from(tensor: Option<&mut Tensor>) -> Self {
         tensor.map_or(Self::NONE, Self::from)
     }
 }
 
-impl From<usize> for Argument {
+impl From<usize> for CudaArg {
     fn from(size: usize) -> Self {
         Self(size as u64)
     }
 }
 
-impl From<u64> for Argument {
+impl From<u64> for CudaArg {
     fn from(number: u64) -> Self {
         Self(number)
     }
 }
 
-impl From<u32> for Argument {
+impl From<u32> for CudaArg {
     fn from(number: u32) -> Self {
         Self(u64::from(number))
     }
 }
 
-impl From<f32> for Argument {
+impl From<f32> for CudaArg {
     fn from(number: f32) -> Self {
         Self(u64::from(number.to_bits()))
     }
 }
 
-impl From<f64> for Argument {
+impl From<f64> for CudaArg {
     fn from(number: f64) -> Self {
         Self(number.to_bits())
     }
 }
 
-impl From<bool> for Argument {
+impl From<bool> for CudaArg {
     fn from(flag: bool) -> Self {
         Self(u64::from(flag))
     }
@@ -457,7 +459,7 @@ impl From<bool> for Argument {
 /// What a kernel is given, in its order.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
-        [$($crate::cuda::Argument::from($value)),*]
+        [$($crate::cuda::CudaArg::from($value)),*]
     };
 }
 pub(crate) use arguments;

@@ -1,4 +1,4 @@
-//! Kernels' text compiled for the card at hand. Needs no card: tests compile every kernel wherever
+//! Kernels' text compiled for the GPU at hand. Needs no GPU: tests compile every kernel wherever
 //! the library is.
 #![allow(unsafe_code)]
 
@@ -59,7 +59,7 @@ impl Nvrtc {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
-    /// What to compile for: the card itself, or where it is newer than the compiler the newest that
+    /// What to compile for: the GPU itself, or where it is newer than the compiler the newest that
     /// is known, as text that the driver finishes.
     pub fn target(&self, (major, minor): (u32, u32)) -> String {
         let card = (10 * major + minor).cast_signed();

@@ -3,7 +3,7 @@
 // numbers that a thread takes at a time, D a number that the text explains; all are given when it is compiled. No header is included, so
 // that the compiler needs nothing but itself.
 //
-// Arithmetic is f32 whatever the storage. Every sum has one order, whatever the card is doing.
+// Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing.
 
 typedef unsigned char u8;
 typedef unsigned short u16;

@@ -1,10 +1,10 @@
-//! What can be shown without a card: that every kernel compiles. Needs NVRTC, and says so where it is
+//! What can be shown without a GPU: that every kernel compiles. Needs NVRTC, and says so where it is
 //! missing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::kernels::{PRELUDE, Variant};
+use super::kernels::{CudaVariant, PRELUDE};
 use super::nvrtc::Nvrtc;
 use crate::Dtype;
 
@@ -23,9 +23,9 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// In what texts must compile: every format, alone and beside f32, a number at a time and several, for
-/// the oldest cards and for newer ones.
-fn variants() -> [(Variant, (u32, u32)); 3] {
-    let of = |types: &[Dtype], pack| Variant::of(types).by(pack);
+/// the oldest GPUs and for newer ones.
+fn variants() -> [(CudaVariant, (u32, u32)); 3] {
+    let of = |types: &[Dtype], pack| CudaVariant::of(types).with_pack(pack);
     [
         (of(&[Dtype::F32], 8), (8, 0)),
         (of(&[Dtype::Bf16], 1), (8, 0)),
@@ -53,7 +53,7 @@ fn every_kernel_compiles() {
                 continue;
             }
             for &size in if by_units { &[64, 128][..] } else { &[4] } {
-                let variant = Variant { size, ..variant };
+                let variant = CudaVariant { size, ..variant };
                 let options = variant.options(&nvrtc.target(capability));
                 let made = nvrtc.compile(&source.display().to_string(), &text, &options);
                 assert!(made.is_ok(), "{variant:?}: {}", made.unwrap_err());

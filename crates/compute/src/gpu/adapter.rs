@@ -7,56 +7,56 @@ use std::task::{Context, Poll, Waker};
 
 use wgpu::{Backend, Backends, DeviceType, Features, Instance, InstanceDescriptor, InstanceFlags};
 
-use super::{ALIGNMENT, LEAST_GROUP_BYTES, LEAST_TENSORS};
+use super::{ALIGNMENT, MIN_GROUP_BYTES, MIN_TENSORS};
 use crate::{ComputeError, Result};
 
 /// A GPU, as the system describes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Adapter {
+pub struct GpuAdapter {
     /// Its name.
     pub name: String,
     /// The driver and its version, as far as they are told.
     pub driver: String,
     /// What it is reached by: Metal or Vulkan.
     pub interface: &'static str,
-    /// What it is: a card, a part of the processor, or a program that stands for one.
-    pub kind: AdapterKind,
+    /// What it is: a GPU, a part of the CPU, or a program that stands for one.
+    pub kind: GpuAdapterKind,
     /// Bytes of the largest buffer: no tensor lies across a multiple of this.
     pub buffer_bytes: usize,
     /// Bytes of the largest tensor.
     pub tensor_bytes: usize,
     /// Bytes of memory that the threads of a group share.
     pub group_bytes: usize,
-    /// Whether its memory is the processor's, who may write into the arena.
+    /// Whether its memory is the CPU's, who may write into the arena.
     pub shares_memory: bool,
     /// What it offers beyond what every kernel asks for.
-    pub offers: Offers,
+    pub features: GpuFeatures,
     /// Why it cannot be used, if it cannot.
-    pub lacks: Option<&'static str>,
+    pub missing: Option<&'static str>,
 }
 
 /// What some GPUs offer, and kernels may use where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Offers {
+pub struct GpuFeatures {
     /// Arithmetic in f16.
-    pub half_arithmetic: bool,
+    pub shader_f16: bool,
     /// Sums over threads that run in step.
     pub subgroups: bool,
     /// Products of small matrices by units of their own, of a kind that we have a text for.
     pub matrix_units: bool,
-    /// Buffers that kernels and the processor write to.
+    /// Buffers that kernels and the CPU write to.
     pub mappable_buffers: bool,
     /// Clocks of its own, to time kernels by.
     pub timestamps: bool,
 }
 
-impl Offers {
+impl GpuFeatures {
     fn of(adapter: &wgpu::Adapter) -> Self {
         let features = adapter.features();
         Self {
-            half_arithmetic: features.contains(Features::SHADER_F16),
+            shader_f16: features.contains(Features::SHADER_F16),
             subgroups: features.contains(Features::SUBGROUP),
-            matrix_units: has_units(adapter),
+            matrix_units: has_matrix_units(adapter),
             mappable_buffers: features.contains(Features::MAPPABLE_PRIMARY_BUFFERS),
             timestamps: features.contains(Features::TIMESTAMP_QUERY),
         }
@@ -65,48 +65,48 @@ impl Offers {
 
 /// What an adapter is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum AdapterKind {
-    /// A card with memory of its own.
+pub enum GpuAdapterKind {
+    /// A GPU with memory of its own.
     Discrete,
-    /// A part of the processor, with the same memory.
+    /// A part of the CPU, with the same memory.
     Integrated,
     /// One of a virtual machine, or of unknown kind.
     Other,
-    /// A program on the processor.
+    /// A program on the CPU.
     Software,
 }
 
 /// Which adapter is meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Choice {
+pub enum GpuChoice {
     /// The one of this number among all that are no software, the best first.
-    Number(usize),
+    Index(usize),
     /// The first that is software: to test, never to train.
     Software,
 }
 
-/// All GPUs that can be reached, the best first: Metal before all else, cards before parts of the
-/// processor, software last.
-pub fn adapters() -> Vec<Adapter> {
-    found().iter().map(describe).collect()
+/// All GPUs that can be reached, the best first: Metal before all else, GPUs before parts of the
+/// CPU, software last.
+pub fn adapters() -> Vec<GpuAdapter> {
+    all_adapters().iter().map(describe).collect()
 }
 
-pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
+pub(super) fn describe(adapter: &wgpu::Adapter) -> GpuAdapter {
     let (info, limits) = (adapter.get_info(), adapter.limits());
     let features = adapter.features();
-    let (kind, offers) = (kind(info.device_type), Offers::of(adapter));
-    let is_unified = matches!(kind, AdapterKind::Integrated | AdapterKind::Software);
+    let (kind, offers) = (kind(info.device_type), GpuFeatures::of(adapter));
+    let is_unified = matches!(kind, GpuAdapterKind::Integrated | GpuAdapterKind::Software);
     let tensor_bytes = limits.max_storage_buffer_binding_size.min(limits.max_buffer_size) as usize;
     let lacks = if !features.contains(Features::IMMEDIATES) || limits.max_immediate_size < 128 {
         Some("128 bytes of arguments for a kernel")
-    } else if (limits.max_storage_buffers_per_shader_stage as usize) < LEAST_TENSORS {
+    } else if (limits.max_storage_buffers_per_shader_stage as usize) < MIN_TENSORS {
         Some("twelve tensors for a kernel")
-    } else if (limits.max_compute_workgroup_storage_size as usize) < LEAST_GROUP_BYTES {
+    } else if (limits.max_compute_workgroup_storage_size as usize) < MIN_GROUP_BYTES {
         Some("32 KiB of memory for a group of threads")
     } else {
         None
     };
-    Adapter {
+    GpuAdapter {
         driver: format!("{} {}", info.driver, info.driver_info).trim().to_owned(),
         interface: if info.backend == Backend::Metal { "Metal" } else { "Vulkan" },
         kind,
@@ -114,8 +114,8 @@ pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
         tensor_bytes: tensor_bytes / ALIGNMENT * ALIGNMENT,
         group_bytes: limits.max_compute_workgroup_storage_size as usize,
         shares_memory: is_unified && offers.mappable_buffers,
-        offers,
-        lacks,
+        features: offers,
+        missing: lacks,
         name: info.name,
     }
 }
@@ -123,7 +123,7 @@ pub(super) fn describe(adapter: &wgpu::Adapter) -> Adapter {
 /// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our text for matrix units
 /// asks for; of other sizes and formats, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
 /// which Metal does not tell.
-pub(super) fn has_units(adapter: &wgpu::Adapter) -> bool {
+pub(super) fn has_matrix_units(adapter: &wgpu::Adapter) -> bool {
     let info = adapter.get_info();
     let is_32_wide = info.backend == Backend::Metal
         || (info.subgroup_min_size, info.subgroup_max_size) == (32, 32);
@@ -137,38 +137,39 @@ pub(super) fn has_units(adapter: &wgpu::Adapter) -> bool {
         && adapter.cooperative_matrix_properties().iter().any(is_ours)
 }
 
-fn kind(device_type: DeviceType) -> AdapterKind {
+fn kind(device_type: DeviceType) -> GpuAdapterKind {
     match device_type {
-        DeviceType::DiscreteGpu => AdapterKind::Discrete,
-        DeviceType::IntegratedGpu => AdapterKind::Integrated,
-        DeviceType::Cpu => AdapterKind::Software,
-        DeviceType::VirtualGpu | DeviceType::Other => AdapterKind::Other,
+        DeviceType::DiscreteGpu => GpuAdapterKind::Discrete,
+        DeviceType::IntegratedGpu => GpuAdapterKind::Integrated,
+        DeviceType::Cpu => GpuAdapterKind::Software,
+        DeviceType::VirtualGpu | DeviceType::Other => GpuAdapterKind::Other,
     }
 }
 
 /// Bytes of the largest buffer and tensor, where nobody knows. Taken: the least that Vulkan's drivers for
-/// cards of today and Metal on Apple's chips offer.
-pub(crate) const BYTES_OF_MOST: usize = 4 << 30;
+/// GPUs of today and Metal on Apple's chips offer.
+pub(crate) const DEFAULT_BUFFER_BYTES: usize = 4 << 30;
 
 /// Bytes of the largest buffer and of the largest tensor of the adapter that is meant, if it is there.
-pub(crate) fn sizes(choice: Choice) -> Option<(usize, usize)> {
+pub(crate) fn buffer_limits(choice: GpuChoice) -> Option<(usize, usize)> {
     find(choice).ok().map(|(_, found)| (found.buffer_bytes, found.tensor_bytes))
 }
 
 /// The adapter that is meant.
-pub fn adapter(choice: Choice) -> Result<Adapter> {
+pub fn adapter(choice: GpuChoice) -> Result<GpuAdapter> {
     Ok(find(choice)?.1)
 }
 
 /// The same, with its place among all.
-pub(super) fn find(choice: Choice) -> Result<(usize, Adapter)> {
+pub(super) fn find(choice: GpuChoice) -> Result<(usize, GpuAdapter)> {
     let all: Vec<_> = adapters().into_iter().enumerate().collect();
-    let is_software = |(_, adapter): &&(usize, Adapter)| adapter.kind == AdapterKind::Software;
+    let is_software =
+        |(_, adapter): &&(usize, GpuAdapter)| adapter.kind == GpuAdapterKind::Software;
     let (mut software, mut others) =
         (all.iter().filter(is_software), all.iter().filter(|a| !is_software(a)));
     let found = match choice {
-        Choice::Number(index) => others.nth(index),
-        Choice::Software => software.next(),
+        GpuChoice::Index(index) => others.nth(index),
+        GpuChoice::Software => software.next(),
     };
     let found = found.cloned().ok_or_else(|| {
         let names = all.iter().map(|(_, adapter)| adapter.name.as_str());
@@ -177,23 +178,23 @@ pub(super) fn find(choice: Choice) -> Result<(usize, Adapter)> {
             found: names.collect::<Vec<_>>().join(", "),
         }
     })?;
-    match found.1.lacks {
+    match found.1.missing {
         None => Ok(found),
         Some(lacks) => Err(ComputeError::GpuLacks { name: found.1.name, lacks }),
     }
 }
 
-impl std::fmt::Display for Choice {
+impl std::fmt::Display for GpuChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Number(index) => write!(f, "gpu:{index}"),
+            Self::Index(index) => write!(f, "gpu:{index}"),
             Self::Software => f.write_str("gpu:software"),
         }
     }
 }
 
 /// All adapters, looked for once: a driver that is loaded stays so.
-pub(super) fn found() -> &'static [wgpu::Adapter] {
+pub(super) fn all_adapters() -> &'static [wgpu::Adapter] {
     static FOUND: OnceLock<Vec<wgpu::Adapter>> = OnceLock::new();
     FOUND.get_or_init(|| {
         let backends = Backends::METAL | Backends::VULKAN;
@@ -201,7 +202,7 @@ pub(super) fn found() -> &'static [wgpu::Adapter] {
         let (flags, plain) =
             (InstanceFlags::empty(), InstanceDescriptor::new_without_display_handle());
         let instance = Instance::new(InstanceDescriptor { backends, flags, ..plain });
-        let mut found = ready(instance.enumerate_adapters(backends));
+        let mut found = block_on(instance.enumerate_adapters(backends));
         found.sort_by_key(|adapter| {
             let info = adapter.get_info();
             (info.backend != Backend::Metal, kind(info.device_type))
@@ -211,7 +212,7 @@ pub(super) fn found() -> &'static [wgpu::Adapter] {
 }
 
 /// What a future gives that never waits: those of wgpu do not, outside of browsers.
-pub(super) fn ready<T>(future: impl Future<Output = T>) -> T {
+pub(super) fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut future = pin!(future);
     let mut context = Context::from_waker(Waker::noop());
     loop {

@@ -1,7 +1,7 @@
 //! The engine on a GPU of any make, through wgpu: Metal on a Mac, Vulkan elsewhere. Kernels are WGSL, so
 //! that the very ones that a Mac runs are run by our tests on a software driver.
 //!
-//! As on an NVIDIA card, work goes to the GPU in the order in which ops are called, nothing waits for it
+//! As on an NVIDIA GPU, work goes to the GPU in the order in which ops are called, nothing waits for it
 //! but whoever reads a number, and what went wrong is kept until somebody asks. Nothing is added up in
 //! an order that changes.
 //!
@@ -10,8 +10,8 @@
 
 mod adapter;
 pub(crate) mod columns;
+mod context;
 mod memory;
-mod opened;
 mod shared;
 mod submission;
 mod template;
@@ -22,56 +22,56 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, mpsc};
 
-pub use adapter::{Adapter, AdapterKind, Choice, Offers, adapter, adapters};
-pub(crate) use adapter::{BYTES_OF_MOST, sizes};
-use memory::Memory;
-use opened::Opened;
+pub(crate) use adapter::{DEFAULT_BUFFER_BYTES, buffer_limits};
+pub use adapter::{GpuAdapter, GpuAdapterKind, GpuChoice, GpuFeatures, adapter, adapters};
+use context::WgpuContext;
+use memory::GpuBuffers;
+pub use submission::GpuFault;
 use submission::Submissions;
-pub use submission::Trouble;
 use wgpu::util::{BufferInitDescriptor, DeviceExt};
 use wgpu::{
     BindGroupDescriptor, BindGroupEntry, Buffer, BufferBinding, BufferDescriptor, BufferUsages,
     MapMode,
 };
 
-use crate::device::Kind;
-use crate::random::Stream;
+use crate::device::DeviceKind;
+use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
 /// Every tensor starts at a multiple of this. Taken: the most that WebGPU lets an adapter ask of a binding.
 pub(crate) const ALIGNMENT: usize = 256;
 /// What a GPU must offer. Taken: what Apple's GPUs and all desktop ones do.
 const ARGUMENT_BYTES: usize = 128;
-const LEAST_TENSORS: usize = 12;
-const LEAST_GROUP_BYTES: usize = 32 << 10;
+const MIN_TENSORS: usize = 12;
+const MIN_GROUP_BYTES: usize = 32 << 10;
 
 /// Threads of a group, if its variant has no other number of THREADS.
 pub(crate) const THREADS: usize = 256;
 /// Threads of a row, where several share one. Taken: the width in which Apple's and NVIDIA's GPUs compute.
 const PER_ROW: usize = 32;
 /// Groups that are started at once. Taken: WebGPU's limit.
-const MOST_GROUPS: usize = 65535;
+const MAX_GROUPS: usize = 65535;
 /// Bytes that may wait on the host to be written. Chosen: a model's weights must not lie there twice.
-const MOST_WAITING: usize = 64 << 20;
+const MAX_WAITING_BYTES: usize = 64 << 20;
 /// Bytes of a list's number.
 const CANARY_BYTES: u64 = 4;
 
 /// The text of some kernels.
-pub(crate) struct Source {
+pub(crate) struct WgslSource {
     pub name: &'static str,
     pub text: &'static str,
 }
 
 /// For what a kernel is compiled.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub(crate) struct Variant {
+pub(crate) struct GpuVariant {
     /// X, Y and so on; the last one given stands for those that are not.
     pub formats: Vec<Dtype>,
     /// Numbers that the text wants to know beforehand.
     pub sizes: Vec<(&'static str, usize)>,
 }
 
-impl Variant {
+impl GpuVariant {
     /// For these formats.
     pub fn of(formats: &[Dtype]) -> Self {
         Self { formats: formats.to_vec(), sizes: vec![] }
@@ -90,15 +90,15 @@ impl Variant {
 }
 
 /// A GPU at work.
-pub(crate) struct Gpu {
-    opened: Arc<Opened>,
-    memory: Memory,
+pub(crate) struct GpuBackend {
+    context: Arc<WgpuContext>,
+    memory: GpuBuffers,
     submissions: Mutex<Submissions>,
     tables: Mutex<HashMap<&'static str, Buffer>>,
     /// Stands for tensors that are not there.
     nothing: Buffer,
     /// Whether products are made by matrix units.
-    by_units: AtomicBool,
+    uses_matrix_units: AtomicBool,
     /// Bytes written since the queue was last sent off.
     waiting: Mutex<usize>,
     /// Kernels that were started.
@@ -110,38 +110,42 @@ pub(crate) struct Gpu {
     fault: Mutex<Option<ComputeError>>,
 }
 
-impl Gpu {
+impl GpuBackend {
     /// The GPU that is meant, with an arena of up to `limit_bytes`, and the kind that it is.
-    pub fn open(choice: Choice, limit_bytes: usize) -> Result<(Self, Kind)> {
+    pub fn open(choice: GpuChoice, limit_bytes: usize) -> Result<(Self, DeviceKind)> {
         let (index, adapter) = adapter::find(choice)?;
-        Self::on(Opened::get(index)?, &adapter, limit_bytes)
+        Self::on_context(WgpuContext::get(index)?, &adapter, limit_bytes)
     }
 
-    fn on(opened: Arc<Opened>, adapter: &Adapter, limit_bytes: usize) -> Result<(Self, Kind)> {
-        let nothing = opened.device.create_buffer_init(&BufferInitDescriptor {
+    fn on_context(
+        context: Arc<WgpuContext>,
+        adapter: &GpuAdapter,
+        limit_bytes: usize,
+    ) -> Result<(Self, DeviceKind)> {
+        let nothing = context.device.create_buffer_init(&BufferInitDescriptor {
             label: None,
             contents: &[0; ALIGNMENT],
             usage: BufferUsages::STORAGE,
         });
-        let Adapter { buffer_bytes, tensor_bytes, shares_memory, .. } = *adapter;
-        let memory = Memory::new(limit_bytes, buffer_bytes, shares_memory);
-        let submissions = Mutex::new(Submissions::new(&opened)?);
+        let GpuAdapter { buffer_bytes, tensor_bytes, shares_memory, .. } = *adapter;
+        let memory = GpuBuffers::new(limit_bytes, buffer_bytes, shares_memory);
+        let submissions = Mutex::new(Submissions::new(&context)?);
         let (tables, waiting, fault) = <_>::default();
-        let by_units = AtomicBool::new(opened.units.get() == Some(&true));
+        let by_units = AtomicBool::new(context.matrix_units.get() == Some(&true));
         let gpu = Self {
-            opened,
+            context: context,
             memory,
             submissions,
             tables,
             nothing,
-            by_units,
+            uses_matrix_units: by_units,
             waiting,
             launches: AtomicU64::new(0),
             #[cfg(test)]
             launched: Mutex::default(),
             fault,
         };
-        Ok((gpu, Kind::Gpu { buffer_bytes, tensor_bytes }))
+        Ok((gpu, DeviceKind::Gpu { buffer_bytes, tensor_bytes }))
     }
 
     /// Kernels that were started so far.
@@ -149,26 +153,26 @@ impl Gpu {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// Whether it is a program on the processor, to which other sizes of work are best.
+    /// Whether it is a program on the CPU, to which other sizes of work are best.
     pub fn is_software(&self) -> bool {
-        self.opened.is_software
+        self.context.is_software
     }
 
     /// Whether products are made by matrix units.
-    pub fn by_units(&self) -> bool {
-        self.by_units.load(Ordering::Relaxed)
+    pub fn uses_matrix_units(&self) -> bool {
+        self.uses_matrix_units.load(Ordering::Relaxed)
     }
 
     /// Makes products by matrix units from here on, or not.
-    pub fn use_units(&self, is_so: bool) {
-        self.by_units.store(is_so, Ordering::Relaxed);
+    pub fn set_matrix_units(&self, is_so: bool) {
+        self.uses_matrix_units.store(is_so, Ordering::Relaxed);
     }
 
     /// Uses matrix units if there are any and they agree with plain products, which `trial` finds out: nobody
     /// who wrote their text could run it on a Mac.
-    pub fn try_units(&self, trial: impl FnOnce() -> bool) {
-        if self.opened.offers_units {
-            self.use_units(*self.opened.units.get_or_init(trial));
+    pub fn try_matrix_units(&self, trial: impl FnOnce() -> bool) {
+        if self.context.offers_matrix_units {
+            self.set_matrix_units(*self.context.matrix_units.get_or_init(trial));
         }
     }
 
@@ -179,37 +183,38 @@ impl Gpu {
 
     /// Rows that a group of so many threads works at, each the work of some of them.
     pub fn rows_at_once(&self, threads: usize) -> usize {
-        threads / self.opened.per_row()
+        threads / self.context.per_row()
     }
 
     /// One that shares its adapter with nobody, to break it, and as if that offered something else.
     #[cfg(test)]
     pub fn alone(
-        choice: Choice,
+        choice: GpuChoice,
         limit_bytes: usize,
-        change: impl FnOnce(&mut Adapter),
-    ) -> (Self, Kind) {
+        change: impl FnOnce(&mut GpuAdapter),
+    ) -> (Self, DeviceKind) {
         let (index, mut adapter) = adapter::find(choice).unwrap();
         change(&mut adapter);
-        Self::on(Arc::new(Opened::open(index).unwrap()), &adapter, limit_bytes).unwrap()
+        Self::on_context(Arc::new(WgpuContext::open(index).unwrap()), &adapter, limit_bytes)
+            .unwrap()
     }
 
     /// Makes sure that the arena has memory up to `extent`, and that nothing went wrong before.
     pub fn commit(&self, extent: usize) -> Result<()> {
         self.check()?;
-        self.memory.commit(&self.opened, extent)
+        self.memory.commit(&self.context, extent)
     }
 
     fn check(&self) -> Result<()> {
         let fault = self.fault.lock().expect("nothing panics while a fault is noted");
         fault.as_ref().map_or(Ok(()), |fault| Err(fault.again()))?;
-        self.opened.check()
+        self.context.check()
     }
 
     /// Keeps the first fault: it is the cause of all that follow. Who opens a lost GPU again is given another.
     fn note(&self, error: ComputeError) {
         let is_lost = matches!(error, ComputeError::GpuLost { .. });
-        let fault = if is_lost { &self.opened.fault } else { &self.fault };
+        let fault = if is_lost { &self.context.fault } else { &self.fault };
         fault.lock().expect("nothing panics while a fault is noted").get_or_insert(error);
     }
 
@@ -219,38 +224,38 @@ impl Gpu {
     }
 
     /// Lets trouble come to the `nth` list of work from now.
-    pub fn rehearse(&self, nth: u32, trouble: Trouble) {
-        self.submissions().rehearse(nth, trouble);
+    pub fn inject_fault(&self, nth: u32, fault: GpuFault) {
+        self.submissions().inject_fault(nth, fault);
     }
 
     /// How many lists of work were handed over.
-    pub fn n_lists(&self) -> u32 {
-        self.submissions().n_lists()
+    pub fn n_command_buffers(&self) -> u32 {
+        self.submissions().n_command_buffers()
     }
 
     /// Kernels from here on do so much together.
-    pub fn announce(&self, flops: u64, bytes: u64) {
-        self.submissions().announce(flops, bytes);
+    pub fn set_op_cost(&self, flops: u64, bytes: u64) {
+        self.submissions().set_op_cost(flops, bytes);
     }
 
     /// Starts so many groups of a kernel. `arguments` are what its head says, in its order.
     pub fn launch(
         &self,
-        source: &'static Source,
+        source: &'static WgslSource,
         kernel: &'static str,
-        variant: &Variant,
+        variant: &GpuVariant,
         groups: usize,
-        arguments: &[Argument<'_>],
+        arguments: &[GpuArg<'_>],
     ) {
         if groups == 0 {
             return;
         }
         self.launches.fetch_add(1, Ordering::Relaxed);
         #[cfg(test)]
-        let bytes = arguments.iter().map(Argument::bytes).sum();
+        let bytes = arguments.iter().map(GpuArg::bytes).sum();
         #[cfg(test)]
         self.launched.lock().unwrap().push((kernel, bytes));
-        let kernel = match self.opened.kernel(source, kernel, variant) {
+        let kernel = match self.context.kernel(source, kernel, variant) {
             Ok(kernel) => kernel,
             Err(error) => return self.note(error),
         };
@@ -267,38 +272,36 @@ impl Gpu {
             .collect();
         let layout = &kernel.layout.tensors;
         let description = BindGroupDescriptor { label: None, layout, entries: &entries };
-        let tensors = self.opened.device.create_bind_group(&description);
+        let tensors = self.context.device.create_bind_group(&description);
         let mut submissions = self.submissions();
-        let each = groups.div_ceil(submissions.pieces()).min(MOST_GROUPS);
+        let each = groups.div_ceil(submissions.n_pieces()).min(MAX_GROUPS);
         for first in (0..groups).step_by(each) {
             numbers[0] = first as u32;
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let count = each.min(groups - first) as u32;
-            submissions.add(&self.opened, &kernel, &tensors, &bytes, count);
+            submissions.add(&self.context, &kernel, &tensors, &bytes, count);
         }
     }
 
     /// What a kernel is bound to for an argument, if it is no number, and the number that it is told.
     fn binding<'a>(
         &'a self,
-        argument: &Argument<'_>,
+        argument: &GpuArg<'_>,
         tables: &'a HashMap<&'static str, Buffer>,
     ) -> (Option<wgpu::BindingResource<'a>>, u32) {
         let nothing = || Some(self.nothing.as_entire_binding());
         match *argument {
-            Argument::Number(number) => (None, number),
-            Argument::None => (nothing(), u32::MAX),
-            Argument::Table(name) => (Some(tables[name].as_entire_binding()), 0),
-            Argument::Tensor(tensor) | Argument::Bytes(tensor) if tensor.bytes() == 0 => {
-                (nothing(), 0)
-            }
-            Argument::Tensor(tensor) | Argument::Bytes(tensor) => {
+            GpuArg::Number(number) => (None, number),
+            GpuArg::None => (nothing(), u32::MAX),
+            GpuArg::Table(name) => (Some(tables[name].as_entire_binding()), 0),
+            GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) if tensor.bytes() == 0 => (nothing(), 0),
+            GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) => {
                 let offset = tensor.offset();
                 let (buffer, place) = self.memory.at(offset / ALIGNMENT * ALIGNMENT);
                 let (before, bytes) = (offset % ALIGNMENT, tensor.bytes());
                 let size = std::num::NonZero::new((before + bytes).next_multiple_of(4) as u64);
                 let binding = BufferBinding { buffer, offset: place as u64, size };
-                let is_bytes = matches!(argument, Argument::Bytes(_));
+                let is_bytes = matches!(argument, GpuArg::Bytes(_));
                 let each = if is_bytes { 1 } else { tensor.dtype().bytes() };
                 (Some(wgpu::BindingResource::Buffer(binding)), (before / each) as u32)
             }
@@ -306,21 +309,17 @@ impl Gpu {
     }
 
     /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
-    pub fn table(
-        &self,
-        name: &'static str,
-        numbers: impl FnOnce() -> Vec<f32>,
-    ) -> Argument<'static> {
+    pub fn table(&self, name: &'static str, values: impl FnOnce() -> Vec<f32>) -> GpuArg<'static> {
         self.tables().entry(name).or_insert_with(|| {
-            let bytes: Vec<u8> = numbers().iter().flat_map(|number| number.to_le_bytes()).collect();
+            let bytes: Vec<u8> = values().iter().flat_map(|number| number.to_le_bytes()).collect();
             let (contents, usage) = (&bytes[..], BufferUsages::STORAGE);
-            self.opened.device.create_buffer_init(&BufferInitDescriptor {
+            self.context.device.create_buffer_init(&BufferInitDescriptor {
                 label: None,
                 contents,
                 usage,
             })
         });
-        Argument::Table(name)
+        GpuArg::Table(name)
     }
 
     /// Copies a host's numbers to where a tensor's lie.
@@ -343,10 +342,14 @@ impl Gpu {
             &all
         };
         // Writes come before all that is handed over later, so what was asked before goes first.
-        self.submissions().send(&self.opened);
-        for (index, piece) in bytes.chunks(MOST_WAITING).enumerate() {
+        self.submissions().send(&self.context);
+        for (index, piece) in bytes.chunks(MAX_WAITING_BYTES).enumerate() {
             let (buffer, place) = self.memory.at(words.start);
-            self.opened.queue.write_buffer(buffer, (place + index * MOST_WAITING) as u64, piece);
+            self.context.queue.write_buffer(
+                buffer,
+                (place + index * MAX_WAITING_BYTES) as u64,
+                piece,
+            );
             self.send_writes(piece.len());
         }
     }
@@ -355,10 +358,10 @@ impl Gpu {
     fn send_writes(&self, bytes: usize) {
         let mut waiting = self.waiting.lock().expect("nothing panics while bytes are counted");
         *waiting += bytes;
-        if *waiting >= MOST_WAITING {
-            self.opened.queue.submit([]);
+        if *waiting >= MAX_WAITING_BYTES {
+            self.context.queue.submit([]);
             // What it finds is told to whoever waits for a result.
-            _ = self.opened.device.poll(submission::patiently(None));
+            _ = self.context.device.poll(submission::poll_with_timeout(None));
             *waiting = 0;
         }
     }
@@ -386,9 +389,9 @@ impl Gpu {
         let all = size + CANARY_BYTES;
         let description =
             BufferDescriptor { label: None, size: all, usage, mapped_at_creation: false };
-        let make = || self.opened.device.create_buffer(&description);
-        let copy = self.opened.try_to("taking memory to read", make)?;
-        let n_lists = self.submissions().send_with(&self.opened, |encoder, canary| {
+        let make = || self.context.device.create_buffer(&description);
+        let copy = self.context.with_error_scope("taking memory to read", make)?;
+        let n_lists = self.submissions().send_with(&self.context, |encoder, canary| {
             if size > 0 {
                 let (buffer, place) = self.memory.at(offset);
                 encoder.copy_buffer_to_buffer(buffer, place as u64, &copy, 0, size);
@@ -414,7 +417,7 @@ impl Gpu {
 
     /// Waits until nothing is under way.
     fn wait(&self) -> Result<()> {
-        if let Err(error) = self.opened.device.poll(submission::patiently(None)) {
+        if let Err(error) = self.context.device.poll(submission::poll_with_timeout(None)) {
             self.note(stopped(&error));
         }
         self.check()
@@ -423,23 +426,23 @@ impl Gpu {
     /// Copies numbers, whatever they are, to a tensor that starts at a whole word.
     pub fn copy(&self, from: &Tensor, to: &mut Tensor) {
         let (n, words) = (to.bytes(), to.bytes().div_ceil(4));
-        let arguments = [Argument::Bytes(from), Argument::Bytes(to), n.into()];
-        self.launch(&MOVES, "copy", &Variant::default(), singles(words), &arguments);
+        let arguments = [GpuArg::Bytes(from), GpuArg::Bytes(to), n.into()];
+        self.launch(&MOVES, "copy", &GpuVariant::default(), singles(words), &arguments);
     }
 
     /// Sets every byte.
     pub fn fill_bytes(&self, to: &mut Tensor, byte: u8) {
         let n = to.bytes();
         let words = if n == 0 { 0 } else { (to.offset() % 4 + n).div_ceil(4) };
-        let arguments = [Argument::Bytes(to), n.into(), u32::from_ne_bytes([byte; 4]).into()];
-        self.launch(&MOVES, "fill", &Variant::default(), singles(words), &arguments);
+        let arguments = [GpuArg::Bytes(to), n.into(), u32::from_ne_bytes([byte; 4]).into()];
+        self.launch(&MOVES, "fill", &GpuVariant::default(), singles(words), &arguments);
     }
 
-    /// Normal random numbers; see [`Stream::normal`].
-    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, stream: Stream) {
-        let (n, variant) = (tensor.shape().elements(), Variant::of(&[tensor.dtype()]));
+    /// Normal random numbers; see [`RandomSequence::normal`].
+    pub fn normal(&self, tensor: &mut Tensor, deviation: f32, sequence: RandomSequence) {
+        let (n, variant) = (tensor.shape().elements(), GpuVariant::of(&[tensor.dtype()]));
         let arguments =
-            [&arguments![&*tensor, n, deviation][..], &stream_arguments(stream)].concat();
+            [&arguments![&*tensor, n, deviation][..], &sequence_args(sequence)].concat();
         self.launch(&RANDOM, "normal", &variant, pairs(n), &arguments);
     }
 
@@ -453,8 +456,8 @@ impl Gpu {
 }
 
 /// Bytes moved, and the end of a list.
-const MOVES: Source = Source { name: "moves", text: include_str!("moves.wgsl") };
-const RANDOM: Source = Source { name: "random", text: include_str!("random.wgsl") };
+const MOVES: WgslSource = WgslSource { name: "moves", text: include_str!("moves.wgsl") };
+const RANDOM: WgslSource = WgslSource { name: "random", text: include_str!("random.wgsl") };
 
 /// Groups with a thread for every two of `n` numbers.
 pub(crate) fn pairs(n: usize) -> usize {
@@ -480,9 +483,9 @@ pub(crate) fn is_wide(width: usize, tensors: &[Option<&Tensor>]) -> bool {
 }
 
 /// What kernels are told of a stream.
-pub(crate) fn stream_arguments(stream: Stream) -> Vec<Argument<'static>> {
-    let words = stream.parts().into_iter().flat_map(|part| [part as u32, (part >> 32) as u32]);
-    words.map(Argument::Number).collect()
+pub(crate) fn sequence_args(sequence: RandomSequence) -> Vec<GpuArg<'static>> {
+    let words = sequence.parts().into_iter().flat_map(|part| [part as u32, (part >> 32) as u32]);
+    words.map(GpuArg::Number).collect()
 }
 
 fn stopped(error: &impl ToString) -> ComputeError {
@@ -491,11 +494,11 @@ fn stopped(error: &impl ToString) -> ComputeError {
 
 /// A value that a kernel is given.
 #[derive(Clone, Copy)]
-pub(crate) enum Argument<'a> {
+pub(crate) enum GpuArg<'a> {
     Tensor(&'a Tensor),
     /// A tensor as bytes, whatever its format.
     Bytes(&'a Tensor),
-    /// One made by [`Gpu::table`].
+    /// One made by [`GpuBackend::table`].
     Table(&'static str),
     /// In place of a tensor that is not there.
     None,
@@ -504,7 +507,7 @@ pub(crate) enum Argument<'a> {
 }
 
 #[cfg(test)]
-impl Argument<'_> {
+impl GpuArg<'_> {
     /// Bytes of the tensor that it is.
     fn bytes(&self) -> usize {
         match self {
@@ -514,50 +517,50 @@ impl Argument<'_> {
     }
 }
 
-impl<'a> From<&'a Tensor> for Argument<'a> {
+impl<'a> From<&'a Tensor> for GpuArg<'a> {
     fn from(tensor: &'a Tensor) -> Self {
         Self::Tensor(tensor)
     }
 }
 
-impl<'a> From<&'a mut Tensor> for Argument<'a> {
+impl<'a> From<&'a mut Tensor> for GpuArg<'a> {
     fn from(tensor: &'a mut Tensor) -> Self {
-        assert_eq!(tensor.sharers(), 1, "only an unshared tensor is written to");
+        assert_eq!(tensor.ref_count(), 1, "only an unshared tensor is written to");
         Self::Tensor(tensor)
     }
 }
 
-impl<'a> From<Option<&'a Tensor>> for Argument<'a> {
+impl<'a> From<Option<&'a Tensor>> for GpuArg<'a> {
     fn from(tensor: Option<&'a Tensor>) -> Self {
         tensor.map_or(Self::None, Self::Tensor)
     }
 }
 
-impl<'a> From<Option<&'a mut Tensor>> for Argument<'a> {
+impl<'a> From<Option<&'a mut Tensor>> for GpuArg<'a> {
     fn from(tensor: Option<&'a mut Tensor>) -> Self {
         tensor.map_or(Self::None, Self::from)
     }
 }
 
-impl From<usize> for Argument<'_> {
+impl From<usize> for GpuArg<'_> {
     fn from(size: usize) -> Self {
         Self::Number(u32::try_from(size).expect("a tensor that can be bound has fewer numbers"))
     }
 }
 
-impl From<u32> for Argument<'_> {
+impl From<u32> for GpuArg<'_> {
     fn from(number: u32) -> Self {
         Self::Number(number)
     }
 }
 
-impl From<f32> for Argument<'_> {
+impl From<f32> for GpuArg<'_> {
     fn from(number: f32) -> Self {
         Self::Number(number.to_bits())
     }
 }
 
-impl From<bool> for Argument<'_> {
+impl From<bool> for GpuArg<'_> {
     fn from(flag: bool) -> Self {
         Self::Number(flag.into())
     }
@@ -566,7 +569,7 @@ impl From<bool> for Argument<'_> {
 /// What a kernel is given, in the order of its head.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
-        [$($crate::gpu::Argument::from($value)),*]
+        [$($crate::gpu::GpuArg::from($value)),*]
     };
 }
 pub(crate) use arguments;

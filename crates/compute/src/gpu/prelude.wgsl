@@ -192,7 +192,7 @@ fn from_e4m3(code: u32) -> f32 {
     return select(size, -size, code > 127u);
 }
 
-// e to the x by the polynomial of Cephes (expf), as on the processor: the built-in function may be off
+// e to the x by the polynomial of Cephes (expf), as on the CPU: the built-in function may be off
 // by dozens of units.
 fn exponential(x: f32) -> f32 {
     let bounded = clamp(x, -87.33654, 88.72284);
@@ -211,7 +211,7 @@ fn exponential(x: f32) -> f32 {
     return select(value, x, is_nan(x));
 }
 
-// The natural logarithm by the polynomial of Cephes (logf), as on the processor, of what is above zero.
+// The natural logarithm by the polynomial of Cephes (logf), as on the CPU, of what is above zero.
 fn logarithm(x: f32) -> f32 {
     if x == 0.0 { return -infinity(); }
     if x < 0.0 { return not_a_number(); }
@@ -237,7 +237,7 @@ fn logarithm(x: f32) -> f32 {
 
 fn sigmoid(x: f32) -> f32 { return 1.0 / (1.0 + exponential(-x)); }
 
-// As on the processor (Numerical Recipes, section 6.2).
+// As on the CPU (Numerical Recipes, section 6.2).
 fn erfc(x: f32) -> f32 {
     let t = 1.0 / (1.0 + 0.5 * abs(x));
     var p = 0.17087277;

@@ -1,9 +1,9 @@
-//! Numbers that the processor writes straight into the arena, where GPU and processor have one memory: no
+//! Numbers that the CPU writes straight into the arena, where GPU and CPU have one memory: no
 //! second copy of a weight ever exists. A buffer cannot be both mapped and computed with, so it is mapped
 //! for as long as it is written to.
 //!
 //! wgpu hands out memory that was never used as zeros, which it writes when it is first mapped: a pass over
-//! it, and no copy. It is written to and not read: the processor may not cache it.
+//! it, and no copy. It is written to and not read: the CPU may not cache it.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
@@ -11,12 +11,12 @@ use std::sync::mpsc;
 
 use wgpu::{Buffer, BufferViewMut, MapMode};
 
-use super::{Gpu, stopped};
+use super::{GpuBackend, stopped};
 use crate::Result;
 
-impl Gpu {
-    /// Whether the processor can write into the arena.
-    pub fn is_shared(&self) -> bool {
+impl GpuBackend {
+    /// Whether the CPU can write into the arena.
+    pub fn has_shared_memory(&self) -> bool {
         self.memory.is_shared
     }
 
@@ -35,10 +35,10 @@ impl Gpu {
     }
 
     /// Maps what places lie in.
-    fn map(&self, places: &[Range<usize>]) -> Result<Mapped> {
-        self.submissions().send(&self.opened);
-        let (mut mapped, mut waits) = (Mapped(Vec::new()), Vec::new());
-        for (buffer, stretch) in self.memory.stretches(places) {
+    fn map(&self, places: &[Range<usize>]) -> Result<MappedBuffers> {
+        self.submissions().send(&self.context);
+        let (mut mapped, mut waits) = (MappedBuffers(Vec::new()), Vec::new());
+        for (buffer, stretch) in self.memory.buffer_ranges(places) {
             let (sender, receiver) = mpsc::channel();
             buffer.map_async(MapMode::Write, stretch, move |mapped| _ = sender.send(mapped));
             mapped.0.push(buffer.clone());
@@ -64,9 +64,9 @@ impl Gpu {
 }
 
 /// Buffers that are mapped, until they are dropped.
-struct Mapped(Vec<Buffer>);
+struct MappedBuffers(Vec<Buffer>);
 
-impl Drop for Mapped {
+impl Drop for MappedBuffers {
     fn drop(&mut self) {
         self.0.iter().for_each(Buffer::unmap);
     }

@@ -12,44 +12,44 @@ use wgpu::{
     SubmissionIndex,
 };
 
-use super::opened::{Kernel, Opened};
-use super::{ALIGNMENT, MOVES, Variant};
+use super::context::{GpuKernel, WgpuContext};
+use super::{ALIGNMENT, GpuVariant, MOVES};
 use crate::Result;
 
 /// How long a list may take, in seconds. Chosen: a display that waits for a tenth of a second stutters, and
 /// one that waits for some seconds has macOS end the list.
-const BUDGET: f64 = 0.1;
+const MAX_SECONDS: f64 = 0.1;
 /// Operations and bytes of a second, to estimate by. Chosen: what the plainest kernels reach on the smallest
 /// of Apple's chips; on others lists are shorter than they might be, which costs microseconds.
 const FLOPS: f64 = 3e11;
 const BYTES: f64 = 3e10;
 /// Kernels of a list at most, whatever they do.
-const MOST_KERNELS: usize = 512;
+const MAX_KERNELS: usize = 512;
 /// Lists that may be on their way at once. Chosen: one works while the next waits and one is written.
-const MOST_LISTS: usize = 3;
+const MAX_COMMAND_BUFFERS: usize = 3;
 /// After which a GPU that does not answer is lost. Chosen: a software driver on a busy computer takes a minute
 /// for what a GPU does in a tenth of a second.
-const PATIENCE: Duration = Duration::from_secs(600);
+const POLL_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// What is handed over next, and what was before.
 pub(super) struct Submissions {
     canary: Canary,
     /// How many lists were handed over.
-    n_lists: u32,
+    n_command_buffers: u32,
     open: Option<(ComputePass<'static>, CommandEncoder)>,
     /// Seconds of the open list, as estimated.
     seconds: f64,
     n_kernels: usize,
     /// Seconds of the op that kernels belong to.
-    of_op: f64,
+    op_seconds: f64,
     sent: VecDeque<SubmissionIndex>,
     /// What is to happen to the list of a number, to rehearse it.
-    trouble: Option<(u32, Trouble)>,
+    fault: Option<(u32, GpuFault)>,
 }
 
 /// What can happen to a list of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Trouble {
+pub enum GpuFault {
     /// The system ends it, and does as if it were done.
     Ended,
     /// The GPU is gone from then on.
@@ -59,20 +59,20 @@ pub enum Trouble {
 /// Where a list writes its number when it is done.
 struct Canary {
     buffer: Buffer,
-    kernel: Kernel,
+    kernel: GpuKernel,
     tensors: BindGroup,
 }
 
 impl Canary {
-    fn new(opened: &Opened) -> Result<Self> {
-        let kernel = opened.kernel(&MOVES, "canary", &Variant::default())?;
+    fn new(context: &WgpuContext) -> Result<Self> {
+        let kernel = context.kernel(&MOVES, "canary", &GpuVariant::default())?;
         let (size, usage) = (ALIGNMENT as u64, BufferUsages::STORAGE | BufferUsages::COPY_SRC);
         let description = BufferDescriptor { label: None, size, usage, mapped_at_creation: false };
-        let buffer = opened.device.create_buffer(&description);
+        let buffer = context.device.create_buffer(&description);
         let entry = BindGroupEntry { binding: 0, resource: buffer.as_entire_binding() };
         let layout = &kernel.layout.tensors;
         let description = BindGroupDescriptor { label: None, layout, entries: &[entry] };
-        let tensors = opened.device.create_bind_group(&description);
+        let tensors = context.device.create_bind_group(&description);
         Ok(Self { buffer, kernel, tensors })
     }
 
@@ -87,43 +87,43 @@ impl Canary {
 }
 
 impl Submissions {
-    pub fn new(opened: &Opened) -> Result<Self> {
+    pub fn new(context: &WgpuContext) -> Result<Self> {
         Ok(Self {
-            canary: Canary::new(opened)?,
-            n_lists: 0,
+            canary: Canary::new(context)?,
+            n_command_buffers: 0,
             open: None,
             seconds: 0.0,
             n_kernels: 0,
-            of_op: 0.0,
+            op_seconds: 0.0,
             sent: VecDeque::new(),
-            trouble: None,
+            fault: None,
         })
     }
 
     /// Kernels from here on do so much together.
-    pub fn announce(&mut self, flops: u64, bytes: u64) {
-        self.of_op = flops as f64 / FLOPS + bytes as f64 / BYTES;
+    pub fn set_op_cost(&mut self, flops: u64, bytes: u64) {
+        self.op_seconds = flops as f64 / FLOPS + bytes as f64 / BYTES;
     }
 
     /// Into how many pieces a kernel of the op is cut, so that none takes much longer than a list may.
-    pub fn pieces(&self) -> usize {
-        (self.of_op / BUDGET).ceil().max(1.0) as usize
+    pub fn n_pieces(&self) -> usize {
+        (self.op_seconds / MAX_SECONDS).ceil().max(1.0) as usize
     }
 
     /// Adds a kernel, or a piece of one.
     pub fn add(
         &mut self,
-        opened: &Opened,
-        kernel: &Kernel,
+        context: &WgpuContext,
+        kernel: &GpuKernel,
         tensors: &BindGroup,
         numbers: &[u8],
         groups: u32,
     ) {
-        let seconds = self.of_op / self.pieces() as f64;
-        if self.seconds + seconds > BUDGET || self.n_kernels == MOST_KERNELS {
-            self.send(opened);
+        let seconds = self.op_seconds / self.n_pieces() as f64;
+        if self.seconds + seconds > MAX_SECONDS || self.n_kernels == MAX_KERNELS {
+            self.send(context);
         }
-        let (pass, _) = self.open.get_or_insert_with(|| begin(opened));
+        let (pass, _) = self.open.get_or_insert_with(|| begin(context));
         pass.set_pipeline(&kernel.pipeline);
         pass.set_bind_group(0, tensors, &[]);
         pass.set_immediates(0, numbers);
@@ -132,19 +132,19 @@ impl Submissions {
         self.n_kernels += 1;
     }
 
-    pub fn n_lists(&self) -> u32 {
-        self.n_lists
+    pub fn n_command_buffers(&self) -> u32 {
+        self.n_command_buffers
     }
 
     /// Lets trouble come to the `nth` list from now, the next being the first.
-    pub fn rehearse(&mut self, nth: u32, trouble: Trouble) {
-        self.trouble = Some((self.n_lists.wrapping_add(nth), trouble));
+    pub fn inject_fault(&mut self, nth: u32, fault: GpuFault) {
+        self.fault = Some((self.n_command_buffers.wrapping_add(nth), fault));
     }
 
     /// Hands over what was gathered.
-    pub fn send(&mut self, opened: &Opened) {
+    pub fn send(&mut self, context: &WgpuContext) {
         if let Some(encoder) = self.close() {
-            self.hand_over(opened, encoder);
+            self.submit(context, encoder);
         }
     }
 
@@ -152,51 +152,51 @@ impl Submissions {
     /// the last list stands if all went well; the number is returned.
     pub fn send_with(
         &mut self,
-        opened: &Opened,
+        context: &WgpuContext,
         more: impl FnOnce(&mut CommandEncoder, &Buffer),
     ) -> u32 {
-        self.send(opened);
-        let mut encoder = encoder(opened);
+        self.send(context);
+        let mut encoder = encoder(context);
         more(&mut encoder, &self.canary.buffer);
-        self.sent.push_back(opened.queue.submit([encoder.finish()]));
-        self.n_lists
+        self.sent.push_back(context.queue.submit([encoder.finish()]));
+        self.n_command_buffers
     }
 
-    fn hand_over(&mut self, opened: &Opened, encoder: CommandEncoder) {
-        match self.trouble.take_if(|(at, _)| *at == self.n_lists) {
-            Some((_, Trouble::Ended)) => return,
-            Some((_, Trouble::Lost)) => opened.device.destroy(),
+    fn submit(&mut self, context: &WgpuContext, encoder: CommandEncoder) {
+        match self.fault.take_if(|(at, _)| *at == self.n_command_buffers) {
+            Some((_, GpuFault::Ended)) => return,
+            Some((_, GpuFault::Lost)) => context.device.destroy(),
             None => {}
         }
-        self.sent.push_back(opened.queue.submit([encoder.finish()]));
-        if self.sent.len() > MOST_LISTS {
+        self.sent.push_back(context.queue.submit([encoder.finish()]));
+        if self.sent.len() > MAX_COMMAND_BUFFERS {
             let oldest = self.sent.pop_front();
             // What it finds is told to whoever set a callback.
-            _ = opened.device.poll(patiently(oldest));
+            _ = context.device.poll(poll_with_timeout(oldest));
         }
     }
 
     fn close(&mut self) -> Option<CommandEncoder> {
         (self.seconds, self.n_kernels) = (0.0, 0);
         let (mut pass, encoder) = self.open.take()?;
-        self.n_lists = self.n_lists.wrapping_add(1);
-        self.canary.write(&mut pass, self.n_lists);
+        self.n_command_buffers = self.n_command_buffers.wrapping_add(1);
+        self.canary.write(&mut pass, self.n_command_buffers);
         drop(pass);
         Some(encoder)
     }
 }
 
 /// Waits for a list, or for all, and not for ever: a list that failed may never be told to be done.
-pub(super) fn patiently(submission_index: Option<SubmissionIndex>) -> PollType {
-    PollType::Wait { submission_index, timeout: Some(PATIENCE) }
+pub(super) fn poll_with_timeout(submission_index: Option<SubmissionIndex>) -> PollType {
+    PollType::Wait { submission_index, timeout: Some(POLL_TIMEOUT) }
 }
 
-fn encoder(opened: &Opened) -> CommandEncoder {
-    opened.device.create_command_encoder(&CommandEncoderDescriptor { label: None })
+fn encoder(context: &WgpuContext) -> CommandEncoder {
+    context.device.create_command_encoder(&CommandEncoderDescriptor { label: None })
 }
 
-fn begin(opened: &Opened) -> (ComputePass<'static>, CommandEncoder) {
-    let mut encoder = encoder(opened);
+fn begin(context: &WgpuContext) -> (ComputePass<'static>, CommandEncoder) {
+    let mut encoder = encoder(context);
     let description = ComputePassDescriptor { label: None, timestamp_writes: None };
     let pass = encoder.begin_compute_pass(&description).forget_lifetime();
     (pass, encoder)

@@ -19,7 +19,7 @@
 
 use std::fmt::Write;
 
-use super::{THREADS, Variant};
+use super::{GpuVariant, THREADS};
 use crate::Dtype;
 
 /// What every text begins with.
@@ -30,7 +30,7 @@ const PRELUDE: &str = include_str!("prelude.wgsl");
 pub(super) fn expand(
     file: &str,
     kernel: &str,
-    variant: &Variant,
+    variant: &GpuVariant,
     per_row: usize,
 ) -> Option<(String, usize)> {
     // What a language's extensions are asked for by comes before all else.
@@ -123,7 +123,7 @@ fn tensor(name: &str, format: Dtype, is_written: bool, is_wide: Option<bool>) ->
 }
 
 /// What a format in a kernel's head stands for.
-fn format_of(name: &str, variant: &Variant) -> Option<Dtype> {
+fn format_of(name: &str, variant: &GpuVariant) -> Option<Dtype> {
     let letter = ["X", "Y", "Z", "V"].iter().position(|letter| *letter == name);
     match (letter, name) {
         (Some(index), _) => variant.formats.get(index).or(variant.formats.last()).copied(),

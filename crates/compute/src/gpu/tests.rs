@@ -13,15 +13,15 @@ use naga::valid::{Capabilities, ValidationFlags, Validator};
 
 use super::template::expand;
 use super::{
-    ARGUMENT_BYTES, Adapter, AdapterKind, Choice, LEAST_GROUP_BYTES, LEAST_TENSORS, PER_ROW,
-    Source, Trouble, Variant, adapters,
+    ARGUMENT_BYTES, GpuAdapter, GpuAdapterKind, GpuChoice, GpuFault, GpuVariant, MIN_GROUP_BYTES,
+    MIN_TENSORS, PER_ROW, WgslSource, adapters,
 };
 use crate::ops::{
     Activation, AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
 };
 use crate::{
-    ComputeError, Device, Dtype, Filled, Gradients, Kind, Params, Part, Result, Shape, Tag, Tape,
-    Var, fill_all,
+    ComputeError, Device, DeviceKind, Dtype, FillPart, FillStats, Gradients, Params, Result, Shape,
+    Tag, Tape, Var, fill_all,
 };
 
 /// An op of one tensor.
@@ -51,10 +51,10 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// In what kernels must be possible: every format, and every number that texts want to know beforehand.
-fn variants() -> [Variant; 3] {
+fn variants() -> [GpuVariant; 3] {
     let of = |formats: &[Dtype], [left, right, second, fp8]: [usize; 4]| {
         let wides = ["WIDE", "LEFT_WIDE", "RIGHT_WIDE", "SECOND_WIDE", "KNOWN_WIDE"];
-        let variant = Variant::of(formats).with("D", 64).with("FP8", fp8);
+        let variant = GpuVariant::of(formats).with("D", 64).with("FP8", fp8);
         let variant = wides.iter().fold(variant, |variant, wide| variant.with(wide, right));
         let variant = variant.with("LEFT_T", left).with("RIGHT_T", right).with("SECOND", second);
         variant
@@ -134,8 +134,8 @@ fn kernels(text: &str, place: &str) -> String {
             assert!(metal.contains("kernel void"), "{place}: {name}");
             most = (tensors, arguments, shared.max(most.2));
         }
-        assert!(most.0 <= LEAST_TENSORS && most.1 <= ARGUMENT_BYTES, "{place}: {name} {most:?}");
-        assert!(most.2 <= LEAST_GROUP_BYTES, "{place}: {name} {most:?}");
+        assert!(most.0 <= MIN_TENSORS && most.1 <= ARGUMENT_BYTES, "{place}: {name} {most:?}");
+        assert!(most.2 <= MIN_GROUP_BYTES, "{place}: {name} {most:?}");
         writeln!(table, "{place} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
     }
     table
@@ -153,8 +153,8 @@ fn what_is_no_kernel_is_not_expanded() {
 /// The software driver, if there is one; else a word that nothing is shown.
 #[allow(clippy::print_stderr)]
 fn software(limit: usize) -> Option<Device> {
-    if adapters().iter().any(|adapter| adapter.kind == AdapterKind::Software) {
-        return Some(Device::gpu(Choice::Software, limit).unwrap());
+    if adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
+        return Some(Device::gpu(GpuChoice::Software, limit).unwrap());
     }
     eprintln!("no software driver for Vulkan here");
     None
@@ -166,22 +166,22 @@ fn bytes_go_up_and_come_down_wherever_they_lie() {
     let numbers: Vec<u8> = (0..23).collect();
     let mut tensor = device.upload([23], &numbers).unwrap();
     assert_eq!(tensor.to_vec::<u8>(), numbers);
-    assert_eq!(tensor.part(3..10).to_vec::<u8>(), numbers[3..10]);
+    assert_eq!(tensor.narrow(3..10).to_vec::<u8>(), numbers[3..10]);
     // Numbers beside those that are written stay, also in the same word.
-    tensor.within(5..9, |part| part.write(&[90u8, 91, 92, 93]));
-    tensor.within(10..11, crate::Tensor::clear);
+    tensor.with_range_mut(5..9, |part| part.write(&[90u8, 91, 92, 93]));
+    tensor.with_range_mut(10..11, crate::Tensor::fill_zeros);
     let mut expected = numbers.clone();
     expected[5..9].copy_from_slice(&[90, 91, 92, 93]);
     expected[10] = 0;
     assert_eq!(tensor.to_vec::<u8>(), expected);
-    let copy = tensor.part(1..22).unshared().unwrap();
+    let copy = tensor.narrow(1..22).into_unique().unwrap();
     assert_eq!(copy.to_vec::<u8>(), expected[1..22]);
     let empty = device.upload([0], &[0f32; 0]).unwrap();
     assert_eq!(empty.to_vec::<f32>(), []);
 }
 
 #[test]
-fn random_numbers_are_the_processors() {
+fn random_numbers_are_the_cpus() {
     let Some(device) = software(1 << 20) else { return };
     let cpu = Device::cpu(1, 1 << 20).unwrap();
     for stream in [0, 7 << 32] {
@@ -194,21 +194,21 @@ fn random_numbers_are_the_processors() {
 }
 
 /// What no compiler takes.
-static WRONG: Source =
-    Source { name: "wrong", text: "\nkernel wrong(x: [X]) {\n let y = nobody; }\n" };
+static WRONG: WgslSource =
+    WgslSource { name: "wrong", text: "\nkernel wrong(x: [X]) {\n let y = nobody; }\n" };
 
 #[test]
-fn what_goes_wrong_is_told() {
-    let error = Device::gpu(Choice::Number(99), 1 << 20).err().unwrap().to_string();
+fn what_goes_wrong_is_reported() {
+    let error = Device::gpu(GpuChoice::Index(99), 1 << 20).err().unwrap().to_string();
     assert!(error.starts_with("no GPU is gpu:99, there are: "), "{error}");
-    let kind = Kind::Gpu { buffer_bytes: 1 << 20, tensor_bytes: 1 << 10 };
+    let kind = DeviceKind::Gpu { buffer_bytes: 1 << 20, tensor_bytes: 1 << 10 };
     let error = Device::meta(kind, 1 << 30).alloc([1 << 10], Dtype::F32).err().unwrap().to_string();
     let said = "a tensor of 4096 bytes is larger than this GPU lets a kernel see, 1024 bytes";
     assert_eq!(error, said);
     let Some(device) = software(1 << 16) else { return };
     let tensor = device.zeros([8], Dtype::F32).unwrap();
-    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
-    gpu.launch(&WRONG, "wrong", &Variant::of(&[Dtype::F32]), 1, &super::arguments![&tensor]);
+    let crate::device::Backend::Gpu(gpu) = device.backend() else { unreachable!("it was made so") };
+    gpu.launch(&WRONG, "wrong", &GpuVariant::of(&[Dtype::F32]), 1, &super::arguments![&tensor]);
     let error = device.alloc([8], Dtype::F32).err().unwrap().to_string();
     assert!(error.starts_with("cannot compile the kernel wrong of wrong: "), "{error}");
     assert!(device.synchronise().is_err());
@@ -219,17 +219,17 @@ fn what_goes_wrong_is_told() {
 #[test]
 fn tensors_of_several_buffers_are_computed_with() {
     let Some(plain) = software(1) else { return };
-    let Kind::Gpu { tensor_bytes, .. } = plain.kind() else { unreachable!("it was made so") };
-    let small = |adapter: &mut Adapter| adapter.buffer_bytes = 4096;
-    let device = Device::gpu_alone(Choice::Software, 1 << 16, small);
+    let DeviceKind::Gpu { tensor_bytes, .. } = plain.kind() else { unreachable!("it was made so") };
+    let small = |adapter: &mut GpuAdapter| adapter.buffer_bytes = 4096;
+    let device = Device::gpu_alone(GpuChoice::Software, 1 << 16, small);
     let held: Vec<_> = (0..8).map(|_| device.upload([700], &[1.5f32; 700]).unwrap()).collect();
     assert!(held.iter().map(|tensor| tensor.offset() / 4096).max() > Some(3));
     let count = count_not_finite(&held.iter().collect::<Vec<_>>()).unwrap();
     assert_eq!(count.to_vec::<u32>(), [0]);
     assert!(held.iter().all(|tensor| tensor.to_vec::<f32>() == [1.5; 700]));
-    let meta = Device::meta(Kind::Gpu { buffer_bytes: 4096, tensor_bytes }, 1 << 16);
+    let meta = Device::meta(DeviceKind::Gpu { buffer_bytes: 4096, tensor_bytes }, 1 << 16);
     let copies: Vec<_> = (0..8).map(|_| meta.upload([700], &[0f32; 700]).unwrap()).collect();
-    meta.tagged(Tag::Activations, || meta.alloc([1], Dtype::U32)).unwrap();
+    meta.with_tag(Tag::Activations, || meta.alloc([1], Dtype::U32)).unwrap();
     assert_eq!(meta.usage().extent, device.usage().extent);
     drop(copies);
 }
@@ -320,20 +320,20 @@ fn the_norm_of_gradients_reads_them_once() {
 /// A device that shares its adapter with nobody, to be broken.
 fn alone() -> Option<Device> {
     software(1)?;
-    Some(Device::gpu_alone(Choice::Software, 1 << 16, |_| {}))
+    Some(Device::gpu_alone(GpuChoice::Software, 1 << 16, |_| {}))
 }
 
 #[test]
-fn a_list_that_was_not_done_is_noticed() {
+fn a_command_buffer_that_was_not_done_is_noticed() {
     let Some(device) = alone() else { return };
     let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
     device.synchronise().unwrap();
-    device.fail_list(1, Trouble::Ended);
-    tensor.clear();
+    device.fail_command_buffer(1, GpuFault::Ended);
+    tensor.fill_zeros();
     // Also if others came to their end after it.
     let engine = engine(&device);
-    engine.submissions().send(&engine.opened);
-    tensor.clear();
+    engine.submissions().send(&engine.context);
+    tensor.fill_zeros();
     let error = device.synchronise().err().unwrap().to_string();
     assert_eq!(error, "the GPU was lost: a list of kernels did not come to its end");
     // It stays so: what was computed since is worth nothing.
@@ -344,16 +344,16 @@ fn a_list_that_was_not_done_is_noticed() {
 fn a_lost_gpu_is_an_error_and_another_can_be_opened() {
     let Some(device) = alone() else { return };
     let mut tensor = device.upload([8], &[1.0f32; 8]).unwrap();
-    device.fail_list(1, Trouble::Lost);
-    tensor.clear();
+    device.fail_command_buffer(1, GpuFault::Lost);
+    tensor.fill_zeros();
     let error = device.synchronise().err().unwrap();
     assert!(matches!(error, ComputeError::GpuLost { .. }), "{error}");
     let other = software(1 << 16).unwrap();
     assert_eq!(other.upload([2], &[3u32, 4]).unwrap().to_vec::<u32>(), [3, 4]);
 }
 
-fn engine(device: &Device) -> &super::Gpu {
-    let crate::device::Engine::Gpu(gpu) = device.engine() else { unreachable!("it was made so") };
+fn engine(device: &Device) -> &super::GpuBackend {
+    let crate::device::Backend::Gpu(gpu) = device.backend() else { unreachable!("it was made so") };
     gpu
 }
 
@@ -380,7 +380,7 @@ fn fill(device: &Device, sizes: &[usize]) -> usize {
     .unwrap();
     assert!(asked.iter().cloned().flatten().eq(0..sizes.len()));
     for (index, (tensor, size)) in tensors.iter().zip(sizes).enumerate() {
-        let copy = tensor.clone().unshared().unwrap();
+        let copy = tensor.clone().into_unique().unwrap();
         assert!(copy.to_vec::<u8>() == expected(index, *size), "{index}");
     }
     asked.len()
@@ -390,14 +390,14 @@ fn fill(device: &Device, sizes: &[usize]) -> usize {
 fn where_memory_is_shared_files_are_read_into_it() {
     let Some(device) = software(1 << 20) else { return };
     assert_eq!(fill(&device, &[7, 0, 3000, 1, 70_000]), 1);
-    assert_eq!(device.filled(), Filled { in_place: 73_008, staged: 0 });
+    assert_eq!(device.fill_stats(), FillStats { in_place: 73_008, staged: 0 });
     // In as many buffers as there are, and again after kernels.
-    let small = |adapter: &mut Adapter| adapter.buffer_bytes = 4096;
-    let device = Device::gpu_alone(Choice::Software, 1 << 16, small);
+    let small = |adapter: &mut GpuAdapter| adapter.buffer_bytes = 4096;
+    let device = Device::gpu_alone(GpuChoice::Software, 1 << 16, small);
     for _ in 0..2 {
         assert_eq!(fill(&device, &[4000, 7, 0, 3000, 1, 4096]), 1);
     }
-    assert_eq!(device.filled(), Filled { in_place: 2 * 11_104, staged: 0 });
+    assert_eq!(device.fill_stats(), FillStats { in_place: 2 * 11_104, staged: 0 });
 }
 
 #[test]
@@ -405,19 +405,19 @@ fn elsewhere_files_go_through_little_memory() {
     if software(1).is_none() {
         return;
     }
-    let apart = |adapter: &mut Adapter| adapter.shares_memory = false;
-    let device = Device::gpu_alone(Choice::Software, 256 << 20, apart);
+    let apart = |adapter: &mut GpuAdapter| adapter.shares_memory = false;
+    let device = Device::gpu_alone(GpuChoice::Software, 256 << 20, apart);
     assert_eq!(fill(&device, &[7, 40 << 20, 0, 30 << 20, 3, 70 << 20]), 3);
-    assert_eq!(device.filled(), Filled { in_place: 0, staged: (140 << 20) + 10 });
+    assert_eq!(device.fill_stats(), FillStats { in_place: 0, staged: (140 << 20) + 10 });
 }
 
 #[test]
 fn what_fails_while_memory_is_shared_leaves_it_to_kernels() {
     let Some(device) = software(1 << 16) else { return };
     let mut tensor = device.zeros([8], Dtype::U8).unwrap();
-    let fault = |_, _: Vec<Part<'_>>| Err(ComputeError::Untracked);
+    let fault = |_, _: Vec<FillPart<'_>>| Err(ComputeError::Untracked);
     assert!(fill_all(vec![&mut tensor], fault).is_err());
-    tensor.clear();
+    tensor.fill_zeros();
     assert_eq!(tensor.to_vec::<u8>(), [0; 8]);
-    assert_eq!(device.filled(), Filled::default());
+    assert_eq!(device.fill_stats(), FillStats::default());
 }

@@ -30,18 +30,18 @@ mod upsample;
 pub use activation::Activation;
 pub use attention::Attention;
 pub use conv2d::Conv2d;
-pub use cross_entropy::IGNORED;
+pub use cross_entropy::IGNORE_INDEX;
 pub use dora::row_norms;
 pub(crate) use elementwise::accumulate;
 pub use linear::{Linear, Lora, Weight};
-pub(crate) use matmul::units_agree;
-pub use noise::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
+pub(crate) use matmul::matrix_units_agree;
+pub use noise::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 pub use optimizer::{
-    AdamW, Clip, Codes, Moments, Moments8, Muon, adamw, adamw_8bit, count_not_finite, ema,
-    global_norm, momentum, muon,
+    AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon, adamw, adamw_8bit, count_not_finite,
+    ema, global_norm, momentum, muon,
 };
 pub use patchify::PatchOrder;
-pub use qk_norm_rope::{Axis, Pairs, QkNormRope, Rope, rope_table};
+pub use qk_norm_rope::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
 
 use crate::op::Op;
 use crate::var::{Chunk, Var};
@@ -168,8 +168,8 @@ impl Op<'_> {
     }
 
     /// Something that no gradient is wanted for, in ops that have none.
-    pub fn expect_untracked(&self, input: &Var) -> Result<()> {
-        if input.source().is_none() {
+    pub fn expect_no_grad(&self, input: &Var) -> Result<()> {
+        if input.grad_target().is_none() {
             return Ok(());
         }
         Err(ComputeError::ForwardOnly { op: self.name })

@@ -1,14 +1,14 @@
-//! Quantises on the processor.
+//! Quantises on the CPU.
 
 use super::read::{NF4, SCALES, e4m3};
-use super::{BLOCK, GROUP, Inner, Quantisation, Scales};
+use super::{BLOCK, GROUP, Quantisation, QuantisedInner, Scales};
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::load;
 use crate::dtype::{Real, with_real};
 
-pub fn quantise(cpu: &Cpu, matrix: &Tensor, to: &mut Inner, exact: &mut [f32]) {
-    let (how, width) = (to.how, matrix.shape().width());
+pub fn quantise(cpu: &CpuBackend, matrix: &Tensor, to: &mut QuantisedInner, exact: &mut [f32]) {
+    let (how, width) = (to.scheme, matrix.shape().width());
     let codes = to.codes.data_mut::<u8>();
     match &mut to.scales {
         Scales::PerRow(scales) => {
@@ -36,10 +36,10 @@ pub fn quantise(cpu: &Cpu, matrix: &Tensor, to: &mut Inner, exact: &mut [f32]) {
 }
 
 /// The largest size of every `length` numbers.
-fn largest(cpu: &Cpu, matrix: &Tensor, length: usize, to: &mut [f32]) {
+fn largest(cpu: &CpuBackend, matrix: &Tensor, length: usize, to: &mut [f32]) {
     with_real!(matrix.dtype(), T => {
         let numbers = matrix.data::<T>();
-        cpu.rows(to, 1, |first, to| {
+        cpu.par_rows(to, 1, |first, to| {
             for (index, to) in (first..).zip(to) {
                 let line = &numbers[index * length..][..length];
                 *to = line.iter().fold(0.0, |most: f32, x| most.max(x.to_f32().abs()));
@@ -50,7 +50,7 @@ fn largest(cpu: &Cpu, matrix: &Tensor, length: usize, to: &mut [f32]) {
 
 /// A code for every number, made from its row and itself.
 fn encode(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     matrix: &Tensor,
     width: usize,
     codes: &mut [u8],
@@ -58,7 +58,7 @@ fn encode(
 ) {
     with_real!(matrix.dtype(), T => {
         let numbers = matrix.data::<T>();
-        cpu.rows(codes, width, |first, codes| {
+        cpu.par_rows(codes, width, |first, codes| {
             for (row, codes) in (first..).zip(codes.chunks_exact_mut(width)) {
                 for (to, number) in codes.iter_mut().zip(&numbers[row * width..]) {
                     *to = code(row, number.to_f32());
@@ -68,10 +68,10 @@ fn encode(
     });
 }
 
-fn encode_blocks(cpu: &Cpu, matrix: &Tensor, scales: &[f32], codes: &mut [u8]) {
+fn encode_blocks(cpu: &CpuBackend, matrix: &Tensor, scales: &[f32], codes: &mut [u8]) {
     with_real!(matrix.dtype(), T => {
         let numbers = matrix.data::<T>();
-        cpu.rows(codes, BLOCK / 2, |first, codes| {
+        cpu.par_rows(codes, BLOCK / 2, |first, codes| {
             let mut block = [0.0; BLOCK];
             for (index, codes) in (first..).zip(codes.chunks_exact_mut(BLOCK / 2)) {
                 load(&numbers[index * BLOCK..][..BLOCK], &mut block);

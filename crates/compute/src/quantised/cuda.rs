@@ -1,43 +1,49 @@
-//! Quantises on a card, and reads back.
+//! Quantises on a GPU, and reads back.
 
-use super::{BLOCK, GROUP, Inner, Quantisation, Quantised, Scales};
+use super::{BLOCK, GROUP, Quantisation, Quantised, QuantisedInner, Scales};
 use crate::codebook::Codebook;
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source { name: "quantised", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "quantised", text: include_str!("kernel.cu") };
 
 /// `exact` has room for the scales of blocks before they are quantised too.
-pub(super) fn quantise(cuda: &Cuda, matrix: &Tensor, to: &mut Inner, exact: &mut Tensor) {
+pub(super) fn quantise(
+    cuda: &CudaBackend,
+    matrix: &Tensor,
+    to: &mut QuantisedInner,
+    exact: &mut Tensor,
+) {
     let (rows, width) = (matrix.shape().rows(), matrix.shape().width());
-    let variant = Variant::of(&[matrix.dtype(), Dtype::F32]);
+    let variant = CudaVariant::of(&[matrix.dtype(), Dtype::F32]);
     match &mut to.scales {
         Scales::PerRow(scales) => {
-            let is_fp8 = to.how == Quantisation::Fp8;
+            let is_fp8 = to.scheme == Quantisation::Fp8;
             let arguments = arguments![matrix, &mut to.codes, scales, width, is_fp8];
-            cuda.launch(&KERNELS, "quantise_rows", variant, Grid::blocks(rows), &arguments);
+            cuda.launch(&KERNELS, "quantise_rows", variant, LaunchConfig::blocks(rows), &arguments);
         }
         Scales::PerBlock { codes, groups, mean } => {
             let n = matrix.shape().elements() / BLOCK;
             let arguments = arguments![matrix, &mut to.codes, &mut *exact, n];
-            cuda.launch(&KERNELS, "quantise_blocks", variant, Grid::rows(n), &arguments);
+            cuda.launch(&KERNELS, "quantise_blocks", variant, LaunchConfig::per_row(n), &arguments);
             let arguments = arguments![&*exact, &mut *mean, n];
-            cuda.launch(&KERNELS, "mean_scale", variant, Grid::blocks(1), &arguments);
+            cuda.launch(&KERNELS, "mean_scale", variant, LaunchConfig::blocks(1), &arguments);
             let book = book(cuda);
             let zero = Codebook::signed().zero();
             let arguments =
                 [&arguments![&*exact, &*mean, codes, groups, n][..], &[book, zero.into()]].concat();
-            let grid = Grid { threads: GROUP as u32, ..Grid::blocks(n.div_ceil(GROUP)) };
+            let grid =
+                LaunchConfig { threads: GROUP as u32, ..LaunchConfig::blocks(n.div_ceil(GROUP)) };
             cuda.launch(&KERNELS, "quantise_scales", variant, grid, &arguments);
         }
     }
 }
 
 /// Writes the numbers in format `dtype` to a place that has room for them.
-pub fn dequantise(cuda: &Cuda, from: &Quantised, dtype: Dtype, to: Argument) {
-    let Inner { how, shape, codes, scales } = &*from.0;
+pub fn dequantise(cuda: &CudaBackend, from: &Quantised, dtype: Dtype, to: CudaArg) {
+    let QuantisedInner { scheme: how, shape, codes, scales } = &*from.0;
     let (n, width) = (shape.elements(), shape.width());
-    let none = Argument::NONE;
+    let none = CudaArg::NONE;
     let scales = match scales {
         Scales::PerRow(scales) => [scales.into(), none, none, none, none],
         Scales::PerBlock { codes, groups, mean } => {
@@ -50,10 +56,16 @@ pub fn dequantise(cuda: &Cuda, from: &Quantised, dtype: Dtype, to: Argument) {
         Quantisation::Nf4 => 2,
     };
     let arguments = [&[codes.into()][..], &scales, &[to], &arguments![n, width, how]].concat();
-    let variant = Variant::of(&[Dtype::F32, dtype]);
-    cuda.launch(&KERNELS, "dequantise", variant, Grid::numbers(n.div_ceil(2)), &arguments);
+    let variant = CudaVariant::of(&[Dtype::F32, dtype]);
+    cuda.launch(
+        &KERNELS,
+        "dequantise",
+        variant,
+        LaunchConfig::per_element(n.div_ceil(2)),
+        &arguments,
+    );
 }
 
-fn book(cuda: &Cuda) -> Argument {
+fn book(cuda: &CudaBackend) -> CudaArg {
     cuda.table("signed codebook", || Codebook::signed().table())
 }

@@ -2,20 +2,25 @@
 //! quantised on the host: their mean is a sum in f64, which GPUs of Apple's do not have.
 
 use super::read::{NF4, SCALES};
-use super::{BLOCK, Inner, Quantisation, Quantised, Scales, cpu};
+use super::{BLOCK, Quantisation, Quantised, QuantisedInner, Scales, cpu};
 use crate::Tensor;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, singles};
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, singles};
 
-const KERNELS: Source = Source { name: "quantised", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "quantised", text: include_str!("kernel.wgsl") };
 
 /// `exact` has room for the scales of blocks before they are quantised too.
-pub(super) fn quantise(gpu: &Gpu, matrix: &Tensor, to: &mut Inner, exact: &mut Tensor) {
+pub(super) fn quantise(
+    gpu: &GpuBackend,
+    matrix: &Tensor,
+    to: &mut QuantisedInner,
+    exact: &mut Tensor,
+) {
     let (n, rows, width) =
         (matrix.shape().elements(), matrix.shape().rows(), matrix.shape().width());
-    let variant = Variant::of(&[matrix.dtype()]);
+    let variant = GpuVariant::of(&[matrix.dtype()]);
     match &mut to.scales {
         Scales::PerRow(scales) => {
-            let is_fp8 = to.how == Quantisation::Fp8;
+            let is_fp8 = to.scheme == Quantisation::Fp8;
             // The largest number of either format.
             let largest = if is_fp8 { 448.0f32 } else { 127.0 };
             let arguments = arguments![matrix, &mut *scales, width, largest];
@@ -42,19 +47,19 @@ pub(super) fn quantise(gpu: &Gpu, matrix: &Tensor, to: &mut Inner, exact: &mut T
 }
 
 /// Writes the numbers to a tensor of f32 that has room for them.
-pub fn dequantise(gpu: &Gpu, from: &Quantised, to: &mut Tensor) {
+pub fn dequantise(gpu: &GpuBackend, from: &Quantised, to: &mut Tensor) {
     let (n, width) = (from.shape().elements(), from.shape().width());
-    let (kernel, rest) = match from.how() {
+    let (kernel, rest) = match from.scheme() {
         Quantisation::Nf4 => ("blocks", arguments![n].to_vec()),
         how => ("rows", arguments![n, width, how == Quantisation::Fp8].to_vec()),
     };
     let arguments = [&parts(gpu, from)[..], &arguments![to], &rest].concat();
-    gpu.launch(&KERNELS, kernel, &Variant::default(), singles(n), &arguments);
+    gpu.launch(&KERNELS, kernel, &GpuVariant::default(), singles(n), &arguments);
 }
 
 /// What kernels are given of a matrix.
-pub fn parts<'a>(gpu: &Gpu, matrix: &'a Quantised) -> Vec<Argument<'a>> {
-    let Inner { codes, scales, .. } = &*matrix.0;
+pub fn parts<'a>(gpu: &GpuBackend, matrix: &'a Quantised) -> Vec<GpuArg<'a>> {
+    let QuantisedInner { codes, scales, .. } = &*matrix.0;
     match scales {
         Scales::PerRow(scales) => arguments![codes, scales].to_vec(),
         Scales::PerBlock { codes: block_codes, groups, mean } => {
@@ -66,6 +71,6 @@ pub fn parts<'a>(gpu: &Gpu, matrix: &'a Quantised) -> Vec<Argument<'a>> {
 }
 
 /// The sixteen numbers, and then the codebook of scales.
-fn tables(gpu: &Gpu) -> Argument<'static> {
+fn tables(gpu: &GpuBackend) -> GpuArg<'static> {
     gpu.table("nf4", || [&NF4[..], SCALES.values()].concat())
 }

@@ -24,9 +24,9 @@ use read::e4m3;
 pub(crate) use read::{Fp8, Int8, Nf4};
 
 use crate::cpu::gemm::Floats;
-use crate::device::Engine;
+use crate::device::Backend;
 use crate::op::Op;
-use crate::{Dtype, Result, Ring, Shape, Tensor};
+use crate::{BlockSwap, Dtype, Result, Shape, Tensor};
 
 /// Numbers that share a scale in nf4, and scales that share one in turn.
 const BLOCK: usize = 64;
@@ -55,11 +55,11 @@ impl fmt::Display for Quantisation {
 
 /// A frozen matrix [rows, width] in few bits. Clones share the memory.
 #[derive(Clone, Debug)]
-pub struct Quantised(Arc<Inner>);
+pub struct Quantised(Arc<QuantisedInner>);
 
 #[derive(Debug)]
-struct Inner {
-    how: Quantisation,
+struct QuantisedInner {
+    scheme: Quantisation,
     shape: Shape,
     /// A byte per number; for nf4 half of one, the first number in the upper half.
     codes: Tensor,
@@ -80,7 +80,7 @@ enum Scales {
     },
 }
 
-/// What a matrix is stored in, in the order of [`Inner::tensors`]: how many numbers of which format.
+/// What a matrix is stored in, in the order of [`QuantisedInner::tensors`]: how many numbers of which format.
 fn parts(shape: Shape, how: Quantisation) -> Vec<(usize, Dtype)> {
     let numbers = shape.elements();
     let blocks = numbers / BLOCK;
@@ -97,7 +97,7 @@ fn parts(shape: Shape, how: Quantisation) -> Vec<(usize, Dtype)> {
     }
 }
 
-impl Inner {
+impl QuantisedInner {
     /// Of what `parts` asks for.
     fn of(how: Quantisation, shape: Shape, tensors: Vec<Tensor>) -> Self {
         let mut tensors = tensors.into_iter();
@@ -106,7 +106,7 @@ impl Inner {
             Quantisation::Nf4 => Scales::PerBlock { codes: next(), groups: next(), mean: next() },
             Quantisation::Int8 | Quantisation::Fp8 => Scales::PerRow(next()),
         };
-        Self { how, shape, codes: next(), scales }
+        Self { scheme: how, shape, codes: next(), scales }
     }
 
     fn tensors(&self) -> Vec<&Tensor> {
@@ -121,7 +121,7 @@ impl Quantised {
     /// Quantises `matrix` [rows, width] of any real format.
     pub fn new(matrix: &Tensor, how: Quantisation) -> Result<Self> {
         let device = matrix.device();
-        let op = Op::alone("quantise", device);
+        let op = Op::standalone("quantise", device);
         op.expect_real("matrix", matrix)?;
         let [rows, width] = op.expect_rank("matrix", matrix)?;
         let numbers = rows * width;
@@ -130,17 +130,17 @@ impl Quantised {
         }
         let tensors = parts(matrix.shape(), how).into_iter();
         let tensors = tensors.map(|(n, dtype)| device.alloc([n], dtype)).collect::<Result<_>>()?;
-        let mut inner = Inner::of(how, matrix.shape(), tensors);
+        let mut inner = QuantisedInner::of(how, matrix.shape(), tensors);
         op.count(numbers, &[matrix, &inner.codes]);
         let blocks = if how == Quantisation::Nf4 { numbers / BLOCK } else { 0 };
         let mut exact_scales = op.workspace([blocks], Dtype::F32)?;
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::quantise(engine, matrix, &mut inner, exact_scales.data_mut());
             }
-            Engine::Cuda(engine) => cuda::quantise(engine, matrix, &mut inner, &mut exact_scales),
-            Engine::Gpu(engine) => gpu::quantise(engine, matrix, &mut inner, &mut exact_scales),
+            Backend::Cuda(engine) => cuda::quantise(engine, matrix, &mut inner, &mut exact_scales),
+            Backend::Gpu(engine) => gpu::quantise(engine, matrix, &mut inner, &mut exact_scales),
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -161,10 +161,10 @@ impl Quantised {
     }
 
     /// A copy of it as a part of a block that lives on the host.
-    pub fn park(&self, ring: &Ring, block: usize) -> Result<Self> {
-        let parked = self.0.tensors().into_iter().map(|tensor| ring.park(block, tensor));
-        let Inner { how, shape, .. } = *self.0;
-        Ok(Self(Arc::new(Inner::of(how, shape, parked.collect::<Result<_>>()?))))
+    pub fn offload(&self, block_swap: &BlockSwap, block: usize) -> Result<Self> {
+        let parked = self.0.tensors().into_iter().map(|tensor| block_swap.offload(block, tensor));
+        let QuantisedInner { scheme: how, shape, .. } = *self.0;
+        Ok(Self(Arc::new(QuantisedInner::of(how, shape, parked.collect::<Result<_>>()?))))
     }
 
     /// The numbers, as they come back.
@@ -173,13 +173,13 @@ impl Quantised {
     /// On a device that holds no data.
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         let (device, shape) = (self.0.codes.device(), self.0.shape);
-        if let Engine::Cuda(engine) = device.engine() {
+        if let Backend::Cuda(engine) = device.backend() {
             let mut numbers = device.alloc(shape, Dtype::F32)?;
             cuda::dequantise(engine, self, Dtype::F32, (&mut numbers).into());
             device.synchronise()?;
             return Ok(numbers.to_vec());
         }
-        if let Engine::Gpu(engine) = device.engine() {
+        if let Backend::Gpu(engine) = device.backend() {
             let mut numbers = device.alloc(shape, Dtype::F32)?;
             gpu::dequantise(engine, self, &mut numbers);
             device.synchronise()?;
@@ -193,8 +193,8 @@ impl Quantised {
         Ok(numbers)
     }
 
-    pub(crate) fn how(&self) -> Quantisation {
-        self.0.how
+    pub(crate) fn scheme(&self) -> Quantisation {
+        self.0.scheme
     }
 
     pub(crate) fn codes(&self) -> &Tensor {
@@ -204,7 +204,7 @@ impl Quantised {
     /// The numbers, to be read.
     pub(crate) fn floats(&self) -> Floats<'_> {
         let (codes, width) = (self.0.codes.data::<u8>(), self.0.shape.width());
-        match (&self.0.scales, self.0.how) {
+        match (&self.0.scales, self.0.scheme) {
             (Scales::PerBlock { codes: block_codes, groups, mean }, _) => Floats::Nf4(Nf4::new(
                 codes,
                 (block_codes.data(), groups.data(), mean.data::<f32>()[0]),

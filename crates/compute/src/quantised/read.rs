@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use super::{BLOCK, GROUP};
 use crate::codebook::Codebook;
-use crate::cpu::gemm::Source;
+use crate::cpu::gemm::FloatSource;
 
 /// The sixteen numbers of nf4: quantiles of the normal distribution, from its paper.
 pub(crate) const NF4: [f32; 16] = [
@@ -37,7 +37,7 @@ pub(crate) struct Int8<'a> {
     pub width: usize,
 }
 
-impl Source for Int8<'_> {
+impl FloatSource for Int8<'_> {
     #[inline(always)]
     fn load(self, at: usize, to: &mut [f32]) {
         let scale = self.scales[at / self.width];
@@ -55,7 +55,7 @@ pub(crate) struct Fp8<'a> {
     pub width: usize,
 }
 
-impl Source for Fp8<'_> {
+impl FloatSource for Fp8<'_> {
     #[inline(always)]
     fn load(self, at: usize, to: &mut [f32]) {
         let scale = self.scales[at / self.width];
@@ -99,7 +99,7 @@ impl<'a> Nf4<'a> {
     }
 }
 
-impl Source for Nf4<'_> {
+impl FloatSource for Nf4<'_> {
     #[inline(always)]
     fn load(self, at: usize, to: &mut [f32]) {
         let mut at = at;

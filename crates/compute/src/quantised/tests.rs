@@ -2,7 +2,7 @@
 
 use super::cpu::nearest_e4m3;
 use super::*;
-use crate::{Device, Kind};
+use crate::{Device, DeviceKind};
 
 fn quantised(numbers: &[f32], width: usize, how: Quantisation) -> Quantised {
     let device = Device::cpu(2, 1 << 24).unwrap();
@@ -73,7 +73,7 @@ fn e4m3_rounds_to_nearest_and_even() {
 #[test]
 fn the_shape_only_engine_takes_the_same_memory() {
     let real = Device::cpu(2, 1 << 24).unwrap();
-    let meta = Device::meta(Kind::cpu(2), 1 << 24);
+    let meta = Device::meta(DeviceKind::cpu(2), 1 << 24);
     for how in [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8] {
         let usage = |device: &Device| {
             let matrix = device.normal([37, 192], Dtype::Bf16, 0.02, (1, 1)).unwrap();

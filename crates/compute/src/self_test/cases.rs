@@ -1,26 +1,26 @@
 //! The ops that a device is tested with: what each is given, and how it is called. A new op belongs here too.
 
 use crate::ops::{
-    Activation, AdamW, Attention, Axis, Channels, Clip, Conv2d, Linear, Lora, Moments, Moments8,
-    Pairs, PatchOrder, QkNormRope, Rope, Spread, adamw, adamw_8bit, add_noise, count_not_finite,
-    ema, global_norm, rope_table, row_norms, sample_latents,
+    Activation, AdamW, Attention, Conv2d, GradClip, LatentScaling, LatentStd, Linear, Lora,
+    Moments, Moments8bit, PatchOrder, QkNormRope, Rope, RopeAxis, RopePairs, adamw, adamw_8bit,
+    add_noise, count_not_finite, ema, global_norm, rope_table, row_norms, sample_latents,
 };
-use crate::{Dtype, Quantisation, Quantised, Result, Shape, Stream, Tape, Tensor, Var};
+use crate::{Dtype, Quantisation, Quantised, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
 /// An op on some inputs.
-pub(super) struct Case {
+pub(super) struct SelfTestCase {
     pub name: &'static str,
-    pub inputs: Vec<(Shape, Role)>,
-    pub run: Run,
+    pub inputs: Vec<(Shape, InputRole)>,
+    pub run: CaseFn,
     /// How much further off it may be than most.
     pub slack: f64,
 }
 
-type Run = Box<dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>>;
+type CaseFn = Box<dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>>;
 
 /// What an input is for.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Role {
+pub(super) enum InputRole {
     /// Of the format under test, with a gradient.
     Trained,
     /// Of the format under test, without.
@@ -28,10 +28,10 @@ pub(super) enum Role {
     /// Vectors and adapters are f32, with a gradient.
     Vector,
     /// f32 without one.
-    Given,
+    FrozenF32,
 }
 
-impl Role {
+impl InputRole {
     pub fn dtype(self, tested: Dtype) -> Dtype {
         if matches!(self, Self::Trained | Self::Frozen) { tested } else { Dtype::F32 }
     }
@@ -41,19 +41,19 @@ impl Role {
     }
 }
 
-impl Case {
+impl SelfTestCase {
     /// All inputs trained, in the format under test.
     pub fn new(
         name: &'static str,
         shapes: &[Shape],
         run: impl Fn(&Tape<'_>, &[Var]) -> Result<Var> + 'static,
     ) -> Self {
-        let inputs = shapes.iter().map(|shape| (*shape, Role::Trained)).collect();
+        let inputs = shapes.iter().map(|shape| (*shape, InputRole::Trained)).collect();
         Self { name, inputs, run: Box::new(run), slack: 1.0 }
     }
 
     /// Inputs after the first so many have these roles.
-    fn then(mut self, roles: &[(Shape, Role)]) -> Self {
+    fn then(mut self, roles: &[(Shape, InputRole)]) -> Self {
         self.inputs.extend(roles);
         self
     }
@@ -61,7 +61,11 @@ impl Case {
     /// For ops without backward.
     fn frozen(mut self) -> Self {
         for (_, role) in &mut self.inputs {
-            *role = if role.dtype(Dtype::Bf16) == Dtype::F32 { Role::Given } else { Role::Frozen };
+            *role = if role.dtype(Dtype::Bf16) == Dtype::F32 {
+                InputRole::FrozenF32
+            } else {
+                InputRole::Frozen
+            };
         }
         self
     }
@@ -72,27 +76,32 @@ impl Case {
 }
 
 /// All of them.
-pub(super) fn cases() -> Vec<Case> {
-    [numbers(), products(), norms(), tokens(), images(), steps()].into_iter().flatten().collect()
+pub(super) fn cases() -> Vec<SelfTestCase> {
+    [elementwise_cases(), matmul_cases(), norms(), tokens(), images(), steps()]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
-fn numbers() -> Vec<Case> {
+fn elementwise_cases() -> Vec<SelfTestCase> {
     let (x, rows): (Shape, Shape) = ([3, 37].into(), [2, 5, 18].into());
     let mut all = vec![
-        Case::new("add", &[x, x], |tape, v| tape.add(&v[0], &v[1])),
-        Case::new("scale", &[x], |tape, v| tape.scale(&v[0], -1.5)),
-        Case::new("convert", &[x], |tape, v| {
+        SelfTestCase::new("add", &[x, x], |tape, v| tape.add(&v[0], &v[1])),
+        SelfTestCase::new("scale", &[x], |tape, v| tape.scale(&v[0], -1.5)),
+        SelfTestCase::new("convert", &[x], |tape, v| {
             tape.convert(&tape.convert(&v[0], Dtype::F32)?, v[0].dtype())
         }),
-        Case::new("gated add", &[rows, rows, [2, 36].into()], |tape, v| {
+        SelfTestCase::new("gated add", &[rows, rows, [2, 36].into()], |tape, v| {
             tape.gated_add(&v[0], v[2].chunk(1), &v[1])
         }),
-        Case::new("affine", &[x], |tape, v| {
+        SelfTestCase::new("affine", &[x], |tape, v| {
             tape.affine(&v[0], &v[1], Some(&v[2]), Activation::Silu)
         })
-        .then(&[([37].into(), Role::Vector), ([37].into(), Role::Vector)]),
-        Case::new("gumbel softmax", &[x], |tape, v| tape.gumbel_softmax(v[0].clone(), 0.7, false))
-            .slack(4.0),
+        .then(&[([37].into(), InputRole::Vector), ([37].into(), InputRole::Vector)]),
+        SelfTestCase::new("gumbel softmax", &[x], |tape, v| {
+            tape.gumbel_softmax(v[0].clone(), 0.7, false)
+        })
+        .slack(4.0),
     ];
     let activations = [
         ("gelu by tanh", Activation::GeluTanh),
@@ -101,13 +110,13 @@ fn numbers() -> Vec<Case> {
         ("silu", Activation::Silu),
     ];
     for (name, activation) in activations {
-        all.push(Case::new(name, &[x], move |tape, v| tape.activate(&v[0], activation)));
+        all.push(SelfTestCase::new(name, &[x], move |tape, v| tape.activate(&v[0], activation)));
     }
-    all.push(Case::new("glu", &[x, x], |tape, v| tape.glu(&v[0], &v[1], Activation::Silu)));
+    all.push(SelfTestCase::new("glu", &[x, x], |tape, v| tape.glu(&v[0], &v[1], Activation::Silu)));
     all
 }
 
-fn products() -> Vec<Case> {
+fn matmul_cases() -> Vec<SelfTestCase> {
     let (x, weight): (Shape, Shape) = ([70, 128].into(), [90, 128].into());
     let layer = |tape: &Tape<'_>, v: &[Var]| {
         let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.5, dropout: 0.0 });
@@ -115,11 +124,11 @@ fn products() -> Vec<Case> {
         tape.linear(&v[0], Linear { bias: Some(&v[2]), activation, lora, ..Linear::new(&v[1]) })
     };
     let vectors = [
-        ([90].into(), Role::Vector),
-        ([4, 128].into(), Role::Vector),
-        ([90, 4].into(), Role::Vector),
+        ([90].into(), InputRole::Vector),
+        ([4, 128].into(), InputRole::Vector),
+        ([90, 4].into(), InputRole::Vector),
     ];
-    let mut all = vec![Case::new("linear", &[x, weight], layer).then(&vectors).slack(4.0)];
+    let mut all = vec![SelfTestCase::new("linear", &[x, weight], layer).then(&vectors).slack(4.0)];
     let formats = [
         ("linear of int8", Quantisation::Int8),
         ("linear of nf4", Quantisation::Nf4),
@@ -129,28 +138,35 @@ fn products() -> Vec<Case> {
         let run = move |tape: &Tape<'_>, v: &[Var]| {
             tape.linear(&v[0], Linear::new(&Quantised::new(v[1].tensor(), how)?))
         };
-        all.push(Case::new(name, &[x], run).then(&[(weight, Role::Given)]).slack(4.0));
+        all.push(
+            SelfTestCase::new(name, &[x], run).then(&[(weight, InputRole::FrozenF32)]).slack(4.0),
+        );
     }
     let dora = |tape: &Tape<'_>, v: &[Var]| {
         let lora = Lora { down: &v[1], up: &v[2], scale: 0.5, dropout: 0.0 };
         let weight = (&v[0]).into();
         tape.dora_scale(weight, &row_norms(weight)?, lora, &v[3])
     };
-    let given =
-        [(weight, Role::Given), ([4, 128].into(), Role::Given), ([90, 4].into(), Role::Given)];
-    all.push(Case::new("dora", &[], dora).then(&given).then(&[([90].into(), Role::Vector)]));
+    let given = [
+        (weight, InputRole::FrozenF32),
+        ([4, 128].into(), InputRole::FrozenF32),
+        ([90, 4].into(), InputRole::FrozenF32),
+    ];
+    all.push(
+        SelfTestCase::new("dora", &[], dora).then(&given).then(&[([90].into(), InputRole::Vector)]),
+    );
     all.extend(attentions());
     all
 }
 
-fn attentions() -> [Case; 2] {
+fn attentions() -> [SelfTestCase; 2] {
     let (q, kv): (Shape, Shape) = ([2, 37, 4 * 32].into(), [2, 41, 2 * 32].into());
     [
-        Case::new("attention", &[q, q, q], |tape, v| {
+        SelfTestCase::new("attention", &[q, q, q], |tape, v| {
             tape.attention(&v[0], &v[1], &v[2], Attention::full(4, 32))
         })
         .slack(4.0),
-        Case::new("causal attention of shared heads", &[q, kv, kv], |tape, v| {
+        SelfTestCase::new("causal attention of shared heads", &[q, kv, kv], |tape, v| {
             let lengths = tape.device().upload([2], &[41u32, 39])?;
             let (is_causal, key_lengths) = (true, Some(&lengths));
             let how = Attention { n_kv_heads: 2, is_causal, key_lengths, ..Attention::full(4, 32) };
@@ -160,121 +176,131 @@ fn attentions() -> [Case; 2] {
     ]
 }
 
-fn norms() -> Vec<Case> {
+fn norms() -> Vec<SelfTestCase> {
     let (x, wide): (Shape, Shape) = ([2, 5, 36].into(), [2, 72].into());
-    let vector = ([36].into(), Role::Vector);
-    let heads = |pairs: Pairs| {
+    let vector = ([36].into(), InputRole::Vector);
+    let heads = |pairs: RopePairs| {
         move |tape: &Tape<'_>, v: &[Var]| {
-            let angles = rope_table(&[Axis::new(12, 10_000.0)], &[0.0, 1.0, 2.0, 5.0, 9.0]);
+            let angles = rope_table(&[RopeAxis::new(12, 10_000.0)], &[0.0, 1.0, 2.0, 5.0, 9.0]);
             let table = tape.device().upload([5, 12], &angles)?;
             let (norm, rope) = (Some((&v[1], 1e-6)), Some(Rope { table: &table, pairs }));
             tape.qk_norm_rope(&v[0], QkNormRope { n_heads: 3, norm, rope })
         }
     };
-    let weight = [([12].into(), Role::Vector)];
+    let weight = [([12].into(), InputRole::Vector)];
     vec![
-        Case::new("norm with modulation", &[x, wide], |tape, v| {
+        SelfTestCase::new("norm with modulation", &[x, wide], |tape, v| {
             tape.norm_modulate(&v[0], v[1].chunk(0), v[1].chunk(1), 1e-6)
         })
         .slack(4.0),
-        Case::new("layer norm", &[x], |tape, v| {
+        SelfTestCase::new("layer norm", &[x], |tape, v| {
             tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), 1e-5)
         })
         .then(&[vector, vector])
         .slack(4.0),
-        Case::new("rms norm", &[x], |tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6))
+        SelfTestCase::new("rms norm", &[x], |tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6))
             .then(&[vector])
             .slack(4.0),
-        Case::new("rotation of neighbours", &[x], heads(Pairs::Interleaved))
+        SelfTestCase::new("rotation of neighbours", &[x], heads(RopePairs::Interleaved))
             .then(&weight)
             .slack(4.0),
-        Case::new("rotation of halves", &[x], heads(Pairs::HalfSplit)).then(&weight).slack(4.0),
-        Case::new("group norm", &[[2, 6, 5, 7].into()], |tape, v| {
+        SelfTestCase::new("rotation of halves", &[x], heads(RopePairs::HalfSplit))
+            .then(&weight)
+            .slack(4.0),
+        SelfTestCase::new("group norm", &[[2, 6, 5, 7].into()], |tape, v| {
             let [weight, bias] = [v[1].tensor(), v[2].tensor()];
             tape.group_norm(&v[0], 3, weight, bias, 1e-6, Activation::Silu)
         })
-        .then(&[([6].into(), Role::Given), ([6].into(), Role::Given)])
+        .then(&[([6].into(), InputRole::FrozenF32), ([6].into(), InputRole::FrozenF32)])
         .frozen()
         .slack(4.0),
     ]
 }
 
-fn tokens() -> Vec<Case> {
+fn tokens() -> Vec<SelfTestCase> {
     let x: Shape = [2, 5, 9].into();
     vec![
-        Case::new("tokens put together", &[x, x], |tape, v| tape.concat_tokens(&[&v[0], &v[1]])),
-        Case::new("tokens taken apart", &[x], |tape, v| tape.split_tokens(&v[0], 1..4)),
-        Case::new("gather", &[x], |tape, v| {
+        SelfTestCase::new("tokens put together", &[x, x], |tape, v| {
+            tape.concat_tokens(&[&v[0], &v[1]])
+        }),
+        SelfTestCase::new("tokens taken apart", &[x], |tape, v| tape.split_tokens(&v[0], 1..4)),
+        SelfTestCase::new("gather", &[x], |tape, v| {
             tape.gather_tokens(&v[0], &tape.device().upload([2, 3], &[4u32, 0, 4, 1, 2, 3])?)
         }),
-        Case::new("scatter", &[x], |tape, v| {
+        SelfTestCase::new("scatter", &[x], |tape, v| {
             let ids = tape.device().upload([2, 5], &[4u32, 0, 4, 1, 2, 3, 3, 3, 0, 6])?;
             tape.scatter_tokens(&v[0], &ids, 7)
         }),
-        Case::new("embedding", &[[11, 9].into()], |tape, v| {
+        SelfTestCase::new("embedding", &[[11, 9].into()], |tape, v| {
             tape.embedding(&tape.device().upload([4], &[10u32, 3, 3, 0])?, &v[0])
         }),
-        Case::new("mean squared error", &[x], |tape, v| {
+        SelfTestCase::new("mean squared error", &[x], |tape, v| {
             let weights = tape.device().upload([2], &[0.5f32, 2.0])?;
             tape.mse(&v[0], v[1].tensor(), Some(&weights), None)
         })
-        .then(&[(x, Role::Given)]),
-        Case::new("cross entropy", &[[6, 9].into(), [77, 9].into()], |tape, v| {
-            let words = tape.device().upload([6], &[0u32, 76, 5, 5, crate::ops::IGNORED, 40])?;
+        .then(&[(x, InputRole::FrozenF32)]),
+        SelfTestCase::new("cross entropy", &[[6, 9].into(), [77, 9].into()], |tape, v| {
+            let words =
+                tape.device().upload([6], &[0u32, 76, 5, 5, crate::ops::IGNORE_INDEX, 40])?;
             tape.cross_entropy(&v[0], &v[1], &words)
         })
         .slack(4.0),
     ]
 }
 
-fn images() -> Vec<Case> {
+fn images() -> Vec<SelfTestCase> {
     let image: Shape = [2, 3, 6, 10].into();
     let all = vec![
-        Case::new("patchify", &[image], |tape, v| {
+        SelfTestCase::new("patchify", &[image], |tape, v| {
             let tokens = tape.patchify(&v[0], 2, PatchOrder::ChannelsLast)?;
             tape.unpatchify(&tokens, [6, 10], 2, PatchOrder::ChannelsFirst)
         }),
-        Case::new("upsample", &[image], |tape, v| tape.upsample(&v[0], 2)),
-        Case::new("mean pool", &[image], |tape, v| tape.avg_pool(&v[0], 2)),
-        Case::new("convolution", &[image], |tape, v| {
+        SelfTestCase::new("upsample", &[image], |tape, v| tape.upsample(&v[0], 2)),
+        SelfTestCase::new("mean pool", &[image], |tape, v| tape.avg_pool(&v[0], 2)),
+        SelfTestCase::new("convolution", &[image], |tape, v| {
             let (weight, bias) = (v[1].tensor(), Some(v[2].tensor()));
             let activation = Activation::Silu;
             tape.conv2d(&v[0], Conv2d { bias, padding: [1; 4], activation, ..Conv2d::new(weight) })
         })
-        .then(&[([5, 3, 3, 3].into(), Role::Given), ([5].into(), Role::Given)])
+        .then(&[([5, 3, 3, 3].into(), InputRole::FrozenF32), ([5].into(), InputRole::FrozenF32)])
         .slack(4.0),
-        Case::new("noise", &[image], noise)
-            .then(&[(image, Role::Given), (image, Role::Given), ([3].into(), Role::Given)])
+        SelfTestCase::new("noise", &[image], noise)
+            .then(&[
+                (image, InputRole::FrozenF32),
+                (image, InputRole::FrozenF32),
+                ([3].into(), InputRole::FrozenF32),
+            ])
             .slack(4.0),
     ];
-    all.into_iter().map(Case::frozen).collect()
+    all.into_iter().map(SelfTestCase::frozen).collect()
 }
 
 /// The first input's format is that of the result.
 fn noise(tape: &Tape<'_>, v: &[Var]) -> Result<Var> {
-    let streams = [Stream::new(5, 1), Stream::new(5, 2)];
-    let spread = Spread { deviation: v[2].tensor(), streams: &streams };
-    let channels = Channels { shift: v[3].tensor(), scale: v[3].tensor() };
+    let streams = [RandomSequence::new(5, 1), RandomSequence::new(5, 2)];
+    let spread = LatentStd { std: v[2].tensor(), sequences: &streams };
+    let channels = LatentScaling { shift: v[3].tensor(), scale: v[3].tensor() };
     let latents = sample_latents(v[1].tensor().clone(), Some(spread), channels)?;
     let sigmas = tape.device().upload([2], &[0.25f32, 0.8])?;
     let both = add_noise(latents, &sigmas, &streams, v[0].dtype())?;
     tape.add(&both.noisy.into(), &tape.convert(&both.velocity.into(), v[0].dtype())?)
 }
 
-fn steps() -> Vec<Case> {
+fn steps() -> Vec<SelfTestCase> {
     let given = |name, run: fn(&Tape<'_>, &[Var]) -> Result<Var>| {
-        Case::new(name, &[], run).then(&[([600].into(), Role::Given), ([600].into(), Role::Given)])
+        SelfTestCase::new(name, &[], run)
+            .then(&[([600].into(), InputRole::FrozenF32), ([600].into(), InputRole::FrozenF32)])
     };
     vec![
         given("adamw", |_, v| {
-            let (mut params, mut state) = fresh(v, Moments::new)?;
+            let (mut params, mut state) = param_and_state(v, Moments::new)?;
             adamw(&mut params, &[Some(v[1].tensor())], &mut state, AdamW::default(), None)?;
             Ok(params.remove(0).into())
         }),
         given("adamw of 8 bits, clipped", |tape, v| {
-            let (mut params, mut state) = fresh(v, Moments8::new)?;
+            let (mut params, mut state) = param_and_state(v, Moments8bit::new)?;
             let gradients = [Some(v[1].tensor())];
-            let clip = Clip { norm: global_norm(&gradients, tape.device())?, max: 1.0 };
+            let clip = GradClip { norm: global_norm(&gradients, tape.device())?, max_norm: 1.0 };
             for step in 1..=3 {
                 let step = AdamW { step, ..AdamW::default() };
                 adamw_8bit(&mut params, &gradients, &mut state, step, Some(&clip))?;
@@ -282,7 +308,7 @@ fn steps() -> Vec<Case> {
             Ok(params.remove(0).into())
         }),
         given("moving average", |_, v| {
-            let (mut params, _) = fresh(v, |_| Ok(()))?;
+            let (mut params, _) = param_and_state(v, |_| Ok(()))?;
             ema(&mut params[0], v[1].tensor(), 0.9)?;
             Ok(params.remove(0).into())
         }),
@@ -298,8 +324,11 @@ fn steps() -> Vec<Case> {
 }
 
 /// A parameter of its own, and what its optimizer remembers.
-fn fresh<T>(v: &[Var], state: impl Fn(&Tensor) -> Result<T>) -> Result<(Vec<Tensor>, Vec<T>)> {
-    let param = v[0].tensor().clone().unshared()?;
+fn param_and_state<T>(
+    v: &[Var],
+    state: impl Fn(&Tensor) -> Result<T>,
+) -> Result<(Vec<Tensor>, Vec<T>)> {
+    let param = v[0].tensor().clone().into_unique()?;
     let state = state(&param)?;
     Ok((vec![param], vec![state]))
 }

@@ -1,14 +1,14 @@
-//! Every op on a device against the processor, on small tensors: for whoever has a GPU that nobody tested.
-//! The processor is right, as far as the ops' own tests show against exact references.
+//! Every op on a device against the CPU, on small tensors: for whoever has a GPU that nobody tested.
+//! The CPU is right, as far as the ops' own tests show against exact references.
 //!
-//! Leaves out what needs those references: every shape, every error, and the processor itself.
+//! Leaves out what needs those references: every shape, every error, and the CPU itself.
 
 mod cases;
 
-use cases::{Case, cases};
+use cases::{SelfTestCase, cases};
 
-use crate::gpu::Choice;
-use crate::random::Stream;
+use crate::gpu::GpuChoice;
+use crate::random::RandomSequence;
 use crate::{Device, Dtype, Gradients, Params, Result, Shape, Tape, Tensor, Var};
 
 /// Bytes of the arenas of both. Chosen: several times what the largest case takes.
@@ -20,16 +20,16 @@ const UNITS: f64 = 64.0;
 
 /// What is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tested {
-    /// An NVIDIA card.
+pub enum TestTarget {
+    /// An NVIDIA GPU.
     Cuda(usize),
     /// Another GPU.
-    Gpu(Choice),
+    Gpu(GpuChoice),
 }
 
 /// What an op showed in one format.
 #[derive(Clone, Debug)]
-pub struct Verdict {
+pub struct OpVerdict {
     /// The op, and what of it.
     pub name: &'static str,
     /// The format of its tensors.
@@ -40,7 +40,7 @@ pub struct Verdict {
     pub allowed: f64,
 }
 
-impl Verdict {
+impl OpVerdict {
     /// Whether the op may be used.
     pub fn is_right(&self) -> bool {
         self.error <= self.allowed
@@ -48,26 +48,28 @@ impl Verdict {
 }
 
 /// Runs every op in f32, bf16 and f16, and hands on each verdict as it comes.
-pub fn self_test(tested: Tested, mut tell: impl FnMut(&Verdict)) -> Result<()> {
+pub fn self_test(tested: TestTarget, mut on_progress: impl FnMut(&OpVerdict)) -> Result<()> {
     let device = match tested {
-        Tested::Cuda(index) => Device::cuda(index, ARENA_BYTES, true, None)?,
-        Tested::Gpu(choice) => Device::gpu(choice, ARENA_BYTES)?,
+        TestTarget::Cuda(index) => Device::cuda(index, ARENA_BYTES, true, None)?,
+        TestTarget::Gpu(choice) => Device::gpu(choice, ARENA_BYTES)?,
     };
     let cpu = Device::cpu(1, ARENA_BYTES)?;
     for case in cases() {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-            tell(&judge(&case, dtype, &device, &cpu)?);
+            on_progress(&judge(&case, dtype, &device, &cpu)?);
         }
     }
     Ok(())
 }
 
-/// One op in one format. The processor computes with the same numbers, rounded as on the device, in f32.
-fn judge(case: &Case, dtype: Dtype, device: &Device, cpu: &Device) -> Result<Verdict> {
-    let inputs: Vec<Vec<f32>> =
-        (0..).zip(&case.inputs).map(|(index, (shape, _))| numbers(*shape, index, dtype)).collect();
+/// One op in one format. The CPU computes with the same numbers, rounded as on the device, in f32.
+fn judge(case: &SelfTestCase, dtype: Dtype, device: &Device, cpu: &Device) -> Result<OpVerdict> {
+    let inputs: Vec<Vec<f32>> = (0..)
+        .zip(&case.inputs)
+        .map(|(index, (shape, _))| random_values(*shape, index, dtype))
+        .collect();
     let (ours, exact) =
-        (outcome(case, dtype, &inputs, device)?, outcome(case, Dtype::F32, &inputs, cpu)?);
+        (run_case(case, dtype, &inputs, device)?, run_case(case, Dtype::F32, &inputs, cpu)?);
     let error =
         ours.iter().zip(&exact).map(|(ours, exact)| difference(ours, exact)).fold(0.0, f64::max);
     let rounding: f64 = match dtype {
@@ -75,12 +77,12 @@ fn judge(case: &Case, dtype: Dtype, device: &Device, cpu: &Device) -> Result<Ver
         Dtype::F16 => 2f64.powi(-11),
         _ => 2f64.powi(-24),
     };
-    Ok(Verdict { name: case.name, dtype, error, allowed: UNITS * rounding * case.slack })
+    Ok(OpVerdict { name: case.name, dtype, error, allowed: UNITS * rounding * case.slack })
 }
 
 /// Random numbers as a format holds them.
-fn numbers(shape: Shape, index: u64, dtype: Dtype) -> Vec<f32> {
-    let random = Stream::new(0x5e1f, index);
+fn random_values(shape: Shape, index: u64, dtype: Dtype) -> Vec<f32> {
+    let random = RandomSequence::new(0x5e1f, index);
     let numbers = (0..shape.elements()).map(|at| random.normal(at));
     match dtype {
         Dtype::Bf16 => numbers.map(|x| half::bf16::from_f32(x).to_f32()).collect(),
@@ -90,8 +92,8 @@ fn numbers(shape: Shape, index: u64, dtype: Dtype) -> Vec<f32> {
 }
 
 /// The result, and the gradients of what is trained if the op has any.
-fn outcome(
-    case: &Case,
+fn run_case(
+    case: &SelfTestCase,
     dtype: Dtype,
     inputs: &[Vec<f32>],
     device: &Device,
@@ -105,9 +107,9 @@ fn outcome(
     }
     let result = (case.run)(&tape, &vars)?;
     let mut all = vec![result.tensor().to_f32_vec()];
-    if result.source().is_some() {
+    if result.grad_target().is_some() {
         let ones = vec![1.0; result.shape().elements()];
-        let gradient = device.upload_as(result.shape(), &slanted(ones), result.dtype())?;
+        let gradient = device.upload_as(result.shape(), &ramp(ones), result.dtype())?;
         let mut leaves = tape.backward_from(result, gradient, &mut Gradients::default())?;
         let gradients = vars.iter().filter_map(|var| leaves.take(var));
         all.extend(gradients.map(|gradient: Tensor| gradient.to_f32_vec()));
@@ -117,7 +119,7 @@ fn outcome(
 }
 
 /// Numbers that differ from place to place and that every format holds exactly.
-fn slanted(mut ones: Vec<f32>) -> Vec<f32> {
+fn ramp(mut ones: Vec<f32>) -> Vec<f32> {
     for (index, one) in ones.iter_mut().enumerate() {
         *one += (index % 5) as f32 / 4.0 - 0.5;
     }
@@ -137,19 +139,19 @@ fn difference(ours: &[f32], exact: &[f32]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gpu::{AdapterKind, adapters};
+    use crate::gpu::{GpuAdapterKind, adapters};
 
     #[test]
-    fn the_processor_agrees_with_itself_and_a_wrong_op_is_named() {
+    fn the_cpu_agrees_with_itself_and_a_wrong_op_is_named() {
         let cpu = Device::cpu(2, ARENA_BYTES).unwrap();
-        let other = Device::plain_cpu(1, ARENA_BYTES);
+        let other = Device::cpu_without_amx(1, ARENA_BYTES);
         for case in cases() {
             let verdict = judge(&case, Dtype::F32, &cpu, &other).unwrap();
             assert!(verdict.is_right(), "{verdict:?}");
         }
-        let case = Case::new("scale", &[[2, 3].into()], |tape, v| tape.scale(&v[0], 2.0));
+        let case = SelfTestCase::new("scale", &[[2, 3].into()], |tape, v| tape.scale(&v[0], 2.0));
         let inputs = [vec![1.0; 6]];
-        let right = outcome(&case, Dtype::F32, &inputs, &cpu).unwrap();
+        let right = run_case(&case, Dtype::F32, &inputs, &cpu).unwrap();
         let mut wrong = right.clone();
         wrong[0][4] += 1e-3;
         assert!(difference(&right[0], &right[0]) == 0.0 && difference(&wrong[0], &right[0]) > 1e-4);
@@ -160,16 +162,16 @@ mod tests {
     #[test]
     #[allow(clippy::print_stderr)] // Says why nothing is shown.
     fn a_software_gpu_passes() {
-        if !adapters().iter().any(|adapter| adapter.kind == AdapterKind::Software) {
+        if !adapters().iter().any(|adapter| adapter.kind == GpuAdapterKind::Software) {
             return eprintln!("no software driver for Vulkan here");
         }
         let mut wrong = Vec::new();
-        let tell = |verdict: &Verdict| {
+        let tell = |verdict: &OpVerdict| {
             if !verdict.is_right() {
                 wrong.push(verdict.clone());
             }
         };
-        self_test(Tested::Gpu(Choice::Software), tell).unwrap();
+        self_test(TestTarget::Gpu(GpuChoice::Software), tell).unwrap();
         assert!(wrong.is_empty(), "{wrong:?}");
     }
 }

@@ -8,7 +8,7 @@ use crate::reading::Bytes;
 
 /// Something that was decided or noticed, with its cause.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Decision {
+pub struct PaceDecision {
     /// How the run went.
     pub from: Pace,
     /// How it goes on; the same if something was only noticed.
@@ -150,7 +150,7 @@ pub enum Cause {
     #[error("running on mains again")]
     OnMains,
     /// The power supply asked for less.
-    #[error("the power supply holds the clock down: it gives less than the card asks for")]
+    #[error("the power supply holds the clock down: it gives less than the GPU asks for")]
     PowerBrake,
     /// Busy at a low clock for no reason that is told.
     #[error(

@@ -9,28 +9,28 @@ const GAP_SECS: f64 = 60.0;
 
 /// The clock.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Clock {
+pub(super) struct GovernorClock {
     last: Option<Duration>,
     secs: f64,
 }
 
 /// A moment.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Moment {
+pub(super) struct ClockTick {
     /// Seconds since the first.
     pub secs: f64,
     /// Whether the time before it is not to be trusted.
     pub is_after_gap: bool,
 }
 
-impl Clock {
+impl GovernorClock {
     /// Now; `busy_secs` is how long nothing could be told for a good reason.
-    pub fn at(&mut self, now: Duration, busy_secs: f64) -> Moment {
+    pub fn tick(&mut self, now: Duration, busy_secs: f64) -> ClockTick {
         let last = self.last.replace(now).unwrap_or(now);
         let ran_backwards = now < last;
         let passed = now.saturating_sub(last).as_secs_f64();
         self.secs += passed;
-        Moment { secs: self.secs, is_after_gap: ran_backwards || passed > GAP_SECS + busy_secs }
+        ClockTick { secs: self.secs, is_after_gap: ran_backwards || passed > GAP_SECS + busy_secs }
     }
 }
 
@@ -40,9 +40,9 @@ mod tests {
 
     #[test]
     fn time_never_runs_backwards_and_gaps_are_told() {
-        let mut clock = Clock::default();
+        let mut clock = GovernorClock::default();
         let mut at = |secs: u64| {
-            let moment = clock.at(Duration::from_secs(secs), 0.0);
+            let moment = clock.tick(Duration::from_secs(secs), 0.0);
             (moment.secs, moment.is_after_gap)
         };
         assert_eq!(at(1000), (0.0, false));
@@ -55,9 +55,9 @@ mod tests {
 
     #[test]
     fn a_long_step_is_no_gap() {
-        let mut clock = Clock::default();
-        clock.at(Duration::ZERO, 0.0);
-        assert!(!clock.at(Duration::from_secs(300), 300.0).is_after_gap);
-        assert!(clock.at(Duration::from_secs(900), 300.0).is_after_gap);
+        let mut clock = GovernorClock::default();
+        clock.tick(Duration::ZERO, 0.0);
+        assert!(!clock.tick(Duration::from_secs(300), 300.0).is_after_gap);
+        assert!(clock.tick(Duration::from_secs(900), 300.0).is_after_gap);
     }
 }

@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
+use super::backoff::Backoff;
 use super::cause::{Cause, rounded};
-use super::patience::Patience;
-use super::{MIN_DUTY, Policy, Took};
+use super::{GovernorPolicy, MIN_DUTY, StepTime};
 
 /// Samples that are averaged, without the fastest and the slowest.
 const WINDOW: usize = 10;
@@ -41,10 +41,10 @@ const RISE: f64 = 1.05;
 pub(super) struct Drift {
     is_paced: bool,
     start: Option<f64>,
-    /// The best average of every rung: expected times of different rungs may be wrong by different factors.
+    /// The best average of every level: expected times of different levels may be wrong by different factors.
     best: Vec<Option<f64>>,
-    rung: usize,
-    open: Took,
+    level: usize,
+    open: StepTime,
     samples: VecDeque<f64>,
     now: f64,
     /// Samples in a row since when it has been slow.
@@ -54,8 +54,8 @@ pub(super) struct Drift {
     share: f64,
     trial: Option<Trial>,
     changed_at: f64,
-    more: Patience,
-    less: Patience,
+    raise_backoff: Backoff,
+    lower_backoff: Backoff,
 }
 
 /// Another duty, to see whether more gets done.
@@ -78,13 +78,13 @@ enum TrialKind {
 }
 
 impl Drift {
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(policy: GovernorPolicy) -> Self {
         Self {
-            is_paced: policy.spares_the_hardware(),
+            is_paced: policy.avoids_throttling(),
             start: policy.is_calibrated.then_some(CALIBRATION),
             best: Vec::new(),
-            rung: 0,
-            open: Took { secs: 0.0, expected_secs: 0.0 },
+            level: 0,
+            open: StepTime { secs: 0.0, expected_secs: 0.0 },
             samples: VecDeque::with_capacity(WINDOW),
             now: 1.0,
             n_slow: 0,
@@ -93,8 +93,8 @@ impl Drift {
             trial: None,
             changed_at: f64::NEG_INFINITY,
             // Chosen: two tries an hour at first, then fewer. A try is judged, so none is by mistake.
-            more: Patience::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
-            less: Patience::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
+            raise_backoff: Backoff::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
+            lower_backoff: Backoff::new(1800.0, 4.0 * 3600.0, f64::INFINITY),
         }
     }
 
@@ -103,20 +103,26 @@ impl Drift {
     }
 
     /// Averages begin again.
-    pub fn start_afresh(&mut self) {
-        self.open = Took { secs: 0.0, expected_secs: 0.0 };
+    pub fn reset(&mut self) {
+        self.open = StepTime { secs: 0.0, expected_secs: 0.0 };
         self.samples.clear();
         self.n_slow = 0;
     }
 
-    /// Takes in a step on that rung; `is_explained` is whether anything that can be seen makes it slow.
-    pub fn took(&mut self, now: f64, took: Took, rung: usize, is_explained: bool) -> Option<Cause> {
+    /// Takes in a step on that level; `is_explained` is whether anything that can be seen makes it slow.
+    pub fn record_step(
+        &mut self,
+        now: f64,
+        took: StepTime,
+        level: usize,
+        is_explained: bool,
+    ) -> Option<Cause> {
         let is_settling = self.trial.is_some() && now - self.changed_at < SETTLING_SECS;
         if !is_time(took.secs) || !is_time(took.expected_secs) || is_settling {
             return None;
         }
-        if rung != std::mem::replace(&mut self.rung, rung) {
-            self.start_afresh();
+        if level != std::mem::replace(&mut self.level, level) {
+            self.reset();
         }
         if !self.take_in(took) {
             return None;
@@ -137,12 +143,12 @@ impl Drift {
         }
         self.n_slow += 1;
         // At first only the end of the window is slow.
-        let is_due = self.n_slow >= WINDOW && self.less.allows(now);
+        let is_due = self.n_slow >= WINDOW && self.lower_backoff.is_ready(now);
         is_due.then(|| self.try_less(now, self.limit()))
     }
 
     /// Returns whether there is a new sample.
-    fn take_in(&mut self, took: Took) -> bool {
+    fn take_in(&mut self, took: StepTime) -> bool {
         self.open.secs += took.secs;
         self.open.expected_secs += took.expected_secs;
         if self.open.secs < SAMPLE_SECS {
@@ -152,7 +158,7 @@ impl Drift {
             self.samples.pop_front();
         }
         self.samples.push_back(self.open.secs / self.open.expected_secs);
-        self.open = Took { secs: 0.0, expected_secs: 0.0 };
+        self.open = StepTime { secs: 0.0, expected_secs: 0.0 };
         true
     }
 
@@ -164,10 +170,10 @@ impl Drift {
         let mut sorted: Vec<f64> = self.samples.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
         let average = sorted[1..WINDOW - 1].iter().sum::<f64>() / (WINDOW - 2) as f64;
-        if self.best.len() <= self.rung {
-            self.best.resize(self.rung + 1, self.start);
+        if self.best.len() <= self.level {
+            self.best.resize(self.level + 1, self.start);
         }
-        let best = self.best[self.rung].get_or_insert(average);
+        let best = self.best[self.level].get_or_insert(average);
         *best = best.min(average);
         Some(average / *best)
     }
@@ -205,20 +211,20 @@ impl Drift {
                 Some(cause)
             }
             TrialKind::Less | TrialKind::Least if trial.share < 1.0 => {
-                wait(&mut self.less, now);
+                wait(&mut self.lower_backoff, now);
                 let (drift, limit) = (rounded(self.now), rounded(self.limit()));
                 self.set(now, trial.share);
                 Some(Cause::SlowNoMore { drift, limit })
             }
             TrialKind::Less | TrialKind::Least => {
                 self.accepted = trial.drift;
-                wait(&mut self.less, now);
+                wait(&mut self.lower_backoff, now);
                 let (before, after) = (rounded(trial.drift), rounded(self.now));
                 self.set(now, trial.share);
                 Some(Cause::NotHeat { before, after })
             }
             TrialKind::More => {
-                wait(&mut self.more, now);
+                wait(&mut self.raise_backoff, now);
                 let cause = self.cause(trial.drift * self.share / trial.share / GAIN);
                 self.set(now, trial.share);
                 Some(cause)
@@ -232,10 +238,10 @@ impl Drift {
             return None;
         }
         let still = self.accepted * STILL;
-        if self.now >= still && self.less.allows(now) {
+        if self.now >= still && self.lower_backoff.is_ready(now) {
             return Some(self.try_less(now, still));
         }
-        if !self.more.allows(now) {
+        if !self.raise_backoff.is_ready(now) {
             return None;
         }
         let (drift, limit) = (rounded(self.now), rounded(self.limit()));
@@ -246,7 +252,7 @@ impl Drift {
     fn set(&mut self, now: f64, share: f64) {
         self.share = (100.0 * share).round() / 100.0;
         self.changed_at = now;
-        self.start_afresh();
+        self.reset();
     }
 
     fn cause(&self, limit: f64) -> Cause {
@@ -260,9 +266,9 @@ impl Drift {
 }
 
 /// Something was in vain.
-fn wait(patience: &mut Patience, now: f64) {
-    patience.took(now);
-    patience.lost(now);
+fn wait(patience: &mut Backoff, now: f64) {
+    patience.start(now);
+    patience.fail(now);
 }
 
 /// A time that a step can take; a day is none.

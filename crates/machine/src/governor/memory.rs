@@ -1,15 +1,15 @@
-//! The rule for memory: which rung a run stands on, and when it stands still. It tightens while the run holds
+//! The rule for memory: which level a run stands on, and when it stands still. It tightens while the run holds
 //! more than its share, as far as planned sizes say is needed and at once when the system suffers; it
-//! widens as far as there is provably room. It never ends a run. What a rung means (portions of a
-//! batch, blocks computed twice) it does not know.
+//! widens as far as there is provably room. It never ends a run. What a level means (portions of a
+//! batch, blocks recomputed) it does not know.
 
 use std::collections::VecDeque;
 
-use super::Rung;
+use super::GovernorLevel;
+use super::backoff::Backoff;
 use super::cause::{Cause, rounded};
-use super::patience::Patience;
-use crate::feel::{Feel, Share};
 use crate::memory::PressureLevel;
+use crate::telemetry::{ProcessMemory, Telemetry};
 
 /// Readings that are averaged.
 const WINDOW: usize = 10;
@@ -30,7 +30,7 @@ const URGENT_PART: f64 = 0.05;
 /// A load below this is room for more. Taken: the rule of the plan, tighten by 0.8 above it, widen below.
 const ROOMY_LOAD: f64 = 0.8;
 
-/// Part of the share that stays free when the next wider rung is taken for its size alone.
+/// Part of the share that stays free when the next wider level is taken for its size alone.
 const MARGIN: f64 = 0.05;
 
 /// Readings after a change that show its effect, counted from the first step that ended after it ...
@@ -39,26 +39,26 @@ const SEEN_READINGS: usize = 4;
 /// ... or seconds, where steps are long.
 const SEEN_SECS: f64 = 90.0;
 
-/// Seconds without want before a wider rung is taken. Chosen: all are regained within two minutes.
+/// Seconds without want before a wider level is taken. Chosen: all are regained within two minutes.
 const CALM_SECS: f64 = 10.0;
 
 /// How full memory is, and what of it a run takes.
 #[derive(Clone, Debug)]
-pub(super) struct Memory {
-    rungs: Vec<Rung>,
-    rung: usize,
+pub(super) struct MemoryControl {
+    levels: Vec<GovernorLevel>,
+    level: usize,
     is_paused: bool,
-    shares: VecDeque<Share>,
-    last: Change,
+    shares: VecDeque<ProcessMemory>,
+    last: MemoryChange,
     wanted_at: f64,
-    /// Wider rungs are barred from here on while patience says so.
+    /// Wider levels are barred from here on while patience says so.
     barred: usize,
-    patience: Patience,
+    backoff: Backoff,
 }
 
 /// The last change, and what was seen of its effect.
 #[derive(Clone, Copy, Debug)]
-struct Change {
+struct MemoryChange {
     secs: f64,
     has_stepped: bool,
     n_readings: usize,
@@ -66,17 +66,17 @@ struct Change {
     stalled: f64,
 }
 
-impl Memory {
-    pub fn new(mut rungs: Vec<Rung>) -> Self {
-        if rungs.is_empty() {
-            rungs.push(Rung { bytes: 0 });
+impl MemoryControl {
+    pub fn new(mut levels: Vec<GovernorLevel>) -> Self {
+        if levels.is_empty() {
+            levels.push(GovernorLevel { bytes: 0 });
         }
         Self {
-            rungs,
-            rung: 0,
+            levels,
+            level: 0,
             is_paused: false,
             shares: VecDeque::with_capacity(WINDOW),
-            last: Change {
+            last: MemoryChange {
                 secs: f64::NEG_INFINITY,
                 has_stepped: true,
                 n_readings: SEEN_READINGS,
@@ -85,12 +85,12 @@ impl Memory {
             wanted_at: f64::NEG_INFINITY,
             barred: 0,
             // Chosen: three tries an hour at first, then fewer; what lasted twenty minutes was right.
-            patience: Patience::new(600.0, 7200.0, 1200.0),
+            backoff: Backoff::new(600.0, 7200.0, 1200.0),
         }
     }
 
-    pub fn rung(&self) -> usize {
-        self.rung
+    pub fn level(&self) -> usize {
+        self.level
     }
 
     pub fn is_paused(&self) -> bool {
@@ -98,7 +98,7 @@ impl Memory {
     }
 
     /// Averages begin again.
-    pub fn start_afresh(&mut self) {
+    pub fn reset(&mut self) {
         self.shares.clear();
     }
 
@@ -108,7 +108,7 @@ impl Memory {
     }
 
     /// Takes in a reading.
-    pub fn feel(&mut self, now: f64, feel: &Feel) -> Option<Cause> {
+    pub fn observe(&mut self, now: f64, feel: &Telemetry) -> Option<Cause> {
         self.take_in(feel.memory);
         if let Some(want) = self.want(now, feel) {
             self.wanted_at = now;
@@ -121,16 +121,16 @@ impl Memory {
         (is_calm && self.is_effect_seen(now)).then(|| self.widen(now)).flatten()
     }
 
-    /// An allocation was refused: whatever the figures say, this rung is too wide.
-    pub fn refused(&mut self, now: f64) -> Option<Cause> {
-        let planned = self.rungs[self.rung].bytes;
+    /// An allocation was refused: whatever the figures say, this level is too wide.
+    pub fn out_of_memory(&mut self, now: f64) -> Option<Cause> {
+        let planned = self.levels[self.level].bytes;
         self.wanted_at = now;
-        // A rung that was refused is a mistake, no matter how long ago it was taken.
-        self.patience.took(now);
-        self.step_down(now, self.rung + 1).then_some(Cause::MemoryRefused { planned })
+        // A level that was refused is a mistake, no matter how long ago it was taken.
+        self.backoff.start(now);
+        self.step_down(now, self.level + 1).then_some(Cause::MemoryRefused { planned })
     }
 
-    fn take_in(&mut self, share: Option<Share>) {
+    fn take_in(&mut self, share: Option<ProcessMemory>) {
         // Where all stands still, nothing more will be seen.
         self.last.n_readings += usize::from(self.last.has_stepped || self.is_paused);
         let Some(share) = share else { return };
@@ -141,7 +141,7 @@ impl Memory {
     }
 
     /// What memory is wanted for, if it is: what cannot wait first, then the average.
-    fn want(&self, now: f64, feel: &Feel) -> Option<Cause> {
+    fn want(&self, now: f64, feel: &Telemetry) -> Option<Cause> {
         let is_fading = |stalled: f64| {
             now - self.last.secs < FADING_SECS && stalled < FADING_PART * self.last.stalled
         };
@@ -161,7 +161,7 @@ impl Memory {
 
     /// Held of what may be held, averaged; over 1 is too much.
     fn load(&self) -> Option<f64> {
-        let load = |share: &Share| {
+        let load = |share: &ProcessMemory| {
             // Nothing held is nothing to give back.
             if share.held == 0 { 0.0 } else { share.held as f64 / size(*share).max(1) as f64 }
         };
@@ -175,16 +175,17 @@ impl Memory {
         self.last.n_readings >= SEEN_READINGS || now - self.last.secs >= SEEN_SECS
     }
 
-    /// Goes down as many rungs as the figures say, one at least.
+    /// Goes down as many levels as the figures say, one at least.
     fn tighten(&mut self, now: f64, want: Cause) -> Option<Cause> {
-        let saved = |rung: &Rung| self.rungs[self.rung].bytes.saturating_sub(rung.bytes);
+        let saved =
+            |level: &GovernorLevel| self.levels[self.level].bytes.saturating_sub(level.bytes);
         let lacking = match want {
             Cause::MemoryShort { held, share } => held.saturating_sub(share),
             _ => 0,
         };
-        let enough = |rung: &usize| saved(&self.rungs[*rung]) >= lacking;
-        let last = self.rungs.len() - 1;
-        let to = (self.rung + 1..=last).find(enough).unwrap_or(last.max(self.rung + 1));
+        let enough = |level: &usize| saved(&self.levels[*level]) >= lacking;
+        let last = self.levels.len() - 1;
+        let to = (self.level + 1..=last).find(enough).unwrap_or(last.max(self.level + 1));
         let has_changed = self.step_down(now, to);
         if let Cause::MemoryStalls { stalled, .. } = want {
             self.last.stalled = stalled;
@@ -192,15 +193,15 @@ impl Memory {
         has_changed.then_some(want)
     }
 
-    /// To a tighter rung, or to a standstill below the tightest. Returns whether anything changed.
+    /// To a tighter level, or to a standstill below the tightest. Returns whether anything changed.
     fn step_down(&mut self, now: f64, to: usize) -> bool {
         if self.is_paused {
             return false;
         }
-        self.barred = self.rung;
-        self.patience.lost(now);
-        if to < self.rungs.len() {
-            self.rung = to;
+        self.barred = self.level;
+        self.backoff.fail(now);
+        if to < self.levels.len() {
+            self.level = to;
         } else {
             self.is_paused = true;
         }
@@ -208,50 +209,50 @@ impl Memory {
         true
     }
 
-    /// Goes on, or up as many rungs as there is provably room for.
+    /// Goes on, or up as many levels as there is provably room for.
     fn widen(&mut self, now: f64) -> Option<Cause> {
-        let is_barred = |to: usize| to <= self.barred && !self.patience.allows(now);
+        let is_barred = |to: usize| to <= self.barred && !self.backoff.is_ready(now);
         let is_open = |to: &usize| !is_barred(*to) && self.has_room_for(*to);
-        let first = if self.is_paused { self.rung } else { 0 };
-        let last = if self.is_paused { self.rung } else { self.rung.checked_sub(1)? };
+        let first = if self.is_paused { self.level } else { 0 };
+        let last = if self.is_paused { self.level } else { self.level.checked_sub(1)? };
         let to = (first..=last).find(is_open)?;
         let share = self.shares.back().map(|share| size(*share));
         self.is_paused = false;
-        self.rung = to;
-        self.patience.took(now);
+        self.level = to;
+        self.backoff.start(now);
         self.changed(now);
-        Some(Cause::MemoryBack { planned: self.rungs[to].bytes, share })
+        Some(Cause::MemoryBack { planned: self.levels[to].bytes, share })
     }
 
-    /// Whether a rung fits by what was planned and by what is really held. Where nothing is known of
+    /// Whether a level fits by what was planned and by what is really held. Where nothing is known of
     /// memory, nothing speaks against the next one.
     fn has_room_for(&self, to: usize) -> bool {
-        let is_next = to + 1 >= self.rung;
+        let is_next = to + 1 >= self.level;
         let Some((now, load)) = self.shares.back().zip(self.load()) else { return is_next };
-        let planned = self.rungs[self.rung].bytes;
-        let more = self.rungs[to].bytes.saturating_sub(planned);
+        let planned = self.levels[self.level].bytes;
+        let more = self.levels[to].bytes.saturating_sub(planned);
         let held = self.shares.iter().map(|share| share.held).max().unwrap_or(0).max(planned);
         let needed = held.saturating_add(more) as f64;
         let share = size(*now) as f64;
-        // A load says something of the next rung, not of those beyond.
+        // A load says something of the next level, not of those beyond.
         needed <= (1.0 - MARGIN) * share || (is_next && load < ROOMY_LOAD && needed <= share)
     }
 
     fn changed(&mut self, now: f64) {
-        self.last = Change { secs: now, has_stepped: false, n_readings: 0, stalled: 0.0 };
-        // What was held before says nothing about the new rung.
+        self.last = MemoryChange { secs: now, has_stepped: false, n_readings: 0, stalled: 0.0 };
+        // What was held before says nothing about the new level.
         self.shares.clear();
     }
 }
 
 /// Whether it would be bold to take more, though nothing need be given back.
-fn is_uneasy(feel: &Feel) -> bool {
+fn is_uneasy(feel: &Telemetry) -> bool {
     feel.stalled.is_some_and(|stalled| stalled >= STALL / 2.0)
         || feel.level.is_some_and(|level| level > PressureLevel::Normal)
 }
 
 /// Bytes that the run may hold in all.
-fn size(share: Share) -> u64 {
+fn size(share: ProcessMemory) -> u64 {
     u64::try_from(i128::from(share.held) + i128::from(share.left)).unwrap_or(0)
 }
 
@@ -262,22 +263,22 @@ mod tests {
     const GIB: u64 = 1 << 30;
     const NONE: [usize; 0] = [];
 
-    fn rungs() -> Vec<Rung> {
-        [10, 8, 6, 5].map(|gib| Rung { bytes: gib * GIB }).to_vec()
+    fn levels() -> Vec<GovernorLevel> {
+        [10, 8, 6, 5].map(|gib| GovernorLevel { bytes: gib * GIB }).to_vec()
     }
 
     /// A machine that lets the run hold so many GiB; steps end every second, unless all stands still.
-    struct Beside {
-        memory: Memory,
+    struct ContendedMachine {
+        memory: MemoryControl,
         now: f64,
     }
 
-    impl Beside {
+    impl ContendedMachine {
         fn new() -> Self {
-            Self { memory: Memory::new(rungs()), now: 0.0 }
+            Self { memory: MemoryControl::new(levels()), now: 0.0 }
         }
 
-        /// Rungs taken in so many seconds; a standstill is the number of rungs.
+        /// Rungs taken in so many seconds; a standstill is the number of levels.
         fn wait(&mut self, secs: usize, allowed: f64, stalled: f64) -> Vec<usize> {
             let mut seen = Vec::new();
             for _ in 0..secs {
@@ -285,12 +286,12 @@ mod tests {
                 if !self.memory.is_paused() {
                     self.memory.stepped();
                 }
-                let held = rungs()[self.memory.rung()].bytes;
+                let held = levels()[self.memory.level()].bytes;
                 let left = (allowed * GIB as f64) as i64 - held.cast_signed();
-                let memory = Some(Share { held, left });
-                let feel = Feel { memory, stalled: Some(stalled), ..Feel::default() };
-                if self.memory.feel(self.now, &feel).is_some() {
-                    seen.push(if self.memory.is_paused() { 4 } else { self.memory.rung() });
+                let memory = Some(ProcessMemory { held, left });
+                let feel = Telemetry { memory, stalled: Some(stalled), ..Telemetry::default() };
+                if self.memory.observe(self.now, &feel).is_some() {
+                    seen.push(if self.memory.is_paused() { 4 } else { self.memory.level() });
                 }
             }
             seen
@@ -299,7 +300,7 @@ mod tests {
 
     #[test]
     fn as_many_rungs_as_the_figures_say() {
-        let mut beside = Beside::new();
+        let mut beside = ContendedMachine::new();
         assert_eq!(beside.wait(60, 10.5, 0.0), NONE);
         assert_eq!(beside.wait(1, 5.9, 0.0), [3], "urgent: no averaging");
         assert_eq!(beside.wait(60, 5.9, 0.0), NONE, "the next would take 6");
@@ -309,14 +310,14 @@ mod tests {
 
     #[test]
     fn a_little_too_much_is_averaged() {
-        let mut beside = Beside::new();
+        let mut beside = ContendedMachine::new();
         assert_eq!(beside.wait(9, 9.8, 0.0), NONE);
         assert_eq!(beside.wait(1, 9.8, 0.0), [1]);
     }
 
     #[test]
     fn stalls_go_down_a_rung_at_a_time_and_stand_still_at_last() {
-        let mut beside = Beside::new();
+        let mut beside = ContendedMachine::new();
         assert_eq!(beside.wait(1, 20.0, 0.5), [1], "at once");
         assert_eq!(beside.wait(30, 20.0, 0.5), [2, 3, 4]);
         assert_eq!(beside.wait(600, 20.0, 0.5), NONE, "still paused, never more");
@@ -325,7 +326,7 @@ mod tests {
 
     #[test]
     fn a_stall_that_fades_is_the_past() {
-        let mut beside = Beside::new();
+        let mut beside = ContendedMachine::new();
         assert_eq!(beside.wait(1, 20.0, 0.4), [1]);
         for secs in 1..20 {
             let stalled = 0.4 * f64::exp(-f64::from(secs) / 10.0);
@@ -335,7 +336,7 @@ mod tests {
 
     #[test]
     fn a_rung_that_did_not_last_is_left_alone_for_longer_each_time() {
-        let mut beside = Beside::new();
+        let mut beside = ContendedMachine::new();
         let mut n_changes = Vec::new();
         for _ in 0..6 {
             // A hog that comes and goes every two minutes, for an hour.
@@ -349,24 +350,24 @@ mod tests {
 
     #[test]
     fn a_refusal_counts_whatever_the_figures_say() {
-        let mut memory = Memory::new(rungs());
-        for rung in [1, 2, 3, 3] {
-            assert!(memory.refused(0.0).is_some());
-            assert_eq!(memory.rung(), rung);
+        let mut memory = MemoryControl::new(levels());
+        for level in [1, 2, 3, 3] {
+            assert!(memory.out_of_memory(0.0).is_some());
+            assert_eq!(memory.level(), level);
         }
         assert!(memory.is_paused());
-        assert!(memory.refused(0.0).is_none(), "it stands still already");
+        assert!(memory.out_of_memory(0.0).is_none(), "it stands still already");
     }
 
     #[test]
     fn a_change_is_judged_by_steps_taken_after_it() {
-        let mut memory = Memory::new(rungs());
-        let feel = Feel { stalled: Some(0.5), ..Feel::default() };
-        assert!(memory.feel(0.0, &feel).is_some());
+        let mut memory = MemoryControl::new(levels());
+        let feel = Telemetry { stalled: Some(0.5), ..Telemetry::default() };
+        assert!(memory.observe(0.0, &feel).is_some());
         // A long step goes on the old way: its readings say nothing.
-        assert!((1..60).all(|secs| memory.feel(f64::from(secs), &feel).is_none()));
+        assert!((1..60).all(|secs| memory.observe(f64::from(secs), &feel).is_none()));
         memory.stepped();
-        assert!((60..63).all(|secs| memory.feel(f64::from(secs), &feel).is_none()));
-        assert!(memory.feel(64.0, &feel).is_some());
+        assert!((60..63).all(|secs| memory.observe(f64::from(secs), &feel).is_none()));
+        assert!(memory.observe(64.0, &feel).is_some());
     }
 }

@@ -2,22 +2,22 @@
 //! programs end it. Pure: it is told the time, what the machine feels like and what steps took; it reads
 //! nothing, sleeps never and has no thread. Whoever computes keeps to its pace.
 //!
-//! Four rules, each a small state machine that knows nothing of the others: `memory` sets the rung, `heat`,
+//! Four rules, each a small state machine that knows nothing of the others: `memory` sets the level, `heat`,
 //! `drift` and `power` each a bound on the duty, of which the lowest counts. The rules in plain
 //! words are in `docs/thermal.md`; `simulated` is the machine that they are proven on.
 
+mod backoff;
 mod cause;
 mod clock;
 mod drift;
-mod heat;
 mod memory;
 mod mode;
-mod patience;
 mod power;
 #[cfg(test)]
 mod simulated;
 #[cfg(test)]
 mod tests;
+mod thermal;
 mod thermometer;
 
 use std::mem::Discriminant;
@@ -25,17 +25,17 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use self::cause::{Cause, Decision};
-pub use self::heat::OVERSHOOT;
-pub use self::mode::{Mode, Policy};
+pub use self::cause::{Cause, PaceDecision};
+pub use self::mode::{GovernorMode, GovernorPolicy};
+pub use self::thermal::OVERSHOOT;
 
-use self::clock::Clock;
+use self::clock::GovernorClock;
 use self::drift::Drift;
-use self::heat::{Going, Warmth};
-use self::memory::Memory;
-use self::power::Power;
-use crate::feel::Feel;
+use self::memory::MemoryControl;
+use self::power::PowerControl;
+use self::thermal::{DutyState, ThermalControl};
 use crate::memory::PressureLevel;
+use crate::telemetry::Telemetry;
 
 /// The lowest duty. Chosen: a run that rests nine seconds of ten still ends; what needs more rest is a
 /// standstill.
@@ -50,7 +50,7 @@ const EXPLAINING_STALL: f64 = 0.02;
 /// One way to compute, as far as the governor knows it. Ways stand in an order: the first is the plan's,
 /// fastest and largest; each that follows takes less memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rung {
+pub struct GovernorLevel {
     /// Bytes that the process holds at its peak this way.
     pub bytes: u64,
 }
@@ -58,8 +58,9 @@ pub struct Rung {
 /// How a run goes now.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Pace {
-    /// Which way it computes.
-    pub rung: usize,
+    /// Which memory level it computes at; 0 is the plan's.
+    #[serde(alias = "rung")]
+    pub level: usize,
     /// Share of time in which it computes; it rests in the rest. Short rests in short turns heat less
     /// than long ones in long.
     pub duty: f64,
@@ -69,7 +70,7 @@ pub struct Pace {
 
 /// A step that was taken.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Took {
+pub struct StepTime {
     /// Seconds it computed.
     pub secs: f64,
     /// Seconds that were expected of it, by rates measured on this machine or by published ones.
@@ -79,53 +80,53 @@ pub struct Took {
 /// Decides how a run goes.
 #[derive(Clone, Debug)]
 pub struct Governor {
-    policy: Policy,
-    clock: Clock,
-    memory: Memory,
-    warmth: Warmth,
+    policy: GovernorPolicy,
+    clock: GovernorClock,
+    memory: MemoryControl,
+    thermal: ThermalControl,
     drift: Drift,
-    power: Power,
+    power: PowerControl,
     pace: Pace,
     step_secs: f64,
     explained_at: f64,
-    said: Vec<Discriminant<Cause>>,
+    reported: Vec<Discriminant<Cause>>,
 }
 
 impl Governor {
-    /// A governor at the start of a run: on the first rung, as fast as the mode allows.
-    pub fn new(policy: Policy, rungs: Vec<Rung>) -> Self {
+    /// A governor at the start of a run: on the first level, as fast as the mode allows.
+    pub fn new(policy: GovernorPolicy, levels: Vec<GovernorLevel>) -> Self {
         Self {
             policy,
-            clock: Clock::default(),
-            memory: Memory::new(rungs),
-            warmth: Warmth::new(policy),
+            clock: GovernorClock::default(),
+            memory: MemoryControl::new(levels),
+            thermal: ThermalControl::new(policy),
             drift: Drift::new(policy),
-            power: Power::new(),
-            pace: Pace { rung: 0, duty: policy.duty(false), is_paused: false },
+            power: PowerControl::new(),
+            pace: Pace { level: 0, duty: policy.duty(false), is_paused: false },
             step_secs: 0.0,
             explained_at: f64::NEG_INFINITY,
-            said: Vec::new(),
+            reported: Vec::new(),
         }
     }
 
     /// Takes in a reading; one a second is usual, more under pressure.
-    pub fn feel(&mut self, now: Duration, feel: &Feel) -> Vec<Decision> {
+    pub fn observe(&mut self, now: Duration, feel: &Telemetry) -> Vec<PaceDecision> {
         let now = self.at(now);
         if explains_slow_steps(feel) {
             self.explained_at = now;
         }
         let mut decisions = Vec::new();
-        let cause = self.power.feel(now, feel);
+        let cause = self.power.observe(now, feel);
         self.decide(cause, &mut decisions);
-        let cause = self.memory.feel(now, feel);
+        let cause = self.memory.observe(now, feel);
         self.decide(cause, &mut decisions);
-        let cause = self.warmth.feel(now, feel, self.going());
+        let cause = self.thermal.observe(now, feel, self.duty_state());
         self.decide(cause, &mut decisions);
         decisions
     }
 
     /// Takes in a step that ended.
-    pub fn took(&mut self, now: Duration, took: Took) -> Vec<Decision> {
+    pub fn record_step(&mut self, now: Duration, took: StepTime) -> Vec<PaceDecision> {
         let now = self.at(now);
         if took.secs.is_finite() {
             self.step_secs = took.secs.clamp(0.0, 3600.0);
@@ -133,17 +134,17 @@ impl Governor {
         self.memory.stepped();
         let is_explained = now - self.explained_at < EXPLAINS_SECS
             || self.power.is_on_battery()
-            || self.warmth.is_felt(now, self.most_duty());
-        let cause = self.drift.took(now, took, self.pace.rung, is_explained);
+            || self.thermal.is_limiting(now, self.most_duty());
+        let cause = self.drift.record_step(now, took, self.pace.level, is_explained);
         let mut decisions = Vec::new();
         self.decide(cause, &mut decisions);
         decisions
     }
 
-    /// An allocation was refused on the current rung: the next one is taken at once.
-    pub fn refused(&mut self, now: Duration) -> Vec<Decision> {
+    /// An allocation was refused on the current level: the next one is taken at once.
+    pub fn out_of_memory(&mut self, now: Duration) -> Vec<PaceDecision> {
         let now = self.at(now);
-        let cause = self.memory.refused(now);
+        let cause = self.memory.out_of_memory(now);
         let mut decisions = Vec::new();
         self.decide(cause, &mut decisions);
         decisions
@@ -156,36 +157,36 @@ impl Governor {
 
     /// The moment in our own seconds; after a gap, what was averaged before is forgotten.
     fn at(&mut self, now: Duration) -> f64 {
-        let moment = self.clock.at(now, 3.0 * self.cycle_secs());
+        let moment = self.clock.tick(now, 3.0 * self.cycle_secs());
         if moment.is_after_gap {
-            self.memory.start_afresh();
-            self.warmth.start_afresh();
-            self.drift.start_afresh();
+            self.memory.reset();
+            self.thermal.reset();
+            self.drift.reset();
         }
         moment.secs
     }
 
     /// Puts the rules together, and tells what changed or is worth a word; the same word only once.
-    fn decide(&mut self, cause: Option<Cause>, decisions: &mut Vec<Decision>) {
+    fn decide(&mut self, cause: Option<Cause>, decisions: &mut Vec<PaceDecision>) {
         let Some(cause) = cause else { return };
         let from = self.pace;
         self.pace = Pace {
-            rung: self.memory.rung(),
-            duty: self.warmth.duty().min(self.most_duty()).clamp(MIN_DUTY, 1.0),
-            is_paused: self.memory.is_paused() || self.warmth.is_paused(),
+            level: self.memory.level(),
+            duty: self.thermal.duty().min(self.most_duty()).clamp(MIN_DUTY, 1.0),
+            is_paused: self.memory.is_paused() || self.thermal.is_paused(),
         };
         let kind = std::mem::discriminant(&cause);
-        let is_said = self.said.contains(&kind);
+        let is_said = self.reported.contains(&kind);
         if from != self.pace || (cause.is_notice() && !is_said) {
-            decisions.push(Decision { from, to: self.pace, cause });
+            decisions.push(PaceDecision { from, to: self.pace, cause });
         }
         if !is_said {
-            self.said.push(kind);
+            self.reported.push(kind);
         }
     }
 
-    fn going(&self) -> Going {
-        Going {
+    fn duty_state(&self) -> DutyState {
+        DutyState {
             duty: self.pace.duty,
             most_duty: self.most_duty(),
             is_held_up: self.memory.is_paused(),
@@ -205,7 +206,7 @@ impl Governor {
 }
 
 /// Whether something other than hidden heat makes steps slow.
-fn explains_slow_steps(feel: &Feel) -> bool {
+fn explains_slow_steps(feel: &Telemetry) -> bool {
     feel.throttled.is_some()
         || feel.stalled.is_some_and(|stalled| stalled >= EXPLAINING_STALL)
         || feel.level.is_some_and(|level| level > PressureLevel::Normal)

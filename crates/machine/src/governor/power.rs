@@ -1,9 +1,9 @@
 //! Power: the battery, which lowers the duty, and whatever holds the clock down without heat, against which no
 //! pace helps. That something is said only once is the governor's part.
 
+use super::backoff::Backoff;
 use super::cause::Cause;
-use super::patience::Patience;
-use crate::feel::{Feel, Throttled};
+use crate::telemetry::{Telemetry, ThrottleCause};
 
 /// Readings in a row that are believed. Chosen: drivers report a brake for a moment when load begins.
 const BELIEVED: usize = 5;
@@ -13,18 +13,18 @@ const MAINS_SECS: f64 = 45.0;
 
 /// What is known about power.
 #[derive(Clone, Debug)]
-pub(super) struct Power {
+pub(super) struct PowerControl {
     is_on_battery: bool,
     /// When it was last seen on battery, and in how many readings up to now.
     battery_at: f64,
     n_battery: usize,
     /// What held the clock down at last, and in how many readings up to now.
-    throttled: Option<Throttled>,
+    throttled: Option<ThrottleCause>,
     n_throttled: usize,
-    patience: Patience,
+    backoff: Backoff,
 }
 
-impl Power {
+impl PowerControl {
     pub fn new() -> Self {
         Self {
             is_on_battery: false,
@@ -33,7 +33,7 @@ impl Power {
             throttled: None,
             n_throttled: 0,
             // Chosen: a plug with a loose contact is believed three times an hour.
-            patience: Patience::new(600.0, 3600.0, 1200.0),
+            backoff: Backoff::new(600.0, 3600.0, 1200.0),
         }
     }
 
@@ -42,7 +42,7 @@ impl Power {
     }
 
     /// Takes in a reading.
-    pub fn feel(&mut self, now: f64, feel: &Feel) -> Option<Cause> {
+    pub fn observe(&mut self, now: f64, feel: &Telemetry) -> Option<Cause> {
         let clock = self.clock(feel.throttled);
         self.battery(now, feel.on_battery).or(clock)
     }
@@ -56,26 +56,26 @@ impl Power {
         }
         if !self.is_on_battery && self.n_battery >= BELIEVED {
             self.is_on_battery = true;
-            self.patience.lost(now);
+            self.backoff.fail(now);
             return Some(Cause::OnBattery);
         }
-        let is_steady = now - self.battery_at >= MAINS_SECS && self.patience.allows(now);
+        let is_steady = now - self.battery_at >= MAINS_SECS && self.backoff.is_ready(now);
         if self.is_on_battery && is_steady {
             self.is_on_battery = false;
-            self.patience.took(now);
+            self.backoff.start(now);
             return Some(Cause::OnMains);
         }
         None
     }
 
-    fn clock(&mut self, throttled: Option<Throttled>) -> Option<Cause> {
+    fn clock(&mut self, throttled: Option<ThrottleCause>) -> Option<Cause> {
         self.n_throttled = if throttled == self.throttled { self.n_throttled + 1 } else { 1 };
         self.throttled = throttled;
         let cause = match throttled? {
-            Throttled::Heat => return None,
-            Throttled::PowerBrake => Cause::PowerBrake,
-            Throttled::StuckPower => Cause::StuckPower,
-            Throttled::LowPower => Cause::LowPower,
+            ThrottleCause::Heat => return None,
+            ThrottleCause::PowerBrake => Cause::PowerBrake,
+            ThrottleCause::StuckPower => Cause::StuckPower,
+            ThrottleCause::LowPower => Cause::LowPower,
         };
         (self.n_throttled >= BELIEVED).then_some(cause)
     }
@@ -87,13 +87,13 @@ mod tests {
 
     #[test]
     fn a_loose_plug_is_believed_less_and_less() {
-        let mut power = Power::new();
+        let mut power = PowerControl::new();
         let mut n_changes = [0; 6];
         for secs in 0..6 * 3600_u32 {
             let on_battery = Some(secs / 60 % 2 == 1);
-            let feel = Feel { on_battery, ..Feel::default() };
+            let feel = Telemetry { on_battery, ..Telemetry::default() };
             n_changes[secs as usize / 3600] +=
-                usize::from(power.feel(f64::from(secs), &feel).is_some());
+                usize::from(power.observe(f64::from(secs), &feel).is_some());
         }
         assert!(n_changes.iter().all(|n| (1..=8).contains(n)), "{n_changes:?}");
         assert!(n_changes[5] <= 2, "{n_changes:?}");
@@ -101,15 +101,15 @@ mod tests {
 
     #[test]
     fn a_moment_is_not_believed() {
-        let mut power = Power::new();
-        let mut said = |throttled: Option<Throttled>, n: usize| {
-            let feel = Feel { throttled, ..Feel::default() };
-            (0..n).filter_map(|_| power.feel(0.0, &feel)).last()
+        let mut power = PowerControl::new();
+        let mut said = |throttled: Option<ThrottleCause>, n: usize| {
+            let feel = Telemetry { throttled, ..Telemetry::default() };
+            (0..n).filter_map(|_| power.observe(0.0, &feel)).last()
         };
-        assert_eq!(said(Some(Throttled::PowerBrake), 4), None);
+        assert_eq!(said(Some(ThrottleCause::PowerBrake), 4), None);
         assert_eq!(said(None, 1), None);
-        assert_eq!(said(Some(Throttled::PowerBrake), 4), None);
-        assert_eq!(said(Some(Throttled::StuckPower), 5), Some(Cause::StuckPower));
-        assert_eq!(said(Some(Throttled::Heat), 50), None);
+        assert_eq!(said(Some(ThrottleCause::PowerBrake), 4), None);
+        assert_eq!(said(Some(ThrottleCause::StuckPower), 5), Some(Cause::StuckPower));
+        assert_eq!(said(Some(ThrottleCause::Heat), 50), None);
     }
 }

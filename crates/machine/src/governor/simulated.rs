@@ -5,8 +5,8 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{Decision, Governor, Pace, Took};
-use crate::feel::{Feel, Heat, Share, Throttled};
+use super::{Governor, Pace, PaceDecision, StepTime};
+use crate::telemetry::{ProcessMemory, Telemetry, Temperature, ThrottleCause};
 
 /// Seconds of simulated time at once.
 const TICK: f64 = 0.25;
@@ -16,7 +16,7 @@ const LONG_STEP: f64 = 1.0;
 
 /// The hardware, and what goes on around it.
 #[derive(Clone, Debug)]
-pub(super) struct Machine {
+pub(super) struct SimulatedMachine {
     /// The air around.
     pub ambient: f64,
     /// Degrees above that at full work in the long run.
@@ -25,27 +25,27 @@ pub(super) struct Machine {
     pub die_part: f64,
     pub die_secs: f64,
     pub sink_secs: f64,
-    pub fan: Option<Fan>,
-    pub throttle: Option<Throttle>,
-    pub sensor: Sensor,
+    pub fan: Option<SimulatedFan>,
+    pub throttle: Option<SimulatedThrottle>,
+    pub sensor: SimulatedSensor,
     /// The sensor's own limit, if it tells one.
     pub limit: Option<f64>,
     /// What holds the clock down without heat, and to which part; whether it is told.
-    pub cap: Option<(Option<Throttled>, f64)>,
+    pub cap: Option<(Option<ThrottleCause>, f64)>,
     pub on_battery: Option<bool>,
     /// Bytes that the run may hold; others have the rest.
     pub allowed_bytes: Option<u64>,
-    /// Bytes that it holds on each rung.
-    pub rung_bytes: Vec<u64>,
+    /// Bytes that it holds on each level.
+    pub level_bytes: Vec<u64>,
     /// Seconds of a step at full speed, and how many times as many are expected.
     pub step_secs: f64,
     pub bias: f64,
-    pub state: State,
+    pub state: SimulatedState,
 }
 
 /// A fan with one step.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Fan {
+pub(super) struct SimulatedFan {
     pub on: f64,
     pub off: f64,
     /// The part of heat that stays while it is on.
@@ -54,7 +54,7 @@ pub(super) struct Fan {
 
 /// Hardware that protects itself.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Throttle {
+pub(super) struct SimulatedThrottle {
     pub on: f64,
     pub off: f64,
     /// The part of speed, and of power, that is left.
@@ -64,7 +64,7 @@ pub(super) struct Throttle {
 
 /// How honest the sensor is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Sensor {
+pub(super) enum SimulatedSensor {
     /// Whole degrees, with a degree of noise.
     Honest,
     Missing,
@@ -75,7 +75,7 @@ pub(super) enum Sensor {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct SimulatedState {
     secs: f64,
     die: f64,
     sink: f64,
@@ -85,11 +85,11 @@ pub(super) struct State {
     done: f64,
     computed: f64,
     rest_left: f64,
-    random: Random,
+    random: XorShift,
 }
 
 /// Who says how fast it goes.
-pub(super) enum Driver {
+pub(super) enum PaceSource {
     Governed(Box<Governor>),
     Constant(f64),
 }
@@ -101,13 +101,13 @@ pub(super) struct Trace {
     pub pace: Vec<Pace>,
     /// Seconds of work at full speed.
     pub done: Vec<f64>,
-    pub decisions: Vec<(usize, Decision)>,
+    pub decisions: Vec<(usize, PaceDecision)>,
 }
 
-impl Machine {
+impl SimulatedMachine {
     /// A laptop in a cool room: 95 °C in the long run at full work, which it would hold.
     pub fn laptop() -> Self {
-        let state = State {
+        let state = SimulatedState {
             secs: 0.0,
             die: 0.0,
             sink: 0.0,
@@ -116,7 +116,7 @@ impl Machine {
             done: 0.0,
             computed: 0.0,
             rest_left: 0.0,
-            random: Random(7),
+            random: XorShift(7),
         };
         Self {
             ambient: 22.0,
@@ -126,12 +126,12 @@ impl Machine {
             sink_secs: 90.0,
             fan: None,
             throttle: None,
-            sensor: Sensor::Honest,
+            sensor: SimulatedSensor::Honest,
             limit: Some(100.0),
             cap: None,
             on_battery: None,
             allowed_bytes: None,
-            rung_bytes: vec![0],
+            level_bytes: vec![0],
             step_secs: 0.5,
             bias: 1.0,
             state,
@@ -141,7 +141,7 @@ impl Machine {
     /// Runs for so many seconds, with something that may happen in each.
     pub fn run(
         &mut self,
-        driver: &mut Driver,
+        driver: &mut PaceSource,
         secs: usize,
         mut happens: impl FnMut(usize, &mut Self),
     ) -> Trace {
@@ -153,9 +153,9 @@ impl Machine {
             for _ in 0..(1.0 / TICK) as usize {
                 done += self.tick(driver, &mut decisions);
             }
-            if let Driver::Governed(governor) = driver {
-                let feel = self.feel(governor.pace().rung);
-                decisions.extend(governor.feel(self.now(), &feel));
+            if let PaceSource::Governed(governor) = driver {
+                let feel = self.telemetry(governor.pace().level);
+                decisions.extend(governor.observe(self.now(), &feel));
             }
             trace.celsius.push(self.celsius());
             trace.pace.push(driver.pace());
@@ -175,7 +175,7 @@ impl Machine {
     }
 
     /// A quarter of a second. Returns the work that was done.
-    fn tick(&mut self, driver: &mut Driver, decisions: &mut Vec<Decision>) -> f64 {
+    fn tick(&mut self, driver: &mut PaceSource, decisions: &mut Vec<PaceDecision>) -> f64 {
         self.state.secs += TICK;
         let pace = driver.pace();
         let busy = if pace.is_paused { 0.0 } else { self.busy(pace.duty) };
@@ -191,9 +191,9 @@ impl Machine {
             if self.step_secs >= LONG_STEP {
                 self.state.rest_left = secs * (1.0 / pace.duty - 1.0);
             }
-            if let Driver::Governed(governor) = driver {
-                let took = Took { secs, expected_secs: self.step_secs * self.bias };
-                decisions.extend(governor.took(self.now(), took));
+            if let PaceSource::Governed(governor) = driver {
+                let took = StepTime { secs, expected_secs: self.step_secs * self.bias };
+                decisions.extend(governor.record_step(self.now(), took));
             }
         }
         busy * speed * TICK
@@ -226,36 +226,36 @@ impl Machine {
         }
         // A machine at rest draws a tenth.
         let heat = self.rise * (0.1 + 0.9 * power) * fan;
-        let State { die, sink, .. } = &mut self.state;
+        let SimulatedState { die, sink, .. } = &mut self.state;
         *die += (self.die_part * heat - *die) * TICK / self.die_secs;
         *sink += ((1.0 - self.die_part) * heat - *sink) * TICK / self.sink_secs;
     }
 
-    fn feel(&mut self, rung: usize) -> Feel {
-        let held = self.rung_bytes[rung];
+    fn telemetry(&mut self, level: usize) -> Telemetry {
+        let held = self.level_bytes[level];
         let left = |allowed: u64| allowed.cast_signed() - held.cast_signed();
         let is_told = self.throttle.is_some_and(|throttle| throttle.is_told);
-        let heat = (is_told && self.state.is_throttled).then_some(Throttled::Heat);
-        Feel {
-            memory: self.allowed_bytes.map(|allowed| Share { held, left: left(allowed) }),
-            heat: self.sense().map(|celsius| Heat {
+        let heat = (is_told && self.state.is_throttled).then_some(ThrottleCause::Heat);
+        Telemetry {
+            memory: self.allowed_bytes.map(|allowed| ProcessMemory { held, left: left(allowed) }),
+            heat: self.read_sensor().map(|celsius| Temperature {
                 sensor: "simulated".into(),
                 celsius,
                 limit: self.limit,
             }),
             throttled: heat.or(self.cap.and_then(|cap| cap.0)),
             on_battery: self.on_battery,
-            ..Feel::default()
+            ..Telemetry::default()
         }
     }
 
-    fn sense(&mut self) -> Option<f64> {
+    fn read_sensor(&mut self) -> Option<f64> {
         let honest = (self.celsius() + 2.0 * self.state.random.part() - 1.0).round();
         match self.sensor {
-            Sensor::Honest => Some(honest),
-            Sensor::Missing => None,
-            Sensor::Stuck(celsius) => Some(celsius),
-            Sensor::Flapping => match self.state.random.below(50) {
+            SimulatedSensor::Honest => Some(honest),
+            SimulatedSensor::Missing => None,
+            SimulatedSensor::Stuck(celsius) => Some(celsius),
+            SimulatedSensor::Flapping => match self.state.random.below(50) {
                 0..25 => None,
                 25 => Some(127.0),
                 26 => Some(0.0),
@@ -266,11 +266,11 @@ impl Machine {
     }
 }
 
-impl Driver {
+impl PaceSource {
     fn pace(&self) -> Pace {
         match self {
             Self::Governed(governor) => governor.pace(),
-            Self::Constant(duty) => Pace { rung: 0, duty: *duty, is_paused: false },
+            Self::Constant(duty) => Pace { level: 0, duty: *duty, is_paused: false },
         }
     }
 }
@@ -289,7 +289,7 @@ impl Trace {
 
     /// Changes of pace from a second on, in the hour that has the most.
     pub fn changes_in_an_hour(&self, from: usize) -> usize {
-        let is_change = |(_, decision): &&(usize, Decision)| decision.from != decision.to;
+        let is_change = |(_, decision): &&(usize, PaceDecision)| decision.from != decision.to;
         let at: Vec<usize> = self
             .decisions
             .iter()
@@ -313,10 +313,10 @@ impl Trace {
 impl fmt::Display for Trace {
     /// Every decision, and how it went at the end.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (second, Decision { to, cause, .. }) in &self.decisions {
-            let (rung, duty, pause) =
-                (to.rung, to.duty, if to.is_paused { ", paused" } else { "" });
-            writeln!(f, "{second} s: rung {rung}, duty {duty}{pause}: {cause}")?;
+        for (second, PaceDecision { to, cause, .. }) in &self.decisions {
+            let (level, duty, pause) =
+                (to.level, to.duty, if to.is_paused { ", paused" } else { "" });
+            writeln!(f, "{second} s: level {level}, duty {duty}{pause}: {cause}")?;
         }
         write!(f, "at the end: {:?} °C", self.celsius.last())
     }
@@ -324,9 +324,9 @@ impl fmt::Display for Trace {
 
 /// Random numbers from a seed: xorshift.
 #[derive(Clone, Debug)]
-pub(super) struct Random(pub u64);
+pub(super) struct XorShift(pub u64);
 
-impl Random {
+impl XorShift {
     pub fn next(&mut self) -> u64 {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;

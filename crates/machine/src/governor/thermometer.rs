@@ -5,8 +5,8 @@
 use std::collections::VecDeque;
 use std::ops::Range;
 
-use crate::feel::Heat;
 use crate::reading::Celsius;
+use crate::telemetry::Temperature;
 
 /// Seconds of readings that are judged together, unless a step and its rest take longer.
 const WINDOW_SECS: f64 = 24.0;
@@ -47,15 +47,15 @@ pub(super) struct Thermometer {
     last: Option<f64>,
     n_jumps: usize,
     n_read: usize,
-    slots: VecDeque<Slot>,
-    unmoved: Unmoved,
+    slots: VecDeque<ThermometerSlot>,
+    unmoved: StuckSensor,
     stuck_secs: f64,
     is_stuck: bool,
 }
 
 /// How hot it is.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outlook {
+pub(super) struct TemperatureForecast {
     /// The sensor.
     pub sensor: String,
     /// What it says.
@@ -70,7 +70,7 @@ pub(super) struct Outlook {
 
 /// Readings of a part of the window, in degrees above the limit.
 #[derive(Clone, Copy, Debug)]
-struct Slot {
+struct ThermometerSlot {
     at: f64,
     /// The two highest.
     top: [f64; 2],
@@ -80,7 +80,7 @@ struct Slot {
 
 /// A sensor that has not moved by a degree.
 #[derive(Clone, Copy, Debug, Default)]
-struct Unmoved {
+struct StuckSensor {
     celsius: f64,
     last: f64,
     top_duty: f64,
@@ -95,14 +95,14 @@ impl Thermometer {
             n_jumps: 0,
             n_read: 0,
             slots: VecDeque::new(),
-            unmoved: Unmoved::default(),
+            unmoved: StuckSensor::default(),
             stuck_secs: STUCK_SECS,
             is_stuck: false,
         }
     }
 
     /// The pace changed, or time jumped: what is coming must be seen anew.
-    pub fn start_afresh(&mut self) {
+    pub fn reset(&mut self) {
         self.slots.clear();
     }
 
@@ -111,11 +111,11 @@ impl Thermometer {
     pub fn read(
         &mut self,
         now: f64,
-        heat: &Heat,
+        heat: &Temperature,
         limit: f64,
         duty: f64,
         cycle_secs: f64,
-    ) -> Option<Outlook> {
+    ) -> Option<TemperatureForecast> {
         let celsius = Celsius::from_sensor(heat.celsius).ok()?.0;
         if self.is_spike(celsius) {
             return None;
@@ -129,7 +129,7 @@ impl Thermometer {
         let window = window(cycle_secs);
         self.keep(now, over, window);
         let ahead = self.ahead(now, window);
-        Some(Outlook { sensor: heat.sensor.clone(), celsius, limit, over, ahead })
+        Some(TemperatureForecast { sensor: heat.sensor.clone(), celsius, limit, over, ahead })
     }
 
     /// Whether the sensor is not believed, and for how long it has said the same.
@@ -158,7 +158,7 @@ impl Thermometer {
                 last.sum += over;
                 last.n += 1.0;
             }
-            None => self.slots.push_back(Slot {
+            None => self.slots.push_back(ThermometerSlot {
                 at: now,
                 top: higher(NOTHING, over),
                 sum: over,
@@ -192,7 +192,8 @@ impl Thermometer {
             if std::mem::take(&mut self.is_stuck) {
                 self.stuck_secs *= 2.0;
             }
-            self.unmoved = Unmoved { celsius, last: now, top_duty: duty, ..Unmoved::default() };
+            self.unmoved =
+                StuckSensor { celsius, last: now, top_duty: duty, ..StuckSensor::default() };
             return;
         }
         let unmoved = &mut self.unmoved;
@@ -225,8 +226,13 @@ fn window(cycle_secs: f64) -> f64 {
 mod tests {
     use super::*;
 
-    fn read(thermometer: &mut Thermometer, now: u32, celsius: f64, duty: f64) -> Option<Outlook> {
-        let heat = Heat { sensor: "gpu".into(), celsius, limit: None };
+    fn read(
+        thermometer: &mut Thermometer,
+        now: u32,
+        celsius: f64,
+        duty: f64,
+    ) -> Option<TemperatureForecast> {
+        let heat = Temperature { sensor: "gpu".into(), celsius, limit: None };
         thermometer.read(f64::from(now), &heat, 80.0, duty, 1.0)
     }
 

@@ -1,16 +1,16 @@
 //! What only a Mac can answer, on a computer that is not one.
 
 use crate::reading::Unknown;
-use crate::source::Answer;
+use crate::source::ProbeAnswer;
 
-pub fn metal() -> Answer {
+pub fn metal() -> ProbeAnswer {
     Err(Unknown::because("not macOS"))
 }
 
-pub fn thermal() -> Answer {
+pub fn thermal() -> ProbeAnswer {
     Err(Unknown::because("not macOS"))
 }
 
-pub fn process() -> Answer {
+pub fn process() -> ProbeAnswer {
     Err(Unknown::because("not macOS"))
 }

@@ -1,4 +1,4 @@
-//! The CUDA driver and libraries, loaded at run time: versions, and the card facts that the
+//! The CUDA driver and libraries, loaded at run time: versions, and the GPU facts that the
 //! management library does not have (integrated or discrete, memory of unified parts).
 //!
 //! No context is made: that would cost memory and most of a second.
@@ -9,9 +9,9 @@ use std::ffi::{CStr, c_char, c_int};
 
 use libloading::{Library, Symbol};
 
-use crate::fields::write_field;
+use crate::key_values::write_key_value;
 use crate::reading::Unknown;
-use crate::source::Answer;
+use crate::source::ProbeAnswer;
 
 const DRIVER: &str = if cfg!(windows) { "nvcuda.dll" } else { "libcuda.so.1" };
 
@@ -31,12 +31,12 @@ type DeviceMemory = unsafe extern "C" fn(bytes: *mut usize, device: c_int) -> c_
 type DeviceAttribute =
     unsafe extern "C" fn(value: *mut c_int, attribute: c_int, device: c_int) -> c_int;
 type TwoInts = unsafe extern "C" fn(major: *mut c_int, minor: *mut c_int) -> c_int;
-type Size = unsafe extern "C" fn() -> usize;
+type GetSize = unsafe extern "C" fn() -> usize;
 
 /// The initialised CUDA driver.
-pub struct Driver(Library);
+pub struct CudaProbe(Library);
 
-impl Driver {
+impl CudaProbe {
     /// Loads and initialises the driver, or says why it cannot.
     pub fn load() -> Result<Self, Unknown> {
         let driver = Self(open(&[DRIVER]).ok_or_else(|| Unknown(format!("{DRIVER} not found")))?);
@@ -47,30 +47,30 @@ impl Driver {
         Ok(driver)
     }
 
-    /// Version of CUDA that the driver speaks, and the number of cards it shows.
+    /// Version of CUDA that the driver speaks, and the number of GPUs it shows.
     pub fn describe(&self) -> String {
         let mut text = String::new();
-        write_field(&mut text, "cuda", self.int(b"cuDriverGetVersion").map(version_text));
-        write_field(&mut text, "cards", self.int(b"cuDeviceGetCount"));
+        write_key_value(&mut text, "cuda", self.int(b"cuDriverGetVersion").map(version_text));
+        write_key_value(&mut text, "cards", self.int(b"cuDeviceGetCount"));
         text
     }
 
-    /// One card's facts.
-    pub fn card(&self, index: u32) -> Answer {
+    /// One GPU's facts.
+    pub fn gpu(&self, index: u32) -> ProbeAnswer {
         let device = self.device(index)?;
         let attribute = |number| self.attribute(device, number);
         let mut text = String::new();
-        write_field(&mut text, "name", self.text(b"cuDeviceGetName", device));
-        write_field(&mut text, "pci_bus_id", self.text(b"cuDeviceGetPCIBusId", device));
+        write_key_value(&mut text, "name", self.text(b"cuDeviceGetName", device));
+        write_key_value(&mut text, "pci_bus_id", self.text(b"cuDeviceGetPCIBusId", device));
         let major = attribute(CAPABILITY_MAJOR);
         let capability =
             major.and_then(|major| Ok(format!("{major}.{}", attribute(CAPABILITY_MINOR)?)));
-        write_field(&mut text, "compute_capability", capability);
-        write_field(&mut text, "integrated", attribute(INTEGRATED));
-        write_field(&mut text, "memory_total_bytes", self.total_memory(device));
-        write_field(&mut text, "multiprocessors", attribute(MULTIPROCESSORS));
-        write_field(&mut text, "pageable_memory_access", attribute(PAGEABLE_MEMORY_ACCESS));
-        write_field(&mut text, "gpu_direct_rdma", attribute(GPU_DIRECT_RDMA));
+        write_key_value(&mut text, "compute_capability", capability);
+        write_key_value(&mut text, "integrated", attribute(INTEGRATED));
+        write_key_value(&mut text, "memory_total_bytes", self.total_memory(device));
+        write_key_value(&mut text, "multiprocessors", attribute(MULTIPROCESSORS));
+        write_key_value(&mut text, "pageable_memory_access", attribute(PAGEABLE_MEMORY_ACCESS));
+        write_key_value(&mut text, "gpu_direct_rdma", attribute(GPU_DIRECT_RDMA));
         Ok(text)
     }
 
@@ -133,9 +133,9 @@ pub fn version_text(version: c_int) -> String {
 /// The CUDA libraries the engine uses, newest first, each asked for its own version.
 pub fn libraries() -> String {
     let mut text = String::new();
-    write_field(&mut text, "nvrtc", nvrtc());
-    write_field(&mut text, "cublaslt", cublas_lt());
-    write_field(&mut text, "cudnn", cudnn());
+    write_key_value(&mut text, "nvrtc", nvrtc());
+    write_key_value(&mut text, "cublaslt", cublas_lt());
+    write_key_value(&mut text, "cudnn", cudnn());
     text
 }
 
@@ -166,7 +166,7 @@ fn cudnn() -> Result<String, Unknown> {
 fn size(library: &Library, name: &[u8]) -> Result<usize, Unknown> {
     // SAFETY: both version functions take nothing and return a size_t.
     unsafe {
-        let version: Symbol<'_, Size> = library.get(name).map_err(no_version)?;
+        let version: Symbol<'_, GetSize> = library.get(name).map_err(no_version)?;
         Ok(version())
     }
 }
@@ -199,11 +199,11 @@ fn checked(code: c_int) -> Result<(), Unknown> {
         0 => return Ok(()),
         3 => "not initialised",
         34 => "the library is the toolkit's stub, not a driver",
-        100 => "no CUDA card is visible",
-        101 => "no such card",
+        100 => "no CUDA GPU is visible",
+        101 => "no such GPU",
         802 => "the system is not yet initialised (fabric manager)",
         803 => "driver and library versions differ",
-        804 => "forward compatibility is not supported on this card",
+        804 => "forward compatibility is not supported on this GPU",
         999 => "unknown driver error",
         _ => return Err(Unknown(format!("CUDA error {code}"))),
     };

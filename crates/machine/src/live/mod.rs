@@ -16,7 +16,7 @@ use std::process::{Command, Stdio};
 
 use crate::pressure::PressureTrigger;
 use crate::reading::Unknown;
-use crate::source::{Answer, Question};
+use crate::source::{ProbeAnswer, ProbeQuery};
 
 /// Chosen: the largest text we ask for is `/proc/cpuinfo`, about 1.6 KiB per core, so this holds
 /// 600 cores; a file that goes on for ever must not.
@@ -25,33 +25,33 @@ const LONGEST_ANSWER_BYTES: u64 = 1 << 20;
 /// What is asked once and kept: loaded libraries, and whether pressure triggers are accepted, since
 /// each try starts a kernel thread.
 #[derive(Default)]
-pub struct Live {
-    pressure_trigger: Option<Answer>,
+pub struct LiveSource {
+    pressure_trigger: Option<ProbeAnswer>,
     nvml: Option<Result<nvml_wrapper::Nvml, Unknown>>,
-    cuda: Option<Result<cuda::Driver, Unknown>>,
+    cuda: Option<Result<cuda::CudaProbe, Unknown>>,
 }
 
-impl Live {
+impl LiveSource {
     /// Asks the operating system or a library.
-    pub fn answer(&mut self, question: Question<'_>) -> Answer {
+    pub fn answer(&mut self, question: ProbeQuery<'_>) -> ProbeAnswer {
         match question {
-            Question::File(path) => read_text(Path::new(path)).map_err(unknown),
-            Question::Folder(path) => list(Path::new(path)).map_err(unknown),
-            Question::Command(line) => run(line),
-            Question::PressureTrigger => self.pressure_trigger(),
-            Question::Nvml => Ok(nvml::driver(self.nvml()?)),
-            Question::NvmlCard(index) => nvml::card(self.nvml()?, index),
-            Question::NvmlFeel(index) => nvml::feel(self.nvml()?, index),
-            Question::Cuda => Ok(self.cuda()?.describe()),
-            Question::CudaCard(index) => self.cuda()?.card(index),
-            Question::CudaLibraries => Ok(cuda::libraries()),
-            Question::Metal => apple::metal(),
-            Question::MacThermal => apple::thermal(),
-            Question::MacProcess => apple::process(),
+            ProbeQuery::File(path) => read_text(Path::new(path)).map_err(unknown),
+            ProbeQuery::Folder(path) => list(Path::new(path)).map_err(unknown),
+            ProbeQuery::Command(line) => run(line),
+            ProbeQuery::PressureTrigger => self.pressure_trigger(),
+            ProbeQuery::Nvml => Ok(nvml::driver(self.nvml()?)),
+            ProbeQuery::NvmlGpu(index) => nvml::gpu(self.nvml()?, index),
+            ProbeQuery::NvmlTelemetry(index) => nvml::telemetry(self.nvml()?, index),
+            ProbeQuery::Cuda => Ok(self.cuda()?.describe()),
+            ProbeQuery::CudaGpu(index) => self.cuda()?.gpu(index),
+            ProbeQuery::CudaLibraries => Ok(cuda::libraries()),
+            ProbeQuery::Metal => apple::metal(),
+            ProbeQuery::MacThermal => apple::thermal(),
+            ProbeQuery::MacProcess => apple::process(),
         }
     }
 
-    fn pressure_trigger(&mut self) -> Answer {
+    fn pressure_trigger(&mut self) -> ProbeAnswer {
         let arm = || PressureTrigger::arm().map(|_| "accepted".into());
         self.pressure_trigger.get_or_insert_with(arm).clone()
     }
@@ -60,8 +60,8 @@ impl Live {
         self.nvml.get_or_insert_with(nvml::load).as_ref().map_err(Clone::clone)
     }
 
-    fn cuda(&mut self) -> Result<&cuda::Driver, Unknown> {
-        self.cuda.get_or_insert_with(cuda::Driver::load).as_ref().map_err(Clone::clone)
+    fn cuda(&mut self) -> Result<&cuda::CudaProbe, Unknown> {
+        self.cuda.get_or_insert_with(cuda::CudaProbe::load).as_ref().map_err(Clone::clone)
     }
 }
 
@@ -81,7 +81,7 @@ fn list(path: &Path) -> io::Result<String> {
 
 /// A program that prints something has answered, whatever its exit code: `sysctl` fails when one
 /// of many names is unknown and still prints the others.
-fn run(line: &str) -> Answer {
+fn run(line: &str) -> ProbeAnswer {
     let mut words = line.split(' ');
     let program = words.next().unwrap_or_default();
     let output = Command::new(program).args(words).stdin(Stdio::null()).output();
@@ -112,14 +112,14 @@ mod tests {
 
     #[test]
     fn missing_things_have_plain_reasons() {
-        let mut live = Live::default();
-        let reason = |answer: Answer| answer.unwrap_err().0;
+        let mut live = LiveSource::default();
+        let reason = |answer: ProbeAnswer| answer.unwrap_err().0;
         let folder = tempfile::tempdir().unwrap();
         let nothing = folder.path().join("nothing").to_string_lossy().into_owned();
-        assert_eq!(reason(live.answer(Question::File(&nothing))), "no such file");
-        assert_eq!(reason(live.answer(Question::Folder(&nothing))), "no such file");
+        assert_eq!(reason(live.answer(ProbeQuery::File(&nothing))), "no such file");
+        assert_eq!(reason(live.answer(ProbeQuery::Folder(&nothing))), "no such file");
         assert_eq!(
-            reason(live.answer(Question::Command("no-such-program -x"))),
+            reason(live.answer(ProbeQuery::Command("no-such-program -x"))),
             "no program no-such-program"
         );
     }

@@ -9,9 +9,9 @@ use nvml_wrapper::enum_wrappers::device::{
 use nvml_wrapper::error::NvmlError;
 
 use super::cuda::version_text;
-use crate::fields::write_field;
+use crate::key_values::write_key_value;
 use crate::reading::Unknown;
-use crate::source::Answer;
+use crate::source::ProbeAnswer;
 
 /// Drivers install only the name with the version on Linux; the bare one belongs to the toolkit.
 const LIBRARY: &str = if cfg!(windows) { "nvml.dll" } else { "libnvidia-ml.so.1" };
@@ -31,7 +31,7 @@ pub fn driver(nvml: &Nvml) -> String {
     text
 }
 
-pub fn card(nvml: &Nvml, index: u32) -> Answer {
+pub fn gpu(nvml: &Nvml, index: u32) -> ProbeAnswer {
     let device = nvml.device_by_index(index).map_err(|error| Unknown(reason(&error)))?;
     let capability = device.cuda_compute_capability();
     let slowdown = device.temperature_threshold(TemperatureThreshold::Slowdown);
@@ -54,8 +54,8 @@ pub fn card(nvml: &Nvml, index: u32) -> Answer {
     Ok(text)
 }
 
-/// Few calls, since it is asked every second while the card works.
-pub fn feel(nvml: &Nvml, index: u32) -> Answer {
+/// Few calls, since it is asked every second while the GPU works.
+pub fn telemetry(nvml: &Nvml, index: u32) -> ProbeAnswer {
     let device = nvml.device_by_index(index).map_err(|error| Unknown(reason(&error)))?;
     let mut text = String::new();
     let out = &mut text;
@@ -68,16 +68,16 @@ pub fn feel(nvml: &Nvml, index: u32) -> Answer {
 }
 
 fn put<T: Display>(text: &mut String, key: &str, value: Result<T, NvmlError>) {
-    write_field(text, key, value.map_err(|error| reason(&error)));
+    write_key_value(text, key, value.map_err(|error| reason(&error)));
 }
 
 fn reason(error: &NvmlError) -> String {
     match error {
-        NvmlError::NotSupported => "not supported by this card".into(),
+        NvmlError::NotSupported => "not supported by this GPU".into(),
         NvmlError::NoPermission => "permission denied".into(),
         NvmlError::DriverNotLoaded => "driver not loaded".into(),
         NvmlError::LibRmVersionMismatch => "driver and library versions differ".into(),
-        NvmlError::GpuLost => "the card has fallen off the bus".into(),
+        NvmlError::GpuLost => "the GPU has fallen off the bus".into(),
         other => other.to_string(),
     }
 }

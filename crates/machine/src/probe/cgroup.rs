@@ -3,14 +3,14 @@
 
 use crate::memory::ContainerLimit;
 use crate::reading::{Bytes, Reading, Unknown};
-use crate::source::Source;
+use crate::source::ProbeSource;
 
 /// Chosen: version 1 writes "no limit" as the largest page-aligned number, which depends on the
 /// page size; no computer has an exbibyte.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// The tightest memory limit on the way from our group up to the root.
-pub fn memory_limit(source: &mut Source) -> Reading<Option<ContainerLimit>> {
+pub fn memory_limit(source: &mut ProbeSource) -> Reading<Option<ContainerLimit>> {
     let groups = match source.file("/proc/self/cgroup") {
         Ok(text) => text,
         Err(reason) => return source.reading("/proc/self/cgroup", Err(reason)),
@@ -42,15 +42,15 @@ pub fn memory_limit(source: &mut Source) -> Reading<Option<ContainerLimit>> {
     }
 }
 
-/// Processors' worth of time that version 2 grants us, rounded up.
-pub fn cpu_quota(source: &mut Source) -> Option<u32> {
+/// CPUs' worth of time that version 2 grants us, rounded up.
+pub fn cpu_quota(source: &mut ProbeSource) -> Option<u32> {
     let groups = source.file("/proc/self/cgroup").ok()?;
     let unified = trees(&groups).into_iter().find(|tree| tree.names.limit == V2.limit)?;
     let quota = |folder: String| parse_cpu_max(&source.file(&format!("{folder}/cpu.max")).ok()?);
     unified.folders().into_iter().filter_map(quota).min()
 }
 
-/// `100000 50000` is two processors, `max 100000` is no limit.
+/// `100000 50000` is two CPUs, `max 100000` is no limit.
 fn parse_cpu_max(text: &str) -> Option<u32> {
     let (quota, period) = text.trim().split_once(' ')?;
     let (quota, period): (u32, u32) = (quota.parse().ok()?, period.parse().ok()?);
@@ -58,21 +58,21 @@ fn parse_cpu_max(text: &str) -> Option<u32> {
 }
 
 /// What the files of a version are called.
-struct Names {
+struct CgroupFiles {
     root: &'static str,
     limit: &'static str,
     usage: &'static str,
     reclaimable: &'static str,
 }
 
-const V1: Names = Names {
+const V1: CgroupFiles = CgroupFiles {
     root: "/sys/fs/cgroup/memory",
     limit: "memory.limit_in_bytes",
     usage: "memory.usage_in_bytes",
     reclaimable: "total_inactive_file ",
 };
 
-const V2: Names = Names {
+const V2: CgroupFiles = CgroupFiles {
     root: "/sys/fs/cgroup",
     limit: "memory.max",
     usage: "memory.current",
@@ -80,13 +80,13 @@ const V2: Names = Names {
 };
 
 /// A tree of groups, and our place in it.
-struct Tree {
-    names: &'static Names,
+struct CgroupTree {
+    names: &'static CgroupFiles,
     group: String,
 }
 
 /// Reads `/proc/self/cgroup`: `0::/path` is version 2, `4:memory:/path` version 1.
-fn trees(groups: &str) -> Vec<Tree> {
+fn trees(groups: &str) -> Vec<CgroupTree> {
     let parse = |line: &str| {
         let mut parts = line.splitn(3, ':');
         let names = match (parts.next()?, parts.next()?) {
@@ -94,12 +94,12 @@ fn trees(groups: &str) -> Vec<Tree> {
             (_, controllers) if controllers.split(',').any(|name| name == "memory") => &V1,
             _ => return None,
         };
-        Some(Tree { names, group: parts.next()?.trim_end_matches('/').to_owned() })
+        Some(CgroupTree { names, group: parts.next()?.trim_end_matches('/').to_owned() })
     };
     groups.lines().filter_map(parse).collect()
 }
 
-impl Tree {
+impl CgroupTree {
     /// Our group and all above it. In a container the path may be the host's and not exist; the
     /// root is then the container's own group.
     fn folders(&self) -> Vec<String> {
@@ -115,8 +115,8 @@ impl Tree {
 }
 
 fn group_limit(
-    source: &mut Source,
-    names: &Names,
+    source: &mut ProbeSource,
+    names: &CgroupFiles,
     folder: &str,
 ) -> Result<Option<ContainerLimit>, Unknown> {
     let limit = source.file(&format!("{folder}/{}", names.limit))?;
@@ -131,8 +131,8 @@ fn group_limit(
     let stat = source.file(&format!("{folder}/memory.stat")).unwrap_or_default();
     let cached =
         stat.lines().find_map(|line| line.strip_prefix(names.reclaimable)?.trim().parse().ok());
-    let held = Bytes(used).less(Bytes(cached.unwrap_or(0)));
-    Ok(Some(ContainerLimit { limit: Bytes(limit), left: Bytes(limit).less(held) }))
+    let held = Bytes(used).saturating_sub(Bytes(cached.unwrap_or(0)));
+    Ok(Some(ContainerLimit { limit: Bytes(limit), left: Bytes(limit).saturating_sub(held) }))
 }
 
 fn number(text: &str) -> Result<u64, Unknown> {
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_round_up_to_whole_processors() {
+    fn quotas_round_up_to_whole_cpus() {
         assert_eq!(parse_cpu_max("max 100000\n"), None);
         assert_eq!(parse_cpu_max("150000 100000\n"), Some(2));
         assert_eq!(parse_cpu_max("1000 100000\n"), Some(1));

@@ -2,20 +2,20 @@
 
 use std::collections::BTreeMap;
 
-use crate::cpu::{Cpu, CpuFeature, features_present};
-use crate::fields::Fields;
-use crate::gpu::{Gpu, NvidiaCard};
-use crate::memory::{ContainerLimit, Memory, MemoryPressure};
-use crate::pressure::Pressure;
+use crate::cpu::{CpuFeature, CpuInfo, features_present};
+use crate::gpu::{GpuInfo, NvidiaGpu};
+use crate::key_values::KeyValueLines;
+use crate::memory::{ContainerLimit, MemoryPressure, SystemMemory};
+use crate::pressure::StallPressure;
 use crate::process::resident;
 use crate::reading::{Bytes, Celsius, Reading, Unknown};
-use crate::source::{Question, Source};
-use crate::thermal::{Sensor, Thermal};
+use crate::source::{ProbeQuery, ProbeSource};
+use crate::thermal::{Thermal, ThermalSensor};
 use crate::{Machine, Provenance};
 
 use super::{cgroup, nvidia, power};
 
-pub fn probe(source: &mut Source) -> Machine {
+pub fn probe(source: &mut ProbeSource) -> Machine {
     let cpu = cpu(source);
     let memory = memory(source);
     let thermal = Thermal { sensors: sensors(source), mac: None };
@@ -24,7 +24,7 @@ pub fn probe(source: &mut Source) -> Machine {
     let kernel =
         source.file("/proc/sys/kernel/osrelease").map(|text| format!("Linux {}", text.trim()));
     Machine {
-        title: title(source, &cpu, &nvidia.cards),
+        title: title(source, &cpu, &nvidia.gpus),
         provenance: Provenance::of(source),
         system: source.reading("/proc/sys/kernel/osrelease", kernel),
         arch: source.recording().arch.clone(),
@@ -32,15 +32,15 @@ pub fn probe(source: &mut Source) -> Machine {
         memory,
         thermal,
         power,
-        gpus: nvidia.cards.into_iter().map(Gpu::Nvidia).collect(),
+        gpus: nvidia.gpus.into_iter().map(GpuInfo::Nvidia).collect(),
         nvidia: Some(nvidia.stack),
         translated: None,
     }
 }
 
-/// What the maker calls the computer; virtual machines and home-built ones go by their card or
-/// processor.
-fn title(source: &mut Source, cpu: &Cpu, cards: &[NvidiaCard]) -> String {
+/// What the maker calls the computer; virtual machines and home-built ones go by their GPU or
+/// CPU.
+fn title(source: &mut ProbeSource, cpu: &CpuInfo, gpus: &[NvidiaGpu]) -> String {
     if !source.recording().title.is_empty() {
         return source.recording().title.clone();
     }
@@ -56,13 +56,13 @@ fn title(source: &mut Source, cpu: &Cpu, cards: &[NvidiaCard]) -> String {
     match product {
         Ok(name) if !placeholder(&name) => name,
         _ => {
-            let card = cards.iter().find_map(|card| card.name.known());
+            let card = gpus.iter().find_map(|card| card.name.known());
             card.or(cpu.model.known()).cloned().unwrap_or_else(|| "Linux computer".into())
         }
     }
 }
 
-fn cpu(source: &mut Source) -> Cpu {
+fn cpu(source: &mut ProbeSource) -> CpuInfo {
     let info = source.file("/proc/cpuinfo");
     let status = source.file("/proc/self/status");
     let threads = info.as_deref().map_err(Clone::clone).and_then(count_threads);
@@ -75,7 +75,7 @@ fn cpu(source: &mut Source) -> Cpu {
         (Err(reason), Err(_)) => Err(reason.clone()),
     };
     let named = |value: Result<String, Unknown>| source.reading("/proc/cpuinfo", value);
-    Cpu {
+    CpuInfo {
         model: named(info.as_deref().map_err(Clone::clone).and_then(model)),
         threads: source.reading("/proc/cpuinfo", threads),
         usable_threads: source
@@ -85,15 +85,15 @@ fn cpu(source: &mut Source) -> Cpu {
 }
 
 fn count_threads(info: &str) -> Result<u32, Unknown> {
-    match Fields::of(info).pairs().filter(|(key, _)| *key == "processor").count() {
-        0 => Err(Unknown::because("no processor is listed")),
+    match KeyValueLines::new(info).pairs().filter(|(key, _)| *key == "processor").count() {
+        0 => Err(Unknown::because("no CPU is listed")),
         count => Ok(count as u32),
     }
 }
 
 /// Counts a list such as `0-3,8,10-11`.
 fn allowed_threads(status: &str) -> Result<u32, Unknown> {
-    let list = Fields::of(status).text("Cpus_allowed_list")?;
+    let list = KeyValueLines::new(status).text("Cpus_allowed_list")?;
     let span = |part: &str| {
         let (first, last) = part.split_once('-').unwrap_or((part, part));
         let (first, last): (u32, u32) = (first.parse().ok()?, last.parse().ok()?);
@@ -106,7 +106,7 @@ fn allowed_threads(status: &str) -> Result<u32, Unknown> {
 
 /// x86 kernels name the model; Arm ones give part numbers, of which a chip may have several.
 fn model(info: &str) -> Result<String, Unknown> {
-    let fields = Fields::of(info);
+    let fields = KeyValueLines::new(info);
     if let Ok(name) = fields.text("model name") {
         return Ok(name.split_whitespace().collect::<Vec<_>>().join(" "));
     }
@@ -148,17 +148,17 @@ fn arm_core(part: &str) -> (usize, String) {
 }
 
 fn features(info: &str) -> Vec<CpuFeature> {
-    let fields = Fields::of(info);
+    let fields = KeyValueLines::new(info);
     let flags = fields.text("flags").or_else(|_| fields.text("Features")).unwrap_or_default();
     features_present(|row| row.linux, |name| flags.split(' ').any(|flag| flag == name))
 }
 
-pub fn memory(source: &mut Source) -> Memory {
+pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     let info = source.file("/proc/meminfo");
     let container = cgroup::memory_limit(source);
     let pressure = pressure(source, &container);
     let held = source.file("/proc/self/status").and_then(|text| resident(&text));
-    let wakeup = source.ask(Question::PressureTrigger).map(|_| true);
+    let wakeup = source.ask(ProbeQuery::PressureTrigger).map(|_| true);
     let field = |key| source.number("/proc/meminfo", &info, key).and_then(Bytes::from_kib);
     let total = field("MemTotal");
     let available = field("MemAvailable").and_then(|available| match total.known() {
@@ -167,7 +167,7 @@ pub fn memory(source: &mut Source) -> Memory {
         }
         _ => Ok(available),
     });
-    Memory {
+    SystemMemory {
         total,
         available,
         held: source.reading("/proc/self/status VmRSS", held),
@@ -181,11 +181,11 @@ pub fn memory(source: &mut Source) -> Memory {
 
 /// Within a limit, what counts is how hard that group fights for memory; else how hard the machine does.
 fn pressure(
-    source: &mut Source,
+    source: &mut ProbeSource,
     container: &Reading<Option<ContainerLimit>>,
 ) -> Reading<MemoryPressure> {
     let mut at = |path: String| {
-        let stalls = source.file(&path).and_then(|text| Pressure::parse(&text));
+        let stalls = source.file(&path).and_then(|text| StallPressure::parse(&text));
         source.reading(path, stalls.map(MemoryPressure::Stalls).map_err(pressure_off))
     };
     let machine = at("/proc/pressure/memory".into());
@@ -205,11 +205,12 @@ fn pressure_off(reason: Unknown) -> Unknown {
 }
 
 /// hwmon drivers know labels and critical limits; thermal zones fill in what no driver covers.
-fn sensors(source: &mut Source) -> Reading<Vec<Sensor>> {
+fn sensors(source: &mut ProbeSource) -> Reading<Vec<ThermalSensor>> {
     let mut found = hwmon(source);
     let zones = zones(source);
     if let (Ok(found), Ok(zones)) = (&mut found, &zones) {
-        let covered = |zone: &Sensor| found.iter().any(|known| known.name.starts_with(&zone.name));
+        let covered =
+            |zone: &ThermalSensor| found.iter().any(|known| known.name.starts_with(&zone.name));
         let missing: Vec<_> = zones.iter().filter(|zone| !covered(zone)).cloned().collect();
         found.extend(missing);
     }
@@ -224,7 +225,7 @@ fn sensors(source: &mut Source) -> Reading<Vec<Sensor>> {
     source.reading("/sys/class/hwmon, /sys/class/thermal", all)
 }
 
-fn hwmon(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
+fn hwmon(source: &mut ProbeSource) -> Result<Vec<ThermalSensor>, Unknown> {
     const ROOT: &str = "/sys/class/hwmon";
     let mut found = Vec::new();
     for chip in source.folder(ROOT)? {
@@ -240,7 +241,7 @@ fn hwmon(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
             let label =
                 source.file(&format!("{folder}/{stem}_label")).unwrap_or_else(|_| stem.into());
             let critical = source.file(&format!("{folder}/{stem}_crit"));
-            found.push(Sensor {
+            found.push(ThermalSensor {
                 name: format!("{} {}", driver.trim(), label.trim()),
                 temperature: source.reading(path, temperature),
                 critical: critical.and_then(|text| millidegrees(&text)).ok(),
@@ -250,14 +251,14 @@ fn hwmon(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
     Ok(found)
 }
 
-fn zones(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
+fn zones(source: &mut ProbeSource) -> Result<Vec<ThermalSensor>, Unknown> {
     const ROOT: &str = "/sys/class/thermal";
     let mut found = Vec::new();
     for zone in source.folder(ROOT)?.iter().filter(|name| name.starts_with("thermal_zone")) {
         let path = format!("{ROOT}/{zone}/temp");
         let Ok(kind) = source.file(&format!("{ROOT}/{zone}/type")) else { continue };
         let temperature = temperature(source, &path);
-        found.push(Sensor {
+        found.push(ThermalSensor {
             name: kind.trim().to_owned(),
             temperature: source.reading(path, temperature),
             critical: critical_trip(source, &format!("{ROOT}/{zone}")),
@@ -266,7 +267,7 @@ fn zones(source: &mut Source) -> Result<Vec<Sensor>, Unknown> {
     Ok(found)
 }
 
-fn critical_trip(source: &mut Source, zone: &str) -> Option<Celsius> {
+fn critical_trip(source: &mut ProbeSource, zone: &str) -> Option<Celsius> {
     let names = source.folder(zone).ok()?;
     let trips = names.iter().filter_map(|name| name.strip_suffix("_type"));
     for trip in trips.filter(|trip| trip.starts_with("trip_point_")) {
@@ -279,7 +280,7 @@ fn critical_trip(source: &mut Source, zone: &str) -> Option<Celsius> {
 }
 
 /// What the sensor behind this file says now.
-pub fn temperature(source: &mut Source, path: &str) -> Result<Celsius, Unknown> {
+pub fn temperature(source: &mut ProbeSource, path: &str) -> Result<Celsius, Unknown> {
     source.file(path).and_then(|text| millidegrees(&text))
 }
 
@@ -370,7 +371,7 @@ mod tests {
         assert!(sensors[1].temperature.value.is_err());
     }
 
-    fn recorded(answers: &[(&str, &str)]) -> Source {
+    fn recorded(answers: &[(&str, &str)]) -> ProbeSource {
         crate::recording::testing::source(answers)
     }
 }

@@ -1,17 +1,17 @@
 //! macOS: `sysctl`, `vm_stat`, `pmset` and `ioreg` in text, Metal and thermal state as fields.
 //! Only the asking needs a Mac; this parsing is tested everywhere, with recorded outputs.
 
-use crate::cpu::{CPU_FEATURES, Cpu, features_present};
-use crate::fields::Fields;
-use crate::gpu::{AppleChip, AppleGpu, AppleTier, Gpu};
+use crate::cpu::{CPU_FEATURES, CpuInfo, features_present};
+use crate::gpu::{AppleChip, AppleGpu, AppleTier, GpuInfo};
 use crate::hardware::apple_features;
-use crate::memory::{Memory, MemoryPressure, PressureLevel};
+use crate::key_values::KeyValueLines;
+use crate::memory::{MemoryPressure, PressureLevel, SystemMemory};
 use crate::reading::{Bytes, Percent, Reading, Unknown};
-use crate::source::{Answer, Question, Source};
+use crate::source::{ProbeAnswer, ProbeQuery, ProbeSource};
 use crate::thermal::{MacThermal, PowerMode, Thermal, ThermalPressure, ThermalState};
 use crate::{Machine, Provenance};
 
-pub fn probe(source: &mut Source) -> Machine {
+pub fn probe(source: &mut ProbeSource) -> Machine {
     let facts = source.command(&sysctl_line());
     let brand = source.text("sysctl", &facts, "machdep.cpu.brand_string");
     let system = source.text("sysctl", &facts, "kern.osproductversion");
@@ -31,7 +31,7 @@ pub fn probe(source: &mut Source) -> Machine {
         },
         power: super::power::macos(source),
         cpu: cpu(source, &facts, brand),
-        gpus: gpu.map(Gpu::Apple).into_iter().collect(),
+        gpus: gpu.map(GpuInfo::Apple).into_iter().collect(),
         nvidia: None,
         translated: Some(
             source.number("sysctl", &facts, "sysctl.proc_translated").map(|flag: u32| flag == 1),
@@ -66,14 +66,14 @@ fn sysctl_line() -> String {
     format!("sysctl {}", names.join(" "))
 }
 
-fn cpu(source: &Source, facts: &Answer, brand: Reading<String>) -> Cpu {
+fn cpu(source: &ProbeSource, facts: &ProbeAnswer, brand: Reading<String>) -> CpuInfo {
     let threads = || source.number("sysctl", facts, "hw.logicalcpu");
     let features = facts.as_deref().map_err(Clone::clone).map(|text| {
-        let fields = Fields::of(text);
+        let fields = KeyValueLines::new(text);
         features_present(|row| row.macos, |name| fields.text(name) == Ok("1"))
     });
     let cores = facts.as_deref().ok().and_then(core_levels);
-    Cpu {
+    CpuInfo {
         model: match cores {
             Some(cores) => brand.map(|brand| format!("{brand}, {cores}")),
             None => brand,
@@ -86,7 +86,7 @@ fn cpu(source: &Source, facts: &Answer, brand: Reading<String>) -> Cpu {
 
 /// Level 0 is the fastest, whatever it is called: "Performance" up to M4, "Super" from M5 on.
 fn core_levels(facts: &str) -> Option<String> {
-    let fields = Fields::of(facts);
+    let fields = KeyValueLines::new(facts);
     let level = |index: u32| {
         let count: u32 = fields.number(&format!("hw.perflevel{index}.physicalcpu")).ok()?;
         let name = fields.text(&format!("hw.perflevel{index}.name"));
@@ -98,22 +98,22 @@ fn core_levels(facts: &str) -> Option<String> {
 }
 
 /// One call of `sysctl` tells all the names of a probe about as fast as the two that are wanted here.
-pub fn memory(source: &mut Source) -> Memory {
+pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     let facts = source.command(&sysctl_line());
     memory_by(source, &facts)
 }
 
-fn memory_by(source: &mut Source, facts: &Answer) -> Memory {
+fn memory_by(source: &mut ProbeSource, facts: &ProbeAnswer) -> SystemMemory {
     let stat = source.command("vm_stat");
-    let process = source.ask(Question::MacProcess);
-    let wakeup = source.ask(Question::PressureTrigger).map(|_| true);
+    let process = source.ask(ProbeQuery::MacProcess);
+    let wakeup = source.ask(ProbeQuery::PressureTrigger).map(|_| true);
     let available = stat.as_deref().map_err(Clone::clone).and_then(available);
     let swap = |key| {
         let usage = source.text("sysctl", facts, "vm.swapusage");
         usage.and_then(|usage| swap_field(&usage, key))
     };
     let level = source.number("sysctl", facts, "kern.memorystatus_vm_pressure_level");
-    Memory {
+    SystemMemory {
         total: source.number("sysctl", facts, "hw.memsize").map(Bytes),
         available: source.reading("vm_stat", available),
         held: source.number("ps", &process, "resident_kib").and_then(Bytes::from_kib),
@@ -128,7 +128,7 @@ fn memory_by(source: &mut Source, facts: &Answer) -> Memory {
 /// What the system could hand out without swapping: free pages, and those it only keeps in case
 /// they are asked for again. The same sum as psutil's; purgeable pages are already among them.
 fn available(stat: &str) -> Result<Bytes, Unknown> {
-    let fields = Fields::of(stat);
+    let fields = KeyValueLines::new(stat);
     let page = stat
         .split_once("page size of ")
         .and_then(|(_, rest)| rest.split(' ').next()?.parse::<u64>().ok())
@@ -163,12 +163,12 @@ fn pressure_level(level: u32) -> Result<PressureLevel, Unknown> {
 }
 
 fn gpu(
-    source: &mut Source,
-    facts: &Answer,
+    source: &mut ProbeSource,
+    facts: &ProbeAnswer,
     brand: &Reading<String>,
     system: &Reading<String>,
 ) -> Option<AppleGpu> {
-    let metal = source.ask(Question::Metal);
+    let metal = source.ask(ProbeQuery::Metal);
     let cores = source.command("ioreg -rc AGXAccelerator -d1").and_then(|text| gpu_cores(&text));
     let chip = brand.clone().and_then(|brand| apple_chip(&brand));
     if metal.is_err() && chip.value.is_err() {
@@ -228,10 +228,10 @@ fn major(version: &str) -> Result<u32, Unknown> {
     first.parse().map_err(|_| Unknown(format!("not a version: {version:?}")))
 }
 
-pub fn thermal(source: &mut Source) -> MacThermal {
+pub fn thermal(source: &mut ProbeSource) -> MacThermal {
     let therm = source.command("pmset -g therm");
     let settings = source.command("pmset -g");
-    let apple = source.ask(Question::MacThermal);
+    let apple = source.ask(ProbeQuery::MacThermal);
     let speed = therm.as_deref().map_err(Clone::clone).and_then(speed_limit);
     let mode = settings.as_deref().map_err(Clone::clone).and_then(power_mode);
     MacThermal {
@@ -244,7 +244,7 @@ pub fn thermal(source: &mut Source) -> MacThermal {
 
 /// Intel Macs list `CPU_Speed_Limit = 62`; Apple Silicon only notes that nothing was recorded.
 fn speed_limit(therm: &str) -> Result<Percent, Unknown> {
-    match Fields::of(therm).number("CPU_Speed_Limit") {
+    match KeyValueLines::new(therm).number("CPU_Speed_Limit") {
         Ok(percent) if (0.0..=100.0).contains(&percent) => Ok(Percent(percent)),
         Ok(percent) => Err(Unknown(format!("CPU_Speed_Limit {percent} is no percentage"))),
         Err(_)

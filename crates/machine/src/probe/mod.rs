@@ -1,4 +1,4 @@
-//! Probes: from a [`Source`] to a [`Machine`]. Every line here and below runs the same over a live
+//! Probes: from a [`ProbeSource`] to a [`Machine`]. Every line here and below runs the same over a live
 //! computer and over a recorded one. What a run asks every second has functions of its own, so that only
 //! that is asked; [`Sense`](crate::sense::Sense) puts it together.
 
@@ -9,35 +9,35 @@ mod nvidia;
 mod power;
 
 pub use self::linux::temperature;
-pub use self::nvidia::feel as card_feel;
-pub use self::power::{Supplies, microjoules};
+pub use self::nvidia::telemetry as card_feel;
+pub use self::power::{PowerStatus, microjoules};
 
 use crate::Machine;
-use crate::memory::Memory;
-use crate::source::Source;
+use crate::memory::SystemMemory;
+use crate::source::ProbeSource;
 use crate::thermal::MacThermal;
 
 /// Looks at everything. A system that is neither is asked as Linux is: what it does not have is
 /// unknown with the reason "no such file", and NVIDIA's libraries answer anywhere.
-pub fn probe(source: &mut Source) -> Machine {
+pub fn probe(source: &mut ProbeSource) -> Machine {
     if is_mac(source) { macos::probe(source) } else { linux::probe(source) }
 }
 
 /// Main memory, and how hard it is fought over.
-pub fn memory(source: &mut Source) -> Memory {
+pub fn memory(source: &mut ProbeSource) -> SystemMemory {
     if is_mac(source) { macos::memory(source) } else { linux::memory(source) }
 }
 
 /// What feeds the computer.
-pub fn supplies(source: &mut Source) -> Supplies {
-    if is_mac(source) { power::mac_supplies(source) } else { power::supplies(source) }
+pub fn power_status(source: &mut ProbeSource) -> PowerStatus {
+    if is_mac(source) { power::mac_power_status(source) } else { power::power_status(source) }
 }
 
 /// What macOS says of heat; nothing elsewhere.
-pub fn mac_thermal(source: &mut Source) -> Option<MacThermal> {
+pub fn mac_thermal(source: &mut ProbeSource) -> Option<MacThermal> {
     is_mac(source).then(|| macos::thermal(source))
 }
 
-fn is_mac(source: &Source) -> bool {
+fn is_mac(source: &ProbeSource) -> bool {
     source.recording().os == "macos"
 }

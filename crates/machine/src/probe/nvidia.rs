@@ -1,68 +1,73 @@
-//! NVIDIA: what NVML and the CUDA driver say, joined card by card through the PCI address.
+//! NVIDIA: what NVML and the CUDA driver say, joined GPU by GPU through the PCI address.
 //! Either of the two may be missing (containers, half-installed drivers).
 
 use crate::NvidiaStack;
-use crate::fields::Fields;
-use crate::gpu::{Capability, CardFeel, NvidiaCard, Throttle};
+use crate::gpu::{ComputeCapability, GpuTelemetry, NvidiaGpu, ThrottleReason};
 use crate::hardware::nvidia_features;
+use crate::key_values::KeyValueLines;
 use crate::reading::{Bytes, Celsius, Megahertz, Percent, Reading, Unknown, Watts};
-use crate::source::{Answer, Question, Source};
+use crate::source::{ProbeAnswer, ProbeQuery, ProbeSource};
 
-/// Chosen: more cards than any machine has; a library that claims a billion is not followed.
-const MOST_CARDS: u32 = 64;
+/// Chosen: more GPUs than any machine has; a library that claims a billion is not followed.
+const MAX_GPUS: u32 = 64;
 
-pub struct Nvidia {
+pub struct NvidiaInfo {
     pub stack: NvidiaStack,
-    pub cards: Vec<NvidiaCard>,
+    pub gpus: Vec<NvidiaGpu>,
 }
 
-pub fn probe(source: &mut Source) -> Nvidia {
-    let nvml = source.ask(Question::Nvml);
-    let cuda = source.ask(Question::Cuda);
-    let nvml_cards = cards(source, &nvml, Question::NvmlCard);
-    let cuda_cards = cards(source, &cuda, Question::CudaCard);
+pub fn probe(source: &mut ProbeSource) -> NvidiaInfo {
+    let nvml = source.ask(ProbeQuery::Nvml);
+    let cuda = source.ask(ProbeQuery::Cuda);
+    let nvml_cards = gpus(source, &nvml, ProbeQuery::NvmlGpu);
+    let cuda_cards = gpus(source, &cuda, ProbeQuery::CudaGpu);
     let pairs = join(&nvml_cards, &cuda_cards, &cuda);
     let stack = stack(source, &nvml, &cuda, !pairs.is_empty());
-    let cards = pairs.iter().zip(0..).map(|(pair, index)| card(source, pair, index)).collect();
-    Nvidia { stack, cards }
+    let cards = pairs.iter().zip(0..).map(|(pair, index)| gpu(source, pair, index)).collect();
+    NvidiaInfo { stack, gpus: cards }
 }
 
-/// How the card of that place in [`Machine::gpus`](crate::Machine::gpus) feels: NVML's order leads there.
-pub fn feel(source: &mut Source, index: u32) -> CardFeel {
-    let nvml = source.ask(Question::NvmlFeel(index));
-    CardFeel {
+/// How the GPU of that place in [`Machine::gpus`](crate::Machine::gpus) feels: NVML's order leads there.
+pub fn telemetry(source: &mut ProbeSource, index: u32) -> GpuTelemetry {
+    let nvml = source.ask(ProbeQuery::NvmlTelemetry(index));
+    GpuTelemetry {
         temperature: source
             .number("NVML", &nvml, "temperature_celsius")
             .and_then(Celsius::from_sensor),
         power: watts(source, &nvml, "power_milliwatts"),
         clock: source.number("NVML", &nvml, "sm_clock_mhz").map(Megahertz),
         utilisation: source.number("NVML", &nvml, "utilisation_percent").map(Percent),
-        throttle: source.number("NVML", &nvml, "throttle_bits").map(Throttle::from_bits),
+        throttle: source.number("NVML", &nvml, "throttle_bits").map(ThrottleReason::from_bits),
     }
 }
 
-fn watts(source: &Source, nvml: &Answer, key: &str) -> Reading<Watts> {
+fn watts(source: &ProbeSource, nvml: &ProbeAnswer, key: &str) -> Reading<Watts> {
     let milliwatts = source.number::<f64>("NVML", nvml, key);
     milliwatts.and_then(|milliwatts| Watts::from_meter(milliwatts / 1000.0))
 }
 
-fn cards(
-    source: &mut Source,
-    library: &Answer,
-    question: fn(u32) -> Question<'static>,
-) -> Vec<Answer> {
+fn gpus(
+    source: &mut ProbeSource,
+    library: &ProbeAnswer,
+    question: fn(u32) -> ProbeQuery<'static>,
+) -> Vec<ProbeAnswer> {
     let count = source.number("", library, "cards").value.unwrap_or(0);
-    (0..count.min(MOST_CARDS)).map(|index| source.ask(question(index))).collect()
+    (0..count.min(MAX_GPUS)).map(|index| source.ask(question(index))).collect()
 }
 
-fn stack(source: &mut Source, nvml: &Answer, cuda: &Answer, has_cards: bool) -> NvidiaStack {
+fn stack(
+    source: &mut ProbeSource,
+    nvml: &ProbeAnswer,
+    cuda: &ProbeAnswer,
+    has_cards: bool,
+) -> NvidiaStack {
     const MODULE: &str = "/proc/driver/nvidia/version";
     let module = source.file(MODULE).and_then(|text| module_version(&text));
-    // Loading these libraries takes tens of milliseconds, which a machine without a card is spared.
+    // Loading these libraries takes tens of milliseconds, which a machine without a GPU is spared.
     let libraries = if has_cards {
-        source.ask(Question::CudaLibraries)
+        source.ask(ProbeQuery::CudaLibraries)
     } else {
-        Err(Unknown::because("no card to use it with"))
+        Err(Unknown::because("no GPU to use it with"))
     };
     let library = |key| source.text("library", &libraries, key);
     NvidiaStack {
@@ -84,38 +89,38 @@ fn module_version(text: &str) -> Result<String, Unknown> {
     found.map(str::to_owned).ok_or_else(|| Unknown(format!("no version in {first:?}")))
 }
 
-/// One card in the words of both libraries.
-struct Pair {
-    nvml: Answer,
-    cuda: Answer,
+/// One GPU in the words of both libraries.
+struct GpuAnswers {
+    nvml: ProbeAnswer,
+    cuda: ProbeAnswer,
     cuda_index: Result<u32, Unknown>,
 }
 
-/// NVML's order leads, since it also lists cards that `CUDA_VISIBLE_DEVICES` hides.
-fn join(nvml: &[Answer], cuda: &[Answer], library: &Answer) -> Vec<Pair> {
+/// NVML's order leads, since it also lists GPUs that `CUDA_VISIBLE_DEVICES` hides.
+fn join(nvml: &[ProbeAnswer], cuda: &[ProbeAnswer], library: &ProbeAnswer) -> Vec<GpuAnswers> {
     let hidden = match library {
-        Ok(_) => Unknown::because("CUDA does not show this card"),
+        Ok(_) => Unknown::because("CUDA does not show this GPU"),
         Err(reason) => reason.clone(),
     };
     let mut left: Vec<_> = cuda.iter().zip(0..).collect();
     let mut pairs = Vec::new();
     for card in nvml {
-        let same = |(other, _): &(&Answer, u32)| {
+        let same = |(other, _): &(&ProbeAnswer, u32)| {
             address(card).is_some() && address(other) == address(card)
         };
         pairs.push(match left.iter().position(same).map(|at| left.remove(at)) {
             Some((twin, index)) => {
-                Pair { nvml: card.clone(), cuda: twin.clone(), cuda_index: Ok(index) }
+                GpuAnswers { nvml: card.clone(), cuda: twin.clone(), cuda_index: Ok(index) }
             }
-            None => Pair {
+            None => GpuAnswers {
                 nvml: card.clone(),
                 cuda: Err(hidden.clone()),
                 cuda_index: Err(hidden.clone()),
             },
         });
     }
-    let unmanaged = Unknown::because("NVML does not show this card");
-    pairs.extend(left.into_iter().map(|(card, index)| Pair {
+    let unmanaged = Unknown::because("NVML does not show this GPU");
+    pairs.extend(left.into_iter().map(|(card, index)| GpuAnswers {
         nvml: Err(unmanaged.clone()),
         cuda: card.clone(),
         cuda_index: Ok(index),
@@ -124,14 +129,14 @@ fn join(nvml: &[Answer], cuda: &[Answer], library: &Answer) -> Vec<Pair> {
 }
 
 /// NVML writes the PCI domain with eight digits, CUDA with four.
-fn address(card: &Answer) -> Option<String> {
-    let written = Fields::of(card.as_ref().ok()?).text("pci_bus_id").ok()?;
+fn address(card: &ProbeAnswer) -> Option<String> {
+    let written = KeyValueLines::new(card.as_ref().ok()?).text("pci_bus_id").ok()?;
     Some(written.trim_start_matches('0').to_lowercase())
 }
 
-fn card(source: &mut Source, pair: &Pair, index: u32) -> NvidiaCard {
-    let Pair { nvml, cuda, cuda_index } = pair;
-    let feel = feel(source, index);
+fn gpu(source: &mut ProbeSource, pair: &GpuAnswers, index: u32) -> NvidiaGpu {
+    let GpuAnswers { nvml, cuda, cuda_index } = pair;
+    let telemetry = telemetry(source, index);
     let source = &*source;
     let text = |key| source.text("NVML", nvml, key).or(source.text("CUDA driver", cuda, key));
     let capability = text("compute_capability").and_then(|text| parse_capability(&text));
@@ -139,21 +144,21 @@ fn card(source: &mut Source, pair: &Pair, index: u32) -> NvidiaCard {
     let unified = flag("integrated");
     let memory = |key| source.number("NVML", nvml, key).map(Bytes);
     let slowdown = source.number("NVML", nvml, "slowdown_celsius").and_then(Celsius::from_sensor);
-    NvidiaCard {
+    NvidiaGpu {
         cuda_index: source.reading("CUDA driver", cuda_index.clone()),
         name: text("name"),
         pci_bus_id: text("pci_bus_id"),
         features: nvidia_features(&capability.value, &unified.value),
         capability,
         unified,
-        // NVML does not report the memory of unified cards; the CUDA driver does.
+        // NVML does not report the memory of unified GPUs; the CUDA driver does.
         memory_total: memory("memory_total_bytes")
             .or(source.number("CUDA driver", cuda, "memory_total_bytes").map(Bytes)),
         memory_free: memory("memory_free_bytes"),
         multiprocessors: source.number("CUDA driver", cuda, "multiprocessors"),
         pageable_memory_access: flag("pageable_memory_access"),
         gpu_direct_rdma: flag("gpu_direct_rdma"),
-        feel,
+        telemetry,
         slowdown,
         power_limit: watts(source, nvml, "power_limit_milliwatts"),
         clock_max: source.number("NVML", nvml, "sm_clock_max_mhz").map(Megahertz),
@@ -161,10 +166,10 @@ fn card(source: &mut Source, pair: &Pair, index: u32) -> NvidiaCard {
     }
 }
 
-fn parse_capability(text: &str) -> Result<Capability, Unknown> {
+fn parse_capability(text: &str) -> Result<ComputeCapability, Unknown> {
     let parse = || {
         let (major, minor) = text.split_once('.')?;
-        Some(Capability::new(major.parse().ok()?, minor.parse().ok()?))
+        Some(ComputeCapability::new(major.parse().ok()?, minor.parse().ok()?))
     };
     parse().ok_or_else(|| Unknown(format!("not a compute capability: {text:?}")))
 }
@@ -183,12 +188,9 @@ mod tests {
             ("cuda", "cuda: 13.0\ncards: 1\n"),
             ("cuda card 0", "name: second\npci_bus_id: 000f:01:00.0\nintegrated: 1\n"),
         ]);
-        let cards = probe(&mut source).cards;
+        let cards = probe(&mut source).gpus;
         assert_eq!(cards.len(), 2);
-        assert_eq!(
-            cards[0].cuda_index.value,
-            Err(Unknown::because("CUDA does not show this card"))
-        );
+        assert_eq!(cards[0].cuda_index.value, Err(Unknown::because("CUDA does not show this GPU")));
         assert_eq!(cards[1].cuda_index.value, Ok(0));
         assert_eq!(cards[1].unified.value, Ok(true));
     }
@@ -203,16 +205,16 @@ mod tests {
             ),
         ]);
         let nvidia = probe(&mut source);
-        assert_eq!(nvidia.cards[0].memory_total.value, Ok(Bytes(7)));
-        assert_eq!(nvidia.cards[0].capability.value, Ok(Capability::new(8, 6)));
-        assert!(nvidia.cards[0].feel.temperature.value.is_err());
+        assert_eq!(nvidia.gpus[0].memory_total.value, Ok(Bytes(7)));
+        assert_eq!(nvidia.gpus[0].capability.value, Ok(ComputeCapability::new(8, 6)));
+        assert!(nvidia.gpus[0].telemetry.temperature.value.is_err());
         assert_eq!(nvidia.stack.cuda.value, Ok("12.8".into()));
     }
 
     #[test]
     fn a_library_that_claims_a_billion_cards_is_not_followed() {
         let mut source = source(&[("nvml", "cards: 1000000000\n")]);
-        assert_eq!(probe(&mut source).cards.len(), MOST_CARDS as usize);
+        assert_eq!(probe(&mut source).gpus.len(), MAX_GPUS as usize);
     }
 
     #[test]

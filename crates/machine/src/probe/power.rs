@@ -1,28 +1,28 @@
 //! Power supplies, batteries and energy counters: `/sys/class/power_supply` and `/sys/class/powercap` on
 //! Linux, `pmset -g batt` on macOS.
 
-use crate::power::{EnergyCounter, Power};
+use crate::power::{EnergyCounter, PowerInfo};
 use crate::reading::{Percent, Reading, Unknown, Watts};
-use crate::source::Source;
+use crate::source::ProbeSource;
 
 const SUPPLIES: &str = "/sys/class/power_supply";
 const COUNTERS: &str = "/sys/class/powercap";
 
-pub fn linux(source: &mut Source) -> Power {
-    let Supplies { on_battery, charge, drain } = supplies(source);
-    Power { on_battery, charge, drain, counters: counters(source) }
+pub fn linux(source: &mut ProbeSource) -> PowerInfo {
+    let PowerStatus { on_battery, charge, drain } = power_status(source);
+    PowerInfo { on_battery, charge, drain, counters: counters(source) }
 }
 
-/// The part of [`Power`] that comes and goes with the plug.
-pub struct Supplies {
+/// The part of [`PowerInfo`] that comes and goes with the plug.
+pub struct PowerStatus {
     pub on_battery: Reading<bool>,
     pub charge: Reading<Option<Percent>>,
     pub drain: Reading<Watts>,
 }
 
 /// What feeds a Linux computer.
-pub fn supplies(source: &mut Source) -> Supplies {
-    let found = found(source);
+pub fn power_status(source: &mut ProbeSource) -> PowerStatus {
+    let found = power_supplies(source);
     let found = found.as_ref().map_err(Clone::clone);
     let on_battery = found.clone().and_then(|found| is_on_battery(source, found));
     let charge = found.clone().and_then(|found| match found.batteries.first() {
@@ -35,7 +35,7 @@ pub fn supplies(source: &mut Source) -> Supplies {
         }
         _ => Err(Unknown::because("no battery is drained")),
     });
-    Supplies {
+    PowerStatus {
         on_battery: source.reading(SUPPLIES, on_battery),
         charge: source.reading(SUPPLIES, charge),
         drain: source.reading(SUPPLIES, drain.and_then(Watts::from_meter)),
@@ -44,7 +44,7 @@ pub fn supplies(source: &mut Source) -> Supplies {
 
 /// What the kernel lists, as far as it feeds the computer.
 #[derive(Default)]
-struct Found {
+struct PowerSupplies {
     /// Folders of its batteries.
     batteries: Vec<String>,
     /// Whether anything else delivers.
@@ -52,8 +52,8 @@ struct Found {
 }
 
 /// Mice and headsets, which have batteries of their own, are passed over.
-fn found(source: &mut Source) -> Result<Found, Unknown> {
-    let mut found = Found::default();
+fn power_supplies(source: &mut ProbeSource) -> Result<PowerSupplies, Unknown> {
+    let mut found = PowerSupplies::default();
     for name in source.folder(SUPPLIES)? {
         let folder = format!("{SUPPLIES}/{name}");
         let mut says = |file: &str| {
@@ -75,7 +75,7 @@ fn found(source: &mut Source) -> Result<Found, Unknown> {
 
 /// Taken: the rule of systemd's `on_ac_power`. A supply that is online feeds it; else a battery does if it
 /// says that it is discharging.
-fn is_on_battery(source: &mut Source, found: &Found) -> Result<bool, Unknown> {
+fn is_on_battery(source: &mut ProbeSource, found: &PowerSupplies) -> Result<bool, Unknown> {
     if found.is_online {
         return Ok(false);
     }
@@ -95,7 +95,7 @@ fn is_drained(status: &str) -> Result<bool, Unknown> {
 
 /// Watts drawn from a battery: drivers tell either power or current and voltage, in millionths, and some
 /// write what flows out as less than nothing.
-fn drain(source: &mut Source, battery: &str) -> Result<f64, Unknown> {
+fn drain(source: &mut ProbeSource, battery: &str) -> Result<f64, Unknown> {
     let mut micro = |file: &str| -> Result<f64, Unknown> {
         let text = source.file(&format!("{battery}/{file}"))?;
         let text = text.trim();
@@ -113,9 +113,9 @@ fn percent(text: &str) -> Result<Percent, Unknown> {
     }
 }
 
-/// The processor's packages. What lies below them (cores, memory) they hold already; of the whole board
+/// The CPU's packages. What lies below them (cores, memory) they hold already; of the whole board
 /// (`psys`) few machines tell.
-fn counters(source: &mut Source) -> Reading<Vec<EnergyCounter>> {
+fn counters(source: &mut ProbeSource) -> Reading<Vec<EnergyCounter>> {
     let found = source.folder(COUNTERS).map(|zones| {
         let zones = zones.iter().filter(|zone| is_package(zone));
         zones.filter_map(|zone| counter(source, &format!("{COUNTERS}/{zone}"))).collect()
@@ -123,13 +123,13 @@ fn counters(source: &mut Source) -> Reading<Vec<EnergyCounter>> {
     source.reading(COUNTERS, found)
 }
 
-/// `intel-rapl:0`, which AMD's processors are called as well; `intel-rapl:0:1` is a part of it, and
+/// `intel-rapl:0`, which AMD's CPUs are called as well; `intel-rapl:0:1` is a part of it, and
 /// `intel-rapl-mmio:0` the same counter read another way.
 fn is_package(zone: &str) -> bool {
     zone.strip_prefix("intel-rapl:").is_some_and(|number| number.parse::<u32>().is_ok())
 }
 
-fn counter(source: &mut Source, zone: &str) -> Option<EnergyCounter> {
+fn counter(source: &mut ProbeSource, zone: &str) -> Option<EnergyCounter> {
     let name = source.file(&format!("{zone}/name")).ok()?.trim().to_owned();
     if !name.starts_with("package") {
         return None;
@@ -141,25 +141,25 @@ fn counter(source: &mut Source, zone: &str) -> Option<EnergyCounter> {
 }
 
 /// What a counter says now; since a leak of keys through it, most kernels show it to root only.
-pub fn microjoules(source: &mut Source, path: &str) -> Result<u64, Unknown> {
+pub fn microjoules(source: &mut ProbeSource, path: &str) -> Result<u64, Unknown> {
     let text = source.file(path)?;
     let text = text.trim();
     text.parse().map_err(|_| Unknown(format!("not a number of microjoules: {text:?}")))
 }
 
-pub fn macos(source: &mut Source) -> Power {
-    let Supplies { on_battery, charge, drain } = mac_supplies(source);
+pub fn macos(source: &mut ProbeSource) -> PowerInfo {
+    let PowerStatus { on_battery, charge, drain } = mac_power_status(source);
     let counters = Err(Unknown::because("macOS shows energy to root only"));
-    Power { on_battery, charge, drain, counters: source.reading("macOS", counters) }
+    PowerInfo { on_battery, charge, drain, counters: source.reading("macOS", counters) }
 }
 
 /// What feeds a Mac.
-pub fn mac_supplies(source: &mut Source) -> Supplies {
+pub fn mac_power_status(source: &mut ProbeSource) -> PowerStatus {
     const LINE: &str = "pmset -g batt";
     let text = source.command(LINE);
     let text = text.as_deref().map_err(Clone::clone);
     let drain = Err(Unknown::because("macOS does not tell without root"));
-    Supplies {
+    PowerStatus {
         on_battery: source.reading(LINE, text.clone().and_then(mac_on_battery)),
         charge: source.reading(LINE, text.and_then(mac_charge)),
         drain: source.reading("macOS", drain),
@@ -306,7 +306,7 @@ mod tests {
             laptop.replace("Battery Power", "AC Power").replace("discharging", "charging");
         assert_eq!(mac_on_battery(&plugged), Ok(false));
         assert_eq!(mac_charge("Now drawing from 'AC Power'\n"), Ok(None));
-        for nonsense in ["", "Now drawing from nothing", "'Sun'"] {
+        for nonsense in ["", "Now drawing from scratch", "'Sun'"] {
             assert!(mac_on_battery(nonsense).is_err() && mac_charge(nonsense).is_err());
         }
         assert!(mac_charge(&laptop.replace("63%", "full")).is_err());

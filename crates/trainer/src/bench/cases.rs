@@ -1,6 +1,6 @@
 //! Real models with random weights, each at one piece of work, for measuring: the small ones exist in
 //! `benches/peers/models.py` for diffusers, transformers and PEFT too. Published models are there at their
-//! full size, which takes a card. [`folder`] has whole models on disk, for measuring whole jobs.
+//! full size, which takes a GPU. [`folder`] has whole models on disk, for measuring whole jobs.
 
 pub mod folder;
 pub mod text;
@@ -11,34 +11,34 @@ use compute::ops::{self, AdamW, Moments, adamw, global_norm};
 use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
 
 use crate::error::Result;
-use crate::model::adapter::{Adapters, Target};
-use crate::model::build::{Builder, Precision, Random, wants};
+use crate::model::adapter::{AdapterTarget, Adapters};
+use crate::model::build::{ModelBuilder, Precision, RandomWeights, tensor_specs};
 use crate::model::diffusion::condition::{Conditions, POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{Config, Denoiser, Input};
+use crate::model::diffusion::denoiser::{Denoiser, DenoiserConfig, DenoiserInput};
 use crate::model::diffusion::sd3::{self, sd3_medium, sd35_large};
-use crate::model::encoder::clip::{self, Clip};
-use crate::model::encoder::t5::{self, T5};
+use crate::model::encoder::clip::{self, ClipTextModel};
+use crate::model::encoder::t5::{self, T5Encoder};
+use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream;
-use crate::model::vae::{self, Decoder, Encoder};
-use crate::objective::flow::Level;
+use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::objective::flow::Timestep;
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Case {
+pub enum BenchCase {
     /// Forward and backward of adapters on a transformer of two narrow blocks.
     Sd3Tiny,
-    /// The same, eight blocks of width 512, a picture of 512 pixels a side.
+    /// The same, eight blocks of width 512, an image of 512 pixels a side.
     Sd3Mid,
     /// A prompt through CLIP-L, as it is published.
     ClipL,
     /// A prompt through eight blocks of a T5 of width 1024.
     T5,
-    /// A picture of 256 pixels a side to latents, by SD3's autoencoder.
+    /// An image of 256 pixels a side to latents, by SD3's autoencoder.
     VaeEncode,
     /// And back.
     VaeDecode,
-    /// A whole training step of adapters on Stable Diffusion 3 medium, a picture of 1024 pixels a side.
+    /// A whole training step of adapters on Stable Diffusion 3 medium, an image of 1024 pixels a side.
     Sd3Medium,
     /// The same on Stable Diffusion 3.5 large.
     Sd35Large,
@@ -46,18 +46,18 @@ pub enum Case {
 
 /// How a transformer is trained.
 #[derive(Clone, Copy, Debug)]
-pub struct How {
-    /// Pictures in a step.
+pub struct BenchSettings {
+    /// Images in a step.
     pub samples: usize,
     /// How many of them at once; what they say is added up.
-    pub at_once: usize,
-    /// Which blocks are computed twice.
+    pub micro_batch: usize,
+    /// Which blocks are recomputed.
     pub recompute: Recompute,
     /// Which frozen blocks are on the host.
-    pub stream: Stream,
+    pub offload: Offload,
 }
 
-impl Case {
+impl BenchCase {
     /// Those that any computer has room for.
     pub const SMALL: [Self; 6] =
         [Self::Sd3Tiny, Self::Sd3Mid, Self::ClipL, Self::T5, Self::VaeEncode, Self::VaeDecode];
@@ -80,21 +80,26 @@ impl Case {
     }
 
     /// Makes the model and its input; encoders and autoencoders have one input whatever `how` says.
-    pub fn prepare(self, device: &Device, dtype: Dtype, how: How) -> Result<Prepared> {
+    pub fn prepare(
+        self,
+        device: &Device,
+        dtype: Dtype,
+        how: BenchSettings,
+    ) -> Result<PreparedBench> {
         let mut adapters = match self {
             Self::ClipL | Self::T5 | Self::VaeEncode | Self::VaeDecode => Adapters::none(),
-            _ => Adapters::fresh(targets(), Vec::new(), SEED),
+            _ => Adapters::random_init(targets(), Vec::new(), SEED),
         };
-        let precision = Precision { stream: how.stream, ..Precision::plain(dtype) };
+        let precision = Precision { offload: how.offload, ..Precision::plain(dtype) };
         let transformer = self.transformer();
         let mut source = match &transformer {
             Some((config, _)) => {
-                let all = wants(|build| Config::from(config.clone()).build(build))?;
-                Random::of(device, precision, SEED, &all)?
+                let all = tensor_specs(|build| DenoiserConfig::from(config.clone()).build(build))?;
+                RandomWeights::with_block_swap(device, precision, SEED, &all)?
             }
-            None => Random::new(precision, SEED),
+            None => RandomWeights::new(precision, SEED),
         };
-        let build = &mut Builder::new(device, precision, &mut source, &mut adapters);
+        let build = &mut ModelBuilder::new(device, precision, &mut source, &mut adapters);
         let normal =
             |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
         let work = match self {
@@ -102,15 +107,15 @@ impl Case {
                 let (config, side) = transformer.expect("these are the transformers");
                 sd3_work(build, &config, side, how, &normal)?
             }
-            Self::ClipL => Work::Clip(Clip::new(&clip_l(), build)?),
-            Self::T5 => Work::T5(T5::new(&t5_config(), build)?),
-            Self::VaeEncode => Work::Encode(
-                Encoder::new(&autoencoder(), build)?,
-                normal(&[1, 3, PICTURE, PICTURE])?,
+            Self::ClipL => BenchWork::Clip(ClipTextModel::new(&clip_l(), build)?),
+            Self::T5 => BenchWork::T5(T5Encoder::new(&t5_config(), build)?),
+            Self::VaeEncode => BenchWork::Encode(
+                VaeEncoder::new(&autoencoder(), build)?,
+                normal(&[1, 3, IMAGE, IMAGE])?,
             ),
-            Self::VaeDecode => Work::Decode(
-                Decoder::new(&autoencoder(), build)?,
-                normal(&[1, 16, PICTURE / 8, PICTURE / 8])?,
+            Self::VaeDecode => BenchWork::Decode(
+                VaeDecoder::new(&autoencoder(), build)?,
+                normal(&[1, 16, IMAGE / 8, IMAGE / 8])?,
             ),
         };
         let params = adapters.params;
@@ -119,11 +124,11 @@ impl Case {
         } else {
             Vec::new()
         };
-        Ok(Prepared { device: device.clone(), work, params, moments, n_steps: 0 })
+        Ok(PreparedBench { device: device.clone(), work, params, moments, n_steps: 0 })
     }
 
     /// The settings of a transformer, and the side of its latents.
-    fn transformer(self) -> Option<(sd3::Config, usize)> {
+    fn transformer(self) -> Option<(sd3::Sd3Config, usize)> {
         match self {
             Self::Sd3Tiny => Some((sd3_config(TINY), 16)),
             Self::Sd3Mid => Some((sd3_config(MID), 64)),
@@ -136,13 +141,13 @@ impl Case {
 
 const SEED: u64 = 1;
 const RANK: usize = 16;
-/// Pixels along a side of the autoencoder's picture.
-const PICTURE: usize = 256;
+/// Pixels along a side of the autoencoder's image.
+const IMAGE: usize = 256;
 /// Prompt tokens as SD3 sees them.
 const CONTEXT: usize = 333;
 
-fn targets() -> Vec<Target> {
-    let target = |pattern: &str| Target {
+fn targets() -> Vec<AdapterTarget> {
+    let target = |pattern: &str| AdapterTarget {
         pattern: pattern.into(),
         rank: RANK,
         alpha: RANK as f32,
@@ -156,8 +161,8 @@ fn targets() -> Vec<Target> {
 const TINY: [usize; 3] = [4, 16, 2];
 const MID: [usize; 3] = [8, 64, 8];
 
-fn sd3_config([n_heads, d_head, n_blocks]: [usize; 3]) -> sd3::Config {
-    sd3::Config {
+fn sd3_config([n_heads, d_head, n_blocks]: [usize; 3]) -> sd3::Sd3Config {
+    sd3::Sd3Config {
         in_channels: 16,
         out_channels: Some(16),
         patch_size: 2,
@@ -175,17 +180,17 @@ fn sd3_config([n_heads, d_head, n_blocks]: [usize; 3]) -> sd3::Config {
 }
 
 /// SD3's.
-fn autoencoder() -> vae::Config {
-    vae::Config::published(0.0609, 1.5305)
+fn autoencoder() -> vae::VaeConfig {
+    vae::VaeConfig::published(0.0609, 1.5305)
 }
 
-fn clip_l() -> clip::Config {
-    let [l, _] = clip::Config::published();
+fn clip_l() -> clip::ClipConfig {
+    let [l, _] = clip::ClipConfig::published();
     l
 }
 
-fn t5_config() -> t5::Config {
-    t5::Config {
+fn t5_config() -> t5::T5Config {
+    t5::T5Config {
         vocab_size: 32128,
         d_model: 1024,
         d_kv: 64,
@@ -199,74 +204,87 @@ fn t5_config() -> t5::Config {
     }
 }
 
-type Normal<'a> = &'a dyn Fn(&[usize]) -> compute::Result<Tensor>;
+type NormalFn<'a> = &'a dyn Fn(&[usize]) -> compute::Result<Tensor>;
 
 fn sd3_work(
-    build: &mut Builder<'_>,
-    config: &sd3::Config,
+    build: &mut ModelBuilder<'_>,
+    config: &sd3::Sd3Config,
     side: usize,
-    How { samples, at_once, recompute, .. }: How,
-    normal: Normal<'_>,
-) -> Result<Work> {
+    BenchSettings { samples, micro_batch: at_once, recompute, .. }: BenchSettings,
+    normal: NormalFn<'_>,
+) -> Result<BenchWork> {
     let tokens = (side / config.patch_size) * (side / config.patch_size);
     let patch = config.patch_size * config.patch_size * config.in_channels;
-    Ok(Work::Sd3 {
-        model: Config::from(config.clone()).build(build)?,
+    Ok(BenchWork::Sd3 {
+        model: DenoiserConfig::from(config.clone()).build(build)?,
         latents: normal(&[samples, config.in_channels, side, side])?,
         context: normal(&[samples, CONTEXT, config.joint_attention_dim])?,
         pooled: normal(&[samples, config.pooled_projection_dim])?,
         target: normal(&[samples, tokens, patch])?,
-        at_once,
+        micro_batch: at_once,
         recompute,
     })
 }
 
-enum Work {
+enum BenchWork {
     Sd3 {
         model: Denoiser,
         latents: Tensor,
         context: Tensor,
         pooled: Tensor,
         target: Tensor,
-        at_once: usize,
+        micro_batch: usize,
         recompute: Recompute,
     },
-    Clip(Clip),
-    T5(T5),
-    Encode(Encoder, Tensor),
-    Decode(Decoder, Tensor),
+    Clip(ClipTextModel),
+    T5(T5Encoder),
+    Encode(VaeEncoder, Tensor),
+    Decode(VaeDecoder, Tensor),
 }
 
-/// Samples in portions, the last of which may be smaller.
-pub(crate) fn portions(samples: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
+/// Samples in micro-batches, the last of which may be smaller.
+pub(crate) fn micro_batches(samples: usize, at_once: usize) -> impl Iterator<Item = Range<usize>> {
     (0..samples).step_by(at_once).map(move |first| first..samples.min(first + at_once))
 }
 
 /// A model and its input, ready to be run over and over.
-pub struct Prepared {
+pub struct PreparedBench {
     device: Device,
-    work: Work,
+    work: BenchWork,
     params: Params,
     /// Of every parameter where it is moved too.
     moments: Vec<Moments>,
     n_steps: u64,
 }
 
-impl Prepared {
+impl PreparedBench {
     /// Does the work once.
     pub fn run(&mut self) -> Result<()> {
         let inference = || Tape::inference(&self.device, &self.params, 0);
         match &self.work {
-            Work::Sd3 { model, latents, context, pooled, target, at_once, recompute } => {
+            BenchWork::Sd3 {
+                model,
+                latents,
+                context,
+                pooled,
+                target,
+                micro_batch: at_once,
+                recompute,
+            } => {
                 let mut gradients = Gradients::default();
-                for portion in portions(latents.shape().sizes()[0], *at_once) {
+                for micro_batch in micro_batches(latents.shape().sizes()[0], *at_once) {
                     let tape = Tape::training(&self.device, &self.params, 0);
-                    let [latents, context, pooled, target] =
-                        [latents, context, pooled, target].map(|all| all.part(portion.clone()));
-                    let condition = Conditions::of([(TOKENS, context), (POOLED, pooled)]);
-                    let levels = vec![Level { sigma: 0.5, timestep: 500.0 }; portion.len()];
+                    let [latents, context, pooled, target] = [latents, context, pooled, target]
+                        .map(|all| all.narrow(micro_batch.clone()));
+                    let condition = Conditions::from_tensors([(TOKENS, context), (POOLED, pooled)]);
+                    let levels = vec![Timestep { sigma: 0.5, t: 500.0 }; micro_batch.len()];
                     let (condition, levels) = (&condition, &levels[..]);
-                    let input = Input { latents: &latents, levels, condition, guidance: None };
+                    let input = DenoiserInput {
+                        latents: &latents,
+                        timesteps: levels,
+                        condition,
+                        guidance: None,
+                    };
                     let predicted = model.predict(&tape, input, *recompute)?;
                     let loss = tape.mse(&predicted.tokens, &target, None, None)?;
                     drop(predicted);
@@ -274,10 +292,10 @@ impl Prepared {
                 }
                 self.update(&gradients)?;
             }
-            Work::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
-            Work::T5(model) => drop(model.forward(&inference(), &[7; 256], 1, None)?),
-            Work::Encode(model, pictures) => drop(model.forward(&inference(), pictures)?),
-            Work::Decode(model, latents) => drop(model.forward(&inference(), latents)?),
+            BenchWork::Clip(model) => drop(model.forward(&inference(), &[7; 77], 1)?),
+            BenchWork::T5(model) => drop(model.forward(&inference(), &[7; 256], 1, None)?),
+            BenchWork::Encode(model, images) => drop(model.forward(&inference(), images)?),
+            BenchWork::Decode(model, latents) => drop(model.forward(&inference(), latents)?),
         }
         Ok(())
     }
@@ -289,7 +307,7 @@ impl Prepared {
         }
         self.n_steps += 1;
         let gradients = gradients.all(self.params.values().len());
-        let clip = ops::Clip { norm: global_norm(&gradients, &self.device)?, max: 1.0 };
+        let clip = ops::GradClip { norm: global_norm(&gradients, &self.device)?, max_norm: 1.0 };
         let how = AdamW { learning_rate: 1e-4, step: self.n_steps, ..AdamW::default() };
         let params = self.params.values_mut()?;
         Ok(adamw(params, &gradients, &mut self.moments, how, Some(&clip))?)
@@ -298,15 +316,16 @@ impl Prepared {
 
 #[cfg(test)]
 mod tests {
-    use compute::{Kind, Usage};
+    use compute::{DeviceKind, Usage};
 
     use super::*;
 
-    /// What a step of Stable Diffusion 3 medium takes of a card, and its operations.
+    /// What a step of Stable Diffusion 3 medium takes of a GPU, and its operations.
     fn step(samples: usize, recompute: Recompute) -> (Usage, u64) {
-        let device = Device::meta(Kind::Cuda { is_deterministic: false }, usize::MAX / 2);
-        let how = How { samples, at_once: samples, recompute, stream: Stream::None };
-        let mut model = Case::Sd3Medium.prepare(&device, Dtype::Bf16, how).unwrap();
+        let device = Device::meta(DeviceKind::Cuda { is_deterministic: false }, usize::MAX / 2);
+        let how =
+            BenchSettings { samples, micro_batch: samples, recompute, offload: Offload::None };
+        let mut model = BenchCase::Sd3Medium.prepare(&device, Dtype::Bf16, how).unwrap();
         model.run().unwrap();
         let before = device.work().flops;
         model.run().unwrap();
@@ -333,7 +352,7 @@ mod tests {
     #[test]
     fn the_end_of_a_recomputed_block_is_computed_once() {
         let [(_, once), (_, twice)] = [Recompute::None, Recompute::Block].map(|how| step(1, how));
-        let (config, side) = Case::Sd3Medium.transformer().unwrap();
+        let (config, side) = BenchCase::Sd3Medium.transformer().unwrap();
         let (tokens, width) = ((side / config.patch_size).pow(2), config.width());
         // Products of a block forward: four layers of one width, two of four widths, attention.
         let per_token = 2 * (4 + 4 + 4) * width * width;

@@ -5,17 +5,17 @@
 //! Shapes: S samples, N tokens, D width, R rank.
 
 use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRope, adamw};
+use compute::{BlockSwap, Shape, Tag, Tape, Tensor, Var};
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
-use compute::{Ring, Shape, Tag, Tape, Tensor, Var};
 
-use crate::bench::cases::portions;
-use crate::model::build::Held;
+use crate::bench::cases::micro_batches;
+use crate::model::build::WeightTensor;
+use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream;
 
 /// How large the job is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Config {
+pub struct WorkloadConfig {
     /// What it is called on the command line.
     pub name: &'static str,
     /// D; heads are 64 wide.
@@ -29,37 +29,37 @@ pub struct Config {
 }
 
 /// The sizes that figures are published for.
-pub const CONFIGS: [Config; 6] = [
-    Config { name: "cpu-tiny", width: 128, n_blocks: 2, tokens: 64, samples: 2 },
-    Config { name: "cpu-small", width: 512, n_blocks: 8, tokens: 320, samples: 4 },
-    Config { name: "cpu-mid", width: 1024, n_blocks: 4, tokens: 1024, samples: 1 },
-    Config { name: "gpu-sd3-b1", width: 1536, n_blocks: 24, tokens: 4352, samples: 1 },
-    Config { name: "gpu-sd3-b4", width: 1536, n_blocks: 24, tokens: 4352, samples: 4 },
-    Config { name: "gpu-flux-b1", width: 3072, n_blocks: 8, tokens: 4608, samples: 1 },
+pub const CONFIGS: [WorkloadConfig; 6] = [
+    WorkloadConfig { name: "cpu-tiny", width: 128, n_blocks: 2, tokens: 64, samples: 2 },
+    WorkloadConfig { name: "cpu-small", width: 512, n_blocks: 8, tokens: 320, samples: 4 },
+    WorkloadConfig { name: "cpu-mid", width: 1024, n_blocks: 4, tokens: 1024, samples: 1 },
+    WorkloadConfig { name: "gpu-sd3-b1", width: 1536, n_blocks: 24, tokens: 4352, samples: 1 },
+    WorkloadConfig { name: "gpu-sd3-b4", width: 1536, n_blocks: 24, tokens: 4352, samples: 4 },
+    WorkloadConfig { name: "gpu-flux-b1", width: 3072, n_blocks: 8, tokens: 4608, samples: 1 },
 ];
 
 /// What is trained, and how.
 #[derive(Clone, Copy, Debug)]
-pub struct Job {
+pub struct WorkloadJob {
     /// How large it is.
-    pub config: Config,
+    pub config: WorkloadConfig,
     /// Format of activations, and of weights that are not quantised.
     pub dtype: Dtype,
     /// How weights are quantised, if they are.
     pub base: Option<Quantisation>,
-    /// What is computed twice.
+    /// What is recomputed.
     pub recompute: Recompute,
     /// Samples that are computed at once; their gradients are added up.
-    pub at_once: usize,
+    pub micro_batch: usize,
     /// Which blocks are on the host.
-    pub stream: Stream,
+    pub offload: Offload,
 }
 
-impl Job {
+impl WorkloadJob {
     /// All samples at once, everything on the device and computed once, nothing quantised.
-    pub const fn plain(config: Config, dtype: Dtype) -> Self {
-        let (recompute, stream) = (Recompute::None, Stream::None);
-        Self { config, dtype, base: None, recompute, at_once: config.samples, stream }
+    pub const fn plain(config: WorkloadConfig, dtype: Dtype) -> Self {
+        let (recompute, stream) = (Recompute::None, Offload::None);
+        Self { config, dtype, base: None, recompute, micro_batch: config.samples, offload: stream }
     }
 }
 
@@ -73,41 +73,41 @@ const WEIGHT_DECAY: f32 = 0.01;
 
 /// Where the first numbers of a tensor come from: its name, shape and format, and the deviation of
 /// the random numbers it would have.
-pub trait Numbers {
+pub trait WeightInit {
     /// Makes the tensor.
     fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor>;
 }
 
 /// Random numbers, the same for the same seed.
-pub struct Random<'d> {
+pub struct RandomWeightInit<'d> {
     device: &'d Device,
     seed: u64,
-    stream: u64,
+    sequence: u64,
 }
 
-impl<'d> Random<'d> {
+impl<'d> RandomWeightInit<'d> {
     /// From a seed.
     pub fn new(device: &'d Device, seed: u64) -> Self {
-        Self { device, seed, stream: 0 }
+        Self { device, seed, sequence: 0 }
     }
 }
 
-impl Numbers for Random<'_> {
+impl WeightInit for RandomWeightInit<'_> {
     fn tensor(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor> {
-        self.stream += 1;
+        self.sequence += 1;
         match name.rsplit('.').next() {
             Some("qn" | "kn") => self.device.upload(shape, &vec![1.0f32; shape.elements()]),
             _ if deviation == 0.0 => self.device.zeros(shape, dtype),
-            _ => self.device.normal(shape, dtype, deviation, (self.seed, self.stream)),
+            _ => self.device.normal(shape, dtype, deviation, (self.seed, self.sequence)),
         }
     }
 }
 
 /// A job with everything it holds between steps.
 pub struct Workload {
-    job: Job,
+    job: WorkloadJob,
     device: Device,
-    stack: Stack,
+    stack: BlockStack,
     adapters: Vec<(String, ParamKey)>,
     params: Params,
     moments: Vec<Moments>,
@@ -123,19 +123,26 @@ pub struct Workload {
 
 impl Workload {
     /// Takes all memory that lives as long as the job, and fills it.
-    pub fn new(device: &Device, job: Job, numbers: &mut dyn Numbers) -> Result<Self> {
-        let Job { config: Config { width, tokens, samples, n_blocks, .. }, dtype, .. } = job;
-        let mut make = Maker { ring: ring(device, job)?, ..Maker::new(device, &mut *numbers, job) };
+    pub fn new(device: &Device, job: WorkloadJob, numbers: &mut dyn WeightInit) -> Result<Self> {
+        let WorkloadJob {
+            config: WorkloadConfig { width, tokens, samples, n_blocks, .. },
+            dtype,
+            ..
+        } = job;
+        let mut make = BlockBuilder {
+            block_swap: block_swap(device, job)?,
+            ..BlockBuilder::new(device, &mut *numbers, job)
+        };
         let mut blocks = Vec::with_capacity(n_blocks);
         for index in 0..n_blocks {
             make.block = index;
-            blocks.push(Block::new(&mut make, width)?);
+            blocks.push(WorkloadBlock::new(&mut make, width)?);
         }
-        let Maker { params, adapters, ring, .. } = make;
+        let BlockBuilder { params, adapters, block_swap: ring, .. } = make;
         let moments = params.values().iter().map(Moments::new).collect::<Result<_>>()?;
         let gradients = Gradients::reserved(device, &params)?;
         let mut data = |name, shape: Shape| {
-            device.tagged(Tag::Data, || numbers.tensor(name, shape, dtype, 1.0))
+            device.with_tag(Tag::Data, || numbers.tensor(name, shape, dtype, 1.0))
         };
         Ok(Self {
             x: data("x", [samples, tokens, width].into())?,
@@ -143,7 +150,7 @@ impl Workload {
             target: data("target", [samples, tokens, width].into())?,
             job,
             device: device.clone(),
-            stack: Stack { blocks, ring },
+            stack: BlockStack { blocks, block_swap: ring },
             adapters,
             params,
             moments,
@@ -154,22 +161,23 @@ impl Workload {
 
     /// Forward, backward and update. Returns the loss, or nothing on a device without data.
     pub fn step(&mut self) -> Result<Option<f32>> {
-        let loss = self.gradients_of_loss()?;
+        let loss = self.forward_backward()?;
         self.update()?;
         Ok(loss)
     }
 
     /// Forward and backward: gradients are there afterwards.
-    pub fn gradients_of_loss(&mut self) -> Result<Option<f32>> {
+    pub fn forward_backward(&mut self) -> Result<Option<f32>> {
         self.gradients.reset();
         let samples = self.job.config.samples;
         let mut losses = Vec::new();
-        for portion in portions(samples, self.job.at_once) {
-            let share = portion.len() as f32 / samples as f32;
+        for micro_batch in micro_batches(samples, self.job.micro_batch) {
+            let share = micro_batch.len() as f32 / samples as f32;
             let tape = Tape::training(&self.device, &self.params, 0);
-            let [x, condition] = [&self.x, &self.condition].map(|all| all.part(portion.clone()));
+            let [x, condition] =
+                [&self.x, &self.condition].map(|all| all.narrow(micro_batch.clone()));
             let out = self.stack.forward(&tape, x, condition, self.job.recompute)?;
-            let loss = tape.mse(&out, &self.target.part(portion), None, None)?;
+            let loss = tape.mse(&out, &self.target.narrow(micro_batch), None, None)?;
             drop(out);
             losses.push((share, loss.tensor().clone()));
             let start = self.device.upload(loss.shape(), &[share])?;
@@ -178,7 +186,7 @@ impl Workload {
         if self.device.is_meta() {
             return Ok(None);
         }
-        // Read last, so that a card has work while the host prepares more.
+        // Read last, so that a GPU has work while the host prepares more.
         let read = |(share, loss): &(f32, Tensor)| Ok(share * loss.read::<f32>()?[0]);
         losses.iter().map(read).sum::<Result<f32>>().map(Some)
     }
@@ -205,7 +213,7 @@ impl Workload {
     }
 
     /// The job's sizes.
-    pub fn config(&self) -> Config {
+    pub fn config(&self) -> WorkloadConfig {
         self.job.config
     }
 
@@ -219,12 +227,12 @@ impl Workload {
 }
 
 /// The model.
-struct Stack {
-    blocks: Vec<Block>,
-    ring: Option<Ring>,
+struct BlockStack {
+    blocks: Vec<WorkloadBlock>,
+    block_swap: Option<BlockSwap>,
 }
 
-impl Stack {
+impl BlockStack {
     /// x [S, N, D], condition [S, D]
     fn forward<'m>(
         &'m self,
@@ -236,8 +244,8 @@ impl Stack {
         let mut x = Var::from(x);
         let condition = tape.activate(&condition.into(), Activation::Silu)?;
         for (index, block) in self.blocks.iter().enumerate() {
-            [x] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
+            [x] = tape.run_block(self.block_swap.as_ref(), index, || {
+                if !recompute.recomputes(index) {
                     let remakes_queries = recompute == Recompute::Queries;
                     return Ok([block.forward(tape, &x, &condition, remakes_queries)?]);
                 }
@@ -251,27 +259,28 @@ impl Stack {
 }
 
 /// Memory for the blocks that are on the host, if any are.
-fn ring(device: &Device, job: Job) -> Result<Option<Ring>> {
+fn block_swap(device: &Device, job: WorkloadJob) -> Result<Option<BlockSwap>> {
     let n_blocks = job.config.n_blocks;
-    if !(0..n_blocks).any(|index| job.stream.does(index)) {
+    if !(0..n_blocks).any(|index| job.offload.offloads(index)) {
         return Ok(None);
     }
     let meta = Device::meta(device.kind(), usize::MAX / 2);
-    let numbers = &mut Random::new(&meta, 0);
-    let mut rehearsed = Maker::new(&meta, numbers, job);
-    Block::new(&mut rehearsed, job.config.width)?;
-    let sizes = |index| if job.stream.does(index) { rehearsed.sizes.clone() } else { Vec::new() };
-    Ring::new(device, &(0..n_blocks).map(sizes).collect::<Vec<_>>()).map(Some)
+    let numbers = &mut RandomWeightInit::new(&meta, 0);
+    let mut rehearsed = BlockBuilder::new(&meta, numbers, job);
+    WorkloadBlock::new(&mut rehearsed, job.config.width)?;
+    let sizes =
+        |index| if job.offload.offloads(index) { rehearsed.sizes.clone() } else { Vec::new() };
+    BlockSwap::new(device, &(0..n_blocks).map(sizes).collect::<Vec<_>>()).map(Some)
 }
 
 /// A frozen linear layer, perhaps with an adapter.
-struct Layer {
-    weight: Held,
+struct WorkloadLayer {
+    weight: WeightTensor,
     bias: Var,
     adapter: Option<[ParamKey; 2]>,
 }
 
-impl Layer {
+impl WorkloadLayer {
     fn forward(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
         self.compute(tape, x, Linear { activation, ..Linear::new(&self.weight) })
     }
@@ -285,20 +294,20 @@ impl Layer {
     }
 }
 
-struct Block {
-    modulation: Layer,
-    q: Layer,
-    k: Layer,
-    v: Layer,
-    out: Layer,
+struct WorkloadBlock {
+    modulation: WorkloadLayer,
+    q: WorkloadLayer,
+    k: WorkloadLayer,
+    v: WorkloadLayer,
+    out: WorkloadLayer,
     q_norm: Var,
     k_norm: Var,
-    up: Layer,
-    down: Layer,
+    up: WorkloadLayer,
+    down: WorkloadLayer,
 }
 
-impl Block {
-    fn new(make: &mut Maker<'_>, width: usize) -> Result<Self> {
+impl WorkloadBlock {
+    fn new(make: &mut BlockBuilder<'_>, width: usize) -> Result<Self> {
         Ok(Self {
             modulation: make.layer("mod", width, 6 * width)?,
             q: make.adapted("q", width)?,
@@ -326,7 +335,7 @@ impl Block {
         };
         let vectors = self.modulation.forward(tape, condition, Activation::None)?;
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
-        let q = Linear { is_remade: remakes_queries, ..Linear::new(&self.q.weight) };
+        let q = Linear { is_remat: remakes_queries, ..Linear::new(&self.q.weight) };
         let q = per_head(&self.q.compute(tape, &h, q)?, &self.q_norm)?;
         let k = per_head(&self.k.forward(tape, &h, Activation::None)?, &self.k_norm)?;
         let v = self.v.forward(tape, &h, Activation::None)?;
@@ -349,24 +358,24 @@ impl Block {
 }
 
 /// Makes the tensors of blocks.
-struct Maker<'a> {
+struct BlockBuilder<'a> {
     device: &'a Device,
-    numbers: &'a mut dyn Numbers,
-    job: Job,
+    init: &'a mut dyn WeightInit,
+    job: WorkloadJob,
     params: Params,
     adapters: Vec<(String, ParamKey)>,
     /// Where blocks go that are on the host.
-    ring: Option<Ring>,
+    block_swap: Option<BlockSwap>,
     /// The block that is made.
     block: usize,
     /// Bytes of the frozen tensors so far.
     sizes: Vec<usize>,
 }
 
-impl<'a> Maker<'a> {
-    fn new(device: &'a Device, numbers: &'a mut dyn Numbers, job: Job) -> Self {
+impl<'a> BlockBuilder<'a> {
+    fn new(device: &'a Device, numbers: &'a mut dyn WeightInit, job: WorkloadJob) -> Self {
         let (params, adapters, sizes) = (Params::default(), Vec::new(), Vec::new());
-        Self { device, numbers, job, params, adapters, ring: None, block: 0, sizes }
+        Self { device, init: numbers, job, params, adapters, block_swap: None, block: 0, sizes }
     }
 
     fn name(&self, name: &str) -> String {
@@ -374,8 +383,8 @@ impl<'a> Maker<'a> {
     }
 
     /// Where the block's tensors go, if that is on the host.
-    fn home(&self) -> Option<&Ring> {
-        self.ring.as_ref().filter(|ring| ring.has(self.block))
+    fn host_memory(&self) -> Option<&BlockSwap> {
+        self.block_swap.as_ref().filter(|ring| ring.is_offloaded(self.block))
     }
 
     fn weight(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Var> {
@@ -385,14 +394,14 @@ impl<'a> Maker<'a> {
 
     fn frozen(&mut self, name: &str, shape: Shape, dtype: Dtype, deviation: f32) -> Result<Tensor> {
         let name = self.name(name);
-        let make = || self.numbers.tensor(&name, shape, dtype, deviation);
-        self.device.tagged(Tag::Weights, make)
+        let make = || self.init.tensor(&name, shape, dtype, deviation);
+        self.device.with_tag(Tag::Weights, make)
     }
 
     fn keep(&mut self, made: Tensor) -> Result<Var> {
         self.sizes.push(made.shape().elements() * made.dtype().bytes());
-        let kept = match self.home() {
-            Some(ring) => ring.park(self.block, &made)?,
+        let kept = match self.host_memory() {
+            Some(ring) => ring.offload(self.block, &made)?,
             None => made,
         };
         Ok(kept.into())
@@ -400,38 +409,38 @@ impl<'a> Maker<'a> {
 
     fn quantised(&mut self, made: &Tensor, how: Quantisation) -> Result<Quantised> {
         self.sizes.extend(Quantised::sizes(made.shape(), how));
-        let made = self.device.tagged(Tag::Weights, || Quantised::new(made, how))?;
-        match self.home() {
-            Some(ring) => made.park(ring, self.block),
+        let made = self.device.with_tag(Tag::Weights, || Quantised::new(made, how))?;
+        match self.host_memory() {
+            Some(ring) => made.offload(ring, self.block),
             None => Ok(made),
         }
     }
 
-    fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<Layer> {
+    fn layer(&mut self, name: &str, inputs: usize, outputs: usize) -> Result<WorkloadLayer> {
         let shape = [outputs, inputs].into();
         let made = self.frozen(&format!("{name}.weight"), shape, self.job.dtype, 0.02)?;
         let weight = match self.job.base {
-            None => Held::Dense(self.keep(made)?),
-            Some(how) => Held::Quantised(self.quantised(&made, how)?),
+            None => WeightTensor::Dense(self.keep(made)?),
+            Some(how) => WeightTensor::Quantised(self.quantised(&made, how)?),
         };
-        Ok(Layer {
+        Ok(WorkloadLayer {
             weight,
             bias: self.weight(&format!("{name}.bias"), [outputs].into(), Dtype::F32, 0.0)?,
             adapter: None,
         })
     }
 
-    fn adapted(&mut self, name: &str, width: usize) -> Result<Layer> {
+    fn adapted(&mut self, name: &str, width: usize) -> Result<WorkloadLayer> {
         let layer = self.layer(name, width, width)?;
         let down = self.param(&format!("{name}.A"), [RANK, width].into(), 1.0 / 16.0)?;
         let up = self.param(&format!("{name}.B"), [width, RANK].into(), 0.0)?;
-        Ok(Layer { adapter: Some([down, up]), ..layer })
+        Ok(WorkloadLayer { adapter: Some([down, up]), ..layer })
     }
 
     fn param(&mut self, name: &str, shape: Shape, deviation: f32) -> Result<ParamKey> {
         let name = self.name(name);
-        let make = || self.numbers.tensor(&name, shape, Dtype::F32, deviation);
-        let key = self.params.add(self.device.tagged(Tag::Parameters, make)?);
+        let make = || self.init.tensor(&name, shape, Dtype::F32, deviation);
+        let key = self.params.add(self.device.with_tag(Tag::Parameters, make)?);
         self.adapters.push((name, key));
         Ok(key)
     }

@@ -1,5 +1,5 @@
-//! What is missing, through the encoders and into the store. Pictures are decoded and scaled by
-//! threads that run a few pictures ahead of the autoencoder.
+//! What is missing, through the encoders and into the store. Images are decoded and scaled by
+//! threads that run a few images ahead of the autoencoder.
 
 use std::collections::BTreeMap;
 use std::mem;
@@ -9,166 +9,168 @@ use std::sync::{Arc, Mutex};
 use std::thread::{Scope, available_parallelism, scope};
 
 use compute::{Device, Dtype, Params, Tape};
-use weights::checksum::Stamp;
+use weights::checksum::FileStamp;
 
-use super::PICTURES;
-use super::index::{Index, Latents, condition_entry};
-use super::select::Sample;
-use super::store::Address;
-use crate::cost::{Cost, go_on};
-use crate::data::{Bucket, Counts, Crop, Pixels, Problem, ProblemKind, decode, fit, to_numbers};
+use super::IMAGES_PHASE;
+use super::index::{CacheIndex, CachedLatents, condition_entry};
+use super::select::CachedSample;
+use super::store::CacheKey;
+use crate::cost::{Cost, check_cancelled};
+use crate::data::{
+    Bucket, Crop, Pixels, Problem, ProblemKind, SizeCounts, decode, resize_and_crop, to_chw,
+};
 use crate::error::Result;
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::text::{Encoding, Watch};
+use crate::model::diffusion::text::{EncodeCallbacks, EncodingOptions};
 use crate::model::diffusion::vae::LatentShape;
-use crate::model::host::numbers;
-use crate::model::vae::Encoder;
-use crate::progress::{Event, Tell};
+use crate::model::host::to_vec;
+use crate::model::vae::VaeEncoder;
+use crate::progress::{ProgressEvent, ProgressFn};
 
 /// Threads that decode. Chosen: a decoder is some ten times as fast as an encoder on the same core,
-/// and each may hold a picture of half a gigabyte.
+/// and each may hold an image of half a gigabyte.
 const MOST_DECODERS: usize = 4;
 
-/// Pictures that wait for the encoder. Chosen: enough to bridge a slow one.
+/// Images that wait for the encoder. Chosen: enough to bridge a slow one.
 const AHEAD: usize = 4;
 
-/// Pixels that go through the autoencoder together, in pictures of one size. Chosen: with fewer, small
-/// pictures wait for its weights more than for their own numbers; four times as many gain 2 % more
+/// Pixels that go through the autoencoder together, in images of one size. Chosen: with fewer, small
+/// images wait for its weights more than for their own numbers; four times as many gain 2 % more
 /// at twice the memory.
-const PIXELS_AT_ONCE: usize = 256 * 256;
+const PIXELS_PER_BATCH: usize = 256 * 256;
 
 /// Texts that go through all encoders together. Chosen: what the first two make of them is held
 /// until the last is done, 0.6 MB for each with the published models; and loading the encoders
 /// again is little beside encoding as many texts.
-const TEXTS_AT_ONCE: usize = 512;
+const TEXTS_PER_BATCH: usize = 512;
 
 /// Logarithms of variances beyond these are taken as these. Taken: diffusers'
 /// `DiagonalGaussianDistribution`.
-const LOG_VARIANCES: [f32; 2] = [-30.0, 20.0];
+const LOGVAR_RANGE: [f32; 2] = [-30.0, 20.0];
 
-/// A picture to encode.
-pub(super) struct Picture {
+/// An image to encode.
+pub(super) struct PendingImage {
     path: PathBuf,
-    stamp: Stamp,
+    stamp: FileStamp,
     pub bucket: Bucket,
     crop: Crop,
     /// Mirrored or not, and where the latents go.
-    pub wanted: Vec<(bool, Address)>,
+    pub wanted: Vec<(bool, CacheKey)>,
 }
 
-impl Picture {
-    pub fn new(sample: &Sample, wanted: Vec<(bool, Address)>) -> Self {
-        let Sample { path, stamp, bucket, crop, .. } = sample;
+impl PendingImage {
+    pub fn new(sample: &CachedSample, wanted: Vec<(bool, CacheKey)>) -> Self {
+        let CachedSample { path, stamp, bucket, crop, .. } = sample;
         Self { path: path.clone(), stamp: *stamp, bucket: *bucket, crop: *crop, wanted }
     }
 
     /// Opens and scales it.
     fn pixels(&self) -> std::result::Result<Pixels, ProblemKind> {
-        let pixels = fit(&decode(&self.path)?, self.bucket, self.crop);
+        let pixels = resize_and_crop(&decode(&self.path)?, self.bucket, self.crop);
         // Its latents would lie under the address of what it was.
-        if Stamp::of(&self.path).ok() != Some(self.stamp) {
+        if FileStamp::read(&self.path).ok() != Some(self.stamp) {
             return Err(ProblemKind::Unreadable { why: "it was changed meanwhile".into() });
         }
         Ok(pixels)
     }
 }
 
-impl Sample {
+impl CachedSample {
     /// Mirrored or not, and where the latents are.
-    pub(super) fn addresses(&self) -> impl Iterator<Item = (bool, Address)> {
-        [(false, Some(self.plain)), (true, self.mirrored)]
+    pub(super) fn cache_keys(&self) -> impl Iterator<Item = (bool, CacheKey)> {
+        [(false, Some(self.cache_key)), (true, self.mirrored_key)]
             .into_iter()
             .filter_map(|(is_mirrored, address)| Some((is_mirrored, address?)))
     }
 }
 
-/// Encodes pictures of all buckets on a device without data; gives what so many of them take.
-pub(super) fn rehearse_pictures(
+/// Encodes images of all buckets on a device without data; gives what so many of them take.
+pub(super) fn dry_run_images(
     pipeline: &Pipeline,
     device: &Device,
-    counts: &Counts<Bucket>,
+    counts: &SizeCounts<Bucket>,
 ) -> Result<Cost> {
     let encoder = pipeline.vae.load_encoder(device, PRECISION, &|_| true)?;
     let mut works = Vec::new();
     for (bucket, count) in counts {
         let empty = vec![0.0; 3 * bucket.width * bucket.height];
-        let pictures = vec![&empty[..]; at_once(*bucket).min(*count)];
+        let images = vec![&empty[..]; batch_size(*bucket).min(*count)];
         let before = device.work();
-        encode(&encoder, device, &pictures, *bucket)?;
-        let times = *count as f64 / pictures.len().max(1) as f64;
+        encode(&encoder, device, &images, *bucket)?;
+        let times = *count as f64 / images.len().max(1) as f64;
         works.push((times, device.work().since(&before)));
     }
     Ok(Cost { works, read_bytes: pipeline.vae.file_bytes() })
 }
 
-/// How many pictures of a size are encoded together.
-fn at_once(bucket: Bucket) -> usize {
-    (PIXELS_AT_ONCE / (bucket.width * bucket.height)).max(1)
+/// How many images of a size are encoded together.
+fn batch_size(bucket: Bucket) -> usize {
+    (PIXELS_PER_BATCH / (bucket.width * bucket.height)).max(1)
 }
 
 /// The encoder's activations outgrow half precision (`force_upcast` in its settings).
 const PRECISION: Precision = Precision::plain(Dtype::F32);
 
-/// Puts the latents of pictures into the index; those that cannot be decoded become problems.
-pub(super) fn encode_pictures(
+/// Puts the latents of images into the index; those that cannot be decoded become problems.
+pub(super) fn encode_images(
     pipeline: &Pipeline,
     device: &Device,
-    pictures: &[Picture],
-    index: &mut Index,
-    tell: Tell<'_>,
+    images: &[PendingImage],
+    index: &mut CacheIndex,
+    on_progress: ProgressFn<'_>,
 ) -> Result<()> {
-    if pictures.is_empty() {
+    if images.is_empty() {
         return Ok(());
     }
-    tell(Event::Phase { name: PICTURES, total: pictures.len() });
-    let mut batches = Batches { pipeline, device, encoder: None, waiting: BTreeMap::new() };
+    on_progress(ProgressEvent::Phase { name: IMAGES_PHASE, total: images.len() });
+    let mut batches = EncodeBatches { pipeline, device, encoder: None, waiting: BTreeMap::new() };
     scope(|scope| {
-        for (picture, pixels) in decode_ahead(scope, pictures) {
+        for (image, pixels) in decode_ahead(scope, images) {
             match pixels {
-                Ok(pixels) => batches.add(picture, pixels, index, tell)?,
+                Ok(pixels) => batches.add(image, pixels, index, on_progress)?,
                 Err(kind) => {
-                    index.problems.push(Problem::skipped(&picture.path, kind));
-                    go_on(tell(Event::Done))?;
+                    index.problems.push(Problem::skipped(&image.path, kind));
+                    check_cancelled(on_progress(ProgressEvent::Done))?;
                 }
             }
         }
-        batches.finish(index, tell)?;
+        batches.finish(index, on_progress)?;
         // Before text encoders are loaded, which takes its time.
         index.store.flush()
     })
 }
 
-/// Pictures that wait for others of their size.
-struct Batches<'a> {
+/// Images that wait for others of their size.
+struct EncodeBatches<'a> {
     pipeline: &'a Pipeline,
     device: &'a Device,
-    /// Loaded for the first picture that can be decoded; there may be none.
-    encoder: Option<Encoder>,
-    waiting: BTreeMap<Bucket, Vec<(&'a Picture, Pixels)>>,
+    /// Loaded for the first image that can be decoded; there may be none.
+    encoder: Option<VaeEncoder>,
+    waiting: BTreeMap<Bucket, Vec<(&'a PendingImage, Pixels)>>,
 }
 
-impl<'a> Batches<'a> {
+impl<'a> EncodeBatches<'a> {
     fn add(
         &mut self,
-        picture: &'a Picture,
+        image: &'a PendingImage,
         pixels: Pixels,
-        index: &mut Index,
-        tell: Tell<'_>,
+        index: &mut CacheIndex,
+        on_progress: ProgressFn<'_>,
     ) -> Result<()> {
-        let waiting = self.waiting.entry(picture.bucket).or_default();
-        waiting.push((picture, pixels));
-        if waiting.len() < at_once(picture.bucket) {
+        let waiting = self.waiting.entry(image.bucket).or_default();
+        waiting.push((image, pixels));
+        if waiting.len() < batch_size(image.bucket) {
             return Ok(());
         }
         let batch = mem::take(waiting);
-        self.encode(picture.bucket, &batch, index, tell)
+        self.encode(image.bucket, &batch, index, on_progress)
     }
 
     /// Encodes what still waits.
-    fn finish(&mut self, index: &mut Index, tell: Tell<'_>) -> Result<()> {
+    fn finish(&mut self, index: &mut CacheIndex, on_progress: ProgressFn<'_>) -> Result<()> {
         for (bucket, batch) in mem::take(&mut self.waiting) {
-            self.encode(bucket, &batch, index, tell)?;
+            self.encode(bucket, &batch, index, on_progress)?;
         }
         Ok(())
     }
@@ -176,26 +178,26 @@ impl<'a> Batches<'a> {
     fn encode(
         &mut self,
         bucket: Bucket,
-        batch: &[(&Picture, Pixels)],
-        index: &mut Index,
-        tell: Tell<'_>,
+        batch: &[(&PendingImage, Pixels)],
+        index: &mut CacheIndex,
+        on_progress: ProgressFn<'_>,
     ) -> Result<()> {
-        let tick = |bytes| tell(Event::Loaded(bytes));
+        let tick = |bytes| on_progress(ProgressEvent::Loaded(bytes));
         let encoder = match self.encoder.take() {
             Some(encoder) => encoder,
             None => self.pipeline.vae.load_encoder(self.device, PRECISION, &tick)?,
         };
         let encoder = self.encoder.insert(encoder);
-        let mut wanted = Vec::<(Address, Vec<f32>)>::new();
-        for (picture, pixels) in batch {
-            for (is_mirrored, at) in &picture.wanted {
-                // Several files may hold the same picture.
+        let mut wanted = Vec::<(CacheKey, Vec<f32>)>::new();
+        for (image, pixels) in batch {
+            for (is_mirrored, at) in &image.wanted {
+                // Several files may hold the same image.
                 if !index.store.has(at) && wanted.iter().all(|(other, _)| other != at) {
-                    wanted.push((*at, to_numbers(pixels, *is_mirrored)));
+                    wanted.push((*at, to_chw(pixels, *is_mirrored)));
                 }
             }
         }
-        for wanted in wanted.chunks(at_once(bucket)) {
+        for wanted in wanted.chunks(batch_size(bucket)) {
             let input: Vec<_> = wanted.iter().map(|(_, numbers)| numbers.as_slice()).collect();
             let latents = encode(encoder, self.device, &input, bucket)?;
             for ((at, _), latents) in wanted.iter().zip(latents) {
@@ -203,28 +205,28 @@ impl<'a> Batches<'a> {
             }
         }
         for _ in batch {
-            go_on(tell(Event::Done))?;
+            check_cancelled(on_progress(ProgressEvent::Done))?;
         }
         Ok(())
     }
 }
 
-type Decoded<'a> = (&'a Picture, std::result::Result<Pixels, ProblemKind>);
+type DecodedImage<'a> = (&'a PendingImage, std::result::Result<Pixels, ProblemKind>);
 
-/// Pictures as they become ready. The threads end when nobody receives any more.
+/// Images as they become ready. The threads end when nobody receives any more.
 fn decode_ahead<'scope, 'a: 'scope>(
     scope: &'scope Scope<'scope, '_>,
-    pictures: &'a [Picture],
-) -> Receiver<Decoded<'a>> {
+    images: &'a [PendingImage],
+) -> Receiver<DecodedImage<'a>> {
     let (sender, receiver) = sync_channel(AHEAD);
-    let waiting = Arc::new(Mutex::new(pictures.iter()));
-    let n = available_parallelism().map_or(1, usize::from).min(MOST_DECODERS).min(pictures.len());
+    let waiting = Arc::new(Mutex::new(images.iter()));
+    let n = available_parallelism().map_or(1, usize::from).min(MOST_DECODERS).min(images.len());
     for _ in 0..n {
         let (sender, waiting) = (sender.clone(), Arc::clone(&waiting));
         scope.spawn(move || {
             let next = || waiting.lock().ok()?.next();
-            while let Some(picture) = next() {
-                if sender.send((picture, picture.pixels())).is_err() {
+            while let Some(image) = next() {
+                if sender.send((image, image.pixels())).is_err() {
                     break;
                 }
             }
@@ -233,52 +235,57 @@ fn decode_ahead<'scope, 'a: 'scope>(
     receiver
 }
 
-/// The latents of pictures [3, height, width].
+/// The latents of images [3, height, width].
 fn encode(
-    encoder: &Encoder,
+    encoder: &VaeEncoder,
     device: &Device,
-    pictures: &[&[f32]],
+    images: &[&[f32]],
     bucket: Bucket,
-) -> Result<Vec<Latents>> {
+) -> Result<Vec<CachedLatents>> {
     let params = Params::default();
     let tape = Tape::inference(device, &params, 0);
-    let sizes = [pictures.len(), 3, bucket.height, bucket.width];
-    let input = device.upload(sizes, &pictures.concat())?;
+    let sizes = [images.len(), 3, bucket.height, bucket.width];
+    let input = device.upload(sizes, &images.concat())?;
     let encoded = encoder.forward(&tape, &input)?;
-    let moments = numbers(encoded.tensor())?;
+    let moments = to_vec(encoded.tensor())?;
     let shape = encoded.tensor().shape();
     let [n, channels, height, width] = shape.sizes() else {
-        unreachable!("pictures have four dimensions, and so have latents")
+        unreachable!("images have four dimensions, and so have latents")
     };
     let latent = LatentShape::image(channels / 2, *height, *width);
     Ok(moments.chunks(moments.len() / n).map(|moments| to_latents(moments, latent)).collect())
 }
 
-fn to_latents(moments: &[f32], shape: LatentShape) -> Latents {
+fn to_latents(moments: &[f32], shape: LatentShape) -> CachedLatents {
     let (mean, log_variances) = moments.split_at(moments.len() / 2);
-    let [least, most] = LOG_VARIANCES;
+    let [least, most] = LOGVAR_RANGE;
     let deviation = log_variances.iter().map(|log| (0.5 * log.clamp(least, most)).exp()).collect();
-    Latents { mean: mean.to_vec(), deviation, shape }
+    CachedLatents { mean: mean.to_vec(), std: deviation, shape }
 }
 
 /// Puts the prompts of texts into the index.
 pub(super) fn encode_texts(
     pipeline: &Pipeline,
     device: &Device,
-    encoding: Encoding,
+    encoding: EncodingOptions,
     texts: &[String],
-    index: &mut Index,
-    tell: Tell<'_>,
+    index: &mut CacheIndex,
+    on_progress: ProgressFn<'_>,
 ) -> Result<()> {
-    for texts in texts.chunks(TEXTS_AT_ONCE) {
-        let begin = |name, _: &Device| _ = tell(Event::Phase { name, total: texts.len() });
-        let tick = |bytes| tell(Event::Loaded(bytes));
-        let watch = Watch { begin: &begin, tick: &tick, encoded: &|| tell(Event::Done) };
+    for texts in texts.chunks(TEXTS_PER_BATCH) {
+        let begin =
+            |name, _: &Device| _ = on_progress(ProgressEvent::Phase { name, total: texts.len() });
+        let tick = |bytes| on_progress(ProgressEvent::Loaded(bytes));
+        let watch = EncodeCallbacks {
+            on_begin: &begin,
+            tick: &tick,
+            on_encoded: &|| on_progress(ProgressEvent::Done),
+        };
         let mut left = texts.iter();
         pipeline.encoders.encode_each(device, encoding, texts, watch, &mut |condition| {
             let text = left.next().expect("there is a condition for each text");
             let entry = condition_entry(&condition, encoding.precision.dtype);
-            index.store.put(index.address(text), entry)
+            index.store.put(index.cache_key(text), entry)
         })?;
     }
     Ok(())

@@ -6,41 +6,41 @@ use std::path::Path;
 use compute::Dtype;
 use weights::checksum::{Hash, Hasher};
 
-use super::select::Sample;
-use super::store::{Address, Entry, Part, Store};
-use crate::data::caption::{self, CaptionSettings, Draws};
-use crate::data::{Findings, Order, Problem};
+use super::select::CachedSample;
+use super::store::{CacheEntry, CacheKey, CacheStore, StoredTensor};
+use crate::data::caption::{self, CaptionDraws, CaptionSettings};
+use crate::data::{BatchSampler, Findings, Problem};
 use crate::error::{Result, TrainerError};
-use crate::fingerprint::{CAPTION, Fingerprint, Parts, short};
+use crate::fingerprint::{CAPTION, Fingerprint, PartHashes, short};
 use crate::hashes::field;
-use crate::model::diffusion::condition::{Condition, Named};
+use crate::model::diffusion::condition::{Condition, NamedTensor};
 use crate::model::diffusion::vae::LatentShape;
-use crate::model::files::stored;
+use crate::model::files::file_dtype;
 
 /// Everything a run asks for, encoded.
-pub struct Index {
+pub struct CacheIndex {
     /// What is trained on, sorted by path.
-    pub train: Vec<Sample>,
+    pub train: Vec<CachedSample>,
     /// What the loss is measured on, sorted by path.
-    pub held_out: Vec<Sample>,
-    /// What was wrong with pictures, captions and the cache itself.
+    pub held_out: Vec<CachedSample>,
+    /// What was wrong with images, captions and the cache itself.
     pub problems: Vec<Problem>,
     /// How many texts can be asked for.
     pub n_texts: usize,
     pub(super) captions: CaptionSettings,
-    pub(super) store: Store,
+    pub(super) store: CacheStore,
     /// The checksum of what makes a prompt of a text.
-    pub(super) encoders: Hash,
+    pub(super) encoders_hash: Hash,
 }
 
-/// A picture's latents as the autoencoder gives them, unscaled: a normal distribution for each
+/// An image's latents as the autoencoder gives them, unscaled: a normal distribution for each
 /// number, so that every step draws a fresh sample.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Latents {
+pub struct CachedLatents {
     /// Means.
     pub mean: Vec<f32>,
     /// Standard deviations.
-    pub deviation: Vec<f32>,
+    pub std: Vec<f32>,
     /// The shape of both.
     pub shape: LatentShape,
 }
@@ -48,7 +48,7 @@ pub struct Latents {
 const MEAN: &str = "mean";
 const DEVIATION: &str = "deviation";
 
-impl Index {
+impl CacheIndex {
     /// What is to be said of the images and their captions, in a few lines; without the first problems,
     /// if they were told before.
     pub fn findings(&self, n_told: usize) -> Findings {
@@ -57,25 +57,26 @@ impl Index {
     }
 
     /// A sample's latents, or those of its mirror image.
-    pub fn latents(&self, sample: &Sample, is_mirrored: bool) -> Result<Latents> {
-        let address = if is_mirrored { sample.mirrored } else { Some(sample.plain) };
+    pub fn latents(&self, sample: &CachedSample, is_mirrored: bool) -> Result<CachedLatents> {
+        let address = if is_mirrored { sample.mirrored_key } else { Some(sample.cache_key) };
         let entry = address.and_then(|address| self.store.get(&address).transpose());
         let entry = entry.ok_or_else(|| {
             let mirrored = if is_mirrored { ", mirrored," } else { "" };
-            missing(&format!("picture {}{mirrored}", sample.path.display()))
+            missing(&format!("image {}{mirrored}", sample.path.display()))
         })??;
-        Latents::read(&entry).ok_or_else(|| missing(&format!("picture {}", sample.path.display())))
+        CachedLatents::read(&entry)
+            .ok_or_else(|| missing(&format!("image {}", sample.path.display())))
     }
 
     /// A text as the model sees it: one that a sample's caption can become, the empty one, or one
     /// of those asked for besides.
     pub fn condition(&self, text: &str) -> Result<Condition> {
-        let entry = self.store.get(&self.address(text))?;
+        let entry = self.store.get(&self.cache_key(text))?;
         let entry = entry.ok_or_else(|| missing(&format!("text {text:?}")))?;
-        let named = |part: &Part| Named {
+        let named = |part: &StoredTensor| NamedTensor {
             name: part.name.clone(),
             sizes: part.shape.iter().map(|size| *size as usize).collect(),
-            numbers: part.numbers(),
+            values: part.values(),
         };
         Ok(Condition(entry.iter().map(named).collect()))
     }
@@ -86,34 +87,37 @@ impl Index {
     }
 
     /// The text of a sample where nothing is left to chance, to measure the loss with.
-    pub fn plain_text(&self, sample: &Sample) -> String {
-        let draws = Draws { dropout: u64::MAX, order: 0 };
+    pub fn plain_text(&self, sample: &CachedSample) -> String {
+        let draws = CaptionDraws { dropout: u64::MAX, order: 0 };
         caption::for_step(&sample.caption, &self.captions, draws)
     }
 
-    /// What tells this set of pictures from others: contents, captions, sizes, repeats, and what
+    /// What tells this set of images from others: contents, captions, sizes, repeats, and what
     /// makes prompts of captions, hashed.
     pub fn fingerprint(&self, folder: &Path) -> Fingerprint {
-        let (mut hasher, mut parts) = (Hasher::new(), Parts::new());
-        field(&mut hasher, self.encoders.as_bytes());
-        parts.insert("the text encoders".into(), short(&self.encoders));
+        let (mut hasher, mut parts) = (Hasher::new(), PartHashes::new());
+        field(&mut hasher, self.encoders_hash.as_bytes());
+        parts.insert("the text encoders".into(), short(&self.encoders_hash));
         for sample in self.train.iter().chain(&self.held_out) {
-            field(&mut hasher, sample.plain.as_bytes());
+            field(&mut hasher, sample.cache_key.as_bytes());
             field(&mut hasher, sample.caption.as_bytes());
             field(&mut hasher, &sample.repeats.to_le_bytes());
             let name = sample.path.strip_prefix(folder).unwrap_or(&sample.path).display();
             let caption = blake3::hash(sample.caption.as_bytes());
             parts.insert(format!("{CAPTION}{name}"), short(&caption));
-            parts.insert(name.to_string(), format!("{} x{}", short(&sample.plain), sample.repeats));
+            parts.insert(
+                name.to_string(),
+                format!("{} x{}", short(&sample.cache_key), sample.repeats),
+            );
         }
         Fingerprint { whole: hasher.finalize().to_hex().to_string(), parts }
     }
 
     /// The order in which the samples are trained on, up to `batch` at a time.
-    pub fn order(&self, batch: usize, seed: u64) -> Order {
+    pub fn batch_sampler(&self, batch: usize, seed: u64) -> BatchSampler {
         let samples: Vec<_> =
             self.train.iter().map(|sample| (sample.bucket, sample.repeats)).collect();
-        Order::new(&samples, batch, seed)
+        BatchSampler::new(&samples, batch, seed)
     }
 
     /// Bytes of all that lies in the folder, of other runs too.
@@ -122,35 +126,39 @@ impl Index {
     }
 
     /// Where a text's prompt is.
-    pub(super) fn address(&self, text: &str) -> Address {
+    pub(super) fn cache_key(&self, text: &str) -> CacheKey {
         let mut hasher = Hasher::new();
         field(&mut hasher, b"prompt");
-        field(&mut hasher, self.encoders.as_bytes());
+        field(&mut hasher, self.encoders_hash.as_bytes());
         field(&mut hasher, text.as_bytes());
         hasher.finalize()
     }
 }
 
-impl Latents {
-    pub(super) fn entry(&self) -> Entry {
+impl CachedLatents {
+    pub(super) fn entry(&self) -> CacheEntry {
         let sizes = self.shape.sizes();
-        let part = |name, numbers: &[f32]| Part::new(name, weights::Dtype::F32, &sizes, numbers);
-        vec![part(MEAN, &self.mean), part(DEVIATION, &self.deviation)]
+        let part = |name, numbers: &[f32]| {
+            StoredTensor::new(name, weights::FileDtype::F32, &sizes, numbers)
+        };
+        vec![part(MEAN, &self.mean), part(DEVIATION, &self.std)]
     }
 
     /// Nothing if the entry holds something else.
-    fn read(entry: &Entry) -> Option<Self> {
+    fn read(entry: &CacheEntry) -> Option<Self> {
         let find = |name: &str| entry.iter().find(|part| part.name == name);
         let (mean, deviation) = (find(MEAN)?, find(DEVIATION)?);
         let sizes: Vec<usize> = mean.shape.iter().map(|size| *size as usize).collect();
-        let shape = LatentShape::of(&sizes)?;
-        Some(Self { mean: mean.numbers(), deviation: deviation.numbers(), shape })
+        let shape = LatentShape::from_sizes(&sizes)?;
+        Some(Self { mean: mean.values(), std: deviation.values(), shape })
     }
 }
 
 /// A condition in the format that the model is run in: it would be converted to that anyway.
-pub(super) fn condition_entry(condition: &Condition, dtype: Dtype) -> Entry {
-    let part = |named: &Named| Part::new(&named.name, stored(dtype), &named.sizes, &named.numbers);
+pub(super) fn condition_entry(condition: &Condition, dtype: Dtype) -> CacheEntry {
+    let part = |named: &NamedTensor| {
+        StoredTensor::new(&named.name, file_dtype(dtype), &named.sizes, &named.values)
+    };
     condition.0.iter().map(part).collect()
 }
 

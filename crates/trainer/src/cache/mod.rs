@@ -1,7 +1,7 @@
-//! Pictures and captions, encoded once: what a run asks of the autoencoder and the text encoders is
+//! Images and captions, encoded once: what a run asks of the autoencoder and the text encoders is
 //! known before it begins, so they are loaded one at a time, asked, and freed, and a step sees
 //! nothing but numbers. What was encoded before is found again by what it was made from: the bytes
-//! of the picture or text, of the weights and settings of the encoder, the size, the crop.
+//! of the image or text, of the weights and settings of the encoder, the size, the crop.
 //!
 //! ```text
 //! cache/
@@ -21,43 +21,43 @@
 //! all of it may be deleted at any time. Left out on purpose: removing entries that no job asks for
 //! any more, since no job knows of the others.
 
-mod cut;
+pub(crate) mod bucketed;
 mod encode;
 mod index;
-pub(crate) mod placed;
 pub(crate) mod scaled;
 mod select;
 mod store;
 #[cfg(test)]
 mod tests;
+mod truncation;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Kind, Quantisation};
+use compute::{Device, DeviceKind, Quantisation};
 use weights::checksum::{Hash, Hasher};
 
-pub use index::{Index, Latents};
-pub use select::Sample;
+pub use index::{CacheIndex, CachedLatents};
+pub use select::CachedSample;
 
 use crate::config::RunConfig;
-use crate::config::data::Data;
-use crate::cost::{Phase, Stage, UNLIMITED, nearest, too_large};
+use crate::config::data::DataConfig;
+use crate::cost::{Stage, StageMemory, UNLIMITED, nearest_fitting, too_large};
 use crate::data::caption::variants;
-use crate::data::{Bucket, Counts, Problem, ProblemKind};
+use crate::data::{Bucket, Problem, ProblemKind, SizeCounts};
 use crate::demo::draw_set;
 use crate::error::{Remedy, Result, TrainerError};
-use crate::hashes::{Hashes, field};
+use crate::hashes::{HashCache, field};
 use crate::model::build::Precision;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::text::{Encoding, T5Loading};
-use crate::progress::{Event, Tell};
+use crate::model::diffusion::text::{EncodingOptions, T5Loading};
+use crate::progress::{ProgressEvent, ProgressFn};
 use crate::sample::encoding::plan_encoding;
-use encode::{Picture, encode_pictures, encode_texts, rehearse_pictures};
-use placed::check_any;
+use bucketed::check_any;
+use encode::{PendingImage, dry_run_images, encode_images, encode_texts};
 use scaled::{RESOLUTIONS, scaled_counts};
 use select::{captions, select};
-use store::Store;
+use store::CacheStore;
 
 /// The form of the files, and that before it.
 const VERSION: &str = "v2";
@@ -67,10 +67,10 @@ const OLDER: &str = "v1";
 const TEXTS_VERSION: u64 = 1;
 
 /// What is to be encoded.
-pub struct Request<'a> {
-    /// The pictures and what is done to them.
-    pub data: &'a Data,
-    /// What crops and held-out pictures follow from.
+pub struct CacheRequest<'a> {
+    /// The images and what is done to them.
+    pub data: &'a DataConfig,
+    /// What crops and held-out images follow from.
     pub seed: u64,
     /// In which formats the text encoders are held, and prompts kept.
     pub precision: Precision,
@@ -80,11 +80,11 @@ pub struct Request<'a> {
     pub extra_texts: Vec<String>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> CacheRequest<'a> {
     /// What a job asks for.
-    pub fn of(config: &'a RunConfig) -> Result<Self> {
+    pub fn from_config(config: &'a RunConfig) -> Result<Self> {
         let RunConfig { base, train, .. } = config;
-        let (data, sample) = config.material.pictures()?;
+        let (data, sample) = config.data.images()?;
         Ok(Self {
             data,
             seed: train.seed,
@@ -97,97 +97,101 @@ impl<'a> Request<'a> {
 
 /// How much is not in the cache yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Missing {
-    /// Pictures whose latents, or those of their mirror images, are missing.
-    pub pictures: usize,
+pub struct MissingEntries {
+    /// Images whose latents, or those of their mirror images, are missing.
+    pub images: usize,
     /// Texts.
     pub texts: usize,
 }
 
-const READ: &str = "checksums";
+const CHECKSUMS_PHASE: &str = "checksums";
 
-/// The phase in which pictures are encoded.
-pub const PICTURES: &str = "pictures";
+/// The phase in which images are encoded.
+pub const IMAGES_PHASE: &str = "images";
 
 /// How missing latents and prompts are encoded, and what that takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CachePlan {
     /// What each phase takes at its peak; none if all is there.
-    pub phases: Vec<Phase>,
+    pub phases: Vec<StageMemory>,
     /// How much of T5 is in memory at a time.
     pub t5: T5Loading,
 }
 
-/// A folder of pictures compared with the cache.
-pub struct Caching<'a> {
+/// A folder of images compared with the cache.
+pub struct CacheBuilder<'a> {
     pipeline: &'a Pipeline,
-    data: &'a Data,
+    data: &'a DataConfig,
     precision: Precision,
-    index: Index,
-    pictures: Vec<Picture>,
+    index: CacheIndex,
+    images: Vec<PendingImage>,
     texts: Vec<String>,
 }
 
-impl<'a> Caching<'a> {
-    /// Looks through the pictures and the cache. Reads what it has not read before, of pictures,
+impl<'a> CacheBuilder<'a> {
+    /// Looks through the images and the cache. Reads what it has not read before, of images,
     /// weights and cache; encodes nothing.
-    pub fn new(pipeline: &'a Pipeline, request: Request<'a>, tell: Tell<'_>) -> Result<Self> {
-        let Request { data, seed, precision, folder, extra_texts } = request;
+    pub fn new(
+        pipeline: &'a Pipeline,
+        request: CacheRequest<'a>,
+        on_progress: ProgressFn<'_>,
+    ) -> Result<Self> {
+        let CacheRequest { data, seed, precision, folder, extra_texts } = request;
         check_bare(pipeline)?;
         if let Some(style) = data.draw {
             draw_set(&data.images, style, data.draw_count, seed)?;
         }
-        tell(Event::Phase { name: READ, total: 0 });
-        let tick = |bytes| tell(Event::Loaded(bytes));
+        on_progress(ProgressEvent::Phase { name: CHECKSUMS_PHASE, total: 0 });
+        let tick = |bytes| on_progress(ProgressEvent::Loaded(bytes));
         let older = older(&folder);
         let folder = folder.join(VERSION);
-        let mut hashes = Hashes::open(folder.join("hashes.json"));
-        let (store, damaged) = Store::open(&folder, &mut hashes, &tick)?;
+        let mut hashes = HashCache::open(folder.join("hashes.json"));
+        let (store, damaged) = CacheStore::open(&folder, &mut hashes, &tick)?;
         let selected = select(pipeline, data, seed, &mut hashes, &tick);
-        let encoders = hashes.of_all(&pipeline.encoders.sources(), &tick);
+        let encoders = hashes.hash_files(&pipeline.encoders.sources(), &tick);
         hashes.save();
         let selected = selected?;
         let settings = captions(data);
         let samples = selected.train.iter().chain(&selected.held_out);
-        let too_long = cut::too_long(&pipeline.encoders, &settings, samples);
-        let mut index = Index {
+        let too_long = truncation::truncated_captions(&pipeline.encoders, &settings, samples);
+        let mut index = CacheIndex {
             train: selected.train,
             held_out: selected.held_out,
             problems: [selected.problems, too_long, damaged, older].concat(),
             n_texts: 0,
             captions: settings,
             store,
-            encoders: encoding(pipeline, encoders?, precision),
+            encoders_hash: encoding_hash(pipeline, encoders?, precision),
         };
         let mut texts = all_texts(&index, extra_texts);
         index.n_texts = texts.len();
-        texts.retain(|text| !index.store.has(&index.address(text)));
-        let pictures = missing_pictures(&index);
-        Ok(Self { pipeline, data, precision, index, pictures, texts })
+        texts.retain(|text| !index.store.has(&index.cache_key(text)));
+        let images = missing_images(&index);
+        Ok(Self { pipeline, data, precision, index, images, texts })
     }
 
     /// What would be encoded.
-    pub fn missing(&self) -> Missing {
-        Missing { pictures: self.pictures.len(), texts: self.texts.len() }
+    pub fn missing(&self) -> MissingEntries {
+        MissingEntries { images: self.images.len(), texts: self.texts.len() }
     }
 
     /// How many latents of each size would be encoded.
-    pub fn to_encode(&self) -> Counts<Bucket> {
-        let mut counts = Counts::new();
-        for picture in &self.pictures {
-            *counts.entry(picture.bucket).or_default() += picture.wanted.len();
+    pub fn to_encode(&self) -> SizeCounts<Bucket> {
+        let mut counts = SizeCounts::new();
+        for image in &self.images {
+            *counts.entry(image.bucket).or_default() += image.wanted.len();
         }
         counts
     }
 
     /// What was found so far; latents and prompts may be missing.
-    pub fn index(&self) -> &Index {
+    pub fn index(&self) -> &CacheIndex {
         &self.index
     }
 
     /// What each phase takes, found without reading a number; nothing if all is there. If one does not fit into
     /// `limit` bytes, the error names the nearest change of the job that would.
-    pub fn plan(&self, kind: Kind, limit: usize) -> Result<CachePlan> {
+    pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<CachePlan> {
         let plan = self.planned(&self.to_encode(), self.precision, (kind, limit))?;
         match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
             None => Ok(plan),
@@ -197,12 +201,12 @@ impl<'a> Caching<'a> {
 
     fn planned(
         &self,
-        counts: &Counts<Bucket>,
+        counts: &SizeCounts<Bucket>,
         precision: Precision,
-        (kind, limit): (Kind, usize),
+        (kind, limit): (DeviceKind, usize),
     ) -> Result<CachePlan> {
         let mut stages: Vec<Stage> =
-            plan_pictures(self.pipeline, counts, kind)?.into_iter().collect();
+            plan_images(self.pipeline, counts, kind)?.into_iter().collect();
         let mut t5 = T5Loading::Whole;
         if !self.texts.is_empty() {
             let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
@@ -210,11 +214,11 @@ impl<'a> Caching<'a> {
             stages.extend(texts);
             t5 = loading;
         }
-        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.phase).collect(), t5 })
+        Ok(CachePlan { phases: stages.into_iter().map(|stage| stage.memory).collect(), t5 })
     }
 
     /// What could be changed in the job: the format of text encoders, then the size of images, then both.
-    fn remedy(&self, kind: Kind, limit: usize) -> Result<Option<Remedy>> {
+    fn remedy(&self, kind: DeviceKind, limit: usize) -> Result<Option<Remedy>> {
         const QUANTISED: &str = "base.quantise_encoders = \"nf4\"";
         let (precision, counts) = (self.precision, self.to_encode());
         let quantised = Precision { base: Some(Quantisation::Nf4), ..precision };
@@ -232,35 +236,45 @@ impl<'a> Caching<'a> {
             .filter(|_| can_quantise)
             .map(|(change, counts)| (format!("{QUANTISED} and {change}"), (quantised, counts)));
         let candidates: Vec<_> = weights.into_iter().chain(images).chain(both).collect();
-        nearest(limit, candidates, |(precision, counts), _| {
+        nearest_fitting(limit, candidates, |(precision, counts), _| {
             let plan = self.planned(counts, *precision, (kind, 0))?;
             Ok(plan.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0))
         })
     }
 
     /// Encodes what is missing, on a device that has room for the plan.
-    pub fn run(mut self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<Index> {
-        self.encode(device, t5, tell)?;
+    pub fn run(
+        mut self,
+        device: &Device,
+        t5: T5Loading,
+        on_progress: ProgressFn<'_>,
+    ) -> Result<CacheIndex> {
+        self.encode(device, t5, on_progress)?;
         self.finish()
     }
 
     /// The same, and may be asked again: what was encoded before an error or an interruption stays.
-    pub fn encode(&mut self, device: &Device, t5: T5Loading, tell: Tell<'_>) -> Result<()> {
-        let Self { pipeline, precision, index, pictures, texts, .. } = self;
-        let encoding = Encoding { precision: *precision, t5 };
-        let encoded = encode_pictures(pipeline, device, pictures, index, tell)
-            .and_then(|()| encode_texts(pipeline, device, encoding, texts, index, tell));
+    pub fn encode(
+        &mut self,
+        device: &Device,
+        t5: T5Loading,
+        on_progress: ProgressFn<'_>,
+    ) -> Result<()> {
+        let Self { pipeline, precision, index, images, texts, .. } = self;
+        let encoding = EncodingOptions { precision: *precision, t5 };
+        let encoded = encode_images(pipeline, device, images, index, on_progress)
+            .and_then(|()| encode_texts(pipeline, device, encoding, texts, index, on_progress));
         let flushed = index.store.flush();
-        *pictures = missing_pictures(index);
-        texts.retain(|text| !index.store.has(&index.address(text)));
+        *images = missing_images(index);
+        texts.retain(|text| !index.store.has(&index.cache_key(text)));
         encoded.and(flushed)
     }
 
-    /// What there is, without pictures that turned out to be damaged.
-    pub fn finish(self) -> Result<Index> {
+    /// What there is, without images that turned out to be damaged.
+    pub fn finish(self) -> Result<CacheIndex> {
         let Self { data, mut index, .. } = self;
         for samples in [&mut index.train, &mut index.held_out] {
-            samples.retain(|sample| sample.addresses().all(|(_, at)| index.store.has(&at)));
+            samples.retain(|sample| sample.cache_keys().all(|(_, at)| index.store.has(&at)));
         }
         check_any(index.train.iter().map(|sample| sample.repeats), data, &index.problems)?;
         Ok(index)
@@ -274,19 +288,19 @@ fn older(folder: &Path) -> Vec<Problem> {
     is_older.then(problem).into_iter().collect()
 }
 
-/// What encoding so many pictures takes, found without reading a number; nothing if there are none.
-pub(crate) fn plan_pictures(
+/// What encoding so many images takes, found without reading a number; nothing if there are none.
+pub(crate) fn plan_images(
     pipeline: &Pipeline,
-    counts: &Counts<Bucket>,
-    kind: Kind,
+    counts: &SizeCounts<Bucket>,
+    kind: DeviceKind,
 ) -> Result<Option<Stage>> {
     if counts.is_empty() {
         return Ok(None);
     }
     let device = Device::meta(kind, UNLIMITED);
-    let cost = rehearse_pictures(pipeline, &device, counts)?;
-    let phase = Phase { name: PICTURES, peak_bytes: device.usage().extent };
-    Ok(Some(Stage { phase, cost }))
+    let cost = dry_run_images(pipeline, &device, counts)?;
+    let phase = StageMemory { name: IMAGES_PHASE, peak_bytes: device.usage().extent };
+    Ok(Some(Stage { memory: phase, cost }))
 }
 
 /// An adapter would change what texts become, and addresses do not know of it.
@@ -302,12 +316,12 @@ fn check_bare(pipeline: &Pipeline) -> Result<()> {
 }
 
 /// The checksum of all that makes a prompt of a text.
-fn encoding(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
+fn encoding_hash(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
     let mut hasher = Hasher::new();
     field(&mut hasher, &TEXTS_VERSION.to_le_bytes());
     field(&mut hasher, encoders.as_bytes());
     field(&mut hasher, pipeline.family().name.as_bytes());
-    let shape = pipeline.encoders.hollow_condition();
+    let shape = pipeline.encoders.zero_condition();
     for named in &shape.0 {
         field(&mut hasher, named.name.as_bytes());
         named.sizes.iter().for_each(|size| field(&mut hasher, &(*size as u64).to_le_bytes()));
@@ -321,18 +335,18 @@ fn encoding(pipeline: &Pipeline, encoders: Hash, precision: Precision) -> Hash {
     hasher.finalize()
 }
 
-fn missing_pictures(index: &Index) -> Vec<Picture> {
+fn missing_images(index: &CacheIndex) -> Vec<PendingImage> {
     let samples = index.train.iter().chain(&index.held_out);
     let missing = samples.filter_map(|sample| {
         let is_missing = |(_, at): &(bool, _)| !index.store.has(at);
-        let wanted: Vec<_> = sample.addresses().filter(is_missing).collect();
-        (!wanted.is_empty()).then(|| Picture::new(sample, wanted))
+        let wanted: Vec<_> = sample.cache_keys().filter(is_missing).collect();
+        (!wanted.is_empty()).then(|| PendingImage::new(sample, wanted))
     });
     missing.collect()
 }
 
 /// Every text that can be asked for, each once.
-fn all_texts(index: &Index, extra: Vec<String>) -> Vec<String> {
+fn all_texts(index: &CacheIndex, extra: Vec<String>) -> Vec<String> {
     let samples = index.train.iter().chain(&index.held_out);
     let captions = samples.flat_map(|sample| variants(&sample.caption, &index.captions));
     let all: BTreeSet<String> = captions.chain([String::new()]).chain(extra).collect();

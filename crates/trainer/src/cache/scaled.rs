@@ -1,20 +1,24 @@
 //! The same images at another resolution: what a job could ask for that takes less.
 
-use crate::config::data::Data;
+use crate::config::data::DataConfig;
 use crate::data::Bucket;
 
-type Counts = crate::data::Counts<Bucket>;
+type CountsByBucket = crate::data::SizeCounts<Bucket>;
 
-/// Sizes of pictures to fall back to. Chosen: those that people train in.
+/// Sizes of images to fall back to. Chosen: those that people train in.
 pub(crate) const RESOLUTIONS: [usize; 5] = [1024, 768, 512, 384, 256];
 
 /// The same sizes at another resolution.
-pub(crate) fn scaled_counts(counts: &Counts, data: &Data, resolution: usize) -> Counts {
+pub(crate) fn scaled_counts(
+    counts: &CountsByBucket,
+    data: &DataConfig,
+    resolution: usize,
+) -> CountsByBucket {
     let side = |side: usize| {
         let pixels = side * resolution / data.resolution;
         (pixels / data.bucket_step * data.bucket_step).max(data.bucket_step)
     };
-    let mut smaller = Counts::new();
+    let mut smaller = CountsByBucket::new();
     for (bucket, count) in counts {
         let bucket = Bucket { width: side(bucket.width), height: side(bucket.height) };
         *smaller.entry(bucket).or_default() += count;

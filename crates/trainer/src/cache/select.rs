@@ -1,24 +1,24 @@
-//! Which pictures of a folder are trained on, in which size, and which are held out.
+//! Which images of a folder are trained on, in which size, and which are held out.
 
 use std::collections::{HashMap, HashSet};
 use std::num::NonZeroU16;
 use std::path::PathBuf;
 
-use compute::Stream;
-use weights::Tick;
-use weights::checksum::{Hash, Hasher, Stamp};
+use compute::RandomSequence;
+use weights::BytesDoneFn;
+use weights::checksum::{FileStamp, Hash, Hasher};
 
-use super::placed::{Placed, Placement, check_any, n_held_out, place};
-use super::store::Address;
-use crate::config::data::{self, Data, Validation};
+use super::bucketed::{BucketedFolder, BucketedImage, assign_buckets, check_any, n_held_out};
+use super::store::CacheKey;
+use crate::config::data::{self, DataConfig, ValidationSplit};
 use crate::data::caption::{CaptionSettings, Shuffle};
 use crate::data::{Bucket, Crop, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::hashes::{Hashes, field};
+use crate::hashes::{HashCache, field};
 use crate::model::diffusion::Pipeline;
 
-/// Counted up when the same picture would give other latents: another way to scale, or to encode.
-const PICTURES_VERSION: u64 = 1;
+/// Counted up when the same image would give other latents: another way to scale, or to encode.
+const IMAGES_VERSION: u64 = 1;
 
 /// Keep the numbers drawn here apart from others that follow from the same seed: "crop", "hold".
 const CROP_PURPOSE: u64 = 0x6372_6f70_0000_0000;
@@ -28,10 +28,10 @@ const HOLD_PURPOSE: u64 = 0x686f_6c64_0000_0000;
 /// some megabytes; with eight no place of a tag is learnt by heart.
 const N_ORDERS: NonZeroU16 = NonZeroU16::new(8).expect("eight is not zero");
 
-/// A picture with its caption, encoded.
+/// An image with its caption, encoded.
 #[derive(Clone, Debug)]
-pub struct Sample {
-    /// The picture.
+pub struct CachedSample {
+    /// The image.
     pub path: PathBuf,
     /// Its caption as written; `caption::for_step` makes a text of it.
     pub caption: String,
@@ -41,61 +41,61 @@ pub struct Sample {
     pub repeats: u32,
     pub(super) crop: Crop,
     /// The file's stamp when its checksum was taken.
-    pub(super) stamp: Stamp,
-    pub(super) plain: Address,
+    pub(super) stamp: FileStamp,
+    pub(super) cache_key: CacheKey,
     /// The latents of its mirror image, if it is shown too.
-    pub(crate) mirrored: Option<Address>,
+    pub(crate) mirrored_key: Option<CacheKey>,
     /// Decides whether it is held out.
     draw: u32,
 }
 
 /// What a folder gives.
-pub(super) struct Selection {
-    pub train: Vec<Sample>,
-    pub held_out: Vec<Sample>,
+pub(super) struct SampleSelection {
+    pub train: Vec<CachedSample>,
+    pub held_out: Vec<CachedSample>,
     pub problems: Vec<Problem>,
 }
 
-/// Looks through the folder and gives every picture its size and addresses.
+/// Looks through the folder and gives every image its size and addresses.
 pub(super) fn select(
     pipeline: &Pipeline,
-    data: &Data,
+    data: &DataConfig,
     seed: u64,
-    hashes: &mut Hashes,
-    tick: Tick<'_>,
-) -> Result<Selection> {
-    let Placement { pictures, mut problems } = place(pipeline, data)?;
-    let vae = hashes.of_all(&pipeline.vae.sources(), tick)?;
-    let mut samples = Vec::with_capacity(pictures.len());
+    hashes: &mut HashCache,
+    tick: BytesDoneFn<'_>,
+) -> Result<SampleSelection> {
+    let BucketedFolder { images, mut problems } = assign_buckets(pipeline, data)?;
+    let vae = hashes.hash_files(&pipeline.vae.sources(), tick)?;
+    let mut samples = Vec::with_capacity(images.len());
     let mut first = HashMap::<Hash, PathBuf>::new();
-    for picture in pictures {
-        match hashes.of(&picture.item.path, tick) {
+    for image in images {
+        match hashes.hash_file(&image.item.path, tick) {
             Ok((hash, stamp)) => {
-                let path = &picture.item.path;
+                let path = &image.item.path;
                 if let Some(other) = first.get(&hash) {
                     let kind = ProblemKind::SameImage { other: other.clone() };
                     problems.push(Problem::warning(path, kind));
                 }
                 first.entry(hash).or_insert_with(|| path.clone());
-                let addressing = Addressing { data, seed, vae, hash, stamp };
-                samples.push(addressing.sample(picture));
+                let addressing = CacheKeyInputs { data, seed, vae, hash, stamp };
+                samples.push(addressing.sample(image));
             }
             Err(error @ TrainerError::Weights(weights::WeightsError::Cancelled)) => {
                 return Err(error);
             }
             Err(error) => {
                 let kind = ProblemKind::Unreadable { why: error.to_string() };
-                problems.push(Problem::skipped(picture.item.path, kind));
+                problems.push(Problem::skipped(image.item.path, kind));
             }
         }
     }
     check_any(samples.iter().map(|sample| sample.repeats), data, &problems)?;
     let (train, held_out) = hold_out(samples, data.validation)?;
-    Ok(Selection { train, held_out, problems })
+    Ok(SampleSelection { train, held_out, problems })
 }
 
 /// What a job does to captions.
-pub(super) fn captions(data: &Data) -> CaptionSettings {
+pub(super) fn captions(data: &DataConfig) -> CaptionSettings {
     let n_kept = usize::try_from(data.keep_tags).unwrap_or(usize::MAX);
     CaptionSettings {
         trigger: data.trigger.clone(),
@@ -104,11 +104,11 @@ pub(super) fn captions(data: &Data) -> CaptionSettings {
     }
 }
 
-/// Those with the smallest draws, so that a picture more or less hardly changes which.
+/// Those with the smallest draws, so that an image more or less hardly changes which.
 fn hold_out(
-    mut samples: Vec<Sample>,
-    validation: Validation,
-) -> Result<(Vec<Sample>, Vec<Sample>)> {
+    mut samples: Vec<CachedSample>,
+    validation: ValidationSplit,
+) -> Result<(Vec<CachedSample>, Vec<CachedSample>)> {
     let n_held = n_held_out(samples.len(), validation)?;
     let mut draws: Vec<(u32, PathBuf)> =
         samples.iter().map(|sample| (sample.draw, sample.path.clone())).collect();
@@ -118,52 +118,52 @@ fn hold_out(
     Ok((samples, held_out))
 }
 
-/// What the addresses of a picture's latents are made of.
-struct Addressing<'a> {
-    data: &'a Data,
+/// What the addresses of an image's latents are made of.
+struct CacheKeyInputs<'a> {
+    data: &'a DataConfig,
     seed: u64,
     vae: Hash,
     hash: Hash,
-    stamp: Stamp,
+    stamp: FileStamp,
 }
 
-impl Addressing<'_> {
-    fn sample(&self, picture: Placed) -> Sample {
-        let (Placed { item, bucket, repeats }, crop) = (picture, self.crop());
-        let mirrored = self.data.flip.then(|| self.address(bucket, crop, true));
-        Sample {
+impl CacheKeyInputs<'_> {
+    fn sample(&self, image: BucketedImage) -> CachedSample {
+        let (BucketedImage { item, bucket, repeats }, crop) = (image, self.crop());
+        let mirrored = self.data.flip.then(|| self.cache_key(bucket, crop, true));
+        CachedSample {
             path: item.path,
             caption: item.caption,
             bucket,
             repeats,
             crop,
             stamp: self.stamp,
-            plain: self.address(bucket, crop, false),
-            mirrored,
-            draw: self.stream(HOLD_PURPOSE).word(0),
+            cache_key: self.cache_key(bucket, crop, false),
+            mirrored_key: mirrored,
+            draw: self.random(HOLD_PURPOSE).word(0),
         }
     }
 
-    /// The random numbers of this picture, wherever it lies and whatever lies beside it.
-    fn stream(&self, purpose: u64) -> Stream {
+    /// The random numbers of this image, wherever it lies and whatever lies beside it.
+    fn random(&self, purpose: u64) -> RandomSequence {
         let (start, _) = self.hash.as_bytes().split_first_chunk().expect("a hash has 32 bytes");
-        Stream::new(self.seed ^ purpose, u64::from_le_bytes(*start))
+        RandomSequence::new(self.seed ^ purpose, u64::from_le_bytes(*start))
     }
 
     fn crop(&self) -> Crop {
         match self.data.crop {
-            data::Crop::Centre => Crop::Centre,
-            data::Crop::Random => {
-                let stream = self.stream(CROP_PURPOSE);
+            data::CropMode::Centre => Crop::Centre,
+            data::CropMode::Random => {
+                let stream = self.random(CROP_PURPOSE);
                 Crop::At { x: stream.uniform(0), y: stream.uniform(1) }
             }
         }
     }
 
-    fn address(&self, bucket: Bucket, crop: Crop, is_mirrored: bool) -> Address {
+    fn cache_key(&self, bucket: Bucket, crop: Crop, is_mirrored: bool) -> CacheKey {
         let mut hasher = Hasher::new();
         field(&mut hasher, b"latents");
-        field(&mut hasher, &PICTURES_VERSION.to_le_bytes());
+        field(&mut hasher, &IMAGES_VERSION.to_le_bytes());
         field(&mut hasher, self.hash.as_bytes());
         field(&mut hasher, self.vae.as_bytes());
         for side in [bucket.width, bucket.height] {

@@ -12,20 +12,20 @@ use std::time::{Duration, Instant};
 
 use weights::checksum::{Hash, Hasher};
 use weights::convert::{convert, encode};
-use weights::load::{Cache, Options, Wanted, load};
-use weights::safetensors::{self, Entering};
-use weights::write::{sweep, write_file};
-use weights::{Catalog, Dtype, Encoding, Tick, WeightsError};
+use weights::load::{LoadOptions, LoadRequest, PageCache, load};
+use weights::safetensors::{self, OutputTensor};
+use weights::write::{remove_partial_files, write_file};
+use weights::{BytesDoneFn, Catalog, FileDtype, TensorEncoding, WeightsError};
 
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::hashes::{Hashes, field};
+use crate::hashes::{HashCache, field};
 
 /// Chosen: large enough that a big cache is few files, small enough to hold until it is written.
 const SHARD_BYTES: usize = 64 << 20;
 
 /// Chosen: what a killed program loses at most, and long enough that slow encoders do not leave a
-/// file for each picture.
+/// file for each image.
 const FLUSH_EVERY: Duration = Duration::from_secs(20);
 
 const SUFFIX: &str = ".safetensors";
@@ -34,22 +34,22 @@ const SUFFIX: &str = ".safetensors";
 const DAMAGED_SUFFIX: &str = ".damaged";
 
 /// Where an encoded thing is found: the checksum of everything it was made from.
-pub(super) type Address = Hash;
+pub(super) type CacheKey = Hash;
 
 /// One tensor of an entry.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Part {
+pub(super) struct StoredTensor {
     pub name: String,
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     pub shape: Vec<u64>,
     pub bytes: Vec<u8>,
 }
 
-impl Part {
+impl StoredTensor {
     /// Numbers in a format of files.
-    pub fn new(name: &str, dtype: Dtype, shape: &[usize], numbers: &[f32]) -> Self {
-        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
-        encode(numbers, dtype, &mut bytes);
+    pub fn new(name: &str, dtype: FileDtype, shape: &[usize], values: &[f32]) -> Self {
+        let mut bytes = vec![0; values.len() * dtype.bytes() as usize];
+        encode(values, dtype, &mut bytes);
         Self {
             name: name.into(),
             dtype,
@@ -59,43 +59,43 @@ impl Part {
     }
 
     /// Its numbers.
-    pub fn numbers(&self) -> Vec<f32> {
+    pub fn values(&self) -> Vec<f32> {
         let mut bytes = vec![0; self.bytes.len() / self.dtype.bytes() as usize * size_of::<f32>()];
-        convert(self.dtype, &self.bytes, Dtype::F32, &mut bytes);
+        convert(self.dtype, &self.bytes, FileDtype::F32, &mut bytes);
         let (chunks, _) = bytes.as_chunks::<4>();
         chunks.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
     }
 }
 
 /// An encoded thing: tensors by name.
-pub(super) type Entry = Vec<Part>;
+pub(super) type CacheEntry = Vec<StoredTensor>;
 
 /// A folder of shards.
-pub(super) struct Store {
+pub(super) struct CacheStore {
     folder: PathBuf,
     shards: Vec<Catalog>,
     /// In which shard an entry is.
-    places: HashMap<Address, usize>,
+    shard_of: HashMap<CacheKey, usize>,
     /// What is not written yet.
-    pending: BTreeMap<String, Entry>,
+    pending: BTreeMap<String, CacheEntry>,
     pending_bytes: usize,
     flushed: Instant,
 }
 
-impl Store {
+impl CacheStore {
     /// Opens a folder, or makes it. Damaged shards are put aside and listed.
     pub fn open(
         folder: &Path,
-        hashes: &mut Hashes,
-        tick: Tick<'_>,
+        hashes: &mut HashCache,
+        tick: BytesDoneFn<'_>,
     ) -> Result<(Self, Vec<Problem>)> {
         let io = |what, source| TrainerError::Io { what, path: folder.into(), source };
         fs::create_dir_all(folder).map_err(|source| io("create", source))?;
-        sweep(folder);
+        remove_partial_files(folder);
         let mut store = Self {
             folder: folder.into(),
             shards: Vec::new(),
-            places: HashMap::new(),
+            shard_of: HashMap::new(),
             pending: BTreeMap::new(),
             pending_bytes: 0,
             flushed: Instant::now(),
@@ -107,15 +107,15 @@ impl Store {
             match open_shard(&path, name, hashes, tick) {
                 Ok(catalog) => store.add(catalog),
                 Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
-                Err(error) => problems.push(put_aside(&path, &error)),
+                Err(error) => problems.push(quarantine(&path, &error)),
             }
         }
         Ok((store, problems))
     }
 
     /// Whether there is an entry, written or not.
-    pub fn has(&self, address: &Address) -> bool {
-        self.places.contains_key(address) || self.pending.contains_key(address.to_hex().as_str())
+    pub fn has(&self, address: &CacheKey) -> bool {
+        self.shard_of.contains_key(address) || self.pending.contains_key(address.to_hex().as_str())
     }
 
     /// Bytes on disk.
@@ -124,7 +124,7 @@ impl Store {
     }
 
     /// Adds an entry, and writes a shard if there is enough for one or the last one was long ago.
-    pub fn put(&mut self, address: Address, entry: Entry) -> Result<()> {
+    pub fn put(&mut self, address: CacheKey, entry: CacheEntry) -> Result<()> {
         self.pending_bytes += entry.iter().map(|part| part.bytes.len()).sum::<usize>();
         self.pending.insert(address.to_string(), entry);
         if self.pending_bytes >= SHARD_BYTES || self.flushed.elapsed() >= FLUSH_EVERY {
@@ -146,13 +146,13 @@ impl Store {
     }
 
     /// An entry's tensors, checked.
-    pub fn get(&self, address: &Address) -> Result<Option<Entry>> {
-        let Some(shard) = self.places.get(address) else { return Ok(None) };
+    pub fn get(&self, address: &CacheKey) -> Result<Option<CacheEntry>> {
+        let Some(shard) = self.shard_of.get(address) else { return Ok(None) };
         let shard = &self.shards[*shard];
         let problem = match read_entry(shard, address) {
             Ok(entry) => {
-                let (expected, _) = sealed(shard, address);
-                let found = seal(address, &entry);
+                let (expected, _) = recorded_entry(shard, address);
+                let found = entry_checksum(address, &entry);
                 if expected == found.to_string() {
                     return Ok(Some(entry));
                 }
@@ -162,7 +162,7 @@ impl Store {
         };
         let error = TrainerError::Cache { problem, path: shard.path.clone() };
         // The next start finds it gone, and encodes again what it held.
-        put_aside(&shard.path, &error);
+        quarantine(&shard.path, &error);
         Err(error)
     }
 
@@ -170,7 +170,7 @@ impl Store {
     fn add(&mut self, shard: Catalog) {
         let index = self.shards.len();
         let addresses = shard.metadata.keys().filter_map(|key| Hash::from_hex(key).ok());
-        self.places.extend(addresses.map(|address| (address, index)));
+        self.shard_of.extend(addresses.map(|address| (address, index)));
         self.shards.push(shard);
     }
 }
@@ -180,8 +180,13 @@ fn name_of(path: &Path) -> Option<Hash> {
     Hash::from_hex(path.file_name()?.to_str()?.strip_suffix(SUFFIX)?).ok()
 }
 
-fn open_shard(path: &Path, name: Hash, hashes: &mut Hashes, tick: Tick<'_>) -> Result<Catalog> {
-    let (found, _) = hashes.of(path, tick)?;
+fn open_shard(
+    path: &Path,
+    name: Hash,
+    hashes: &mut HashCache,
+    tick: BytesDoneFn<'_>,
+) -> Result<Catalog> {
+    let (found, _) = hashes.hash_file(path, tick)?;
     if found == name {
         return Ok(Catalog::open(path)?);
     }
@@ -190,7 +195,7 @@ fn open_shard(path: &Path, name: Hash, hashes: &mut Hashes, tick: Tick<'_>) -> R
 }
 
 /// Under another name it can still be looked at, and what it held is not found any more.
-fn put_aside(path: &Path, error: &TrainerError) -> Problem {
+fn quarantine(path: &Path, error: &TrainerError) -> Problem {
     let mut name = path.as_os_str().to_owned();
     name.push(DAMAGED_SUFFIX);
     // Where that is not allowed it stays, and is not looked into all the same.
@@ -199,22 +204,22 @@ fn put_aside(path: &Path, error: &TrainerError) -> Problem {
 }
 
 /// Gives the shard's path.
-fn write_shard(folder: &Path, entries: &BTreeMap<String, Entry>) -> Result<PathBuf> {
-    let mut parts: HashMap<String, &Part> = HashMap::new();
+fn write_shard(folder: &Path, entries: &BTreeMap<String, CacheEntry>) -> Result<PathBuf> {
+    let mut parts: HashMap<String, &StoredTensor> = HashMap::new();
     for (address, entry) in entries {
         parts.extend(entry.iter().map(|part| (format!("{address}.{}", part.name), part)));
     }
-    let entering = |(name, part): (&String, &&Part)| Entering {
+    let entering = |(name, part): (&String, &&StoredTensor)| OutputTensor {
         name: name.clone(),
         dtype: part.dtype,
         shape: part.shape.clone(),
     };
-    let mut tensors: Vec<Entering> = parts.iter().map(entering).collect();
+    let mut tensors: Vec<OutputTensor> = parts.iter().map(entering).collect();
     safetensors::order(&mut tensors);
-    let sealed = |(address, entry): (&String, &Entry)| {
+    let sealed = |(address, entry): (&String, &CacheEntry)| {
         let hash = Hash::from_hex(address).expect("it was made from one");
         let names: Vec<&str> = entry.iter().map(|part| part.name.as_str()).collect();
-        (address.clone(), format!("{} {}", seal(&hash, entry), names.join(" ")))
+        (address.clone(), format!("{} {}", entry_checksum(&hash, entry), names.join(" ")))
     };
     let metadata: BTreeMap<String, String> = entries.iter().map(sealed).collect();
     let name = checksum_of(folder, &metadata, &tensors, &parts)?;
@@ -230,8 +235,8 @@ fn write_shard(folder: &Path, entries: &BTreeMap<String, Entry>) -> Result<PathB
 fn checksum_of(
     folder: &Path,
     metadata: &BTreeMap<String, String>,
-    tensors: &[Entering],
-    parts: &HashMap<String, &Part>,
+    tensors: &[OutputTensor],
+    parts: &HashMap<String, &StoredTensor>,
 ) -> Result<Hash> {
     let header = safetensors::header(metadata, tensors);
     let header = header.map_err(|problem| TrainerError::Cache { problem, path: folder.into() })?;
@@ -244,7 +249,7 @@ fn checksum_of(
 }
 
 /// The checksum of an entry: what it is called, in which form it is, and its numbers.
-fn seal(address: &Address, entry: &Entry) -> Hash {
+fn entry_checksum(address: &CacheKey, entry: &CacheEntry) -> Hash {
     let mut hasher = Hasher::new();
     field(&mut hasher, address.as_bytes());
     for part in entry {
@@ -258,26 +263,34 @@ fn seal(address: &Address, entry: &Entry) -> Hash {
 }
 
 /// What a shard says of an entry: its checksum, and the names of its tensors in their order.
-fn sealed<'a>(shard: &'a Catalog, address: &Address) -> (&'a str, impl Iterator<Item = &'a str>) {
+fn recorded_entry<'a>(
+    shard: &'a Catalog,
+    address: &CacheKey,
+) -> (&'a str, impl Iterator<Item = &'a str>) {
     let mut words = shard.metadata[&address.to_string()].split(' ');
     (words.next().unwrap_or_default(), words)
 }
 
-fn read_entry(shard: &Catalog, address: &Address) -> std::result::Result<Entry, WeightsError> {
-    let (_, names) = sealed(shard, address);
+fn read_entry(
+    shard: &Catalog,
+    address: &CacheKey,
+) -> std::result::Result<CacheEntry, WeightsError> {
+    let (_, names) = recorded_entry(shard, address);
     names.map(|name| read_part(shard, address, name)).collect()
 }
 
 fn read_part(
     shard: &Catalog,
-    address: &Address,
+    address: &CacheKey,
     name: &str,
-) -> std::result::Result<Part, WeightsError> {
+) -> std::result::Result<StoredTensor, WeightsError> {
     let tensor = shard.find(&format!("{address}.{name}"))?;
-    let Encoding::Plain(dtype) = tensor.encoding else { unreachable!("safetensors has no other") };
+    let TensorEncoding::Plain(dtype) = tensor.encoding else {
+        unreachable!("safetensors has no other")
+    };
     let mut bytes = vec![0; tensor.bytes as usize];
-    let wanted = vec![Wanted::whole(tensor, dtype, &mut bytes[..])];
+    let wanted = vec![LoadRequest::whole(tensor, dtype, &mut bytes[..])];
     // One thread for a megabyte or two; the next epoch reads the same again.
-    load(shard, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
-    Ok(Part { name: name.into(), dtype, shape: tensor.shape.clone(), bytes })
+    load(shard, wanted, LoadOptions { threads: 1, cache: PageCache::Fill }, &|_| true)?;
+    Ok(StoredTensor { name: name.into(), dtype, shape: tensor.shape.clone(), bytes })
 }

@@ -1,4 +1,4 @@
-//! The cache on a tiny model with random weights: against what diffusers makes of the same picture
+//! The cache on a tiny model with random weights: against what diffusers makes of the same image
 //! and texts, and against everything that happens to files.
 
 use std::fs;
@@ -6,17 +6,17 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use compute::{Device, Dtype, Kind};
+use compute::{Device, DeviceKind, Dtype};
 use tempfile::TempDir;
-use weights::load::floats;
+use weights::load::load_f32;
 use weights::{Catalog, WeightsError};
 
 use super::*;
 use crate::config::RawConfig;
 use crate::data::{Bucket, ProblemKind};
-use crate::task::lesson::Ready;
 use crate::task::prefetch::Prefetch;
-use crate::train::pictures::read::{Reader, ReadySample};
+use crate::task::traits::TrainBatch;
+use crate::train::diffusion::batch::{BatchReader, EncodedSample};
 
 const LIMIT: usize = 1 << 28;
 
@@ -27,23 +27,23 @@ fn golden(path: &str) -> PathBuf {
 fn recorded(path: &str, name: &str) -> Vec<f32> {
     let catalog = Catalog::open(&golden(path)).unwrap();
     let tensor = catalog.find(name).unwrap();
-    floats(&catalog, tensor, 0..tensor.count()).unwrap()
+    load_f32(&catalog, tensor, 0..tensor.numel()).unwrap()
 }
 
-/// A folder of pictures with captions and a place for the cache.
+/// A folder of images with captions and a place for the cache.
 struct Place {
     folder: TempDir,
     pipeline: Pipeline,
-    data: Data,
+    data: DataConfig,
     precision: Precision,
     extra: Vec<String>,
 }
 
 impl Place {
-    /// So many pictures of three shapes, no two alike.
+    /// So many images of three shapes, no two alike.
     fn new(n: usize) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        fs::create_dir(folder.path().join("pictures")).unwrap();
+        fs::create_dir(folder.path().join("images")).unwrap();
         let pipeline = Pipeline::open(&golden("sd3/pipeline"), None).unwrap();
         let data = data(folder.path(), &[]);
         let precision = Precision::plain(Dtype::F32);
@@ -62,35 +62,35 @@ impl Place {
         let [width, height] = [[64, 64], [96, 64], [64, 100]][index % 3];
         let rgb = |at: usize| ((at * (index + 3)) ^ (at >> 5)) as u8;
         let pixels: Vec<u8> = (0..width * height * 3).map(rgb).collect();
-        let path = self.picture(name);
+        let path = self.image(name);
         let file = fs::File::create(&path).unwrap();
         let mut encoder = png::Encoder::new(file, width as u32, height as u32);
         encoder.set_color(png::ColorType::Rgb);
         encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
-        fs::write(path.with_extension("txt"), format!("picture, number {index}, of many")).unwrap();
+        fs::write(path.with_extension("txt"), format!("image, number {index}, of many")).unwrap();
     }
 
-    fn picture(&self, name: &str) -> PathBuf {
-        self.folder.path().join("pictures").join(name)
+    fn image(&self, name: &str) -> PathBuf {
+        self.folder.path().join("images").join(name)
     }
 
-    fn caching(&self) -> Result<Caching<'_>> {
-        let request = Request {
+    fn caching(&self) -> Result<CacheBuilder<'_>> {
+        let request = CacheRequest {
             data: &self.data,
             seed: 7,
             precision: self.precision,
             folder: self.folder.path().join("cache"),
             extra_texts: self.extra.clone(),
         };
-        Caching::new(&self.pipeline, request, &|_| true)
+        CacheBuilder::new(&self.pipeline, request, &|_| true)
     }
 
     fn missing(&self) -> (usize, usize) {
-        let Missing { pictures, texts } = self.caching().unwrap().missing();
-        (pictures, texts)
+        let MissingEntries { images, texts } = self.caching().unwrap().missing();
+        (images, texts)
     }
 
-    fn index(&self) -> Index {
+    fn index(&self) -> CacheIndex {
         let device = Device::cpu(2, LIMIT).unwrap();
         self.caching().unwrap().run(&device, T5Loading::Whole, &|_| true).unwrap()
     }
@@ -103,12 +103,12 @@ impl Place {
     }
 }
 
-fn data(folder: &Path, settings: &[&str]) -> Data {
+fn data(folder: &Path, settings: &[&str]) -> DataConfig {
     let mut raw = RawConfig::empty();
-    let images = format!("data.images={}", folder.join("pictures").display());
+    let images = format!("data.images={}", folder.join("images").display());
     let fixed = ["base.path=x", &images, "data.resolution=64", "data.bucket_step=16"];
     fixed.iter().chain(settings).for_each(|argument| raw.set(argument).unwrap());
-    raw.resolve().unwrap().material.pictures().unwrap().0.clone()
+    raw.resolve().unwrap().data.images().unwrap().0.clone()
 }
 
 fn says<T>(result: Result<T>, parts: &[&str]) {
@@ -129,11 +129,12 @@ fn assert_near(found: &[f32], expected: &[f32]) {
 #[test]
 fn latents_are_those_of_the_reference() {
     let place = Place::with(0, &["data.flip=true"]);
-    fs::copy(golden("cache/picture.png"), place.picture("a.png")).unwrap();
+    fs::copy(golden("cache/image.png"), place.image("a.png")).unwrap();
     let index = place.index();
-    let [sample] = &index.train[..] else { panic!("one picture") };
+    let [sample] = &index.train[..] else { panic!("one image") };
     for (is_mirrored, prefix) in [(false, ""), (true, "mirrored.")] {
-        let Latents { mean, deviation, shape } = index.latents(sample, is_mirrored).unwrap();
+        let CachedLatents { mean, std: deviation, shape } =
+            index.latents(sample, is_mirrored).unwrap();
         let recorded = |name| recorded("cache/latents.safetensors", &format!("{prefix}{name}"));
         assert_near(&mean, &recorded("mean"));
         assert_near(&deviation, &recorded("deviation"));
@@ -156,7 +157,7 @@ fn prompts_are_those_of_the_reference() {
     ] {
         let prompt = index.condition(text).unwrap();
         for (named, theirs) in prompt.0.iter().zip([tokens, pooled]) {
-            assert_near(&named.numbers, &recorded(path, theirs)[..named.numbers.len()]);
+            assert_near(&named.values, &recorded(path, theirs)[..named.values.len()]);
         }
     }
     says(index.condition("never seen"), &["\"never seen\" is not in the cache"]);
@@ -165,13 +166,13 @@ fn prompts_are_those_of_the_reference() {
 #[test]
 fn what_is_there_is_not_encoded_again() {
     let place = Place::with(4, &["data.shuffle_tags=true", "data.flip=true"]);
-    let (pictures, texts) = place.missing();
-    assert_eq!(pictures, 4);
+    let (images, texts) = place.missing();
+    assert_eq!(images, 4);
     assert!(texts > 4, "{texts} texts");
     let first = place.index();
     let again = place.caching().unwrap();
-    assert_eq!(again.missing(), Missing { pictures: 0, texts: 0 });
-    assert_eq!(again.plan(Kind::cpu(2), 0).unwrap().phases, []);
+    assert_eq!(again.missing(), MissingEntries { images: 0, texts: 0 });
+    assert_eq!(again.plan(DeviceKind::cpu(2), 0).unwrap().phases, []);
     // No room at all: nothing is loaded.
     let again = again
         .run(&Device::cpu(1, 0).unwrap(), T5Loading::Whole, &|event| panic!("{event:?}"))
@@ -182,8 +183,8 @@ fn what_is_there_is_not_encoded_again() {
     }
     place.put("4.png", 4);
     assert_eq!(place.missing().0, 1);
-    fs::copy(place.picture("0.png"), place.picture("twin.png")).unwrap();
-    assert_eq!(place.missing().0, 1, "the same picture under another name");
+    fs::copy(place.image("0.png"), place.image("twin.png")).unwrap();
+    assert_eq!(place.missing().0, 1, "the same image under another name");
 }
 
 #[test]
@@ -242,7 +243,7 @@ fn damage_is_found_and_repaired() {
         Vec::clear,
     ];
     for harm in harms {
-        // One of pictures, one of texts.
+        // One of images, one of texts.
         let [shard, _] = &place.files(".safetensors")[..] else { panic!("two shards") };
         let mut bytes = fs::read(shard).unwrap();
         harm(&mut bytes);
@@ -279,7 +280,7 @@ fn an_interruption_loses_little() {
     let place = Place::new(5);
     let n_done = AtomicUsize::new(0);
     let device = Device::cpu(2, LIMIT).unwrap();
-    let tell = |event| event != Event::Done || n_done.fetch_add(1, Ordering::Relaxed) < 2;
+    let tell = |event| event != ProgressEvent::Done || n_done.fetch_add(1, Ordering::Relaxed) < 2;
     let stopped = place.caching().unwrap().run(&device, T5Loading::Whole, &tell);
     assert!(matches!(stopped, Err(TrainerError::Weights(WeightsError::Cancelled))));
     assert_eq!(place.missing().0, 2);
@@ -290,18 +291,18 @@ fn an_interruption_loses_little() {
 fn a_plan_is_what_a_run_takes() {
     let place = Place::new(3);
     let caching = place.caching().unwrap();
-    let CachePlan { phases, t5 } = caching.plan(Kind::cpu(2), LIMIT).unwrap();
+    let CachePlan { phases, t5 } = caching.plan(DeviceKind::cpu(2), LIMIT).unwrap();
     assert_eq!(t5, T5Loading::Whole);
     let names: Vec<_> = phases.iter().map(|phase| phase.name).collect();
-    assert_eq!(names, ["pictures", "clip-l", "clip-g", "t5"]);
-    let peak = |phases: &[Phase]| phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
+    assert_eq!(names, ["images", "clip-l", "clip-g", "t5"]);
+    let peak = |phases: &[StageMemory]| phases.iter().map(|phase| phase.peak_bytes).max().unwrap();
     let whole = peak(&phases);
     assert_eq!(phases.last().unwrap().peak_bytes, whole, "T5 decides");
     // In a byte less T5 is encoded block by block, and into the same prompts.
-    let CachePlan { phases, t5 } = caching.plan(Kind::cpu(2), whole - 1).unwrap();
+    let CachePlan { phases, t5 } = caching.plan(DeviceKind::cpu(2), whole - 1).unwrap();
     assert_eq!(t5, T5Loading::Blocks);
     let peak = peak(&phases);
-    says(caching.plan(Kind::cpu(2), peak / 2), &["does not fit", "limit"]);
+    says(caching.plan(DeviceKind::cpu(2), peak / 2), &["does not fit", "limit"]);
     let device = Device::cpu(2, peak).unwrap();
     let index = caching.run(&device, t5, &|_| true).unwrap();
     let other = Place::new(3);
@@ -311,27 +312,27 @@ fn a_plan_is_what_a_run_takes() {
 }
 
 #[test]
-fn pictures_encoded_together_are_as_alone() {
+fn images_encoded_together_are_as_alone() {
     // Three of each size, and mirrored ones with them.
     let place = Place::with(9, &["data.flip=true"]);
     let together = place.index();
-    for picture in &together.train {
+    for image in &together.train {
         let alone = Place::with(0, &["data.flip=true"]);
-        let name = picture.path.file_name().unwrap().to_str().unwrap();
-        let number = picture.path.file_stem().unwrap().to_str().unwrap().parse().unwrap();
+        let name = image.path.file_name().unwrap().to_str().unwrap();
+        let number = image.path.file_stem().unwrap().to_str().unwrap().parse().unwrap();
         alone.put(name, number);
         let index = alone.index();
         for is_mirrored in [false, true] {
             let latents = index.latents(&index.train[0], is_mirrored).unwrap();
-            assert_eq!(together.latents(picture, is_mirrored).unwrap(), latents, "{number}");
+            assert_eq!(together.latents(image, is_mirrored).unwrap(), latents, "{number}");
         }
     }
 }
 
 #[test]
-fn a_picture_that_fails_late_is_a_problem() {
+fn an_image_that_fails_late_is_a_problem() {
     let place = Place::new(3);
-    let path = place.picture("1.png");
+    let path = place.image("1.png");
     let mut bytes = fs::read(&path).unwrap();
     let half = bytes.len() / 2;
     bytes[half] ^= 0x55;
@@ -344,25 +345,25 @@ fn a_picture_that_fails_late_is_a_problem() {
 }
 
 #[test]
-fn folders_without_a_picture_say_why() {
+fn folders_without_an_image_say_why() {
     let place = Place::new(0);
-    says(place.caching(), &["no picture to train with in", "pictures: it holds none"]);
-    fs::write(place.picture("a.png"), "hello").unwrap();
-    fs::write(place.picture("b.png"), "").unwrap();
-    fs::write(place.picture("c.png"), "").unwrap();
-    says(place.caching(), &["a.png is not a picture", "2 empty (b.png, c.png), such as"]);
+    says(place.caching(), &["no image to train with in", "images: it holds none"]);
+    fs::write(place.image("a.png"), "hello").unwrap();
+    fs::write(place.image("b.png"), "").unwrap();
+    fs::write(place.image("c.png"), "").unwrap();
+    says(place.caching(), &["a.png is not an image", "2 empty (b.png, c.png), such as"]);
     let place = Place::with(1, &["data.repeats=200000000"]);
-    says(place.caching(), &["an epoch shows 200000000 pictures"]);
+    says(place.caching(), &["an epoch shows 200000000 images"]);
     let place = Place::with(1, &["data.resolution=512"]);
     says(place.caching(), &["bucket 512x512 is larger than the model's 192x192"]);
 }
 
 #[test]
-fn pictures_are_held_out_by_the_seed() {
+fn images_are_held_out_by_the_seed() {
     let split = |setting: &str| {
         let place = Place::with(10, &[setting]);
         let caching = place.caching()?;
-        let names = |samples: &[Sample]| -> Vec<String> {
+        let names = |samples: &[CachedSample]| -> Vec<String> {
             samples.iter().map(|s| s.path.file_name().unwrap().display().to_string()).collect()
         };
         Ok([names(&caching.index().train), names(&caching.index().held_out)])
@@ -374,23 +375,23 @@ fn pictures_are_held_out_by_the_seed() {
     assert_eq!(split("data.validation=3").unwrap()[1], held_out);
     assert_eq!(split("data.validation=0.3").unwrap()[1], held_out);
     assert_eq!(split("data.validation=0.01").unwrap()[1].len(), 1);
-    says(split("data.validation=10"), &["holds out 10 pictures, there are 10"]);
+    says(split("data.validation=10"), &["holds out 10 images, there are 10"]);
 }
 
 /// Batches read ahead.
 fn read(
-    index: &Arc<Index>,
+    index: &Arc<CacheIndex>,
     batch: usize,
     seed: u64,
     from: u64,
-) -> Prefetch<Ready<Bucket, ReadySample>> {
-    let mut reader = Reader::new(Arc::clone(index), index.order(batch, seed), seed);
+) -> Prefetch<TrainBatch<Bucket, EncodedSample>> {
+    let mut reader = BatchReader::new(Arc::clone(index), index.batch_sampler(batch, seed), seed);
     Prefetch::begin(from, move |number| reader.read(number))
 }
 
-fn key(ready: &Ready<Bucket, ReadySample>) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
+fn key(ready: &TrainBatch<Bucket, EncodedSample>) -> (u64, Vec<u64>, Bucket, Vec<f32>) {
     let firsts =
-        ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.0[1].numbers[0]);
+        ready.samples.iter().map(|sample| sample.latents.mean[0] + sample.prompt.0[1].values[0]);
     let draws = ready.samples.iter().map(|sample| sample.draw).collect();
     (ready.number, draws, ready.size, firsts.collect())
 }

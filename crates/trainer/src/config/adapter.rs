@@ -1,20 +1,20 @@
 //! `[adapter]`: which layers get an adapter, and of what size.
 
 use super::error::ConfigError;
-use super::material::Material;
-use super::section::{Key, Rows, Section, read_table, section};
-use super::source::{Origin, Typed};
-use super::value::{Value, words};
-use crate::model::adapter::{Target, UNUSED};
-use crate::model::diffusion::family::Family;
+use super::section::{Key, ResolvedKeys, Section, read_table, section};
+use super::source::{RawValue, ValueOrigin};
+use super::training_data::TrainingData;
+use super::value::{ConfigValue, words};
+use crate::model::adapter::{AdapterTarget, UNUSED};
+use crate::model::diffusion::family::DiffusionFamily;
 
 /// Which layers get an adapter, and of what size.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Adapter {
+pub struct AdapterConfig {
     /// Of what kind.
     pub kind: AdapterKind,
     /// By layer; of several that name a layer the first counts. None without an adapter.
-    pub targets: Vec<Target>,
+    pub targets: Vec<AdapterTarget>,
     /// Layers that get none all the same.
     pub exclude: Vec<String>,
 }
@@ -26,13 +26,13 @@ section! {
         /// own weights are trained
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
         /// LoRA rank
-        rank: usize = Default(USUAL_RANK), Within(1.0, 4096.0);
+        rank: usize = Default(DEFAULT_RANK), Within(1.0, 4096.0);
         /// LoRA alpha: what the adapter adds is multiplied by alpha / rank; as large as `rank` unless set
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
         /// The share of a layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
         /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set. These are SD3's, other families have their own
-        targets: Vec<String> = Default(usual_targets()), Any;
+        targets: Vec<String> = Default(default_targets()), Any;
         /// Layers among the targets that get no adapter, named as in `targets`; `unused` are those that can
         /// learn nothing, which image models leave out unless `targets` is set
         exclude: Option<Vec<String>> = Default(None), Filled;
@@ -61,20 +61,20 @@ pub enum AdapterKind {
     /// The same with the lengths of rows trained apart (Liu et al., arXiv 2402.09353).
     Dora,
     /// No adapter: the model's own weights are trained.
-    None,
+    Full,
 }
 
 words!(AdapterKind {
     "lora" => Self::Lora,
     "dora" => Self::Dora,
-    "none" => Self::None,
+    "none" => Self::Full,
 });
 
 /// Chosen: what most adapters have.
-const USUAL_RANK: usize = 16;
+const DEFAULT_RANK: usize = 16;
 
 /// What an adapter has and a model's own weights have not.
-const SIZES: [&str; 6] = [
+const ADAPTER_ONLY_KEYS: [&str; 6] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.dropout",
@@ -84,47 +84,47 @@ const SIZES: [&str; 6] = [
 ];
 
 /// How a job without an adapter says so.
-pub(super) const WITHOUT: &str = "adapter.kind = \"none\"";
+pub(super) const FULL_FINE_TUNE: &str = "adapter.kind = \"none\"";
 
 /// Where the base does not tell its family.
-fn usual_targets() -> Vec<String> {
-    Family::usual().targets()
+fn default_targets() -> Vec<String> {
+    DiffusionFamily::fallback().targets()
 }
 
-impl Adapter {
+impl AdapterConfig {
     /// The one that a job has which says nothing of it but its kind.
-    pub(crate) fn usual(material: &Material) -> Self {
-        let targets = material.usual_targets().unwrap_or_else(usual_targets);
-        let target = |pattern| Target {
+    pub(crate) fn default_for(material: &TrainingData) -> Self {
+        let targets = material.default_targets().unwrap_or_else(default_targets);
+        let target = |pattern| AdapterTarget {
             pattern,
-            rank: USUAL_RANK,
-            alpha: USUAL_RANK as f32,
+            rank: DEFAULT_RANK,
+            alpha: DEFAULT_RANK as f32,
             dropout: 0.0,
             is_dora: false,
         };
         let targets = targets.into_iter().map(target).collect();
-        let exclude = material.pictures().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
+        let exclude = material.images().map_or_else(|_| Vec::new(), |_| vec![UNUSED.to_owned()]);
         Self { kind: AdapterKind::Lora, targets, exclude }
     }
 
     /// As meant; patterns come first, so that they count where a target names the layer too.
     pub(super) fn new(
         keys: AdapterKeys,
-        (material, family): (&Material, Option<&Family>),
-        rows: &mut Rows,
+        (material, family): (&TrainingData, Option<&DiffusionFamily>),
+        rows: &mut ResolvedKeys,
     ) -> Result<Self, ConfigError> {
         let AdapterKeys { kind, rank, alpha, dropout, mut targets, mut exclude, pattern } = keys;
-        if kind == AdapterKind::None {
-            for key in SIZES {
-                rows.leave_out(key, WITHOUT)?;
+        if kind == AdapterKind::Full {
+            for key in ADAPTER_ONLY_KEYS {
+                rows.leave_out(key, FULL_FINE_TUNE)?;
             }
             return Ok(Self { kind, targets: Vec::new(), exclude: Vec::new() });
         }
-        let is_free = rows.origin("adapter.targets").is_some_and(Origin::is_default);
+        let is_free = rows.origin("adapter.targets").is_some_and(ValueOrigin::is_default);
         if let Some(family) = family {
             rows.of_family(family, "adapter.targets", &mut targets, family.targets());
         }
-        if let Some(usual) = material.usual_targets().filter(|_| is_free) {
+        if let Some(usual) = material.default_targets().filter(|_| is_free) {
             targets = usual;
             rows.replace("adapter.targets", &targets);
         }
@@ -132,12 +132,12 @@ impl Adapter {
             return Err(ConfigError::Missing { key: "adapter.targets".into() });
         }
         // Who types layers is told of those that learn nothing.
-        if is_free && exclude.is_none() && material.pictures().is_ok() {
+        if is_free && exclude.is_none() && material.images().is_ok() {
             exclude = Some(vec![UNUSED.to_owned()]);
             rows.replace("adapter.exclude", &exclude);
         }
         rows.replace("adapter.alpha", &Some(alpha.unwrap_or(rank as f64)));
-        let target = |pattern: String, rank: usize, alpha: Option<f64>| Target {
+        let target = |pattern: String, rank: usize, alpha: Option<f64>| AdapterTarget {
             pattern,
             rank,
             alpha: alpha.unwrap_or(rank as f64) as f32,
@@ -156,19 +156,19 @@ impl Adapter {
     }
 }
 
-impl Value for Vec<Pattern> {
+impl ConfigValue for Vec<Pattern> {
     fn accepted() -> String {
         "a list of tables".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let parts = typed.parts().ok_or_else(|| typed.refuse(Self::accepted()))?;
-        let pattern = |part: Typed<'_>| {
+        let pattern = |part: RawValue<'_>| {
             let mut raw = RawPattern::default();
             let keys = RawPattern::keys();
             let known: Vec<_> = keys.iter().map(|key| (part.key.as_str(), key.name)).collect();
             read_table(&mut raw, &part.key, &part, &known)?;
-            raw.decide(&part.key, &mut Rows::default())
+            raw.decide(&part.key, &mut ResolvedKeys::default())
         };
         parts.map(pattern).collect()
     }

@@ -9,7 +9,7 @@ use super::value::words;
 
 section! {
     /// The model that is trained, and how it is held.
-    pub RawBase => Base {
+    pub RawBase => BaseConfig {
         /// The model: a folder as diffusers saves it, or one checkpoint file
         path: PathBuf = Required, Any;
         /// Folder with what a checkpoint file lacks (encoders, tokenizers, VAE)

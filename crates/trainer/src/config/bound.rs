@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A bound on every number of a value; of texts and lists, on their length.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Bound {
+pub(super) enum ValueBound {
     /// Everything of the type.
     Any,
     /// This or more.
@@ -23,7 +23,7 @@ pub(super) enum Bound {
     Filled,
 }
 
-impl Bound {
+impl ValueBound {
     pub fn holds(self, number: f64) -> bool {
         match self {
             Self::Any => true,
@@ -38,7 +38,7 @@ impl Bound {
     }
 }
 
-impl fmt::Display for Bound {
+impl fmt::Display for ValueBound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Any => Ok(()),
@@ -60,14 +60,14 @@ mod tests {
     #[test]
     fn bounds_hold_what_they_say() {
         for (bound, inside, outside) in [
-            (Bound::Any, vec![-1e9, 1e9], vec![]),
-            (Bound::AtLeast(1.0), vec![1.0, 9.0], vec![0.99, f64::NAN]),
-            (Bound::Above(0.0), vec![1e-300], vec![0.0, -1.0]),
-            (Bound::UpTo(0.0, 1.0), vec![1e-300, 1.0], vec![0.0, 1.1, f64::NAN]),
-            (Bound::Within(0.0, 1.0), vec![0.0, 1.0], vec![-0.1, 1.1]),
-            (Bound::Under(0.0, 1.0), vec![0.0, 0.99], vec![-0.1, 1.0]),
-            (Bound::Multiple(16.0, 64.0), vec![16.0, 64.0], vec![0.0, 24.0, 80.0]),
-            (Bound::Filled, vec![1.0], vec![0.0]),
+            (ValueBound::Any, vec![-1e9, 1e9], vec![]),
+            (ValueBound::AtLeast(1.0), vec![1.0, 9.0], vec![0.99, f64::NAN]),
+            (ValueBound::Above(0.0), vec![1e-300], vec![0.0, -1.0]),
+            (ValueBound::UpTo(0.0, 1.0), vec![1e-300, 1.0], vec![0.0, 1.1, f64::NAN]),
+            (ValueBound::Within(0.0, 1.0), vec![0.0, 1.0], vec![-0.1, 1.1]),
+            (ValueBound::Under(0.0, 1.0), vec![0.0, 0.99], vec![-0.1, 1.0]),
+            (ValueBound::Multiple(16.0, 64.0), vec![16.0, 64.0], vec![0.0, 24.0, 80.0]),
+            (ValueBound::Filled, vec![1.0], vec![0.0]),
         ] {
             assert!(inside.iter().all(|number| bound.holds(*number)), "{bound:?}");
             assert!(!outside.iter().any(|number| bound.holds(*number)), "{bound:?}");

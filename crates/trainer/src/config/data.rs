@@ -1,4 +1,4 @@
-//! `[data]`: the pictures and their captions.
+//! `[data]`: the images and their captions.
 
 use std::path::PathBuf;
 
@@ -6,12 +6,12 @@ use toml::de::DeValue;
 
 use super::error::ConfigError;
 use super::section::section;
-use super::source::Typed;
-use super::value::{Value, words};
+use super::source::RawValue;
+use super::value::{ConfigValue, words};
 
 /// How images of the demo are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Style {
+pub enum DemoStyle {
     /// Filled shapes on light backgrounds: what the built-in model knows.
     Flat,
     /// Glowing outlines in the dark: what the demo teaches it.
@@ -19,62 +19,62 @@ pub enum Style {
 }
 
 section! {
-    /// The pictures, their captions, and what is done to both.
-    pub RawData => Data {
-        /// Folder of pictures, each with its caption beside it
+    /// The images, their captions, and what is done to both.
+    pub RawData => DataConfig {
+        /// Folder of images, each with its caption beside it
         images: PathBuf = Required, Any;
         /// What hearth draws into `images` if there is no such folder: `flat` or `neon` shapes
-        draw: Option<Style> = Default(None), Any;
-        /// How many pictures it draws
+        draw: Option<DemoStyle> = Default(None), Any;
+        /// How many images it draws
         draw_count: usize = Default(12), Within(1.0, 1_000_000.0);
-        /// Edge of a square picture in pixels; other shapes get the same area
+        /// Edge of a square image in pixels; other shapes get the same area
         resolution: usize = Default(1024), Multiple(16.0, 8192.0);
         /// Edges of buckets are multiples of this; 16 is what a patch of latents takes
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
-        /// Whether half of the pictures are mirrored
+        /// Whether half of the images are mirrored
         flip: bool = Default(false), Any;
-        /// How often each picture is seen in an epoch
+        /// How often each image is seen in an epoch
         repeats: u64 = Default(1), AtLeast(1.0);
-        /// Which part of a picture is kept where it does not fit its bucket
-        crop: Crop = Default(Crop::Centre), Any;
+        /// Which part of an image is kept where it does not fit its bucket
+        crop: CropMode = Default(CropMode::Centre), Any;
         /// Word put before every caption, to call the trained thing by
         trigger: Option<String> = Default(None), Filled;
-        /// The share of steps in which a picture is shown without its caption
+        /// The share of steps in which an image is shown without its caption
         caption_dropout: f64 = Default(0.1), Within(0.0, 1.0);
         /// Whether the parts of a caption between commas change their order
         shuffle_tags: bool = Default(false), Any;
         /// How many parts at the start of a caption keep their place
         keep_tags: u64 = Default(1), AtLeast(0.0);
-        /// Pictures held out to measure the loss on: how many, or below 1 which share
-        validation: Validation = Default(Validation::None), Any;
-        /// Folder of encoded pictures and captions, which several jobs may share; `cache` in `output.folder` unless set
+        /// Images held out to measure the loss on: how many, or below 1 which share
+        validation: ValidationSplit = Default(ValidationSplit::None), Any;
+        /// Folder of encoded images and captions, which several jobs may share; `cache` in `output.folder` unless set
         cache: Option<PathBuf> = Default(None), Any;
     }
 }
 
-words!(Option<Style> {
+words!(Option<DemoStyle> {
     "none" => None,
-    "flat" => Some(Style::Flat),
-    "neon" => Some(Style::Neon),
+    "flat" => Some(DemoStyle::Flat),
+    "neon" => Some(DemoStyle::Neon),
 });
 
-/// Which part of a picture is kept.
+/// Which part of an image is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Crop {
+pub enum CropMode {
     /// The middle.
     Centre,
-    /// One that follows from the seed and the picture.
+    /// One that follows from the seed and the image.
     Random,
 }
 
-words!(Crop {
+words!(CropMode {
     "centre" => Self::Centre,
     "random" => Self::Random,
 });
 
-/// How many pictures are held out.
+/// How many images are held out.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Validation {
+pub enum ValidationSplit {
     /// None: all are trained on.
     None,
     /// So many.
@@ -83,12 +83,12 @@ pub enum Validation {
     Share(f64),
 }
 
-impl Value for Validation {
+impl ConfigValue for ValidationSplit {
     fn accepted() -> String {
         "a whole number, or a share below 1".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let refused = |_| typed.refuse(Self::accepted());
         let share = match typed.value {
             DeValue::Float(_) => f64::read(typed).map_err(refused)?,

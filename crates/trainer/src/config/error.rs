@@ -4,7 +4,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use super::source::Origin;
+use super::source::ValueOrigin;
 
 /// Everything that can be wrong with a job.
 #[derive(Debug, thiserror::Error)]
@@ -23,7 +23,7 @@ pub enum ConfigError {
         /// What the parser said.
         problem: String,
         /// Where.
-        origin: Origin,
+        origin: ValueOrigin,
     },
     /// An argument of `--set` that has no `=`.
     #[error("`{argument}` sets nothing, accepted is key=value")]
@@ -39,7 +39,7 @@ pub enum ConfigError {
         /// The nearest one that exists.
         advice: String,
         /// Where.
-        origin: Origin,
+        origin: ValueOrigin,
     },
     /// A value of the wrong type, an unknown word, or a number out of bounds.
     #[error("`{key}` is {typed}, accepted is {accepted}{advice}: {origin}")]
@@ -53,7 +53,7 @@ pub enum ConfigError {
         /// The nearest word, if it is near.
         advice: String,
         /// Where.
-        origin: Origin,
+        origin: ValueOrigin,
     },
     /// A key without which there is no job.
     #[error("`{key}` is not set")]
@@ -67,7 +67,7 @@ pub enum ConfigError {
         /// Both.
         keys: [&'static str; 2],
         /// Where they stand.
-        origins: Box<[Origin; 2]>,
+        origins: Box<[ValueOrigin; 2]>,
     },
     /// A key that two flags of the command line set.
     #[error("`{key}` is set twice: {}, {}", origins[0], origins[1])]
@@ -75,7 +75,7 @@ pub enum ConfigError {
         /// The whole path of it.
         key: String,
         /// Both flags.
-        origins: Box<[Origin; 2]>,
+        origins: Box<[ValueOrigin; 2]>,
     },
     /// A key that would be ignored.
     #[error("`{key}` has no effect with {with}: {origin}")]
@@ -85,7 +85,7 @@ pub enum ConfigError {
         /// The value of another key that makes it so.
         with: String,
         /// Where.
-        origin: Origin,
+        origin: ValueOrigin,
     },
 }
 

@@ -14,12 +14,12 @@
 
 pub mod adapter;
 pub mod base;
+pub mod batch;
 mod bound;
 pub mod data;
 pub mod error;
-pub mod how;
+pub mod generation;
 pub mod machine;
-pub mod material;
 pub mod optimizer;
 pub mod output;
 mod reference;
@@ -30,8 +30,8 @@ mod source;
 mod tests;
 pub mod text;
 pub mod train;
+pub mod training_data;
 mod value;
-pub mod writing;
 
 use std::fmt::Write as _;
 use std::fs;
@@ -41,25 +41,25 @@ use toml::de::{DeTable, DeValue};
 
 pub use error::ConfigError;
 pub use reference::reference;
-pub use source::Origin;
-pub use value::{Size, Switch};
+pub use source::ValueOrigin;
+pub use value::{ImageSize, Switch};
 
-use crate::nearest::nearest;
-use adapter::{Adapter, AdapterKind, RawAdapter};
-use base::{Base, RawBase};
+use crate::suggest::nearest;
+use adapter::{AdapterConfig, AdapterKind, RawAdapter};
+use base::{BaseConfig, RawBase};
+use batch::PlanChoice;
 use data::RawData;
-use how::Choice;
-use machine::{Machine, RawMachine};
-use material::Material;
-use optimizer::{Optimizer, RawOptimizer, Schedule};
-use output::{Output, RawOutput};
+use generation::RawWriting;
+use machine::{MachineConfig, RawMachine};
+use optimizer::{LrSchedule, OptimizerConfig, RawOptimizer};
+use output::{OutputConfig, RawOutput};
 use sample::RawSample;
-use section::{Key, Row, Rows, Section, in_order, read_table, unknown};
-use source::{Form, Source, Typed};
+use section::{Key, ResolvedKey, ResolvedKeys, Section, in_order, read_table, unknown};
+use source::{ConfigSource, ConfigSourceKind, RawValue};
 use text::RawText;
-use train::{RawTrain, Train};
+use train::{RawTrain, TrainConfig};
+use training_data::TrainingData;
 use value::{quoted, word};
-use writing::RawWriting;
 
 /// A job as typed.
 #[derive(Clone, Debug, Default)]
@@ -82,30 +82,30 @@ pub struct RawConfig {
 #[derive(Clone, Debug)]
 pub struct RunConfig {
     /// The model that is trained.
-    pub base: Base,
+    pub base: BaseConfig,
     /// What it learns from, and what is shown on the way.
-    pub material: Material,
+    pub data: TrainingData,
     /// What is trained beside the model.
-    pub adapter: Adapter,
-    /// How long, in what portions, by which rule.
-    pub train: Train,
+    pub adapter: AdapterConfig,
+    /// How long, in what micro-batches, by which rule.
+    pub train: TrainConfig,
     /// How gradients become steps.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerConfig,
     /// How the machine is treated.
-    pub machine: Machine,
+    pub machine: MachineConfig,
     /// What is written.
-    pub output: Output,
-    rows: Rows,
+    pub output: OutputConfig,
+    rows: ResolvedKeys,
 }
 
 /// What takes a key back to its default on the command line.
 pub const UNSET: &str = "unset";
 
 /// What a section declares.
-type Keys = fn() -> Vec<Key>;
+type SectionKeys = fn() -> Vec<Key>;
 
 /// All sections with their keys, in the order of the reference.
-const SECTIONS: [(&str, Keys); 10] = [
+const SECTIONS: [(&str, SectionKeys); 10] = [
     ("base", RawBase::keys),
     ("data", RawData::keys),
     ("text", RawText::keys),
@@ -119,7 +119,7 @@ const SECTIONS: [(&str, Keys); 10] = [
 ];
 
 fn known() -> Vec<(&'static str, &'static str)> {
-    let of = |(section, keys): (&'static str, Keys)| {
+    let of = |(section, keys): (&'static str, SectionKeys)| {
         keys().into_iter().map(move |key| (section, key.name))
     };
     SECTIONS.into_iter().flat_map(of).collect()
@@ -142,7 +142,11 @@ impl RawConfig {
     pub fn from_text(text: &str, path: &Path) -> Result<Self, ConfigError> {
         let folder = absolute(path.parent().unwrap_or(Path::new("")));
         let mut raw = Self { folder: folder.clone(), ..Self::default() };
-        raw.read(&Source { text: text.into(), folder, form: Form::File(path.into()) })?;
+        raw.read(&ConfigSource {
+            text: text.into(),
+            folder,
+            kind: ConfigSourceKind::File(path.into()),
+        })?;
         Ok(raw)
     }
 
@@ -181,10 +185,14 @@ impl RawConfig {
     ) -> Result<(), ConfigError> {
         // In quotes it is a text like any other.
         let is_unset = value == UNSET;
-        let source = |value: &str| Source {
+        let source = |value: &str| ConfigSource {
             text: format!("{key} = {value}"),
             folder: absolute(Path::new("")),
-            form: Form::Argument { flag: flag.into(), value: argument.into(), is_unset },
+            kind: ConfigSourceKind::Argument {
+                flag: flag.into(),
+                value: argument.into(),
+                is_unset,
+            },
         };
         let as_text = source(&quoted(value));
         match DeValue::parse(value) {
@@ -202,15 +210,16 @@ impl RawConfig {
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
         let Self { base, data, text, adapter, train, .. } = self;
         let Self { optimizer, sample, writing, machine, output, folder, .. } = self;
-        let rows = &mut Rows::default();
+        let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
-        let mut material = Material::decide((data, sample), (text, writing), rows)?;
+        let mut material = TrainingData::decide((data, sample), (text, writing), rows)?;
         let family = material.family(&base.path);
         if let Some(family) = family {
-            material.settle_family(family, rows);
+            material.apply_family(family, rows);
         }
-        let adapter = Adapter::new(adapter.decide("adapter", rows)?, (&material, family), rows)?;
-        let train = Train::new(train.decide("train", rows)?, family, rows)?;
+        let adapter =
+            AdapterConfig::new(adapter.decide("adapter", rows)?, (&material, family), rows)?;
+        let train = TrainConfig::new(train.decide("train", rows)?, family, rows)?;
         let optimizer = optimizer.decide("optimizer", rows)?;
         optimizer::refuse_idle(&optimizer, rows)?;
         let machine = machine.decide("machine", rows)?;
@@ -218,13 +227,13 @@ impl RawConfig {
         // What was typed is absolute already; the default is not.
         output.folder = folder.join(&output.folder);
         rows.replace("output.folder", &output.folder);
-        material.settle(rows)?;
-        if adapter.kind == AdapterKind::None {
-            rows.leave_out("output.formats", adapter::WITHOUT)?;
+        material.apply_defaults(rows)?;
+        if adapter.kind == AdapterKind::Full {
+            rows.leave_out("output.formats", adapter::FULL_FINE_TUNE)?;
         }
-        if let Some(without) = material.holds_nothing_out() {
+        if let Some(without) = material.no_validation_key() {
             rows.leave_out("train.validate_every", without)?;
-            if optimizer.schedule == Schedule::Plateau {
+            if optimizer.schedule == LrSchedule::Plateau {
                 rows.leave_out("optimizer.schedule", without)?;
             }
         }
@@ -233,10 +242,10 @@ impl RawConfig {
         }
         refuse_idle(rows)?;
         let rows = std::mem::take(rows);
-        Ok(RunConfig { base, material, adapter, train, optimizer, machine, output, rows })
+        Ok(RunConfig { base, data: material, adapter, train, optimizer, machine, output, rows })
     }
 
-    fn read(&mut self, source: &Source) -> Result<(), ConfigError> {
+    fn read(&mut self, source: &ConfigSource) -> Result<(), ConfigError> {
         let table = DeTable::parse(&source.text).map_err(|error| source.syntax(&error))?;
         for (key, value) in in_order(table.get_ref()) {
             let name = key.get_ref().as_ref();
@@ -247,7 +256,7 @@ impl RawConfig {
     }
 
     /// Reads a section, if there is one of that name.
-    fn section(&mut self, name: &str, typed: &Typed<'_>) -> Result<Option<()>, ConfigError> {
+    fn section(&mut self, name: &str, typed: &RawValue<'_>) -> Result<Option<()>, ConfigError> {
         let known = known();
         match name {
             "base" => read_table(&mut self.base, name, typed, &known),
@@ -268,13 +277,13 @@ impl RawConfig {
 
 impl RunConfig {
     /// Where a value was decided; nothing for a key that means nothing in this job.
-    pub fn origin(&self, key: &str) -> Option<&Origin> {
+    pub fn origin(&self, key: &str) -> Option<&ValueOrigin> {
         self.rows.origin(key)
     }
 
     /// Whether nobody typed it, so that a plan may choose.
     pub fn is_free(&self, key: &str) -> bool {
-        self.origin(key).is_some_and(Origin::is_default)
+        self.origin(key).is_some_and(ValueOrigin::is_default)
     }
 
     /// The same job with the precision that a plan chose for `before`, which a run keeps to its end.
@@ -284,30 +293,36 @@ impl RunConfig {
         let rows = &mut config.rows;
         if self.is_free("base.quantise") {
             config.base.quantise = before.base.quantise;
-            rows.plan("base.quantise", &before.base.quantise);
+            rows.set_planned("base.quantise", &before.base.quantise);
         }
         if self.is_free("base.quantise_encoders") {
             config.base.quantise_encoders = before.base.quantise_encoders;
-            rows.plan("base.quantise_encoders", &before.base.quantise_encoders);
+            rows.set_planned("base.quantise_encoders", &before.base.quantise_encoders);
         }
         // A run of before has an adapter at every layer that was named.
         if self.is_free("adapter.exclude") {
             config.adapter.exclude.clone_from(&before.adapter.exclude);
             let exclude = Some(config.adapter.exclude.clone()).filter(|names| !names.is_empty());
-            rows.plan("adapter.exclude", &exclude);
+            rows.set_planned("adapter.exclude", &exclude);
         }
         if self.is_free("optimizer.kind") {
             config.optimizer.kind = before.optimizer.kind;
-            rows.plan("optimizer.kind", &before.optimizer.kind);
+            rows.set_planned("optimizer.kind", &before.optimizer.kind);
         }
         config
     }
 
     /// The same job with what a plan chose.
     #[must_use]
-    pub fn with(&self, choice: &Choice) -> Self {
-        let Choice { micro_batch, recompute, stream, quantise, quantise_encoders, optimizer } =
-            *choice;
+    pub fn with_choice(&self, choice: &PlanChoice) -> Self {
+        let PlanChoice {
+            micro_batch,
+            recompute,
+            offload: stream,
+            quantise,
+            quantise_encoders,
+            optimizer,
+        } = *choice;
         let mut config = self.clone();
         config.train.micro_batch = Some(micro_batch);
         config.train.recompute = recompute;
@@ -316,31 +331,32 @@ impl RunConfig {
         config.base.quantise_encoders = quantise_encoders;
         config.optimizer.kind = optimizer;
         let rows = &mut config.rows;
-        rows.plan("train.micro_batch", &config.train.micro_batch);
-        rows.plan("train.recompute", &recompute);
-        rows.plan("machine.stream", &stream);
-        rows.plan("base.quantise", &quantise);
-        rows.plan("base.quantise_encoders", &quantise_encoders);
-        rows.plan("optimizer.kind", &optimizer);
+        rows.set_planned("train.micro_batch", &config.train.micro_batch);
+        rows.set_planned("train.recompute", &recompute);
+        rows.set_planned("machine.stream", &stream);
+        rows.set_planned("base.quantise", &quantise);
+        rows.set_planned("base.quantise_encoders", &quantise_encoders);
+        rows.set_planned("optimizer.kind", &optimizer);
         config
     }
 
     /// Every value that is set, by key, as TOML.
     pub fn values(&self) -> impl Iterator<Item = (String, String)> {
-        let value = |row: &Row| Some((format!("{}.{}", row.section, row.name), row.value.clone()?));
+        let value =
+            |row: &ResolvedKey| Some((format!("{}.{}", row.section, row.name), row.value.clone()?));
         self.rows.0.iter().filter_map(value)
     }
 
-    /// Where what was prepared of pictures or texts is kept.
+    /// Where what was prepared of images or texts is kept.
     pub fn cache_folder(&self) -> PathBuf {
-        self.material.cache().cloned().unwrap_or_else(|| self.output.folder.join("cache"))
+        self.data.cache().cloned().unwrap_or_else(|| self.output.folder.join("cache"))
     }
 
     /// As a job file that means the same, with the origin of every value.
     pub fn resolved(&self) -> String {
         let mut text = String::new();
         let mut section = "";
-        for Row { section: of, name, value, origin } in &self.rows.0 {
+        for ResolvedKey { section: of, name, value, origin } in &self.rows.0 {
             if of != section {
                 let gap = if section.is_empty() { "" } else { "\n" };
                 let _ = writeln!(text, "{gap}[{of}]");
@@ -357,13 +373,13 @@ impl RunConfig {
     }
 }
 
-impl Choice {
+impl PlanChoice {
     /// By key, as a job file would say it, without its quotes.
     pub fn settings(&self) -> [(&'static str, String); 6] {
         [
             ("train.micro_batch", word(&self.micro_batch)),
             ("train.recompute", word(&self.recompute)),
-            ("machine.stream", word(&self.stream)),
+            ("machine.stream", word(&self.offload)),
             ("base.quantise", word(&self.quantise)),
             ("base.quantise_encoders", word(&self.quantise_encoders)),
             ("optimizer.kind", word(&self.optimizer)),
@@ -374,9 +390,10 @@ impl Choice {
 /// Two jobs are equal if they mean the same, wherever that was written.
 impl PartialEq for RunConfig {
     fn eq(&self, other: &Self) -> bool {
-        let Self { base, material, adapter, train, optimizer, machine, output, rows: _ } = self;
+        let Self { base, data: material, adapter, train, optimizer, machine, output, rows: _ } =
+            self;
         *base == other.base
-            && *material == other.material
+            && *material == other.data
             && *adapter == other.adapter
             && *train == other.train
             && *optimizer == other.optimizer
@@ -386,7 +403,7 @@ impl PartialEq for RunConfig {
 }
 
 /// Keys of one section that would be ignored because of another key are refused.
-fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
+fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
     for (key, idle, other, cause) in [
         ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
         ("train.stop_after_plateau", "\"off\"", "text.validation", "0"),
@@ -410,7 +427,7 @@ fn refuse_idle(rows: &Rows) -> Result<(), ConfigError> {
 }
 
 /// What a name at the top may mean: a section, or a key that lost its section.
-fn unknown_section(name: &str, origin: Origin) -> ConfigError {
+fn unknown_section(name: &str, origin: ValueOrigin) -> ConfigError {
     let known = known();
     let is_key = known.iter().any(|(_, key)| *key == name);
     match nearest(name, SECTIONS.iter().map(|(section, _)| *section)) {

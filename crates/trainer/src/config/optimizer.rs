@@ -1,12 +1,12 @@
 //! `[optimizer]`: how gradients become steps.
 
 use super::error::ConfigError;
-use super::section::{Rows, section};
+use super::section::{ResolvedKeys, section};
 use super::value::words;
 
 section! {
     /// How gradients become steps.
-    pub RawOptimizer => Optimizer {
+    pub RawOptimizer => OptimizerConfig {
         /// `adamw`; `adamw_8bit`, whose state takes a quarter of the memory; or `muon` for matrices within blocks, with `adamw` for all else
         kind: OptimizerKind = Default(OptimizerKind::AdamW), Any;
         /// Learning rate
@@ -20,13 +20,13 @@ section! {
         /// The share of a parameter that a step of length 1 takes away
         weight_decay: f64 = Default(1e-4), Within(0.0, 10.0);
         /// How the learning rate changes after the warm-up
-        schedule: Schedule = Default(Schedule::Constant), Any;
+        schedule: LrSchedule = Default(LrSchedule::Constant), Any;
         /// Steps in which the learning rate grows; the first of n goes an n-th of the way
         warmup: u64 = Default(0), AtLeast(0.0);
         /// The share of all steps, the last, in which the learning rate falls, with `schedule = "wsd"`
         decay: f64 = Default(0.2), Within(0.0, 1.0);
         /// How it falls: evenly, or fast at first as one minus a square root, with `schedule = "wsd"`
-        decay_curve: Curve = Default(Curve::Sqrt), Any;
+        decay_curve: DecayCurve = Default(DecayCurve::Sqrt), Any;
     }
 }
 
@@ -49,7 +49,7 @@ words!(OptimizerKind {
 
 /// How the learning rate changes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Schedule {
+pub enum LrSchedule {
     /// Not at all.
     Constant,
     /// Evenly down to 0.
@@ -62,7 +62,7 @@ pub enum Schedule {
     Wsd,
 }
 
-words!(Schedule {
+words!(LrSchedule {
     "constant" => Self::Constant,
     "linear" => Self::Linear,
     "cosine" => Self::Cosine,
@@ -72,25 +72,28 @@ words!(Schedule {
 
 /// How the learning rate falls at the end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Curve {
+pub enum DecayCurve {
     /// Evenly.
     Linear,
     /// As one minus a square root.
     Sqrt,
 }
 
-words!(Curve {
+words!(DecayCurve {
     "linear" => Self::Linear,
     "sqrt" => Self::Sqrt,
 });
 
 /// A number that belongs to another rule would be ignored, so it is refused.
-pub(super) fn refuse_idle(optimizer: &Optimizer, rows: &mut Rows) -> Result<(), ConfigError> {
+pub(super) fn refuse_idle(
+    optimizer: &OptimizerConfig,
+    rows: &mut ResolvedKeys,
+) -> Result<(), ConfigError> {
     if optimizer.kind != OptimizerKind::Muon {
         let with = format!("optimizer.kind = {}", rows.value("optimizer.kind"));
         rows.leave_out("optimizer.momentum", &with)?;
     }
-    if optimizer.schedule != Schedule::Wsd {
+    if optimizer.schedule != LrSchedule::Wsd {
         let with = format!("optimizer.schedule = {}", rows.value("optimizer.schedule"));
         rows.leave_out("optimizer.decay", &with)?;
         rows.leave_out("optimizer.decay_curve", &with)?;

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use super::error::ConfigError;
 use super::section::section;
-use super::source::Typed;
-use super::value::{Switch, Value, lists, quoted, words};
-use crate::model::adapter::Format;
+use super::source::RawValue;
+use super::value::{ConfigValue, Switch, lists, quoted, words};
+use crate::model::adapter::AdapterFormat;
 
 section! {
     /// What is written, and where.
-    pub RawOutput => Output {
+    pub RawOutput => OutputConfig {
         /// Folder for checkpoints, samples, the adapter and its report
         folder: PathBuf = Default("output".into()), Any;
         /// What the adapter's files are called
@@ -22,7 +22,7 @@ section! {
         /// Keep the checkpoint with the lowest held-out loss too, and save one at every new low
         keep_best: bool = Default(true), Any;
         /// Programs that the adapter is written for
-        formats: Vec<Format> = Default(vec![Format::Diffusers]), Filled;
+        formats: Vec<AdapterFormat> = Default(vec![AdapterFormat::Diffusers]), Filled;
         /// Licence named in the model card, such as `cc-by-4.0`
         license: Option<String> = Default(None), Filled;
         /// Author named in the model card
@@ -30,14 +30,14 @@ section! {
     }
 }
 
-words!(Format {
+words!(AdapterFormat {
     "diffusers" => Self::Diffusers,
     "peft" => Self::Peft,
     "kohya" => Self::Kohya,
     "comfyui" => Self::Comfyui,
 });
 
-lists!(Format: "diffusers, peft, kohya, comfyui");
+lists!(AdapterFormat: "diffusers, peft, kohya, comfyui");
 
 /// A name that every system takes for a file, and none for a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,12 +50,12 @@ impl FileName {
     }
 }
 
-impl Value for FileName {
+impl ConfigValue for FileName {
     fn accepted() -> String {
         "a file name without / \\ : * ? \" < >".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let is_plain = |name: &&str| {
             let odd = |c: char| c.is_control() || "/\\:*?\"<>|".contains(c);
             !name.trim().is_empty() && !name.starts_with('.') && !name.contains(odd)

@@ -3,13 +3,13 @@
 use std::fmt::Write as _;
 
 use super::SECTIONS;
-use super::section::{Key, Preset};
+use super::section::{Key, KeyDefault};
 
 const OPENING: &str = "\
 # Keys of a job
 
 A job is one TOML file. Only `base.path` and either `data.images` or `text.path` must be in it; every other key has a
-default. A job about pictures has `[data]` and `[sample]`, one about texts `[text]` and `[writing]`. Relative paths are
+default. A job about images has `[data]` and `[sample]`, one about texts `[text]` and `[writing]`. Relative paths are
 relative to the file's folder. Ready jobs are in `recipes/`.
 
 On the command line `--set KEY=VALUE` stands above the file, and relative paths are relative to the current folder there.
@@ -49,9 +49,9 @@ pub fn reference() -> String {
 fn rows(page: &mut String, path: &str, keys: &[Key]) {
     for Key { name, doc, accepted, default, bound, inner } in keys {
         let default = match default {
-            Preset::Required => "required".to_owned(),
-            Preset::Default(value) if value.is_empty() => "not set".to_owned(),
-            Preset::Default(value) => format!("`{value}`"),
+            KeyDefault::Required => "required".to_owned(),
+            KeyDefault::Default(value) if value.is_empty() => "not set".to_owned(),
+            KeyDefault::Default(value) => format!("`{value}`"),
         };
         let _ = writeln!(page, "| `{path}.{name}` | {accepted} | {default} | {bound} | {doc} |");
         rows(page, &format!("{path}.{name}[]"), inner);

@@ -8,18 +8,18 @@
 use toml::Spanned;
 use toml::de::{DeString, DeTable, DeValue};
 
-use super::bound::Bound;
+use super::bound::ValueBound;
 use super::error::ConfigError;
-use super::source::{Origin, Typed};
-use super::value::Value;
-use crate::model::diffusion::family::Family;
-use crate::nearest;
+use super::source::{RawValue, ValueOrigin};
+use super::value::ConfigValue;
+use crate::model::diffusion::family::DiffusionFamily;
+use crate::suggest;
 
 /// A value that somebody typed.
 #[derive(Clone, Debug)]
-pub(super) struct Given<T> {
+pub(super) struct WithOrigin<T> {
     pub value: T,
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
 /// A section as typed.
@@ -31,13 +31,13 @@ pub(super) trait Section: Default {
     fn keys() -> Vec<Key>;
 
     /// Takes a value; whether there is such a key.
-    fn put(&mut self, name: &str, typed: &Typed<'_>) -> Result<bool, ConfigError>;
+    fn put(&mut self, name: &str, typed: &RawValue<'_>) -> Result<bool, ConfigError>;
 
     /// The first key that was typed, and where.
-    fn first_typed(&self) -> Option<(&'static str, Origin)>;
+    fn first_typed(&self) -> Option<(&'static str, ValueOrigin)>;
 
     /// Puts defaults where nothing was typed, and notes the origin of every value.
-    fn decide(self, path: &str, rows: &mut Rows) -> Result<Self::Decided, ConfigError>;
+    fn decide(self, path: &str, rows: &mut ResolvedKeys) -> Result<Self::Decided, ConfigError>;
 }
 
 /// What is declared of a key.
@@ -45,29 +45,29 @@ pub(super) struct Key {
     pub name: &'static str,
     pub doc: &'static str,
     pub accepted: String,
-    pub default: Preset<String>,
-    pub bound: Bound,
+    pub default: KeyDefault<String>,
+    pub bound: ValueBound,
     /// The keys inside, if its values are tables.
     pub inner: Vec<Key>,
 }
 
 impl Key {
-    pub fn of<T: Value>(
+    pub fn of<T: ConfigValue>(
         name: &'static str,
         doc: &'static str,
-        preset: &Preset<T>,
-        bound: Bound,
+        preset: &KeyDefault<T>,
+        bound: ValueBound,
     ) -> Self {
         let default = match preset {
-            Preset::Required => Preset::Required,
-            Preset::Default(value) => Preset::Default(value.write().unwrap_or_default()),
+            KeyDefault::Required => KeyDefault::Required,
+            KeyDefault::Default(value) => KeyDefault::Default(value.write().unwrap_or_default()),
         };
         Self { name: plain(name), doc, accepted: T::accepted(), default, bound, inner: T::keys() }
     }
 }
 
 /// What a key is when nobody typed it.
-pub(super) enum Preset<T> {
+pub(super) enum KeyDefault<T> {
     /// There is no job without it.
     Required,
     /// This.
@@ -80,7 +80,7 @@ pub(super) fn plain(name: &'static str) -> &'static str {
 }
 
 /// Declares a section: the struct as typed, the struct with every value decided and how visible that
-/// is, then each key with its doc, type, [`Preset`] and [`Bound`].
+/// is, then each key with its doc, type, [`KeyDefault`] and [`ValueBound`].
 ///
 /// ```text
 /// section! {
@@ -103,7 +103,7 @@ macro_rules! section {
         /// As typed.
         #[derive(Clone, Debug, Default)]
         pub(super) struct $raw {
-            $($(#[doc = $doc])+ pub $field: Option<$crate::config::section::Given<$type>>,)+
+            $($(#[doc = $doc])+ pub $field: Option<$crate::config::section::WithOrigin<$type>>,)+
         }
 
         $(#[doc = $about])+
@@ -116,7 +116,7 @@ macro_rules! section {
             type Decided = $decided;
 
             fn keys() -> Vec<$crate::config::section::Key> {
-                use $crate::config::{bound::Bound::*, section::{Key, Preset::*}};
+                use $crate::config::{bound::ValueBound::*, section::{Key, KeyDefault::*}};
                 vec![$(Key::of::<$type>(
                     stringify!($field), concat!($($doc),+).trim_ascii(), &$preset, $bound,
                 )),+]
@@ -125,9 +125,9 @@ macro_rules! section {
             fn put(
                 &mut self,
                 name: &str,
-                typed: &$crate::config::source::Typed<'_>,
+                typed: &$crate::config::source::RawValue<'_>,
             ) -> Result<bool, $crate::config::ConfigError> {
-                use $crate::config::{bound::Bound::*, section::{plain, put}};
+                use $crate::config::{bound::ValueBound::*, section::{plain, put}};
                 $(if name == plain(stringify!($field)) {
                     put(&mut self.$field, typed, $bound)?;
                     return Ok(true);
@@ -135,7 +135,7 @@ macro_rules! section {
                 Ok(false)
             }
 
-            fn first_typed(&self) -> Option<(&'static str, $crate::config::Origin)> {
+            fn first_typed(&self) -> Option<(&'static str, $crate::config::ValueOrigin)> {
                 $(if let Some(given) = &self.$field {
                     let name = $crate::config::section::plain(stringify!($field));
                     return Some((name, given.origin.clone()));
@@ -146,9 +146,9 @@ macro_rules! section {
             fn decide(
                 self,
                 path: &str,
-                rows: &mut $crate::config::section::Rows,
+                rows: &mut $crate::config::section::ResolvedKeys,
             ) -> Result<$decided, $crate::config::ConfigError> {
-                use $crate::config::section::{Preset::*, plain};
+                use $crate::config::section::{KeyDefault::*, plain};
                 Ok($decided {
                     $($field: rows.decide(path, plain(stringify!($field)), self.$field, $preset)?,)+
                 })
@@ -160,10 +160,10 @@ pub(super) use section;
 
 /// Puts a value in the place of the one before, or none. Two flags that disagree are refused: which was
 /// typed last is not known, and one of them is a slip.
-pub(super) fn put<T: Value>(
-    into: &mut Option<Given<T>>,
-    typed: &Typed<'_>,
-    bound: Bound,
+pub(super) fn put<T: ConfigValue>(
+    into: &mut Option<WithOrigin<T>>,
+    typed: &RawValue<'_>,
+    bound: ValueBound,
 ) -> Result<(), ConfigError> {
     let given = if typed.is_unset() { None } else { Some(take(typed, bound)?) };
     if let Some(before) = into.as_ref().filter(|before| before.origin.contradicts(&typed.origin()))
@@ -176,9 +176,12 @@ pub(super) fn put<T: Value>(
 }
 
 /// Reads a value and holds it against its bound.
-fn take<T: Value>(typed: &Typed<'_>, bound: Bound) -> Result<Given<T>, ConfigError> {
+fn take<T: ConfigValue>(
+    typed: &RawValue<'_>,
+    bound: ValueBound,
+) -> Result<WithOrigin<T>, ConfigError> {
     let accepted = || match bound {
-        Bound::Any => T::accepted(),
+        ValueBound::Any => T::accepted(),
         bound => format!("{}, {bound}", T::accepted()),
     };
     let value = T::read(typed).map_err(|error| match error {
@@ -193,14 +196,14 @@ fn take<T: Value>(typed: &Typed<'_>, bound: Bound) -> Result<Given<T>, ConfigErr
     if !value.measures().iter().all(|number| bound.holds(*number)) {
         return Err(typed.refuse(accepted()));
     }
-    Ok(Given { value, origin: typed.origin() })
+    Ok(WithOrigin { value, origin: typed.origin() })
 }
 
 /// Reads all keys of a table into a section. `known` are all keys there are, to find the nearest.
 pub(super) fn read_table<S: Section>(
     into: &mut S,
     path: &str,
-    typed: &Typed<'_>,
+    typed: &RawValue<'_>,
     known: &[(&str, &str)],
 ) -> Result<(), ConfigError> {
     let table = typed.value.as_table().ok_or_else(|| typed.refuse("a table of keys"))?;
@@ -229,49 +232,51 @@ pub(super) fn unknown(
     path: &str,
     name: &str,
     known: &[(&str, &str)],
-    origin: Origin,
+    origin: ValueOrigin,
 ) -> ConfigError {
     let key = if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
-    ConfigError::UnknownKey { key, advice: nearest::advice(path, name, known), origin }
+    ConfigError::UnknownKey { key, advice: suggest::suggestion(path, name, known), origin }
 }
 
 /// A value that was decided.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct ResolvedKey {
     pub section: String,
     pub name: &'static str,
     /// As TOML; nothing if it is absent.
     pub value: Option<String>,
-    pub origin: Origin,
+    pub origin: ValueOrigin,
 }
 
 /// All decided values with their origins, in the order of the declarations.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rows(pub Vec<Row>);
+pub(super) struct ResolvedKeys(pub Vec<ResolvedKey>);
 
-impl Rows {
+impl ResolvedKeys {
     /// What was typed, else the default.
-    pub fn decide<T: Value>(
+    pub fn decide<T: ConfigValue>(
         &mut self,
         section: &str,
         name: &'static str,
-        given: Option<Given<T>>,
-        preset: Preset<T>,
+        given: Option<WithOrigin<T>>,
+        preset: KeyDefault<T>,
     ) -> Result<T, ConfigError> {
-        let Given { value, origin } = match (given, preset) {
+        let WithOrigin { value, origin } = match (given, preset) {
             (Some(given), _) => given,
-            (None, Preset::Default(value)) => Given { value, origin: Origin::Default },
-            (None, Preset::Required) => {
+            (None, KeyDefault::Default(value)) => {
+                WithOrigin { value, origin: ValueOrigin::Default }
+            }
+            (None, KeyDefault::Required) => {
                 return Err(ConfigError::Missing { key: format!("{section}.{name}") });
             }
         };
         let (section, written) = (section.to_owned(), value.write());
-        self.0.push(Row { section, name, value: written, origin: origin.clone() });
+        self.0.push(ResolvedKey { section, name, value: written, origin: origin.clone() });
         Ok(value)
     }
 
     /// Where a value was decided.
-    pub fn origin(&self, key: &str) -> Option<&Origin> {
+    pub fn origin(&self, key: &str) -> Option<&ValueOrigin> {
         self.0.iter().find(|row| row.is(key)).map(|row| &row.origin)
     }
 
@@ -300,31 +305,37 @@ impl Rows {
     }
 
     /// What a plan chose, unless somebody typed it.
-    pub fn plan<T: Value>(&mut self, key: &str, value: &T) {
-        let is_free = |row: &&mut Row| row.is(key) && row.origin.is_default();
+    pub fn set_planned<T: ConfigValue>(&mut self, key: &str, value: &T) {
+        let is_free = |row: &&mut ResolvedKey| row.is(key) && row.origin.is_default();
         for row in self.0.iter_mut().filter(is_free) {
-            (row.value, row.origin) = (value.write(), Origin::Plan);
+            (row.value, row.origin) = (value.write(), ValueOrigin::Plan);
         }
     }
 
     /// What models of a family begin with, unless somebody typed something.
-    pub fn of_family<T: Value>(&mut self, family: &Family, key: &str, value: &mut T, usual: T) {
-        let is_free = |row: &&mut Row| row.is(key) && row.origin.is_default();
+    pub fn of_family<T: ConfigValue>(
+        &mut self,
+        family: &DiffusionFamily,
+        key: &str,
+        value: &mut T,
+        usual: T,
+    ) {
+        let is_free = |row: &&mut ResolvedKey| row.is(key) && row.origin.is_default();
         if let Some(row) = self.0.iter_mut().find(is_free) {
-            (row.value, row.origin) = (usual.write(), Origin::Family(family.name));
+            (row.value, row.origin) = (usual.write(), ValueOrigin::Family(family.name));
             *value = usual;
         }
     }
 
     /// A default that depends on other values.
-    pub fn replace<T: Value>(&mut self, key: &str, value: &T) {
+    pub fn replace<T: ConfigValue>(&mut self, key: &str, value: &T) {
         for row in self.0.iter_mut().filter(|row| row.is(key)) {
             row.value = value.write();
         }
     }
 }
 
-impl Row {
+impl ResolvedKey {
     fn is(&self, key: &str) -> bool {
         key.split_once('.') == Some((&self.section, self.name))
     }

@@ -11,7 +11,7 @@ use super::error::ConfigError;
 
 /// Where a value of a job was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Origin {
+pub enum ValueOrigin {
     /// Nobody asked for anything else.
     Default,
     /// The same, and models of this family have a default of their own.
@@ -36,7 +36,7 @@ pub enum Origin {
     },
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for ValueOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Default => f.write_str("default"),
@@ -48,7 +48,7 @@ impl fmt::Display for Origin {
     }
 }
 
-impl Origin {
+impl ValueOrigin {
     /// Whether nobody asked for anything.
     pub fn is_default(&self) -> bool {
         matches!(self, Self::Default | Self::Family(_))
@@ -77,16 +77,16 @@ impl Origin {
 }
 
 /// Text that values are read from.
-pub(super) struct Source {
+pub(super) struct ConfigSource {
     /// TOML: a job, or one value.
     pub text: String,
     /// What relative paths are relative to; absolute.
     pub folder: PathBuf,
-    pub form: Form,
+    pub kind: ConfigSourceKind,
 }
 
 /// What kind of text.
-pub(super) enum Form {
+pub(super) enum ConfigSourceKind {
     File(PathBuf),
     Argument {
         flag: String,
@@ -96,17 +96,17 @@ pub(super) enum Form {
     },
 }
 
-impl Source {
+impl ConfigSource {
     /// The place of a piece of it.
-    pub fn origin(&self, span: &Range<usize>) -> Origin {
-        match &self.form {
-            Form::Argument { flag, value, .. } => {
-                Origin::CommandLine { flag: flag.clone(), value: value.clone() }
+    pub fn origin(&self, span: &Range<usize>) -> ValueOrigin {
+        match &self.kind {
+            ConfigSourceKind::Argument { flag, value, .. } => {
+                ValueOrigin::CommandLine { flag: flag.clone(), value: value.clone() }
             }
-            Form::File(path) => {
+            ConfigSourceKind::File(path) => {
                 let before = self.text.get(..span.start).unwrap_or_default();
                 let line = before.rsplit('\n').next().unwrap_or_default();
-                Origin::File {
+                ValueOrigin::File {
                     path: path.clone(),
                     line: before.matches('\n').count() + 1,
                     column: line.chars().count() + 1,
@@ -122,31 +122,31 @@ impl Source {
     }
 
     /// A value of it.
-    pub fn typed<'a>(&'a self, key: String, value: &'a Spanned<DeValue<'a>>) -> Typed<'a> {
-        Typed { key, value: value.get_ref(), span: value.span(), source: self }
+    pub fn typed<'a>(&'a self, key: String, value: &'a Spanned<DeValue<'a>>) -> RawValue<'a> {
+        RawValue { key, value: value.get_ref(), span: value.span(), source: self }
     }
 }
 
 /// A value as it was typed.
-pub(super) struct Typed<'a> {
+pub(super) struct RawValue<'a> {
     /// The whole path of its key.
     pub key: String,
     pub value: &'a DeValue<'a>,
     span: Range<usize>,
-    pub source: &'a Source,
+    pub source: &'a ConfigSource,
 }
 
 /// Characters of a value that an error shows: enough for any number or word.
 const SHOWN: usize = 40;
 
-impl<'a> Typed<'a> {
-    pub fn origin(&self) -> Origin {
+impl<'a> RawValue<'a> {
+    pub fn origin(&self) -> ValueOrigin {
         self.source.origin(&self.span)
     }
 
     /// Whether the key loses its value.
     pub fn is_unset(&self) -> bool {
-        matches!(self.source.form, Form::Argument { is_unset: true, .. })
+        matches!(self.source.kind, ConfigSourceKind::Argument { is_unset: true, .. })
     }
 
     /// What relative paths are relative to.
@@ -155,7 +155,7 @@ impl<'a> Typed<'a> {
     }
 
     /// The parts of a list.
-    pub fn parts(&self) -> Option<impl Iterator<Item = Typed<'a>>> {
+    pub fn parts(&self) -> Option<impl Iterator<Item = RawValue<'a>>> {
         let parts = self.value.as_array()?.iter().enumerate();
         let (key, source) = (self.key.clone(), self.source);
         Some(parts.map(move |(index, part)| source.typed(format!("{key}[{index}]"), part)))

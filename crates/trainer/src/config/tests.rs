@@ -8,15 +8,15 @@ use expect_test::expect_file;
 use tempfile::TempDir;
 
 use super::adapter::AdapterKind;
-use super::data::Validation;
-use super::section::Preset;
-use super::train::Length;
+use super::data::ValidationSplit;
+use super::section::KeyDefault;
+use super::train::TrainLength;
 use super::*;
 use crate::error::TrainerError;
-use crate::objective::flow::Scheme;
+use crate::objective::flow::WeightingScheme;
 
 /// The shortest job.
-const SHORTEST: &str = "[base]\npath = \"model\"\n[data]\nimages = \"pictures\"\n";
+const SHORTEST: &str = "[base]\npath = \"model\"\n[data]\nimages = \"images\"\n";
 
 /// A job file in a folder of its own.
 fn job(text: &str) -> (TempDir, PathBuf) {
@@ -36,7 +36,7 @@ fn run(text: &str, arguments: &[&str]) -> Result<RunConfig, ConfigError> {
 /// A job with absolute paths, so that two of them can be compared.
 fn set(arguments: &[&str]) -> Result<RunConfig, ConfigError> {
     let mut raw = RawConfig::empty();
-    for argument in ["base.path=model", "data.images=pictures"].iter().chain(arguments) {
+    for argument in ["base.path=model", "data.images=images"].iter().chain(arguments) {
         raw.set(argument)?;
     }
     raw.resolve()
@@ -166,7 +166,7 @@ fn every_key_has_an_effect() {
         let changed = set(&after).unwrap();
         assert_ne!(set(&before).unwrap(), changed, "{argument} changes nothing");
         let key = argument.split('=').next().unwrap();
-        let by_hand = Origin::CommandLine { flag: "--set".into(), value: argument.into() };
+        let by_hand = ValueOrigin::CommandLine { flag: "--set".into(), value: argument.into() };
         assert_eq!(changed.origin(key), Some(&by_hand), "{argument}");
         seen.insert(key.to_owned());
     }
@@ -185,7 +185,7 @@ fn every_key_has_an_effect() {
 }
 
 #[test]
-fn a_job_is_about_pictures_or_about_texts() {
+fn a_job_is_about_images_or_about_texts() {
     for (arguments, expected) in [
         (&["data.flip=true"][..], "`data.flip` has no effect with text.path"),
         (&["sample.prompts=['a']"], "`sample.prompts` has no effect with text.path"),
@@ -251,7 +251,7 @@ fn paths_are_relative_to_what_they_are_typed_in() {
     assert_eq!(run.base.path, folder.path().join("model"));
     assert_eq!(run.output.folder, folder.path().join("output"));
     assert_eq!(
-        run.material.pictures().unwrap().0.images,
+        run.data.images().unwrap().0.images,
         std::env::current_dir().unwrap().join("others")
     );
 }
@@ -271,8 +271,8 @@ fn what_depends_on_other_keys_is_decided() {
     assert_eq!(sizes, expected.map(|(name, rank, alpha)| (name.to_owned(), rank, alpha)));
 
     let scheme = |arguments: &[&str]| set(arguments).unwrap().train.scheme;
-    assert_eq!(scheme(&[]), Scheme::LogitNormal { mean: 0.0, deviation: 1.0 });
-    assert_eq!(scheme(&["train.scheme=mode"]), Scheme::Mode { scale: 1.29 });
+    assert_eq!(scheme(&[]), WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 });
+    assert_eq!(scheme(&["train.scheme=mode"]), WeightingScheme::Mode { scale: 1.29 });
     assert!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].is_dora);
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
 }
@@ -282,10 +282,10 @@ fn the_command_line_stands_above_the_file() {
     let length = |text: &str, arguments: &[&str]| {
         run(&format!("{SHORTEST}[train]\n{text}"), arguments).unwrap().train.length
     };
-    assert_eq!(length("", &[]), Length::Steps(1000));
-    assert_eq!(length("steps = 5", &["train.steps=6"]), Length::Steps(6));
-    assert_eq!(length("steps = 5", &["train.epochs=2"]), Length::Epochs(2));
-    assert_eq!(length("epochs = 5", &["train.steps=6"]), Length::Steps(6));
+    assert_eq!(length("", &[]), TrainLength::Steps(1000));
+    assert_eq!(length("steps = 5", &["train.steps=6"]), TrainLength::Steps(6));
+    assert_eq!(length("steps = 5", &["train.epochs=2"]), TrainLength::Epochs(2));
+    assert_eq!(length("epochs = 5", &["train.steps=6"]), TrainLength::Steps(6));
 }
 
 #[test]
@@ -297,8 +297,7 @@ fn a_flag_is_a_value_with_its_origin() {
     let run = raw.clone().resolve().unwrap();
     assert_eq!(run.optimizer.learning_rate, 3e-4);
     assert!(
-        run.base.path.ends_with("unset")
-            && run.material.pictures().unwrap().0.images.ends_with("a = b")
+        run.base.path.ends_with("unset") && run.data.images().unwrap().0.images.ends_with("a = b")
     );
     let resolved = run.resolved();
     assert!(resolved.contains("learning_rate = 0.0003 # --lr 3e-4\n"), "{resolved}");
@@ -324,13 +323,13 @@ fn what_nobody_typed_is_the_familys_default() {
         assert_eq!(origin.to_string(), "sd3's default", "{key}");
         assert!(of_sd3.is_free(key), "{key}");
     }
-    assert_eq!(of_sd3.train.scheme, Scheme::LogitNormal { mean: 0.5, deviation: 1.0 });
+    assert_eq!(of_sd3.train.scheme, WeightingScheme::LogitNormal { mean: 0.5, deviation: 1.0 });
     let resolved = of_sd3.resolved();
     assert!(resolved.contains("steps = 28 # sd3's default\n"), "{resolved}");
     let unknown = set(&[]).unwrap();
-    assert_eq!(unknown.origin("sample.steps"), Some(&Origin::Default));
+    assert_eq!(unknown.origin("sample.steps"), Some(&ValueOrigin::Default));
     let typed = set(&["base.path=stable-diffusion-3.5-medium", "sample.steps=9"]).unwrap();
-    let (_, sample) = typed.material.pictures().unwrap();
+    let (_, sample) = typed.data.images().unwrap();
     assert_eq!(sample.steps, 9);
 }
 
@@ -341,14 +340,14 @@ fn a_key_can_be_unset() {
     let all = ["data.validation=unset", "data.trigger = unset ", "train.steps=unset"];
     let unset = run(&text, &all).unwrap();
     assert_eq!(unset.train.length, plain.train.length);
-    assert_eq!(unset.origin("train.steps"), Some(&Origin::Default));
-    let (data, _) = unset.material.pictures().unwrap();
-    assert_eq!((data.validation, &data.trigger), (Validation::None, &None));
+    assert_eq!(unset.origin("train.steps"), Some(&ValueOrigin::Default));
+    let (data, _) = unset.data.images().unwrap();
+    assert_eq!((data.validation, &data.trigger), (ValidationSplit::None, &None));
     // The last counts, and what is quoted is text.
     let steps = run(&text, &["train.steps=unset", "train.steps=7"]).unwrap();
-    assert_eq!(steps.train.length, Length::Steps(7));
+    assert_eq!(steps.train.length, TrainLength::Steps(7));
     let word = run(&text, &["data.trigger=\"unset\""]).unwrap();
-    assert_eq!(word.material.pictures().unwrap().0.trigger.as_deref(), Some("unset"));
+    assert_eq!(word.data.images().unwrap().0.trigger.as_deref(), Some("unset"));
     let said = |argument: &str| run(&text, &[argument]).unwrap_err().to_string();
     assert_eq!(said("data.images=unset"), "`data.images` is not set");
     assert!(said("data.imags=unset").contains("did you mean `data.images`?"));
@@ -557,11 +556,11 @@ fn mistakes_are_explained() {
 #[test]
 fn no_text_is_too_broken_to_be_refused() {
     let text = set(VARIED).unwrap().resolved();
-    let form = || Form::File("job.toml".into());
+    let form = || ConfigSourceKind::File("job.toml".into());
     for at in (0..text.len()).step_by(4).filter(|at| text.is_char_boundary(*at)) {
         for broken in [text[..at].to_owned(), format!("{}\"[=é{}", &text[..at], &text[at..])] {
             let mut raw = RawConfig::empty();
-            let source = Source { text: broken, folder: PathBuf::new(), form: form() };
+            let source = ConfigSource { text: broken, folder: PathBuf::new(), kind: form() };
             // Either is fine; it must only not panic.
             let _ = raw.read(&source).and_then(|()| raw.resolve());
         }
@@ -581,7 +580,7 @@ fn defaults_are_within_their_bounds() {
     for (section, keys) in SECTIONS {
         for Key { name, default, .. } in keys() {
             // Typing a value checks its bound; what it means beside others is no matter here.
-            if let Preset::Default(value) = default
+            if let KeyDefault::Default(value) = default
                 && !value.is_empty()
             {
                 RawConfig::empty().set(&format!("{section}.{name}={value}")).unwrap();

@@ -4,13 +4,13 @@ use std::path::PathBuf;
 
 use super::error::ConfigError;
 use super::section::section;
-use super::source::Typed;
-use super::value::{Value, words};
-use crate::text::{HeldOut, Width};
+use super::source::RawValue;
+use super::value::{ConfigValue, words};
+use crate::text::{HeldOut, TokenWidth};
 
 section! {
     /// The texts that a language model learns from.
-    pub RawText => Text {
+    pub RawText => TextConfig {
         /// A file of text, JSON, CSV or tokens, or a folder of such files; docs/texts.md has the forms
         path: PathBuf = Required, Any;
         /// Tokens of a sequence; shorter documents are put together, longer ones cut
@@ -20,23 +20,23 @@ section! {
         /// What the loss is measured on and that is not trained on: a share of the documents below 1, or files of their own
         validation: HeldOut = Default(HeldOut::None), Any;
         /// How wide tokens are in files of tokens that do not say so
-        token_format: Option<Width> = Default(None), Any;
+        token_format: Option<TokenWidth> = Default(None), Any;
         /// Folder of texts as tokens, which several jobs may share; `cache` in `output.folder` unless set
         cache: Option<PathBuf> = Default(None), Any;
     }
 }
 
-words!(Width {
+words!(TokenWidth {
     "u16" => Self::Two,
     "u32" => Self::Four,
 });
 
-impl Value for HeldOut {
+impl ConfigValue for HeldOut {
     fn accepted() -> String {
         "a share below 1, or a path".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         if typed.value.as_str().is_some() {
             return PathBuf::read(typed).map(Self::Path);
         }

@@ -1,46 +1,46 @@
-//! `[train]`: how long, in what portions, and by which rule.
+//! `[train]`: how long, in what micro-batches, and by which rule.
 
 use super::error::ConfigError;
-use super::section::{Rows, section};
-use super::source::Origin;
+use super::section::{ResolvedKeys, section};
+use super::source::ValueOrigin;
 use super::value::{Switch, words};
-use crate::model::diffusion::family::Family;
+use crate::model::diffusion::family::DiffusionFamily;
 use crate::model::recompute::Recompute;
-use crate::objective::flow::Scheme;
+use crate::objective::flow::WeightingScheme;
 
-/// How long is trained, in what portions, and by which rule.
+/// How long is trained, in what micro-batches, and by which rule.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Train {
+pub struct TrainConfig {
     /// When it ends.
-    pub length: Length,
-    /// Pictures computed at once.
+    pub length: TrainLength,
+    /// Images computed at once.
     pub batch: usize,
     /// Batches that make a step.
     pub accumulation: usize,
-    /// The most pictures of a batch that go through the model at once; nothing if all of them may.
+    /// The most images of a batch that go through the model at once; nothing if all of them may.
     pub micro_batch: Option<usize>,
     /// What all random numbers follow from.
     pub seed: u64,
-    /// What is computed twice to save memory.
+    /// What is recomputed to save memory.
     pub recompute: Recompute,
     /// How levels of noise are drawn.
-    pub scheme: Scheme,
+    pub scheme: WeightingScheme,
     /// The largest norm of a step's gradient.
-    pub clip: Switch<f64>,
-    /// The share that the running mean of the adapter keeps in a step.
+    pub max_grad_norm: Switch<f64>,
+    /// The share that the EMA of the adapter keeps in a step.
     pub ema: Switch<f64>,
-    /// Steps between two measurements on held-out pictures.
+    /// Steps between two measurements on held-out images.
     pub validate_every: u64,
     /// Measurements without progress after which training ends.
     pub stop_after_plateau: Switch<u64>,
 }
 
-impl Train {
+impl TrainConfig {
     /// Steps that a run takes, if an epoch has so many batches.
     pub fn n_steps(&self, batches_per_epoch: u64) -> u64 {
         match self.length {
-            Length::Steps(steps) => steps,
-            Length::Epochs(epochs) => {
+            TrainLength::Steps(steps) => steps,
+            TrainLength::Epochs(epochs) => {
                 (epochs * batches_per_epoch).div_ceil(self.accumulation as u64).max(1)
             }
         }
@@ -49,32 +49,32 @@ impl Train {
 
 /// When training ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
+pub enum TrainLength {
     /// After so many steps of the optimizer.
     Steps(u64),
-    /// When every picture was seen so often, times its repeats.
+    /// When every image was seen so often, times its repeats.
     Epochs(u64),
 }
 
 section! {
-    /// How long is trained, in what portions, and by which rule.
+    /// How long is trained, in what micro-batches, and by which rule.
     pub(super) RawTrain => TrainKeys {
         /// Steps of the optimizer
         steps: u64 = Default(1000), AtLeast(1.0);
-        /// How often every picture is seen, instead of `steps`
+        /// How often every image is seen, instead of `steps`
         epochs: Option<u64> = Default(None), AtLeast(1.0);
-        /// Pictures computed at once
+        /// Images computed at once
         batch: usize = Default(1), Within(1.0, 1024.0);
         /// Batches that make a step
         accumulation: usize = Default(1), Within(1.0, 65536.0);
-        /// Pictures of a batch that go through the model at once. Not set: the plan chooses
+        /// Images of a batch that go through the model at once. Not set: the plan chooses
         micro_batch: Option<usize> = Default(None), Within(1.0, 1024.0);
         /// What all random numbers of the run follow from
         seed: u64 = Default(42), AtLeast(0.0);
-        /// What is computed twice to save memory: nothing, the queries of attention, every second block or all. Not set: the plan chooses
+        /// What is recomputed to save memory: nothing, the queries of attention, every second block or all. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
         /// How levels of noise are drawn and weighted; this is SD3's default, other families have their own
-        scheme: SchemeKind = Default(SchemeKind::LogitNormal), Any;
+        scheme: WeightingSchemeKind = Default(WeightingSchemeKind::LogitNormal), Any;
         /// Mean of the normal number, with `scheme = "logit_normal"`
         logit_mean: f64 = Default(0.0), Within(-10.0, 10.0);
         /// Deviation of the normal number, with `scheme = "logit_normal"`
@@ -83,9 +83,9 @@ section! {
         mode_scale: f64 = Default(1.29), Within(-1.0, MODE_SCALE_MAX);
         /// Gradients of a larger norm are scaled down to it
         clip: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
-        /// The share that a running mean of the adapter keeps in a step, near 1
+        /// The share that an EMA of the adapter keeps in a step, near 1
         ema: Switch<f64> = Default(Switch::Off), Under(0.0, 1.0);
-        /// Steps between two measurements of the loss on held-out pictures
+        /// Steps between two measurements of the loss on held-out images
         validate_every: u64 = Default(50), AtLeast(1.0);
         /// Measurements of the held-out loss without progress after which training ends
         stop_after_plateau: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
@@ -96,22 +96,22 @@ section! {
 /// al., arXiv 2403.03206, section 3.1), cut to two digits.
 const MODE_SCALE_MAX: f64 = 1.75;
 
-/// A [`Scheme`] without its numbers, as it is typed.
+/// A [`WeightingScheme`] without its numbers, as it is typed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum SchemeKind {
-    /// [`Scheme::Uniform`]
+pub enum WeightingSchemeKind {
+    /// [`WeightingScheme::Uniform`]
     Uniform,
-    /// [`Scheme::LogitNormal`]
+    /// [`WeightingScheme::LogitNormal`]
     LogitNormal,
-    /// [`Scheme::Mode`]
+    /// [`WeightingScheme::Mode`]
     Mode,
-    /// [`Scheme::SigmaSqrt`]
+    /// [`WeightingScheme::SigmaSqrt`]
     SigmaSqrt,
-    /// [`Scheme::Cosmap`]
+    /// [`WeightingScheme::Cosmap`]
     Cosmap,
 }
 
-words!(SchemeKind {
+words!(WeightingSchemeKind {
     "uniform" => Self::Uniform,
     "logit_normal" => Self::LogitNormal,
     "mode" => Self::Mode,
@@ -126,15 +126,15 @@ words!(Recompute {
     "block" => Self::Block,
 });
 
-impl Train {
+impl TrainConfig {
     /// As meant.
     pub(super) fn new(
         mut keys: TrainKeys,
-        family: Option<&Family>,
-        rows: &mut Rows,
+        family: Option<&DiffusionFamily>,
+        rows: &mut ResolvedKeys,
     ) -> Result<Self, ConfigError> {
         if let Some(family) = family {
-            keys.settle_family(family, rows);
+            keys.apply_family(family, rows);
         }
         let TrainKeys {
             steps,
@@ -154,13 +154,13 @@ impl Train {
             stop_after_plateau,
         } = keys;
         let length = length(steps, epochs, rows)?;
-        refuse_idle_numbers(scheme, rows)?;
+        refuse_idle_keys(scheme, rows)?;
         let scheme = match scheme {
-            SchemeKind::Uniform => Scheme::Uniform,
-            SchemeKind::LogitNormal => Scheme::LogitNormal { mean, deviation },
-            SchemeKind::Mode => Scheme::Mode { scale },
-            SchemeKind::SigmaSqrt => Scheme::SigmaSqrt,
-            SchemeKind::Cosmap => Scheme::Cosmap,
+            WeightingSchemeKind::Uniform => WeightingScheme::Uniform,
+            WeightingSchemeKind::LogitNormal => WeightingScheme::LogitNormal { mean, deviation },
+            WeightingSchemeKind::Mode => WeightingScheme::Mode { scale },
+            WeightingSchemeKind::SigmaSqrt => WeightingScheme::SigmaSqrt,
+            WeightingSchemeKind::Cosmap => WeightingScheme::Cosmap,
         };
         Ok(Self {
             length,
@@ -170,7 +170,7 @@ impl Train {
             seed,
             recompute,
             scheme,
-            clip,
+            max_grad_norm: clip,
             ema,
             validate_every,
             stop_after_plateau,
@@ -180,50 +180,57 @@ impl Train {
 
 impl TrainKeys {
     /// How models of a family draw levels of noise unless told otherwise.
-    fn settle_family(&mut self, family: &Family, rows: &mut Rows) {
+    fn apply_family(&mut self, family: &DiffusionFamily, rows: &mut ResolvedKeys) {
         let kind = match family.scheme {
-            Scheme::Uniform => SchemeKind::Uniform,
-            Scheme::LogitNormal { mean, deviation } => {
+            WeightingScheme::Uniform => WeightingSchemeKind::Uniform,
+            WeightingScheme::LogitNormal { mean, deviation } => {
                 rows.of_family(family, "train.logit_mean", &mut self.logit_mean, mean);
                 let own = &mut self.logit_deviation;
                 rows.of_family(family, "train.logit_deviation", own, deviation);
-                SchemeKind::LogitNormal
+                WeightingSchemeKind::LogitNormal
             }
-            Scheme::Mode { scale } => {
+            WeightingScheme::Mode { scale } => {
                 rows.of_family(family, "train.mode_scale", &mut self.mode_scale, scale);
-                SchemeKind::Mode
+                WeightingSchemeKind::Mode
             }
-            Scheme::SigmaSqrt => SchemeKind::SigmaSqrt,
-            Scheme::Cosmap => SchemeKind::Cosmap,
+            WeightingScheme::SigmaSqrt => WeightingSchemeKind::SigmaSqrt,
+            WeightingScheme::Cosmap => WeightingSchemeKind::Cosmap,
         };
         rows.of_family(family, "train.scheme", &mut self.scheme, kind);
     }
 }
 
 /// One of the two. The command line may choose the other than the file did.
-fn length(steps: u64, epochs: Option<u64>, rows: &mut Rows) -> Result<Length, ConfigError> {
+fn length(
+    steps: u64,
+    epochs: Option<u64>,
+    rows: &mut ResolvedKeys,
+) -> Result<TrainLength, ConfigError> {
     const KEYS: [&str; 2] = ["train.steps", "train.epochs"];
-    let origin = |key| rows.origin(key).cloned().unwrap_or(Origin::Default);
+    let origin = |key| rows.origin(key).cloned().unwrap_or(ValueOrigin::Default);
     let origins = KEYS.map(origin);
-    let Some(epochs) = epochs else { return Ok(Length::Steps(steps)) };
+    let Some(epochs) = epochs else { return Ok(TrainLength::Steps(steps)) };
     if origins[1].beats(&origins[0]) {
         rows.remove(KEYS[0]);
-        Ok(Length::Epochs(epochs))
+        Ok(TrainLength::Epochs(epochs))
     } else if origins[0].beats(&origins[1]) {
         rows.remove(KEYS[1]);
-        Ok(Length::Steps(steps))
+        Ok(TrainLength::Steps(steps))
     } else {
         Err(ConfigError::Conflict { keys: KEYS, origins: Box::new(origins) })
     }
 }
 
 /// A number that belongs to another scheme would be ignored, so it is refused.
-fn refuse_idle_numbers(scheme: SchemeKind, rows: &mut Rows) -> Result<(), ConfigError> {
+fn refuse_idle_keys(
+    scheme: WeightingSchemeKind,
+    rows: &mut ResolvedKeys,
+) -> Result<(), ConfigError> {
     let with = format!("train.scheme = {}", rows.value("train.scheme"));
     for (key, owner) in [
-        ("train.logit_mean", SchemeKind::LogitNormal),
-        ("train.logit_deviation", SchemeKind::LogitNormal),
-        ("train.mode_scale", SchemeKind::Mode),
+        ("train.logit_mean", WeightingSchemeKind::LogitNormal),
+        ("train.logit_deviation", WeightingSchemeKind::LogitNormal),
+        ("train.mode_scale", WeightingSchemeKind::Mode),
     ] {
         if scheme != owner {
             rows.leave_out(key, &with)?;

@@ -6,16 +6,16 @@ use toml::de::DeValue;
 
 use super::error::ConfigError;
 use super::section::Key;
-use super::source::Typed;
-use crate::nearest::nearest;
+use super::source::RawValue;
+use crate::suggest::nearest;
 
 /// A type of a key.
-pub(super) trait Value: Sized {
+pub(super) trait ConfigValue: Sized {
     /// What is accepted, in words.
     fn accepted() -> String;
 
     /// From what was typed.
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError>;
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError>;
 
     /// As TOML, so that reading it gives the same; nothing if it is absent.
     fn write(&self) -> Option<String>;
@@ -40,25 +40,25 @@ pub enum Switch<T> {
     On(T),
 }
 
-/// Size of pictures in pixels.
+/// Size of images in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
+pub struct ImageSize {
     /// From left to right.
     pub width: usize,
     /// From top to bottom.
     pub height: usize,
 }
 
-/// Implements [`Value`] for a type with a word per value.
+/// Implements [`ConfigValue`] for a type with a word per value.
 macro_rules! words {
     ($type:ty { $($word:literal => $value:expr,)+ }) => {
-        impl $crate::config::value::Value for $type {
+        impl $crate::config::value::ConfigValue for $type {
             fn accepted() -> String {
                 format!("one of {}", [$($word),+].join(", "))
             }
 
             fn read(
-                typed: &$crate::config::source::Typed<'_>,
+                typed: &$crate::config::source::RawValue<'_>,
             ) -> Result<Self, $crate::config::ConfigError> {
                 match typed.value.as_str() {
                     $(Some($word) => Ok($value),)+
@@ -78,7 +78,7 @@ macro_rules! words {
 pub(super) use words;
 
 /// A value as a job file has it, without quotes.
-pub(super) fn word(value: &impl Value) -> String {
+pub(super) fn word(value: &impl ConfigValue) -> String {
     value.write().unwrap_or_default().trim_matches('"').to_owned()
 }
 
@@ -88,7 +88,7 @@ pub(super) fn quoted(text: &str) -> String {
 }
 
 /// That a word is none of those known.
-pub(super) fn unknown_word(typed: &Typed<'_>, words: &[&'static str]) -> ConfigError {
+pub(super) fn unknown_word(typed: &RawValue<'_>, words: &[&'static str]) -> ConfigError {
     let near = typed.value.as_str().and_then(|word| nearest(word, words.iter().copied()));
     let mut error = typed.refuse(format!("one of {}", words.join(", ")));
     if let (ConfigError::Value { advice, .. }, Some(near)) = (&mut error, near) {
@@ -105,12 +105,12 @@ fn whole<T: TryFrom<i64>>(value: &DeValue<'_>) -> Option<T> {
 /// Numbers with no fraction, and their words; TOML's largest is that of `i64`.
 macro_rules! whole_numbers {
     ($($type:ty),+) => {
-        $(impl Value for $type {
+        $(impl ConfigValue for $type {
             fn accepted() -> String {
                 "a whole number".into()
             }
 
-            fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+            fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
                 whole(typed.value).ok_or_else(|| typed.refuse(Self::accepted()))
             }
 
@@ -126,12 +126,12 @@ macro_rules! whole_numbers {
 }
 whole_numbers!(u64, usize);
 
-impl Value for f64 {
+impl ConfigValue for f64 {
     fn accepted() -> String {
         "a number".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let number = match typed.value {
             DeValue::Float(float) => float.as_str().parse().ok(),
             value => whole::<i64>(value).map(|whole| whole as f64),
@@ -150,12 +150,12 @@ impl Value for f64 {
     }
 }
 
-impl Value for bool {
+impl ConfigValue for bool {
     fn accepted() -> String {
         "true or false".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         typed.value.as_bool().ok_or_else(|| typed.refuse(Self::accepted()))
     }
 
@@ -164,12 +164,12 @@ impl Value for bool {
     }
 }
 
-impl Value for String {
+impl ConfigValue for String {
     fn accepted() -> String {
         "text".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let text = typed.value.as_str().map(str::to_owned);
         text.ok_or_else(|| typed.refuse(Self::accepted()))
     }
@@ -183,13 +183,13 @@ impl Value for String {
     }
 }
 
-impl Value for PathBuf {
+impl ConfigValue for PathBuf {
     fn accepted() -> String {
         "a path".into()
     }
 
     /// Absolute, so that it means the same wherever it is written down.
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         match typed.value.as_str() {
             None | Some("") => Err(typed.refuse(Self::accepted())),
             // It would become a folder of that name.
@@ -205,12 +205,12 @@ impl Value for PathBuf {
     }
 }
 
-impl<T: Value> Value for Option<T> {
+impl<T: ConfigValue> ConfigValue for Option<T> {
     fn accepted() -> String {
         T::accepted()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         T::read(typed).map(Some)
     }
 
@@ -223,12 +223,12 @@ impl<T: Value> Value for Option<T> {
     }
 }
 
-impl<T: Value> Value for Switch<T> {
+impl<T: ConfigValue> ConfigValue for Switch<T> {
     fn accepted() -> String {
         format!("off or {}", T::accepted())
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         match typed.value.as_str() {
             Some("off") => Ok(Self::Off),
             _ => T::read(typed).map(Self::On).map_err(|_| typed.refuse(Self::accepted())),
@@ -253,13 +253,13 @@ impl<T: Value> Value for Switch<T> {
 /// Lists of what has a value each; a list of tables describes itself (`adapter.rs`).
 macro_rules! lists {
     ($($type:ty: $many:literal),+) => {
-        $(impl $crate::config::value::Value for Vec<$type> {
+        $(impl $crate::config::value::ConfigValue for Vec<$type> {
             fn accepted() -> String {
                 format!("a list of {}", $many)
             }
 
             fn read(
-                typed: &$crate::config::source::Typed<'_>,
+                typed: &$crate::config::source::RawValue<'_>,
             ) -> Result<Self, $crate::config::ConfigError> {
                 let parts = typed.parts().ok_or_else(|| typed.refuse(Self::accepted()))?;
                 parts.map(|part| <$type>::read(&part)).collect()
@@ -280,12 +280,12 @@ pub(super) use lists;
 
 lists!(String: "texts");
 
-impl Value for [f64; 2] {
+impl ConfigValue for [f64; 2] {
     fn accepted() -> String {
         "a list of two numbers".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         let parts = typed.parts().ok_or_else(|| typed.refuse(Self::accepted()))?;
         let numbers: Vec<f64> = parts.map(|part| f64::read(&part)).collect::<Result<_, _>>()?;
         numbers.try_into().map_err(|_| typed.refuse(Self::accepted()))
@@ -300,12 +300,12 @@ impl Value for [f64; 2] {
     }
 }
 
-impl Value for Size {
+impl ConfigValue for ImageSize {
     fn accepted() -> String {
         "a whole number, or [width, height]".into()
     }
 
-    fn read(typed: &Typed<'_>) -> Result<Self, ConfigError> {
+    fn read(typed: &RawValue<'_>) -> Result<Self, ConfigError> {
         if let Some(edge) = whole(typed.value) {
             return Ok(Self { width: edge, height: edge });
         }

@@ -1,4 +1,4 @@
-//! Sizes that pictures are trained in. A few sizes of about equal area, so that pictures of like
+//! Sizes that images are trained in. A few sizes of about equal area, so that images of like
 //! shape share a batch and little of any is cut off.
 //!
 //! Ratios are compared as fractions of whole numbers: two computers choose the same bucket, which
@@ -54,7 +54,7 @@ impl Buckets {
         for side in (1..=max_side / step).map(|n| n * step).filter(|side| *side >= min_side) {
             let other = down(resolution * resolution / side);
             // One that is too long is not shortened: it would have far fewer pixels than the rest,
-            // and the model would learn small pictures for tall ones.
+            // and the model would learn small images for tall ones.
             if other > 0 && (min_side..=max_side).contains(&other) {
                 sizes.push(Bucket { width: side, height: other });
                 sizes.push(Bucket { width: other, height: side });
@@ -66,7 +66,7 @@ impl Buckets {
         Ok(Self { sizes, step, upscales: true })
     }
 
-    /// The same, but pictures that are smaller than their bucket get a smaller bucket.
+    /// The same, but images that are smaller than their bucket get a smaller bucket.
     #[must_use]
     pub fn without_upscaling(self) -> Self {
         Self { upscales: false, ..self }
@@ -77,13 +77,13 @@ impl Buckets {
         &self.sizes
     }
 
-    /// The bucket whose ratio is nearest to that of a picture, of two as near the taller one.
+    /// The bucket whose ratio is nearest to that of an image, of two as near the taller one.
     ///
-    /// Without upscaling no side is longer than the picture's, but for pictures shorter than a step.
+    /// Without upscaling no side is longer than the image's, but for images shorter than a step.
     pub fn choose(&self, [width, height]: [u32; 2]) -> Bucket {
         let [width, height] = [width.max(1) as usize, height.max(1) as usize];
-        let picture = Bucket { width, height };
-        let nearest = |a: &&Bucket, b: &&Bucket| nearer(picture, **a, **b);
+        let image = Bucket { width, height };
+        let nearest = |a: &&Bucket, b: &&Bucket| nearer(image, **a, **b);
         let chosen = *self.sizes.iter().min_by(nearest).expect("new puts the square in");
         if self.upscales {
             return chosen;
@@ -95,7 +95,7 @@ impl Buckets {
         }
     }
 
-    /// The largest share of a picture that is cut off, if its ratio is between those of the tallest
+    /// The largest share of an image that is cut off, if its ratio is between those of the tallest
     /// and the widest bucket: half of the widest gap between two of them.
     pub fn most_cropped(&self) -> f64 {
         let ratio = |bucket: Bucket| bucket.width as f64 / bucket.height as f64;
@@ -104,18 +104,18 @@ impl Buckets {
     }
 }
 
-/// Products of four sides stay within 128 bits, and no model draws larger pictures.
+/// Products of four sides stay within 128 bits, and no model draws larger images.
 const MOST_SIDE: usize = 1 << 20;
 
 fn by_ratio(a: Bucket, b: Bucket) -> Ordering {
     (a.width * b.height).cmp(&(b.width * a.height))
 }
 
-/// Which of two has the ratio nearer to a picture's, as the distance of logarithms has it.
-fn nearer(picture: Bucket, a: Bucket, b: Bucket) -> Ordering {
+/// Which of two has the ratio nearer to an image's, as the distance of logarithms has it.
+fn nearer(image: Bucket, a: Bucket, b: Bucket) -> Ordering {
     let [a, b] = [a, b].map(|bucket| {
-        let wide = picture.width as u128 * bucket.height as u128;
-        let tall = picture.height as u128 * bucket.width as u128;
+        let wide = image.width as u128 * bucket.height as u128;
+        let tall = image.height as u128 * bucket.width as u128;
         // How many times one ratio is the other, as a fraction of at least 1.
         (wide.max(tall), wide.min(tall))
     });
@@ -126,8 +126,8 @@ fn nearer(picture: Bucket, a: Bucket, b: Bucket) -> Ordering {
 mod tests {
     use super::*;
 
-    /// Sizes of pictures that repeat themselves in no pattern, from 1 to 6000 pixels a side.
-    fn pictures() -> impl Iterator<Item = [u32; 2]> {
+    /// Sizes of images that repeat themselves in no pattern, from 1 to 6000 pixels a side.
+    fn images() -> impl Iterator<Item = [u32; 2]> {
         let number = |n: u64| {
             let mixed = (n + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             ((mixed ^ (mixed >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 33) as u32 % 6000 + 1
@@ -178,14 +178,13 @@ mod tests {
             let [first, .., last] = buckets.sizes() else { panic!("one bucket") };
             let ratio = |bucket: &Bucket| bucket.width as f64 / bucket.height as f64;
             let range = ratio(first)..=ratio(last);
-            let within =
-                pictures().filter(|[w, h]| range.contains(&(f64::from(*w) / f64::from(*h))));
-            for picture in within {
-                let share = cropped(picture, buckets.choose(picture));
-                assert!(share <= buckets.most_cropped() + 1e-12, "{picture:?} loses {share}");
+            let within = images().filter(|[w, h]| range.contains(&(f64::from(*w) / f64::from(*h))));
+            for image in within {
+                let share = cropped(image, buckets.choose(image));
+                assert!(share <= buckets.most_cropped() + 1e-12, "{image:?} loses {share}");
                 // None of the others would have lost less.
-                let least = buckets.sizes().iter().map(|bucket| cropped(picture, *bucket));
-                assert!(share <= least.fold(1.0, f64::min) + 1e-12, "{picture:?}");
+                let least = buckets.sizes().iter().map(|bucket| cropped(image, *bucket));
+                assert!(share <= least.fold(1.0, f64::min) + 1e-12, "{image:?}");
             }
         }
         let buckets = Buckets::new(1024, 64, 512, 2048).unwrap();
@@ -193,15 +192,15 @@ mod tests {
     }
 
     #[test]
-    fn a_square_gets_the_square_and_a_turned_picture_the_turned_bucket() {
+    fn a_square_gets_the_square_and_a_turned_image_the_turned_bucket() {
         for [resolution, step, min_side, max_side] in CASES {
             let buckets = Buckets::new(resolution, step, min_side, max_side).unwrap();
             let side = resolution / step * step;
-            for picture in [1, 77, 5000] {
+            for image in [1, 77, 5000] {
                 let square = Bucket { width: side, height: side };
-                assert_eq!(buckets.choose([picture, picture]), square);
+                assert_eq!(buckets.choose([image, image]), square);
             }
-            for [width, height] in pictures() {
+            for [width, height] in images() {
                 let [chosen, turned] =
                     [[width, height], [height, width]].map(|p| buckets.choose(p));
                 let turned = Bucket { width: turned.height, height: turned.width };
@@ -217,7 +216,7 @@ mod tests {
         assert_eq!(buckets.choose([4000, 4000]), Bucket { width: 1024, height: 1024 });
         assert_eq!(buckets.choose([800, 600]), Bucket { width: 768, height: 576 });
         assert_eq!(buckets.choose([10, 10]), Bucket { width: 64, height: 64 });
-        for [width, height] in pictures().filter(|sides| sides.iter().all(|side| *side >= 64)) {
+        for [width, height] in images().filter(|sides| sides.iter().all(|side| *side >= 64)) {
             let bucket = buckets.choose([width, height]);
             assert!(bucket.width <= width as usize && bucket.height <= height as usize);
             assert_eq!([bucket.width % 64, bucket.height % 64], [0, 0]);

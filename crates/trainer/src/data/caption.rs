@@ -30,7 +30,7 @@ pub struct Shuffle {
 /// The random numbers of one step, each uniform over all 64 bits. Always two, so that a setting
 /// that is switched on does not change what the others do.
 #[derive(Clone, Copy, Debug)]
-pub struct Draws {
+pub struct CaptionDraws {
     /// Decides on dropout.
     pub dropout: u64,
     /// Decides on the order of tags.
@@ -38,7 +38,7 @@ pub struct Draws {
 }
 
 /// The text of one step.
-pub fn for_step(caption: &str, settings: &CaptionSettings, draws: Draws) -> String {
+pub fn for_step(caption: &str, settings: &CaptionSettings, draws: CaptionDraws) -> String {
     // The upper 24 bits are a number below 1 without rounding.
     let uniform = (draws.dropout >> 40) as f32 / (1 << 24) as f32;
     if uniform < settings.dropout {
@@ -148,7 +148,7 @@ mod tests {
             ("ein Hündchen", "ünd", "ünd, ein Hündchen"),
             ("in the style of İrem, a cat", "irem", "irem, in the style of İrem, a cat"),
         ] {
-            let draws = Draws { dropout: KEEP, order: 0 };
+            let draws = CaptionDraws { dropout: KEEP, order: 0 };
             assert_eq!(for_step(caption, &settings(trigger, None, 0.5), draws), expected);
         }
     }
@@ -158,7 +158,7 @@ mod tests {
         let settings = settings("sks", Some((1, 500)), 0.0);
         let mut seen = std::collections::BTreeSet::new();
         for order in 0..2000 {
-            let text = for_step("one, a, b,,c ", &settings, Draws { dropout: KEEP, order });
+            let text = for_step("one, a, b,,c ", &settings, CaptionDraws { dropout: KEEP, order });
             let mut tags: Vec<_> =
                 text.split(',').map(str::trim).filter(|t| !t.is_empty()).collect();
             assert_eq!(tags[..2], ["sks", "one"]);
@@ -173,15 +173,15 @@ mod tests {
     fn captions_drop_out_as_often_as_asked() {
         let settings = settings("sks", None, 0.25);
         let n_dropped = (0..1000)
-            .map(|n| for_step("a dog", &settings, Draws { dropout: n << 54, order: n }))
+            .map(|n| for_step("a dog", &settings, CaptionDraws { dropout: n << 54, order: n }))
             .filter(String::is_empty)
             .count();
         // 1000 of the 1024 evenly spaced numbers were drawn, all of the small ones among them.
         assert_eq!(n_dropped, 256);
         let never = CaptionSettings { dropout: 0.0, ..settings.clone() };
-        assert_eq!(for_step("a dog", &never, Draws { dropout: 0, order: 0 }), "sks, a dog");
+        assert_eq!(for_step("a dog", &never, CaptionDraws { dropout: 0, order: 0 }), "sks, a dog");
         let always = CaptionSettings { dropout: 1.0, ..settings };
-        assert_eq!(for_step("a dog", &always, Draws { dropout: KEEP, order: 0 }), "");
+        assert_eq!(for_step("a dog", &always, CaptionDraws { dropout: KEEP, order: 0 }), "");
     }
 
     #[test]
@@ -197,7 +197,7 @@ mod tests {
                 let mut expected = variants(caption, &settings);
                 let mut state = 1;
                 let mut seen: Vec<_> = (0..20_000)
-                    .map(|_| Draws { dropout: mixed(&mut state), order: mixed(&mut state) })
+                    .map(|_| CaptionDraws { dropout: mixed(&mut state), order: mixed(&mut state) })
                     .map(|draws| for_step(caption, &settings, draws))
                     .collect();
                 seen.sort();

@@ -4,7 +4,7 @@
 
 /// One row.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Row {
+pub(crate) struct CsvRow {
     /// Its cells, without their quotes.
     pub cells: Vec<Vec<u8>>,
     /// Bytes that it takes, its line end included.
@@ -13,7 +13,7 @@ pub(crate) struct Row {
     pub is_closed: bool,
 }
 
-impl Row {
+impl CsvRow {
     /// Whether there is nothing in it, as on an empty line.
     pub fn is_blank(&self) -> bool {
         self.cells.iter().all(Vec::is_empty)
@@ -22,7 +22,7 @@ impl Row {
 
 /// The row that `bytes` begin with. None if there is nothing, or if it does not end within them and
 /// more may come.
-pub(crate) fn row(bytes: &[u8], separator: u8, is_last: bool) -> Option<Row> {
+pub(crate) fn read_row(bytes: &[u8], separator: u8, is_last: bool) -> Option<CsvRow> {
     let (mut cells, mut cell) = (Vec::new(), Vec::new());
     let (mut is_quoted, mut is_start) = (false, true);
     let mut at = 0;
@@ -40,7 +40,7 @@ pub(crate) fn row(bytes: &[u8], separator: u8, is_last: bool) -> Option<Row> {
             b'\n' => {
                 cell.pop_if(|last| *last == b'\r');
                 cells.push(cell);
-                return Some(Row { cells, bytes: at, is_closed: true });
+                return Some(CsvRow { cells, bytes: at, is_closed: true });
             }
             _ if byte == separator => cells.push(std::mem::take(&mut cell)),
             _ => cell.push(byte),
@@ -51,7 +51,7 @@ pub(crate) fn row(bytes: &[u8], separator: u8, is_last: bool) -> Option<Row> {
     (is_last && at > 0).then(|| {
         cell.pop_if(|last| *last == b'\r' && !is_quoted);
         cells.push(cell);
-        Row { cells, bytes: at, is_closed: !is_quoted }
+        CsvRow { cells, bytes: at, is_closed: !is_quoted }
     })
 }
 
@@ -62,7 +62,7 @@ mod tests {
     fn rows(text: &str, separator: u8) -> Vec<Vec<String>> {
         let mut rest = text.as_bytes();
         let mut rows = Vec::new();
-        while let Some(found) = row(rest, separator, true) {
+        while let Some(found) = read_row(rest, separator, true) {
             assert!(found.is_closed, "{text:?}");
             rows.push(
                 found.cells.into_iter().map(|cell| String::from_utf8(cell).unwrap()).collect(),
@@ -86,14 +86,14 @@ mod tests {
     fn a_row_that_goes_on_is_waited_for() {
         let text = b"\"a\nb\"\"c\",d\n";
         for at in 0..text.len() {
-            assert_eq!(row(&text[..at], b',', false), None, "{at}");
+            assert_eq!(read_row(&text[..at], b',', false), None, "{at}");
         }
-        let whole = row(text, b',', false).unwrap();
+        let whole = read_row(text, b',', false).unwrap();
         assert_eq!(
             (whole.bytes, whole.cells),
             (text.len(), vec![b"a\nb\"c".to_vec(), b"d".to_vec()])
         );
-        let open = row(b"\"a\nb,c\n", b',', true).unwrap();
+        let open = read_row(b"\"a\nb,c\n", b',', true).unwrap();
         assert!(!open.is_closed);
     }
 }

@@ -1,4 +1,4 @@
-//! One picture as the eye sees it: the right way up, over white, red, green and blue in bytes.
+//! One image as the eye sees it: the right way up, over white, red, green and blue in bytes.
 //!
 //! Files come from strangers. What they may take is limited before anything is decoded: pixels and
 //! bytes of the file by `header`, allocations by `image`. Panics are not caught: a panic that is caught
@@ -14,7 +14,7 @@ use image::{DynamicImage, ImageReader};
 use super::header;
 use super::problem::ProblemKind;
 
-/// A picture in memory.
+/// An image in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pixels {
     /// Pixels in a row.
@@ -32,18 +32,18 @@ pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     let file = File::open(path).map_err(|error| ProblemKind::unreadable(&error))?;
     let mut reader = ImageReader::with_format(BufReader::new(file), header.format);
     reader.limits(header::limits());
-    let mut picture = reader.decode().map_err(|error| header::explain(error, bytes))?;
-    picture.apply_orientation(header.orientation);
-    Ok(over_white(picture))
+    let mut image = reader.decode().map_err(|error| header::explain(error, bytes))?;
+    image.apply_orientation(header.orientation);
+    Ok(over_white(image))
 }
 
 /// Whole channels are converted by `image`, which rounds 16 bits to the nearest of 8.
-fn over_white(picture: DynamicImage) -> Pixels {
-    let (width, height) = (picture.width(), picture.height());
-    if !picture.color().has_alpha() {
-        return Pixels { width, height, rgb: picture.into_rgb8().into_raw() };
+fn over_white(image: DynamicImage) -> Pixels {
+    let (width, height) = (image.width(), image.height());
+    if !image.color().has_alpha() {
+        return Pixels { width, height, rgb: image.into_rgb8().into_raw() };
     }
-    let rgba = picture.into_rgba8();
+    let rgba = image.into_rgba8();
     let rgb = rgba.pixels().flat_map(|pixel| {
         let [red, green, blue, alpha] = pixel.0;
         [red, green, blue].map(|colour| mixed(colour, alpha))

@@ -7,9 +7,9 @@ use serde::{Deserialize, Serialize};
 
 /// Where in a file something is: a stretch of what it is made of, counted from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct At {
+pub struct FileSpan {
     /// What is counted.
-    pub unit: Unit,
+    pub unit: SpanUnit,
     /// The first.
     pub first: u64,
     /// The last.
@@ -19,7 +19,7 @@ pub struct At {
 /// What a file is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Unit {
+pub enum SpanUnit {
     /// Lines of text, or of JSON.
     Line,
     /// Rows of a table, the first of which has the names of the columns.
@@ -28,9 +28,9 @@ pub enum Unit {
     Record,
 }
 
-impl At {
+impl FileSpan {
     /// One of them.
-    pub fn one(unit: Unit, number: u64) -> Self {
+    pub fn one(unit: SpanUnit, number: u64) -> Self {
         Self { unit, first: number, last: number }
     }
 
@@ -40,12 +40,12 @@ impl At {
     }
 }
 
-impl fmt::Display for At {
+impl fmt::Display for FileSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = match self.unit {
-            Unit::Line => "line",
-            Unit::Row => "row",
-            Unit::Record => "record",
+            SpanUnit::Line => "line",
+            SpanUnit::Row => "row",
+            SpanUnit::Record => "record",
         };
         let Self { first, last, .. } = self;
         if first == last {
@@ -62,7 +62,7 @@ const EXPECTED: &str =
 
 /// Why something in a file of texts is left out.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-pub enum Fault {
+pub enum TextFault {
     /// No text at all.
     #[error("is not text: byte {at} is 0x{byte:02x}")]
     Binary {
@@ -241,7 +241,7 @@ pub enum Fault {
     },
 }
 
-impl Fault {
+impl TextFault {
     /// In a few words, as behind a number: `2 not JSON`.
     pub fn reason(&self) -> String {
         let words = match self {

@@ -21,12 +21,12 @@ pub struct LeftOut {
     /// Of how many.
     pub of: usize,
     /// Why, the most frequent reason first.
-    pub reasons: Vec<Reason>,
+    pub reasons: Vec<LeftOutReason>,
 }
 
 /// Files with one thing in common.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Reason {
+pub struct LeftOutReason {
     /// What it is, in a few words.
     pub reason: String,
     /// How many there are.
@@ -44,7 +44,7 @@ impl fmt::Display for LeftOut {
     }
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for LeftOutReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let more = if self.count > self.first.len() { ", …" } else { "" };
         write!(f, "{} {} ({}{more})", self.count, self.reason, self.first.join(", "))
@@ -77,7 +77,7 @@ impl Findings {
     }
 
     /// `sets` are what is counted, how many are used, and which problems are theirs.
-    fn new(problems: &[Problem], sets: &[Set<'_>]) -> Self {
+    fn new(problems: &[Problem], sets: &[ProblemSet<'_>]) -> Self {
         let left_out = sets.iter().filter_map(|(unit, n_used, is_theirs)| {
             let reasons = by_reason(problems.iter().filter(is_theirs));
             let n: usize = reasons.iter().map(|reason| reason.count).sum();
@@ -89,14 +89,14 @@ impl Findings {
             .iter()
             .filter(|problem| !sets.iter().any(|(_, _, is_theirs)| is_theirs(problem)));
         let (notes, warnings): (Vec<_>, Vec<_>) = rest.partition(|problem| problem.kind.is_note());
-        Self { left_out, warnings: told(&warnings), notes: told(&notes) }
+        Self { left_out, warnings: summary_lines(&warnings), notes: summary_lines(&notes) }
     }
 }
 
 /// Why nothing is left, for an error: a clause for each reason, the first file of each in full.
 pub(crate) fn explained(problems: &[Problem]) -> Option<String> {
     let skipped: Vec<&Problem> = problems.iter().filter(|problem| problem.is_skipped).collect();
-    let clause = |reason: Reason| {
+    let clause = |reason: LeftOutReason| {
         let first = skipped.iter().find(|problem| problem.kind.reason() == reason.reason)?;
         let count = if reason.count > 1 { format!("{reason}, such as ") } else { String::new() };
         Some(format!("{count}{first}"))
@@ -106,11 +106,11 @@ pub(crate) fn explained(problems: &[Problem]) -> Option<String> {
     (!clauses.is_empty()).then(|| clauses.join("; "))
 }
 
-type Set<'a> = (&'static str, usize, &'a dyn Fn(&&Problem) -> bool);
+type ProblemSet<'a> = (&'static str, usize, &'a dyn Fn(&&Problem) -> bool);
 
 /// A line for each reason; what happened once is told in full.
-fn told(problems: &[&Problem]) -> Vec<String> {
-    let line = |reason: Reason| {
+fn summary_lines(problems: &[&Problem]) -> Vec<String> {
+    let line = |reason: LeftOutReason| {
         let mut same = problems.iter().filter(|problem| problem.kind.reason() == reason.reason);
         match (same.next(), reason.count) {
             (Some(problem), 1) => problem.to_string(),
@@ -121,12 +121,15 @@ fn told(problems: &[&Problem]) -> Vec<String> {
 }
 
 /// The most frequent first.
-fn by_reason<'a>(problems: impl Iterator<Item = &'a Problem>) -> Vec<Reason> {
-    let mut found = BTreeMap::<String, Reason>::new();
+fn by_reason<'a>(problems: impl Iterator<Item = &'a Problem>) -> Vec<LeftOutReason> {
+    let mut found = BTreeMap::<String, LeftOutReason>::new();
     for problem in problems {
         let reason = problem.kind.reason();
-        let entry =
-            found.entry(reason.clone()).or_insert(Reason { reason, count: 0, first: Vec::new() });
+        let entry = found.entry(reason.clone()).or_insert(LeftOutReason {
+            reason,
+            count: 0,
+            first: Vec::new(),
+        });
         entry.count += problem.kind.count();
         let name = problem.path.file_name().unwrap_or(problem.path.as_os_str());
         let name = match problem.kind {
@@ -137,7 +140,7 @@ fn by_reason<'a>(problems: impl Iterator<Item = &'a Problem>) -> Vec<Reason> {
             entry.first.push(name);
         }
     }
-    let mut reasons: Vec<Reason> = found.into_values().collect();
+    let mut reasons: Vec<LeftOutReason> = found.into_values().collect();
     reasons.sort_by_key(|reason| std::cmp::Reverse(reason.count));
     reasons
 }

@@ -1,7 +1,7 @@
-//! The head of a picture: its size the right way up, whether it moves, whether its end is there.
+//! The head of an image: its size the right way up, whether it moves, whether its end is there.
 //! Reads no more than that needs, so that a folder of thousands is looked through in seconds.
 //!
-//! JPEG is walked here and not by `image`, which reads the whole file to say how large the picture
+//! JPEG is walked here and not by `image`, which reads the whole file to say how large the image
 //! is, and shows a cut one as grey without a word. The ends of the other formats are checked for
 //! the same reason: before anything is decoded.
 
@@ -19,16 +19,16 @@ use image::{ImageDecoder, ImageError, ImageFormat, Limits};
 use super::problem::ProblemKind;
 use super::sniff;
 
-/// Most pixels of a picture. Chosen: more than any camera makes today. Decoded it takes up to
+/// Most pixels of an image. Chosen: more than any camera makes today. Decoded it takes up to
 /// 8 bytes for each (16 bits with alpha), and progressive JPEG 6 bytes beside the 3 of its pixels.
 pub const MOST_PIXELS: u64 = 256_000_000;
 
 /// Longest file. Chosen: `MOST_PIXELS` of noise at 3 bytes each, and some.
 const MOST_BYTES: u64 = 1 << 30;
 
-/// What is known of a picture before it is decoded.
+/// What is known of an image before it is decoded.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Header {
+pub(super) struct ImageHeader {
     pub(super) format: ImageFormat,
     /// Width and height, the right way up.
     pub(super) size: [u32; 2],
@@ -45,7 +45,7 @@ pub(super) fn limits() -> Limits {
 }
 
 /// Reads it, and refuses what cannot be decoded or would take too much.
-pub(super) fn read(path: &Path) -> Result<Header, ProblemKind> {
+pub(super) fn read(path: &Path) -> Result<ImageHeader, ProblemKind> {
     // Asked by name, as opening a pipe would wait for its writer.
     let about = fs::metadata(path).map_err(|error| ProblemKind::unreadable(&error))?;
     if !about.is_file() {
@@ -55,18 +55,18 @@ pub(super) fn read(path: &Path) -> Result<Header, ProblemKind> {
     match about.len() {
         0 => Err(ProblemKind::ZeroBytes),
         bytes if bytes > MOST_BYTES => Err(ProblemKind::TooLong { bytes, most: MOST_BYTES }),
-        bytes => Source { file: BufReader::new(file), bytes }.header(),
+        bytes => ImageFile { file: BufReader::new(file), bytes }.header(),
     }
 }
 
 /// A file being looked at.
-struct Source {
+struct ImageFile {
     file: BufReader<File>,
     bytes: u64,
 }
 
-impl Source {
-    fn header(mut self) -> Result<Header, ProblemKind> {
+impl ImageFile {
+    fn header(mut self) -> Result<ImageHeader, ProblemKind> {
         let mut start = Vec::with_capacity(sniff::LENGTH);
         self.from(0)
             .and_then(|file| file.take(sniff::LENGTH as u64).read_to_end(&mut start))
@@ -85,7 +85,7 @@ impl Source {
             return Err(ProblemKind::Huge { size, pixels, most: MOST_PIXELS });
         }
         let size = if turns_sides(orientation) { [size[1], size[0]] } else { size };
-        Ok(Header { format, size, orientation, is_animated })
+        Ok(ImageHeader { format, size, orientation, is_animated })
     }
 
     fn from(&mut self, at: u64) -> io::Result<&mut BufReader<File>> {
@@ -100,7 +100,7 @@ impl Source {
         Ok(end == mark)
     }
 
-    fn png(&mut self) -> Result<Found, ImageError> {
+    fn png(&mut self) -> Result<HeaderInfo, ImageError> {
         const END: &[u8] = b"\0\0\0\0IEND\xae\x42\x60\x82";
         let mut decoder = PngDecoder::with_limits(self.from(0)?, limits())?;
         let found = (size(&decoder), decoder.orientation()?, decoder.is_apng()?);
@@ -110,7 +110,7 @@ impl Source {
         Ok(found)
     }
 
-    fn webp(&mut self, start: &[u8]) -> Result<Found, ImageError> {
+    fn webp(&mut self, start: &[u8]) -> Result<HeaderInfo, ImageError> {
         // RIFF, then the length of everything after it.
         let length =
             start.get(4..8).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
@@ -121,15 +121,15 @@ impl Source {
         Ok((size(&decoder), decoder.orientation()?, decoder.has_animation()))
     }
 
-    fn gif(&mut self) -> Result<Found, ImageError> {
+    fn gif(&mut self) -> Result<HeaderInfo, ImageError> {
         let size = size(&GifDecoder::new(self.from(0)?)?);
         let n_frames = gif_frames(self.from(6)?)?;
         Ok((size, Orientation::NoTransforms, n_frames > 1))
     }
 
-    fn jpeg(&mut self) -> Result<Found, ImageError> {
+    fn jpeg(&mut self) -> Result<HeaderInfo, ImageError> {
         let has_end = self.ends_with(&[0xff, 0xd9])?;
-        let segments = Segments::read(self.from(2)?, has_end)?;
+        let segments = JpegSegments::read(self.from(2)?, has_end)?;
         // A scan or an end before any frame: the decoder says what is wrong in its own words.
         let size = segments
             .size
@@ -139,7 +139,7 @@ impl Source {
 }
 
 /// Size as stored, orientation, whether it is animated.
-type Found = ([u32; 2], Orientation, bool);
+type HeaderInfo = ([u32; 2], Orientation, bool);
 
 fn size(decoder: &impl ImageDecoder) -> [u32; 2] {
     decoder.dimensions().into()
@@ -219,12 +219,12 @@ fn skip_blocks(file: &mut BufReader<File>) -> io::Result<()> {
 
 /// What the segments of a JPEG say.
 #[derive(Default)]
-struct Segments {
+struct JpegSegments {
     size: Option<[u32; 2]>,
     orientation: Option<Orientation>,
 }
 
-impl Segments {
+impl JpegSegments {
     /// Up to the first scan; a file that does not end as one should is walked to its end.
     fn read(file: &mut BufReader<File>, has_end: bool) -> io::Result<Self> {
         let mut segments = Self::default();

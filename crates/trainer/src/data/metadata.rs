@@ -1,4 +1,4 @@
-//! `metadata.jsonl`, a line of JSON per picture, or `metadata.csv`, a row per picture, in the two forms
+//! `metadata.jsonl`, a line of JSON per image, or `metadata.csv`, a row per image, in the two forms
 //! that other programs write: Hugging Face's imagefolder has `file_name` and `text`.
 //!
 //! ```text
@@ -18,20 +18,20 @@ use super::{csv, text};
 /// The files' names.
 pub(super) const NAMES: [&str; 2] = ["metadata.jsonl", "metadata.csv"];
 
-/// What metadata says of one picture.
+/// What metadata says of one image.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct MetadataEntry {
     /// The metadata file.
     pub(super) from: PathBuf,
     pub(super) caption: Option<String>,
     pub(super) control: Option<PathBuf>,
 }
 
-/// Entries by the picture's path.
-pub(super) type Entries = BTreeMap<PathBuf, Entry>;
+/// Entries by the image's path.
+pub(super) type MetadataEntries = BTreeMap<PathBuf, MetadataEntry>;
 
 #[derive(Deserialize)]
-struct Line {
+struct MetadataLine {
     file_name: Option<PathBuf>,
     image_path: Option<PathBuf>,
     text: Option<String>,
@@ -40,7 +40,7 @@ struct Line {
 }
 
 /// Reads a file line by line; a bad line costs that line.
-pub(super) fn read(path: &Path, entries: &mut Entries, problems: &mut Vec<Problem>) {
+pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Vec<Problem>) {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
         Err(error) => {
@@ -59,9 +59,9 @@ pub(super) fn read(path: &Path, entries: &mut Entries, problems: &mut Vec<Proble
 }
 
 /// What each line says, or why it says nothing; counted from 1.
-type Lines = Vec<(usize, Result<Line, String>)>;
+type MetadataLines = Vec<(usize, Result<MetadataLine, String>)>;
 
-fn lines(bytes: &[u8]) -> Lines {
+fn lines(bytes: &[u8]) -> MetadataLines {
     let lines = (1..).zip(bytes.split(|byte| *byte == b'\n'));
     let said = lines.filter(|(_, line)| !line.trim_ascii().is_empty());
     let read = |line| serde_json::from_slice(line).map_err(|error| error.to_string());
@@ -69,13 +69,13 @@ fn lines(bytes: &[u8]) -> Lines {
 }
 
 /// Rows of a table, by the names in its first one. They are counted as spreadsheets do.
-fn rows(bytes: &[u8]) -> Lines {
+fn rows(bytes: &[u8]) -> MetadataLines {
     let text = |cell: Vec<u8>| String::from_utf8(cell).map_err(|_| "is not UTF-8".to_owned());
     let mut rest = bytes;
     let mut rows = Vec::new();
     let mut names: Option<Vec<Vec<u8>>> = None;
     for number in 1.. {
-        let Some(row) = csv::row(rest, b',', true) else { break };
+        let Some(row) = csv::read_row(rest, b',', true) else { break };
         rest = &rest[row.bytes..];
         let Some(names) = &names else {
             names = Some(row.cells);
@@ -90,7 +90,7 @@ fn rows(bytes: &[u8]) -> Lines {
             cells.remove(name.as_bytes()).filter(|cell| !cell.is_empty()).map(text).transpose()
         };
         let mut line = || {
-            Ok(Line {
+            Ok(MetadataLine {
                 file_name: cell("file_name")?.map(Into::into),
                 image_path: cell("image_path")?.map(Into::into),
                 text: cell("text")?,
@@ -103,17 +103,22 @@ fn rows(bytes: &[u8]) -> Lines {
     rows
 }
 
-fn enter(path: &Path, number: usize, line: Line, entries: &mut Entries) -> Result<(), ProblemKind> {
+fn enter(
+    path: &Path,
+    number: usize,
+    line: MetadataLine,
+    entries: &mut MetadataEntries,
+) -> Result<(), ProblemKind> {
     let malformed = |why: String| ProblemKind::MetadataMalformed { line: number, why };
     let name = line.file_name.or(line.image_path);
     let name = name.ok_or_else(|| malformed("has neither file_name nor image_path".into()))?;
-    let picture = existing(path, number, &name)?;
+    let image = existing(path, number, &name)?;
     let control = line.control_path.map(|name| existing(path, number, &name)).transpose()?;
-    if entries.contains_key(&picture) {
+    if entries.contains_key(&image) {
         return Err(malformed(format!("names {} again", name.display())));
     }
     let caption = line.text.or(line.caption).map(|caption| text::tidied(&caption));
-    entries.insert(picture, Entry { from: path.into(), caption, control });
+    entries.insert(image, MetadataEntry { from: path.into(), caption, control });
     Ok(())
 }
 

@@ -1,13 +1,14 @@
-//! Folders of pictures and captions, up to the numbers and texts of one step. Knows nothing of
+//! Folders of images and captions, up to the numbers and texts of one step. Knows nothing of
 //! models, devices or training; what is wrong with a file is a value, never the end of a scan.
 //!
-//! `scan` finds pictures with their captions, `decode` opens one as the eye sees it, `bucket` says
+//! `scan` finds images with their captions, `decode` opens one as the eye sees it, `bucket` says
 //! which size it gets, `resize` makes it that size, `caption` is what a step does to a text, `order`
-//! which pictures a step sees.
+//! which images a step sees.
 //!
-//! Left out on purpose: colour profiles and PNG's gamma. The pictures that models were trained on
+//! Left out on purpose: colour profiles and PNG's gamma. The images that models were trained on
 //! were read without, and a viewer's correction would move colours away from them.
 
+pub mod batch_sampler;
 pub mod bucket;
 pub mod caption;
 pub(crate) mod csv;
@@ -16,7 +17,6 @@ pub mod fault;
 pub mod findings;
 mod header;
 mod metadata;
-pub mod order;
 pub mod problem;
 pub mod resize;
 pub mod scan;
@@ -28,14 +28,14 @@ mod walk;
 
 use std::collections::BTreeMap;
 
+pub use batch_sampler::BatchSampler;
 pub use bucket::{Bucket, Buckets};
 pub use decode::{Pixels, decode};
 pub use findings::{Findings, LeftOut};
 pub use header::MOST_PIXELS;
-pub use order::Order;
 pub use problem::{Problem, ProblemKind};
-pub use resize::{Crop, fit, to_numbers};
-pub use scan::{Item, Scan, scan};
+pub use resize::{Crop, resize_and_crop, to_chw};
+pub use scan::{FolderScan, ImageItem, scan};
 
 /// Sizes of samples that occur, each with how many there are.
-pub type Counts<S> = BTreeMap<S, usize>;
+pub type SizeCounts<S> = BTreeMap<S, usize>;

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use super::fault::{At, Fault};
+use super::fault::{FileSpan, TextFault};
 
 /// Something wrong or noteworthy about one file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,14 +47,14 @@ pub enum ProblemKind {
         /// What the system said.
         why: String,
     },
-    /// A picture by its name only.
-    #[error("is not a picture: looks like {looks_like}")]
+    /// An image by its name only.
+    #[error("is not an image: looks like {looks_like}")]
     NotAnImage {
         /// What the first bytes are like.
         looks_like: String,
     },
     /// The end is missing.
-    #[error("is truncated: ends after {bytes} bytes, in the middle of the picture")]
+    #[error("is truncated: ends after {bytes} bytes, in the middle of the image")]
     Truncated {
         /// How long the file is.
         bytes: u64,
@@ -65,7 +65,7 @@ pub enum ProblemKind {
         /// What the decoder said.
         why: String,
     },
-    /// A picture that hearth has no decoder for.
+    /// An image that hearth has no decoder for.
     #[error("has format {name}, supported are png, jpeg, webp, gif")]
     UnsupportedFormat {
         /// The format, or the part of a format.
@@ -134,7 +134,7 @@ pub enum ProblemKind {
         /// The text that is not seen.
         lost: String,
     },
-    /// A caption file without a picture.
+    /// A caption file without an image.
     #[error("is a caption without an image of the same name")]
     CaptionUnpaired,
     /// A file that is nothing we know.
@@ -148,7 +148,7 @@ pub enum ProblemKind {
         /// The first of them.
         other: PathBuf,
     },
-    /// Two captions for one picture.
+    /// Two captions for one image.
     #[error("has two captions that differ: that of {} is taken", taken.display())]
     CaptionTwice {
         /// The file whose caption is taken.
@@ -170,13 +170,13 @@ pub enum ProblemKind {
         /// The name as it stands there.
         name: String,
     },
-    /// Two pictures whose names differ in the ending only, so that caption and control are shared.
+    /// Two images whose names differ in the ending only, so that caption and control are shared.
     #[error("shares its name with {}: captions and controls are found by name", other.display())]
     DuplicateStem {
-        /// The other picture.
+        /// The other image.
         other: PathBuf,
     },
-    /// A picture beside others that have a control.
+    /// An image beside others that have a control.
     #[error("has no control of the same name in {}", folder.display())]
     ControlMissing {
         /// Where one was looked for.
@@ -188,8 +188,8 @@ pub enum ProblemKind {
         /// The control; its own problem is listed, too.
         control: PathBuf,
     },
-    /// A control without a picture.
-    #[error("is a control without a picture of the same name in {}", folder.display())]
+    /// A control without an image.
+    #[error("is a control without an image of the same name in {}", folder.display())]
     ControlUnpaired {
         /// Where one was looked for.
         folder: PathBuf,
@@ -210,9 +210,9 @@ pub enum ProblemKind {
     #[error("{}{fault}", at.map_or_else(String::new, |at| format!("{at} ")))]
     Text {
         /// Where; none if it is all of the file.
-        at: Option<At>,
+        at: Option<FileSpan>,
         /// What is wrong with it.
-        fault: Fault,
+        fault: TextFault,
     },
     /// A link to a folder that was read already.
     #[error("leads to a folder that was read already: {}", target.display())]
@@ -278,7 +278,7 @@ impl ProblemKind {
     /// How many things it is about: one, or the records of a stretch.
     pub(super) fn count(&self) -> usize {
         match self {
-            Self::Text { at, fault } => fault.count().unwrap_or(at.map_or(1, At::count)),
+            Self::Text { at, fault } => fault.count().unwrap_or(at.map_or(1, FileSpan::count)),
             _ => 1,
         }
     }
@@ -288,11 +288,11 @@ impl ProblemKind {
         matches!(
             self,
             Self::Text { at: Some(_), .. }
-                | Self::Text { fault: Fault::More { .. } | Fault::Vocabulary { .. }, .. }
+                | Self::Text { fault: TextFault::More { .. } | TextFault::Vocabulary { .. }, .. }
         )
     }
 
-    /// Whether a picture is left out for it.
+    /// Whether an image is left out for it.
     pub(super) fn is_of_image(&self) -> bool {
         matches!(
             self,

@@ -1,4 +1,4 @@
-//! A picture in the size of its bucket: scaled until it covers the bucket, the rest cut off, then
+//! An image in the size of its bucket: scaled until it covers the bucket, the rest cut off, then
 //! as numbers for a model.
 
 use image::imageops::{self, FilterType};
@@ -7,7 +7,7 @@ use image::{ImageBuffer, Rgb};
 use super::bucket::Bucket;
 use super::decode::Pixels;
 
-/// Which part of a picture stays, where it is longer than its bucket.
+/// Which part of an image stays, where it is longer than its bucket.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Crop {
     /// The middle.
@@ -21,9 +21,9 @@ pub enum Crop {
     },
 }
 
-/// Scales and cuts. Every pixel of the bucket is one of the picture; its aspect is kept, but for
+/// Scales and cuts. Every pixel of the bucket is one of the image; its aspect is kept, but for
 /// rounding the scaled sides to whole pixels.
-pub fn fit(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
+pub fn resize_and_crop(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
     let size = [bucket.width as u32, bucket.height as u32];
     let at = match crop {
         Crop::Centre => [0.5, 0.5],
@@ -37,7 +37,7 @@ pub fn fit(pixels: &Pixels, bucket: Bucket, crop: Crop) -> Pixels {
 }
 
 /// As [3, height, width] from -1 to 1, mirrored left to right if asked.
-pub fn to_numbers(pixels: &Pixels, flip: bool) -> Vec<f32> {
+pub fn to_chw(pixels: &Pixels, flip: bool) -> Vec<f32> {
     let row_bytes = pixels.width as usize * 3;
     let mut numbers = Vec::with_capacity(pixels.rgb.len());
     for colour in 0..3 {
@@ -54,7 +54,7 @@ pub fn to_numbers(pixels: &Pixels, flip: bool) -> Vec<f32> {
     numbers
 }
 
-/// The smallest size of the picture's aspect that covers another. The side that decides is met
+/// The smallest size of the image's aspect that covers another. The side that decides is met
 /// exactly; the other is rounded, and never below.
 fn covering(pixels: &Pixels, [width, height]: [u32; 2]) -> [u32; 2] {
     let [from_width, from_height] = [u64::from(pixels.width), u64::from(pixels.height)];
@@ -83,7 +83,7 @@ pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     }
 }
 
-/// How many times longer than its bucket a scaled picture may be. Chosen: beyond what any picture is
+/// How many times longer than its bucket a scaled image may be. Chosen: beyond what any image is
 /// that somebody looks at.
 const LONGEST: u32 = 4;
 

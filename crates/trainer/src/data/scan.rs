@@ -1,4 +1,4 @@
-//! What a training folder holds: pictures with their captions, sizes, repeats and controls, and
+//! What a training folder holds: images with their captions, sizes, repeats and controls, and
 //! everything that is wrong, told at once and before any work is done. Reads names and heads of
 //! files; only a JPEG or PNG whose end is not where it should be is read through.
 
@@ -6,20 +6,20 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::metadata::{Entry, plain};
+use super::metadata::{MetadataEntry, plain};
 use super::problem::{Problem, ProblemKind};
-use super::walk::{Candidate, walk};
+use super::walk::{ImageCandidate, walk};
 use super::{header, text};
 use crate::error::{Result, TrainerError};
 
-/// Shortest side of a picture. Chosen: eight numbers of a latent, below which autoencoders see
+/// Shortest side of an image. Chosen: eight numbers of a latent, below which autoencoders see
 /// nothing but edges.
-pub const LEAST_SIDE: u32 = 64;
+pub const MIN_SIDE: u32 = 64;
 
-/// A picture to train with.
+/// An image to train with.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Item {
-    /// The picture.
+pub struct ImageItem {
+    /// The image.
     pub path: PathBuf,
     /// Its caption, trimmed; empty if there is none.
     pub caption: String,
@@ -27,21 +27,21 @@ pub struct Item {
     pub size: [u32; 2],
     /// How often an epoch shows it.
     pub repeats: u32,
-    /// The picture it is made from, for models that are given one.
+    /// The image it is made from, for models that are given one.
     pub control: Option<PathBuf>,
 }
 
 /// A folder as found, both lists sorted by path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scan {
+pub struct FolderScan {
     /// What can be trained with.
-    pub items: Vec<Item>,
+    pub items: Vec<ImageItem>,
     /// What cannot, or should be looked at.
     pub problems: Vec<Problem>,
 }
 
 /// Looks through a folder and all below. Fails only if the folder itself cannot be read.
-pub fn scan(folder: &Path) -> Result<Scan> {
+pub fn scan(folder: &Path) -> Result<FolderScan> {
     fs::read_dir(folder).map_err(|source| TrainerError::Io {
         what: "read",
         path: folder.into(),
@@ -54,48 +54,48 @@ pub fn scan(folder: &Path) -> Result<Scan> {
     problems.retain(|problem| {
         problem.kind != ProblemKind::Ignored || !entries.contains_key(&plain(&problem.path))
     });
-    let mut scan = Scan { items: Vec::new(), problems };
+    let mut scan = FolderScan { items: Vec::new(), problems };
     let controls: BTreeSet<PathBuf> =
         entries.values().filter_map(|entry| entry.control.clone()).collect();
     for candidate in found.candidates {
         let path = plain(&candidate.path);
         let entry = entries.remove(&path);
-        // A control is no picture to train with, unless metadata says so.
+        // A control is no image to train with, unless metadata says so.
         if entry.is_some() || !controls.contains(&path) {
             scan.add(candidate, entry);
         }
     }
-    // What metadata names and folders did not show: pictures elsewhere, or with odd names.
+    // What metadata names and folders did not show: images elsewhere, or with odd names.
     for (path, entry) in entries {
         let (captions, control) = (Vec::new(), None);
-        scan.add(Candidate { path, captions, control, repeats: 1, class: None }, Some(entry));
+        scan.add(ImageCandidate { path, captions, control, repeats: 1, class: None }, Some(entry));
     }
     scan.items.sort_by(|a, b| a.path.cmp(&b.path));
     // Problems of one file stay in the order in which they were found.
     scan.problems.sort_by(|a, b| a.path.cmp(&b.path));
-    // One control may belong to several pictures.
+    // One control may belong to several images.
     scan.problems.dedup();
     Ok(scan)
 }
 
-impl Scan {
-    fn add(&mut self, candidate: Candidate, entry: Option<Entry>) {
-        let Some(size) = self.picture(&candidate.path) else { return };
+impl FolderScan {
+    fn add(&mut self, candidate: ImageCandidate, entry: Option<MetadataEntry>) {
+        let Some(size) = self.image(&candidate.path) else { return };
         let named = entry.as_ref().and_then(|entry| entry.control.clone());
         let control = named.or_else(|| candidate.control.clone());
         if let Some(control) = &control
-            && self.picture(control).is_none()
+            && self.image(control).is_none()
         {
             let kind = ProblemKind::ControlUnusable { control: control.clone() };
             return self.problems.push(Problem::skipped(candidate.path, kind));
         }
         let caption = self.caption(&candidate, entry);
-        let Candidate { path, repeats, .. } = candidate;
-        self.items.push(Item { path, caption, size, repeats, control });
+        let ImageCandidate { path, repeats, .. } = candidate;
+        self.items.push(ImageItem { path, caption, size, repeats, control });
     }
 
-    /// The size of a picture that can be used.
-    fn picture(&mut self, path: &Path) -> Option<[u32; 2]> {
+    /// The size of an image that can be used.
+    fn image(&mut self, path: &Path) -> Option<[u32; 2]> {
         let header = match header::read(path) {
             Ok(header) => header,
             Err(kind) => {
@@ -104,8 +104,8 @@ impl Scan {
             }
         };
         let size = header.size;
-        if size.iter().any(|side| *side < LEAST_SIDE) {
-            let kind = ProblemKind::TooSmall { size, least: LEAST_SIDE };
+        if size.iter().any(|side| *side < MIN_SIDE) {
+            let kind = ProblemKind::TooSmall { size, least: MIN_SIDE };
             self.problems.push(Problem::skipped(path, kind));
             return None;
         }
@@ -116,7 +116,7 @@ impl Scan {
     }
 
     /// From metadata, else from a file beside, else from the folder's name.
-    fn caption(&mut self, candidate: &Candidate, entry: Option<Entry>) -> String {
+    fn caption(&mut self, candidate: &ImageCandidate, entry: Option<MetadataEntry>) -> String {
         let named = entry.and_then(|entry| Some((entry.from, entry.caption?)));
         let mut captions: Vec<(PathBuf, String)> = named.into_iter().collect();
         for path in &candidate.captions {

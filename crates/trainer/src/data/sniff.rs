@@ -1,4 +1,4 @@
-//! What a file is by its first bytes. Names lie: half of all broken pictures are pages of a server
+//! What a file is by its first bytes. Names lie: half of all broken images are pages of a server
 //! that says no, saved as .jpg.
 
 use image::ImageFormat;
@@ -67,7 +67,7 @@ fn looks_like(start: &[u8]) -> String {
     let low = text.trim_start_matches('\u{feff}').trim_start().to_lowercase();
     let begins = |words: &[&str]| words.iter().any(|word| low.starts_with(word));
     if begins(&["version https://git-lfs"]) {
-        return "a pointer of git lfs, the picture itself was not fetched".into();
+        return "a pointer of git lfs, the image itself was not fetched".into();
     }
     if begins(&["<!doctype html", "<html", "<head", "<body"]) {
         return "a web page (html)".into();

@@ -1,5 +1,5 @@
-//! Pictures against Pillow, folders against what they should be read as, damaged files against
-//! everything. Reference pictures are in `tests/golden/pictures`, with the script that made them.
+//! Images against Pillow, folders against what they should be read as, damaged files against
+//! everything. Reference images are in `tests/golden/images`, with the script that made them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 
 use super::problem::ProblemKind;
-use super::{Bucket, Crop, Pixels, Scan, decode, fit, scan, to_numbers};
+use super::{Bucket, Crop, FolderScan, Pixels, decode, resize_and_crop, scan, to_chw};
 
 #[derive(Deserialize)]
 struct Golden {
@@ -31,12 +31,12 @@ struct Resized {
     expected: String,
 }
 
-fn pictures() -> PathBuf {
-    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/pictures")).to_owned()
+fn images() -> PathBuf {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/images")).to_owned()
 }
 
 fn golden() -> Golden {
-    serde_json::from_slice(&fs::read(pictures().join("expected.json")).unwrap()).unwrap()
+    serde_json::from_slice(&fs::read(images().join("expected.json")).unwrap()).unwrap()
 }
 
 /// The largest difference, and where.
@@ -47,10 +47,10 @@ fn difference(a: &[u8], b: &[u8]) -> (u8, usize) {
 }
 
 #[test]
-fn pictures_are_seen_as_pillow_sees_them() {
+fn images_are_seen_as_pillow_sees_them() {
     let mut wrong = Vec::new();
     for (name, expected) in golden().decoded {
-        let pixels = decode(&pictures().join(&name)).unwrap_or_else(|kind| panic!("{name} {kind}"));
+        let pixels = decode(&images().join(&name)).unwrap_or_else(|kind| panic!("{name} {kind}"));
         assert_eq!([pixels.width, pixels.height], expected.size, "{name}");
         let rgb = base64::decode(&expected.rgb).unwrap();
         let (most, at) = difference(&pixels.rgb, &rgb);
@@ -62,7 +62,7 @@ fn pictures_are_seen_as_pillow_sees_them() {
 }
 
 #[test]
-fn pictures_are_scaled_as_pillow_scales_them() {
+fn images_are_scaled_as_pillow_scales_them() {
     for (name, Resized { size: [width, height], rgb, to, expected }) in golden().resized {
         let pixels = Pixels { width, height, rgb: base64::decode(&rgb).unwrap() };
         let made = super::resize::scale(&pixels, to.map(|side| side as u32));
@@ -71,7 +71,7 @@ fn pictures_are_scaled_as_pillow_scales_them() {
     }
 }
 
-/// A picture whose red is its column and whose green is its row.
+/// An image whose red is its column and whose green is its row.
 fn grid(width: u32, height: u32) -> Pixels {
     let pixel = |at: u32| [(at % width) as u8, (at / width) as u8, 9];
     Pixels { width, height, rgb: (0..width * height).flat_map(pixel).collect() }
@@ -89,14 +89,15 @@ fn the_asked_part_is_cut() {
         (grid(16, 36), Crop::At { x: 7.0, y: 7.0 }, [0, 20]),
         (grid(26, 16), Crop::At { x: f32::NAN, y: -1.0 }, [0, 0]),
     ] {
-        let cut = fit(&pixels, bucket, crop);
+        let cut = resize_and_crop(&pixels, bucket, crop);
         assert_eq!([cut.width, cut.height], [16, 16]);
         assert_eq!(cut.rgb[..2], expected, "{crop:?} of {} x {}", pixels.width, pixels.height);
         assert_eq!(cut.rgb.len(), 16 * 16 * 3);
     }
-    // Any size of picture covers any bucket.
+    // Any size of image covers any bucket.
     for [width, height] in [[1, 1], [1, 90], [90, 1], [33, 31], [17, 200]] {
-        let cut = fit(&grid(width, height), Bucket { width: 24, height: 40 }, Crop::Centre);
+        let cut =
+            resize_and_crop(&grid(width, height), Bucket { width: 24, height: 40 }, Crop::Centre);
         assert_eq!(([cut.width, cut.height], cut.rgb.len()), ([24, 40], 24 * 40 * 3));
     }
 }
@@ -110,7 +111,8 @@ fn ribbons_are_cut_before_they_are_scaled() {
     assert_eq!([shorter.width, shorter.height], [8, 32]);
     assert_eq!(super::resize::shortened(&grid(64, 255), [64, 64], [0.5, 0.5]), None);
     for (y, expected) in [(0.0, 0), (0.5, 127), (1.0, 255)] {
-        let cut = fit(&ribbon, Bucket { width: 64, height: 64 }, Crop::At { x: 0.5, y });
+        let cut =
+            resize_and_crop(&ribbon, Bucket { width: 64, height: 64 }, Crop::At { x: 0.5, y });
         assert_eq!([cut.width, cut.height], [64, 64]);
         assert!(cut.rgb[0].abs_diff(expected) <= 1, "{} for {expected}", cut.rgb[0]);
     }
@@ -122,7 +124,7 @@ fn numbers_are_colour_by_colour_from_minus_one_to_one() {
     for (flip, expected) in
         [(false, [-1.0, -0.2, 1.0, -1.0, -0.6, 1.0]), (true, [-0.2, -1.0, -1.0, 1.0, 1.0, -0.6])]
     {
-        let numbers = to_numbers(&pixels, flip);
+        let numbers = to_chw(&pixels, flip);
         assert_eq!(numbers.len(), 6);
         let near = numbers.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6);
         assert!(near, "{numbers:?}");
@@ -137,31 +139,31 @@ fn broken_files_are_named_for_what_they_are() {
         assert_eq!(kind.to_string(), expected, "{}", path.display());
     };
     for name in ["plain.jpg", "progressive.jpg", "rgb16.png", "lossless.webp", "plain.gif"] {
-        let path = pictures().join(format!("truncated_{name}"));
+        let path = images().join(format!("truncated_{name}"));
         let bytes = fs::metadata(&path).unwrap().len();
         let expected =
-            format!("is truncated: ends after {bytes} bytes, in the middle of the picture");
+            format!("is truncated: ends after {bytes} bytes, in the middle of the image");
         check(&path, &expected);
     }
-    let zeros = pictures().join("zeros_plain.jpg");
+    let zeros = images().join("zeros_plain.jpg");
     assert!(matches!(decode(&zeros), Err(ProblemKind::Truncated { .. })));
     let supported = "supported are png, jpeg, webp, gif";
-    check(&pictures().join("other.bmp"), &format!("has format bmp, {supported}"));
+    check(&images().join("other.bmp"), &format!("has format bmp, {supported}"));
     for (content, expected) in [
         (&b""[..], "has zero bytes"),
-        (b"not a picture\nat all", "is not a picture: looks like text, \"not a picture\""),
-        (b"\n<!DOCTYPE html><p>403", "is not a picture: looks like a web page (html)"),
-        (b"{\"error\": 1}", "is not a picture: looks like json"),
-        (b"\0\0\0\0\0", "is not a picture: looks like nothing but zeros"),
-        (b"\x01\x02\xfe\xff", "is not a picture: looks like bytes 01 02 fe ff"),
+        (b"not an image\nat all", "is not an image: looks like text, \"not an image\""),
+        (b"\n<!DOCTYPE html><p>403", "is not an image: looks like a web page (html)"),
+        (b"{\"error\": 1}", "is not an image: looks like json"),
+        (b"\0\0\0\0\0", "is not an image: looks like nothing but zeros"),
+        (b"\x01\x02\xfe\xff", "is not an image: looks like bytes 01 02 fe ff"),
         (
             b"version https://git-lfs.github.com/spec/v1",
-            "is not a picture: looks like a pointer of git lfs, the picture itself was not fetched",
+            "is not an image: looks like a pointer of git lfs, the image itself was not fetched",
         ),
         (b"\0\0\0\x1cftypheic\0\0", &format!("has format heic, {supported}")),
         (
             b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR",
-            "is truncated: ends after 16 bytes, in the middle of the picture",
+            "is truncated: ends after 16 bytes, in the middle of the image",
         ),
     ] {
         let path = folder.path().join("a.png");
@@ -192,7 +194,7 @@ fn bombs_are_refused_by_their_heads() {
     assert_eq!(decode(&path).unwrap_err().to_string(), expected);
 }
 
-/// Every picture, cut at many places and with many bytes changed: a problem or pixels, and the
+/// Every image, cut at many places and with many bytes changed: a problem or pixels, and the
 /// program goes on.
 #[test]
 fn damaged_files_give_problems() {
@@ -200,7 +202,7 @@ fn damaged_files_give_problems() {
     let path = folder.path().join("damaged");
     let mut n_refused = 0;
     for name in golden().decoded.into_keys() {
-        let whole = fs::read(pictures().join(&name)).unwrap();
+        let whole = fs::read(images().join(&name)).unwrap();
         for at in (0..whole.len()).step_by(whole.len() / 12 + 1) {
             let mut flipped = whole.clone();
             flipped[at] ^= 0xff;
@@ -213,7 +215,7 @@ fn damaged_files_give_problems() {
     assert!(n_refused > 100, "{n_refused}");
 }
 
-/// A folder with small pictures of one colour, captions and other files by their endings.
+/// A folder with small images of one colour, captions and other files by their endings.
 struct Folder(tempfile::TempDir);
 
 impl Folder {
@@ -222,7 +224,7 @@ impl Folder {
         for (name, content) in files {
             let path = folder.path(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
-            let content = if *content == PICTURE { picture(80, 64) } else { content.to_vec() };
+            let content = if *content == IMAGE { image(80, 64) } else { content.to_vec() };
             fs::write(path, content).unwrap();
         }
         folder
@@ -233,7 +235,7 @@ impl Folder {
     }
 
     /// Items as `path: caption`, with repeats and control if there are any, then problems.
-    fn check(&self, items: &[&str], problems: &[&str]) -> Scan {
+    fn check(&self, items: &[&str], problems: &[&str]) -> FolderScan {
         let found = scan(self.0.path()).unwrap();
         let root = format!("{}{}", self.0.path().display(), std::path::MAIN_SEPARATOR);
         let short = |path: &Path| path.display().to_string().replace(&root, "");
@@ -265,10 +267,10 @@ impl Folder {
     }
 }
 
-/// Stands for a picture in `Folder::new`.
-const PICTURE: &[u8] = b"picture";
+/// Stands for an image in `Folder::new`.
+const IMAGE: &[u8] = b"image";
 
-fn picture(width: u32, height: u32) -> Vec<u8> {
+fn image(width: u32, height: u32) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut encoder = png::Encoder::new(&mut bytes, width, height);
     encoder.set_color(png::ColorType::Grayscale);
@@ -279,32 +281,32 @@ fn picture(width: u32, height: u32) -> Vec<u8> {
 }
 
 #[test]
-fn captions_lie_beside_pictures() {
+fn captions_lie_beside_images() {
     let folder = Folder::new(&[
-        ("a.png", PICTURE),
+        ("a.png", IMAGE),
         ("a.txt", b"\xef\xbb\xbf  a dog,\r\nbrown\r\n"),
-        ("b.JPG", PICTURE),
+        ("b.JPG", IMAGE),
         ("b.caption", b"a cat"),
-        ("c.webp", PICTURE),
-        ("d.png", PICTURE),
+        ("c.webp", IMAGE),
+        ("d.png", IMAGE),
         ("d.txt", b"gr\xfcn"),
-        ("e.v2.png", PICTURE),
+        ("e.v2.png", IMAGE),
         ("e.v2.txt", b"dots"),
-        ("f.png", PICTURE),
+        ("f.png", IMAGE),
         ("f.txt", b"one"),
         ("f.caption", b"two"),
-        ("g.png", PICTURE),
+        ("g.png", IMAGE),
         ("g.txt", b" \n"),
-        ("h.jpg", PICTURE),
-        ("h.png", PICTURE),
+        ("h.jpg", IMAGE),
+        ("h.png", IMAGE),
         ("h.txt", b"both"),
-        ("deep/er/i.png", PICTURE),
+        ("deep/er/i.png", IMAGE),
         ("deep/er/i.txt", "größer".as_bytes()),
         ("._a.png", b"junk"),
-        (".hidden/x.png", PICTURE),
+        (".hidden/x.png", IMAGE),
         ("Thumbs.db", b"junk"),
         ("readme.md", b"junk"),
-        ("j.png", PICTURE),
+        ("j.png", IMAGE),
         ("j.txt", b"\xff\xfe\x41\0\x3d\xd8\x4c\xdc\x0d\0\x0a\0"),
         ("k.txt", b"of nothing"),
     ]);
@@ -337,13 +339,13 @@ fn captions_lie_beside_pictures() {
 }
 
 #[test]
-fn pictures_that_cannot_be_used_are_skipped() {
+fn images_that_cannot_be_used_are_skipped() {
     let folder = Folder::new(&[
         ("a.png", b""),
-        ("b.png", &picture(80, 63)),
+        ("b.png", &image(80, 63)),
         ("c.bmp", b"BM......"),
         ("d.jpg", b"<html>"),
-        ("e.png", &picture(80, 64)[..90]),
+        ("e.png", &image(80, 64)[..90]),
         ("f.png", &png_head(60_000, 60_000)),
     ]);
     folder.check(
@@ -352,8 +354,8 @@ fn pictures_that_cannot_be_used_are_skipped() {
             "skipped: a.png has zero bytes",
             "skipped: b.png is too small: 80 x 63 pixels, least is 64 on each side",
             "skipped: c.bmp has format bmp, supported are png, jpeg, webp, gif",
-            "skipped: d.jpg is not a picture: looks like a web page (html)",
-            "skipped: e.png is truncated: ends after 90 bytes, in the middle of the picture",
+            "skipped: d.jpg is not an image: looks like a web page (html)",
+            "skipped: e.png is truncated: ends after 90 bytes, in the middle of the image",
             "skipped: f.png is too large: 60000 x 60000 pixels are 3600000000, most is 256000000",
         ],
     );
@@ -364,13 +366,13 @@ fn pictures_that_cannot_be_used_are_skipped() {
 #[test]
 fn folders_name_repeats_and_class() {
     let folder = Folder::new(&[
-        ("10_sks dog/a.png", PICTURE),
-        ("10_sks dog/b.png", PICTURE),
+        ("10_sks dog/a.png", IMAGE),
+        ("10_sks dog/b.png", IMAGE),
         ("10_sks dog/b.txt", b"its own"),
-        ("10_sks dog/more/c.png", PICTURE),
-        ("0_off/d.png", PICTURE),
-        ("2024_holidays/e.png", PICTURE),
-        ("3_/f.png", PICTURE),
+        ("10_sks dog/more/c.png", IMAGE),
+        ("0_off/d.png", IMAGE),
+        ("2024_holidays/e.png", IMAGE),
+        ("3_/f.png", IMAGE),
     ]);
     folder.check(
         &[
@@ -391,18 +393,18 @@ fn folders_name_repeats_and_class() {
 #[test]
 fn controls_pair_by_name() {
     let folder = Folder::new(&[
-        ("images/a.png", PICTURE),
+        ("images/a.png", IMAGE),
         ("images/a.txt", b"a"),
-        ("images/b.png", PICTURE),
+        ("images/b.png", IMAGE),
         ("images/b.txt", b"b"),
-        ("images/c.png", PICTURE),
+        ("images/c.png", IMAGE),
         ("images/c.txt", b"c"),
-        ("images/sub/d.png", PICTURE),
+        ("images/sub/d.png", IMAGE),
         ("images/sub/d.txt", b"d"),
-        ("control/a.jpg", PICTURE),
+        ("control/a.jpg", IMAGE),
         ("control/b.png", b""),
-        ("control/sub/d.png", PICTURE),
-        ("control/z.png", PICTURE),
+        ("control/sub/d.png", IMAGE),
+        ("control/z.png", IMAGE),
     ]);
     folder.check(
         &[
@@ -412,7 +414,7 @@ fn controls_pair_by_name() {
         ],
         &[
             "skipped: control/b.png has zero bytes",
-            "skipped: control/z.png is a control without a picture of the same name in images",
+            "skipped: control/z.png is a control without an image of the same name in images",
             "skipped: images/b.png has a control that cannot be used: control/b.png",
             "warning: images/c.png has no control of the same name in control",
         ],
@@ -420,7 +422,7 @@ fn controls_pair_by_name() {
 }
 
 #[test]
-fn metadata_names_pictures() {
+fn metadata_names_images() {
     let lines = "\u{feff}{\"file_name\": \"a.png\", \"text\": \" a dog \"}\r\n\
         {\"image_path\": \"./sub/b.png\", \"caption\": \"b\", \"control_path\": \"edges/b.png\"}\n\
         \n\
@@ -431,13 +433,13 @@ fn metadata_names_pictures() {
         {\"file_name\": \n";
     let folder = Folder::new(&[
         ("metadata.jsonl", lines.as_bytes()),
-        ("a.png", PICTURE),
+        ("a.png", IMAGE),
         ("a.txt", b"from a file"),
-        ("c", PICTURE),
-        ("d.png", PICTURE),
+        ("c", IMAGE),
+        ("d.png", IMAGE),
         ("d.txt", b"d"),
-        ("sub/b.png", PICTURE),
-        ("edges/b.png", PICTURE),
+        ("sub/b.png", IMAGE),
+        ("edges/b.png", IMAGE),
     ]);
     folder.check(
         &["a.png: a dog", "c: odd name", "d.png: d", "sub/b.png: b + edges/b.png"],
@@ -458,8 +460,8 @@ fn metadata_may_be_a_table() {
                  gone.png,x,1\r\n";
     let folder = Folder::new(&[
         ("train/metadata.csv", table.as_bytes()),
-        ("train/a.png", PICTURE),
-        ("train/b.png", PICTURE),
+        ("train/a.png", IMAGE),
+        ("train/b.png", IMAGE),
         ("train/b.txt", b"b"),
     ]);
     folder.check(
@@ -471,7 +473,7 @@ fn metadata_may_be_a_table() {
 #[test]
 fn sizes_are_the_right_way_up_and_animations_are_told() {
     for (name, expected) in golden().decoded {
-        let header = super::header::read(&pictures().join(&name)).unwrap();
+        let header = super::header::read(&images().join(&name)).unwrap();
         assert_eq!(header.size, expected.size, "{name}");
         assert_eq!(header.is_animated, name.starts_with("animated"), "{name}");
     }

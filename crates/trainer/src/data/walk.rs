@@ -1,4 +1,4 @@
-//! Folders, and which files in them belong together: pictures, captions beside them, controls of
+//! Folders, and which files in them belong together: images, captions beside them, controls of
 //! the same name, metadata. Looks at names only; what is in the files is `scan`'s.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -6,12 +6,12 @@ use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use super::metadata::{self, Entries};
+use super::metadata::{self, MetadataEntries};
 use super::problem::{Problem, ProblemKind};
 
-/// Endings of pictures. Those without a decoder are among them, so that they are reported and not
+/// Endings of images. Those without a decoder are among them, so that they are reported and not
 /// silently left out.
-const PICTURES: &[&str] = &[
+const IMAGES: &[&str] = &[
     "png", "apng", "jpg", "jpeg", "jpe", "jfif", "webp", "gif", "bmp", "tif", "tiff", "avif",
     "heic", "heif", "jxl", "jp2", "psd",
 ];
@@ -22,9 +22,9 @@ const CAPTIONS: &[&str] = &["txt", "caption"];
 /// Most repeats in a folder's name. Chosen: more is a year, as in `2024_holidays`.
 const MOST_REPEATS: u32 = 999;
 
-/// A file that is named like a picture, with what its place says of it.
+/// A file that is named like an image, with what its place says of it.
 #[derive(Debug)]
-pub(super) struct Candidate {
+pub(super) struct ImageCandidate {
     pub(super) path: PathBuf,
     /// In the order in which they count.
     pub(super) captions: Vec<PathBuf>,
@@ -36,9 +36,9 @@ pub(super) struct Candidate {
 
 /// Everything found below a folder.
 #[derive(Debug, Default)]
-pub(super) struct Walk {
-    pub(super) candidates: Vec<Candidate>,
-    pub(super) entries: Entries,
+pub(super) struct FolderWalk {
+    pub(super) candidates: Vec<ImageCandidate>,
+    pub(super) entries: MetadataEntries,
     pub(super) problems: Vec<Problem>,
     /// Folders by their real paths, which ends loops of links.
     seen: BTreeSet<PathBuf>,
@@ -46,31 +46,31 @@ pub(super) struct Walk {
 
 /// What is known of a folder from those above it.
 #[derive(Clone, Debug)]
-struct Place {
+struct FolderContext {
     repeats: u32,
     class: Option<String>,
-    /// Where controls for its pictures are.
+    /// Where controls for its images are.
     controls: Option<PathBuf>,
 }
 
 /// Walks through a folder and all below.
-pub(super) fn walk(folder: &Path) -> Walk {
-    let mut walk = Walk::default();
-    walk.folder(folder, &Place { repeats: 1, class: None, controls: None });
+pub(super) fn walk(folder: &Path) -> FolderWalk {
+    let mut walk = FolderWalk::default();
+    walk.folder(folder, &FolderContext { repeats: 1, class: None, controls: None });
     walk
 }
 
-impl Walk {
-    fn folder(&mut self, path: &Path, above: &Place) {
+impl FolderWalk {
+    fn folder(&mut self, path: &Path, above: &FolderContext) {
         let Some(place) = self.enter(path, above) else { return };
-        let listing = match Listing::read(path) {
+        let listing = match FolderListing::read(path) {
             Ok(listing) => listing,
             Err(error) => return self.skip(path, ProblemKind::unreadable(&error)),
         };
         for path in &listing.metadata {
             metadata::read(path, &mut self.entries, &mut self.problems);
         }
-        self.pictures(path, &listing, &place);
+        self.images(path, &listing, &place);
         self.unused(&listing);
         self.folders(&listing, &place);
     }
@@ -84,7 +84,7 @@ impl Walk {
     }
 
     /// What the folder's own name adds; nothing if it is not to be read.
-    fn enter(&mut self, path: &Path, above: &Place) -> Option<Place> {
+    fn enter(&mut self, path: &Path, above: &FolderContext) -> Option<FolderContext> {
         let real = match fs::canonicalize(path) {
             Ok(real) => real,
             Err(error) => {
@@ -104,16 +104,16 @@ impl Walk {
                 self.skip(path, ProblemKind::NoRepeats);
                 None
             }
-            Some((repeats, class)) => Some(Place { repeats, class, ..above.clone() }),
+            Some((repeats, class)) => Some(FolderContext { repeats, class, ..above.clone() }),
             None => Some(above.clone()),
         }
     }
 
-    fn pictures(&mut self, folder: &Path, listing: &Listing, place: &Place) {
+    fn images(&mut self, folder: &Path, listing: &FolderListing, place: &FolderContext) {
         let controls = place.controls.as_deref().map(controls_by_stem).unwrap_or_default();
         let mut unpaired = controls.clone();
         let mut first: BTreeMap<&OsStr, &Path> = BTreeMap::new();
-        for path in &listing.pictures {
+        for path in &listing.images {
             let stem = path.file_stem().unwrap_or_default();
             if let Some(other) = first.get(stem) {
                 self.warn(path, ProblemKind::DuplicateStem { other: other.to_path_buf() });
@@ -123,7 +123,7 @@ impl Walk {
                 self.warn(path, ProblemKind::ControlMissing { folder: folder.clone() });
             }
             unpaired.remove(stem);
-            self.candidates.push(Candidate {
+            self.candidates.push(ImageCandidate {
                 path: path.clone(),
                 captions: listing.captions.get(stem).cloned().unwrap_or_default(),
                 control: controls.get(stem).cloned(),
@@ -137,9 +137,9 @@ impl Walk {
     }
 
     /// Nobody should believe that these are trained on.
-    fn unused(&mut self, listing: &Listing) {
+    fn unused(&mut self, listing: &FolderListing) {
         let stems: BTreeSet<&OsStr> =
-            listing.pictures.iter().filter_map(|path| path.file_stem()).collect();
+            listing.images.iter().filter_map(|path| path.file_stem()).collect();
         let unpaired =
             listing.captions.iter().filter(|(stem, _)| !stems.contains(stem.as_os_str()));
         for path in unpaired.flat_map(|(_, paths)| paths) {
@@ -150,7 +150,7 @@ impl Walk {
         }
     }
 
-    fn folders(&mut self, listing: &Listing, place: &Place) {
+    fn folders(&mut self, listing: &FolderListing, place: &FolderContext) {
         let named = |name: &str| {
             let is_named =
                 |path: &&PathBuf| path.file_name().is_some_and(|n| n.eq_ignore_ascii_case(name));
@@ -165,24 +165,24 @@ impl Walk {
                 (_, Some(controls)) => path.file_name().map(|name| controls.join(name)),
                 _ => None,
             };
-            self.folder(path, &Place { controls, ..place.clone() });
+            self.folder(path, &FolderContext { controls, ..place.clone() });
         }
     }
 }
 
-/// A folder that is not there has none; its pictures are then reported to lack theirs.
+/// A folder that is not there has none; its images are then reported to lack theirs.
 fn controls_by_stem(folder: &Path) -> BTreeMap<OsString, PathBuf> {
-    let pictures = Listing::read(folder).unwrap_or_default().pictures;
+    let images = FolderListing::read(folder).unwrap_or_default().images;
     // In reverse, so that the first of two with one name stays.
     let named = |path: PathBuf| (path.file_stem().unwrap_or_default().to_owned(), path);
-    pictures.into_iter().rev().map(named).collect()
+    images.into_iter().rev().map(named).collect()
 }
 
 /// The names in one folder, by what they are, sorted.
 #[derive(Debug, Default)]
-struct Listing {
+struct FolderListing {
     folders: Vec<PathBuf>,
-    pictures: Vec<PathBuf>,
+    images: Vec<PathBuf>,
     /// By the name without its ending.
     captions: BTreeMap<OsString, Vec<PathBuf>>,
     metadata: Vec<PathBuf>,
@@ -190,7 +190,7 @@ struct Listing {
     others: Vec<PathBuf>,
 }
 
-impl Listing {
+impl FolderListing {
     fn read(folder: &Path) -> std::io::Result<Self> {
         let names = fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path()));
         let mut paths = names.collect::<Result<Vec<_>, _>>()?;
@@ -211,10 +211,10 @@ impl Listing {
         let has = |endings: &[&str]| endings.iter().any(|ending| has_ending(&path, ending));
         if path.is_dir() {
             self.folders.push(path);
-        } else if has(PICTURES) {
-            self.pictures.push(path);
+        } else if has(IMAGES) {
+            self.images.push(path);
         } else if !path.is_file() {
-            // A pipe would be waited for. Pictures are asked the same when they are opened, and
+            // A pipe would be waited for. Images are asked the same when they are opened, and
             // reported; a caption that is none is missed anyway.
         } else if has(CAPTIONS) {
             let stem = path.file_stem().unwrap_or_default().to_owned();

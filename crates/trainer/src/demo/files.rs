@@ -43,7 +43,7 @@ pub fn unpack(folder: &Path) -> Result<()> {
         fs::read(folder.join(name)).is_ok_and(|found| found != *bytes)
     };
     if let Some((name, _)) = FILES.iter().find(is_other) {
-        return Err(TrainerError::Foreign { path: folder.join(name) });
+        return Err(TrainerError::ForeignFile { path: folder.join(name) });
     }
     for (name, bytes) in FILES {
         let path = folder.join(name);

@@ -19,18 +19,18 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use compute::{Device, Stream};
+use compute::{Device, RandomSequence};
 use serde_json::{Value, json};
 use weights::WeightsError;
-use weights::safetensors::Entering;
+use weights::safetensors::OutputTensor;
 use weights::write::write_file;
 
-use super::autoencoder::{self, Tell, Tensors};
+use super::autoencoder::{self, DecoderProgressFn, TensorMap};
 use super::paint::SIDE;
-use super::words::{LENGTH, Words};
+use super::vocabulary::{DemoVocabulary, LENGTH};
 use crate::error::{Result, TrainerError};
-use crate::model::build::{Want, wants};
-use crate::model::encoder::clip::{self, Clip};
+use crate::model::build::{TensorSpec, tensor_specs};
+use crate::model::encoder::clip::{self, ClipTextModel};
 
 /// Of the text encoders' numbers.
 const SEED: u64 = 0xc11b;
@@ -42,15 +42,15 @@ const TEXT_WIDTH: usize = 64;
 const DIFFUSERS: &str = "0.31.0";
 
 /// Makes the folder; the autoencoder's decoder is trained for some minutes, of which `tell` is told.
-pub fn write(folder: &Path, device: &Device, tell: Tell<'_>) -> Result<()> {
+pub fn write(folder: &Path, device: &Device, on_progress: DecoderProgressFn<'_>) -> Result<()> {
     write_untrained(folder)?;
-    let fitted = autoencoder::fit(device, tell)?;
+    let fitted = autoencoder::fit(device, on_progress)?;
     save(&folder.join("vae/diffusion_pytorch_model.safetensors"), &fitted)
 }
 
 /// All of it but the autoencoder's weights, in a moment.
 pub(super) fn write_untrained(folder: &Path) -> Result<()> {
-    let words = Words::new();
+    let words = DemoVocabulary::new();
     write_json(&folder.join("model_index.json"), &index())?;
     write_json(&folder.join("scheduler/scheduler_config.json"), &scheduler())?;
     write_json(&folder.join("transformer/config.json"), &transformer())?;
@@ -91,13 +91,13 @@ fn scheduler() -> Value {
         "_class_name": "FlowMatchEulerDiscreteScheduler",
         "_diffusers_version": DIFFUSERS,
         "num_train_timesteps": 1000,
-        // Larger ones give more steps to much noise, which only large pictures need.
+        // Larger ones give more steps to much noise, which only large images need.
         "shift": 1.0,
         "use_dynamic_shifting": false,
     })
 }
 
-/// Chosen: a model that a processor of two cores trains in minutes.
+/// Chosen: a model that a CPU of two cores trains in minutes.
 fn transformer() -> Value {
     let (heads, width, latents) = (5, 32, SIDE / 4);
     json!({
@@ -119,7 +119,7 @@ fn transformer() -> Value {
     })
 }
 
-fn text_encoder(words: &Words, stream: u64) -> Value {
+fn text_encoder(words: &DemoVocabulary, stream: u64) -> Value {
     let [begin, end] = words.frame();
     json!({
         "architectures": ["CLIPTextModelWithProjection"],
@@ -143,7 +143,7 @@ fn text_encoder(words: &Words, stream: u64) -> Value {
 }
 
 /// A tokenizer's folder; `pad` fills prompts up.
-pub(super) fn write_tokenizer(folder: &Path, words: &Words, pad: &str) -> Result<()> {
+pub(super) fn write_tokenizer(folder: &Path, words: &DemoVocabulary, pad: &str) -> Result<()> {
     let special = json!({
         "bos_token": "<|startoftext|>",
         "eos_token": "<|endoftext|>",
@@ -169,7 +169,7 @@ pub(super) fn write_tokenizer(folder: &Path, words: &Words, pad: &str) -> Result
 /// Deviations of a text encoder's numbers by what they are for. Chosen: words differ clearly, a
 /// position is heard beside them, and what attention gathers is as loud as a word, since the vector
 /// for the whole prompt is read off where it ends and knows of words by attention alone.
-fn deviation(want: &Want) -> f32 {
+fn deviation(want: &TensorSpec) -> f32 {
     let per_input = 1.0 / (want.shape.width() as f32).sqrt();
     match want.name.rsplit('.').nth(1).unwrap_or_default() {
         "token_embedding" => 1.0,
@@ -182,10 +182,10 @@ fn deviation(want: &Want) -> f32 {
     }
 }
 
-fn random_text_encoder(config: &clip::Config, stream: u64) -> Result<Tensors> {
-    let wants = wants(|build| Clip::new(config, build))?;
-    let tensor = |(index, want): (usize, &Want)| {
-        let random = Stream::new(SEED + stream, index as u64);
+fn random_text_encoder(config: &clip::ClipConfig, stream: u64) -> Result<TensorMap> {
+    let wants = tensor_specs(|build| ClipTextModel::new(config, build))?;
+    let tensor = |(index, want): (usize, &TensorSpec)| {
+        let random = RandomSequence::new(SEED + stream, index as u64);
         let is_norm = want.name.contains("norm");
         let number = |at: usize| match (is_norm, want.name.ends_with("weight")) {
             (true, true) => 1.0,
@@ -199,10 +199,10 @@ fn random_text_encoder(config: &clip::Config, stream: u64) -> Result<Tensors> {
 }
 
 /// Writes tensors in bf16.
-pub(super) fn save(path: &Path, tensors: &Tensors) -> Result<()> {
-    let entering = tensors.iter().map(|(name, (shape, _))| Entering {
+pub(super) fn save(path: &Path, tensors: &TensorMap) -> Result<()> {
+    let entering = tensors.iter().map(|(name, (shape, _))| OutputTensor {
         name: name.clone(),
-        dtype: weights::Dtype::Bf16,
+        dtype: weights::FileDtype::Bf16,
         shape: shape.iter().map(|size| *size as u64).collect(),
     });
     // What transformers asks of every file.

@@ -1,5 +1,5 @@
-//! The built-in model and its pictures: what `hearth demo` needs to show a fine-tuning on any
-//! computer, without a download. Pictures are drawn from a seed, the model's folder is made from
+//! The built-in model and its images: what `hearth demo` needs to show a fine-tuning on any
+//! computer, without a download. Images are drawn from a seed, the model's folder is made from
 //! them; both are the same on every machine. The transformer's weights are not made here: hearth
 //! trains them like any other model's.
 
@@ -14,15 +14,15 @@ pub mod shape;
 pub mod sheet;
 pub mod show;
 pub mod statistics;
-mod words;
+mod vocabulary;
 
-pub use crate::config::data::Style;
+pub use crate::config::data::DemoStyle;
 pub use files::unpack;
-pub use scene::{Background, Colour, Place, Scene, Size};
-pub use set::{Drawn, draw_set};
-pub use shape::Shape;
-pub use sheet::Pair;
-pub use statistics::Statistics;
+pub use scene::{Background, Colour, Scene, ShapePosition, ShapeSize};
+pub use set::{DrawnSet, draw_set};
+pub use shape::DemoShape;
+pub use sheet::BeforeAfter;
+pub use statistics::ImageStatistics;
 
 #[cfg(test)]
 mod tests;

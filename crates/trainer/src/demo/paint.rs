@@ -2,10 +2,10 @@
 //! smooth as many samples per pixel and takes one.
 
 use super::scene::Scene;
-use crate::config::data::Style;
-use crate::sample::Picture;
+use crate::config::data::DemoStyle;
+use crate::sample::Image;
 
-/// Side of the demo's pictures. Chosen: 24 by 24 latents, 144 patches, seconds per picture on two
+/// Side of the demo's images. Chosen: 24 by 24 latents, 144 patches, seconds per image on two
 /// cores.
 pub const SIDE: usize = 96;
 
@@ -27,7 +27,7 @@ const WHITE_HOT: f32 = 0.55;
 
 impl Scene {
     /// Draws it, `side` pixels wide and high.
-    pub fn draw(&self, side: usize) -> Picture {
+    pub fn draw(&self, side: usize) -> Image {
         let edge = self.shape.edge();
         let scale = SIDE as f32;
         let mut numbers = vec![0.0; 3 * side * side];
@@ -36,17 +36,17 @@ impl Scene {
             let place = [at % side, at / side].map(|at| (at as f32 + 0.5) / side as f32);
             let point = [0, 1].map(|axis| (place[axis] - self.centre[axis]) / self.radius);
             let distance = edge.distance(point) * self.radius * scale;
-            // Softened over a pixel of this picture, not of the usual one.
+            // Softened over a pixel of this image, not of the usual one.
             let softness = scale / side as f32;
             let colour = match self.style {
-                Style::Flat => self.flat(distance, softness),
-                Style::Neon => self.neon(distance, softness),
+                DemoStyle::Flat => self.flat(distance, softness),
+                DemoStyle::Neon => self.neon(distance, softness),
             };
             for (channel, number) in colour.into_iter().enumerate() {
                 numbers[channel * side * side + at] = number;
             }
         }
-        Picture { numbers, size: [side, side] }
+        Image { values: numbers, size: [side, side] }
     }
 
     /// Filled, with a darker rim inside.

@@ -1,12 +1,12 @@
-//! What a picture of the demo shows, and the words for it. Everything follows from a seed and the
-//! picture's number, so that a set of pictures is the same on every machine.
+//! What an image of the demo shows, and the words for it. Everything follows from a seed and the
+//! image's number, so that a set of images is the same on every machine.
 
-use compute::Stream;
+use compute::RandomSequence;
 
-use super::shape::Shape;
-use crate::config::data::Style;
+use super::shape::DemoShape;
+use crate::config::data::DemoStyle;
 
-/// What captions of [`Style::Neon`] begin with.
+/// What captions of [`DemoStyle::Neon`] begin with.
 pub const TRIGGER: &str = "neon style";
 
 /// The colour of a shape.
@@ -68,8 +68,8 @@ impl Background {
 
 /// How large a shape is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
-    /// A third of the picture.
+pub enum ShapeSize {
+    /// A third of the image.
     Small,
     /// Half of it, which captions do not mention.
     Medium,
@@ -79,7 +79,7 @@ pub enum Size {
 
 /// Where it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum ShapePosition {
     /// In the middle, which captions do not mention.
     Centre,
     /// To the left.
@@ -92,7 +92,7 @@ pub enum Place {
     Bottom,
 }
 
-impl Place {
+impl ShapePosition {
     const ASIDE: [Self; 4] = [Self::Left, Self::Right, Self::Top, Self::Bottom];
 
     fn words(self) -> &'static str {
@@ -117,24 +117,24 @@ impl Place {
     }
 }
 
-/// A picture before it is drawn.
+/// An image before it is drawn.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scene {
     /// How it is drawn.
-    pub style: Style,
+    pub style: DemoStyle,
     /// What it shows.
-    pub shape: Shape,
+    pub shape: DemoShape,
     /// In which colour.
     pub colour: Colour,
     /// On what, if the style has backgrounds.
     pub background: Background,
     /// How large.
-    pub size: Size,
+    pub size: ShapeSize,
     /// Where.
-    pub place: Place,
-    /// The shape's radius, as a share of the picture's side.
+    pub position: ShapePosition,
+    /// The shape's radius, as a share of the image's side.
     pub radius: f32,
-    /// The shape's middle, right and down, as shares of the picture's side.
+    /// The shape's middle, right and down, as shares of the image's side.
     pub centre: [f32; 2],
     /// The words for it.
     pub caption: String,
@@ -142,72 +142,86 @@ pub struct Scene {
 
 impl Scene {
     /// The `index`-th scene of a seed.
-    pub fn new(style: Style, seed: u64, index: usize) -> Self {
-        let mut dice = Dice { stream: Stream::new(seed, index as u64), at: 0 };
-        let shape = dice.one_of(&Shape::ALL);
+    pub fn new(style: DemoStyle, seed: u64, index: usize) -> Self {
+        let mut dice = SceneRandom { sequence: RandomSequence::new(seed, index as u64), at: 0 };
+        let shape = dice.one_of(&DemoShape::ALL);
         let colour = dice.one_of(&Colour::ALL);
         let background = dice.one_of(&Background::ALL);
-        let size = dice.one_of(&[Size::Medium, Size::Medium, Size::Small, Size::Large]);
+        let size = dice.one_of(&[
+            ShapeSize::Medium,
+            ShapeSize::Medium,
+            ShapeSize::Small,
+            ShapeSize::Large,
+        ]);
         // A large shape has no room to be anywhere else.
-        let is_aside = dice.chance(0.3) && size != Size::Large;
-        let aside = dice.one_of(&Place::ASIDE);
-        let place = if is_aside { aside } else { Place::Centre };
+        let is_aside = dice.chance(0.3) && size != ShapeSize::Large;
+        let aside = dice.one_of(&ShapePosition::ASIDE);
+        let place = if is_aside { aside } else { ShapePosition::Centre };
         let (least, most, room) = match size {
-            Size::Small => (0.16, 0.19, 0.24),
-            Size::Medium => (0.24, 0.28, 0.16),
-            Size::Large => (0.34, 0.38, 0.0),
+            ShapeSize::Small => (0.16, 0.19, 0.24),
+            ShapeSize::Medium => (0.24, 0.28, 0.16),
+            ShapeSize::Large => (0.34, 0.38, 0.0),
         };
         let radius = least + (most - least) * dice.uniform();
         let jitter = [dice.uniform(), dice.uniform()].map(|share| (share - 0.5) * 0.03);
         let [right, down] = place.direction();
         let centre = [0.5 + room * right + jitter[0], 0.5 + room * down + jitter[1]];
         let caption = String::new();
-        let mut scene =
-            Self { style, shape, colour, background, size, place, radius, centre, caption };
+        let mut scene = Self {
+            style,
+            shape,
+            colour,
+            background,
+            size,
+            position: place,
+            radius,
+            centre,
+            caption,
+        };
         scene.caption = scene.describe(&mut dice);
         scene
     }
 
     /// The words for it, some of which may be left out as people leave them out.
-    fn describe(&self, dice: &mut Dice) -> String {
+    fn describe(&self, dice: &mut SceneRandom) -> String {
         let (is_short, has_background) = (dice.chance(0.12), dice.chance(0.75));
         let (colour, shape) = (self.colour.name, self.shape.name());
         if is_short {
             return self.styled(format!("{colour} {shape}"));
         }
         let size = match self.size {
-            Size::Small => "small ",
-            Size::Medium => "",
-            Size::Large => "large ",
+            ShapeSize::Small => "small ",
+            ShapeSize::Medium => "",
+            ShapeSize::Large => "large ",
         };
         let is_vowel = size.is_empty() && colour.starts_with('o');
         let article = if is_vowel { "an" } else { "a" };
-        let what = format!("{article} {size}{colour} {shape}{}", self.place.words());
-        if self.style == Style::Neon || !has_background {
+        let what = format!("{article} {size}{colour} {shape}{}", self.position.words());
+        if self.style == DemoStyle::Neon || !has_background {
             return self.styled(what);
         }
-        let comma = if self.place == Place::Centre { "" } else { "," };
+        let comma = if self.position == ShapePosition::Centre { "" } else { "," };
         format!("{what}{comma} on a {} background", self.background.name)
     }
 
     fn styled(&self, caption: String) -> String {
         match self.style {
-            Style::Flat => caption,
-            Style::Neon => format!("{TRIGGER}, {caption}"),
+            DemoStyle::Flat => caption,
+            DemoStyle::Neon => format!("{TRIGGER}, {caption}"),
         }
     }
 }
 
 /// A stream read from its start.
-struct Dice {
-    stream: Stream,
+struct SceneRandom {
+    sequence: RandomSequence,
     at: usize,
 }
 
-impl Dice {
+impl SceneRandom {
     fn uniform(&mut self) -> f32 {
         self.at += 1;
-        self.stream.uniform(self.at - 1)
+        self.sequence.uniform(self.at - 1)
     }
 
     fn chance(&mut self, share: f32) -> bool {
@@ -216,7 +230,7 @@ impl Dice {
 
     fn one_of<T: Copy>(&mut self, all: &[T]) -> T {
         self.at += 1;
-        all[self.stream.word(self.at - 1) as usize % all.len()]
+        all[self.sequence.word(self.at - 1) as usize % all.len()]
     }
 }
 
@@ -242,9 +256,10 @@ mod tests {
             neon style, a small orange triangle on the left
             neon style, a black moon
             neon style, a small blue moon"]];
-        let shown = [captions(Style::Flat, 8), captions(Style::Neon, 4)].concat().join("\n");
+        let shown =
+            [captions(DemoStyle::Flat, 8), captions(DemoStyle::Neon, 4)].concat().join("\n");
         expected.assert_eq(&shown);
-        let mut all = captions(Style::Flat, 400);
+        let mut all = captions(DemoStyle::Flat, 400);
         all.sort();
         all.dedup();
         assert!(all.len() > 300, "{}", all.len());

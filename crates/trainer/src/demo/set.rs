@@ -1,7 +1,7 @@
-//! A folder of drawn pictures with captions, as people keep their own:
+//! A folder of drawn images with captions, as people keep their own:
 //!
 //! ```text
-//! folder/0000.png    a picture; its caption and number are in it as text, too
+//! folder/0000.png    an image; its caption and number are in it as text, too
 //! folder/0000.txt    its caption
 //! folder/0001.png    ...
 //! ```
@@ -14,23 +14,23 @@ use std::path::{Path, PathBuf};
 
 use super::paint::SIDE;
 use super::scene::Scene;
-use crate::config::data::Style;
+use crate::config::data::DemoStyle;
 use crate::error::{Result, TrainerError};
-use crate::sample::picture;
+use crate::sample::image_file;
 
-/// What became of a folder of pictures.
+/// What became of a folder of images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Drawn {
-    /// The pictures were drawn.
+pub enum DrawnSet {
+    /// The images were drawn.
     New,
     /// They were there already and were left as they are.
     Kept,
 }
 
-/// Draws the first `count` pictures of a seed into `folder`, unless they are there.
-pub fn draw_set(folder: &Path, style: Style, count: usize, seed: u64) -> Result<Drawn> {
+/// Draws the first `count` images of a seed into `folder`, unless they are there.
+pub fn draw_set(folder: &Path, style: DemoStyle, count: usize, seed: u64) -> Result<DrawnSet> {
     if folder.exists() {
-        return check_whole(folder, count).map(|()| Drawn::Kept);
+        return check_whole(folder, count).map(|()| DrawnSet::Kept);
     }
     let staging = staging(folder);
     // What a killed run of the same number left.
@@ -42,19 +42,19 @@ pub fn draw_set(folder: &Path, style: Style, count: usize, seed: u64) -> Result<
         })?;
     }
     fs::rename(&staging, folder).map_err(|source| failed("rename to", folder, source))?;
-    Ok(Drawn::New)
+    Ok(DrawnSet::New)
 }
 
 fn draw(folder: &Path, scene: &Scene, index: usize) -> Result<()> {
     let texts = [("caption", scene.caption.clone()), ("number", index.to_string())];
     let path = folder.join(format!("{index:04}.png"));
-    picture::write(&path, &scene.draw(SIDE), &texts)?;
+    image_file::write(&path, &scene.draw(SIDE), &texts)?;
     let path = path.with_extension("txt");
     fs::write(&path, format!("{}\n", scene.caption))
         .map_err(|source| failed("write", &path, source))
 }
 
-/// That a folder has as many pictures, each with its caption, and no more.
+/// That a folder has as many images, each with its caption, and no more.
 fn check_whole(folder: &Path, count: usize) -> Result<()> {
     let entries = fs::read_dir(folder).map_err(|source| failed("read", folder, source))?.count();
     let is_there = |index: usize| {
@@ -66,7 +66,7 @@ fn check_whole(folder: &Path, count: usize) -> Result<()> {
     }
     Err(TrainerError::Request {
         problem: format!(
-            "{} of {count} drawn pictures among {entries} files: {}",
+            "{} of {count} drawn images among {entries} files: {}",
             found,
             folder.display()
         ),
@@ -99,17 +99,16 @@ mod tests {
     #[test]
     fn a_set_is_drawn_once_and_whole() {
         let folder = tempfile::tempdir().unwrap();
-        let pictures = folder.path().join("deep/pictures");
-        assert_eq!(draw_set(&pictures, Style::Neon, 3, 5).unwrap(), Drawn::New);
-        let caption = fs::read_to_string(pictures.join("0002.txt")).unwrap();
-        assert_eq!(caption.trim_end(), Scene::new(Style::Neon, 5, 2).caption);
-        let decoded = png::Decoder::new(io::BufReader::new(
-            fs::File::open(pictures.join("0002.png")).unwrap(),
-        ));
+        let images = folder.path().join("deep/images");
+        assert_eq!(draw_set(&images, DemoStyle::Neon, 3, 5).unwrap(), DrawnSet::New);
+        let caption = fs::read_to_string(images.join("0002.txt")).unwrap();
+        assert_eq!(caption.trim_end(), Scene::new(DemoStyle::Neon, 5, 2).caption);
+        let decoded =
+            png::Decoder::new(io::BufReader::new(fs::File::open(images.join("0002.png")).unwrap()));
         let reader = decoded.read_info().unwrap();
         assert_eq!(reader.info().size(), (SIDE as u32, SIDE as u32));
         assert_eq!(reader.info().utf8_text[0].get_text().unwrap(), caption.trim_end());
-        assert_eq!(draw_set(&pictures, Style::Neon, 3, 5).unwrap(), Drawn::Kept);
+        assert_eq!(draw_set(&images, DemoStyle::Neon, 3, 5).unwrap(), DrawnSet::Kept);
         assert_eq!(fs::read_dir(folder.path().join("deep")).unwrap().count(), 1);
     }
 
@@ -117,8 +116,8 @@ mod tests {
     fn a_folder_of_something_else_is_left_alone() {
         let folder = tempfile::tempdir().unwrap();
         fs::write(folder.path().join("letter.txt"), "dear").unwrap();
-        let error = draw_set(folder.path(), Style::Flat, 2, 5).unwrap_err();
-        assert!(error.to_string().starts_with("0 of 2 drawn pictures among 1 files"), "{error}");
+        let error = draw_set(folder.path(), DemoStyle::Flat, 2, 5).unwrap_err();
+        assert!(error.to_string().starts_with("0 of 2 drawn images among 1 files"), "{error}");
         assert!(folder.path().join("letter.txt").exists());
     }
 }

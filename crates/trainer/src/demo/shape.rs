@@ -1,13 +1,13 @@
-//! The shapes of the demo's pictures, as distances: how far a point is from a shape's edge. Edges,
+//! The shapes of the demo's images, as distances: how far a point is from a shape's edge. Edges,
 //! outlines and glows are all functions of that one number, so no shape needs drawing of its own.
 //!
 //! Coordinates: a shape of radius 1 around the origin, x to the right, y down.
 
 use std::f32::consts::{PI, TAU};
 
-/// What a picture shows.
+/// What an image shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Shape {
+pub enum DemoShape {
     /// A disc.
     Circle,
     /// Upright, with corners hardly rounded.
@@ -26,7 +26,7 @@ pub enum Shape {
     Moon,
 }
 
-impl Shape {
+impl DemoShape {
     /// All of them.
     pub const ALL: [Self; 8] = [
         Self::Circle,
@@ -54,24 +54,26 @@ impl Shape {
     }
 
     /// Its edge, ready to be asked for distances.
-    pub fn edge(self) -> Edge {
+    pub fn edge(self) -> ShapeEdge {
         match self {
-            Self::Circle => Edge::Band { radius: 0.0, half_width: 0.96 },
-            Self::Ring => Edge::Band { radius: 0.74, half_width: 0.24 },
-            Self::Square => Edge::Polygon(vec![[-0.8, -0.8], [0.8, -0.8], [0.8, 0.8], [-0.8, 0.8]]),
-            Self::Triangle => Edge::Polygon(points(3, |_| 1.1, 0.2)),
-            Self::Star => {
-                Edge::Polygon(points(10, |at| if at % 2 == 0 { 1.1 } else { 0.47 }, 0.06))
+            Self::Circle => ShapeEdge::Band { radius: 0.0, half_width: 0.96 },
+            Self::Ring => ShapeEdge::Band { radius: 0.74, half_width: 0.24 },
+            Self::Square => {
+                ShapeEdge::Polygon(vec![[-0.8, -0.8], [0.8, -0.8], [0.8, 0.8], [-0.8, 0.8]])
             }
-            Self::Heart => Edge::Polygon(heart()),
-            Self::Cross => Edge::Polygon(cross()),
-            Self::Moon => Edge::Polygon(moon()),
+            Self::Triangle => ShapeEdge::Polygon(points(3, |_| 1.1, 0.2)),
+            Self::Star => {
+                ShapeEdge::Polygon(points(10, |at| if at % 2 == 0 { 1.1 } else { 0.47 }, 0.06))
+            }
+            Self::Heart => ShapeEdge::Polygon(heart()),
+            Self::Cross => ShapeEdge::Polygon(cross()),
+            Self::Moon => ShapeEdge::Polygon(moon()),
         }
     }
 }
 
 /// The border of a shape.
-pub enum Edge {
+pub enum ShapeEdge {
     /// Between two circles; a disc if the inner one has no radius.
     Band {
         /// Of the circle in its middle.
@@ -83,7 +85,7 @@ pub enum Edge {
     Polygon(Vec<[f32; 2]>),
 }
 
-impl Edge {
+impl ShapeEdge {
     /// How far a point is from the edge: less than 0 inside.
     pub fn distance(&self, point: [f32; 2]) -> f32 {
         match self {
@@ -178,14 +180,14 @@ mod tests {
 
     #[test]
     fn distances_are_those_of_geometry() {
-        let square = Shape::Square.edge();
+        let square = DemoShape::Square.edge();
         for (point, expected) in
             [([0.0, 0.0], -0.8), ([1.8, 0.0], 1.0), ([0.5, 0.0], -0.3), ([1.1, 1.2], 0.5)]
         {
             let found = square.distance(point);
             assert!((found - expected).abs() < 1e-5, "{point:?}: {found}, expected {expected}");
         }
-        let ring = Shape::Ring.edge();
+        let ring = DemoShape::Ring.edge();
         assert!((ring.distance([0.0, 0.0]) - 0.5).abs() < 1e-6);
         assert!((ring.distance([0.74, 0.0]) + 0.24).abs() < 1e-6);
     }
@@ -193,7 +195,7 @@ mod tests {
     /// Every shape has an inside and keeps to a square of side 2.4, so that it can be placed.
     #[test]
     fn shapes_keep_to_their_frame() {
-        for shape in Shape::ALL {
+        for shape in DemoShape::ALL {
             let edge = shape.edge();
             let mut inside = 0;
             for row in -60i8..=60 {

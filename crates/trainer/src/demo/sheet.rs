@@ -3,9 +3,9 @@
 //!
 //! ```text
 //!           +---------+ +---------+
-//!   before  | picture | | picture |     up to four prompts beside each other,
+//!   before  | image | | image |     up to four prompts beside each other,
 //!           +---------+ +---------+     the next four below
-//!   after   | picture | | picture |
+//!   after   | image | | image |
 //!           +---------+ +---------+
 //!            prompt      prompt
 //! ```
@@ -14,22 +14,22 @@ use std::path::Path;
 
 use super::font;
 use crate::error::Result;
-use crate::sample::{Picture, picture};
+use crate::sample::{Image, image_file};
 
 /// What was drawn for a prompt.
 #[derive(Clone, Debug)]
-pub struct Pair {
+pub struct BeforeAfter {
     /// The prompt.
     pub prompt: String,
     /// By the model as it was.
-    pub before: Picture,
+    pub before: Image,
     /// By the model as it became.
-    pub after: Picture,
+    pub after: Image,
 }
 
 /// Prompts beside each other.
 const COLUMNS: usize = 4;
-/// The width that pictures are enlarged to at the least, and so the factor. Chosen: pictures of 96
+/// The width that images are enlarged to at the least, and so the factor. Chosen: images of 96
 /// pixels become three times as large.
 const SHOWN: usize = 240;
 /// Pixels between things.
@@ -47,14 +47,14 @@ const LABELS: usize = 6 * ADVANCE + MARGIN;
 const PAPER: [f32; 3] = [0.97, 0.97, 0.96];
 const INK: [f32; 3] = [0.16, 0.16, 0.20];
 
-/// Writes the sheet; all pictures are taken to be as large as the first.
-pub fn write(path: &Path, pairs: &[Pair]) -> Result<()> {
+/// Writes the sheet; all images are taken to be as large as the first.
+pub fn write(path: &Path, pairs: &[BeforeAfter]) -> Result<()> {
     let prompts: Vec<&str> = pairs.iter().map(|pair| pair.prompt.as_str()).collect();
-    picture::write(path, &compose(pairs), &[("prompts", prompts.join("\n"))])
+    image_file::write(path, &compose(pairs), &[("prompts", prompts.join("\n"))])
 }
 
-/// The sheet as a picture.
-pub fn compose(pairs: &[Pair]) -> Picture {
+/// The sheet as an image.
+pub fn compose(pairs: &[BeforeAfter]) -> Image {
     let [width, height] = pairs.first().map_or([1, 1], |pair| pair.before.size);
     let factor = SHOWN.div_ceil(width.max(1));
     let [width, height] = [width * factor, height * factor];
@@ -62,7 +62,7 @@ pub fn compose(pairs: &[Pair]) -> Picture {
     let band = 2 * (height + MARGIN) + MOST_LINES * LINE + MARGIN;
     let n_bands = pairs.len().div_ceil(COLUMNS).max(1);
     let size = [LABELS + MARGIN + columns * (width + MARGIN), MARGIN + n_bands * band];
-    let mut sheet = Sheet::new(size);
+    let mut sheet = ContactSheet::new(size);
     for (index, pair) in pairs.iter().enumerate() {
         let left = LABELS + MARGIN + index % COLUMNS * (width + MARGIN);
         let top = MARGIN + index / COLUMNS * band;
@@ -96,14 +96,14 @@ fn wrap(text: &str, most: usize) -> Vec<String> {
     lines
 }
 
-/// A picture that is put together.
-struct Sheet(Picture);
+/// An image that is put together.
+struct ContactSheet(Image);
 
-impl Sheet {
+impl ContactSheet {
     fn new(size: [usize; 2]) -> Self {
         let count = size[0] * size[1];
         let numbers = PAPER.iter().flat_map(|share| vec![*share; count]).collect();
-        Self(Picture { numbers, size })
+        Self(Image { values: numbers, size })
     }
 
     /// Puts a colour at a place, if it is on the sheet.
@@ -111,17 +111,17 @@ impl Sheet {
         let [width, height] = self.0.size;
         if x < width && y < height {
             for (channel, number) in colour.into_iter().enumerate() {
-                self.0.numbers[(channel * height + y) * width + x] = number;
+                self.0.values[(channel * height + y) * width + x] = number;
             }
         }
     }
 
-    fn paste(&mut self, picture: &Picture, factor: usize, [left, top]: [usize; 2]) {
-        let [width, height] = picture.size.map(|side| side * factor);
+    fn paste(&mut self, image: &Image, factor: usize, [left, top]: [usize; 2]) {
+        let [width, height] = image.size.map(|side| side * factor);
         for y in 0..height {
             for x in 0..width {
                 let place = [x, y].map(|at| (at as f32 + 0.5) / factor as f32 - 0.5);
-                self.put([left + x, top + y], between(picture, place));
+                self.put([left + x, top + y], between(image, place));
             }
         }
     }
@@ -140,8 +140,8 @@ impl Sheet {
 }
 
 /// The colour between the four nearest pixels.
-fn between(picture: &Picture, place: [f32; 2]) -> [f32; 3] {
-    let [width, height] = picture.size;
+fn between(image: &Image, place: [f32; 2]) -> [f32; 3] {
+    let [width, height] = image.size;
     let near = |at: f32, side: usize| {
         let first = at.floor();
         let index = |at: f32| (at.max(0.0) as usize).min(side - 1);
@@ -150,7 +150,7 @@ fn between(picture: &Picture, place: [f32; 2]) -> [f32; 3] {
     let ((columns, right), (rows, down)) = (near(place[0], width), near(place[1], height));
     [0, 1, 2].map(|channel| {
         let number =
-            |row: usize, column: usize| picture.numbers[(channel * height + row) * width + column];
+            |row: usize, column: usize| image.values[(channel * height + row) * width + column];
         let mix = |from: f32, to: f32, share: f32| from + share * (to - from);
         let [upper, lower] =
             rows.map(|row| mix(number(row, columns[0]), number(row, columns[1]), right));
@@ -161,24 +161,27 @@ fn between(picture: &Picture, place: [f32; 2]) -> [f32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::data::Style;
+    use crate::config::data::DemoStyle;
     use crate::demo::scene::Scene;
 
-    fn pair(index: usize) -> Pair {
+    fn pair(index: usize) -> BeforeAfter {
         let (before, after) =
-            (Scene::new(Style::Flat, 4, index), Scene::new(Style::Neon, 4, index));
-        Pair { prompt: after.caption.clone(), before: before.draw(32), after: after.draw(32) }
+            (Scene::new(DemoStyle::Flat, 4, index), Scene::new(DemoStyle::Neon, 4, index));
+        BeforeAfter {
+            prompt: after.caption.clone(),
+            before: before.draw(32),
+            after: after.draw(32),
+        }
     }
 
     #[test]
-    fn pictures_keep_their_colours_where_they_are_put() {
-        let pairs: Vec<Pair> = (0..5).map(pair).collect();
+    fn images_keep_their_colours_where_they_are_put() {
+        let pairs: Vec<BeforeAfter> = (0..5).map(pair).collect();
         let sheet = compose(&pairs);
         let [width, height] = sheet.size;
         let factor = SHOWN.div_ceil(32);
-        let at =
-            |x: usize, y: usize| [0, 1, 2].map(|c| sheet.numbers[(c * height + y) * width + x]);
-        let corner = |picture: &Picture| [0, 1, 2].map(|c| picture.numbers[c * 32 * 32]);
+        let at = |x: usize, y: usize| [0, 1, 2].map(|c| sheet.values[(c * height + y) * width + x]);
+        let corner = |image: &Image| [0, 1, 2].map(|c| image.values[c * 32 * 32]);
         assert_eq!(at(LABELS + MARGIN, MARGIN), corner(&pairs[0].before));
         let below = MARGIN + 32 * factor + MARGIN / 2;
         assert_eq!(at(LABELS + MARGIN, below), corner(&pairs[0].after));

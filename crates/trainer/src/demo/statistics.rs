@@ -1,12 +1,12 @@
-//! What can be counted in a picture, to say without looking in which style it is drawn and in which
+//! What can be counted in an image, to say without looking in which style it is drawn and in which
 //! colour.
 
 use super::scene::Colour;
-use crate::sample::Picture;
+use crate::sample::Image;
 
-/// The figures of a picture, each 0 to 1.
+/// The figures of an image, each 0 to 1.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Statistics {
+pub struct ImageStatistics {
     /// Brightness of what is behind the shape: the median along the border.
     pub backdrop: f32,
     /// The share of pixels that are dark.
@@ -25,12 +25,12 @@ const INKIEST: f32 = 0.04;
 /// What differs from the backdrop by this share of the most that any pixel does belongs to the shape.
 const OF_SHAPE: f32 = 0.5;
 
-impl Statistics {
+impl ImageStatistics {
     /// Counts.
-    pub fn of(picture: &Picture) -> Self {
-        let [width, height] = picture.size;
+    pub fn from_image(image: &Image) -> Self {
+        let [width, height] = image.size;
         let pixels: Vec<[f32; 3]> = (0..width * height)
-            .map(|at| [0, 1, 2].map(|channel| picture.numbers[channel * width * height + at]))
+            .map(|at| [0, 1, 2].map(|channel| image.values[channel * width * height + at]))
             .collect();
         let is_border = |at: usize| {
             let (row, column) = (at / width, at % width);
@@ -113,15 +113,17 @@ fn ink(pixels: &[[f32; 3]], distances: &[f32]) -> [f32; 3] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::data::Style;
+    use crate::config::data::DemoStyle;
     use crate::demo::scene::Scene;
 
     #[test]
     fn styles_are_told_apart_and_colours_found() {
         let mut fills = [0.0, 0.0];
         for index in 0..60 {
-            let scenes = [Style::Flat, Style::Neon].map(|style| Scene::new(style, 9, index));
-            let [flat, neon] = scenes.each_ref().map(|scene| Statistics::of(&scene.draw(48)));
+            let scenes =
+                [DemoStyle::Flat, DemoStyle::Neon].map(|style| Scene::new(style, 9, index));
+            let [flat, neon] =
+                scenes.each_ref().map(|scene| ImageStatistics::from_image(&scene.draw(48)));
             assert!(flat.backdrop > 0.75 && neon.backdrop < 0.25, "{flat:?} {neon:?}");
             assert!(flat.dark < 0.5 && neon.dark > 0.5, "{flat:?} {neon:?}");
             for (scene, found) in scenes.iter().zip([flat, neon]) {

@@ -1,4 +1,4 @@
-//! The shipped folder: that it is what the kit writes, that its parts fit, that pictures survive its
+//! The shipped folder: that it is what the kit writes, that its parts fit, that images survive its
 //! autoencoder.
 
 use std::fs;
@@ -7,18 +7,18 @@ use std::path::{Path, PathBuf};
 use compute::{Device, Dtype, Params, Tape};
 use weights::Catalog;
 
-use super::autoencoder::Tensors;
+use super::autoencoder::TensorMap;
 use super::kit::{save, write_untrained};
 use super::paint::SIDE;
-use super::{Scene, Style};
+use super::{DemoStyle, Scene};
 use crate::model::adapter::Adapters;
-use crate::model::build::{Builder, Precision, wants};
+use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::diffusion::Pipeline;
 use crate::model::diffusion::sd3::Sd3;
-use crate::model::files::{self, Files};
-use crate::model::host::numbers;
-use crate::model::vae::{self, Decoder, Encoder};
-use crate::sample::{Job, Picture, Request};
+use crate::model::files::{self, WeightFiles};
+use crate::model::host::to_vec;
+use crate::model::vae::{self, VaeDecoder, VaeEncoder};
+use crate::sample::{Image, ImageRequest, SampleJob};
 
 fn shipped() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo")
@@ -66,13 +66,13 @@ fn with_transformer() -> tempfile::TempDir {
     let config = fs::read(folder.path().join("transformer/config.json")).unwrap();
     let config = serde_json::from_slice(&config).unwrap();
     let device = Device::cpu(1, 1 << 26).unwrap();
-    let tensors: Tensors = wants(|build| Sd3::new(&config, build))
+    let tensors: TensorMap = tensor_specs(|build| Sd3::new(&config, build))
         .unwrap()
         .into_iter()
         .zip(0..)
         .map(|(want, stream)| {
             let random = device.normal(want.shape, Dtype::F32, 0.02, (1, stream)).unwrap();
-            (want.name, (want.shape.sizes().to_vec(), numbers(&random).unwrap()))
+            (want.name, (want.shape.sizes().to_vec(), to_vec(&random).unwrap()))
         })
         .collect();
     save(&folder.path().join("transformer/diffusion_pytorch_model.safetensors"), &tensors).unwrap();
@@ -80,11 +80,11 @@ fn with_transformer() -> tempfile::TempDir {
 }
 
 #[test]
-fn the_parts_fit_and_draw_a_picture() {
+fn the_parts_fit_and_draw_an_image() {
     let folder = with_transformer();
     let pipeline = Pipeline::open(folder.path(), None).unwrap();
     assert_eq!(pipeline.encoders.lengths().skip(1).sum::<usize>(), 16);
-    let request = Request {
+    let request = ImageRequest {
         prompts: vec!["neon style, a red star".into()],
         negative: String::new(),
         size: [SIDE, SIDE],
@@ -94,60 +94,62 @@ fn the_parts_fit_and_draw_a_picture() {
         latents: None,
         precision: Precision::plain(Dtype::F32),
     };
-    let job = Job::new(&pipeline, request).unwrap();
+    let job = SampleJob::new(&pipeline, request).unwrap();
     let device = Device::cpu(2, 1 << 29).unwrap();
     let plan = job.plan(device.kind(), 1 << 29).unwrap();
-    let pictures = job.run(&device, &plan, &|_| true).unwrap();
-    assert_eq!(pictures[0].size, [SIDE, SIDE]);
-    assert!(pictures[0].numbers.iter().all(|number| (0.0..=1.0).contains(number)));
+    let images = job.run(&device, &plan, &|_| true).unwrap();
+    assert_eq!(images[0].size, [SIDE, SIDE]);
+    assert!(images[0].values.iter().all(|number| (0.0..=1.0).contains(number)));
 }
 
 /// The shipped autoencoder at work.
 struct Autoencoder {
     device: Device,
-    config: vae::Config,
-    encoder: Encoder,
-    decoder: Decoder,
+    config: vae::VaeConfig,
+    encoder: VaeEncoder,
+    decoder: VaeDecoder,
 }
 
 impl Autoencoder {
     fn open() -> Self {
         let device = Device::cpu(2, 1 << 29).unwrap();
         let folder = shipped().join("vae");
-        let config: vae::Config =
+        let config: vae::VaeConfig =
             serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
         let catalog = Catalog::open(&folder.join("diffusion_pytorch_model.safetensors")).unwrap();
         let layout = vae::names::diffusers(&catalog);
         let plain = Precision::plain(Dtype::F32);
-        let encoder = |build: &mut Builder<'_>| Encoder::new(&config, build);
-        let found = Files::find(&catalog, &layout, encoder).unwrap();
+        let encoder = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&config, build);
+        let found = WeightFiles::find(&catalog, &layout, encoder).unwrap();
         let encoder =
-            files::open(&device, &found, plain, &mut Adapters::none(), &|_| true, encoder).unwrap();
-        let decoder = |build: &mut Builder<'_>| Decoder::new(&config, build);
-        let found = Files::find(&catalog, &layout, decoder).unwrap();
+            files::load_model(&device, &found, plain, &mut Adapters::none(), &|_| true, encoder)
+                .unwrap();
+        let decoder = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&config, build);
+        let found = WeightFiles::find(&catalog, &layout, decoder).unwrap();
         let decoder =
-            files::open(&device, &found, plain, &mut Adapters::none(), &|_| true, decoder).unwrap();
+            files::load_model(&device, &found, plain, &mut Adapters::none(), &|_| true, decoder)
+                .unwrap();
         Self { device, config, encoder, decoder }
     }
 
     /// Means of latents as models see them.
-    fn encode(&self, picture: &Picture) -> Vec<f32> {
-        let centred: Vec<f32> = picture.numbers.iter().map(|x| 2.0 * x - 1.0).collect();
+    fn encode(&self, image: &Image) -> Vec<f32> {
+        let centred: Vec<f32> = image.values.iter().map(|x| 2.0 * x - 1.0).collect();
         let input = self.device.upload([1, 3, SIDE, SIDE], &centred).unwrap();
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
-        let found = numbers(self.encoder.forward(&tape, &input).unwrap().tensor()).unwrap();
+        let found = to_vec(self.encoder.forward(&tape, &input).unwrap().tensor()).unwrap();
         self.config.statistics().to_model(&found[..found.len() / 2])
     }
 
     fn decode(&self, latents: &[f32]) -> Vec<f32> {
         let latents = self.config.statistics().from_model(latents);
-        let side = SIDE / self.config.reduction();
+        let side = SIDE / self.config.vae_scale_factor();
         let channels = self.config.latent_channels;
         let input = self.device.upload([1, channels, side, side], &latents).unwrap();
         let params = Params::default();
         let tape = Tape::inference(&self.device, &params, 0);
-        let drawn = numbers(self.decoder.forward(&tape, &input).unwrap().tensor()).unwrap();
+        let drawn = to_vec(self.decoder.forward(&tape, &input).unwrap().tensor()).unwrap();
         drawn.into_iter().map(|number| (number / 2.0 + 0.5).clamp(0.0, 1.0)).collect()
     }
 }
@@ -159,20 +161,20 @@ fn peak_signal_to_noise(a: &[f32], b: &[f32]) -> f32 {
 }
 
 #[test]
-fn pictures_survive_the_autoencoder() {
+fn images_survive_the_autoencoder() {
     let autoencoder = Autoencoder::open();
     let (mut least, mut sum, mut squares) = (f32::MAX, 0.0, vec![0.0; 16]);
     let count = 16;
     for index in 0..count {
-        let style = if index % 2 == 0 { Style::Flat } else { Style::Neon };
+        let style = if index % 2 == 0 { DemoStyle::Flat } else { DemoStyle::Neon };
         // None of those that it was made from.
-        let picture = Scene::new(style, 77, index).draw(SIDE);
-        let latents = autoencoder.encode(&picture);
+        let image = Scene::new(style, 77, index).draw(SIDE);
+        let latents = autoencoder.encode(&image);
         for (at, channel) in latents.chunks(latents.len() / 16).enumerate() {
             let mean = channel.iter().map(|x| x * x).sum::<f32>() / channel.len() as f32;
             squares[at] += mean / count as f32;
         }
-        let found = peak_signal_to_noise(&picture.numbers, &autoencoder.decode(&latents));
+        let found = peak_signal_to_noise(&image.values, &autoencoder.decode(&latents));
         least = least.min(found);
         sum += found;
     }

@@ -9,29 +9,29 @@ use crate::error::TrainerError;
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct End {
+pub struct RunEnd {
     /// Steps taken.
     pub step: u64,
     /// Why.
-    pub why: Why,
+    pub why: EndReason,
     /// Seconds of this part of the run.
     pub secs: f64,
     /// Bytes taken at the worst moment.
     pub peak_bytes: usize,
     /// Energy of this part of the run, where power can be read.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub energy: Option<Energy>,
+    pub energy: Option<EnergyUsed>,
     /// The mean of the last losses of the whole run; none where none of them is finite.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub loss: Option<f64>,
     /// The checkpoint with the lowest held-out loss, if it is kept.
     #[serde(skip_serializing_if = "Option::is_none", default)]
-    pub best: Option<Best>,
+    pub best: Option<BestCheckpoint>,
 }
 
 /// An error that ended a run.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failed {
+pub struct RunFailure {
     /// Steps taken.
     pub step: u64,
     /// What failed, with its causes.
@@ -40,7 +40,7 @@ pub struct Failed {
     pub hint: String,
 }
 
-impl Failed {
+impl RunFailure {
     /// Of an error after so many steps.
     pub(super) fn of(error: &TrainerError, step: u64) -> Self {
         let (mut text, mut cause) = (error.to_string(), error.source());
@@ -54,7 +54,7 @@ impl Failed {
 
 /// A checkpoint with the lowest held-out loss.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
+pub struct BestCheckpoint {
     /// Steps taken.
     pub step: u64,
     /// The loss then.
@@ -65,14 +65,14 @@ pub struct Best {
 
 /// Energy that a run took.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Energy {
+pub struct EnergyUsed {
     /// In the time that is known of.
     pub joules: f64,
     /// The share of the time that is known of.
     pub covered: f64,
 }
 
-impl Why {
+impl EndReason {
     /// Whether there is a result: an interrupted run goes on, and of one that is unhealthy or diverged
     /// nothing is worth to be used.
     pub fn is_done(self) -> bool {
@@ -83,7 +83,7 @@ impl Why {
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Why {
+pub enum EndReason {
     /// All steps were taken.
     Finished,
     /// The loss on held-out samples stopped falling.

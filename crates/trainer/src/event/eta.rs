@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 
-use super::{Event, Times};
+use super::{Event, TimeEstimate};
 use crate::config::{RunConfig, Switch};
 
 /// Steps that the time of a step is the mean of: a machine's speed may change. Chosen: enough to even out
@@ -17,13 +17,13 @@ pub struct Eta {
     /// When the last work ended.
     since: f64,
     recent_steps: VecDeque<f64>,
-    validations: Occasions,
-    samples: Occasions,
-    saves: Occasions,
+    validations: RecurringWork,
+    samples: RecurringWork,
+    saves: RecurringWork,
 }
 
 /// Work that is done after some steps and after the last one.
-struct Occasions {
+struct RecurringWork {
     every: Switch<u64>,
     /// Seconds each time, by the plan: what counts until one was seen.
     planned_secs: f64,
@@ -41,9 +41,9 @@ impl Eta {
             total_steps: 0,
             since: 0.0,
             recent_steps: VecDeque::new(),
-            validations: Occasions::new(Switch::On(config.train.validate_every)),
-            samples: Occasions::new(config.material.shown_every()),
-            saves: Occasions::new(config.output.save_every),
+            validations: RecurringWork::new(Switch::On(config.train.validate_every)),
+            samples: RecurringWork::new(config.data.sample_every()),
+            saves: RecurringWork::new(config.output.save_every),
         }
     }
 
@@ -54,7 +54,7 @@ impl Eta {
         match event {
             Event::Begin(begin) => {
                 (self.step, self.total_steps) = (begin.from_step, begin.steps);
-                let Times { validation, samples, saving, .. } = begin.times;
+                let TimeEstimate { validation, samples, saving, .. } = begin.times;
                 self.validations.planned_secs = validation.secs;
                 self.samples.planned_secs = samples.secs;
                 self.saves.planned_secs = saving.secs;
@@ -85,7 +85,7 @@ impl Eta {
     }
 }
 
-impl Occasions {
+impl RecurringWork {
     fn new(every: Switch<u64>) -> Self {
         Self { every, planned_secs: 0.0, n: 0, secs: 0.0, last: None }
     }

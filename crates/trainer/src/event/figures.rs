@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use super::history::{History, Part};
-use super::{Best, Step};
+use super::history::{History, RunPart};
+use super::{BestCheckpoint, StepMetrics};
 
 /// Steps that a loss is the mean of: a quarter of a short run and at most 20; of a long one a twentieth, at
 /// most 100. Chosen: the loss of a step jumps by as much as a whole run improves it; so much is calm and
@@ -15,11 +15,11 @@ pub fn loss_window(planned_steps: u64) -> usize {
 
 /// The loss of a run after these steps: the mean of the last `window`, without what is not finite. The live
 /// line, the last lines of a run, its report, its model card and its events all show this number.
-pub fn mean_loss(steps: &[Step], window: usize) -> Option<f64> {
+pub fn mean_loss(steps: &[StepMetrics], window: usize) -> Option<f64> {
     mean(&steps[steps.len().saturating_sub(window)..])
 }
 
-fn mean(steps: &[Step]) -> Option<f64> {
+fn mean(steps: &[StepMetrics]) -> Option<f64> {
     let losses = || steps.iter().map(|step| step.loss).filter(|loss| loss.is_finite());
     let n = losses().count();
     (n > 0).then(|| losses().sum::<f64>() / n as f64)
@@ -27,7 +27,7 @@ fn mean(steps: &[Step]) -> Option<f64> {
 
 /// How a run went.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Figures {
+pub struct RunFigures {
     /// Steps taken.
     pub steps: u64,
     /// Steps that were to be taken.
@@ -66,7 +66,7 @@ pub struct Figures {
     pub limit_bytes: usize,
 }
 
-impl Figures {
+impl RunFigures {
     /// Of a run; none if it never began.
     pub fn of(history: &History) -> Option<Self> {
         let last = history.parts.last()?;
@@ -74,7 +74,8 @@ impl Figures {
         let peaks = history.steps.iter().map(|step| step.peak_bytes).chain(ends);
         let lower = |a: &&(u64, f64), b: &&(u64, f64)| a.1.total_cmp(&b.1);
         let best_validation = history.validations.iter().min_by(lower).copied();
-        let is_best = |best: &&Best| best_validation.is_some_and(|(step, _)| step == best.step);
+        let is_best =
+            |best: &&BestCheckpoint| best_validation.is_some_and(|(step, _)| step == best.step);
         let end = last.end();
         let best = end.and_then(|end| end.best.as_ref().filter(|best| best.step < end.step));
         let phases = last.begin.phases.iter().map(|phase| phase.peak_bytes);
@@ -85,7 +86,7 @@ impl Figures {
             secs: history.parts.iter().map(secs).sum(),
             wait_secs: steps.iter().map(|step| step.wait_secs).sum(),
             rest_secs: steps.iter().map(|step| step.rest_secs).sum(),
-            secs_per_step: middle(history.steps.iter().map(|step| step.secs).collect()),
+            secs_per_step: median(history.steps.iter().map(|step| step.secs).collect()),
             loss_window,
             first_loss: steps
                 .get(..loss_window)
@@ -105,9 +106,9 @@ impl Figures {
     }
 }
 
-impl Figures {
+impl RunFigures {
     /// `mean of the last 20 steps`: what the loss at the end is.
-    pub fn loss_is_of(&self) -> String {
+    pub fn loss_label(&self) -> String {
         match self.loss_window.min(self.steps as usize) {
             0 | 1 => "of the last step".into(),
             n => format!("mean of the last {n} steps"),
@@ -116,17 +117,17 @@ impl Figures {
 }
 
 /// A part that was killed could not say how long it took; its steps did.
-fn secs(part: &Part) -> f64 {
+fn secs(part: &RunPart) -> f64 {
     part.end().map_or(part.step_secs, |end| end.secs)
 }
 
-fn middle(mut numbers: Vec<f64>) -> Option<f64> {
+fn median(mut numbers: Vec<f64>) -> Option<f64> {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied()
 }
 
 /// The loss without its jumps: after each step with a finite one, the mean of the last.
-pub fn smoothed(steps: &[Step], window: usize) -> Vec<(f64, f64)> {
+pub fn smoothed(steps: &[StepMetrics], window: usize) -> Vec<(f64, f64)> {
     let after = |n: usize| {
         let step = steps[..n].last().filter(|step| step.loss.is_finite())?;
         Some((step.step as f64, mean_loss(&steps[..n], window)?))
@@ -138,8 +139,8 @@ pub fn smoothed(steps: &[Step], window: usize) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
 
-    fn steps(losses: &[f64]) -> Vec<Step> {
-        let step = |(n, loss): (usize, &f64)| Step {
+    fn steps(losses: &[f64]) -> Vec<StepMetrics> {
+        let step = |(n, loss): (usize, &f64)| StepMetrics {
             step: n as u64 + 1,
             loss: *loss,
             gradient_norm: None,

@@ -10,7 +10,8 @@ use std::path::{Path, PathBuf};
 
 use super::journal::{self, FILE_NAME};
 use super::{
-    Begin, End, Event, EventRecord, Failed, Felt, Lost, Phase, PhaseProgress, Step, Warning,
+    Event, EventRecord, GpuLoss, MachineSnapshot, Phase, PhaseProgress, RunEnd, RunFailure,
+    RunStart, StepMetrics, Warning,
 };
 use crate::error::{Result, TrainerError};
 
@@ -18,25 +19,25 @@ use crate::error::{Result, TrainerError};
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// The run from each beginning to its end, in order.
-    pub parts: Vec<Part>,
+    pub parts: Vec<RunPart>,
     /// In order, each once.
-    pub steps: Vec<Step>,
+    pub steps: Vec<StepMetrics>,
     /// Steps taken, and the loss on held-out samples then.
     pub validations: Vec<(u64, f64)>,
     /// By step, then in the order they were drawn.
-    pub samples: Vec<Sample>,
+    pub samples: Vec<SampleImage>,
     /// By step, then in the order they were written.
-    pub texts: Vec<Written>,
+    pub texts: Vec<SampleText>,
     /// Steps taken, and what was said then, in that order; also by parts whose steps were lost.
     pub warnings: Vec<(u64, String)>,
     /// How the machine felt, with the minutes of training by then.
-    pub felt: Vec<(f64, Felt)>,
+    pub snapshots: Vec<(f64, MachineSnapshot)>,
     /// Steps taken, and what the governor decided then, in words.
-    pub paced: Vec<(u64, String)>,
+    pub pace_changes: Vec<(u64, String)>,
     /// What phases took, in the order in which they first ended.
-    pub phases: Vec<Taken>,
+    pub phases: Vec<PhasePeak>,
     /// The adapter's files, as written last, by path.
-    pub exports: Vec<Exported>,
+    pub exports: Vec<ExportRecord>,
     /// The phase that is under way, and how far it is; none while the run trains, and when it is over.
     pub progress: Option<PhaseProgress>,
     /// Minutes of training before the part that is read.
@@ -60,18 +61,18 @@ struct Attempt {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ending {
     /// As it should, or as it was asked to.
-    End(End),
+    End(RunEnd),
     /// With an error.
-    Failed(Failed),
+    Failed(RunFailure),
     /// With its GPU; the same program went on.
-    Lost(Lost),
+    Lost(GpuLoss),
 }
 
 /// A run from a beginning to its end.
 #[derive(Clone, Debug)]
-pub struct Part {
+pub struct RunPart {
     /// What it was about.
-    pub begin: Begin,
+    pub begin: RunStart,
     /// Seconds since 1970 at its beginning, where that is known.
     pub time: Option<f64>,
     /// How it ended; none if it was killed, or runs still.
@@ -82,9 +83,9 @@ pub struct Part {
     pub last_step: u64,
 }
 
-impl Part {
+impl RunPart {
     /// How it ended, if it came to an end of its own.
-    pub fn end(&self) -> Option<&End> {
+    pub fn end(&self) -> Option<&RunEnd> {
         match &self.ending {
             Some(Ending::End(end)) => Some(end),
             _ => None,
@@ -94,7 +95,7 @@ impl Part {
 
 /// The memory of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct PhasePeak {
     /// Which.
     pub name: Phase,
     /// Bytes at its peak, as planned.
@@ -103,9 +104,9 @@ pub struct Taken {
     pub peak_bytes: usize,
 }
 
-/// A picture that was drawn.
+/// An image that was drawn.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Sample {
+pub struct SampleImage {
     /// Steps taken by then.
     pub step: u64,
     /// Relative to the run's folder.
@@ -118,7 +119,7 @@ pub struct Sample {
 
 /// A text that was written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct SampleText {
     /// Steps taken by then.
     pub step: u64,
     /// What it begins with.
@@ -131,7 +132,7 @@ pub struct Written {
 
 /// A file of the adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Exported {
+pub struct ExportRecord {
     /// The program it is for.
     pub format: String,
     /// Relative to the run's folder.
@@ -145,7 +146,7 @@ impl History {
     pub fn open(run_folder: &Path) -> Result<Self> {
         let path = run_folder.join(FILE_NAME);
         let mut history = Self::default();
-        journal::read(&path, |record| history.take(record))?;
+        journal::read(&path, |record| history.apply(record))?;
         if history.parts.is_empty() {
             let problem = "the run has no beginning".into();
             return Err(TrainerError::Event { line: 1, problem, path });
@@ -156,7 +157,7 @@ impl History {
     /// The same of any folder, also where nothing has happened yet.
     pub fn read(run_folder: &Path) -> Result<Self> {
         let mut history = Self::default();
-        let read = journal::read(&run_folder.join(FILE_NAME), |record| history.take(record));
+        let read = journal::read(&run_folder.join(FILE_NAME), |record| history.apply(record));
         match read {
             Err(TrainerError::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
             read => read?,
@@ -165,7 +166,7 @@ impl History {
     }
 
     /// What the part is about that was begun last.
-    pub fn begin(&self) -> Option<&Begin> {
+    pub fn begin(&self) -> Option<&RunStart> {
         self.parts.last().map(|part| &part.begin)
     }
 
@@ -200,8 +201,8 @@ impl History {
     }
 
     /// Takes in what happened next.
-    pub fn take(&mut self, EventRecord { event, time }: EventRecord) {
-        self.enter(&event);
+    pub fn apply(&mut self, EventRecord { event, time }: EventRecord) {
+        self.start_attempt(&event);
         match event {
             Event::Begin(begin) => self.begun(begin, time),
             Event::Phase { name } => self.progress = Some(PhaseProgress::begun(name)),
@@ -213,14 +214,14 @@ impl History {
             }
             Event::Sample { step, path, prompt, seed } => {
                 self.samples.retain(|other| (other.step, &other.path) != (step, &path));
-                self.samples.push(Sample { step, path, prompt, seed });
+                self.samples.push(SampleImage { step, path, prompt, seed });
             }
             Event::Written { step, prompt, text, seed } => {
-                let is_other = |other: &Written| {
+                let is_other = |other: &SampleText| {
                     (other.step, &other.prompt, other.seed) != (step, &prompt, seed)
                 };
                 self.texts.retain(is_other);
-                self.texts.push(Written { step, prompt, text, seed });
+                self.texts.push(SampleText { step, prompt, text, seed });
             }
             Event::Warning(Warning { step, kind }) => {
                 let hint = kind.hint().map_or_else(String::new, |hint| format!("; {hint}"));
@@ -232,15 +233,17 @@ impl History {
                 self.warn(lost.step, lost.to_string());
                 self.end(Ending::Lost(lost));
             }
-            Event::Felt(felt) => self.felt.push((self.minutes_before + felt.secs / 60.0, felt)),
-            Event::Paced(paced) => self.paced.push((paced.step, paced.to_string())),
+            Event::Felt(felt) => {
+                self.snapshots.push((self.minutes_before + felt.secs / 60.0, felt))
+            }
+            Event::Paced(paced) => self.pace_changes.push((paced.step, paced.to_string())),
             Event::Memory { phase, planned_bytes, peak_bytes } => {
-                self.memory(Taken { name: phase, planned_bytes, peak_bytes });
+                self.add_phase(PhasePeak { name: phase, planned_bytes, peak_bytes });
             }
             Event::Exported { format, path, layers } => {
                 self.exports.retain(|other| other.path != path);
                 let at = self.exports.partition_point(|other| other.path < path);
-                self.exports.insert(at, Exported { format, path, layers });
+                self.exports.insert(at, ExportRecord { format, path, layers });
             }
             Event::End(end) => self.over(Ending::End(end)),
             Event::Failed(failed) => self.over(Ending::Failed(failed)),
@@ -250,7 +253,7 @@ impl History {
 
     /// A program begins to work on the run: by its first event, or, of before there was one, by anything
     /// that comes after an end.
-    fn enter(&mut self, event: &Event) {
+    fn start_attempt(&mut self, event: &Event) {
         let is_first = matches!(event, Event::Phase { name: Phase::Open });
         if is_first || self.attempt.is_over || !self.attempt.is_any {
             (self.attempt.is_any, self.attempt.has_begun) = (true, false);
@@ -275,29 +278,29 @@ impl History {
     }
 
     /// What lies beyond the place from which a run goes on is no longer part of it.
-    fn begun(&mut self, begin: Begin, time: Option<f64>) {
+    fn begun(&mut self, begin: RunStart, time: Option<f64>) {
         let from = begin.from_step;
         self.steps.retain(|step| step.step <= from);
         self.validations.retain(|(step, _)| *step <= from);
         self.samples.retain(|sample| sample.step <= from);
         self.texts.retain(|text| text.step <= from);
-        self.minutes_before = self.felt.last().map_or(0.0, |(minutes, _)| *minutes);
+        self.minutes_before = self.snapshots.last().map_or(0.0, |(minutes, _)| *minutes);
         self.progress = None;
         self.attempt.has_begun = true;
-        self.parts.push(Part { begin, time, ending: None, step_secs: 0.0, last_step: from });
+        self.parts.push(RunPart { begin, time, ending: None, step_secs: 0.0, last_step: from });
     }
 
     /// A phase that was planned anew, since the job was changed, is another one.
-    fn memory(&mut self, taken: Taken) {
+    fn add_phase(&mut self, taken: PhasePeak) {
         let Some(known) = self.phases.iter_mut().find(|known| known.name == taken.name) else {
             return self.phases.push(taken);
         };
         let is_same = known.planned_bytes == taken.planned_bytes;
         let most = if is_same { known.peak_bytes.max(taken.peak_bytes) } else { taken.peak_bytes };
-        *known = Taken { peak_bytes: most, ..taken };
+        *known = PhasePeak { peak_bytes: most, ..taken };
     }
 
-    fn step(&mut self, step: Step) {
+    fn step(&mut self, step: StepMetrics) {
         if let Some(part) = self.parts.last_mut() {
             part.step_secs += step.secs;
             part.last_step = part.last_step.max(step.step);

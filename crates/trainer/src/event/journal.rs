@@ -68,7 +68,7 @@ pub fn read(path: &Path, mut take: impl FnMut(EventRecord)) -> Result<()> {
 /// Which events are worth a line: all, but of progress one in a second and the last of a phase. Goes by
 /// the times of events alone, so that all who use one keep the same.
 #[derive(Default)]
-pub struct Throttle {
+pub struct ProgressThrottle {
     /// When a line of this phase was kept last.
     kept: f64,
     /// Whether its last one was.
@@ -79,7 +79,7 @@ pub struct Throttle {
 /// lines, as many as steps of a training.
 const EVERY_SECS: f64 = 1.0;
 
-impl Throttle {
+impl ProgressThrottle {
     /// Whether the next event is worth a line.
     pub fn keeps(&mut self, record: &EventRecord) -> bool {
         let now = record.time.unwrap_or(0.0);
@@ -104,7 +104,7 @@ impl Throttle {
 pub struct Journal {
     file: File,
     path: PathBuf,
-    throttle: Throttle,
+    throttle: ProgressThrottle,
 }
 
 impl Journal {
@@ -126,7 +126,7 @@ impl Journal {
         let whole = end.map_or(0, |at| at + 1);
         file.set_len(whole as u64).map_err(failed)?;
         file.seek(SeekFrom::End(0)).map_err(failed)?;
-        Ok(Self { file, path, throttle: Throttle::default() })
+        Ok(Self { file, path, throttle: ProgressThrottle::default() })
     }
 
     /// Adds a line, if the event is worth one.
@@ -174,7 +174,7 @@ mod tests {
 
     #[test]
     fn of_progress_a_line_a_second_is_kept_and_the_last() {
-        let mut throttle = Throttle::default();
+        let mut throttle = ProgressThrottle::default();
         let mut kept = |time: f64, done: u64| {
             let (phase, total, unit) = (Phase::Images, 9, ProgressUnit::Samples);
             throttle

@@ -25,19 +25,19 @@ use std::fmt;
 use std::path::PathBuf;
 
 use machine::Bytes;
-use machine::feel::Feel;
-use machine::governor::Decision;
+use machine::governor::PaceDecision;
+use machine::telemetry::Telemetry;
 use serde::{Deserialize, Deserializer, Serialize};
 
-pub use end::{Best, End, Energy, Failed, Why};
+pub use end::{BestCheckpoint, EndReason, EnergyUsed, RunEnd, RunFailure};
 pub use phase::{Phase, PlannedPhase};
-pub use sink::{Listener, Sink};
+pub use sink::{EventListener, EventSink};
 pub use state::{RunState, state};
-pub use times::{Basis, Repeated, Times};
+pub use times::{RepeatedTime, TimeBasis, TimeEstimate};
 pub use warning::{Warning, WarningKind};
 
-use crate::config::how::How;
-use crate::config::material::SEQUENCE;
+use crate::config::batch::BatchSettings;
+use crate::config::training_data::SEQUENCE;
 use crate::data::LeftOut;
 
 /// An event, and when it happened: a line of `events.jsonl`.
@@ -56,7 +56,7 @@ pub struct EventRecord {
 #[serde(tag = "event", rename_all = "snake_case")]
 pub enum Event {
     /// A run begins, or goes on.
-    Begin(Begin),
+    Begin(RunStart),
     /// Something begins that takes a while.
     Phase {
         /// What.
@@ -74,12 +74,12 @@ pub enum Event {
         peak_bytes: usize,
     },
     /// A step of the optimizer.
-    Step(Step),
+    Step(StepMetrics),
     /// The loss on samples that are not trained on.
     Validation {
         /// Steps taken so far.
         step: u64,
-        /// Mean over all of them; of pictures also over fixed levels of noise.
+        /// Mean over all of them; of images also over fixed levels of noise.
         #[serde(deserialize_with = "null_is_nan")]
         loss: f64,
     },
@@ -99,7 +99,7 @@ pub enum Event {
         /// Steps so far whose gradient was not finite.
         skipped: u64,
     },
-    /// A picture was drawn.
+    /// An image was drawn.
     Sample {
         /// Steps taken so far; 0 is the base alone.
         step: u64,
@@ -138,13 +138,13 @@ pub enum Event {
         text: String,
     },
     /// Memory did not suffice: what was tried is done again, and the run goes on, in a tighter way.
-    Tightened(Tightened),
+    Tightened(MemoryFallback),
     /// The GPU was lost: it is opened again, and the run begins again at its last checkpoint.
-    Lost(Lost),
+    Lost(GpuLoss),
     /// The pace changed, or something about it is worth a word.
-    Paced(Paced),
+    Paced(PaceChange),
     /// How the machine felt at a moment.
-    Felt(Felt),
+    Felt(MachineSnapshot),
     /// The adapter was written for another program, and proven to be read by its rules.
     Exported {
         /// The program.
@@ -155,14 +155,14 @@ pub enum Event {
         layers: usize,
     },
     /// The run is over, or was asked to stop.
-    End(End),
+    End(RunEnd),
     /// The run ended with an error.
-    Failed(Failed),
+    Failed(RunFailure),
 }
 
 /// What a run is about.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Begin {
+pub struct RunStart {
     /// Of hearth.
     pub version: String,
     /// The model's folder or file.
@@ -174,7 +174,7 @@ pub struct Begin {
     /// Steps it will have taken at its end.
     pub steps: u64,
     /// What samples are called.
-    #[serde(default = "pictures")]
+    #[serde(default = "images")]
     pub unit: String,
     /// Samples that are trained on.
     #[serde(alias = "pictures")]
@@ -197,7 +197,7 @@ pub struct Begin {
     pub step_secs: f64,
     /// How long each part of the run takes, as planned, and how sure that is.
     #[serde(default)]
-    pub times: Times,
+    pub times: TimeEstimate,
     /// The most that may be taken.
     pub limit_bytes: usize,
     /// Bytes that were read from files to where they are computed with.
@@ -208,12 +208,12 @@ pub struct Begin {
     pub loaded_staged_bytes: u64,
 }
 
-/// Runs from before there were others were about pictures.
-fn pictures() -> String {
-    "picture".into()
+/// Runs from before there were others were about images.
+fn images() -> String {
+    "image".into()
 }
 
-impl Begin {
+impl RunStart {
     /// Whether it is about texts.
     pub fn is_text(&self) -> bool {
         self.unit == SEQUENCE
@@ -258,7 +258,7 @@ pub enum ProgressUnit {
 
 /// A step of the optimizer.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Step {
+pub struct StepMetrics {
     /// From 1.
     pub step: u64,
     /// Mean over the step's samples.
@@ -283,20 +283,20 @@ pub struct Step {
     pub wait_secs: f64,
     /// Bytes taken at the worst moment of the step.
     pub peak_bytes: usize,
-    /// Kernels that a GPU was given; none on a processor.
+    /// Kernels that a GPU was given; none on a CPU.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub launches: Option<u64>,
 }
 
 /// Another way to compute batches, in less memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tightened {
+pub struct MemoryFallback {
     /// Steps taken so far.
     pub step: u64,
     /// The way that did not fit.
-    pub from: How,
+    pub from: BatchSettings,
     /// The way from here on.
-    pub to: How,
+    pub to: BatchSettings,
     /// Bytes that there was no room for.
     pub asked_bytes: usize,
     /// Bytes that were taken then.
@@ -305,7 +305,7 @@ pub struct Tightened {
     pub limit_bytes: usize,
 }
 
-impl fmt::Display for Tightened {
+impl fmt::Display for MemoryFallback {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { from, to, asked_bytes, in_use_bytes, limit_bytes, .. } = self;
         let [asked, in_use, limit] =
@@ -320,14 +320,14 @@ impl fmt::Display for Tightened {
 
 /// A GPU that was lost.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lost {
+pub struct GpuLoss {
     /// Steps taken until then; those since the last checkpoint are taken again.
     pub step: u64,
     /// What was said of it.
     pub said: String,
 }
 
-impl fmt::Display for Lost {
+impl fmt::Display for GpuLoss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { step, said } = self;
         write!(
@@ -340,21 +340,21 @@ impl fmt::Display for Lost {
 
 /// A decision of the governor.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Paced {
+pub struct PaceChange {
     /// Steps taken so far.
     pub step: u64,
     /// The way of computing from here on.
-    pub how: How,
+    pub how: BatchSettings,
     /// What was decided, and why.
     #[serde(flatten)]
-    pub decision: Decision,
+    pub decision: PaceDecision,
 }
 
-impl fmt::Display for Paced {
+impl fmt::Display for PaceChange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Decision { from, to, cause } = &self.decision;
+        let PaceDecision { from, to, cause } = &self.decision;
         write!(f, "{cause}")?;
-        if to.rung != from.rung {
+        if to.level != from.level {
             write!(f, "; from here {}", self.how)?;
         }
         if to.duty != from.duty {
@@ -370,7 +370,7 @@ impl fmt::Display for Paced {
 
 /// How the machine felt at a moment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Felt {
+pub struct MachineSnapshot {
     /// Steps taken so far.
     pub step: u64,
     /// Seconds since this part of the run began to train.
@@ -379,7 +379,7 @@ pub struct Felt {
     pub duty: f64,
     /// What was read.
     #[serde(flatten)]
-    pub feel: Feel,
+    pub feel: Telemetry,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref)] // Serde passes a reference.

@@ -45,7 +45,7 @@ impl Phase {
 const NAMES: [(&str, Phase); 6] = [
     ("open", Phase::Open),
     ("checksums", Phase::Checksums),
-    ("pictures", Phase::Images),
+    ("images", Phase::Images),
     ("texts", Phase::Tokens),
     ("load", Phase::Load),
     ("show", Phase::Show),

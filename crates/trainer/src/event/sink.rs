@@ -8,21 +8,23 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use super::journal::Journal;
-use super::{End, Event, EventRecord, Failed, Phase, PhaseProgress, ProgressUnit, Why};
+use super::{
+    EndReason, Event, EventRecord, Phase, PhaseProgress, ProgressUnit, RunEnd, RunFailure,
+};
 use crate::error::{Result, TrainerError};
 
 /// Hears every event. Called from several threads, one at a time; must not emit any itself.
-pub type Listener<'a> = &'a (dyn Fn(&EventRecord) + Sync);
+pub type EventListener<'a> = &'a (dyn Fn(&EventRecord) + Sync);
 
 /// What a run emits its events to.
-pub struct Sink<'a> {
-    state: Mutex<Emitted>,
-    listeners: &'a [Listener<'a>],
+pub struct EventSink<'a> {
+    state: Mutex<SinkState>,
+    listeners: &'a [EventListener<'a>],
     stop: &'a AtomicBool,
     begun: Instant,
 }
 
-struct Emitted {
+struct SinkState {
     journal: Journal,
     /// How far the phase is that is counted now.
     progress: Option<PhaseProgress>,
@@ -30,16 +32,16 @@ struct Emitted {
     step: u64,
 }
 
-impl<'a> Sink<'a> {
+impl<'a> EventSink<'a> {
     /// Of the run in a folder, whose file goes on if the run does.
     pub fn open(
         folder: &Path,
         resume: bool,
-        listeners: &'a [Listener<'a>],
+        listeners: &'a [EventListener<'a>],
         stop: &'a AtomicBool,
     ) -> Result<Self> {
         let journal = Journal::open(folder, resume)?;
-        let state = Mutex::new(Emitted { journal, progress: None, step: 0 });
+        let state = Mutex::new(SinkState { journal, progress: None, step: 0 });
         Ok(Self { state, listeners, stop, begun: Instant::now() })
     }
 
@@ -51,7 +53,7 @@ impl<'a> Sink<'a> {
             Event::Step(step) => state.step = step.step,
             _ => {}
         }
-        self.hand_on(&mut state, event)
+        self.dispatch(&mut state, event)
     }
 
     /// Several, in their order.
@@ -60,10 +62,10 @@ impl<'a> Sink<'a> {
     }
 
     /// A phase begins of which so much is to be done; 0 where nobody knows how much.
-    pub fn phase(&self, phase: Phase, unit: ProgressUnit, total: u64) -> Result<()> {
+    pub fn begin_phase(&self, phase: Phase, unit: ProgressUnit, total: u64) -> Result<()> {
         let mut state = self.state();
         state.progress = Some(PhaseProgress { phase: phase.clone(), done: 0, total, unit });
-        self.hand_on(&mut state, Event::Phase { name: phase })
+        self.dispatch(&mut state, Event::Phase { name: phase })
     }
 
     /// So much more of the phase is done, if that is what it counts; answers whether to go on.
@@ -73,9 +75,9 @@ impl<'a> Sink<'a> {
             progress.done += by;
             let event = Event::Progress(progress.clone());
             // What cannot be written now cannot be at the next event, which says so.
-            _ = self.hand_on(&mut state, event);
+            _ = self.dispatch(&mut state, event);
         }
-        self.goes_on()
+        self.should_continue()
     }
 
     /// That the run ends before its end: it failed, or was asked to stop before it began.
@@ -83,24 +85,32 @@ impl<'a> Sink<'a> {
         let step = self.state().step;
         self.emit(if error.is_cancelled() {
             let secs = self.begun.elapsed().as_secs_f64();
-            let why = Why::Interrupted;
-            Event::End(End { step, why, secs, peak_bytes: 0, energy: None, loss: None, best: None })
+            let why = EndReason::Interrupted;
+            Event::End(RunEnd {
+                step,
+                why,
+                secs,
+                peak_bytes: 0,
+                energy: None,
+                loss: None,
+                best: None,
+            })
         } else {
-            Event::Failed(Failed::of(error, step))
+            Event::Failed(RunFailure::of(error, step))
         })
     }
 
     /// Whether nobody asked to stop.
-    pub fn goes_on(&self) -> bool {
+    pub fn should_continue(&self) -> bool {
         !self.stop.load(Ordering::Relaxed)
     }
 
-    fn state(&self) -> MutexGuard<'_, Emitted> {
+    fn state(&self) -> MutexGuard<'_, SinkState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// All under one lock, so that everybody hears events in the order of the file.
-    fn hand_on(&self, state: &mut Emitted, event: Event) -> Result<()> {
+    fn dispatch(&self, state: &mut SinkState, event: Event) -> Result<()> {
         let record = EventRecord { event, time: Some(now()) };
         state.journal.write(&record)?;
         self.listeners.iter().for_each(|listener| listener(&record));
@@ -120,11 +130,11 @@ mod tests {
     use crate::event::journal;
 
     /// What a run leaves behind of these, and what a listener heard.
-    fn emitted(work: impl Fn(&Sink<'_>)) -> (Vec<EventRecord>, Vec<EventRecord>) {
+    fn emitted(work: impl Fn(&EventSink<'_>)) -> (Vec<EventRecord>, Vec<EventRecord>) {
         let folder = tempfile::tempdir().unwrap();
         let (heard, stop) = (Mutex::new(Vec::new()), AtomicBool::new(false));
         let listener = |record: &EventRecord| heard.lock().unwrap().push(record.clone());
-        work(&Sink::open(folder.path(), false, &[&listener], &stop).unwrap());
+        work(&EventSink::open(folder.path(), false, &[&listener], &stop).unwrap());
         let mut written = Vec::new();
         journal::read(&folder.path().join(journal::FILE_NAME), |record| written.push(record))
             .unwrap();
@@ -134,7 +144,7 @@ mod tests {
     #[test]
     fn listeners_hear_all_progress_and_the_file_has_the_first_and_the_last() {
         let (written, heard) = emitted(|sink| {
-            sink.phase(Phase::Images, ProgressUnit::Samples, 500).unwrap();
+            sink.begin_phase(Phase::Images, ProgressUnit::Samples, 500).unwrap();
             for _ in 0..500 {
                 // Bytes that are read meanwhile are not what is counted.
                 assert!(
@@ -163,21 +173,24 @@ mod tests {
             let (mut written, _) = emitted(|sink| sink.fail(&error).unwrap());
             written.pop().unwrap().event
         };
-        let Event::Failed(failed) = last(TrainerError::Dead { layers: 3, steps: 4 }) else {
+        let Event::Failed(failed) = last(TrainerError::NoGradients { layers: 3, steps: 4 }) else {
             panic!("an error is a failure")
         };
         assert!(failed.text.contains("none of 3 layers"), "{failed:?}");
         assert!(failed.hint.contains("learning_rate"), "{failed:?}");
         let stopped = last(weights::WeightsError::Cancelled.into());
-        assert!(matches!(stopped, Event::End(End { why: Why::Interrupted, .. })), "{stopped:?}");
+        assert!(
+            matches!(stopped, Event::End(RunEnd { why: EndReason::Interrupted, .. })),
+            "{stopped:?}"
+        );
     }
 
     #[test]
     fn a_raised_flag_stops_whoever_asks() {
         let (folder, stop) = (tempfile::tempdir().unwrap(), AtomicBool::new(false));
-        let sink = Sink::open(folder.path(), false, &[], &stop).unwrap();
-        assert!(sink.goes_on() && sink.advance(ProgressUnit::Bytes, 1));
+        let sink = EventSink::open(folder.path(), false, &[], &stop).unwrap();
+        assert!(sink.should_continue() && sink.advance(ProgressUnit::Bytes, 1));
         stop.store(true, Ordering::Relaxed);
-        assert!(!sink.goes_on() && !sink.advance(ProgressUnit::Bytes, 1));
+        assert!(!sink.should_continue() && !sink.advance(ProgressUnit::Bytes, 1));
     }
 }

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::history::{Ending, History};
-use super::{Failed, Phase, Why, lock};
+use super::{EndReason, Phase, RunFailure, lock};
 use crate::error::Result;
 
 /// Where a run stands.
@@ -18,9 +18,9 @@ pub enum RunState {
         step: u64,
     },
     /// It came to an end of its own.
-    Ended(Why),
+    Ended(EndReason),
     /// It ended with an error.
-    Failed(Failed),
+    Failed(RunFailure),
     /// The program is gone, and said nothing.
     Killed {
         /// Steps taken until then.
@@ -90,9 +90,9 @@ mod tests {
     #[test]
     fn what_was_said_last_and_the_lock_tell_where_a_run_stands() {
         let (finished, stopped) =
-            (RunState::Ended(Why::Finished), RunState::Ended(Why::Interrupted));
+            (RunState::Ended(EndReason::Finished), RunState::Ended(EndReason::Interrupted));
         let killed = |step| RunState::Killed { step };
-        let failed = Failed { step: 3, text: "no room".into(), hint: "more".into() };
+        let failed = RunFailure { step: 3, text: "no room".into(), hint: "more".into() };
         let failed = RunState::Failed(failed);
         let (open, load) = (Some(Phase::Open), Some(Phase::Load));
         let cases: [(&[&str], RunState, RunState); 11] = [

@@ -7,33 +7,33 @@ use serde::{Deserialize, Serialize};
 /// How long a run takes, as planned.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Times {
+pub struct TimeEstimate {
     /// Images and captions that are not in the cache, before the first step.
     pub encode_secs: f64,
     /// Loading the model.
     pub load_secs: f64,
     /// Optimizer steps; 0 of them where nobody can say how many there will be.
-    pub steps: Repeated,
+    pub steps: RepeatedTime,
     /// Losses on what is held out.
-    pub validation: Repeated,
+    pub validation: RepeatedTime,
     /// Samples: all prompts each time.
-    pub samples: Repeated,
+    pub samples: RepeatedTime,
     /// Checkpoints.
-    pub saving: Repeated,
+    pub saving: RepeatedTime,
     /// How sure this is.
-    pub basis: Basis,
+    pub basis: TimeBasis,
 }
 
 /// Something that comes again and again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Repeated {
+pub struct RepeatedTime {
     /// Seconds each time.
     pub secs: f64,
     /// How often.
     pub times: u64,
 }
 
-impl Repeated {
+impl RepeatedTime {
     /// Seconds in all.
     pub fn total_secs(self) -> f64 {
         self.secs * self.times as f64
@@ -43,7 +43,7 @@ impl Repeated {
 /// What estimated times rest on.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Basis {
+pub enum TimeBasis {
     /// Kernels that `hearth bench calibrate` measured on this machine.
     Measured,
     /// Published figures of hardware of this class.
@@ -55,7 +55,7 @@ pub enum Basis {
 /// microseconds each.
 const SHORT_STEP_SECS: f64 = 0.02;
 
-impl Times {
+impl TimeEstimate {
     /// Seconds of the whole job; nothing where the number of steps is not known.
     pub fn total_secs(&self) -> Option<f64> {
         let Self { encode_secs, load_secs, steps, validation, samples, saving, basis: _ } = self;
@@ -74,7 +74,7 @@ impl Times {
     }
 }
 
-impl fmt::Display for Basis {
+impl fmt::Display for TimeBasis {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Measured => "kernels measured on this machine by `hearth bench calibrate`",
@@ -92,25 +92,25 @@ mod tests {
 
     #[test]
     fn a_run_from_before_times_were_told_is_read() {
-        assert_eq!(serde_json::from_str::<Times>("{}").unwrap(), Times::default());
-        assert_eq!(Times::default().total_secs(), None);
+        assert_eq!(serde_json::from_str::<TimeEstimate>("{}").unwrap(), TimeEstimate::default());
+        assert_eq!(TimeEstimate::default().total_secs(), None);
     }
 
     #[test]
     fn the_total_is_the_sum_of_its_parts() {
-        let of = |secs, times| Repeated { secs, times };
-        let times = Times {
+        let of = |secs, times| RepeatedTime { secs, times };
+        let times = TimeEstimate {
             encode_secs: 1.0,
             load_secs: 2.0,
             steps: of(3.0, 10),
             validation: of(4.0, 2),
             samples: of(5.0, 3),
             saving: of(0.5, 4),
-            basis: Basis::Measured,
+            basis: TimeBasis::Measured,
         };
         assert_eq!(times.total_secs(), Some(1.0 + 2.0 + 30.0 + 8.0 + 15.0 + 2.0));
         assert!(!times.certainty().contains("short"), "{}", times.certainty());
-        let short = Times { steps: of(1e-3, 10), ..times };
+        let short = TimeEstimate { steps: of(1e-3, 10), ..times };
         assert!(short.certainty().contains("so short"), "{}", short.certainty());
     }
 }

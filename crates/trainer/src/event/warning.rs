@@ -101,7 +101,7 @@ pub enum WarningKind {
         problem: String,
     },
     /// A run that goes on has another value, as it was asked to.
-    SettingChanged(Changed),
+    SettingChanged(ChangedSetting),
     /// Sequences are longer than those the model was made for.
     SequencesTooLong {
         /// Tokens of a sequence.
@@ -156,7 +156,7 @@ pub enum Divergence {
 
 /// A value of the job that is not what it was.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Changed {
+pub struct ChangedSetting {
     /// Its key.
     pub key: String,
     /// As it was.
@@ -165,7 +165,7 @@ pub struct Changed {
     pub is: String,
 }
 
-impl fmt::Display for Changed {
+impl fmt::Display for ChangedSetting {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { key, was, is } = self;
         write!(f, "{key} was {was}, is {is}")
@@ -201,7 +201,7 @@ impl WarningKind {
                 "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup"
             }
             Self::LossScattered { .. } => {
-                "a larger train.batch or train.accumulation evens it out; if pictures are as they \
+                "a larger train.batch or train.accumulation evens it out; if images are as they \
                  should be, a lower optimizer.learning_rate"
             }
             Self::GradientsExploding { .. } => {
@@ -368,7 +368,7 @@ mod tests {
     /// Every kind, with the figures it may have.
     fn all() -> Vec<WarningKind> {
         let weight = Divergence::Weight { tensor: "norm".into(), value: 8e14, largest: 65504.0 };
-        let changed = Changed { key: "k".into(), was: "1".into(), is: "2".into() };
+        let changed = ChangedSetting { key: "k".into(), was: "1".into(), is: "2".into() };
         let layers = vec!["a".to_owned(), "b".into(), "c".into(), "d".into()];
         vec![
             WarningKind::LossRising { steps: 50, now: 2.0, before: 1.0 },

@@ -7,29 +7,29 @@
 use std::collections::BTreeMap;
 
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::Given;
-use crate::model::piece::{Piece, stored_rows};
+use crate::model::adapter::LoraWeights;
+use crate::model::tensor_piece::{TensorPiece, stored_rows};
 
 /// The adapters by the original layers' names.
 pub fn fuse(
-    layers: &BTreeMap<String, Given>,
-    original: impl Fn(&str) -> Vec<Piece>,
-) -> Result<BTreeMap<String, Given>> {
-    let mut members: BTreeMap<String, Vec<(Vec<Piece>, &Given)>> = BTreeMap::new();
+    layers: &BTreeMap<String, LoraWeights>,
+    original: impl Fn(&str) -> Vec<TensorPiece>,
+) -> Result<BTreeMap<String, LoraWeights>> {
+    let mut members: BTreeMap<String, Vec<(Vec<TensorPiece>, &LoraWeights)>> = BTreeMap::new();
     for (layer, given) in layers {
         let pieces = original(layer);
         members.entry(pieces[0].key.clone()).or_default().push((pieces, given));
     }
-    let one = |(key, members): (String, Vec<(Vec<Piece>, &Given)>)| {
-        let fused = together(&key, &members)?;
+    let one = |(key, members): (String, Vec<(Vec<TensorPiece>, &LoraWeights)>)| {
+        let fused = fuse_members(&key, &members)?;
         Ok((key, fused))
     };
     members.into_iter().map(one).collect()
 }
 
-fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
+fn fuse_members(key: &str, members: &[(Vec<TensorPiece>, &LoraWeights)]) -> Result<LoraWeights> {
     let (pieces, first) = &members[0];
-    if members.len() == 1 && pieces.len() == 1 && pieces[0].of == 1 {
+    if members.len() == 1 && pieces.len() == 1 && pieces[0].total == 1 {
         return Ok((*first).clone());
     }
     let [outputs, _] = first.sizes();
@@ -47,7 +47,7 @@ fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
         }
         first_rank += given.rank;
     }
-    Ok(Given {
+    Ok(LoraWeights {
         rank,
         alpha: first.scale() * rank as f32,
         down: members.iter().flat_map(|(_, given)| given.down.iter().copied()).collect(),
@@ -59,14 +59,14 @@ fn together(key: &str, members: &[(Vec<Piece>, &Given)]) -> Result<Given> {
 /// All rows' magnitudes; a row without one has no place in the file.
 fn magnitudes(
     key: &str,
-    members: &[(Vec<Piece>, &Given)],
+    members: &[(Vec<TensorPiece>, &LoraWeights)],
     stored: usize,
 ) -> Result<Option<Vec<f32>>> {
     if members.iter().all(|(_, given)| given.magnitude.is_none()) {
         return Ok(None);
     }
     let pieces = || members.iter().flat_map(|(pieces, _)| pieces);
-    let (n_groups, of) = (pieces().map(|piece| piece.count).sum::<usize>(), members[0].0[0].of);
+    let (n_groups, of) = (pieces().map(|piece| piece.count).sum::<usize>(), members[0].0[0].total);
     let mut all = vec![0.0; stored];
     for (pieces, given) in members {
         let Some(magnitude) = given.magnitude.as_ref().filter(|_| n_groups == of) else {

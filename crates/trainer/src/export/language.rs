@@ -16,32 +16,32 @@ use std::fs;
 use std::path::Path;
 
 use serde_json::{Value, json};
-use weights::{Dtype, Tick, WeightsError};
+use weights::{BytesDoneFn, FileDtype, WeightsError};
 
-use super::merge::change::{Patch, apply};
+use super::merge::patch::{MatrixPatch, apply_patches};
 use super::model::{copy_files, is_weights, staged};
-use super::{Exported, Format, compare, write};
+use super::{AdapterFormat, ExportedFile, compare, write};
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::{AdapterFile, Component};
 use crate::model::config;
-use crate::model::files::{self, Numbers};
-use crate::model::llama::base::Base;
+use crate::model::files::{self, ValuesFn};
+use crate::model::llama::language_model::LanguageModel;
 use crate::text::Tokenizer;
 
 /// Writes the adapter beside `base` into `folder` as PEFT has it, and proves it.
-pub fn write_adapter(base: &mut Base, folder: &Path) -> Result<Exported> {
+pub fn write_adapter(base: &mut LanguageModel, folder: &Path) -> Result<ExportedFile> {
     let layers = base.adapter();
     let n_layers = layers.len();
     let parts = vec![(Component::Language, layers)];
-    let tensors = &base.tensors()?[..];
-    let of = super::Base { tensors, original: &|_| Vec::new(), export: None };
-    let path = write(&parts, Format::Peft, (folder, ""), &of)?;
+    let tensors = &base.tensor_specs()?[..];
+    let of = super::ExportBase { tensors, original: &|_| Vec::new(), export: None };
+    let path = write(&parts, AdapterFormat::Peft, (folder, ""), &of)?;
     base.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
     let again = vec![(Component::Language, base.adapter())];
-    let difference = compare(&parts, &again, Format::Peft, &path)?;
+    let difference = compare(&parts, &again, AdapterFormat::Peft, &path)?;
     let [(_, layers)] = <[_; 1]>::try_from(parts).expect("it was made of one above");
     base.set_adapter(layers);
-    Ok(Exported { format: Format::Peft, path, n_layers, difference })
+    Ok(ExportedFile { format: AdapterFormat::Peft, path, n_layers, difference })
 }
 
 /// Bytes of a file of weights. Taken: what transformers wrote up to version 4.
@@ -50,24 +50,24 @@ const SHARD_BYTES: u64 = 5_000_000_000;
 /// Writes a whole model of the base's settings, whose numbers are asked for one tensor at a time:
 /// beside `out` first, so that `out` is whole or as it was.
 pub fn write_model(
-    base: &Base,
+    base: &LanguageModel,
     tokenizer: &Tokenizer,
-    dtype: Dtype,
+    dtype: FileDtype,
     out: &Path,
-    numbers: Numbers<'_>,
+    numbers: ValuesFn<'_>,
 ) -> Result<()> {
     write_sharded(base, tokenizer, dtype, (out, SHARD_BYTES), numbers)
 }
 
 /// The same with files of at most so many bytes, but for a tensor that is larger.
 fn write_sharded(
-    base: &Base,
+    base: &LanguageModel,
     tokenizer: &Tokenizer,
-    dtype: Dtype,
+    dtype: FileDtype,
     (out, limit): (&Path, u64),
-    numbers: Numbers<'_>,
+    numbers: ValuesFn<'_>,
 ) -> Result<()> {
-    let tensors = base.tensors()?;
+    let tensors = base.tensor_specs()?;
     staged(out, |folder| {
         let failed = |source| TrainerError::Io { what: "write", path: folder.into(), source };
         fs::create_dir_all(folder).map_err(failed)?;
@@ -88,11 +88,11 @@ fn write_sharded(
 /// Writes the base with the adapter beside it added to its numbers, whatever its files are; a folder
 /// that is to keep its formats is `merge`'s.
 pub fn write_merged(
-    base: &Base,
+    base: &LanguageModel,
     tokenizer: &Tokenizer,
-    dtype: Dtype,
+    dtype: FileDtype,
     out: &Path,
-    tick: Tick<'_>,
+    tick: BytesDoneFn<'_>,
 ) -> Result<()> {
     let layers = base.adapter();
     let Some(files) = base.files()? else {
@@ -102,20 +102,20 @@ pub fn write_merged(
         });
     };
     write_model(base, tokenizer, dtype, out, &mut |_, want| {
-        let numbers = files.numbers(&want.name)?;
+        let numbers = files.values(&want.name)?;
         if !tick(numbers.len() as u64 * dtype.bytes()) {
             return Err(WeightsError::Cancelled);
         }
         let module = want.name.strip_suffix(".weight");
         let Some(given) = module.and_then(|module| layers.get(module)) else { return Ok(numbers) };
         let width = want.shape.width();
-        let merged = apply(&[Patch::whole(given)], 0, width, &numbers);
+        let merged = apply_patches(&[MatrixPatch::for_whole(given)], 0, width, &numbers);
         Ok(merged.into_iter().map(|number| number as f32).collect())
     })
 }
 
 /// `config.json`, with the format that numbers are stored in.
-fn settings(base: &Base, dtype: Dtype) -> Result<String> {
+fn settings(base: &LanguageModel, dtype: FileDtype) -> Result<String> {
     let own = base.path.join("config.json");
     let mut settings: Value = if own.exists() {
         config::read(&own)?
@@ -123,8 +123,8 @@ fn settings(base: &Base, dtype: Dtype) -> Result<String> {
         serde_json::to_value(&base.config).expect("settings are plain JSON")
     };
     let name = match dtype {
-        Dtype::Bf16 => "bfloat16",
-        Dtype::F16 => "float16",
+        FileDtype::Bf16 => "bfloat16",
+        FileDtype::F16 => "float16",
         _ => "float32",
     };
     // Versions before 5 know the first, later ones both.
@@ -138,36 +138,36 @@ mod tests {
     use weights::Catalog;
 
     use super::*;
-    use crate::model::llama::preset::Preset;
+    use crate::model::llama::preset::LlamaPreset;
 
     #[test]
     fn a_large_model_is_written_in_shards_and_read_again() {
         let folder = tempfile::tempdir().unwrap();
         let (out, limit) = (folder.path().join("model"), 600_000);
         let tokenizer = Tokenizer::bytes();
-        let base = Base::preset(Preset::Tiny, tokenizer.vocabulary(), 1).unwrap();
+        let base = LanguageModel::preset(LlamaPreset::Tiny, tokenizer.vocab_size(), 1).unwrap();
         // Numbers that tell tensors and places in them apart.
         let numbers = |at: usize, n: usize| -> Vec<f32> {
             (0..n).map(|place| (at * 31 + place) as f32 * 1e-4).collect()
         };
-        write_sharded(&base, &tokenizer, Dtype::F32, (&out, limit), &mut |at, want| {
+        write_sharded(&base, &tokenizer, FileDtype::F32, (&out, limit), &mut |at, want| {
             Ok(numbers(at, want.shape.elements()))
         })
         .unwrap();
         assert!(!out.join("model.safetensors").exists());
         let index = config::read::<Value>(&out.join("model.safetensors.index.json")).unwrap();
         let names = index["weight_map"].as_object().unwrap();
-        assert_eq!(names.len(), base.tensors().unwrap().len());
+        assert_eq!(names.len(), base.tensor_specs().unwrap().len());
         for shard in names.values().map(|name| out.join(name.as_str().unwrap())) {
             let shard = Catalog::open(&shard).unwrap();
             assert!(shard.bytes() <= limit || shard.tensors.len() == 1);
             assert_eq!(shard.metadata["format"], "pt");
         }
-        let again = Base::open(&out).unwrap();
+        let again = LanguageModel::open(&out).unwrap();
         let files = again.files().unwrap().unwrap();
         assert!(again.catalog().unwrap().files.len() > 4);
-        for (at, want) in base.tensors().unwrap().iter().enumerate() {
-            let read = files.numbers(&want.name).unwrap();
+        for (at, want) in base.tensor_specs().unwrap().iter().enumerate() {
+            let read = files.values(&want.name).unwrap();
             assert_eq!(read, numbers(at, want.shape.elements()), "{}", want.name);
         }
     }

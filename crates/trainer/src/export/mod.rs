@@ -1,6 +1,6 @@
 //! Adapters for other programs. Each file that is written is read again by the rules of the program
 //! it is for, and compared with what was to be written: a key that its reader does not know would
-//! change the picture without a word. `merge/` adds an adapter to its base instead, `card/` tells
+//! change the image without a word. `merge/` adds an adapter to its base instead, `card/` tells
 //! people about it, `language` has what is written of language models, `streamed` and `full` what is made
 //! of checkpoints.
 //!
@@ -12,6 +12,7 @@
 //!   NAME-comfyui.safetensors           ComfyUI, the same layers by its own names
 //! ```
 
+pub mod adapter_checkpoint;
 pub mod card;
 mod fuse;
 pub mod gguf;
@@ -19,29 +20,28 @@ pub mod language;
 pub mod merge;
 pub mod model;
 mod settings;
-pub mod streamed;
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use weights::WeightsError;
-use weights::safetensors::Entering;
+use weights::safetensors::OutputTensor;
 use weights::write::write_file;
 
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::read::{AdapterFile, Component, OF_DIFFUSERS, OF_PEFT, PEFT_SETTINGS};
-use crate::model::adapter::{Format, Given, Parts};
-use crate::model::build::Want;
+use crate::model::adapter::read::{AdapterFile, Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
+use crate::model::adapter::{AdapterFormat, AdapterWeights, LoraWeights};
+use crate::model::build::TensorSpec;
 use crate::model::diffusion::Pipeline;
-use crate::model::diffusion::family::Export;
-use crate::model::piece::Piece;
+use crate::model::diffusion::family::ExportMetadata;
+use crate::model::tensor_piece::TensorPiece;
 
 /// A file that was written and proven.
 #[derive(Clone, Debug)]
-pub struct Exported {
+pub struct ExportedFile {
     /// Whom it is for.
-    pub format: Format,
+    pub format: AdapterFormat,
     /// Where it lies.
     pub path: PathBuf,
     /// Layers that were found again in it.
@@ -54,29 +54,29 @@ pub struct Exported {
 const TOLERANCE: f64 = 1e-5;
 
 /// Where a layer lies in the original layout.
-type Original<'a> = &'a dyn Fn(&str) -> Vec<Piece>;
+type OriginalLayoutFn<'a> = &'a dyn Fn(&str) -> Vec<TensorPiece>;
 
 /// The model that an adapter is for, as far as its files speak of it.
-struct Base<'a> {
+struct ExportBase<'a> {
     /// All of its tensors.
-    tensors: &'a [Want],
-    original: Original<'a>,
+    tensors: &'a [TensorSpec],
+    original: OriginalLayoutFn<'a>,
     /// Of a diffusion model's family.
-    export: Option<&'a Export>,
+    export: Option<&'a ExportMetadata>,
 }
 
 /// Writes what `pipeline` holds into `folder` and proves it.
 pub fn export(
     pipeline: &mut Pipeline,
-    format: Format,
+    format: AdapterFormat,
     folder: &Path,
     name: &str,
-) -> Result<Exported> {
+) -> Result<ExportedFile> {
     let parts = pipeline.adapter();
     let config = &pipeline.transformer.config;
     let original = |layer: &str| config.original_module(layer);
-    let (tensors, export) = (&config.tensors()?[..], Some(&config.family().export));
-    let base = Base { tensors, original: &original, export };
+    let (tensors, export) = (&config.tensor_specs()?[..], Some(&config.family().export));
+    let base = ExportBase { tensors, original: &original, export };
     let path = write(&parts, format, (folder, name), &base)?;
     // Values that are not finite come here only if that was asked for.
     pipeline.take_adapter(AdapterFile::open(&path)?.with_any_values(true))?;
@@ -86,25 +86,25 @@ pub fn export(
     // What was read back may have been rounded or put together anew; the next file is made of the
     // first again.
     pipeline.set_adapter(parts);
-    Ok(Exported { format, path, n_layers, difference })
+    Ok(ExportedFile { format, path, n_layers, difference })
 }
 
 /// The parts that a format has room for.
 fn kept(
-    parts: &Parts,
-    format: Format,
-) -> impl Iterator<Item = (Component, &BTreeMap<String, Given>)> {
+    parts: &AdapterWeights,
+    format: AdapterFormat,
+) -> impl Iterator<Item = (Component, &BTreeMap<String, LoraWeights>)> {
     let has_room = move |component: Component| {
-        format != Format::Peft || !matches!(component, Component::TextEncoder(_))
+        format != AdapterFormat::Peft || !matches!(component, Component::TextEncoder(_))
     };
     parts.iter().filter(move |(c, _)| has_room(*c)).map(|(component, layers)| (*component, layers))
 }
 
 fn write(
-    parts: &Parts,
-    format: Format,
+    parts: &AdapterWeights,
+    format: AdapterFormat,
     (folder, name): (&Path, &str),
-    base: &Base<'_>,
+    base: &ExportBase<'_>,
 ) -> Result<PathBuf> {
     let mut tensors = BTreeMap::new();
     for (component, layers) in kept(parts, format) {
@@ -114,16 +114,16 @@ fn write(
     }
     let peft = folder.join("peft");
     let (path, result) = match format {
-        Format::Diffusers => {
-            let path = folder.join(OF_DIFFUSERS);
+        AdapterFormat::Diffusers => {
+            let path = folder.join(DIFFUSERS_FILE);
             (path.clone(), path)
         }
-        Format::Peft => (peft.join(OF_PEFT), peft.clone()),
-        Format::Kohya => {
+        AdapterFormat::Peft => (peft.join(PEFT_FILE), peft.clone()),
+        AdapterFormat::Kohya => {
             let path = folder.join(format!("{name}-kohya.safetensors"));
             (path.clone(), path)
         }
-        Format::Comfyui => {
+        AdapterFormat::Comfyui => {
             let path = folder.join(format!("{name}-comfyui.safetensors"));
             (path.clone(), path)
         }
@@ -131,25 +131,25 @@ fn write(
     let beside = path.parent().unwrap_or(folder);
     let failed = |source| TrainerError::Io { what: "write", path: beside.into(), source };
     fs::create_dir_all(beside).map_err(failed)?;
-    if format == Format::Peft {
+    if format == AdapterFormat::Peft {
         let config = settings::peft(parts, base.tensors);
-        fs::write(peft.join(PEFT_SETTINGS), config).map_err(failed)?;
+        fs::write(peft.join(PEFT_CONFIG), config).map_err(failed)?;
     }
     save(&path, &settings::header(parts, format, base.export), &tensors)?;
     Ok(result)
 }
 
 /// Shape and numbers of a tensor to be written.
-type Numbers = (Vec<u64>, Vec<f32>);
+type TensorData = (Vec<u64>, Vec<f32>);
 
 fn save(
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    tensors: &BTreeMap<String, Numbers>,
+    tensors: &BTreeMap<String, TensorData>,
 ) -> Result<()> {
-    let entering = tensors.iter().map(|(name, (shape, _))| Entering {
+    let entering = tensors.iter().map(|(name, (shape, _))| OutputTensor {
         name: name.clone(),
-        dtype: weights::Dtype::F32,
+        dtype: weights::FileDtype::F32,
         shape: shape.clone(),
     });
     write_file(path, metadata, entering.collect(), false, &mut |tensor, out| {
@@ -163,37 +163,39 @@ fn save(
 /// What a program calls the layers, and what it puts into each.
 fn stems(
     component: Component,
-    layers: &BTreeMap<String, Given>,
-    format: Format,
-    original: Original<'_>,
-) -> Result<Vec<(String, Given)>> {
+    layers: &BTreeMap<String, LoraWeights>,
+    format: AdapterFormat,
+    original: OriginalLayoutFn<'_>,
+) -> Result<Vec<(String, LoraWeights)>> {
     let renamed = |name: &dyn Fn(&str) -> String| {
         layers.iter().map(|(layer, given)| (name(layer), given.clone())).collect()
     };
     let flat = |layer: &str| layer.replace('.', "_");
     let Component::TextEncoder(index) = component else {
         return Ok(match format {
-            Format::Diffusers | Format::Peft => renamed(&|layer| stem(component, layer, format)),
-            Format::Kohya => fuse::fuse(layers, original)?
+            AdapterFormat::Diffusers | AdapterFormat::Peft => {
+                renamed(&|layer| stem(component, layer, format))
+            }
+            AdapterFormat::Kohya => fuse::fuse(layers, original)?
                 .into_iter()
                 .map(|(layer, given)| (format!("lora_unet_{}", flat(&layer)), given))
                 .collect(),
-            Format::Comfyui => fuse::fuse(layers, original)?
+            AdapterFormat::Comfyui => fuse::fuse(layers, original)?
                 .into_iter()
                 .map(|(layer, given)| (format!("diffusion_model.{layer}"), given))
                 .collect(),
         });
     };
     Ok(match format {
-        Format::Kohya => renamed(&|layer| format!("lora_te{index}_{}", flat(layer))),
+        AdapterFormat::Kohya => renamed(&|layer| format!("lora_te{index}_{}", flat(layer))),
         _ => renamed(&|layer| stem(component, layer, format)),
     })
 }
 
 /// What diffusers or PEFT, which know our layers, call one of them.
-fn stem(component: Component, layer: &str, format: Format) -> String {
+fn stem(component: Component, layer: &str, format: AdapterFormat) -> String {
     match (component, format) {
-        (Component::Transformer | Component::Language, Format::Peft) => {
+        (Component::Transformer | Component::Language, AdapterFormat::Peft) => {
             format!("base_model.model.{layer}")
         }
         _ => format!("{}.{layer}", component.folder()),
@@ -201,24 +203,29 @@ fn stem(component: Component, layer: &str, format: Format) -> String {
 }
 
 /// How the names of a layer's tensors end: A, B and, of a `DoRA`, its magnitudes.
-fn endings(format: Format) -> [&'static str; 3] {
+fn suffixes(format: AdapterFormat) -> [&'static str; 3] {
     match format {
-        Format::Diffusers | Format::Peft => {
+        AdapterFormat::Diffusers | AdapterFormat::Peft => {
             ["lora_A.weight", "lora_B.weight", "lora_magnitude_vector"]
         }
-        Format::Kohya => ["lora_down.weight", "lora_up.weight", "dora_scale"],
-        Format::Comfyui => ["lora_A.weight", "lora_B.weight", "dora_scale"],
+        AdapterFormat::Kohya => ["lora_down.weight", "lora_up.weight", "dora_scale"],
+        AdapterFormat::Comfyui => ["lora_A.weight", "lora_B.weight", "dora_scale"],
     }
 }
 
 /// A layer's tensors by their names there.
-fn insert(stem: &str, given: &Given, format: Format, into: &mut BTreeMap<String, Numbers>) {
+fn insert(
+    stem: &str,
+    given: &LoraWeights,
+    format: AdapterFormat,
+    into: &mut BTreeMap<String, TensorData>,
+) {
     let [outputs, inputs] = given.sizes().map(|size| size as u64);
     let rank = given.rank as u64;
-    let [down, up, magnitude] = endings(format).map(|ending| format!("{stem}.{ending}"));
+    let [down, up, magnitude] = suffixes(format).map(|ending| format!("{stem}.{ending}"));
     into.insert(down, (vec![rank, inputs], given.down.clone()));
     into.insert(up, (vec![outputs, rank], given.up.clone()));
-    let has_settings = matches!(format, Format::Diffusers | Format::Peft);
+    let has_settings = matches!(format, AdapterFormat::Diffusers | AdapterFormat::Peft);
     if !has_settings {
         into.insert(format!("{stem}.alpha"), (Vec::new(), vec![given.alpha]));
     }
@@ -229,7 +236,12 @@ fn insert(stem: &str, given: &Given, format: Format, into: &mut BTreeMap<String,
 }
 
 /// That what was read back adds the same to every layer.
-fn compare(parts: &Parts, again: &Parts, format: Format, path: &Path) -> Result<f64> {
+fn compare(
+    parts: &AdapterWeights,
+    again: &AdapterWeights,
+    format: AdapterFormat,
+    path: &Path,
+) -> Result<f64> {
     let again: HashMap<_, _> = again
         .iter()
         .flat_map(|(component, layers)| {
@@ -243,12 +255,12 @@ fn compare(parts: &Parts, again: &Parts, format: Format, path: &Path) -> Result<
             let Some(found) = again.get(&(component.folder(), layer)) else {
                 return wrong(format!("{layer} is not found again"));
             };
-            let [before, after] = [given, found].map(Given::probe);
+            let [before, after] = [given, found].map(LoraWeights::probe);
             // What is not finite differs from itself.
             if !given.is_finite() || !before.iter().all(|number| number.is_finite()) {
                 continue;
             }
-            let apart = crate::model::host::difference(&before, &after);
+            let apart = crate::model::host::relative_error(&before, &after);
             if apart.is_nan() || apart > TOLERANCE || given.magnitude != found.magnitude {
                 return wrong(format!("{layer} differs by {apart:e} when it is read again"));
             }

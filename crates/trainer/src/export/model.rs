@@ -6,25 +6,26 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use weights::load::floats;
-use weights::{Dtype, WeightsError};
+use weights::load::load_f32;
+use weights::{FileDtype, WeightsError};
 
 use crate::error::{Result, TrainerError};
 use crate::model::diffusion::denoiser::Architecture;
-use crate::model::diffusion::sd3::{Config, initial};
+use crate::model::diffusion::sd3::{Sd3Config, init};
 use crate::model::diffusion::{Pipeline, TRANSFORMER};
 use crate::model::{config, files};
 
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
 /// The numbers of a tensor that was trained, by name; asked for one tensor at a time.
-pub type Trained<'a> = &'a dyn Fn(&str) -> std::result::Result<Option<Vec<f32>>, WeightsError>;
+pub type TrainedTensorFn<'a> =
+    &'a dyn Fn(&str) -> std::result::Result<Option<Vec<f32>>, WeightsError>;
 
 /// Writes the model of `base`, with what was trained in its transformer's place: beside it first, so
 /// that `out` is whole or as it was.
 pub fn write(
     pipeline: &Pipeline,
-    trained: Trained<'_>,
+    trained: TrainedTensorFn<'_>,
     dtype: compute::Dtype,
     out: &Path,
 ) -> Result<()> {
@@ -48,28 +49,28 @@ pub(super) fn staged(out: &Path, fill: impl FnOnce(&Path) -> Result<()>) -> Resu
 
 fn write_transformer(
     pipeline: &Pipeline,
-    trained: Trained<'_>,
+    trained: TrainedTensorFn<'_>,
     dtype: compute::Dtype,
     path: &Path,
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
-    let wants = transformer.config.tensors()?;
-    files::save(path, &BTreeMap::new(), (&wants, files::stored(dtype)), &mut |_, want| {
+    let wants = transformer.config.tensor_specs()?;
+    files::save(path, &BTreeMap::new(), (&wants, files::file_dtype(dtype)), &mut |_, want| {
         if let Some(numbers) = trained(&want.name)? {
             return Ok(numbers);
         }
         // What is computed and not trained, as the table of positions.
         let found = transformer.catalog.find(&want.name)?;
-        floats(&transformer.catalog, found, 0..found.count())
+        load_f32(&transformer.catalog, found, 0..found.numel())
     })
 }
 
 /// Writes the model of a folder with weights that have learnt nothing yet.
 pub fn write_initial(base: &Path, seed: u64, out: &Path) -> Result<()> {
     let settings = base.join(TRANSFORMER).join("config.json");
-    let config: Config = config::read_checked(&settings, Config::check)?;
+    let config: Sd3Config = config::read_checked(&settings, Sd3Config::check)?;
     copy_rest(base, out)?;
-    initial::write(&config, seed, Dtype::F32, &out.join(TRANSFORMER).join(WEIGHTS))
+    init::write_random_init(&config, seed, FileDtype::F32, &out.join(TRANSFORMER).join(WEIGHTS))
 }
 
 /// The other folders of a model.
@@ -85,7 +86,7 @@ const OTHERS: [&str; 8] = [
 ];
 
 /// What files of weights end in: beside a model's folders there are often whole checkpoints.
-const WEIGHTS_END: [&str; 5] = ["safetensors", "bin", "ckpt", "pt", "gguf"];
+const WEIGHTS_SUFFIXES: [&str; 5] = ["safetensors", "bin", "ckpt", "pt", "gguf"];
 
 /// Copies a model's folder but for the weights of its transformer.
 pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
@@ -102,7 +103,7 @@ pub(crate) fn copy_rest(from: &Path, to: &Path) -> Result<()> {
 
 /// Whether a file holds weights, by its name.
 pub(super) fn is_weights(path: &Path) -> bool {
-    WEIGHTS_END.iter().any(|end| path.extension().is_some_and(|found| found == *end))
+    WEIGHTS_SUFFIXES.iter().any(|end| path.extension().is_some_and(|found| found == *end))
 }
 
 /// Copies the plain files of a folder that are wanted; hidden ones never are.

@@ -4,18 +4,22 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use serde_json::{Map, Value, json};
 
-use super::{Format, kept};
+use super::{AdapterFormat, kept};
 use crate::model::adapter::read::Component;
-use crate::model::adapter::{Given, Parts};
-use crate::model::build::Want;
-use crate::model::diffusion::family::Export;
+use crate::model::adapter::{AdapterWeights, LoraWeights};
+use crate::model::build::TensorSpec;
+use crate::model::diffusion::family::ExportMetadata;
 
 /// The words in a file's header, for an adapter of a model of this family.
-pub fn header(parts: &Parts, format: Format, family: Option<&Export>) -> BTreeMap<String, String> {
+pub fn header(
+    parts: &AdapterWeights,
+    format: AdapterFormat,
+    family: Option<&ExportMetadata>,
+) -> BTreeMap<String, String> {
     let mut words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     match format {
-        Format::Peft | Format::Comfyui => {}
-        Format::Diffusers => {
+        AdapterFormat::Peft | AdapterFormat::Comfyui => {}
+        AdapterFormat::Diffusers => {
             let mut all = Map::new();
             for (component, layers) in kept(parts, format).filter(|(_, layers)| !layers.is_empty())
             {
@@ -25,13 +29,13 @@ pub fn header(parts: &Parts, format: Format, family: Option<&Export>) -> BTreeMa
             }
             words.insert("lora_adapter_metadata".into(), Value::Object(all).to_string());
         }
-        Format::Kohya => {
+        AdapterFormat::Kohya => {
             let layers = kept(parts, format).flat_map(|(_, layers)| layers.values());
             let (rank, alpha) = usual(layers);
             words.insert("ss_network_dim".into(), rank.to_string());
             words.insert("ss_network_alpha".into(), alpha.to_string());
             words.insert("modelspec.sai_model_spec".into(), "1.0.1".into());
-            if let Some(Export { network, architecture, .. }) = family {
+            if let Some(ExportMetadata { network, architecture, .. }) = family {
                 words.insert("ss_network_module".into(), (*network).into());
                 words.insert("modelspec.architecture".into(), (*architecture).into());
             }
@@ -41,9 +45,9 @@ pub fn header(parts: &Parts, format: Format, family: Option<&Export>) -> BTreeMa
 }
 
 /// `adapter_config.json`, for an adapter of a model that has these tensors.
-pub fn peft(parts: &Parts, tensors: &[Want]) -> String {
+pub fn peft(parts: &AdapterWeights, tensors: &[TensorSpec]) -> String {
     let none = BTreeMap::new();
-    let own = kept(parts, Format::Peft).next();
+    let own = kept(parts, AdapterFormat::Peft).next();
     let layers = own.map_or(&none, |(_, layers)| layers);
     let mut config = config(layers);
     config.insert("target_modules".into(), json!(targets(layers, tensors)));
@@ -57,7 +61,10 @@ pub fn peft(parts: &Parts, tensors: &[Want]) -> String {
 
 /// What PEFT finds these layers by: the shortest endings of their names that no other part of the model
 /// has. Other programs know `q_proj` and not the full names.
-fn targets<'a>(layers: &'a BTreeMap<String, Given>, tensors: &[Want]) -> BTreeSet<&'a str> {
+fn targets<'a>(
+    layers: &'a BTreeMap<String, LoraWeights>,
+    tensors: &[TensorSpec],
+) -> BTreeSet<&'a str> {
     // A part may be no layer, as the block `0` is none.
     let parts: BTreeSet<&str> = tensors
         .iter()
@@ -76,7 +83,7 @@ fn targets<'a>(layers: &'a BTreeMap<String, Given>, tensors: &[Want]) -> BTreeSe
 }
 
 /// PEFT's settings for these layers: what most have, and the exceptions by name.
-fn config(layers: &BTreeMap<String, Given>) -> Map<String, Value> {
+fn config(layers: &BTreeMap<String, LoraWeights>) -> Map<String, Value> {
     let (rank, alpha) = usual(layers.values());
     let mut ranks = Map::new();
     let mut alphas = Map::new();
@@ -115,7 +122,7 @@ fn number(alpha: f32) -> Value {
 }
 
 /// The rank and alpha that most layers have.
-fn usual<'a>(layers: impl Iterator<Item = &'a Given>) -> (usize, f32) {
+fn usual<'a>(layers: impl Iterator<Item = &'a LoraWeights>) -> (usize, f32) {
     let mut counts: HashMap<(usize, u32), usize> = HashMap::new();
     for given in layers {
         *counts.entry((given.rank, given.alpha.to_bits())).or_default() += 1;
@@ -127,13 +134,14 @@ fn usual<'a>(layers: impl Iterator<Item = &'a Given>) -> (usize, f32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::llama::base::Base;
-    use crate::model::llama::preset::Preset;
+    use crate::model::llama::language_model::LanguageModel;
+    use crate::model::llama::preset::LlamaPreset;
 
     fn targets_of(is_adapted: impl Fn(&str) -> bool) -> Vec<String> {
-        let tensors = Base::preset(Preset::Tiny, 256, 0).unwrap().tensors().unwrap();
+        let tensors =
+            LanguageModel::preset(LlamaPreset::Tiny, 256, 0).unwrap().tensor_specs().unwrap();
         let modules = tensors.iter().filter_map(|want| want.name.strip_suffix(".weight"));
-        let none = Given { rank: 1, alpha: 1.0, down: vec![], up: vec![], magnitude: None };
+        let none = LoraWeights { rank: 1, alpha: 1.0, down: vec![], up: vec![], magnitude: None };
         let adapted = modules.filter(|module| is_adapted(module));
         let layers = adapted.map(|module| (module.to_owned(), none.clone())).collect();
         targets(&layers, &tensors).into_iter().map(str::to_owned).collect()

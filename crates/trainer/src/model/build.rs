@@ -1,4 +1,4 @@
-//! How a model is put together: a family asks a [`Builder`] for its weights by name and shape.
+//! How a model is put together: a family asks a [`ModelBuilder`] for its weights by name and shape.
 //! Where they come from (files, random numbers, nowhere), in which format they are held and which
 //! layers get an adapter is not the family's business.
 
@@ -6,30 +6,31 @@ use std::fmt::Display;
 
 use compute::ops::Weight;
 use compute::{
-    Device, Dtype, Kind, ParamKey, Quantisation, Quantised, Ring, Shape, Tag, Tensor, Var,
+    BlockSwap, Device, DeviceKind, Dtype, ParamKey, Quantisation, Quantised, Shape, Tag, Tensor,
+    Var,
 };
 
 use super::adapter::Adapters;
-use super::layer::{Layer, Matrix, Slot};
-use super::stream::Stream;
+use super::layer::{LayerWeight, LinearLayer, ModelTensor};
+use super::offload::Offload;
 use crate::error::Result;
 
 /// A tensor that a model asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Want {
+pub struct TensorSpec {
     /// Its name, as diffusers and transformers call it.
     pub name: String,
     /// Its shape there.
     pub shape: Shape,
     /// How it may be held.
-    pub role: Role,
+    pub role: TensorRole,
     /// Which of the model's blocks it is a part of, if it is of any.
     pub block: Option<usize>,
 }
 
 /// What a tensor is for, which decides its format.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Role {
+pub enum TensorRole {
     /// The matrix of a layer inside a block: nearly all of a model's weight, and the part that is
     /// quantised if any is.
     Matrix,
@@ -47,45 +48,47 @@ pub struct Precision {
     /// How the matrices of blocks are quantised, if they are.
     pub base: Option<Quantisation>,
     /// Which blocks live on the host and come to the device one by one.
-    pub stream: Stream,
+    pub offload: Offload,
 }
 
 impl Precision {
     /// Nothing quantised, all of it on the device.
     pub const fn plain(dtype: Dtype) -> Self {
-        Self { dtype, base: None, stream: Stream::None }
+        Self { dtype, base: None, offload: Offload::None }
     }
 
     /// The format that a tensor is loaded in.
-    pub fn of(self, role: Role) -> Dtype {
-        if role == Role::Vector { Dtype::F32 } else { self.dtype }
+    pub fn dtype_of(self, role: TensorRole) -> Dtype {
+        if role == TensorRole::Vector { Dtype::F32 } else { self.dtype }
     }
 
     /// How a tensor is quantised. Blocks of nf4 do not fit every width; such a matrix stays as it is.
-    pub fn quantisation(self, want: &Want) -> Option<Quantisation> {
+    pub fn quantisation(self, want: &TensorSpec) -> Option<Quantisation> {
         let is_fit = |how| how != Quantisation::Nf4 || want.shape.width().is_multiple_of(NF4_BLOCK);
-        self.base.filter(|how| want.role == Role::Matrix && is_fit(*how))
+        self.base.filter(|how| want.role == TensorRole::Matrix && is_fit(*how))
     }
 }
 
 /// Takes memory for the blocks among what a model asks for, if they stream; none if they do not.
-pub(super) fn ring<'a>(
+pub(super) fn new_block_swap<'a>(
     device: &Device,
     precision: Precision,
-    wants: impl Iterator<Item = &'a Want>,
-) -> Result<Option<Ring>> {
+    wants: impl Iterator<Item = &'a TensorSpec>,
+) -> Result<Option<BlockSwap>> {
     let mut blocks: Vec<Vec<usize>> = Vec::new();
     for want in wants {
         let Some(block) = want.block else { continue };
         blocks.resize(blocks.len().max(block + 1), Vec::new());
         match precision.quantisation(want) {
-            _ if !precision.stream.does(block) => {}
+            _ if !precision.offload.offloads(block) => {}
             Some(how) => blocks[block].extend(Quantised::sizes(want.shape, how)),
-            None => blocks[block].push(want.shape.elements() * precision.of(want.role).bytes()),
+            None => {
+                blocks[block].push(want.shape.elements() * precision.dtype_of(want.role).bytes())
+            }
         }
     }
     let is_any = blocks.iter().any(|sizes| !sizes.is_empty());
-    let made = is_any.then(|| Ring::new(device, &blocks));
+    let made = is_any.then(|| BlockSwap::new(device, &blocks));
     Ok(made.transpose()?)
 }
 
@@ -94,38 +97,38 @@ const NF4_BLOCK: usize = 64;
 
 /// A weight as it is held.
 #[derive(Clone)]
-pub enum Held {
+pub enum WeightTensor {
     /// Number by number.
     Dense(Var),
     /// In few bits.
     Quantised(Quantised),
 }
 
-impl<'a> From<&'a Held> for Weight<'a> {
-    fn from(held: &'a Held) -> Self {
+impl<'a> From<&'a WeightTensor> for Weight<'a> {
+    fn from(held: &'a WeightTensor) -> Self {
         match held {
-            Held::Dense(weight) => weight.into(),
-            Held::Quantised(weight) => weight.into(),
+            WeightTensor::Dense(weight) => weight.into(),
+            WeightTensor::Quantised(weight) => weight.into(),
         }
     }
 }
 
 /// Where weights come from.
-pub trait Source {
+pub trait WeightSource {
     /// Hands over a tensor.
-    fn take(&mut self, device: &Device, want: Want) -> Result<Held>;
+    fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor>;
 
     /// Where the model's blocks are, if they stream.
-    fn ring(&self) -> Option<&Ring> {
+    fn block_swap(&self) -> Option<&BlockSwap> {
         None
     }
 }
 
 /// Puts a model together; see the module's comment.
-pub struct Builder<'a> {
+pub struct ModelBuilder<'a> {
     device: &'a Device,
     precision: Precision,
-    source: &'a mut dyn Source,
+    source: &'a mut dyn WeightSource,
     adapters: &'a mut Adapters,
     /// What names begin with.
     prefix: String,
@@ -135,12 +138,12 @@ pub struct Builder<'a> {
     is_unused: bool,
 }
 
-impl<'a> Builder<'a> {
+impl<'a> ModelBuilder<'a> {
     /// At the root of a model.
     pub fn new(
         device: &'a Device,
         precision: Precision,
-        source: &'a mut dyn Source,
+        source: &'a mut dyn WeightSource,
         adapters: &'a mut Adapters,
     ) -> Self {
         let (prefix, block) = (String::new(), None);
@@ -148,14 +151,14 @@ impl<'a> Builder<'a> {
     }
 
     /// For the parts below `name`.
-    pub fn at(&mut self, name: impl Display) -> Builder<'_> {
+    pub fn at(&mut self, name: impl Display) -> ModelBuilder<'_> {
         let (prefix, is_unused) = (format!("{}{name}.", self.prefix), self.is_unused);
-        Builder { prefix, ..self.unused(is_unused) }
+        ModelBuilder { prefix, ..self.unused(is_unused) }
     }
 
     /// For parts that files hold and that nothing depends on, if `is_unused`: they can learn nothing.
-    pub fn unused(&mut self, is_unused: bool) -> Builder<'_> {
-        Builder {
+    pub fn unused(&mut self, is_unused: bool) -> ModelBuilder<'_> {
+        ModelBuilder {
             device: self.device,
             precision: self.precision,
             source: &mut *self.source,
@@ -167,22 +170,22 @@ impl<'a> Builder<'a> {
     }
 
     /// For one of the model's blocks, which may stream.
-    pub fn block(&mut self, name: impl Display, index: usize) -> Builder<'_> {
+    pub fn block(&mut self, name: impl Display, index: usize) -> ModelBuilder<'_> {
         self.block_after(0, name, index)
     }
 
     /// The same for a block of a second list, which comes after `n` others.
-    pub fn block_after(&mut self, n: usize, name: impl Display, index: usize) -> Builder<'_> {
+    pub fn block_after(&mut self, n: usize, name: impl Display, index: usize) -> ModelBuilder<'_> {
         let number = n + index;
-        if let Some(ring) = self.source.ring().filter(|_| self.adapters.reads_weights()) {
+        if let Some(ring) = self.source.block_swap().filter(|_| self.adapters.reads_weights()) {
             ring.enter(number, None);
         }
-        Builder { block: Some(number), ..self.at(format!("{name}.{index}")) }
+        ModelBuilder { block: Some(number), ..self.at(format!("{name}.{index}")) }
     }
 
     /// Where the model's blocks are, if they stream.
-    pub fn ring(&self) -> Option<Ring> {
-        self.source.ring().cloned()
+    pub fn block_swap(&self) -> Option<BlockSwap> {
+        self.source.block_swap().cloned()
     }
 
     /// Where the model will live.
@@ -196,87 +199,102 @@ impl<'a> Builder<'a> {
     }
 
     /// A linear layer inside a block, `name.weight` [outputs, inputs] and `name.bias`.
-    pub fn linear(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
-        self.layer(name, Role::Matrix, inputs, outputs, true)
+    pub fn linear(
+        &mut self,
+        name: impl Display,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<LinearLayer> {
+        self.layer(name, TensorRole::Matrix, inputs, outputs, true)
     }
 
     /// The same without a bias.
-    pub fn plain(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
-        self.layer(name, Role::Matrix, inputs, outputs, false)
+    pub fn linear_no_bias(
+        &mut self,
+        name: impl Display,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<LinearLayer> {
+        self.layer(name, TensorRole::Matrix, inputs, outputs, false)
     }
 
     /// A linear layer at either end of a model, which is never quantised.
-    pub fn edge(&mut self, name: impl Display, inputs: usize, outputs: usize) -> Result<Layer> {
-        self.layer(name, Role::Array, inputs, outputs, true)
+    pub fn linear_unquantised(
+        &mut self,
+        name: impl Display,
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<LinearLayer> {
+        self.layer(name, TensorRole::Array, inputs, outputs, true)
     }
 
     /// The layer that makes tokens of patches, stored as a convolution [outputs, channels, patch,
     /// patch] whose windows do not overlap.
-    pub fn patches(&mut self, name: impl Display, sizes: [usize; 4]) -> Result<Layer> {
+    pub fn patch_embed(&mut self, name: impl Display, sizes: [usize; 4]) -> Result<LinearLayer> {
         let [outputs, channels, height, width] = sizes;
         let weight = self.array(format!("{name}.weight"), sizes)?;
         let weight = weight.reshape([outputs, channels * height * width]);
-        let weight = self.matrix(&name, Held::Dense(weight))?;
-        Ok(Layer { weight, bias: Some(self.bias(name, outputs)?), adapter: None })
+        let weight = self.matrix(&name, WeightTensor::Dense(weight))?;
+        Ok(LinearLayer { weight, bias: Some(self.bias(name, outputs)?), adapter: None })
     }
 
     fn layer(
         &mut self,
         name: impl Display,
-        role: Role,
+        role: TensorRole,
         inputs: usize,
         outputs: usize,
         has_bias: bool,
-    ) -> Result<Layer> {
+    ) -> Result<LinearLayer> {
         let weight = self.take(format!("{name}.weight"), [outputs, inputs], role)?;
         let bias = if has_bias { Some(self.bias(&name, outputs)?) } else { None };
         let module = format!("{}{name}", self.prefix);
-        let adapter = if self.adapters.leaves_out(&module, self.is_unused) {
+        let adapter = if self.adapters.excludes(&module, self.is_unused) {
             None
         } else {
             self.adapters.attach(self.device, &module, &weight, [outputs, inputs])?
         };
-        Ok(Layer { weight: self.matrix(name, weight)?, bias, adapter })
+        Ok(LinearLayer { weight: self.matrix(name, weight)?, bias, adapter })
     }
 
     /// A layer's matrix, to be trained if all of the model is.
-    fn matrix(&mut self, name: impl Display, held: Held) -> Result<Matrix> {
+    fn matrix(&mut self, name: impl Display, held: WeightTensor) -> Result<LayerWeight> {
         match held {
-            Held::Dense(weight) if self.adapters.trains_all() => {
+            WeightTensor::Dense(weight) if self.adapters.is_full() => {
                 let name = format!("{}{name}.weight", self.prefix);
-                Ok(Matrix::Trained(self.train(name, weight)?))
+                Ok(LayerWeight::Trained(self.train(name, weight)?))
             }
-            held => Ok(Matrix::Frozen(held)),
+            held => Ok(LayerWeight::Frozen(held)),
         }
     }
 
-    fn bias(&mut self, name: impl Display, width: usize) -> Result<Slot> {
+    fn bias(&mut self, name: impl Display, width: usize) -> Result<ModelTensor> {
         self.small(&format!("{name}.bias"), width)
     }
 
     /// The weight of a norm, `name.weight`, which is trained if all of the model is.
-    pub fn norm(&mut self, name: impl Display, width: usize) -> Result<Slot> {
+    pub fn norm(&mut self, name: impl Display, width: usize) -> Result<ModelTensor> {
         self.small(&format!("{name}.weight"), width)
     }
 
-    fn small(&mut self, name: &str, width: usize) -> Result<Slot> {
+    fn small(&mut self, name: &str, width: usize) -> Result<ModelTensor> {
         let vector = self.vector(name, width)?;
         self.slot(name, vector)
     }
 
     /// A table of which rows are looked up or compared with, `name.weight` [rows, width], which is
     /// never quantised, and trained if all of the model is.
-    pub fn table(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<Slot> {
+    pub fn embedding(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<ModelTensor> {
         let name = format!("{name}.weight");
         let table = self.array(&name, sizes)?;
         self.slot(&name, table)
     }
 
-    fn slot(&mut self, name: &str, tensor: Var) -> Result<Slot> {
-        if !self.adapters.trains_all() {
-            return Ok(Slot::Frozen(tensor));
+    fn slot(&mut self, name: &str, tensor: Var) -> Result<ModelTensor> {
+        if !self.adapters.is_full() {
+            return Ok(ModelTensor::Frozen(tensor));
         }
-        Ok(Slot::Trained(self.train(format!("{}{name}", self.prefix), tensor)?))
+        Ok(ModelTensor::Trained(self.train(format!("{}{name}", self.prefix), tensor)?))
     }
 
     /// Makes a tensor of the model's own a parameter.
@@ -289,73 +307,98 @@ impl<'a> Builder<'a> {
 
     /// An array in the model's format.
     pub fn array(&mut self, name: impl Display, shape: impl Into<Shape>) -> Result<Var> {
-        self.dense(name, shape, Role::Array)
+        self.dense(name, shape, TensorRole::Array)
     }
 
     /// A vector in f32.
     pub fn vector(&mut self, name: impl Display, width: usize) -> Result<Var> {
-        self.dense(name, [width], Role::Vector)
+        self.dense(name, [width], TensorRole::Vector)
     }
 
-    fn dense(&mut self, name: impl Display, shape: impl Into<Shape>, role: Role) -> Result<Var> {
+    fn dense(
+        &mut self,
+        name: impl Display,
+        shape: impl Into<Shape>,
+        role: TensorRole,
+    ) -> Result<Var> {
         match self.take(name, shape, role)? {
-            Held::Dense(var) => Ok(var),
-            Held::Quantised(_) => unreachable!("only matrices are quantised"),
+            WeightTensor::Dense(var) => Ok(var),
+            WeightTensor::Quantised(_) => unreachable!("only matrices are quantised"),
         }
     }
 
-    fn take(&mut self, name: impl Display, shape: impl Into<Shape>, role: Role) -> Result<Held> {
+    fn take(
+        &mut self,
+        name: impl Display,
+        shape: impl Into<Shape>,
+        role: TensorRole,
+    ) -> Result<WeightTensor> {
         let (name, shape) = (format!("{}{name}", self.prefix), shape.into());
-        let want = Want { name, shape, role, block: self.block };
+        let want = TensorSpec { name, shape, role, block: self.block };
         self.source.take(self.device, want)
     }
 }
 
 /// All that a model asks for, in its order: it is put together on a device that holds nothing.
-pub fn wants<T>(build: impl FnOnce(&mut Builder<'_>) -> Result<T>) -> Result<Vec<Want>> {
-    struct Listing(Vec<Want>);
-    impl Source for Listing {
-        fn take(&mut self, device: &Device, want: Want) -> Result<Held> {
+pub fn tensor_specs<T>(
+    build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
+) -> Result<Vec<TensorSpec>> {
+    struct Listing(Vec<TensorSpec>);
+    impl WeightSource for Listing {
+        fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
             let tensor = device.zeros(want.shape, Dtype::F32)?;
             self.0.push(want);
-            Ok(Held::Dense(tensor.into()))
+            Ok(WeightTensor::Dense(tensor.into()))
         }
     }
-    let device = Device::meta(Kind::cpu(1), usize::MAX / 2);
+    let device = Device::meta(DeviceKind::cpu(1), usize::MAX / 2);
     let (mut listing, mut adapters) = (Listing(Vec::new()), Adapters::none());
-    build(&mut Builder::new(&device, Precision::plain(Dtype::F32), &mut listing, &mut adapters))?;
+    build(&mut ModelBuilder::new(
+        &device,
+        Precision::plain(Dtype::F32),
+        &mut listing,
+        &mut adapters,
+    ))?;
     Ok(listing.0)
 }
 
 /// Weights of random numbers, the same for the same seed: for measuring what needs no training.
-pub struct Random {
+pub struct RandomWeights {
     precision: Precision,
     seed: u64,
-    stream: u64,
-    ring: Option<Ring>,
+    sequence: u64,
+    block_swap: Option<BlockSwap>,
 }
 
-impl Random {
+impl RandomWeights {
     /// From a seed.
     pub fn new(precision: Precision, seed: u64) -> Self {
-        Self { precision, seed, stream: 0, ring: None }
+        Self { precision, seed, sequence: 0, block_swap: None }
     }
 
     /// The same for a model that asks for this, whose blocks may stream.
-    pub fn of(device: &Device, precision: Precision, seed: u64, wants: &[Want]) -> Result<Self> {
-        Ok(Self { ring: ring(device, precision, wants.iter())?, ..Self::new(precision, seed) })
+    pub fn with_block_swap(
+        device: &Device,
+        precision: Precision,
+        seed: u64,
+        wants: &[TensorSpec],
+    ) -> Result<Self> {
+        Ok(Self {
+            block_swap: new_block_swap(device, precision, wants.iter())?,
+            ..Self::new(precision, seed)
+        })
     }
 }
 
 /// As small as trained weights are, so that activations stay finite through many blocks.
-pub(crate) const DEVIATION: f32 = 0.02;
+pub(crate) const INIT_STD: f32 = 0.02;
 
-impl Source for Random {
-    fn take(&mut self, device: &Device, want: Want) -> Result<Held> {
-        self.stream += 1;
-        let dtype = self.precision.of(want.role);
-        let normal = || device.normal(want.shape, dtype, DEVIATION, (self.seed, self.stream));
-        let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
+impl WeightSource for RandomWeights {
+    fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
+        self.sequence += 1;
+        let dtype = self.precision.dtype_of(want.role);
+        let normal = || device.normal(want.shape, dtype, INIT_STD, (self.seed, self.sequence));
+        let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
         let make = || -> compute::Result<Tensor> {
             if is_norm {
                 device.upload(want.shape, &vec![1.0f32; want.shape.elements()])
@@ -363,34 +406,39 @@ impl Source for Random {
                 normal()
             }
         };
-        let held =
-            device.tagged(Tag::Weights, || hold(make()?, self.precision.quantisation(&want)))?;
-        park(held, home(self.ring.as_ref(), &want))
+        let held = device
+            .with_tag(Tag::Weights, || quantise(make()?, self.precision.quantisation(&want)))?;
+        offload(held, offload_target(self.block_swap.as_ref(), &want))
     }
 
-    fn ring(&self) -> Option<&Ring> {
-        self.ring.as_ref()
+    fn block_swap(&self) -> Option<&BlockSwap> {
+        self.block_swap.as_ref()
     }
 }
 
 /// The block that a weight belongs to, if that lives on the host.
-pub(super) fn home<'r>(ring: Option<&'r Ring>, want: &Want) -> Option<(&'r Ring, usize)> {
-    ring.zip(want.block).filter(|(ring, block)| ring.has(*block))
+pub(super) fn offload_target<'r>(
+    ring: Option<&'r BlockSwap>,
+    want: &TensorSpec,
+) -> Option<(&'r BlockSwap, usize)> {
+    ring.zip(want.block).filter(|(ring, block)| ring.is_offloaded(*block))
 }
 
 /// Quantises a loaded tensor if it is to be.
-pub(super) fn hold(tensor: Tensor, how: Option<Quantisation>) -> Result<Held> {
+pub(super) fn quantise(tensor: Tensor, how: Option<Quantisation>) -> Result<WeightTensor> {
     Ok(match how {
-        Some(how) => Held::Quantised(Quantised::new(&tensor, how)?),
-        None => Held::Dense(tensor.into()),
+        Some(how) => WeightTensor::Quantised(Quantised::new(&tensor, how)?),
+        None => WeightTensor::Dense(tensor.into()),
     })
 }
 
 /// Moves a weight to where its block lives, if that is on the host.
-pub(super) fn park(held: Held, to: Option<(&Ring, usize)>) -> Result<Held> {
+pub(super) fn offload(held: WeightTensor, to: Option<(&BlockSwap, usize)>) -> Result<WeightTensor> {
     let Some((ring, block)) = to else { return Ok(held) };
     Ok(match held {
-        Held::Dense(weight) => Held::Dense(ring.park(block, weight.tensor())?.into()),
-        Held::Quantised(weight) => Held::Quantised(weight.park(ring, block)?),
+        WeightTensor::Dense(weight) => {
+            WeightTensor::Dense(ring.offload(block, weight.tensor())?.into())
+        }
+        WeightTensor::Quantised(weight) => WeightTensor::Quantised(weight.offload(ring, block)?),
     })
 }

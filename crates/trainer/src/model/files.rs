@@ -5,34 +5,40 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
 use std::path::Path;
 
-use compute::{Device, Dtype, Part, Ring, Tag, Tensor, fill_all};
+use compute::{BlockSwap, Device, Dtype, FillPart, Tag, Tensor, fill_all};
 use weights::convert::encode;
-use weights::load::{Options, Target, Wanted, floats, load};
-use weights::safetensors::Entering;
-use weights::write::{deal, write_file, write_shards};
-use weights::{Catalog, TensorInfo, Tick, WeightsError};
+use weights::load::{LoadOptions, LoadRequest, LoadTarget, load, load_f32};
+use weights::safetensors::OutputTensor;
+use weights::write::{split_shards, write_file, write_shards};
+use weights::{BytesDoneFn, Catalog, TensorInfo, WeightsError};
 
 use super::adapter::Adapters;
-use super::build::{Builder, Held, Precision, Source, Want, hold, home, park, ring, wants};
-use super::piece::{Piece, stored_rows};
+use super::build::{
+    ModelBuilder, Precision, TensorSpec, WeightSource, WeightTensor, new_block_swap, offload,
+    offload_target, quantise, tensor_specs,
+};
+use super::tensor_piece::{TensorPiece, stored_rows};
 use crate::error::{Result, TrainerError};
-use crate::fingerprint::{Fingerprint, Parts, short};
+use crate::fingerprint::{Fingerprint, PartHashes, short};
 
 /// Where a tensor of ours lies in a file.
-pub type Place<'a> = Box<dyn Fn(&str) -> Vec<Piece> + 'a>;
+pub type PieceMap<'a> = Box<dyn Fn(&str) -> Vec<TensorPiece> + 'a>;
 
 /// How a file calls the tensors of a model.
-pub struct Layout<'a> {
+pub struct CheckpointLayout<'a> {
     /// The pieces, one below the other, that make up a tensor of ours.
-    pub place: Place<'a>,
+    pub pieces: PieceMap<'a>,
     /// What the file may hold besides: other models, tables that we compute.
     pub ignores: Box<dyn Fn(&str) -> bool + 'a>,
 }
 
-impl Layout<'_> {
+impl CheckpointLayout<'_> {
     /// The names we use, and nothing else.
-    pub fn same() -> Self {
-        Self { place: Box::new(|name| vec![Piece::whole(name)]), ignores: Box::new(|_| false) }
+    pub fn identity() -> Self {
+        Self {
+            pieces: Box::new(|name| vec![TensorPiece::whole(name)]),
+            ignores: Box::new(|_| false),
+        }
     }
 }
 
@@ -43,35 +49,35 @@ pub fn prefix(catalog: &Catalog, prefix: &'static str, mark: &str) -> Option<&'s
 }
 
 /// A model's weights on disk, found and compared; nothing is read yet.
-pub struct Files<'a> {
+pub struct WeightFiles<'a> {
     catalog: &'a Catalog,
-    found: Vec<Member<'a>>,
+    members: Vec<LocatedTensor<'a>>,
 }
 
-type Member<'a> = (Want, Vec<Found<'a>>);
+type LocatedTensor<'a> = (TensorSpec, Vec<TensorSlice<'a>>);
 
 /// Numbers of a tensor in a file.
-struct Found<'a> {
+struct TensorSlice<'a> {
     tensor: &'a TensorInfo,
     first: u64,
     count: u64,
 }
 
-impl<'a> Files<'a> {
+impl<'a> WeightFiles<'a> {
     /// Finds everything that `build` asks for, and that nothing is left over.
     pub fn find<T>(
         catalog: &'a Catalog,
-        layout: &Layout<'_>,
-        build: impl FnOnce(&mut Builder<'_>) -> Result<T>,
+        layout: &CheckpointLayout<'_>,
+        build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
     ) -> Result<Self> {
-        let mut files = Self { catalog, found: Vec::new() };
+        let mut files = Self { catalog, members: Vec::new() };
         let (mut missing, mut used) = (Vec::new(), HashSet::new());
         let mut contradiction = None;
-        for want in wants(build)? {
-            let pieces = (layout.place)(&want.name);
+        for want in tensor_specs(build)? {
+            let pieces = (layout.pieces)(&want.name);
             used.extend(pieces.iter().map(|piece| piece.key.clone()));
             match files.pieces(&want, &pieces) {
-                Ok(Some(found)) => files.found.push((want, found)),
+                Ok(Some(found)) => files.members.push((want, found)),
                 Ok(None) => missing.push(want.name),
                 Err(error) => contradiction = contradiction.or(Some(error)),
             }
@@ -81,20 +87,24 @@ impl<'a> Files<'a> {
         let extra: Vec<String> = names.filter(|name| is_extra(name)).cloned().collect();
         // Names tell more of what went wrong than the first shape that does not fit.
         if !missing.is_empty() || !extra.is_empty() {
-            return Err(TrainerError::Keys { missing, extra, path: catalog.path.clone() });
+            return Err(TrainerError::TensorNames { missing, extra, path: catalog.path.clone() });
         }
         contradiction.map_or(Ok(files), Err)
     }
 
     /// The numbers of all pieces of a tensor, unless one is missing.
-    fn pieces(&self, want: &Want, pieces: &[Piece]) -> Result<Option<Vec<Found<'a>>>> {
+    fn pieces(
+        &self,
+        want: &TensorSpec,
+        pieces: &[TensorPiece],
+    ) -> Result<Option<Vec<TensorSlice<'a>>>> {
         let mut found = Vec::with_capacity(pieces.len());
         let sizes: Vec<u64> = want.shape.sizes().iter().map(|size| *size as u64).collect();
         let n_rows = sizes.first().map_or(1, |rows| *rows as usize);
         for piece in pieces {
             let Ok(tensor) = self.catalog.find(&piece.key) else { return Ok(None) };
             // What is a matrix here may be a convolution of one pixel there.
-            let stored = without_ones(&tensor.shape, sizes.len());
+            let stored = squeezed(&tensor.shape, sizes.len());
             let is_fit = match (stored.split_first(), sizes.split_first()) {
                 (Some((rows, inner)), Some((_, wanted_inner))) => {
                     inner == wanted_inner && stored_rows(pieces, n_rows) == Some(*rows as usize)
@@ -102,58 +112,66 @@ impl<'a> Files<'a> {
                 (rows, wanted) => rows == wanted,
             };
             if !is_fit {
-                return Err(TrainerError::Contradiction {
+                return Err(TrainerError::ShapeMismatch {
                     name: piece.key.clone(),
                     expected: want.shape,
                     got: tensor.shape.clone(),
                     path: self.catalog.path.clone(),
                 });
             }
-            let group = tensor.count() / piece.of as u64;
+            let group = tensor.numel() / piece.total as u64;
             let (first, count) = (group * piece.from as u64, group * piece.count as u64);
-            found.push(Found { tensor, first, count });
+            found.push(TensorSlice { tensor, first, count });
         }
         Ok(Some(found))
     }
 
     /// The numbers of a tensor by the model's name for it; none if it has no such tensor.
-    pub fn numbers(&self, name: &str) -> std::result::Result<Vec<f32>, WeightsError> {
-        let found = self.found.iter().find(|(want, _)| want.name == name);
+    pub fn values(&self, name: &str) -> std::result::Result<Vec<f32>, WeightsError> {
+        let found = self.members.iter().find(|(want, _)| want.name == name);
         let Some((want, pieces)) = found else { return Ok(Vec::new()) };
         let mut bytes = vec![0; want.shape.elements() * size_of::<f32>()];
         let (mut wanted, mut rest) = (Vec::new(), &mut bytes[..]);
-        for Found { tensor, first, count } in pieces {
+        for TensorSlice { tensor, first, count } in pieces {
             let (into, after) = rest.split_at_mut(*count as usize * size_of::<f32>());
-            let dtype = weights::Dtype::F32;
-            wanted.push(Wanted { tensor, dtype, first: *first, into });
+            let dtype = weights::FileDtype::F32;
+            wanted.push(LoadRequest { tensor, dtype, first: *first, into });
             rest = after;
         }
-        load(self.catalog, wanted, Options::default(), &|_| true)?;
+        load(self.catalog, wanted, LoadOptions::default(), &|_| true)?;
         let (numbers, _) = bytes.as_chunks::<4>();
         Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 
     /// How many numbers the model has.
-    pub fn count(&self) -> usize {
-        self.found.iter().map(|(want, _)| want.shape.elements()).sum()
+    pub fn n_values(&self) -> usize {
+        self.members.iter().map(|(want, _)| want.shape.elements()).sum()
     }
 
     /// Reads everything into the device's memory.
-    pub fn load(&self, device: &Device, precision: Precision, tick: Tick<'_>) -> Result<Loaded> {
-        if self.catalog.is_hollow() && !device.is_meta() {
-            return Err(WeightsError::Hollow { path: self.catalog.path.clone() }.into());
+    pub fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<LoadedWeights> {
+        if self.catalog.is_meta() && !device.is_meta() {
+            return Err(WeightsError::MetaModel { path: self.catalog.path.clone() }.into());
         }
-        let ring = ring(device, precision, self.found.iter().map(|(want, _)| want))?;
+        let ring = new_block_swap(device, precision, self.members.iter().map(|(want, _)| want))?;
         let mut held = HashMap::new();
         for batch in self.batches(precision) {
-            let tag = if batch.is_passing { Tag::Workspace } else { Tag::Weights };
-            let alloc = |want: &Want| match (home(ring.as_ref(), want), batch.is_passing) {
-                // Straight to where it will live.
-                (Some((ring, block)), false) => {
-                    Ok(ring.alloc(block, want.shape, precision.of(want.role)))
-                }
-                _ => device.tagged(tag, || device.alloc(want.shape, precision.of(want.role))),
-            };
+            let tag = if batch.is_temporary { Tag::Workspace } else { Tag::Weights };
+            let alloc =
+                |want: &TensorSpec| match (offload_target(ring.as_ref(), want), batch.is_temporary)
+                {
+                    // Straight to where it will live.
+                    (Some((ring, block)), false) => {
+                        Ok(ring.alloc(block, want.shape, precision.dtype_of(want.role)))
+                    }
+                    _ => device
+                        .with_tag(tag, || device.alloc(want.shape, precision.dtype_of(want.role))),
+                };
             let mut tensors = batch
                 .members
                 .iter()
@@ -162,46 +180,52 @@ impl<'a> Files<'a> {
             self.read(&batch.members, &mut tensors, tick)?;
             for ((want, _), tensor) in batch.members.iter().zip(tensors) {
                 let how = precision.quantisation(want);
-                let made = device.tagged(Tag::Weights, || hold(tensor, how))?;
-                let to = home(ring.as_ref(), want).filter(|_| batch.is_passing);
-                held.insert(want.name.clone(), park(made, to)?);
+                let made = device.with_tag(Tag::Weights, || quantise(tensor, how))?;
+                let to = offload_target(ring.as_ref(), want).filter(|_| batch.is_temporary);
+                held.insert(want.name.clone(), offload(made, to)?);
             }
         }
         // What only reading needed.
         device.trim();
-        Ok(Loaded { held, ring })
+        Ok(LoadedWeights { tensors: held, block_swap: ring })
     }
 
-    fn read(&self, members: &[&Member<'_>], tensors: &mut [Tensor], tick: Tick<'_>) -> Result<()> {
-        let dtypes: Vec<_> = tensors.iter().map(|tensor| stored(tensor.dtype())).collect();
+    fn read(
+        &self,
+        members: &[&LocatedTensor<'_>],
+        tensors: &mut [Tensor],
+        tick: BytesDoneFn<'_>,
+    ) -> Result<()> {
+        let dtypes: Vec<_> = tensors.iter().map(|tensor| file_dtype(tensor.dtype())).collect();
         fill_all(tensors.iter_mut().collect(), |range, parts| {
             let mut wanted = Vec::new();
             let places = members[range.clone()].iter().zip(&dtypes[range]);
             for (((_, pieces), dtype), part) in places.zip(parts) {
-                let (dtype, mut rest) = (*dtype, Landing(part));
-                for Found { tensor, first, count } in pieces {
+                let (dtype, mut rest) = (*dtype, UploadTarget(part));
+                for TensorSlice { tensor, first, count } in pieces {
                     let (into, after) = rest.split_at((count * dtype.bytes()) as usize);
-                    wanted.push(Wanted { tensor, dtype, first: *first, into });
+                    wanted.push(LoadRequest { tensor, dtype, first: *first, into });
                     rest = after;
                 }
             }
-            Ok(load(self.catalog, wanted, Options::default(), tick)?)
+            Ok(load(self.catalog, wanted, LoadOptions::default(), tick)?)
         })
     }
 
     /// What is read at once: everything that stays as it is, and a little at a time of what is
     /// quantised, since it exists twice for a moment.
-    fn batches(&self, precision: Precision) -> Vec<Batch<'_, 'a>> {
-        let bytes = |want: &Want| want.shape.elements() * precision.of(want.role).bytes();
+    fn batches(&self, precision: Precision) -> Vec<LoadBatch<'_, 'a>> {
+        let bytes =
+            |want: &TensorSpec| want.shape.elements() * precision.dtype_of(want.role).bytes();
         let (passing, staying): (Vec<_>, Vec<_>) =
-            self.found.iter().partition(|(want, _)| precision.quantisation(want).is_some());
-        let mut batches = vec![Batch { members: staying, is_passing: false }];
+            self.members.iter().partition(|(want, _)| precision.quantisation(want).is_some());
+        let mut batches = vec![LoadBatch { members: staying, is_temporary: false }];
         let mut room = 0;
         for member in passing {
             let needed = bytes(&member.0);
             if needed > room {
-                batches.push(Batch { members: Vec::new(), is_passing: true });
-                room = PASSING_BYTES;
+                batches.push(LoadBatch { members: Vec::new(), is_temporary: true });
+                room = STAGING_BYTES;
             }
             room = room.saturating_sub(needed);
             batches.last_mut().expect("there is the first").members.push(member);
@@ -211,9 +235,9 @@ impl<'a> Files<'a> {
 }
 
 /// Tensors' memory as files are read into it, wherever it lies.
-pub struct Landing<'a>(pub Part<'a>);
+pub struct UploadTarget<'a>(pub FillPart<'a>);
 
-impl Target for Landing<'_> {
+impl LoadTarget for UploadTarget<'_> {
     fn bytes(&self) -> usize {
         self.0.bytes()
     }
@@ -232,55 +256,55 @@ impl Target for Landing<'_> {
 }
 
 /// Chosen: enough for all reading threads, little beside a model that had to be quantised.
-const PASSING_BYTES: usize = 128 << 20;
+const STAGING_BYTES: usize = 128 << 20;
 
-struct Batch<'f, 'a> {
-    members: Vec<&'f Member<'a>>,
+struct LoadBatch<'f, 'a> {
+    members: Vec<&'f LocatedTensor<'a>>,
     /// Whether the tensors are gone once they are quantised.
-    is_passing: bool,
+    is_temporary: bool,
 }
 
 /// A model's weights in memory, to be handed over by name.
-pub struct Loaded {
-    held: HashMap<String, Held>,
-    ring: Option<Ring>,
+pub struct LoadedWeights {
+    tensors: HashMap<String, WeightTensor>,
+    block_swap: Option<BlockSwap>,
 }
 
-impl Source for Loaded {
-    fn take(&mut self, _: &Device, want: Want) -> Result<Held> {
-        Ok(self.held.remove(&want.name).expect("the model asks for what it asked for before"))
+impl WeightSource for LoadedWeights {
+    fn take(&mut self, _: &Device, want: TensorSpec) -> Result<WeightTensor> {
+        Ok(self.tensors.remove(&want.name).expect("the model asks for what it asked for before"))
     }
 
-    fn ring(&self) -> Option<&Ring> {
-        self.ring.as_ref()
+    fn block_swap(&self) -> Option<&BlockSwap> {
+        self.block_swap.as_ref()
     }
 }
 
 /// Loads a model whole: finds its tensors, reads them, and puts it together.
-pub fn open<T>(
+pub fn load_model<T>(
     device: &Device,
-    files: &Files<'_>,
+    files: &WeightFiles<'_>,
     precision: Precision,
     adapters: &mut Adapters,
-    tick: Tick<'_>,
-    build: impl FnOnce(&mut Builder<'_>) -> Result<T>,
+    tick: BytesDoneFn<'_>,
+    build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
 ) -> Result<T> {
     let mut loaded = files.load(device, precision, tick)?;
-    build(&mut Builder::new(device, precision, &mut loaded, adapters))
+    build(&mut ModelBuilder::new(device, precision, &mut loaded, adapters))
 }
 
 /// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
-const FIRST_NUMBERS: u64 = 64;
+const FINGERPRINT_VALUES: u64 = 64;
 
 /// What tells a model from others: names, shapes and the first numbers of its tensors, hashed. All of
 /// its numbers would take as long as loading it.
 pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
-    let (mut all, mut parts) = (blake3::Hasher::new(), Parts::new());
+    let (mut all, mut parts) = (blake3::Hasher::new(), PartHashes::new());
     for tensor in &catalog.tensors {
         let mut bytes = format!("{} {:?}", tensor.name, tensor.shape).into_bytes();
         // Of quantised tensors only whole blocks can be read.
-        let first = FIRST_NUMBERS.next_multiple_of(tensor.encoding.numbers_per_block());
-        for number in floats(catalog, tensor, 0..tensor.count().min(first))? {
+        let first = FINGERPRINT_VALUES.next_multiple_of(tensor.encoding.values_per_block());
+        for number in load_f32(catalog, tensor, 0..tensor.numel().min(first))? {
             bytes.extend(number.to_le_bytes());
         }
         all.update(&bytes);
@@ -290,19 +314,19 @@ pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
 }
 
 /// The numbers of a tensor that is to be written, by its place among all.
-pub type Numbers<'a> =
-    &'a mut dyn FnMut(usize, &Want) -> std::result::Result<Vec<f32>, WeightsError>;
+pub type ValuesFn<'a> =
+    &'a mut dyn FnMut(usize, &TensorSpec) -> std::result::Result<Vec<f32>, WeightsError>;
 
 /// Writes a model's tensors, whose numbers are asked for one tensor at a time, by its place among
 /// `wants`.
 pub fn save(
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    (wants, dtype): (&[Want], weights::Dtype),
-    numbers: Numbers<'_>,
+    (wants, dtype): (&[TensorSpec], weights::FileDtype),
+    values: ValuesFn<'_>,
 ) -> Result<()> {
-    let mut fill = filled(path, (wants, dtype), numbers);
-    write_file(path, metadata, entering(wants, dtype), false, &mut fill)?;
+    let mut fill = filled(path, (wants, dtype), values);
+    write_file(path, metadata, tensor_entries(wants, dtype), false, &mut fill)?;
     Ok(())
 }
 
@@ -311,12 +335,12 @@ pub fn save(
 pub fn save_shards(
     (folder, limit): (&Path, u64),
     metadata: &BTreeMap<String, String>,
-    (wants, dtype): (&[Want], weights::Dtype),
-    numbers: Numbers<'_>,
+    (wants, dtype): (&[TensorSpec], weights::FileDtype),
+    values: ValuesFn<'_>,
 ) -> Result<()> {
     const STEM: &str = "model";
-    let shards = deal(STEM, entering(wants, dtype), limit);
-    let mut fill = filled(folder, (wants, dtype), numbers);
+    let shards = split_shards(STEM, tensor_entries(wants, dtype), limit);
+    let mut fill = filled(folder, (wants, dtype), values);
     write_shards(folder, STEM, metadata, shards, false, &mut fill)?;
     Ok(())
 }
@@ -328,9 +352,9 @@ pub fn save_tensors(
     metadata: &BTreeMap<String, String>,
     tensors: &BTreeMap<String, &Tensor>,
 ) -> Result<blake3::Hash> {
-    let entering = tensors.iter().map(|(name, tensor)| Entering {
+    let entering = tensors.iter().map(|(name, tensor)| OutputTensor {
         name: name.clone(),
-        dtype: stored(tensor.dtype()),
+        dtype: file_dtype(tensor.dtype()),
         shape: tensor.shape().sizes().iter().map(|size| *size as u64).collect(),
     });
     let written = write_file(path, metadata, entering.collect(), true, &mut |tensor, out| {
@@ -342,8 +366,8 @@ pub fn save_tensors(
     Ok(written.checksum.expect("it was asked for"))
 }
 
-fn entering(wants: &[Want], dtype: weights::Dtype) -> Vec<Entering> {
-    let entering = wants.iter().map(|want| Entering {
+fn tensor_entries(wants: &[TensorSpec], dtype: weights::FileDtype) -> Vec<OutputTensor> {
+    let entering = wants.iter().map(|want| OutputTensor {
         name: want.name.clone(),
         dtype,
         shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
@@ -354,14 +378,14 @@ fn entering(wants: &[Want], dtype: weights::Dtype) -> Vec<Entering> {
 /// Writes the numbers of whichever tensor it is asked for.
 fn filled<'a>(
     path: &'a Path,
-    (wants, dtype): (&'a [Want], weights::Dtype),
-    numbers: Numbers<'a>,
-) -> impl FnMut(&Entering, &mut dyn Write) -> std::result::Result<(), WeightsError> + 'a {
+    (wants, dtype): (&'a [TensorSpec], weights::FileDtype),
+    values: ValuesFn<'a>,
+) -> impl FnMut(&OutputTensor, &mut dyn Write) -> std::result::Result<(), WeightsError> + 'a {
     let places: HashMap<&str, usize> =
         wants.iter().enumerate().map(|(at, want)| (want.name.as_str(), at)).collect();
     move |tensor, file| {
         let at = places[tensor.name.as_str()];
-        let numbers = numbers(at, &wants[at])?;
+        let numbers = values(at, &wants[at])?;
         let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
         encode(&numbers, dtype, &mut bytes);
         file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
@@ -369,21 +393,21 @@ fn filled<'a>(
 }
 
 /// A shape without its last sizes of 1, down to `n` sizes.
-fn without_ones(shape: &[u64], n: usize) -> &[u64] {
+fn squeezed(shape: &[u64], n: usize) -> &[u64] {
     match shape {
-        [inner @ .., 1] if shape.len() > n => without_ones(inner, n),
+        [inner @ .., 1] if shape.len() > n => squeezed(inner, n),
         _ => shape,
     }
 }
 
 /// A format of tensors as files call it.
-pub(crate) fn stored(dtype: Dtype) -> weights::Dtype {
+pub(crate) fn file_dtype(dtype: Dtype) -> weights::FileDtype {
     match dtype {
-        Dtype::F32 => weights::Dtype::F32,
-        Dtype::Bf16 => weights::Dtype::Bf16,
-        Dtype::F16 => weights::Dtype::F16,
-        Dtype::U32 => weights::Dtype::U32,
-        Dtype::I32 => weights::Dtype::I32,
-        Dtype::U8 => weights::Dtype::U8,
+        Dtype::F32 => weights::FileDtype::F32,
+        Dtype::Bf16 => weights::FileDtype::Bf16,
+        Dtype::F16 => weights::FileDtype::F16,
+        Dtype::U32 => weights::FileDtype::U32,
+        Dtype::I32 => weights::FileDtype::I32,
+        Dtype::U8 => weights::FileDtype::U8,
     }
 }

@@ -3,7 +3,7 @@
 use compute::{Result, Tensor};
 
 /// A tensor's numbers; zeros on a device without data, so that a rehearsal goes the same way.
-pub fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
+pub fn to_vec(tensor: &Tensor) -> Result<Vec<f32>> {
     if tensor.device().is_meta() {
         return Ok(vec![0.0; tensor.shape().elements()]);
     }
@@ -11,7 +11,7 @@ pub fn numbers(tensor: &Tensor) -> Result<Vec<f32>> {
 }
 
 /// The largest difference relative to the largest number; not a number if any is none.
-pub fn difference(expected: &[f32], got: &[f32]) -> f64 {
+pub fn relative_error(expected: &[f32], got: &[f32]) -> f64 {
     if expected.len() != got.len() {
         return f64::NAN;
     }

@@ -9,15 +9,15 @@ use weights::Catalog;
 
 use super::diffusion::Pipeline;
 use super::diffusion::denoiser::FAMILIES;
-use super::diffusion::family::{Family, Published};
-use super::llama::base::Base;
+use super::diffusion::family::{DiffusionFamily, PublishedPipeline};
+use super::llama::language_model::LanguageModel;
 use super::llama::names;
 use super::{component, config};
 use crate::error::{Result, TrainerError};
 
 /// A model that hearth can use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ModelKind {
     /// A diffusion model of a family that hearth knows, as a folder or a checkpoint.
     Image,
     /// Llama, Mistral, Qwen2 or Qwen3, as a folder or a GGUF file.
@@ -26,33 +26,33 @@ pub enum Kind {
 
 /// What lies at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Found {
+enum DetectedModel {
     /// One that hearth can use, and what it calls itself.
-    Known(Kind, String),
+    Known(ModelKind, String),
     /// Anything else, in words.
     Other(String),
 }
 
 /// A model, open.
-pub enum Model {
+pub enum OpenModel {
     /// A diffusion model with all that belongs to it.
     Image(Box<Pipeline>),
     /// A language model.
-    Language(Box<Base>),
+    Language(Box<LanguageModel>),
 }
 
 /// Opens whichever model lies at a path; a checkpoint of an image model with `rest` for what it lacks.
-pub fn open(path: &Path, rest: Option<&Path>) -> Result<Model> {
+pub fn open(path: &Path, rest: Option<&Path>) -> Result<OpenModel> {
     if is_language(path) {
-        return Base::open(path).map(|base| Model::Language(Box::new(base)));
+        return LanguageModel::open(path).map(|base| OpenModel::Language(Box::new(base)));
     }
-    Pipeline::open(path, rest).map(|pipeline| Model::Image(Box::new(pipeline)))
+    Pipeline::open(path, rest).map(|pipeline| OpenModel::Image(Box::new(pipeline)))
 }
 
 /// Whether a language model lies there. A GGUF file that cannot be read counts as one: opening it says why.
 fn is_language(path: &Path) -> bool {
     if path.is_dir() {
-        let is_of_diffusers = || path.join(INDEX).exists() || is_diffusers_part(path);
+        let is_of_diffusers = || path.join(MODEL_INDEX).exists() || is_diffusers_part(path);
         return path.join("config.json").exists() && !is_of_diffusers();
     }
     let is_gguf = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("gguf"));
@@ -60,37 +60,37 @@ fn is_language(path: &Path) -> bool {
 }
 
 /// Refuses a path that holds another kind of model than is needed.
-pub fn check(path: &Path, needed: Kind) -> Result<()> {
-    let (found, hint) = match found(path) {
+pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
+    let (found, hint) = match detect(path) {
         None => return Ok(()),
-        Some(Found::Known(kind, _)) if kind == needed => return Ok(()),
-        Some(Found::Known(_, name)) => (name, SWAPPED),
-        Some(Found::Other(name)) => (name, SO_FAR),
+        Some(DetectedModel::Known(kind, _)) if kind == needed => return Ok(()),
+        Some(DetectedModel::Known(_, name)) => (name, SWAPPED),
+        Some(DetectedModel::Other(name)) => (name, SO_FAR),
     };
     let expected = match needed {
-        Kind::Image => "an SD3 or SD3.5 image model",
-        Kind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
+        ModelKind::Image => "an SD3 or SD3.5 image model",
+        ModelKind::Language => "a Llama, Mistral, Qwen2 or Qwen3 language model",
     };
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
 }
 
 /// The family of the diffusion model at a path, or of the published one that it is called after; nothing where that
 /// cannot be told. Reads no more than headers.
-pub fn family(path: &Path) -> Option<&'static Family> {
+pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
     if path.is_dir() {
-        return Family::of_pipeline(&pipeline_class(path).ok()?);
+        return DiffusionFamily::of_pipeline(&pipeline_class(path).ok()?);
     }
-    let published = || Published::of(path).map(|(family, _)| family);
+    let published = || PublishedPipeline::by_path(path).map(|(family, _)| family);
     match Catalog::open(path) {
-        Ok(catalog) => of_checkpoint(&catalog),
+        Ok(catalog) => family_of_checkpoint(&catalog),
         Err(_) => published(),
     }
 }
 
 /// The family whose original layout a checkpoint has.
-fn of_checkpoint(catalog: &Catalog) -> Option<&'static Family> {
+fn family_of_checkpoint(catalog: &Catalog) -> Option<&'static DiffusionFamily> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
-    FAMILIES.iter().copied().find(|family| has(family.mark))
+    FAMILIES.iter().copied().find(|family| has(family.tensor_marker))
 }
 
 /// Whether a folder is a part of a diffusers pipeline, which has a `config.json` as language models do.
@@ -102,42 +102,42 @@ const SO_FAR: &str = "hearth trains SD3 and SD3.5 image models (a diffusers fold
                       Mistral, Qwen2 and Qwen3 language models (a transformers folder, or a GGUF file) so far";
 const SWAPPED: &str = "image models are trained with --images FOLDER ([data]), language models with --text PATH ([text])";
 
-fn found(path: &Path) -> Option<Found> {
+fn detect(path: &Path) -> Option<DetectedModel> {
     if !path.is_dir() {
-        return of_names(&Catalog::open(path).ok()?, path);
+        return from_names(&Catalog::open(path).ok()?, path);
     }
     if let Ok(class) = pipeline_class(path) {
-        return Some(of_pipeline(&class));
+        return Some(from_pipeline(&class));
     }
     if path.join("adapter_config.json").exists()
         || path.join("pytorch_lora_weights.safetensors").exists()
     {
-        return Some(Found::Other("a LoRA adapter".into()));
+        return Some(DetectedModel::Other("a LoRA adapter".into()));
     }
     if path.join("events.jsonl").exists() && path.join("config.toml").exists() {
         let written =
             if path.join("model").is_dir() { "its model is in model/" } else { "no model" };
-        return Some(Found::Other(format!("the folder of a training run ({written})")));
+        return Some(DetectedModel::Other(format!("the folder of a training run ({written})")));
     }
     match settings(path) {
-        Some(settings) => of_settings(&settings),
-        None => of_names(&component::weights(path).ok()?, path),
+        Some(settings) => from_config(&settings),
+        None => from_names(&component::weights(path).ok()?, path),
     }
 }
 
 /// `model_index.json` of a pipeline.
 #[derive(Deserialize)]
-struct Index {
+struct ModelIndex {
     #[serde(rename = "_class_name")]
     class: String,
 }
 
 /// What the folders that diffusers saves have, and those of transformers have not.
-pub const INDEX: &str = "model_index.json";
+pub const MODEL_INDEX: &str = "model_index.json";
 
 /// The class of the pipeline in a folder that diffusers saved.
 pub fn pipeline_class(folder: &Path) -> Result<String> {
-    config::read::<Index>(&folder.join(INDEX)).map(|index| index.class)
+    config::read::<ModelIndex>(&folder.join(MODEL_INDEX)).map(|index| index.class)
 }
 
 fn settings(folder: &Path) -> Option<Value> {
@@ -160,23 +160,27 @@ const PIPELINES: [(&str, &str); 12] = [
     ("", "a diffusers pipeline"),
 ];
 
-fn of_pipeline(class: &str) -> Found {
-    if let Some(family) = Family::of_pipeline(class).filter(|family| !family.is_sketch) {
-        return Found::Known(Kind::Image, format!("{} image model ({class})", family.title));
+fn from_pipeline(class: &str) -> DetectedModel {
+    if let Some(family) = DiffusionFamily::of_pipeline(class).filter(|family| !family.is_plan_only)
+    {
+        return DetectedModel::Known(
+            ModelKind::Image,
+            format!("{} image model ({class})", family.title),
+        );
     }
     let known = PIPELINES.iter().find(|(start, _)| class.starts_with(start));
     let what = known.map_or("a diffusers pipeline", |(_, what)| what);
-    Found::Other(format!("{what} ({class})"))
+    DetectedModel::Other(format!("{what} ({class})"))
 }
 
 /// By the `config.json` of transformers, or of a part of a pipeline.
-fn of_settings(settings: &Value) -> Option<Found> {
+fn from_config(settings: &Value) -> Option<DetectedModel> {
     let part = settings["_class_name"].as_str();
     let class = part.or_else(|| settings["architectures"][0].as_str());
     let kind = settings["model_type"].as_str().unwrap_or_default();
     if part.is_none() && ["llama", "mistral", "qwen2", "qwen3"].contains(&kind) {
         let name = format!("a language model ({})", class.unwrap_or(kind));
-        return Some(Found::Known(Kind::Language, name));
+        return Some(DetectedModel::Known(ModelKind::Language, name));
     }
     let class = class.or(Some(kind).filter(|kind| !kind.is_empty()))?;
     let what = match class {
@@ -190,11 +194,11 @@ fn of_settings(settings: &Value) -> Option<Found> {
         class if class.ends_with("ForCausalLM") => "a language model of another family",
         _ => "another model",
     };
-    Some(Found::Other(format!("{what} ({class})")))
+    Some(DetectedModel::Other(format!("{what} ({class})")))
 }
 
 /// What only one kind of file has in the name of a tensor, the telling ones first.
-const MARKS: [(&str, &str); 19] = [
+const NAME_MARKERS: [(&str, &str); 19] = [
     (".lora_A.", "a LoRA adapter"),
     (".lora_down.", "a LoRA adapter"),
     (".lora.down.", "a LoRA adapter"),
@@ -220,17 +224,20 @@ const MARKS: [(&str, &str); 19] = [
 ];
 
 /// By the names of tensors.
-fn of_names(catalog: &Catalog, path: &Path) -> Option<Found> {
+fn from_names(catalog: &Catalog, path: &Path) -> Option<DetectedModel> {
     let has = |mark: &str| catalog.tensors.iter().any(|tensor| tensor.name.contains(mark));
     // Checkpoints hold other parts beside the model.
-    let is_usable = |family: &&Family| !family.is_sketch && !has(".lora_");
-    if let Some(family) = of_checkpoint(catalog).filter(is_usable) {
-        return Some(Found::Known(Kind::Image, format!("{} checkpoint", family.title)));
+    let is_usable = |family: &&DiffusionFamily| !family.is_plan_only && !has(".lora_");
+    if let Some(family) = family_of_checkpoint(catalog).filter(is_usable) {
+        return Some(DetectedModel::Known(
+            ModelKind::Image,
+            format!("{} checkpoint", family.title),
+        ));
     }
     if catalog.find("token_embd.weight").is_ok() && !has("enc.blk.0.") {
-        return Some(Found::Known(Kind::Language, "a language model (GGUF)".into()));
+        return Some(DetectedModel::Known(ModelKind::Language, "a language model (GGUF)".into()));
     }
-    let (_, what) = MARKS.iter().find(|(mark, _)| has(mark))?;
+    let (_, what) = NAME_MARKERS.iter().find(|(mark, _)| has(mark))?;
     let is_gguf = path.extension().is_some_and(|end| end.eq_ignore_ascii_case("gguf"));
-    Some(Found::Other(if is_gguf { format!("{what} (GGUF)") } else { (*what).to_owned() }))
+    Some(DetectedModel::Other(if is_gguf { format!("{what} (GGUF)") } else { (*what).to_owned() }))
 }

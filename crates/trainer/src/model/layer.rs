@@ -4,32 +4,32 @@
 use compute::ops::{Activation, Linear, Lora, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
 
-use super::build::Held;
+use super::build::WeightTensor;
 
 /// A linear layer.
-pub struct Layer {
-    pub(super) weight: Matrix,
-    pub(super) bias: Option<Slot>,
+pub struct LinearLayer {
+    pub(super) weight: LayerWeight,
+    pub(super) bias: Option<ModelTensor>,
     pub(super) adapter: Option<LayerAdapter>,
 }
 
 /// The matrix of a layer.
-pub(super) enum Matrix {
-    Frozen(Held),
+pub(super) enum LayerWeight {
+    Frozen(WeightTensor),
     Trained(ParamKey),
 }
 
 /// A tensor of a model that is no layer's matrix.
-pub enum Slot {
+pub enum ModelTensor {
     /// As it was loaded.
     Frozen(Var),
     /// A parameter.
     Trained(ParamKey),
 }
 
-impl Slot {
+impl ModelTensor {
     /// Within a computation.
-    pub fn on(&self, tape: &Tape<'_>) -> Var {
+    pub fn var(&self, tape: &Tape<'_>) -> Var {
         match self {
             Self::Frozen(var) => var.clone(),
             Self::Trained(key) => tape.param(*key),
@@ -45,11 +45,11 @@ pub(super) struct LayerAdapter {
     pub up: ParamKey,
     pub scale: f32,
     pub dropout: f32,
-    pub magnitude: Option<Magnitude>,
+    pub magnitude: Option<DoraMagnitude>,
 }
 
 /// `DoRA`: the length of each of the matrix's rows is trained apart from its direction.
-pub(super) struct Magnitude {
+pub(super) struct DoraMagnitude {
     /// `[out]`
     pub trained: ParamKey,
     /// The length of each row of the frozen matrix, `[out]`.
@@ -58,47 +58,56 @@ pub(super) struct Magnitude {
 
 /// What is done to a layer's result.
 #[derive(Clone, Copy, Default)]
-struct Then<'a> {
+struct LayerEpilogue<'a> {
     activation: Activation,
     onto: Option<&'a Var>,
-    is_remade: bool,
+    is_recomputed: bool,
 }
 
-impl Layer {
+impl LinearLayer {
     /// x·Wᵀ + bias, with the adapter's part.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
-        self.compute(tape, x, Then::default())
+        self.compute(tape, x, LayerEpilogue::default())
     }
 
     /// The same with an activation.
-    pub fn forward_into(&self, tape: &Tape<'_>, x: &Var, activation: Activation) -> Result<Var> {
-        self.compute(tape, x, Then { activation, ..Then::default() })
+    pub fn forward_activated(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        activation: Activation,
+    ) -> Result<Var> {
+        self.compute(tape, x, LayerEpilogue { activation, ..LayerEpilogue::default() })
     }
 
     /// The same as [`Self::forward`], added to what is there already.
-    pub fn forward_onto(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
-        self.compute(tape, x, Then { onto: Some(onto), ..Then::default() })
+    pub fn forward_add(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
+        self.compute(tape, x, LayerEpilogue { onto: Some(onto), ..LayerEpilogue::default() })
     }
 
     /// The same as [`Self::forward`], if it is remade computed again for whoever would keep it. With
     /// `DoRA` it is kept.
-    pub fn forward_again(&self, tape: &Tape<'_>, x: &Var, is_remade: bool) -> Result<Var> {
-        self.compute(tape, x, Then { is_remade, ..Then::default() })
+    pub fn forward_recomputed(&self, tape: &Tape<'_>, x: &Var, is_remade: bool) -> Result<Var> {
+        self.compute(
+            tape,
+            x,
+            LayerEpilogue { is_recomputed: is_remade, ..LayerEpilogue::default() },
+        )
     }
 
-    fn compute(&self, tape: &Tape<'_>, x: &Var, then: Then<'_>) -> Result<Var> {
-        let Then { activation, onto, is_remade } = then;
-        let bias = self.bias.as_ref().map(|bias| bias.on(tape));
+    fn compute(&self, tape: &Tape<'_>, x: &Var, then: LayerEpilogue<'_>) -> Result<Var> {
+        let LayerEpilogue { activation, onto, is_recomputed: is_remade } = then;
+        let bias = self.bias.as_ref().map(|bias| bias.var(tape));
         let bias = bias.as_ref();
         let trained;
         let weight: Weight<'_> = match &self.weight {
-            Matrix::Frozen(held) => held.into(),
-            Matrix::Trained(key) => {
+            LayerWeight::Frozen(held) => held.into(),
+            LayerWeight::Trained(key) => {
                 trained = tape.param(*key);
                 (&trained).into()
             }
         };
-        let plain = Linear { bias, activation, onto, is_remade, ..Linear::new(weight) };
+        let plain = Linear { bias, activation, onto, is_remat: is_remade, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
         let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;

@@ -12,10 +12,10 @@ pub mod host;
 pub mod kind;
 pub mod layer;
 pub mod llama;
-pub mod piece;
+pub mod offload;
 pub mod recompute;
-pub mod stream;
+pub mod tensor_piece;
 pub mod timestep;
 pub mod vae;
 
-pub use kind::{Model, open};
+pub use kind::{OpenModel, open};

@@ -1,4 +1,4 @@
-//! What of a model is computed twice to save memory.
+//! What of a model is recomputed to save memory.
 
 use serde::{Deserialize, Serialize};
 
@@ -19,12 +19,12 @@ pub enum Recompute {
 
 impl Recompute {
     /// Whether any block is.
-    pub fn does_any(self) -> bool {
+    pub fn recomputes_any(self) -> bool {
         matches!(self, Self::Alternate | Self::Block)
     }
 
     /// Whether the block of that index is.
-    pub fn does(self, index: usize) -> bool {
+    pub fn recomputes(self, index: usize) -> bool {
         match self {
             Self::None | Self::Queries => false,
             Self::Alternate => index.is_multiple_of(2),

@@ -9,7 +9,7 @@
 
 /// How levels of noise are drawn, and what a sample at each counts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scheme {
+pub enum WeightingScheme {
     /// All levels alike.
     Uniform,
     /// Levels in the middle more often: u = sigmoid of a normal number.
@@ -30,9 +30,9 @@ pub enum Scheme {
     Cosmap,
 }
 
-impl Scheme {
+impl WeightingScheme {
     /// Where among the levels, 0 (most noise) to 1, from an even number in 0..1 and a normal one.
-    pub fn place(self, even: f64, normal: f64) -> f64 {
+    pub fn sample_u(self, even: f64, normal: f64) -> f64 {
         match self {
             Self::LogitNormal { mean, deviation } => {
                 1.0 / (1.0 + (-(mean + deviation * normal)).exp())
@@ -59,11 +59,11 @@ impl Scheme {
 
 /// One level of noise.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Level {
+pub struct Timestep {
     /// The share of noise.
     pub sigma: f32,
     /// As models are told it.
-    pub timestep: f32,
+    pub t: f32,
 }
 
 #[cfg(test)]
@@ -71,13 +71,13 @@ mod tests {
     use std::path::Path;
 
     use weights::Catalog;
-    use weights::load::floats;
+    use weights::load::load_f32;
 
     use super::*;
-    use crate::model::diffusion::schedule::{Levels, Schedule, Spacing};
+    use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing, TrainTimesteps};
 
-    fn levels() -> Levels {
-        Schedule::fixed(3.0, Spacing::Trained).levels()
+    fn levels() -> TrainTimesteps {
+        FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained).train_timesteps()
     }
 
     /// What diffusers computed.
@@ -86,7 +86,7 @@ mod tests {
             .join("../../tests/golden/sd3/models/flow_match/golden.safetensors");
         let catalog = Catalog::open(&path).unwrap();
         let tensor = catalog.find(name).unwrap();
-        floats(&catalog, tensor, 0..tensor.count()).unwrap()
+        load_f32(&catalog, tensor, 0..tensor.numel()).unwrap()
     }
 
     fn check(name: &str, got: &[f32], tolerance: f32) {
@@ -100,35 +100,40 @@ mod tests {
 
     #[test]
     fn levels_are_those_of_the_reference() {
-        let Levels(levels) = levels();
-        let of = |get: fn(&Level) -> f32| levels.iter().map(get).collect::<Vec<_>>();
+        let TrainTimesteps(levels) = levels();
+        let of = |get: fn(&Timestep) -> f32| levels.iter().map(get).collect::<Vec<_>>();
         check("out.sd3_shift3.sigmas", &of(|level| level.sigma), 0.0);
-        check("out.sd3_shift3.timesteps", &of(|level| level.timestep), 0.0);
+        check("out.sd3_shift3.timesteps", &of(|level| level.t), 0.0);
     }
 
     #[test]
     fn places_are_those_of_the_reference() {
         let (even, normal) = (recorded("in.u"), recorded("in.normal"));
-        let of = |scheme: Scheme| -> Vec<f32> {
+        let of = |scheme: WeightingScheme| -> Vec<f32> {
             let numbers = even.iter().zip(&normal);
-            numbers.map(|(u, n)| scheme.place(f64::from(*u), f64::from(*n)) as f32).collect()
+            numbers.map(|(u, n)| scheme.sample_u(f64::from(*u), f64::from(*n)) as f32).collect()
         };
-        check("out.logit_normal_u", &of(Scheme::LogitNormal { mean: 0.0, deviation: 1.0 }), 2e-6);
-        check("out.mode_u_1.29", &of(Scheme::Mode { scale: 1.29 }), 2e-4);
-        assert_eq!(of(Scheme::Uniform), even);
+        check(
+            "out.logit_normal_u",
+            &of(WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 }),
+            2e-6,
+        );
+        check("out.mode_u_1.29", &of(WeightingScheme::Mode { scale: 1.29 }), 2e-4);
+        assert_eq!(of(WeightingScheme::Uniform), even);
     }
 
     #[test]
     fn samples_count_as_in_the_reference() {
         let levels = levels();
-        let drawn: Vec<Level> = recorded("in.u").iter().map(|u| levels.at(f64::from(*u))).collect();
-        let of = |get: &dyn Fn(&Level) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
-        check("out.sd3_shift3.t_of_u", &of(&|level| level.timestep), 0.0);
+        let drawn: Vec<Timestep> =
+            recorded("in.u").iter().map(|u| levels.at(f64::from(*u))).collect();
+        let of = |get: &dyn Fn(&Timestep) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
+        check("out.sd3_shift3.t_of_u", &of(&|level| level.t), 0.0);
         check("out.sd3_shift3.sigma_of_u", &of(&|level| level.sigma), 0.0);
         for (name, scheme) in [
-            ("out.sd3_shift3.weight_sigma_sqrt", Scheme::SigmaSqrt),
-            ("out.sd3_shift3.weight_cosmap", Scheme::Cosmap),
-            ("out.sd3_shift3.weight_none", Scheme::Mode { scale: 1.29 }),
+            ("out.sd3_shift3.weight_sigma_sqrt", WeightingScheme::SigmaSqrt),
+            ("out.sd3_shift3.weight_cosmap", WeightingScheme::Cosmap),
+            ("out.sd3_shift3.weight_none", WeightingScheme::Mode { scale: 1.29 }),
         ] {
             check(name, &of(&|level| scheme.weight(level.sigma)), 1e-6);
         }
@@ -137,7 +142,7 @@ mod tests {
     #[test]
     fn a_place_at_the_end_has_a_level() {
         let levels = levels();
-        assert_eq!(levels.at(1.0).timestep, levels.at(0.9999).timestep);
-        assert_eq!(levels.at(0.0), Level { sigma: 1.0, timestep: 1000.0 });
+        assert_eq!(levels.at(1.0).t, levels.at(0.9999).t);
+        assert_eq!(levels.at(0.0), Timestep { sigma: 1.0, t: 1000.0 });
     }
 }

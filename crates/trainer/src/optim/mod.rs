@@ -1,43 +1,47 @@
-//! How gradients become steps: the rule and its state, how far a step goes, a running mean of what
+//! How gradients become steps: the rule and its state, how far a step goes, an EMA of what
 //! is trained. The arithmetic is `compute`'s; here is what a run remembers between steps.
 
-mod average;
+mod ema;
 mod muon;
 mod plateau;
 pub mod schedule;
 
-use compute::ops::{AdamW, Clip, Codes, Moments, Moments8, adamw, adamw_8bit};
+use compute::ops::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, adamw, adamw_8bit};
 use compute::{Dtype, Gradients, Params, Result, Tensor};
 
-pub use average::Average;
+pub use ema::Ema;
 pub use plateau::Plateau;
 
 use crate::config::optimizer::{self, OptimizerKind};
 use crate::model::adapter::Adapters;
-use muon::MatricesApart;
+use muon::MuonAdamW;
 
 /// A rule with what it remembers of each parameter.
 pub enum Optimizer {
     /// Moments as they are.
     AdamW(Vec<Moments>),
     /// Moments in 8 bits.
-    AdamW8bit(Vec<Moments8>),
+    AdamW8bit(Vec<Moments8bit>),
     /// A rule of their own for matrices within blocks.
-    Muon(MatricesApart),
+    Muon(MuonAdamW),
 }
 
 impl Optimizer {
     /// Before the first step of a model that computes in `dtype`.
-    pub fn new(settings: &optimizer::Optimizer, adapters: &Adapters, dtype: Dtype) -> Result<Self> {
+    pub fn new(
+        settings: &optimizer::OptimizerConfig,
+        adapters: &Adapters,
+        dtype: Dtype,
+    ) -> Result<Self> {
         let values = adapters.params.values().iter();
         Ok(match settings.kind {
             OptimizerKind::AdamW => Self::AdamW(values.map(Moments::new).collect::<Result<_>>()?),
             OptimizerKind::AdamW8bit => {
-                Self::AdamW8bit(values.map(Moments8::new).collect::<Result<_>>()?)
+                Self::AdamW8bit(values.map(Moments8bit::new).collect::<Result<_>>()?)
             }
             OptimizerKind::Muon => {
                 let momentum = settings.momentum as f32;
-                Self::Muon(MatricesApart::new(adapters, momentum, dtype)?)
+                Self::Muon(MuonAdamW::new(adapters, momentum, dtype)?)
             }
         })
     }
@@ -48,7 +52,7 @@ impl Optimizer {
         params: &mut Params,
         gradients: &Gradients,
         how: AdamW,
-        clip: &Clip,
+        clip: &GradClip,
     ) -> Result<()> {
         let gradients = gradients.all(params.values().len());
         let params = params.values_mut()?;
@@ -70,8 +74,10 @@ impl Optimizer {
                 }
             }
             Self::AdamW8bit(state) => {
-                for (index, Moments8 { first, second }) in state.iter_mut().enumerate() {
-                    for (name, Codes { codes, scales }) in [("first", first), ("second", second)] {
+                for (index, Moments8bit { first, second }) in state.iter_mut().enumerate() {
+                    for (name, BlockCodes { codes, scales }) in
+                        [("first", first), ("second", second)]
+                    {
                         all.push((format!("{index}.{name}.codes"), codes));
                         all.push((format!("{index}.{name}.scales"), scales));
                     }

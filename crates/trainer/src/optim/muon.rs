@@ -3,13 +3,13 @@
 
 use std::slice;
 
-use compute::ops::{AdamW, Clip, Moments, Muon, adamw, momentum, muon};
+use compute::ops::{AdamW, GradClip, Moments, Muon, adamw, momentum, muon};
 use compute::{Dtype, Result, Tensor};
 
 use crate::model::adapter::Adapters;
 
 /// What both rules remember of their parameters.
-pub struct MatricesApart {
+pub struct MuonAdamW {
     /// Of each matrix within a block, the mean of its gradients.
     means: Vec<Option<Tensor>>,
     /// Of every other parameter, the moments.
@@ -18,11 +18,11 @@ pub struct MatricesApart {
     dtype: Dtype,
 }
 
-impl MatricesApart {
+impl MuonAdamW {
     /// Before the first step; products are computed in `dtype`.
     pub fn new(adapters: &Adapters, share: f32, dtype: Dtype) -> Result<Self> {
         let (mut means, mut moments) = (Vec::new(), Vec::new());
-        for (param, is_inner) in adapters.params.values().iter().zip(inner_matrices(adapters)) {
+        for (param, is_inner) in adapters.params.values().iter().zip(is_hidden_matrix(adapters)) {
             means.push(is_inner.then(|| momentum(param)).transpose()?);
             moments.push((!is_inner).then(|| Moments::new(param)).transpose()?);
         }
@@ -36,7 +36,7 @@ impl MatricesApart {
         params: &mut [Tensor],
         gradients: &[Option<&Tensor>],
         how: AdamW,
-        clip: &Clip,
+        clip: &GradClip,
     ) -> Result<()> {
         let AdamW { learning_rate, weight_decay, scale, .. } = how;
         let (momentum, dtype) = (self.momentum, self.dtype);
@@ -69,14 +69,14 @@ impl MatricesApart {
 /// Which parameters are matrices that turn one inner state into another: those of adapters, and of a
 /// model's own those that belong to a numbered block. Tables of tokens and last layers do not; their
 /// rows stand for one token each.
-fn inner_matrices(adapters: &Adapters) -> Vec<bool> {
+fn is_hidden_matrix(adapters: &Adapters) -> Vec<bool> {
     let values = adapters.params.values();
     let mut found = vec![false; values.len()];
     for layer in &adapters.layers {
         found[layer.down.index()] = true;
         found[layer.up.index()] = true;
     }
-    for (name, key) in &adapters.own {
+    for (name, key) in &adapters.full_params {
         let is_matrix = values[key.index()].shape().sizes().len() == 2;
         let is_number = |part: &str| part.bytes().all(|byte| byte.is_ascii_digit());
         found[key.index()] = is_matrix && name.split('.').any(is_number);
@@ -90,21 +90,21 @@ mod tests {
     use compute::{Device, ParamKey};
 
     use super::*;
-    use crate::model::adapter::Adapted;
+    use crate::model::adapter::AdaptedLayer;
 
     fn adapters(device: &Device, own: &[(&str, &[usize])]) -> Adapters {
-        let mut adapters = Adapters::own();
+        let mut adapters = Adapters::full();
         for (name, sizes) in own {
             let value = device.zeros(compute::Shape::new(sizes), Dtype::F32).unwrap();
             let key = adapters.params.add(value);
-            adapters.own.push(((*name).into(), key));
+            adapters.full_params.push(((*name).into(), key));
         }
         adapters
     }
 
     #[test]
     fn matrices_of_blocks_are_told_from_the_rest() {
-        let device = Device::meta(compute::Kind::cpu(1), 1 << 20);
+        let device = Device::meta(compute::DeviceKind::cpu(1), 1 << 20);
         let own: &[(&str, &[usize])] = &[
             ("model.embed_tokens.weight", &[9, 4]),
             ("model.layers.0.self_attn.q_proj.weight", &[4, 4]),
@@ -114,14 +114,14 @@ mod tests {
             ("transformer_blocks.3.ff.net.0.proj.weight", &[8, 4]),
         ];
         let mut adapters = adapters(&device, own);
-        assert_eq!(inner_matrices(&adapters), [false, true, false, false, false, true]);
+        assert_eq!(is_hidden_matrix(&adapters), [false, true, false, false, false, true]);
         let mut key = |sizes: &[usize]| -> ParamKey {
             adapters.params.add(device.zeros(compute::Shape::new(sizes), Dtype::F32).unwrap())
         };
         let (down, up, magnitude) = (key(&[2, 4]), key(&[4, 2]), Some(key(&[4])));
         let module = "lm_head".into();
-        adapters.layers.push(Adapted { module, rank: 2, alpha: 2.0, down, up, magnitude });
-        assert_eq!(inner_matrices(&adapters)[6..], [true, true, false]);
+        adapters.layers.push(AdaptedLayer { module, rank: 2, alpha: 2.0, down, up, magnitude });
+        assert_eq!(is_hidden_matrix(&adapters)[6..], [true, true, false]);
     }
 
     /// Each parameter moves as its own rule moves it alone.
@@ -129,12 +129,12 @@ mod tests {
     fn rules_do_not_mix() {
         let device = Device::cpu(1, 1 << 20).unwrap();
         let mut ours = adapters(&device, &[("a.0.weight", &[2, 3]), ("a.weight", &[2, 3])]);
-        let mut state = MatricesApart::new(&ours, 0.9, Dtype::F32).unwrap();
+        let mut state = MuonAdamW::new(&ours, 0.9, Dtype::F32).unwrap();
         let names: Vec<String> = state.tensors().into_iter().map(|(name, _)| name).collect();
         assert_eq!(names, ["0.mean", "1.first", "1.second"]);
         let gradient = device.upload([2, 3], &[1.0f32, -2.0, 0.5, 0.25, 3.0, -1.0]).unwrap();
         let gradients = [Some(&gradient); 2];
-        let clip = || Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+        let clip = || GradClip { norm: global_norm(&gradients, &device).unwrap(), max_norm: 1.0 };
         let how = AdamW { learning_rate: 0.1, ..AdamW::default() };
         let params = ours.params.values_mut().unwrap();
         state.step(params, &gradients, how, &clip()).unwrap();

@@ -2,14 +2,14 @@
 
 use std::f64::consts::PI;
 
-use crate::config::optimizer::{Curve, Optimizer, Schedule};
+use crate::config::optimizer::{DecayCurve, LrSchedule, OptimizerConfig};
 
 /// What the learning rate is multiplied by at a step, counted from 1, of `total`. `lowered` is how
 /// often a plateau has lowered it.
 ///
 /// Unlike the reference scripts, whose first step goes nowhere in a warm-up, step n of n goes all
 /// the way.
-pub fn factor(settings: &Optimizer, step: u64, total: u64, lowered: u32) -> f64 {
+pub fn lr_factor(settings: &OptimizerConfig, step: u64, total: u64, lowered: u32) -> f64 {
     let warmup = settings.warmup;
     if step < warmup {
         return step as f64 / warmup as f64;
@@ -18,27 +18,27 @@ pub fn factor(settings: &Optimizer, step: u64, total: u64, lowered: u32) -> f64 
     let length = (total + 1).saturating_sub(first).max(1) as f64;
     let progress = (step - first) as f64 / length;
     match settings.schedule {
-        Schedule::Constant => 1.0,
-        Schedule::Linear => 1.0 - progress,
-        Schedule::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
-        Schedule::Plateau => LOWER.powi(lowered.try_into().unwrap_or(i32::MAX)),
-        Schedule::Wsd => remaining(settings, step, total),
+        LrSchedule::Constant => 1.0,
+        LrSchedule::Linear => 1.0 - progress,
+        LrSchedule::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
+        LrSchedule::Plateau => PLATEAU_FACTOR.powi(lowered.try_into().unwrap_or(i32::MAX)),
+        LrSchedule::Wsd => remaining(settings, step, total),
     }
 }
 
 /// What is left of the learning rate in the last share of the steps, after which it would be 0.
-fn remaining(settings: &Optimizer, step: u64, total: u64) -> f64 {
+fn remaining(settings: &OptimizerConfig, step: u64, total: u64) -> f64 {
     let n_last = (settings.decay * total as f64).round();
     let past = step as f64 - (total as f64 - n_last);
     let progress = (past / (n_last + 1.0)).max(0.0);
     match settings.decay_curve {
-        Curve::Linear => 1.0 - progress,
-        Curve::Sqrt => 1.0 - progress.sqrt(),
+        DecayCurve::Linear => 1.0 - progress,
+        DecayCurve::Sqrt => 1.0 - progress.sqrt(),
     }
 }
 
 /// What a plateau multiplies the learning rate by. Chosen: PyTorch's tenth ends short trainings.
-const LOWER: f64 = 0.5;
+const PLATEAU_FACTOR: f64 = 0.5;
 
 /// Measurements without progress that are a plateau. Chosen: two may be noise.
 pub const PATIENCE: u64 = 3;
@@ -48,56 +48,56 @@ mod tests {
     use super::*;
     use crate::config::optimizer::OptimizerKind;
 
-    const SETTINGS: Optimizer = Optimizer {
+    const SETTINGS: OptimizerConfig = OptimizerConfig {
         kind: OptimizerKind::AdamW,
         learning_rate: 1.0,
         betas: [0.9, 0.999],
         momentum: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.0,
-        schedule: Schedule::Constant,
+        schedule: LrSchedule::Constant,
         warmup: 0,
         decay: 0.5,
-        decay_curve: Curve::Linear,
+        decay_curve: DecayCurve::Linear,
     };
 
-    fn check(schedule: Schedule, warmup: u64, expected: [f64; 6]) {
-        check_all(&Optimizer { schedule, warmup, ..SETTINGS }, expected);
+    fn check(schedule: LrSchedule, warmup: u64, expected: [f64; 6]) {
+        check_all(&OptimizerConfig { schedule, warmup, ..SETTINGS }, expected);
     }
 
-    fn check_all(settings: &Optimizer, expected: [f64; 6]) {
+    fn check_all(settings: &OptimizerConfig, expected: [f64; 6]) {
         for (step, expected) in (1..=6).zip(expected) {
-            let got = factor(settings, step, 6, 0);
+            let got = lr_factor(settings, step, 6, 0);
             assert!((got - expected).abs() < 1e-3, "{settings:?} {step}: {got} {expected}");
         }
     }
 
     #[test]
     fn factors_rise_and_fall() {
-        check(Schedule::Constant, 0, [1.0; 6]);
-        check(Schedule::Constant, 4, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
-        check(Schedule::Linear, 0, [1.0, 5.0 / 6.0, 4.0 / 6.0, 0.5, 2.0 / 6.0, 1.0 / 6.0]);
-        check(Schedule::Linear, 3, [1.0 / 3.0, 2.0 / 3.0, 1.0, 0.75, 0.5, 0.25]);
-        check(Schedule::Cosine, 0, [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]);
-        let plateau = Optimizer { schedule: Schedule::Plateau, ..SETTINGS };
-        assert_eq!(factor(&plateau, 9, 10, 2), 0.25);
+        check(LrSchedule::Constant, 0, [1.0; 6]);
+        check(LrSchedule::Constant, 4, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]);
+        check(LrSchedule::Linear, 0, [1.0, 5.0 / 6.0, 4.0 / 6.0, 0.5, 2.0 / 6.0, 1.0 / 6.0]);
+        check(LrSchedule::Linear, 3, [1.0 / 3.0, 2.0 / 3.0, 1.0, 0.75, 0.5, 0.25]);
+        check(LrSchedule::Cosine, 0, [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]);
+        let plateau = OptimizerConfig { schedule: LrSchedule::Plateau, ..SETTINGS };
+        assert_eq!(lr_factor(&plateau, 9, 10, 2), 0.25);
         // A warm-up as long as the run, or longer, is no division by zero.
-        let linear = |warmup| Optimizer { schedule: Schedule::Linear, warmup, ..SETTINGS };
-        assert_eq!(factor(&linear(6), 6, 6, 0), 1.0);
-        assert_eq!(factor(&linear(60), 6, 6, 0), 0.1);
+        let linear = |warmup| OptimizerConfig { schedule: LrSchedule::Linear, warmup, ..SETTINGS };
+        assert_eq!(lr_factor(&linear(6), 6, 6, 0), 1.0);
+        assert_eq!(lr_factor(&linear(60), 6, 6, 0), 0.1);
     }
 
     #[test]
     fn the_last_steps_fall() {
-        check(Schedule::Wsd, 0, [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]);
-        check(Schedule::Wsd, 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]);
+        check(LrSchedule::Wsd, 0, [1.0, 1.0, 1.0, 0.75, 0.5, 0.25]);
+        check(LrSchedule::Wsd, 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]);
         // What warms up still does not fall yet.
-        check(Schedule::Wsd, 5, [0.2, 0.4, 0.6, 0.8, 0.5, 0.25]);
-        let wsd = Optimizer { schedule: Schedule::Wsd, ..SETTINGS };
-        let curved = Optimizer { decay_curve: Curve::Sqrt, ..wsd };
+        check(LrSchedule::Wsd, 5, [0.2, 0.4, 0.6, 0.8, 0.5, 0.25]);
+        let wsd = OptimizerConfig { schedule: LrSchedule::Wsd, ..SETTINGS };
+        let curved = OptimizerConfig { decay_curve: DecayCurve::Sqrt, ..wsd };
         check_all(&curved, [1.0, 1.0, 1.0, 0.5, 0.293, 0.134]);
-        check_all(&Optimizer { decay: 0.0, ..wsd }, [1.0; 6]);
+        check_all(&OptimizerConfig { decay: 0.0, ..wsd }, [1.0; 6]);
         let all = [6.0, 5.0, 4.0, 3.0, 2.0, 1.0].map(|left| left / 7.0);
-        check_all(&Optimizer { decay: 1.0, ..wsd }, all);
+        check_all(&OptimizerConfig { decay: 1.0, ..wsd }, all);
     }
 }

@@ -1,8 +1,8 @@
 //! What a plan decides: everything that changes memory and speed and that nobody typed. What is
 //! typed stays.
 //!
-//! Two kinds. *Ways* give the same result (but for the order of sums): in what portions a batch goes
-//! through the model, what is computed twice, and which frozen blocks stream from main memory, which
+//! Two kinds. *Ways* give the same result (but for the order of sums): in what micro-batches a batch goes
+//! through the model, what is recomputed, and which frozen blocks stream from main memory, which
 //! is done only where nothing else fits or that is clearly faster. *Precisions* do not; they come in the order
 //! of what they cost, and a worse one is taken only where no way fits with a better one.
 
@@ -10,11 +10,11 @@ use compute::Quantisation;
 
 use crate::config::RunConfig;
 use crate::config::adapter::AdapterKind;
-use crate::config::how::How;
+use crate::config::batch::BatchSettings;
 use crate::config::optimizer::OptimizerKind;
+use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream;
-use crate::plan::Room;
+use crate::plan::DeviceBudget;
 
 /// How the model and its optimizer are held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub(super) const FORMATS: [Option<Quantisation>; 3] =
     [None, Some(Quantisation::Int8), Some(Quantisation::Nf4)];
 
 /// Ways to compute a batch, the roomiest first and the tightest last.
-pub(super) fn ways(config: &RunConfig) -> Vec<How> {
+pub(super) fn batch_options(config: &RunConfig) -> Vec<BatchSettings> {
     let micros = match config.train.micro_batch {
         Some(micro) => vec![micro.min(config.train.batch)],
         None => halves(config.train.batch),
@@ -39,7 +39,8 @@ pub(super) fn ways(config: &RunConfig) -> Vec<How> {
     } else {
         vec![config.train.recompute]
     };
-    let with = |recompute| micros.iter().map(move |micro| How { micro: *micro, recompute });
+    let with =
+        |recompute| micros.iter().map(move |micro| BatchSettings { micro: *micro, recompute });
     recomputes.into_iter().flat_map(with).collect()
 }
 
@@ -51,7 +52,7 @@ fn halves(n: usize) -> Vec<usize> {
 
 /// Precisions from the best on.
 pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
-    let is_frozen = config.adapter.kind != AdapterKind::None;
+    let is_frozen = config.adapter.kind != AdapterKind::Full;
     let formats = if is_frozen && config.is_free("base.quantise") {
         FORMATS.to_vec()
     } else {
@@ -68,15 +69,15 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
     formats.into_iter().flat_map(with).collect()
 }
 
-/// Which frozen blocks may stream, none first. Only a card with memory of its own gains by it.
-pub(super) fn streams(config: &RunConfig, room: Room<'_>) -> Vec<Stream> {
-    let is_frozen = config.adapter.kind != AdapterKind::None;
+/// Which frozen blocks may stream, none first. Only a GPU with memory of its own gains by it.
+pub(super) fn offloads(config: &RunConfig, room: DeviceBudget<'_>) -> Vec<Offload> {
+    let is_frozen = config.adapter.kind != AdapterKind::Full;
     if !config.is_free("machine.stream") {
         vec![config.machine.stream]
     } else if is_frozen && room.host_bytes.is_some() {
-        vec![Stream::None, Stream::Alternate, Stream::Blocks]
+        vec![Offload::None, Offload::Alternate, Offload::Blocks]
     } else {
-        vec![Stream::None]
+        vec![Offload::None]
     }
 }
 
@@ -93,11 +94,11 @@ pub(super) fn encoder_formats(config: &RunConfig) -> Vec<Option<Quantisation>> {
 mod tests {
     use super::*;
     use crate::config::RawConfig;
-    use crate::config::how::Choice;
+    use crate::config::batch::PlanChoice;
 
     fn job(settings: &[&str]) -> RunConfig {
         let mut raw = RawConfig::empty();
-        for setting in ["base.path=base", "data.images=pictures"].iter().chain(settings) {
+        for setting in ["base.path=base", "data.images=images"].iter().chain(settings) {
             raw.set(setting).unwrap();
         }
         raw.resolve().unwrap()
@@ -106,11 +107,11 @@ mod tests {
     #[test]
     fn what_nobody_typed_is_free() {
         let config = job(&["train.batch=6"]);
-        let all = ways(&config);
+        let all = batch_options(&config);
         let micros: Vec<_> = all.iter().take(4).map(|how| how.micro).collect();
         assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
-        assert_eq!(all[0], How { micro: 6, recompute: Recompute::None });
-        assert_eq!(all[15], How { micro: 1, recompute: Recompute::Block });
+        assert_eq!(all[0], BatchSettings { micro: 6, recompute: Recompute::None });
+        assert_eq!(all[15], BatchSettings { micro: 1, recompute: Recompute::Block });
         assert_eq!((precisions(&config).len(), encoder_formats(&config).len()), (6, 3));
     }
 
@@ -125,7 +126,10 @@ mod tests {
             "optimizer.kind=adamw_8bit",
         ];
         let config = job(&typed);
-        assert_eq!(ways(&config), [How { micro: 3, recompute: Recompute::None }]);
+        assert_eq!(
+            batch_options(&config),
+            [BatchSettings { micro: 3, recompute: Recompute::None }]
+        );
         let only = Precisions { quantise: None, optimizer: OptimizerKind::AdamW8bit };
         assert_eq!(precisions(&config), [only]);
         assert_eq!(encoder_formats(&config), [Some(Quantisation::Nf4)]);
@@ -134,14 +138,14 @@ mod tests {
     #[test]
     fn a_job_takes_what_was_chosen_and_says_so() {
         let config = job(&["train.batch=4", "optimizer.kind=adamw"]);
-        let choice = Choice {
+        let choice = PlanChoice {
             micro_batch: 2,
             recompute: Recompute::Block,
             quantise: Some(Quantisation::Nf4),
-            ..Choice::of(&config)
+            ..PlanChoice::from_config(&config)
         };
-        let planned = config.with(&choice);
-        assert_eq!(Choice::of(&planned), choice);
+        let planned = config.with_choice(&choice);
+        assert_eq!(PlanChoice::from_config(&planned), choice);
         let text = planned.resolved();
         assert!(text.contains("micro_batch = 2 # chosen by the plan"), "{text}");
         assert!(text.contains("quantise = \"nf4\" # chosen by the plan"), "{text}");

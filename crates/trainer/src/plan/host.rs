@@ -1,4 +1,4 @@
-//! What the program holds beside the arena, but for the samples that are read ahead, which lessons know
+//! What the program holds beside the arena, but for the samples that are read ahead, which tasks know
 //! of. Not exact as the arena is, which a rehearsal finds to the byte, but close: `docs/measured.md` has
 //! it beside what the system counts.
 
@@ -8,12 +8,12 @@ const PROGRAM_BYTES: usize = 26 << 20;
 const THREAD_BYTES: usize = 2 << 20;
 /// Blocks of files on their way to or from the disk.
 const FILES_BYTES: usize = 48 << 20;
-/// Pictures that are decoded, and latents that are not written yet.
-const PICTURES_BYTES: usize = 24 << 20;
+/// Images that are decoded, and latents that are not written yet.
+const IMAGES_BYTES: usize = 24 << 20;
 
-/// Bytes outside the arena while pictures and texts are encoded.
+/// Bytes outside the arena while images and texts are encoded.
 pub(super) fn encoding_bytes(threads: usize) -> usize {
-    program_bytes(threads) + PICTURES_BYTES
+    program_bytes(threads) + IMAGES_BYTES
 }
 
 /// Bytes of the program itself.

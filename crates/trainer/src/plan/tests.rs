@@ -3,48 +3,48 @@
 
 use std::path::Path;
 
-use compute::Kind;
-use machine::{Machine, Recording, Source};
+use compute::DeviceKind;
+use machine::{Machine, MachineRecording, ProbeSource};
 
-use super::rates::{Curve, Measure};
+use super::rates::{CallSizeUnit, RateCurve};
 use super::*;
 use crate::config::RawConfig;
-use crate::data::{Bucket, Counts};
+use crate::data::{Bucket, SizeCounts};
 use crate::model::diffusion::Pipeline;
+use crate::model::offload::Offload;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream;
-use crate::train::pictures::Drawing;
+use crate::train::diffusion::DiffusionTask;
 
 /// Two sizes, the larger one rare.
-fn outlook() -> Outlook<Bucket> {
-    let counts: Counts<Bucket> = [([64, 64], 10), ([96, 64], 3)]
+fn dataset() -> DatasetSummary<Bucket> {
+    let counts: SizeCounts<Bucket> = [([64, 64], 10), ([96, 64], 3)]
         .map(|([width, height], shown)| (Bucket { width, height }, shown))
         .into();
-    Outlook {
+    DatasetSummary {
         train: counts.clone(),
         held_out: counts,
         // Beside a model so small, what the program holds while it encodes would decide.
-        to_encode: Counts::new(),
+        to_encode: SizeCounts::new(),
         n_texts: 0,
         is_nominal: false,
     }
 }
 
-/// Those of a processor that nobody measured.
+/// Those of a CPU that nobody measured.
 fn documented() -> Rates {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines/xeon-2-core.toml");
-    let machine = Machine::probe(&mut Source::replay(Recording::load(&path).unwrap()));
-    Rates::documented(&machine, Kind::cpu(2))
+    let machine = Machine::probe(&mut ProbeSource::replay(MachineRecording::load(&path).unwrap()));
+    Rates::documented(&machine, DeviceKind::cpu(2))
 }
 
-struct Place {
+struct TestJob {
     pipeline: Pipeline,
     config: RunConfig,
-    outlook: Outlook<Bucket>,
+    dataset: DatasetSummary<Bucket>,
     rates: Rates,
 }
 
-impl Place {
+impl TestJob {
     fn new(settings: &[&str]) -> Self {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
         Self::of(&golden, settings)
@@ -53,39 +53,42 @@ impl Place {
     fn of(base: &Path, settings: &[&str]) -> Self {
         let mut raw = RawConfig::empty();
         raw.set_path("base.path", base).unwrap();
-        let fixed = ["data.images=pictures", "data.bucket_step=32", "data.resolution=64"];
+        let fixed = ["data.images=images", "data.bucket_step=32", "data.resolution=64"];
         for setting in fixed.iter().chain(&["train.batch=4"]).chain(settings) {
             raw.set(setting).unwrap();
         }
         Self {
             pipeline: Pipeline::open(base, None).unwrap(),
             config: raw.resolve().unwrap(),
-            outlook: outlook(),
+            dataset: dataset(),
             rates: documented(),
         }
     }
 
     /// With so many bytes for the arena.
     fn plan(&self, arena_bytes: usize) -> Result<Plan> {
-        let Self { pipeline, config, outlook, rates } = self;
-        let lesson = &Drawing::of(config, pipeline)?;
+        let Self { pipeline, config, dataset, rates } = self;
+        let task = &DiffusionTask::new(config, pipeline)?;
         let limit_bytes = arena_bytes + self.host_bytes();
-        let room = Room { kind: Kind::cpu(2), limit_bytes, rates, host_bytes: None };
-        choose(Job { lesson, config, outlook }, room)
+        let room = DeviceBudget { kind: DeviceKind::cpu(2), limit_bytes, rates, host_bytes: None };
+        choose(PlanRequest { task: task, config, dataset: dataset }, room)
     }
 
     /// What the program holds beside the arena.
     fn host_bytes(&self) -> usize {
-        let lesson = Drawing::of(&self.config, &self.pipeline).unwrap();
-        host::program_bytes(2) + lesson.host_bytes(&self.config, &self.outlook)
+        let task = DiffusionTask::new(&self.config, &self.pipeline).unwrap();
+        host::program_bytes(2) + task.host_bytes(&self.config, &self.dataset)
     }
 
-    /// With so many bytes of a card, and of main memory beside it.
-    fn plan_on_card(&self, limit_bytes: usize, host_bytes: Option<usize>) -> Result<Plan> {
-        let Self { pipeline, config, outlook, rates } = self;
-        let lesson = &Drawing::of(config, pipeline)?;
-        let kind = Kind::Cuda { is_deterministic: true };
-        choose(Job { lesson, config, outlook }, Room { kind, limit_bytes, rates, host_bytes })
+    /// With so many bytes of a GPU, and of main memory beside it.
+    fn plan_on_gpu(&self, limit_bytes: usize, host_bytes: Option<usize>) -> Result<Plan> {
+        let Self { pipeline, config, dataset, rates } = self;
+        let task = &DiffusionTask::new(config, pipeline)?;
+        let kind = DeviceKind::Cuda { is_deterministic: true };
+        choose(
+            PlanRequest { task: task, config, dataset: dataset },
+            DeviceBudget { kind, limit_bytes, rates, host_bytes },
+        )
     }
 
     /// Bytes that are enough for anything.
@@ -95,7 +98,7 @@ impl Place {
 }
 
 /// From good to bad.
-fn rank(config: &RunConfig, choice: &Choice) -> usize {
+fn rank(config: &RunConfig, choice: &PlanChoice) -> usize {
     let all = precisions(config);
     let of = Precisions { quantise: choice.quantise, optimizer: choice.optimizer };
     all.iter().position(|precisions| *precisions == of).unwrap()
@@ -103,15 +106,18 @@ fn rank(config: &RunConfig, choice: &Choice) -> usize {
 
 #[test]
 fn plenty_of_memory_gives_the_fastest_way_in_full_precision() {
-    let place = Place::new(&[]);
+    let place = TestJob::new(&[]);
     let plan = place.plan(usize::MAX / 4).unwrap();
-    assert_eq!(plan.choice, Choice { micro_batch: 4, ..Choice::of(&place.config) });
+    assert_eq!(
+        plan.choice,
+        PlanChoice { micro_batch: 4, ..PlanChoice::from_config(&place.config) }
+    );
     assert!(plan.runner_up().unwrap().secs >= plan.chosen().unwrap().secs);
 }
 
 #[test]
 fn more_memory_is_never_worse_and_the_limit_always_holds() {
-    let place = Place::new(&[]);
+    let place = TestJob::new(&[]);
     let plenty = place.plenty();
     let mut before: Option<Plan> = None;
     let mut kinds = Vec::new();
@@ -136,7 +142,7 @@ fn more_memory_is_never_worse_and_the_limit_always_holds() {
 
 #[test]
 fn an_exact_limit_is_enough_and_one_byte_less_is_another_plan() {
-    let place = Place::new(&[]);
+    let place = TestJob::new(&[]);
     let roomy = place.plan(usize::MAX / 4).unwrap();
     let exact = place.plan(roomy.peak_bytes()).unwrap();
     assert_eq!(exact.choice, roomy.choice);
@@ -147,7 +153,7 @@ fn an_exact_limit_is_enough_and_one_byte_less_is_another_plan() {
 #[test]
 fn what_does_not_fit_says_what_is_missing_and_what_would_help() {
     let typed = ["train.micro_batch=4", "train.recompute=none", "base.quantise=none"];
-    let place = Place::new(&typed);
+    let place = TestJob::new(&typed);
     let plenty = place.plenty();
     let error = place.plan(plenty * 9 / 10).unwrap_err();
     let TrainerError::TooLarge { phase, needed, limit, remedy: Some(remedy) } = &error else {
@@ -160,11 +166,11 @@ fn what_does_not_fit_says_what_is_missing_and_what_would_help() {
 }
 
 /// The job with what a hint says.
-fn with(settings: &[&str], change: &str) -> Place {
+fn with(settings: &[&str], change: &str) -> TestJob {
     let changes: Vec<String> =
         change.split(" and ").map(|change| change.replace(" = ", "=")).collect();
     let changes = changes.iter().map(String::as_str).filter(|change| !change.is_empty());
-    Place::new(&settings.iter().copied().chain(changes).collect::<Vec<_>>())
+    TestJob::new(&settings.iter().copied().chain(changes).collect::<Vec<_>>())
 }
 
 /// Hints are kept: what they name fits; where nothing does, what they say is enough, and not much too much: of tensors
@@ -177,7 +183,7 @@ fn a_hint_is_true_at_any_limit() {
     let full = ["adapter.kind=none", "train.recompute=none"];
     let (mut n_fit, mut n_not) = (0, 0);
     for settings in [&shown[..], &typed, &wide, &full] {
-        let place = Place::new(settings);
+        let place = TestJob::new(settings);
         let plenty = place.plenty();
         for limit in (1..20).step_by(3).map(|n| plenty * n / 20) {
             let Err(error) = place.plan(limit) else { continue };
@@ -204,7 +210,7 @@ fn a_hint_is_true_at_any_limit() {
 
 #[test]
 fn what_was_typed_is_kept_at_any_limit() {
-    let place = Place::new(&["train.recompute=alternate", "base.quantise=int8"]);
+    let place = TestJob::new(&["train.recompute=alternate", "base.quantise=int8"]);
     let plenty = place.plenty();
     for limit in [plenty, plenty - 1, plenty * 8 / 10] {
         let Ok(plan) = place.plan(limit) else { continue };
@@ -214,23 +220,23 @@ fn what_was_typed_is_kept_at_any_limit() {
 }
 
 /// Of four blocks, so that not all of them are on the device at once.
-fn of_blocks(settings: &[&str]) -> Place {
+fn of_blocks(settings: &[&str]) -> TestJob {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
-    Place::of(&demo, &[&["train.batch=1"], settings].concat())
+    TestJob::of(&demo, &[&["train.batch=1"], settings].concat())
 }
 
-/// The least that a card needs for a job, if blocks may not stream.
+/// The least that a GPU needs for a job, if blocks may not stream.
 fn least_without(settings: &[&str]) -> usize {
     let tight = ["machine.stream=none", "train.recompute=block", "base.quantise=none"];
     let tight = of_blocks(&[&tight[..], settings].concat());
-    tight.plan_on_card(usize::MAX / 4, None).unwrap().peak_bytes()
+    tight.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
 }
 
 /// The same with a link of so many bytes a second.
-fn over(link: f64, settings: &[&str]) -> Place {
+fn over(link: f64, settings: &[&str]) -> TestJob {
     let mut place = of_blocks(settings);
     let points = [1.0, 1e12].map(|bytes| (bytes, bytes / link));
-    place.rates.curves.insert(rates::LINK.into(), Curve::through(Measure::Bytes, points));
+    place.rates.curves.insert(rates::LINK.into(), RateCurve::through(CallSizeUnit::Bytes, points));
     place
 }
 
@@ -238,25 +244,25 @@ fn over(link: f64, settings: &[&str]) -> Place {
 fn blocks_stream_before_they_lose_precision_and_where_that_is_faster() {
     let (typed, host) = (["optimizer.kind=adamw"], Some(usize::MAX / 4));
     let (place, least) = (over(1e5, &typed), least_without(&typed));
-    let roomy = place.plan_on_card(least, host).unwrap();
-    assert_eq!((roomy.choice.stream, roomy.streamed_bytes), (Stream::None, 0));
+    let roomy = place.plan_on_gpu(least, host).unwrap();
+    assert_eq!((roomy.choice.offload, roomy.offloaded_bytes), (Offload::None, 0));
     assert_eq!(roomy.choice.recompute, Recompute::Block);
-    let faster = over(1e12, &typed).plan_on_card(least, host).unwrap();
-    assert_eq!(faster.choice.stream, Stream::Blocks);
+    let faster = over(1e12, &typed).plan_on_gpu(least, host).unwrap();
+    assert_eq!(faster.choice.offload, Offload::Blocks);
     assert!(1.1 * faster.step_secs < roomy.step_secs, "{faster:?} {roomy:?}");
-    // Where nothing is computed twice, there is nothing to gain.
-    let much = over(1e12, &typed).plan_on_card(usize::MAX / 4, host).unwrap();
-    assert_eq!(much.choice.stream, Stream::None);
-    let tight = place.plan_on_card(least - 1, host).unwrap();
-    assert_eq!((tight.choice.stream, tight.choice.quantise), (Stream::Blocks, None));
-    assert!(tight.streamed_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
+    // Where nothing is recomputed, there is nothing to gain.
+    let much = over(1e12, &typed).plan_on_gpu(usize::MAX / 4, host).unwrap();
+    assert_eq!(much.choice.offload, Offload::None);
+    let tight = place.plan_on_gpu(least - 1, host).unwrap();
+    assert_eq!((tight.choice.offload, tight.choice.quantise), (Offload::Blocks, None));
+    assert!(tight.offloaded_bytes > 0 && tight.peak_bytes() < least, "{tight:?}");
     assert_eq!(tight.host_bytes, 0);
     // What does not fit into main memory either loses precision.
-    for host in [None, Some(tight.streamed_bytes - 1)] {
-        let lossy = place.plan_on_card(least - 1, host).unwrap();
+    for host in [None, Some(tight.offloaded_bytes - 1)] {
+        let lossy = place.plan_on_gpu(least - 1, host).unwrap();
         assert!(lossy.choice.quantise.is_some(), "{}", lossy.choice);
     }
-    let exact = place.plan_on_card(least - 1, Some(tight.streamed_bytes)).unwrap();
+    let exact = place.plan_on_gpu(least - 1, Some(tight.offloaded_bytes)).unwrap();
     assert_eq!(exact.choice, tight.choice);
 }
 
@@ -264,10 +270,10 @@ fn blocks_stream_before_they_lose_precision_and_where_that_is_faster() {
 fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
     let typed = ["machine.stream=none", "base.quantise=none", "optimizer.kind=adamw"];
     let (place, least) = (of_blocks(&typed), least_without(&["optimizer.kind=adamw"]));
-    let error = place.plan_on_card(least - 1, Some(usize::MAX / 4)).unwrap_err();
+    let error = place.plan_on_gpu(least - 1, Some(usize::MAX / 4)).unwrap_err();
     let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
     assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.stream = \"blocks\"", true));
-    let error = of_blocks(&["machine.stream=blocks"]).plan_on_card(usize::MAX / 4, Some(1000));
+    let error = of_blocks(&["machine.stream=blocks"]).plan_on_gpu(usize::MAX / 4, Some(1000));
     let error = error.unwrap_err();
     let TrainerError::TooLarge { phase, limit: 1000, remedy: Some(remedy), .. } = &error else {
         panic!("{error}")
@@ -277,13 +283,13 @@ fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
 }
 
 #[test]
-fn on_the_processor_they_are_a_part_of_what_the_program_holds() {
+fn on_the_cpu_they_are_a_part_of_what_the_program_holds() {
     let typed = ["train.recompute=none", "base.quantise=none", "optimizer.kind=adamw"];
     let [plain, streamed] = ["none", "blocks"].map(|stream| {
         let stream = format!("machine.stream={stream}");
         of_blocks(&[&typed[..], &[&stream]].concat()).plan(usize::MAX / 4).unwrap()
     });
-    assert_eq!(streamed.host_bytes, plain.host_bytes + streamed.streamed_bytes);
+    assert_eq!(streamed.host_bytes, plain.host_bytes + streamed.offloaded_bytes);
     assert!(streamed.peak_bytes() < plain.peak_bytes());
     // One memory holds all blocks, and two of them once more.
     let both = |plan: &Plan| plan.peak_bytes() + plan.host_bytes;
@@ -295,13 +301,13 @@ fn on_the_processor_they_are_a_part_of_what_the_program_holds() {
 fn a_slow_link_makes_a_step_longer_and_a_fast_one_does_not() {
     let plan = |link| {
         let place = over(link, &["machine.stream=blocks", "train.recompute=none"]);
-        place.plan_on_card(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
+        place.plan_on_gpu(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
     };
     let [fast, slow] = [1e15, 1e6].map(plan);
     let plain = of_blocks(&["machine.stream=none", "train.recompute=none"]);
-    let plain = plain.plan_on_card(usize::MAX / 4, None).unwrap();
+    let plain = plain.plan_on_gpu(usize::MAX / 4, None).unwrap();
     assert!((fast.step_secs / plain.step_secs - 1.0).abs() < 1e-3, "{fast:?} {plain:?}");
     // There and back, all but the two blocks that are there already.
-    let waits = 2.0 * (slow.streamed_bytes / 2) as f64 / 1e6;
+    let waits = 2.0 * (slow.offloaded_bytes / 2) as f64 / 1e6;
     assert!((slow.step_secs / waits - 1.0).abs() < 0.2, "{} {waits}", slow.step_secs);
 }

@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use super::words::{escaped, fine_bytes};
+use super::format::{escaped, fine_bytes};
 
 /// How far above everything else a limit may lie and still be where a scale ends. Chosen: beyond, all
 /// that matters would be squeezed into a quarter.
@@ -11,7 +11,7 @@ const LIMIT_SHOWN: usize = 4;
 
 /// A phase and its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Bar {
+pub struct MemoryBar {
     /// Of the phase.
     pub name: String,
     /// What was planned for it.
@@ -21,7 +21,7 @@ pub struct Bar {
 }
 
 /// A card of all bars, with a line that says how to read them.
-pub fn bars(bars: &[Bar], limit_bytes: usize) -> String {
+pub fn bars(bars: &[MemoryBar], limit_bytes: usize) -> String {
     let largest = bars.iter().map(|bar| bar.planned_bytes.max(bar.taken_bytes.unwrap_or(0)));
     let largest = largest.max().unwrap_or(0);
     let is_limit_shown = shows_limit(largest, limit_bytes);
@@ -48,7 +48,7 @@ pub fn shows_limit(largest_bytes: usize, limit_bytes: usize) -> bool {
     limit_bytes <= largest_bytes.saturating_mul(LIMIT_SHOWN)
 }
 
-fn draw(bar: &Bar, full: usize, out: &mut String) {
+fn draw(bar: &MemoryBar, full: usize, out: &mut String) {
     let share = |size: usize| (100.0 * size as f64 / full as f64).min(100.0);
     let planned = fine_bytes(bar.planned_bytes);
     let (style, figures) = match bar.taken_bytes {
@@ -73,9 +73,12 @@ mod tests {
 
     #[test]
     fn bars_are_as_long_as_the_limit_allows() {
-        let train =
-            Bar { name: "train <1>".into(), planned_bytes: 6 << 30, taken_bytes: Some(3 << 30) };
-        let draw = Bar { name: "draw".into(), planned_bytes: 2 << 30, taken_bytes: None };
+        let train = MemoryBar {
+            name: "train <1>".into(),
+            planned_bytes: 6 << 30,
+            taken_bytes: Some(3 << 30),
+        };
+        let draw = MemoryBar { name: "draw".into(), planned_bytes: 2 << 30, taken_bytes: None };
         let near = bars(&[train.clone(), draw.clone()], 8 << 30);
         for shown in [
             "--planned:75.0%;--taken:37.5%",

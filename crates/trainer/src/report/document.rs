@@ -1,8 +1,8 @@
 //! A page that opens in any browser from the disk: its style is inside, and it asks for nothing else.
 
-use super::words::escaped;
+use super::format::escaped;
 
-/// Colours of pages and of pictures that stand alone, by light and dark.
+/// Colours of pages and of images that stand alone, by light and dark.
 pub const COLOURS: &str = include_str!("colours.css");
 
 /// How the title of every page ends, by which hearth knows its own.

@@ -11,13 +11,13 @@
 
 pub(crate) mod bars;
 pub(crate) mod document;
+pub mod format;
+mod gallery;
 pub(crate) mod live;
 mod page;
-mod pictures;
 pub(crate) mod plot;
 #[cfg(test)]
 mod tests;
-pub mod words;
 
 use std::fs;
 use std::io::{self, Write};
@@ -27,21 +27,21 @@ use weights::WeightsError;
 use weights::write::AtomicFile;
 
 use crate::error::{Result, TrainerError};
-use crate::event::figures::Figures;
+use crate::event::figures::RunFigures;
 use crate::event::history::History;
 use crate::event::lock;
-use page::Sources;
+use page::ReportSources;
 
 /// Writes `report.html` of a run into its folder.
 pub fn write(run_folder: &Path) -> Result<PathBuf> {
     let is_held = lock::is_held(run_folder);
     let history = History::open(run_folder)?;
     let settings = optional(&run_folder.join("config.toml"))?;
-    let figures = Figures::of(&history).expect("an open history has a beginning");
+    let figures = RunFigures::of(&history).expect("an open history has a beginning");
     let state = history.state(is_held).expect("what has begun stands somewhere");
-    let gallery = pictures::gallery(run_folder, &history.samples);
+    let gallery = gallery::gallery(run_folder, &history.samples);
     let sources =
-        Sources { state: &state, history: &history, figures: &figures, gallery: &gallery };
+        ReportSources { state: &state, history: &history, figures: &figures, gallery: &gallery };
     let page = page::page(&title(run_folder), &sources, settings.as_deref());
     let path = run_folder.join("report.html");
     write_text(&path, &page)?;

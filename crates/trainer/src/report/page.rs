@@ -6,28 +6,28 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use super::bars::{Bar, bars, shows_limit};
+use super::bars::{MemoryBar, bars, shows_limit};
 use super::document::document;
+use super::format::{bytes, count, date, duration, escaped, link, number, plural, unit};
+use super::gallery::{Gallery, GalleryImage};
 use super::live::EVERY_SECS;
-use super::pictures::{Gallery, Shown};
-use super::plot::{Mark, Series, plot, plot_over};
-use super::words::{bytes, count, date, duration, escaped, link, number, several, unit};
-use crate::event::figures::{Figures, smoothed};
-use crate::event::history::{Ending, History, Taken, Written};
-use crate::event::{Begin, Failed, Felt, PlannedPhase, RunState, Why};
-use machine::feel::Share;
+use super::plot::{PlotSeries, SeriesStyle, plot, plot_over};
+use crate::event::figures::{RunFigures, smoothed};
+use crate::event::history::{Ending, History, PhasePeak, SampleText};
+use crate::event::{EndReason, MachineSnapshot, PlannedPhase, RunFailure, RunStart, RunState};
+use machine::telemetry::ProcessMemory;
 
 /// What a page is made of.
-pub struct Sources<'a> {
+pub struct ReportSources<'a> {
     pub state: &'a RunState,
     pub history: &'a History,
-    pub figures: &'a Figures,
+    pub figures: &'a RunFigures,
     pub gallery: &'a Gallery,
 }
 
 /// The whole page.
-pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> String {
-    let Sources { state, history, figures, gallery } = *sources;
+pub fn page(title: &str, sources: &ReportSources<'_>, settings: Option<&str>) -> String {
+    let ReportSources { state, history, figures, gallery } = *sources;
     let sections = [
         headline(state, history),
         figure_list(figures),
@@ -35,7 +35,7 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
         curves(history, figures),
         memory(history, figures),
         machine(history),
-        pictures(gallery),
+        images(gallery),
         texts(history),
         exports(history),
         settings.map_or_else(String::new, job),
@@ -49,22 +49,24 @@ pub fn page(title: &str, sources: &Sources<'_>, settings: Option<&str>) -> Strin
 fn headline(state: &RunState, history: &History) -> String {
     let (colour, words) = match state {
         RunState::Running { .. } => ("good", "running"),
-        RunState::Ended(Why::Finished) => ("good", "finished"),
-        RunState::Ended(Why::Plateau) => {
+        RunState::Ended(EndReason::Finished) => ("good", "finished"),
+        RunState::Ended(EndReason::Plateau) => {
             ("good", "ended early: the loss on what is held out stopped falling")
         }
-        RunState::Ended(Why::Interrupted) => {
+        RunState::Ended(EndReason::Interrupted) => {
             ("warn", "interrupted; it can go on from its last checkpoint")
         }
-        RunState::Ended(Why::Unhealthy) => ("bad", "stopped: it was not learning"),
-        RunState::Ended(Why::Diverged) => ("bad", "diverged: what came of it was not exported"),
+        RunState::Ended(EndReason::Unhealthy) => ("bad", "stopped: it was not learning"),
+        RunState::Ended(EndReason::Diverged) => {
+            ("bad", "diverged: what came of it was not exported")
+        }
         RunState::Failed(_) => ("bad", "failed"),
         RunState::Killed { .. } => {
             ("bad", "killed; it can go on from its last checkpoint, if it has one")
         }
     };
     let mut out = format!("<p class=\"state {colour}\">{words}</p>\n");
-    if let RunState::Failed(Failed { step, text, hint }) = state {
+    if let RunState::Failed(RunFailure { step, text, hint }) = state {
         _ = writeln!(out, "<p>After step {step}: {}<br>{}</p>", escaped(text), escaped(hint));
     }
     if matches!(state, RunState::Running { .. }) {
@@ -81,16 +83,16 @@ fn headline(state: &RunState, history: &History) -> String {
             out,
             "<p class=\"faint\">{} · {} · {} · {} per step · begun {}</p>",
             escaped(&begin.base),
-            several(begin.layers, "layer"),
+            plural(begin.layers, "layer"),
             escaped(&begin.engine),
-            several(begin.samples_per_step, &begin.unit),
+            plural(begin.samples_per_step, &begin.unit),
             first.time.map_or_else(|| "–".into(), |time| date(time as u64))
         );
     }
     out
 }
 
-fn figure_list(figures: &Figures) -> String {
+fn figure_list(figures: &RunFigures) -> String {
     let unknown = || "–".to_string();
     let of = |number: u64, whole: u64| {
         if number == whole { String::new() } else { format!("of {}", count(whole)) }
@@ -126,10 +128,10 @@ fn figure_list(figures: &Figures) -> String {
 }
 
 /// `mean of the last 20 steps, 0.41 at first`.
-fn mean_of(figures: &Figures) -> String {
+fn mean_of(figures: &RunFigures) -> String {
     let first = figures.first_loss.map(|loss| format!(", {} at first", number(loss)));
     let not_finite = if figures.final_loss.is_none() { "not finite: " } else { "" };
-    format!("{not_finite}{}{}", figures.loss_is_of(), first.unwrap_or_default())
+    format!("{not_finite}{}{}", figures.loss_label(), first.unwrap_or_default())
 }
 
 fn now() -> u64 {
@@ -145,7 +147,7 @@ fn findings(history: &History, gallery: &Gallery) -> String {
     let mut items: Vec<String> =
         warnings.map(|(step, text)| format!("<b>step {step}</b>: {}", escaped(text))).collect();
     if let Some(more) = history.warnings.len().checked_sub(WARNINGS).filter(|more| *more > 0) {
-        items.push(format!("{} more in events.jsonl", several(more, "warning")));
+        items.push(format!("{} more in events.jsonl", plural(more, "warning")));
     }
     for pair in history.parts.windows(2) {
         let (from, reached) = (pair[1].begin.from_step, pair[0].last_step);
@@ -179,25 +181,25 @@ fn findings(history: &History, gallery: &Gallery) -> String {
     format!("<h2>To look at</h2>\n<ul><li>{list}</li></ul>\n")
 }
 
-fn curves(history: &History, figures: &Figures) -> String {
+fn curves(history: &History, figures: &RunFigures) -> String {
     let steps = &history.steps;
-    let of = |get: fn(&crate::event::Step) -> f64| {
+    let of = |get: fn(&crate::event::StepMetrics) -> f64| {
         steps.iter().map(move |step| (step.step as f64, get(step)))
     };
     let validation = history.validations.iter().map(|(step, loss)| (*step as f64, *loss));
     let mean = smoothed(steps, figures.loss_window).into_iter();
     // The mean of one step is that step.
     let (mark, mean) = match figures.loss_window {
-        1 => (Mark::Beads, mean.take(0)),
-        _ => (Mark::Dots, mean.take(usize::MAX)),
+        1 => (SeriesStyle::Beads, mean.take(0)),
+        _ => (SeriesStyle::Dots, mean.take(usize::MAX)),
     };
     let loss = plot(
         "Loss",
         false,
         &[
-            Series::new("each step", 1, mark, of(|step| step.loss)),
-            Series::new("smoothed", 1, Mark::Line, mean),
-            Series::new("held out", 2, Mark::Beads, validation),
+            PlotSeries::new("each step", 1, mark, of(|step| step.loss)),
+            PlotSeries::new("smoothed", 1, SeriesStyle::Line, mean),
+            PlotSeries::new("held out", 2, SeriesStyle::Beads, validation),
         ],
     );
     let gradient = of(|step| step.gradient_norm.unwrap_or(f64::NAN));
@@ -205,15 +207,19 @@ fn curves(history: &History, figures: &Figures) -> String {
         plot(
             "Learning rate",
             true,
-            &[Series::new("per step", 1, Mark::Line, of(|step| step.learning_rate))],
+            &[PlotSeries::new("per step", 1, SeriesStyle::Line, of(|step| step.learning_rate))],
         ),
-        plot("Gradient norm", true, &[Series::new("each step", 1, Mark::Dots, gradient)]),
+        plot(
+            "Gradient norm",
+            true,
+            &[PlotSeries::new("each step", 1, SeriesStyle::Dots, gradient)],
+        ),
         plot(
             "Seconds per step",
             true,
             &[
-                Series::new("whole", 1, Mark::Dots, of(|step| step.secs)),
-                Series::new("waiting", 2, Mark::Line, of(|step| step.wait_secs)),
+                PlotSeries::new("whole", 1, SeriesStyle::Dots, of(|step| step.secs)),
+                PlotSeries::new("waiting", 2, SeriesStyle::Line, of(|step| step.wait_secs)),
             ],
         ),
     ]
@@ -230,7 +236,7 @@ fn curves(history: &History, figures: &Figures) -> String {
 }
 
 /// Every phase as planned and as measured, and the steps beside both.
-fn memory(history: &History, figures: &Figures) -> String {
+fn memory(history: &History, figures: &RunFigures) -> String {
     let Some(last) = history.parts.last().filter(|part| !part.begin.phases.is_empty()) else {
         return String::new();
     };
@@ -238,11 +244,11 @@ fn memory(history: &History, figures: &Figures) -> String {
     // What was encoded by an earlier part is not in the plan of a later one.
     let earlier =
         history.phases.iter().filter(|taken| planned.iter().all(|of| of.name != taken.name));
-    let mut all: Vec<Bar> = earlier.map(bar).collect();
+    let mut all: Vec<MemoryBar> = earlier.map(bar).collect();
     for PlannedPhase { name, peak_bytes } in planned {
         let taken = history.phases.iter().find(|taken| taken.name == *name);
         let only_planned =
-            Bar { name: name.to_string(), planned_bytes: *peak_bytes, taken_bytes: None };
+            MemoryBar { name: name.to_string(), planned_bytes: *peak_bytes, taken_bytes: None };
         all.push(taken.map_or(only_planned, bar));
     }
     let bars = bars(&all, figures.limit_bytes);
@@ -250,13 +256,17 @@ fn memory(history: &History, figures: &Figures) -> String {
     format!("<h2>Memory</h2>\n{bars}<div class=\"plots\">{steps}</div>\n")
 }
 
-fn bar(taken: &Taken) -> Bar {
-    let Taken { name, planned_bytes, peak_bytes } = taken;
-    Bar { name: name.to_string(), planned_bytes: *planned_bytes, taken_bytes: Some(*peak_bytes) }
+fn bar(taken: &PhasePeak) -> MemoryBar {
+    let PhasePeak { name, planned_bytes, peak_bytes } = taken;
+    MemoryBar {
+        name: name.to_string(),
+        planned_bytes: *planned_bytes,
+        taken_bytes: Some(*peak_bytes),
+    }
 }
 
 /// What each step took, below what was planned for the largest, and below the limit if that is near.
-fn memory_of_steps(history: &History, begin: &Begin) -> String {
+fn memory_of_steps(history: &History, begin: &RunStart) -> String {
     let most = history.steps.iter().map(|step| step.peak_bytes).chain(begin.step_bytes()).max();
     let most = most.unwrap_or(0);
     let (unit, size) = unit(most);
@@ -268,9 +278,9 @@ fn memory_of_steps(history: &History, begin: &Begin) -> String {
     };
     let limit = Some(begin.limit_bytes).filter(|limit| shows_limit(most, *limit));
     let series = [
-        Series::new("limit", 4, Mark::Line, level(limit)),
-        Series::new("planned for the largest", 3, Mark::Band, level(begin.step_bytes())),
-        Series::new("each step", 2, Mark::Line, taken),
+        PlotSeries::new("limit", 4, SeriesStyle::Line, level(limit)),
+        PlotSeries::new("planned for the largest", 3, SeriesStyle::Band, level(begin.step_bytes())),
+        PlotSeries::new("each step", 2, SeriesStyle::Line, taken),
     ];
     plot(&format!("Memory of steps, {unit}"), true, &series)
 }
@@ -284,50 +294,53 @@ const SHORT_MINUTES: f64 = 4.0;
 /// How the machine felt over time, and what was decided on it.
 fn machine(history: &History) -> String {
     // Two points make a curve.
-    let [(first, _), .., (last, _)] = &history.felt[..] else { return String::new() };
+    let [(first, _), .., (last, _)] = &history.snapshots[..] else { return String::new() };
     let (along, unit) =
         if last - first < SHORT_MINUTES { ("second", 60.0) } else { ("minute", 1.0) };
-    let of = |get: fn(&Felt) -> Option<f64>| {
-        history.felt.iter().filter_map(move |(at, felt)| Some((unit * at, get(felt)?)))
+    let of = |get: fn(&MachineSnapshot) -> Option<f64>| {
+        history.snapshots.iter().filter_map(move |(at, felt)| Some((unit * at, get(felt)?)))
     };
-    let share = |of: fn(Share) -> f64| {
-        let of = move |felt: &Felt| Some(of(felt.feel.memory?) / GIB);
-        history.felt.iter().filter_map(move |(at, felt)| Some((unit * at, of(felt)?)))
+    let share = |of: fn(ProcessMemory) -> f64| {
+        let of = move |felt: &MachineSnapshot| Some(of(felt.feel.memory?) / GIB);
+        history.snapshots.iter().filter_map(move |(at, felt)| Some((unit * at, of(felt)?)))
     };
-    let limit = |felt: &Felt| felt.feel.heat.as_ref()?.limit;
-    let celsius = |felt: &Felt| Some(felt.feel.heat.as_ref()?.celsius);
-    let over = |title, series: &[Series]| plot_over(along, title, true, series);
+    let limit = |felt: &MachineSnapshot| felt.feel.heat.as_ref()?.limit;
+    let celsius = |felt: &MachineSnapshot| Some(felt.feel.heat.as_ref()?.celsius);
+    let over = |title, series: &[PlotSeries]| plot_over(along, title, true, series);
     let plots = [
         over(
             "Temperature, °C",
             &[
-                Series::new("where it protects itself", 3, Mark::Band, of(limit)),
-                Series::new("hottest sensor", 2, Mark::Line, of(celsius)),
+                PlotSeries::new("where it protects itself", 3, SeriesStyle::Band, of(limit)),
+                PlotSeries::new("hottest sensor", 2, SeriesStyle::Line, of(celsius)),
             ],
         ),
         over(
             "Pace, %",
-            &[Series::new("of full", 1, Mark::Line, of(|felt| Some(100.0 * felt.duty)))],
+            &[PlotSeries::new("of full", 1, SeriesStyle::Line, of(|felt| Some(100.0 * felt.duty)))],
         ),
         over(
             "Memory of the whole program, GiB",
             &[
-                Series::new(
+                PlotSeries::new(
                     "its share",
                     3,
-                    Mark::Band,
+                    SeriesStyle::Band,
                     share(|of| of.held as f64 + of.left as f64),
                 ),
-                Series::new("held", 2, Mark::Line, share(|of| of.held as f64)),
+                PlotSeries::new("held", 2, SeriesStyle::Line, share(|of| of.held as f64)),
             ],
         ),
-        over("Power, W", &[Series::new("drawn", 1, Mark::Line, of(|felt| felt.feel.watts))]),
+        over(
+            "Power, W",
+            &[PlotSeries::new("drawn", 1, SeriesStyle::Line, of(|felt| felt.feel.watts))],
+        ),
     ]
     .concat();
     if plots.is_empty() {
         return String::new();
     }
-    let decided = decisions(&history.paced);
+    let decided = decisions(&history.pace_changes);
     format!("<h2>Machine</h2>\n<div class=\"plots\">{plots}</div>\n{decided}")
 }
 
@@ -340,14 +353,14 @@ fn decisions(paced: &[(u64, String)]) -> String {
     let list: String = paced.iter().take(WARNINGS).map(item).collect();
     let more = match paced.len().saturating_sub(WARNINGS) {
         0 => String::new(),
-        more => format!("<li>{} more in events.jsonl</li>", several(more, "decision")),
+        more => format!("<li>{} more in events.jsonl</li>", plural(more, "decision")),
     };
     format!("<ul>{list}{more}</ul>\n")
 }
 
-fn pictures(gallery: &Gallery) -> String {
+fn images(gallery: &Gallery) -> String {
     let mut steps: BTreeMap<u64, String> = BTreeMap::new();
-    for Shown { sample, data } in &gallery.shown {
+    for GalleryImage { sample, data } in &gallery.shown {
         let (prompt, path) = (escaped(&sample.prompt), link(&sample.path));
         _ = write!(
             steps.entry(sample.step).or_default(),
@@ -360,7 +373,7 @@ fn pictures(gallery: &Gallery) -> String {
     if steps.is_empty() {
         return String::new();
     }
-    let mut out = String::from("<h2>Pictures</h2>\n");
+    let mut out = String::from("<h2>Images</h2>\n");
     for (step, figures) in steps {
         let heading = if step == 0 { "before training".into() } else { format!("step {step}") };
         _ = writeln!(out, "<h3>{heading}</h3><div class=\"gallery\">{figures}</div>");
@@ -368,7 +381,7 @@ fn pictures(gallery: &Gallery) -> String {
     if gallery.n_left_out > 0 {
         _ = writeln!(
             out,
-            "<p class=\"note\">{} further pictures lie in samples/.</p>",
+            "<p class=\"note\">{} further images lie in samples/.</p>",
             gallery.n_left_out
         );
     }
@@ -382,7 +395,7 @@ const TEXT_STEPS: usize = 12;
 /// What was written, from the first look to the last.
 fn texts(history: &History) -> String {
     let mut steps: BTreeMap<u64, String> = BTreeMap::new();
-    for Written { step, prompt, text, seed } in &history.texts {
+    for SampleText { step, prompt, text, seed } in &history.texts {
         let [prompt, text] = [prompt, text].map(|text| escaped(text));
         _ = write!(
             steps.entry(*step).or_default(),

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 
-use super::words::{escaped, number};
+use super::format::{escaped, number};
 
 /// The drawing's own coordinates; the page stretches it.
 const WIDTH: f64 = 1000.0;
@@ -25,7 +25,7 @@ const SHOWN_SHARE: f64 = 0.99;
 
 /// How a series is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mark {
+pub enum SeriesStyle {
     /// A point each, faint.
     Dots,
     /// A line through all points.
@@ -38,25 +38,25 @@ pub enum Mark {
 
 /// Numbers over steps, or over time.
 #[derive(Clone, Debug)]
-pub struct Series {
+pub struct PlotSeries {
     /// What it is.
     pub name: &'static str,
     /// Which of the page's colours: 1 to 4.
     pub colour: u8,
     /// How it is drawn.
-    pub mark: Mark,
+    pub mark: SeriesStyle,
     /// Place along and number, places ascending; what is not finite is left out.
     pub points: Vec<(f64, f64)>,
     /// From the first place to the last, also of what was left out.
     span: Option<[f64; 2]>,
 }
 
-impl Series {
+impl PlotSeries {
     /// A series of its finite points.
     pub fn new(
         name: &'static str,
         colour: u8,
-        mark: Mark,
+        mark: SeriesStyle,
         points: impl Iterator<Item = (f64, f64)>,
     ) -> Self {
         let all: Vec<_> = points.collect();
@@ -68,17 +68,17 @@ impl Series {
 
 /// A figure over steps of all series that have points, or nothing if none has. `from_zero`: the vertical
 /// axis begins there.
-pub fn plot(title: &str, from_zero: bool, series: &[Series]) -> String {
+pub fn plot(title: &str, from_zero: bool, series: &[PlotSeries]) -> String {
     plot_over("step", title, from_zero, series)
 }
 
 /// The same over something else than steps.
-pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[Series]) -> String {
+pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[PlotSeries]) -> String {
     let series: Vec<_> = series.iter().filter(|series| !series.points.is_empty()).collect();
-    let Some(frame) = Frame::around(&series, from_zero) else { return String::new() };
+    let Some(frame) = PlotFrame::around(&series, from_zero) else { return String::new() };
     let mut out = format!("<figure class=\"plot\"><figcaption><b>{}</b>", escaped(title));
     for series in &series {
-        let Series { name, colour, .. } = series;
+        let PlotSeries { name, colour, .. } = series;
         _ = write!(out, " <span class=\"key c{colour} {}\">{name}</span>", class(series));
     }
     out.push_str("</figcaption><div class=\"frame\">");
@@ -111,13 +111,13 @@ pub fn plot_over(along: &str, title: &str, from_zero: bool, series: &[Series]) -
 }
 
 /// What part of the plane is seen.
-struct Frame {
+struct PlotFrame {
     x: [f64; 2],
     y: [f64; 2],
 }
 
-impl Frame {
-    fn around(series: &[&Series], from_zero: bool) -> Option<Self> {
+impl PlotFrame {
+    fn around(series: &[&PlotSeries], from_zero: bool) -> Option<Self> {
         let [left, right] = range(series.iter().filter_map(|series| series.span).flatten())?;
         let heights = series.iter().filter_map(|series| shown(series));
         let [low, high] = range(heights.flatten())?;
@@ -148,25 +148,25 @@ fn range(numbers: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
 }
 
 /// The lowest and highest number that the plot must have room for.
-fn shown(series: &Series) -> Option<[f64; 2]> {
+fn shown(series: &PlotSeries) -> Option<[f64; 2]> {
     let mut numbers: Vec<f64> = series.points.iter().map(|point| point.1).collect();
     numbers.sort_by(f64::total_cmp);
     let (first, last) = (*numbers.first()?, numbers.len() - 1);
-    let share = if series.mark == Mark::Dots { SHOWN_SHARE } else { 1.0 };
+    let share = if series.mark == SeriesStyle::Dots { SHOWN_SHARE } else { 1.0 };
     Some([first, numbers[(last as f64 * share).ceil() as usize]])
 }
 
-fn class(series: &Series) -> &'static str {
+fn class(series: &PlotSeries) -> &'static str {
     match series.mark {
-        Mark::Dots if series.points.len() <= FEW => "dots few",
-        Mark::Dots => "dots",
-        Mark::Line => "line",
-        Mark::Beads => "line beads",
-        Mark::Band => "band",
+        SeriesStyle::Dots if series.points.len() <= FEW => "dots few",
+        SeriesStyle::Dots => "dots",
+        SeriesStyle::Line => "line",
+        SeriesStyle::Beads => "line beads",
+        SeriesStyle::Band => "band",
     }
 }
 
-fn draw(series: &Series, frame: &Frame, out: &mut String) {
+fn draw(series: &PlotSeries, frame: &PlotFrame, out: &mut String) {
     let points = thin(&series.points, POINTS);
     let places: Vec<_> = points
         .iter()
@@ -180,13 +180,13 @@ fn draw(series: &Series, frame: &Frame, out: &mut String) {
     };
     let is_few = series.points.len() <= FEW;
     match series.mark {
-        Mark::Dots if is_few => path("beads", dots()),
-        Mark::Dots => path("dots", dots()),
+        SeriesStyle::Dots if is_few => path("beads", dots()),
+        SeriesStyle::Dots => path("dots", dots()),
         // One point is no line.
-        Mark::Line if series.points.len() == 1 => path("beads", dots()),
-        Mark::Line => path("line", line()),
-        Mark::Band => path("band", line()),
-        Mark::Beads => {
+        SeriesStyle::Line if series.points.len() == 1 => path("beads", dots()),
+        SeriesStyle::Line => path("line", line()),
+        SeriesStyle::Band => path("band", line()),
+        SeriesStyle::Beads => {
             path("line", line());
             path("beads", dots());
         }
@@ -255,7 +255,7 @@ pub fn label(tick: f64, ticks: &[f64]) -> String {
 }
 
 /// Invisible strips over the whole drawing that say what lies below them.
-fn strips(along: &str, series: &[&Series], frame: &Frame, out: &mut String) {
+fn strips(along: &str, series: &[&PlotSeries], frame: &PlotFrame, out: &mut String) {
     let Some(longest) = series.iter().max_by_key(|series| series.points.len()) else { return };
     let every = longest.points.len().div_ceil(STRIPS);
     let steps: Vec<f64> = longest.points.iter().step_by(every).map(|point| point.0).collect();
@@ -267,7 +267,7 @@ fn strips(along: &str, series: &[&Series], frame: &Frame, out: &mut String) {
             "<rect x=\"{left:.1}\" width=\"{:.1}\" height=\"{HEIGHT}\"><title>{along} {step}",
             (right - left).max(1.0)
         );
-        for Series { name, points, .. } in series {
+        for PlotSeries { name, points, .. } in series {
             let after = points.partition_point(|point| point.0 <= *step);
             if let Some((_, y)) = after.checked_sub(1).map(|at| points[at]) {
                 _ = write!(out, "\n{name} {}", number(y));
@@ -286,15 +286,16 @@ mod tests {
     #[test]
     fn steps_without_a_finite_number_have_their_place() {
         let diverged = (1..=12).map(|x| (f64::from(x), if x > 2 { f64::NAN } else { 1.0 }));
-        let series = Series::new("loss", 1, Mark::Dots, diverged);
-        assert_eq!(Frame::around(&[&series], false).unwrap().x, [1.0, 12.0]);
+        let series = PlotSeries::new("loss", 1, SeriesStyle::Dots, diverged);
+        assert_eq!(PlotFrame::around(&[&series], false).unwrap().x, [1.0, 12.0]);
     }
 
     #[test]
     fn few_points_are_shown_each() {
         for (n, class) in [(4, "beads"), (40, "beads"), (41, "dots")] {
             let points = (1..=n).map(|x| (f64::from(x), 1.0 / f64::from(x)));
-            let drawn = plot("Loss", false, &[Series::new("loss", 1, Mark::Dots, points)]);
+            let drawn =
+                plot("Loss", false, &[PlotSeries::new("loss", 1, SeriesStyle::Dots, points)]);
             assert!(drawn.contains(&format!("class=\"c1 {class}\"")), "{n}: {drawn}");
         }
     }
@@ -338,18 +339,18 @@ mod tests {
     fn a_jump_is_drawn_at_the_edge_and_does_not_flatten_the_rest() {
         let mut points: Vec<_> = (1..=400).map(|x| (f64::from(x), 0.5)).collect();
         points[7].1 = 1e9;
-        let series = Series::new("loss", 1, Mark::Dots, points.into_iter());
-        let frame = Frame::around(&[&series], false).unwrap();
+        let series = PlotSeries::new("loss", 1, SeriesStyle::Dots, points.into_iter());
+        let frame = PlotFrame::around(&[&series], false).unwrap();
         assert!(frame.y[1] < 2.0, "{:?}", frame.y);
         assert!(frame.down(1e9).abs() < 1e-9);
     }
 
     #[test]
     fn nothing_to_show_is_no_plot_and_one_point_is_one() {
-        let empty = Series::new("loss", 1, Mark::Line, [(1.0, f64::NAN)].into_iter());
+        let empty = PlotSeries::new("loss", 1, SeriesStyle::Line, [(1.0, f64::NAN)].into_iter());
         assert_eq!(plot("Loss", false, &[empty]), "");
         for y in [0.0, 3.0, -3.0] {
-            let one = Series::new("loss", 1, Mark::Line, [(1.0, y)].into_iter());
+            let one = PlotSeries::new("loss", 1, SeriesStyle::Line, [(1.0, y)].into_iter());
             let drawn = plot("Loss", true, &[one]);
             // In the middle, where it can be seen, with its step and no other below it.
             assert!(drawn.contains("beads\" d=\"M500.0 ") && !drawn.contains("NaN"), "{drawn}");

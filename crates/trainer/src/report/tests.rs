@@ -7,7 +7,7 @@ use super::live::LiveReport;
 use super::write;
 use crate::error::TrainerError;
 use crate::event::Event;
-use crate::event::figures::Figures;
+use crate::event::figures::RunFigures;
 use crate::event::history::History;
 use crate::event::lock::RunLock;
 
@@ -43,7 +43,7 @@ fn the_later_of_two_parts_counts() {
     assert_eq!(history.parts.len(), 2);
     assert!(history.parts[0].ending.is_none() && history.parts[0].last_step == 70);
 
-    let figures = Figures::of(&history).unwrap();
+    let figures = RunFigures::of(&history).unwrap();
     assert_eq!((figures.steps, figures.planned_steps), (120, 120));
     assert_eq!(figures.best_validation.unwrap().0, 100);
     assert_eq!(figures.secs, history.parts[0].step_secs + 93.5);
@@ -87,7 +87,7 @@ fn the_page_shows_every_series_and_nothing_as_markup() {
         "before training",
         "step 40",
         "adapter/fox-kohya.safetensors",
-        "images = &quot;fox &lt;24&gt; pictures&quot;",
+        "images = &quot;fox &lt;24&gt; images&quot;",
         "&amp; may &lt;rise&gt; on",
         "&lt;script&gt;alert(&quot;fox&quot;)&lt;/script&gt; &amp; &#39;sks&#39; fox",
     ] {
@@ -200,7 +200,7 @@ fn only_a_broken_last_line_is_forgiven() {
 }
 
 #[test]
-fn lost_pictures_are_named_and_a_run_without_steps_has_a_page() {
+fn lost_images_are_named_and_a_run_without_steps_has_a_page() {
     let folder = run_with(|events| events.lines().next().unwrap().to_string() + "\n");
     let page = page_of(folder.path());
     assert!(page.contains(">killed; ") && !page.contains("<svg "));

@@ -3,61 +3,65 @@
 
 use std::cell::RefCell;
 
-use compute::{Device, Kind, Work};
+use compute::{Device, DeviceKind, WorkStats};
 
-use crate::cost::{Cost, Phase, Stage, UNLIMITED};
+use crate::cost::{Cost, Stage, StageMemory, UNLIMITED};
 use crate::error::Result;
 use crate::model::build::Precision;
-use crate::model::diffusion::text::{Encoding, T5_NAME, T5Loading, TextEncoders, Watch};
-use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
+use crate::model::diffusion::text::{
+    EncodeCallbacks, EncodingOptions, T5_NAME, T5Loading, TextEncoders,
+};
+use crate::model::encoder::t5::blocks::T5_TEXT_BATCH;
 
 /// The stages of encoding so many texts, with T5 block by block if the whole takes more than `limit` bytes.
 pub(crate) fn plan_encoding(
     encoders: &TextEncoders,
     precision: Precision,
     n_texts: usize,
-    (kind, limit): (Kind, usize),
+    (kind, limit): (DeviceKind, usize),
 ) -> Result<(Vec<Stage>, T5Loading)> {
     let of_t5 = |stages: &[Stage]| {
-        let stage = stages.iter().find(|stage| stage.phase.name == T5_NAME);
-        stage.map_or(0, |stage| stage.phase.peak_bytes)
+        let stage = stages.iter().find(|stage| stage.memory.name == T5_NAME);
+        stage.map_or(0, |stage| stage.memory.peak_bytes)
     };
-    let whole = rehearse(encoders, Encoding { precision, t5: T5Loading::Whole }, n_texts, kind)?;
+    let whole =
+        dry_run(encoders, EncodingOptions { precision, t5: T5Loading::Whole }, n_texts, kind)?;
     if of_t5(&whole) <= limit {
         return Ok((whole, T5Loading::Whole));
     }
-    let blocks = rehearse(encoders, Encoding { precision, t5: T5Loading::Blocks }, n_texts, kind)?;
+    let blocks =
+        dry_run(encoders, EncodingOptions { precision, t5: T5Loading::Blocks }, n_texts, kind)?;
     // Of a tiny model the texts that wait take more than it does.
     let is_smaller = of_t5(&blocks) < of_t5(&whole);
     Ok(if is_smaller { (blocks, T5Loading::Blocks) } else { (whole, T5Loading::Whole) })
 }
 
 /// An encoder while it is rehearsed: the device's work when it began, and after each text.
-struct Seen {
+struct EncoderRun {
     name: &'static str,
     peak_bytes: usize,
-    works: Vec<Work>,
+    works: Vec<WorkStats>,
 }
 
 /// The stages of encoding so many texts in one way.
-pub(crate) fn rehearse(
+pub(crate) fn dry_run(
     encoders: &TextEncoders,
-    encoding: Encoding,
+    encoding: EncodingOptions,
     n_texts: usize,
-    kind: Kind,
+    kind: DeviceKind,
 ) -> Result<Vec<Stage>> {
     let device = Device::meta(kind, UNLIMITED);
-    let seen = RefCell::new(Vec::<Seen>::new());
+    let seen = RefCell::new(Vec::<EncoderRun>::new());
     let end = |device: &Device| {
         if let Some(seen) = seen.borrow_mut().last_mut() {
             seen.peak_bytes = device.usage().extent;
         }
-        device.restart_peak();
+        device.reset_peak();
     };
     let begin = |name, device: &Device| {
         end(device);
         let works = vec![device.work()];
-        seen.borrow_mut().push(Seen { name, peak_bytes: 0, works });
+        seen.borrow_mut().push(EncoderRun { name, peak_bytes: 0, works });
     };
     let encoded = || {
         if let Some(seen) = seen.borrow_mut().last_mut() {
@@ -65,8 +69,8 @@ pub(crate) fn rehearse(
         }
         true
     };
-    let watch = Watch { begin: &begin, tick: &|_| true, encoded: &encoded };
-    let texts = vec![String::new(); n_rehearsed(encoding.t5, n_texts)];
+    let watch = EncodeCallbacks { on_begin: &begin, tick: &|_| true, on_encoded: &encoded };
+    let texts = vec![String::new(); n_dry_run(encoding.t5, n_texts)];
     encoders.encode(&device, encoding, &texts, watch)?;
     end(&device);
     let stages = seen.into_inner().into_iter().zip(encoders.file_bytes());
@@ -75,27 +79,27 @@ pub(crate) fn rehearse(
 
 /// Texts that show what all take. Of those that go one by one the second is like all that follow; of those that
 /// wait for each other, as many as do so at once, and as many as do so in the end.
-fn n_rehearsed(t5: T5Loading, n_texts: usize) -> usize {
+fn n_dry_run(t5: T5Loading, n_texts: usize) -> usize {
     match t5 {
         T5Loading::Whole => n_texts.clamp(1, 2),
-        T5Loading::Blocks if n_texts > TEXTS_AT_ONCE => TEXTS_AT_ONCE + n_texts % TEXTS_AT_ONCE,
+        T5Loading::Blocks if n_texts > T5_TEXT_BATCH => T5_TEXT_BATCH + n_texts % T5_TEXT_BATCH,
         T5Loading::Blocks => n_texts.max(1),
     }
 }
 
-impl Seen {
+impl EncoderRun {
     fn stage(self, t5: T5Loading, n_texts: usize, file_bytes: u64) -> Stage {
         let Self { name, peak_bytes, works } = self;
-        let phase = Phase { name, peak_bytes };
+        let phase = StageMemory { name, peak_bytes };
         let is_in_blocks = t5 == T5Loading::Blocks && name == T5_NAME;
         let since = |from: usize, to: usize| works[to].since(&works[from]);
-        let n_read = if is_in_blocks { n_texts.div_ceil(TEXTS_AT_ONCE) } else { 1 };
+        let n_read = if is_in_blocks { n_texts.div_ceil(T5_TEXT_BATCH) } else { 1 };
         let n_seen = works.len() - 1;
         let works = if is_in_blocks || n_seen < 2 {
             vec![(n_texts as f64 / n_seen as f64, since(0, n_seen))]
         } else {
             vec![(1.0, since(0, 1)), (n_texts as f64 - 1.0, since(1, 2))]
         };
-        Stage { phase, cost: Cost { works, read_bytes: n_read as u64 * file_bytes } }
+        Stage { memory: phase, cost: Cost { works, read_bytes: n_read as u64 * file_bytes } }
     }
 }

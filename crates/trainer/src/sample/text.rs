@@ -2,34 +2,34 @@
 //! model remembers of those before it. The same function is run first on a device without data, which
 //! tells what it takes; then an arena of that size is enough. What tokens mean is not its business.
 
-use compute::{Device, Kind, Params, Quantisation, Tape};
+use compute::{Device, DeviceKind, Params, Quantisation, Tape};
 
-use super::Phase;
-use super::choice::Choice;
-use crate::cost::{self, nearest};
+use super::StageMemory;
+use super::token_sampler::TokenSampler;
+use crate::cost::{self, nearest_fitting};
 use crate::error::{Result, TrainerError};
 use crate::model::build::Precision;
-use crate::model::host::numbers;
-use crate::model::llama::base::Base;
-use crate::model::llama::cache::Cache;
-use crate::model::llama::{Config, Llama};
+use crate::model::host::to_vec;
+use crate::model::llama::kv_cache::KvCache;
+use crate::model::llama::language_model::LanguageModel;
+use crate::model::llama::{Llama, LlamaConfig};
 
 /// What is to be written.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct GenerationRequest {
     /// The tokens to go on from.
     pub prompt: Vec<u32>,
     /// The most tokens to add.
     pub max_tokens: usize,
     /// How they are chosen.
-    pub choice: Choice,
+    pub sampler: TokenSampler,
 }
 
-impl Request {
+impl GenerationRequest {
     /// That the model can do what is asked for.
-    pub fn check(&self, config: &Config) -> Result<()> {
+    pub fn check(&self, config: &LlamaConfig) -> Result<()> {
         let wrong = |problem: String, hint| Err(TrainerError::Request { problem, hint });
-        self.choice.check()?;
+        self.sampler.check()?;
         if self.prompt.is_empty() || self.max_tokens == 0 {
             let problem = format!("{} tokens after {}", self.max_tokens, self.prompt.len());
             return wrong(problem, "give a prompt, and ask for one at least");
@@ -56,11 +56,11 @@ impl Request {
 
 /// Bytes at the peak of loading a model and writing these texts one after the other, found without
 /// reading a number. If that is more than `limit`, the error names the nearest request that would fit.
-pub fn plan(
-    base: &Base,
+pub fn plan_generation(
+    base: &LanguageModel,
     precision: Precision,
-    requests: &[Request],
-    kind: Kind,
+    requests: &[GenerationRequest],
+    kind: DeviceKind,
     limit: usize,
 ) -> Result<usize> {
     let peak_bytes = peak(base, precision, requests, kind)?;
@@ -79,59 +79,64 @@ pub fn plan(
         }
     });
     let candidates: Vec<_> = weights.clone().into_iter().chain(shorter).collect();
-    let remedy = nearest(limit, candidates, |(precision, tokens), _| {
-        let shorter = |request: &Request| Request {
+    let remedy = nearest_fitting(limit, candidates, |(precision, tokens), _| {
+        let shorter = |request: &GenerationRequest| GenerationRequest {
             max_tokens: request.max_tokens.min(*tokens),
             ..request.clone()
         };
         peak(base, *precision, &requests.iter().map(shorter).collect::<Vec<_>>(), kind)
     })?;
-    Err(cost::too_large(Phase { name: "writing", peak_bytes }, limit, remedy))
+    Err(cost::too_large(StageMemory { name: "writing", peak_bytes }, limit, remedy))
 }
 
-fn peak(base: &Base, precision: Precision, requests: &[Request], kind: Kind) -> Result<usize> {
+fn peak(
+    base: &LanguageModel,
+    precision: Precision,
+    requests: &[GenerationRequest],
+    kind: DeviceKind,
+) -> Result<usize> {
     let device = Device::meta(kind, cost::UNLIMITED);
     let (model, adapters) = base.load_adapted(&device, precision, &|_| true)?;
     for request in requests {
-        write(&device, (&model, &adapters.params), request, &|_| false, &mut |_| true)?;
+        generate(&device, (&model, &adapters.params), request, &|_| false, &mut |_| true)?;
     }
     Ok(device.usage().extent)
 }
 
 /// Told each new token; answers whether to go on. The token that ends a text is not told.
-pub type Take<'a> = &'a mut dyn FnMut(u32) -> bool;
+pub type OnToken<'a> = &'a mut dyn FnMut(u32) -> bool;
 
 /// How a text ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Written {
+pub struct GenerationResult {
     /// Tokens that were added.
     pub n_tokens: usize,
     /// Whether the model said that this is all.
-    pub is_whole: bool,
+    pub is_eos: bool,
 }
 
 /// Writes a text on a device that has room for it.
-pub fn write(
+pub fn generate(
     device: &Device,
     (model, params): (&Llama, &Params),
-    request: &Request,
+    request: &GenerationRequest,
     is_end: &dyn Fn(u32) -> bool,
-    take: Take<'_>,
-) -> Result<Written> {
-    let Request { prompt, max_tokens, choice } = request;
+    take: OnToken<'_>,
+) -> Result<GenerationResult> {
+    let GenerationRequest { prompt, max_tokens, sampler: choice } = request;
     // The last token is given and never seen.
     let most = request.n_tokens() - 1;
-    let mut writer = Writer { device, model, params, cache: model.cache(device, most)? };
+    let mut writer = TextGenerator { device, model, params, cache: model.new_cache(device, most)? };
     let mut logits = writer.logits(prompt)?;
     let mut n_tokens = 0;
     loop {
-        let token = choice.choose(&logits, n_tokens);
+        let token = choice.sample(&logits, n_tokens);
         if is_end(token) {
-            return Ok(Written { n_tokens, is_whole: true });
+            return Ok(GenerationResult { n_tokens, is_eos: true });
         }
         n_tokens += 1;
         if !take(token) || n_tokens == *max_tokens {
-            return Ok(Written { n_tokens, is_whole: false });
+            return Ok(GenerationResult { n_tokens, is_eos: false });
         }
         // No token takes more than the last: a rehearsal goes there at once.
         if device.is_meta() {
@@ -143,23 +148,23 @@ pub fn write(
 }
 
 /// A model in the middle of a text.
-struct Writer<'a> {
+struct TextGenerator<'a> {
     device: &'a Device,
     model: &'a Llama,
     params: &'a Params,
-    cache: Cache,
+    cache: KvCache,
 }
 
-impl Writer<'_> {
+impl TextGenerator<'_> {
     /// What may follow these tokens.
     fn logits(&mut self, tokens: &[u32]) -> Result<Vec<f32>> {
         let n = tokens.len();
         let tape = Tape::inference(self.device, self.params, 0);
         let ids = self.device.upload([1, n], tokens)?;
-        let hidden = self.model.extend(&tape, &ids, &mut self.cache)?;
+        let hidden = self.model.forward_cached(&tape, &ids, &mut self.cache)?;
         let last = tape.split_tokens(&hidden, n - 1..n)?;
         drop(hidden);
-        Ok(numbers(self.model.logits(&tape, &last)?.tensor())?)
+        Ok(to_vec(self.model.logits(&tape, &last)?.tensor())?)
     }
 }
 
@@ -168,17 +173,21 @@ mod tests {
     use compute::{Dtype, Quantisation};
 
     use super::*;
-    use crate::model::host::difference;
+    use crate::model::host::relative_error;
     use crate::model::llama::tests::{golden, ids, recorded};
 
     const PLAIN: Precision = Precision::plain(Dtype::F32);
 
-    fn request(name: &str, max_tokens: usize) -> Request {
+    fn request(name: &str, max_tokens: usize) -> GenerationRequest {
         let prompt = ids(name, "in.input_ids")[..24].to_vec();
-        Request { prompt, max_tokens, choice: Choice::likeliest() }
+        GenerationRequest { prompt, max_tokens, sampler: TokenSampler::greedy() }
     }
 
-    fn text_of(base: &Base, request: &Request, is_end: &dyn Fn(u32) -> bool) -> Vec<u32> {
+    fn text_of(
+        base: &LanguageModel,
+        request: &GenerationRequest,
+        is_end: &dyn Fn(u32) -> bool,
+    ) -> Vec<u32> {
         request.check(&base.config).unwrap();
         let device = Device::cpu(2, 64 << 20).unwrap();
         let (model, adapters) = base.load_adapted(&device, PLAIN, &|_| true).unwrap();
@@ -187,16 +196,16 @@ mod tests {
             text.push(token);
             true
         };
-        let written = write(&device, (&model, &adapters.params), request, is_end, take).unwrap();
-        let is_whole = text.len() < request.max_tokens;
-        assert_eq!(written, Written { n_tokens: text.len(), is_whole });
+        let written = generate(&device, (&model, &adapters.params), request, is_end, take).unwrap();
+        let is_eos = text.len() < request.max_tokens;
+        assert_eq!(written, GenerationResult { n_tokens: text.len(), is_eos });
         text
     }
 
     #[test]
     fn texts_are_those_of_transformers() {
         for name in ["llama3", "qwen2", "qwen3"] {
-            let (base, request) = (Base::open(&golden(name)).unwrap(), request(name, 16));
+            let (base, request) = (LanguageModel::open(&golden(name)).unwrap(), request(name, 16));
             let expected = ids(name, "greedy");
             assert_eq!(text_of(&base, &request, &|_| false), expected, "{name}");
             // All that comes before the end.
@@ -213,39 +222,42 @@ mod tests {
     #[test]
     fn tokens_one_by_one_are_as_all_at_once() {
         let device = Device::cpu(2, 64 << 20).unwrap();
-        let base = Base::open(&golden("qwen3")).unwrap();
+        let base = LanguageModel::open(&golden("qwen3")).unwrap();
         let (model, adapters) = base.load_adapted(&device, PLAIN, &|_| true).unwrap();
         let (params, tokens) = (&adapters.params, ids("qwen3", "in.input_ids"));
-        let cache = model.cache(&device, 24).unwrap();
-        let mut writer = Writer { device: &device, model: &model, params, cache };
+        let cache = model.new_cache(&device, 24).unwrap();
+        let mut writer = TextGenerator { device: &device, model: &model, params, cache };
         let expected = recorded("qwen3", "out.logits");
         for step in [0..7, 7..8, 8..9, 9..24] {
             let got = writer.logits(&tokens[step.clone()]).unwrap();
             let expected = &expected[(step.end - 1) * got.len()..step.end * got.len()];
-            assert!(difference(expected, &got) < 1e-5, "{step:?}");
+            assert!(relative_error(expected, &got) < 1e-5, "{step:?}");
         }
         assert!(writer.logits(&tokens[..1]).is_err(), "there is no room for a 25th");
     }
 
     #[test]
     fn a_text_takes_what_was_planned() {
-        let mut base = Base::open(&golden("qwen2")).unwrap();
+        let mut base = LanguageModel::open(&golden("qwen2")).unwrap();
         base.add_adapter(&golden("qwen2/peft")).unwrap();
         let requests = [request("qwen2", 40), request("qwen2", 9)];
         for (dtype, quantisation) in
             [(Dtype::F32, None), (Dtype::Bf16, None), (Dtype::F32, Some(Quantisation::Int8))]
         {
             let precision = Precision { base: quantisation, ..Precision::plain(dtype) };
-            let planned = plan(&base, precision, &requests, Kind::cpu(2), usize::MAX).unwrap();
+            let planned =
+                plan_generation(&base, precision, &requests, DeviceKind::cpu(2), usize::MAX)
+                    .unwrap();
             let device = Device::cpu(2, planned).unwrap();
             let (model, adapters) = base.load_adapted(&device, precision, &|_| true).unwrap();
             for request in &requests {
                 let model = (&model, &adapters.params);
-                let written = write(&device, model, request, &|_| false, &mut |_| true).unwrap();
+                let written = generate(&device, model, request, &|_| false, &mut |_| true).unwrap();
                 assert_eq!(written.n_tokens, request.max_tokens);
             }
             assert_eq!(device.usage().extent, planned, "{dtype} {quantisation:?}");
-            let refused = plan(&base, precision, &requests, Kind::cpu(2), planned - 1);
+            let refused =
+                plan_generation(&base, precision, &requests, DeviceKind::cpu(2), planned - 1);
             let error = refused.unwrap_err().to_string();
             assert!(error.starts_with("writing does not fit: needs"), "{error}");
         }
@@ -253,13 +265,19 @@ mod tests {
 
     #[test]
     fn what_cannot_be_written_is_refused() {
-        let config = Base::open(&golden("llama")).unwrap().config;
+        let config = LanguageModel::open(&golden("llama")).unwrap().config;
         let fine = request("llama", 4);
         let cases = [
-            (Request { prompt: vec![], ..fine.clone() }, "4 tokens after 0"),
-            (Request { max_tokens: 0, ..fine.clone() }, "0 tokens after 24"),
-            (Request { max_tokens: 233, ..fine.clone() }, "257 tokens, the model is made for 256"),
-            (Request { prompt: vec![512], ..fine }, "token 512 of the prompt, the model knows 512"),
+            (GenerationRequest { prompt: vec![], ..fine.clone() }, "4 tokens after 0"),
+            (GenerationRequest { max_tokens: 0, ..fine.clone() }, "0 tokens after 24"),
+            (
+                GenerationRequest { max_tokens: 233, ..fine.clone() },
+                "257 tokens, the model is made for 256",
+            ),
+            (
+                GenerationRequest { prompt: vec![512], ..fine },
+                "token 512 of the prompt, the model knows 512",
+            ),
         ];
         for (request, says) in cases {
             let error = request.check(&config).unwrap_err().to_string();

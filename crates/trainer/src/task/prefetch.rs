@@ -8,7 +8,7 @@ use crate::error::{Result, TrainerError};
 
 /// Batches that are prepared while a step is computed. Chosen: one is enough; a few bridge a disk that
 /// is busy for a moment.
-pub(crate) const AHEAD: usize = 4;
+pub(crate) const PREFETCH_BATCHES: usize = 4;
 
 /// A thread that prepares batches.
 pub struct Prefetch<B> {
@@ -20,7 +20,7 @@ pub struct Prefetch<B> {
 impl<B: Send + 'static> Prefetch<B> {
     /// Begins with batch number `from`, and reads a few ahead.
     pub fn begin(from: u64, mut read: impl FnMut(u64) -> Result<B> + Send + 'static) -> Self {
-        let (sender, batches) = sync_channel(AHEAD);
+        let (sender, batches) = sync_channel(PREFETCH_BATCHES);
         let thread = thread::spawn(move || {
             for number in from.. {
                 let batch = read(number);

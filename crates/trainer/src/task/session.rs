@@ -1,29 +1,29 @@
 //! What is trained and all it needs between steps, on one device. The same functions run on a device
 //! without data, which is how a run knows beforehand what it takes. What the model is, and what its
-//! loss, is the lesson's to say.
+//! loss, is the task's to say.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compute::ops::{AdamW, Clip, global_norm};
+use compute::ops::{AdamW, GradClip, global_norm};
 use compute::{Device, Gradients, ParamKey, Tape, Tensor, Var};
-use weights::Tick;
+use weights::BytesDoneFn;
 
-use super::draws::{Purpose, seed};
-use super::lesson::{Learner, Lesson};
-use crate::config::adapter::{Adapter, AdapterKind};
+use super::seed::{Purpose, seed};
+use super::traits::{Task, TrainableModel};
+use crate::config::adapter::{AdapterConfig, AdapterKind};
 use crate::config::{RunConfig, Switch};
 use crate::error::Result;
-use crate::export::streamed::{self, LayerTensors};
-use crate::model::adapter::{Adapted, Adapters, Given};
+use crate::export::adapter_checkpoint::{self, LayerTensors};
+use crate::model::adapter::{AdaptedLayer, Adapters, LoraWeights};
 use crate::model::build::Precision;
-use crate::model::host::numbers;
+use crate::model::host::to_vec;
 use crate::model::recompute::Recompute;
-use crate::optim::{Average, Optimizer};
+use crate::optim::{Ema, Optimizer};
 
-/// How a checkpoint calls parameters and their running means; an index follows.
-pub(crate) const PARAMETER: &str = "parameter.";
-pub(crate) const AVERAGE: &str = "average.";
+/// How a checkpoint calls parameters and their EMA; an index follows.
+pub(crate) const PARAMETER_PREFIX: &str = "parameter.";
+pub(crate) const EMA_PREFIX: &str = "average.";
 
 /// The parts of a step, as recordings of memory name them.
 const FORWARD: &str = "forward";
@@ -31,21 +31,21 @@ const BACKWARD: &str = "backward";
 const UPDATE: &str = "update";
 
 /// A model in training.
-pub struct Session<'a, L: Lesson> {
+pub struct Session<'a, L: Task> {
     device: Device,
-    lesson: &'a L,
+    task: &'a L,
     config: &'a RunConfig,
     model: L::Model,
     adapters: Adapters,
     /// In the order of the parameters.
     pub(crate) gradients: Gradients,
     optimizer: Optimizer,
-    average: Option<Average>,
+    ema: Option<Ema>,
 }
 
-/// Where a portion stands in a run: the number of the batch it is of, and which of its samples the
+/// Where a micro-batch stands in a run: the number of the batch it is of, and which of its samples the
 /// first is. They decide what dropout leaves out.
-pub type Place = (u64, usize);
+pub type BatchPosition = (u64, usize);
 
 /// The norm of all gradients of a step, before they are clipped.
 pub struct GradientNorm {
@@ -65,14 +65,14 @@ impl GradientNorm {
 }
 
 /// What came of a training.
-pub enum Trained {
+pub enum TrainedWeights {
     /// Matrices beside layers, by the layers' names.
-    Adapter(BTreeMap<String, Given>),
+    Adapter(BTreeMap<String, LoraWeights>),
     /// The model's own tensors, by name.
-    Own(BTreeMap<String, Vec<f32>>),
+    Full(BTreeMap<String, Vec<f32>>),
 }
 
-impl Trained {
+impl TrainedWeights {
     /// Everything by name, an adapter's matrices as PEFT calls them.
     pub fn tensors(&self) -> Box<dyn Iterator<Item = (String, &[f32])> + '_> {
         match self {
@@ -82,59 +82,59 @@ impl Trained {
                 let named = move |(name, values)| (format!("{module}.{name}"), values);
                 all.into_iter().chain(magnitude).map(named)
             })),
-            Self::Own(own) => {
+            Self::Full(own) => {
                 Box::new(own.iter().map(|(name, values)| (name.clone(), &values[..])))
             }
         }
     }
 }
 
-impl<'a, L: Lesson> Session<'a, L> {
+impl<'a, L: Task> Session<'a, L> {
     /// Loads the model and takes all memory that lives as long as the run.
     pub fn new(
         device: &Device,
-        lesson: &'a L,
+        task: &'a L,
         config: &'a RunConfig,
-        tick: Tick<'_>,
+        tick: BytesDoneFn<'_>,
     ) -> Result<Self> {
         let mut adapters = match config.adapter.kind {
-            AdapterKind::None => Adapters::own(),
+            AdapterKind::Full => Adapters::full(),
             AdapterKind::Lora | AdapterKind::Dora => {
                 let from = seed(config.train.seed, Purpose::Adapters);
-                let Adapter { targets, exclude, .. } = &config.adapter;
-                Adapters::fresh(targets.clone(), exclude.clone(), from)
+                let AdapterConfig { targets, exclude, .. } = &config.adapter;
+                Adapters::random_init(targets.clone(), exclude.clone(), from)
             }
         };
-        let model = lesson.load(device, precision(config), &mut adapters, tick)?;
-        adapters.check_all_used(lesson.path())?;
+        let model = task.load(device, precision(config), &mut adapters, tick)?;
+        adapters.check_all_used(task.path())?;
         let params = &adapters.params;
         Ok(Self {
             gradients: Gradients::reserved(device, params)?,
             optimizer: Optimizer::new(&config.optimizer, &adapters, config.base.dtype)?,
-            average: match config.train.ema {
-                Switch::On(decay) => Some(Average::new(decay, params)?),
+            ema: match config.train.ema {
+                Switch::On(decay) => Some(Ema::new(decay, params)?),
                 Switch::Off => None,
             },
             device: device.clone(),
-            lesson,
+            task: task,
             config,
             model,
             adapters,
         })
     }
 
-    /// Forward and backward: adds to the gradients `share` of what the portion asks for. Returns its
-    /// loss. `recompute` decides what is computed twice. After an error the gradients are half a
+    /// Forward and backward: adds to the gradients `share` of what the micro-batch asks for. Returns its
+    /// loss. `recompute` decides what is recomputed. After an error the gradients are half a
     /// sum, to be forgotten.
     pub fn accumulate(
         &mut self,
-        portion: &L::Portion,
-        place: Place,
+        micro_batch: &L::MicroBatch,
+        place: BatchPosition,
         share: f64,
         recompute: Recompute,
     ) -> Result<f64> {
         let mut gradients = std::mem::take(&mut self.gradients);
-        let loss = self.go_back((portion, place), share, recompute, &mut gradients);
+        let loss = self.forward_backward((micro_batch, place), share, recompute, &mut gradients);
         if loss.is_err() {
             // The hole that was left. If it is beyond a limit, the next backward asks for it again.
             _ = gradients.reserve(&self.device, &self.adapters.params);
@@ -144,13 +144,13 @@ impl<'a, L: Lesson> Session<'a, L> {
     }
 
     /// Forgets the gradients of a step that is not taken.
-    pub fn forget(&mut self) {
+    pub fn zero_grad(&mut self) {
         self.gradients.reset();
     }
 
-    fn go_back(
+    fn forward_backward(
         &self,
-        (portion, (number, first)): (&L::Portion, Place),
+        (micro_batch, (number, first)): (&L::MicroBatch, BatchPosition),
         share: f64,
         recompute: Recompute,
         gradients: &mut Gradients,
@@ -159,23 +159,28 @@ impl<'a, L: Lesson> Session<'a, L> {
         let params = &self.adapters.params;
         self.device.mark(FORWARD);
         let tape = Tape::training(&self.device, params, dropout).from_sample(first);
-        let loss = self.loss(&tape, portion, recompute)?;
+        let loss = self.loss(&tape, micro_batch, recompute)?;
         let number = loss.tensor().clone();
         self.device.mark(BACKWARD);
         let start = self.device.upload(loss.shape(), &[share as f32])?;
         tape.backward_from(loss, start, gradients)?;
-        // Read last, so that a card has work while the host asks for more.
-        value(&number)
+        // Read last, so that a GPU has work while the host asks for more.
+        scalar(&number)
     }
 
     /// The loss alone.
-    pub fn measure(&self, portion: &L::Portion) -> Result<f64> {
+    pub fn eval_loss(&self, micro_batch: &L::MicroBatch) -> Result<f64> {
         let tape = Tape::inference(&self.device, &self.adapters.params, 0);
-        value(self.loss(&tape, portion, Recompute::None)?.tensor())
+        scalar(self.loss(&tape, micro_batch, Recompute::None)?.tensor())
     }
 
-    fn loss<'m>(&'m self, tape: &Tape<'m>, of: &L::Portion, recompute: Recompute) -> Result<Var> {
-        self.lesson.loss(&self.model, tape, of, (self.config.base.dtype, recompute))
+    fn loss<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        of: &L::MicroBatch,
+        recompute: Recompute,
+    ) -> Result<Var> {
+        self.task.loss(&self.model, tape, of, (self.config.base.dtype, recompute))
     }
 
     /// The norm of the gradients, which are `scale` times what they should be.
@@ -183,14 +188,14 @@ impl<'a, L: Lesson> Session<'a, L> {
         self.device.mark(UPDATE);
         let n_params = self.adapters.params.values().len();
         let tensor = global_norm(&self.gradients.all(n_params), &self.device)?;
-        let value = value(&tensor)? / scale;
+        let value = scalar(&tensor)? / scale;
         Ok(GradientNorm { tensor, scale, value })
     }
 
     /// Makes a step of the gradients, after so many that were applied, and forgets them; without changing
     /// anything if they are not finite. All or nothing: memory is taken before any change.
     pub fn apply(&mut self, norm: &GradientNorm, rate: f64, applied: u64) -> Result<()> {
-        let max = match self.config.train.clip {
+        let max = match self.config.train.max_grad_norm {
             Switch::On(norm) => norm as f32,
             Switch::Off => f32::INFINITY,
         };
@@ -203,11 +208,11 @@ impl<'a, L: Lesson> Session<'a, L> {
             step: applied + 1,
             scale: (1.0 / norm.scale) as f32,
         };
-        let clip = Clip { norm: norm.tensor.clone(), max };
+        let clip = GradClip { norm: norm.tensor.clone(), max_norm: max };
         self.optimizer.step(&mut self.adapters.params, &self.gradients, how, &clip)?;
         self.gradients.reset();
-        if let Some(average) = self.average.as_mut().filter(|_| norm.is_finite()) {
-            average.add(&self.adapters.params, applied + 1)?;
+        if let Some(average) = self.ema.as_mut().filter(|_| norm.is_finite()) {
+            average.update(&self.adapters.params, applied + 1)?;
         }
         Ok(())
     }
@@ -218,36 +223,37 @@ impl<'a, L: Lesson> Session<'a, L> {
         self.apply(&norm, rate, applied)
     }
 
-    /// Lets `work` see the running means, if there are any, in the parameters' place.
-    pub fn averaged<T>(&mut self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
-        let Some(mut average) = self.average.take() else { return work(self) };
+    /// Lets `work` see the EMA, if there are any, in the parameters' place.
+    pub fn with_ema<T>(&mut self, work: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
+        let Some(mut average) = self.ema.take() else { return work(self) };
         average.swap(&mut self.adapters.params)?;
         let done = work(self);
         average.swap(&mut self.adapters.params)?;
-        self.average = Some(average);
+        self.ema = Some(average);
         done
     }
 
     /// The model as it can be shown.
-    pub fn learner(&self) -> Learner<'_, L::Model> {
+    pub fn trainable_model(&self) -> TrainableModel<'_, L::Model> {
         let precision = precision(self.config);
-        Learner { model: &self.model, params: &self.adapters.params, precision }
+        TrainableModel { model: &self.model, params: &self.adapters.params, precision }
     }
 
     /// Layers that have an adapter, or tensors of the model's own that are trained.
     pub fn n_layers(&self) -> usize {
-        self.adapters.layers.len() + self.adapters.own.len()
+        self.adapters.layers.len() + self.adapters.full_params.len()
     }
 
     /// What is trained, as numbers.
-    pub fn trained(&self) -> Result<Trained> {
-        let of = |key: ParamKey| numbers(self.adapters.params.get(key));
-        if self.config.adapter.kind == AdapterKind::None {
-            let own = self.adapters.own.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
-            return Ok(Trained::Own(own.collect::<Result<_>>()?));
+    pub fn trained_weights(&self) -> Result<TrainedWeights> {
+        let of = |key: ParamKey| to_vec(self.adapters.params.get(key));
+        if self.config.adapter.kind == AdapterKind::Full {
+            let own =
+                self.adapters.full_params.iter().map(|(name, key)| Ok((name.clone(), of(*key)?)));
+            return Ok(TrainedWeights::Full(own.collect::<Result<_>>()?));
         }
-        let given = |layer: &Adapted| -> Result<(String, Given)> {
-            let given = Given {
+        let given = |layer: &AdaptedLayer| -> Result<(String, LoraWeights)> {
+            let given = LoraWeights {
                 rank: layer.rank,
                 alpha: layer.alpha,
                 down: of(layer.down)?,
@@ -256,7 +262,7 @@ impl<'a, L: Lesson> Session<'a, L> {
             };
             Ok((layer.module.clone(), given))
         };
-        Ok(Trained::Adapter(self.adapters.layers.iter().map(given).collect::<Result<_>>()?))
+        Ok(TrainedWeights::Adapter(self.adapters.layers.iter().map(given).collect::<Result<_>>()?))
     }
 
     /// Numbers that are trained.
@@ -266,10 +272,10 @@ impl<'a, L: Lesson> Session<'a, L> {
 
     /// The layers that learn nothing from the gradients that are there: none came, or zeros. Those of
     /// which that was known are not among them.
-    pub fn still_layers(&self) -> Result<Vec<String>> {
+    pub fn layers_without_gradient(&self) -> Result<Vec<String>> {
         let learns = |key: ParamKey| -> Result<bool> {
             let gradient = self.gradients.get(key);
-            Ok(gradient.is_some() && value(&global_norm(&[gradient], &self.device)?)? != 0.0)
+            Ok(gradient.is_some() && scalar(&global_norm(&[gradient], &self.device)?)? != 0.0)
         };
         let mut still = Vec::new();
         for layer in &self.adapters.layers {
@@ -278,7 +284,7 @@ impl<'a, L: Lesson> Session<'a, L> {
                 still.push(layer.module.clone());
             }
         }
-        for (name, key) in &self.adapters.own {
+        for (name, key) in &self.adapters.full_params {
             if !learns(*key)? {
                 still.push(name.clone());
             }
@@ -287,13 +293,13 @@ impl<'a, L: Lesson> Session<'a, L> {
         Ok(still)
     }
 
-    /// Writes the adapter, or its running mean if there is one, into a checkpoint's folder. Of a full
+    /// Writes the adapter, or its EMA if there is one, into a checkpoint's folder. Of a full
     /// fine-tune there is none: its weights are among the tensors.
     pub fn write_adapter(&mut self, folder: &Path) -> Result<()> {
-        if self.config.adapter.kind == AdapterKind::None {
+        if self.config.adapter.kind == AdapterKind::Full {
             return Ok(());
         }
-        self.averaged(|session| {
+        self.with_ema(|session| {
             let of = |key: ParamKey| session.adapters.params.get(key);
             let layers = session.adapters.layers.iter().map(|layer| LayerTensors {
                 module: &layer.module,
@@ -303,8 +309,8 @@ impl<'a, L: Lesson> Session<'a, L> {
                 up: of(layer.up),
                 magnitude: layer.magnitude.map(of),
             });
-            let (layers, lesson) = (layers.collect::<Vec<_>>(), session.lesson);
-            streamed::write(folder, lesson.component(), &layers, &lesson.tensors()?)
+            let (layers, task) = (layers.collect::<Vec<_>>(), session.task);
+            adapter_checkpoint::write(folder, task.component(), &layers, &task.tensors()?)
         })
     }
 
@@ -312,7 +318,7 @@ impl<'a, L: Lesson> Session<'a, L> {
     pub fn parameter_names(&self) -> BTreeMap<String, String> {
         let mut names = BTreeMap::new();
         let mut add = |key: ParamKey, name: String| {
-            names.insert(parameter(key.index()), name);
+            names.insert(parameter_key(key.index()), name);
         };
         for layer in &self.adapters.layers {
             add(layer.down, format!("{}.lora_A.weight", layer.module));
@@ -321,38 +327,38 @@ impl<'a, L: Lesson> Session<'a, L> {
                 add(magnitude, format!("{}.lora_magnitude_vector", layer.module));
             }
         }
-        for (name, key) in &self.adapters.own {
+        for (name, key) in &self.adapters.full_params {
             add(*key, name.clone());
         }
         names
     }
 
     /// Everything that a checkpoint holds, by name and in an order that stays.
-    pub fn tensors(&mut self) -> Result<Vec<(String, &mut Tensor)>> {
+    pub fn state_dict(&mut self) -> Result<Vec<(String, &mut Tensor)>> {
         let mut all = Vec::new();
         let values = self.adapters.params.values_mut()?.iter_mut().enumerate();
-        all.extend(values.map(|(index, value)| (parameter(index), value)));
+        all.extend(values.map(|(index, value)| (parameter_key(index), value)));
         for (name, tensor) in self.optimizer.tensors() {
             all.push((format!("optimizer.{name}"), tensor));
         }
-        let means = self.average.iter_mut().flat_map(Average::tensors).enumerate();
-        all.extend(means.map(|(index, mean)| (format!("{AVERAGE}{index}"), mean)));
+        let means = self.ema.iter_mut().flat_map(Ema::tensors).enumerate();
+        all.extend(means.map(|(index, mean)| (format!("{EMA_PREFIX}{index}"), mean)));
         Ok(all)
     }
 }
 
 /// A parameter as a checkpoint calls it.
-fn parameter(index: usize) -> String {
-    format!("{PARAMETER}{index}")
+fn parameter_key(index: usize) -> String {
+    format!("{PARAMETER_PREFIX}{index}")
 }
 
 fn precision(config: &RunConfig) -> Precision {
     let (dtype, base) = (config.base.dtype, config.base.quantise);
-    Precision { dtype, base, stream: config.machine.stream }
+    Precision { dtype, base, offload: config.machine.stream }
 }
 
-/// A tensor of one number; 0 on a device without data. Here a card that failed says so.
-fn value(tensor: &Tensor) -> Result<f64> {
+/// A tensor of one number; 0 on a device without data. Here a GPU that failed says so.
+fn scalar(tensor: &Tensor) -> Result<f64> {
     tensor.device().synchronise()?;
-    Ok(numbers(tensor)?.first().copied().unwrap_or(0.0).into())
+    Ok(to_vec(tensor)?.first().copied().unwrap_or(0.0).into())
 }

@@ -45,13 +45,13 @@ pub struct Conversation {
 }
 
 /// How a model's conversations are written.
-pub struct Template {
+pub struct ChatTemplate {
     environment: Environment<'static>,
     /// As `eos_token`.
     tokens: BTreeMap<String, String>,
 }
 
-impl Template {
+impl ChatTemplate {
     /// Of Jinja, with the special tokens that it may name; `ChatML` without.
     pub(super) fn new(source: Option<&str>, tokens: BTreeMap<String, String>) -> Result<Self> {
         let mut environment = Environment::new();
@@ -174,8 +174,8 @@ fn said(error: &Error) -> String {
 mod tests {
     use super::*;
 
-    fn template(source: &str) -> Result<Template> {
-        Template::new(Some(source), BTreeMap::from([("eos_token".into(), "</s>".into())]))
+    fn template(source: &str) -> Result<ChatTemplate> {
+        ChatTemplate::new(Some(source), BTreeMap::from([("eos_token".into(), "</s>".into())]))
     }
 
     fn chat(contents: &[&str]) -> Vec<Message> {

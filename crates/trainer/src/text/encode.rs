@@ -3,14 +3,14 @@
 
 use std::borrow::Cow;
 
-use super::chat::{Message, Template};
-use super::read::{BLOCK_BYTES, Block, between_words, without_mark};
-use super::record::{self, Record, not_utf8};
-use super::source::Form;
-use super::tokenizer::{Marked, Tokenizer};
+use super::chat::{ChatTemplate, Message};
+use super::read::{BLOCK_BYTES, TextBlock, between_words, without_bom};
+use super::record::{self, TextRecord, not_utf8};
+use super::source::TextForm;
+use super::tokenizer::{MaskedTokens, Tokenizer};
 use super::values;
 use crate::data::csv;
-use crate::data::fault::{At, Fault};
+use crate::data::fault::{FileSpan, TextFault};
 use crate::error::Result;
 
 /// Taken: the two prompts of Stanford Alpaca's `train.py`, with the line end before the answer that
@@ -22,68 +22,71 @@ const RESPONSE: &str = "\n\n### Response:\n";
 
 /// A block in tokens.
 #[derive(Debug, Default)]
-pub(super) struct Encoded {
+pub(super) struct TokenisedBlock {
     /// The tokens of all documents, one after the other.
     pub ids: Vec<u32>,
     /// For each, whether it is learnt.
-    pub counts: Vec<bool>,
+    pub loss_mask: Vec<bool>,
     /// Where documents end. What comes behind the last end goes on in the next block.
     pub ends: Vec<usize>,
     /// What was left out, and where.
-    pub faults: Vec<(Option<At>, Fault)>,
+    pub faults: Vec<(Option<FileSpan>, TextFault)>,
 }
 
 /// Turns blocks into tokens.
-pub(super) struct Encoder<'a> {
+pub(super) struct BlockTokeniser<'a> {
     tokenizer: &'a Tokenizer,
     /// Or why there is none: only conversations need it.
-    template: std::result::Result<Template, String>,
+    template: std::result::Result<ChatTemplate, String>,
 }
 
-impl<'a> Encoder<'a> {
+impl<'a> BlockTokeniser<'a> {
     pub fn new(tokenizer: &'a Tokenizer) -> Self {
-        Self { tokenizer, template: tokenizer.chat().map_err(|error| error.to_string()) }
+        Self { tokenizer, template: tokenizer.chat_template().map_err(|error| error.to_string()) }
     }
 
     /// A block's tokens.
-    pub fn encode(&self, mut block: Block) -> Encoded {
-        let mut out = Encoded { faults: std::mem::take(&mut block.faults), ..Encoded::default() };
+    pub fn encode(&self, mut block: TextBlock) -> TokenisedBlock {
+        let mut out = TokenisedBlock {
+            faults: std::mem::take(&mut block.faults),
+            ..TokenisedBlock::default()
+        };
         if block.bytes.is_empty() && !out.faults.is_empty() {
             return out;
         }
         match block.form {
-            Form::Text => self.text(&block, &mut out),
-            Form::Lines => self.lines(&block, &mut out),
-            Form::Values => self.values(&block, &mut out),
-            Form::Table(separator) => self.table(&block, separator, &mut out),
-            Form::Tokens => self.tokens(&block, &mut out),
+            TextForm::Text => self.text(&block, &mut out),
+            TextForm::Lines => self.lines(&block, &mut out),
+            TextForm::Values => self.values(&block, &mut out),
+            TextForm::Table(separator) => self.table(&block, separator, &mut out),
+            TextForm::Tokens => self.tokens(&block, &mut out),
         }
         out
     }
 
     /// A piece of a text.
-    fn text(&self, block: &Block, out: &mut Encoded) {
+    fn text(&self, block: &TextBlock, out: &mut TokenisedBlock) {
         let is_first = block.at.offset == 0;
-        let bytes = if is_first { without_mark(&block.bytes) } else { &block.bytes };
+        let bytes = if is_first { without_bom(&block.bytes) } else { &block.bytes };
         let text = readable(bytes, block.at.lines, &mut out.faults);
         if is_first && block.is_last && text.trim().is_empty() {
-            return out.faults.push((None, Fault::Empty));
+            return out.faults.push((None, TextFault::Empty));
         }
         if is_first {
-            out.put(self.tokenizer.start(), true);
+            out.put(self.tokenizer.bos(), true);
         }
         match self.tokenizer.encode(self.continued(&text, is_first)) {
             Ok(ids) => out.put(ids, true),
             Err(error) => out.faults.push((Some(block.form.at(block.at.lines)), refused(&error))),
         }
         if block.is_last {
-            out.put(self.tokenizer.end(), true);
+            out.put(self.tokenizer.eos(), true);
             out.ends.push(out.ids.len());
         }
     }
 
-    fn lines(&self, block: &Block, out: &mut Encoded) {
-        let bytes = if block.at.offset == 0 { without_mark(&block.bytes) } else { &block.bytes };
+    fn lines(&self, block: &TextBlock, out: &mut TokenisedBlock) {
+        let bytes = if block.at.offset == 0 { without_bom(&block.bytes) } else { &block.bytes };
         for (n_before, line) in (block.at.lines..).zip(bytes.split(|byte| *byte == b'\n')) {
             let line = line.trim_ascii_end();
             if !line.is_empty() {
@@ -92,7 +95,7 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn values(&self, block: &Block, out: &mut Encoded) {
+    fn values(&self, block: &TextBlock, out: &mut TokenisedBlock) {
         let mut rest = &block.bytes[..];
         for n_before in block.at.lines.. {
             let Some(value) = values::value(rest, block.is_last) else { break };
@@ -101,11 +104,11 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    fn table(&self, block: &Block, separator: u8, out: &mut Encoded) {
+    fn table(&self, block: &TextBlock, separator: u8, out: &mut TokenisedBlock) {
         let columns = block.columns.as_ref().expect("a table is opened with its first row");
         let mut rest = &block.bytes[..];
         for n_before in block.at.lines.. {
-            let Some(row) = csv::row(rest, separator, block.is_last) else { break };
+            let Some(row) = csv::read_row(rest, separator, block.is_last) else { break };
             rest = &rest[row.bytes..];
             if !row.is_blank() {
                 self.put(columns.record(row), block.form.at(n_before), out);
@@ -114,11 +117,16 @@ impl<'a> Encoder<'a> {
     }
 
     /// Adds a record's document, or why there is none.
-    fn put(&self, record: std::result::Result<Record, Fault>, at: At, out: &mut Encoded) {
+    fn put(
+        &self,
+        record: std::result::Result<TextRecord, TextFault>,
+        at: FileSpan,
+        out: &mut TokenisedBlock,
+    ) {
         match record.and_then(|record| self.record(record)) {
             Ok(document) => {
                 out.ids.extend(document.ids);
-                out.counts.extend(document.is_in);
+                out.loss_mask.extend(document.mask);
                 out.ends.push(out.ids.len());
             }
             Err(fault) => out.faults.push((Some(at), fault)),
@@ -127,17 +135,17 @@ impl<'a> Encoder<'a> {
 
     /// Tokens as they are; a document ends where the token says so. What has tokens of another
     /// vocabulary is left out up to there.
-    fn tokens(&self, block: &Block, out: &mut Encoded) {
-        let (width, vocabulary) = (block.width.bytes(), self.tokenizer.vocabulary());
+    fn tokens(&self, block: &TextBlock, out: &mut TokenisedBlock) {
+        let (width, vocabulary) = (block.width.bytes(), self.tokenizer.vocab_size());
         let mut start = 0;
         let mut foreign = None;
         for (at, bytes) in (block.at.offset..).step_by(width).zip(block.bytes.chunks_exact(width)) {
             let id = bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));
             if id as usize >= vocabulary {
-                foreign = foreign.or(Some(Fault::Vocabulary { id, at, vocabulary }));
+                foreign = foreign.or(Some(TextFault::Vocabulary { id, at, vocabulary }));
             }
             out.put([id], true);
-            if Some(id) == self.tokenizer.end() {
+            if Some(id) == self.tokenizer.eos() {
                 start = out.end(start, foreign.take());
             }
         }
@@ -146,44 +154,44 @@ impl<'a> Encoder<'a> {
         }
     }
 
-    pub fn record(&self, record: Record) -> std::result::Result<Marked, Fault> {
-        let framed = |mut marked: Marked| {
-            let (start, end) = (self.tokenizer.start(), self.tokenizer.end());
+    pub fn record(&self, record: TextRecord) -> std::result::Result<MaskedTokens, TextFault> {
+        let framed = |mut marked: MaskedTokens| {
+            let (start, end) = (self.tokenizer.bos(), self.tokenizer.eos());
             marked.ids.splice(0..0, start);
             // Nothing stands before it, so it is never asked for.
-            marked.is_in.splice(0..0, start.map(|_| false));
+            marked.mask.splice(0..0, start.map(|_| false));
             marked.ids.extend(end);
-            marked.is_in.extend(end.map(|_| true));
+            marked.mask.extend(end.map(|_| true));
             marked
         };
         match record {
-            Record::Text(text) => {
+            TextRecord::Text(text) => {
                 let ids = self.long(&text).map_err(|error| refused(&error))?;
-                Ok(framed(Marked { is_in: vec![true; ids.len()], ids }))
+                Ok(framed(MaskedTokens { mask: vec![true; ids.len()], ids }))
             }
-            Record::Completion { prompt, completion } => {
+            TextRecord::Completion { prompt, completion } => {
                 let (start, text) = (prompt.len(), prompt + &completion);
                 let learnt = start..text.len();
-                let marked = self.tokenizer.encode_marked(&text, &[learnt]);
+                let marked = self.tokenizer.encode_masked(&text, &[learnt]);
                 Ok(framed(marked.map_err(|error| refused(&error))?))
             }
-            Record::Instruction { instruction, input, output } => {
+            TextRecord::Instruction { instruction, input, output } => {
                 self.record(self.instructed(instruction, &input, output))
             }
-            Record::Conversation(messages) => {
+            TextRecord::Conversation(messages) => {
                 let template = self.template.as_ref();
-                let template = template.map_err(|why| Fault::Refused { why: why.clone() })?;
+                let template = template.map_err(|why| TextFault::Refused { why: why.clone() })?;
                 let conversation = template.conversation(&messages);
-                let conversation = conversation.map_err(|why| Fault::Refused { why })?;
+                let conversation = conversation.map_err(|why| TextFault::Refused { why })?;
                 let marked =
-                    self.tokenizer.encode_marked(&conversation.text, &conversation.answers);
+                    self.tokenizer.encode_masked(&conversation.text, &conversation.answers);
                 Ok(self.up_to_ends(marked.map_err(|error| refused(&error))?))
             }
         }
     }
 
     /// A task as the model is given tasks: by its chat template, or in Alpaca's words if it has none.
-    fn instructed(&self, instruction: String, input: &str, output: String) -> Record {
+    fn instructed(&self, instruction: String, input: &str, output: String) -> TextRecord {
         if self.tokenizer.template().is_none() {
             let prompt = match input.trim() {
                 "" => format!("{ALPACA}.{REQUEST}{instruction}{RESPONSE}"),
@@ -192,14 +200,14 @@ impl<'a> Encoder<'a> {
                      ### Input:\n{input}{RESPONSE}"
                 ),
             };
-            return Record::Completion { prompt, completion: output };
+            return TextRecord::Completion { prompt, completion: output };
         }
         let question = match input.trim() {
             "" => instruction,
             _ => format!("{instruction}\n\n{input}"),
         };
         let message = |role: &str, content| Message { role: role.into(), content };
-        Record::Conversation(vec![message("user", question), message("assistant", output)])
+        TextRecord::Conversation(vec![message("user", question), message("assistant", output)])
     }
 
     /// A text of any length, in pieces whose tokens are those of the whole.
@@ -226,15 +234,15 @@ impl<'a> Encoder<'a> {
 
     /// A model that says it is at the end is not asked what comes then, so that is not learnt: the
     /// line's end that many templates put behind an answer.
-    fn up_to_ends(&self, mut marked: Marked) -> Marked {
+    fn up_to_ends(&self, mut marked: MaskedTokens) -> MaskedTokens {
         let mut at = marked.ids.len();
         while at > 0 {
-            let is_in = marked.is_in[at - 1];
+            let is_in = marked.mask[at - 1];
             let start =
-                marked.is_in[..at].iter().rposition(|other| *other != is_in).map_or(0, |p| p + 1);
-            let end = marked.ids[start..at].iter().rposition(|id| self.tokenizer.is_end(*id));
+                marked.mask[..at].iter().rposition(|other| *other != is_in).map_or(0, |p| p + 1);
+            let end = marked.ids[start..at].iter().rposition(|id| self.tokenizer.is_eos(*id));
             if let Some(end) = end.filter(|_| is_in) {
-                marked.is_in[start + end + 1..at].fill(false);
+                marked.mask[start + end + 1..at].fill(false);
             }
             at = start;
         }
@@ -242,19 +250,19 @@ impl<'a> Encoder<'a> {
     }
 }
 
-impl Encoded {
+impl TokenisedBlock {
     fn put(&mut self, ids: impl IntoIterator<Item = u32>, counts: bool) {
         self.ids.extend(ids);
-        self.counts.resize(self.ids.len(), counts);
+        self.loss_mask.resize(self.ids.len(), counts);
     }
 
     /// Ends the document that began at `start`, or leaves it out; gives where the next one begins.
-    fn end(&mut self, start: usize, foreign: Option<Fault>) -> usize {
+    fn end(&mut self, start: usize, foreign: Option<TextFault>) -> usize {
         match foreign {
             Some(fault) => {
                 self.faults.push((None, fault));
                 self.ids.truncate(start);
-                self.counts.truncate(start);
+                self.loss_mask.truncate(start);
             }
             None => self.ends.push(self.ids.len()),
         }
@@ -266,7 +274,7 @@ impl Encoded {
 fn readable<'b>(
     bytes: &'b [u8],
     lines_before: u64,
-    faults: &mut Vec<(Option<At>, Fault)>,
+    faults: &mut Vec<(Option<FileSpan>, TextFault)>,
 ) -> Cow<'b, str> {
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.into();
@@ -275,12 +283,12 @@ fn readable<'b>(
     for (n_before, line) in (lines_before..).zip(bytes.split_inclusive(|byte| *byte == b'\n')) {
         match std::str::from_utf8(line) {
             Ok(line) => kept.push_str(line),
-            Err(error) => faults.push((Some(Form::Text.at(n_before)), not_utf8(line, error))),
+            Err(error) => faults.push((Some(TextForm::Text.at(n_before)), not_utf8(line, error))),
         }
     }
     kept.into()
 }
 
-fn refused(error: &crate::TrainerError) -> Fault {
-    Fault::Refused { why: error.to_string() }
+fn refused(error: &crate::TrainerError) -> TextFault {
+    TextFault::Refused { why: error.to_string() }
 }

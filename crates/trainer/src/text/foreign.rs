@@ -4,10 +4,10 @@
 
 use std::path::Path;
 
-use crate::data::fault::Fault;
+use crate::data::fault::TextFault;
 
 /// A kind of file.
-struct Foreign {
+struct ForeignFormat {
     endings: &'static [&'static str],
     /// First bytes; empty if there are none of its own.
     magic: &'static [u8],
@@ -23,59 +23,79 @@ const DOCUMENT: &str = "save it as plain text (.txt)";
 const SHEET: &str = "save it as .csv";
 
 /// Those whose first bytes are of an archive come before the archive.
-const KNOWN: [Foreign; 17] = [
-    Foreign { endings: &["parquet"], magic: b"PAR1", what: "Parquet", remedy: PARQUET },
-    Foreign {
+const KNOWN: [ForeignFormat; 17] = [
+    ForeignFormat { endings: &["parquet"], magic: b"PAR1", what: "Parquet", remedy: PARQUET },
+    ForeignFormat {
         endings: &["arrow", "feather"],
         magic: b"ARROW1\0\0",
         what: "Arrow",
         remedy: "write it as .jsonl with the program that made it",
     },
-    Foreign { endings: &["pdf"], magic: b"%PDF", what: "PDF", remedy: "pdftotext FILE" },
-    Foreign {
+    ForeignFormat { endings: &["pdf"], magic: b"%PDF", what: "PDF", remedy: "pdftotext FILE" },
+    ForeignFormat {
         endings: &["docx", "doc", "odt"],
         magic: b"",
         what: "a Word document",
         remedy: DOCUMENT,
     },
-    Foreign { endings: &["rtf"], magic: b"{\\rtf", what: "RTF", remedy: DOCUMENT },
-    Foreign { endings: &["epub"], magic: b"", what: "an e-book", remedy: DOCUMENT },
-    Foreign { endings: &["xlsx", "xls", "ods"], magic: b"", what: "a spreadsheet", remedy: SHEET },
-    Foreign {
+    ForeignFormat { endings: &["rtf"], magic: b"{\\rtf", what: "RTF", remedy: DOCUMENT },
+    ForeignFormat { endings: &["epub"], magic: b"", what: "an e-book", remedy: DOCUMENT },
+    ForeignFormat {
+        endings: &["xlsx", "xls", "ods"],
+        magic: b"",
+        what: "a spreadsheet",
+        remedy: SHEET,
+    },
+    ForeignFormat {
         endings: &["gz", "tgz"],
         magic: b"\x1f\x8b",
         what: "compressed",
         remedy: "gunzip -k FILE",
     },
-    Foreign {
+    ForeignFormat {
         endings: &["zst"],
         magic: b"\x28\xb5\x2f\xfd",
         what: "compressed",
         remedy: "zstd -d FILE",
     },
-    Foreign { endings: &["xz"], magic: b"\xfd7zXZ\0", what: "compressed", remedy: "xz -dk FILE" },
-    Foreign { endings: &["bz2"], magic: b"BZh", what: "compressed", remedy: "bunzip2 -k FILE" },
-    Foreign { endings: &["tar"], magic: b"", what: "an archive", remedy: "tar -xf FILE" },
-    Foreign { endings: &["zip"], magic: b"PK\x03\x04", what: "an archive", remedy: "unzip FILE" },
-    Foreign {
+    ForeignFormat {
+        endings: &["xz"],
+        magic: b"\xfd7zXZ\0",
+        what: "compressed",
+        remedy: "xz -dk FILE",
+    },
+    ForeignFormat {
+        endings: &["bz2"],
+        magic: b"BZh",
+        what: "compressed",
+        remedy: "bunzip2 -k FILE",
+    },
+    ForeignFormat { endings: &["tar"], magic: b"", what: "an archive", remedy: "tar -xf FILE" },
+    ForeignFormat {
+        endings: &["zip"],
+        magic: b"PK\x03\x04",
+        what: "an archive",
+        remedy: "unzip FILE",
+    },
+    ForeignFormat {
         endings: &["7z"],
         magic: b"7z\xbc\xaf\x27\x1c",
         what: "an archive",
         remedy: "7z x FILE",
     },
-    Foreign {
+    ForeignFormat {
         endings: &["rar"],
         magic: b"Rar!\x1a\x07",
         what: "an archive",
         remedy: "unrar x FILE",
     },
-    Foreign {
+    ForeignFormat {
         endings: &["db", "sqlite", "sqlite3"],
         magic: b"SQLite format 3\0",
         what: "a database",
         remedy: "sqlite3 -csv -header FILE 'select …' > FILE.csv",
     },
-    Foreign {
+    ForeignFormat {
         endings: &["safetensors", "gguf", "pt", "pth", "ckpt"],
         magic: b"GGUF\x03\0",
         what: "a model",
@@ -84,31 +104,32 @@ const KNOWN: [Foreign; 17] = [
 ];
 
 /// What a file is by its name, if that is none of ours.
-pub(super) fn by_name(path: &Path) -> Option<Fault> {
+pub(super) fn by_name(path: &Path) -> Option<TextFault> {
     let ending = path.extension()?;
     let is_it =
-        |foreign: &&Foreign| foreign.endings.iter().any(|it| ending.eq_ignore_ascii_case(it));
+        |foreign: &&ForeignFormat| foreign.endings.iter().any(|it| ending.eq_ignore_ascii_case(it));
     KNOWN.iter().find(is_it).map(|foreign| foreign.fault(path))
 }
 
 /// What a file is by its first bytes, whatever it is called.
-pub(super) fn by_start(path: &Path, start: &[u8]) -> Option<Fault> {
-    let is_it = |foreign: &&Foreign| !foreign.magic.is_empty() && start.starts_with(foreign.magic);
+pub(super) fn by_start(path: &Path, start: &[u8]) -> Option<TextFault> {
+    let is_it =
+        |foreign: &&ForeignFormat| !foreign.magic.is_empty() && start.starts_with(foreign.magic);
     let found = KNOWN.iter().find(is_it)?;
     Some(by_name(path).unwrap_or_else(|| found.fault(path)))
 }
 
-impl Foreign {
-    fn fault(&self, path: &Path) -> Fault {
+impl ForeignFormat {
+    fn fault(&self, path: &Path) -> TextFault {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        Fault::Foreign { what: self.what.into(), remedy: self.remedy.replace("FILE", &name) }
+        TextFault::Foreign { what: self.what.into(), remedy: self.remedy.replace("FILE", &name) }
     }
 }
 
 /// Names, without their endings, of files that are about a folder.
 const ABOUT: [&str; 6] = ["readme", "license", "licence", "copying", "notice", "dataset_infos"];
 
-/// Whether a file is about the folder it lies in, as the card of a dataset is.
+/// Whether a file is about the folder it lies in, as the GPU of a dataset is.
 pub(super) fn is_about(path: &Path) -> bool {
     let stem = path.file_stem().unwrap_or_default();
     ABOUT.iter().any(|name| stem.eq_ignore_ascii_case(name))

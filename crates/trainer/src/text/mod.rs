@@ -30,24 +30,24 @@ mod values;
 
 use std::path::{Path, PathBuf};
 
-use compute::ops::IGNORED;
+use compute::ops::IGNORE_INDEX;
 use weights::checksum::Hasher;
 
-pub use crate::data::fault::{At, Fault};
-pub use chat::{Message, Template};
+pub use crate::data::fault::{FileSpan, TextFault};
+pub use chat::{ChatTemplate, Message};
 pub use tokenizer::Tokenizer;
 
 use crate::data::findings::explained;
 use crate::data::{Findings, Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::fingerprint::{Fingerprint, Parts, short};
-use crate::hashes::{Hashes, field};
-use crate::progress::{Event, Tell};
-use pack::{Packing, Split, pack};
-use source::{Form, Source, find};
-use store::{Left, Store};
+use crate::fingerprint::{Fingerprint, PartHashes, short};
+use crate::hashes::{HashCache, field};
+use crate::progress::{ProgressEvent, ProgressFn};
+use pack::{HoldOutSplit, Packing, pack};
+use source::{TextForm, TextSource, find};
+use store::{LeftOutRecord, TokenStore};
 use tokenise::tokenise;
-use tokenizer::Marked;
+use tokenizer::MaskedTokens;
 
 /// The form of the files in the cache.
 const VERSION: &str = "texts-v1";
@@ -56,18 +56,18 @@ const VERSION: &str = "texts-v1";
 const TOKENS_VERSION: u64 = 2;
 
 /// The phase in which files are looked at.
-pub const CHECKSUMS: &str = "checksums";
+pub const CHECKSUMS_PHASE: &str = "checksums";
 
 /// The phase in which files become tokens.
-pub const TOKENS: &str = "texts";
+pub const TOKENS_PHASE: &str = "texts";
 
 /// What is to be read, and how.
 #[derive(Clone, Debug)]
-pub struct Request {
+pub struct TextDataRequest {
     /// A file, or a folder of files.
     pub path: PathBuf,
     /// How wide tokens are in files of tokens that do not say so.
-    pub width: Option<Width>,
+    pub width: Option<TokenWidth>,
     /// Tokens of a sequence.
     pub length: usize,
     /// What the loss is measured on.
@@ -91,14 +91,14 @@ pub enum HeldOut {
 
 /// Bytes that a token takes in a file of tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Width {
+pub enum TokenWidth {
     /// For vocabularies up to 65536.
     Two,
     /// For any.
     Four,
 }
 
-impl Width {
+impl TokenWidth {
     fn bytes(self) -> usize {
         match self {
             Self::Two => 2,
@@ -112,7 +112,7 @@ impl Width {
 pub struct Sequence {
     /// The tokens of one or more documents, then the token that ends a text up to the length.
     pub ids: Vec<u32>,
-    /// For each, the one that follows it in its document; [`IGNORED`] at a document's end, where
+    /// For each, the one that follows it in its document; [`IGNORE_INDEX`] at a document's end, where
     /// that is not learnt, and where nothing is.
     pub targets: Vec<u32>,
     /// For each, where its document begins in the sequence: nothing before that may be seen.
@@ -120,10 +120,10 @@ pub struct Sequence {
 }
 
 /// The texts of a job, in tokens.
-pub struct Texts {
-    train: Part,
-    held_out: Part,
-    stores: Vec<Store>,
+pub struct TextDataset {
+    train: PackedSplit,
+    held_out: PackedSplit,
+    stores: Vec<TokenStore>,
     problems: Vec<Problem>,
     /// Of which there is something to read.
     n_files: usize,
@@ -134,26 +134,30 @@ pub struct Texts {
 }
 
 /// Some sequences of one of the stores.
-struct Part {
+struct PackedSplit {
     store: usize,
     packing: Packing,
 }
 
-impl Texts {
+impl TextDataset {
     /// Reads what was not read before, and says which sequences there are.
-    pub fn open(request: &Request, tokenizer: &Tokenizer, tell: Tell<'_>) -> Result<Self> {
+    pub fn open(
+        request: &TextDataRequest,
+        tokenizer: &Tokenizer,
+        on_progress: ProgressFn<'_>,
+    ) -> Result<Self> {
         check(request)?;
         let folder = request.folder.join(VERSION);
-        let mut hashes = Hashes::open(folder.join("hashes.json"));
-        let parts = Parts::from([("the tokenizer".into(), tokenizer.fingerprint())]);
-        let mut opening = Opening {
+        let mut hashes = HashCache::open(folder.join("hashes.json"));
+        let parts = PartHashes::from([("the tokenizer".into(), tokenizer.fingerprint())]);
+        let mut opening = TextDatasetBuilder {
             request,
             tokenizer,
             folder: &folder,
             problems: Vec::new(),
             n_files: 0,
             parts,
-            tell,
+            on_progress,
         };
         let opened = opening.stores(&mut hashes);
         hashes.save();
@@ -161,7 +165,7 @@ impl Texts {
         let fingerprint = Fingerprint { whole, parts: opening.parts };
         let (problems, n_files) = (opening.problems, opening.n_files);
         let (train, held_out) = divide(request, &stores, &problems)?;
-        let (length, padding) = (request.length, tokenizer.end().unwrap_or(0));
+        let (length, padding) = (request.length, tokenizer.eos().unwrap_or(0));
         Ok(Self { train, held_out, stores, problems, n_files, length, padding, fingerprint })
     }
 
@@ -215,7 +219,7 @@ impl Texts {
         self.fingerprint.clone()
     }
 
-    fn sequence(&self, part: &Part, index: usize) -> Result<Sequence> {
+    fn sequence(&self, part: &PackedSplit, index: usize) -> Result<Sequence> {
         if index >= part.packing.len() {
             return Err(TrainerError::Request {
                 problem: format!("sequence {index} of {}", part.packing.len()),
@@ -244,13 +248,13 @@ impl Sequence {
     }
 
     /// Adds the first `n` tokens of a piece, which may know one more.
-    fn put(&mut self, piece: &Marked, n: usize) {
+    fn put(&mut self, piece: &MaskedTokens, n: usize) {
         let start = self.ids.len() as u32;
         self.ids.extend(&piece.ids[..n]);
         self.first_keys.resize(self.ids.len(), start);
-        let next = |at: usize| match piece.is_in.get(at + 1) {
+        let next = |at: usize| match piece.mask.get(at + 1) {
             Some(true) => piece.ids[at + 1],
-            _ => IGNORED,
+            _ => IGNORE_INDEX,
         };
         self.targets.extend((0..n).map(next));
     }
@@ -258,27 +262,27 @@ impl Sequence {
     fn fill_up(&mut self, length: usize, padding: u32) {
         let start = self.ids.len() as u32;
         self.ids.resize(length, padding);
-        self.targets.resize(length, IGNORED);
+        self.targets.resize(length, IGNORE_INDEX);
         self.first_keys.resize(length, start);
     }
 }
 
 /// A request being met.
-struct Opening<'a> {
-    request: &'a Request,
+struct TextDatasetBuilder<'a> {
+    request: &'a TextDataRequest,
     tokenizer: &'a Tokenizer,
     folder: &'a Path,
     problems: Vec<Problem>,
     n_files: usize,
     /// The files that were found, and the tokenizer.
-    parts: Parts,
-    tell: Tell<'a>,
+    parts: PartHashes,
+    on_progress: ProgressFn<'a>,
 }
 
-impl Opening<'_> {
+impl TextDatasetBuilder<'_> {
     /// One store, or two where files of their own are held out; and what all follows from.
-    fn stores(&mut self, hashes: &mut Hashes) -> Result<(Vec<Store>, String)> {
-        let Request { path, length, held_out, seed, .. } = self.request;
+    fn stores(&mut self, hashes: &mut HashCache) -> Result<(Vec<TokenStore>, String)> {
+        let TextDataRequest { path, length, held_out, seed, .. } = self.request;
         let mut hasher = Hasher::new();
         let mut stores = vec![self.store(path, hashes, &mut hasher)?];
         match held_out {
@@ -292,12 +296,17 @@ impl Opening<'_> {
     }
 
     /// The tokens of a path, made if they are not there.
-    fn store(&mut self, path: &Path, hashes: &mut Hashes, all: &mut Hasher) -> Result<Store> {
-        let Self { tokenizer, tell, .. } = *self;
-        tell(Event::Phase { name: CHECKSUMS, total: 0 });
-        let tick = |bytes| tell(Event::Loaded(bytes));
+    fn store(
+        &mut self,
+        path: &Path,
+        hashes: &mut HashCache,
+        all: &mut Hasher,
+    ) -> Result<TokenStore> {
+        let Self { tokenizer, on_progress: tell, .. } = *self;
+        tell(ProgressEvent::Phase { name: CHECKSUMS_PHASE, total: 0 });
+        let tick = |bytes| tell(ProgressEvent::Loaded(bytes));
         let sources = find(path, hashes, &tick, &mut self.problems)?;
-        for Source { path: file, hash, .. } in &sources {
+        for TextSource { path: file, hash, .. } in &sources {
             let below = file.strip_prefix(path).ok().filter(|below| *below != Path::new(""));
             let name = below.map_or_else(|| file.file_name().map(Path::new), Some);
             self.parts.insert(name.unwrap_or(file).display().to_string(), short(hash));
@@ -305,16 +314,16 @@ impl Opening<'_> {
         let address = self.address(&sources);
         field(all, address.as_bytes());
         let folder = self.folder.join(address);
-        let vocabulary = tokenizer.vocabulary();
-        let mut store = Store::open(&folder, vocabulary, hashes, &tick, &mut self.problems)?;
+        let vocabulary = tokenizer.vocab_size();
+        let mut store = TokenStore::open(&folder, vocabulary, hashes, &tick, &mut self.problems)?;
         if store.at.source < sources.len() {
             tokenise(&sources, self.request.width, tokenizer, &mut store, tell)?;
         }
-        let problem = |(source, at, fault): &Left| {
+        let problem = |(source, at, fault): &LeftOutRecord| {
             let kind = ProblemKind::Text { at: *at, fault: fault.clone() };
             Problem::skipped(sources[*source].path.clone(), kind)
         };
-        let left: Vec<Problem> = store.left.iter().map(problem).collect();
+        let left: Vec<Problem> = store.left_out.iter().map(problem).collect();
         self.n_files += sources.len();
         self.n_files -= left.iter().filter(|problem| !problem.kind.is_of_record()).count();
         self.problems.extend(left);
@@ -322,20 +331,20 @@ impl Opening<'_> {
     }
 
     /// The checksum of all that tokens follow from.
-    fn address(&self, sources: &[Source]) -> String {
+    fn address(&self, sources: &[TextSource]) -> String {
         let mut hasher = Hasher::new();
         field(&mut hasher, &TOKENS_VERSION.to_le_bytes());
         field(&mut hasher, self.tokenizer.fingerprint().as_bytes());
         for source in sources {
             let form: &[u8] = match (source.form, self.request.width) {
-                (Form::Text, _) => b"text",
+                (TextForm::Text, _) => b"text",
                 // Both are what a name says, and what is inside decides.
-                (Form::Lines | Form::Values, _) => b"lines",
-                (Form::Table(b'\t'), _) => b"table with tabs",
-                (Form::Table(_), _) => b"table",
-                (Form::Tokens, None) => b"tokens",
-                (Form::Tokens, Some(Width::Two)) => b"tokens of 2 bytes",
-                (Form::Tokens, Some(Width::Four)) => b"tokens of 4 bytes",
+                (TextForm::Lines | TextForm::Values, _) => b"lines",
+                (TextForm::Table(b'\t'), _) => b"table with tabs",
+                (TextForm::Table(_), _) => b"table",
+                (TextForm::Tokens, None) => b"tokens",
+                (TextForm::Tokens, Some(TokenWidth::Two)) => b"tokens of 2 bytes",
+                (TextForm::Tokens, Some(TokenWidth::Four)) => b"tokens of 4 bytes",
             };
             field(&mut hasher, form);
             field(&mut hasher, source.hash.as_bytes());
@@ -344,7 +353,7 @@ impl Opening<'_> {
     }
 }
 
-fn check(request: &Request) -> Result<()> {
+fn check(request: &TextDataRequest) -> Result<()> {
     let refuse = |problem, hint| Err(TrainerError::Request { problem, hint });
     if request.length < 2 {
         let problem = format!("sequences of {} tokens, least is 2", request.length);
@@ -360,19 +369,23 @@ fn check(request: &Request) -> Result<()> {
 }
 
 /// Which sequences are trained on, and which are not.
-fn divide(request: &Request, stores: &[Store], problems: &[Problem]) -> Result<(Part, Part)> {
-    let Request { length, seed, .. } = *request;
+fn divide(
+    request: &TextDataRequest,
+    stores: &[TokenStore],
+    problems: &[Problem],
+) -> Result<(PackedSplit, PackedSplit)> {
+    let TextDataRequest { length, seed, .. } = *request;
     let documents = &stores[0].documents;
     let all = |store: usize| pack(&stores[store].documents, length, seed, |_| true);
     let (train, held_out) = match &request.held_out {
-        HeldOut::None => (all(0), Part { store: 0, packing: Packing::default() }),
-        HeldOut::Path(_) => (all(0), Part { store: 1, packing: all(1) }),
+        HeldOut::None => (all(0), PackedSplit { store: 0, packing: Packing::default() }),
+        HeldOut::Path(_) => (all(0), PackedSplit { store: 1, packing: all(1) }),
         HeldOut::Share(share) => {
-            let split = Split::new(documents, length, seed, *share);
+            let split = HoldOutSplit::new(documents, length, seed, *share);
             let some = |is_held| {
                 pack(documents, length, seed, |piece| split.is_held(documents, piece) == is_held)
             };
-            (some(false), Part { store: 0, packing: some(true) })
+            (some(false), PackedSplit { store: 0, packing: some(true) })
         }
     };
     if train.len() == 0 {
@@ -381,11 +394,11 @@ fn divide(request: &Request, stores: &[Store], problems: &[Problem]) -> Result<(
     if let (HeldOut::Path(path), 0) = (&request.held_out, held_out.packing.len()) {
         return Err(nothing(path, &stores[1], 0, problems));
     }
-    Ok((Part { store: 0, packing: train }, held_out))
+    Ok((PackedSplit { store: 0, packing: train }, held_out))
 }
 
 /// Why there is nothing to train on: what was found instead.
-fn nothing(path: &Path, store: &Store, n_held: usize, problems: &[Problem]) -> TrainerError {
+fn nothing(path: &Path, store: &TokenStore, n_held: usize, problems: &[Problem]) -> TrainerError {
     let why = match (n_held, store.documents.len()) {
         (1.., _) => "all of it is held out".into(),
         (0, 1..) => "none is two tokens long".into(),

@@ -10,8 +10,8 @@
 
 use std::ops::Range;
 
-use super::store::Document;
-use crate::data::order::Draws;
+use super::store::TokenDocument;
+use crate::data::batch_sampler::SequenceDraws;
 
 /// Keeps the numbers drawn here apart from others that follow from the same seed: "pack", "hold".
 const PACK_PURPOSE: u64 = 0x7061_636b_0000_0000;
@@ -24,22 +24,22 @@ const N_OPEN: usize = 64;
 
 /// Pieces of a long document that are held out together. Chosen: a book alone can then be divided,
 /// and what is held out touches what is trained on in one piece of sixteen.
-const STRETCH: u32 = 16;
+const SPLIT_PIECES: u32 = 16;
 
 /// Tokens that a piece has at least: one, and one to be asked for.
-const LEAST: u32 = 2;
+const MIN_TOKENS: u32 = 2;
 
 /// A part of a document.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Piece {
+pub(super) struct DocumentPiece {
     pub document: u32,
     /// Which of its stretches of a sequence's length.
     pub part: u32,
 }
 
-impl Piece {
+impl DocumentPiece {
     /// Its tokens within the document.
-    pub fn range(self, document: &Document, length: usize) -> Range<u32> {
+    pub fn range(self, document: &TokenDocument, length: usize) -> Range<u32> {
         let start = self.part * length as u32;
         start..document.length.min(start.saturating_add(length as u32))
     }
@@ -48,7 +48,7 @@ impl Piece {
 /// Which pieces each sequence is made of.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Packing {
-    pieces: Vec<Piece>,
+    pieces: Vec<DocumentPiece>,
     /// Where the pieces of each sequence end.
     ends: Vec<u32>,
     /// Tokens in all of them.
@@ -62,34 +62,34 @@ impl Packing {
     }
 
     /// The pieces of a sequence.
-    pub fn pieces(&self, index: usize) -> &[Piece] {
+    pub fn pieces(&self, index: usize) -> &[DocumentPiece] {
         let start = index.checked_sub(1).map_or(0, |before| self.ends[before]);
         &self.pieces[start as usize..self.ends[index] as usize]
     }
 
-    fn close(&mut self, pieces: &[Piece]) {
+    fn close(&mut self, pieces: &[DocumentPiece]) {
         self.pieces.extend(pieces);
         self.ends.push(self.pieces.len() as u32);
     }
 }
 
 /// A sequence with room left.
-struct Bin {
+struct PackingBin {
     room: u32,
-    pieces: Vec<Piece>,
+    pieces: Vec<DocumentPiece>,
 }
 
 /// Packs the pieces that `is_meant`.
 pub(super) fn pack(
-    documents: &[Document],
+    documents: &[TokenDocument],
     length: usize,
     seed: u64,
-    is_meant: impl Fn(Piece) -> bool,
+    is_meant: impl Fn(DocumentPiece) -> bool,
 ) -> Packing {
     let mut order: Vec<u32> = (0..documents.len() as u32).collect();
-    Draws::new(seed ^ PACK_PURPOSE, 0).shuffle(&mut order);
+    SequenceDraws::new(seed ^ PACK_PURPOSE, 0).shuffle(&mut order);
     let mut packing = Packing::default();
-    let mut open: Vec<Bin> = Vec::new();
+    let mut open: Vec<PackingBin> = Vec::new();
     for document in order {
         for piece in pieces(documents, document, length).filter(|piece| is_meant(*piece)) {
             let n = piece.range(&documents[document as usize], length).len() as u32;
@@ -103,16 +103,22 @@ pub(super) fn pack(
     packing
 }
 
-fn put(packing: &mut Packing, open: &mut Vec<Bin>, length: u32, piece: Piece, n: u32) {
+fn put(
+    packing: &mut Packing,
+    open: &mut Vec<PackingBin>,
+    length: u32,
+    piece: DocumentPiece,
+    n: u32,
+) {
     let fitting = open.iter().enumerate().filter(|(_, bin)| bin.room >= n);
     let fullest = fitting.min_by_key(|(_, bin)| bin.room).map(|(at, _)| at);
     let at = fullest.unwrap_or(open.len());
     if at == open.len() {
-        open.push(Bin { room: length, pieces: Vec::new() });
+        open.push(PackingBin { room: length, pieces: Vec::new() });
     }
     open[at].room -= n;
     open[at].pieces.push(piece);
-    let is_full = |bin: &Bin| bin.room < LEAST;
+    let is_full = |bin: &PackingBin| bin.room < MIN_TOKENS;
     let closed = if is_full(&open[at]) {
         Some(at)
     } else if open.len() > N_OPEN {
@@ -128,23 +134,27 @@ fn put(packing: &mut Packing, open: &mut Vec<Bin>, length: u32, piece: Piece, n:
 
 /// The pieces of a document that can be trained on. What is left over by one token has been asked
 /// for at the end of the piece before.
-fn pieces(documents: &[Document], document: u32, length: usize) -> impl Iterator<Item = Piece> {
+fn pieces(
+    documents: &[TokenDocument],
+    document: u32,
+    length: usize,
+) -> impl Iterator<Item = DocumentPiece> {
     let of = documents[document as usize];
     let n = of.length.div_ceil(length as u32);
-    let all = (0..n).map(move |part| Piece { document, part });
-    all.filter(move |piece| piece.range(&of, length).len() as u32 >= LEAST)
+    let all = (0..n).map(move |part| DocumentPiece { document, part });
+    all.filter(move |piece| piece.range(&of, length).len() as u32 >= MIN_TOKENS)
 }
 
 /// Which documents, or stretches of long ones, are held out.
-pub(super) struct Split {
+pub(super) struct HoldOutSplit {
     seed: u64,
     share: f64,
     /// The smallest number drawn: held out whatever the share, so that there is something.
     least: u32,
 }
 
-impl Split {
-    pub fn new(documents: &[Document], length: usize, seed: u64, share: f64) -> Self {
+impl HoldOutSplit {
+    pub fn new(documents: &[TokenDocument], length: usize, seed: u64, share: f64) -> Self {
         let mut split = Self { seed, share, least: 0 };
         let all = (0..documents.len() as u32).flat_map(|index| pieces(documents, index, length));
         let drawn = all.map(|piece| split.draw(documents, piece));
@@ -153,15 +163,18 @@ impl Split {
     }
 
     /// Follows from what the document says, so that other files beside it change nothing.
-    pub fn is_held(&self, documents: &[Document], piece: Piece) -> bool {
+    pub fn is_held(&self, documents: &[TokenDocument], piece: DocumentPiece) -> bool {
         let draw = self.draw(documents, piece);
         f64::from(draw) < self.share * f64::from(u32::MAX) || draw == self.least
     }
 
-    fn draw(&self, documents: &[Document], piece: Piece) -> u32 {
+    fn draw(&self, documents: &[TokenDocument], piece: DocumentPiece) -> u32 {
         let number = u64::from(documents[piece.document as usize].draw) << 32;
-        compute::Stream::new(self.seed ^ HOLD_PURPOSE, number | u64::from(piece.part / STRETCH))
-            .word(0)
+        compute::RandomSequence::new(
+            self.seed ^ HOLD_PURPOSE,
+            number | u64::from(piece.part / SPLIT_PIECES),
+        )
+        .word(0)
     }
 }
 
@@ -171,17 +184,17 @@ mod tests {
 
     const LENGTH: usize = 100;
 
-    fn documents(lengths: &[u32]) -> Vec<Document> {
+    fn documents(lengths: &[u32]) -> Vec<TokenDocument> {
         let mut start = 0;
         let document = |(draw, length): (u32, &u32)| {
-            let document = Document { start, length: *length, draw: draw * 77_777 };
+            let document = TokenDocument { start, length: *length, draw: draw * 77_777 };
             start += u64::from(*length);
             document
         };
         (0..).zip(lengths).map(document).collect()
     }
 
-    fn all(packing: &Packing) -> Vec<Vec<Piece>> {
+    fn all(packing: &Packing) -> Vec<Vec<DocumentPiece>> {
         (0..packing.len()).map(|index| packing.pieces(index).to_vec()).collect()
     }
 
@@ -232,7 +245,7 @@ mod tests {
     #[test]
     fn what_is_held_out_is_not_trained_on() {
         let documents = documents(&[&[150_u32; 300][..], &[16_000]].concat());
-        let split = Split::new(&documents, LENGTH, 7, 0.1);
+        let split = HoldOutSplit::new(&documents, LENGTH, 7, 0.1);
         let held = pack(&documents, LENGTH, 7, |piece| split.is_held(&documents, piece));
         let train = pack(&documents, LENGTH, 7, |piece| !split.is_held(&documents, piece));
         let total = 300 * 150 + 16_000;
@@ -242,16 +255,17 @@ mod tests {
         // Both pieces of a document are on the same side.
         let sides: Vec<bool> = (0..300)
             .map(|document| {
-                let [a, b] = [0, 1].map(|part| split.is_held(&documents, Piece { document, part }));
+                let [a, b] =
+                    [0, 1].map(|part| split.is_held(&documents, DocumentPiece { document, part }));
                 assert_eq!(a, b);
                 a
             })
             .collect();
         // Documents beside it change nothing.
         let fewer = &documents[..200];
-        let again = Split::new(fewer, LENGTH, 7, 0.1);
+        let again = HoldOutSplit::new(fewer, LENGTH, 7, 0.1);
         let same = (0..200).filter(|document| {
-            let piece = Piece { document: *document, part: 0 };
+            let piece = DocumentPiece { document: *document, part: 0 };
             again.is_held(fewer, piece) == sides[*document as usize]
         });
         assert!(same.count() >= 199);
@@ -260,7 +274,7 @@ mod tests {
     #[test]
     fn one_book_can_be_divided_too() {
         let documents = documents(&[5_000]);
-        let split = Split::new(&documents, LENGTH, 7, 0.001);
+        let split = HoldOutSplit::new(&documents, LENGTH, 7, 0.001);
         let held = pack(&documents, LENGTH, 7, |piece| split.is_held(&documents, piece));
         assert!((1..=16).contains(&held.len()), "{}", held.len());
     }

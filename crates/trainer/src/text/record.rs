@@ -14,11 +14,11 @@
 use serde_json::{Map, Value};
 
 use super::chat::Message;
-use crate::data::fault::Fault;
+use crate::data::fault::TextFault;
 
 /// What a record says.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Record {
+pub(super) enum TextRecord {
     /// To be learnt from start to end.
     Text(String),
     /// A text of which the second part is learnt.
@@ -30,32 +30,32 @@ pub(super) enum Record {
 }
 
 /// Reads one record of JSON.
-pub(super) fn read(json: &[u8]) -> Result<Record, Fault> {
+pub(super) fn read(json: &[u8]) -> Result<TextRecord, TextFault> {
     let json = std::str::from_utf8(json).map_err(|error| not_utf8(json, error))?;
     let value: Value = serde_json::from_str(json).map_err(|error| not_json(&error))?;
     match value {
-        Value::Object(fields) => of(&fields),
+        Value::Object(fields) => from_fields(&fields),
         other => Err(wrong("a record", &other, "an object in braces")),
     }
 }
 
 /// What some keys and their values say.
-pub(super) fn of(fields: &Map<String, Value>) -> Result<Record, Fault> {
+pub(super) fn from_fields(fields: &Map<String, Value>) -> Result<TextRecord, TextFault> {
     let has = |key: &str| fields.contains_key(key);
     // Before all else: they have prompts and completions too, and the worse of two answers, or one
     // that people did not like, is not to be learnt.
     for keys in [["chosen", "rejected"], ["completion", "label"]] {
         if keys.iter().all(|key| has(key)) {
-            return Err(Fault::Preference { keys: keys.join(", ") });
+            return Err(TextFault::Preference { keys: keys.join(", ") });
         }
     }
     if let Some(key) = ["messages", "conversations"].into_iter().find(|key| has(key)) {
-        return conversation(key, fields).map(Record::Conversation);
+        return conversation(key, fields).map(TextRecord::Conversation);
     }
     let output = ["output", "response"].into_iter().find(|key| has(key));
     if let Some(output) = output.filter(|_| has("instruction")) {
         let input = ["input", "context"].into_iter().find(|key| has(key));
-        return Ok(Record::Instruction {
+        return Ok(TextRecord::Instruction {
             instruction: filled(fields, "instruction")?,
             input: input.map_or(Ok(String::new()), |input| text(fields, input))?,
             output: filled(fields, output)?,
@@ -63,41 +63,41 @@ pub(super) fn of(fields: &Map<String, Value>) -> Result<Record, Fault> {
     }
     if has("prompt") && has("completion") {
         let (prompt, completion) = (text(fields, "prompt")?, filled(fields, "completion")?);
-        return Ok(Record::Completion { prompt, completion });
+        return Ok(TextRecord::Completion { prompt, completion });
     }
     if has("text") {
-        return filled(fields, "text").map(Record::Text);
+        return filled(fields, "text").map(TextRecord::Text);
     }
-    Err(Fault::Keys { keys: fields.keys().take(MOST_KEYS).cloned().collect() })
+    Err(TextFault::Keys { keys: fields.keys().take(MOST_KEYS).cloned().collect() })
 }
 
 /// Chosen: what fits on a line of a screen.
 const MOST_KEYS: usize = 8;
 
 /// Where the first byte is that is no UTF-8.
-pub(super) fn not_utf8(line: &[u8], error: std::str::Utf8Error) -> Fault {
+pub(super) fn not_utf8(line: &[u8], error: std::str::Utf8Error) -> TextFault {
     let at = error.valid_up_to();
-    Fault::NotUtf8 { at, byte: line[at] }
+    TextFault::NotUtf8 { at, byte: line[at] }
 }
 
-fn not_json(error: &serde_json::Error) -> Fault {
+fn not_json(error: &serde_json::Error) -> TextFault {
     let (line, column) = (error.line(), error.column());
     let text = error.to_string();
     let why = text.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&text);
-    Fault::NotJson { column, why: why.to_lowercase() }
+    TextFault::NotJson { column, why: why.to_lowercase() }
 }
 
-fn text(fields: &Map<String, Value>, key: &str) -> Result<String, Fault> {
+fn text(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
     let value = &fields[key];
     value.as_str().map(Into::into).ok_or_else(|| wrong(key, value, "a text"))
 }
 
-fn filled(fields: &Map<String, Value>, key: &str) -> Result<String, Fault> {
+fn filled(fields: &Map<String, Value>, key: &str) -> Result<String, TextFault> {
     let text = text(fields, key)?;
-    if text.trim().is_empty() { Err(Fault::Empty) } else { Ok(text) }
+    if text.trim().is_empty() { Err(TextFault::Empty) } else { Ok(text) }
 }
 
-fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, Fault> {
+fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, TextFault> {
     let messages = &fields[key];
     let list = messages.as_array().filter(|list| !list.is_empty());
     let list = list.ok_or_else(|| wrong(key, messages, "a list of messages"))?;
@@ -119,7 +119,7 @@ fn conversation(key: &str, fields: &Map<String, Value>) -> Result<Vec<Message>, 
     }
     match found.last() {
         Some(Message { role, .. }) if role != "assistant" => {
-            Err(Fault::Unanswered { role: role.clone() })
+            Err(TextFault::Unanswered { role: role.clone() })
         }
         _ => Ok(found),
     }
@@ -136,23 +136,23 @@ fn role(name: String) -> String {
 }
 
 /// That somebody may speak after somebody else.
-fn check_turn(number: usize, before: Option<&Message>, message: &Message) -> Result<(), Fault> {
+fn check_turn(number: usize, before: Option<&Message>, message: &Message) -> Result<(), TextFault> {
     let after = before.map(|message| message.role.as_str());
     let is_in_turn = match message.role.as_str() {
         "system" => after.is_none(),
         "user" => after != Some("user"),
         "assistant" => matches!(after, Some("user" | "tool")),
         "tool" => matches!(after, Some("assistant" | "tool")),
-        role => return Err(Fault::Role { message: number, role: role.into() }),
+        role => return Err(TextFault::Role { message: number, role: role.into() }),
     };
     if is_in_turn {
         return Ok(());
     }
     let role = message.role.clone();
-    Err(Fault::Turn { message: number, role, after: after.map(Into::into) })
+    Err(TextFault::Turn { message: number, role, after: after.map(Into::into) })
 }
 
-fn wrong(key: &str, value: &Value, expected: &str) -> Fault {
+fn wrong(key: &str, value: &Value, expected: &str) -> TextFault {
     let found = match value {
         Value::Null => "missing",
         Value::Bool(_) => "true or false",
@@ -162,7 +162,7 @@ fn wrong(key: &str, value: &Value, expected: &str) -> Fault {
         Value::Array(_) => "a list",
         Value::Object(_) => "an object",
     };
-    Fault::Value { key: key.into(), found: found.into(), expected: expected.into() }
+    TextFault::Value { key: key.into(), found: found.into(), expected: expected.into() }
 }
 
 #[cfg(test)]
@@ -185,21 +185,21 @@ mod tests {
     #[test]
     fn forms_are_read() {
         let text = read(br#"{"text": "a\nb", "id": 7}"#).unwrap();
-        assert_eq!(text, Record::Text("a\nb".into()));
+        assert_eq!(text, TextRecord::Text("a\nb".into()));
         let task = read(br#"{"instruction": "add", "input": "", "output": "3", "id": 1}"#).unwrap();
         let [instruction, input, output] = ["add", "", "3"].map(String::from);
-        assert_eq!(task, Record::Instruction { instruction, input, output });
+        assert_eq!(task, TextRecord::Instruction { instruction, input, output });
         let task = read(br#"{"instruction": "add", "context": "1, 2", "response": "3"}"#).unwrap();
-        assert!(matches!(task, Record::Instruction { input, .. } if input == "1, 2"));
+        assert!(matches!(task, TextRecord::Instruction { input, .. } if input == "1, 2"));
         let pair = read(br#"{"completion": " b", "prompt": ""}"#).unwrap();
-        assert_eq!(pair, Record::Completion { prompt: String::new(), completion: " b".into() });
+        assert_eq!(pair, TextRecord::Completion { prompt: String::new(), completion: " b".into() });
         for roles in [
             &["user", "assistant"][..],
             &["system", "user", "assistant", "user", "assistant"],
             &["user", "assistant", "tool", "tool", "assistant"],
         ] {
             assert!(
-                matches!(read(turns(roles).as_bytes()), Ok(Record::Conversation(_))),
+                matches!(read(turns(roles).as_bytes()), Ok(TextRecord::Conversation(_))),
                 "{roles:?}"
             );
         }
@@ -209,7 +209,7 @@ mod tests {
     fn names_of_other_programs_are_known() {
         let share = json!({"system": "be brief", "conversations": [
             {"from": "human", "value": "a?"}, {"from": "gpt", "value": "b"}]});
-        let Ok(Record::Conversation(messages)) = read(share.to_string().as_bytes()) else {
+        let Ok(TextRecord::Conversation(messages)) = read(share.to_string().as_bytes()) else {
             panic!("{share}")
         };
         let said: Vec<_> = messages.iter().map(|m| format!("{}: {}", m.role, m.content)).collect();
@@ -242,6 +242,6 @@ mod tests {
         faulty(&turns(&["user", "system"]), "message 2 of the system comes after the user");
         faulty(&turns(&["user", "assistant", "user"]), "ends with the user");
         let fault = read(b"{\"text\": \"\xff\"}").unwrap_err();
-        assert_eq!(fault, Fault::NotUtf8 { at: 10, byte: 0xff });
+        assert_eq!(fault, TextFault::NotUtf8 { at: 10, byte: 0xff });
     }
 }

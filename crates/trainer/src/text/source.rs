@@ -5,18 +5,18 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use weights::checksum::{Hash, Stamp};
-use weights::{Tick, WeightsError};
+use weights::checksum::{FileStamp, Hash};
+use weights::{BytesDoneFn, WeightsError};
 
 use super::foreign;
-use crate::data::fault::Fault;
+use crate::data::fault::TextFault;
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::hashes::Hashes;
+use crate::hashes::HashCache;
 
 /// How texts lie in a file. Names say it first; `read` looks again when a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum TextForm {
     /// The file is one text.
     Text,
     /// A record of JSON on each line.
@@ -30,37 +30,37 @@ pub(super) enum Form {
 }
 
 /// Endings of files, without the dot.
-const ENDINGS: [(&str, Form); 9] = [
-    ("txt", Form::Text),
-    ("text", Form::Text),
-    ("md", Form::Text),
-    ("jsonl", Form::Lines),
-    ("ndjson", Form::Lines),
-    ("json", Form::Lines),
-    ("csv", Form::Table(b',')),
-    ("tsv", Form::Table(b'\t')),
-    ("bin", Form::Tokens),
+const ENDINGS: [(&str, TextForm); 9] = [
+    ("txt", TextForm::Text),
+    ("text", TextForm::Text),
+    ("md", TextForm::Text),
+    ("jsonl", TextForm::Lines),
+    ("ndjson", TextForm::Lines),
+    ("json", TextForm::Lines),
+    ("csv", TextForm::Table(b',')),
+    ("tsv", TextForm::Table(b'\t')),
+    ("bin", TextForm::Tokens),
 ];
 
 /// A file with texts.
 #[derive(Clone, Debug)]
-pub(super) struct Source {
+pub(super) struct TextSource {
     pub path: PathBuf,
-    pub form: Form,
+    pub form: TextForm,
     /// Of what is in it.
     pub hash: Hash,
     /// The file's stamp when its checksum was taken.
-    pub stamp: Stamp,
+    pub stamp: FileStamp,
 }
 
 /// The files of a path: itself, or all below it whose endings are known. What cannot be read, or does
 /// not say what it is, is listed and left out; hidden files are not even listed.
 pub(super) fn find(
     path: &Path,
-    hashes: &mut Hashes,
-    tick: Tick<'_>,
+    hashes: &mut HashCache,
+    tick: BytesDoneFn<'_>,
     problems: &mut Vec<Problem>,
-) -> Result<Vec<Source>> {
+) -> Result<Vec<TextSource>> {
     let about = fs::metadata(path);
     let about =
         about.map_err(|source| TrainerError::Io { what: "read", path: path.into(), source })?;
@@ -73,12 +73,12 @@ pub(super) fn find(
         walk(path, &mut BTreeSet::new(), &mut found, problems);
     } else {
         // Whoever names a file means it, whatever it is called.
-        found.push((path.to_path_buf(), form_of(path).unwrap_or(Form::Text)));
+        found.push((path.to_path_buf(), form_by_name(path).unwrap_or(TextForm::Text)));
     }
     let mut sources = Vec::with_capacity(found.len());
     for (path, form) in found {
-        match hashes.of(&path, tick) {
-            Ok((hash, stamp)) => sources.push(Source { path, form, hash, stamp }),
+        match hashes.hash_file(&path, tick) {
+            Ok((hash, stamp)) => sources.push(TextSource { path, form, hash, stamp }),
             Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
             Err(error) => {
                 let kind = ProblemKind::Unreadable { why: error.to_string() };
@@ -89,30 +89,30 @@ pub(super) fn find(
     Ok(sources)
 }
 
-fn form_of(path: &Path) -> Option<Form> {
+fn form_by_name(path: &Path) -> Option<TextForm> {
     let ending = path.extension()?;
     let known = ENDINGS.iter().find(|(known, _)| ending.eq_ignore_ascii_case(known));
     known.map(|(_, form)| *form)
 }
 
 /// Of a file that nobody named, so that its name has to say what it is.
-fn form_in_folder(path: &Path) -> std::result::Result<Form, Fault> {
+fn form_in_folder(path: &Path) -> std::result::Result<TextForm, TextFault> {
     if foreign::is_about(path) {
-        return Err(Fault::About);
+        return Err(TextFault::About);
     }
     // A pipe would be waited for.
-    if let Some(form) = form_of(path).filter(|_| path.is_file()) {
+    if let Some(form) = form_by_name(path).filter(|_| path.is_file()) {
         return Ok(form);
     }
     let ending = path.extension().map(|ending| ending.to_string_lossy().into_owned());
-    Err(foreign::by_name(path).unwrap_or(Fault::Ending { ending }))
+    Err(foreign::by_name(path).unwrap_or(TextFault::Ending { ending }))
 }
 
 /// Folders by their real paths, which ends loops of links.
 fn walk(
     folder: &Path,
     seen: &mut BTreeSet<PathBuf>,
-    found: &mut Vec<(PathBuf, Form)>,
+    found: &mut Vec<(PathBuf, TextForm)>,
     problems: &mut Vec<Problem>,
 ) {
     let unreadable =

@@ -28,18 +28,18 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use weights::checksum::{Hash, Hasher};
-use weights::load::{Cache, Options, Wanted, load};
-use weights::safetensors::{self, Entering};
-use weights::write::{sweep, write_file};
-use weights::{Catalog, Dtype, Tick, WeightsError};
+use weights::load::{LoadOptions, LoadRequest, PageCache, load};
+use weights::safetensors::{self, OutputTensor};
+use weights::write::{remove_partial_files, write_file};
+use weights::{BytesDoneFn, Catalog, FileDtype, WeightsError};
 
-use super::encode::Encoded;
-use super::read::Position;
-use super::tokenizer::Marked;
-use crate::data::fault::{At, Fault};
+use super::encode::TokenisedBlock;
+use super::read::ReadPosition;
+use super::tokenizer::MaskedTokens;
+use crate::data::fault::{FileSpan, TextFault};
 use crate::data::{Problem, ProblemKind};
 use crate::error::{Result, TrainerError};
-use crate::hashes::Hashes;
+use crate::hashes::HashCache;
 
 /// Tokens of a shard. Chosen: what is lost when a program is killed is made again within a minute,
 /// and a hundred gigabytes of text are some thousand files. In tests, small files make several.
@@ -53,11 +53,11 @@ const SUFFIX: &str = ".safetensors";
 const DAMAGED_SUFFIX: &str = ".damaged";
 
 /// What was left out: of which file, where in it, and why.
-pub(super) type Left = (usize, Option<At>, Fault);
+pub(super) type LeftOutRecord = (usize, Option<FileSpan>, TextFault);
 
 /// A text in tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Document {
+pub(super) struct TokenDocument {
     /// The first of its tokens, counted over all shards.
     pub start: u64,
     /// How many there are.
@@ -67,43 +67,43 @@ pub(super) struct Document {
 }
 
 /// All tokens of some files.
-pub(super) struct Store {
+pub(super) struct TokenStore {
     folder: PathBuf,
-    shards: Vec<Shard>,
+    shards: Vec<TokenShard>,
     /// In the order of the files.
-    pub documents: Vec<Document>,
+    pub documents: Vec<TokenDocument>,
     /// What was left out.
-    pub left: Vec<Left>,
+    pub left_out: Vec<LeftOutRecord>,
     /// Where reading goes on.
-    pub at: Position,
+    pub at: ReadPosition,
     vocabulary: usize,
 }
 
-struct Shard {
+struct TokenShard {
     catalog: Catalog,
     /// Tokens before it.
     first: u64,
     n_tokens: u64,
 }
 
-impl Store {
+impl TokenStore {
     /// Opens what there is; damaged shards, and what is behind them, are made again.
     pub fn open(
         folder: &Path,
         vocabulary: usize,
-        hashes: &mut Hashes,
-        tick: Tick<'_>,
+        hashes: &mut HashCache,
+        tick: BytesDoneFn<'_>,
         problems: &mut Vec<Problem>,
     ) -> Result<Self> {
         let io = |source| TrainerError::Io { what: "create", path: folder.into(), source };
         fs::create_dir_all(folder).map_err(io)?;
-        sweep(folder);
+        remove_partial_files(folder);
         let mut store = Self {
             folder: folder.into(),
             shards: Vec::new(),
             documents: Vec::new(),
-            left: Vec::new(),
-            at: Position::default(),
+            left_out: Vec::new(),
+            at: ReadPosition::default(),
             vocabulary,
         };
         while let Some((path, name)) = shard_called(folder, store.shards.len())? {
@@ -111,7 +111,7 @@ impl Store {
                 Ok(()) => {}
                 Err(error @ TrainerError::Weights(WeightsError::Cancelled)) => return Err(error),
                 Err(error) => {
-                    problems.push(put_aside(&path, &error));
+                    problems.push(quarantine(&path, &error));
                     break;
                 }
             }
@@ -120,7 +120,7 @@ impl Store {
     }
 
     /// Writes a shard behind the others; reading goes on at `next`.
-    pub fn push(&mut self, growing: Growing, next: Position) -> Result<()> {
+    pub fn push(&mut self, growing: ShardBuilder, next: ReadPosition) -> Result<()> {
         let path = growing.write(&self.folder, self.shards.len(), next)?;
         self.add(Catalog::open(&path)?)
     }
@@ -131,7 +131,7 @@ impl Store {
     }
 
     /// Some neighbouring tokens of one document.
-    pub fn read(&self, range: Range<u64>) -> Result<Marked> {
+    pub fn read(&self, range: Range<u64>) -> Result<MaskedTokens> {
         let n = (range.end - range.start) as usize;
         let after = self.shards.partition_point(|shard| shard.first <= range.start);
         let shard = &self.shards[after - 1];
@@ -140,24 +140,32 @@ impl Store {
         let mut bytes = vec![0; n * dtype.bytes() as usize];
         let (first_byte, end_byte) = (first / 8, (first + n as u64).div_ceil(8));
         let mut bits = vec![u8::MAX; (end_byte - first_byte) as usize];
-        let mut wanted = vec![Wanted { tensor: tokens, dtype, first, into: &mut bytes[..] }];
+        let mut wanted = vec![LoadRequest { tensor: tokens, dtype, first, into: &mut bytes[..] }];
         if let Ok(tensor) = shard.catalog.find("counts") {
             let into = &mut bits[..];
-            wanted.push(Wanted { tensor, dtype: Dtype::U8, first: first_byte, into });
+            wanted.push(LoadRequest { tensor, dtype: FileDtype::U8, first: first_byte, into });
         }
         // Small reads that come again in the next epoch.
-        load(&shard.catalog, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
+        load(&shard.catalog, wanted, LoadOptions { threads: 1, cache: PageCache::Fill }, &|_| {
+            true
+        })?;
         let ids = ids(&bytes, dtype);
         if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
             let problem = format!("token {id} of a vocabulary of {}", self.vocabulary);
             return Err(TrainerError::Cache { problem, path: shard.catalog.path.clone() });
         }
         let is_in = |at: u64| bits[(at / 8 - first_byte) as usize] >> (at % 8) & 1 == 1;
-        Ok(Marked { ids, is_in: (first..first + n as u64).map(is_in).collect() })
+        Ok(MaskedTokens { ids, mask: (first..first + n as u64).map(is_in).collect() })
     }
 
-    fn take(&mut self, path: &Path, name: Hash, hashes: &mut Hashes, tick: Tick<'_>) -> Result<()> {
-        let (found, _) = hashes.of(path, tick)?;
+    fn take(
+        &mut self,
+        path: &Path,
+        name: Hash,
+        hashes: &mut HashCache,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<()> {
+        let (found, _) = hashes.hash_file(path, tick)?;
         if found != name {
             let problem = format!("its checksum is {found}");
             return Err(TrainerError::Cache { problem, path: path.into() });
@@ -166,48 +174,49 @@ impl Store {
     }
 
     fn add(&mut self, catalog: Catalog) -> Result<()> {
-        let [lengths, draws] = [numbers(&catalog, "lengths")?, numbers(&catalog, "draws")?];
-        let (at, left) = (noted(&catalog, "position")?, noted::<Vec<Left>>(&catalog, "faults")?);
-        let (first, n_tokens) = (self.n_tokens(), catalog.find("tokens")?.count());
+        let [lengths, draws] = [read_u32(&catalog, "lengths")?, read_u32(&catalog, "draws")?];
+        let (at, left) =
+            (noted(&catalog, "position")?, noted::<Vec<LeftOutRecord>>(&catalog, "faults")?);
+        let (first, n_tokens) = (self.n_tokens(), catalog.find("tokens")?.numel());
         self.at = at;
-        self.left.extend(left);
+        self.left_out.extend(left);
         let mut start = first;
         for (length, draw) in lengths.into_iter().zip(draws) {
-            self.documents.push(Document { start, length, draw });
+            self.documents.push(TokenDocument { start, length, draw });
             start += u64::from(length);
         }
-        self.shards.push(Shard { catalog, first, n_tokens });
+        self.shards.push(TokenShard { catalog, first, n_tokens });
         Ok(())
     }
 }
 
 /// A shard that is not written yet.
-pub(super) struct Growing {
-    dtype: Dtype,
+pub(super) struct ShardBuilder {
+    dtype: FileDtype,
     tokens: Vec<u8>,
-    counts: Vec<u8>,
+    loss_mask: Vec<u8>,
     n_tokens: usize,
-    all_count: bool,
+    is_all_loss: bool,
     lengths: Vec<u32>,
     draws: Vec<u32>,
-    left: Vec<Left>,
+    left_out: Vec<LeftOutRecord>,
     n_more: u64,
     /// The document that is not at its end: how long it is, and its checksum so far.
     n_open: u32,
     hasher: Hasher,
 }
 
-impl Growing {
+impl ShardBuilder {
     pub fn new(vocabulary: usize) -> Self {
         Self {
             dtype: dtype(vocabulary),
             tokens: Vec::new(),
-            counts: Vec::new(),
+            loss_mask: Vec::new(),
             n_tokens: 0,
-            all_count: true,
+            is_all_loss: true,
             lengths: Vec::new(),
             draws: Vec::new(),
-            left: Vec::new(),
+            left_out: Vec::new(),
             n_more: 0,
             n_open: 0,
             hasher: Hasher::new(),
@@ -215,9 +224,9 @@ impl Growing {
     }
 
     /// Puts a block's tokens behind those of the block before it.
-    pub fn add(&mut self, source: usize, encoded: Encoded) {
+    pub fn add(&mut self, source: usize, encoded: TokenisedBlock) {
         let mut ends = encoded.ends.into_iter().peekable();
-        for (at, (id, counts)) in encoded.ids.iter().zip(encoded.counts).enumerate() {
+        for (at, (id, counts)) in encoded.ids.iter().zip(encoded.loss_mask).enumerate() {
             while ends.next_if_eq(&at).is_some() {
                 self.end();
             }
@@ -230,15 +239,15 @@ impl Growing {
     }
 
     /// Neighbours with the same fault are one stretch.
-    fn leave_out(&mut self, source: usize, at: Option<At>, fault: Fault) {
-        if let (Some((of, Some(before), same)), Some(at)) = (self.left.last_mut(), at)
+    fn leave_out(&mut self, source: usize, at: Option<FileSpan>, fault: TextFault) {
+        if let (Some((of, Some(before), same)), Some(at)) = (self.left_out.last_mut(), at)
             && (*of, &*same, before.last + 1) == (source, &fault, at.first)
         {
             before.last = at.last;
-        } else if self.left.len() < MOST_FAULTS {
-            self.left.push((source, at, fault));
+        } else if self.left_out.len() < MOST_FAULTS {
+            self.left_out.push((source, at, fault));
         } else {
-            self.n_more += at.map_or(1, At::count) as u64;
+            self.n_more += at.map_or(1, FileSpan::count) as u64;
         }
     }
 
@@ -251,10 +260,10 @@ impl Growing {
         self.tokens.extend(&bytes[..self.dtype.bytes() as usize]);
         self.hasher.update(&bytes);
         if self.n_tokens.is_multiple_of(8) {
-            self.counts.push(0);
+            self.loss_mask.push(0);
         }
-        self.counts[self.n_tokens / 8] |= u8::from(counts) << (self.n_tokens % 8);
-        self.all_count &= counts;
+        self.loss_mask[self.n_tokens / 8] |= u8::from(counts) << (self.n_tokens % 8);
+        self.is_all_loss &= counts;
         self.n_tokens += 1;
         self.n_open += 1;
     }
@@ -269,14 +278,14 @@ impl Growing {
     }
 
     /// Gives the shard's path.
-    fn write(mut self, folder: &Path, number: usize, next: Position) -> Result<PathBuf> {
+    fn write(mut self, folder: &Path, number: usize, next: ReadPosition) -> Result<PathBuf> {
         self.end();
-        if let (n @ 1.., Some((source, _, _))) = (self.n_more, self.left.last()) {
-            self.left.push((*source, None, Fault::More { n }));
+        if let (n @ 1.., Some((source, _, _))) = (self.n_more, self.left_out.last()) {
+            self.left_out.push((*source, None, TextFault::More { n }));
         }
-        let noted = [("position".into(), json(&next)), ("faults".into(), json(&self.left))];
+        let noted = [("position".into(), json(&next)), ("faults".into(), json(&self.left_out))];
         let (metadata, parts) = (BTreeMap::from(noted), self.parts());
-        let mut tensors: Vec<Entering> =
+        let mut tensors: Vec<OutputTensor> =
             parts.iter().map(|(name, part)| entering(name, part)).collect();
         safetensors::order(&mut tensors);
         let header = safetensors::header(&metadata, &tensors)
@@ -296,33 +305,33 @@ impl Growing {
     }
 
     /// The tensors by name.
-    fn parts(self) -> BTreeMap<&'static str, (Dtype, Vec<u8>)> {
+    fn parts(self) -> BTreeMap<&'static str, (FileDtype, Vec<u8>)> {
         let numbers = |numbers: Vec<u32>| {
-            (Dtype::U32, numbers.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>())
+            (FileDtype::U32, numbers.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>())
         };
         let mut parts = BTreeMap::from([
             ("tokens", (self.dtype, self.tokens)),
             ("lengths", numbers(self.lengths)),
             ("draws", numbers(self.draws)),
         ]);
-        if !self.all_count {
-            parts.insert("counts", (Dtype::U8, self.counts));
+        if !self.is_all_loss {
+            parts.insert("counts", (FileDtype::U8, self.loss_mask));
         }
         parts
     }
 }
 
 /// As narrow as the vocabulary allows.
-fn dtype(vocabulary: usize) -> Dtype {
-    if vocabulary <= 1 << 16 { Dtype::U16 } else { Dtype::U32 }
+fn dtype(vocabulary: usize) -> FileDtype {
+    if vocabulary <= 1 << 16 { FileDtype::U16 } else { FileDtype::U32 }
 }
 
-fn entering(name: &str, (dtype, bytes): &(Dtype, Vec<u8>)) -> Entering {
+fn entering(name: &str, (dtype, bytes): &(FileDtype, Vec<u8>)) -> OutputTensor {
     let n = bytes.len() as u64 / dtype.bytes();
-    Entering { name: name.into(), dtype: *dtype, shape: vec![n] }
+    OutputTensor { name: name.into(), dtype: *dtype, shape: vec![n] }
 }
 
-fn ids(bytes: &[u8], dtype: Dtype) -> Vec<u32> {
+fn ids(bytes: &[u8], dtype: FileDtype) -> Vec<u32> {
     let id = |bytes: &[u8]| bytes.iter().rev().fold(0, |id, byte| id << 8 | u32::from(*byte));
     bytes.chunks_exact(dtype.bytes() as usize).map(id).collect()
 }
@@ -345,19 +354,19 @@ fn shard_called(folder: &Path, number: usize) -> Result<Option<(PathBuf, Hash)>>
 }
 
 /// Under another name it can still be looked at, and what it held is made again.
-fn put_aside(path: &Path, error: &TrainerError) -> Problem {
+fn quarantine(path: &Path, error: &TrainerError) -> Problem {
     let mut name = path.as_os_str().to_owned();
     name.push(DAMAGED_SUFFIX);
     _ = fs::rename(path, name);
     Problem::warning(path, ProblemKind::ShardDamaged { why: error.to_string() })
 }
 
-fn numbers(catalog: &Catalog, name: &str) -> Result<Vec<u32>> {
+fn read_u32(catalog: &Catalog, name: &str) -> Result<Vec<u32>> {
     let tensor = catalog.find(name)?;
     let mut bytes = vec![0; tensor.bytes as usize];
-    let wanted = vec![Wanted::whole(tensor, Dtype::U32, &mut bytes[..])];
-    load(catalog, wanted, Options { threads: 1, cache: Cache::Fill }, &|_| true)?;
-    Ok(ids(&bytes, Dtype::U32))
+    let wanted = vec![LoadRequest::whole(tensor, FileDtype::U32, &mut bytes[..])];
+    load(catalog, wanted, LoadOptions { threads: 1, cache: PageCache::Fill }, &|_| true)?;
+    Ok(ids(&bytes, FileDtype::U32))
 }
 
 fn json(value: &impl Serialize) -> String {

@@ -5,13 +5,13 @@ use std::sync::Arc;
 
 use serde_json::{Map, Value};
 
-use super::record::{self, Record, not_utf8};
-use crate::data::csv::{Row, row};
-use crate::data::fault::Fault;
+use super::record::{self, TextRecord, not_utf8};
+use crate::data::csv::{CsvRow, read_row};
+use crate::data::fault::TextFault;
 
 /// The first row of a table.
 #[derive(Clone, Debug)]
-pub(super) struct Columns {
+pub(super) struct TableColumns {
     names: Arc<[String]>,
     /// What is between cells.
     pub separator: u8,
@@ -27,20 +27,20 @@ const NEEDED: [&[&str]; 4] = [
     &["instruction", "response"],
 ];
 
-impl Columns {
+impl TableColumns {
     /// Of a file that begins so. What is between cells is what a name says, or else what
     /// spreadsheets of other languages write.
-    pub fn read(start: &[u8], separator: u8) -> Result<Self, Fault> {
-        let mark = start.len() - super::read::without_mark(start).len();
+    pub fn read(start: &[u8], separator: u8) -> Result<Self, TextFault> {
+        let mark = start.len() - super::read::without_bom(start).len();
         let found = [separator, b',', b';', b'\t'].map(|separator| {
-            let row = row(&start[mark..], separator, true);
+            let row = read_row(&start[mark..], separator, true);
             let (cells, bytes) = row.map_or_else(Default::default, |row| (row.cells, row.bytes));
             let names = cells.iter().map(|cell| String::from_utf8_lossy(cell).trim().to_owned());
             Self { names: names.collect(), separator, bytes: mark + bytes }
         });
         match found.iter().find(|columns| columns.is_known()) {
             Some(columns) => Ok(columns.clone()),
-            None => Err(Fault::Columns { columns: found[0].names.to_vec() }),
+            None => Err(TextFault::Columns { columns: found[0].names.to_vec() }),
         }
     }
 
@@ -51,13 +51,13 @@ impl Columns {
     }
 
     /// What a row says.
-    pub fn record(&self, row: Row) -> Result<Record, Fault> {
+    pub fn record(&self, row: CsvRow) -> Result<TextRecord, TextFault> {
         let (found, expected) = (row.cells.len(), self.names.len());
         if !row.is_closed {
-            return Err(Fault::Unclosed { most: super::read::MOST_LINE_BYTES as u64 });
+            return Err(TextFault::Unclosed { most: super::read::MOST_LINE_BYTES as u64 });
         }
         if found != expected {
-            return Err(Fault::Cells { found, expected });
+            return Err(TextFault::Cells { found, expected });
         }
         let mut fields = Map::with_capacity(found);
         for (name, cell) in self.names.iter().zip(row.cells) {
@@ -65,6 +65,6 @@ impl Columns {
                 .map_err(|error| not_utf8(error.as_bytes(), error.utf8_error()))?;
             fields.insert(name.clone(), Value::String(text));
         }
-        record::of(&fields)
+        record::from_fields(&fields)
     }
 }

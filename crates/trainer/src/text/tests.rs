@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use weights::WeightsError;
 
-use super::encode::Encoder;
-use super::record::Record;
+use super::encode::BlockTokeniser;
+use super::record::TextRecord;
 use super::*;
 
 const END: u32 = 256;
@@ -21,7 +21,7 @@ fn golden(name: &str) -> PathBuf {
 /// A folder of texts and a place for the cache.
 struct Place {
     folder: TempDir,
-    request: Request,
+    request: TextDataRequest,
     tokenizer: Tokenizer,
 }
 
@@ -39,15 +39,15 @@ impl Place {
         }
         let cache = folder.path().join("cache");
         let (held_out, width) = (HeldOut::None, None);
-        let request = Request { path, width, length: 64, held_out, seed: 7, folder: cache };
+        let request = TextDataRequest { path, width, length: 64, held_out, seed: 7, folder: cache };
         Self { folder, request, tokenizer: Tokenizer::bytes() }
     }
 
-    fn open(&self) -> Result<Texts> {
-        Texts::open(&self.request, &self.tokenizer, &|_| true)
+    fn open(&self) -> Result<TextDataset> {
+        TextDataset::open(&self.request, &self.tokenizer, &|_| true)
     }
 
-    fn texts(&self) -> Texts {
+    fn texts(&self) -> TextDataset {
         self.open().unwrap()
     }
 
@@ -71,18 +71,18 @@ impl Place {
         let (is_tokens, bytes) = (AtomicUsize::new(0), AtomicU64::new(0));
         let tell = |event| {
             match event {
-                Event::Phase { name, .. } => {
-                    is_tokens.store(usize::from(name == TOKENS), Ordering::Relaxed);
+                ProgressEvent::Phase { name, .. } => {
+                    is_tokens.store(usize::from(name == TOKENS_PHASE), Ordering::Relaxed);
                 }
-                Event::Loaded(n) => {
+                ProgressEvent::Loaded(n) => {
                     let n = n * is_tokens.load(Ordering::Relaxed) as u64;
                     bytes.fetch_add(n, Ordering::Relaxed);
                 }
-                Event::Done => {}
+                ProgressEvent::Done => {}
             }
             true
         };
-        Texts::open(&self.request, &self.tokenizer, &tell).unwrap();
+        TextDataset::open(&self.request, &self.tokenizer, &tell).unwrap();
         bytes.into_inner()
     }
 }
@@ -91,7 +91,7 @@ fn said(problem: &Problem) -> String {
     format!("{}: {}", problem.path.file_name().unwrap().to_str().unwrap(), problem.kind)
 }
 
-fn train(texts: &Texts) -> Vec<Sequence> {
+fn train(texts: &TextDataset) -> Vec<Sequence> {
     (0..texts.n_train()).map(|index| texts.train(index).unwrap()).collect()
 }
 
@@ -147,11 +147,11 @@ fn conversations_are_those_of_the_reference() {
 
 fn check_conversation(tokenizer: &Tokenizer, chat: &Value) {
     let messages: Vec<Message> = serde_json::from_value(chat["messages"].clone()).unwrap();
-    let text = tokenizer.chat().unwrap().render(&messages, false).unwrap();
+    let text = tokenizer.chat_template().unwrap().render(&messages, false).unwrap();
     assert_eq!(json!(text), chat["text"]);
-    let marked = Encoder::new(tokenizer).record(Record::Conversation(messages)).unwrap();
+    let marked = BlockTokeniser::new(tokenizer).record(TextRecord::Conversation(messages)).unwrap();
     assert_eq!(json!(marked.ids), chat["ids"], "{text:?}");
-    let mask: Vec<u8> = marked.is_in.iter().map(|is_in| u8::from(*is_in)).collect();
+    let mask: Vec<u8> = marked.mask.iter().map(|is_in| u8::from(*is_in)).collect();
     assert_eq!(json!(mask), chat["mask"], "{text:?}");
 }
 
@@ -164,7 +164,8 @@ fn only_answers_are_asked_for() {
     let sequence = place.texts().train(0).unwrap();
     let text = "<|im_start|>user\na?<|im_end|>\n<|im_start|>assistant\nb!<|im_end|>\n";
     assert_eq!(place.tokenizer.decode(&sequence.ids[..text.len()]), text);
-    let asked: Vec<u32> = sequence.targets.iter().copied().filter(|id| *id != IGNORED).collect();
+    let asked: Vec<u32> =
+        sequence.targets.iter().copied().filter(|id| *id != IGNORE_INDEX).collect();
     assert_eq!(place.tokenizer.decode(&asked), "b!<|im_end|>\n");
     assert_eq!(sequence.targets[text.find("b!").unwrap() - 1], u32::from(b'b'));
 }
@@ -175,7 +176,10 @@ fn of_a_prompt_and_its_completion_the_completion_is_asked_for() {
     let sequence = Place::new([("a.jsonl", line)]).texts().train(0).unwrap();
     let [four, dot] = [u32::from(b'4'), u32::from(b'.')];
     assert_eq!(sequence.ids[..8], [50, 43, 50, 61, four, dot, END, END]);
-    assert_eq!(sequence.targets[..7], [IGNORED, IGNORED, IGNORED, four, dot, END, IGNORED]);
+    assert_eq!(
+        sequence.targets[..7],
+        [IGNORE_INDEX, IGNORE_INDEX, IGNORE_INDEX, four, dot, END, IGNORE_INDEX]
+    );
 }
 
 #[test]
@@ -197,7 +201,7 @@ fn every_text_is_found_again() {
         assert_eq!([ids.len(), targets.len(), first_keys.len()], [64; 3]);
         for at in 0..64 {
             let is_end = ids[at] == END;
-            assert_eq!(targets[at], if is_end { IGNORED } else { ids[at + 1] }, "{at}");
+            assert_eq!(targets[at], if is_end { IGNORE_INDEX } else { ids[at + 1] }, "{at}");
             assert!(first_keys[at] as usize <= at);
         }
     }
@@ -232,7 +236,7 @@ fn a_file_larger_than_all_buffers_is_one_text() {
         place.request.length = 1 << 20;
         let framed = |text: &str| {
             let ids = tokenizer.encode(text).unwrap();
-            [tokenizer.start().into_iter().collect(), ids, tokenizer.end().into_iter().collect()]
+            [tokenizer.bos().into_iter().collect(), ids, tokenizer.eos().into_iter().collect()]
                 .concat()
         };
         let mut expected: Vec<u32> = [framed(&text), framed(&words(9_000, 3))].concat();
@@ -284,9 +288,10 @@ fn an_interruption_loses_a_shard_at_most() {
     let mut n_shards = 0;
     for stop_after in [1, 17, 33] {
         let done = AtomicUsize::new(0);
-        let tell =
-            |event| event != Event::Done || done.fetch_add(1, Ordering::Relaxed) < stop_after;
-        let opened = Texts::open(&broken.request, &broken.tokenizer, &tell).map(drop);
+        let tell = |event| {
+            event != ProgressEvent::Done || done.fetch_add(1, Ordering::Relaxed) < stop_after
+        };
+        let opened = TextDataset::open(&broken.request, &broken.tokenizer, &tell).map(drop);
         let is_stopped = matches!(opened, Err(TrainerError::Weights(WeightsError::Cancelled)));
         assert!(is_stopped || broken.shards().len() == 3, "{opened:?}");
         assert!(broken.shards().len() >= n_shards);
@@ -404,13 +409,8 @@ fn files_of_other_programs_are_understood_or_refused() {
         store.read(0..store.n_tokens()).unwrap()
     };
     let expected = records("lines.jsonl");
-    let asked: Vec<u32> = expected
-        .ids
-        .iter()
-        .zip(&expected.is_in)
-        .filter(|(_, is)| **is)
-        .map(|(id, _)| *id)
-        .collect();
+    let asked: Vec<u32> =
+        expected.ids.iter().zip(&expected.mask).filter(|(_, is)| **is).map(|(id, _)| *id).collect();
     let answers = ["3", "no; \"yes\"\n", " ok"].map(ended).concat();
     assert_eq!(asked, answers, "only answers are learnt");
     for name in [
@@ -441,7 +441,7 @@ fn files_of_other_programs_are_understood_or_refused() {
         fs::write(place.request.path.join(&other), read(name)).unwrap();
         for named in [name, &other] {
             let path = place.request.path.join(named);
-            let request = Request { path, ..place.request.clone() };
+            let request = TextDataRequest { path, ..place.request.clone() };
             let error = std::mem::replace(&mut place.request, request);
             let shown = place.open().map(drop).unwrap_err().to_string();
             place.request = error;
@@ -574,7 +574,7 @@ fn some_are_held_out() {
     place.request.path = place.request.path.join("texts");
     place.request.held_out = HeldOut::Share(0.1);
     let texts = place.texts();
-    let held = |texts: &Texts| {
+    let held = |texts: &TextDataset| {
         let held: Vec<_> =
             (0..texts.n_held_out()).map(|index| texts.held_out(index).unwrap()).collect();
         documents(&held)
@@ -592,7 +592,7 @@ fn some_are_held_out() {
 #[test]
 fn sequences_may_be_read_ahead_by_another_thread() {
     fn is_shared<T: Send + Sync>() {}
-    is_shared::<Texts>();
+    is_shared::<TextDataset>();
 }
 
 /// Of tokens as llm.c writes them: the header, then the token that ends a text before each.
@@ -611,9 +611,9 @@ fn tokens_of_other_programs_are_read() {
     let expected = vec![vec![1, 2, END], vec![3, 4, 5, END], vec![6, 7]];
     for (bytes, width) in [
         (with_header(20_240_520, 1, &ids, 2), None),
-        (with_header(20_240_801, 7, &ids, 4), Some(Width::Two)),
-        (plain(2), Some(Width::Two)),
-        (plain(4), Some(Width::Four)),
+        (with_header(20_240_801, 7, &ids, 4), Some(TokenWidth::Two)),
+        (plain(2), Some(TokenWidth::Two)),
+        (plain(4), Some(TokenWidth::Four)),
     ] {
         let mut place = Place::new([("a.bin", &bytes)]);
         place.request.width = width;
@@ -632,7 +632,7 @@ fn tokens_that_are_none_are_left_out() {
         ("d.bin", b"\x01\0\x02"),
         ("e.bin", &with_header(20_240_520, 1, &[], 2)),
     ]);
-    place.request.width = Some(Width::Two);
+    place.request.width = Some(TokenWidth::Two);
     assert_eq!(
         place.said(),
         [
@@ -649,22 +649,26 @@ fn tokens_that_are_none_are_left_out() {
 /// A large vocabulary takes wider tokens in the cache.
 #[test]
 fn wide_tokens_are_kept_too() {
-    use super::encode::Encoded;
-    use super::read::Position;
-    use super::store::Growing;
+    use super::encode::TokenisedBlock;
+    use super::read::ReadPosition;
+    use super::store::ShardBuilder;
     let folder = tempfile::tempdir().unwrap();
     let ids: Vec<u32> = (0..20).map(|n| n * 5_000).collect();
     let counts: Vec<bool> = (0..20).map(|n| n % 3 == 0).collect();
-    let mut hashes = Hashes::open(folder.path().join("hashes.json"));
-    let mut open =
-        || Store::open(folder.path(), 100_000, &mut hashes, &|_| true, &mut Vec::new()).unwrap();
-    let mut growing = Growing::new(100_000);
+    let mut hashes = HashCache::open(folder.path().join("hashes.json"));
+    let mut open = || {
+        TokenStore::open(folder.path(), 100_000, &mut hashes, &|_| true, &mut Vec::new()).unwrap()
+    };
+    let mut growing = ShardBuilder::new(100_000);
     let ends = vec![5, 20];
-    growing.add(0, Encoded { ids: ids.clone(), counts: counts.clone(), ends, faults: Vec::new() });
-    open().push(growing, Position::default()).unwrap();
+    growing.add(
+        0,
+        TokenisedBlock { ids: ids.clone(), loss_mask: counts.clone(), ends, faults: Vec::new() },
+    );
+    open().push(growing, ReadPosition::default()).unwrap();
     let store = open();
     let lengths: Vec<u32> = store.documents.iter().map(|document| document.length).collect();
     assert_eq!(lengths, [5, 15]);
-    let Marked { ids: found, is_in } = store.read(7..19).unwrap();
+    let MaskedTokens { ids: found, mask: is_in } = store.read(7..19).unwrap();
     assert_eq!((&found[..], &is_in[..]), (&ids[7..19], &counts[7..19]));
 }

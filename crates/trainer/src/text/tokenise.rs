@@ -7,13 +7,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use weights::WeightsError;
 
-use super::encode::{Encoded, Encoder};
-use super::read::{Block, Reader};
-use super::source::Source;
-use super::store::{Growing, Store};
-use super::{TOKENS, Tokenizer, Width};
+use super::encode::{BlockTokeniser, TokenisedBlock};
+use super::read::{TextBlock, TextReader};
+use super::source::TextSource;
+use super::store::{ShardBuilder, TokenStore};
+use super::{TOKENS_PHASE, TokenWidth, Tokenizer};
 use crate::error::Result;
-use crate::progress::{Event, Tell};
+use crate::progress::{ProgressEvent, ProgressFn};
 
 /// Blocks that are read before any of them becomes tokens. Chosen: four megabytes, which keeps
 /// sixteen threads busy; not a function of the threads, since a shard ends behind such a wave.
@@ -21,23 +21,26 @@ const WAVE: usize = 16;
 
 /// Goes on where the store ends, up to the end of all files.
 pub(super) fn tokenise(
-    sources: &[Source],
-    width: Option<Width>,
+    sources: &[TextSource],
+    width: Option<TokenWidth>,
     tokenizer: &Tokenizer,
-    store: &mut Store,
-    tell: Tell<'_>,
+    store: &mut TokenStore,
+    on_progress: ProgressFn<'_>,
 ) -> Result<()> {
-    tell(Event::Phase { name: TOKENS, total: sources.len() - store.at.source });
-    let encoder = Encoder::new(tokenizer);
-    let mut reader = Reader::new(sources, width, store.at);
-    let mut growing = Growing::new(tokenizer.vocabulary());
+    on_progress(ProgressEvent::Phase {
+        name: TOKENS_PHASE,
+        total: sources.len() - store.at.source,
+    });
+    let encoder = BlockTokeniser::new(tokenizer);
+    let mut reader = TextReader::new(sources, width, store.at);
+    let mut growing = ShardBuilder::new(tokenizer.vocab_size());
     while reader.position().source < sources.len() {
-        for (source, encoded) in encode(&encoder, wave(&mut reader, tell)?) {
+        for (source, encoded) in encode(&encoder, read_blocks(&mut reader, on_progress)?) {
             growing.add(source, encoded);
         }
         let is_done = reader.position().source == sources.len();
         if growing.is_full() || is_done {
-            let full = std::mem::replace(&mut growing, Growing::new(tokenizer.vocabulary()));
+            let full = std::mem::replace(&mut growing, ShardBuilder::new(tokenizer.vocab_size()));
             store.push(full, reader.position())?;
         }
     }
@@ -45,13 +48,13 @@ pub(super) fn tokenise(
 }
 
 /// Reads some blocks, and says so.
-fn wave(reader: &mut Reader<'_>, tell: Tell<'_>) -> Result<Vec<Block>> {
+fn read_blocks(reader: &mut TextReader<'_>, on_progress: ProgressFn<'_>) -> Result<Vec<TextBlock>> {
     let mut blocks = Vec::with_capacity(WAVE);
     while blocks.len() < WAVE
         && let Some(block) = reader.next()?
     {
-        let goes_on =
-            tell(Event::Loaded(block.bytes.len() as u64)) && (!block.is_last || tell(Event::Done));
+        let goes_on = on_progress(ProgressEvent::Loaded(block.bytes.len() as u64))
+            && (!block.is_last || on_progress(ProgressEvent::Done));
         if !goes_on {
             return Err(WeightsError::Cancelled.into());
         }
@@ -61,9 +64,9 @@ fn wave(reader: &mut Reader<'_>, tell: Tell<'_>) -> Result<Vec<Block>> {
 }
 
 /// All blocks at once, each with the file it is of; in the order they were given.
-fn encode(encoder: &Encoder<'_>, blocks: Vec<Block>) -> Vec<(usize, Encoded)> {
+fn encode(encoder: &BlockTokeniser<'_>, blocks: Vec<TextBlock>) -> Vec<(usize, TokenisedBlock)> {
     let n_threads = std::thread::available_parallelism().map_or(1, usize::from).min(blocks.len());
-    let blocks: Vec<Mutex<Option<Block>>> =
+    let blocks: Vec<Mutex<Option<TextBlock>>> =
         blocks.into_iter().map(|block| Mutex::new(Some(block))).collect();
     let next = AtomicUsize::new(0);
     let work = || {

@@ -29,11 +29,11 @@ use std::path::Path;
 use weights::checksum::Hasher;
 use weights::write::AtomicFile;
 
-pub use decoder::Decoder;
-pub(crate) use gguf::{GPT_2, way_of};
-use settings::Settings;
+pub use decoder::TokenDecoder;
+pub(crate) use gguf::{GPT_2, pre_tokenizer_name};
+use settings::TokenizerSettings;
 
-use super::chat::Template;
+use super::chat::ChatTemplate;
 use crate::error::{Result, TrainerError};
 use crate::hashes::field;
 use crate::model::encoder::tokenizer::TokenizerError;
@@ -48,8 +48,8 @@ pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     /// `tokenizer.json` as it was found, or made.
     json: Vec<u8>,
-    settings: Settings,
-    vocabulary: usize,
+    settings: TokenizerSettings,
+    vocab_size: usize,
     /// Ids below 256 are bytes, and there is nothing to look up.
     is_bytes: bool,
     /// A space is put before every text, so that two texts are as one with a space between.
@@ -58,11 +58,11 @@ pub struct Tokenizer {
 
 /// A text in tokens, with those that were asked for marked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Marked {
+pub struct MaskedTokens {
     /// The tokens.
     pub ids: Vec<u32>,
     /// For each, whether it ends in one of the ranges.
-    pub is_in: Vec<bool>,
+    pub mask: Vec<bool>,
 }
 
 impl Tokenizer {
@@ -82,7 +82,7 @@ impl Tokenizer {
         }
         let json = fs::read(&file).map_err(|error| TokenizerError::io(&file, error))?;
         let inner = file::build(&file, &json)?;
-        let settings = Settings::read(folder, &file, &json, &inner)?;
+        let settings = TokenizerSettings::read(folder, &file, &json, &inner)?;
         Self::new(inner, json, settings)
     }
 
@@ -104,13 +104,13 @@ impl Tokenizer {
 
     /// The tokens of a text, and which of them end in some ranges of its bytes: one that begins
     /// before a range has its first letters in it, one that goes beyond it is of what comes then.
-    pub fn encode_marked(&self, text: &str, ranges: &[Range<usize>]) -> Result<Marked> {
+    pub fn encode_masked(&self, text: &str, ranges: &[Range<usize>]) -> Result<MaskedTokens> {
         let found = self.inner.encode(text, false).map_err(|error| refused(&*error))?;
         let is_in = |(_, end): &(usize, usize)| {
             ranges.iter().any(|range| *end > range.start && *end <= range.end)
         };
         let is_in = found.get_offsets().iter().map(is_in).collect();
-        Ok(Marked { ids: found.get_ids().to_vec(), is_in })
+        Ok(MaskedTokens { ids: found.get_ids().to_vec(), mask: is_in })
     }
 
     /// The text of tokens, special ones included; bytes that are no text become U+FFFD. Ids that
@@ -121,29 +121,29 @@ impl Tokenizer {
     }
 
     /// Gives the text of tokens that come one by one.
-    pub fn decoder(&self) -> Decoder<'_> {
-        Decoder::new(self)
+    pub fn decoder(&self) -> TokenDecoder<'_> {
+        TokenDecoder::new(self)
     }
 
     /// The token that every text begins with, where the model was trained so.
-    pub fn start(&self) -> Option<u32> {
-        self.settings.start
+    pub fn bos(&self) -> Option<u32> {
+        self.settings.bos
     }
 
     /// The token that ends a text.
-    pub fn end(&self) -> Option<u32> {
-        self.settings.ends.first().copied()
+    pub fn eos(&self) -> Option<u32> {
+        self.settings.eos.first().copied()
     }
 
     /// Whether a model that gives this token has said all it wants to say. Models for conversations
     /// often have two such tokens: one ends a text, the other an answer.
-    pub fn is_end(&self, id: u32) -> bool {
-        self.settings.ends.contains(&id)
+    pub fn is_eos(&self, id: u32) -> bool {
+        self.settings.eos.contains(&id)
     }
 
     /// All tokens that a model stops at; the first one ends a text.
-    pub(crate) fn ends(&self) -> &[u32] {
-        &self.settings.ends
+    pub(crate) fn eos_ids(&self) -> &[u32] {
+        &self.settings.eos
     }
 
     /// Its `tokenizer.json`.
@@ -157,20 +157,20 @@ impl Tokenizer {
     }
 
     /// Every id is below this. A model may have more embeddings, never fewer.
-    pub fn vocabulary(&self) -> usize {
-        self.vocabulary
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
     }
 
     /// How conversations are written down for the model; `ChatML` where its files do not say.
-    pub fn chat(&self) -> Result<Template> {
-        Template::new(self.settings.template.as_deref(), self.settings.named_tokens())
+    pub fn chat_template(&self) -> Result<ChatTemplate> {
+        ChatTemplate::new(self.settings.template.as_deref(), self.settings.named_tokens())
     }
 
     /// What tells this tokenizer from others: the checksum of all that its ids follow from.
     pub fn fingerprint(&self) -> String {
         let mut hasher = Hasher::new();
         field(&mut hasher, &self.json);
-        field(&mut hasher, format!("{:?}", (self.start(), &self.settings.ends)).as_bytes());
+        field(&mut hasher, format!("{:?}", (self.bos(), &self.settings.eos)).as_bytes());
         field(&mut hasher, self.settings.template.as_deref().unwrap_or_default().as_bytes());
         hasher.finalize().to_hex().to_string()
     }
@@ -195,16 +195,26 @@ impl Tokenizer {
     }
 
     /// Of parts that no file holds as they are.
-    fn made(inner: tokenizers::Tokenizer, settings: Settings) -> Result<Self> {
+    fn made(inner: tokenizers::Tokenizer, settings: TokenizerSettings) -> Result<Self> {
         let json = inner.to_string(false).map_err(|error| refused(&*error))?.into_bytes();
         Self::new(inner, json, settings)
     }
 
-    fn new(inner: tokenizers::Tokenizer, json: Vec<u8>, settings: Settings) -> Result<Self> {
+    fn new(
+        inner: tokenizers::Tokenizer,
+        json: Vec<u8>,
+        settings: TokenizerSettings,
+    ) -> Result<Self> {
         let largest = inner.get_vocab(true).into_values().max();
         let vocabulary = largest.map_or(0, |largest| largest as usize + 1);
-        let mut tokenizer =
-            Self { inner, json, settings, vocabulary, is_bytes: false, puts_space: false };
+        let mut tokenizer = Self {
+            inner,
+            json,
+            settings,
+            vocab_size: vocabulary,
+            is_bytes: false,
+            puts_space: false,
+        };
         let [both, a, b] = ["a b", "a", "b"].map(|text| tokenizer.encode(text));
         tokenizer.puts_space = [a?, b?].concat() == both?;
         Ok(tokenizer)

@@ -5,7 +5,7 @@
 //! RUN/checkpoints/
 //!   .step-000250.partial/     while it is written
 //!   step-000250/
-//!     state.safetensors       parameters, the optimizer's state, running means; with a checksum. Its
+//!     state.safetensors       parameters, the optimizer's state, EMA; with a checksum. Its
 //!                             header says what the model calls each parameter
 //!     progress.json           steps taken, where the data stands, what it belongs to, that checksum
 //!     pytorch_lora_weights.safetensors            the adapter of an image model, for diffusers; or
@@ -15,7 +15,7 @@
 //! The adapter is never read to go on. A full fine-tune has none: `export/full.rs` makes a model of its
 //! parameters.
 //!
-//! Random numbers and the order of pictures follow from the seed and the number of the step, so that
+//! Random numbers and the order of images follow from the seed and the number of the step, so that
 //! there is nothing of them to save.
 
 use std::fs::{self, File};
@@ -26,20 +26,20 @@ use std::path::{Path, PathBuf};
 use compute::{Tensor, fill_all};
 use serde::{Deserialize, Serialize};
 use weights::Catalog;
-use weights::load::{Options, Wanted, load};
+use weights::load::{LoadOptions, LoadRequest, load};
 use weights::write::AtomicFile;
 
 use super::health::Health;
 use super::identity::Identity;
-use super::scale::LossScale;
-use crate::config::output::Output;
+use super::loss_scale::LossScale;
+use crate::config::output::OutputConfig;
 use crate::error::{Result, TrainerError};
 use crate::event::{self, WarningKind};
 use crate::model::adapter::read::{PROGRESS, STATE};
-use crate::model::files::{Landing, save_tensors, stored};
+use crate::model::files::{UploadTarget, file_dtype, save_tensors};
 use crate::optim::Plateau;
-use crate::task::lesson::Lesson;
 use crate::task::session::Session;
+use crate::task::traits::Task;
 
 const FOLDER: &str = "checkpoints";
 /// The tensors.
@@ -48,7 +48,7 @@ const VERSION: u32 = 1;
 
 /// How far a run is, but for its tensors.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
+pub struct TrainProgress {
     /// Steps taken.
     pub step: u64,
     /// Steps that changed something: those whose gradient was finite.
@@ -70,7 +70,7 @@ pub struct Progress {
     pub health: Health,
     /// The lowest held-out loss after any step.
     #[serde(default)]
-    pub best: Option<Best>,
+    pub best: Option<BestValidation>,
     /// The checkpoint that was saved for its held-out loss alone: it takes no place among the latest.
     #[serde(default)]
     pub extra: Option<u64>,
@@ -78,19 +78,19 @@ pub struct Progress {
 
 /// A held-out loss.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Best {
+pub struct BestValidation {
     /// Steps taken.
     pub step: u64,
     /// The loss then.
     pub loss: f64,
 }
 
-impl Progress {
+impl TrainProgress {
     /// Takes in the held-out loss after the last step. Before the first there is nothing to keep.
-    pub fn measured(&mut self, loss: f64) {
+    pub fn record_validation(&mut self, loss: f64) {
         let is_lower = self.best.is_none_or(|best| loss < best.loss) && loss.is_finite();
         if is_lower && self.step > 0 {
-            self.best = Some(Best { step: self.step, loss });
+            self.best = Some(BestValidation { step: self.step, loss });
         }
     }
 
@@ -101,7 +101,7 @@ impl Progress {
 
     /// Before a checkpoint is saved, for its held-out loss alone if `is_extra`. Returns the one that was
     /// there for that alone until now, and is not the best any more.
-    pub fn saves(&mut self, is_extra: bool) -> Option<u64> {
+    pub fn record_save(&mut self, is_extra: bool) -> Option<u64> {
         if !self.is_best() {
             return None;
         }
@@ -112,9 +112,9 @@ impl Progress {
 
 /// What `progress.json` holds.
 #[derive(Serialize, Deserialize)]
-struct Page {
+struct CheckpointMetadata {
     version: u32,
-    progress: Progress,
+    progress: TrainProgress,
     identity: Identity,
     /// Of the file of tensors.
     checksum: String,
@@ -133,7 +133,7 @@ pub fn path(step: u64) -> PathBuf {
 }
 
 /// Whether a run's folder has any.
-pub fn is_any_in(run: &Path) -> bool {
+pub fn exists_in(run: &Path) -> bool {
     !steps(&run.join(FOLDER)).is_empty()
 }
 
@@ -152,7 +152,7 @@ fn name(step: u64) -> String {
 
 impl Checkpoints {
     /// Those of a run, of which the latest stay, and the best if it is to.
-    pub fn new(run: &Path, output: &Output) -> Self {
+    pub fn new(run: &Path, output: &OutputConfig) -> Self {
         let (keep, keeps_best) = (output.keep, output.keep_best);
         Self { folder: run.join(FOLDER), keep, keeps_best }
     }
@@ -160,8 +160,8 @@ impl Checkpoints {
     /// Saves a run; returns the folder.
     pub fn save(
         &self,
-        session: &mut Session<'_, impl Lesson>,
-        progress: &Progress,
+        session: &mut Session<'_, impl Task>,
+        progress: &TrainProgress,
         identity: &Identity,
     ) -> Result<PathBuf> {
         let name = name(progress.step);
@@ -172,9 +172,9 @@ impl Checkpoints {
         fs::create_dir_all(&staging).map_err(failed)?;
         session.write_adapter(&staging)?;
         let names = session.parameter_names();
-        let tensors = session.tensors()?.into_iter().map(|(name, tensor)| (name, &*tensor));
+        let tensors = session.state_dict()?.into_iter().map(|(name, tensor)| (name, &*tensor));
         let checksum = save_tensors(&staging.join(STATE), &names, &tensors.collect())?;
-        let page = Page {
+        let page = CheckpointMetadata {
             version: VERSION,
             checksum: checksum.to_hex().to_string(),
             progress: progress.clone(),
@@ -191,10 +191,10 @@ impl Checkpoints {
     }
 
     /// The checkpoint of the lowest held-out loss, if it is there.
-    pub fn best(&self, progress: &Progress) -> Option<event::Best> {
-        let Best { step, loss } = progress.best.filter(|_| self.keeps_best)?;
+    pub fn best(&self, progress: &TrainProgress) -> Option<event::BestCheckpoint> {
+        let BestValidation { step, loss } = progress.best.filter(|_| self.keeps_best)?;
         let is_there = self.folder.join(name(step)).exists();
-        is_there.then(|| event::Best { step, loss, path: path(step) })
+        is_there.then(|| event::BestCheckpoint { step, loss, path: path(step) })
     }
 
     /// Steps that there are checkpoints of, the latest first.
@@ -206,17 +206,17 @@ impl Checkpoints {
     /// passed over, unless nothing else is left; what belongs to another job is an error.
     pub fn restore(
         &self,
-        session: &mut Session<'_, impl Lesson>,
+        session: &mut Session<'_, impl Task>,
         identity: &Identity,
         mut warn: impl FnMut(WarningKind),
-    ) -> Result<Option<Progress>> {
+    ) -> Result<Option<TrainProgress>> {
         let mut latest_error = None;
         for step in self.steps() {
             let folder = self.folder.join(name(step));
-            match read_page(&folder) {
+            match read_metadata(&folder) {
                 Ok(page) => {
                     let changed = page.identity.check(identity, &folder)?;
-                    read_tensors(&folder.join(STATE), session.tensors()?)?;
+                    read_tensors(&folder.join(STATE), session.state_dict()?)?;
                     changed.into_iter().map(WarningKind::SettingChanged).for_each(&mut warn);
                     return Ok(Some(page.progress));
                 }
@@ -232,7 +232,7 @@ impl Checkpoints {
     /// Keeps the latest up to this step, and the best beside them; not the best of before if it was there
     /// for its loss alone. Later ones were passed over, or the run would be there; kept, they would take
     /// the places of those that can be read.
-    pub fn remove_old(&self, progress: &Progress, replaced: Option<u64>) -> Result<()> {
+    pub fn remove_old(&self, progress: &TrainProgress, replaced: Option<u64>) -> Result<()> {
         let best = progress.best.filter(|_| self.keeps_best).map(|best| best.step);
         let extra = progress.extra.filter(|_| self.keeps_best);
         let is_counted =
@@ -256,7 +256,7 @@ fn remove(folder: &Path) -> io::Result<()> {
 }
 
 /// The page of a checkpoint whose tensors are what was written.
-fn read_page(folder: &Path) -> Result<Page> {
+fn read_metadata(folder: &Path) -> Result<CheckpointMetadata> {
     let path = folder.join(PROGRESS);
     let text = fs::read_to_string(&path).map_err(|source| TrainerError::Io {
         what: "read",
@@ -264,7 +264,8 @@ fn read_page(folder: &Path) -> Result<Page> {
         source,
     })?;
     let wrong = |problem: String| TrainerError::Checkpoint { problem, path: folder.into() };
-    let page: Page = serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
+    let page: CheckpointMetadata =
+        serde_json::from_str(&text).map_err(|error| wrong(error.to_string()))?;
     if page.version != VERSION {
         return Err(wrong(format!("it has version {}, expected {VERSION}", page.version)));
     }
@@ -279,10 +280,10 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
     let catalog = Catalog::open(path)?;
     let (mut found_all, mut into_all) = (Vec::new(), Vec::new());
     for (name, tensor) in tensors {
-        let (dtype, bytes) = (stored(tensor.dtype()), tensor.bytes() as u64);
+        let (dtype, bytes) = (file_dtype(tensor.dtype()), tensor.bytes() as u64);
         let found = catalog.find(&name)?;
-        if found.count() * dtype.bytes() != bytes {
-            let problem = format!("{name} has {} numbers, expected {bytes} bytes", found.count());
+        if found.numel() * dtype.bytes() != bytes {
+            let problem = format!("{name} has {} numbers, expected {bytes} bytes", found.numel());
             return Err(TrainerError::Checkpoint { problem, path: path.into() });
         }
         found_all.push((found, dtype));
@@ -290,9 +291,9 @@ fn read_tensors(path: &Path, tensors: Vec<(String, &mut Tensor)>) -> Result<()> 
     }
     fill_all(into_all, |range, parts| {
         let wanted = found_all[range].iter().zip(parts);
-        let wanted =
-            wanted.map(|((found, dtype), part)| Wanted::whole(found, *dtype, Landing(part)));
-        Ok(load(&catalog, wanted.collect(), Options::default(), &|_| true)?)
+        let wanted = wanted
+            .map(|((found, dtype), part)| LoadRequest::whole(found, *dtype, UploadTarget(part)));
+        Ok(load(&catalog, wanted.collect(), LoadOptions::default(), &|_| true)?)
     })
 }
 
@@ -305,14 +306,14 @@ mod tests {
     fn kept(keeps_best: bool, losses: &[f64]) -> Vec<Vec<u64>> {
         let place = tempfile::tempdir().unwrap();
         let checkpoints = Checkpoints { folder: place.path().into(), keep: 2, keeps_best };
-        let mut progress = Progress::default();
-        progress.measured(0.1);
+        let mut progress = TrainProgress::default();
+        progress.record_validation(0.1);
         let mut after = |loss: &f64| {
             progress.step += 1;
-            progress.measured(*loss);
+            progress.record_validation(*loss);
             let is_due = progress.step.is_multiple_of(2);
             if is_due || (keeps_best && progress.is_best()) {
-                let replaced = progress.saves(!is_due);
+                let replaced = progress.record_save(!is_due);
                 fs::create_dir(place.path().join(name(progress.step))).unwrap();
                 checkpoints.remove_old(&progress, replaced).unwrap();
                 // What goes on is read back.
@@ -345,11 +346,11 @@ mod tests {
 
     #[test]
     fn progress_of_before_is_read() {
-        let mut page = serde_json::to_value(Progress::default()).unwrap();
+        let mut page = serde_json::to_value(TrainProgress::default()).unwrap();
         for key in ["best", "extra"] {
             page.as_object_mut().unwrap().remove(key).unwrap();
         }
-        let progress: Progress = serde_json::from_value(page).unwrap();
-        assert_eq!(progress, Progress::default());
+        let progress: TrainProgress = serde_json::from_value(page).unwrap();
+        assert_eq!(progress, TrainProgress::default());
     }
 }

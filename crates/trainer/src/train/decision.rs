@@ -1,12 +1,12 @@
 //! Whether a run ends, and whether it is saved: decided in one function from where the run stands, and done by the loop.
 
 use crate::config::Switch;
-use crate::config::output::Output;
-use crate::event::Why;
+use crate::config::output::OutputConfig;
+use crate::event::EndReason;
 
 /// Where a run stands after a step: all that its end and its checkpoints are decided from.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct RunStatus {
     /// Steps taken.
     pub step: u64,
     /// Steps that the run is to take.
@@ -23,16 +23,16 @@ pub(super) struct Standing {
 
 /// What becomes of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Decision {
+pub(super) struct LoopDecision {
     /// It ends, for this reason.
-    pub end: Option<Why>,
+    pub end: Option<EndReason>,
     /// It is saved.
-    pub save: Option<Save>,
+    pub save: Option<SaveReason>,
 }
 
 /// What a checkpoint is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Save {
+pub(super) enum SaveReason {
     /// To go on from.
     Latest,
     /// The lowest held-out loss, and nothing else.
@@ -41,22 +41,22 @@ pub(super) enum Save {
 
 /// Decides whether a run ends and whether it is saved. Only here, and from a standing alone: machines that train
 /// together would share theirs, and all do the same. What ends is saved.
-pub(super) fn decide(standing: Standing, output: &Output) -> Decision {
-    let Standing { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } =
+pub(super) fn decide(standing: RunStatus, output: &OutputConfig) -> LoopDecision {
+    let RunStatus { step, total_steps, is_unhealthy, is_plateau, is_interrupted, is_best } =
         standing;
     let reasons = [
-        (is_unhealthy, Why::Unhealthy),
-        (is_plateau, Why::Plateau),
-        (step >= total_steps, Why::Finished),
-        (is_interrupted, Why::Interrupted),
+        (is_unhealthy, EndReason::Unhealthy),
+        (is_plateau, EndReason::Plateau),
+        (step >= total_steps, EndReason::Finished),
+        (is_interrupted, EndReason::Interrupted),
     ];
     let end = reasons.into_iter().find_map(|(holds, why)| holds.then_some(why));
     let save = if end.is_some() || is_due(output.save_every, step) {
-        Some(Save::Latest)
+        Some(SaveReason::Latest)
     } else {
-        (output.keep_best && is_best).then_some(Save::Best)
+        (output.keep_best && is_best).then_some(SaveReason::Best)
     };
-    Decision { end, save }
+    LoopDecision { end, save }
 }
 
 /// Whether something that is done every so many steps is due.
@@ -73,42 +73,42 @@ mod tests {
     use crate::config::RawConfig;
 
     /// What is decided at step 7 of 10, saving every 5 steps, if these hold.
-    fn decided(change: impl Fn(&mut Standing), keep_best: bool) -> Decision {
+    fn decided(change: impl Fn(&mut RunStatus), keep_best: bool) -> LoopDecision {
         let mut raw = RawConfig::empty();
         for argument in ["base.path=x", "data.images=y", "output.save_every=5"] {
             raw.set(argument).unwrap();
         }
         raw.set(&format!("output.keep_best={keep_best}")).unwrap();
-        let mut standing = Standing { step: 7, total_steps: 10, ..Standing::default() };
+        let mut standing = RunStatus { step: 7, total_steps: 10, ..RunStatus::default() };
         change(&mut standing);
         decide(standing, &raw.resolve().unwrap().output)
     }
 
     #[test]
     fn a_run_ends_and_is_saved_by_where_it_stands() {
-        use Why::{Finished, Interrupted, Plateau, Unhealthy};
-        type Change = fn(&mut Standing);
-        let cases: [(Change, Option<Why>, Option<Save>); 10] = [
+        use EndReason::{Finished, Interrupted, Plateau, Unhealthy};
+        type Change = fn(&mut RunStatus);
+        let cases: [(Change, Option<EndReason>, Option<SaveReason>); 10] = [
             (|_| {}, None, None),
-            (|s| s.step = 5, None, Some(Save::Latest)),
-            (|s| s.is_best = true, None, Some(Save::Best)),
-            (|s| (s.step, s.is_best) = (5, true), None, Some(Save::Latest)),
-            (|s| s.step = 10, Some(Finished), Some(Save::Latest)),
-            (|s| s.step = 11, Some(Finished), Some(Save::Latest)),
-            (|s| s.is_interrupted = true, Some(Interrupted), Some(Save::Latest)),
+            (|s| s.step = 5, None, Some(SaveReason::Latest)),
+            (|s| s.is_best = true, None, Some(SaveReason::Best)),
+            (|s| (s.step, s.is_best) = (5, true), None, Some(SaveReason::Latest)),
+            (|s| s.step = 10, Some(Finished), Some(SaveReason::Latest)),
+            (|s| s.step = 11, Some(Finished), Some(SaveReason::Latest)),
+            (|s| s.is_interrupted = true, Some(Interrupted), Some(SaveReason::Latest)),
             // A run that was interrupted in its last step is done.
-            (|s| (s.step, s.is_interrupted) = (10, true), Some(Finished), Some(Save::Latest)),
-            (|s| (s.step, s.is_plateau) = (10, true), Some(Plateau), Some(Save::Latest)),
+            (|s| (s.step, s.is_interrupted) = (10, true), Some(Finished), Some(SaveReason::Latest)),
+            (|s| (s.step, s.is_plateau) = (10, true), Some(Plateau), Some(SaveReason::Latest)),
             (
                 |s| (s.is_plateau, s.is_unhealthy) = (true, true),
                 Some(Unhealthy),
-                Some(Save::Latest),
+                Some(SaveReason::Latest),
             ),
         ];
         for (index, (change, end, save)) in cases.into_iter().enumerate() {
-            assert_eq!(decided(change, true), Decision { end, save }, "{index}");
-            let save = save.filter(|save| *save != Save::Best);
-            assert_eq!(decided(change, false), Decision { end, save }, "{index}");
+            assert_eq!(decided(change, true), LoopDecision { end, save }, "{index}");
+            let save = save.filter(|save| *save != SaveReason::Best);
+            assert_eq!(decided(change, false), LoopDecision { end, save }, "{index}");
         }
     }
 }

@@ -7,7 +7,7 @@
 //!   .inputs.json       what the run is trained on and from, see `identity.rs`
 //!   events.jsonl       what happened, one JSON object per line
 //!   initial/           the model that a job begins with that begins with random weights
-//!   cache/             encoded pictures and captions, unless the job shares a cache
+//!   cache/             encoded images and captions, unless the job shares a cache
 //!   checkpoints/       see `checkpoint.rs`
 //!   samples/           step-000100-1.png: the first prompt after 100 steps
 //!   adapter/           the adapter, for every program that was asked for; or
@@ -22,14 +22,14 @@ use std::path::{Path, PathBuf};
 
 use weights::write::AtomicFile;
 
-use super::{Start, checkpoint};
+use super::{TrainOptions, checkpoint};
 use crate::config::adapter::AdapterKind;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::journal;
 use crate::event::lock::RunLock;
 use crate::export::model;
-use crate::task::draws::{Purpose, seed};
+use crate::task::seed::{Purpose, seed};
 
 /// The job as decided.
 pub const CONFIG: &str = "config.toml";
@@ -42,32 +42,32 @@ pub const CONFIG_HEADER: &str =
 pub const INITIAL: &str = "initial";
 
 /// A run's folder, locked as long as this lives.
-pub struct Folder {
+pub struct RunFolder {
     /// Where it is.
     pub path: PathBuf,
     /// What it was opened for.
-    pub start: Start,
+    pub options: TrainOptions,
     _lock: RunLock,
 }
 
-impl Folder {
+impl RunFolder {
     /// Takes the folder for a run. One that has saved a checkpoint is only gone on with; one that has
     /// not has nothing to lose, and is begun again.
-    pub fn open(path: &Path, start: Start) -> Result<Self> {
+    pub fn open(path: &Path, start: TrainOptions) -> Result<Self> {
         let failed = |source| TrainerError::Io { what: "write", path: path.into(), source };
-        let is_saved = || checkpoint::is_any_in(path);
+        let is_saved = || checkpoint::exists_in(path);
         if start.resume && !journal::has_begun(path) && !is_saved() {
             return Err(TrainerError::NoRun { path: path.into() });
         }
         fs::create_dir_all(path).map_err(failed)?;
         let lock = RunLock::take(path).map_err(failed)?;
-        let lock = lock.ok_or_else(|| TrainerError::Busy { path: path.into() })?;
+        let lock = lock.ok_or_else(|| TrainerError::FolderBusy { path: path.into() })?;
         let was_saved = journal::has_saved(path);
         match (start.resume, is_saved()) {
             (true, false) => Err(TrainerError::NoCheckpoint { was_saved, path: path.into() }),
-            (false, true) => Err(TrainerError::Taken { path: path.into() }),
-            (false, false) if was_saved => Err(TrainerError::Taken { path: path.into() }),
-            _ => Ok(Self { path: path.into(), start, _lock: lock }),
+            (false, true) => Err(TrainerError::FolderTaken { path: path.into() }),
+            (false, false) if was_saved => Err(TrainerError::FolderTaken { path: path.into() }),
+            _ => Ok(Self { path: path.into(), options: start, _lock: lock }),
         }
     }
 
@@ -75,7 +75,7 @@ impl Folder {
     /// yet.
     pub fn base(&self, config: &RunConfig) -> Result<PathBuf> {
         // Said now and not when all is trained: what comes of it is a folder like that one.
-        if config.adapter.kind == AdapterKind::None && !config.base.path.is_dir() {
+        if config.adapter.kind == AdapterKind::Full && !config.base.path.is_dir() {
             return Err(TrainerError::Request {
                 problem: format!(
                     "a model's own weights can be trained in a folder, not in one file: {}",
@@ -88,7 +88,7 @@ impl Folder {
             return Ok(config.base.path.clone());
         }
         let place = self.path.join(INITIAL);
-        if !self.start.resume && place.exists() {
+        if !self.options.resume && place.exists() {
             // Of an attempt, whose seed or base may have been another.
             let failed = |source| TrainerError::Io { what: "remove", path: place.clone(), source };
             fs::remove_dir_all(&place).map_err(failed)?;
@@ -108,8 +108,8 @@ impl Folder {
 
     /// The job with what a plan chose when the run began and what cannot change since: a checkpoint in
     /// one precision does not go on in another.
-    pub fn pinned(&self, config: &RunConfig) -> RunConfig {
-        if !self.start.resume {
+    pub fn with_pinned_precision(&self, config: &RunConfig) -> RunConfig {
+        if !self.options.resume {
             return config.clone();
         }
         let before = RawConfig::from_file(&self.path.join(CONFIG)).and_then(RawConfig::resolve);
@@ -138,7 +138,7 @@ mod tests {
     /// A run that has begun, and what else is told of it.
     fn journal(more: &str) -> String {
         let begun = r#"{"event":"begin","version":"","base":"","engine":"","from_step":0,"steps":1,
-            "pictures":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
+            "images":1,"held_out":0,"layers":1,"parameters":1,"samples_per_step":1,"phases":[],
             "limit_bytes":1,"time":0}"#;
         format!("{}\n{more}\n", begun.replace('\n', ""))
     }
@@ -147,17 +147,17 @@ mod tests {
     fn a_folder_is_taken_by_what_was_saved_and_not_by_an_attempt() {
         let place = tempfile::tempdir().unwrap();
         let path = place.path().join("run");
-        let open = |resume| Folder::open(&path, Start { resume, force: false });
+        let open = |resume| RunFolder::open(&path, TrainOptions { resume, force: false });
         assert!(matches!(open(true), Err(TrainerError::NoRun { .. })));
         assert!(!path.exists(), "a folder was made for a run that is not there");
         let attempt = open(false).unwrap();
-        assert!(matches!(open(false), Err(TrainerError::Busy { .. })));
+        assert!(matches!(open(false), Err(TrainerError::FolderBusy { .. })));
         drop(attempt);
         assert!(matches!(open(true), Err(TrainerError::NoRun { .. })));
 
         let run = open(false).unwrap();
         run.write("events.jsonl", &journal("")).unwrap();
-        assert!(matches!(open(true), Err(TrainerError::Busy { .. })));
+        assert!(matches!(open(true), Err(TrainerError::FolderBusy { .. })));
         drop(run);
         assert!(matches!(open(true), Err(TrainerError::NoCheckpoint { was_saved: false, .. })));
         let run = open(false).unwrap();
@@ -165,9 +165,9 @@ mod tests {
         run.write("events.jsonl", &journal(saved)).unwrap();
         drop(run);
         assert!(matches!(open(true), Err(TrainerError::NoCheckpoint { was_saved: true, .. })));
-        assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
+        assert!(matches!(open(false), Err(TrainerError::FolderTaken { .. })));
         fs::create_dir_all(path.join("checkpoints/step-000001")).unwrap();
-        assert!(matches!(open(false), Err(TrainerError::Taken { .. })));
+        assert!(matches!(open(false), Err(TrainerError::FolderTaken { .. })));
         assert!(open(true).is_ok());
         // Its history may be lost.
         fs::remove_file(path.join("events.jsonl")).unwrap();
@@ -180,7 +180,7 @@ mod tests {
         let other = place.path().join("diary");
         fs::write(&other, "dear diary").unwrap();
         std::os::unix::fs::symlink(&other, place.path().join(".lock")).unwrap();
-        drop(Folder::open(place.path(), Start::default()).unwrap());
+        drop(RunFolder::open(place.path(), TrainOptions::default()).unwrap());
         assert_eq!(fs::read_to_string(other).unwrap(), "dear diary");
     }
 }

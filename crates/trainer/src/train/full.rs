@@ -5,22 +5,22 @@
 use std::collections::HashMap;
 use std::path::Path;
 
-use weights::load::floats;
+use weights::load::load_f32;
 use weights::{Catalog, WeightsError};
 
 use crate::config::adapter::AdapterKind;
-use crate::config::material::Material;
+use crate::config::training_data::TrainingData;
 use crate::config::{RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::export::{language, model};
 use crate::model::adapter::read::{STATE, adapter_in, is_checkpoint};
-use crate::model::build::{Role, Want};
+use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::diffusion::Pipeline;
 use crate::model::files;
-use crate::model::llama::base::Base;
-use crate::task::session::{AVERAGE, PARAMETER};
+use crate::model::llama::language_model::LanguageModel;
+use crate::task::session::{EMA_PREFIX, PARAMETER_PREFIX};
 use crate::train::folder::{CONFIG, INITIAL};
-use crate::train::texts::Opened;
+use crate::train::language::LanguagePipeline;
 
 /// A checkpoint of a full fine-tune, open.
 pub struct FullCheckpoint {
@@ -35,7 +35,7 @@ pub struct FullModel {
     /// Tensors that were trained.
     pub n_tensors: usize,
     /// Their format.
-    pub dtype: weights::Dtype,
+    pub dtype: weights::FileDtype,
 }
 
 impl FullCheckpoint {
@@ -49,7 +49,7 @@ impl FullCheckpoint {
         let mut raw = RawConfig::from_file(&run.join(CONFIG))?;
         raw.set_path("base.path", base)?;
         let mut config = raw.resolve()?;
-        if config.adapter.kind != AdapterKind::None {
+        if config.adapter.kind != AdapterKind::Full {
             return Ok(None);
         }
         // What is not trained of a model that began with random weights is not the base's either.
@@ -76,30 +76,31 @@ impl FullCheckpoint {
         let numbers = |name: &str| -> std::result::Result<Option<Vec<f32>>, WeightsError> {
             let Some(stored) = self.names.get(name) else { return Ok(None) };
             let tensor = self.catalog.find(stored)?;
-            floats(&self.catalog, tensor, 0..tensor.count()).map(Some)
+            load_f32(&self.catalog, tensor, 0..tensor.numel()).map(Some)
         };
-        let dtype = files::stored(self.config.base.dtype);
-        match self.config.material {
-            Material::Pictures { .. } => {
+        let dtype = files::file_dtype(self.config.base.dtype);
+        match self.config.data {
+            TrainingData::Images { .. } => {
                 let pipeline = Pipeline::open(&self.config.base.path, rest)?;
-                self.check(&pipeline.transformer.config.tensors()?)?;
+                self.check(&pipeline.transformer.config.tensor_specs()?)?;
                 model::write(&pipeline, &numbers, self.config.base.dtype, out)?;
                 Pipeline::open(out, None)?;
             }
-            Material::Texts { .. } => {
-                let Opened { base, tokenizer } = Opened::of(&self.config, false)?;
-                self.check(&base.tensors()?)?;
+            TrainingData::Texts { .. } => {
+                let LanguagePipeline { base, tokenizer } =
+                    LanguagePipeline::open(&self.config, false)?;
+                self.check(&base.tensor_specs()?)?;
                 language::write_model(&base, &tokenizer, dtype, out, &mut |_, want| {
                     Ok(numbers(&want.name)?.expect("all of the model was trained"))
                 })?;
-                Base::open(out)?;
+                LanguageModel::open(out)?;
             }
         }
         Ok(FullModel { n_tensors: self.names.len(), dtype })
     }
 
     /// That these are the base's tensors: no other's are to be written among them.
-    fn check(&self, wants: &[Want]) -> Result<()> {
+    fn check(&self, wants: &[TensorSpec]) -> Result<()> {
         let n_trained = wants.iter().filter(|want| self.names.contains_key(&want.name)).count();
         let mut problem = (n_trained < self.names.len())
             .then(|| format!("{} of {} tensors", self.names.len() - n_trained, self.names.len()))
@@ -107,9 +108,9 @@ impl FullCheckpoint {
         for want in wants {
             let n_wanted = want.shape.elements() as u64;
             let found = match self.names.get(&want.name) {
-                Some(stored) => self.catalog.find(stored)?.count(),
+                Some(stored) => self.catalog.find(stored)?.numel(),
                 // What is computed and not trained, as the table of positions.
-                None if want.role == Role::Array => n_wanted,
+                None if want.role == TensorRole::Array => n_wanted,
                 None => 0,
             };
             if found != n_wanted {
@@ -124,13 +125,13 @@ impl FullCheckpoint {
     }
 }
 
-/// What lies in a checkpoint, by the model's names: running means where there are any, as in what a run
+/// What lies in a checkpoint, by the model's names: EMA where there are any, as in what a run
 /// writes at its end.
 fn names(catalog: &Catalog) -> HashMap<String, String> {
     let stored = |parameter: &String| {
-        let mean = parameter.replacen(PARAMETER, AVERAGE, 1);
+        let mean = parameter.replacen(PARAMETER_PREFIX, EMA_PREFIX, 1);
         if catalog.find(&mean).is_ok() { mean } else { parameter.clone() }
     };
-    let named = catalog.metadata.iter().filter(|(stored, _)| stored.starts_with(PARAMETER));
+    let named = catalog.metadata.iter().filter(|(stored, _)| stored.starts_with(PARAMETER_PREFIX));
     named.map(|(parameter, name)| (name.clone(), stored(parameter))).collect()
 }

@@ -7,45 +7,45 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::scale;
-use crate::event::Step;
+use super::loss_scale;
+use crate::event::StepMetrics;
 use crate::event::warning::{Divergence, WarningKind};
 
 /// Steps that are looked at together.
 pub const WINDOW: usize = 100;
 
-/// Losses of which one half can be compared with the other. Chosen: means of 25 single pictures scatter
+/// Losses of which one half can be compared with the other. Chosen: means of 25 single images scatter
 /// by a tenth, and a rate that is far too high spoils a model in less.
-const EARLIEST: usize = 50;
+const MIN_LOSSES: usize = 50;
 
 /// A loss that is so many times that of the window before has come apart. Chosen: losses of single
-/// pictures scatter by a third to a half, their means over a hundred by a twentieth.
-const APART: f64 = 1.5;
+/// images scatter by a third to a half, their means over a hundred by a twentieth.
+const RISE_FACTOR: f64 = 1.5;
 
 /// Losses whose deviation is so many times their mean scatter. Measured in runs of `recipes/demo.toml`
 /// with `train.batch=1`: 0.3 to 0.4 at a rate of 1e-3, 0.7 to 1.2 at 5e-2, which spoils the model.
 const SCATTERED: f64 = 1.0;
 
 /// A gradient so many times as long as usual has exploded. Measured in the same runs: that of one
-/// picture in a hundred is ten times the median.
-const EXPLODED: f64 = 10.0;
+/// image in a hundred is ten times the median.
+const EXPLODED_FACTOR: f64 = 10.0;
 
 /// Steps in which gradients explode ...
 const RECENT: usize = 20;
 
-/// ... if so many of them do. Chosen: fewer are odd pictures, which clipping is there for.
+/// ... if so many of them do. Chosen: fewer are odd images, which clipping is there for.
 const SEVERAL: usize = 5;
 
 /// A gradient that is shorter than this share of the usual one at first has vanished. Chosen: what is
 /// learnt from noise is never all learnt; the demo's gradients end at half of what they were.
-const FADED: f64 = 1e-3;
+const VANISHED_SHARE: f64 = 1e-3;
 
 /// A gradient so short is none. Taken: the default of `optimizer.epsilon`, below which `AdamW`'s steps
 /// become shorter.
-const NOTHING: f64 = 1e-8;
+const ZERO_NORM: f64 = 1e-8;
 
 /// Steps without a finite gradient that are not worth a word. Chosen: in f32 and bf16 there are none
-/// while all is well, and a picture may be odd.
+/// while all is well, and an image may be odd.
 const FEW_SKIPPED: u64 = 2;
 
 /// Such steps that f16 may take beside, until its loss scale has found its place. Taken: it begins at
@@ -53,25 +53,25 @@ const FEW_SKIPPED: u64 = 2;
 const HALVINGS: u64 = 16;
 
 /// Steps in a row without a finite gradient that end a run. Chosen: more than those halvings.
-const MOST_SKIPPED: u32 = 25;
+const MAX_SKIPPED: u32 = 25;
 
 /// Losses of a run's end that are compared with the first one: a quarter of all, at most so many.
-const AT_END: usize = 20;
+const FINAL_LOSSES: usize = 20;
 
 /// A run whose loss is in the end so many times that of its first step has diverged. Chosen: losses of
-/// single pictures differ by less than ten.
-const GROWN: f64 = 10.0;
+/// single images differ by less than ten.
+const DIVERGED_FACTOR: f64 = 10.0;
 
 /// The same of fewer than [`SEVERAL`] losses at the end, which all have to be as large. Chosen: losses of
 /// single short texts may differ by more than ten.
-const GROWN_OF_FEW: f64 = 30.0;
+const DIVERGED_FACTOR_FEW: f64 = 30.0;
 
 /// A loss below this is as good as none, and no measure of others. Chosen: that of texts known by heart.
-const LEARNT: f64 = 1e-2;
+const ZERO_LOSS: f64 = 1e-2;
 
 /// Steps without a finite gradient at the end of a run that make it one that diverged. Chosen: in f16 one
 /// is normal now and then.
-const LAST_SKIPPED: u32 = 3;
+const MAX_SKIPPED_AT_END: u32 = 3;
 
 /// What is remembered.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -101,7 +101,7 @@ pub struct Health {
 
 impl Health {
     /// Takes in a step; returns what is news.
-    pub fn observe(&mut self, step: &Step) -> Vec<WarningKind> {
+    pub fn observe(&mut self, step: &StepMetrics) -> Vec<WarningKind> {
         self.remember(step);
         self.told.retain(|_, left| {
             *left -= 1;
@@ -124,7 +124,7 @@ impl Health {
         news
     }
 
-    fn remember(&mut self, step: &Step) {
+    fn remember(&mut self, step: &StepMetrics) {
         self.is_loss_lost = !step.loss.is_finite();
         let Some(norm) = step.gradient_norm.filter(|_| step.loss.is_finite()) else {
             self.n_skipped += 1;
@@ -141,22 +141,25 @@ impl Health {
     }
 
     fn rising(&self) -> Option<WarningKind> {
-        if self.losses.len() < EARLIEST {
+        if self.losses.len() < MIN_LOSSES {
             return None;
         }
         let (before, now) = self.halves();
-        let (before, now) = (Window::of(&usual(before)).mean, Window::of(&usual(now)).mean);
+        let (before, now) = (
+            LossWindow::of(&without_largest(before)).mean,
+            LossWindow::of(&without_largest(now)).mean,
+        );
         let steps = self.losses.len() / 2;
-        (now > APART * before).then_some(WarningKind::LossRising { steps, now, before })
+        (now > RISE_FACTOR * before).then_some(WarningKind::LossRising { steps, now, before })
     }
 
     /// By the differences of neighbours, which a loss that falls or jumps leaves small.
     fn scattered(&self) -> Option<WarningKind> {
-        let losses = usual(last(&self.losses, WINDOW)?.collect());
+        let losses = without_largest(last(&self.losses, WINDOW)?.collect());
         let squares = losses.windows(2).map(|pair| (pair[0] - pair[1]).powi(2));
         // A difference has the variance of both.
         let spread = (squares.sum::<f64>() / (2 * (losses.len() - 1)) as f64).sqrt();
-        let mean = Window::of(&losses).mean;
+        let mean = LossWindow::of(&losses).mean;
         (spread > SCATTERED * mean).then_some(WarningKind::LossScattered {
             steps: WINDOW,
             spread,
@@ -168,13 +171,13 @@ impl Health {
     /// when a training begins, are none that explode.
     fn exploding(&self) -> Option<WarningKind> {
         let n_before = self.norms.len().checked_sub(RECENT).filter(|n| *n >= RECENT)?;
-        let usual = median(self.norms.iter().take(n_before).copied()).max(NOTHING);
+        let usual = median(self.norms.iter().take(n_before).copied()).max(ZERO_NORM);
         let recent = self.norms.iter().skip(n_before);
-        let steps = recent.filter(|norm| **norm > EXPLODED * usual).count();
+        let steps = recent.filter(|norm| **norm > EXPLODED_FACTOR * usual).count();
         (steps >= SEVERAL).then_some(WarningKind::GradientsExploding {
             steps,
             of: RECENT,
-            times: EXPLODED,
+            times: EXPLODED_FACTOR,
             usual,
         })
     }
@@ -182,15 +185,12 @@ impl Health {
     fn vanished(&self) -> Option<WarningKind> {
         let (first, norms) = (self.first_norm?, last(&self.norms, WINDOW)?);
         let largest = norms.fold(0.0, f64::max);
-        (largest <= NOTHING.max(FADED * first)).then_some(WarningKind::GradientsVanished {
-            steps: WINDOW,
-            largest,
-            first,
-        })
+        (largest <= ZERO_NORM.max(VANISHED_SHARE * first))
+            .then_some(WarningKind::GradientsVanished { steps: WINDOW, largest, first })
     }
 
-    fn skipped(&self, step: &Step) -> Option<WarningKind> {
-        let in_f16 = || HALVINGS + step.step / u64::from(scale::PATIENCE);
+    fn skipped(&self, step: &StepMetrics) -> Option<WarningKind> {
+        let in_f16 = || HALVINGS + step.step / u64::from(loss_scale::GROWTH_INTERVAL);
         let tolerated = FEW_SKIPPED + step.loss_scale.map_or(0, |_| in_f16());
         let steps = self.n_skipped;
         (steps > tolerated).then_some(WarningKind::StepsSkipped { steps })
@@ -198,7 +198,7 @@ impl Health {
 
     fn not_finite(&self) -> Option<WarningKind> {
         let steps = self.n_skipped_now;
-        (steps >= MOST_SKIPPED).then_some(WarningKind::NotFinite { steps })
+        (steps >= MAX_SKIPPED).then_some(WarningKind::NotFinite { steps })
     }
 
     /// Why a run that is over has come to nothing, if it has.
@@ -207,16 +207,16 @@ impl Health {
             return Some(Divergence::Loss);
         }
         let steps = self.n_skipped_now;
-        if steps >= LAST_SKIPPED || (steps > 0 && self.losses.is_empty()) {
+        if steps >= MAX_SKIPPED_AT_END || (steps > 0 && self.losses.is_empty()) {
             return Some(Divergence::Skipped { steps });
         }
-        let n = (self.losses.len() / 4).clamp(1, AT_END);
+        let n = (self.losses.len() / 4).clamp(1, FINAL_LOSSES);
         let (first, ends) = (self.first_loss?, last(&self.losses, n)?);
         let (now, grown) = match n {
-            0..SEVERAL => (ends.fold(f64::INFINITY, f64::min), GROWN_OF_FEW),
-            _ => (median(ends), GROWN),
+            0..SEVERAL => (ends.fold(f64::INFINITY, f64::min), DIVERGED_FACTOR_FEW),
+            _ => (median(ends), DIVERGED_FACTOR),
         };
-        (now > grown * first.max(LEARNT)).then_some(Divergence::Grown { now, first })
+        (now > grown * first.max(ZERO_LOSS)).then_some(Divergence::Grown { now, first })
     }
 
     /// Steps whose gradient was not finite.
@@ -230,9 +230,9 @@ impl Health {
     }
 
     /// The window before the last, and the last.
-    pub fn windows(&self) -> Option<(Window, Window)> {
+    pub fn windows(&self) -> Option<(LossWindow, LossWindow)> {
         let (before, now) = self.halves();
-        (now.len() == WINDOW).then(|| (Window::of(&before), Window::of(&now)))
+        (now.len() == WINDOW).then(|| (LossWindow::of(&before), LossWindow::of(&now)))
     }
 
     /// The losses that are remembered, earlier and later ones.
@@ -243,8 +243,8 @@ impl Health {
     }
 }
 
-/// All but the largest: one picture may be as odd as it likes.
-fn usual(mut losses: Vec<f64>) -> Vec<f64> {
+/// All but the largest: one image may be as odd as it likes.
+fn without_largest(mut losses: Vec<f64>) -> Vec<f64> {
     let largest = (0..losses.len()).max_by(|a, b| losses[*a].total_cmp(&losses[*b]));
     largest.map(|at| losses.remove(at));
     losses
@@ -277,14 +277,14 @@ pub fn is_fatal(kind: &WarningKind) -> bool {
 
 /// Losses of many steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Window {
+pub struct LossWindow {
     /// Their mean.
     pub mean: f64,
     /// Their standard deviation.
     pub spread: f64,
 }
 
-impl Window {
+impl LossWindow {
     fn of(losses: &[f64]) -> Self {
         let n = losses.len() as f64;
         let mean = losses.iter().sum::<f64>() / n;

@@ -13,12 +13,12 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::folder::Folder;
-use crate::config::{Origin, RunConfig};
+use super::folder::RunFolder;
+use crate::config::{RunConfig, ValueOrigin};
 use crate::error::{Result, TrainerError};
-use crate::event::warning::Changed;
-use crate::fingerprint::{Fingerprint, Parts, difference};
-use crate::task::lesson::{Feed, Lesson};
+use crate::event::warning::ChangedSetting;
+use crate::fingerprint::{Fingerprint, PartHashes, difference};
+use crate::task::traits::{DataLoader, Task};
 
 /// A job's settings, model and samples.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,14 +35,14 @@ pub struct Identity {
     typed: BTreeSet<String>,
     /// Of the job at hand only; a run has those it began with in a file.
     #[serde(skip)]
-    inputs: Inputs,
+    inputs: RunInputs,
 }
 
 /// What model and samples consist of.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-struct Inputs {
-    base: Parts,
-    samples: Parts,
+struct RunInputs {
+    base: PartHashes,
+    samples: PartHashes,
 }
 
 /// What a run's folder calls them.
@@ -53,7 +53,7 @@ const MOST_PARTS: usize = 200_000;
 
 /// Keys that may change when a run goes on: how long, what is shown and written, and paths, since
 /// what lies there is compared instead.
-const FREE: [&str; 12] = [
+const FREE_KEYS: [&str; 12] = [
     "train.steps",
     "train.epochs",
     "train.validate_every",
@@ -71,7 +71,7 @@ const FREE_SECTIONS: [&str; 4] = ["sample.", "writing.", "machine.", "output."];
 
 /// Keys that may change when they are typed for the run that goes on: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.
-const RATE: [&str; 5] = [
+const RATE_KEYS: [&str; 5] = [
     "optimizer.learning_rate",
     "optimizer.schedule",
     "optimizer.warmup",
@@ -81,22 +81,23 @@ const RATE: [&str; 5] = [
 
 impl Identity {
     /// Of a job.
-    pub fn new<F: Feed>(config: &RunConfig, lesson: &F::Lesson, feed: &F) -> Result<Self> {
+    pub fn new<F: DataLoader>(config: &RunConfig, task: &F::Task, loader: &F) -> Result<Self> {
         let is_free = |key: &str| {
-            FREE.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
+            FREE_KEYS.contains(&key) || FREE_SECTIONS.iter().any(|section| key.starts_with(section))
         };
         let settings: BTreeMap<_, _> = config.values().filter(|(key, _)| !is_free(key)).collect();
-        let is_typed = |key: &&str| matches!(config.origin(key), Some(Origin::CommandLine { .. }));
-        let typed = RATE.into_iter().filter(is_typed).map(str::to_owned).collect();
-        let Fingerprint { whole: base, parts: of_base } = lesson.fingerprint()?;
-        let Fingerprint { whole: samples, parts: of_samples } = feed.fingerprint();
-        let inputs = Inputs { base: of_base, samples: of_samples };
+        let is_typed =
+            |key: &&str| matches!(config.origin(key), Some(ValueOrigin::CommandLine { .. }));
+        let typed = RATE_KEYS.into_iter().filter(is_typed).map(str::to_owned).collect();
+        let Fingerprint { whole: base, parts: of_base } = task.fingerprint()?;
+        let Fingerprint { whole: samples, parts: of_samples } = loader.fingerprint();
+        let inputs = RunInputs { base: of_base, samples: of_samples };
         Ok(Self { settings, base, samples, typed, inputs })
     }
 
     /// Keeps what the job is made of by name, for the next one that goes on.
-    pub fn write_inputs(&self, folder: &Folder) -> Result<()> {
-        let Inputs { base, samples } = &self.inputs;
+    pub fn write_inputs(&self, folder: &RunFolder) -> Result<()> {
+        let RunInputs { base, samples } = &self.inputs;
         if base.len() + samples.len() > MOST_PARTS {
             return Ok(());
         }
@@ -105,7 +106,7 @@ impl Identity {
     }
 
     /// That a checkpoint with this identity is one of `job`; returns what is not as it was on purpose.
-    pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<Changed>> {
+    pub fn check(&self, job: &Self, checkpoint: &Path) -> Result<Vec<ChangedSetting>> {
         let keys: BTreeSet<&String> = self.settings.keys().chain(job.settings.keys()).collect();
         let changed =
             keys.into_iter().filter(|key| self.settings.get(*key) != job.settings.get(*key));
@@ -116,11 +117,11 @@ impl Identity {
             let of = |identity: &Self| {
                 identity.settings.get(key).cloned().unwrap_or_else(|| "not set".into())
             };
-            Changed { key: key.clone(), was: of(self), is: of(job) }
+            ChangedSetting { key: key.clone(), was: of(self), is: of(job) }
         };
         if !others.is_empty() {
-            let is_rate = others.iter().all(|key| RATE.contains(&key.as_str()));
-            let hint = if is_rate { TYPE_IT } else { UNDO };
+            let is_rate = others.iter().all(|key| RATE_KEYS.contains(&key.as_str()));
+            let hint = if is_rate { TYPE_IT_HINT } else { UNDO_HINT };
             let said = others.into_iter().map(|key| changed(key).to_string());
             return refuse(said.collect::<Vec<_>>().join("; "), hint);
         }
@@ -142,7 +143,7 @@ impl Identity {
                 || format!("{what} was {was:.8}, is {is:.8}"),
                 |named| format!("{what} is not what it was: {named}"),
             );
-            return refuse(problem, UNDO);
+            return refuse(problem, UNDO_HINT);
         }
         Ok(typed.into_iter().map(changed).collect())
     }
@@ -154,12 +155,12 @@ impl Identity {
     }
 }
 
-const UNDO: &str = "undo the change, or begin a new run with another --out";
-const TYPE_IT: &str = "to change the learning rate or its schedule from here on, type it: \
+const UNDO_HINT: &str = "undo the change, or begin a new run with another --out";
+const TYPE_IT_HINT: &str = "to change the learning rate or its schedule from here on, type it: \
                        --resume --set optimizer.learning_rate=VALUE; or undo the change in the job";
 
 /// What the run of a checkpoint began with; nothing where that is not known.
-fn inputs_of(checkpoint: &Path) -> Inputs {
+fn inputs_of(checkpoint: &Path) -> RunInputs {
     let run = checkpoint.ancestors().nth(2).unwrap_or(checkpoint);
     let text = fs::read(run.join(INPUTS)).unwrap_or_default();
     serde_json::from_slice(&text).unwrap_or_default()

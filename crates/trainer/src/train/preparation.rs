@@ -2,11 +2,11 @@
 
 use crate::data::Findings;
 use crate::error::Result;
-use crate::event::{Event, ProgressUnit, Sink, Warning, WarningKind};
+use crate::event::{Event, EventSink, ProgressUnit, Warning, WarningKind};
 use crate::progress;
 
 /// What was found wrong with images or texts, in a line for each reason.
-pub(super) fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()> {
+pub(super) fn emit_findings(events: &EventSink<'_>, findings: Findings) -> Result<()> {
     let Findings { left_out, warnings, notes } = findings;
     let warning =
         |problem| Event::Warning(Warning { step: 0, kind: WarningKind::Data { problem } });
@@ -16,15 +16,15 @@ pub(super) fn tell_findings(events: &Sink<'_>, findings: Findings) -> Result<()>
 }
 
 /// How far the preparation of images or texts is; answers whether to go on.
-pub(super) fn prepares(events: &Sink<'_>, event: progress::Event) -> bool {
+pub(super) fn emit_progress(events: &EventSink<'_>, event: progress::ProgressEvent) -> bool {
     match event {
-        progress::Event::Phase { name, total } => {
+        progress::ProgressEvent::Phase { name, total } => {
             let unit = if total == 0 { ProgressUnit::Bytes } else { ProgressUnit::Samples };
             // What cannot be written now cannot be at the next event, which says so.
-            _ = events.phase(name.into(), unit, total as u64);
-            events.goes_on()
+            _ = events.begin_phase(name.into(), unit, total as u64);
+            events.should_continue()
         }
-        progress::Event::Done => events.advance(ProgressUnit::Samples, 1),
-        progress::Event::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
+        progress::ProgressEvent::Done => events.advance(ProgressUnit::Samples, 1),
+        progress::ProgressEvent::Loaded(bytes) => events.advance(ProgressUnit::Bytes, bytes),
     }
 }

@@ -15,17 +15,17 @@ use std::time::Instant;
 
 use compute::Dtype;
 
-use super::run::Run;
-use super::scale::LossScale;
-use crate::config::how::How;
+use super::loss_scale::LossScale;
+use super::run::TrainingRun;
+use crate::config::batch::BatchSettings;
 use crate::error::Result;
 use crate::event::{self, Phase};
-use crate::task::lesson::{Ahead, Feed, Lesson, Ready};
 use crate::task::session::GradientNorm;
+use crate::task::traits::{DataLoader, PrefetchedBatches, Task, TrainBatch};
 
 /// What this machine gathered for a step, besides gradients, which lie in the session.
-struct Gathered {
-    sums: Sums,
+struct AccumulatedBatches {
+    sums: LossSums,
     /// What all samples of the step were expected to count.
     expected: f64,
     /// What the loss was multiplied by, in f16.
@@ -36,7 +36,7 @@ struct Gathered {
 
 /// What is summed over micro-batches, as gradients are.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Sums {
+pub(super) struct LossSums {
     /// Mean losses, each times its share of what was expected to count.
     loss: f64,
     /// What the samples counted.
@@ -44,24 +44,24 @@ pub(super) struct Sums {
 }
 
 /// What the whole step came to.
-struct Exchanged {
+struct ReducedStep {
     /// The mean loss.
     loss: f64,
     /// Of the mean gradient.
     norm: GradientNorm,
 }
 
-impl<F: Feed> Run<'_, F> {
+impl<F: DataLoader> TrainingRun<'_, F> {
     /// Takes the next step. What is remembered changes only when all of it is done.
-    pub(super) fn step(&mut self, ahead: &mut Ahead<F>) -> Result<event::Step> {
+    pub(super) fn step(&mut self, ahead: &mut PrefetchedBatches<F>) -> Result<event::StepMetrics> {
         let (begun, launches) = (Instant::now(), self.device.launches());
-        let gathered = self.gather(ahead)?;
-        let Exchanged { loss, norm } = self.exchange(&gathered)?;
+        let gathered = self.accumulate(ahead)?;
+        let ReducedStep { loss, norm } = self.reduce(&gathered)?;
         self.check_layers()?;
         let learning_rate = self.apply(&norm)?;
         let peak_bytes = self.end_phases()?;
         let rest_secs = self.pacing.rest_secs();
-        Ok(event::Step {
+        Ok(event::StepMetrics {
             step: self.progress.step,
             loss,
             gradient_norm: Some(norm.value).filter(|norm| norm.is_finite()),
@@ -78,22 +78,22 @@ impl<F: Feed> Run<'_, F> {
 
     /// The step's batches to gradients. What is tried again begins at the step's first batch, which gives
     /// the same random numbers.
-    fn gather(&mut self, ahead: &mut Ahead<F>) -> Result<Gathered> {
-        self.fitting(|run| {
-            let gathered = run.gather_once(ahead);
+    fn accumulate(&mut self, ahead: &mut PrefetchedBatches<F>) -> Result<AccumulatedBatches> {
+        self.with_fallback(|run| {
+            let gathered = run.accumulate_once(ahead);
             if gathered.is_err() {
-                *ahead = run.feed.read_from(run.progress.batches);
+                *ahead = run.loader.read_from(run.progress.batches);
             }
             gathered
         })
     }
 
-    fn gather_once(&mut self, ahead: &mut Ahead<F>) -> Result<Gathered> {
-        self.session.forget();
+    fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<F>) -> Result<AccumulatedBatches> {
+        self.session.zero_grad();
         let (first, n) = (self.progress.batches, self.config.train.accumulation as u64);
-        let expected = self.feed.expected(first..first + n);
+        let expected = self.loader.expected_weight(first..first + n);
         let (loss_scale, mut wait_secs) = (self.loss_scale(), 0.0);
-        let mut sums = Sums::default();
+        let mut sums = LossSums::default();
         for _ in 0..n {
             let (ready, waited) = ahead.next_batch()?;
             wait_secs += waited.as_secs_f64();
@@ -102,7 +102,7 @@ impl<F: Feed> Run<'_, F> {
             sums.add(self.forward_backward(&ready, expected, loss_scale.unwrap_or(1.0))?);
             self.end_batch(batch)?;
         }
-        Ok(Gathered { sums, expected, loss_scale, wait_secs })
+        Ok(AccumulatedBatches { sums, expected, loss_scale, wait_secs })
     }
 
     /// What the loss is multiplied by, in f16.
@@ -116,41 +116,42 @@ impl<F: Feed> Run<'_, F> {
     /// samples of the step are expected to count.
     pub(super) fn forward_backward(
         &mut self,
-        ready: &Ready<<F::Lesson as Lesson>::Size, F::Sample>,
+        ready: &TrainBatch<<F::Task as Task>::Size, F::Sample>,
         expected: f64,
         loss_scale: f64,
-    ) -> Result<Sums> {
-        let How { micro, recompute } = self.pacing.how();
-        let mut sums = Sums::default();
+    ) -> Result<LossSums> {
+        let BatchSettings { micro, recompute } = self.pacing.how();
+        let mut sums = LossSums::default();
         for (first, samples) in (0..).step_by(micro).zip(ready.samples.chunks(micro)) {
-            let (weight, portion) = self.feed.portion(samples)?;
+            let (weight, micro_batch) = self.loader.micro_batch(samples)?;
             // Nothing of it is to be learnt, such as a question without its answer.
             if weight == 0.0 {
                 continue;
             }
             let (share, place) = (weight / expected, (ready.number, first));
-            let loss = self.session.accumulate(&portion, place, share * loss_scale, recompute)?;
-            sums.add(Sums { loss: share * loss, weight });
+            let loss =
+                self.session.accumulate(&micro_batch, place, share * loss_scale, recompute)?;
+            sums.add(LossSums { loss: share * loss, weight });
         }
         Ok(sums)
     }
 
     /// Brings together what was gathered: the one place where several machines would add up their sums and,
     /// buffer by buffer, their gradients (`Gradients::read` and `write`), before each of them finds the norm.
-    fn exchange(&mut self, gathered: &Gathered) -> Result<Exchanged> {
-        let Sums { loss, weight } = gathered.sums;
+    fn reduce(&mut self, gathered: &AccumulatedBatches) -> Result<ReducedStep> {
+        let LossSums { loss, weight } = gathered.sums;
         // What was expected may count more than what came: not every token of a text does.
         let came = if weight > 0.0 { weight / gathered.expected } else { 1.0 };
         let scale = gathered.loss_scale.unwrap_or(1.0) * came;
-        let norm = self.fitting(|run| run.session.gradient_norm(scale))?;
-        Ok(Exchanged { loss: loss / came, norm })
+        let norm = self.with_fallback(|run| run.session.gradient_norm(scale))?;
+        Ok(ReducedStep { loss: loss / came, norm })
     }
 
     /// Changes what is trained, unless the norm is not finite, and only then what is remembered. Where memory
     /// does not suffice nothing has changed, so it can be tried again as it is. Gives the learning rate.
     fn apply(&mut self, norm: &GradientNorm) -> Result<f64> {
         let learning_rate = self.learning_rate(self.progress.step + 1);
-        self.fitting(|run| run.session.apply(norm, learning_rate, run.progress.applied))?;
+        self.with_fallback(|run| run.session.apply(norm, learning_rate, run.progress.applied))?;
         let (progress, is_applied) = (&mut self.progress, norm.is_finite());
         progress.step += 1;
         progress.is_look_due = true;
@@ -163,7 +164,7 @@ impl<F: Feed> Run<'_, F> {
     }
 }
 
-impl Sums {
+impl LossSums {
     fn add(&mut self, other: Self) {
         self.loss += other.loss;
         self.weight += other.weight;

@@ -3,7 +3,7 @@
 //! one at memory's, and neither pushes anything else out of the cache, which on unified machines is
 //! memory the GPU needs.
 
-pub mod stream;
+pub mod direct_writer;
 
 #[cfg(target_os = "linux")]
 #[path = "linux.rs"]
@@ -24,7 +24,7 @@ pub const ALIGNMENT: usize = 4096;
 
 /// What to do with the system's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Cache {
+pub enum PageCache {
     /// Take from it what is there and leave it as it is.
     #[default]
     Spare,
@@ -35,22 +35,22 @@ pub enum Cache {
 }
 
 /// A file being read.
-pub struct Disk {
+pub struct DirectReader {
     path: PathBuf,
     file: File,
     direct: Option<File>,
     before: Metadata,
-    cache: Cache,
+    cache: PageCache,
 }
 
-impl Disk {
+impl DirectReader {
     /// Opens a file for reading.
-    pub fn open(path: &Path, cache: Cache) -> Result<Self> {
+    pub fn open(path: &Path, cache: PageCache) -> Result<Self> {
         let io = |source| WeightsError::io("open", path, source);
         let file = File::open(path).map_err(io)?;
         let before = file.metadata().map_err(io)?;
         // File systems without direct reads are read through the cache.
-        let direct = if cache == Cache::Spare { system::open_direct(path).ok() } else { None };
+        let direct = if cache == PageCache::Spare { system::open_direct(path).ok() } else { None };
         Ok(Self { path: path.into(), file, direct, before, cache })
     }
 
@@ -60,7 +60,7 @@ impl Disk {
     }
 
     /// Fills a buffer from an offset on.
-    pub fn read(&self, offset: u64, into: &mut [u8], scratch: &mut Scratch) -> Result<()> {
+    pub fn read(&self, offset: u64, into: &mut [u8], scratch: &mut AlignedBuffer) -> Result<()> {
         let read = match &self.direct {
             Some(direct) if !system::is_cached(&self.file, offset, into.len()) => {
                 self.read_past_cache(direct, offset, into, scratch)
@@ -68,7 +68,7 @@ impl Disk {
             _ => self.file.read_exact_at(into, offset),
         };
         read.map_err(|source| self.failed(source, offset, into.len()))?;
-        if self.cache == Cache::Release {
+        if self.cache == PageCache::Release {
             system::release(&self.file, offset, into.len() as u64);
         }
         Ok(())
@@ -80,7 +80,7 @@ impl Disk {
     }
 
     /// Whether the file is still the one that was opened.
-    pub fn unchanged(&self) -> Result<()> {
+    pub fn check_unchanged(&self) -> Result<()> {
         let now =
             self.file.metadata().map_err(|source| WeightsError::io("read", &self.path, source))?;
         let stamp = |about: &Metadata| (about.len(), about.mtime(), about.mtime_nsec());
@@ -95,11 +95,11 @@ impl Disk {
         direct: &File,
         offset: u64,
         into: &mut [u8],
-        scratch: &mut Scratch,
+        scratch: &mut AlignedBuffer,
     ) -> io::Result<()> {
         match read_direct(direct, offset, into, scratch) {
             // Some file systems accept the open and refuse the read; some memory, as a GPU's that is
-            // mapped, the processor reaches and the disk does not.
+            // mapped, the CPU reaches and the disk does not.
             Err(error) if is_refused(&error) => self.file.read_exact_at(into, offset),
             read => read,
         }
@@ -125,7 +125,12 @@ fn is_refused(error: &io::Error) -> bool {
 
 /// Reads past the cache. Where buffer and file are aligned alike, the disk writes straight into the
 /// buffer, but for the ragged ends; elsewhere everything goes through the scratch.
-fn read_direct(file: &File, offset: u64, into: &mut [u8], scratch: &mut Scratch) -> io::Result<()> {
+fn read_direct(
+    file: &File,
+    offset: u64,
+    into: &mut [u8],
+    scratch: &mut AlignedBuffer,
+) -> io::Result<()> {
     let head = offset.next_multiple_of(ALIGNMENT as u64) - offset;
     let same_phase = into.as_ptr().align_offset(ALIGNMENT) as u64 == head;
     if !same_phase || into.len() < 2 * ALIGNMENT {
@@ -146,7 +151,7 @@ fn read_through(
     file: &File,
     offset: u64,
     into: &mut [u8],
-    scratch: &mut Scratch,
+    scratch: &mut AlignedBuffer,
 ) -> io::Result<()> {
     let scratch = scratch.aligned();
     let (mut offset, mut into) = (offset, into);
@@ -169,9 +174,9 @@ fn read_through(
 }
 
 /// A buffer for direct reads and writes.
-pub struct Scratch(Vec<u8>);
+pub struct AlignedBuffer(Vec<u8>);
 
-impl Scratch {
+impl AlignedBuffer {
     /// For reads of up to so many bytes at a time.
     pub fn new(bytes: usize) -> Self {
         Self(vec![0; bytes.next_multiple_of(ALIGNMENT) + 2 * ALIGNMENT])

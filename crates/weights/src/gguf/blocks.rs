@@ -9,19 +9,19 @@
 
 use half::f16;
 
-use crate::gguf::BlockFormat;
+use crate::gguf::GgufBlockFormat;
 
 /// Turns whole blocks into numbers. The caller has made room for exactly as many as there are.
-pub fn dequantise(format: BlockFormat, blocks: &[u8], out: &mut [f32]) {
+pub fn dequantise(format: GgufBlockFormat, blocks: &[u8], out: &mut [f32]) {
     match format {
-        BlockFormat::Q4_0 => each(blocks, out, q4_0),
-        BlockFormat::Q4_1 => each(blocks, out, q4_1),
-        BlockFormat::Q5_0 => each(blocks, out, q5_0),
-        BlockFormat::Q5_1 => each(blocks, out, q5_1),
-        BlockFormat::Q8_0 => each(blocks, out, q8_0),
-        BlockFormat::Q4K => each(blocks, out, q4_k),
-        BlockFormat::Q5K => each(blocks, out, q5_k),
-        BlockFormat::Q6K => each(blocks, out, q6_k),
+        GgufBlockFormat::Q4_0 => each(blocks, out, q4_0),
+        GgufBlockFormat::Q4_1 => each(blocks, out, q4_1),
+        GgufBlockFormat::Q5_0 => each(blocks, out, q5_0),
+        GgufBlockFormat::Q5_1 => each(blocks, out, q5_1),
+        GgufBlockFormat::Q8_0 => each(blocks, out, q8_0),
+        GgufBlockFormat::Q4K => each(blocks, out, q4_k),
+        GgufBlockFormat::Q5K => each(blocks, out, q5_k),
+        GgufBlockFormat::Q6K => each(blocks, out, q6_k),
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
     use std::path::Path;
 
     use super::*;
-    use crate::tensor::Encoding;
+    use crate::tensor::TensorEncoding;
 
     const FIXTURE: &str =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/weights/mixed.gguf");
@@ -187,13 +187,13 @@ mod tests {
         numbers.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect()
     }
 
-    fn check(format: BlockFormat) {
+    fn check(format: GgufBlockFormat) {
         let contents = crate::gguf::read(Path::new(FIXTURE), 0).unwrap();
-        let wanted = Encoding::Blocks(format);
+        let wanted = TensorEncoding::Blocks(format);
         let tensor = contents.tensors.iter().find(|tensor| tensor.encoding == wanted).unwrap();
         let file = std::fs::read(FIXTURE).unwrap();
         let blocks = &file[tensor.offset as usize..][..tensor.bytes as usize];
-        let mut out = vec![f32::NAN; tensor.count() as usize];
+        let mut out = vec![f32::NAN; tensor.numel() as usize];
         dequantise(format, blocks, &mut out);
         let bits: Vec<u32> = out.iter().map(|number| number.to_bits()).collect();
         assert_eq!(bits, expected(&tensor.name, out.len()), "{}", tensor.name);
@@ -202,14 +202,14 @@ mod tests {
     #[test]
     fn numbers_are_those_of_the_python_package() {
         for format in [
-            BlockFormat::Q4_0,
-            BlockFormat::Q4_1,
-            BlockFormat::Q5_0,
-            BlockFormat::Q5_1,
-            BlockFormat::Q8_0,
-            BlockFormat::Q4K,
-            BlockFormat::Q5K,
-            BlockFormat::Q6K,
+            GgufBlockFormat::Q4_0,
+            GgufBlockFormat::Q4_1,
+            GgufBlockFormat::Q5_0,
+            GgufBlockFormat::Q5_1,
+            GgufBlockFormat::Q8_0,
+            GgufBlockFormat::Q4K,
+            GgufBlockFormat::Q5K,
+            GgufBlockFormat::Q6K,
         ] {
             check(format);
         }
@@ -217,6 +217,6 @@ mod tests {
 
     #[test]
     fn nothing_becomes_nothing() {
-        dequantise(BlockFormat::Q6K, &[], &mut []);
+        dequantise(GgufBlockFormat::Q6K, &[], &mut []);
     }
 }

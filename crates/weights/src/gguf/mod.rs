@@ -14,8 +14,8 @@
 //! entries of long arrays (vocabularies), which are counted here and read by `lists`; version 1, whose counts have 32 bits;
 //! files for big-endian machines; models split over several files, of which each is read alone.
 
+mod arrays;
 pub mod blocks;
-mod lists;
 mod types;
 pub mod write;
 
@@ -24,12 +24,12 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 
-pub use self::lists::{List, lists};
-pub use self::types::BlockFormat;
-use self::types::{KINDS, Kind, OTHER_TYPES, encoding_of};
-use crate::catalog::Contents;
+pub use self::arrays::{GgufArray, read_arrays};
+pub use self::types::GgufBlockFormat;
+use self::types::{GgufValueType, OTHER_TYPES, VALUE_TYPES, from_ggml_type};
+use crate::catalog::FileContents;
 use crate::error::{Result, WeightsError};
-use crate::tensor::{Encoding, TensorInfo, count_of};
+use crate::tensor::{TensorEncoding, TensorInfo, numel_of};
 
 /// Taken, like all numbers here that do not say otherwise: ggml's `docs/gguf.md`.
 const MAGIC: [u8; 4] = *b"GGUF";
@@ -58,16 +58,16 @@ const MAX_SHOWN: usize = 80;
 
 /// Reads what a GGUF file holds, without its data. The tensors belong to the catalog's file of
 /// that index.
-pub(crate) fn read(path: &Path, file: usize) -> Result<Contents> {
+pub(crate) fn read(path: &Path, file: usize) -> Result<FileContents> {
     let opened = File::open(path).map_err(|source| WeightsError::io("open", path, source))?;
     let about = opened.metadata().map_err(|source| WeightsError::io("read", path, source))?;
     parse(opened, about.len(), path, file)
 }
 
 /// Reads what a GGUF file holds from any source of its bytes; `path` only stands in errors.
-pub fn parse(reader: impl Read, file_len: u64, path: &Path, file: usize) -> Result<Contents> {
+pub fn parse(reader: impl Read, file_len: u64, path: &Path, file: usize) -> Result<FileContents> {
     let reader = BufReader::new(reader);
-    let mut header = Header { reader, position: 0, file_len, path, what: "GGUF header".into() };
+    let mut header = GgufReader { reader, position: 0, file_len, path, what: "GGUF header".into() };
     header.check_magic()?;
     header.check_version()?;
     let (n_tensors, n_pairs) = (header.u64()?, header.u64()?);
@@ -78,11 +78,11 @@ pub fn parse(reader: impl Read, file_len: u64, path: &Path, file: usize) -> Resu
     tensors.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
     header.check_apart(&tensors)?;
     header.check_names(&tensors)?;
-    Ok(Contents { metadata, tensors })
+    Ok(FileContents { metadata, tensors })
 }
 
 /// A header being read, and what is needed to say where it went wrong.
-struct Header<'a, R> {
+struct GgufReader<'a, R> {
     reader: BufReader<R>,
     position: u64,
     file_len: u64,
@@ -91,7 +91,7 @@ struct Header<'a, R> {
     what: String,
 }
 
-impl<R: Read> Header<'_, R> {
+impl<R: Read> GgufReader<'_, R> {
     fn check_magic(&mut self) -> Result<()> {
         let found = self.array()?;
         if found == MAGIC {
@@ -125,7 +125,7 @@ impl<R: Read> Header<'_, R> {
             self.what = format!("metadata entry {at} of {n_pairs}");
             let key = self.text()?;
             self.what = format!("metadata {}", shown(&key));
-            let kind = self.kind()?;
+            let kind = self.value_type()?;
             let value = if key == ALIGNMENT_KEY {
                 alignment = self.alignment(kind)?;
                 alignment.to_string()
@@ -139,10 +139,14 @@ impl<R: Read> Header<'_, R> {
         Ok((metadata, alignment))
     }
 
-    fn alignment(&mut self, kind: Kind) -> Result<u64> {
-        if kind != Kind::U32 {
-            let problem =
-                format!("{} is of kind {}, not {}", self.what, kind.name(), Kind::U32.name());
+    fn alignment(&mut self, kind: GgufValueType) -> Result<u64> {
+        if kind != GgufValueType::U32 {
+            let problem = format!(
+                "{} is of kind {}, not {}",
+                self.what,
+                kind.name(),
+                GgufValueType::U32.name()
+            );
             return Err(self.malformed(problem));
         }
         let alignment = self.u32()?;
@@ -153,32 +157,32 @@ impl<R: Read> Header<'_, R> {
         Ok(alignment.into())
     }
 
-    fn kind(&mut self) -> Result<Kind> {
+    fn value_type(&mut self) -> Result<GgufValueType> {
         let number = self.u32()?;
-        let row = KINDS.get(number as usize).ok_or_else(|| {
-            let last = KINDS.len() - 1;
+        let row = VALUE_TYPES.get(number as usize).ok_or_else(|| {
+            let last = VALUE_TYPES.len() - 1;
             self.malformed(format!("{} is of kind {number}, the last is {last}", self.what))
         })?;
         Ok(row.0)
     }
 
     /// One value as people read it; `depth` counts the arrays around it.
-    fn value(&mut self, kind: Kind, depth: usize) -> Result<String> {
+    fn value(&mut self, kind: GgufValueType, depth: usize) -> Result<String> {
         Ok(match kind {
-            Kind::U8 => u8::from_le_bytes(self.array()?).to_string(),
-            Kind::I8 => i8::from_le_bytes(self.array()?).to_string(),
-            Kind::U16 => u16::from_le_bytes(self.array()?).to_string(),
-            Kind::I16 => i16::from_le_bytes(self.array()?).to_string(),
-            Kind::U32 => self.u32()?.to_string(),
-            Kind::I32 => i32::from_le_bytes(self.array()?).to_string(),
-            Kind::U64 => self.u64()?.to_string(),
-            Kind::I64 => i64::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::U8 => u8::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::I8 => i8::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::U16 => u16::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::I16 => i16::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::U32 => self.u32()?.to_string(),
+            GgufValueType::I32 => i32::from_le_bytes(self.array()?).to_string(),
+            GgufValueType::U64 => self.u64()?.to_string(),
+            GgufValueType::I64 => i64::from_le_bytes(self.array()?).to_string(),
             // `Debug` writes very large and small numbers with an exponent, `Display` with zeros.
-            Kind::F32 => format!("{:?}", f32::from_le_bytes(self.array()?)),
-            Kind::F64 => format!("{:?}", f64::from_le_bytes(self.array()?)),
-            Kind::Bool => self.boolean()?.to_string(),
-            Kind::Text => self.text()?,
-            Kind::Array => self.values(depth)?,
+            GgufValueType::F32 => format!("{:?}", f32::from_le_bytes(self.array()?)),
+            GgufValueType::F64 => format!("{:?}", f64::from_le_bytes(self.array()?)),
+            GgufValueType::Bool => self.boolean()?.to_string(),
+            GgufValueType::Text => self.text()?,
+            GgufValueType::Array => self.values(depth)?,
         })
     }
 
@@ -198,7 +202,7 @@ impl<R: Read> Header<'_, R> {
             let problem = format!("{} nests more than {MAX_DEPTH} arrays", self.what);
             return Err(self.malformed(problem));
         }
-        let (kind, n_values) = (self.kind()?, self.u64()?);
+        let (kind, n_values) = (self.value_type()?, self.u64()?);
         self.check_room(n_values, kind.least_bytes())?;
         if n_values > MAX_LISTED {
             self.skip_values(kind, n_values, depth)?;
@@ -210,19 +214,21 @@ impl<R: Read> Header<'_, R> {
     }
 
     /// In a list, texts need quotes to be told apart.
-    fn listed(&mut self, kind: Kind, depth: usize) -> Result<String> {
+    fn listed(&mut self, kind: GgufValueType, depth: usize) -> Result<String> {
         let value = self.value(kind, depth + 1)?;
-        Ok(if kind == Kind::Text { format!("{value:?}") } else { value })
+        Ok(if kind == GgufValueType::Text { format!("{value:?}") } else { value })
     }
 
     /// What is not kept is not judged: stray bytes in a vocabulary do us no harm.
-    fn skip_values(&mut self, kind: Kind, n_values: u64, depth: usize) -> Result<()> {
+    fn skip_values(&mut self, kind: GgufValueType, n_values: u64, depth: usize) -> Result<()> {
         match kind {
-            Kind::Text => (0..n_values).try_for_each(|_| {
+            GgufValueType::Text => (0..n_values).try_for_each(|_| {
                 let length = self.u64()?;
                 self.skip(length)
             }),
-            Kind::Array => (0..n_values).try_for_each(|_| self.values(depth + 1).map(drop)),
+            GgufValueType::Array => {
+                (0..n_values).try_for_each(|_| self.values(depth + 1).map(drop))
+            }
             _ => self.skip(n_values.saturating_mul(kind.least_bytes())),
         }
     }
@@ -242,7 +248,7 @@ impl<R: Read> Header<'_, R> {
     /// is.
     fn tensor(&mut self, file: usize) -> Result<TensorInfo> {
         let name = self.text()?;
-        self.what = tensor_called(&name);
+        self.what = quoted_tensor(&name);
         let shape = self.shape()?;
         let encoding = self.encoding()?;
         let offset = self.u64()?;
@@ -261,27 +267,27 @@ impl<R: Read> Header<'_, R> {
         Ok(shape)
     }
 
-    fn encoding(&mut self) -> Result<Encoding> {
+    fn encoding(&mut self) -> Result<TensorEncoding> {
         let number = self.u32()?;
-        encoding_of(number).ok_or_else(|| {
+        from_ggml_type(number).ok_or_else(|| {
             let known = OTHER_TYPES.iter().find(|(other, _)| *other == number);
             let name = known.map_or_else(|| number.to_string(), |(_, name)| (*name).into());
             self.unsupported(format!("{} is of type {name}, which hearth does not read", self.what))
         })
     }
 
-    fn data_bytes(&self, shape: &[u64], encoding: Encoding) -> Result<u64> {
+    fn data_bytes(&self, shape: &[u64], encoding: TensorEncoding) -> Result<u64> {
         let row = shape.last().copied().unwrap_or(1);
-        if let Encoding::Blocks(format) = encoding
-            && !row.is_multiple_of(format.numbers())
+        if let TensorEncoding::Blocks(format) = encoding
+            && !row.is_multiple_of(format.values_per_block())
         {
-            let (what, block) = (&self.what, format.numbers());
+            let (what, block) = (&self.what, format.values_per_block());
             let problem = format!("{what} has rows of {row} numbers, {format} blocks have {block}");
             return Err(self.malformed(problem));
         }
         // `TensorInfo::count` multiplies plainly, so the sizes must fit even beside a zero.
         let sizes: Vec<u64> = shape.iter().copied().filter(|size| *size != 0).collect();
-        let count = count_of(&sizes).and(count_of(shape));
+        let count = numel_of(&sizes).and(numel_of(shape));
         count.and_then(|count| encoding.bytes_for(count)).ok_or_else(|| {
             let (what, most) = (&self.what, u64::MAX);
             self.malformed(format!("{what} of {shape:?} {encoding} takes more than {most} bytes"))
@@ -292,7 +298,7 @@ impl<R: Read> Header<'_, R> {
     fn place(&self, tensors: &mut [TensorInfo], alignment: u64) -> Result<()> {
         let start = self.position.next_multiple_of(alignment);
         for tensor in tensors {
-            let (what, offset) = (tensor_called(&tensor.name), tensor.offset);
+            let (what, offset) = (quoted_tensor(&tensor.name), tensor.offset);
             if !offset.is_multiple_of(alignment) {
                 let problem = format!("{what} lies at {offset}, no multiple of {alignment}");
                 return Err(self.malformed(problem));
@@ -314,7 +320,7 @@ impl<R: Read> Header<'_, R> {
         for tensor in filled {
             let end = before.offset + before.bytes;
             if tensor.offset < end {
-                let (first, second) = (tensor_called(&before.name), tensor_called(&tensor.name));
+                let (first, second) = (quoted_tensor(&before.name), quoted_tensor(&tensor.name));
                 let start = tensor.offset;
                 let problem = format!("{first} ends at {end}, but {second} starts at {start}");
                 return Err(self.malformed(problem));
@@ -328,7 +334,7 @@ impl<R: Read> Header<'_, R> {
         let mut names = HashSet::new();
         match tensors.iter().find(|tensor| !names.insert(tensor.name.as_str())) {
             Some(tensor) => {
-                Err(self.malformed(format!("{} is there twice", tensor_called(&tensor.name))))
+                Err(self.malformed(format!("{} is there twice", quoted_tensor(&tensor.name))))
             }
             None => Ok(()),
         }
@@ -412,7 +418,7 @@ impl<R: Read> Header<'_, R> {
     }
 }
 
-fn tensor_called(name: &str) -> String {
+fn quoted_tensor(name: &str) -> String {
     format!("tensor {}", shown(name))
 }
 
@@ -428,7 +434,7 @@ mod tests {
     const FIXTURE: &str =
         concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/weights/mixed.gguf");
 
-    fn parsed(bytes: &[u8]) -> Result<Contents> {
+    fn parsed(bytes: &[u8]) -> Result<FileContents> {
         parse(bytes, bytes.len() as u64, Path::new("model.gguf"), 0)
     }
 
@@ -448,7 +454,7 @@ mod tests {
     }
 
     impl Forged {
-        fn pair(mut self, key: &str, kind: Kind, value: &[u8]) -> Self {
+        fn pair(mut self, key: &str, kind: GgufValueType, value: &[u8]) -> Self {
             self.pairs.push([string(key.as_bytes()), number(kind as u32), value.into()].concat());
             self
         }
@@ -488,12 +494,14 @@ mod tests {
         [&(bytes.len() as u64).to_le_bytes(), bytes].concat()
     }
 
-    fn list(kind: Kind, length: u64, values: &[u8]) -> Vec<u8> {
+    fn list(kind: GgufValueType, length: u64, values: &[u8]) -> Vec<u8> {
         [&number(kind as u32), &length.to_le_bytes()[..], values].concat()
     }
 
     fn nested(depth: usize) -> Vec<u8> {
-        (1..depth).fold(list(Kind::U8, 1, &[7]), |inner, _| list(Kind::Array, 1, &inner))
+        (1..depth).fold(list(GgufValueType::U8, 1, &[7]), |inner, _| {
+            list(GgufValueType::Array, 1, &inner)
+        })
     }
 
     fn patched(mut bytes: Vec<u8>, at: usize, with: &[u8]) -> Vec<u8> {
@@ -589,7 +597,7 @@ mod tests {
                 for tensor in contents.tensors {
                     let within = tensor.offset + tensor.bytes <= bytes.len() as u64;
                     assert!(within, "byte {at} as {wrong}: {tensor:?}");
-                    assert_eq!(tensor.encoding.bytes_for(tensor.count()), Some(tensor.bytes));
+                    assert_eq!(tensor.encoding.bytes_for(tensor.numel()), Some(tensor.bytes));
                 }
             }
         }
@@ -622,7 +630,8 @@ mod tests {
     #[test]
     fn strings_beyond_the_file() {
         let with = |length: u64| {
-            let bytes = Forged::default().pair("key", Kind::Text, &string(b"value")).bytes();
+            let bytes =
+                Forged::default().pair("key", GgufValueType::Text, &string(b"value")).bytes();
             patched(bytes, 24 + 8 + 3 + 4, &length.to_le_bytes())
         };
         refused(&with(1000), "Truncated", "metadata key needs 1047 bytes, the file has 64");
@@ -631,9 +640,14 @@ mod tests {
 
     #[test]
     fn arrays_beyond_the_file() {
-        for (kind, length) in [(Kind::U8, 1 << 40), (Kind::Text, u64::MAX), (Kind::U64, 1 << 61)] {
-            let bytes =
-                Forged::default().pair("key", Kind::Array, &list(kind, length, &[])).bytes();
+        for (kind, length) in [
+            (GgufValueType::U8, 1 << 40),
+            (GgufValueType::Text, u64::MAX),
+            (GgufValueType::U64, 1 << 61),
+        ] {
+            let bytes = Forged::default()
+                .pair("key", GgufValueType::Array, &list(kind, length, &[]))
+                .bytes();
             refused(&bytes, "Truncated", "metadata key needs");
         }
     }
@@ -642,8 +656,9 @@ mod tests {
     fn a_string_beyond_the_file_in_a_long_array() {
         let mut values = string(b"token").repeat(9);
         values[8 + 5] = 200;
-        let bytes =
-            Forged::default().pair("key", Kind::Array, &list(Kind::Text, 9, &values)).bytes();
+        let bytes = Forged::default()
+            .pair("key", GgufValueType::Array, &list(GgufValueType::Text, 9, &values))
+            .bytes();
         refused(&bytes, "Truncated", "metadata key needs");
     }
 
@@ -651,7 +666,8 @@ mod tests {
     fn headers_without_end() {
         // As in a sparse file: the length is there, the bytes are not.
         let length = 1_u64 << 40;
-        let bytes = Forged::default().pair("key", Kind::Text, &length.to_le_bytes()).bytes();
+        let bytes =
+            Forged::default().pair("key", GgufValueType::Text, &length.to_le_bytes()).bytes();
         let error = parse(&bytes[..], length * 2, Path::new("model.gguf"), 0).unwrap_err();
         assert!(matches!(error, WeightsError::Unsupported { .. }), "{error:?}");
         assert!(error.to_string().contains("at most 268435456"), "{error}");
@@ -659,44 +675,47 @@ mod tests {
 
     #[test]
     fn arrays_in_arrays() {
-        let with = |depth| Forged::default().pair("key", Kind::Array, &nested(depth)).bytes();
+        let with =
+            |depth| Forged::default().pair("key", GgufValueType::Array, &nested(depth)).bytes();
         assert_eq!(parsed(&with(4)).unwrap().metadata["key"], "[[[[7]]]]");
         refused(&with(5), "Malformed", "metadata key nests more than 4 arrays");
         refused(&with(10_000), "Malformed", "metadata key nests more than 4 arrays");
-        let many = list(Kind::Array, 9, &nested(1).repeat(9));
-        let many = Forged::default().pair("key", Kind::Array, &many).bytes();
+        let many = list(GgufValueType::Array, 9, &nested(1).repeat(9));
+        let many = Forged::default().pair("key", GgufValueType::Array, &many).bytes();
         assert_eq!(parsed(&many).unwrap().metadata["key"], "[9 arrays]");
-        let deep = list(Kind::Array, 9, &nested(4).repeat(9));
-        let deep = Forged::default().pair("key", Kind::Array, &deep).bytes();
+        let deep = list(GgufValueType::Array, 9, &nested(4).repeat(9));
+        let deep = Forged::default().pair("key", GgufValueType::Array, &deep).bytes();
         refused(&deep, "Malformed", "metadata key nests more than 4 arrays");
     }
 
     #[test]
     fn a_kind_nobody_knows() {
-        let bytes = Forged::default().pair("key", Kind::U8, &[1]).bytes();
+        let bytes = Forged::default().pair("key", GgufValueType::U8, &[1]).bytes();
         let bytes = patched(bytes, 24 + 8 + 3, &number(13));
         refused(&bytes, "Malformed", "metadata key is of kind 13, the last is 12");
     }
 
     #[test]
     fn a_bool_that_is_neither() {
-        let bytes = Forged::default().pair("key", Kind::Bool, &[2]).bytes();
+        let bytes = Forged::default().pair("key", GgufValueType::Bool, &[2]).bytes();
         refused(&bytes, "Malformed", "metadata key is a bool of 2, not 0 or 1");
     }
 
     #[test]
     fn an_alignment_that_aligns_nothing() {
         for wrong in [0, 33, 48] {
-            let bytes = Forged::default().pair(ALIGNMENT_KEY, Kind::U32, &number(wrong)).bytes();
+            let bytes =
+                Forged::default().pair(ALIGNMENT_KEY, GgufValueType::U32, &number(wrong)).bytes();
             refused(&bytes, "Malformed", &format!("alignment is {wrong}, not a power of two"));
         }
-        let bytes = Forged::default().pair(ALIGNMENT_KEY, Kind::Text, &string(b"32")).bytes();
+        let bytes =
+            Forged::default().pair(ALIGNMENT_KEY, GgufValueType::Text, &string(b"32")).bytes();
         refused(&bytes, "Malformed", "alignment is of kind strings, not u32");
     }
 
     #[test]
     fn an_alignment_larger_than_the_file() {
-        let forged = Forged::default().pair(ALIGNMENT_KEY, Kind::U32, &number(1 << 31));
+        let forged = Forged::default().pair(ALIGNMENT_KEY, GgufValueType::U32, &number(1 << 31));
         let bytes = forged.tensor("a", &[1], 0, 0).data(64).bytes();
         refused(&bytes, "Truncated", "tensor a needs 2147483652 bytes");
     }
@@ -774,19 +793,20 @@ mod tests {
     fn names_and_keys_that_are_there_twice() {
         let forged = Forged::default().tensor("a", &[1], 0, 0).tensor("a", &[1], 0, 32);
         refused(&forged.data(64).bytes(), "Malformed", "tensor a is there twice");
-        let forged = Forged::default().pair("k", Kind::U8, &[1]).pair("k", Kind::U8, &[2]);
+        let forged =
+            Forged::default().pair("k", GgufValueType::U8, &[1]).pair("k", GgufValueType::U8, &[2]);
         refused(&forged.bytes(), "Malformed", "metadata k is there twice");
     }
 
     #[test]
     fn strings_that_are_not_utf_8() {
-        let bytes = Forged::default().pair("key", Kind::Text, &string(b"ab\xff")).bytes();
+        let bytes = Forged::default().pair("key", GgufValueType::Text, &string(b"ab\xff")).bytes();
         refused(&bytes, "Malformed", "metadata key has a string of 3 bytes, UTF-8 only up to 2");
         let bytes = Forged::default().tensor("a", &[1], 0, 0).data(64).bytes();
         let bytes = patched(bytes, 24 + 8, b"\xff");
         refused(&bytes, "Malformed", "tensor entry 0 of 1 has a string of 1 bytes, UTF-8 only up");
-        let many = list(Kind::Text, 9, &string(b"\xff").repeat(9));
-        let bytes = Forged::default().pair("tokens", Kind::Array, &many).bytes();
+        let many = list(GgufValueType::Text, 9, &string(b"\xff").repeat(9));
+        let bytes = Forged::default().pair("tokens", GgufValueType::Array, &many).bytes();
         assert_eq!(parsed(&bytes).unwrap().metadata["tokens"], "[9 strings]");
     }
 

@@ -3,12 +3,12 @@
 
 use std::fmt;
 
-use crate::dtype::Dtype;
-use crate::tensor::Encoding;
+use crate::dtype::FileDtype;
+use crate::tensor::TensorEncoding;
 
 /// The kinds of metadata, in the order of their numbers in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum GgufValueType {
     U8,
     I8,
     U16,
@@ -25,44 +25,44 @@ pub(super) enum Kind {
 }
 
 /// Kind, name for many of it, and the bytes that a value takes at least.
-pub(super) const KINDS: [(Kind, &str, u64); 13] = [
-    (Kind::U8, "u8", 1),
-    (Kind::I8, "i8", 1),
-    (Kind::U16, "u16", 2),
-    (Kind::I16, "i16", 2),
-    (Kind::U32, "u32", 4),
-    (Kind::I32, "i32", 4),
-    (Kind::F32, "f32", 4),
-    (Kind::Bool, "bools", 1),
-    (Kind::Text, "strings", 8),
-    (Kind::Array, "arrays", 12),
-    (Kind::U64, "u64", 8),
-    (Kind::I64, "i64", 8),
-    (Kind::F64, "f64", 8),
+pub(super) const VALUE_TYPES: [(GgufValueType, &str, u64); 13] = [
+    (GgufValueType::U8, "u8", 1),
+    (GgufValueType::I8, "i8", 1),
+    (GgufValueType::U16, "u16", 2),
+    (GgufValueType::I16, "i16", 2),
+    (GgufValueType::U32, "u32", 4),
+    (GgufValueType::I32, "i32", 4),
+    (GgufValueType::F32, "f32", 4),
+    (GgufValueType::Bool, "bools", 1),
+    (GgufValueType::Text, "strings", 8),
+    (GgufValueType::Array, "arrays", 12),
+    (GgufValueType::U64, "u64", 8),
+    (GgufValueType::I64, "i64", 8),
+    (GgufValueType::F64, "f64", 8),
 ];
 
-impl Kind {
+impl GgufValueType {
     pub(super) fn name(self) -> &'static str {
-        KINDS[self as usize].1
+        VALUE_TYPES[self as usize].1
     }
 
     pub(super) fn least_bytes(self) -> u64 {
-        KINDS[self as usize].2
+        VALUE_TYPES[self as usize].2
     }
 }
 
-pub(super) fn encoding_of(number: u32) -> Option<Encoding> {
+pub(super) fn from_ggml_type(number: u32) -> Option<TensorEncoding> {
     let plain = PLAIN_TYPES.iter().find(|(known, _)| *known == number);
     let blocks = BLOCK_FORMATS.iter().find(|(_, known, ..)| *known == number);
-    let plain = plain.map(|(_, dtype)| Encoding::Plain(*dtype));
-    plain.or(blocks.map(|(format, ..)| Encoding::Blocks(*format)))
+    let plain = plain.map(|(_, dtype)| TensorEncoding::Plain(*dtype));
+    plain.or(blocks.map(|(format, ..)| TensorEncoding::Blocks(*format)))
 }
 
 /// The number of a format that [`encoding_of`] knows.
-pub(super) fn number_of(encoding: Encoding) -> u32 {
+pub(super) fn ggml_type(encoding: TensorEncoding) -> u32 {
     let row = match encoding {
-        Encoding::Blocks(format) => Some(format.row().1),
-        Encoding::Plain(dtype) => {
+        TensorEncoding::Blocks(format) => Some(format.row().1),
+        TensorEncoding::Plain(dtype) => {
             PLAIN_TYPES.iter().find(|(_, known)| *known == dtype).map(|(number, _)| *number)
         }
     };
@@ -70,15 +70,15 @@ pub(super) fn number_of(encoding: Encoding) -> u32 {
 }
 
 /// Number in the file and format. Source: `ggml_type` of llama.cpp's `ggml.h`.
-const PLAIN_TYPES: &[(u32, Dtype)] = &[
-    (0, Dtype::F32),
-    (1, Dtype::F16),
-    (24, Dtype::I8),
-    (25, Dtype::I16),
-    (26, Dtype::I32),
-    (27, Dtype::I64),
-    (28, Dtype::F64),
-    (30, Dtype::Bf16),
+const PLAIN_TYPES: &[(u32, FileDtype)] = &[
+    (0, FileDtype::F32),
+    (1, FileDtype::F16),
+    (24, FileDtype::I8),
+    (25, FileDtype::I16),
+    (26, FileDtype::I32),
+    (27, FileDtype::I64),
+    (28, FileDtype::F64),
+    (30, FileDtype::Bf16),
 ];
 
 /// What we do not read, so that we can say it by name: number and name in `ggml_type`, with those
@@ -115,7 +115,7 @@ pub(super) const OTHER_TYPES: &[(u32, &str)] = &[
 /// The block formats of GGUF that hearth turns back into numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[allow(missing_docs)] // llama.cpp's own names.
-pub enum BlockFormat {
+pub enum GgufBlockFormat {
     Q4_0,
     Q4_1,
     Q5_0,
@@ -128,20 +128,20 @@ pub enum BlockFormat {
 
 /// Format, number in the file, name, numbers per block, bytes per block.
 /// Source: `ggml_type` and the block structs of llama.cpp's `ggml-common.h`.
-const BLOCK_FORMATS: &[(BlockFormat, u32, &str, u64, u64)] = &[
-    (BlockFormat::Q4_0, 2, "Q4_0", 32, 18),
-    (BlockFormat::Q4_1, 3, "Q4_1", 32, 20),
-    (BlockFormat::Q5_0, 6, "Q5_0", 32, 22),
-    (BlockFormat::Q5_1, 7, "Q5_1", 32, 24),
-    (BlockFormat::Q8_0, 8, "Q8_0", 32, 34),
-    (BlockFormat::Q4K, 12, "Q4_K", 256, 144),
-    (BlockFormat::Q5K, 13, "Q5_K", 256, 176),
-    (BlockFormat::Q6K, 14, "Q6_K", 256, 210),
+const BLOCK_FORMATS: &[(GgufBlockFormat, u32, &str, u64, u64)] = &[
+    (GgufBlockFormat::Q4_0, 2, "Q4_0", 32, 18),
+    (GgufBlockFormat::Q4_1, 3, "Q4_1", 32, 20),
+    (GgufBlockFormat::Q5_0, 6, "Q5_0", 32, 22),
+    (GgufBlockFormat::Q5_1, 7, "Q5_1", 32, 24),
+    (GgufBlockFormat::Q8_0, 8, "Q8_0", 32, 34),
+    (GgufBlockFormat::Q4K, 12, "Q4_K", 256, 144),
+    (GgufBlockFormat::Q5K, 13, "Q5_K", 256, 176),
+    (GgufBlockFormat::Q6K, 14, "Q6_K", 256, 210),
 ];
 
-impl BlockFormat {
+impl GgufBlockFormat {
     /// Numbers in one block.
-    pub fn numbers(self) -> u64 {
+    pub fn values_per_block(self) -> u64 {
         self.row().3
     }
 
@@ -155,7 +155,7 @@ impl BlockFormat {
     }
 }
 
-impl fmt::Display for BlockFormat {
+impl fmt::Display for GgufBlockFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.row().2)
     }
@@ -167,7 +167,7 @@ mod tests {
 
     #[test]
     fn every_kind_stands_at_its_number() {
-        assert!(KINDS.iter().enumerate().all(|(at, (kind, ..))| *kind as usize == at));
+        assert!(VALUE_TYPES.iter().enumerate().all(|(at, (kind, ..))| *kind as usize == at));
     }
 
     #[test]

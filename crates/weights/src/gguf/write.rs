@@ -10,16 +10,16 @@ use std::path::Path;
 
 use half::{bf16, f16};
 
-use super::types::{Kind, number_of};
-use super::{BlockFormat, DEFAULT_ALIGNMENT, MAGIC, VERSIONS};
-use crate::dtype::Dtype;
+use super::types::{GgufValueType, ggml_type};
+use super::{DEFAULT_ALIGNMENT, GgufBlockFormat, MAGIC, VERSIONS};
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
-use crate::tensor::{Encoding, count_of};
+use crate::tensor::{TensorEncoding, numel_of};
 use crate::write::AtomicFile;
 
 /// A value of the metadata.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Value {
+pub enum GgufValue {
     /// A count, a size, or the number of a token.
     U32(u32),
     /// A real number.
@@ -38,7 +38,7 @@ pub enum Value {
 
 /// How a tensor is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum GgufFormat {
     /// As it is.
     F32,
     /// Half precision.
@@ -49,65 +49,67 @@ pub enum Format {
     Q8_0,
 }
 
-impl Format {
+impl GgufFormat {
     /// The same as it is read.
-    pub fn encoding(self) -> Encoding {
+    pub fn encoding(self) -> TensorEncoding {
         match self {
-            Self::F32 => Encoding::Plain(Dtype::F32),
-            Self::F16 => Encoding::Plain(Dtype::F16),
-            Self::Bf16 => Encoding::Plain(Dtype::Bf16),
-            Self::Q8_0 => Encoding::Blocks(BlockFormat::Q8_0),
+            Self::F32 => TensorEncoding::Plain(FileDtype::F32),
+            Self::F16 => TensorEncoding::Plain(FileDtype::F16),
+            Self::Bf16 => TensorEncoding::Plain(FileDtype::Bf16),
+            Self::Q8_0 => TensorEncoding::Blocks(GgufBlockFormat::Q8_0),
         }
     }
 }
 
 /// A tensor to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leaving {
+pub struct GgufTensor {
     /// Its name in the file.
     pub name: String,
     /// Sizes, outermost first. Rows are whole blocks.
     pub shape: Vec<u64>,
     /// How it is written.
-    pub format: Format,
+    pub format: GgufFormat,
 }
 
-impl Leaving {
+impl GgufTensor {
     /// Nothing if they do not fit, or if rows are no whole blocks.
-    fn sizes(&self) -> Option<Sizes> {
-        let (count, row) = (count_of(&self.shape)?, self.shape.last().copied().unwrap_or(1));
+    fn encoded_size(&self) -> Option<EncodedSize> {
+        let (count, row) = (numel_of(&self.shape)?, self.shape.last().copied().unwrap_or(1));
         self.format.encoding().bytes_for(row)?;
-        Some(Sizes { count, bytes: self.format.encoding().bytes_for(count)? })
+        Some(EncodedSize { numel: count, bytes: self.format.encoding().bytes_for(count)? })
     }
 }
 
 /// How many numbers a tensor has, and the bytes they take in the file.
-struct Sizes {
-    count: u64,
+struct EncodedSize {
+    numel: u64,
     bytes: u64,
 }
 
 /// Gives some numbers of the tensor of that place in the list.
-pub type Read<'a> = &'a mut dyn FnMut(usize, Range<u64>) -> Result<Vec<f32>>;
+pub type ReadValuesFn<'a> = &'a mut dyn FnMut(usize, Range<u64>) -> Result<Vec<f32>>;
 
 /// Numbers that are asked for at a time. Chosen: 4 MiB in f32, enough for a disk to keep streaming.
-const PIECE: u64 = if cfg!(test) { 64 } else { 1 << 20 };
+const CHUNK: u64 = if cfg!(test) { 64 } else { 1 << 20 };
 
 /// Writes a file, its metadata and tensors in their order.
 pub fn write(
     path: &Path,
-    metadata: &[(String, Value)],
-    tensors: &[Leaving],
-    read: Read<'_>,
+    metadata: &[(String, GgufValue)],
+    tensors: &[GgufTensor],
+    read: ReadValuesFn<'_>,
 ) -> Result<()> {
     let io = |source| WeightsError::io("write", path, source);
     let (header, sizes) = header(path, metadata, tensors)?;
     let mut file = AtomicFile::create(path)?;
     file.write_all(&header).map_err(io)?;
-    for ((index, tensor), Sizes { count, bytes }) in tensors.iter().enumerate().zip(sizes) {
+    for ((index, tensor), EncodedSize { numel: count, bytes }) in
+        tensors.iter().enumerate().zip(sizes)
+    {
         let mut first = 0;
         while first < count {
-            let range = first..count.min(first + PIECE);
+            let range = first..count.min(first + CHUNK);
             let numbers = read(index, range.clone())?;
             check(tensor, range.clone(), &numbers)?;
             file.write_all(&encode(tensor.format, &numbers)).map_err(io)?;
@@ -121,9 +123,9 @@ pub fn write(
 /// All that comes before the data, and the tensors' sizes.
 fn header(
     path: &Path,
-    metadata: &[(String, Value)],
-    tensors: &[Leaving],
-) -> Result<(Vec<u8>, Vec<Sizes>)> {
+    metadata: &[(String, GgufValue)],
+    tensors: &[GgufTensor],
+) -> Result<(Vec<u8>, Vec<EncodedSize>)> {
     let mut out = MAGIC.to_vec();
     out.extend(VERSIONS[1].to_le_bytes());
     out.extend((tensors.len() as u64).to_le_bytes());
@@ -134,15 +136,15 @@ fn header(
     }
     let (mut offset, mut all_sizes) = (0, Vec::with_capacity(tensors.len()));
     for tensor in tensors {
-        let sizes = tensor.sizes().ok_or_else(|| {
-            let Leaving { name, shape, format } = tensor;
+        let sizes = tensor.encoded_size().ok_or_else(|| {
+            let GgufTensor { name, shape, format } = tensor;
             let problem = format!("tensor {name} of {shape:?} cannot be {}", format.encoding());
             WeightsError::Malformed { format: "GGUF", problem, path: path.into() }
         })?;
         put_text(&mut out, &tensor.name);
         out.extend((tensor.shape.len() as u32).to_le_bytes());
         out.extend(tensor.shape.iter().rev().flat_map(|size| size.to_le_bytes()));
-        out.extend(number_of(tensor.format.encoding()).to_le_bytes());
+        out.extend(ggml_type(tensor.format.encoding()).to_le_bytes());
         out.extend(u64::to_le_bytes(offset));
         offset += sizes.bytes.next_multiple_of(DEFAULT_ALIGNMENT);
         all_sizes.push(sizes);
@@ -156,31 +158,31 @@ fn padding(bytes: u64) -> Vec<u8> {
     vec![0; (bytes.next_multiple_of(DEFAULT_ALIGNMENT) - bytes) as usize]
 }
 
-fn put_value(out: &mut Vec<u8>, value: &Value) {
+fn put_value(out: &mut Vec<u8>, value: &GgufValue) {
     let kinds = match value {
-        Value::U32(_) => &[Kind::U32][..],
-        Value::F32(_) => &[Kind::F32],
-        Value::Bool(_) => &[Kind::Bool],
-        Value::Text(_) => &[Kind::Text],
-        Value::I32s(_) => &[Kind::Array, Kind::I32],
-        Value::F32s(_) => &[Kind::Array, Kind::F32],
-        Value::Texts(_) => &[Kind::Array, Kind::Text],
+        GgufValue::U32(_) => &[GgufValueType::U32][..],
+        GgufValue::F32(_) => &[GgufValueType::F32],
+        GgufValue::Bool(_) => &[GgufValueType::Bool],
+        GgufValue::Text(_) => &[GgufValueType::Text],
+        GgufValue::I32s(_) => &[GgufValueType::Array, GgufValueType::I32],
+        GgufValue::F32s(_) => &[GgufValueType::Array, GgufValueType::F32],
+        GgufValue::Texts(_) => &[GgufValueType::Array, GgufValueType::Text],
     };
     out.extend(kinds.iter().flat_map(|kind| (*kind as u32).to_le_bytes()));
     match value {
-        Value::U32(number) => out.extend(number.to_le_bytes()),
-        Value::F32(number) => out.extend(number.to_le_bytes()),
-        Value::Bool(is_so) => out.push((*is_so).into()),
-        Value::Text(text) => put_text(out, text),
-        Value::I32s(numbers) => {
+        GgufValue::U32(number) => out.extend(number.to_le_bytes()),
+        GgufValue::F32(number) => out.extend(number.to_le_bytes()),
+        GgufValue::Bool(is_so) => out.push((*is_so).into()),
+        GgufValue::Text(text) => put_text(out, text),
+        GgufValue::I32s(numbers) => {
             out.extend((numbers.len() as u64).to_le_bytes());
             out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         }
-        Value::F32s(numbers) => {
+        GgufValue::F32s(numbers) => {
             out.extend((numbers.len() as u64).to_le_bytes());
             out.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
         }
-        Value::Texts(texts) => {
+        GgufValue::Texts(texts) => {
             out.extend((texts.len() as u64).to_le_bytes());
             for text in texts {
                 put_text(out, text);
@@ -196,7 +198,7 @@ fn put_text(out: &mut Vec<u8>, text: &str) {
 
 /// That as many numbers came as were asked for, and that the format can hold them: a model that became
 /// infinite on its way would be noticed late.
-fn check(tensor: &Leaving, range: Range<u64>, numbers: &[f32]) -> Result<()> {
+fn check(tensor: &GgufTensor, range: Range<u64>, numbers: &[f32]) -> Result<()> {
     let (needed, got) = (range.end - range.start, numbers.len() as u64);
     let name = || tensor.name.clone();
     if needed != got {
@@ -204,12 +206,12 @@ fn check(tensor: &Leaving, range: Range<u64>, numbers: &[f32]) -> Result<()> {
         return Err(WeightsError::BufferSize { name: name(), needed, got });
     }
     let most = match tensor.format {
-        Format::F32 | Format::Bf16 => f32::MAX,
-        Format::F16 => f16::MAX.to_f32(),
-        Format::Q8_0 => f16::MAX.to_f32() * Q8_0_MOST,
+        GgufFormat::F32 | GgufFormat::Bf16 => f32::MAX,
+        GgufFormat::F16 => f16::MAX.to_f32(),
+        GgufFormat::Q8_0 => f16::MAX.to_f32() * Q8_0_MOST,
     };
     match numbers.iter().find(|number| number.is_nan() || number.abs() > most) {
-        Some(number) => Err(WeightsError::Unfit {
+        Some(number) => Err(WeightsError::OutOfRange {
             name: name(),
             number: *number,
             encoding: tensor.format.encoding(),
@@ -218,13 +220,13 @@ fn check(tensor: &Leaving, range: Range<u64>, numbers: &[f32]) -> Result<()> {
     }
 }
 
-fn encode(format: Format, numbers: &[f32]) -> Vec<u8> {
+fn encode(format: GgufFormat, numbers: &[f32]) -> Vec<u8> {
     let each = numbers.iter();
     match format {
-        Format::F32 => each.flat_map(|number| number.to_le_bytes()).collect(),
-        Format::F16 => each.flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
-        Format::Bf16 => each.flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
-        Format::Q8_0 => numbers.chunks(BLOCK).flat_map(q8_0).collect(),
+        GgufFormat::F32 => each.flat_map(|number| number.to_le_bytes()).collect(),
+        GgufFormat::F16 => each.flat_map(|number| f16::from_f32(*number).to_le_bytes()).collect(),
+        GgufFormat::Bf16 => each.flat_map(|number| bf16::from_f32(*number).to_le_bytes()).collect(),
+        GgufFormat::Q8_0 => numbers.chunks(BLOCK).flat_map(q8_0).collect(),
     }
 }
 
@@ -254,15 +256,15 @@ mod tests {
         ((index * 37 % 101) as f32 - 50.0) / 3.0
     }
 
-    fn tensor(name: &str, shape: &[u64], format: Format) -> Leaving {
-        Leaving { name: name.into(), shape: shape.into(), format }
+    fn tensor(name: &str, shape: &[u64], format: GgufFormat) -> GgufTensor {
+        GgufTensor { name: name.into(), shape: shape.into(), format }
     }
 
     /// The file's bytes, or what went wrong, and what is left in the folder.
     fn written(
-        metadata: &[(String, Value)],
-        tensors: &[Leaving],
-        read: Read<'_>,
+        metadata: &[(String, GgufValue)],
+        tensors: &[GgufTensor],
+        read: ReadValuesFn<'_>,
     ) -> (Result<Vec<u8>>, usize) {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("x.gguf");
@@ -274,23 +276,23 @@ mod tests {
     #[test]
     fn bytes_are_those_of_the_python_package() {
         let metadata = [
-            ("general.architecture", Value::Text("llama".into())),
-            ("llama.block_count", Value::U32(12)),
-            ("llama.rope.freq_base", Value::F32(10000.0)),
-            ("tokenizer.ggml.add_bos_token", Value::Bool(true)),
-            ("general.name", Value::Text("zwölf Ämter".into())),
-            ("tokenizer.ggml.tokens", Value::Texts(["a", "Ġb", ""].map(Into::into).into())),
-            ("tokenizer.ggml.token_type", Value::I32s(vec![1, -1, 3])),
-            ("tokenizer.ggml.scores", Value::F32s(vec![-0.5, 1e9])),
+            ("general.architecture", GgufValue::Text("llama".into())),
+            ("llama.block_count", GgufValue::U32(12)),
+            ("llama.rope.freq_base", GgufValue::F32(10000.0)),
+            ("tokenizer.ggml.add_bos_token", GgufValue::Bool(true)),
+            ("general.name", GgufValue::Text("zwölf Ämter".into())),
+            ("tokenizer.ggml.tokens", GgufValue::Texts(["a", "Ġb", ""].map(Into::into).into())),
+            ("tokenizer.ggml.token_type", GgufValue::I32s(vec![1, -1, 3])),
+            ("tokenizer.ggml.scores", GgufValue::F32s(vec![-0.5, 1e9])),
         ];
         let metadata = metadata.map(|(key, value)| (key.to_owned(), value));
         let tensors = [
-            tensor("matrix.f32", &[3, 5], Format::F32),
-            tensor("matrix.f16", &[7, 9], Format::F16),
-            tensor("matrix.bf16", &[3, 33], Format::Bf16),
-            tensor("matrix.q8_0", &[5, 96], Format::Q8_0),
-            tensor("zeros.q8_0", &[1, 32], Format::Q8_0),
-            tensor("vector.f32", &[3], Format::F32),
+            tensor("matrix.f32", &[3, 5], GgufFormat::F32),
+            tensor("matrix.f16", &[7, 9], GgufFormat::F16),
+            tensor("matrix.bf16", &[3, 33], GgufFormat::Bf16),
+            tensor("matrix.q8_0", &[5, 96], GgufFormat::Q8_0),
+            tensor("zeros.q8_0", &[1, 32], GgufFormat::Q8_0),
+            tensor("vector.f32", &[3], GgufFormat::F32),
         ];
         let mut read = |index: usize, range: Range<u64>| {
             let is_zero = tensors[index].name.starts_with("zeros");
@@ -311,14 +313,14 @@ mod tests {
             assert_eq!(left, 0);
             done.unwrap_err().to_string()
         };
-        let narrow = said(&[2, 33], Format::Q8_0, &[]);
+        let narrow = said(&[2, 33], GgufFormat::Q8_0, &[]);
         let expected = "GGUF file is malformed: tensor a of [2, 33] cannot be Q8_0: ";
         assert!(narrow.starts_with(expected), "{narrow}");
-        let short = said(&[3], Format::F32, &[1.0; 2]);
+        let short = said(&[3], GgufFormat::F32, &[1.0; 2]);
         assert_eq!(short, "tensor a needs a buffer of 12 bytes, got 8");
-        let large = said(&[1], Format::F16, &[1e6]);
+        let large = said(&[1], GgufFormat::F16, &[1e6]);
         assert_eq!(large, "tensor a holds 1000000, which F16 does not");
-        let lost = said(&[1], Format::F32, &[f32::NAN]);
+        let lost = said(&[1], GgufFormat::F32, &[f32::NAN]);
         assert_eq!(lost, "tensor a holds NaN, which F32 does not");
     }
 }

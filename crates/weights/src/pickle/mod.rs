@@ -15,9 +15,9 @@ mod op;
 use std::collections::HashMap;
 use std::path::Path;
 
-pub use self::globals::Global;
-use self::globals::{GLOBALS, Role};
-use crate::dtype::Dtype;
+pub use self::globals::PickleGlobal;
+use self::globals::{GLOBALS, GlobalRole};
+use crate::dtype::FileDtype;
 use crate::error::{Result, WeightsError};
 
 /// How errors call the format.
@@ -39,7 +39,7 @@ const NEWEST_PROTOCOL: u8 = 5;
 /// Runs a pickle to its end. `path` is for the errors.
 pub fn read<'a>(bytes: &'a [u8], path: &'a Path) -> Result<Pickled<'a>> {
     let (stack, marks, memo, objects) = (Vec::new(), Vec::new(), HashMap::new(), Vec::new());
-    let mut machine = Machine { bytes, path, at: 0, stack, marks, memo, objects };
+    let mut machine = Unpickler { bytes, path, at: 0, stack, marks, memo, objects };
     for _ in 0..MAX_OPCODES {
         let opcode = machine.byte()?;
         if opcode == op::STOP {
@@ -55,13 +55,13 @@ pub fn read<'a>(bytes: &'a [u8], path: &'a Path) -> Result<Pickled<'a>> {
 #[derive(Debug)]
 pub struct Pickled<'a> {
     /// The one value it stands for.
-    pub root: Value<'a>,
-    objects: Vec<Object<'a>>,
+    pub root: PickleValue<'a>,
+    objects: Vec<PickleObject<'a>>,
 }
 
 impl<'a> Pickled<'a> {
     /// What a value refers to.
-    pub fn object(&self, id: Id) -> &Object<'a> {
+    pub fn object(&self, id: ObjectId) -> &PickleObject<'a> {
         &self.objects[id.0]
     }
 }
@@ -69,76 +69,76 @@ impl<'a> Pickled<'a> {
 /// What a pickle builds; text and bytes lie in the pickle itself.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs)] // The names say it.
-pub enum Value<'a> {
+pub enum PickleValue<'a> {
     None,
     Bool(bool),
     Int(i64),
     Float(f64),
     Text(&'a str),
     Bytes(&'a [u8]),
-    Global(&'static Global),
-    Object(Id),
+    Global(&'static PickleGlobal),
+    Object(ObjectId),
 }
 
 /// The place of an object in its pickle's table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Id(usize);
+pub struct ObjectId(usize);
 
 /// What values share and refer to.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Object<'a> {
+pub enum PickleObject<'a> {
     /// A tuple; never changes once it is there.
-    Tuple(Vec<Value<'a>>),
+    Tuple(Vec<PickleValue<'a>>),
     /// A list or a set.
-    List(Vec<Value<'a>>),
+    List(Vec<PickleValue<'a>>),
     /// A dict, in the order it was filled.
-    Dict(Vec<(Value<'a>, Value<'a>)>),
+    Dict(Vec<(PickleValue<'a>, PickleValue<'a>)>),
     /// A storage. Values lead here only where nobody has made a tensor of it.
-    Storage(Storage<'a>),
+    Storage(PickleStorage<'a>),
     /// A tensor.
-    Tensor(Tensor<'a>),
+    Tensor(PickleTensor<'a>),
 }
 
 /// Numbers in the archive that tensors are views of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Storage<'a> {
+pub struct PickleStorage<'a> {
     /// Names its entry in the archive.
     pub key: &'a str,
     /// What it counts in; bytes where it is untyped.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// How many it claims to hold, unchecked.
-    pub count: i64,
+    pub numel: i64,
 }
 
 /// A tensor as the pickle describes it. Its numbers are unchecked and its shape is still in the
 /// table: thousands of tensors may share one long tuple.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tensor<'a> {
+pub struct PickleTensor<'a> {
     /// Where its numbers are.
-    pub storage: Storage<'a>,
+    pub storage: PickleStorage<'a>,
     /// Its number format.
-    pub dtype: Dtype,
+    pub dtype: FileDtype,
     /// Numbers before its first one.
     pub offset: i64,
     /// A tuple.
-    pub shape: Id,
+    pub shape: ObjectId,
     /// A tuple.
-    pub strides: Id,
+    pub strides: ObjectId,
 }
 
-struct Machine<'a> {
+struct Unpickler<'a> {
     bytes: &'a [u8],
     path: &'a Path,
     /// The next byte to read.
     at: usize,
-    stack: Vec<Value<'a>>,
+    stack: Vec<PickleValue<'a>>,
     /// Heights of the stack at the open marks.
     marks: Vec<usize>,
-    memo: HashMap<u64, Value<'a>>,
-    objects: Vec<Object<'a>>,
+    memo: HashMap<u64, PickleValue<'a>>,
+    objects: Vec<PickleObject<'a>>,
 }
 
-impl<'a> Machine<'a> {
+impl<'a> Unpickler<'a> {
     fn step(&mut self, opcode: u8) -> Result<()> {
         match opcode {
             op::PROTO => self.check_protocol(),
@@ -179,25 +179,25 @@ impl<'a> Machine<'a> {
     }
 
     /// The opcodes that put one value on the stack.
-    fn value(&mut self, opcode: u8) -> Result<Value<'a>> {
+    fn value(&mut self, opcode: u8) -> Result<PickleValue<'a>> {
         Ok(match opcode {
-            op::NONE => Value::None,
-            op::NEWTRUE => Value::Bool(true),
-            op::NEWFALSE => Value::Bool(false),
-            op::BININT => Value::Int(i64::from((self.number(4)? as u32).cast_signed())),
-            op::BININT1 => Value::Int(self.number(1)?.cast_signed()),
-            op::BININT2 => Value::Int(self.number(2)?.cast_signed()),
+            op::NONE => PickleValue::None,
+            op::NEWTRUE => PickleValue::Bool(true),
+            op::NEWFALSE => PickleValue::Bool(false),
+            op::BININT => PickleValue::Int(i64::from((self.number(4)? as u32).cast_signed())),
+            op::BININT1 => PickleValue::Int(self.number(1)?.cast_signed()),
+            op::BININT2 => PickleValue::Int(self.number(2)?.cast_signed()),
             op::LONG1 => self.long(1)?,
             op::LONG4 => self.long(4)?,
-            op::BINFLOAT => Value::Float(f64::from_bits(self.number(8)?.swap_bytes())),
+            op::BINFLOAT => PickleValue::Float(f64::from_bits(self.number(8)?.swap_bytes())),
             op::SHORT_BINUNICODE => self.text(1)?,
             op::BINUNICODE => self.text(4)?,
             op::BINUNICODE8 => self.text(8)?,
             op::SHORT_BINSTRING => self.old_text(1)?,
             op::BINSTRING => self.old_text(4)?,
-            op::SHORT_BINBYTES => Value::Bytes(self.counted(1)?),
-            op::BINBYTES => Value::Bytes(self.counted(4)?),
-            op::BINBYTES8 => Value::Bytes(self.counted(8)?),
+            op::SHORT_BINBYTES => PickleValue::Bytes(self.counted(1)?),
+            op::BINBYTES => PickleValue::Bytes(self.counted(4)?),
+            op::BINBYTES8 => PickleValue::Bytes(self.counted(8)?),
             op::BINGET => self.recall(1)?,
             op::LONG_BINGET => self.recall(4)?,
             op::GLOBAL | op::INST => self.global(opcode)?,
@@ -212,19 +212,19 @@ impl<'a> Machine<'a> {
     }
 
     /// The opcodes that make a tuple, list, set or dict.
-    fn container(&mut self, opcode: u8) -> Result<Object<'a>> {
+    fn container(&mut self, opcode: u8) -> Result<PickleObject<'a>> {
         Ok(match opcode {
-            op::EMPTY_TUPLE => Object::Tuple(Vec::new()),
-            op::TUPLE1 => Object::Tuple(self.pop_several(1)?),
-            op::TUPLE2 => Object::Tuple(self.pop_several(2)?),
-            op::TUPLE3 => Object::Tuple(self.pop_several(3)?),
-            op::TUPLE => Object::Tuple(self.pop_to_mark()?),
-            op::EMPTY_LIST | op::EMPTY_SET => Object::List(Vec::new()),
-            op::LIST => Object::List(self.pop_to_mark()?),
-            op::EMPTY_DICT => Object::Dict(Vec::new()),
+            op::EMPTY_TUPLE => PickleObject::Tuple(Vec::new()),
+            op::TUPLE1 => PickleObject::Tuple(self.pop_several(1)?),
+            op::TUPLE2 => PickleObject::Tuple(self.pop_several(2)?),
+            op::TUPLE3 => PickleObject::Tuple(self.pop_several(3)?),
+            op::TUPLE => PickleObject::Tuple(self.pop_to_mark()?),
+            op::EMPTY_LIST | op::EMPTY_SET => PickleObject::List(Vec::new()),
+            op::LIST => PickleObject::List(self.pop_to_mark()?),
+            op::EMPTY_DICT => PickleObject::Dict(Vec::new()),
             op::DICT => {
                 let items = self.pop_to_mark()?;
-                Object::Dict(self.pairs(&items)?)
+                PickleObject::Dict(self.pairs(&items)?)
             }
             _ => return Err(self.malformed(format!("unknown opcode {opcode:#04x}"))),
         })
@@ -271,7 +271,7 @@ impl<'a> Machine<'a> {
     }
 
     /// A signed number of as many bytes as its count says.
-    fn long(&mut self, width: u64) -> Result<Value<'a>> {
+    fn long(&mut self, width: u64) -> Result<PickleValue<'a>> {
         let bytes = self.counted(width)?;
         if bytes.len() > 8 {
             return Err(
@@ -281,19 +281,19 @@ impl<'a> Machine<'a> {
         let negative = bytes.last().is_some_and(|highest| highest & 0x80 != 0);
         let mut padded = [if negative { 0xff } else { 0 }; 8];
         padded[..bytes.len()].copy_from_slice(bytes);
-        Ok(Value::Int(i64::from_le_bytes(padded)))
+        Ok(PickleValue::Int(i64::from_le_bytes(padded)))
     }
 
-    fn text(&mut self, width: u64) -> Result<Value<'a>> {
+    fn text(&mut self, width: u64) -> Result<PickleValue<'a>> {
         let bytes = self.counted(width)?;
         let text = str::from_utf8(bytes).map_err(|_| self.malformed("text is not UTF-8"))?;
-        Ok(Value::Text(text))
+        Ok(PickleValue::Text(text))
     }
 
     /// A `str` of Python 2, which was bytes that mostly meant text.
-    fn old_text(&mut self, width: u64) -> Result<Value<'a>> {
+    fn old_text(&mut self, width: u64) -> Result<PickleValue<'a>> {
         let bytes = self.counted(width)?;
-        Ok(str::from_utf8(bytes).map_or(Value::Bytes(bytes), Value::Text))
+        Ok(str::from_utf8(bytes).map_or(PickleValue::Bytes(bytes), PickleValue::Text))
     }
 
     fn line(&mut self) -> Result<&'a str> {
@@ -310,21 +310,21 @@ impl<'a> Machine<'a> {
         self.marks.last().copied().unwrap_or(0)
     }
 
-    fn top(&self) -> Result<Value<'a>> {
+    fn top(&self) -> Result<PickleValue<'a>> {
         match self.stack.last() {
             Some(value) if self.stack.len() > self.floor() => Ok(*value),
             _ => Err(self.malformed("takes a value from an empty stack")),
         }
     }
 
-    fn pop(&mut self) -> Result<Value<'a>> {
+    fn pop(&mut self) -> Result<PickleValue<'a>> {
         let value = self.top()?;
         self.stack.pop();
         Ok(value)
     }
 
     /// The last `count` values, the oldest first.
-    fn pop_several(&mut self, count: usize) -> Result<Vec<Value<'a>>> {
+    fn pop_several(&mut self, count: usize) -> Result<Vec<PickleValue<'a>>> {
         let held = self.stack.len() - self.floor();
         if held < count {
             return Err(self.malformed(format!("takes {count} values from a stack of {held}")));
@@ -332,7 +332,7 @@ impl<'a> Machine<'a> {
         Ok(self.stack.split_off(self.stack.len() - count))
     }
 
-    fn pop_to_mark(&mut self) -> Result<Vec<Value<'a>>> {
+    fn pop_to_mark(&mut self) -> Result<Vec<PickleValue<'a>>> {
         let mark = self.marks.pop().ok_or_else(|| self.malformed("no mark on the stack"))?;
         Ok(self.stack.split_off(mark))
     }
@@ -357,7 +357,7 @@ impl<'a> Machine<'a> {
         Ok(())
     }
 
-    fn recall(&mut self, width: u64) -> Result<Value<'a>> {
+    fn recall(&mut self, width: u64) -> Result<PickleValue<'a>> {
         let key = self.number(width)?;
         let value = self.memo.get(&key).copied();
         value.ok_or_else(|| {
@@ -367,19 +367,19 @@ impl<'a> Machine<'a> {
 
     // Objects.
 
-    fn create(&mut self, object: Object<'a>) -> Value<'a> {
+    fn create(&mut self, object: PickleObject<'a>) -> PickleValue<'a> {
         self.objects.push(object);
-        Value::Object(Id(self.objects.len() - 1))
+        PickleValue::Object(ObjectId(self.objects.len() - 1))
     }
 
-    fn object(&self, value: Value<'a>) -> Option<&Object<'a>> {
+    fn object(&self, value: PickleValue<'a>) -> Option<&PickleObject<'a>> {
         match value {
-            Value::Object(id) => Some(&self.objects[id.0]),
+            PickleValue::Object(id) => Some(&self.objects[id.0]),
             _ => None,
         }
     }
 
-    fn pairs(&self, items: &[Value<'a>]) -> Result<Vec<(Value<'a>, Value<'a>)>> {
+    fn pairs(&self, items: &[PickleValue<'a>]) -> Result<Vec<(PickleValue<'a>, PickleValue<'a>)>> {
         let (pairs, rest) = items.as_chunks();
         if !rest.is_empty() {
             return Err(self.malformed(format!("a dict of {} keys and values", items.len())));
@@ -387,9 +387,9 @@ impl<'a> Machine<'a> {
         Ok(pairs.iter().map(|[key, value]| (*key, *value)).collect())
     }
 
-    fn append(&mut self, items: Vec<Value<'a>>) -> Result<()> {
-        if let Value::Object(id) = self.top()?
-            && let Object::List(list) = &mut self.objects[id.0]
+    fn append(&mut self, items: Vec<PickleValue<'a>>) -> Result<()> {
+        if let PickleValue::Object(id) = self.top()?
+            && let PickleObject::List(list) = &mut self.objects[id.0]
         {
             list.extend(items);
             return Ok(());
@@ -397,10 +397,10 @@ impl<'a> Machine<'a> {
         Err(self.malformed("appends to what is no list"))
     }
 
-    fn set_items(&mut self, items: &[Value<'a>]) -> Result<()> {
+    fn set_items(&mut self, items: &[PickleValue<'a>]) -> Result<()> {
         let pairs = self.pairs(items)?;
-        if let Value::Object(id) = self.top()?
-            && let Object::Dict(dict) = &mut self.objects[id.0]
+        if let PickleValue::Object(id) = self.top()?
+            && let PickleObject::Dict(dict) = &mut self.objects[id.0]
         {
             dict.extend(pairs);
             return Ok(());
@@ -413,14 +413,14 @@ impl<'a> Machine<'a> {
         self.pop()?;
         let target = self.top()?;
         match self.object(target) {
-            Some(Object::Dict(_) | Object::Tensor(_)) => Ok(()),
+            Some(PickleObject::Dict(_) | PickleObject::Tensor(_)) => Ok(()),
             _ => Err(self.malformed("sets attributes of what is neither dict nor tensor")),
         }
     }
 
     // Names and calls.
 
-    fn global(&mut self, opcode: u8) -> Result<Value<'a>> {
+    fn global(&mut self, opcode: u8) -> Result<PickleValue<'a>> {
         let (module, name) = (self.line()?, self.line()?);
         let value = self.named(module, name)?;
         if opcode == op::INST {
@@ -429,20 +429,20 @@ impl<'a> Machine<'a> {
         Ok(value)
     }
 
-    fn stack_global(&mut self) -> Result<Value<'a>> {
+    fn stack_global(&mut self) -> Result<PickleValue<'a>> {
         match (self.pop()?, self.pop()?) {
-            (Value::Text(name), Value::Text(module)) => self.named(module, name),
+            (PickleValue::Text(name), PickleValue::Text(module)) => self.named(module, name),
             _ => Err(self.malformed("names a function by what is no text")),
         }
     }
 
-    fn named(&self, module: &str, name: &str) -> Result<Value<'a>> {
+    fn named(&self, module: &str, name: &str) -> Result<PickleValue<'a>> {
         let known = GLOBALS.iter().find(|global| global.module == module && global.name == name);
         match known {
-            Some(global) if global.role == Role::Refused => {
+            Some(global) if global.role == GlobalRole::Refused => {
                 Err(self.unsupported(format!("holds tensors made by {module}.{name}")))
             }
-            Some(global) => Ok(Value::Global(global)),
+            Some(global) => Ok(PickleValue::Global(global)),
             None => {
                 Err(WeightsError::Hostile { asked: asked(module, name), path: self.path.into() })
             }
@@ -450,41 +450,51 @@ impl<'a> Machine<'a> {
     }
 
     /// What `torch.save` puts in place of a storage.
-    fn storage(&mut self) -> Result<Value<'a>> {
+    fn storage(&mut self) -> Result<PickleValue<'a>> {
         let identity = self.pop()?;
-        let Some(Object::Tuple(parts)) = self.object(identity) else {
+        let Some(PickleObject::Tuple(parts)) = self.object(identity) else {
             return Err(self.malformed("a storage is described by what is no tuple"));
         };
-        let [Value::Text("storage"), Value::Global(class), Value::Text(key), _, Value::Int(count)] =
-            parts[..]
+        let [
+            PickleValue::Text("storage"),
+            PickleValue::Global(class),
+            PickleValue::Text(key),
+            _,
+            PickleValue::Int(count),
+        ] = parts[..]
         else {
             return Err(self
                 .malformed(format!("a storage is not described by these {} values", parts.len())));
         };
-        let Role::Storage(dtype) = class.role else {
+        let GlobalRole::Storage(dtype) = class.role else {
             return Err(self.malformed(format!("{} is no storage", class.full_name())));
         };
-        Ok(self.create(Object::Storage(Storage { key, dtype, count })))
+        Ok(self.create(PickleObject::Storage(PickleStorage { key, dtype, numel: count })))
     }
 
     /// Calls nothing: makes the value that the named function would.
-    fn call(&mut self) -> Result<Value<'a>> {
+    fn call(&mut self) -> Result<PickleValue<'a>> {
         let (given, callee) = (self.pop()?, self.pop()?);
-        let Value::Global(callee) = callee else {
+        let PickleValue::Global(callee) = callee else {
             return Err(self.malformed("calls what is no function"));
         };
         let arguments = self.arguments(given)?;
         match (callee.role, &arguments[..]) {
-            (Role::OrderedDict, []) => Ok(self.create(Object::Dict(Vec::new()))),
-            (Role::Device, [Value::Text(kind)]) => Ok(Value::Text(kind)),
-            (Role::Device, [Value::Text(_), Value::Int(_)]) => Ok(given),
-            (Role::Size, [sizes]) if self.tuple(*sizes).is_some() => Ok(*sizes),
-            (Role::Parameter, [data, _, _] | [data, _, _, _]) if self.is_tensor(*data) => Ok(*data),
-            (Role::Tensor, [storage, offset, shape, strides, _, _, flags @ ..]) => {
+            (GlobalRole::OrderedDict, []) => Ok(self.create(PickleObject::Dict(Vec::new()))),
+            (GlobalRole::Device, [PickleValue::Text(kind)]) => Ok(PickleValue::Text(kind)),
+            (GlobalRole::Device, [PickleValue::Text(_), PickleValue::Int(_)]) => Ok(given),
+            (GlobalRole::Size, [sizes]) if self.tuple(*sizes).is_some() => Ok(*sizes),
+            (GlobalRole::Parameter, [data, _, _] | [data, _, _, _]) if self.is_tensor(*data) => {
+                Ok(*data)
+            }
+            (GlobalRole::Tensor, [storage, offset, shape, strides, _, _, flags @ ..]) => {
                 self.check_flags(flags)?;
                 self.tensor([*storage, *offset, *shape, *strides], None)
             }
-            (Role::TypedTensor, [storage, offset, shape, strides, _, _, dtype, flags @ ..]) => {
+            (
+                GlobalRole::TypedTensor,
+                [storage, offset, shape, strides, _, _, dtype, flags @ ..],
+            ) => {
                 self.check_flags(flags)?;
                 self.tensor([*storage, *offset, *shape, *strides], Some(*dtype))
             }
@@ -497,10 +507,10 @@ impl<'a> Machine<'a> {
     }
 
     /// A short copy of a tuple, however long the tuple is and however often it is used.
-    fn arguments(&self, given: Value<'a>) -> Result<Vec<Value<'a>>> {
+    fn arguments(&self, given: PickleValue<'a>) -> Result<Vec<PickleValue<'a>>> {
         match self.tuple(given) {
             Some(id) => match &self.objects[id.0] {
-                Object::Tuple(items) if items.len() <= MAX_ARGUMENTS => Ok(items.clone()),
+                PickleObject::Tuple(items) if items.len() <= MAX_ARGUMENTS => Ok(items.clone()),
                 _ => Err(self.malformed(format!("a call with more than {MAX_ARGUMENTS} values"))),
             },
             None => Err(self.malformed("a call without a tuple of values")),
@@ -508,10 +518,10 @@ impl<'a> Machine<'a> {
     }
 
     /// PyTorch can leave a conjugation or a sign to whoever reads the numbers, and says so here.
-    fn check_flags(&self, flags: &[Value<'a>]) -> Result<()> {
-        let is_empty = |flag: &Value<'a>| match self.object(*flag) {
-            Some(Object::Dict(items)) => items.is_empty(),
-            _ => *flag == Value::None,
+    fn check_flags(&self, flags: &[PickleValue<'a>]) -> Result<()> {
+        let is_empty = |flag: &PickleValue<'a>| match self.object(*flag) {
+            Some(PickleObject::Dict(items)) => items.is_empty(),
+            _ => *flag == PickleValue::None,
         };
         if flags.iter().all(is_empty) {
             return Ok(());
@@ -519,37 +529,49 @@ impl<'a> Machine<'a> {
         Err(self.unsupported("holds a tensor that is yet to be conjugated or negated".into()))
     }
 
-    fn tensor(&mut self, view: [Value<'a>; 4], dtype: Option<Value<'a>>) -> Result<Value<'a>> {
+    fn tensor(
+        &mut self,
+        view: [PickleValue<'a>; 4],
+        dtype: Option<PickleValue<'a>>,
+    ) -> Result<PickleValue<'a>> {
         let [storage, offset, shape, strides] = view;
-        let (Some(Object::Storage(storage)), Value::Int(offset), Some(shape), Some(strides)) =
-            (self.object(storage), offset, self.tuple(shape), self.tuple(strides))
+        let (
+            Some(PickleObject::Storage(storage)),
+            PickleValue::Int(offset),
+            Some(shape),
+            Some(strides),
+        ) = (self.object(storage), offset, self.tuple(shape), self.tuple(strides))
         else {
             return Err(self.malformed("a tensor without storage, offset, shape or strides"));
         };
-        let dtype = dtype.map_or(Ok(storage.dtype), |dtype| self.number_format(dtype))?;
-        let tensor = Tensor { storage: *storage, dtype, offset, shape, strides };
-        Ok(self.create(Object::Tensor(tensor)))
+        let dtype = dtype.map_or(Ok(storage.dtype), |dtype| self.dtype(dtype))?;
+        let tensor = PickleTensor { storage: *storage, dtype, offset, shape, strides };
+        Ok(self.create(PickleObject::Tensor(tensor)))
     }
 
-    fn number_format(&self, value: Value<'a>) -> Result<Dtype> {
+    fn dtype(&self, value: PickleValue<'a>) -> Result<FileDtype> {
         match value {
-            Value::Global(Global { role: Role::Number(Some(dtype)), .. }) => Ok(*dtype),
-            Value::Global(global) => {
+            PickleValue::Global(PickleGlobal { role: GlobalRole::Dtype(Some(dtype)), .. }) => {
+                Ok(*dtype)
+            }
+            PickleValue::Global(global) => {
                 Err(self.unsupported(format!("holds a tensor of {}", global.full_name())))
             }
             _ => Err(self.malformed("a tensor without number format")),
         }
     }
 
-    fn tuple(&self, value: Value<'a>) -> Option<Id> {
+    fn tuple(&self, value: PickleValue<'a>) -> Option<ObjectId> {
         match value {
-            Value::Object(id) if matches!(self.objects[id.0], Object::Tuple(_)) => Some(id),
+            PickleValue::Object(id) if matches!(self.objects[id.0], PickleObject::Tuple(_)) => {
+                Some(id)
+            }
             _ => None,
         }
     }
 
-    fn is_tensor(&self, value: Value<'a>) -> bool {
-        matches!(self.object(value), Some(Object::Tensor(_)))
+    fn is_tensor(&self, value: PickleValue<'a>) -> bool {
+        matches!(self.object(value), Some(PickleObject::Tensor(_)))
     }
 
     // Errors.
@@ -577,24 +599,24 @@ mod tests {
     const PATH: &str = "model.pt";
 
     /// A value as Python would write it, but for tensors.
-    fn shown(pickled: &Pickled, value: Value) -> String {
-        let all = |values: &[Value]| {
+    fn shown(pickled: &Pickled, value: PickleValue) -> String {
+        let all = |values: &[PickleValue]| {
             let shown: Vec<_> = values.iter().map(|value| shown(pickled, *value)).collect();
             shown.join(" ")
         };
         match value {
-            Value::Object(id) => match pickled.object(id) {
-                Object::Tuple(items) => format!("({})", all(items)),
-                Object::List(items) => format!("[{}]", all(items)),
-                Object::Dict(items) => {
+            PickleValue::Object(id) => match pickled.object(id) {
+                PickleObject::Tuple(items) => format!("({})", all(items)),
+                PickleObject::List(items) => format!("[{}]", all(items)),
+                PickleObject::Dict(items) => {
                     let items: Vec<_> =
                         items.iter().map(|(key, item)| all(&[*key, *item])).collect();
                     format!("{{{}}}", items.join(", "))
                 }
-                Object::Storage(storage) => format!("{storage:?}"),
-                Object::Tensor(tensor) => format!("{tensor:?}"),
+                PickleObject::Storage(storage) => format!("{storage:?}"),
+                PickleObject::Tensor(tensor) => format!("{tensor:?}"),
             },
-            Value::Global(global) => global.full_name(),
+            PickleValue::Global(global) => global.full_name(),
             plain => format!("{plain:?}"),
         }
     }

@@ -10,22 +10,22 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use compute::{Kind, fill_all};
+use compute::{DeviceKind, fill_all};
 use machine::Bytes;
 use serde::{Deserialize, Serialize};
 use trainer::TrainerError;
-use trainer::model::files::Landing;
-use weights::load::{Options, Wanted, load, release};
-use weights::map::{Mapped, fresh};
-use weights::safetensors::Entering;
+use trainer::model::files::UploadTarget;
+use weights::load::{LoadOptions, LoadRequest, drop_page_cache, load};
+use weights::mmap::{MappedFiles, map_anonymous};
+use weights::safetensors::OutputTensor;
 use weights::write::write_file;
-use weights::{Catalog, Dtype, Encoding, WeightsError};
+use weights::{Catalog, FileDtype, TensorEncoding, WeightsError};
 
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::bench::figures::{LoadFigure, Reader, Warmth};
+use crate::render::bench::figures::{CacheState, LoadFigure, LoadMethod};
 use crate::text::name_of;
 
 /// Measure how fast model files come into memory and go to disk.
@@ -36,7 +36,7 @@ Examples:
   hearth bench load --file model.safetensors --json
   hearth bench load --python .venv/bin/python            beside safetensors and fastsafetensors
   hearth bench load --device cuda:0                      also into the memory of a card")]
-pub struct Arguments {
+pub struct BenchLoadArgs {
     /// Load this safetensors file instead of one made on the spot
     #[arg(long)]
     file: Option<PathBuf>,
@@ -54,7 +54,7 @@ pub struct Arguments {
     python: Option<PathBuf>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Times that each is measured; the best counts
     #[arg(long, default_value_t = 3)]
@@ -66,18 +66,18 @@ pub struct Arguments {
 
     /// Measure one reader in this process (used by hearth itself)
     #[arg(long, hide = true)]
-    only: Option<Reader>,
+    only: Option<LoadMethod>,
 }
 
 /// What one process measured.
 #[derive(Debug, Deserialize, Serialize)]
-struct Sample {
+struct LoadSample {
     secs: f64,
     bytes: u64,
     rss_peak_bytes: Option<u64>,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchLoadArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let made;
     let file = if let Some(file) = &arguments.file {
         Catalog::open(file)?;
@@ -87,13 +87,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
             let problem = format!("--size is {}, least is 1 MB", arguments.size);
             return Err(TrainerError::Request { problem, hint: "leave it out to have 2 GB" }.into());
         }
-        made = Made::new(&arguments.folder, arguments.size)?;
+        made = TempModelFile::new(&arguments.folder, arguments.size)?;
         &made.0
     };
     if let Some(reader) = arguments.only {
         let sample = measure(arguments, reader, file)?;
         writeln!(out, "{}", serde_json::to_string(&sample).map_err(std::io::Error::from)?)?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let figures = figures(arguments, file)?;
     for figure in figures.iter().filter(|_| arguments.json) {
@@ -102,26 +102,26 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     if !arguments.json {
         write!(out, "{}", render::bench::loading(file, &figures))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Chosen: less is read in no time at all.
 const LEAST_BYTES: u64 = 1_000_000;
 
-fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<LoadFigure>, Failure> {
-    use Reader::{
+fn figures(arguments: &BenchLoadArgs, file: &Path) -> Result<Vec<LoadFigure>, Failure> {
+    use LoadMethod::{
         Hearth, HearthDevice, HearthHeld, HearthMmap, HearthWrite, Memcpy, Raw, RawWrite,
     };
     let peers = peers(arguments)?;
     let ours = [HearthHeld, Hearth, HearthMmap, HearthDevice];
-    let is_near = matches!(arguments.engine.kind(), Kind::Cpu { .. });
+    let is_near = matches!(arguments.engine.kind(), DeviceKind::Cpu { .. });
     let ours = &ours[..ours.len() - usize::from(is_near)];
     let readers = [&[Raw], ours, &peers[..]].concat();
-    let mut plan = vec![(Memcpy, Warmth::Warm)];
-    plan.extend(readers.iter().map(|reader| (*reader, Warmth::Warm)));
-    plan.extend(readers.iter().map(|reader| (*reader, Warmth::Cold)));
-    plan.extend([(RawWrite, Warmth::Cold), (HearthWrite, Warmth::Cold)]);
-    let mut best: Vec<Option<Sample>> = plan.iter().map(|_| None).collect();
+    let mut plan = vec![(Memcpy, CacheState::Warm)];
+    plan.extend(readers.iter().map(|reader| (*reader, CacheState::Warm)));
+    plan.extend(readers.iter().map(|reader| (*reader, CacheState::Cold)));
+    plan.extend([(RawWrite, CacheState::Cold), (HearthWrite, CacheState::Cold)]);
+    let mut best: Vec<Option<LoadSample>> = plan.iter().map(|_| None).collect();
     // Round after round, so that a slow spell of the machine meets all alike.
     for _ in 0..arguments.repeats.max(1) {
         for ((reader, cache), best) in plan.iter().zip(&mut best) {
@@ -132,9 +132,9 @@ fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<LoadFigure>, Failur
             }
         }
     }
-    let rate = |sample: &Sample| sample.bytes as f64 / sample.secs / f64::from(1 << 30);
+    let rate = |sample: &LoadSample| sample.bytes as f64 / sample.secs / f64::from(1 << 30);
     let memcpy = best[0].as_ref().map_or(f64::NAN, rate);
-    let figure = |((reader, cache), sample): ((Reader, Warmth), Option<Sample>)| {
+    let figure = |((reader, cache), sample): ((LoadMethod, CacheState), Option<LoadSample>)| {
         let sample = sample?;
         Some(LoadFigure {
             reader,
@@ -149,12 +149,13 @@ fn figures(arguments: &Arguments, file: &Path) -> Result<Vec<LoadFigure>, Failur
 }
 
 /// The Python loaders that the interpreter has; those it lacks are left out with a word.
-fn peers(arguments: &Arguments) -> Result<Vec<Reader>, Failure> {
+fn peers(arguments: &BenchLoadArgs) -> Result<Vec<LoadMethod>, Failure> {
     let Some(python) = &arguments.python else { return Ok(Vec::new()) };
     let mut found = Vec::new();
-    for (reader, module) in
-        [(Reader::PythonSafetensors, "safetensors"), (Reader::Fastsafetensors, "fastsafetensors")]
-    {
+    for (reader, module) in [
+        (LoadMethod::PythonSafetensors, "safetensors"),
+        (LoadMethod::Fastsafetensors, "fastsafetensors"),
+    ] {
         let output = Command::new(python).args(["-c", &format!("import torch, {module}")]).output();
         let output = output.map_err(|error| Failure::Peer {
             what: format!("cannot run {}", python.display()),
@@ -172,28 +173,33 @@ fn peers(arguments: &Arguments) -> Result<Vec<Reader>, Failure> {
 }
 
 /// Brings the file into the page cache, or drops it.
-fn prepare(path: &Path, cache: Warmth) -> Result<(), Failure> {
+fn prepare(path: &Path, cache: CacheState) -> Result<(), Failure> {
     match cache {
-        Warmth::Cold => release(path)?,
-        Warmth::Warm => _ = std::io::copy(&mut File::open(path)?, &mut std::io::sink())?,
+        CacheState::Cold => drop_page_cache(path)?,
+        CacheState::Warm => _ = std::io::copy(&mut File::open(path)?, &mut std::io::sink())?,
     }
     Ok(())
 }
 
-fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
+fn sample(
+    arguments: &BenchLoadArgs,
+    reader: LoadMethod,
+    file: &Path,
+) -> Result<LoadSample, Failure> {
     let name = &name_of(&reader);
-    let mut command = if let (Reader::PythonSafetensors | Reader::Fastsafetensors, Some(python)) =
-        (reader, &arguments.python)
-    {
-        let mut command = Command::new(python);
-        command.args(["-c", include_str!("load_peers.py"), name]);
-        command
-    } else {
-        let mut command = Command::new(std::env::current_exe()?);
-        command.args(["bench", "load", "--only", name]);
-        command.args(["--device", &arguments.engine.name(), "--file"]);
-        command
-    };
+    let mut command =
+        if let (LoadMethod::PythonSafetensors | LoadMethod::Fastsafetensors, Some(python)) =
+            (reader, &arguments.python)
+        {
+            let mut command = Command::new(python);
+            command.args(["-c", include_str!("load_peers.py"), name]);
+            command
+        } else {
+            let mut command = Command::new(std::env::current_exe()?);
+            command.args(["bench", "load", "--only", name]);
+            command.args(["--device", &arguments.engine.name(), "--file"]);
+            command
+        };
     command.arg(file);
     let failed = |said: String| Failure::Peer { what: format!("measuring {name} failed"), said };
     let output = command.output().map_err(|error| failed(error.to_string()))?;
@@ -203,35 +209,39 @@ fn sample(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, 
         .map_err(|_| failed(String::from_utf8_lossy(&output.stderr).into_owned()))
 }
 
-fn measure(arguments: &Arguments, reader: Reader, file: &Path) -> Result<Sample, Failure> {
+fn measure(
+    arguments: &BenchLoadArgs,
+    reader: LoadMethod,
+    file: &Path,
+) -> Result<LoadSample, Failure> {
     let catalog = Catalog::open(file)?;
     let bytes = catalog.bytes();
     let secs = match reader {
-        Reader::Memcpy => time_memcpy(bytes)?,
-        Reader::Raw => time_raw(file)?,
-        Reader::Hearth => time_load(&catalog, false)?,
-        Reader::HearthHeld => time_load(&catalog, true)?,
-        Reader::HearthDevice => time_device(&catalog, &arguments.engine)?,
-        Reader::HearthMmap => time_mapped(&catalog)?,
-        Reader::RawWrite => time_raw_write(file, bytes)?,
-        Reader::HearthWrite => time_write(&catalog)?,
-        Reader::PythonSafetensors | Reader::Fastsafetensors => f64::NAN,
+        LoadMethod::Memcpy => time_memcpy(bytes)?,
+        LoadMethod::Raw => time_raw(file)?,
+        LoadMethod::Hearth => time_load(&catalog, false)?,
+        LoadMethod::HearthHeld => time_load(&catalog, true)?,
+        LoadMethod::HearthDevice => time_device(&catalog, &arguments.engine)?,
+        LoadMethod::HearthMmap => time_mapped(&catalog)?,
+        LoadMethod::RawWrite => time_raw_write(file, bytes)?,
+        LoadMethod::HearthWrite => time_write(&catalog)?,
+        LoadMethod::PythonSafetensors | LoadMethod::Fastsafetensors => f64::NAN,
     };
-    Ok(Sample { secs, bytes, rss_peak_bytes: machine::process::peak_resident() })
+    Ok(LoadSample { secs, bytes, rss_peak_bytes: machine::process::peak_resident() })
 }
 
 /// Seconds that a made file of this size takes to load, once the system has it at hand.
 pub fn time_cached(bytes: u64) -> Result<f64, Failure> {
-    let made = Made::new(&std::env::temp_dir(), Bytes(bytes))?;
+    let made = TempModelFile::new(&std::env::temp_dir(), Bytes(bytes))?;
     let catalog = Catalog::open(&made.0)?;
-    prepare(&made.0, Warmth::Warm)?;
+    prepare(&made.0, CacheState::Warm)?;
     time_load(&catalog, true)
 }
 
 fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
     // Aligned as the file is, so that the disk can write straight into it.
     let phase = catalog.tensors.first().map_or(0, |tensor| tensor.offset % 4096);
-    let mut memory = fresh(catalog.bytes() + phase)?;
+    let mut memory = map_anonymous(catalog.bytes() + phase)?;
     if held {
         memory.fill(1);
     }
@@ -240,17 +250,17 @@ fn time_load(catalog: &Catalog, held: bool) -> Result<f64, Failure> {
     for tensor in &catalog.tensors {
         let (into, later) = rest.split_at_mut(tensor.bytes as usize);
         rest = later;
-        if let Encoding::Plain(dtype) = tensor.encoding {
-            wanted.push(Wanted::whole(tensor, dtype, into));
+        if let TensorEncoding::Plain(dtype) = tensor.encoding {
+            wanted.push(LoadRequest::whole(tensor, dtype, into));
         }
     }
     let begun = Instant::now();
-    load(catalog, wanted, Options::default(), &|_| true)?;
+    load(catalog, wanted, LoadOptions::default(), &|_| true)?;
     Ok(begun.elapsed().as_secs_f64())
 }
 
 /// Into memory that the device has given already, as a run's arena is.
-fn time_device(catalog: &Catalog, engine: &Engine) -> Result<f64, Failure> {
+fn time_device(catalog: &Catalog, engine: &DeviceArgs) -> Result<f64, Failure> {
     let device = engine.open(catalog.bytes() as usize + catalog.tensors.len() * 4096)?;
     let alloc = |bytes: u64| device.zeros([bytes as usize], compute::Dtype::U8);
     let tensors = catalog.tensors.iter().map(|tensor| alloc(tensor.bytes));
@@ -259,18 +269,18 @@ fn time_device(catalog: &Catalog, engine: &Engine) -> Result<f64, Failure> {
     let begun = Instant::now();
     fill_all(tensors.iter_mut().collect(), |range, parts| -> Result<(), Failure> {
         let wanted = catalog.tensors[range].iter().zip(parts).filter_map(|(tensor, part)| {
-            let Encoding::Plain(dtype) = tensor.encoding else { return None };
-            Some(Wanted::whole(tensor, dtype, Landing(part)))
+            let TensorEncoding::Plain(dtype) = tensor.encoding else { return None };
+            Some(LoadRequest::whole(tensor, dtype, UploadTarget(part)))
         });
-        Ok(load(catalog, wanted.collect(), Options::default(), &|_| true).map(drop)?)
+        Ok(load(catalog, wanted.collect(), LoadOptions::default(), &|_| true).map(drop)?)
     })?;
     device.synchronise()?;
     Ok(begun.elapsed().as_secs_f64())
 }
 
 fn time_mapped(catalog: &Catalog) -> Result<f64, Failure> {
-    let mut memory = fresh(catalog.bytes())?;
-    let mapped = Mapped::open(catalog)?;
+    let mut memory = map_anonymous(catalog.bytes())?;
+    let mapped = MappedFiles::open(catalog)?;
     let begun = Instant::now();
     let mut rest = &mut memory[..];
     for tensor in &catalog.tensors {
@@ -285,9 +295,9 @@ fn time_mapped(catalog: &Catalog) -> Result<f64, Failure> {
 const BLOCK: usize = 8 << 20;
 
 fn time_memcpy(bytes: u64) -> Result<f64, Failure> {
-    let mut source = fresh(bytes)?;
+    let mut source = map_anonymous(bytes)?;
     source.fill(1);
-    let mut target = fresh(bytes)?;
+    let mut target = map_anonymous(bytes)?;
     let half = target.len().div_ceil(machine::cores::compute_threads()).next_multiple_of(BLOCK);
     let begun = Instant::now();
     std::thread::scope(|scope| {
@@ -343,17 +353,17 @@ fn time_raw_write(beside: &Path, bytes: u64) -> Result<f64, Failure> {
 }
 
 fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
-    let mut memory = fresh(catalog.bytes())?;
+    let mut memory = map_anonymous(catalog.bytes())?;
     memory.fill(7);
     let tensors = catalog.tensors.iter().filter_map(|tensor| match tensor.encoding {
-        Encoding::Plain(dtype) => {
-            Some(Entering { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() })
+        TensorEncoding::Plain(dtype) => {
+            Some(OutputTensor { name: tensor.name.clone(), dtype, shape: tensor.shape.clone() })
         }
-        Encoding::Blocks(_) => None,
+        TensorEncoding::Blocks(_) => None,
     });
     let path = catalog.files[0].with_extension("hearth-write");
     let begun = Instant::now();
-    let mut fill = |tensor: &Entering, out: &mut dyn Write| {
+    let mut fill = |tensor: &OutputTensor, out: &mut dyn Write| {
         let bytes = tensor.bytes().unwrap_or(0) as usize;
         out.write_all(&memory[..bytes]).map_err(|source| WeightsError::io("write", &path, source))
     };
@@ -364,9 +374,9 @@ fn time_write(catalog: &Catalog) -> Result<f64, Failure> {
 }
 
 /// A model file made on the spot, removed afterwards: sizes as they are mixed in real models.
-struct Made(PathBuf);
+struct TempModelFile(PathBuf);
 
-impl Made {
+impl TempModelFile {
     fn new(folder: &Path, size: Bytes) -> Result<Self, Failure> {
         let path = folder.join(format!("hearth-bench-{}.safetensors", std::process::id()));
         let mut tensors = Vec::new();
@@ -377,15 +387,15 @@ impl Made {
             if count == 0 {
                 break;
             }
-            tensors.push(Entering {
+            tensors.push(OutputTensor {
                 name: format!("layers.{layer}.weight"),
-                dtype: Dtype::Bf16,
+                dtype: FileDtype::Bf16,
                 shape: vec![count],
             });
             left -= count;
         }
         let mut state = 1_u64;
-        let mut fill = |tensor: &Entering, out: &mut dyn Write| {
+        let mut fill = |tensor: &OutputTensor, out: &mut dyn Write| {
             let mut bytes = vec![0; tensor.bytes().unwrap_or(0) as usize];
             for chunk in bytes.chunks_mut(8) {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
@@ -404,7 +414,7 @@ impl Made {
     }
 }
 
-impl Drop for Made {
+impl Drop for TempModelFile {
     fn drop(&mut self) {
         _ = std::fs::remove_file(&self.0);
     }

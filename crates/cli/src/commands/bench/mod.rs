@@ -1,7 +1,7 @@
 //! `hearth bench`: the measured figures of this machine, optionally beside a peer's.
 
-pub mod beside;
 pub mod calibrate;
+pub mod compare;
 pub mod load;
 pub mod models;
 pub mod ops;
@@ -14,12 +14,12 @@ pub mod train;
 use std::io::Write;
 use std::time::Instant;
 
-use compute::Work;
-use machine::{Machine, Source};
+use compute::WorkStats;
+use machine::{Machine, ProbeSource};
 use trainer::plan::rates;
 
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
 
 /// Measure this machine.
@@ -31,60 +31,60 @@ Examples:
   hearth bench peers --python .venv/bin/python    the step beside PyTorch's
   hearth bench models                      SD3, text encoders, the autoencoder
   hearth bench text                        a language model, all of it trained
-  hearth bench train                       a whole job: encoding its pictures, and its steps
+  hearth bench train                       a whole job: encoding its images, and its steps
   hearth bench calibrate                   time every kernel, once, for predictions
   hearth bench predict                     how long steps take, beside how long they were to take
   hearth bench load                        how fast model files come into memory, and go to disk
   hearth bench load --python .venv/bin/python --json")]
-pub struct Arguments {
+pub struct BenchArgs {
     #[command(subcommand)]
-    what: What,
+    command: BenchCommand,
 }
 
 #[derive(Debug, clap::Subcommand)]
-enum What {
-    Step(step::Arguments),
-    Ops(ops::Arguments),
-    Peers(peers::Arguments),
-    Models(models::Arguments),
-    Text(text::Arguments),
-    Train(train::Arguments),
-    Load(load::Arguments),
-    Calibrate(calibrate::Arguments),
-    Predict(predict::Arguments),
+enum BenchCommand {
+    Step(step::BenchStepArgs),
+    Ops(ops::BenchOpsArgs),
+    Peers(peers::BenchPeersArgs),
+    Models(models::BenchModelsArgs),
+    Text(text::BenchTextArgs),
+    Train(train::BenchTrainArgs),
+    Load(load::BenchLoadArgs),
+    Calibrate(calibrate::CalibrateArgs),
+    Predict(predict::PredictArgs),
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    match &arguments.what {
-        What::Step(arguments) => step::run(arguments, out),
-        What::Ops(arguments) => ops::run(arguments, out),
-        What::Peers(arguments) => peers::run(arguments, out),
-        What::Models(arguments) => models::run(arguments, out),
-        What::Text(arguments) => text::run(arguments, out),
-        What::Train(arguments) => train::run(arguments, out),
-        What::Load(arguments) => load::run(arguments, out),
-        What::Calibrate(arguments) => calibrate::run(arguments, out),
-        What::Predict(arguments) => predict::run(arguments, out),
+pub fn run(arguments: &BenchArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    match &arguments.command {
+        BenchCommand::Step(arguments) => step::run(arguments, out),
+        BenchCommand::Ops(arguments) => ops::run(arguments, out),
+        BenchCommand::Peers(arguments) => peers::run(arguments, out),
+        BenchCommand::Models(arguments) => models::run(arguments, out),
+        BenchCommand::Text(arguments) => text::run(arguments, out),
+        BenchCommand::Train(arguments) => train::run(arguments, out),
+        BenchCommand::Load(arguments) => load::run(arguments, out),
+        BenchCommand::Calibrate(arguments) => calibrate::run(arguments, out),
+        BenchCommand::Predict(arguments) => predict::run(arguments, out),
     }
 }
 
 /// Milliseconds that work was to take by the rates of this machine, if it was calibrated.
-fn predicted_ms(engine: &Engine, work: &Work) -> Option<f64> {
-    let machine = Machine::probe(&mut Source::live());
+fn predicted_ms(engine: &DeviceArgs, work: &WorkStats) -> Option<f64> {
+    let machine = Machine::probe(&mut ProbeSource::live());
     let rates = engine.kept_rates(&machine, rates::folder())?;
     Some(1e3 * rates.seconds(work))
 }
 
-/// Wall time and processor time of one piece of work, in milliseconds. Processor time is divided by
+/// Wall time and CPU time of one piece of work, in milliseconds. CPU time is divided by
 /// the threads: what the wall time would be with the cores to itself.
 #[derive(Clone, Copy)]
-struct Timed {
+struct Timing {
     wall_ms: f64,
     cpu_ms: f64,
 }
 
-impl Timed {
-    fn of<T, E>(threads: usize, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
+impl Timing {
+    fn measure<T, E>(threads: usize, work: impl FnOnce() -> Result<T, E>) -> Result<(Self, T), E> {
         let (wall, cpu) = (Instant::now(), machine::process::cpu_time());
         let done = work()?;
         let cpu = machine::process::cpu_time().saturating_sub(cpu);

@@ -3,20 +3,20 @@
 
 use std::io::Write;
 use std::path::PathBuf;
+use trainer::model::offload::Offload;
 use trainer::model::recompute::Recompute;
-use trainer::model::stream::Stream;
 
 use compute::{Device, Dtype};
-use trainer::bench::cases::{Case, How};
+use trainer::bench::cases::{BenchCase, BenchSettings};
 
-use super::beside;
-use super::{Timed, median, predicted_ms};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
-use crate::commands::words;
+use super::compare;
+use super::{Timing, median, predicted_ms};
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::bench::figures::{ModelFigures, ModelRow, Program};
+use crate::render::bench::figures::{BenchProgram, ModelFigures, ModelRow};
 
 /// Runs before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -34,16 +34,16 @@ Examples:
   hearth bench models --only sd3-medium --dtype bf16 --recompute block --device cuda:0 --stream blocks
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft
   hearth bench models --python .venv/bin/python")]
-pub struct Arguments {
+pub struct BenchModelsArgs {
     /// Which models; several may be given
     #[arg(long, value_parser = case)]
-    only: Vec<Case>,
+    only: Vec<BenchCase>,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Pictures that a transformer is trained on in a step
+    /// Images that a transformer is trained on in a step
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
     samples: u16,
 
@@ -51,13 +51,13 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..))]
     at_once: Option<u16>,
 
-    /// Which blocks of a transformer are computed twice to save memory
-    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    /// Which blocks of a transformer are recomputed to save memory
+    #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
     /// Which frozen blocks of a transformer are in main memory, from where each comes when it is needed
-    #[arg(long, default_value = "none", value_parser = words::parser::<Stream>())]
-    stream: Stream,
+    #[arg(long, default_value = "none", value_parser = named_value::parser::<Offload>())]
+    stream: Offload,
 
     /// Times that each is measured; the median counts
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
@@ -72,22 +72,22 @@ pub struct Arguments {
     rounds: u32,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object per model
     #[arg(long)]
     json: bool,
 }
 
-fn case(name: &str) -> Result<Case, String> {
-    let all = || Case::SMALL.into_iter().chain(Case::FULL);
-    let names = || all().map(Case::name).collect::<Vec<_>>().join(", ");
+fn case(name: &str) -> Result<BenchCase, String> {
+    let all = || BenchCase::SMALL.into_iter().chain(BenchCase::FULL);
+    let names = || all().map(BenchCase::name).collect::<Vec<_>>().join(", ");
     let found = all().find(|case| case.name() == name);
     found.ok_or_else(|| format!("not one of {}", names()))
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
-    let cases = if arguments.only.is_empty() { &Case::SMALL[..] } else { &arguments.only[..] };
+pub fn run(arguments: &BenchModelsArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
+    let cases = if arguments.only.is_empty() { &BenchCase::SMALL[..] } else { &arguments.only[..] };
     let mut show = |line: Result<String, serde_json::Error>| -> Result<(), Failure> {
         Ok(writeln!(out, "{}", line.map_err(std::io::Error::from)?)?)
     };
@@ -109,23 +109,23 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     }
     if !arguments.json {
         let page = if arguments.python.is_some() {
-            render::bench::models_beside(&beside)
+            render::bench::models_compared(&beside)
         } else {
             render::bench::models(&alone)
         };
         write!(out, "{page}")?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
+fn measure(arguments: &BenchModelsArgs, case: BenchCase) -> Result<ModelFigures, Failure> {
     let (engine, dtype) = (&arguments.engine, arguments.dtype);
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
-    let how = How {
+    let how = BenchSettings {
         samples: arguments.samples.into(),
-        at_once: arguments.at_once.unwrap_or(arguments.samples).into(),
+        micro_batch: arguments.at_once.unwrap_or(arguments.samples).into(),
         recompute: arguments.recompute,
-        stream: arguments.stream,
+        offload: arguments.stream,
     };
     let mut rehearsed = case.prepare(&meta, dtype, how)?;
     rehearsed.run()?;
@@ -140,7 +140,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
     let (mut times, mut before) = (Vec::new(), None);
     for round in 0..WARM_UP + arguments.repeats as usize {
         before = device.launches();
-        let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
+        let (time, ()) = Timing::measure(engine.threads(), || -> Result<(), Failure> {
             model.run()?;
             Ok(device.synchronise()?)
         })?;
@@ -149,7 +149,7 @@ fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
     let ms_median = median(times.iter().map(|time| time.wall_ms));
     Ok(ModelFigures {
         model: case.name(),
-        dtype: words::word(&arguments.dtype),
+        dtype: named_value::value_name(&arguments.dtype),
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         predicted_ms: predicted_ms(engine, &work),
@@ -165,14 +165,14 @@ fn measure(arguments: &Arguments, case: Case) -> Result<ModelFigures, Failure> {
 }
 
 fn compare(
-    arguments: &Arguments,
+    arguments: &BenchModelsArgs,
     python: &std::path::Path,
-    case: Case,
+    case: BenchCase,
 ) -> Result<Vec<ModelRow>, Failure> {
     let threads = arguments.engine.threads();
-    let (dtype, repeats) = (words::word(&arguments.dtype), arguments.repeats);
+    let (dtype, repeats) = (named_value::value_name(&arguments.dtype), arguments.repeats);
     let (threads_text, repeats_text) = (threads.to_string(), repeats.to_string());
-    let ours = beside::hearth(&[
+    let ours = compare::hearth(&[
         "bench",
         "models",
         "--json",
@@ -189,8 +189,10 @@ fn compare(
         "model": case.name(), "dtype": dtype, "repeats": repeats, "threads": threads,
     });
     let script = include_str!("../../../../../benches/peers/models.py");
-    let theirs = beside::python(python, script, &job, threads);
-    let mut programs = [(Program::Hearth, ours), (Program::PytorchEager, theirs)];
-    let rows = beside::measure(arguments.rounds, &mut programs)?.into_iter();
-    Ok(rows.map(|beside| ModelRow { model: case.name(), dtype: dtype.clone(), beside }).collect())
+    let theirs = compare::python(python, script, &job, threads);
+    let mut programs = [(BenchProgram::Hearth, ours), (BenchProgram::PytorchEager, theirs)];
+    let rows = compare::measure(arguments.rounds, &mut programs)?.into_iter();
+    Ok(rows
+        .map(|beside| ModelRow { model: case.name(), dtype: dtype.clone(), figures: beside })
+        .collect())
 }

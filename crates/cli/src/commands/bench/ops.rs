@@ -5,12 +5,12 @@ use std::io::Write;
 use compute::ops::{
     Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
 };
-use compute::{Device, Dtype, Gradients, Kind, Params, Shape, Tape, Tensor, Var};
+use compute::{Device, DeviceKind, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
 
-use super::{Timed, median};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
-use crate::commands::words;
+use super::{Timing, median};
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::{OpFigures, OpTimes};
@@ -22,13 +22,13 @@ Examples:
   hearth bench ops
   hearth bench ops --only attention --dtype bf16 --device cuda:0
   hearth bench ops --json --threads 2")]
-pub struct Arguments {
+pub struct BenchOpsArgs {
     /// Ops whose name contains this
     #[arg(long, default_value = "")]
     only: String,
 
     /// Format of weights and activations
-    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
     /// Times that each is measured; the median counts
@@ -36,20 +36,20 @@ pub struct Arguments {
     repeats: u32,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object per op and shape
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchOpsArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let threads = arguments.engine.threads();
     let mut all = Vec::new();
-    let is_card = matches!(arguments.engine.kind(), Kind::Cuda { .. });
+    let is_card = matches!(arguments.engine.kind(), DeviceKind::Cuda { .. });
     for case in cases(is_card).into_iter().filter(|case| case.op.contains(&arguments.only)) {
         let device = arguments.engine.open(ARENA_BYTES)?;
-        let bench = Bench { device: &device, threads, arguments };
+        let bench = OpBench { device: &device, threads, arguments };
         let figures = bench.measure(&case)?;
         if arguments.json {
             writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
@@ -59,34 +59,34 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     if !arguments.json {
         write!(out, "{}", render::bench::ops(&all))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Chosen: more than any case needs; only what is touched is taken.
 const ARENA_BYTES: usize = 4 << 30;
 
-/// Of an op on a card. Chosen: what waiting takes is then a per cent of attention's time.
+/// Of an op on a GPU. Chosen: what waiting takes is then a per cent of attention's time.
 const IN_A_ROW: u32 = 10;
 
 /// An op with its inputs.
-struct Case {
+struct OpCase {
     op: &'static str,
     /// The first is trained through, the others are frozen.
     inputs: Vec<(Shape, Option<Dtype>)>,
-    run: Run,
+    run: OpRun,
 }
 
-enum Run {
+enum OpRun {
     /// Recorded on a tape.
-    Trained(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
+    ForwardBackward(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
     /// Forward only.
-    Used(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
+    Forward(fn(&Tape<'_>, &[Var]) -> compute::Result<Var>),
     /// Changes its tensors: parameters, gradients and two moments.
     AdamW,
 }
 
-impl Case {
-    fn new(op: &'static str, run: Run) -> Self {
+impl OpCase {
+    fn new(op: &'static str, run: OpRun) -> Self {
         Self { op, inputs: vec![], run }
     }
 
@@ -106,7 +106,7 @@ impl Case {
 /// Rows, inputs and outputs of linear layers: those of cpu-small, cpu-mid and a 1.5 B model.
 const LINEAR: [[usize; 3]; 5] =
     [[1280, 512, 512], [1280, 512, 2048], [1280, 2048, 512], [1024, 1024, 4096], [512, 1536, 6144]];
-/// The same that keep a card busy: those of gpu-sd3-b1, and one that is as good as it gets.
+/// The same that keep a GPU busy: those of gpu-sd3-b1, and one that is as good as it gets.
 const LARGE_LINEAR: [[usize; 3]; 4] =
     [[4352, 1536, 1536], [4352, 1536, 6144], [4352, 6144, 1536], [8192, 8192, 8192]];
 
@@ -114,75 +114,77 @@ const LARGE_LINEAR: [[usize; 3]; 4] =
 const ATTENTION: [[usize; 4]; 3] = [[4, 320, 512, 64], [1, 1024, 1024, 64], [1, 4352, 128, 64]];
 const LARGE_ATTENTION: [[usize; 4]; 2] = [[1, 4352, 1536, 64], [1, 4352, 3072, 128]];
 
-/// What is measured: on a card other sizes, since it would wait for most of those of a processor.
-fn cases(is_card: bool) -> Vec<Case> {
+/// What is measured: on a GPU other sizes, since it would wait for most of those of a CPU.
+fn cases(is_gpu: bool) -> Vec<OpCase> {
     let mut cases = Vec::new();
-    for [rows, inputs, outputs] in if is_card { &LARGE_LINEAR[..] } else { &LINEAR[..] } {
-        let run = Run::Trained(|tape, v| tape.linear(&v[0], Linear::new(&v[1])));
-        cases.push(Case::new("linear", run).with([*rows, *inputs]).with([*outputs, *inputs]));
+    for [rows, inputs, outputs] in if is_gpu { &LARGE_LINEAR[..] } else { &LINEAR[..] } {
+        let run = OpRun::ForwardBackward(|tape, v| tape.linear(&v[0], Linear::new(&v[1])));
+        cases.push(OpCase::new("linear", run).with([*rows, *inputs]).with([*outputs, *inputs]));
     }
-    let gelu = Run::Trained(|tape, v| {
+    let gelu = OpRun::ForwardBackward(|tape, v| {
         tape.linear(&v[0], Linear { activation: Activation::GeluTanh, ..Linear::new(&v[1]) })
     });
-    cases.push(Case::new("linear + gelu", gelu).with([1280, 512]).with([2048, 512]));
-    let lora = Run::Trained(|tape, v| {
+    cases.push(OpCase::new("linear + gelu", gelu).with([1280, 512]).with([2048, 512]));
+    let lora = OpRun::ForwardBackward(|tape, v| {
         let lora = Lora { down: &v[2], up: &v[3], scale: 1.0, dropout: 0.0 };
         tape.linear(&v[0], Linear { lora: Some(lora), ..Linear::new(&v[1]) })
     });
     cases.push(
-        Case::new("linear + lora", lora)
+        OpCase::new("linear + lora", lora)
             .with([1280, 512])
             .with([512, 512])
             .with_f32([16, 512])
             .with_f32([512, 16]),
     );
-    for [samples, tokens, width, head] in
-        if is_card { &LARGE_ATTENTION[..] } else { &ATTENTION[..] }
+    for [samples, tokens, width, head] in if is_gpu { &LARGE_ATTENTION[..] } else { &ATTENTION[..] }
     {
         let shape = [*samples, *tokens, *width];
         let run = if *head == 64 { attention::<64> } else { attention::<128> };
-        let case = Case::new("attention", Run::Trained(run));
+        let case = OpCase::new("attention", OpRun::ForwardBackward(run));
         cases.push(case.with(shape).with(shape).with(shape));
     }
-    cases.extend(of_texts());
-    cases.extend(by_rows());
+    cases.extend(language_cases());
+    cases.extend(row_cases());
     cases
 }
 
 /// What a step of a language model of 125 million numbers is made of, all of which are trained and so
 /// in f32: four texts of 1024 tokens, of a vocabulary of 32768.
-fn of_texts() -> Vec<Case> {
+fn language_cases() -> Vec<OpCase> {
     const TABLE: [usize; 2] = [32768, 768];
     /// Tokens of a document, where several make a text.
     const DOCUMENT: usize = 128;
-    let attention = |name, run| Case::new(name, run).with(TEXTS).with(TEXTS).with(TEXTS);
+    let attention = |name, run| OpCase::new(name, run).with(TEXTS).with(TEXTS).with(TEXTS);
     vec![
-        Case::new("linear of f32", Run::Trained(|tape, v| tape.linear(&v[0], Linear::new(&v[1]))))
-            .with(TEXTS)
-            .with_f32([2048, 768]),
+        OpCase::new(
+            "linear of f32",
+            OpRun::ForwardBackward(|tape, v| tape.linear(&v[0], Linear::new(&v[1]))),
+        )
+        .with(TEXTS)
+        .with_f32([2048, 768]),
         attention(
             "causal attention",
-            Run::Trained(|tape, v| tape.attention(&v[0], &v[1], &v[2], causal())),
+            OpRun::ForwardBackward(|tape, v| tape.attention(&v[0], &v[1], &v[2], causal())),
         ),
         attention(
             "attention of documents",
-            Run::Trained(|tape, v| {
+            OpRun::ForwardBackward(|tape, v| {
                 let first = by_text(tape, |token| token % TEXTS[1] / DOCUMENT * DOCUMENT)?;
                 let how = Attention { first_keys: Some(&first), ..causal() };
                 tape.attention(&v[0], &v[1], &v[2], how)
             }),
         ),
-        Case::new(
+        OpCase::new(
             "cross_entropy",
-            Run::Trained(|tape, v| {
+            OpRun::ForwardBackward(|tape, v| {
                 tape.cross_entropy(&v[0], &v[1], &by_text(tape, |token| token * 7 % TABLE[0])?)
             }),
         )
         .with(TEXTS)
         .with_f32(TABLE),
-        Case::new(
+        OpCase::new(
             "embedding",
-            Run::Trained(|tape, v| {
+            OpRun::ForwardBackward(|tape, v| {
                 tape.embedding(&by_text(tape, |token| token * 7 % TABLE[0])?, &v[0])
             }),
         )
@@ -210,21 +212,26 @@ fn attention<const HEAD: usize>(tape: &Tape<'_>, v: &[Var]) -> compute::Result<V
 }
 
 /// Ops whose time is that of reading and writing memory, and forward-only ones.
-fn by_rows() -> Vec<Case> {
+fn row_cases() -> Vec<OpCase> {
     let x = [4, 320, 512];
     vec![
-        Case::new(
+        OpCase::new(
             "norm_modulate",
-            Run::Trained(|tape, v| tape.norm_modulate(&v[0], v[1].chunk(0), v[1].chunk(1), 1e-6)),
+            OpRun::ForwardBackward(|tape, v| {
+                tape.norm_modulate(&v[0], v[1].chunk(0), v[1].chunk(1), 1e-6)
+            }),
         )
         .with(x)
         .with([4, 1024]),
-        Case::new("rms_norm", Run::Trained(|tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6)))
-            .with(x)
-            .with_f32([512]),
-        Case::new(
+        OpCase::new(
+            "rms_norm",
+            OpRun::ForwardBackward(|tape, v| tape.rms_norm(&v[0], Some(&v[1]), 1e-6)),
+        )
+        .with(x)
+        .with_f32([512]),
+        OpCase::new(
             "qk_norm_rope",
-            Run::Trained(|tape, v| {
+            OpRun::ForwardBackward(|tape, v| {
                 tape.qk_norm_rope(
                     &v[0],
                     QkNormRope { n_heads: 8, norm: Some((&v[1], 1e-6)), rope: None },
@@ -233,21 +240,33 @@ fn by_rows() -> Vec<Case> {
         )
         .with(x)
         .with_f32([64]),
-        Case::new("gelu", Run::Trained(|tape, v| tape.activate(&v[0], Activation::GeluTanh)))
-            .with([4, 320, 2048]),
-        Case::new("swiglu", Run::Trained(|tape, v| tape.glu(&v[0], &v[1], Activation::Silu)))
-            .with([4, 320, 2048])
-            .with([4, 320, 2048]),
-        Case::new("gated_add", Run::Trained(|tape, v| tape.gated_add(&v[0], v[2].chunk(0), &v[1])))
-            .with(x)
-            .with(x)
-            .with([4, 512]),
-        Case::new("mse", Run::Trained(|tape, v| tape.mse(&v[0], v[1].tensor(), None, None)))
-            .with(x)
-            .with(x),
-        Case::new(
+        OpCase::new(
+            "gelu",
+            OpRun::ForwardBackward(|tape, v| tape.activate(&v[0], Activation::GeluTanh)),
+        )
+        .with([4, 320, 2048]),
+        OpCase::new(
+            "swiglu",
+            OpRun::ForwardBackward(|tape, v| tape.glu(&v[0], &v[1], Activation::Silu)),
+        )
+        .with([4, 320, 2048])
+        .with([4, 320, 2048]),
+        OpCase::new(
+            "gated_add",
+            OpRun::ForwardBackward(|tape, v| tape.gated_add(&v[0], v[2].chunk(0), &v[1])),
+        )
+        .with(x)
+        .with(x)
+        .with([4, 512]),
+        OpCase::new(
+            "mse",
+            OpRun::ForwardBackward(|tape, v| tape.mse(&v[0], v[1].tensor(), None, None)),
+        )
+        .with(x)
+        .with(x),
+        OpCase::new(
             "conv2d",
-            Run::Used(|tape, v| {
+            OpRun::Forward(|tape, v| {
                 let weight = v[1].tensor();
                 let convolution = Conv2d { padding: [1; 4], ..Conv2d::new(weight) };
                 tape.conv2d(&v[0], convolution)
@@ -255,27 +274,27 @@ fn by_rows() -> Vec<Case> {
         )
         .with([1, 128, 64, 64])
         .with([128, 128, 3, 3]),
-        Case::new(
+        OpCase::new(
             "group_norm",
-            Run::Used(|tape, v| {
+            OpRun::Forward(|tape, v| {
                 tape.group_norm(&v[0], 32, v[1].tensor(), v[2].tensor(), 1e-6, Activation::Silu)
             }),
         )
         .with([1, 128, 128, 128])
         .with_f32([128])
         .with_f32([128]),
-        Case::new("adamw", Run::AdamW).with_f32([100_000_000]),
+        OpCase::new("adamw", OpRun::AdamW).with_f32([100_000_000]),
     ]
 }
 
-struct Bench<'a> {
+struct OpBench<'a> {
     device: &'a Device,
     threads: usize,
-    arguments: &'a Arguments,
+    arguments: &'a BenchOpsArgs,
 }
 
-impl Bench<'_> {
-    fn measure(&self, case: &Case) -> Result<OpFigures, Failure> {
+impl OpBench<'_> {
+    fn measure(&self, case: &OpCase) -> Result<OpFigures, Failure> {
         let dtype = self.arguments.dtype;
         let inputs = self.inputs(case, dtype)?;
         let params = Params::default();
@@ -287,16 +306,18 @@ impl Bench<'_> {
             )
         };
         let (forward, backward) = match case.run {
-            Run::Trained(run) => (use_only(run)?, Some(self.backward(run, &inputs, &params)?)),
-            Run::Used(run) => (use_only(run)?, None),
-            Run::AdamW => (self.adamw(&inputs[0])?, None),
+            OpRun::ForwardBackward(run) => {
+                (use_only(run)?, Some(self.backward(run, &inputs, &params)?))
+            }
+            OpRun::Forward(run) => (use_only(run)?, None),
+            OpRun::AdamW => (self.adamw(&inputs[0])?, None),
         };
         let shapes: Vec<String> = case.inputs.iter().map(|(shape, _)| shape.to_string()).collect();
         let (shape, dtype) = (shapes.join(" "), dtype.to_string());
         Ok(OpFigures { op: case.op, shape, dtype, threads: self.threads, forward, backward })
     }
 
-    fn inputs(&self, case: &Case, dtype: Dtype) -> Result<Vec<Tensor>, Failure> {
+    fn inputs(&self, case: &OpCase, dtype: Dtype) -> Result<Vec<Tensor>, Failure> {
         let numbers = |(index, (shape, own)): (usize, &(Shape, Option<Dtype>))| {
             self.device.normal(*shape, own.unwrap_or(dtype), 0.5, (1, index as u64))
         };
@@ -340,9 +361,9 @@ impl Bench<'_> {
         self.time(go, || Ok(()))
     }
 
-    /// Times that work is done between two looks at the clock: to wait for a card takes as long as some ops.
+    /// Times that work is done between two looks at the clock: to wait for a GPU takes as long as some ops.
     fn in_a_row(&self) -> u32 {
-        if matches!(self.device.kind(), Kind::Cuda { .. }) { IN_A_ROW } else { 1 }
+        if matches!(self.device.kind(), DeviceKind::Cuda { .. }) { IN_A_ROW } else { 1 }
     }
 
     fn time(
@@ -358,7 +379,7 @@ impl Bench<'_> {
             (0..n).try_for_each(|_| prepare())?;
             let before = self.device.work();
             self.device.synchronise()?;
-            let (time, ()) = Timed::of(self.threads, || {
+            let (time, ()) = Timing::measure(self.threads, || {
                 (0..n).try_for_each(|_| work())?;
                 self.device.synchronise()
             })?;

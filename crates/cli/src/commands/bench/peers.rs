@@ -7,16 +7,16 @@ use std::path::PathBuf;
 use std::process::Command;
 use trainer::model::recompute::Recompute;
 
-use trainer::bench::workload::Config;
+use trainer::bench::workload::WorkloadConfig;
 
-use super::beside;
+use super::compare;
 use super::step::config;
-use crate::commands::Outcome;
+use crate::commands::CommandOutcome;
 
-use crate::commands::words;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::bench::figures::{PeerFigures, Program};
+use crate::render::bench::figures::{BenchProgram, PeerFigures};
 
 /// Measure a training step beside PyTorch's.
 #[derive(Debug, clap::Args)]
@@ -25,21 +25,21 @@ Examples:
   python3 -m venv .venv && .venv/bin/pip install torch
   hearth bench peers --python .venv/bin/python
   hearth bench peers --python .venv/bin/python --config cpu-mid --dtype bf16 --compile --json")]
-pub struct Arguments {
+pub struct BenchPeersArgs {
     /// A Python with torch
     #[arg(long)]
     python: PathBuf,
 
     /// How large the job is; several may be given
     #[arg(long, default_values = ["cpu-small"], value_parser = config)]
-    config: Vec<Config>,
+    config: Vec<WorkloadConfig>,
 
     /// Formats of weights and activations
-    #[arg(long, default_values = ["f32", "bf16"], value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_values = ["f32", "bf16"], value_parser = named_value::parser::<Dtype>())]
     dtype: Vec<Dtype>,
 
-    /// Which blocks are computed twice
-    #[arg(long, default_values = ["none", "block"], value_parser = words::parser::<Recompute>())]
+    /// Which blocks are recomputed
+    #[arg(long, default_values = ["none", "block"], value_parser = named_value::parser::<Recompute>())]
     recompute: Vec<Recompute>,
 
     /// PyTorch with torch.compile as well
@@ -65,18 +65,18 @@ pub struct Arguments {
 
 /// One line of the table: a job's variant.
 #[derive(Clone, Copy)]
-struct Variant {
-    config: Config,
+struct PeerVariant {
+    config: WorkloadConfig,
     dtype: Dtype,
     recompute: Recompute,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchPeersArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let mut all = Vec::new();
     for config in &arguments.config {
         for dtype in &arguments.dtype {
             for recompute in &arguments.recompute {
-                let variant = Variant { config: *config, dtype: *dtype, recompute: *recompute };
+                let variant = PeerVariant { config: *config, dtype: *dtype, recompute: *recompute };
                 let figures = compare(arguments, variant)?;
                 for figures in figures.iter().filter(|_| arguments.json) {
                     let line = serde_json::to_string(figures).map_err(std::io::Error::from)?;
@@ -89,31 +89,36 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     if !arguments.json {
         write!(out, "{}", render::bench::peers(&all))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn compare(arguments: &Arguments, variant: Variant) -> Result<Vec<PeerFigures>, Failure> {
+fn compare(arguments: &BenchPeersArgs, variant: PeerVariant) -> Result<Vec<PeerFigures>, Failure> {
     let threads = arguments.threads.map_or_else(machine::cores::compute_threads, usize::from);
     let mut programs = vec![
-        (Program::Hearth, hearth(arguments, variant, threads)?),
-        (Program::PytorchEager, pytorch(arguments, variant, threads, false)),
+        (BenchProgram::Hearth, hearth(arguments, variant, threads)?),
+        (BenchProgram::PytorchEager, pytorch(arguments, variant, threads, false)),
     ];
     if arguments.compile {
-        programs.push((Program::PytorchCompiled, pytorch(arguments, variant, threads, true)));
+        programs.push((BenchProgram::PytorchCompiled, pytorch(arguments, variant, threads, true)));
     }
     let figures = |beside| PeerFigures {
         config: variant.config.name,
-        dtype: words::word(&variant.dtype),
-        recompute: words::word(&variant.recompute),
-        beside,
+        dtype: named_value::value_name(&variant.dtype),
+        recompute: named_value::value_name(&variant.recompute),
+        figures: beside,
     };
-    Ok(beside::measure(arguments.rounds, &mut programs)?.into_iter().map(figures).collect())
+    Ok(compare::measure(arguments.rounds, &mut programs)?.into_iter().map(figures).collect())
 }
 
-fn hearth(arguments: &Arguments, variant: Variant, threads: usize) -> Result<Command, Failure> {
-    let (dtype, recompute) = (words::word(&variant.dtype), words::word(&variant.recompute));
+fn hearth(
+    arguments: &BenchPeersArgs,
+    variant: PeerVariant,
+    threads: usize,
+) -> Result<Command, Failure> {
+    let (dtype, recompute) =
+        (named_value::value_name(&variant.dtype), named_value::value_name(&variant.recompute));
     let (steps, threads) = (arguments.steps.to_string(), threads.to_string());
-    beside::hearth(&[
+    compare::hearth(&[
         "bench",
         "step",
         "--json",
@@ -130,13 +135,18 @@ fn hearth(arguments: &Arguments, variant: Variant, threads: usize) -> Result<Com
     ])
 }
 
-fn pytorch(arguments: &Arguments, variant: Variant, threads: usize, compile: bool) -> Command {
-    let Config { name, width, n_blocks, tokens, samples } = variant.config;
+fn pytorch(
+    arguments: &BenchPeersArgs,
+    variant: PeerVariant,
+    threads: usize,
+    compile: bool,
+) -> Command {
+    let WorkloadConfig { name, width, n_blocks, tokens, samples } = variant.config;
     let job = serde_json::json!({
         "config": name, "width": width, "n_blocks": n_blocks, "tokens": tokens, "samples": samples,
-        "dtype": words::word(&variant.dtype), "recompute": words::word(&variant.recompute),
+        "dtype": named_value::value_name(&variant.dtype), "recompute": named_value::value_name(&variant.recompute),
         "compile": compile, "steps": arguments.steps, "threads": threads,
     });
     let script = include_str!("../../../../../benches/peers/step.py");
-    beside::python(&arguments.python, script, &job, threads)
+    compare::python(&arguments.python, script, &job, threads)
 }

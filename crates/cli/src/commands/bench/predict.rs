@@ -4,7 +4,7 @@
 //! ```text
 //! FOLDER OF THE MEASUREMENT, removed afterwards/
 //!   tiny/  mid/          models with random weights; see `trainer::bench::cases::folder`
-//!   pictures/            drawn by hearth
+//!   images/            drawn by hearth
 //!   cache-SIZE-PIXELS/   encoded once for all jobs of a size
 //!   run/                 of the job at hand
 //! ```
@@ -16,27 +16,27 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
-use compute::{Device, Kind, Work};
-use machine::{Machine, Source};
+use compute::{Device, DeviceKind, WorkStats};
+use machine::{Machine, ProbeSource};
 use trainer::TrainerError;
-use trainer::bench::cases::folder::{self, Size};
-use trainer::cache::{Caching, Request};
+use trainer::bench::cases::folder::{self, BenchModelSize};
+use trainer::cache::{CacheBuilder, CacheRequest};
 use trainer::config::{RawConfig, RunConfig};
-use trainer::demo::{Style, draw_set};
+use trainer::demo::{DemoStyle, draw_set};
 use trainer::event::{Event, EventRecord};
 use trainer::model::diffusion::Pipeline;
 use trainer::plan::rates::{self, Rates};
 use trainer::plan::{self, step_work};
-use trainer::task::lesson::Outlook;
-use trainer::train::pictures::Drawing;
-use trainer::train::{On, Start, train};
+use trainer::task::traits::DatasetSummary;
+use trainer::train::diffusion::DiffusionTask;
+use trainer::train::{DeviceSetup, TrainOptions, train};
 
 use super::{calibrate, median};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::rates::{PredictedKernel, Prediction};
+use crate::render::rates::{PredictedKernel, StepPrediction};
 
 /// Predict the time of training steps, and measure it.
 ///
@@ -46,7 +46,7 @@ use crate::render::rates::{PredictedKernel, Prediction};
 Examples:
   hearth bench calibrate && hearth bench predict
   hearth bench predict --only mid --json")]
-pub struct Arguments {
+pub struct PredictArgs {
     /// Jobs whose name contains this
     #[arg(long, default_value = "")]
     only: String,
@@ -64,7 +64,7 @@ pub struct Arguments {
     rest: PathBuf,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object per job
     #[arg(long)]
@@ -73,29 +73,39 @@ pub struct Arguments {
 
 /// Steps before the clock counts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
-/// The most pictures in a batch.
-const PICTURES: usize = 4;
+/// The most images in a batch.
+const IMAGES: usize = 4;
 
-/// A model's size, pixels along a side, pictures in a batch, and keys of the job that are not as
+/// A model's size, pixels along a side, images in a batch, and keys of the job that are not as
 /// they are otherwise.
-type Job = (Size, usize, usize, &'static [&'static str]);
+type PredictJob = (BenchModelSize, usize, usize, &'static [&'static str]);
 
 /// Chosen: each of what a plan may choose, at a size where it is felt, and little else.
-const JOBS: [Job; 11] = [
-    (Size::Tiny, 128, 1, &["base.dtype=f32"]),
-    (Size::Tiny, 256, 4, &["base.dtype=f32"]),
-    (Size::Tiny, 256, 4, &["base.dtype=bf16", "adapter.rank=4", "train.recompute=block"]),
-    (Size::Mid, 128, 1, &["base.dtype=bf16"]),
-    (Size::Mid, 256, 1, &["base.dtype=f32"]),
-    (Size::Mid, 256, 2, &["base.dtype=bf16"]),
-    (Size::Mid, 256, 2, &["base.dtype=bf16", "base.quantise=int8"]),
-    (Size::Mid, 256, 2, &["base.dtype=bf16", "base.quantise=nf4", "train.recompute=alternate"]),
-    (Size::Mid, 256, 4, &["base.dtype=bf16", "train.recompute=block"]),
-    (Size::Mid, 256, 1, &["base.dtype=bf16", "adapter.rank=64", "optimizer.kind=adamw_8bit"]),
-    (Size::Mid, 512, 1, &["base.dtype=bf16", "train.recompute=block"]),
+const JOBS: [PredictJob; 11] = [
+    (BenchModelSize::Tiny, 128, 1, &["base.dtype=f32"]),
+    (BenchModelSize::Tiny, 256, 4, &["base.dtype=f32"]),
+    (BenchModelSize::Tiny, 256, 4, &["base.dtype=bf16", "adapter.rank=4", "train.recompute=block"]),
+    (BenchModelSize::Mid, 128, 1, &["base.dtype=bf16"]),
+    (BenchModelSize::Mid, 256, 1, &["base.dtype=f32"]),
+    (BenchModelSize::Mid, 256, 2, &["base.dtype=bf16"]),
+    (BenchModelSize::Mid, 256, 2, &["base.dtype=bf16", "base.quantise=int8"]),
+    (
+        BenchModelSize::Mid,
+        256,
+        2,
+        &["base.dtype=bf16", "base.quantise=nf4", "train.recompute=alternate"],
+    ),
+    (BenchModelSize::Mid, 256, 4, &["base.dtype=bf16", "train.recompute=block"]),
+    (
+        BenchModelSize::Mid,
+        256,
+        1,
+        &["base.dtype=bf16", "adapter.rank=64", "optimizer.kind=adamw_8bit"],
+    ),
+    (BenchModelSize::Mid, 512, 1, &["base.dtype=bf16", "train.recompute=block"]),
 ];
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &PredictArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     if !JOBS.iter().any(|job| name(job).contains(&arguments.only)) {
         let problem = format!("no job's name contains {:?}", arguments.only);
         return Err(
@@ -124,13 +134,13 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
         if !arguments.json {
             write!(out, "{}", render::rates::predicted(&all))?;
         }
-        Ok(Outcome::Done)
+        Ok(CommandOutcome::Done)
     })
 }
 
 /// Those that were kept, or measured now.
-fn rates(arguments: &Arguments) -> Result<Rates, Failure> {
-    let machine = Machine::probe(&mut Source::live());
+fn rates(arguments: &PredictArgs) -> Result<Rates, Failure> {
+    let machine = Machine::probe(&mut ProbeSource::live());
     let folder = arguments.folder.clone().or_else(rates::folder);
     if let Some(rates) = arguments.engine.kept_rates(&machine, folder) {
         return Ok(rates);
@@ -139,35 +149,42 @@ fn rates(arguments: &Arguments) -> Result<Rates, Failure> {
 }
 
 /// As it is printed.
-fn name((size, pixels, batch, keys): &Job) -> String {
+fn name((size, pixels, batch, keys): &PredictJob) -> String {
     let size = format!("{size:?}").to_lowercase();
     let values = keys.iter().map(|key| key.split_once('.').map_or(*key, |(_, key)| key));
     format!("{size} {pixels} px x {batch}, {}", values.collect::<Vec<_>>().join(", "))
 }
 
 fn measure(
-    arguments: &Arguments,
+    arguments: &PredictArgs,
     rates: &Rates,
     folder: &Path,
-    job: &Job,
-) -> Result<Prediction, Failure> {
+    job: &PredictJob,
+) -> Result<StepPrediction, Failure> {
     prepare(&arguments.rest, folder, job.0)?;
     let config = config(folder, job, arguments.steps as usize)?;
     let work = predict(arguments, &config)?;
-    let seconds = |(times, work): &(usize, Work)| *times as f64 * rates.seconds(work);
+    let seconds = |(times, work): &(usize, WorkStats)| *times as f64 * rates.seconds(work);
     let predicted_ms = 1e3 * work.iter().map(seconds).sum::<f64>();
-    let (ms, done) = learn(arguments, &config)?;
+    let (ms, done) = run_training(arguments, &config)?;
     let ms_best = ms.iter().copied().fold(f64::INFINITY, f64::min);
     let (job, ratio) = (name(job), predicted_ms / ms_best);
     let parts = parts(rates, &work, &done, arguments.steps);
-    Ok(Prediction { job, predicted_ms, ms_median: median(ms.into_iter()), ms_best, ratio, parts })
+    Ok(StepPrediction {
+        job,
+        predicted_ms,
+        ms_median: median(ms.into_iter()),
+        ms_best,
+        ratio,
+        parts,
+    })
 }
 
 /// What was to be done in a step, beside what was done in so many.
 fn parts(
     rates: &Rates,
-    foreseen: &[(usize, Work)],
-    done: &Work,
+    foreseen: &[(usize, WorkStats)],
+    done: &WorkStats,
     steps: u32,
 ) -> Vec<PredictedKernel> {
     let mut sums = BTreeMap::<String, [f64; 2]>::new();
@@ -191,30 +208,30 @@ fn parts(
     parts
 }
 
-/// Writes the model and draws the pictures, unless they are there.
-fn prepare(rest: &Path, folder: &Path, size: Size) -> Result<(), Failure> {
+/// Writes the model and draws the images, unless they are there.
+fn prepare(rest: &Path, folder: &Path, size: BenchModelSize) -> Result<(), Failure> {
     let model = folder.join(folder_of(size));
     if !model.exists() {
         folder::write(rest, size, &model)?;
     }
-    draw_set(&folder.join("pictures"), Style::Flat, PICTURES, 1)?;
+    draw_set(&folder.join("images"), DemoStyle::Flat, IMAGES, 1)?;
     Ok(())
 }
 
-fn folder_of(size: Size) -> &'static str {
+fn folder_of(size: BenchModelSize) -> &'static str {
     match size {
-        Size::Tiny => "tiny",
-        Size::Mid => "mid",
+        BenchModelSize::Tiny => "tiny",
+        BenchModelSize::Mid => "mid",
     }
 }
 
-fn config(folder: &Path, job: &Job, steps: usize) -> Result<RunConfig, Failure> {
+fn config(folder: &Path, job: &PredictJob, steps: usize) -> Result<RunConfig, Failure> {
     let (size, pixels, batch, keys) = job;
     let size = folder_of(*size);
     let resolve = || {
         let mut raw = RawConfig::empty();
         raw.set_path("base.path", &folder.join(size))?;
-        raw.set_path("data.images", &folder.join("pictures"))?;
+        raw.set_path("data.images", &folder.join("images"))?;
         raw.set_path("data.cache", &folder.join(format!("cache-{size}-{pixels}")))?;
         raw.set_path("output.folder", &folder.join("run"))?;
         raw.set(&format!("data.resolution={pixels}"))?;
@@ -235,29 +252,35 @@ fn config(folder: &Path, job: &Job, steps: usize) -> Result<RunConfig, Failure> 
     resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
 }
 
-fn predict(arguments: &Arguments, config: &RunConfig) -> Result<Vec<(usize, Work)>, Failure> {
+fn predict(
+    arguments: &PredictArgs,
+    config: &RunConfig,
+) -> Result<Vec<(usize, WorkStats)>, Failure> {
     let pipeline = Pipeline::open(&config.base.path, None)?;
-    let caching = Caching::new(&pipeline, Request::of(config)?, &|_| true)?;
-    // All pictures are drawn in one size.
-    let outlook = Outlook::of(&caching);
-    let bucket = outlook.train.keys().next().expect("pictures were drawn just now");
-    let lesson = &Drawing::of(config, &pipeline)?;
-    let job = plan::Job { lesson, config, outlook: &outlook };
+    let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
+    // All images are drawn in one size.
+    let dataset = DatasetSummary::from_caching(&caching);
+    let bucket = dataset.train.keys().next().expect("images were drawn just now");
+    let task = &DiffusionTask::new(config, &pipeline)?;
+    let job = plan::PlanRequest { task: task, config, dataset: &dataset };
     Ok(step_work(job, arguments.engine.kind(), *bucket)?)
 }
 
 /// Milliseconds of steps, and what was done in them.
-fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), Failure> {
+fn run_training(
+    arguments: &PredictArgs,
+    config: &RunConfig,
+) -> Result<(Vec<f64>, WorkStats), Failure> {
     if config.output.folder.exists() {
         let path = config.output.folder.clone();
         fs::remove_dir_all(&path).map_err(|error| Failure::Write { path, error })?;
     }
     let (steps, device) = (Mutex::new(Vec::new()), OnceLock::<Device>::new());
-    let on = arguments.engine.on(None)?;
+    let on = arguments.engine.device_setup(None)?;
     let open = |bytes| {
         let opened = (on.open)(bytes)?;
         // Elsewhere, waiting for every call would be what is measured.
-        opened.time_calls(matches!(arguments.engine.kind(), Kind::Cpu { .. }));
+        opened.time_calls(matches!(arguments.engine.kind(), DeviceKind::Cpu { .. }));
         Ok(device.get_or_init(|| opened).clone())
     };
     let listener = |record: &EventRecord| {
@@ -266,12 +289,12 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<(Vec<f64>, Work), 
             steps.lock().unwrap_or_else(PoisonError::into_inner).push((computed, device.work()));
         }
     };
-    let (on, stop) = (On { open: Box::new(open), ..on }, AtomicBool::new(false));
-    train(config, &on, Start::default(), &[&listener], &stop)?;
+    let (on, stop) = (DeviceSetup { open: Box::new(open), ..on }, AtomicBool::new(false));
+    train(config, &on, TrainOptions::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let done = match (steps.get(WARM_UP - 1), steps.last()) {
         (Some((_, before)), Some((_, after))) => after.since(before),
-        _ => Work::default(),
+        _ => WorkStats::default(),
     };
     Ok((steps.into_iter().skip(WARM_UP).map(|(ms, _)| ms).collect(), done))
 }

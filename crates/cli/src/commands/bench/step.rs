@@ -3,16 +3,16 @@
 
 use compute::Quantisation;
 use std::io::Write;
+use trainer::model::offload::Offload;
 use trainer::model::recompute::Recompute;
-use trainer::model::stream::Stream;
 
-use compute::{Device, Dtype, Tag, Usage, Work};
-use trainer::bench::workload::{CONFIGS, Config, Job, Random, Workload};
+use compute::{Device, Dtype, Tag, Usage, WorkStats};
+use trainer::bench::workload::{CONFIGS, RandomWeightInit, Workload, WorkloadConfig, WorkloadJob};
 
-use super::{Timed, median, predicted_ms};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
-use crate::commands::words;
+use super::{Timing, median, predicted_ms};
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
 use crate::render::bench::figures::StepFigures;
@@ -29,21 +29,21 @@ Examples:
   hearth bench step --dtype bf16 --base nf4             weights in four bits
   hearth bench step --config gpu-sd3-b4 --dtype bf16 --at-once 2 --stream alternate --device cuda:0
   hearth bench step --json --steps 20 --threads 2")]
-pub struct Arguments {
+pub struct BenchStepArgs {
     /// How large the job is
     #[arg(long, default_value = "cpu-small", value_parser = config)]
-    config: Config,
+    config: WorkloadConfig,
 
     /// Format of weights and activations; adapters are always f32
-    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
     /// Format of weights, if they are quantised
-    #[arg(long, value_parser = words::parser::<Quantisation>())]
+    #[arg(long, value_parser = named_value::parser::<Quantisation>())]
     base: Option<Quantisation>,
 
-    /// Which blocks are computed twice to save memory
-    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    /// Which blocks are recomputed to save memory
+    #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
     /// Samples of a step that are computed at once [default: all]
@@ -51,56 +51,56 @@ pub struct Arguments {
     at_once: Option<u16>,
 
     /// Which blocks are in main memory, from where each comes when it is needed
-    #[arg(long, default_value = "none", value_parser = words::parser::<Stream>())]
-    stream: Stream,
+    #[arg(long, default_value = "none", value_parser = named_value::parser::<Offload>())]
+    stream: Offload,
 
     /// Measured steps, after three that are not
     #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..))]
     steps: u32,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-pub fn config(name: &str) -> Result<Config, String> {
+pub fn config(name: &str) -> Result<WorkloadConfig, String> {
     let names = || CONFIGS.map(|config| config.name).join(", ");
     let found = CONFIGS.into_iter().find(|config| config.name == name);
     found.ok_or_else(|| format!("not one of {}", names()))
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchStepArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let figures = measure(arguments)?;
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
     } else {
         write!(out, "{}", render::bench::step(&figures))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-impl Arguments {
-    fn job(&self) -> Job {
-        let plain = Job::plain(self.config, self.dtype);
-        Job {
+impl BenchStepArgs {
+    fn job(&self) -> WorkloadJob {
+        let plain = WorkloadJob::plain(self.config, self.dtype);
+        WorkloadJob {
             base: self.base,
             recompute: self.recompute,
-            at_once: self.at_once.map_or(plain.at_once, usize::from),
-            stream: self.stream,
+            micro_batch: self.at_once.map_or(plain.micro_batch, usize::from),
+            offload: self.stream,
             ..plain
         }
     }
 }
 
-fn prepared(device: &Device, job: Job) -> compute::Result<Workload> {
-    Workload::new(device, job, &mut Random::new(device, 0))
+fn prepared(device: &Device, job: WorkloadJob) -> compute::Result<Workload> {
+    Workload::new(device, job, &mut RandomWeightInit::new(device, 0))
 }
 
 /// What a step will do, and the memory that it takes.
-fn planned(arguments: &Arguments) -> Result<(Work, Usage), Failure> {
+fn planned(arguments: &BenchStepArgs) -> Result<(WorkStats, Usage), Failure> {
     let meta = Device::meta(arguments.engine.kind(), usize::MAX);
     let mut workload = prepared(&meta, arguments.job())?;
     workload.step()?;
@@ -109,7 +109,7 @@ fn planned(arguments: &Arguments) -> Result<(Work, Usage), Failure> {
     Ok((meta.work().since(&before), meta.usage()))
 }
 
-fn measure(arguments: &Arguments) -> Result<StepFigures, Failure> {
+fn measure(arguments: &BenchStepArgs) -> Result<StepFigures, Failure> {
     let threads = arguments.engine.threads();
     let (work, plan) = planned(arguments)?;
     let rss_before_bytes = machine::process::peak_resident();
@@ -118,7 +118,7 @@ fn measure(arguments: &Arguments) -> Result<StepFigures, Failure> {
     let (mut losses, mut times, mut before) = (Vec::new(), Vec::new(), None);
     for step in 0..WARM_UP + arguments.steps as usize {
         before = device.launches();
-        let (time, loss) = Timed::of(threads, || -> Result<_, Failure> {
+        let (time, loss) = Timing::measure(threads, || -> Result<_, Failure> {
             let loss = job.step()?;
             device.synchronise()?;
             Ok(loss)
@@ -131,8 +131,8 @@ fn measure(arguments: &Arguments) -> Result<StepFigures, Failure> {
     Ok(StepFigures {
         config: arguments.config.name,
         dtype: arguments.dtype.to_string(),
-        base: arguments.base.as_ref().map(words::word),
-        recompute: words::word(&arguments.recompute),
+        base: arguments.base.as_ref().map(named_value::value_name),
+        recompute: named_value::value_name(&arguments.recompute),
         streamed_bytes: device.host_bytes(),
         device: arguments.engine.name(),
         threads,

@@ -1,4 +1,4 @@
-//! `hearth bench text`: a training step of a language model from nothing, alone or beside plain PyTorch.
+//! `hearth bench text`: a training step of a language model from scratch, alone or beside plain PyTorch.
 
 use compute::Dtype;
 use std::io::Write;
@@ -7,16 +7,16 @@ use trainer::model::recompute::Recompute;
 
 use compute::Device;
 use trainer::bench::cases::text::TextStep;
-use trainer::model::llama::preset::Preset;
+use trainer::model::llama::preset::LlamaPreset;
 
-use super::beside;
-use super::{Timed, median};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
-use crate::commands::words;
+use super::compare;
+use super::{Timing, median};
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::bench::figures::{Beside, Program, TextFigures};
+use crate::render::bench::figures::{BenchProgram, ProgramFigures, TextFigures};
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 2;
@@ -32,10 +32,10 @@ Examples:
   hearth bench text --preset 1B --dtype bf16 --batch 8 --length 2048 --device cuda:0
   python3 -m venv .venv && .venv/bin/pip install torch
   hearth bench text --dtype bf16 --python .venv/bin/python --compile")]
-pub struct Arguments {
+pub struct BenchTextArgs {
     /// The model's shape: tiny, 125M, 350M or 1B
     #[arg(long, default_value = "125M", value_parser = preset)]
-    preset: Preset,
+    preset: LlamaPreset,
 
     /// Tokens there are
     #[arg(long, default_value_t = 32_000, value_parser = vocabulary)]
@@ -50,11 +50,11 @@ pub struct Arguments {
     batch: usize,
 
     /// Format of activations; what is trained is f32
-    #[arg(long, default_value = "f32", value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_value = "f32", value_parser = named_value::parser::<Dtype>())]
     dtype: Dtype,
 
-    /// Which blocks are computed twice
-    #[arg(long, default_value = "none", value_parser = words::parser::<Recompute>())]
+    /// Which blocks are recomputed
+    #[arg(long, default_value = "none", value_parser = named_value::parser::<Recompute>())]
     recompute: Recompute,
 
     /// Measured steps, after two that are not
@@ -74,16 +74,16 @@ pub struct Arguments {
     rounds: u32,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object per program
     #[arg(long)]
     json: bool,
 }
 
-fn preset(name: &str) -> Result<Preset, String> {
-    let names = || Preset::ALL.map(Preset::name).join(", ");
-    Preset::of(name).ok_or_else(|| format!("not one of {}", names()))
+fn preset(name: &str) -> Result<LlamaPreset, String> {
+    let names = || LlamaPreset::ALL.map(LlamaPreset::name).join(", ");
+    LlamaPreset::from_name(name).ok_or_else(|| format!("not one of {}", names()))
 }
 
 fn vocabulary(text: &str) -> Result<usize, String> {
@@ -94,7 +94,7 @@ fn vocabulary(text: &str) -> Result<usize, String> {
 /// Chosen: above any published vocabulary.
 const MOST_TOKENS: usize = 1 << 24;
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchTextArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let json = |line: Result<String, serde_json::Error>| line.map_err(std::io::Error::from);
     match &arguments.python {
         None => {
@@ -112,21 +112,25 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
                     writeln!(out, "{}", json(serde_json::to_string(beside))?)?;
                 }
             } else {
-                let name = format!("{} {}", arguments.preset.name(), words::word(&arguments.dtype));
-                write!(out, "{}", render::bench::texts_beside(&name, &all))?;
+                let name = format!(
+                    "{} {}",
+                    arguments.preset.name(),
+                    named_value::value_name(&arguments.dtype)
+                );
+                write!(out, "{}", render::bench::texts_compared(&name, &all))?;
             }
         }
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
-    let Arguments { preset, vocabulary, length, batch, .. } = *arguments;
+fn measure(arguments: &BenchTextArgs) -> Result<TextFigures, Failure> {
+    let BenchTextArgs { preset, vocabulary, length, batch, .. } = *arguments;
     let (dtype, recompute) = (arguments.dtype, arguments.recompute);
     let step = TextStep { preset, vocabulary, length, batch, dtype, recompute };
     let engine = &arguments.engine;
     let meta = Device::meta(engine.kind(), usize::MAX / 2);
-    let flops = step.with(&meta, |take| {
+    let flops = step.with_steps(&meta, |take| {
         let before = meta.work().flops;
         take().map(|_| meta.work().flops - before)
     })??;
@@ -134,13 +138,13 @@ fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
 
     let rss_before_bytes = machine::process::peak_resident();
     let device = engine.open(plan_bytes)?;
-    let (times, losses) = step.with(&device, |take| repeat(arguments, take))??;
+    let (times, losses) = step.with_steps(&device, |take| repeat(arguments, take))??;
     let ms_median = median(times.iter().map(|time| time.wall_ms));
-    let is_card = !matches!(engine.kind(), compute::Kind::Cpu { .. });
+    let is_card = !matches!(engine.kind(), compute::DeviceKind::Cpu { .. });
     let peak_bytes = device.usage().extent;
     Ok(TextFigures {
         preset: preset.name(),
-        dtype: words::word(&arguments.dtype),
+        dtype: named_value::value_name(&arguments.dtype),
         ms_median,
         ms_min: times.iter().map(|time| time.wall_ms).fold(f64::INFINITY, f64::min),
         cpu_ms_median: median(times.iter().map(|time| time.cpu_ms)),
@@ -161,64 +165,64 @@ fn measure(arguments: &Arguments) -> Result<TextFigures, Failure> {
 
 /// All steps, with their losses; the times only of those that are measured.
 fn repeat(
-    arguments: &Arguments,
+    arguments: &BenchTextArgs,
     take: &mut dyn FnMut() -> trainer::Result<f64>,
-) -> Result<(Vec<Timed>, Vec<f64>), Failure> {
+) -> Result<(Vec<Timing>, Vec<f64>), Failure> {
     let (mut times, mut losses) = (Vec::new(), Vec::new());
     for round in 0..WARM_UP + arguments.steps as usize {
-        let (time, loss) = Timed::of(arguments.engine.threads(), &mut *take)?;
+        let (time, loss) = Timing::measure(arguments.engine.threads(), &mut *take)?;
         times.extend((round >= WARM_UP).then_some(time));
         losses.push(loss);
     }
     Ok((times, losses))
 }
 
-fn compare(arguments: &Arguments, python: &Path) -> Result<Vec<Beside>, Failure> {
+fn compare(arguments: &BenchTextArgs, python: &Path) -> Result<Vec<ProgramFigures>, Failure> {
     let threads = arguments.engine.threads();
     let mut programs = vec![
-        (Program::Hearth, hearth(arguments, threads)?),
-        (Program::PytorchEager, pytorch(arguments, python, threads, false)),
+        (BenchProgram::Hearth, hearth(arguments, threads)?),
+        (BenchProgram::PytorchEager, pytorch(arguments, python, threads, false)),
     ];
     if arguments.compile {
-        programs.push((Program::PytorchCompiled, pytorch(arguments, python, threads, true)));
+        programs.push((BenchProgram::PytorchCompiled, pytorch(arguments, python, threads, true)));
     }
-    beside::measure(arguments.rounds, &mut programs)
+    compare::measure(arguments.rounds, &mut programs)
 }
 
-fn hearth(arguments: &Arguments, threads: usize) -> Result<std::process::Command, Failure> {
-    let Arguments { preset, vocabulary, length, batch, steps, .. } = arguments;
+fn hearth(arguments: &BenchTextArgs, threads: usize) -> Result<std::process::Command, Failure> {
+    let BenchTextArgs { preset, vocabulary, length, batch, steps, .. } = arguments;
     let settings = [
         ("--preset", preset.name().to_owned()),
         ("--vocabulary", vocabulary.to_string()),
         ("--length", length.to_string()),
         ("--batch", batch.to_string()),
         ("--steps", steps.to_string()),
-        ("--dtype", words::word(&arguments.dtype)),
-        ("--recompute", words::word(&arguments.recompute)),
+        ("--dtype", named_value::value_name(&arguments.dtype)),
+        ("--recompute", named_value::value_name(&arguments.recompute)),
         ("--device", arguments.engine.name()),
         ("--threads", threads.to_string()),
     ];
     let words = settings.iter().flat_map(|(flag, value)| [*flag, value.as_str()]);
     let words: Vec<&str> = ["bench", "text", "--json"].into_iter().chain(words).collect();
-    beside::hearth(&words)
+    compare::hearth(&words)
 }
 
 fn pytorch(
-    arguments: &Arguments,
+    arguments: &BenchTextArgs,
     python: &Path,
     threads: usize,
     compile: bool,
 ) -> std::process::Command {
-    let Arguments { preset, vocabulary, length, batch, steps, .. } = arguments;
+    let BenchTextArgs { preset, vocabulary, length, batch, steps, .. } = arguments;
     let shape = preset.config(*vocabulary);
     let job = serde_json::json!({
         "vocabulary": vocabulary, "length": length, "batch": batch, "steps": steps,
         "width": shape.hidden_size, "inner": shape.intermediate_size,
         "blocks": shape.num_hidden_layers, "heads": shape.num_attention_heads,
         "kv_heads": shape.num_key_value_heads, "compile": compile, "threads": threads,
-        "dtype": words::word(&arguments.dtype), "recompute": words::word(&arguments.recompute),
+        "dtype": named_value::value_name(&arguments.dtype), "recompute": named_value::value_name(&arguments.recompute),
         "device": arguments.engine.name(),
     });
     let script = include_str!("../../../../../benches/peers/text.py");
-    beside::python(python, script, &job, threads)
+    compare::python(python, script, &job, threads)
 }

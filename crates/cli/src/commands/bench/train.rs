@@ -1,11 +1,11 @@
-//! `hearth bench train`: a whole job, from a folder of pictures to trained adapters, by hearth and by
+//! `hearth bench train`: a whole job, from a folder of images to trained adapters, by hearth and by
 //! diffusers with PEFT. Encoding and training are measured apart, each program in a process of its
 //! own that keeps what it encoded for its training.
 //!
 //! ```text
 //! FOLDER/
 //!   model/               random weights; see `trainer::bench::cases::folder`
-//!   pictures/            drawn by hearth
+//!   images/            drawn by hearth
 //!   cache/  run/         hearth's
 //!   peer.safetensors     the peer's
 //! ```
@@ -21,28 +21,28 @@ use std::sync::{Mutex, PoisonError};
 use clap::ValueEnum;
 use serde::Serialize;
 use trainer::TrainerError;
-use trainer::bench::cases::folder::{self, Size};
-use trainer::cache::{CachePlan, Caching, Request};
+use trainer::bench::cases::folder::{self, BenchModelSize};
+use trainer::cache::{CacheBuilder, CachePlan, CacheRequest};
 use trainer::config::{RawConfig, RunConfig};
-use trainer::demo::{Style, draw_set};
+use trainer::demo::{DemoStyle, draw_set};
 use trainer::event::{Event, EventRecord};
 use trainer::model::diffusion::Pipeline;
-use trainer::train::{Start, train};
+use trainer::train::{TrainOptions, train};
 
-use super::beside;
-use super::{Timed, median};
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
-use crate::commands::words;
+use super::compare;
+use super::{Timing, median};
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
+use crate::commands::named_value;
 use crate::failure::Failure;
 use crate::render;
-use crate::render::bench::figures::{JobPart, JobRow, Program};
+use crate::render::bench::figures::{BenchProgram, JobPart, JobRow};
 use crate::text::name_of;
 
 /// Steps before the clock starts: memory is touched, caches are warm.
 const WARM_UP: usize = 3;
 
-/// Measure a whole training job: encoding its pictures, and its steps.
+/// Measure a whole training job: encoding its images, and its steps.
 ///
 /// With --python both are measured beside diffusers, transformers, PEFT and PyTorch, in turn and in
 /// processes of their own. Encoding counts from the first byte that is read to the last that is
@@ -54,7 +54,7 @@ Examples:
   python3 -m venv .venv && .venv/bin/pip install torch diffusers transformers peft pillow sentencepiece
   hearth bench train --python .venv/bin/python
   hearth bench train --python .venv/bin/python --size mid --resolution 256 --dtype bf16 --json")]
-pub struct Arguments {
+pub struct BenchTrainArgs {
     /// A Python with torch, diffusers, transformers, peft and pillow to measure beside
     #[arg(long)]
     python: Option<PathBuf>,
@@ -65,21 +65,21 @@ pub struct Arguments {
 
     /// How large the transformer is: 2 blocks of width 64, or 8 of width 512
     #[arg(long, default_value = "tiny")]
-    size: Large,
+    size: TransformerSize,
 
     /// Formats of weights and activations; several may be given
-    #[arg(long, default_values = ["f32", "bf16"], value_parser = words::parser::<Dtype>())]
+    #[arg(long, default_values = ["f32", "bf16"], value_parser = named_value::parser::<Dtype>())]
     dtype: Vec<Dtype>,
 
-    /// Pictures that are encoded, and trained on
+    /// Images that are encoded, and trained on
     #[arg(long, default_value_t = 32, value_parser = clap::value_parser!(u32).range(1..))]
-    pictures: u32,
+    images: u32,
 
-    /// Pixels along a side of a picture
+    /// Pixels along a side of an image
     #[arg(long, default_value_t = 128)]
     resolution: u32,
 
-    /// Pictures of a step
+    /// Images of a step
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     batch: u32,
 
@@ -91,7 +91,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..))]
     rounds: u32,
 
-    /// Folder for the model, the pictures and what is written [default: one that goes away]
+    /// Folder for the model, the images and what is written [default: one that goes away]
     #[arg(long)]
     folder: Option<PathBuf>,
 
@@ -100,7 +100,7 @@ pub struct Arguments {
     part: Option<JobPart>,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object per part, format and program
     #[arg(long)]
@@ -109,27 +109,27 @@ pub struct Arguments {
 
 /// A transformer's size, as it is typed.
 #[derive(Clone, Copy, Debug, ValueEnum)]
-enum Large {
+enum TransformerSize {
     Tiny,
     Mid,
 }
 
 /// What one process prints.
 #[derive(Serialize)]
-struct Figures {
+struct TrainProcessFigures {
     ms_median: f64,
     cpu_ms_median: f64,
     rss_before_bytes: Option<u64>,
     rss_peak_bytes: Option<u64>,
-    /// Time that steps after the first waited for pictures, in all.
+    /// Time that steps after the first waited for images, in all.
     wait_ms: Option<f64>,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &BenchTrainArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     if let (Some(part), Some(folder)) = (arguments.part, &arguments.folder) {
         let figures = measure(arguments, part, folder)?;
         writeln!(out, "{}", serde_json::to_string(&figures).map_err(std::io::Error::from)?)?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let passing = std::env::temp_dir().join(format!("hearth-bench-{}", std::process::id()));
     let folder = arguments.folder.as_ref().unwrap_or(&passing);
@@ -139,57 +139,63 @@ pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failur
     let rows = rows?;
     if !arguments.json {
         write!(out, "{}", render::bench::training(&rows))?;
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     for row in &rows {
         writeln!(out, "{}", serde_json::to_string(row).map_err(std::io::Error::from)?)?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn compare(arguments: &Arguments, folder: &Path) -> Result<Vec<JobRow>, Failure> {
+fn compare(arguments: &BenchTrainArgs, folder: &Path) -> Result<Vec<JobRow>, Failure> {
     prepare(arguments, folder)?;
     let mut rows = Vec::new();
     for dtype in &arguments.dtype {
         // Training begins with what was encoded.
         for part in [JobPart::Encode, JobPart::Train] {
-            let mut programs = vec![(Program::Hearth, hearth(arguments, part, *dtype, folder)?)];
+            let mut programs =
+                vec![(BenchProgram::Hearth, hearth(arguments, part, *dtype, folder)?)];
             if let Some(python) = &arguments.python {
                 let theirs = peer(arguments, python, part, *dtype, folder);
-                programs.push((Program::PytorchEager, theirs));
+                programs.push((BenchProgram::PytorchEager, theirs));
             }
-            let (dtype, mark) = (words::word(dtype), part.mark());
-            let measured = beside::measure(arguments.rounds, &mut programs)?.into_iter();
-            rows.extend(measured.map(|beside| JobRow { part, dtype: dtype.clone(), mark, beside }));
+            let (dtype, mark) = (named_value::value_name(dtype), part.mark());
+            let measured = compare::measure(arguments.rounds, &mut programs)?.into_iter();
+            rows.extend(measured.map(|beside| JobRow {
+                part,
+                dtype: dtype.clone(),
+                mark,
+                figures: beside,
+            }));
         }
     }
     Ok(rows)
 }
 
-/// Writes the model and draws the pictures, unless they are there.
-fn prepare(arguments: &Arguments, folder: &Path) -> Result<(), Failure> {
-    let (model, n_pictures) = (folder.join("model"), arguments.pictures as usize);
+/// Writes the model and draws the images, unless they are there.
+fn prepare(arguments: &BenchTrainArgs, folder: &Path) -> Result<(), Failure> {
+    let (model, n_images) = (folder.join("model"), arguments.images as usize);
     if !model.exists() {
         let size = match arguments.size {
-            Large::Tiny => Size::Tiny,
-            Large::Mid => Size::Mid,
+            TransformerSize::Tiny => BenchModelSize::Tiny,
+            TransformerSize::Mid => BenchModelSize::Mid,
         };
         folder::write(&arguments.rest, size, &model)?;
     }
-    draw_set(&folder.join("pictures"), Style::Flat, n_pictures, 1)?;
+    draw_set(&folder.join("images"), DemoStyle::Flat, n_images, 1)?;
     Ok(())
 }
 
 fn hearth(
-    arguments: &Arguments,
+    arguments: &BenchTrainArgs,
     part: JobPart,
     dtype: Dtype,
     folder: &Path,
 ) -> Result<Command, Failure> {
-    let mut command = beside::hearth(&["bench", "train", "--part", &name_of(&part)])?;
-    command.arg("--folder").arg(folder).args(["--dtype", &words::word(&dtype)]);
+    let mut command = compare::hearth(&["bench", "train", "--part", &name_of(&part)])?;
+    command.arg("--folder").arg(folder).args(["--dtype", &named_value::value_name(&dtype)]);
     for (name, value) in [
-        ("--pictures", arguments.pictures),
+        ("--images", arguments.images),
         ("--resolution", arguments.resolution),
         ("--batch", arguments.batch),
         ("--steps", arguments.steps),
@@ -201,7 +207,7 @@ fn hearth(
 }
 
 fn peer(
-    arguments: &Arguments,
+    arguments: &BenchTrainArgs,
     python: &Path,
     part: JobPart,
     dtype: Dtype,
@@ -209,35 +215,39 @@ fn peer(
 ) -> Command {
     let threads = arguments.engine.threads();
     let job = serde_json::json!({
-        "part": name_of(&part), "folder": folder, "dtype": words::word(&dtype),
+        "part": name_of(&part), "folder": folder, "dtype": named_value::value_name(&dtype),
         "resolution": arguments.resolution, "batch": arguments.batch, "steps": arguments.steps,
         "threads": threads,
     });
     let script = include_str!("../../../../../benches/peers/train.py");
-    beside::python(python, script, &job, threads)
+    compare::python(python, script, &job, threads)
 }
 
 /// One part by hearth, in this process.
-fn measure(arguments: &Arguments, part: JobPart, folder: &Path) -> Result<Figures, Failure> {
+fn measure(
+    arguments: &BenchTrainArgs,
+    part: JobPart,
+    folder: &Path,
+) -> Result<TrainProcessFigures, Failure> {
     let config = job(arguments, folder)?;
     match part {
         JobPart::Encode => encode(arguments, &config),
-        JobPart::Train => learn(arguments, &config),
+        JobPart::Train => run_training(arguments, &config),
     }
 }
 
-fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
+fn job(arguments: &BenchTrainArgs, folder: &Path) -> Result<RunConfig, Failure> {
     let resolve = || {
         let mut raw = RawConfig::empty();
         for (key, name) in [
             ("base.path", "model"),
-            ("data.images", "pictures"),
+            ("data.images", "images"),
             ("data.cache", "cache"),
             ("output.folder", "run"),
         ] {
             raw.set_path(key, &folder.join(name))?;
         }
-        let dtype = arguments.dtype.first().map_or_else(String::new, words::word);
+        let dtype = arguments.dtype.first().map_or_else(String::new, named_value::value_name);
         for (key, value) in [
             ("base.dtype", dtype),
             ("data.resolution", arguments.resolution.to_string()),
@@ -253,29 +263,32 @@ fn job(arguments: &Arguments, folder: &Path) -> Result<RunConfig, Failure> {
     resolve().map_err(|error| Failure::Trainer(TrainerError::Job(error)))
 }
 
-fn encode(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
+fn encode(arguments: &BenchTrainArgs, config: &RunConfig) -> Result<TrainProcessFigures, Failure> {
     remove(&config.cache_folder())?;
     let rss_before_bytes = machine::process::peak_resident();
     let (engine, limit) = (&arguments.engine, arguments.engine.limit_bytes(None)?);
-    let (time, ()) = Timed::of(engine.threads(), || -> Result<(), Failure> {
+    let (time, ()) = Timing::measure(engine.threads(), || -> Result<(), Failure> {
         let pipeline = Pipeline::open(&config.base.path, None)?;
-        let caching = Caching::new(&pipeline, Request::of(config)?, &|_| true)?;
+        let caching = CacheBuilder::new(&pipeline, CacheRequest::from_config(config)?, &|_| true)?;
         let CachePlan { phases, t5 } = caching.plan(engine.kind(), limit)?;
         let peak = phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0);
         caching.run(&engine.open(peak)?, t5, &|_| true)?;
         Ok(())
     })?;
-    let n_pictures = f64::from(arguments.pictures);
-    Ok(Figures {
-        ms_median: time.wall_ms / n_pictures,
-        cpu_ms_median: time.cpu_ms / n_pictures,
+    let n_images = f64::from(arguments.images);
+    Ok(TrainProcessFigures {
+        ms_median: time.wall_ms / n_images,
+        cpu_ms_median: time.cpu_ms / n_images,
         rss_before_bytes,
         rss_peak_bytes: machine::process::peak_resident(),
         wait_ms: None,
     })
 }
 
-fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> {
+fn run_training(
+    arguments: &BenchTrainArgs,
+    config: &RunConfig,
+) -> Result<TrainProcessFigures, Failure> {
     remove(&config.output.folder)?;
     let rss_before_bytes = machine::process::peak_resident();
     let engine = &arguments.engine;
@@ -287,12 +300,12 @@ fn learn(arguments: &Arguments, config: &RunConfig) -> Result<Figures, Failure> 
             steps.push((step.secs * 1e3, step.wait_secs * 1e3, cpu_ms));
         }
     };
-    let (on, stop) = (engine.on(None)?, AtomicBool::new(false));
-    train(config, &on, Start::default(), &[&listener], &stop)?;
+    let (on, stop) = (engine.device_setup(None)?, AtomicBool::new(false));
+    train(config, &on, TrainOptions::default(), &[&listener], &stop)?;
     let steps = steps.into_inner().unwrap_or_else(PoisonError::into_inner);
     let threads = engine.threads() as f64;
     let pairs = steps.windows(2).skip(WARM_UP - 1);
-    Ok(Figures {
+    Ok(TrainProcessFigures {
         ms_median: median(steps.iter().skip(WARM_UP).map(|(wall, ..)| *wall)),
         cpu_ms_median: median(pairs.map(|pair| (pair[1].2 - pair[0].2) / threads)),
         rss_before_bytes,

@@ -6,15 +6,15 @@ use serde_json::json;
 use trainer::TrainerError;
 use trainer::train::full::{FullCheckpoint, FullModel};
 
-use super::Arguments;
-use crate::commands::Outcome;
+use super::ExportArgs;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 
 pub fn run(
-    arguments: &Arguments,
+    arguments: &ExportArgs,
     checkpoint: &FullCheckpoint,
     out: &mut dyn Write,
-) -> Result<Outcome, Failure> {
+) -> Result<CommandOutcome, Failure> {
     refuse_adapters(arguments)?;
     let folder = arguments.out.display();
     if arguments.out.exists() {
@@ -36,11 +36,11 @@ pub fn run(
             "{folder}: a model with the checkpoint's {n_tensors} tensors, all in {dtype}"
         )?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// What only adapters have.
-fn refuse_adapters(arguments: &Arguments) -> Result<(), Failure> {
+fn refuse_adapters(arguments: &ExportArgs) -> Result<(), Failure> {
     let given = [
         ("--merge", arguments.merge),
         ("--format", !arguments.format.is_empty()),

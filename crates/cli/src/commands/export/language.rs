@@ -5,39 +5,47 @@ use std::io::Write;
 use serde_json::json;
 use trainer::TrainerError;
 use trainer::export::language::{write_adapter, write_merged};
-use trainer::export::merge::Merge;
-use trainer::model::llama::base::Base;
+use trainer::export::merge::AdapterMerge;
+use trainer::model::llama::language_model::LanguageModel;
 use trainer::text::Tokenizer;
 
-use super::{Arguments, ExportRow, run_merge, show};
-use crate::commands::Outcome;
-use crate::commands::words;
+use super::{ExportArgs, ExportRow, run_merge, show};
+use crate::commands::CommandOutcome;
+use crate::commands::named_value;
 use crate::failure::Failure;
-use crate::render::progress::Progress;
-use trainer::model::adapter::Format;
+use crate::render::progress::ByteProgress;
+use trainer::model::adapter::AdapterFormat;
 
-pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(
+    arguments: &ExportArgs,
+    mut base: LanguageModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
     base.take_adapter(arguments.open_adapter()?)?;
     if arguments.merge && arguments.base.is_dir() {
-        return run_merge(arguments, Merge::plan_language(&base)?, out);
+        return run_merge(arguments, AdapterMerge::plan_language(&base)?, out);
     }
     if arguments.merge {
         return merge_file(arguments, &base, out);
     }
-    if let Some(other) = arguments.format.iter().find(|program| **program != Format::Peft) {
-        let name = words::word(other);
+    if let Some(other) = arguments.format.iter().find(|program| **program != AdapterFormat::Peft) {
+        let name = named_value::value_name(other);
         return Err(TrainerError::Request {
             problem: format!("--format {name} is for image models"),
             hint: "leave it out: adapters of language models are written for PEFT",
         }
         .into());
     }
-    let row = ExportRow::new(Format::Peft, write_adapter(&mut base, &arguments.out)?);
+    let row = ExportRow::new(AdapterFormat::Peft, write_adapter(&mut base, &arguments.out)?);
     show(arguments, &[row], out)
 }
 
 /// A GGUF file and an adapter become a folder of transformers.
-fn merge_file(arguments: &Arguments, base: &Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
+fn merge_file(
+    arguments: &ExportArgs,
+    base: &LanguageModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
     if arguments.out.exists() {
         return Err(TrainerError::Request {
             problem: format!("--out is there already: {}", arguments.out.display()),
@@ -46,11 +54,11 @@ fn merge_file(arguments: &Arguments, base: &Base, out: &mut dyn Write) -> Result
         .into());
     }
     let tokenizer = Tokenizer::open(&base.path)?;
-    let count: usize = base.tensors()?.iter().map(|want| want.shape.elements()).sum();
+    let count: usize = base.tensor_specs()?.iter().map(|want| want.shape.elements()).sum();
     // The scales of blocks are f16, so nothing is out of its range, and fewer digits are lost than in
     // bf16.
-    let dtype = weights::Dtype::F16;
-    let progress = Progress::begin("merging", count as u64 * dtype.bytes())?;
+    let dtype = weights::FileDtype::F16;
+    let progress = ByteProgress::begin("merging", count as u64 * dtype.bytes())?;
     write_merged(base, &tokenizer, dtype, &arguments.out, &|bytes| progress.tick(bytes))?;
     drop(progress);
     let changed = base.adapter().len();
@@ -59,5 +67,5 @@ fn merge_file(arguments: &Arguments, base: &Base, out: &mut dyn Write) -> Result
     } else {
         writeln!(out, "{}: {changed} matrices changed, all in {dtype}", arguments.out.display())?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

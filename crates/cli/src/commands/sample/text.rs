@@ -9,13 +9,13 @@ use compute::{Device, Params};
 use serde::Serialize;
 use trainer::TrainerError;
 use trainer::model::llama::Llama;
-use trainer::model::llama::base::Base;
-use trainer::sample::choice::Choice;
-use trainer::sample::text::{Request, plan, write};
+use trainer::model::llama::language_model::LanguageModel;
+use trainer::sample::text::{GenerationRequest, generate, plan_generation};
+use trainer::sample::token_sampler::TokenSampler;
 use trainer::text::{Message, Tokenizer};
 
-use super::Arguments;
-use crate::commands::Outcome;
+use super::SampleArgs;
+use crate::commands::CommandOutcome;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
@@ -23,7 +23,7 @@ use crate::render;
 /// How texts are written.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Language models")]
-pub struct Writing {
+pub struct SampleTextArgs {
     /// The most tokens to write [default: 200]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     max_tokens: Option<usize>,
@@ -45,7 +45,7 @@ pub struct Writing {
     chat: bool,
 }
 
-impl Writing {
+impl SampleTextArgs {
     /// The first of them that was typed, for a model that has no use for it.
     pub fn first_typed(&self) -> Option<&'static str> {
         let Self { max_tokens, temperature, top_k, top_p, chat } = self;
@@ -62,16 +62,16 @@ impl Writing {
 
 /// What was written, or would be.
 #[derive(Serialize)]
-struct Report {
+struct TextSampleReport {
     peak_bytes: usize,
     limit_bytes: usize,
-    texts: Vec<Row>,
+    texts: Vec<TextSampleRow>,
     secs: f64,
 }
 
 /// One text.
 #[derive(Serialize)]
-struct Row {
+struct TextSampleRow {
     prompt: String,
     text: String,
     seed: u64,
@@ -85,9 +85,13 @@ struct Row {
     tokens_per_sec: Option<f64>,
 }
 
-pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(
+    arguments: &SampleArgs,
+    mut base: LanguageModel,
+    out: &mut dyn Write,
+) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
-    refuse_pictures(arguments)?;
+    refuse_images(arguments)?;
     if let Some(adapter) = &arguments.adapter {
         base.add_adapter(adapter)?;
     }
@@ -96,18 +100,25 @@ pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result
     let requests = requests(arguments, &base, &tokenizer, &prompts)?;
     let (limit_bytes, precision) =
         (arguments.engine.limit_bytes(arguments.limit)?, arguments.formats.precision());
-    let peak_bytes = plan(&base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
-    let mut report = Report { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
+    let peak_bytes =
+        plan_generation(&base, precision, &requests, arguments.engine.kind(), limit_bytes)?;
+    let mut report = TextSampleReport { peak_bytes, limit_bytes, texts: Vec::new(), secs: 0.0 };
     if !arguments.plan {
         let interrupted = interrupt::flag()?;
         let device = arguments.engine.open(peak_bytes)?;
         let tick = |_| !interrupted.load(Ordering::Relaxed);
         let (model, adapters) = base.load_adapted(&device, precision, &tick)?;
-        let writer =
-            Writer { device, model, params: adapters.params, base, tokenizer, interrupted };
+        let writer = LoadedTextModel {
+            device,
+            model,
+            params: adapters.params,
+            base,
+            tokenizer,
+            interrupted,
+        };
         for (prompt, request) in prompts.iter().zip(&requests) {
             let shown: Option<&mut dyn Write> = if arguments.json { None } else { Some(&mut *out) };
-            report.texts.push(writer.write(prompt, request, shown)?);
+            report.texts.push(writer.generate(prompt, request, shown)?);
         }
     }
     report.secs = begun.elapsed().as_secs_f64();
@@ -115,13 +126,13 @@ pub fn run(arguments: &Arguments, mut base: Base, out: &mut dyn Write) -> Result
         serde_json::to_writer_pretty(&mut *out, &report).map_err(std::io::Error::from)?;
         writeln!(out)?;
     } else if arguments.plan {
-        writeln!(out, "{}", render::drawing::memory(peak_bytes, limit_bytes))?;
+        writeln!(out, "{}", render::sample::memory(peak_bytes, limit_bytes))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-/// What only pictures have.
-fn refuse_pictures(arguments: &Arguments) -> Result<(), Failure> {
+/// What only images have.
+fn refuse_images(arguments: &SampleArgs) -> Result<(), Failure> {
     let Some(name) = arguments.images.first_typed() else { return Ok(()) };
     let problem =
         format!("{name} is for image models, this one writes: {}", arguments.base.display());
@@ -131,19 +142,20 @@ fn refuse_pictures(arguments: &Arguments) -> Result<(), Failure> {
 
 /// The prompts in tokens, each with a seed of its own.
 fn requests(
-    arguments: &Arguments,
-    base: &Base,
+    arguments: &SampleArgs,
+    base: &LanguageModel,
     tokenizer: &Tokenizer,
     prompts: &[String],
-) -> Result<Vec<Request>, Failure> {
-    let Writing { max_tokens, temperature, top_k, top_p, chat } = arguments.writing;
+) -> Result<Vec<GenerationRequest>, Failure> {
+    let SampleTextArgs { max_tokens, temperature, top_k, top_p, chat } = arguments.writing;
     let (max_tokens, temperature) = (max_tokens.unwrap_or(200), temperature.unwrap_or(0.8));
     let top_p = top_p.unwrap_or(0.95);
     let mut requests = Vec::with_capacity(prompts.len());
     for (seed, prompt) in (arguments.seed..).zip(prompts) {
-        let prompt = if chat { asked(tokenizer, prompt)? } else { begun(tokenizer, prompt)? };
-        let choice = Choice { temperature, top_k, top_p, seed };
-        let request = Request { prompt, max_tokens, choice };
+        let prompt =
+            if chat { encode_chat(tokenizer, prompt)? } else { encode_prompt(tokenizer, prompt)? };
+        let choice = TokenSampler { temperature, top_k, top_p, seed };
+        let request = GenerationRequest { prompt, max_tokens, sampler: choice };
         request.check(&base.config)?;
         requests.push(request);
     }
@@ -151,15 +163,15 @@ fn requests(
 }
 
 /// A text to go on with, as texts began in training.
-fn begun(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
-    let start = tokenizer.start().into_iter();
+fn encode_prompt(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
+    let start = tokenizer.bos().into_iter();
     Ok(start.chain(tokenizer.encode(prompt)?).collect())
 }
 
 /// A question, up to where the answer begins.
-fn asked(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
+fn encode_chat(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
     let question = Message { role: "user".into(), content: prompt.into() };
-    let text = tokenizer.chat()?.render(&[question], true).map_err(|said| {
+    let text = tokenizer.chat_template()?.render(&[question], true).map_err(|said| {
         let problem = format!("the chat template refuses the prompt: {said}");
         TrainerError::Request { problem, hint: "leave out --chat" }
     })?;
@@ -167,34 +179,34 @@ fn asked(tokenizer: &Tokenizer, prompt: &str) -> Result<Vec<u32>, Failure> {
 }
 
 /// A loaded model with all that its texts need.
-struct Writer {
+struct LoadedTextModel {
     device: Device,
     model: Llama,
     params: Params,
-    base: Base,
+    base: LanguageModel,
     tokenizer: Tokenizer,
     interrupted: Arc<AtomicBool>,
 }
 
-impl Writer {
+impl LoadedTextModel {
     /// Writes one text, and shows it as it comes if it is to be shown.
-    fn write(
+    fn generate(
         &self,
         prompt: &str,
-        request: &Request,
+        request: &GenerationRequest,
         mut shown: Option<&mut dyn Write>,
-    ) -> Result<Row, Failure> {
+    ) -> Result<TextSampleRow, Failure> {
         let begun = Instant::now();
         let (mut text, mut decoder) = (String::new(), self.tokenizer.decoder());
         let (mut first, mut failed) = (None, None);
         let ends = &self.base.config.eos_token_ids;
-        let is_end = |token: u32| ends.contains(&token) || self.tokenizer.is_end(token);
+        let is_end = |token: u32| ends.contains(&token) || self.tokenizer.is_eos(token);
         let mut show = |more: &str| match &mut shown {
             Some(out) => out.write_all(more.as_bytes()).and_then(|()| out.flush()),
             None => Ok(()),
         };
         let model = (&self.model, &self.params);
-        let written = write(&self.device, model, request, &is_end, &mut |token| {
+        let written = generate(&self.device, model, request, &is_end, &mut |token| {
             first.get_or_insert_with(Instant::now);
             let more = decoder.push(token);
             failed = show(&more).err();
@@ -209,13 +221,13 @@ impl Writer {
         text.push_str(&more);
         let first = first.unwrap_or_else(Instant::now);
         let after = written.n_tokens.saturating_sub(1);
-        Ok(Row {
+        Ok(TextSampleRow {
             prompt: prompt.into(),
             text,
-            seed: request.choice.seed,
+            seed: request.sampler.seed,
             n_prompt_tokens: request.prompt.len(),
             n_tokens: written.n_tokens,
-            is_whole: written.is_whole,
+            is_whole: written.is_eos,
             prompt_secs: (first - begun).as_secs_f64(),
             tokens_per_sec: (after > 0).then(|| after as f64 / first.elapsed().as_secs_f64()),
         })

@@ -6,7 +6,7 @@ use serde::Serialize;
 /// Who computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Program {
+pub enum BenchProgram {
     Hearth,
     PytorchEager,
     PytorchCompiled,
@@ -14,8 +14,8 @@ pub enum Program {
 
 /// One program's figures over all rounds, and hearth's relative to them.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub struct Beside {
-    pub program: Program,
+pub struct ProgramFigures {
+    pub program: BenchProgram,
     pub ms_median: f64,
     pub cpu_ms_median: f64,
     /// Peak of the process, less what it had before the job began.
@@ -32,7 +32,7 @@ pub struct Beside {
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
-pub enum Reader {
+pub enum LoadMethod {
     /// A plain parallel copy between two buffers, the yardstick.
     Memcpy,
     /// Raw reads of the whole file, nothing kept.
@@ -57,7 +57,7 @@ pub enum Reader {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Warmth {
+pub enum CacheState {
     Warm,
     Cold,
 }
@@ -65,8 +65,8 @@ pub enum Warmth {
 /// One line of the result.
 #[derive(Debug, Serialize)]
 pub struct LoadFigure {
-    pub reader: Reader,
-    pub cache: Warmth,
+    pub reader: LoadMethod,
+    pub cache: CacheState,
     pub gib_per_s: f64,
     pub rss_peak_bytes: Option<u64>,
     pub tensor_bytes: u64,
@@ -88,10 +88,10 @@ pub struct StepFigures {
     pub ms_min: f64,
     /// As the rates that were measured on this machine foretell it.
     pub predicted_ms: Option<f64>,
-    /// Processor time over threads.
+    /// CPU time over threads.
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
-    /// Kernels that a card or another GPU is given in a step.
+    /// Kernels that a GPU or another GPU is given in a step.
     pub launches: Option<u64>,
     /// What the arena reached up to.
     pub peak_bytes: usize,
@@ -135,7 +135,7 @@ pub struct PeerFigures {
     pub dtype: String,
     pub recompute: String,
     #[serde(flatten)]
-    pub beside: Beside,
+    pub figures: ProgramFigures,
 }
 
 /// What one model took.
@@ -149,7 +149,7 @@ pub struct ModelFigures {
     pub predicted_ms: Option<f64>,
     pub cpu_ms_median: f64,
     pub gflop_per_s: f64,
-    /// Kernels that a card or another GPU is given in a run.
+    /// Kernels that a GPU or another GPU is given in a run.
     pub launches: Option<u64>,
     /// The arena's reach, and what it was planned to be.
     pub peak_bytes: usize,
@@ -166,7 +166,7 @@ pub struct ModelRow {
     pub model: &'static str,
     pub dtype: String,
     #[serde(flatten)]
-    pub beside: Beside,
+    pub figures: ProgramFigures,
 }
 
 /// What was measured.
@@ -192,7 +192,7 @@ pub struct TextFigures {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobPart {
-    /// Time is per picture.
+    /// Time is per image.
     Encode,
     /// Time is per step.
     Train,
@@ -200,7 +200,7 @@ pub enum JobPart {
 
 impl JobPart {
     /// What hearth's time over the peer's is to be at most. Chosen: one and a half times as many
-    /// pictures, and a step in four fifths of the time, are worth a change of programs.
+    /// images, and a step in four fifths of the time, are worth a change of programs.
     pub fn mark(self) -> f64 {
         match self {
             Self::Encode => 1.0 / 1.5,
@@ -216,5 +216,5 @@ pub struct JobRow {
     pub dtype: String,
     pub mark: f64,
     #[serde(flatten)]
-    pub beside: Beside,
+    pub figures: ProgramFigures,
 }

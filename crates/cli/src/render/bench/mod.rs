@@ -7,14 +7,14 @@ use std::path::Path;
 use machine::Bytes;
 
 use self::figures::{
-    Beside, JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes, PeerFigures,
-    StepFigures, TextFigures,
+    JobPart, JobRow, LoadFigure, ModelFigures, ModelRow, OpFigures, OpTimes, PeerFigures,
+    ProgramFigures, StepFigures, TextFigures,
 };
-use crate::text::{BOLD, DIM, PLAIN, Page, bar, name_of};
+use crate::text::{BOLD, DIM, PLAIN, TextPage, bar, name_of};
 
 /// Draws what `hearth bench load` measured.
 pub fn loading(file: &Path, figures: &[LoadFigure]) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     page.line(BOLD, &format!("loading {}", file.display()));
     let mut rows = vec![
         ["reader", "cache", "GiB/s", "of a memory copy", "peak memory of tensors"]
@@ -42,13 +42,13 @@ pub fn step(figures: &StepFigures) -> String {
     let StepFigures { config, dtype, base, recompute, device, threads, .. } = figures;
     let base = base.as_ref().map_or_else(String::new, |base| format!(" with weights in {base}"));
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     let title = format!(
         "{config}, {dtype}{base}, recompute {recompute}, on {device} with {threads} threads"
     );
     page.line(BOLD, &title);
     let time = format!(
-        "{:.0} ms (best {:.0}, processor time {:.0}), {:.0} GFLOP/s",
+        "{:.0} ms (best {:.0}, CPU time {:.0}), {:.0} GFLOP/s",
         figures.ms_median, figures.ms_min, figures.cpu_ms_median, figures.gflop_per_s
     );
     page.row("step", PLAIN, &time);
@@ -78,7 +78,7 @@ pub fn step(figures: &StepFigures) -> String {
 
 /// Draws what `hearth bench ops` measured.
 pub fn ops(all: &[OpFigures]) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     let mut rows = vec![
         ["op", "inputs", "ms", "GFLOP/s", "GB/s", "back ms", "GFLOP/s", "GB/s"].map(str::to_owned),
     ];
@@ -106,24 +106,24 @@ pub fn ops(all: &[OpFigures]) -> String {
 
 /// Draws what `hearth bench peers` measured.
 pub fn peers(all: &[PeerFigures]) -> String {
-    beside(all.iter().map(|figures| {
-        let PeerFigures { config, dtype, recompute, beside } = figures;
+    compared(all.iter().map(|figures| {
+        let PeerFigures { config, dtype, recompute, figures: beside } = figures;
         (format!("{config} {dtype} {recompute}"), beside)
     }))
 }
 
 /// Draws what `hearth bench models` measured beside others.
-pub fn models_beside(all: &[ModelRow]) -> String {
-    beside(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.beside)))
+pub fn models_compared(all: &[ModelRow]) -> String {
+    compared(all.iter().map(|row| (format!("{} {}", row.model, row.dtype), &row.figures)))
 }
 
 /// Draws what `hearth bench text` measured.
 pub fn text(figures: &TextFigures) -> String {
     let bytes = |bytes: usize| Bytes(bytes as u64).to_string();
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     page.line(BOLD, &format!("{}, {}", figures.preset, figures.dtype));
     let time = format!(
-        "{:.0} ms (best {:.0}, processor time {:.0}), {:.0} tokens/s, {:.0} GFLOP/s",
+        "{:.0} ms (best {:.0}, CPU time {:.0}), {:.0} tokens/s, {:.0} GFLOP/s",
         figures.ms_median,
         figures.ms_min,
         figures.cpu_ms_median,
@@ -138,24 +138,24 @@ pub fn text(figures: &TextFigures) -> String {
 }
 
 /// Draws what it measured beside others.
-pub fn texts_beside(name: &str, all: &[Beside]) -> String {
-    beside(all.iter().map(|figures| (name.to_owned(), figures)))
+pub fn texts_compared(name: &str, all: &[ProgramFigures]) -> String {
+    compared(all.iter().map(|figures| (name.to_owned(), figures)))
 }
 
 /// Draws what `hearth bench train` measured.
 pub fn training(all: &[JobRow]) -> String {
     let name = |row: &JobRow| format!("{:?} {}", row.part, row.dtype).to_lowercase();
-    let mut page = beside(all.iter().map(|row| (name(row), &row.beside)));
-    let mut notes = Page::new();
-    notes.line(DIM, "times are per picture where pictures are encoded, and per step");
+    let mut page = compared(all.iter().map(|row| (name(row), &row.figures)));
+    let mut notes = TextPage::new();
+    notes.line(DIM, "times are per image where images are encoded, and per step");
     for part in [JobPart::Encode, JobPart::Train] {
         let mark = format!("{part:?} hearth / it is to be at most {:.2}", part.mark());
         notes.line(DIM, &mark.to_lowercase());
     }
     for row in all {
-        if let Some(waited) = row.beside.wait_ms {
+        if let Some(waited) = row.figures.wait_ms {
             let line =
-                format!("{}: {waited:.1} ms waiting for pictures, after the first step", name(row));
+                format!("{}: {waited:.1} ms waiting for images, after the first step", name(row));
             notes.line(PLAIN, &line);
         }
     }
@@ -163,8 +163,8 @@ pub fn training(all: &[JobRow]) -> String {
     page
 }
 
-fn beside<'a>(all: impl Iterator<Item = (String, &'a Beside)>) -> String {
-    let mut page = Page::new();
+fn compared<'a>(all: impl Iterator<Item = (String, &'a ProgramFigures)>) -> String {
+    let mut page = TextPage::new();
     let mut rows = vec![
         ["job", "program", "ms", "processor ms", "memory", "hearth / it", "by processor", "memory"]
             .map(str::to_owned),
@@ -188,7 +188,7 @@ fn beside<'a>(all: impl Iterator<Item = (String, &'a Beside)>) -> String {
 
 /// Draws what `hearth bench models` measured.
 pub fn models(all: &[ModelFigures]) -> String {
-    let mut page = Page::new();
+    let mut page = TextPage::new();
     let mut rows = vec![["model", "ms", "processor ms", "GFLOP/s", "memory"].map(str::to_owned)];
     for figures in all {
         rows.push([

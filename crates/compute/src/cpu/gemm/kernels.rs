@@ -7,7 +7,7 @@ use std::arch::asm;
 use super::PANEL;
 
 /// Where the four tiles of sums live.
-pub(super) struct Sums {
+pub(super) struct SumTiles {
     pub top: *mut f32,
     pub bottom: *mut f32,
     pub row_bytes: usize,
@@ -15,7 +15,7 @@ pub(super) struct Sums {
     pub add: bool,
 }
 
-impl Sums {
+impl SumTiles {
     /// # Safety
     /// The square must be there.
     pub unsafe fn without_depth(self) {
@@ -118,7 +118,7 @@ macro_rules! kernel {
      products $($product:expr),*) => {
         /// # Safety
         /// The panels must hold as many steps, at least one; the unit must be set up.
-        pub(super) unsafe fn $name(a: *const f32, b: *const f32, steps: usize, sums: Sums) {
+        pub(super) unsafe fn $name(a: *const f32, b: *const f32, steps: usize, sums: SumTiles) {
             // SAFETY: reads the panels and the sums, writes the sums; no one else uses the tiles.
             unsafe {
                 asm!(

@@ -1,18 +1,18 @@
 //! Products of blocks of matrices on one thread, the heart of the engine. Factors come in any real
 //! format and either direction; sums are f32.
 //!
-//! Two ways to compute them: the matrix unit of the processor where there is one ([`tiles`]), or
+//! Two ways to compute them: the matrix unit of the CPU where there is one ([`tiles`]), or
 //! vectors by the gemm crate ([`plain`]).
 #![allow(unsafe_code)]
 
-mod grid;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod kernels;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+mod load16;
+mod matrix_view;
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
 mod pack;
 mod plain;
-#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
-mod sixteens;
 #[cfg(test)]
 mod tests;
 #[cfg(all(target_arch = "x86_64", target_os = "linux"))]
@@ -21,26 +21,26 @@ mod tiles;
 #[path = "no_tiles.rs"]
 mod tiles;
 
-pub(crate) use grid::{Floats, Grid, Source};
-pub(crate) use tiles::{lay_out, multiply_laid_out};
+pub(crate) use matrix_view::{FloatSource, Floats, MatrixView};
+pub(crate) use tiles::{multiply_packed, pack_right};
 
 /// Who multiplies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Way {
-    /// The processor's vectors.
-    Vectors,
+pub(crate) enum GemmBackend {
+    /// The CPU's vectors.
+    Simd,
     /// Its matrix unit.
-    Tiles,
+    Amx,
 }
 
 /// Whether there is a matrix unit. Asks the system for it at the first call; threads that start
 /// later may use it.
-pub(crate) fn has_tiles() -> bool {
-    tiles::are_there()
+pub(crate) fn has_amx() -> bool {
+    tiles::is_available()
 }
 
 /// Rows, columns and inner length of a product.
-pub(crate) type Size = (usize, usize, usize);
+pub(crate) type GemmSize = (usize, usize, usize);
 
 /// Rows, columns and inner length of the blocks that are laid out at a time. A block then takes up to
 /// 384 KiB, so that both factors' fit into the second-level cache of one core, even if that core is
@@ -52,15 +52,15 @@ const COLUMNS: usize = if cfg!(test) { 32 } else { 256 };
 const DEPTH: usize = if cfg!(test) { 64 } else { 256 };
 
 /// Floats of room that a product needs: each number of both factors' blocks takes up to 6 bytes.
-pub(crate) const ROOM: usize = (ROWS + COLUMNS) * DEPTH * 3 / 2;
+pub(crate) const SCRATCH_FLOATS: usize = (ROWS + COLUMNS) * DEPTH * 3 / 2;
 
 /// Floats of room for blocks of the left factor alone, when the right one is laid out already.
-pub(crate) const LEFT_ROOM: usize = ROWS * DEPTH * 3 / 2;
+pub(crate) const LEFT_SCRATCH_FLOATS: usize = ROWS * DEPTH * 3 / 2;
 
 /// Floats that rows or columns of a factor take when they are laid out for the matrix unit: whole
 /// panels of 32, cut along the depth into steps of 32.
-pub(crate) fn laid_out_floats(lines: usize, depth: usize, parts: usize) -> usize {
-    lines.next_multiple_of(PANEL) * depth.next_multiple_of(STEP) * parts / 2
+pub(crate) fn packed_floats(lines: usize, depth: usize, n_splits: usize) -> usize {
+    lines.next_multiple_of(PANEL) * depth.next_multiple_of(STEP) * n_splits / 2
 }
 
 /// Rows or columns that are laid out together.
@@ -68,15 +68,15 @@ pub(crate) const PANEL: usize = 32;
 /// Depth that is laid out together.
 const STEP: usize = 32;
 
-impl Way {
+impl GemmBackend {
     /// `out` = (`out` if `add`) + `scale` · `left` · `right`, for rows of `out` that are `step`
-    /// apart. `room` is [`ROOM`] floats.
+    /// apart. `room` is [`SCRATCH_FLOATS`] floats.
     pub fn gemm(
         self,
-        size: Size,
+        size: GemmSize,
         (out, step): (&mut [f32], usize),
         add: bool,
-        (left, right): (Grid<'_>, Grid<'_>),
+        (left, right): (MatrixView<'_>, MatrixView<'_>),
         room: &mut [f32],
     ) {
         let (rows, columns, _) = size;
@@ -93,18 +93,18 @@ impl Way {
     /// block meanwhile.
     pub unsafe fn gemm_at(
         self,
-        size: Size,
+        size: GemmSize,
         out: (*mut f32, usize),
         add: bool,
-        factors: (Grid<'_>, Grid<'_>),
+        factors: (MatrixView<'_>, MatrixView<'_>),
         scale: f32,
         room: &mut [f32],
     ) {
         // SAFETY: both ask of the caller what this function does.
         unsafe {
             match self {
-                Self::Vectors => plain::multiply(size, out, add, factors, scale, room),
-                Self::Tiles => tiles::multiply(size, out, add, factors, scale, room),
+                Self::Simd => plain::multiply(size, out, add, factors, scale, room),
+                Self::Amx => tiles::multiply(size, out, add, factors, scale, room),
             }
         }
     }

@@ -12,10 +12,10 @@
 #[allow(clippy::wildcard_imports)] // Thirty names that all say what they are.
 use std::arch::x86_64::*;
 
-use super::sixteens::{Sixteens, pair, round};
-use super::{Floats, Grid, PANEL, STEP, laid_out_floats};
+use super::load16::{Load16, pair, round};
+use super::{Floats, MatrixView, PANEL, STEP, packed_floats};
 
-/// Lines that are asked for before they are needed. The processor guesses what comes next only within
+/// Lines that are asked for before they are needed. The CPU guesses what comes next only within
 /// a line, and lines of a block are short.
 const AHEAD: usize = 4;
 /// Floats in a tile, a line of which takes sixteen.
@@ -30,7 +30,7 @@ pub(super) struct Packed<'a> {
     /// bf16 pairs in the guise of f32.
     data: &'a [f32],
     /// bf16 numbers that each number is the sum of: 1 or 3.
-    pub parts: usize,
+    pub n_splits: usize,
     /// Steps of a panel.
     steps: usize,
     /// The steps of interest.
@@ -40,9 +40,9 @@ pub(super) struct Packed<'a> {
 
 impl<'a> Packed<'a> {
     /// What [`pack`] left in `data`.
-    pub fn new(data: &'a [f32], depth: usize, parts: usize) -> Self {
+    pub fn new(data: &'a [f32], depth: usize, n_splits: usize) -> Self {
         let steps = depth.div_ceil(STEP);
-        Self { data, parts, steps, from: 0, count: steps }
+        Self { data, n_splits, steps, from: 0, count: steps }
     }
 
     /// Only so much of the depth.
@@ -52,12 +52,12 @@ impl<'a> Packed<'a> {
 
     /// The steps of one panel.
     pub fn panel(self, index: usize) -> &'a [f32] {
-        let step_floats = STEP_FLOATS * self.parts;
+        let step_floats = STEP_FLOATS * self.n_splits;
         &self.data[(index * self.steps + self.from) * step_floats..][..self.count * step_floats]
     }
 }
 
-/// Whether the processor has the vectors that are used here; all with the matrix unit do.
+/// Whether the CPU has the vectors that are used here; all with the matrix unit do.
 pub(super) fn has_vectors() -> bool {
     is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
@@ -66,29 +66,29 @@ pub(super) fn has_vectors() -> bool {
 
 /// Which factor; it decides how tiles lie.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum OperandSide {
     Left,
     Right,
 }
 
 /// `scale` times the first rows of `grid`, which has the depth along its rows.
 pub(super) fn pack<'r>(
-    side: Side,
-    grid: Grid<'_>,
+    side: OperandSide,
+    grid: MatrixView<'_>,
     (rows, depth): (usize, usize),
     scale: f32,
     room: &'r mut [f32],
 ) -> Packed<'r> {
-    let parts = if scale == 1.0 { grid.parts } else { 3 };
-    let room = &mut room[..laid_out_floats(rows, depth, parts)];
-    let is_along = grid.column_step == 1;
-    let lines = Lines {
+    let parts = if scale == 1.0 { grid.n_splits } else { 3 };
+    let room = &mut room[..packed_floats(rows, depth, parts)];
+    let is_along = grid.column_stride == 1;
+    let lines = PackLines {
         start: grid.start,
-        step: if is_along { grid.row_step } else { grid.column_step },
+        step: if is_along { grid.row_stride } else { grid.column_stride },
         size: if is_along { (rows, depth) } else { (depth, rows) },
         scale,
         are_along: is_along,
-        swaps: is_along == (side == Side::Right),
+        swaps: is_along == (side == OperandSide::Right),
     };
     if depth > 0 {
         // SAFETY: `has_vectors` was asked before any tile was used.
@@ -108,7 +108,7 @@ pub(super) fn pack<'r>(
 
 /// The contiguous lines of a matrix.
 #[derive(Clone, Copy)]
-struct Lines {
+struct PackLines {
     /// Where the first one starts.
     start: usize,
     /// From the start of one to that of the next.
@@ -122,7 +122,7 @@ struct Lines {
     swaps: bool,
 }
 
-impl Lines {
+impl PackLines {
     /// Where a line's numbers from `from` on start, and which of the next sixteen there are.
     #[inline(always)]
     fn at(&self, line: usize, from: usize) -> (usize, u16) {
@@ -132,11 +132,11 @@ impl Lines {
     }
 }
 
-/// Lays out the whole of it. Lines are read from start to end, since the processor fetches in
+/// Lays out the whole of it. Lines are read from start to end, since the CPU fetches in
 /// advance only what follows what was read.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn fill<S: Sixteens>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
-    match (lines.are_along, parts) {
+fn fill<S: Load16>(source: S, lines: PackLines, n_splits: usize, out: &mut [f32]) {
+    match (lines.are_along, n_splits) {
         (true, 1) => along::<S, 1>(source, lines, out),
         (true, _) => along::<S, 3>(source, lines, out),
         (false, 1) => across::<S, 1>(source, lines, out),
@@ -144,14 +144,14 @@ fn fill<S: Sixteens>(source: S, lines: Lines, parts: usize, out: &mut [f32]) {
     }
     if lines.swaps {
         for tile in out.as_chunks_mut::<TILE>().0 {
-            swap(tile);
+            transpose_tile(tile);
         }
     }
 }
 
 /// Lines along the depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn along<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
+fn along<S: Load16, const PARTS: usize>(source: S, lines: PackLines, out: &mut [f32]) {
     let step_floats = STEP_FLOATS * PARTS;
     let panel_floats = lines.size.1.div_ceil(STEP) * step_floats;
     for (panel, out) in out.chunks_exact_mut(panel_floats).enumerate() {
@@ -172,7 +172,7 @@ fn along<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f3
 
 /// Lines across the depth.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn across<S: Sixteens, const PARTS: usize>(source: S, lines: Lines, out: &mut [f32]) {
+fn across<S: Load16, const PARTS: usize>(source: S, lines: PackLines, out: &mut [f32]) {
     let step_floats = STEP_FLOATS * PARTS;
     let panel_floats = lines.size.0.div_ceil(STEP) * step_floats;
     for pair in 0..lines.size.0.div_ceil(STEP) * STEP / 2 {
@@ -205,7 +205,7 @@ fn store(pairs: __m512i, to: &mut [f32]) {
 /// the third is the rest, which has no more than eight digits left.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn split<S: Sixteens, const PARTS: usize>(
+fn split<S: Load16, const PARTS: usize>(
     source: S,
     low: (usize, u16),
     high: (usize, u16),
@@ -214,11 +214,11 @@ fn split<S: Sixteens, const PARTS: usize>(
     let mut parts = [_mm512_setzero_si512(); PARTS];
     if PARTS == 1 {
         // SAFETY: this function is compiled for the vectors.
-        parts[0] = unsafe { source.rounded(low, high) };
+        parts[0] = unsafe { source.load16_as_bf16(low, high) };
         return parts;
     }
     // SAFETY: as above.
-    let (low, high) = unsafe { (source.sixteen(low.0, low.1), source.sixteen(high.0, high.1)) };
+    let (low, high) = unsafe { (source.load16(low.0, low.1), source.load16(high.0, high.1)) };
     let (low, high) = if scale == 1.0 {
         (low, high)
     } else {
@@ -247,7 +247,7 @@ fn less(numbers: __m512, bits: __m512i) -> __m512 {
 /// blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn swap(tile: &mut [f32; TILE]) {
+fn transpose_tile(tile: &mut [f32; TILE]) {
     let mut lines = [_mm512_setzero_ps(); 16];
     for (line, numbers) in lines.iter_mut().zip(tile.as_chunks::<LINE>().0) {
         // SAFETY: sixteen numbers are read.

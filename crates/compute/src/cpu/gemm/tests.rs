@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 
 use super::*;
-use crate::random::Random;
+use crate::random::TestRng;
 
-type Multiply = unsafe fn(Size, (*mut f32, usize), bool, (Grid<'_>, Grid<'_>), f32, &mut [f32]);
+type Multiply =
+    unsafe fn(GemmSize, (*mut f32, usize), bool, (MatrixView<'_>, MatrixView<'_>), f32, &mut [f32]);
 
 /// A matrix in one of the formats, with the numbers it really holds.
 struct Matrix {
@@ -20,7 +21,7 @@ struct Matrix {
 impl Matrix {
     const FORMATS: usize = 4;
 
-    fn new(random: &mut Random, rows: usize, columns: usize, format: usize) -> Self {
+    fn new(random: &mut TestRng, rows: usize, columns: usize, format: usize) -> Self {
         let transposed = random.below(2) == 1;
         let (lines, length) = if transposed { (columns, rows) } else { (rows, columns) };
         // Lines may be longer than what is used of them.
@@ -36,14 +37,14 @@ impl Matrix {
         Self { f32s, bf16s, f16s, format, width, transposed }
     }
 
-    fn grid(&self) -> Grid<'_> {
+    fn grid(&self) -> MatrixView<'_> {
         let data = match self.format {
             0 | 1 => Floats::F32(&self.f32s),
             2 => Floats::Bf16(&self.bf16s),
             _ => Floats::F16(&self.f16s),
         };
-        let grid = Grid::rows(data, self.width);
-        let grid = if self.format == 1 { grid.rough() } else { grid };
+        let grid = MatrixView::rows(data, self.width);
+        let grid = if self.format == 1 { grid.as_bf16() } else { grid };
         if self.transposed { grid.t() } else { grid }
     }
 
@@ -53,7 +54,7 @@ impl Matrix {
     }
 }
 
-fn check(multiply: Multiply, random: &mut Random, size: Size, formats: [usize; 2]) {
+fn check(multiply: Multiply, random: &mut TestRng, size: GemmSize, formats: [usize; 2]) {
     let (rows, columns, inner) = size;
     let left = Matrix::new(random, rows, inner, formats[0]);
     let right = Matrix::new(random, inner, columns, formats[1]);
@@ -61,7 +62,7 @@ fn check(multiply: Multiply, random: &mut Random, size: Size, formats: [usize; 2
     let scale = [1.0, 0.3][random.below(2)];
     let before: Vec<f32> = (0..rows * step).map(|_| random.normal()).collect();
     let mut out = before.clone();
-    let mut room = vec![f32::NAN; ROOM];
+    let mut room = vec![f32::NAN; SCRATCH_FLOATS];
     let factors = (left.grid(), right.grid());
     // SAFETY: `out` holds the block.
     unsafe { multiply(size, (out.as_mut_ptr(), step), add, factors, scale, &mut room) };
@@ -90,7 +91,7 @@ fn check(multiply: Multiply, random: &mut Random, size: Size, formats: [usize; 2
 }
 
 fn check_all(multiply: Multiply) {
-    let mut random = Random::new(7);
+    let mut random = TestRng::new(7);
     for size in [(1, 1, 1), (32, 32, 32), (2, 3, 0), (70, 33, 70), (33, 70, 130)] {
         for format in 0..Matrix::FORMATS * Matrix::FORMATS {
             check(
@@ -115,7 +116,7 @@ fn vectors_multiply_as_they_should() {
 
 #[test]
 fn tiles_multiply_as_they_should() {
-    if has_tiles() {
+    if has_amx() {
         check_all(tiles::multiply);
     }
 }
@@ -123,16 +124,16 @@ fn tiles_multiply_as_they_should() {
 /// Sizes of all magnitudes side by side, where parts of a number get lost first.
 #[test]
 fn tiles_are_as_exact_as_f32_over_the_whole_range() {
-    if !has_tiles() {
+    if !has_amx() {
         return;
     }
-    let mut random = Random::new(8);
+    let mut random = TestRng::new(8);
     for exponent in [-30, -12, 0, 12, 30] {
         let numbers: Vec<f32> =
             (0..32 * 64).map(|_| random.normal() * 10f32.powi(exponent / 2)).collect();
         let (a, b) = numbers.split_at(32 * 32);
-        let (mut out, mut room) = (vec![0.0; 32 * 32], vec![0.0; ROOM]);
-        let factors = (Grid::rows(Floats::F32(a), 32), Grid::rows(Floats::F32(b), 32));
+        let (mut out, mut room) = (vec![0.0; 32 * 32], vec![0.0; SCRATCH_FLOATS]);
+        let factors = (MatrixView::rows(Floats::F32(a), 32), MatrixView::rows(Floats::F32(b), 32));
         // SAFETY: `out` holds the block.
         unsafe {
             tiles::multiply((32, 32, 32), (out.as_mut_ptr(), 32), false, factors, 1.0, &mut room);
@@ -152,9 +153,9 @@ fn what_is_not_finite_is_not_hidden() {
     for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
         let (mut a, b) = (vec![1.0; 64], vec![0.5; 64]);
         a[9] = value;
-        let (mut out, mut room) = (vec![0.0; 64], vec![0.0; ROOM]);
-        let factors = (Grid::rows(Floats::F32(&a), 8), Grid::rows(Floats::F32(&b), 8));
-        let way = if has_tiles() { Way::Tiles } else { Way::Vectors };
+        let (mut out, mut room) = (vec![0.0; 64], vec![0.0; SCRATCH_FLOATS]);
+        let factors = (MatrixView::rows(Floats::F32(&a), 8), MatrixView::rows(Floats::F32(&b), 8));
+        let way = if has_amx() { GemmBackend::Amx } else { GemmBackend::Simd };
         way.gemm((8, 8, 8), (&mut out, 8), false, factors, &mut room);
         assert!(out[8..16].iter().all(|x| !x.is_finite()) && out[16..].iter().all(|x| *x == 4.0));
     }

@@ -1,4 +1,4 @@
-//! Products by the matrix unit of Intel's processors (AMX), which multiplies tiles of 16 x 32 bf16
+//! Products by the matrix unit of Intel's CPUs (AMX), which multiplies tiles of 16 x 32 bf16
 //! numbers and sums in f32.
 //!
 //! f32 takes part too, and f16 in its guise: a number of 24 bits is the sum of three bf16 of 8 bits
@@ -10,21 +10,21 @@
 use std::arch::asm;
 use std::sync::OnceLock;
 
-use super::kernels::{Sums, one_by_one, one_by_three, three_by_one, three_by_three};
-use super::pack::{self, Packed, STEP_FLOATS, Side, pack};
-use super::{COLUMNS, DEPTH, Grid, ROWS, Size};
+use super::kernels::{SumTiles, one_by_one, one_by_three, three_by_one, three_by_three};
+use super::pack::{self, OperandSide, Packed, STEP_FLOATS, pack};
+use super::{COLUMNS, DEPTH, GemmSize, MatrixView, ROWS};
 
 /// Rows and columns of the result that are summed at a time, in four tiles.
 const SIDE: usize = super::PANEL;
 
-/// Whether this processor has the unit and the system lets us use it. The permission is asked for
+/// Whether this CPU has the unit and the system lets us use it. The permission is asked for
 /// once, and holds for all threads.
-pub(super) fn are_there() -> bool {
+pub(super) fn is_available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
-    *FOUND.get_or_init(|| has_unit() && has_permission())
+    *FOUND.get_or_init(|| has_amx() && has_permission())
 }
 
-fn has_unit() -> bool {
+fn has_amx() -> bool {
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
     let features = std::arch::x86_64::__cpuid_count(7, 0).edx;
@@ -40,8 +40,14 @@ fn has_permission() -> bool {
 }
 
 /// Lays out `scale` times the first columns of `right`.
-pub(crate) fn lay_out(right: Grid<'_>, scale: f32, columns: usize, inner: usize, to: &mut [f32]) {
-    pack(Side::Right, right.t(), (columns, inner), scale, to);
+pub(crate) fn pack_right(
+    right: MatrixView<'_>,
+    scale: f32,
+    columns: usize,
+    inner: usize,
+    to: &mut [f32],
+) {
+    pack(OperandSide::Right, right.t(), (columns, inner), scale, to);
 }
 
 /// See [`super::Way::gemm_at`].
@@ -49,10 +55,10 @@ pub(crate) fn lay_out(right: Grid<'_>, scale: f32, columns: usize, inner: usize,
 /// # Safety
 /// As there.
 pub(super) unsafe fn multiply(
-    (rows, columns, inner): Size,
+    (rows, columns, inner): GemmSize,
     (out, step): (*mut f32, usize),
     mut add: bool,
-    (left, right): (Grid<'_>, Grid<'_>),
+    (left, right): (MatrixView<'_>, MatrixView<'_>),
     scale: f32,
     room: &mut [f32],
 ) {
@@ -62,12 +68,12 @@ pub(super) unsafe fn multiply(
         let depth = DEPTH.min(inner - from);
         for column in (0..columns).step_by(COLUMNS) {
             let width = COLUMNS.min(columns - column);
-            let right = right.beyond(from, column).t();
-            let right = pack(Side::Right, right, (width, depth), scale, right_room);
+            let right = right.offset_by(from, column).t();
+            let right = pack(OperandSide::Right, right, (width, depth), scale, right_room);
             let out = (out.wrapping_add(column), step);
             // SAFETY: a part of the caller's block.
             unsafe {
-                by_rows((rows, width, depth), out, add, left.beyond(0, from), right, left_room);
+                by_rows((rows, width, depth), out, add, left.offset_by(0, from), right, left_room);
             }
         }
         add = true;
@@ -78,11 +84,11 @@ pub(super) unsafe fn multiply(
 ///
 /// # Safety
 /// As for [`super::Way::gemm_at`].
-pub(crate) unsafe fn multiply_laid_out(
-    size: Size,
+pub(crate) unsafe fn multiply_packed(
+    size: GemmSize,
     out: (*mut f32, usize),
     add: bool,
-    left: Grid<'_>,
+    left: MatrixView<'_>,
     (right, parts): (&[f32], usize),
     room: &mut [f32],
 ) {
@@ -95,20 +101,21 @@ pub(crate) unsafe fn multiply_laid_out(
 /// # Safety
 /// As for [`super::Way::gemm_at`].
 unsafe fn by_rows(
-    (rows, columns, inner): Size,
+    (rows, columns, inner): GemmSize,
     (out, step): (*mut f32, usize),
     add: bool,
-    left: Grid<'_>,
+    left: MatrixView<'_>,
     right: Packed<'_>,
     room: &mut [f32],
 ) {
-    let _unit = Unit::start();
+    let _unit = AmxTiles::start();
     for row in (0..rows).step_by(ROWS) {
         let height = ROWS.min(rows - row);
         let out = (out.wrapping_add(row * step), step);
         for from in (0..inner.max(1)).step_by(DEPTH) {
             let depth = DEPTH.min(inner - from);
-            let left = pack(Side::Left, left.beyond(row, from), (height, depth), 1.0, room);
+            let left =
+                pack(OperandSide::Left, left.offset_by(row, from), (height, depth), 1.0, room);
             let right = right.slab(from, depth);
             // SAFETY: a part of the caller's block.
             unsafe { by_squares((height, columns), out, add || from > 0, left, right) };
@@ -117,9 +124,9 @@ unsafe fn by_rows(
 }
 
 /// The matrix unit while it is set up for our tiles: four sums, and two of each factor.
-struct Unit;
+struct AmxTiles;
 
-impl Unit {
+impl AmxTiles {
     fn start() -> Self {
         #[repr(C, align(64))]
         struct Setup {
@@ -137,7 +144,7 @@ impl Unit {
     }
 }
 
-impl Drop for Unit {
+impl Drop for AmxTiles {
     /// The system need not keep tiles that are not in use.
     fn drop(&mut self) {
         // SAFETY: nobody needs the tiles any more.
@@ -159,10 +166,10 @@ unsafe fn by_squares(
     debug_assert_eq!(left.count, right.count);
     for column in (0..columns).step_by(SIDE) {
         let width = SIDE.min(columns - column);
-        let (panel, parts) = (right.panel(column / SIDE), (left.parts, right.parts));
+        let (panel, parts) = (right.panel(column / SIDE), (left.n_splits, right.n_splits));
         for row in (0..rows).step_by(SIDE) {
             let height = SIDE.min(rows - row);
-            let panels = Panels { left: left.panel(row / SIDE), right: panel, parts };
+            let panels = Panels { left: left.panel(row / SIDE), right: panel, n_splits: parts };
             let out = out.wrapping_add(row * step + column);
             if height == SIDE && width == SIDE {
                 // SAFETY: a whole square within the caller's block.
@@ -180,7 +187,7 @@ unsafe fn by_squares(
 struct Panels<'a> {
     left: &'a [f32],
     right: &'a [f32],
-    parts: (usize, usize),
+    n_splits: (usize, usize),
 }
 
 impl Panels<'_> {
@@ -189,13 +196,14 @@ impl Panels<'_> {
     /// # Safety
     /// `out` must hold the square, and the unit must be set up.
     unsafe fn square(self, (out, step): (*mut f32, usize), add: bool) {
-        let steps = self.left.len() / (STEP_FLOATS * self.parts.0);
-        debug_assert_eq!(steps, self.right.len() / (STEP_FLOATS * self.parts.1));
-        let sums = Sums { top: out, bottom: out.wrapping_add(16 * step), row_bytes: 4 * step, add };
+        let steps = self.left.len() / (STEP_FLOATS * self.n_splits.0);
+        debug_assert_eq!(steps, self.right.len() / (STEP_FLOATS * self.n_splits.1));
+        let sums =
+            SumTiles { top: out, bottom: out.wrapping_add(16 * step), row_bytes: 4 * step, add };
         let (a, b) = (self.left.as_ptr(), self.right.as_ptr());
         // SAFETY: the panels hold as many steps, of as many parts.
         unsafe {
-            match self.parts {
+            match self.n_splits {
                 _ if steps == 0 => sums.without_depth(),
                 (1, 1) => one_by_one(a, b, steps, sums),
                 (3, 1) => three_by_one(a, b, steps, sums),

@@ -1,17 +1,17 @@
-//! Activations on the processor.
+//! Activations on the CPU.
 
 use super::Activation;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::math::{erfc, exp, sigmoid};
 use crate::cpu::rows::{load, store};
 use crate::cpu::simd::simd;
 use crate::dtype::{Real, with_real};
 
-pub fn forward(cpu: &Cpu, activation: Activation, x: &Tensor, y: &mut Tensor) {
+pub fn forward(cpu: &CpuBackend, activation: Activation, x: &Tensor, y: &mut Tensor) {
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(y.data_mut::<T>(), 1, |first, y| {
+        cpu.par_rows(y.data_mut::<T>(), 1, |first, y| {
             let mut numbers = vec![0.0; y.len()];
             load(&x[first..], &mut numbers);
             activation.apply(&mut numbers);
@@ -20,13 +20,13 @@ pub fn forward(cpu: &Cpu, activation: Activation, x: &Tensor, y: &mut Tensor) {
     });
 }
 
-pub fn backward(cpu: &Cpu, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
+pub fn backward(cpu: &CpuBackend, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(gradient.data_mut::<T>(), 1, |first, gradient| {
+        cpu.par_rows(gradient.data_mut::<T>(), 1, |first, gradient| {
             let mut slopes = vec![0.0; gradient.len()];
             load(&x[first..], &mut slopes);
-            activation.apply_slope(&mut slopes);
+            activation.apply_derivative(&mut slopes);
             for (gradient, slope) in gradient.iter_mut().zip(&slopes) {
                 *gradient = T::from_f32(gradient.to_f32() * slope);
             }
@@ -49,7 +49,7 @@ simd! {
     }
 
     fn slopes(activation: Activation, numbers: &mut [f32]) {
-        activation.map(numbers, Activation::slope);
+        activation.map(numbers, Activation::derivative);
     }
 }
 
@@ -62,7 +62,7 @@ impl Activation {
     }
 
     /// Replaces numbers by its slopes.
-    pub(crate) fn apply_slope(self, numbers: &mut [f32]) {
+    pub(crate) fn apply_derivative(self, numbers: &mut [f32]) {
         slopes(self, numbers);
     }
 
@@ -97,7 +97,7 @@ impl Activation {
     }
 
     #[inline(always)]
-    pub(crate) fn slope(self, x: f32) -> f32 {
+    pub(crate) fn derivative(self, x: f32) -> f32 {
         let gate = |z: f32, dz: f32| {
             let s = sigmoid(z);
             s + x * s * (1.0 - s) * dz

@@ -1,25 +1,31 @@
-//! Activations on a card.
+//! Activations on a GPU.
 
 use super::Activation;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
-const KERNELS: Source = Source { name: "activation", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "activation", text: include_str!("kernel.cu") };
 
-pub fn forward(cuda: &Cuda, activation: Activation, x: &Tensor, y: &mut Tensor) {
+pub fn forward(cuda: &CudaBackend, activation: Activation, x: &Tensor, y: &mut Tensor) {
     let n = x.shape().elements();
     let p = pack(n, &[x, y]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let arguments = arguments![x, y, n / p, activation.code()];
-    cuda.launch(&KERNELS, "activate", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "activate", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
-pub fn backward(cuda: &Cuda, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
+pub fn backward(cuda: &CudaBackend, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
     let n = x.shape().elements();
     let p = pack(n, &[x, gradient]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let arguments = arguments![x, gradient, n / p, activation.code()];
-    cuda.launch(&KERNELS, "activate_backward", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(
+        &KERNELS,
+        "activate_backward",
+        variant,
+        LaunchConfig::per_element(n / p),
+        &arguments,
+    );
 }
 
 impl Activation {

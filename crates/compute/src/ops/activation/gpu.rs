@@ -2,21 +2,23 @@
 
 use super::Activation;
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, eights, is_wide};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, eights, is_wide};
 
-const KERNELS: Source = Source { name: "activation", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "activation", text: include_str!("kernel.wgsl") };
 
-pub fn forward(gpu: &Gpu, activation: Activation, x: &Tensor, y: &mut Tensor) {
+pub fn forward(gpu: &GpuBackend, activation: Activation, x: &Tensor, y: &mut Tensor) {
     let (n, variant) = (x.shape().elements(), variant(activation, x, y));
     gpu.launch(&KERNELS, "activate", &variant, eights(n), &arguments![x, y, n]);
 }
 
-pub fn backward(gpu: &Gpu, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
+pub fn backward(gpu: &GpuBackend, activation: Activation, x: &Tensor, gradient: &mut Tensor) {
     let (n, variant) = (x.shape().elements(), variant(activation, x, gradient));
     gpu.launch(&KERNELS, "activate_backward", &variant, eights(n), &arguments![x, gradient, n]);
 }
 
-fn variant(activation: Activation, x: &Tensor, other: &Tensor) -> Variant {
+fn variant(activation: Activation, x: &Tensor, other: &Tensor) -> GpuVariant {
     let is_wide = is_wide(x.shape().elements(), &[Some(x), Some(other)]);
-    Variant::of(&[x.dtype()]).with("KIND", activation.code() as usize).with("WIDE", is_wide.into())
+    GpuVariant::of(&[x.dtype()])
+        .with("KIND", activation.code() as usize)
+        .with("WIDE", is_wide.into())
 }

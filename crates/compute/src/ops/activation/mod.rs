@@ -7,11 +7,11 @@ pub(super) mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::backward::Backward;
-use crate::device::Engine;
-use crate::op::Place;
+use crate::backward::BackwardPass;
+use crate::device::Backend;
+use crate::op::OpContext;
 use crate::tape::Tape;
-use crate::var::{Activated, Remake, Var};
+use crate::var::{Activated, Remat, Var};
 use crate::{Result, Tensor};
 
 /// Which function.
@@ -36,42 +36,42 @@ pub(crate) const FLOPS: usize = 20;
 impl Tape<'_> {
     /// `activation` of every number of `x`.
     pub fn activate(&self, x: &Var, activation: Activation) -> Result<Var> {
-        let op = self.begin("activate");
+        let op = self.begin_op("activate");
         let dtype = op.expect_real("x", x.tensor())?;
         let mut y = op.alloc(x.shape(), dtype)?;
         op.count(FLOPS * x.shape().elements(), &[x.tensor(), &y]);
         forward(op.engine(), x.tensor(), activation, &mut y);
-        let result = self.with_remake(op.result(y), || {
-            let (held, needs) = x.held();
-            Remake::new(needs, move |place| again(place, &held.get(place)?, activation))
+        let result = self.with_remat(op.result(y), || {
+            let (held, needs) = x.to_saved();
+            Remat::new(needs, move |cx| remat(cx, &held.get(cx)?, activation))
         });
-        if !self.tracks(&[x]) {
+        if !self.requires_grad(&[x]) {
             return Ok(result);
         }
-        let (kept, source) = (self.keep(x), x.source());
+        let (kept, source) = (self.save_for_backward(x), x.grad_target());
         Ok(self.record(result, move |back, mut gradient| {
-            let x = kept.get(back.place)?;
-            gradient = gradient.unshared()?;
-            backward(back.place, activation, &x, &mut gradient);
+            let x = kept.get(back.cx)?;
+            gradient = gradient.into_unique()?;
+            backward(back.cx, activation, &x, &mut gradient);
             back.pass(source, gradient)
         }))
     }
 }
 
 /// The result once more, for whoever kept the way instead.
-pub(crate) fn again(place: Place<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
-    let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count("activate", FLOPS * x.shape().elements(), &[x, &y]);
-    forward(place.engine(), x, activation, &mut y);
+pub(crate) fn remat(cx: OpContext<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
+    let mut y = cx.alloc(x.shape(), x.dtype())?;
+    cx.count("activate", FLOPS * x.shape().elements(), &[x, &y]);
+    forward(cx.engine(), x, activation, &mut y);
     Ok(y)
 }
 
-fn forward(engine: &Engine, x: &Tensor, activation: Activation, y: &mut Tensor) {
+fn forward(engine: &Backend, x: &Tensor, activation: Activation, y: &mut Tensor) {
     match engine {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::forward(engine, activation, x, y),
-        Engine::Cuda(engine) => cuda::forward(engine, activation, x, y),
-        Engine::Gpu(engine) => gpu::forward(engine, activation, x, y),
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::forward(engine, activation, x, y),
+        Backend::Cuda(engine) => cuda::forward(engine, activation, x, y),
+        Backend::Gpu(engine) => gpu::forward(engine, activation, x, y),
     }
 }
 
@@ -80,14 +80,14 @@ impl Activated {
     /// what readers of the result took through it themselves.
     pub(crate) fn gradient(
         &self,
-        back: &mut Backward<'_>,
+        back: &mut BackwardPass<'_>,
         node: usize,
         of_result: Option<Tensor>,
     ) -> Result<Option<Tensor>> {
-        let through = back.through.remove(&node);
+        let through = back.through_activation.remove(&node);
         let Some(gradient) = of_result else { return Ok(through) };
-        let mut gradient = gradient.unshared()?;
-        backward(back.place, self.activation, &self.before, &mut gradient);
+        let mut gradient = gradient.into_unique()?;
+        backward(back.cx, self.activation, &self.input, &mut gradient);
         match through {
             Some(through) => back.sum(gradient, &through).map(Some),
             None => Ok(Some(gradient)),
@@ -97,17 +97,17 @@ impl Activated {
 
 /// Turns the gradient of f(x) into that of x, in place.
 pub(crate) fn backward(
-    place: Place<'_>,
+    cx: OpContext<'_>,
     activation: Activation,
     x: &Tensor,
     gradient: &mut Tensor,
 ) {
     let work = FLOPS * x.shape().elements();
-    place.count("activate backward", work, &[x, gradient, gradient]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
-        Engine::Cuda(engine) => cuda::backward(engine, activation, x, gradient),
-        Engine::Gpu(engine) => gpu::backward(engine, activation, x, gradient),
+    cx.count("activate backward", work, &[x, gradient, gradient]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
+        Backend::Cuda(engine) => cuda::backward(engine, activation, x, gradient),
+        Backend::Gpu(engine) => gpu::backward(engine, activation, x, gradient),
     }
 }

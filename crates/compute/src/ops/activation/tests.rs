@@ -45,14 +45,16 @@ fn values_and_slopes_are_exact() {
 fn extremes_stay_what_they_are() {
     for activation in ALL {
         assert!(
-            activation.value(f32::NAN).is_nan() && activation.slope(f32::NAN).is_nan()
+            activation.value(f32::NAN).is_nan() && activation.derivative(f32::NAN).is_nan()
                 || activation == Activation::None
         );
         assert_eq!(activation.value(0.0), 0.0);
         assert_eq!(activation.value(50.0), 50.0);
-        assert!((activation.slope(50.0) - 1.0).abs() < 1e-6);
+        assert!((activation.derivative(50.0) - 1.0).abs() < 1e-6);
         if activation != Activation::None {
-            assert!(activation.value(-50.0).abs() < 1e-6 && activation.slope(-50.0).abs() < 1e-6);
+            assert!(
+                activation.value(-50.0).abs() < 1e-6 && activation.derivative(-50.0).abs() < 1e-6
+            );
         }
     }
 }

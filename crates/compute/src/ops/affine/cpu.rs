@@ -1,14 +1,14 @@
-//! Channels scaled and shifted on the processor, a row at a time.
+//! Channels scaled and shifted on the CPU, a row at a time.
 
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cpu::Cpu;
+use crate::backward::GradientSlot;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{load, store};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
 
 pub fn forward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     x: &Tensor,
     (scale, bias): (&Tensor, Option<&Tensor>),
     activation: Activation,
@@ -18,7 +18,7 @@ pub fn forward(
     let (scale, bias) = (scale.data::<f32>(), bias.map(Tensor::data::<f32>));
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(y.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), width, |first, rows| {
             let mut row = vec![0.0; width];
             for (index, y) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&x[index * width..][..width], &mut row);
@@ -34,10 +34,10 @@ pub fn forward(
 }
 
 /// Multiplies every row by a vector, in place.
-pub fn multiply(cpu: &Cpu, matrix: &mut Tensor, vector: &Tensor) {
+pub fn multiply(cpu: &CpuBackend, matrix: &mut Tensor, vector: &Tensor) {
     let (width, vector) = (matrix.shape().width(), vector.data::<f32>());
     with_real!(matrix.dtype(), T => {
-        cpu.rows(matrix.data_mut::<T>(), width, |_, rows| {
+        cpu.par_rows(matrix.data_mut::<T>(), width, |_, rows| {
             for row in rows.chunks_exact_mut(width) {
                 for (number, factor) in row.iter_mut().zip(vector) {
                     *number = T::from_f32(number.to_f32() * factor);
@@ -49,11 +49,11 @@ pub fn multiply(cpu: &Cpu, matrix: &mut Tensor, vector: &Tensor) {
 
 /// Σ gradient·x over all rows.
 pub fn scale_gradient(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     x: &Tensor,
     gradient: &Tensor,
     partial: &mut Tensor,
-    slot: &mut Slot,
+    slot: &mut GradientSlot,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     with_real!(x.dtype(), T => {

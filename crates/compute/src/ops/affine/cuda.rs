@@ -1,15 +1,15 @@
-//! Channels scaled and shifted on a card.
+//! Channels scaled and shifted on a GPU.
 
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cuda::columns::Sum;
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments, pack};
+use crate::backward::GradientSlot;
+use crate::cuda::columns::CudaColumnSum;
+use crate::cuda::{CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 use crate::ops::Activation;
 
-const KERNELS: Source = Source { name: "affine", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "affine", text: include_str!("kernel.cu") };
 
 pub fn forward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     (scale, bias): (&Tensor, Option<&Tensor>),
     activation: Activation,
@@ -17,26 +17,26 @@ pub fn forward(
 ) {
     let (n, width) = (x.shape().elements(), x.shape().width());
     let p = pack(width, &[x, scale, bias.unwrap_or(scale), y]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let arguments = arguments![x, scale, bias, y, n / p, width, activation.code()];
-    cuda.launch(&KERNELS, "affine", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "affine", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// Multiplies every row by a vector, in place.
-pub fn multiply(cuda: &Cuda, matrix: &mut Tensor, vector: &Tensor) {
+pub fn multiply(cuda: &CudaBackend, matrix: &mut Tensor, vector: &Tensor) {
     let (n, width) = (matrix.shape().elements(), matrix.shape().width());
     let p = pack(width, &[matrix, vector]);
-    let variant = Variant::of(&[matrix.dtype()]).by(p);
-    let place = Argument::from(matrix);
-    let (packs, width) = (Argument::from(n / p), Argument::from(width));
-    let none = Argument::from(Activation::None.code());
-    let arguments = [place, vector.into(), Argument::NONE, place, packs, width, none];
-    cuda.launch(&KERNELS, "affine", variant, Grid::numbers(n / p), &arguments);
+    let variant = CudaVariant::of(&[matrix.dtype()]).with_pack(p);
+    let place = CudaArg::from(matrix);
+    let (packs, width) = (CudaArg::from(n / p), CudaArg::from(width));
+    let none = CudaArg::from(Activation::None.code());
+    let arguments = [place, vector.into(), CudaArg::NONE, place, packs, width, none];
+    cuda.launch(&KERNELS, "affine", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// Σ gradient·x over all rows.
-pub fn scale_gradient(cuda: &Cuda, x: &Tensor, gradient: &Tensor, slot: &mut Slot) {
+pub fn scale_gradient(cuda: &CudaBackend, x: &Tensor, gradient: &Tensor, slot: &mut GradientSlot) {
     let rows_per_vector = x.shape().rows();
-    let sum = Sum { a: gradient, b: Some(x), statistics: None, rows_per_vector };
+    let sum = CudaColumnSum { a: gradient, b: Some(x), statistics: None, rows_per_vector };
     sum.run(cuda, &mut slot.tensor, 0, slot.add);
 }

@@ -1,17 +1,17 @@
-//! Attention on the processor. Forward: a block of queries of one head is a task. Backward: a head
+//! Attention on the CPU. Forward: a block of queries of one head is a task. Backward: a head
 //! of keys and values of one sample is a task, since its gradients gather from all queries; where
 //! there are few heads, several tasks share the queries of one, and their sums are added up after.
 #![allow(unsafe_code)]
 
 use std::ops::Range;
 
-use super::{Inputs, Seen, Sizes};
-use crate::backward::Slot;
-use crate::cpu::gemm::{self, Floats, Grid, Way};
+use super::{AttentionInputs, AttentionMask, AttentionSizes};
+use crate::backward::GradientSlot;
+use crate::cpu::gemm::{self, Floats, GemmBackend, MatrixView};
 use crate::cpu::math::exp;
 use crate::cpu::rows::{dot, exp_sum, max, multiply, store};
 use crate::cpu::simd::simd;
-use crate::cpu::{Cpu, Room, Shared};
+use crate::cpu::{CpuBackend, SharedSlice, ThreadScratch};
 use crate::dtype::{Real, with_real};
 use crate::{Dtype, Tensor};
 
@@ -23,8 +23,8 @@ const QUERIES: usize = if cfg!(test) { 8 } else { 256 };
 const KEYS: usize = if cfg!(test) { 16 } else { 512 };
 
 /// Floats of workspace per thread.
-pub fn forward_floats(sizes: Sizes) -> usize {
-    gemm::ROOM + QUERIES * (KEYS + sizes.d + 2)
+pub fn forward_floats(sizes: AttentionSizes) -> usize {
+    gemm::SCRATCH_FLOATS + QUERIES * (KEYS + sizes.d + 2)
 }
 
 /// Enough tasks for the threads to share.
@@ -32,7 +32,7 @@ const ENOUGH_TASKS: usize = 16;
 
 /// How backward is shared out; it depends on shapes alone.
 #[derive(Clone, Copy)]
-pub struct Shares {
+pub struct BackwardSplit {
     /// Heads of keys and values, of all samples.
     pairs: usize,
     /// Tasks for each of them.
@@ -43,12 +43,12 @@ pub struct Shares {
     own: usize,
 }
 
-impl Shares {
-    pub fn new(sizes: Sizes) -> Self {
+impl BackwardSplit {
+    pub fn new(sizes: AttentionSizes) -> Self {
         let pairs = sizes.samples * sizes.kv_heads;
         let blocks = sizes.group() * sizes.queries.div_ceil(QUERIES);
         let per_pair = ENOUGH_TASKS.div_ceil(pairs.max(1)).clamp(1, blocks.max(1));
-        let own = gemm::ROOM + QUERIES * (2 * KEYS + sizes.d + 1);
+        let own = gemm::SCRATCH_FLOATS + QUERIES * (2 * KEYS + sizes.d + 1);
         Self { pairs, per_pair, sums: 2 * sizes.keys * sizes.d, own }
     }
 
@@ -60,25 +60,25 @@ impl Shares {
 }
 
 pub fn forward(
-    cpu: &Cpu,
-    sizes: Sizes,
-    seen: &Seen<'_>,
+    cpu: &CpuBackend,
+    sizes: AttentionSizes,
+    seen: &AttentionMask<'_>,
     inputs: [&Tensor; 3],
     out: &mut Tensor,
     denominators: &mut Tensor,
     workspace: &mut [f32],
 ) {
-    let Sizes { samples, queries, heads, d, .. } = sizes;
+    let AttentionSizes { samples, queries, heads, d, .. } = sizes;
     let blocks = queries.div_ceil(QUERIES);
     let [q, k, v] = inputs.map(Floats::from);
     with_real!(sizes.dtype, T => {
-        let out = Shared::new(out.data_mut::<T>());
-        let denominators = Shared::new(denominators.data_mut::<f32>());
-        cpu.with_room(workspace, forward_floats(sizes), samples * blocks * heads, |task, room| {
+        let out = SharedSlice::new(out.data_mut::<T>());
+        let denominators = SharedSlice::new(denominators.data_mut::<f32>());
+        cpu.with_scratch(workspace, forward_floats(sizes), samples * blocks * heads, |task, room| {
             let (block, index) = (task / heads, task % heads);
             let (sample, first) = (block / blocks, block % blocks * QUERIES);
             let count = QUERIES.min(queries - first);
-            let head = Head { way: way(cpu, sizes), sizes, sample, index, seen, q, k, v };
+            let head = AttentionHead { backend: gemm_backend(cpu, sizes), sizes, sample, index, mask: seen, q, k, v };
             let mut sums = head.forward((first, count), room);
             for row in 0..count {
                 let at = (sample * queries + first + row) * heads + head.index;
@@ -94,12 +94,12 @@ pub fn forward(
 
 /// One query head of one sample.
 #[derive(Clone, Copy)]
-struct Head<'a> {
-    way: Way,
-    sizes: Sizes,
+struct AttentionHead<'a> {
+    backend: GemmBackend,
+    sizes: AttentionSizes,
     sample: usize,
     index: usize,
-    seen: &'a Seen<'a>,
+    mask: &'a AttentionMask<'a>,
     q: Floats<'a>,
     k: Floats<'a>,
     v: Floats<'a>,
@@ -107,9 +107,9 @@ struct Head<'a> {
 
 /// Who multiplies. The matrix unit asks for three numbers to each of f32, which few tokens are not
 /// worth.
-fn way(cpu: &Cpu, sizes: Sizes) -> Way {
+fn gemm_backend(cpu: &CpuBackend, sizes: AttentionSizes) -> GemmBackend {
     let is_few = sizes.queries.min(sizes.keys) < ENOUGH_FOR_UNIT_F32;
-    if sizes.dtype == Dtype::F32 && is_few { Way::Vectors } else { cpu.way }
+    if sizes.dtype == Dtype::F32 && is_few { GemmBackend::Simd } else { cpu.gemm_backend }
 }
 
 /// Measured on 2 cores of a Xeon, 2026-11-15, programs in turn: with 397 tokens a training step took
@@ -118,21 +118,24 @@ fn way(cpu: &Cpu, sizes: Sizes) -> Way {
 const ENOUGH_FOR_UNIT_F32: usize = if cfg!(test) { 24 } else { 512 };
 
 /// A block of queries on its way through the keys.
-struct Sums<'a> {
+struct OnlineSoftmax<'a> {
     /// Σ weight·v so far, [queries, d]
     out: &'a mut [f32],
     /// The largest product so far.
-    most: &'a mut [f32],
+    max: &'a mut [f32],
     /// Σ weight so far.
     total: &'a mut [f32],
 }
 
-impl<'a> Sums<'a> {
-    fn within(room: &mut Room<'a>, count: usize, d: usize) -> Self {
-        let sums =
-            Self { out: room.take(count * d), most: room.take(count), total: room.take(count) };
+impl<'a> OnlineSoftmax<'a> {
+    fn within(scratch: &mut ThreadScratch<'a>, count: usize, d: usize) -> Self {
+        let sums = Self {
+            out: scratch.take(count * d),
+            max: scratch.take(count),
+            total: scratch.take(count),
+        };
         sums.out.fill(0.0);
-        sums.most.fill(f32::NEG_INFINITY);
+        sums.max.fill(f32::NEG_INFINITY);
         sums.total.fill(0.0);
         sums
     }
@@ -143,11 +146,11 @@ impl<'a> Sums<'a> {
         if seen.is_empty() {
             return;
         }
-        let before = self.most[row];
+        let before = self.max[row];
         let block = scale * max(seen);
         let most = if block > before || block.is_nan() { block } else { before };
         let old = exp(before - most);
-        self.most[row] = most;
+        self.max[row] = most;
         self.total[row] = self.total[row] * old + exp_sum(seen, scale, most);
         if old != 1.0 {
             multiply(self.row(row), old);
@@ -159,7 +162,7 @@ impl<'a> Sums<'a> {
         let total = self.total[row];
         let inverse = if total == 0.0 { 0.0 } else { 1.0 / total };
         multiply(self.row(row), inverse);
-        self.most[row] + total.ln()
+        self.max[row] + total.ln()
     }
 
     fn row(&mut self, row: usize) -> &mut [f32] {
@@ -168,43 +171,44 @@ impl<'a> Sums<'a> {
     }
 }
 
-impl<'a> Head<'a> {
+impl<'a> AttentionHead<'a> {
     /// The matrix of one head's rows within a tensor of tokens.
-    fn grid(&self, data: Floats<'a>, tokens: usize, heads: usize, head: usize) -> Grid<'a> {
+    fn grid(&self, data: Floats<'a>, tokens: usize, heads: usize, head: usize) -> MatrixView<'a> {
         let width = heads * self.sizes.d;
         let start = self.sample * tokens * width + head * self.sizes.d;
-        Grid { start, ..Grid::rows(data, width) }
+        MatrixView { start, ..MatrixView::rows(data, width) }
     }
 
-    fn of_queries(&self, data: Floats<'a>) -> Grid<'a> {
+    fn of_queries(&self, data: Floats<'a>) -> MatrixView<'a> {
         self.grid(data, self.sizes.queries, self.sizes.heads, self.index)
     }
 
-    fn of_keys(&self, data: Floats<'a>) -> Grid<'a> {
+    fn of_keys(&self, data: Floats<'a>) -> MatrixView<'a> {
         let kv_head = self.index / self.sizes.group();
         self.grid(data, self.sizes.keys, self.sizes.kv_heads, kv_head)
     }
 
     /// From the first to the last key that any query of a block sees, in blocks.
     fn key_blocks(&self, (first, count): (usize, usize)) -> impl Iterator<Item = (usize, usize)> {
-        let each = (first..first + count).map(|query| self.seen.keys(self.sample, query));
+        let each = (first..first + count).map(|query| self.mask.keys(self.sample, query));
         let all = each.filter(|keys| !keys.is_empty());
         let all = all.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap_or(0..0);
         all.clone().step_by(KEYS).map(move |from| (from, KEYS.min(all.end - from)))
     }
 
     /// Which keys of a block a query sees, counted from the block's first.
-    fn seen_of(&self, query: usize, from: usize, width: usize) -> Range<usize> {
-        let keys = self.seen.keys(self.sample, query);
+    fn visible_keys(&self, query: usize, from: usize, width: usize) -> Range<usize> {
+        let keys = self.mask.keys(self.sample, query);
         let [start, end] = [keys.start, keys.end].map(|key| key.saturating_sub(from).min(width));
         start..end
     }
 
     /// Adds to products what the distance from the keys adds, if anything; returns the factor that
     /// the products still lack.
-    fn add_relative(&self, query: usize, from: usize, products: &mut [f32]) -> f32 {
+    fn add_relative_bias(&self, query: usize, from: usize, products: &mut [f32]) -> f32 {
         let scale = self.sizes.scale;
-        let Some(relative) = self.seen.relative(self.index, query, from, products.len()) else {
+        let Some(relative) = self.mask.relative_bias(self.index, query, from, products.len())
+        else {
             return scale;
         };
         scale_and_add(products, scale, relative);
@@ -212,64 +216,68 @@ impl<'a> Head<'a> {
     }
 
     /// Numbers of ours as a factor, rounded as those they meet are.
-    fn factor<'b>(&self, numbers: &'b [f32], width: usize) -> Grid<'b> {
-        let grid = Grid::rows(Floats::F32(numbers), width);
-        if self.sizes.dtype == Dtype::Bf16 { grid.rough() } else { grid }
+    fn factor<'b>(&self, numbers: &'b [f32], width: usize) -> MatrixView<'b> {
+        let grid = MatrixView::rows(Floats::F32(numbers), width);
+        if self.sizes.dtype == Dtype::Bf16 { grid.as_bf16() } else { grid }
     }
 
     /// Visits the keys that any query of the block sees.
-    fn forward<'r>(&self, block: (usize, usize), mut room: Room<'r>) -> Sums<'r> {
+    fn forward<'r>(
+        &self,
+        block: (usize, usize),
+        mut scratch: ThreadScratch<'r>,
+    ) -> OnlineSoftmax<'r> {
         let (d, (first, count)) = (self.sizes.d, block);
-        let product_room = room.take(gemm::ROOM);
-        let products = room.take(QUERIES * KEYS);
-        let mut sums = Sums::within(&mut room, count, d);
-        let q = self.of_queries(self.q).beyond(first, 0);
+        let product_room = scratch.take(gemm::SCRATCH_FLOATS);
+        let products = scratch.take(QUERIES * KEYS);
+        let mut sums = OnlineSoftmax::within(&mut scratch, count, d);
+        let q = self.of_queries(self.q).offset_by(first, 0);
         for (from, width) in self.key_blocks(block) {
             let products = &mut products[..count * width];
-            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
+            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).offset_by(from, 0));
             let factors = (q, k.t());
             let room = &mut *product_room;
-            self.way.gemm((count, width, d), (products, width), false, factors, room);
+            self.backend.gemm((count, width, d), (products, width), false, factors, room);
             for (row, products) in products.chunks_exact_mut(width).enumerate() {
-                let seen = self.seen_of(first + row, from, width);
+                let seen = self.visible_keys(first + row, from, width);
                 clear_but(products, &seen);
                 let (from, products) = (from + seen.start, &mut products[seen]);
-                let scale = self.add_relative(first + row, from, products);
+                let scale = self.add_relative_bias(first + row, from, products);
                 sums.weigh(row, products, scale);
             }
             let factors = (self.factor(products, width), v);
-            self.way.gemm((count, d, width), (sums.out, d), true, factors, product_room);
+            self.backend.gemm((count, d, width), (sums.out, d), true, factors, product_room);
         }
         sums
     }
 }
 
 pub fn backward(
-    cpu: &Cpu,
-    sizes: Sizes,
-    seen: &Seen<'_>,
-    inputs: Inputs<'_>,
-    slots: &mut [Slot],
+    cpu: &CpuBackend,
+    sizes: AttentionSizes,
+    seen: &AttentionMask<'_>,
+    inputs: AttentionInputs<'_>,
+    slots: &mut [GradientSlot],
     workspace: &mut [f32],
 ) {
-    let shares = Shares::new(sizes);
+    let shares = BackwardSplit::new(sizes);
     let [q_slot, k_slot, v_slot] = slots else { unreachable!("three inputs have three slots") };
     with_real!(sizes.dtype, T => {
-        let gradients = Gradients {
-            q: Target::<T>::new(q_slot, sizes.d),
-            k: Target::<T>::new(k_slot, sizes.d),
-            v: Target::<T>::new(v_slot, sizes.d),
+        let gradients = AttentionGradients {
+            q: HeadGradient::<T>::new(q_slot, sizes.d),
+            k: HeadGradient::<T>::new(k_slot, sizes.d),
+            v: HeadGradient::<T>::new(v_slot, sizes.d),
         };
-        let task = |task: usize, sums: &mut [f32], room: Room<'_>| {
+        let task = |task: usize, sums: &mut [f32], room: ThreadScratch<'_>| {
             let (pair, share) = (task / shares.per_pair, task % shares.per_pair);
             let (sample, kv_head) = (pair / sizes.kv_heads, pair % sizes.kv_heads);
             let [q, k, v] = [inputs.q, inputs.k, inputs.v].map(Floats::from);
-            let head = Head { way: way(cpu, sizes), sizes, sample, index: 0, seen, q, k, v };
+            let head = AttentionHead { backend: gemm_backend(cpu, sizes), sizes, sample, index: 0, mask: seen, q, k, v };
             head.backward_share((kv_head, share, shares.per_pair), inputs, &gradients, sums, room);
         };
         if shares.per_pair == 1 {
             let own = shares.own + shares.sums;
-            cpu.with_room(workspace, own, shares.pairs, |pair, mut room| {
+            cpu.with_scratch(workspace, own, shares.pairs, |pair, mut room| {
                 let sums = room.take(shares.sums);
                 task(pair, sums, room);
                 gradients.store_keys(sizes, pair, sums);
@@ -277,12 +285,12 @@ pub fn backward(
         } else {
             let tasks = shares.pairs * shares.per_pair;
             let (sums, rooms) = workspace.split_at_mut(tasks * shares.sums);
-            let each = Shared::new(&mut *sums);
-            cpu.with_room(rooms, shares.own, tasks, |index, room| {
+            let each = SharedSlice::new(&mut *sums);
+            cpu.with_scratch(rooms, shares.own, tasks, |index, room| {
                 // SAFETY: the sums of this task alone.
                 task(index, unsafe { each.slice(index * shares.sums, shares.sums) }, room);
             });
-            cpu.samples(sums, shares.per_pair * shares.sums, |pair, sums| {
+            cpu.par_chunks(sums, shares.per_pair * shares.sums, |pair, sums| {
                 let (first, others) = sums.split_at_mut(shares.sums);
                 others.chunks_exact(shares.sums.max(1)).for_each(|other| add(first, other));
                 gradients.store_keys(sizes, pair, first);
@@ -291,15 +299,15 @@ pub fn backward(
     });
 }
 
-struct Gradients<'a, T> {
-    q: Target<'a, T>,
-    k: Target<'a, T>,
-    v: Target<'a, T>,
+struct AttentionGradients<'a, T> {
+    q: HeadGradient<'a, T>,
+    k: HeadGradient<'a, T>,
+    v: HeadGradient<'a, T>,
 }
 
-impl<T: Real> Gradients<'_, T> {
+impl<T: Real> AttentionGradients<'_, T> {
     /// dk and dv of one head of one sample, from their sums.
-    fn store_keys(&self, sizes: Sizes, pair: usize, sums: &mut [f32]) {
+    fn store_keys(&self, sizes: AttentionSizes, pair: usize, sums: &mut [f32]) {
         let (sample, kv_head) = (pair / sizes.kv_heads, pair % sizes.kv_heads);
         let (k_sums, v_sums) = sums.split_at_mut(sizes.keys * sizes.d);
         multiply(k_sums, sizes.scale);
@@ -309,53 +317,58 @@ impl<T: Real> Gradients<'_, T> {
 }
 
 /// A gradient [samples, tokens, heads·d] that tasks write to, each the columns of its own head.
-struct Target<'a, T> {
-    numbers: Shared<'a, T>,
+struct HeadGradient<'a, T> {
+    values: SharedSlice<'a, T>,
     tokens: usize,
     heads: usize,
     add: bool,
 }
 
-impl<'a, T: Real> Target<'a, T> {
-    fn new(slot: &'a mut Slot, d: usize) -> Self {
+impl<'a, T: Real> HeadGradient<'a, T> {
+    fn new(slot: &'a mut GradientSlot, d: usize) -> Self {
         let shape = slot.tensor.shape();
         let (tokens, heads) = (shape.sizes()[1], shape.width() / d);
-        Self { add: slot.add, tokens, heads, numbers: Shared::new(slot.tensor.data_mut()) }
+        Self { add: slot.add, tokens, heads, values: SharedSlice::new(slot.tensor.data_mut()) }
     }
 
     /// Stores rows of one head of one sample, from token `first` on.
-    fn store(&self, sizes: Sizes, (sample, head, first): (usize, usize, usize), rows: &[f32]) {
+    fn store(
+        &self,
+        sizes: AttentionSizes,
+        (sample, head, first): (usize, usize, usize),
+        rows: &[f32],
+    ) {
         let d = sizes.d;
         for (row, from) in rows.chunks_exact(d).enumerate() {
             let token = sample * self.tokens + first + row;
             // SAFETY: the numbers of one token and one head, which only the task of that head
             // touches.
-            let to = unsafe { self.numbers.slice((token * self.heads + head) * d, d) };
+            let to = unsafe { self.values.slice((token * self.heads + head) * d, d) };
             store(from, to, self.add);
         }
     }
 }
 
-impl Head<'_> {
+impl AttentionHead<'_> {
     /// Every so many-th block of queries of the heads that share these keys and values: stores dq,
     /// and sums dk and dv.
     fn backward_share<T: Real>(
         self,
         (kv_head, share, shares): (usize, usize, usize),
-        inputs: Inputs<'_>,
-        gradients: &Gradients<'_, T>,
+        inputs: AttentionInputs<'_>,
+        gradients: &AttentionGradients<'_, T>,
         sums: &mut [f32],
-        mut room: Room<'_>,
+        mut room: ThreadScratch<'_>,
     ) {
-        let Sizes { queries, keys, d, scale, .. } = self.sizes;
+        let AttentionSizes { queries, keys, d, scale, .. } = self.sizes;
         let (group, blocks) = (self.sizes.group(), queries.div_ceil(QUERIES));
-        let product_room = room.take(gemm::ROOM);
+        let product_room = room.take(gemm::SCRATCH_FLOATS);
         sums.fill(0.0);
         let (k_sums, v_sums) = sums.split_at_mut(keys * d);
         for item in (share..group * blocks).step_by(shares) {
             let (index, first) = (kv_head * group + item / blocks, item % blocks * QUERIES);
             let (head, block) = (Self { index, ..self }, (first, QUERIES.min(queries - first)));
-            let mut room = Room(room.0);
+            let mut room = ThreadScratch(room.0);
             let corrections = head.corrections::<T>(block, inputs, &mut room);
             let sums = (&mut *k_sums, &mut *v_sums);
             let q_sums = head.backward(block, inputs, corrections, sums, (product_room, room));
@@ -368,10 +381,10 @@ impl Head<'_> {
     fn corrections<'r, T: Real>(
         &self,
         (first, count): (usize, usize),
-        inputs: Inputs<'_>,
-        room: &mut Room<'r>,
+        inputs: AttentionInputs<'_>,
+        room: &mut ThreadScratch<'r>,
     ) -> &'r [f32] {
-        let Sizes { queries, heads, d, .. } = self.sizes;
+        let AttentionSizes { queries, heads, d, .. } = self.sizes;
         let (gradient, out) = (inputs.gradient.data::<T>(), inputs.out.data::<T>());
         let corrections = room.take(count);
         for (query, correction) in (first..).zip(corrections.iter_mut()) {
@@ -386,26 +399,26 @@ impl Head<'_> {
     fn backward<'r>(
         &self,
         block: (usize, usize),
-        inputs: Inputs<'_>,
+        inputs: AttentionInputs<'_>,
         corrections: &[f32],
         (k_sums, v_sums): (&mut [f32], &mut [f32]),
-        (product_room, mut room): (&mut [f32], Room<'r>),
+        (product_room, mut room): (&mut [f32], ThreadScratch<'r>),
     ) -> &'r mut [f32] {
         let (d, (first, count)) = (self.sizes.d, block);
         let [weights, slopes] = [QUERIES * KEYS; 2].map(|floats| room.take(floats));
         let q_sums = room.take(count * d);
         q_sums.fill(0.0);
         let [q, gradient] =
-            [self.q, inputs.gradient.into()].map(|data| self.of_queries(data).beyond(first, 0));
+            [self.q, inputs.gradient.into()].map(|data| self.of_queries(data).offset_by(first, 0));
         for (from, width) in self.key_blocks(block) {
             let (weights, slopes) = (&mut weights[..count * width], &mut slopes[..count * width]);
-            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).beyond(from, 0));
+            let [k, v] = [self.k, self.v].map(|data| self.of_keys(data).offset_by(from, 0));
             let mut product = |size, out: (&mut [f32], usize), add, left, right| {
-                self.way.gemm(size, out, add, (left, right), product_room);
+                self.backend.gemm(size, out, add, (left, right), product_room);
             };
             product((count, width, d), (weights, width), false, q, k.t());
             product((count, width, d), (slopes, width), false, gradient, v.t());
-            self.weigh_again((block, from, width), inputs, corrections, (weights, slopes));
+            self.recompute_weights((block, from, width), inputs, corrections, (weights, slopes));
             let [weights, slopes] = [weights, slopes].map(|numbers| self.factor(numbers, width));
             let keys = from * d..(from + width) * d;
             product((width, d, count), (&mut v_sums[keys.clone()], d), true, weights.t(), gradient);
@@ -416,25 +429,25 @@ impl Head<'_> {
     }
 
     /// Turns products into weights P, and gradient·vᵀ into S.
-    fn weigh_again(
+    fn recompute_weights(
         &self,
         ((first, _), from, width): ((usize, usize), usize, usize),
-        inputs: Inputs<'_>,
+        inputs: AttentionInputs<'_>,
         corrections: &[f32],
         (weights, slopes): (&mut [f32], &mut [f32]),
     ) {
-        let Sizes { queries, heads, .. } = self.sizes;
-        let denominators = inputs.denominators.data::<f32>();
+        let AttentionSizes { queries, heads, .. } = self.sizes;
+        let denominators = inputs.logsumexp.data::<f32>();
         let rows = weights.chunks_exact_mut(width).zip(slopes.chunks_exact_mut(width));
         for (row, (weights, slopes)) in rows.enumerate() {
             let token = self.sample * queries + first + row;
             let denominator = denominators[token * heads + self.index];
-            let seen = self.seen_of(first + row, from, width);
+            let seen = self.visible_keys(first + row, from, width);
             clear_but(weights, &seen);
             clear_but(slopes, &seen);
             let (from, weights) = (from + seen.start, &mut weights[seen.clone()]);
             let slopes = &mut slopes[seen];
-            let scale = self.add_relative(first + row, from, weights);
+            let scale = self.add_relative_bias(first + row, from, weights);
             weigh(weights, slopes, scale, denominator, corrections[row]);
         }
     }

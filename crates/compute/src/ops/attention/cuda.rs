@@ -1,43 +1,47 @@
-//! Attention on a card: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of up
+//! Attention on a GPU: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of up
 //! to 128 numbers of 16 bits, and for all others in f32.
 
-use super::{Attention, Inputs, Sizes, fused};
-use crate::backward::Slot;
+use super::{Attention, AttentionInputs, AttentionSizes, fused};
+use crate::backward::GradientSlot;
 use crate::cuda::cudnn::Cudnn;
-use crate::cuda::{Argument, Cuda, Grid, PlanKey, Source, THREADS, Variant, arguments};
-use crate::device::Kind;
+use crate::cuda::{
+    CudaArg, CudaBackend, CudaSource, CudaVariant, CudnnPlanKey, LaunchConfig, THREADS, arguments,
+};
+use crate::device::DeviceKind;
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source {
+const KERNELS: CudaSource = CudaSource {
     name: "attention",
     text: concat!(include_str!("shape.cuh"), include_str!("kernel.cu")),
 };
-const FLASH: Source =
-    Source { name: "flash", text: concat!(include_str!("shape.cuh"), include_str!("flash.cu")) };
+const FLASH: CudaSource = CudaSource {
+    name: "flash",
+    text: concat!(include_str!("shape.cuh"), include_str!("flash.cu")),
+};
 
-/// Shared memory that a block may take. Taken: what every card since capability 8.0 grants.
+/// Shared memory that a block may take. Taken: what every GPU since capability 8.0 grants.
 const SHARED_BYTES: usize = 96 << 10;
 
 /// Floats of workspace of forward.
-pub fn forward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
+pub fn forward_floats(sizes: AttentionSizes, how: Attention<'_>) -> usize {
     if fused::may_fit(sizes, how) { fused::WORKSPACE / size_of::<f32>() } else { 0 }
 }
 
 /// Floats of workspace of backward: cuDNN's own and its sum of the gradient of queries where it may be
 /// asked, then a number for each query and head.
-pub fn backward_floats(sizes: Sizes, how: Attention<'_>) -> usize {
+pub fn backward_floats(sizes: AttentionSizes, how: Attention<'_>) -> usize {
     let of_fused = || fused::workspace(sizes) / size_of::<f32>() + sizes.d * n_rows(sizes);
     n_rows(sizes) + if fused::may_fit(sizes, how) { of_fused() } else { 0 }
 }
 
 /// Queries of all heads.
-fn n_rows(sizes: Sizes) -> usize {
+fn n_rows(sizes: AttentionSizes) -> usize {
     sizes.samples * sizes.queries * sizes.heads
 }
 
 pub fn forward(
-    cuda: &Cuda,
-    sizes: Sizes,
+    cuda: &CudaBackend,
+    sizes: AttentionSizes,
     how: Attention<'_>,
     inputs: [&Tensor; 3],
     [out, statistics]: [&mut Tensor; 2],
@@ -49,37 +53,37 @@ pub fn forward(
         return;
     }
     let [q, k, v] = inputs;
-    let way = Way::new(sizes, &[q, k, v, out]);
+    let way = AttentionKernel::new(sizes, &[q, k, v, out]);
     let arguments = [&arguments![q, k, v, out, statistics][..], &shape(sizes, how)].concat();
     let grid = way.forward_grid(sizes);
     way.launch(cuda, ["attention", "flash"], sizes, grid, &arguments);
 }
 
 fn by_cudnn(
-    cuda: &Cuda,
-    of: (Sizes, bool),
+    cuda: &CudaBackend,
+    of: (AttentionSizes, bool),
     inputs: [&Tensor; 3],
     results: [&mut Tensor; 2],
     workspace: &mut Tensor,
 ) -> bool {
     let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, of.0, of.1);
     let room = workspace.address_mut();
-    cuda.by_cudnn(key("attention", of), fused::WORKSPACE, make, |cudnn, plan| {
+    cuda.run_cudnn(key("attention", of), fused::WORKSPACE, make, |cudnn, plan| {
         fused::forward(cudnn, plan, of, inputs, results, room)
     })
 }
 
-fn key(name: &'static str, (sizes, is_causal): (Sizes, bool)) -> PlanKey {
-    let Sizes { samples, queries, keys, heads, kv_heads, d, dtype, .. } = sizes;
+fn key(name: &'static str, (sizes, is_causal): (AttentionSizes, bool)) -> CudnnPlanKey {
+    let AttentionSizes { samples, queries, keys, heads, kv_heads, d, dtype, .. } = sizes;
     (name, dtype, [samples, queries, keys, heads, kv_heads, d, usize::from(is_causal)])
 }
 
 pub fn backward(
-    cuda: &Cuda,
-    sizes: Sizes,
-    (how, kind): (Attention<'_>, Kind),
-    inputs: Inputs<'_>,
-    slots: &mut [Slot],
+    cuda: &CudaBackend,
+    sizes: AttentionSizes,
+    (how, kind): (Attention<'_>, DeviceKind),
+    inputs: AttentionInputs<'_>,
+    slots: &mut [GradientSlot],
     workspace: &mut Tensor,
 ) {
     let is_fit = fused::is_fit(sizes, how) && slots.iter().all(|slot| !slot.add);
@@ -90,11 +94,11 @@ pub fn backward(
         let (of, workspace) = ((sizes, how.is_causal), fused::workspace(sizes));
         let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes, how.is_causal);
         let places = [delta, room + workspace as u64, room];
-        cuda.by_cudnn(key("attention backward", of), workspace, make, |cudnn, plan| {
+        cuda.run_cudnn(key("attention backward", of), workspace, make, |cudnn, plan| {
             fused::backward(cudnn, plan, of, inputs, slots, places)
         })
     };
-    let own = Own { cuda, sizes, shape: shape(sizes, how), inputs, delta };
+    let own = CudaAttentionGrad { cuda, sizes, shape: shape(sizes, how), inputs, delta };
     if !is_done {
         own.delta();
         own.keys_and_values(slots);
@@ -106,58 +110,70 @@ pub fn backward(
 }
 
 /// Gradients by kernels of our own.
-struct Own<'a> {
-    cuda: &'a Cuda,
-    sizes: Sizes,
-    shape: [Argument; 10],
-    inputs: Inputs<'a>,
+struct CudaAttentionGrad<'a> {
+    cuda: &'a CudaBackend,
+    sizes: AttentionSizes,
+    shape: [CudaArg; 10],
+    inputs: AttentionInputs<'a>,
     /// Where Σ out·gradient lies, for each query and head.
     delta: u64,
 }
 
-impl Own<'_> {
+impl CudaAttentionGrad<'_> {
     fn delta(&self) {
-        let (n, Inputs { out, gradient, .. }) = (n_rows(self.sizes), self.inputs);
+        let (n, AttentionInputs { out, gradient, .. }) = (n_rows(self.sizes), self.inputs);
         let arguments = [&arguments![out, gradient, self.delta, n][..], &self.shape].concat();
-        let variant = Variant { size: 32, ..Variant::of(&[self.sizes.dtype]) };
-        self.cuda.launch(&KERNELS, "attention_delta", variant, Grid::rows(n), &arguments);
+        let variant = CudaVariant { size: 32, ..CudaVariant::of(&[self.sizes.dtype]) };
+        self.cuda.launch(
+            &KERNELS,
+            "attention_delta",
+            variant,
+            LaunchConfig::per_row(n),
+            &arguments,
+        );
     }
 
-    fn queries(&self, slots: &mut [Slot]) {
-        let (sizes, way) = (self.sizes, self.way(slots));
+    fn queries(&self, slots: &mut [GradientSlot]) {
+        let (sizes, way) = (self.sizes, self.kernel(slots));
         let dq = &mut slots[0];
         let written = arguments![&mut dq.tensor, dq.add];
         let grid = way.backward_grid(sizes, sizes.queries, sizes.heads);
         self.launch(way, ["attention_dq", "flash_dq"], grid, &written);
     }
 
-    fn keys_and_values(&self, slots: &mut [Slot]) {
-        let (sizes, way) = (self.sizes, self.way(slots));
+    fn keys_and_values(&self, slots: &mut [GradientSlot]) {
+        let (sizes, way) = (self.sizes, self.kernel(slots));
         let [_, dk, dv] = slots else { unreachable!("three gradients") };
         let written = arguments![&mut dk.tensor, &mut dv.tensor, dk.add, dv.add];
         let grid = way.backward_grid(sizes, sizes.keys, sizes.kv_heads);
         self.launch(way, ["attention_dkv", "flash_dkv"], grid, &written);
     }
 
-    fn way(&self, slots: &[Slot]) -> Way {
-        let Inputs { q, k, v, gradient, .. } = self.inputs;
+    fn kernel(&self, slots: &[GradientSlot]) -> AttentionKernel {
+        let AttentionInputs { q, k, v, gradient, .. } = self.inputs;
         let mut tensors = vec![q, k, v, gradient];
         tensors.extend(slots.iter().map(|slot| &slot.tensor));
-        Way::new(self.sizes, &tensors)
+        AttentionKernel::new(self.sizes, &tensors)
     }
 
-    fn launch(&self, way: Way, names: [&'static str; 2], grid: Grid, written: &[Argument]) {
-        let Inputs { q, k, v, gradient, denominators, .. } = self.inputs;
+    fn launch(
+        &self,
+        kernel: AttentionKernel,
+        names: [&'static str; 2],
+        grid: LaunchConfig,
+        written: &[CudaArg],
+    ) {
+        let AttentionInputs { q, k, v, gradient, logsumexp: denominators, .. } = self.inputs;
         let read = arguments![q, k, v, gradient, denominators, self.delta];
         let arguments = [&read[..], written, &self.shape].concat();
-        way.launch(self.cuda, names, self.sizes, grid, &arguments);
+        kernel.launch(self.cuda, names, self.sizes, grid, &arguments);
     }
 }
 
 /// What all kernels are told last.
-fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument; 10] {
-    let Sizes { queries, keys, heads, kv_heads, d, scale, .. } = sizes;
-    let Attention { is_causal, key_lengths, first_keys, relative, .. } = how;
+fn shape(sizes: AttentionSizes, how: Attention<'_>) -> [CudaArg; 10] {
+    let AttentionSizes { queries, keys, heads, kv_heads, d, scale, .. } = sizes;
+    let Attention { is_causal, key_lengths, first_keys, relative_bias: relative, .. } = how;
     let (causal, lengths, first) = (is_causal, key_lengths, first_keys);
     arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, first, relative]
 }
@@ -172,16 +188,16 @@ const FLASH_KNOWN: usize = 16;
 
 /// Which kernels, and with what tiles.
 #[derive(Clone, Copy)]
-enum Way {
+enum AttentionKernel {
     /// In f32, so many rows at a time.
     Plain(usize),
     /// By the matrix units, for heads of up to so many numbers.
     Flash(usize),
 }
 
-impl Way {
+impl AttentionKernel {
     /// The matrix units read eight numbers at a time.
-    fn new(sizes: Sizes, tensors: &[&Tensor]) -> Self {
+    fn new(sizes: AttentionSizes, tensors: &[&Tensor]) -> Self {
         let is_fit =
             |tensor: &&Tensor| tensor.dtype() == sizes.dtype && tensor.address().is_multiple_of(16);
         let is_wide = sizes.dtype != Dtype::F32 && sizes.d.is_multiple_of(8) && sizes.d <= 128;
@@ -193,7 +209,7 @@ impl Way {
         Self::Plain([32, 16, 8, 4].into_iter().find(fits).unwrap_or(2))
     }
 
-    fn forward_grid(self, sizes: Sizes) -> Grid {
+    fn forward_grid(self, sizes: AttentionSizes) -> LaunchConfig {
         let (rows, threads, bytes) = match self {
             Self::Plain(rows) => (rows, THREADS, plain_bytes(sizes, 4, rows)),
             Self::Flash(d) => {
@@ -206,7 +222,7 @@ impl Way {
     }
 
     /// For gradients of so many queries or keys.
-    fn backward_grid(self, sizes: Sizes, count: usize, heads: usize) -> Grid {
+    fn backward_grid(self, sizes: AttentionSizes, count: usize, heads: usize) -> LaunchConfig {
         let (rows, threads, bytes) = match self {
             Self::Plain(rows) => (rows, THREADS, plain_bytes(sizes, 6, rows)),
             Self::Flash(d) => {
@@ -222,13 +238,13 @@ impl Way {
     /// Starts the one of two kernels that is meant.
     fn launch(
         self,
-        cuda: &Cuda,
+        cuda: &CudaBackend,
         [plain, flash]: [&'static str; 2],
-        sizes: Sizes,
-        grid: Grid,
-        arguments: &[Argument],
+        sizes: AttentionSizes,
+        grid: LaunchConfig,
+        arguments: &[CudaArg],
     ) {
-        let of = |size| Variant { size, ..Variant::of(&[sizes.dtype]) };
+        let of = |size| CudaVariant { size, ..CudaVariant::of(&[sizes.dtype]) };
         match self {
             Self::Plain(rows) => cuda.launch(&KERNELS, plain, of(rows), grid, arguments),
             Self::Flash(d) => cuda.launch(&FLASH, flash, of(d), grid, arguments),
@@ -236,12 +252,17 @@ impl Way {
     }
 }
 
-fn grid(sizes: Sizes, blocks: usize, heads: usize, (threads, bytes): (usize, usize)) -> Grid {
+fn grid(
+    sizes: AttentionSizes,
+    blocks: usize,
+    heads: usize,
+    (threads, bytes): (usize, usize),
+) -> LaunchConfig {
     let blocks = [blocks as u32, heads as u32, sizes.samples as u32];
-    Grid { blocks, threads: threads as u32, shared_bytes: bytes as u32 }
+    LaunchConfig { blocks, threads: threads as u32, shared_bytes: bytes as u32 }
 }
 
 /// Of shared memory for `n` blocks of rows in f32.
-fn plain_bytes(sizes: Sizes, n: usize, rows: usize) -> usize {
+fn plain_bytes(sizes: AttentionSizes, n: usize, rows: usize) -> usize {
     n * rows * (sizes.d + 1) * size_of::<f32>()
 }

@@ -1,15 +1,15 @@
 //! Attention on a GPU, in f32 whatever the format.
 
-use super::{Attention, Inputs, Sizes};
+use super::{Attention, AttentionInputs, AttentionSizes};
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
+use crate::backward::GradientSlot;
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, is_wide};
 
-const KERNELS: Source = Source {
+const KERNELS: WgslSource = WgslSource {
     name: "attention",
     text: concat!(include_str!("shared.wgsli"), include_str!("kernel.wgsl")),
 };
-const BACKWARD: Source = Source {
+const BACKWARD: WgslSource = WgslSource {
     name: "attention backward",
     text: concat!(include_str!("shared.wgsli"), include_str!("backward.wgsl")),
 };
@@ -22,34 +22,34 @@ const WIDEST: usize = 128;
 const WIDEST_OF_KEYS: usize = 64;
 
 pub fn forward(
-    gpu: &Gpu,
-    sizes: Sizes,
+    gpu: &GpuBackend,
+    sizes: AttentionSizes,
     how: Attention<'_>,
     [q, k, v]: [&Tensor; 3],
     [out, statistics]: [&mut Tensor; 2],
 ) {
     let variant = variant(sizes, &[q, k, v, out], &[statistics]);
     let tensors =
-        arguments![q, k, v, out, statistics, how.key_lengths, how.first_keys, how.relative];
+        arguments![q, k, v, out, statistics, how.key_lengths, how.first_keys, how.relative_bias];
     let arguments = [&tensors[..], &shape(sizes, how)].concat();
     let groups = sizes.samples * sizes.heads * groups_of(sizes, sizes.queries, WIDEST);
     gpu.launch(&KERNELS, "attention", &variant, groups, &arguments);
 }
 
 pub fn backward(
-    gpu: &Gpu,
-    sizes: Sizes,
+    gpu: &GpuBackend,
+    sizes: AttentionSizes,
     how: Attention<'_>,
-    inputs: Inputs<'_>,
-    slots: &mut [Slot],
+    inputs: AttentionInputs<'_>,
+    slots: &mut [GradientSlot],
 ) {
-    let Inputs { q, k, v, out, gradient, denominators } = inputs;
+    let AttentionInputs { q, k, v, out, gradient, logsumexp: denominators } = inputs;
     let [dq, dk, dv] = slots else { unreachable!("one for each of q, k and v") };
     let tensors = [q, k, v, out, gradient, &dq.tensor, &dk.tensor, &dv.tensor];
     let variant = variant(sizes, &tensors, &[denominators]);
     let given = arguments![q, k, v, gradient, out, denominators];
     let results = arguments![&mut dq.tensor, &mut dk.tensor, &mut dv.tensor];
-    let seen = arguments![how.key_lengths, how.first_keys, how.relative];
+    let seen = arguments![how.key_lengths, how.first_keys, how.relative_bias];
     let adds = arguments![dq.add, dk.add, dv.add];
     let arguments = [&given[..], &results, &seen, &adds, &shape(sizes, how)].concat();
     let of_keys = sizes.kv_heads * groups_of(sizes, sizes.keys, WIDEST_OF_KEYS);
@@ -59,22 +59,22 @@ pub fn backward(
 }
 
 /// How many groups have the rows of a head, of which each has so many columns.
-fn groups_of(sizes: Sizes, rows: usize, widest: usize) -> usize {
+fn groups_of(sizes: AttentionSizes, rows: usize, widest: usize) -> usize {
     rows.div_ceil(ROWS) * sizes.d.div_ceil(widest)
 }
 
 /// What all kernels are told last.
-fn shape(sizes: Sizes, how: Attention<'_>) -> [Argument<'static>; 6] {
-    let Sizes { queries, keys, heads, kv_heads, scale, .. } = sizes;
+fn shape(sizes: AttentionSizes, how: Attention<'_>) -> [GpuArg<'static>; 6] {
+    let AttentionSizes { queries, keys, heads, kv_heads, scale, .. } = sizes;
     arguments![queries, keys, heads, kv_heads, scale, how.is_causal]
 }
 
 /// For heads of these sizes, and what is known of queries.
-fn variant(sizes: Sizes, tensors: &[&Tensor], known: &[&Tensor]) -> Variant {
+fn variant(sizes: AttentionSizes, tensors: &[&Tensor], known: &[&Tensor]) -> GpuVariant {
     let is_wide = |width, tensors: &[&Tensor]| {
         is_wide(width, &tensors.iter().map(|tensor| Some(*tensor)).collect::<Vec<_>>())
     };
-    let variant = Variant::of(&[sizes.dtype]).with("THREADS", THREADS).with("D", sizes.d);
+    let variant = GpuVariant::of(&[sizes.dtype]).with("THREADS", THREADS).with("D", sizes.d);
     let variant = variant.with("WIDE", is_wide(sizes.d, tensors).into());
     variant.with("KNOWN_WIDE", is_wide(sizes.queries, known).into())
 }

@@ -24,11 +24,11 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::backward::Backward;
-use crate::device::{Engine, Kind};
+use crate::backward::BackwardPass;
+use crate::device::{Backend, DeviceKind};
 use crate::op::Op;
 use crate::tape::Tape;
-use crate::var::{Kept, Source, Var};
+use crate::var::{GradTarget, SavedTensor, Var};
 use crate::{Dtype, Result, Tensor};
 
 /// How queries attend to keys.
@@ -48,7 +48,7 @@ pub struct Attention<'a> {
     pub first_keys: Option<&'a Tensor>,
     /// What is added to scale·q·k by the distance of key and query, f32
     /// [heads, queries + keys - 1]: the number at key - query + queries - 1. Frozen, and finite.
-    pub relative: Option<&'a Tensor>,
+    pub relative_bias: Option<&'a Tensor>,
 }
 
 impl Attention<'_> {
@@ -62,7 +62,7 @@ impl Attention<'_> {
             is_causal: false,
             key_lengths: None,
             first_keys: None,
-            relative: None,
+            relative_bias: None,
         }
     }
 }
@@ -70,50 +70,50 @@ impl Attention<'_> {
 impl Tape<'_> {
     /// Attention; see the module's comment.
     pub fn attention(&self, q: &Var, k: &Var, v: &Var, how: Attention<'_>) -> Result<Var> {
-        let op = self.begin("attention");
+        let op = self.begin_op("attention");
         let sizes = check(&op, [q, k, v], how)?;
         let mut out = op.alloc(q.shape(), q.dtype())?;
         let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
         let all = [q.tensor(), k.tensor(), v.tensor(), &out];
-        op.place.count(sizes.kernels().0, 2 * sizes.product(), &all);
+        op.cx.count(sizes.kernels().0, 2 * sizes.matmul_flops(), &all);
         let floats = match op.device.kind() {
-            Kind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
-            Kind::Cuda { .. } => cuda::forward_floats(sizes, how),
-            Kind::Gpu { .. } => 0,
+            DeviceKind::Cpu { threads, .. } => threads * cpu::forward_floats(sizes),
+            DeviceKind::Cuda { .. } => cuda::forward_floats(sizes, how),
+            DeviceKind::Gpu { .. } => 0,
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let seen = Seen::new(sizes, how);
+                let seen = AttentionMask::new(sizes, how);
                 let room = workspace.data_mut();
                 cpu::forward(engine, sizes, &seen, inputs, &mut out, &mut denominators, room);
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
                 let results = [&mut out, &mut denominators];
                 cuda::forward(engine, sizes, how, inputs, results, &mut workspace);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
                 let results = [&mut out, &mut denominators];
                 gpu::forward(engine, sizes, how, inputs, results);
             }
         }
         let result = op.result(out);
-        if !self.tracks(&[q, k, v]) {
+        if !self.requires_grad(&[q, k, v]) {
             return Ok(result);
         }
-        self.keep_own(&op);
-        let record = Record {
-            inputs: [q, k, v].map(|input| (self.keep(input), input.source())),
-            out: self.keep(&result),
-            denominators,
+        self.save_extra(&op);
+        let record = AttentionBackward {
+            inputs: [q, k, v].map(|input| (self.save_for_backward(input), input.grad_target())),
+            out: self.save_for_backward(&result),
+            logsumexp: denominators,
             key_lengths: how.key_lengths.cloned(),
             first_keys: how.first_keys.cloned(),
-            relative: how.relative.cloned(),
-            how: Attention { key_lengths: None, first_keys: None, relative: None, ..how },
+            relative_bias: how.relative_bias.cloned(),
+            how: Attention { key_lengths: None, first_keys: None, relative_bias: None, ..how },
             sizes,
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
@@ -122,7 +122,7 @@ impl Tape<'_> {
 
 /// The sizes that the shapes of q, k and v amount to.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct AttentionSizes {
     samples: usize,
     queries: usize,
     keys: usize,
@@ -134,7 +134,7 @@ struct Sizes {
     dtype: Dtype,
 }
 
-impl Sizes {
+impl AttentionSizes {
     /// Query heads that share keys and values.
     fn group(&self) -> usize {
         self.heads / self.kv_heads
@@ -151,12 +151,12 @@ impl Sizes {
     }
 
     /// Operations of one product of queries and keys, over all heads.
-    fn product(&self) -> usize {
+    fn matmul_flops(&self) -> usize {
         2 * self.samples * self.heads * self.queries * self.keys * self.d
     }
 }
 
-fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes> {
+fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<AttentionSizes> {
     let dtype = op.expect_real("q", q.tensor())?;
     let [samples, queries, width] = op.expect_rank("q", q.tensor())?;
     let [_, keys, _] = op.expect_rank("k", k.tensor())?;
@@ -179,13 +179,13 @@ fn check(op: &Op<'_>, [q, k, v]: [&Var; 3], how: Attention<'_>) -> Result<Sizes>
         op.expect_shape("first keys", first, [samples, queries])?;
         check_bounds(op, ["first keys", "first key"], first, keys)?;
     }
-    if let Some(relative) = how.relative {
+    if let Some(relative) = how.relative_bias {
         let distances = (queries + keys).saturating_sub(1);
         op.expect_dtype("relative", relative, Dtype::F32)?;
         op.expect_shape("relative", relative, [how.n_heads, distances])?;
     }
     let (heads, kv_heads, scale) = (how.n_heads, how.n_kv_heads, how.scale);
-    Ok(Sizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
+    Ok(AttentionSizes { samples, queries, keys, heads, kv_heads, d, scale, dtype })
 }
 
 /// Numbers of keys, none of which is more than there are.
@@ -205,25 +205,25 @@ fn check_bounds(
 }
 
 /// Which keys a query sees, always some in a row, and what is added to its products with them.
-struct Seen<'a> {
-    sizes: Sizes,
+struct AttentionMask<'a> {
+    sizes: AttentionSizes,
     is_causal: bool,
     key_lengths: Option<&'a [u32]>,
     first_keys: Option<&'a [u32]>,
-    relative: Option<&'a [f32]>,
+    relative_bias: Option<&'a [f32]>,
 }
 
-impl<'a> Seen<'a> {
-    fn new(sizes: Sizes, how: Attention<'a>) -> Self {
+impl<'a> AttentionMask<'a> {
+    fn new(sizes: AttentionSizes, how: Attention<'a>) -> Self {
         let [key_lengths, first_keys] =
             [how.key_lengths, how.first_keys].map(|bounds| bounds.map(Tensor::data::<u32>));
-        let relative = how.relative.map(Tensor::data::<f32>);
-        Self { sizes, is_causal: how.is_causal, key_lengths, first_keys, relative }
+        let relative = how.relative_bias.map(Tensor::data::<f32>);
+        Self { sizes, is_causal: how.is_causal, key_lengths, first_keys, relative_bias: relative }
     }
 
     /// The keys that a query sees; empty if there are none.
     fn keys(&self, sample: usize, query: usize) -> Range<usize> {
-        let Sizes { queries, keys, .. } = self.sizes;
+        let AttentionSizes { queries, keys, .. } = self.sizes;
         let length = self.key_lengths.map_or(keys, |all| all[sample] as usize);
         let before = keys - queries.min(keys);
         let end = if self.is_causal { length.min(before + query + 1) } else { length };
@@ -232,9 +232,15 @@ impl<'a> Seen<'a> {
     }
 
     /// What is added to a query's products with `count` keys from `from` on.
-    fn relative(&self, head: usize, query: usize, from: usize, count: usize) -> Option<&'a [f32]> {
-        let all = self.relative?;
-        let Sizes { queries, keys, .. } = self.sizes;
+    fn relative_bias(
+        &self,
+        head: usize,
+        query: usize,
+        from: usize,
+        count: usize,
+    ) -> Option<&'a [f32]> {
+        let all = self.relative_bias?;
+        let AttentionSizes { queries, keys, .. } = self.sizes;
         let start = head * (queries + keys - 1) + queries - 1 - query + from;
         Some(&all[start..start + count])
     }
@@ -242,71 +248,79 @@ impl<'a> Seen<'a> {
 
 /// What backward reads.
 #[derive(Clone, Copy)]
-struct Inputs<'a> {
+struct AttentionInputs<'a> {
     q: &'a Tensor,
     k: &'a Tensor,
     v: &'a Tensor,
     out: &'a Tensor,
     gradient: &'a Tensor,
-    denominators: &'a Tensor,
+    logsumexp: &'a Tensor,
 }
 
-struct Record {
-    inputs: [(Kept, Option<Source>); 3],
-    out: Kept,
-    denominators: Tensor,
+struct AttentionBackward {
+    inputs: [(SavedTensor, Option<GradTarget>); 3],
+    out: SavedTensor,
+    logsumexp: Tensor,
     key_lengths: Option<Tensor>,
     first_keys: Option<Tensor>,
-    relative: Option<Tensor>,
+    relative_bias: Option<Tensor>,
     how: Attention<'static>,
-    sizes: Sizes,
+    sizes: AttentionSizes,
 }
 
-impl Record {
+impl AttentionBackward {
     fn how(&self) -> Attention<'_> {
         Attention {
             key_lengths: self.key_lengths.as_ref(),
             first_keys: self.first_keys.as_ref(),
-            relative: self.relative.as_ref(),
+            relative_bias: self.relative_bias.as_ref(),
             ..self.how
         }
     }
 
-    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
-        let (place, sizes) = (back.place, self.sizes);
+    fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
+        let (place, sizes) = (back.cx, self.sizes);
         let [(q, q_source), (k, k_source), (v, v_source)] = &self.inputs;
         let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
         let out = self.out.get(place)?;
         let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
-        place.count(sizes.kernels().1, 5 * sizes.product(), &all);
+        place.count(sizes.kernels().1, 5 * sizes.matmul_flops(), &all);
         // One kernel finds all three gradients; one that is not wanted is written and dropped.
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {
             slots.push(match source {
                 Some(source) => back.slot(*source, of.shape(), of.dtype())?,
-                None => back.unwanted(of.shape(), of.dtype())?,
+                None => back.scratch_slot(of.shape(), of.dtype())?,
             });
         }
         let floats = match place.device.kind() {
-            Kind::Cpu { threads, .. } => cpu::Shares::new(sizes).floats(threads),
-            Kind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
-            Kind::Gpu { .. } => 0,
+            DeviceKind::Cpu { threads, .. } => cpu::BackwardSplit::new(sizes).floats(threads),
+            DeviceKind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
+            DeviceKind::Gpu { .. } => 0,
         };
         let mut workspace = place.workspace([floats], Dtype::F32)?;
         let how = self.how();
-        let denominators = &self.denominators;
-        let inputs = Inputs { q: &q, k: &k, v: &v, out: &out, gradient, denominators };
+        let denominators = &self.logsumexp;
+        let inputs =
+            AttentionInputs { q: &q, k: &k, v: &v, out: &out, gradient, logsumexp: denominators };
         match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 let room = workspace.data_mut();
-                cpu::backward(engine, sizes, &Seen::new(sizes, how), inputs, &mut slots, room);
+                cpu::backward(
+                    engine,
+                    sizes,
+                    &AttentionMask::new(sizes, how),
+                    inputs,
+                    &mut slots,
+                    room,
+                );
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 let how = (how, place.device.kind());
                 cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
             }
-            Engine::Gpu(engine) => gpu::backward(engine, sizes, how, inputs, &mut slots),
+            Backend::Gpu(engine) => gpu::backward(engine, sizes, how, inputs, &mut slots),
         }
         for slot in slots {
             back.put(slot);

@@ -1,7 +1,7 @@
 //! Attention against its formula: full, causal, grouped, ragged, packed, and with distances that count.
 
 use super::Attention;
-use crate::testing::{Dual, Input, check, check_card, device, for_random_sizes, upload};
+use crate::testing::{Dual, Input, check, check_gpu, device, for_random_sizes, upload};
 use crate::{Dtype, Params, Tape, Var};
 
 #[derive(Clone, Copy)]
@@ -71,7 +71,7 @@ impl Case {
             is_causal: self.is_causal,
             key_lengths: lengths.as_ref(),
             first_keys: first.as_ref(),
-            relative: relative.as_ref(),
+            relative_bias: relative.as_ref(),
             ..Attention::full(self.heads, self.d)
         };
         tape.attention(&v[0], &v[1], &v[2], how)
@@ -236,7 +236,7 @@ fn nothing_gives_nothing() {
     let (q, k) = ([1, 2, 4], [1, 0, 4]);
     let [q, k] = [q, k].map(|sizes| Var::from(device.zeros(sizes, Dtype::F32).unwrap()));
     let relative = device.zeros([2, 1], Dtype::F32).unwrap();
-    let how = Attention { relative: Some(&relative), ..Attention::full(2, 2) };
+    let how = Attention { relative_bias: Some(&relative), ..Attention::full(2, 2) };
     let out = tape.attention(&q, &k, &k, how).unwrap();
     assert_eq!(out.tensor().to_vec::<f32>(), [0.0; 8]);
 }
@@ -284,7 +284,7 @@ fn more_tokens_than_a_block() {
 #[test]
 fn memory_grows_with_tokens_not_with_their_square() {
     let peak = |tokens: usize| {
-        let device = crate::Device::meta(crate::Kind::cpu(2), usize::MAX);
+        let device = crate::Device::meta(crate::DeviceKind::cpu(2), usize::MAX);
         let params = Params::default();
         let tape = Tape::training(&device, &params, 0);
         let tensor = || tape.leaf(device.zeros([1, tokens, 128], Dtype::Bf16).unwrap());
@@ -330,7 +330,7 @@ fn a_distance_that_is_not_a_number_is_not_hidden() {
         let mut numbers = [0.0f32; 3];
         numbers[place] = f32::NAN;
         let relative = device.upload([1, 3], &numbers).unwrap();
-        let how = Attention { relative: Some(&relative), ..Attention::full(1, 2) };
+        let how = Attention { relative_bias: Some(&relative), ..Attention::full(1, 2) };
         let out = tape.attention(&x, &x, &x, how).unwrap().tensor().to_vec::<f32>();
         assert_eq!([out[0].is_nan(), out[2].is_nan()], spoiled);
     }
@@ -372,18 +372,18 @@ fn what_does_not_fit_is_said() {
     );
     let relative = device.zeros([2, 8], Dtype::F32).unwrap();
     assert_eq!(
-        said(Attention { relative: Some(&relative), ..full }, &k, &k),
+        said(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
         "attention: relative has shape [2, 8], expected [2, 7]"
     );
     let relative = device.zeros([2, 7], Dtype::Bf16).unwrap();
     assert_eq!(
-        said(Attention { relative: Some(&relative), ..full }, &k, &k),
+        said(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
         "attention: relative is bf16, expected f32"
     );
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_wide_heads() {
+fn a_gpu_agrees_with_the_cpu_on_wide_heads() {
     let wide = Case { queries: 200, keys: 200, d: 64, ..CASE };
     let grouped = Case { queries: 150, keys: 300, heads: 4, d: 128, is_causal: true, ..wide };
     let cases = [
@@ -407,6 +407,6 @@ fn a_card_agrees_with_the_processor_on_wide_heads() {
         Case { queries: 70, keys: 90, d: 256, is_causal: true, ..wide },
     ];
     for case in cases {
-        check_card(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));
+        check_gpu(&case.inputs(), 4.0, &|tape, v| case.run(tape, v));
     }
 }

@@ -1,15 +1,15 @@
-//! Means over squares on the processor, a row of the result at a time.
+//! Means over squares on the CPU, a row of the result at a time.
 
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::dtype::{Real, with_real};
 
-pub fn forward(cpu: &Cpu, x: &Tensor, size: usize, y: &mut Tensor) {
+pub fn forward(cpu: &CpuBackend, x: &Tensor, size: usize, y: &mut Tensor) {
     let (width, narrow) = (x.shape().width(), y.shape().width());
     let share = 1.0 / (size * size) as f32;
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(y.data_mut::<T>(), narrow, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), narrow, |first, rows| {
             let mut sums = vec![0.0; narrow];
             for (row, y) in (first..).zip(rows.chunks_exact_mut(narrow)) {
                 sums.fill(0.0);

@@ -12,15 +12,15 @@ mod gpu;
 mod tests;
 
 use crate::Result;
-use crate::device::Engine;
+use crate::device::Backend;
 use crate::tape::Tape;
 use crate::var::Var;
 
 impl Tape<'_> {
     /// Means over squares of `size` pixels a side, which must divide the image.
     pub fn avg_pool(&self, x: &Var, size: usize) -> Result<Var> {
-        let op = self.begin("avg_pool");
-        op.expect_untracked(x)?;
+        let op = self.begin_op("avg_pool");
+        op.expect_no_grad(x)?;
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
         let height = op.expect_multiple("height", height, size)?;
@@ -28,10 +28,10 @@ impl Tape<'_> {
         let mut y = op.alloc([samples, channels, height, width], dtype)?;
         op.count(x.shape().elements(), &[x.tensor(), &y]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), size, &mut y),
-            Engine::Cuda(engine) => cuda::forward(engine, x.tensor(), size, &mut y),
-            Engine::Gpu(engine) => gpu::forward(engine, x.tensor(), size, &mut y),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::forward(engine, x.tensor(), size, &mut y),
+            Backend::Cuda(engine) => cuda::forward(engine, x.tensor(), size, &mut y),
+            Backend::Gpu(engine) => gpu::forward(engine, x.tensor(), size, &mut y),
         }
         Ok(op.result(y))
     }

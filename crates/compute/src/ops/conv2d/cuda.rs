@@ -1,16 +1,16 @@
-//! What a convolution needs on a card besides products.
+//! What a convolution needs on a GPU besides products.
 
-use super::{Strip, Window};
+use super::{ConvStrip, ConvWindow};
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 use crate::ops::Activation;
 
-const KERNELS: Source = Source { name: "conv2d", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "conv2d", text: include_str!("kernel.cu") };
 
 /// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
-pub fn columns(
-    cuda: &Cuda,
-    window: Window,
+pub fn im2col(
+    cuda: &CudaBackend,
+    window: ConvWindow,
     image: &Tensor,
     first_pixel: usize,
     columns: &mut Tensor,
@@ -33,14 +33,14 @@ pub fn columns(
         left,
         across,
     ];
-    let variant = Variant::of(&[image.dtype()]);
-    cuda.launch(&KERNELS, "columns", variant, Grid::numbers(n), &arguments);
+    let variant = CudaVariant::of(&[image.dtype()]);
+    cuda.launch(&KERNELS, "columns", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// Puts a strip's sums into their place.
 pub fn finish(
-    cuda: &Cuda,
-    strip: &Strip,
+    cuda: &CudaBackend,
+    strip: &ConvStrip,
     sums: &Tensor,
     (bias, activation): (Option<&Tensor>, Activation),
     y: &mut Tensor,
@@ -48,8 +48,8 @@ pub fn finish(
     let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
     let (n, pixels) = (sums.shape().elements(), sums.shape().width());
     let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
-    let variant = Variant::of(&[y.dtype()]);
-    y.within(strip.sample..strip.sample + 1, |y| {
+    let variant = CudaVariant::of(&[y.dtype()]);
+    y.with_range_mut(strip.sample..strip.sample + 1, |y| {
         let arguments = arguments![
             sums,
             bias,
@@ -61,6 +61,6 @@ pub fn finish(
             height * width,
             activation.code(),
         ];
-        cuda.launch(&KERNELS, "finish", variant, Grid::numbers(n), &arguments);
+        cuda.launch(&KERNELS, "finish", variant, LaunchConfig::per_element(n), &arguments);
     });
 }

@@ -1,16 +1,16 @@
 //! What a convolution needs on a GPU besides products.
 
-use super::{Strip, Window};
+use super::{ConvStrip, ConvWindow};
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs, singles};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs, singles};
 use crate::ops::Activation;
 
-const KERNELS: Source = Source { name: "conv2d", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "conv2d", text: include_str!("kernel.wgsl") };
 
 /// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
-pub fn columns(
-    gpu: &Gpu,
-    window: Window,
+pub fn im2col(
+    gpu: &GpuBackend,
+    window: ConvWindow,
     image: &Tensor,
     first_pixel: usize,
     columns: &mut Tensor,
@@ -33,13 +33,13 @@ pub fn columns(
         left,
         across,
     ];
-    gpu.launch(&KERNELS, "columns", &Variant::of(&[image.dtype()]), pairs(n), &arguments);
+    gpu.launch(&KERNELS, "columns", &GpuVariant::of(&[image.dtype()]), pairs(n), &arguments);
 }
 
 /// Puts a strip's sums into their place.
 pub fn finish(
-    gpu: &Gpu,
-    strip: &Strip,
+    gpu: &GpuBackend,
+    strip: &ConvStrip,
     sums: &Tensor,
     (bias, activation): (Option<&Tensor>, Activation),
     y: &mut Tensor,
@@ -47,8 +47,8 @@ pub fn finish(
     let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
     let (n, pixels) = (sums.shape().elements(), sums.shape().width());
     let (first_pixel, first_channel) = (strip.pixels.start, strip.channels.start);
-    let variant = Variant::of(&[y.dtype()]);
-    y.within(strip.sample..strip.sample + 1, |y| {
+    let variant = GpuVariant::of(&[y.dtype()]);
+    y.with_range_mut(strip.sample..strip.sample + 1, |y| {
         let arguments = arguments![
             sums,
             bias,

@@ -22,9 +22,9 @@ mod winograd;
 use std::ops::Range;
 
 use super::Activation;
-use super::matmul::{MatMul, Product};
-use crate::device::{Engine, Kind};
-use crate::op::{Op, Place};
+use super::matmul::{FusedMatmul, Matmul};
+use crate::device::{Backend, DeviceKind};
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
 use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Tensor};
@@ -56,30 +56,30 @@ impl<'a> Conv2d<'a> {
 /// product still finds this much in the last cache. With 16 MiB, 512 channels took a sixth longer
 /// on 2 cores of a Xeon.
 const STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
-/// The same on a card. Chosen: products of this size keep all of a large card busy.
-const CARD_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
+/// The same on a GPU. Chosen: products of this size keep all of a large GPU busy.
+const CUDA_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
 /// The same on any other GPU, which has less memory and slower products.
 const GPU_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
-fn strip_bytes(kind: Kind) -> usize {
+fn strip_bytes(kind: DeviceKind) -> usize {
     match kind {
-        Kind::Cpu { .. } => STRIP_BYTES,
-        Kind::Cuda { .. } => CARD_STRIP_BYTES,
-        Kind::Gpu { .. } => GPU_STRIP_BYTES,
+        DeviceKind::Cpu { .. } => STRIP_BYTES,
+        DeviceKind::Cuda { .. } => CUDA_STRIP_BYTES,
+        DeviceKind::Gpu { .. } => GPU_STRIP_BYTES,
     }
 }
 
 /// With fewer channels at a time, reading the whole image for each strip of them costs more than
 /// copying it into columns once. Chosen: the smallest side of a tile of the product.
-const FEWEST_CHANNELS: usize = 64;
+const MIN_CHANNELS: usize = 64;
 /// Operations per number when a strip is put into its place, for the tally.
 const FLOPS: usize = 20;
 
 impl Tape<'_> {
     /// A convolution; see the module's comment.
     pub fn conv2d(&self, x: &Var, layer: Conv2d<'_>) -> Result<Var> {
-        let op = self.begin("conv2d");
-        op.expect_untracked(x)?;
+        let op = self.begin_op("conv2d");
+        op.expect_no_grad(x)?;
         let (window, outputs) = check(&op, x.tensor(), layer)?;
         let samples = x.shape().sizes()[0];
         let [height, width] = window.result;
@@ -89,25 +89,25 @@ impl Tape<'_> {
         }
         let kind = op.device.kind();
         if window.is_winograd(kind, outputs, [x.dtype(), layer.weight.dtype()]) {
-            winograd::convolve(op.place, window, x.tensor(), layer, &mut y)?;
+            winograd::convolve(op.cx, window, x.tensor(), layer, &mut y)?;
             return Ok(op.result(y));
         }
         let n_pixels = height * width;
         let weight = layer.weight.reshape([outputs, window.taps()]);
         for sample in 0..samples {
-            let image = x.tensor().part(sample..sample + 1);
+            let image = x.tensor().narrow(sample..sample + 1);
             if let Some(channels) = window.direct_channels(kind, outputs) {
                 let columns = image.reshape([window.taps(), n_pixels]);
                 for channels in strips(outputs, channels) {
-                    let weight = weight.part(channels.clone());
-                    let strip = Strip { sample, channels, pixels: 0..n_pixels };
-                    strip.compute(op.place, &weight, &columns, layer, &mut y)?;
+                    let weight = weight.narrow(channels.clone());
+                    let strip = ConvStrip { sample, channels, pixels: 0..n_pixels };
+                    strip.compute(op.cx, &weight, &columns, layer, &mut y)?;
                 }
             } else {
                 for pixels in strips(n_pixels, window.strip_pixels(kind, outputs, x.dtype())) {
-                    let columns = window.columns(op.place, &image, pixels.clone())?;
-                    let strip = Strip { sample, channels: 0..outputs, pixels };
-                    strip.compute(op.place, &weight, &columns, layer, &mut y)?;
+                    let columns = window.im2col(op.cx, &image, pixels.clone())?;
+                    let strip = ConvStrip { sample, channels: 0..outputs, pixels };
+                    strip.compute(op.cx, &weight, &columns, layer, &mut y)?;
                 }
             }
         }
@@ -116,7 +116,7 @@ impl Tape<'_> {
 }
 
 /// Checks all shapes and formats; returns the windows and how many outputs there are.
-fn check(op: &Op<'_>, x: &Tensor, layer: Conv2d<'_>) -> Result<(Window, usize)> {
+fn check(op: &Op<'_>, x: &Tensor, layer: Conv2d<'_>) -> Result<(ConvWindow, usize)> {
     op.expect_real("x", x)?;
     op.expect_real("weight", layer.weight)?;
     let [_, inputs, height, width] = op.expect_rank("x", x)?;
@@ -128,7 +128,7 @@ fn check(op: &Op<'_>, x: &Tensor, layer: Conv2d<'_>) -> Result<(Window, usize)> 
     let [top, bottom, left, right] = layer.padding;
     let down = count(op, "kernel height", height + top + bottom, kernel_height, layer.stride)?;
     let across = count(op, "kernel width", width + left + right, kernel_width, layer.stride)?;
-    let window = Window {
+    let window = ConvWindow {
         image: [inputs, height, width],
         kernel: [kernel_height, kernel_width],
         stride: layer.stride,
@@ -161,7 +161,7 @@ fn count(
 
 /// Which numbers of an image each pixel of the result sees.
 #[derive(Clone, Copy)]
-struct Window {
+struct ConvWindow {
     /// Channels, height, width.
     image: [usize; 3],
     kernel: [usize; 2],
@@ -173,7 +173,7 @@ struct Window {
     is_padded: bool,
 }
 
-impl Window {
+impl ConvWindow {
     /// Numbers that a pixel of the result is a sum of.
     fn taps(&self) -> usize {
         self.image[0] * self.kernel[0] * self.kernel[1]
@@ -181,30 +181,30 @@ impl Window {
 
     /// How many channels to compute at a time where the image is its own columns, if it is and that
     /// is worth it.
-    fn direct_channels(&self, kind: Kind, outputs: usize) -> Option<usize> {
+    fn direct_channels(&self, kind: DeviceKind, outputs: usize) -> Option<usize> {
         let is_own = self.kernel == [1, 1] && self.stride == 1 && !self.is_padded;
         let channels = strip_bytes(kind) / (Dtype::F32.bytes() * self.result[0] * self.result[1]);
-        (is_own && channels >= outputs.min(FEWEST_CHANNELS)).then_some(channels)
+        (is_own && channels >= outputs.min(MIN_CHANNELS)).then_some(channels)
     }
 
     /// How many pixels to compute at a time.
-    fn strip_pixels(&self, kind: Kind, outputs: usize, dtype: Dtype) -> usize {
+    fn strip_pixels(&self, kind: DeviceKind, outputs: usize, dtype: Dtype) -> usize {
         let bytes = self.taps() * dtype.bytes() + outputs * Dtype::F32.bytes();
         (strip_bytes(kind) / bytes.max(1)).max(1)
     }
 
     /// What the windows of some pixels see, a column for each.
-    fn columns(&self, place: Place<'_>, image: &Tensor, pixels: Range<usize>) -> Result<Tensor> {
-        let mut columns = place.workspace([self.taps(), pixels.len()], image.dtype())?;
-        place.count("conv2d columns", 0, &[&columns, &columns]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::columns(engine, *self, image, pixels.start, &mut columns),
-            Engine::Cuda(engine) => {
-                cuda::columns(engine, *self, image, pixels.start, &mut columns);
+    fn im2col(&self, cx: OpContext<'_>, image: &Tensor, pixels: Range<usize>) -> Result<Tensor> {
+        let mut columns = cx.workspace([self.taps(), pixels.len()], image.dtype())?;
+        cx.count("conv2d columns", 0, &[&columns, &columns]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::im2col(engine, *self, image, pixels.start, &mut columns),
+            Backend::Cuda(engine) => {
+                cuda::im2col(engine, *self, image, pixels.start, &mut columns);
             }
-            Engine::Gpu(engine) => {
-                gpu::columns(engine, *self, image, pixels.start, &mut columns);
+            Backend::Gpu(engine) => {
+                gpu::im2col(engine, *self, image, pixels.start, &mut columns);
             }
         }
         Ok(columns)
@@ -217,35 +217,35 @@ fn strips(count: usize, most: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// A part of the result.
-struct Strip {
+struct ConvStrip {
     sample: usize,
     channels: Range<usize>,
     pixels: Range<usize>,
 }
 
-impl Strip {
+impl ConvStrip {
     fn compute(
         &self,
-        place: Place<'_>,
+        cx: OpContext<'_>,
         weight: &Tensor,
         columns: &Tensor,
         layer: Conv2d<'_>,
         y: &mut Tensor,
     ) -> Result<()> {
         let shape = [self.channels.len(), self.pixels.len()];
-        let mut sums = place.workspace(shape, Dtype::F32)?;
-        MatMul::new(&[Product::new(weight, columns.into())], &mut sums).run(place)?;
+        let mut sums = cx.workspace(shape, Dtype::F32)?;
+        FusedMatmul::new(&[Matmul::new(weight, columns.into())], &mut sums).run(cx)?;
         let work = FLOPS * sums.shape().elements();
-        place.count("conv2d finish", work, &[&sums]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+        cx.count("conv2d finish", work, &[&sums]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 cuda::finish(engine, self, &sums, (layer.bias, layer.activation), y);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 gpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
             }
         }

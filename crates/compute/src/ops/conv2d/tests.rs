@@ -237,7 +237,7 @@ fn what_does_not_fit_is_said() {
 }
 
 #[test]
-fn three_by_three_with_fewer_products() {
+fn three_by_three_by_winograd() {
     let cases = [
         ([2, 3, 4, 4], 3, [1; 4]),
         ([1, 5, 7, 9], 4, [1; 4]),
@@ -255,7 +255,7 @@ fn three_by_three_with_fewer_products() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_visible_with_fewer_products() {
+fn nan_stays_visible_with_winograd() {
     let device = device();
     let mut numbers = vec![1.0f32; 4 * 6 * 6];
     numbers[14] = f32::NAN;

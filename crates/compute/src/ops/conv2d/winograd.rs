@@ -8,10 +8,10 @@
 //! and channels at one of the thirty-six places are a matrix product. In f32 only, where it loses
 //! three or four bits.
 
-use super::{Conv2d, FLOPS, Window, cpu, strips};
-use crate::device::{Engine, Kind};
-use crate::op::Place;
-use crate::ops::matmul::{MatMul, Product};
+use super::{Conv2d, ConvWindow, FLOPS, cpu, strips};
+use crate::device::{Backend, DeviceKind};
+use crate::op::OpContext;
+use crate::ops::matmul::{FusedMatmul, Matmul};
 use crate::{Dtype, Result, Tensor};
 
 /// Pixels of the result along the side of a square, and of the image that it sees.
@@ -21,18 +21,23 @@ pub(super) const SEEN_SIDE: usize = 6;
 pub(super) const PLACES: usize = SEEN_SIDE * SEEN_SIDE;
 /// With fewer channels, going there and back takes longer than the products that are saved. Chosen:
 /// half of the fewest that autoencoders have inside.
-const FEWEST_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
+const MIN_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
 /// Bytes of what squares see and of their products at a time. Chosen: products are large enough for
 /// laying out their left factor to be worth it.
 const STRIP_BYTES: usize = if cfg!(test) { 8 << 10 } else { 64 << 20 };
 
-impl Window {
-    /// Whether it is done this way. A card's products are too fast for it to gain anything.
-    pub(super) fn is_winograd(&self, kind: Kind, outputs: usize, formats: [Dtype; 2]) -> bool {
-        matches!(kind, Kind::Cpu { .. })
+impl ConvWindow {
+    /// Whether it is done this way. A GPU's products are too fast for it to gain anything.
+    pub(super) fn is_winograd(
+        &self,
+        kind: DeviceKind,
+        outputs: usize,
+        formats: [Dtype; 2],
+    ) -> bool {
+        matches!(kind, DeviceKind::Cpu { .. })
             && self.kernel == [3, 3]
             && self.stride == 1
-            && self.image[0].min(outputs) >= FEWEST_CHANNELS
+            && self.image[0].min(outputs) >= MIN_CHANNELS
             && formats == [Dtype::F32; 2]
     }
 
@@ -43,13 +48,13 @@ impl Window {
 }
 
 /// The kernels G·g·Gᵀ, [places, outputs, inputs].
-fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
+fn kernels(cx: OpContext<'_>, weight: &Tensor) -> Result<Tensor> {
     let &[outputs, inputs, ..] = weight.shape().sizes() else { unreachable!("checked by the op") };
-    let mut kernels = place.workspace([PLACES, outputs, inputs], Dtype::F32)?;
-    place.count("winograd kernels", 0, &[weight, &kernels]);
-    match place.engine() {
-        Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
-        Engine::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
+    let mut kernels = cx.workspace([PLACES, outputs, inputs], Dtype::F32)?;
+    cx.count("winograd kernels", 0, &[weight, &kernels]);
+    match cx.engine() {
+        Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
+        Backend::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
     }
     Ok(kernels)
 }
@@ -57,40 +62,40 @@ fn kernels(place: Place<'_>, weight: &Tensor) -> Result<Tensor> {
 /// All images into their places in the result. The squares of one stand beside those of the next:
 /// small images become products that are large enough.
 pub(super) fn convolve(
-    place: Place<'_>,
-    window: Window,
+    cx: OpContext<'_>,
+    window: ConvWindow,
     images: &Tensor,
     layer: Conv2d<'_>,
     y: &mut Tensor,
 ) -> Result<()> {
-    let kernels = kernels(place, layer.weight)?;
+    let kernels = kernels(cx, layer.weight)?;
     let &[_, outputs, inputs] = kernels.shape().sizes() else { unreachable!("made above") };
     let [down, across] = window.squares();
     let bytes = PLACES * (inputs + outputs) * across * Dtype::F32.bytes();
     for rows in strips(images.shape().sizes()[0] * down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
-        let mut seen = place.workspace([PLACES, inputs, n], Dtype::F32)?;
-        place.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
-        match place.engine() {
-            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
-            Engine::Cpu(engine) => {
+        let mut seen = cx.workspace([PLACES, inputs, n], Dtype::F32)?;
+        cx.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
+        match cx.engine() {
+            Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
+            Backend::Cpu(engine) => {
                 cpu::winograd::see(engine, window, images, rows.start, &mut seen);
             }
         }
         let mut products = Vec::with_capacity(PLACES);
         for index in 0..PLACES {
-            let mut product = place.workspace([outputs, n], Dtype::F32)?;
-            let kernel = kernels.part(index..index + 1).reshape([outputs, inputs]);
-            let seen = seen.part(index..index + 1).reshape([inputs, n]);
-            MatMul::new(&[Product::new(&kernel, (&seen).into())], &mut product).run(place)?;
+            let mut product = cx.workspace([outputs, n], Dtype::F32)?;
+            let kernel = kernels.narrow(index..index + 1).reshape([outputs, inputs]);
+            let seen = seen.narrow(index..index + 1).reshape([inputs, n]);
+            FusedMatmul::new(&[Matmul::new(&kernel, (&seen).into())], &mut product).run(cx)?;
             products.push(product);
         }
         drop(seen);
         let sums: Vec<&Tensor> = products.iter().collect();
-        place.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
-        match place.engine() {
-            Engine::Meta | Engine::Cuda(_) | Engine::Gpu(_) => {}
-            Engine::Cpu(engine) => {
+        cx.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
+        match cx.engine() {
+            Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
+            Backend::Cpu(engine) => {
                 let after = (layer.bias, layer.activation);
                 cpu::winograd::finish(engine, rows.start, &products, after, y);
             }

@@ -1,10 +1,10 @@
-//! The cross entropy on the processor: what is done to a piece of the logits.
+//! The cross entropy on the CPU: what is done to a piece of the logits.
 
 use std::ops::Range;
 
-use super::{FOLD, IGNORED, count};
+use super::{FOLD, IGNORE_INDEX, count};
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::math::{exp, ln};
 use crate::cpu::rows::{GRAIN, max, sum_exp};
 use crate::cpu::simd::simd;
@@ -12,7 +12,7 @@ use crate::dtype::{Real, with_real};
 
 /// Takes some columns of the logits into account.
 pub fn fold(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     logits: &Tensor,
     targets: &Tensor,
     range: &Range<usize>,
@@ -21,7 +21,7 @@ pub fn fold(
     let columns = logits.shape().width();
     let (logits, targets) = (logits.data::<f32>(), targets.data::<u32>());
     let rows = (GRAIN / columns).max(1);
-    cpu.samples(folds.data_mut::<f32>(), rows * FOLD, |task, folds| {
+    cpu.par_chunks(folds.data_mut::<f32>(), rows * FOLD, |task, folds| {
         for (row, fold) in (task * rows..).zip(folds.as_chunks_mut::<FOLD>().0) {
             if range.start == 0 {
                 *fold = [f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY];
@@ -46,7 +46,7 @@ fn fold_row(logits: &[f32], target: u32, first: usize, fold: &mut [f32; FOLD]) {
 }
 
 /// The mean over the rows that count.
-pub fn finish(cpu: &Cpu, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
+pub fn finish(cpu: &CpuBackend, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
     let folds = folds.data::<f32>().as_chunks::<FOLD>().0;
     let n_counted = count(targets);
     let targets = targets.data::<u32>();
@@ -55,7 +55,7 @@ pub fn finish(cpu: &Cpu, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
         for row in rows {
             let [largest, sum, target_logit] = folds[row];
             let loss = largest - target_logit + ln(sum);
-            total += if targets[row] == IGNORED { 0.0 } else { f64::from(loss) };
+            total += if targets[row] == IGNORE_INDEX { 0.0 } else { f64::from(loss) };
         }
         total
     });
@@ -63,8 +63,8 @@ pub fn finish(cpu: &Cpu, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
 }
 
 /// Turns logits into the gradients of their rows' losses: softmax - 1 at the target
-pub fn slopes(
-    cpu: &Cpu,
+pub fn logit_gradients(
+    cpu: &CpuBackend,
     targets: &Tensor,
     folds: &Tensor,
     range: &Range<usize>,
@@ -72,9 +72,9 @@ pub fn slopes(
 ) {
     let columns = logits.shape().width();
     let (targets, folds) = (targets.data::<u32>(), folds.data::<f32>().as_chunks::<FOLD>().0);
-    cpu.rows(logits.data_mut::<f32>(), columns, |first, rows| {
+    cpu.par_rows(logits.data_mut::<f32>(), columns, |first, rows| {
         for (row, logits) in (first..).zip(rows.chunks_exact_mut(columns)) {
-            if targets[row] == IGNORED {
+            if targets[row] == IGNORE_INDEX {
                 logits.fill(0.0);
                 continue;
             }
@@ -90,7 +90,7 @@ pub fn slopes(
 
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     sums: &Tensor,
     (gradient, share): (&Tensor, f32),
     to: &mut Tensor,
@@ -98,7 +98,7 @@ pub fn add_scaled(
 ) {
     let (sums, scale) = (sums.data::<f32>(), share * gradient.data::<f32>()[0]);
     with_real!(to.dtype(), T => {
-        cpu.rows(to.data_mut::<T>(), 1, |first, to| {
+        cpu.par_rows(to.data_mut::<T>(), 1, |first, to| {
             for (to, sum) in to.iter_mut().zip(&sums[first..]) {
                 let before = if add { to.to_f32() } else { 0.0 };
                 *to = T::from_f32(before + scale * sum);

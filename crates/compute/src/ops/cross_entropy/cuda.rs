@@ -1,16 +1,16 @@
-//! The cross entropy on a card: what is done to a piece of the logits.
+//! The cross entropy on a GPU: what is done to a piece of the logits.
 
 use std::ops::Range;
 
 use super::count;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
-const KERNELS: Source = Source { name: "cross_entropy", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "cross_entropy", text: include_str!("kernel.cu") };
 
 /// Takes some columns of the logits into account.
 pub fn fold(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     logits: &Tensor,
     targets: &Tensor,
     range: &Range<usize>,
@@ -18,20 +18,20 @@ pub fn fold(
 ) {
     let (rows, columns) = (logits.shape().rows(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, columns, range.start];
-    let variant = Variant::of(&[logits.dtype()]).by(pack(columns, &[logits]));
-    cuda.launch(&KERNELS, "fold", variant, Grid::blocks(rows), &arguments);
+    let variant = CudaVariant::of(&[logits.dtype()]).with_pack(pack(columns, &[logits]));
+    cuda.launch(&KERNELS, "fold", variant, LaunchConfig::blocks(rows), &arguments);
 }
 
 /// The mean over the rows that count.
-pub fn finish(cuda: &Cuda, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
+pub fn finish(cuda: &CudaBackend, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
     let (rows, counted) = (folds.shape().rows(), count(targets) as f64);
     let arguments = arguments![folds, targets, mean, rows, counted];
-    cuda.launch(&KERNELS, "finish", Variant::of(&[]), Grid::blocks(1), &arguments);
+    cuda.launch(&KERNELS, "finish", CudaVariant::of(&[]), LaunchConfig::blocks(1), &arguments);
 }
 
 /// Turns logits into the gradients of their rows' losses: softmax - 1 at the target
-pub fn slopes(
-    cuda: &Cuda,
+pub fn logit_gradients(
+    cuda: &CudaBackend,
     targets: &Tensor,
     folds: &Tensor,
     range: &Range<usize>,
@@ -39,14 +39,15 @@ pub fn slopes(
 ) {
     let columns = logits.shape().width();
     let p = pack(columns, &[logits]);
-    let (packs, variant) = (logits.shape().elements() / p, Variant::of(&[logits.dtype()]).by(p));
+    let (packs, variant) =
+        (logits.shape().elements() / p, CudaVariant::of(&[logits.dtype()]).with_pack(p));
     let arguments = arguments![logits, targets, folds, packs, columns, range.start];
-    cuda.launch(&KERNELS, "slopes", variant, Grid::numbers(packs), &arguments);
+    cuda.launch(&KERNELS, "slopes", variant, LaunchConfig::per_element(packs), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     sums: &Tensor,
     (gradient, share): (&Tensor, f32),
     to: &mut Tensor,
@@ -54,7 +55,7 @@ pub fn add_scaled(
 ) {
     let n = sums.shape().elements();
     let p = pack(n, &[sums, to]);
-    let variant = Variant::of(&[to.dtype()]).by(p);
+    let variant = CudaVariant::of(&[to.dtype()]).with_pack(p);
     let arguments = arguments![sums, gradient, share, to, n / p, add];
-    cuda.launch(&KERNELS, "add_scaled", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "add_scaled", variant, LaunchConfig::per_element(n / p), &arguments);
 }

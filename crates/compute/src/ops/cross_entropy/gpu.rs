@@ -4,13 +4,13 @@ use std::ops::Range;
 
 use super::count;
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs, singles};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs, singles};
 
-const KERNELS: Source = Source { name: "cross_entropy", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "cross_entropy", text: include_str!("kernel.wgsl") };
 
 /// Takes some columns of the logits into account.
 pub fn fold(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     logits: &Tensor,
     targets: &Tensor,
     range: &Range<usize>,
@@ -18,19 +18,19 @@ pub fn fold(
 ) {
     let (rows, columns) = (logits.shape().rows(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, columns, range.start];
-    gpu.launch(&KERNELS, "fold", &Variant::default(), rows, &arguments);
+    gpu.launch(&KERNELS, "fold", &GpuVariant::default(), rows, &arguments);
 }
 
 /// The mean over the rows that count.
-pub fn finish(gpu: &Gpu, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
+pub fn finish(gpu: &GpuBackend, folds: &Tensor, targets: &Tensor, mean: &mut Tensor) {
     let (rows, counted) = (folds.shape().rows(), count(targets) as f32);
     let arguments = arguments![folds, targets, mean, rows, counted];
-    gpu.launch(&KERNELS, "finish", &Variant::default(), 1, &arguments);
+    gpu.launch(&KERNELS, "finish", &GpuVariant::default(), 1, &arguments);
 }
 
 /// Turns logits into the gradients of their rows' losses: softmax - 1 at the target
-pub fn slopes(
-    gpu: &Gpu,
+pub fn logit_gradients(
+    gpu: &GpuBackend,
     targets: &Tensor,
     folds: &Tensor,
     range: &Range<usize>,
@@ -38,18 +38,18 @@ pub fn slopes(
 ) {
     let (n, columns) = (logits.shape().elements(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, n, columns, range.start];
-    gpu.launch(&KERNELS, "slopes", &Variant::default(), singles(n), &arguments);
+    gpu.launch(&KERNELS, "slopes", &GpuVariant::default(), singles(n), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     sums: &Tensor,
     (gradient, share): (&Tensor, f32),
     to: &mut Tensor,
     add: bool,
 ) {
-    let (n, variant) = (sums.shape().elements(), Variant::of(&[to.dtype()]));
+    let (n, variant) = (sums.shape().elements(), GpuVariant::of(&[to.dtype()]));
     let arguments = arguments![sums, gradient, to, n, share, add];
     gpu.launch(&KERNELS, "add_scaled", &variant, pairs(n), &arguments);
 }

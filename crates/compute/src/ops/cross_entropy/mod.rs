@@ -2,13 +2,13 @@
 //!
 //! mean over the counted rows of log Σᵥ exp(xᵣ·wᵥ) - xᵣ·w(targetᵣ)
 //!
-//! for x [.., width], weight [vocabulary, width] and targets [..]; rows whose target is [`IGNORED`]
+//! for x [.., width], weight [vocabulary, width] and targets [..]; rows whose target is [`IGNORE_INDEX`]
 //! do not count. The logits, rows × vocabulary, are far larger than all the rest, so they never
 //! exist as a whole: those of some rows at a time are computed in pieces of some columns, each of
 //! which is folded into a maximum and a sum per row (Milakov and Gimelshein, "Online normalizer
 //! calculation for softmax", arXiv 1805.02867).
 //!
-//! Gradients are found on the way there, while the logits are at hand: the loss is one number, so
+//! Gradients are found in the forward pass, while the logits are at hand: the loss is one number, so
 //! what comes back for it is only a factor. Computing the logits again in backward was the other
 //! way; it keeps nothing, and takes a third more products. Kept for backward: the gradients of x and
 //! of the weight, in f32, as far as they are wanted.
@@ -22,79 +22,91 @@ mod tests;
 use std::ops::Range;
 
 use super::elementwise::convert;
-use super::matmul::{MatMul, Matrix, Product};
-use crate::backward::Slot;
-use crate::device::{Engine, Kind};
-use crate::op::{Op, Place};
+use super::matmul::{FusedMatmul, Matmul, Operand};
+use crate::backward::GradientSlot;
+use crate::device::{Backend, DeviceKind};
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
 use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 /// The target of a row that does not count.
-pub const IGNORED: u32 = u32::MAX;
+pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Bytes of the logits that exist at a time, if that is rows enough. Chosen: small beside what a model
 /// keeps, and 512 rows of the usual 32000 words.
 const LOGITS: usize = 64 << 20;
-/// The same on a card. Chosen: its products want thousands of rows.
-const LOGITS_ON_CARD: usize = 256 << 20;
+/// The same on a GPU. Chosen: its products want thousands of rows.
+const LOGITS_ON_GPU: usize = 256 << 20;
 /// The fewest rows at a time, however many words there are. Each time the whole table is read, and its
 /// gradient is added to.
 const FEWEST_ROWS: usize = 256;
 /// Columns of a piece of the logits. Chosen: as deep as products are elsewhere, since the gradient of x
 /// sums over them.
 const COLUMNS: usize = 2048;
-const COLUMNS_ON_CARD: usize = 32_768;
+const COLUMNS_ON_GPU: usize = 32_768;
 /// Operations per logit, for the tally; an exponential counts as ten.
 const FLOPS: usize = 13;
 
 impl Tape<'_> {
     /// The mean over the rows of `x` [.., width] of the cross entropy between softmax(x·`weight`ᵀ)
-    /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORED`] do not
+    /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORE_INDEX`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let (kind, table) = (self.device().kind(), (weight.shape(), weight.source().is_some()));
-        self.cross_entropy_by(Cut::of(table, format(x.dtype(), kind), kind), x, weight, targets)
+        let (kind, table) =
+            (self.device().kind(), (weight.shape(), weight.grad_target().is_some()));
+        self.cross_entropy_by(
+            LogitsChunkSize::of(table, format(x.dtype(), kind), kind),
+            x,
+            weight,
+            targets,
+        )
     }
 
     /// The same with so much of the logits at a time.
-    fn cross_entropy_by(&self, cut: Cut, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let op = self.begin("cross_entropy");
+    fn cross_entropy_by(
+        &self,
+        cut: LogitsChunkSize,
+        x: &Var,
+        weight: &Var,
+        targets: &Tensor,
+    ) -> Result<Var> {
+        let op = self.begin_op("cross_entropy");
         check(&op, x, weight, targets)?;
         let n_rows = x.shape().rows();
         let mut mean = op.alloc([], Dtype::F32)?;
-        let mut sums = Sums::wanted(self, op.place, x, weight)?;
+        let mut sums = LossGradients::wanted(self, op.cx, x, weight)?;
         let mut folds = op.workspace([n_rows, FOLD], Dtype::F32)?;
-        let all = Rows {
+        let all = LossRows {
             x: x.tensor().reshape([n_rows, x.shape().width()]),
             weight: table(&op, weight.tensor(), x.dtype())?,
             targets: targets.reshape([n_rows]),
         };
         for range in chunks(n_rows, cut.rows) {
             let rows = all.part(range.clone());
-            folds.within(range.clone(), |folds| {
+            folds.with_range_mut(range.clone(), |folds| {
                 let pieces = rows.fold(&op, cut.columns, folds, sums.is_any())?;
-                rows.go_back(op.place, range, pieces, folds, &mut sums)
+                rows.backward(op.cx, range, pieces, folds, &mut sums)
             })?;
         }
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::finish(engine, &folds, targets, &mut mean),
-            Engine::Cuda(engine) => cuda::finish(engine, &folds, targets, &mut mean),
-            Engine::Gpu(engine) => gpu::finish(engine, &folds, targets, &mut mean),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::finish(engine, &folds, targets, &mut mean),
+            Backend::Cuda(engine) => cuda::finish(engine, &folds, targets, &mut mean),
+            Backend::Gpu(engine) => gpu::finish(engine, &folds, targets, &mut mean),
         }
         let result = op.result(mean);
         if !sums.is_any() {
             return Ok(result);
         }
-        self.keep_own(&op);
+        self.save_extra(&op);
         let share = 1.0 / count(targets) as f32;
-        let inputs = [x, weight].map(|var| (var.source(), var.shape(), var.dtype()));
+        let inputs = [x, weight].map(|var| (var.grad_target(), var.shape(), var.dtype()));
         Ok(self.record(result, move |back, gradient| {
             for (sum, (source, shape, dtype)) in [sums.x, sums.weight].into_iter().zip(inputs) {
                 let Some(sum) = sum else { continue };
                 let Some(mut slot) = back.slot_of(source, shape, dtype)? else { continue };
-                add_scaled(back.place, &sum, (&gradient, share), &mut slot);
+                add_scaled(back.cx, &sum, (&gradient, share), &mut slot);
                 back.put(slot);
             }
             Ok(())
@@ -104,34 +116,34 @@ impl Tape<'_> {
 
 /// How much of the logits exists at a time.
 #[derive(Clone, Copy)]
-struct Cut {
+struct LogitsChunkSize {
     rows: usize,
     /// Of a piece.
     columns: usize,
 }
 
-impl Cut {
+impl LogitsChunkSize {
     /// For a table of this shape that is trained, or not, and logits of a format.
-    fn of((table, is_trained): (Shape, bool), logits: Dtype, kind: Kind) -> Self {
+    fn of((table, is_trained): (Shape, bool), logits: Dtype, kind: DeviceKind) -> Self {
         let (bytes, columns) = match kind {
-            Kind::Cpu { .. } | Kind::Gpu { .. } => (LOGITS, COLUMNS),
+            DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => (LOGITS, COLUMNS),
             // As many as the table's gradient has, so that adding to that is little beside them.
-            Kind::Cuda { .. } if is_trained => {
-                (LOGITS_ON_CARD.max(table.elements() * Dtype::F32.bytes()), COLUMNS_ON_CARD)
+            DeviceKind::Cuda { .. } if is_trained => {
+                (LOGITS_ON_GPU.max(table.elements() * Dtype::F32.bytes()), COLUMNS_ON_GPU)
             }
-            Kind::Cuda { .. } => (LOGITS_ON_CARD, COLUMNS_ON_CARD),
+            DeviceKind::Cuda { .. } => (LOGITS_ON_GPU, COLUMNS_ON_GPU),
         };
         let most = bytes / logits.bytes() / table.rows().max(1);
         Self { rows: (most / FEWEST_ROWS * FEWEST_ROWS).max(FEWEST_ROWS), columns }
     }
 }
 
-/// The format of the logits and of their gradients. A card that multiplies bf16 is given these in bf16
+/// The format of the logits and of their gradients. A GPU that multiplies bf16 is given these in bf16
 /// too: to write and read them in f32 takes as long as half a product, and they are rounded anyway to be
 /// multiplied.
-fn format(x: Dtype, kind: Kind) -> Dtype {
+fn format(x: Dtype, kind: DeviceKind) -> Dtype {
     match kind {
-        Kind::Cuda { .. } if x == Dtype::Bf16 => Dtype::Bf16,
+        DeviceKind::Cuda { .. } if x == Dtype::Bf16 => Dtype::Bf16,
         _ => Dtype::F32,
     }
 }
@@ -143,7 +155,7 @@ fn table(op: &Op<'_>, weight: &Tensor, x: Dtype) -> Result<Tensor> {
         return Ok(weight.clone());
     }
     let mut table = op.workspace(weight.shape(), Dtype::Bf16)?;
-    convert(op.place, weight, &mut table);
+    convert(op.cx, weight, &mut table);
     Ok(table)
 }
 
@@ -177,14 +189,14 @@ fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<()> {
 
 /// The first target that no column belongs to.
 fn outside(targets: &Tensor, vocabulary: usize) -> Option<usize> {
-    let is_outside = |target: u32| target != IGNORED && target as usize >= vocabulary;
+    let is_outside = |target: u32| target != IGNORE_INDEX && target as usize >= vocabulary;
     let targets = targets.indices();
     targets.iter().find(|target| is_outside(**target)).map(|target| *target as usize)
 }
 
 /// How many rows count.
 fn count(targets: &Tensor) -> usize {
-    targets.indices().iter().filter(|target| **target != IGNORED).count()
+    targets.indices().iter().filter(|target| **target != IGNORE_INDEX).count()
 }
 
 fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
@@ -192,16 +204,16 @@ fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
 }
 
 /// The gradients of the sum of all rows' losses, as far as they are wanted.
-struct Sums {
+struct LossGradients {
     x: Option<Tensor>,
     weight: Option<Tensor>,
 }
 
-impl Sums {
-    fn wanted(tape: &Tape<'_>, place: Place<'_>, x: &Var, weight: &Var) -> Result<Self> {
+impl LossGradients {
+    fn wanted(tape: &Tape<'_>, cx: OpContext<'_>, x: &Var, weight: &Var) -> Result<Self> {
         let sum = |var: &Var| {
             let sizes = [var.shape().rows(), var.shape().width()];
-            tape.tracks(&[var]).then(|| place.alloc(sizes, Dtype::F32)).transpose()
+            tape.requires_grad(&[var]).then(|| cx.alloc(sizes, Dtype::F32)).transpose()
         };
         Ok(Self { x: sum(x)?, weight: sum(weight)? })
     }
@@ -212,22 +224,22 @@ impl Sums {
 }
 
 /// Some rows of x with their targets, and the whole table.
-struct Rows {
+struct LossRows {
     x: Tensor,
     weight: Tensor,
     targets: Tensor,
 }
 
 /// Logits of some columns.
-struct Piece {
+struct LogitsChunk {
     columns: Range<usize>,
     logits: Tensor,
 }
 
-impl Rows {
+impl LossRows {
     fn part(&self, range: Range<usize>) -> Self {
-        let (x, weight) = (self.x.part(range.clone()), self.weight.clone());
-        Self { x, weight, targets: self.targets.part(range) }
+        let (x, weight) = (self.x.narrow(range.clone()), self.weight.clone());
+        Self { x, weight, targets: self.targets.narrow(range) }
     }
 
     /// Folds all logits, piece by piece; returns them if asked.
@@ -237,58 +249,58 @@ impl Rows {
         columns: usize,
         folds: &mut Tensor,
         keeps: bool,
-    ) -> Result<Vec<Piece>> {
+    ) -> Result<Vec<LogitsChunk>> {
         let mut pieces = Vec::new();
         for columns in chunks(self.weight.shape().rows(), columns) {
-            let (logits, targets) = (self.logits(op.place, columns.clone())?, &self.targets);
+            let (logits, targets) = (self.logits(op.cx, columns.clone())?, &self.targets);
             op.count(FLOPS * logits.shape().elements(), &[&logits]);
             match op.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => cpu::fold(engine, &logits, targets, &columns, folds),
-                Engine::Cuda(engine) => cuda::fold(engine, &logits, targets, &columns, folds),
-                Engine::Gpu(engine) => gpu::fold(engine, &logits, targets, &columns, folds),
+                Backend::Meta => {}
+                Backend::Cpu(engine) => cpu::fold(engine, &logits, targets, &columns, folds),
+                Backend::Cuda(engine) => cuda::fold(engine, &logits, targets, &columns, folds),
+                Backend::Gpu(engine) => gpu::fold(engine, &logits, targets, &columns, folds),
             }
-            pieces.extend(keeps.then_some(Piece { columns, logits }));
+            pieces.extend(keeps.then_some(LogitsChunk { columns, logits }));
         }
         Ok(pieces)
     }
 
     /// x·weightᵀ for some words.
-    fn logits(&self, place: Place<'_>, columns: Range<usize>) -> Result<Tensor> {
-        let (x, weight) = (&self.x, self.weight.part(columns));
-        let dtype = format(x.dtype(), place.device.kind());
-        let mut logits = place.workspace([x.shape().rows(), weight.shape().rows()], dtype)?;
-        let product = Product::new(x, Matrix::beside(&weight, x.dtype()).t());
-        MatMul::new(&[product], &mut logits).run(place)?;
+    fn logits(&self, cx: OpContext<'_>, columns: Range<usize>) -> Result<Tensor> {
+        let (x, weight) = (&self.x, self.weight.narrow(columns));
+        let dtype = format(x.dtype(), cx.device.kind());
+        let mut logits = cx.workspace([x.shape().rows(), weight.shape().rows()], dtype)?;
+        let product = Matmul::new(x, Operand::beside(&weight, x.dtype()).t());
+        FusedMatmul::new(&[product], &mut logits).run(cx)?;
         Ok(logits)
     }
 
     /// Turns the logits into the gradients of their rows' losses, and multiplies those on. `range` says
     /// which rows of all these are.
-    fn go_back(
+    fn backward(
         &self,
-        place: Place<'_>,
+        cx: OpContext<'_>,
         range: Range<usize>,
-        pieces: Vec<Piece>,
+        pieces: Vec<LogitsChunk>,
         folds: &Tensor,
-        sums: &mut Sums,
+        sums: &mut LossGradients,
     ) -> Result<()> {
-        for Piece { columns, mut logits } in pieces {
-            self.slopes(place, &columns, folds, &mut logits);
-            let slopes = Matrix::beside(&logits, self.x.dtype());
+        for LogitsChunk { columns, mut logits } in pieces {
+            self.logit_gradients(cx, &columns, folds, &mut logits);
+            let slopes = Operand::beside(&logits, self.x.dtype());
             if let Some(sum) = &mut sums.x {
-                let weight = self.weight.part(columns.clone());
-                let product = Product::new(slopes, Matrix::beside(&weight, self.x.dtype()));
+                let weight = self.weight.narrow(columns.clone());
+                let product = Matmul::new(slopes, Operand::beside(&weight, self.x.dtype()));
                 let add = columns.start > 0;
-                sum.within(range.clone(), |sum| {
-                    MatMul { add, ..MatMul::new(&[product], sum) }.run(place)
+                sum.with_range_mut(range.clone(), |sum| {
+                    FusedMatmul { add, ..FusedMatmul::new(&[product], sum) }.run(cx)
                 })?;
             }
             if let Some(sum) = &mut sums.weight {
-                let product = Product::new(slopes.t(), Matrix::from(&self.x));
+                let product = Matmul::new(slopes.t(), Operand::from(&self.x));
                 let add = range.start > 0;
-                sum.within(columns, |sum| {
-                    MatMul { add, ..MatMul::new(&[product], sum) }.run(place)
+                sum.with_range_mut(columns, |sum| {
+                    FusedMatmul { add, ..FusedMatmul::new(&[product], sum) }.run(cx)
                 })?;
             }
         }
@@ -296,32 +308,32 @@ impl Rows {
     }
 
     /// softmax - 1 at the target, in place of some columns of the logits.
-    fn slopes(
+    fn logit_gradients(
         &self,
-        place: Place<'_>,
+        cx: OpContext<'_>,
         columns: &Range<usize>,
         folds: &Tensor,
         logits: &mut Tensor,
     ) {
         let (targets, work) = (&self.targets, FLOPS * logits.shape().elements());
-        place.count("cross_entropy backward", work, &[logits, logits]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::slopes(engine, targets, folds, columns, logits),
-            Engine::Cuda(engine) => cuda::slopes(engine, targets, folds, columns, logits),
-            Engine::Gpu(engine) => gpu::slopes(engine, targets, folds, columns, logits),
+        cx.count("cross_entropy backward", work, &[logits, logits]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::logit_gradients(engine, targets, folds, columns, logits),
+            Backend::Cuda(engine) => cuda::logit_gradients(engine, targets, folds, columns, logits),
+            Backend::Gpu(engine) => gpu::logit_gradients(engine, targets, folds, columns, logits),
         }
     }
 }
 
 /// Adds share · gradient · `sum` to what a slot holds, or writes it where there is nothing yet.
-fn add_scaled(place: Place<'_>, sum: &Tensor, scale: (&Tensor, f32), slot: &mut Slot) {
-    place.count("accumulate", sum.shape().elements(), &[sum, &slot.tensor, &slot.tensor]);
+fn add_scaled(cx: OpContext<'_>, sum: &Tensor, scale: (&Tensor, f32), slot: &mut GradientSlot) {
+    cx.count("accumulate", sum.shape().elements(), &[sum, &slot.tensor, &slot.tensor]);
     let (to, add) = (&mut slot.tensor, slot.add);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::add_scaled(engine, sum, scale, to, add),
-        Engine::Cuda(engine) => cuda::add_scaled(engine, sum, scale, to, add),
-        Engine::Gpu(engine) => gpu::add_scaled(engine, sum, scale, to, add),
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::add_scaled(engine, sum, scale, to, add),
+        Backend::Cuda(engine) => cuda::add_scaled(engine, sum, scale, to, add),
+        Backend::Gpu(engine) => gpu::add_scaled(engine, sum, scale, to, add),
     }
 }

@@ -1,14 +1,14 @@
 //! The cross entropy against its formula.
 
-use super::{Cut, FEWEST_ROWS, IGNORED, LOGITS, LOGITS_ON_CARD};
+use super::{FEWEST_ROWS, IGNORE_INDEX, LOGITS, LOGITS_ON_GPU, LogitsChunkSize};
 use crate::ops::gather::tests::gathered;
 use crate::testing::{Dual, Input, check, compare, device, recomputed};
-use crate::{Device, Dtype, Gradients, Kind, Params, Shape, Tape, Tensor, Var};
+use crate::{Device, DeviceKind, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
 
 /// The definition, with the whole logits.
 fn exact(x: &[Dual], weight: &[Dual], targets: &[u32], width: usize) -> Dual {
-    let counted = targets.iter().filter(|target| **target != IGNORED).count();
-    let rows = x.chunks(width).zip(targets).filter(|(_, target)| **target != IGNORED);
+    let counted = targets.iter().filter(|target| **target != IGNORE_INDEX).count();
+    let rows = x.chunks(width).zip(targets).filter(|(_, target)| **target != IGNORE_INDEX);
     let losses = rows.map(|(x, target)| {
         let dot = |row: &[Dual]| x.iter().zip(row).map(|(x, w)| *x * *w).sum::<Dual>();
         let logits: Vec<Dual> = weight.chunks(width).map(dot).collect();
@@ -19,13 +19,13 @@ fn exact(x: &[Dual], weight: &[Dual], targets: &[u32], width: usize) -> Dual {
     losses.sum::<Dual>() * (1.0 / counted as f64)
 }
 
-const TARGETS: [u32; 6] = [8, 0, IGNORED, 3, 4, 8];
+const TARGETS: [u32; 6] = [8, 0, IGNORE_INDEX, 3, 4, 8];
 
-fn cut(rows: usize, columns: usize) -> Cut {
-    Cut { rows, columns }
+fn cut(rows: usize, columns: usize) -> LogitsChunkSize {
+    LogitsChunkSize { rows, columns }
 }
 
-fn check_loss(cut: Cut, width: usize, x: Input, weight: Input) {
+fn check_loss(cut: LogitsChunkSize, width: usize, x: Input, weight: Input) {
     check(
         &[x, weight],
         4.0,
@@ -179,7 +179,7 @@ fn recomputed_it_gives_the_same() {
 fn the_whole_logits_never_exist() {
     let (rows, vocabulary, width) = (3000, 50_000, 8);
     for (dtype, is_trained) in [(Dtype::F32, true), (Dtype::Bf16, true), (Dtype::F32, false)] {
-        let device = Device::meta(Kind::cpu(2), 1 << 40);
+        let device = Device::meta(DeviceKind::cpu(2), 1 << 40);
         let mut params = Params::default();
         let x = params.add(device.zeros([rows, width], dtype).unwrap());
         let weight = device.zeros([vocabulary, width], dtype).unwrap();
@@ -198,7 +198,7 @@ fn the_whole_logits_never_exist() {
         assert!(forward > kept + 32 * megabyte, "{dtype}: {forward}");
         assert!(forward <= kept + (64 + 9) * megabyte, "{dtype}: {forward}");
         assert!(forward < rows * vocabulary * 4 / 8);
-        device.restart_peak();
+        device.reset_peak();
         tape.backward(&loss, &mut gradients).unwrap();
         let backward = device.usage().peak - before;
         assert!(backward <= 2 * kept + 1024, "{dtype}: {backward}");
@@ -208,7 +208,7 @@ fn the_whole_logits_never_exist() {
 #[test]
 fn without_gradients_a_piece_of_the_logits_is_enough() {
     let (rows, vocabulary, width) = (3000, 50_000, 8);
-    let device = Device::meta(Kind::cpu(2), 1 << 40);
+    let device = Device::meta(DeviceKind::cpu(2), 1 << 40);
     let params = Params::default();
     let [x, weight] =
         [rows, vocabulary].map(|rows| Var::from(device.zeros([rows, width], Dtype::F32).unwrap()));
@@ -222,21 +222,23 @@ fn without_gradients_a_piece_of_the_logits_is_enough() {
 
 #[test]
 fn rows_fill_their_room() {
-    let (cpu, card) = (Kind::cpu(1), Kind::Cuda { is_deterministic: false });
+    let (cpu, card) = (DeviceKind::cpu(1), DeviceKind::Cuda { is_deterministic: false });
     for vocabulary in [1, 3, 49_152, 32_000, 65_536] {
         for (kind, dtype, room) in [
             (cpu, Dtype::F32, LOGITS),
-            (card, Dtype::F32, LOGITS_ON_CARD),
-            (card, Dtype::Bf16, LOGITS_ON_CARD),
+            (card, Dtype::F32, LOGITS_ON_GPU),
+            (card, Dtype::Bf16, LOGITS_ON_GPU),
         ] {
-            let Cut { rows, .. } = Cut::of(([vocabulary, 8].into(), true), dtype, kind);
+            let LogitsChunkSize { rows, .. } =
+                LogitsChunkSize::of(([vocabulary, 8].into(), true), dtype, kind);
             let bytes = vocabulary * dtype.bytes();
             assert!(rows * bytes <= room, "{vocabulary}");
             assert!((rows + FEWEST_ROWS) * bytes > room, "{vocabulary}");
         }
     }
     let rows = |table: [usize; 2], dtype, kind| {
-        [false, true].map(|is_trained| Cut::of((table.into(), is_trained), dtype, kind).rows)
+        [false, true]
+            .map(|is_trained| LogitsChunkSize::of((table.into(), is_trained), dtype, kind).rows)
     };
     assert_eq!(rows([256_000, 2048], Dtype::F32, cpu), [FEWEST_ROWS; 2]);
     assert_eq!(rows([128_256, 2048], Dtype::F32, card), [512, 2048]);
@@ -259,7 +261,7 @@ fn what_is_not_a_number_is_not_hidden() {
     assert!(loss_of(&[1.0, 1.0], &[f32::NAN, 2.0], &[1, 1]).is_nan());
     assert!(loss_of(&[1.0, 1.0], &[2.0, f32::NAN], &[0, 0]).is_nan());
     // A row that does not count has no part in it, whatever it holds.
-    let counted = loss_of(&[1.0, f32::NAN], &[1.0, 1.0], &[0, IGNORED]);
+    let counted = loss_of(&[1.0, f32::NAN], &[1.0, 1.0], &[0, IGNORE_INDEX]);
     assert!((counted - 2f32.ln()).abs() < 1e-6, "{counted}");
     let nothing = f32::NEG_INFINITY;
     assert_eq!(loss_of(&[1.0], &[nothing, 3.0, nothing], &[1]), 0.0);
@@ -278,11 +280,11 @@ fn what_does_not_fit_is_said_with_both_values() {
     };
     let (x, weight) = (zeros(&[2, 3]), zeros(&[5, 3]));
     assert_eq!(
-        fails(&x, &weight, &targets(&[IGNORED, 5])),
+        fails(&x, &weight, &targets(&[IGNORE_INDEX, 5])),
         "cross_entropy: index 5 is out of range, there are 5 words in the vocabulary"
     );
     assert_eq!(
-        fails(&x, &weight, &targets(&[IGNORED, IGNORED])),
+        fails(&x, &weight, &targets(&[IGNORE_INDEX, IGNORE_INDEX])),
         "cross_entropy: the set of targets that count is empty, its shape is [2]"
     );
     assert_eq!(

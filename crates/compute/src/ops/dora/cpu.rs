@@ -1,19 +1,19 @@
-//! Norms of rows on the processor.
+//! Norms of rows on the CPU.
 
 use super::Weight;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::gemm::Floats;
 use crate::cpu::rows::{GRAIN, dot, sum_squares};
 
-pub fn row_norms(cpu: &Cpu, weight: Weight<'_>, norms: &mut Tensor) {
+pub fn row_norms(cpu: &CpuBackend, weight: Weight<'_>, norms: &mut Tensor) {
     let width = weight.shape().width();
     let numbers = match weight {
         Weight::Dense(var) => Floats::from(var.tensor()),
         Weight::Quantised(quantised) => quantised.floats(),
     };
     let rows = (GRAIN / width.max(1)).max(1);
-    cpu.samples(norms.data_mut::<f32>(), rows, |piece, norms| {
+    cpu.par_chunks(norms.data_mut::<f32>(), rows, |piece, norms| {
         let mut row = vec![0.0; width];
         for (index, norm) in (piece * rows..).zip(norms) {
             numbers.load(index * width, &mut row);
@@ -24,14 +24,14 @@ pub fn row_norms(cpu: &Cpu, weight: Weight<'_>, norms: &mut Tensor) {
 
 /// √(norm² + scale·b·cross) for each row b of `up`.
 pub fn adapted_norms(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     norms: &Tensor,
     (up, cross, scale): (&Tensor, &Tensor, f32),
     adapted: &mut Tensor,
 ) {
     let rank = up.shape().width();
     let [norms, up, cross] = [norms, up, cross].map(Tensor::data::<f32>);
-    cpu.rows(adapted.data_mut::<f32>(), 1, |first, adapted| {
+    cpu.par_rows(adapted.data_mut::<f32>(), 1, |first, adapted| {
         for (row, adapted) in (first..).zip(adapted) {
             let at = row * rank..(row + 1) * rank;
             let before = norms[row] * norms[row];
@@ -44,9 +44,9 @@ pub fn adapted_norms(
     });
 }
 
-pub fn divide(cpu: &Cpu, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
+pub fn divide(cpu: &CpuBackend, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
     let (x, by) = (x.data::<f32>(), by.data::<f32>());
-    cpu.rows(out.data_mut::<f32>(), 1, |first, out| {
+    cpu.par_rows(out.data_mut::<f32>(), 1, |first, out| {
         for ((out, x), by) in out.iter_mut().zip(&x[first..]).zip(&by[first..]) {
             *out = if add { *out } else { 0.0 } + x / by;
         }

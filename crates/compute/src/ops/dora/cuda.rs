@@ -1,21 +1,21 @@
-//! Norms of rows on a card.
+//! Norms of rows on a GPU.
 
 use super::Weight;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 use crate::quantised;
 
-const KERNELS: Source = Source { name: "dora", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "dora", text: include_str!("kernel.cu") };
 
 /// Numbers of workspace, f32: a quantised weight is read whole for once.
-pub fn room(weight: Weight<'_>) -> usize {
+pub fn workspace_floats(weight: Weight<'_>) -> usize {
     match weight {
         Weight::Dense(_) => 0,
         Weight::Quantised(quantised) => quantised.shape().elements(),
     }
 }
 
-pub fn row_norms(cuda: &Cuda, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+pub fn row_norms(cuda: &CudaBackend, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
     let (rows, width) = (weight.shape().rows(), weight.shape().width());
     let numbers = match weight {
         Weight::Dense(var) => var.tensor(),
@@ -26,24 +26,30 @@ pub fn row_norms(cuda: &Cuda, weight: Weight<'_>, room: &mut Tensor, norms: &mut
         }
     };
     let arguments = arguments![numbers, norms, rows, width];
-    let variant = Variant::of(&[numbers.dtype()]);
-    cuda.launch(&KERNELS, "row_norms", variant, Grid::rows(rows), &arguments);
+    let variant = CudaVariant::of(&[numbers.dtype()]);
+    cuda.launch(&KERNELS, "row_norms", variant, LaunchConfig::per_row(rows), &arguments);
 }
 
 /// √(norm² + scale·b·cross) for each row b of `up`.
 pub fn adapted_norms(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     norms: &Tensor,
     (up, cross, scale): (&Tensor, &Tensor, f32),
     adapted: &mut Tensor,
 ) {
     let (rows, rank) = (up.shape().rows(), up.shape().width());
     let arguments = arguments![norms, up, cross, scale, adapted, rows, rank];
-    cuda.launch(&KERNELS, "adapted_norms", Variant::of(&[]), Grid::rows(rows), &arguments);
+    cuda.launch(
+        &KERNELS,
+        "adapted_norms",
+        CudaVariant::of(&[]),
+        LaunchConfig::per_row(rows),
+        &arguments,
+    );
 }
 
-pub fn divide(cuda: &Cuda, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
+pub fn divide(cuda: &CudaBackend, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
     let n = x.shape().elements();
     let arguments = arguments![x, by, out, n, add];
-    cuda.launch(&KERNELS, "divide", Variant::of(&[]), Grid::numbers(n), &arguments);
+    cuda.launch(&KERNELS, "divide", CudaVariant::of(&[]), LaunchConfig::per_element(n), &arguments);
 }

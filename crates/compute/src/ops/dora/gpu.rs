@@ -2,20 +2,20 @@
 
 use super::Weight;
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, singles};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, singles};
 use crate::quantised;
 
-const KERNELS: Source = Source { name: "dora", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "dora", text: include_str!("kernel.wgsl") };
 
 /// Numbers of workspace, f32: a quantised weight is read whole for once.
-pub fn room(weight: Weight<'_>) -> usize {
+pub fn workspace_floats(weight: Weight<'_>) -> usize {
     match weight {
         Weight::Dense(_) => 0,
         Weight::Quantised(quantised) => quantised.shape().elements(),
     }
 }
 
-pub fn row_norms(gpu: &Gpu, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+pub fn row_norms(gpu: &GpuBackend, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
     let (rows, width) = (weight.shape().rows(), weight.shape().width());
     let numbers = match weight {
         Weight::Dense(var) => var.tensor(),
@@ -24,24 +24,24 @@ pub fn row_norms(gpu: &Gpu, weight: Weight<'_>, room: &mut Tensor, norms: &mut T
             &*room
         }
     };
-    let variant = Variant::of(&[numbers.dtype()]);
+    let variant = GpuVariant::of(&[numbers.dtype()]);
     gpu.launch(&KERNELS, "row_norms", &variant, rows, &arguments![numbers, norms, width]);
 }
 
 /// √(norm² + scale·b·cross) for each row b of `up`.
 pub fn adapted_norms(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     norms: &Tensor,
     (up, cross, scale): (&Tensor, &Tensor, f32),
     adapted: &mut Tensor,
 ) {
     let (rows, rank) = (up.shape().rows(), up.shape().width());
     let arguments = arguments![norms, up, cross, adapted, rows, rank, scale];
-    gpu.launch(&KERNELS, "adapted_norms", &Variant::default(), singles(rows), &arguments);
+    gpu.launch(&KERNELS, "adapted_norms", &GpuVariant::default(), singles(rows), &arguments);
 }
 
-pub fn divide(gpu: &Gpu, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
+pub fn divide(gpu: &GpuBackend, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
     let n = x.shape().elements();
     let arguments = arguments![x, by, out, n, add];
-    gpu.launch(&KERNELS, "divide", &Variant::default(), singles(n), &arguments);
+    gpu.launch(&KERNELS, "divide", &GpuVariant::default(), singles(n), &arguments);
 }

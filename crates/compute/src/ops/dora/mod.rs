@@ -23,9 +23,9 @@ mod gpu;
 mod tests;
 
 use super::linear::{Lora, Weight};
-use super::matmul::{MatMul, Matrix, Product};
-use crate::device::{Device, Engine, Kind};
-use crate::op::{Op, Place};
+use super::matmul::{FusedMatmul, Matmul, Operand};
+use crate::device::{Backend, Device, DeviceKind};
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
 use crate::var::Var;
 use crate::{Dtype, Result, Tensor};
@@ -34,21 +34,21 @@ use crate::{Dtype, Result, Tensor};
 /// [`Tape::dora_scale`] needs of the weight besides.
 pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
     let device = device_of(weight);
-    let op = Op::alone("row_norms", device);
+    let op = Op::standalone("row_norms", device);
     let outputs = weight.check(&op, weight.shape().width())?;
     let mut norms = op.alloc([outputs], Dtype::F32)?;
     op.count(2 * weight.shape().elements(), &[&norms]);
     let numbers = match device.kind() {
-        Kind::Cpu { .. } => 0,
-        Kind::Cuda { .. } => cuda::room(weight),
-        Kind::Gpu { .. } => gpu::room(weight),
+        DeviceKind::Cpu { .. } => 0,
+        DeviceKind::Cuda { .. } => cuda::workspace_floats(weight),
+        DeviceKind::Gpu { .. } => gpu::workspace_floats(weight),
     };
     let mut room = op.workspace([numbers], Dtype::F32)?;
     match op.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
-        Engine::Cuda(engine) => cuda::row_norms(engine, weight, &mut room, &mut norms),
-        Engine::Gpu(engine) => gpu::row_norms(engine, weight, &mut room, &mut norms),
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
+        Backend::Cuda(engine) => cuda::row_norms(engine, weight, &mut room, &mut norms),
+        Backend::Gpu(engine) => gpu::row_norms(engine, weight, &mut room, &mut norms),
     }
     Ok(norms)
 }
@@ -70,23 +70,24 @@ impl Tape<'_> {
         lora: Lora<'_>,
         magnitude: &Var,
     ) -> Result<Var> {
-        let op = self.begin("dora_scale");
+        let op = self.begin_op("dora_scale");
         let inputs = weight.shape().width();
         let outputs = weight.check(&op, inputs)?;
         lora.check(&op, [outputs, inputs])?;
         op.expect_vector("norms", norms, outputs)?;
         op.expect_vector("magnitude", magnitude.tensor(), outputs)?;
         let mut scales = op.alloc([outputs], Dtype::F32)?;
-        let norms = adapted_norms(op.place, weight, norms, lora)?;
-        divide(op.place, magnitude.tensor(), &norms, (&mut scales, false));
+        let norms = adapted_norms(op.cx, weight, norms, lora)?;
+        divide(op.cx, magnitude.tensor(), &norms, (&mut scales, false));
         let result = op.result(scales);
-        let Some(source) = magnitude.source().filter(|_| self.tracks(&[magnitude])) else {
+        let Some(source) = magnitude.grad_target().filter(|_| self.requires_grad(&[magnitude]))
+        else {
             return Ok(result);
         };
-        self.keep_own(&op);
+        self.save_extra(&op);
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, norms.shape(), Dtype::F32)?;
-            divide(back.place, &gradient, &norms, (&mut slot.tensor, slot.add));
+            divide(back.cx, &gradient, &norms, (&mut slot.tensor, slot.add));
             back.put(slot);
             Ok(())
         }))
@@ -95,43 +96,45 @@ impl Tape<'_> {
 
 /// ‖W + scale·B·A‖ by row.
 fn adapted_norms(
-    place: Place<'_>,
+    cx: OpContext<'_>,
     weight: Weight<'_>,
     norms: &Tensor,
     Lora { down, up, scale, .. }: Lora<'_>,
 ) -> Result<Tensor> {
     let (rank, outputs) = (down.shape().rows(), norms.shape().width());
-    let (down, up) = (Matrix::from(down.tensor()), up.tensor());
-    let mut adapted = place.alloc([outputs], Dtype::F32)?;
-    let mut square = place.workspace([rank, rank], Dtype::F32)?;
-    MatMul::new(&[Product::new(down, down.t())], &mut square).run(place)?;
-    let mut cross = place.workspace([outputs, rank], Dtype::F32)?;
+    let (down, up) = (Operand::from(down.tensor()), up.tensor());
+    let mut adapted = cx.alloc([outputs], Dtype::F32)?;
+    let mut square = cx.workspace([rank, rank], Dtype::F32)?;
+    FusedMatmul::new(&[Matmul::new(down, down.t())], &mut square).run(cx)?;
+    let mut cross = cx.workspace([outputs, rank], Dtype::F32)?;
     let products = [
-        Product { scale: 2.0, ..Product::new(weight.matrix(Dtype::F32), down.t()) },
-        Product { scale, ..Product::new(up, (&square).into()) },
+        Matmul { scale: 2.0, ..Matmul::new(weight.matrix(Dtype::F32), down.t()) },
+        Matmul { scale, ..Matmul::new(up, (&square).into()) },
     ];
-    MatMul::new(&products, &mut cross).run(place)?;
+    FusedMatmul::new(&products, &mut cross).run(cx)?;
     let work = 2 * up.shape().elements();
-    place.count("dora norms", work, &[up, &cross, norms, &adapted]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted),
-        Engine::Cuda(engine) => {
+    cx.count("dora norms", work, &[up, &cross, norms, &adapted]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => {
+            cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted)
+        }
+        Backend::Cuda(engine) => {
             cuda::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
         }
-        Engine::Gpu(engine) => {
+        Backend::Gpu(engine) => {
             gpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
         }
     }
     Ok(adapted)
 }
 
-fn divide(place: Place<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, bool)) {
-    place.count("dora divide", x.shape().elements(), &[x, by, out]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::divide(engine, x, by, out, add),
-        Engine::Cuda(engine) => cuda::divide(engine, x, by, out, add),
-        Engine::Gpu(engine) => gpu::divide(engine, x, by, out, add),
+fn divide(cx: OpContext<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, bool)) {
+    cx.count("dora divide", x.shape().elements(), &[x, by, out]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::divide(engine, x, by, out, add),
+        Backend::Cuda(engine) => cuda::divide(engine, x, by, out, add),
+        Backend::Gpu(engine) => gpu::divide(engine, x, by, out, add),
     }
 }

@@ -1,44 +1,44 @@
-//! Sums on a card.
+//! Sums on a GPU.
 
 use crate::Tensor;
-use crate::cuda::columns::Sum;
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::columns::CudaColumnSum;
+use crate::cuda::{CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
-const KERNELS: Source = Source { name: "elementwise", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "elementwise", text: include_str!("kernel.cu") };
 
-pub fn add(cuda: &Cuda, x: &Tensor, y: &Tensor, sum: &mut Tensor) {
+pub fn add(cuda: &CudaBackend, x: &Tensor, y: &Tensor, sum: &mut Tensor) {
     let n = x.shape().elements();
     let p = pack(n, &[x, y, sum]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let arguments = arguments![x, y, sum, n / p];
-    cuda.launch(&KERNELS, "add", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "add", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
-pub fn scale(cuda: &Cuda, x: &Tensor, factor: f32, y: &mut Tensor) {
+pub fn scale(cuda: &CudaBackend, x: &Tensor, factor: f32, y: &mut Tensor) {
     let n = x.shape().elements();
     let p = pack(n, &[x, y]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let arguments = arguments![x, factor, y, n / p];
-    cuda.launch(&KERNELS, "scale", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "scale", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// Also between formats.
-pub fn accumulate(cuda: &Cuda, gradient: &Tensor, sum: &mut Tensor, add: bool) {
+pub fn accumulate(cuda: &CudaBackend, gradient: &Tensor, sum: &mut Tensor, add: bool) {
     let n = gradient.shape().elements();
     let p = pack(n, &[gradient, sum]);
-    let variant = Variant::of(&[gradient.dtype(), sum.dtype()]).by(p);
+    let variant = CudaVariant::of(&[gradient.dtype(), sum.dtype()]).with_pack(p);
     let arguments = arguments![gradient, sum, n / p, add];
-    cuda.launch(&KERNELS, "accumulate", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "accumulate", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// The same between places that are no tensors: parts of a workspace.
-pub fn convert(cuda: &Cuda, (from, to): (Argument, Argument), variant: Variant, n: usize) {
-    let arguments = [from, to, Argument::from(n), Argument::from(false)];
-    cuda.launch(&KERNELS, "accumulate", variant, Grid::numbers(n), &arguments);
+pub fn convert(cuda: &CudaBackend, (from, to): (CudaArg, CudaArg), variant: CudaVariant, n: usize) {
+    let arguments = [from, to, CudaArg::from(n), CudaArg::from(false)];
+    cuda.launch(&KERNELS, "accumulate", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 pub fn gated_add(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     gates: &Tensor,
     index: usize,
@@ -47,15 +47,15 @@ pub fn gated_add(
 ) {
     let (n, [tokens, width]) = (x.shape().elements(), token_sizes(x));
     let p = pack(width, &[x, gates, y, sum]);
-    let variant = Variant::of(&[x.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype()]).with_pack(p);
     let (all, first) = (gates.shape().width(), index * width);
     let arguments = arguments![x, gates, y, sum, n / p, tokens, width, all, first];
-    cuda.launch(&KERNELS, "gated_add", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "gated_add", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// `out` = gate · gradient
 pub fn gated(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     gates: &Tensor,
     index: usize,
     gradient: &Tensor,
@@ -64,16 +64,22 @@ pub fn gated(
 ) {
     let (n, [tokens, width]) = (gradient.shape().elements(), token_sizes(gradient));
     let p = pack(width, &[gates, gradient, out]);
-    let variant = Variant::of(&[gradient.dtype()]).by(p);
+    let variant = CudaVariant::of(&[gradient.dtype()]).with_pack(p);
     let (all, first) = (gates.shape().width(), index * width);
     let arguments = arguments![gates, gradient, out, n / p, tokens, width, all, first, add];
-    cuda.launch(&KERNELS, "gated", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "gated", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// Adds Σ over a sample's tokens of gradient · y to its gate's gradient.
-pub fn gate_gradient(cuda: &Cuda, gradient: &Tensor, y: &Tensor, index: usize, out: &mut Tensor) {
+pub fn gate_gradient(
+    cuda: &CudaBackend,
+    gradient: &Tensor,
+    y: &Tensor,
+    index: usize,
+    out: &mut Tensor,
+) {
     let [tokens, _] = token_sizes(y);
-    let sum = Sum { a: gradient, b: Some(y), statistics: None, rows_per_vector: tokens };
+    let sum = CudaColumnSum { a: gradient, b: Some(y), statistics: None, rows_per_vector: tokens };
     sum.run(cuda, out, index, true);
 }
 

@@ -1,32 +1,32 @@
 //! Sums on a GPU.
 
 use crate::Tensor;
-use crate::gpu::columns::Sum;
-use crate::gpu::{Gpu, Source, Variant, arguments, eights, is_wide, singles};
+use crate::gpu::columns::GpuColumnSum;
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, eights, is_wide, singles};
 
-const KERNELS: Source = Source { name: "elementwise", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "elementwise", text: include_str!("kernel.wgsl") };
 
-pub fn add(gpu: &Gpu, x: &Tensor, y: &Tensor, sum: &mut Tensor) {
+pub fn add(gpu: &GpuBackend, x: &Tensor, y: &Tensor, sum: &mut Tensor) {
     let n = x.shape().elements();
     let variant = variant(n, &[x, y, sum]);
     gpu.launch(&KERNELS, "add", &variant, eights(n), &arguments![x, y, sum, n]);
 }
 
-pub fn scale(gpu: &Gpu, x: &Tensor, factor: f32, y: &mut Tensor) {
+pub fn scale(gpu: &GpuBackend, x: &Tensor, factor: f32, y: &mut Tensor) {
     let n = x.shape().elements();
     let variant = variant(n, &[x, y]);
     gpu.launch(&KERNELS, "scale", &variant, eights(n), &arguments![x, y, n, factor]);
 }
 
 /// Also between formats.
-pub fn accumulate(gpu: &Gpu, gradient: &Tensor, sum: &mut Tensor, add: bool) {
+pub fn accumulate(gpu: &GpuBackend, gradient: &Tensor, sum: &mut Tensor, add: bool) {
     let n = gradient.shape().elements();
     let variant = variant(n, &[gradient, sum]);
     gpu.launch(&KERNELS, "accumulate", &variant, eights(n), &arguments![gradient, sum, n, add]);
 }
 
 pub fn gated_add(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     x: &Tensor,
     gates: &Tensor,
     index: usize,
@@ -42,7 +42,7 @@ pub fn gated_add(
 
 /// `out` = gate · gradient
 pub fn gated(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     gates: &Tensor,
     index: usize,
     gradient: &Tensor,
@@ -57,16 +57,22 @@ pub fn gated(
 }
 
 /// For the format of the first and of the last tensor, read by eights of rows of this width.
-fn variant(width: usize, tensors: &[&Tensor]) -> Variant {
+fn variant(width: usize, tensors: &[&Tensor]) -> GpuVariant {
     let formats = [tensors[0].dtype(), tensors[tensors.len() - 1].dtype()];
     let tensors: Vec<_> = tensors.iter().map(|tensor| Some(*tensor)).collect();
-    Variant::of(&formats).with("WIDE", is_wide(width, &tensors).into())
+    GpuVariant::of(&formats).with("WIDE", is_wide(width, &tensors).into())
 }
 
 /// Adds Σ over a sample's tokens of gradient · y to its gate's gradient.
-pub fn gate_gradient(gpu: &Gpu, gradient: &Tensor, y: &Tensor, index: usize, out: &mut Tensor) {
+pub fn gate_gradient(
+    gpu: &GpuBackend,
+    gradient: &Tensor,
+    y: &Tensor,
+    index: usize,
+    out: &mut Tensor,
+) {
     let [tokens, _] = token_sizes(y);
-    let sum = Sum { a: gradient, b: Some(y), rows_per_vector: tokens };
+    let sum = GpuColumnSum { a: gradient, b: Some(y), rows_per_vector: tokens };
     sum.run(gpu, out, index, true);
 }
 

@@ -6,9 +6,9 @@ pub(super) mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::backward::Slot;
-use crate::device::Engine;
-use crate::op::Place;
+use crate::backward::GradientSlot;
+use crate::device::Backend;
+use crate::op::OpContext;
 use crate::tape::Tape;
 use crate::var::{Chunk, Var};
 use crate::{Dtype, Result, Tensor};
@@ -16,23 +16,23 @@ use crate::{Dtype, Result, Tensor};
 impl Tape<'_> {
     /// x + y
     pub fn add(&self, x: &Var, y: &Var) -> Result<Var> {
-        let op = self.begin("add");
+        let op = self.begin_op("add");
         let dtype = op.expect_real("x", x.tensor())?;
         op.expect_dtype("y", y.tensor(), dtype)?;
         op.expect_shape("y", y.tensor(), x.shape())?;
         let mut sum = op.alloc(x.shape(), dtype)?;
         op.count(x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
-            Engine::Cuda(engine) => cuda::add(engine, x.tensor(), y.tensor(), &mut sum),
-            Engine::Gpu(engine) => gpu::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Backend::Cuda(engine) => cuda::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Backend::Gpu(engine) => gpu::add(engine, x.tensor(), y.tensor(), &mut sum),
         }
         let result = op.result(sum);
-        if !self.tracks(&[x, y]) {
+        if !self.requires_grad(&[x, y]) {
             return Ok(result);
         }
-        let sources = [x.source(), y.source()];
+        let sources = [x.grad_target(), y.grad_target()];
         Ok(self.record(result, move |back, gradient| {
             back.pass(sources[0], gradient.clone())?;
             back.pass(sources[1], gradient)
@@ -41,47 +41,47 @@ impl Tape<'_> {
 
     /// factor · x
     pub fn scale(&self, x: &Var, factor: f32) -> Result<Var> {
-        let op = self.begin("scale");
+        let op = self.begin_op("scale");
         let dtype = op.expect_real("x", x.tensor())?;
         let mut y = op.alloc(x.shape(), dtype)?;
-        scale(op.place, x.tensor(), factor, &mut y);
+        scale(op.cx, x.tensor(), factor, &mut y);
         let result = op.result(y);
-        if !self.tracks(&[x]) {
+        if !self.requires_grad(&[x]) {
             return Ok(result);
         }
-        let source = x.source();
+        let source = x.grad_target();
         Ok(self.record(result, move |back, gradient| {
-            let mut scaled = back.place.alloc(gradient.shape(), gradient.dtype())?;
-            scale(back.place, &gradient, factor, &mut scaled);
+            let mut scaled = back.cx.alloc(gradient.shape(), gradient.dtype())?;
+            scale(back.cx, &gradient, factor, &mut scaled);
             back.pass(source, scaled)
         }))
     }
 
     /// x in another real format.
     pub fn convert(&self, x: &Var, dtype: Dtype) -> Result<Var> {
-        let op = self.begin("convert");
+        let op = self.begin_op("convert");
         let from = op.expect_real("x", x.tensor())?;
         if from == dtype {
             return Ok(x.clone());
         }
         let mut y = op.alloc(x.shape(), dtype)?;
         op.expect_real("the result", &y)?;
-        convert(op.place, x.tensor(), &mut y);
+        convert(op.cx, x.tensor(), &mut y);
         let result = op.result(y);
-        if !self.tracks(&[x]) {
+        if !self.requires_grad(&[x]) {
             return Ok(result);
         }
-        let source = x.source();
+        let source = x.grad_target();
         Ok(self.record(result, move |back, gradient| {
-            let mut converted = back.place.alloc(gradient.shape(), from)?;
-            convert(back.place, &gradient, &mut converted);
+            let mut converted = back.cx.alloc(gradient.shape(), from)?;
+            convert(back.cx, &gradient, &mut converted);
             back.pass(source, converted)
         }))
     }
 
     /// x + gate · y for x and y [samples, tokens, width], with one gate vector per sample.
     pub fn gated_add(&self, x: &Var, gate: Chunk<'_>, y: &Var) -> Result<Var> {
-        let op = self.begin("gated_add");
+        let op = self.begin_op("gated_add");
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, _, width] = op.expect_rank("x", x.tensor())?;
         op.expect_dtype("y", y.tensor(), dtype)?;
@@ -90,8 +90,8 @@ impl Tape<'_> {
         let mut sum = op.alloc(x.shape(), dtype)?;
         op.count(2 * x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::gated_add(
                     engine,
                     x.tensor(),
@@ -101,7 +101,7 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 cuda::gated_add(
                     engine,
                     x.tensor(),
@@ -111,7 +111,7 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 gpu::gated_add(
                     engine,
                     x.tensor(),
@@ -123,29 +123,30 @@ impl Tape<'_> {
             }
         }
         let result = op.result(sum);
-        if !self.tracks(&[x, gate.of, y]) {
+        if !self.requires_grad(&[x, gate.of, y]) {
             return Ok(result);
         }
-        let (x_source, y_source, gate_source) = (x.source(), y.source(), gate.of.source());
-        let kept_y = gate_source.map(|_| self.keep(y));
-        let (gate_index, gate) = (gate.index, self.keep(gate.of));
+        let (x_source, y_source, gate_source) =
+            (x.grad_target(), y.grad_target(), gate.of.grad_target());
+        let kept_y = gate_source.map(|_| self.save_for_backward(y));
+        let (gate_index, gate) = (gate.index, self.save_for_backward(gate.of));
         Ok(self.record(result, move |back, gradient| {
-            let gate = gate.get(back.place)?;
+            let gate = gate.get(back.cx)?;
             let elements = gradient.shape().elements();
             if let (Some(source), Some(kept)) = (gate_source, kept_y) {
-                let y = kept.get(back.place)?;
+                let y = kept.get(back.cx)?;
                 let mut slot = back.slot(source, gate.shape(), gate.dtype())?;
                 slot.clear_unless_adding();
-                back.place.count("gate backward", 2 * elements, &[&gradient, &y]);
-                match back.place.engine() {
-                    Engine::Meta => {}
-                    Engine::Cpu(engine) => {
+                back.cx.count("gate backward", 2 * elements, &[&gradient, &y]);
+                match back.cx.engine() {
+                    Backend::Meta => {}
+                    Backend::Cpu(engine) => {
                         cpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
                     }
-                    Engine::Cuda(engine) => {
+                    Backend::Cuda(engine) => {
                         cuda::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
                     }
-                    Engine::Gpu(engine) => {
+                    Backend::Gpu(engine) => {
                         gpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
                     }
                 }
@@ -153,18 +154,18 @@ impl Tape<'_> {
             }
             if let Some(mut slot) = back.slot_of(y_source, gradient.shape(), gradient.dtype())? {
                 let both = [&gradient, &slot.tensor];
-                back.place.count("gated_add backward", 2 * elements, &both);
-                match back.place.engine() {
-                    Engine::Meta => {}
-                    Engine::Cpu(engine) => {
+                back.cx.count("gated_add backward", 2 * elements, &both);
+                match back.cx.engine() {
+                    Backend::Meta => {}
+                    Backend::Cpu(engine) => {
                         let add = slot.add;
                         cpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
-                    Engine::Cuda(engine) => {
+                    Backend::Cuda(engine) => {
                         let add = slot.add;
                         cuda::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
-                    Engine::Gpu(engine) => {
+                    Backend::Gpu(engine) => {
                         let add = slot.add;
                         gpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
@@ -176,46 +177,46 @@ impl Tape<'_> {
     }
 }
 
-impl Slot {
+impl GradientSlot {
     /// Zeros, for ops that write only some of a gradient's numbers.
     pub(crate) fn clear_unless_adding(&mut self) {
         if !self.add {
-            self.tensor.clear();
+            self.tensor.fill_zeros();
             self.add = true;
         }
     }
 }
 
 /// y = x in another format.
-pub(super) fn convert(place: Place<'_>, x: &Tensor, y: &mut Tensor) {
-    place.count("convert", 0, &[x, y]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::accumulate(engine, x, y, false),
-        Engine::Cuda(engine) => cuda::accumulate(engine, x, y, false),
-        Engine::Gpu(engine) => gpu::accumulate(engine, x, y, false),
+pub(super) fn convert(cx: OpContext<'_>, x: &Tensor, y: &mut Tensor) {
+    cx.count("convert", 0, &[x, y]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::accumulate(engine, x, y, false),
+        Backend::Cuda(engine) => cuda::accumulate(engine, x, y, false),
+        Backend::Gpu(engine) => gpu::accumulate(engine, x, y, false),
     }
 }
 
 /// y = factor · x, both of one format.
-pub(super) fn scale(place: Place<'_>, x: &Tensor, factor: f32, y: &mut Tensor) {
-    place.count("scale", x.shape().elements(), &[x, y]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::scale(engine, x, factor, y),
-        Engine::Cuda(engine) => cuda::scale(engine, x, factor, y),
-        Engine::Gpu(engine) => gpu::scale(engine, x, factor, y),
+pub(super) fn scale(cx: OpContext<'_>, x: &Tensor, factor: f32, y: &mut Tensor) {
+    cx.count("scale", x.shape().elements(), &[x, y]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::scale(engine, x, factor, y),
+        Backend::Cuda(engine) => cuda::scale(engine, x, factor, y),
+        Backend::Gpu(engine) => gpu::scale(engine, x, factor, y),
     }
 }
 
 /// Adds a gradient to what a slot holds, or copies it where there is nothing yet.
-pub(crate) fn accumulate(place: Place<'_>, slot: &mut Slot, gradient: &Tensor) {
+pub(crate) fn accumulate(cx: OpContext<'_>, slot: &mut GradientSlot, gradient: &Tensor) {
     let work = gradient.shape().elements();
-    place.count("accumulate", work, &[gradient, &slot.tensor, &slot.tensor]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
-        Engine::Cuda(engine) => cuda::accumulate(engine, gradient, &mut slot.tensor, slot.add),
-        Engine::Gpu(engine) => gpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+    cx.count("accumulate", work, &[gradient, &slot.tensor, &slot.tensor]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Cuda(engine) => cuda::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Gpu(engine) => gpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
     }
 }

@@ -1,4 +1,4 @@
-//! Tokens by index on the processor. A scatter goes by place rather than by token: with the indices
+//! Tokens by index on the CPU. A scatter goes by place rather than by token: with the indices
 //! sorted, each place finds what lands on it, sums it in f32, and is written once by one thread.
 //!
 //! What is read may differ in format from what is written; its format is looked at row by row, as a
@@ -6,15 +6,15 @@
 
 use super::Lookup;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{load, store};
 use crate::dtype::{Real, with_real};
 
-pub fn gather(cpu: &Cpu, lookup: &Lookup, x: &Tensor, y: &mut Tensor, add: bool) {
+pub fn gather(cpu: &CpuBackend, lookup: &Lookup, x: &Tensor, y: &mut Tensor, add: bool) {
     let width = x.shape().width();
     let (ids, n, n_tokens) = (lookup.ids.data::<u32>(), lookup.n, lookup.n_tokens);
     with_real!(y.dtype(), T => {
-        cpu.rows(y.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), width, |first, rows| {
             let mut token = vec![0.0; width];
             for (row, y) in (first..).zip(rows.chunks_exact_mut(width)) {
                 let start = (row / n * n_tokens + ids[row] as usize) * width;
@@ -27,9 +27,9 @@ pub fn gather(cpu: &Cpu, lookup: &Lookup, x: &Tensor, y: &mut Tensor, add: bool)
 
 /// Brings the positions within each sample into the order of their indices; those of the same index
 /// stay as they were.
-pub fn sort(cpu: &Cpu, lookup: &Lookup, order: &mut Tensor) {
+pub fn sort(cpu: &CpuBackend, lookup: &Lookup, order: &mut Tensor) {
     let (ids, n) = (lookup.ids.data::<u32>(), lookup.n);
-    cpu.samples(order.data_mut::<u32>(), n, |sample, order| {
+    cpu.par_chunks(order.data_mut::<u32>(), n, |sample, order| {
         let ids = &ids[sample * n..][..n];
         for (place, position) in order.iter_mut().zip(0..) {
             *place = position;
@@ -38,11 +38,18 @@ pub fn sort(cpu: &Cpu, lookup: &Lookup, order: &mut Tensor) {
     });
 }
 
-pub fn scatter(cpu: &Cpu, lookup: &Lookup, order: &Tensor, x: &Tensor, y: &mut Tensor, add: bool) {
+pub fn scatter(
+    cpu: &CpuBackend,
+    lookup: &Lookup,
+    order: &Tensor,
+    x: &Tensor,
+    y: &mut Tensor,
+    add: bool,
+) {
     let width = x.shape().width();
     let (order, n_tokens) = (order.data::<u32>(), lookup.n_tokens);
     with_real!(y.dtype(), T => {
-        cpu.rows(y.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), width, |first, rows| {
             let mut sums = vec![0.0; width];
             for (row, y) in (first..).zip(rows.chunks_exact_mut(width)) {
                 let (sample, place) = (row / n_tokens, row % n_tokens);

@@ -1,18 +1,18 @@
-//! Tokens by index on a card. The indices are sorted on the host, which has them anyway.
+//! Tokens by index on a GPU. The indices are sorted on the host, which has them anyway.
 
 use super::Lookup;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
-const KERNELS: Source = Source { name: "gather", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "gather", text: include_str!("kernel.cu") };
 
-pub fn gather(cuda: &Cuda, lookup: &Lookup, x: &Tensor, y: &mut Tensor, add: bool) {
+pub fn gather(cuda: &CudaBackend, lookup: &Lookup, x: &Tensor, y: &mut Tensor, add: bool) {
     let (width, elements) = (x.shape().width(), y.shape().elements());
     let p = pack(width, &[x, y]);
     let packs = elements / p;
-    let variant = Variant::of(&[x.dtype(), y.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype(), y.dtype()]).with_pack(p);
     let arguments = arguments![x, &lookup.ids, y, packs, width, lookup.n, lookup.n_tokens, add];
-    cuda.launch(&KERNELS, "gather", variant, Grid::numbers(packs), &arguments);
+    cuda.launch(&KERNELS, "gather", variant, LaunchConfig::per_element(packs), &arguments);
 }
 
 /// Brings the positions within each sample into the order of their indices; those of the same index
@@ -29,7 +29,7 @@ pub fn sort(lookup: &Lookup, order: &mut Tensor) {
 }
 
 pub fn scatter(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     lookup: &Lookup,
     order: &Tensor,
     x: &Tensor,
@@ -39,8 +39,8 @@ pub fn scatter(
     let (width, elements) = (x.shape().width(), y.shape().elements());
     let p = pack(width, &[x, y]);
     let packs = elements / p;
-    let variant = Variant::of(&[x.dtype(), y.dtype()]).by(p);
+    let variant = CudaVariant::of(&[x.dtype(), y.dtype()]).with_pack(p);
     let Lookup { ids, n, n_tokens } = lookup;
     let arguments = arguments![x, ids, order, y, packs, width, *n, *n_tokens, add];
-    cuda.launch(&KERNELS, "scatter", variant, Grid::numbers(packs), &arguments);
+    cuda.launch(&KERNELS, "scatter", variant, LaunchConfig::per_element(packs), &arguments);
 }

@@ -15,17 +15,17 @@ mod gpu;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use crate::device::Engine;
-use crate::op::Place;
+use crate::device::Backend;
+use crate::op::OpContext;
 use crate::tape::Tape;
-use crate::var::{Remake, Var};
+use crate::var::{Remat, Var};
 use crate::{Dtype, Result, Tensor};
 
 impl Tape<'_> {
     /// The tokens of `x` [samples, tokens, width] that `ids` [samples, n] name, u32:
     /// [samples, n, width].
     pub fn gather_tokens(&self, x: &Var, ids: &Tensor) -> Result<Var> {
-        let op = self.begin("gather_tokens");
+        let op = self.begin_op("gather_tokens");
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, n_tokens, width] = op.expect_rank("x", x.tensor())?;
         let [_, n] = op.expect_rank("ids", ids)?;
@@ -33,13 +33,15 @@ impl Tape<'_> {
         op.expect_indices("ids", ids, ("tokens", n_tokens))?;
         let lookup = Lookup { ids: ids.clone(), n, n_tokens };
         let mut y = op.alloc([samples, n, width], dtype)?;
-        lookup.gather(op.place, x.tensor(), &mut y, false);
+        lookup.gather(op.cx, x.tensor(), &mut y, false);
         let result = op.result(y);
-        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let Some(source) = x.grad_target().filter(|_| self.requires_grad(&[x])) else {
+            return Ok(result);
+        };
         let shape = x.shape();
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, shape, dtype)?;
-            lookup.scatter(back.place, &gradient, &mut slot.tensor, slot.add)?;
+            lookup.scatter(back.cx, &gradient, &mut slot.tensor, slot.add)?;
             back.put(slot);
             Ok(())
         }))
@@ -49,31 +51,33 @@ impl Tape<'_> {
     /// [samples, `n_tokens`, width]. Where several land they are summed up, where none does there
     /// are zeros.
     pub fn scatter_tokens(&self, x: &Var, ids: &Tensor, n_tokens: usize) -> Result<Var> {
-        let op = self.begin("scatter_tokens");
+        let op = self.begin_op("scatter_tokens");
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, n, width] = op.expect_rank("x", x.tensor())?;
         op.expect_shape("ids", ids, [samples, n])?;
         op.expect_indices("ids", ids, ("tokens", n_tokens))?;
         let lookup = Lookup { ids: ids.clone(), n, n_tokens };
         let mut y = op.alloc([samples, n_tokens, width], dtype)?;
-        lookup.scatter(op.place, x.tensor(), &mut y, false)?;
+        lookup.scatter(op.cx, x.tensor(), &mut y, false)?;
         let mut result = op.result(y);
         if n < n_tokens {
             let shape = result.shape();
-            result = self.with_remake(result, || {
-                let ((held, needs), lookup) = (x.held(), lookup.clone());
-                Remake::new(needs, move |place| {
-                    let mut y = place.alloc(shape, dtype)?;
-                    lookup.scatter(place, &held.get(place)?, &mut y, false)?;
+            result = self.with_remat(result, || {
+                let ((held, needs), lookup) = (x.to_saved(), lookup.clone());
+                Remat::new(needs, move |cx| {
+                    let mut y = cx.alloc(shape, dtype)?;
+                    lookup.scatter(cx, &held.get(cx)?, &mut y, false)?;
                     Ok(y)
                 })
             });
         }
-        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let Some(source) = x.grad_target().filter(|_| self.requires_grad(&[x])) else {
+            return Ok(result);
+        };
         let shape = x.shape();
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, shape, dtype)?;
-            lookup.gather(back.place, &gradient, &mut slot.tensor, slot.add);
+            lookup.gather(back.cx, &gradient, &mut slot.tensor, slot.add);
             back.put(slot);
             Ok(())
         }))
@@ -91,32 +95,32 @@ pub(crate) struct Lookup {
 impl Lookup {
     /// Writes or adds the tokens that are named. `y` may be of another format, as a parameter's
     /// gradient is.
-    pub fn gather(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) {
+    pub fn gather(&self, cx: OpContext<'_>, x: &Tensor, y: &mut Tensor, add: bool) {
         let work = if add { y.shape().elements() } else { 0 };
-        place.count("gather", work, &[&self.ids, y, y]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::gather(engine, self, x, y, add),
-            Engine::Cuda(engine) => cuda::gather(engine, self, x, y, add),
-            Engine::Gpu(engine) => gpu::gather(engine, self, x, y, add),
+        cx.count("gather", work, &[&self.ids, y, y]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::gather(engine, self, x, y, add),
+            Backend::Cuda(engine) => cuda::gather(engine, self, x, y, add),
+            Backend::Gpu(engine) => gpu::gather(engine, self, x, y, add),
         }
     }
 
     /// Writes or adds, for each place, the sum of what lands there.
-    pub fn scatter(&self, place: Place<'_>, x: &Tensor, y: &mut Tensor, add: bool) -> Result<()> {
-        let mut order = place.workspace([self.ids.shape().elements()], Dtype::U32)?;
-        place.count("scatter", x.shape().elements(), &[&self.ids, x, y]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+    pub fn scatter(&self, cx: OpContext<'_>, x: &Tensor, y: &mut Tensor, add: bool) -> Result<()> {
+        let mut order = cx.workspace([self.ids.shape().elements()], Dtype::U32)?;
+        cx.count("scatter", x.shape().elements(), &[&self.ids, x, y]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::sort(engine, self, &mut order);
                 cpu::scatter(engine, self, &order, x, y, add);
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 cuda::sort(self, &mut order);
                 cuda::scatter(engine, self, &order, x, y, add);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 cuda::sort(self, &mut order);
                 gpu::scatter(engine, self, &order, x, y, add);
             }

@@ -1,8 +1,8 @@
-//! Gated linear units on the processor.
+//! Gated linear units on the CPU.
 
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cpu::Cpu;
+use crate::backward::GradientSlot;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{load, store};
 use crate::cpu::simd::simd;
 use crate::dtype::{Real, with_real};
@@ -11,7 +11,13 @@ use crate::ops::Activation;
 /// Numbers that go through all steps at a time, in the first level of the cache. Chosen: 8 KiB.
 const STRIP: usize = if cfg!(test) { 8 } else { 2048 };
 
-pub fn forward(cpu: &Cpu, activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor) {
+pub fn forward(
+    cpu: &CpuBackend,
+    activation: Activation,
+    gate: &Tensor,
+    up: &Tensor,
+    y: &mut Tensor,
+) {
     with_real!(gate.dtype(), T => {
         let (gate, up) = (gate.data::<T>(), up.data::<T>());
         in_strips(cpu, y.data_mut::<T>(), |at, product, y| {
@@ -26,11 +32,11 @@ pub fn forward(cpu: &Cpu, activation: Activation, gate: &Tensor, up: &Tensor, y:
 /// The gradient of up, f(gate) · gradient, if it has a place; and if up is given, that of the gate, in
 /// place of the result's: f'(gate) · up · gradient
 pub fn backward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     activation: Activation,
     (gate, up): (&Tensor, Option<&Tensor>),
     gradient: &mut Tensor,
-    slot: Option<&mut Slot>,
+    slot: Option<&mut GradientSlot>,
 ) {
     if let Some(slot) = slot {
         up_gradient(cpu, activation, gate, gradient, slot);
@@ -41,11 +47,11 @@ pub fn backward(
 }
 
 fn up_gradient(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     activation: Activation,
     gate: &Tensor,
     gradient: &Tensor,
-    slot: &mut Slot,
+    slot: &mut GradientSlot,
 ) {
     let add = slot.add;
     with_real!(gate.dtype(), T => with_real!(slot.tensor.dtype(), G => {
@@ -60,7 +66,7 @@ fn up_gradient(
 }
 
 fn gate_gradient(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     activation: Activation,
     gate: &Tensor,
     up: &Tensor,
@@ -70,7 +76,7 @@ fn gate_gradient(
         let (gate, up) = (gate.data::<T>(), up.data::<T>());
         in_strips(cpu, gradient.data_mut::<T>(), |at, product, gradient| {
             load(&gate[at..], product);
-            activation.apply_slope(product);
+            activation.apply_derivative(product);
             multiply(product, &up[at..]);
             multiply(product, gradient);
             store(product, gradient, false);
@@ -79,8 +85,12 @@ fn gate_gradient(
 }
 
 /// Calls `work` for every strip of `out`, with where it starts and as much room in f32.
-fn in_strips<T: Send>(cpu: &Cpu, out: &mut [T], work: impl Fn(usize, &mut [f32], &mut [T]) + Sync) {
-    cpu.rows(out, 1, |first, piece| {
+fn in_strips<T: Send>(
+    cpu: &CpuBackend,
+    out: &mut [T],
+    work: impl Fn(usize, &mut [f32], &mut [T]) + Sync,
+) {
+    cpu.par_rows(out, 1, |first, piece| {
         let mut room = [0.0; STRIP];
         for (at, strip) in (first..).step_by(STRIP).zip(piece.chunks_mut(STRIP)) {
             work(at, &mut room[..strip.len()], strip);

@@ -1,14 +1,20 @@
 //! Gated linear units on a GPU.
 
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, pairs};
+use crate::backward::GradientSlot;
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs};
 use crate::ops::Activation;
 
-const KERNELS: Source = Source { name: "glu", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "glu", text: include_str!("kernel.wgsl") };
 
-pub fn forward(gpu: &Gpu, activation: Activation, gate: &Tensor, up: &Tensor, y: &mut Tensor) {
-    let (n, variant) = (gate.shape().elements(), Variant::of(&[gate.dtype()]));
+pub fn forward(
+    gpu: &GpuBackend,
+    activation: Activation,
+    gate: &Tensor,
+    up: &Tensor,
+    y: &mut Tensor,
+) {
+    let (n, variant) = (gate.shape().elements(), GpuVariant::of(&[gate.dtype()]));
     let arguments = arguments![gate, up, y, n, activation.code()];
     gpu.launch(&KERNELS, "glu", &variant, pairs(n), &arguments);
 }
@@ -16,19 +22,19 @@ pub fn forward(gpu: &Gpu, activation: Activation, gate: &Tensor, up: &Tensor, y:
 /// The gradient of up, f(gate) · gradient, if it has a place; and if up is given, that of the gate, in
 /// place of the result's: f'(gate) · up · gradient
 pub fn backward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     activation: Activation,
     (gate, up): (&Tensor, Option<&Tensor>),
     gradient: &mut Tensor,
-    slot: Option<&mut Slot>,
+    slot: Option<&mut GradientSlot>,
 ) {
     let n = gate.shape().elements();
     let format = slot.as_ref().map_or(gate.dtype(), |slot| slot.tensor.dtype());
     let add = slot.as_ref().is_some_and(|slot| slot.add);
     // Without up, the result's gradient is read alone, and others may hold it.
-    let gradient = if up.is_some() { Argument::from(gradient) } else { Argument::from(&*gradient) };
+    let gradient = if up.is_some() { GpuArg::from(gradient) } else { GpuArg::from(&*gradient) };
     let tensors = arguments![gate, up, gradient, slot.map(|slot| &mut slot.tensor)];
     let arguments = [&tensors[..], &arguments![n, activation.code(), add]].concat();
-    let variant = Variant::of(&[gate.dtype(), format]);
+    let variant = GpuVariant::of(&[gate.dtype(), format]);
     gpu.launch(&KERNELS, "glu_backward", &variant, pairs(n), &arguments);
 }

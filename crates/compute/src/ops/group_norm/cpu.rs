@@ -1,19 +1,19 @@
-//! Group norm on the processor: a task per group, which cuts itself up where the group is large.
+//! Group norm on the CPU: a task per group, which cuts itself up where the group is large.
 
 use rayon::prelude::*;
 
-use super::Form;
+use super::GroupNormConfig;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{GRAIN, store};
 use crate::cpu::sums::moments;
 use crate::dtype::{Real, with_real};
 
 pub fn forward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     x: &Tensor,
     (weight, bias): (&Tensor, &Tensor),
-    form: Form,
+    form: GroupNormConfig,
     y: &mut Tensor,
 ) {
     let &[_, channels, height, width] = x.shape().sizes() else {
@@ -27,7 +27,7 @@ pub fn forward(
         // Nothing at all is no reason to cut it into pieces of no size.
         let (group_size, plane_size) = ((per_group * n_pixels).max(1), n_pixels.max(1));
         let groups = x.par_chunks(group_size).zip(y.par_chunks_mut(group_size)).enumerate();
-        cpu.run(|| groups.for_each(|(index, (x, y))| {
+        cpu.install(|| groups.for_each(|(index, (x, y))| {
             let (mean, inverse) = statistics(x, form.epsilon);
             let planes = x.par_chunks(plane_size).zip(y.par_chunks_mut(plane_size)).enumerate();
             planes.for_each(|(plane, (x, y))| {

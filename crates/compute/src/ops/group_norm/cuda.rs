@@ -1,24 +1,24 @@
-//! Group norm on a card.
+//! Group norm on a GPU.
 
-use super::Form;
+use super::GroupNormConfig;
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 
-const KERNELS: Source = Source { name: "group_norm", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "group_norm", text: include_str!("kernel.cu") };
 
 /// Threads of a block that has a group: few groups are large.
 const THREADS: u32 = 1024;
 
 /// Floats of workspace: two statistics of each group.
-pub fn floats(x: &Tensor, form: Form) -> usize {
+pub fn floats(x: &Tensor, form: GroupNormConfig) -> usize {
     2 * x.shape().sizes()[0] * form.n_groups
 }
 
 pub fn forward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     (weight, bias): (&Tensor, &Tensor),
-    form: Form,
+    form: GroupNormConfig,
     room: &mut Tensor,
     y: &mut Tensor,
 ) {
@@ -30,11 +30,11 @@ pub fn forward(
         return;
     }
     let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
-    let variant = Variant::of(&[x.dtype()]);
-    let grid = Grid { threads: THREADS, ..Grid::blocks(groups) };
+    let variant = CudaVariant::of(&[x.dtype()]);
+    let grid = LaunchConfig { threads: THREADS, ..LaunchConfig::blocks(groups) };
     let arguments = arguments![x, &mut *room, size, form.epsilon];
     cuda.launch(&KERNELS, "group_statistics", variant, grid, &arguments);
     let arguments =
         arguments![x, &*room, weight, bias, y, n, size, plane, channels, form.activation.code()];
-    cuda.launch(&KERNELS, "group_norm", variant, Grid::numbers(n), &arguments);
+    cuda.launch(&KERNELS, "group_norm", variant, LaunchConfig::per_element(n), &arguments);
 }

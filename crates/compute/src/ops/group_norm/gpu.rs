@@ -1,21 +1,21 @@
 //! Group norm on a GPU.
 
-use super::Form;
+use super::GroupNormConfig;
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs};
 
-const KERNELS: Source = Source { name: "group_norm", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "group_norm", text: include_str!("kernel.wgsl") };
 
 /// Floats of workspace: two statistics of each group.
-pub fn floats(x: &Tensor, form: Form) -> usize {
+pub fn floats(x: &Tensor, form: GroupNormConfig) -> usize {
     2 * x.shape().sizes()[0] * form.n_groups
 }
 
 pub fn forward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     x: &Tensor,
     (weight, bias): (&Tensor, &Tensor),
-    form: Form,
+    form: GroupNormConfig,
     room: &mut Tensor,
     y: &mut Tensor,
 ) {
@@ -27,7 +27,7 @@ pub fn forward(
         return;
     }
     let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
-    let variant = Variant::of(&[x.dtype()]);
+    let variant = GpuVariant::of(&[x.dtype()]);
     let arguments = arguments![x, &mut *room, size, form.epsilon];
     gpu.launch(&KERNELS, "group_statistics", &variant, groups, &arguments);
     let arguments =

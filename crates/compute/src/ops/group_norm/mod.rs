@@ -13,7 +13,7 @@ mod gpu;
 mod tests;
 
 use super::Activation;
-use crate::device::{Engine, Kind};
+use crate::device::{Backend, DeviceKind};
 use crate::tape::Tape;
 use crate::var::Var;
 use crate::{Dtype, Result, Tensor};
@@ -33,8 +33,8 @@ impl Tape<'_> {
         epsilon: f32,
         activation: Activation,
     ) -> Result<Var> {
-        let op = self.begin("group_norm");
-        op.expect_untracked(x)?;
+        let op = self.begin_op("group_norm");
+        op.expect_no_grad(x)?;
         let dtype = op.expect_real("x", x.tensor())?;
         let [_, channels, _, _] = op.expect_rank("x", x.tensor())?;
         op.expect_multiple("channels", channels, n_groups)?;
@@ -43,22 +43,22 @@ impl Tape<'_> {
         let mut y = op.alloc(x.shape(), dtype)?;
         let flops = if activation == Activation::None { FLOPS } else { FLOPS + ACTIVATION_FLOPS };
         op.count(flops * x.shape().elements(), &[x.tensor(), &y]);
-        let form = Form { n_groups, epsilon, activation };
+        let form = GroupNormConfig { n_groups, epsilon, activation };
         let floats = match op.device.kind() {
-            Kind::Cpu { .. } => 0,
-            Kind::Cuda { .. } => cuda::floats(x.tensor(), form),
-            Kind::Gpu { .. } => gpu::floats(x.tensor(), form),
+            DeviceKind::Cpu { .. } => 0,
+            DeviceKind::Cuda { .. } => cuda::floats(x.tensor(), form),
+            DeviceKind::Gpu { .. } => gpu::floats(x.tensor(), form),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::forward(engine, x.tensor(), (weight, bias), form, &mut y);
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 cuda::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 gpu::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
             }
         }
@@ -67,7 +67,7 @@ impl Tape<'_> {
 }
 
 #[derive(Clone, Copy)]
-struct Form {
+struct GroupNormConfig {
     n_groups: usize,
     epsilon: f32,
     activation: Activation,

@@ -1,11 +1,11 @@
-//! Random choices on the processor, a row at a time. They are made from numbers in f32, before
+//! Random choices on the CPU, a row at a time. They are made from numbers in f32, before
 //! rounding to a narrow format could make two of them equal.
 
 use rayon::prelude::*;
 
-use super::Draw;
+use super::GumbelDraw;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::math::{exp, ln};
 use crate::cpu::rows::{GRAIN, dot, load, max, store, sum};
 use crate::dtype::{Real, with_real};
@@ -15,11 +15,17 @@ use crate::dtype::{Real, with_real};
 const NEAREST_TO_ONE: f32 = 1.0 / (1 << 25) as f32;
 
 /// Writes soft or hard choices; `logits` is none where they lie in `out` themselves.
-pub fn one(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, out: &mut Tensor, hard: bool) {
+pub fn one(
+    cpu: &CpuBackend,
+    draw: GumbelDraw,
+    logits: Option<&Tensor>,
+    out: &mut Tensor,
+    hard: bool,
+) {
     let width = out.shape().width();
     with_real!(out.dtype(), T => {
         let logits = logits.map(Tensor::data::<T>);
-        cpu.rows(out.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(out.data_mut::<T>(), width, |first, rows| {
             let mut row = vec![0.0; width];
             for (index, out) in (first..).zip(rows.chunks_exact_mut(width)) {
                 draw.scores(index, logits, out, &mut row);
@@ -31,7 +37,13 @@ pub fn one(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, out: &mut Tensor, har
 }
 
 /// Writes soft choices and the hard ones that belong to them.
-pub fn both(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, soft: &mut Tensor, hard: &mut Tensor) {
+pub fn both(
+    cpu: &CpuBackend,
+    draw: GumbelDraw,
+    logits: Option<&Tensor>,
+    soft: &mut Tensor,
+    hard: &mut Tensor,
+) {
     let width = soft.shape().width().max(1);
     let rows = (GRAIN / width).max(1);
     with_real!(soft.dtype(), T => {
@@ -49,7 +61,7 @@ pub fn both(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, soft: &mut Tensor, h
                 store(&row, soft, false);
             }
         };
-        cpu.run(|| {
+        cpu.install(|| {
             let pieces = soft.par_chunks_mut(rows * width).zip(hard.par_chunks_mut(rows * width));
             pieces
                 .enumerate()
@@ -59,11 +71,11 @@ pub fn both(cpu: &Cpu, draw: Draw, logits: Option<&Tensor>, soft: &mut Tensor, h
 }
 
 /// dlogits = soft · (gradient - Σ gradient · soft) / τ, in place
-pub fn backward(cpu: &Cpu, soft: &Tensor, temperature: f32, gradient: &mut Tensor) {
+pub fn backward(cpu: &CpuBackend, soft: &Tensor, temperature: f32, gradient: &mut Tensor) {
     let width = soft.shape().width();
     with_real!(soft.dtype(), T => {
         let soft = soft.data::<T>();
-        cpu.rows(gradient.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(gradient.data_mut::<T>(), width, |first, rows| {
             let (mut row, mut g) = (vec![0.0; width], vec![0.0; width]);
             for (index, gradient) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&soft[index * width..][..width], &mut row);
@@ -85,14 +97,14 @@ pub fn backward(cpu: &Cpu, soft: &Tensor, temperature: f32, gradient: &mut Tenso
     });
 }
 
-impl Draw {
+impl GumbelDraw {
     /// The logits of a row with their noise, from where they lie.
     #[inline(always)]
     fn scores<T: Real>(&self, index: usize, logits: Option<&[T]>, own: &[T], row: &mut [f32]) {
         let width = row.len();
         load(logits.map_or(own, |logits| &logits[index * width..][..width]), row);
         for (number, at) in row.iter_mut().zip(index * width..) {
-            *number += noise(self.random.uniform(at));
+            *number += noise(self.sequence.uniform(at));
         }
     }
 

@@ -19,10 +19,10 @@ mod gpu;
 mod tests;
 
 use crate::Result;
-use crate::device::Engine;
-use crate::random::Stream;
+use crate::device::Backend;
+use crate::random::RandomSequence;
 use crate::tape::Tape;
-use crate::var::{Kept, Var};
+use crate::var::{SavedTensor, Var};
 
 /// Operations per number, for the tally; a logarithm or an exponential counts as ten, a random
 /// number as forty.
@@ -33,15 +33,15 @@ impl Tape<'_> {
     /// A random choice by `logits` over the last dimension, in their memory if nobody else holds
     /// it: soft, the sharper the lower the temperature, or hard with the gradient of the soft one.
     pub fn gumbel_softmax(&self, logits: Var, temperature: f32, hard: bool) -> Result<Var> {
-        let op = self.begin("gumbel_softmax");
+        let op = self.begin_op("gumbel_softmax");
         let dtype = op.expect_real("logits", logits.tensor())?;
         let is_fit = temperature > 0.0 && temperature.is_finite();
         op.expect_range("temperature", &temperature, is_fit, "above 0 and finite")?;
-        let draw = Draw { temperature, random: self.random(logits.shape()) };
-        let (source, shape) = (logits.source(), logits.shape());
-        let is_tracked = self.tracks(&[&logits]);
+        let draw = GumbelDraw { temperature, sequence: self.random_sequence(logits.shape()) };
+        let (source, shape) = (logits.grad_target(), logits.shape());
+        let is_tracked = self.requires_grad(&[&logits]);
         let logits = logits.into_tensor();
-        let (shared, mut values) = if logits.sharers() == 1 {
+        let (shared, mut values) = if logits.ref_count() == 1 {
             (None, logits)
         } else {
             (Some(logits), op.alloc(shape, dtype)?)
@@ -51,16 +51,16 @@ impl Tape<'_> {
         let mut choice = has_both.then(|| op.alloc(shape, dtype)).transpose()?;
         op.count(FLOPS * shape.elements(), &[&values, &values]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => match &mut choice {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => match &mut choice {
                 Some(choice) => cpu::both(engine, draw, shared.as_ref(), &mut values, choice),
                 None => cpu::one(engine, draw, shared.as_ref(), &mut values, hard),
             },
-            Engine::Cuda(engine) => match &mut choice {
+            Backend::Cuda(engine) => match &mut choice {
                 Some(choice) => cuda::both(engine, draw, shared.as_ref(), &mut values, choice),
                 None => cuda::one(engine, draw, shared.as_ref(), &mut values, hard),
             },
-            Engine::Gpu(engine) => match &mut choice {
+            Backend::Gpu(engine) => match &mut choice {
                 Some(choice) => gpu::both(engine, draw, shared.as_ref(), &mut values, choice),
                 None => gpu::one(engine, draw, shared.as_ref(), &mut values, hard),
             },
@@ -68,25 +68,25 @@ impl Tape<'_> {
         drop(shared);
         let (kept, result) = match choice {
             Some(choice) => {
-                self.keep_own(&op);
-                (Kept::Tensor(values), op.result(choice))
+                self.save_extra(&op);
+                (SavedTensor::Tensor(values), op.result(choice))
             }
             None if is_tracked => {
                 let result = op.result(values);
-                (self.keep(&result), result)
+                (self.save_for_backward(&result), result)
             }
             None => return Ok(op.result(values)),
         };
         Ok(self.record(result, move |back, gradient| {
-            let soft = kept.get(back.place)?;
-            let mut gradient = gradient.unshared()?;
+            let soft = kept.get(back.cx)?;
+            let mut gradient = gradient.into_unique()?;
             let work = BACKWARD_FLOPS * soft.shape().elements();
-            back.place.count("gumbel backward", work, &[&soft, &gradient, &gradient]);
-            match back.place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
-                Engine::Cuda(engine) => cuda::backward(engine, &soft, temperature, &mut gradient),
-                Engine::Gpu(engine) => gpu::backward(engine, &soft, temperature, &mut gradient),
+            back.cx.count("gumbel backward", work, &[&soft, &gradient, &gradient]);
+            match back.cx.engine() {
+                Backend::Meta => {}
+                Backend::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
+                Backend::Cuda(engine) => cuda::backward(engine, &soft, temperature, &mut gradient),
+                Backend::Gpu(engine) => gpu::backward(engine, &soft, temperature, &mut gradient),
             }
             back.pass(source, gradient)
         }))
@@ -95,7 +95,7 @@ impl Tape<'_> {
 
 /// What makes a choice.
 #[derive(Clone, Copy)]
-struct Draw {
+struct GumbelDraw {
     temperature: f32,
-    random: Stream,
+    sequence: RandomSequence,
 }

@@ -1,12 +1,12 @@
 //! Random choices against their formula, with the same random numbers.
 
-use crate::random::Stream;
+use crate::random::RandomSequence;
 use crate::testing::{Dual, Input, check, device, recomputed, upload};
 use crate::{Device, Dtype, Gradients, Params, Tape, Tensor, Var};
 
 /// softmax((logits + g) / τ) with the first stream of the tape that `check` makes.
 fn exact(logits: &[Dual], width: usize, temperature: f64) -> Vec<Dual> {
-    let random = Stream::new(7, 0);
+    let random = RandomSequence::new(7, 0);
     let noise = |index: usize| -(-f64::from(random.uniform(index)).ln()).ln();
     let scores = logits.iter().enumerate();
     let scores: Vec<Dual> = scores
@@ -99,7 +99,7 @@ fn logits_are_written_over_only_if_nobody_else_holds_them() {
         let var = |tensor: Tensor| if is_tracked { tape.leaf(tensor) } else { Var::from(tensor) };
         let choose = |logits: Var| {
             let before = device.usage().in_use;
-            device.restart_peak();
+            device.reset_peak();
             let choice = tape.gumbel_softmax(logits, 1.0, hard).unwrap();
             (choice, device.usage().peak - before)
         };
@@ -125,7 +125,7 @@ fn recomputed_choices_are_the_same() {
             let mut gradients = Gradients::default();
             let tape = Tape::training(&device, &params, 3);
             // Streams that come before the block's own.
-            tape.random([6, 5].into());
+            tape.random_sequence([6, 5].into());
             let block = move |tape: &Tape<'_>, v: &[Var]| {
                 let first = tape.gumbel_softmax(tape.scale(&v[0], 2.0)?, 0.7, hard)?;
                 tape.gumbel_softmax(tape.add(&first, &v[0])?, 0.5, hard)

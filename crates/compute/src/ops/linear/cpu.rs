@@ -1,17 +1,22 @@
-//! What a linear layer needs on the processor besides products.
+//! What a linear layer needs on the CPU besides products.
 
 use super::Dropout;
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::store;
 use crate::dtype::{Real, with_real};
 
 /// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(cpu: &Cpu, Dropout { share, random }: Dropout, x: &Tensor, out: &mut Tensor) {
+pub fn drop_out(
+    cpu: &CpuBackend,
+    Dropout { share, sequence: random }: Dropout,
+    x: &Tensor,
+    out: &mut Tensor,
+) {
     let scale = 1.0 / (1.0 - share);
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(out.data_mut::<T>(), 1, |first, out| {
+        cpu.par_rows(out.data_mut::<T>(), 1, |first, out| {
             for (index, (out, x)) in (first..).zip(out.iter_mut().zip(&x[first..])) {
                 let factor = if random.uniform(index) < share { 0.0 } else { scale };
                 *out = T::from_f32(factor * x.to_f32());
@@ -21,12 +26,12 @@ pub fn drop_out(cpu: &Cpu, Dropout { share, random }: Dropout, x: &Tensor, out: 
 }
 
 /// The sum of each column, a strip of columns per task.
-pub fn column_sums(cpu: &Cpu, matrix: &Tensor, sums: &mut Tensor, add: bool) {
+pub fn column_sums(cpu: &CpuBackend, matrix: &Tensor, sums: &mut Tensor, add: bool) {
     const STRIP: usize = 64;
     let width = matrix.shape().width();
     with_real!(matrix.dtype(), T => {
         let matrix = matrix.data::<T>();
-        cpu.samples(sums.data_mut::<f32>(), STRIP, |strip, sums| {
+        cpu.par_chunks(sums.data_mut::<f32>(), STRIP, |strip, sums| {
             let from = strip * STRIP;
             let mut totals = [0.0; STRIP];
             for row in matrix.chunks_exact(width) {

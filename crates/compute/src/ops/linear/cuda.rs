@@ -1,11 +1,13 @@
-//! What a linear layer needs on a card besides products.
+//! What a linear layer needs on a GPU besides products.
 
 use super::Dropout;
 use crate::Tensor;
-use crate::cuda::columns::Sum;
-use crate::cuda::{ALIGNMENT, Argument, Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::columns::CudaColumnSum;
+use crate::cuda::{
+    ALIGNMENT, CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments,
+};
 
-const KERNELS: Source = Source { name: "linear", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "linear", text: include_str!("kernel.cu") };
 
 /// Numbers that tensors which are rounded together begin at multiples of, so that each is aligned.
 pub const PIECE: usize = ALIGNMENT / size_of::<u16>();
@@ -13,30 +15,35 @@ pub const PIECE: usize = ALIGNMENT / size_of::<u16>();
 const MOST: usize = 3;
 
 /// Rounds some f32 tensors into one, in which each begins where it is said, and the next where it ends.
-pub fn round(cuda: &Cuda, all: &[&Tensor], starts: &[usize], rounded: &mut Tensor) {
+pub fn round(cuda: &CudaBackend, all: &[&Tensor], starts: &[usize], rounded: &mut Tensor) {
     let n = starts[all.len()];
     let mut arguments = arguments![&mut *rounded].to_vec();
     for index in 0..MOST {
         let (from, start) = (all.get(index), starts.get(index).copied().unwrap_or(n));
         let count = from.map_or(0, |tensor| tensor.shape().elements());
-        arguments.extend([Argument::from(from.copied()), start.into(), count.into()]);
+        arguments.extend([CudaArg::from(from.copied()), start.into(), count.into()]);
     }
-    let variant = Variant::of(&[rounded.dtype()]);
-    cuda.launch(&KERNELS, "round_all", variant, Grid::numbers(n), &arguments);
+    let variant = CudaVariant::of(&[rounded.dtype()]);
+    cuda.launch(&KERNELS, "round_all", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(cuda: &Cuda, Dropout { share, random }: Dropout, x: &Tensor, out: &mut Tensor) {
+pub fn drop_out(
+    cuda: &CudaBackend,
+    Dropout { share, sequence: random }: Dropout,
+    x: &Tensor,
+    out: &mut Tensor,
+) {
     let (n, [seed, stream, first]) = (x.shape().elements(), random.parts());
     let scale = 1.0 / (1.0 - share);
     let arguments = arguments![x, out, n, share, scale, seed, stream, first];
-    let variant = Variant::of(&[x.dtype()]);
-    cuda.launch(&KERNELS, "drop_out", variant, Grid::numbers(n), &arguments);
+    let variant = CudaVariant::of(&[x.dtype()]);
+    cuda.launch(&KERNELS, "drop_out", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// The sum of each column.
-pub fn column_sums(cuda: &Cuda, matrix: &Tensor, sums: &mut Tensor, add: bool) {
+pub fn column_sums(cuda: &CudaBackend, matrix: &Tensor, sums: &mut Tensor, add: bool) {
     let rows_per_vector = matrix.shape().rows();
-    let sum = Sum { a: matrix, b: None, statistics: None, rows_per_vector };
+    let sum = CudaColumnSum { a: matrix, b: None, statistics: None, rows_per_vector };
     sum.run(cuda, sums, 0, add);
 }

@@ -2,22 +2,27 @@
 
 use super::Dropout;
 use crate::Tensor;
-use crate::gpu::columns::Sum;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs, stream_arguments};
+use crate::gpu::columns::GpuColumnSum;
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs, sequence_args};
 
-const KERNELS: Source = Source { name: "linear", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "linear", text: include_str!("kernel.wgsl") };
 
 /// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(gpu: &Gpu, Dropout { share, random }: Dropout, x: &Tensor, out: &mut Tensor) {
+pub fn drop_out(
+    gpu: &GpuBackend,
+    Dropout { share, sequence: random }: Dropout,
+    x: &Tensor,
+    out: &mut Tensor,
+) {
     let (n, scale) = (x.shape().elements(), 1.0 / (1.0 - share));
-    let numbers = stream_arguments(random);
+    let numbers = sequence_args(random);
     let arguments = [&arguments![x, out, n, share, scale][..], &numbers].concat();
-    gpu.launch(&KERNELS, "drop_out", &Variant::of(&[x.dtype()]), pairs(n), &arguments);
+    gpu.launch(&KERNELS, "drop_out", &GpuVariant::of(&[x.dtype()]), pairs(n), &arguments);
 }
 
 /// The sum of each column.
-pub fn column_sums(gpu: &Gpu, matrix: &Tensor, sums: &mut Tensor, add: bool) {
+pub fn column_sums(gpu: &GpuBackend, matrix: &Tensor, sums: &mut Tensor, add: bool) {
     let rows_per_vector = matrix.shape().rows();
-    let sum = Sum { a: matrix, b: None, rows_per_vector };
+    let sum = GpuColumnSum { a: matrix, b: None, rows_per_vector };
     sum.run(gpu, sums, 0, add);
 }

@@ -11,24 +11,24 @@
 //! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to. Others
 //! keep the way to f's result, not the result, and if it is asked for the way to the product too.
 
+mod backward;
 mod cpu;
 mod cuda;
 mod gpu;
-mod record;
 #[cfg(test)]
 mod tests;
 
 use std::rc::Rc;
 
-pub(super) use self::record::column_sums;
-use self::record::{Held, LayerRecord, LoraRecord, Record};
-use super::matmul::{MatMul, Matrix, Product};
+pub(super) use self::backward::column_sums;
+use self::backward::{LayerBackward, LinearBackward, LoraBackward, SavedWeight};
+use super::matmul::{FusedMatmul, Matmul, Operand};
 use super::{Activation, activation, inputs};
-use crate::device::{Engine, Kind};
-use crate::op::{Op, Place};
-use crate::random::Stream;
+use crate::device::{Backend, DeviceKind};
+use crate::op::{Op, OpContext};
+use crate::random::RandomSequence;
 use crate::tape::Tape;
-use crate::var::{Activated, Remake, Var};
+use crate::var::{Activated, Remat, Var};
 use crate::{Dtype, Quantised, Result, Shape, Tensor};
 
 /// What a linear layer consists of.
@@ -46,7 +46,7 @@ pub struct Linear<'a> {
     pub onto: Option<&'a Var>,
     /// Whether the product is computed again for whoever would keep the result, instead of kept. With
     /// an activation, only that is computed again in any case; not where it is added to something.
-    pub is_remade: bool,
+    pub is_remat: bool,
 }
 
 /// The matrix of a linear layer.
@@ -79,10 +79,10 @@ impl<'a> Weight<'a> {
     }
 
     /// As a factor of x.
-    pub(super) fn matrix(self, x: Dtype) -> Matrix<'a> {
+    pub(super) fn matrix(self, x: Dtype) -> Operand<'a> {
         match self {
-            Self::Dense(var) => Matrix::beside(var.tensor(), x),
-            Self::Quantised(quantised) => Matrix::quantised(quantised, x),
+            Self::Dense(var) => Operand::beside(var.tensor(), x),
+            Self::Quantised(quantised) => Operand::quantised(quantised, x),
         }
     }
 
@@ -127,74 +127,79 @@ impl<'a> Linear<'a> {
     pub fn new(weight: impl Into<Weight<'a>>) -> Self {
         let weight = weight.into();
         let (bias, lora, onto) = (None, None, None);
-        Self { weight, bias, activation: Activation::None, lora, onto, is_remade: false }
+        Self { weight, bias, activation: Activation::None, lora, onto, is_remat: false }
     }
 }
 
 impl Tape<'_> {
     /// A linear layer; see the module's comment.
     pub fn linear(&self, x: &Var, layer: Linear<'_>) -> Result<Var> {
-        let op = self.begin("linear");
+        let op = self.begin_op("linear");
         let outputs = check(&op, x, layer)?;
-        let Linear { weight, bias, activation, lora, onto, is_remade } = layer;
+        let Linear { weight, bias, activation, lora, onto, is_remat: is_remade } = layer;
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up), onto];
-        let is_tracked = self.tracks(&inputs(all));
+        let is_tracked = self.requires_grad(&inputs(all));
 
         let share = lora.map_or(0.0, |lora| lora.dropout);
         let is_dropped = share > 0.0 && self.is_training();
-        let dropout = is_dropped.then(|| Dropout { share, random: self.random(x.shape()) });
-        let wanted = Wanted {
-            before: is_tracked && activation != Activation::None,
+        let dropout =
+            is_dropped.then(|| Dropout { share, sequence: self.random_sequence(x.shape()) });
+        let wanted = LinearWanted {
+            pre_activation: is_tracked && activation != Activation::None,
             result: self.wants_result(&op),
         };
-        let made = forward(op.place, x, (layer, outputs), dropout, wanted)?;
-        let Made { y, before, inner, ready } = made;
+        let made = forward(op.cx, x, (layer, outputs), dropout, wanted)?;
+        let LinearOutput { y, pre_activation, inner, lora: ready } = made;
 
         let result = op.result(y);
         if !is_tracked {
             return Ok(result);
         }
-        if inner.is_some() || before.is_some() {
-            self.keep_own(&op);
+        if inner.is_some() || pre_activation.is_some() {
+            self.save_extra(&op);
         }
         let rounded = ready.as_ref().and_then(|ready| ready.bias.clone());
-        let record = Record {
-            layer: self.layer_record(x, layer, (inner.zip(ready), dropout)),
-            onto: onto.and_then(Var::source),
+        let record = LinearBackward {
+            layer: self.layer_backward(x, layer, (inner.zip(ready), dropout)),
+            onto: onto.and_then(Var::grad_target),
         };
-        let result = match before {
-            None if is_remade && onto.is_none() => self.with_remake(result, || {
+        let result = match pre_activation {
+            None if is_remade && onto.is_none() => self.with_remat(result, || {
                 let bias = rounded.or(bias.map(|bias| bias.tensor().clone()));
-                again(&op, (x, outputs), &record.layer, bias)
+                remat(&op, (x, outputs), &record.layer, bias)
             }),
             None => result,
-            Some(before) => self.activated(result, Activated { activation, before }),
+            Some(pre_activation) => {
+                self.activated(result, Activated { activation, input: pre_activation })
+            }
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
 
-    /// What the way back needs of a layer, whose adapter is there as it was multiplied.
-    fn layer_record(
+    /// What the backward pass needs of a layer, whose adapter is there as it was multiplied.
+    fn layer_backward(
         &self,
         x: &Var,
         Linear { weight, bias, lora, .. }: Linear<'_>,
-        (adapter, dropout): (Option<(Tensor, Ready)>, Option<Dropout>),
-    ) -> LayerRecord {
+        (adapter, dropout): (Option<(Tensor, LoraOperands)>, Option<Dropout>),
+    ) -> LayerBackward {
         let weight = match weight {
-            Weight::Dense(weight) => Held::Dense(self.keep(weight), weight.source()),
-            Weight::Quantised(weight) => Held::Quantised(weight.clone()),
+            Weight::Dense(weight) => {
+                SavedWeight::Dense(self.save_for_backward(weight), weight.grad_target())
+            }
+            Weight::Quantised(weight) => SavedWeight::Quantised(weight.clone()),
         };
-        let trains_down = lora.is_some_and(|lora| lora.down.source().is_some());
-        LayerRecord {
-            kept_x: (weight.is_trained() || trains_down).then(|| self.keep(x)),
-            x: (x.source(), x.shape()),
+        let trains_down = lora.is_some_and(|lora| lora.down.grad_target().is_some());
+        LayerBackward {
+            saved_x: (weight.is_trained() || trains_down).then(|| self.save_for_backward(x)),
+            x: (x.grad_target(), x.shape()),
             activated: x.activated.clone(),
             weight,
-            bias: bias.and_then(Var::source),
-            lora: lora.zip(adapter).map(|(lora, (inner, ready))| LoraRecord {
+            bias: bias.and_then(Var::grad_target),
+            lora: lora.zip(adapter).map(|(lora, (inner, ready))| LoraBackward {
                 inner,
-                down: (ready.down, lora.down.source()),
-                up: (ready.up, lora.up.source()),
+                down: (ready.down, lora.down.grad_target()),
+                up: (ready.up, lora.up.grad_target()),
                 scale: lora.scale,
                 dropout,
             }),
@@ -205,97 +210,99 @@ impl Tape<'_> {
     fn activated(&self, result: Var, of: Activated) -> Var {
         let of = Rc::new(of);
         let result = Var { activated: Some(Rc::clone(&of)), ..result };
-        let needs = result.held().1;
-        self.with_remake(result, || {
-            Remake::new(needs, move |place| activation::again(place, &of.before, of.activation))
+        let needs = result.to_saved().1;
+        self.with_remat(result, || {
+            Remat::new(needs, move |cx| activation::remat(cx, &of.input, of.activation))
         })
     }
 }
 
 /// What is asked of forward besides the arithmetic.
 #[derive(Clone, Copy)]
-struct Wanted {
+struct LinearWanted {
     /// Whether what the activation is applied to is kept.
-    before: bool,
+    pre_activation: bool,
     /// Whether anybody reads the result.
     result: bool,
 }
 
 /// What forward makes.
-struct Made {
+struct LinearOutput {
     y: Tensor,
-    before: Option<Tensor>,
+    pre_activation: Option<Tensor>,
     inner: Option<Tensor>,
-    ready: Option<Ready>,
+    lora: Option<LoraOperands>,
 }
 
 fn forward(
-    place: Place<'_>,
+    cx: OpContext<'_>,
     x: &Var,
     (layer, outputs): (Linear<'_>, usize),
     dropout: Option<Dropout>,
-    wanted: Wanted,
-) -> Result<Made> {
+    wanted: LinearWanted,
+) -> Result<LinearOutput> {
     let Linear { weight, bias, activation, lora, onto, .. } = layer;
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
-    let is_before_enough = wanted.before && !wanted.result;
-    let is_run = place.is_run && !is_before_enough;
+    let is_before_enough = wanted.pre_activation && !wanted.result;
+    let is_run = cx.is_run && !is_before_enough;
     // What is kept comes first, so that what passes leaves its memory at the top of it.
-    let ready = lora.map(|lora| Ready::new(place, lora, bias, dtype)).transpose()?;
+    let ready = lora.map(|lora| LoraOperands::new(cx, lora, bias, dtype)).transpose()?;
     let inner = match (lora, &ready) {
-        (Some(lora), Some(ready)) => Some(ready.inner(place, x, lora.scale, dropout)?),
+        (Some(lora), Some(ready)) => Some(ready.inner(cx, x, lora.scale, dropout)?),
         _ => None,
     };
-    let mut before = if wanted.before { Some(place.alloc(shape, dtype)?) } else { None };
-    let mut y = Place { is_run, ..place }.alloc(shape, dtype)?;
+    let mut pre_activation =
+        if wanted.pre_activation { Some(cx.alloc(shape, dtype)?) } else { None };
+    let mut y = OpContext { is_run, ..cx }.alloc(shape, dtype)?;
     let low_rank = inner.as_ref().zip(ready.as_ref()).map(|(inner, ready)| [inner, &ready.up]);
-    let products = products(x.tensor(), weight.matrix(dtype), low_rank);
+    let products = matmuls(x.tensor(), weight.matrix(dtype), low_rank);
     let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
     let bias = rounded.or(bias.map(Var::tensor));
-    match &mut before {
+    match &mut pre_activation {
         Some(before) if is_before_enough => {
-            MatMul { bias, ..MatMul::new(&products, before) }.run(place)?;
+            FusedMatmul { bias, ..FusedMatmul::new(&products, before) }.run(cx)?;
         }
         before => {
             let (before_activation, onto) = (before.as_mut(), onto.map(Var::tensor));
-            let products = MatMul::new(&products, &mut y);
-            MatMul { bias, activation, before_activation, onto, ..products }.run(place)?;
+            let products = FusedMatmul::new(&products, &mut y);
+            FusedMatmul { bias, activation, pre_activation: before_activation, onto, ..products }
+                .run(cx)?;
         }
     }
-    Ok(Made { y, before, inner, ready })
+    Ok(LinearOutput { y, pre_activation, inner, lora: ready })
 }
 
 /// x·Wᵀ, and beside it inner·Bᵀ.
-fn products<'a>(
+fn matmuls<'a>(
     x: &'a Tensor,
-    weight: Matrix<'a>,
+    weight: Operand<'a>,
     low_rank: Option<[&'a Tensor; 2]>,
-) -> Vec<Product<'a>> {
-    let mut products = vec![Product::new(x, weight.t())];
+) -> Vec<Matmul<'a>> {
+    let mut products = vec![Matmul::new(x, weight.t())];
     if let Some(factors) = low_rank {
-        let [inner, up] = factors.map(|factor| Matrix::beside(factor, x.dtype()));
-        products.push(Product::new(inner, up.t()));
+        let [inner, up] = factors.map(|factor| Operand::beside(factor, x.dtype()));
+        products.push(Matmul::new(inner, up.t()));
     }
     products
 }
 
 /// How to make the result of a layer without an activation again, from x and what its record keeps.
-fn again(
+fn remat(
     op: &Op<'_>,
     (x, outputs): (&Var, usize),
-    of: &LayerRecord,
+    of: &LayerBackward,
     bias: Option<Tensor>,
-) -> Remake {
-    let (x, mut needs) = x.held();
+) -> Remat {
+    let (x, mut needs) = x.to_saved();
     let weight = of.weight.clone();
     let low_rank = of.lora.as_ref().map(|lora| [lora.inner.clone(), lora.up.0.clone()]);
     needs.extend(low_rank.is_some().then_some(op.index));
-    Remake::new(needs, move |place| {
-        let (x, weight) = (x.get(place)?, weight.clone().get(place)?);
-        let mut y = place.alloc(x.shape().with_width(outputs), x.dtype())?;
+    Remat::new(needs, move |cx| {
+        let (x, weight) = (x.get(cx)?, weight.clone().get(cx)?);
+        let mut y = cx.alloc(x.shape().with_width(outputs), x.dtype())?;
         let low_rank = low_rank.as_ref().map(|[inner, up]| [inner, up]);
-        let products = products(&x, weight.matrix(x.dtype()), low_rank);
-        MatMul { bias: bias.as_ref(), ..MatMul::new(&products, &mut y) }.run(place)?;
+        let products = matmuls(&x, weight.matrix(x.dtype()), low_rank);
+        FusedMatmul { bias: bias.as_ref(), ..FusedMatmul::new(&products, &mut y) }.run(cx)?;
         Ok(y)
     })
 }
@@ -322,18 +329,18 @@ fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
 #[derive(Clone, Copy)]
 struct Dropout {
     share: f32,
-    random: Stream,
+    sequence: RandomSequence,
 }
 
 impl Dropout {
-    fn apply(self, place: Place<'_>, x: &Tensor) -> Result<Tensor> {
-        let mut seen = place.workspace(x.shape(), x.dtype())?;
-        place.count("dropout", x.shape().elements(), &[x, &seen]);
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
-            Engine::Cuda(engine) => cuda::drop_out(engine, self, x, &mut seen),
-            Engine::Gpu(engine) => gpu::drop_out(engine, self, x, &mut seen),
+    fn apply(self, cx: OpContext<'_>, x: &Tensor) -> Result<Tensor> {
+        let mut seen = cx.workspace(x.shape(), x.dtype())?;
+        cx.count("dropout", x.shape().elements(), &[x, &seen]);
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
+            Backend::Cuda(engine) => cuda::drop_out(engine, self, x, &mut seen),
+            Backend::Gpu(engine) => gpu::drop_out(engine, self, x, &mut seen),
         }
         Ok(seen)
     }
@@ -355,19 +362,19 @@ impl Lora<'_> {
     }
 }
 
-/// An adapter as it is multiplied. A card's matrix units want both factors of a product in one format: there
+/// An adapter as it is multiplied. A GPU's matrix units want both factors of a product in one format: there
 /// all of it is rounded to that of x by one kernel, once for both ways.
-struct Ready {
+struct LoraOperands {
     down: Tensor,
     up: Tensor,
     /// The layer's bias, if it was rounded too.
     bias: Option<Tensor>,
 }
 
-impl Ready {
-    fn new(place: Place<'_>, lora: Lora<'_>, bias: Option<&Var>, x: Dtype) -> Result<Self> {
+impl LoraOperands {
+    fn new(cx: OpContext<'_>, lora: Lora<'_>, bias: Option<&Var>, x: Dtype) -> Result<Self> {
         let (down, up) = (lora.down.tensor(), lora.up.tensor());
-        if between(place, x) == Dtype::F32 {
+        if inner_dtype(cx, x) == Dtype::F32 {
             return Ok(Self { down: down.clone(), up: up.clone(), bias: None });
         }
         let all: Vec<&Tensor> = [down, up].into_iter().chain(bias.map(Var::tensor)).collect();
@@ -376,14 +383,14 @@ impl Ready {
             let end = starts[starts.len() - 1] + tensor.shape().elements();
             starts.push(end.next_multiple_of(cuda::PIECE));
         }
-        let mut rounded = place.alloc([starts[all.len()]], x)?;
-        place.count("convert", 0, &[down, up, &rounded]);
-        if let Engine::Cuda(engine) = place.engine() {
+        let mut rounded = cx.alloc([starts[all.len()]], x)?;
+        cx.count("convert", 0, &[down, up, &rounded]);
+        if let Backend::Cuda(engine) = cx.engine() {
             cuda::round(engine, &all, &starts, &mut rounded);
         }
         let mut parts = all.iter().zip(&starts).map(|(tensor, start)| {
             let shape = tensor.shape();
-            rounded.part(*start..start + shape.elements()).into_shape(shape)
+            rounded.narrow(*start..start + shape.elements()).into_shape(shape)
         });
         let mut next = || parts.next();
         let (down, up) = next().zip(next()).expect("both are among them");
@@ -393,25 +400,25 @@ impl Ready {
     /// scale·x·Aᵀ
     fn inner(
         &self,
-        place: Place<'_>,
+        cx: OpContext<'_>,
         x: &Var,
         scale: f32,
         dropout: Option<Dropout>,
     ) -> Result<Tensor> {
         let (x, rank) = (x.tensor(), self.down.shape().sizes()[0]);
-        let mut inner = place.alloc([x.shape().rows(), rank], between(place, x.dtype()))?;
-        let dropped = dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
+        let mut inner = cx.alloc([x.shape().rows(), rank], inner_dtype(cx, x.dtype()))?;
+        let dropped = dropout.map(|dropout| dropout.apply(cx, x)).transpose()?;
         let seen = dropped.as_ref().unwrap_or(x);
-        let product = Product::new(seen, Matrix::from(&self.down).t());
-        MatMul::new(&[Product { scale, ..product }], &mut inner).run(place)?;
+        let product = Matmul::new(seen, Operand::from(&self.down).t());
+        FusedMatmul::new(&[Matmul { scale, ..product }], &mut inner).run(cx)?;
         Ok(inner)
     }
 }
 
-/// The format of what lies between A and B: a card would round it for its next product anyway.
-fn between(place: Place<'_>, x: Dtype) -> Dtype {
-    match place.device.kind() {
-        Kind::Cpu { .. } | Kind::Gpu { .. } => Dtype::F32,
-        Kind::Cuda { .. } => x,
+/// The format of what lies between A and B: a GPU would round it for its next product anyway.
+fn inner_dtype(cx: OpContext<'_>, x: Dtype) -> Dtype {
+    match cx.device.kind() {
+        DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => Dtype::F32,
+        DeviceKind::Cuda { .. } => x,
     }
 }

@@ -4,12 +4,12 @@ use super::{Linear, Lora, Weight};
 use crate::ops::Activation;
 use crate::ops::activation::tests::{ALL, exact};
 use crate::testing::{
-    Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes, on_card, upload,
+    Dual, Input, check, check_gpu, device, expect_not_hidden, for_random_sizes, on_gpu, upload,
 };
 use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Tensor, Var};
 
 /// Rows of x times rows of a matrix.
-fn product(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
+fn matmul(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
     let dot = |a: &[Dual], b: &[Dual]| a.iter().zip(b).map(|(a, b)| *a * *b).sum();
     x.chunks(inner).flat_map(|x| matrix.chunks(inner).map(move |row| dot(x, row))).collect()
 }
@@ -33,7 +33,7 @@ fn layer(tape: &Tape<'_>, v: &[Var], activation: Activation) -> crate::Result<Va
 /// A layer whose result is computed again for the norm that would keep it.
 fn remade(tape: &Tape<'_>, v: &[Var], is_remade: bool) -> crate::Result<Var> {
     let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
-    let layer = Linear { bias: Some(&v[2]), lora, is_remade, ..Linear::new(&v[1]) };
+    let layer = Linear { bias: Some(&v[2]), lora, is_remat: is_remade, ..Linear::new(&v[1]) };
     tape.layer_norm(&tape.linear(&v[0], layer)?, None, None, 1e-6)
 }
 
@@ -75,8 +75,8 @@ fn check_layer(
         8.0,
         &|tape, v| layer(tape, v, activation),
         &|v| {
-            let low = product(&product(&v[0], &v[3], inputs), &v[4], rank);
-            let sums = product(&v[0], &v[1], inputs).into_iter().zip(low);
+            let low = matmul(&matmul(&v[0], &v[3], inputs), &v[4], rank);
+            let sums = matmul(&v[0], &v[1], inputs).into_iter().zip(low);
             let biased = sums.zip(v[2].iter().cycle());
             biased.map(|((y, low), bias)| exact(activation, y + low * 0.7 + *bias)).collect()
         },
@@ -98,10 +98,10 @@ fn all_parts_at_random_sizes() {
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_a_large_layer() {
+fn a_gpu_agrees_with_the_cpu_on_a_large_layer() {
     for activation in ALL {
         let parts = parts(200, (192, 256, 16));
-        check_card(&parts, 8.0, &|tape, v| layer(tape, v, activation));
+        check_gpu(&parts, 8.0, &|tape, v| layer(tape, v, activation));
     }
 }
 
@@ -116,8 +116,8 @@ fn the_result_is_added_to_a_stream() {
             tape.linear(&v[0], Linear { bias, lora, onto, ..Linear::new(&v[1]) })
         };
         check(&inputs_of, 8.0, &run, &|v| {
-            let low = product(&product(&v[0], &v[3], inputs), &v[4], rank);
-            let sums = product(&v[0], &v[1], inputs).into_iter().zip(low);
+            let low = matmul(&matmul(&v[0], &v[3], inputs), &v[4], rank);
+            let sums = matmul(&v[0], &v[1], inputs).into_iter().zip(low);
             let biased = sums.zip(v[2].iter().cycle()).zip(&v[5]);
             biased.map(|(((y, low), bias), onto)| y + low * 0.7 + *bias + *onto).collect()
         });
@@ -132,7 +132,7 @@ fn a_stream_goes_through_a_layer_and_past_it() {
         &[Input::normal([5, 9], 1), weight],
         8.0,
         &|tape, v| tape.linear(&v[0], Linear { onto: Some(&v[0]), ..Linear::new(&v[1]) }),
-        &|v| product(&v[0], &v[1], 9).into_iter().zip(&v[0]).map(|(y, x)| y + *x).collect(),
+        &|v| matmul(&v[0], &v[1], 9).into_iter().zip(&v[0]).map(|(y, x)| y + *x).collect(),
     );
 }
 
@@ -157,25 +157,25 @@ fn gradients_go_through_the_activation_before_a_layer() {
             tape.add(&tape.add(&y, &down(&before)?)?, &down(&after)?)
         };
         check(&inputs, 12.0, &run, &|v| {
-            let low = product(&product(&v[0], &v[3], 7), &v[4], 2);
-            let sums = product(&v[0], &v[1], 7).into_iter().zip(low);
+            let low = matmul(&matmul(&v[0], &v[3], 7), &v[4], 2);
+            let sums = matmul(&v[0], &v[1], 7).into_iter().zip(low);
             let biased = sums.zip(v[2].iter().cycle());
             let h: Vec<_> =
                 biased.map(|((y, low), bias)| exact(activation, y + low * 0.7 + *bias)).collect();
-            let low = product(&product(&h, &v[6], 16), &v[7], 2);
+            let low = matmul(&matmul(&h, &v[6], 16), &v[7], 2);
             let factor = if n_readers == 1 { 1.0 } else { 1.25 };
-            let sums = product(&h, &v[5], 16).into_iter().zip(low);
+            let sums = matmul(&h, &v[5], 16).into_iter().zip(low);
             sums.map(|(y, low)| (y + low * 0.7) * factor).collect()
         });
     }
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_two_large_layers() {
+fn a_gpu_agrees_with_the_cpu_on_two_large_layers() {
     for activation in ALL {
         let [x, up, ..] = parts(200, (64, 256, 16));
         let down = Input::normal([72, 256], 6).scaled(0.1);
-        check_card(&[x, up, down], 8.0, &|tape, v| {
+        check_gpu(&[x, up, down], 8.0, &|tape, v| {
             let h = tape.linear(&v[0], Linear { activation, ..Linear::new(&v[1]) })?;
             tape.linear(&h, Linear::new(&v[2]))
         });
@@ -188,7 +188,7 @@ fn a_weight_of_f32_meets_rounded_numbers() {
     let x = Input::normal([40, 3], 1);
     let weight = Input::normal([36, 3], 2).f32();
     check(&[x, weight], 8.0, &|tape, v| tape.linear(&v[0], Linear::new(&v[1])), &|v| {
-        product(&v[0], &v[1], 3)
+        matmul(&v[0], &v[1], 3)
     });
 }
 
@@ -198,13 +198,13 @@ fn what_is_not_a_number_is_not_hidden() {
 }
 
 #[test]
-fn a_plain_product_of_several_tiles() {
+fn a_plain_matmul_of_several_tiles() {
     // More rows and columns than a tile, and odd rests on both sides; only x is trained, so that
     // the reference is not asked for thousands of slopes.
     let x = Input::normal([70, 3], 1);
     let weight = Input::normal([290, 3], 2).frozen();
     check(&[x, weight], 8.0, &|tape, v| tape.linear(&v[0], Linear::new(&v[1])), &|v| {
-        product(&v[0], &v[1], 3)
+        matmul(&v[0], &v[1], 3)
     });
 }
 
@@ -218,7 +218,7 @@ fn a_long_inner_length_is_summed_in_blocks() {
         8.0,
         &|tape, v| tape.linear(&v[0], Linear { bias: Some(&v[2]), ..Linear::new(&v[1]) }),
         &|v| {
-            let sums = product(&v[0], &v[1], 1200).into_iter();
+            let sums = matmul(&v[0], &v[1], 1200).into_iter();
             sums.zip(v[2].iter().cycle()).map(|(y, bias)| y + *bias).collect()
         },
     );
@@ -294,12 +294,12 @@ fn dropout_hides_its_share_and_keeps_the_mean() {
     assert_eq!(y.tensor().to_vec::<f32>(), [width as f32]);
 }
 
-/// A quantised weight against the same numbers dense, forward and backward, on both kinds of processor and
-/// on a card, if there is one.
+/// A quantised weight against the same numbers dense, forward and backward, on both kinds of CPU and
+/// on a GPU, if there is one.
 #[test]
 fn a_quantised_weight_is_its_numbers() {
-    let mut devices = vec![device(), Device::plain_cpu(2, 1 << 26)];
-    devices.extend(on_card(1 << 26));
+    let mut devices = vec![device(), Device::cpu_without_amx(2, 1 << 26)];
+    devices.extend(on_gpu(1 << 26));
     let cases = [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8];
     for (device, how) in devices.iter().flat_map(|device| cases.map(|how| (device, how))) {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {

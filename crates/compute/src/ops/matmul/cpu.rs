@@ -1,11 +1,11 @@
-//! Matrix products on the processor, with everything that is done to their result while it is still
+//! Matrix products on the CPU, with everything that is done to their result while it is still
 //! in the cache. The output is cut into tiles; each is one task for one thread.
 #![allow(unsafe_code)]
 
-use super::{Data, MatMul, Matrix, Product};
-use crate::cpu::gemm::{self, Grid, Way};
+use super::{FusedMatmul, Matmul, Operand, OperandData};
+use crate::cpu::gemm::{self, GemmBackend, MatrixView};
 use crate::cpu::rows::{load, store};
-use crate::cpu::{Cpu, Room, Shared};
+use crate::cpu::{CpuBackend, SharedSlice, ThreadScratch};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
 use crate::{Dtype, Tensor};
@@ -23,7 +23,7 @@ const TILES_PER_THREAD: usize = 4;
 const SMALLEST_SIDE: usize = 64;
 /// Floats of right factors that are laid out at a time for all threads: 12 MiB, enough for whole tiles
 /// of the usual depths.
-const LAID_OUT: usize = if cfg!(test) { 1 << 13 } else { 3 << 20 };
+const PACKED_FLOATS: usize = if cfg!(test) { 1 << 13 } else { 3 << 20 };
 /// Results with fewer rows or columns than this are left to vectors: laying out the long factor would
 /// take longer than multiplying it.
 const ENOUGH_FOR_UNIT: usize = 32;
@@ -37,8 +37,8 @@ const ENOUGH_FOR_UNIT_F32: usize = if cfg!(test) { 48 } else { 512 };
 pub(super) const NARROW: usize = 64;
 
 /// How products are cut up.
-pub struct Plan {
-    way: Way,
+pub struct MatmulPlan {
+    backend: GemmBackend,
     tile: (usize, usize),
     /// Columns whose right factors are laid out at a time.
     chunk: usize,
@@ -49,42 +49,49 @@ pub struct Plan {
     threads: usize,
 }
 
-impl Plan {
-    pub fn new(work: &MatMul<'_>, threads: usize, has_tiles: bool) -> Self {
+impl MatmulPlan {
+    pub fn new(work: &FusedMatmul<'_>, threads: usize, has_amx: bool) -> Self {
         let (rows, columns) = (work.rows(), work.columns());
-        let is_f32 = |matrix: Matrix<'_>| matrix.tensor().dtype() == Dtype::F32;
+        let is_f32 = |matrix: Operand<'_>| matrix.tensor().dtype() == Dtype::F32;
         let goes_aside = work.out.dtype() != Dtype::F32;
-        let is_split = |matrix: Matrix<'_>| is_f32(matrix) && matrix.parts > 1;
-        let all_split = work.products.iter().all(|p| is_split(p.left) && is_split(p.right));
+        let is_split = |matrix: Operand<'_>| is_f32(matrix) && matrix.n_splits > 1;
+        let all_split = work.matmuls.iter().all(|p| is_split(p.left) && is_split(p.right));
         let enough = if all_split { ENOUGH_FOR_UNIT_F32 } else { ENOUGH_FOR_UNIT };
-        if !has_tiles || rows.min(columns) < enough {
+        if !has_amx || rows.min(columns) < enough {
             let tile = tile_size(VECTOR_TILE, (rows, columns), ENOUGH_TILES);
-            let widens = work.products.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));
+            let widens = work.matmuls.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));
             let sums = if goes_aside { tile.0 * tile.1 } else { 0 };
-            let own = if widens { gemm::ROOM } else { 0 } + sums;
-            return Self { way: Way::Vectors, tile, chunk: columns, shared: 0, own, threads };
+            let own = if widens { gemm::SCRATCH_FLOATS } else { 0 } + sums;
+            return Self {
+                backend: GemmBackend::Simd,
+                tile,
+                chunk: columns,
+                shared: 0,
+                own,
+                threads,
+            };
         }
         let tile = tile_size(UNIT_TILE, (rows, columns), TILES_PER_THREAD * threads);
-        let panel: usize = work.products.iter().map(|p| laid_out(p, gemm::PANEL)).sum();
-        let panels = columns.div_ceil(gemm::PANEL).min((LAID_OUT / panel.max(1)).max(1));
+        let panel: usize = work.matmuls.iter().map(|p| packed_floats(p, gemm::PANEL)).sum();
+        let panels = columns.div_ceil(gemm::PANEL).min((PACKED_FLOATS / panel.max(1)).max(1));
         let chunk = columns.min((panels * gemm::PANEL / tile.1).max(1) * tile.1);
-        let shared = work.products.iter().map(|p| laid_out(p, chunk)).sum();
-        let own = gemm::LEFT_ROOM + if goes_aside { tile.0 * tile.1 } else { 0 };
-        Self { way: Way::Tiles, tile, chunk, shared, own, threads }
+        let shared = work.matmuls.iter().map(|p| packed_floats(p, chunk)).sum();
+        let own = gemm::LEFT_SCRATCH_FLOATS + if goes_aside { tile.0 * tile.1 } else { 0 };
+        Self { backend: GemmBackend::Amx, tile, chunk, shared, own, threads }
     }
 
     /// What it is called in the tally: kinds of products whose time grows alike.
-    pub fn kernel(&self, work: &MatMul<'_>) -> &'static str {
+    pub fn kernel(&self, work: &FusedMatmul<'_>) -> &'static str {
         let (rows, columns) = (work.rows(), work.columns());
         let is_activated = work.activation != Activation::None;
-        match self.way {
-            Way::Tiles if rows.min(columns) < NARROW => "narrow product by tiles",
-            Way::Tiles if is_activated => "activated product by tiles",
-            Way::Tiles => "product by tiles",
-            Way::Vectors if rows < NARROW => "product of few rows",
-            Way::Vectors if columns < NARROW => "product of few columns",
-            Way::Vectors if is_activated => "activated product by vectors",
-            Way::Vectors => "product by vectors",
+        match self.backend {
+            GemmBackend::Amx if rows.min(columns) < NARROW => "narrow product by tiles",
+            GemmBackend::Amx if is_activated => "activated product by tiles",
+            GemmBackend::Amx => "product by tiles",
+            GemmBackend::Simd if rows < NARROW => "product of few rows",
+            GemmBackend::Simd if columns < NARROW => "product of few columns",
+            GemmBackend::Simd if is_activated => "activated product by vectors",
+            GemmBackend::Simd => "product by vectors",
         }
     }
 
@@ -95,91 +102,91 @@ impl Plan {
 }
 
 /// Floats that some columns of a right factor take when laid out.
-fn laid_out(product: &Product<'_>, columns: usize) -> usize {
-    gemm::laid_out_floats(columns, product.left.columns(), right_parts(product))
+fn packed_floats(matmul: &Matmul<'_>, columns: usize) -> usize {
+    gemm::packed_floats(columns, matmul.left.columns(), right_splits(matmul))
 }
 
 /// bf16 numbers that each of the right factor becomes on the matrix unit; a scale leaves more digits
 /// than one has.
-fn right_parts(product: &Product<'_>) -> usize {
-    if product.scale == 1.0 { product.right.parts } else { 3 }
+fn right_splits(matmul: &Matmul<'_>) -> usize {
+    if matmul.scale == 1.0 { matmul.right.n_splits } else { 3 }
 }
 
 /// Computes the products.
-pub fn multiply(cpu: &Cpu, plan: &Plan, work: MatMul<'_>, workspace: &mut [f32]) {
+pub fn multiply(cpu: &CpuBackend, plan: &MatmulPlan, work: FusedMatmul<'_>, workspace: &mut [f32]) {
     let (rows, columns) = (work.rows(), work.columns());
     if rows * columns == 0 {
         return;
     }
-    let products: Vec<_> = work
-        .products
+    let matmuls: Vec<_> = work
+        .matmuls
         .iter()
-        .map(|product| Factors {
-            left: Grid::from(product.left),
-            right: Grid::from(product.right),
+        .map(|product| CpuMatmul {
+            left: MatrixView::from(product.left),
+            right: MatrixView::from(product.right),
             inner: product.left.columns(),
             scale: product.scale,
-            parts: right_parts(product),
+            n_splits: right_splits(product),
         })
         .collect();
     with_real!(work.out.dtype(), T => {
-        let tiles = Tiles {
+        let tiles = TiledMatmul {
             rows,
             columns,
-            products: &products,
+            matmuls: &matmuls,
             bias: work.bias.map(|bias| &bias.data::<f32>()[..columns]),
             activation: work.activation,
-            before: work.before_activation.map(|tensor| Shared::new(tensor.data_mut::<T>())),
-            out: Shared::new(work.out.data_mut::<T>()),
+            pre_activation: work.pre_activation.map(|tensor| SharedSlice::new(tensor.data_mut::<T>())),
+            out: SharedSlice::new(work.out.data_mut::<T>()),
             add: work.add,
             onto: work.onto.map(Tensor::data::<T>),
-            slope: work.slope.map(|slope| (slope.activation, slope.before.data::<T>())),
+            derivative_at: work.derivative_at.map(|slope| (slope.activation, slope.input.data::<T>())),
         };
         tiles.compute(cpu, plan, workspace);
     });
 }
 
-impl<'a> From<Matrix<'a>> for Grid<'a> {
-    fn from(matrix: Matrix<'a>) -> Self {
+impl<'a> From<Operand<'a>> for MatrixView<'a> {
+    fn from(matrix: Operand<'a>) -> Self {
         let (floats, width) = match matrix.data {
-            Data::Dense(tensor) => (tensor.into(), tensor.shape().width()),
-            Data::Quantised(quantised) => (quantised.floats(), quantised.shape().width()),
+            OperandData::Dense(tensor) => (tensor.into(), tensor.shape().width()),
+            OperandData::Quantised(quantised) => (quantised.floats(), quantised.shape().width()),
         };
-        let grid = Grid { parts: matrix.parts, ..Grid::rows(floats, width) };
+        let grid = MatrixView { n_splits: matrix.n_splits, ..MatrixView::rows(floats, width) };
         if matrix.transposed { grid.t() } else { grid }
     }
 }
 
 #[derive(Clone, Copy)]
-struct Factors<'a> {
-    left: Grid<'a>,
-    right: Grid<'a>,
+struct CpuMatmul<'a> {
+    left: MatrixView<'a>,
+    right: MatrixView<'a>,
     inner: usize,
     scale: f32,
     /// bf16 numbers that one of the right factor becomes for the matrix unit.
-    parts: usize,
+    n_splits: usize,
 }
 
 /// Right factors of some columns, as they are laid out for the matrix unit.
 #[derive(Clone, Copy)]
-struct Chunk<'a> {
+struct PackedChunk<'a> {
     column: usize,
     columns: usize,
     /// Those of all products, one after the other; empty if vectors multiply.
-    laid_out: &'a [f32],
+    packed: &'a [f32],
 }
 
-struct Tiles<'a, T> {
+struct TiledMatmul<'a, T> {
     rows: usize,
     columns: usize,
-    products: &'a [Factors<'a>],
+    matmuls: &'a [CpuMatmul<'a>],
     bias: Option<&'a [f32]>,
     activation: Activation,
-    before: Option<Shared<'a, T>>,
-    out: Shared<'a, T>,
+    pre_activation: Option<SharedSlice<'a, T>>,
+    out: SharedSlice<'a, T>,
     add: bool,
     onto: Option<&'a [T]>,
-    slope: Option<(Activation, &'a [T])>,
+    derivative_at: Option<(Activation, &'a [T])>,
 }
 
 #[derive(Clone, Copy)]
@@ -190,55 +197,67 @@ struct Tile {
     columns: usize,
 }
 
-impl<T: Real> Tiles<'_, T> {
-    fn compute(&self, cpu: &Cpu, plan: &Plan, workspace: &mut [f32]) {
+impl<T: Real> TiledMatmul<'_, T> {
+    fn compute(&self, cpu: &CpuBackend, plan: &MatmulPlan, workspace: &mut [f32]) {
         let (shared, own) = workspace.split_at_mut(plan.shared);
         for column in (0..self.columns).step_by(plan.chunk) {
             let columns = plan.chunk.min(self.columns - column);
-            if plan.way == Way::Tiles {
-                self.lay_out(cpu, column, columns, shared);
+            if plan.backend == GemmBackend::Amx {
+                self.pack_right(cpu, column, columns, shared);
             }
-            let chunk = Chunk { column, columns, laid_out: shared };
+            let chunk = PackedChunk { column, columns, packed: shared };
             self.compute_chunk(cpu, plan, chunk, own);
         }
     }
 
     /// Right factors, one panel per task.
-    fn lay_out(&self, cpu: &Cpu, first: usize, columns: usize, mut to: &mut [f32]) {
-        for Factors { right, inner, scale, parts, .. } in self.products {
-            let floats = gemm::laid_out_floats(columns, *inner, *parts);
+    fn pack_right(&self, cpu: &CpuBackend, first: usize, columns: usize, mut to: &mut [f32]) {
+        for CpuMatmul { right, inner, scale, n_splits: parts, .. } in self.matmuls {
+            let floats = gemm::packed_floats(columns, *inner, *parts);
             let (now, later) = std::mem::take(&mut to).split_at_mut(floats);
             to = later;
-            cpu.samples(now, gemm::laid_out_floats(gemm::PANEL, *inner, *parts), |panel, to| {
+            cpu.par_chunks(now, gemm::packed_floats(gemm::PANEL, *inner, *parts), |panel, to| {
                 let column = panel * gemm::PANEL;
                 let width = gemm::PANEL.min(columns - column);
-                gemm::lay_out(right.beyond(0, first + column), *scale, width, *inner, to);
+                gemm::pack_right(right.offset_by(0, first + column), *scale, width, *inner, to);
             });
         }
     }
 
-    fn compute_chunk(&self, cpu: &Cpu, plan: &Plan, chunk: Chunk<'_>, workspace: &mut [f32]) {
+    fn compute_chunk(
+        &self,
+        cpu: &CpuBackend,
+        plan: &MatmulPlan,
+        chunk: PackedChunk<'_>,
+        workspace: &mut [f32],
+    ) {
         let (height, width) = plan.tile;
         let across = chunk.columns.div_ceil(width);
         let count = self.rows.div_ceil(height) * across;
-        cpu.with_room(workspace, plan.own, count, |index, room| {
+        cpu.with_scratch(workspace, plan.own, count, |index, room| {
             let (row, within) = (index / across * height, index % across * width);
             let rows = height.min(self.rows - row);
             let columns = width.min(chunk.columns - within);
             let tile = Tile { row, column: chunk.column + within, rows, columns };
             if T::DTYPE == Dtype::F32 {
-                self.tile_in_place(plan.way, tile, chunk, room.0);
+                self.tile_in_place(plan.backend, tile, chunk, room.0);
             } else {
-                self.tile_aside(plan.way, tile, chunk, room);
+                self.tile_aside(plan.backend, tile, chunk, room);
             }
         });
     }
 
     /// Sums go straight to the result, which is f32.
-    fn tile_in_place(&self, way: Way, tile: Tile, chunk: Chunk<'_>, room: &mut [f32]) {
+    fn tile_in_place(
+        &self,
+        backend: GemmBackend,
+        tile: Tile,
+        chunk: PackedChunk<'_>,
+        scratch: &mut [f32],
+    ) {
         let extent = (tile.rows - 1) * self.columns + tile.columns;
         let out = self.out.pointer(tile.row * self.columns + tile.column, extent).cast::<f32>();
-        self.multiply(way, tile, chunk, (out, self.columns), room);
+        self.multiply(backend, tile, chunk, (out, self.columns), scratch);
         for row in 0..tile.rows {
             let numbers = out.wrapping_add(row * self.columns);
             // SAFETY: a row of this tile within the result (checked by `pointer` above), which no
@@ -249,14 +268,20 @@ impl<T: Real> Tiles<'_, T> {
     }
 
     /// Sums are taken in f32 first, and rounded into the result.
-    fn tile_aside(&self, way: Way, tile: Tile, chunk: Chunk<'_>, mut room: Room<'_>) {
-        let sums = room.take(tile.rows * tile.columns);
+    fn tile_aside(
+        &self,
+        backend: GemmBackend,
+        tile: Tile,
+        chunk: PackedChunk<'_>,
+        mut scratch: ThreadScratch<'_>,
+    ) {
+        let sums = scratch.take(tile.rows * tile.columns);
         if self.add {
             for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
                 load(self.row_of(self.out, tile, row), sums);
             }
         }
-        self.multiply(way, tile, chunk, (sums.as_mut_ptr(), tile.columns), room.0);
+        self.multiply(backend, tile, chunk, (sums.as_mut_ptr(), tile.columns), scratch.0);
         for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
             self.finish(tile, row, sums);
             store(sums, self.row_of(self.out, tile, row), false);
@@ -274,20 +299,20 @@ impl<T: Real> Tiles<'_, T> {
         if let Some(onto) = self.onto {
             numbers.iter_mut().zip(&onto[at..]).for_each(|(number, onto)| *number += onto.to_f32());
         }
-        if let Some(before) = self.before {
+        if let Some(before) = self.pre_activation {
             store(numbers, self.row_of(before, tile, row), false);
         }
         self.activation.apply(numbers);
-        if let Some((activation, before)) = self.slope {
+        if let Some((activation, before)) = self.derivative_at {
             let mut slopes = vec![0.0; tile.columns];
             load(&before[at..], &mut slopes);
-            activation.apply_slope(&mut slopes);
+            activation.apply_derivative(&mut slopes);
             numbers.iter_mut().zip(&slopes).for_each(|(number, slope)| *number *= slope);
         }
     }
 
     #[inline(always)]
-    fn row_of<'b>(&self, of: Shared<'b, T>, tile: Tile, row: usize) -> &'b mut [T] {
+    fn row_of<'b>(&self, of: SharedSlice<'b, T>, tile: Tile, row: usize) -> &'b mut [T] {
         let from = (tile.row + row) * self.columns + tile.column;
         // SAFETY: a row of this tile, which no other task touches, and which this one takes for
         // one loop over it at a time.
@@ -297,28 +322,28 @@ impl<T: Real> Tiles<'_, T> {
     /// All products for one tile, into `out` with its step between rows.
     fn multiply(
         &self,
-        way: Way,
+        backend: GemmBackend,
         tile: Tile,
-        chunk: Chunk<'_>,
+        chunk: PackedChunk<'_>,
         out: (*mut f32, usize),
-        room: &mut [f32],
+        scratch: &mut [f32],
     ) {
-        let mut laid_out = chunk.laid_out;
-        for (index, factors) in self.products.iter().enumerate() {
-            let Factors { left, right, inner, scale, parts } = *factors;
+        let mut packed = chunk.packed;
+        for (index, factors) in self.matmuls.iter().enumerate() {
+            let CpuMatmul { left, right, inner, scale, n_splits: parts } = *factors;
             let (size, add) = ((tile.rows, tile.columns, inner), self.add || index > 0);
-            let left = left.beyond(tile.row, 0);
-            if way == Way::Vectors {
-                let right = right.beyond(0, tile.column);
+            let left = left.offset_by(tile.row, 0);
+            if backend == GemmBackend::Simd {
+                let right = right.offset_by(0, tile.column);
                 // SAFETY: both callers give a block of this tile's size that no other task touches.
-                unsafe { way.gemm_at(size, out, add, (left, right), scale, room) };
+                unsafe { backend.gemm_at(size, out, add, (left, right), scale, scratch) };
                 continue;
             }
-            let floats = |columns| gemm::laid_out_floats(columns, inner, parts);
-            let right = &laid_out[floats(tile.column - chunk.column)..];
-            laid_out = &laid_out[floats(chunk.columns)..];
+            let floats = |columns| gemm::packed_floats(columns, inner, parts);
+            let right = &packed[floats(tile.column - chunk.column)..];
+            packed = &packed[floats(chunk.columns)..];
             // SAFETY: as above.
-            unsafe { gemm::multiply_laid_out(size, out, add, left, (right, parts), room) };
+            unsafe { gemm::multiply_packed(size, out, add, left, (right, parts), scratch) };
         }
     }
 }

@@ -1,24 +1,26 @@
-//! Matrix products on a card, by cuBLASLt. Its factors have one format: where they differ, or where
+//! Matrix products on a GPU, by cuBLASLt. Its factors have one format: where they differ, or where
 //! one is quantised, a copy is made in the workspace first.
 //!
 //! A result of 16 bits is multiplied from factors of its own format, so adapters, biases and what lies
 //! between two adapters are rounded to it; sums are f32. All products but the first are small, and
 //! come first: the large one then adds to them, with bias and activation in the same pass.
 
-use super::{Data, MatMul, Matrix, Product};
-use crate::cuda::{ALIGNMENT, Argument, Cuda, Epilogue, Factors, Gemm, Variant, WORKSPACE};
-use crate::cuda::{Grid, Source, arguments, pack};
+use super::{FusedMatmul, Matmul, Operand, OperandData};
+use crate::cuda::{
+    ALIGNMENT, CudaArg, CudaBackend, CudaVariant, Epilogue, Gemm, GemmOperands, WORKSPACE,
+};
+use crate::cuda::{CudaSource, LaunchConfig, arguments, pack};
 use crate::ops::{Activation, activation, elementwise};
 use crate::{Dtype, Tensor, quantised};
 
-const KERNELS: Source = Source { name: "matmul", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "matmul", text: include_str!("kernel.cu") };
 
 /// Columns that the library's activations can be used with are a multiple of this.
 const EPILOGUE_COLUMNS: usize = 8;
 
 /// Bytes of workspace: the library's, then copies of what has another format.
-pub fn bytes(work: &MatMul<'_>) -> usize {
-    let copies = work.products.iter().map(|product| {
+pub fn bytes(work: &FusedMatmul<'_>) -> usize {
+    let copies = work.matmuls.iter().map(|product| {
         let dtype = format(product, work.out.dtype());
         [product.left, product.right].iter().map(|factor| copy_bytes(*factor, dtype)).sum()
     });
@@ -35,15 +37,15 @@ fn bias_bytes(bias: &Tensor, out: Dtype) -> usize {
 }
 
 /// The format that both factors of a product are multiplied in.
-fn format(product: &Product<'_>, out: Dtype) -> Dtype {
+fn format(matmul: &Matmul<'_>, out: Dtype) -> Dtype {
     if out != Dtype::F32 {
         return out;
     }
     // Both are f32, and neither need be as exact as that.
-    if product.left.parts == 1 && product.right.parts == 1 {
+    if matmul.left.n_splits == 1 && matmul.right.n_splits == 1 {
         return Dtype::Bf16;
     }
-    match [product.left, product.right].map(|factor| dense_dtype(&factor)) {
+    match [matmul.left, matmul.right].map(|factor| dense_dtype(&factor)) {
         [Some(left), Some(right)] if left == right => left,
         [Some(Dtype::Bf16), _] | [_, Some(Dtype::Bf16)] => Dtype::Bf16,
         [Some(one), None] | [None, Some(one)] => one,
@@ -51,14 +53,14 @@ fn format(product: &Product<'_>, out: Dtype) -> Dtype {
     }
 }
 
-fn dense_dtype(matrix: &Matrix<'_>) -> Option<Dtype> {
+fn dense_dtype(matrix: &Operand<'_>) -> Option<Dtype> {
     match matrix.data {
-        Data::Dense(tensor) => Some(tensor.dtype()),
-        Data::Quantised(_) => None,
+        OperandData::Dense(tensor) => Some(tensor.dtype()),
+        OperandData::Quantised(_) => None,
     }
 }
 
-fn copy_bytes(factor: Matrix<'_>, dtype: Dtype) -> usize {
+fn copy_bytes(factor: Operand<'_>, dtype: Dtype) -> usize {
     if dense_dtype(&factor) == Some(dtype) {
         return 0;
     }
@@ -66,25 +68,25 @@ fn copy_bytes(factor: Matrix<'_>, dtype: Dtype) -> usize {
 }
 
 /// Computes the products.
-pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
+pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tensor) {
     if work.rows() * work.columns() == 0 {
         return;
     }
-    let room = Room::new(&work, workspace.address_mut());
-    let (last, first) = work.products.split_first().expect("there is something to multiply");
+    let room = MatmulWorkspace::new(&work, workspace.address_mut());
+    let (last, first) = work.matmuls.split_first().expect("there is something to multiply");
     let out = work.out.dtype();
     let epilogue = epilogue(&work);
     let is_added = work.add || work.onto.is_some();
     let gemm = Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out) };
     let is_by_library = epilogue != Epilogue::Nothing;
     let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
-    let before = work.before_activation.filter(|_| work.activation != Activation::None);
-    let kept = match work.slope {
-        Some(slope) => slope.before.address(),
+    let before = work.pre_activation.filter(|_| work.activation != Activation::None);
+    let kept = match work.derivative_at {
+        Some(slope) => slope.input.address(),
         None => before.map_or(0, Tensor::address_mut),
     };
     if !work.add && cuda.wants_trial(&gemm) {
-        let trial = Room { is_trial: true, ..room };
+        let trial = MatmulWorkspace { is_trial: true, ..room };
         trial.run(cuda, last, (work.onto, work.out), gemm, [bias, kept]);
     }
     let mut onto = work.onto;
@@ -93,27 +95,27 @@ pub fn multiply(cuda: &Cuda, work: MatMul<'_>, workspace: &mut Tensor) {
         room.run(cuda, product, (onto.take(), work.out), gemm, [0, 0]);
     }
     room.run(cuda, last, (onto, work.out), gemm, [bias, kept]);
-    if let Some(slope) = work.slope.filter(|_| !is_by_library) {
-        return activation::cuda::backward(cuda, slope.activation, &slope.before, work.out);
+    if let Some(slope) = work.derivative_at.filter(|_| !is_by_library) {
+        return activation::cuda::backward(cuda, slope.activation, &slope.input, work.out);
     }
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         finish(
             cuda,
             work.out,
             (work.bias, work.activation),
-            (kept, work.products[0].right.columns()),
+            (kept, work.matmuls[0].right.columns()),
         );
     }
 }
 
-fn plain(product: &Product<'_>, out: Dtype) -> Gemm {
-    let Product { left, right, .. } = product;
+fn plain(matmul: &Matmul<'_>, out: Dtype) -> Gemm {
+    let Matmul { left, right, .. } = matmul;
     Gemm {
         rows: left.rows(),
         columns: right.columns(),
         inner: left.columns(),
         is_transposed: [left.transposed, right.transposed],
-        factors: format(product, out),
+        factors: format(matmul, out),
         out,
         add: false,
         epilogue: Epilogue::Nothing,
@@ -121,14 +123,14 @@ fn plain(product: &Product<'_>, out: Dtype) -> Gemm {
 }
 
 /// What the library does besides multiplying.
-fn epilogue(work: &MatMul<'_>) -> Epilogue {
-    let (has_bias, is_kept) = (work.bias.is_some(), work.before_activation.is_some());
+fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
+    let (has_bias, is_kept) = (work.bias.is_some(), work.pre_activation.is_some());
     let is_fit =
-        work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.products[0].left.columns() > 0;
+        work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.matmuls[0].left.columns() > 0;
     // In f32 its tanh is coarser than the numbers.
     let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
-    match (work.activation, work.slope.map(|slope| slope.activation)) {
-        (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluSlope,
+    match (work.activation, work.derivative_at.map(|slope| slope.activation)) {
+        (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluGrad,
         (Activation::None, None) if has_bias && is_fit => Epilogue::Bias,
         (Activation::GeluTanh, None) if has_gelu => Epilogue::Gelu { has_bias, is_kept },
         _ => Epilogue::Nothing,
@@ -136,7 +138,7 @@ fn epilogue(work: &MatMul<'_>) -> Epilogue {
 }
 
 fn finish(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     out: &mut Tensor,
     (bias, activation): (Option<&Tensor>, Activation),
     (kept, columns): (u64, usize),
@@ -144,13 +146,14 @@ fn finish(
     let n = out.shape().elements();
     let is_fit = kept.is_multiple_of(16);
     let p = if is_fit { pack(columns, &[out, bias.unwrap_or(out)]) } else { 1 };
-    let variant = Variant::of(&[out.dtype(), bias.map_or(Dtype::F32, Tensor::dtype)]).by(p);
+    let variant =
+        CudaVariant::of(&[out.dtype(), bias.map_or(Dtype::F32, Tensor::dtype)]).with_pack(p);
     let arguments = arguments![out, bias, kept, n / p, columns, activation.code()];
-    cuda.launch(&KERNELS, "finish", variant, Grid::numbers(n / p), &arguments);
+    cuda.launch(&KERNELS, "finish", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
 /// The workspace: the library's part, the bias, copies of factors.
-struct Room {
+struct MatmulWorkspace {
     library: u64,
     bias: u64,
     copies: u64,
@@ -158,28 +161,28 @@ struct Room {
     is_trial: bool,
 }
 
-impl Room {
-    fn new(work: &MatMul<'_>, library: u64) -> Self {
+impl MatmulWorkspace {
+    fn new(work: &FusedMatmul<'_>, library: u64) -> Self {
         let bias = library + WORKSPACE as u64;
         let bytes = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
         Self { library, bias, copies: bias + bytes as u64, is_trial: false }
     }
 
     /// A bias in the format of the result.
-    fn bias(&self, cuda: &Cuda, bias: &Tensor, out: Dtype) -> u64 {
+    fn bias(&self, cuda: &CudaBackend, bias: &Tensor, out: Dtype) -> u64 {
         if bias.dtype() == out && bias.address().is_multiple_of(16) {
             return bias.address();
         }
         let (to, n) = (self.bias, bias.shape().elements());
-        let variant = Variant::of(&[bias.dtype(), out]);
-        elementwise::cuda::convert(cuda, (bias.into(), Argument(to)), variant, n);
+        let variant = CudaVariant::of(&[bias.dtype(), out]);
+        elementwise::cuda::convert(cuda, (bias.into(), CudaArg(to)), variant, n);
         to
     }
 
     fn run(
         &self,
-        cuda: &Cuda,
-        product: &Product<'_>,
+        cuda: &CudaBackend,
+        matmul: &Matmul<'_>,
         (onto, out): (Option<&Tensor>, &mut Tensor),
         gemm: Gemm,
         [bias, before]: [u64; 2],
@@ -188,35 +191,50 @@ impl Room {
         if gemm.inner == 0 {
             match onto {
                 Some(onto) => cuda.copy(onto.address(), out.address_mut(), onto.bytes()),
-                None if !gemm.add => out.clear(),
+                None if !gemm.add => out.fill_zeros(),
                 None => {}
             }
             return;
         }
         let mut to = self.copies;
-        let left = Self::factor(cuda, product.left, gemm.factors, &mut to);
-        let right = Self::factor(cuda, product.right, gemm.factors, &mut to);
-        let (workspace, scale, is_trial) = (self.library, product.scale, self.is_trial);
+        let left = Self::factor(cuda, matmul.left, gemm.factors, &mut to);
+        let right = Self::factor(cuda, matmul.right, gemm.factors, &mut to);
+        let (workspace, scale, is_trial) = (self.library, matmul.scale, self.is_trial);
         let out = out.address_mut();
         let onto = onto.map_or(out, Tensor::address);
-        let at = Factors { left, right, onto, out, scale, bias, before, workspace, is_trial };
+        let at = GemmOperands {
+            left,
+            right,
+            onto,
+            out,
+            scale,
+            bias,
+            pre_activation: before,
+            workspace,
+            is_trial,
+        };
         cuda.gemm(&gemm, at);
     }
 
     /// Where a factor lies in a format; a copy is put at `to`.
-    fn factor(cuda: &Cuda, factor: Matrix<'_>, dtype: Dtype, to: &mut u64) -> u64 {
+    fn factor(cuda: &CudaBackend, factor: Operand<'_>, dtype: Dtype, to: &mut u64) -> u64 {
         let place = *to;
         *to += copy_bytes(factor, dtype) as u64;
         match factor.data {
-            Data::Dense(tensor) if tensor.dtype() == dtype => return tensor.address(),
-            Data::Dense(tensor) => {
+            OperandData::Dense(tensor) if tensor.dtype() == dtype => return tensor.address(),
+            OperandData::Dense(tensor) => {
                 let (n, variant) = (tensor.shape().elements(), [tensor.dtype(), dtype]);
                 let p = if n % 8 == 0 { pack(n, &[tensor]) } else { 1 };
-                let places = (tensor.into(), Argument(place));
-                elementwise::cuda::convert(cuda, places, Variant::of(&variant).by(p), n / p);
+                let places = (tensor.into(), CudaArg(place));
+                elementwise::cuda::convert(
+                    cuda,
+                    places,
+                    CudaVariant::of(&variant).with_pack(p),
+                    n / p,
+                );
             }
-            Data::Quantised(quantised) => {
-                quantised::cuda::dequantise(cuda, quantised, dtype, Argument(place));
+            OperandData::Quantised(quantised) => {
+                quantised::cuda::dequantise(cuda, quantised, dtype, CudaArg(place));
             }
         }
         place

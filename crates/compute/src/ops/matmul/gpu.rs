@@ -1,15 +1,15 @@
 //! Matrix products on a GPU. Factors are read in whatever format they have and multiplied in f32; a second
 //! product, which adapters are, is summed up with the first before anything is rounded.
 
-use super::{Data, MatMul, Matrix, Product};
-use crate::device::Engine;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, is_wide};
-use crate::op::Place;
+use super::{FusedMatmul, Matmul, Operand, OperandData};
+use crate::device::Backend;
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, is_wide};
+use crate::op::OpContext;
 use crate::ops::activation;
 use crate::quantised::gpu::{dequantise, parts};
 use crate::{Device, Dtype, Quantisation, Quantised, Result, Tensor};
 
-const KERNELS: Source = Source {
+const KERNELS: WgslSource = WgslSource {
     name: "matmul",
     text: concat!(
         include_str!("lines.wgsli"),
@@ -18,7 +18,7 @@ const KERNELS: Source = Source {
     ),
 };
 
-const BY_UNITS: Source = Source {
+const BY_UNITS: WgslSource = WgslSource {
     name: "matmul by units",
     text: concat!(
         "enable wgpu_cooperative_matrix;\n",
@@ -43,23 +43,23 @@ const THREADS: usize = 64;
 /// Threads that work on a small result, if the depth can be cut into enough slices. Chosen: as many as Apple's
 /// chips of ten cores keep busy.
 const ENOUGH: usize = 8192;
-/// The same for a program on a processor of some cores, where threads that wait for each other are dear.
+/// The same for a program on a CPU of some cores, where threads that wait for each other are dear.
 const ENOUGH_SOFTWARE: usize = 128;
 /// Depth of a slice at least.
 const DEPTH: usize = 64;
 
 /// Floats of workspace: a quantised left factor, which only a change of adapters asks for, is copied.
-pub fn floats(work: &MatMul<'_>) -> usize {
-    let copies = work.products.iter().map(|product| match product.left.data {
-        Data::Dense(_) => 0,
-        Data::Quantised(quantised) => quantised.shape().elements(),
+pub fn floats(work: &FusedMatmul<'_>) -> usize {
+    let copies = work.matmuls.iter().map(|product| match product.left.data {
+        OperandData::Dense(_) => 0,
+        OperandData::Quantised(quantised) => quantised.shape().elements(),
     });
     copies.max().unwrap_or(0)
 }
 
 /// Computes the products.
-pub fn multiply(gpu: &Gpu, work: MatMul<'_>, workspace: &mut Tensor) {
-    let (first, others) = work.products.split_first().expect("there is something to multiply");
+pub fn multiply(gpu: &GpuBackend, work: FusedMatmul<'_>, workspace: &mut Tensor) {
+    let (first, others) = work.matmuls.split_first().expect("there is something to multiply");
     // One more is summed up in the same pass, all others before it.
     let (second, before) = match others.split_last() {
         Some((last, before)) if is_second(last) && first.scale == 1.0 => (Some(last), before),
@@ -71,45 +71,45 @@ pub fn multiply(gpu: &Gpu, work: MatMul<'_>, workspace: &mut Tensor) {
         add = true;
     }
     for product in before {
-        let plain = MatMul { add, ..MatMul::new(&[], &mut *work.out) };
+        let plain = FusedMatmul { add, ..FusedMatmul::new(&[], &mut *work.out) };
         run(gpu, plain, product, None, workspace);
         add = true;
     }
-    let slope = work.slope;
-    run(gpu, MatMul { add, out: &mut *work.out, ..work }, first, second, workspace);
+    let slope = work.derivative_at;
+    run(gpu, FusedMatmul { add, out: &mut *work.out, ..work }, first, second, workspace);
     if let Some(slope) = slope {
-        activation::gpu::backward(gpu, slope.activation, &slope.before, work.out);
+        activation::gpu::backward(gpu, slope.activation, &slope.input, work.out);
     }
 }
 
 /// Whether a product can be summed up with another that has no scale.
-fn is_second(product: &Product<'_>) -> bool {
-    let is_f32 = |matrix: Matrix<'_>| matches!(matrix.data, Data::Dense(tensor) if tensor.dtype() == Dtype::F32);
-    is_f32(product.left) && is_f32(product.right) && !product.left.transposed
+fn is_second(matmul: &Matmul<'_>) -> bool {
+    let is_f32 = |matrix: Operand<'_>| matches!(matrix.data, OperandData::Dense(tensor) if tensor.dtype() == Dtype::F32);
+    is_f32(matmul.left) && is_f32(matmul.right) && !matmul.left.transposed
 }
 
 fn run(
-    gpu: &Gpu,
-    work: MatMul<'_>,
-    product: &Product<'_>,
-    second: Option<&Product<'_>>,
+    gpu: &GpuBackend,
+    work: FusedMatmul<'_>,
+    matmul: &Matmul<'_>,
+    second: Option<&Matmul<'_>>,
     workspace: &mut Tensor,
 ) {
-    let Product { left, right, scale } = product;
+    let Matmul { left, right, scale } = matmul;
     let (rows, columns, inner) = (left.rows(), right.columns(), left.columns());
     let left_tensor = match left.data {
-        Data::Dense(tensor) => tensor,
-        Data::Quantised(quantised) => copied(gpu, quantised, workspace),
+        OperandData::Dense(tensor) => tensor,
+        OperandData::Quantised(quantised) => copied(gpu, quantised, workspace),
     };
     let (kernel, right_arguments, right_format, is_fp8) = right_factor(gpu, right);
     let (second_left, second_right) =
         second.map(|second| (second.left.tensor(), second.right.tensor())).unzip();
     let (second_inner, second_scale) =
         second.map_or((0, 0.0), |second| (second.left.columns(), second.scale));
-    let layout = Layout::new(gpu, rows, columns, inner);
+    let layout = MatmulTiling::new(gpu, rows, columns, inner);
     let out = work.out;
-    let before = work.before_activation.as_deref();
-    let variant = Variant::of(&[left_tensor.dtype(), right_format, out.dtype()])
+    let before = work.pre_activation.as_deref();
+    let variant = GpuVariant::of(&[left_tensor.dtype(), right_format, out.dtype()])
         .with("THREADS", layout.threads)
         .with("LEFT_T", left.transposed.into())
         .with("RIGHT_T", right.transposed.into())
@@ -117,13 +117,13 @@ fn run(
         .with("RIGHT_WIDE", is_wide(right.width(), &[Some(right.tensor())]).into())
         .with("EVEN", (inner % SIDE == 0).into())
         .with("SECOND", second.map_or(0, |second| 1 + usize::from(second.right.transposed)))
-        .with("SECOND_WIDE", second.is_none_or(is_wide_product).into())
+        .with("SECOND_WIDE", second.is_none_or(is_wide_matmul).into())
         .with("WIDE", is_wide(columns, &[Some(out), before, work.bias]).into())
         .with("SLICES", layout.slices)
         .with("SHARED", if layout.slices == 1 { 1 } else { THREADS })
         .with("KIND", work.activation.code() as usize)
         .with("FP8", is_fp8.into());
-    let tensors = arguments![second_left, second_right, work.bias, work.before_activation, out];
+    let tensors = arguments![second_left, second_right, work.bias, work.pre_activation, out];
     let numbers = arguments![rows, columns, inner, *scale, second_inner, second_scale];
     let rest = arguments![layout.beside, work.add];
     let arguments = [&arguments![left_tensor][..], &right_arguments, &tensors, &numbers, &rest];
@@ -131,13 +131,13 @@ fn run(
 }
 
 /// Whether both factors can be read by whole eights.
-fn is_wide_product(Product { left, right, .. }: &Product<'_>) -> bool {
+fn is_wide_matmul(Matmul { left, right, .. }: &Matmul<'_>) -> bool {
     is_wide(left.width(), &[Some(left.tensor())]) && is_wide(right.width(), &[Some(right.tensor())])
 }
 
 /// How a result is shared among threads.
-struct Layout {
-    source: &'static Source,
+struct MatmulTiling {
+    source: &'static WgslSource,
     threads: usize,
     /// Blocks of a group that lie beside each other.
     beside: usize,
@@ -146,9 +146,9 @@ struct Layout {
     groups: usize,
 }
 
-impl Layout {
-    fn new(gpu: &Gpu, rows: usize, columns: usize, inner: usize) -> Self {
-        if gpu.by_units() && rows.min(columns) >= UNITS_LEAST {
+impl MatmulTiling {
+    fn new(gpu: &GpuBackend, rows: usize, columns: usize, inner: usize) -> Self {
+        if gpu.uses_matrix_units() && rows.min(columns) >= UNITS_LEAST {
             let groups = rows.div_ceil(UNITS_SIDE) * columns.div_ceil(UNITS_SIDE);
             let (beside, slices) = (1, 1);
             return Self { source: &BY_UNITS, threads: UNITS_THREADS, beside, slices, groups };
@@ -164,32 +164,32 @@ impl Layout {
 }
 
 /// Into how many slices the depth of so many blocks is cut.
-fn slices(gpu: &Gpu, blocks: usize, inner: usize) -> usize {
+fn slices(gpu: &GpuBackend, blocks: usize, inner: usize) -> usize {
     let enough = if gpu.is_software() { ENOUGH_SOFTWARE } else { ENOUGH };
     let powers = [16, 8, 4, 2].into_iter();
     powers.filter(|slices| slices * blocks <= enough && slices * DEPTH <= inner).max().unwrap_or(1)
 }
 
 /// Whether matrix units multiply as plain kernels do, in each way that factors can lie.
-pub fn units_agree(device: &Device) -> Result<bool> {
-    let Engine::Gpu(gpu) = device.engine() else { return Ok(false) };
+pub fn matrix_units_agree(device: &Device) -> Result<bool> {
+    let Backend::Gpu(gpu) = device.backend() else { return Ok(false) };
     let tensor = |rows, width, stream| device.normal([rows, width], Dtype::Bf16, 1.0, (7, stream));
     let (left, right) =
         ([tensor(70, 88, 1)?, tensor(88, 70, 2)?], [tensor(88, 76, 3)?, tensor(76, 88, 4)?]);
     for (is_left_turned, is_right_turned) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
         let turn = |tensor, is_turned| {
-            let matrix = Matrix::from(tensor);
+            let matrix = Operand::from(tensor);
             if is_turned == 1 { matrix.t() } else { matrix }
         };
-        let product = Product {
+        let matmul = Matmul {
             left: turn(&left[is_left_turned], is_left_turned),
             right: turn(&right[is_right_turned], is_right_turned),
             scale: 0.5,
         };
         let multiplied = |by_units: bool| -> Result<Vec<f32>> {
             let mut out = device.alloc([70, 76], Dtype::F32)?;
-            gpu.use_units(by_units);
-            MatMul::new(&[product], &mut out).run(Place::new(device))?;
+            gpu.set_matrix_units(by_units);
+            FusedMatmul::new(&[matmul], &mut out).run(OpContext::new(device))?;
             device.synchronise()?;
             Ok(out.to_vec())
         };
@@ -204,14 +204,16 @@ pub fn units_agree(device: &Device) -> Result<bool> {
 
 /// The kernel for a right factor, what it is given for it, its format, and whether that is fp8.
 fn right_factor<'a>(
-    gpu: &Gpu,
-    right: &Matrix<'a>,
-) -> (&'static str, Vec<Argument<'a>>, Dtype, bool) {
+    gpu: &GpuBackend,
+    right: &Operand<'a>,
+) -> (&'static str, Vec<GpuArg<'a>>, Dtype, bool) {
     match right.data {
-        Data::Dense(tensor) => ("product", arguments![tensor].to_vec(), tensor.dtype(), false),
-        Data::Quantised(quantised) => {
-            let is_fp8 = quantised.how() == Quantisation::Fp8;
-            let kernel = match quantised.how() {
+        OperandData::Dense(tensor) => {
+            ("product", arguments![tensor].to_vec(), tensor.dtype(), false)
+        }
+        OperandData::Quantised(quantised) => {
+            let is_fp8 = quantised.scheme() == Quantisation::Fp8;
+            let kernel = match quantised.scheme() {
                 Quantisation::Nf4 => "product_by_blocks",
                 Quantisation::Int8 | Quantisation::Fp8 => "product_by_rows",
             };
@@ -220,7 +222,7 @@ fn right_factor<'a>(
     }
 }
 
-fn copied<'a>(gpu: &Gpu, quantised: &Quantised, workspace: &'a mut Tensor) -> &'a Tensor {
+fn copied<'a>(gpu: &GpuBackend, quantised: &Quantised, workspace: &'a mut Tensor) -> &'a Tensor {
     dequantise(gpu, quantised, workspace);
     workspace
 }

@@ -1,8 +1,8 @@
-//! The mean squared error on the processor.
+//! The mean squared error on the CPU.
 
-use super::Factors;
-use crate::backward::Slot;
-use crate::cpu::Cpu;
+use super::LossWeights;
+use crate::backward::GradientSlot;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{load, store, sum_squares};
 use crate::dtype::with_real;
 use crate::{Shape, Tensor};
@@ -12,16 +12,16 @@ use crate::{Shape, Tensor};
 const PIECE: usize = 1024;
 
 pub fn forward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &Factors,
+    factors: &LossWeights,
     mean: &mut Tensor,
 ) {
     let (shape, width) = (prediction.shape(), prediction.shape().width());
-    let factors = RowFactors::new(factors, shape);
+    let factors = RowLossWeights::new(factors, shape);
     let total = cpu.total(shape.rows(), |rows| {
-        let (mut errors, mut total) = (Errors::new(prediction, target), 0.0);
+        let (mut errors, mut total) = (RowErrors::new(prediction, target), 0.0);
         for row in rows {
             let mut squares = 0.0;
             for start in (row * width..(row + 1) * width).step_by(PIECE) {
@@ -37,20 +37,20 @@ pub fn forward(
 
 /// 2·gradient·(prediction - target)·factor / count
 pub fn backward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     prediction: &Tensor,
     target: &Tensor,
-    factors: &Factors,
+    factors: &LossWeights,
     gradient: &Tensor,
-    slot: &mut Slot,
+    slot: &mut GradientSlot,
 ) {
     let width = prediction.shape().width();
-    let factors = RowFactors::new(factors, prediction.shape());
+    let factors = RowLossWeights::new(factors, prediction.shape());
     let scale = 2.0 * f64::from(gradient.data::<f32>()[0]) * factors.inverse_count;
     let add = slot.add;
     with_real!(slot.tensor.dtype(), T => {
-        cpu.rows(slot.tensor.data_mut::<T>(), width, |first, rows| {
-            let mut errors = Errors::new(prediction, target);
+        cpu.par_rows(slot.tensor.data_mut::<T>(), width, |first, rows| {
+            let mut errors = RowErrors::new(prediction, target);
             for (row, out) in (first..).zip(rows.chunks_exact_mut(width)) {
                 let factor = (scale * f64::from(factors.of(row))) as f32;
                 for (start, out) in (row * width..).step_by(PIECE).zip(out.chunks_mut(PIECE)) {
@@ -67,13 +67,13 @@ pub fn backward(
 
 /// Differences in f32, a piece at a time. The formats are looked at per piece: a kernel for each
 /// combination of three would be compiled dozens of times.
-struct Errors<'a> {
+struct RowErrors<'a> {
     prediction: &'a Tensor,
     target: &'a Tensor,
     room: [[f32; PIECE]; 2],
 }
 
-impl<'a> Errors<'a> {
+impl<'a> RowErrors<'a> {
     fn new(prediction: &'a Tensor, target: &'a Tensor) -> Self {
         Self { prediction, target, room: [[0.0; PIECE]; 2] }
     }
@@ -90,7 +90,7 @@ impl<'a> Errors<'a> {
     }
 }
 
-struct RowFactors<'a> {
+struct RowLossWeights<'a> {
     weights: Option<&'a [f32]>,
     mask: Option<&'a [f32]>,
     rows_per_sample: usize,
@@ -98,8 +98,8 @@ struct RowFactors<'a> {
     inverse_count: f64,
 }
 
-impl<'a> RowFactors<'a> {
-    fn new(factors: &'a Factors, shape: Shape) -> Self {
+impl<'a> RowLossWeights<'a> {
+    fn new(factors: &'a LossWeights, shape: Shape) -> Self {
         let weights = factors.weights.as_ref().map(Tensor::data);
         let mask = factors.mask.as_ref().map(Tensor::data::<f32>);
         let count = match mask {

@@ -1,13 +1,13 @@
-//! The mean squared error on a card.
+//! The mean squared error on a GPU.
 
-use super::Factors;
+use super::LossWeights;
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments, pack};
+use crate::backward::GradientSlot;
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments, pack};
 
-const KERNELS: Source = Source { name: "mse", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "mse", text: include_str!("kernel.cu") };
 
-/// Partial sums at most. Chosen: several blocks for each processor of the largest cards.
+/// Partial sums at most. Chosen: several blocks for each CPU of the largest GPUs.
 const MOST_BLOCKS: usize = 1024;
 
 /// Floats of workspace that forward takes: partial sums in f64.
@@ -19,45 +19,45 @@ pub fn forward_floats(prediction: &Tensor) -> usize {
 pub const BACKWARD_FLOATS: usize = 2;
 
 pub fn forward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     (prediction, target): (&Tensor, &Tensor),
-    factors: &Factors,
+    factors: &LossWeights,
     room: &mut Tensor,
     mean: &mut Tensor,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
     let share = rows.div_ceil(MOST_BLOCKS.min(rows));
     let blocks = rows.div_ceil(share);
-    let variant = Variant::of(&[prediction.dtype(), target.dtype()]);
+    let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let per_sample = factors.rows_per_sample;
     let arguments =
         arguments![prediction, target, weights, mask, &mut *room, rows, width, per_sample, share];
-    cuda.launch(&KERNELS, "mse_rows", variant, Grid::blocks(blocks), &arguments);
+    cuda.launch(&KERNELS, "mse_rows", variant, LaunchConfig::blocks(blocks), &arguments);
     let arguments = arguments![&*room, mask, mean, blocks, rows, width];
-    cuda.launch(&KERNELS, "mse_finish", variant, Grid::blocks(1), &arguments);
+    cuda.launch(&KERNELS, "mse_finish", variant, LaunchConfig::blocks(1), &arguments);
 }
 
 /// 2·gradient·(prediction - target)·factor / count
 pub fn backward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     (prediction, target): (&Tensor, &Tensor),
-    factors: &Factors,
+    factors: &LossWeights,
     gradient: &Tensor,
     room: &mut Tensor,
-    slot: &mut Slot,
+    slot: &mut GradientSlot,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let out = &mut slot.tensor;
     let p = pack(width, &[prediction, target, out]);
-    let variant = Variant::of(&[prediction.dtype(), target.dtype()]).by(p);
+    let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]).with_pack(p);
     let arguments = arguments![mask, &mut *room, rows, width];
-    cuda.launch(&KERNELS, "mse_count", variant, Grid::blocks(1), &arguments);
+    cuda.launch(&KERNELS, "mse_count", variant, LaunchConfig::blocks(1), &arguments);
     let (packs, per_sample) = (rows * width / p, factors.rows_per_sample);
     let arguments = arguments![
         prediction, target, weights, mask, gradient, &*room, out, packs, width, per_sample,
         slot.add
     ];
-    cuda.launch(&KERNELS, "mse_backward", variant, Grid::numbers(packs), &arguments);
+    cuda.launch(&KERNELS, "mse_backward", variant, LaunchConfig::per_element(packs), &arguments);
 }

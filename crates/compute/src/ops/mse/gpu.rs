@@ -1,11 +1,11 @@
 //! The mean squared error on a GPU.
 
-use super::Factors;
+use super::LossWeights;
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments, pairs};
+use crate::backward::GradientSlot;
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs};
 
-const KERNELS: Source = Source { name: "mse", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "mse", text: include_str!("kernel.wgsl") };
 
 /// Partial sums at most. Chosen: several groups for each core of the largest GPUs.
 const MOST_GROUPS: usize = 1024;
@@ -19,16 +19,16 @@ pub fn forward_floats(prediction: &Tensor) -> usize {
 pub const BACKWARD_FLOATS: usize = 1;
 
 pub fn forward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     (prediction, target): (&Tensor, &Tensor),
-    factors: &Factors,
+    factors: &LossWeights,
     room: &mut Tensor,
     mean: &mut Tensor,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
     let share = rows.div_ceil(MOST_GROUPS.min(rows));
     let groups = rows.div_ceil(share);
-    let variant = Variant::of(&[prediction.dtype(), target.dtype()]);
+    let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let per_sample = factors.rows_per_sample;
     let arguments =
@@ -40,19 +40,19 @@ pub fn forward(
 
 /// 2·gradient·(prediction - target)·factor / count
 pub fn backward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     (prediction, target): (&Tensor, &Tensor),
-    factors: &Factors,
+    factors: &LossWeights,
     gradient: &Tensor,
     room: &mut Tensor,
-    slot: &mut Slot,
+    slot: &mut GradientSlot,
 ) {
     let (n, rows, width) =
         (prediction.shape().elements(), prediction.shape().rows(), prediction.shape().width());
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
-    let variant = Variant::of(&[prediction.dtype(), target.dtype()]);
+    let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let counted =
-        [&[Argument::None][..], &arguments![mask, &mut *room, 0usize, rows, width]].concat();
+        [&[GpuArg::None][..], &arguments![mask, &mut *room, 0usize, rows, width]].concat();
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &counted);
     let (out, per_sample, add) = (&mut slot.tensor, factors.rows_per_sample, slot.add);
     let tensors = arguments![prediction, target, weights, mask, gradient, &*room, out];

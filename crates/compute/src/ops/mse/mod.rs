@@ -16,7 +16,7 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::device::{Engine, Kind};
+use crate::device::{Backend, DeviceKind};
 use crate::op::Op;
 use crate::tape::Tape;
 use crate::var::Var;
@@ -35,61 +35,62 @@ impl Tape<'_> {
         weights: Option<&Tensor>,
         mask: Option<&Tensor>,
     ) -> Result<Var> {
-        let op = self.begin("mse");
+        let op = self.begin_op("mse");
         let dtype = op.expect_real("prediction", prediction.tensor())?;
         op.expect_real("target", target)?;
         op.expect_shape("target", target, prediction.shape())?;
-        let factors = Factors::new(&op, prediction.tensor(), weights, mask)?;
+        let factors = LossWeights::new(&op, prediction.tensor(), weights, mask)?;
         op.expect_some("prediction", prediction.tensor())?;
         let mut mean = op.alloc([], Dtype::F32)?;
         op.count(FLOPS * target.shape().elements(), &[prediction.tensor(), target]);
         let floats = match op.device.kind() {
-            Kind::Cpu { .. } => 0,
-            Kind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
-            Kind::Gpu { .. } => gpu::forward_floats(prediction.tensor()),
+            DeviceKind::Cpu { .. } => 0,
+            DeviceKind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
+            DeviceKind::Gpu { .. } => gpu::forward_floats(prediction.tensor()),
         };
         let mut room = op.workspace([floats], Dtype::F32)?;
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => {
                 cpu::forward(engine, prediction.tensor(), target, &factors, &mut mean);
             }
-            Engine::Cuda(engine) => {
+            Backend::Cuda(engine) => {
                 let both = (prediction.tensor(), target);
                 cuda::forward(engine, both, &factors, &mut room, &mut mean);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 let both = (prediction.tensor(), target);
                 gpu::forward(engine, both, &factors, &mut room, &mut mean);
             }
         }
         drop(room);
         let result = op.result(mean);
-        let Some(source) = prediction.source().filter(|_| self.tracks(&[prediction])) else {
+        let Some(source) = prediction.grad_target().filter(|_| self.requires_grad(&[prediction]))
+        else {
             return Ok(result);
         };
-        let (kept, target) = (self.keep(prediction), target.clone());
+        let (kept, target) = (self.save_for_backward(prediction), target.clone());
         Ok(self.record(result, move |back, gradient| {
-            let prediction = kept.get(back.place)?;
+            let prediction = kept.get(back.cx)?;
             let mut slot = back.slot(source, target.shape(), dtype)?;
             let work = FLOPS * target.shape().elements();
-            back.place.count("mse backward", work, &[&prediction, &target, &slot.tensor]);
-            let floats = match back.place.device.kind() {
-                Kind::Cpu { .. } => 0,
-                Kind::Cuda { .. } => cuda::BACKWARD_FLOATS,
-                Kind::Gpu { .. } => gpu::BACKWARD_FLOATS,
+            back.cx.count("mse backward", work, &[&prediction, &target, &slot.tensor]);
+            let floats = match back.cx.device.kind() {
+                DeviceKind::Cpu { .. } => 0,
+                DeviceKind::Cuda { .. } => cuda::BACKWARD_FLOATS,
+                DeviceKind::Gpu { .. } => gpu::BACKWARD_FLOATS,
             };
-            let mut room = back.place.workspace([floats], Dtype::F32)?;
-            match back.place.engine() {
-                Engine::Meta => {}
-                Engine::Cpu(engine) => {
+            let mut room = back.cx.workspace([floats], Dtype::F32)?;
+            match back.cx.engine() {
+                Backend::Meta => {}
+                Backend::Cpu(engine) => {
                     cpu::backward(engine, &prediction, &target, &factors, &gradient, &mut slot);
                 }
-                Engine::Cuda(engine) => {
+                Backend::Cuda(engine) => {
                     let both = (&prediction, &target);
                     cuda::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
                 }
-                Engine::Gpu(engine) => {
+                Backend::Gpu(engine) => {
                     let both = (&prediction, &target);
                     gpu::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
                 }
@@ -101,14 +102,14 @@ impl Tape<'_> {
 }
 
 /// What each row's error is multiplied by.
-struct Factors {
+struct LossWeights {
     weights: Option<Tensor>,
     mask: Option<Tensor>,
     /// How many rows share a weight.
     rows_per_sample: usize,
 }
 
-impl Factors {
+impl LossWeights {
     fn new(
         op: &Op<'_>,
         prediction: &Tensor,

@@ -1,24 +1,25 @@
-//! Noise on the processor.
+//! Noise on the CPU.
 
 use rayon::prelude::*;
 
-use super::{Channels, Sizes, Spread};
+use super::{LatentScaling, LatentSizes, LatentStd};
 use crate::Tensor;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::GRAIN;
 use crate::dtype::{Real, with_real};
-use crate::random::Stream;
+use crate::random::RandomSequence;
 
 pub fn sample_latents(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     latents: &mut Tensor,
-    sizes: Sizes,
-    spread: Option<Spread<'_>>,
-    Channels { shift, scale }: Channels<'_>,
+    sizes: LatentSizes,
+    spread: Option<LatentStd<'_>>,
+    LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
     let (shift, scale) = (shift.data::<f32>(), scale.data::<f32>());
-    let spread = spread.map(|Spread { deviation, streams }| (deviation.data::<f32>(), streams));
-    cpu.rows(latents.data_mut::<f32>(), 1, |first, piece| {
+    let spread = spread
+        .map(|LatentStd { std: deviation, sequences: streams }| (deviation.data::<f32>(), streams));
+    cpu.par_rows(latents.data_mut::<f32>(), 1, |first, piece| {
         for (at, x) in (first..).zip(piece) {
             let (sample, index) = (at / sizes.per_sample(), at % sizes.per_sample());
             let channel = index / sizes.per_channel;
@@ -31,11 +32,11 @@ pub fn sample_latents(
 }
 
 pub fn add_noise(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     (latents, noisy): (&mut Tensor, &mut Tensor),
-    sizes: Sizes,
+    sizes: LatentSizes,
     sigmas: &Tensor,
-    streams: &[Stream],
+    sequences: &[RandomSequence],
 ) {
     let sigmas = sigmas.data::<f32>();
     with_real!(noisy.dtype(), T => {
@@ -43,12 +44,12 @@ pub fn add_noise(
         let work = |task: usize, latents: &mut [f32], noisy: &mut [T]| {
             for (at, (x, noisy)) in (task * GRAIN..).zip(latents.iter_mut().zip(noisy)) {
                 let (sample, index) = (at / sizes.per_sample(), at % sizes.per_sample());
-                let (sigma, noise) = (sigmas[sample], streams[sample].normal(index));
+                let (sigma, noise) = (sigmas[sample], sequences[sample].normal(index));
                 *noisy = T::from_f32((1.0 - sigma) * *x + sigma * noise);
                 *x = noise - *x;
             }
         };
-        cpu.run(|| {
+        cpu.install(|| {
             let pieces = latents.par_chunks_mut(GRAIN).zip(noisy.par_chunks_mut(GRAIN));
             pieces
                 .enumerate()

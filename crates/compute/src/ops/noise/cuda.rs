@@ -1,33 +1,33 @@
 //! Noise on an NVIDIA GPU.
 
-use super::{Channels, Sizes};
+use super::{LatentScaling, LatentSizes};
 use crate::Tensor;
-use crate::cuda::{Cuda, Grid, Source, Variant, arguments};
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments};
 
-const KERNELS: Source = Source { name: "noise", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "noise", text: include_str!("kernel.cu") };
 
 pub fn sample_latents(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     latents: &mut Tensor,
-    sizes: Sizes,
+    sizes: LatentSizes,
     (deviation, streams): (Option<&Tensor>, Option<&Tensor>),
-    Channels { shift, scale }: Channels<'_>,
+    LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
-    let (n, variant) = (latents.shape().elements(), Variant::of(&[latents.dtype()]));
+    let (n, variant) = (latents.shape().elements(), CudaVariant::of(&[latents.dtype()]));
     let (per_sample, per_channel) = (sizes.per_sample(), sizes.per_channel);
     let arguments =
         arguments![latents, deviation, shift, scale, streams, n, per_sample, per_channel];
-    cuda.launch(&KERNELS, "sample_latents", variant, Grid::numbers(n), &arguments);
+    cuda.launch(&KERNELS, "sample_latents", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 pub fn add_noise(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     (latents, noisy): (&mut Tensor, &mut Tensor),
-    sizes: Sizes,
+    sizes: LatentSizes,
     sigmas: &Tensor,
-    streams: Option<&Tensor>,
+    sequences: Option<&Tensor>,
 ) {
-    let (n, variant) = (latents.shape().elements(), Variant::of(&[noisy.dtype()]));
-    let arguments = arguments![latents, noisy, sigmas, streams, n, sizes.per_sample()];
-    cuda.launch(&KERNELS, "add_noise", variant, Grid::numbers(n), &arguments);
+    let (n, variant) = (latents.shape().elements(), CudaVariant::of(&[noisy.dtype()]));
+    let arguments = arguments![latents, noisy, sigmas, sequences, n, sizes.per_sample()];
+    cuda.launch(&KERNELS, "add_noise", variant, LaunchConfig::per_element(n), &arguments);
 }

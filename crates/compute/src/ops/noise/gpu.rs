@@ -1,19 +1,19 @@
 //! Noise on a GPU.
 
-use super::{Channels, Sizes};
+use super::{LatentScaling, LatentSizes};
 use crate::Tensor;
-use crate::gpu::{Gpu, Source, Variant, arguments, pairs, singles};
+use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs, singles};
 
-const KERNELS: Source = Source { name: "noise", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "noise", text: include_str!("kernel.wgsl") };
 
 pub fn sample_latents(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     latents: &mut Tensor,
-    sizes: Sizes,
+    sizes: LatentSizes,
     (deviation, streams): (Option<&Tensor>, Option<&Tensor>),
-    Channels { shift, scale }: Channels<'_>,
+    LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
-    let (n, variant) = (latents.shape().elements(), Variant::of(&[latents.dtype()]));
+    let (n, variant) = (latents.shape().elements(), GpuVariant::of(&[latents.dtype()]));
     let (per_sample, per_channel) = (sizes.per_sample(), sizes.per_channel);
     let arguments =
         arguments![latents, deviation, shift, scale, streams, n, per_sample, per_channel];
@@ -21,13 +21,13 @@ pub fn sample_latents(
 }
 
 pub fn add_noise(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     (latents, noisy): (&mut Tensor, &mut Tensor),
-    sizes: Sizes,
+    sizes: LatentSizes,
     sigmas: &Tensor,
-    streams: Option<&Tensor>,
+    sequences: Option<&Tensor>,
 ) {
-    let (n, variant) = (latents.shape().elements(), Variant::of(&[noisy.dtype()]));
-    let arguments = arguments![latents, noisy, sigmas, streams, n, sizes.per_sample()];
+    let (n, variant) = (latents.shape().elements(), GpuVariant::of(&[noisy.dtype()]));
+    let arguments = arguments![latents, noisy, sigmas, sequences, n, sizes.per_sample()];
     gpu.launch(&KERNELS, "add_noise", &variant, pairs(n), &arguments);
 }

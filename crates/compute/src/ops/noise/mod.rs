@@ -17,29 +17,29 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::device::{Engine, Kind};
+use crate::device::{Backend, DeviceKind};
 use crate::op::Op;
-use crate::random::Stream;
+use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Shape, Tag, Tensor};
 
 /// Operations per number, for the tally: two random words and the functions that make them normal,
 /// counted as [`super::gumbel`] counts them; and the formulas.
 const NORMAL_FLOPS: usize = 120;
 const SAMPLE_FLOPS: usize = 4;
-const MIX_FLOPS: usize = 5;
+const ADD_NOISE_FLOPS: usize = 5;
 
 /// How far latents spread around their mean, and one stream of random numbers for each sample.
 #[derive(Clone, Copy)]
-pub struct Spread<'a> {
+pub struct LatentStd<'a> {
     /// The standard deviation of every number, f32 of the shape of the mean.
-    pub deviation: &'a Tensor,
+    pub std: &'a Tensor,
     /// As many as there are samples.
-    pub streams: &'a [Stream],
+    pub sequences: &'a [RandomSequence],
 }
 
 /// Per-channel statistics of a VAE's latents: f32 vectors, as long as there are channels.
 #[derive(Clone, Copy)]
-pub struct Channels<'a> {
+pub struct LatentScaling<'a> {
     /// Taken off.
     pub shift: &'a Tensor,
     /// Multiplied by, after that.
@@ -58,33 +58,33 @@ pub struct NoisyLatents {
 /// Latents as a model sees them, from what a VAE's encoder gave; without a spread, their mean.
 pub fn sample_latents(
     mean: Tensor,
-    spread: Option<Spread<'_>>,
-    channels: Channels<'_>,
+    spread: Option<LatentStd<'_>>,
+    channels: LatentScaling<'_>,
 ) -> Result<Tensor> {
     let device = mean.device().clone();
-    let op = Op::alone("sample_latents", &device);
-    let sizes = Sizes::of(&op, "mean", &mean)?;
+    let op = Op::standalone("sample_latents", &device);
+    let sizes = LatentSizes::of(&op, "mean", &mean)?;
     op.expect_vector("shift", channels.shift, sizes.channels)?;
     op.expect_vector("scale", channels.scale, sizes.channels)?;
-    if let Some(Spread { deviation, streams }) = spread {
+    if let Some(LatentStd { std: deviation, sequences: streams }) = spread {
         op.expect_dtype("deviation", deviation, Dtype::F32)?;
         op.expect_shape("deviation", deviation, mean.shape())?;
-        sizes.expect_streams(&op, streams)?;
+        sizes.expect_sequences(&op, streams)?;
     }
-    let mut latents = mean.unshared()?;
-    let table = spread.map(|spread| upload_streams(&op, spread.streams)).transpose()?.flatten();
-    let deviation = spread.map(|spread| spread.deviation);
+    let mut latents = mean.into_unique()?;
+    let table = spread.map(|spread| upload_sequences(&op, spread.sequences)).transpose()?.flatten();
+    let deviation = spread.map(|spread| spread.std);
     let (normal, written) = (deviation.map_or(0, |_| NORMAL_FLOPS), [&latents; 2]);
     let tensors: Vec<&Tensor> = written.into_iter().chain(deviation).collect();
     op.count((SAMPLE_FLOPS + normal) * latents.shape().elements(), &tensors);
     match op.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::sample_latents(engine, &mut latents, sizes, spread, channels),
-        Engine::Cuda(engine) => {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::sample_latents(engine, &mut latents, sizes, spread, channels),
+        Backend::Cuda(engine) => {
             let spread = (deviation, table.as_ref());
             cuda::sample_latents(engine, &mut latents, sizes, spread, channels);
         }
-        Engine::Gpu(engine) => {
+        Backend::Gpu(engine) => {
             let spread = (deviation, table.as_ref());
             gpu::sample_latents(engine, &mut latents, sizes, spread, channels);
         }
@@ -97,39 +97,39 @@ pub fn sample_latents(
 pub fn add_noise(
     latents: Tensor,
     sigmas: &Tensor,
-    streams: &[Stream],
+    sequences: &[RandomSequence],
     dtype: Dtype,
 ) -> Result<NoisyLatents> {
     let device = latents.device().clone();
-    let op = Op::alone("add_noise", &device);
-    let sizes = Sizes::of(&op, "latents", &latents)?;
+    let op = Op::standalone("add_noise", &device);
+    let sizes = LatentSizes::of(&op, "latents", &latents)?;
     op.expect_vector("sigmas", sigmas, sizes.samples)?;
-    sizes.expect_streams(&op, streams)?;
-    let mut velocity = latents.unshared()?;
+    sizes.expect_sequences(&op, sequences)?;
+    let mut velocity = latents.into_unique()?;
     let mut noisy = op.alloc(velocity.shape(), dtype)?;
     op.expect_real("the noisy latents", &noisy)?;
-    let table = upload_streams(&op, streams)?;
-    let work = (NORMAL_FLOPS + MIX_FLOPS) * velocity.shape().elements();
+    let table = upload_sequences(&op, sequences)?;
+    let work = (NORMAL_FLOPS + ADD_NOISE_FLOPS) * velocity.shape().elements();
     op.count(work, &[&velocity, &velocity, &noisy]);
     let both = (&mut velocity, &mut noisy);
     match op.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::add_noise(engine, both, sizes, sigmas, streams),
-        Engine::Cuda(engine) => cuda::add_noise(engine, both, sizes, sigmas, table.as_ref()),
-        Engine::Gpu(engine) => gpu::add_noise(engine, both, sizes, sigmas, table.as_ref()),
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::add_noise(engine, both, sizes, sigmas, sequences),
+        Backend::Cuda(engine) => cuda::add_noise(engine, both, sizes, sigmas, table.as_ref()),
+        Backend::Gpu(engine) => gpu::add_noise(engine, both, sizes, sigmas, table.as_ref()),
     }
     Ok(NoisyLatents { noisy, velocity })
 }
 
 /// What latents are made of.
 #[derive(Clone, Copy)]
-struct Sizes {
+struct LatentSizes {
     samples: usize,
     channels: usize,
     per_channel: usize,
 }
 
-impl Sizes {
+impl LatentSizes {
     fn of(op: &Op<'_>, what: &'static str, latents: &Tensor) -> Result<Self> {
         op.expect_dtype(what, latents, Dtype::F32)?;
         let got = latents.shape();
@@ -143,18 +143,18 @@ impl Sizes {
         self.channels * self.per_channel
     }
 
-    fn expect_streams(self, op: &Op<'_>, streams: &[Stream]) -> Result<()> {
-        op.expect_sizes("the list of streams", Shape::from([streams.len()]), [self.samples])
+    fn expect_sequences(self, op: &Op<'_>, sequences: &[RandomSequence]) -> Result<()> {
+        op.expect_sizes("the list of streams", Shape::from([sequences.len()]), [self.samples])
     }
 }
 
 /// Streams as kernels of GPUs read them: seed, number and first place of each, the lower word first.
-fn upload_streams(op: &Op<'_>, streams: &[Stream]) -> Result<Option<Tensor>> {
-    if matches!(op.device.kind(), Kind::Cpu { .. }) {
+fn upload_sequences(op: &Op<'_>, sequences: &[RandomSequence]) -> Result<Option<Tensor>> {
+    if matches!(op.device.kind(), DeviceKind::Cpu { .. }) {
         return Ok(None);
     }
-    let parts = streams.iter().flat_map(|stream| stream.parts());
+    let parts = sequences.iter().flat_map(|stream| stream.parts());
     let words: Vec<u32> = parts.flat_map(|part| [part as u32, (part >> 32) as u32]).collect();
     let upload = || op.device.upload([words.len()], &words);
-    op.device.tagged(Tag::Workspace, upload).map(Some)
+    op.device.with_tag(Tag::Workspace, upload).map(Some)
 }

@@ -1,14 +1,16 @@
-//! Noise against its formulas: in f64 on every engine, and to the last bit on the processor.
+//! Noise against its formulas: in f64 on every engine, and to the last bit on the CPU.
 
-use super::{Channels, NoisyLatents, Spread, add_noise, sample_latents};
+use super::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 use crate::testing::{Dual, Input, check_forward, device, upload};
-use crate::{Device, Dtype, Result, Shape, Stream, Tape, Tensor, Var};
+use crate::{Device, Dtype, RandomSequence, Result, Shape, Tape, Tensor, Var};
 
 /// Some with an odd count of numbers, one with frames.
 const SHAPES: [&[usize]; 4] = [&[1, 1, 1], &[3, 2, 5, 3], &[2, 4, 8, 6], &[2, 3, 2, 3, 5]];
 
-fn streams(samples: usize) -> Vec<Stream> {
-    (0..samples as u64).map(|sample| Stream::new(0x1_0000_0005, 7 + (sample << 33))).collect()
+fn sequences(samples: usize) -> Vec<RandomSequence> {
+    (0..samples as u64)
+        .map(|sample| RandomSequence::new(0x1_0000_0005, 7 + (sample << 33)))
+        .collect()
 }
 
 /// Mean, deviation, shift, scale, sigmas; and one number in the format of the noisy latents.
@@ -31,9 +33,9 @@ fn inputs(sizes: &[usize]) -> [Input; 6] {
 fn mixed(v: &[Tensor], is_spread: bool, dtype: Dtype) -> Result<NoisyLatents> {
     let [mean, deviation, shift, scale, sigmas] = [0, 1, 2, 3, 4].map(|index| &v[index]);
     let samples = sigmas.shape().elements();
-    let (of_latents, of_noise) = (streams(2 * samples), streams(samples));
-    let spread = Spread { deviation, streams: &of_latents[samples..] };
-    let channels = Channels { shift, scale };
+    let (of_latents, of_noise) = (sequences(2 * samples), sequences(samples));
+    let spread = LatentStd { std: deviation, sequences: &of_latents[samples..] };
+    let channels = LatentScaling { shift, scale };
     let latents = sample_latents(mean.clone(), is_spread.then_some(spread), channels)?;
     add_noise(latents, sigmas, &of_noise, dtype)
 }
@@ -57,9 +59,9 @@ fn noise_follows_its_formulas_on_every_engine() {
             Ok(both.noisy.into())
         };
         let exact = |v: &[Vec<Dual>], is_velocity: bool| -> Vec<Dual> {
-            let (of_latents, of_noise) = (streams(2 * sizes[0]), streams(sizes[0]));
+            let (of_latents, of_noise) = (sequences(2 * sizes[0]), sequences(sizes[0]));
             let number = |at: usize, (sample, index, channel): (usize, usize, usize)| {
-                let normal = |stream: &Stream| Dual::from(f64::from(stream.normal(index)));
+                let normal = |stream: &RandomSequence| Dual::from(f64::from(stream.normal(index)));
                 let spread = v[1][at] * normal(&of_latents[sizes[0] + sample]);
                 let drawn = if is_spread { v[0][at] + spread } else { v[0][at] };
                 let x = (drawn - v[2][channel]) * v[3][channel];
@@ -79,7 +81,7 @@ fn noise_follows_its_formulas_on_every_engine() {
 
 /// A training run depends on these very bits: what was learnt before must be learnt again.
 #[test]
-fn the_processor_mixes_number_by_number_in_f32() {
+fn the_cpu_adds_noise_elementwise_in_f32() {
     for sizes in SHAPES {
         let device = Device::cpu(2, 1 << 24).unwrap();
         let inputs = inputs(sizes);
@@ -87,7 +89,7 @@ fn the_processor_mixes_number_by_number_in_f32() {
             inputs.iter().map(|input| upload(&device, input, Dtype::F32)).collect()
         };
         let value = |input: usize, at: usize| inputs[input].values[at];
-        let (of_latents, of_noise) = (streams(2 * sizes[0]), streams(sizes[0]));
+        let (of_latents, of_noise) = (sequences(2 * sizes[0]), sequences(sizes[0]));
         let (mut noisy, mut velocity) = (Vec::new(), Vec::new());
         for (at, (sample, index, channel)) in places(sizes).enumerate() {
             let spread = value(1, at) * of_latents[sizes[0] + sample].normal(index);
@@ -113,11 +115,11 @@ fn what_a_sample_gets_does_not_depend_on_those_beside_it() {
     let (device, sizes) = (device(), [3, 2, 5, 3]);
     let tensors: Vec<Tensor> =
         inputs(&sizes).iter().map(|input| upload(&device, input, Dtype::F32)).collect();
-    let channels = Channels { shift: &tensors[2], scale: &tensors[3] };
-    let streams = streams(3);
+    let channels = LatentScaling { shift: &tensors[2], scale: &tensors[3] };
+    let streams = sequences(3);
     let run = |range: std::ops::Range<usize>| {
-        let [mean, deviation, sigmas] = [0, 1, 4].map(|index| tensors[index].part(range.clone()));
-        let spread = Spread { deviation: &deviation, streams: &streams[range.clone()] };
+        let [mean, deviation, sigmas] = [0, 1, 4].map(|index| tensors[index].narrow(range.clone()));
+        let spread = LatentStd { std: &deviation, sequences: &streams[range.clone()] };
         let latents = sample_latents(mean, Some(spread), channels).unwrap();
         let both = add_noise(latents, &sigmas, &streams[range.clone()], Dtype::F32).unwrap();
         [both.noisy, both.velocity].map(|tensor| tensor.to_vec::<f32>())
@@ -138,10 +140,10 @@ fn memory_is_that_of_the_mean_and_of_the_noisy_latents() {
     let before = device.usage().in_use;
     let latents = sample_latents(
         zeros(&sizes),
-        Some(Spread { deviation: &zeros(&sizes), streams: &streams(2) }),
-        Channels { shift: &shift, scale: &scale },
+        Some(LatentStd { std: &zeros(&sizes), sequences: &sequences(2) }),
+        LatentScaling { shift: &shift, scale: &scale },
     );
-    let both = add_noise(latents.unwrap(), &sigmas, &streams(2), Dtype::Bf16).unwrap();
+    let both = add_noise(latents.unwrap(), &sigmas, &sequences(2), Dtype::Bf16).unwrap();
     assert_eq!(device.usage().in_use - before, 2 * 4 * 32 * 32 * (4 + 2));
     drop(both);
 }
@@ -177,22 +179,22 @@ fn what_does_not_fit_is_said() {
     let f32s = |sizes: &[usize]| zeros(sizes, Dtype::F32);
     let (latents, two, three) = (f32s(&[2, 3, 4]), f32s(&[2]), f32s(&[3]));
     let sample = |mean: &Tensor, spread, shift, scale| {
-        let channels = Channels { shift, scale };
+        let channels = LatentScaling { shift, scale };
         sample_latents(mean.clone(), spread, channels).unwrap_err().to_string()
     };
     let add = |latents: &Tensor, sigmas, n, dtype| {
-        add_noise(latents.clone(), sigmas, &streams(n), dtype).unwrap_err().to_string()
+        add_noise(latents.clone(), sigmas, &sequences(n), dtype).unwrap_err().to_string()
     };
     assert_eq!(
         sample(&latents, None, &two, &three),
         "sample_latents: shift has shape [2], expected [3]"
     );
-    let spread = Some(Spread { deviation: &two, streams: &[] });
+    let spread = Some(LatentStd { std: &two, sequences: &[] });
     assert_eq!(
         sample(&latents, spread, &three, &three),
         "sample_latents: deviation has shape [2], expected [2, 3, 4]"
     );
-    let spread = Some(Spread { deviation: &latents, streams: &[] });
+    let spread = Some(LatentStd { std: &latents, sequences: &[] });
     assert_eq!(
         sample(&latents, spread, &three, &three),
         "sample_latents: the list of streams has shape [0], expected [2]"

@@ -1,19 +1,25 @@
-//! Layer norm on the processor, a row at a time.
+//! Layer norm on the CPU, a row at a time.
 
-use super::Form;
+use super::NormConfig;
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cpu::Cpu;
+use crate::backward::GradientSlot;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{dot, load, store, sum, sum_squares};
 use crate::dtype::{Real, with_real};
 
-pub fn forward(cpu: &Cpu, x: &Tensor, vectors: [Option<&Tensor>; 2], form: Form, y: &mut Tensor) {
+pub fn forward(
+    cpu: &CpuBackend,
+    x: &Tensor,
+    vectors: [Option<&Tensor>; 2],
+    form: NormConfig,
+    y: &mut Tensor,
+) {
     let width = x.shape().width();
-    let factors = vectors[0].map(|scale| Vector::new(scale, form.indices.0, form));
-    let shifts = vectors[1].map(|shift| Vector::new(shift, form.indices.1, form));
+    let factors = vectors[0].map(|scale| NormVector::new(scale, form.indices.0, form));
+    let shifts = vectors[1].map(|shift| NormVector::new(shift, form.indices.1, form));
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(y.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), width, |first, rows| {
             let (mut row, mut vector) = (vec![0.0; width], vec![0.0; width]);
             for (index, y) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&x[index * width..][..width], &mut row);
@@ -34,19 +40,19 @@ pub fn forward(cpu: &Cpu, x: &Tensor, vectors: [Option<&Tensor>; 2], form: Form,
 
 /// With g = gradient · factor: dx = (g - mean(g) - x̂ · mean(g · x̂)) / deviation
 pub fn backward(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     x: &Tensor,
     scale: Option<&Tensor>,
     gradient: &Tensor,
-    form: Form,
-    slot: &mut Slot,
+    form: NormConfig,
+    slot: &mut GradientSlot,
 ) {
     let width = x.shape().width();
-    let factors = scale.map(|scale| Vector::new(scale, form.indices.0, form));
+    let factors = scale.map(|scale| NormVector::new(scale, form.indices.0, form));
     let add = slot.add;
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        cpu.rows(slot.tensor.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(slot.tensor.data_mut::<T>(), width, |first, rows| {
             let (mut row, mut g, mut vector) = (vec![0.0; width], vec![0.0; width], vec![0.0; width]);
             for (index, out) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&x[index * width..][..width], &mut row);
@@ -68,7 +74,13 @@ pub fn backward(
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.
-pub fn scale_gradient(cpu: &Cpu, x: &Tensor, gradient: &Tensor, form: Form, out: &mut Tensor) {
+pub fn scale_gradient(
+    cpu: &CpuBackend,
+    x: &Tensor,
+    gradient: &Tensor,
+    form: NormConfig,
+    out: &mut Tensor,
+) {
     let width = x.shape().width();
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
@@ -87,7 +99,7 @@ pub fn scale_gradient(cpu: &Cpu, x: &Tensor, gradient: &Tensor, form: Form, out:
 }
 
 /// Adds Σ gradient over the rows of a vector.
-pub fn shift_gradient(cpu: &Cpu, gradient: &Tensor, form: Form, out: &mut Tensor) {
+pub fn shift_gradient(cpu: &CpuBackend, gradient: &Tensor, form: NormConfig, out: &mut Tensor) {
     let width = gradient.shape().width();
     with_real!(gradient.dtype(), T => {
         let gradient = gradient.data::<T>();
@@ -102,14 +114,14 @@ pub fn shift_gradient(cpu: &Cpu, gradient: &Tensor, form: Form, out: &mut Tensor
 
 /// Lets `work` sum up, for each vector as a task of its own, and adds that to its part in `out`.
 fn vector_sums(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     out: &mut Tensor,
     (index, width): (usize, usize),
     work: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     let all = out.shape().width();
     with_real!(out.dtype(), T => {
-        cpu.samples(out.data_mut::<T>(), all, |vector, out| {
+        cpu.par_chunks(out.data_mut::<T>(), all, |vector, out| {
             let mut sums = vec![0.0; width];
             work(vector, &mut sums);
             store(&sums, &mut out[index * width..][..width], true);
@@ -130,14 +142,14 @@ fn normalise(row: &mut [f32], epsilon: f32) -> f32 {
 }
 
 /// The vectors that rows are multiplied by or shifted by.
-struct Vector<'a> {
+struct NormVector<'a> {
     tensor: &'a Tensor,
     index: usize,
-    form: Form,
+    form: NormConfig,
 }
 
-impl<'a> Vector<'a> {
-    fn new(tensor: &'a Tensor, index: usize, form: Form) -> Self {
+impl<'a> NormVector<'a> {
+    fn new(tensor: &'a Tensor, index: usize, form: NormConfig) -> Self {
         Self { tensor, index, form }
     }
 

@@ -1,14 +1,16 @@
-//! Layer norm on a card.
+//! Layer norm on a GPU.
 
-use super::Form;
-use crate::backward::Slot;
-use crate::cuda::columns::{Sum, statistics};
-use crate::cuda::{Argument, Cuda, Grid, Source, Variant, WARP, arguments, pack};
+use super::NormConfig;
+use crate::backward::GradientSlot;
+use crate::cuda::columns::{CudaColumnSum, statistics};
+use crate::cuda::{
+    CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, WARP, arguments, pack,
+};
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "norm", text: include_str!("kernel.cu") };
 /// The same two kernels for wide rows, which a block holds.
-const HELD: Source = Source { name: "held norm", text: include_str!("held.cu") };
+const HELD: CudaSource = CudaSource { name: "held norm", text: include_str!("held.cu") };
 /// Rows from this width on are held. Chosen: narrow ones leave most of a block's threads without work.
 const LEAST_HELD: usize = 512;
 /// Packs of a thread. Chosen: fewer threads wait for fewer others, more packs
@@ -18,15 +20,15 @@ const PACKS: usize = 3;
 const MOST_THREADS: usize = 1024;
 
 pub fn forward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     [scale, shift]: [Option<&Tensor>; 2],
-    form: Form,
+    form: NormConfig,
     y: &mut Tensor,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let p = pack(width, &[x, scale.unwrap_or(x), shift.unwrap_or(x), y]);
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale.or(shift))]).by(p);
+    let variant = CudaVariant::of(&[x.dtype(), vector_dtype(scale.or(shift))]).with_pack(p);
     let whole = |vector: Option<&Tensor>| vector.map_or(0, |vector| vector.shape().width());
     let (scale_first, shift_first) = (form.indices.0 * width, form.indices.1 * width);
     let arguments = arguments![
@@ -48,16 +50,16 @@ pub fn forward(
 }
 
 pub fn backward(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     scale: Option<&Tensor>,
     gradient: &Tensor,
-    form: Form,
-    slot: &mut Slot,
+    form: NormConfig,
+    slot: &mut GradientSlot,
 ) {
     let (rows, width, out) = (x.shape().rows(), x.shape().width(), &mut slot.tensor);
     let p = pack(width, &[x, scale.unwrap_or(x), gradient, out]);
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale)]).by(p);
+    let variant = CudaVariant::of(&[x.dtype(), vector_dtype(scale)]).with_pack(p);
     let (whole, first) = (scale.map_or(0, |scale| scale.shape().width()), form.indices.0 * width);
     let arguments = arguments![
         x,
@@ -77,36 +79,42 @@ pub fn backward(
 }
 
 /// Starts the one of two kernels of a name that suits rows.
-fn launch(cuda: &Cuda, name: &'static str, x: &Tensor, variant: Variant, arguments: &[Argument]) {
+fn launch(
+    cuda: &CudaBackend,
+    name: &'static str,
+    x: &Tensor,
+    variant: CudaVariant,
+    arguments: &[CudaArg],
+) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let threads = width.div_ceil(variant.pack * PACKS).next_multiple_of(WARP);
     if variant.pack > 1 && width >= LEAST_HELD && threads <= MOST_THREADS {
-        let grid = Grid { threads: threads as u32, ..Grid::blocks(rows) };
-        let variant = Variant { size: PACKS, ..variant };
+        let grid = LaunchConfig { threads: threads as u32, ..LaunchConfig::blocks(rows) };
+        let variant = CudaVariant { size: PACKS, ..variant };
         return cuda.launch(&HELD, name, variant, grid, arguments);
     }
-    cuda.launch(&KERNELS, name, variant, Grid::rows(rows), arguments);
+    cuda.launch(&KERNELS, name, variant, LaunchConfig::per_row(rows), arguments);
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.
 pub fn scale_gradient(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     x: &Tensor,
     gradient: &Tensor,
-    form: Form,
+    form: NormConfig,
     room: &mut Tensor,
     out: &mut Tensor,
 ) {
     statistics(cuda, x, form.epsilon, room);
     let rows_per_vector = form.rows_per_vector;
-    let sum = Sum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
+    let sum = CudaColumnSum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
     sum.run(cuda, out, form.indices.0, true);
 }
 
 /// Adds Σ gradient over the rows of a vector.
-pub fn shift_gradient(cuda: &Cuda, gradient: &Tensor, form: Form, out: &mut Tensor) {
+pub fn shift_gradient(cuda: &CudaBackend, gradient: &Tensor, form: NormConfig, out: &mut Tensor) {
     let rows_per_vector = form.rows_per_vector;
-    let sum = Sum { a: gradient, b: None, statistics: None, rows_per_vector };
+    let sum = CudaColumnSum { a: gradient, b: None, statistics: None, rows_per_vector };
     sum.run(cuda, out, form.indices.1, true);
 }
 

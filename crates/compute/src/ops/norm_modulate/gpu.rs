@@ -1,22 +1,22 @@
 //! Layer norm on a GPU, and root-mean-square norm, which is one that is not centered.
 
-use super::{Form, Rows};
-use crate::backward::Slot;
-use crate::gpu::columns::{SHARE_ROWS, Sum, shares};
-use crate::gpu::{Gpu, Source, THREADS, Variant, arguments, is_wide};
+use super::{NormBackwardInputs, NormConfig};
+use crate::backward::GradientSlot;
+use crate::gpu::columns::{GpuColumnSum, SHARE_ROWS, row_shares};
+use crate::gpu::{GpuBackend, GpuVariant, THREADS, WgslSource, arguments, is_wide};
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source { name: "norm", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "norm", text: include_str!("kernel.wgsl") };
 
 pub fn forward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     x: &Tensor,
     [scale, shift]: [Option<&Tensor>; 2],
-    (form, is_centered): (Form, bool),
+    (form, is_centered): (NormConfig, bool),
     y: &mut Tensor,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
-    let variant = Variant::of(&[x.dtype(), vector_dtype(scale.or(shift))])
+    let variant = GpuVariant::of(&[x.dtype(), vector_dtype(scale.or(shift))])
         .with("WIDE", is_wide(width, &[Some(x), scale, shift, Some(y)]).into())
         .with("CENTERED", is_centered.into());
     let whole = |vector: Option<&Tensor>| vector.map_or(0, |vector| vector.shape().width());
@@ -41,18 +41,18 @@ pub fn forward(
 
 /// The gradient of x, and sums for those of scale and shift, in one pass over the rows; each if there is room for it.
 pub fn backward(
-    gpu: &Gpu,
-    rows: Rows<'_>,
+    gpu: &GpuBackend,
+    rows: NormBackwardInputs<'_>,
     is_centered: bool,
-    of_x: Option<&mut Slot>,
+    of_x: Option<&mut GradientSlot>,
     sums: [Option<&mut Tensor>; 2],
 ) {
-    let Rows { x, scale, gradient, form } = rows;
+    let NormBackwardInputs { x, scale, gradient, form } = rows;
     let [scale_sums, shift_sums] = sums.map(|sums| sums.filter(|sums| sums.bytes() > 0));
     let width = x.shape().width();
     let has_sums = scale_sums.is_some() || shift_sums.is_some();
     let each = form.rows_per_vector;
-    let share = if has_sums { shares(each).0 } else { gpu.rows_at_once(threads(gpu)) };
+    let share = if has_sums { row_shares(each).0 } else { gpu.rows_at_once(threads(gpu)) };
     let groups = n_vectors(x, each) * each.div_ceil(share);
     let add = of_x.as_ref().is_some_and(|slot| slot.add);
     let out = of_x.map(|slot| &mut slot.tensor);
@@ -67,7 +67,7 @@ pub fn backward(
     let formats =
         [x.dtype(), vector_dtype(scale), out.as_ref().map_or(x.dtype(), |out| out.dtype())];
     let held = if has_sums { width.div_ceil(8 * threads(gpu)).max(1) } else { 1 };
-    let variant = Variant::of(&formats)
+    let variant = GpuVariant::of(&formats)
         .with("THREADS", threads(gpu))
         .with("WIDE", is_wide(width, &tensors).into())
         .with("CENTERED", is_centered.into())
@@ -93,8 +93,8 @@ pub fn backward(
 }
 
 /// Threads of a group of backward, which goes through as many rows at once as it has rows of threads: one for each
-/// thread on a processor.
-fn threads(gpu: &Gpu) -> usize {
+/// thread on a CPU.
+fn threads(gpu: &GpuBackend) -> usize {
     if gpu.is_software() { SHARE_ROWS } else { THREADS }
 }
 
@@ -104,22 +104,22 @@ fn n_vectors(x: &Tensor, rows_per_vector: usize) -> usize {
 
 /// Floats of the sums of which the gradient of vectors is made.
 pub fn sums_floats(x: &Tensor, rows_per_vector: usize) -> usize {
-    n_vectors(x, rows_per_vector) * shares(rows_per_vector).1 * x.shape().width()
+    n_vectors(x, rows_per_vector) * row_shares(rows_per_vector).1 * x.shape().width()
 }
 
 /// Writes or adds the gradients of vectors, from the sums that [`backward`] found, to the `index`-th part of each row
 /// of `out`.
 pub fn add_up(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     sums: &Tensor,
-    rows: Rows<'_>,
+    rows: NormBackwardInputs<'_>,
     (index, add): (usize, bool),
     out: &mut Tensor,
 ) {
-    let Rows { x, form, .. } = rows;
-    let (_, shares) = shares(form.rows_per_vector);
+    let NormBackwardInputs { x, form, .. } = rows;
+    let (_, shares) = row_shares(form.rows_per_vector);
     let sums = sums.reshape([n_vectors(x, form.rows_per_vector) * shares, x.shape().width()]);
-    Sum { a: &sums, b: None, rows_per_vector: shares }.run(gpu, out, index, add);
+    GpuColumnSum { a: &sums, b: None, rows_per_vector: shares }.run(gpu, out, index, add);
 }
 
 fn vector_dtype(vector: Option<&Tensor>) -> Dtype {

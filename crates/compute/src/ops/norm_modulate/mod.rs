@@ -12,12 +12,12 @@ pub(super) mod gpu;
 pub(crate) mod tests;
 
 use super::inputs;
-use crate::backward::{Backward, Slot};
+use crate::backward::{BackwardPass, GradientSlot};
 use crate::cuda::columns::statistics_floats;
-use crate::device::{Engine, Kind};
-use crate::op::{Op, Place};
+use crate::device::{Backend, DeviceKind};
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
-use crate::var::{Chunk, Kept, Remake, Source, Var};
+use crate::var::{Chunk, GradTarget, Remat, SavedTensor, Var};
 use crate::{Dtype, Result, Shape, Tensor};
 
 impl Tape<'_> {
@@ -29,12 +29,12 @@ impl Tape<'_> {
         shift: Chunk<'_>,
         epsilon: f32,
     ) -> Result<Var> {
-        let op = self.begin("norm_modulate");
+        let op = self.begin_op("norm_modulate");
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
         op.expect_chunk("scale", scale, (samples, width), dtype)?;
         op.expect_chunk("shift", shift, (samples, width), dtype)?;
-        let form = Form {
+        let form = NormConfig {
             epsilon,
             rows_per_vector: tokens,
             plus_one: true,
@@ -51,7 +51,7 @@ impl Tape<'_> {
         bias: Option<&Var>,
         epsilon: f32,
     ) -> Result<Var> {
-        let op = self.begin("layer_norm");
+        let op = self.begin_op("layer_norm");
         op.expect_real("x", x.tensor())?;
         for (what, vector) in [("weight", weight), ("bias", bias)] {
             if let Some(vector) = vector {
@@ -59,7 +59,7 @@ impl Tape<'_> {
             }
         }
         let rows_per_vector = x.shape().rows().max(1);
-        let form = Form { epsilon, rows_per_vector, plus_one: false, indices: (0, 0) };
+        let form = NormConfig { epsilon, rows_per_vector, plus_one: false, indices: (0, 0) };
         self.norm(&op, x, (weight, bias), form)
     }
 
@@ -68,17 +68,18 @@ impl Tape<'_> {
         op: &Op<'_>,
         x: &Var,
         (scale, shift): (Option<&Var>, Option<&Var>),
-        form: Form,
+        form: NormConfig,
     ) -> Result<Var> {
-        let y = forward(op.place, x.tensor(), [scale, shift].map(|v| v.map(Var::tensor)), form)?;
-        let result = self.with_remake(op.result(y), || again(x, [scale, shift], form));
-        if !self.tracks(&inputs([Some(x), scale, shift])) {
+        let y = forward(op.cx, x.tensor(), [scale, shift].map(|v| v.map(Var::tensor)), form)?;
+        let result = self.with_remat(op.result(y), || remat(x, [scale, shift], form));
+        if !self.requires_grad(&inputs([Some(x), scale, shift])) {
             return Ok(result);
         }
-        let record = Record {
-            x: (self.keep(x), x.source()),
-            scale: scale.map(|scale| (self.keep(scale), scale.source())),
-            shift: shift.and_then(|shift| Some((shift.source()?, shift.shape(), shift.dtype()))),
+        let record = NormBackward {
+            x: (self.save_for_backward(x), x.grad_target()),
+            scale: scale.map(|scale| (self.save_for_backward(scale), scale.grad_target())),
+            shift: shift
+                .and_then(|shift| Some((shift.grad_target()?, shift.shape(), shift.dtype()))),
             form,
         };
         Ok(self.record(result, move |back, gradient| record.backward(back, &gradient)))
@@ -87,7 +88,7 @@ impl Tape<'_> {
 
 /// What distinguishes the two uses.
 #[derive(Clone, Copy)]
-pub(super) struct Form {
+pub(super) struct NormConfig {
     pub epsilon: f32,
     /// How many rows share a vector.
     pub rows_per_vector: usize,
@@ -100,65 +101,64 @@ pub(super) struct Form {
 /// Operations per number, for the tally.
 const FLOPS: usize = 8;
 
-fn again(x: &Var, vectors: [Option<&Var>; 2], form: Form) -> Remake {
-    let (x, mut needs) = x.held();
+fn remat(x: &Var, vectors: [Option<&Var>; 2], form: NormConfig) -> Remat {
+    let (x, mut needs) = x.to_saved();
     let vectors = vectors.map(|vector| {
-        let (vector, more) = vector?.held();
+        let (vector, more) = vector?.to_saved();
         needs.extend(more);
         Some(vector)
     });
-    Remake::new(needs, move |place| {
-        let [scale, shift] =
-            vectors.each_ref().map(|kept| kept.as_ref().map(|kept| kept.get(place)));
+    Remat::new(needs, move |cx| {
+        let [scale, shift] = vectors.each_ref().map(|kept| kept.as_ref().map(|kept| kept.get(cx)));
         let (scale, shift) = (scale.transpose()?, shift.transpose()?);
-        forward(place, &x.get(place)?, [scale.as_ref(), shift.as_ref()], form)
+        forward(cx, &x.get(cx)?, [scale.as_ref(), shift.as_ref()], form)
     })
 }
 
 fn forward(
-    place: Place<'_>,
+    cx: OpContext<'_>,
     x: &Tensor,
     vectors: [Option<&Tensor>; 2],
-    form: Form,
+    form: NormConfig,
 ) -> Result<Tensor> {
-    let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count("norm_modulate", FLOPS * x.shape().elements(), &[x, &y]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
-        Engine::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
-        Engine::Gpu(engine) => gpu::forward(engine, x, vectors, (form, true), &mut y),
+    let mut y = cx.alloc(x.shape(), x.dtype())?;
+    cx.count("norm_modulate", FLOPS * x.shape().elements(), &[x, &y]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
+        Backend::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
+        Backend::Gpu(engine) => gpu::forward(engine, x, vectors, (form, true), &mut y),
     }
     Ok(y)
 }
 
-struct Record {
-    x: (Kept, Option<Source>),
-    scale: Option<(Kept, Option<Source>)>,
-    shift: Option<(Source, Shape, Dtype)>,
-    form: Form,
+struct NormBackward {
+    x: (SavedTensor, Option<GradTarget>),
+    scale: Option<(SavedTensor, Option<GradTarget>)>,
+    shift: Option<(GradTarget, Shape, Dtype)>,
+    form: NormConfig,
 }
 
 /// What gradients are found from.
 #[derive(Clone, Copy)]
-pub(super) struct Rows<'a> {
+pub(super) struct NormBackwardInputs<'a> {
     pub x: &'a Tensor,
     pub scale: Option<&'a Tensor>,
     /// That of the result.
     pub gradient: &'a Tensor,
-    pub form: Form,
+    pub form: NormConfig,
 }
 
-impl Record {
-    fn backward(self, back: &mut Backward<'_>, gradient: &Tensor) -> Result<()> {
-        let place = back.place;
+impl NormBackward {
+    fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
+        let place = back.cx;
         let x = self.x.0.get(place)?;
         let (scale, scale_source) = self.scale.unzip();
         let (scale, scale_source) =
             (scale.map(|kept| kept.get(place)).transpose()?, scale_source.flatten());
-        let rows = Rows { x: &x, scale: scale.as_ref(), gradient, form: self.form };
+        let rows = NormBackwardInputs { x: &x, scale: scale.as_ref(), gradient, form: self.form };
         let wanted = [scale_source.is_some(), self.shift.is_some()];
-        let [of_scale, of_shift] = room_floats(place, rows, wanted);
+        let [of_scale, of_shift] = workspace_floats(place, rows, wanted);
         let mut of_scale = place.workspace([of_scale], Dtype::F32)?;
         let mut of_shift = place.workspace([of_shift], Dtype::F32)?;
         let mut slot = back.slot_of(self.x.1, x.shape(), x.dtype())?;
@@ -184,70 +184,84 @@ impl Record {
 
 /// Whether one pass over the rows finds the gradient of x and sums of which the vectors' are made; elsewhere each
 /// has a pass of its own.
-fn is_one_pass(place: Place<'_>) -> bool {
-    matches!(place.device.kind(), Kind::Gpu { .. })
+fn is_one_pass(cx: OpContext<'_>) -> bool {
+    matches!(cx.device.kind(), DeviceKind::Gpu { .. })
 }
 
 /// Floats of room for the gradients of scale and shift: sums, or what is known of rows.
-fn room_floats(place: Place<'_>, rows: Rows<'_>, wanted: [bool; 2]) -> [usize; 2] {
-    let floats = match place.device.kind() {
-        Kind::Cpu { .. } => [0, 0],
-        Kind::Cuda { .. } => [statistics_floats(rows.x), 0],
-        Kind::Gpu { .. } => [gpu::sums_floats(rows.x, rows.form.rows_per_vector); 2],
+fn workspace_floats(
+    cx: OpContext<'_>,
+    rows: NormBackwardInputs<'_>,
+    wanted: [bool; 2],
+) -> [usize; 2] {
+    let floats = match cx.device.kind() {
+        DeviceKind::Cpu { .. } => [0, 0],
+        DeviceKind::Cuda { .. } => [statistics_floats(rows.x), 0],
+        DeviceKind::Gpu { .. } => [gpu::sums_floats(rows.x, rows.form.rows_per_vector); 2],
     };
     [0, 1].map(|vector| if wanted[vector] { floats[vector] } else { 0 })
 }
 
 /// The gradient of x, if it is wanted; in one pass also the sums that there is room for.
 fn rows_gradient(
-    place: Place<'_>,
-    rows: Rows<'_>,
-    slot: Option<&mut Slot>,
+    cx: OpContext<'_>,
+    rows: NormBackwardInputs<'_>,
+    slot: Option<&mut GradientSlot>,
     sums: [&mut Tensor; 2],
 ) {
-    let Rows { x, scale, gradient, form } = rows;
-    if slot.is_none() && !is_one_pass(place) {
+    let NormBackwardInputs { x, scale, gradient, form } = rows;
+    if slot.is_none() && !is_one_pass(cx) {
         return;
     }
     let mut tensors = vec![gradient, x];
     tensors.extend(slot.iter().map(|slot| &slot.tensor));
-    place.count("norm_modulate backward", FLOPS * x.shape().elements(), &tensors);
-    match (place.engine(), slot) {
-        (Engine::Cpu(engine), Some(slot)) => cpu::backward(engine, x, scale, gradient, form, slot),
-        (Engine::Cuda(engine), Some(slot)) => {
+    cx.count("norm_modulate backward", FLOPS * x.shape().elements(), &tensors);
+    match (cx.engine(), slot) {
+        (Backend::Cpu(engine), Some(slot)) => cpu::backward(engine, x, scale, gradient, form, slot),
+        (Backend::Cuda(engine), Some(slot)) => {
             cuda::backward(engine, x, scale, gradient, form, slot);
         }
-        (Engine::Gpu(engine), slot) => gpu::backward(engine, rows, true, slot, sums.map(Some)),
-        (Engine::Meta | Engine::Cpu(_) | Engine::Cuda(_), _) => {}
+        (Backend::Gpu(engine), slot) => gpu::backward(engine, rows, true, slot, sums.map(Some)),
+        (Backend::Meta | Backend::Cpu(_) | Backend::Cuda(_), _) => {}
     }
 }
 
 /// Adds Σ gradient over the rows of a vector.
-fn shift_gradient(place: Place<'_>, rows: Rows<'_>, sums: &Tensor, out: &mut Tensor) {
-    let Rows { x, gradient, form, .. } = rows;
-    if !is_one_pass(place) {
+fn shift_gradient(
+    cx: OpContext<'_>,
+    rows: NormBackwardInputs<'_>,
+    sums: &Tensor,
+    out: &mut Tensor,
+) {
+    let NormBackwardInputs { x, gradient, form, .. } = rows;
+    if !is_one_pass(cx) {
         let work = FLOPS * x.shape().elements();
-        place.count("norm_modulate shift backward", work, &[gradient]);
+        cx.count("norm_modulate shift backward", work, &[gradient]);
     }
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::shift_gradient(engine, gradient, form, out),
-        Engine::Cuda(engine) => cuda::shift_gradient(engine, gradient, form, out),
-        Engine::Gpu(engine) => gpu::add_up(engine, sums, rows, (form.indices.1, true), out),
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::shift_gradient(engine, gradient, form, out),
+        Backend::Cuda(engine) => cuda::shift_gradient(engine, gradient, form, out),
+        Backend::Gpu(engine) => gpu::add_up(engine, sums, rows, (form.indices.1, true), out),
     }
 }
 
 /// Adds Σ gradient · x̂ over the rows of a vector.
-fn scale_gradient(place: Place<'_>, rows: Rows<'_>, room: &mut Tensor, out: &mut Tensor) {
-    let Rows { x, gradient, form, .. } = rows;
-    if !is_one_pass(place) {
+fn scale_gradient(
+    cx: OpContext<'_>,
+    rows: NormBackwardInputs<'_>,
+    room: &mut Tensor,
+    out: &mut Tensor,
+) {
+    let NormBackwardInputs { x, gradient, form, .. } = rows;
+    if !is_one_pass(cx) {
         let work = FLOPS * x.shape().elements();
-        place.count("norm_modulate scale backward", work, &[gradient, x]);
+        cx.count("norm_modulate scale backward", work, &[gradient, x]);
     }
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, form, out),
-        Engine::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, form, room, out),
-        Engine::Gpu(engine) => gpu::add_up(engine, room, rows, (form.indices.0, true), out),
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, form, out),
+        Backend::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, form, room, out),
+        Backend::Gpu(engine) => gpu::add_up(engine, room, rows, (form.indices.0, true), out),
     }
 }

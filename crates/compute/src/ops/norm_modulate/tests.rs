@@ -1,6 +1,6 @@
 //! Layer norm against its formula.
 
-use crate::testing::{Dual, Input, check, check_card, device, expect_not_hidden, for_random_sizes};
+use crate::testing::{Dual, Input, check, check_gpu, device, expect_not_hidden, for_random_sizes};
 use crate::{Dtype, Params, Tape, Var};
 
 const EPSILON: f64 = 1e-5;
@@ -117,26 +117,26 @@ fn what_does_not_fit_is_said() {
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_wide_rows() {
+fn a_gpu_agrees_with_the_cpu_on_wide_rows() {
     for width in [512, 1000, 1536, 8200] {
         let x = Input::normal([2, 3, width], 1).scaled(2.0);
         let vectors = Input::normal([2, 2 * width], 2).scaled(0.5);
-        check_card(&[x.clone(), vectors], 16.0, &|tape, v| {
+        check_gpu(&[x.clone(), vectors], 16.0, &|tape, v| {
             tape.norm_modulate(&v[0], v[1].chunk(1), v[1].chunk(0), EPSILON as f32)
         });
         let [weight, bias] = [3, 4].map(|seed| Input::normal([width], seed).f32());
-        check_card(&[x, weight, bias], 16.0, &|tape, v| {
+        check_gpu(&[x, weight, bias], 16.0, &|tape, v| {
             tape.layer_norm(&v[0], Some(&v[1]), Some(&v[2]), EPSILON as f32)
         });
     }
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_many_rows() {
+fn a_gpu_agrees_with_the_cpu_on_many_rows() {
     let (x, vectors) = (Input::normal([2, 8300, 9], 1), Input::normal([2, 18], 2));
-    check_card(&[x, vectors], 16.0, &|tape, v| {
+    check_gpu(&[x, vectors], 16.0, &|tape, v| {
         tape.norm_modulate(&v[0], v[1].chunk(1), v[1].chunk(0), EPSILON as f32)
     });
     let (x, weight) = (Input::normal([16_500, 8], 1), Input::normal([8], 2).f32());
-    check_card(&[x, weight], 16.0, &|tape, v| tape.rms_norm(&v[0], Some(&v[1]), EPSILON as f32));
+    check_gpu(&[x, weight], 16.0, &|tape, v| tape.rms_norm(&v[0], Some(&v[1]), EPSILON as f32));
 }

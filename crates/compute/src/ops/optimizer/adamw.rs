@@ -6,8 +6,8 @@
 //! p ← p - rate / (1 - β₁ᵗ) · m / (√v / √(1 - β₂ᵗ) + ε)
 
 use super::gradients::check_clip;
-use super::{Clip, cpu, cuda, expect_unshared, gpu};
-use crate::device::Engine;
+use super::{GradClip, cpu, cuda, expect_unshared, gpu};
+use crate::device::Backend;
 use crate::op::Op;
 use crate::{Dtype, Result, Tag, Tensor};
 
@@ -49,7 +49,7 @@ impl Moments {
     /// Those before the first step.
     pub fn new(param: &Tensor) -> Result<Self> {
         let zeros = || param.device().zeros(param.shape(), Dtype::F32);
-        param.device().tagged(Tag::Optimizer, || Ok(Self { first: zeros()?, second: zeros()? }))
+        param.device().with_tag(Tag::Optimizer, || Ok(Self { first: zeros()?, second: zeros()? }))
     }
 }
 
@@ -63,10 +63,10 @@ pub fn adamw(
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
     step: AdamW,
-    clip: Option<&Clip>,
+    clip: Option<&GradClip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
-    let op = Op::alone("adamw", &device);
+    let op = Op::standalone("adamw", &device);
     check(&op, params, gradients, state.len(), step, clip)?;
     let (mut numbers, mut touched) = (0, Vec::new());
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
@@ -82,11 +82,11 @@ pub fn adamw(
         }
     }
     op.count(FLOPS * numbers, &touched);
-    match device.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
-        Engine::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
-        Engine::Gpu(engine) => gpu::adamw(engine, params, gradients, state, (step, clip)),
+    match device.backend() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
+        Backend::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
+        Backend::Gpu(engine) => gpu::adamw(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }
@@ -98,7 +98,7 @@ pub(super) fn check(
     gradients: &[Option<&Tensor>],
     n_states: usize,
     step: AdamW,
-    clip: Option<&Clip>,
+    clip: Option<&GradClip>,
 ) -> Result<()> {
     for (what, count) in [("count of gradients", gradients.len()), ("count of moments", n_states)] {
         let is_fit = count == params.len();
@@ -137,7 +137,7 @@ fn check_settings(op: &Op<'_>, step: AdamW) -> Result<()> {
 /// The arithmetic of a step, whatever its moments are stored in: what depends on no parameter is
 /// worked out here once, in f64.
 #[derive(Clone, Copy)]
-pub(super) struct Update {
+pub(super) struct AdamWUpdate {
     /// What gradients are multiplied by.
     scale: f32,
     /// 1 - rate·decay
@@ -153,7 +153,7 @@ pub(super) struct Update {
     rate: f32,
 }
 
-impl Update {
+impl AdamWUpdate {
     /// For gradients to be multiplied by `scale`.
     pub fn new(step: AdamW, scale: f32) -> Self {
         let (rate, decay) = (f64::from(step.learning_rate), f64::from(step.weight_decay));
@@ -170,8 +170,8 @@ impl Update {
         }
     }
 
-    /// All of it, in the order in which a card's kernels are told.
-    pub fn numbers(&self) -> [f32; 8] {
+    /// All of it, in the order in which a GPU's kernels are told.
+    pub fn kernel_args(&self) -> [f32; 8] {
         let Self { scale, remains, news, squares, correction, epsilon, rate } = *self;
         [scale, remains, news, squares.0, squares.1, correction, epsilon, rate]
     }

@@ -1,15 +1,15 @@
-//! Steps on the processor: all tensors together are one loop over blocks of fixed size, so that
+//! Steps on the CPU: all tensors together are one loop over blocks of fixed size, so that
 //! many small ones are shared among threads as well as one large one.
 
 use rayon::prelude::*;
 
-use super::adamw::Update;
+use super::adamw::AdamWUpdate;
 use super::eight_bit::BLOCK;
-use super::muon::LEAST_NORM;
-use super::{AdamW, Clip, Codes, Moments, Moments8, Muon};
+use super::muon::MIN_NORM;
+use super::{AdamW, BlockCodes, GradClip, Moments, Moments8bit, Muon};
 use crate::Tensor;
 use crate::codebook::Codebook;
-use crate::cpu::Cpu;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{LANES, max};
 use crate::cpu::simd::simd;
 use crate::cpu::sums::squares;
@@ -22,14 +22,14 @@ const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
 const SHARE: usize = if cfg!(test) { BLOCK } else { 1 << 20 };
 
 pub fn adamw(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
-    (step, clip): (AdamW, Option<&Clip>),
+    (step, clip): (AdamW, Option<&GradClip>),
 ) {
     let Some(scale) = scale(step.scale, clip) else { return };
-    let update = Update::new(step, scale);
+    let update = AdamWUpdate::new(step, scale);
     let tensors = params.iter_mut().zip(gradients).zip(state);
     let tensors: Vec<_> = tensors
         .filter_map(|((param, gradient), Moments { first, second })| {
@@ -41,7 +41,7 @@ pub fn adamw(
         let param = param.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN));
         param.zip(first.par_chunks_mut(GRAIN)).zip(second.par_chunks_mut(GRAIN))
     });
-    cpu.run(|| {
+    cpu.install(|| {
         blocks.for_each(|(((param, gradient), first), second)| {
             adamw_block(update, param, gradient, first, second);
         });
@@ -49,25 +49,25 @@ pub fn adamw(
 }
 
 /// What gradients are multiplied by; none if the step is not to be made.
-fn scale(own: f32, clip: Option<&Clip>) -> Option<f32> {
-    let Some(Clip { norm, max }) = clip else { return Some(own) };
+fn scale(own: f32, clip: Option<&GradClip>) -> Option<f32> {
+    let Some(GradClip { norm, max_norm: max }) = clip else { return Some(own) };
     let norm = own * norm.data::<f32>()[0];
     norm.is_finite().then(|| own * (max / (norm + 1e-6)).min(1.0))
 }
 
 pub fn adamw_8bit(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
-    state: &mut [Moments8],
-    (step, clip): (AdamW, Option<&Clip>),
+    state: &mut [Moments8bit],
+    (step, clip): (AdamW, Option<&GradClip>),
 ) {
     let Some(scale) = scale(step.scale, clip) else { return };
-    let update = Update::new(step, scale);
+    let update = AdamWUpdate::new(step, scale);
     let books = (Codebook::signed(), Codebook::unsigned());
     let tensors = params.iter_mut().zip(gradients).zip(state);
     let tensors: Vec<_> = tensors
-        .filter_map(|((param, gradient), Moments8 { first, second })| {
+        .filter_map(|((param, gradient), Moments8bit { first, second })| {
             let (param, gradient) = (param.data_mut::<f32>(), (*gradient)?.data::<f32>());
             Some((param, gradient, pieces(first), pieces(second)))
         })
@@ -75,7 +75,7 @@ pub fn adamw_8bit(
     let blocks = tensors.into_par_iter().flat_map(|(param, gradient, first, second)| {
         param.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN)).zip(first).zip(second)
     });
-    cpu.run(|| {
+    cpu.install(|| {
         blocks.for_each(|(((param, gradient), first), second)| {
             step_8bit(update, &books, (param, gradient), first, second);
         });
@@ -83,19 +83,21 @@ pub fn adamw_8bit(
 }
 
 /// Codes with their scales, cut as their parameter is.
-fn pieces(Codes { codes, scales }: &mut Codes) -> impl IndexedParallelIterator<Item = Piece<'_>> {
+fn pieces(
+    BlockCodes { codes, scales }: &mut BlockCodes,
+) -> impl IndexedParallelIterator<Item = BlockCodesPiece<'_>> {
     let codes = codes.data_mut::<u8>().par_chunks_mut(GRAIN);
     codes.zip(scales.data_mut::<f32>().par_chunks_mut(GRAIN / BLOCK))
 }
 
-type Piece<'a> = (&'a mut [u8], &'a mut [f32]);
+type BlockCodesPiece<'a> = (&'a mut [u8], &'a mut [f32]);
 
 fn step_8bit(
-    update: Update,
+    update: AdamWUpdate,
     books: &(Codebook, Codebook),
     (params, gradients): (&mut [f32], &[f32]),
-    first: Piece<'_>,
-    second: Piece<'_>,
+    first: BlockCodesPiece<'_>,
+    second: BlockCodesPiece<'_>,
 ) {
     let (mut means, mut squares) = ([0.0; BLOCK], [0.0; BLOCK]);
     let first = first.0.chunks_mut(BLOCK).zip(first.1);
@@ -122,23 +124,23 @@ fn largest_size(numbers: &[f32]) -> f32 {
 
 /// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
 pub fn direction(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     gradient: &Tensor,
     mean: &mut Tensor,
-    (how, clip): (Muon, Option<&Clip>),
+    (how, clip): (Muon, Option<&GradClip>),
     x: &mut Tensor,
 ) {
     let Some(scale) = scale(how.scale, clip) else { return };
     let (gradient, mean) = (gradient.data::<f32>(), mean.data_mut::<f32>());
     let blocks = mean.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN));
-    let squares: Vec<f64> = cpu.run(|| {
+    let squares: Vec<f64> = cpu.install(|| {
         blocks.map(|(mean, gradient)| move_mean(mean, gradient, scale, how.momentum)).collect()
     });
     let norm = squares.iter().sum::<f64>().sqrt() as f32;
-    let inverse = 1.0 / norm.max(LEAST_NORM);
+    let inverse = 1.0 / norm.max(MIN_NORM);
     let mean = &*mean;
     with_real!(x.dtype(), T => {
-        cpu.rows(x.data_mut::<T>(), 1, |first, x| {
+        cpu.par_rows(x.data_mut::<T>(), 1, |first, x| {
             for (x, (mean, gradient)) in x.iter_mut().zip(mean[first..].iter().zip(&gradient[first..])) {
                 let gradient = scale * gradient;
                 *x = T::from_f32((gradient + (mean - gradient) * how.momentum) * inverse);
@@ -148,14 +150,19 @@ pub fn direction(
 }
 
 /// Moves a matrix along X.
-pub fn follow(cpu: &Cpu, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Option<&Clip>)) {
+pub fn apply_update(
+    cpu: &CpuBackend,
+    param: &mut Tensor,
+    x: &Tensor,
+    (how, clip): (Muon, Option<&GradClip>),
+) {
     if scale(how.scale, clip).is_none() {
         return;
     }
     let (remains, rate) = how.lengths(param.shape());
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(param.data_mut::<f32>(), 1, |first, param| {
+        cpu.par_rows(param.data_mut::<f32>(), 1, |first, param| {
             for (param, x) in param.iter_mut().zip(&x[first..]) {
                 *param = *param * remains - rate * x.to_f32();
             }
@@ -163,22 +170,22 @@ pub fn follow(cpu: &Cpu, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Opt
     });
 }
 
-pub fn global_norm(cpu: &Cpu, gradients: &[&Tensor], norm: &mut Tensor) {
+pub fn global_norm(cpu: &CpuBackend, gradients: &[&Tensor], norm: &mut Tensor) {
     // In pieces: a table of tokens may be a third of all.
     let pieces = gradients.iter().flat_map(|gradient| gradient.data::<f32>().chunks(SHARE));
     let pieces: Vec<&[f32]> = pieces.collect();
-    let squares: Vec<f64> = cpu.run(|| pieces.par_iter().map(|piece| squares(piece)).collect());
+    let squares: Vec<f64> = cpu.install(|| pieces.par_iter().map(|piece| squares(piece)).collect());
     norm.data_mut::<f32>()[0] = squares.iter().sum::<f64>().sqrt() as f32;
 }
 
-pub fn count_not_finite(cpu: &Cpu, tensors: &[&Tensor], count: &mut Tensor) {
+pub fn count_not_finite(cpu: &CpuBackend, tensors: &[&Tensor], count: &mut Tensor) {
     let counts = tensors.par_iter().map(|tensor| {
         with_real!(tensor.dtype(), T => {
             let blocks = tensor.data::<T>().par_chunks(GRAIN);
             blocks.map(not_finite).sum::<u64>()
         })
     });
-    let total: u64 = cpu.run(|| counts.sum());
+    let total: u64 = cpu.install(|| counts.sum());
     count.data_mut::<u32>()[0] = u32::try_from(total).unwrap_or(u32::MAX);
 }
 
@@ -203,7 +210,7 @@ simd! {
     }
 
     fn adamw_block(
-        update: Update,
+        update: AdamWUpdate,
         params: &mut [f32],
         gradients: &[f32],
         first: &mut [f32],
@@ -213,10 +220,10 @@ simd! {
     }
 }
 
-pub fn ema(cpu: &Cpu, average: &mut Tensor, value: &Tensor, decay: f32) {
+pub fn ema(cpu: &CpuBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
     with_real!(value.dtype(), T => {
         let value = value.data::<T>();
-        cpu.rows(average.data_mut::<f32>(), 1, |first, average| {
+        cpu.par_rows(ema.data_mut::<f32>(), 1, |first, average| {
             for (average, value) in average.iter_mut().zip(&value[first..]) {
                 *average = decay * *average + (1.0 - decay) * value.to_f32();
             }

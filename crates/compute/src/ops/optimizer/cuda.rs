@@ -1,78 +1,80 @@
-//! Steps on a card. Adapters are many and small, so one launch works on many of them.
+//! Steps on a GPU. Adapters are many and small, so one launch works on many of them.
 
-use super::adamw::Update;
+use super::adamw::AdamWUpdate;
 use super::eight_bit::BLOCK;
-use super::muon::LEAST_NORM;
-use super::{AdamW, Clip, Moments, Moments8, Muon};
+use super::muon::MIN_NORM;
+use super::{AdamW, GradClip, Moments, Moments8bit, Muon};
 use crate::codebook::Codebook;
-use crate::cuda::{Argument, Cuda, Grid, Source, THREADS, Variant, arguments};
+use crate::cuda::{
+    CudaArg, CudaBackend, CudaSource, CudaVariant, LaunchConfig, THREADS, arguments,
+};
 use crate::{Dtype, Tensor};
 
-const KERNELS: Source = Source { name: "optimizer", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "optimizer", text: include_str!("kernel.cu") };
 
 /// Tensors of a launch, as in the kernel's text: with them its arguments stay below the 4 KB that every
-/// card takes.
-const MOST: usize = 48;
+/// GPU takes.
+const MAX_TENSORS: usize = 48;
 /// Numbers of a block that makes a step or counts. Chosen: a few for each thread.
 const STEP_SHARE: usize = 8 * THREADS;
 /// Numbers of a partial sum of squares. Chosen: a few hundred for each thread.
 const SHARE: usize = 1 << 16;
 
 /// What a kernel does to one tensor: where the tensor and what belongs to it lie, and its numbers.
-struct One {
-    at: Vec<Argument>,
+struct TensorArgs {
+    at: Vec<CudaArg>,
     n: usize,
 }
 
 /// Lets a kernel work on many tensors, a block for every `share` numbers of each. `arguments` gives what
 /// it is told besides, from the count of blocks in launches before.
 fn launch(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     (function, dtype): (&'static str, Dtype),
-    all: &[One],
+    all: &[TensorArgs],
     (share, threads): (usize, usize),
-    arguments: impl Fn(usize) -> Vec<Argument>,
+    arguments: impl Fn(usize) -> Vec<CudaArg>,
 ) {
     let mut before = 0;
-    for some in all.chunks(MOST) {
-        let (mut table, mut blocks) = (vec![Argument::from(some.len())], 0);
-        for One { at, n } in some {
-            table.extend((0..6).map(|index| at.get(index).copied().unwrap_or(Argument::NONE)));
+    for some in all.chunks(MAX_TENSORS) {
+        let (mut table, mut blocks) = (vec![CudaArg::from(some.len())], 0);
+        for TensorArgs { at, n } in some {
+            table.extend((0..6).map(|index| at.get(index).copied().unwrap_or(CudaArg::NONE)));
             table.extend(arguments![*n, blocks]);
             blocks += n.div_ceil(share);
         }
-        table.resize(1 + 8 * MOST, Argument::NONE);
+        table.resize(1 + 8 * MAX_TENSORS, CudaArg::NONE);
         let all = [arguments(before), table].concat();
-        let grid = Grid { threads: threads as u32, ..Grid::blocks(blocks) };
-        cuda.launch(&KERNELS, function, Variant::of(&[dtype]), grid, &all);
+        let grid = LaunchConfig { threads: threads as u32, ..LaunchConfig::blocks(blocks) };
+        cuda.launch(&KERNELS, function, CudaVariant::of(&[dtype]), grid, &all);
         before += blocks;
     }
 }
 
 pub fn adamw(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
-    (step, clip): (AdamW, Option<&Clip>),
+    (step, clip): (AdamW, Option<&GradClip>),
 ) {
     let rest = step_arguments(step, clip);
     let all = params.iter_mut().zip(gradients).zip(state);
     let all = all.filter_map(|((param, gradient), Moments { first, second })| {
         let (n, gradient) = (param.shape().elements(), (*gradient)?);
-        Some(One { at: arguments![param, gradient, first, second].to_vec(), n })
+        Some(TensorArgs { at: arguments![param, gradient, first, second].to_vec(), n })
     });
-    let all: Vec<One> = all.collect();
+    let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&arguments![STEP_SHARE][..], &rest].concat();
     launch(cuda, ("adamw", Dtype::F32), &all, (STEP_SHARE, THREADS), arguments);
 }
 
 pub fn adamw_8bit(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
-    state: &mut [Moments8],
-    (step, clip): (AdamW, Option<&Clip>),
+    state: &mut [Moments8bit],
+    (step, clip): (AdamW, Option<&GradClip>),
 ) {
     let rest = step_arguments(step, clip);
     let (signed, unsigned) = (Codebook::signed(), Codebook::unsigned());
@@ -83,14 +85,14 @@ pub fn adamw_8bit(
         unsigned.zero(),
     ];
     let all = params.iter_mut().zip(gradients).zip(state);
-    let all = all.filter_map(|((param, gradient), Moments8 { first, second })| {
+    let all = all.filter_map(|((param, gradient), Moments8bit { first, second })| {
         let (n, gradient) = (param.shape().elements(), (*gradient)?);
         let (codes, scales) = (&mut first.codes, &mut first.scales);
         let mut at = arguments![param, gradient, codes, scales].to_vec();
         at.extend(arguments![&mut second.codes, &mut second.scales]);
-        Some(One { at, n })
+        Some(TensorArgs { at, n })
     });
-    let all: Vec<One> = all.collect();
+    let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&books[..], &rest].concat();
     launch(cuda, ("adamw_8bit", Dtype::F32), &all, (BLOCK, BLOCK), arguments);
 }
@@ -102,10 +104,10 @@ pub fn squares_floats(n: usize) -> usize {
 
 /// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
 pub fn direction(
-    cuda: &Cuda,
+    cuda: &CudaBackend,
     gradient: &Tensor,
     mean: &mut Tensor,
-    (how, clip): (Muon, Option<&Clip>),
+    (how, clip): (Muon, Option<&GradClip>),
     squares: &mut Tensor,
     x: &mut Tensor,
 ) {
@@ -114,33 +116,50 @@ pub fn direction(
     let norm = partial + (blocks * size_of::<f64>()) as u64;
     let rest = [&clip_arguments(clip)[..], &arguments![how.scale, how.momentum]].concat();
     let arguments = [&arguments![gradient, &mut *mean, partial, n, SHARE][..], &rest].concat();
-    cuda.launch(&KERNELS, "move_mean", Variant::of(&[]), Grid::blocks(blocks), &arguments);
+    cuda.launch(
+        &KERNELS,
+        "move_mean",
+        CudaVariant::of(&[]),
+        LaunchConfig::blocks(blocks),
+        &arguments,
+    );
     let arguments = arguments![partial, blocks, norm];
-    cuda.launch(&KERNELS, "root", Variant::of(&[]), Grid::blocks(1), &arguments);
-    let variant = Variant::of(&[x.dtype()]);
-    let arguments = [&arguments![gradient, &*mean, norm, x, n, LEAST_NORM][..], &rest].concat();
-    cuda.launch(&KERNELS, "direction", variant, Grid::numbers(n), &arguments);
+    cuda.launch(&KERNELS, "root", CudaVariant::of(&[]), LaunchConfig::blocks(1), &arguments);
+    let variant = CudaVariant::of(&[x.dtype()]);
+    let arguments = [&arguments![gradient, &*mean, norm, x, n, MIN_NORM][..], &rest].concat();
+    cuda.launch(&KERNELS, "direction", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// Moves a matrix along X.
-pub fn follow(cuda: &Cuda, param: &mut Tensor, x: &Tensor, (how, clip): (Muon, Option<&Clip>)) {
+pub fn apply_update(
+    cuda: &CudaBackend,
+    param: &mut Tensor,
+    x: &Tensor,
+    (how, clip): (Muon, Option<&GradClip>),
+) {
     let (n, (remains, rate)) = (param.shape().elements(), how.lengths(param.shape()));
     let numbers = arguments![how.scale, remains, rate];
     let arguments = [&arguments![param, x, n][..], &clip_arguments(clip), &numbers].concat();
-    cuda.launch(&KERNELS, "follow", Variant::of(&[x.dtype()]), Grid::numbers(n), &arguments);
+    cuda.launch(
+        &KERNELS,
+        "follow",
+        CudaVariant::of(&[x.dtype()]),
+        LaunchConfig::per_element(n),
+        &arguments,
+    );
 }
 
 /// The norm of all gradients, and the longest that is left as it is.
-fn clip_arguments(clip: Option<&Clip>) -> [Argument; 2] {
-    let (norm, most) = clip.map(|clip| (&clip.norm, clip.max)).unzip();
+fn clip_arguments(clip: Option<&GradClip>) -> [CudaArg; 2] {
+    let (norm, most) = clip.map(|clip| (&clip.norm, clip.max_norm)).unzip();
     arguments![norm, most.unwrap_or(0.0)]
 }
 
 /// What kernels that make a step of `AdamW` are told last.
-fn step_arguments(step: AdamW, clip: Option<&Clip>) -> Vec<Argument> {
-    let update = Update::new(step, step.scale);
+fn step_arguments(step: AdamW, clip: Option<&GradClip>) -> Vec<CudaArg> {
+    let update = AdamWUpdate::new(step, step.scale);
     let mut all = clip_arguments(clip).to_vec();
-    all.extend(update.numbers().map(Argument::from));
+    all.extend(update.kernel_args().map(CudaArg::from));
     all
 }
 
@@ -153,24 +172,31 @@ fn n_shares(gradient: &Tensor) -> usize {
     gradient.shape().elements().div_ceil(SHARE)
 }
 
-pub fn global_norm(cuda: &Cuda, gradients: &[&Tensor], room: &mut Tensor, norm: &mut Tensor) {
+pub fn global_norm(
+    cuda: &CudaBackend,
+    gradients: &[&Tensor],
+    room: &mut Tensor,
+    norm: &mut Tensor,
+) {
     let partial = room.address_mut();
     let arguments =
         |before| arguments![partial + (before * size_of::<f64>()) as u64, SHARE].to_vec();
     launch(cuda, ("squares", Dtype::F32), &read_only(gradients), (SHARE, THREADS), arguments);
     let count: usize = gradients.iter().map(|gradient| n_shares(gradient)).sum();
     let arguments = arguments![partial, count, norm];
-    cuda.launch(&KERNELS, "root", Variant::of(&[]), Grid::blocks(1), &arguments);
+    cuda.launch(&KERNELS, "root", CudaVariant::of(&[]), LaunchConfig::blocks(1), &arguments);
 }
 
-fn read_only(tensors: &[&Tensor]) -> Vec<One> {
-    let one =
-        |tensor: &&Tensor| One { at: vec![Argument::from(*tensor)], n: tensor.shape().elements() };
+fn read_only(tensors: &[&Tensor]) -> Vec<TensorArgs> {
+    let one = |tensor: &&Tensor| TensorArgs {
+        at: vec![CudaArg::from(*tensor)],
+        n: tensor.shape().elements(),
+    };
     tensors.iter().map(one).collect()
 }
 
-pub fn count_not_finite(cuda: &Cuda, tensors: &[&Tensor], count: &mut Tensor) {
-    count.clear();
+pub fn count_not_finite(cuda: &CudaBackend, tensors: &[&Tensor], count: &mut Tensor) {
+    count.fill_zeros();
     let count = count.address_mut();
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         let some = tensors.iter().copied().filter(|tensor| tensor.dtype() == dtype);
@@ -180,9 +206,9 @@ pub fn count_not_finite(cuda: &Cuda, tensors: &[&Tensor], count: &mut Tensor) {
     }
 }
 
-pub fn ema(cuda: &Cuda, average: &mut Tensor, value: &Tensor, decay: f32) {
+pub fn ema(cuda: &CudaBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
     let n = value.shape().elements();
-    let arguments = arguments![average, value, n, decay];
-    let variant = Variant::of(&[value.dtype()]);
-    cuda.launch(&KERNELS, "ema", variant, Grid::numbers(n), &arguments);
+    let arguments = arguments![ema, value, n, decay];
+    let variant = CudaVariant::of(&[value.dtype()]);
+    cuda.launch(&KERNELS, "ema", variant, LaunchConfig::per_element(n), &arguments);
 }

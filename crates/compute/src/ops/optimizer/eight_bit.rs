@@ -4,8 +4,8 @@
 //! codes mean.
 
 use super::adamw::{AdamW, FLOPS, check};
-use super::{Clip, cpu, cuda, expect_unshared, gpu};
-use crate::device::Engine;
+use super::{GradClip, cpu, cuda, expect_unshared, gpu};
+use crate::device::Backend;
 use crate::op::Op;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
@@ -15,14 +15,14 @@ pub(super) const BLOCK: usize = 256;
 
 /// Numbers as codes.
 #[derive(Debug)]
-pub struct Codes {
+pub struct BlockCodes {
     /// One code per number, u8, in the shape of the numbers.
     pub codes: Tensor,
     /// One scale per block of 256 numbers, f32.
     pub scales: Tensor,
 }
 
-impl Codes {
+impl BlockCodes {
     fn zeros(numbers: &Tensor) -> Result<Self> {
         let device = numbers.device();
         let codes = device.zeros(numbers.shape(), Dtype::U8)?;
@@ -36,18 +36,18 @@ fn n_scales(numbers: &Tensor) -> Shape {
 
 /// What `AdamW` remembers of a parameter's gradients, in a quarter of the memory.
 #[derive(Debug)]
-pub struct Moments8 {
+pub struct Moments8bit {
     /// The mean of gradients.
-    pub first: Codes,
+    pub first: BlockCodes,
     /// The mean of their squares.
-    pub second: Codes,
+    pub second: BlockCodes,
 }
 
-impl Moments8 {
+impl Moments8bit {
     /// Those before the first step.
     pub fn new(param: &Tensor) -> Result<Self> {
-        param.device().tagged(Tag::Optimizer, || {
-            Ok(Self { first: Codes::zeros(param)?, second: Codes::zeros(param)? })
+        param.device().with_tag(Tag::Optimizer, || {
+            Ok(Self { first: BlockCodes::zeros(param)?, second: BlockCodes::zeros(param)? })
         })
     }
 }
@@ -56,12 +56,12 @@ impl Moments8 {
 pub fn adamw_8bit(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
-    state: &mut [Moments8],
+    state: &mut [Moments8bit],
     step: AdamW,
-    clip: Option<&Clip>,
+    clip: Option<&GradClip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
-    let op = Op::alone("adamw_8bit", &device);
+    let op = Op::standalone("adamw_8bit", &device);
     check(&op, params, gradients, state.len(), step, clip)?;
     let (mut numbers, mut touched) = (0, Vec::new());
     for (index, (param, moments)) in params.iter().zip(&*state).enumerate() {
@@ -79,11 +79,11 @@ pub fn adamw_8bit(
         }
     }
     op.count(FLOPS * numbers, &touched);
-    match device.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
-        Engine::Cuda(engine) => cuda::adamw_8bit(engine, params, gradients, state, (step, clip)),
-        Engine::Gpu(engine) => gpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
+    match device.backend() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
+        Backend::Cuda(engine) => cuda::adamw_8bit(engine, params, gradients, state, (step, clip)),
+        Backend::Gpu(engine) => gpu::adamw_8bit(engine, params, gradients, state, (step, clip)),
     }
     Ok(())
 }

@@ -16,9 +16,9 @@ mod muon;
 mod tests;
 
 pub use adamw::{AdamW, Moments, adamw};
-pub use eight_bit::{Codes, Moments8, adamw_8bit};
+pub use eight_bit::{BlockCodes, Moments8bit, adamw_8bit};
 pub use ema::ema;
-pub use gradients::{Clip, count_not_finite, global_norm};
+pub use gradients::{GradClip, count_not_finite, global_norm};
 pub use muon::{Muon, momentum, muon};
 
 use crate::op::Op;
@@ -40,7 +40,7 @@ impl Op<'_> {
 
 /// Read by nobody else while it is changed: a parameter, or what is remembered of it.
 fn expect_unshared(index: usize, tensor: &Tensor) -> Result<()> {
-    match tensor.sharers() - 1 {
+    match tensor.ref_count() - 1 {
         0 => Ok(()),
         readers => Err(ComputeError::InUse { index, readers }),
     }

@@ -11,11 +11,11 @@
 //! embeddings and heads are not for it: their rows are no directions that mix.
 
 use super::gradients::check_clip;
-use super::{Clip, cpu, cuda, expect_unshared, gpu};
-use crate::device::{Engine, Kind};
-use crate::op::{Op, Place};
+use super::{GradClip, cpu, cuda, expect_unshared, gpu};
+use crate::device::{Backend, DeviceKind};
+use crate::op::{Op, OpContext};
 use crate::ops::elementwise::scale;
-use crate::ops::matmul::{MatMul, Matrix, Product};
+use crate::ops::matmul::{FusedMatmul, Matmul, Operand};
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
 /// One step's settings.
@@ -46,23 +46,23 @@ impl Muon {
     pub(super) fn lengths(&self, shape: Shape) -> (f32, f32) {
         let (rate, decay) = (f64::from(self.learning_rate), f64::from(self.weight_decay));
         let longest = shape.rows().max(shape.width()) as f64;
-        ((1.0 - rate * decay) as f32, (rate * LIKE_ADAMW * longest.sqrt()) as f32)
+        ((1.0 - rate * decay) as f32, (rate * RMS_MATCH_ADAMW * longest.sqrt()) as f32)
     }
 }
 
 /// The size of a number of a usual step of `AdamW`, over the learning rate. Taken: `match_rms_adamw` of
 /// PyTorch.
-const LIKE_ADAMW: f64 = 0.2;
+const RMS_MATCH_ADAMW: f64 = 0.2;
 
 /// a, b and c. Taken: Jordan's, chosen there to lift small singular values fast; they end between 0.7
 /// and 1.2, not at 1.
-const COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
+const NS_COEFFICIENTS: [f32; 3] = [3.4445, -4.7750, 2.0315];
 
 /// How often they are applied. Taken: as above.
-const ROUNDS: usize = 5;
+const NS_STEPS: usize = 5;
 
 /// The least that a norm is taken for. Taken: PyTorch's.
-pub(super) const LEAST_NORM: f32 = 1e-7;
+pub(super) const MIN_NORM: f32 = 1e-7;
 
 /// Operations per number beside those of products, for the tally.
 const FLOPS: usize = 16;
@@ -70,7 +70,7 @@ const FLOPS: usize = 16;
 /// The mean of a matrix's gradients before the first step.
 pub fn momentum(param: &Tensor) -> Result<Tensor> {
     let device = param.device();
-    device.tagged(Tag::Optimizer, || device.zeros(param.shape(), Dtype::F32))
+    device.with_tag(Tag::Optimizer, || device.zeros(param.shape(), Dtype::F32))
 }
 
 /// Changes every matrix that has a gradient and a mean of them; what has no mean is left to another
@@ -81,30 +81,30 @@ pub fn muon(
     gradients: &[Option<&Tensor>],
     means: &mut [Option<Tensor>],
     how: Muon,
-    clip: Option<&Clip>,
+    clip: Option<&GradClip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
-    let op = Op::alone("muon", &device);
+    let op = Op::standalone("muon", &device);
     check(&op, params, gradients, means, (how, clip))?;
     let moved = gradients.iter().zip(&*means).map(|pair| matches!(pair, (Some(_), Some(_))));
     let shapes = params.iter().zip(moved).filter(|(_, is_moved)| *is_moved);
     for shape in distinct(shapes.map(|(param, _)| param.shape())) {
-        Turn::new(op.place, shape, how.dtype)?.round(op.place, true)?;
+        NewtonSchulz::new(op.cx, shape, how.dtype)?.iterate(op.cx, true)?;
     }
     for ((param, gradient), mean) in params.iter_mut().zip(gradients).zip(means) {
         let (Some(gradient), Some(mean)) = (*gradient, mean) else { continue };
-        let mut turn = Turn::new(op.place, param.shape(), how.dtype)?;
+        let mut turn = NewtonSchulz::new(op.cx, param.shape(), how.dtype)?;
         let touched = [gradient, &*mean, mean, gradient, mean, &turn.x, &turn.x, &*param, param];
         op.count(FLOPS * param.shape().elements(), &touched);
-        turn.begin(op.place, gradient, mean, (how, clip));
-        for _ in 0..ROUNDS {
-            turn.round(op.place, false)?;
+        turn.begin(op.cx, gradient, mean, (how, clip));
+        for _ in 0..NS_STEPS {
+            turn.iterate(op.cx, false)?;
         }
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::follow(engine, param, &turn.x, (how, clip)),
-            Engine::Cuda(engine) => cuda::follow(engine, param, &turn.x, (how, clip)),
-            Engine::Gpu(engine) => gpu::follow(engine, param, &turn.x, (how, clip)),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::apply_update(engine, param, &turn.x, (how, clip)),
+            Backend::Cuda(engine) => cuda::apply_update(engine, param, &turn.x, (how, clip)),
+            Backend::Gpu(engine) => gpu::apply_update(engine, param, &turn.x, (how, clip)),
         }
     }
     Ok(())
@@ -115,7 +115,7 @@ fn check(
     params: &[Tensor],
     gradients: &[Option<&Tensor>],
     means: &[Option<Tensor>],
-    (how, clip): (Muon, Option<&Clip>),
+    (how, clip): (Muon, Option<&GradClip>),
 ) -> Result<()> {
     for (what, count) in [("count of gradients", gradients.len()), ("count of means", means.len())]
     {
@@ -166,7 +166,7 @@ fn distinct(shapes: impl Iterator<Item = Shape>) -> Vec<Shape> {
 
 /// A matrix on its way to singular values near 1. A and what is made of it are as wide as the shorter
 /// side is long.
-struct Turn {
+struct NewtonSchulz {
     x: Tensor,
     /// X of the next round, over c.
     next: Tensor,
@@ -174,43 +174,43 @@ struct Turn {
     gram: Tensor,
     /// (b·A + c·A²) / c
     polynomial: Tensor,
-    /// A card's partial sums of squares, and their root.
+    /// A GPU's partial sums of squares, and their root.
     squares: Tensor,
 }
 
-impl Turn {
-    fn new(place: Place<'_>, shape: Shape, dtype: Dtype) -> Result<Self> {
+impl NewtonSchulz {
+    fn new(cx: OpContext<'_>, shape: Shape, dtype: Dtype) -> Result<Self> {
         let (shorter, elements) = (shape.rows().min(shape.width()), shape.elements());
-        let floats = match place.device.kind() {
-            Kind::Cpu { .. } => 0,
-            Kind::Cuda { .. } => cuda::squares_floats(elements),
-            Kind::Gpu { .. } => gpu::squares_floats(elements),
+        let floats = match cx.device.kind() {
+            DeviceKind::Cpu { .. } => 0,
+            DeviceKind::Cuda { .. } => cuda::squares_floats(elements),
+            DeviceKind::Gpu { .. } => gpu::squares_floats(elements),
         };
         Ok(Self {
-            x: place.workspace(shape, dtype)?,
-            next: place.workspace(shape, dtype)?,
-            gram: place.workspace([shorter, shorter], dtype)?,
-            polynomial: place.workspace([shorter, shorter], dtype)?,
-            squares: place.workspace([floats], Dtype::F32)?,
+            x: cx.workspace(shape, dtype)?,
+            next: cx.workspace(shape, dtype)?,
+            gram: cx.workspace([shorter, shorter], dtype)?,
+            polynomial: cx.workspace([shorter, shorter], dtype)?,
+            squares: cx.workspace([floats], Dtype::F32)?,
         })
     }
 
     /// Moves the mean on and sets X.
     fn begin(
         &mut self,
-        place: Place<'_>,
+        cx: OpContext<'_>,
         gradient: &Tensor,
         mean: &mut Tensor,
-        how: (Muon, Option<&Clip>),
+        how: (Muon, Option<&GradClip>),
     ) {
         let x = &mut self.x;
-        match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::direction(engine, gradient, mean, how, x),
-            Engine::Cuda(engine) => {
+        match cx.engine() {
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::direction(engine, gradient, mean, how, x),
+            Backend::Cuda(engine) => {
                 cuda::direction(engine, gradient, mean, how, &mut self.squares, x);
             }
-            Engine::Gpu(engine) => {
+            Backend::Gpu(engine) => {
                 gpu::direction(engine, gradient, mean, how, &mut self.squares, x);
             }
         }
@@ -218,27 +218,27 @@ impl Turn {
 
     /// X ← a·X + (b·A + c·A²)·X, or in a rehearsal only the memory that this takes. Products have no
     /// factors, which a matrix unit would pay for with two more parts: c comes last.
-    fn round(&mut self, place: Place<'_>, is_rehearsal: bool) -> Result<()> {
-        let [a, b, c] = COEFFICIENTS;
+    fn iterate(&mut self, cx: OpContext<'_>, is_dry_run: bool) -> Result<()> {
+        let [a, b, c] = NS_COEFFICIENTS;
         let Self { x, next, gram, polynomial, .. } = self;
-        let multiply = |left: Matrix<'_>, right, out: &mut Tensor, add| {
-            let products = [Product::new(left, right)];
-            let work = MatMul { add, ..MatMul::new(&products, out) };
-            if is_rehearsal { work.reserve(place) } else { work.run(place) }
+        let multiply = |left: Operand<'_>, right, out: &mut Tensor, add| {
+            let products = [Matmul::new(left, right)];
+            let work = FusedMatmul { add, ..FusedMatmul::new(&products, out) };
+            if is_dry_run { work.reserve(cx) } else { work.run(cx) }
         };
         let scale = |from: &Tensor, factor, to: &mut Tensor| {
-            if !is_rehearsal {
-                scale(place, from, factor, to);
+            if !is_dry_run {
+                scale(cx, from, factor, to);
             }
         };
         let is_tall = x.shape().rows() > x.shape().width();
-        let of_x = Matrix::from(&*x);
+        let of_x = Operand::from(&*x);
         let [left, right] = if is_tall { [of_x.t(), of_x] } else { [of_x, of_x.t()] };
         multiply(left, right, gram, false)?;
         scale(gram, b / c, polynomial);
         multiply((&*gram).into(), (&*gram).into(), polynomial, true)?;
         scale(x, a / c, next);
-        let polynomial = Matrix::from(&*polynomial);
+        let polynomial = Operand::from(&*polynomial);
         let [left, right] = if is_tall { [of_x, polynomial] } else { [polynomial, of_x] };
         multiply(left, right, next, true)?;
         scale(next, c, x);
@@ -336,7 +336,7 @@ mod tests {
             let mut means: Vec<_> = params.iter().map(|param| momentum(param).ok()).collect();
             let gradients = matrices(&device, |i| times * (0.3 * i).sin());
             let gradients: Vec<_> = gradients.iter().map(Some).collect();
-            let clip = Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+            let clip = GradClip { norm: global_norm(&gradients, &device).unwrap(), max_norm: 1.0 };
             let how = Muon { scale: 1.0 / times as f32, ..HOW };
             muon(&mut params, &gradients, &mut means, how, Some(&clip)).unwrap();
             let means: Vec<Tensor> = means.into_iter().flatten().collect();
@@ -357,7 +357,7 @@ mod tests {
         let mut means = vec![momentum(&params[0]).ok(), None];
         let gradients = matrices(&device, |i| if i > 3.0 { f64::NAN } else { 1.0 });
         let gradients: Vec<_> = gradients.iter().map(Some).collect();
-        let clip = Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+        let clip = GradClip { norm: global_norm(&gradients, &device).unwrap(), max_norm: 1.0 };
         muon(&mut params, &gradients, &mut means, HOW, Some(&clip)).unwrap();
         assert_eq!(numbers(&params), before);
         assert_eq!(means[0].as_ref().unwrap().to_vec::<f32>(), [0.0; 40]);
@@ -370,7 +370,7 @@ mod tests {
     fn without_room_nothing_changes() {
         // Room for both matrices, their means and gradients, and for the products of one alone.
         let peak = {
-            let device = Device::meta(Kind::cpu(1), usize::MAX);
+            let device = Device::meta(DeviceKind::cpu(1), usize::MAX);
             trained(&device, 1, HOW);
             device.usage().peak
         };

@@ -2,11 +2,11 @@
 //! nothing changed by what is not finite, no memory of their own.
 
 use super::{
-    AdamW, Clip, Moments, Moments8, adamw, adamw_8bit, count_not_finite, ema, global_norm,
+    AdamW, GradClip, Moments, Moments8bit, adamw, adamw_8bit, count_not_finite, ema, global_norm,
 };
-use crate::random::Random;
+use crate::random::TestRng;
 use crate::testing::{Input, compare, device, upload};
-use crate::{Device, Dtype, Kind, Shape, Tag, Tensor};
+use crate::{Device, DeviceKind, Dtype, Shape, Tag, Tensor};
 
 const STEP: AdamW = AdamW {
     learning_rate: 0.01,
@@ -26,7 +26,7 @@ fn a_scaled_loss_changes_nothing() {
         let mut state = [Moments::new(&params[0]).unwrap()];
         let gradients = [vector(&device, &[3.0 * times, -4.0 * times])];
         let found = [Some(&gradients[0])];
-        let clip = Clip { norm: global_norm(&found, &device).unwrap(), max };
+        let clip = GradClip { norm: global_norm(&found, &device).unwrap(), max_norm: max };
         let how = AdamW { scale: 1.0 / times, ..STEP };
         adamw(&mut params, &found, &mut state, how, Some(&clip)).unwrap();
         (params[0].to_vec::<f32>(), state[0].first.to_vec::<f32>())
@@ -97,7 +97,8 @@ fn gradients_are_clipped_as_torch_does() {
         let mut state = params.each_ref().map(|param| Moments::new(param).unwrap());
         // A mean that forgets at once is the gradient itself.
         let step = AdamW { betas: (0.0, 0.0), ..STEP };
-        adamw(&mut params, &gradients, &mut state, step, Some(&Clip { norm, max })).unwrap();
+        adamw(&mut params, &gradients, &mut state, step, Some(&GradClip { norm, max_norm: max }))
+            .unwrap();
         let seen = state.iter().flat_map(|moments| moments.first.to_vec::<f32>());
         compare("clipped gradients", &seen.collect::<Vec<_>>(), &torch, 1e-7);
     }
@@ -122,14 +123,14 @@ fn two_steps<S>(
     let mut gradients: Vec<Option<&Tensor>> = gradients.iter().map(Some).collect();
     go(&mut params, &gradients, &mut state, STEP, None).unwrap();
     gradients[1] = None;
-    let clip = Clip { norm: global_norm(&gradients, device).unwrap(), max: 0.5 };
+    let clip = GradClip { norm: global_norm(&gradients, device).unwrap(), max_norm: 0.5 };
     let step = AdamW { step: 2, ..STEP };
     go(&mut params, &gradients, &mut state, step, Some(&clip)).unwrap();
     (params, state)
 }
 
 type Step<S> =
-    fn(&mut [Tensor], &[Option<&Tensor>], &mut [S], AdamW, Option<&Clip>) -> crate::Result<()>;
+    fn(&mut [Tensor], &[Option<&Tensor>], &mut [S], AdamW, Option<&GradClip>) -> crate::Result<()>;
 
 fn bits(tensors: &[Tensor]) -> Vec<u32> {
     tensors.iter().flat_map(Tensor::to_vec::<f32>).map(f32::to_bits).collect()
@@ -141,7 +142,7 @@ fn threads_make_no_difference() {
         let device = Device::cpu(threads, 1 << 24).unwrap();
         let (params, state) = two_steps(&device, Moments::new, adamw);
         let moments = state.into_iter().flat_map(|moments| [moments.first, moments.second]);
-        let (params8, state8) = two_steps(&device, Moments8::new, adamw_8bit);
+        let (params8, state8) = two_steps(&device, Moments8bit::new, adamw_8bit);
         let state8 = state8.into_iter().flat_map(|moments| [moments.first, moments.second]);
         let (codes, scales): (Vec<_>, Vec<_>) =
             state8.map(|codes| (codes.codes.to_vec::<u8>(), codes.scales)).unzip();
@@ -157,8 +158,10 @@ fn threads_make_no_difference() {
 fn the_shape_only_device_takes_the_same_memory() {
     let usage = |device: &Device| {
         let before = device.usage();
-        let steps =
-            (two_steps(device, Moments::new, adamw), two_steps(device, Moments8::new, adamw_8bit));
+        let steps = (
+            two_steps(device, Moments::new, adamw),
+            two_steps(device, Moments8bit::new, adamw_8bit),
+        );
         count_not_finite(&steps.0.0.iter().collect::<Vec<_>>()).unwrap();
         let usage = (device.usage(), device.work());
         drop(steps);
@@ -167,7 +170,7 @@ fn the_shape_only_device_takes_the_same_memory() {
     };
     let limit = 1 << 24;
     let cpu = usage(&Device::cpu(2, limit).unwrap());
-    assert_eq!(cpu, usage(&Device::meta(Kind::cpu(2), limit)));
+    assert_eq!(cpu, usage(&Device::meta(DeviceKind::cpu(2), limit)));
 }
 
 #[test]
@@ -189,12 +192,12 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
     for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
         let gradients = [vector(&device, &[1.0, bad]), vector(&device, &[0.5])];
         let gradients: Vec<Option<&Tensor>> = gradients.iter().map(Some).collect();
-        let clip = Clip { norm: global_norm(&gradients, &device).unwrap(), max: 1.0 };
+        let clip = GradClip { norm: global_norm(&gradients, &device).unwrap(), max_norm: 1.0 };
         assert!(!clip.norm.to_vec::<f32>()[0].is_finite());
         let mut params = [vector(&device, &[1.0, 2.0]), vector(&device, &[3.0])];
         let mut state = params.each_ref().map(|param| Moments::new(param).unwrap());
         adamw(&mut params, &gradients, &mut state, STEP, Some(&clip)).unwrap();
-        let mut state8 = params.each_ref().map(|param| Moments8::new(param).unwrap());
+        let mut state8 = params.each_ref().map(|param| Moments8bit::new(param).unwrap());
         adamw_8bit(&mut params, &gradients, &mut state8, STEP, Some(&clip)).unwrap();
         assert_eq!(bits(&params), [1.0f32, 2.0, 3.0].map(f32::to_bits));
         assert_eq!(state[1].first.to_vec::<f32>(), [0.0]);
@@ -210,7 +213,7 @@ fn a_gradient_that_is_not_finite_changes_nothing() {
 /// Least squares for 600 weights, of which each row sees a few: the loss after some steps.
 fn regression<S>(device: &Device, new: fn(&Tensor) -> crate::Result<S>, go: Step<S>) -> f64 {
     const WEIGHTS: usize = 600;
-    let mut random = Random::new(5);
+    let mut random = TestRng::new(5);
     let truth: Vec<f32> = (0..WEIGHTS).map(|_| random.normal()).collect();
     let rows: Vec<Vec<(usize, f32)>> = (0..2000)
         .map(|_| (0..4).map(|_| (random.below(WEIGHTS), random.normal())).collect())
@@ -243,7 +246,7 @@ fn regression<S>(device: &Device, new: fn(&Tensor) -> crate::Result<S>, go: Step
 fn eight_bits_learn_nearly_as_well() {
     let device = device();
     let whole = regression(&device, Moments::new, adamw);
-    let coded = regression(&device, Moments8::new, adamw_8bit);
+    let coded = regression(&device, Moments8bit::new, adamw_8bit);
     assert!(whole < 0.5 && (coded / whole - 1.0).abs() < 0.05, "{whole} {coded}");
 }
 
@@ -255,7 +258,7 @@ fn eight_bits_take_a_quarter_of_the_memory() {
     let whole = Moments::new(&param).unwrap();
     let bytes = in_use();
     drop(whole);
-    let _coded = Moments8::new(&param).unwrap();
+    let _coded = Moments8bit::new(&param).unwrap();
     assert!(in_use() > 0 && in_use() * 100 < bytes * 26, "{bytes} {}", in_use());
 }
 
@@ -322,7 +325,7 @@ fn averages_move_as_far_as_they_are_told() {
 }
 
 /// What a step says to a parameter of shape [3] with this gradient and these settings.
-fn said(gradient: &Tensor, step: AdamW, clip: Option<&Clip>) -> String {
+fn said(gradient: &Tensor, step: AdamW, clip: Option<&GradClip>) -> String {
     let mut params = [gradient.device().zeros([3], Dtype::F32).unwrap()];
     let mut state = [Moments::new(&params[0]).unwrap()];
     adamw(&mut params, &[Some(gradient)], &mut state, step, clip).unwrap_err().to_string()
@@ -352,9 +355,9 @@ fn what_makes_no_sense_is_said() {
         assert_eq!(said(&gradient, step, None), format!("adamw: {error}"));
     }
     let norm = vector(&device, &[1.0]);
-    let clip = Clip { norm, max: 1.0 };
+    let clip = GradClip { norm, max_norm: 1.0 };
     assert_eq!(said(&gradient, STEP, Some(&clip)), "adamw: norm has shape [1], expected []");
-    let clip = Clip { norm: clip.norm.reshape(Shape::new(&[])), max: f32::NAN };
+    let clip = GradClip { norm: clip.norm.reshape(Shape::new(&[])), max_norm: f32::NAN };
     assert_eq!(
         said(&gradient, STEP, Some(&clip)),
         "adamw: norm to clip to is NaN, expected 0 or more"
@@ -378,7 +381,7 @@ fn parameters_that_do_not_fit_are_said() {
     let mut half = [device.zeros([3], Dtype::Bf16).unwrap()];
     let error = adamw(&mut half, &[Some(&gradient)], &mut state, STEP, None).unwrap_err();
     assert_eq!(error.to_string(), "adamw: parameter is bf16, expected f32");
-    let mut other = [Moments8::new(&vector(&device, &[1.0; 300])).unwrap()];
+    let mut other = [Moments8bit::new(&vector(&device, &[1.0; 300])).unwrap()];
     let error = adamw_8bit(&mut params, &[Some(&gradient)], &mut other, STEP, None).unwrap_err();
     assert_eq!(error.to_string(), "adamw_8bit: first moment has shape [300], expected [3]");
     let elsewhere = Device::cpu(1, 1 << 20).unwrap();

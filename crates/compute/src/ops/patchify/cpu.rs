@@ -1,9 +1,9 @@
-//! Images as tokens and back on the processor.
+//! Images as tokens and back on the CPU.
 
 use rayon::prelude::*;
 
-use super::Layout;
-use crate::cpu::Cpu;
+use super::PatchLayout;
+use crate::cpu::CpuBackend;
 use crate::dtype::with_real;
 use crate::{Element, Tensor};
 
@@ -12,12 +12,12 @@ const CHANNELS: usize = 16;
 
 /// A piece of tokens is filled place by place within the token: what lies beside each other in the
 /// image is then read in one go, and the piece, which is written to and fro, stays in the cache.
-pub fn patchify(cpu: &Cpu, layout: Layout, image: &Tensor, tokens: &mut Tensor) {
-    let Layout { channels, height, width, patch, steps, .. } = layout;
+pub fn patchify(cpu: &CpuBackend, layout: PatchLayout, image: &Tensor, tokens: &mut Tensor) {
+    let PatchLayout { channels, height, width, patch, strides: steps, .. } = layout;
     let wide = tokens.shape().width();
     with_real!(image.dtype(), T => {
         let image = image.data::<T>();
-        cpu.rows(tokens.data_mut::<T>(), wide, |first, tokens| {
+        cpu.par_rows(tokens.data_mut::<T>(), wide, |first, tokens| {
             let corners: Vec<usize> = (first..first + tokens.len() / wide)
                 .map(|token| layout.corner(token))
                 .collect();
@@ -36,21 +36,21 @@ pub fn patchify(cpu: &Cpu, layout: Layout, image: &Tensor, tokens: &mut Tensor) 
 
 /// A task takes some channels of a sample: what it reads at a time lies beside each other, and so
 /// does what it writes from one pixel to the next.
-pub fn unpatchify(cpu: &Cpu, layout: Layout, tokens: &Tensor, image: &mut Tensor) {
-    let Layout { channels, height, width, .. } = layout;
+pub fn unpatchify(cpu: &CpuBackend, layout: PatchLayout, tokens: &Tensor, image: &mut Tensor) {
+    let PatchLayout { channels, height, width, .. } = layout;
     // Nothing at all is no reason to cut it into pieces of no size.
     let (size, plane) = ((channels * height * width).max(1), (height * width).max(1));
     with_real!(image.dtype(), T => {
         let (image, tokens) = (image.data_mut::<T>(), tokens.data::<T>());
         let samples = image.par_chunks_mut(size).zip(tokens.par_chunks(size));
-        cpu.run(|| samples.for_each(|(image, tokens)| {
+        cpu.install(|| samples.for_each(|(image, tokens)| {
             let parts = image.par_chunks_mut(CHANNELS * plane).enumerate();
             parts.for_each(|(part, planes)| layout.collect(tokens, part * CHANNELS, planes));
         }));
     });
 }
 
-impl Layout {
+impl PatchLayout {
     /// Where the first number of a token lies in the images.
     #[inline(always)]
     fn corner(&self, token: usize) -> usize {
@@ -66,7 +66,7 @@ impl Layout {
         for row in 0..self.height {
             for column in 0..self.width {
                 let token = row / self.patch * self.across + column / self.patch;
-                let [of_channel, of_row, of_column] = self.steps;
+                let [of_channel, of_row, of_column] = self.strides;
                 let place = first_channel * of_channel
                     + row % self.patch * of_row
                     + column % self.patch * of_column;

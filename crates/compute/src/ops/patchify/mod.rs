@@ -12,7 +12,7 @@ mod gpu;
 #[cfg(test)]
 mod tests;
 
-use crate::device::Engine;
+use crate::device::Backend;
 use crate::op::Op;
 use crate::tape::Tape;
 use crate::var::Var;
@@ -30,18 +30,18 @@ pub enum PatchOrder {
 impl Tape<'_> {
     /// Images as tokens.
     pub fn patchify(&self, x: &Var, patch: usize, order: PatchOrder) -> Result<Var> {
-        let op = self.begin("patchify");
-        op.expect_untracked(x)?;
+        let op = self.begin_op("patchify");
+        op.expect_no_grad(x)?;
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
-        let layout = Layout::new(&op, [channels, height, width], patch, order)?;
+        let layout = PatchLayout::new(&op, [channels, height, width], patch, order)?;
         let mut tokens = op.alloc(layout.tokens(samples), dtype)?;
         op.count(0, &[x.tensor(), &tokens]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::patchify(engine, layout, x.tensor(), &mut tokens),
-            Engine::Cuda(engine) => cuda::patchify(engine, layout, x.tensor(), &mut tokens),
-            Engine::Gpu(engine) => gpu::patchify(engine, layout, x.tensor(), &mut tokens),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::patchify(engine, layout, x.tensor(), &mut tokens),
+            Backend::Cuda(engine) => cuda::patchify(engine, layout, x.tensor(), &mut tokens),
+            Backend::Gpu(engine) => gpu::patchify(engine, layout, x.tensor(), &mut tokens),
         }
         Ok(op.result(tokens))
     }
@@ -54,21 +54,21 @@ impl Tape<'_> {
         patch: usize,
         order: PatchOrder,
     ) -> Result<Var> {
-        let op = self.begin("unpatchify");
-        op.expect_untracked(tokens)?;
+        let op = self.begin_op("unpatchify");
+        op.expect_no_grad(tokens)?;
         let dtype = op.expect_real("tokens", tokens.tensor())?;
         let [samples, _, wide] = op.expect_rank("tokens", tokens.tensor())?;
         let channels =
             op.expect_multiple("the width of tokens", wide, patch.saturating_mul(patch))?;
-        let layout = Layout::new(&op, [channels, height, width], patch, order)?;
+        let layout = PatchLayout::new(&op, [channels, height, width], patch, order)?;
         op.expect_shape("tokens", tokens.tensor(), layout.tokens(samples))?;
         let mut image = op.alloc([samples, channels, height, width], dtype)?;
         op.count(0, &[tokens.tensor(), &image]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
-            Engine::Cuda(engine) => cuda::unpatchify(engine, layout, tokens.tensor(), &mut image),
-            Engine::Gpu(engine) => gpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Backend::Cuda(engine) => cuda::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Backend::Gpu(engine) => gpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
         }
         Ok(op.result(image))
     }
@@ -76,7 +76,7 @@ impl Tape<'_> {
 
 /// Where the numbers of an image lie in tokens.
 #[derive(Clone, Copy)]
-struct Layout {
+struct PatchLayout {
     channels: usize,
     height: usize,
     width: usize,
@@ -85,10 +85,10 @@ struct Layout {
     down: usize,
     across: usize,
     /// Steps within a token from a channel, a row, a column to the next.
-    steps: [usize; 3],
+    strides: [usize; 3],
 }
 
-impl Layout {
+impl PatchLayout {
     fn new(
         op: &Op<'_>,
         [channels, height, width]: [usize; 3],
@@ -101,7 +101,7 @@ impl Layout {
             PatchOrder::ChannelsFirst => [patch * patch, patch, 1],
             PatchOrder::ChannelsLast => [1, patch * channels, channels],
         };
-        Ok(Self { channels, height, width, patch, down, across, steps })
+        Ok(Self { channels, height, width, patch, down, across, strides: steps })
     }
 
     fn tokens(&self, samples: usize) -> Shape {

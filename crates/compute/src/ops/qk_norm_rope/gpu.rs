@@ -1,21 +1,27 @@
 //! Norm and rotation on a GPU.
 
-use super::{Form, Pairs};
-use crate::backward::Slot;
-use crate::gpu::columns::Sum;
-use crate::gpu::{Argument, Gpu, Source, Variant, arguments};
+use super::{QkNormRopeConfig, RopePairs};
+use crate::backward::GradientSlot;
+use crate::gpu::columns::GpuColumnSum;
+use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments};
 
 use crate::{Dtype, Tensor};
 
-/// Threads of a group: heads of its rows of threads lie in its memory, one for each thread on a processor.
-fn threads(gpu: &Gpu) -> usize {
+/// Threads of a group: heads of its rows of threads lie in its memory, one for each thread on a CPU.
+fn threads(gpu: &GpuBackend) -> usize {
     if gpu.is_software() { 16 } else { crate::gpu::THREADS }
 }
 
-const KERNELS: Source = Source { name: "qk_norm_rope", text: include_str!("kernel.wgsl") };
+const KERNELS: WgslSource = WgslSource { name: "qk_norm_rope", text: include_str!("kernel.wgsl") };
 
-pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &mut Tensor) {
-    let Heads { n, rest } = Heads::new(x, form);
+pub fn forward(
+    gpu: &GpuBackend,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    form: &QkNormRopeConfig,
+    y: &mut Tensor,
+) {
+    let GpuHeadArgs { n, rest } = GpuHeadArgs::new(x, form);
     let table = form.rope.as_ref().map(|(table, _)| table);
     let arguments = [&arguments![x, weight, table, y, n][..], &rest].concat();
     let variant = variant(gpu, x.dtype(), form);
@@ -25,17 +31,17 @@ pub fn forward(gpu: &Gpu, x: &Tensor, weight: Option<&Tensor>, form: &Form, y: &
 /// Turns the gradient of the result into that of x, in place; the norm needs x and its weight, whose gradient is
 /// found on the way if it is wanted: sums over shares of the heads, and then over all.
 pub fn backward(
-    gpu: &Gpu,
+    gpu: &GpuBackend,
     norm: Option<&(Tensor, Tensor)>,
-    form: &Form,
+    form: &QkNormRopeConfig,
     gradient: &mut Tensor,
-    of_weight: Option<(&mut Tensor, &mut Slot)>,
+    of_weight: Option<(&mut Tensor, &mut GradientSlot)>,
 ) {
     // Heads without numbers have no weights.
     if form.head_width == 0 {
         return;
     }
-    let Heads { n, rest } = Heads::new(gradient, form);
+    let GpuHeadArgs { n, rest } = GpuHeadArgs::new(gradient, form);
     let (x, weight) = norm.map(|(x, weight)| (x, weight)).unzip();
     let table = form.rope.as_ref().map(|(table, _)| table);
     let variant = variant(gpu, gradient.dtype(), form);
@@ -49,30 +55,30 @@ pub fn backward(
     let arguments = [&tensors[..], &arguments![n, share], &rest].concat();
     gpu.launch(&KERNELS, "qk_norm_rope_backward", &variant, groups, &arguments);
     if let (Some(partial), Some(slot)) = (partial, slot) {
-        let sum = Sum { a: partial, b: None, rows_per_vector: partial.shape().rows() };
+        let sum = GpuColumnSum { a: partial, b: None, rows_per_vector: partial.shape().rows() };
         sum.run(gpu, &mut slot.tensor, 0, slot.add);
     }
 }
 
-fn variant(gpu: &Gpu, dtype: Dtype, form: &Form) -> Variant {
-    Variant::of(&[dtype]).with("D", form.head_width).with("THREADS", threads(gpu))
+fn variant(gpu: &GpuBackend, dtype: Dtype, form: &QkNormRopeConfig) -> GpuVariant {
+    GpuVariant::of(&[dtype]).with("D", form.head_width).with("THREADS", threads(gpu))
 }
 
 /// How many heads there are, and what all kernels are told last.
-struct Heads {
+struct GpuHeadArgs {
     n: usize,
-    rest: [Argument<'static>; 4],
+    rest: [GpuArg<'static>; 4],
 }
 
-impl Heads {
-    fn new(x: &Tensor, form: &Form) -> Self {
+impl GpuHeadArgs {
+    fn new(x: &Tensor, form: &QkNormRopeConfig) -> Self {
         let d = form.head_width.max(1);
         let (n, per_row) = (x.shape().elements() / d, x.shape().width() / d);
         let (table_rows, pairs) = match &form.rope {
             Some((table, pairs)) => (table.shape().rows(), *pairs),
-            None => (1, Pairs::Interleaved),
+            None => (1, RopePairs::Interleaved),
         };
-        let half_split = pairs == Pairs::HalfSplit;
+        let half_split = pairs == RopePairs::HalfSplit;
         Self { n, rest: arguments![per_row, table_rows, half_split, form.epsilon] }
     }
 }

@@ -15,16 +15,16 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
-pub use rope::{Axis, Pairs, Rope, rope_table};
+pub use rope::{Rope, RopeAxis, RopePairs, rope_table};
 
 use super::inputs;
-use crate::backward::{Backward, Slot};
+use crate::backward::{BackwardPass, GradientSlot};
 use crate::cpu::sums::n_row_blocks;
-use crate::device::{Engine, Kind};
-use crate::gpu::columns::shares;
-use crate::op::{Op, Place};
+use crate::device::{Backend, DeviceKind};
+use crate::gpu::columns::row_shares;
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
-use crate::var::{Kept, Remake, Source, Var};
+use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{Dtype, Result, Tensor};
 
 /// What is done to each head.
@@ -44,36 +44,36 @@ const FLOPS: usize = 9;
 impl Tape<'_> {
     /// Normalises and turns the heads of queries or keys; see the module's comment.
     pub fn qk_norm_rope(&self, x: &Var, heads: QkNormRope<'_>) -> Result<Var> {
-        let op = self.begin("qk_norm_rope");
+        let op = self.begin_op("qk_norm_rope");
         let form = check(&op, x, heads)?;
         let weight = heads.norm.map(|(weight, _)| weight);
         if weight.is_none() && form.rope.is_none() {
             return Ok(x.clone());
         }
-        let y = forward(op.place, x.tensor(), weight.map(Var::tensor), &form)?;
+        let y = forward(op.cx, x.tensor(), weight.map(Var::tensor), &form)?;
         let result = op.result(y);
         // Without a norm nobody needs x any more, and the result takes no more memory than x would.
-        let is_kept = weight.is_none() && x.remake.is_none();
+        let is_kept = weight.is_none() && x.remat.is_none();
         let result = if is_kept {
             result
         } else {
-            self.with_remake(result, || again(x, weight, form.clone()))
+            self.with_remat(result, || remat(x, weight, form.clone()))
         };
-        if !self.tracks(&inputs([Some(x), weight])) {
+        if !self.requires_grad(&inputs([Some(x), weight])) {
             return Ok(result);
         }
-        let norm = weight.map(|weight| Norm {
-            x: self.keep(x),
-            weight: self.keep(weight),
-            source: weight.source(),
+        let norm = weight.map(|weight| SavedNorm {
+            x: self.save_for_backward(x),
+            weight: self.save_for_backward(weight),
+            source: weight.grad_target(),
         });
-        let record = Record { norm, source: x.source(), form };
+        let record = QkNormRopeBackward { norm, source: x.grad_target(), form };
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
 }
 
 /// Checks all shapes and formats.
-fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<Form> {
+fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<QkNormRopeConfig> {
     op.expect_real("x", x.tensor())?;
     let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
     let head_width = op.expect_multiple("width of x", width, heads.n_heads)?;
@@ -89,7 +89,7 @@ fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<Form> {
             op.expect_shape("table", table, [tokens, head_width])?;
         }
     }
-    Ok(Form {
+    Ok(QkNormRopeConfig {
         head_width,
         epsilon: heads.norm.map_or(0.0, |(_, epsilon)| epsilon),
         rope: heads.rope.map(|rope| (rope.table.clone(), rope.pairs)),
@@ -98,62 +98,69 @@ fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<Form> {
 
 /// All about the op but what is trained.
 #[derive(Clone)]
-struct Form {
+struct QkNormRopeConfig {
     head_width: usize,
     epsilon: f32,
-    rope: Option<(Tensor, Pairs)>,
+    rope: Option<(Tensor, RopePairs)>,
 }
 
-fn again(x: &Var, weight: Option<&Var>, form: Form) -> Remake {
-    let (x, mut needs) = x.held();
+fn remat(x: &Var, weight: Option<&Var>, form: QkNormRopeConfig) -> Remat {
+    let (x, mut needs) = x.to_saved();
     let weight = weight.map(|weight| {
-        let (weight, more) = weight.held();
+        let (weight, more) = weight.to_saved();
         needs.extend(more);
         weight
     });
-    Remake::new(needs, move |place| {
-        let weight = weight.as_ref().map(|weight| weight.get(place)).transpose()?;
-        forward(place, &x.get(place)?, weight.as_ref(), &form)
+    Remat::new(needs, move |cx| {
+        let weight = weight.as_ref().map(|weight| weight.get(cx)).transpose()?;
+        forward(cx, &x.get(cx)?, weight.as_ref(), &form)
     })
 }
 
-fn forward(place: Place<'_>, x: &Tensor, weight: Option<&Tensor>, form: &Form) -> Result<Tensor> {
-    let mut y = place.alloc(x.shape(), x.dtype())?;
-    place.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, &y]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
-        Engine::Cuda(engine) => cuda::forward(engine, x, weight, form, &mut y),
-        Engine::Gpu(engine) => gpu::forward(engine, x, weight, form, &mut y),
+fn forward(
+    cx: OpContext<'_>,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    form: &QkNormRopeConfig,
+) -> Result<Tensor> {
+    let mut y = cx.alloc(x.shape(), x.dtype())?;
+    cx.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, &y]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
+        Backend::Cuda(engine) => cuda::forward(engine, x, weight, form, &mut y),
+        Backend::Gpu(engine) => gpu::forward(engine, x, weight, form, &mut y),
     }
     Ok(y)
 }
 
-struct Record {
-    norm: Option<Norm>,
-    source: Option<Source>,
-    form: Form,
+struct QkNormRopeBackward {
+    norm: Option<SavedNorm>,
+    source: Option<GradTarget>,
+    form: QkNormRopeConfig,
 }
 
-struct Norm {
-    x: Kept,
-    weight: Kept,
-    source: Option<Source>,
+struct SavedNorm {
+    x: SavedTensor,
+    weight: SavedTensor,
+    source: Option<GradTarget>,
 }
 
-impl Record {
+impl QkNormRopeBackward {
     /// On a GPU one pass finds both gradients; elsewhere the weight's has a pass of its own.
-    fn backward(self, back: &mut Backward<'_>, gradient: Tensor) -> Result<()> {
-        let (place, form) = (back.place, &self.form);
+    fn backward(self, back: &mut BackwardPass<'_>, gradient: Tensor) -> Result<()> {
+        let (place, form) = (back.cx, &self.form);
         let (norm, source) = match self.norm {
             None => (None, None),
-            Some(Norm { x, weight, source }) => (Some((x.get(place)?, weight.get(place)?)), source),
+            Some(SavedNorm { x, weight, source }) => {
+                (Some((x.get(place)?, weight.get(place)?)), source)
+            }
         };
         let mut slot = back.slot_of(source, [form.head_width].into(), Dtype::F32)?;
         let n_partial = slot.as_ref().map_or(0, |_| n_partial(place, gradient.shape().rows()));
         let mut partial = place.workspace([n_partial, form.head_width], Dtype::F32)?;
         // In place: queries and keys have no other use that a gradient would be added up with.
-        let mut gradient = gradient.unshared()?;
+        let mut gradient = gradient.into_unique()?;
         let mut of_weight = slot.as_mut().map(|slot| (&mut partial, slot));
         let norm = norm.as_ref();
         if let (Some((x, _)), Some(of_weight)) = (norm, &mut of_weight) {
@@ -163,10 +170,10 @@ impl Record {
         tensors.extend(norm.map(|(x, _)| x));
         place.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
         match place.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::backward(engine, norm, form, &mut gradient),
-            Engine::Cuda(engine) => cuda::backward(engine, norm, form, &mut gradient),
-            Engine::Gpu(engine) => gpu::backward(engine, norm, form, &mut gradient, of_weight),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::backward(engine, norm, form, &mut gradient),
+            Backend::Cuda(engine) => cuda::backward(engine, norm, form, &mut gradient),
+            Backend::Gpu(engine) => gpu::backward(engine, norm, form, &mut gradient, of_weight),
         }
         if let Some(slot) = slot {
             back.put(slot);
@@ -176,28 +183,28 @@ impl Record {
 }
 
 /// How many sums the weight's gradient is made of.
-fn n_partial(place: Place<'_>, rows: usize) -> usize {
-    match place.device.kind() {
-        Kind::Cpu { .. } | Kind::Cuda { .. } => n_row_blocks(rows),
-        Kind::Gpu { .. } => shares(rows).1,
+fn n_partial(cx: OpContext<'_>, rows: usize) -> usize {
+    match cx.device.kind() {
+        DeviceKind::Cpu { .. } | DeviceKind::Cuda { .. } => n_row_blocks(rows),
+        DeviceKind::Gpu { .. } => row_shares(rows).1,
     }
 }
 
 /// The weight's gradient where it has a pass of its own.
 fn weight_gradient(
-    place: Place<'_>,
+    cx: OpContext<'_>,
     x: &Tensor,
     gradient: &Tensor,
-    form: &Form,
-    (partial, slot): &mut (&mut Tensor, &mut Slot),
+    form: &QkNormRopeConfig,
+    (partial, slot): &mut (&mut Tensor, &mut GradientSlot),
 ) {
-    if !matches!(place.device.kind(), Kind::Gpu { .. }) {
+    if !matches!(cx.device.kind(), DeviceKind::Gpu { .. }) {
         let work = FLOPS * x.shape().elements();
-        place.count("qk_norm_rope weight backward", work, &[x, gradient]);
+        cx.count("qk_norm_rope weight backward", work, &[x, gradient]);
     }
-    match place.engine() {
-        Engine::Meta | Engine::Gpu(_) => {}
-        Engine::Cpu(engine) => cpu::weight_gradient(engine, x, gradient, form, partial, slot),
-        Engine::Cuda(engine) => cuda::weight_gradient(engine, x, gradient, form, partial, slot),
+    match cx.engine() {
+        Backend::Meta | Backend::Gpu(_) => {}
+        Backend::Cpu(engine) => cpu::weight_gradient(engine, x, gradient, form, partial, slot),
+        Backend::Cuda(engine) => cuda::weight_gradient(engine, x, gradient, form, partial, slot),
     }
 }

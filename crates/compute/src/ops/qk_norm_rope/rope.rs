@@ -11,12 +11,12 @@ pub struct Rope<'a> {
     /// [samples, tokens, head width] where samples differ. [`rope_table`] makes one.
     pub table: &'a Tensor,
     /// Which numbers of a head make a pair.
-    pub pairs: Pairs,
+    pub pairs: RopePairs,
 }
 
 /// Which numbers of a head of width d make a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pairs {
+pub enum RopePairs {
     /// 2i and 2i + 1, as in FLUX and Qwen-Image.
     Interleaved,
     /// i and i + d/2, as in Llama.
@@ -25,12 +25,12 @@ pub enum Pairs {
 
 /// One axis of positions, which turns its own part of the pairs.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Axis {
+pub struct RopeAxis {
     /// The angle per step of each of its pairs.
     pub frequencies: Vec<f64>,
 }
 
-impl Axis {
+impl RopeAxis {
     /// θ^(-2i / width) for the pairs i of an even `width` of a head.
     pub fn new(width: usize, theta: f64) -> Self {
         let frequency = |pair: usize| theta.powf(-2.0 * pair as f64 / width as f64);
@@ -43,18 +43,18 @@ impl Axis {
 ///
 /// # Panics
 /// If there is not a position for each axis of every token; callers derive one from the other.
-pub fn rope_table(axes: &[Axis], positions: &[f32]) -> Vec<f32> {
+pub fn rope_table(axes: &[RopeAxis], positions: &[f32]) -> Vec<f32> {
     let (n_axes, n_positions) = (axes.len(), positions.len());
     assert!(n_positions.is_multiple_of(n_axes), "{n_positions} positions on {n_axes} axes");
     let tokens = positions.chunks_exact(n_axes.max(1));
     tokens
         .flat_map(|token| axes.iter().zip(token))
-        .flat_map(|(axis, at)| turns(axis, *at))
+        .flat_map(|(axis, at)| cos_sin(axis, *at))
         .collect()
 }
 
 /// The cos and sin of each of an axis's angles.
-fn turns(axis: &Axis, position: f32) -> impl Iterator<Item = f32> {
+fn cos_sin(axis: &RopeAxis, position: f32) -> impl Iterator<Item = f32> {
     axis.frequencies.iter().flat_map(move |frequency| {
         let (sin, cos) = (f64::from(position) * frequency).sin_cos();
         [cos as f32, sin as f32]

@@ -1,10 +1,10 @@
 //! Norm and rotation of heads against their formulas, and tables against angles by hand.
 
-use super::{Axis, Pairs, QkNormRope, Rope, rope_table};
+use super::{QkNormRope, Rope, RopeAxis, RopePairs, rope_table};
 use crate::ops::Activation;
 use crate::ops::activation::tests::exact as active;
 use crate::ops::rms_norm::tests::normalised;
-use crate::testing::{Dual, Input, check, check_card, device, for_random_sizes, recomputed};
+use crate::testing::{Dual, Input, check, check_gpu, device, for_random_sizes, recomputed};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tape, Var};
 
 const EPSILON: f64 = 1e-3;
@@ -15,7 +15,7 @@ struct Case {
     sizes: [usize; 3],
     n_heads: usize,
     has_norm: bool,
-    pairs: Option<Pairs>,
+    pairs: Option<RopePairs>,
     /// The shape of the table without its width, and its numbers.
     table: (Vec<usize>, Vec<f32>),
 }
@@ -28,8 +28,8 @@ impl Case {
             sizes: [samples, tokens, n_heads * d],
             n_heads,
             has_norm: true,
-            pairs: Some(Pairs::Interleaved),
-            table: (vec![tokens], rope_table(&[Axis::new(d, 100.0)], &positions)),
+            pairs: Some(RopePairs::Interleaved),
+            table: (vec![tokens], rope_table(&[RopeAxis::new(d, 100.0)], &positions)),
         }
     }
 
@@ -77,12 +77,12 @@ impl Case {
 }
 
 /// Each pair as a complex number, times cos + i·sin.
-fn rotated(head: &mut [Dual], angles: &[f32], pairs: Pairs) {
+fn rotated(head: &mut [Dual], angles: &[f32], pairs: RopePairs) {
     let d = head.len();
     for (pair, angle) in angles.chunks(2).enumerate() {
         let (real, imaginary) = match pairs {
-            Pairs::Interleaved => (2 * pair, 2 * pair + 1),
-            Pairs::HalfSplit => (pair, pair + d / 2),
+            RopePairs::Interleaved => (2 * pair, 2 * pair + 1),
+            RopePairs::HalfSplit => (pair, pair + d / 2),
         };
         let (a, b) = (head[real], head[imaginary]);
         let (cos, sin) = (f64::from(angle[0]), f64::from(angle[1]));
@@ -95,7 +95,7 @@ fn rotated(head: &mut [Dual], angles: &[f32], pairs: Pairs) {
 fn every_combination_of_parts() {
     for sizes in [[2, 3, 2, 6], [1, 1, 1, 2], [1, 2, 3, 10]] {
         for has_norm in [true, false] {
-            for pairs in [Some(Pairs::Interleaved), Some(Pairs::HalfSplit), None] {
+            for pairs in [Some(RopePairs::Interleaved), Some(RopePairs::HalfSplit), None] {
                 Case { has_norm, pairs, ..Case::new(sizes) }.check();
             }
         }
@@ -107,7 +107,7 @@ fn every_combination_of_parts() {
 #[test]
 fn random_sizes() {
     for_random_sizes(8, [2, 3, 3, 5], |[samples, tokens, n_heads, half]| {
-        let pairs = if tokens > 1 { Pairs::HalfSplit } else { Pairs::Interleaved };
+        let pairs = if tokens > 1 { RopePairs::HalfSplit } else { RopePairs::Interleaved };
         let case = Case::new([samples, tokens, n_heads, 2 * half]);
         Case { pairs: Some(pairs), has_norm: half > 1, ..case }.check();
     });
@@ -115,7 +115,7 @@ fn random_sizes() {
 
 #[test]
 fn heads_wider_than_vectors() {
-    for pairs in [Pairs::Interleaved, Pairs::HalfSplit] {
+    for pairs in [RopePairs::Interleaved, RopePairs::HalfSplit] {
         Case { pairs: Some(pairs), ..Case::new([1, 2, 2, 34]) }.check();
     }
 }
@@ -128,12 +128,12 @@ fn the_weight_sees_every_block_of_tokens() {
 #[test]
 fn with_tables_of_several_axes_and_of_each_sample() {
     let (samples, tokens, d) = (2, 3, 8);
-    let axes = [Axis::new(2, 100.0), Axis::new(4, 100.0), Axis::new(2, 7.0)];
+    let axes = [RopeAxis::new(2, 100.0), RopeAxis::new(4, 100.0), RopeAxis::new(2, 7.0)];
     let of = |sample: i16, token: i16| [f32::from(sample), f32::from(token), f32::from(1 - token)];
     let positions: Vec<f32> =
         (0..2).flat_map(|sample| (0..3).flat_map(move |token| of(sample, token))).collect();
     let table = (vec![samples, tokens], rope_table(&axes, &positions));
-    for pairs in [Pairs::Interleaved, Pairs::HalfSplit] {
+    for pairs in [RopePairs::Interleaved, RopePairs::HalfSplit] {
         let case = Case::new([samples, tokens, 2, d]);
         Case { pairs: Some(pairs), table: table.clone(), ..case }.check();
     }
@@ -244,7 +244,7 @@ fn what_does_not_fit_is_said_with_both_shapes() {
     let vars = |sizes: &[usize]| Var::from(zeros(sizes));
     let says = |x: &[usize], n_heads: usize, weight: &[usize], table: &[usize]| {
         let (weight, table) = (vars(weight), zeros(table));
-        let rope = Some(Rope { table: &table, pairs: Pairs::HalfSplit });
+        let rope = Some(Rope { table: &table, pairs: RopePairs::HalfSplit });
         let heads = QkNormRope { n_heads, norm: Some((&weight, 1e-6)), rope };
         let error = tape.qk_norm_rope(&vars(x), heads).err().unwrap().to_string();
         error.strip_prefix("qk_norm_rope: ").unwrap().to_string()
@@ -259,7 +259,7 @@ fn what_does_not_fit_is_said_with_both_shapes() {
     assert_eq!(says(&[2, 12], 3, &[4], &[2, 4]), "x of shape [2, 12] has 2 dimensions, expected 3");
 }
 
-fn expect_table(axes: &[Axis], positions: &[f32], expected: &[f32]) {
+fn expect_table(axes: &[RopeAxis], positions: &[f32], expected: &[f32]) {
     let table = rope_table(axes, positions);
     assert_eq!(table.len(), expected.len());
     let is_close = table.iter().zip(expected).all(|(ours, exact)| (ours - exact).abs() < 1e-7);
@@ -269,7 +269,7 @@ fn expect_table(axes: &[Axis], positions: &[f32], expected: &[f32]) {
 #[test]
 fn a_table_holds_the_angles_of_each_axis() {
     // 10000^(-2i/4): 1 and 1/100.
-    let one = Axis::new(4, 10_000.0);
+    let one = RopeAxis::new(4, 10_000.0);
     let expected = [
         [1.0, 0.0, 1.0, 0.0],
         [0.540_302_3, 0.841_470_98, 0.999_95, 0.009_999_833],
@@ -277,8 +277,8 @@ fn a_table_holds_the_angles_of_each_axis() {
     ];
     expect_table(std::slice::from_ref(&one), &[0.0, 1.0, -2.0], &expected.concat());
 
-    let quarter = Axis { frequencies: vec![std::f64::consts::FRAC_PI_2] };
-    let half = Axis { frequencies: vec![std::f64::consts::PI] };
+    let quarter = RopeAxis { frequencies: vec![std::f64::consts::FRAC_PI_2] };
+    let half = RopeAxis { frequencies: vec![std::f64::consts::PI] };
     let expected = [
         [0.0, 1.0, 0.540_302_3, 0.841_470_98, 0.999_95, 0.009_999_833],
         [0.0, -1.0, 1.0, 0.0, 1.0, 0.0],
@@ -292,24 +292,24 @@ fn a_table_holds_the_angles_of_each_axis() {
 #[test]
 fn far_positions_keep_their_angles() {
     // The cos and sin of 10000.3, which as f32 would be 10000.2998.
-    let axis = Axis { frequencies: vec![0.1] };
+    let axis = RopeAxis { frequencies: vec![0.1] };
     expect_table(&[axis], &[100_003.0], &[-0.819_313_5, -0.573_345_7]);
 }
 
 #[test]
 #[should_panic(expected = "3 positions on 2 axes")]
 fn a_table_needs_a_position_on_every_axis() {
-    rope_table(&[Axis::new(2, 10.0), Axis::new(2, 10.0)], &[0.0; 3]);
+    rope_table(&[RopeAxis::new(2, 10.0), RopeAxis::new(2, 10.0)], &[0.0; 3]);
 }
 
 #[test]
-fn a_card_agrees_with_the_processor_on_wide_heads() {
+fn a_gpu_agrees_with_the_cpu_on_wide_heads() {
     for d in [16, 64, 128] {
-        for pairs in [None, Some(Pairs::Interleaved), Some(Pairs::HalfSplit)] {
+        for pairs in [None, Some(RopePairs::Interleaved), Some(RopePairs::HalfSplit)] {
             for has_norm in [true, false] {
                 let case = Case { has_norm, pairs, ..Case::new([2, 5, 3, d]) };
                 if has_norm || pairs.is_some() {
-                    check_card(&case.inputs(), 8.0, &|tape, v| case.op(tape, v));
+                    check_gpu(&case.inputs(), 8.0, &|tape, v| case.op(tape, v));
                 }
             }
         }

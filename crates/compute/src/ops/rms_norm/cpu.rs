@@ -1,18 +1,24 @@
-//! Root-mean-square norm on the processor, a row at a time.
+//! Root-mean-square norm on the CPU, a row at a time.
 
-use super::{Rows, Wanted};
+use super::{RmsNormInputs, RmsNormSlots};
 use crate::Tensor;
-use crate::backward::Slot;
-use crate::cpu::Cpu;
+use crate::backward::GradientSlot;
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::{dot, load, store};
 use crate::dtype::{Real, with_real};
 
-pub fn forward(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
+pub fn forward(
+    cpu: &CpuBackend,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    epsilon: f32,
+    y: &mut Tensor,
+) {
     let width = x.shape().width();
     let weight = weight.map(Tensor::data::<f32>);
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
-        cpu.rows(y.data_mut::<T>(), width, |first, rows| {
+        cpu.par_rows(y.data_mut::<T>(), width, |first, rows| {
             let mut row = vec![0.0; width];
             for (index, y) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&x[index * width..][..width], &mut row);
@@ -26,7 +32,12 @@ pub fn forward(cpu: &Cpu, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: 
     });
 }
 
-pub fn backward(cpu: &Cpu, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor) {
+pub fn backward(
+    cpu: &CpuBackend,
+    rows: RmsNormInputs<'_>,
+    wanted: RmsNormSlots<'_>,
+    room: &mut Tensor,
+) {
     if let Some(slot) = wanted.weight {
         weight_gradient(cpu, rows, room, slot);
     }
@@ -35,13 +46,13 @@ pub fn backward(cpu: &Cpu, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor
     }
 }
 
-fn x_gradient(cpu: &Cpu, rows: Rows<'_>, slot: &mut Slot) {
-    let Rows { x, weight, gradient, epsilon } = rows;
+fn x_gradient(cpu: &CpuBackend, rows: RmsNormInputs<'_>, slot: &mut GradientSlot) {
+    let RmsNormInputs { x, weight, gradient, epsilon } = rows;
     let (width, add) = (x.shape().width(), slot.add);
     let weight = weight.map(Tensor::data::<f32>);
     with_real!(x.dtype(), T => with_real!(slot.tensor.dtype(), G => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        cpu.rows(slot.tensor.data_mut::<G>(), width, |first, rows| {
+        cpu.par_rows(slot.tensor.data_mut::<G>(), width, |first, rows| {
             let (mut row, mut g) = (vec![0.0; width], vec![0.0; width]);
             for (index, out) in (first..).zip(rows.chunks_exact_mut(width)) {
                 load(&x[index * width..][..width], &mut row);
@@ -50,7 +61,7 @@ fn x_gradient(cpu: &Cpu, rows: Rows<'_>, slot: &mut Slot) {
                 if let Some(weight) = weight {
                     g.iter_mut().zip(weight).for_each(|(g, weight)| *g *= weight);
                 }
-                back_through(&row, inverse, &mut g);
+                backward_row(&row, inverse, &mut g);
                 store(&g, out, add);
             }
         });
@@ -58,8 +69,13 @@ fn x_gradient(cpu: &Cpu, rows: Rows<'_>, slot: &mut Slot) {
 }
 
 /// Σ gradient · x̂ over all rows.
-fn weight_gradient(cpu: &Cpu, rows: Rows<'_>, partial: &mut Tensor, slot: &mut Slot) {
-    let Rows { x, gradient, epsilon, .. } = rows;
+fn weight_gradient(
+    cpu: &CpuBackend,
+    rows: RmsNormInputs<'_>,
+    partial: &mut Tensor,
+    slot: &mut GradientSlot,
+) {
+    let RmsNormInputs { x, gradient, epsilon, .. } = rows;
     let (rows, width) = (x.shape().rows(), x.shape().width());
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
@@ -90,7 +106,7 @@ pub(crate) fn normalise(row: &mut [f32], epsilon: f32) -> f32 {
 /// Turns the gradient of a row x̂, as [`normalise`] left it, into that of the row before:
 /// dx = (g - x̂ · mean(g · x̂)) · inverse
 #[inline(always)]
-pub(crate) fn back_through(row: &[f32], inverse: f32, g: &mut [f32]) {
+pub(crate) fn backward_row(row: &[f32], inverse: f32, g: &mut [f32]) {
     let slope = dot(g, row) / row.len() as f32;
     for (g, x) in g.iter_mut().zip(row) {
         *g = (*g - x * slope) * inverse;

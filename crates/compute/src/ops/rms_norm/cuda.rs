@@ -1,11 +1,11 @@
-//! Root-mean-square norm on a card.
+//! Root-mean-square norm on a GPU.
 
-use super::{Rows, Wanted};
+use super::{RmsNormInputs, RmsNormSlots};
 use crate::Tensor;
-use crate::cuda::columns::Sum;
-use crate::cuda::{Cuda, Grid, Source, Variant, WARP, arguments, pack};
+use crate::cuda::columns::CudaColumnSum;
+use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, WARP, arguments, pack};
 
-const KERNELS: Source = Source { name: "rms_norm", text: include_str!("kernel.cu") };
+const KERNELS: CudaSource = CudaSource { name: "rms_norm", text: include_str!("kernel.cu") };
 
 /// Threads of a block while each has few packs, the packs up to which threads stay so few, and the most
 /// threads there can be. Chosen: fewer threads wait for fewer others, more packs take more registers.
@@ -14,26 +14,37 @@ const PACKS: usize = 4;
 const MOST_THREADS: usize = 1024;
 
 /// The most shares that a weight's gradient is summed up in. Taken: four blocks for each of an H200's 132
-/// processors, as many as have room there, were fastest.
+/// CPUs, as many as have room there, were fastest.
 const SHARES: usize = 528;
 
-pub fn forward(cuda: &Cuda, x: &Tensor, weight: Option<&Tensor>, epsilon: f32, y: &mut Tensor) {
+pub fn forward(
+    cuda: &CudaBackend,
+    x: &Tensor,
+    weight: Option<&Tensor>,
+    epsilon: f32,
+    y: &mut Tensor,
+) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let p = pack(width, &[x, weight.unwrap_or(x), y]);
-    let (variant, threads) = held(Variant::of(&[x.dtype()]).by(p), width);
-    let grid = Grid { threads, ..Grid::blocks(rows) };
+    let (variant, threads) = held(CudaVariant::of(&[x.dtype()]).with_pack(p), width);
+    let grid = LaunchConfig { threads, ..LaunchConfig::blocks(rows) };
     cuda.launch(&KERNELS, "rms_norm", variant, grid, &arguments![x, weight, y, width, epsilon]);
 }
 
 /// Both gradients, each if it is wanted, in one pass over the rows.
-pub fn backward(cuda: &Cuda, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tensor) {
-    let Rows { x, weight, gradient, epsilon } = rows;
+pub fn backward(
+    cuda: &CudaBackend,
+    rows: RmsNormInputs<'_>,
+    wanted: RmsNormSlots<'_>,
+    room: &mut Tensor,
+) {
+    let RmsNormInputs { x, weight, gradient, epsilon } = rows;
     let (n, width) = (x.shape().rows(), x.shape().width());
     let out = wanted.x.as_ref().map_or(x, |slot| &slot.tensor);
     let p = pack(width, &[x, weight.unwrap_or(x), gradient, out, room]);
-    let (variant, threads) = held(Variant::of(&[x.dtype(), out.dtype()]).by(p), width);
+    let (variant, threads) = held(CudaVariant::of(&[x.dtype(), out.dtype()]).with_pack(p), width);
     let blocks = if wanted.weight.is_some() { n_shares(n) } else { n };
-    let grid = Grid { threads, ..Grid::blocks(blocks) };
+    let grid = LaunchConfig { threads, ..LaunchConfig::blocks(blocks) };
     let add = wanted.x.as_ref().is_some_and(|slot| slot.add);
     let out = wanted.x.map(|slot| &mut slot.tensor);
     let shares = wanted.weight.is_some().then_some(&mut *room);
@@ -41,17 +52,17 @@ pub fn backward(cuda: &Cuda, rows: Rows<'_>, wanted: Wanted<'_>, room: &mut Tens
     cuda.launch(&KERNELS, "rms_norm_backward", variant, grid, &arguments);
     if let Some(slot) = wanted.weight {
         let each = room.reshape([blocks, width]);
-        let sum = Sum { a: &each, b: None, statistics: None, rows_per_vector: blocks };
+        let sum = CudaColumnSum { a: &each, b: None, statistics: None, rows_per_vector: blocks };
         sum.run(cuda, &mut slot.tensor, 0, slot.add);
     }
 }
 
 /// How many packs each thread of a block holds, and how many threads it has.
-fn held(variant: Variant, width: usize) -> (Variant, u32) {
+fn held(variant: CudaVariant, width: usize) -> (CudaVariant, u32) {
     let packs = width / variant.pack;
     let size = packs.div_ceil(THREADS).clamp(1, PACKS).max(packs.div_ceil(MOST_THREADS));
     let threads = packs.div_ceil(size).next_multiple_of(WARP).max(WARP);
-    (Variant { size, ..variant }, threads as u32)
+    (CudaVariant { size, ..variant }, threads as u32)
 }
 
 fn n_shares(rows: usize) -> usize {

@@ -12,37 +12,38 @@ mod tests;
 
 use std::ops::Range;
 
-use crate::backward::Slot;
-use crate::device::Engine;
-use crate::op::{Op, Place};
+use crate::backward::GradientSlot;
+use crate::device::Backend;
+use crate::op::{Op, OpContext};
 use crate::tape::Tape;
-use crate::var::{Kept, Remake, Var};
+use crate::var::{Remat, SavedTensor, Var};
 use crate::{ComputeError, Result, Shape, Tensor};
 
 impl Tape<'_> {
     /// The tokens of all `parts`, sample by sample.
     pub fn concat_tokens(&self, parts: &[&Var]) -> Result<Var> {
-        let op = self.begin("concat_tokens");
+        let op = self.begin_op("concat_tokens");
         let shape = check_parts(&op, parts)?;
         let tensors: Vec<&Tensor> = parts.iter().map(|part| part.tensor()).collect();
-        let all = concat(op.place, &tensors, shape)?;
+        let all = concat(op.cx, &tensors, shape)?;
         let mut result = op.result(all);
-        let held: Vec<(Kept, Vec<usize>)> = parts.iter().map(|part| part.held()).collect();
+        let held: Vec<(SavedTensor, Vec<usize>)> =
+            parts.iter().map(|part| part.to_saved()).collect();
         // Of parts that are held themselves, making the whole again would only hold both.
-        if held.iter().any(|(part, _)| matches!(part, Kept::Remake(_))) {
-            result = self.with_remake(result, || again(held, shape));
+        if held.iter().any(|(part, _)| matches!(part, SavedTensor::Remat(_))) {
+            result = self.with_remat(result, || remat(held, shape));
         }
-        if !self.tracks(parts) {
+        if !self.requires_grad(parts) {
             return Ok(result);
         }
-        let sources: Vec<_> = parts.iter().map(|part| (part.source(), part.shape())).collect();
+        let sources: Vec<_> = parts.iter().map(|part| (part.grad_target(), part.shape())).collect();
         Ok(self.record(result, move |back, gradient| {
             let mut from = 0;
             for (source, shape) in sources {
-                let span = Span { from, to: 0, count: shape.sizes()[1] };
+                let span = TokenSpan { from, to: 0, count: shape.sizes()[1] };
                 from += span.count;
                 if let Some(mut slot) = back.slot_of(source, shape, gradient.dtype())? {
-                    accumulate(back.place, &gradient, &mut slot, span);
+                    accumulate(back.cx, &gradient, &mut slot, span);
                     back.put(slot);
                 }
             }
@@ -52,7 +53,7 @@ impl Tape<'_> {
 
     /// The tokens in `range` of every sample.
     pub fn split_tokens(&self, x: &Var, range: Range<usize>) -> Result<Var> {
-        let op = self.begin("split_tokens");
+        let op = self.begin_op("split_tokens");
         op.expect_real("x", x.tensor())?;
         let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
         if range.start > range.end || range.end > tokens {
@@ -60,18 +61,20 @@ impl Tape<'_> {
             return Err(ComputeError::Range { op: op.name, what: "range", expected, got });
         }
         let shape = Shape::from([samples, range.len(), width]);
-        let part = split(op.place, x.tensor(), range.start, shape)?;
-        let result = self.with_remake(op.result(part), || {
-            let ((held, needs), first) = (x.held(), range.start);
-            Remake::new(needs, move |place| split(place, &held.get(place)?, first, shape))
+        let part = split(op.cx, x.tensor(), range.start, shape)?;
+        let result = self.with_remat(op.result(part), || {
+            let ((held, needs), first) = (x.to_saved(), range.start);
+            Remat::new(needs, move |cx| split(cx, &held.get(cx)?, first, shape))
         });
-        let Some(source) = x.source().filter(|_| self.tracks(&[x])) else { return Ok(result) };
+        let Some(source) = x.grad_target().filter(|_| self.requires_grad(&[x])) else {
+            return Ok(result);
+        };
         let shape = x.shape();
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, shape, gradient.dtype())?;
             slot.clear_unless_adding();
-            let span = Span { from: 0, to: range.start, count: range.len() };
-            accumulate(back.place, &gradient, &mut slot, span);
+            let span = TokenSpan { from: 0, to: range.start, count: range.len() };
+            accumulate(back.cx, &gradient, &mut slot, span);
             back.put(slot);
             Ok(())
         }))
@@ -96,26 +99,26 @@ fn check_parts(op: &Op<'_>, parts: &[&Var]) -> Result<Shape> {
     Ok([samples, all, width].into())
 }
 
-fn again(held: Vec<(Kept, Vec<usize>)>, shape: Shape) -> Remake {
+fn remat(held: Vec<(SavedTensor, Vec<usize>)>, shape: Shape) -> Remat {
     let (parts, needs): (Vec<_>, Vec<_>) = held.into_iter().unzip();
-    Remake::new(needs.concat(), move |place| {
-        let parts: Vec<_> = parts.iter().map(|part| part.get(place)).collect::<Result<_>>()?;
-        concat(place, &parts.iter().collect::<Vec<_>>(), shape)
+    Remat::new(needs.concat(), move |cx| {
+        let parts: Vec<_> = parts.iter().map(|part| part.get(cx)).collect::<Result<_>>()?;
+        concat(cx, &parts.iter().collect::<Vec<_>>(), shape)
     })
 }
 
-fn split(place: Place<'_>, x: &Tensor, first: usize, shape: Shape) -> Result<Tensor> {
-    let mut part = place.alloc(shape, x.dtype())?;
-    copy(place, x, &mut part, Span { from: first, to: 0, count: shape.sizes()[1] });
+fn split(cx: OpContext<'_>, x: &Tensor, first: usize, shape: Shape) -> Result<Tensor> {
+    let mut part = cx.alloc(shape, x.dtype())?;
+    copy(cx, x, &mut part, TokenSpan { from: first, to: 0, count: shape.sizes()[1] });
     Ok(part)
 }
 
-fn concat(place: Place<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {
-    let mut all = place.alloc(shape, parts[0].dtype())?;
+fn concat(cx: OpContext<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {
+    let mut all = cx.alloc(shape, parts[0].dtype())?;
     let mut to = 0;
     for part in parts {
         let count = part.shape().sizes()[1];
-        copy(place, part, &mut all, Span { from: 0, to, count });
+        copy(cx, part, &mut all, TokenSpan { from: 0, to, count });
         to += count;
     }
     Ok(all)
@@ -123,34 +126,34 @@ fn concat(place: Place<'_>, parts: &[&Tensor], shape: Shape) -> Result<Tensor> {
 
 /// Tokens of every sample: where they lie in one tensor and in another.
 #[derive(Clone, Copy)]
-struct Span {
+struct TokenSpan {
     from: usize,
     to: usize,
     count: usize,
 }
 
-fn copy(place: Place<'_>, from: &Tensor, to: &mut Tensor, span: Span) {
+fn copy(cx: OpContext<'_>, from: &Tensor, to: &mut Tensor, span: TokenSpan) {
     let smaller = if from.bytes() < to.bytes() { from } else { &*to };
-    place.count("copy_tokens", 0, &[smaller, smaller]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => cpu::copy(engine, from, to, span),
-        Engine::Cuda(engine) => cuda::copy(engine, from, to, span, false),
-        Engine::Gpu(engine) => gpu::copy(engine, from, to, span, false),
+    cx.count("copy_tokens", 0, &[smaller, smaller]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::copy(engine, from, to, span),
+        Backend::Cuda(engine) => cuda::copy(engine, from, to, span, false),
+        Backend::Gpu(engine) => gpu::copy(engine, from, to, span, false),
     }
 }
 
 /// Adds a gradient's tokens to those of a slot, or copies them where there is nothing yet.
-fn accumulate(place: Place<'_>, gradient: &Tensor, slot: &mut Slot, span: Span) {
+fn accumulate(cx: OpContext<'_>, gradient: &Tensor, slot: &mut GradientSlot, span: TokenSpan) {
     let smaller = if gradient.bytes() < slot.tensor.bytes() { gradient } else { &slot.tensor };
     let work = smaller.shape().elements();
-    place.count("copy_tokens backward", work, &[smaller, smaller, smaller]);
-    match place.engine() {
-        Engine::Meta => {}
-        Engine::Cpu(engine) => {
+    cx.count("copy_tokens backward", work, &[smaller, smaller, smaller]);
+    match cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => {
             cpu::accumulate(engine, gradient, &mut slot.tensor, span, slot.add);
         }
-        Engine::Cuda(engine) => cuda::copy(engine, gradient, &mut slot.tensor, span, slot.add),
-        Engine::Gpu(engine) => gpu::copy(engine, gradient, &mut slot.tensor, span, slot.add),
+        Backend::Cuda(engine) => cuda::copy(engine, gradient, &mut slot.tensor, span, slot.add),
+        Backend::Gpu(engine) => gpu::copy(engine, gradient, &mut slot.tensor, span, slot.add),
     }
 }

@@ -12,25 +12,25 @@ mod gpu;
 mod tests;
 
 use crate::Result;
-use crate::device::Engine;
+use crate::device::Backend;
 use crate::tape::Tape;
 use crate::var::Var;
 
 impl Tape<'_> {
     /// Images `factor` times as high and wide.
     pub fn upsample(&self, x: &Var, factor: usize) -> Result<Var> {
-        let op = self.begin("upsample");
-        op.expect_untracked(x)?;
+        let op = self.begin_op("upsample");
+        op.expect_no_grad(x)?;
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, channels, height, width] = op.expect_rank("x", x.tensor())?;
         op.expect_range("factor", &factor, factor > 0, "1 or more")?;
         let mut y = op.alloc([samples, channels, height * factor, width * factor], dtype)?;
         op.count(0, &[x.tensor(), &y]);
         match op.engine() {
-            Engine::Meta => {}
-            Engine::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
-            Engine::Cuda(engine) => cuda::forward(engine, x.tensor(), factor, &mut y),
-            Engine::Gpu(engine) => gpu::forward(engine, x.tensor(), factor, &mut y),
+            Backend::Meta => {}
+            Backend::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
+            Backend::Cuda(engine) => cuda::forward(engine, x.tensor(), factor, &mut y),
+            Backend::Gpu(engine) => gpu::forward(engine, x.tensor(), factor, &mut y),
         }
         Ok(op.result(y))
     }

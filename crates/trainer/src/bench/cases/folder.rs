@@ -8,23 +8,23 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use compute::Stream;
+use compute::RandomSequence;
 use serde_json::{Value, json};
-use weights::Dtype;
+use weights::FileDtype;
 
 use super::{MID, SEED, TINY, autoencoder, sd3_config};
 use crate::error::Result;
 use crate::export::model::copy_rest;
-use crate::model::build::{DEVIATION, Role, Want, wants};
+use crate::model::build::{INIT_STD, TensorRole, TensorSpec, tensor_specs};
 use crate::model::config;
 use crate::model::diffusion::sd3::{self, Sd3};
 use crate::model::files::save;
-use crate::model::vae::{self, Decoder, Encoder};
+use crate::model::vae::{self, VaeDecoder, VaeEncoder};
 use crate::report::write_text;
 
 /// How large the transformer is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Size {
+pub enum BenchModelSize {
     /// That of [`super::Case::Sd3Tiny`].
     Tiny,
     /// That of [`super::Case::Sd3Mid`].
@@ -35,32 +35,32 @@ pub enum Size {
 const WEIGHTS: &str = "diffusion_pytorch_model.safetensors";
 
 /// Writes the folder. Prompts are as wide as the encoders of `rest` make them.
-pub fn write(rest: &Path, size: Size, out: &Path) -> Result<()> {
+pub fn write(rest: &Path, size: BenchModelSize, out: &Path) -> Result<()> {
     copy_rest(rest, out)?;
-    let theirs: sd3::Config = config::read(&rest.join("transformer/config.json"))?;
+    let theirs: sd3::Sd3Config = config::read(&rest.join("transformer/config.json"))?;
     let size = match size {
-        Size::Tiny => TINY,
-        Size::Mid => MID,
+        BenchModelSize::Tiny => TINY,
+        BenchModelSize::Mid => MID,
     };
-    let transformer = sd3::Config {
+    let transformer = sd3::Sd3Config {
         joint_attention_dim: theirs.joint_attention_dim,
         pooled_projection_dim: theirs.pooled_projection_dim,
         ..sd3_config(size)
     };
     let folder = out.join("transformer");
     write_text(&folder.join("config.json"), &transformer_settings(&transformer).to_string())?;
-    let all = wants(|build| Sd3::new(&transformer, build))?;
-    write_random(&folder.join(WEIGHTS), &all, Dtype::F32)?;
+    let all = tensor_specs(|build| Sd3::new(&transformer, build))?;
+    write_random(&folder.join(WEIGHTS), &all, FileDtype::F32)?;
 
     let vae = autoencoder();
     let folder = out.join("vae");
     write_text(&folder.join("config.json"), &vae_settings(&vae).to_string())?;
-    let mut all = wants(|build| Encoder::new(&vae, build))?;
-    all.extend(wants(|build| Decoder::new(&vae, build))?);
-    write_random(&folder.join(WEIGHTS), &all, Dtype::Bf16)
+    let mut all = tensor_specs(|build| VaeEncoder::new(&vae, build))?;
+    all.extend(tensor_specs(|build| VaeDecoder::new(&vae, build))?);
+    write_random(&folder.join(WEIGHTS), &all, FileDtype::Bf16)
 }
 
-fn transformer_settings(config: &sd3::Config) -> Value {
+fn transformer_settings(config: &sd3::Sd3Config) -> Value {
     json!({
         "_class_name": "SD3Transformer2DModel",
         "attention_head_dim": config.attention_head_dim,
@@ -77,7 +77,7 @@ fn transformer_settings(config: &sd3::Config) -> Value {
     })
 }
 
-fn vae_settings(config: &vae::Config) -> Value {
+fn vae_settings(config: &vae::VaeConfig) -> Value {
     let levels = config.block_out_channels.len();
     json!({
         "_class_name": "AutoencoderKL",
@@ -97,13 +97,13 @@ fn vae_settings(config: &vae::Config) -> Value {
 }
 
 /// Writes what a model asks for, in numbers as `build::Random` has them in memory.
-fn write_random(path: &Path, all: &[Want], dtype: Dtype) -> Result<()> {
+fn write_random(path: &Path, all: &[TensorSpec], dtype: FileDtype) -> Result<()> {
     // What transformers asks of every file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     save(path, &metadata, (all, dtype), &mut |at, want| {
-        let stream = Stream::new(SEED, at as u64);
-        let is_norm = want.role == Role::Vector && want.name.ends_with("weight");
-        let number = |index| if is_norm { 1.0 } else { DEVIATION * stream.normal(index) };
+        let stream = RandomSequence::new(SEED, at as u64);
+        let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
+        let number = |index| if is_norm { 1.0 } else { INIT_STD * stream.normal(index) };
         Ok((0..want.shape.elements()).map(number).collect())
     })
 }
@@ -117,27 +117,29 @@ mod tests {
     #[test]
     fn settings_are_read_as_they_were_meant() {
         let transformer = sd3_config(TINY);
-        let read: sd3::Config = serde_json::from_value(transformer_settings(&transformer)).unwrap();
+        let read: sd3::Sd3Config =
+            serde_json::from_value(transformer_settings(&transformer)).unwrap();
         assert_eq!(read, transformer);
         let vae = autoencoder();
-        let read: vae::Config = serde_json::from_value(vae_settings(&vae)).unwrap();
-        assert!(vae::Config::check(&read).is_ok());
-        let names = |config: &vae::Config| wants(|build| Decoder::new(config, build)).unwrap();
+        let read: vae::VaeConfig = serde_json::from_value(vae_settings(&vae)).unwrap();
+        assert!(vae::VaeConfig::check(&read).is_ok());
+        let names =
+            |config: &vae::VaeConfig| tensor_specs(|build| VaeDecoder::new(config, build)).unwrap();
         assert_eq!(names(&read), names(&vae));
     }
 
     #[test]
     fn every_layer_adds_something() {
-        let small = sd3::Config { pos_embed_max_size: 4, ..sd3_config(TINY) };
-        let small = sd3::Config { joint_attention_dim: 32, pooled_projection_dim: 16, ..small };
-        let all = wants(|build| Sd3::new(&small, build)).unwrap();
+        let small = sd3::Sd3Config { pos_embed_max_size: 4, ..sd3_config(TINY) };
+        let small = sd3::Sd3Config { joint_attention_dim: 32, pooled_projection_dim: 16, ..small };
+        let all = tensor_specs(|build| Sd3::new(&small, build)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join(WEIGHTS);
-        write_random(&path, &all, Dtype::F32).unwrap();
+        write_random(&path, &all, FileDtype::F32).unwrap();
         let catalog = Catalog::open(&path).unwrap();
         assert_eq!(catalog.tensors.len(), all.len());
         for tensor in &catalog.tensors {
-            let numbers = weights::load::floats(&catalog, tensor, 0..tensor.count()).unwrap();
+            let numbers = weights::load::load_f32(&catalog, tensor, 0..tensor.numel()).unwrap();
             assert!(numbers.iter().any(|number| *number != 0.0), "{}", tensor.name);
         }
     }

@@ -1,21 +1,21 @@
-//! A step of a language model that is trained from nothing, on random tokens: for measuring what needs no
+//! A step of a language model that is trained from scratch, on random tokens: for measuring what needs no
 //! texts. All of the model is trained, as a run would.
 
-use compute::{Device, Dtype, Stream};
+use compute::{Device, Dtype, RandomSequence};
 
 use crate::config::RawConfig;
 use crate::error::Result;
-use crate::model::llama::preset::Preset;
+use crate::model::llama::preset::LlamaPreset;
 use crate::model::recompute::Recompute;
 use crate::task::session::Session;
 use crate::text::Sequence;
-use crate::train::texts::{Opened, Portion};
+use crate::train::language::{LanguagePipeline, TextMicroBatch};
 
 /// What is measured.
 #[derive(Clone, Copy, Debug)]
 pub struct TextStep {
     /// The model's shape.
-    pub preset: Preset,
+    pub preset: LlamaPreset,
     /// Tokens there are.
     pub vocabulary: usize,
     /// Tokens of a sequence.
@@ -24,25 +24,25 @@ pub struct TextStep {
     pub batch: usize,
     /// Format of activations; what is trained is f32.
     pub dtype: Dtype,
-    /// What is computed twice.
+    /// What is recomputed.
     pub recompute: Recompute,
 }
 
 impl TextStep {
     /// Lets `work` take steps on a device; each gives its loss.
-    pub fn with<T>(
+    pub fn with_steps<T>(
         &self,
         device: &Device,
         work: impl FnOnce(&mut dyn FnMut() -> Result<f64>) -> T,
     ) -> Result<T> {
         let config = self.config()?;
-        let opened = Opened::fresh(self.preset, self.vocabulary)?;
-        let lesson = opened.lesson(&config)?;
-        let mut session = Session::new(device, &lesson, &config, &|_| true)?;
-        let portion = self.portion();
+        let opened = LanguagePipeline::random_init(self.preset, self.vocabulary)?;
+        let task = opened.task(&config)?;
+        let mut session = Session::new(device, &task, &config, &|_| true)?;
+        let micro_batch = self.micro_batch();
         let mut taken = 0;
         Ok(work(&mut || {
-            let loss = session.accumulate(&portion, (taken, 0), 1.0, self.recompute)?;
+            let loss = session.accumulate(&micro_batch, (taken, 0), 1.0, self.recompute)?;
             session.update(3e-4, taken, 1.0)?;
             taken += 1;
             Ok(loss)
@@ -70,15 +70,15 @@ impl TextStep {
         Ok(raw.resolve()?)
     }
 
-    fn portion(&self) -> Portion {
+    fn micro_batch(&self) -> TextMicroBatch {
         let sequence = |number: usize| {
-            let stream = Stream::new(0, number as u64);
+            let stream = RandomSequence::new(0, number as u64);
             let ids = |from: usize| {
                 let id = |at| stream.word(at) % self.vocabulary as u32;
                 (from..from + self.length).map(id).collect()
             };
             Sequence { ids: ids(0), targets: ids(1), first_keys: vec![0; self.length] }
         };
-        Portion::of(&(0..self.batch).map(sequence).collect::<Vec<_>>()).1
+        TextMicroBatch::from_sequences(&(0..self.batch).map(sequence).collect::<Vec<_>>()).1
     }
 }

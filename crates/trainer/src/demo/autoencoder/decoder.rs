@@ -1,51 +1,51 @@
-//! The decoder's training. Convolutions have no gradients here, and need none: with a picture's
+//! The decoder's training. Convolutions have no gradients here, and need none: with an image's
 //! pixels as tokens, a convolution is a gather of each pixel's neighbours and a linear layer, an
-//! enlargement is part of that gather, and a norm over a whole picture is a layer norm. Those are
+//! enlargement is part of that gather, and a norm over a whole image is a layer norm. Those are
 //! what transformers are trained with. The weights are the same numbers in another order.
 //!
 //! Shapes: S samples, N pixels, C channels; activations [S, N, C].
 
 use std::collections::{BTreeMap, HashMap};
 
-use compute::ops::{Activation, AdamW, Clip, Linear, Moments, adamw, global_norm};
-use compute::{Device, Dtype, Gradients, ParamKey, Params, Stream, Tape, Tensor, Var};
+use compute::ops::{Activation, AdamW, GradClip, Linear, Moments, adamw, global_norm};
+use compute::{Device, Dtype, Gradients, ParamKey, Params, RandomSequence, Tape, Tensor, Var};
 use weights::WeightsError;
 
-use super::transform::Transform;
-use super::{BLOCK, LATENT, SEED, Tensors};
+use super::transform::BlockTransform;
+use super::{BLOCK, LATENT, SEED, TensorMap};
 use crate::error::Result;
-use crate::model::build::wants;
-use crate::model::host::numbers;
-use crate::model::vae::{self, Config};
-use crate::sample::Picture;
+use crate::model::build::tensor_specs;
+use crate::model::host::to_vec;
+use crate::model::vae::{self, VaeConfig};
+use crate::sample::Image;
 
 /// How far the training is.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Progress {
+pub struct DecoderProgress {
     /// Steps taken.
     pub step: usize,
     /// Steps to take.
-    pub of: usize,
+    pub total: usize,
     /// The mean squared error of the last one.
     pub error: f32,
 }
 
 /// Told of progress; answers whether to go on.
-pub type Tell<'a> = &'a dyn Fn(Progress) -> bool;
+pub type DecoderProgressFn<'a> = &'a dyn Fn(DecoderProgress) -> bool;
 
-/// Pictures per step.
-const SAMPLES: usize = 2;
+/// Images per step.
+const BATCH_SIZE: usize = 2;
 /// Steps until a round's rate is reached. Chosen by trial, as all here.
 const WARM_UP: usize = 40;
 /// Gradients longer than this are shortened.
-const LONGEST_GRADIENT: f32 = 1.0;
+const MAX_GRAD_NORM: f32 = 1.0;
 /// Deviation of what is added to latents: those that a model draws are not quite right either.
-const NOISE: f32 = 0.05;
+const LATENT_NOISE: f32 = 0.05;
 const EPSILON: f32 = 1e-6;
 
 /// Training with a rate that rises, falls to nothing, and remembers nothing of rounds before.
 #[derive(Clone, Copy, Debug)]
-pub struct Round {
+pub struct TrainRound {
     /// Steps to take.
     pub n_steps: usize,
     /// The highest rate.
@@ -55,18 +55,19 @@ pub struct Round {
 /// Trains a decoder for the latents of `transform`.
 pub fn train(
     device: &Device,
-    config: &Config,
-    transform: &Transform,
-    pictures: &[Picture],
-    rounds: &[Round],
-    tell: Tell<'_>,
-) -> Result<Tensors> {
-    let mut decoder = Decoder::new(device, config)?;
-    let examples = Examples::new(transform, pictures);
+    config: &VaeConfig,
+    transform: &BlockTransform,
+    images: &[Image],
+    rounds: &[TrainRound],
+    on_progress: DecoderProgressFn<'_>,
+) -> Result<TensorMap> {
+    let mut decoder = DemoDecoder::new(device, config)?;
+    let examples = DecoderExamples::new(transform, images);
     let of = rounds.iter().map(|round| round.n_steps).sum();
     let mut before = 0;
     for round in rounds {
-        let tell = |step, error| tell(Progress { step: before + step, of, error });
+        let tell =
+            |step, error| on_progress(DecoderProgress { step: before + step, total: of, error });
         decoder.train(device, &examples, before, *round, &tell)?;
         before += round.n_steps;
     }
@@ -74,71 +75,72 @@ pub fn train(
 }
 
 /// Up in a straight line, down along a cosine.
-fn rate(step: usize, round: Round) -> f32 {
+fn learning_rate(step: usize, round: TrainRound) -> f32 {
     let warm = (step as f32 / WARM_UP as f32).min(1.0);
     let done = step as f32 / round.n_steps as f32;
     round.learning_rate * warm * 0.5 * (1.0 + (std::f32::consts::PI * done).cos())
 }
 
-/// Latents and pictures as tokens.
-struct Examples {
+/// Latents and images as tokens.
+struct DecoderExamples {
     side: usize,
     latents: Vec<Vec<f32>>,
-    pictures: Vec<Vec<f32>>,
+    images: Vec<Vec<f32>>,
 }
 
-struct Batch {
+struct DecoderBatch {
     side: usize,
     latents: Tensor,
-    pictures: Tensor,
+    images: Tensor,
 }
 
-impl Examples {
-    fn new(transform: &Transform, pictures: &[Picture]) -> Self {
-        let tokens = |picture: &Picture| -> Vec<f32> {
-            let count = picture.size[0] * picture.size[1];
-            let number = |at: usize| picture.numbers[at % 3 * count + at / 3] * 2.0 - 1.0;
+impl DecoderExamples {
+    fn new(transform: &BlockTransform, images: &[Image]) -> Self {
+        let tokens = |image: &Image| -> Vec<f32> {
+            let count = image.size[0] * image.size[1];
+            let number = |at: usize| image.values[at % 3 * count + at / 3] * 2.0 - 1.0;
             (0..3 * count).map(number).collect()
         };
         Self {
-            side: pictures.first().map_or(0, |picture| picture.size[0] / BLOCK),
-            latents: pictures.iter().map(|picture| transform.latent(picture)).collect(),
-            pictures: pictures.iter().map(tokens).collect(),
+            side: images.first().map_or(0, |image| image.size[0] / BLOCK),
+            latents: images.iter().map(|image| transform.latent(image)).collect(),
+            images: images.iter().map(tokens).collect(),
         }
     }
 
-    fn batch(&self, device: &Device, step: usize) -> Result<Batch> {
-        let stream = Stream::new(SEED, step as u64);
+    fn batch(&self, device: &Device, step: usize) -> Result<DecoderBatch> {
+        let stream = RandomSequence::new(SEED, step as u64);
         let chosen: Vec<usize> =
-            (0..SAMPLES).map(|at| stream.word(at) as usize % self.pictures.len()).collect();
+            (0..BATCH_SIZE).map(|at| stream.word(at) as usize % self.images.len()).collect();
         let of = |all: &[Vec<f32>]| -> Vec<f32> {
             chosen.iter().flat_map(|index| &all[*index]).copied().collect()
         };
-        let (mut latents, pictures) = (of(&self.latents), of(&self.pictures));
+        let (mut latents, images) = (of(&self.latents), of(&self.images));
         for (at, number) in latents.iter_mut().enumerate() {
-            *number += NOISE * stream.normal(SAMPLES + at);
+            *number += LATENT_NOISE * stream.normal(BATCH_SIZE + at);
         }
         let n_pixels = self.side * self.side;
-        Ok(Batch {
+        Ok(DecoderBatch {
             side: self.side,
-            latents: device.upload([SAMPLES, n_pixels, LATENT], &latents)?,
-            pictures: device.upload([SAMPLES, n_pixels * BLOCK * BLOCK, 3], &pictures)?,
+            latents: device.upload([BATCH_SIZE, n_pixels, LATENT], &latents)?,
+            images: device.upload([BATCH_SIZE, n_pixels * BLOCK * BLOCK, 3], &images)?,
         })
     }
 }
 
 /// The decoder with its convolutions as matrices [out, taps · in].
-pub(super) struct Decoder {
+pub(super) struct DemoDecoder {
     n_levels: usize,
     n_blocks: usize,
     pub(super) params: Params,
     keys: HashMap<String, ParamKey>,
 }
 
-impl Decoder {
-    pub(super) fn new(device: &Device, config: &Config) -> Result<Self> {
+impl DemoDecoder {
+    pub(super) fn new(device: &Device, config: &VaeConfig) -> Result<Self> {
         let (mut params, mut keys) = (Params::default(), HashMap::new());
-        for (want, stream) in wants(|build| vae::Decoder::new(config, build))?.into_iter().zip(1..)
+        for (want, stream) in
+            tensor_specs(|build| vae::VaeDecoder::new(config, build))?.into_iter().zip(1..)
         {
             let value = if let [outputs, inputs, height, width] = *want.shape.sizes() {
                 let taps = height * width * inputs;
@@ -158,10 +160,10 @@ impl Decoder {
     fn train(
         &mut self,
         device: &Device,
-        examples: &Examples,
+        examples: &DecoderExamples,
         before: usize,
-        round: Round,
-        tell: &dyn Fn(usize, f32) -> bool,
+        round: TrainRound,
+        on_progress: &dyn Fn(usize, f32) -> bool,
     ) -> Result<()> {
         let moments = self.params.values().iter().map(Moments::new);
         let mut state = moments.collect::<compute::Result<Vec<_>>>()?;
@@ -170,15 +172,15 @@ impl Decoder {
             let batch = examples.batch(device, before + step)?;
             let error = self.step(device, &batch, &mut gradients)?;
             let found = gradients.all(self.params.values().len());
-            let clip = Clip { norm: global_norm(&found, device)?, max: LONGEST_GRADIENT };
+            let clip = GradClip { norm: global_norm(&found, device)?, max_norm: MAX_GRAD_NORM };
             let how = AdamW {
-                learning_rate: rate(step, round),
+                learning_rate: learning_rate(step, round),
                 weight_decay: 0.0,
                 step: step as u64,
                 ..AdamW::default()
             };
             adamw(self.params.values_mut()?, &found, &mut state, how, Some(&clip))?;
-            if !tell(step, error) {
+            if !on_progress(step, error) {
                 return Err(WeightsError::Cancelled.into());
             }
         }
@@ -186,23 +188,29 @@ impl Decoder {
     }
 
     /// One pass forward and back; the error.
-    fn step(&self, device: &Device, batch: &Batch, gradients: &mut Gradients) -> Result<f32> {
+    fn step(
+        &self,
+        device: &Device,
+        batch: &DecoderBatch,
+        gradients: &mut Gradients,
+    ) -> Result<f32> {
         gradients.reset();
         let tape = Tape::training(device, &self.params, 0);
         let drawn = self.forward(&tape, &batch.latents.clone().into(), batch.side)?;
-        let error = tape.mse(&drawn, &batch.pictures, None, None)?;
+        let error = tape.mse(&drawn, &batch.images, None, None)?;
         tape.backward(&error, gradients)?;
-        Ok(numbers(error.tensor())?[0])
+        Ok(to_vec(error.tensor())?[0])
     }
 
-    /// The same as [`vae::Decoder::forward`].
+    /// The same as [`vae::VaeDecoder::forward`].
     pub(super) fn forward(
         &self,
         tape: &Tape<'_>,
         latents: &Var,
         mut side: usize,
     ) -> compute::Result<Var> {
-        let mut x = self.convolve(tape, "decoder.conv_in", latents, Grid { side, factor: 1 })?;
+        let mut x =
+            self.convolve(tape, "decoder.conv_in", latents, ConvGrid { side, factor: 1 })?;
         for index in 0..2 {
             x = self.block(tape, &format!("decoder.mid_block.resnets.{index}"), &x, side)?;
         }
@@ -213,16 +221,16 @@ impl Decoder {
             }
             if level + 1 < self.n_levels {
                 side *= 2;
-                let grid = Grid { side, factor: 2 };
+                let grid = ConvGrid { side, factor: 2 };
                 x = self.convolve(tape, &format!("{name}.upsamplers.0.conv"), &x, grid)?;
             }
         }
         let x = self.norm(tape, "decoder.conv_norm_out", &x)?;
-        self.convolve(tape, "decoder.conv_out", &x, Grid { side, factor: 1 })
+        self.convolve(tape, "decoder.conv_out", &x, ConvGrid { side, factor: 1 })
     }
 
     fn block(&self, tape: &Tape<'_>, name: &str, x: &Var, side: usize) -> compute::Result<Var> {
-        let grid = Grid { side, factor: 1 };
+        let grid = ConvGrid { side, factor: 1 };
         let h = self.norm(tape, &format!("{name}.norm1"), x)?;
         let h = self.convolve(tape, &format!("{name}.conv1"), &h, grid)?;
         let h = self.norm(tape, &format!("{name}.norm2"), &h)?;
@@ -243,7 +251,13 @@ impl Decoder {
         tape.affine(&normed, &weight, Some(&bias), Activation::Silu)
     }
 
-    fn convolve(&self, tape: &Tape<'_>, name: &str, x: &Var, grid: Grid) -> compute::Result<Var> {
+    fn convolve(
+        &self,
+        tape: &Tape<'_>,
+        name: &str,
+        x: &Var,
+        grid: ConvGrid,
+    ) -> compute::Result<Var> {
         let &[samples, _, channels] = x.shape().sizes() else { unreachable!("tokens") };
         let zero = tape.device().zeros([samples, 1, channels], x.dtype())?;
         let framed = tape.concat_tokens(&[x, &zero.into()])?;
@@ -264,10 +278,10 @@ impl Decoder {
     }
 
     /// As files hold them.
-    pub(super) fn tensors(&self, config: &Config) -> Result<Tensors> {
+    pub(super) fn tensors(&self, config: &VaeConfig) -> Result<TensorMap> {
         let mut tensors = BTreeMap::new();
-        for want in wants(|build| vae::Decoder::new(config, build))? {
-            let found = numbers(self.params.get(self.keys[&want.name]))?;
+        for want in tensor_specs(|build| vae::VaeDecoder::new(config, build))? {
+            let found = to_vec(self.params.get(self.keys[&want.name]))?;
             let ordered = match *want.shape.sizes() {
                 [outputs, inputs, height, width] => {
                     in_order(&found, [outputs, inputs, height * width])
@@ -292,15 +306,15 @@ fn in_order(numbers: &[f32], [outputs, inputs, taps]: [usize; 3]) -> Vec<f32> {
 /// Numbers of a channel that a pixel of a convolution sees.
 const TAPS: usize = 9;
 
-/// Pixels of a square picture, seen `factor` times as large as it is.
+/// Pixels of a square image, seen `factor` times as large as it is.
 #[derive(Clone, Copy)]
-struct Grid {
-    /// Of the large picture.
+struct ConvGrid {
+    /// Of the large image.
     side: usize,
     factor: usize,
 }
 
-impl Grid {
+impl ConvGrid {
     /// For each pixel the tokens of the 3x3 around it; the one after the last is outside.
     fn neighbours(self) -> Vec<u32> {
         let small = self.side / self.factor;

@@ -3,27 +3,27 @@
 //! cannot be avoided, and are made to change nothing:
 //!
 //! - the norm's statistics are those of a few channels that hold a large constant, beside which no
-//!   picture shows; channels come in pairs of opposite sign, so that the mean is 0,
+//!   image shows; channels come in pairs of opposite sign, so that the mean is 0,
 //! - silu(x) - silu(-x) = x.
 
 use compute::Shape;
 
-use super::transform::Transform;
-use super::{LATENT, Tensors};
+use super::transform::BlockTransform;
+use super::{LATENT, TensorMap};
 use crate::error::Result;
-use crate::model::build::{Want, wants};
-use crate::model::vae::{Config, Encoder};
+use crate::model::build::{TensorSpec, tensor_specs};
+use crate::model::vae::{VaeConfig, VaeEncoder};
 
-/// The constant. Chosen: squares of it are a million times those of a picture's numbers.
+/// The constant. Chosen: squares of it are a million times those of an image's numbers.
 const LOUD: f32 = 4096.0;
 /// Deviation of latents around their means. Chosen: a little, so that models learn not to rely on
 /// what cannot be seen.
 const DEVIATION: f32 = 0.02;
 
 /// The encoder's tensors.
-pub fn weights(config: &Config, transform: &Transform) -> Result<Tensors> {
-    let wants = wants(|build| Encoder::new(config, build))?;
-    let mut tensors: Tensors = wants.iter().map(silent).collect();
+pub fn weights(config: &VaeConfig, transform: &BlockTransform) -> Result<TensorMap> {
+    let wants = tensor_specs(|build| VaeEncoder::new(config, build))?;
+    let mut tensors: TensorMap = wants.iter().map(zero_tensor).collect();
     let mut put = |name: &str, at: &[usize], number: f32| {
         let (shape, numbers) = tensors.get_mut(name).expect("a name that the encoder asked for");
         let index = shape.iter().zip(at).fold(0, |index, (size, at)| index * size + at);
@@ -55,7 +55,7 @@ pub fn weights(config: &Config, transform: &Transform) -> Result<Tensors> {
 }
 
 /// From the transform's numbers through norm and activation to the latent.
-fn pass(config: &Config, transform: &Transform, put: &mut dyn FnMut(&str, &[usize], f32)) {
+fn pass(config: &VaeConfig, transform: &BlockTransform, put: &mut dyn FnMut(&str, &[usize], f32)) {
     let width = config.block_out_channels[2];
     for (channel, gain) in transform.gains.iter().enumerate() {
         for (to, sign) in [(channel, 1.0), (LATENT + channel, -1.0)] {
@@ -76,7 +76,7 @@ fn pass(config: &Config, transform: &Transform, put: &mut dyn FnMut(&str, &[usiz
 }
 
 /// A tensor that lets nothing through: norms as they are, all else zero.
-fn silent(want: &Want) -> (String, (Vec<usize>, Vec<f32>)) {
+fn zero_tensor(want: &TensorSpec) -> (String, (Vec<usize>, Vec<f32>)) {
     let is_norm = want.name.contains("norm") && want.name.ends_with("weight");
     let numbers = vec![f32::from(u8::from(is_norm)); Shape::elements(&want.shape)];
     (want.name.clone(), (want.shape.sizes().to_vec(), numbers))

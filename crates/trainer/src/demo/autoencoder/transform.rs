@@ -1,20 +1,20 @@
-//! Blocks of pixels as few numbers: the directions in which blocks of the demo's pictures differ
+//! Blocks of pixels as few numbers: the directions in which blocks of the demo's images differ
 //! most (Pearson, "On lines and planes of closest fit to systems of points in space", 1901), found
 //! by Jacobi's rotations.
 
 use super::{BLOCK, LATENT};
-use crate::sample::Picture;
+use crate::sample::Image;
 
 /// Numbers of a block: three colours of its pixels.
-pub const NUMBERS: usize = 3 * BLOCK * BLOCK;
+pub const BLOCK_VALUES: usize = 3 * BLOCK * BLOCK;
 
 /// How much of a direction's deviation is taken off its numbers. Chosen: with all of it, what is
-/// hardly seen would be as loud to the model as what makes the picture; with none, it would drown in
-/// the noise that pictures are drawn from.
+/// hardly seen would be as loud to the model as what makes the image; with none, it would drown in
+/// the noise that images are drawn from.
 const WHITENING: f64 = 0.7;
 
 /// A block to a latent's pixel: gain · (direction · (block - mean)) for each channel.
-pub struct Transform {
+pub struct BlockTransform {
     /// The block that all others are compared with.
     pub mean: Vec<f64>,
     /// A direction for each channel, the one with the largest deviation first.
@@ -23,13 +23,13 @@ pub struct Transform {
     pub gains: Vec<f64>,
 }
 
-impl Transform {
-    /// That of some pictures.
-    pub fn fit(pictures: &[Picture]) -> Self {
-        let blocks: Vec<Vec<f32>> = pictures.iter().flat_map(blocks).collect();
+impl BlockTransform {
+    /// That of some images.
+    pub fn fit(images: &[Image]) -> Self {
+        let blocks: Vec<Vec<f32>> = images.iter().flat_map(blocks).collect();
         let count = blocks.len() as f64;
-        let mut mean = vec![0.0; NUMBERS];
-        let mut products = vec![vec![0.0; NUMBERS]; NUMBERS];
+        let mut mean = vec![0.0; BLOCK_VALUES];
+        let mut products = vec![vec![0.0; BLOCK_VALUES]; BLOCK_VALUES];
         for block in &blocks {
             for (row, a) in block.iter().enumerate() {
                 mean[row] += f64::from(*a) / count;
@@ -38,8 +38,8 @@ impl Transform {
                 }
             }
         }
-        for row in 0..NUMBERS {
-            for column in 0..NUMBERS {
+        for row in 0..BLOCK_VALUES {
+            for column in 0..BLOCK_VALUES {
                 products[row][column] -= mean[row] * mean[column];
             }
         }
@@ -55,8 +55,8 @@ impl Transform {
         Self { mean, directions, gains }
     }
 
-    /// A picture's latent, pixel by pixel: [pixels, channels].
-    pub fn latent(&self, picture: &Picture) -> Vec<f32> {
+    /// An image's latent, pixel by pixel: [pixels, channels].
+    pub fn latent(&self, image: &Image) -> Vec<f32> {
         let channel = |block: &[f32], channel: usize| {
             let terms = self.directions[channel].iter().zip(block).zip(&self.mean);
             let sum: f64 = terms.map(|((d, x), mean)| d * (f64::from(*x) - mean)).sum();
@@ -65,21 +65,21 @@ impl Transform {
         let pixel = |block: Vec<f32>| -> Vec<f32> {
             (0..LATENT).map(|index| channel(&block, index)).collect()
         };
-        blocks(picture).flat_map(pixel).collect()
+        blocks(image).flat_map(pixel).collect()
     }
 }
 
-/// A picture's blocks, row by row, each colour after the other, -1 to 1.
-fn blocks(picture: &Picture) -> impl Iterator<Item = Vec<f32>> {
-    let [width, height] = picture.size;
+/// An image's blocks, row by row, each colour after the other, -1 to 1.
+fn blocks(image: &Image) -> impl Iterator<Item = Vec<f32>> {
+    let [width, height] = image.size;
     let number = move |block: usize, at: usize| {
         let (colour, row, column) = (at / (BLOCK * BLOCK), at / BLOCK % BLOCK, at % BLOCK);
         let across = width / BLOCK;
         let (row, column) = (block / across * BLOCK + row, block % across * BLOCK + column);
-        picture.numbers[(colour * height + row) * width + column] * 2.0 - 1.0
+        image.values[(colour * height + row) * width + column] * 2.0 - 1.0
     };
     let n_blocks = width / BLOCK * (height / BLOCK);
-    (0..n_blocks).map(move |block| (0..NUMBERS).map(|at| number(block, at)).collect())
+    (0..n_blocks).map(move |block| (0..BLOCK_VALUES).map(|at| number(block, at)).collect())
 }
 
 /// Rotations until nothing is left beside the diagonal. Chosen: ten rounds over all pairs are more

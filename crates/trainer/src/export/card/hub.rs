@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::model::diffusion::family::Published;
+use crate::model::diffusion::family::PublishedPipeline;
 
 /// A model's name on the hub, as its cache calls the folder, or as its publisher does.
 pub fn hub_name(base: &str) -> Option<String> {
@@ -13,7 +13,7 @@ pub fn hub_name(base: &str) -> Option<String> {
     }
     let name = parts().next_back()?;
     let stem = name.trim_end_matches(".safetensors");
-    Published::hub_name(stem).map(str::to_owned).or_else(|| language_model(name))
+    PublishedPipeline::hub_name(stem).map(str::to_owned).or_else(|| language_model(name))
 }
 
 /// Whether a base is one GGUF file.

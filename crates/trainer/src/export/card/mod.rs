@@ -7,7 +7,7 @@
 //!   ---
 //!   base_model, license, tags, instance_prompt, widget
 //!   ---
-//!   pictures, trigger, how to use it, settings, figures, licence
+//!   images, trigger, how to use it, settings, figures, licence
 //! ```
 
 mod hub;
@@ -23,19 +23,19 @@ use toml::{Table, Value};
 
 use self::hub::hub_name;
 use self::text::{code, plain, yaml};
-use self::usage::{Drawn, usage};
+use self::usage::{ImageUsage, usage};
 use crate::config::RunConfig;
-use crate::config::material::SEQUENCE;
+use crate::config::training_data::SEQUENCE;
 use crate::error::Result;
-use crate::event::figures::Figures;
-use crate::event::history::{Exported, History, Sample, Written};
-use crate::model::diffusion::family::Family;
-use crate::report::words::{bytes, count, duration, link, number, several};
+use crate::event::figures::RunFigures;
+use crate::event::history::{ExportRecord, History, SampleImage, SampleText};
+use crate::model::diffusion::family::DiffusionFamily;
+use crate::report::format::{bytes, count, duration, link, number, plural};
 use crate::report::write_text;
 
 /// What a card says.
 #[derive(Clone, Debug)]
-pub struct Card {
+pub struct ModelCard {
     /// The adapter's name.
     pub name: String,
     /// Whom it is by.
@@ -43,21 +43,21 @@ pub struct Card {
     /// Where the base lies, as in the job.
     pub base: String,
     /// What a program must be told to draw with it; none of a language model.
-    pub drawn: Option<Drawn>,
+    pub usage: Option<ImageUsage>,
     /// As the hub abbreviates it; without one the base's own holds.
     pub license: Option<String>,
     /// The word that calls what was trained.
     pub trigger: Option<String>,
-    /// Pictures that were drawn, by step.
-    pub samples: Vec<Sample>,
+    /// Images that were drawn, by step.
+    pub samples: Vec<SampleImage>,
     /// Texts that were written, by step.
-    pub texts: Vec<Written>,
+    pub texts: Vec<SampleText>,
     /// Files of the adapter.
-    pub exports: Vec<Exported>,
+    pub exports: Vec<ExportRecord>,
     /// Names and values, as in a job file.
     pub settings: Vec<(String, String)>,
     /// How training went.
-    pub figures: Figures,
+    pub figures: RunFigures,
     /// Of hearth.
     pub version: String,
 }
@@ -72,26 +72,26 @@ pub const MARK: &str = "Made with hearth";
 pub fn write(run_folder: &Path, config: &RunConfig) -> Result<PathBuf> {
     let history = History::open(run_folder)?;
     let path = run_folder.join(FILE_NAME);
-    let facts = Card::of(config, &history).expect("an open history has a beginning");
-    write_text(&path, &card(&facts))?;
+    let facts = ModelCard::of(config, &history).expect("an open history has a beginning");
+    write_text(&path, &render(&facts))?;
     Ok(path)
 }
 
-impl Card {
+impl ModelCard {
     /// Of a run; none if it never began.
     pub fn of(config: &RunConfig, history: &History) -> Option<Self> {
         Some(Self {
             name: config.output.name.as_str().into(),
             author: config.output.author.clone(),
             base: config.base.path.display().to_string(),
-            drawn: Drawn::of(config),
+            usage: ImageUsage::of(config),
             license: config.output.license.clone(),
-            trigger: config.material.pictures().ok().and_then(|(data, _)| data.trigger.clone()),
+            trigger: config.data.images().ok().and_then(|(data, _)| data.trigger.clone()),
             samples: history.samples.clone(),
             texts: history.texts.clone(),
             exports: history.exports.clone(),
             settings: settings(config),
-            figures: Figures::of(history)?,
+            figures: RunFigures::of(history)?,
             version: history.parts.last()?.begin.version.clone(),
         })
     }
@@ -124,7 +124,7 @@ impl Card {
     }
 
     /// Of the last step that was drawn at.
-    fn last_samples(&self) -> impl Iterator<Item = &Sample> {
+    fn last_samples(&self) -> impl Iterator<Item = &SampleImage> {
         let last = self.samples.last().map(|sample| sample.step);
         self.samples.iter().filter(move |sample| Some(sample.step) == last)
     }
@@ -161,7 +161,7 @@ fn settings(config: &RunConfig) -> Vec<(String, String)> {
 }
 
 /// The whole card.
-pub fn card(facts: &Card) -> String {
+pub fn render(facts: &ModelCard) -> String {
     let by = facts
         .author
         .as_ref()
@@ -173,9 +173,9 @@ pub fn card(facts: &Card) -> String {
             "A {} for `{}`, trained on {}.\n\n",
             kind(facts),
             code(&facts.base_name()),
-            several(facts.figures.samples, &facts.figures.unit)
+            plural(facts.figures.samples, &facts.figures.unit)
         ),
-        pictures(facts),
+        images(facts),
         texts(facts),
         trigger(facts),
         usage(facts),
@@ -186,13 +186,13 @@ pub fn card(facts: &Card) -> String {
     .concat()
 }
 
-fn kind(facts: &Card) -> &'static str {
+fn kind(facts: &ModelCard) -> &'static str {
     let is_dora =
         facts.settings.iter().any(|(key, value)| key == "adapter.kind" && value == "\"dora\"");
     if is_dora { "DoRA" } else { "LoRA" }
 }
 
-fn front_matter(facts: &Card) -> String {
+fn front_matter(facts: &ModelCard) -> String {
     let hub = hub_name(&facts.base);
     let mut out = String::from("---\n");
     if let Some(base) = &hub {
@@ -216,7 +216,7 @@ fn front_matter(facts: &Card) -> String {
         );
         return out;
     }
-    let family = facts.drawn.as_ref().map_or_else(Family::usual, |drawn| drawn.family);
+    let family = facts.usage.as_ref().map_or_else(DiffusionFamily::fallback, |drawn| drawn.family);
     _ = write!(
         out,
         "library_name: diffusers\npipeline_tag: text-to-image\ntags:\n- text-to-image\n- diffusers\n\
@@ -237,14 +237,16 @@ fn front_matter(facts: &Card) -> String {
     out + "---\n\n"
 }
 
-/// The last pictures, beside what the base alone drew from the same noise.
-fn pictures(facts: &Card) -> String {
-    let is_first = |sample: &&Sample| sample.step == 0;
+/// The last images, beside what the base alone drew from the same noise.
+fn images(facts: &ModelCard) -> String {
+    let is_first = |sample: &&SampleImage| sample.step == 0;
     let before: Vec<_> = facts.samples.iter().filter(is_first).collect();
-    let image = |sample: &Sample| format!("![{}]({})", plain(&sample.prompt), link(&sample.path));
+    let image =
+        |sample: &SampleImage| format!("![{}]({})", plain(&sample.prompt), link(&sample.path));
     let mut rows = String::new();
     for sample in facts.last_samples().filter(|sample| sample.step > 0) {
-        let same = |first: &&&Sample| (&first.prompt, first.seed) == (&sample.prompt, sample.seed);
+        let same =
+            |first: &&&SampleImage| (&first.prompt, first.seed) == (&sample.prompt, sample.seed);
         let first = before.iter().find(same).map_or_else(String::new, |first| image(first));
         _ = writeln!(rows, "| {} | {first} | {} |", plain(&sample.prompt), image(sample));
     }
@@ -254,7 +256,7 @@ fn pictures(facts: &Card) -> String {
     format!("| prompt | before | after |\n|---|---|---|\n{rows}\n")
 }
 
-fn trigger(facts: &Card) -> String {
+fn trigger(facts: &ModelCard) -> String {
     let Some(trigger) = &facts.trigger else { return String::new() };
     format!(
         "## Trigger words\n\nWrite `{}` into the prompt to call what was trained.\n\n",
@@ -263,20 +265,20 @@ fn trigger(facts: &Card) -> String {
 }
 
 /// The last texts, beside what the base alone wrote.
-fn texts(facts: &Card) -> String {
+fn texts(facts: &ModelCard) -> String {
     let steps = [facts.texts.first(), facts.texts.last()].map(|text| text.map(|text| text.step));
     let [Some(first), Some(last)] = steps else { return String::new() };
     let mut out = String::from("## What it writes\n\n");
     for (title, step) in [("before", first), ("after", last)] {
-        for Written { prompt, text, .. } in facts.texts.iter().filter(|text| text.step == step) {
+        for SampleText { prompt, text, .. } in facts.texts.iter().filter(|text| text.step == step) {
             _ = write!(out, "{title}: **{}** {}\n\n", plain(prompt), plain(text));
         }
     }
     out
 }
 
-fn training(facts: &Card) -> String {
-    let Figures { steps, secs, unit, samples, parameters, peak_bytes, .. } = &facts.figures;
+fn training(facts: &ModelCard) -> String {
+    let RunFigures { steps, secs, unit, samples, parameters, peak_bytes, .. } = &facts.figures;
     let mut rows = vec![
         ("steps".to_string(), count(*steps)),
         (format!("{unit}s"), count(*samples as u64)),
@@ -287,7 +289,7 @@ fn training(facts: &Card) -> String {
         facts
             .figures
             .final_loss
-            .map(|loss| (format!("loss, {}", facts.figures.loss_is_of()), number(loss))),
+            .map(|loss| (format!("loss, {}", facts.figures.loss_label()), number(loss))),
     );
     let validation = facts.figures.best_validation;
     let kept = facts.figures.best_checkpoint.as_ref();
@@ -310,7 +312,7 @@ fn training(facts: &Card) -> String {
     out + "\n"
 }
 
-fn licence(facts: &Card) -> String {
+fn licence(facts: &ModelCard) -> String {
     let own = facts
         .license
         .as_ref()

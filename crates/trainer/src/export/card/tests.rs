@@ -8,13 +8,13 @@ use crate::config::RawConfig;
 
 const RUN: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/golden/run");
 
-fn facts(set: &[&str]) -> Card {
+fn facts(set: &[&str]) -> ModelCard {
     let folder = Path::new(RUN);
     let mut job = RawConfig::from_file(&folder.join("config.toml")).unwrap();
     for argument in set {
         job.set(argument).unwrap();
     }
-    Card::of(&job.resolve().unwrap(), &History::open(folder).unwrap()).unwrap()
+    ModelCard::of(&job.resolve().unwrap(), &History::open(folder).unwrap()).unwrap()
 }
 
 #[track_caller]
@@ -26,7 +26,7 @@ fn says(card: &str, what: &[&str]) {
 
 #[test]
 fn a_card_says_what_the_hub_and_people_need() {
-    let card = card(&facts(&["output.author=Ada", "output.license=cc-by-4.0"]));
+    let card = render(&facts(&["output.author=Ada", "output.license=cc-by-4.0"]));
     says(
         &card,
         &[
@@ -34,7 +34,7 @@ fn a_card_says_what_the_hub_and_people_need() {
             "license: \"cc-by-4.0\"\n",
             "instance_prompt: \"sks fox\"\n",
             "- text: \"a <script>alert(\\\"fox\\\")</script> & 'sks' fox, watercolour\"\n  output:\n    url: \"samples/step-000120-2.png\"\n---\n",
-            "# fox\n\nBy Ada.\n\nA LoRA for `stabilityai/stable-diffusion-3.5-medium`, trained on 24 pictures.",
+            "# fox\n\nBy Ada.\n\nA LoRA for `stabilityai/stable-diffusion-3.5-medium`, trained on 24 images.",
             "](samples/step-000000-1.png) | ![a photo of sks fox in the snow](samples/step-000120-1.png) |",
             "| a \\<script\\>alert(\"fox\")\\</script\\> \\& 'sks' fox, watercolour | ![",
             "load_lora_weights(\"adapter\", weight_name=\"pytorch_lora_weights.safetensors\")",
@@ -51,20 +51,20 @@ fn a_card_says_what_the_hub_and_people_need() {
 
 #[test]
 fn a_base_that_the_hub_does_not_know_is_named_without_its_path() {
-    let card = card(&facts(&["base.path=secret/place/my-sd3"]));
+    let card = render(&facts(&["base.path=secret/place/my-sd3"]));
     says(&card, &["license: other\nlicense_name: as-the-base-model\nlibrary_name", "`my-sd3`"]);
-    for never in ["base_model", "secret", "pictures\"", "LICENSE.md"] {
+    for never in ["base_model", "secret", "images\"", "LICENSE.md"] {
         assert!(!card.contains(never), "{never} is in the card");
     }
 }
 
 #[test]
-fn a_run_without_pictures_and_files_has_a_card() {
+fn a_run_without_images_and_files_has_a_card() {
     let mut facts = facts(&[]);
     facts.samples.clear();
     facts.exports.clear();
     facts.trigger = None;
-    let card = card(&facts);
+    let card = render(&facts);
     assert!(!card.contains("widget") && !card.contains("| before |"));
 }
 

@@ -4,47 +4,47 @@
 use std::fmt::Write;
 use std::path::Path;
 
-use super::Card;
+use super::ModelCard;
 use super::hub::{hub_name, is_gguf};
 use super::text::{code, python, shell};
 use crate::config::RunConfig;
-use crate::config::sample::Sample;
-use crate::model::diffusion::family::Family;
-use crate::model::diffusion::text::TextSettings;
+use crate::config::sample::SampleConfig;
+use crate::model::diffusion::family::DiffusionFamily;
+use crate::model::diffusion::text::TextEncoderSettings;
 use crate::model::kind;
 
 /// How the job draws, as far as another program would do it otherwise.
 #[derive(Clone, Debug)]
-pub struct Drawn {
+pub struct ImageUsage {
     /// The job's own samples.
-    sample: Sample,
+    sample: SampleConfig,
     /// The base's.
-    pub family: &'static Family,
+    pub family: &'static DiffusionFamily,
     /// Which text encoders there are, and how much of a prompt they see.
-    texts: Vec<TextSettings>,
+    texts: Vec<TextEncoderSettings>,
     /// The folder with all else, if the base is one file of the transformer.
     rest: Option<String>,
 }
 
-impl Drawn {
+impl ImageUsage {
     /// Of a job; none of one about texts.
     pub fn of(config: &RunConfig) -> Option<Self> {
-        let (_, sample) = config.material.pictures().ok()?;
+        let (_, sample) = config.data.images().ok()?;
         let rest = config.base.rest.as_ref();
         let folder = rest.unwrap_or(&config.base.path);
         // A folder that went away while it was trained on says what the published ones say.
-        let family = kind::family(folder).unwrap_or_else(Family::usual);
-        let texts = TextSettings::read(folder, family.encoders)
-            .unwrap_or_else(|_| TextSettings::usual(family.encoders));
+        let family = kind::family(folder).unwrap_or_else(DiffusionFamily::fallback);
+        let texts = TextEncoderSettings::read(folder, family.encoders)
+            .unwrap_or_else(|_| TextEncoderSettings::defaults(family.encoders));
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         Some(Self { sample: sample.clone(), family, texts, rest: rest.and_then(|path| name(path)) })
     }
 }
 
 /// The section of the card.
-pub fn usage(facts: &Card) -> String {
+pub fn usage(facts: &ModelCard) -> String {
     let mut out = String::from("## Use it\n\n");
-    if let (Some(file), Some(drawn)) = (facts.file_for("diffusers"), &facts.drawn) {
+    if let (Some(file), Some(drawn)) = (facts.file_for("diffusers"), &facts.usage) {
         out += &diffusers(facts, drawn, file);
     }
     if let Some(file) = facts.file_for("peft").filter(|_| facts.is_text()) {
@@ -68,7 +68,7 @@ pub fn usage(facts: &Card) -> String {
     out
 }
 
-fn diffusers(facts: &Card, drawn: &Drawn, file: &Path) -> String {
+fn diffusers(facts: &ModelCard, drawn: &ImageUsage, file: &Path) -> String {
     let name = file.file_name().unwrap_or_default().to_string_lossy();
     let folder = file.parent().map_or_else(String::new, |folder| folder.display().to_string());
     let (base, load) = (facts.base_name(), loading(facts, drawn));
@@ -97,12 +97,12 @@ fn diffusers(facts: &Card, drawn: &Drawn, file: &Path) -> String {
         python(&folder),
         python(&name),
         python(facts.prompt()),
-        drawing(drawn).join(", ")
+        call_arguments(drawn).join(", ")
     )
 }
 
 /// What `from_pretrained` is given: the base, and what it lacks.
-fn loading(facts: &Card, drawn: &Drawn) -> String {
+fn loading(facts: &ModelCard, drawn: &ImageUsage) -> String {
     let is_single = drawn.rest.is_some() && hub_name(&facts.base).is_none();
     let base = match &drawn.rest {
         Some(rest) if is_single => python(rest),
@@ -110,16 +110,17 @@ fn loading(facts: &Card, drawn: &Drawn) -> String {
     };
     let transformer = if is_single { ", transformer=transformer" } else { "" };
     // It takes folders without an encoder, but asks to be told.
-    let left_out =
-        drawn.texts.iter().filter(|texts| !texts.is_there).map(|TextSettings { spec, .. }| {
+    let left_out = drawn.texts.iter().filter(|texts| !texts.is_there).map(
+        |TextEncoderSettings { spec, .. }| {
             format!(", {}=None, {}=None", spec.folder(), spec.tokenizer)
-        });
+        },
+    );
     format!("{base}{transformer}{}", left_out.collect::<String>())
 }
 
 /// What a call of the pipeline is given besides the prompt.
-fn drawing(Drawn { sample, texts, .. }: &Drawn) -> Vec<String> {
-    let Sample { size, steps, guidance, negative, .. } = sample;
+fn call_arguments(ImageUsage { sample, texts, .. }: &ImageUsage) -> Vec<String> {
+    let SampleConfig { size, steps, guidance, negative, .. } = sample;
     let mut all = vec![
         format!("width={}", size.width),
         format!("height={}", size.height),
@@ -134,7 +135,7 @@ fn drawing(Drawn { sample, texts, .. }: &Drawn) -> Vec<String> {
     all
 }
 
-fn peft(facts: &Card, file: &Path) -> String {
+fn peft(facts: &ModelCard, file: &Path) -> String {
     let gguf = Path::new(&facts.base).file_name().filter(|_| is_gguf(&facts.base));
     let gguf = gguf.map(|name| python(&name.to_string_lossy()));
     // A file's folder is where transformers looks for it; of a model on the hub, its repository.
@@ -160,15 +161,15 @@ fn peft(facts: &Card, file: &Path) -> String {
     )
 }
 
-fn hearth(facts: &Card, file: &Path) -> String {
+fn hearth(facts: &ModelCard, file: &Path) -> String {
     let adapter = shell(&file.display().to_string());
     let base = facts.base_name();
     // hearth reads folders, and the hub's tools name them so.
     let base = shell(base.rsplit('/').next().unwrap_or(&base));
-    let rest = facts.drawn.as_ref().and_then(|drawn| drawn.rest.as_ref());
+    let rest = facts.usage.as_ref().and_then(|drawn| drawn.rest.as_ref());
     let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
-    let how = facts.drawn.as_ref().map_or_else(String::new, |Drawn { sample, .. }| {
-        let Sample { size, steps, guidance, negative, .. } = sample;
+    let how = facts.usage.as_ref().map_or_else(String::new, |ImageUsage { sample, .. }| {
+        let SampleConfig { size, steps, guidance, negative, .. } = sample;
         let mut how = format!(
             " \\\n  --size {}x{} --steps {steps} --guidance {guidance}",
             size.width, size.height

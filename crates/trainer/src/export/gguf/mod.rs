@@ -10,25 +10,25 @@ mod vocabulary;
 use std::ops::Range;
 use std::path::Path;
 
-use weights::gguf::write::{self, Leaving, Value};
-use weights::load::floats;
-use weights::{Tick, WeightsError};
+use weights::gguf::write::{self, GgufTensor, GgufValue};
+use weights::load::load_f32;
+use weights::{BytesDoneFn, WeightsError};
 
-pub use weights::gguf::write::Format;
+pub use weights::gguf::write::GgufFormat;
 
 use crate::error::{Result, TrainerError};
-use crate::model::llama::base::Base;
+use crate::model::llama::language_model::LanguageModel;
 use crate::model::llama::names::{self, ROPE_FACTORS};
-use crate::model::llama::{Config, Family, Rope, Scaling};
+use crate::model::llama::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 use crate::text::Tokenizer;
 
 /// A model to be written.
 #[derive(Clone, Copy)]
-pub struct Model<'a> {
+pub struct GgufModel<'a> {
     /// What it is called.
     pub name: &'a str,
     /// Its settings.
-    pub config: &'a Config,
+    pub config: &'a LlamaConfig,
     /// What its tokens are.
     pub tokenizer: &'a Tokenizer,
     /// Name and shape of every tensor, as transformers has them.
@@ -36,29 +36,39 @@ pub struct Model<'a> {
 }
 
 /// Gives some numbers of the tensor of that name.
-pub type Read<'a> = &'a mut dyn FnMut(&str, Range<u64>) -> weights::Result<Vec<f32>>;
+pub type ReadTensorFn<'a> = &'a mut dyn FnMut(&str, Range<u64>) -> weights::Result<Vec<f32>>;
 
 /// Writes a model, its matrices in `format` and all else in f32. The file appears when it is whole.
-pub fn write(out: &Path, model: Model<'_>, format: Format, read: Read<'_>) -> Result<()> {
+pub fn write(
+    out: &Path,
+    model: GgufModel<'_>,
+    format: GgufFormat,
+    read: ReadTensorFn<'_>,
+) -> Result<()> {
     let mut metadata = settings(model, format);
     metadata.extend(vocabulary::metadata(model.tokenizer, model.config)?);
     let (mut tensors, mut sources) = (Vec::new(), Vec::new());
     if let Some(divisors) = divisors(model.config) {
         let (name, shape) = (ROPE_FACTORS.into(), vec![divisors.len() as u64]);
-        tensors.push(Leaving { name, shape, format: Format::F32 });
-        sources.push(Source::Divisors(divisors));
+        tensors.push(GgufTensor { name, shape, format: GgufFormat::F32 });
+        sources.push(GgufTensorSource::Divisors(divisors));
     }
     for (name, shape) in model.tensors {
         tensors.push(leaving(name, shape, format)?);
-        sources.push(Source::of(model.config, name, shape));
+        sources.push(GgufTensorSource::of(model.config, name, shape));
     }
     write::write(out, &metadata, &tensors, &mut |index, range| sources[index].read(range, read))?;
     Ok(())
 }
 
 /// Writes a model that lies in a folder as transformers saves it.
-pub fn write_folder(folder: &Path, out: &Path, format: Format, tick: Tick<'_>) -> Result<()> {
-    let (base, tokenizer) = (Base::open(folder)?, Tokenizer::open(folder)?);
+pub fn write_folder(
+    folder: &Path,
+    out: &Path,
+    format: GgufFormat,
+    tick: BytesDoneFn<'_>,
+) -> Result<()> {
+    let (base, tokenizer) = (LanguageModel::open(folder)?, Tokenizer::open(folder)?);
     let Some(catalog) = base.catalog().filter(|_| folder.is_dir()) else {
         let problem = format!("{} is no folder of a model", folder.display());
         let hint = "give a folder with config.json, tokenizer.json and .safetensors files";
@@ -66,53 +76,53 @@ pub fn write_folder(folder: &Path, out: &Path, format: Format, tick: Tick<'_>) -
     };
     let sizes = |sizes: &[usize]| sizes.iter().map(|size| *size as u64).collect();
     let tensors: Vec<_> = base
-        .tensors()?
+        .tensor_specs()?
         .into_iter()
         .map(|want| (want.name.clone(), sizes(want.shape.sizes())))
         .collect();
     let name = folder.file_name().unwrap_or_default().to_string_lossy();
     let (config, tokenizer, tensors) = (&base.config, &tokenizer, &tensors[..]);
-    let model = Model { name: &name, config, tokenizer, tensors };
+    let model = GgufModel { name: &name, config, tokenizer, tensors };
     write(out, model, format, &mut |name, range| {
         let tensor = catalog.find(name)?;
         let bytes = tensor.encoding.bytes_for(range.end - range.start);
         if !tick(bytes.unwrap_or(0)) {
             return Err(WeightsError::Cancelled);
         }
-        floats(catalog, tensor, range)
+        load_f32(catalog, tensor, range)
     })
 }
 
 /// What `general.file_type` and `general.quantization_version` say. Taken: `llama_ftype` of llama.cpp's
 /// `llama.h`, and `GGML_QNT_VERSION`.
-fn file_type(format: Format) -> u32 {
+fn file_type(format: GgufFormat) -> u32 {
     match format {
-        Format::F32 => 0,
-        Format::F16 => 1,
-        Format::Q8_0 => 7,
-        Format::Bf16 => 32,
+        GgufFormat::F32 => 0,
+        GgufFormat::F16 => 1,
+        GgufFormat::Q8_0 => 7,
+        GgufFormat::Bf16 => 32,
     }
 }
 const BLOCKS_VERSION: u32 = 2;
 
 /// What GGUF calls a family. Mistral's models call themselves Llama's there.
-fn architecture(family: Family) -> &'static str {
+fn architecture(family: LanguageFamily) -> &'static str {
     match family {
-        Family::Llama | Family::Mistral => "llama",
-        Family::Qwen2 => "qwen2",
-        Family::Qwen3 => "qwen3",
+        LanguageFamily::Llama | LanguageFamily::Mistral => "llama",
+        LanguageFamily::Qwen2 => "qwen2",
+        LanguageFamily::Qwen3 => "qwen3",
     }
 }
 
-fn settings(model: Model<'_>, format: Format) -> Vec<(String, Value)> {
+fn settings(model: GgufModel<'_>, format: GgufFormat) -> Vec<(String, GgufValue)> {
     let (config, architecture) = (model.config, architecture(model.config.family));
     let mut all = vec![
-        ("general.architecture".to_owned(), Value::Text(architecture.into())),
-        ("general.name".to_owned(), Value::Text(model.name.into())),
-        ("general.file_type".to_owned(), Value::U32(file_type(format))),
-        ("general.quantization_version".to_owned(), Value::U32(BLOCKS_VERSION)),
+        ("general.architecture".to_owned(), GgufValue::Text(architecture.into())),
+        ("general.name".to_owned(), GgufValue::Text(model.name.into())),
+        ("general.file_type".to_owned(), GgufValue::U32(file_type(format))),
+        ("general.quantization_version".to_owned(), GgufValue::U32(BLOCKS_VERSION)),
     ];
-    let size = |size: usize| Value::U32(u32::try_from(size).unwrap_or(u32::MAX));
+    let size = |size: usize| GgufValue::U32(u32::try_from(size).unwrap_or(u32::MAX));
     let mut own = vec![
         ("vocab_size", size(config.vocab_size)),
         ("context_length", size(config.max_position_embeddings)),
@@ -123,29 +133,29 @@ fn settings(model: Model<'_>, format: Format) -> Vec<(String, Value)> {
         ("attention.head_count_kv", size(config.num_key_value_heads)),
         ("attention.key_length", size(config.head_dim)),
         ("attention.value_length", size(config.head_dim)),
-        ("attention.layer_norm_rms_epsilon", Value::F32(config.rms_norm_eps)),
+        ("attention.layer_norm_rms_epsilon", GgufValue::F32(config.rms_norm_eps)),
         ("rope.dimension_count", size(config.head_dim)),
-        ("rope.freq_base", Value::F32(config.rope.theta as f32)),
+        ("rope.freq_base", GgufValue::F32(config.rope.theta as f32)),
     ];
-    if let Scaling::Linear { factor } = config.rope.scaling {
-        own.push(("rope.scaling.type", Value::Text("linear".into())));
-        own.push(("rope.scaling.factor", Value::F32(factor as f32)));
+    if let RopeScaling::Linear { factor } = config.rope.scaling {
+        own.push(("rope.scaling.type", GgufValue::Text("linear".into())));
+        own.push(("rope.scaling.factor", GgufValue::F32(factor as f32)));
     }
     all.extend(own.into_iter().map(|(key, value)| (format!("{architecture}.{key}"), value)));
     all
 }
 
 /// What each pair's angle is divided by, where llama.cpp does not compute it itself.
-fn divisors(config: &Config) -> Option<Vec<f32>> {
-    let Scaling::Llama3 { .. } = config.rope.scaling else { return None };
-    let plain = Rope { scaling: Scaling::None, ..config.rope }.axis(config.head_dim);
+fn divisors(config: &LlamaConfig) -> Option<Vec<f32>> {
+    let RopeScaling::Llama3 { .. } = config.rope.scaling else { return None };
+    let plain = RopeConfig { scaling: RopeScaling::None, ..config.rope }.axis(config.head_dim);
     let divisor = |frequency: &f64| config.rope.scaling.divisor(*frequency) as f32;
     Some(plain.frequencies.iter().map(divisor).collect())
 }
 
 /// A tensor by its name there. Vectors are f32 always, and rows that are no whole blocks f16, as
 /// llama.cpp has them.
-fn leaving(name: &str, shape: &[u64], format: Format) -> Result<Leaving> {
+fn leaving(name: &str, shape: &[u64], format: GgufFormat) -> Result<GgufTensor> {
     let stored = names::gguf_name(name);
     if stored == name {
         let problem = format!("tensor {name} has no name in GGUF");
@@ -155,14 +165,14 @@ fn leaving(name: &str, shape: &[u64], format: Format) -> Result<Leaving> {
     let is_whole = |row: u64| format.encoding().bytes_for(row).is_some();
     let format = match shape {
         [_, row] if is_whole(*row) => format,
-        [_, _] => Format::F16,
-        _ => Format::F32,
+        [_, _] => GgufFormat::F16,
+        _ => GgufFormat::F32,
     };
-    Ok(Leaving { name: stored, shape: shape.into(), format })
+    Ok(GgufTensor { name: stored, shape: shape.into(), format })
 }
 
 /// Where a tensor's numbers come from.
-enum Source<'a> {
+enum GgufTensorSource<'a> {
     Tensor(&'a str),
     /// Queries or keys, whose rows are stored in another order within each head.
     Heads {
@@ -174,16 +184,16 @@ enum Source<'a> {
     Divisors(Vec<f32>),
 }
 
-impl<'a> Source<'a> {
-    fn of(config: &Config, name: &'a str, shape: &[u64]) -> Self {
-        if !names::is_turned(config, name) {
+impl<'a> GgufTensorSource<'a> {
+    fn of(config: &LlamaConfig, name: &'a str, shape: &[u64]) -> Self {
+        if !names::is_permuted(config, name) {
             return Self::Tensor(name);
         }
         let row = shape.get(1).map_or(1, |row| *row as usize);
         Self::Heads { name, d_head: config.head_dim, row }
     }
 
-    fn read(&self, range: Range<u64>, read: Read<'_>) -> weights::Result<Vec<f32>> {
+    fn read(&self, range: Range<u64>, read: ReadTensorFn<'_>) -> weights::Result<Vec<f32>> {
         match self {
             Self::Tensor(name) => read(name, range),
             Self::Divisors(all) => Ok(all[range.start as usize..range.end as usize].to_vec()),

@@ -10,7 +10,7 @@ use super::*;
 
 /// What the `gguf` and `tokenizers` packages say of a model.
 #[derive(Deserialize)]
-struct Expected {
+struct ExpectedGguf {
     /// Names in GGUF by names of transformers.
     tensors: BTreeMap<String, String>,
     /// Tokens of [`TEXT`].
@@ -25,22 +25,22 @@ fn golden(name: &str) -> PathBuf {
 }
 
 /// Writes a model in a format; gives what reads it again, and holds the file.
-fn written(name: &str, format: Format) -> (tempfile::TempDir, Base, Tokenizer) {
+fn written(name: &str, format: GgufFormat) -> (tempfile::TempDir, LanguageModel, Tokenizer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     write_folder(&golden(name), &path, format, &|_| true).unwrap();
-    let (base, tokenizer) = (Base::open(&path).unwrap(), Tokenizer::open(&path).unwrap());
+    let (base, tokenizer) = (LanguageModel::open(&path).unwrap(), Tokenizer::open(&path).unwrap());
     (folder, base, tokenizer)
 }
 
-fn check(name: &str, expected: &Expected) {
-    let (_folder, ours, tokenizer) = written(name, Format::F32);
-    let theirs = Base::open(&golden(name)).unwrap();
+fn check(name: &str, expected: &ExpectedGguf) {
+    let (_folder, ours, tokenizer) = written(name, GgufFormat::F32);
+    let theirs = LanguageModel::open(&golden(name)).unwrap();
     let family = match theirs.config.family {
-        Family::Mistral => Family::Llama,
+        LanguageFamily::Mistral => LanguageFamily::Llama,
         other => other,
     };
-    assert_eq!(ours.config, Config { family, ..theirs.config.clone() }, "{name}");
+    assert_eq!(ours.config, LlamaConfig { family, ..theirs.config.clone() }, "{name}");
     let (ours, theirs) = (ours.catalog().unwrap(), theirs.catalog().unwrap());
     let is_own = |tensor: &&weights::TensorInfo| tensor.name != ROPE_FACTORS;
     assert_eq!(ours.tensors.iter().filter(is_own).count(), expected.tensors.len(), "{name}");
@@ -54,19 +54,19 @@ fn check(name: &str, expected: &Expected) {
         assert_eq!(ours, theirs, "{name} {ours_name}");
     }
     let ids = tokenizer.encode(TEXT).unwrap();
-    let ids: Vec<u32> = tokenizer.start().into_iter().chain(ids).collect();
+    let ids: Vec<u32> = tokenizer.bos().into_iter().chain(ids).collect();
     assert_eq!(ids, expected.ids, "{name}");
 }
 
 fn numbers(catalog: &Catalog, name: &str) -> Vec<f32> {
     let tensor = catalog.find(name).unwrap();
-    floats(catalog, tensor, 0..tensor.count()).unwrap()
+    load_f32(catalog, tensor, 0..tensor.numel()).unwrap()
 }
 
 #[test]
 fn names_numbers_and_tokens_are_found_again() {
     let text = std::fs::read_to_string(golden("expected.json")).unwrap();
-    let all: BTreeMap<String, Expected> = serde_json::from_str(&text).unwrap();
+    let all: BTreeMap<String, ExpectedGguf> = serde_json::from_str(&text).unwrap();
     assert_eq!(all.len(), 6);
     for (name, expected) in &all {
         check(name, expected);
@@ -77,7 +77,9 @@ fn names_numbers_and_tokens_are_found_again() {
 #[test]
 fn rows_of_queries_and_keys_are_turned() {
     let theirs = component(&golden("llama"));
-    for (name, format, is_turned) in [("llama", Format::F32, true), ("qwen2", Format::F32, false)] {
+    for (name, format, is_turned) in
+        [("llama", GgufFormat::F32, true), ("qwen2", GgufFormat::F32, false)]
+    {
         let (_folder, ours, _) = written(name, format);
         let theirs = if is_turned { &theirs } else { &component(&golden(name)) };
         for (query, n_rows) in [("q", 32), ("k", 16)] {
@@ -98,22 +100,22 @@ fn component(folder: &Path) -> Catalog {
 
 #[test]
 fn matrices_have_the_format_and_vectors_are_f32() {
-    for format in [Format::F16, Format::Bf16, Format::Q8_0] {
+    for format in [GgufFormat::F16, GgufFormat::Bf16, GgufFormat::Q8_0] {
         let (_folder, ours, _) = written("llama3", format);
         for tensor in &ours.catalog().unwrap().tensors {
             let is_matrix = tensor.shape.len() == 2;
-            let expected = if is_matrix { format } else { Format::F32 };
+            let expected = if is_matrix { format } else { GgufFormat::F32 };
             assert_eq!(tensor.encoding, expected.encoding(), "{}", tensor.name);
         }
     }
-    let narrow = leaving("lm_head.weight", &[4, 33], Format::Q8_0).unwrap();
-    assert_eq!(narrow.format, Format::F16);
+    let narrow = leaving("lm_head.weight", &[4, 33], GgufFormat::Q8_0).unwrap();
+    assert_eq!(narrow.format, GgufFormat::F16);
 }
 
 #[test]
 fn special_tokens_and_templates_are_named() {
     let metadata = |name: &str| {
-        let (_folder, ours, _) = written(name, Format::F16);
+        let (_folder, ours, _) = written(name, GgufFormat::F16);
         ours.catalog().unwrap().metadata.clone()
     };
     let qwen = metadata("qwen2");
@@ -147,7 +149,7 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     let said = || {
         std::fs::write(folder.path().join("tokenizer.json"), json.to_string()).unwrap();
         let out = folder.path().join("model.gguf");
-        let done = write_folder(folder.path(), &out, Format::F16, &|_| true);
+        let done = write_folder(folder.path(), &out, GgufFormat::F16, &|_| true);
         assert!(!out.exists());
         done
     };
@@ -155,7 +157,7 @@ fn a_tokenizer_that_llama_cpp_does_not_know_is_refused() {
     assert_eq!(error, "llama.cpp has no name for how its tokenizer splits texts");
     // Cancelling leaves nothing behind either.
     let out = folder.path().join("model.gguf");
-    let error = write_folder(&golden("llama"), &out, Format::F16, &|_| false).unwrap_err();
+    let error = write_folder(&golden("llama"), &out, GgufFormat::F16, &|_| false).unwrap_err();
     assert_eq!(error.to_string(), "interrupted");
     assert!(!out.exists());
 }

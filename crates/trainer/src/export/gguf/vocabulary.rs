@@ -9,19 +9,19 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 use serde_json::Value as Json;
-use weights::gguf::write::Value;
+use weights::gguf::write::GgufValue;
 
 use crate::error::{Result, TrainerError};
-use crate::model::llama::Config;
+use crate::model::llama::LlamaConfig;
 use crate::text::Tokenizer;
-use crate::text::tokenizer::{GPT_2, way_of};
+use crate::text::tokenizer::{GPT_2, pre_tokenizer_name};
 
 /// What matters of a `tokenizer.json`.
 #[derive(Deserialize)]
-struct File {
-    model: Model,
+struct VocabFile {
+    model: VocabModel,
     #[serde(default)]
-    added_tokens: Vec<Added>,
+    added_tokens: Vec<VocabAddedToken>,
     #[serde(default)]
     pre_tokenizer: Json,
     #[serde(default)]
@@ -29,10 +29,10 @@ struct File {
 }
 
 #[derive(Deserialize)]
-struct Model {
+struct VocabModel {
     vocab: HashMap<String, u32>,
     #[serde(default)]
-    merges: Vec<Merge>,
+    merges: Vec<VocabMerge>,
     #[serde(default)]
     byte_fallback: bool,
     #[serde(default)]
@@ -42,12 +42,12 @@ struct Model {
 /// As files have had them over the years.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+enum VocabMerge {
     Line(String),
     Pair(String, String),
 }
 
-impl Merge {
+impl VocabMerge {
     fn line(&self) -> String {
         match self {
             Self::Line(line) => line.clone(),
@@ -57,7 +57,7 @@ impl Merge {
 }
 
 #[derive(Deserialize)]
-struct Added {
+struct VocabAddedToken {
     id: u32,
     content: String,
     #[serde(default)]
@@ -66,7 +66,7 @@ struct Added {
 
 /// What a token is for. Taken: `llama_token_type` of llama.cpp's `llama.h`.
 #[derive(Clone, Copy)]
-enum Kind {
+enum LlamaTokenType {
     Normal = 1,
     Unknown,
     Control,
@@ -76,16 +76,19 @@ enum Kind {
 }
 
 /// The tokenizer of a model with these settings, by GGUF's keys.
-pub fn metadata(tokenizer: &Tokenizer, config: &Config) -> Result<Vec<(String, Value)>> {
-    let file: File = serde_json::from_slice(tokenizer.json())
-        .map_err(|error| refused(format!("tokenizer.json: {error}")))?;
+pub fn metadata(tokenizer: &Tokenizer, config: &LlamaConfig) -> Result<Vec<(String, GgufValue)>> {
+    let file: VocabFile = serde_json::from_slice(tokenizer.json())
+        .map_err(|error| unsupported(format!("tokenizer.json: {error}")))?;
     let (tokens, kinds) = file.tokens(config.vocab_size)?;
     let mut all =
         if file.model.byte_fallback { file.sentence_pieces(&tokens) } else { file.byte_pairs()? };
-    all.push(("ggml.tokens", Value::Texts(tokens)));
-    all.push(("ggml.token_type", Value::I32s(kinds.into_iter().map(|kind| kind as i32).collect())));
-    let start = tokenizer.start().or(config.bos_token_id);
-    let mut ends = tokenizer.ends().iter().chain(&config.eos_token_ids);
+    all.push(("ggml.tokens", GgufValue::Texts(tokens)));
+    all.push((
+        "ggml.token_type",
+        GgufValue::I32s(kinds.into_iter().map(|kind| kind as i32).collect()),
+    ));
+    let start = tokenizer.bos().or(config.bos_token_id);
+    let mut ends = tokenizer.eos_ids().iter().chain(&config.eos_token_ids);
     let end = ends.next();
     // The other token that ends an answer; llama.cpp finds further ones by their texts.
     let turn = ends.find(|other| Some(*other) != end);
@@ -94,27 +97,28 @@ pub fn metadata(tokenizer: &Tokenizer, config: &Config) -> Result<Vec<(String, V
         ("ggml.eos_token_id", end),
         ("ggml.eot_token_id", turn),
     ] {
-        all.extend(id.map(|id| (key, Value::U32(*id))));
+        all.extend(id.map(|id| (key, GgufValue::U32(*id))));
     }
-    all.push(("ggml.add_bos_token", Value::Bool(tokenizer.start().is_some())));
+    all.push(("ggml.add_bos_token", GgufValue::Bool(tokenizer.bos().is_some())));
     let template = tokenizer.template();
-    all.extend(template.map(|template| ("chat_template", Value::Text(template.into()))));
+    all.extend(template.map(|template| ("chat_template", GgufValue::Text(template.into()))));
     Ok(all.into_iter().map(|(key, value)| (format!("tokenizer.{key}"), value)).collect())
 }
 
-impl File {
+impl VocabFile {
     /// All tokens by id, and what each is for. A model may have more rows than there are tokens.
-    fn tokens(&self, n_rows: usize) -> Result<(Vec<String>, Vec<Kind>)> {
-        let mut all: Vec<_> = (0..n_rows).map(|id| (format!("[PAD{id}]"), Kind::Unused)).collect();
+    fn tokens(&self, n_rows: usize) -> Result<(Vec<String>, Vec<LlamaTokenType>)> {
+        let mut all: Vec<_> =
+            (0..n_rows).map(|id| (format!("[PAD{id}]"), LlamaTokenType::Unused)).collect();
         let inner = self.model.vocab.iter().map(|(token, id)| (token, *id, self.kind(token)));
-        let added = self.added_tokens.iter().map(|Added { id, content, special }| {
+        let added = self.added_tokens.iter().map(|VocabAddedToken { id, content, special }| {
             let is_unknown = Some(content) == self.model.unk_token.as_ref();
-            let kind = if *special { Kind::Control } else { Kind::UserDefined };
-            (content, *id, if is_unknown { Kind::Unknown } else { kind })
+            let kind = if *special { LlamaTokenType::Control } else { LlamaTokenType::UserDefined };
+            (content, *id, if is_unknown { LlamaTokenType::Unknown } else { kind })
         });
         for (token, id, kind) in inner.chain(added) {
             let row = all.get_mut(id as usize).ok_or_else(|| {
-                refused(format!("token {token:?} has id {id}, the model has {n_rows}"))
+                unsupported(format!("token {token:?} has id {id}, the model has {n_rows}"))
             })?;
             *row = (token.clone(), kind);
         }
@@ -122,39 +126,43 @@ impl File {
     }
 
     /// Of a token that nobody added.
-    fn kind(&self, token: &str) -> Kind {
+    fn kind(&self, token: &str) -> LlamaTokenType {
         let is_byte = token.len() == 6 && token.starts_with("<0x") && token.ends_with('>');
-        if self.model.byte_fallback && is_byte { Kind::Byte } else { Kind::Normal }
+        if self.model.byte_fallback && is_byte {
+            LlamaTokenType::Byte
+        } else {
+            LlamaTokenType::Normal
+        }
     }
 
-    fn byte_pairs(&self) -> Result<Vec<(&'static str, Value)>> {
-        let merges: Vec<String> = self.model.merges.iter().map(Merge::line).collect();
+    fn byte_pairs(&self) -> Result<Vec<(&'static str, GgufValue)>> {
+        let merges: Vec<String> = self.model.merges.iter().map(VocabMerge::line).collect();
         let patterns = patterns(&self.pre_tokenizer);
-        let known = patterns.as_deref().and_then(way_of);
+        let known = patterns.as_deref().and_then(pre_tokenizer_name);
         // Where nothing is merged, it does not matter how texts are split.
-        let way = if merges.is_empty() { way_of(&[GPT_2]) } else { known };
+        let way = if merges.is_empty() { pre_tokenizer_name(&[GPT_2]) } else { known };
         let way = way.ok_or_else(|| {
-            refused("llama.cpp has no name for how its tokenizer splits texts".into())
+            unsupported("llama.cpp has no name for how its tokenizer splits texts".into())
         })?;
         Ok(vec![
-            ("ggml.model", Value::Text("gpt2".into())),
-            ("ggml.pre", Value::Text(way.into())),
-            ("ggml.merges", Value::Texts(merges)),
+            ("ggml.model", GgufValue::Text("gpt2".into())),
+            ("ggml.pre", GgufValue::Text(way.into())),
+            ("ggml.merges", GgufValue::Texts(merges)),
         ])
     }
 
     /// The earlier a token is made of two, the higher its score.
-    fn sentence_pieces(&self, tokens: &[String]) -> Vec<(&'static str, Value)> {
+    fn sentence_pieces(&self, tokens: &[String]) -> Vec<(&'static str, GgufValue)> {
         let mut scores: HashMap<String, f32> = HashMap::new();
         for (rank, merge) in self.model.merges.iter().enumerate() {
             scores.entry(merge.line().replacen(' ', "", 1)).or_insert(-(rank as f32));
         }
         let score = |token: &String| scores.get(token).copied().unwrap_or(0.0);
         vec![
-            ("ggml.model", Value::Text("llama".into())),
-            ("ggml.pre", Value::Text("default".into())),
-            ("ggml.scores", Value::F32s(tokens.iter().map(score).collect())),
-            ("ggml.add_space_prefix", Value::Bool(puts_space(&self.normalizer))),
+            ("ggml.model", GgufValue::Text("llama".into())),
+            ("ggml.pre", GgufValue::Text("default".into())),
+            ("ggml.scores", GgufValue::F32s(tokens.iter().map(score).collect())),
+            ("ggml.add_space_prefix", GgufValue::Bool(puts_space(&self.normalizer))),
         ]
     }
 }
@@ -184,7 +192,7 @@ fn puts_space(normalizer: &Json) -> bool {
     parts.chain([normalizer]).any(|part| part["type"] == "Prepend")
 }
 
-fn refused(problem: String) -> TrainerError {
+fn unsupported(problem: String) -> TrainerError {
     let hint = "llama.cpp cannot have this model's tokenizer; use its folder with transformers";
     TrainerError::Request { problem, hint }
 }

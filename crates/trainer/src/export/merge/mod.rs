@@ -17,9 +17,9 @@
 //! Weights of the base that nothing was added to and that a program could take for the merged ones
 //! are left out: other precisions of the same part, checkpoints beside the folders.
 
-pub(super) mod change;
+mod other_files;
+pub(super) mod patch;
 mod proof;
-mod rest;
 
 use std::collections::HashMap;
 use std::fs;
@@ -27,26 +27,26 @@ use std::io;
 use std::path::{self, Path, PathBuf};
 
 use weights::convert::encode;
-use weights::load::{each_block, floats};
-use weights::safetensors::Entering;
+use weights::load::{load_blocks, load_f32};
+use weights::safetensors::OutputTensor;
 use weights::write::write_file;
-use weights::{Catalog, Dtype, Encoding, TensorInfo, Tick, WeightsError};
+use weights::{BytesDoneFn, Catalog, FileDtype, TensorEncoding, TensorInfo, WeightsError};
 
-use self::change::Patch;
-use self::rest::Rest;
+use self::other_files::OtherFiles;
+use self::patch::MatrixPatch;
 use crate::error::{Result, TrainerError};
 use crate::model;
-use crate::model::adapter::Beside;
+use crate::model::adapter::AdaptedComponent;
 use crate::model::adapter::read::Component;
 use crate::model::diffusion::Pipeline;
-use crate::model::llama::base::Base;
+use crate::model::llama::language_model::LanguageModel;
 
 /// Numbers held at a time. Chosen: 32 MB as f64, little beside any model.
 const BLOCK: u64 = 4 << 20;
 
 /// A model that was written and proven.
 #[derive(Clone, Debug)]
-pub struct Merged {
+pub struct MergedModel {
     /// The folder.
     pub path: PathBuf,
     /// Tensors that the adapter changed.
@@ -62,41 +62,42 @@ pub struct Merged {
 }
 
 /// A merge that can be done, as far as files tell before they are read.
-pub struct Merge<'a> {
+pub struct AdapterMerge<'a> {
     base: &'a Path,
-    parts: Vec<Beside<'a>>,
-    rest: Rest,
+    parts: Vec<AdaptedComponent<'a>>,
+    other_files: OtherFiles,
 }
 
-impl<'a> Merge<'a> {
+impl<'a> AdapterMerge<'a> {
     /// Of what `pipeline` holds and the adapter beside it.
     pub fn plan(pipeline: &'a Pipeline) -> Result<Self> {
-        Self::of(&pipeline.path, pipeline.beside())
+        Self::of(&pipeline.path, pipeline.adapted_components())
     }
 
     /// Of a language model's folder and the adapter beside it.
-    pub fn plan_language(base: &'a Base) -> Result<Self> {
-        Self::of(&base.path, base.beside().into_iter().collect())
+    pub fn plan_language(base: &'a LanguageModel) -> Result<Self> {
+        Self::of(&base.path, base.adapted_component().into_iter().collect())
     }
 
-    fn of(base: &'a Path, mut parts: Vec<Beside<'a>>) -> Result<Self> {
+    fn of(base: &'a Path, mut parts: Vec<AdaptedComponent<'a>>) -> Result<Self> {
         parts.retain(|part| !part.layers.is_empty());
         check(base, &parts)?;
-        let rest = if base.is_dir() { Rest::of(base, &parts)? } else { Rest::default() };
-        Ok(Self { base, parts, rest })
+        let rest =
+            if base.is_dir() { OtherFiles::of(base, &parts)? } else { OtherFiles::default() };
+        Ok(Self { base, parts, other_files: rest })
     }
 
     /// Bytes that [`Self::run`] will tell of: all are written, and what is merged is read again.
     pub fn bytes(&self) -> u64 {
-        self.rest.bytes + 2 * self.parts.iter().map(|part| part.catalog.bytes()).sum::<u64>()
+        self.other_files.bytes + 2 * self.parts.iter().map(|part| part.catalog.bytes()).sum::<u64>()
     }
 
     /// Writes and proves the model; `out` is not there yet.
-    pub fn run(self, out: &Path, tick: Tick<'_>) -> Result<Merged> {
-        let Self { base, parts, rest } = self;
+    pub fn run(self, out: &Path, tick: BytesDoneFn<'_>) -> Result<MergedModel> {
+        let Self { base, parts, other_files: rest } = self;
         check_outside(base, out)?;
-        let staging = Staging::create(out)?;
-        let mut merged = Merged {
+        let staging = StagingFolder::create(out)?;
+        let mut merged = MergedModel {
             path: out.into(),
             n_changed: 0,
             n_unchanged: 0,
@@ -119,12 +120,12 @@ impl<'a> Merge<'a> {
 }
 
 /// What cannot be merged is known before anything is written.
-fn check(base: &Path, parts: &[Beside<'_>]) -> Result<()> {
+fn check(base: &Path, parts: &[AdaptedComponent<'_>]) -> Result<()> {
     if parts.is_empty() {
         let problem = "it has no matrices to merge".into();
         return Err(TrainerError::Adapter { problem, path: base.into() });
     }
-    let is_elsewhere = |part: &&Beside<'_>| part.component != Component::Transformer;
+    let is_elsewhere = |part: &&AdaptedComponent<'_>| part.component != Component::Transformer;
     if let Some(part) = parts.iter().find(is_elsewhere).filter(|_| !base.is_dir()) {
         let folder = part.component.folder();
         return Err(TrainerError::Request {
@@ -148,7 +149,7 @@ fn check_outside(base: &Path, out: &Path) -> Result<()> {
 }
 
 /// That all files can be written again, and all changed numbers in the format they have.
-fn check_formats(part: &Beside<'_>) -> Result<()> {
+fn check_formats(part: &AdaptedComponent<'_>) -> Result<()> {
     let refused = |what: String| TrainerError::Request {
         problem: format!("cannot merge into {what}, needed is safetensors with f32, f16 or bf16"),
         hint: "convert the base with `hearth convert`, or fetch it in another format",
@@ -157,9 +158,9 @@ fn check_formats(part: &Beside<'_>) -> Result<()> {
     if let Some(file) = part.catalog.files.iter().find(is_other) {
         return Err(refused(file.display().to_string()));
     }
-    for key in change::patches(part).keys() {
+    for key in patch::patches(part).keys() {
         let tensor = part.catalog.find(key)?;
-        if !matches!(dtype(tensor), Dtype::F32 | Dtype::F16 | Dtype::Bf16) {
+        if !matches!(dtype(tensor), FileDtype::F32 | FileDtype::F16 | FileDtype::Bf16) {
             let file = part.catalog.files[tensor.file].display();
             return Err(refused(format!("{key}, stored as {}, of {file}", tensor.encoding)));
         }
@@ -168,16 +169,23 @@ fn check_formats(part: &Beside<'_>) -> Result<()> {
 }
 
 /// The format of a tensor of a safetensors file.
-fn dtype(tensor: &TensorInfo) -> Dtype {
+fn dtype(tensor: &TensorInfo) -> FileDtype {
     match tensor.encoding {
-        Encoding::Plain(dtype) => dtype,
-        Encoding::Blocks(_) => unreachable!("only GGUF has blocks, and all files are safetensors"),
+        TensorEncoding::Plain(dtype) => dtype,
+        TensorEncoding::Blocks(_) => {
+            unreachable!("only GGUF has blocks, and all files are safetensors")
+        }
     }
 }
 
 /// Writes all files of a part again, and compares them with what they were made of.
-fn merge_part(part: &Beside<'_>, folder: &Path, tick: Tick<'_>, merged: &mut Merged) -> Result<()> {
-    let patches = change::patches(part);
+fn merge_part(
+    part: &AdaptedComponent<'_>,
+    folder: &Path,
+    tick: BytesDoneFn<'_>,
+    merged: &mut MergedModel,
+) -> Result<()> {
+    let patches = patch::patches(part);
     for file in &part.catalog.files {
         let base = Catalog::open(file)?;
         let target = folder.join(file.file_name().unwrap_or_default());
@@ -191,10 +199,15 @@ fn merge_part(part: &Beside<'_>, folder: &Path, tick: Tick<'_>, merged: &mut Mer
 }
 
 /// What is added to the tensors of a part, by their names in its files.
-type Patches<'a> = HashMap<String, Vec<Patch<'a>>>;
+type MatrixPatches<'a> = HashMap<String, Vec<MatrixPatch<'a>>>;
 
-fn write(base: &Catalog, patches: &Patches<'_>, target: &Path, tick: Tick<'_>) -> Result<()> {
-    let entering = |tensor: &TensorInfo| Entering {
+fn write(
+    base: &Catalog,
+    patches: &MatrixPatches<'_>,
+    target: &Path,
+    tick: BytesDoneFn<'_>,
+) -> Result<()> {
+    let entering = |tensor: &TensorInfo| OutputTensor {
         name: tensor.name.clone(),
         dtype: dtype(tensor),
         shape: tensor.shape.clone(),
@@ -205,12 +218,12 @@ fn write(base: &Catalog, patches: &Patches<'_>, target: &Path, tick: Tick<'_>) -
     write_file(target, &base.metadata, tensors, false, &mut |entering, out| {
         let tensor = base.find(&entering.name)?;
         let Some(patches) = patches.get(&tensor.name) else {
-            return each_block(base, tensor, entering.dtype, &mut buffer, tick, &mut |block| {
+            return load_blocks(base, tensor, entering.dtype, &mut buffer, tick, &mut |block| {
                 out.write_all(block).map_err(failed)
             });
         };
         each_rows(base, tensor, tick, &mut |first, width, numbers| {
-            let numbers: Vec<f32> = change::apply(patches, first, width, numbers)
+            let numbers: Vec<f32> = patch::apply_patches(patches, first, width, numbers)
                 .into_iter()
                 .map(|number| number as f32)
                 .collect();
@@ -223,22 +236,22 @@ fn write(base: &Catalog, patches: &Patches<'_>, target: &Path, tick: Tick<'_>) -
 }
 
 /// Takes the first row's index, the width of rows, and some whole rows.
-type TakeRows<'a> = &'a mut dyn FnMut(usize, usize, &[f32]) -> weights::Result<()>;
+type RowsFn<'a> = &'a mut dyn FnMut(usize, usize, &[f32]) -> weights::Result<()>;
 
 /// Hands over a matrix some rows at a time.
 fn each_rows(
     catalog: &Catalog,
     tensor: &TensorInfo,
-    tick: Tick<'_>,
-    take: TakeRows<'_>,
+    tick: BytesDoneFn<'_>,
+    take: RowsFn<'_>,
 ) -> weights::Result<()> {
     let rows = tensor.shape.first().copied().unwrap_or(1);
-    let width = (tensor.count() / rows.max(1)).max(1);
+    let width = (tensor.numel() / rows.max(1)).max(1);
     let step = (BLOCK / width).max(1);
     for first in (0..rows).step_by(step as usize) {
         let numbers = first * width..(first + step).min(rows) * width;
         let bytes = (numbers.end - numbers.start) * dtype(tensor).bytes();
-        take(first as usize, width as usize, &floats(catalog, tensor, numbers)?)?;
+        take(first as usize, width as usize, &load_f32(catalog, tensor, numbers)?)?;
         if !tick(bytes) {
             return Err(WeightsError::Cancelled);
         }
@@ -247,13 +260,13 @@ fn each_rows(
 }
 
 /// A folder that gets its name when all of it is there, and goes away otherwise.
-struct Staging {
+struct StagingFolder {
     path: PathBuf,
     target: PathBuf,
     is_done: bool,
 }
 
-impl Staging {
+impl StagingFolder {
     fn create(target: &Path) -> Result<Self> {
         let mut name = target.file_name().unwrap_or_default().to_os_string();
         name.push(".partial");
@@ -291,7 +304,7 @@ impl Staging {
     }
 }
 
-impl Drop for Staging {
+impl Drop for StagingFolder {
     fn drop(&mut self) {
         if !self.is_done {
             _ = fs::remove_dir_all(&self.path);

@@ -1,19 +1,19 @@
 //! What was written, read back: numbers that the adapter changed are the nearest that the format
 //! has to base and adapter, all others are what they were.
 
-use weights::load::{Options, Wanted, floats, load};
-use weights::{Catalog, Dtype, TensorInfo, Tick, WeightsError};
+use weights::load::{LoadOptions, LoadRequest, load, load_f32};
+use weights::{BytesDoneFn, Catalog, FileDtype, TensorInfo, WeightsError};
 
-use super::change::Patch;
-use super::{BLOCK, Patches, change, dtype, each_rows};
+use super::patch::MatrixPatch;
+use super::{BLOCK, MatrixPatches, dtype, each_rows, patch};
 use crate::error::{Result, TrainerError};
 
 /// Steps of a format that a number may be off. Chosen: half a step is what rounding to the nearest
 /// costs; the rest is room for the second rounding, by way of f32.
-const STEPS: f64 = 0.501;
+const MAX_STEPS: f64 = 0.501;
 
 /// What was found.
-pub struct Proven {
+pub struct MergeProof {
     pub n_changed: usize,
     pub n_unchanged: usize,
     pub worst_steps: f64,
@@ -23,10 +23,10 @@ pub struct Proven {
 pub fn prove(
     base: &Catalog,
     merged: &Catalog,
-    patches: &Patches<'_>,
-    tick: Tick<'_>,
-) -> Result<Proven> {
-    let mut proven = Proven { n_changed: 0, n_unchanged: 0, worst_steps: 0.0 };
+    patches: &MatrixPatches<'_>,
+    tick: BytesDoneFn<'_>,
+) -> Result<MergeProof> {
+    let mut proven = MergeProof { n_changed: 0, n_unchanged: 0, worst_steps: 0.0 };
     if base.tensors.len() != merged.tensors.len() {
         let counts = (merged.tensors.len(), base.tensors.len());
         return Err(wrong(merged, format!("{} tensors were written, of {}", counts.0, counts.1)));
@@ -42,7 +42,7 @@ pub fn prove(
             continue;
         };
         let worst = worst_steps([base, merged], [tensor, again], patches, tick)?;
-        if worst > STEPS {
+        if worst > MAX_STEPS {
             let problem =
                 format!("{} is off by {worst:.2} steps of {}", tensor.name, dtype(tensor));
             return Err(wrong(merged, problem));
@@ -61,14 +61,14 @@ fn wrong(merged: &Catalog, problem: String) -> TrainerError {
 fn worst_steps(
     [base, merged]: [&Catalog; 2],
     [tensor, again]: [&TensorInfo; 2],
-    patches: &[Patch<'_>],
-    tick: Tick<'_>,
+    patches: &[MatrixPatch<'_>],
+    tick: BytesDoneFn<'_>,
 ) -> Result<f64> {
     let mut worst = 0.0_f64;
     each_rows(base, tensor, tick, &mut |first, width, numbers| {
-        let exact = change::apply(patches, first, width, numbers);
+        let exact = patch::apply_patches(patches, first, width, numbers);
         let start = (first * width) as u64;
-        let got = floats(merged, again, start..start + exact.len() as u64)?;
+        let got = load_f32(merged, again, start..start + exact.len() as u64)?;
         let all = exact.iter().zip(&got).map(|(exact, got)| steps(dtype(tensor), *exact, *got));
         worst = all.fold(worst, f64::max);
         Ok(())
@@ -82,16 +82,16 @@ fn same(
     tensor: &TensorInfo,
     merged: &Catalog,
     again: &TensorInfo,
-    tick: Tick<'_>,
+    tick: BytesDoneFn<'_>,
 ) -> Result<()> {
     let dtype = dtype(tensor);
     let bytes = |catalog: &Catalog, tensor: &TensorInfo, first: u64, count: u64| {
         let mut bytes = vec![0; (count * dtype.bytes()) as usize];
-        let wanted = Wanted { tensor, dtype, first, into: &mut bytes[..] };
-        load(catalog, vec![wanted], Options::default(), &|_| true).map(|()| bytes)
+        let wanted = LoadRequest { tensor, dtype, first, into: &mut bytes[..] };
+        load(catalog, vec![wanted], LoadOptions::default(), &|_| true).map(|()| bytes)
     };
-    for first in (0..tensor.count()).step_by(BLOCK as usize) {
-        let count = BLOCK.min(tensor.count() - first);
+    for first in (0..tensor.numel()).step_by(BLOCK as usize) {
+        let count = BLOCK.min(tensor.numel() - first);
         if bytes(base, tensor, first, count)? != bytes(merged, again, first, count)? {
             return Err(wrong(merged, format!("{} was not to change", tensor.name)));
         }
@@ -103,11 +103,11 @@ fn same(
 }
 
 /// How far a stored number is from the exact one, in steps of its format there.
-fn steps(dtype: Dtype, exact: f64, got: f32) -> f64 {
+fn steps(dtype: FileDtype, exact: f64, got: f32) -> f64 {
     // Bits behind the point, and the exponent below which they get fewer.
     let (digits, lowest) = match dtype {
-        Dtype::F16 => (10, -14),
-        Dtype::Bf16 => (7, -126),
+        FileDtype::F16 => (10, -14),
+        FileDtype::Bf16 => (7, -126),
         _ => (23, -126),
     };
     let exponent = ((exact.to_bits() >> 52) & 0x7ff) as i32 - 1023;
@@ -124,17 +124,17 @@ mod tests {
     #[test]
     fn a_step_is_the_distance_of_neighbours() {
         let cases = [
-            (Dtype::F32, 1.0, 1.0 + f32::EPSILON, 1.0),
-            (Dtype::Bf16, 1.0, 1.007_812_5, 1.0),
-            (Dtype::Bf16, -3.0, -3.015_625, 1.0),
-            (Dtype::F16, 1024.5, 1024.0, 0.5),
+            (FileDtype::F32, 1.0, 1.0 + f32::EPSILON, 1.0),
+            (FileDtype::Bf16, 1.0, 1.007_812_5, 1.0),
+            (FileDtype::Bf16, -3.0, -3.015_625, 1.0),
+            (FileDtype::F16, 1024.5, 1024.0, 0.5),
             // Below the smallest normal number steps stay as they are.
-            (Dtype::F16, 0.0, 2.0_f32.powi(-24), 1.0),
+            (FileDtype::F16, 0.0, 2.0_f32.powi(-24), 1.0),
         ];
         for (dtype, exact, got, expected) in cases {
             assert_eq!(steps(dtype, exact, got), expected, "{dtype} {exact} {got}");
         }
-        assert_eq!(steps(Dtype::F16, 70_000.0, f32::INFINITY), f64::INFINITY);
-        assert_eq!(steps(Dtype::F32, f64::NAN, f32::NAN), f64::INFINITY);
+        assert_eq!(steps(FileDtype::F16, 70_000.0, f32::INFINITY), f64::INFINITY);
+        assert_eq!(steps(FileDtype::F32, f64::NAN, f32::NAN), f64::INFINITY);
     }
 }

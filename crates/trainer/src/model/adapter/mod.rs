@@ -12,11 +12,11 @@ use compute::{Device, Dtype, ParamKey, Params, Tag, Tape, Tensor, Var};
 use weights::Catalog;
 
 use self::read::Component;
-use super::build::Held;
-use super::files::Layout;
-use super::layer::{LayerAdapter, Magnitude};
+use super::build::WeightTensor;
+use super::files::CheckpointLayout;
+use super::layer::{DoraMagnitude, LayerAdapter};
 use crate::error::{Result, TrainerError};
-use crate::nearest::nearest;
+use crate::suggest::nearest;
 
 /// Among the patterns that are left out: layers that nothing depends on, which the model knows.
 pub const UNUSED: &str = "unused";
@@ -24,36 +24,36 @@ pub const UNUSED: &str = "unused";
 /// The adapters of a model: first what they shall be, then, as the model is put together, what they
 /// are.
 pub struct Adapters {
-    plan: Plan,
+    init: AdapterInit,
     /// Their numbers.
     pub params: Params,
     /// The layers that have one, in the order of the model.
-    pub layers: Vec<Adapted>,
+    pub layers: Vec<AdaptedLayer>,
     /// The model's own tensors that are trained, by name.
-    pub own: Vec<(String, ParamKey)>,
+    pub full_params: Vec<(String, ParamKey)>,
     /// Of what is trained, that which is known to learn nothing.
     pub unused: Vec<String>,
     /// Layers that a target names and that have no adapter all the same.
-    left_out: Vec<String>,
+    excluded: Vec<String>,
     /// All other layers that could have one, in the order of the model.
     modules: Vec<String>,
 }
 
-enum Plan {
+enum AdapterInit {
     /// The model's own weights instead.
-    Own,
-    Fresh {
-        targets: Vec<Target>,
+    Full,
+    RandomInit {
+        targets: Vec<AdapterTarget>,
         /// Patterns of layers that get none, or [`UNUSED`].
         exclude: Vec<String>,
         seed: u64,
     },
-    Given(HashMap<String, Given>),
+    Loaded(HashMap<String, LoraWeights>),
 }
 
 /// New adapters for the layers that a pattern names.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Target {
+pub struct AdapterTarget {
     /// The end of a layer's name, from a dot on (`to_q`, `attn.to_out.0`), or the whole name with
     /// `*` for anything.
     pub pattern: String,
@@ -69,7 +69,7 @@ pub struct Target {
 
 /// An adapter that exists already.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Given {
+pub struct LoraWeights {
     /// Width of the detour.
     pub rank: usize,
     /// Its weight is alpha / rank.
@@ -82,7 +82,7 @@ pub struct Given {
     pub magnitude: Option<Vec<f32>>,
 }
 
-impl Given {
+impl LoraWeights {
     /// [out, in]
     pub fn sizes(&self) -> [usize; 2] {
         [self.up.len() / self.rank, self.down.len() / self.rank]
@@ -114,7 +114,7 @@ impl Given {
 
 /// Whom an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub enum AdapterFormat {
     /// The library of the reference scripts.
     Diffusers,
     /// The library below it; for one model only, so not for text encoders.
@@ -126,23 +126,23 @@ pub enum Format {
 }
 
 /// An adapter by the parts of a model it is for, layers in the order of their names.
-pub type Parts = Vec<(Component, BTreeMap<String, Given>)>;
+pub type AdapterWeights = Vec<(Component, BTreeMap<String, LoraWeights>)>;
 
 /// A part of a model on disk, and the adapter beside it.
-pub struct Beside<'a> {
+pub struct AdaptedComponent<'a> {
     /// Which part.
     pub component: Component,
     /// What its files hold.
     pub catalog: &'a Catalog,
     /// How they call its tensors.
-    pub layout: Layout<'a>,
+    pub layout: CheckpointLayout<'a>,
     /// The adapter by the names of its layers; of none where there is none.
-    pub layers: &'a HashMap<String, Given>,
+    pub layers: &'a HashMap<String, LoraWeights>,
 }
 
 /// A layer with its adapter.
 #[derive(Clone, Debug)]
-pub struct Adapted {
+pub struct AdaptedLayer {
     /// The layer's name.
     pub module: String,
     /// Width of the detour.
@@ -160,43 +160,51 @@ pub struct Adapted {
 impl Adapters {
     /// Whether some begin with what the weights are.
     pub(super) fn reads_weights(&self) -> bool {
-        match &self.plan {
-            Plan::Own => false,
-            Plan::Fresh { targets, .. } => targets.iter().any(|target| target.is_dora),
-            Plan::Given(layers) => layers.values().any(|layer| layer.magnitude.is_some()),
+        match &self.init {
+            AdapterInit::Full => false,
+            AdapterInit::RandomInit { targets, .. } => targets.iter().any(|target| target.is_dora),
+            AdapterInit::Loaded(layers) => layers.values().any(|layer| layer.magnitude.is_some()),
         }
     }
 
     /// No layer gets one.
     pub fn none() -> Self {
-        Self::with(Plan::Given(HashMap::new()))
+        Self::with(AdapterInit::Loaded(HashMap::new()))
     }
 
     /// New ones, which change nothing yet; of several targets that name a layer the first counts.
     /// Layers that `exclude` names get none.
-    pub fn fresh(targets: Vec<Target>, exclude: Vec<String>, seed: u64) -> Self {
-        Self::with(Plan::Fresh { targets, exclude, seed })
+    pub fn random_init(targets: Vec<AdapterTarget>, exclude: Vec<String>, seed: u64) -> Self {
+        Self::with(AdapterInit::RandomInit { targets, exclude, seed })
     }
 
     /// These, by the names of their layers.
-    pub fn given(given: HashMap<String, Given>) -> Self {
-        Self::with(Plan::Given(given))
+    pub fn loaded(given: HashMap<String, LoraWeights>) -> Self {
+        Self::with(AdapterInit::Loaded(given))
     }
 
     /// No layer gets one: the model's own weights are trained.
-    pub fn own() -> Self {
-        Self::with(Plan::Own)
+    pub fn full() -> Self {
+        Self::with(AdapterInit::Full)
     }
 
-    fn with(plan: Plan) -> Self {
+    fn with(plan: AdapterInit) -> Self {
         let (layers, own, modules) = (Vec::new(), Vec::new(), Vec::new());
         let (unused, left_out) = (Vec::new(), Vec::new());
-        Self { plan, params: Params::default(), layers, own, unused, left_out, modules }
+        Self {
+            init: plan,
+            params: Params::default(),
+            layers,
+            full_params: own,
+            unused,
+            excluded: left_out,
+            modules,
+        }
     }
 
     /// Whether the model's own weights are trained.
-    pub(super) fn trains_all(&self) -> bool {
-        matches!(self.plan, Plan::Own)
+    pub(super) fn is_full(&self) -> bool {
+        matches!(self.init, AdapterInit::Full)
     }
 
     /// Makes one of the model's own tensors a parameter, in f32 as all of them.
@@ -206,21 +214,23 @@ impl Adapters {
         let own = Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)?;
         drop(tensor);
         // It may be the very tensor that was loaded as a weight.
-        own.tensor().count_as(Tag::Parameters);
+        own.tensor().set_tag(Tag::Parameters);
         let key = self.params.add(own.into_tensor());
-        self.own.push((name, key));
+        self.full_params.push((name, key));
         Ok(key)
     }
 
     /// Whether a layer gets no adapter although a target names it.
-    pub(super) fn leaves_out(&mut self, module: &str, is_unused: bool) -> bool {
-        let Plan::Fresh { targets, exclude, .. } = &self.plan else { return false };
-        let Some(target) = targets.iter().find(|target| target.names(module)) else { return false };
+    pub(super) fn excludes(&mut self, module: &str, is_unused: bool) -> bool {
+        let AdapterInit::RandomInit { targets, exclude, .. } = &self.init else { return false };
+        let Some(target) = targets.iter().find(|target| target.matches_module(module)) else {
+            return false;
+        };
         let is_known = is_unused && exclude.iter().any(|pattern| pattern == UNUSED);
         // Programs that keep q, k and v in one matrix want the magnitudes of all three, or of none.
         let is_left_out = is_known && !target.is_dora;
-        if is_left_out || exclude.iter().any(|pattern| names(pattern, module)) {
-            self.left_out.push(module.into());
+        if is_left_out || exclude.iter().any(|pattern| name_matches(pattern, module)) {
+            self.excluded.push(module.into());
             return true;
         }
         if is_known {
@@ -234,35 +244,40 @@ impl Adapters {
         &mut self,
         device: &Device,
         module: &str,
-        weight: &Held,
+        weight: &WeightTensor,
         sizes: [usize; 2],
     ) -> Result<Option<LayerAdapter>> {
         self.modules.push(module.to_owned());
-        let made = device.tagged(Tag::Parameters, || match &self.plan {
-            Plan::Fresh { targets, seed, .. } => {
-                let target = targets.iter().find(|target| target.names(module));
+        let made = device.with_tag(Tag::Parameters, || match &self.init {
+            AdapterInit::RandomInit { targets, seed, .. } => {
+                let target = targets.iter().find(|target| target.matches_module(module));
                 // Counted as if none were left out, so that the others begin the same without it.
-                let numbers = (*seed, (self.layers.len() + self.left_out.len()) as u64);
-                target.map(|target| Made::fresh(device, target, weight, sizes, numbers)).transpose()
+                let numbers = (*seed, (self.layers.len() + self.excluded.len()) as u64);
+                target
+                    .map(|target| {
+                        AdapterTensors::random_init(device, target, weight, sizes, numbers)
+                    })
+                    .transpose()
             }
-            Plan::Given(given) => {
-                given.get(module).map(|given| Made::given(device, given, weight, sizes)).transpose()
-            }
-            Plan::Own => Ok(None),
+            AdapterInit::Loaded(given) => given
+                .get(module)
+                .map(|given| AdapterTensors::loaded(device, given, weight, sizes))
+                .transpose(),
+            AdapterInit::Full => Ok(None),
         })?;
-        let Some(Made { rank, alpha, dropout, down, up, magnitude }) = made else {
+        let Some(AdapterTensors { rank, alpha, dropout, down, up, magnitude }) = made else {
             return Ok(None);
         };
         let (down, up) = (self.params.add(down), self.params.add(up));
         let magnitude = magnitude
-            .map(|(trained, norms)| Magnitude { trained: self.params.add(trained), norms });
+            .map(|(trained, norms)| DoraMagnitude { trained: self.params.add(trained), norms });
         // What follows from frozen weights is frozen too.
-        if let Some(Magnitude { norms, .. }) = &magnitude {
-            norms.count_as(Tag::Weights);
+        if let Some(DoraMagnitude { norms, .. }) = &magnitude {
+            norms.set_tag(Tag::Weights);
         }
         let trained = magnitude.as_ref().map(|magnitude| magnitude.trained);
         let module = module.to_owned();
-        self.layers.push(Adapted { module, rank, alpha, down, up, magnitude: trained });
+        self.layers.push(AdaptedLayer { module, rank, alpha, down, up, magnitude: trained });
         Ok(Some(LayerAdapter { down, up, scale: alpha / rank as f32, dropout, magnitude }))
     }
 
@@ -270,12 +285,13 @@ impl Adapters {
     /// nothing trains on nothing.
     pub fn check_all_used(&self, path: &Path) -> Result<()> {
         let has = |module: &str| self.layers.iter().any(|layer| layer.module == module);
-        let unused: Vec<&str> = match &self.plan {
-            Plan::Fresh { targets, exclude, .. } => {
-                let layers = self.layers.iter().map(|layer| &layer.module).chain(&self.left_out);
+        let unused: Vec<&str> = match &self.init {
+            AdapterInit::RandomInit { targets, exclude, .. } => {
+                let layers = self.layers.iter().map(|layer| &layer.module).chain(&self.excluded);
                 let layers: Vec<&String> = layers.collect();
-                let is_used = |pattern: &str| layers.iter().any(|layer| names(pattern, layer));
-                let of_model: Vec<&String> = self.modules.iter().chain(&self.left_out).collect();
+                let is_used =
+                    |pattern: &str| layers.iter().any(|layer| name_matches(pattern, layer));
+                let of_model: Vec<&String> = self.modules.iter().chain(&self.excluded).collect();
                 if let Some(target) = targets.iter().find(|target| !is_used(&target.pattern)) {
                     let among = ("adapter.targets", "no layer of the model", &of_model[..]);
                     return Err(no_layer(&target.pattern, among));
@@ -287,8 +303,10 @@ impl Adapters {
                 let among = ("adapter.exclude", "no layer that a target names", &layers[..]);
                 return Err(no_layer(pattern, among));
             }
-            Plan::Given(given) => given.keys().map(String::as_str).filter(|m| !has(m)).collect(),
-            Plan::Own => Vec::new(),
+            AdapterInit::Loaded(given) => {
+                given.keys().map(String::as_str).filter(|m| !has(m)).collect()
+            }
+            AdapterInit::Full => Vec::new(),
         };
         match unused.first() {
             None => Ok(()),
@@ -340,33 +358,33 @@ fn last_word(ending: &str) -> Option<&str> {
     ending.rsplit('.').find(|word| word.parse::<u32>().is_err())
 }
 
-impl Target {
+impl AdapterTarget {
     /// Whether a layer is meant.
-    fn names(&self, module: &str) -> bool {
-        names(&self.pattern, module)
+    fn matches_module(&self, module: &str) -> bool {
+        name_matches(&self.pattern, module)
     }
 }
 
 /// Whether a pattern names a layer.
-fn names(pattern: &str, module: &str) -> bool {
+fn name_matches(pattern: &str, module: &str) -> bool {
     if pattern.contains('*') {
-        return matches(pattern, module);
+        return glob_matches(pattern, module);
     }
     module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
 /// Whether a pattern with stars, each standing for anything, fits all of a text.
-fn matches(pattern: &str, text: &str) -> bool {
+fn glob_matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
         Some((start, rest)) => text.strip_prefix(start).is_some_and(|text| {
-            (0..=text.len()).any(|at| text.is_char_boundary(at) && matches(rest, &text[at..]))
+            (0..=text.len()).any(|at| text.is_char_boundary(at) && glob_matches(rest, &text[at..]))
         }),
     }
 }
 
 /// An adapter's tensors before they are parameters.
-struct Made {
+struct AdapterTensors {
     rank: usize,
     alpha: f32,
     dropout: f32,
@@ -376,17 +394,17 @@ struct Made {
     magnitude: Option<(Tensor, Tensor)>,
 }
 
-impl Made {
+impl AdapterTensors {
     /// As the reference scripts begin: normal numbers of deviation 1 / rank down, zeros up, lengths
     /// as they are.
-    fn fresh(
+    fn random_init(
         device: &Device,
-        target: &Target,
-        weight: &Held,
+        target: &AdapterTarget,
+        weight: &WeightTensor,
         [outputs, inputs]: [usize; 2],
         numbers: (u64, u64),
     ) -> Result<Self> {
-        let Target { rank, alpha, dropout, .. } = *target;
+        let AdapterTarget { rank, alpha, dropout, .. } = *target;
         let deviation = 1.0 / rank as f32;
         let lengths =
             || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
@@ -401,13 +419,13 @@ impl Made {
         })
     }
 
-    fn given(
+    fn loaded(
         device: &Device,
-        given: &Given,
-        weight: &Held,
+        given: &LoraWeights,
+        weight: &WeightTensor,
         [outputs, inputs]: [usize; 2],
     ) -> Result<Self> {
-        let Given { rank, alpha, down, up, magnitude } = given;
+        let LoraWeights { rank, alpha, down, up, magnitude } = given;
         let upload = |magnitude: &Vec<f32>| {
             Ok::<_, TrainerError>((device.upload([outputs], magnitude)?, row_norms(weight.into())?))
         };

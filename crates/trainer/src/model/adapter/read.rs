@@ -1,5 +1,5 @@
 //! Adapters out of files, whoever wrote them. A file is asked for each layer of the model under
-//! every name that another program gives it; what nobody asked for is an error, since a picture
+//! every name that another program gives it; what nobody asked for is an error, since an image
 //! drawn with half an adapter is silently wrong.
 //!
 //! | written by | a layer's name there |
@@ -14,14 +14,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
-use weights::load::floats;
+use weights::load::load_f32;
 use weights::{Catalog, TensorInfo};
 
-use super::Given;
+use super::LoraWeights;
 use crate::error::{Result, TrainerError};
-use crate::model::build::{Role, Want};
+use crate::model::build::{TensorRole, TensorSpec};
 use crate::model::config;
-use crate::model::piece::{Piece, stored_rows};
+use crate::model::tensor_piece::{TensorPiece, stored_rows};
 
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,21 +48,24 @@ impl Component {
 
 /// A linear layer of a model, to be asked for.
 #[derive(Clone, Debug)]
-pub struct Module {
+pub struct TargetModule {
     name: String,
     /// [out, in]
     sizes: [usize; 2],
     /// Where it lies in the original layout.
-    original: Vec<Piece>,
+    original: Vec<TensorPiece>,
 }
 
-impl Module {
+impl TargetModule {
     /// The linear layers among a model's weights.
-    pub fn of(wants: &[Want], original: impl Fn(&str) -> Vec<Piece>) -> Vec<Self> {
-        let module = |want: &Want| {
+    pub fn from_specs(
+        wants: &[TensorSpec],
+        original: impl Fn(&str) -> Vec<TensorPiece>,
+    ) -> Vec<Self> {
+        let module = |want: &TensorSpec| {
             let &[outputs, inputs] = want.shape.sizes() else { return None };
             let name = want.name.strip_suffix(".weight")?;
-            let is_layer = want.role != Role::Vector && !name.ends_with("embedding");
+            let is_layer = want.role != TensorRole::Vector && !name.ends_with("embedding");
             let original = original(name);
             is_layer.then(|| Self { name: name.into(), sizes: [outputs, inputs], original })
         };
@@ -82,13 +85,13 @@ pub struct AdapterFile {
 }
 
 /// What diffusers takes of a folder; files for other programs may lie beside it.
-pub(crate) const OF_DIFFUSERS: &str = "pytorch_lora_weights.safetensors";
+pub(crate) const DIFFUSERS_FILE: &str = "pytorch_lora_weights.safetensors";
 /// What PEFT takes of a folder, and its settings.
-pub(crate) const OF_PEFT: &str = "adapter_model.safetensors";
-pub(crate) const PEFT_SETTINGS: &str = "adapter_config.json";
+pub(crate) const PEFT_FILE: &str = "adapter_model.safetensors";
+pub(crate) const PEFT_CONFIG: &str = "adapter_config.json";
 
 /// The two matrices' endings, as programs write them.
-const ENDINGS: [[&str; 2]; 7] = [
+const LORA_SUFFIXES: [[&str; 2]; 7] = [
     [".lora_A.weight", ".lora_B.weight"],
     [".lora_A.default.weight", ".lora_B.default.weight"],
     [".lora_down.weight", ".lora_up.weight"],
@@ -97,7 +100,7 @@ const ENDINGS: [[&str; 2]; 7] = [
     ["_lora.down.weight", "_lora.up.weight"],
     [".lora_A", ".lora_B"],
 ];
-const MAGNITUDES: [&str; 4] = [
+const MAGNITUDE_SUFFIXES: [&str; 4] = [
     ".lora_magnitude_vector",
     ".lora_magnitude_vector.weight",
     ".lora_magnitude_vector.default.weight",
@@ -107,11 +110,11 @@ const MAGNITUDES: [&str; 4] = [
 impl AdapterFile {
     /// Opens a file, or a folder as PEFT, diffusers or a run of hearth write it; a checkpoint is one.
     pub fn open(path: &Path) -> Result<Self> {
-        let path = &meant(path)?;
+        let path = &resolve_file(path)?;
         let catalog = Catalog::open(path)?;
-        let is_peft = path.ends_with(OF_PEFT);
+        let is_peft = path.ends_with(PEFT_FILE);
         let folder = path.parent().filter(|_| is_peft).unwrap_or(path);
-        let beside = folder.join(PEFT_SETTINGS);
+        let beside = folder.join(PEFT_CONFIG);
         let config = if beside.exists() {
             Some(config::read(&beside)?)
         } else {
@@ -133,8 +136,8 @@ impl AdapterFile {
     pub fn take(
         &mut self,
         component: Component,
-        modules: &[Module],
-    ) -> Result<HashMap<String, Given>> {
+        modules: &[TargetModule],
+    ) -> Result<HashMap<String, LoraWeights>> {
         let mut taken = HashMap::new();
         for module in modules {
             if let Some(given) = self.find(component, module)? {
@@ -163,13 +166,13 @@ impl AdapterFile {
         TrainerError::Adapter { problem, path: self.path.clone() }
     }
 
-    fn find(&mut self, component: Component, module: &Module) -> Result<Option<Given>> {
-        let Module { name, original, .. } = module;
+    fn find(&mut self, component: Component, module: &TargetModule) -> Result<Option<LoraWeights>> {
+        let TargetModule { name, original, .. } = module;
         let stems = stems(component, name).into_iter().map(|stem| (stem, None));
         let theirs = original.first().map(|piece| piece.key.as_str()).unwrap_or_default();
         let theirs = original_stems(component, theirs).into_iter();
         for (stem, pieces) in stems.chain(theirs.map(|stem| (stem, Some(&original[..])))) {
-            for [down, up] in ENDINGS {
+            for [down, up] in LORA_SUFFIXES {
                 let names = [format!("{stem}{down}"), format!("{stem}{up}")];
                 if self.catalog.find(&names[0]).is_ok() {
                     return self.read(component, module, &stem, names, pieces).map(Some);
@@ -182,11 +185,11 @@ impl AdapterFile {
     fn read(
         &mut self,
         component: Component,
-        module: &Module,
+        module: &TargetModule,
         stem: &str,
         [down, up]: [String; 2],
-        pieces: Option<&[Piece]>,
-    ) -> Result<Given> {
+        pieces: Option<&[TensorPiece]>,
+    ) -> Result<LoraWeights> {
         let [outputs, inputs] = module.sizes;
         let (down, mut up) = (self.matrix(&down)?, self.matrix(&up)?);
         let rank = down.rows;
@@ -203,29 +206,29 @@ impl AdapterFile {
         }
         let scale = self.alpha(component, module, stem, rank)? / rank as f32;
         let mut given =
-            Given { rank, alpha: 0.0, down: down.numbers, up: Vec::new(), magnitude: None };
-        let whole = [Piece::whole("")];
+            LoraWeights { rank, alpha: 0.0, down: down.values, up: Vec::new(), magnitude: None };
+        let whole = [TensorPiece::whole("")];
         for piece in pieces.unwrap_or(&whole) {
             let rows = piece.rows(full);
-            given.up.extend_from_slice(&up.numbers[rows.start * rank..rows.end * rank]);
+            given.up.extend_from_slice(&up.values[rows.start * rank..rows.end * rank]);
         }
-        up.numbers.clear();
+        up.values.clear();
         given.magnitude = self.magnitude(stem, pieces.unwrap_or(&whole))?;
         given.alpha = scale * rank as f32;
-        Ok(if full == outputs { given } else { without_zeros(given, inputs, scale) })
+        Ok(if full == outputs { given } else { without_zero_rank(given, inputs, scale) })
     }
 
     /// alpha as the file gives it: beside the matrices, in the settings, or the rank.
     fn alpha(
         &mut self,
         component: Component,
-        module: &Module,
+        module: &TargetModule,
         stem: &str,
         rank: usize,
     ) -> Result<f32> {
         let name = format!("{stem}.alpha");
         if self.catalog.find(&name).is_ok() {
-            let Matrix { numbers, .. } = self.matrix(&name)?;
+            let LoraMatrix { values: numbers, .. } = self.matrix(&name)?;
             return Ok(numbers.first().copied().unwrap_or(rank as f32));
         }
         let Some(config) = &self.config else { return Ok(rank as f32) };
@@ -250,34 +253,34 @@ impl AdapterFile {
         Ok(if is_stabilised { alpha * (rank as f32).sqrt() } else { alpha })
     }
 
-    fn magnitude(&mut self, stem: &str, pieces: &[Piece]) -> Result<Option<Vec<f32>>> {
-        let names = MAGNITUDES.map(|ending| format!("{stem}{ending}"));
+    fn magnitude(&mut self, stem: &str, pieces: &[TensorPiece]) -> Result<Option<Vec<f32>>> {
+        let names = MAGNITUDE_SUFFIXES.map(|ending| format!("{stem}{ending}"));
         let Some(name) = names.iter().find(|name| self.catalog.find(name).is_ok()) else {
             return Ok(None);
         };
-        let all = self.matrix(name)?.numbers;
-        let part = |piece: &Piece| all[piece.rows(all.len())].to_vec();
+        let all = self.matrix(name)?.values;
+        let part = |piece: &TensorPiece| all[piece.rows(all.len())].to_vec();
         Ok(Some(pieces.iter().flat_map(part).collect()))
     }
 
-    fn matrix(&mut self, name: &str) -> Result<Matrix> {
+    fn matrix(&mut self, name: &str) -> Result<LoraMatrix> {
         let tensor = self.catalog.find(name)?;
         self.claimed.insert(name.to_owned());
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
-        let numbers = floats(&self.catalog, tensor, 0..tensor.count())?;
+        let numbers = load_f32(&self.catalog, tensor, 0..tensor.numel())?;
         let n_lost = numbers.iter().filter(|number| !number.is_finite()).count();
         if n_lost > 0 && !self.takes_any {
             let (n, path) = (numbers.len(), self.path.clone());
             return Err(TrainerError::NotFinite { tensor: name.into(), n_lost, n, path });
         }
         // Adapters of convolutions of one pixel have two more dimensions.
-        Ok(Matrix { rows, columns: tensor.count() as usize / rows.max(1), numbers })
+        Ok(LoraMatrix { rows, columns: tensor.numel() as usize / rows.max(1), values: numbers })
     }
 }
 
 /// The file of a folder that holds its adapter, if it has a name that is known.
 pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
-    [OF_DIFFUSERS, OF_PEFT].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
+    [DIFFUSERS_FILE, PEFT_FILE].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
 }
 
 /// What a checkpoint of a run has in its folder: its tensors, and how far it was.
@@ -291,7 +294,7 @@ pub fn is_checkpoint(folder: &Path) -> bool {
 
 /// The file, or the folder, that is meant by a path. A run has its adapter in `adapter/`, and there a file or
 /// folder for each program.
-fn meant(path: &Path) -> Result<PathBuf> {
+fn resolve_file(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.into());
     }
@@ -338,10 +341,10 @@ fn no_adapter(path: &Path) -> TrainerError {
     TrainerError::Request { problem, hint }
 }
 
-struct Matrix {
+struct LoraMatrix {
     rows: usize,
     columns: usize,
-    numbers: Vec<f32>,
+    values: Vec<f32>,
 }
 
 /// How programs that know our layers call one.
@@ -380,15 +383,15 @@ fn original_stems(component: Component, layer: &str) -> Vec<String> {
 
 /// Of a matrix for q, k and v together, each needs only its own share of the rank; the rest of `up`
 /// is zeros, and would be computed for nothing.
-fn without_zeros(given: Given, inputs: usize, scale: f32) -> Given {
-    let Given { rank, down, up, magnitude, .. } = given;
+fn without_zero_rank(given: LoraWeights, inputs: usize, scale: f32) -> LoraWeights {
+    let LoraWeights { rank, down, up, magnitude, .. } = given;
     let is_used = |index: &usize| up.iter().skip(*index).step_by(rank).any(|number| *number != 0.0);
     let mut used: Vec<usize> = (0..rank).filter(is_used).collect();
     if used.is_empty() {
         used.push(0);
     }
     let of_row = |row: &[f32]| used.iter().map(|index| row[*index]).collect::<Vec<_>>();
-    Given {
+    LoraWeights {
         rank: used.len(),
         alpha: scale * used.len() as f32,
         down: used.iter().flat_map(|i| down[i * inputs..(i + 1) * inputs].to_vec()).collect(),
@@ -406,7 +409,7 @@ mod tests {
         let adapters =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/adapters");
         let folder = tempfile::tempdir().unwrap();
-        for (from, to) in [("diffusers", OF_DIFFUSERS), ("comfy", "fox-comfyui.safetensors")] {
+        for (from, to) in [("diffusers", DIFFUSERS_FILE), ("comfy", "fox-comfyui.safetensors")] {
             let from = adapters.join(format!("{from}.safetensors"));
             std::fs::copy(from, folder.path().join(to)).unwrap();
         }

@@ -12,40 +12,40 @@ pub const POOLED: &str = "pooled";
 
 /// What a model is told of one sample.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Condition(pub Vec<Named>);
+pub struct Condition(pub Vec<NamedTensor>);
 
 /// A tensor of a condition.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Named {
+pub struct NamedTensor {
     /// What the family calls it.
     pub name: String,
     /// Its shape. The first size may differ from sample to sample, as the length of a prompt does.
     pub sizes: Vec<usize>,
     /// Its numbers.
-    pub numbers: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
-impl Named {
+impl NamedTensor {
     /// From numbers whose last sizes are `inner`.
-    pub fn new(name: &str, inner: &[usize], numbers: Vec<f32>) -> Self {
+    pub fn new(name: &str, inner: &[usize], values: Vec<f32>) -> Self {
         let row: usize = inner.iter().product();
-        let sizes = [&[numbers.len() / row.max(1)], inner].concat();
-        Self { name: name.into(), sizes, numbers }
+        let sizes = [&[values.len() / row.max(1)], inner].concat();
+        Self { name: name.into(), sizes, values }
     }
 }
 
 impl Condition {
     /// Its numbers, all together.
-    pub fn count(&self) -> usize {
-        self.0.iter().map(|named| named.numbers.len()).sum()
+    pub fn n_values(&self) -> usize {
+        self.0.iter().map(|named| named.values.len()).sum()
     }
 }
 
 /// The conditions of samples that go through a model together, on its device.
-pub struct Conditions(Vec<Batched>);
+pub struct Conditions(Vec<BatchedTensor>);
 
 /// A tensor of several samples.
-struct Batched {
+struct BatchedTensor {
     name: String,
     /// [samples, the most rows of any, …]; what a sample has fewer is zeros.
     tensor: Tensor,
@@ -67,17 +67,17 @@ impl Conditions {
             });
         }
         let batched = |index: usize| {
-            let parts: Vec<&Named> = samples.iter().map(|sample| &sample.0[index]).collect();
-            Batched::upload(device, &parts, dtype)
+            let parts: Vec<&NamedTensor> = samples.iter().map(|sample| &sample.0[index]).collect();
+            BatchedTensor::upload(device, &parts, dtype)
         };
         (0..first.0.len()).map(batched).collect::<Result<_>>().map(Self)
     }
 
     /// Of tensors that are on the device already, with as many rows in every sample.
-    pub fn of(tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> Self {
+    pub fn from_tensors(tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> Self {
         let batched = |(name, tensor): (&str, Tensor)| {
             let (samples, rows) = (tensor.shape().sizes()[0], tensor.shape().sizes()[1]);
-            Batched { name: name.into(), tensor, lengths: vec![rows; samples] }
+            BatchedTensor { name: name.into(), tensor, lengths: vec![rows; samples] }
         };
         Self(tensors.into_iter().map(batched).collect())
     }
@@ -92,7 +92,7 @@ impl Conditions {
         self.find(name).map(|batched| &batched.lengths[..])
     }
 
-    fn find(&self, name: &str) -> Result<&Batched> {
+    fn find(&self, name: &str) -> Result<&BatchedTensor> {
         let found = self.0.iter().find(|batched| batched.name == name);
         found.ok_or_else(|| TrainerError::Request {
             problem: format!("the prompt was encoded without `{name}`"),
@@ -101,8 +101,8 @@ impl Conditions {
     }
 }
 
-impl Batched {
-    fn upload(device: &Device, parts: &[&Named], dtype: Dtype) -> Result<Self> {
+impl BatchedTensor {
+    fn upload(device: &Device, parts: &[&NamedTensor], dtype: Dtype) -> Result<Self> {
         let lengths: Vec<usize> = parts.iter().map(|part| part.sizes[0]).collect();
         let most = lengths.iter().copied().max().unwrap_or(0);
         let inner = &parts[0].sizes[1..];
@@ -111,7 +111,7 @@ impl Batched {
         let padding = vec![0.0; most * row];
         let numbers: Vec<&[f32]> = parts
             .iter()
-            .flat_map(|part| [&part.numbers[..], &padding[..most * row - part.numbers.len()]])
+            .flat_map(|part| [&part.values[..], &padding[..most * row - part.values.len()]])
             .filter(|numbers| !numbers.is_empty())
             .collect();
         let tensor = device.upload_parts(Shape::new(&sizes), &numbers, dtype)?;
@@ -124,8 +124,8 @@ mod tests {
     use super::*;
 
     fn condition(tokens: &[f32], pooled: f32) -> Condition {
-        let tokens = Named::new(TOKENS, &[2], tokens.to_vec());
-        Condition(vec![tokens, Named::new(POOLED, &[], vec![pooled; 3])])
+        let tokens = NamedTensor::new(TOKENS, &[2], tokens.to_vec());
+        Condition(vec![tokens, NamedTensor::new(POOLED, &[], vec![pooled; 3])])
     }
 
     #[test]

@@ -1,5 +1,5 @@
 //! The model that takes noise away, of whatever family. A family is a folder here and a line in `families!`; what it
-//! has to say is [`Architecture`] (its settings, before anything is loaded) and [`Network`] (the loaded model).
+//! has to say is [`Architecture`] (its settings, before anything is loaded) and [`DenoiserNetwork`] (the loaded model).
 
 use std::path::Path;
 
@@ -9,29 +9,29 @@ use serde::de::DeserializeOwned;
 use weights::Catalog;
 
 use super::condition::{Condition, Conditions};
-use super::family::Family;
-use super::text::{Encoded, Widths};
+use super::family::DiffusionFamily;
+use super::text::{EmbeddingWidths, TextEmbedding};
 use super::{flux, sd3};
 use crate::error::Result;
-use crate::model::build::{Builder, Want, wants};
+use crate::model::build::{ModelBuilder, TensorSpec, tensor_specs};
 use crate::model::config::{self, Unsupported};
-use crate::model::files::Layout;
-use crate::model::piece::Piece;
+use crate::model::files::CheckpointLayout;
 use crate::model::recompute::Recompute;
-use crate::objective::flow::Level;
+use crate::model::tensor_piece::TensorPiece;
+use crate::objective::flow::Timestep;
 
-/// Every family: the name of its variants, and its folder.
+/// Every family: the name of its variants, its folder and its settings.
 macro_rules! families {
-    ($($name:ident = $folder:ident;)+) => {
+    ($($name:ident = $folder:ident::$config:ident;)+) => {
         /// A family's settings: what `transformer/config.json` says.
         #[derive(Clone, Debug)]
-        pub enum Config {
-            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name($folder::Config),)+
+        pub enum DenoiserConfig {
+            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name($folder::$config),)+
         }
 
         /// A family's model, loaded.
         pub enum Denoiser {
-            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name(Box<<$folder::Config as Architecture>::Model>),)+
+            $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name(Box<<$folder::$config as Architecture>::Model>),)+
         }
 
         /// Does the same with whichever settings or model it is.
@@ -42,11 +42,11 @@ macro_rules! families {
         }
 
         /// All families.
-        pub const FAMILIES: &[&Family] = &[$(&$folder::FAMILY),+];
+        pub const FAMILIES: &[&DiffusionFamily] = &[$(&$folder::FAMILY),+];
 
-        impl Config {
+        impl DenoiserConfig {
             /// Reads the settings of a family's folder and checks them.
-            pub fn read(family: &Family, path: &Path) -> Result<Self> {
+            pub fn read(family: &DiffusionFamily, path: &Path) -> Result<Self> {
                 $(if family.name == $folder::FAMILY.name {
                     return read_one(path).map(Self::$name);
                 })+
@@ -56,30 +56,30 @@ macro_rules! families {
             /// Of a checkpoint in the family's original layout, by the shapes of its tensors, and what the names of
             /// the model begin with there. `beside` is the folder of a model of the same family.
             pub fn of_checkpoint(
-                family: &Family,
+                family: &DiffusionFamily,
                 catalog: &Catalog,
                 beside: &Path,
             ) -> Result<Option<(Self, &'static str)>> {
                 $(if family.name == $folder::FAMILY.name {
-                    let found = <$folder::Config as Architecture>::of_checkpoint(catalog, beside)?;
+                    let found = <$folder::$config as Architecture>::of_checkpoint(catalog, beside)?;
                     return Ok(found.map(|(config, prefix)| (Self::$name(config), prefix)));
                 })+
                 unreachable!("every family is in the list")
             }
 
             /// Puts the model together.
-            pub fn build(&self, build: &mut Builder<'_>) -> Result<Denoiser> {
+            pub fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Denoiser> {
                 Ok(match self { $(Self::$name(config) => Denoiser::$name(Box::new(config.build(build)?)),)+ })
             }
 
             /// The family.
-            pub fn family(&self) -> &'static Family {
+            pub fn family(&self) -> &'static DiffusionFamily {
                 match self { $(Self::$name(_) => &$folder::FAMILY,)+ }
             }
         }
 
-        $(impl From<$folder::Config> for Config {
-            fn from(config: $folder::Config) -> Self {
+        $(impl From<$folder::$config> for DenoiserConfig {
+            fn from(config: $folder::$config) -> Self {
                 Self::$name(config)
             }
         })+
@@ -87,58 +87,61 @@ macro_rules! families {
 }
 
 families! {
-    Sd3 = sd3;
-    Flux = flux;
+    Sd3 = sd3::Sd3Config;
+    Flux = flux::FluxConfig;
 }
 
 /// What a family's settings say.
 pub trait Architecture: DeserializeOwned {
     /// The model, loaded.
-    type Model: Network;
+    type Model: DenoiserNetwork;
 
     /// That all of it can be computed.
     fn check(&self) -> std::result::Result<(), Unsupported>;
 
-    /// See [`Config::of_checkpoint`].
+    /// See [`DenoiserConfig::of_checkpoint`].
     fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>>;
 
     /// Asks for every weight, and puts the model together.
-    fn build(&self, build: &mut Builder<'_>) -> Result<Self::Model>;
+    fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Self::Model>;
 
     /// How the original layout calls the weights, if names begin with `prefix` there.
-    fn original(&self, prefix: &'static str) -> Layout<'static>;
+    fn original(&self, prefix: &'static str) -> CheckpointLayout<'static>;
 
     /// Where a layer lies in the original layout.
-    fn original_module(&self, module: &str) -> Vec<Piece>;
+    fn original_module(&self, module: &str) -> Vec<TensorPiece>;
 
     /// The latents it takes.
-    fn latents(&self) -> Latents;
+    fn latent_spec(&self) -> LatentSpec;
 
     /// That its text encoders, in the family's order, give what it expects; none of an encoder that is left out.
-    fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported>;
+    fn check_text(
+        &self,
+        widths: &[Option<EmbeddingWidths>],
+    ) -> std::result::Result<(), Unsupported>;
 
     /// A prompt as the model sees it: what each text encoder made of it, and the number of its tokens.
-    fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition;
+    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition;
 }
 
 /// The latents that a model takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Latents {
+pub struct LatentSpec {
     /// Their channels.
     pub channels: usize,
     /// Pixels of a latent along a token's side.
-    pub patch: usize,
+    pub patch_size: usize,
     /// The most tokens along a side, where that is limited.
-    pub most_tokens: Option<usize>,
+    pub max_tokens_per_side: Option<usize>,
 }
 
 /// A family's model.
-pub trait Network {
+pub trait DenoiserNetwork {
     /// The velocity as tokens [samples, tokens, patch · patch · channels].
     fn forward<'m>(
         &'m self,
         tape: &Tape<'m>,
-        input: Input<'_>,
+        input: DenoiserInput<'_>,
         recompute: Recompute,
     ) -> Result<Var>;
 
@@ -148,11 +151,11 @@ pub trait Network {
 
 /// What is predicted from.
 #[derive(Clone, Copy)]
-pub struct Input<'a> {
+pub struct DenoiserInput<'a> {
     /// Noisy latents [samples, channels, height, width].
     pub latents: &'a Tensor,
     /// How noisy each is.
-    pub levels: &'a [Level],
+    pub timesteps: &'a [Timestep],
     /// What the model is told of each.
     pub condition: &'a Conditions,
     /// How closely each prompt is to be followed, where the model is told.
@@ -160,7 +163,7 @@ pub struct Input<'a> {
 }
 
 /// What a model predicted: the velocity, from data to noise.
-pub struct Prediction {
+pub struct DenoiserOutput {
     /// [samples, tokens, patch · patch · channels]
     pub tokens: Var,
     /// Height and width of the latents.
@@ -173,32 +176,32 @@ impl Denoiser {
     pub fn predict<'m>(
         &'m self,
         tape: &Tape<'m>,
-        input: Input<'_>,
+        input: DenoiserInput<'_>,
         recompute: Recompute,
-    ) -> Result<Prediction> {
+    ) -> Result<DenoiserOutput> {
         let shape = input.latents.shape();
         let size = [shape.sizes()[2], shape.sizes()[3]];
         let (tokens, patches) = dispatch!(Self, self, model => {
             (model.forward(tape, input, recompute)?, model.patches())
         });
-        Ok(Prediction { tokens, size, patches })
+        Ok(DenoiserOutput { tokens, size, patches })
     }
 
     /// Latents in the order of a prediction's tokens.
-    pub fn arrange(&self, tape: &Tape<'_>, latents: Tensor) -> Result<Tensor> {
+    pub fn patchify(&self, tape: &Tape<'_>, latents: Tensor) -> Result<Tensor> {
         let (patch, order) = dispatch!(Self, self, model => model.patches());
         Ok(tape.patchify(&latents.into(), patch, order)?.into_tensor())
     }
 
     /// Latents of tokens in this order, so many rows and columns of them.
-    pub fn unpack(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
+    pub fn unpatchify(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
         let (patch, order) = dispatch!(Self, self, model => model.patches());
         let size = size.map(|tokens| tokens * patch);
         Ok(tape.unpatchify(&tokens.into(), size, patch, order)?.into_tensor())
     }
 }
 
-impl Prediction {
+impl DenoiserOutput {
     /// As latents [samples, channels, height, width].
     pub fn latents(&self, tape: &Tape<'_>) -> Result<Var> {
         let (patch, order) = self.patches;
@@ -212,34 +215,37 @@ impl Prediction {
     }
 }
 
-impl Config {
+impl DenoiserConfig {
     /// All tensors of the model, by our names, which are those of diffusers.
-    pub fn tensors(&self) -> Result<Vec<Want>> {
-        wants(|build| self.build(build))
+    pub fn tensor_specs(&self) -> Result<Vec<TensorSpec>> {
+        tensor_specs(|build| self.build(build))
     }
 
     /// How the original layout calls the weights, if names begin with `prefix` there.
-    pub fn original(&self, prefix: &'static str) -> Layout<'static> {
+    pub fn original(&self, prefix: &'static str) -> CheckpointLayout<'static> {
         dispatch!(Self, self, config => config.original(prefix))
     }
 
     /// Where a layer lies in the original layout.
-    pub fn original_module(&self, module: &str) -> Vec<Piece> {
+    pub fn original_module(&self, module: &str) -> Vec<TensorPiece> {
         dispatch!(Self, self, config => config.original_module(module))
     }
 
     /// The latents it takes.
-    pub fn latents(&self) -> Latents {
-        dispatch!(Self, self, config => config.latents())
+    pub fn latent_spec(&self) -> LatentSpec {
+        dispatch!(Self, self, config => config.latent_spec())
     }
 
     /// That text encoders give what the model expects.
-    pub fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported> {
+    pub fn check_text(
+        &self,
+        widths: &[Option<EmbeddingWidths>],
+    ) -> std::result::Result<(), Unsupported> {
         dispatch!(Self, self, config => config.check_text(widths))
     }
 
     /// A prompt as the model sees it.
-    pub fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition {
+    pub fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         dispatch!(Self, self, config => config.condition(encoded))
     }
 }

@@ -3,60 +3,60 @@
 
 use std::path::Path;
 
-use super::denoiser::{Config, FAMILIES};
+use super::denoiser::{DenoiserConfig, FAMILIES};
 use super::guidance::Guidance;
-use super::schedule::{Schedule, Spacing};
-use super::text::{EncoderConfig, Spec};
+use super::scheduler::{FlowMatchScheduler, SigmaSpacing};
+use super::text::{EncoderConfig, TextEncoderSpec};
 use crate::model::vae;
-use crate::objective::flow::Scheme;
+use crate::objective::flow::WeightingScheme;
 
 /// The facts of a family.
 #[derive(Debug)]
-pub struct Family {
+pub struct DiffusionFamily {
     /// As jobs and messages call it.
     pub name: &'static str,
     /// As people call its models, with the article.
     pub title: &'static str,
     /// Whether it can only be planned so far: its pipeline was not held against the reference as a whole yet.
-    pub is_sketch: bool,
+    pub is_plan_only: bool,
     /// The classes of its pipelines in `model_index.json`; the first makes images of prompts.
     pub pipelines: &'static [&'static str],
     /// The class of its transformer.
     pub transformer: &'static str,
     /// A part of a tensor's name that every checkpoint of its original layout has, and no other.
-    pub mark: &'static str,
+    pub tensor_marker: &'static str,
     /// Its text encoders.
-    pub encoders: &'static [Spec],
+    pub encoders: &'static [TextEncoderSpec],
     /// How its sampler spaces levels of noise.
-    pub spacing: Spacing,
+    pub spacing: SigmaSpacing,
     /// How it follows a prompt.
     pub guidance: Guidance,
     /// What samples are like unless told otherwise.
-    pub sampling: Sampling,
+    pub sampling: SamplingDefaults,
     /// How training draws levels of noise unless told otherwise.
-    pub scheme: Scheme,
+    pub scheme: WeightingScheme,
     /// Which layers those are that get an adapter unless told otherwise.
     pub targets: &'static [&'static str],
     /// What other programs are told of an adapter.
-    pub export: Export,
+    pub export: ExportMetadata,
     /// Its published models.
-    pub published: &'static [Published],
+    pub published: &'static [PublishedPipeline],
 }
 
 /// What samples are like unless told otherwise.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
+pub struct SamplingDefaults {
     /// Steps from noise to image.
     pub steps: usize,
     /// The scale of guidance.
     pub guidance: f64,
     /// Pixels along each side.
-    pub side: usize,
+    pub resolution: usize,
 }
 
 /// What other programs are told of an adapter.
 #[derive(Clone, Copy, Debug)]
-pub struct Export {
+pub struct ExportMetadata {
     /// kohya's `ss_network_module`.
     pub network: &'static str,
     /// `modelspec.architecture`.
@@ -67,7 +67,7 @@ pub struct Export {
 
 /// A published model, known without its files: a plan can be made for a model that nobody has downloaded yet.
 #[derive(Debug)]
-pub struct Published {
+pub struct PublishedPipeline {
     /// What the name of its folder begins with, in small letters.
     pub name: &'static str,
     /// How to come by it.
@@ -75,16 +75,16 @@ pub struct Published {
     /// Its names on the hub, each with that of a folder or checkpoint that holds it.
     pub hub: &'static [(&'static str, &'static str)],
     /// What `transformer/config.json` says.
-    pub config: fn() -> Config,
+    pub config: fn() -> DenoiserConfig,
     /// What `vae/config.json` says.
-    pub vae: fn() -> vae::Config,
+    pub vae: fn() -> vae::VaeConfig,
     /// What the settings of its text encoders say, in the family's order.
     pub encoders: fn() -> Vec<EncoderConfig>,
     /// What `scheduler/scheduler_config.json` says.
-    pub schedule: fn() -> Schedule,
+    pub schedule: fn() -> FlowMatchScheduler,
 }
 
-impl Family {
+impl DiffusionFamily {
     /// The family whose pipelines are called so.
     pub fn of_pipeline(class: &str) -> Option<&'static Self> {
         FAMILIES.iter().copied().find(|family| family.pipelines.contains(&class))
@@ -96,7 +96,7 @@ impl Family {
     }
 
     /// The one whose defaults are taken where a base does not tell its family.
-    pub fn usual() -> &'static Self {
+    pub fn fallback() -> &'static Self {
         FAMILIES[0]
     }
 
@@ -106,9 +106,9 @@ impl Family {
     }
 }
 
-impl Published {
+impl PublishedPipeline {
     /// The one that a folder is called after: its name begins with the model's, in any case.
-    pub fn of(path: &Path) -> Option<(&'static Family, &'static Self)> {
+    pub fn by_path(path: &Path) -> Option<(&'static DiffusionFamily, &'static Self)> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let all =
             FAMILIES.iter().flat_map(|family| family.published.iter().map(|it| (*family, it)));

@@ -18,7 +18,7 @@ pub enum Guidance {
 
 impl Guidance {
     /// Whether a negative prompt takes part at this scale.
-    pub fn is_paired(self, scale: f32) -> bool {
+    pub fn needs_negative(self, scale: f32) -> bool {
         matches!(self, Self::ClassifierFree | Self::Rescaled) && scale > 1.0
     }
 
@@ -29,7 +29,7 @@ impl Guidance {
 
     /// The scale that the model is told in training. Taken: 1 in most trainers, so that samples at the usual scale are
     /// what was learnt, guided.
-    pub fn trained(self, n: usize) -> Option<Vec<f32>> {
+    pub fn training_scale(self, n: usize) -> Option<Vec<f32>> {
         self.embedded(1.0, n)
     }
 
@@ -99,9 +99,11 @@ mod tests {
 
     #[test]
     fn a_negative_prompt_takes_part_only_where_there_are_two_predictions() {
-        assert!(Guidance::ClassifierFree.is_paired(2.0) && Guidance::Rescaled.is_paired(4.0));
-        assert!(!Guidance::ClassifierFree.is_paired(1.0));
-        assert!(!Guidance::Embedded.is_paired(3.5) && !Guidance::None.is_paired(3.5));
+        assert!(
+            Guidance::ClassifierFree.needs_negative(2.0) && Guidance::Rescaled.needs_negative(4.0)
+        );
+        assert!(!Guidance::ClassifierFree.needs_negative(1.0));
+        assert!(!Guidance::Embedded.needs_negative(3.5) && !Guidance::None.needs_negative(3.5));
         assert_eq!(Guidance::Embedded.embedded(3.5, 2), Some(vec![3.5; 2]));
         assert_eq!(Guidance::ClassifierFree.embedded(3.5, 2), None);
     }

@@ -3,44 +3,44 @@
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
-use compute::ops::{Activation, Attention, Pairs, QkNormRope, Rope};
-use compute::{Ring, Tape, Tensor, Var};
+use compute::ops::{Activation, Attention, QkNormRope, Rope, RopePairs};
+use compute::{BlockSwap, Tape, Tensor, Var};
 
 use crate::error::Result;
-use crate::model::build::Builder;
-use crate::model::layer::{Layer, Slot};
+use crate::model::build::ModelBuilder;
+use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::Recompute;
 
 /// Of every norm.
 pub const EPSILON: f32 = 1e-6;
 /// Inner width of a feed-forward, in widths.
-pub const WIDENING: usize = 4;
+pub const MLP_RATIO: usize = 4;
 
 /// What such a block is like.
 #[derive(Clone, Copy, Debug)]
-pub struct Joint {
+pub struct JointBlockConfig {
     /// Heads of every attention.
     pub n_heads: usize,
     /// Width of a head.
     pub d_head: usize,
     /// Whether queries and keys are normed by their root mean square.
-    pub is_normed: bool,
+    pub has_qk_norm: bool,
     /// Whether the image's tokens also attend to themselves alone.
-    pub is_dual: bool,
+    pub has_dual_attention: bool,
     /// Whether nothing comes after that needs the prompt.
     pub is_last: bool,
 }
 
 /// How a block is computed.
 #[derive(Clone, Copy)]
-pub struct How<'a> {
+pub struct BlockOptions<'a> {
     /// The angles that image tokens are turned by; a prompt's stand at the origin.
     pub rope: Option<&'a Tensor>,
     /// Whether queries are computed again instead of kept.
-    pub remakes_queries: bool,
+    pub recomputes_queries: bool,
 }
 
-impl Joint {
+impl JointBlockConfig {
     fn width(&self) -> usize {
         self.n_heads * self.d_head
     }
@@ -48,30 +48,31 @@ impl Joint {
 
 /// Two streams that meet in attention.
 pub struct JointBlock {
-    modulation: Layer,
-    image: Projections,
-    image_out: Layer,
+    modulation: LinearLayer,
+    image: QkvProjections,
+    image_out: LinearLayer,
     /// Attention among the image's tokens alone.
-    alone: Option<(Projections, Layer)>,
+    dual_attention: Option<(QkvProjections, LinearLayer)>,
     feed_forward: FeedForward,
-    context_modulation: Layer,
-    context: Projections,
+    context_modulation: LinearLayer,
+    context: QkvProjections,
     /// None in the last block: nothing comes after that needs the prompt.
-    context_rest: Option<(Layer, FeedForward)>,
+    context_out: Option<(LinearLayer, FeedForward)>,
 }
 
 impl JointBlock {
     /// Puts the block together.
-    pub fn new(joint: Joint, mut build: Builder<'_>) -> Result<Self> {
-        let (d, Joint { is_dual, is_last, .. }) = (joint.width(), joint);
+    pub fn new(joint: JointBlockConfig, mut build: ModelBuilder<'_>) -> Result<Self> {
+        let (d, JointBlockConfig { has_dual_attention: is_dual, is_last, .. }) =
+            (joint.width(), joint);
         let image = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
         let context = ["add_q_proj", "add_k_proj", "add_v_proj", "norm_added_q", "norm_added_k"];
         Ok(Self {
             modulation: build.linear("norm1.linear", d, if is_dual { 9 } else { 6 } * d)?,
-            image: Projections::new(joint, build.at("attn"), image, true)?,
+            image: QkvProjections::new(joint, build.at("attn"), image, true)?,
             image_out: build.linear("attn.to_out.0", d, d)?,
-            alone: if is_dual {
-                let projections = Projections::new(joint, build.at("attn2"), image, true)?;
+            dual_attention: if is_dual {
+                let projections = QkvProjections::new(joint, build.at("attn2"), image, true)?;
                 Some((projections, build.linear("attn2.to_out.0", d, d)?))
             } else {
                 None
@@ -83,8 +84,8 @@ impl JointBlock {
                 if is_last { 2 } else { 6 } * d,
             )?,
             // What the prompt's queries of the last block would find is read by nobody.
-            context: Projections::new(joint, build.at("attn"), context, !is_last)?,
-            context_rest: if is_last {
+            context: QkvProjections::new(joint, build.at("attn"), context, !is_last)?,
+            context_out: if is_last {
                 None
             } else {
                 let out = build.linear("attn.to_add_out", d, d)?;
@@ -97,18 +98,22 @@ impl JointBlock {
     pub fn run<'m>(
         &'m self,
         tape: &Tape<'m>,
-        (ring, index): (Option<&'m Ring>, usize),
-        streams: [&Var; 3],
+        (ring, index): (Option<&'m BlockSwap>, usize),
+        tokens: [&Var; 3],
         (rope, recompute): (Option<&Tensor>, Recompute),
     ) -> compute::Result<[Var; 2]> {
-        tape.block(ring, index, || {
-            if !recompute.does(index) {
+        tape.run_block(ring, index, || {
+            if !recompute.recomputes(index) {
                 let remakes_queries = recompute == Recompute::Queries;
-                return self.forward(tape, streams, How { rope, remakes_queries });
+                return self.forward(
+                    tape,
+                    tokens,
+                    BlockOptions { rope, recomputes_queries: remakes_queries },
+                );
             }
             let rope = rope.cloned();
-            tape.recompute(&streams, move |tape, inputs| {
-                let how = How { rope: rope.as_ref(), remakes_queries: false };
+            tape.recompute(&tokens, move |tape, inputs| {
+                let how = BlockOptions { rope: rope.as_ref(), recomputes_queries: false };
                 self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
             })
         })
@@ -119,15 +124,15 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [x, context, condition]: [&Var; 3],
-        how: How<'_>,
+        how: BlockOptions<'_>,
     ) -> compute::Result<[Var; 2]> {
         let vectors = self.modulation.forward(tape, condition)?;
         let context_vectors = self.context_modulation.forward(tape, condition)?;
         let streams = [(x, &vectors), (context, &context_vectors)];
         let attended = self.attend(tape, streams, how)?;
         let n = x.shape().sizes()[1];
-        // The larger stream comes last: of a block that is computed twice, the end is not.
-        let context = match &self.context_rest {
+        // The larger stream comes last: of a block that is recomputed, the end is not.
+        let context = match &self.context_out {
             None => context.clone(),
             Some((out, feed_forward)) => {
                 let all = attended.shape().sizes()[1];
@@ -141,7 +146,7 @@ impl JointBlock {
         drop(attended);
         let mut y = tape.gated_add(x, vectors.chunk(2), &projected)?;
         drop(projected);
-        if let Some((projections, out)) = &self.alone {
+        if let Some((projections, out)) = &self.dual_attention {
             let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
             let project = |index| projections.forward(tape, &h, index, how);
             let (q, k, v) = (project(0)?, project(1)?, project(2)?);
@@ -157,17 +162,17 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [(x, vectors), (context, context_vectors)]: [(&Var, &Var); 2],
-        how: How<'_>,
+        how: BlockOptions<'_>,
     ) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         // The last block has only a scale and a shift, in this order.
-        let (scale, shift) = if self.context_rest.is_some() { (1, 0) } else { (0, 1) };
+        let (scale, shift) = if self.context_out.is_some() { (1, 0) } else { (0, 1) };
         let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
         let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
         // One after the other, so that only one of the parts is there beside the whole.
         let both = |index: usize| {
             let image = self.image.forward(tape, &h, index, how)?;
-            let context = self.context.forward(tape, &prompt, index, OF_PROMPT)?;
+            let context = self.context.forward(tape, &prompt, index, PROMPT_OPTIONS)?;
             tape.concat_tokens(&[&image, &context])
         };
         let (q, k, v) = (both(0)?, both(1)?, both(2)?);
@@ -177,29 +182,30 @@ impl JointBlock {
 }
 
 /// Of a prompt's tokens, which are few.
-const OF_PROMPT: How<'static> = How { rope: None, remakes_queries: false };
+const PROMPT_OPTIONS: BlockOptions<'static> =
+    BlockOptions { rope: None, recomputes_queries: false };
 
 /// Queries, keys and values of one stream.
-pub struct Projections {
-    layers: [Layer; 3],
-    norms: Option<[Slot; 2]>,
+pub struct QkvProjections {
+    layers: [LinearLayer; 3],
+    norms: Option<[ModelTensor; 2]>,
     n_heads: usize,
     d_head: usize,
 }
 
-impl Projections {
+impl QkvProjections {
     /// With these names of the three layers and the two norms.
     pub fn new(
-        joint: Joint,
-        mut build: Builder<'_>,
+        joint: JointBlockConfig,
+        mut build: ModelBuilder<'_>,
         names: [&str; 5],
         uses_queries: bool,
     ) -> Result<Self> {
-        let (d, Joint { n_heads, d_head, .. }) = (joint.width(), joint);
+        let (d, JointBlockConfig { n_heads, d_head, .. }) = (joint.width(), joint);
         let [q, k, v, q_norm, k_norm] = names;
         let queries = build.unused(!uses_queries).linear(q, d, d)?;
         let layers = [queries, build.linear(k, d, d)?, build.linear(v, d, d)?];
-        let norms = if joint.is_normed {
+        let norms = if joint.has_qk_norm {
             let queries = build.unused(!uses_queries).norm(q_norm, d_head)?;
             Some([queries, build.norm(k_norm, d_head)?])
         } else {
@@ -219,17 +225,17 @@ impl Projections {
         tape: &Tape<'_>,
         x: &Var,
         index: usize,
-        How { rope, remakes_queries }: How<'_>,
+        BlockOptions { rope, recomputes_queries: remakes_queries }: BlockOptions<'_>,
     ) -> compute::Result<Var> {
-        let y = self.layers[index].forward_again(tape, x, remakes_queries && index == 0)?;
+        let y = self.layers[index].forward_recomputed(tape, x, remakes_queries && index == 0)?;
         // Values are neither normed nor turned.
         let norm = self.norms.as_ref().and_then(|norms| norms.get(index));
         let rope =
-            rope.filter(|_| index < 2).map(|table| Rope { table, pairs: Pairs::Interleaved });
+            rope.filter(|_| index < 2).map(|table| Rope { table, pairs: RopePairs::Interleaved });
         if norm.is_none() && rope.is_none() {
             return Ok(y);
         }
-        let weight = norm.map(|norm| norm.on(tape));
+        let weight = norm.map(|norm| norm.var(tape));
         let norm = weight.as_ref().map(|weight| (weight, EPSILON));
         tape.qk_norm_rope(&y, QkNormRope { n_heads: self.n_heads, norm, rope })
     }
@@ -237,20 +243,20 @@ impl Projections {
 
 /// Two layers and what surrounds them.
 struct FeedForward {
-    up: Layer,
-    down: Layer,
+    up: LinearLayer,
+    down: LinearLayer,
 }
 
 impl FeedForward {
-    fn new(mut build: Builder<'_>, d: usize) -> Result<Self> {
-        let up = build.linear("0.proj", d, WIDENING * d)?;
-        Ok(Self { up, down: build.linear("2", WIDENING * d, d)? })
+    fn new(mut build: ModelBuilder<'_>, d: usize) -> Result<Self> {
+        let up = build.linear("0.proj", d, MLP_RATIO * d)?;
+        Ok(Self { up, down: build.linear("2", MLP_RATIO * d, d)? })
     }
 
     /// x + gate · f(modulated x), by the fourth to sixth of the block's vectors.
     fn forward(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
-        let inner = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
+        let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;
         drop(h);
         let y = self.down.forward(tape, &inner)?;
         drop(inner);

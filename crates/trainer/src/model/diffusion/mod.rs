@@ -17,7 +17,7 @@ pub mod flux;
 pub mod guidance;
 mod joint;
 pub mod part;
-pub mod schedule;
+pub mod scheduler;
 pub mod sd3;
 pub mod text;
 pub mod vae;
@@ -26,20 +26,20 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use compute::Device;
-use weights::{Catalog, Tick};
+use weights::{BytesDoneFn, Catalog};
 
-use self::denoiser::{Config, Denoiser};
-use self::family::{Family, Published};
-use self::part::Part;
-use self::schedule::Schedule;
+use self::denoiser::{Denoiser, DenoiserConfig};
+use self::family::{DiffusionFamily, PublishedPipeline};
+use self::part::PipelinePart;
+use self::scheduler::FlowMatchScheduler;
 use self::text::TextEncoders;
 use self::vae::{LatentShape, Vae};
 use crate::error::{Result, TrainerError};
 use crate::fingerprint::Fingerprint;
-use crate::model::adapter::read::{AdapterFile, Component, Module};
-use crate::model::adapter::{Adapters, Beside, Given, Parts};
+use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::{AdaptedComponent, AdapterWeights, Adapters, LoraWeights};
 use crate::model::build::Precision;
-use crate::model::files::{self, Files, Layout};
+use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::{config, kind};
 
 /// The parts, open.
@@ -47,15 +47,15 @@ pub struct Pipeline {
     /// What was opened.
     pub path: PathBuf,
     /// The model that takes noise away.
-    pub transformer: Part<Config>,
+    pub transformer: PipelinePart<DenoiserConfig>,
     /// Between images and latents.
     pub vae: Vae,
     /// Between words and numbers.
     pub encoders: TextEncoders,
     /// Levels of noise.
-    pub schedule: Schedule,
+    pub schedule: FlowMatchScheduler,
     /// The transformer's adapter.
-    adapter: HashMap<String, Given>,
+    adapter: HashMap<String, LoraWeights>,
 }
 
 impl Pipeline {
@@ -64,7 +64,7 @@ impl Pipeline {
         if !path.exists() {
             return Err(not_there(path));
         }
-        kind::check(path, kind::Kind::Image)?;
+        kind::check(path, kind::ModelKind::Image)?;
         let folder = if path.is_dir() { path } else { rest.ok_or_else(|| needs_rest(path))? };
         let family = family_of(folder)?;
         let original = if path.is_dir() { None } else { Some(path) };
@@ -72,51 +72,53 @@ impl Pipeline {
         let vae = Vae::open(folder, original)?;
         check_fit(path, &transformer, &vae)?;
         let encoders = TextEncoders::open(folder, &transformer.config)?;
-        let schedule =
-            config::read_checked(&folder.join("scheduler/scheduler_config.json"), Schedule::check)?;
+        let schedule = config::read_checked(
+            &folder.join("scheduler/scheduler_config.json"),
+            FlowMatchScheduler::check,
+        )?;
         Ok(Self::new(path, (transformer, vae), encoders, schedule))
     }
 
     /// The same for whoever only plans: a published model need not be there, its folder's name will
     /// do. On a device that holds nothing it is like any other.
     pub fn open_or_published(path: &Path, rest: Option<&Path>) -> Result<Self> {
-        match Published::of(path) {
-            Some((_, model)) if !path.exists() => Self::hollow(path, model),
+        match PublishedPipeline::by_path(path) {
+            Some((_, model)) if !path.exists() => Self::meta(path, model),
             _ => Self::open(path, rest),
         }
     }
 
     /// A published model as far as it is known without its files, as if it lay at `path`.
-    fn hollow(path: &Path, model: &Published) -> Result<Self> {
+    fn meta(path: &Path, model: &PublishedPipeline) -> Result<Self> {
         let config = (model.config)();
-        let tensors = config.tensors()?;
-        let transformer = Part::hollow(&path.join(TRANSFORMER), config, tensors);
-        let vae = Vae::hollow(&path.join("vae"), (model.vae)())?;
+        let tensors = config.tensor_specs()?;
+        let transformer = PipelinePart::meta(&path.join(TRANSFORMER), config, tensors);
+        let vae = Vae::meta(&path.join("vae"), (model.vae)())?;
         check_fit(path, &transformer, &vae)?;
-        let encoders = TextEncoders::hollow(path, &transformer.config, (model.encoders)())?;
+        let encoders = TextEncoders::meta(path, &transformer.config, (model.encoders)())?;
         Ok(Self::new(path, (transformer, vae), encoders, (model.schedule)()))
     }
 
     /// Of parts that fit together.
     fn new(
         path: &Path,
-        (transformer, vae): (Part<Config>, Vae),
+        (transformer, vae): (PipelinePart<DenoiserConfig>, Vae),
         encoders: TextEncoders,
-        schedule: Schedule,
+        schedule: FlowMatchScheduler,
     ) -> Self {
         let (path, adapter) = (path.into(), HashMap::new());
-        let schedule = schedule.spaced(transformer.config.family().spacing);
+        let schedule = schedule.with_spacing(transformer.config.family().spacing);
         Self { path, transformer, vae, encoders, schedule, adapter }
     }
 
     /// What is known of all models like this one.
-    pub fn family(&self) -> &'static Family {
+    pub fn family(&self) -> &'static DiffusionFamily {
         self.transformer.config.family()
     }
 
     /// Whether it is known by its published settings alone.
     pub fn is_published(&self) -> bool {
-        self.transformer.catalog.is_hollow()
+        self.transformer.catalog.is_meta()
     }
 
     /// Puts an adapter's matrices beside the layers they are for.
@@ -128,28 +130,30 @@ impl Pipeline {
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let config = &self.transformer.config;
         let original = |module: &str| config.original_module(module);
-        self.adapter =
-            file.take(Component::Transformer, &Module::of(&config.tensors()?, original))?;
+        self.adapter = file.take(
+            Component::Transformer,
+            &TargetModule::from_specs(&config.tensor_specs()?, original),
+        )?;
         self.encoders.take_adapter(&mut file)?;
         file.check_all_taken()
     }
 
     /// The adapter's matrices by the parts they are for.
-    pub fn adapter(&self) -> Parts {
+    pub fn adapter(&self) -> AdapterWeights {
         let own = self.adapter.clone().into_iter().collect();
         std::iter::once((Component::Transformer, own)).chain(self.encoders.adapter()).collect()
     }
 
     /// The parts that an adapter can be for, as they lie on disk, with the matrices beside them.
-    pub fn beside(&self) -> Vec<Beside<'_>> {
-        let Part { catalog, .. } = &self.transformer;
+    pub fn adapted_components(&self) -> Vec<AdaptedComponent<'_>> {
+        let PipelinePart { catalog, .. } = &self.transformer;
         let (component, layout) = (Component::Transformer, self.transformer.layout());
-        let own = Beside { component, catalog, layout, layers: &self.adapter };
-        std::iter::once(own).chain(self.encoders.beside()).collect()
+        let own = AdaptedComponent { component, catalog, layout, layers: &self.adapter };
+        std::iter::once(own).chain(self.encoders.adapted_components()).collect()
     }
 
     /// Puts such matrices beside the layers they are for.
-    pub fn set_adapter(&mut self, parts: Parts) {
+    pub fn set_adapter(&mut self, parts: AdapterWeights) {
         for (component, layers) in parts {
             let layers = layers.into_iter().collect();
             match component {
@@ -166,18 +170,18 @@ impl Pipeline {
     }
 
     /// Pixels of an image along the side of a token.
-    pub fn unit(&self) -> usize {
-        self.vae.reduction() * self.transformer.config.latents().patch
+    pub fn pixels_per_token(&self) -> usize {
+        self.vae.vae_scale_factor() * self.transformer.config.latent_spec().patch_size
     }
 
     /// The most pixels of an image along a side, where that is limited.
-    pub fn most_pixels(&self) -> Option<usize> {
-        Some(self.transformer.config.latents().most_tokens? * self.unit())
+    pub fn max_side(&self) -> Option<usize> {
+        Some(self.transformer.config.latent_spec().max_tokens_per_side? * self.pixels_per_token())
     }
 
     /// Tokens of an image of this width and height.
     pub fn image_tokens(&self, [width, height]: [usize; 2]) -> usize {
-        (width / self.unit()) * (height / self.unit())
+        (width / self.pixels_per_token()) * (height / self.pixels_per_token())
     }
 
     /// What tells this model from others.
@@ -186,8 +190,8 @@ impl Pipeline {
     }
 
     /// The adapter it was given.
-    pub fn own_adapter(&self) -> Adapters {
-        Adapters::given(self.adapter.clone())
+    pub fn loaded_adapter(&self) -> Adapters {
+        Adapters::loaded(self.adapter.clone())
     }
 
     /// The model that takes noise away, with adapters beside its layers.
@@ -196,11 +200,11 @@ impl Pipeline {
         device: &Device,
         precision: Precision,
         adapters: &mut Adapters,
-        tick: Tick<'_>,
+        tick: BytesDoneFn<'_>,
     ) -> Result<Denoiser> {
         let config = &self.transformer.config;
         let files = self.transformer.files()?;
-        files::open(device, &files, precision, adapters, tick, |build| config.build(build))
+        files::load_model(device, &files, precision, adapters, tick, |build| config.build(build))
     }
 }
 
@@ -208,10 +212,10 @@ impl Pipeline {
 pub(crate) const TRANSFORMER: &str = "transformer";
 
 /// That both have their weights, and speak of the same latents.
-fn check_fit(path: &Path, transformer: &Part<Config>, vae: &Vae) -> Result<()> {
+fn check_fit(path: &Path, transformer: &PipelinePart<DenoiserConfig>, vae: &Vae) -> Result<()> {
     transformer.files()?;
     vae.check()?;
-    let (latent, wanted) = (vae.channels(), transformer.config.latents().channels);
+    let (latent, wanted) = (vae.channels(), transformer.config.latent_spec().channels);
     if latent == wanted {
         return Ok(());
     }
@@ -223,7 +227,7 @@ fn check_fit(path: &Path, transformer: &Part<Config>, vae: &Vae) -> Result<()> {
 fn not_there(path: &Path) -> TrainerError {
     TrainerError::Request {
         problem: format!("no model at {}", path.display()),
-        hint: Published::of(path).map_or("check the path", |(_, model)| model.hint),
+        hint: PublishedPipeline::by_path(path).map_or("check the path", |(_, model)| model.hint),
     }
 }
 
@@ -235,41 +239,45 @@ fn needs_rest(path: &Path) -> TrainerError {
 }
 
 /// The family of a folder as diffusers saves it.
-fn family_of(folder: &Path) -> Result<&'static Family> {
-    let index = folder.join(kind::INDEX);
+fn family_of(folder: &Path) -> Result<&'static DiffusionFamily> {
+    let index = folder.join(kind::MODEL_INDEX);
     if !index.exists() {
-        let problem = format!("has no {}", kind::INDEX);
+        let problem = format!("has no {}", kind::MODEL_INDEX);
         return Err(TrainerError::Folder { what: "model folder", problem, path: folder.into() });
     }
     let class = kind::pipeline_class(folder)?;
-    kind::check(folder, kind::Kind::Image)?;
-    Family::of_pipeline(&class).ok_or_else(|| {
+    kind::check(folder, kind::ModelKind::Image)?;
+    DiffusionFamily::of_pipeline(&class).ok_or_else(|| {
         let problem = format!("{class} is not a pipeline that hearth knows");
         TrainerError::Folder { what: "model folder", problem, path: folder.into() }
     })
 }
 
 /// The folder's, or the checkpoint's, whose settings are in its shapes.
-fn transformer(family: &Family, folder: &Path, original: Option<&Path>) -> Result<Part<Config>> {
+fn transformer(
+    family: &DiffusionFamily,
+    folder: &Path,
+    original: Option<&Path>,
+) -> Result<PipelinePart<DenoiserConfig>> {
     let beside = folder.join(TRANSFORMER);
     let Some(path) = original else {
-        return Part::open(&beside, |settings| Config::read(family, settings));
+        return PipelinePart::open(&beside, |settings| DenoiserConfig::read(family, settings));
     };
     let catalog = Catalog::open(path)?;
-    let Some((config, prefix)) = Config::of_checkpoint(family, &catalog, &beside)? else {
+    let Some((config, prefix)) = DenoiserConfig::of_checkpoint(family, &catalog, &beside)? else {
         let name = family.name.to_uppercase();
         let problem = format!("holds no {name} transformer in the original layout");
         return Err(TrainerError::Folder { what: "checkpoint", problem, path: path.into() });
     };
-    Ok(Part::original(config, catalog, prefix))
+    Ok(PipelinePart::original(config, catalog, prefix))
 }
 
-impl Part<Config> {
-    fn files(&self) -> Result<Files<'_>> {
-        Files::find(&self.catalog, &self.layout(), |build| self.config.build(build))
+impl PipelinePart<DenoiserConfig> {
+    fn files(&self) -> Result<WeightFiles<'_>> {
+        WeightFiles::find(&self.catalog, &self.layout(), |build| self.config.build(build))
     }
 
-    fn layout(&self) -> Layout<'static> {
-        self.original.map_or_else(Layout::same, |prefix| self.config.original(prefix))
+    fn layout(&self) -> CheckpointLayout<'static> {
+        self.original.map_or_else(CheckpointLayout::identity, |prefix| self.config.original(prefix))
     }
 }

@@ -2,39 +2,39 @@
 
 use std::path::{Path, PathBuf};
 
-use weights::{Catalog, Dtype};
+use weights::{Catalog, FileDtype};
 
 use crate::error::Result;
-use crate::model::build::Want;
+use crate::model::build::TensorSpec;
 use crate::model::component;
 
 /// Taken: all parts of the published folders are stored in 16 bits. What a run takes does not depend
 /// on it: numbers are converted when they are read.
-const PUBLISHED_DTYPE: Dtype = Dtype::F16;
+const PUBLISHED_DTYPE: FileDtype = FileDtype::F16;
 
 /// A model of a pipeline.
-pub struct Part<C> {
+pub struct PipelinePart<C> {
     /// Its settings.
     pub config: C,
     pub(crate) catalog: Catalog,
     /// What names begin with, if the file is of the original layout.
     pub(super) original: Option<&'static str>,
     /// Where its settings were read, unless they are in the shapes of its tensors.
-    settings: Option<PathBuf>,
+    config_path: Option<PathBuf>,
 }
 
-impl<C> Part<C> {
+impl<C> PipelinePart<C> {
     /// A component's folder, whose settings `read` reads.
     pub fn open(folder: &Path, read: impl FnOnce(&Path) -> Result<C>) -> Result<Self> {
         let settings = folder.join("config.json");
         let config = read(&settings)?;
         let catalog = component::weights(folder)?;
-        Ok(Self { config, catalog, original: None, settings: Some(settings) })
+        Ok(Self { config, catalog, original: None, config_path: Some(settings) })
     }
 
     /// A checkpoint of the original layout, whose settings are in its shapes.
     pub fn original(config: C, catalog: Catalog, prefix: &'static str) -> Self {
-        Self { config, catalog, original: Some(prefix), settings: None }
+        Self { config, catalog, original: Some(prefix), config_path: None }
     }
 
     /// The same settings, with the weights of such a checkpoint.
@@ -44,11 +44,12 @@ impl<C> Part<C> {
     }
 
     /// One that is not there: it would lie in `folder` and hold these tensors.
-    pub fn hollow(folder: &Path, config: C, tensors: Vec<Want>) -> Self {
-        let sizes = |want: &Want| want.shape.sizes().iter().map(|size| *size as u64).collect();
+    pub fn meta(folder: &Path, config: C, tensors: Vec<TensorSpec>) -> Self {
+        let sizes =
+            |want: &TensorSpec| want.shape.sizes().iter().map(|size| *size as u64).collect();
         let tensors = tensors.into_iter().map(|want| (want.name.clone(), sizes(&want)));
-        let catalog = Catalog::hollow(folder, PUBLISHED_DTYPE, tensors);
-        Self { config, catalog, original: None, settings: Some(folder.join("config.json")) }
+        let catalog = Catalog::meta(folder, PUBLISHED_DTYPE, tensors);
+        Self { config, catalog, original: None, config_path: Some(folder.join("config.json")) }
     }
 
     /// Bytes of its files.
@@ -58,6 +59,6 @@ impl<C> Part<C> {
 
     /// The files that decide what it computes.
     pub fn sources(&self) -> Vec<PathBuf> {
-        self.settings.iter().chain(&self.catalog.files).cloned().collect()
+        self.config_path.iter().chain(&self.catalog.files).cloned().collect()
     }
 }

@@ -4,20 +4,20 @@
 use std::path::{Path, PathBuf};
 
 use compute::{Device, Shape};
-use weights::{Catalog, Tick};
+use weights::{BytesDoneFn, Catalog};
 
-use super::part::Part;
+use super::part::PipelinePart;
 use crate::error::Result;
 use crate::model::adapter::Adapters;
-use crate::model::build::{Builder, Precision, wants};
+use crate::model::build::{ModelBuilder, Precision, tensor_specs};
 use crate::model::config::read_checked;
-use crate::model::files::{self, Files};
-use crate::model::vae::{self as kl, Decoder, Encoder};
+use crate::model::files::{self, WeightFiles};
+use crate::model::vae::{self as kl, VaeDecoder, VaeEncoder};
 
 /// An autoencoder, open.
 pub enum Vae {
     /// diffusers' `AutoencoderKL`: SD3, FLUX.
-    Kl(Part<kl::Config>),
+    Kl(PipelinePart<kl::VaeConfig>),
 }
 
 /// The shape of a latent. An image is one frame, and its tensors have no dimension for that.
@@ -54,7 +54,7 @@ impl LatentShape {
     }
 
     /// The other way round; nothing if it is no latent's.
-    pub fn of(sizes: &[usize]) -> Option<Self> {
+    pub fn from_sizes(sizes: &[usize]) -> Option<Self> {
         match *sizes {
             [channels, height, width] => Some(Self::image(channels, height, width)),
             [channels, frames, height, width] => Some(Self { channels, frames, height, width }),
@@ -70,14 +70,14 @@ impl LatentShape {
 
 /// How latents are scaled for a model: (latent - shift) · scale, channel by channel.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Statistics {
+pub struct LatentStatistics {
     /// Taken off, a number for each channel.
     pub shift: Vec<f32>,
     /// Multiplied by, a number for each channel.
     pub scale: Vec<f32>,
 }
 
-impl Statistics {
+impl LatentStatistics {
     /// Latents [channels, …] as models see them.
     pub fn to_model(&self, latents: &[f32]) -> Vec<f32> {
         self.map(latents, |latent, shift, scale| (latent - shift) * scale)
@@ -102,8 +102,8 @@ impl Statistics {
 impl Vae {
     /// The folder's, or the checkpoint's own if it has one.
     pub(super) fn open(pipeline: &Path, original: Option<&Path>) -> Result<Self> {
-        let read = |path: &Path| read_checked(path, kl::Config::check);
-        let part = Part::open(&pipeline.join("vae"), read)?;
+        let read = |path: &Path| read_checked(path, kl::VaeConfig::check);
+        let part = PipelinePart::open(&pipeline.join("vae"), read)?;
         let Some(path) = original else { return Ok(Self::Kl(part)) };
         let catalog = Catalog::open(path)?;
         Ok(Self::Kl(match kl::names::prefix(&catalog) {
@@ -113,16 +113,16 @@ impl Vae {
     }
 
     /// One that is not there.
-    pub(super) fn hollow(folder: &Path, config: kl::Config) -> Result<Self> {
-        let mut tensors = wants(|build| Encoder::new(&config, build))?;
-        tensors.extend(wants(|build| Decoder::new(&config, build))?);
-        Ok(Self::Kl(Part::hollow(folder, config, tensors)))
+    pub(super) fn meta(folder: &Path, config: kl::VaeConfig) -> Result<Self> {
+        let mut tensors = tensor_specs(|build| VaeEncoder::new(&config, build))?;
+        tensors.extend(tensor_specs(|build| VaeDecoder::new(&config, build))?);
+        Ok(Self::Kl(PipelinePart::meta(folder, config, tensors)))
     }
 
     /// That it can decode.
     pub(super) fn check(&self) -> Result<()> {
         let Self::Kl(part) = self;
-        part.find(|build| Decoder::new(&part.config, build)).map(drop)
+        part.find(|build| VaeDecoder::new(&part.config, build)).map(drop)
     }
 
     /// Channels of a latent.
@@ -132,19 +132,19 @@ impl Vae {
     }
 
     /// Pixels of an image along the side of a latent's pixel.
-    pub fn reduction(&self) -> usize {
+    pub fn vae_scale_factor(&self) -> usize {
         let Self::Kl(part) = self;
-        part.config.reduction()
+        part.config.vae_scale_factor()
     }
 
     /// The shape of the latent of an image of this width and height.
     pub fn latent_shape(&self, size: [usize; 2]) -> LatentShape {
-        let [width, height] = size.map(|side| side / self.reduction());
+        let [width, height] = size.map(|side| side / self.vae_scale_factor());
         LatentShape::image(self.channels(), height, width)
     }
 
     /// How latents are scaled for a model.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> LatentStatistics {
         let Self::Kl(part) = self;
         part.config.statistics()
     }
@@ -172,12 +172,12 @@ impl Vae {
         &self,
         device: &Device,
         precision: Precision,
-        tick: Tick<'_>,
-    ) -> Result<Decoder> {
+        tick: BytesDoneFn<'_>,
+    ) -> Result<VaeDecoder> {
         let Self::Kl(part) = self;
-        let build = |build: &mut Builder<'_>| Decoder::new(&part.config, build);
+        let build = |build: &mut ModelBuilder<'_>| VaeDecoder::new(&part.config, build);
         let files = part.find(build)?;
-        files::open(device, &files, precision, &mut Adapters::none(), tick, build)
+        files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 
     /// Images to latents. Its half of the files is compared here and not when the pipeline is
@@ -186,24 +186,27 @@ impl Vae {
         &self,
         device: &Device,
         precision: Precision,
-        tick: Tick<'_>,
-    ) -> Result<Encoder> {
+        tick: BytesDoneFn<'_>,
+    ) -> Result<VaeEncoder> {
         let Self::Kl(part) = self;
-        let build = |build: &mut Builder<'_>| Encoder::new(&part.config, build);
+        let build = |build: &mut ModelBuilder<'_>| VaeEncoder::new(&part.config, build);
         let files = part.find(build)?;
-        files::open(device, &files, precision, &mut Adapters::none(), tick, build)
+        files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 }
 
-impl Part<kl::Config> {
+impl PipelinePart<kl::VaeConfig> {
     /// The weights of one half.
-    fn find<T>(&self, build: impl FnOnce(&mut Builder<'_>) -> Result<T>) -> Result<Files<'_>> {
+    fn find<T>(
+        &self,
+        build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
+    ) -> Result<WeightFiles<'_>> {
         let Self { config, catalog, original, .. } = self;
         let layout = match original {
             Some(prefix) => kl::names::original(config, prefix),
             None => kl::names::diffusers(catalog),
         };
-        Files::find(catalog, &layout, build)
+        WeightFiles::find(catalog, &layout, build)
     }
 }
 
@@ -220,14 +223,14 @@ mod tests {
         assert_eq!(video.sizes(), [16, 5, 8, 12]);
         assert_eq!(video.count(), 5 * image.count());
         for shape in [image, video] {
-            assert_eq!(LatentShape::of(&shape.sizes()), Some(shape));
+            assert_eq!(LatentShape::from_sizes(&shape.sizes()), Some(shape));
         }
-        assert_eq!(LatentShape::of(&[8, 12]), None);
+        assert_eq!(LatentShape::from_sizes(&[8, 12]), None);
     }
 
     #[test]
     fn every_channel_has_its_own_scale() {
-        let statistics = Statistics { shift: vec![1.0, 2.0], scale: vec![2.0, 0.5] };
+        let statistics = LatentStatistics { shift: vec![1.0, 2.0], scale: vec![2.0, 0.5] };
         let scaled = statistics.to_model(&[1.0, 3.0, 2.0, 6.0]);
         assert_eq!(scaled, [0.0, 4.0, 0.0, 2.0]);
         assert_eq!(statistics.from_model(&scaled), [1.0, 3.0, 2.0, 6.0]);

@@ -8,15 +8,15 @@ use compute::{Result as Computed, Tape, Var};
 use serde::Deserialize;
 
 use crate::error::Result;
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
-use crate::model::files::Layout;
-use crate::model::layer::Layer;
-use crate::model::piece::Piece;
+use crate::model::files::CheckpointLayout;
+use crate::model::layer::LinearLayer;
+use crate::model::tensor_piece::TensorPiece;
 
 /// What `text_encoder/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Config {
+pub struct ClipConfig {
     /// Tokens there are.
     pub vocab_size: usize,
     /// D
@@ -35,7 +35,7 @@ pub struct Config {
     #[serde(default)]
     architectures: Vec<String>,
     /// The activation inside a feed-forward.
-    pub hidden_act: Activity,
+    pub hidden_act: ClipActivation,
     /// Added to variances.
     #[serde(default = "default_epsilon")]
     pub layer_norm_eps: f32,
@@ -50,7 +50,7 @@ fn default_epsilon() -> f32 {
 /// The activations there are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Activity {
+pub enum ClipActivation {
     /// CLIP-L's.
     QuickGelu,
     /// CLIP-G's.
@@ -62,9 +62,9 @@ const WITHOUT_PROJECTION: &str = "CLIPTextModel";
 
 /// Published files say so although their tokenizer ends prompts with another token, the one of the
 /// largest id; transformers then looks for that.
-const LEGACY_END: u32 = 2;
+const LEGACY_EOS: u32 = 2;
 
-impl Config {
+impl ClipConfig {
     /// CLIP-L and CLIP-G, as image models come with them.
     pub fn published() -> [Self; 2] {
         let l = Self {
@@ -76,9 +76,9 @@ impl Config {
             max_position_embeddings: 77,
             projection_dim: 768,
             architectures: Vec::new(),
-            hidden_act: Activity::QuickGelu,
+            hidden_act: ClipActivation::QuickGelu,
             layer_norm_eps: default_epsilon(),
-            eos_token_id: LEGACY_END,
+            eos_token_id: LEGACY_EOS,
         };
         let g = Self {
             hidden_size: 1280,
@@ -86,7 +86,7 @@ impl Config {
             num_hidden_layers: 32,
             num_attention_heads: 20,
             projection_dim: 1280,
-            hidden_act: Activity::Gelu,
+            hidden_act: ClipActivation::Gelu,
             ..l.clone()
         };
         [l, g]
@@ -118,8 +118,8 @@ impl Config {
     }
 
     /// Where a prompt ends.
-    pub fn end(&self, ids: &[u32]) -> usize {
-        let end = if self.eos_token_id == LEGACY_END {
+    pub fn eos_position(&self, ids: &[u32]) -> usize {
+        let end = if self.eos_token_id == LEGACY_EOS {
             ids.iter().copied().max().unwrap_or(0)
         } else {
             self.eos_token_id
@@ -129,50 +129,53 @@ impl Config {
 }
 
 /// Files may hold a table of positions that counts from zero, and the encoder of images.
-pub fn layout() -> Layout<'static> {
+pub fn layout() -> CheckpointLayout<'static> {
     let is_spare = |name: &str| {
         name == "text_model.embeddings.position_ids"
             || ["vision_model.", "visual_projection.", "logit_scale"]
                 .iter()
                 .any(|start| name.starts_with(start))
     };
-    Layout { place: Box::new(|name| vec![Piece::whole(name)]), ignores: Box::new(is_spare) }
+    CheckpointLayout {
+        pieces: Box::new(|name| vec![TensorPiece::whole(name)]),
+        ignores: Box::new(is_spare),
+    }
 }
 
 /// The text model.
-pub struct Clip {
-    config: Config,
+pub struct ClipTextModel {
+    config: ClipConfig,
     tokens: Var,
     positions: Var,
-    blocks: Vec<Block>,
+    blocks: Vec<ClipBlock>,
     norm: [Var; 2],
-    projection: Option<Layer>,
+    projection: Option<LinearLayer>,
 }
 
 /// What comes out.
-pub struct Encoded {
+pub struct ClipOutput {
     /// [S, N, D] after the last block and a norm.
     pub last: Var,
     /// [S, N, D] before the last block: what image models listen to.
-    pub before_last: Var,
+    pub penultimate: Var,
     /// [S, projection], or [S, D] without one
     pub pooled: Var,
 }
 
-impl Clip {
+impl ClipTextModel {
     /// Puts the model together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &ClipConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let d = config.hidden_size;
         let mut b = build.at("text_model");
         let tokens = b.array("embeddings.token_embedding.weight", [config.vocab_size, d])?;
         let positions =
             b.array("embeddings.position_embedding.weight", [config.max_position_embeddings, d])?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| Block::new(config, b.at(format!("encoder.layers.{index}"))))
+            .map(|index| ClipBlock::new(config, b.at(format!("encoder.layers.{index}"))))
             .collect::<Result<_>>()?;
         let norm = norm(&mut b, "final_layer_norm", d)?;
         let projection = if config.is_projected() {
-            Some(build.plain("text_projection", d, config.projection_dim)?)
+            Some(build.linear_no_bias("text_projection", d, config.projection_dim)?)
         } else {
             None
         };
@@ -180,7 +183,7 @@ impl Clip {
     }
 
     /// Encodes prompts of equal length, N token ids after N token ids.
-    pub fn forward(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<Encoded> {
+    pub fn forward(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<ClipOutput> {
         let n = ids.len() / samples.max(1);
         let mut x = self.embed(tape, ids, samples)?;
         let mut before_last = x.clone();
@@ -190,14 +193,15 @@ impl Clip {
         }
         let [weight, bias] = &self.norm;
         let last = tape.layer_norm(&x, Some(weight), Some(bias), self.config.layer_norm_eps)?;
-        let ends: Vec<u32> = ids.chunks(n.max(1)).map(|ids| self.config.end(ids) as u32).collect();
+        let ends: Vec<u32> =
+            ids.chunks(n.max(1)).map(|ids| self.config.eos_position(ids) as u32).collect();
         let ends = tape.device().upload([samples, 1], &ends)?;
         let end = tape.gather_tokens(&last, &ends)?.reshape([samples, self.config.hidden_size]);
         let pooled = match &self.projection {
             Some(projection) => projection.forward(tape, &end)?,
             None => end,
         };
-        Ok(Encoded { last, before_last, pooled })
+        Ok(ClipOutput { last, penultimate: before_last, pooled })
     }
 
     fn embed(&self, tape: &Tape<'_>, ids: &[u32], samples: usize) -> Result<Var> {
@@ -209,23 +213,23 @@ impl Clip {
     }
 }
 
-fn norm(build: &mut Builder<'_>, name: &str, width: usize) -> Result<[Var; 2]> {
+fn norm(build: &mut ModelBuilder<'_>, name: &str, width: usize) -> Result<[Var; 2]> {
     let mut vector = |end| build.vector(format!("{name}.{end}"), width);
     Ok([vector("weight")?, vector("bias")?])
 }
 
-struct Block {
+struct ClipBlock {
     norms: [[Var; 2]; 2],
-    q: Layer,
-    k: Layer,
-    v: Layer,
-    out: Layer,
-    up: Layer,
-    down: Layer,
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
+    out: LinearLayer,
+    up: LinearLayer,
+    down: LinearLayer,
 }
 
-impl Block {
-    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+impl ClipBlock {
+    fn new(config: &ClipConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
         let (d, inner) = (config.hidden_size, config.intermediate_size);
         Ok(Self {
             norms: [norm(&mut b, "layer_norm1", d)?, norm(&mut b, "layer_norm2", d)?],
@@ -238,11 +242,11 @@ impl Block {
         })
     }
 
-    fn forward(&self, tape: &Tape<'_>, x: &Var, config: &Config) -> Computed<Var> {
+    fn forward(&self, tape: &Tape<'_>, x: &Var, config: &ClipConfig) -> Computed<Var> {
         let n_heads = config.num_attention_heads;
         let activation = match config.hidden_act {
-            Activity::QuickGelu => Activation::QuickGelu,
-            Activity::Gelu => Activation::GeluErf,
+            ClipActivation::QuickGelu => Activation::QuickGelu,
+            ClipActivation::Gelu => Activation::GeluErf,
         };
         let normed = |x: &Var, [weight, bias]: &[Var; 2]| {
             tape.layer_norm(x, Some(weight), Some(bias), config.layer_norm_eps)
@@ -252,8 +256,8 @@ impl Block {
         let v = self.v.forward(tape, &h)?;
         let causal =
             Attention { is_causal: true, ..Attention::full(n_heads, config.hidden_size / n_heads) };
-        let x = self.out.forward_onto(tape, &tape.attention(&q, &k, &v, causal)?, x)?;
-        let h = self.up.forward_into(tape, &normed(&x, &self.norms[1])?, activation)?;
-        self.down.forward_onto(tape, &h, &x)
+        let x = self.out.forward_add(tape, &tape.attention(&q, &k, &v, causal)?, x)?;
+        let h = self.up.forward_activated(tape, &normed(&x, &self.norms[1])?, activation)?;
+        self.down.forward_add(tape, &h, &x)
     }
 }

@@ -14,16 +14,16 @@ use serde::Deserialize;
 use weights::Catalog;
 
 use crate::error::Result;
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
-use crate::model::files::Layout;
-use crate::model::host::numbers;
-use crate::model::layer::Layer;
-use crate::model::piece::Piece;
+use crate::model::files::CheckpointLayout;
+use crate::model::host::to_vec;
+use crate::model::layer::LinearLayer;
+use crate::model::tensor_piece::TensorPiece;
 
 /// What `text_encoder_3/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Config {
+pub struct T5Config {
     /// Tokens there are.
     pub vocab_size: usize,
     /// D
@@ -56,7 +56,7 @@ fn default_epsilon() -> f32 {
     1e-6
 }
 
-impl Config {
+impl T5Config {
     /// T5-XXL of version 1.1, as image models come with it.
     pub fn xxl() -> Self {
         Self {
@@ -106,36 +106,36 @@ impl Config {
 }
 
 /// The table of tokens goes by either of two names, or by both; decoders are left out.
-pub fn layout(catalog: &Catalog) -> Layout<'_> {
+pub fn layout(catalog: &Catalog) -> CheckpointLayout<'_> {
     let place = |name: &str| {
         let is_other = name == SHARED && catalog.find(SHARED).is_err();
-        vec![Piece::whole(if is_other { EMBEDDED } else { name })]
+        vec![TensorPiece::whole(if is_other { EMBEDDED } else { name })]
     };
     let ignores = |name: &str| {
         [SHARED, EMBEDDED, "lm_head.weight"].contains(&name) || name.starts_with("decoder.")
     };
-    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
 const SHARED: &str = "shared.weight";
 const EMBEDDED: &str = "encoder.embed_tokens.weight";
 
 /// The encoder.
-pub struct T5 {
-    config: Config,
-    start: Start,
-    blocks: Vec<Block>,
+pub struct T5Encoder {
+    config: T5Config,
+    embedding: T5Embedding,
+    blocks: Vec<T5Block>,
     norm: Var,
 }
 
-impl T5 {
+impl T5Encoder {
     /// Puts the model together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
         Ok(Self {
             config: config.clone(),
-            start: Start::new(config, build)?,
+            embedding: T5Embedding::new(config, build)?,
             blocks: (0..config.num_layers)
-                .map(|index| Block::new(config, build, index))
+                .map(|index| T5Block::new(config, build, index))
                 .collect::<Result<_>>()?,
             norm: last_norm(config, build)?,
         })
@@ -151,10 +151,10 @@ impl T5 {
         lengths: Option<&[u32]>,
     ) -> Result<Var> {
         let (device, n) = (tape.device(), ids.len() / samples.max(1));
-        let relative = self.start.relative(&self.config, device, n)?;
+        let relative = self.embedding.position_bias(&self.config, device, n)?;
         let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
         let how = Attention { key_lengths: lengths.as_ref(), ..attention(&self.config, &relative) };
-        let mut x = self.start.embed(tape, &device.upload([samples, n], ids)?)?;
+        let mut x = self.embedding.embed(tape, &device.upload([samples, n], ids)?)?;
         for block in &self.blocks {
             x = block.forward(tape, &x, how, self.config.layer_norm_epsilon)?;
         }
@@ -162,30 +162,30 @@ impl T5 {
     }
 }
 
-fn attention<'a>(config: &Config, relative: &'a Tensor) -> Attention<'a> {
+fn attention<'a>(config: &T5Config, relative: &'a Tensor) -> Attention<'a> {
     Attention {
         scale: 1.0,
-        relative: Some(relative),
+        relative_bias: Some(relative),
         ..Attention::full(config.num_heads, config.d_kv)
     }
 }
 
-fn last_norm(config: &Config, build: &mut Builder<'_>) -> Result<Var> {
+fn last_norm(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Var> {
     build.vector("encoder.final_layer_norm.weight", config.d_model)
 }
 
 /// What comes before the blocks.
-struct Start {
+struct T5Embedding {
     tokens: Var,
     /// [buckets, H], of the first block for all.
-    distances: Var,
+    relative_bias: Var,
 }
 
-impl Start {
-    fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+impl T5Embedding {
+    fn new(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
         Ok(Self {
             tokens: build.array(SHARED, [config.vocab_size, config.d_model])?,
-            distances: build.array(
+            relative_bias: build.array(
                 "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
                 [config.relative_attention_num_buckets, config.num_heads],
             )?,
@@ -199,9 +199,9 @@ impl Start {
     }
 
     /// The bias of every distance from -(N - 1) to N - 1: [H, 2 N - 1].
-    fn relative(&self, config: &Config, device: &Device, n: usize) -> Result<Tensor> {
+    fn position_bias(&self, config: &T5Config, device: &Device, n: usize) -> Result<Tensor> {
         let heads = config.num_heads;
-        let table = numbers(self.distances.tensor())?;
+        let table = to_vec(self.relative_bias.tensor())?;
         // Keys before a query, then itself and those after it.
         let buckets: Vec<usize> = (1..n)
             .rev()
@@ -214,30 +214,30 @@ impl Start {
     }
 }
 
-struct Block {
+struct T5Block {
     norms: [Var; 2],
-    q: Layer,
-    k: Layer,
-    v: Layer,
-    out: Layer,
-    gate: Layer,
-    up: Layer,
-    down: Layer,
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
+    out: LinearLayer,
+    gate: LinearLayer,
+    up: LinearLayer,
+    down: LinearLayer,
 }
 
-impl Block {
-    fn new(config: &Config, build: &mut Builder<'_>, index: usize) -> Result<Self> {
+impl T5Block {
+    fn new(config: &T5Config, build: &mut ModelBuilder<'_>, index: usize) -> Result<Self> {
         let mut b = build.at(format!("encoder.block.{index}.layer"));
         let (d, inner, wide) = (config.d_model, config.num_heads * config.d_kv, config.d_ff);
         Ok(Self {
             norms: [b.vector("0.layer_norm.weight", d)?, b.vector("1.layer_norm.weight", d)?],
-            q: b.plain("0.SelfAttention.q", d, inner)?,
-            k: b.plain("0.SelfAttention.k", d, inner)?,
-            v: b.plain("0.SelfAttention.v", d, inner)?,
-            out: b.plain("0.SelfAttention.o", inner, d)?,
-            gate: b.plain("1.DenseReluDense.wi_0", d, wide)?,
-            up: b.plain("1.DenseReluDense.wi_1", d, wide)?,
-            down: b.plain("1.DenseReluDense.wo", wide, d)?,
+            q: b.linear_no_bias("0.SelfAttention.q", d, inner)?,
+            k: b.linear_no_bias("0.SelfAttention.k", d, inner)?,
+            v: b.linear_no_bias("0.SelfAttention.v", d, inner)?,
+            out: b.linear_no_bias("0.SelfAttention.o", inner, d)?,
+            gate: b.linear_no_bias("1.DenseReluDense.wi_0", d, wide)?,
+            up: b.linear_no_bias("1.DenseReluDense.wi_1", d, wide)?,
+            down: b.linear_no_bias("1.DenseReluDense.wo", wide, d)?,
         })
     }
 
@@ -245,10 +245,10 @@ impl Block {
         let h = tape.rms_norm(x, Some(&self.norms[0]), epsilon)?;
         let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
         let v = self.v.forward(tape, &h)?;
-        let x = self.out.forward_onto(tape, &tape.attention(&q, &k, &v, how)?, x)?;
+        let x = self.out.forward_add(tape, &tape.attention(&q, &k, &v, how)?, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1]), epsilon)?;
         let gate = self.gate.forward(tape, &h)?;
         let h = tape.glu(&gate, &self.up.forward(tape, &h)?, Activation::GeluTanh)?;
-        self.down.forward_onto(tape, &h, &x)
+        self.down.forward_add(tape, &h, &x)
     }
 }

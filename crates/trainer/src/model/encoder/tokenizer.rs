@@ -29,21 +29,21 @@ use tokenizers::pre_tokenizers::whitespace::WhitespaceSplit;
 use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 
 pub use error::TokenizerError;
-use settings::{Entry, Settings};
+use settings::{AddedTokenEntry, PromptTokenizerConfig};
 
 /// Turns texts into ids of tokens, as many for every text.
-pub struct Tokenizer {
+pub struct PromptTokenizer {
     inner: tokenizers::Tokenizer,
-    start: Option<u32>,
-    end: u32,
+    bos: Option<u32>,
+    eos: u32,
     pad: u32,
     length: usize,
-    vocabulary: usize,
+    vocab_size: usize,
 }
 
 /// A text as an encoder reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Encoded {
+pub struct EncodedPrompt {
     /// As many as were asked for: the text between its framing tokens, then padding.
     pub ids: Vec<u32>,
     /// How many of them are no padding.
@@ -54,20 +54,20 @@ pub struct Encoded {
 
 /// A text that is longer than what an encoder sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Cut<'t> {
+pub struct Truncation<'t> {
     /// How many tokens it has, the framing ones included.
     pub n_tokens: usize,
     /// As many as the encoder sees.
-    pub most: usize,
+    pub max_tokens: usize,
     /// The part that it does not see.
     pub lost: &'t str,
 }
 
-impl Tokenizer {
+impl PromptTokenizer {
     /// Reads the tokenizer in `folder`; every text will take `length` tokens.
     pub fn open(folder: &Path, length: usize) -> Result<Self, TokenizerError> {
-        let settings = Settings::read(folder)?;
-        let (model, listed) = Model::read(folder, &settings)?;
+        let settings = PromptTokenizerConfig::read(folder)?;
+        let (model, listed) = TokenizerModel::read(folder, &settings)?;
         let kind = model.kind();
         let id = |inner: &tokenizers::Tokenizer, role| {
             let token = settings.content(kind, role)?;
@@ -81,7 +81,7 @@ impl Tokenizer {
         special.retain(|token| added.iter().all(|added| added.content != token.content));
         add(&mut inner, folder, added)?;
         // Before the special tokens are added: those without an id would get new ones.
-        let start = (kind == Kind::Clip).then(|| id(&inner, "bos_token")).transpose()?;
+        let start = (kind == TokenizerKind::Clip).then(|| id(&inner, "bos_token")).transpose()?;
         let (end, pad) = (id(&inner, "eos_token")?, id(&inner, "pad_token")?);
         add(&mut inner, folder, special)?;
 
@@ -90,27 +90,27 @@ impl Tokenizer {
             return Err(TokenizerError::TooShort { length, needed });
         }
         let largest = inner.get_added_tokens_decoder().into_keys().fold(largest, u32::max);
-        Ok(Self { inner, start, end, pad, length, vocabulary: largest as usize + 1 })
+        Ok(Self { inner, bos: start, eos: end, pad, length, vocab_size: largest as usize + 1 })
     }
 
     /// The ids of `text`. What does not fit is cut off at its end; the framing tokens stay.
-    pub fn encode(&self, text: &str) -> Encoded {
+    pub fn encode(&self, text: &str) -> EncodedPrompt {
         // The crate fails if a piece of text has no id and nothing stands for the unknown.
         let found =
             self.inner.encode_fast(text, false).expect("unk_token was found in the vocabulary");
-        let room = self.length - usize::from(self.start.is_some()) - 1;
+        let room = self.length - usize::from(self.bos.is_some()) - 1;
         let fits = found.get_ids().len().min(room);
         let (kept, dropped) = found.get_ids().split_at(fits);
         let mut ids: Vec<u32> =
-            self.start.into_iter().chain(kept.iter().copied()).chain([self.end]).collect();
+            self.bos.into_iter().chain(kept.iter().copied()).chain([self.eos]).collect();
         let n_tokens = ids.len();
         ids.resize(self.length, self.pad);
-        Encoded { ids, n_tokens, dropped: dropped.len() }
+        EncodedPrompt { ids, n_tokens, dropped: dropped.len() }
     }
 
     /// What of a text does not fit; nothing if all of it does.
-    pub fn cut<'t>(&self, text: &'t str) -> Option<Cut<'t>> {
-        let framing = usize::from(self.start.is_some()) + 1;
+    pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
+        let framing = usize::from(self.bos.is_some()) + 1;
         let room = self.length - framing;
         // A token has at least a byte, and T5 puts a space before all. What is no ASCII may become
         // longer when it is normalised.
@@ -121,28 +121,28 @@ impl Tokenizer {
         let (start, _) = *found.get_offsets().get(room)?;
         let start = (0..=start).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
         let n_tokens = found.len() + framing;
-        Some(Cut { n_tokens, most: self.length, lost: text[start..].trim() })
+        Some(Truncation { n_tokens, max_tokens: self.length, lost: text[start..].trim() })
     }
 
     /// How many tokens of a text the tokenizer in `folder` says its model takes, if it says so.
     pub fn stated_length(folder: &Path) -> Result<Option<usize>, TokenizerError> {
-        Settings::read(folder)?.model_max_length()
+        PromptTokenizerConfig::read(folder)?.model_max_length()
     }
 
     /// Every id is below this: an encoder needs as many embeddings.
-    pub fn vocabulary(&self) -> usize {
-        self.vocabulary
+    pub fn vocab_size(&self) -> usize {
+        self.vocab_size
     }
 }
 
 /// Whose tokenizer it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Kind {
+enum TokenizerKind {
     Clip,
     T5,
 }
 
-impl Kind {
+impl TokenizerKind {
     /// What the reference takes for a token that no file mentions.
     fn default(self, role: &str) -> Option<&'static str> {
         match (self, role) {
@@ -157,36 +157,36 @@ impl Kind {
 }
 
 /// What is learned: the pieces of text that have ids, and how to choose among them.
-enum Model {
+enum TokenizerModel {
     Clip { vocab: Vocab, merges: Merges },
     T5 { pieces: Vec<(String, f64)>, charsmap: Option<Precompiled> },
 }
 
 /// `tokenizer.json` with the parts that are used.
 #[derive(Deserialize)]
-struct File<M> {
+struct TokenizerFile<M> {
     model: M,
     #[serde(default)]
-    added_tokens: Vec<Entry>,
+    added_tokens: Vec<AddedTokenEntry>,
     normalizer: Option<Normalizer>,
 }
 
 #[derive(Deserialize)]
-struct ClipModel {
+struct ClipTokenizerJson {
     vocab: Vocab,
-    merges: Vec<Merge>,
+    merges: Vec<ClipMerge>,
 }
 
 /// Newer files have pairs.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+enum ClipMerge {
     Pair(String, String),
     Line(String),
 }
 
 #[derive(Deserialize)]
-struct T5Model {
+struct T5TokenizerJson {
     vocab: Vec<(String, f64)>,
 }
 
@@ -199,41 +199,47 @@ struct Normalizer {
 
 /// As much of a model as tells whose it is.
 #[derive(Deserialize)]
-struct Traits {
+struct ModelTraits {
     r#type: Option<String>,
     end_of_word_suffix: Option<String>,
 }
 
-impl Model {
-    fn read(folder: &Path, settings: &Settings) -> Result<(Self, Vec<Entry>), TokenizerError> {
+impl TokenizerModel {
+    fn read(
+        folder: &Path,
+        settings: &PromptTokenizerConfig,
+    ) -> Result<(Self, Vec<AddedTokenEntry>), TokenizerError> {
         let [file, vocab, merges, spiece] =
             ["tokenizer.json", "vocab.json", "merges.txt", "spiece.model"].map(|f| folder.join(f));
         let kind = settings.kind()?;
         if let Some(bytes) = read_if_there(&file)? {
-            match kind.map_or_else(|| Kind::of(&file, &bytes), Ok)? {
-                Kind::Clip => Self::clip_file(&file, &bytes),
-                Kind::T5 => Self::t5_file(&file, &bytes),
+            match kind.map_or_else(|| TokenizerKind::detect(&file, &bytes), Ok)? {
+                TokenizerKind::Clip => Self::clip_file(&file, &bytes),
+                TokenizerKind::T5 => Self::t5_file(&file, &bytes),
             }
-        } else if kind != Some(Kind::T5) && vocab.exists() && merges.exists() {
+        } else if kind != Some(TokenizerKind::T5) && vocab.exists() && merges.exists() {
             Ok((Self::clip_files(&vocab, &merges)?, vec![]))
         } else if spiece.exists() {
             Err(TokenizerError::SentencePiece { path: spiece })
         } else {
             let looked_for = match kind {
-                Some(Kind::T5) => &["tokenizer.json"][..],
+                Some(TokenizerKind::T5) => &["tokenizer.json"][..],
                 _ => &["tokenizer.json", "vocab.json with merges.txt"],
             };
             Err(TokenizerError::Missing { looked_for, folder: folder.into() })
         }
     }
 
-    fn clip_file(path: &Path, bytes: &[u8]) -> Result<(Self, Vec<Entry>), TokenizerError> {
-        let file: File<ClipModel> = parse_json(path, bytes)?;
+    fn clip_file(
+        path: &Path,
+        bytes: &[u8],
+    ) -> Result<(Self, Vec<AddedTokenEntry>), TokenizerError> {
+        let file: TokenizerFile<ClipTokenizerJson> = parse_json(path, bytes)?;
         let mut merges = Merges::with_capacity(file.model.merges.len());
         for (at, merge) in file.model.merges.into_iter().enumerate() {
             merges.push(match merge {
-                Merge::Pair(a, b) => (a, b),
-                Merge::Line(line) => {
+                ClipMerge::Pair(a, b) => (a, b),
+                ClipMerge::Line(line) => {
                     pair(&line).ok_or_else(|| no_pair(path, "merge", at, &line))?
                 }
             });
@@ -267,18 +273,18 @@ impl Model {
         Ok(Self::Clip { vocab, merges })
     }
 
-    fn t5_file(path: &Path, bytes: &[u8]) -> Result<(Self, Vec<Entry>), TokenizerError> {
-        let file: File<T5Model> = parse_json(path, bytes)?;
+    fn t5_file(path: &Path, bytes: &[u8]) -> Result<(Self, Vec<AddedTokenEntry>), TokenizerError> {
+        let file: TokenizerFile<T5TokenizerJson> = parse_json(path, bytes)?;
         let charsmap = file.normalizer.and_then(Normalizer::charsmap);
         let charsmap = charsmap.map(|text| charsmap::read(&text)).transpose();
         let charsmap = charsmap.map_err(|problem| TokenizerError::malformed(path, problem))?;
         Ok((Self::T5 { pieces: file.model.vocab, charsmap }, file.added_tokens))
     }
 
-    fn kind(&self) -> Kind {
+    fn kind(&self) -> TokenizerKind {
         match self {
-            Self::Clip { .. } => Kind::Clip,
-            Self::T5 { .. } => Kind::T5,
+            Self::Clip { .. } => TokenizerKind::Clip,
+            Self::T5 { .. } => TokenizerKind::T5,
         }
     }
 
@@ -299,7 +305,7 @@ impl Model {
     fn build(
         self,
         folder: &Path,
-        settings: &Settings,
+        settings: &PromptTokenizerConfig,
     ) -> Result<tokenizers::Tokenizer, TokenizerError> {
         let unknown = settings.content(self.kind(), "unk_token")?;
         let built = match self {
@@ -318,10 +324,10 @@ impl Model {
     }
 }
 
-impl Kind {
+impl TokenizerKind {
     /// By the model, where no class is written.
-    fn of(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
-        let File { model, .. } = parse_json::<File<Traits>>(path, bytes)?;
+    fn detect(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
+        let TokenizerFile { model, .. } = parse_json::<TokenizerFile<ModelTraits>>(path, bytes)?;
         match (model.r#type.as_deref(), model.end_of_word_suffix.as_deref()) {
             (Some("Unigram"), _) => Ok(Self::T5),
             (_, Some("</w>")) => Ok(Self::Clip),
@@ -472,9 +478,9 @@ mod tests {
     fn check(name: &str, files: &[&str]) {
         let golden: Golden = read_json(&golden(name).join("golden.json")).unwrap().unwrap();
         let folder = copy(name, files);
-        let tokenizer = Tokenizer::open(folder.path(), golden.length).unwrap();
+        let tokenizer = PromptTokenizer::open(folder.path(), golden.length).unwrap();
         for Expected { text, ids, n_tokens, dropped } in golden.texts {
-            let expected = Encoded { ids, n_tokens, dropped };
+            let expected = EncodedPrompt { ids, n_tokens, dropped };
             assert_eq!(tokenizer.encode(&text), expected, "{name} from {files:?}: {text:?}");
         }
     }
@@ -496,8 +502,8 @@ mod tests {
     #[test]
     fn knows_how_many_ids_there_are() {
         for (name, vocabulary) in [("clip", 664), ("clip_g", 664), ("t5", 271)] {
-            let tokenizer = Tokenizer::open(&golden(name), 77).unwrap();
-            assert_eq!(tokenizer.vocabulary(), vocabulary, "{name}");
+            let tokenizer = PromptTokenizer::open(&golden(name), 77).unwrap();
+            assert_eq!(tokenizer.vocab_size(), vocabulary, "{name}");
         }
     }
 
@@ -516,20 +522,20 @@ mod tests {
             for (file, value) in written {
                 fs::write(folder.path().join(file), value.to_string()).unwrap();
             }
-            let tokenizer = Tokenizer::open(folder.path(), 5).unwrap();
+            let tokenizer = PromptTokenizer::open(folder.path(), 5).unwrap();
             let id = |text| tokenizer.inner.token_to_id(text).unwrap();
             let ids = vec![662, id("a</w>"), 664, id("b</w>"), 663];
             assert_eq!(tokenizer.encode("a<New>b").ids, ids, "{files:?}");
-            assert_eq!(tokenizer.vocabulary(), 665);
+            assert_eq!(tokenizer.vocab_size(), 665);
         }
     }
 
     #[test]
     fn cuts_down_to_the_framing_tokens() {
-        let tokenizer = Tokenizer::open(&golden("clip"), 2).unwrap();
-        let expected = Encoded { ids: vec![662, 663], n_tokens: 2, dropped: 3 };
+        let tokenizer = PromptTokenizer::open(&golden("clip"), 2).unwrap();
+        let expected = EncodedPrompt { ids: vec![662, 663], n_tokens: 2, dropped: 3 };
         assert_eq!(tokenizer.encode("1 2 3"), expected);
-        let tokenizer = Tokenizer::open(&golden("t5"), 1).unwrap();
+        let tokenizer = PromptTokenizer::open(&golden("t5"), 1).unwrap();
         assert_eq!(tokenizer.encode("").ids, [1]);
     }
 
@@ -537,7 +543,7 @@ mod tests {
     fn fails(name: &str, files: &[&str], change: impl Fn(&Path), what: &str) {
         let folder = copy(name, files);
         change(folder.path());
-        let error = Tokenizer::open(folder.path(), 77).map(drop).unwrap_err();
+        let error = PromptTokenizer::open(folder.path(), 77).map(drop).unwrap_err();
         let said = error.to_string();
         assert!(said.contains(what), "{said:?} does not say {what:?}");
         assert!(said.contains(folder.path().to_str().unwrap()), "{said:?} does not say where");
@@ -633,7 +639,7 @@ mod tests {
     #[test]
     fn refuses_a_length_without_room() {
         for (name, length) in [("clip", 1), ("t5", 0)] {
-            let error = Tokenizer::open(&golden(name), length).map(drop).unwrap_err();
+            let error = PromptTokenizer::open(&golden(name), length).map(drop).unwrap_err();
             assert!(matches!(error, TokenizerError::TooShort { .. }), "{error}");
         }
     }
@@ -653,7 +659,9 @@ mod tests {
                     changed[at] = changed[at].wrapping_add(1 + at as u8 % 40);
                     for bytes in [&whole[..at], &changed] {
                         fs::write(&path, bytes).unwrap();
-                        let Ok(tokenizer) = Tokenizer::open(folder.path(), 9) else { continue };
+                        let Ok(tokenizer) = PromptTokenizer::open(folder.path(), 9) else {
+                            continue;
+                        };
                         opened += 1;
                         assert!(texts.iter().all(|text| tokenizer.encode(text).ids.len() == 9));
                     }

@@ -4,65 +4,68 @@
 
 use std::ops::Range;
 
-use compute::ops::{Activation, Attention, Linear, Pairs, QkNormRope, Rope, rope_table};
-use compute::{Device, Dtype, Ring, Tape, Tensor, Var};
+use compute::ops::{Activation, Attention, Linear, QkNormRope, Rope, RopePairs, rope_table};
+use compute::{BlockSwap, Device, Dtype, Tape, Tensor, Var};
 
-use super::Config;
-use super::cache::Cache;
+use super::LlamaConfig;
+use super::kv_cache::KvCache;
 use crate::error::Result;
-use crate::model::build::Builder;
-use crate::model::layer::{Layer, Slot};
+use crate::model::build::ModelBuilder;
+use crate::model::layer::{LinearLayer, ModelTensor};
 use crate::model::recompute::Recompute;
 
 /// The model.
 pub struct Llama {
-    config: Config,
+    config: LlamaConfig,
     /// Format of activations.
     dtype: Dtype,
     /// [vocabulary, D]
-    tokens: Slot,
-    blocks: Vec<Block>,
-    ring: Option<Ring>,
-    norm: Slot,
+    tokens: ModelTensor,
+    blocks: Vec<LlamaBlock>,
+    block_swap: Option<BlockSwap>,
+    norm: ModelTensor,
     /// [vocabulary, D]; none where the table of tokens serves as this too.
-    head: Option<Slot>,
+    head: Option<ModelTensor>,
 }
 
 /// What all blocks are given besides their tokens.
 #[derive(Clone)]
-struct Around {
+struct BlockInputs {
     /// The angles of the positions.
-    table: Tensor,
+    rope_table: Tensor,
     /// The first key that each query sees, [S, N].
     first_keys: Option<Tensor>,
-    /// Whether queries are computed twice.
-    remakes_queries: bool,
+    /// Whether queries are recomputed.
+    recomputes_queries: bool,
 }
 
 impl Llama {
     /// Puts the model together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &LlamaConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let (dtype, sizes) = (build.dtype(), [config.vocab_size, config.hidden_size]);
         let mut inner = build.at("model");
-        let tokens = inner.table("embed_tokens", sizes)?;
+        let tokens = inner.embedding("embed_tokens", sizes)?;
         let blocks = (0..config.num_hidden_layers)
-            .map(|index| Block::new(config, inner.block("layers", index)))
+            .map(|index| LlamaBlock::new(config, inner.block("layers", index)))
             .collect::<Result<_>>()?;
         let norm = inner.norm("norm", config.hidden_size)?;
-        let head =
-            if config.tie_word_embeddings { None } else { Some(build.table("lm_head", sizes)?) };
-        let ring = build.ring();
-        Ok(Self { config: config.clone(), dtype, tokens, blocks, ring, norm, head })
+        let head = if config.tie_word_embeddings {
+            None
+        } else {
+            Some(build.embedding("lm_head", sizes)?)
+        };
+        let ring = build.block_swap();
+        Ok(Self { config: config.clone(), dtype, tokens, blocks, block_swap: ring, norm, head })
     }
 
     /// Its settings.
-    pub fn config(&self) -> &Config {
+    pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
     /// What the last layer sees of `ids` [S, N], u32: [S, N, D]. A token sees those of its sample from
     /// `first_keys` [S, N], u32, on up to itself; all before it if not given.
-    pub fn hidden<'m>(
+    pub fn hidden_states<'m>(
         &'m self,
         tape: &Tape<'m>,
         ids: &Tensor,
@@ -72,11 +75,15 @@ impl Llama {
         self.config.check_length(ids.shape().width())?;
         let table = self.angles(tape, 0..ids.shape().width())?;
         let remakes_queries = recompute == Recompute::Queries;
-        let around = Around { table, first_keys: first_keys.cloned(), remakes_queries };
+        let around = BlockInputs {
+            rope_table: table,
+            first_keys: first_keys.cloned(),
+            recomputes_queries: remakes_queries,
+        };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
-            [x] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
+            [x] = tape.run_block(self.block_swap.as_ref(), index, || {
+                if !recompute.recomputes(index) {
                     return Ok([block.forward(tape, &x, &around)?]);
                 }
                 let around = around.clone();
@@ -98,26 +105,31 @@ impl Llama {
         first_keys: Option<&Tensor>,
         recompute: Recompute,
     ) -> Result<Var> {
-        let hidden = self.hidden(tape, ids, first_keys, recompute)?;
+        let hidden = self.hidden_states(tape, ids, first_keys, recompute)?;
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
     }
 
     /// Room for what it remembers of a text of so many tokens.
-    pub fn cache(&self, device: &Device, most: usize) -> Result<Cache> {
+    pub fn new_cache(&self, device: &Device, most: usize) -> Result<KvCache> {
         self.config.check_length(most)?;
-        Cache::new(device, &self.config, self.dtype, most)
+        KvCache::new(device, &self.config, self.dtype, most)
     }
 
     /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
     /// the cache, and are added to it.
-    pub fn extend<'m>(&'m self, tape: &Tape<'m>, ids: &Tensor, cache: &mut Cache) -> Result<Var> {
+    pub fn forward_cached<'m>(
+        &'m self,
+        tape: &Tape<'m>,
+        ids: &Tensor,
+        cache: &mut KvCache,
+    ) -> Result<Var> {
         let (first, n) = (cache.n_tokens(), ids.shape().width());
         cache.check_room(n)?;
         let table = self.angles(tape, first..first + n)?;
         let mut x = self.embed(tape, ids)?;
         for (index, (block, held)) in self.blocks.iter().zip(&mut cache.blocks).enumerate() {
-            x = tape.block(self.ring.as_ref(), index, || {
-                block.extend(tape, &x, &table, (held, first))
+            x = tape.run_block(self.block_swap.as_ref(), index, || {
+                block.forward_cached(tape, &x, &table, (held, first))
             })?;
         }
         cache.skip_to(first + n);
@@ -134,47 +146,47 @@ impl Llama {
     /// [S, N, D]
     fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
         // A table that is trained is held in f32.
-        Ok(tape.convert(&tape.embedding(ids, &self.tokens.on(tape))?, self.dtype)?)
+        Ok(tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?)
     }
 
     /// The angles of tokens at these positions. Documents that share a sample need none of their own:
     /// attention depends on distances alone.
     fn angles(&self, tape: &Tape<'_>, positions: Range<usize>) -> Result<Tensor> {
-        let Config { rope, head_dim, .. } = &self.config;
+        let LlamaConfig { rope, head_dim, .. } = &self.config;
         let sizes = [positions.len(), *head_dim];
         let positions: Vec<f32> = positions.map(|position| position as f32).collect();
         Ok(tape.device().upload(sizes, &rope_table(&[rope.axis(*head_dim)], &positions))?)
     }
 
     fn normed(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
-        Ok(tape.rms_norm(x, Some(&self.norm.on(tape)), self.config.rms_norm_eps)?)
+        Ok(tape.rms_norm(x, Some(&self.norm.var(tape)), self.config.rms_norm_eps)?)
     }
 
     fn head(&self, tape: &Tape<'_>) -> Var {
-        self.head.as_ref().unwrap_or(&self.tokens).on(tape)
+        self.head.as_ref().unwrap_or(&self.tokens).var(tape)
     }
 }
 
 /// Attention and a feed-forward, each added to what it saw.
-struct Block {
-    norms: [Slot; 2],
-    q: Layer,
-    k: Layer,
-    v: Layer,
+struct LlamaBlock {
+    norms: [ModelTensor; 2],
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
     /// Of queries and of keys.
-    head_norms: Option<[Slot; 2]>,
-    out: Layer,
-    gate: Layer,
-    up: Layer,
-    down: Layer,
+    head_norms: Option<[ModelTensor; 2]>,
+    out: LinearLayer,
+    gate: LinearLayer,
+    up: LinearLayer,
+    down: LinearLayer,
     n_heads: usize,
     n_kv_heads: usize,
     d_head: usize,
     epsilon: f32,
 }
 
-impl Block {
-    fn new(config: &Config, mut b: Builder<'_>) -> Result<Self> {
+impl LlamaBlock {
+    fn new(config: &LlamaConfig, mut b: ModelBuilder<'_>) -> Result<Self> {
         let (d, inner, d_head) = (config.hidden_size, config.intermediate_size, config.head_dim);
         let (n_heads, n_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let (queries, keys) = (n_heads * d_head, n_kv_heads * d_head);
@@ -201,8 +213,8 @@ impl Block {
     }
 
     /// x [S, N, D] to the same.
-    fn forward(&self, tape: &Tape<'_>, x: &Var, around: &Around) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, &around.table, around.remakes_queries)?;
+    fn forward(&self, tape: &Tape<'_>, x: &Var, around: &BlockInputs) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, &around.rope_table, around.recomputes_queries)?;
         let how = Attention { first_keys: around.first_keys.as_ref(), ..self.attention() };
         let attended = tape.attention(&q, &k, &v, how)?;
         drop((q, k, v));
@@ -211,7 +223,7 @@ impl Block {
 
     /// The same for one sample's next tokens, whose keys and values are put after the `first` that are
     /// held.
-    fn extend(
+    fn forward_cached(
         &self,
         tape: &Tape<'_>,
         x: &Var,
@@ -222,7 +234,9 @@ impl Block {
         let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
         let mut all = |which: usize, next: &Var| {
             held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
-            Ok::<_, compute::ComputeError>(Var::from(held[which].part(0..n).reshape([1, n, width])))
+            Ok::<_, compute::ComputeError>(Var::from(
+                held[which].narrow(0..n).reshape([1, n, width]),
+            ))
         };
         let (k, v) = (all(0, &k)?, all(1, &v)?);
         let attended = tape.attention(&q, &k, &v, self.attention())?;
@@ -238,16 +252,16 @@ impl Block {
         table: &Tensor,
         remakes_queries: bool,
     ) -> compute::Result<[Var; 3]> {
-        let h = tape.rms_norm(x, Some(&self.norms[0].on(tape)), self.epsilon)?;
-        let turned = |x: &Var, norm: Option<&Slot>, n_heads: usize| {
-            let weight = norm.map(|norm| norm.on(tape));
+        let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)), self.epsilon)?;
+        let turned = |x: &Var, norm: Option<&ModelTensor>, n_heads: usize| {
+            let weight = norm.map(|norm| norm.var(tape));
             let norm = weight.as_ref().map(|weight| (weight, self.epsilon));
-            let rope = Some(Rope { table, pairs: Pairs::HalfSplit });
+            let rope = Some(Rope { table, pairs: RopePairs::HalfSplit });
             tape.qk_norm_rope(x, QkNormRope { n_heads, norm, rope })
         };
         let [q_norm, k_norm] =
             [0, 1].map(|which| self.head_norms.as_ref().map(|norms| &norms[which]));
-        let q = self.q.forward_again(tape, &h, remakes_queries)?;
+        let q = self.q.forward_recomputed(tape, &h, remakes_queries)?;
         let q = turned(&q, q_norm, self.n_heads)?;
         let k = turned(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
         Ok([q, k, self.v.forward(tape, &h)?])
@@ -260,17 +274,26 @@ impl Block {
 
     /// What attention saw, and then the feed-forward, added to x.
     fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
-        let x = self.out.forward_onto(tape, attended, x)?;
-        let h = tape.rms_norm(&x, Some(&self.norms[1].on(tape)), self.epsilon)?;
+        let x = self.out.forward_add(tape, attended, x)?;
+        let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)), self.epsilon)?;
         let (gate, up) = (self.gate.forward(tape, &h)?, self.up.forward(tape, &h)?);
         drop(h);
         let inner = tape.glu(&gate, &up, Activation::Silu)?;
         drop((gate, up));
-        self.down.forward_onto(tape, &inner, &x)
+        self.down.forward_add(tape, &inner, &x)
     }
 }
 
-fn layer(b: &mut Builder<'_>, name: &str, sizes: [usize; 2], is_biased: bool) -> Result<Layer> {
+fn layer(
+    b: &mut ModelBuilder<'_>,
+    name: &str,
+    sizes: [usize; 2],
+    is_biased: bool,
+) -> Result<LinearLayer> {
     let [inputs, outputs] = sizes;
-    if is_biased { b.linear(name, inputs, outputs) } else { b.plain(name, inputs, outputs) }
+    if is_biased {
+        b.linear(name, inputs, outputs)
+    } else {
+        b.linear_no_bias(name, inputs, outputs)
+    }
 }

@@ -3,36 +3,36 @@
 use std::str::FromStr;
 
 use weights::Catalog;
-use weights::load::floats;
+use weights::load::load_f32;
 
 use super::names::ROPE_FACTORS;
-use super::{Config, Family, Rope, Scaling};
+use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 use crate::error::{Result, TrainerError};
 use crate::model::config::Unsupported;
 
 /// Reads the settings and checks them.
-pub fn config(catalog: &Catalog) -> Result<Config> {
-    let settings = Settings::new(catalog)?;
+pub fn config(catalog: &Catalog) -> Result<LlamaConfig> {
+    let settings = GgufConfigReader::new(catalog)?;
     let config = settings.config()?;
     config.check().map_err(|Unsupported(problem)| settings.wrong(problem))?;
     Ok(config)
 }
 
 /// The keys of a file.
-struct Settings<'a> {
+struct GgufConfigReader<'a> {
     catalog: &'a Catalog,
-    family: Family,
+    family: LanguageFamily,
     /// What keys begin with.
     architecture: &'a str,
 }
 
-impl<'a> Settings<'a> {
+impl<'a> GgufConfigReader<'a> {
     fn new(catalog: &'a Catalog) -> Result<Self> {
         let architecture = catalog.metadata.get("general.architecture").map_or("", String::as_str);
         let family = match architecture {
-            "llama" => Family::Llama,
-            "qwen2" => Family::Qwen2,
-            "qwen3" => Family::Qwen3,
+            "llama" => LanguageFamily::Llama,
+            "qwen2" => LanguageFamily::Qwen2,
+            "qwen3" => LanguageFamily::Qwen3,
             other => {
                 let problem = format!("architecture is {other}, expected llama, qwen2 or qwen3");
                 return Err(TrainerError::Config { problem, path: catalog.path.clone() });
@@ -41,15 +41,15 @@ impl<'a> Settings<'a> {
         Ok(Self { catalog, family, architecture })
     }
 
-    fn config(&self) -> Result<Config> {
+    fn config(&self) -> Result<LlamaConfig> {
         self.check()?;
         let (width, heads) = (self.size("embedding_length")?, self.size("attention.head_count")?);
         let kv_heads = self.number("attention.head_count_kv")?.unwrap_or(heads);
         let per_head = width / heads.max(1);
         let turned: usize = self.number("rope.dimension_count")?.unwrap_or(per_head);
         let head_dim = self.number("attention.key_length")?.unwrap_or(turned);
-        let is_qwen = self.family != Family::Llama;
-        Ok(Config {
+        let is_qwen = self.family != LanguageFamily::Llama;
+        Ok(LlamaConfig {
             family: self.family,
             vocab_size: self.rows("token_embd.weight"),
             hidden_size: width,
@@ -66,7 +66,7 @@ impl<'a> Settings<'a> {
             mlp_bias: self.has("blk.0.ffn_gate.bias"),
             window: None,
             bos_token_id: self.token("bos_token_id")?,
-            eos_token_ids: self.ends()?,
+            eos_token_ids: self.eos_token_ids()?,
         })
     }
 
@@ -86,34 +86,34 @@ impl<'a> Settings<'a> {
         }
     }
 
-    fn rope(&self, d_head: usize) -> Result<Rope> {
+    fn rope(&self, d_head: usize) -> Result<RopeConfig> {
         let theta = self.number("rope.freq_base")?.unwrap_or(DEFAULT_THETA);
         let kind = self.value("rope.scaling.type").unwrap_or("none");
         let scaling = match kind {
             "none" if self.has(ROPE_FACTORS) => self.llama_3(theta, d_head)?,
-            "none" => Scaling::None,
-            "linear" => Scaling::Linear { factor: self.needed("rope.scaling.factor")? },
+            "none" => RopeScaling::None,
+            "linear" => RopeScaling::Linear { factor: self.needed("rope.scaling.factor")? },
             other => {
                 let problem = format!("rope.scaling.type is {other}, expected none or linear");
                 return Err(self.wrong(problem));
             }
         };
-        Ok(Rope { theta, scaling })
+        Ok(RopeConfig { theta, scaling })
     }
 
     /// Files of Llama 3 hold what each angle is divided by instead of what that follows from. All but
     /// the factor is the same in all of them.
-    fn llama_3(&self, theta: f64, d_head: usize) -> Result<Scaling> {
+    fn llama_3(&self, theta: f64, d_head: usize) -> Result<RopeScaling> {
         let tensor = self.catalog.find(ROPE_FACTORS)?;
-        let divisors = floats(self.catalog, tensor, 0..tensor.count())?;
+        let divisors = load_f32(self.catalog, tensor, 0..tensor.numel())?;
         let factor = f64::from(divisors.iter().copied().fold(1.0, f32::max));
-        let scaling = Scaling::Llama3 {
+        let scaling = RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let axis = Rope { theta, scaling: Scaling::None }.axis(d_head);
+        let axis = RopeConfig { theta, scaling: RopeScaling::None }.axis(d_head);
         let is_near = |(frequency, divisor): (&f64, &f32)| {
             (scaling.divisor(*frequency) / f64::from(*divisor) - 1.0).abs() < 1e-4
         };
@@ -125,7 +125,7 @@ impl<'a> Settings<'a> {
         Err(self.wrong(format!("{ROPE_FACTORS} up to {factor} are not those of Llama 3")))
     }
 
-    fn ends(&self) -> Result<Vec<u32>> {
+    fn eos_token_ids(&self) -> Result<Vec<u32>> {
         let mut ends = Vec::new();
         for key in ["eos_token_id", "eot_token_id"] {
             ends.extend(self.token(key)?.filter(|end| !ends.contains(end)));
@@ -180,29 +180,29 @@ const DEFAULT_THETA: f64 = 10_000.0;
 
 #[cfg(test)]
 mod tests {
-    use weights::gguf::write::{Format, Leaving, Value, write};
+    use weights::gguf::write::{GgufFormat, GgufTensor, GgufValue, write};
 
     use super::*;
 
     /// What is said of a file with these settings besides, or instead.
-    fn refused(changes: &[(&str, Value)]) -> String {
-        let number = Value::U32;
+    fn refused(changes: &[(&str, GgufValue)]) -> String {
+        let number = GgufValue::U32;
         let mut settings = vec![
-            ("general.architecture", Value::Text("llama".into())),
+            ("general.architecture", GgufValue::Text("llama".into())),
             ("llama.embedding_length", number(64)),
             ("llama.feed_forward_length", number(96)),
             ("llama.block_count", number(2)),
             ("llama.attention.head_count", number(4)),
-            ("llama.attention.layer_norm_rms_epsilon", Value::F32(1e-5)),
+            ("llama.attention.layer_norm_rms_epsilon", GgufValue::F32(1e-5)),
         ];
         settings.retain(|(key, _)| changes.iter().all(|(other, _)| other != key));
         settings.extend(changes.iter().cloned());
-        let settings: Vec<(String, Value)> =
+        let settings: Vec<(String, GgufValue)> =
             settings.into_iter().map(|(key, value)| (key.to_owned(), value)).collect();
-        let tensor = |name: &str, shape: &[u64]| Leaving {
+        let tensor = |name: &str, shape: &[u64]| GgufTensor {
             name: name.into(),
             shape: shape.into(),
-            format: Format::F32,
+            format: GgufFormat::F32,
         };
         let tensors = [tensor("token_embd.weight", &[8, 64]), tensor(ROPE_FACTORS, &[8])];
         let folder = tempfile::tempdir().unwrap();
@@ -216,15 +216,15 @@ mod tests {
 
     #[test]
     fn what_is_not_computed_is_refused() {
-        let context = ("llama.context_length", Value::U32(256));
-        let text = |text: &str| Value::Text(text.into());
+        let context = ("llama.context_length", GgufValue::U32(256));
+        let text = |text: &str| GgufValue::Text(text.into());
         let cases = [
             (vec![], "llama.context_length is missing"),
             (
                 vec![("general.architecture", text("gemma"))],
                 "architecture is gemma, expected llama",
             ),
-            (vec![("llama.expert_count", Value::U32(8))], "expert_count is 8, expected 0"),
+            (vec![("llama.expert_count", GgufValue::U32(8))], "expert_count is 8, expected 0"),
             (vec![("llama.block_count", text("two"))], "block_count is two, expected a number"),
             (
                 vec![context.clone(), ("llama.rope.scaling.type", text("yarn"))],
@@ -232,8 +232,8 @@ mod tests {
             ),
             (
                 vec![
-                    ("llama.rope.dimension_count", Value::U32(8)),
-                    ("llama.attention.key_length", Value::U32(16)),
+                    ("llama.rope.dimension_count", GgufValue::U32(8)),
+                    ("llama.attention.key_length", GgufValue::U32(16)),
                 ],
                 "rope.dimension_count is 8, expected 16",
             ),

@@ -4,32 +4,32 @@
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
 //! compute it; texts beyond a window of attention and mixtures of experts are not.
 
-pub mod base;
-pub mod cache;
+mod config_json;
 mod forward;
 mod gguf;
-pub mod initial;
+pub mod init;
+pub mod kv_cache;
+pub mod language_model;
 pub mod names;
 pub mod preset;
 pub mod published;
 mod rope;
-mod written;
 
 use serde::{Deserialize, Serialize};
 
 pub use forward::Llama;
-pub use rope::{Rope, Scaling};
+pub use rope::{RopeConfig, RopeScaling};
 
 use crate::error::TrainerError;
 use crate::model::config::Unsupported;
-use written::Written;
+use config_json::LlamaConfigJson;
 
 /// What `config.json` says, with what it leaves to the family's defaults.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Written", into = "Written")]
-pub struct Config {
+#[serde(try_from = "LlamaConfigJson", into = "LlamaConfigJson")]
+pub struct LlamaConfig {
     /// Whose model it is.
-    pub family: Family,
+    pub family: LanguageFamily,
     /// Tokens there are.
     pub vocab_size: usize,
     /// Width of a token inside.
@@ -49,7 +49,7 @@ pub struct Config {
     /// Added to mean squares.
     pub rms_norm_eps: f32,
     /// How positions turn queries and keys.
-    pub rope: Rope,
+    pub rope: RopeConfig,
     /// Whether the table of tokens is also the last layer.
     pub tie_word_embeddings: bool,
     /// Whether the layers around attention have biases; those of Qwen2 have them anyway, but for the
@@ -69,7 +69,7 @@ pub struct Config {
 /// Whose model it is, which decides the little that files do not say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Family {
+pub enum LanguageFamily {
     /// Meta's, and all that are built like them.
     Llama,
     /// Mistral's.
@@ -80,7 +80,7 @@ pub enum Family {
     Qwen3,
 }
 
-impl Family {
+impl LanguageFamily {
     /// As transformers calls the model.
     pub fn class(self) -> &'static str {
         match self {
@@ -92,15 +92,15 @@ impl Family {
     }
 }
 
-impl Config {
+impl LlamaConfig {
     /// Whether queries, keys and values have biases.
     fn has_qkv_bias(&self) -> bool {
-        self.attention_bias || self.family == Family::Qwen2
+        self.attention_bias || self.family == LanguageFamily::Qwen2
     }
 
     /// Whether queries and keys are normed, head by head.
     fn has_qk_norm(&self) -> bool {
-        self.family == Family::Qwen3
+        self.family == LanguageFamily::Qwen3
     }
 
     /// That every token of a text of this length sees all before it, which is all that is computed.
@@ -141,7 +141,7 @@ impl Config {
             format!("head_dim {} is odd, positions turn pairs", self.head_dim),
         )?;
         Unsupported::unless(
-            u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORED),
+            u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORE_INDEX),
             format!("vocab_size {} does not fit into 32 bits", self.vocab_size),
         )?;
         self.rope.check()

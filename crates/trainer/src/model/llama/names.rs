@@ -6,12 +6,12 @@
 
 use weights::Catalog;
 
-use super::{Config, Family};
-use crate::model::files::Layout;
-use crate::model::piece::Piece;
+use super::{LanguageFamily, LlamaConfig};
+use crate::model::files::CheckpointLayout;
+use crate::model::tensor_piece::TensorPiece;
 
 /// The layout of these files.
-pub fn of(catalog: &Catalog, config: &Config) -> Layout<'static> {
+pub fn layout_of(catalog: &Catalog, config: &LlamaConfig) -> CheckpointLayout<'static> {
     if is_gguf(catalog) { gguf(config) } else { transformers(config) }
 }
 
@@ -21,38 +21,38 @@ pub fn is_gguf(catalog: &Catalog) -> bool {
 }
 
 /// A folder as transformers saves it.
-pub fn transformers(config: &Config) -> Layout<'static> {
+pub fn transformers(config: &LlamaConfig) -> CheckpointLayout<'static> {
     let is_tied = config.tie_word_embeddings;
     // Old files hold the angles, and some the last layer beside the table that it is tied to.
     let is_spare = move |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight")
     };
-    Layout { ignores: Box::new(is_spare), ..Layout::same() }
+    CheckpointLayout { ignores: Box::new(is_spare), ..CheckpointLayout::identity() }
 }
 
 /// A GGUF file.
-pub fn gguf(config: &Config) -> Layout<'static> {
+pub fn gguf(config: &LlamaConfig) -> CheckpointLayout<'static> {
     let config = config.clone();
     let place = move |name: &str| {
         let key = gguf_name(name);
-        if !is_turned(&config, name) {
-            return vec![Piece::whole(key)];
+        if !is_permuted(&config, name) {
+            return vec![TensorPiece::whole(key)];
         }
         let is_of_keys = layer_of(name) == "k_proj";
         let n_heads =
             if is_of_keys { config.num_key_value_heads } else { config.num_attention_heads };
         let rows = n_heads * config.head_dim;
-        let piece = |row| Piece::part(key.clone(), stored_row(row, config.head_dim), rows);
+        let piece = |row| TensorPiece::part(key.clone(), stored_row(row, config.head_dim), rows);
         (0..rows).map(piece).collect()
     };
     // The angles of Llama 3, which follow from the settings.
-    Layout { place: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
 }
 
 /// Whether GGUF files hold a tensor's rows in another order. Mistral's models call themselves Llama's
 /// there.
-pub(crate) fn is_turned(config: &Config, name: &str) -> bool {
-    let is_family = matches!(config.family, Family::Llama | Family::Mistral);
+pub(crate) fn is_permuted(config: &LlamaConfig, name: &str) -> bool {
+    let is_family = matches!(config.family, LanguageFamily::Llama | LanguageFamily::Mistral);
     is_family && ["q_proj", "k_proj"].contains(&layer_of(name))
 }
 

@@ -1,10 +1,10 @@
-//! Shapes for models that are trained from nothing, by their size.
+//! Shapes for models that are trained from scratch, by their size.
 
-use super::{Config, Family, Rope, Scaling};
+use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 
 /// A shape. All have tied tables: at these sizes a second one would be a large part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Preset {
+pub enum LlamaPreset {
     /// For a first look on any computer.
     Tiny,
     /// As wide and deep as the smallest GPT-2.
@@ -15,7 +15,7 @@ pub enum Preset {
     B1,
 }
 
-impl Preset {
+impl LlamaPreset {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Tiny, Self::M125, Self::M350, Self::B1];
 
@@ -30,14 +30,14 @@ impl Preset {
     }
 
     /// The one of that name.
-    pub fn of(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name))
     }
 
     /// Its settings, for tokens of a vocabulary. Chosen: inner widths are 8/3 of the width in whole
     /// multiples of 256, as Llama's (arXiv 2302.13971, section 2.2), but for the largest, whose shape
     /// is Llama 3.2 1B's; contexts are what such a model is trained with on one computer.
-    pub fn config(self, vocabulary: usize) -> Config {
+    pub fn config(self, vocabulary: usize) -> LlamaConfig {
         // Width, inner width, blocks, heads, heads of keys, tokens.
         let [width, inner, blocks, heads, kv_heads, context] = match self {
             Self::Tiny => [192, 512, 4, 6, 2, 512],
@@ -45,8 +45,8 @@ impl Preset {
             Self::M350 => [1024, 2816, 24, 16, 16, 2048],
             Self::B1 => [2048, 8192, 16, 32, 8, 8192],
         };
-        Config {
-            family: Family::Llama,
+        LlamaConfig {
+            family: LanguageFamily::Llama,
             vocab_size: vocabulary,
             hidden_size: width,
             intermediate_size: inner,
@@ -56,7 +56,7 @@ impl Preset {
             head_dim: width / heads,
             max_position_embeddings: context,
             rms_norm_eps: 1e-5,
-            rope: Rope { theta: THETA, scaling: Scaling::None },
+            rope: RopeConfig { theta: THETA, scaling: RopeScaling::None },
             tie_word_embeddings: true,
             attention_bias: false,
             mlp_bias: false,
@@ -74,11 +74,11 @@ const THETA: f64 = 10_000.0;
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::build::wants;
+    use crate::model::build::tensor_specs;
     use crate::model::llama::Llama;
 
-    fn count(config: &Config) -> usize {
-        let wants = wants(|build| Llama::new(config, build)).unwrap();
+    fn count(config: &LlamaConfig) -> usize {
+        let wants = tensor_specs(|build| Llama::new(config, build)).unwrap();
         wants.iter().map(|want| want.shape.elements()).sum()
     }
 
@@ -87,17 +87,17 @@ mod tests {
     #[test]
     fn presets_have_their_number_of_weights() {
         let expected = [
-            (Preset::Tiny, 257, 1_623_936),
-            (Preset::M125, 50_257, 123_551_232),
-            (Preset::M350, 50_257, 359_794_688),
-            (Preset::B1, 128_256, 1_235_814_400),
+            (LlamaPreset::Tiny, 257, 1_623_936),
+            (LlamaPreset::M125, 50_257, 123_551_232),
+            (LlamaPreset::M350, 50_257, 359_794_688),
+            (LlamaPreset::B1, 128_256, 1_235_814_400),
         ];
         for (preset, vocabulary, n) in expected {
             let config = preset.config(vocabulary);
             config.check().unwrap_or_else(|problem| panic!("{problem:?}"));
             assert_eq!(count(&config), n, "{}", preset.name());
-            assert_eq!(Preset::of(preset.name()), Some(preset));
+            assert_eq!(LlamaPreset::from_name(preset.name()), Some(preset));
         }
-        assert_eq!(Preset::of("2B"), None);
+        assert_eq!(LlamaPreset::from_name("2B"), None);
     }
 }

@@ -3,20 +3,21 @@
 
 use std::path::Path;
 
-use super::{Config, Family, Rope, Scaling};
+use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 
 /// A published model.
 #[derive(Clone, Copy, Debug)]
-pub struct Published(&'static Row);
+pub struct PublishedLlama(&'static PublishedLlamaRow);
 
 /// What is told apart by: name, family, vocabulary; width, inner width, blocks; heads, heads of keys,
 /// width of a head; tokens, θ, what Llama 3 stretches by, ε, whether it is tied.
-type Row = (&'static str, Family, usize, [usize; 3], [usize; 3], (usize, f64, f64, f32, bool));
+type PublishedLlamaRow =
+    (&'static str, LanguageFamily, usize, [usize; 3], [usize; 3], (usize, f64, f64, f32, bool));
 
-use Family::{Llama, Mistral, Qwen2, Qwen3};
+use LanguageFamily::{Llama, Mistral, Qwen2, Qwen3};
 
 /// Taken: `config.json` of each at huggingface.co.
-const TABLE: [Row; 15] = [
+const TABLE: [PublishedLlamaRow; 15] = [
     (
         "llama-3.2-1b",
         Llama,
@@ -83,27 +84,27 @@ const TABLE: [Row; 15] = [
     ("smollm2-1.7b", Llama, 49_152, [2048, 8192, 24], [32, 32, 64], (8192, 1.3e5, 1.0, 1e-5, true)),
 ];
 
-impl Published {
+impl PublishedLlama {
     /// The one that a folder is called after: its name begins with the model's, in any case.
-    pub fn of(path: &Path) -> Option<Self> {
+    pub fn by_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let name = name.strip_prefix("meta-").unwrap_or(&name);
         TABLE.iter().find(|row| name.starts_with(row.0)).map(Self)
     }
 
     /// What `config.json` says.
-    pub fn config(self) -> Config {
+    pub fn config(self) -> LlamaConfig {
         let &(_, family, vocab_size, [width, inner, blocks], [heads, kv_heads, d_head], rest) =
             self.0;
         let (context, theta, factor, rms_norm_eps, tie_word_embeddings) = rest;
-        let stretched = Scaling::Llama3 {
+        let stretched = RopeScaling::Llama3 {
             factor,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let scaling = if factor > 1.0 { stretched } else { Scaling::None };
-        Config {
+        let scaling = if factor > 1.0 { stretched } else { RopeScaling::None };
+        LlamaConfig {
             family,
             vocab_size,
             hidden_size: width,
@@ -114,7 +115,7 @@ impl Published {
             head_dim: d_head,
             max_position_embeddings: context,
             rms_norm_eps,
-            rope: Rope { theta, scaling },
+            rope: RopeConfig { theta, scaling },
             tie_word_embeddings,
             attention_bias: false,
             mlp_bias: false,
@@ -128,10 +129,10 @@ impl Published {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::build::wants;
-    use crate::model::llama::base::Base;
+    use crate::model::build::tensor_specs;
+    use crate::model::llama::language_model::LanguageModel;
 
-    /// Counted by transformers on its device without data, of the settings in the table; the cards of
+    /// Counted by transformers on its device without data, of the settings in the table; the GPUs of
     /// the models say the same.
     const COUNTS: [usize; TABLE.len()] = [
         1_235_814_400,
@@ -154,9 +155,10 @@ mod tests {
     #[test]
     fn published_models_have_their_number_of_weights() {
         for (row, expected) in TABLE.iter().zip(COUNTS) {
-            let config = Published(row).config();
+            let config = PublishedLlama(row).config();
             config.check().unwrap_or_else(|problem| panic!("{problem:?}"));
-            let wants = wants(|build| crate::model::llama::Llama::new(&config, build)).unwrap();
+            let wants =
+                tensor_specs(|build| crate::model::llama::Llama::new(&config, build)).unwrap();
             let count: usize = wants.iter().map(|want| want.shape.elements()).sum();
             assert_eq!(count, expected, "{}", row.0);
         }
@@ -165,10 +167,10 @@ mod tests {
     #[test]
     fn a_model_that_is_not_there_can_be_planned_and_not_loaded() {
         let path = Path::new("models/Meta-Llama-3.1-8B-Instruct");
-        let base = Base::open_or_published(path).unwrap();
+        let base = LanguageModel::open_or_published(path).unwrap();
         assert_eq!(base.config.num_hidden_layers, 32);
-        let error = Base::open(path).err().unwrap();
+        let error = LanguageModel::open(path).err().unwrap();
         assert!(error.hint().contains("a plan needs its name alone"), "{}", error.hint());
-        assert!(Base::open_or_published(Path::new("models/unheard-of")).is_err());
+        assert!(LanguageModel::open_or_published(Path::new("models/unheard-of")).is_err());
     }
 }

@@ -3,22 +3,22 @@
 
 use std::f64::consts::TAU;
 
-use compute::ops::Axis;
+use compute::ops::RopeAxis;
 
 use crate::model::config::Unsupported;
 
 /// The rotation of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Rope {
+pub struct RopeConfig {
     /// The slowest pair turns about this many times slower than the fastest.
     pub theta: f64,
     /// How angles are stretched.
-    pub scaling: Scaling,
+    pub scaling: RopeScaling,
 }
 
 /// How angles are stretched to texts longer than a model began with.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scaling {
+pub enum RopeScaling {
     /// Not at all.
     None,
     /// All alike.
@@ -39,10 +39,10 @@ pub enum Scaling {
     },
 }
 
-impl Rope {
+impl RopeConfig {
     /// The angle per token of each pair of a head of width `d`.
-    pub fn axis(&self, d: usize) -> Axis {
-        let mut axis = Axis::new(d, self.theta);
+    pub fn axis(&self, d: usize) -> RopeAxis {
+        let mut axis = RopeAxis::new(d, self.theta);
         for frequency in &mut axis.frequencies {
             *frequency /= self.scaling.divisor(*frequency);
         }
@@ -54,11 +54,13 @@ impl Rope {
         let is_fine = |number: f64| number.is_finite() && number > 0.0;
         Unsupported::unless(is_fine(self.theta), format!("rope_theta is {}", self.theta))?;
         match self.scaling {
-            Scaling::None => Ok(()),
-            Scaling::Linear { factor } => {
+            RopeScaling::None => Ok(()),
+            RopeScaling::Linear { factor } => {
                 Unsupported::unless(is_fine(factor), format!("factor of rope_scaling is {factor}"))
             }
-            Scaling::Llama3 { factor, low_freq_factor: low, high_freq_factor: high, .. } => {
+            RopeScaling::Llama3 {
+                factor, low_freq_factor: low, high_freq_factor: high, ..
+            } => {
                 Unsupported::unless(
                     is_fine(factor),
                     format!("factor of rope_scaling is {factor}"),
@@ -72,7 +74,7 @@ impl Rope {
     }
 }
 
-impl Scaling {
+impl RopeScaling {
     /// What a pair's angle is divided by.
     pub fn divisor(&self, frequency: f64) -> f64 {
         match *self {
@@ -100,13 +102,13 @@ mod tests {
     /// Printed by transformers 5.22.2's `ROPE_INIT_FUNCTIONS["llama3"]` for the settings of Llama 3.1.
     #[test]
     fn angles_of_llama_3_are_those_of_transformers() {
-        let scaling = Scaling::Llama3 {
+        let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
             high_freq_factor: 4.0,
             original_max_position_embeddings: 8192,
         };
-        let axis = Rope { theta: 500_000.0, scaling }.axis(128);
+        let axis = RopeConfig { theta: 500_000.0, scaling }.axis(128);
         for (pair, expected) in LLAMA_3 {
             let got = axis.frequencies[pair];
             assert!((got / expected - 1.0).abs() < 1e-6, "{pair}: {expected} {got}");
@@ -126,11 +128,11 @@ mod tests {
 
     #[test]
     fn angles_that_make_no_sense_are_refused() {
-        let refused = |theta, scaling| Rope { theta, scaling }.check().unwrap_err().0;
-        assert_eq!(refused(0.0, Scaling::None), "rope_theta is 0");
-        let linear = Scaling::Linear { factor: -2.0 };
+        let refused = |theta, scaling| RopeConfig { theta, scaling }.check().unwrap_err().0;
+        assert_eq!(refused(0.0, RopeScaling::None), "rope_theta is 0");
+        let linear = RopeScaling::Linear { factor: -2.0 };
         assert_eq!(refused(1e4, linear), "factor of rope_scaling is -2");
-        let llama = Scaling::Llama3 {
+        let llama = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 4.0,
             high_freq_factor: 4.0,

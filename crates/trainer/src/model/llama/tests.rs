@@ -3,22 +3,22 @@
 
 use std::path::{Path, PathBuf};
 
-use compute::ops::IGNORED;
+use compute::ops::IGNORE_INDEX;
 use compute::{Device, Dtype, Gradients, Tape, Tensor};
 use serde_json::{Value, json};
 use weights::Catalog;
-use weights::load::{Options, Wanted, floats, load};
+use weights::load::{LoadOptions, LoadRequest, load, load_f32};
 
-use super::base::Base;
-use super::preset::Preset;
+use super::language_model::LanguageModel;
+use super::preset::LlamaPreset;
 use super::*;
 use crate::model::adapter::Adapters;
 use crate::model::build::Precision;
-use crate::model::host::difference;
+use crate::model::host::relative_error;
 use crate::model::recompute::Recompute;
 
 /// The settings of a file, with some keys of another value.
-fn config(changes: &Value) -> Result<Config, String> {
+fn config(changes: &Value) -> Result<LlamaConfig, String> {
     let mut file = json!({
         "architectures": ["LlamaForCausalLM"], "model_type": "llama", "vocab_size": 512,
         "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2,
@@ -28,7 +28,7 @@ fn config(changes: &Value) -> Result<Config, String> {
     for (key, value) in changes.as_object().unwrap() {
         file[key] = value.clone();
     }
-    let config: Config = serde_json::from_value(file).map_err(|error| error.to_string())?;
+    let config: LlamaConfig = serde_json::from_value(file).map_err(|error| error.to_string())?;
     config.check().map_err(|Unsupported(problem)| problem)?;
     Ok(config)
 }
@@ -43,9 +43,9 @@ fn both_spellings_of_a_rotation_are_one() {
     let (old, new) = (config(&old).unwrap(), config(&new).unwrap());
     assert_eq!(old, new);
     assert_eq!(old.rope.theta, 5e5);
-    assert!(matches!(old.rope.scaling, Scaling::Llama3 { .. }));
+    assert!(matches!(old.rope.scaling, RopeScaling::Llama3 { .. }));
     let linear = config(&json!({"rope_scaling": {"type": "linear", "factor": 2.0}})).unwrap();
-    assert_eq!(linear.rope.scaling, Scaling::Linear { factor: 2.0 });
+    assert_eq!(linear.rope.scaling, RopeScaling::Linear { factor: 2.0 });
 }
 
 #[test]
@@ -55,7 +55,7 @@ fn settings_that_are_written_read_the_same() {
     for changes in [json!({}), qwen, json!({"model_type": "qwen2", "eos_token_id": null})] {
         let config = config(&changes).unwrap();
         let text = serde_json::to_string(&config).unwrap();
-        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config, "{text}");
+        assert_eq!(serde_json::from_str::<LlamaConfig>(&text).unwrap(), config, "{text}");
     }
 }
 
@@ -102,7 +102,7 @@ fn a_window_is_kept_to() {
     let error = config.check_length(10).unwrap_err().to_string();
     assert_eq!(error, "a text of 10 tokens, the model's sliding_window is 9");
     let written = serde_json::to_value(&config).unwrap();
-    assert_eq!(serde_json::from_value::<Config>(written).unwrap(), config);
+    assert_eq!(serde_json::from_value::<LlamaConfig>(written).unwrap(), config);
 }
 
 pub fn golden(name: &str) -> PathBuf {
@@ -112,16 +112,16 @@ pub fn golden(name: &str) -> PathBuf {
 pub fn recorded(name: &str, tensor: &str) -> Vec<f32> {
     let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
     let tensor = catalog.find(tensor).unwrap();
-    floats(&catalog, tensor, 0..tensor.count()).unwrap()
+    load_f32(&catalog, tensor, 0..tensor.numel()).unwrap()
 }
 
 /// Token ids of the reference data.
 pub fn ids(name: &str, tensor: &str) -> Vec<u32> {
     let catalog = Catalog::open(&golden(name).join("golden.safetensors")).unwrap();
     let tensor = catalog.find(tensor).unwrap();
-    let mut bytes = vec![0; tensor.count() as usize * size_of::<i64>()];
-    let wanted = vec![Wanted::whole(tensor, weights::Dtype::I64, &mut bytes[..])];
-    load(&catalog, wanted, Options::default(), &|_| true).unwrap();
+    let mut bytes = vec![0; tensor.numel() as usize * size_of::<i64>()];
+    let wanted = vec![LoadRequest::whole(tensor, weights::FileDtype::I64, &mut bytes[..])];
+    load(&catalog, wanted, LoadOptions::default(), &|_| true).unwrap();
     let (ids, _) = bytes.as_chunks::<8>();
     ids.iter().map(|bytes| i64::from_le_bytes(*bytes) as u32).collect()
 }
@@ -129,7 +129,7 @@ pub fn ids(name: &str, tensor: &str) -> Vec<u32> {
 /// The tokens of the reference data, and for each the one after it.
 fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
     let ids = ids(name, "in.input_ids");
-    let after = |row: &[u32]| [&row[1..], &[IGNORED]].concat();
+    let after = |row: &[u32]| [&row[1..], &[IGNORE_INDEX]].concat();
     let targets: Vec<u32> = ids.chunks(24).flat_map(after).collect();
     [ids, targets].map(|all| device.upload([2, 24], &all).unwrap())
 }
@@ -138,10 +138,13 @@ fn tokens(device: &Device, name: &str) -> [Tensor; 2] {
 #[test]
 fn gguf_files_have_the_settings_of_their_folders() {
     for name in ["llama", "qwen3"] {
-        let [file, folder] =
-            [golden(&format!("{name}.gguf")), golden(name)].map(|path| Base::open(&path).unwrap());
-        let Config { bos_token_id, eos_token_ids, .. } = folder.config.clone();
-        assert_eq!(Config { bos_token_id, eos_token_ids, ..file.config.clone() }, folder.config);
+        let [file, folder] = [golden(&format!("{name}.gguf")), golden(name)]
+            .map(|path| LanguageModel::open(&path).unwrap());
+        let LlamaConfig { bos_token_id, eos_token_ids, .. } = folder.config.clone();
+        assert_eq!(
+            LlamaConfig { bos_token_id, eos_token_ids, ..file.config.clone() },
+            folder.config
+        );
         assert_ne!(file.fingerprint().unwrap(), folder.fingerprint().unwrap());
         assert_eq!(file.tokenizer(), Some(golden(&format!("{name}.gguf")).as_path()));
     }
@@ -157,8 +160,8 @@ fn gradients_of_the_whole_model_are_those_of_the_reference() {
 
 fn check_own_gradients(dtype: Dtype, tolerance: f64) {
     let device = Device::cpu(2, 64 << 20).unwrap();
-    let base = Base::open(&golden("llama3")).unwrap();
-    let mut adapters = Adapters::own();
+    let base = LanguageModel::open(&golden("llama3")).unwrap();
+    let mut adapters = Adapters::full();
     let plain = Precision::plain(dtype);
     let model = base.load(&device, plain, &mut adapters, &|_| true).unwrap();
     let [ids, targets] = tokens(&device, "llama3");
@@ -175,15 +178,15 @@ fn check_own_gradients(dtype: Dtype, tolerance: f64) {
         let mut gradients = Gradients::default();
         tape.backward(&loss, &mut gradients).unwrap();
         for name in names {
-            let (_, key) = adapters.own.iter().find(|(own, _)| own == name).unwrap();
+            let (_, key) = adapters.full_params.iter().find(|(own, _)| own == name).unwrap();
             let expected = recorded("llama3", &format!("own_grad.{name}"));
-            let apart = difference(&expected, &gradients.get(*key).unwrap().to_f32_vec());
+            let apart = relative_error(&expected, &gradients.get(*key).unwrap().to_f32_vec());
             assert!(apart < tolerance, "{name} {dtype} {recompute:?}: {apart:e}");
         }
     }
     let trained: usize =
         adapters.params.values().iter().map(|value| value.shape().elements()).sum();
-    let all: usize = base.tensors().unwrap().iter().map(|want| want.shape.elements()).sum();
+    let all: usize = base.tensor_specs().unwrap().iter().map(|want| want.shape.elements()).sum();
     assert_eq!(trained, all);
 }
 
@@ -191,12 +194,13 @@ fn check_own_gradients(dtype: Dtype, tolerance: f64) {
 fn a_preset_begins_with_the_numbers_of_its_seed() {
     let begun = |seed: u64, threads: usize| {
         let device = Device::cpu(threads, 64 << 20).unwrap();
-        let base = Base::preset(Preset::Tiny, 300, seed).unwrap();
-        let mut adapters = Adapters::own();
+        let base = LanguageModel::preset(LlamaPreset::Tiny, 300, seed).unwrap();
+        let mut adapters = Adapters::full();
         let plain = Precision::plain(Dtype::F32);
         base.load(&device, plain, &mut adapters, &|_| true).unwrap();
         let numbers = |end: &str| {
-            let (_, key) = adapters.own.iter().find(|(name, _)| name.ends_with(end)).unwrap();
+            let (_, key) =
+                adapters.full_params.iter().find(|(name, _)| name.ends_with(end)).unwrap();
             adapters.params.get(*key).to_f32_vec()
         };
         [numbers("embed_tokens.weight"), numbers("down_proj.weight"), numbers("norm.weight")]
@@ -211,7 +215,8 @@ fn a_preset_begins_with_the_numbers_of_its_seed() {
     assert!(norm.iter().all(|number| *number == 1.0));
     assert_eq!(begun(7, 2)[0], table);
     assert_ne!(begun(8, 1)[0], table);
-    let of = |seed| Base::preset(Preset::Tiny, 300, seed).unwrap().fingerprint().unwrap();
+    let of =
+        |seed| LanguageModel::preset(LlamaPreset::Tiny, 300, seed).unwrap().fingerprint().unwrap();
     assert_eq!(of(7), of(7));
     assert_ne!(of(7), of(8));
 }
@@ -220,12 +225,12 @@ fn a_preset_begins_with_the_numbers_of_its_seed() {
 #[test]
 fn documents_that_are_packed_do_not_see_each_other() {
     let device = Device::cpu(2, 64 << 20).unwrap();
-    let base = Base::open(&golden("llama3")).unwrap();
-    let mut adapters = Adapters::own();
+    let base = LanguageModel::open(&golden("llama3")).unwrap();
+    let mut adapters = Adapters::full();
     let plain = Precision::plain(Dtype::F32);
     let model = base.load(&device, plain, &mut adapters, &|_| true).unwrap();
     let ids = ids("llama3", "in.input_ids");
-    let after = |document: &[u32]| [&document[1..], &[IGNORED]].concat();
+    let after = |document: &[u32]| [&document[1..], &[IGNORE_INDEX]].concat();
     let learn = |documents: &[&[u32]], first_keys: Option<&[u32]>| {
         let (all, after) = (documents.concat(), documents.iter().flat_map(|d| after(d)));
         let upload = |ids: &[u32]| device.upload([1, ids.len()], ids).unwrap();
@@ -258,7 +263,7 @@ fn documents_that_are_packed_do_not_see_each_other() {
         other.0
     );
     let apart: Vec<f32> = one.1.iter().zip(&other.1).map(|(a, b)| mean(*a, *b)).collect();
-    assert!(difference(&apart, &packed.1) < 1e-5, "{:e}", difference(&apart, &packed.1));
+    assert!(relative_error(&apart, &packed.1) < 1e-5, "{:e}", relative_error(&apart, &packed.1));
     let seen = learn(&[first, second], None);
-    assert!(difference(&apart, &seen.1) > 1e-2);
+    assert!(relative_error(&apart, &seen.1) > 1e-2);
 }

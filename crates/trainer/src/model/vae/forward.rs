@@ -1,118 +1,127 @@
 //! The arithmetic of the autoencoder.
 //!
-//! Shapes: S samples, C channels, pictures [S, 3, height, width], latents a power of two smaller.
+//! Shapes: S samples, C channels, images [S, 3, height, width], latents a power of two smaller.
 
 use compute::ops::{Activation, Attention, Conv2d, PatchOrder};
 use compute::{Result as Computed, Tape, Tensor, Var};
 
-use super::Config;
+use super::VaeConfig;
 use crate::error::Result;
-use crate::model::build::Builder;
-use crate::model::layer::Layer;
+use crate::model::build::ModelBuilder;
+use crate::model::layer::LinearLayer;
 
 const EPSILON: f32 = 1e-6;
 
-/// Pictures to latents.
-pub struct Encoder {
-    first: Conv,
-    /// From the picture's size down: blocks, and all but the last a convolution that halves.
-    levels: Vec<(Vec<Resnet>, Option<Conv>)>,
-    middle: Middle,
-    norm: Norm,
-    last: Conv,
-    quant: Option<Conv>,
+/// Images to latents.
+pub struct VaeEncoder {
+    first: VaeConv,
+    /// From the image's size down: blocks, and all but the last a convolution that halves.
+    down_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
+    mid_block: MidBlock,
+    norm: VaeNorm,
+    last: VaeConv,
+    quant: Option<VaeConv>,
 }
 
-impl Encoder {
+impl VaeEncoder {
     /// Puts it together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let channels = &config.block_out_channels;
         let (n_levels, groups) = (channels.len(), config.norm_num_groups);
         let latent = 2 * config.latent_channels;
         let mut b = build.at("encoder");
-        let first = Conv::new(&mut b, "conv_in", [config.in_channels, channels[0]], 3)?;
+        let first = VaeConv::new(&mut b, "conv_in", [config.in_channels, channels[0]], 3)?;
         let mut levels = Vec::with_capacity(n_levels);
         for (level, out) in channels.iter().enumerate() {
             let mut b = b.at(format!("down_blocks.{level}"));
             let before = channels[level.saturating_sub(1)];
             let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block)?;
             let is_last = level + 1 == n_levels;
-            let halve = |b: &mut Builder<'_>| Conv::new(b, "downsamplers.0.conv", [*out, *out], 3);
+            let halve =
+                |b: &mut ModelBuilder<'_>| VaeConv::new(b, "downsamplers.0.conv", [*out, *out], 3);
             levels.push((blocks, if is_last { None } else { Some(halve(&mut b)?) }));
         }
         let deepest = channels[n_levels - 1];
-        let middle = Middle::new(config, b.at("mid_block"), deepest)?;
-        let norm = Norm::new(&mut b, "conv_norm_out", groups, deepest)?;
-        let last = Conv::new(&mut b, "conv_out", [deepest, latent], 3)?;
+        let middle = MidBlock::new(config, b.at("mid_block"), deepest)?;
+        let norm = VaeNorm::new(&mut b, "conv_norm_out", groups, deepest)?;
+        let last = VaeConv::new(&mut b, "conv_out", [deepest, latent], 3)?;
         let quant =
-            config.use_quant_conv.then(|| Conv::new(build, "quant_conv", [latent, latent], 1));
-        Ok(Self { first, levels, middle, norm, last, quant: quant.transpose()? })
+            config.use_quant_conv.then(|| VaeConv::new(build, "quant_conv", [latent, latent], 1));
+        Ok(Self {
+            first,
+            down_blocks: levels,
+            mid_block: middle,
+            norm,
+            last,
+            quant: quant.transpose()?,
+        })
     }
 
     /// Means and logarithms of variances of latents, one above the other: [S, 2 C, ..].
-    pub fn forward(&self, tape: &Tape<'_>, pictures: &Tensor) -> Computed<Var> {
-        let mut x = self.first.same(tape, &pictures.clone().into())?;
-        for (blocks, halve) in &self.levels {
+    pub fn forward(&self, tape: &Tape<'_>, images: &Tensor) -> Computed<Var> {
+        let mut x = self.first.same(tape, &images.clone().into())?;
+        for (blocks, halve) in &self.down_blocks {
             for block in blocks {
                 x = block.forward(tape, &x)?;
             }
             if let Some(halve) = halve {
-                x = halve.halve(tape, &x)?;
+                x = halve.downsample(tape, &x)?;
             }
         }
-        let x = self.middle.forward(tape, &x)?;
+        let x = self.mid_block.forward(tape, &x)?;
         let x = self.last.same(tape, &self.norm.forward(tape, &x, Activation::Silu)?)?;
         self.quant.as_ref().map_or(Ok(x.clone()), |quant| quant.point(tape, &x))
     }
 }
 
-/// Latents to pictures.
-pub struct Decoder {
-    quant: Option<Conv>,
-    first: Conv,
-    middle: Middle,
+/// Latents to images.
+pub struct VaeDecoder {
+    quant: Option<VaeConv>,
+    first: VaeConv,
+    mid_block: MidBlock,
     /// From the latent's size up: blocks, and all but the last a convolution after doubling.
-    levels: Vec<(Vec<Resnet>, Option<Conv>)>,
-    norm: Norm,
-    last: Conv,
+    up_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
+    norm: VaeNorm,
+    last: VaeConv,
 }
 
-impl Decoder {
+impl VaeDecoder {
     /// Puts it together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let channels: Vec<usize> = config.block_out_channels.iter().rev().copied().collect();
         let (n_levels, groups, latent) =
             (channels.len(), config.norm_num_groups, config.latent_channels);
         let quant = config
             .use_post_quant_conv
-            .then(|| Conv::new(build, "post_quant_conv", [latent, latent], 1))
+            .then(|| VaeConv::new(build, "post_quant_conv", [latent, latent], 1))
             .transpose()?;
         let mut b = build.at("decoder");
-        let first = Conv::new(&mut b, "conv_in", [latent, channels[0]], 3)?;
-        let middle = Middle::new(config, b.at("mid_block"), channels[0])?;
+        let first = VaeConv::new(&mut b, "conv_in", [latent, channels[0]], 3)?;
+        let middle = MidBlock::new(config, b.at("mid_block"), channels[0])?;
         let mut levels = Vec::with_capacity(n_levels);
         for (level, out) in channels.iter().enumerate() {
             let mut b = b.at(format!("up_blocks.{level}"));
             let before = channels[level.saturating_sub(1)];
             let blocks = resnets(&mut b, groups, [before, *out], config.layers_per_block + 1)?;
             let is_last = level + 1 == n_levels;
-            let double = |b: &mut Builder<'_>| Conv::new(b, "upsamplers.0.conv", [*out, *out], 3);
+            let double =
+                |b: &mut ModelBuilder<'_>| VaeConv::new(b, "upsamplers.0.conv", [*out, *out], 3);
             levels.push((blocks, if is_last { None } else { Some(double(&mut b)?) }));
         }
         let widest = channels[n_levels - 1];
-        let norm = Norm::new(&mut b, "conv_norm_out", groups, widest)?;
-        let last = Conv::new(&mut b, "conv_out", [widest, config.out_channels], 3)?;
-        Ok(Self { quant, first, middle, levels, norm, last })
+        let norm = VaeNorm::new(&mut b, "conv_norm_out", groups, widest)?;
+        let last = VaeConv::new(&mut b, "conv_out", [widest, config.out_channels], 3)?;
+        Ok(Self { quant, first, mid_block: middle, up_blocks: levels, norm, last })
     }
 
-    /// Pictures, -1 to 1, of latents [S, C, ..].
+    /// Images, -1 to 1, of latents [S, C, ..].
     pub fn forward(&self, tape: &Tape<'_>, latents: &Tensor) -> Computed<Var> {
         let latents = Var::from(latents.clone());
         let x =
             self.quant.as_ref().map_or(Ok(latents.clone()), |quant| quant.point(tape, &latents))?;
         let x = self.first.same(tape, &x)?;
-        let mut x = self.middle.forward(tape, &x)?;
-        for (blocks, double) in &self.levels {
+        let mut x = self.mid_block.forward(tape, &x)?;
+        for (blocks, double) in &self.up_blocks {
             for block in blocks {
                 x = block.forward(tape, &x)?;
             }
@@ -128,26 +137,28 @@ impl Decoder {
 }
 
 fn resnets(
-    build: &mut Builder<'_>,
+    build: &mut ModelBuilder<'_>,
     groups: usize,
     [before, out]: [usize; 2],
     n: usize,
-) -> Result<Vec<Resnet>> {
+) -> Result<Vec<ResnetBlock>> {
     let input = |index| if index == 0 { before } else { out };
     (0..n)
-        .map(|index| Resnet::new(build.at(format!("resnets.{index}")), groups, [input(index), out]))
+        .map(|index| {
+            ResnetBlock::new(build.at(format!("resnets.{index}")), groups, [input(index), out])
+        })
         .collect()
 }
 
 /// A convolution, its weight and bias.
-struct Conv {
+struct VaeConv {
     weight: Tensor,
     bias: Tensor,
 }
 
-impl Conv {
+impl VaeConv {
     fn new(
-        build: &mut Builder<'_>,
+        build: &mut ModelBuilder<'_>,
         name: &str,
         [inputs, outputs]: [usize; 2],
         size: usize,
@@ -167,7 +178,7 @@ impl Conv {
     }
 
     /// Of three pixels, to half the size; zeros below and to the right.
-    fn halve(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
+    fn downsample(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
         tape.conv2d(x, Conv2d { stride: 2, padding: [0, 1, 0, 1], ..self.layer() })
     }
 
@@ -177,14 +188,19 @@ impl Conv {
     }
 }
 
-struct Norm {
+struct VaeNorm {
     n_groups: usize,
     weight: Tensor,
     bias: Tensor,
 }
 
-impl Norm {
-    fn new(build: &mut Builder<'_>, name: &str, n_groups: usize, width: usize) -> Result<Self> {
+impl VaeNorm {
+    fn new(
+        build: &mut ModelBuilder<'_>,
+        name: &str,
+        n_groups: usize,
+        width: usize,
+    ) -> Result<Self> {
         let weight = build.vector(format!("{name}.weight"), width)?.into_tensor();
         let bias = build.vector(format!("{name}.bias"), width)?.into_tensor();
         Ok(Self { n_groups, weight, bias })
@@ -196,29 +212,33 @@ impl Norm {
 }
 
 /// Two convolutions beside a shortcut.
-struct Resnet {
-    norms: [Norm; 2],
-    convs: [Conv; 2],
+struct ResnetBlock {
+    norms: [VaeNorm; 2],
+    convs: [VaeConv; 2],
     /// Where the number of channels changes.
-    shortcut: Option<Conv>,
+    shortcut: Option<VaeConv>,
 }
 
-impl Resnet {
-    fn new(mut build: Builder<'_>, groups: usize, [inputs, outputs]: [usize; 2]) -> Result<Self> {
+impl ResnetBlock {
+    fn new(
+        mut build: ModelBuilder<'_>,
+        groups: usize,
+        [inputs, outputs]: [usize; 2],
+    ) -> Result<Self> {
         let b = &mut build;
         Ok(Self {
             norms: [
-                Norm::new(b, "norm1", groups, inputs)?,
-                Norm::new(b, "norm2", groups, outputs)?,
+                VaeNorm::new(b, "norm1", groups, inputs)?,
+                VaeNorm::new(b, "norm2", groups, outputs)?,
             ],
             convs: [
-                Conv::new(b, "conv1", [inputs, outputs], 3)?,
-                Conv::new(b, "conv2", [outputs, outputs], 3)?,
+                VaeConv::new(b, "conv1", [inputs, outputs], 3)?,
+                VaeConv::new(b, "conv2", [outputs, outputs], 3)?,
             ],
             shortcut: if inputs == outputs {
                 None
             } else {
-                Some(Conv::new(b, "conv_shortcut", [inputs, outputs], 1)?)
+                Some(VaeConv::new(b, "conv_shortcut", [inputs, outputs], 1)?)
             },
         })
     }
@@ -236,16 +256,16 @@ impl Resnet {
 }
 
 /// The deepest level: a block, an attention over all pixels, a block.
-struct Middle {
-    blocks: [Resnet; 2],
+struct MidBlock {
+    blocks: [ResnetBlock; 2],
     attention: Option<PixelAttention>,
 }
 
-impl Middle {
-    fn new(config: &Config, mut build: Builder<'_>, width: usize) -> Result<Self> {
+impl MidBlock {
+    fn new(config: &VaeConfig, mut build: ModelBuilder<'_>, width: usize) -> Result<Self> {
         let groups = config.norm_num_groups;
         let mut block = |index: usize| {
-            Resnet::new(build.at(format!("resnets.{index}")), groups, [width, width])
+            ResnetBlock::new(build.at(format!("resnets.{index}")), groups, [width, width])
         };
         let blocks = [block(0)?, block(1)?];
         let attention = config
@@ -264,21 +284,21 @@ impl Middle {
 }
 
 struct PixelAttention {
-    norm: Norm,
-    q: Layer,
-    k: Layer,
-    v: Layer,
-    out: Layer,
+    norm: VaeNorm,
+    q: LinearLayer,
+    k: LinearLayer,
+    v: LinearLayer,
+    out: LinearLayer,
 }
 
 impl PixelAttention {
-    fn new(mut b: Builder<'_>, groups: usize, width: usize) -> Result<Self> {
+    fn new(mut b: ModelBuilder<'_>, groups: usize, width: usize) -> Result<Self> {
         Ok(Self {
-            norm: Norm::new(&mut b, "group_norm", groups, width)?,
-            q: b.edge("to_q", width, width)?,
-            k: b.edge("to_k", width, width)?,
-            v: b.edge("to_v", width, width)?,
-            out: b.edge("to_out.0", width, width)?,
+            norm: VaeNorm::new(&mut b, "group_norm", groups, width)?,
+            q: b.linear_unquantised("to_q", width, width)?,
+            k: b.linear_unquantised("to_k", width, width)?,
+            v: b.linear_unquantised("to_v", width, width)?,
+            out: b.linear_unquantised("to_out.0", width, width)?,
         })
     }
 

@@ -1,5 +1,5 @@
-//! The autoencoder between pictures and latents (diffusers' `AutoencoderKL`), as SD3 and FLUX use
-//! it: convolutions that halve or double the picture a few times, one attention in the middle.
+//! The autoencoder between images and latents (diffusers' `AutoencoderKL`), as SD3 and FLUX use
+//! it: convolutions that halve or double the image a few times, one attention in the middle.
 //! Nothing is trained through it.
 
 mod forward;
@@ -8,20 +8,20 @@ mod tiles;
 
 use serde::Deserialize;
 
-pub use forward::{Decoder, Encoder};
-pub use tiles::{Latent, Tiling, decode_tiled};
+pub use forward::{VaeDecoder, VaeEncoder};
+pub use tiles::{LatentView, Tiling, decode_tiled};
 
 use crate::model::config::Unsupported;
-use crate::model::diffusion::vae::Statistics;
+use crate::model::diffusion::vae::LatentStatistics;
 
 /// What `vae/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct Config {
-    /// Channels of a picture.
+pub struct VaeConfig {
+    /// Channels of an image.
     pub in_channels: usize,
-    /// Channels of a decoded picture.
+    /// Channels of a decoded image.
     pub out_channels: usize,
-    /// Channels at each size, the picture's own first.
+    /// Channels at each size, the image's own first.
     pub block_out_channels: Vec<usize>,
     /// Blocks at each size; the decoder has one more.
     pub layers_per_block: usize,
@@ -36,7 +36,7 @@ pub struct Config {
     /// Whether there is a convolution around the latents.
     #[serde(default = "yes")]
     pub use_quant_conv: bool,
-    /// The same on the way back.
+    /// The same in the backward pass.
     #[serde(default = "yes")]
     pub use_post_quant_conv: bool,
     /// Whether there is an attention in the middle.
@@ -59,7 +59,7 @@ fn silu() -> String {
     "silu".into()
 }
 
-impl Config {
+impl VaeConfig {
     /// What SD3 and FLUX come with, each with its own two numbers.
     pub fn published(shift_factor: f32, scaling_factor: f32) -> Self {
         Self {
@@ -80,16 +80,16 @@ impl Config {
         }
     }
 
-    /// Pixels of a picture along the side of a latent's pixel.
-    pub fn reduction(&self) -> usize {
+    /// Pixels of an image along the side of a latent's pixel.
+    pub fn vae_scale_factor(&self) -> usize {
         1 << (self.block_out_channels.len() - 1)
     }
 
     /// How latents are scaled for models.
-    pub fn statistics(&self) -> Statistics {
+    pub fn statistics(&self) -> LatentStatistics {
         let n = self.latent_channels;
         let shift = vec![self.shift_factor.unwrap_or(0.0); n];
-        Statistics { shift, scale: vec![self.scaling_factor; n] }
+        LatentStatistics { shift, scale: vec![self.scaling_factor; n] }
     }
 
     /// That all of it can be computed.

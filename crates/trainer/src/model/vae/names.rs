@@ -2,9 +2,9 @@
 
 use weights::Catalog;
 
-use super::Config;
-use crate::model::files::{self, Layout};
-use crate::model::piece::Piece;
+use super::VaeConfig;
+use crate::model::files::{self, CheckpointLayout};
+use crate::model::tensor_piece::TensorPiece;
 
 const PREFIX: &str = "first_stage_model.";
 const MARK: &str = "decoder.mid.attn_1.q.weight";
@@ -15,16 +15,17 @@ pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
 }
 
 /// The original layout, of which one half is asked for at a time.
-pub fn original(config: &Config, prefix: &'static str) -> Layout<'static> {
+pub fn original(config: &VaeConfig, prefix: &'static str) -> CheckpointLayout<'static> {
     let n_levels = config.block_out_channels.len();
-    let place =
-        move |name: &str| vec![Piece::whole(format!("{prefix}{}", original_name(name, n_levels)))];
-    Layout { place: Box::new(place), ignores: Box::new(|_| true) }
+    let place = move |name: &str| {
+        vec![TensorPiece::whole(format!("{prefix}{}", original_name(name, n_levels)))]
+    };
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|_| true) }
 }
 
 /// The layout of diffusers, of which one half is asked for at a time; files from before 2023 call
 /// the layers of attention by older names.
-pub fn diffusers(catalog: &Catalog) -> Layout<'_> {
+pub fn diffusers(catalog: &Catalog) -> CheckpointLayout<'_> {
     let place = |name: &str| {
         let older = name
             .replace(".to_q.", ".query.")
@@ -32,11 +33,11 @@ pub fn diffusers(catalog: &Catalog) -> Layout<'_> {
             .replace(".to_v.", ".value.")
             .replace(".to_out.0.", ".proj_attn.");
         let is_older = catalog.find(name).is_err() && catalog.find(&older).is_ok();
-        vec![Piece::whole(if is_older { &older } else { name })]
+        vec![TensorPiece::whole(if is_older { &older } else { name })]
     };
     let halves = ["encoder.", "decoder.", "quant_conv.", "post_quant_conv."];
     let ignores = move |name: &str| halves.iter().any(|half| name.starts_with(half));
-    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
 fn original_name(name: &str, n_levels: usize) -> String {
@@ -55,7 +56,7 @@ fn original_name(name: &str, n_levels: usize) -> String {
         return format!("encoder.down.{index}.{}", block(&rest));
     }
     if let Some((index, rest)) = level("up_blocks.", name) {
-        // Counted from the picture's size, not from the latent's.
+        // Counted from the image's size, not from the latent's.
         let index = index.parse().map_or(0, |index: usize| n_levels.saturating_sub(index + 1));
         return format!("decoder.up.{index}.{}", block(&rest));
     }

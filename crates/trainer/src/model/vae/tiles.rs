@@ -1,12 +1,12 @@
-//! Decoding a large picture in overlapping tiles, blended where they meet: memory then depends on
-//! the tile, not on the picture. Norms and attention see one tile only, so that colours may differ
+//! Decoding a large image in overlapping tiles, blended where they meet: memory then depends on
+//! the tile, not on the image. Norms and attention see one tile only, so that colours may differ
 //! by a shade; done when the whole does not fit.
 
 use compute::Tape;
 
-use super::Decoder;
+use super::VaeDecoder;
 use crate::error::Result;
-use crate::model::host::numbers;
+use crate::model::host::to_vec;
 
 /// How a latent is cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,18 +34,18 @@ impl Tiling {
 
 /// A latent [channels, height, width] and its sizes.
 #[derive(Clone, Copy)]
-pub struct Latent<'a> {
+pub struct LatentView<'a> {
     /// Its numbers, as the decoder sees them.
-    pub numbers: &'a [f32],
+    pub values: &'a [f32],
     /// Channels, height, width.
     pub sizes: [usize; 3],
 }
 
-/// The picture [3, height, width] of a latent, tile by tile; `reduction` pixels of it to one.
+/// The image [3, height, width] of a latent, tile by tile; `reduction` pixels of it to one.
 pub fn decode_tiled(
     tape: &Tape<'_>,
-    decoder: &Decoder,
-    latent: Latent<'_>,
+    decoder: &VaeDecoder,
+    latent: LatentView<'_>,
     reduction: usize,
     tiling: Tiling,
 ) -> Result<Vec<f32>> {
@@ -55,16 +55,16 @@ pub fn decode_tiled(
     let is_meta = tape.device().is_meta();
     for top in rows {
         for left in &columns {
-            let (tile, sizes) = cut(latent, [top, *left], tiling.tile);
+            let (tile, sizes) = crop_latent(latent, [top, *left], tiling.tile);
             let [channels, tile_height, tile_width] = sizes;
             let tile = tape.device().upload([1, channels, tile_height, tile_width], &tile)?;
-            let picture = decoder.forward(tape, &tile)?;
+            let image = decoder.forward(tape, &tile)?;
             // A rehearsal has no pixels to blend.
             if is_meta {
                 continue;
             }
             canvas.add(
-                &numbers(picture.tensor())?,
+                &to_vec(image.tensor())?,
                 [top, *left].map(|at| at * reduction),
                 [tile_height, tile_width].map(|side| side * reduction),
                 tiling.overlap * reduction,
@@ -74,13 +74,17 @@ pub fn decode_tiled(
     Ok(if is_meta { canvas.sums } else { canvas.finish() })
 }
 
-fn cut(latent: Latent<'_>, [top, left]: [usize; 2], tile: usize) -> (Vec<f32>, [usize; 3]) {
+fn crop_latent(
+    latent: LatentView<'_>,
+    [top, left]: [usize; 2],
+    tile: usize,
+) -> (Vec<f32>, [usize; 3]) {
     let [channels, height, width] = latent.sizes;
     let (rows, columns) = (tile.min(height - top), tile.min(width - left));
     let row = |index: usize| {
         let (channel, row) = (index / rows, index % rows);
         let first = (channel * height + top + row) * width + left;
-        latent.numbers[first..first + columns].to_vec()
+        latent.values[first..first + columns].to_vec()
     };
     ((0..channels * rows).flat_map(row).collect(), [channels, rows, columns])
 }
@@ -100,7 +104,7 @@ impl Canvas {
     }
 
     /// Adds a tile whose weight falls off towards its borders over `overlap` pixels. At the
-    /// picture's own border it does so too; there is nothing else there, so it does not matter.
+    /// image's own border it does so too; there is nothing else there, so it does not matter.
     fn add(
         &mut self,
         tile: &[f32],

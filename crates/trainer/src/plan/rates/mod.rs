@@ -8,16 +8,16 @@
 //! Leaves out what is no call: waiting for a disk, and other programs on the machine.
 
 mod documented;
-mod kept;
+mod store;
 #[cfg(test)]
 mod tests;
 
 use std::collections::BTreeMap;
 
-use compute::{Calls, Class, Lap, Work};
+use compute::{CallTotals, KernelClass, OffloadInterval, WorkStats};
 use serde::{Deserialize, Serialize};
 
-pub use kept::{Found, Owner, folder};
+pub use store::{RatesKey, StoredRates, folder};
 
 /// The curve of calls that only read and write memory.
 pub const PASS: &str = "pass";
@@ -26,9 +26,9 @@ pub const ARITHMETIC: &str = "arithmetic";
 /// The curve of bytes that come from a model's file.
 pub const LOAD: &str = "load";
 
-/// The curve of bytes that come to a card from main memory.
+/// The curve of bytes that come to a GPU from main memory.
 pub const LINK: &str = "link";
-/// Chosen for rates that do not know it: what the slowest link of a card in use gives, eight lanes of the
+/// Chosen for rates that do not know it: what the slowest link of a GPU in use gives, eight lanes of the
 /// third generation.
 const LINK_BYTES_PER_SECOND: f64 = 6e9;
 
@@ -43,15 +43,15 @@ pub struct Rates {
     /// Seconds that the host takes to ask another device for a call, which may be longer than the call; 0
     /// where it computes itself.
     pub host_secs: f64,
-    /// By class, without the size, as [`Class`] prints itself; and the four above.
-    pub curves: BTreeMap<String, Curve>,
+    /// By class, without the size, as [`KernelClass`] prints itself; and the four above.
+    pub curves: BTreeMap<String, RateCurve>,
 }
 
 /// Seconds per call over the size of the call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Curve {
+pub struct RateCurve {
     /// What size is counted in.
-    pub measure: Measure,
+    pub measure: CallSizeUnit,
     /// Sizes, growing, each with its seconds, which never fall.
     points: Vec<[f64; 2]>,
 }
@@ -59,14 +59,14 @@ pub struct Curve {
 /// What decides how long a call takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Measure {
+pub enum CallSizeUnit {
     /// Its arithmetic.
     Flops,
     /// The memory it reads and writes.
     Bytes,
 }
 
-impl Measure {
+impl CallSizeUnit {
     /// Of a kernel, by its name in the tally: wide products and what is made of them compute for
     /// longer than they read.
     pub fn of(kernel: &str) -> Self {
@@ -78,7 +78,7 @@ impl Measure {
     }
 
     /// The mean size of some calls.
-    pub fn mean(self, calls: &Calls) -> f64 {
+    pub fn mean(self, calls: &CallTotals) -> f64 {
         let sum = match self {
             Self::Flops => calls.flops,
             Self::Bytes => calls.bytes,
@@ -90,26 +90,28 @@ impl Measure {
 impl Rates {
     /// How long work takes. Where weights come from the host, a block waits if the next takes longer to
     /// come than it to compute.
-    pub fn seconds(&self, work: &Work) -> f64 {
-        let wait = |lap: &Lap| (self.copying(lap.copied) - self.computing(&lap.calls)).max(0.0);
-        self.computing(&work.calls) + work.laps.iter().map(wait).sum::<f64>()
+    pub fn seconds(&self, work: &WorkStats) -> f64 {
+        let wait = |lap: &OffloadInterval| {
+            (self.copying(lap.copied_bytes) - self.computing(&lap.calls)).max(0.0)
+        };
+        self.computing(&work.calls) + work.offload_intervals.iter().map(wait).sum::<f64>()
     }
 
     /// The host asks for calls while others are computed, so the longer of the two is what they take.
-    fn computing(&self, calls: &BTreeMap<Class, Calls>) -> f64 {
+    fn computing(&self, calls: &BTreeMap<KernelClass, CallTotals>) -> f64 {
         let each = calls.iter().map(|(class, calls)| self.seconds_of(class, calls));
         let n_calls: u64 = calls.values().map(|calls| calls.count).sum();
         each.sum::<f64>().max(n_calls as f64 * self.host_secs)
     }
 
-    /// How long bytes take to come to a card.
+    /// How long bytes take to come to a GPU.
     fn copying(&self, bytes: u64) -> f64 {
         let known = self.curves.get(LINK).map(|curve| curve.seconds(bytes as f64));
         if bytes == 0 { 0.0 } else { known.unwrap_or(bytes as f64 / LINK_BYTES_PER_SECOND) }
     }
 
     /// How long calls of one class take.
-    pub fn seconds_of(&self, class: &Class, calls: &Calls) -> f64 {
+    pub fn seconds_of(&self, class: &KernelClass, calls: &CallTotals) -> f64 {
         let each = match self.curve(class) {
             Some(curve) => curve.seconds(curve.measure.mean(calls)),
             None => self.roof(calls),
@@ -123,7 +125,7 @@ impl Rates {
     }
 
     /// The curve of a class, or of its kernel in another format.
-    fn curve(&self, class: &Class) -> Option<&Curve> {
+    fn curve(&self, class: &KernelClass) -> Option<&RateCurve> {
         let others = || {
             let start = format!("{}, ", class.kernel);
             self.curves.iter().find(|(name, _)| name.starts_with(&start)).map(|(_, curve)| curve)
@@ -131,7 +133,7 @@ impl Rates {
         self.curves.get(&class.to_string()).or_else(others)
     }
 
-    fn roof(&self, calls: &Calls) -> f64 {
+    fn roof(&self, calls: &CallTotals) -> f64 {
         let of = |name: &str| {
             let curve = self.curves.get(name);
             curve.map_or(0.0, |curve| curve.seconds(curve.measure.mean(calls)))
@@ -140,10 +142,10 @@ impl Rates {
     }
 }
 
-impl Curve {
+impl RateCurve {
     /// Through measured points, in any order. Where a larger call was measured to be faster, which
     /// noise makes happen, both take the (geometric) mean of their times.
-    pub fn through(measure: Measure, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+    pub fn through(measure: CallSizeUnit, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let mut measured: Vec<(f64, f64)> = points.into_iter().collect();
         measured.sort_by(|a, b| a.0.total_cmp(&b.0));
         // Sizes that share a time, with the sum of its logarithms.

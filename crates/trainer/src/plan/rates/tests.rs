@@ -4,17 +4,17 @@
 use std::fs;
 use std::path::Path;
 
-use compute::{Device, Kind, Stream};
-use machine::{Machine, Recording, Source};
+use compute::{Device, DeviceKind, RandomSequence};
+use machine::{Machine, MachineRecording, ProbeSource};
 
 use super::*;
-use crate::bench::cases::{Case, How};
+use crate::bench::cases::{BenchCase, BenchSettings};
+use crate::model::offload::Offload as Where;
 use crate::model::recompute::Recompute;
-use crate::model::stream::Stream as Where;
 
 /// Points between a microsecond and a second, at sizes of 2⁸ to 2³⁸.
 fn random_points(seed: u64) -> Vec<(f64, f64)> {
-    let stream = Stream::new(seed, 0);
+    let stream = RandomSequence::new(seed, 0);
     let number = |index| f64::from(stream.uniform(index));
     let n_points = 1 + seed as usize % 9;
     let point = |index| {
@@ -28,7 +28,7 @@ fn random_points(seed: u64) -> Vec<(f64, f64)> {
 fn curves_never_fall_and_go_through_their_points() {
     for seed in 0..300 {
         let points = random_points(seed);
-        let curve = Curve::through(Measure::Bytes, points.clone());
+        let curve = RateCurve::through(CallSizeUnit::Bytes, points.clone());
         assert!(curve.is_sound());
         for [size, seconds] in curve.points() {
             assert!((curve.seconds(*size) / seconds - 1.0).abs() < 1e-12);
@@ -43,32 +43,32 @@ fn curves_never_fall_and_go_through_their_points() {
 #[test]
 fn what_falls_is_levelled_and_nothing_else_is_changed() {
     let measured = [(1e3, 1e-6), (1e4, 4e-5), (1e5, 1e-5), (1e6, 1e-3)];
-    let curve = Curve::through(Measure::Bytes, measured);
+    let curve = RateCurve::through(CallSizeUnit::Bytes, measured);
     for (size, seconds) in [(1e3, 1e-6), (1e4, 2e-5), (1e5, 2e-5), (1e6, 1e-3)] {
         assert!((curve.seconds(size) / seconds - 1.0).abs() < 1e-9, "{size}");
     }
-    let twice = Curve::through(Measure::Bytes, [(8.0, 1.0), (8.0, 4.0), (9.0, 5.0)]);
+    let twice = RateCurve::through(CallSizeUnit::Bytes, [(8.0, 1.0), (8.0, 4.0), (9.0, 5.0)]);
     assert!((twice.seconds(8.0) - 2.0).abs() < 1e-9);
 }
 
 #[test]
 fn between_points_logarithms_are_straight_and_beyond_them_time_grows_with_size() {
-    let curve = Curve::through(Measure::Flops, [(1e4, 1e-3), (1e6, 1e-1), (1e8, 0.4)]);
+    let curve = RateCurve::through(CallSizeUnit::Flops, [(1e4, 1e-3), (1e6, 1e-1), (1e8, 0.4)]);
     for (size, seconds) in [(1e5, 1e-2), (1e7, 0.2), (1e3, 1e-3), (1e9, 4.0)] {
         assert!((curve.seconds(size) / seconds - 1.0).abs() < 1e-9, "{size}");
     }
-    assert!(Curve::through(Measure::Flops, []).seconds(5.0).abs() < f64::EPSILON);
+    assert!(RateCurve::through(CallSizeUnit::Flops, []).seconds(5.0).abs() < f64::EPSILON);
 }
 
 /// A machine of the `machines` folder.
 fn machine(name: &str) -> Machine {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../machines");
-    let recording = Recording::load(&folder.join(name)).unwrap();
-    Machine::probe(&mut Source::replay(recording))
+    let recording = MachineRecording::load(&folder.join(name)).unwrap();
+    Machine::probe(&mut ProbeSource::replay(recording))
 }
 
-fn kind(threads: usize) -> Kind {
-    Kind::Cpu { threads, has_tiles: false }
+fn kind(threads: usize) -> DeviceKind {
+    DeviceKind::Cpu { threads, has_amx: false }
 }
 
 fn rates() -> Rates {
@@ -77,60 +77,69 @@ fn rates() -> Rates {
 
 /// Rates of numbers that any reader reads to the last bit.
 fn plain() -> Rates {
-    let curve = Curve { measure: Measure::Bytes, points: vec![[1024.0, 0.5], [4096.0, 2.0]] };
+    let curve =
+        RateCurve { measure: CallSizeUnit::Bytes, points: vec![[1024.0, 0.5], [4096.0, 2.0]] };
     Rates { is_measured: true, host_secs: 0.0, curves: BTreeMap::from([(PASS.to_owned(), curve)]) }
 }
 
 #[test]
 fn rates_come_back_for_their_owner_alone() {
     let folder = tempfile::tempdir().unwrap();
-    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2), 0);
-    assert_eq!(Rates::find(folder.path(), &owner), Found::Nothing);
-    let path = plain().keep(&folder.path().join("new"), &owner).unwrap();
-    assert_eq!(Rates::find(path.parent().unwrap(), &owner), Found::Rates(plain()));
+    let owner = RatesKey::of(&machine("xeon-2-core.toml"), kind(2), 0);
+    assert_eq!(Rates::load(folder.path(), &owner), StoredRates::Missing);
+    let path = plain().save(&folder.path().join("new"), &owner).unwrap();
+    assert_eq!(Rates::load(path.parent().unwrap(), &owner), StoredRates::Rates(plain()));
     for other in [
-        Owner { threads: 3, ..owner.clone() },
-        Owner { version: "0.0.0".into(), ..owner.clone() },
-        Owner::of(&machine("apple-m1-8gb.toml"), kind(2), 0),
+        RatesKey { threads: 3, ..owner.clone() },
+        RatesKey { version: "0.0.0".into(), ..owner.clone() },
+        RatesKey::of(&machine("apple-m1-8gb.toml"), kind(2), 0),
     ] {
-        assert_eq!(Rates::find(path.parent().unwrap(), &other), Found::Nothing);
+        assert_eq!(Rates::load(path.parent().unwrap(), &other), StoredRates::Missing);
         // One that was copied under a wrong name is not taken either.
         fs::copy(&path, other.path(folder.path())).unwrap();
-        assert!(matches!(Rates::find(folder.path(), &other), Found::Unusable { .. }));
+        assert!(matches!(Rates::load(folder.path(), &other), StoredRates::Unusable { .. }));
     }
 }
 
 #[test]
-fn rates_of_a_card_are_the_cards_and_not_the_processors() {
-    let cuda = |is_deterministic| Kind::Cuda { is_deterministic };
-    let h200 = |kind, card| Owner::of(&machine("h200.toml"), kind, card);
+fn rates_of_a_card_are_the_cards_and_not_the_cpus() {
+    let cuda = |is_deterministic| DeviceKind::Cuda { is_deterministic };
+    let h200 = |kind, card| RatesKey::of(&machine("h200.toml"), kind, card);
     let path = h200(cuda(false), 0).path(Path::new(""));
     let end = format!("0-cuda-{}.json", env!("CARGO_PKG_VERSION"));
     assert_eq!(path.to_str().unwrap(), format!("rates-nvidia-h200-{end}"));
     assert_ne!(h200(cuda(false), 0), h200(cuda(true), 0));
-    // No second card is known there.
+    // No second GPU is known there.
     assert_eq!(h200(cuda(false), 1).name, "unknown");
 }
 
 #[test]
 fn a_damaged_file_is_told_of_and_not_used() {
     let folder = tempfile::tempdir().unwrap();
-    let owner = Owner::of(&machine("xeon-2-core.toml"), kind(2), 0);
-    let path = plain().keep(folder.path(), &owner).unwrap();
+    let owner = RatesKey::of(&machine("xeon-2-core.toml"), kind(2), 0);
+    let path = plain().save(folder.path(), &owner).unwrap();
     let whole = fs::read_to_string(&path).unwrap();
     let (falling, negative) = (whole.replace("0.5", "9.0"), whole.replace("0.5", "-1.0"));
     assert!(falling != whole && negative != whole);
     for text in ["", "{}", &whole[..whole.len() / 2], &falling, &negative] {
         fs::write(&path, text).unwrap();
-        let found = Rates::find(folder.path(), &owner);
-        assert!(matches!(&found, Found::Unusable { path: at, .. } if *at == path), "{found:?}");
+        let found = Rates::load(folder.path(), &owner);
+        assert!(
+            matches!(&found, StoredRates::Unusable { path: at, .. } if *at == path),
+            "{found:?}"
+        );
     }
 }
 
 /// A training step's tally on a device.
-fn step(device: &Device) -> Work {
-    let how = How { samples: 1, at_once: 1, recompute: Recompute::None, stream: Where::None };
-    let mut prepared = Case::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
+fn step(device: &Device) -> WorkStats {
+    let how = BenchSettings {
+        samples: 1,
+        micro_batch: 1,
+        recompute: Recompute::None,
+        offload: Where::None,
+    };
+    let mut prepared = BenchCase::Sd3Tiny.prepare(device, compute::Dtype::Bf16, how).unwrap();
     let before = device.work();
     prepared.run().unwrap();
     device.work().since(&before)
@@ -151,7 +160,7 @@ fn a_class_that_was_not_measured_takes_the_time_of_its_kernel_or_of_the_roof() {
     let work = step(&Device::meta(kind(2), usize::MAX / 2));
     let roof = rates().seconds(&work);
     let mut rates = rates();
-    let ten = Curve::through(Measure::Flops, [(1.0, 10.0), (1e15, 10.0)]);
+    let ten = RateCurve::through(CallSizeUnit::Flops, [(1.0, 10.0), (1e15, 10.0)]);
     rates.curves.insert("attention of narrow heads, f32".into(), ten);
     let n_calls: u64 = work
         .calls
@@ -184,7 +193,7 @@ fn a_card_is_as_fast_as_its_multiprocessors() {
         ("rtx-4090.toml", 0.4 * 165e12 * 1.6 / 2.52),
         ("xeon-2-core.toml", 25e12),
     ] {
-        let kind = Kind::Cuda { is_deterministic: false };
+        let kind = DeviceKind::Cuda { is_deterministic: false };
         let rates = Rates::documented(&machine(name), kind);
         let size = 2f64.powi(44);
         let found = size / rates.curves[ARITHMETIC].seconds(size);
@@ -208,7 +217,7 @@ fn an_apple_gpu_is_as_fast_as_its_cores_and_its_memory() {
         ("apple-m1-8gb.toml", 0.2 * 2.6e12, 0.8 * 68e9),
         ("apple-m2-ultra-192gb.toml", 0.2 * 76.0 * 0.36e12, 0.8 * 800e9),
     ] {
-        let rates = Rates::documented(&machine(name), Kind::gpu_of(None));
+        let rates = Rates::documented(&machine(name), DeviceKind::gpu_with_buffer(None));
         let per_second = |class: &str| 2f64.powi(44) / rates.curves[class].seconds(2f64.powi(44));
         assert!((per_second(ARITHMETIC) / flops - 1.0).abs() < 1e-3, "{name}");
         assert!((per_second(PASS) / bytes - 1.0).abs() < 1e-3, "{name}");

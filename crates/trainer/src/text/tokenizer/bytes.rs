@@ -6,7 +6,7 @@ use tokenizers::AddedToken;
 use tokenizers::models::bpe::{BPE, Vocab};
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 
-use super::settings::Settings;
+use super::settings::TokenizerSettings;
 use crate::error::Result;
 use crate::model::encoder::tokenizer::TokenizerError;
 
@@ -14,7 +14,7 @@ use crate::model::encoder::tokenizer::TokenizerError;
 pub(super) const END: &str = "<|endoftext|>";
 const END_ID: u32 = 256;
 
-pub(super) fn build() -> Result<(tokenizers::Tokenizer, Settings)> {
+pub(super) fn build() -> Result<(tokenizers::Tokenizer, TokenizerSettings)> {
     let mut vocab: Vocab =
         (0..=u8::MAX).map(|byte| (letter(byte).to_string(), u32::from(byte))).collect();
     vocab.insert(END.into(), END_ID);
@@ -25,7 +25,7 @@ pub(super) fn build() -> Result<(tokenizers::Tokenizer, Settings)> {
     inner.with_pre_tokenizer(Some(plain));
     inner.with_decoder(Some(plain));
     inner.add_special_tokens([AddedToken::from(END, true)]).map_err(malformed)?;
-    Ok((inner, Settings::new(None, vec![(END_ID, END.into())], None)))
+    Ok((inner, TokenizerSettings::new(None, vec![(END_ID, END.into())], None)))
 }
 
 /// The letter that stands for a byte in vocabularies of bytes. Taken: GPT-2's `bytes_to_unicode`, by

@@ -10,7 +10,7 @@ const MOST_HELD: usize = 4;
 const BROKEN: char = '\u{fffd}';
 
 /// Takes tokens, gives text as soon as it is whole.
-pub struct Decoder<'a> {
+pub struct TokenDecoder<'a> {
     tokenizer: &'a Tokenizer,
     /// The last tokens whose text was given, since some texts depend on what stands before, then
     /// those that are held back.
@@ -19,7 +19,7 @@ pub struct Decoder<'a> {
     n_given: usize,
 }
 
-impl<'a> Decoder<'a> {
+impl<'a> TokenDecoder<'a> {
     pub(super) fn new(tokenizer: &'a Tokenizer) -> Self {
         Self { tokenizer, ids: Vec::new(), n_given: 0 }
     }

@@ -42,12 +42,12 @@ const LEFT_OUT: [&str; 3] = ["truncation", "padding", "post_processor"];
 
 /// The model as far as it is checked.
 #[derive(Deserialize)]
-struct Model {
+struct BpeModel {
     r#type: Option<String>,
     #[serde(default)]
     vocab: HashMap<String, Value>,
     #[serde(default)]
-    merges: Vec<Merge>,
+    merges: Vec<BpeMerge>,
     unk_token: Option<String>,
     continuing_subword_prefix: Option<String>,
 }
@@ -55,7 +55,7 @@ struct Model {
 /// Newer files have pairs.
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Merge {
+enum BpeMerge {
     Pair(String, String),
     Line(String),
 }
@@ -103,7 +103,7 @@ fn check_part(
 fn check_model(path: &Path, model: &Value) -> Result<(), TokenizerError> {
     let malformed = |problem| TokenizerError::malformed(path, problem);
     let model =
-        Model::deserialize(model).map_err(|error| malformed(format!("its model: {error}")))?;
+        BpeModel::deserialize(model).map_err(|error| malformed(format!("its model: {error}")))?;
     let found = model.r#type.unwrap_or_else(|| "BPE".into());
     if found != "BPE" {
         let (part, known, path) = ("model", &["BPE"][..], path.into());
@@ -132,11 +132,11 @@ fn check_model(path: &Path, model: &Value) -> Result<(), TokenizerError> {
 fn check_merge(
     path: &Path,
     vocab: &HashMap<String, Value>,
-    merge: &Merge,
+    merge: &BpeMerge,
 ) -> Result<(), TokenizerError> {
     let pair = match merge {
-        Merge::Pair(a, b) => Some((a.as_str(), b.as_str())),
-        Merge::Line(line) => line.split_once(' '),
+        BpeMerge::Pair(a, b) => Some((a.as_str(), b.as_str())),
+        BpeMerge::Line(line) => line.split_once(' '),
     };
     let Some((a, b)) = pair else {
         return Err(TokenizerError::malformed(path, "a merge is not of two tokens"));

@@ -19,9 +19,9 @@ use tokenizers::{
     decoders,
 };
 use weights::Catalog;
-use weights::gguf::{List, lists};
+use weights::gguf::{GgufArray, read_arrays};
 
-use super::settings::Settings;
+use super::settings::TokenizerSettings;
 use crate::error::Result;
 use crate::model::encoder::tokenizer::TokenizerError;
 
@@ -33,49 +33,54 @@ const QWEN_2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{
 const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|]+";
 
 /// A way to split texts: the names it goes by, and the patterns, one after the other.
-struct Way {
+struct PreTokenizerPreset {
     names: &'static [&'static str],
     patterns: &'static [&'static str],
     /// Whether a word that is a token is taken whole, whatever its merges say.
     ignores_merges: bool,
     is_composed: bool,
     /// Where the file does not say whether texts begin with a token.
-    begins: bool,
+    adds_bos: bool,
 }
 
-const PLAIN: Way = Way {
+const GPT_2_PRESET: PreTokenizerPreset = PreTokenizerPreset {
     names: &[],
     patterns: &[GPT_2],
     ignores_merges: false,
     is_composed: false,
-    begins: false,
+    adds_bos: false,
 };
 
-const WAYS: [Way; 5] = [
-    Way { names: &["gpt-2", "mpt", "olmo", "phi-2", "jais"], ..PLAIN },
-    Way {
+const PRE_TOKENIZERS: [PreTokenizerPreset; 5] = [
+    PreTokenizerPreset { names: &["gpt-2", "mpt", "olmo", "phi-2", "jais"], ..GPT_2_PRESET },
+    PreTokenizerPreset {
         names: &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone"],
         patterns: &[r"\p{N}", GPT_2],
-        ..PLAIN
+        ..GPT_2_PRESET
     },
-    Way {
+    PreTokenizerPreset {
         names: &["llama-bpe", "llama3", "llama-v3"],
         patterns: &[LLAMA_3],
         ignores_merges: true,
-        begins: true,
-        ..PLAIN
+        adds_bos: true,
+        ..GPT_2_PRESET
     },
-    Way { names: &["qwen2", "deepseek-r1-qwen"], patterns: &[QWEN_2], is_composed: true, ..PLAIN },
-    Way {
+    PreTokenizerPreset {
+        names: &["qwen2", "deepseek-r1-qwen"],
+        patterns: &[QWEN_2],
+        is_composed: true,
+        ..GPT_2_PRESET
+    },
+    PreTokenizerPreset {
         names: &["default"],
         patterns: &[PUNCTUATION, GPT_2, r"\p{N}+", "[0-9][0-9][0-9]"],
-        ..PLAIN
+        ..GPT_2_PRESET
     },
 ];
 
 /// What llama.cpp calls the way of these patterns, if it has one.
-pub(crate) fn way_of(patterns: &[&str]) -> Option<&'static str> {
-    WAYS.iter().find(|way| way.patterns == patterns)?.names.first().copied()
+pub(crate) fn pre_tokenizer_name(patterns: &[&str]) -> Option<&'static str> {
+    PRE_TOKENIZERS.iter().find(|way| way.patterns == patterns)?.names.first().copied()
 }
 
 /// Taken from llama.cpp, `llama_token_type`: tokens that no text is made of, and those that texts
@@ -87,9 +92,9 @@ const USER_DEFINED: i64 = 4;
 const SPACE: &str = "▁";
 
 /// Reads the vocabulary of a file and what its tokens are for.
-pub(super) fn read(path: &Path) -> Result<(tokenizers::Tokenizer, Settings)> {
+pub(super) fn read(path: &Path) -> Result<(tokenizers::Tokenizer, TokenizerSettings)> {
     let metadata = Catalog::open(path)?.metadata;
-    let found = Found::read(path, &metadata)?;
+    let found = GgufVocab::read(path, &metadata)?;
     let kind = metadata.get("tokenizer.ggml.model").map_or("none", String::as_str);
     let (mut inner, begins) = match kind {
         "gpt2" => found.byte_pairs()?,
@@ -118,7 +123,7 @@ pub(super) fn read(path: &Path) -> Result<(tokenizers::Tokenizer, Settings)> {
 }
 
 /// What a file says of its tokens.
-struct Found<'a> {
+struct GgufVocab<'a> {
     path: &'a Path,
     metadata: &'a BTreeMap<String, String>,
     tokens: Vec<String>,
@@ -127,25 +132,26 @@ struct Found<'a> {
     merges: Vec<String>,
 }
 
-impl<'a> Found<'a> {
+impl<'a> GgufVocab<'a> {
     fn read(path: &'a Path, metadata: &'a BTreeMap<String, String>) -> Result<Self> {
         let names = ["tokens", "scores", "token_type", "merges"];
         let names = names.map(|name| format!("tokenizer.ggml.{name}"));
-        let mut lists = lists(path, &names.each_ref().map(String::as_str))?;
+        let mut lists = read_arrays(path, &names.each_ref().map(String::as_str))?;
         let [tokens, scores, kinds, merges] = names.map(|name| lists.remove(&name));
-        let Some(List::Texts(tokens)) = tokens else {
+        let Some(GgufArray::Strings(tokens)) = tokens else {
             let problem = "no tokenizer.ggml.tokens in its metadata";
             return Err(TokenizerError::malformed(path, problem).into());
         };
-        let scores = if let Some(List::Numbers(scores)) = scores { scores } else { Vec::new() };
-        let kinds = if let Some(List::Integers(kinds)) = kinds { kinds } else { Vec::new() };
-        let merges = if let Some(List::Texts(merges)) = merges { merges } else { Vec::new() };
+        let scores = if let Some(GgufArray::Floats(scores)) = scores { scores } else { Vec::new() };
+        let kinds = if let Some(GgufArray::Integers(kinds)) = kinds { kinds } else { Vec::new() };
+        let merges =
+            if let Some(GgufArray::Strings(merges)) = merges { merges } else { Vec::new() };
         Ok(Self { path, metadata, tokens, scores, kinds, merges })
     }
 
     fn byte_pairs(&self) -> Result<(tokenizers::Tokenizer, bool)> {
         let name = self.metadata.get("tokenizer.ggml.pre").map_or("default", String::as_str);
-        let way = WAYS.iter().find(|way| way.names.contains(&name)).ok_or_else(|| {
+        let way = PRE_TOKENIZERS.iter().find(|way| way.names.contains(&name)).ok_or_else(|| {
             let known = &["gpt-2", "smollm", "llama-bpe", "qwen2", "default"][..];
             let (part, found) = ("tokenizer.ggml.pre", name.into());
             TokenizerError::UnknownPart { part, found, known, path: self.path.into() }
@@ -167,7 +173,7 @@ impl<'a> Found<'a> {
             inner.with_decoder(Some(bytes));
             Ok(inner)
         });
-        Ok((built.map_err(|error| self.malformed(error.to_string()))?, way.begins))
+        Ok((built.map_err(|error| self.malformed(error.to_string()))?, way.adds_bos))
     }
 
     fn sentence_pieces(&self) -> Result<(tokenizers::Tokenizer, bool)> {
@@ -246,13 +252,13 @@ impl<'a> Found<'a> {
             .collect()
     }
 
-    fn settings(&self, begins: bool) -> std::result::Result<Settings, TokenizerError> {
+    fn settings(&self, begins: bool) -> std::result::Result<TokenizerSettings, TokenizerError> {
         let mut ends = Vec::new();
         for role in ["eos", "eot", "eom"] {
             ends.extend(self.named(role)?.filter(|end| !ends.contains(end)));
         }
         let template = self.metadata.get("tokenizer.chat_template").cloned();
-        Ok(Settings::new(self.start(begins)?, ends, template))
+        Ok(TokenizerSettings::new(self.start(begins)?, ends, template))
     }
 
     /// What texts begin with, if they do.

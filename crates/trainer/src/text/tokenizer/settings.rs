@@ -16,28 +16,28 @@ use super::CONFIG;
 use crate::model::encoder::tokenizer::TokenizerError;
 
 /// A file of settings, read.
-type Fields = Map<String, Value>;
+type JsonFields = Map<String, Value>;
 
 /// What a tokenizer's tokens are for.
-pub(super) struct Settings {
+pub(super) struct TokenizerSettings {
     /// What every text begins with.
-    pub start: Option<u32>,
+    pub bos: Option<u32>,
     /// What a model stops at; the first one ends texts.
-    pub ends: Vec<u32>,
+    pub eos: Vec<u32>,
     /// How conversations are written, in Jinja.
     pub template: Option<String>,
     /// `tokenizer_config.json`, as found.
-    fields: Fields,
+    fields: JsonFields,
 }
 
-impl Settings {
+impl TokenizerSettings {
     /// Of a tokenizer without files: tokens with their texts.
     pub fn new(
         start: Option<(u32, String)>,
         ends: Vec<(u32, String)>,
         template: Option<String>,
     ) -> Self {
-        let mut fields = Fields::new();
+        let mut fields = JsonFields::new();
         fields.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
         fields.insert("clean_up_tokenization_spaces".into(), false.into());
         let named = [("bos_token", start.as_ref()), ("eos_token", ends.first())];
@@ -45,7 +45,7 @@ impl Settings {
             fields.insert((*role).into(), text.clone().into());
         }
         let ends = ends.into_iter().map(|(id, _)| id).collect();
-        Self { start: start.map(|(id, _)| id), ends, template, fields }
+        Self { bos: start.map(|(id, _)| id), eos: ends, template, fields }
     }
 
     /// Reads the files of a folder; `json` is the tokenizer's own.
@@ -78,7 +78,7 @@ impl Settings {
             ends.extend(new);
         }
         let template = template(folder, &fields)?;
-        Ok(Self { start, ends, template, fields })
+        Ok(Self { bos: start, eos: ends, template, fields })
     }
 
     /// What `tokenizer_config.json` says the same by.
@@ -127,7 +127,7 @@ fn put_before(file: &Path, json: &[u8]) -> Result<Option<String>, TokenizerError
 }
 
 /// Settings may have several by name; the one that conversations without tools use is `default`.
-fn template(folder: &Path, fields: &Fields) -> Result<Option<String>, TokenizerError> {
+fn template(folder: &Path, fields: &JsonFields) -> Result<Option<String>, TokenizerError> {
     let path = folder.join("chat_template.jinja");
     match fs::read_to_string(&path) {
         Ok(text) => return Ok(Some(text)),
@@ -145,12 +145,12 @@ fn template(folder: &Path, fields: &Fields) -> Result<Option<String>, TokenizerE
 }
 
 /// None where there is no such file.
-fn read_fields(path: &Path) -> Result<Fields, TokenizerError> {
+fn read_fields(path: &Path) -> Result<JsonFields, TokenizerError> {
     match fs::read(path) {
         Ok(json) => {
             serde_json::from_slice(&json).map_err(|error| TokenizerError::json(path, &error))
         }
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(Fields::new()),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(JsonFields::new()),
         Err(error) => Err(TokenizerError::io(path, error)),
     }
 }

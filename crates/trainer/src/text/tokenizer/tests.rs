@@ -45,7 +45,7 @@ fn refused(change: impl Fn(&mut Value), said: &str) {
 fn ids_are_those_of_the_reference() {
     for path in ["bpe", "bpe/tokenizer.json", "bpe.gguf"] {
         let tokenizer = Tokenizer::open(&golden(path)).unwrap();
-        assert_eq!(tokenizer.vocabulary(), 400, "{path}");
+        assert_eq!(tokenizer.vocab_size(), 400, "{path}");
         for Expected { text, bpe, .. } in expected() {
             assert_eq!(tokenizer.encode(&text).unwrap(), bpe, "{path}: {text:?}");
             assert_eq!(tokenizer.decode(&bpe), text, "{path}");
@@ -67,7 +67,7 @@ fn pieces_are_those_of_sentencepiece() {
 fn special_tokens_are_as_the_files_say() {
     let named = |path: &str| {
         let tokenizer = Tokenizer::open(&golden(path)).unwrap();
-        (tokenizer.start(), tokenizer.end())
+        (tokenizer.bos(), tokenizer.eos())
     };
     // Named, but nothing puts it before texts.
     assert_eq!(named("bpe"), (None, Some(2)));
@@ -82,7 +82,7 @@ fn special_tokens_are_as_the_files_say() {
     });
     let (folder, opened) = changed(|file| file["post_processor"] = template.clone());
     assert_eq!(
-        opened.map(|tokenizer| (tokenizer.start(), tokenizer.end())).unwrap(),
+        opened.map(|tokenizer| (tokenizer.bos(), tokenizer.eos())).unwrap(),
         (Some(0), None)
     );
     let config = json!({"add_bos_token": true, "bos_token": {"content": "<|im_start|>"}, "eos_token": "<|endoftext|>"});
@@ -90,8 +90,8 @@ fn special_tokens_are_as_the_files_say() {
     fs::write(folder.path().join("generation_config.json"), r#"{"eos_token_id": [2, 0, 4000]}"#)
         .unwrap();
     let tokenizer = Tokenizer::open(folder.path()).unwrap();
-    assert_eq!((tokenizer.start(), tokenizer.end()), (Some(1), Some(0)));
-    assert!(tokenizer.is_end(0) && tokenizer.is_end(2) && !tokenizer.is_end(1));
+    assert_eq!((tokenizer.bos(), tokenizer.eos()), (Some(1), Some(0)));
+    assert!(tokenizer.is_eos(0) && tokenizer.is_eos(2) && !tokenizer.is_eos(1));
     fs::write(folder.path().join(CONFIG), r#"{"eos_token": "<none>"}"#).unwrap();
     let error = Tokenizer::open(folder.path()).map(drop).unwrap_err().to_string();
     assert!(error.contains("eos_token is \"<none>\""), "{error}");
@@ -100,10 +100,7 @@ fn special_tokens_are_as_the_files_say() {
 #[test]
 fn bytes_need_no_file() {
     let tokenizer = Tokenizer::bytes();
-    assert_eq!(
-        (tokenizer.start(), tokenizer.end(), tokenizer.vocabulary()),
-        (None, Some(256), 257)
-    );
+    assert_eq!((tokenizer.bos(), tokenizer.eos(), tokenizer.vocab_size()), (None, Some(256), 257));
     for Expected { text, .. } in expected() {
         let ids = tokenizer.encode(&text).unwrap();
         assert_eq!(tokenizer.decode(&ids), text);
@@ -129,7 +126,7 @@ fn what_is_saved_is_the_same() {
         tokenizer.save(folder.path()).unwrap();
         let saved = Tokenizer::open(folder.path()).unwrap();
         assert_eq!(saved.fingerprint(), tokenizer.fingerprint());
-        assert_eq!((saved.start(), saved.end()), (tokenizer.start(), tokenizer.end()));
+        assert_eq!((saved.bos(), saved.eos()), (tokenizer.bos(), tokenizer.eos()));
         for Expected { text, .. } in expected() {
             assert_eq!(saved.encode(&text).unwrap(), tokenizer.encode(&text).unwrap(), "{text:?}");
         }
@@ -168,7 +165,7 @@ fn text_comes_as_soon_as_it_is_whole() {
 #[test]
 fn tokens_are_marked_by_where_their_bytes_are() {
     let tokenizer = Tokenizer::bytes();
-    let Marked { ids, is_in } = tokenizer.encode_marked("aébc", &[1..3, 4..9]).unwrap();
+    let MaskedTokens { ids, mask: is_in } = tokenizer.encode_masked("aébc", &[1..3, 4..9]).unwrap();
     assert_eq!(ids, [97, 0xc3, 0xa9, 98, 99]);
     assert_eq!(is_in, [false, true, true, false, true]);
 }

@@ -15,13 +15,13 @@ fn normal(step: u64) -> f64 {
     (-2.0 * a.ln()).sqrt() * (TAU * b).cos()
 }
 
-/// What varies as single pictures do, about 1: lognormal, with a deviation of a half.
-fn pictures(step: u64) -> f64 {
+/// What varies as single images do, about 1: lognormal, with a deviation of a half.
+fn images(step: u64) -> f64 {
     (0.47 * normal(step) - 0.11).exp()
 }
 
-fn step(step: u64, loss: f64, norm: f64) -> Step {
-    Step {
+fn step(step: u64, loss: f64, norm: f64) -> StepMetrics {
+    StepMetrics {
         step,
         loss,
         gradient_norm: Some(norm).filter(|norm| norm.is_finite()),
@@ -50,10 +50,10 @@ fn found(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Vec<(u64, &'static str)>
 #[test]
 fn a_run_that_learns_is_left_alone() {
     assert_eq!(found(1000, |at| (1.0 / at as f64, 1.0 / at as f64)), []);
-    assert_eq!(found(5000, |at| (pictures(at), 0.3 * pictures(at + 77))), []);
-    // One picture is odd, in its loss and its gradient, and is seen every 101 steps.
+    assert_eq!(found(5000, |at| (images(at), 0.3 * images(at + 77))), []);
+    // One image is odd, in its loss and its gradient, and is seen every 101 steps.
     let odd = |at: u64| if at.is_multiple_of(101) { 50.0 } else { 1.0 };
-    assert_eq!(found(2000, |at| (odd(at) * pictures(at), odd(at))), []);
+    assert_eq!(found(2000, |at| (odd(at) * images(at), odd(at))), []);
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_loss_that_rises_is_told_once_and_again_after_it_fell() {
     let steps = found(400, |at| (if at < 150 { 1.0 } else { 9.0 }, 1.0));
     assert!(matches!(steps[..], [(150..175, "loss_rising")]), "{steps:?}");
     // Spoilt from its tenth step on.
-    let steps = found(400, |at| (if at < 10 { pictures(at) } else { 9.0 * pictures(at) }, 1.0));
+    let steps = found(400, |at| (if at < 10 { images(at) } else { 9.0 * images(at) }, 1.0));
     assert_eq!(steps, [(50, "loss_rising")]);
     let steps = found(1100, |at| (if at % 500 < 300 { 1.0 } else { 3.0 }, 1.0));
     assert!(
@@ -74,7 +74,7 @@ fn a_loss_that_rises_is_told_once_and_again_after_it_fell() {
 fn losses_that_scatter_are_told_once_and_again_after_they_settled() {
     // Every tenth is far higher and the others are lower, so that the mean stays.
     let wild = |at: u64| if at.is_multiple_of(10) { 20.0 } else { 0.1 };
-    let of = |at: u64| (if at % 600 >= 300 { wild(at) } else { 2.0 * pictures(at) }, 1.0);
+    let of = |at: u64| (if at % 600 >= 300 { wild(at) } else { 2.0 * images(at) }, 1.0);
     let steps = found(1200, of);
     assert!(
         matches!(steps[..], [(300..400, "loss_scattered"), (900..1000, "loss_scattered")]),
@@ -84,7 +84,7 @@ fn losses_that_scatter_are_told_once_and_again_after_they_settled() {
 
 #[test]
 fn gradients_that_explode_are_told_once_and_again_after_they_shrank() {
-    let of = |at: u64| (1.0, if at % 400 >= 300 { 30.0 } else { 1.0 } * pictures(at));
+    let of = |at: u64| (1.0, if at % 400 >= 300 { 30.0 } else { 1.0 } * images(at));
     let steps = found(800, of);
     assert!(
         matches!(steps[..], [(300..310, "gradients_exploding"), (700..710, "gradients_exploding")]),
@@ -97,7 +97,7 @@ fn gradients_that_explode_are_told_once_and_again_after_they_shrank() {
 
 #[test]
 fn gradients_that_vanish_are_told_once_and_again_after_they_came_back() {
-    let of = |at: u64| (1.0, if at % 400 >= 200 { 1e-5 } else { 0.3 } * pictures(at));
+    let of = |at: u64| (1.0, if at % 400 >= 200 { 1e-5 } else { 0.3 } * images(at));
     let steps: Vec<_> =
         found(800, of).into_iter().filter(|(_, name)| *name == "gradients_vanished").collect();
     assert!(matches!(steps[..], [(299, _), (699, _)]), "{steps:?}");
@@ -114,7 +114,7 @@ fn steps_that_are_skipped_are_told_once() {
     for at in 1..=10_000 {
         let is_skipped = at <= 16 || at % 2000 == 0;
         let norm = if is_skipped { f64::NAN } else { 1.0 };
-        let step = Step { loss_scale: Some(1.0), ..step(at, 1.0, norm) };
+        let step = StepMetrics { loss_scale: Some(1.0), ..step(at, 1.0, norm) };
         assert_eq!(health.observe(&step), [], "{at}");
     }
     assert_eq!(health.n_skipped(), 16 + 5);
@@ -134,8 +134,12 @@ fn what_is_said_has_its_figures_and_a_remedy() {
     let said = WarningKind::LossRising { steps: 100, now: 0.75, before: 0.5 };
     let text = "the loss rises: mean of the last 100 steps 0.7500, of the 100 before 0.5000";
     assert_eq!(said.to_string(), text);
-    let said =
-        WarningKind::GradientsExploding { steps: 5, of: RECENT, times: EXPLODED, usual: 0.25 };
+    let said = WarningKind::GradientsExploding {
+        steps: 5,
+        of: RECENT,
+        times: EXPLODED_FACTOR,
+        usual: 0.25,
+    };
     let text = "gradients explode: norms of 5 of the last 20 steps are more than 10 times as large as before, 2.50e-1";
     assert_eq!(said.to_string(), text);
     assert!(said.hint().unwrap().contains("train.clip"));
@@ -178,7 +182,7 @@ fn diverged(steps: u64, of: impl Fn(u64) -> (f64, f64)) -> Option<Divergence> {
 fn a_run_that_learns_has_not_diverged() {
     for steps in [1, 2, 3, 4, 7, 8, 20, 50, 400] {
         for from in 0..40 {
-            assert_eq!(diverged(steps, |at| (pictures(at + from), 1.0)), None, "{steps} {from}");
+            assert_eq!(diverged(steps, |at| (images(at + from), 1.0)), None, "{steps} {from}");
         }
         // Texts that are known by heart, and one that is not.
         let texts = |at| (if at == steps { 0.2 } else { 1e-4 }, 1.0);
@@ -187,7 +191,7 @@ fn a_run_that_learns_has_not_diverged() {
     // f16 looks for its scale, and tries a larger one in the last step.
     let found = |at: u64| if at <= 16 || at == 30 { f64::INFINITY } else { 1.0 };
     assert_eq!(diverged(30, |at| (1.0, found(at))), None);
-    // One picture is odd.
+    // One image is odd.
     assert_eq!(diverged(40, |at| (if at == 40 { 900.0 } else { 1.0 }, 1.0)), None);
 }
 

@@ -14,26 +14,26 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-use compute::{Device, Dtype, Kind, Params, Ring, Tape, Var, Work};
-use machine::{Machine, Source};
-use trainer::plan::rates::{self, Curve, LINK, LOAD, Measure, PASS, Rates};
+use compute::{BlockSwap, Device, DeviceKind, Dtype, Params, Tape, Var, WorkStats};
+use machine::{Machine, ProbeSource};
+use trainer::plan::rates::{self, CallSizeUnit, LINK, LOAD, PASS, RateCurve, Rates};
 
-use self::kernels::Case;
-use self::steps::Stack;
+use self::kernels::KernelCase;
+use self::steps::CalibrationStack;
 use super::load;
-use crate::commands::Outcome;
-use crate::commands::engine::Engine;
+use crate::commands::CommandOutcome;
+use crate::commands::device::DeviceArgs;
 use crate::commands::output;
 use crate::failure::Failure;
 use crate::interrupt;
 use crate::render;
-use crate::render::line::Line;
+use crate::render::line::ProgressLine;
 use crate::render::progress::{clear, redraw};
-use crate::render::rates::Calibrated;
+use crate::render::rates::CalibrationReport;
 
 /// Time the kernels of training on this machine, for predictions.
 ///
-/// Takes a minute or two. The result is kept in the user's cache folder for this processor, this
+/// Takes a minute or two. The result is kept in the user's cache folder for this CPU, this
 /// number of threads and this version of hearth. Other programs that compute meanwhile make all
 /// predictions too long.
 #[derive(Debug, clap::Args)]
@@ -42,7 +42,7 @@ Examples:
   hearth bench calibrate
   hearth bench calibrate --threads 4 --json
   hearth bench calibrate --folder . && hearth bench predict --folder .")]
-pub struct Arguments {
+pub struct CalibrateArgs {
     /// Folder where rates are kept [default: hearth in the user's cache folder]
     #[arg(long)]
     folder: Option<PathBuf>,
@@ -52,29 +52,29 @@ pub struct Arguments {
     quick: bool,
 
     #[command(flatten)]
-    engine: Engine,
+    engine: DeviceArgs,
 
     /// Print one JSON object: whose rates they are, where they are kept, and all curves
     #[arg(long)]
     json: bool,
 }
 
-pub fn run(arguments: &Arguments, out: &mut dyn Write) -> Result<Outcome, Failure> {
+pub fn run(arguments: &CalibrateArgs, out: &mut dyn Write) -> Result<CommandOutcome, Failure> {
     let begun = Instant::now();
     let folder = arguments.folder.clone().or_else(rates::folder);
     if let Some(folder) = &folder {
         output::check_file(&folder.join("rates"))?;
     }
     let rates = measure(&arguments.engine, arguments.quick)?;
-    let owner = arguments.engine.owner(&Machine::probe(&mut Source::live()));
-    let path = folder.map(|folder| rates.keep(&folder, &owner)).transpose()?;
-    let calibrated = Calibrated { owner, path, secs: begun.elapsed().as_secs_f64(), rates };
+    let owner = arguments.engine.owner(&Machine::probe(&mut ProbeSource::live()));
+    let path = folder.map(|folder| rates.save(&folder, &owner)).transpose()?;
+    let calibrated = CalibrationReport { owner, path, secs: begun.elapsed().as_secs_f64(), rates };
     if arguments.json {
         writeln!(out, "{}", serde_json::to_string(&calibrated).map_err(std::io::Error::from)?)?;
     } else {
         write!(out, "{}", render::rates::calibrated(&calibrated))?;
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Chosen: more than anything here needs; only what is touched is taken.
@@ -93,23 +93,23 @@ const MOST: usize = 40;
 const FILES: [u64; 2] = [1 << 20, 64 << 20];
 
 /// Something that is timed.
-enum Timed {
-    Step(Stack),
-    Kernel(Case),
+enum CalibrationCase {
+    Step(CalibrationStack),
+    Kernel(KernelCase),
 }
 
 /// Measures everything.
-pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
+pub fn measure(engine: &DeviceArgs, is_quick: bool) -> Result<Rates, Failure> {
     let device = engine.open(ARENA_BYTES)?;
     device.time_calls(true);
-    let is_card = matches!(engine.kind(), Kind::Cuda { .. });
-    let mut all = Timed::all(is_card);
+    let is_card = matches!(engine.kind(), DeviceKind::Cuda { .. });
+    let mut all = CalibrationCase::all(is_card);
     if is_quick {
-        all.retain(Timed::is_smallest);
+        all.retain(CalibrationCase::is_smallest);
     }
     let n_rounds = if is_quick { 1 } else { ROUNDS };
     let interrupted = interrupt::flag()?;
-    let mut works: Vec<Vec<Work>> = vec![Vec::new(); all.len()];
+    let mut works: Vec<Vec<WorkStats>> = vec![Vec::new(); all.len()];
     let mut drawn = None;
     for round in 0..n_rounds {
         for (index, timed) in all.iter().enumerate() {
@@ -123,26 +123,28 @@ pub fn measure(engine: &Engine, is_quick: bool) -> Result<Rates, Failure> {
     }
     clear();
     let asking = match engine.kind() {
-        Kind::Cpu { .. } => Asking::default(),
-        Kind::Cuda { .. } | Kind::Gpu { .. } => Asking::measure(&device, is_card, is_quick)?,
+        DeviceKind::Cpu { .. } => CallOverhead::default(),
+        DeviceKind::Cuda { .. } | DeviceKind::Gpu { .. } => {
+            CallOverhead::measure(&device, is_card, is_quick)?
+        }
     };
-    let mut rates = learn(all.iter().zip(&works), asking);
-    rates.curves.insert(LOAD.into(), loading(is_quick)?);
-    rates.curves.insert(LINK.into(), linking(&device, is_quick)?);
+    let mut rates = fit_rates(all.iter().zip(&works), asking);
+    rates.curves.insert(LOAD.into(), load_curve(is_quick)?);
+    rates.curves.insert(LINK.into(), offload_curve(&device, is_quick)?);
     Ok(rates)
 }
 
-fn line(done: usize, total: usize, timed: &Timed) -> Line {
-    Line::new("calibrating")
+fn line(done: usize, total: usize, timed: &CalibrationCase) -> ProgressLine {
+    ProgressLine::new("calibrating")
         .bar(done as f64 / total as f64)
         .part(0, format!("{done} of {total}"))
         .part(1, timed.to_string())
 }
 
-impl Timed {
-    fn all(is_card: bool) -> Vec<Self> {
-        let steps = steps::stacks(is_card).into_iter().map(Self::Step);
-        steps.chain(kernels::cases(is_card).into_iter().map(Self::Kernel)).collect()
+impl CalibrationCase {
+    fn all(is_gpu: bool) -> Vec<Self> {
+        let steps = steps::stacks(is_gpu).into_iter().map(Self::Step);
+        steps.chain(kernels::cases(is_gpu).into_iter().map(Self::Kernel)).collect()
     }
 
     fn is_smallest(&self) -> bool {
@@ -161,14 +163,14 @@ impl Timed {
     }
 
     /// What it calls, once for each repetition.
-    fn repeat(&self, device: &Device, is_quick: bool) -> Result<Vec<Work>, Failure> {
+    fn repeat(&self, device: &Device, is_quick: bool) -> Result<Vec<WorkStats>, Failure> {
         match self {
             Self::Step(stack) => {
                 let mut ready = stack.prepare(device)?;
                 repeat(STEP_REPEATED, is_quick, || Ok(ready.run()?))
             }
             Self::Kernel(case) => {
-                let (mut ready, sweep) = (case.prepare(device)?, Sweep::new(device)?);
+                let (mut ready, sweep) = (case.prepare(device)?, CacheSweep::new(device)?);
                 repeat(KERNEL_REPEATED, is_quick, || {
                     sweep.run()?;
                     Ok(ready.run()?)
@@ -178,7 +180,7 @@ impl Timed {
     }
 }
 
-impl fmt::Display for Timed {
+impl fmt::Display for CalibrationCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Step(stack) => stack.fmt(f),
@@ -191,8 +193,8 @@ impl fmt::Display for Timed {
 fn repeat(
     long: Duration,
     is_quick: bool,
-    mut run: impl FnMut() -> Result<Work, Failure>,
-) -> Result<Vec<Work>, Failure> {
+    mut run: impl FnMut() -> Result<WorkStats, Failure>,
+) -> Result<Vec<WorkStats>, Failure> {
     run()?;
     let mut works = Vec::new();
     let begun = Instant::now();
@@ -211,12 +213,12 @@ const SWEPT: usize = 2 << 20;
 
 /// Something else that every core reads and writes: in a step, a kernel finds little of what it needs
 /// in the caches that are a core's own.
-struct Sweep {
+struct CacheSweep {
     device: Device,
     tensors: [Var; 2],
 }
 
-impl Sweep {
+impl CacheSweep {
     fn new(device: &Device) -> Result<Self, Failure> {
         let zeros = || device.zeros([SWEPT], Dtype::F32);
         Ok(Self { device: device.clone(), tensors: [zeros()?.into(), zeros()?.into()] })
@@ -232,18 +234,18 @@ impl Sweep {
 
 /// What a call costs besides the work itself where another device does that.
 #[derive(Clone, Copy, Default)]
-struct Asking {
+struct CallOverhead {
     /// Seconds that the host takes to ask for one.
     host: f64,
     /// Seconds that one takes longer if it is waited for, as it is to be timed.
     waiting: f64,
 }
 
-impl Asking {
+impl CallOverhead {
     /// By steps of which no call is waited for: a small one, in which the host is what takes time, and one that
     /// keeps the device at work, beside the same with every call waited for.
-    fn measure(device: &Device, is_card: bool, is_quick: bool) -> Result<Self, Failure> {
-        let [small, large] = Stack::extremes(is_card);
+    fn measure(device: &Device, is_gpu: bool, is_quick: bool) -> Result<Self, Failure> {
+        let [small, large] = CalibrationStack::extremes(is_gpu);
         let few = unwaited(device, &small)?;
         let [many, waited] = if is_quick { few } else { unwaited(device, &large)? };
         Ok(Self { host: few[0], waiting: (waited - many).max(0.0) })
@@ -251,7 +253,7 @@ impl Asking {
 }
 
 /// Seconds per call of a stack's steps, without and with waiting for each call: the best of some.
-fn unwaited(device: &Device, stack: &Stack) -> Result<[f64; 2], Failure> {
+fn unwaited(device: &Device, stack: &CalibrationStack) -> Result<[f64; 2], Failure> {
     let mut ready = stack.prepare(device)?;
     let mut best = [f64::INFINITY; 2];
     for _ in 0..=FEWEST {
@@ -272,11 +274,11 @@ fn unwaited(device: &Device, stack: &Stack) -> Result<[f64; 2], Failure> {
 const LEAST_SHARE: f64 = 0.1;
 
 /// Curves from what was called: a point for every class of calls of everything that was timed.
-fn learn<'w>(
-    measured: impl Iterator<Item = (&'w Timed, &'w Vec<Work>)>,
-    Asking { host, waiting }: Asking,
+fn fit_rates<'w>(
+    measured: impl Iterator<Item = (&'w CalibrationCase, &'w Vec<WorkStats>)>,
+    CallOverhead { host, waiting }: CallOverhead,
 ) -> Rates {
-    let mut points: BTreeMap<String, (Measure, Vec<(f64, f64)>)> = BTreeMap::new();
+    let mut points: BTreeMap<String, (CallSizeUnit, Vec<(f64, f64)>)> = BTreeMap::new();
     for (timed, works) in measured {
         let classes = works.first().into_iter().flat_map(|work| &work.calls);
         for (class, calls) in classes.filter(|(class, _)| timed.is_for(class.kernel)) {
@@ -284,14 +286,14 @@ fn learn<'w>(
                 let calls = work.calls.get(class)?;
                 Some(1e-9 * calls.nanos as f64 / calls.count as f64)
             });
-            let measure = Measure::of(class.kernel);
+            let measure = CallSizeUnit::of(class.kernel);
             let (_, all) = points.entry(class.to_string()).or_insert((measure, Vec::new()));
             // The best of all: what disturbs only makes longer.
             let best = seconds.fold(f64::INFINITY, f64::min);
             all.push((measure.mean(calls), (best - waiting).max(LEAST_SHARE * best)));
         }
     }
-    let curve = |(name, (measure, points))| (name, Curve::through(measure, points));
+    let curve = |(name, (measure, points))| (name, RateCurve::through(measure, points));
     let mut curves: BTreeMap<_, _> = points.into_iter().map(curve).collect();
     if let Some(add) = curves.get("add, f32").cloned() {
         curves.insert(PASS.into(), add);
@@ -300,11 +302,11 @@ fn learn<'w>(
 }
 
 /// Blocks that come from main memory, each of three in turn, so that none of them is there already.
-fn linking(device: &Device, is_quick: bool) -> Result<Curve, Failure> {
+fn offload_curve(device: &Device, is_quick: bool) -> Result<RateCurve, Failure> {
     let sizes = if is_quick { &FILES[..1] } else { &FILES[..] };
     let mut points = Vec::new();
     for bytes in sizes {
-        let ring = Ring::new(device, &vec![vec![*bytes as usize]; 3])?;
+        let ring = BlockSwap::new(device, &vec![vec![*bytes as usize]; 3])?;
         let mut best = f64::INFINITY;
         for block in (0..3).cycle().take(3 * FEWEST) {
             device.synchronise()?;
@@ -315,17 +317,17 @@ fn linking(device: &Device, is_quick: bool) -> Result<Curve, Failure> {
         }
         points.push((*bytes as f64, best));
     }
-    Ok(Curve::through(Measure::Bytes, points))
+    Ok(RateCurve::through(CallSizeUnit::Bytes, points))
 }
 
 /// Reading files that the system has at hand, as a model's are on the second run.
-fn loading(is_quick: bool) -> Result<Curve, Failure> {
+fn load_curve(is_quick: bool) -> Result<RateCurve, Failure> {
     let sizes = if is_quick { &FILES[..1] } else { &FILES[..] };
     let mut points = Vec::new();
     for bytes in sizes {
         points.push((*bytes as f64, load::time_cached(*bytes)?));
     }
-    Ok(Curve::through(Measure::Bytes, points))
+    Ok(RateCurve::through(CallSizeUnit::Bytes, points))
 }
 
 #[cfg(test)]
@@ -334,14 +336,15 @@ mod tests {
 
     #[test]
     fn all_that_is_timed_fits_the_arena() {
-        for kind in [Kind::cpu(2), Kind::Cuda { is_deterministic: false }] {
-            let is_card = matches!(kind, Kind::Cuda { .. });
+        for kind in [DeviceKind::cpu(2), DeviceKind::Cuda { is_deterministic: false }] {
+            let is_card = matches!(kind, DeviceKind::Cuda { .. });
             let device = Device::meta(kind, ARENA_BYTES);
-            // Winograd's way is the processor's, and vectors have other names for narrow products.
+            // Winograd's way is the CPU's, and vectors have other names for narrow products.
             let elsewhere = if is_card { "winograd" } else { "narrow product" };
-            for timed in Timed::all(is_card) {
+            for timed in CalibrationCase::all(is_card) {
                 let works = timed.repeat(&device, true).unwrap_or_else(|_| panic!("{timed}"));
-                let is_called = |work: &Work| work.calls.keys().any(|it| timed.is_for(it.kernel));
+                let is_called =
+                    |work: &WorkStats| work.calls.keys().any(|it| timed.is_for(it.kernel));
                 let is_elsewhere = format!("{timed}").starts_with(elsewhere);
                 assert!(works.iter().all(is_called) || is_elsewhere, "{kind:?}: {timed}");
             }

@@ -1,21 +1,21 @@
-//! What a convolution needs on the processor besides products.
+//! What a convolution needs on the CPU besides products.
 
 pub mod winograd;
 
-use super::{Strip, Window};
-use crate::cpu::Cpu;
+use super::{ConvStrip, ConvWindow};
+use crate::cpu::CpuBackend;
 use crate::cpu::rows::store;
 use crate::dtype::with_real;
 use crate::ops::Activation;
 use crate::{Element, Tensor};
 
 /// Numbers that are biased, activated and rounded in turn, without leaving the nearest cache.
-const ROOM: usize = 512;
+const SCRATCH: usize = 512;
 
 /// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
-pub fn columns(
-    cpu: &Cpu,
-    window: Window,
+pub fn im2col(
+    cpu: &CpuBackend,
+    window: ConvWindow,
     image: &Tensor,
     first_pixel: usize,
     columns: &mut Tensor,
@@ -23,7 +23,7 @@ pub fn columns(
     let n_pixels = columns.shape().width();
     with_real!(image.dtype(), T => {
         let image = image.data::<T>();
-        cpu.rows(columns.data_mut::<T>(), n_pixels, |first, rows| {
+        cpu.par_rows(columns.data_mut::<T>(), n_pixels, |first, rows| {
             for (tap, row) in (first..).zip(rows.chunks_exact_mut(n_pixels)) {
                 window.see(image, tap, first_pixel, row);
             }
@@ -31,7 +31,7 @@ pub fn columns(
     });
 }
 
-impl Window {
+impl ConvWindow {
     /// What the `tap`-th number of the kernel meets at each pixel.
     fn see<T: Element>(&self, image: &[T], tap: usize, first_pixel: usize, mut pixels: &mut [T]) {
         let ([_, height, width], [kernel_height, kernel_width]) = (self.image, self.kernel);
@@ -81,8 +81,8 @@ impl Window {
 
 /// Puts a strip into its place, with bias and activation.
 pub fn finish(
-    cpu: &Cpu,
-    strip: &Strip,
+    cpu: &CpuBackend,
+    strip: &ConvStrip,
     sums: &Tensor,
     (bias, activation): (Option<&Tensor>, Activation),
     y: &mut Tensor,
@@ -93,11 +93,11 @@ pub fn finish(
     with_real!(y.dtype(), T => {
         let start = (strip.sample * outputs + strip.channels.start) * n_pixels;
         let planes = &mut y.data_mut::<T>()[start..][..strip.channels.len() * n_pixels];
-        cpu.samples(planes, n_pixels, |index, plane| {
+        cpu.par_chunks(planes, n_pixels, |index, plane| {
             let bias = bias.map_or(0.0, |bias| bias[strip.channels.start + index]);
             let sums = &sums[index * strip.pixels.len()..][..strip.pixels.len()];
-            let mut room = [0.0; ROOM];
-            let pieces = plane[strip.pixels.clone()].chunks_mut(ROOM).zip(sums.chunks(ROOM));
+            let mut room = [0.0; SCRATCH];
+            let pieces = plane[strip.pixels.clone()].chunks_mut(SCRATCH).zip(sums.chunks(SCRATCH));
             for (y, sums) in pieces {
                 let values = &mut room[..sums.len()];
                 for (value, sum) in values.iter_mut().zip(sums) {

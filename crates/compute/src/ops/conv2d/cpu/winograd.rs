@@ -3,11 +3,11 @@
 //! share are made once.
 #![allow(unsafe_code)]
 
-use super::super::Window;
+use super::super::ConvWindow;
 use super::super::winograd::{SEEN_SIDE, SIDE};
 use crate::Tensor;
 use crate::cpu::simd::simd;
-use crate::cpu::{Cpu, Shared};
+use crate::cpu::{CpuBackend, SharedSlice};
 use crate::ops::Activation;
 
 /// G: what a row or column of a kernel becomes at each of six places.
@@ -20,11 +20,11 @@ const KERNEL: [[f32; 3]; SEEN_SIDE] = [
     [0.0, 0.0, 1.0],
 ];
 /// The kernels of all outputs at all places.
-pub fn kernels(cpu: &Cpu, weight: &Tensor, kernels: &mut Tensor) {
+pub fn kernels(cpu: &CpuBackend, weight: &Tensor, kernels: &mut Tensor) {
     let &[_, outputs, inputs] = kernels.shape().sizes() else { unreachable!("made by the op") };
     let weight = weight.data::<f32>();
-    let out = Shared::new(kernels.data_mut::<f32>());
-    cpu.each(outputs, &|output| {
+    let out = SharedSlice::new(kernels.data_mut::<f32>());
+    cpu.par_for(outputs, &|output| {
         // By number of the kernel, then by input.
         let mut taps = vec![0.0; 9 * inputs];
         for (input, g) in weight[output * inputs * 9..][..inputs * 9].chunks_exact(9).enumerate() {
@@ -50,12 +50,12 @@ pub fn kernels(cpu: &Cpu, weight: &Tensor, kernels: &mut Tensor) {
 
 /// What squares see, for each place and input: those from the row of squares `first` on, where the
 /// rows of one image follow those of the one before.
-pub fn see(cpu: &Cpu, window: Window, images: &Tensor, first: usize, seen: &mut Tensor) {
+pub fn see(cpu: &CpuBackend, window: ConvWindow, images: &Tensor, first: usize, seen: &mut Tensor) {
     let ([inputs, height, width], [all_down, across]) = (window.image, window.squares());
     let n = seen.shape().width();
     let images = images.data::<f32>();
-    let out = Shared::new(seen.data_mut::<f32>());
-    cpu.each(inputs, &|input| {
+    let out = SharedSlice::new(seen.data_mut::<f32>());
+    cpu.par_for(inputs, &|input| {
         let outside = vec![0.0; width];
         let left = window.corner[1];
         let inside = width.min(SIDE * across + 2 - left);
@@ -133,7 +133,7 @@ simd! {
 /// Aᵀ·m·A of the products, with bias and activation, into the result's rows of pixels from the row
 /// of squares `first` on.
 pub fn finish(
-    cpu: &Cpu,
+    cpu: &CpuBackend,
     first: usize,
     products: &[Tensor],
     (bias, activation): (Option<&Tensor>, Activation),
@@ -144,8 +144,8 @@ pub fn finish(
     let rows = products[0].shape().width() / across;
     let bias = bias.map(Tensor::data::<f32>);
     let products: Vec<&[f32]> = products.iter().map(Tensor::data::<f32>).collect();
-    let y = Shared::new(y.data_mut::<f32>());
-    cpu.each(outputs, &|output| {
+    let y = SharedSlice::new(y.data_mut::<f32>());
+    cpu.par_for(outputs, &|output| {
         let bias = bias.map_or(0.0, |bias| bias[output]);
         let mut four: [Vec<f32>; SIDE] = std::array::from_fn(|_| vec![0.0; SEEN_SIDE * across]);
         let mut pixels = vec![0.0; SIDE * across];

@@ -3,55 +3,57 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width. Image tokens come first everywhere; attention does not
 //! depend on the order, and positions are where they are looked up.
 
-use compute::ops::{Activation, Axis, PatchOrder, rope_table};
-use compute::{Ring, Tape, Tensor, Var};
+use compute::ops::{Activation, PatchOrder, RopeAxis, rope_table};
+use compute::{BlockSwap, Tape, Tensor, Var};
 
-use super::{Config, PATCH};
+use super::{FluxConfig, PATCH};
 use crate::error::Result;
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{Input, Network};
-use crate::model::diffusion::joint::{EPSILON, How, Joint, JointBlock, Projections, WIDENING};
-use crate::model::layer::Layer;
+use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
+use crate::model::diffusion::joint::{
+    BlockOptions, EPSILON, JointBlock, JointBlockConfig, MLP_RATIO, QkvProjections,
+};
+use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
 /// θ of the angles.
 const THETA: f64 = 10_000.0;
 /// Times and scales of guidance are told in thousandths.
-const THOUSAND: f32 = 1000.0;
+const TIMESTEP_SCALE: f32 = 1000.0;
 
 /// The transformer.
 pub struct Flux {
-    config: Config,
-    patches: Layer,
-    context: Layer,
+    config: FluxConfig,
+    patches: LinearLayer,
+    context: LinearLayer,
     timestep: TimestepEmbedder,
     guidance: Option<TimestepEmbedder>,
-    pooled: [Layer; 2],
+    pooled: [LinearLayer; 2],
     blocks: Vec<JointBlock>,
-    singles: Vec<Single>,
-    ring: Option<Ring>,
-    modulation_out: Layer,
-    out: Layer,
+    single_blocks: Vec<SingleBlock>,
+    block_swap: Option<BlockSwap>,
+    modulation_out: LinearLayer,
+    out: LinearLayer,
 }
 
 impl Flux {
     /// Puts the model together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &FluxConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let d = config.width();
-        let joint = Joint {
+        let joint = JointBlockConfig {
             n_heads: config.num_attention_heads,
             d_head: config.attention_head_dim,
-            is_normed: true,
-            is_dual: false,
+            has_qk_norm: true,
+            has_dual_attention: false,
             is_last: false,
         };
         let n_double = config.num_layers;
         let double = |index| JointBlock::new(joint, build.block("transformer_blocks", index));
         let blocks = (0..n_double).map(double).collect::<Result<_>>()?;
         let single = |index| {
-            Single::new(joint, build.block_after(n_double, "single_transformer_blocks", index))
+            SingleBlock::new(joint, build.block_after(n_double, "single_transformer_blocks", index))
         };
         let singles = (0..config.num_single_layers).map(single).collect::<Result<_>>()?;
         let mut time = build.at("time_text_embed");
@@ -62,39 +64,42 @@ impl Flux {
             None
         };
         let pooled = [
-            time.edge("text_embedder.linear_1", config.pooled_projection_dim, d)?,
-            time.edge("text_embedder.linear_2", d, d)?,
+            time.linear_unquantised("text_embedder.linear_1", config.pooled_projection_dim, d)?,
+            time.linear_unquantised("text_embedder.linear_2", d, d)?,
         ];
         Ok(Self {
-            patches: build.edge("x_embedder", config.in_channels, d)?,
-            context: build.edge("context_embedder", config.joint_attention_dim, d)?,
-            modulation_out: build.edge("norm_out.linear", d, 2 * d)?,
-            out: build.edge("proj_out", d, config.in_channels)?,
-            ring: build.ring(),
+            patches: build.linear_unquantised("x_embedder", config.in_channels, d)?,
+            context: build.linear_unquantised("context_embedder", config.joint_attention_dim, d)?,
+            modulation_out: build.linear_unquantised("norm_out.linear", d, 2 * d)?,
+            out: build.linear_unquantised("proj_out", d, config.in_channels)?,
+            block_swap: build.block_swap(),
             config: config.clone(),
             timestep,
             guidance,
             pooled,
             blocks,
-            singles,
+            single_blocks: singles,
         })
     }
 
     /// What the blocks are modulated by, from time, guidance and prompt: [S, D].
-    fn condition(&self, tape: &Tape<'_>, input: &Input<'_>) -> Result<Var> {
+    fn condition(&self, tape: &Tape<'_>, input: &DenoiserInput<'_>) -> Result<Var> {
         let pooled = input.condition.get(POOLED)?;
         let dtype = pooled.dtype();
         let thousandths = |numbers: Vec<f32>| -> Vec<f32> {
-            numbers.into_iter().map(|number| dtype.round(dtype.round(number) * THOUSAND)).collect()
+            numbers
+                .into_iter()
+                .map(|number| dtype.round(dtype.round(number) * TIMESTEP_SCALE))
+                .collect()
         };
-        let sigmas = thousandths(input.levels.iter().map(|level| level.sigma).collect());
+        let sigmas = thousandths(input.timesteps.iter().map(|level| level.sigma).collect());
         let mut sum = self.timestep.forward(tape, &sigmas, dtype)?;
         if let (Some(embedder), Some(scales)) = (&self.guidance, input.guidance) {
             let scales = thousandths(scales.to_vec());
             sum = tape.add(&sum, &embedder.forward(tape, &scales, dtype)?)?;
         }
         let [first, second] = &self.pooled;
-        let prompt = first.forward_into(tape, &pooled.clone().into(), Activation::Silu)?;
+        let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
         Ok(tape.activate(&tape.add(&sum, &prompt)?, Activation::Silu)?)
@@ -107,7 +112,7 @@ impl Flux {
         [rows, columns]: [usize; 2],
         n_prompt: usize,
     ) -> Result<[Tensor; 2]> {
-        let axes = self.config.axes_dims_rope.map(|width| Axis::new(width, THETA));
+        let axes = self.config.axes_dims_rope.map(|width| RopeAxis::new(width, THETA));
         let place = |at: usize| [0.0, (at / columns) as f32, (at % columns) as f32];
         let image: Vec<f32> = (0..rows * columns).flat_map(place).collect();
         let all = [&image[..], &vec![0.0; 3 * n_prompt]].concat();
@@ -119,11 +124,11 @@ impl Flux {
     }
 }
 
-impl Network for Flux {
+impl DenoiserNetwork for Flux {
     fn forward<'m>(
         &'m self,
         tape: &Tape<'m>,
-        input: Input<'_>,
+        input: DenoiserInput<'_>,
         recompute: Recompute,
     ) -> Result<Var> {
         let condition = self.condition(tape, &input)?;
@@ -139,19 +144,20 @@ impl Network for Flux {
         let remakes_queries = recompute == Recompute::Queries;
         for (index, block) in self.blocks.iter().enumerate() {
             let (streams, how) = ([&x, &context, &condition], (Some(&of_image), recompute));
-            [x, context] = block.run(tape, (self.ring.as_ref(), index), streams, how)?;
+            [x, context] = block.run(tape, (self.block_swap.as_ref(), index), streams, how)?;
         }
         let mut both = tape.concat_tokens(&[&x, &context])?;
         drop((x, context));
-        for (index, block) in (self.blocks.len()..).zip(&self.singles) {
+        for (index, block) in (self.blocks.len()..).zip(&self.single_blocks) {
             let rope = of_all.clone();
-            [both] = tape.block(self.ring.as_ref(), index, || {
-                if !recompute.does(index) {
-                    let how = How { rope: Some(&rope), remakes_queries };
+            [both] = tape.run_block(self.block_swap.as_ref(), index, || {
+                if !recompute.recomputes(index) {
+                    let how =
+                        BlockOptions { rope: Some(&rope), recomputes_queries: remakes_queries };
                     return Ok([block.forward(tape, &both, &condition, how)?]);
                 }
                 tape.recompute(&[&both, &condition], move |tape, inputs| {
-                    let how = How { rope: Some(&rope), remakes_queries: false };
+                    let how = BlockOptions { rope: Some(&rope), recomputes_queries: false };
                     Ok([block.forward(tape, &inputs[0], &inputs[1], how)?])
                 })
             })?;
@@ -168,22 +174,22 @@ impl Network for Flux {
 }
 
 /// One stream: attention and feed-forward side by side.
-struct Single {
-    modulation: Layer,
-    projections: Projections,
-    up: Layer,
-    out: Layer,
+struct SingleBlock {
+    modulation: LinearLayer,
+    projections: QkvProjections,
+    up: LinearLayer,
+    out: LinearLayer,
 }
 
-impl Single {
-    fn new(joint: Joint, mut build: Builder<'_>) -> Result<Self> {
+impl SingleBlock {
+    fn new(joint: JointBlockConfig, mut build: ModelBuilder<'_>) -> Result<Self> {
         let d = joint.n_heads * joint.d_head;
         let names = ["to_q", "to_k", "to_v", "norm_q", "norm_k"];
         Ok(Self {
             modulation: build.linear("norm.linear", d, 3 * d)?,
-            projections: Projections::new(joint, build.at("attn"), names, true)?,
-            up: build.linear("proj_mlp", d, WIDENING * d)?,
-            out: build.linear("proj_out", (1 + WIDENING) * d, d)?,
+            projections: QkvProjections::new(joint, build.at("attn"), names, true)?,
+            up: build.linear("proj_mlp", d, MLP_RATIO * d)?,
+            out: build.linear("proj_out", (1 + MLP_RATIO) * d, d)?,
         })
     }
 
@@ -193,17 +199,17 @@ impl Single {
         tape: &Tape<'_>,
         x: &Var,
         condition: &Var,
-        how: How<'_>,
+        how: BlockOptions<'_>,
     ) -> compute::Result<Var> {
         let vectors = self.modulation.forward(tape, condition)?;
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         let project = |index| self.projections.forward(tape, &h, index, how);
         let (q, k, v) = (project(0)?, project(1)?, project(2)?);
-        let inner = self.up.forward_into(tape, &h, Activation::GeluTanh)?;
+        let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;
         drop(h);
         let attended = tape.attention(&q, &k, &v, self.projections.attention())?;
         drop((q, k, v));
-        let both = beside(tape, &attended, &inner)?;
+        let both = concat_features(tape, &attended, &inner)?;
         drop((attended, inner));
         let y = self.out.forward(tape, &both)?;
         drop(both);
@@ -212,7 +218,7 @@ impl Single {
 }
 
 /// The numbers of each token one after the other: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
-fn beside(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
+fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
     let shape = first.shape();
     let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };
     let n = second.shape().width() / d;

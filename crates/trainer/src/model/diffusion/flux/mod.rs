@@ -13,51 +13,53 @@ use weights::Catalog;
 
 pub use forward::Flux;
 
-use super::condition::{Condition, Named, POOLED, TOKENS};
-use super::denoiser::{Architecture, Latents};
-use super::family::{Export, Family, Sampling};
+use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
+use super::denoiser::{Architecture, LatentSpec};
+use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
-use super::schedule::Spacing;
-use super::text::{Encoded, EncoderKind, Length, Spec, T5_NAME, Widths};
+use super::scheduler::SigmaSpacing;
+use super::text::{
+    EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
+};
 use crate::error::Result;
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::config::Unsupported;
-use crate::model::files::Layout;
-use crate::model::piece::Piece;
-use crate::objective::flow::Scheme;
+use crate::model::files::CheckpointLayout;
+use crate::model::tensor_piece::TensorPiece;
+use crate::objective::flow::WeightingScheme;
 
 /// What is known of FLUX.1.
-pub const FAMILY: Family = Family {
+pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "flux",
     title: "a FLUX.1",
-    is_sketch: true,
+    is_plan_only: true,
     pipelines: &["FluxPipeline"],
     transformer: "FluxTransformer2DModel",
-    mark: "double_blocks.0.img_attn.",
+    tensor_marker: "double_blocks.0.img_attn.",
     encoders: &[
-        Spec {
+        TextEncoderSpec {
             name: "clip-l",
-            place: 1,
+            position: 1,
             tokenizer: "tokenizer",
             kind: EncoderKind::Clip,
-            length: Length::Positions(77),
+            prompt_length: PromptLength::Positions(77),
             is_optional: false,
         },
-        Spec {
+        TextEncoderSpec {
             name: T5_NAME,
-            place: 2,
+            position: 2,
             tokenizer: "tokenizer_2",
             kind: EncoderKind::T5,
-            length: Length::Index(512),
+            prompt_length: PromptLength::Index(512),
             is_optional: false,
         },
     ],
-    spacing: Spacing::Reciprocal,
+    spacing: SigmaSpacing::Reciprocal,
     guidance: Guidance::Embedded,
     // Taken: the defaults of diffusers' `FluxPipeline`.
-    sampling: Sampling { steps: 28, guidance: 3.5, side: 1024 },
+    sampling: SamplingDefaults { steps: 28, guidance: 3.5, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_flux.py`, as are the layers.
-    scheme: Scheme::Uniform,
+    scheme: WeightingScheme::Uniform,
     targets: &[
         "attn.to_k",
         "attn.to_q",
@@ -72,13 +74,17 @@ pub const FAMILY: Family = Family {
         "ff_context.net.0.proj",
         "ff_context.net.2",
     ],
-    export: Export { network: "networks.lora_flux", architecture: "flux-1-dev/lora", tag: "flux" },
+    export: ExportMetadata {
+        network: "networks.lora_flux",
+        architecture: "flux-1-dev/lora",
+        tag: "flux",
+    },
     published: published::ALL,
 };
 
 /// What `transformer/config.json` says.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Config {
+pub struct FluxConfig {
     /// Numbers of a token: the channels of a latent, four pixels together.
     pub in_channels: usize,
     /// Numbers that are predicted of a token.
@@ -112,14 +118,14 @@ fn published_axes() -> [usize; 3] {
 /// Pixels of a latent along a token's side; files count a token's numbers as channels.
 const PATCH: usize = 2;
 
-impl Config {
+impl FluxConfig {
     /// Width of tokens inside.
     pub fn width(&self) -> usize {
         self.num_attention_heads * self.attention_head_dim
     }
 }
 
-impl Architecture for Config {
+impl Architecture for FluxConfig {
     type Model = Flux;
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
@@ -145,23 +151,30 @@ impl Architecture for Config {
         Ok(names::infer(catalog, prefix).map(|config| (config, prefix)))
     }
 
-    fn build(&self, build: &mut Builder<'_>) -> Result<Flux> {
+    fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Flux> {
         Flux::new(self, build)
     }
 
-    fn original(&self, prefix: &'static str) -> Layout<'static> {
+    fn original(&self, prefix: &'static str) -> CheckpointLayout<'static> {
         names::original(prefix)
     }
 
-    fn original_module(&self, module: &str) -> Vec<Piece> {
+    fn original_module(&self, module: &str) -> Vec<TensorPiece> {
         names::original_module(module)
     }
 
-    fn latents(&self) -> Latents {
-        Latents { channels: self.in_channels / (PATCH * PATCH), patch: PATCH, most_tokens: None }
+    fn latent_spec(&self) -> LatentSpec {
+        LatentSpec {
+            channels: self.in_channels / (PATCH * PATCH),
+            patch_size: PATCH,
+            max_tokens_per_side: None,
+        }
     }
 
-    fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported> {
+    fn check_text(
+        &self,
+        widths: &[Option<EmbeddingWidths>],
+    ) -> std::result::Result<(), Unsupported> {
         let [Some(clip), Some(t5)] = widths else { unreachable!("both are always there") };
         let (pooled, joint) = (self.pooled_projection_dim, self.joint_attention_dim);
         Unsupported::unless(
@@ -181,11 +194,11 @@ impl Architecture for Config {
     }
 
     /// T5's tokens, and CLIP's vector for the whole prompt.
-    fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition {
+    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         let [(_, clip), (_, t5)] = encoded else { unreachable!("there are two") };
         Condition(vec![
-            Named::new(TOKENS, &[self.joint_attention_dim], t5.tokens.clone()),
-            Named::new(POOLED, &[], clip.pooled.clone()),
+            NamedTensor::new(TOKENS, &[self.joint_attention_dim], t5.tokens.clone()),
+            NamedTensor::new(POOLED, &[], clip.pooled.clone()),
         ])
     }
 }

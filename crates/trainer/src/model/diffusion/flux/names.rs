@@ -3,16 +3,16 @@
 
 use weights::Catalog;
 
-use super::{Config, published_axes};
-use crate::model::files::{self, Layout};
-use crate::model::piece::Piece;
+use super::{FluxConfig, published_axes};
+use crate::model::files::{self, CheckpointLayout};
+use crate::model::tensor_piece::TensorPiece;
 
 /// Where the transformer begins in a checkpoint that has more in it.
 const PREFIX: &str = "model.diffusion_model.";
 /// A tensor that every checkpoint of this family has and no other.
 const MARK: &str = "double_blocks.0.img_attn.qkv.weight";
 /// Width of heads in all published models.
-const HEAD: usize = 128;
+const HEAD_DIM: usize = 128;
 
 /// What the names of the transformer begin with in a file of the original layout; nothing if it is
 /// none.
@@ -21,10 +21,10 @@ pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
 }
 
 /// The original layout. What else is in the file is somebody else's.
-pub fn original(prefix: &'static str) -> Layout<'static> {
+pub fn original(prefix: &'static str) -> CheckpointLayout<'static> {
     let place = move |name: &str| {
         let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
-        let full = |piece: Piece| {
+        let full = |piece: TensorPiece| {
             // Norms have a scale there.
             let end = if piece.key.ends_with("_norm") { "scale" } else { end };
             let key = format!("{prefix}{}.{end}", piece.key);
@@ -33,13 +33,13 @@ pub fn original(prefix: &'static str) -> Layout<'static> {
         original_module(module).into_iter().map(full).collect()
     };
     let ignores = move |name: &str| !prefix.is_empty() && !name.starts_with(prefix);
-    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
 /// Where a layer of ours lies in the original layout.
-pub fn original_module(module: &str) -> Vec<Piece> {
+pub fn original_module(module: &str) -> Vec<TensorPiece> {
     for (ours, theirs, inside) in [
-        ("transformer_blocks.", "double_blocks", in_double as fn(&str) -> Piece),
+        ("transformer_blocks.", "double_blocks", in_double as fn(&str) -> TensorPiece),
         ("single_transformer_blocks.", "single_blocks", in_single),
     ] {
         if let Some(rest) = module.strip_prefix(ours) {
@@ -52,9 +52,9 @@ pub fn original_module(module: &str) -> Vec<Piece> {
     if module == "norm_out.linear" {
         // Shift and scale the other way round.
         let key = "final_layer.adaLN_modulation.1";
-        return vec![Piece::part(key, 1, 2), Piece::part(key, 0, 2)];
+        return vec![TensorPiece::part(key, 1, 2), TensorPiece::part(key, 0, 2)];
     }
-    vec![Piece::whole(match module {
+    vec![TensorPiece::whole(match module {
         "x_embedder" => "img_in",
         "context_embedder" => "txt_in",
         "time_text_embed.timestep_embedder.linear_1" => "time_in.in_layer",
@@ -68,10 +68,10 @@ pub fn original_module(module: &str) -> Vec<Piece> {
     })]
 }
 
-fn in_double(inner: &str) -> Piece {
-    let third = |key: &str, part| Piece::part(key, part, 3);
+fn in_double(inner: &str) -> TensorPiece {
+    let third = |key: &str, part| TensorPiece::part(key, part, 3);
     let (image, text) = ("img_attn.qkv", "txt_attn.qkv");
-    Piece::whole(match inner {
+    TensorPiece::whole(match inner {
         "attn.to_q" => return third(image, 0),
         "attn.to_k" => return third(image, 1),
         "attn.to_v" => return third(image, 2),
@@ -95,13 +95,13 @@ fn in_double(inner: &str) -> Piece {
 }
 
 /// Of `linear1` q, k and v are a seventh each, the feed-forward is the other four.
-fn in_single(inner: &str) -> Piece {
-    let seventh = |part| Piece::part("linear1", part, 7);
-    Piece::whole(match inner {
+fn in_single(inner: &str) -> TensorPiece {
+    let seventh = |part| TensorPiece::part("linear1", part, 7);
+    TensorPiece::whole(match inner {
         "attn.to_q" => return seventh(0),
         "attn.to_k" => return seventh(1),
         "attn.to_v" => return seventh(2),
-        "proj_mlp" => return Piece { count: 4, ..seventh(3) },
+        "proj_mlp" => return TensorPiece { count: 4, ..seventh(3) },
         "attn.norm_q" => "norm.query_norm",
         "attn.norm_k" => "norm.key_norm",
         "proj_out" => "linear2",
@@ -112,7 +112,7 @@ fn in_single(inner: &str) -> Piece {
 
 /// The settings of a checkpoint in the original layout, which brings none, by its shapes. Those
 /// do not tell the width of heads but by the norms of queries.
-pub fn infer(catalog: &Catalog, prefix: &str) -> Option<Config> {
+pub fn infer(catalog: &Catalog, prefix: &str) -> Option<FluxConfig> {
     let shape = |name: &str| {
         let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;
         Some(tensor.shape.iter().map(|size| *size as usize).collect::<Vec<_>>())
@@ -124,8 +124,8 @@ pub fn infer(catalog: &Catalog, prefix: &str) -> Option<Config> {
     };
     let &[width, in_channels] = &shape("img_in.weight")?[..] else { return None };
     let normed = shape("double_blocks.0.img_attn.norm.query_norm.scale");
-    let attention_head_dim = normed.and_then(|sizes| sizes.first().copied()).unwrap_or(HEAD);
-    Some(Config {
+    let attention_head_dim = normed.and_then(|sizes| sizes.first().copied()).unwrap_or(HEAD_DIM);
+    Some(FluxConfig {
         in_channels,
         out_channels: shape("final_layer.linear.weight")?.first().copied(),
         num_layers: count("double_blocks", "img_attn.qkv.weight"),

@@ -2,18 +2,18 @@
 //!
 //! Taken: `config.json` of each part at huggingface.co/black-forest-labs.
 
-use super::{Config, published_axes};
+use super::{FluxConfig, published_axes};
 use crate::model::diffusion::denoiser;
-use crate::model::diffusion::family::Published;
-use crate::model::diffusion::schedule::{Schedule, Spacing};
+use crate::model::diffusion::family::PublishedPipeline;
+use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
 use crate::model::vae;
 
 /// FLUX.1 dev; Krea dev; schnell.
-pub const ALL: &[Published] = &[
+pub const ALL: &[PublishedPipeline] = &[
     DEV,
-    Published {
+    PublishedPipeline {
         name: "flux.1-krea-dev",
         hint: "download huggingface.co/black-forest-labs/FLUX.1-Krea-dev to that folder; a plan \
                needs its name alone",
@@ -23,7 +23,7 @@ pub const ALL: &[Published] = &[
         ],
         ..DEV
     },
-    Published {
+    PublishedPipeline {
         name: "flux.1-schnell",
         hint: "download huggingface.co/black-forest-labs/FLUX.1-schnell to that folder; a plan \
                needs its name alone",
@@ -31,30 +31,30 @@ pub const ALL: &[Published] = &[
             ("FLUX.1-schnell", "black-forest-labs/FLUX.1-schnell"),
             ("flux1-schnell", "black-forest-labs/FLUX.1-schnell"),
         ],
-        config: || Config { guidance_embeds: false, ..dev() }.into(),
-        schedule: || Schedule::fixed(1.0, Spacing::Reciprocal),
+        config: || FluxConfig { guidance_embeds: false, ..dev() }.into(),
+        schedule: || FlowMatchScheduler::fixed(1.0, SigmaSpacing::Reciprocal),
         ..DEV
     },
 ];
 
-const DEV: Published = Published {
+const DEV: PublishedPipeline = PublishedPipeline {
     name: "flux.1-dev",
     hint: "download huggingface.co/black-forest-labs/FLUX.1-dev to that folder; a plan needs its name alone",
     hub: &[
         ("FLUX.1-dev", "black-forest-labs/FLUX.1-dev"),
         ("flux1-dev", "black-forest-labs/FLUX.1-dev"),
     ],
-    config: || -> denoiser::Config { dev().into() },
-    vae: || vae::Config::published(0.1159, 0.3611),
+    config: || -> denoiser::DenoiserConfig { dev().into() },
+    vae: || vae::VaeConfig::published(0.1159, 0.3611),
     encoders: || {
-        let [l, _] = clip::Config::published();
-        vec![EncoderConfig::Clip(l.without_projection()), EncoderConfig::T5(t5::Config::xxl())]
+        let [l, _] = clip::ClipConfig::published();
+        vec![EncoderConfig::Clip(l.without_projection()), EncoderConfig::T5(t5::T5Config::xxl())]
     },
-    schedule: || Schedule::by_tokens(0.5, (1.15, 4096)),
+    schedule: || FlowMatchScheduler::dynamic(0.5, (1.15, 4096)),
 };
 
-fn dev() -> Config {
-    Config {
+fn dev() -> FluxConfig {
+    FluxConfig {
         in_channels: 64,
         out_channels: None,
         num_layers: 19,
@@ -84,11 +84,11 @@ mod tests {
             ("FLUX.1-schnell", 11_891_178_560),
         ] {
             let pipeline = Pipeline::open_or_published(Path::new(name), None).unwrap();
-            let tensors = pipeline.transformer.config.tensors().unwrap();
+            let tensors = pipeline.transformer.config.tensor_specs().unwrap();
             let n: usize = tensors.iter().map(|want| want.shape.elements()).sum();
             assert_eq!(n, expected, "{name}");
         }
-        let tensors = denoiser::Config::from(dev()).tensors().unwrap();
+        let tensors = denoiser::DenoiserConfig::from(dev()).tensor_specs().unwrap();
         assert_eq!(tensors.len(), 1160);
     }
 }

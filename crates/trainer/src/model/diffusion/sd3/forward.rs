@@ -3,44 +3,44 @@
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
 use compute::ops::{Activation, PatchOrder};
-use compute::{Ring, Tape, Tensor, Var};
+use compute::{BlockSwap, Tape, Tensor, Var};
 
-use super::{Config, QkNorm};
+use super::{QkNorm, Sd3Config};
 use crate::error::{Result, TrainerError};
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::diffusion::condition::{POOLED, TOKENS};
-use crate::model::diffusion::denoiser::{Input, Network};
-use crate::model::diffusion::joint::{EPSILON, Joint, JointBlock};
-use crate::model::layer::Layer;
+use crate::model::diffusion::denoiser::{DenoiserInput, DenoiserNetwork};
+use crate::model::diffusion::joint::{EPSILON, JointBlock, JointBlockConfig};
+use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
 /// The transformer.
 pub struct Sd3 {
-    config: Config,
-    patches: Layer,
+    config: Sd3Config,
+    patches: LinearLayer,
     /// [side · side, D]
     positions: Var,
     timestep: TimestepEmbedder,
-    pooled: [Layer; 2],
-    context: Layer,
+    pooled: [LinearLayer; 2],
+    context: LinearLayer,
     blocks: Vec<JointBlock>,
-    ring: Option<Ring>,
-    modulation_out: Layer,
-    out: Layer,
+    block_swap: Option<BlockSwap>,
+    modulation_out: LinearLayer,
+    out: LinearLayer,
 }
 
 impl Sd3 {
     /// Puts the model together.
-    pub fn new(config: &Config, build: &mut Builder<'_>) -> Result<Self> {
+    pub fn new(config: &Sd3Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let (d, patch) = (config.width(), config.patch_size);
         let side = config.pos_embed_max_size;
         let block = |index| {
-            let joint = Joint {
+            let joint = JointBlockConfig {
                 n_heads: config.num_attention_heads,
                 d_head: config.attention_head_dim,
-                is_normed: config.qk_norm == Some(QkNorm::RmsNorm),
-                is_dual: config.dual_attention_layers.contains(&index),
+                has_qk_norm: config.qk_norm == Some(QkNorm::RmsNorm),
+                has_dual_attention: config.dual_attention_layers.contains(&index),
                 is_last: index + 1 == config.num_layers,
             };
             JointBlock::new(joint, build.block("transformer_blocks", index))
@@ -48,34 +48,34 @@ impl Sd3 {
         let blocks = (0..config.num_layers).map(block).collect::<Result<_>>()?;
         Ok(Self {
             blocks,
-            patches: build.patches("pos_embed.proj", [d, config.in_channels, patch, patch])?,
+            patches: build.patch_embed("pos_embed.proj", [d, config.in_channels, patch, patch])?,
             positions: build
                 .array("pos_embed.pos_embed", [1, side * side, d])?
                 .reshape([side * side, d]),
             timestep: TimestepEmbedder::new(build.at("time_text_embed.timestep_embedder"), d)?,
             pooled: [
-                build.edge(
+                build.linear_unquantised(
                     "time_text_embed.text_embedder.linear_1",
                     config.pooled_projection_dim,
                     d,
                 )?,
-                build.edge("time_text_embed.text_embedder.linear_2", d, d)?,
+                build.linear_unquantised("time_text_embed.text_embedder.linear_2", d, d)?,
             ],
-            context: build.edge("context_embedder", config.joint_attention_dim, d)?,
-            modulation_out: build.edge("norm_out.linear", d, 2 * d)?,
-            out: build.edge("proj_out", d, patch * patch * config.out_channels())?,
-            ring: build.ring(),
+            context: build.linear_unquantised("context_embedder", config.joint_attention_dim, d)?,
+            modulation_out: build.linear_unquantised("norm_out.linear", d, 2 * d)?,
+            out: build.linear_unquantised("proj_out", d, patch * patch * config.out_channels())?,
+            block_swap: build.block_swap(),
             config: config.clone(),
         })
     }
 
     /// What the blocks are modulated by, from time and prompt: [S, D].
-    fn condition(&self, tape: &Tape<'_>, input: &Input<'_>) -> Result<Var> {
+    fn condition(&self, tape: &Tape<'_>, input: &DenoiserInput<'_>) -> Result<Var> {
         let [first, second] = &self.pooled;
         let pooled = input.condition.get(POOLED)?;
-        let timesteps: Vec<f32> = input.levels.iter().map(|level| level.timestep).collect();
+        let timesteps: Vec<f32> = input.timesteps.iter().map(|level| level.t).collect();
         let time = self.timestep.forward(tape, &timesteps, pooled.dtype())?;
-        let prompt = first.forward_into(tape, &pooled.clone().into(), Activation::Silu)?;
+        let prompt = first.forward_activated(tape, &pooled.clone().into(), Activation::Silu)?;
         let prompt = second.forward(tape, &prompt)?;
         // Every use of it begins with silu.
         Ok(tape.activate(&tape.add(&time, &prompt)?, Activation::Silu)?)
@@ -83,7 +83,7 @@ impl Sd3 {
 
     /// Patches with their positions, cut from the middle of the table: [S, N, D].
     fn embed(&self, tape: &Tape<'_>, latents: &Tensor) -> Result<Var> {
-        let Config { patch_size, pos_embed_max_size: side, .. } = self.config;
+        let Sd3Config { patch_size, pos_embed_max_size: side, .. } = self.config;
         let tokens =
             tape.patchify(&latents.clone().into(), patch_size, PatchOrder::ChannelsFirst)?;
         let (sizes, samples) = (latents.shape(), tokens.shape().sizes()[0]);
@@ -91,7 +91,7 @@ impl Sd3 {
         if rows > side || columns > side {
             return Err(TrainerError::Request {
                 problem: format!(
-                    "a picture of {rows} x {columns} patches is larger than the model's {side} x {side}"
+                    "an image of {rows} x {columns} patches is larger than the model's {side} x {side}"
                 ),
                 hint: "choose a smaller size",
             });
@@ -107,11 +107,11 @@ impl Sd3 {
     }
 }
 
-impl Network for Sd3 {
+impl DenoiserNetwork for Sd3 {
     fn forward<'m>(
         &'m self,
         tape: &Tape<'m>,
-        input: Input<'_>,
+        input: DenoiserInput<'_>,
         recompute: Recompute,
     ) -> Result<Var> {
         let condition = self.condition(tape, &input)?;
@@ -121,7 +121,7 @@ impl Network for Sd3 {
         for (index, block) in self.blocks.iter().enumerate() {
             let streams = [&x, &context, &condition];
             [x, context] =
-                block.run(tape, (self.ring.as_ref(), index), streams, (None, recompute))?;
+                block.run(tape, (self.block_swap.as_ref(), index), streams, (None, recompute))?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;
         let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;

@@ -4,7 +4,7 @@
 //! `SD3Transformer2DModel` computes it.
 
 mod forward;
-pub mod initial;
+pub mod init;
 mod names;
 mod published;
 
@@ -16,24 +16,26 @@ use weights::Catalog;
 pub use forward::Sd3;
 pub(crate) use published::{sd3_medium, sd35_large};
 
-use super::condition::{Condition, Named, POOLED, TOKENS};
-use super::denoiser::{Architecture, Latents};
-use super::family::{Export, Family, Sampling};
+use super::condition::{Condition, NamedTensor, POOLED, TOKENS};
+use super::denoiser::{Architecture, LatentSpec};
+use super::family::{DiffusionFamily, ExportMetadata, SamplingDefaults};
 use super::guidance::Guidance;
-use super::schedule::Spacing;
-use super::text::{Encoded, EncoderKind, Length, Spec, T5_NAME, Widths};
+use super::scheduler::SigmaSpacing;
+use super::text::{
+    EmbeddingWidths, EncoderKind, PromptLength, T5_NAME, TextEmbedding, TextEncoderSpec,
+};
 use crate::error::Result;
-use crate::model::build::Builder;
+use crate::model::build::ModelBuilder;
 use crate::model::config::{self, Unsupported};
-use crate::model::files::Layout;
-use crate::model::piece::Piece;
-use crate::objective::flow::Scheme;
+use crate::model::files::CheckpointLayout;
+use crate::model::tensor_piece::TensorPiece;
+use crate::objective::flow::WeightingScheme;
 
 /// What is known of SD3 and SD3.5.
-pub const FAMILY: Family = Family {
+pub const FAMILY: DiffusionFamily = DiffusionFamily {
     name: "sd3",
     title: "an SD3",
-    is_sketch: false,
+    is_plan_only: false,
     pipelines: &[
         "StableDiffusion3Pipeline",
         "StableDiffusion3Img2ImgPipeline",
@@ -42,25 +44,25 @@ pub const FAMILY: Family = Family {
         "StableDiffusion3PAGPipeline",
     ],
     transformer: "SD3Transformer2DModel",
-    mark: "joint_blocks.0.x_block.",
+    tensor_marker: "joint_blocks.0.x_block.",
     encoders: &[
-        Spec { name: "clip-l", place: 1, tokenizer: "tokenizer", ..CLIP },
-        Spec { name: "clip-g", place: 2, tokenizer: "tokenizer_2", ..CLIP },
-        Spec {
+        TextEncoderSpec { name: "clip-l", position: 1, tokenizer: "tokenizer", ..CLIP },
+        TextEncoderSpec { name: "clip-g", position: 2, tokenizer: "tokenizer_2", ..CLIP },
+        TextEncoderSpec {
             name: T5_NAME,
-            place: 3,
+            position: 3,
             tokenizer: "tokenizer_3",
             kind: EncoderKind::T5,
-            length: Length::Index(256),
+            prompt_length: PromptLength::Index(256),
             is_optional: true,
         },
     ],
-    spacing: Spacing::Trained,
+    spacing: SigmaSpacing::Trained,
     guidance: Guidance::ClassifierFree,
     // Taken: the defaults of diffusers' `StableDiffusion3Pipeline`.
-    sampling: Sampling { steps: 28, guidance: 7.0, side: 1024 },
+    sampling: SamplingDefaults { steps: 28, guidance: 7.0, resolution: 1024 },
     // Taken: the default of diffusers' `train_dreambooth_lora_sd3.py`, as are the layers.
-    scheme: Scheme::LogitNormal { mean: 0.0, deviation: 1.0 },
+    scheme: WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 },
     targets: &[
         "attn.to_q",
         "attn.to_k",
@@ -71,7 +73,7 @@ pub const FAMILY: Family = Family {
         "attn.add_v_proj",
         "attn.to_add_out",
     ],
-    export: Export {
+    export: ExportMetadata {
         network: "networks.lora_sd3",
         architecture: "stable-diffusion-3/lora",
         tag: "stable-diffusion-3",
@@ -80,21 +82,21 @@ pub const FAMILY: Family = Family {
 };
 
 /// Taken: every published CLIP sees 77 tokens where its tokenizer states none.
-const CLIP: Spec = Spec {
+const CLIP: TextEncoderSpec = TextEncoderSpec {
     name: "clip",
-    place: 1,
+    position: 1,
     tokenizer: "tokenizer",
     kind: EncoderKind::Clip,
-    length: Length::Positions(77),
+    prompt_length: PromptLength::Positions(77),
     is_optional: false,
 };
 
 /// Width of heads in all published models.
-const HEAD: usize = 64;
+const HEAD_DIM: usize = 64;
 
 /// What `transformer/config.json` says.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-pub struct Config {
+pub struct Sd3Config {
     /// Channels of a latent.
     pub in_channels: usize,
     /// Channels that are predicted.
@@ -139,7 +141,7 @@ pub enum QkNorm {
     RmsNorm,
 }
 
-impl Config {
+impl Sd3Config {
     /// Width of tokens inside.
     pub fn width(&self) -> usize {
         self.num_attention_heads * self.attention_head_dim
@@ -151,7 +153,7 @@ impl Config {
     }
 }
 
-impl Architecture for Config {
+impl Architecture for Sd3Config {
     type Model = Sd3;
 
     /// That all of it can be computed.
@@ -179,29 +181,39 @@ impl Architecture for Config {
         let Some(prefix) = names::prefix(catalog) else { return Ok(None) };
         // A model of the same family has heads as wide, which shapes do not tell.
         let beside = beside.join("config.json");
-        let d_head =
-            if beside.exists() { config::read::<Self>(&beside)?.attention_head_dim } else { HEAD };
+        let d_head = if beside.exists() {
+            config::read::<Self>(&beside)?.attention_head_dim
+        } else {
+            HEAD_DIM
+        };
         Ok(names::infer(catalog, prefix, d_head).map(|config| (config, prefix)))
     }
 
-    fn build(&self, build: &mut Builder<'_>) -> Result<Sd3> {
+    fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Sd3> {
         Sd3::new(self, build)
     }
 
-    fn original(&self, prefix: &'static str) -> Layout<'static> {
+    fn original(&self, prefix: &'static str) -> CheckpointLayout<'static> {
         names::original(self, prefix)
     }
 
-    fn original_module(&self, module: &str) -> Vec<Piece> {
+    fn original_module(&self, module: &str) -> Vec<TensorPiece> {
         names::original_module(module, self.num_layers)
     }
 
-    fn latents(&self) -> Latents {
+    fn latent_spec(&self) -> LatentSpec {
         let (channels, patch) = (self.in_channels, self.patch_size);
-        Latents { channels, patch, most_tokens: Some(self.pos_embed_max_size) }
+        LatentSpec {
+            channels,
+            patch_size: patch,
+            max_tokens_per_side: Some(self.pos_embed_max_size),
+        }
     }
 
-    fn check_text(&self, widths: &[Option<Widths>]) -> std::result::Result<(), Unsupported> {
+    fn check_text(
+        &self,
+        widths: &[Option<EmbeddingWidths>],
+    ) -> std::result::Result<(), Unsupported> {
         let [Some(l), Some(g), t5] = widths else { unreachable!("both CLIPs are always there") };
         let joint = self.joint_attention_dim;
         let (pooled, of_t5) = (l.pooled + g.pooled, t5.map_or(joint, |t5| t5.tokens));
@@ -226,7 +238,7 @@ impl Architecture for Config {
     }
 
     /// Both CLIPs side by side, widened with zeros, and T5 below; zeros stand for a T5 that is left out.
-    fn condition(&self, encoded: &[(usize, Encoded)]) -> Condition {
+    fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         let [(n_clip, l), (_, g), (n_t5, t5)] = encoded else { unreachable!("there are three") };
         let joint = self.joint_attention_dim;
         let [l_width, g_width] = [l, g].map(|clip| clip.tokens.len() / n_clip.max(&1));
@@ -236,6 +248,9 @@ impl Architecture for Config {
         let mut tokens = parts.collect::<Vec<_>>().concat();
         tokens.resize((n_clip + n_t5) * joint, 0.0);
         let pooled = [&l.pooled[..], &g.pooled[..]].concat();
-        Condition(vec![Named::new(TOKENS, &[joint], tokens), Named::new(POOLED, &[], pooled)])
+        Condition(vec![
+            NamedTensor::new(TOKENS, &[joint], tokens),
+            NamedTensor::new(POOLED, &[], pooled),
+        ])
     }
 }

@@ -3,9 +3,9 @@
 
 use weights::Catalog;
 
-use super::{Config, QkNorm};
-use crate::model::files::{self, Layout};
-use crate::model::piece::Piece;
+use super::{QkNorm, Sd3Config};
+use crate::model::files::{self, CheckpointLayout};
+use crate::model::tensor_piece::TensorPiece;
 
 /// Where the transformer begins in a checkpoint that has more in it.
 const PREFIX: &str = "model.diffusion_model.";
@@ -19,26 +19,27 @@ pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
 }
 
 /// The original layout. What else is in the file is somebody else's.
-pub fn original(config: &Config, prefix: &'static str) -> Layout<'static> {
+pub fn original(config: &Sd3Config, prefix: &'static str) -> CheckpointLayout<'static> {
     let n_blocks = config.num_layers;
     let place = move |name: &str| {
         let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
-        let full = |piece: Piece| {
+        let full = |piece: TensorPiece| {
             let key = format!("{prefix}{}.{end}", piece.key);
             piece.with_key(key)
         };
         match name {
-            "pos_embed.pos_embed" => vec![Piece::whole(format!("{prefix}pos_embed"))],
+            "pos_embed.pos_embed" => vec![TensorPiece::whole(format!("{prefix}pos_embed"))],
             _ => original_module(module, n_blocks).into_iter().map(full).collect(),
         }
     };
     let ignores = move |name: &str| !prefix.is_empty() && !name.starts_with(prefix);
-    Layout { place: Box::new(place), ignores: Box::new(ignores) }
+    CheckpointLayout { pieces: Box::new(place), ignores: Box::new(ignores) }
 }
 
 /// Where a layer of ours lies in the original layout.
-pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
-    let halves_swapped = |key: &str| vec![Piece::part(key, 1, 2), Piece::part(key, 0, 2)];
+pub fn original_module(module: &str, n_blocks: usize) -> Vec<TensorPiece> {
+    let halves_swapped =
+        |key: &str| vec![TensorPiece::part(key, 1, 2), TensorPiece::part(key, 0, 2)];
     if let Some(rest) = module.strip_prefix("transformer_blocks.") {
         let (index, inner) = rest.split_once('.').unwrap_or((rest, ""));
         let block = format!("joint_blocks.{index}");
@@ -51,7 +52,7 @@ pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
         let key = format!("{block}.{}", piece.key);
         return vec![piece.with_key(key)];
     }
-    vec![Piece::whole(match module {
+    vec![TensorPiece::whole(match module {
         "pos_embed.proj" => "x_embedder.proj",
         "time_text_embed.timestep_embedder.linear_1" => "t_embedder.mlp.0",
         "time_text_embed.timestep_embedder.linear_2" => "t_embedder.mlp.2",
@@ -63,10 +64,10 @@ pub fn original_module(module: &str, n_blocks: usize) -> Vec<Piece> {
     })]
 }
 
-fn in_block(inner: &str) -> Piece {
-    let third = |key: &str, part| Piece::part(key, part, 3);
+fn in_block(inner: &str) -> TensorPiece {
+    let third = |key: &str, part| TensorPiece::part(key, part, 3);
     let (image, context) = ("x_block.attn.qkv", "context_block.attn.qkv");
-    Piece::whole(match inner {
+    TensorPiece::whole(match inner {
         "attn.to_q" => return third(image, 0),
         "attn.to_k" => return third(image, 1),
         "attn.to_v" => return third(image, 2),
@@ -97,7 +98,7 @@ fn in_block(inner: &str) -> Piece {
 
 /// The settings of a checkpoint in the original layout, which brings none, by its shapes. Those
 /// do not tell the width of heads.
-pub fn infer(catalog: &Catalog, prefix: &str, attention_head_dim: usize) -> Option<Config> {
+pub fn infer(catalog: &Catalog, prefix: &str, attention_head_dim: usize) -> Option<Sd3Config> {
     let shape = |name: &str| {
         let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;
         Some(tensor.shape.iter().map(|size| *size as usize).collect::<Vec<_>>())
@@ -112,7 +113,7 @@ pub fn infer(catalog: &Catalog, prefix: &str, attention_head_dim: usize) -> Opti
     let normed = shape(&format!("{}.attn.ln_q.weight", block(0)));
     let out = shape("final_layer.linear.weight")?[0];
     let is_dual = |index: &usize| has(&format!("{}.attn2.qkv.weight", block(*index)));
-    Some(Config {
+    Some(Sd3Config {
         in_channels,
         out_channels: Some(out / (patch_size * patch_size).max(1)),
         patch_size,

@@ -4,17 +4,17 @@
 //! Taken: `config.json` of each part at huggingface.co/stabilityai. Held against diffusers and
 //! transformers by `tests/golden/shapes`.
 
-use super::{Config, QkNorm};
+use super::{QkNorm, Sd3Config};
 use crate::model::diffusion::denoiser;
-use crate::model::diffusion::family::Published;
-use crate::model::diffusion::schedule::{Schedule, Spacing};
+use crate::model::diffusion::family::PublishedPipeline;
+use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing};
 use crate::model::diffusion::text::EncoderConfig;
 use crate::model::encoder::{clip, t5};
 use crate::model::vae;
 
 /// Stable Diffusion 3 medium; 3.5 medium; 3.5 large, and its turbo.
-pub const ALL: &[Published] = &[
-    Published {
+pub const ALL: &[PublishedPipeline] = &[
+    PublishedPipeline {
         name: "stable-diffusion-3-medium",
         hint: "download huggingface.co/stabilityai/stable-diffusion-3-medium-diffusers to that \
                folder; a plan needs its name alone",
@@ -26,9 +26,9 @@ pub const ALL: &[Published] = &[
             ("sd3_medium", "stabilityai/stable-diffusion-3-medium"),
         ],
         config: || sd3_medium().into(),
-        ..LIKE_ALL
+        ..COMMON
     },
-    Published {
+    PublishedPipeline {
         name: "stable-diffusion-3.5-medium",
         hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-medium to that folder; a \
                plan needs its name alone",
@@ -37,9 +37,9 @@ pub const ALL: &[Published] = &[
             ("sd3.5_medium", "stabilityai/stable-diffusion-3.5-medium"),
         ],
         config: || sd35_medium().into(),
-        ..LIKE_ALL
+        ..COMMON
     },
-    Published {
+    PublishedPipeline {
         name: "stable-diffusion-3.5-large",
         hint: "download huggingface.co/stabilityai/stable-diffusion-3.5-large to that folder; a \
                plan needs its name alone",
@@ -49,51 +49,51 @@ pub const ALL: &[Published] = &[
             ("sd3.5_large", "stabilityai/stable-diffusion-3.5-large"),
         ],
         config: || sd35_large().into(),
-        ..LIKE_ALL
+        ..COMMON
     },
 ];
 
 /// What all of them have in common.
-const LIKE_ALL: Published = Published {
+const COMMON: PublishedPipeline = PublishedPipeline {
     name: "",
     hint: "",
     hub: &[],
-    config: || -> denoiser::Config { sd3_medium().into() },
-    vae: || vae::Config::published(0.0609, 1.5305),
+    config: || -> denoiser::DenoiserConfig { sd3_medium().into() },
+    vae: || vae::VaeConfig::published(0.0609, 1.5305),
     encoders: || {
-        let [l, g] = clip::Config::published();
-        vec![EncoderConfig::Clip(l), EncoderConfig::Clip(g), EncoderConfig::T5(t5::Config::xxl())]
+        let [l, g] = clip::ClipConfig::published();
+        vec![EncoderConfig::Clip(l), EncoderConfig::Clip(g), EncoderConfig::T5(t5::T5Config::xxl())]
     },
-    schedule: || Schedule::fixed(3.0, Spacing::Trained),
+    schedule: || FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained),
 };
 
 /// Stable Diffusion 3 medium.
-pub(crate) fn sd3_medium() -> Config {
-    sized(24)
+pub(crate) fn sd3_medium() -> Sd3Config {
+    with_layers(24)
 }
 
-fn sd35_medium() -> Config {
+fn sd35_medium() -> Sd3Config {
     let dual_attention_layers = (0..13).collect();
     let qk_norm = Some(QkNorm::RmsNorm);
-    Config { pos_embed_max_size: 384, qk_norm, dual_attention_layers, ..sized(24) }
+    Sd3Config { pos_embed_max_size: 384, qk_norm, dual_attention_layers, ..with_layers(24) }
 }
 
 /// Stable Diffusion 3.5 large.
-pub(crate) fn sd35_large() -> Config {
-    Config { qk_norm: Some(QkNorm::RmsNorm), ..sized(38) }
+pub(crate) fn sd35_large() -> Sd3Config {
+    Sd3Config { qk_norm: Some(QkNorm::RmsNorm), ..with_layers(38) }
 }
 
 /// With so many blocks and heads.
-fn sized(size: usize) -> Config {
-    Config {
+fn with_layers(size: usize) -> Sd3Config {
+    Sd3Config {
         in_channels: 16,
         out_channels: Some(16),
         patch_size: 2,
         num_layers: size,
         num_attention_heads: size,
-        attention_head_dim: super::HEAD,
+        attention_head_dim: super::HEAD_DIM,
         joint_attention_dim: 4096,
-        caption_projection_dim: size * super::HEAD,
+        caption_projection_dim: size * super::HEAD_DIM,
         pooled_projection_dim: 2048,
         pos_embed_max_size: 192,
         sample_size: 128,
@@ -107,7 +107,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::path::{Path, PathBuf};
 
-    use compute::{Device, Dtype, Kind};
+    use compute::{Device, DeviceKind, Dtype};
     use weights::Catalog;
 
     use super::*;
@@ -164,7 +164,8 @@ mod tests {
             let pipeline = opened(model.name);
             compare(model.name, &pipeline.transformer.catalog);
             compare("vae", pipeline.vae.catalog());
-            let encoders: Vec<_> = pipeline.encoders.beside().map(|part| part.catalog).collect();
+            let encoders: Vec<_> =
+                pipeline.encoders.adapted_components().map(|part| part.catalog).collect();
             for (name, catalog) in ["clip-l", "clip-g", "t5-xxl"].into_iter().zip(encoders) {
                 compare(name, catalog);
             }
@@ -183,7 +184,7 @@ mod tests {
             ("my-stable-diffusion-3-medium", None),
             ("..", None),
         ] {
-            let found = Published::of(Path::new(name)).map(|(_, model)| model.name);
+            let found = PublishedPipeline::by_path(Path::new(name)).map(|(_, model)| model.name);
             assert_eq!(found, expected, "{name}");
         }
     }
@@ -196,7 +197,7 @@ mod tests {
             let precision = Precision::plain(Dtype::Bf16);
             pipeline.vae.load_encoder(device, precision, &|_| true).map(drop)
         };
-        load(&Device::meta(Kind::cpu(1), usize::MAX / 2)).unwrap();
+        load(&Device::meta(DeviceKind::cpu(1), usize::MAX / 2)).unwrap();
         let said = load(&Device::cpu(1, 1 << 28).unwrap()).unwrap_err().to_string();
         assert!(said.contains("weights are not there"), "{said}");
         assert!(said.ends_with("stable-diffusion-3.5-medium/vae"), "{said}");

@@ -5,33 +5,33 @@ use std::path::{Path, PathBuf};
 
 use compute::{Device, Tape};
 
-use super::words::Words;
-use super::{Encoding, T5Loading, Watch};
+use super::token_source::TokenSource;
+use super::{EncodeCallbacks, EncodingOptions, T5Loading};
 use crate::error::{Result, TrainerError};
-use crate::model::adapter::read::{AdapterFile, Component, Module};
-use crate::model::adapter::{Adapters, Beside, Given};
-use crate::model::build::{Builder, Precision, Want, wants};
+use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
+use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
 use crate::model::config::read_checked;
-use crate::model::diffusion::part::Part;
-use crate::model::encoder::clip::{self, Clip};
-use crate::model::encoder::t5::blocks::Blocks;
-use crate::model::encoder::t5::{self, T5};
-use crate::model::files::{self, Files, Layout};
-use crate::model::host::numbers;
+use crate::model::diffusion::part::PipelinePart;
+use crate::model::encoder::clip::{self, ClipTextModel};
+use crate::model::encoder::t5::blocks::BlockwiseT5;
+use crate::model::encoder::t5::{self, T5Encoder};
+use crate::model::files::{self, CheckpointLayout, WeightFiles};
+use crate::model::host::to_vec;
 
 /// Which text encoder a family has at a place, and where it lies.
 #[derive(Clone, Copy, Debug)]
-pub struct Spec {
+pub struct TextEncoderSpec {
     /// As plans and progress call it.
     pub name: &'static str,
     /// Its place among the folders `text_encoder`, `text_encoder_2`, …, and among adapters' names, from 1.
-    pub place: u8,
+    pub position: u8,
     /// The folder of its tokenizer.
     pub tokenizer: &'static str,
     /// What it is.
     pub kind: EncoderKind,
     /// How many tokens of a prompt it sees.
-    pub length: Length,
+    pub prompt_length: PromptLength,
     /// Whether a folder may leave it out to save memory.
     pub is_optional: bool,
 }
@@ -47,7 +47,7 @@ pub enum EncoderKind {
 
 /// How many tokens of a prompt an encoder sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Length {
+pub enum PromptLength {
     /// As the first tokenizer states, or so many; never more than the encoders of this kind have positions.
     Positions(usize),
     /// As `max_sequence_length` of `model_index.json` states, or so many.
@@ -58,14 +58,14 @@ pub enum Length {
 #[derive(Clone, Debug)]
 pub enum EncoderConfig {
     /// CLIP's text model.
-    Clip(clip::Config),
+    Clip(clip::ClipConfig),
     /// T5's encoder.
-    T5(t5::Config),
+    T5(t5::T5Config),
 }
 
 /// How wide what an encoder gives is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Widths {
+pub struct EmbeddingWidths {
     /// Of a token.
     pub tokens: usize,
     /// Of the vector for the whole prompt; 0 where there is none.
@@ -74,7 +74,7 @@ pub struct Widths {
 
 /// What an encoder makes of a text; nothing if it is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Encoded {
+pub struct TextEmbedding {
     /// [tokens, width]
     pub tokens: Vec<f32>,
     /// The whole text, `[width]`.
@@ -83,27 +83,27 @@ pub struct Encoded {
 
 /// An encoder, open.
 pub struct TextEncoder {
-    pub(super) spec: Spec,
-    pub(super) part: Part<EncoderConfig>,
-    pub(super) words: Words,
-    pub(super) adapter: HashMap<String, Given>,
+    pub(super) spec: TextEncoderSpec,
+    pub(super) part: PipelinePart<EncoderConfig>,
+    pub(super) tokenizer: TokenSource,
+    pub(super) adapter: HashMap<String, LoraWeights>,
 }
 
 impl EncoderConfig {
     fn read(kind: EncoderKind, path: &Path) -> Result<Self> {
         Ok(match kind {
-            EncoderKind::Clip => Self::Clip(read_checked(path, clip::Config::check)?),
-            EncoderKind::T5 => Self::T5(read_checked(path, t5::Config::check)?),
+            EncoderKind::Clip => Self::Clip(read_checked(path, clip::ClipConfig::check)?),
+            EncoderKind::T5 => Self::T5(read_checked(path, t5::T5Config::check)?),
         })
     }
 
     /// How wide what it gives is.
-    pub fn widths(&self) -> Widths {
+    pub fn widths(&self) -> EmbeddingWidths {
         match self {
             Self::Clip(config) => {
-                Widths { tokens: config.hidden_size, pooled: config.pooled_width() }
+                EmbeddingWidths { tokens: config.hidden_size, pooled: config.pooled_width() }
             }
-            Self::T5(config) => Widths { tokens: config.d_model, pooled: 0 },
+            Self::T5(config) => EmbeddingWidths { tokens: config.d_model, pooled: 0 },
         }
     }
 
@@ -115,61 +115,65 @@ impl EncoderConfig {
         }
     }
 
-    fn vocabulary(&self) -> usize {
+    fn vocab_size(&self) -> usize {
         match self {
             Self::Clip(config) => config.vocab_size,
             Self::T5(config) => config.vocab_size,
         }
     }
 
-    fn tensors(&self) -> Result<Vec<Want>> {
+    fn tensor_specs(&self) -> Result<Vec<TensorSpec>> {
         match self {
-            Self::Clip(config) => wants(|build| Clip::new(config, build)),
-            Self::T5(config) => wants(|build| T5::new(config, build)),
+            Self::Clip(config) => tensor_specs(|build| ClipTextModel::new(config, build)),
+            Self::T5(config) => tensor_specs(|build| T5Encoder::new(config, build)),
         }
     }
 }
 
-impl Spec {
+impl TextEncoderSpec {
     /// The folder of its weights.
     pub fn folder(&self) -> String {
         self.component().folder()
     }
 
     pub(super) fn component(&self) -> Component {
-        Component::TextEncoder(self.place)
+        Component::TextEncoder(self.position)
     }
 
     /// Its weights and settings, of a pipeline's folder.
-    pub(super) fn part(&self, pipeline: &Path) -> Result<Part<EncoderConfig>> {
+    pub(super) fn part(&self, pipeline: &Path) -> Result<PipelinePart<EncoderConfig>> {
         let read = |path: &Path| EncoderConfig::read(self.kind, path);
-        Part::open(&pipeline.join(self.folder()), read)
+        PipelinePart::open(&pipeline.join(self.folder()), read)
     }
 
     /// The same without any: it would lie there.
-    pub(super) fn hollow(
+    pub(super) fn meta(
         &self,
         pipeline: &Path,
         config: EncoderConfig,
-    ) -> Result<Part<EncoderConfig>> {
-        let tensors = config.tensors()?;
-        Ok(Part::hollow(&pipeline.join(self.folder()), config, tensors))
+    ) -> Result<PipelinePart<EncoderConfig>> {
+        let tensors = config.tensor_specs()?;
+        Ok(PipelinePart::meta(&pipeline.join(self.folder()), config, tensors))
     }
 }
 
 impl TextEncoder {
-    pub(super) fn new(spec: Spec, part: Part<EncoderConfig>, words: Words) -> Self {
-        Self { spec, part, words, adapter: HashMap::new() }
+    pub(super) fn new(
+        spec: TextEncoderSpec,
+        part: PipelinePart<EncoderConfig>,
+        words: TokenSource,
+    ) -> Self {
+        Self { spec, part, tokenizer: words, adapter: HashMap::new() }
     }
 
     /// The files of model and tokenizer.
     pub(super) fn sources(&self) -> Vec<PathBuf> {
-        [&self.part.sources()[..], self.words.sources()].concat()
+        [&self.part.sources()[..], self.tokenizer.sources()].concat()
     }
 
     /// That it has its weights, and its table a row for each of its tokens.
     pub(super) fn check(&self) -> Result<()> {
-        let (n, n_rows) = (self.words.vocabulary(), self.part.config.vocabulary());
+        let (n, n_rows) = (self.tokenizer.vocab_size(), self.part.config.vocab_size());
         if n <= n_rows {
             return self.files().map(drop);
         }
@@ -180,31 +184,31 @@ impl TextEncoder {
 
     /// Takes what an adapter's file has for it.
     pub(super) fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
-        let modules = Module::of(&self.part.config.tensors()?, |_| Vec::new());
+        let modules = TargetModule::from_specs(&self.part.config.tensor_specs()?, |_| Vec::new());
         self.adapter = file.take(self.spec.component(), &modules)?;
         Ok(())
     }
 
-    pub(super) fn beside(&self) -> Beside<'_> {
+    pub(super) fn adapted_component(&self) -> AdaptedComponent<'_> {
         let (component, layout) = (self.spec.component(), self.layout());
-        Beside { component, catalog: &self.part.catalog, layout, layers: &self.adapter }
+        AdaptedComponent { component, catalog: &self.part.catalog, layout, layers: &self.adapter }
     }
 
-    fn layout(&self) -> Layout<'_> {
+    fn layout(&self) -> CheckpointLayout<'_> {
         match self.part.config {
             EncoderConfig::Clip(_) => clip::layout(),
             EncoderConfig::T5(_) => t5::layout(&self.part.catalog),
         }
     }
 
-    fn files(&self) -> Result<Files<'_>> {
+    fn files(&self) -> Result<WeightFiles<'_>> {
         let (catalog, layout) = (&self.part.catalog, self.layout());
         match &self.part.config {
             EncoderConfig::Clip(config) => {
-                Files::find(catalog, &layout, |build| Clip::new(config, build))
+                WeightFiles::find(catalog, &layout, |build| ClipTextModel::new(config, build))
             }
             EncoderConfig::T5(config) => {
-                Files::find(catalog, &layout, |build| T5::new(config, build))
+                WeightFiles::find(catalog, &layout, |build| T5Encoder::new(config, build))
             }
         }
     }
@@ -213,15 +217,15 @@ impl TextEncoder {
     pub(super) fn encode(
         &self,
         device: &Device,
-        Encoding { precision, t5 }: Encoding,
+        EncodingOptions { precision, t5 }: EncodingOptions,
         texts: &[String],
-        watch: Watch<'_>,
-        take: &mut dyn FnMut(Encoded) -> Result<()>,
+        watch: EncodeCallbacks<'_>,
+        take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
-        (watch.begin)(self.spec.name, device);
+        (watch.on_begin)(self.spec.name, device);
         let take = &mut |encoded| {
             take(encoded)?;
-            watch.go_on()
+            watch.check_cancelled()
         };
         match (&self.part.config, t5) {
             (EncoderConfig::Clip(config), _) => {
@@ -232,9 +236,11 @@ impl TextEncoder {
             }
             (EncoderConfig::T5(config), T5Loading::Blocks) => {
                 let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, watch.tick);
-                let blocks = Blocks { config, catalog, precision, adapter, tick };
-                let ids: Vec<_> = texts.iter().map(|text| self.words.ids(text)).collect();
-                blocks.encode(device, &ids, &mut |tokens: &[f32]| take(Encoded::of(tokens)))
+                let blocks = BlockwiseT5 { config, catalog, precision, adapter, tick };
+                let ids: Vec<_> = texts.iter().map(|text| self.tokenizer.encode(text)).collect();
+                blocks.encode(device, &ids, &mut |tokens: &[f32]| {
+                    take(TextEmbedding::from_tokens(tokens))
+                })
             }
         }
     }
@@ -243,21 +249,21 @@ impl TextEncoder {
     fn encode_with_clip(
         &self,
         device: &Device,
-        (config, precision): (&clip::Config, Precision),
+        (config, precision): (&clip::ClipConfig, Precision),
         texts: &[String],
-        watch: Watch<'_>,
-        take: &mut dyn FnMut(Encoded) -> Result<()>,
+        watch: EncodeCallbacks<'_>,
+        take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
         let precision = Precision { base: None, ..precision };
-        let mut adapters = Adapters::given(self.adapter.clone());
-        let build = |build: &mut Builder<'_>| Clip::new(config, build);
+        let mut adapters = Adapters::loaded(self.adapter.clone());
+        let build = |build: &mut ModelBuilder<'_>| ClipTextModel::new(config, build);
         let files = self.files()?;
-        let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
+        let model = files::load_model(device, &files, precision, &mut adapters, watch.tick, build)?;
         texts.iter().try_for_each(|text| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let encoded = model.forward(&tape, &self.words.ids(text), 1)?;
-            let (tokens, pooled) = (encoded.before_last.tensor(), encoded.pooled.tensor());
-            take(Encoded { tokens: numbers(tokens)?, pooled: numbers(pooled)? })
+            let encoded = model.forward(&tape, &self.tokenizer.encode(text), 1)?;
+            let (tokens, pooled) = (encoded.penultimate.tensor(), encoded.pooled.tensor());
+            take(TextEmbedding { tokens: to_vec(tokens)?, pooled: to_vec(pooled)? })
         })
     }
 
@@ -265,25 +271,25 @@ impl TextEncoder {
     fn encode_with_t5(
         &self,
         device: &Device,
-        (config, precision): (&t5::Config, Precision),
+        (config, precision): (&t5::T5Config, Precision),
         texts: &[String],
-        watch: Watch<'_>,
-        take: &mut dyn FnMut(Encoded) -> Result<()>,
+        watch: EncodeCallbacks<'_>,
+        take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
-        let mut adapters = Adapters::given(self.adapter.clone());
-        let build = |build: &mut Builder<'_>| T5::new(config, build);
+        let mut adapters = Adapters::loaded(self.adapter.clone());
+        let build = |build: &mut ModelBuilder<'_>| T5Encoder::new(config, build);
         let files = self.files()?;
-        let model = files::open(device, &files, precision, &mut adapters, watch.tick, build)?;
+        let model = files::load_model(device, &files, precision, &mut adapters, watch.tick, build)?;
         texts.iter().try_for_each(|text| {
             let tape = Tape::inference(device, &adapters.params, 0);
-            let tokens = model.forward(&tape, &self.words.ids(text), 1, None)?;
-            take(Encoded::of(&numbers(tokens.tensor())?))
+            let tokens = model.forward(&tape, &self.tokenizer.encode(text), 1, None)?;
+            take(TextEmbedding::from_tokens(&to_vec(tokens.tensor())?))
         })
     }
 }
 
-impl Encoded {
-    fn of(tokens: &[f32]) -> Self {
+impl TextEmbedding {
+    fn from_tokens(tokens: &[f32]) -> Self {
         Self { tokens: tokens.to_vec(), pooled: Vec::new() }
     }
 }

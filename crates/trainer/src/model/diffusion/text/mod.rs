@@ -2,37 +2,40 @@
 //! freed; T5, by far the largest, whole or block by block.
 
 mod encoder;
-mod words;
+mod token_source;
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use compute::Device;
 use serde::Deserialize;
-use weights::{Tick, WeightsError};
+use weights::{BytesDoneFn, WeightsError};
 
-pub use encoder::{Encoded, EncoderConfig, EncoderKind, Length, Spec, TextEncoder, Widths};
+pub use encoder::{
+    EmbeddingWidths, EncoderConfig, EncoderKind, PromptLength, TextEmbedding, TextEncoder,
+    TextEncoderSpec,
+};
 
-use self::words::Words;
+use self::token_source::TokenSource;
 use super::condition::Condition;
-use super::denoiser::Config;
+use super::denoiser::DenoiserConfig;
 use crate::error::{Result, TrainerError};
 use crate::model::adapter::read::AdapterFile;
-use crate::model::adapter::{Beside, Given, Parts};
+use crate::model::adapter::{AdaptedComponent, AdapterWeights, LoraWeights};
 use crate::model::build::Precision;
 use crate::model::config::{self, Unsupported};
-use crate::model::encoder::tokenizer::{Cut, Tokenizer};
+use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
 
 /// The text encoders, open.
 pub struct TextEncoders {
     /// In the family's order.
-    list: Vec<Place>,
+    slots: Vec<EncoderSlot>,
     /// Makes a condition of what they give.
-    config: Config,
+    config: DenoiserConfig,
 }
 
 /// A place among a family's text encoders.
-struct Place {
+struct EncoderSlot {
     /// Tokens of a prompt that are seen here; where the encoder is left out, as many zeros may stand for it.
     length: usize,
     encoder: Option<TextEncoder>,
@@ -40,7 +43,7 @@ struct Place {
 
 /// How text encoders are held while they encode.
 #[derive(Clone, Copy, Debug)]
-pub struct Encoding {
+pub struct EncodingOptions {
     /// In which formats.
     pub precision: Precision,
     /// How much of T5 at a time.
@@ -62,15 +65,15 @@ pub const T5_NAME: &str = "t5";
 
 /// What `model_index.json` may say of prompts.
 #[derive(Deserialize)]
-struct Index {
+struct PromptIndex {
     max_sequence_length: Option<usize>,
 }
 
 /// How a folder's encoder is, for programs that have to be told.
 #[derive(Clone, Copy, Debug)]
-pub struct TextSettings {
+pub struct TextEncoderSettings {
     /// The encoder.
-    pub spec: Spec,
+    pub spec: TextEncoderSpec,
     /// Whether the folder has it.
     pub is_there: bool,
     /// Tokens of a prompt that it sees, or that zeros stand for, where that is not what the family's do.
@@ -79,25 +82,25 @@ pub struct TextSettings {
 
 /// Told how encoding goes.
 #[derive(Clone, Copy)]
-pub struct Watch<'a> {
+pub struct EncodeCallbacks<'a> {
     /// Told which encoder comes, and where.
-    pub begin: &'a dyn Fn(&'static str, &Device),
+    pub on_begin: &'a dyn Fn(&'static str, &Device),
     /// Told how many bytes were read.
-    pub tick: Tick<'a>,
+    pub tick: BytesDoneFn<'a>,
     /// Told that the encoder has finished a text; answers whether to go on.
-    pub encoded: &'a dyn Fn() -> bool,
+    pub on_encoded: &'a dyn Fn() -> bool,
 }
 
-impl Watch<'_> {
-    fn go_on(self) -> Result<()> {
-        if (self.encoded)() { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
+impl EncodeCallbacks<'_> {
+    fn check_cancelled(self) -> Result<()> {
+        if (self.on_encoded)() { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
     }
 }
 
 impl TextEncoders {
     /// Those of a diffusers folder, which fit the transformer of `config`.
-    pub fn open(folder: &Path, config: &Config) -> Result<Self> {
-        let stated = Stated::read(folder)?;
+    pub fn open(folder: &Path, config: &DenoiserConfig) -> Result<Self> {
+        let stated = StatedLengths::read(folder)?;
         let mut parts = Vec::new();
         for spec in config.family().encoders {
             let is_there = stated.has(folder, spec);
@@ -105,39 +108,39 @@ impl TextEncoders {
         }
         let positions = parts.iter().filter_map(|(_, part)| part.as_ref()?.config.positions());
         let most = positions.min();
-        let place = |(spec, part): (Spec, Option<_>)| -> Result<Place> {
+        let place = |(spec, part): (TextEncoderSpec, Option<_>)| -> Result<EncoderSlot> {
             let length = stated.length(&spec, most);
             let encoder = |part| -> Result<TextEncoder> {
-                let words = Words::open(&folder.join(spec.tokenizer), length)?;
+                let words = TokenSource::open(&folder.join(spec.tokenizer), length)?;
                 Ok(TextEncoder::new(spec, part, words))
             };
-            Ok(Place { length, encoder: part.map(encoder).transpose()? })
+            Ok(EncoderSlot { length, encoder: part.map(encoder).transpose()? })
         };
         let list = parts.into_iter().map(place).collect::<Result<_>>()?;
-        Self { list, config: config.clone() }.checked(folder)
+        Self { slots: list, config: config.clone() }.checked(folder)
     }
 
     /// Those of these settings, without weights or tokenizers.
-    pub(super) fn hollow(
+    pub(super) fn meta(
         path: &Path,
-        config: &Config,
+        config: &DenoiserConfig,
         encoders: Vec<EncoderConfig>,
     ) -> Result<Self> {
-        let place = |(spec, encoder): (&Spec, EncoderConfig)| {
-            let length = spec.length.default();
-            let part = spec.hollow(path, encoder)?;
-            let encoder = TextEncoder::new(*spec, part, Words::Counted(length));
-            Ok(Place { length, encoder: Some(encoder) })
+        let place = |(spec, encoder): (&TextEncoderSpec, EncoderConfig)| {
+            let length = spec.prompt_length.default();
+            let part = spec.meta(path, encoder)?;
+            let encoder = TextEncoder::new(*spec, part, TokenSource::Meta(length));
+            Ok(EncoderSlot { length, encoder: Some(encoder) })
         };
         let list = config.family().encoders.iter().zip(encoders).map(place);
         let list = list.collect::<Result<_>>()?;
-        Self { list, config: config.clone() }.checked(path)
+        Self { slots: list, config: config.clone() }.checked(path)
     }
 
     /// That each has its weights, and that they fit each other and the transformer.
     fn checked(self, folder: &Path) -> Result<Self> {
-        let widths = |place: &Place| Some(place.encoder.as_ref()?.part.config.widths());
-        let widths: Vec<_> = self.list.iter().map(widths).collect();
+        let widths = |place: &EncoderSlot| Some(place.encoder.as_ref()?.part.config.widths());
+        let widths: Vec<_> = self.slots.iter().map(widths).collect();
         let problem = |Unsupported(problem)| TrainerError::Config { problem, path: folder.into() };
         self.config.check_text(&widths).map_err(problem)?;
         self.all().try_for_each(TextEncoder::check)?;
@@ -146,35 +149,35 @@ impl TextEncoders {
 
     /// Those that are there.
     fn all(&self) -> impl Iterator<Item = &TextEncoder> {
-        self.list.iter().filter_map(|place| place.encoder.as_ref())
+        self.slots.iter().filter_map(|place| place.encoder.as_ref())
     }
 
     /// Tokens of a prompt that each place sees.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.list.iter().map(|place| place.length)
+        self.slots.iter().map(|place| place.length)
     }
 
     /// Takes what an adapter's file has for them.
     pub fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
-        let mut all = self.list.iter_mut().filter_map(|place| place.encoder.as_mut());
+        let mut all = self.slots.iter_mut().filter_map(|place| place.encoder.as_mut());
         all.try_for_each(|encoder| encoder.take_adapter(file))
     }
 
     /// The adapters' matrices by encoder.
-    pub fn adapter(&self) -> Parts {
+    pub fn adapter(&self) -> AdapterWeights {
         let layers = |encoder: &TextEncoder| encoder.adapter.clone().into_iter().collect();
         self.all().map(|encoder| (encoder.spec.component(), layers(encoder))).collect()
     }
 
     /// The encoders as they lie on disk, with the matrices beside them.
-    pub fn beside(&self) -> impl Iterator<Item = Beside<'_>> {
-        self.all().map(TextEncoder::beside)
+    pub fn adapted_components(&self) -> impl Iterator<Item = AdaptedComponent<'_>> {
+        self.all().map(TextEncoder::adapted_component)
     }
 
     /// Puts matrices beside the layers of the encoder at a place, if it is there.
-    pub fn set_adapter(&mut self, place: u8, layers: HashMap<String, Given>) {
-        let mut all = self.list.iter_mut().filter_map(|place| place.encoder.as_mut());
-        if let Some(encoder) = all.find(|encoder| encoder.spec.place == place) {
+    pub fn set_adapter(&mut self, place: u8, layers: HashMap<String, LoraWeights>) {
+        let mut all = self.slots.iter_mut().filter_map(|place| place.encoder.as_mut());
+        if let Some(encoder) = all.find(|encoder| encoder.spec.position == place) {
             encoder.adapter = layers;
         }
     }
@@ -185,24 +188,27 @@ impl TextEncoders {
     }
 
     /// What a model is told of a text, all zeros: its shape is that of any other.
-    pub fn hollow_condition(&self) -> Condition {
-        let encoded = |place: &Place| {
+    pub fn zero_condition(&self) -> Condition {
+        let encoded = |place: &EncoderSlot| {
             let encoded = place.encoder.as_ref().map(|encoder| {
-                let Widths { tokens, pooled } = encoder.part.config.widths();
-                Encoded { tokens: vec![0.0; place.length * tokens], pooled: vec![0.0; pooled] }
+                let EmbeddingWidths { tokens, pooled } = encoder.part.config.widths();
+                TextEmbedding {
+                    tokens: vec![0.0; place.length * tokens],
+                    pooled: vec![0.0; pooled],
+                }
             });
             (place.length, encoded.unwrap_or_default())
         };
-        self.config.condition(&self.list.iter().map(encoded).collect::<Vec<_>>())
+        self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>())
     }
 
     /// Encodes prompts.
     pub fn encode(
         &self,
         device: &Device,
-        encoding: Encoding,
+        encoding: EncodingOptions,
         texts: &[String],
-        watch: Watch<'_>,
+        watch: EncodeCallbacks<'_>,
     ) -> Result<Vec<Condition>> {
         let mut conditions = Vec::with_capacity(texts.len());
         self.encode_each(device, encoding, texts, watch, &mut |condition| {
@@ -217,14 +223,14 @@ impl TextEncoders {
     pub fn encode_each(
         &self,
         device: &Device,
-        encoding: Encoding,
+        encoding: EncodingOptions,
         texts: &[String],
-        watch: Watch<'_>,
+        watch: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
-        let last = self.list.iter().rposition(|place| place.encoder.is_some());
+        let last = self.slots.iter().rposition(|place| place.encoder.is_some());
         let mut before = Vec::new();
-        for place in &self.list[..last.unwrap_or(0)] {
+        for place in &self.slots[..last.unwrap_or(0)] {
             let mut all = Vec::with_capacity(texts.len());
             if let Some(encoder) = &place.encoder {
                 encoder.encode(device, encoding, texts, watch, &mut |encoded| {
@@ -234,21 +240,21 @@ impl TextEncoders {
             }
             before.push(all.into_iter());
         }
-        let mut whole = |encoded: Encoded| {
+        let mut whole = |encoded: TextEmbedding| {
             let mut encoded = Some(encoded);
-            let of_place = |(index, place): (usize, &Place)| {
+            let of_place = |(index, place): (usize, &EncoderSlot)| {
                 let encoded = match before.get_mut(index) {
                     Some(all) => all.next(),
                     None => encoded.take(),
                 };
                 (place.length, encoded.unwrap_or_default())
             };
-            let all: Vec<_> = self.list.iter().enumerate().map(of_place).collect();
+            let all: Vec<_> = self.slots.iter().enumerate().map(of_place).collect();
             take(self.config.condition(&all))
         };
-        match last.and_then(|last| self.list[last].encoder.as_ref()) {
+        match last.and_then(|last| self.slots[last].encoder.as_ref()) {
             Some(encoder) => encoder.encode(device, encoding, texts, watch, &mut whole),
-            None => texts.iter().try_for_each(|_| whole(Encoded::default())),
+            None => texts.iter().try_for_each(|_| whole(TextEmbedding::default())),
         }
     }
 
@@ -258,48 +264,53 @@ impl TextEncoders {
     }
 
     /// What of a text each encoder cuts off, if it does. Needs no weights.
-    pub fn cuts<'t>(&self, text: &'t str) -> Vec<(Spec, Cut<'t>)> {
-        self.all().filter_map(|encoder| Some((encoder.spec, encoder.words.cut(text)?))).collect()
+    pub fn truncations<'t>(&self, text: &'t str) -> Vec<(TextEncoderSpec, Truncation<'t>)> {
+        self.all()
+            .filter_map(|encoder| Some((encoder.spec, encoder.tokenizer.truncation(text)?)))
+            .collect()
     }
 
     /// The encoder that comes last and sees the most of a text, if it is there.
-    pub fn last(&self) -> Option<Spec> {
-        let place = self.list.last()?;
+    pub fn last(&self) -> Option<TextEncoderSpec> {
+        let place = self.slots.last()?;
         place.encoder.as_ref().map(|encoder| encoder.spec)
     }
 }
 
 /// What a folder states about lengths.
-struct Stated {
+struct StatedLengths {
     /// By its first tokenizer.
     first: Option<usize>,
     /// By `model_index.json`.
     index: Option<usize>,
 }
 
-impl Stated {
+impl StatedLengths {
     fn read(folder: &Path) -> Result<Self> {
-        let Index { max_sequence_length: index } = config::read(&folder.join("model_index.json"))?;
-        Ok(Self { first: Tokenizer::stated_length(&folder.join("tokenizer"))?, index })
+        let PromptIndex { max_sequence_length: index } =
+            config::read(&folder.join("model_index.json"))?;
+        Ok(Self { first: PromptTokenizer::stated_length(&folder.join("tokenizer"))?, index })
     }
 
     /// Whether a folder has an encoder. One that sees nothing is not loaded either.
-    fn has(&self, folder: &Path, spec: &Spec) -> bool {
+    fn has(&self, folder: &Path, spec: &TextEncoderSpec) -> bool {
         let is_seen = self.length(spec, None) > 0;
         !spec.is_optional || is_seen && folder.join(spec.folder()).join("config.json").exists()
     }
 
     /// Tokens of a prompt that an encoder sees. The first tokenizer speaks for all CLIPs, as in the reference; none can
     /// see more tokens than it has positions, and they go side by side.
-    fn length(&self, spec: &Spec, most: Option<usize>) -> usize {
-        match spec.length {
-            Length::Positions(usual) => self.first.unwrap_or(usual).min(most.unwrap_or(usize::MAX)),
-            Length::Index(usual) => self.index.unwrap_or(usual),
+    fn length(&self, spec: &TextEncoderSpec, most: Option<usize>) -> usize {
+        match spec.prompt_length {
+            PromptLength::Positions(usual) => {
+                self.first.unwrap_or(usual).min(most.unwrap_or(usize::MAX))
+            }
+            PromptLength::Index(usual) => self.index.unwrap_or(usual),
         }
     }
 }
 
-impl Length {
+impl PromptLength {
     /// Where nothing is stated.
     pub fn default(self) -> usize {
         match self {
@@ -308,14 +319,14 @@ impl Length {
     }
 }
 
-impl TextSettings {
+impl TextEncoderSettings {
     /// Of each encoder in a diffusers folder.
-    pub fn read(folder: &Path, specs: &[Spec]) -> Result<Vec<Self>> {
-        let stated = Stated::read(folder)?;
-        let settings = |spec: &Spec| {
-            let length = match spec.length {
-                Length::Positions(_) => None,
-                Length::Index(usual) => stated.index.filter(|stated| *stated != usual),
+    pub fn read(folder: &Path, specs: &[TextEncoderSpec]) -> Result<Vec<Self>> {
+        let stated = StatedLengths::read(folder)?;
+        let settings = |spec: &TextEncoderSpec| {
+            let length = match spec.prompt_length {
+                PromptLength::Positions(_) => None,
+                PromptLength::Index(usual) => stated.index.filter(|stated| *stated != usual),
             };
             Self { spec: *spec, is_there: stated.has(folder, spec), length }
         };
@@ -323,7 +334,7 @@ impl TextSettings {
     }
 
     /// As the published folders are.
-    pub fn usual(specs: &[Spec]) -> Vec<Self> {
+    pub fn defaults(specs: &[TextEncoderSpec]) -> Vec<Self> {
         specs.iter().map(|spec| Self { spec: *spec, is_there: true, length: None }).collect()
     }
 }
@@ -332,12 +343,12 @@ impl TextSettings {
 mod tests {
     use std::fs;
 
-    use compute::{Dtype, Kind, Quantisation};
+    use compute::{DeviceKind, Dtype, Quantisation};
 
     use super::super::sd3;
     use super::*;
     use crate::model::diffusion::Pipeline;
-    use crate::model::encoder::t5::blocks::TEXTS_AT_ONCE;
+    use crate::model::encoder::t5::blocks::T5_TEXT_BATCH;
     use crate::sample::encoding::plan_encoding;
 
     /// In exactly as much memory as was planned for T5 block by block.
@@ -346,8 +357,8 @@ mod tests {
         let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/sd3/pipeline");
         let encoders = Pipeline::open(&golden, None).unwrap().encoders;
         let all: Vec<String> =
-            (0..TEXTS_AT_ONCE + 3).map(|n| format!("a fox, number {n}")).collect();
-        let watch = Watch { begin: &|_, _| (), tick: &|_| true, encoded: &|| true };
+            (0..T5_TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
+        let watch = EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         for (dtype, base) in [
             (Dtype::F32, None),
             (Dtype::Bf16, None),
@@ -358,17 +369,19 @@ mod tests {
             for texts in [&all[..1], &all[..2], &all] {
                 let of = |t5, bytes| {
                     let device = Device::cpu(2, bytes).unwrap();
-                    encoders.encode(&device, Encoding { precision, t5 }, texts, watch).unwrap()
+                    encoders
+                        .encode(&device, EncodingOptions { precision, t5 }, texts, watch)
+                        .unwrap()
                 };
                 let n = texts.len();
                 let [whole, blocks] = [T5Loading::Whole, T5Loading::Blocks].map(|t5| {
-                    let stages = crate::sample::encoding::rehearse(
+                    let stages = crate::sample::encoding::dry_run(
                         &encoders,
-                        Encoding { precision, t5 },
+                        EncodingOptions { precision, t5 },
                         n,
-                        Kind::cpu(2),
+                        DeviceKind::cpu(2),
                     );
-                    stages.unwrap().iter().map(|stage| stage.phase.peak_bytes).max().unwrap()
+                    stages.unwrap().iter().map(|stage| stage.memory.peak_bytes).max().unwrap()
                 });
                 assert_eq!(
                     of(T5Loading::Whole, whole),
@@ -386,8 +399,9 @@ mod tests {
         let encoders = Pipeline::open_or_published(path, None).unwrap().encoders;
         let precision = Precision::plain(Dtype::Bf16);
         let peak = |limit| {
-            let planned = plan_encoding(&encoders, precision, 3, (Kind::cpu(2), limit)).unwrap();
-            (planned.0.last().unwrap().phase.peak_bytes, planned.1)
+            let planned =
+                plan_encoding(&encoders, precision, 3, (DeviceKind::cpu(2), limit)).unwrap();
+            (planned.0.last().unwrap().memory.peak_bytes, planned.1)
         };
         let (whole, loading) = peak(usize::MAX);
         assert_eq!(loading, T5Loading::Whole);
@@ -404,7 +418,7 @@ mod tests {
         fs::create_dir(folder.path().join("tokenizer")).unwrap();
         fs::write(folder.path().join("model_index.json"), index).unwrap();
         fs::write(folder.path().join("tokenizer/tokenizer_config.json"), tokenizer).unwrap();
-        let stated = Stated::read(folder.path()).unwrap();
+        let stated = StatedLengths::read(folder.path()).unwrap();
         let [clip, _, t5] = sd3::FAMILY.encoders else { panic!("two CLIPs and T5") };
         let most = positions.into_iter().min();
         [stated.length(clip, most), stated.length(t5, most)]

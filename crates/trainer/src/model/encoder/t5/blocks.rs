@@ -1,39 +1,39 @@
 //! T5 with one block in memory at a time, each read from the file for as long as it is needed. A few texts go
 //! through a block together, and their hidden states wait in the arena for the next. The same kernels see the
 //! same numbers as in the whole model, so the result is the same bit for bit; the file is read once for every
-//! [`TEXTS_AT_ONCE`] texts.
+//! [`T5_TEXT_BATCH`] texts.
 
 use std::collections::HashMap;
 
 use compute::{Device, Tape, Var};
-use weights::{Catalog, Tick, WeightsError};
+use weights::{BytesDoneFn, Catalog, WeightsError};
 
-use super::{Block, Config, Start, attention, last_norm, layout};
+use super::{T5Block, T5Config, T5Embedding, attention, last_norm, layout};
 use crate::error::Result;
-use crate::model::adapter::{Adapters, Given};
-use crate::model::build::{Builder, Precision};
-use crate::model::files::{self, Files, Layout};
-use crate::model::host::numbers;
+use crate::model::adapter::{Adapters, LoraWeights};
+use crate::model::build::{ModelBuilder, Precision};
+use crate::model::files::{self, CheckpointLayout, WeightFiles};
+use crate::model::host::to_vec;
 
 /// Texts that go through a block together. Chosen: their hidden states take 64 MiB with T5-XXL in bf16, a
 /// sixth of a block, and reading the file takes less time than encoding so many.
-pub const TEXTS_AT_ONCE: usize = 32;
+pub const T5_TEXT_BATCH: usize = 32;
 
 /// A T5 on disk.
-pub struct Blocks<'a> {
+pub struct BlockwiseT5<'a> {
     /// Its settings.
-    pub config: &'a Config,
+    pub config: &'a T5Config,
     /// Its files.
     pub catalog: &'a Catalog,
     /// In which formats it is held.
     pub precision: Precision,
     /// Adapters by layer.
-    pub adapter: &'a HashMap<String, Given>,
+    pub adapter: &'a HashMap<String, LoraWeights>,
     /// Told how many bytes were read.
-    pub tick: Tick<'a>,
+    pub tick: BytesDoneFn<'a>,
 }
 
-impl Blocks<'_> {
+impl BlockwiseT5<'_> {
     /// [N, D] of each text of N token ids, in their order.
     pub fn encode(
         &self,
@@ -41,29 +41,29 @@ impl Blocks<'_> {
         texts: &[Vec<u32>],
         take: &mut dyn FnMut(&[f32]) -> Result<()>,
     ) -> Result<()> {
-        for texts in texts.chunks(TEXTS_AT_ONCE) {
+        for texts in texts.chunks(T5_TEXT_BATCH) {
             let encoded = self.encode_together(device, texts)?;
-            encoded.into_iter().try_for_each(|state| take(&numbers(state.tensor())?))?;
+            encoded.into_iter().try_for_each(|state| take(&to_vec(state.tensor())?))?;
         }
         Ok(())
     }
 
     fn encode_together(&self, device: &Device, texts: &[Vec<u32>]) -> Result<Vec<Var>> {
         let epsilon = self.config.layer_norm_epsilon;
-        let (start, adapters) = self.load(device, |build| Start::new(self.config, build))?;
+        let (start, adapters) = self.load(device, |build| T5Embedding::new(self.config, build))?;
         let n = texts.first().map_or(0, Vec::len);
-        let relative = start.relative(self.config, device, n)?;
+        let relative = start.position_bias(self.config, device, n)?;
         let tape = Tape::inference(device, &adapters.params, 0);
         let embed = |ids: &Vec<u32>| start.embed(&tape, &device.upload([1, n], ids)?);
         let mut states = texts.iter().map(embed).collect::<Result<Vec<Var>>>()?;
         drop(start);
         for index in 0..self.config.num_layers {
             let (block, adapters) =
-                self.load(device, |build| Block::new(self.config, build, index))?;
+                self.load(device, |build| T5Block::new(self.config, build, index))?;
             for state in &mut states {
                 let tape = Tape::inference(device, &adapters.params, 0);
                 *state = block.forward(&tape, state, attention(self.config, &relative), epsilon)?;
-                self.go_on()?;
+                self.check_cancelled()?;
             }
         }
         let (norm, adapters) = self.load(device, |build| last_norm(self.config, build))?;
@@ -76,18 +76,19 @@ impl Blocks<'_> {
     fn load<T>(
         &self,
         device: &Device,
-        build: impl Fn(&mut Builder<'_>) -> Result<T>,
+        build: impl Fn(&mut ModelBuilder<'_>) -> Result<T>,
     ) -> Result<(T, Adapters)> {
         // The whole was compared with its files when they were opened.
-        let layout = Layout { ignores: Box::new(|_| true), ..layout(self.catalog) };
-        let files = Files::find(self.catalog, &layout, &build)?;
-        let mut adapters = Adapters::given(self.adapter.clone());
-        let part = files::open(device, &files, self.precision, &mut adapters, self.tick, build)?;
+        let layout = CheckpointLayout { ignores: Box::new(|_| true), ..layout(self.catalog) };
+        let files = WeightFiles::find(self.catalog, &layout, &build)?;
+        let mut adapters = Adapters::loaded(self.adapter.clone());
+        let part =
+            files::load_model(device, &files, self.precision, &mut adapters, self.tick, build)?;
         Ok((part, adapters))
     }
 
     /// Asks whether to: a block of many texts takes a while.
-    fn go_on(&self) -> Result<()> {
+    fn check_cancelled(&self) -> Result<()> {
         if (self.tick)(0) { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
     }
 }

@@ -20,18 +20,18 @@ pub fn read(base64: &str) -> Result<Precompiled, &'static str> {
         rest.split_at_checked(u32::from_le_bytes(*n_bytes) as usize).ok_or(cut_short)?;
     let replacements =
         str::from_utf8(replacements).map_err(|_| "the characters map replaces by no UTF-8")?;
-    let units: Vec<Unit> = trie
+    let units: Vec<TrieUnit> = trie
         .as_chunks::<4>()
         .0
         .iter()
-        .map(|bytes| Unit(u32::from_le_bytes(*bytes) as usize))
+        .map(|bytes| TrieUnit(u32::from_le_bytes(*bytes) as usize))
         .collect();
     stays_inside(&units, replacements).ok_or("the characters map points outside itself")?;
     Precompiled::from(&bytes).map_err(|_| "the characters map cannot be read")
 }
 
 /// Walks every key there is, as lookups will.
-fn stays_inside(units: &[Unit], replacements: &str) -> Option<()> {
+fn stays_inside(units: &[TrieUnit], replacements: &str) -> Option<()> {
     let mut seen = vec![false; units.len()];
     let mut open = vec![units.first()?.offset()];
     while let Some(base) = open.pop() {
@@ -52,9 +52,9 @@ fn stays_inside(units: &[Unit], replacements: &str) -> Option<()> {
 }
 
 /// One number of the trie; its bits are taken from Darts-clone, `double_array_unit`.
-struct Unit(usize);
+struct TrieUnit(usize);
 
-impl Unit {
+impl TrieUnit {
     fn ends_key(&self) -> bool {
         self.0 >> 8 & 1 == 1
     }

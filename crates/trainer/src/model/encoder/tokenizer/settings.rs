@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use tokenizers::AddedToken;
 
 use super::error::TokenizerError;
-use super::{Kind, read_json};
+use super::{TokenizerKind, read_json};
 
 const CONFIG: &str = "tokenizer_config.json";
 const SPECIAL: &str = "special_tokens_map.json";
@@ -23,7 +23,7 @@ const ROLES: [&str; 7] =
     ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// The settings of a tokenizer, and where they are from.
-pub struct Settings {
+pub struct PromptTokenizerConfig {
     folder: PathBuf,
     /// With the file that each is from.
     values: BTreeMap<String, (&'static str, Value)>,
@@ -36,7 +36,7 @@ pub struct Settings {
 
 /// A token with its manner of matching, as files describe it.
 #[derive(Deserialize)]
-pub struct Described {
+pub struct AddedTokenJson {
     content: String,
     #[serde(default)]
     single_word: bool,
@@ -51,19 +51,19 @@ pub struct Described {
 
 /// An entry of `added_tokens` in `tokenizer.json`.
 #[derive(Deserialize)]
-pub struct Entry {
+pub struct AddedTokenEntry {
     id: u32,
     #[serde(flatten)]
-    token: Described,
+    token: AddedTokenJson,
 }
 
-impl Settings {
+impl PromptTokenizerConfig {
     pub fn read(folder: &Path) -> Result<Self, TokenizerError> {
         let values = BTreeMap::new();
         let added = BTreeMap::new();
         let mut settings = Self { folder: folder.into(), values, added, legacy: false };
         settings.read_values(CONFIG)?;
-        let added: Option<BTreeMap<u32, Described>> = settings.get("added_tokens_decoder")?;
+        let added: Option<BTreeMap<u32, AddedTokenJson>> = settings.get("added_tokens_decoder")?;
         if let Some(added) = added {
             settings.added = added.into_iter().map(|(id, token)| (id, token.into())).collect();
         } else {
@@ -108,12 +108,12 @@ impl Settings {
     }
 
     /// Which model's tokenizer it is, if that is written.
-    pub fn kind(&self) -> Result<Option<Kind>, TokenizerError> {
+    pub fn kind(&self) -> Result<Option<TokenizerKind>, TokenizerError> {
         let class: Option<String> = self.get("tokenizer_class")?;
         match class.as_deref() {
             None => Ok(None),
-            Some("CLIPTokenizer" | "CLIPTokenizerFast") => Ok(Some(Kind::Clip)),
-            Some("T5Tokenizer" | "T5TokenizerFast") => Ok(Some(Kind::T5)),
+            Some("CLIPTokenizer" | "CLIPTokenizerFast") => Ok(Some(TokenizerKind::Clip)),
+            Some("T5Tokenizer" | "T5TokenizerFast") => Ok(Some(TokenizerKind::T5)),
             Some(class) => {
                 Err(TokenizerError::UnknownClass { class: class.into(), path: self.path() })
             }
@@ -128,7 +128,7 @@ impl Settings {
     }
 
     /// The tokens that the files add to the vocabulary, `listed` in `tokenizer.json` or elsewhere.
-    pub fn added(&self, listed: Vec<Entry>) -> Vec<AddedToken> {
+    pub fn added(&self, listed: Vec<AddedTokenEntry>) -> Vec<AddedToken> {
         let mut added = self.added.clone();
         if self.legacy {
             added.extend(listed.into_iter().map(|entry| (entry.id, entry.token.into())));
@@ -137,13 +137,13 @@ impl Settings {
     }
 
     /// Those that have a role, in the order in which the reference adds what is not `added`.
-    pub fn special(&self, kind: Kind) -> Result<Vec<AddedToken>, TokenizerError> {
+    pub fn special(&self, kind: TokenizerKind) -> Result<Vec<AddedToken>, TokenizerError> {
         let mut tokens = Vec::new();
         for role in ROLES {
             tokens.extend(self.token(role, kind.default(role))?);
         }
         let extra = self.extra()?;
-        if kind == Kind::T5 && extra.is_empty() {
+        if kind == TokenizerKind::T5 && extra.is_empty() {
             let n: Option<u16> = self.get("extra_ids")?;
             let sentinels = (0..n.unwrap_or(100)).map(|n| format!("<extra_id_{n}>"));
             tokens.extend(sentinels.map(|token| AddedToken::from(token, true)));
@@ -153,7 +153,11 @@ impl Settings {
     }
 
     /// The text of the token with this role.
-    pub fn content(&self, kind: Kind, role: &'static str) -> Result<String, TokenizerError> {
+    pub fn content(
+        &self,
+        kind: TokenizerKind,
+        role: &'static str,
+    ) -> Result<String, TokenizerError> {
         let token = self.token(role, kind.default(role))?;
         let none = || TokenizerError::NoSpecialToken { role, folder: self.folder.clone() };
         Ok(token.ok_or_else(none)?.content)
@@ -195,7 +199,7 @@ impl Settings {
         match value {
             Value::Null => Ok(None),
             Value::String(content) => Ok(Some(AddedToken::from(content, true))),
-            described => Ok(Some(self.parse::<Described>(file, key, described)?.into())),
+            described => Ok(Some(self.parse::<AddedTokenJson>(file, key, described)?.into())),
         }
     }
 
@@ -228,8 +232,8 @@ impl Settings {
     }
 }
 
-impl From<Described> for AddedToken {
-    fn from(token: Described) -> Self {
+impl From<AddedTokenJson> for AddedToken {
+    fn from(token: AddedTokenJson) -> Self {
         Self::from(token.content, token.special)
             .single_word(token.single_word)
             .lstrip(token.lstrip)

@@ -1,0 +1,361 @@
+//! What computes, in which formats and in how much memory: arguments that several verbs share.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::sync::OnceLock;
+
+use compute::gpu::{self, GpuChoice};
+use compute::{Device, DeviceKind, Dtype, Quantisation};
+use machine::budget::{self, cuda_host_limit, cuda_limit, gpu_limit, main_limit};
+use machine::cpu::CpuFeature;
+use machine::monitor::Monitor;
+use machine::sampler::TelemetrySampler;
+use machine::{Bytes, Machine, ProbeSource};
+use trainer::config::RunConfig;
+use trainer::model::build::Precision;
+use trainer::plan::rates::{self, Rates, RatesKey, StoredRates};
+use trainer::{TrainerError, gpu_self_test, train};
+
+use super::named_value;
+use crate::failure::Failure;
+use crate::render;
+
+/// Where help lists what is about the computer and not about the job. Said argument by argument: a heading for a
+/// struct would count for all that is declared behind it.
+pub const COMPUTER: &str = "Computer";
+
+/// What computes.
+#[derive(Clone, Debug, clap::Args)]
+pub struct DeviceArgs {
+    /// CPU threads [default: one per performance core]
+    #[arg(long, value_name = "N", help_heading = COMPUTER, value_parser = clap::value_parser!(u16).range(1..))]
+    threads: Option<u16>,
+
+    /// What computes: cpu, cuda:0 for the first NVIDIA GPU, or gpu for another by Metal or Vulkan
+    /// [default: an NVIDIA GPU, else the GPU of an Apple chip, else the CPU]
+    #[arg(long, help_heading = COMPUTER)]
+    device: Option<DeviceChoice>,
+
+    /// On a GPU: give the same bits every time, which is slower
+    #[arg(long, help_heading = COMPUTER)]
+    deterministic: bool,
+
+    /// What was found to compute where nothing is typed.
+    #[arg(skip)]
+    detected: OnceLock<DeviceChoice>,
+}
+
+impl DeviceArgs {
+    /// Threads it computes with.
+    pub fn threads(&self) -> usize {
+        self.threads.map_or_else(machine::cores::compute_threads, usize::from)
+    }
+
+    /// What computes: as it is typed, or the best that this machine has.
+    fn device(&self) -> DeviceChoice {
+        let best = || DeviceChoice::best(&Machine::probe(&mut ProbeSource::live()));
+        self.device.unwrap_or_else(|| *self.detected.get_or_init(best))
+    }
+
+    /// The device as it was typed, for another command; nothing where none was.
+    pub fn device_flag(&self) -> Vec<String> {
+        self.device.map_or_else(Vec::new, |device| vec!["--device".into(), device.to_string()])
+    }
+
+    /// What it is, for plans.
+    pub fn kind(&self) -> DeviceKind {
+        match self.device() {
+            DeviceChoice::Cpu => DeviceKind::cpu(self.threads()),
+            DeviceChoice::Cuda(_) => DeviceKind::Cuda { is_deterministic: self.deterministic },
+            DeviceChoice::Gpu(choice) => DeviceKind::gpu(choice),
+        }
+    }
+
+    /// The same of a machine that was recorded; where nothing is typed, the best that it has.
+    pub fn for_recorded(&self, machine: &Machine) -> (Self, DeviceKind) {
+        let device = self.device.unwrap_or_else(|| DeviceChoice::best(machine));
+        let kind = match device {
+            DeviceChoice::Cpu => {
+                let threads = machine.cpu.usable_threads.known().map_or(1, |n| *n as usize);
+                DeviceKind::Cpu { threads, has_amx: machine.cpu.has(CpuFeature::AmxBf16) }
+            }
+            DeviceChoice::Cuda(_) => DeviceKind::Cuda { is_deterministic: self.deterministic },
+            DeviceChoice::Gpu(_) => {
+                let largest = machine.apple_gpu().and_then(|gpu| gpu.max_buffer.known());
+                DeviceKind::gpu_with_buffer(largest.map(|bytes| bytes.0 as usize))
+            }
+        };
+        (Self { device: Some(device), ..self.clone() }, kind)
+    }
+
+    /// The device, with an arena of `bytes`.
+    pub fn open(&self, bytes: usize) -> Result<Device, Failure> {
+        self.check_trust()?;
+        Ok(self.arena(bytes)?)
+    }
+
+    fn arena(&self, bytes: usize) -> compute::Result<Device> {
+        match self.device() {
+            DeviceChoice::Cpu => Device::cpu(self.threads(), bytes),
+            DeviceChoice::Cuda(index) => {
+                let cache = trainer::kernel_cache::cache();
+                Device::cuda(index as usize, bytes, self.deterministic, cache)
+            }
+            DeviceChoice::Gpu(choice) => Device::gpu(choice, bytes),
+        }
+    }
+
+    /// That no op is known to be wrong on it.
+    pub fn check_trust(&self) -> Result<(), Failure> {
+        match (self.device(), gpu_self_test::folder()) {
+            (DeviceChoice::Gpu(choice), Some(folder)) => {
+                Ok(gpu_self_test::check(&folder, &gpu::adapter(choice)?)?)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// For a run, which opens it itself.
+    pub fn device_setup(
+        &self,
+        limit: Option<MemoryLimitArg>,
+    ) -> Result<train::DeviceSetup<'_>, Failure> {
+        let (machine, cap) = (Machine::probe(&mut ProbeSource::live()), limit);
+        self.check_limit(&machine, limit)?;
+        Ok(train::DeviceSetup {
+            kind: self.kind(),
+            name: self.name(),
+            limit_bytes: self.limit_bytes_of(&machine, limit),
+            host_bytes: self.host_bytes_of(&machine),
+            rates: self.rates(&machine),
+            open: Box::new(|bytes| self.arena(bytes)),
+            start_sampler: Box::new(move || {
+                let (device, cap) = match self.device() {
+                    DeviceChoice::Cpu => (budget::DeviceId::Cpu, cap),
+                    // What is typed is of the GPU's memory, of which all is taken at once.
+                    DeviceChoice::Cuda(index) => (budget::DeviceId::Cuda(index), None),
+                    DeviceChoice::Gpu(_) => (budget::DeviceId::Metal, cap),
+                };
+                let cap = cap.map(|cap| Bytes(self.limit_bytes_of(&machine, Some(cap)) as u64));
+                let sense = Monitor::new(&machine, device, cap);
+                // A run without a thread to spare goes on without being paced.
+                TelemetrySampler::start(ProbeSource::live(), sense).ok()
+            }),
+        })
+    }
+
+    /// How fast this machine is: as it was measured, else as its kind is known to be.
+    pub fn rates(&self, machine: &Machine) -> Rates {
+        let kept = self.kept_rates(machine, rates::folder());
+        kept.unwrap_or_else(|| Rates::documented(machine, self.kind()))
+    }
+
+    /// The rates that were measured and kept in a folder, if they can be used.
+    pub fn kept_rates(&self, machine: &Machine, folder: Option<PathBuf>) -> Option<Rates> {
+        match Rates::load(&folder?, &self.owner(machine)) {
+            StoredRates::Rates(rates) => Some(rates),
+            StoredRates::Missing => None,
+            StoredRates::Unusable { problem, path } => {
+                let path = path.display();
+                render::warn(&format!("kept rates are not used: {problem}: {path}"));
+                None
+            }
+        }
+    }
+
+    /// What measured rates belong to.
+    pub fn owner(&self, machine: &Machine) -> RatesKey {
+        let card = if let DeviceChoice::Cuda(index) = self.device() { index } else { 0 };
+        RatesKey::of(machine, self.kind(), card)
+    }
+
+    /// The same for a job, which may ask for equal bits too.
+    #[must_use]
+    pub fn for_job(&self, config: &RunConfig) -> Self {
+        let deterministic = self.deterministic || config.machine.deterministic;
+        Self { deterministic, ..self.clone() }
+    }
+
+    /// As it is typed.
+    pub fn name(&self) -> String {
+        self.device().to_string()
+    }
+
+    /// Bytes a run may hold on this machine; fails where it does not have as many.
+    pub fn limit_bytes(&self, limit: Option<MemoryLimitArg>) -> Result<usize, Failure> {
+        let machine = Machine::probe(&mut ProbeSource::live());
+        self.check_limit(&machine, limit)?;
+        Ok(self.limit_bytes_of(&machine, limit))
+    }
+
+    /// That a machine has as much memory as a run may take of it.
+    fn check_limit(&self, machine: &Machine, limit: Option<MemoryLimitArg>) -> Result<(), Failure> {
+        let total = match self.device() {
+            DeviceChoice::Cuda(index) => {
+                machine.cuda_gpu(index).and_then(|card| card.memory_total.known())
+            }
+            DeviceChoice::Cpu | DeviceChoice::Gpu(_) => machine.memory.total.known(),
+        };
+        match (limit, total) {
+            (Some(MemoryLimitArg::Bytes(asked)), Some(total)) if asked > *total => {
+                let problem =
+                    format!("--limit {asked} is more than {}'s memory, {total}", self.name());
+                let hint =
+                    "leave --limit out to take what is free; `hearth plan` plans for any size";
+                Err(TrainerError::Request { problem, hint }.into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes a run may hold on a machine.
+    pub fn limit_bytes_of(&self, machine: &Machine, limit: Option<MemoryLimitArg>) -> usize {
+        let found = match self.device() {
+            DeviceChoice::Cpu => main_limit(machine),
+            DeviceChoice::Cuda(index) => cuda_limit(machine, index),
+            DeviceChoice::Gpu(_) => gpu_limit(machine),
+        };
+        // Where the system does not say, the arena itself will tell.
+        let available = found.map_or(u64::MAX / 4, |limit| limit.limit.0);
+        match limit {
+            Some(MemoryLimitArg::Bytes(bytes)) => bytes.0 as usize,
+            Some(MemoryLimitArg::Percent(percent)) => (available as f64 * percent / 100.0) as usize,
+            None => available as usize,
+        }
+    }
+
+    /// Bytes of main memory that a GPU's weights may stay in; nothing where it is the same memory.
+    pub fn host_bytes_of(&self, machine: &Machine) -> Option<usize> {
+        match self.device() {
+            DeviceChoice::Cuda(index) => {
+                cuda_host_limit(machine, index).map(|limit| limit.0 as usize)
+            }
+            DeviceChoice::Cpu | DeviceChoice::Gpu(_) => None,
+        }
+    }
+}
+
+/// A device, as it is typed.
+#[derive(Clone, Copy, Debug)]
+pub enum DeviceChoice {
+    Cpu,
+    /// The NVIDIA GPU of this number.
+    Cuda(u32),
+    /// Another GPU, or software that stands for one.
+    Gpu(GpuChoice),
+}
+
+impl DeviceChoice {
+    /// The best that a machine has.
+    fn best(machine: &Machine) -> Self {
+        match budget::budget(machine).device {
+            budget::DeviceId::Cuda(index) => Self::Cuda(index),
+            budget::DeviceId::Metal => Self::Gpu(GpuChoice::Index(0)),
+            budget::DeviceId::Cpu => Self::Cpu,
+        }
+    }
+
+    /// Any but the CPU.
+    pub fn parse_gpu(text: &str) -> Result<Self, String> {
+        match text.parse()? {
+            Self::Cpu => Err("the CPU is what others are held against".to_owned()),
+            other => Ok(other),
+        }
+    }
+}
+
+impl FromStr for DeviceChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let is_wrong =
+            || format!("{text} is no device, expected cpu, cuda:0, gpu:0 or gpu:software");
+        let (engine, which) = text.split_once(':').unwrap_or((text, "0"));
+        let number = || which.parse().map_err(|_| is_wrong());
+        match (engine, which) {
+            ("cpu", _) if text == "cpu" => Ok(Self::Cpu),
+            ("cuda", _) => Ok(Self::Cuda(number()?)),
+            ("gpu", "software") => Ok(Self::Gpu(GpuChoice::Software)),
+            ("gpu", _) => Ok(Self::Gpu(GpuChoice::Index(number()? as usize))),
+            _ => Err(is_wrong()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Cpu => f.write_str("cpu"),
+            Self::Cuda(index) => write!(f, "cuda:{index}"),
+            Self::Gpu(choice) => write!(f, "{choice}"),
+        }
+    }
+}
+
+/// In which formats a model is held.
+#[derive(Debug, clap::Args)]
+pub struct FormatArgs {
+    /// Format of weights and activations; adapters are always f32
+    #[arg(long, default_value = "bf16", value_parser = named_value::parser::<Dtype>())]
+    pub dtype: Dtype,
+
+    /// Quantise the weights of blocks
+    #[arg(long, value_name = "FORMAT", value_parser = named_value::parser::<Quantisation>())]
+    pub quantise: Option<Quantisation>,
+}
+
+impl FormatArgs {
+    /// As it is meant.
+    pub fn precision(&self) -> Precision {
+        let base = self.quantise;
+        Precision { base, ..Precision::plain(self.dtype) }
+    }
+}
+
+/// The most a run may hold, as it is typed: bytes, or a share of what hearth would take.
+#[derive(Clone, Copy, Debug)]
+pub enum MemoryLimitArg {
+    Bytes(Bytes),
+    Percent(f64),
+}
+
+impl FromStr for MemoryLimitArg {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some(percent) = text.strip_suffix('%') else {
+            let bytes: Bytes = text.parse()?;
+            if bytes < LEAST_LIMIT {
+                return Err(format!(
+                    "{bytes} is too little for any run; write a size such as 16GB or 900MB, or 70%"
+                ));
+            }
+            return Ok(Self::Bytes(bytes));
+        };
+        match percent.trim().parse() {
+            Ok(percent) if (1.0..=100.0).contains(&percent) => Ok(Self::Percent(percent)),
+            _ => Err(format!("{text} is not a share from 1% to 100%")),
+        }
+    }
+}
+
+/// Less is a size without its unit, or a mistake. Chosen: the smallest model of the tests takes more.
+const LEAST_LIMIT: Bytes = Bytes(1_000_000);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_that_no_run_can_keep_are_refused_with_what_is_accepted() {
+        for text in ["0", "0B", "0GB", "16", "999KB", "0%", "0.5%", "-5%", "101%", "NaN%", "many"] {
+            let said = text.parse::<MemoryLimitArg>().unwrap_err();
+            let is_told = ["16GB", "10GB", "1% to 100%"].iter().any(|what| said.contains(what));
+            assert!(is_told, "{text}: {said}");
+        }
+        for text in ["1MB", "16GB", "1%", "100%"] {
+            text.parse::<MemoryLimitArg>().unwrap();
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The last lines of a run: how it went, where everything is, and the command that uses what was trained.
+
+use std::fmt::Display;
+use std::path::Path;
+
+use machine::Bytes;
+use trainer::config::training_data::TrainingData;
+use trainer::config::{RawConfig, RunConfig, Switch};
+use trainer::event::figures::RunFigures;
+use trainer::event::history::{ExportRecord, History};
+use trainer::event::{BestCheckpoint, EndReason, EnergyUsed, RunEnd};
+use trainer::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
+use trainer::model::kind;
+use trainer::report::format::number;
+
+use crate::render::progress::duration;
+use crate::text::{BOLD, DIM, TextPage, plural, quoted, thousands};
+
+/// What came of a run, as a page. `options` follow the command that uses it.
+pub fn page(config: &RunConfig, end: &RunEnd, history: &History, options: &[String]) -> String {
+    let mut page = TextPage::new();
+    let Some(figures) = RunFigures::of(history) else { return String::new() };
+    page.line(BOLD, &headline(end, &figures));
+    if let Some(loss) = figures.final_loss {
+        let first = figures.first_loss.map(|loss| format!("; {} at first", number(loss)));
+        let first = first.unwrap_or_default();
+        page.row("loss", BOLD, &format!("{}, {}{first}", number(loss), figures.loss_label()));
+    }
+    page.row("time", BOLD, &time(&figures));
+    page.row("memory", BOLD, &memory(end, &figures));
+    if let Some(energy) = &end.energy {
+        page.row("energy", BOLD, &energy_of(energy));
+    }
+    let folder = &config.output.folder;
+    if let Some(BestCheckpoint { step, loss, path }) =
+        end.best.as_ref().filter(|best| best.step < end.step)
+    {
+        let (loss, path) = (number(*loss), from_here(&folder.join(path)));
+        page.row("best", BOLD, &format!("held-out loss {loss} at step {step}: {path}"));
+    }
+    page.row("folder", BOLD, &from_here(folder));
+    page.row("report", BOLD, &from_here(&folder.join("report.html")));
+    for ExportRecord { format, path, layers } in &history.exports {
+        let path = from_here(&folder.join(path));
+        if format == MODEL {
+            page.row("model", BOLD, &path);
+        } else {
+            let layers = plural(*layers, "layer");
+            page.row("adapter", BOLD, &format!("{path} ({format}, {layers})"));
+        }
+    }
+    let used = config.with_precision_of(&as_run(folder, config));
+    match sample_command(&used, &history.exports, options) {
+        // On one line however long it is: it is there to be copied.
+        Some(command) if end.why.is_done() => {
+            format!("{}{DIM}try it with{DIM:#}\n  {command}\n", page.finish())
+        }
+        _ => page.finish(),
+    }
+}
+
+fn headline(end: &RunEnd, figures: &RunFigures) -> String {
+    let why = match end.why {
+        EndReason::Finished => "finished",
+        EndReason::Plateau => "stopped: the held-out loss does not fall any more",
+        EndReason::Interrupted => "interrupted",
+        EndReason::Unhealthy => "stopped: nothing finite is learnt any more",
+        EndReason::Diverged => "diverged, so that nothing was exported,",
+    };
+    let of = match figures.planned_steps {
+        steps if steps == end.step => String::new(),
+        steps => format!(" of {}", thousands(steps as usize)),
+    };
+    format!("{why} after step {}{of}", thousands(end.step as usize))
+}
+
+fn time(figures: &RunFigures) -> String {
+    let RunFigures { secs, steps, wait_secs, rest_secs, .. } = *figures;
+    let part = |secs: f64, what: &str| match secs {
+        1.0.. => format!(", {} of it {what}", duration(secs)),
+        _ => String::new(),
+    };
+    format!(
+        "{} for {}{}{}",
+        duration(secs),
+        plural(steps as usize, "step"),
+        part(wait_secs, "waiting for data"),
+        part(rest_secs, "resting")
+    )
+}
+
+fn memory(end: &RunEnd, figures: &RunFigures) -> String {
+    let bytes = |bytes: usize| Bytes(bytes as u64);
+    let planned = figures.planned_bytes.map(|planned| format!("planned {}, ", bytes(planned)));
+    let (peak, limit) = (bytes(end.peak_bytes), bytes(figures.limit_bytes));
+    format!("{peak} at its peak; {}limit {limit}", planned.unwrap_or_default())
+}
+
+fn energy_of(energy: &EnergyUsed) -> String {
+    let watt_hours = energy.joules / 3600.0;
+    let known = match energy.covered {
+        0.995.. => String::new(),
+        covered => format!(", known for {:.0} % of the time", 100.0 * covered),
+    };
+    format!("{watt_hours:.2} Wh{known}")
+}
+
+/// A path as one would type it where the program was called.
+fn from_here(path: &Path) -> String {
+    let here = std::env::current_dir().unwrap_or_default();
+    let below = path.strip_prefix(here).ok().filter(|below| below.components().next().is_some());
+    below.unwrap_or(path).display().to_string()
+}
+
+/// What a full fine-tune is exported as.
+const MODEL: &str = "model";
+
+/// The job with what the plan chose for it.
+fn as_run(folder: &Path, config: &RunConfig) -> RunConfig {
+    let resolved = RawConfig::from_file(&folder.join("config.toml")).and_then(RawConfig::resolve);
+    resolved.unwrap_or_else(|_| config.clone())
+}
+
+/// The command that draws, or writes, with what a job has trained, as its own samples were made; none if
+/// nothing was exported. Values that `hearth sample` takes anyway are left out.
+fn sample_command(
+    config: &RunConfig,
+    exports: &[ExportRecord],
+    options: &[String],
+) -> Option<String> {
+    let of_diffusers = exports.iter().find(|export| export.format == "diffusers");
+    let export = of_diffusers.or(exports.first())?;
+    let path = config.output.folder.join(&export.path);
+    let mut words = ShellWords::default();
+    if export.format == MODEL {
+        words.add("--base", from_here(&path));
+    } else {
+        let initial = config.output.folder.join("initial");
+        let base = if config.base.fresh { &initial } else { &config.base.path };
+        words.add("--base", from_here(base));
+        if let Some(rest) = &config.base.rest {
+            words.add("--rest", from_here(rest));
+        }
+        words.add("--adapter", from_here(&path));
+    }
+    words.add_unless("--dtype", config.base.dtype, "bf16");
+    if let Some(quantise) = &config.base.quantise {
+        words.add("--quantise", quantise);
+    }
+    let family = kind::family(&config.base.path).unwrap_or_else(DiffusionFamily::fallback);
+    words.how(&config.data, family.sampling);
+    words.0.extend(options.iter().map(|option| quoted(option)));
+    Some(format!("hearth sample {}", words.0.join(" ")))
+}
+
+/// Words of a command, for a shell.
+#[derive(Default)]
+struct ShellWords(Vec<String>);
+
+impl ShellWords {
+    fn add(&mut self, key: &str, value: impl Display) {
+        self.0.extend([key.into(), quoted(&value.to_string())]);
+    }
+
+    fn add_unless(&mut self, key: &str, value: impl Display, default: &str) {
+        let value = value.to_string();
+        if value != default {
+            self.add(key, value);
+        }
+    }
+
+    /// The first prompt of the job, and what its samples were made with.
+    fn how(&mut self, material: &TrainingData, usual: SamplingDefaults) {
+        match material {
+            TrainingData::Images { data, sample } => {
+                let prompt = sample.prompts.first().or(data.trigger.as_ref());
+                self.add("--prompt", prompt.map_or("a photo", String::as_str));
+                let side = data.resolution;
+                let size = match sample.prompts[..] {
+                    // Nobody thought of a size for samples; the model saw this one.
+                    [] => format!("{side}x{side}"),
+                    _ => format!("{}x{}", sample.size.width, sample.size.height),
+                };
+                self.add_unless("--size", size, &format!("{0}x{0}", usual.resolution));
+                self.add_unless("--steps", sample.steps, &usual.steps.to_string());
+                self.add_unless("--guidance", sample.guidance, &usual.guidance.to_string());
+                self.add_unless("--negative", &sample.negative, "");
+            }
+            TrainingData::Texts { writing, .. } => {
+                let prompt = writing.prompts.first();
+                self.add("--prompt", prompt.map_or("Once upon a time", String::as_str));
+                self.add_unless("--max-tokens", writing.max_tokens, "200");
+                self.add_unless("--temperature", writing.temperature, "0.8");
+                if let Switch::On(top_k) = writing.top_k {
+                    self.add("--top-k", top_k);
+                }
+                self.add_unless("--top-p", writing.top_p, "0.95");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(job: &str, exports: &[(&str, &str)], expected: Option<&str>) {
+        let job = job.replace("DATA", "[data]\nimages = '/d'\nresolution = 512\n");
+        let config = RawConfig::from_text(&job, Path::new("/job.toml")).unwrap().resolve().unwrap();
+        let exports: Vec<_> = exports
+            .iter()
+            .map(|(format, path)| ExportRecord {
+                format: (*format).into(),
+                path: path.into(),
+                layers: 1,
+            })
+            .collect();
+        let options = ["--device".to_owned(), "cpu".into()];
+        assert_eq!(sample_command(&config, &exports, &options).as_deref(), expected, "{job}");
+    }
+
+    #[test]
+    fn the_command_uses_what_was_trained_as_its_samples_were_made() {
+        let base = "[base]\npath = '/sd3'\n";
+        let out = "[output]\nfolder = '/my out'\n";
+        let diffusers = [("kohya", "adapter/k"), ("diffusers", "adapter/d")];
+        check(&format!("{base}DATA{out}"), &[], None);
+        check(
+            &format!("{base}DATA trigger = 'zwx'\n{out}"),
+            &diffusers,
+            Some(
+                "hearth sample --base /sd3 --adapter '/my out/adapter/d' --prompt zwx \
+                 --size 512x512 --device cpu",
+            ),
+        );
+        check(
+            &format!(
+                "{base}dtype = 'f32'\nquantise = 'nf4'\nDATA{out}[sample]\nprompts = ['it''s', 'b']\n\
+                 size = 96\nsteps = 8\nguidance = 2.5\n"
+            )
+            .replace("'it''s'", "\"it's\""),
+            &diffusers[..1],
+            Some(
+                r"hearth sample --base /sd3 --adapter '/my out/adapter/k' --dtype f32 --quantise nf4 --prompt 'it'\''s' --size 96x96 --steps 8 --guidance 2.5 --device cpu",
+            ),
+        );
+        check(
+            &format!("{base}fresh = true\n[adapter]\nkind = 'none'\n[text]\npath = '/t'\n{out}"),
+            &[("model", "model")],
+            Some(
+                "hearth sample --base '/my out/model' --prompt 'Once upon a time' --max-tokens 64 \
+                 --top-p 1 --device cpu",
+            ),
+        );
+    }
+}

@@ -1,0 +1,178 @@
+//! The backward pass through a linear layer: gradients of its bias, weight and adapter, and of x. Where x is what an
+//! activation gave, the gradient goes through that in the same pass.
+
+use std::rc::Rc;
+
+use super::{Dropout, cpu, cuda, gpu};
+use crate::backward::{BackwardPass, GradientSlot};
+use crate::device::Backend;
+use crate::op::OpContext;
+use crate::ops::accumulate;
+use crate::ops::matmul::{FusedMatmul, Matmul, Operand};
+use crate::var::{Activated, GradTarget, SavedTensor};
+use crate::{Dtype, Quantised, Result, Shape, Tensor};
+
+/// What backward needs.
+pub(super) struct LinearBackward {
+    pub layer: LayerBackward,
+    pub onto: Option<GradTarget>,
+}
+
+/// The same, of the products alone.
+pub(super) struct LayerBackward {
+    pub x: (Option<GradTarget>, Shape),
+    /// If x is an activation's result: of what.
+    pub activated: Option<Rc<Activated>>,
+    pub saved_x: Option<SavedTensor>,
+    pub weight: SavedWeight<SavedTensor>,
+    pub bias: Option<GradTarget>,
+    pub lora: Option<LoraBackward>,
+}
+
+/// The weight between forward and backward: kept, and then at hand.
+#[derive(Clone)]
+pub(super) enum SavedWeight<T> {
+    Dense(T, Option<GradTarget>),
+    Quantised(Quantised),
+}
+
+impl SavedWeight<SavedTensor> {
+    pub fn is_trained(&self) -> bool {
+        matches!(self, Self::Dense(_, Some(_)))
+    }
+
+    pub fn get(self, cx: OpContext<'_>) -> Result<SavedWeight<Tensor>> {
+        Ok(match self {
+            Self::Dense(kept, source) => SavedWeight::Dense(kept.get(cx)?, source),
+            Self::Quantised(quantised) => SavedWeight::Quantised(quantised),
+        })
+    }
+}
+
+impl SavedWeight<Tensor> {
+    /// As a factor of gradients.
+    pub fn matrix(&self, gradient: Dtype) -> Operand<'_> {
+        match self {
+            Self::Dense(tensor, _) => Operand::beside(tensor, gradient),
+            Self::Quantised(quantised) => Operand::quantised(quantised, gradient),
+        }
+    }
+}
+
+pub(super) struct LoraBackward {
+    /// scale·x·Aᵀ
+    pub inner: Tensor,
+    pub down: (Tensor, Option<GradTarget>),
+    pub up: (Tensor, Option<GradTarget>),
+    pub scale: f32,
+    pub dropout: Option<Dropout>,
+}
+
+impl LinearBackward {
+    pub fn backward(self, back: &mut BackwardPass<'_>, gradient: Tensor) -> Result<()> {
+        self.layer.backward(back, &gradient)?;
+        back.pass(self.onto, gradient)
+    }
+}
+
+impl LayerBackward {
+    fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
+        let place = back.cx;
+        let outputs = gradient.shape().width();
+        if let Some(slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
+            column_sums(back, gradient, slot);
+        }
+        let x = self.saved_x.map(|kept| kept.get(place)).transpose()?;
+        let weight = self.weight.get(place)?;
+        if let SavedWeight::Dense(weight, source) = &weight
+            && let Some(mut slot) = back.slot_of(*source, weight.shape(), weight.dtype())?
+        {
+            let x = x.as_ref().expect("kept because the weight is trained");
+            let product = Matmul::new(Operand::from(gradient).t(), x.into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+                .run(place)?;
+            back.put(slot);
+        }
+        let inner_gradient = match &self.lora {
+            Some(lora) => Some(lora.backward(back, gradient, x.as_ref())?),
+            None => None,
+        };
+        drop(x);
+        let ((source, shape), dtype) = (self.x, gradient.dtype());
+        let Some(source) = source else { return Ok(()) };
+        let mut products = vec![Matmul::new(gradient, weight.matrix(dtype))];
+        let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
+        let is_dropped = self.lora.as_ref().is_some_and(|lora| lora.dropout.is_some());
+        if let Some((LoraBackward { down: (down, _), .. }, inner)) = lora.filter(|_| !is_dropped) {
+            let [inner, down] = [inner, down].map(|f| Operand::beside(f, dtype));
+            products.push(Matmul::new(inner, down));
+        }
+        if let (Some(activated), GradTarget::Node(node), false) =
+            (&self.activated, source, is_dropped)
+        {
+            let mut before = place.alloc(shape, dtype)?;
+            let slope = Some(&**activated);
+            FusedMatmul { derivative_at: slope, ..FusedMatmul::new(&products, &mut before) }
+                .run(place)?;
+            return back.pass_through(node, before);
+        }
+        let mut slot = back.slot(source, shape, dtype)?;
+        FusedMatmul { add: slot.add, ..FusedMatmul::new(&products, &mut slot.tensor) }
+            .run(place)?;
+        if let Some((LoraBackward { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
+            let mut seen = place.workspace(shape, gradient.dtype())?;
+            FusedMatmul::new(&[Matmul::new(inner, down.into())], &mut seen).run(place)?;
+            slot.add = true;
+            accumulate(place, &mut slot, &dropout.apply(place, &seen)?);
+        }
+        back.put(slot);
+        Ok(())
+    }
+}
+
+/// The gradient of a bias: the sum of each column.
+pub(in crate::ops) fn column_sums(
+    back: &mut BackwardPass<'_>,
+    gradient: &Tensor,
+    mut slot: GradientSlot,
+) {
+    back.cx.count("column_sums", gradient.shape().elements(), &[gradient]);
+    match back.cx.engine() {
+        Backend::Meta => {}
+        Backend::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Cuda(engine) => cuda::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Gpu(engine) => gpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+    }
+    back.put(slot);
+}
+
+impl LoraBackward {
+    /// Gradients of A and B; returns scale·gradient·B.
+    fn backward(
+        &self,
+        back: &mut BackwardPass<'_>,
+        gradient: &Tensor,
+        x: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (place, (down, up)) = (back.cx, (&self.down.0, &self.up.0));
+        let mut inner_gradient = place.workspace(self.inner.shape(), self.inner.dtype())?;
+        let product = Matmul { scale: self.scale, ..Matmul::new(gradient, up.into()) };
+        FusedMatmul::new(&[product], &mut inner_gradient).run(place)?;
+        if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
+            let product = Matmul::new(Operand::from(gradient).t(), (&self.inner).into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+                .run(place)?;
+            back.put(slot);
+        }
+        if let Some(mut slot) = back.slot_of(self.down.1, down.shape(), Dtype::F32)? {
+            let x = x.expect("kept because A is trained");
+            let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
+            let seen = dropped.as_ref().unwrap_or(x);
+            let product = Matmul::new(Operand::from(&inner_gradient).t(), seen.into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+                .run(place)?;
+            back.put(slot);
+        }
+        Ok(inner_gradient)
+    }
+}

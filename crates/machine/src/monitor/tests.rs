@@ -1,0 +1,268 @@
+//! Feels of every machine on disk, of those with any answer taken away, and of a few made by hand.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use expect_test::expect_file;
+
+use super::*;
+use crate::budget::budget;
+use crate::recording::testing::source;
+use crate::recording::{MachineRecording, RecordedAnswer};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Every machine in machines/ by name.
+fn machines() -> BTreeMap<String, MachineRecording> {
+    let files = std::fs::read_dir(root().join("machines")).unwrap();
+    let paths = files.map(|entry| entry.unwrap().path());
+    let recordings = paths.filter(|path| path.extension().is_some_and(|kind| kind == "toml"));
+    let named = |path: &PathBuf| path.file_stem().unwrap().to_string_lossy().into_owned();
+    recordings.map(|path| (named(&path), MachineRecording::load(&path).unwrap())).collect()
+}
+
+/// The machine, and what a run on it would feel.
+fn feel(recording: &MachineRecording) -> (Machine, Telemetry) {
+    let mut source = ProbeSource::replay(recording.clone());
+    let machine = Machine::probe(&mut source);
+    let mut sense = Monitor::new(&machine, budget(&machine).device, None);
+    let feel = sense.read(&mut source, Instant::now());
+    (machine, feel)
+}
+
+#[test]
+fn every_machine_feels_as_it_should() {
+    let feels: BTreeMap<_, _> =
+        machines().into_iter().map(|(name, recording)| (name, feel(&recording).1)).collect();
+    assert!(feels.len() >= 8, "only {} machines were found", feels.len());
+    let text = serde_json::to_string_pretty(&feels).unwrap() + "\n";
+    expect_file![root().join("tests/snapshots/feel.json")].assert_eq(&text);
+}
+
+/// Whatever is taken away or garbled, what is read is what was there before, or nothing.
+#[test]
+fn half_a_machine_is_half_felt_and_nothing_is_invented() {
+    let nonsense = "-1 \u{fffd} 99999999999999999999999: =,:/ NaN";
+    let texts = [None, Some(""), Some(nonsense), Some("0"), Some("-1"), Some("1e400")];
+    for (name, whole) in machines() {
+        let (machine, expected) = feel(&whole);
+        for question in whole.answers.keys() {
+            for text in texts {
+                let mut broken = whole.clone();
+                match text {
+                    Some(text) => {
+                        broken.answers.insert(question.clone(), RecordedAnswer::Text(text.into()))
+                    }
+                    None => broken.answers.remove(question),
+                };
+                let case = format!("{name}, {question}: {text:?}");
+                holds_true(&machine, &expected, &feel(&broken).1, &case);
+            }
+        }
+    }
+}
+
+fn holds_true(machine: &Machine, whole: &Telemetry, broken: &Telemetry, case: &str) {
+    // Without its GPU, a run computes in main memory.
+    let is_other = whole.memory.is_none();
+    let is_same = broken.memory.is_none() || broken.memory == whole.memory;
+    assert!(is_same || is_other, "{case}: {broken:?}");
+    let stalled = broken.stalled.is_none() || broken.stalled == whole.stalled;
+    assert!(stalled && (broken.level.is_none() || broken.level == whole.level), "{case}");
+    assert!(broken.watts.is_none() || broken.watts == whole.watts, "{case}: {broken:?}");
+    assert!(broken.on_battery.is_none() || broken.on_battery == whole.on_battery, "{case}");
+    assert_eq!(broken.throttled, None, "{case}");
+    if let Some(heat) = &broken.heat {
+        let sensors = machine.thermal.sensors.known().into_iter().flatten();
+        let board = sensors.filter_map(|sensor| sensor.temperature.known());
+        let cards = machine.gpus.iter().filter_map(|gpu| match gpu {
+            GpuInfo::Nvidia(card) => card.telemetry.temperature.known(),
+            GpuInfo::Apple(_) => None,
+        });
+        assert!(board.chain(cards).any(|found| found.0 == heat.celsius), "{case}: {heat:?}");
+    }
+}
+
+#[test]
+fn nothing_is_felt_of_an_empty_machine() {
+    for os in ["linux", "macos", "plan9"] {
+        let mut recording = MachineRecording::of_this_computer();
+        recording.os = os.into();
+        assert_eq!(feel(&recording).1, Telemetry::default(), "{os}");
+    }
+}
+
+/// A recording that doctor made answers all that a run asks.
+#[test]
+fn what_is_asked_again_was_asked_before() {
+    let mut source = ProbeSource::live();
+    let machine = Machine::probe(&mut source);
+    let asked: Vec<_> = source.recording().answers.keys().cloned().collect();
+    Monitor::new(&machine, budget(&machine).device, None).read(&mut source, Instant::now());
+    assert!(source.recording().answers.keys().eq(&asked));
+}
+
+/// On the computer at hand memory is read, and taking it shows.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_this_process_takes_is_felt() {
+    let mut source = ProbeSource::live();
+    let machine = Machine::probe(&mut source);
+    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
+    let mut held = || sense.read(&mut source, Instant::now()).memory.unwrap().held;
+    let before = held();
+    let taken = std::hint::black_box(vec![1_u8; 64 << 20]);
+    let grown = held() - before;
+    assert!(grown > (60 << 20), "{grown} bytes more with {} taken", taken.len());
+}
+
+const MEMORY: &[(&str, &str)] = &[
+    ("file /proc/meminfo", "MemTotal: 33554432 kB\nMemAvailable: 20971520 kB\n"),
+    ("file /proc/self/status", "VmRSS: 1048576 kB\n"),
+];
+
+/// What a run on that device feels of a machine with these answers.
+fn felt(answers: &[(&str, &str)], device: DeviceId, cap: Option<Bytes>) -> Telemetry {
+    let mut source = source(answers);
+    let machine = Machine::probe(&mut source);
+    Monitor::new(&machine, device, cap).read(&mut source, Instant::now())
+}
+
+#[test]
+fn the_users_own_limit_bounds_what_is_left() {
+    let left = |cap: Option<u64>| {
+        let feel = felt(MEMORY, DeviceId::Cpu, cap.map(|gib| Bytes(gib << 30)));
+        let share = feel.memory.unwrap();
+        assert_eq!(share.held, 1 << 30);
+        share.left >> 30
+    };
+    assert_eq!(left(None), 18);
+    assert_eq!(left(Some(100)), 18);
+    assert_eq!(left(Some(4)), 3);
+    assert_eq!(left(Some(0)), -1);
+}
+
+/// A GPU with this to say, on a machine with a package, a disk and a radio.
+fn with_card(feel: &str, integrated: &str) -> Telemetry {
+    let cuda = format!("pci_bus_id: 1\ncompute_capability: 12.1\nintegrated: {integrated}\n");
+    let zone = "/sys/class/hwmon/hwmon";
+    let mut answers: Vec<(String, &str)> = vec![
+        ("nvml".into(), "driver: 580.95.05\ncuda: 13.0\ncards: 1\n"),
+        ("nvml card 0".into(), "name: NVIDIA X\npci_bus_id: 1\nslowdown_celsius: 89\n"),
+        ("nvml feel 0".into(), feel),
+        ("cuda".into(), "cuda: 13.0\ncards: 1\n"),
+        ("cuda card 0".into(), &cuda),
+        ("folder /sys/class/hwmon".into(), "hwmon0\nhwmon1\nhwmon2"),
+    ];
+    for (chip, name, celsius) in
+        [(0, "coretemp", "70000"), (1, "nvme", "84000"), (2, "iwlwifi_1", "99000")]
+    {
+        answers.push((format!("folder {zone}{chip}"), "temp1_input\ntemp1_crit\ntemp1_label"));
+        answers.push((format!("file {zone}{chip}/name"), name));
+        answers.push((format!("file {zone}{chip}/temp1_input"), celsius));
+        answers.push((format!("file {zone}{chip}/temp1_crit"), "100000"));
+        answers.push((format!("file {zone}{chip}/temp1_label"), "Package id 0"));
+    }
+    let answers: Vec<_> = answers.iter().map(|(key, text)| (key.as_str(), *text)).collect();
+    felt(&answers, DeviceId::Cuda(0), None)
+}
+
+#[test]
+fn the_sensor_nearest_to_its_limit_is_felt() {
+    let heat = |feel: &str| {
+        let heat = with_card(feel, "0").heat.unwrap();
+        (heat.sensor, heat.celsius, heat.limit)
+    };
+    let package = || ("coretemp Package id 0".to_owned(), 70.0, Some(100.0));
+    assert_eq!(heat("temperature_celsius: 58"), package());
+    assert_eq!(heat("temperature_celsius: 60"), ("NVIDIA X".to_owned(), 60.0, Some(89.0)));
+    assert_eq!(heat("temperature_celsius: 255"), package(), "nonsense is not near");
+}
+
+#[test]
+fn what_holds_a_card_down_is_felt_and_a_power_cap_is_not() {
+    let check = |feel: &str, integrated: &str, expected| {
+        assert_eq!(with_card(feel, integrated).throttled, expected, "{feel}");
+    };
+    check("throttle_bits: 0", "0", None);
+    check("throttle_bits: 4", "0", None);
+    check("throttle_bits: 8", "0", None);
+    check("throttle_bits: 32", "0", Some(ThrottleCause::Heat));
+    check("throttle_bits: 76", "0", Some(ThrottleCause::Heat));
+    check("throttle_bits: 200", "0", Some(ThrottleCause::PowerBrake));
+    let stuck = "utilisation_percent: 94\nsm_clock_mhz: 507";
+    check(stuck, "1", Some(ThrottleCause::StuckPower));
+    check(stuck, "0", None);
+    check("utilisation_percent: 94\nsm_clock_mhz: 2400", "1", None);
+}
+
+#[test]
+fn a_macs_signals_are_felt() {
+    let check = |thermal: &str, settings: &str, expected| {
+        let mut recording = MachineRecording::of_this_computer();
+        recording.os = "macos".into();
+        for (question, text) in [("mac thermal", thermal), ("run pmset -g", settings)] {
+            recording.answers.insert(question.into(), RecordedAnswer::Text(text.into()));
+        }
+        assert_eq!(feel(&recording).1.throttled, expected, "{thermal} {settings}");
+    };
+    check("state: 0\npressure: 0", " lowpowermode 0", None);
+    check("state: 1\npressure: 1", " lowpowermode 0", None);
+    check("state: 2\npressure: 1", " lowpowermode 0", Some(ThrottleCause::Heat));
+    check("state: 0\npressure: 2", " lowpowermode 1", Some(ThrottleCause::Heat));
+    check("state: 0\npressure: 0", " lowpowermode 1", Some(ThrottleCause::LowPower));
+}
+
+/// A machine whose counter stands at `counted`.
+fn counting(counted: &str) -> ProbeSource {
+    let zone = "file /sys/class/powercap/intel-rapl:0";
+    source(&[
+        ("folder /sys/class/powercap", "intel-rapl:0"),
+        (&format!("{zone}/name"), "package-0"),
+        (&format!("{zone}/max_energy_range_uj"), "1000000000"),
+        (&format!("{zone}/energy_uj"), counted),
+    ])
+}
+
+#[test]
+fn power_is_the_slope_of_the_counter_even_where_it_starts_again() {
+    let machine = Machine::probe(&mut counting("0"));
+    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
+    let start = Instant::now();
+    let mut watts = |secs: f64, counted: &str| {
+        sense.read(&mut counting(counted), start + Duration::from_secs_f64(secs)).watts
+    };
+    assert_eq!(watts(0.0, "900000000"), None, "one reading has no slope");
+    assert_eq!(watts(1.0, "950000000"), Some(50.0));
+    assert_eq!(watts(1.01, "950100000"), None, "too soon");
+    assert_eq!(watts(2.0, "20000000"), Some(70.0), "it started again");
+    assert_eq!(watts(3.0, "lots"), None);
+    assert_eq!(watts(4.0, "120000000"), Some(50.0), "over both seconds");
+    assert_eq!(watts(5.0, "1000000001"), None, "beyond its range");
+    assert_eq!(watts(4.5, "130000000"), None, "the clock went back");
+}
+
+#[test]
+fn the_plug_is_asked_for_seldom() {
+    let at = |status: &str| {
+        source(&[
+            ("folder /sys/class/power_supply", "BAT0"),
+            ("file /sys/class/power_supply/BAT0/type", "Battery"),
+            ("file /sys/class/power_supply/BAT0/status", status),
+            ("file /sys/class/power_supply/BAT0/power_now", "21000000"),
+        ])
+    };
+    let machine = Machine::probe(&mut at("Full"));
+    let mut sense = Monitor::new(&machine, DeviceId::Cpu, None);
+    let start = Instant::now();
+    let mut felt = |secs, status| {
+        let feel = sense.read(&mut at(status), start + Duration::from_secs(secs));
+        (feel.on_battery, feel.watts)
+    };
+    assert_eq!(felt(0, "Full"), (Some(false), None));
+    assert_eq!(felt(9, "Discharging"), (Some(false), None));
+    assert_eq!(felt(10, "Discharging"), (Some(true), Some(21.0)));
+    assert_eq!(felt(11, "Full"), (Some(true), Some(21.0)));
+}

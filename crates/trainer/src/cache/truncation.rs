@@ -1,0 +1,44 @@
+//! Captions that are longer than what text encoders see. Found with tokenizers alone, before any weight
+//! is read: what a model never saw of a caption, nobody should believe to have trained.
+
+use super::select::CachedSample;
+use crate::data::caption::{CaptionDraws, CaptionSettings, for_step};
+use crate::data::{Problem, ProblemKind};
+use crate::model::diffusion::text::{EncoderKind, TextEncoders};
+
+/// Letters of a cut that are shown. Chosen: enough to find the place.
+const SHOWN: usize = 60;
+
+/// What is to be said of the captions of samples, as they are without shuffling.
+pub(super) fn truncated_captions<'a>(
+    encoders: &TextEncoders,
+    settings: &CaptionSettings,
+    samples: impl Iterator<Item = &'a CachedSample>,
+) -> Vec<Problem> {
+    let as_written = CaptionDraws { dropout: u64::MAX, order: 0 };
+    let problem = |sample: &CachedSample| {
+        let text = for_step(&sample.caption, settings, as_written);
+        Some(Problem::warning(&sample.path, lost(encoders, &text)?))
+    };
+    samples.filter_map(problem).collect()
+}
+
+/// The last encoder sees the most: what it sees is not lost.
+fn lost(encoders: &TextEncoders, text: &str) -> Option<ProblemKind> {
+    let cuts = encoders.truncations(text);
+    let (spec, cut) = *cuts.last()?;
+    let (tokens, most) = (cut.n_tokens, cut.max_tokens);
+    let encoder = match spec.kind {
+        EncoderKind::T5 => "T5",
+        EncoderKind::Clip => "CLIP",
+    };
+    let is_seen = encoders.last().is_some_and(|last| last.name != spec.name);
+    if is_seen {
+        return Some(ProblemKind::CaptionBeyondClip { tokens, most });
+    }
+    let mut lost: String = cut.lost.chars().take(SHOWN).collect();
+    if lost.len() < cut.lost.len() {
+        lost.push('…');
+    }
+    Some(ProblemKind::CaptionCut { encoder, tokens, most, lost })
+}

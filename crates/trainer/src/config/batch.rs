@@ -1,0 +1,135 @@
+//! In what micro-batches a batch goes through the model, and what is recomputed: the same result in
+//! less memory and more time. What a step sees, and with which random numbers, does not depend on it;
+//! only the order in which gradients are summed does.
+
+use std::fmt;
+
+use compute::Quantisation;
+use serde::{Deserialize, Serialize};
+
+use super::RunConfig;
+use super::optimizer::OptimizerKind;
+use crate::model::offload::Offload;
+use crate::model::recompute::Recompute;
+
+/// How a batch is computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct BatchSettings {
+    /// The most samples that go through the model at once.
+    pub micro: usize,
+    /// What is recomputed.
+    pub recompute: Recompute,
+}
+
+impl BatchSettings {
+    /// As the job says.
+    pub fn from_config(config: &RunConfig) -> Self {
+        Self {
+            micro: config.train.micro_batch.unwrap_or(config.train.batch),
+            recompute: config.train.recompute,
+        }
+    }
+
+    /// The next way that takes less memory, if there is one. Fewer samples at once come first, four of
+    /// five: they are as many in all, while computing twice is another forward.
+    pub fn with_less_memory(self) -> Option<Self> {
+        if self.micro > 1 {
+            return Some(Self { micro: self.micro * 4 / 5, ..self });
+        }
+        let recompute = match self.recompute {
+            Recompute::None => Recompute::Queries,
+            Recompute::Queries => Recompute::Alternate,
+            Recompute::Alternate => Recompute::Block,
+            Recompute::Block => return None,
+        };
+        Some(Self { recompute, ..self })
+    }
+}
+
+impl fmt::Display for BatchSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let twice = match self.recompute {
+            Recompute::None => "",
+            Recompute::Queries => " with queries recomputed",
+            Recompute::Alternate => " with every second block recomputed",
+            Recompute::Block => " with every block recomputed",
+        };
+        write!(f, "{} at once{twice}", self.micro)
+    }
+}
+
+/// One value for each thing that a plan decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PlanChoice {
+    /// `train.micro_batch`
+    pub micro_batch: usize,
+    /// `train.recompute`
+    pub recompute: Recompute,
+    /// `machine.stream`
+    pub offload: Offload,
+    /// `base.quantise`
+    pub quantise: Option<Quantisation>,
+    /// `base.quantise_encoders`
+    pub quantise_encoders: Option<Quantisation>,
+    /// `optimizer.kind`
+    pub optimizer: OptimizerKind,
+}
+
+impl PlanChoice {
+    /// As a job says it, typed or by default.
+    pub fn from_config(config: &RunConfig) -> Self {
+        let BatchSettings { micro, recompute } = BatchSettings::from_config(config);
+        Self {
+            micro_batch: micro,
+            recompute,
+            offload: config.machine.stream,
+            quantise: config.base.quantise,
+            quantise_encoders: config.base.quantise_encoders,
+            optimizer: config.optimizer.kind,
+        }
+    }
+}
+
+impl fmt::Display for PlanChoice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { micro_batch: micro, recompute, offload: stream, quantise, optimizer, .. } =
+            *self;
+        write!(f, "{}", BatchSettings { micro, recompute })?;
+        f.write_str(match stream {
+            Offload::None => "",
+            Offload::Alternate => ", every second block from main memory",
+            Offload::Blocks => ", blocks from main memory",
+        })?;
+        if let Some(format) = quantise {
+            write!(f, ", base in {format}")?;
+        }
+        if optimizer == OptimizerKind::AdamW8bit {
+            f.write_str(", optimizer in 8 bits")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_way_leads_to_the_tightest_and_ends_there() {
+        let first = BatchSettings { micro: 5, recompute: Recompute::None };
+        let ways: Vec<_> = std::iter::successors(Some(first), |how| how.with_less_memory())
+            .map(|how| (how.micro, how.recompute))
+            .collect();
+        let expected = [
+            (5, Recompute::None),
+            (4, Recompute::None),
+            (3, Recompute::None),
+            (2, Recompute::None),
+            (1, Recompute::None),
+            (1, Recompute::Queries),
+            (1, Recompute::Alternate),
+            (1, Recompute::Block),
+        ];
+        assert_eq!(ways, expected);
+    }
+}

@@ -1,0 +1,178 @@
+//! What a job learns from, and what is shown on the way: images, or texts. Whichever sections were
+//! typed decide.
+
+use std::path::{Path, PathBuf};
+
+use super::data::{DataConfig, RawData, ValidationSplit};
+use super::error::ConfigError;
+use super::generation::{GenerationConfig, RawWriting};
+use super::sample::{RawSample, SampleConfig};
+use super::section::{ResolvedKeys, Section};
+use super::source::ValueOrigin;
+use super::text::{RawText, TextConfig};
+use super::value::{ImageSize, Switch};
+use crate::error::{Result, TrainerError};
+use crate::model::diffusion::family::{DiffusionFamily, SamplingDefaults};
+use crate::model::kind;
+use crate::text::HeldOut;
+
+/// What a job learns from, and what is shown on the way.
+#[derive(Clone, Debug, PartialEq)]
+pub enum TrainingData {
+    /// Images with captions, by a model that draws.
+    Images {
+        /// The images.
+        data: DataConfig,
+        /// Images drawn while training.
+        sample: SampleConfig,
+    },
+    /// Texts, by a language model.
+    Texts {
+        /// The texts.
+        text: TextConfig,
+        /// Texts written while training.
+        writing: GenerationConfig,
+    },
+}
+
+/// What samples of texts are called.
+pub const SEQUENCE: &str = "sequence";
+
+/// Keys that mean nothing where texts are learnt from.
+const IMAGE_ONLY_KEYS: [&str; 7] = [
+    "base.rest",
+    "base.quantise_encoders",
+    "train.scheme",
+    "train.logit_mean",
+    "train.logit_deviation",
+    "train.mode_scale",
+    // PEFT's is the one that readers of language models know.
+    "output.formats",
+];
+
+/// Taken: all linear layers of a block, as the `QLoRA` paper trains them (Dettmers et al., arXiv
+/// 2305.14314, section 4).
+const TEXT_TARGETS: [&str; 7] =
+    ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"];
+
+impl TrainingData {
+    /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
+    pub(super) fn decide(
+        (data, sample): (RawData, RawSample),
+        (text, writing): (RawText, RawWriting),
+        rows: &mut ResolvedKeys,
+    ) -> std::result::Result<Self, ConfigError> {
+        let typed = |section, found: Option<(&str, ValueOrigin)>| {
+            found.map(|(key, origin)| (format!("{section}.{key}"), origin))
+        };
+        let of_texts =
+            typed("text", text.first_typed()).or(typed("writing", writing.first_typed()));
+        let Some((with, _)) = of_texts else {
+            let (data, sample) = (data.decide("data", rows)?, sample.decide("sample", rows)?);
+            return Ok(Self::Images { data, sample });
+        };
+        let of_images = typed("data", data.first_typed()).or(typed("sample", sample.first_typed()));
+        if let Some((key, origin)) = of_images {
+            return Err(ConfigError::NoEffect { key, with, origin });
+        }
+        let (text, writing) = (text.decide("text", rows)?, writing.decide("writing", rows)?);
+        Ok(Self::Texts { text, writing })
+    }
+
+    /// Leaves out what means nothing for this kind, and puts its own defaults.
+    pub(super) fn apply_defaults(
+        &self,
+        rows: &mut ResolvedKeys,
+    ) -> std::result::Result<(), ConfigError> {
+        if let Self::Texts { .. } = self {
+            for key in IMAGE_ONLY_KEYS {
+                rows.leave_out(key, "[text]")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The family of the base, where it tells.
+    pub(super) fn family(&self, base: &Path) -> Option<&'static DiffusionFamily> {
+        match self {
+            Self::Images { .. } => kind::family(base),
+            Self::Texts { .. } => None,
+        }
+    }
+
+    /// What samples of a family's models are like unless told otherwise.
+    pub(super) fn apply_family(&mut self, family: &DiffusionFamily, rows: &mut ResolvedKeys) {
+        let Self::Images { sample, .. } = self else { return };
+        let SamplingDefaults { steps, guidance, resolution: side } = family.sampling;
+        rows.of_family(family, "sample.steps", &mut sample.steps, steps);
+        rows.of_family(family, "sample.guidance", &mut sample.guidance, guidance);
+        let size = ImageSize { width: side, height: side };
+        rows.of_family(family, "sample.size", &mut sample.size, size);
+    }
+
+    /// Layers that get an adapter unless told otherwise.
+    pub(super) fn default_targets(&self) -> Option<Vec<String>> {
+        match self {
+            Self::Images { .. } => None,
+            Self::Texts { .. } => Some(TEXT_TARGETS.map(str::to_owned).into()),
+        }
+    }
+
+    /// Whether nothing is held out; then the key that says so.
+    pub(super) fn no_validation_key(&self) -> Option<&'static str> {
+        match self {
+            Self::Images { data, .. } => {
+                (data.validation == ValidationSplit::None).then_some("data.validation = 0")
+            }
+            Self::Texts { text, .. } => {
+                (text.validation == HeldOut::None).then_some("text.validation = 0")
+            }
+        }
+    }
+
+    /// Where what was prepared is kept, if that was typed.
+    pub(super) fn cache(&self) -> Option<&PathBuf> {
+        match self {
+            Self::Images { data, .. } => data.cache.as_ref(),
+            Self::Texts { text, .. } => text.cache.as_ref(),
+        }
+    }
+
+    /// Steps between two looks at what the model does.
+    pub fn sample_every(&self) -> Switch<u64> {
+        match self {
+            Self::Images { sample, .. } => sample.every,
+            Self::Texts { writing, .. } => writing.every,
+        }
+    }
+
+    /// The images; an error where texts are learnt from.
+    pub fn images(&self) -> Result<(&DataConfig, &SampleConfig)> {
+        match self {
+            Self::Images { data, sample } => Ok((data, sample)),
+            Self::Texts { text, .. } => Err(TrainerError::Request {
+                problem: format!("the job is about texts, not images: {}", text.path.display()),
+                hint: "give it data.images instead of text.path",
+            }),
+        }
+    }
+
+    /// The texts; an error where images are learnt from.
+    pub fn texts(&self) -> Result<(&TextConfig, &GenerationConfig)> {
+        match self {
+            Self::Texts { text, writing } => Ok((text, writing)),
+            Self::Images { data, .. } => Err(TrainerError::Request {
+                problem: format!("the job is about images, not texts: {}", data.images.display()),
+                hint: "give it text.path instead of data.images",
+            }),
+        }
+    }
+
+    /// What samples are called.
+    pub fn sample_noun(&self) -> &'static str {
+        match self {
+            Self::Images { .. } => "image",
+            Self::Texts { .. } => SEQUENCE,
+        }
+    }
+}

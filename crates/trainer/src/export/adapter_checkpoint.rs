@@ -1,0 +1,73 @@
+//! An adapter in the middle of its training, as the library of its model reads it: a file of diffusers',
+//! or, of a language model, PEFT's two. Tensors are copied from the device one at a time, so that a
+//! checkpoint takes no memory that the plan does not know of. The bytes are those that `export` writes
+//! and proves; formats that join layers are left to it.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use compute::Tensor;
+use weights::write::AtomicFile;
+
+use super::{AdapterFormat, settings, stem, suffixes};
+use crate::error::{Result, TrainerError};
+use crate::model::adapter::LoraWeights;
+use crate::model::adapter::read::{Component, DIFFUSERS_FILE, PEFT_CONFIG, PEFT_FILE};
+use crate::model::build::TensorSpec;
+use crate::model::files::save_tensors;
+
+/// The adapter of a layer, on a device.
+pub struct LayerTensors<'a> {
+    /// The layer's name.
+    pub module: &'a str,
+    /// LoRA rank.
+    pub rank: usize,
+    /// Its weight is alpha / rank.
+    pub alpha: f32,
+    /// [rank, in]
+    pub down: &'a Tensor,
+    /// [out, rank]
+    pub up: &'a Tensor,
+    /// `[out]`, if it is a `DoRA`.
+    pub magnitude: Option<&'a Tensor>,
+}
+
+/// Writes an adapter of a model that has these tensors into a checkpoint's folder.
+pub fn write(
+    folder: &Path,
+    component: Component,
+    layers: &[LayerTensors<'_>],
+    of_base: &[TensorSpec],
+) -> Result<()> {
+    let (format, name) = match component {
+        Component::Language => (AdapterFormat::Peft, PEFT_FILE),
+        Component::Transformer | Component::TextEncoder(_) => {
+            (AdapterFormat::Diffusers, DIFFUSERS_FILE)
+        }
+    };
+    let parts = vec![(component, layers.iter().map(without_data).collect())];
+    if format == AdapterFormat::Peft {
+        let path = folder.join(PEFT_CONFIG);
+        let mut file = AtomicFile::create(&path)?;
+        let written = file.write_all(settings::peft(&parts, of_base).as_bytes());
+        written.map_err(|source| TrainerError::Io { what: "write", path, source })?;
+        file.commit()?;
+    }
+    let mut tensors = BTreeMap::new();
+    for layer in layers {
+        let stem = stem(component, layer.module, format);
+        let [down, up, magnitude] = suffixes(format).map(|ending| format!("{stem}.{ending}"));
+        tensors.extend([(down, layer.down), (up, layer.up)]);
+        tensors.extend(layer.magnitude.map(|tensor| (magnitude, tensor)));
+    }
+    save_tensors(&folder.join(name), &settings::header(&parts, format, None), &tensors)?;
+    Ok(())
+}
+
+/// What readers need to know of a layer besides its numbers.
+fn without_data(layer: &LayerTensors<'_>) -> (String, LoraWeights) {
+    let LayerTensors { rank, alpha, magnitude, .. } = *layer;
+    let magnitude = magnitude.map(|_| Vec::new());
+    (layer.module.into(), LoraWeights { rank, alpha, down: Vec::new(), up: Vec::new(), magnitude })
+}

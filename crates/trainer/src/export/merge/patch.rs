@@ -1,0 +1,108 @@
+//! What an adapter adds to the rows of a matrix: W + s·B·A, and with magnitudes m each row of it
+//! divided by its length and multiplied by m's number.
+
+use std::collections::HashMap;
+use std::ops::Range;
+
+use super::MatrixPatches;
+use crate::model::adapter::{AdaptedComponent, LoraWeights};
+use crate::model::tensor_piece::stored_rows;
+
+/// An adapter's matrices and the rows of a stored matrix they are for. Where q, k and v are stored
+/// as one, each of them has a patch of its own.
+pub struct MatrixPatch<'a> {
+    given: &'a LoraWeights,
+    /// In the stored matrix.
+    rows: Range<usize>,
+    /// The adapter's own row that belongs to the first of them.
+    first: usize,
+}
+
+/// All that an adapter adds to a part.
+pub fn patches<'a>(part: &AdaptedComponent<'a>) -> MatrixPatches<'a> {
+    let mut patches: MatrixPatches<'a> = HashMap::new();
+    for (layer, given) in part.layers {
+        let pieces = (part.layout.pieces)(&format!("{layer}.weight"));
+        let [outputs, _] = given.sizes();
+        let (stored, mut first) = (stored_rows(&pieces, outputs).unwrap_or(outputs), 0);
+        for piece in pieces {
+            let rows = piece.rows(stored);
+            let n_rows = rows.len();
+            patches.entry(piece.key).or_default().push(MatrixPatch { given, rows, first });
+            first += n_rows;
+        }
+    }
+    patches
+}
+
+/// Some rows, from the `first` on, with what is added to them.
+pub fn apply_patches(
+    patches: &[MatrixPatch<'_>],
+    first: usize,
+    width: usize,
+    numbers: &[f32],
+) -> Vec<f64> {
+    let mut sums: Vec<f64> = numbers.iter().map(|number| f64::from(*number)).collect();
+    for (at, row) in (first..).zip(sums.chunks_mut(width)) {
+        for patch in patches.iter().filter(|patch| patch.rows.contains(&at)) {
+            patch.add(patch.first + at - patch.rows.start, row);
+        }
+    }
+    sums
+}
+
+impl<'a> MatrixPatch<'a> {
+    /// For a matrix that is stored as it is.
+    pub fn for_whole(given: &'a LoraWeights) -> Self {
+        let [outputs, _] = given.sizes();
+        Self { given, rows: 0..outputs, first: 0 }
+    }
+
+    fn add(&self, own: usize, row: &mut [f64]) {
+        let LoraWeights { rank, alpha, down, up, magnitude } = self.given;
+        let scale = f64::from(*alpha) / *rank as f64;
+        for (up, down) in up[own * rank..(own + 1) * rank].iter().zip(down.chunks(row.len())) {
+            let factor = scale * f64::from(*up);
+            for (sum, down) in row.iter_mut().zip(down) {
+                *sum += factor * f64::from(*down);
+            }
+        }
+        if let Some(magnitude) = magnitude {
+            let length = row.iter().map(|number| number * number).sum::<f64>().sqrt();
+            let factor = f64::from(magnitude[own]) / length;
+            for number in row {
+                *number *= factor;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn given(magnitude: Option<Vec<f32>>) -> LoraWeights {
+        // s·B·A = 2 · [1; -1] · [3 4] = [6 8; -6 -8].
+        LoraWeights { rank: 1, alpha: 2.0, down: vec![3.0, 4.0], up: vec![1.0, -1.0], magnitude }
+    }
+
+    #[test]
+    fn rows_get_what_belongs_to_them_and_others_nothing() {
+        let given = given(None);
+        // Two patches that are stored the other way round.
+        let patches = [
+            MatrixPatch { given: &given, rows: 1..2, first: 0 },
+            MatrixPatch { given: &given, rows: 0..1, first: 1 },
+        ];
+        let base = [0.5, 0.5, 1.0, 1.0, 7.0, 7.0];
+        assert_eq!(apply_patches(&patches, 0, 2, &base), [-5.5, -7.5, 7.0, 9.0, 7.0, 7.0]);
+        assert_eq!(apply_patches(&patches, 1, 2, &base[2..]), [7.0, 9.0, 7.0, 7.0]);
+    }
+
+    #[test]
+    fn with_magnitudes_rows_have_their_lengths() {
+        let given = given(Some(vec![10.0, 5.0]));
+        let patch = [MatrixPatch { given: &given, rows: 0..2, first: 0 }];
+        assert_eq!(apply_patches(&patch, 0, 2, &[-3.0, -4.0, 12.0, 16.0]), [6.0, 8.0, 3.0, 4.0]);
+    }
+}

@@ -1,0 +1,67 @@
+//! What makes tokens of a text, for one encoder: its tokenizer; or, of a model that is only planned
+//! with, as many tokens as it would make. What a plan finds depends on their number alone.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::error::{Result, TrainerError};
+use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
+
+/// Where tokens come from.
+pub(super) enum TokenSource {
+    /// A tokenizer, and the files it was read from.
+    Loaded(Box<PromptTokenizer>, Vec<PathBuf>),
+    /// Nowhere: this many of them, all the same.
+    Meta(usize),
+}
+
+impl TokenSource {
+    /// A tokenizer's folder, for texts of so many tokens.
+    pub fn open(folder: &Path, length: usize) -> Result<Self> {
+        let files = files_in(folder)?;
+        Ok(Self::Loaded(Box::new(PromptTokenizer::open(folder, length)?), files))
+    }
+
+    /// The tokens of a text.
+    pub fn encode(&self, text: &str) -> Vec<u32> {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.encode(text).ids,
+            Self::Meta(n) => vec![0; *n],
+        }
+    }
+
+    /// What of a text is cut off, if anything is.
+    pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.truncation(text),
+            Self::Meta(_) => None,
+        }
+    }
+
+    /// How many different tokens there may be.
+    pub fn vocab_size(&self) -> usize {
+        match self {
+            Self::Loaded(tokenizer, _) => tokenizer.vocab_size(),
+            Self::Meta(_) => 1,
+        }
+    }
+
+    /// The files that decide what becomes of a text.
+    pub fn sources(&self) -> &[PathBuf] {
+        match self {
+            Self::Loaded(_, files) => files,
+            Self::Meta(_) => &[],
+        }
+    }
+}
+
+/// The plain files of a folder, by name.
+fn files_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let io = |source| TrainerError::Io { what: "list", path: folder.into(), source };
+    let entries = fs::read_dir(folder).map_err(io)?;
+    let paths = entries.map(|entry| entry.map(|entry| entry.path()));
+    let mut paths = paths.collect::<std::result::Result<Vec<_>, _>>().map_err(io)?;
+    paths.retain(|path| path.is_file());
+    paths.sort();
+    Ok(paths)
+}

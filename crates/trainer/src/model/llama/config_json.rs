@@ -1,0 +1,259 @@
+//! `config.json` as programs write it, old and new, and what it means. What hearth does not compute
+//! is refused here; what does not change the numbers is passed over.
+//!
+//! Written back, rotations are spelt as transformers before version 5 has them, which later ones
+//! read too.
+
+use serde::{Deserialize, Serialize};
+
+use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
+
+/// The file's keys, those that matter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct LlamaConfigJson {
+    model_type: LanguageFamily,
+    #[serde(default)]
+    architectures: Vec<String>,
+    vocab_size: usize,
+    hidden_size: usize,
+    intermediate_size: usize,
+    num_hidden_layers: usize,
+    num_attention_heads: usize,
+    num_key_value_heads: Option<usize>,
+    head_dim: Option<usize>,
+    #[serde(default = "default_context")]
+    max_position_embeddings: usize,
+    #[serde(default = "default_epsilon")]
+    rms_norm_eps: f32,
+    #[serde(default = "silu")]
+    hidden_act: String,
+    rope_theta: Option<f64>,
+    rope_scaling: Option<RopeScalingJson>,
+    #[serde(skip_serializing)]
+    rope_parameters: Option<RopeScalingJson>,
+    #[serde(skip_serializing)]
+    partial_rotary_factor: Option<f64>,
+    #[serde(default)]
+    tie_word_embeddings: bool,
+    attention_bias: Option<bool>,
+    mlp_bias: Option<bool>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    use_sliding_window: bool,
+    /// Written also where there is none: Mistral's default is one.
+    sliding_window: Option<usize>,
+    #[serde(skip_serializing, default)]
+    layer_types: Vec<String>,
+    bos_token_id: Option<u32>,
+    eos_token_id: Option<TokenIds>,
+}
+
+/// `rope_scaling`, or `rope_parameters` as it is called since version 5.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+struct RopeScalingJson {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    rope_type: Option<String>,
+    /// What it was called first; some files have both.
+    #[serde(skip_serializing, rename = "type")]
+    kind: Option<String>,
+    #[serde(skip_serializing)]
+    rope_theta: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    low_freq_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    high_freq_factor: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    original_max_position_embeddings: Option<usize>,
+    #[serde(skip_serializing)]
+    partial_rotary_factor: Option<f64>,
+}
+
+/// One token or several.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(untagged)]
+enum TokenIds {
+    One(u32),
+    Several(Vec<u32>),
+}
+
+/// Taken, as the next two: the defaults of transformers' `LlamaConfig`.
+fn default_context() -> usize {
+    2048
+}
+
+fn default_epsilon() -> f32 {
+    1e-6
+}
+
+const DEFAULT_THETA: f64 = 10_000.0;
+
+/// The one activation of all families.
+const SILU: &str = "silu";
+
+fn silu() -> String {
+    SILU.into()
+}
+
+impl TryFrom<LlamaConfigJson> for LlamaConfig {
+    type Error = String;
+
+    fn try_from(written: LlamaConfigJson) -> Result<Self, String> {
+        written.check()?;
+        let heads = written.num_attention_heads;
+        let rope = written.rope()?;
+        let head_dim = written.head_dim.unwrap_or(written.hidden_size / heads.max(1));
+        Ok(Self {
+            family: written.model_type,
+            vocab_size: written.vocab_size,
+            hidden_size: written.hidden_size,
+            intermediate_size: written.intermediate_size,
+            num_hidden_layers: written.num_hidden_layers,
+            num_attention_heads: heads,
+            num_key_value_heads: written.num_key_value_heads.unwrap_or(heads),
+            head_dim,
+            max_position_embeddings: written.max_position_embeddings,
+            rms_norm_eps: written.rms_norm_eps,
+            rope,
+            tie_word_embeddings: written.tie_word_embeddings,
+            attention_bias: written.attention_bias.unwrap_or(false),
+            mlp_bias: written.mlp_bias.unwrap_or(false),
+            window: written.window(),
+            bos_token_id: written.bos_token_id,
+            eos_token_ids: match written.eos_token_id {
+                None => Vec::new(),
+                Some(TokenIds::One(id)) => vec![id],
+                Some(TokenIds::Several(ids)) => ids,
+            },
+        })
+    }
+}
+
+impl LlamaConfigJson {
+    /// That nothing asks for what is not computed.
+    fn check(&self) -> Result<(), String> {
+        let Self { hidden_act, partial_rotary_factor, layer_types, .. } = self;
+        if hidden_act != SILU {
+            return Err(format!("hidden_act is {hidden_act}, expected {SILU}"));
+        }
+        let nested = self.rope_json().and_then(|rotation| rotation.partial_rotary_factor);
+        if let Some(share) = partial_rotary_factor.or(nested).filter(|share| *share != 1.0) {
+            return Err(format!("partial_rotary_factor is {share}, expected 1"));
+        }
+        let is_known = |kind: &String| ["full_attention", "sliding_attention"].contains(&&**kind);
+        match layer_types.iter().find(|kind| !is_known(kind)) {
+            Some(kind) => {
+                Err(format!("layer_types has {kind}, expected full_attention or sliding_attention"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// How far a token sees, if that is not all of a text. Qwen's files name a window that is not in
+    /// use, and some layers may have none; what counts is the shortest.
+    fn window(&self) -> Option<usize> {
+        let is_used = self.use_sliding_window || self.model_type == LanguageFamily::Mistral;
+        self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)
+    }
+
+    fn rope_json(&self) -> Option<&RopeScalingJson> {
+        self.rope_parameters.as_ref().or(self.rope_scaling.as_ref())
+    }
+
+    fn rope(&self) -> Result<RopeConfig, String> {
+        let none = RopeScalingJson::default();
+        let rotation = self.rope_json().unwrap_or(&none);
+        let theta = rotation.rope_theta.or(self.rope_theta).unwrap_or(DEFAULT_THETA);
+        Ok(RopeConfig { theta, scaling: rotation.scaling(self.max_position_embeddings)? })
+    }
+}
+
+impl RopeScalingJson {
+    fn scaling(&self, context: usize) -> Result<RopeScaling, String> {
+        let kind = self.rope_type.as_deref().or(self.kind.as_deref()).unwrap_or("default");
+        let number = |name: &str, number: Option<f64>| {
+            number.ok_or_else(|| format!("rope_scaling of type {kind} has no {name}"))
+        };
+        let factor = || number("factor", self.factor);
+        match kind {
+            "default" => Ok(RopeScaling::None),
+            "linear" => Ok(RopeScaling::Linear { factor: factor()? }),
+            "llama3" => Ok(RopeScaling::Llama3 {
+                factor: factor()?,
+                low_freq_factor: number("low_freq_factor", self.low_freq_factor)?,
+                high_freq_factor: number("high_freq_factor", self.high_freq_factor)?,
+                original_max_position_embeddings: self
+                    .original_max_position_embeddings
+                    .unwrap_or(context),
+            }),
+            other => {
+                Err(format!("rope_scaling is of type {other}, expected default, linear or llama3"))
+            }
+        }
+    }
+}
+
+impl From<LlamaConfig> for LlamaConfigJson {
+    fn from(config: LlamaConfig) -> Self {
+        let is_qwen = matches!(config.family, LanguageFamily::Qwen2 | LanguageFamily::Qwen3);
+        let of_llama = |bias: bool| (config.family == LanguageFamily::Llama).then_some(bias);
+        Self {
+            model_type: config.family,
+            architectures: vec![config.family.class().into()],
+            vocab_size: config.vocab_size,
+            hidden_size: config.hidden_size,
+            intermediate_size: config.intermediate_size,
+            num_hidden_layers: config.num_hidden_layers,
+            num_attention_heads: config.num_attention_heads,
+            num_key_value_heads: Some(config.num_key_value_heads),
+            head_dim: Some(config.head_dim),
+            max_position_embeddings: config.max_position_embeddings,
+            rms_norm_eps: config.rms_norm_eps,
+            hidden_act: silu(),
+            rope_theta: Some(config.rope.theta),
+            rope_scaling: config.rope.scaling.into(),
+            rope_parameters: None,
+            partial_rotary_factor: None,
+            tie_word_embeddings: config.tie_word_embeddings,
+            attention_bias: is_qwen
+                .then_some(config.attention_bias)
+                .or(of_llama(config.attention_bias)),
+            mlp_bias: of_llama(config.mlp_bias),
+            use_sliding_window: is_qwen && config.window.is_some(),
+            sliding_window: config.window,
+            layer_types: Vec::new(),
+            bos_token_id: config.bos_token_id,
+            eos_token_id: match config.eos_token_ids.as_slice() {
+                [] => None,
+                [id] => Some(TokenIds::One(*id)),
+                several => Some(TokenIds::Several(several.to_vec())),
+            },
+        }
+    }
+}
+
+impl From<RopeScaling> for Option<RopeScalingJson> {
+    fn from(scaling: RopeScaling) -> Self {
+        let of = |kind: &str, factor: f64| RopeScalingJson {
+            rope_type: Some(kind.into()),
+            factor: Some(factor),
+            ..RopeScalingJson::default()
+        };
+        match scaling {
+            RopeScaling::None => None,
+            RopeScaling::Linear { factor } => Some(of("linear", factor)),
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => Some(RopeScalingJson {
+                low_freq_factor: Some(low_freq_factor),
+                high_freq_factor: Some(high_freq_factor),
+                original_max_position_embeddings: Some(original_max_position_embeddings),
+                ..of("llama3", factor)
+            }),
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! Weights to begin with where a model is trained from scratch: small normal numbers, norms of one,
+//! biases of zero; and smaller still in the two layers of a block that add to its stream, of which
+//! there are twice as many as blocks, so that the stream stays as large however deep the model is
+//! (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
+
+use compute::{Device, Tag, Tensor};
+
+use super::LlamaConfig;
+use crate::error::Result;
+use crate::model::build::{
+    INIT_STD, Precision, TensorRole, TensorSpec, WeightSource, WeightTensor, quantise,
+};
+
+/// Numbers that follow from a seed, the same on every engine.
+pub struct LlamaInit {
+    precision: Precision,
+    seed: u64,
+    /// What the deviation of layers that add to the stream is multiplied by.
+    factor: f32,
+    n_tensors: u64,
+}
+
+/// Layers that add to the stream.
+const RESIDUAL_PROJECTIONS: [&str; 2] = ["o_proj.weight", "down_proj.weight"];
+
+impl LlamaInit {
+    /// For a model of these settings.
+    pub fn new(config: &LlamaConfig, precision: Precision, seed: u64) -> Self {
+        let factor = 1.0 / (2.0 * config.num_hidden_layers as f32).sqrt();
+        Self { precision, seed, factor, n_tensors: 0 }
+    }
+
+    fn random_init(&self, device: &Device, want: &TensorSpec) -> compute::Result<Tensor> {
+        let dtype = self.precision.dtype_of(want.role);
+        if want.role == TensorRole::Vector {
+            let number = if want.name.ends_with(".weight") { 1.0 } else { 0.0 };
+            return device.upload_as(want.shape, &vec![number; want.shape.elements()], dtype);
+        }
+        let is_adding = RESIDUAL_PROJECTIONS.iter().any(|layer| want.name.ends_with(layer));
+        let deviation = if is_adding { self.factor * INIT_STD } else { INIT_STD };
+        device.normal(want.shape, dtype, deviation, (self.seed, self.n_tensors))
+    }
+}
+
+impl WeightSource for LlamaInit {
+    fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
+        self.n_tensors += 1;
+        device.with_tag(Tag::Weights, || {
+            quantise(self.random_init(device, &want)?, self.precision.quantisation(&want))
+        })
+    }
+}

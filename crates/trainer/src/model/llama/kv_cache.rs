@@ -1,0 +1,52 @@
+//! What a model remembers of a text it has seen: the keys and values of every block, in memory that
+//! is taken once for the longest text. One text at a time.
+
+use compute::{Device, Dtype, Tensor};
+
+use super::LlamaConfig;
+use crate::error::{Result, TrainerError};
+
+/// The keys and values of the tokens so far.
+pub struct KvCache {
+    /// Of each block, keys and values: [most tokens, width of all heads].
+    pub(super) blocks: Vec<[Tensor; 2]>,
+    n_tokens: usize,
+    max_tokens: usize,
+}
+
+impl KvCache {
+    /// Empty, with room for the most tokens there will be.
+    pub(super) fn new(
+        device: &Device,
+        config: &LlamaConfig,
+        dtype: Dtype,
+        most: usize,
+    ) -> Result<Self> {
+        let sizes = [most, config.num_key_value_heads * config.head_dim];
+        let room = || device.zeros(sizes, dtype);
+        let blocks = (0..config.num_hidden_layers).map(|_| Ok([room()?, room()?]));
+        Ok(Self { blocks: blocks.collect::<Result<_>>()?, n_tokens: 0, max_tokens: most })
+    }
+
+    /// Tokens that it holds.
+    pub fn n_tokens(&self) -> usize {
+        self.n_tokens
+    }
+
+    /// Goes on with another length of the same text: a rehearsal need not see every token.
+    pub(crate) fn skip_to(&mut self, n_tokens: usize) {
+        self.n_tokens = n_tokens.min(self.max_tokens);
+    }
+
+    /// Makes sure that so many more have room.
+    pub(super) fn check_room(&self, n: usize) -> Result<()> {
+        let all = self.n_tokens + n;
+        if all <= self.max_tokens {
+            return Ok(());
+        }
+        Err(TrainerError::Request {
+            problem: format!("a text of {all} tokens in room for {}", self.max_tokens),
+            hint: "make the room as large as the longest text",
+        })
+    }
+}

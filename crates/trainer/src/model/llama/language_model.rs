@@ -1,0 +1,212 @@
+//! A language model to train or to ask: a folder as transformers saves it, one GGUF file, or a shape
+//! that has learnt nothing yet. Opening reads settings and headers and compares every name and shape;
+//! no weights are read before all of it fits together.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+
+use compute::Device;
+use weights::{BytesDoneFn, Catalog};
+
+use super::init::LlamaInit;
+use super::preset::LlamaPreset;
+use super::published::PublishedLlama;
+use super::{Llama, LlamaConfig, gguf, names};
+use crate::error::{Result, TrainerError};
+use crate::fingerprint::{Fingerprint, PartHashes};
+use crate::model::adapter::read::{AdapterFile, Component, TargetModule};
+use crate::model::adapter::{AdaptedComponent, Adapters, LoraWeights};
+use crate::model::build::{ModelBuilder, Precision, TensorSpec, tensor_specs};
+use crate::model::files::{self, WeightFiles};
+use crate::model::{component, config, kind};
+
+/// The model, open.
+pub struct LanguageModel {
+    /// What was opened; the name of a preset.
+    pub path: PathBuf,
+    /// Its settings.
+    pub config: LlamaConfig,
+    /// Its weights; none for a preset.
+    catalog: Option<Catalog>,
+    /// What a preset's weights follow from.
+    seed: u64,
+    /// Its adapter.
+    adapter: HashMap<String, LoraWeights>,
+}
+
+impl LanguageModel {
+    /// Opens a folder or a GGUF file.
+    pub fn open(path: &Path) -> Result<Self> {
+        if !path.exists() {
+            return Err(not_there(path));
+        }
+        kind::check(path, kind::ModelKind::Language)?;
+        if path.is_dir() && !path.join("config.json").exists() {
+            return Err(TrainerError::Request {
+                problem: format!("no language model in {}: it has no config.json", path.display()),
+                hint: "give the folder that transformers saved, with config.json, tokenizer.json and \
+                       safetensors, or a GGUF file",
+            });
+        }
+        let (config, catalog) = if path.is_dir() {
+            let config = config::read_checked(&path.join("config.json"), LlamaConfig::check)?;
+            (config, component::weights(path)?)
+        } else {
+            let catalog = Catalog::open(path)?;
+            (gguf::config(&catalog)?, catalog)
+        };
+        Self::with(path, config, Some(catalog), 0)
+    }
+
+    /// The same for whoever only plans: a published model need not be there, its folder's name will
+    /// do. On a device that holds nothing it is like any other.
+    pub fn open_or_published(path: &Path) -> Result<Self> {
+        match PublishedLlama::by_path(path) {
+            Some(model) if !path.exists() => {
+                let config = model.config();
+                let tensors = tensor_specs(|build| Llama::new(&config, build))?;
+                let sizes = |want: &TensorSpec| {
+                    want.shape.sizes().iter().map(|size| *size as u64).collect()
+                };
+                let tensors = tensors.iter().map(|want| (want.name.clone(), sizes(want)));
+                let catalog = Catalog::meta(path, weights::FileDtype::Bf16, tensors);
+                Self::with(path, config, Some(catalog), 0)
+            }
+            _ => Self::open(path),
+        }
+    }
+
+    /// A model that has learnt nothing yet, for tokens of a vocabulary; its weights follow from the
+    /// seed.
+    pub fn preset(preset: LlamaPreset, vocabulary: usize, seed: u64) -> Result<Self> {
+        Self::with(Path::new(preset.name()), preset.config(vocabulary), None, seed)
+    }
+
+    /// The same shape with weights that have learnt nothing yet.
+    #[must_use]
+    pub fn from_scratch(self, seed: u64) -> Self {
+        Self { catalog: None, seed, ..self }
+    }
+
+    fn with(path: &Path, config: LlamaConfig, catalog: Option<Catalog>, seed: u64) -> Result<Self> {
+        let base = Self { path: path.into(), config, catalog, seed, adapter: HashMap::new() };
+        base.files()?;
+        Ok(base)
+    }
+
+    /// What its files hold; nothing for a preset.
+    pub fn catalog(&self) -> Option<&Catalog> {
+        self.catalog.as_ref()
+    }
+
+    /// Where its tokenizer is: in its folder, or in the GGUF file itself. A preset has none.
+    pub fn tokenizer(&self) -> Option<&Path> {
+        self.catalog().map(|_| self.path.as_path())
+    }
+
+    /// The files that decide what it computes.
+    pub fn sources(&self) -> Vec<PathBuf> {
+        let settings = self.path.is_dir().then(|| self.path.join("config.json"));
+        let files = self.catalog().map(|catalog| catalog.files.clone());
+        settings.into_iter().chain(files.unwrap_or_default()).collect()
+    }
+
+    /// All of its tensors.
+    pub fn tensor_specs(&self) -> Result<Vec<TensorSpec>> {
+        tensor_specs(|build| Llama::new(&self.config, build))
+    }
+
+    /// What tells this model from others.
+    pub fn fingerprint(&self) -> Result<Fingerprint> {
+        if let Some(catalog) = &self.catalog {
+            return files::fingerprint(catalog);
+        }
+        let text = format!("{:?} {}", self.config, self.seed);
+        let whole = blake3::hash(text.as_bytes()).to_hex().to_string();
+        Ok(Fingerprint { whole, parts: PartHashes::new() })
+    }
+
+    /// Puts the model together, with adapters beside its layers.
+    pub fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<Llama> {
+        let build = |build: &mut ModelBuilder<'_>| Llama::new(&self.config, build);
+        if let Some(files) = self.files()? {
+            return files::load_model(device, &files, precision, adapters, tick, build);
+        }
+        let mut source = LlamaInit::new(&self.config, precision, self.seed);
+        build(&mut ModelBuilder::new(device, precision, &mut source, adapters))
+    }
+
+    /// Its weights on disk; nothing for a preset.
+    pub fn files(&self) -> Result<Option<WeightFiles<'_>>> {
+        let find = |catalog| {
+            let layout = names::layout_of(catalog, &self.config);
+            WeightFiles::find(catalog, &layout, |build| Llama::new(&self.config, build))
+        };
+        self.catalog().map(find).transpose()
+    }
+
+    /// Puts an adapter's matrices beside the layers they are for.
+    pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
+        self.take_adapter(AdapterFile::open(path)?)
+    }
+
+    /// The same of a file that is open.
+    pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
+        let modules = TargetModule::from_specs(&self.tensor_specs()?, |_| Vec::new());
+        self.adapter = file.take(Component::Language, &modules)?;
+        file.check_all_taken()
+    }
+
+    /// Puts these beside them.
+    pub fn set_adapter(&mut self, layers: BTreeMap<String, LoraWeights>) {
+        self.adapter = layers.into_iter().collect();
+    }
+
+    /// The adapter's matrices by the layers they are for.
+    pub fn adapter(&self) -> BTreeMap<String, LoraWeights> {
+        self.adapter.clone().into_iter().collect()
+    }
+
+    /// Puts the model together with the adapter it was given.
+    pub fn load_adapted(
+        &self,
+        device: &Device,
+        precision: Precision,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<(Llama, Adapters)> {
+        let mut adapters = Adapters::loaded(self.adapter.clone());
+        let model = self.load(device, precision, &mut adapters, tick)?;
+        adapters.check_all_used(&self.path)?;
+        Ok((model, adapters))
+    }
+
+    /// The model as it lies on disk, with the adapter beside it; nothing for a preset.
+    pub fn adapted_component(&self) -> Option<AdaptedComponent<'_>> {
+        let catalog = self.catalog()?;
+        let layout = names::layout_of(catalog, &self.config);
+        Some(AdaptedComponent {
+            component: Component::Language,
+            catalog,
+            layout,
+            layers: &self.adapter,
+        })
+    }
+}
+
+fn not_there(path: &Path) -> TrainerError {
+    TrainerError::Request {
+        problem: format!("no model at {}", path.display()),
+        hint: match PublishedLlama::by_path(path) {
+            Some(_) => {
+                "download it from huggingface.co to that folder; a plan needs its name alone"
+            }
+            None => "check the path",
+        },
+    }
+}

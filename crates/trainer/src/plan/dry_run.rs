@@ -1,0 +1,284 @@
+//! A run on a device without data: its phases in the order in which they will come, by the functions
+//! that will run. An arena of the size that is found is enough.
+
+use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+use compute::{Device, DeviceKind, MemoryRecording, WorkStats};
+
+use super::DatasetSummary;
+use super::rates::Rates;
+use super::time;
+use crate::config::batch::BatchSettings;
+use crate::config::{RunConfig, Switch};
+use crate::cost::Cost;
+use crate::error::Result;
+use crate::event::{Phase, PlannedPhase, RepeatedTime, TimeEstimate};
+use crate::model::offload::Offload;
+use crate::model::recompute::Recompute;
+use crate::model::vae::Tiling;
+use crate::task::session::Session;
+use crate::task::traits::{Preparation, Task};
+
+/// A job with every value decided, and what it is to run on.
+pub(super) struct DryRun<'a, L: Task> {
+    pub task: &'a L,
+    pub config: &'a RunConfig,
+    pub dataset: &'a DatasetSummary<L::Size>,
+    pub kind: DeviceKind,
+}
+
+/// What a step takes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct StepEstimate {
+    pub peak_bytes: usize,
+    pub secs: f64,
+}
+
+/// What is shown along the way.
+#[derive(Clone, Debug, Default)]
+pub(super) struct SampleEstimate {
+    pub tiling: Option<Tiling>,
+    /// Nothing if nothing is shown.
+    pub phase: Option<PlannedPhase>,
+    pub cost: Cost,
+}
+
+impl<L: Task> DryRun<'_, L> {
+    /// What comes before training, in the fastest way within `limit` bytes.
+    pub fn preparation(&self, limit: usize) -> Result<Preparation> {
+        self.task.preparation(self.config, self.dataset, self.kind, limit)
+    }
+
+    /// A step in the size that takes the most, and the mean over those that are shown most often.
+    pub fn step(&self, rates: &Rates) -> Result<StepEstimate> {
+        let (device, mut session) = self.session()?;
+        if let Some((size, shown)) = self.largest_size() {
+            self.epoch(&device, &mut session, size, shown)?;
+        }
+        let update = work_of(&device, || session.update(0.0, 0, 1.0))?;
+        let peak_bytes = device.usage().extent;
+        let (mut secs, mut n_batches) = (0.0, 0);
+        for (size, shown) in self.typical() {
+            secs += seconds(rates, &self.epoch(&device, &mut session, size, shown)?);
+            n_batches += shown.div_ceil(self.config.train.batch);
+        }
+        let per_batch = secs / n_batches.max(1) as f64;
+        let secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
+        Ok(StepEstimate { peak_bytes, secs })
+    }
+
+    /// A step in every size that occurs, and a measurement; what a validation costs.
+    pub fn training(&self) -> Result<(Vec<PlannedPhase>, Cost)> {
+        let (device, mut session) = self.session()?;
+        let phase = |name: Phase| {
+            let peak_bytes = device.usage().extent;
+            device.reset_peak();
+            PlannedPhase { name, peak_bytes }
+        };
+        let mut phases = vec![phase(Phase::Load)];
+        for (size, shown) in &self.dataset.train {
+            self.epoch(&device, &mut session, *size, *shown)?;
+            session.update(0.0, 0, 1.0)?;
+            phases.push(phase(Phase::train(*size)));
+        }
+        let mut works = Vec::new();
+        for (size, n) in &self.dataset.held_out {
+            let once = || session.eval_loss(&self.task.dummy_micro_batch(*size, 1)?);
+            works.push(((n * self.task.n_validation_passes()) as f64, work_of(&device, once)?));
+            phases.push(phase(Phase::validate(*size)));
+        }
+        Ok((phases, Cost { works, read_bytes: 0 }))
+    }
+
+    /// What is shown while training; images are decoded whole if that fits into `limit` bytes.
+    pub fn samples(&self, limit: usize) -> Result<SampleEstimate> {
+        let mut showing = SampleEstimate::default();
+        if !self.task.makes_samples() {
+            return Ok(showing);
+        }
+        for tiling in std::iter::once(None).chain(Tiling::candidates().map(Some)) {
+            let (device, session) = self.session()?;
+            let cost = self.task.dry_run_samples(&device, session.trainable_model(), tiling)?;
+            let phase = PlannedPhase { name: Phase::Show, peak_bytes: device.usage().extent };
+            let fits = phase.peak_bytes <= limit;
+            showing = SampleEstimate { tiling, phase: Some(phase), cost };
+            if fits {
+                break;
+            }
+        }
+        Ok(showing)
+    }
+
+    /// How long all of it takes, if a step takes so long.
+    pub fn times(
+        &self,
+        step_secs: f64,
+        before: &Preparation,
+        (measuring, showing): (&Cost, &Cost),
+        rates: &Rates,
+    ) -> Result<TimeEstimate> {
+        let (device, mut session) = self.session()?;
+        let loading =
+            Cost { works: vec![(1.0, device.work())], read_bytes: self.task.file_bytes() };
+        let tensors = session.state_dict()?;
+        let saved_bytes = tensors.iter().map(|(_, tensor)| tensor.bytes()).sum();
+        let steps = time::n_steps(self.config, self.dataset).unwrap_or(0);
+        let times = |has_any: bool, n: u64| if has_any && steps > 0 { n } else { 0 };
+        let validate_every = Switch::On(self.config.train.validate_every);
+        let shown_every = self.config.data.sample_every();
+        Ok(TimeEstimate {
+            // A sum of none would be -0.
+            encode_secs: before.stages.iter().fold(0.0, |sum, stage| sum + stage.cost.secs(rates)),
+            load_secs: loading.secs(rates),
+            steps: RepeatedTime { secs: step_secs, times: steps },
+            validation: RepeatedTime {
+                secs: measuring.secs(rates),
+                times: times(
+                    !measuring.works.is_empty(),
+                    time::n_evaluations(validate_every, steps),
+                ),
+            },
+            samples: RepeatedTime {
+                secs: showing.secs(rates),
+                times: times(self.task.makes_samples(), time::n_evaluations(shown_every, steps)),
+            },
+            saving: RepeatedTime {
+                secs: time::save_secs(saved_bytes),
+                times: time::n_saves(self.config.output.save_every, steps),
+            },
+            basis: time::basis(rates),
+        })
+    }
+
+    /// Bytes of the model that stay on the host.
+    pub fn offloaded_bytes(&self) -> Result<usize> {
+        if self.config.machine.stream == Offload::None {
+            return Ok(0);
+        }
+        let (device, _session) = self.session()?;
+        Ok(device.host_bytes())
+    }
+
+    fn session(&self) -> Result<(Device, Session<'_, L>)> {
+        let device = Device::meta(self.kind, usize::MAX / 2);
+        let session = Session::new(&device, self.task, self.config, &|_| true)?;
+        Ok((device, session))
+    }
+
+    /// What a step of full batches of one size does.
+    pub fn step_work(&self, size: L::Size) -> Result<Vec<(usize, WorkStats)>> {
+        let (device, mut session) = self.session()?;
+        let shown = self.config.train.batch;
+        let mut works = self.epoch(&device, &mut session, size, shown)?;
+        for (times, _) in &mut works {
+            *times *= self.config.train.accumulation;
+        }
+        works.push((1, work_of(&device, || session.update(0.0, 0, 1.0))?));
+        Ok(works)
+    }
+
+    /// The memory over a step in the size that takes the most.
+    pub fn recorded_step(&self) -> Result<MemoryRecording> {
+        let (device, mut session) = self.session()?;
+        let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
+        device.reset_peak();
+        device.start_recording();
+        if let Some((size, shown)) = self.largest_size() {
+            let n = self.config.train.batch.min(shown).min(micro);
+            let micro_batch = self.task.dummy_micro_batch(size, n)?;
+            session.accumulate(&micro_batch, (0, 0), 1.0, recompute)?;
+        }
+        session.update(0.0, 0, 1.0)?;
+        Ok(device.stop_recording())
+    }
+
+    /// The size that takes the most, and how often it is shown.
+    pub fn largest_size(&self) -> Option<(L::Size, usize)> {
+        let batch = self.config.train.batch;
+        let weight =
+            |(size, shown): &(&L::Size, &usize)| L::relative_cost(**size) * batch.min(**shown);
+        let hardest = self.dataset.train.iter().max_by_key(weight);
+        hardest.map(|(size, shown)| (*size, *shown))
+    }
+
+    /// The sizes that are shown most often, and how often. Chosen: a few are enough for a mean, and
+    /// folders of many sizes are planned in no more time.
+    fn typical(&self) -> Vec<(L::Size, usize)> {
+        let mut all: Vec<_> = self.dataset.train.iter().map(|(size, n)| (*size, *n)).collect();
+        all.sort_by_key(|(_, shown)| Reverse(*shown));
+        all.truncate(3);
+        all
+    }
+
+    /// What an epoch shows of a size: the work of every micro-batch that occurs, and how often it does.
+    fn epoch(
+        &self,
+        device: &Device,
+        session: &mut Session<'_, L>,
+        size: L::Size,
+        shown: usize,
+    ) -> Result<Vec<(usize, WorkStats)>> {
+        let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
+        let mut works = Vec::new();
+        for (n, times) in micro_batches(self.config.train.batch, micro, shown) {
+            let once = || self.micro_batch(session, (size, n), recompute);
+            works.push((times, work_of(device, once)?));
+        }
+        Ok(works)
+    }
+
+    /// So many samples: made, forward and backward.
+    fn micro_batch(
+        &self,
+        session: &mut Session<'_, L>,
+        (size, n): (L::Size, usize),
+        recompute: Recompute,
+    ) -> Result<()> {
+        let micro_batch = self.task.dummy_micro_batch(size, n)?;
+        session.accumulate(&micro_batch, (0, 0), 1.0, recompute).map(drop)
+    }
+}
+
+/// What `work` does.
+fn work_of<T>(device: &Device, work: impl FnOnce() -> Result<T>) -> Result<WorkStats> {
+    let before = device.work();
+    work()?;
+    Ok(device.work().since(&before))
+}
+
+fn seconds(rates: &Rates, works: &[(usize, WorkStats)]) -> f64 {
+    works.iter().map(|(times, work)| *times as f64 * rates.seconds(work)).sum()
+}
+
+/// How many samples of a size go through the model at once, and how often in an epoch that shows
+/// so many of it: all batches but the last are full, and so are all micro-batches of a batch but the last.
+/// A smaller micro-batch may leave other holes in memory than a full one does.
+fn micro_batches(batch: usize, micro: usize, shown: usize) -> BTreeMap<usize, usize> {
+    let mut micro_batches = BTreeMap::new();
+    for (samples, times) in [(batch, shown / batch), (shown % batch, 1)] {
+        *micro_batches.entry(micro).or_default() += samples / micro * times;
+        *micro_batches.entry(samples % micro).or_default() += times;
+    }
+    micro_batches.retain(|samples, times| *samples > 0 && *times > 0);
+    micro_batches
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn portions_show_every_image_once() {
+        assert_eq!(micro_batches(4, 4, 8), [(4, 2)].into());
+        assert_eq!(micro_batches(6, 4, 15), [(4, 2), (2, 2), (3, 1)].into());
+        for (batch, micro, shown) in
+            (1..7).flat_map(|b| (1..=b).flat_map(move |m| (1..20).map(move |s| (b, m, s))))
+        {
+            let all = micro_batches(batch, micro, shown);
+            let total: usize = all.iter().map(|(samples, times)| samples * times).sum();
+            assert_eq!(total, shown, "{batch} {micro} {shown}");
+            assert!(all.keys().all(|samples| *samples <= micro.min(shown)), "{all:?}");
+        }
+    }
+}

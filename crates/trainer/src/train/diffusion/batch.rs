@@ -1,0 +1,123 @@
+//! Batches of encoded images. Which text a sample gets and whether it is mirrored follows from seed,
+//! batch and place in it, so a run that is continued sees what it would have seen.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use compute::RandomSequence;
+
+use crate::cache::{CacheIndex, CachedLatents};
+use crate::data::caption::{CaptionDraws, for_step};
+use crate::data::{BatchSampler, Bucket};
+use crate::error::{Result, TrainerError};
+use crate::model::diffusion::condition::Condition;
+use crate::task::traits::TrainBatch;
+
+/// Keeps the numbers drawn here apart from others that follow from the same seed: "text".
+const TEXT_SEED: u64 = 0x7465_7874_0000_0000;
+
+/// Bits of a draw that count samples in a batch; the rest counts batches. Chosen: sixty-four times
+/// the largest batch of a job.
+const SLOT_BITS: u32 = 16;
+
+/// Chosen: small sets are not read again in every epoch, and nobody misses so much memory.
+pub(crate) const SAMPLE_CACHE_BYTES: usize = 256 << 20;
+
+/// A sample of a batch.
+#[derive(Clone, Debug)]
+pub struct EncodedSample {
+    /// Its latents, or those of its mirror image.
+    pub latents: Arc<CachedLatents>,
+    /// Its text as the model sees it.
+    pub prompt: Arc<Condition>,
+    /// A number that no other sample of the run has, for streams of random numbers.
+    pub draw: u64,
+}
+
+/// Reads batches by their number.
+pub struct BatchReader {
+    index: Arc<CacheIndex>,
+    order: BatchSampler,
+    seed: u64,
+    cache: SampleCache,
+}
+
+impl BatchReader {
+    /// Of these images in this order.
+    pub fn new(index: Arc<CacheIndex>, order: BatchSampler, seed: u64) -> Self {
+        Self { index, order, seed, cache: SampleCache::default() }
+    }
+
+    /// A batch.
+    pub fn read(&mut self, number: u64) -> Result<TrainBatch<Bucket, EncodedSample>> {
+        let samples = self.order.batch(number);
+        let size = samples.first().and_then(|first| Some(self.index.train.get(*first)?.bucket));
+        let size = size.ok_or_else(|| TrainerError::Request {
+            problem: "there is nothing to train on".into(),
+            hint: "give data.images a folder of images",
+        })?;
+        let samples = samples.into_iter().zip(0..);
+        let samples = samples.map(|(index, slot)| self.sample(index, number, slot));
+        let samples = samples.collect::<Result<_>>()?;
+        Ok(TrainBatch { number, samples, size })
+    }
+
+    fn sample(&mut self, index: usize, number: u64, slot: u64) -> Result<EncodedSample> {
+        let draw = (number << SLOT_BITS) | slot;
+        let stream = RandomSequence::new(self.seed ^ TEXT_SEED, draw);
+        let word = |at| u64::from(stream.word(at)) << 32 | u64::from(stream.word(at + 1));
+        let draws = CaptionDraws { dropout: word(0), order: word(2) };
+        let sample = &self.index.train[index];
+        let is_mirrored = sample.mirrored_key.is_some() && stream.word(4) & 1 == 1;
+        let text = for_step(&sample.caption, self.index.captions(), draws);
+        let latents = self.cache.latents(&self.index, index, is_mirrored)?;
+        Ok(EncodedSample { latents, prompt: self.cache.prompt(&self.index, text)?, draw })
+    }
+}
+
+/// What was read before, as long as there is room.
+#[derive(Default)]
+struct SampleCache {
+    latents: HashMap<(usize, bool), Arc<CachedLatents>>,
+    prompts: HashMap<String, Arc<Condition>>,
+    bytes: usize,
+}
+
+impl SampleCache {
+    fn latents(
+        &mut self,
+        from: &CacheIndex,
+        index: usize,
+        is_mirrored: bool,
+    ) -> Result<Arc<CachedLatents>> {
+        if let Some(latents) = self.latents.get(&(index, is_mirrored)) {
+            return Ok(Arc::clone(latents));
+        }
+        let latents = Arc::new(from.latents(&from.train[index], is_mirrored)?);
+        if self.reserve(latents.mean.len() + latents.std.len()) {
+            self.latents.insert((index, is_mirrored), Arc::clone(&latents));
+        }
+        Ok(latents)
+    }
+
+    fn prompt(&mut self, from: &CacheIndex, text: String) -> Result<Arc<Condition>> {
+        if let Some(prompt) = self.prompts.get(&text) {
+            return Ok(Arc::clone(prompt));
+        }
+        let prompt = Arc::new(from.condition(&text)?);
+        if self.reserve(prompt.n_values()) {
+            self.prompts.insert(text, Arc::clone(&prompt));
+        }
+        Ok(prompt)
+    }
+
+    /// Takes the room for so many numbers, if there is any.
+    fn reserve(&mut self, n_numbers: usize) -> bool {
+        let bytes = self.bytes + n_numbers * size_of::<f32>();
+        let has_room = bytes <= SAMPLE_CACHE_BYTES;
+        if has_room {
+            self.bytes = bytes;
+        }
+        has_room
+    }
+}

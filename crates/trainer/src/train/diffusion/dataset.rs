@@ -1,0 +1,250 @@
+//! Which images lie ahead of a run: sizes and how many of each, and what has to be encoded first.
+//!
+//! A run knows it exactly, since it has compared its folder with its cache. A plan made beforehand
+//! knows the images' headers, or not even those; it then assumes what takes no less. Nothing here
+//! reads an image's bytes or writes a file.
+
+use super::DiffusionTask;
+use crate::cache::bucketed::{assign_buckets, n_held_out};
+use crate::cache::scaled::scaled_counts;
+use crate::cache::{CacheBuilder, CacheIndex, CachedSample};
+use crate::config::data::{DataConfig, ValidationSplit};
+use crate::config::sample::SampleConfig as SampleSettings;
+use crate::data::Bucket;
+use crate::error::Result;
+use crate::task::traits::DatasetSummary;
+
+type BucketCounts = crate::data::SizeCounts<Bucket>;
+
+/// Batches that an epoch has where there is no folder to count. Chosen: as many images as people
+/// train on at the least, and enough that small ones are encoded as many at once as they ever are.
+const NOMINAL_BATCHES: usize = 16;
+
+impl DatasetSummary<Bucket> {
+    /// Of a folder that was looked through and compared with the cache.
+    pub fn from_caching(caching: &CacheBuilder<'_>) -> Self {
+        let CacheIndex { train, held_out, .. } = caching.index();
+        Self {
+            train: counts(train, |sample| sample.repeats as usize),
+            held_out: counts(held_out, |_| 1),
+            to_encode: caching.to_encode(),
+            n_texts: caching.missing().texts,
+            is_nominal: false,
+        }
+    }
+
+    /// Of a job that has not begun, whose batches are this large: of its folder if that is there.
+    pub fn estimate(task: &DiffusionTask<'_>, batch: usize) -> Result<Self> {
+        if task.data.images.exists() {
+            Self::from_folder(task)
+        } else {
+            Ok(Self::nominal(task, batch))
+        }
+    }
+
+    /// Of a folder whose headers are read and nothing more. Everything is taken as not encoded yet.
+    /// Which images are held out follows from their bytes, so each is taken as shown, and each
+    /// size as measured on.
+    pub fn from_folder(task: &DiffusionTask<'_>) -> Result<Self> {
+        let data = task.data;
+        let images = assign_buckets(task.pipeline, data)?.images;
+        let n_held = n_held_out(images.len(), data.validation)?;
+        let (mut train, mut found) = (BucketCounts::new(), BucketCounts::new());
+        for image in &images {
+            *train.entry(image.bucket).or_default() += image.repeats as usize;
+            *found.entry(image.bucket).or_default() += 1;
+        }
+        let held_out = found.iter().map(|(bucket, n)| (*bucket, n_held.min(*n)));
+        Ok(Self {
+            train,
+            held_out: held_out.filter(|(_, n)| *n > 0).collect(),
+            to_encode: found.iter().map(|(bucket, n)| (*bucket, n * views(data))).collect(),
+            n_texts: found.values().sum::<usize>() + n_other_texts(task.sample),
+            is_nominal: false,
+        })
+    }
+
+    /// Of a folder that is not there yet: square images alone, as many as `data.draw` will draw,
+    /// else enough to fill batches.
+    pub fn nominal(DiffusionTask { data, sample, .. }: &DiffusionTask<'_>, batch: usize) -> Self {
+        let side = (data.resolution / data.bucket_step).max(1) * data.bucket_step;
+        let square = Bucket { width: side, height: side };
+        let n = match data.draw {
+            Some(_) => data.draw_count,
+            None => NOMINAL_BATCHES * batch,
+        };
+        let repeats = usize::try_from(data.repeats).unwrap_or(usize::MAX);
+        let is_measured = data.validation != ValidationSplit::None;
+        Self {
+            train: BucketCounts::from([(square, n.saturating_mul(repeats))]),
+            held_out: is_measured.then_some((square, 1)).into_iter().collect(),
+            to_encode: BucketCounts::from([(square, n * views(data))]),
+            n_texts: n + n_other_texts(sample),
+            is_nominal: true,
+        }
+    }
+}
+
+/// The same images at another resolution.
+pub(super) fn scaled(
+    dataset: &DatasetSummary<Bucket>,
+    data: &DataConfig,
+    resolution: usize,
+) -> DatasetSummary<Bucket> {
+    let counts = |counts: &BucketCounts| scaled_counts(counts, data, resolution);
+    DatasetSummary {
+        train: counts(&dataset.train),
+        held_out: counts(&dataset.held_out),
+        to_encode: counts(&dataset.to_encode),
+        ..*dataset
+    }
+}
+
+fn counts(samples: &[CachedSample], weight: impl Fn(&CachedSample) -> usize) -> BucketCounts {
+    let mut counts = BucketCounts::new();
+    for sample in samples {
+        *counts.entry(sample.bucket).or_default() += weight(sample);
+    }
+    counts
+}
+
+/// Texts that are encoded beside captions: prompts, what samples shall not be like, and the empty one.
+fn n_other_texts(sample: &SampleSettings) -> usize {
+    sample.prompts.len() + 2
+}
+
+/// Latents that are made of an image: its own, and those of its mirror image if it is shown.
+fn views(data: &DataConfig) -> usize {
+    1 + usize::from(data.flip)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    use tempfile::TempDir;
+
+    use super::*;
+    use crate::cache::CacheRequest;
+    use crate::config::{RawConfig, RunConfig};
+    use crate::model::diffusion::Pipeline;
+
+    fn golden(path: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden").join(path)
+    }
+
+    fn pipeline() -> Pipeline {
+        Pipeline::open(&golden("sd3/pipeline"), None).unwrap()
+    }
+
+    fn job(folder: &Path, settings: &[&str]) -> RunConfig {
+        let mut raw = RawConfig::empty();
+        let images = format!("data.images={}", folder.join("images").display());
+        let output = format!("output.folder={}", folder.join("run").display());
+        let fixed = ["base.path=x", &images, &output, "data.resolution=96", "data.bucket_step=16"];
+        fixed.iter().chain(settings).for_each(|argument| raw.set(argument).unwrap());
+        raw.resolve().unwrap()
+    }
+
+    /// Images of other programs, some on their side, some cut short or too small, and a folder of
+    /// tall and wide ones whose name says that each is seen three times.
+    fn folder() -> TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        let images = folder.path().join("images");
+        fs::create_dir_all(images.join("3_shape")).unwrap();
+        for entry in fs::read_dir(golden("images")).unwrap() {
+            let path = entry.unwrap().path();
+            fs::copy(&path, images.join(path.file_name().unwrap())).unwrap();
+        }
+        for (index, [width, height]) in
+            [[64, 64], [64, 128], [192, 70], [128, 64], [100, 80]].into_iter().enumerate()
+        {
+            let path = images.join(format!("3_shape/{index}.png"));
+            let mut encoder =
+                png::Encoder::new(fs::File::create(path).unwrap(), width as u32, height as u32);
+            encoder.set_color(png::ColorType::Rgb);
+            let pixels = vec![index as u8; width * height * 3];
+            encoder.write_header().unwrap().write_image_data(&pixels).unwrap();
+        }
+        folder
+    }
+
+    fn foreseen(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<Bucket>> {
+        let (config, pipeline) = (job(folder, settings), pipeline());
+        DatasetSummary::estimate(&DiffusionTask::new(&config, &pipeline)?, config.train.batch)
+    }
+
+    /// What a run finds, and what is foreseen of it.
+    fn both(folder: &Path, settings: &[&str]) -> [DatasetSummary<Bucket>; 2] {
+        let (config, pipeline) = (job(folder, settings), pipeline());
+        let foreseen = foreseen(folder, settings).unwrap();
+        assert!(!folder.join("run").exists(), "a look writes nothing");
+        let caching =
+            CacheBuilder::new(&pipeline, CacheRequest::from_config(&config).unwrap(), &|_| true)
+                .unwrap();
+        let exact = DatasetSummary::from_caching(&caching);
+        fs::remove_dir_all(folder.join("run")).unwrap();
+        [exact, foreseen]
+    }
+
+    #[test]
+    fn headers_give_the_sizes_that_a_run_finds() {
+        let folder = folder();
+        for settings in [&[][..], &["data.flip=true", "data.repeats=2"], &["data.resolution=64"]] {
+            let [exact, foreseen] = both(folder.path(), settings);
+            // Some have the same caption, or none, and nobody has read them yet.
+            assert!(exact.n_texts <= foreseen.n_texts, "{exact:?} {foreseen:?}");
+            assert_eq!(
+                exact,
+                DatasetSummary { n_texts: exact.n_texts, ..foreseen },
+                "{settings:?}"
+            );
+            assert!(exact.train.len() > 3, "{settings:?}: only {:?}", exact.train);
+        }
+    }
+
+    #[test]
+    fn what_is_held_out_is_no_more_than_foreseen() {
+        let folder = folder();
+        for setting in ["data.validation=2", "data.validation=0.4"] {
+            let [exact, foreseen] = both(folder.path(), &[setting]);
+            for (exact, foreseen) in
+                [(&exact.train, &foreseen.train), (&exact.held_out, &foreseen.held_out)]
+            {
+                let is_foreseen = |(bucket, n): (&Bucket, &usize)| foreseen.get(bucket) >= Some(n);
+                assert!(exact.iter().all(is_foreseen), "{setting}: {exact:?} {foreseen:?}");
+            }
+            assert_eq!(exact.to_encode, foreseen.to_encode);
+        }
+    }
+
+    #[test]
+    fn too_many_held_out_are_refused_before_the_run() {
+        let folder = folder();
+        let said = foreseen(folder.path(), &["data.validation=1000"]).unwrap_err().to_string();
+        assert!(said.contains("holds out 1000 images, there are"), "{said}");
+    }
+
+    #[test]
+    fn without_a_folder_images_are_square_and_fill_batches() {
+        let folder = tempfile::tempdir().unwrap();
+        let square = Bucket { width: 96, height: 96 };
+        let at = |settings: &[&str]| foreseen(folder.path(), settings).unwrap();
+        let plain = at(&["train.batch=3"]);
+        assert!(plain.is_nominal && plain.held_out.is_empty());
+        assert_eq!(plain.n_texts, 48 + 2);
+        assert_eq!(plain.train, BucketCounts::from([(square, 48)]));
+        assert_eq!(plain.to_encode, BucketCounts::from([(square, 48)]));
+        let measured = at(&[
+            "data.validation=0.1",
+            "data.bucket_step=32",
+            "data.flip=true",
+            "data.resolution=112",
+        ]);
+        assert_eq!(measured.held_out, BucketCounts::from([(square, 1)]));
+        assert_eq!(measured.to_encode, BucketCounts::from([(square, 32)]));
+        let drawn = at(&["data.draw=flat", "data.draw_count=5", "data.repeats=2"]);
+        assert_eq!(drawn.train, BucketCounts::from([(square, 10)]));
+    }
+}

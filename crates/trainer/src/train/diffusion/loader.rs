@@ -1,0 +1,118 @@
+//! What a run on images is fed with: encoded images in an order that follows from the seed, mixed
+//! with noise as the model sees them.
+
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use compute::Device;
+
+use super::batch::{BatchReader, EncodedSample};
+use super::noise::{FIXED_TIMESTEPS, NoiseSampler};
+use super::samples::SampleImageWriter;
+use super::{DiffusionTask, ImageMicroBatch};
+use crate::cache::CacheIndex;
+use crate::config::RunConfig;
+use crate::data::{BatchSampler, Bucket};
+use crate::error::Result;
+use crate::event::Event;
+use crate::fingerprint::Fingerprint;
+use crate::model::build::Precision;
+use crate::model::diffusion::denoiser::Denoiser;
+use crate::model::vae::Tiling;
+use crate::task::prefetch::Prefetch;
+use crate::task::traits::{self, PrefetchedBatches, TrainableModel};
+
+/// Encoded images, and how they are shown.
+pub(crate) struct ImageLoader<'a> {
+    index: Arc<CacheIndex>,
+    order: BatchSampler,
+    noise: NoiseSampler,
+    /// Where the images lie.
+    folder: PathBuf,
+    /// What is drawn along the way.
+    samples: Option<SampleImageWriter<'a>>,
+}
+
+impl<'a> ImageLoader<'a> {
+    /// Of images that are all encoded.
+    pub fn new(
+        task: DiffusionTask<'a>,
+        config: &RunConfig,
+        index: Arc<CacheIndex>,
+        tiling: Option<Tiling>,
+    ) -> Result<Self> {
+        let seed = config.train.seed;
+        let precision =
+            Precision { base: config.base.quantise, ..Precision::plain(config.base.dtype) };
+        let is_shown = traits::Task::makes_samples(&task);
+        let images =
+            is_shown.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
+        let levels = task.pipeline.schedule.train_timesteps();
+        let noise = NoiseSampler { levels, scheme: config.train.scheme, seed };
+        let (order, folder) =
+            (index.batch_sampler(config.train.batch, seed), task.data.images.clone());
+        Ok(Self { index, order, noise, folder, samples: images })
+    }
+}
+
+impl<'a> traits::DataLoader for ImageLoader<'a> {
+    type Task = DiffusionTask<'a>;
+    type Sample = EncodedSample;
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.index.fingerprint(&self.folder)
+    }
+
+    fn n_train(&self) -> usize {
+        self.index.train.len()
+    }
+
+    fn n_held_out(&self) -> usize {
+        self.index.held_out.len()
+    }
+
+    fn batches_per_epoch(&self) -> u64 {
+        self.order.batches_per_epoch()
+    }
+
+    fn read_from(&self, number: u64) -> PrefetchedBatches<Self> {
+        let mut reader =
+            BatchReader::new(Arc::clone(&self.index), self.order.clone(), self.noise.seed);
+        Prefetch::begin(number, move |number| reader.read(number))
+    }
+
+    fn expected_weight(&mut self, numbers: Range<u64>) -> f64 {
+        numbers.map(|number| self.order.batch(number).len()).sum::<usize>() as f64
+    }
+
+    fn micro_batch(&self, samples: &[EncodedSample]) -> Result<(f64, ImageMicroBatch)> {
+        let samples: Vec<_> = samples.iter().map(|sample| self.noise.draw(sample)).collect();
+        Ok((samples.len() as f64, ImageMicroBatch { samples }))
+    }
+
+    /// At levels of noise that are always the same.
+    fn held_out(&self, index: usize) -> Result<(Bucket, Vec<(f64, ImageMicroBatch)>)> {
+        let sample = &self.index.held_out[index];
+        let latents = Arc::new(self.index.latents(sample, false)?);
+        let prompt = Arc::new(self.index.condition(&self.index.plain_text(sample))?);
+        let at = |place| {
+            let noisy = self.noise.fixed((&latents, &prompt), index as u64, place);
+            (1.0, ImageMicroBatch { samples: vec![noisy] })
+        };
+        Ok((sample.bucket, FIXED_TIMESTEPS.into_iter().map(at).collect()))
+    }
+
+    fn write_samples(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Denoiser>,
+        at: (&Path, u64),
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>> {
+        match &self.samples {
+            Some(images) => images.write(device, trainable, &self.index, at, &|_| goes_on()),
+            None => Ok(Vec::new()),
+        }
+    }
+}

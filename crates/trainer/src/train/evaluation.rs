@@ -1,0 +1,104 @@
+//! What is measured and shown between steps: the held-out loss, and samples. It changes nothing of what is
+//! learnt, but for the learning rate of a job whose schedule follows the loss.
+
+use compute::ComputeError;
+use weights::WeightsError;
+
+use super::decision::is_due;
+use super::run::TrainingRun;
+use crate::config::Switch;
+use crate::config::optimizer::LrSchedule;
+use crate::error::{Result, TrainerError};
+use crate::event::{Event, Phase, WarningKind};
+use crate::optim::schedule;
+use crate::task::traits::DataLoader;
+
+impl<F: DataLoader> TrainingRun<'_, F> {
+    /// Measures and shows what is due.
+    pub(super) fn evaluate(&mut self) -> Result<()> {
+        let (step, config) = (self.progress.step, self.config);
+        let is_last = step == self.total_steps;
+        let every = Switch::On(config.train.validate_every);
+        if self.loader.n_held_out() > 0 && (is_due(every, step) || is_last) {
+            self.validate()?;
+        }
+        if is_due(config.data.sample_every(), step) || (is_last || step == 0) {
+            self.write_samples()?;
+        }
+        self.progress.is_look_due = false;
+        Ok(())
+    }
+
+    /// The loss on samples that are not trained on.
+    fn validate(&mut self) -> Result<()> {
+        let loss = self.with_fallback(Self::validation_loss)?;
+        self.end_phases()?;
+        self.events.emit(Event::Validation { step: self.progress.step, loss })?;
+        self.progress.record_validation(loss);
+        self.lower_rate(loss)?;
+        self.progress.patience.observe(loss);
+        Ok(())
+    }
+
+    /// One sample at a time.
+    fn validation_loss(&mut self) -> Result<f64> {
+        let Self { session, loader: loader, meter, .. } = self;
+        session.with_ema(|session| {
+            let (mut sum, mut weight) = (0.0, 0.0);
+            for index in 0..loader.n_held_out() {
+                let (size, micro_batches) = loader.held_out(index)?;
+                meter.begin(Phase::validate(size));
+                for (counts, micro_batch) in micro_batches {
+                    sum += counts * session.eval_loss(&micro_batch)?;
+                    weight += counts;
+                }
+            }
+            Ok(sum / weight)
+        })
+    }
+
+    /// Lowers the learning rate where the loss does not fall, if it is to be.
+    fn lower_rate(&mut self, loss: f64) -> Result<()> {
+        let (plateau, lowered) = &mut self.progress.rate;
+        if self.config.optimizer.schedule != LrSchedule::Plateau
+            || plateau.observe(loss) < schedule::PATIENCE
+        {
+            return Ok(());
+        }
+        plateau.restart();
+        *lowered += 1;
+        let learning_rate = self.learning_rate(self.progress.step + 1);
+        self.warn(WarningKind::RateLowered { learning_rate })
+    }
+
+    fn write_samples(&mut self) -> Result<()> {
+        self.meter.begin(Phase::Show);
+        let Self { session, device, loader: loader, folder, progress, events, .. } = self;
+        let at = (*folder, progress.step);
+        let goes_on = || events.should_continue();
+        let shown = session.with_ema(|session| {
+            loader.write_samples(device, session.trainable_model(), at, &goes_on)
+        });
+        self.end_phases()?;
+        match shown {
+            Ok(events) => self.events.emit_all(events),
+            // The run ends in order, with what it has learnt.
+            Err(TrainerError::Weights(WeightsError::Cancelled)) => Ok(()),
+            Err(TrainerError::Compute(ComputeError::OutOfMemory {
+                asked, in_use, limit, ..
+            })) => self.warn_no_samples([asked, in_use, limit]),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What is learnt does not depend on what is shown.
+    fn warn_no_samples(
+        &mut self,
+        [asked_bytes, in_use_bytes, limit_bytes]: [usize; 3],
+    ) -> Result<()> {
+        if std::mem::replace(&mut self.is_sampling_warned, true) {
+            return Ok(());
+        }
+        self.warn(WarningKind::NoRoomForSamples { asked_bytes, in_use_bytes, limit_bytes })
+    }
+}

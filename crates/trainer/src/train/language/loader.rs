@@ -1,0 +1,118 @@
+//! What a run on texts is fed with: sequences of tokens in an order that follows from the seed.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use compute::Device;
+
+use super::samples::SampleTextWriter;
+use super::{LanguageTask, SequenceLength, TextMicroBatch};
+use crate::config::RunConfig;
+use crate::config::text::TextConfig;
+use crate::data::BatchSampler;
+use crate::error::Result;
+use crate::event::Event;
+use crate::fingerprint::Fingerprint;
+use crate::model::llama::Llama;
+use crate::progress;
+use crate::task::prefetch::Prefetch;
+use crate::task::traits::{self, PrefetchedBatches, Task, TrainBatch, TrainableModel};
+use crate::text::{Sequence, TextDataRequest, TextDataset};
+
+/// Texts as tokens, and how they are shown.
+pub(crate) struct TextLoader<'a> {
+    texts: Arc<TextDataset>,
+    order: BatchSampler,
+    size: SequenceLength,
+    /// What is written along the way.
+    samples: Option<SampleTextWriter<'a>>,
+}
+
+impl<'a> TextLoader<'a> {
+    /// Of texts that are all in tokens.
+    pub fn new(task: LanguageTask<'a>, config: &RunConfig, texts: TextDataset) -> Result<Self> {
+        let size = SequenceLength(task.text.length);
+        let shown = vec![(size, 1); texts.n_train()];
+        Ok(Self {
+            order: BatchSampler::new(&shown, config.train.batch, config.train.seed),
+            texts: Arc::new(texts),
+            size,
+            samples: task.makes_samples().then(|| SampleTextWriter::new(task)).transpose()?,
+        })
+    }
+}
+
+/// Turns the texts of a job into tokens, or finds them again.
+pub fn open_texts(
+    task: &LanguageTask<'_>,
+    config: &RunConfig,
+    tell: progress::ProgressFn<'_>,
+) -> Result<TextDataset> {
+    let TextConfig { path, length, token_format: width, validation: held_out, .. } = task.text;
+    let request = TextDataRequest {
+        path: path.clone(),
+        width: *width,
+        length: *length,
+        held_out: held_out.clone(),
+        seed: config.train.seed,
+        folder: config.cache_folder(),
+    };
+    TextDataset::open(&request, task.tokenizer, tell)
+}
+
+impl<'a> traits::DataLoader for TextLoader<'a> {
+    type Task = LanguageTask<'a>;
+    type Sample = Sequence;
+
+    fn fingerprint(&self) -> Fingerprint {
+        self.texts.fingerprint()
+    }
+
+    fn n_train(&self) -> usize {
+        self.texts.n_train()
+    }
+
+    fn n_held_out(&self) -> usize {
+        self.texts.n_held_out()
+    }
+
+    fn batches_per_epoch(&self) -> u64 {
+        self.order.batches_per_epoch()
+    }
+
+    fn read_from(&self, number: u64) -> PrefetchedBatches<Self> {
+        let (texts, mut order, size) = (Arc::clone(&self.texts), self.order.clone(), self.size);
+        Prefetch::begin(number, move |number| {
+            let samples = order.batch(number).into_iter().map(|index| texts.train(index));
+            Ok(TrainBatch { number, samples: samples.collect::<Result<_>>()?, size })
+        })
+    }
+
+    /// As if every token counted.
+    fn expected_weight(&mut self, numbers: Range<u64>) -> f64 {
+        let n: usize = numbers.map(|number| self.order.batch(number).len()).sum();
+        (n * self.size.0) as f64
+    }
+
+    fn micro_batch(&self, samples: &[Sequence]) -> Result<(f64, TextMicroBatch)> {
+        Ok(TextMicroBatch::from_sequences(samples))
+    }
+
+    fn held_out(&self, index: usize) -> Result<(SequenceLength, Vec<(f64, TextMicroBatch)>)> {
+        Ok((self.size, vec![TextMicroBatch::from_sequences(&[self.texts.held_out(index)?])]))
+    }
+
+    fn write_samples(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        (_, step): (&Path, u64),
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>> {
+        match &self.samples {
+            Some(writer) => writer.write(device, trainable, step, goes_on),
+            None => Ok(Vec::new()),
+        }
+    }
+}

@@ -1,0 +1,418 @@
+//! Learning from texts: a language model, the cross entropy of each next token, and texts written to
+//! see what it does; what such a job does before and after the loop.
+//!
+//! Shapes: S sequences of N tokens.
+
+mod loader;
+mod samples;
+
+use std::fmt;
+use std::path::Path;
+
+use compute::ops::IGNORE_INDEX;
+use compute::{Device, DeviceKind, Dtype, Tape, Tensor, Var};
+use weights::{BytesDoneFn, Catalog};
+
+pub(super) use self::loader::TextLoader;
+pub use self::loader::open_texts;
+use self::samples::SampleTextWriter;
+use super::device::{DeviceSetup, PlannedRun};
+use super::folder::RunFolder;
+use super::preparation::{emit_findings, emit_progress};
+use crate::config::RunConfig;
+use crate::config::generation::GenerationConfig;
+use crate::config::text::TextConfig;
+use crate::cost::Cost;
+use crate::data::SizeCounts;
+use crate::error::{Result, TrainerError};
+use crate::event::{Event, EventSink, Warning, WarningKind};
+use crate::export::language;
+use crate::fingerprint::Fingerprint;
+use crate::model::adapter::Adapters;
+use crate::model::adapter::read::Component;
+use crate::model::build::{Precision, TensorSpec};
+use crate::model::files;
+use crate::model::llama::Llama;
+use crate::model::llama::language_model::LanguageModel;
+use crate::model::llama::preset::LlamaPreset;
+use crate::model::llama::published::PublishedLlama;
+use crate::model::recompute::Recompute;
+use crate::model::vae::Tiling;
+use crate::plan::{PlanRequest, choose, memory_levels};
+use crate::task::prefetch::PREFETCH_BATCHES;
+use crate::task::seed::{Purpose, seed};
+use crate::task::session::TrainedWeights;
+use crate::task::traits::{DatasetSummary, Preparation, SmallerTask, Task, TrainableModel};
+use crate::text::{HeldOut, Sequence, TextDataset, Tokenizer};
+
+/// A language model, and what it is to read.
+#[derive(Clone, Copy)]
+pub struct LanguageTask<'a> {
+    /// The model.
+    pub base: &'a LanguageModel,
+    /// Between texts and tokens.
+    pub tokenizer: &'a Tokenizer,
+    /// The texts.
+    pub text: &'a TextConfig,
+    /// Texts written while training.
+    pub writing: &'a GenerationConfig,
+    /// Tokens that each of them may have.
+    pub max_tokens: usize,
+}
+
+/// How long sequences are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct SequenceLength(pub usize);
+
+impl fmt::Display for SequenceLength {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} tokens", self.0)
+    }
+}
+
+/// Sequences that go through the model at once, one after the other.
+pub struct TextMicroBatch {
+    /// S and N.
+    sizes: [usize; 2],
+    ids: Vec<u32>,
+    targets: Vec<u32>,
+    first_keys: Vec<u32>,
+}
+
+impl TextMicroBatch {
+    /// Sequences of one length, and how many of their tokens count.
+    pub(crate) fn from_sequences(sequences: &[Sequence]) -> (f64, Self) {
+        let joined = |part: fn(&Sequence) -> &[u32]| {
+            sequences.iter().flat_map(|sequence| part(sequence).iter().copied()).collect::<Vec<_>>()
+        };
+        let targets = joined(|sequence| &sequence.targets);
+        let counted = targets.iter().filter(|target| **target != IGNORE_INDEX).count();
+        let micro_batch = Self {
+            sizes: [sequences.len(), sequences[0].ids.len()],
+            ids: joined(|sequence| &sequence.ids),
+            targets,
+            first_keys: joined(|sequence| &sequence.first_keys),
+        };
+        (counted as f64, micro_batch)
+    }
+}
+
+/// Sequences that an epoch has where nobody counted them, in batches. Chosen: enough that batches are
+/// full.
+const NOMINAL_BATCHES: usize = 16;
+
+/// Bytes of a token of a sequence on the host: itself, what follows, and where its document begins.
+const TOKEN_BYTES: usize = 3 * size_of::<u32>();
+
+/// The shortest sequences that are worth to fall back to, and the fewest tokens of a sample.
+const MIN_LENGTH: usize = 128;
+const MIN_SAMPLE_TOKENS: usize = 16;
+
+impl LanguageTask<'_> {
+    /// What a job will be fed with, as far as a plan has to know; nothing is read for it.
+    pub fn dataset_summary(&self, batch: usize) -> DatasetSummary<SequenceLength> {
+        let held_out = usize::from(self.text.validation != HeldOut::None);
+        DatasetSummary { is_nominal: true, ..self.summary_of(NOMINAL_BATCHES * batch, held_out) }
+    }
+
+    fn summary_of(&self, n_train: usize, n_held_out: usize) -> DatasetSummary<SequenceLength> {
+        let counts = |n| SizeCounts::from([(SequenceLength(self.text.length), n)]);
+        DatasetSummary {
+            train: counts(n_train),
+            held_out: if n_held_out > 0 { counts(n_held_out) } else { SizeCounts::new() },
+            to_encode: SizeCounts::new(),
+            n_texts: 0,
+            is_nominal: false,
+        }
+    }
+}
+
+impl Task for LanguageTask<'_> {
+    type Model = Llama;
+    type Size = SequenceLength;
+    type MicroBatch = TextMicroBatch;
+
+    fn path(&self) -> &Path {
+        &self.base.path
+    }
+
+    fn fingerprint(&self) -> Result<Fingerprint> {
+        self.base.fingerprint()
+    }
+
+    fn component(&self) -> Component {
+        Component::Language
+    }
+
+    fn tensors(&self) -> Result<Vec<TensorSpec>> {
+        self.base.tensor_specs()
+    }
+
+    fn load(
+        &self,
+        device: &Device,
+        precision: Precision,
+        adapters: &mut Adapters,
+        tick: BytesDoneFn<'_>,
+    ) -> Result<Llama> {
+        self.base.load(device, precision, adapters, tick)
+    }
+
+    fn loss<'m>(
+        &self,
+        model: &'m Llama,
+        tape: &Tape<'m>,
+        TextMicroBatch { sizes, ids, targets, first_keys }: &TextMicroBatch,
+        (_, recompute): (Dtype, Recompute),
+    ) -> Result<Var> {
+        let upload =
+            |numbers: &[u32]| -> Result<Tensor> { Ok(tape.device().upload(*sizes, numbers)?) };
+        let (ids, first_keys) = (upload(ids)?, upload(first_keys)?);
+        model.loss(tape, &ids, &upload(targets)?, Some(&first_keys), recompute)
+    }
+
+    fn dummy_micro_batch(
+        &self,
+        SequenceLength(length): SequenceLength,
+        n: usize,
+    ) -> Result<TextMicroBatch> {
+        let hollow = || vec![0; n * length];
+        let (ids, targets, first_keys) = (hollow(), hollow(), hollow());
+        Ok(TextMicroBatch { sizes: [n, length], ids, targets, first_keys })
+    }
+
+    /// Nothing: texts become tokens on the host.
+    fn preparation(
+        &self,
+        _: &RunConfig,
+        _: &DatasetSummary<SequenceLength>,
+        _: DeviceKind,
+        _: usize,
+    ) -> Result<Preparation> {
+        Ok(Preparation::default())
+    }
+
+    fn file_bytes(&self) -> u64 {
+        self.base.catalog().map_or(0, Catalog::bytes)
+    }
+
+    fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SequenceLength>) -> usize {
+        let batch = config.train.batch * self.text.length * TOKEN_BYTES;
+        // The place of each sequence in the order, which an epoch shuffles.
+        let order: usize = dataset.train.values().map(|n| 2 * n * size_of::<usize>()).sum();
+        (PREFETCH_BATCHES + 2) * batch + order
+    }
+
+    fn relative_cost(SequenceLength(length): SequenceLength) -> usize {
+        length
+    }
+
+    fn makes_samples(&self) -> bool {
+        !self.writing.prompts.is_empty()
+    }
+
+    fn n_validation_passes(&self) -> usize {
+        1
+    }
+
+    fn dry_run_samples(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        _: Option<Tiling>,
+    ) -> Result<Cost> {
+        SampleTextWriter::new(*self)?.dry_run(device, trainable)
+    }
+
+    fn smaller(&self, dataset: &DatasetSummary<SequenceLength>) -> Vec<SmallerTask<Self>> {
+        let written = halves(self.max_tokens, MIN_SAMPLE_TOKENS);
+        let written: Vec<usize> = written.filter(|_| self.makes_samples()).collect();
+        let lengths: Vec<usize> = halves(self.text.length, MIN_LENGTH).collect();
+        let of_written = written.iter().map(|tokens| (None, Some(*tokens)));
+        let of_lengths = lengths.iter().map(|length| (Some(*length), None));
+        let least = (lengths.last().copied(), written.last().copied());
+        let all = of_written.chain(of_lengths).chain([least]);
+        all.map(|asked| self.with_sizes(asked, dataset)).collect()
+    }
+}
+
+/// Half of it, a quarter, ..., as long as that is worth to fall back to.
+fn halves(of: usize, least: usize) -> impl Iterator<Item = usize> {
+    let half = move |n: &usize| Some(n / 2).filter(|half| *half >= least);
+    std::iter::successors(half(&of), half)
+}
+
+impl LanguageTask<'_> {
+    /// The same with sequences of this length, and samples of at most so many tokens.
+    fn with_sizes(
+        &self,
+        (length, written): (Option<usize>, Option<usize>),
+        dataset: &DatasetSummary<SequenceLength>,
+    ) -> SmallerTask<Self> {
+        let sequences = length.map(|length| format!("text.length = {length}"));
+        let samples = written.map(|tokens| format!("writing.max_tokens = {tokens}"));
+        let changes: Vec<String> = sequences.into_iter().chain(samples).collect();
+        let of = |counts: &SizeCounts<SequenceLength>| {
+            let sizes = counts.iter().map(|(size, n)| (length.map_or(*size, SequenceLength), *n));
+            sizes.collect::<SizeCounts<_>>()
+        };
+        let (train, held_out) = (of(&dataset.train), of(&dataset.held_out));
+        SmallerTask {
+            change: changes.join(" and "),
+            task: Self { max_tokens: written.unwrap_or(self.max_tokens), ..*self },
+            dataset: DatasetSummary { train, held_out, ..dataset.clone() },
+        }
+    }
+}
+
+/// A model with its tokenizer, open.
+pub struct LanguagePipeline {
+    /// The model.
+    pub base: LanguageModel,
+    /// Between texts and tokens.
+    pub tokenizer: Tokenizer,
+}
+
+impl LanguagePipeline {
+    /// The model and the tokenizer of a job. To plan, neither a published model nor its tokenizer need be
+    /// there.
+    pub fn open(config: &RunConfig, is_planned: bool) -> Result<Self> {
+        let (text, _) = config.data.texts()?;
+        let path = &config.base.path;
+        let preset = path.file_name().and_then(|name| LlamaPreset::from_name(name.to_str()?));
+        if let Some(preset) = preset.filter(|_| !path.exists()) {
+            return Self::from_preset(config, preset, is_planned);
+        }
+        let mut base = if is_planned {
+            LanguageModel::open_or_published(path)?
+        } else {
+            LanguageModel::open(path)?
+        };
+        let is_there = !base.catalog().is_some_and(Catalog::is_meta);
+        let tokenizer = match text.tokenizer.as_deref().or(base.tokenizer()) {
+            Some(path) if is_there => Tokenizer::open(path)?,
+            _ => Tokenizer::bytes(),
+        };
+        let (tokens, rows) = (tokenizer.vocab_size(), base.config.vocab_size);
+        if tokens > rows {
+            return Err(TrainerError::Request {
+                problem: format!("the tokenizer has {tokens} tokens, the model {rows}"),
+                hint: "give text.tokenizer the one that belongs to the model",
+            });
+        }
+        if config.base.fresh {
+            base = base.from_scratch(seed(config.train.seed, Purpose::Weights));
+        }
+        Ok(Self { base, tokenizer })
+    }
+
+    /// A shape for tokens of a vocabulary that nobody reads.
+    pub(crate) fn random_init(preset: LlamaPreset, vocabulary: usize) -> Result<Self> {
+        Ok(Self {
+            base: LanguageModel::preset(preset, vocabulary, 0)?,
+            tokenizer: Tokenizer::bytes(),
+        })
+    }
+
+    /// A shape without weights.
+    fn from_preset(config: &RunConfig, preset: LlamaPreset, is_planned: bool) -> Result<Self> {
+        if !config.base.fresh {
+            return Err(TrainerError::Request {
+                problem: format!("base.path {} is a shape without weights", preset.name()),
+                hint: "set base.fresh = true and adapter.kind = \"none\" to train it from scratch",
+            });
+        }
+        let (text, _) = config.data.texts()?;
+        let (tokenizer, vocabulary) = match &text.tokenizer {
+            Some(path) => vocabulary(path, is_planned)?,
+            None => counted(Tokenizer::bytes()),
+        };
+        // A product of whole tiles is faster, and the rows that no token has cost little.
+        let vocabulary = vocabulary.next_multiple_of(VOCABULARY_STEP);
+        let from = seed(config.train.seed, Purpose::Weights);
+        Ok(Self { base: LanguageModel::preset(preset, vocabulary, from)?, tokenizer })
+    }
+
+    /// What a job is about.
+    pub fn task<'a>(&'a self, config: &'a RunConfig) -> Result<LanguageTask<'a>> {
+        let (text, writing) = config.data.texts()?;
+        self.base.config.check_length(text.length)?;
+        let max_tokens = writing.max_tokens;
+        Ok(LanguageTask { base: &self.base, tokenizer: &self.tokenizer, text, writing, max_tokens })
+    }
+}
+
+/// A tokenizer and how many tokens it has. To plan, the folder's name will do if it is a published
+/// model's.
+fn vocabulary(path: &Path, is_planned: bool) -> Result<(Tokenizer, usize)> {
+    let published =
+        [Some(path), path.parent()].into_iter().flatten().find_map(PublishedLlama::by_path);
+    match published.filter(|_| is_planned && !path.exists()) {
+        Some(model) => Ok((Tokenizer::bytes(), model.config().vocab_size)),
+        None => Ok(counted(Tokenizer::open(path)?)),
+    }
+}
+
+fn counted(tokenizer: Tokenizer) -> (Tokenizer, usize) {
+    let vocabulary = tokenizer.vocab_size();
+    (tokenizer, vocabulary)
+}
+
+/// Rows of a fresh model's table come in multiples of this. Chosen: as others do.
+const VOCABULARY_STEP: usize = 64;
+
+/// Turns texts into tokens, and decides how the run is done.
+pub(super) fn prepare(
+    config: &RunConfig,
+    task: &LanguageTask<'_>,
+    on: &DeviceSetup<'_>,
+    events: &EventSink<'_>,
+) -> Result<(PlannedRun, TextDataset)> {
+    warn_of_length(task, events)?;
+    let texts = open_texts(task, config, &|event| emit_progress(events, event))?;
+    emit_findings(events, texts.findings())?;
+    let room = on.budget();
+    let dataset = &task.summary_of(texts.n_train(), texts.n_held_out());
+    let plan = choose(PlanRequest { task: task, config, dataset: dataset }, room)?;
+    let config = config.with_choice(&plan.choice);
+    let levels =
+        memory_levels(PlanRequest { task: task, config: &config, dataset: dataset }, room)?;
+    Ok((PlannedRun { config, plan, levels: levels }, texts))
+}
+
+/// Positions that a model never saw are computed like any other, and mean little to it.
+fn warn_of_length(task: &LanguageTask<'_>, events: &EventSink<'_>) -> Result<()> {
+    let (length, most) = (task.text.length, task.base.config.max_position_embeddings);
+    if length <= most {
+        return Ok(());
+    }
+    let kind = WarningKind::SequencesTooLong { tokens: length, made_for: most };
+    events.emit(Event::Warning(Warning { step: 0, kind }))
+}
+
+/// Writes what was trained: an adapter for PEFT, or the whole model.
+pub(super) fn write_result(
+    config: &RunConfig,
+    LanguagePipeline { mut base, tokenizer }: LanguagePipeline,
+    trained: TrainedWeights,
+    folder: &RunFolder,
+    events: &EventSink<'_>,
+) -> Result<()> {
+    match trained {
+        TrainedWeights::Adapter(layers) => {
+            base.set_adapter(layers);
+            let exported = language::write_adapter(&mut base, &folder.path.join("adapter"))?;
+            let path = exported.path.strip_prefix(&folder.path).unwrap_or(&exported.path).into();
+            let (format, layers) = ("peft".into(), exported.n_layers);
+            events.emit(Event::Exported { format, path, layers })
+        }
+        TrainedWeights::Full(own) => {
+            let (dtype, out) = (files::file_dtype(config.base.dtype), folder.path.join("model"));
+            language::write_model(&base, &tokenizer, dtype, &out, &mut |_, want| {
+                Ok(own.get(&want.name).expect("all of the model was trained").clone())
+            })?;
+            let (format, path) = ("model".into(), "model".into());
+            events.emit(Event::Exported { format, path, layers: own.len() })
+        }
+    }
+}

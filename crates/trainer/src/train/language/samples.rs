@@ -1,0 +1,104 @@
+//! Texts written while training, with the model that is in training: to see what it does.
+
+use std::sync::{Mutex, PoisonError};
+
+use compute::Device;
+
+use super::LanguageTask;
+use crate::config::Switch;
+use crate::config::generation::GenerationConfig;
+use crate::cost::Cost;
+use crate::error::Result;
+use crate::event::Event;
+use crate::model::llama::Llama;
+use crate::sample::text::{self, GenerationRequest};
+use crate::sample::token_sampler::TokenSampler;
+use crate::task::traits::TrainableModel;
+
+/// What is written, and how.
+pub(super) struct SampleTextWriter<'a> {
+    task: LanguageTask<'a>,
+    /// Each prompt with its tokens.
+    prompts: Vec<(&'a String, Vec<u32>)>,
+}
+
+impl<'a> SampleTextWriter<'a> {
+    /// Checks what is asked for.
+    pub fn new(task: LanguageTask<'a>) -> Result<Self> {
+        let mut prompts = Vec::new();
+        for prompt in &task.writing.prompts {
+            let mut ids: Vec<u32> = task.tokenizer.bos().into_iter().collect();
+            ids.extend(task.tokenizer.encode(prompt)?);
+            if ids.is_empty() {
+                // What follows the end of a text is the beginning of one.
+                ids.extend(task.tokenizer.eos());
+            }
+            prompts.push((prompt, ids));
+        }
+        let writer = Self { task: task, prompts };
+        for (number, (_, ids)) in writer.prompts.iter().enumerate() {
+            writer.request(ids, number).check(&task.base.config)?;
+        }
+        Ok(writer)
+    }
+
+    fn request(&self, ids: &[u32], number: usize) -> GenerationRequest {
+        let GenerationConfig { temperature, top_k, top_p, seed, .. } = *self.task.writing;
+        let max_tokens = self.task.max_tokens;
+        let choice = TokenSampler {
+            temperature: temperature as f32,
+            top_k: match top_k {
+                Switch::On(k) => Some(k),
+                Switch::Off => None,
+            },
+            top_p: top_p as f32,
+            seed: seed + number as u64,
+        };
+        GenerationRequest { prompt: ids.to_vec(), max_tokens, sampler: choice }
+    }
+
+    /// Writes everything on a device without data, to see what it takes: of each text the first token, which
+    /// follows the prompt, and the last, which no other takes longer than.
+    pub fn dry_run(&self, device: &Device, trainable: TrainableModel<'_, Llama>) -> Result<Cost> {
+        let seen = Mutex::new(vec![device.work()]);
+        self.write(device, trainable, 0, &|| {
+            seen.lock().unwrap_or_else(PoisonError::into_inner).push(device.work());
+            true
+        })?;
+        let seen = seen.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let since = |index: usize| seen[index + 1].since(&seen[index]);
+        // One token alone follows the prompt.
+        let per_text = self.task.max_tokens.min(2);
+        let times = |index: usize| {
+            let is_last = per_text == 2 && index % 2 == 1;
+            if is_last { self.task.max_tokens as f64 - 1.0 } else { 1.0 }
+        };
+        let works = (0..seen.len() - 1).map(|index| (times(index), since(index))).collect();
+        Ok(Cost { works, read_bytes: 0 })
+    }
+
+    /// Writes a text for each prompt.
+    pub fn write(
+        &self,
+        device: &Device,
+        trainable: TrainableModel<'_, Llama>,
+        step: u64,
+        goes_on: &(dyn Fn() -> bool + Sync),
+    ) -> Result<Vec<Event>> {
+        let tokenizer = self.task.tokenizer;
+        let mut events = Vec::with_capacity(self.prompts.len());
+        for (number, (prompt, ids)) in self.prompts.iter().enumerate() {
+            let request = self.request(ids, number);
+            let mut written = Vec::new();
+            let mut take = |id| {
+                written.push(id);
+                goes_on()
+            };
+            let model = (trainable.model, trainable.params);
+            text::generate(device, model, &request, &|id| tokenizer.is_eos(id), &mut take)?;
+            let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
+            events.push(Event::Written { step, prompt, text, seed: request.sampler.seed });
+        }
+        Ok(events)
+    }
+}

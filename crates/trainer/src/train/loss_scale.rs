@@ -1,0 +1,54 @@
+//! What the loss is multiplied by in f16, whose smallest number small gradients fall below
+//! (Micikevicius et al., "Mixed Precision Training", arXiv 1710.03740, section 3.2).
+
+use serde::{Deserialize, Serialize};
+
+/// A factor that grows while all goes well, and shrinks when a gradient overflows.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct LossScale {
+    factor: f64,
+    good_steps: u32,
+}
+
+/// Taken: the defaults of PyTorch's `GradScaler`.
+const INITIAL_SCALE: f64 = 65536.0;
+
+/// Steps after which it grows. Taken: the same.
+pub(super) const GROWTH_INTERVAL: u32 = 2000;
+
+impl LossScale {
+    /// Before the first step.
+    pub fn new() -> Self {
+        Self { factor: INITIAL_SCALE, good_steps: 0 }
+    }
+
+    /// What the loss is multiplied by.
+    pub fn factor(self) -> f64 {
+        self.factor
+    }
+
+    /// After a step whose gradients were finite, or were not.
+    pub fn update(&mut self, is_finite: bool) {
+        *self = match (is_finite, self.good_steps + 1) {
+            (false, _) => Self { factor: self.factor / 2.0, good_steps: 0 },
+            (true, GROWTH_INTERVAL) => Self { factor: self.factor * 2.0, good_steps: 0 },
+            (true, good_steps) => Self { good_steps, ..*self },
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_halves_at_once_and_doubles_with_patience() {
+        let mut scale = LossScale::new();
+        scale.update(false);
+        assert_eq!(scale.factor(), 32768.0);
+        (0..GROWTH_INTERVAL - 1).for_each(|_| scale.update(true));
+        assert_eq!(scale.factor(), 32768.0);
+        scale.update(true);
+        assert_eq!(scale.factor(), 65536.0);
+    }
+}
