@@ -12,7 +12,7 @@ pub struct Tree {
     pub files: Vec<(String, String)>,
 }
 
-const KINDS: &[&str] = &["rs", "toml", "md", "txt", "json"];
+const KINDS: &[&str] = &["rs", "toml", "md", "txt", "json", "cu", "wgsl", "wgsli"];
 
 impl Tree {
     /// This project.
