@@ -31,6 +31,7 @@ const WORDS: &[(&str, &str)] = &[
     ("picture", "image"),
     ("portion", "micro-batch"),
     ("processor", "CPU"),
+    ("product", "matmul"),
     ("rehearsal", "dry run"),
     ("rehearse", "dry run"),
     ("running mean", "EMA"),
@@ -73,7 +74,10 @@ fn words_of(line: &str) -> String {
 
 /// One of [`WORDS`] in a line, also with an ending of grammar.
 fn foreign_word(line: &str) -> Option<(&'static str, &'static str)> {
-    let words = words_of(line);
+    // Words that the field has too.
+    let words = ["dot product", "inner product", "outer product", "multiprocessor"]
+        .iter()
+        .fold(words_of(line), |words, term| words.replace(term, ""));
     let stands = |word: &str| {
         ["", "s", "d", "ed"].iter().any(|ending| words.contains(&format!(" {word}{ending} ")))
     };
