@@ -313,8 +313,7 @@ fn bench_calibrate_keeps_its_rates() {
     let line = printed(&["bench", "calibrate", "--quick", "--json", "--folder", at]);
     let all: Value = serde_json::from_str(&line).unwrap();
     assert_eq!(all["is_measured"], true);
-    for class in ["product by vectors, f32", "attention backward, bf16", "adamw_8bit, f32", "load"]
-    {
+    for class in ["matmul by simd, f32", "attention backward, bf16", "adamw_8bit, f32", "load"] {
         let seconds = all["curves"][class]["points"][0][1].as_f64();
         assert!(seconds.is_some_and(|seconds| seconds > 0.0), "{class}");
     }

@@ -196,7 +196,7 @@ impl fmt::Display for StorageFormat {
             Self::Int8 => "int8",
             Self::Nf4 => "nf4",
             Self::Fp8 => "fp8",
-            Self::Integer => "whole",
+            Self::Integer => "integer",
         })
     }
 }
@@ -254,8 +254,8 @@ mod tests {
     fn a_layer_is_counted_by_kernel_format_and_size() {
         let work = layer(&Device::meta(DeviceKind::Cpu { threads: 2, has_amx: false }, usize::MAX));
         let expected = [
-            ("activated product by vectors, bf16 by int8".to_owned(), 1),
-            ("product of few columns, bf16 by f32".into(), 1),
+            ("activated matmul by simd, bf16 by int8".to_owned(), 1),
+            ("matmul of few columns, bf16 by f32".into(), 1),
         ];
         assert_eq!(names(&work), expected);
         let (class, calls) = work.calls.iter().next().unwrap();

@@ -75,7 +75,7 @@ pub(super) fn convolve(
     for rows in strips(images.shape().sizes()[0] * down, (STRIP_BYTES / bytes).max(1)) {
         let n = rows.len() * across;
         let mut seen = cx.workspace([PLACES, inputs, n], Dtype::F32)?;
-        cx.count("winograd seen", SEEN_SIDE * seen.shape().elements(), &[&seen]);
+        cx.count("winograd input", SEEN_SIDE * seen.shape().elements(), &[&seen]);
         match cx.engine() {
             Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
             Backend::Cpu(engine) => {

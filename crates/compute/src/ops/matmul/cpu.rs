@@ -85,13 +85,13 @@ impl MatmulPlan {
         let (rows, columns) = (work.rows(), work.columns());
         let is_activated = work.activation != Activation::None;
         match self.backend {
-            GemmBackend::Amx if rows.min(columns) < NARROW => "narrow product by tiles",
-            GemmBackend::Amx if is_activated => "activated product by tiles",
-            GemmBackend::Amx => "product by tiles",
-            GemmBackend::Simd if rows < NARROW => "product of few rows",
-            GemmBackend::Simd if columns < NARROW => "product of few columns",
-            GemmBackend::Simd if is_activated => "activated product by vectors",
-            GemmBackend::Simd => "product by vectors",
+            GemmBackend::Amx if rows.min(columns) < NARROW => "narrow matmul by amx",
+            GemmBackend::Amx if is_activated => "activated matmul by amx",
+            GemmBackend::Amx => "matmul by amx",
+            GemmBackend::Simd if rows < NARROW => "matmul of few rows",
+            GemmBackend::Simd if columns < NARROW => "matmul of few columns",
+            GemmBackend::Simd if is_activated => "activated matmul by simd",
+            GemmBackend::Simd => "matmul by simd",
         }
     }
 

@@ -209,13 +209,13 @@ fn right_factor<'a>(
 ) -> (&'static str, Vec<GpuArg<'a>>, Dtype, bool) {
     match right.data {
         OperandData::Dense(tensor) => {
-            ("product", arguments![tensor].to_vec(), tensor.dtype(), false)
+            ("matmul", arguments![tensor].to_vec(), tensor.dtype(), false)
         }
         OperandData::Quantised(quantised) => {
             let is_fp8 = quantised.scheme() == Quantisation::Fp8;
             let kernel = match quantised.scheme() {
-                Quantisation::Nf4 => "product_by_blocks",
-                Quantisation::Int8 | Quantisation::Fp8 => "product_by_rows",
+                Quantisation::Nf4 => "matmul_by_blocks",
+                Quantisation::Int8 | Quantisation::Fp8 => "matmul_by_rows",
             };
             (kernel, parts(gpu, quantised), Dtype::F32, is_fp8)
         }

@@ -1,10 +1,10 @@
 
 // The kernels, by the format of the right factor.
 
-kernel product(left: [X by LEFT_WIDE], right: [Y by RIGHT_WIDE], second_left: [f32 by SECOND_WIDE],
-               second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
-               result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32, scale: f32, second_inner: u32,
-               second_scale: f32, beside: u32, add: u32) {
+kernel matmul(left: [X by LEFT_WIDE], right: [Y by RIGHT_WIDE], second_left: [f32 by SECOND_WIDE],
+              second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
+              result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32, scale: f32, second_inner: u32,
+              second_scale: f32, beside: u32, add: u32) {
     multiply(lane, group);
 }
 
@@ -13,11 +13,11 @@ fn right_numbers(row: u32, column: u32, width: u32) -> Eight {
 }
 
 // The right factor in int8 or, if FP8 is 1, in fp8 (e4m3), with a scale for each of its rows.
-kernel product_by_rows(left: [X by LEFT_WIDE], codes: [u8 by RIGHT_WIDE], scales: [f32],
-                       second_left: [f32 by SECOND_WIDE], second_right: [f32 by SECOND_WIDE],
-                       bias: [f32 by WIDE], before: mut [Z by WIDE], result: mut [Z by WIDE], rows: u32,
-                       columns: u32, inner: u32, scale: f32, second_inner: u32, second_scale: f32,
-                       beside: u32, add: u32) {
+kernel matmul_by_rows(left: [X by LEFT_WIDE], codes: [u8 by RIGHT_WIDE], scales: [f32],
+                      second_left: [f32 by SECOND_WIDE], second_right: [f32 by SECOND_WIDE],
+                      bias: [f32 by WIDE], before: mut [Z by WIDE], result: mut [Z by WIDE], rows: u32,
+                      columns: u32, inner: u32, scale: f32, second_inner: u32, second_scale: f32,
+                      beside: u32, add: u32) {
     multiply(lane, group);
 }
 
@@ -33,11 +33,11 @@ fn numbers(codes: vec4<u32>) -> vec4<f32> {
 
 // The right factor in nf4: `tables` has the sixteen numbers and then the 256 of the scales' codebook. Eights
 // that start at multiples of eight lie in one block and are one word of codes.
-kernel product_by_blocks(left: [X by LEFT_WIDE], codes: [u8], block_codes: [u8], groups: [f32], mean: [f32],
-                         tables: [f32], second_left: [f32 by SECOND_WIDE],
-                         second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
-                         result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32, scale: f32,
-                         second_inner: u32, second_scale: f32, beside: u32, add: u32) {
+kernel matmul_by_blocks(left: [X by LEFT_WIDE], codes: [u8], block_codes: [u8], groups: [f32], mean: [f32],
+                        tables: [f32], second_left: [f32 by SECOND_WIDE],
+                        second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
+                        result: mut [Z by WIDE], rows: u32, columns: u32, inner: u32, scale: f32,
+                        second_inner: u32, second_scale: f32, beside: u32, add: u32) {
     multiply(lane, group);
 }
 

@@ -152,7 +152,7 @@ impl<'a> FusedMatmul<'a> {
     fn gpu_kernel_name(&self) -> &'static str {
         let inner = self.matmuls.iter().map(|product| product.left.columns()).max();
         let least = self.rows().min(self.columns()).min(inner.unwrap_or(0));
-        if least < cpu::NARROW { "narrow product" } else { "product by a GPU" }
+        if least < cpu::NARROW { "narrow matmul" } else { "matmul by gpu" }
     }
 
     fn count(&self, cx: OpContext<'_>, kernel: &'static str) {

@@ -67,11 +67,11 @@ pub enum CallSizeUnit {
 }
 
 impl CallSizeUnit {
-    /// Of a kernel, by its name in the tally: wide products and what is made of them compute for
-    /// longer than they read.
+    /// Of a kernel, by its name in the tally: wide matmuls and attention compute for longer than
+    /// they read.
     pub fn of(kernel: &str) -> Self {
-        let computes = kernel.starts_with("product by")
-            || kernel.starts_with("activated product")
+        let computes = kernel.starts_with("matmul by")
+            || kernel.starts_with("activated matmul")
             || kernel.starts_with("attention")
             || kernel == ARITHMETIC;
         if computes { Self::Flops } else { Self::Bytes }

@@ -25,6 +25,9 @@ use super::{RateCurve, Rates};
 use crate::error::{Result, TrainerError};
 use crate::report::write_text;
 
+/// Raise the number behind `r` when kernel classes get other names: what was measured before is measured again.
+pub(super) const VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), "-r2");
+
 /// What rates belong to.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RatesKey {
@@ -34,7 +37,7 @@ pub struct RatesKey {
     pub threads: usize,
     /// What computes: the CPU with its matrix unit, or without one.
     pub engine: String,
-    /// Hearth's.
+    /// Hearth's, and that of the names of kernel classes.
     pub version: String,
 }
 
@@ -70,7 +73,7 @@ impl RatesKey {
     pub fn of(machine: &Machine, kind: DeviceKind, card: u32) -> Self {
         let processor = || machine.cpu.model.known();
         let (name, threads, engine) = match kind {
-            DeviceKind::Cpu { threads, has_amx: true } => (processor(), threads, "cpu-tiles"),
+            DeviceKind::Cpu { threads, has_amx: true } => (processor(), threads, "cpu-amx"),
             DeviceKind::Cpu { threads, has_amx: false } => (processor(), threads, "cpu"),
             DeviceKind::Cuda { is_deterministic } => {
                 let name = machine.cuda_gpu(card).and_then(|card| card.name.known());
@@ -82,7 +85,7 @@ impl RatesKey {
             name: name.map_or("unknown", String::as_str).to_owned(),
             threads,
             engine: engine.to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
+            version: VERSION.to_owned(),
         }
     }
 

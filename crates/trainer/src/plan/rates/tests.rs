@@ -106,7 +106,7 @@ fn rates_of_a_card_are_the_cards_and_not_the_cpus() {
     let cuda = |is_deterministic| DeviceKind::Cuda { is_deterministic };
     let h200 = |kind, card| RatesKey::of(&machine("h200.toml"), kind, card);
     let path = h200(cuda(false), 0).path(Path::new(""));
-    let end = format!("0-cuda-{}.json", env!("CARGO_PKG_VERSION"));
+    let end = format!("0-cuda-{}.json", store::VERSION);
     assert_eq!(path.to_str().unwrap(), format!("rates-nvidia-h200-{end}"));
     assert_ne!(h200(cuda(false), 0), h200(cuda(true), 0));
     // No second GPU is known there.

@@ -10,10 +10,9 @@ use compute::ops::{
 use compute::{Device, Dtype, Gradients, Params, RandomSequence, Result, Shape};
 use compute::{Tape, Tensor, Var, WorkStats};
 
-/// What the names of products begin with, wide ones and others; by which unit they are done is up to the
-/// engine.
-const MATMUL: &str = "product by";
-const NARROW_MATMUL: &str = "narrow product";
+/// What the kernel classes of matmuls begin with, wide and narrow; what computes them follows.
+const MATMUL: &str = "matmul by";
+const NARROW_MATMUL: &str = "narrow matmul";
 
 /// One kernel at one size.
 pub struct KernelCase {
@@ -68,8 +67,8 @@ impl fmt::Display for KernelCase {
 impl KernelCase {
     /// Whether calls of this kernel are what it is there for.
     pub fn is_for(&self, kernel: &str) -> bool {
-        let is_product = [MATMUL, NARROW_MATMUL].contains(&self.kernel);
-        kernel == self.kernel || is_product && kernel.starts_with(self.kernel)
+        let is_matmul = [MATMUL, NARROW_MATMUL].contains(&self.kernel);
+        kernel == self.kernel || is_matmul && kernel.starts_with(self.kernel)
     }
 
     /// Whether no other case of its kernel and format is smaller.
@@ -297,7 +296,7 @@ fn images(all: &mut Vec<KernelCase>, dtype: Dtype, sides: &[usize]) {
         push("patchify", patches);
         push("group_norm", group_norm);
         if dtype == Dtype::F32 {
-            push("winograd seen", convolution);
+            push("winograd input", convolution);
         } else {
             push("conv2d columns", convolution);
         }
