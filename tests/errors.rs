@@ -5,14 +5,14 @@ use crate::tree::Tree;
 
 /// What no user can cause: contracts between our own crates. Whoever sees one reports a fault.
 const UNSEEN: &[&str] = &[
-    "backward starts from one number, not from shape",
+    "backward starts from a scalar, not from shape",
     "cannot be converted from",
-    "has no backward, but something trained had a part in its input",
-    "is still in use by",
-    "lives on another device",
+    "has no backward, but its input requires a gradient",
+    "is still held by",
+    "is on another device",
     "needs a buffer of",
-    "nothing to train: no parameter had a part in the loss",
-    "numbers do not fill a tensor of shape",
+    "nothing to train: the loss does not depend on any parameter",
+    "values do not fill a tensor of shape",
 ];
 
 /// A shorter part says nothing: such a message is another error's, with a place.

@@ -351,9 +351,8 @@ mod tests {
         arena.alloc(300, Tag::Weights).unwrap();
         arena.free(first);
         let error = arena.alloc(500, Tag::Gradients).unwrap_err().to_string();
-        let said = "out of memory for gradients: asked 500 bytes, in use 320 of 1000, largest free \
-                    piece 360";
-        assert_eq!(error, said);
+        let message = "out of memory for gradients: asked 500 B, in use 320 B of 1000 B, largest free block 360 B";
+        assert_eq!(error, message);
         assert!(arena.alloc(usize::MAX, Tag::Data).is_err());
         assert_eq!(arena.alloc(320, Tag::Data).unwrap(), first);
     }
@@ -368,11 +367,11 @@ mod tests {
         arena.free(at[1]);
         assert_eq!(arena.alloc(128, Tag::Data).unwrap(), at[1]);
         let error = arena.alloc(64, Tag::Data).unwrap_err().to_string();
-        assert!(error.ends_with("in use 512 of 300, largest free piece 0"), "{error}");
+        assert!(error.ends_with("in use 512 B of 300 B, largest free block 0 B"), "{error}");
         // A hole across the limit counts as far as it is within.
         arena.free(at[2]);
         let error = arena.alloc(128, Tag::Data).unwrap_err().to_string();
-        assert!(error.ends_with("in use 384 of 300, largest free piece 44"), "{error}");
+        assert!(error.ends_with("in use 384 B of 300 B, largest free block 44 B"), "{error}");
         arena.set_limit(usize::MAX);
         assert_eq!(arena.alloc(128, Tag::Data).unwrap(), at[2]);
         assert!(arena.alloc(1024, Tag::Data).is_err(), "more than there is");
@@ -390,7 +389,7 @@ mod tests {
         arena.alloc(64, Tag::Data).unwrap();
         let before = arena.usage();
         let error = arena.alloc(64, Tag::Weights).unwrap_err().to_string();
-        assert!(error.starts_with("out of memory for weights: asked 64 bytes, in use 128"));
+        assert!(error.starts_with("out of memory for weights: asked 64 B, in use 128 B"));
         assert_eq!((arena.usage(), arena.n_requests()), (before, 3));
         arena.alloc(64, Tag::Data).unwrap();
     }

@@ -644,7 +644,7 @@ mod tests {
         let tensor = device.upload([2, 2], &[1u32, 2, 3, 4]).unwrap();
         assert_eq!(tensor.narrow(1..2).to_vec::<u32>(), [3, 4]);
         let error = device.upload([3], &[1.0f32]).unwrap_err().to_string();
-        assert_eq!(error, "1 numbers do not fill a tensor of shape [3], which has 3");
+        assert_eq!(error, "1 values do not fill a tensor of shape [3], which has 3");
         let same = |stream| device.normal([8], Dtype::F32, 2.0, (5, stream)).unwrap().to_f32_vec();
         assert_eq!(same(1), same(1));
         assert_ne!(same(1), same(2));

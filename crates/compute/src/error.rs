@@ -5,10 +5,10 @@ use crate::{Dtype, Shape, Tag};
 /// Everything that can go wrong here.
 #[derive(Debug, thiserror::Error)]
 pub enum ComputeError {
-    /// The arena has no room left for a tensor.
+    /// The arena has no free block that is large enough for a tensor.
     #[error(
-        "out of memory for {tag}: asked {asked} bytes, in use {in_use} of {limit}, largest free \
-         piece {largest_free}"
+        "out of memory for {tag}: asked {}, in use {} of {}, largest free block {}",
+        size(*asked), size(*in_use), size(*limit), size(*largest_free)
     )]
     OutOfMemory {
         /// Bytes asked for.
@@ -23,15 +23,15 @@ pub enum ComputeError {
         tag: Tag,
     },
     /// The system refused the arena's address range.
-    #[error("cannot reserve an arena of {bytes} bytes")]
+    #[error("cannot reserve an arena of {}", size(*bytes))]
     Reserve {
         /// Its size.
         bytes: usize,
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The system refused memory that a GPU copies from.
-    #[error("cannot pin {bytes} bytes of main memory for weights that stream: {name}")]
+    #[error("cannot pin {} of main memory for offloaded weights: {name}", size(*bytes))]
     Pin {
         /// Of one block.
         bytes: usize,
@@ -43,7 +43,7 @@ pub enum ComputeError {
     Threads {
         /// How many.
         threads: usize,
-        /// What the pool said.
+        /// The pool's error.
         source: rayon::ThreadPoolBuildError,
     },
     /// One of NVIDIA's libraries is not here.
@@ -59,7 +59,7 @@ pub enum ComputeError {
         name: &'static str,
     },
     /// There are fewer GPUs than asked for.
-    #[error("no NVIDIA GPU has the number {index}, there are {count}")]
+    #[error("there is no NVIDIA GPU {index}, the number of GPUs is {count}")]
     CudaIndex {
         /// The GPU's number, from 0.
         index: usize,
@@ -68,20 +68,20 @@ pub enum ComputeError {
     },
     /// A GPU is too old.
     #[error(
-        "{name} has compute capability {}.{}, the oldest we compute with is {}.{}",
+        "{name} has compute capability {}.{}, the oldest supported is {}.{}",
         capability.0, capability.1, oldest.0, oldest.1
     )]
     CudaCapability {
         /// The GPU.
         name: String,
-        /// What it can.
+        /// What it has.
         capability: (u32, u32),
-        /// What it would have to.
+        /// The oldest supported.
         oldest: (u32, u32),
     },
     /// The driver is too old.
     #[error(
-        "NVIDIA's driver is of CUDA {}.{}, the oldest we compute with is {}.{}",
+        "NVIDIA's driver supports CUDA {}.{}, the oldest supported is {}.{}",
         found / 1000, found % 1000 / 10, oldest / 1000, oldest % 1000 / 10
     )]
     CudaDriver {
@@ -91,24 +91,24 @@ pub enum ComputeError {
         oldest: i32,
     },
     /// A kernel could not be compiled.
-    #[error("cannot compile the kernels of {name}: {said}")]
+    #[error("cannot compile the kernels of {name}: {message}")]
     CudaKernel {
         /// The text's name.
         name: String,
-        /// What the compiler said.
-        said: String,
+        /// The compiler's log.
+        message: String,
     },
     /// The GPU or one of its libraries refused a call, or failed at work before it.
     #[error("{call} failed with code {code}: {name}")]
     Cuda {
-        /// The function that said so.
+        /// The function.
         call: &'static str,
         /// Its status.
         code: i32,
         /// What the status means.
         name: String,
     },
-    /// No GPU is what was asked for.
+    /// No GPU has the name that was asked for.
     #[error("no GPU is {asked}, there are: {}", if found.is_empty() { "none" } else { found.as_str() })]
     GpuAdapter {
         /// What was asked for.
@@ -116,16 +116,19 @@ pub enum ComputeError {
         /// The names of those that are there.
         found: String,
     },
-    /// A GPU cannot do something that kernels ask for.
+    /// A GPU lacks a feature that kernels need.
     #[error("{name} does not offer {lacks}")]
     GpuLacks {
         /// The GPU.
         name: String,
-        /// What it would have to.
+        /// The feature.
         lacks: &'static str,
     },
-    /// A tensor is larger than a kernel can be given.
-    #[error("a tensor of {asked} bytes is larger than this GPU lets a kernel see, {most} bytes")]
+    /// A tensor is larger than a buffer binding may be.
+    #[error(
+        "a tensor of {} is larger than the largest buffer binding of this GPU, {}",
+        size(*asked), size(*most)
+    )]
     GpuTensor {
         /// Bytes of the tensor.
         asked: usize,
@@ -139,26 +142,26 @@ pub enum ComputeError {
         call: &'static str,
     },
     /// A kernel could not be compiled for a GPU.
-    #[error("cannot compile the kernel {name}: {said}")]
+    #[error("cannot compile the kernel {name}: {message}")]
     GpuKernel {
         /// The kernel.
         name: String,
-        /// What the compiler said.
-        said: String,
+        /// The compiler's log.
+        message: String,
     },
     /// A GPU stopped working.
-    #[error("the GPU was lost: {said}")]
+    #[error("the GPU was lost: {message}")]
     GpuLost {
-        /// What the system said.
-        said: String,
+        /// The driver's message.
+        message: String,
     },
     /// A GPU refused a command.
-    #[error("{call} failed: {said}")]
+    #[error("{call} failed: {message}")]
     Gpu {
         /// What was done.
         call: &'static str,
-        /// What the system said.
-        said: String,
+        /// The driver's message.
+        message: String,
     },
     /// A tensor is not of the shape that the others ask for.
     #[error("{op}: {what} has shape {got}, expected {expected}")]
@@ -184,16 +187,16 @@ pub enum ComputeError {
         /// The shape it has.
         got: Shape,
     },
-    /// A tensor's number format does not fit.
+    /// A tensor's dtype does not fit.
     #[error("{op}: {what} is {got}, expected {expected}")]
     Dtype {
         /// The op.
         op: &'static str,
         /// Which of its tensors.
         what: &'static str,
-        /// The formats that fit.
+        /// The dtypes that fit.
         expected: &'static str,
-        /// The format it has.
+        /// The dtype it has.
         got: Dtype,
     },
     /// A size does not divide as it must.
@@ -243,38 +246,38 @@ pub enum ComputeError {
         shape: Shape,
     },
     /// Data of another length than the tensor it is meant for.
-    #[error("{got} numbers do not fill a tensor of shape {shape}, which has {}", shape.elements())]
+    #[error("{got} values do not fill a tensor of shape {shape}, which has {}", shape.elements())]
     Length {
         /// The tensor's shape.
         shape: Shape,
-        /// Numbers given.
+        /// Values given.
         got: usize,
     },
-    /// Two tensors live on different devices.
-    #[error("{op}: {what} lives on another device")]
+    /// Two tensors are on different devices.
+    #[error("{op}: {what} is on another device")]
     Device {
         /// The op.
         op: &'static str,
         /// Which of its tensors.
         what: &'static str,
     },
-    /// Backward was asked to start from something that is not one number.
-    #[error("backward starts from one number, not from shape {shape}")]
+    /// Backward was asked to start from something that is not a scalar.
+    #[error("backward starts from a scalar, not from shape {shape}")]
     NotScalar {
         /// The shape it was given.
         shape: Shape,
     },
-    /// Backward was asked to start from something that no parameter had a part in.
-    #[error("nothing to train: no parameter had a part in the loss")]
+    /// Backward was asked to start from something that depends on no parameter.
+    #[error("nothing to train: the loss does not depend on any parameter")]
     Untracked,
     /// A gradient is wanted through an op that has none.
-    #[error("{op}: has no backward, but something trained had a part in its input")]
+    #[error("{op}: has no backward, but its input requires a gradient")]
     ForwardOnly {
         /// The op.
         op: &'static str,
     },
     /// A parameter is to be changed while something still reads it.
-    #[error("parameter {index} is still in use by {readers} readers")]
+    #[error("parameter {index} is still held by {readers} other(s)")]
     InUse {
         /// Which parameter.
         index: usize,
@@ -283,20 +286,30 @@ pub enum ComputeError {
     },
 }
 
+/// Bytes in the largest unit of which there is at least one.
+fn size(bytes: usize) -> String {
+    let units = [("GiB", 30, 2), ("MiB", 20, 1), ("KiB", 10, 1)];
+    let unit = units.into_iter().find(|(_, bits, _)| bytes >> bits > 0);
+    unit.map_or_else(
+        || format!("{bytes} B"),
+        |(name, bits, digits)| format!("{:.digits$} {name}", bytes as f64 / (1_u64 << bits) as f64),
+    )
+}
+
 impl ComputeError {
     /// The same once more: a GPU that failed says so at every call from then on.
     pub(crate) fn again(&self) -> Self {
         match self {
             Self::Cuda { call, code, name } => Self::Cuda { call, code: *code, name: name.clone() },
-            Self::CudaKernel { name, said } => {
-                Self::CudaKernel { name: name.clone(), said: said.clone() }
+            Self::CudaKernel { name, message } => {
+                Self::CudaKernel { name: name.clone(), message: message.clone() }
             }
-            Self::GpuKernel { name, said } => {
-                Self::GpuKernel { name: name.clone(), said: said.clone() }
+            Self::GpuKernel { name, message } => {
+                Self::GpuKernel { name: name.clone(), message: message.clone() }
             }
-            Self::GpuLost { said } => Self::GpuLost { said: said.clone() },
+            Self::GpuLost { message } => Self::GpuLost { message: message.clone() },
             Self::GpuMemory { call } => Self::GpuMemory { call },
-            Self::Gpu { call, said } => Self::Gpu { call, said: said.clone() },
+            Self::Gpu { call, message } => Self::Gpu { call, message: message.clone() },
             other => Self::Cuda { call: "an earlier call", code: 0, name: other.to_string() },
         }
     }
@@ -305,7 +318,7 @@ impl ComputeError {
     pub fn hint(&self) -> &'static str {
         match self {
             Self::OutOfMemory { .. } => {
-                "plan the run first, recompute blocks, or take a smaller batch"
+                "plan the run first, use gradient checkpointing, or take a smaller batch"
             }
             Self::Reserve { .. } | Self::GpuMemory { .. } => {
                 "close other programs, or give a lower memory limit"
@@ -318,21 +331,21 @@ impl ComputeError {
                 "install NVIDIA's driver, and the CUDA toolkit 12 or 13 with cuBLAS and NVRTC, or \
                  compute on the CPU"
             }
-            Self::CudaIndex { .. } => "ask `hearth doctor` which GPUs there are",
+            Self::CudaIndex { .. } => "`hearth doctor` lists the GPUs",
             Self::CudaCapability { .. } => "compute on the CPU, or on a newer GPU",
             Self::CudaDriver { .. } => "install a newer driver",
             Self::Cuda { .. } => {
-                "if memory ran out, close other programs on the card; else start again, and look at \
+                "if memory ran out, close other programs on the GPU; else start again, and look at \
                  the system's log if it happens twice"
             }
             Self::GpuAdapter { .. } => {
-                "ask `hearth doctor` which there are; on Linux a Vulkan driver must be installed"
+                "`hearth doctor` lists the GPUs; on Linux a Vulkan driver must be installed"
             }
             Self::GpuLacks { .. } => "install a newer driver, or compute on the CPU",
             Self::GpuTensor { .. } => "take a smaller batch, or compute on the CPU",
             Self::GpuLost { .. } | Self::Gpu { .. } => {
-                "start again; if it happens twice, let `hearth doctor --self-test` look for a kernel that \
-                 this GPU computes wrongly"
+                "start again; if it happens twice, `hearth doctor --self-test` looks for kernels that give wrong \
+                 results on this GPU"
             }
             Self::Shape { .. }
             | Self::Rank { .. }
@@ -344,7 +357,7 @@ impl ComputeError {
             Self::Empty { .. } => "give at least one sample with at least one token",
             Self::Device { .. } => "load all parts of a model to the same device",
             Self::ForwardOnly { .. } => {
-                "freeze what comes before it: images are encoded and decoded, not trained through"
+                "freeze what comes before it: gradients do not pass through the encoding and decoding of images"
             }
             Self::CudaKernel { .. }
             | Self::GpuKernel { .. }
@@ -354,5 +367,16 @@ impl ComputeError {
                 "this is a fault in hearth, please report it with the command you ran"
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn sizes_have_the_unit_that_people_use() {
+        let sizes = [0, 1023, 1536, 5 << 19, (1 << 30) - 1, 45 << 28].map(size);
+        assert_eq!(sizes, ["0 B", "1023 B", "1.5 KiB", "2.5 MiB", "1024.0 MiB", "11.25 GiB"]);
     }
 }

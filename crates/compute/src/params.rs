@@ -243,7 +243,7 @@ mod tests {
         let (params, mut gradients) = gradients(&device);
         let key = params.keys().nth(1).unwrap();
         let error = gradients.write(key, &[0.0; 3]).unwrap_err().to_string();
-        assert_eq!(error, "3 numbers do not fill a tensor of shape [4], which has 4");
+        assert_eq!(error, "3 values do not fill a tensor of shape [4], which has 4");
         assert_eq!(gradients.read(key).unwrap().unwrap(), [0.0, 2.0, 4.0, 6.0]);
     }
 }

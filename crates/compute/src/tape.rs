@@ -567,14 +567,14 @@ mod tests {
         let tape = Tape::training(&device, &params, 0);
         let pair = tape.scale(&tape.param(key), 1.0).unwrap();
         let error = tape.backward(&pair, &mut Gradients::default()).unwrap_err().to_string();
-        assert_eq!(error, "backward starts from one number, not from shape [2]");
+        assert_eq!(error, "backward starts from a scalar, not from shape [2]");
         let tape = Tape::training(&device, &params, 0);
         let constant = Var::from(device.upload([1], &[1.0f32]).unwrap());
         let error = tape.backward(&constant, &mut Gradients::default()).unwrap_err().to_string();
-        assert_eq!(error, "nothing to train: no parameter had a part in the loss");
+        assert_eq!(error, "nothing to train: the loss does not depend on any parameter");
         let reader = params.get(key).clone();
         let error = params.values_mut().unwrap_err().to_string();
-        assert_eq!(error, "parameter 0 is still in use by 1 readers");
+        assert_eq!(error, "parameter 0 is still held by 1 other(s)");
         drop(reader);
         assert!(params.values_mut().is_ok());
     }

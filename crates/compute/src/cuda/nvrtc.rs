@@ -97,8 +97,8 @@ impl Nvrtc {
         let made = if status == 0 {
             self.result(program, is_binary)
         } else {
-            let said = self.log(program);
-            Err(ComputeError::CudaKernel { name: name.to_owned(), said })
+            let message = self.log(program);
+            Err(ComputeError::CudaKernel { name: name.to_owned(), message })
         };
         // SAFETY: the program is no longer used.
         unsafe { (self.functions.nvrtcDestroyProgram)(&raw mut program) };

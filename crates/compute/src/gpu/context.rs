@@ -92,7 +92,7 @@ impl WgpuContext {
             trace: Trace::Off,
         };
         let (device, queue) = block_on(adapter.request_device(&description)).map_err(|error| {
-            ComputeError::Gpu { call: "opening the GPU", said: error.to_string() }
+            ComputeError::Gpu { call: "opening the GPU", message: error.to_string() }
         })?;
         let fault = Arc::new(Mutex::new(None));
         let (uncaught, lost) = (fault.clone(), fault.clone());
@@ -100,7 +100,9 @@ impl WgpuContext {
             note(&uncaught, failed("a command", &error));
         }));
         // Dropping the device is a loss too, which nobody is there to ask about.
-        device.set_device_lost_callback(move |_, said| note(&lost, ComputeError::GpuLost { said }));
+        device.set_device_lost_callback(move |_, message| {
+            note(&lost, ComputeError::GpuLost { message })
+        });
         let (layouts, kernels) = (Mutex::default(), Mutex::default());
         let is_software = adapter.get_info().device_type == DeviceType::Cpu;
         let units = OnceLock::new();
@@ -152,7 +154,7 @@ impl WgpuContext {
             return Ok(found.clone());
         }
         let name = format!("{kernel} of {}", source.name);
-        let fault = |said: String| ComputeError::GpuKernel { name: name.clone(), said };
+        let fault = |message: String| ComputeError::GpuKernel { name: name.clone(), message };
         let (text, tensors) =
             expand(source.text, kernel, variant, self.per_row()).ok_or_else(|| {
                 fault("the text has no such kernel, or its head cannot be read".into())
@@ -217,6 +219,6 @@ fn note(fault: &Mutex<Option<ComputeError>>, error: ComputeError) {
 fn failed(call: &'static str, error: &wgpu::Error) -> ComputeError {
     match error {
         wgpu::Error::OutOfMemory { .. } => ComputeError::GpuMemory { call },
-        other => ComputeError::Gpu { call, said: other.to_string() },
+        other => ComputeError::Gpu { call, message: other.to_string() },
     }
 }

@@ -408,7 +408,7 @@ impl GpuBackend {
         let (numbers, canary) = read.split_at(to.len());
         if canary != n_lists.to_le_bytes() {
             self.note(ComputeError::GpuLost {
-                said: "a list of kernels did not come to its end".into(),
+                message: "a list of kernels did not come to its end".into(),
             });
         }
         to.copy_from_slice(numbers);
@@ -489,7 +489,7 @@ pub(crate) fn sequence_args(sequence: RandomSequence) -> Vec<GpuArg<'static>> {
 }
 
 fn stopped(error: &impl ToString) -> ComputeError {
-    ComputeError::GpuLost { said: error.to_string() }
+    ComputeError::GpuLost { message: error.to_string() }
 }
 
 /// A value that a kernel is given.

@@ -115,7 +115,7 @@ impl MeteredDevice {
     /// Why the device is lost, if it is. What failed on it may not have said so.
     fn lost_reason(&self) -> Option<String> {
         match self.device.synchronise() {
-            Err(ComputeError::GpuLost { said }) => Some(said),
+            Err(ComputeError::GpuLost { message }) => Some(message),
             _ => None,
         }
     }

@@ -132,11 +132,11 @@ fn what_does_not_fit_is_said() {
     let tape = Tape::inference(&device, &params, 0);
     let x = Var::from(device.zeros([3, 4], Dtype::F32).unwrap());
     let zeros = |width: usize, dtype| Var::from(device.zeros([width], dtype).unwrap());
-    let said = |scale: &Var, bias: &Var| {
+    let message = |scale: &Var, bias: &Var| {
         tape.affine(&x, scale, Some(bias), Activation::None).err().unwrap().to_string()
     };
     let (four, five) = (zeros(4, Dtype::F32), zeros(5, Dtype::F32));
-    assert_eq!(said(&five, &four), "affine: scale has shape [5], expected [4]");
-    assert_eq!(said(&four, &five), "affine: bias has shape [5], expected [4]");
-    assert_eq!(said(&zeros(4, Dtype::Bf16), &four), "affine: scale is bf16, expected f32");
+    assert_eq!(message(&five, &four), "affine: scale has shape [5], expected [4]");
+    assert_eq!(message(&four, &five), "affine: bias has shape [5], expected [4]");
+    assert_eq!(message(&zeros(4, Dtype::Bf16), &four), "affine: scale is bf16, expected f32");
 }

@@ -343,41 +343,41 @@ fn what_does_not_fit_is_said() {
     let tape = Tape::inference(&device, &params, 0);
     let zeros = |sizes: [usize; 3]| Var::from(device.zeros(sizes, Dtype::F32).unwrap());
     let (q, k, v) = (zeros([1, 3, 8]), zeros([1, 5, 8]), zeros([1, 4, 8]));
-    let said = |how: Attention<'_>, k: &Var, v: &Var| {
+    let message = |how: Attention<'_>, k: &Var, v: &Var| {
         tape.attention(&q, k, v, how).err().unwrap().to_string()
     };
     let full = Attention::full(2, 4);
-    assert_eq!(said(full, &k, &v), "attention: v has shape [1, 4, 8], expected [1, 5, 8]");
+    assert_eq!(message(full, &k, &v), "attention: v has shape [1, 4, 8], expected [1, 5, 8]");
     let three = Attention::full(3, 4);
-    assert_eq!(said(three, &k, &k), "attention: width of q 8 is not a multiple of 3");
+    assert_eq!(message(three, &k, &k), "attention: width of q 8 is not a multiple of 3");
     let two = zeros([1, 2, 8]);
     assert_eq!(
-        said(Attention { is_causal: true, ..full }, &two, &two),
+        message(Attention { is_causal: true, ..full }, &two, &two),
         "attention: number of queries is 3, expected at most the number of keys, 2, when causal"
     );
     let lengths = device.upload([1], &[6u32]).unwrap();
     assert_eq!(
-        said(Attention { key_lengths: Some(&lengths), ..full }, &k, &k),
+        message(Attention { key_lengths: Some(&lengths), ..full }, &k, &k),
         "attention: key length is 6, expected at most the number of keys, 5"
     );
     let first = device.upload([1, 3], &[0u32, 6, 1]).unwrap();
     assert_eq!(
-        said(Attention { first_keys: Some(&first), ..full }, &k, &k),
+        message(Attention { first_keys: Some(&first), ..full }, &k, &k),
         "attention: first key is 6, expected at most the number of keys, 5"
     );
     let first = device.upload([3], &[0u32; 3]).unwrap();
     assert_eq!(
-        said(Attention { first_keys: Some(&first), ..full }, &k, &k),
+        message(Attention { first_keys: Some(&first), ..full }, &k, &k),
         "attention: first keys has shape [3], expected [1, 3]"
     );
     let relative = device.zeros([2, 8], Dtype::F32).unwrap();
     assert_eq!(
-        said(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
+        message(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
         "attention: relative has shape [2, 8], expected [2, 7]"
     );
     let relative = device.zeros([2, 7], Dtype::Bf16).unwrap();
     assert_eq!(
-        said(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
+        message(Attention { relative_bias: Some(&relative), ..full }, &k, &k),
         "attention: relative is bf16, expected f32"
     );
 }

@@ -48,14 +48,14 @@ fn what_is_not_a_number_reaches_its_square_only() {
 fn what_cannot_be_shrunk_is_said() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::training(&device, &params, 0);
-    let said = |x: &Var, size| tape.avg_pool(x, size).err().unwrap().to_string();
+    let message = |x: &Var, size| tape.avg_pool(x, size).err().unwrap().to_string();
     let x = Var::from(device.zeros([1, 1, 4, 6], Dtype::F32).unwrap());
-    assert_eq!(said(&x, 3), "avg_pool: height 4 is not a multiple of 3");
-    assert_eq!(said(&x, 4), "avg_pool: width 6 is not a multiple of 4");
-    assert_eq!(said(&x, 0), "avg_pool: height 4 is not a multiple of 0");
+    assert_eq!(message(&x, 3), "avg_pool: height 4 is not a multiple of 3");
+    assert_eq!(message(&x, 4), "avg_pool: width 6 is not a multiple of 4");
+    assert_eq!(message(&x, 0), "avg_pool: height 4 is not a multiple of 0");
     let trained = tape.leaf(x.into_tensor());
     assert_eq!(
-        said(&trained, 2),
-        "avg_pool: has no backward, but something trained had a part in its input"
+        message(&trained, 2),
+        "avg_pool: has no backward, but its input requires a gradient"
     );
 }

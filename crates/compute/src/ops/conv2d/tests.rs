@@ -215,24 +215,30 @@ fn what_does_not_fit_is_said() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::training(&device, &params, 0);
     let zeros = |shape: &[usize]| device.zeros(crate::Shape::new(shape), Dtype::F32).unwrap();
-    let said = |x: &Var, layer| tape.conv2d(x, layer).err().unwrap().to_string();
+    let message = |x: &Var, layer| tape.conv2d(x, layer).err().unwrap().to_string();
     let (x, weight) = (Var::from(zeros(&[1, 3, 4, 5])), zeros(&[2, 4, 3, 3]));
     assert_eq!(
-        said(&x, Conv2d::new(&weight)),
+        message(&x, Conv2d::new(&weight)),
         "conv2d: weight has shape [2, 4, 3, 3], expected [2, 3, 3, 3]"
     );
     let (weight, bias) = (zeros(&[2, 3, 5, 3]), zeros(&[3]));
     let layer = Conv2d::new(&weight);
     assert_eq!(
-        said(&x, Conv2d { bias: Some(&bias), ..layer }),
+        message(&x, Conv2d { bias: Some(&bias), ..layer }),
         "conv2d: bias has shape [3], expected [2]"
     );
-    assert_eq!(said(&x, layer), "conv2d: kernel height is 5, expected 1 to the padded image's 4");
-    assert_eq!(said(&x, Conv2d { stride: 0, ..layer }), "conv2d: stride is 0, expected 1 or more");
+    assert_eq!(
+        message(&x, layer),
+        "conv2d: kernel height is 5, expected 1 to the padded image's 4"
+    );
+    assert_eq!(
+        message(&x, Conv2d { stride: 0, ..layer }),
+        "conv2d: stride is 0, expected 1 or more"
+    );
     let trained = tape.leaf(x.into_tensor());
     assert_eq!(
-        said(&trained, Conv2d { padding: [1; 4], ..layer }),
-        "conv2d: has no backward, but something trained had a part in its input"
+        message(&trained, Conv2d { padding: [1; 4], ..layer }),
+        "conv2d: has no backward, but its input requires a gradient"
     );
 }
 

@@ -213,15 +213,15 @@ fn what_does_not_fit_is_said() {
         |sizes: &[usize]| Var::from(device.zeros(crate::Shape::new(sizes), Dtype::F32).unwrap());
     let (weight, down, up) = (zeros(&[5, 7]), zeros(&[2, 7]), zeros(&[5, 2]));
     let (five, six) = (zeros(&[5]), zeros(&[6]));
-    let said = |norms: &Var, down: &Var, magnitude: &Var| {
+    let message = |norms: &Var, down: &Var, magnitude: &Var| {
         let scales = tape.dora_scale((&weight).into(), norms.tensor(), lora(down, &up), magnitude);
         scales.err().unwrap().to_string()
     };
-    assert_eq!(said(&six, &down, &five), "dora_scale: norms has shape [6], expected [5]");
-    assert_eq!(said(&five, &down, &six), "dora_scale: magnitude has shape [6], expected [5]");
+    assert_eq!(message(&six, &down, &five), "dora_scale: norms has shape [6], expected [5]");
+    assert_eq!(message(&five, &down, &six), "dora_scale: magnitude has shape [6], expected [5]");
     let narrow = zeros(&[2, 6]);
     assert_eq!(
-        said(&five, &narrow, &five),
+        message(&five, &narrow, &five),
         "dora_scale: lora down has shape [2, 6], expected [2, 7]"
     );
     let error = row_norms((&five).into()).unwrap_err().to_string();

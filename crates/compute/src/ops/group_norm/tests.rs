@@ -146,19 +146,19 @@ fn what_does_not_fit_is_said() {
     let x = Var::from(device.zeros([1, 6, 2, 2], Dtype::F32).unwrap());
     let (six, five) =
         (device.zeros([6], Dtype::F32).unwrap(), device.zeros([5], Dtype::F32).unwrap());
-    let said = |x: &Var, n_groups, weight, bias| {
+    let message = |x: &Var, n_groups, weight, bias| {
         let y = tape.group_norm(x, n_groups, weight, bias, 1e-6, Activation::None);
         y.err().unwrap().to_string()
     };
-    assert_eq!(said(&x, 4, &six, &six), "group_norm: channels 6 is not a multiple of 4");
-    assert_eq!(said(&x, 0, &six, &six), "group_norm: channels 6 is not a multiple of 0");
-    assert_eq!(said(&x, 3, &five, &six), "group_norm: weight has shape [5], expected [6]");
-    assert_eq!(said(&x, 3, &six, &five), "group_norm: bias has shape [5], expected [6]");
+    assert_eq!(message(&x, 4, &six, &six), "group_norm: channels 6 is not a multiple of 4");
+    assert_eq!(message(&x, 0, &six, &six), "group_norm: channels 6 is not a multiple of 0");
+    assert_eq!(message(&x, 3, &five, &six), "group_norm: weight has shape [5], expected [6]");
+    assert_eq!(message(&x, 3, &six, &five), "group_norm: bias has shape [5], expected [6]");
     let half = device.zeros([6], Dtype::F16).unwrap();
-    assert_eq!(said(&x, 3, &six, &half), "group_norm: bias is f16, expected f32");
+    assert_eq!(message(&x, 3, &six, &half), "group_norm: bias is f16, expected f32");
     let trained = tape.leaf(x.into_tensor());
     assert_eq!(
-        said(&trained, 3, &six, &six),
-        "group_norm: has no backward, but something trained had a part in its input"
+        message(&trained, 3, &six, &six),
+        "group_norm: has no backward, but its input requires a gradient"
     );
 }

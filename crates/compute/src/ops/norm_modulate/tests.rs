@@ -105,14 +105,15 @@ fn what_does_not_fit_is_said() {
         device.zeros(crate::Shape::new(sizes), Dtype::F32).unwrap().into()
     };
     let (x, vectors) = (zeros(&[2, 3, 4]), zeros(&[2, 8]));
-    let said = |scale, shift| tape.norm_modulate(&x, scale, shift, 1e-6).err().unwrap().to_string();
-    let error = said(vectors.chunk(0), vectors.chunk(2));
+    let message =
+        |scale, shift| tape.norm_modulate(&x, scale, shift, 1e-6).err().unwrap().to_string();
+    let error = message(vectors.chunk(0), vectors.chunk(2));
     assert_eq!(error, "norm_modulate: index 2 is out of range, there are 2 chunks");
     let short = zeros(&[1, 8]);
-    let error = said(short.chunk(0), vectors.chunk(1));
+    let error = message(short.chunk(0), vectors.chunk(1));
     assert_eq!(error, "norm_modulate: scale has shape [1, 8], expected [2, 8]");
     let odd = zeros(&[2, 6]);
-    let error = said(odd.chunk(0), vectors.chunk(1));
+    let error = message(odd.chunk(0), vectors.chunk(1));
     assert_eq!(error, "norm_modulate: scale 6 is not a multiple of 4");
 }
 

@@ -388,7 +388,7 @@ mod tests {
     #[test]
     fn what_makes_no_sense_is_said() {
         let device = device();
-        let said = |param: Tensor, how: Muon| {
+        let message = |param: Tensor, how: Muon| {
             let (mut means, gradient) = ([momentum(&param).ok()], momentum(&param).unwrap());
             let gradients = [Some(&gradient)];
             muon(&mut [param], &gradients, &mut means, how, None).unwrap_err().to_string()
@@ -396,7 +396,7 @@ mod tests {
         let vector = || device.zeros([3], Dtype::F32).unwrap();
         let matrix = || device.zeros([3, 2], Dtype::F32).unwrap();
         assert_eq!(
-            said(vector(), HOW),
+            message(vector(), HOW),
             "muon: parameter of shape [3] has 1 dimensions, expected 2"
         );
         for (how, error) in [
@@ -407,7 +407,7 @@ mod tests {
                 "format of products is u8, expected f32, bf16 or f16",
             ),
         ] {
-            assert_eq!(said(matrix(), how), format!("muon: {error}"));
+            assert_eq!(message(matrix(), how), format!("muon: {error}"));
         }
     }
 }

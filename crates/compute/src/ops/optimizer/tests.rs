@@ -316,16 +316,16 @@ fn averages_move_as_far_as_they_are_told() {
     }
     let mut average = vector(&device, &[1.0; 3]);
     let value = vector(&device, &[1.0; 2]);
-    let said = |error: crate::Result<()>| error.unwrap_err().to_string();
-    assert_eq!(said(ema(&mut average, &value, 0.5)), "ema: value has shape [2], expected [3]");
+    let message = |error: crate::Result<()>| error.unwrap_err().to_string();
+    assert_eq!(message(ema(&mut average, &value, 0.5)), "ema: value has shape [2], expected [3]");
     let value = vector(&device, &[1.0; 3]);
-    assert_eq!(said(ema(&mut average, &value, 1.5)), "ema: decay is 1.5, expected 0 to 1");
+    assert_eq!(message(ema(&mut average, &value, 1.5)), "ema: decay is 1.5, expected 0 to 1");
     let _reader = average.clone();
-    assert_eq!(said(ema(&mut average, &value, 0.5)), "parameter 0 is still in use by 1 readers");
+    assert_eq!(message(ema(&mut average, &value, 0.5)), "parameter 0 is still held by 1 other(s)");
 }
 
 /// What a step says to a parameter of shape [3] with this gradient and these settings.
-fn said(gradient: &Tensor, step: AdamW, clip: Option<&GradClip>) -> String {
+fn message(gradient: &Tensor, step: AdamW, clip: Option<&GradClip>) -> String {
     let mut params = [gradient.device().zeros([3], Dtype::F32).unwrap()];
     let mut state = [Moments::new(&params[0]).unwrap()];
     adamw(&mut params, &[Some(gradient)], &mut state, step, clip).unwrap_err().to_string()
@@ -336,9 +336,9 @@ fn what_makes_no_sense_is_said() {
     let device = device();
     let gradient = vector(&device, &[1.0; 3]);
     let wrong = vector(&device, &[1.0; 2]);
-    assert_eq!(said(&wrong, STEP, None), "adamw: gradient has shape [2], expected [3]");
+    assert_eq!(message(&wrong, STEP, None), "adamw: gradient has shape [2], expected [3]");
     let half = device.zeros([3], Dtype::F16).unwrap();
-    assert_eq!(said(&half, STEP, None), "adamw: gradient is f16, expected f32");
+    assert_eq!(message(&half, STEP, None), "adamw: gradient is f16, expected f32");
     for (step, error) in [
         (AdamW { step: 0, ..STEP }, "step is 0, expected 1 or more"),
         (AdamW { betas: (0.9, 1.0), ..STEP }, "second beta is 1, expected 0 or more and below 1"),
@@ -352,14 +352,14 @@ fn what_makes_no_sense_is_said() {
         ),
         (AdamW { epsilon: -1.0, ..STEP }, "epsilon is -1, expected 0 or more, and finite"),
     ] {
-        assert_eq!(said(&gradient, step, None), format!("adamw: {error}"));
+        assert_eq!(message(&gradient, step, None), format!("adamw: {error}"));
     }
     let norm = vector(&device, &[1.0]);
     let clip = GradClip { norm, max_norm: 1.0 };
-    assert_eq!(said(&gradient, STEP, Some(&clip)), "adamw: norm has shape [1], expected []");
+    assert_eq!(message(&gradient, STEP, Some(&clip)), "adamw: norm has shape [1], expected []");
     let clip = GradClip { norm: clip.norm.reshape(Shape::new(&[])), max_norm: f32::NAN };
     assert_eq!(
-        said(&gradient, STEP, Some(&clip)),
+        message(&gradient, STEP, Some(&clip)),
         "adamw: norm to clip to is NaN, expected 0 or more"
     );
 }
@@ -376,7 +376,7 @@ fn parameters_that_do_not_fit_are_said() {
     assert_eq!(error, "adamw: count of moments is 0, expected one for each parameter");
     let reader = params[0].clone();
     let error = adamw(&mut params, &[Some(&gradient)], &mut state, STEP, None).unwrap_err();
-    assert_eq!(error.to_string(), "parameter 0 is still in use by 1 readers");
+    assert_eq!(error.to_string(), "parameter 0 is still held by 1 other(s)");
     drop(reader);
     let mut half = [device.zeros([3], Dtype::Bf16).unwrap()];
     let error = adamw(&mut half, &[Some(&gradient)], &mut state, STEP, None).unwrap_err();
@@ -387,5 +387,5 @@ fn parameters_that_do_not_fit_are_said() {
     let elsewhere = Device::cpu(1, 1 << 20).unwrap();
     let gradient = vector(&elsewhere, &[1.0; 3]);
     let error = adamw(&mut params, &[Some(&gradient)], &mut state, STEP, None).unwrap_err();
-    assert_eq!(error.to_string(), "adamw: gradient lives on another device");
+    assert_eq!(error.to_string(), "adamw: gradient is on another device");
 }

@@ -103,29 +103,32 @@ fn what_does_not_fit_is_said() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::training(&device, &params, 0);
     let order = PatchOrder::ChannelsFirst;
-    let said = |x: &Var, patch| tape.patchify(x, patch, order).err().unwrap().to_string();
+    let message = |x: &Var, patch| tape.patchify(x, patch, order).err().unwrap().to_string();
     let x = Var::from(device.zeros([1, 2, 4, 6], Dtype::F32).unwrap());
-    assert_eq!(said(&x, 3), "patchify: height 4 is not a multiple of 3");
-    assert_eq!(said(&x, 4), "patchify: width 6 is not a multiple of 4");
-    assert_eq!(said(&x, 0), "patchify: height 4 is not a multiple of 0");
-    let trained = "has no backward, but something trained had a part in its input";
-    assert_eq!(said(&tape.leaf(x.into_tensor()), 2), format!("patchify: {trained}"));
+    assert_eq!(message(&x, 3), "patchify: height 4 is not a multiple of 3");
+    assert_eq!(message(&x, 4), "patchify: width 6 is not a multiple of 4");
+    assert_eq!(message(&x, 0), "patchify: height 4 is not a multiple of 0");
+    let trained = "has no backward, but its input requires a gradient";
+    assert_eq!(message(&tape.leaf(x.into_tensor()), 2), format!("patchify: {trained}"));
 
-    let said = |tokens: &Var, size, patch| {
+    let message = |tokens: &Var, size, patch| {
         tape.unpatchify(tokens, size, patch, order).err().unwrap().to_string()
     };
     let tokens = Var::from(device.zeros([1, 6, 8], Dtype::F32).unwrap());
     assert_eq!(
-        said(&tokens, [4, 8], 2),
+        message(&tokens, [4, 8], 2),
         "unpatchify: tokens has shape [1, 6, 8], expected [1, 8, 8]"
     );
     assert_eq!(
-        said(&tokens, [9, 6], 3),
+        message(&tokens, [9, 6], 3),
         "unpatchify: the width of tokens 8 is not a multiple of 9"
     );
     assert_eq!(
-        said(&tokens, [4, 6], 0),
+        message(&tokens, [4, 6], 0),
         "unpatchify: the width of tokens 8 is not a multiple of 0"
     );
-    assert_eq!(said(&tape.leaf(tokens.into_tensor()), [4, 6], 2), format!("unpatchify: {trained}"));
+    assert_eq!(
+        message(&tape.leaf(tokens.into_tensor()), [4, 6], 2),
+        format!("unpatchify: {trained}")
+    );
 }

@@ -41,14 +41,14 @@ fn the_result_has_its_shape_even_of_nothing() {
 fn what_cannot_be_enlarged_is_said() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::training(&device, &params, 0);
-    let said = |x: &Var, factor| tape.upsample(x, factor).err().unwrap().to_string();
+    let message = |x: &Var, factor| tape.upsample(x, factor).err().unwrap().to_string();
     let x = Var::from(device.zeros([1, 1, 2, 2], Dtype::F32).unwrap());
-    assert_eq!(said(&x, 0), "upsample: factor is 0, expected 1 or more");
+    assert_eq!(message(&x, 0), "upsample: factor is 0, expected 1 or more");
     let flat = Var::from(device.zeros([2, 2], Dtype::F32).unwrap());
-    assert_eq!(said(&flat, 2), "upsample: x of shape [2, 2] has 2 dimensions, expected 4");
+    assert_eq!(message(&flat, 2), "upsample: x of shape [2, 2] has 2 dimensions, expected 4");
     let trained = tape.leaf(x.into_tensor());
     assert_eq!(
-        said(&trained, 2),
-        "upsample: has no backward, but something trained had a part in its input"
+        message(&trained, 2),
+        "upsample: has no backward, but its input requires a gradient"
     );
 }
