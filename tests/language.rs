@@ -76,9 +76,9 @@ fn a_text_goes_to_standard_output() {
     let device = Device::cpu(2, 64 << 20).unwrap();
     let plain = Precision::plain(Dtype::F32);
     let (model, adapters) = base.load_adapted(&device, plain, &|_| true).unwrap();
-    let (mut ids, model) = (Vec::new(), (&model, &adapters.params));
+    let mut ids = Vec::new();
     let is_end = |id: u32| tokenizer.is_eos(id) || base.config.eos_token_ids.contains(&id);
-    generate(&device, model, &request, &is_end, &mut |id| {
+    generate(&device, &model, &adapters.params, &request, &is_end, &mut |id| {
         ids.push(id);
         true
     })

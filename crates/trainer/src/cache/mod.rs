@@ -192,7 +192,7 @@ impl<'a> CacheBuilder<'a> {
     /// What each phase takes, found without reading a number; nothing if all is there. If one does not fit into
     /// `limit` bytes, the error names the nearest change of the job that would.
     pub fn plan(&self, kind: DeviceKind, limit: usize) -> Result<CachePlan> {
-        let plan = self.planned(&self.to_encode(), self.precision, (kind, limit))?;
+        let plan = self.planned(&self.to_encode(), self.precision, kind, limit)?;
         match plan.phases.iter().find(|phase| phase.peak_bytes > limit) {
             None => Ok(plan),
             Some(phase) => Err(too_large(*phase, limit, self.remedy(kind, limit)?)),
@@ -203,14 +203,15 @@ impl<'a> CacheBuilder<'a> {
         &self,
         counts: &SizeCounts<Bucket>,
         precision: Precision,
-        (kind, limit): (DeviceKind, usize),
+        kind: DeviceKind,
+        limit: usize,
     ) -> Result<CachePlan> {
         let mut stages: Vec<Stage> =
             plan_images(self.pipeline, counts, kind)?.into_iter().collect();
         let mut t5 = T5Loading::Whole;
         if !self.texts.is_empty() {
             let (encoders, n) = (&self.pipeline.encoders, self.texts.len());
-            let (texts, loading) = plan_encoding(encoders, precision, n, (kind, limit))?;
+            let (texts, loading) = plan_encoding(encoders, precision, n, kind, limit)?;
             stages.extend(texts);
             t5 = loading;
         }
@@ -237,7 +238,7 @@ impl<'a> CacheBuilder<'a> {
             .map(|(change, counts)| (format!("{QUANTISED} and {change}"), (quantised, counts)));
         let candidates: Vec<_> = weights.into_iter().chain(images).chain(both).collect();
         nearest_fitting(limit, candidates, |(precision, counts), _| {
-            let plan = self.planned(counts, *precision, (kind, 0))?;
+            let plan = self.planned(counts, *precision, kind, 0)?;
             Ok(plan.phases.iter().map(|phase| phase.peak_bytes).max().unwrap_or(0))
         })
     }

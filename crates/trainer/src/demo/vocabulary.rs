@@ -26,7 +26,7 @@ const OF_OTHERS: &str = "and art beautiful big bird blurry bright car cat centre
     cute dark day detailed diamond digital dog drawing face fire fish flower food for forest from \
     girl glowing gold gray grey hand happy head hearts high house icon image in is it lake light \
     line lines little logo low man many middle mountain neon night no of oil old one outline \
-    painting paper pattern person photo image pixel poster quality rings road round sea shape \
+    painting paper pattern person photo picture pixel poster quality rings road round sea shape \
     shapes shiny silver sketch sky snow soft squares stars sticker style sun text three tree two \
     watercolor water white window with woman";
 
@@ -99,7 +99,7 @@ fn merges(words: Vec<String>) -> Vec<(String, String)> {
     let mut merges = Vec::new();
     while let Some(pair) = most_frequent(&words) {
         for word in &mut words {
-            merge(word, &pair);
+            merge(word, &pair.0, &pair.1);
         }
         merges.push(pair);
     }
@@ -116,10 +116,10 @@ fn most_frequent(words: &[Vec<String>]) -> Option<(String, String)> {
     Some((pair.0.clone(), pair.1.clone()))
 }
 
-fn merge(word: &mut Vec<String>, pair: &(String, String)) {
+fn merge(word: &mut Vec<String>, first: &str, second: &str) {
     let mut at = 0;
     while at + 1 < word.len() {
-        if word[at] == pair.0 && word[at + 1] == pair.1 {
+        if word[at] == first && word[at + 1] == second {
             let second = word.remove(at + 1);
             word[at].push_str(&second);
         }

@@ -81,7 +81,7 @@ fn write_sharded(
         fs::write(folder.join("config.json"), settings(base, dtype)?).map_err(failed)?;
         // Transformers asks whose numbers these are.
         let words = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-        files::save_shards((folder, limit), &words, (&tensors, dtype), numbers)
+        files::save_shards(folder, limit, &words, &tensors, dtype, numbers)
     })
 }
 

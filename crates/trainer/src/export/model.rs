@@ -55,7 +55,7 @@ fn write_transformer(
 ) -> Result<()> {
     let transformer = &pipeline.transformer;
     let wants = transformer.config.tensor_specs()?;
-    files::save(path, &BTreeMap::new(), (&wants, files::file_dtype(dtype)), &mut |_, want| {
+    files::save(path, &BTreeMap::new(), &wants, files::file_dtype(dtype), &mut |_, want| {
         if let Some(numbers) = trained(&want.name)? {
             return Ok(numbers);
         }

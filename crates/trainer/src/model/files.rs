@@ -313,34 +313,36 @@ pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
     Ok(Fingerprint { whole: all.finalize().to_hex().to_string(), parts })
 }
 
-/// The numbers of a tensor that is to be written, by its place among all.
+/// The values of a tensor that is to be written, by its index.
 pub type ValuesFn<'a> =
     &'a mut dyn FnMut(usize, &TensorSpec) -> std::result::Result<Vec<f32>, WeightsError>;
 
-/// Writes a model's tensors, whose numbers are asked for one tensor at a time, by its place among
-/// `wants`.
+/// Writes a model's tensors; `values` is called for one tensor at a time, with its index in `specs`.
 pub fn save(
     path: &Path,
     metadata: &BTreeMap<String, String>,
-    (wants, dtype): (&[TensorSpec], weights::FileDtype),
+    specs: &[TensorSpec],
+    dtype: weights::FileDtype,
     values: ValuesFn<'_>,
 ) -> Result<()> {
-    let mut fill = filled(path, (wants, dtype), values);
-    write_file(path, metadata, tensor_entries(wants, dtype), false, &mut fill)?;
+    let mut fill = value_writer(path, specs, dtype, values);
+    write_file(path, metadata, tensor_entries(specs, dtype), false, &mut fill)?;
     Ok(())
 }
 
-/// The same into a folder, as `model.safetensors` or, where that would be larger than `limit`, in shards
-/// with an index.
+/// The same into a folder, as `model.safetensors` or, where that would be larger than `max_shard_bytes`, in
+/// shards with an index.
 pub fn save_shards(
-    (folder, limit): (&Path, u64),
+    folder: &Path,
+    max_shard_bytes: u64,
     metadata: &BTreeMap<String, String>,
-    (wants, dtype): (&[TensorSpec], weights::FileDtype),
+    specs: &[TensorSpec],
+    dtype: weights::FileDtype,
     values: ValuesFn<'_>,
 ) -> Result<()> {
     const STEM: &str = "model";
-    let shards = split_shards(STEM, tensor_entries(wants, dtype), limit);
-    let mut fill = filled(folder, (wants, dtype), values);
+    let shards = split_shards(STEM, tensor_entries(specs, dtype), max_shard_bytes);
+    let mut fill = value_writer(folder, specs, dtype, values);
     write_shards(folder, STEM, metadata, shards, false, &mut fill)?;
     Ok(())
 }
@@ -352,12 +354,12 @@ pub fn save_tensors(
     metadata: &BTreeMap<String, String>,
     tensors: &BTreeMap<String, &Tensor>,
 ) -> Result<blake3::Hash> {
-    let entering = tensors.iter().map(|(name, tensor)| OutputTensor {
+    let entries = tensors.iter().map(|(name, tensor)| OutputTensor {
         name: name.clone(),
         dtype: file_dtype(tensor.dtype()),
         shape: tensor.shape().sizes().iter().map(|size| *size as u64).collect(),
     });
-    let written = write_file(path, metadata, entering.collect(), true, &mut |tensor, out| {
+    let written = write_file(path, metadata, entries.collect(), true, &mut |tensor, out| {
         let bytes = tensors[&tensor.name].read_bytes();
         let bytes = bytes.map_err(|error| io::Error::other(error.to_string()));
         let bytes = bytes.map_err(|source| WeightsError::io("copy", path, source))?;
@@ -366,28 +368,29 @@ pub fn save_tensors(
     Ok(written.checksum.expect("it was asked for"))
 }
 
-fn tensor_entries(wants: &[TensorSpec], dtype: weights::FileDtype) -> Vec<OutputTensor> {
-    let entering = wants.iter().map(|want| OutputTensor {
-        name: want.name.clone(),
+fn tensor_entries(specs: &[TensorSpec], dtype: weights::FileDtype) -> Vec<OutputTensor> {
+    let entries = specs.iter().map(|spec| OutputTensor {
+        name: spec.name.clone(),
         dtype,
-        shape: want.shape.sizes().iter().map(|size| *size as u64).collect(),
+        shape: spec.shape.sizes().iter().map(|size| *size as u64).collect(),
     });
-    entering.collect()
+    entries.collect()
 }
 
-/// Writes the numbers of whichever tensor it is asked for.
-fn filled<'a>(
+/// Writes the values of the tensor it is called with.
+fn value_writer<'a>(
     path: &'a Path,
-    (wants, dtype): (&'a [TensorSpec], weights::FileDtype),
+    specs: &'a [TensorSpec],
+    dtype: weights::FileDtype,
     values: ValuesFn<'a>,
 ) -> impl FnMut(&OutputTensor, &mut dyn Write) -> std::result::Result<(), WeightsError> + 'a {
-    let places: HashMap<&str, usize> =
-        wants.iter().enumerate().map(|(at, want)| (want.name.as_str(), at)).collect();
+    let indices: HashMap<&str, usize> =
+        specs.iter().enumerate().map(|(index, spec)| (spec.name.as_str(), index)).collect();
     move |tensor, file| {
-        let at = places[tensor.name.as_str()];
-        let numbers = values(at, &wants[at])?;
-        let mut bytes = vec![0; numbers.len() * dtype.bytes() as usize];
-        encode(&numbers, dtype, &mut bytes);
+        let index = indices[tensor.name.as_str()];
+        let values = values(index, &specs[index])?;
+        let mut bytes = vec![0; values.len() * dtype.bytes() as usize];
+        encode(&values, dtype, &mut bytes);
         file.write_all(&bytes).map_err(|source| WeightsError::io("write", path, source))
     }
 }

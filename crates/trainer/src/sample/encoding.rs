@@ -18,7 +18,8 @@ pub(crate) fn plan_encoding(
     encoders: &TextEncoders,
     precision: Precision,
     n_texts: usize,
-    (kind, limit): (DeviceKind, usize),
+    kind: DeviceKind,
+    limit: usize,
 ) -> Result<(Vec<Stage>, T5Loading)> {
     let of_t5 = |stages: &[Stage]| {
         let stage = stages.iter().find(|stage| stage.memory.name == T5_NAME);

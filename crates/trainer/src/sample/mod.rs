@@ -151,7 +151,7 @@ impl<'a> SampleJob<'a> {
         let Self { pipeline, request } = self;
         let n_texts = request.prompts.len() + 1;
         let (stages, t5) =
-            plan_encoding(&pipeline.encoders, request.precision, n_texts, (kind, limit))?;
+            plan_encoding(&pipeline.encoders, request.precision, n_texts, kind, limit)?;
         let mut phases: Vec<StageMemory> = stages.into_iter().map(|stage| stage.memory).collect();
         let empty = self.dry_run_prompts();
         let is_guided = pipeline.family().guidance.needs_negative(request.guidance);
@@ -249,14 +249,15 @@ impl<'a> SampleJob<'a> {
         let mut adapters = self.pipeline.loaded_adapter();
         let model =
             self.pipeline.load_denoiser(device, self.request.precision, &mut adapters, &tick)?;
-        self.denoise_with(device, (&model, &adapters.params), prompts, is_paired, on_event)
+        self.denoise_with(device, &model, &adapters.params, prompts, is_paired, on_event)
     }
 
     /// The same with a model that is loaded already.
     pub fn denoise_with(
         &self,
         device: &Device,
-        (model, params): (&Denoiser, &Params),
+        model: &Denoiser,
+        params: &Params,
         prompts: &[Condition],
         is_paired: bool,
         on_event: SampleEventFn<'_>,
@@ -356,15 +357,15 @@ impl GuidedDenoiser<'_> {
             return self.predict(latents, sigma, &[prompt]);
         }
         let patch = pipeline.transformer.config.latent_spec().patch_size;
-        let sizes = (self.job.latent_shape(), patch);
+        let shape = self.job.latent_shape();
         if self.is_cfg_batched {
             let both = self.predict(latents, sigma, &[negative, prompt])?;
             let (without, with) = both.split_at(latents.len());
-            return Ok(guidance.apply([without, with], scale, sizes));
+            return Ok(guidance.apply([without, with], scale, shape, patch));
         }
         let without = self.predict(latents, sigma, &[negative])?;
         let with = self.predict(latents, sigma, &[prompt])?;
-        Ok(guidance.apply([&without, &with], scale, sizes))
+        Ok(guidance.apply([&without, &with], scale, shape, patch))
     }
 
     /// The same latents' velocity for each prompt.

@@ -98,7 +98,7 @@ fn peak(
     let device = Device::meta(kind, cost::UNLIMITED);
     let (model, adapters) = base.load_adapted(&device, precision, &|_| true)?;
     for request in requests {
-        generate(&device, (&model, &adapters.params), request, &|_| false, &mut |_| true)?;
+        generate(&device, &model, &adapters.params, request, &|_| false, &mut |_| true)?;
     }
     Ok(device.usage().extent)
 }
@@ -118,7 +118,8 @@ pub struct GenerationResult {
 /// Writes a text on a device that has room for it.
 pub fn generate(
     device: &Device,
-    (model, params): (&Llama, &Params),
+    model: &Llama,
+    params: &Params,
     request: &GenerationRequest,
     is_end: &dyn Fn(u32) -> bool,
     take: OnToken<'_>,
@@ -196,7 +197,7 @@ mod tests {
             text.push(token);
             true
         };
-        let written = generate(&device, (&model, &adapters.params), request, is_end, take).unwrap();
+        let written = generate(&device, &model, &adapters.params, request, is_end, take).unwrap();
         let is_eos = text.len() < request.max_tokens;
         assert_eq!(written, GenerationResult { n_tokens: text.len(), is_eos });
         text
@@ -251,8 +252,9 @@ mod tests {
             let device = Device::cpu(2, planned).unwrap();
             let (model, adapters) = base.load_adapted(&device, precision, &|_| true).unwrap();
             for request in &requests {
-                let model = (&model, &adapters.params);
-                let written = generate(&device, model, request, &|_| false, &mut |_| true).unwrap();
+                let params = &adapters.params;
+                let written =
+                    generate(&device, &model, params, request, &|_| false, &mut |_| true).unwrap();
                 assert_eq!(written.n_tokens, request.max_tokens);
             }
             assert_eq!(device.usage().extent, planned, "{dtype} {quantisation:?}");

@@ -286,7 +286,7 @@ impl ShardBuilder {
         let noted = [("position".into(), json(&next)), ("faults".into(), json(&self.left_out))];
         let (metadata, parts) = (BTreeMap::from(noted), self.parts());
         let mut tensors: Vec<OutputTensor> =
-            parts.iter().map(|(name, part)| entering(name, part)).collect();
+            parts.iter().map(|(name, (dtype, bytes))| output_tensor(name, *dtype, bytes)).collect();
         safetensors::order(&mut tensors);
         let header = safetensors::header(&metadata, &tensors)
             .map_err(|problem| TrainerError::Cache { problem, path: folder.into() })?;
@@ -326,9 +326,9 @@ fn dtype(vocabulary: usize) -> FileDtype {
     if vocabulary <= 1 << 16 { FileDtype::U16 } else { FileDtype::U32 }
 }
 
-fn entering(name: &str, (dtype, bytes): &(FileDtype, Vec<u8>)) -> OutputTensor {
+fn output_tensor(name: &str, dtype: FileDtype, bytes: &[u8]) -> OutputTensor {
     let n = bytes.len() as u64 / dtype.bytes();
-    OutputTensor { name: name.into(), dtype: *dtype, shape: vec![n] }
+    OutputTensor { name: name.into(), dtype, shape: vec![n] }
 }
 
 fn ids(bytes: &[u8], dtype: FileDtype) -> Vec<u32> {

@@ -205,8 +205,8 @@ impl LoadedTextModel {
             Some(out) => out.write_all(more.as_bytes()).and_then(|()| out.flush()),
             None => Ok(()),
         };
-        let model = (&self.model, &self.params);
-        let written = generate(&self.device, model, request, &is_end, &mut |token| {
+        let Self { device, model, params, .. } = self;
+        let written = generate(device, model, params, request, &is_end, &mut |token| {
             first.get_or_insert_with(Instant::now);
             let more = decoder.push(token);
             failed = show(&more).err();

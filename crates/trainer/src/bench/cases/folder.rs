@@ -100,7 +100,7 @@ fn vae_settings(config: &vae::VaeConfig) -> Value {
 fn write_random(path: &Path, all: &[TensorSpec], dtype: FileDtype) -> Result<()> {
     // What transformers asks of every file.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
-    save(path, &metadata, (all, dtype), &mut |at, want| {
+    save(path, &metadata, all, dtype, &mut |at, want| {
         let stream = RandomSequence::new(SEED, at as u64);
         let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
         let number = |index| if is_norm { 1.0 } else { INIT_STD * stream.normal(index) };

@@ -252,10 +252,10 @@ impl Adapters {
             AdapterInit::RandomInit { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.matches_module(module));
                 // Counted as if none were left out, so that the others begin the same without it.
-                let numbers = (*seed, (self.layers.len() + self.excluded.len()) as u64);
+                let sequence = (self.layers.len() + self.excluded.len()) as u64;
                 target
                     .map(|target| {
-                        AdapterTensors::random_init(device, target, weight, sizes, numbers)
+                        AdapterTensors::random_init(device, target, weight, sizes, *seed, sequence)
                     })
                     .transpose()
             }
@@ -293,15 +293,15 @@ impl Adapters {
                     |pattern: &str| layers.iter().any(|layer| name_matches(pattern, layer));
                 let of_model: Vec<&String> = self.modules.iter().chain(&self.excluded).collect();
                 if let Some(target) = targets.iter().find(|target| !is_used(&target.pattern)) {
-                    let among = ("adapter.targets", "no layer of the model", &of_model[..]);
-                    return Err(no_layer(&target.pattern, among));
+                    let none = "no layer of the model";
+                    return Err(no_layer(&target.pattern, "adapter.targets", none, &of_model));
                 }
                 let mut exclude = exclude.iter().filter(|pattern| *pattern != UNUSED);
                 let Some(pattern) = exclude.find(|pattern| !is_used(pattern)) else {
                     return Ok(());
                 };
-                let among = ("adapter.exclude", "no layer that a target names", &layers[..]);
-                return Err(no_layer(pattern, among));
+                let none = "no layer that a target names";
+                return Err(no_layer(pattern, "adapter.exclude", none, &layers));
             }
             AdapterInit::Loaded(given) => {
                 given.keys().map(String::as_str).filter(|m| !has(m)).collect()
@@ -324,7 +324,9 @@ const SHOWN: usize = 24;
 /// That a pattern of a key names none of some layers, with what it may have meant.
 fn no_layer(
     pattern: &str,
-    (key, none, modules): (&'static str, &'static str, &[&String]),
+    key: &'static str,
+    none: &'static str,
+    modules: &[&String],
 ) -> TrainerError {
     let mut endings: Vec<&str> = Vec::new();
     for module in modules {
@@ -402,10 +404,11 @@ impl AdapterTensors {
         target: &AdapterTarget,
         weight: &WeightTensor,
         [outputs, inputs]: [usize; 2],
-        numbers: (u64, u64),
+        seed: u64,
+        sequence: u64,
     ) -> Result<Self> {
         let AdapterTarget { rank, alpha, dropout, .. } = *target;
-        let deviation = 1.0 / rank as f32;
+        let std = 1.0 / rank as f32;
         let lengths =
             || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
         let magnitude = target.is_dora.then(lengths);
@@ -413,7 +416,7 @@ impl AdapterTensors {
             rank,
             alpha,
             dropout,
-            down: device.normal([rank, inputs], Dtype::F32, deviation, numbers)?,
+            down: device.normal([rank, inputs], Dtype::F32, std, (seed, sequence))?,
             up: device.zeros([outputs, rank], Dtype::F32)?,
             magnitude: magnitude.transpose()?,
         })

@@ -38,7 +38,8 @@ impl Guidance {
         self,
         [without, with]: [&[f32]; 2],
         scale: f32,
-        (shape, patch): (LatentShape, usize),
+        shape: LatentShape,
+        patch: usize,
     ) -> Vec<f32> {
         let guide = |(without, with): (&f32, &f32)| without + scale * (with - without);
         let mut guided: Vec<f32> = without.iter().zip(with).map(guide).collect();
@@ -76,24 +77,24 @@ fn rescale(guided: &mut [f32], with: &[f32], shape: LatentShape, patch: usize) {
 mod tests {
     use super::*;
 
-    const SIZES: (LatentShape, usize) =
-        (LatentShape { channels: 1, frames: 1, height: 2, width: 4 }, 2);
+    const SHAPE: LatentShape = LatentShape { channels: 1, frames: 1, height: 2, width: 4 };
+    const PATCH: usize = 2;
     // Two tokens of two by two, side by side.
     const WITHOUT: [f32; 8] = [0.0, 0.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
     const WITH: [f32; 8] = [3.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
 
     #[test]
     fn classifier_free_guidance_exaggerates_the_difference() {
-        let guided = Guidance::ClassifierFree.apply([&WITHOUT, &WITH], 2.0, SIZES);
+        let guided = Guidance::ClassifierFree.apply([&WITHOUT, &WITH], 2.0, SHAPE, PATCH);
         assert_eq!(guided, [6.0, 8.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
     }
 
     /// The first token was 5 long with the prompt, and is 10 long guided; the second is as it was.
     #[test]
     fn rescaled_tokens_are_as_long_as_the_prompts() {
-        let guided = Guidance::Rescaled.apply([&WITHOUT, &WITH], 2.0, SIZES);
+        let guided = Guidance::Rescaled.apply([&WITHOUT, &WITH], 2.0, SHAPE, PATCH);
         assert_eq!(guided, WITH);
-        let nothing = Guidance::Rescaled.apply([&[0.0; 8], &[0.0; 8]], 2.0, SIZES);
+        let nothing = Guidance::Rescaled.apply([&[0.0; 8], &[0.0; 8]], 2.0, SHAPE, PATCH);
         assert_eq!(nothing, [0.0; 8]);
     }
 

@@ -98,23 +98,21 @@ impl JointBlock {
     pub fn run<'m>(
         &'m self,
         tape: &Tape<'m>,
-        (ring, index): (Option<&'m BlockSwap>, usize),
+        block_swap: Option<&'m BlockSwap>,
+        index: usize,
         tokens: [&Var; 3],
-        (rope, recompute): (Option<&Tensor>, Recompute),
+        rope: Option<&Tensor>,
+        recompute: Recompute,
     ) -> compute::Result<[Var; 2]> {
-        tape.run_block(ring, index, || {
+        tape.run_block(block_swap, index, || {
             if !recompute.recomputes(index) {
-                let remakes_queries = recompute == Recompute::Queries;
-                return self.forward(
-                    tape,
-                    tokens,
-                    BlockOptions { rope, recomputes_queries: remakes_queries },
-                );
+                let recomputes_queries = recompute == Recompute::Queries;
+                return self.forward(tape, tokens, BlockOptions { rope, recomputes_queries });
             }
             let rope = rope.cloned();
             tape.recompute(&tokens, move |tape, inputs| {
-                let how = BlockOptions { rope: rope.as_ref(), recomputes_queries: false };
-                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], how)
+                let options = BlockOptions { rope: rope.as_ref(), recomputes_queries: false };
+                self.forward(tape, [&inputs[0], &inputs[1], &inputs[2]], options)
             })
         })
     }
@@ -124,12 +122,12 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [x, context, condition]: [&Var; 3],
-        how: BlockOptions<'_>,
+        options: BlockOptions<'_>,
     ) -> compute::Result<[Var; 2]> {
         let vectors = self.modulation.forward(tape, condition)?;
         let context_vectors = self.context_modulation.forward(tape, condition)?;
         let streams = [(x, &vectors), (context, &context_vectors)];
-        let attended = self.attend(tape, streams, how)?;
+        let attended = self.attend(tape, streams, options)?;
         let n = x.shape().sizes()[1];
         // The larger stream comes last: of a block that is recomputed, the end is not.
         let context = match &self.context_out {
@@ -148,7 +146,7 @@ impl JointBlock {
         drop(projected);
         if let Some((projections, out)) = &self.dual_attention {
             let h = tape.norm_modulate(x, vectors.chunk(7), vectors.chunk(6), EPSILON)?;
-            let project = |index| projections.forward(tape, &h, index, how);
+            let project = |index| projections.forward(tape, &h, index, options);
             let (q, k, v) = (project(0)?, project(1)?, project(2)?);
             drop(h);
             let attended = tape.attention(&q, &k, &v, projections.attention())?;
@@ -162,7 +160,7 @@ impl JointBlock {
         &self,
         tape: &Tape<'_>,
         [(x, vectors), (context, context_vectors)]: [(&Var, &Var); 2],
-        how: BlockOptions<'_>,
+        options: BlockOptions<'_>,
     ) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(1), vectors.chunk(0), EPSILON)?;
         // The last block has only a scale and a shift, in this order.
@@ -171,7 +169,7 @@ impl JointBlock {
         let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
         // One after the other, so that only one of the parts is there beside the whole.
         let both = |index: usize| {
-            let image = self.image.forward(tape, &h, index, how)?;
+            let image = self.image.forward(tape, &h, index, options)?;
             let context = self.context.forward(tape, &prompt, index, PROMPT_OPTIONS)?;
             tape.concat_tokens(&[&image, &context])
         };
@@ -225,9 +223,9 @@ impl QkvProjections {
         tape: &Tape<'_>,
         x: &Var,
         index: usize,
-        BlockOptions { rope, recomputes_queries: remakes_queries }: BlockOptions<'_>,
+        BlockOptions { rope, recomputes_queries }: BlockOptions<'_>,
     ) -> compute::Result<Var> {
-        let y = self.layers[index].forward_recomputed(tape, x, remakes_queries && index == 0)?;
+        let y = self.layers[index].forward_recomputed(tape, x, recomputes_queries && index == 0)?;
         // Values are neither normed nor turned.
         let norm = self.norms.as_ref().and_then(|norms| norms.get(index));
         let rope =

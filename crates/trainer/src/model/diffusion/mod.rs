@@ -76,7 +76,7 @@ impl Pipeline {
             &folder.join("scheduler/scheduler_config.json"),
             FlowMatchScheduler::check,
         )?;
-        Ok(Self::new(path, (transformer, vae), encoders, schedule))
+        Ok(Self::new(path, transformer, vae, encoders, schedule))
     }
 
     /// The same for whoever only plans: a published model need not be there, its folder's name will
@@ -96,13 +96,14 @@ impl Pipeline {
         let vae = Vae::meta(&path.join("vae"), (model.vae)())?;
         check_fit(path, &transformer, &vae)?;
         let encoders = TextEncoders::meta(path, &transformer.config, (model.encoders)())?;
-        Ok(Self::new(path, (transformer, vae), encoders, (model.schedule)()))
+        Ok(Self::new(path, transformer, vae, encoders, (model.schedule)()))
     }
 
     /// Of parts that fit together.
     fn new(
         path: &Path,
-        (transformer, vae): (PipelinePart<DenoiserConfig>, Vae),
+        transformer: PipelinePart<DenoiserConfig>,
+        vae: Vae,
         encoders: TextEncoders,
         schedule: FlowMatchScheduler,
     ) -> Self {

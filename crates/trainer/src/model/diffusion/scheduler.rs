@@ -106,12 +106,12 @@ impl FlowMatchScheduler {
         }
     }
 
-    /// With a shift that grows with the number of image tokens, from μ = `base` at 256 tokens to `most` at
-    /// `max_tokens`.
-    pub fn dynamic(base: f64, (most, max_tokens): (f64, usize)) -> Self {
+    /// With a shift that grows with the number of image tokens, from μ = `base_shift` at 256 tokens to
+    /// `max_shift` at `max_tokens`.
+    pub fn dynamic(base_shift: f64, max_shift: f64, max_tokens: usize) -> Self {
         let by_tokens = DynamicShift {
-            base_shift: base,
-            max_shift: most,
+            base_shift,
+            max_shift,
             max_image_seq_len: max_tokens as f64,
             ..DynamicShift::default()
         };
@@ -294,12 +294,12 @@ mod tests {
         };
         let shift = |prefix| words.iter().find_map(|word| word.strip_prefix(prefix)?.parse().ok());
         match &words[..] {
-            ["flux1", "dev", ..] => (FlowMatchScheduler::dynamic(0.5, (1.15, 4096)), pixels(2)),
+            ["flux1", "dev", ..] => (FlowMatchScheduler::dynamic(0.5, 1.15, 4096), pixels(2)),
             ["flux1", "schnell", ..] => {
                 (FlowMatchScheduler::fixed(1.0, SigmaSpacing::Reciprocal), 4096)
             }
             ["qwen", ..] => {
-                let schedule = FlowMatchScheduler::dynamic(0.5, (0.9, 8192)).with_terminal(0.02);
+                let schedule = FlowMatchScheduler::dynamic(0.5, 0.9, 8192).with_terminal(0.02);
                 (schedule, pixels(2))
             }
             ["kandinsky5", "original", ..] => {
@@ -350,7 +350,7 @@ mod tests {
             "base_shift": 0.5, "max_shift": 0.9, "base_image_seq_len": 256,
             "max_image_seq_len": 8192, "shift_terminal": 0.02, "time_shift_type": "exponential"}"#,
         );
-        let expected = FlowMatchScheduler::dynamic(0.5, (0.9, 8192)).with_terminal(0.02);
+        let expected = FlowMatchScheduler::dynamic(0.5, 0.9, 8192).with_terminal(0.02);
         assert_eq!(qwen.with_spacing(SigmaSpacing::Reciprocal), expected);
         let sd3 = read(r#"{"num_train_timesteps": 1000, "shift": 3.0}"#);
         assert_eq!(sd3, FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained));

@@ -129,7 +129,7 @@ impl Llama {
         let mut x = self.embed(tape, ids)?;
         for (index, (block, held)) in self.blocks.iter().zip(&mut cache.blocks).enumerate() {
             x = tape.run_block(self.block_swap.as_ref(), index, || {
-                block.forward_cached(tape, &x, &table, (held, first))
+                block.forward_cached(tape, &x, &table, held, first)
             })?;
         }
         cache.skip_to(first + n);
@@ -221,22 +221,21 @@ impl LlamaBlock {
         self.finish(tape, x, &attended)
     }
 
-    /// The same for one sample's next tokens, whose keys and values are put after the `first` that are
-    /// held.
+    /// The same for the next tokens of one sample; their keys and values go into the cache after the
+    /// `first` that it holds.
     fn forward_cached(
         &self,
         tape: &Tape<'_>,
         x: &Var,
         table: &Tensor,
-        (held, first): (&mut [Tensor; 2], usize),
+        kv: &mut [Tensor; 2],
+        first: usize,
     ) -> compute::Result<Var> {
         let [q, k, v] = self.project(tape, x, table, false)?;
         let (n, width) = (first + x.shape().sizes()[1], k.shape().width());
         let mut all = |which: usize, next: &Var| {
-            held[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
-            Ok::<_, compute::ComputeError>(Var::from(
-                held[which].narrow(0..n).reshape([1, n, width]),
-            ))
+            kv[which].write_rows(first, &next.tensor().reshape([n - first, width]))?;
+            Ok::<_, compute::ComputeError>(Var::from(kv[which].narrow(0..n).reshape([1, n, width])))
         };
         let (k, v) = (all(0, &k)?, all(1, &v)?);
         let attended = tape.attention(&q, &k, &v, self.attention())?;

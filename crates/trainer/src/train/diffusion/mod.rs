@@ -158,7 +158,7 @@ impl Task for DiffusionTask<'_> {
         let base = config.base.quantise_encoders;
         let precision = Precision { base, ..Precision::plain(config.base.dtype) };
         let encoders = &self.pipeline.encoders;
-        let (texts, t5) = plan_encoding(encoders, precision, dataset.n_texts, (kind, limit))?;
+        let (texts, t5) = plan_encoding(encoders, precision, dataset.n_texts, kind, limit)?;
         stages.extend(texts);
         Ok(Preparation { stages, t5 })
     }

@@ -103,6 +103,7 @@ impl<'a> SampleImageWriter<'a> {
         tell: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Vec<f32>>> {
         // One after the other: with and without the prompt at once would take twice the memory.
-        self.job.denoise_with(device, (trainable.model, trainable.params), prompts, false, tell)
+        let TrainableModel { model, params, .. } = trainable;
+        self.job.denoise_with(device, model, params, prompts, false, tell)
     }
 }

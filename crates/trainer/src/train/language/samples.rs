@@ -94,8 +94,9 @@ impl<'a> SampleTextWriter<'a> {
                 written.push(id);
                 goes_on()
             };
-            let model = (trainable.model, trainable.params);
-            text::generate(device, model, &request, &|id| tokenizer.is_eos(id), &mut take)?;
+            let TrainableModel { model, params, .. } = trainable;
+            let is_end = |id| tokenizer.is_eos(id);
+            text::generate(device, model, params, &request, &is_end, &mut take)?;
             let (prompt, text) = ((*prompt).clone(), tokenizer.decode(&written));
             events.push(Event::Written { step, prompt, text, seed: request.sampler.seed });
         }

@@ -143,8 +143,9 @@ impl DenoiserNetwork for Flux {
         let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
         let remakes_queries = recompute == Recompute::Queries;
         for (index, block) in self.blocks.iter().enumerate() {
-            let (streams, how) = ([&x, &context, &condition], (Some(&of_image), recompute));
-            [x, context] = block.run(tape, (self.block_swap.as_ref(), index), streams, how)?;
+            let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
+            [x, context] =
+                block.run(tape, block_swap, index, streams, Some(&of_image), recompute)?;
         }
         let mut both = tape.concat_tokens(&[&x, &context])?;
         drop((x, context));

@@ -50,7 +50,7 @@ const DEV: PublishedPipeline = PublishedPipeline {
         let [l, _] = clip::ClipConfig::published();
         vec![EncoderConfig::Clip(l.without_projection()), EncoderConfig::T5(t5::T5Config::xxl())]
     },
-    schedule: || FlowMatchScheduler::dynamic(0.5, (1.15, 4096)),
+    schedule: || FlowMatchScheduler::dynamic(0.5, 1.15, 4096),
 };
 
 fn dev() -> FluxConfig {

@@ -119,9 +119,8 @@ impl DenoiserNetwork for Sd3 {
         let context = input.condition.get(TOKENS)?;
         let mut context = self.context.forward(tape, &context.clone().into())?;
         for (index, block) in self.blocks.iter().enumerate() {
-            let streams = [&x, &context, &condition];
-            [x, context] =
-                block.run(tape, (self.block_swap.as_ref(), index), streams, (None, recompute))?;
+            let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
+            [x, context] = block.run(tape, block_swap, index, streams, None, recompute)?;
         }
         let vectors = self.modulation_out.forward(tape, &condition)?;
         let x = tape.norm_modulate(&x, vectors.chunk(0), vectors.chunk(1), EPSILON)?;

@@ -22,7 +22,7 @@ pub fn write_random_init(
     path: &Path,
 ) -> Result<()> {
     let wants = tensor_specs(|build| Sd3::new(config, build))?;
-    save(path, &BTreeMap::new(), (&wants, dtype), &mut |at, want| {
+    save(path, &BTreeMap::new(), &wants, dtype, &mut |at, want| {
         Ok(init_values(config, want, RandomSequence::new(seed, at as u64)))
     })
 }

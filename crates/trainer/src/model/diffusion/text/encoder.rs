@@ -229,10 +229,10 @@ impl TextEncoder {
         };
         match (&self.part.config, t5) {
             (EncoderConfig::Clip(config), _) => {
-                self.encode_with_clip(device, (config, precision), texts, watch, take)
+                self.encode_with_clip(device, config, precision, texts, watch, take)
             }
             (EncoderConfig::T5(config), T5Loading::Whole) => {
-                self.encode_with_t5(device, (config, precision), texts, watch, take)
+                self.encode_with_t5(device, config, precision, texts, watch, take)
             }
             (EncoderConfig::T5(config), T5Loading::Blocks) => {
                 let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, watch.tick);
@@ -249,7 +249,8 @@ impl TextEncoder {
     fn encode_with_clip(
         &self,
         device: &Device,
-        (config, precision): (&clip::ClipConfig, Precision),
+        config: &clip::ClipConfig,
+        precision: Precision,
         texts: &[String],
         watch: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
@@ -271,7 +272,8 @@ impl TextEncoder {
     fn encode_with_t5(
         &self,
         device: &Device,
-        (config, precision): (&t5::T5Config, Precision),
+        config: &t5::T5Config,
+        precision: Precision,
         texts: &[String],
         watch: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,

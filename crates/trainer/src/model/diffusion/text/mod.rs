@@ -400,7 +400,7 @@ mod tests {
         let precision = Precision::plain(Dtype::Bf16);
         let peak = |limit| {
             let planned =
-                plan_encoding(&encoders, precision, 3, (DeviceKind::cpu(2), limit)).unwrap();
+                plan_encoding(&encoders, precision, 3, DeviceKind::cpu(2), limit).unwrap();
             (planned.0.last().unwrap().memory.peak_bytes, planned.1)
         };
         let (whole, loading) = peak(usize::MAX);
