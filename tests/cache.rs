@@ -171,7 +171,7 @@ fn texts_are_looked_through_too() {
     fs::write(texts.join("c.parquet"), "PAR1").unwrap();
     fs::write(texts.join("README.md"), "# card").unwrap();
     let job = folder.path().join("job.toml");
-    let lines = "[base]\npath = 'tiny'\nfresh = true\n[adapter]\nkind = 'none'\n[text]\npath = 'texts'\n\
+    let lines = "[base]\npath = 'tiny'\nrandom_init = true\n[adapter]\nkind = 'full'\n[text]\npath = 'texts'\n\
                  length = 64\nvalidation = 0\n";
     fs::write(&job, lines).unwrap();
     let page = printed(&["cache", text(&job), "--plan"]);

@@ -13,7 +13,7 @@ const PROMPTS: [&str; 2] = ["neon style, a red star", "neon style, a blue circle
 /// The recipe learns for ten times as many images, in smaller steps; a debug build has a minute.
 const SHORTER: [&str; 6] = [
     "train.steps=50",
-    "train.batch=4",
+    "train.batch_size=4",
     "train.ema=0.9",
     "optimizer.learning_rate=4e-3",
     "sample.steps=10",

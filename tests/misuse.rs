@@ -67,7 +67,7 @@ const FLAGS: &[Row] = &[
     ),
     (1, "train DIR/job.toml --lr nan", &["`optimizer.learning_rate` is nan", "a number"]),
     (1, "train DIR/job.toml --lr 100", &["`optimizer.learning_rate` is 100", "at most 10"]),
-    (1, "train DIR/job.toml --batch 0", &["`train.batch` is 0", "1 to 1024"]),
+    (1, "train DIR/job.toml --batch 0", &["`train.batch_size` is 0", "1 to 1024"]),
     (
         1,
         "train DIR/job.toml --rank 4 --set adapter.rank=8",
@@ -134,7 +134,11 @@ const KEYS: &[Row] = &[
         "plan --text DIR/notes.txt --base DIR/lm --set adapter.targets=['q_prj']",
         &["names q_prj", "did you mean `q_proj`?", "self_attn.q_proj", "mlp.up_proj"],
     ),
-    (1, "plan DIR/job.toml --set sample.guidance=-2", &["`sample.guidance` is -2", "1 to 100"]),
+    (
+        1,
+        "plan DIR/job.toml --set sample.guidance_scale=-2",
+        &["`sample.guidance_scale` is -2", "1 to 100"],
+    ),
     (1, "plan DIR/job.toml --set sample.size=100", &["`sample.size` is 100", "a multiple of 16"]),
     (1, "plan DIR/job.toml --set base.dtype=fp16", &["`base.dtype` is \"fp16\"", "f32, bf16, f16"]),
     (1, "plan DIR/job.toml --set output.formats=['kohia']", &["'kohia'", "`kohya`"]),

@@ -81,12 +81,12 @@ fn planned_in(recipe: &Path, room: DeviceBudget<'_>) -> Result<Plan, TrainerErro
     if matches!(config.data, TrainingData::Texts { .. }) {
         let opened = LanguagePipeline::open(&config, true)?;
         let task = &opened.task(&config)?;
-        let dataset = &task.dataset_summary(config.train.batch);
+        let dataset = &task.dataset_summary(config.train.batch_size);
         return choose(PlanRequest { task: task, config: &config, dataset: dataset }, room);
     }
     let pipeline = Pipeline::open_or_published(&config.base.path, config.base.rest.as_deref())?;
     let task = &DiffusionTask::new(&config, &pipeline)?;
-    let dataset = DatasetSummary::nominal(task, config.train.batch);
+    let dataset = DatasetSummary::nominal(task, config.train.batch_size);
     choose(PlanRequest { task: task, config: &config, dataset: &dataset }, room)
 }
 

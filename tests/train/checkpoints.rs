@@ -84,7 +84,7 @@ fn a_checkpoint_of_a_language_model_is_a_folder_of_peft() {
 #[test]
 fn a_checkpoint_of_a_full_fine_tune_becomes_a_model() {
     let place = texts::Place::new();
-    let set = ["adapter.kind=none", "train.steps=4", "train.ema=0.9", "output.save_every=2"];
+    let set = ["adapter.kind=full", "train.steps=4", "train.ema=0.9", "output.save_every=2"];
     let run = place.train("run", &set, &[]);
     let (base, last) = (place.path("model"), run.join("checkpoints/step-000004"));
     let export = |base: &Path, out: &str, more: &[&str]| {

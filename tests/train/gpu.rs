@@ -29,7 +29,8 @@ fn a_gpu_learns_what_the_cpu_does_and_goes_on_bit_for_bit() {
     if !has_software() {
         return;
     }
-    let (set, more) = (["train.steps=2", "train.batch=1"], ["train.steps=4", "train.batch=1"]);
+    let (set, more) =
+        (["train.steps=2", "train.batch_size=1"], ["train.steps=4", "train.batch_size=1"]);
     let job = Job::new();
     let cpu = job.finish("cpu", &more, &[]);
     let whole = job.finish("whole", &more, &ON);
@@ -52,7 +53,7 @@ fn weights_are_read_into_the_memory_of_a_gpu_that_shares_it() {
     let job = Job::new();
     // Every format is converted on its way; the last one is quantised there.
     for (out, set) in [("plain", "base.dtype=bf16"), ("few", "base.quantise=int8")] {
-        let set = ["train.steps=1", "train.batch=1", set];
+        let set = ["train.steps=1", "train.batch_size=1", set];
         let run = events(&job.finish(out, &set, &ON));
         let RunStart { loaded_in_place_bytes, loaded_staged_bytes, .. } = *begins(&run)[0];
         let files = fs::metadata(at("pipeline/transformer/diffusion_pytorch_model.safetensors"));
@@ -76,14 +77,14 @@ fn a_language_model_learns_on_a_gpu_what_it_does_on_the_cpu() {
     let job = fs::read_to_string(root.join("recipes/lm-tiny.toml")).unwrap();
     let is_kept = |line: &&str| !line.starts_with("validat");
     let job = job.lines().filter(is_kept).collect::<Vec<_>>().join("\n");
-    let (writing, output) = (job.find("[writing]").unwrap(), job.find("[output]").unwrap());
-    fs::write(&recipe, job[..writing].to_owned() + &job[output..]).unwrap();
+    let (generate, output) = (job.find("[generate]").unwrap(), job.find("[output]").unwrap());
+    fs::write(&recipe, job[..generate].to_owned() + &job[output..]).unwrap();
     let set = ["text.length=32", "train.steps=3"];
     // Relative. Measured: nothing, and 7e-4.
     for (dtype, most) in [("base.dtype=f32", 1e-5), ("base.dtype=bf16", 5e-3)] {
         let trained = |out: &str, on: &[&str]| -> Vec<f64> {
             let out = place.path().join(dtype).join(out);
-            let set = set.into_iter().chain(["train.batch=2", dtype]);
+            let set = set.into_iter().chain(["train.batch_size=2", dtype]);
             let set: Vec<&str> = set.flat_map(|value| ["--set", value]).collect();
             let words = ["train", text(&recipe), "--out", text(&out), "--quiet"];
             printed(&[&words[..], &set, on].concat());

@@ -21,7 +21,7 @@ use crate::text;
 const SET: [&str; 7] = [
     "train.steps=3",
     "train.validate_every=1",
-    "train.batch=3",
+    "train.batch_size=3",
     "train.ema=0.9",
     "adapter.dropout=0.1",
     "data.draw_count=4",

@@ -39,7 +39,7 @@ validation = 1
 rank = 4
 [train]
 steps = 6
-batch = 2
+batch_size = 2
 validate_every = 4
 [optimizer]
 learning_rate = 1e-2

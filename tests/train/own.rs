@@ -27,7 +27,7 @@ const WEIGHTS: &str = "model/transformer/diffusion_pytorch_model.safetensors";
 /// A model folder that can be drawn with comes of it, and a break changes nothing.
 fn check(fresh: &str) {
     let job = Job::new();
-    let set = ["adapter.kind=none", fresh, "train.steps=4", "train.batch=1", "train.ema=0.9"];
+    let set = ["adapter.kind=full", fresh, "train.steps=4", "train.batch_size=1", "train.ema=0.9"];
     job.remove("rank = 4\n");
     let whole = job.finish("whole", &set, &[]);
     let stopped = [&set[..2], &["train.steps=2"], &set[3..]].concat();
@@ -50,12 +50,12 @@ fn check(fresh: &str) {
 
 #[test]
 fn a_model_goes_on_learning() {
-    check("base.fresh=false");
+    check("base.random_init=false");
 }
 
 #[test]
 fn a_model_learns_from_nothing() {
-    check("base.fresh=true");
+    check("base.random_init=true");
 }
 
 #[test]
@@ -64,7 +64,7 @@ fn a_single_file_is_refused_before_anything_is_trained() {
     job.remove("rank = 4\n");
     let base = format!("base.path='{}'", at("single/pipeline.safetensors"));
     let rest = format!("base.rest='{}'", at("pipeline"));
-    let words = job.fail(&["adapter.kind=none", &base, &rest], &[]);
+    let words = job.fail(&["adapter.kind=full", &base, &rest], &[]);
     assert!(words.contains("in a folder, not in one file"), "{words}");
     assert!(!job.path("run/cache").exists());
 }

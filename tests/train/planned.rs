@@ -27,13 +27,13 @@ fn settings(seed: u64) -> Vec<String> {
         ("base.dtype", &["f32", "bf16", "f16"]),
         ("base.quantise", &["none", "none", "int8", "nf4", "fp8"]),
         ("data.resolution", &["32", "48", "64", "96"]),
-        ("train.batch", &["1", "2", "3", "4"]),
-        ("train.accumulation", &["1", "1", "2"]),
+        ("train.batch_size", &["1", "2", "3", "4"]),
+        ("train.gradient_accumulation", &["1", "1", "2"]),
         ("train.recompute", &["none", "queries", "alternate", "block"]),
         ("train.micro_batch", &["1", "2", "4"]),
         ("train.ema", &["off", "0.9"]),
         ("optimizer.kind", &["adamw", "adamw_8bit"]),
-        ("machine.stream", &["none", "none", "blocks"]),
+        ("machine.offload", &["none", "none", "blocks"]),
     ];
     keys.into_iter().map(|(key, values)| format!("{key}={}", dice.pick(values))).collect()
 }
@@ -63,7 +63,7 @@ fn ten_other_jobs_take_what_was_planned() {
 
 /// Large enough for steps to decide what is taken, beside what the program itself holds.
 const LARGE: [&str; 4] =
-    ["data.resolution=192", "data.draw_count=17", "train.batch=16", "train.steps=2"];
+    ["data.resolution=192", "data.draw_count=17", "train.batch_size=16", "train.steps=2"];
 
 fn plan(job: &Job, set: &[&str], arguments: &[&str]) -> (Option<i32>, Value) {
     let mut command = command(&[&["plan", text(&job.file), "--json"], arguments].concat());

@@ -19,12 +19,12 @@ use crate::{said, text};
 /// Everything at once that remembers something between steps, or draws numbers in them.
 const ALL: [&str; 15] = [
     "train.steps=12",
-    "train.batch=1",
-    "train.accumulation=2",
+    "train.batch_size=1",
+    "train.gradient_accumulation=2",
     "train.ema=0.9",
     "train.validate_every=3",
     "optimizer.kind=adamw_8bit",
-    "optimizer.schedule=plateau",
+    "optimizer.lr_scheduler=plateau",
     "adapter.kind=dora",
     "adapter.dropout=0.1",
     "data.flip=true",
@@ -152,7 +152,7 @@ fn a_run_does_not_go_on_to_fewer_steps_than_it_took() {
 #[test]
 fn ctrl_c_saves_and_says_how_to_go_on() {
     let job = Job::new();
-    let set = ["train.steps=5", "train.accumulation=2", "output.save_every=off"];
+    let set = ["train.steps=5", "train.gradient_accumulation=2", "output.save_every=off"];
     let whole = job.finish("whole", &set, &[]);
     let run = job.path("run");
     let mut command = job.command(&set, &[]);
@@ -175,7 +175,7 @@ fn ctrl_c_saves_and_says_how_to_go_on() {
     let page = String::from_utf8_lossy(&output.stdout);
     let again = format!("saved after step {step}; go on with\n  hearth train {}", text(&job.file));
     assert!(page.contains(&again), "{page}");
-    assert!(page.contains("--set train.accumulation=2"), "{page}");
+    assert!(page.contains("--set train.gradient_accumulation=2"), "{page}");
     let adapter = run.join(format!("checkpoints/step-{step:06}"));
     assert!(page.contains(&format!("the adapter so far is in\n  {}", text(&adapter))), "{page}");
     assert!(adapter.join("pytorch_lora_weights.safetensors").is_file());
@@ -217,7 +217,7 @@ fn wait_for(child: &mut Child, mut is_so: impl FnMut() -> bool) {
 fn a_second_ctrl_c_leaves_at_once() {
     let job = Job::new();
     // A step of many batches, so that the first one would have to wait.
-    let set = ["train.accumulation=20", "train.steps=2"];
+    let set = ["train.gradient_accumulation=20", "train.steps=2"];
     let mut running = Running::begin(job.command(&set, &[]));
     assert!(running.until("validation"));
     interrupt(&running.child);
@@ -359,7 +359,7 @@ fn the_learning_rate_changes_when_it_is_typed() {
     let words = job.fail(&[], &["--resume"]);
     assert!(words.contains("optimizer.learning_rate was 0.01, is 0.002"), "{words}");
     assert!(words.contains("--resume --set optimizer.learning_rate=VALUE"), "{words}");
-    let typed = ["train.steps=4", "optimizer.learning_rate=2e-3", "optimizer.schedule=wsd"];
+    let typed = ["train.steps=4", "optimizer.learning_rate=2e-3", "optimizer.lr_scheduler=wsd"];
     // Whatever else changed is refused as before.
     let other = [&typed[..], &["train.seed=7"]].concat();
     assert!(job.fail(&other, &["--resume"]).contains("another job: train.seed was 42, is 7"));
@@ -368,7 +368,7 @@ fn the_learning_rate_changes_when_it_is_typed() {
     let told = warnings(&events).join("; ");
     for part in [
         "optimizer.learning_rate was 0.01, is 0.002 from here on",
-        "optimizer.schedule was \"constant\", is \"wsd\" from here on",
+        "optimizer.lr_scheduler was \"constant\", is \"wsd\" from here on",
         "optimizer.decay was not set, is 0.2 from here on",
     ] {
         assert_eq!(told.matches(part).count(), 1, "{part:?} in {told}");
@@ -377,7 +377,7 @@ fn the_learning_rate_changes_when_it_is_typed() {
     assert_eq!(rates[..3], [0.01, 0.01, 0.002]);
     // What was decided then holds from there on.
     let words = job.fail(&["train.steps=4", "optimizer.learning_rate=1e-2"], &["--resume"]);
-    assert!(words.contains("optimizer.schedule was \"wsd\", is \"constant\""), "{words}");
+    assert!(words.contains("optimizer.lr_scheduler was \"wsd\", is \"constant\""), "{words}");
     job.finish("run", &typed, &["--resume"]);
 }
 

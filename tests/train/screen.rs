@@ -12,7 +12,7 @@ const SAMPLES: [&str; 5] = [
     "sample.prompts=[\"it's a fox\"]",
     "sample.size=64",
     "sample.steps=2",
-    "sample.guidance=2.0",
+    "sample.guidance_scale=2.0",
     "data.trigger='zwx'",
 ];
 

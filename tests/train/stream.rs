@@ -45,21 +45,21 @@ fn images_are_learnt_the_same() {
     ];
     for (index, way) in ways.into_iter().enumerate() {
         let [plain, streamed] = ["none", "blocks"].map(|stream| {
-            let stream = &format!("machine.stream={stream}");
+            let stream = &format!("machine.offload={stream}");
             let set = [&[&base[..], stream, "train.steps=3", "output.save_every=3"], way].concat();
             job.finish(&format!("{index}-{stream}"), &set, &[])
         });
         check(&plain, &streamed);
         assert!(learnt(&plain) == learnt(&streamed), "{way:?}");
     }
-    let decided = fs::read_to_string(job.path("0-machine.stream=blocks/config.toml")).unwrap();
-    assert!(decided.contains("stream = \"blocks\""), "{decided}");
+    let decided = fs::read_to_string(job.path("0-machine.offload=blocks/config.toml")).unwrap();
+    assert!(decided.contains("offload = \"blocks\""), "{decided}");
 }
 
 #[test]
 fn a_run_goes_on_where_blocks_are_elsewhere() {
     let job = Job::new();
-    let set = |steps| ["machine.stream=blocks", steps];
+    let set = |steps| ["machine.offload=blocks", steps];
     job.finish("run", &set("train.steps=2"), &[]);
     let resumed = job.finish("run", &["train.steps=4"], &["--resume"]);
     let whole = job.finish("whole", &set("train.steps=4"), &[]);
@@ -108,7 +108,7 @@ rank = 4
 targets = ['q_proj', 'v_proj', 'down_proj']
 [train]
 steps = 4
-batch = 2
+batch_size = 2
 validate_every = 2
 [output]
 folder = 'run'
@@ -124,7 +124,7 @@ fn texts_are_learnt_the_same() {
     for quantise in ["none", "nf4"] {
         let [plain, second, all] = ["none", "alternate", "blocks"].map(|stream| {
             let out = folder.path().join(format!("{quantise}-{stream}"));
-            let set = [format!("machine.stream={stream}"), format!("base.quantise={quantise}")];
+            let set = [format!("machine.offload={stream}"), format!("base.quantise={quantise}")];
             let set = set.iter().flat_map(|value| ["--set", value]);
             let words = ["train", text(&job), "--out", text(&out), "--quiet"];
             printed(&words.into_iter().chain(set).collect::<Vec<_>>());
@@ -143,6 +143,6 @@ fn texts_are_learnt_the_same() {
 fn what_is_trained_does_not_stream() {
     let job = Job::new();
     job.remove("[adapter]\nrank = 4\n");
-    let words = job.fail(&["machine.stream=blocks", "adapter.kind=none"], &[]);
-    assert!(words.contains("`machine.stream` has no effect with adapter.kind"), "{words}");
+    let words = job.fail(&["machine.offload=blocks", "adapter.kind=full"], &[]);
+    assert!(words.contains("`machine.offload` has no effect with adapter.kind"), "{words}");
 }

@@ -48,7 +48,7 @@ fn a_full_fine_tune_and_dora_are_not_warned_of_what_is_known() {
     let run = job.finish("dora", &["adapter.kind=dora", "train.steps=4", formats], &[]);
     assert!(warnings(&events(&run)).is_empty());
     job.remove("rank = 4\n");
-    let run = job.finish("full", &["adapter.kind=none", "train.steps=4"], &[]);
+    let run = job.finish("full", &["adapter.kind=full", "train.steps=4"], &[]);
     assert!(warnings(&events(&run)).is_empty(), "{:?}", warnings(&events(&run)));
 }
 

@@ -23,7 +23,7 @@ path = 'texts.jsonl'
 length = 64
 [train]
 steps = 50
-batch = 4
+batch_size = 4
 [optimizer]
 learning_rate = 3e-3
 betas = [0.9, 0.95]
@@ -68,7 +68,7 @@ impl Place {
 #[test]
 fn a_plain_loop_gives_the_same_losses() {
     let place = Place::new();
-    let run = place.train("run", &["adapter.kind=none"], &[]);
+    let run = place.train("run", &["adapter.kind=full"], &[]);
     let recorded = fs::read_to_string(place.path("full.txt")).unwrap();
     let recorded: Vec<f64> =
         recorded.lines().map(|line| line.split_once(' ').unwrap().1.parse().unwrap()).collect();
@@ -90,7 +90,7 @@ fn result(run: &Path, name: &str) -> Vec<u8> {
 #[test]
 fn a_run_goes_on_as_if_it_had_not_stopped() {
     let place = Place::new();
-    let set = ["text.length=32", "train.batch=2", "adapter.dropout=0.1", "adapter.rank=2"];
+    let set = ["text.length=32", "train.batch_size=2", "adapter.dropout=0.1", "adapter.rank=2"];
     let both = |steps: &'static str| [&set[..], &[steps]].concat();
     let whole = place.train("whole", &both("train.steps=8"), &[]);
     place.train("parts", &both("train.steps=3"), &[]);
@@ -108,13 +108,13 @@ fn a_model_and_its_texts_are_written_and_measured() {
     let place = Place::new();
     let held_out = format!("text.validation={}", text(&place.path("texts.jsonl")));
     let set = [
-        "adapter.kind=none",
+        "adapter.kind=full",
         "train.steps=20",
         &held_out,
         "train.validate_every=10",
-        "writing.prompts=['the fire ']",
-        "writing.max_tokens=8",
-        "writing.temperature=0",
+        "generate.prompts=['the fire ']",
+        "generate.max_tokens=8",
+        "generate.temperature=0",
     ];
     let run = place.train("run", &set, &[]);
     let events = events(&run);

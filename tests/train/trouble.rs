@@ -135,7 +135,8 @@ fn nothing_is_written_among_the_images() {
 #[test]
 fn what_is_not_finite_becomes_no_adapter() {
     let job = Job::new();
-    let set = ["train.steps=40", "train.batch=1", "optimizer.learning_rate=10", "base.dtype=f16"];
+    let set =
+        ["train.steps=40", "train.batch_size=1", "optimizer.learning_rate=10", "base.dtype=f16"];
     let output = job.run(&set, &[]);
     assert_eq!(output.status.code(), Some(1), "{}", said(&output));
     let page = String::from_utf8_lossy(&output.stdout);

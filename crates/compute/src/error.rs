@@ -324,7 +324,7 @@ impl ComputeError {
                 "close other programs, or give a lower memory limit"
             }
             Self::Pin { .. } => {
-                "close other programs, raise the limit of the container, or set machine.stream = \"none\""
+                "close other programs, raise the limit of the container, or set machine.offload = \"none\""
             }
             Self::Threads { .. } => "ask for fewer threads, or raise the limit on processes",
             Self::CudaLibrary { .. } | Self::CudaFunction { .. } => {

@@ -338,7 +338,7 @@ impl TrainerError {
             Self::TooLarge { remedy: Some(remedy), .. } => return remedy.to_string().into(),
             Self::Compute(error) => error.hint(),
             Self::Weights(error) => error.hint(),
-            Self::Job(error) => error.hint(),
+            Self::Job(error) => return error.hint(),
             Self::Tokenizer(error) => error.hint(),
             Self::Io { .. } => "check that the path exists and may be accessed",
             Self::Config { .. } => "fetch the file again, or correct the value it names",

@@ -36,7 +36,7 @@ pub struct JobArgs {
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     steps: Option<String>,
 
-    /// Samples per batch [train.batch]
+    /// Samples per batch [train.batch_size]
     #[arg(long, value_name = "N", allow_negative_numbers = true)]
     batch: Option<String>,
 
@@ -97,7 +97,7 @@ impl JobArgs {
         }
         let flags = [
             ("--steps", "train.steps", steps.as_deref()),
-            ("--batch", "train.batch", batch.as_deref()),
+            ("--batch", "train.batch_size", batch.as_deref()),
             ("--lr", "optimizer.learning_rate", lr.as_deref()),
             ("--rank", "adapter.rank", rank.as_deref()),
             ("--resolution", "data.resolution", resolution.as_deref()),

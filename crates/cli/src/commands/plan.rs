@@ -89,7 +89,7 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
             let rest = config.base.rest.as_deref();
             let pipeline = Pipeline::open_or_published(&config.base.path, rest)?;
             let task = &DiffusionTask::new(&config, &pipeline)?;
-            let dataset = &DatasetSummary::estimate(task, config.train.batch)?;
+            let dataset = &DatasetSummary::estimate(task, config.train.batch_size)?;
             show(
                 arguments,
                 plan::PlanRequest { task: task, config: &config, dataset: dataset },
@@ -100,7 +100,7 @@ pub fn run(arguments: &PlanArgs, out: &mut dyn Write) -> Result<CommandOutcome, 
         TrainingData::Texts { .. } => {
             let opened = LanguagePipeline::open(&config, true)?;
             let task = &opened.task(&config)?;
-            let dataset = &task.dataset_summary(config.train.batch);
+            let dataset = &task.dataset_summary(config.train.batch_size);
             show(
                 arguments,
                 plan::PlanRequest { task: task, config: &config, dataset: dataset },

@@ -136,7 +136,7 @@ fn sample_command(
         words.add("--base", from_here(&path));
     } else {
         let initial = config.output.folder.join("initial");
-        let base = if config.base.fresh { &initial } else { &config.base.path };
+        let base = if config.base.random_init { &initial } else { &config.base.path };
         words.add("--base", from_here(base));
         if let Some(rest) = &config.base.rest {
             words.add("--rest", from_here(rest));
@@ -183,18 +183,18 @@ impl ShellWords {
                 };
                 self.add_unless("--size", size, &format!("{0}x{0}", usual.resolution));
                 self.add_unless("--steps", sample.steps, &usual.steps.to_string());
-                self.add_unless("--guidance", sample.guidance, &usual.guidance.to_string());
-                self.add_unless("--negative", &sample.negative, "");
+                self.add_unless("--guidance", sample.guidance_scale, &usual.guidance.to_string());
+                self.add_unless("--negative", &sample.negative_prompt, "");
             }
-            TrainingData::Texts { writing, .. } => {
-                let prompt = writing.prompts.first();
+            TrainingData::Texts { generate, .. } => {
+                let prompt = generate.prompts.first();
                 self.add("--prompt", prompt.map_or("Once upon a time", String::as_str));
-                self.add_unless("--max-tokens", writing.max_tokens, "200");
-                self.add_unless("--temperature", writing.temperature, "0.8");
-                if let Switch::On(top_k) = writing.top_k {
+                self.add_unless("--max-tokens", generate.max_tokens, "200");
+                self.add_unless("--temperature", generate.temperature, "0.8");
+                if let Switch::On(top_k) = generate.top_k {
                     self.add("--top-k", top_k);
                 }
-                self.add_unless("--top-p", writing.top_p, "0.95");
+                self.add_unless("--top-p", generate.top_p, "0.95");
             }
         }
     }
@@ -236,7 +236,7 @@ mod tests {
         check(
             &format!(
                 "{base}dtype = 'f32'\nquantise = 'nf4'\nDATA{out}[sample]\nprompts = ['it''s', 'b']\n\
-                 size = 96\nsteps = 8\nguidance = 2.5\n"
+                 size = 96\nsteps = 8\nguidance_scale = 2.5\n"
             )
             .replace("'it''s'", "\"it's\""),
             &diffusers[..1],
@@ -245,7 +245,9 @@ mod tests {
             ),
         );
         check(
-            &format!("{base}fresh = true\n[adapter]\nkind = 'none'\n[text]\npath = '/t'\n{out}"),
+            &format!(
+                "{base}random_init = true\n[adapter]\nkind = 'full'\n[text]\npath = '/t'\n{out}"
+            ),
             &[("model", "model")],
             Some(
                 "hearth sample --base '/my out/model' --prompt 'Once upon a time' --max-tokens 64 \

@@ -90,7 +90,7 @@ impl<'a> CacheRequest<'a> {
             seed: train.seed,
             precision: Precision { base: base.quantise_encoders, ..Precision::plain(base.dtype) },
             folder: config.cache_folder(),
-            extra_texts: sample.prompts.iter().chain([&sample.negative]).cloned().collect(),
+            extra_texts: sample.prompts.iter().chain([&sample.negative_prompt]).cloned().collect(),
         })
     }
 }

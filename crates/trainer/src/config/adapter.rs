@@ -22,21 +22,19 @@ pub struct AdapterConfig {
 section! {
     /// Which layers get an adapter, and of what size.
     pub(super) RawAdapter => AdapterKeys {
-        /// `lora`; `dora`, which trains lengths apart from directions; or `none`: all of the model's
-        /// own weights are trained
+        /// `lora`; `dora`: LoRA with a trained magnitude per output; `full`: full fine-tune of all weights, no adapter
         kind: AdapterKind = Default(AdapterKind::Lora), Any;
-        /// LoRA rank
+        /// LoRA rank (kohya: `network_dim`)
         rank: usize = Default(DEFAULT_RANK), Within(1.0, 4096.0);
-        /// LoRA alpha: what the adapter adds is multiplied by alpha / rank; as large as `rank` unless set
+        /// LoRA alpha: the update is scaled by alpha / rank (kohya: `network_alpha`). Not set: equal to `rank`
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
-        /// The share of a layer's input that the adapter does not see in training
+        /// LoRA dropout: share of the layer's input that the adapter does not see in training
         dropout: f64 = Default(0.0), Under(0.0, 1.0);
-        /// Layers by the end of their names, or whole names with `*` for anything; of language models all linear layers of blocks unless set. These are SD3's, other families have their own
+        /// Layers with an adapter (PEFT: `target_modules`): ends of names, or whole names with `*`. Shown: for SD3. Language models: all linear layers of blocks
         targets: Vec<String> = Default(default_targets()), Any;
-        /// Layers among the targets that get no adapter, named as in `targets`; `unused` are those that can
-        /// learn nothing, which image models leave out unless `targets` is set
+        /// Targets without an adapter, named as in `targets`; `unused`: layers that can learn nothing, the default for image models with default targets
         exclude: Option<Vec<String>> = Default(None), Filled;
-        /// Layers with sizes of their own, among the targets or beside them
+        /// Layers with their own rank and alpha (PEFT: `rank_pattern`), among the targets or beside them
         pattern: Vec<Pattern> = Default(Vec::new()), Any;
     }
 }
@@ -46,9 +44,9 @@ section! {
     pub RawPattern => Pattern {
         /// Layers, named as in `targets`
         r#match: String = Required, Filled;
-        /// LoRA rank; that of `adapter` unless set
+        /// LoRA rank. Not set: `adapter.rank`
         rank: Option<usize> = Default(None), Within(1.0, 4096.0);
-        /// LoRA alpha; as large as the rank unless set
+        /// LoRA alpha. Not set: equal to the rank
         alpha: Option<f64> = Default(None), UpTo(0.0, 65536.0);
     }
 }
@@ -67,7 +65,7 @@ pub enum AdapterKind {
 words!(AdapterKind {
     "lora" => Self::Lora,
     "dora" => Self::Dora,
-    "none" => Self::Full,
+    "full" => Self::Full,
 });
 
 /// Chosen: what most adapters have.
@@ -84,7 +82,7 @@ const ADAPTER_ONLY_KEYS: [&str; 6] = [
 ];
 
 /// How a job without an adapter says so.
-pub(super) const FULL_FINE_TUNE: &str = "adapter.kind = \"none\"";
+pub(super) const FULL_FINE_TUNE: &str = "adapter.kind = \"full\"";
 
 /// Where the base does not tell its family.
 fn default_targets() -> Vec<String> {

@@ -10,17 +10,17 @@ use super::value::words;
 section! {
     /// The model that is trained, and how it is held.
     pub RawBase => BaseConfig {
-        /// The model: a folder as diffusers saves it, or one checkpoint file
+        /// Model to train: a diffusers or transformers folder, a checkpoint file, or a GGUF file of a language model
         path: PathBuf = Required, Any;
-        /// Folder with what a checkpoint file lacks (encoders, tokenizers, VAE)
+        /// Folder with the parts that a checkpoint file lacks: text encoders, tokenizers, VAE
         rest: Option<PathBuf> = Default(None), Any;
-        /// Whether the model begins with random weights instead of its own, to be trained from scratch
-        fresh: bool = Default(false), Any;
-        /// Format of activations, and of weights that are not quantised
+        /// Train from scratch: the weights of the base are replaced by random ones
+        random_init: bool = Default(false), Any;
+        /// Data type of activations, and of weights that are not quantised
         dtype: Dtype = Default(Dtype::Bf16), Any;
-        /// How the frozen matrices are held; saves memory and costs precision. Not set: the plan chooses
+        /// Quantisation of frozen weights (QLoRA with `nf4`): less memory, less precision. Not set: the plan chooses
         quantise: Option<Quantisation> = Default(None), Any;
-        /// The same for text encoders while captions are encoded. Not set: the plan chooses
+        /// Quantisation of the text encoders while captions are encoded. Not set: the plan chooses
         quantise_encoders: Option<Quantisation> = Default(None), Any;
     }
 }

@@ -25,7 +25,7 @@ impl BatchSettings {
     /// As the job says.
     pub fn from_config(config: &RunConfig) -> Self {
         Self {
-            micro: config.train.micro_batch.unwrap_or(config.train.batch),
+            micro: config.train.micro_batch.unwrap_or(config.train.batch_size),
             recompute: config.train.recompute,
         }
     }
@@ -65,7 +65,7 @@ pub struct PlanChoice {
     pub micro_batch: usize,
     /// `train.recompute`
     pub recompute: Recompute,
-    /// `machine.stream`
+    /// `machine.offload`
     pub offload: Offload,
     /// `base.quantise`
     pub quantise: Option<Quantisation>,
@@ -82,7 +82,7 @@ impl PlanChoice {
         Self {
             micro_batch: micro,
             recompute,
-            offload: config.machine.stream,
+            offload: config.machine.offload,
             quantise: config.base.quantise,
             quantise_encoders: config.base.quantise_encoders,
             optimizer: config.optimizer.kind,

@@ -23,31 +23,31 @@ section! {
     pub RawData => DataConfig {
         /// Folder of images, each with its caption beside it
         images: PathBuf = Required, Any;
-        /// What hearth draws into `images` if there is no such folder: `flat` or `neon` shapes
+        /// Demo images that hearth draws into `images` if there is no such folder
         draw: Option<DemoStyle> = Default(None), Any;
-        /// How many images it draws
+        /// Number of demo images
         draw_count: usize = Default(12), Within(1.0, 1_000_000.0);
-        /// Edge of a square image in pixels; other shapes get the same area
+        /// Training resolution in pixels, the side of a square; other aspect ratios get the same area
         resolution: usize = Default(1024), Multiple(16.0, 8192.0);
-        /// Edges of buckets are multiples of this; 16 is what a patch of latents takes
+        /// Sides of aspect ratio buckets are multiples of this (kohya: `bucket_reso_steps`)
         bucket_step: usize = Default(64), Multiple(16.0, 1024.0);
-        /// Whether half of the images are mirrored
+        /// Horizontal flip of half of the images (kohya: `flip_aug`)
         flip: bool = Default(false), Any;
-        /// How often each image is seen in an epoch
+        /// How often each image is seen in an epoch (kohya: `num_repeats`)
         repeats: u64 = Default(1), AtLeast(1.0);
-        /// Which part of an image is kept where it does not fit its bucket
+        /// Which part of an image is kept if it does not fit its bucket
         crop: CropMode = Default(CropMode::Centre), Any;
-        /// Word put before every caption, to call the trained thing by
+        /// Trigger word put before every caption
         trigger: Option<String> = Default(None), Filled;
-        /// The share of steps in which an image is shown without its caption
+        /// Share of steps that train without the caption (kohya: `caption_dropout_rate`)
         caption_dropout: f64 = Default(0.1), Within(0.0, 1.0);
-        /// Whether the parts of a caption between commas change their order
+        /// Shuffle the comma-separated tags of a caption (kohya: `shuffle_caption`)
         shuffle_tags: bool = Default(false), Any;
-        /// How many parts at the start of a caption keep their place
+        /// Tags at the start of a caption that are not shuffled (kohya: `keep_tokens`)
         keep_tags: u64 = Default(1), AtLeast(0.0);
-        /// Images held out to measure the loss on: how many, or below 1 which share
+        /// Images held out for validation: a count, or a share below 1
         validation: ValidationSplit = Default(ValidationSplit::None), Any;
-        /// Folder of encoded images and captions, which several jobs may share; `cache` in `output.folder` unless set
+        /// Folder of cached latents and text embeddings, may be shared by jobs. Not set: `cache` in `output.folder`
         cache: Option<PathBuf> = Default(None), Any;
     }
 }

@@ -1,6 +1,7 @@
 //! Why a job file was refused: one variant per cause, with the key, what was typed, what is accepted
 //! and where it stands.
 
+use std::borrow::Cow;
 use std::io;
 use std::path::PathBuf;
 
@@ -38,6 +39,18 @@ pub enum ConfigError {
         key: String,
         /// The nearest one that exists.
         advice: String,
+        /// Where.
+        origin: ValueOrigin,
+    },
+    /// A key, a section or a value that has another name now.
+    #[error("unknown {what} `{was}`: {origin}")]
+    Renamed {
+        /// Which of the three.
+        what: &'static str,
+        /// The name that was typed.
+        was: String,
+        /// The name of today.
+        now: &'static str,
         /// Where.
         origin: ValueOrigin,
     },
@@ -91,8 +104,9 @@ pub enum ConfigError {
 
 impl ConfigError {
     /// The remedy.
-    pub fn hint(&self) -> &'static str {
-        match self {
+    pub fn hint(&self) -> Cow<'static, str> {
+        let fixed = match self {
+            Self::Renamed { now, .. } => return format!("it is called `{now}` now").into(),
             Self::Read { .. } => "check that the path exists and may be accessed",
             Self::Syntax { .. } => {
                 "text needs quotes, sections stand in brackets, one key per line"
@@ -105,6 +119,7 @@ impl ConfigError {
             Self::Missing { .. } => "write it into the job file, or give it by --set key=value",
             Self::Conflict { .. } | Self::Twice { .. } => "remove one of the two",
             Self::NoEffect { .. } => "remove the key, or choose the value that it belongs to",
-        }
+        };
+        fixed.into()
     }
 }

@@ -9,14 +9,14 @@ use crate::model::offload::Offload;
 section! {
     /// How the computer is treated.
     pub RawMachine => MachineConfig {
-        /// How much of the computer the run may take: hardly to be noticed, fast but never hot for long, as fast as it goes, or fast with cool fans
+        /// How much of the computer a run may use: `quiet` in the background, `balanced`, `full` speed, `overnight` with slow fans
         mode: GovernorMode = Default(GovernorMode::Balanced), Any;
-        /// The highest temperature in °C, instead of the mode's
+        /// Temperature limit in °C. Not set: that of the mode
         max_temp: Option<f64> = Default(None), Within(30.0, 120.0);
-        /// Whether a GPU gives the same bits every time, which is slower; a CPU always does
+        /// Deterministic GPU kernels: the same bits every time, slower; the CPU always is
         deterministic: bool = Default(false), Any;
-        /// What stays in main memory and comes to a GPU block by block, for the same result in less of the GPU's memory: nothing, the frozen weights of every second block or of all. Not set: the plan chooses
-        stream: Offload = Default(Offload::None), Any;
+        /// Block offloading (block swap; kohya: `blocks_to_swap`) of frozen weights to main memory: none, every second block, all blocks. Not set: the plan chooses
+        offload: Offload = Default(Offload::None), Any;
     }
 }
 

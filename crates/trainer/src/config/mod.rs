@@ -18,11 +18,12 @@ pub mod batch;
 mod bound;
 pub mod data;
 pub mod error;
-pub mod generation;
+pub mod generate;
 pub mod machine;
 pub mod optimizer;
 pub mod output;
 mod reference;
+pub(crate) mod renamed;
 pub mod sample;
 mod section;
 mod source;
@@ -49,7 +50,7 @@ use adapter::{AdapterConfig, AdapterKind, RawAdapter};
 use base::{BaseConfig, RawBase};
 use batch::PlanChoice;
 use data::RawData;
-use generation::RawWriting;
+use generate::RawGenerate;
 use machine::{MachineConfig, RawMachine};
 use optimizer::{LrSchedule, OptimizerConfig, RawOptimizer};
 use output::{OutputConfig, RawOutput};
@@ -71,7 +72,7 @@ pub struct RawConfig {
     train: RawTrain,
     optimizer: RawOptimizer,
     sample: RawSample,
-    writing: RawWriting,
+    generate: RawGenerate,
     machine: RawMachine,
     output: RawOutput,
     /// The file's; what default paths are relative to.
@@ -98,6 +99,9 @@ pub struct RunConfig {
     rows: ResolvedKeys,
 }
 
+/// The first line of a job that hearth wrote. Old names of keys are read there.
+pub const HEADER: &str = "# Written by hearth: the job as decided, with the origin of every value.";
+
 /// What takes a key back to its default on the command line.
 pub const UNSET: &str = "unset";
 
@@ -113,7 +117,7 @@ const SECTIONS: [(&str, SectionKeys); 10] = [
     ("train", RawTrain::keys),
     ("optimizer", RawOptimizer::keys),
     ("sample", RawSample::keys),
-    ("writing", RawWriting::keys),
+    ("generate", RawGenerate::keys),
     ("machine", RawMachine::keys),
     ("output", RawOutput::keys),
 ];
@@ -146,6 +150,7 @@ impl RawConfig {
             text: text.into(),
             folder,
             kind: ConfigSourceKind::File(path.into()),
+            is_written_by_hearth: text.starts_with(HEADER),
         })?;
         Ok(raw)
     }
@@ -193,6 +198,7 @@ impl RawConfig {
                 value: argument.into(),
                 is_unset,
             },
+            is_written_by_hearth: false,
         };
         let as_text = source(&quoted(value));
         match DeValue::parse(value) {
@@ -209,10 +215,10 @@ impl RawConfig {
     /// What it means.
     pub fn resolve(self) -> Result<RunConfig, ConfigError> {
         let Self { base, data, text, adapter, train, .. } = self;
-        let Self { optimizer, sample, writing, machine, output, folder, .. } = self;
+        let Self { optimizer, sample, generate, machine, output, folder, .. } = self;
         let rows = &mut ResolvedKeys::default();
         let base = base.decide("base", rows)?;
-        let mut material = TrainingData::decide((data, sample), (text, writing), rows)?;
+        let mut material = TrainingData::decide((data, sample), (text, generate), rows)?;
         let family = material.family(&base.path);
         if let Some(family) = family {
             material.apply_family(family, rows);
@@ -233,8 +239,8 @@ impl RawConfig {
         }
         if let Some(without) = material.no_validation_key() {
             rows.leave_out("train.validate_every", without)?;
-            if optimizer.schedule == LrSchedule::Plateau {
-                rows.leave_out("optimizer.schedule", without)?;
+            if optimizer.lr_scheduler == LrSchedule::Plateau {
+                rows.leave_out("optimizer.lr_scheduler", without)?;
             }
         }
         if rows.value("data.draw") == "\"none\"" {
@@ -248,9 +254,10 @@ impl RawConfig {
     fn read(&mut self, source: &ConfigSource) -> Result<(), ConfigError> {
         let table = DeTable::parse(&source.text).map_err(|error| source.syntax(&error))?;
         for (key, value) in in_order(table.get_ref()) {
-            let name = key.get_ref().as_ref();
-            self.section(name, &source.typed(name.into(), value))?
-                .ok_or_else(|| unknown_section(name, source.origin(&key.span())))?;
+            let name = source.current_name(key.get_ref());
+            let typed = source.typed(name.into(), value);
+            self.section(name, &typed)?
+                .ok_or_else(|| unknown_section(name, &typed, source.origin(&key.span())))?;
         }
         Ok(())
     }
@@ -266,7 +273,7 @@ impl RawConfig {
             "train" => read_table(&mut self.train, name, typed, &known),
             "optimizer" => read_table(&mut self.optimizer, name, typed, &known),
             "sample" => read_table(&mut self.sample, name, typed, &known),
-            "writing" => read_table(&mut self.writing, name, typed, &known),
+            "generate" => read_table(&mut self.generate, name, typed, &known),
             "machine" => read_table(&mut self.machine, name, typed, &known),
             "output" => read_table(&mut self.output, name, typed, &known),
             _ => return Ok(None),
@@ -315,25 +322,19 @@ impl RunConfig {
     /// The same job with what a plan chose.
     #[must_use]
     pub fn with_choice(&self, choice: &PlanChoice) -> Self {
-        let PlanChoice {
-            micro_batch,
-            recompute,
-            offload: stream,
-            quantise,
-            quantise_encoders,
-            optimizer,
-        } = *choice;
+        let PlanChoice { micro_batch, recompute, offload, quantise, quantise_encoders, optimizer } =
+            *choice;
         let mut config = self.clone();
         config.train.micro_batch = Some(micro_batch);
         config.train.recompute = recompute;
-        config.machine.stream = stream;
+        config.machine.offload = offload;
         config.base.quantise = quantise;
         config.base.quantise_encoders = quantise_encoders;
         config.optimizer.kind = optimizer;
         let rows = &mut config.rows;
         rows.set_planned("train.micro_batch", &config.train.micro_batch);
         rows.set_planned("train.recompute", &recompute);
-        rows.set_planned("machine.stream", &stream);
+        rows.set_planned("machine.offload", &offload);
         rows.set_planned("base.quantise", &quantise);
         rows.set_planned("base.quantise_encoders", &quantise_encoders);
         rows.set_planned("optimizer.kind", &optimizer);
@@ -379,7 +380,7 @@ impl PlanChoice {
         [
             ("train.micro_batch", word(&self.micro_batch)),
             ("train.recompute", word(&self.recompute)),
-            ("machine.stream", word(&self.offload)),
+            ("machine.offload", word(&self.offload)),
             ("base.quantise", word(&self.quantise)),
             ("base.quantise_encoders", word(&self.quantise_encoders)),
             ("optimizer.kind", word(&self.optimizer)),
@@ -408,11 +409,11 @@ fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
         ("train.stop_after_plateau", "\"off\"", "data.validation", "0"),
         ("train.stop_after_plateau", "\"off\"", "text.validation", "0"),
         ("sample.every", "\"off\"", "sample.prompts", "[]"),
-        ("writing.every", "\"off\"", "writing.prompts", "[]"),
-        ("base.fresh", "false", "adapter.kind", "\"lora\""),
-        ("base.fresh", "false", "adapter.kind", "\"dora\""),
-        ("base.quantise", "\"none\"", "adapter.kind", "\"none\""),
-        ("machine.stream", "\"none\"", "adapter.kind", "\"none\""),
+        ("generate.every", "\"off\"", "generate.prompts", "[]"),
+        ("base.random_init", "false", "adapter.kind", "\"lora\""),
+        ("base.random_init", "false", "adapter.kind", "\"dora\""),
+        ("base.quantise", "\"none\"", "adapter.kind", "\"full\""),
+        ("machine.offload", "\"none\"", "adapter.kind", "\"full\""),
     ] {
         if let Some(origin) = rows.origin(key)
             && rows.value(key) != idle
@@ -427,7 +428,11 @@ fn refuse_idle(rows: &ResolvedKeys) -> Result<(), ConfigError> {
 }
 
 /// What a name at the top may mean: a section, or a key that lost its section.
-fn unknown_section(name: &str, origin: ValueOrigin) -> ConfigError {
+fn unknown_section(name: &str, typed: &RawValue<'_>, origin: ValueOrigin) -> ConfigError {
+    let what = if typed.value.is_table() { "section" } else { "key" };
+    if let Some(renamed) = renamed::refuse(what, name, origin.clone()) {
+        return renamed;
+    }
     let known = known();
     let is_key = known.iter().any(|(_, key)| *key == name);
     match nearest(name, SECTIONS.iter().map(|(section, _)| *section)) {

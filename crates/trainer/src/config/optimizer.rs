@@ -7,25 +7,25 @@ use super::value::words;
 section! {
     /// How gradients become steps.
     pub RawOptimizer => OptimizerConfig {
-        /// `adamw`; `adamw_8bit`, whose state takes a quarter of the memory; or `muon` for matrices within blocks, with `adamw` for all else
+        /// `adamw`; `adamw_8bit`: a quarter of the optimizer state; `muon`: Muon for weight matrices in blocks, AdamW for the rest
         kind: OptimizerKind = Default(OptimizerKind::AdamW), Any;
         /// Learning rate
         learning_rate: f64 = Default(1e-4), UpTo(0.0, 10.0);
-        /// Shares that the means of gradients and of their squares keep in a step
+        /// AdamW betas: decay rates of the two moments
         betas: [f64; 2] = Default([0.9, 0.999]), Under(0.0, 1.0);
-        /// Share that the mean of a matrix's gradients keeps in a step, with `kind = "muon"`
+        /// Muon momentum, with `kind = "muon"`
         momentum: f64 = Default(0.95), Under(0.0, 1.0);
-        /// Added to what is divided by
+        /// AdamW epsilon
         epsilon: f64 = Default(1e-8), UpTo(0.0, 1.0);
-        /// The share of a parameter that a step of length 1 takes away
+        /// Weight decay, decoupled as in AdamW
         weight_decay: f64 = Default(1e-4), Within(0.0, 10.0);
-        /// How the learning rate changes after the warm-up
-        schedule: LrSchedule = Default(LrSchedule::Constant), Any;
-        /// Steps in which the learning rate grows; the first of n goes an n-th of the way
-        warmup: u64 = Default(0), AtLeast(0.0);
-        /// The share of all steps, the last, in which the learning rate falls, with `schedule = "wsd"`
+        /// Learning rate schedule after the warmup; `plateau` halves it when validation stalls, `wsd` is constant with a decay at the end
+        lr_scheduler: LrSchedule = Default(LrSchedule::Constant), Any;
+        /// Steps of linear learning rate warmup (kohya: `lr_warmup_steps`)
+        warmup_steps: u64 = Default(0), AtLeast(0.0);
+        /// Share of all steps in the final decay, with `lr_scheduler = "wsd"`
         decay: f64 = Default(0.2), Within(0.0, 1.0);
-        /// How it falls: evenly, or fast at first as one minus a square root, with `schedule = "wsd"`
+        /// Curve of the final decay: linear, or 1 - sqrt, with `lr_scheduler = "wsd"`
         decay_curve: DecayCurve = Default(DecayCurve::Sqrt), Any;
     }
 }
@@ -93,8 +93,8 @@ pub(super) fn refuse_idle(
         let with = format!("optimizer.kind = {}", rows.value("optimizer.kind"));
         rows.leave_out("optimizer.momentum", &with)?;
     }
-    if optimizer.schedule != LrSchedule::Wsd {
-        let with = format!("optimizer.schedule = {}", rows.value("optimizer.schedule"));
+    if optimizer.lr_scheduler != LrSchedule::Wsd {
+        let with = format!("optimizer.lr_scheduler = {}", rows.value("optimizer.lr_scheduler"));
         rows.leave_out("optimizer.decay", &with)?;
         rows.leave_out("optimizer.decay_curve", &with)?;
     }

@@ -11,19 +11,19 @@ use crate::model::adapter::AdapterFormat;
 section! {
     /// What is written, and where.
     pub RawOutput => OutputConfig {
-        /// Folder for checkpoints, samples, the adapter and its report
+        /// Output folder: checkpoints, samples, the adapter or model, the report
         folder: PathBuf = Default("output".into()), Any;
-        /// What the adapter's files are called
+        /// File name of the adapter (kohya: `output_name`)
         name: FileName = Default(FileName("adapter".into())), Any;
-        /// Steps between two checkpoints
+        /// Steps between checkpoints (kohya: `save_every_n_steps`)
         save_every: Switch<u64> = Default(Switch::On(250)), AtLeast(1.0);
-        /// Checkpoints kept, the latest
+        /// Number of latest checkpoints to keep
         keep: usize = Default(3), AtLeast(1.0);
-        /// Keep the checkpoint with the lowest held-out loss too, and save one at every new low
+        /// Also keep the checkpoint with the lowest validation loss, and save one at every new minimum
         keep_best: bool = Default(true), Any;
-        /// Programs that the adapter is written for
+        /// Formats of the adapter file
         formats: Vec<AdapterFormat> = Default(vec![AdapterFormat::Diffusers]), Filled;
-        /// Licence named in the model card, such as `cc-by-4.0`
+        /// License named in the model card, such as `cc-by-4.0`
         license: Option<String> = Default(None), Filled;
         /// Author named in the model card
         author: Option<String> = Default(None), Filled;

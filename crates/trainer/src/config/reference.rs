@@ -8,13 +8,14 @@ use super::section::{Key, KeyDefault};
 const OPENING: &str = "\
 # Keys of a job
 
-A job is one TOML file. Only `base.path` and either `data.images` or `text.path` must be in it; every other key has a
-default. A job about images has `[data]` and `[sample]`, one about texts `[text]` and `[writing]`. Relative paths are
-relative to the file's folder. Ready jobs are in `recipes/`.
+A job is one TOML file. It needs `base.path` and either `data.images` or `text.path`; every other key has a default. A
+job for an image model has `[data]` and `[sample]`, a job for a language model `[text]` and `[generate]`. Relative paths
+start at the folder of the file. `recipes/` has complete jobs.
 
-On the command line `--set KEY=VALUE` stands above the file, and relative paths are relative to the current folder there.
-Of several `--set` for one key the last counts. `--set data.validation=unset` takes a key back to its default; in quotes
-`unset` is text: `--set 'data.trigger=\"unset\"'`. Some keys have a flag of their own:
+`--set KEY=VALUE` on the command line overrides the file; relative paths then start at the current folder. If a key is
+set twice, the last one counts. `--set data.validation=unset` restores a default; quoted, `unset` is text:
+`--set 'data.trigger=\"unset\"'`. \"Not set: the plan chooses\" means the fastest value that fits into memory. Some keys
+have their own flag:
 
 | flag | key |
 |---|---|
@@ -23,16 +24,17 @@ Of several `--set` for one key the last counts. `--set data.validation=unset` ta
 | `--base` | `base.path` |
 | `--out` | `output.folder` |
 | `--steps` | `train.steps` |
-| `--batch` | `train.batch` |
+| `--batch` | `train.batch_size` |
 | `--lr` | `optimizer.learning_rate` |
 | `--rank` | `adapter.rank` |
 | `--resolution` | `data.resolution` |
 | `--mode` | `machine.mode` |
 | `--max-temp` | `machine.max_temp` |
 
-A flag and `--set` for the same key are refused, since one of them is a slip.
+A flag and `--set` for the same key is an error. A key that was renamed is an error that names the new key; a run of an
+older version resumes all the same.
 
-This file is written from the declarations in `crates/trainer/src/config/`, by `just snapshots`.
+This page is generated from the declarations in `crates/trainer/src/config/` by `just snapshots`.
 ";
 
 /// All keys with type, default, bound and meaning, as Markdown.

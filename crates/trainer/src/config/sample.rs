@@ -7,21 +7,20 @@ use crate::model::diffusion::family::DiffusionFamily;
 section! {
     /// Images drawn while training.
     pub RawSample => SampleConfig {
-        /// What is drawn, an image each
+        /// Prompts of sample images, one image each
         prompts: Vec<String> = Default(Vec::new()), Any;
-        /// Steps of training between two drawings
+        /// Training steps between sample images
         every: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
-        /// Size of images in pixels; this is SD3's default, other families have their own
+        /// Size of sample images in pixels. Shown: for SD3, other families have their own
         size: ImageSize = Default(default_size()), Multiple(16.0, 8192.0);
-        /// Steps from noise to image; this is SD3's default, other families have their own
+        /// Sampling (inference) steps. Shown: for SD3, other families have their own
         steps: usize = Default(DiffusionFamily::fallback().sampling.steps), Within(1.0, 1000.0);
-        /// How closely the prompt is followed; 1 is without guidance. This is SD3's default, other families have
-        /// their own
-        guidance: f64 = Default(DiffusionFamily::fallback().sampling.guidance), Within(1.0, 100.0);
-        /// What the noise follows from
+        /// Classifier-free guidance scale (CFG); 1 is without guidance. Shown: for SD3, other families have their own
+        guidance_scale: f64 = Default(DiffusionFamily::fallback().sampling.guidance), Within(1.0, 100.0);
+        /// Seed of the first sample image; the next prompt has the next seed
         seed: u64 = Default(42), AtLeast(0.0);
-        /// What images shall not be like
-        negative: String = Default(String::new()), Any;
+        /// Negative prompt of sample images
+        negative_prompt: String = Default(String::new()), Any;
     }
 }
 

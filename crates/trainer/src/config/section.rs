@@ -10,6 +10,7 @@ use toml::de::{DeString, DeTable, DeValue};
 
 use super::bound::ValueBound;
 use super::error::ConfigError;
+use super::renamed;
 use super::source::{RawValue, ValueOrigin};
 use super::value::ConfigValue;
 use crate::model::diffusion::family::DiffusionFamily;
@@ -208,11 +209,14 @@ pub(super) fn read_table<S: Section>(
 ) -> Result<(), ConfigError> {
     let table = typed.value.as_table().ok_or_else(|| typed.refuse("a table of keys"))?;
     for (key, value) in in_order(table) {
-        let name = key.get_ref().as_ref();
-        let inner = typed.source.typed(format!("{path}.{name}"), value);
+        let typed_name = format!("{path}.{}", key.get_ref());
+        let whole = typed.source.current_name(&typed_name);
+        let name = whole.rsplit('.').next().unwrap_or(whole);
+        let inner = typed.source.typed(whole.into(), value);
         if !into.put(name, &inner)? {
             let origin = typed.source.origin(&key.span());
-            return Err(unknown(path, name, known, origin));
+            let renamed = renamed::refuse("key", whole, origin.clone());
+            return Err(renamed.unwrap_or_else(|| unknown(path, name, known, origin)));
         }
     }
     Ok(())

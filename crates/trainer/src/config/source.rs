@@ -8,6 +8,7 @@ use toml::Spanned;
 use toml::de::DeValue;
 
 use super::error::ConfigError;
+use super::renamed;
 
 /// Where a value of a job was decided.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,6 +84,8 @@ pub(super) struct ConfigSource {
     /// What relative paths are relative to; absolute.
     pub folder: PathBuf,
     pub kind: ConfigSourceKind,
+    /// Then it may be older than this program, and have names of before.
+    pub is_written_by_hearth: bool,
 }
 
 /// What kind of text.
@@ -97,6 +100,12 @@ pub(super) enum ConfigSourceKind {
 }
 
 impl ConfigSource {
+    /// The name of a key with its section, or of a section, which may be one of before in what hearth wrote.
+    pub fn current_name<'a>(&self, name: &'a str) -> &'a str {
+        let renamed = self.is_written_by_hearth.then(|| renamed::new_name(name)).flatten();
+        renamed.unwrap_or(name)
+    }
+
     /// The place of a piece of it.
     pub fn origin(&self, span: &Range<usize>) -> ValueOrigin {
         match &self.kind {
@@ -147,6 +156,13 @@ impl<'a> RawValue<'a> {
     /// Whether the key loses its value.
     pub fn is_unset(&self) -> bool {
         matches!(self.source.kind, ConfigSourceKind::Argument { is_unset: true, .. })
+    }
+
+    /// The value if it is a word, which may be one of before in what hearth wrote.
+    pub fn word(&self) -> Option<&'a str> {
+        let word = self.value.as_str()?;
+        let is_old = self.source.is_written_by_hearth;
+        Some(is_old.then(|| renamed::new_word(&self.key, word)).flatten().unwrap_or(word))
     }
 
     /// What relative paths are relative to.

@@ -9,6 +9,7 @@ use tempfile::TempDir;
 
 use super::adapter::AdapterKind;
 use super::data::ValidationSplit;
+use super::renamed::RENAMED;
 use super::section::KeyDefault;
 use super::train::TrainLength;
 use super::*;
@@ -59,12 +60,12 @@ const EVERY_TEXT_KEY: &[&str] = &[
     "text.validation=0.1",
     "text.cache=elsewhere",
     "text.token_format=u16",
-    "writing.prompts=['once']",
-    "writing.max_tokens=9",
-    "writing.temperature=0",
-    "writing.top_k=3",
-    "writing.top_p=0.5",
-    "writing.seed=7",
+    "generate.prompts=['once']",
+    "generate.max_tokens=9",
+    "generate.temperature=0",
+    "generate.top_k=3",
+    "generate.top_p=0.5",
+    "generate.seed=7",
 ];
 
 /// A value for every key, other than its default.
@@ -96,33 +97,33 @@ const EVERY_KEY: &[&str] = &[
     "adapter.pattern=[{match = 'to_q', rank = 4}]",
     "train.steps=20",
     "train.epochs=3",
-    "train.batch=2",
+    "train.batch_size=2",
     "train.micro_batch=1",
-    "train.accumulation=4",
+    "train.gradient_accumulation=4",
     "train.seed=1",
     "train.recompute=block",
-    "train.scheme=cosmap",
+    "train.weighting_scheme=cosmap",
     "train.logit_mean=0.5",
-    "train.logit_deviation=2",
-    "train.clip=off",
+    "train.logit_std=2",
+    "train.max_grad_norm=off",
     "train.ema=0.999",
     "optimizer.kind=adamw_8bit",
     "optimizer.learning_rate=1e-5",
     "optimizer.betas=[0.8, 0.99]",
     "optimizer.epsilon=1e-6",
     "optimizer.weight_decay=0",
-    "optimizer.schedule=cosine",
-    "optimizer.warmup=10",
+    "optimizer.lr_scheduler=cosine",
+    "optimizer.warmup_steps=10",
     "sample.prompts=['a fox', 'a \"red\" fox']",
     "sample.size=[512, 768]",
     "sample.steps=20",
-    "sample.guidance=4.5",
+    "sample.guidance_scale=4.5",
     "sample.seed=7",
-    "sample.negative=blurry",
+    "sample.negative_prompt=blurry",
     "machine.mode=quiet",
     "machine.max_temp=80.0",
     "machine.deterministic=true",
-    "machine.stream=blocks",
+    "machine.offload=blocks",
     "output.folder=elsewhere",
     "output.name=2024",
     "output.save_every=off",
@@ -144,15 +145,15 @@ const VARIED: &[&str] = &[
 
 /// Keys that need another one to mean anything.
 const WITH_OTHERS: &[(&str, &str)] = &[
-    ("train.mode_scale=0.5", "train.scheme=mode"),
+    ("train.mode_scale=0.5", "train.weighting_scheme=mode"),
     ("train.stop_after_plateau=5", "data.validation=4"),
     ("train.validate_every=7", "data.validation=4"),
-    ("base.fresh=true", "adapter.kind=none"),
+    ("base.random_init=true", "adapter.kind=full"),
     ("data.draw_count=7", "data.draw=flat"),
     ("sample.every=100", "sample.prompts=['a fox']"),
     ("optimizer.momentum=0.9", "optimizer.kind=muon"),
-    ("optimizer.decay=0.1", "optimizer.schedule=wsd"),
-    ("optimizer.decay_curve=linear", "optimizer.schedule=wsd"),
+    ("optimizer.decay=0.1", "optimizer.lr_scheduler=wsd"),
+    ("optimizer.decay_curve=linear", "optimizer.lr_scheduler=wsd"),
 ];
 
 #[test]
@@ -177,9 +178,9 @@ fn every_key_has_an_effect() {
         assert_eq!(changed, after, "{}", changed.resolved());
         seen.insert(argument.split('=').next().unwrap().to_owned());
     }
-    let with = ["writing.prompts=['once']", "writing.every=5"];
+    let with = ["generate.prompts=['once']", "generate.every=5"];
     assert_ne!(set_text(&with[..1]).unwrap(), set_text(&with).unwrap());
-    seen.insert("writing.every".into());
+    seen.insert("generate.every".into());
     let known = known().into_iter().map(|(section, name)| format!("{section}.{name}")).collect();
     assert_eq!(seen, known, "every key stands in EVERY_KEY or WITH_OTHERS");
 }
@@ -189,9 +190,9 @@ fn a_job_is_about_images_or_about_texts() {
     for (arguments, expected) in [
         (&["data.flip=true"][..], "`data.flip` has no effect with text.path"),
         (&["sample.prompts=['a']"], "`sample.prompts` has no effect with text.path"),
-        (&["train.scheme=mode"], "`train.scheme` has no effect with [text]"),
+        (&["train.weighting_scheme=mode"], "`train.weighting_scheme` has no effect with [text]"),
         (&["base.quantise_encoders=nf4"], "`base.quantise_encoders` has no effect with [text]"),
-        (&["writing.every=5"], "`writing.every` has no effect with writing.prompts = []"),
+        (&["generate.every=5"], "`generate.every` has no effect with generate.prompts = []"),
         (&["train.validate_every=5"], "`train.validate_every` has no effect with text.validation"),
     ] {
         let said = set_text(arguments).unwrap_err().to_string();
@@ -206,10 +207,10 @@ fn a_job_is_about_images_or_about_texts() {
 fn a_resolved_job_means_the_same() {
     let more: &[&[&str]] = &[
         &[],
-        &["train.scheme=mode", "train.mode_scale=0.5"],
+        &["train.weighting_scheme=mode", "train.mode_scale=0.5"],
         &["data.validation=4"],
-        &["data.validation=4", "optimizer.schedule=plateau"],
-        &["optimizer.schedule=wsd", "optimizer.decay=0.1"],
+        &["data.validation=4", "optimizer.lr_scheduler=plateau"],
+        &["optimizer.lr_scheduler=wsd", "optimizer.decay=0.1"],
         &["optimizer.kind=muon"],
         &["data.trigger=\"two\\nlines # \\\"quoted\\\" \\\\ \""],
         &["adapter.pattern=[{match='a'}, {match='b*', rank=2, alpha=0.1}]", "adapter.alpha=3"],
@@ -270,9 +271,9 @@ fn what_depends_on_other_keys_is_decided() {
     let expected = [("x", 2, 2.0), ("y", 16, 5.0), ("z", 2, 9.0), ("attn.to_q", 16, 5.0)];
     assert_eq!(sizes, expected.map(|(name, rank, alpha)| (name.to_owned(), rank, alpha)));
 
-    let scheme = |arguments: &[&str]| set(arguments).unwrap().train.scheme;
+    let scheme = |arguments: &[&str]| set(arguments).unwrap().train.weighting_scheme;
     assert_eq!(scheme(&[]), WeightingScheme::LogitNormal { mean: 0.0, deviation: 1.0 });
-    assert_eq!(scheme(&["train.scheme=mode"]), WeightingScheme::Mode { scale: 1.29 });
+    assert_eq!(scheme(&["train.weighting_scheme=mode"]), WeightingScheme::Mode { scale: 1.29 });
     assert!(set(&["adapter.kind=dora"]).unwrap().adapter.targets[0].is_dora);
     assert_eq!(set(&["adapter.kind=dora"]).unwrap().adapter.kind, AdapterKind::Dora);
 }
@@ -317,13 +318,21 @@ fn a_flag_is_a_value_with_its_origin() {
 #[test]
 fn what_nobody_typed_is_the_familys_default() {
     let of_sd3 = set(&["base.path=stable-diffusion-3.5-medium", "train.logit_mean=0.5"]).unwrap();
-    for key in ["sample.steps", "sample.guidance", "sample.size", "train.scheme", "adapter.targets"]
-    {
+    for key in [
+        "sample.steps",
+        "sample.guidance_scale",
+        "sample.size",
+        "train.weighting_scheme",
+        "adapter.targets",
+    ] {
         let origin = of_sd3.origin(key).unwrap();
         assert_eq!(origin.to_string(), "sd3's default", "{key}");
         assert!(of_sd3.is_free(key), "{key}");
     }
-    assert_eq!(of_sd3.train.scheme, WeightingScheme::LogitNormal { mean: 0.5, deviation: 1.0 });
+    assert_eq!(
+        of_sd3.train.weighting_scheme,
+        WeightingScheme::LogitNormal { mean: 0.5, deviation: 1.0 }
+    );
     let resolved = of_sd3.resolved();
     assert!(resolved.contains("steps = 28 # sd3's default\n"), "{resolved}");
     let unknown = set(&[]).unwrap();
@@ -365,7 +374,7 @@ const REFUSED: &[(&str, &str)] = &[
     ("[train]\n  rank = 1", "unknown key `train.rank`, `rank` belongs to [adapter]: JOB:6:3"),
     (
         "[adapter]\nseed = 1",
-        "unknown key `adapter.seed`, `seed` belongs to [train] or [sample] or [writing]: JOB:6:1",
+        "unknown key `adapter.seed`, `seed` belongs to [train] or [sample] or [generate]: JOB:6:1",
     ),
     (
         "[train]\nlearning_rat = 1",
@@ -373,14 +382,14 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nxxxxxxx = 1",
-        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance, seed, \
-         negative: JOB:6:1",
+        "unknown key `sample.xxxxxxx`, [sample] has prompts, every, size, steps, guidance_scale, seed, \
+         negative_prompt: JOB:6:1",
     ),
     ("[trian]\nsteps = 1", "unknown key `trian`, did you mean `[train]`?: JOB:5:2"),
     (
         "[xxxxxxxxxx]",
         "unknown key `xxxxxxxxxx`, a job has [base], [data], [text], [adapter], [train], \
-         [optimizer], [sample], [writing], [machine], [output]: JOB:5:2",
+         [optimizer], [sample], [generate], [machine], [output]: JOB:5:2",
     ),
     (
         "[[adapter.pattern]]\nmatch = 'x'\nrankk = 1",
@@ -403,7 +412,10 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     ("[train]\nsteps = 0", "`train.steps` is 0, accepted is a whole number, at least 1: JOB:6:9"),
     ("[train]\nsteps = -1", "`train.steps` is -1, accepted is a whole number, at least 1: JOB:6:9"),
-    ("[train]\nclip = nan", "`train.clip` is nan, accepted is off or a number, above 0: JOB:6:8"),
+    (
+        "[train]\nmax_grad_norm = nan",
+        "`train.max_grad_norm` is nan, accepted is off or a number, above 0: JOB:6:17",
+    ),
     (
         "[train]\nema = 1.0",
         "`train.ema` is 1.0, accepted is off or a number, 0 to below 1: JOB:6:7",
@@ -437,8 +449,8 @@ const REFUSED: &[(&str, &str)] = &[
         "`train.steps` and `train.epochs` exclude each other: JOB:6:9, JOB:7:10",
     ),
     (
-        "[train]\nscheme = 'uniform'\nlogit_mean = 1",
-        "`train.logit_mean` has no effect with train.scheme = \"uniform\": JOB:7:14",
+        "[train]\nweighting_scheme = 'uniform'\nlogit_mean = 1",
+        "`train.logit_mean` has no effect with train.weighting_scheme = \"uniform\": JOB:7:14",
     ),
     (
         "[train]\nstop_after_plateau = 3",
@@ -469,7 +481,7 @@ const REFUSED: &[(&str, &str)] = &[
         "`train.steps` is 99999999999999999999, accepted is a whole number, at least 1: \
          JOB:6:9",
     ),
-    ("[sample]\nnegative = 5", "`sample.negative` is 5, accepted is text: JOB:6:12"),
+    ("[sample]\nnegative_prompt = 5", "`sample.negative_prompt` is 5, accepted is text: JOB:6:19"),
     ("[sample]\nprompts = [\n'a',\n5]", "`sample.prompts[1]` is 5, accepted is text: JOB:8:1"),
     ("[adapter]\npattern = 5", "`adapter.pattern` is 5, accepted is a list of tables: JOB:6:11"),
     (
@@ -490,8 +502,8 @@ const REFUSED: &[(&str, &str)] = &[
         "`optimizer.learning_rate` is 50, accepted is a number, above 0, at most 10: JOB:6:17",
     ),
     (
-        "[sample]\nguidance = -3",
-        "`sample.guidance` is -3, accepted is a number, 1 to 100: JOB:6:12",
+        "[sample]\nguidance_scale = -3",
+        "`sample.guidance_scale` is -3, accepted is a number, 1 to 100: JOB:6:12",
     ),
 ];
 
@@ -560,7 +572,12 @@ fn no_text_is_too_broken_to_be_refused() {
     for at in (0..text.len()).step_by(4).filter(|at| text.is_char_boundary(*at)) {
         for broken in [text[..at].to_owned(), format!("{}\"[=é{}", &text[..at], &text[at..])] {
             let mut raw = RawConfig::empty();
-            let source = ConfigSource { text: broken, folder: PathBuf::new(), kind: form() };
+            let source = ConfigSource {
+                text: broken,
+                folder: PathBuf::new(),
+                kind: form(),
+                is_written_by_hearth: false,
+            };
             // Either is fine; it must only not panic.
             let _ = raw.read(&source).and_then(|()| raw.resolve());
         }
@@ -609,4 +626,109 @@ fn recipes_are_jobs() {
         n_recipes += 1;
     }
     assert!(n_recipes > 1);
+}
+
+#[test]
+fn an_old_name_is_an_error_that_tells_the_new_one() {
+    for (was, now) in RENAMED {
+        let (what, line) = match (was.contains('='), was.contains('.')) {
+            (true, _) => ("value", was.to_owned()),
+            (false, true) => ("key", format!("{was} = 1")),
+            (false, false) => ("section", format!("{was}.every = 1")),
+        };
+        let said = |error: ConfigError| (error.to_string(), error.hint().into_owned());
+        let hint = format!("it is called `{now}` now");
+        let (_folder, path) = job(&line);
+        let (text, remedy) = said(RawConfig::from_file(&path).unwrap_err());
+        let place = format!("unknown {what} `{was}`: {}:1:", path.display());
+        assert!(text.starts_with(&place), "{text}");
+        assert_eq!(remedy, hint);
+        let argument = line.replace(" = ", "=");
+        let (text, remedy) = said(RawConfig::empty().set(&argument).unwrap_err());
+        assert_eq!(text, format!("unknown {what} `{was}`: --set {argument}"));
+        assert_eq!(remedy, hint);
+        // There is what it is called now, and it is not taken for something old.
+        assert!(RENAMED.iter().all(|(other, _)| *other != now), "{now}");
+        let is_key =
+            |(section, key): &(&str, &str)| format!("{section}.{key}") == now || *section == now;
+        assert!(what == "value" || known().iter().any(is_key), "{now}");
+    }
+}
+
+#[test]
+fn a_job_that_hearth_wrote_is_read_by_its_old_names() {
+    const IMAGES: &str = "
+[base]
+path = \"/model\"
+[data]
+images = \"/images\"
+[train]
+batch = 2
+accumulation = 3
+scheme = \"logit_normal\"
+logit_deviation = 2.0
+clip = 0.5
+[optimizer]
+schedule = \"cosine\"
+warmup = 7
+[sample]
+guidance = 3.0
+negative = \"blurry\"
+[machine]
+stream = \"blocks\"
+";
+    const TEXTS: &str = "
+[base]
+path = \"/model\"
+fresh = true
+[text]
+path = \"/texts\"
+[adapter]
+kind = \"none\"
+[writing]
+seed = 7
+";
+    let old = |text: &str| {
+        let text = format!("{HEADER}\n{text}");
+        RawConfig::from_text(&text, Path::new("/run/config.toml")).and_then(RawConfig::resolve)
+    };
+    let new = [
+        "train.batch_size=2",
+        "train.gradient_accumulation=3",
+        "train.weighting_scheme=logit_normal",
+        "train.logit_std=2",
+        "train.max_grad_norm=0.5",
+        "optimizer.lr_scheduler=cosine",
+        "optimizer.warmup_steps=7",
+        "sample.guidance_scale=3",
+        "sample.negative_prompt=blurry",
+        "machine.offload=blocks",
+        "output.folder=/run/output",
+    ];
+    let paths = ["base.path=/model", "data.images=/images"];
+    assert_eq!(old(IMAGES).unwrap(), set(&[&new[..], &paths].concat()).unwrap());
+    let new =
+        ["base.path=/model", "text.path=/texts", "adapter.kind=full", "base.random_init=true"];
+    let new = [&new[..], &["generate.seed=7", "output.folder=/run/output"]].concat();
+    assert_eq!(old(TEXTS).unwrap(), set_text(&new).unwrap());
+    let lines: Vec<&str> = IMAGES.lines().chain(TEXTS.lines()).collect();
+    for (was, _) in RENAMED {
+        let name = was.rsplit('.').next().unwrap();
+        let has = |line: &&str| line.starts_with(name) || *line == format!("[{name}]");
+        assert!(lines.iter().any(has), "{was} is not in the jobs of this test");
+    }
+}
+
+#[test]
+fn settings_of_an_old_checkpoint_are_compared_under_new_names() {
+    for (key, value, new_key, new_value) in [
+        ("train.clip", "1.0", "train.max_grad_norm", "1.0"),
+        ("adapter.kind", "\"none\"", "adapter.kind", "\"full\""),
+        ("writing.every", "\"off\"", "generate.every", "\"off\""),
+        ("base.quantise", "\"none\"", "base.quantise", "\"none\""),
+        ("adapter.rank", "8", "adapter.rank", "8"),
+    ] {
+        let expected = (new_key.to_owned(), new_value.to_owned());
+        assert_eq!(renamed::under_new_names(key, value), expected);
+    }
 }

@@ -11,17 +11,17 @@ use crate::text::{HeldOut, TokenWidth};
 section! {
     /// The texts that a language model learns from.
     pub RawText => TextConfig {
-        /// A file of text, JSON, CSV or tokens, or a folder of such files; docs/texts.md has the forms
+        /// Training text: a file of text, JSON, CSV or tokens, or a folder of such files; formats in docs/texts.md
         path: PathBuf = Required, Any;
-        /// Tokens of a sequence; shorter documents are put together, longer ones cut
+        /// Sequence length in tokens; short documents are packed together, long ones split
         length: usize = Default(1024), Within(8.0, 1_048_576.0);
-        /// A tokenizer.json, or a folder or model that has one; the model's own unless set, bytes where there is none
+        /// tokenizer.json, or a folder or model with one. Not set: that of the base, or bytes if it has none
         tokenizer: Option<PathBuf> = Default(None), Any;
-        /// What the loss is measured on and that is not trained on: a share of the documents below 1, or files of their own
+        /// Text held out for validation: a share of the documents below 1, or the path of other files
         validation: HeldOut = Default(HeldOut::None), Any;
-        /// How wide tokens are in files of tokens that do not say so
+        /// Integer width of token files that do not state it
         token_format: Option<TokenWidth> = Default(None), Any;
-        /// Folder of texts as tokens, which several jobs may share; `cache` in `output.folder` unless set
+        /// Folder of cached tokens, may be shared by jobs. Not set: `cache` in `output.folder`
         cache: Option<PathBuf> = Default(None), Any;
     }
 }

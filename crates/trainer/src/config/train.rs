@@ -14,9 +14,9 @@ pub struct TrainConfig {
     /// When it ends.
     pub length: TrainLength,
     /// Images computed at once.
-    pub batch: usize,
+    pub batch_size: usize,
     /// Batches that make a step.
-    pub accumulation: usize,
+    pub gradient_accumulation: usize,
     /// The most images of a batch that go through the model at once; nothing if all of them may.
     pub micro_batch: Option<usize>,
     /// What all random numbers follow from.
@@ -24,7 +24,7 @@ pub struct TrainConfig {
     /// What is recomputed to save memory.
     pub recompute: Recompute,
     /// How levels of noise are drawn.
-    pub scheme: WeightingScheme,
+    pub weighting_scheme: WeightingScheme,
     /// The largest norm of a step's gradient.
     pub max_grad_norm: Switch<f64>,
     /// The share that the EMA of the adapter keeps in a step.
@@ -41,7 +41,7 @@ impl TrainConfig {
         match self.length {
             TrainLength::Steps(steps) => steps,
             TrainLength::Epochs(epochs) => {
-                (epochs * batches_per_epoch).div_ceil(self.accumulation as u64).max(1)
+                (epochs * batches_per_epoch).div_ceil(self.gradient_accumulation as u64).max(1)
             }
         }
     }
@@ -59,35 +59,35 @@ pub enum TrainLength {
 section! {
     /// How long is trained, in what micro-batches, and by which rule.
     pub(super) RawTrain => TrainKeys {
-        /// Steps of the optimizer
+        /// Optimizer steps (kohya: `max_train_steps`)
         steps: u64 = Default(1000), AtLeast(1.0);
-        /// How often every image is seen, instead of `steps`
+        /// Epochs, instead of `steps` (kohya: `max_train_epochs`)
         epochs: Option<u64> = Default(None), AtLeast(1.0);
-        /// Images computed at once
-        batch: usize = Default(1), Within(1.0, 1024.0);
-        /// Batches that make a step
-        accumulation: usize = Default(1), Within(1.0, 65536.0);
-        /// Images of a batch that go through the model at once. Not set: the plan chooses
+        /// Samples per batch
+        batch_size: usize = Default(1), Within(1.0, 1024.0);
+        /// Batches per optimizer step (kohya: `gradient_accumulation_steps`)
+        gradient_accumulation: usize = Default(1), Within(1.0, 65536.0);
+        /// Most samples that go through the model at once: less memory, the same batch. Not set: the plan chooses
         micro_batch: Option<usize> = Default(None), Within(1.0, 1024.0);
-        /// What all random numbers of the run follow from
+        /// Seed of all random numbers of the run
         seed: u64 = Default(42), AtLeast(0.0);
-        /// What is recomputed to save memory: nothing, the queries of attention, every second block or all. Not set: the plan chooses
+        /// Gradient checkpointing (recomputation): none, attention queries only, every second block, every block. Not set: the plan chooses
         recompute: Recompute = Default(Recompute::None), Any;
-        /// How levels of noise are drawn and weighted; this is SD3's default, other families have their own
-        scheme: WeightingSchemeKind = Default(WeightingSchemeKind::LogitNormal), Any;
-        /// Mean of the normal number, with `scheme = "logit_normal"`
+        /// Timestep sampling and loss weighting scheme (diffusers' names). Shown: for SD3, other families have their own
+        weighting_scheme: WeightingSchemeKind = Default(WeightingSchemeKind::LogitNormal), Any;
+        /// Mean of the normal distribution of `weighting_scheme = "logit_normal"`
         logit_mean: f64 = Default(0.0), Within(-10.0, 10.0);
-        /// Deviation of the normal number, with `scheme = "logit_normal"`
-        logit_deviation: f64 = Default(1.0), Above(0.0);
-        /// How much more often levels in the middle are drawn, with `scheme = "mode"`
+        /// Standard deviation of the normal distribution of `weighting_scheme = "logit_normal"`
+        logit_std: f64 = Default(1.0), Above(0.0);
+        /// Scale of `weighting_scheme = "mode"`: larger values sample middle timesteps more often
         mode_scale: f64 = Default(1.29), Within(-1.0, MODE_SCALE_MAX);
-        /// Gradients of a larger norm are scaled down to it
-        clip: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
-        /// The share that an EMA of the adapter keeps in a step, near 1
+        /// Max gradient norm (clipping)
+        max_grad_norm: Switch<f64> = Default(Switch::On(1.0)), Above(0.0);
+        /// EMA decay of the trained weights, such as 0.999; samples and results use the average
         ema: Switch<f64> = Default(Switch::Off), Under(0.0, 1.0);
-        /// Steps between two measurements of the loss on held-out images
+        /// Steps between validations
         validate_every: u64 = Default(50), AtLeast(1.0);
-        /// Measurements of the held-out loss without progress after which training ends
+        /// Early stopping: validations in a row without a lower loss after which the run ends
         stop_after_plateau: Switch<u64> = Default(Switch::Off), AtLeast(1.0);
     }
 }
@@ -139,23 +139,23 @@ impl TrainConfig {
         let TrainKeys {
             steps,
             epochs,
-            batch,
-            accumulation,
+            batch_size,
+            gradient_accumulation,
             micro_batch,
             seed,
             recompute,
-            scheme,
+            weighting_scheme,
             logit_mean: mean,
-            logit_deviation: deviation,
+            logit_std: deviation,
             mode_scale: scale,
-            clip,
+            max_grad_norm,
             ema,
             validate_every,
             stop_after_plateau,
         } = keys;
         let length = length(steps, epochs, rows)?;
-        refuse_idle_keys(scheme, rows)?;
-        let scheme = match scheme {
+        refuse_idle_keys(weighting_scheme, rows)?;
+        let weighting_scheme = match weighting_scheme {
             WeightingSchemeKind::Uniform => WeightingScheme::Uniform,
             WeightingSchemeKind::LogitNormal => WeightingScheme::LogitNormal { mean, deviation },
             WeightingSchemeKind::Mode => WeightingScheme::Mode { scale },
@@ -164,13 +164,13 @@ impl TrainConfig {
         };
         Ok(Self {
             length,
-            batch,
-            accumulation,
+            batch_size,
+            gradient_accumulation,
             micro_batch,
             seed,
             recompute,
-            scheme,
-            max_grad_norm: clip,
+            weighting_scheme,
+            max_grad_norm,
             ema,
             validate_every,
             stop_after_plateau,
@@ -185,8 +185,8 @@ impl TrainKeys {
             WeightingScheme::Uniform => WeightingSchemeKind::Uniform,
             WeightingScheme::LogitNormal { mean, deviation } => {
                 rows.of_family(family, "train.logit_mean", &mut self.logit_mean, mean);
-                let own = &mut self.logit_deviation;
-                rows.of_family(family, "train.logit_deviation", own, deviation);
+                let own = &mut self.logit_std;
+                rows.of_family(family, "train.logit_std", own, deviation);
                 WeightingSchemeKind::LogitNormal
             }
             WeightingScheme::Mode { scale } => {
@@ -196,7 +196,7 @@ impl TrainKeys {
             WeightingScheme::SigmaSqrt => WeightingSchemeKind::SigmaSqrt,
             WeightingScheme::Cosmap => WeightingSchemeKind::Cosmap,
         };
-        rows.of_family(family, "train.scheme", &mut self.scheme, kind);
+        rows.of_family(family, "train.weighting_scheme", &mut self.weighting_scheme, kind);
     }
 }
 
@@ -226,10 +226,10 @@ fn refuse_idle_keys(
     scheme: WeightingSchemeKind,
     rows: &mut ResolvedKeys,
 ) -> Result<(), ConfigError> {
-    let with = format!("train.scheme = {}", rows.value("train.scheme"));
+    let with = format!("train.weighting_scheme = {}", rows.value("train.weighting_scheme"));
     for (key, owner) in [
         ("train.logit_mean", WeightingSchemeKind::LogitNormal),
-        ("train.logit_deviation", WeightingSchemeKind::LogitNormal),
+        ("train.logit_std", WeightingSchemeKind::LogitNormal),
         ("train.mode_scale", WeightingSchemeKind::Mode),
     ] {
         if scheme != owner {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use super::data::{DataConfig, RawData, ValidationSplit};
 use super::error::ConfigError;
-use super::generation::{GenerationConfig, RawWriting};
+use super::generate::{GenerationConfig, RawGenerate};
 use super::sample::{RawSample, SampleConfig};
 use super::section::{ResolvedKeys, Section};
 use super::source::ValueOrigin;
@@ -31,7 +31,7 @@ pub enum TrainingData {
         /// The texts.
         text: TextConfig,
         /// Texts written while training.
-        writing: GenerationConfig,
+        generate: GenerationConfig,
     },
 }
 
@@ -42,9 +42,9 @@ pub const SEQUENCE: &str = "sequence";
 const IMAGE_ONLY_KEYS: [&str; 7] = [
     "base.rest",
     "base.quantise_encoders",
-    "train.scheme",
+    "train.weighting_scheme",
     "train.logit_mean",
-    "train.logit_deviation",
+    "train.logit_std",
     "train.mode_scale",
     // PEFT's is the one that readers of language models know.
     "output.formats",
@@ -59,14 +59,14 @@ impl TrainingData {
     /// Of the sections as typed. Those of the other kind would be ignored, so they are refused.
     pub(super) fn decide(
         (data, sample): (RawData, RawSample),
-        (text, writing): (RawText, RawWriting),
+        (text, generate): (RawText, RawGenerate),
         rows: &mut ResolvedKeys,
     ) -> std::result::Result<Self, ConfigError> {
         let typed = |section, found: Option<(&str, ValueOrigin)>| {
             found.map(|(key, origin)| (format!("{section}.{key}"), origin))
         };
         let of_texts =
-            typed("text", text.first_typed()).or(typed("writing", writing.first_typed()));
+            typed("text", text.first_typed()).or(typed("generate", generate.first_typed()));
         let Some((with, _)) = of_texts else {
             let (data, sample) = (data.decide("data", rows)?, sample.decide("sample", rows)?);
             return Ok(Self::Images { data, sample });
@@ -75,8 +75,8 @@ impl TrainingData {
         if let Some((key, origin)) = of_images {
             return Err(ConfigError::NoEffect { key, with, origin });
         }
-        let (text, writing) = (text.decide("text", rows)?, writing.decide("writing", rows)?);
-        Ok(Self::Texts { text, writing })
+        let (text, generate) = (text.decide("text", rows)?, generate.decide("generate", rows)?);
+        Ok(Self::Texts { text, generate })
     }
 
     /// Leaves out what means nothing for this kind, and puts its own defaults.
@@ -105,7 +105,7 @@ impl TrainingData {
         let Self::Images { sample, .. } = self else { return };
         let SamplingDefaults { steps, guidance, resolution: side } = family.sampling;
         rows.of_family(family, "sample.steps", &mut sample.steps, steps);
-        rows.of_family(family, "sample.guidance", &mut sample.guidance, guidance);
+        rows.of_family(family, "sample.guidance_scale", &mut sample.guidance_scale, guidance);
         let size = ImageSize { width: side, height: side };
         rows.of_family(family, "sample.size", &mut sample.size, size);
     }
@@ -142,7 +142,7 @@ impl TrainingData {
     pub fn sample_every(&self) -> Switch<u64> {
         match self {
             Self::Images { sample, .. } => sample.every,
-            Self::Texts { writing, .. } => writing.every,
+            Self::Texts { generate, .. } => generate.every,
         }
     }
 
@@ -160,7 +160,7 @@ impl TrainingData {
     /// The texts; an error where images are learnt from.
     pub fn texts(&self) -> Result<(&TextConfig, &GenerationConfig)> {
         match self {
-            Self::Texts { text, writing } => Ok((text, writing)),
+            Self::Texts { text, generate } => Ok((text, generate)),
             Self::Images { data, .. } => Err(TrainerError::Request {
                 problem: format!("the job is about images, not texts: {}", data.images.display()),
                 hint: "give it text.path instead of data.images",

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use toml::de::DeValue;
 
 use super::error::ConfigError;
+use super::renamed;
 use super::section::Key;
 use super::source::RawValue;
 use crate::suggest::nearest;
@@ -60,7 +61,7 @@ macro_rules! words {
             fn read(
                 typed: &$crate::config::source::RawValue<'_>,
             ) -> Result<Self, $crate::config::ConfigError> {
-                match typed.value.as_str() {
+                match typed.word() {
                     $(Some($word) => Ok($value),)+
                     _ => Err($crate::config::value::unknown_word(typed, &[$($word),+])),
                 }
@@ -89,6 +90,12 @@ pub(super) fn quoted(text: &str) -> String {
 
 /// That a word is none of those known.
 pub(super) fn unknown_word(typed: &RawValue<'_>, words: &[&'static str]) -> ConfigError {
+    let was = |word: &str| format!("{} = \"{word}\"", typed.key);
+    let renamed =
+        typed.value.as_str().and_then(|word| renamed::refuse("value", &was(word), typed.origin()));
+    if let Some(renamed) = renamed {
+        return renamed;
+    }
     let near = typed.value.as_str().and_then(|word| nearest(word, words.iter().copied()));
     let mut error = typed.refuse(format!("one of {}", words.join(", ")));
     if let (ConfigError::Value { advice, .. }, Some(near)) = (&mut error, near) {

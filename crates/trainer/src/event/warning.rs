@@ -198,15 +198,15 @@ impl WarningKind {
     pub fn hint(&self) -> Option<String> {
         let fixed = match self {
             Self::LossRising { .. } => {
-                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup"
+                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup_steps"
             }
             Self::LossScattered { .. } => {
-                "a larger train.batch or train.accumulation evens it out; if images are as they \
+                "a larger train.batch_size or train.gradient_accumulation evens it out; if images are as they \
                  should be, a lower optimizer.learning_rate"
             }
             Self::GradientsExploding { .. } => {
-                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup; \
-                 train.clip at 1 or below bounds what one step can spoil"
+                "begin a new run with a lower optimizer.learning_rate or a longer optimizer.warmup_steps; \
+                 train.max_grad_norm at 1 or below bounds what one step can spoil"
             }
             Self::GradientsVanished { .. } => {
                 "end the run if its samples are good; if not, begin a new one with a lower \
@@ -218,7 +218,7 @@ impl WarningKind {
             }
             Self::Diverged(_) => {
                 "begin a new run with a lower optimizer.learning_rate or a longer \
-                 optimizer.warmup; --resume --force writes the result all the same"
+                 optimizer.warmup_steps; --resume --force writes the result all the same"
             }
             Self::LayersWithoutGradient { is_full: true, .. } => {
                 "they stay as they are; the others learn"

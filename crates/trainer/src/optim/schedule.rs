@@ -10,14 +10,14 @@ use crate::config::optimizer::{DecayCurve, LrSchedule, OptimizerConfig};
 /// Unlike the reference scripts, whose first step goes nowhere in a warm-up, step n of n goes all
 /// the way.
 pub fn lr_factor(settings: &OptimizerConfig, step: u64, total: u64, lowered: u32) -> f64 {
-    let warmup = settings.warmup;
+    let warmup = settings.warmup_steps;
     if step < warmup {
         return step as f64 / warmup as f64;
     }
     let first = warmup.max(1);
     let length = (total + 1).saturating_sub(first).max(1) as f64;
     let progress = (step - first) as f64 / length;
-    match settings.schedule {
+    match settings.lr_scheduler {
         LrSchedule::Constant => 1.0,
         LrSchedule::Linear => 1.0 - progress,
         LrSchedule::Cosine => 0.5 * (1.0 + (PI * progress).cos()),
@@ -55,14 +55,14 @@ mod tests {
         momentum: 0.95,
         epsilon: 1e-8,
         weight_decay: 0.0,
-        schedule: LrSchedule::Constant,
-        warmup: 0,
+        lr_scheduler: LrSchedule::Constant,
+        warmup_steps: 0,
         decay: 0.5,
         decay_curve: DecayCurve::Linear,
     };
 
-    fn check(schedule: LrSchedule, warmup: u64, expected: [f64; 6]) {
-        check_all(&OptimizerConfig { schedule, warmup, ..SETTINGS }, expected);
+    fn check(lr_scheduler: LrSchedule, warmup_steps: u64, expected: [f64; 6]) {
+        check_all(&OptimizerConfig { lr_scheduler, warmup_steps, ..SETTINGS }, expected);
     }
 
     fn check_all(settings: &OptimizerConfig, expected: [f64; 6]) {
@@ -79,10 +79,14 @@ mod tests {
         check(LrSchedule::Linear, 0, [1.0, 5.0 / 6.0, 4.0 / 6.0, 0.5, 2.0 / 6.0, 1.0 / 6.0]);
         check(LrSchedule::Linear, 3, [1.0 / 3.0, 2.0 / 3.0, 1.0, 0.75, 0.5, 0.25]);
         check(LrSchedule::Cosine, 0, [1.0, 0.933, 0.75, 0.5, 0.25, 0.067]);
-        let plateau = OptimizerConfig { schedule: LrSchedule::Plateau, ..SETTINGS };
+        let plateau = OptimizerConfig { lr_scheduler: LrSchedule::Plateau, ..SETTINGS };
         assert_eq!(lr_factor(&plateau, 9, 10, 2), 0.25);
         // A warm-up as long as the run, or longer, is no division by zero.
-        let linear = |warmup| OptimizerConfig { schedule: LrSchedule::Linear, warmup, ..SETTINGS };
+        let linear = |warmup_steps| OptimizerConfig {
+            lr_scheduler: LrSchedule::Linear,
+            warmup_steps,
+            ..SETTINGS
+        };
         assert_eq!(lr_factor(&linear(6), 6, 6, 0), 1.0);
         assert_eq!(lr_factor(&linear(60), 6, 6, 0), 0.1);
     }
@@ -93,7 +97,7 @@ mod tests {
         check(LrSchedule::Wsd, 2, [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]);
         // What warms up still does not fall yet.
         check(LrSchedule::Wsd, 5, [0.2, 0.4, 0.6, 0.8, 0.5, 0.25]);
-        let wsd = OptimizerConfig { schedule: LrSchedule::Wsd, ..SETTINGS };
+        let wsd = OptimizerConfig { lr_scheduler: LrSchedule::Wsd, ..SETTINGS };
         let curved = OptimizerConfig { decay_curve: DecayCurve::Sqrt, ..wsd };
         check_all(&curved, [1.0, 1.0, 1.0, 0.5, 0.293, 0.134]);
         check_all(&OptimizerConfig { decay: 0.0, ..wsd }, [1.0; 6]);

@@ -31,8 +31,8 @@ pub(super) const FORMATS: [Option<Quantisation>; 3] =
 /// Ways to compute a batch, the roomiest first and the tightest last.
 pub(super) fn batch_options(config: &RunConfig) -> Vec<BatchSettings> {
     let micros = match config.train.micro_batch {
-        Some(micro) => vec![micro.min(config.train.batch)],
-        None => halves(config.train.batch),
+        Some(micro) => vec![micro.min(config.train.batch_size)],
+        None => halves(config.train.batch_size),
     };
     let recomputes = if config.is_free("train.recompute") {
         vec![Recompute::None, Recompute::Queries, Recompute::Alternate, Recompute::Block]
@@ -72,8 +72,8 @@ pub(super) fn precisions(config: &RunConfig) -> Vec<Precisions> {
 /// Which frozen blocks may stream, none first. Only a GPU with memory of its own gains by it.
 pub(super) fn offloads(config: &RunConfig, room: DeviceBudget<'_>) -> Vec<Offload> {
     let is_frozen = config.adapter.kind != AdapterKind::Full;
-    if !config.is_free("machine.stream") {
-        vec![config.machine.stream]
+    if !config.is_free("machine.offload") {
+        vec![config.machine.offload]
     } else if is_frozen && room.host_bytes.is_some() {
         vec![Offload::None, Offload::Alternate, Offload::Blocks]
     } else {
@@ -106,7 +106,7 @@ mod tests {
 
     #[test]
     fn what_nobody_typed_is_free() {
-        let config = job(&["train.batch=6"]);
+        let config = job(&["train.batch_size=6"]);
         let all = batch_options(&config);
         let micros: Vec<_> = all.iter().take(4).map(|how| how.micro).collect();
         assert_eq!((all.len(), micros), (16, vec![6, 3, 2, 1]));
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn what_was_typed_stays() {
         let typed = [
-            "train.batch=4",
+            "train.batch_size=4",
             "train.micro_batch=3",
             "train.recompute=none",
             "base.quantise=none",
@@ -137,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_job_takes_what_was_chosen_and_says_so() {
-        let config = job(&["train.batch=4", "optimizer.kind=adamw"]);
+        let config = job(&["train.batch_size=4", "optimizer.kind=adamw"]);
         let choice = PlanChoice {
             micro_batch: 2,
             recompute: Recompute::Block,

@@ -61,10 +61,11 @@ impl<L: Task> DryRun<'_, L> {
         let (mut secs, mut n_batches) = (0.0, 0);
         for (size, shown) in self.typical() {
             secs += seconds(rates, &self.epoch(&device, &mut session, size, shown)?);
-            n_batches += shown.div_ceil(self.config.train.batch);
+            n_batches += shown.div_ceil(self.config.train.batch_size);
         }
         let per_batch = secs / n_batches.max(1) as f64;
-        let secs = per_batch * self.config.train.accumulation as f64 + rates.seconds(&update);
+        let secs =
+            per_batch * self.config.train.gradient_accumulation as f64 + rates.seconds(&update);
         Ok(StepEstimate { peak_bytes, secs })
     }
 
@@ -153,7 +154,7 @@ impl<L: Task> DryRun<'_, L> {
 
     /// Bytes of the model that stay on the host.
     pub fn offloaded_bytes(&self) -> Result<usize> {
-        if self.config.machine.stream == Offload::None {
+        if self.config.machine.offload == Offload::None {
             return Ok(0);
         }
         let (device, _session) = self.session()?;
@@ -169,10 +170,10 @@ impl<L: Task> DryRun<'_, L> {
     /// What a step of full batches of one size does.
     pub fn step_work(&self, size: L::Size) -> Result<Vec<(usize, WorkStats)>> {
         let (device, mut session) = self.session()?;
-        let shown = self.config.train.batch;
+        let shown = self.config.train.batch_size;
         let mut works = self.epoch(&device, &mut session, size, shown)?;
         for (times, _) in &mut works {
-            *times *= self.config.train.accumulation;
+            *times *= self.config.train.gradient_accumulation;
         }
         works.push((1, work_of(&device, || session.update(0.0, 0, 1.0))?));
         Ok(works)
@@ -185,7 +186,7 @@ impl<L: Task> DryRun<'_, L> {
         device.reset_peak();
         device.start_recording();
         if let Some((size, shown)) = self.largest_size() {
-            let n = self.config.train.batch.min(shown).min(micro);
+            let n = self.config.train.batch_size.min(shown).min(micro);
             let micro_batch = self.task.dummy_micro_batch(size, n)?;
             session.accumulate(&micro_batch, (0, 0), 1.0, recompute)?;
         }
@@ -195,7 +196,7 @@ impl<L: Task> DryRun<'_, L> {
 
     /// The size that takes the most, and how often it is shown.
     pub fn largest_size(&self) -> Option<(L::Size, usize)> {
-        let batch = self.config.train.batch;
+        let batch = self.config.train.batch_size;
         let weight =
             |(size, shown): &(&L::Size, &usize)| L::relative_cost(**size) * batch.min(**shown);
         let hardest = self.dataset.train.iter().max_by_key(weight);
@@ -221,7 +222,7 @@ impl<L: Task> DryRun<'_, L> {
     ) -> Result<Vec<(usize, WorkStats)>> {
         let BatchSettings { micro, recompute } = BatchSettings::from_config(self.config);
         let mut works = Vec::new();
-        for (n, times) in micro_batches(self.config.train.batch, micro, shown) {
+        for (n, times) in micro_batches(self.config.train.batch_size, micro, shown) {
             let once = || self.micro_batch(session, (size, n), recompute);
             works.push((times, work_of(device, once)?));
         }

@@ -172,7 +172,7 @@ pub fn memory_levels<L: Task>(
 ) -> Result<Vec<MemoryLevel>> {
     let first = BatchSettings::from_config(job.config);
     // More at once than there are in a batch is no other way.
-    let first = BatchSettings { micro: first.micro.min(job.config.train.batch), ..first };
+    let first = BatchSettings { micro: first.micro.min(job.config.train.batch_size), ..first };
     let mut levels = Vec::new();
     for how in std::iter::successors(Some(first), |how| how.with_less_memory()) {
         let choice = PlanChoice {

@@ -21,8 +21,8 @@ type ConfigChange = (&'static str, &'static str, fn(&mut RunConfig));
 const CHANGES: [ConfigChange; 10] = [
     ("train.micro_batch", "1", |job| job.train.micro_batch = Some(1)),
     ("train.recompute", "\"block\"", |job| job.train.recompute = Recompute::Block),
-    ("machine.stream", BLOCKS, |job| job.machine.stream = Offload::Blocks),
-    ("machine.stream", NONE, |job| job.machine.stream = Offload::None),
+    ("machine.offload", BLOCKS, |job| job.machine.offload = Offload::Blocks),
+    ("machine.offload", NONE, |job| job.machine.offload = Offload::None),
     ("base.dtype", "\"bf16\"", |job| job.base.dtype = Dtype::Bf16),
     ("optimizer.kind", "\"adamw_8bit\"", |job| job.optimizer.kind = OptimizerKind::AdamW8bit),
     ("base.quantise_encoders", "\"nf4\"", |job| {
@@ -111,11 +111,11 @@ fn is_possible<L: Task>(
     let is_frozen = config.adapter.kind != AdapterKind::Full;
     let can = match (*key, *value) {
         ("base.quantise", _) => is_frozen,
-        ("machine.stream", BLOCKS) => is_frozen && room.host_bytes.is_some(),
-        ("machine.stream", _) => config.machine.stream == Offload::Blocks,
+        ("machine.offload", BLOCKS) => is_frozen && room.host_bytes.is_some(),
+        ("machine.offload", _) => config.machine.offload == Offload::Blocks,
         ("base.dtype", _) => config.base.dtype == Dtype::F32,
         ("base.quantise_encoders", _) => dataset.n_texts > 0,
-        ("adapter.kind", _) => !is_frozen && !config.base.fresh,
+        ("adapter.kind", _) => !is_frozen && !config.base.random_init,
         _ => true,
     };
     // What an adapter is like is never chosen by a plan.

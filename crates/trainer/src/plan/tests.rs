@@ -54,7 +54,7 @@ impl TestJob {
         let mut raw = RawConfig::empty();
         raw.set_path("base.path", base).unwrap();
         let fixed = ["data.images=images", "data.bucket_step=32", "data.resolution=64"];
-        for setting in fixed.iter().chain(&["train.batch=4"]).chain(settings) {
+        for setting in fixed.iter().chain(&["train.batch_size=4"]).chain(settings) {
             raw.set(setting).unwrap();
         }
         Self {
@@ -180,7 +180,7 @@ fn a_hint_is_true_at_any_limit() {
     let shown = ["sample.prompts=[\"a fox\"]", "sample.size=96"];
     let typed = ["train.micro_batch=4", "train.recompute=none", "base.quantise=none"];
     let wide = ["base.dtype=f32", "adapter.rank=64", "optimizer.kind=adamw"];
-    let full = ["adapter.kind=none", "train.recompute=none"];
+    let full = ["adapter.kind=full", "train.recompute=none"];
     let (mut n_fit, mut n_not) = (0, 0);
     for settings in [&shown[..], &typed, &wide, &full] {
         let place = TestJob::new(settings);
@@ -222,12 +222,12 @@ fn what_was_typed_is_kept_at_any_limit() {
 /// Of four blocks, so that not all of them are on the device at once.
 fn of_blocks(settings: &[&str]) -> TestJob {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../assets/demo");
-    TestJob::of(&demo, &[&["train.batch=1"], settings].concat())
+    TestJob::of(&demo, &[&["train.batch_size=1"], settings].concat())
 }
 
 /// The least that a GPU needs for a job, if blocks may not stream.
 fn least_without(settings: &[&str]) -> usize {
-    let tight = ["machine.stream=none", "train.recompute=block", "base.quantise=none"];
+    let tight = ["machine.offload=none", "train.recompute=block", "base.quantise=none"];
     let tight = of_blocks(&[&tight[..], settings].concat());
     tight.plan_on_gpu(usize::MAX / 4, None).unwrap().peak_bytes()
 }
@@ -268,25 +268,25 @@ fn blocks_stream_before_they_lose_precision_and_where_that_is_faster() {
 
 #[test]
 fn a_typed_key_that_keeps_blocks_on_the_card_is_named() {
-    let typed = ["machine.stream=none", "base.quantise=none", "optimizer.kind=adamw"];
+    let typed = ["machine.offload=none", "base.quantise=none", "optimizer.kind=adamw"];
     let (place, least) = (of_blocks(&typed), least_without(&["optimizer.kind=adamw"]));
     let error = place.plan_on_gpu(least - 1, Some(usize::MAX / 4)).unwrap_err();
     let TrainerError::TooLarge { remedy: Some(remedy), .. } = &error else { panic!("{error}") };
-    assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.stream = \"blocks\"", true));
-    let error = of_blocks(&["machine.stream=blocks"]).plan_on_gpu(usize::MAX / 4, Some(1000));
+    assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.offload = \"blocks\"", true));
+    let error = of_blocks(&["machine.offload=blocks"]).plan_on_gpu(usize::MAX / 4, Some(1000));
     let error = error.unwrap_err();
     let TrainerError::TooLarge { phase, limit: 1000, remedy: Some(remedy), .. } = &error else {
         panic!("{error}")
     };
     assert_eq!(phase, "the model's blocks in main memory");
-    assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.stream = \"none\"", true));
+    assert_eq!((remedy.change.as_str(), remedy.fits), ("machine.offload = \"none\"", true));
 }
 
 #[test]
 fn on_the_cpu_they_are_a_part_of_what_the_program_holds() {
     let typed = ["train.recompute=none", "base.quantise=none", "optimizer.kind=adamw"];
     let [plain, streamed] = ["none", "blocks"].map(|stream| {
-        let stream = format!("machine.stream={stream}");
+        let stream = format!("machine.offload={stream}");
         of_blocks(&[&typed[..], &[&stream]].concat()).plan(usize::MAX / 4).unwrap()
     });
     assert_eq!(streamed.host_bytes, plain.host_bytes + streamed.offloaded_bytes);
@@ -300,11 +300,11 @@ fn on_the_cpu_they_are_a_part_of_what_the_program_holds() {
 #[test]
 fn a_slow_link_makes_a_step_longer_and_a_fast_one_does_not() {
     let plan = |link| {
-        let place = over(link, &["machine.stream=blocks", "train.recompute=none"]);
+        let place = over(link, &["machine.offload=blocks", "train.recompute=none"]);
         place.plan_on_gpu(usize::MAX / 4, Some(usize::MAX / 4)).unwrap()
     };
     let [fast, slow] = [1e15, 1e6].map(plan);
-    let plain = of_blocks(&["machine.stream=none", "train.recompute=none"]);
+    let plain = of_blocks(&["machine.offload=none", "train.recompute=none"]);
     let plain = plain.plan_on_gpu(usize::MAX / 4, None).unwrap();
     assert!((fast.step_secs / plain.step_secs - 1.0).abs() < 1e-3, "{fast:?} {plain:?}");
     // There and back, all but the two blocks that are there already.

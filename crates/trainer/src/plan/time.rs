@@ -39,7 +39,7 @@ pub(super) fn basis(rates: &Rates) -> TimeBasis {
 /// Optimizer steps of a job; nothing where epochs are asked for and nobody counted the samples.
 pub(super) fn n_steps<S>(config: &RunConfig, dataset: &DatasetSummary<S>) -> Option<u64> {
     let is_known = !dataset.is_nominal || matches!(config.train.length, TrainLength::Steps(_));
-    let batches = dataset.train.values().map(|shown| shown.div_ceil(config.train.batch));
+    let batches = dataset.train.values().map(|shown| shown.div_ceil(config.train.batch_size));
     is_known.then(|| config.train.n_steps(batches.sum::<usize>() as u64))
 }
 

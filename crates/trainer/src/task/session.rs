@@ -354,7 +354,7 @@ fn parameter_key(index: usize) -> String {
 
 fn precision(config: &RunConfig) -> Precision {
     let (dtype, base) = (config.base.dtype, config.base.quantise);
-    Precision { dtype, base, offload: config.machine.stream }
+    Precision { dtype, base, offload: config.machine.offload }
 }
 
 /// A tensor of one number; 0 on a device without data. Here a GPU that failed says so.

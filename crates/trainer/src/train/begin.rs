@@ -54,7 +54,7 @@ pub(super) fn begin<'a, F: DataLoader>(
         held_out: loader.n_held_out(),
         layers: session.n_layers(),
         parameters: session.n_parameters(),
-        samples_per_step: config.train.batch * config.train.accumulation,
+        samples_per_step: config.train.batch_size * config.train.gradient_accumulation,
         phases: plan.phases.clone(),
         how: plan.choice.to_string(),
         step_secs: plan.step_secs,

@@ -143,16 +143,16 @@ mod tests {
     const JOB: &str = "
 [base]
 path = 'tiny'
-fresh = true
+random_init = true
 dtype = 'f32'
 [text]
 path = 'text.txt'
 length = 16
 [adapter]
-kind = 'none'
+kind = 'full'
 [train]
 steps = 4
-batch = 1
+batch_size = 1
 [optimizer]
 learning_rate = 1e-2
 [output]

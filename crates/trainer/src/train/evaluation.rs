@@ -60,7 +60,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
     /// Lowers the learning rate where the loss does not fall, if it is to be.
     fn lower_rate(&mut self, loss: f64) -> Result<()> {
         let (plateau, lowered) = &mut self.progress.rate;
-        if self.config.optimizer.schedule != LrSchedule::Plateau
+        if self.config.optimizer.lr_scheduler != LrSchedule::Plateau
             || plateau.observe(loss) < schedule::PATIENCE
         {
             return Ok(());

@@ -24,7 +24,7 @@ use weights::write::AtomicFile;
 
 use super::{TrainOptions, checkpoint};
 use crate::config::adapter::AdapterKind;
-use crate::config::{RawConfig, RunConfig};
+use crate::config::{self, RawConfig, RunConfig};
 use crate::error::{Result, TrainerError};
 use crate::event::journal;
 use crate::event::lock::RunLock;
@@ -35,8 +35,7 @@ use crate::task::seed::{Purpose, seed};
 pub const CONFIG: &str = "config.toml";
 
 /// Its first line, by which hearth knows its own.
-pub const CONFIG_HEADER: &str =
-    "# Written by hearth: the job as decided, with the origin of every value.";
+pub const CONFIG_HEADER: &str = config::HEADER;
 
 /// The model that a job begins with that begins with random weights.
 pub const INITIAL: &str = "initial";
@@ -84,7 +83,7 @@ impl RunFolder {
                 hint: "give base.path a folder as diffusers saves it",
             });
         }
-        if !config.base.fresh {
+        if !config.base.random_init {
             return Ok(config.base.path.clone());
         }
         let place = self.path.join(INITIAL);

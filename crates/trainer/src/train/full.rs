@@ -54,7 +54,7 @@ impl FullCheckpoint {
         }
         // What is not trained of a model that began with random weights is not the base's either.
         let initial = run.join(INITIAL);
-        if config.base.fresh && initial.exists() {
+        if config.base.random_init && initial.exists() {
             config.base.path = initial;
         }
         let catalog = Catalog::open(&folder.join(STATE))?;

@@ -23,7 +23,7 @@ const MIN_LOSSES: usize = 50;
 const RISE_FACTOR: f64 = 1.5;
 
 /// Losses whose deviation is so many times their mean scatter. Measured in runs of `recipes/demo.toml`
-/// with `train.batch=1`: 0.3 to 0.4 at a rate of 1e-3, 0.7 to 1.2 at 5e-2, which spoils the model.
+/// with `train.batch_size=1`: 0.3 to 0.4 at a rate of 1e-3, 0.7 to 1.2 at 5e-2, which spoils the model.
 const SCATTERED: f64 = 1.0;
 
 /// A gradient so many times as long as usual has exploded. Measured in the same runs: that of one

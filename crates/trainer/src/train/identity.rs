@@ -11,10 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::folder::RunFolder;
-use crate::config::{RunConfig, ValueOrigin};
+use crate::config::{RunConfig, ValueOrigin, renamed};
 use crate::error::{Result, TrainerError};
 use crate::event::warning::ChangedSetting;
 use crate::fingerprint::{Fingerprint, PartHashes, difference};
@@ -24,6 +24,7 @@ use crate::task::traits::{DataLoader, Task};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Identity {
     /// By key, as TOML; those that change what is learnt.
+    #[serde(deserialize_with = "settings_of_before")]
     settings: BTreeMap<String, String>,
     /// Names, shapes and sizes of the model's tensors, hashed.
     base: String,
@@ -67,14 +68,14 @@ const FREE_KEYS: [&str; 12] = [
     "train.micro_batch",
     "train.recompute",
 ];
-const FREE_SECTIONS: [&str; 4] = ["sample.", "writing.", "machine.", "output."];
+const FREE_SECTIONS: [&str; 4] = ["sample.", "generate.", "machine.", "output."];
 
 /// Keys that may change when they are typed for the run that goes on: a learning rate is lowered on
 /// purpose, but a job file may have changed for other reasons.
 const RATE_KEYS: [&str; 5] = [
     "optimizer.learning_rate",
-    "optimizer.schedule",
-    "optimizer.warmup",
+    "optimizer.lr_scheduler",
+    "optimizer.warmup_steps",
     "optimizer.decay",
     "optimizer.decay_curve",
 ];
@@ -151,8 +152,16 @@ impl Identity {
     /// Whether a change was asked for. What belongs to a schedule comes and goes with it.
     fn has_typed(&self, key: &str) -> bool {
         let with_schedule = key.starts_with("optimizer.decay");
-        self.typed.contains(key) || (with_schedule && self.typed.contains("optimizer.schedule"))
+        self.typed.contains(key) || (with_schedule && self.typed.contains("optimizer.lr_scheduler"))
     }
+}
+
+/// Settings of a checkpoint, whose keys may have had other names when it was saved.
+fn settings_of_before<'de, D: Deserializer<'de>>(
+    from: D,
+) -> std::result::Result<BTreeMap<String, String>, D::Error> {
+    let saved = BTreeMap::<String, String>::deserialize(from)?;
+    Ok(saved.iter().map(|(key, value)| renamed::under_new_names(key, value)).collect())
 }
 
 const UNDO_HINT: &str = "undo the change, or begin a new run with another --out";

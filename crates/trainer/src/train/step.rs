@@ -90,7 +90,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
 
     fn accumulate_once(&mut self, ahead: &mut PrefetchedBatches<F>) -> Result<AccumulatedBatches> {
         self.session.zero_grad();
-        let (first, n) = (self.progress.batches, self.config.train.accumulation as u64);
+        let (first, n) = (self.progress.batches, self.config.train.gradient_accumulation as u64);
         let expected = self.loader.expected_weight(first..first + n);
         let (loss_scale, mut wait_secs) = (self.loss_scale(), 0.0);
         let mut sums = LossSums::default();
@@ -156,7 +156,7 @@ impl<F: DataLoader> TrainingRun<'_, F> {
         progress.step += 1;
         progress.is_look_due = true;
         progress.applied += u64::from(is_applied);
-        progress.batches += self.config.train.accumulation as u64;
+        progress.batches += self.config.train.gradient_accumulation as u64;
         if let Some(loss_scale) = &mut progress.loss_scale {
             loss_scale.update(is_applied);
         }

@@ -44,7 +44,7 @@ rank = 4
 dropout = 0.1
 [train]
 steps = 2
-batch = 3
+batch_size = 3
 ema = 0.9
 validate_every = 50
 [optimizer]
@@ -57,8 +57,8 @@ save_every = 'off'
 /// All that remembers something, with one image at a time: to compute more of it twice is the only
 /// tighter way, and changes no bit.
 const SINGLE: [&str; 7] = [
-    "train.batch=1",
-    "train.accumulation=2",
+    "train.batch_size=1",
+    "train.gradient_accumulation=2",
     "optimizer.kind=adamw_8bit",
     "adapter.kind=dora",
     "sample.prompts=['a fox']",
@@ -284,7 +284,7 @@ fn a_step_that_fits_in_no_way_leaves_what_was_learnt() {
 
 /// One that takes more memory than a step does.
 const LARGE_IMAGE: [&str; 4] =
-    ["train.batch=1", "sample.prompts=['a fox']", "sample.size=192", "sample.steps=1"];
+    ["train.batch_size=1", "sample.prompts=['a fox']", "sample.size=192", "sample.steps=1"];
 
 #[test]
 fn a_tighter_way_has_less_of_the_arena_and_the_plans_own_all() {

@@ -150,7 +150,7 @@ def read_pictures(folder):
 
 def trained_parameters(transformer, job):
     """The adapter's, which is attached here, or all of the model's own."""
-    if job["adapter"].get("kind") == "none":
+    if job["adapter"].get("kind") == "full":
         return list(transformer.requires_grad_(True).parameters())
     rank, seed = job["adapter"]["rank"], seed_for(job["train"]["seed"], ADAPTERS)
     targets = [f"attn.{layer}" for layer in LAYERS]
@@ -192,7 +192,7 @@ class Trainer:
         sizes = [size for *_, size in self.samples]
         job, epoch = self.job["train"], 0
         while True:
-            batches = epoch_batches(sizes, job["batch"], job["seed"], epoch)
+            batches = epoch_batches(sizes, job["batch_size"], job["seed"], epoch)
             if number < len(batches):
                 return batches[number]
             number, epoch = number - len(batches), epoch + 1
@@ -206,7 +206,7 @@ class Trainer:
         latent = (latent - vae.shift_factor) * vae.scaling_factor
         noise = numbers_like(mean, job["seed"], NOISE, draw)
         normal = float(normals(seed_for(job["seed"], LEVELS), draw, 3)[2])
-        place = 1 / (1 + np.exp(-(job["logit_mean"] + job["logit_deviation"] * normal)))
+        place = 1 / (1 + np.exp(-(job["logit_mean"] + job["logit_std"] * normal)))
         level = int(place * scheduler.config.num_train_timesteps)
         sigma = scheduler.sigmas[level]
         return (1 - sigma) * latent + sigma * noise, noise - latent, scheduler.timesteps[level]
@@ -225,7 +225,7 @@ class Trainer:
 
     def factor(self, done):
         """Of the learning rate, after so many steps."""
-        step, warmup, total = done + 1, self.job["optimizer"]["warmup"], self.job["train"]["steps"]
+        step, warmup, total = done + 1, self.job["optimizer"]["warmup_steps"], self.job["train"]["steps"]
         if step < warmup:
             return step / warmup
         return 0.5 * (1 + np.cos(np.pi * (step - warmup) / (total + 1 - warmup)))
@@ -238,15 +238,15 @@ class Trainer:
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor)
         losses = []
         for step in range(job["steps"]):
-            first = step * job["accumulation"]
-            numbers = range(first, first + job["accumulation"])
+            first = step * job["gradient_accumulation"]
+            numbers = range(first, first + job["gradient_accumulation"])
             n_samples = sum(len(self.batch(number)) for number in numbers)
             losses.append(0.0)
             for number in numbers:
                 loss, count = self.loss(number)
                 (loss * count / n_samples).backward()
                 losses[-1] += loss.item() * count / n_samples
-            torch.nn.utils.clip_grad_norm_(self.parameters, job["clip"])
+            torch.nn.utils.clip_grad_norm_(self.parameters, job["max_grad_norm"])
             optimizer.step()
             schedule.step()
             optimizer.zero_grad()

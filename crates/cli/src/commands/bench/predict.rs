@@ -236,7 +236,7 @@ fn config(folder: &Path, job: &PredictJob, steps: usize) -> Result<RunConfig, Fa
         raw.set_path("output.folder", &folder.join("run"))?;
         raw.set(&format!("data.resolution={pixels}"))?;
         raw.set("data.bucket_step=16")?;
-        raw.set(&format!("train.batch={batch}"))?;
+        raw.set(&format!("train.batch_size={batch}"))?;
         // Nothing is left to the plan: what is predicted is what is done.
         raw.set(&format!("train.micro_batch={batch}"))?;
         raw.set("train.recompute=none")?;

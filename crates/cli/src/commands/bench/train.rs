@@ -252,7 +252,7 @@ fn job(arguments: &BenchTrainArgs, folder: &Path) -> Result<RunConfig, Failure> 
             ("base.dtype", dtype),
             ("data.resolution", arguments.resolution.to_string()),
             ("data.bucket_step", "16".into()),
-            ("train.batch", arguments.batch.to_string()),
+            ("train.batch_size", arguments.batch.to_string()),
             ("train.steps", (arguments.steps as usize + WARM_UP).to_string()),
             ("output.save_every", "off".into()),
         ] {

@@ -58,12 +58,12 @@ impl TextStep {
         };
         for argument in [
             &format!("base.path={}", self.preset.name()),
-            "base.fresh=true",
-            "adapter.kind=none",
+            "base.random_init=true",
+            "adapter.kind=full",
             "text.path=none",
             &format!("base.dtype={dtype}"),
             &format!("text.length={}", self.length),
-            &format!("train.batch={}", self.batch),
+            &format!("train.batch_size={}", self.batch),
         ] {
             raw.set(argument)?;
         }

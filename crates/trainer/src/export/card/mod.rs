@@ -141,14 +141,14 @@ const SETTINGS: [&str; 17] = [
     "adapter.rank",
     "adapter.alpha",
     "adapter.targets",
-    "train.batch",
-    "train.accumulation",
-    "train.scheme",
+    "train.batch_size",
+    "train.gradient_accumulation",
+    "train.weighting_scheme",
     "train.seed",
     "optimizer.kind",
     "optimizer.learning_rate",
-    "optimizer.schedule",
-    "optimizer.warmup",
+    "optimizer.lr_scheduler",
+    "optimizer.warmup_steps",
 ];
 
 fn settings(config: &RunConfig) -> Vec<(String, String)> {

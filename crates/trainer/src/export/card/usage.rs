@@ -120,15 +120,15 @@ fn loading(facts: &ModelCard, drawn: &ImageUsage) -> String {
 
 /// What a call of the pipeline is given besides the prompt.
 fn call_arguments(ImageUsage { sample, texts, .. }: &ImageUsage) -> Vec<String> {
-    let SampleConfig { size, steps, guidance, negative, .. } = sample;
+    let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;
     let mut all = vec![
         format!("width={}", size.width),
         format!("height={}", size.height),
         format!("num_inference_steps={steps}"),
-        format!("guidance_scale={guidance:?}"),
+        format!("guidance_scale={guidance_scale:?}"),
     ];
-    if !negative.is_empty() {
-        all.push(format!("negative_prompt={}", python(negative)));
+    if !negative_prompt.is_empty() {
+        all.push(format!("negative_prompt={}", python(negative_prompt)));
     }
     let length = texts.iter().find_map(|texts| texts.length);
     all.extend(length.map(|length| format!("max_sequence_length={length}")));
@@ -169,13 +169,13 @@ fn hearth(facts: &ModelCard, file: &Path) -> String {
     let rest = facts.usage.as_ref().and_then(|drawn| drawn.rest.as_ref());
     let rest = rest.map_or_else(String::new, |rest| format!(" --rest {}", shell(rest)));
     let how = facts.usage.as_ref().map_or_else(String::new, |ImageUsage { sample, .. }| {
-        let SampleConfig { size, steps, guidance, negative, .. } = sample;
+        let SampleConfig { size, steps, guidance_scale, negative_prompt, .. } = sample;
         let mut how = format!(
-            " \\\n  --size {}x{} --steps {steps} --guidance {guidance}",
+            " \\\n  --size {}x{} --steps {steps} --guidance {guidance_scale}",
             size.width, size.height
         );
-        if !negative.is_empty() {
-            _ = write!(how, " --negative {}", shell(negative));
+        if !negative_prompt.is_empty() {
+            _ = write!(how, " --negative {}", shell(negative_prompt));
         }
         how
     });

@@ -70,7 +70,7 @@ fn bytes_by_tag_are_what_the_model_has() {
 
 #[test]
 fn only_what_is_trained_counts_as_parameters() {
-    let (recording, _) = step(&["adapter.kind=none", "train.ema=0.99"]);
+    let (recording, _) = step(&["adapter.kind=full", "train.ema=0.99"]);
     let held = recording.snapshots[0].by_tag;
     let parameters = of(held, Tag::Parameters);
     // Moments and the EMA.

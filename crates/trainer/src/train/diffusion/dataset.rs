@@ -172,7 +172,7 @@ mod tests {
 
     fn foreseen(folder: &Path, settings: &[&str]) -> Result<DatasetSummary<Bucket>> {
         let (config, pipeline) = (job(folder, settings), pipeline());
-        DatasetSummary::estimate(&DiffusionTask::new(&config, &pipeline)?, config.train.batch)
+        DatasetSummary::estimate(&DiffusionTask::new(&config, &pipeline)?, config.train.batch_size)
     }
 
     /// What a run finds, and what is foreseen of it.
@@ -231,7 +231,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let square = Bucket { width: 96, height: 96 };
         let at = |settings: &[&str]| foreseen(folder.path(), settings).unwrap();
-        let plain = at(&["train.batch=3"]);
+        let plain = at(&["train.batch_size=3"]);
         assert!(plain.is_nominal && plain.held_out.is_empty());
         assert_eq!(plain.n_texts, 48 + 2);
         assert_eq!(plain.train, BucketCounts::from([(square, 48)]));

@@ -49,9 +49,9 @@ impl<'a> ImageLoader<'a> {
         let images =
             is_shown.then(|| SampleImageWriter::new(task, precision, tiling)).transpose()?;
         let levels = task.pipeline.schedule.train_timesteps();
-        let noise = NoiseSampler { levels, scheme: config.train.scheme, seed };
+        let noise = NoiseSampler { levels, scheme: config.train.weighting_scheme, seed };
         let (order, folder) =
-            (index.batch_sampler(config.train.batch, seed), task.data.images.clone());
+            (index.batch_sampler(config.train.batch_size, seed), task.data.images.clone());
         Ok(Self { index, order, noise, folder, samples: images })
     }
 }

@@ -177,7 +177,7 @@ impl Task for DiffusionTask<'_> {
         let repeats = (self.data.repeats as usize).max(1);
         let all: usize = sizes().map(|(bytes, shown)| bytes * shown.div_ceil(repeats)).sum();
         let largest = sizes().map(|(bytes, _)| bytes).max().unwrap_or(0);
-        let batch = config.train.batch * largest;
+        let batch = config.train.batch_size * largest;
         // What is read ahead is also kept, as long as there is room for it.
         if all <= batch::SAMPLE_CACHE_BYTES {
             all

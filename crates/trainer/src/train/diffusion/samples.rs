@@ -36,10 +36,10 @@ impl<'a> SampleImageWriter<'a> {
     ) -> Result<Self> {
         let request = ImageRequest {
             prompts: sample.prompts.clone(),
-            negative: sample.negative.clone(),
+            negative: sample.negative_prompt.clone(),
             size: [size.width, size.height],
             steps: sample.steps,
-            guidance: sample.guidance as f32,
+            guidance: sample.guidance_scale as f32,
             seed: sample.seed,
             latents: None,
             precision,
@@ -76,7 +76,7 @@ impl<'a> SampleImageWriter<'a> {
         (run, step): (&Path, u64),
         tell: sample::SampleEventFn<'_>,
     ) -> Result<Vec<Event>> {
-        let texts = std::iter::once(&self.sample.negative).chain(&self.sample.prompts);
+        let texts = std::iter::once(&self.sample.negative_prompt).chain(&self.sample.prompts);
         let prompts: Vec<Condition> =
             texts.map(|text| index.condition(text)).collect::<Result<_>>()?;
         let latents = self.denoise(device, trainable, &prompts, tell)?;

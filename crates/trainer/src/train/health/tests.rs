@@ -142,7 +142,7 @@ fn what_is_said_has_its_figures_and_a_remedy() {
     };
     let text = "gradients explode: norms of 5 of the last 20 steps are more than 10 times as large as before, 2.50e-1";
     assert_eq!(said.to_string(), text);
-    assert!(said.hint().unwrap().contains("train.clip"));
+    assert!(said.hint().unwrap().contains("train.max_grad_norm"));
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl<'a> TextLoader<'a> {
         let size = SequenceLength(task.text.length);
         let shown = vec![(size, 1); texts.n_train()];
         Ok(Self {
-            order: BatchSampler::new(&shown, config.train.batch, config.train.seed),
+            order: BatchSampler::new(&shown, config.train.batch_size, config.train.seed),
             texts: Arc::new(texts),
             size,
             samples: task.makes_samples().then(|| SampleTextWriter::new(task)).transpose()?,

@@ -20,7 +20,7 @@ use super::device::{DeviceSetup, PlannedRun};
 use super::folder::RunFolder;
 use super::preparation::{emit_findings, emit_progress};
 use crate::config::RunConfig;
-use crate::config::generation::GenerationConfig;
+use crate::config::generate::GenerationConfig;
 use crate::config::text::TextConfig;
 use crate::cost::Cost;
 use crate::data::SizeCounts;
@@ -55,7 +55,7 @@ pub struct LanguageTask<'a> {
     /// The texts.
     pub text: &'a TextConfig,
     /// Texts written while training.
-    pub writing: &'a GenerationConfig,
+    pub generate: &'a GenerationConfig,
     /// Tokens that each of them may have.
     pub max_tokens: usize,
 }
@@ -197,7 +197,7 @@ impl Task for LanguageTask<'_> {
     }
 
     fn host_bytes(&self, config: &RunConfig, dataset: &DatasetSummary<SequenceLength>) -> usize {
-        let batch = config.train.batch * self.text.length * TOKEN_BYTES;
+        let batch = config.train.batch_size * self.text.length * TOKEN_BYTES;
         // The place of each sequence in the order, which an epoch shuffles.
         let order: usize = dataset.train.values().map(|n| 2 * n * size_of::<usize>()).sum();
         (PREFETCH_BATCHES + 2) * batch + order
@@ -208,7 +208,7 @@ impl Task for LanguageTask<'_> {
     }
 
     fn makes_samples(&self) -> bool {
-        !self.writing.prompts.is_empty()
+        !self.generate.prompts.is_empty()
     }
 
     fn n_validation_passes(&self) -> usize {
@@ -250,7 +250,7 @@ impl LanguageTask<'_> {
         dataset: &DatasetSummary<SequenceLength>,
     ) -> SmallerTask<Self> {
         let sequences = length.map(|length| format!("text.length = {length}"));
-        let samples = written.map(|tokens| format!("writing.max_tokens = {tokens}"));
+        let samples = written.map(|tokens| format!("generate.max_tokens = {tokens}"));
         let changes: Vec<String> = sequences.into_iter().chain(samples).collect();
         let of = |counts: &SizeCounts<SequenceLength>| {
             let sizes = counts.iter().map(|(size, n)| (length.map_or(*size, SequenceLength), *n));
@@ -300,7 +300,7 @@ impl LanguagePipeline {
                 hint: "give text.tokenizer the one that belongs to the model",
             });
         }
-        if config.base.fresh {
+        if config.base.random_init {
             base = base.from_scratch(seed(config.train.seed, Purpose::Weights));
         }
         Ok(Self { base, tokenizer })
@@ -316,10 +316,10 @@ impl LanguagePipeline {
 
     /// A shape without weights.
     fn from_preset(config: &RunConfig, preset: LlamaPreset, is_planned: bool) -> Result<Self> {
-        if !config.base.fresh {
+        if !config.base.random_init {
             return Err(TrainerError::Request {
                 problem: format!("base.path {} is a shape without weights", preset.name()),
-                hint: "set base.fresh = true and adapter.kind = \"none\" to train it from scratch",
+                hint: "set base.random_init = true and adapter.kind = \"full\" to train it from scratch",
             });
         }
         let (text, _) = config.data.texts()?;
@@ -335,10 +335,16 @@ impl LanguagePipeline {
 
     /// What a job is about.
     pub fn task<'a>(&'a self, config: &'a RunConfig) -> Result<LanguageTask<'a>> {
-        let (text, writing) = config.data.texts()?;
+        let (text, generate) = config.data.texts()?;
         self.base.config.check_length(text.length)?;
-        let max_tokens = writing.max_tokens;
-        Ok(LanguageTask { base: &self.base, tokenizer: &self.tokenizer, text, writing, max_tokens })
+        let max_tokens = generate.max_tokens;
+        Ok(LanguageTask {
+            base: &self.base,
+            tokenizer: &self.tokenizer,
+            text,
+            generate,
+            max_tokens,
+        })
     }
 }
 

@@ -6,7 +6,7 @@ use compute::Device;
 
 use super::LanguageTask;
 use crate::config::Switch;
-use crate::config::generation::GenerationConfig;
+use crate::config::generate::GenerationConfig;
 use crate::cost::Cost;
 use crate::error::Result;
 use crate::event::Event;
@@ -26,7 +26,7 @@ impl<'a> SampleTextWriter<'a> {
     /// Checks what is asked for.
     pub fn new(task: LanguageTask<'a>) -> Result<Self> {
         let mut prompts = Vec::new();
-        for prompt in &task.writing.prompts {
+        for prompt in &task.generate.prompts {
             let mut ids: Vec<u32> = task.tokenizer.bos().into_iter().collect();
             ids.extend(task.tokenizer.encode(prompt)?);
             if ids.is_empty() {
@@ -43,7 +43,7 @@ impl<'a> SampleTextWriter<'a> {
     }
 
     fn request(&self, ids: &[u32], number: usize) -> GenerationRequest {
-        let GenerationConfig { temperature, top_k, top_p, seed, .. } = *self.task.writing;
+        let GenerationConfig { temperature, top_k, top_p, seed, .. } = *self.task.generate;
         let max_tokens = self.task.max_tokens;
         let choice = TokenSampler {
             temperature: temperature as f32,
