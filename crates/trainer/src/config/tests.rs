@@ -503,7 +503,7 @@ const REFUSED: &[(&str, &str)] = &[
     ),
     (
         "[sample]\nguidance_scale = -3",
-        "`sample.guidance_scale` is -3, accepted is a number, 1 to 100: JOB:6:12",
+        "`sample.guidance_scale` is -3, accepted is a number, 1 to 100: JOB:6:18",
     ),
 ];
 
