@@ -120,11 +120,8 @@ impl BlockSwap {
         let start = *taken;
         *taken += bytes.next_multiple_of(self.0.device.kind().alignment());
         assert!(*taken <= self.0.blocks[block].bytes, "block {block} has more than it asked for");
-        let buffer = TensorStorage::in_block_swap(
-            self.0.device.clone(),
-            (self.clone(), block, start),
-            bytes,
-        );
+        let buffer =
+            TensorStorage::in_block_swap(self.0.device.clone(), self.clone(), block, start, bytes);
         Tensor::new(buffer, shape, dtype)
     }
 

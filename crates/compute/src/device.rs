@@ -435,22 +435,21 @@ impl Device {
         Ok(tensor)
     }
 
-    /// A tensor of normal random numbers around zero, the same for the same seed and stream.
+    /// A tensor of normal random numbers with mean zero, from a sequence.
     pub fn normal(
         &self,
         shape: impl Into<Shape>,
         dtype: Dtype,
-        deviation: f32,
-        (seed, stream): (u64, u64),
+        std: f32,
+        sequence: RandomSequence,
     ) -> Result<Tensor> {
         let mut tensor = self.alloc(shape, dtype)?;
         self.count(&KernelCall::new("normal", 0, &[&tensor]));
-        let stream = RandomSequence::new(seed, stream);
         match self.backend() {
             Backend::Meta => {}
-            Backend::Cpu(cpu) => cpu.fill(&mut tensor, |index| deviation * stream.normal(index)),
-            Backend::Cuda(cuda) => cuda.normal(&mut tensor, deviation, stream),
-            Backend::Gpu(gpu) => gpu.normal(&mut tensor, deviation, stream),
+            Backend::Cpu(cpu) => cpu.fill(&mut tensor, |index| std * sequence.normal(index)),
+            Backend::Cuda(cuda) => cuda.normal(&mut tensor, std, sequence),
+            Backend::Gpu(gpu) => gpu.normal(&mut tensor, std, sequence),
         }
         Ok(tensor)
     }
@@ -645,7 +644,12 @@ mod tests {
         assert_eq!(tensor.narrow(1..2).to_vec::<u32>(), [3, 4]);
         let error = device.upload([3], &[1.0f32]).unwrap_err().to_string();
         assert_eq!(error, "1 values do not fill a tensor of shape [3], which has 3");
-        let same = |stream| device.normal([8], Dtype::F32, 2.0, (5, stream)).unwrap().to_f32_vec();
+        let same = |stream| {
+            device
+                .normal([8], Dtype::F32, 2.0, RandomSequence::new(5, stream))
+                .unwrap()
+                .to_f32_vec()
+        };
         assert_eq!(same(1), same(1));
         assert_ne!(same(1), same(2));
     }

@@ -67,17 +67,14 @@ pub enum ComputeError {
         count: usize,
     },
     /// A GPU is too old.
-    #[error(
-        "{name} has compute capability {}.{}, the oldest supported is {}.{}",
-        capability.0, capability.1, oldest.0, oldest.1
-    )]
+    #[error("{name} has compute capability {capability}, the oldest supported is {oldest}")]
     CudaCapability {
         /// The GPU.
         name: String,
         /// What it has.
-        capability: (u32, u32),
+        capability: String,
         /// The oldest supported.
-        oldest: (u32, u32),
+        oldest: String,
     },
     /// The driver is too old.
     #[error(

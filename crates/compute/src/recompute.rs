@@ -285,7 +285,8 @@ mod tests {
     /// Bits of all gradients, and the memory it took.
     fn train(
         device: &Device,
-        (forms, ends): (&[Form], Ends),
+        forms: &[Form],
+        ends: Ends,
         depth: usize,
     ) -> (Vec<Option<Vec<u32>>>, Usage) {
         let mut params = Params::default();
@@ -350,10 +351,10 @@ mod tests {
     #[test]
     fn several_results_change_memory_and_not_one_bit() {
         for case in CASES {
-            let (kept, kept_usage) = train(&device(), case, 0);
+            let (kept, kept_usage) = train(&device(), case.0, case.1, 0);
             assert!(kept.iter().flatten().count() > 4, "{case:?}");
             for depth in [1, 2] {
-                let (recomputed, usage) = train(&device(), case, depth);
+                let (recomputed, usage) = train(&device(), case.0, case.1, depth);
                 assert_eq!(kept, recomputed, "{case:?} {depth}");
                 assert!(usage.peak < kept_usage.peak, "{case:?} {depth}");
             }
@@ -365,7 +366,8 @@ mod tests {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
             let device = device();
             let meta = Device::meta(device.kind(), usize::MAX);
-            let (real, imagined) = (train(&device, case, depth), train(&meta, case, depth));
+            let (real, imagined) =
+                (train(&device, case.0, case.1, depth), train(&meta, case.0, case.1, depth));
             assert_eq!(real.1, imagined.1, "{case:?} {depth}");
         }
     }
@@ -374,7 +376,7 @@ mod tests {
     fn more_flops(forms: &[Form], ends: Ends) -> usize {
         let [once, twice] = [0, 1].map(|depth| {
             let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
-            train(&device, (forms, ends), depth);
+            train(&device, forms, ends, depth);
             device.work().flops as usize
         });
         twice - once

@@ -49,11 +49,13 @@ impl TensorStorage {
     /// A part of a block: the ring, which block, and where it starts in that.
     pub fn in_block_swap(
         device: Device,
-        (block_swap, block, start): (BlockSwap, usize, usize),
+        block_swap: BlockSwap,
+        block: usize,
+        start: usize,
         bytes: usize,
     ) -> Self {
-        let lies = StorageLocation::BlockSwap(block_swap, block, start);
-        Self { device, location: lies, bytes, indices: OnceLock::new() }
+        let location = StorageLocation::BlockSwap(block_swap, block, start);
+        Self { device, location, bytes, indices: OnceLock::new() }
     }
 
     /// Where it starts in the arena now.

@@ -322,13 +322,14 @@ impl KernelCache for TestKernelCache {
 
 /// As `check`, for ops that have no backward: all inputs are frozen.
 pub fn check_forward(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
-    check_forward_within(inputs, (slack, 1e-6), op, reference);
+    check_forward_within(inputs, slack, 1e-6, op, reference);
 }
 
 /// The same with another `least` that is allowed in any format.
 pub fn check_forward_within(
     inputs: &[Input],
-    (slack, least): (f64, f64),
+    slack: f64,
+    least: f64,
     op: Forward<'_>,
     reference: Reference<'_>,
 ) {

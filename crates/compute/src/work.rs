@@ -227,7 +227,7 @@ mod tests {
     use super::*;
     use crate::ops::{Activation, Linear, Lora, activation};
     use crate::testing::device;
-    use crate::{Device, DeviceKind, Params, Quantised, Tape, Var};
+    use crate::{Device, DeviceKind, Params, Quantised, RandomSequence, Tape, Var};
 
     /// The names of all classes that some work had calls of, and how many.
     fn names(work: &WorkStats) -> Vec<(String, u64)> {
@@ -236,10 +236,12 @@ mod tests {
 
     /// A layer of 80 to 96 with an adapter beside a quantised weight, on 70 rows.
     fn layer(device: &Device) -> WorkStats {
-        let tensor = |shape: [usize; 2]| device.normal(shape, Dtype::Bf16, 1.0, (1, 2)).unwrap();
+        let tensor = |shape: [usize; 2]| {
+            device.normal(shape, Dtype::Bf16, 1.0, RandomSequence::new(1, 2)).unwrap()
+        };
         let weight = Quantised::new(&tensor([96, 80]), Quantisation::Int8).unwrap();
         let [down, up] = [[4, 80], [96, 4]].map(|shape: [usize; 2]| {
-            Var::from(device.normal(shape, Dtype::F32, 1.0, (3, 4)).unwrap())
+            Var::from(device.normal(shape, Dtype::F32, 1.0, RandomSequence::new(3, 4)).unwrap())
         });
         let lora = Some(Lora { down: &down, up: &up, scale: 1.0, dropout: 0.0 });
         let (x, params) = (Var::from(tensor([70, 80])), Params::default());

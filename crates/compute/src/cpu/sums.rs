@@ -37,7 +37,8 @@ impl CpuBackend {
         &self,
         rows: usize,
         partial: &mut Tensor,
-        (sums, add): (&mut Tensor, bool),
+        sums: &mut Tensor,
+        add: bool,
         work: impl Fn(Range<usize>, &mut [f32]) + Sync,
     ) {
         const STRIP: usize = 64;
@@ -134,7 +135,7 @@ mod tests {
             let mut partial = device.alloc([n_row_blocks(rows), width], Dtype::F32).unwrap();
             let mut sums = device.upload([width], &vec![0.5f32; width]).unwrap();
             for add in [true, false] {
-                cpu.sum_rows(rows, &mut partial, (&mut sums, add), |block, sums| {
+                cpu.sum_rows(rows, &mut partial, &mut sums, add, |block, sums| {
                     for row in block {
                         sums.iter_mut().zip(row..).for_each(|(sum, number)| *sum += number as f32);
                     }

@@ -59,7 +59,8 @@ impl BounceBuffers {
     pub fn copy_through<E>(
         &self,
         driver: &Arc<CudaContext>,
-        (to, bytes): (u64, usize),
+        to: u64,
+        bytes: usize,
         write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
     ) -> Option<(std::result::Result<(), E>, Result<()>)> {
         if bytes > BUFFER_BYTES {

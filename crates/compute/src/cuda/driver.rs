@@ -7,11 +7,13 @@
 mod pinned;
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_void};
+use std::fmt;
 use std::ptr::{null, null_mut};
 
 pub(super) use pinned::CudaEvent;
 pub(crate) use pinned::PinnedMemory;
 
+use super::LaunchConfig;
 use super::library::{functions, open};
 use crate::{ComputeError, Result};
 
@@ -110,12 +112,25 @@ const READ_WRITE: c_int = 3;
 /// The oldest driver: that of CUDA 12.0, which the newest libraries we use still run on.
 const OLDEST_DRIVER: c_int = 12_000;
 /// The oldest capability: the first with bf16 in its matrix units and copies past the registers.
-const OLDEST_CAPABILITY: (u32, u32) = (8, 0);
+const OLDEST_CAPABILITY: SmVersion = SmVersion { major: 8, minor: 0 };
 
-/// What a GPU is.
+/// A compute capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct SmVersion {
+    pub major: u32,
+    pub minor: u32,
+}
+
+impl fmt::Display for SmVersion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.major, self.minor)
+    }
+}
+
+/// Properties of a GPU.
 #[derive(Clone, Debug)]
 pub(super) struct DeviceProps {
-    pub capability: (u32, u32),
+    pub capability: SmVersion,
     /// Bytes of shared memory that a block may ask for.
     pub shared_bytes: u32,
 }
@@ -277,8 +292,7 @@ impl CudaContext {
     pub fn launch(
         &self,
         function: CudaFunction,
-        [x, y, z]: [u32; 3],
-        (threads, shared): (u32, u32),
+        LaunchConfig { blocks: [x, y, z], threads, shared_bytes }: LaunchConfig,
         arguments: &mut [u64],
     ) -> Result<()> {
         self.bind()?;
@@ -297,7 +311,7 @@ impl CudaContext {
                 threads,
                 1,
                 1,
-                shared,
+                shared_bytes,
                 self.stream,
                 pointers.as_mut_ptr(),
                 null_mut(),
@@ -471,14 +485,12 @@ impl Functions {
             let status = unsafe { (self.cuDeviceGetAttribute)(&raw mut value, number, device) };
             self.check("cuDeviceGetAttribute", status).map(|()| value.cast_unsigned())
         };
-        let capability = (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?);
+        let capability =
+            SmVersion { major: attribute(CAPABILITY_MAJOR)?, minor: attribute(CAPABILITY_MINOR)? };
         if capability < OLDEST_CAPABILITY {
             let name = self.name(device)?;
-            return Err(ComputeError::CudaCapability {
-                name,
-                capability,
-                oldest: OLDEST_CAPABILITY,
-            });
+            let (capability, oldest) = (capability.to_string(), OLDEST_CAPABILITY.to_string());
+            return Err(ComputeError::CudaCapability { name, capability, oldest });
         }
         let shared_bytes = attribute(MAX_SHARED_BYTES)?;
         Ok(DeviceProps { capability, shared_bytes })

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::sync::Mutex;
 
-use super::driver::{CudaContext, CudaFunction, CudaModule};
+use super::driver::{CudaContext, CudaFunction, CudaModule, SmVersion};
 use super::nvrtc::Nvrtc;
 use super::type_name;
 use crate::{Dtype, Result};
@@ -82,7 +82,7 @@ struct LoadedKernels {
 }
 
 impl CudaKernels {
-    pub fn new(capability: (u32, u32), cache: Option<Box<dyn KernelCache>>) -> Result<Self> {
+    pub fn new(capability: SmVersion, cache: Option<Box<dyn KernelCache>>) -> Result<Self> {
         let nvrtc = Nvrtc::open()?;
         let target = nvrtc.target(capability);
         Ok(Self { nvrtc, target, cache, loaded: Mutex::default() })

@@ -122,7 +122,7 @@ impl CudaBackend {
         self.count_launch();
         let started = self.kernels.get(&self.driver, source, function, variant).and_then(|found| {
             let mut values: Vec<u64> = arguments.iter().map(|argument| argument.0).collect();
-            self.driver.launch(found, grid.blocks, (grid.threads, grid.shared_bytes), &mut values)
+            self.driver.launch(found, grid, &mut values)
         });
         self.note(started);
     }
@@ -205,7 +205,7 @@ impl CudaBackend {
         bytes: usize,
         write: &mut dyn FnMut(&mut [u8]) -> std::result::Result<(), E>,
     ) -> std::result::Result<(), E> {
-        if let Some((written, sent)) = self.bounce.copy_through(&self.driver, (to, bytes), write) {
+        if let Some((written, sent)) = self.bounce.copy_through(&self.driver, to, bytes, write) {
             self.note(sent);
             return written;
         }

@@ -5,6 +5,7 @@
 use std::ffi::{CString, c_char, c_int, c_void};
 use std::ptr::{null, null_mut};
 
+use super::driver::SmVersion;
 use super::library::{functions, names, open};
 use crate::{ComputeError, Result};
 
@@ -61,13 +62,13 @@ impl Nvrtc {
 
     /// What to compile for: the GPU itself, or where it is newer than the compiler the newest that
     /// is known, as text that the driver finishes.
-    pub fn target(&self, (major, minor): (u32, u32)) -> String {
-        let card = (10 * major + minor).cast_signed();
-        if self.architectures.contains(&card) {
-            return format!("sm_{card}");
+    pub fn target(&self, SmVersion { major, minor }: SmVersion) -> String {
+        let gpu = (10 * major + minor).cast_signed();
+        if self.architectures.contains(&gpu) {
+            return format!("sm_{gpu}");
         }
-        let below = self.architectures.iter().filter(|known| **known < card).max();
-        format!("compute_{}", below.unwrap_or(&card))
+        let below = self.architectures.iter().filter(|known| **known < gpu).max();
+        format!("compute_{}", below.unwrap_or(&gpu))
     }
 
     /// Compiles `text`; gives a binary, or text ending in a zero byte for a `compute_` target.

@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use super::driver::SmVersion;
 use super::kernels::{CudaVariant, PRELUDE};
 use super::nvrtc::Nvrtc;
 use crate::Dtype;
@@ -24,12 +25,13 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 
 /// In what texts must compile: every format, alone and beside f32, a number at a time and several, for
 /// the oldest GPUs and for newer ones.
-fn variants() -> [(CudaVariant, (u32, u32)); 3] {
+fn variants() -> [(CudaVariant, SmVersion); 3] {
     let of = |types: &[Dtype], pack| CudaVariant::of(types).with_pack(pack);
+    let [ampere, hopper] = [8, 9].map(|major| SmVersion { major, minor: 0 });
     [
-        (of(&[Dtype::F32], 8), (8, 0)),
-        (of(&[Dtype::Bf16], 1), (8, 0)),
-        (of(&[Dtype::F16, Dtype::F32], 8), (9, 0)),
+        (of(&[Dtype::F32], 8), ampere),
+        (of(&[Dtype::Bf16], 1), ampere),
+        (of(&[Dtype::F16, Dtype::F32], 8), hopper),
     ]
 }
 

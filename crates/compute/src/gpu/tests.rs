@@ -20,8 +20,8 @@ use crate::ops::{
     Activation, AdamW, Attention, Linear, Moments, QkNormRope, adamw, count_not_finite, global_norm,
 };
 use crate::{
-    ComputeError, Device, DeviceKind, Dtype, FillPart, FillStats, Gradients, Params, Result, Shape,
-    Tag, Tape, Var, fill_all,
+    ComputeError, Device, DeviceKind, Dtype, FillPart, FillStats, Gradients, Params,
+    RandomSequence, Result, Shape, Tag, Tape, Var, fill_all,
 };
 
 /// An op of one tensor.
@@ -185,8 +185,9 @@ fn random_numbers_are_the_cpus() {
     let Some(device) = software(1 << 20) else { return };
     let cpu = Device::cpu(1, 1 << 20).unwrap();
     for stream in [0, 7 << 32] {
-        let on =
-            |device: &Device| device.normal([999], Dtype::F32, 2.0, (5 << 40, stream)).unwrap();
+        let on = |device: &Device| {
+            device.normal([999], Dtype::F32, 2.0, RandomSequence::new(5 << 40, stream)).unwrap()
+        };
         let (ours, exact) = (on(&device).to_f32_vec(), on(&cpu).to_f32_vec());
         let far = ours.iter().zip(&exact).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
         assert!(far < 4e-6, "{far}");
@@ -252,13 +253,14 @@ fn moved<T>(device: &Device, again: usize, work: impl FnOnce() -> Result<T>) -> 
 fn kernels_read_and_write_little_more_than_they_must() {
     let Some(device) = software(1 << 24) else { return };
     let params = Params::default();
-    let normal =
-        |shape: &[usize]| device.normal(Shape::new(shape), Dtype::Bf16, 1.0, (1, 2)).unwrap();
+    let normal = |shape: &[usize]| {
+        device.normal(Shape::new(shape), Dtype::Bf16, 1.0, RandomSequence::new(1, 2)).unwrap()
+    };
     let weight = Var::from(normal(&[640, 320]));
-    let ones = Var::from(device.normal([640], Dtype::F32, 1.0, (1, 2)).unwrap());
+    let ones = Var::from(device.normal([640], Dtype::F32, 1.0, RandomSequence::new(1, 2)).unwrap());
     let full = Attention::full(5, 64);
     let trained = |tape: &Tape<'_>| tape.leaf(ones.tensor().clone());
-    let heads = device.normal([64], Dtype::F32, 1.0, (1, 2)).unwrap();
+    let heads = device.normal([64], Dtype::F32, 1.0, RandomSequence::new(1, 2)).unwrap();
     // Sums of which gradients of vectors are made are written and read besides.
     let ops: [(&str, f64, &[usize], Forward<'_>); 8] = [
         ("linear", 1.01, &[256, 320], &|tape, x| tape.linear(x, Linear::new(&weight))),
@@ -312,7 +314,8 @@ fn a_step_of_adamw_reads_and_writes_what_it_must() {
 #[test]
 fn the_norm_of_gradients_reads_them_once() {
     let Some(device) = software(1 << 20) else { return };
-    let gradients = [1 << 16, 40_000].map(|n| device.normal([n], Dtype::F32, 1.0, (1, 2)).unwrap());
+    let gradients = [1 << 16, 40_000]
+        .map(|n| device.normal([n], Dtype::F32, 1.0, RandomSequence::new(1, 2)).unwrap());
     let (share, _) = moved(&device, 0, || global_norm(&gradients.each_ref().map(Some), &device));
     assert!((1.0..1.01).contains(&share), "{share}");
 }

@@ -155,7 +155,8 @@ impl Op<'_> {
         &self,
         what: &'static str,
         ids: &Tensor,
-        (things, count): (&'static str, usize),
+        things: &'static str,
+        count: usize,
     ) -> Result<()> {
         self.expect_dtype(what, ids, Dtype::U32)?;
         if !self.has_data() {
@@ -180,7 +181,8 @@ impl Op<'_> {
         &self,
         what: &'static str,
         chunk: Chunk<'_>,
-        (samples, width): (usize, usize),
+        samples: usize,
+        width: usize,
         dtype: Dtype,
     ) -> Result<()> {
         let tensor = chunk.of.tensor();

@@ -207,7 +207,9 @@ impl Quantised {
         match (&self.0.scales, self.0.scheme) {
             (Scales::PerBlock { codes: block_codes, groups, mean }, _) => Floats::Nf4(Nf4::new(
                 codes,
-                (block_codes.data(), groups.data(), mean.data::<f32>()[0]),
+                block_codes.data(),
+                groups.data(),
+                mean.data::<f32>()[0],
             )),
             (Scales::PerRow(scales), Quantisation::Fp8) => {
                 Floats::Fp8(Fp8 { codes, scales: scales.data(), width })

@@ -86,7 +86,7 @@ pub(crate) struct Nf4<'a> {
 }
 
 impl<'a> Nf4<'a> {
-    pub fn new(codes: &'a [u8], (block_codes, groups, mean): (&'a [u8], &'a [f32], f32)) -> Self {
+    pub fn new(codes: &'a [u8], block_codes: &'a [u8], groups: &'a [f32], mean: f32) -> Self {
         Self { codes, block_codes, groups, mean, book: SCALES.values() }
     }
 

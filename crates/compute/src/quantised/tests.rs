@@ -2,7 +2,7 @@
 
 use super::cpu::nearest_e4m3;
 use super::*;
-use crate::{Device, DeviceKind};
+use crate::{Device, DeviceKind, RandomSequence};
 
 fn quantised(numbers: &[f32], width: usize, how: Quantisation) -> Quantised {
     let device = Device::cpu(2, 1 << 24).unwrap();
@@ -13,7 +13,7 @@ fn quantised(numbers: &[f32], width: usize, how: Quantisation) -> Quantised {
 #[test]
 fn numbers_come_back_within_half_a_step() {
     let device = Device::cpu(2, 1 << 24).unwrap();
-    let matrix = device.normal([37, 192], Dtype::F32, 0.02, (1, 1)).unwrap();
+    let matrix = device.normal([37, 192], Dtype::F32, 0.02, RandomSequence::new(1, 1)).unwrap();
     let exact = matrix.to_f32_vec();
     for how in [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8] {
         let back = Quantised::new(&matrix, how).unwrap().to_f32_vec().unwrap();
@@ -76,7 +76,8 @@ fn the_shape_only_engine_takes_the_same_memory() {
     let meta = Device::meta(DeviceKind::cpu(2), 1 << 24);
     for how in [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8] {
         let usage = |device: &Device| {
-            let matrix = device.normal([37, 192], Dtype::Bf16, 0.02, (1, 1)).unwrap();
+            let matrix =
+                device.normal([37, 192], Dtype::Bf16, 0.02, RandomSequence::new(1, 1)).unwrap();
             let made = Quantised::new(&matrix, how).unwrap();
             drop(matrix);
             (device.usage(), made.bytes())

@@ -317,7 +317,7 @@ fn steps() -> Vec<SelfTestCase> {
             Ok(tape.device().upload([1], &[1.0 + count as f32])?.into())
         }),
         given("random numbers", |tape, _| {
-            Ok(tape.device().normal([301], Dtype::F32, 2.0, (3, 4))?.into())
+            Ok(tape.device().normal([301], Dtype::F32, 2.0, RandomSequence::new(3, 4))?.into())
         })
         .slack(4.0),
     ]

@@ -8,7 +8,7 @@ pub mod text;
 use std::ops::Range;
 
 use compute::ops::{self, AdamW, Moments, adamw, global_norm};
-use compute::{Device, Dtype, Gradients, Params, Tape, Tensor};
+use compute::{Device, Dtype, Gradients, Params, RandomSequence, Tape, Tensor};
 
 use crate::error::Result;
 use crate::model::adapter::{AdapterTarget, Adapters};
@@ -100,8 +100,9 @@ impl BenchCase {
             None => RandomWeights::new(precision, SEED),
         };
         let build = &mut ModelBuilder::new(device, precision, &mut source, &mut adapters);
-        let normal =
-            |shape: &[usize]| device.normal(compute::Shape::new(shape), dtype, 1.0, (SEED, 9));
+        let normal = |shape: &[usize]| {
+            device.normal(compute::Shape::new(shape), dtype, 1.0, RandomSequence::new(SEED, 9))
+        };
         let work = match self {
             Self::Sd3Tiny | Self::Sd3Mid | Self::Sd3Medium | Self::Sd35Large => {
                 let (config, side) = transformer.expect("these are the transformers");

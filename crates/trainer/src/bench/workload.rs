@@ -5,7 +5,7 @@
 //! Shapes: S samples, N tokens, D width, R rank.
 
 use compute::ops::{Activation, AdamW, Attention, Linear, Lora, Moments, QkNormRope, adamw};
-use compute::{BlockSwap, Shape, Tag, Tape, Tensor, Var};
+use compute::{BlockSwap, RandomSequence, Shape, Tag, Tape, Tensor, Var};
 use compute::{Device, Dtype, Gradients, ParamKey, Params, Quantisation, Quantised, Result};
 
 use crate::bench::cases::micro_batches;
@@ -98,7 +98,12 @@ impl WeightInit for RandomWeightInit<'_> {
         match name.rsplit('.').next() {
             Some("qn" | "kn") => self.device.upload(shape, &vec![1.0f32; shape.elements()]),
             _ if deviation == 0.0 => self.device.zeros(shape, dtype),
-            _ => self.device.normal(shape, dtype, deviation, (self.seed, self.sequence)),
+            _ => self.device.normal(
+                shape,
+                dtype,
+                deviation,
+                RandomSequence::new(self.seed, self.sequence),
+            ),
         }
     }
 }

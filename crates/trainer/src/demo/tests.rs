@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use compute::{Device, Dtype, Params, Tape};
+use compute::{Device, Dtype, Params, RandomSequence, Tape};
 use weights::Catalog;
 
 use super::autoencoder::TensorMap;
@@ -71,7 +71,9 @@ fn with_transformer() -> tempfile::TempDir {
         .into_iter()
         .zip(0..)
         .map(|(want, stream)| {
-            let random = device.normal(want.shape, Dtype::F32, 0.02, (1, stream)).unwrap();
+            let random = device
+                .normal(want.shape, Dtype::F32, 0.02, RandomSequence::new(1, stream))
+                .unwrap();
             (want.name, (want.shape.sizes().to_vec(), to_vec(&random).unwrap()))
         })
         .collect();

@@ -6,8 +6,8 @@ use std::fmt::Display;
 
 use compute::ops::Weight;
 use compute::{
-    BlockSwap, Device, DeviceKind, Dtype, ParamKey, Quantisation, Quantised, Shape, Tag, Tensor,
-    Var,
+    BlockSwap, Device, DeviceKind, Dtype, ParamKey, Quantisation, Quantised, RandomSequence, Shape,
+    Tag, Tensor, Var,
 };
 
 use super::adapter::Adapters;
@@ -397,7 +397,14 @@ impl WeightSource for RandomWeights {
     fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor> {
         self.sequence += 1;
         let dtype = self.precision.dtype_of(want.role);
-        let normal = || device.normal(want.shape, dtype, INIT_STD, (self.seed, self.sequence));
+        let normal = || {
+            device.normal(
+                want.shape,
+                dtype,
+                INIT_STD,
+                RandomSequence::new(self.seed, self.sequence),
+            )
+        };
         let is_norm = want.role == TensorRole::Vector && want.name.ends_with("weight");
         let make = || -> compute::Result<Tensor> {
             if is_norm {

@@ -10,7 +10,7 @@ pub mod token_sampler;
 
 use std::path::{Path, PathBuf};
 
-use compute::{Device, DeviceKind, Dtype, Params, Quantisation, Tape};
+use compute::{Device, DeviceKind, Dtype, Params, Quantisation, RandomSequence, Tape};
 use weights::Catalog;
 use weights::load::load_f32;
 
@@ -288,8 +288,8 @@ impl<'a> SampleJob<'a> {
         match &self.request.latents {
             Some(path) if !device.is_meta() => read_latents(path, index, shape),
             _ => {
-                let numbers_of = (self.request.seed + index as u64, 0);
-                Ok(to_vec(&device.normal([count], Dtype::F32, 1.0, numbers_of)?)?)
+                let sequence = RandomSequence::new(self.request.seed + index as u64, 0);
+                Ok(to_vec(&device.normal([count], Dtype::F32, 1.0, sequence)?)?)
             }
         }
     }

@@ -5,7 +5,9 @@ use std::io::Write;
 use compute::ops::{
     Activation, AdamW, Attention, Conv2d, Linear, Lora, Moments, QkNormRope, adamw,
 };
-use compute::{Device, DeviceKind, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
+use compute::{
+    Device, DeviceKind, Dtype, Gradients, Params, RandomSequence, Shape, Tape, Tensor, Var,
+};
 
 use super::{Timing, median};
 use crate::commands::CommandOutcome;
@@ -319,7 +321,12 @@ impl OpBench<'_> {
 
     fn inputs(&self, case: &OpCase, dtype: Dtype) -> Result<Vec<Tensor>, Failure> {
         let numbers = |(index, (shape, own)): (usize, &(Shape, Option<Dtype>))| {
-            self.device.normal(*shape, own.unwrap_or(dtype), 0.5, (1, index as u64))
+            self.device.normal(
+                *shape,
+                own.unwrap_or(dtype),
+                0.5,
+                RandomSequence::new(1, index as u64),
+            )
         };
         Ok(case.inputs.iter().enumerate().map(numbers).collect::<compute::Result<_>>()?)
     }
@@ -337,7 +344,12 @@ impl OpBench<'_> {
             let mut vars: Vec<Var> = inputs.iter().cloned().map(Var::from).collect();
             vars[0] = tape.leaf(inputs[0].clone());
             let result = run(&tape, &vars)?;
-            let gradient = self.device.normal(result.shape(), result.dtype(), 1.0, (2, 0))?;
+            let gradient = self.device.normal(
+                result.shape(),
+                result.dtype(),
+                1.0,
+                RandomSequence::new(2, 0),
+            )?;
             ready.borrow_mut().push((tape, result, gradient));
             Ok(())
         };
@@ -351,7 +363,8 @@ impl OpBench<'_> {
 
     fn adamw(&self, values: &Tensor) -> Result<OpTimes, Failure> {
         let device = self.device;
-        let mut params = vec![device.normal(values.shape(), Dtype::F32, 1.0, (3, 0))?];
+        let mut params =
+            vec![device.normal(values.shape(), Dtype::F32, 1.0, RandomSequence::new(3, 0))?];
         let mut moments = vec![Moments::new(values)?];
         let mut how = AdamW { step: 0, ..AdamW::default() };
         let go = || {

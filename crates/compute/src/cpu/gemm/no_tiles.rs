@@ -1,7 +1,7 @@
-//! Stands for the matrix unit on machines where we know of none that a program may use.
+//! Stands in for AMX on machines without it.
 #![allow(unsafe_code)]
 
-use super::{GemmSize, MatrixView};
+use super::{GemmOutPtr, GemmSize, MatrixView};
 
 pub(super) use super::plain::multiply;
 
@@ -10,18 +10,18 @@ pub(super) fn is_available() -> bool {
 }
 
 pub(crate) fn pack_right(_: MatrixView<'_>, _: f32, _: usize, _: usize, _: &mut [f32]) {
-    unreachable!("there is no matrix unit");
+    unreachable!("there is no AMX");
 }
 
 /// # Safety
 /// Not to be called.
 pub(crate) unsafe fn multiply_packed(
     _: GemmSize,
-    _: (*mut f32, usize),
-    _: bool,
+    _: GemmOutPtr,
     _: MatrixView<'_>,
-    _: (&[f32], usize),
+    _: &[f32],
+    _: usize,
     _: &mut [f32],
 ) {
-    unreachable!("there is no matrix unit");
+    unreachable!("there is no AMX");
 }

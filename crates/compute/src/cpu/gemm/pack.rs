@@ -1,35 +1,33 @@
-//! Lays out factors for the matrix unit: panels of 32 rows of the left factor, or of 32 columns of the
-//! right one. A panel is cut along the depth into steps of 32; a step holds two tiles for each part
-//! that the numbers are split into.
+//! Packs operands for AMX: panels of 32 rows of the left operand, or of 32 columns of the right one. A panel
+//! is cut along the depth into steps of 32; a step holds two tiles for each bf16 that a value is split into.
 //!
-//! A tile is sixteen lines of sixteen pairs of bf16; a pair is the numbers at depths d and d + 16 of
-//! the step. On the left a line is a row and a place in it a depth; on the right it is the other way
-//! round. So a line of the matrix that runs along the depth becomes a line on the left, two that run
-//! across it become a line on the right, and exchanging rows and columns of pairs turns either into
-//! the other.
+//! A tile is sixteen lines of sixteen pairs of bf16; a pair is the values at depths d and d + 16 of the
+//! step. On the left a line is a row and a position in it a depth; on the right it is the other way round.
+//! So a line of the matrix that runs along the depth becomes a line on the left, two that run across it
+//! become a line on the right, and transposing the pairs turns either into the other.
 #![allow(unsafe_code)]
 
 #[allow(clippy::wildcard_imports)] // Thirty names that all say what they are.
 use std::arch::x86_64::*;
 
-use super::load16::{Load16, pair, round};
+use super::load16::{Lanes16, Load16, pair, round};
 use super::{Floats, MatrixView, PANEL, STEP, packed_floats};
 
-/// Lines that are asked for before they are needed. The CPU guesses what comes next only within
-/// a line, and lines of a block are short.
+/// Lines to prefetch ahead. The CPU's own prefetcher works only within a line, and lines of a block are
+/// short.
 const AHEAD: usize = 4;
 /// Floats in a tile, a line of which takes sixteen.
 const TILE: usize = 256;
-/// Floats of a panel's step, for each part.
+/// Floats of a panel's step, for each split.
 pub(super) const STEP_FLOATS: usize = 2 * TILE;
 const LINE: usize = 16;
 
-/// A factor laid out, or a part of its panels and depth.
+/// A packed operand, or some of its panels and depth.
 #[derive(Clone, Copy)]
 pub(super) struct Packed<'a> {
-    /// bf16 pairs in the guise of f32.
+    /// Pairs of bf16, stored as f32.
     data: &'a [f32],
-    /// bf16 numbers that each number is the sum of: 1 or 3.
+    /// bf16 values that each value is the sum of: 1 or 3.
     pub n_splits: usize,
     /// Steps of a panel.
     steps: usize,
@@ -57,14 +55,14 @@ impl<'a> Packed<'a> {
     }
 }
 
-/// Whether the CPU has the vectors that are used here; all with the matrix unit do.
+/// Whether the CPU has the AVX-512 instructions that are used here; all with AMX do.
 pub(super) fn has_vectors() -> bool {
     is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
 }
 
-/// Which factor; it decides how tiles lie.
+/// Which operand; it decides the layout of tiles.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum OperandSide {
     Left,
@@ -75,12 +73,13 @@ pub(super) enum OperandSide {
 pub(super) fn pack<'r>(
     side: OperandSide,
     grid: MatrixView<'_>,
-    (rows, depth): (usize, usize),
+    rows: usize,
+    depth: usize,
     scale: f32,
-    room: &'r mut [f32],
+    scratch: &'r mut [f32],
 ) -> Packed<'r> {
-    let parts = if scale == 1.0 { grid.n_splits } else { 3 };
-    let room = &mut room[..packed_floats(rows, depth, parts)];
+    let n_splits = if scale == 1.0 { grid.n_splits } else { 3 };
+    let out = &mut scratch[..packed_floats(rows, depth, n_splits)];
     let is_along = grid.column_stride == 1;
     let lines = PackLines {
         start: grid.start,
@@ -94,16 +93,16 @@ pub(super) fn pack<'r>(
         // SAFETY: `has_vectors` was asked before any tile was used.
         unsafe {
             match grid.data {
-                Floats::F32(source) => fill(source, lines, parts, room),
-                Floats::Bf16(source) => fill(source, lines, parts, room),
-                Floats::F16(source) => fill(source, lines, parts, room),
-                Floats::Int8(source) => fill(source, lines, parts, room),
-                Floats::Nf4(source) => fill(source, lines, parts, room),
-                Floats::Fp8(source) => fill(source, lines, parts, room),
+                Floats::F32(source) => fill(source, lines, n_splits, out),
+                Floats::Bf16(source) => fill(source, lines, n_splits, out),
+                Floats::F16(source) => fill(source, lines, n_splits, out),
+                Floats::Int8(source) => fill(source, lines, n_splits, out),
+                Floats::Nf4(source) => fill(source, lines, n_splits, out),
+                Floats::Fp8(source) => fill(source, lines, n_splits, out),
             }
         }
     }
-    Packed::new(room, depth, parts)
+    Packed::new(out, depth, n_splits)
 }
 
 /// The contiguous lines of a matrix.
@@ -118,22 +117,23 @@ struct PackLines {
     scale: f32,
     /// Whether they run along the depth.
     are_along: bool,
-    /// Whether rows and columns of 4-byte pairs are exchanged in the end.
+    /// Whether tiles of 4-byte pairs are transposed in the end.
     swaps: bool,
 }
 
 impl PackLines {
-    /// Where a line's numbers from `from` on start, and which of the next sixteen there are.
+    /// The next sixteen elements of a line from `from` on, as far as there are any.
     #[inline(always)]
-    fn at(&self, line: usize, from: usize) -> (usize, u16) {
+    fn at(&self, line: usize, from: usize) -> Lanes16 {
         let (lines, length) = self.size;
         let there = if line < lines { length.saturating_sub(from).min(16) } else { 0 };
-        (self.start + line * self.step + from, ((1u32 << there) - 1) as u16)
+        let mask = ((1u32 << there) - 1) as u16;
+        Lanes16 { at: self.start + line * self.step + from, mask }
     }
 }
 
-/// Lays out the whole of it. Lines are read from start to end, since the CPU fetches in
-/// advance only what follows what was read.
+/// Packs all of it. Lines are read from start to end, since the CPU prefetches only what follows what was
+/// read.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn fill<S: Load16>(source: S, lines: PackLines, n_splits: usize, out: &mut [f32]) {
     match (lines.are_along, n_splits) {
@@ -159,8 +159,8 @@ fn along<S: Load16, const PARTS: usize>(source: S, lines: PackLines, out: &mut [
             for (step, out) in out.chunks_exact_mut(step_floats).enumerate() {
                 let low = lines.at(panel * PANEL + line, step * STEP);
                 let high = lines.at(panel * PANEL + line, step * STEP + 16);
-                source.prefetch(low.0 + AHEAD * lines.step);
-                source.prefetch(high.0 + AHEAD * lines.step);
+                source.prefetch(low.at + AHEAD * lines.step);
+                source.prefetch(high.at + AHEAD * lines.step);
                 let parts = split::<S, PARTS>(source, low, high, lines.scale);
                 for (part, pairs) in parts.into_iter().enumerate() {
                     store(pairs, &mut out[part * STEP_FLOATS + line * LINE..][..LINE]);
@@ -182,8 +182,8 @@ fn across<S: Load16, const PARTS: usize>(source: S, lines: PackLines, out: &mut 
                 let column = panel * PANEL + 16 * tile;
                 let low = lines.at(step * STEP + depth, column);
                 let high = lines.at(step * STEP + depth + 16, column);
-                source.prefetch(low.0 + AHEAD * lines.step);
-                source.prefetch(high.0 + AHEAD * lines.step);
+                source.prefetch(low.at + AHEAD * lines.step);
+                source.prefetch(high.at + AHEAD * lines.step);
                 let parts = split::<S, PARTS>(source, low, high, lines.scale);
                 for (part, pairs) in parts.into_iter().enumerate() {
                     let at = step * step_floats + (part * 2 + tile) * TILE + depth * LINE;
@@ -197,28 +197,28 @@ fn across<S: Load16, const PARTS: usize>(source: S, lines: PackLines, out: &mut 
 #[inline(always)]
 fn store(pairs: __m512i, to: &mut [f32]) {
     assert!(to.len() == LINE);
-    // SAFETY: there is room for sixteen floats.
+    // SAFETY: `to` has sixteen floats.
     unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), pairs) };
 }
 
-/// Two sixteens as pairs of bf16. With three parts, the first is rounded, the second cut off, and
-/// the third is the rest, which has no more than eight digits left.
+/// Two vectors as pairs of bf16. With three splits, the first is rounded, the second cut off, and the third
+/// is the rest, which has no more than eight digits left.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn split<S: Load16, const PARTS: usize>(
     source: S,
-    low: (usize, u16),
-    high: (usize, u16),
+    low: Lanes16,
+    high: Lanes16,
     scale: f32,
 ) -> [__m512i; PARTS] {
     let mut parts = [_mm512_setzero_si512(); PARTS];
     if PARTS == 1 {
-        // SAFETY: this function is compiled for the vectors.
+        // SAFETY: this function is compiled for these instructions.
         parts[0] = unsafe { source.load16_as_bf16(low, high) };
         return parts;
     }
     // SAFETY: as above.
-    let (low, high) = unsafe { (source.load16(low.0, low.1), source.load16(high.0, high.1)) };
+    let (low, high) = unsafe { (source.load16(low), source.load16(high)) };
     let (low, high) = if scale == 1.0 {
         (low, high)
     } else {
@@ -235,7 +235,7 @@ fn split<S: Load16, const PARTS: usize>(
     parts
 }
 
-/// What is left of numbers without the bf16 in the upper half of `bits`.
+/// What is left of values without the bf16 in the upper half of `bits`.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn less(numbers: __m512, bits: __m512i) -> __m512 {
@@ -243,14 +243,13 @@ fn less(numbers: __m512, bits: __m512i) -> __m512 {
     _mm512_sub_ps(numbers, _mm512_castsi512_ps(upper))
 }
 
-/// Exchanges rows and columns of a tile of 16 x 16 pairs: first within blocks of 4 x 4, then the
-/// blocks.
+/// Transposes a tile of 16 x 16 pairs: first within blocks of 4 x 4, then the blocks.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn transpose_tile(tile: &mut [f32; TILE]) {
     let mut lines = [_mm512_setzero_ps(); 16];
     for (line, numbers) in lines.iter_mut().zip(tile.as_chunks::<LINE>().0) {
-        // SAFETY: sixteen numbers are read.
+        // SAFETY: sixteen values are read.
         *line = unsafe { _mm512_loadu_ps(numbers.as_ptr()) };
     }
     for four in lines.as_chunks_mut::<4>().0 {
@@ -282,7 +281,7 @@ fn transpose_tile(tile: &mut [f32; TILE]) {
         lines[12 + column] = _mm512_shuffle_f32x4::<0b11_01_11_01>(ab_odd, cd_odd);
     }
     for (line, numbers) in lines.iter().zip(tile.as_chunks_mut::<LINE>().0) {
-        // SAFETY: sixteen numbers are written.
+        // SAFETY: sixteen values are written.
         unsafe { _mm512_storeu_ps(numbers.as_mut_ptr(), *line) };
     }
 }

@@ -1,14 +1,13 @@
-//! Both ways to compute a product against sums in f64, for all formats, directions and edges.
+//! Both GEMM backends against sums in f64, for all dtypes, transposed or not, and edges.
 
 use half::{bf16, f16};
 
 use super::*;
 use crate::random::TestRng;
 
-type Multiply =
-    unsafe fn(GemmSize, (*mut f32, usize), bool, (MatrixView<'_>, MatrixView<'_>), f32, &mut [f32]);
+type Multiply = unsafe fn(GemmSize, GemmOutPtr, MatrixView<'_>, MatrixView<'_>, f32, &mut [f32]);
 
-/// A matrix in one of the formats, with the numbers it really holds.
+/// A matrix in one of the dtypes, with the values it really holds.
 struct Matrix {
     f32s: Vec<f32>,
     bf16s: Vec<bf16>,
@@ -55,22 +54,22 @@ impl Matrix {
 }
 
 fn check(multiply: Multiply, random: &mut TestRng, size: GemmSize, formats: [usize; 2]) {
-    let (rows, columns, inner) = size;
+    let GemmSize { rows, columns, inner } = size;
     let left = Matrix::new(random, rows, inner, formats[0]);
     let right = Matrix::new(random, inner, columns, formats[1]);
-    let (step, add) = (columns + random.below(3), random.below(2) == 1);
+    let (stride, add) = (columns + random.below(3), random.below(2) == 1);
     let scale = [1.0, 0.3][random.below(2)];
-    let before: Vec<f32> = (0..rows * step).map(|_| random.normal()).collect();
+    let before: Vec<f32> = (0..rows * stride).map(|_| random.normal()).collect();
     let mut out = before.clone();
-    let mut room = vec![f32::NAN; SCRATCH_FLOATS];
-    let factors = (left.grid(), right.grid());
+    let mut scratch = vec![f32::NAN; SCRATCH_FLOATS];
+    let to = GemmOutPtr { start: out.as_mut_ptr(), stride, add };
     // SAFETY: `out` holds the block.
-    unsafe { multiply(size, (out.as_mut_ptr(), step), add, factors, scale, &mut room) };
-    // Rough factors are as exact as bf16, whose unit is 2^-8; all else as f32.
+    unsafe { multiply(size, to, left.grid(), right.grid(), scale, &mut scratch) };
+    // Rounded operands are as exact as bf16, whose unit is 2^-8; all else as f32.
     let unit = if formats.contains(&1) { 2f64.powi(-8) } else { f64::from(f32::EPSILON) };
     for row in 0..rows {
-        for column in 0..step {
-            let at = row * step + column;
+        for column in 0..stride {
+            let at = row * stride + column;
             let (ours, before) = (f64::from(out[at]), f64::from(before[at]));
             if column >= columns {
                 assert_eq!(ours, before, "beyond the block");
@@ -92,7 +91,9 @@ fn check(multiply: Multiply, random: &mut TestRng, size: GemmSize, formats: [usi
 
 fn check_all(multiply: Multiply) {
     let mut random = TestRng::new(7);
-    for size in [(1, 1, 1), (32, 32, 32), (2, 3, 0), (70, 33, 70), (33, 70, 130)] {
+    for [rows, columns, inner] in [[1, 1, 1], [32, 32, 32], [2, 3, 0], [70, 33, 70], [33, 70, 130]]
+    {
+        let size = GemmSize::new(rows, columns, inner);
         for format in 0..Matrix::FORMATS * Matrix::FORMATS {
             check(
                 multiply,
@@ -103,41 +104,42 @@ fn check_all(multiply: Multiply) {
         }
     }
     for _ in 0..60 {
-        let size = (1 + random.below(140), 1 + random.below(140), random.below(140));
+        let [rows, columns] = [0; 2].map(|_: usize| 1 + random.below(140));
+        let size = GemmSize::new(rows, columns, random.below(140));
         let formats = [0; 2].map(|_: usize| random.below(Matrix::FORMATS));
         check(multiply, &mut random, size, formats);
     }
 }
 
 #[test]
-fn vectors_multiply_as_they_should() {
+fn simd_matmul_is_right() {
     check_all(plain::multiply);
 }
 
 #[test]
-fn tiles_multiply_as_they_should() {
+fn amx_matmul_is_right() {
     if has_amx() {
         check_all(tiles::multiply);
     }
 }
 
-/// Sizes of all magnitudes side by side, where parts of a number get lost first.
+/// Magnitudes of all sizes side by side, where splits of a value get lost first.
 #[test]
-fn tiles_are_as_exact_as_f32_over_the_whole_range() {
+fn amx_is_as_exact_as_f32_over_the_whole_range() {
     if !has_amx() {
         return;
     }
     let mut random = TestRng::new(8);
     for exponent in [-30, -12, 0, 12, 30] {
-        let numbers: Vec<f32> =
+        let values: Vec<f32> =
             (0..32 * 64).map(|_| random.normal() * 10f32.powi(exponent / 2)).collect();
-        let (a, b) = numbers.split_at(32 * 32);
-        let (mut out, mut room) = (vec![0.0; 32 * 32], vec![0.0; SCRATCH_FLOATS]);
-        let factors = (MatrixView::rows(Floats::F32(a), 32), MatrixView::rows(Floats::F32(b), 32));
+        let (a, b) = values.split_at(32 * 32);
+        let (mut out, mut scratch) = (vec![0.0; 32 * 32], vec![0.0; SCRATCH_FLOATS]);
+        let [left, right] = [a, b].map(|data| MatrixView::rows(Floats::F32(data), 32));
+        let (size, start) = (GemmSize::new(32, 32, 32), out.as_mut_ptr());
+        let to = GemmOutPtr { start, stride: 32, add: false };
         // SAFETY: `out` holds the block.
-        unsafe {
-            tiles::multiply((32, 32, 32), (out.as_mut_ptr(), 32), false, factors, 1.0, &mut room);
-        };
+        unsafe { tiles::multiply(size, to, left, right, 1.0, &mut scratch) };
         for (at, ours) in out.iter().enumerate() {
             let terms =
                 (0..32).map(|k| f64::from(a[at / 32 * 32 + k]) * f64::from(b[k * 32 + at % 32]));
@@ -153,10 +155,11 @@ fn what_is_not_finite_is_not_hidden() {
     for value in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
         let (mut a, b) = (vec![1.0; 64], vec![0.5; 64]);
         a[9] = value;
-        let (mut out, mut room) = (vec![0.0; 64], vec![0.0; SCRATCH_FLOATS]);
-        let factors = (MatrixView::rows(Floats::F32(&a), 8), MatrixView::rows(Floats::F32(&b), 8));
-        let way = if has_amx() { GemmBackend::Amx } else { GemmBackend::Simd };
-        way.gemm((8, 8, 8), (&mut out, 8), false, factors, &mut room);
+        let (mut out, mut scratch) = (vec![0.0; 64], vec![0.0; SCRATCH_FLOATS]);
+        let [left, right] = [&a, &b].map(|data| MatrixView::rows(Floats::F32(data), 8));
+        let backend = if has_amx() { GemmBackend::Amx } else { GemmBackend::Simd };
+        let to = GemmOut { data: &mut out, stride: 8, add: false };
+        backend.gemm(GemmSize::new(8, 8, 8), to, left, right, &mut scratch);
         assert!(out[8..16].iter().all(|x| !x.is_finite()) && out[16..].iter().all(|x| *x == 4.0));
     }
 }

@@ -1,10 +1,10 @@
-//! Products by the matrix unit of Intel's CPUs (AMX), which multiplies tiles of 16 x 32 bf16
-//! numbers and sums in f32.
+//! Matmuls by AMX, the matrix unit of Intel's CPUs, which multiplies tiles of 16 x 32 bf16 values and sums
+//! in f32.
 //!
-//! f32 takes part too, and f16 in its guise: a number of 24 bits is the sum of three bf16 of 8 bits
-//! each, exactly. Of the nine products of two such sums the three smallest lie below half a unit of
-//! f32 and are left out; docs/measured.md has what that gains. An infinite factor gives infinity or
-//! not-a-number; numbers below 1e-38 count as zero.
+//! f32 is multiplied too, and f16 as f32: a value of 24 bits is split exactly into the sum of three bf16 of
+//! 8 bits each. Of the nine terms of two such sums multiplied the three smallest lie below half a unit of
+//! f32 and are left out; docs/measured.md has what that gains. An infinite operand gives infinity or NaN;
+//! values below 1e-38 count as zero.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 
 use super::kernels::{SumTiles, one_by_one, one_by_three, three_by_one, three_by_three};
 use super::pack::{self, OperandSide, Packed, STEP_FLOATS, pack};
-use super::{COLUMNS, DEPTH, GemmSize, MatrixView, ROWS};
+use super::{COLUMNS, DEPTH, GemmOutPtr, GemmSize, MatrixView, ROWS};
 
 /// Rows and columns of the result that are summed at a time, in four tiles.
 const SIDE: usize = super::PANEL;
 
-/// Whether this CPU has the unit and the system lets us use it. The permission is asked for
+/// Whether this CPU has AMX and the system lets us use it. The permission is asked for
 /// once, and holds for all threads.
 pub(super) fn is_available() -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();
@@ -39,7 +39,7 @@ fn has_permission() -> bool {
     unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
 }
 
-/// Lays out `scale` times the first columns of `right`.
+/// Packs `scale` times the first columns of `right`.
 pub(crate) fn pack_right(
     right: MatrixView<'_>,
     scale: f32,
@@ -47,83 +47,79 @@ pub(crate) fn pack_right(
     inner: usize,
     to: &mut [f32],
 ) {
-    pack(OperandSide::Right, right.t(), (columns, inner), scale, to);
+    pack(OperandSide::Right, right.t(), columns, inner, scale, to);
 }
 
-/// See [`super::Way::gemm_at`].
+/// See [`super::GemmBackend::gemm_at`].
 ///
 /// # Safety
 /// As there.
 pub(super) unsafe fn multiply(
-    (rows, columns, inner): GemmSize,
-    (out, step): (*mut f32, usize),
-    mut add: bool,
-    (left, right): (MatrixView<'_>, MatrixView<'_>),
+    GemmSize { rows, columns, inner }: GemmSize,
+    out: GemmOutPtr,
+    left: MatrixView<'_>,
+    right: MatrixView<'_>,
     scale: f32,
-    room: &mut [f32],
+    scratch: &mut [f32],
 ) {
-    let (right_room, left_room) = room.split_at_mut(COLUMNS * DEPTH * 3 / 2);
-    // An empty inner length still has to write its zeros.
+    let (right_scratch, left_scratch) = scratch.split_at_mut(COLUMNS * DEPTH * 3 / 2);
+    // An empty inner size still has to write its zeros.
     for from in (0..inner.max(1)).step_by(DEPTH) {
         let depth = DEPTH.min(inner - from);
         for column in (0..columns).step_by(COLUMNS) {
             let width = COLUMNS.min(columns - column);
             let right = right.offset_by(from, column).t();
-            let right = pack(OperandSide::Right, right, (width, depth), scale, right_room);
-            let out = (out.wrapping_add(column), step);
+            let right = pack(OperandSide::Right, right, width, depth, scale, right_scratch);
+            let (size, left) = (GemmSize::new(rows, width, depth), left.offset_by(0, from));
+            let out = out.offset_by(0, column).adding_if(from > 0);
             // SAFETY: a part of the caller's block.
-            unsafe {
-                by_rows((rows, width, depth), out, add, left.offset_by(0, from), right, left_room);
-            }
+            unsafe { by_rows(size, out, left, right, left_scratch) };
         }
-        add = true;
     }
 }
 
-/// The same with a right factor that was laid out before.
+/// The same with a right operand that was packed before.
 ///
 /// # Safety
-/// As for [`super::Way::gemm_at`].
+/// As for [`super::GemmBackend::gemm_at`].
 pub(crate) unsafe fn multiply_packed(
     size: GemmSize,
-    out: (*mut f32, usize),
-    add: bool,
+    out: GemmOutPtr,
     left: MatrixView<'_>,
-    (right, parts): (&[f32], usize),
-    room: &mut [f32],
+    right: &[f32],
+    n_splits: usize,
+    scratch: &mut [f32],
 ) {
     // SAFETY: up to the caller.
-    unsafe { by_rows(size, out, add, left, Packed::new(right, size.2, parts), room) };
+    unsafe { by_rows(size, out, left, Packed::new(right, size.inner, n_splits), scratch) };
 }
 
-/// Lays out the left factor block by block, and multiplies.
+/// Packs the left operand block by block, and multiplies.
 ///
 /// # Safety
-/// As for [`super::Way::gemm_at`].
+/// As for [`super::GemmBackend::gemm_at`].
 unsafe fn by_rows(
-    (rows, columns, inner): GemmSize,
-    (out, step): (*mut f32, usize),
-    add: bool,
+    GemmSize { rows, columns, inner }: GemmSize,
+    out: GemmOutPtr,
     left: MatrixView<'_>,
     right: Packed<'_>,
-    room: &mut [f32],
+    scratch: &mut [f32],
 ) {
     let _unit = AmxTiles::start();
     for row in (0..rows).step_by(ROWS) {
         let height = ROWS.min(rows - row);
-        let out = (out.wrapping_add(row * step), step);
         for from in (0..inner.max(1)).step_by(DEPTH) {
             let depth = DEPTH.min(inner - from);
-            let left =
-                pack(OperandSide::Left, left.offset_by(row, from), (height, depth), 1.0, room);
-            let right = right.slab(from, depth);
+            let left = left.offset_by(row, from);
+            let left = pack(OperandSide::Left, left, height, depth, 1.0, scratch);
+            let out = out.offset_by(row, 0).adding_if(from > 0);
             // SAFETY: a part of the caller's block.
-            unsafe { by_squares((height, columns), out, add || from > 0, left, right) };
+            unsafe { by_squares(height, columns, out, left, right.slab(from, depth)) };
         }
     }
 }
 
-/// The matrix unit while it is set up for our tiles: four sums, and two of each factor.
+/// AMX while it is set up for our tiles: four of sums, and two of each operand.
 struct AmxTiles;
 
 impl AmxTiles {
@@ -138,7 +134,7 @@ impl AmxTiles {
         let mut setup = Setup { palette: 1, reserved: [0; 15], row_bytes: [0; 16], rows: [0; 16] };
         setup.row_bytes[..8].fill(64);
         setup.rows[..8].fill(16);
-        // SAFETY: reads the 64 bytes of `setup`; `are_there` found unit and permission.
+        // SAFETY: reads the 64 bytes of `setup`; `is_available` found AMX and permission.
         unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const setup, options(nostack, readonly)) };
         Self
     }
@@ -152,37 +148,37 @@ impl Drop for AmxTiles {
     }
 }
 
-/// A product of packed blocks.
+/// A matmul of packed blocks.
 ///
 /// # Safety
-/// As for [`super::Way::gemm_at`], and the unit must be set up.
+/// As for [`super::GemmBackend::gemm_at`], and AMX must be set up.
 unsafe fn by_squares(
-    (rows, columns): (usize, usize),
-    (out, step): (*mut f32, usize),
-    add: bool,
+    rows: usize,
+    columns: usize,
+    out: GemmOutPtr,
     left: Packed<'_>,
     right: Packed<'_>,
 ) {
     debug_assert_eq!(left.count, right.count);
     for column in (0..columns).step_by(SIDE) {
         let width = SIDE.min(columns - column);
-        let (panel, parts) = (right.panel(column / SIDE), (left.n_splits, right.n_splits));
+        let (panel, n_splits) = (right.panel(column / SIDE), (left.n_splits, right.n_splits));
         for row in (0..rows).step_by(SIDE) {
             let height = SIDE.min(rows - row);
-            let panels = Panels { left: left.panel(row / SIDE), right: panel, n_splits: parts };
-            let out = out.wrapping_add(row * step + column);
+            let panels = Panels { left: left.panel(row / SIDE), right: panel, n_splits };
+            let out = out.offset_by(row, column);
             if height == SIDE && width == SIDE {
                 // SAFETY: a whole square within the caller's block.
-                unsafe { panels.square((out, step), add) };
+                unsafe { panels.square(out) };
             } else {
                 // SAFETY: its first rows and columns lie within the caller's block.
-                unsafe { panels.corner((height, width), (out, step), add) };
+                unsafe { panels.corner(height, width, out) };
             }
         }
     }
 }
 
-/// A panel of each factor, of the same depth.
+/// A panel of each operand, of the same depth.
 #[derive(Clone, Copy)]
 struct Panels<'a> {
     left: &'a [f32],
@@ -194,14 +190,14 @@ impl Panels<'_> {
     /// The sums of one square.
     ///
     /// # Safety
-    /// `out` must hold the square, and the unit must be set up.
-    unsafe fn square(self, (out, step): (*mut f32, usize), add: bool) {
+    /// `out` must hold the square, and AMX must be set up.
+    unsafe fn square(self, GemmOutPtr { start, stride, add }: GemmOutPtr) {
         let steps = self.left.len() / (STEP_FLOATS * self.n_splits.0);
         debug_assert_eq!(steps, self.right.len() / (STEP_FLOATS * self.n_splits.1));
-        let sums =
-            SumTiles { top: out, bottom: out.wrapping_add(16 * step), row_bytes: 4 * step, add };
+        let bottom = start.wrapping_add(16 * stride);
+        let sums = SumTiles { top: start, bottom, row_bytes: 4 * stride, add };
         let (a, b) = (self.left.as_ptr(), self.right.as_ptr());
-        // SAFETY: the panels hold as many steps, of as many parts.
+        // SAFETY: the panels hold as many steps, of as many splits.
         unsafe {
             match self.n_splits {
                 _ if steps == 0 => sums.without_depth(),
@@ -217,21 +213,18 @@ impl Panels<'_> {
     ///
     /// # Safety
     /// `out` must hold those.
-    unsafe fn corner(
-        self,
-        (rows, columns): (usize, usize),
-        (out, step): (*mut f32, usize),
-        add: bool,
-    ) {
+    unsafe fn corner(self, rows: usize, columns: usize, out: GemmOutPtr) {
         let mut sums = [0.0; SIDE * SIDE];
         // SAFETY: `sums` is a whole square.
-        unsafe { self.square((sums.as_mut_ptr(), SIDE), false) };
+        unsafe {
+            self.square(GemmOutPtr { start: sums.as_mut_ptr(), stride: SIDE, add: false });
+        }
         for (row, sums) in sums.chunks_exact(SIDE).take(rows).enumerate() {
-            let out = out.wrapping_add(row * step);
+            let start = out.start.wrapping_add(row * out.stride);
             // SAFETY: a row that `out` has.
-            let out = unsafe { std::slice::from_raw_parts_mut(out, columns) };
-            for (out, sum) in out.iter_mut().zip(sums) {
-                *out = if add { *out + sum } else { *sum };
+            let to = unsafe { std::slice::from_raw_parts_mut(start, columns) };
+            for (to, sum) in to.iter_mut().zip(sums) {
+                *to = if out.add { *to + sum } else { *sum };
             }
         }
     }

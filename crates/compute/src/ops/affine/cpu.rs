@@ -10,7 +10,8 @@ use crate::ops::Activation;
 pub fn forward(
     cpu: &CpuBackend,
     x: &Tensor,
-    (scale, bias): (&Tensor, Option<&Tensor>),
+    scale: &Tensor,
+    bias: Option<&Tensor>,
     activation: Activation,
     y: &mut Tensor,
 ) {
@@ -58,7 +59,7 @@ pub fn scale_gradient(
     let (rows, width) = (x.shape().rows(), x.shape().width());
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        cpu.sum_rows(rows, partial, (&mut slot.tensor, slot.add), |block, sums| {
+        cpu.sum_rows(rows, partial, &mut slot.tensor, slot.add, |block, sums| {
             for index in block {
                 let (x, gradient) = (&x[index * width..][..width], &gradient[index * width..][..width]);
                 for ((sum, x), gradient) in sums.iter_mut().zip(x).zip(gradient) {

@@ -11,7 +11,8 @@ const KERNELS: WgslSource = WgslSource { name: "affine", text: include_str!("ker
 pub fn forward(
     gpu: &GpuBackend,
     x: &Tensor,
-    (scale, bias): (&Tensor, Option<&Tensor>),
+    scale: &Tensor,
+    bias: Option<&Tensor>,
     activation: Activation,
     y: &mut Tensor,
 ) {

@@ -41,8 +41,9 @@ impl Tape<'_> {
         if let Some(bias) = bias {
             op.expect_vector("bias", bias.tensor(), x.shape().width())?;
         }
-        let vectors = (scale.tensor(), bias.map(Var::tensor));
-        let result = op.result(forward(op.cx, x.tensor(), vectors, activation)?);
+        let bias_tensor = bias.map(Var::tensor);
+        let result =
+            op.result(forward(op.cx, x.tensor(), scale.tensor(), bias_tensor, activation)?);
         if !self.requires_grad(&inputs([Some(x), Some(scale), bias])) {
             return Ok(result);
         }
@@ -74,14 +75,15 @@ fn remat(x: &Var, scale: &Var, bias: Option<&Var>, activation: Activation) -> Re
     });
     Remat::new(needs, move |cx| {
         let bias = bias.as_ref().map(|bias| bias.get(cx)).transpose()?;
-        forward(cx, &x.get(cx)?, (&scale.get(cx)?, bias.as_ref()), activation)
+        forward(cx, &x.get(cx)?, &scale.get(cx)?, bias.as_ref(), activation)
     })
 }
 
 fn forward(
     cx: OpContext<'_>,
     x: &Tensor,
-    (scale, bias): (&Tensor, Option<&Tensor>),
+    scale: &Tensor,
+    bias: Option<&Tensor>,
     activation: Activation,
 ) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
@@ -90,9 +92,9 @@ fn forward(
     cx.count("affine", work, &[x, &y]);
     match cx.engine() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, x, (scale, bias), activation, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, x, (scale, bias), activation, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, (scale, bias), activation, &mut y),
+        Backend::Cpu(engine) => cpu::forward(engine, x, scale, bias, activation, &mut y),
+        Backend::Cuda(engine) => cuda::forward(engine, x, scale, bias, activation, &mut y),
+        Backend::Gpu(engine) => gpu::forward(engine, x, scale, bias, activation, &mut y),
     }
     Ok(y)
 }
@@ -114,7 +116,7 @@ impl AffineBackward {
         if self.activation != Activation::None {
             let x = x.as_ref().expect("kept because the activation has slopes");
             let bias = bias.map(|bias| bias.get(place)).transpose()?;
-            let before = forward(place, x, (&scale, bias.as_ref()), Activation::None)?;
+            let before = forward(place, x, &scale, bias.as_ref(), Activation::None)?;
             gradient = gradient.into_unique()?;
             activation::backward(place, self.activation, &before, &mut gradient);
         }

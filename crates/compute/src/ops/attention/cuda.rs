@@ -48,32 +48,33 @@ pub fn forward(
     workspace: &mut Tensor,
 ) {
     if fused::is_fit(sizes, how)
-        && by_cudnn(cuda, (sizes, how.is_causal), inputs, [out, statistics], workspace)
+        && by_cudnn(cuda, sizes, how.is_causal, inputs, [out, statistics], workspace)
     {
         return;
     }
     let [q, k, v] = inputs;
-    let way = AttentionKernel::new(sizes, &[q, k, v, out]);
+    let kernel = AttentionKernel::new(sizes, &[q, k, v, out]);
     let arguments = [&arguments![q, k, v, out, statistics][..], &shape(sizes, how)].concat();
-    let grid = way.forward_grid(sizes);
-    way.launch(cuda, ["attention", "flash"], sizes, grid, &arguments);
+    let grid = kernel.forward_grid(sizes);
+    kernel.launch(cuda, ["attention", "flash"], sizes, grid, &arguments);
 }
 
 fn by_cudnn(
     cuda: &CudaBackend,
-    of: (AttentionSizes, bool),
+    sizes: AttentionSizes,
+    is_causal: bool,
     inputs: [&Tensor; 3],
     results: [&mut Tensor; 2],
     workspace: &mut Tensor,
 ) -> bool {
-    let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, of.0, of.1);
-    let room = workspace.address_mut();
-    cuda.run_cudnn(key("attention", of), fused::WORKSPACE, make, |cudnn, plan| {
-        fused::forward(cudnn, plan, of, inputs, results, room)
+    let make = |cudnn: &Cudnn| fused::plan_forward(cudnn, sizes, is_causal);
+    let workspace = workspace.address_mut();
+    cuda.run_cudnn(key("attention", sizes, is_causal), fused::WORKSPACE, make, |cudnn, plan| {
+        fused::forward(cudnn, plan, sizes, is_causal, inputs, results, workspace)
     })
 }
 
-fn key(name: &'static str, (sizes, is_causal): (AttentionSizes, bool)) -> CudnnPlanKey {
+fn key(name: &'static str, sizes: AttentionSizes, is_causal: bool) -> CudnnPlanKey {
     let AttentionSizes { samples, queries, keys, heads, kv_heads, d, dtype, .. } = sizes;
     (name, dtype, [samples, queries, keys, heads, kv_heads, d, usize::from(is_causal)])
 }
@@ -81,21 +82,23 @@ fn key(name: &'static str, (sizes, is_causal): (AttentionSizes, bool)) -> CudnnP
 pub fn backward(
     cuda: &CudaBackend,
     sizes: AttentionSizes,
-    (how, kind): (Attention<'_>, DeviceKind),
+    how: Attention<'_>,
+    kind: DeviceKind,
     inputs: AttentionInputs<'_>,
     slots: &mut [GradientSlot],
     workspace: &mut Tensor,
 ) {
     let is_fit = fused::is_fit(sizes, how) && slots.iter().all(|slot| !slot.add);
     let floats = backward_floats(sizes, how) - n_rows(sizes);
-    let room = workspace.address_mut();
-    let delta = room + (floats * size_of::<f32>()) as u64;
+    let start = workspace.address_mut();
+    let delta = start + (floats * size_of::<f32>()) as u64;
     let is_done = is_fit && {
-        let (of, workspace) = ((sizes, how.is_causal), fused::workspace(sizes));
-        let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes, how.is_causal);
-        let places = [delta, room + workspace as u64, room];
-        cuda.run_cudnn(key("attention backward", of), workspace, make, |cudnn, plan| {
-            fused::backward(cudnn, plan, of, inputs, slots, places)
+        let (is_causal, workspace) = (how.is_causal, fused::workspace(sizes));
+        let make = |cudnn: &Cudnn| fused::plan_backward(cudnn, sizes, is_causal);
+        let addresses = [delta, start + workspace as u64, start];
+        let key = key("attention backward", sizes, is_causal);
+        cuda.run_cudnn(key, workspace, make, |cudnn, plan| {
+            fused::backward(cudnn, plan, sizes, is_causal, inputs, slots, addresses)
         })
     };
     let own = CudaAttentionGrad { cuda, sizes, shape: shape(sizes, how), inputs, delta };
@@ -134,19 +137,19 @@ impl CudaAttentionGrad<'_> {
     }
 
     fn queries(&self, slots: &mut [GradientSlot]) {
-        let (sizes, way) = (self.sizes, self.kernel(slots));
+        let (sizes, kernel) = (self.sizes, self.kernel(slots));
         let dq = &mut slots[0];
         let written = arguments![&mut dq.tensor, dq.add];
-        let grid = way.backward_grid(sizes, sizes.queries, sizes.heads);
-        self.launch(way, ["attention_dq", "flash_dq"], grid, &written);
+        let grid = kernel.backward_grid(sizes, sizes.queries, sizes.heads);
+        self.launch(kernel, ["attention_dq", "flash_dq"], grid, &written);
     }
 
     fn keys_and_values(&self, slots: &mut [GradientSlot]) {
-        let (sizes, way) = (self.sizes, self.kernel(slots));
+        let (sizes, kernel) = (self.sizes, self.kernel(slots));
         let [_, dk, dv] = slots else { unreachable!("three gradients") };
         let written = arguments![&mut dk.tensor, &mut dv.tensor, dk.add, dv.add];
-        let grid = way.backward_grid(sizes, sizes.keys, sizes.kv_heads);
-        self.launch(way, ["attention_dkv", "flash_dkv"], grid, &written);
+        let grid = kernel.backward_grid(sizes, sizes.keys, sizes.kv_heads);
+        self.launch(kernel, ["attention_dkv", "flash_dkv"], grid, &written);
     }
 
     fn kernel(&self, slots: &[GradientSlot]) -> AttentionKernel {
@@ -163,8 +166,8 @@ impl CudaAttentionGrad<'_> {
         grid: LaunchConfig,
         written: &[CudaArg],
     ) {
-        let AttentionInputs { q, k, v, gradient, logsumexp: denominators, .. } = self.inputs;
-        let read = arguments![q, k, v, gradient, denominators, self.delta];
+        let AttentionInputs { q, k, v, gradient, logsumexp, .. } = self.inputs;
+        let read = arguments![q, k, v, gradient, logsumexp, self.delta];
         let arguments = [&read[..], written, &self.shape].concat();
         kernel.launch(self.cuda, names, self.sizes, grid, &arguments);
     }
@@ -204,8 +207,8 @@ impl AttentionKernel {
         if is_wide && tensors.iter().all(is_fit) {
             return Self::Flash(if sizes.d <= 64 { 64 } else { 128 });
         }
-        let products = |rows: usize| 2 * rows * (rows + 4) * size_of::<f32>();
-        let fits = |rows: &usize| plain_bytes(sizes, 6, *rows) + products(*rows) <= SHARED_BYTES;
+        let scores = |rows: usize| 2 * rows * (rows + 4) * size_of::<f32>();
+        let fits = |rows: &usize| plain_bytes(sizes, 6, *rows) + scores(*rows) <= SHARED_BYTES;
         Self::Plain([32, 16, 8, 4].into_iter().find(fits).unwrap_or(2))
     }
 
@@ -218,7 +221,7 @@ impl AttentionKernel {
                 (rows, FLASH_THREADS, (rows + 4 * FLASH_TILE) * d * size_of::<u16>())
             }
         };
-        grid(sizes, sizes.queries.div_ceil(rows), sizes.heads, (threads, bytes))
+        grid(sizes, sizes.queries.div_ceil(rows), sizes.heads, threads, bytes)
     }
 
     /// For gradients of so many queries or keys.
@@ -232,7 +235,7 @@ impl AttentionKernel {
                 (rows, FLASH_THREADS, tiles + 2 * FLASH_TILE * FLASH_KNOWN)
             }
         };
-        grid(sizes, count.div_ceil(rows), heads, (threads, bytes))
+        grid(sizes, count.div_ceil(rows), heads, threads, bytes)
     }
 
     /// Starts the one of two kernels that is meant.
@@ -256,10 +259,11 @@ fn grid(
     sizes: AttentionSizes,
     blocks: usize,
     heads: usize,
-    (threads, bytes): (usize, usize),
+    threads: usize,
+    shared_bytes: usize,
 ) -> LaunchConfig {
     let blocks = [blocks as u32, heads as u32, sizes.samples as u32];
-    LaunchConfig { blocks, threads: threads as u32, shared_bytes: bytes as u32 }
+    LaunchConfig { blocks, threads: threads as u32, shared_bytes: shared_bytes as u32 }
 }
 
 /// Of shared memory for `n` blocks of rows in f32.

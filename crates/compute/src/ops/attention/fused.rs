@@ -47,7 +47,7 @@ enum AttentionTensor {
     Statistics,
     Scale,
     One,
-    /// What a key that is not seen has for a product.
+    /// The score of a key that is not seen.
     Least,
     Gradient,
     Dq,
@@ -102,11 +102,11 @@ pub fn plan_forward(cudnn: &Cudnn, sizes: AttentionSizes, is_causal: bool) -> Re
     let out = g.tensor(AttentionTensor::Out as i64, of.queries, of.dtype)?;
     let statistics = g.tensor(AttentionTensor::Statistics as i64, of.rows, Dtype::F32)?;
     let scale = g.number(AttentionTensor::Scale as i64)?;
-    let products = scaled_scores(g, &of, [q, k, scale])?;
-    let products = masked(g, &of, products)?;
+    let scores = scaled_scores(g, &of, [q, k, scale])?;
+    let scores = masked(g, &of, scores)?;
     let most = g.temporary(of.rows, Dtype::F32)?;
-    g.reduce(Reduction::Max, products, most)?;
-    let distances = subtract_rows(g, &of, products, most)?;
+    g.reduce(Reduction::Max, scores, most)?;
+    let distances = subtract_rows(g, &of, scores, most)?;
     let weights = exp(g, &of, distances)?;
     let total = g.temporary(of.rows, Dtype::F32)?;
     g.reduce(Reduction::Sum, weights, total)?;
@@ -132,8 +132,8 @@ pub fn plan_backward(cudnn: &Cudnn, sizes: AttentionSizes, is_causal: bool) -> R
     let delta = delta(g, &of, out, gradient)?;
 
     let scale = g.number(AttentionTensor::Scale as i64)?;
-    let products = scaled_scores(g, &of, [q, k, scale])?;
-    let distances = subtract_rows(g, &of, products, statistics)?;
+    let scores = scaled_scores(g, &of, [q, k, scale])?;
+    let distances = subtract_rows(g, &of, scores, statistics)?;
     let distances = masked(g, &of, distances)?;
     let weights = exp(g, &of, distances)?;
     let weights_t = g.temporary(of.scores.t(), of.dtype)?;
@@ -141,17 +141,17 @@ pub fn plan_backward(cudnn: &Cudnn, sizes: AttentionSizes, is_causal: bool) -> R
     let dv = g.tensor(AttentionTensor::Dv as i64, of.keys, of.dtype)?;
     key_gradient(g, &of, [weights_t, gradient], dv)?;
 
-    let slopes = score_gradients(g, &of, [gradient, v, delta, weights, scale])?;
-    let slopes_t = g.temporary(of.scores.t(), of.dtype)?;
-    g.reshape(slopes, slopes_t)?;
+    let of_scores = score_gradients(g, &of, [gradient, v, delta, weights, scale])?;
+    let score_gradients_t = g.temporary(of.scores.t(), of.dtype)?;
+    g.reshape(of_scores, score_gradients_t)?;
     let dk = g.tensor(AttentionTensor::Dk as i64, of.keys, of.dtype)?;
-    key_gradient(g, &of, [slopes_t, q], dk)?;
+    key_gradient(g, &of, [score_gradients_t, q], dk)?;
 
     let rows_of_k = g.temporary(of.keys, of.dtype)?;
     g.reshape(k, rows_of_k)?;
     let sum =
         g.tensor(AttentionTensor::DqSum as i64, TensorLayout::dense(of.queries.sizes), Dtype::F32)?;
-    g.matmul(slopes, rows_of_k, sum)?;
+    g.matmul(of_scores, rows_of_k, sum)?;
     let dq = g.tensor(AttentionTensor::Dq as i64, of.queries, of.dtype)?;
     g.pointwise(Pointwise::Copy, sum, None, dq)?;
     graph.plan()
@@ -163,48 +163,48 @@ fn scaled_scores(
     of: &AttentionLayouts,
     [q, k, scale]: [GraphTensor; 3],
 ) -> Result<GraphTensor> {
-    let products = g.temporary(of.scores, Dtype::F32)?;
-    g.matmul(q, k, products)?;
+    let scores = g.temporary(of.scores, Dtype::F32)?;
+    g.matmul(q, k, scores)?;
     let scaled = g.temporary(of.scores, Dtype::F32)?;
-    g.pointwise(Pointwise::Multiply, products, Some(scale), scaled)?;
+    g.pointwise(Pointwise::Multiply, scores, Some(scale), scaled)?;
     Ok(scaled)
 }
 
-/// The numbers of keys that are seen, and the least there is for all others.
-fn masked(g: &mut Graph<'_>, of: &AttentionLayouts, numbers: GraphTensor) -> Result<GraphTensor> {
+/// The scores of keys that are seen, and the lowest value for all others.
+fn masked(g: &mut Graph<'_>, of: &AttentionLayouts, scores: GraphTensor) -> Result<GraphTensor> {
     if !of.is_causal {
-        return Ok(numbers);
+        return Ok(scores);
     }
     let [query, key] = [g.temporary(of.scores, Dtype::I32)?, g.temporary(of.scores, Dtype::I32)?];
-    g.gen_index(2, numbers, query)?;
-    g.gen_index(3, numbers, key)?;
+    g.gen_index(2, scores, query)?;
+    g.gen_index(3, scores, key)?;
     let is_seen = g.temporary(of.scores, BOOL_DTYPE)?;
     g.at_least(query, key, is_seen)?;
     let (least, all) =
         (g.number(AttentionTensor::Least as i64)?, g.temporary(of.scores, Dtype::F32)?);
-    g.select(is_seen, numbers, least, all)?;
+    g.select(is_seen, scores, least, all)?;
     Ok(all)
 }
 
-/// numbers - a number per row
+/// scores - a value per row
 fn subtract_rows(
     g: &mut Graph<'_>,
     of: &AttentionLayouts,
-    numbers: GraphTensor,
+    scores: GraphTensor,
     rows: GraphTensor,
 ) -> Result<GraphTensor> {
     let distances = g.temporary(of.scores, Dtype::F32)?;
-    g.pointwise(Pointwise::Subtract, numbers, Some(rows), distances)?;
+    g.pointwise(Pointwise::Subtract, scores, Some(rows), distances)?;
     Ok(distances)
 }
 
-fn exp(g: &mut Graph<'_>, of: &AttentionLayouts, numbers: GraphTensor) -> Result<GraphTensor> {
+fn exp(g: &mut Graph<'_>, of: &AttentionLayouts, scores: GraphTensor) -> Result<GraphTensor> {
     let weights = g.temporary(of.scores, Dtype::F32)?;
-    g.pointwise(Pointwise::Exp, numbers, None, weights)?;
+    g.pointwise(Pointwise::Exp, scores, None, weights)?;
     Ok(weights)
 }
 
-/// A product that is a gradient of keys or values, summed up over the heads that share them.
+/// A matmul that gives the gradient of keys or values, summed over the heads that share them.
 fn key_gradient(
     g: &mut Graph<'_>,
     of: &AttentionLayouts,
@@ -244,21 +244,22 @@ fn score_gradients(
     of: &AttentionLayouts,
     [gradient, v, delta, weights, scale]: [GraphTensor; 5],
 ) -> Result<GraphTensor> {
-    let products = g.temporary(of.scores, Dtype::F32)?;
-    g.matmul(gradient, v, products)?;
+    let scores = g.temporary(of.scores, Dtype::F32)?;
+    g.matmul(gradient, v, scores)?;
     let distances = g.temporary(of.scores, Dtype::F32)?;
-    g.pointwise(Pointwise::Subtract, products, Some(delta), distances)?;
+    g.pointwise(Pointwise::Subtract, scores, Some(delta), distances)?;
     let weighed = g.temporary(of.scores, Dtype::F32)?;
     g.pointwise(Pointwise::Multiply, distances, Some(weights), weighed)?;
-    let slopes = g.temporary(of.scores, Dtype::F32)?;
-    g.pointwise(Pointwise::Multiply, weighed, Some(scale), slopes)?;
-    Ok(slopes)
+    let gradients = g.temporary(of.scores, Dtype::F32)?;
+    g.pointwise(Pointwise::Multiply, weighed, Some(scale), gradients)?;
+    Ok(gradients)
 }
 
 pub fn forward(
     cudnn: &Cudnn,
     plan: &CudnnPlan,
-    (sizes, is_causal): (AttentionSizes, bool),
+    sizes: AttentionSizes,
+    is_causal: bool,
     [q, k, v]: [&Tensor; 3],
     [out, statistics]: [&mut Tensor; 2],
     workspace: u64,
@@ -281,19 +282,20 @@ const LEAST: (i64, f32) = (AttentionTensor::Least as i64, f32::MIN);
 pub fn backward(
     cudnn: &Cudnn,
     plan: &CudnnPlan,
-    (sizes, is_causal): (AttentionSizes, bool),
+    sizes: AttentionSizes,
+    is_causal: bool,
     inputs: AttentionInputs<'_>,
     slots: &mut [GradientSlot],
     [delta, sum, workspace]: [u64; 3],
 ) -> Result<()> {
-    let AttentionInputs { q, k, v, out, gradient, logsumexp: denominators } = inputs;
+    let AttentionInputs { q, k, v, out, gradient, logsumexp } = inputs;
     let [dq, dk, dv] = slots else { unreachable!("three gradients") };
     let tensors = [
         (AttentionTensor::Q as i64, q.address()),
         (AttentionTensor::K as i64, k.address()),
         (AttentionTensor::V as i64, v.address()),
         (AttentionTensor::Out as i64, out.address()),
-        (AttentionTensor::Statistics as i64, denominators.address()),
+        (AttentionTensor::Statistics as i64, logsumexp.address()),
         (AttentionTensor::Gradient as i64, gradient.address()),
         (AttentionTensor::Dq as i64, dq.tensor.address_mut()),
         (AttentionTensor::Dk as i64, dk.tensor.address_mut()),

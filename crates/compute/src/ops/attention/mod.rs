@@ -317,8 +317,8 @@ impl AttentionBackward {
                 );
             }
             Backend::Cuda(engine) => {
-                let how = (how, place.device.kind());
-                cuda::backward(engine, sizes, how, inputs, &mut slots, &mut workspace);
+                let kind = place.device.kind();
+                cuda::backward(engine, sizes, how, kind, inputs, &mut slots, &mut workspace);
             }
             Backend::Gpu(engine) => gpu::backward(engine, sizes, how, inputs, &mut slots),
         }

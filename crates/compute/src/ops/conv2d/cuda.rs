@@ -42,7 +42,8 @@ pub fn finish(
     cuda: &CudaBackend,
     strip: &ConvStrip,
     sums: &Tensor,
-    (bias, activation): (Option<&Tensor>, Activation),
+    bias: Option<&Tensor>,
+    activation: Activation,
     y: &mut Tensor,
 ) {
     let &[_, _, height, width] = y.shape().sizes() else { unreachable!("made by the op") };

@@ -240,13 +240,13 @@ impl ConvStrip {
         match cx.engine() {
             Backend::Meta => {}
             Backend::Cpu(engine) => {
-                cpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
+                cpu::finish(engine, self, &sums, layer.bias, layer.activation, y);
             }
             Backend::Cuda(engine) => {
-                cuda::finish(engine, self, &sums, (layer.bias, layer.activation), y);
+                cuda::finish(engine, self, &sums, layer.bias, layer.activation, y);
             }
             Backend::Gpu(engine) => {
-                gpu::finish(engine, self, &sums, (layer.bias, layer.activation), y);
+                gpu::finish(engine, self, &sums, layer.bias, layer.activation, y);
             }
         }
         Ok(())

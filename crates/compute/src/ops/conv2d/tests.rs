@@ -35,7 +35,8 @@ impl Case {
         let least = if self.kernel[1..] == [3, 3] && self.stride == 1 { 5e-6 } else { 1e-6 };
         check_forward_within(
             &inputs,
-            (4.0, least),
+            4.0,
+            least,
             &|tape, v| {
                 let layer = Conv2d {
                     bias: Some(v[2].tensor()),

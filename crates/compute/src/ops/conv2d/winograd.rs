@@ -82,22 +82,22 @@ pub(super) fn convolve(
                 cpu::winograd::see(engine, window, images, rows.start, &mut seen);
             }
         }
-        let mut products = Vec::with_capacity(PLACES);
+        let mut transformed = Vec::with_capacity(PLACES);
         for index in 0..PLACES {
-            let mut product = cx.workspace([outputs, n], Dtype::F32)?;
+            let mut sums = cx.workspace([outputs, n], Dtype::F32)?;
             let kernel = kernels.narrow(index..index + 1).reshape([outputs, inputs]);
             let seen = seen.narrow(index..index + 1).reshape([inputs, n]);
-            FusedMatmul::new(&[Matmul::new(&kernel, (&seen).into())], &mut product).run(cx)?;
-            products.push(product);
+            FusedMatmul::new(&[Matmul::new(&kernel, (&seen).into())], &mut sums).run(cx)?;
+            transformed.push(sums);
         }
         drop(seen);
-        let sums: Vec<&Tensor> = products.iter().collect();
+        let sums: Vec<&Tensor> = transformed.iter().collect();
         cx.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
         match cx.engine() {
             Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
             Backend::Cpu(engine) => {
-                let after = (layer.bias, layer.activation);
-                cpu::winograd::finish(engine, rows.start, &products, after, y);
+                let (bias, activation) = (layer.bias, layer.activation);
+                cpu::winograd::finish(engine, rows.start, &transformed, bias, activation, y);
             }
         }
     }

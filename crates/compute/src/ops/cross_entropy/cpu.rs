@@ -92,7 +92,8 @@ pub fn logit_gradients(
 pub fn add_scaled(
     cpu: &CpuBackend,
     sums: &Tensor,
-    (gradient, share): (&Tensor, f32),
+    gradient: &Tensor,
+    share: f32,
     to: &mut Tensor,
     add: bool,
 ) {

@@ -42,14 +42,15 @@ pub fn logit_gradients(
     let (packs, variant) =
         (logits.shape().elements() / p, CudaVariant::of(&[logits.dtype()]).with_pack(p));
     let arguments = arguments![logits, targets, folds, packs, columns, range.start];
-    cuda.launch(&KERNELS, "slopes", variant, LaunchConfig::per_element(packs), &arguments);
+    cuda.launch(&KERNELS, "gradients", variant, LaunchConfig::per_element(packs), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
     cuda: &CudaBackend,
     sums: &Tensor,
-    (gradient, share): (&Tensor, f32),
+    gradient: &Tensor,
+    share: f32,
     to: &mut Tensor,
     add: bool,
 ) {

@@ -38,14 +38,15 @@ pub fn logit_gradients(
 ) {
     let (n, columns) = (logits.shape().elements(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, n, columns, range.start];
-    gpu.launch(&KERNELS, "slopes", &GpuVariant::default(), singles(n), &arguments);
+    gpu.launch(&KERNELS, "gradients", &GpuVariant::default(), singles(n), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.
 pub fn add_scaled(
     gpu: &GpuBackend,
     sums: &Tensor,
-    (gradient, share): (&Tensor, f32),
+    gradient: &Tensor,
+    share: f32,
     to: &mut Tensor,
     add: bool,
 ) {

@@ -53,14 +53,10 @@ impl Tape<'_> {
     /// and `targets` [..], u32, for a weight [vocabulary, width]. Rows of target [`IGNORE_INDEX`] do not
     /// count.
     pub fn cross_entropy(&self, x: &Var, weight: &Var, targets: &Tensor) -> Result<Var> {
-        let (kind, table) =
-            (self.device().kind(), (weight.shape(), weight.grad_target().is_some()));
-        self.cross_entropy_by(
-            LogitsChunkSize::of(table, format(x.dtype(), kind), kind),
-            x,
-            weight,
-            targets,
-        )
+        let (kind, is_trained) = (self.device().kind(), weight.grad_target().is_some());
+        let dtype = logits_dtype(x.dtype(), kind);
+        let chunk = LogitsChunkSize::of(weight.shape(), is_trained, dtype, kind);
+        self.cross_entropy_by(chunk, x, weight, targets)
     }
 
     /// The same with so much of the logits at a time.
@@ -106,7 +102,7 @@ impl Tape<'_> {
             for (sum, (source, shape, dtype)) in [sums.x, sums.weight].into_iter().zip(inputs) {
                 let Some(sum) = sum else { continue };
                 let Some(mut slot) = back.slot_of(source, shape, dtype)? else { continue };
-                add_scaled(back.cx, &sum, (&gradient, share), &mut slot);
+                add_scaled(back.cx, &sum, &gradient, share, &mut slot);
                 back.put(slot);
             }
             Ok(())
@@ -124,7 +120,7 @@ struct LogitsChunkSize {
 
 impl LogitsChunkSize {
     /// For a table of this shape that is trained, or not, and logits of a format.
-    fn of((table, is_trained): (Shape, bool), logits: Dtype, kind: DeviceKind) -> Self {
+    fn of(table: Shape, is_trained: bool, logits: Dtype, kind: DeviceKind) -> Self {
         let (bytes, columns) = match kind {
             DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => (LOGITS, COLUMNS),
             // As many as the table's gradient has, so that adding to that is little beside them.
@@ -138,10 +134,9 @@ impl LogitsChunkSize {
     }
 }
 
-/// The format of the logits and of their gradients. A GPU that multiplies bf16 is given these in bf16
-/// too: to write and read them in f32 takes as long as half a product, and they are rounded anyway to be
-/// multiplied.
-fn format(x: Dtype, kind: DeviceKind) -> Dtype {
+/// The dtype of the logits and of their gradients. CUDA gets them in bf16 where x is bf16: to write and read
+/// them in f32 takes as long as half a matmul, and they are rounded anyway to be multiplied.
+fn logits_dtype(x: Dtype, kind: DeviceKind) -> Dtype {
     match kind {
         DeviceKind::Cuda { .. } if x == Dtype::Bf16 => Dtype::Bf16,
         _ => Dtype::F32,
@@ -150,7 +145,8 @@ fn format(x: Dtype, kind: DeviceKind) -> Dtype {
 
 /// The table as it is multiplied: every product would round all of it again.
 fn table(op: &Op<'_>, weight: &Tensor, x: Dtype) -> Result<Tensor> {
-    let is_rounded = format(x, op.device.kind()) == Dtype::Bf16 && weight.dtype() == Dtype::F32;
+    let is_rounded =
+        logits_dtype(x, op.device.kind()) == Dtype::Bf16 && weight.dtype() == Dtype::F32;
     if !is_rounded {
         return Ok(weight.clone());
     }
@@ -268,10 +264,10 @@ impl LossRows {
     /// x·weightᵀ for some words.
     fn logits(&self, cx: OpContext<'_>, columns: Range<usize>) -> Result<Tensor> {
         let (x, weight) = (&self.x, self.weight.narrow(columns));
-        let dtype = format(x.dtype(), cx.device.kind());
+        let dtype = logits_dtype(x.dtype(), cx.device.kind());
         let mut logits = cx.workspace([x.shape().rows(), weight.shape().rows()], dtype)?;
-        let product = Matmul::new(x, Operand::beside(&weight, x.dtype()).t());
-        FusedMatmul::new(&[product], &mut logits).run(cx)?;
+        let matmul = Matmul::new(x, Operand::beside(&weight, x.dtype()).t());
+        FusedMatmul::new(&[matmul], &mut logits).run(cx)?;
         Ok(logits)
     }
 
@@ -287,20 +283,20 @@ impl LossRows {
     ) -> Result<()> {
         for LogitsChunk { columns, mut logits } in pieces {
             self.logit_gradients(cx, &columns, folds, &mut logits);
-            let slopes = Operand::beside(&logits, self.x.dtype());
+            let gradients = Operand::beside(&logits, self.x.dtype());
             if let Some(sum) = &mut sums.x {
                 let weight = self.weight.narrow(columns.clone());
-                let product = Matmul::new(slopes, Operand::beside(&weight, self.x.dtype()));
+                let matmul = Matmul::new(gradients, Operand::beside(&weight, self.x.dtype()));
                 let add = columns.start > 0;
                 sum.with_range_mut(range.clone(), |sum| {
-                    FusedMatmul { add, ..FusedMatmul::new(&[product], sum) }.run(cx)
+                    FusedMatmul { add, ..FusedMatmul::new(&[matmul], sum) }.run(cx)
                 })?;
             }
             if let Some(sum) = &mut sums.weight {
-                let product = Matmul::new(slopes.t(), Operand::from(&self.x));
+                let matmul = Matmul::new(gradients.t(), Operand::from(&self.x));
                 let add = range.start > 0;
                 sum.with_range_mut(columns, |sum| {
-                    FusedMatmul { add, ..FusedMatmul::new(&[product], sum) }.run(cx)
+                    FusedMatmul { add, ..FusedMatmul::new(&[matmul], sum) }.run(cx)
                 })?;
             }
         }
@@ -327,13 +323,19 @@ impl LossRows {
 }
 
 /// Adds share · gradient · `sum` to what a slot holds, or writes it where there is nothing yet.
-fn add_scaled(cx: OpContext<'_>, sum: &Tensor, scale: (&Tensor, f32), slot: &mut GradientSlot) {
+fn add_scaled(
+    cx: OpContext<'_>,
+    sum: &Tensor,
+    gradient: &Tensor,
+    share: f32,
+    slot: &mut GradientSlot,
+) {
     cx.count("accumulate", sum.shape().elements(), &[sum, &slot.tensor, &slot.tensor]);
     let (to, add) = (&mut slot.tensor, slot.add);
     match cx.engine() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::add_scaled(engine, sum, scale, to, add),
-        Backend::Cuda(engine) => cuda::add_scaled(engine, sum, scale, to, add),
-        Backend::Gpu(engine) => gpu::add_scaled(engine, sum, scale, to, add),
+        Backend::Cpu(engine) => cpu::add_scaled(engine, sum, gradient, share, to, add),
+        Backend::Cuda(engine) => cuda::add_scaled(engine, sum, gradient, share, to, add),
+        Backend::Gpu(engine) => gpu::add_scaled(engine, sum, gradient, share, to, add),
     }
 }

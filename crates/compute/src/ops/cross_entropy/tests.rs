@@ -3,7 +3,9 @@
 use super::{FEWEST_ROWS, IGNORE_INDEX, LOGITS, LOGITS_ON_GPU, LogitsChunkSize};
 use crate::ops::gather::tests::gathered;
 use crate::testing::{Dual, Input, check, compare, device, recomputed};
-use crate::{Device, DeviceKind, Dtype, Gradients, Params, Shape, Tape, Tensor, Var};
+use crate::{
+    Device, DeviceKind, Dtype, Gradients, Params, RandomSequence, Shape, Tape, Tensor, Var,
+};
 
 /// The definition, with the whole logits.
 fn exact(x: &[Dual], weight: &[Dual], targets: &[u32], width: usize) -> Dual {
@@ -119,14 +121,14 @@ fn a_tied_embedding_has_one_gradient() {
             let x = tape.embedding(&ids, &v[0])?;
             tape.cross_entropy_by(cut(4, 4), &x, &v[0], &tape.device().upload([6], &TARGETS)?)
         },
-        &|v| vec![exact(&gathered(&v[0], &IDS, (6, 9, 3)), &v[0], &TARGETS, 3)],
+        &|v| vec![exact(&gathered(&v[0], &IDS, [6, 9, 3]), &v[0], &TARGETS, 3)],
     );
 }
 
 #[test]
 fn a_tied_parameter_has_the_sum_of_what_two_would_have() {
     let device = device();
-    let table = || device.normal([9, 3], Dtype::Bf16, 1.0, (1, 0)).unwrap();
+    let table = || device.normal([9, 3], Dtype::Bf16, 1.0, RandomSequence::new(1, 0)).unwrap();
     let mut params = Params::default();
     let [tied, embedding, head] = [(); 3].map(|()| params.add(table()));
     let mut gradients = Gradients::default();
@@ -153,8 +155,9 @@ fn a_tied_parameter_has_the_sum_of_what_two_would_have() {
 fn recomputed_it_gives_the_same() {
     let device = device();
     let mut params = Params::default();
-    let x = params.add(device.normal([6, 5], Dtype::F32, 1.0, (1, 0)).unwrap());
-    let weight = params.add(device.normal([9, 5], Dtype::F32, 1.0, (1, 1)).unwrap());
+    let x = params.add(device.normal([6, 5], Dtype::F32, 1.0, RandomSequence::new(1, 0)).unwrap());
+    let weight =
+        params.add(device.normal([9, 5], Dtype::F32, 1.0, RandomSequence::new(1, 1)).unwrap());
     let targets = device.upload([6], &TARGETS).unwrap();
     let run = |recompute: bool| {
         let mut gradients = Gradients::default();
@@ -230,7 +233,7 @@ fn rows_fill_their_room() {
             (card, Dtype::Bf16, LOGITS_ON_GPU),
         ] {
             let LogitsChunkSize { rows, .. } =
-                LogitsChunkSize::of(([vocabulary, 8].into(), true), dtype, kind);
+                LogitsChunkSize::of([vocabulary, 8].into(), true, dtype, kind);
             let bytes = vocabulary * dtype.bytes();
             assert!(rows * bytes <= room, "{vocabulary}");
             assert!((rows + FEWEST_ROWS) * bytes > room, "{vocabulary}");
@@ -238,7 +241,7 @@ fn rows_fill_their_room() {
     }
     let rows = |table: [usize; 2], dtype, kind| {
         [false, true]
-            .map(|is_trained| LogitsChunkSize::of((table.into(), is_trained), dtype, kind).rows)
+            .map(|is_trained| LogitsChunkSize::of(table.into(), is_trained, dtype, kind).rows)
     };
     assert_eq!(rows([256_000, 2048], Dtype::F32, cpu), [FEWEST_ROWS; 2]);
     assert_eq!(rows([128_256, 2048], Dtype::F32, card), [512, 2048]);

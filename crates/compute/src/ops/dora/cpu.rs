@@ -26,7 +26,9 @@ pub fn row_norms(cpu: &CpuBackend, weight: Weight<'_>, norms: &mut Tensor) {
 pub fn adapted_norms(
     cpu: &CpuBackend,
     norms: &Tensor,
-    (up, cross, scale): (&Tensor, &Tensor, f32),
+    up: &Tensor,
+    cross: &Tensor,
+    scale: f32,
     adapted: &mut Tensor,
 ) {
     let rank = up.shape().width();

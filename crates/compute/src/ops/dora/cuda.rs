@@ -34,7 +34,9 @@ pub fn row_norms(cuda: &CudaBackend, weight: Weight<'_>, room: &mut Tensor, norm
 pub fn adapted_norms(
     cuda: &CudaBackend,
     norms: &Tensor,
-    (up, cross, scale): (&Tensor, &Tensor, f32),
+    up: &Tensor,
+    cross: &Tensor,
+    scale: f32,
     adapted: &mut Tensor,
 ) {
     let (rows, rank) = (up.shape().rows(), up.shape().width());

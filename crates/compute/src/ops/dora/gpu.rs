@@ -32,7 +32,9 @@ pub fn row_norms(gpu: &GpuBackend, weight: Weight<'_>, room: &mut Tensor, norms:
 pub fn adapted_norms(
     gpu: &GpuBackend,
     norms: &Tensor,
-    (up, cross, scale): (&Tensor, &Tensor, f32),
+    up: &Tensor,
+    cross: &Tensor,
+    scale: f32,
     adapted: &mut Tensor,
 ) {
     let (rows, rank) = (up.shape().rows(), up.shape().width());

@@ -78,7 +78,7 @@ impl Tape<'_> {
         op.expect_vector("magnitude", magnitude.tensor(), outputs)?;
         let mut scales = op.alloc([outputs], Dtype::F32)?;
         let norms = adapted_norms(op.cx, weight, norms, lora)?;
-        divide(op.cx, magnitude.tensor(), &norms, (&mut scales, false));
+        divide(op.cx, magnitude.tensor(), &norms, &mut scales, false);
         let result = op.result(scales);
         let Some(source) = magnitude.grad_target().filter(|_| self.requires_grad(&[magnitude]))
         else {
@@ -87,7 +87,7 @@ impl Tape<'_> {
         self.save_extra(&op);
         Ok(self.record(result, move |back, gradient| {
             let mut slot = back.slot(source, norms.shape(), Dtype::F32)?;
-            divide(back.cx, &gradient, &norms, (&mut slot.tensor, slot.add));
+            divide(back.cx, &gradient, &norms, &mut slot.tensor, slot.add);
             back.put(slot);
             Ok(())
         }))
@@ -107,29 +107,27 @@ fn adapted_norms(
     let mut square = cx.workspace([rank, rank], Dtype::F32)?;
     FusedMatmul::new(&[Matmul::new(down, down.t())], &mut square).run(cx)?;
     let mut cross = cx.workspace([outputs, rank], Dtype::F32)?;
-    let products = [
+    let matmuls = [
         Matmul { scale: 2.0, ..Matmul::new(weight.matrix(Dtype::F32), down.t()) },
         Matmul { scale, ..Matmul::new(up, (&square).into()) },
     ];
-    FusedMatmul::new(&products, &mut cross).run(cx)?;
+    FusedMatmul::new(&matmuls, &mut cross).run(cx)?;
     let work = 2 * up.shape().elements();
     cx.count("dora norms", work, &[up, &cross, norms, &adapted]);
     match cx.engine() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => {
-            cpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted)
-        }
+        Backend::Cpu(engine) => cpu::adapted_norms(engine, norms, up, &cross, scale, &mut adapted),
         Backend::Cuda(engine) => {
-            cuda::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
+            cuda::adapted_norms(engine, norms, up, &cross, scale, &mut adapted);
         }
         Backend::Gpu(engine) => {
-            gpu::adapted_norms(engine, norms, (up, &cross, scale), &mut adapted);
+            gpu::adapted_norms(engine, norms, up, &cross, scale, &mut adapted);
         }
     }
     Ok(adapted)
 }
 
-fn divide(cx: OpContext<'_>, x: &Tensor, by: &Tensor, (out, add): (&mut Tensor, bool)) {
+fn divide(cx: OpContext<'_>, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
     cx.count("dora divide", x.shape().elements(), &[x, by, out]);
     match cx.engine() {
         Backend::Meta => {}

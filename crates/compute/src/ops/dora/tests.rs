@@ -4,7 +4,9 @@ use super::row_norms;
 use crate::ops::activation::tests::exact as active;
 use crate::ops::{Activation, Linear, Lora, Weight};
 use crate::testing::{Dual, Input, check, compare, device, for_random_sizes, recomputed, upload};
-use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Result, Tape, Var};
+use crate::{
+    Device, Dtype, Gradients, Params, Quantisation, Quantised, RandomSequence, Result, Tape, Var,
+};
 
 const SCALE: f32 = 0.7;
 
@@ -91,8 +93,10 @@ fn it_starts_as_the_layer_itself() {
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-        let weight = Var::from(device.normal([50, 300], dtype, 0.02, (1, 0)).unwrap());
-        let down = Var::from(device.normal([4, 300], Dtype::F32, 0.1, (1, 1)).unwrap());
+        let weight =
+            Var::from(device.normal([50, 300], dtype, 0.02, RandomSequence::new(1, 0)).unwrap());
+        let down =
+            Var::from(device.normal([4, 300], Dtype::F32, 0.1, RandomSequence::new(1, 1)).unwrap());
         let up = Var::from(device.zeros([50, 4], Dtype::F32).unwrap());
         let norms = row_norms((&weight).into()).unwrap();
         let magnitude = Var::from(norms.clone());

@@ -77,13 +77,13 @@ pub fn gated(
     with_real!(gradient.dtype(), T => {
         let (gradient, gates) = (gradient.data::<T>(), RowChunk::of(gates.data::<T>(), gates, index, width));
         cpu.par_rows(out.data_mut::<T>(), width, |first, rows| {
-            let mut product = vec![0.0; width];
+            let mut values = vec![0.0; width];
             for (row, out) in (first..).zip(rows.chunks_exact_mut(width)) {
                 let (gate, gradient) = (gates.row(row / tokens), &gradient[row * width..][..width]);
-                for ((product, gate), gradient) in product.iter_mut().zip(gate).zip(gradient) {
-                    *product = gate.to_f32() * gradient.to_f32();
+                for ((value, gate), gradient) in values.iter_mut().zip(gate).zip(gradient) {
+                    *value = gate.to_f32() * gradient.to_f32();
                 }
-                store(&product, out, add);
+                store(&values, out, add);
             }
         });
     });

@@ -32,7 +32,7 @@ pub fn accumulate(cuda: &CudaBackend, gradient: &Tensor, sum: &mut Tensor, add: 
 }
 
 /// The same between places that are no tensors: parts of a workspace.
-pub fn convert(cuda: &CudaBackend, (from, to): (CudaArg, CudaArg), variant: CudaVariant, n: usize) {
+pub fn convert(cuda: &CudaBackend, from: CudaArg, to: CudaArg, variant: CudaVariant, n: usize) {
     let arguments = [from, to, CudaArg::from(n), CudaArg::from(false)];
     cuda.launch(&KERNELS, "accumulate", variant, LaunchConfig::per_element(n), &arguments);
 }

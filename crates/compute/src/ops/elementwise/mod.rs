@@ -86,7 +86,7 @@ impl Tape<'_> {
         let [samples, _, width] = op.expect_rank("x", x.tensor())?;
         op.expect_dtype("y", y.tensor(), dtype)?;
         op.expect_shape("y", y.tensor(), x.shape())?;
-        op.expect_chunk("gate", gate, (samples, width), dtype)?;
+        op.expect_chunk("gate", gate, samples, width, dtype)?;
         let mut sum = op.alloc(x.shape(), dtype)?;
         op.count(2 * x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
         match op.engine() {

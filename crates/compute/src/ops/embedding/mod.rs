@@ -23,7 +23,7 @@ impl Tape<'_> {
         let op = self.begin_op("embedding");
         let dtype = op.expect_real("table", table.tensor())?;
         let [vocabulary, width] = op.expect_rank("table", table.tensor())?;
-        op.expect_indices("ids", ids, ("rows in the table", vocabulary))?;
+        op.expect_indices("ids", ids, "rows in the table", vocabulary)?;
         if ids.shape().sizes().len() > MOST_DIMENSIONS {
             let (what, expected, got) = ("ids", MOST_DIMENSIONS, ids.shape());
             return Err(ComputeError::Rank { op: op.name, what, expected, got });

@@ -2,7 +2,7 @@
 
 use crate::ops::gather::tests::gathered;
 use crate::testing::{Input, check, device};
-use crate::{Device, Dtype, Gradients, Params, Tape, Var};
+use crate::{Device, Dtype, Gradients, Params, RandomSequence, Tape, Var};
 
 /// Some rows several times, some never.
 const IDS: [u32; 6] = [4, 0, 4, 2, 4, 6];
@@ -15,7 +15,7 @@ fn rows_of_the_table() {
             &[table],
             4.0,
             &|tape, v| tape.embedding(&tape.device().upload([2, 3], &IDS)?, &v[0]),
-            &|v| gathered(&v[0], &IDS, (6, 7, width)),
+            &|v| gathered(&v[0], &IDS, [6, 7, width]),
         );
     }
 }
@@ -30,7 +30,7 @@ fn a_gradient_that_is_there_is_added_to() {
             let twice = tape.embedding(&ids, &v[0])?;
             tape.add(&twice, &tape.scale(&tape.embedding(&ids, &v[0])?, 0.5)?)
         },
-        &|v| gathered(&v[0], &IDS, (6, 7, 3)).into_iter().map(|row| row * 1.5).collect(),
+        &|v| gathered(&v[0], &IDS, [6, 7, 3]).into_iter().map(|row| row * 1.5).collect(),
     );
 }
 
@@ -45,7 +45,7 @@ fn what_keeps_it_makes_it_again() {
             tape.activate(&tape.embedding(&ids, &v[0])?, silu)
         },
         &|v| {
-            let rows = gathered(&v[0], &IDS, (6, 7, 3)).into_iter();
+            let rows = gathered(&v[0], &IDS, [6, 7, 3]).into_iter();
             rows.map(|x| crate::ops::activation::tests::exact(silu, x)).collect()
         },
     );
@@ -55,7 +55,8 @@ fn what_keeps_it_makes_it_again() {
 fn trained(device: &Device) -> Vec<u32> {
     let (rows, width, uses) = (300, 70, 9000);
     let mut params = Params::default();
-    let table = params.add(device.normal([rows, width], Dtype::Bf16, 1.0, (1, 0)).unwrap());
+    let table = params
+        .add(device.normal([rows, width], Dtype::Bf16, 1.0, RandomSequence::new(1, 0)).unwrap());
     let ids: Vec<u32> = (0..uses as u32).map(|index| index * index % rows as u32).collect();
     let ids = device.upload([uses], &ids).unwrap();
     let mut gradients = Gradients::default();

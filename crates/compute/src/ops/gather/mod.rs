@@ -30,7 +30,7 @@ impl Tape<'_> {
         let [samples, n_tokens, width] = op.expect_rank("x", x.tensor())?;
         let [_, n] = op.expect_rank("ids", ids)?;
         op.expect_shape("ids", ids, [samples, n])?;
-        op.expect_indices("ids", ids, ("tokens", n_tokens))?;
+        op.expect_indices("ids", ids, "tokens", n_tokens)?;
         let lookup = Lookup { ids: ids.clone(), n, n_tokens };
         let mut y = op.alloc([samples, n, width], dtype)?;
         lookup.gather(op.cx, x.tensor(), &mut y, false);
@@ -55,7 +55,7 @@ impl Tape<'_> {
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, n, width] = op.expect_rank("x", x.tensor())?;
         op.expect_shape("ids", ids, [samples, n])?;
-        op.expect_indices("ids", ids, ("tokens", n_tokens))?;
+        op.expect_indices("ids", ids, "tokens", n_tokens)?;
         let lookup = Lookup { ids: ids.clone(), n, n_tokens };
         let mut y = op.alloc([samples, n_tokens, width], dtype)?;
         lookup.scatter(op.cx, x.tensor(), &mut y, false)?;

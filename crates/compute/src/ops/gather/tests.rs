@@ -4,13 +4,13 @@ use crate::testing::{Dual, Input, check, device};
 use crate::{Dtype, Params, Shape, Tape, Tensor, Var};
 
 /// y[s, i] = x[s, ids[s, i]]
-pub fn gathered(x: &[Dual], ids: &[u32], (n, n_tokens, width): (usize, usize, usize)) -> Vec<Dual> {
+pub fn gathered(x: &[Dual], ids: &[u32], [n, n_tokens, width]: [usize; 3]) -> Vec<Dual> {
     let row = |index: usize| (index / n * n_tokens + ids[index] as usize) * width;
     (0..ids.len()).flat_map(|index| x[row(index)..][..width].to_vec()).collect()
 }
 
 /// y[s, ids[s, i]] += x[s, i]
-fn scattered(x: &[Dual], ids: &[u32], (n, n_tokens, width): (usize, usize, usize)) -> Vec<Dual> {
+fn scattered(x: &[Dual], ids: &[u32], [n, n_tokens, width]: [usize; 3]) -> Vec<Dual> {
     let mut y = vec![Dual::default(); ids.len() / n * n_tokens * width];
     for (index, id) in ids.iter().enumerate() {
         for column in 0..width {
@@ -33,7 +33,7 @@ fn tokens_are_gathered() {
     for width in [1, 7, 19] {
         let x = Input::normal([2, 5, width], 1);
         check(&[x], 2.0, &|tape, v| tape.gather_tokens(&v[0], &ids(tape, [2, 4], &IDS)), &|v| {
-            gathered(&v[0], &IDS, (4, 5, width))
+            gathered(&v[0], &IDS, [4, 5, width])
         });
     }
 }
@@ -47,7 +47,7 @@ fn tokens_are_scattered() {
             &[x],
             2.0,
             &|tape, v| tape.scatter_tokens(&v[0], &ids(tape, [8 / n, n], &IDS), n_tokens),
-            &|v| scattered(&v[0], &IDS, (n, n_tokens, 3)),
+            &|v| scattered(&v[0], &IDS, [n, n_tokens, 3]),
         );
     }
 }
@@ -63,8 +63,8 @@ fn gradients_of_several_uses_add_up() {
             tape.add(&tape.scatter_tokens(&taken, &ids(tape, [2, 4], &IDS), 5)?, &v[0])
         },
         &|v| {
-            let taken = gathered(&v[0], &IDS, (4, 5, 3));
-            let back = scattered(&taken, &IDS, (4, 5, 3)).into_iter();
+            let taken = gathered(&v[0], &IDS, [4, 5, 3]);
+            let back = scattered(&taken, &IDS, [4, 5, 3]).into_iter();
             back.zip(&v[0]).map(|(back, x)| back + *x).collect()
         },
     );
@@ -74,8 +74,8 @@ fn gradients_of_several_uses_add_up() {
         tape.add(&y, &tape.scatter_tokens(x, &ids(tape, [1, 4], &[4, 4, 4, 0]), 5)?)
     };
     check(&[x], 4.0, &|tape, v| twice(tape, &v[0]), &|v| {
-        let first = scattered(&v[0], &[0, 2, 1, 2], (4, 5, 2)).into_iter();
-        first.zip(scattered(&v[0], &[4, 4, 4, 0], (4, 5, 2))).map(|(a, b)| a + b).collect()
+        let first = scattered(&v[0], &[0, 2, 1, 2], [4, 5, 2]).into_iter();
+        first.zip(scattered(&v[0], &[4, 4, 4, 0], [4, 5, 2])).map(|(a, b)| a + b).collect()
     });
 }
 
@@ -91,7 +91,7 @@ fn what_keeps_a_scatter_keeps_the_way() {
             tape.activate(&y, silu)
         },
         &|v| {
-            let y = scattered(&v[0], &[0, 2, 1, 2], (4, 5, 2)).into_iter();
+            let y = scattered(&v[0], &[0, 2, 1, 2], [4, 5, 2]).into_iter();
             y.map(|y| crate::ops::activation::tests::exact(silu, y)).collect()
         },
     );

@@ -20,11 +20,11 @@ pub fn forward(
 ) {
     with_real!(gate.dtype(), T => {
         let (gate, up) = (gate.data::<T>(), up.data::<T>());
-        in_strips(cpu, y.data_mut::<T>(), |at, product, y| {
-            load(&gate[at..], product);
-            activation.apply(product);
-            multiply(product, &up[at..]);
-            store(product, y, false);
+        in_strips(cpu, y.data_mut::<T>(), |at, values, y| {
+            load(&gate[at..], values);
+            activation.apply(values);
+            multiply(values, &up[at..]);
+            store(values, y, false);
         });
     });
 }
@@ -34,7 +34,8 @@ pub fn forward(
 pub fn backward(
     cpu: &CpuBackend,
     activation: Activation,
-    (gate, up): (&Tensor, Option<&Tensor>),
+    gate: &Tensor,
+    up: Option<&Tensor>,
     gradient: &mut Tensor,
     slot: Option<&mut GradientSlot>,
 ) {
@@ -56,11 +57,11 @@ fn up_gradient(
     let add = slot.add;
     with_real!(gate.dtype(), T => with_real!(slot.tensor.dtype(), G => {
         let (gate, gradient) = (gate.data::<T>(), gradient.data::<T>());
-        in_strips(cpu, slot.tensor.data_mut::<G>(), |at, product, out| {
-            load(&gate[at..], product);
-            activation.apply(product);
-            multiply(product, &gradient[at..]);
-            store(product, out, add);
+        in_strips(cpu, slot.tensor.data_mut::<G>(), |at, values, out| {
+            load(&gate[at..], values);
+            activation.apply(values);
+            multiply(values, &gradient[at..]);
+            store(values, out, add);
         });
     }));
 }
@@ -74,34 +75,34 @@ fn gate_gradient(
 ) {
     with_real!(gate.dtype(), T => {
         let (gate, up) = (gate.data::<T>(), up.data::<T>());
-        in_strips(cpu, gradient.data_mut::<T>(), |at, product, gradient| {
-            load(&gate[at..], product);
-            activation.apply_derivative(product);
-            multiply(product, &up[at..]);
-            multiply(product, gradient);
-            store(product, gradient, false);
+        in_strips(cpu, gradient.data_mut::<T>(), |at, values, gradient| {
+            load(&gate[at..], values);
+            activation.apply_derivative(values);
+            multiply(values, &up[at..]);
+            multiply(values, gradient);
+            store(values, gradient, false);
         });
     });
 }
 
-/// Calls `work` for every strip of `out`, with where it starts and as much room in f32.
+/// Calls `work` for every strip of `out`, with where it starts and as many floats of scratch memory.
 fn in_strips<T: Send>(
     cpu: &CpuBackend,
     out: &mut [T],
     work: impl Fn(usize, &mut [f32], &mut [T]) + Sync,
 ) {
     cpu.par_rows(out, 1, |first, piece| {
-        let mut room = [0.0; STRIP];
+        let mut scratch = [0.0; STRIP];
         for (at, strip) in (first..).step_by(STRIP).zip(piece.chunks_mut(STRIP)) {
-            work(at, &mut room[..strip.len()], strip);
+            work(at, &mut scratch[..strip.len()], strip);
         }
     });
 }
 
 simd! {
-    fn multiply<T: Real>(product: &mut [f32], by: &[T]) {
-        for (product, by) in product.iter_mut().zip(by) {
-            *product *= by.to_f32();
+    fn multiply<T: Real>(values: &mut [f32], by: &[T]) {
+        for (value, by) in values.iter_mut().zip(by) {
+            *value *= by.to_f32();
         }
     }
 }

@@ -26,7 +26,8 @@ pub fn forward(
 pub fn backward(
     cuda: &CudaBackend,
     activation: Activation,
-    (gate, up): (&Tensor, Option<&Tensor>),
+    gate: &Tensor,
+    up: Option<&Tensor>,
     gradient: &mut Tensor,
     slot: Option<&mut GradientSlot>,
 ) {

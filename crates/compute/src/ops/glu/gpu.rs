@@ -24,7 +24,8 @@ pub fn forward(
 pub fn backward(
     gpu: &GpuBackend,
     activation: Activation,
-    (gate, up): (&Tensor, Option<&Tensor>),
+    gate: &Tensor,
+    up: Option<&Tensor>,
     gradient: &mut Tensor,
     slot: Option<&mut GradientSlot>,
 ) {

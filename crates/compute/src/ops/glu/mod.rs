@@ -86,17 +86,23 @@ impl GluBackward {
         tensors.extend(up.iter().flat_map(|up| [up, &gradient]));
         let n_gradients = usize::from(up.is_some()) + usize::from(slot.is_some());
         place.count("glu backward", n_gradients * FLOPS * gate.shape().elements(), &tensors);
-        let factors = (&gate, up.as_ref());
         match place.engine() {
             Backend::Meta => {}
             Backend::Cpu(engine) => {
-                cpu::backward(engine, activation, factors, &mut gradient, slot.as_mut());
+                cpu::backward(engine, activation, &gate, up.as_ref(), &mut gradient, slot.as_mut());
             }
             Backend::Cuda(engine) => {
-                cuda::backward(engine, activation, factors, &mut gradient, slot.as_mut());
+                cuda::backward(
+                    engine,
+                    activation,
+                    &gate,
+                    up.as_ref(),
+                    &mut gradient,
+                    slot.as_mut(),
+                );
             }
             Backend::Gpu(engine) => {
-                gpu::backward(engine, activation, factors, &mut gradient, slot.as_mut());
+                gpu::backward(engine, activation, &gate, up.as_ref(), &mut gradient, slot.as_mut());
             }
         }
         if let Some(slot) = slot {

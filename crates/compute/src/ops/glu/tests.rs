@@ -5,7 +5,7 @@ use crate::ops::activation::tests::{ALL, exact};
 use crate::testing::{Dual, Input, check, device, recomputed};
 use crate::{Dtype, Params, Shape, Tape, Var};
 
-fn product(activation: Activation, gate: &[Dual], up: &[Dual]) -> Vec<Dual> {
+fn glu(activation: Activation, gate: &[Dual], up: &[Dual]) -> Vec<Dual> {
     gate.iter().zip(up).map(|(gate, up)| exact(activation, *gate) * *up).collect()
 }
 
@@ -16,7 +16,7 @@ fn with_every_activation() {
             let gate = Input::normal(Shape::new(sizes), 1).scaled(2.0);
             let up = Input::normal(Shape::new(sizes), 2);
             check(&[gate, up], 4.0, &|tape, v| tape.glu(&v[0], &v[1], activation), &|v| {
-                product(activation, &v[0], &v[1])
+                glu(activation, &v[0], &v[1])
             });
         }
     }
@@ -27,7 +27,7 @@ fn with_one_side_frozen() {
     let (gate, up) = (Input::normal([2, 9], 1), Input::normal([2, 9], 2));
     for inputs in [[gate.clone().frozen(), up.clone()], [gate, up.frozen()]] {
         check(&inputs, 4.0, &|tape, v| tape.glu(&v[0], &v[1], Activation::Silu), &|v| {
-            product(Activation::Silu, &v[0], &v[1])
+            glu(Activation::Silu, &v[0], &v[1])
         });
     }
 }
@@ -38,7 +38,7 @@ fn the_same_tensor_on_both_sides() {
         &[Input::normal([2, 9], 1)],
         4.0,
         &|tape, v| tape.glu(&v[0], &v[0], Activation::GeluTanh),
-        &|v| product(Activation::GeluTanh, &v[0], &v[0]),
+        &|v| glu(Activation::GeluTanh, &v[0], &v[0]),
     );
 }
 
@@ -51,8 +51,8 @@ fn a_gradient_that_others_share_is_left_alone() {
         4.0,
         &|tape, v| tape.add(&v[1], &tape.glu(&v[0], &v[1], Activation::Silu)?),
         &|v| {
-            let products = product(Activation::Silu, &v[0], &v[1]).into_iter();
-            products.zip(&v[1]).map(|(product, up)| product + *up).collect()
+            let values = glu(Activation::Silu, &v[0], &v[1]).into_iter();
+            values.zip(&v[1]).map(|(value, up)| value + *up).collect()
         },
     );
 }
@@ -67,8 +67,8 @@ fn the_result_is_made_again_for_who_keeps_it() {
     let exact = |v: &[Vec<Dual>]| -> Vec<Dual> {
         let scaled =
             |x: &[Dual], factor: f64| -> Vec<Dual> { x.iter().map(|x| *x * factor).collect() };
-        let gates = product(Activation::Silu, &scaled(&v[0], 0.5), &scaled(&v[1], 2.0));
-        product(Activation::GeluErf, &gates, &v[2])
+        let gates = glu(Activation::Silu, &scaled(&v[0], 0.5), &scaled(&v[1], 2.0));
+        glu(Activation::GeluErf, &gates, &v[2])
     };
     let [gate, up, last] = [1, 2, 3].map(|seed| Input::normal([3, 5], seed));
     let frozen = [gate.clone().frozen(), up.clone().frozen(), last.clone()];

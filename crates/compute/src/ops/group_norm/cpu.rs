@@ -12,7 +12,8 @@ use crate::dtype::{Real, with_real};
 pub fn forward(
     cpu: &CpuBackend,
     x: &Tensor,
-    (weight, bias): (&Tensor, &Tensor),
+    weight: &Tensor,
+    bias: &Tensor,
     form: GroupNormConfig,
     y: &mut Tensor,
 ) {

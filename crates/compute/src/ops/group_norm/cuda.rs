@@ -17,7 +17,8 @@ pub fn floats(x: &Tensor, form: GroupNormConfig) -> usize {
 pub fn forward(
     cuda: &CudaBackend,
     x: &Tensor,
-    (weight, bias): (&Tensor, &Tensor),
+    weight: &Tensor,
+    bias: &Tensor,
     form: GroupNormConfig,
     room: &mut Tensor,
     y: &mut Tensor,

@@ -14,7 +14,8 @@ pub fn floats(x: &Tensor, form: GroupNormConfig) -> usize {
 pub fn forward(
     gpu: &GpuBackend,
     x: &Tensor,
-    (weight, bias): (&Tensor, &Tensor),
+    weight: &Tensor,
+    bias: &Tensor,
     form: GroupNormConfig,
     room: &mut Tensor,
     y: &mut Tensor,

@@ -53,13 +53,13 @@ impl Tape<'_> {
         match op.engine() {
             Backend::Meta => {}
             Backend::Cpu(engine) => {
-                cpu::forward(engine, x.tensor(), (weight, bias), form, &mut y);
+                cpu::forward(engine, x.tensor(), weight, bias, form, &mut y);
             }
             Backend::Cuda(engine) => {
-                cuda::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
+                cuda::forward(engine, x.tensor(), weight, bias, form, &mut room, &mut y);
             }
             Backend::Gpu(engine) => {
-                gpu::forward(engine, x.tensor(), (weight, bias), form, &mut room, &mut y);
+                gpu::forward(engine, x.tensor(), weight, bias, form, &mut room, &mut y);
             }
         }
         Ok(op.result(y))

@@ -119,7 +119,8 @@ fn logits_are_written_over_only_if_nobody_else_holds_them() {
 fn recomputed_choices_are_the_same() {
     let device = device();
     let mut params = Params::default();
-    let key = params.add(device.normal([6, 5], Dtype::F32, 1.0, (1, 0)).unwrap());
+    let key =
+        params.add(device.normal([6, 5], Dtype::F32, 1.0, RandomSequence::new(1, 0)).unwrap());
     for hard in [false, true] {
         let run = |recompute: bool| {
             let mut gradients = Gradients::default();
@@ -137,7 +138,7 @@ fn recomputed_choices_are_the_same() {
                 block(&tape, &[logits]).unwrap()
             };
             let numbers = choice.tensor().to_vec::<f32>();
-            let target = device.normal([6, 5], Dtype::F32, 1.0, (1, 1)).unwrap();
+            let target = device.normal([6, 5], Dtype::F32, 1.0, RandomSequence::new(1, 1)).unwrap();
             let loss = tape.mse(&choice, &target, None, None).unwrap();
             tape.backward(&loss, &mut gradients).unwrap();
             (numbers, gradients.get(key).unwrap().to_vec::<f32>())

@@ -88,8 +88,8 @@ impl LayerBackward {
             && let Some(mut slot) = back.slot_of(*source, weight.shape(), weight.dtype())?
         {
             let x = x.as_ref().expect("kept because the weight is trained");
-            let product = Matmul::new(Operand::from(gradient).t(), x.into());
-            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+            let matmul = Matmul::new(Operand::from(gradient).t(), x.into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
                 .run(place)?;
             back.put(slot);
         }
@@ -156,11 +156,11 @@ impl LoraBackward {
     ) -> Result<Tensor> {
         let (place, (down, up)) = (back.cx, (&self.down.0, &self.up.0));
         let mut inner_gradient = place.workspace(self.inner.shape(), self.inner.dtype())?;
-        let product = Matmul { scale: self.scale, ..Matmul::new(gradient, up.into()) };
-        FusedMatmul::new(&[product], &mut inner_gradient).run(place)?;
+        let matmul = Matmul { scale: self.scale, ..Matmul::new(gradient, up.into()) };
+        FusedMatmul::new(&[matmul], &mut inner_gradient).run(place)?;
         if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
-            let product = Matmul::new(Operand::from(gradient).t(), (&self.inner).into());
-            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+            let matmul = Matmul::new(Operand::from(gradient).t(), (&self.inner).into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
                 .run(place)?;
             back.put(slot);
         }
@@ -168,8 +168,8 @@ impl LoraBackward {
             let x = x.expect("kept because A is trained");
             let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
             let seen = dropped.as_ref().unwrap_or(x);
-            let product = Matmul::new(Operand::from(&inner_gradient).t(), seen.into());
-            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[product], &mut slot.tensor) }
+            let matmul = Matmul::new(Operand::from(&inner_gradient).t(), seen.into());
+            FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
                 .run(place)?;
             back.put(slot);
         }

@@ -136,7 +136,7 @@ impl Tape<'_> {
     pub fn linear(&self, x: &Var, layer: Linear<'_>) -> Result<Var> {
         let op = self.begin_op("linear");
         let outputs = check(&op, x, layer)?;
-        let Linear { weight, bias, activation, lora, onto, is_remat: is_remade } = layer;
+        let Linear { weight, bias, activation, lora, onto, is_remat } = layer;
         let all = [Some(x), weight.var(), bias, lora.map(|l| l.down), lora.map(|l| l.up), onto];
         let is_tracked = self.requires_grad(&inputs(all));
 
@@ -148,7 +148,7 @@ impl Tape<'_> {
             pre_activation: is_tracked && activation != Activation::None,
             result: self.wants_result(&op),
         };
-        let made = forward(op.cx, x, (layer, outputs), dropout, wanted)?;
+        let made = forward(op.cx, x, layer, outputs, dropout, wanted)?;
         let LinearOutput { y, pre_activation, inner, lora: ready } = made;
 
         let result = op.result(y);
@@ -160,13 +160,13 @@ impl Tape<'_> {
         }
         let rounded = ready.as_ref().and_then(|ready| ready.bias.clone());
         let record = LinearBackward {
-            layer: self.layer_backward(x, layer, (inner.zip(ready), dropout)),
+            layer: self.layer_backward(x, layer, inner.zip(ready), dropout),
             onto: onto.and_then(Var::grad_target),
         };
         let result = match pre_activation {
-            None if is_remade && onto.is_none() => self.with_remat(result, || {
+            None if is_remat && onto.is_none() => self.with_remat(result, || {
                 let bias = rounded.or(bias.map(|bias| bias.tensor().clone()));
-                remat(&op, (x, outputs), &record.layer, bias)
+                remat(&op, x, outputs, &record.layer, bias)
             }),
             None => result,
             Some(pre_activation) => {
@@ -181,7 +181,8 @@ impl Tape<'_> {
         &self,
         x: &Var,
         Linear { weight, bias, lora, .. }: Linear<'_>,
-        (adapter, dropout): (Option<(Tensor, LoraOperands)>, Option<Dropout>),
+        adapter: Option<(Tensor, LoraOperands)>,
+        dropout: Option<Dropout>,
     ) -> LayerBackward {
         let weight = match weight {
             Weight::Dense(weight) => {
@@ -237,14 +238,15 @@ struct LinearOutput {
 fn forward(
     cx: OpContext<'_>,
     x: &Var,
-    (layer, outputs): (Linear<'_>, usize),
+    layer: Linear<'_>,
+    outputs: usize,
     dropout: Option<Dropout>,
     wanted: LinearWanted,
 ) -> Result<LinearOutput> {
     let Linear { weight, bias, activation, lora, onto, .. } = layer;
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
-    let is_before_enough = wanted.pre_activation && !wanted.result;
-    let is_run = cx.is_run && !is_before_enough;
+    let only_pre_activation = wanted.pre_activation && !wanted.result;
+    let is_run = cx.is_run && !only_pre_activation;
     // What is kept comes first, so that what passes leaves its memory at the top of it.
     let ready = lora.map(|lora| LoraOperands::new(cx, lora, bias, dtype)).transpose()?;
     let inner = match (lora, &ready) {
@@ -255,18 +257,17 @@ fn forward(
         if wanted.pre_activation { Some(cx.alloc(shape, dtype)?) } else { None };
     let mut y = OpContext { is_run, ..cx }.alloc(shape, dtype)?;
     let low_rank = inner.as_ref().zip(ready.as_ref()).map(|(inner, ready)| [inner, &ready.up]);
-    let products = matmuls(x.tensor(), weight.matrix(dtype), low_rank);
+    let matmuls = matmuls(x.tensor(), weight.matrix(dtype), low_rank);
     let rounded = ready.as_ref().and_then(|ready| ready.bias.as_ref());
     let bias = rounded.or(bias.map(Var::tensor));
     match &mut pre_activation {
-        Some(before) if is_before_enough => {
-            FusedMatmul { bias, ..FusedMatmul::new(&products, before) }.run(cx)?;
+        Some(before) if only_pre_activation => {
+            FusedMatmul { bias, ..FusedMatmul::new(&matmuls, before) }.run(cx)?;
         }
         before => {
-            let (before_activation, onto) = (before.as_mut(), onto.map(Var::tensor));
-            let products = FusedMatmul::new(&products, &mut y);
-            FusedMatmul { bias, activation, pre_activation: before_activation, onto, ..products }
-                .run(cx)?;
+            let (pre_activation, onto) = (before.as_mut(), onto.map(Var::tensor));
+            let plain = FusedMatmul::new(&matmuls, &mut y);
+            FusedMatmul { bias, activation, pre_activation, onto, ..plain }.run(cx)?;
         }
     }
     Ok(LinearOutput { y, pre_activation, inner, lora: ready })
@@ -278,21 +279,16 @@ fn matmuls<'a>(
     weight: Operand<'a>,
     low_rank: Option<[&'a Tensor; 2]>,
 ) -> Vec<Matmul<'a>> {
-    let mut products = vec![Matmul::new(x, weight.t())];
-    if let Some(factors) = low_rank {
-        let [inner, up] = factors.map(|factor| Operand::beside(factor, x.dtype()));
-        products.push(Matmul::new(inner, up.t()));
+    let mut matmuls = vec![Matmul::new(x, weight.t())];
+    if let Some(operands) = low_rank {
+        let [inner, up] = operands.map(|operand| Operand::beside(operand, x.dtype()));
+        matmuls.push(Matmul::new(inner, up.t()));
     }
-    products
+    matmuls
 }
 
 /// How to make the result of a layer without an activation again, from x and what its record keeps.
-fn remat(
-    op: &Op<'_>,
-    (x, outputs): (&Var, usize),
-    of: &LayerBackward,
-    bias: Option<Tensor>,
-) -> Remat {
+fn remat(op: &Op<'_>, x: &Var, outputs: usize, of: &LayerBackward, bias: Option<Tensor>) -> Remat {
     let (x, mut needs) = x.to_saved();
     let weight = of.weight.clone();
     let low_rank = of.lora.as_ref().map(|lora| [lora.inner.clone(), lora.up.0.clone()]);
@@ -301,8 +297,8 @@ fn remat(
         let (x, weight) = (x.get(cx)?, weight.clone().get(cx)?);
         let mut y = cx.alloc(x.shape().with_width(outputs), x.dtype())?;
         let low_rank = low_rank.as_ref().map(|[inner, up]| [inner, up]);
-        let products = matmuls(&x, weight.matrix(x.dtype()), low_rank);
-        FusedMatmul { bias: bias.as_ref(), ..FusedMatmul::new(&products, &mut y) }.run(cx)?;
+        let matmuls = matmuls(&x, weight.matrix(x.dtype()), low_rank);
+        FusedMatmul { bias: bias.as_ref(), ..FusedMatmul::new(&matmuls, &mut y) }.run(cx)?;
         Ok(y)
     })
 }
@@ -409,8 +405,8 @@ impl LoraOperands {
         let mut inner = cx.alloc([x.shape().rows(), rank], inner_dtype(cx, x.dtype()))?;
         let dropped = dropout.map(|dropout| dropout.apply(cx, x)).transpose()?;
         let seen = dropped.as_ref().unwrap_or(x);
-        let product = Matmul::new(seen, Operand::from(&self.down).t());
-        FusedMatmul::new(&[Matmul { scale, ..product }], &mut inner).run(cx)?;
+        let matmul = Matmul::new(seen, Operand::from(&self.down).t());
+        FusedMatmul::new(&[Matmul { scale, ..matmul }], &mut inner).run(cx)?;
         Ok(inner)
     }
 }

@@ -6,7 +6,9 @@ use crate::ops::activation::tests::{ALL, exact};
 use crate::testing::{
     Dual, Input, check, check_gpu, device, expect_not_hidden, for_random_sizes, on_gpu, upload,
 };
-use crate::{Device, Dtype, Gradients, Params, Quantisation, Quantised, Tape, Tensor, Var};
+use crate::{
+    Device, Dtype, Gradients, Params, Quantisation, Quantised, RandomSequence, Tape, Tensor, Var,
+};
 
 /// Rows of x times rows of a matrix.
 fn matmul(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
@@ -15,7 +17,7 @@ fn matmul(x: &[Dual], matrix: &[Dual], inner: usize) -> Vec<Dual> {
 }
 
 /// x, weight, bias, and the two halves of an adapter.
-fn parts(rows: usize, (inputs, outputs, rank): (usize, usize, usize)) -> [Input; 5] {
+fn parts(rows: usize, [inputs, outputs, rank]: [usize; 3]) -> [Input; 5] {
     [
         Input::normal([rows, inputs], 1),
         Input::normal([outputs, inputs], 2).scaled(0.5),
@@ -31,23 +33,23 @@ fn layer(tape: &Tape<'_>, v: &[Var], activation: Activation) -> crate::Result<Va
 }
 
 /// A layer whose result is computed again for the norm that would keep it.
-fn remade(tape: &Tape<'_>, v: &[Var], is_remade: bool) -> crate::Result<Var> {
+fn remade(tape: &Tape<'_>, v: &[Var], is_remat: bool) -> crate::Result<Var> {
     let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
-    let layer = Linear { bias: Some(&v[2]), lora, is_remat: is_remade, ..Linear::new(&v[1]) };
+    let layer = Linear { bias: Some(&v[2]), lora, is_remat, ..Linear::new(&v[1]) };
     tape.layer_norm(&tape.linear(&v[0], layer)?, None, None, 1e-6)
 }
 
 #[test]
 fn a_result_that_is_made_again_has_the_same_bits_and_is_not_held() {
     let device = device();
-    let train = |is_remade: bool| {
+    let train = |is_remat: bool| {
         let mut params = Params::default();
-        let v = parts(40, (48, 64, 3)).map(|part| params.add(upload(&device, &part, Dtype::F32)));
+        let v = parts(40, [48, 64, 3]).map(|part| params.add(upload(&device, &part, Dtype::F32)));
         let before = device.work().flops;
         let mut gradients = Gradients::default();
         let tape = Tape::training(&device, &params, 0);
         let v = v.map(|key| tape.param(key));
-        let y = remade(&tape, &v, is_remade).unwrap();
+        let y = remade(&tape, &v, is_remat).unwrap();
         let gradient = upload(&device, &Input::normal([40, 64], 6), Dtype::F32);
         drop(v);
         let held = device.usage().in_use;
@@ -65,13 +67,9 @@ fn a_result_that_is_made_again_has_the_same_bits_and_is_not_held() {
     assert_eq!(more - flops, 2 * 40 * (48 + 3) * 64);
 }
 
-fn check_layer(
-    rows: usize,
-    (inputs, outputs, rank): (usize, usize, usize),
-    activation: Activation,
-) {
+fn check_layer(rows: usize, [inputs, outputs, rank]: [usize; 3], activation: Activation) {
     check(
-        &parts(rows, (inputs, outputs, rank)),
+        &parts(rows, [inputs, outputs, rank]),
         8.0,
         &|tape, v| layer(tape, v, activation),
         &|v| {
@@ -85,22 +83,22 @@ fn check_layer(
 
 #[test]
 fn all_parts_together() {
-    check_layer(5, (7, 9, 3), Activation::GeluTanh);
-    check_layer(1, (1, 1, 1), Activation::Silu);
-    check_layer(33, (17, 18, 2), Activation::None);
+    check_layer(5, [7, 9, 3], Activation::GeluTanh);
+    check_layer(1, [1, 1, 1], Activation::Silu);
+    check_layer(33, [17, 18, 2], Activation::None);
 }
 
 #[test]
 fn all_parts_at_random_sizes() {
     for_random_sizes(8, [9, 11, 13, 4], |[rows, inputs, outputs, rank]| {
-        check_layer(rows, (inputs, outputs, rank), ALL[(rows + outputs) % ALL.len()]);
+        check_layer(rows, [inputs, outputs, rank], ALL[(rows + outputs) % ALL.len()]);
     });
 }
 
 #[test]
 fn a_gpu_agrees_with_the_cpu_on_a_large_layer() {
     for activation in ALL {
-        let parts = parts(200, (192, 256, 16));
+        let parts = parts(200, [192, 256, 16]);
         check_gpu(&parts, 8.0, &|tape, v| layer(tape, v, activation));
     }
 }
@@ -108,7 +106,7 @@ fn a_gpu_agrees_with_the_cpu_on_a_large_layer() {
 #[test]
 fn the_result_is_added_to_a_stream() {
     for (rows, inputs, outputs, rank) in [(5, 7, 9, 3), (33, 16, 40, 2), (1, 1, 1, 1)] {
-        let mut inputs_of = parts(rows, (inputs, outputs, rank)).to_vec();
+        let mut inputs_of = parts(rows, [inputs, outputs, rank]).to_vec();
         inputs_of.push(Input::normal([rows, outputs], 6));
         let run = |tape: &Tape<'_>, v: &[Var]| {
             let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
@@ -139,7 +137,7 @@ fn a_stream_goes_through_a_layer_and_past_it() {
 /// Two layers with an activation between them, and perhaps others who read what lies there.
 #[test]
 fn gradients_go_through_the_activation_before_a_layer() {
-    let [x, up, bias, low_down, low_up] = parts(6, (7, 16, 2));
+    let [x, up, bias, low_down, low_up] = parts(6, [7, 16, 2]);
     let down = Input::normal([5, 16], 6).scaled(0.5);
     let lora = [Input::normal([2, 16], 7).f32().scaled(0.5), Input::normal([5, 2], 8).f32()];
     let inputs = [vec![x, up, bias, low_down, low_up, down], lora.to_vec()].concat();
@@ -173,7 +171,7 @@ fn gradients_go_through_the_activation_before_a_layer() {
 #[test]
 fn a_gpu_agrees_with_the_cpu_on_two_large_layers() {
     for activation in ALL {
-        let [x, up, ..] = parts(200, (64, 256, 16));
+        let [x, up, ..] = parts(200, [64, 256, 16]);
         let down = Input::normal([72, 256], 6).scaled(0.1);
         check_gpu(&[x, up, down], 8.0, &|tape, v| {
             let h = tape.linear(&v[0], Linear { activation, ..Linear::new(&v[1]) })?;
@@ -305,7 +303,9 @@ fn a_quantised_weight_is_its_numbers() {
         for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
             // Enough rows for a matrix unit, and sizes at which its tiles have edges.
             let (rows, inputs, outputs) = (70, 128, 100);
-            let normal = |shape, stream| device.normal(shape, dtype, 0.5, (3, stream)).unwrap();
+            let normal = |shape, stream| {
+                device.normal(shape, dtype, 0.5, RandomSequence::new(3, stream)).unwrap()
+            };
             let quantised = Quantised::new(&normal([outputs, inputs], 1), how).unwrap();
             let same = device.upload([outputs, inputs], &quantised.to_f32_vec().unwrap()).unwrap();
             let (same, x) = (Var::from(same), normal([rows, inputs], 2));
@@ -335,7 +335,7 @@ fn a_quantised_weight_is_its_numbers() {
 #[test]
 fn a_quantised_weight_of_another_width_is_refused() {
     let device = device();
-    let weight = device.normal([8, 64], Dtype::F32, 1.0, (0, 0)).unwrap();
+    let weight = device.normal([8, 64], Dtype::F32, 1.0, RandomSequence::new(0, 0)).unwrap();
     let weight = Quantised::new(&weight, Quantisation::Int8).unwrap();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

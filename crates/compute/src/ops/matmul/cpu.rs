@@ -1,50 +1,52 @@
-//! Matrix products on the CPU, with everything that is done to their result while it is still
-//! in the cache. The output is cut into tiles; each is one task for one thread.
+//! Matmuls on the CPU, with everything that is done to their result while it is still in the cache. The
+//! output is cut into tiles; each is one task for one thread.
 #![allow(unsafe_code)]
 
 use super::{FusedMatmul, Matmul, Operand, OperandData};
-use crate::cpu::gemm::{self, GemmBackend, MatrixView};
+use crate::cpu::gemm::{self, GemmBackend, GemmOutPtr, GemmSize, MatrixView};
 use crate::cpu::rows::{load, store};
 use crate::cpu::{CpuBackend, SharedSlice, ThreadScratch};
 use crate::dtype::{Real, with_real};
 use crate::ops::Activation;
 use crate::{Dtype, Tensor};
 
-/// Rows and columns of a tile, at most, for the matrix unit and for vectors. The left factor is laid out
-/// anew for every tile of a row of them, so tiles for the unit are wide; a wider one's sums would leave
-/// the second level of the cache. In tests small matrices must have several tiles too.
-const UNIT_TILE: (usize, usize) = if cfg!(test) { (64, 64) } else { (256, 1024) };
-const VECTOR_TILE: (usize, usize) = if cfg!(test) { (96, 32) } else { (512, 256) };
-/// Enough tiles for the threads to share, if the matrix is large enough to be cut. What vectors give
-/// may depend on how it is cut, so that must not depend on the threads; the matrix unit sums in the
-/// same order wherever a tile begins.
+/// The largest tiles, for AMX and for SIMD. The left operand is packed again for every tile of a row of
+/// them, so tiles for AMX are wide; the sums of a wider one would not fit the L2 cache. In tests small
+/// matrices must have several tiles too.
+const AMX_TILE: TileSize =
+    if cfg!(test) { TileSize::new(64, 64) } else { TileSize::new(256, 1024) };
+const SIMD_TILE: TileSize =
+    if cfg!(test) { TileSize::new(96, 32) } else { TileSize::new(512, 256) };
+/// Enough tiles for the threads to share, if the matrix is large enough. Results by SIMD may depend on
+/// where tiles begin, so their size must not depend on the threads; AMX sums in the same order wherever a
+/// tile begins.
 const ENOUGH_TILES: usize = 16;
 const TILES_PER_THREAD: usize = 4;
 const SMALLEST_SIDE: usize = 64;
-/// Floats of right factors that are laid out at a time for all threads: 12 MiB, enough for whole tiles
-/// of the usual depths.
+/// Floats of right operands that are packed at a time for all threads: 12 MiB, enough for whole tiles of
+/// the usual depths.
 const PACKED_FLOATS: usize = if cfg!(test) { 1 << 13 } else { 3 << 20 };
-/// Results with fewer rows or columns than this are left to vectors: laying out the long factor would
-/// take longer than multiplying it.
-const ENOUGH_FOR_UNIT: usize = 32;
-/// The same where both factors are f32, of which laying out makes three numbers each. Measured with
-/// `bench models`, 2 cores of a Xeon, 2026-11-15, processes in turn: T5 (256 rows) took 0.74 of the
-/// unit's time with vectors, the autoencoder (128 to 512 rows) 0.78, CLIP (77 rows) as long.
-const ENOUGH_FOR_UNIT_F32: usize = if cfg!(test) { 48 } else { 512 };
+/// Results with fewer rows or columns than this are computed by SIMD: packing the long operand would take
+/// longer than multiplying it.
+const ENOUGH_FOR_AMX: usize = 32;
+/// The same where both operands are f32, each of which is split into three bf16. Measured with `bench
+/// models`, 2 cores of a Xeon, 2026-11-15, processes in turn: by SIMD, T5 (256 rows) took 0.74 of the time
+/// by AMX, the autoencoder (128 to 512 rows) 0.78, CLIP (77 rows) as long.
+const ENOUGH_FOR_AMX_F32: usize = if cfg!(test) { 48 } else { 512 };
 
-/// Results with fewer rows or columns than this take as long as reading the long factor does. Chosen:
+/// Results with fewer rows or columns than this take as long as reading the long operand does. Chosen:
 /// twice a panel; most adapters are narrower, layers are not.
 pub(super) const NARROW: usize = 64;
 
-/// How products are cut up.
+/// How matmuls are cut up.
 pub struct MatmulPlan {
     backend: GemmBackend,
-    tile: (usize, usize),
-    /// Columns whose right factors are laid out at a time.
+    tile: TileSize,
+    /// Columns whose right operands are packed at a time.
     chunk: usize,
     /// Floats that takes.
     shared: usize,
-    /// Floats of room for each thread, and how many there are.
+    /// Floats of scratch memory for each thread, and how many threads there are.
     own: usize,
     threads: usize,
 }
@@ -53,14 +55,14 @@ impl MatmulPlan {
     pub fn new(work: &FusedMatmul<'_>, threads: usize, has_amx: bool) -> Self {
         let (rows, columns) = (work.rows(), work.columns());
         let is_f32 = |matrix: Operand<'_>| matrix.tensor().dtype() == Dtype::F32;
-        let goes_aside = work.out.dtype() != Dtype::F32;
+        let is_rounded = work.out.dtype() != Dtype::F32;
         let is_split = |matrix: Operand<'_>| is_f32(matrix) && matrix.n_splits > 1;
         let all_split = work.matmuls.iter().all(|p| is_split(p.left) && is_split(p.right));
-        let enough = if all_split { ENOUGH_FOR_UNIT_F32 } else { ENOUGH_FOR_UNIT };
+        let enough = if all_split { ENOUGH_FOR_AMX_F32 } else { ENOUGH_FOR_AMX };
         if !has_amx || rows.min(columns) < enough {
-            let tile = tile_size(VECTOR_TILE, (rows, columns), ENOUGH_TILES);
+            let tile = SIMD_TILE.fitted(rows, columns, ENOUGH_TILES);
             let widens = work.matmuls.iter().any(|p| !is_f32(p.left) || !is_f32(p.right));
-            let sums = if goes_aside { tile.0 * tile.1 } else { 0 };
+            let sums = if is_rounded { tile.rows * tile.columns } else { 0 };
             let own = if widens { gemm::SCRATCH_FLOATS } else { 0 } + sums;
             return Self {
                 backend: GemmBackend::Simd,
@@ -71,16 +73,16 @@ impl MatmulPlan {
                 threads,
             };
         }
-        let tile = tile_size(UNIT_TILE, (rows, columns), TILES_PER_THREAD * threads);
+        let tile = AMX_TILE.fitted(rows, columns, TILES_PER_THREAD * threads);
         let panel: usize = work.matmuls.iter().map(|p| packed_floats(p, gemm::PANEL)).sum();
         let panels = columns.div_ceil(gemm::PANEL).min((PACKED_FLOATS / panel.max(1)).max(1));
-        let chunk = columns.min((panels * gemm::PANEL / tile.1).max(1) * tile.1);
+        let chunk = columns.min((panels * gemm::PANEL / tile.columns).max(1) * tile.columns);
         let shared = work.matmuls.iter().map(|p| packed_floats(p, chunk)).sum();
-        let own = gemm::LEFT_SCRATCH_FLOATS + if goes_aside { tile.0 * tile.1 } else { 0 };
+        let own = gemm::LEFT_SCRATCH_FLOATS + if is_rounded { tile.rows * tile.columns } else { 0 };
         Self { backend: GemmBackend::Amx, tile, chunk, shared, own, threads }
     }
 
-    /// What it is called in the tally: kinds of products whose time grows alike.
+    /// Its kernel class: matmuls whose time grows alike.
     pub fn kernel(&self, work: &FusedMatmul<'_>) -> &'static str {
         let (rows, columns) = (work.rows(), work.columns());
         let is_activated = work.activation != Activation::None;
@@ -101,18 +103,18 @@ impl MatmulPlan {
     }
 }
 
-/// Floats that some columns of a right factor take when laid out.
+/// Floats that some columns of a right operand take when packed.
 fn packed_floats(matmul: &Matmul<'_>, columns: usize) -> usize {
     gemm::packed_floats(columns, matmul.left.columns(), right_splits(matmul))
 }
 
-/// bf16 numbers that each of the right factor becomes on the matrix unit; a scale leaves more digits
-/// than one has.
+/// bf16 values that each value of the right operand is split into for AMX; a scaled one has more digits than
+/// one bf16.
 fn right_splits(matmul: &Matmul<'_>) -> usize {
     if matmul.scale == 1.0 { matmul.right.n_splits } else { 3 }
 }
 
-/// Computes the products.
+/// Computes the matmuls.
 pub fn multiply(cpu: &CpuBackend, plan: &MatmulPlan, work: FusedMatmul<'_>, workspace: &mut [f32]) {
     let (rows, columns) = (work.rows(), work.columns());
     if rows * columns == 0 {
@@ -121,12 +123,12 @@ pub fn multiply(cpu: &CpuBackend, plan: &MatmulPlan, work: FusedMatmul<'_>, work
     let matmuls: Vec<_> = work
         .matmuls
         .iter()
-        .map(|product| CpuMatmul {
-            left: MatrixView::from(product.left),
-            right: MatrixView::from(product.right),
-            inner: product.left.columns(),
-            scale: product.scale,
-            n_splits: right_splits(product),
+        .map(|matmul| CpuMatmul {
+            left: MatrixView::from(matmul.left),
+            right: MatrixView::from(matmul.right),
+            inner: matmul.left.columns(),
+            scale: matmul.scale,
+            n_splits: right_splits(matmul),
         })
         .collect();
     with_real!(work.out.dtype(), T => {
@@ -140,7 +142,7 @@ pub fn multiply(cpu: &CpuBackend, plan: &MatmulPlan, work: FusedMatmul<'_>, work
             out: SharedSlice::new(work.out.data_mut::<T>()),
             add: work.add,
             onto: work.onto.map(Tensor::data::<T>),
-            derivative_at: work.derivative_at.map(|slope| (slope.activation, slope.input.data::<T>())),
+            derivative_at: work.derivative_at.map(|at| (at.activation, at.input.data::<T>())),
         };
         tiles.compute(cpu, plan, workspace);
     });
@@ -163,16 +165,16 @@ struct CpuMatmul<'a> {
     right: MatrixView<'a>,
     inner: usize,
     scale: f32,
-    /// bf16 numbers that one of the right factor becomes for the matrix unit.
+    /// bf16 values that each value of the right operand is split into for AMX.
     n_splits: usize,
 }
 
-/// Right factors of some columns, as they are laid out for the matrix unit.
+/// Right operands of some columns, packed for AMX.
 #[derive(Clone, Copy)]
 struct PackedChunk<'a> {
     column: usize,
     columns: usize,
-    /// Those of all products, one after the other; empty if vectors multiply.
+    /// Those of all matmuls, one after the other; empty with SIMD.
     packed: &'a [f32],
 }
 
@@ -210,17 +212,21 @@ impl<T: Real> TiledMatmul<'_, T> {
         }
     }
 
-    /// Right factors, one panel per task.
+    /// Right operands, one panel per task.
     fn pack_right(&self, cpu: &CpuBackend, first: usize, columns: usize, mut to: &mut [f32]) {
-        for CpuMatmul { right, inner, scale, n_splits: parts, .. } in self.matmuls {
-            let floats = gemm::packed_floats(columns, *inner, *parts);
+        for CpuMatmul { right, inner, scale, n_splits, .. } in self.matmuls {
+            let floats = gemm::packed_floats(columns, *inner, *n_splits);
             let (now, later) = std::mem::take(&mut to).split_at_mut(floats);
             to = later;
-            cpu.par_chunks(now, gemm::packed_floats(gemm::PANEL, *inner, *parts), |panel, to| {
-                let column = panel * gemm::PANEL;
-                let width = gemm::PANEL.min(columns - column);
-                gemm::pack_right(right.offset_by(0, first + column), *scale, width, *inner, to);
-            });
+            cpu.par_chunks(
+                now,
+                gemm::packed_floats(gemm::PANEL, *inner, *n_splits),
+                |panel, to| {
+                    let column = panel * gemm::PANEL;
+                    let width = gemm::PANEL.min(columns - column);
+                    gemm::pack_right(right.offset_by(0, first + column), *scale, width, *inner, to);
+                },
+            );
         }
     }
 
@@ -231,18 +237,18 @@ impl<T: Real> TiledMatmul<'_, T> {
         chunk: PackedChunk<'_>,
         workspace: &mut [f32],
     ) {
-        let (height, width) = plan.tile;
+        let TileSize { rows: height, columns: width } = plan.tile;
         let across = chunk.columns.div_ceil(width);
         let count = self.rows.div_ceil(height) * across;
-        cpu.with_scratch(workspace, plan.own, count, |index, room| {
+        cpu.with_scratch(workspace, plan.own, count, |index, scratch| {
             let (row, within) = (index / across * height, index % across * width);
             let rows = height.min(self.rows - row);
             let columns = width.min(chunk.columns - within);
             let tile = Tile { row, column: chunk.column + within, rows, columns };
             if T::DTYPE == Dtype::F32 {
-                self.tile_in_place(plan.backend, tile, chunk, room.0);
+                self.tile_in_place(plan.backend, tile, chunk, scratch.0);
             } else {
-                self.tile_aside(plan.backend, tile, chunk, room);
+                self.tile_aside(plan.backend, tile, chunk, scratch);
             }
         });
     }
@@ -257,13 +263,14 @@ impl<T: Real> TiledMatmul<'_, T> {
     ) {
         let extent = (tile.rows - 1) * self.columns + tile.columns;
         let out = self.out.pointer(tile.row * self.columns + tile.column, extent).cast::<f32>();
-        self.multiply(backend, tile, chunk, (out, self.columns), scratch);
+        let to = GemmOutPtr { start: out, stride: self.columns, add: self.add };
+        self.multiply(backend, tile, chunk, to, scratch);
         for row in 0..tile.rows {
-            let numbers = out.wrapping_add(row * self.columns);
+            let values = out.wrapping_add(row * self.columns);
             // SAFETY: a row of this tile within the result (checked by `pointer` above), which no
             // other task touches.
-            let numbers = unsafe { std::slice::from_raw_parts_mut(numbers, tile.columns) };
-            self.finish(tile, row, numbers);
+            let values = unsafe { std::slice::from_raw_parts_mut(values, tile.columns) };
+            self.finish(tile, row, values);
         }
     }
 
@@ -281,7 +288,8 @@ impl<T: Real> TiledMatmul<'_, T> {
                 load(self.row_of(self.out, tile, row), sums);
             }
         }
-        self.multiply(backend, tile, chunk, (sums.as_mut_ptr(), tile.columns), scratch.0);
+        let to = GemmOutPtr { start: sums.as_mut_ptr(), stride: tile.columns, add: self.add };
+        self.multiply(backend, tile, chunk, to, scratch.0);
         for (row, sums) in sums.chunks_exact_mut(tile.columns).enumerate() {
             self.finish(tile, row, sums);
             store(sums, self.row_of(self.out, tile, row), false);
@@ -290,24 +298,27 @@ impl<T: Real> TiledMatmul<'_, T> {
 
     /// What is done to a row of sums while it is at hand.
     #[inline(always)]
-    fn finish(&self, tile: Tile, row: usize, numbers: &mut [f32]) {
+    fn finish(&self, tile: Tile, row: usize, values: &mut [f32]) {
         let at = (tile.row + row) * self.columns + tile.column;
         if let Some(bias) = self.bias {
             let bias = &bias[tile.column..tile.column + tile.columns];
-            numbers.iter_mut().zip(bias).for_each(|(number, bias)| *number += bias);
+            values.iter_mut().zip(bias).for_each(|(value, bias)| *value += bias);
         }
         if let Some(onto) = self.onto {
-            numbers.iter_mut().zip(&onto[at..]).for_each(|(number, onto)| *number += onto.to_f32());
+            values.iter_mut().zip(&onto[at..]).for_each(|(value, onto)| *value += onto.to_f32());
         }
         if let Some(before) = self.pre_activation {
-            store(numbers, self.row_of(before, tile, row), false);
+            store(values, self.row_of(before, tile, row), false);
         }
-        self.activation.apply(numbers);
+        self.activation.apply(values);
         if let Some((activation, before)) = self.derivative_at {
-            let mut slopes = vec![0.0; tile.columns];
-            load(&before[at..], &mut slopes);
-            activation.apply_derivative(&mut slopes);
-            numbers.iter_mut().zip(&slopes).for_each(|(number, slope)| *number *= slope);
+            let mut derivatives = vec![0.0; tile.columns];
+            load(&before[at..], &mut derivatives);
+            activation.apply_derivative(&mut derivatives);
+            values
+                .iter_mut()
+                .zip(&derivatives)
+                .for_each(|(value, derivative)| *value *= derivative);
         }
     }
 
@@ -319,49 +330,60 @@ impl<T: Real> TiledMatmul<'_, T> {
         unsafe { of.slice(from, tile.columns) }
     }
 
-    /// All products for one tile, into `out` with its step between rows.
+    /// All matmuls for one tile, into `out`.
     fn multiply(
         &self,
         backend: GemmBackend,
         tile: Tile,
         chunk: PackedChunk<'_>,
-        out: (*mut f32, usize),
+        out: GemmOutPtr,
         scratch: &mut [f32],
     ) {
         let mut packed = chunk.packed;
-        for (index, factors) in self.matmuls.iter().enumerate() {
-            let CpuMatmul { left, right, inner, scale, n_splits: parts } = *factors;
-            let (size, add) = ((tile.rows, tile.columns, inner), self.add || index > 0);
+        for (index, matmul) in self.matmuls.iter().enumerate() {
+            let CpuMatmul { left, right, inner, scale, n_splits } = *matmul;
+            let size = GemmSize::new(tile.rows, tile.columns, inner);
+            let out = GemmOutPtr { add: out.add || index > 0, ..out };
             let left = left.offset_by(tile.row, 0);
             if backend == GemmBackend::Simd {
                 let right = right.offset_by(0, tile.column);
                 // SAFETY: both callers give a block of this tile's size that no other task touches.
-                unsafe { backend.gemm_at(size, out, add, (left, right), scale, scratch) };
+                unsafe { backend.gemm_at(size, out, left, right, scale, scratch) };
                 continue;
             }
-            let floats = |columns| gemm::packed_floats(columns, inner, parts);
+            let floats = |columns| gemm::packed_floats(columns, inner, n_splits);
             let right = &packed[floats(tile.column - chunk.column)..];
             packed = &packed[floats(chunk.columns)..];
             // SAFETY: as above.
-            unsafe { gemm::multiply_packed(size, out, add, left, (right, parts), scratch) };
+            unsafe { gemm::multiply_packed(size, out, left, right, n_splits, scratch) };
         }
     }
 }
 
-/// Halves the longer side until there are enough tiles, as far as that leaves them worth the effort.
-fn tile_size(
-    most: (usize, usize),
-    (rows, columns): (usize, usize),
-    enough: usize,
-) -> (usize, usize) {
-    let whole = |side: usize| side.max(1).next_multiple_of(gemm::PANEL);
-    let (mut height, mut width) = (most.0.min(whole(rows)), most.1.min(whole(columns)));
-    while rows.div_ceil(height) * columns.div_ceil(width) < enough {
-        let longer = if height > width { &mut height } else { &mut width };
-        if *longer <= SMALLEST_SIDE {
-            break;
-        }
-        *longer = whole(longer.div_ceil(2));
+/// How large tiles of a result are.
+#[derive(Clone, Copy)]
+struct TileSize {
+    rows: usize,
+    columns: usize,
+}
+
+impl TileSize {
+    const fn new(rows: usize, columns: usize) -> Self {
+        Self { rows, columns }
     }
-    (height, width)
+
+    /// Halves the longer side until a result of this size has enough tiles, but not below
+    /// [`SMALLEST_SIDE`].
+    fn fitted(self, rows: usize, columns: usize, enough: usize) -> Self {
+        let whole = |side: usize| side.max(1).next_multiple_of(gemm::PANEL);
+        let mut tile = Self::new(self.rows.min(whole(rows)), self.columns.min(whole(columns)));
+        while rows.div_ceil(tile.rows) * columns.div_ceil(tile.columns) < enough {
+            let longer = if tile.rows > tile.columns { &mut tile.rows } else { &mut tile.columns };
+            if *longer <= SMALLEST_SIDE {
+                break;
+            }
+            *longer = whole(longer.div_ceil(2));
+        }
+        tile
+    }
 }

@@ -1,8 +1,8 @@
-//! Matrix products on a GPU, by cuBLASLt. Its factors have one format: where they differ, or where
-//! one is quantised, a copy is made in the workspace first.
+//! Matmuls by cuBLASLt. Both operands have one dtype: where they differ, or where one is quantised, a copy is
+//! made in the workspace first.
 //!
-//! A result of 16 bits is multiplied from factors of its own format, so adapters, biases and what lies
-//! between two adapters are rounded to it; sums are f32. All products but the first are small, and
+//! A result of 16 bits is computed from operands of its own dtype, so LoRA weights, biases and what lies
+//! between LoRA's two matrices are rounded to it; sums are f32. All matmuls but the first are small, and
 //! come first: the large one then adds to them, with bias and activation in the same pass.
 
 use super::{FusedMatmul, Matmul, Operand, OperandData};
@@ -15,37 +15,37 @@ use crate::{Dtype, Tensor, quantised};
 
 const KERNELS: CudaSource = CudaSource { name: "matmul", text: include_str!("kernel.cu") };
 
-/// Columns that the library's activations can be used with are a multiple of this.
+/// The library's epilogues need columns that are a multiple of this.
 const EPILOGUE_COLUMNS: usize = 8;
 
-/// Bytes of workspace: the library's, then copies of what has another format.
+/// Bytes of workspace: the library's, then copies of what has another dtype.
 pub fn bytes(work: &FusedMatmul<'_>) -> usize {
-    let copies = work.matmuls.iter().map(|product| {
-        let dtype = format(product, work.out.dtype());
-        [product.left, product.right].iter().map(|factor| copy_bytes(*factor, dtype)).sum()
+    let copies = work.matmuls.iter().map(|matmul| {
+        let dtype = operand_dtype(matmul, work.out.dtype());
+        [matmul.left, matmul.right].iter().map(|operand| copy_bytes(*operand, dtype)).sum()
     });
-    // Copies of one product are done with when the next begins.
+    // Copies of one matmul are done with when the next begins.
     let bias = work.bias.map_or(0, |bias| bias_bytes(bias, work.out.dtype()));
     WORKSPACE + bias + copies.max().unwrap_or(0usize)
 }
 
-/// Of a copy of the bias in the format of the result; one in f32 may have to be copied to be aligned.
+/// Of a copy of the bias in the result's dtype; one in f32 may have to be copied to be aligned.
 fn bias_bytes(bias: &Tensor, out: Dtype) -> usize {
     let is_ready = bias.dtype() == out && out != Dtype::F32;
     let bytes = if is_ready { 0 } else { bias.shape().elements() * out.bytes() };
     bytes.next_multiple_of(ALIGNMENT)
 }
 
-/// The format that both factors of a product are multiplied in.
-fn format(matmul: &Matmul<'_>, out: Dtype) -> Dtype {
+/// The dtype that both operands of a matmul are multiplied in.
+fn operand_dtype(matmul: &Matmul<'_>, out: Dtype) -> Dtype {
     if out != Dtype::F32 {
         return out;
     }
-    // Both are f32, and neither need be as exact as that.
+    // Both are f32, and need not be as exact as that.
     if matmul.left.n_splits == 1 && matmul.right.n_splits == 1 {
         return Dtype::Bf16;
     }
-    match [matmul.left, matmul.right].map(|factor| dense_dtype(&factor)) {
+    match [matmul.left, matmul.right].map(|operand| dense_dtype(&operand)) {
         [Some(left), Some(right)] if left == right => left,
         [Some(Dtype::Bf16), _] | [_, Some(Dtype::Bf16)] => Dtype::Bf16,
         [Some(one), None] | [None, Some(one)] => one,
@@ -60,51 +60,50 @@ fn dense_dtype(matrix: &Operand<'_>) -> Option<Dtype> {
     }
 }
 
-fn copy_bytes(factor: Operand<'_>, dtype: Dtype) -> usize {
-    if dense_dtype(&factor) == Some(dtype) {
+fn copy_bytes(operand: Operand<'_>, dtype: Dtype) -> usize {
+    if dense_dtype(&operand) == Some(dtype) {
         return 0;
     }
-    (factor.rows() * factor.columns() * dtype.bytes()).next_multiple_of(ALIGNMENT)
+    (operand.rows() * operand.columns() * dtype.bytes()).next_multiple_of(ALIGNMENT)
 }
 
-/// Computes the products.
+/// Computes the matmuls.
 pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tensor) {
     if work.rows() * work.columns() == 0 {
         return;
     }
-    let room = MatmulWorkspace::new(&work, workspace.address_mut());
+    let workspace_layout = MatmulWorkspace::new(&work, workspace.address_mut());
     let (last, first) = work.matmuls.split_first().expect("there is something to multiply");
     let out = work.out.dtype();
     let epilogue = epilogue(&work);
     let is_added = work.add || work.onto.is_some();
     let gemm = Gemm { add: is_added || !first.is_empty(), epilogue, ..plain(last, out) };
     let is_by_library = epilogue != Epilogue::Nothing;
-    let bias = work.bias.filter(|_| is_by_library).map_or(0, |bias| room.bias(cuda, bias, out));
+    let bias = work
+        .bias
+        .filter(|_| is_by_library)
+        .map_or(0, |bias| workspace_layout.bias(cuda, bias, out));
     let before = work.pre_activation.filter(|_| work.activation != Activation::None);
     let kept = match work.derivative_at {
         Some(slope) => slope.input.address(),
         None => before.map_or(0, Tensor::address_mut),
     };
     if !work.add && cuda.wants_trial(&gemm) {
-        let trial = MatmulWorkspace { is_trial: true, ..room };
-        trial.run(cuda, last, (work.onto, work.out), gemm, [bias, kept]);
+        let trial = MatmulWorkspace { is_trial: true, ..workspace_layout };
+        trial.run(cuda, last, work.onto, work.out, gemm, [bias, kept]);
     }
     let mut onto = work.onto;
-    for (index, product) in first.iter().enumerate() {
-        let gemm = Gemm { add: is_added || index > 0, ..plain(product, out) };
-        room.run(cuda, product, (onto.take(), work.out), gemm, [0, 0]);
+    for (index, matmul) in first.iter().enumerate() {
+        let gemm = Gemm { add: is_added || index > 0, ..plain(matmul, out) };
+        workspace_layout.run(cuda, matmul, onto.take(), work.out, gemm, [0, 0]);
     }
-    room.run(cuda, last, (onto, work.out), gemm, [bias, kept]);
+    workspace_layout.run(cuda, last, onto, work.out, gemm, [bias, kept]);
     if let Some(slope) = work.derivative_at.filter(|_| !is_by_library) {
         return activation::cuda::backward(cuda, slope.activation, &slope.input, work.out);
     }
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
-        finish(
-            cuda,
-            work.out,
-            (work.bias, work.activation),
-            (kept, work.matmuls[0].right.columns()),
-        );
+        let columns = work.matmuls[0].right.columns();
+        finish(cuda, work.out, work.bias, work.activation, kept, columns);
     }
 }
 
@@ -115,7 +114,7 @@ fn plain(matmul: &Matmul<'_>, out: Dtype) -> Gemm {
         columns: right.columns(),
         inner: left.columns(),
         is_transposed: [left.transposed, right.transposed],
-        factors: format(matmul, out),
+        factors: operand_dtype(matmul, out),
         out,
         add: false,
         epilogue: Epilogue::Nothing,
@@ -127,7 +126,7 @@ fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
     let (has_bias, is_kept) = (work.bias.is_some(), work.pre_activation.is_some());
     let is_fit =
         work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.matmuls[0].left.columns() > 0;
-    // In f32 its tanh is coarser than the numbers.
+    // Its tanh is less exact than f32.
     let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
     match (work.activation, work.derivative_at.map(|slope| slope.activation)) {
         (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluGrad,
@@ -140,24 +139,26 @@ fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
 fn finish(
     cuda: &CudaBackend,
     out: &mut Tensor,
-    (bias, activation): (Option<&Tensor>, Activation),
-    (kept, columns): (u64, usize),
+    bias: Option<&Tensor>,
+    activation: Activation,
+    pre_activation: u64,
+    columns: usize,
 ) {
     let n = out.shape().elements();
-    let is_fit = kept.is_multiple_of(16);
+    let is_fit = pre_activation.is_multiple_of(16);
     let p = if is_fit { pack(columns, &[out, bias.unwrap_or(out)]) } else { 1 };
     let variant =
         CudaVariant::of(&[out.dtype(), bias.map_or(Dtype::F32, Tensor::dtype)]).with_pack(p);
-    let arguments = arguments![out, bias, kept, n / p, columns, activation.code()];
+    let arguments = arguments![out, bias, pre_activation, n / p, columns, activation.code()];
     cuda.launch(&KERNELS, "finish", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
-/// The workspace: the library's part, the bias, copies of factors.
+/// Addresses in the workspace: the library's part, the bias, copies of operands.
 struct MatmulWorkspace {
     library: u64,
     bias: u64,
     copies: u64,
-    /// Whether products are tried rather than done.
+    /// Whether this is a trial to choose an algorithm.
     is_trial: bool,
 }
 
@@ -168,14 +169,14 @@ impl MatmulWorkspace {
         Self { library, bias, copies: bias + bytes as u64, is_trial: false }
     }
 
-    /// A bias in the format of the result.
+    /// A bias in the dtype of the result.
     fn bias(&self, cuda: &CudaBackend, bias: &Tensor, out: Dtype) -> u64 {
         if bias.dtype() == out && bias.address().is_multiple_of(16) {
             return bias.address();
         }
         let (to, n) = (self.bias, bias.shape().elements());
         let variant = CudaVariant::of(&[bias.dtype(), out]);
-        elementwise::cuda::convert(cuda, (bias.into(), CudaArg(to)), variant, n);
+        elementwise::cuda::convert(cuda, bias.into(), CudaArg(to), variant, n);
         to
     }
 
@@ -183,9 +184,10 @@ impl MatmulWorkspace {
         &self,
         cuda: &CudaBackend,
         matmul: &Matmul<'_>,
-        (onto, out): (Option<&Tensor>, &mut Tensor),
+        onto: Option<&Tensor>,
+        out: &mut Tensor,
         gemm: Gemm,
-        [bias, before]: [u64; 2],
+        [bias, pre_activation]: [u64; 2],
     ) {
         // An empty sum.
         if gemm.inner == 0 {
@@ -197,8 +199,8 @@ impl MatmulWorkspace {
             return;
         }
         let mut to = self.copies;
-        let left = Self::factor(cuda, matmul.left, gemm.factors, &mut to);
-        let right = Self::factor(cuda, matmul.right, gemm.factors, &mut to);
+        let left = Self::operand(cuda, matmul.left, gemm.factors, &mut to);
+        let right = Self::operand(cuda, matmul.right, gemm.factors, &mut to);
         let (workspace, scale, is_trial) = (self.library, matmul.scale, self.is_trial);
         let out = out.address_mut();
         let onto = onto.map_or(out, Tensor::address);
@@ -209,29 +211,24 @@ impl MatmulWorkspace {
             out,
             scale,
             bias,
-            pre_activation: before,
+            pre_activation,
             workspace,
             is_trial,
         };
         cuda.gemm(&gemm, at);
     }
 
-    /// Where a factor lies in a format; a copy is put at `to`.
-    fn factor(cuda: &CudaBackend, factor: Operand<'_>, dtype: Dtype, to: &mut u64) -> u64 {
+    /// Where an operand of a dtype lies; a copy is put at `to`.
+    fn operand(cuda: &CudaBackend, operand: Operand<'_>, dtype: Dtype, to: &mut u64) -> u64 {
         let place = *to;
-        *to += copy_bytes(factor, dtype) as u64;
-        match factor.data {
+        *to += copy_bytes(operand, dtype) as u64;
+        match operand.data {
             OperandData::Dense(tensor) if tensor.dtype() == dtype => return tensor.address(),
             OperandData::Dense(tensor) => {
                 let (n, variant) = (tensor.shape().elements(), [tensor.dtype(), dtype]);
                 let p = if n % 8 == 0 { pack(n, &[tensor]) } else { 1 };
-                let places = (tensor.into(), CudaArg(place));
-                elementwise::cuda::convert(
-                    cuda,
-                    places,
-                    CudaVariant::of(&variant).with_pack(p),
-                    n / p,
-                );
+                let variant = CudaVariant::of(&variant).with_pack(p);
+                elementwise::cuda::convert(cuda, tensor.into(), CudaArg(place), variant, n / p);
             }
             OperandData::Quantised(quantised) => {
                 quantised::cuda::dequantise(cuda, quantised, dtype, CudaArg(place));

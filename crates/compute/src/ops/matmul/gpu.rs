@@ -7,7 +7,7 @@ use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, is_wide}
 use crate::op::OpContext;
 use crate::ops::activation;
 use crate::quantised::gpu::{dequantise, parts};
-use crate::{Device, Dtype, Quantisation, Quantised, Result, Tensor};
+use crate::{Device, Dtype, Quantisation, Quantised, RandomSequence, Result, Tensor};
 
 const KERNELS: WgslSource = WgslSource {
     name: "matmul",
@@ -173,7 +173,9 @@ fn slices(gpu: &GpuBackend, blocks: usize, inner: usize) -> usize {
 /// Whether matrix units multiply as plain kernels do, in each way that factors can lie.
 pub fn matrix_units_agree(device: &Device) -> Result<bool> {
     let Backend::Gpu(gpu) = device.backend() else { return Ok(false) };
-    let tensor = |rows, width, stream| device.normal([rows, width], Dtype::Bf16, 1.0, (7, stream));
+    let tensor = |rows, width, stream| {
+        device.normal([rows, width], Dtype::Bf16, 1.0, RandomSequence::new(7, stream))
+    };
     let (left, right) =
         ([tensor(70, 88, 1)?, tensor(88, 70, 2)?], [tensor(88, 76, 3)?, tensor(76, 88, 4)?]);
     for (is_left_turned, is_right_turned) in [(0, 0), (0, 1), (1, 0), (1, 1)] {

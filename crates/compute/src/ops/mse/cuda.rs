@@ -20,7 +20,8 @@ pub const BACKWARD_FLOATS: usize = 2;
 
 pub fn forward(
     cuda: &CudaBackend,
-    (prediction, target): (&Tensor, &Tensor),
+    prediction: &Tensor,
+    target: &Tensor,
     factors: &LossWeights,
     room: &mut Tensor,
     mean: &mut Tensor,
@@ -41,7 +42,8 @@ pub fn forward(
 /// 2·gradient·(prediction - target)·factor / count
 pub fn backward(
     cuda: &CudaBackend,
-    (prediction, target): (&Tensor, &Tensor),
+    prediction: &Tensor,
+    target: &Tensor,
     factors: &LossWeights,
     gradient: &Tensor,
     room: &mut Tensor,

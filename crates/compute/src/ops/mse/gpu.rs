@@ -20,7 +20,8 @@ pub const BACKWARD_FLOATS: usize = 1;
 
 pub fn forward(
     gpu: &GpuBackend,
-    (prediction, target): (&Tensor, &Tensor),
+    prediction: &Tensor,
+    target: &Tensor,
     factors: &LossWeights,
     room: &mut Tensor,
     mean: &mut Tensor,
@@ -41,7 +42,8 @@ pub fn forward(
 /// 2·gradient·(prediction - target)·factor / count
 pub fn backward(
     gpu: &GpuBackend,
-    (prediction, target): (&Tensor, &Tensor),
+    prediction: &Tensor,
+    target: &Tensor,
     factors: &LossWeights,
     gradient: &Tensor,
     room: &mut Tensor,

@@ -55,12 +55,10 @@ impl Tape<'_> {
                 cpu::forward(engine, prediction.tensor(), target, &factors, &mut mean);
             }
             Backend::Cuda(engine) => {
-                let both = (prediction.tensor(), target);
-                cuda::forward(engine, both, &factors, &mut room, &mut mean);
+                cuda::forward(engine, prediction.tensor(), target, &factors, &mut room, &mut mean);
             }
             Backend::Gpu(engine) => {
-                let both = (prediction.tensor(), target);
-                gpu::forward(engine, both, &factors, &mut room, &mut mean);
+                gpu::forward(engine, prediction.tensor(), target, &factors, &mut room, &mut mean);
             }
         }
         drop(room);
@@ -87,12 +85,26 @@ impl Tape<'_> {
                     cpu::backward(engine, &prediction, &target, &factors, &gradient, &mut slot);
                 }
                 Backend::Cuda(engine) => {
-                    let both = (&prediction, &target);
-                    cuda::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
+                    cuda::backward(
+                        engine,
+                        &prediction,
+                        &target,
+                        &factors,
+                        &gradient,
+                        &mut room,
+                        &mut slot,
+                    );
                 }
                 Backend::Gpu(engine) => {
-                    let both = (&prediction, &target);
-                    gpu::backward(engine, both, &factors, &gradient, &mut room, &mut slot);
+                    gpu::backward(
+                        engine,
+                        &prediction,
+                        &target,
+                        &factors,
+                        &gradient,
+                        &mut room,
+                        &mut slot,
+                    );
                 }
             }
             back.put(slot);

@@ -15,7 +15,8 @@ const MASK: [f32; 6] = [1.0, 0.0, 1.0, 0.25, 0.0, 1.0];
 
 fn vectors(
     device: &Device,
-    (weighted, masked): (bool, bool),
+    weighted: bool,
+    masked: bool,
 ) -> crate::Result<(Option<Tensor>, Option<Tensor>)> {
     Ok((
         weighted.then(|| device.upload([2], &WEIGHTS)).transpose()?,
@@ -37,7 +38,7 @@ fn every_combination_of_weights_mask_and_formats() {
             &[Input::normal([2, 3, width], 1)],
             2.0,
             &|tape, v| {
-                let (weights, mask) = vectors(tape.device(), (weighted, masked))?;
+                let (weights, mask) = vectors(tape.device(), weighted, masked)?;
                 let target = upload(tape.device(), &target, format);
                 tape.mse(&v[0], &target, weights.as_ref(), mask.as_ref())
             },
@@ -66,7 +67,7 @@ fn any_number_of_dimensions() {
             &[Input::normal(shape, 1)],
             2.0,
             &|tape, v| {
-                let (weights, _) = vectors(tape.device(), (weighted, false))?;
+                let (weights, _) = vectors(tape.device(), weighted, false)?;
                 tape.mse(&v[0], &upload(tape.device(), &target, Dtype::F32), weights.as_ref(), None)
             },
             &|v| {

@@ -17,14 +17,13 @@ pub fn sample_latents(
     LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
     let (shift, scale) = (shift.data::<f32>(), scale.data::<f32>());
-    let spread = spread
-        .map(|LatentStd { std: deviation, sequences: streams }| (deviation.data::<f32>(), streams));
+    let spread = spread.map(|LatentStd { std, sequences }| (std.data::<f32>(), sequences));
     cpu.par_rows(latents.data_mut::<f32>(), 1, |first, piece| {
         for (at, x) in (first..).zip(piece) {
             let (sample, index) = (at / sizes.per_sample(), at % sizes.per_sample());
             let channel = index / sizes.per_channel;
-            if let Some((deviation, streams)) = spread {
-                *x += deviation[at] * streams[sample].normal(index);
+            if let Some((std, sequences)) = spread {
+                *x += std[at] * sequences[sample].normal(index);
             }
             *x = (*x - shift[channel]) * scale[channel];
         }
@@ -33,7 +32,8 @@ pub fn sample_latents(
 
 pub fn add_noise(
     cpu: &CpuBackend,
-    (latents, noisy): (&mut Tensor, &mut Tensor),
+    latents: &mut Tensor,
+    noisy: &mut Tensor,
     sizes: LatentSizes,
     sigmas: &Tensor,
     sequences: &[RandomSequence],

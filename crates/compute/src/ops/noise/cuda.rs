@@ -10,19 +10,20 @@ pub fn sample_latents(
     cuda: &CudaBackend,
     latents: &mut Tensor,
     sizes: LatentSizes,
-    (deviation, streams): (Option<&Tensor>, Option<&Tensor>),
+    std: Option<&Tensor>,
+    sequences: Option<&Tensor>,
     LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
     let (n, variant) = (latents.shape().elements(), CudaVariant::of(&[latents.dtype()]));
     let (per_sample, per_channel) = (sizes.per_sample(), sizes.per_channel);
-    let arguments =
-        arguments![latents, deviation, shift, scale, streams, n, per_sample, per_channel];
+    let arguments = arguments![latents, std, shift, scale, sequences, n, per_sample, per_channel];
     cuda.launch(&KERNELS, "sample_latents", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 pub fn add_noise(
     cuda: &CudaBackend,
-    (latents, noisy): (&mut Tensor, &mut Tensor),
+    latents: &mut Tensor,
+    noisy: &mut Tensor,
     sizes: LatentSizes,
     sigmas: &Tensor,
     sequences: Option<&Tensor>,

@@ -10,19 +10,20 @@ pub fn sample_latents(
     gpu: &GpuBackend,
     latents: &mut Tensor,
     sizes: LatentSizes,
-    (deviation, streams): (Option<&Tensor>, Option<&Tensor>),
+    std: Option<&Tensor>,
+    sequences: Option<&Tensor>,
     LatentScaling { shift, scale }: LatentScaling<'_>,
 ) {
     let (n, variant) = (latents.shape().elements(), GpuVariant::of(&[latents.dtype()]));
     let (per_sample, per_channel) = (sizes.per_sample(), sizes.per_channel);
-    let arguments =
-        arguments![latents, deviation, shift, scale, streams, n, per_sample, per_channel];
+    let arguments = arguments![latents, std, shift, scale, sequences, n, per_sample, per_channel];
     gpu.launch(&KERNELS, "sample_latents", &variant, singles(n), &arguments);
 }
 
 pub fn add_noise(
     gpu: &GpuBackend,
-    (latents, noisy): (&mut Tensor, &mut Tensor),
+    latents: &mut Tensor,
+    noisy: &mut Tensor,
     sizes: LatentSizes,
     sigmas: &Tensor,
     sequences: Option<&Tensor>,

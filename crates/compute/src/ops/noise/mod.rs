@@ -66,27 +66,25 @@ pub fn sample_latents(
     let sizes = LatentSizes::of(&op, "mean", &mean)?;
     op.expect_vector("shift", channels.shift, sizes.channels)?;
     op.expect_vector("scale", channels.scale, sizes.channels)?;
-    if let Some(LatentStd { std: deviation, sequences: streams }) = spread {
-        op.expect_dtype("deviation", deviation, Dtype::F32)?;
-        op.expect_shape("deviation", deviation, mean.shape())?;
-        sizes.expect_sequences(&op, streams)?;
+    if let Some(LatentStd { std, sequences }) = spread {
+        op.expect_dtype("std", std, Dtype::F32)?;
+        op.expect_shape("std", std, mean.shape())?;
+        sizes.expect_sequences(&op, sequences)?;
     }
     let mut latents = mean.into_unique()?;
     let table = spread.map(|spread| upload_sequences(&op, spread.sequences)).transpose()?.flatten();
-    let deviation = spread.map(|spread| spread.std);
-    let (normal, written) = (deviation.map_or(0, |_| NORMAL_FLOPS), [&latents; 2]);
-    let tensors: Vec<&Tensor> = written.into_iter().chain(deviation).collect();
+    let std = spread.map(|spread| spread.std);
+    let (normal, written) = (std.map_or(0, |_| NORMAL_FLOPS), [&latents; 2]);
+    let tensors: Vec<&Tensor> = written.into_iter().chain(std).collect();
     op.count((SAMPLE_FLOPS + normal) * latents.shape().elements(), &tensors);
     match op.engine() {
         Backend::Meta => {}
         Backend::Cpu(engine) => cpu::sample_latents(engine, &mut latents, sizes, spread, channels),
         Backend::Cuda(engine) => {
-            let spread = (deviation, table.as_ref());
-            cuda::sample_latents(engine, &mut latents, sizes, spread, channels);
+            cuda::sample_latents(engine, &mut latents, sizes, std, table.as_ref(), channels);
         }
         Backend::Gpu(engine) => {
-            let spread = (deviation, table.as_ref());
-            gpu::sample_latents(engine, &mut latents, sizes, spread, channels);
+            gpu::sample_latents(engine, &mut latents, sizes, std, table.as_ref(), channels);
         }
     }
     Ok(latents)
@@ -111,12 +109,17 @@ pub fn add_noise(
     let table = upload_sequences(&op, sequences)?;
     let work = (NORMAL_FLOPS + ADD_NOISE_FLOPS) * velocity.shape().elements();
     op.count(work, &[&velocity, &velocity, &noisy]);
-    let both = (&mut velocity, &mut noisy);
     match op.engine() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::add_noise(engine, both, sizes, sigmas, sequences),
-        Backend::Cuda(engine) => cuda::add_noise(engine, both, sizes, sigmas, table.as_ref()),
-        Backend::Gpu(engine) => gpu::add_noise(engine, both, sizes, sigmas, table.as_ref()),
+        Backend::Cpu(engine) => {
+            cpu::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, sequences)
+        }
+        Backend::Cuda(engine) => {
+            cuda::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+        }
+        Backend::Gpu(engine) => {
+            gpu::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+        }
     }
     Ok(NoisyLatents { noisy, velocity })
 }
@@ -144,7 +147,11 @@ impl LatentSizes {
     }
 
     fn expect_sequences(self, op: &Op<'_>, sequences: &[RandomSequence]) -> Result<()> {
-        op.expect_sizes("the list of streams", Shape::from([sequences.len()]), [self.samples])
+        op.expect_sizes(
+            "the list of random sequences",
+            Shape::from([sequences.len()]),
+            [self.samples],
+        )
     }
 }
 
@@ -153,7 +160,7 @@ fn upload_sequences(op: &Op<'_>, sequences: &[RandomSequence]) -> Result<Option<
     if matches!(op.device.kind(), DeviceKind::Cpu { .. }) {
         return Ok(None);
     }
-    let parts = sequences.iter().flat_map(|stream| stream.parts());
+    let parts = sequences.iter().flat_map(|sequence| sequence.parts());
     let words: Vec<u32> = parts.flat_map(|part| [part as u32, (part >> 32) as u32]).collect();
     let upload = || op.device.upload([words.len()], &words);
     op.device.with_tag(Tag::Workspace, upload).map(Some)

@@ -192,12 +192,12 @@ fn what_does_not_fit_is_said() {
     let spread = Some(LatentStd { std: &two, sequences: &[] });
     assert_eq!(
         sample(&latents, spread, &three, &three),
-        "sample_latents: deviation has shape [2], expected [2, 3, 4]"
+        "sample_latents: std has shape [2], expected [2, 3, 4]"
     );
     let spread = Some(LatentStd { std: &latents, sequences: &[] });
     assert_eq!(
         sample(&latents, spread, &three, &three),
-        "sample_latents: the list of streams has shape [0], expected [2]"
+        "sample_latents: the list of random sequences has shape [0], expected [2]"
     );
     let rounded = zeros(&[2, 3, 4], Dtype::Bf16);
     assert_eq!(add(&rounded, &two, 2, Dtype::F32), "add_noise: latents is bf16, expected f32");

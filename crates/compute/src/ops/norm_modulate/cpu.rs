@@ -84,7 +84,7 @@ pub fn scale_gradient(
     let width = x.shape().width();
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        vector_sums(cpu, out, (form.indices.0, width), |vector, sums| {
+        vector_sums(cpu, out, form.indices.0, width, |vector, sums| {
             let mut row = vec![0.0; width];
             for index in vector * form.rows_per_vector..(vector + 1) * form.rows_per_vector {
                 load(&x[index * width..][..width], &mut row);
@@ -103,7 +103,7 @@ pub fn shift_gradient(cpu: &CpuBackend, gradient: &Tensor, form: NormConfig, out
     let width = gradient.shape().width();
     with_real!(gradient.dtype(), T => {
         let gradient = gradient.data::<T>();
-        vector_sums(cpu, out, (form.indices.1, width), |vector, sums| {
+        vector_sums(cpu, out, form.indices.1, width, |vector, sums| {
             for index in vector * form.rows_per_vector..(vector + 1) * form.rows_per_vector {
                 let gradient = &gradient[index * width..][..width];
                 sums.iter_mut().zip(gradient).for_each(|(sum, g)| *sum += g.to_f32());
@@ -116,7 +116,8 @@ pub fn shift_gradient(cpu: &CpuBackend, gradient: &Tensor, form: NormConfig, out
 fn vector_sums(
     cpu: &CpuBackend,
     out: &mut Tensor,
-    (index, width): (usize, usize),
+    index: usize,
+    width: usize,
     work: impl Fn(usize, &mut [f32]) + Sync,
 ) {
     let all = out.shape().width();

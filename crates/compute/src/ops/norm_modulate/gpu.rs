@@ -12,7 +12,8 @@ pub fn forward(
     gpu: &GpuBackend,
     x: &Tensor,
     [scale, shift]: [Option<&Tensor>; 2],
-    (form, is_centered): (NormConfig, bool),
+    form: NormConfig,
+    is_centered: bool,
     y: &mut Tensor,
 ) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
@@ -113,7 +114,8 @@ pub fn add_up(
     gpu: &GpuBackend,
     sums: &Tensor,
     rows: NormBackwardInputs<'_>,
-    (index, add): (usize, bool),
+    index: usize,
+    add: bool,
     out: &mut Tensor,
 ) {
     let NormBackwardInputs { x, form, .. } = rows;

@@ -32,15 +32,15 @@ impl Tape<'_> {
         let op = self.begin_op("norm_modulate");
         let dtype = op.expect_real("x", x.tensor())?;
         let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
-        op.expect_chunk("scale", scale, (samples, width), dtype)?;
-        op.expect_chunk("shift", shift, (samples, width), dtype)?;
+        op.expect_chunk("scale", scale, samples, width, dtype)?;
+        op.expect_chunk("shift", shift, samples, width, dtype)?;
         let form = NormConfig {
             epsilon,
             rows_per_vector: tokens,
             plus_one: true,
             indices: (scale.index, shift.index),
         };
-        self.norm(&op, x, (Some(scale.of), Some(shift.of)), form)
+        self.norm(&op, x, Some(scale.of), Some(shift.of), form)
     }
 
     /// Layer norm with a weight and a bias of width `x`, f32, or without.
@@ -60,14 +60,15 @@ impl Tape<'_> {
         }
         let rows_per_vector = x.shape().rows().max(1);
         let form = NormConfig { epsilon, rows_per_vector, plus_one: false, indices: (0, 0) };
-        self.norm(&op, x, (weight, bias), form)
+        self.norm(&op, x, weight, bias, form)
     }
 
     fn norm(
         &self,
         op: &Op<'_>,
         x: &Var,
-        (scale, shift): (Option<&Var>, Option<&Var>),
+        scale: Option<&Var>,
+        shift: Option<&Var>,
         form: NormConfig,
     ) -> Result<Var> {
         let y = forward(op.cx, x.tensor(), [scale, shift].map(|v| v.map(Var::tensor)), form)?;
@@ -127,7 +128,7 @@ fn forward(
         Backend::Meta => {}
         Backend::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
         Backend::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, vectors, (form, true), &mut y),
+        Backend::Gpu(engine) => gpu::forward(engine, x, vectors, form, true, &mut y),
     }
     Ok(y)
 }
@@ -242,7 +243,7 @@ fn shift_gradient(
         Backend::Meta => {}
         Backend::Cpu(engine) => cpu::shift_gradient(engine, gradient, form, out),
         Backend::Cuda(engine) => cuda::shift_gradient(engine, gradient, form, out),
-        Backend::Gpu(engine) => gpu::add_up(engine, sums, rows, (form.indices.1, true), out),
+        Backend::Gpu(engine) => gpu::add_up(engine, sums, rows, form.indices.1, true, out),
     }
 }
 
@@ -262,6 +263,6 @@ fn scale_gradient(
         Backend::Meta => {}
         Backend::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, form, out),
         Backend::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, form, room, out),
-        Backend::Gpu(engine) => gpu::add_up(engine, room, rows, (form.indices.0, true), out),
+        Backend::Gpu(engine) => gpu::add_up(engine, room, rows, form.indices.0, true, out),
     }
 }

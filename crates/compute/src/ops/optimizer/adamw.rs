@@ -84,9 +84,9 @@ pub fn adamw(
     op.count(FLOPS * numbers, &touched);
     match device.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::adamw(engine, params, gradients, state, (step, clip)),
-        Backend::Cuda(engine) => cuda::adamw(engine, params, gradients, state, (step, clip)),
-        Backend::Gpu(engine) => gpu::adamw(engine, params, gradients, state, (step, clip)),
+        Backend::Cpu(engine) => cpu::adamw(engine, params, gradients, state, step, clip),
+        Backend::Cuda(engine) => cuda::adamw(engine, params, gradients, state, step, clip),
+        Backend::Gpu(engine) => gpu::adamw(engine, params, gradients, state, step, clip),
     }
     Ok(())
 }

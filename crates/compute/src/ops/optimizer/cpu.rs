@@ -26,7 +26,8 @@ pub fn adamw(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let Some(scale) = scale(step.scale, clip) else { return };
     let update = AdamWUpdate::new(step, scale);
@@ -60,11 +61,12 @@ pub fn adamw_8bit(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments8bit],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let Some(scale) = scale(step.scale, clip) else { return };
     let update = AdamWUpdate::new(step, scale);
-    let books = (Codebook::signed(), Codebook::unsigned());
+    let books = Codebooks { signed: Codebook::signed(), unsigned: Codebook::unsigned() };
     let tensors = params.iter_mut().zip(gradients).zip(state);
     let tensors: Vec<_> = tensors
         .filter_map(|((param, gradient), Moments8bit { first, second })| {
@@ -77,7 +79,7 @@ pub fn adamw_8bit(
     });
     cpu.install(|| {
         blocks.for_each(|(((param, gradient), first), second)| {
-            step_8bit(update, &books, (param, gradient), first, second);
+            step_8bit(update, &books, param, gradient, first, second);
         });
     });
 }
@@ -90,29 +92,36 @@ fn pieces(
     codes.zip(scales.data_mut::<f32>().par_chunks_mut(GRAIN / BLOCK))
 }
 
+/// Those of first moments and of second ones.
+struct Codebooks {
+    signed: Codebook,
+    unsigned: Codebook,
+}
+
 type BlockCodesPiece<'a> = (&'a mut [u8], &'a mut [f32]);
 
 fn step_8bit(
     update: AdamWUpdate,
-    books: &(Codebook, Codebook),
-    (params, gradients): (&mut [f32], &[f32]),
+    books: &Codebooks,
+    params: &mut [f32],
+    gradients: &[f32],
     first: BlockCodesPiece<'_>,
     second: BlockCodesPiece<'_>,
 ) {
     let (mut means, mut squares) = ([0.0; BLOCK], [0.0; BLOCK]);
     let first = first.0.chunks_mut(BLOCK).zip(first.1);
     let second = second.0.chunks_mut(BLOCK).zip(second.1);
-    let numbers = params.chunks_mut(BLOCK).zip(gradients.chunks(BLOCK));
-    for ((params, gradients), (first, second)) in numbers.zip(first.zip(second)) {
+    let values = params.chunks_mut(BLOCK).zip(gradients.chunks(BLOCK));
+    for ((params, gradients), (first, second)) in values.zip(first.zip(second)) {
         let (means, squares) = (&mut means[..params.len()], &mut squares[..params.len()]);
-        books.0.decode(first.0, *first.1, means);
-        books.1.decode(second.0, *second.1, squares);
+        books.signed.decode(first.0, *first.1, means);
+        books.unsigned.decode(second.0, *second.1, squares);
         adamw_block(update, params, gradients, means, squares);
         // What is not a number makes the scale, and with it the whole block, not a number.
         *first.1 = largest_size(means);
         *second.1 = max(squares);
-        books.0.encode(means, *first.1, first.0);
-        books.1.encode(squares, *second.1, second.0);
+        books.signed.encode(means, *first.1, first.0);
+        books.unsigned.encode(squares, *second.1, second.0);
     }
 }
 
@@ -127,14 +136,15 @@ pub fn direction(
     cpu: &CpuBackend,
     gradient: &Tensor,
     mean: &mut Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
     x: &mut Tensor,
 ) {
-    let Some(scale) = scale(how.scale, clip) else { return };
+    let Some(scale) = scale(config.scale, clip) else { return };
     let (gradient, mean) = (gradient.data::<f32>(), mean.data_mut::<f32>());
     let blocks = mean.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN));
     let squares: Vec<f64> = cpu.install(|| {
-        blocks.map(|(mean, gradient)| move_mean(mean, gradient, scale, how.momentum)).collect()
+        blocks.map(|(mean, gradient)| move_mean(mean, gradient, scale, config.momentum)).collect()
     });
     let norm = squares.iter().sum::<f64>().sqrt() as f32;
     let inverse = 1.0 / norm.max(MIN_NORM);
@@ -143,7 +153,7 @@ pub fn direction(
         cpu.par_rows(x.data_mut::<T>(), 1, |first, x| {
             for (x, (mean, gradient)) in x.iter_mut().zip(mean[first..].iter().zip(&gradient[first..])) {
                 let gradient = scale * gradient;
-                *x = T::from_f32((gradient + (mean - gradient) * how.momentum) * inverse);
+                *x = T::from_f32((gradient + (mean - gradient) * config.momentum) * inverse);
             }
         });
     });
@@ -154,12 +164,13 @@ pub fn apply_update(
     cpu: &CpuBackend,
     param: &mut Tensor,
     x: &Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
 ) {
-    if scale(how.scale, clip).is_none() {
+    if scale(config.scale, clip).is_none() {
         return;
     }
-    let (remains, rate) = how.lengths(param.shape());
+    let (remains, rate) = config.lengths(param.shape());
     with_real!(x.dtype(), T => {
         let x = x.data::<T>();
         cpu.par_rows(param.data_mut::<f32>(), 1, |first, param| {

@@ -30,9 +30,11 @@ struct TensorArgs {
 /// it is told besides, from the count of blocks in launches before.
 fn launch(
     cuda: &CudaBackend,
-    (function, dtype): (&'static str, Dtype),
+    function: &'static str,
+    dtype: Dtype,
     all: &[TensorArgs],
-    (share, threads): (usize, usize),
+    share: usize,
+    threads: usize,
     arguments: impl Fn(usize) -> Vec<CudaArg>,
 ) {
     let mut before = 0;
@@ -56,7 +58,8 @@ pub fn adamw(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let rest = step_arguments(step, clip);
     let all = params.iter_mut().zip(gradients).zip(state);
@@ -66,7 +69,7 @@ pub fn adamw(
     });
     let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&arguments![STEP_SHARE][..], &rest].concat();
-    launch(cuda, ("adamw", Dtype::F32), &all, (STEP_SHARE, THREADS), arguments);
+    launch(cuda, "adamw", Dtype::F32, &all, STEP_SHARE, THREADS, arguments);
 }
 
 pub fn adamw_8bit(
@@ -74,7 +77,8 @@ pub fn adamw_8bit(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments8bit],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let rest = step_arguments(step, clip);
     let (signed, unsigned) = (Codebook::signed(), Codebook::unsigned());
@@ -94,7 +98,7 @@ pub fn adamw_8bit(
     });
     let all: Vec<TensorArgs> = all.collect();
     let arguments = |_| [&books[..], &rest].concat();
-    launch(cuda, ("adamw_8bit", Dtype::F32), &all, (BLOCK, BLOCK), arguments);
+    launch(cuda, "adamw_8bit", Dtype::F32, &all, BLOCK, BLOCK, arguments);
 }
 
 /// Floats of workspace of [`direction`]: partial sums in f64, then the norm.
@@ -107,14 +111,15 @@ pub fn direction(
     cuda: &CudaBackend,
     gradient: &Tensor,
     mean: &mut Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
     squares: &mut Tensor,
     x: &mut Tensor,
 ) {
     let n = gradient.shape().elements();
     let (blocks, partial) = (n.div_ceil(SHARE), squares.address_mut());
     let norm = partial + (blocks * size_of::<f64>()) as u64;
-    let rest = [&clip_arguments(clip)[..], &arguments![how.scale, how.momentum]].concat();
+    let rest = [&clip_arguments(clip)[..], &arguments![config.scale, config.momentum]].concat();
     let arguments = [&arguments![gradient, &mut *mean, partial, n, SHARE][..], &rest].concat();
     cuda.launch(
         &KERNELS,
@@ -135,10 +140,11 @@ pub fn apply_update(
     cuda: &CudaBackend,
     param: &mut Tensor,
     x: &Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
 ) {
-    let (n, (remains, rate)) = (param.shape().elements(), how.lengths(param.shape()));
-    let numbers = arguments![how.scale, remains, rate];
+    let (n, (remains, rate)) = (param.shape().elements(), config.lengths(param.shape()));
+    let numbers = arguments![config.scale, remains, rate];
     let arguments = [&arguments![param, x, n][..], &clip_arguments(clip), &numbers].concat();
     cuda.launch(
         &KERNELS,
@@ -181,7 +187,7 @@ pub fn global_norm(
     let partial = room.address_mut();
     let arguments =
         |before| arguments![partial + (before * size_of::<f64>()) as u64, SHARE].to_vec();
-    launch(cuda, ("squares", Dtype::F32), &read_only(gradients), (SHARE, THREADS), arguments);
+    launch(cuda, "squares", Dtype::F32, &read_only(gradients), SHARE, THREADS, arguments);
     let count: usize = gradients.iter().map(|gradient| n_shares(gradient)).sum();
     let arguments = arguments![partial, count, norm];
     cuda.launch(&KERNELS, "root", CudaVariant::of(&[]), LaunchConfig::blocks(1), &arguments);
@@ -202,7 +208,7 @@ pub fn count_not_finite(cuda: &CudaBackend, tensors: &[&Tensor], count: &mut Ten
         let some = tensors.iter().copied().filter(|tensor| tensor.dtype() == dtype);
         let all = read_only(&some.collect::<Vec<_>>());
         let arguments = |_| arguments![count, STEP_SHARE].to_vec();
-        launch(cuda, ("count_not_finite", dtype), &all, (STEP_SHARE, THREADS), arguments);
+        launch(cuda, "count_not_finite", dtype, &all, STEP_SHARE, THREADS, arguments);
     }
 }
 

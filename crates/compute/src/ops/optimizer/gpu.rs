@@ -21,7 +21,8 @@ pub fn adamw(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let numbers = step_args(step, clip);
     for ((param, gradient), Moments { first, second }) in
@@ -40,7 +41,8 @@ pub fn adamw_8bit(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     state: &mut [Moments8bit],
-    (step, clip): (AdamW, Option<&GradClip>),
+    step: AdamW,
+    clip: Option<&GradClip>,
 ) {
     let numbers = step_args(step, clip);
     let (signed, unsigned) = (Codebook::signed(), Codebook::unsigned());
@@ -69,13 +71,14 @@ pub fn direction(
     gpu: &GpuBackend,
     gradient: &Tensor,
     mean: &mut Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
     squares: &mut Tensor,
     x: &mut Tensor,
 ) {
     let (n, (norm, most)) = (gradient.shape().elements(), clip_args(clip));
     let (groups, plain) = (n.div_ceil(SHARE), GpuVariant::default());
-    let rest = arguments![most, how.scale, how.momentum];
+    let rest = arguments![most, config.scale, config.momentum];
     let tensors = arguments![gradient, &mut *mean, &mut *squares, norm, n, SHARE];
     gpu.launch(&MUON, "move_mean", &plain, groups, &[&tensors[..], &rest].concat());
     gpu.launch(&MUON, "root_of_all", &plain, 1, &arguments![&mut *squares, groups]);
@@ -89,11 +92,12 @@ pub fn apply_update(
     gpu: &GpuBackend,
     param: &mut Tensor,
     x: &Tensor,
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
 ) {
     let (n, (norm, _)) = (param.shape().elements(), clip_args(clip));
-    let (remains, rate) = how.lengths(param.shape());
-    let arguments = arguments![param, x, norm, n, how.scale, remains, rate];
+    let (remains, rate) = config.lengths(param.shape());
+    let arguments = arguments![param, x, norm, n, config.scale, remains, rate];
     gpu.launch(&MUON, "follow", &GpuVariant::of(&[x.dtype()]), singles(n), &arguments);
 }
 

@@ -80,31 +80,32 @@ pub fn muon(
     params: &mut [Tensor],
     gradients: &[Option<&Tensor>],
     means: &mut [Option<Tensor>],
-    how: Muon,
+    config: Muon,
     clip: Option<&GradClip>,
 ) -> Result<()> {
     let Some(device) = params.first().map(|param| param.device().clone()) else { return Ok(()) };
     let op = Op::standalone("muon", &device);
-    check(&op, params, gradients, means, (how, clip))?;
+    check(&op, params, gradients, means, config, clip)?;
     let moved = gradients.iter().zip(&*means).map(|pair| matches!(pair, (Some(_), Some(_))));
     let shapes = params.iter().zip(moved).filter(|(_, is_moved)| *is_moved);
     for shape in distinct(shapes.map(|(param, _)| param.shape())) {
-        NewtonSchulz::new(op.cx, shape, how.dtype)?.iterate(op.cx, true)?;
+        NewtonSchulz::new(op.cx, shape, config.dtype)?.iterate(op.cx, true)?;
     }
     for ((param, gradient), mean) in params.iter_mut().zip(gradients).zip(means) {
         let (Some(gradient), Some(mean)) = (*gradient, mean) else { continue };
-        let mut turn = NewtonSchulz::new(op.cx, param.shape(), how.dtype)?;
-        let touched = [gradient, &*mean, mean, gradient, mean, &turn.x, &turn.x, &*param, param];
+        let mut iteration = NewtonSchulz::new(op.cx, param.shape(), config.dtype)?;
+        let touched =
+            [gradient, &*mean, mean, gradient, mean, &iteration.x, &iteration.x, &*param, param];
         op.count(FLOPS * param.shape().elements(), &touched);
-        turn.begin(op.cx, gradient, mean, (how, clip));
+        iteration.begin(op.cx, gradient, mean, config, clip);
         for _ in 0..NS_STEPS {
-            turn.iterate(op.cx, false)?;
+            iteration.iterate(op.cx, false)?;
         }
         match op.engine() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::apply_update(engine, param, &turn.x, (how, clip)),
-            Backend::Cuda(engine) => cuda::apply_update(engine, param, &turn.x, (how, clip)),
-            Backend::Gpu(engine) => gpu::apply_update(engine, param, &turn.x, (how, clip)),
+            Backend::Cpu(engine) => cpu::apply_update(engine, param, &iteration.x, config, clip),
+            Backend::Cuda(engine) => cuda::apply_update(engine, param, &iteration.x, config, clip),
+            Backend::Gpu(engine) => gpu::apply_update(engine, param, &iteration.x, config, clip),
         }
     }
     Ok(())
@@ -115,14 +116,15 @@ fn check(
     params: &[Tensor],
     gradients: &[Option<&Tensor>],
     means: &[Option<Tensor>],
-    (how, clip): (Muon, Option<&GradClip>),
+    config: Muon,
+    clip: Option<&GradClip>,
 ) -> Result<()> {
     for (what, count) in [("count of gradients", gradients.len()), ("count of means", means.len())]
     {
         let is_fit = count == params.len();
         op.expect_range(what, &count, is_fit, "one for each parameter")?;
     }
-    check_settings(op, how)?;
+    check_settings(op, config)?;
     check_clip(op, clip)?;
     for (index, (param, (gradient, mean))) in
         params.iter().zip(gradients.iter().zip(means)).enumerate()
@@ -140,8 +142,8 @@ fn check(
     Ok(())
 }
 
-fn check_settings(op: &Op<'_>, how: Muon) -> Result<()> {
-    let Muon { learning_rate, momentum, weight_decay, scale, dtype } = how;
+fn check_settings(op: &Op<'_>, config: Muon) -> Result<()> {
+    let Muon { learning_rate, momentum, weight_decay, scale, dtype } = config;
     for (what, value) in
         [("learning rate", learning_rate), ("weight decay", weight_decay), ("scale", scale)]
     {
@@ -151,7 +153,7 @@ fn check_settings(op: &Op<'_>, how: Muon) -> Result<()> {
     let is_fit = (0.0..1.0).contains(&momentum);
     op.expect_range("momentum", &momentum, is_fit, "0 or more and below 1")?;
     let is_fit = [Dtype::F32, Dtype::Bf16, Dtype::F16].contains(&dtype);
-    op.expect_range("format of products", &dtype, is_fit, "f32, bf16 or f16")
+    op.expect_range("dtype of matmuls", &dtype, is_fit, "f32, bf16 or f16")
 }
 
 fn distinct(shapes: impl Iterator<Item = Shape>) -> Vec<Shape> {
@@ -201,17 +203,18 @@ impl NewtonSchulz {
         cx: OpContext<'_>,
         gradient: &Tensor,
         mean: &mut Tensor,
-        how: (Muon, Option<&GradClip>),
+        config: Muon,
+        clip: Option<&GradClip>,
     ) {
         let x = &mut self.x;
         match cx.engine() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::direction(engine, gradient, mean, how, x),
+            Backend::Cpu(engine) => cpu::direction(engine, gradient, mean, config, clip, x),
             Backend::Cuda(engine) => {
-                cuda::direction(engine, gradient, mean, how, &mut self.squares, x);
+                cuda::direction(engine, gradient, mean, config, clip, &mut self.squares, x);
             }
             Backend::Gpu(engine) => {
-                gpu::direction(engine, gradient, mean, how, &mut self.squares, x);
+                gpu::direction(engine, gradient, mean, config, clip, &mut self.squares, x);
             }
         }
     }
@@ -222,8 +225,8 @@ impl NewtonSchulz {
         let [a, b, c] = NS_COEFFICIENTS;
         let Self { x, next, gram, polynomial, .. } = self;
         let multiply = |left: Operand<'_>, right, out: &mut Tensor, add| {
-            let products = [Matmul::new(left, right)];
-            let work = FusedMatmul { add, ..FusedMatmul::new(&products, out) };
+            let matmuls = [Matmul::new(left, right)];
+            let work = FusedMatmul { add, ..FusedMatmul::new(&matmuls, out) };
             if is_dry_run { work.reserve(cx) } else { work.run(cx) }
         };
         let scale = |from: &Tensor, factor, to: &mut Tensor| {
@@ -402,10 +405,7 @@ mod tests {
         for (how, error) in [
             (Muon { momentum: 1.0, ..HOW }, "momentum is 1, expected 0 or more and below 1"),
             (Muon { scale: f32::NAN, ..HOW }, "scale is NaN, expected 0 or more, and finite"),
-            (
-                Muon { dtype: Dtype::U8, ..HOW },
-                "format of products is u8, expected f32, bf16 or f16",
-            ),
+            (Muon { dtype: Dtype::U8, ..HOW }, "dtype of matmuls is u8, expected f32, bf16 or f16"),
         ] {
             assert_eq!(message(matrix(), how), format!("muon: {error}"));
         }

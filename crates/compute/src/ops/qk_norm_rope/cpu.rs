@@ -82,7 +82,7 @@ pub fn weight_gradient(
     let (rows, width, head_width) = (x.shape().rows(), x.shape().width(), form.head_width);
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        cpu.sum_rows(rows, partial, (&mut slot.tensor, slot.add), |block, sums| {
+        cpu.sum_rows(rows, partial, &mut slot.tensor, slot.add, |block, sums| {
             let mut turn = RopeRotation::backward(form);
             let (mut head, mut g) = (vec![0.0; head_width], vec![0.0; head_width]);
             for row in block {

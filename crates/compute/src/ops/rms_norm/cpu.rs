@@ -79,7 +79,7 @@ fn weight_gradient(
     let (rows, width) = (x.shape().rows(), x.shape().width());
     with_real!(x.dtype(), T => {
         let (x, gradient) = (x.data::<T>(), gradient.data::<T>());
-        cpu.sum_rows(rows, partial, (&mut slot.tensor, slot.add), |block, sums| {
+        cpu.sum_rows(rows, partial, &mut slot.tensor, slot.add, |block, sums| {
             let mut row = vec![0.0; width];
             for index in block {
                 load(&x[index * width..][..width], &mut row);

@@ -12,7 +12,7 @@ pub fn forward(
     epsilon: f32,
     y: &mut Tensor,
 ) {
-    layer_norm::forward(gpu, x, [weight, None], (form(x, epsilon), false), y);
+    layer_norm::forward(gpu, x, [weight, None], form(x, epsilon), false, y);
 }
 
 /// Both gradients, each if it is wanted, in one pass over the rows.
@@ -27,7 +27,7 @@ pub fn backward(
         norm_modulate::NormBackwardInputs { x, scale: weight, gradient, form: form(x, epsilon) };
     layer_norm::backward(gpu, rows, false, wanted.x, [Some(&mut *sums), None]);
     if let Some(slot) = wanted.weight {
-        layer_norm::add_up(gpu, sums, rows, (0, slot.add), &mut slot.tensor);
+        layer_norm::add_up(gpu, sums, rows, 0, slot.add, &mut slot.tensor);
     }
 }
 

@@ -145,7 +145,12 @@ impl DemoDecoder {
             let value = if let [outputs, inputs, height, width] = *want.shape.sizes() {
                 let taps = height * width * inputs;
                 let deviation = (1.0 / taps as f32).sqrt();
-                device.normal([outputs, taps], Dtype::F32, deviation, (SEED, stream))?
+                device.normal(
+                    [outputs, taps],
+                    Dtype::F32,
+                    deviation,
+                    RandomSequence::new(SEED, stream),
+                )?
             } else {
                 let start = f32::from(u8::from(want.name.ends_with("weight")));
                 device.upload(want.shape, &vec![start; want.shape.elements()])?

@@ -177,7 +177,9 @@ mod tests {
         let tensors = trained.tensors(&config()).unwrap();
         let written = build(&device, &tensors, |b| vae::VaeDecoder::new(&config(), b));
         let side = 3;
-        let latents = device.normal([1, LATENT, side, side], Dtype::F32, 1.0, (1, 1)).unwrap();
+        let latents = device
+            .normal([1, LATENT, side, side], Dtype::F32, 1.0, RandomSequence::new(1, 1))
+            .unwrap();
         let tokens = by_pixel(&latents);
         let tokens = device.upload([1, side * side, LATENT], &tokens).unwrap();
         let tape = Tape::inference(&device, &trained.params, 0);

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 use compute::ops::row_norms;
-use compute::{Device, Dtype, ParamKey, Params, Tag, Tape, Tensor, Var};
+use compute::{Device, Dtype, ParamKey, Params, RandomSequence, Tag, Tape, Tensor, Var};
 use weights::Catalog;
 
 use self::read::Component;
@@ -252,10 +252,11 @@ impl Adapters {
             AdapterInit::RandomInit { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.matches_module(module));
                 // Counted as if none were left out, so that the others begin the same without it.
-                let sequence = (self.layers.len() + self.excluded.len()) as u64;
+                let index = (self.layers.len() + self.excluded.len()) as u64;
+                let sequence = RandomSequence::new(*seed, index);
                 target
                     .map(|target| {
-                        AdapterTensors::random_init(device, target, weight, sizes, *seed, sequence)
+                        AdapterTensors::random_init(device, target, weight, sizes, sequence)
                     })
                     .transpose()
             }
@@ -404,8 +405,7 @@ impl AdapterTensors {
         target: &AdapterTarget,
         weight: &WeightTensor,
         [outputs, inputs]: [usize; 2],
-        seed: u64,
-        sequence: u64,
+        sequence: RandomSequence,
     ) -> Result<Self> {
         let AdapterTarget { rank, alpha, dropout, .. } = *target;
         let std = 1.0 / rank as f32;
@@ -416,7 +416,7 @@ impl AdapterTensors {
             rank,
             alpha,
             dropout,
-            down: device.normal([rank, inputs], Dtype::F32, std, (seed, sequence))?,
+            down: device.normal([rank, inputs], Dtype::F32, std, sequence)?,
             up: device.zeros([outputs, rank], Dtype::F32)?,
             magnitude: magnitude.transpose()?,
         })

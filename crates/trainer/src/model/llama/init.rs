@@ -3,7 +3,7 @@
 //! there are twice as many as blocks, so that the stream stays as large however deep the model is
 //! (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 
-use compute::{Device, Tag, Tensor};
+use compute::{Device, RandomSequence, Tag, Tensor};
 
 use super::LlamaConfig;
 use crate::error::Result;
@@ -38,7 +38,7 @@ impl LlamaInit {
         }
         let is_adding = RESIDUAL_PROJECTIONS.iter().any(|layer| want.name.ends_with(layer));
         let deviation = if is_adding { self.factor * INIT_STD } else { INIT_STD };
-        device.normal(want.shape, dtype, deviation, (self.seed, self.n_tensors))
+        device.normal(want.shape, dtype, deviation, RandomSequence::new(self.seed, self.n_tensors))
     }
 }
 

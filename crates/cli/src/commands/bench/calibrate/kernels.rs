@@ -112,7 +112,11 @@ impl PreparedKernel<'_> {
             }
             KernelRun::Normal => {
                 let x = &self.inputs[0];
-                self.timed(|| self.device.normal(x.shape(), x.dtype(), 1.0, (3, 4)).map(drop))
+                self.timed(|| {
+                    self.device
+                        .normal(x.shape(), x.dtype(), 1.0, RandomSequence::new(3, 4))
+                        .map(drop)
+                })
             }
             KernelRun::Clear => {
                 let x = &self.inputs[0];

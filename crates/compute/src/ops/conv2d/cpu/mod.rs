@@ -84,7 +84,8 @@ pub fn finish(
     cpu: &CpuBackend,
     strip: &ConvStrip,
     sums: &Tensor,
-    (bias, activation): (Option<&Tensor>, Activation),
+    bias: Option<&Tensor>,
+    activation: Activation,
     y: &mut Tensor,
 ) {
     let &[_, outputs, height, width] = y.shape().sizes() else { unreachable!("made by the op") };

@@ -135,22 +135,23 @@ simd! {
 pub fn finish(
     cpu: &CpuBackend,
     first: usize,
-    products: &[Tensor],
-    (bias, activation): (Option<&Tensor>, Activation),
+    transformed: &[Tensor],
+    bias: Option<&Tensor>,
+    activation: Activation,
     y: &mut Tensor,
 ) {
     let &[_, outputs, height, width] = y.shape().sizes() else { unreachable!("made by the op") };
     let [all_down, across] = [height, width].map(|side| side.div_ceil(SIDE));
-    let rows = products[0].shape().width() / across;
+    let rows = transformed[0].shape().width() / across;
     let bias = bias.map(Tensor::data::<f32>);
-    let products: Vec<&[f32]> = products.iter().map(Tensor::data::<f32>).collect();
+    let transformed: Vec<&[f32]> = transformed.iter().map(Tensor::data::<f32>).collect();
     let y = SharedSlice::new(y.data_mut::<f32>());
     cpu.par_for(outputs, &|output| {
         let bias = bias.map_or(0.0, |bias| bias[output]);
         let mut four: [Vec<f32>; SIDE] = std::array::from_fn(|_| vec![0.0; SEEN_SIDE * across]);
         let mut pixels = vec![0.0; SIDE * across];
         for row in 0..rows {
-            let at = |place: usize| &products[place][(output * rows + row) * across..][..across];
+            let at = |place: usize| &transformed[place][(output * rows + row) * across..][..across];
             for right in 0..SEEN_SIDE {
                 let column = std::array::from_fn(|down| at(down * SEEN_SIDE + right));
                 four_rows(column, four.each_mut().map(|row| &mut row[right * across..][..across]));
