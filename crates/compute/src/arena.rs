@@ -1,10 +1,10 @@
-//! Who has which bytes of a device's one reservation. Pure bookkeeping: it never touches memory, so
-//! the engine that computes shapes only runs the very same code over an imaginary range.
+//! The allocator of a device's arena: which bytes are in use. It never touches memory, so the meta device
+//! runs the same code over an imaginary range.
 //!
-//! Best fit among the holes, and only if no hole is large enough the range grows at its top. So
-//! where a tensor lies never depends on the limit: a sequence of requests that needed N bytes once
-//! fits into N bytes always. Only a limit that is lowered under what is in use changes that: nothing
-//! new is placed beyond it, and what lies there already stays.
+//! Best fit among the free blocks; only if none is large enough the range grows at its top. So a tensor's
+//! offset never depends on the limit: a sequence of allocations that needed N bytes once always fits into N
+//! bytes. Only a limit that is lowered below what is in use changes that: nothing new is placed beyond it,
+//! and what is there already stays.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -54,11 +54,11 @@ impl fmt::Display for Tag {
 /// Bytes of an arena, now and at the worst moment so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Bytes of living tensors, each rounded up to the alignment.
+    /// Bytes of live tensors, each rounded up to the alignment.
     pub in_use: usize,
     /// The most that was in use at once.
     pub peak: usize,
-    /// The most the arena reached up to, holes included: what a run must be given.
+    /// The highest end of a block so far, free blocks below it included: the memory that a run needs.
     pub extent: usize,
     /// Bytes in use by [`Tag`].
     pub by_tag: [usize; Tag::ALL.len()],
@@ -72,7 +72,7 @@ pub(crate) struct Arena {
     /// Nothing new ends beyond this.
     limit: usize,
     alignment: usize,
-    /// No piece lies across a multiple of this: where another buffer begins.
+    /// No block lies across a multiple of this, where another buffer begins.
     buffer: usize,
     /// Everything from here on is free.
     top: usize,
@@ -80,9 +80,9 @@ pub(crate) struct Arena {
     holes: BTreeMap<usize, usize>,
     holes_by_size: BTreeSet<(usize, usize)>,
     usage: Usage,
-    /// Requests so far, those that failed included.
+    /// Allocations so far, those that failed included.
     n_requests: u64,
-    /// The request that fails whatever room there is.
+    /// The allocation that fails even if there is memory (for tests).
     fails_at: Option<u64>,
 }
 
@@ -103,12 +103,12 @@ impl Arena {
         }
     }
 
-    /// Made of buffers of so many bytes each.
+    /// With buffers of so many bytes each.
     pub fn in_buffers(self, bytes: usize) -> Self {
         Self { buffer: bytes, ..self }
     }
 
-    /// The most that may be taken from now on, as far as there is so much.
+    /// Sets the limit for new allocations, at most the arena's size.
     pub fn set_limit(&mut self, bytes: usize) {
         self.limit = bytes.min(self.size);
     }
@@ -122,7 +122,7 @@ impl Arena {
         self.n_requests
     }
 
-    /// The `nth` request from now, the next being the first, fails once.
+    /// The `nth` allocation from now, the next being the first, fails once.
     pub fn fail_request(&mut self, nth: u64) {
         self.fails_at = Some(self.n_requests + nth);
     }
@@ -138,7 +138,7 @@ impl Arena {
         self.usage.extent = self.top;
     }
 
-    /// Takes room for `bytes` and returns its offset.
+    /// Allocates `bytes` and returns the offset.
     pub fn alloc(&mut self, bytes: usize, tag: Tag) -> Result<usize> {
         let out_of_memory = |arena: &Self| ComputeError::OutOfMemory {
             asked: bytes,
@@ -159,9 +159,9 @@ impl Arena {
         Ok(offset)
     }
 
-    /// Gives back what `take` returned.
+    /// Frees what `alloc` returned.
     pub fn free(&mut self, offset: usize) {
-        let (size, tag) = self.taken.remove(&offset).expect("every piece is given back once");
+        let (size, tag) = self.taken.remove(&offset).expect("every block is freed once");
         self.usage.in_use -= size;
         self.usage.by_tag[tag as usize] -= size;
         let (mut start, mut end) = (offset, offset + size);
@@ -182,9 +182,9 @@ impl Arena {
         }
     }
 
-    /// Counts what `take` returned under another tag from now on.
+    /// Counts what `alloc` returned under another tag from now on.
     pub fn retag(&mut self, offset: usize, tag: Tag) {
-        let (size, before) = self.taken.get_mut(&offset).expect("only living pieces are counted");
+        let (size, before) = self.taken.get_mut(&offset).expect("only live blocks are counted");
         self.usage.by_tag[*before as usize] -= *size;
         self.usage.by_tag[tag as usize] += *size;
         *before = tag;
@@ -214,7 +214,7 @@ impl Arena {
         Some(start)
     }
 
-    /// The first place from `start` on whose piece lies in one buffer.
+    /// The first offset from `start` on at which a block lies within one buffer.
     fn within_buffer(&self, start: usize, size: usize) -> usize {
         let left = self.buffer - start % self.buffer;
         if size <= left { start } else { start.saturating_add(left) }
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use crate::random::TestRng;
 
-    /// A random program of requests and returns; gives what is still held.
+    /// Random allocations and frees; returns what is still allocated.
     fn churn(arena: &mut Arena, seed: u64, moves: usize) -> Vec<(usize, usize)> {
         let mut random = TestRng::new(seed);
         let mut held: Vec<(usize, usize)> = Vec::new();
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_never_overlap_and_all_comes_back() {
+    fn blocks_never_overlap_and_all_are_freed() {
         for seed in 0..50 {
             let mut arena = Arena::new(1 << 20, 64);
             let mut held = churn(&mut arena, seed, 2000);
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_lie_within_one_buffer_each() {
+    fn blocks_lie_within_one_buffer_each() {
         for seed in 0..50 {
             let mut arena = Arena::new(1 << 20, 64).in_buffers(10_048);
             let mut held = churn(&mut arena, seed, 2000);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smallest_hole_that_fits_is_taken() {
+    fn the_smallest_free_block_that_fits_is_taken() {
         let mut arena = Arena::new(1 << 20, 64);
         let sizes = [256, 64, 128, 64, 512, 64];
         let at: Vec<usize> =
@@ -362,13 +362,13 @@ mod tests {
         let mut arena = Arena::new(1024, 64);
         let at: Vec<usize> = (0..5).map(|_| arena.alloc(128, Tag::Data).unwrap()).collect();
         arena.set_limit(300);
-        // Of two holes that fit the one within the limit is taken, and then none.
+        // Of two free blocks that fit, the one within the limit is taken, and then none.
         arena.free(at[3]);
         arena.free(at[1]);
         assert_eq!(arena.alloc(128, Tag::Data).unwrap(), at[1]);
         let error = arena.alloc(64, Tag::Data).unwrap_err().to_string();
         assert!(error.ends_with("in use 512 B of 300 B, largest free block 0 B"), "{error}");
-        // A hole across the limit counts as far as it is within.
+        // A free block across the limit counts as far as it is within.
         arena.free(at[2]);
         let error = arena.alloc(128, Tag::Data).unwrap_err().to_string();
         assert!(error.ends_with("in use 384 B of 300 B, largest free block 44 B"), "{error}");
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn one_request_fails_when_it_is_told_to() {
+    fn one_allocation_fails_on_request() {
         let mut arena = Arena::new(1 << 20, 64);
         arena.alloc(64, Tag::Data).unwrap();
         arena.fail_request(2);

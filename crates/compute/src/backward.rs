@@ -1,4 +1,4 @@
-//! Going back: the gradients under way, and how ops write to them.
+//! The backward pass: gradients that are being computed, and how ops write to them.
 
 use std::collections::HashMap;
 
@@ -7,21 +7,21 @@ use crate::ops::accumulate;
 use crate::var::{GradTarget, Var};
 use crate::{Dtype, Gradients, Params, Result, Shape, Tensor};
 
-/// The gradients under way while a tape is gone back through.
+/// The gradients during a backward pass through a tape.
 pub(crate) struct BackwardPass<'a> {
     pub cx: OpContext<'a>,
     pub params: &'a Params,
     pub gradients: &'a mut Gradients,
     pub nodes: Vec<Option<Tensor>>,
-    /// Gradients of what an activation was applied to, by the node of its result: from readers of the result
-    /// that went through the activation on their way.
+    /// Gradients of an activation's input, by the node of its result: from readers of the result that passed
+    /// the gradient through the activation themselves.
     pub through_activation: HashMap<usize, Tensor>,
 }
 
 /// A gradient taken out to be written by an op, and put back with [`BackwardPass::put`].
 pub(crate) struct GradientSlot {
     pub tensor: Tensor,
-    /// Whether to add to what is there. If not, the memory holds anything.
+    /// Whether to add to what is there. If not, the memory is uninitialised.
     pub add: bool,
     target: Option<GradTarget>,
 }
@@ -50,7 +50,7 @@ impl BackwardPass<'_> {
         source.map(|source| self.slot(source, shape, dtype)).transpose()
     }
 
-    /// Room for a gradient that nobody wants, from a kernel that finds several at once.
+    /// A buffer for a gradient that nobody needs, from a kernel that computes several at once.
     pub fn scratch_slot(&mut self, shape: Shape, dtype: Dtype) -> Result<GradientSlot> {
         Ok(GradientSlot { tensor: self.cx.workspace(shape, dtype)?, add: false, target: None })
     }
@@ -66,7 +66,7 @@ impl BackwardPass<'_> {
         }
     }
 
-    /// Hands on a whole gradient of what an activation was applied to, whose result has this node.
+    /// Passes on the gradient of an activation's input, where the activation's result has this node.
     pub fn pass_through(&mut self, node: usize, gradient: Tensor) -> Result<()> {
         let sum = match self.through_activation.remove(&node) {
             None => gradient,
@@ -83,7 +83,7 @@ impl BackwardPass<'_> {
         Ok(slot.tensor)
     }
 
-    /// Hands a whole gradient on, if it is wanted.
+    /// Passes a whole gradient on, if it is needed.
     pub fn pass(&mut self, source: Option<GradTarget>, gradient: Tensor) -> Result<()> {
         let Some(source) = source else { return Ok(()) };
         if let GradTarget::Node(node) = source
@@ -99,7 +99,7 @@ impl BackwardPass<'_> {
     }
 }
 
-/// The gradients that reached tensors from outside.
+/// The gradients of leaf tensors.
 pub struct LeafGradients(pub(crate) Vec<Option<Tensor>>);
 
 impl LeafGradients {

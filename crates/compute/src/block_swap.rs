@@ -1,19 +1,19 @@
-//! Frozen weights that live on the host and come to the device block by block, where its memory is too
-//! small for all of them: a ring of places in the arena, each as large as the largest block. While one
-//! block is computed the next comes into another place, in the forward pass and in the backward pass.
+//! Block offloading (block swap): frozen weights stay on the host and are copied to the device block by
+//! block, where its memory is too small for all of them. The arena has a few slots, each as large as the
+//! largest block. While one block is computed the next is copied into another slot, in the forward and in
+//! the backward pass.
 //!
 //! ```text
 //! host      0  1  2  3  4 ...          all blocks, always
 //!                 ↘
-//! arena     [ 1 ][ 2 ]                 the one that is computed with, and the next
+//! arena     [ 1 ][ 2 ]                 the current block, and the next
 //! ```
 //!
-//! Blocks in between may be on the device for good; then there is more time for the others to come.
+//! Blocks in between may stay on the device; then there is more time to copy the others.
 //!
-//! A tensor of a block knows its block and finds its numbers wherever that lies. So nothing but the
-//! model's loop over its blocks has to know of it ([`Tape::block`]), and nothing that is computed differs.
-//! On a GPU copies go to a stream of their own; elsewhere they are plain copies, which gain nothing and
-//! show that all of it is right.
+//! A tensor of an offloaded block finds its data wherever the block is. So only the model's loop over its
+//! blocks knows of it ([`Tape::run_block`]), and results do not change. With CUDA, copies run on a stream of
+//! their own; elsewhere they are plain copies, which gain nothing and serve as a test.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -26,8 +26,8 @@ use crate::tape::Tape;
 use crate::tensor::{Tensor, TensorStorage};
 use crate::{Device, Dtype, Result, Shape, Tag};
 
-/// Places on the device. Chosen: with two, one block is computed with while the next comes. More would
-/// only help where blocks differ in size, and take the memory that was to be saved.
+/// Slots on the device. Chosen: with two, one block is computed while the next is copied. More would only
+/// help where blocks differ in size, and take the memory that was to be saved.
 const N_SLOTS: usize = 2;
 
 /// The blocks of a model; clones are the same.
@@ -40,28 +40,28 @@ struct BlockSwapInner {
     state: Mutex<SwapState>,
 }
 
-/// What a block's tensors take, one after the other; nothing if it is not of this ring.
+/// The memory of a block's tensors, one after the other; empty if the block is not offloaded.
 struct OffloadedBlock {
     host_copy: HostCopy,
     bytes: usize,
 }
 
-/// Where a block lives.
+/// The host copy of a block.
 enum HostCopy {
-    /// On a device without data, or without anything of it to be held.
+    /// On a meta device, or of an empty block.
     Nowhere,
     Host(HostMemory),
-    /// Where a GPU copies from by itself.
+    /// Pinned memory that a GPU copies from.
     Pinned(PinnedMemory),
 }
 
 struct SwapState {
     slots: Vec<SwapSlot>,
-    /// How much of each block its tensors have so far.
+    /// Bytes of each block that its tensors have so far.
     taken: Vec<usize>,
-    /// The block that is computed with.
+    /// The block that is being computed.
     current: Option<usize>,
-    /// Counts what happens to places.
+    /// Counts uses of slots.
     clock: u64,
 }
 
@@ -70,13 +70,13 @@ struct SwapSlot {
     block: Option<usize>,
     /// When it was used last.
     last: u64,
-    /// On a GPU: by what its two streams wait for each other.
+    /// With CUDA: the events by which the two streams wait for each other.
     events: Option<CopyEvents>,
 }
 
 impl BlockSwap {
-    /// Takes memory for blocks whose tensors have these bytes: on the host for all, on the device for
-    /// the places. A block without tensors is on the device anyway.
+    /// Allocates memory for blocks whose tensors have these bytes: on the host for all, on the device for the
+    /// slots. A block without tensors stays on the device.
     pub fn new(device: &Device, blocks: &[Vec<usize>]) -> Result<Self> {
         let unit = device.kind().alignment();
         let sizes = blocks.iter().map(|block| block.iter().map(|n| n.next_multiple_of(unit)).sum());
@@ -84,11 +84,11 @@ impl BlockSwap {
         let largest = sizes.iter().copied().max().unwrap_or(0);
         let slot = |_| {
             let memory = device.with_tag(Tag::Weights, || device.alloc([largest], Dtype::U8))?;
-            let gate = match device.backend() {
+            let events = match device.backend() {
                 Backend::Cuda(cuda) => Some(cuda.copy_events()?),
                 Backend::Meta | Backend::Cpu(_) | Backend::Gpu(_) => None,
             };
-            Ok(SwapSlot { memory, block: None, last: 0, events: gate })
+            Ok(SwapSlot { memory, block: None, last: 0, events: events })
         };
         let n_offloaded = sizes.iter().filter(|bytes| **bytes > 0).count();
         let places = (0..N_SLOTS.min(n_offloaded)).map(slot).collect::<Result<_>>()?;
@@ -104,38 +104,41 @@ impl BlockSwap {
         })))
     }
 
-    /// Whether a block lives on the host.
+    /// Whether a block is offloaded to the host.
     pub fn is_offloaded(&self, block: usize) -> bool {
         self.0.blocks[block].bytes > 0
     }
 
-    /// A tensor of a block, with anything in it; to be written by [`crate::fill_all`] alone.
+    /// An uninitialised tensor of a block, to be written by [`crate::fill_all`] alone.
     ///
     /// # Panics
-    /// If the block was not made for it.
+    /// If the block has no memory left for it.
     pub fn alloc(&self, block: usize, shape: impl Into<Shape>, dtype: Dtype) -> Tensor {
         let shape = shape.into();
         let bytes = shape.elements() * dtype.bytes();
         let taken = &mut self.state().taken[block];
         let start = *taken;
         *taken += bytes.next_multiple_of(self.0.device.kind().alignment());
-        assert!(*taken <= self.0.blocks[block].bytes, "block {block} has more than it asked for");
+        assert!(
+            *taken <= self.0.blocks[block].bytes,
+            "block {block} has more tensors than it was made for"
+        );
         let buffer =
             TensorStorage::in_block_swap(self.0.device.clone(), self.clone(), block, start, bytes);
         Tensor::new(buffer, shape, dtype)
     }
 
-    /// A copy of a tensor as a part of a block.
+    /// A copy of a tensor in a block's host memory.
     pub fn offload(&self, block: usize, tensor: &Tensor) -> Result<Tensor> {
-        let mut parked = self.alloc(block, tensor.shape(), tensor.dtype());
+        let mut copy = self.alloc(block, tensor.shape(), tensor.dtype());
         if !self.0.device.is_meta() {
-            tensor.copy_to(parked.host_data_mut())?;
+            tensor.copy_to(copy.host_data_mut())?;
         }
-        Ok(parked)
+        Ok(copy)
     }
 
-    /// Makes sure that a block is on the device, for all that is asked of it until the next call, and lets
-    /// those that follow it come meanwhile, as far as there are places.
+    /// Makes sure that a block is on the device until the next call, and starts to copy those that follow it,
+    /// as far as there are slots.
     pub fn enter(&self, block: usize, then: impl IntoIterator<Item = usize>) {
         let state = &mut *self.state();
         let mut copied = 0;
@@ -148,10 +151,10 @@ impl BlockSwap {
         }
         state.clock += 1;
         let moment = state.clock;
-        if let Some(place) = state.slot_of(block) {
-            place.last = moment;
-            if let (Backend::Cuda(cuda), Some(gate)) = (self.0.device.backend(), &place.events) {
-                cuda.wait_for_copy(gate);
+        if let Some(slot) = state.slot_of(block) {
+            slot.last = moment;
+            if let (Backend::Cuda(cuda), Some(events)) = (self.0.device.backend(), &slot.events) {
+                cuda.wait_for_copy(events);
             }
         }
         let coming: Vec<usize> =
@@ -164,34 +167,33 @@ impl BlockSwap {
         self.0.device.note_copy(copied, self.is_offloaded(block));
     }
 
-    /// Says that the block that was computed with is not used any more by what comes.
+    /// Marks the current block as no longer used by later work.
     fn release_current(&self, state: &mut SwapState) {
         let left =
             state.current.and_then(|block| state.slot_of(block)).and_then(|it| it.events.as_ref());
-        if let (Backend::Cuda(cuda), Some(gate)) = (self.0.device.backend(), left) {
-            cuda.release(gate);
+        if let (Backend::Cuda(cuda), Some(events)) = (self.0.device.backend(), left) {
+            cuda.release(events);
         }
     }
 
-    /// Copies a block to the place that was not used for the longest, unless each has the block that is
-    /// computed with or one that is needed `sooner`; returns the bytes.
+    /// Copies a block to the least recently used slot, unless each has the current block or one that is needed
+    /// `sooner`; returns the bytes.
     fn load_block(&self, state: &mut SwapState, block: usize, sooner: &[usize]) -> usize {
         let current = state.current;
         let is_free = |it: &&mut SwapSlot| {
             it.block.is_none_or(|has| Some(has) != current && !sooner.contains(&has))
         };
         let free = state.slots.iter_mut().filter(is_free);
-        let Some(slot) = free.min_by_key(|place| place.last) else { return 0 };
+        let Some(slot) = free.min_by_key(|slot| slot.last) else { return 0 };
         (slot.block, slot.last) = (Some(block), state.clock);
-        let (OffloadedBlock { host_copy: home, bytes }, gate) =
+        let (OffloadedBlock { host_copy: home, bytes }, events) =
             (&self.0.blocks[block], &slot.events);
-        slot.memory.with_range_mut(0..*bytes, |to| match (self.0.device.backend(), home, gate) {
-            (Backend::Cuda(cuda), HostCopy::Pinned(pinned), Some(gate)) => {
-                cuda.copy_async(gate, pinned, to.address_mut(), *bytes);
+        slot.memory.with_range_mut(0..*bytes, |to| match (self.0.device.backend(), home, events) {
+            (Backend::Cuda(cuda), HostCopy::Pinned(pinned), Some(events)) => {
+                cuda.copy_async(events, pinned, to.address_mut(), *bytes);
             }
             (Backend::Cpu(_) | Backend::Gpu(_), HostCopy::Host(memory), _) => {
-                // SAFETY: tensors of a block are written before anything is computed with them, by
-                // whoever has them alone.
+                // SAFETY: tensors of a block are written before anything reads them, by their only owner.
                 to.write(unsafe { memory.slice::<u8>(0, *bytes) });
             }
             _ => {}
@@ -202,26 +204,26 @@ impl BlockSwap {
     /// Where a block starts in the arena.
     ///
     /// # Panics
-    /// If it is not the one that was entered: it may be on its way, or another on its way to its place.
+    /// If it is not the one that was entered: it may still be copied, or be replaced by another.
     pub(crate) fn offset(&self, block: usize) -> usize {
         let mut state = self.state();
         let current = state.current;
-        let place = state.slot_of(block).filter(|_| current == Some(block));
-        place.expect("a block's weights are used within it").memory.offset()
+        let slot = state.slot_of(block).filter(|_| current == Some(block));
+        slot.expect("a block's weights are used within it").memory.offset()
     }
 
-    /// Bytes of a tensor where it lives.
+    /// Bytes of a tensor on the host.
     pub(crate) fn host_data(&self, block: usize, start: usize, bytes: usize) -> &[u8] {
         match &self.0.blocks[block].host_copy {
-            HostCopy::Nowhere => panic!("a tensor without data was used"),
-            // SAFETY: the range is the tensor's own; see `home_mut`.
+            HostCopy::Nowhere => panic!("a meta tensor was used"),
+            // SAFETY: the range is the tensor's own; see `host_data_mut`.
             HostCopy::Host(memory) => unsafe { memory.slice(start, bytes) },
             // SAFETY: as above.
             HostCopy::Pinned(pinned) => unsafe { pinned.slice(start, bytes) },
         }
     }
 
-    /// The same, to be written. What the device has of the block is forgotten.
+    /// The same, to be written. The copy on the device becomes invalid.
     ///
     /// # Safety
     /// Nobody else has the tensor whose bytes these are.
@@ -234,7 +236,7 @@ impl BlockSwap {
     ) -> &mut [u8] {
         self.forget(block);
         match &self.0.blocks[block].host_copy {
-            HostCopy::Nowhere => panic!("a tensor without data was used"),
+            HostCopy::Nowhere => panic!("a meta tensor was used"),
             // SAFETY: by the caller.
             HostCopy::Host(memory) => unsafe { memory.slice_mut(start, bytes) },
             // SAFETY: as above.
@@ -242,29 +244,29 @@ impl BlockSwap {
         }
     }
 
-    /// Takes a block away from the device, when nothing comes from its home any more.
+    /// Drops a block's copy on the device, after copies from the host are done.
     fn forget(&self, block: usize) {
         let state = &mut *self.state();
         if state.current == Some(block) {
             self.release_current(state);
             state.current = None;
         }
-        let Some(place) = state.slot_of(block) else { return };
-        place.block = None;
-        if let (Backend::Cuda(cuda), Some(gate)) = (self.0.device.backend(), &place.events) {
-            cuda.sync_copy(gate);
+        let Some(slot) = state.slot_of(block) else { return };
+        slot.block = None;
+        if let (Backend::Cuda(cuda), Some(events)) = (self.0.device.backend(), &slot.events) {
+            cuda.sync_copy(events);
         }
     }
 
     fn state(&self) -> MutexGuard<'_, SwapState> {
-        self.0.state.lock().expect("nothing panics while a block comes")
+        self.0.state.lock().expect("nothing panics while a block is copied")
     }
 }
 
 impl SwapState {
     /// Where a block is, if it is anywhere.
     fn slot_of(&mut self, block: usize) -> Option<&mut SwapSlot> {
-        self.slots.iter_mut().find(|place| place.block == Some(block))
+        self.slots.iter_mut().find(|slot| slot.block == Some(block))
     }
 }
 
@@ -282,7 +284,7 @@ impl HostCopy {
 impl Drop for BlockSwapInner {
     fn drop(&mut self) {
         self.device.sub_host_bytes(self.blocks.iter().map(|block| block.bytes).sum());
-        // The places are the arena's again, and a block may be on its way to one.
+        // The slots are freed, and a block may still be copied to one.
         if let Backend::Cuda(cuda) = self.device.backend() {
             cuda.wait_for_copies();
         }
@@ -297,8 +299,8 @@ impl fmt::Debug for BlockSwap {
 }
 
 impl<'m> Tape<'m> {
-    /// Runs one of a model's blocks. Where blocks live on the host, it is brought for that, and again for
-    /// the backward pass.
+    /// Runs one of a model's blocks. An offloaded block is copied to the device for that, and again for the
+    /// backward pass.
     pub fn run_block<T>(
         &self,
         block_swap: Option<&'m BlockSwap>,
@@ -307,7 +309,7 @@ impl<'m> Tape<'m> {
     ) -> Result<T> {
         let Some(ring) = block_swap else { return run() };
         let n = ring.0.blocks.len();
-        // Without a backward pass, the first block comes again after the last.
+        // Without a backward pass, the first block is needed again after the last.
         let again = if self.is_training() { 0 } else { index };
         ring.enter(index, (index + 1..n).chain(0..again));
         let n_records = self.n_records();
@@ -334,7 +336,7 @@ mod tests {
     const WIDTH: usize = 64;
     const BLOCKS: usize = 5;
 
-    /// A matrix as it is and one in few bits, with a bias and an adapter.
+    /// A dense matrix and a quantised one, with a bias and a LoRA.
     struct Layer {
         dense: Var,
         bias: Var,
@@ -371,7 +373,7 @@ mod tests {
                 let lora = [[2, WIDTH], [WIDTH, 2]].map(|shape| input(&shape, 4));
                 let lora = lora.map(|input| params.add(tensor(&input)));
                 let home = ring.as_ref().filter(|ring| ring.is_offloaded(index));
-                let park = |tensor: Tensor| match home {
+                let offload = |tensor: Tensor| match home {
                     Some(ring) => ring.offload(index, &tensor).unwrap(),
                     None => tensor,
                 };
@@ -379,7 +381,7 @@ mod tests {
                     Some(ring) => quantised.offload(ring, index).unwrap(),
                     None => quantised,
                 };
-                Layer { dense: park(dense).into(), bias: park(bias).into(), quantised, lora }
+                Layer { dense: offload(dense).into(), bias: offload(bias).into(), quantised, lora }
             });
             Self { blocks: blocks.collect(), block_swap: ring }
         }
@@ -448,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn they_take_the_same_memory_on_the_shape_only_device() {
+    fn the_meta_device_takes_the_same_memory() {
         let real = device();
         let meta = Device::meta(real.kind(), usize::MAX / 2);
         for recompute in [false, true] {
@@ -459,7 +461,7 @@ mod tests {
         }
     }
 
-    /// What was done, and how many blocks came for each that was waited for.
+    /// The work, and how many blocks were copied for each that was waited for.
     fn comings(streams: Which) -> (WorkStats, Vec<u64>) {
         let meta = Device::meta(crate::DeviceKind::cpu(2), usize::MAX / 2);
         train(&meta, streams, false);
@@ -470,10 +472,10 @@ mod tests {
         (work, came)
     }
 
-    /// There and back, each of five blocks comes twice but for the two that are there at each turn; then
-    /// once more, and the first after the last.
+    /// In forward and backward, each of five blocks is copied twice but for the two that are still in their
+    /// slots at each turn; then once more, and the first after the last.
     #[test]
-    fn a_plan_knows_what_comes_when() {
+    fn a_plan_knows_when_blocks_are_copied() {
         let (work, came) = comings(ALL);
         assert_eq!(came[..10], [2, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
         assert_eq!(came[10..20], [0, 1, 1, 1, 0, 0, 1, 1, 1, 0]);
@@ -483,16 +485,16 @@ mod tests {
         assert!(inside > 0 && inside <= work.flops);
     }
 
-    /// Before the first of two the device is free for both, and then they are there for good.
+    /// Two offloaded blocks have two slots: they are copied once and stay.
     #[test]
-    fn every_second_of_few_blocks_comes_once() {
+    fn every_second_of_few_blocks_is_copied_once() {
         let (_, came) = comings(SECOND);
         assert_eq!((came[0], came.iter().sum::<u64>()), (2, 2));
     }
 
-    /// With three of seven, one comes at each turn, as soon as another has left its place.
+    /// With three of seven, one is copied at each turn, as soon as another has left its slot.
     #[test]
-    fn what_comes_next_comes_while_other_blocks_are_computed() {
+    fn the_next_block_is_copied_while_others_are_computed() {
         let meta = Device::meta(crate::DeviceKind::cpu(2), usize::MAX / 2);
         let sizes: Vec<Vec<usize>> = (0..7).map(|index| vec![64; index % 2]).collect();
         let ring = BlockSwap::new(&meta, &sizes).unwrap();
@@ -512,7 +514,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_after_a_block_came_comes_again() {
+    fn what_is_written_after_a_copy_is_copied_again() {
         let device = device();
         let ring = BlockSwap::new(&device, &[vec![8], vec![8]]).unwrap();
         let mut tensor = ring.alloc(0, [8], Dtype::U8);

@@ -1,4 +1,4 @@
-//! 256 numbers that stand for all others, dense near zero: Dettmers et al., "8-bit Optimizers via
+//! The dynamic 8-bit code: 256 values, dense near zero: Dettmers et al., "8-bit Optimizers via
 //! Block-wise Quantization", arXiv 2110.02861.
 //!
 //! A code spends as many bits on its decimal exponent as it has leading zeros, and the rest on a

@@ -1,5 +1,5 @@
-//! A device: one arena and the engine that computes in it. The shape-only device has the arena of
-//! the engine it stands for, and no memory behind it.
+//! A device: one arena and the backend that computes in it. The meta device has the arena of
+//! the device it stands for, and no memory behind it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,14 +18,14 @@ use crate::tensor::{Tensor, TensorStorage};
 use crate::work::{KernelCall, WorkCounter, WorkStats};
 use crate::{ComputeError, Dtype, Element, Result, Shape, Tag, Usage};
 
-/// Which engine computes, with what its memory use depends on.
+/// Which backend computes, with what its memory use depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DeviceKind {
     /// The CPU.
     Cpu {
         /// Worker threads; results do not depend on it, workspaces do.
         threads: usize,
-        /// Whether it has a matrix unit that multiplies tiles.
+        /// Whether it has AMX.
         has_amx: bool,
     },
     /// A GPU of NVIDIA's. Workspaces follow from shapes, so one is like another.
@@ -48,7 +48,7 @@ impl DeviceKind {
         Self::Cpu { threads, has_amx: has_amx() }
     }
 
-    /// The GPU that is meant; one as most are if it is not there, which opening it will say.
+    /// The chosen GPU; a typical one if it is not there, which opening it reports.
     pub fn gpu(choice: gpu::GpuChoice) -> Self {
         let found = gpu::buffer_limits(choice);
         found.map_or(Self::gpu_with_buffer(None), |(buffer_bytes, tensor_bytes)| Self::Gpu {
@@ -111,30 +111,30 @@ struct DeviceInner {
     backend: Backend,
     state: Mutex<DeviceState>,
     counter: Mutex<WorkCounter>,
-    /// Of weights that live on the host.
+    /// Of offloaded weights.
     host_bytes: AtomicUsize,
     fill_stats: Mutex<FillStats>,
 }
 
-/// How numbers from files came to a device.
+/// How data from files was copied to a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FillStats {
-    /// Bytes that were written where they are computed with.
+    /// Bytes that were written in place.
     pub in_place: u64,
-    /// Bytes that were written to the host's memory, and copied.
+    /// Bytes that went through a host buffer.
     pub staged: u64,
 }
 
 struct DeviceState {
     arena: Arena,
-    /// What callers said that tensors are made for, if they did.
+    /// The tag that callers set for new tensors, if they did.
     tag: Option<Tag>,
     recording: Option<MemoryRecording>,
 }
 
-/// Who fills tensors. Each op matches on this in one place, its `mod.rs`.
+/// What computes. Each op matches on this in one file, its `mod.rs`.
 pub(crate) enum Backend {
-    /// Nobody: shapes, bytes and flops only.
+    /// Nothing: shapes, bytes and FLOPs only.
     Meta,
     Cpu(CpuBackend),
     Cuda(Box<CudaBackend>),
@@ -144,8 +144,8 @@ pub(crate) enum Backend {
 impl Device {
     /// The CPU, with an arena of `limit_bytes`.
     pub fn cpu(threads: usize, limit_bytes: usize) -> Result<Self> {
-        let engine = Backend::Cpu(CpuBackend::new(threads, limit_bytes, has_amx())?);
-        Ok(Self::with(DeviceKind::cpu(threads), engine, limit_bytes))
+        let backend = Backend::Cpu(CpuBackend::new(threads, limit_bytes, has_amx())?);
+        Ok(Self::with(DeviceKind::cpu(threads), backend, limit_bytes))
     }
 
     /// The NVIDIA GPU of this number, from 0, with an arena of up to `limit_bytes`, which is given
@@ -158,8 +158,8 @@ impl Device {
     ) -> Result<Self> {
         let cuda = CudaBackend::open(index, limit_bytes, is_deterministic, cache)?;
         let limit_bytes = limit_bytes.min(cuda.bytes());
-        let engine = Backend::Cuda(Box::new(cuda));
-        Ok(Self::with(DeviceKind::Cuda { is_deterministic }, engine, limit_bytes))
+        let backend = Backend::Cuda(Box::new(cuda));
+        Ok(Self::with(DeviceKind::Cuda { is_deterministic }, backend, limit_bytes))
     }
 
     /// The GPU that is meant, with an arena of up to `limit_bytes`, which is given memory a large buffer
@@ -189,23 +189,23 @@ impl Device {
         Self::with(kind, Backend::Gpu(Box::new(gpu)), limit_bytes)
     }
 
-    /// The CPU without its matrix unit, as others are.
+    /// The CPU without AMX.
     #[cfg(test)]
     pub(crate) fn cpu_without_amx(threads: usize, limit_bytes: usize) -> Self {
-        let engine = Backend::Cpu(CpuBackend::new(threads, limit_bytes, false).unwrap());
-        Self::with(DeviceKind::Cpu { threads, has_amx: false }, engine, limit_bytes)
+        let backend = Backend::Cpu(CpuBackend::new(threads, limit_bytes, false).unwrap());
+        Self::with(DeviceKind::Cpu { threads, has_amx: false }, backend, limit_bytes)
     }
 
-    /// A device that computes shapes, bytes and flops exactly as one of `kind` would, and no data.
+    /// A meta device: computes shapes, bytes and FLOPs exactly as one of `kind` would, and no data.
     pub fn meta(kind: DeviceKind, limit_bytes: usize) -> Self {
         Self::with(kind, Backend::Meta, limit_bytes)
     }
 
-    fn with(kind: DeviceKind, engine: Backend, limit_bytes: usize) -> Self {
+    fn with(kind: DeviceKind, backend: Backend, limit_bytes: usize) -> Self {
         let arena = Arena::new(limit_bytes, kind.alignment()).in_buffers(kind.buffer_bytes());
         Self(Arc::new(DeviceInner {
             kind,
-            backend: engine,
+            backend: backend,
             state: Mutex::new(DeviceState { arena, tag: None, recording: None }),
             counter: Mutex::default(),
             host_bytes: AtomicUsize::new(0),
@@ -228,7 +228,7 @@ impl Device {
         self.state().arena.usage()
     }
 
-    /// Bytes of weights that live on the host and come to the device block by block.
+    /// Bytes of offloaded weights on the host.
     pub fn host_bytes(&self) -> usize {
         self.0.host_bytes.load(Ordering::Relaxed)
     }
@@ -248,7 +248,7 @@ impl Device {
         self.state().arena.set_limit(bytes);
     }
 
-    /// Gives memory above the last living tensor back to the system, which gives it again when it is
+    /// Gives memory above the last live tensor back to the system, which gives it again when it is
     /// needed. Between steps that is all but what lives as long as the run.
     #[allow(unsafe_code)]
     pub fn trim(&self) {
@@ -268,18 +268,18 @@ impl Device {
     }
 
     /// Lets the `nth` allocation from now, the next being the first, fail once as if the arena were
-    /// full. For tests, and to rehearse trouble.
+    /// full. For tests and fault injection.
     pub fn fail_allocation(&self, nth: u64) {
         self.state().arena.fail_request(nth);
     }
 
-    /// How many lists of work a GPU of Metal's or Vulkan's was handed so far.
+    /// How many command buffers were submitted to a Metal or Vulkan GPU so far.
     pub fn n_command_buffers(&self) -> u32 {
         if let Backend::Gpu(gpu) = self.backend() { gpu.n_command_buffers() } else { 0 }
     }
 
-    /// Lets trouble come to the `nth` list of work of such a GPU, the next being the first. Others have
-    /// no lists. For tests, and to rehearse trouble.
+    /// Injects a fault into the `nth` command buffer of such a GPU, the next being the first. Does nothing on
+    /// other devices. For tests and fault injection.
     pub fn fail_command_buffer(&self, nth: u32, fault: gpu::GpuFault) {
         if let Backend::Gpu(gpu) = self.backend() {
             gpu.inject_fault(nth, fault);
@@ -291,8 +291,7 @@ impl Device {
         self.state().arena.reset_peak();
     }
 
-    /// Kernels that a GPU or another GPU was given so far, calls of its libraries among them; nothing on a
-    /// CPU.
+    /// Kernels that were launched on a GPU so far, calls of its libraries included; none on a CPU.
     pub fn launches(&self) -> Option<u64> {
         match self.backend() {
             Backend::Meta | Backend::Cpu(_) => None,
@@ -301,7 +300,7 @@ impl Device {
         }
     }
 
-    /// The same since it had been given so many.
+    /// The same since an earlier count.
     pub fn launches_since(&self, before: Option<u64>) -> Option<u64> {
         self.launches().zip(before).map(|(after, before)| after - before)
     }
@@ -321,13 +320,13 @@ impl Device {
         self.counter().set_timed(is_timed);
     }
 
-    /// Notes every change of memory from here until [`Device::recorded`].
+    /// Records every change of memory from here until [`Device::stop_recording`].
     pub fn start_recording(&self) {
         let mut state = self.state();
         state.recording = Some(MemoryRecording::begin(state.arena.usage().by_tag));
     }
 
-    /// Says what is done from here on, if memory is recorded.
+    /// Names what follows, if memory is recorded.
     pub fn mark(&self, name: &'static str) {
         if let Some(recording) = &mut self.state().recording {
             recording.mark(name);
@@ -348,7 +347,7 @@ impl Device {
         made
     }
 
-    /// A tensor with whatever the memory held before.
+    /// An uninitialised tensor.
     pub fn alloc(&self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         self.alloc_for(Tag::Activations, shape.into(), dtype)
     }
@@ -378,7 +377,7 @@ impl Device {
         Ok(tensor)
     }
 
-    /// A tensor of these numbers.
+    /// A tensor of these values.
     pub fn upload<T: Element>(&self, shape: impl Into<Shape>, values: &[T]) -> Result<Tensor> {
         let shape = shape.into();
         if shape.elements() != values.len() {
@@ -390,10 +389,10 @@ impl Device {
         Ok(tensor)
     }
 
-    /// A tensor of these numbers in another real format.
+    /// A tensor of these values in another real dtype.
     ///
     /// # Panics
-    /// For a format of integers.
+    /// For a dtype of integers.
     pub fn upload_as(
         &self,
         shape: impl Into<Shape>,
@@ -403,10 +402,10 @@ impl Device {
         self.upload_parts(shape, &[values], dtype)
     }
 
-    /// The same of numbers that lie in several places, one after the other.
+    /// The same of values in several slices, one after the other.
     ///
     /// # Panics
-    /// For a format of integers.
+    /// For a dtype of integers.
     pub fn upload_parts(
         &self,
         shape: impl Into<Shape>,
@@ -479,15 +478,15 @@ impl Device {
         }
     }
 
-    /// Says what comes from the host from now on, and whether what came until now is waited for. Only
-    /// those who plan want to know; a run would note it for ever.
+    /// Notes a copy from the host for the plan, and whether earlier copies are waited for. Only on a meta
+    /// device: in a run the list would grow without end.
     pub(crate) fn note_copy(&self, copied: usize, is_waited_for: bool) {
         if self.is_meta() {
             self.counter().note_copy(copied as u64, is_waited_for);
         }
     }
 
-    /// How numbers came here by [`crate::fill_all`] so far.
+    /// How data was copied here by [`crate::fill_all`] so far.
     pub fn fill_stats(&self) -> FillStats {
         *self.0.fill_stats.lock().expect("nothing panics while bytes are counted")
     }
@@ -610,7 +609,7 @@ mod tests {
     }
 
     #[test]
-    fn the_shape_only_device_takes_the_same_bytes_at_every_moment() {
+    fn the_meta_device_takes_the_same_bytes_at_every_moment() {
         let limit = 100_000;
         for seed in 0..40 {
             let real = Device::cpu(1, limit).unwrap();
@@ -638,7 +637,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_go_up_and_come_down() {
+    fn values_are_uploaded_and_read_back() {
         let device = Device::cpu(1, 1000).unwrap();
         let tensor = device.upload([2, 2], &[1u32, 2, 3, 4]).unwrap();
         assert_eq!(tensor.narrow(1..2).to_vec::<u32>(), [3, 4]);

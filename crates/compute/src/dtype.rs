@@ -1,4 +1,4 @@
-//! The number formats a tensor can hold.
+//! The dtypes a tensor can hold.
 
 use std::fmt;
 
@@ -27,7 +27,7 @@ impl Dtype {
         }
     }
 
-    /// A number as it is held in this format; itself in those without fractions.
+    /// A number as it is held in this dtype; itself in those without fractions.
     pub fn round(self, number: f32) -> f32 {
         match self {
             Self::Bf16 => bf16::from_f32(number).to_f32(),
@@ -61,7 +61,7 @@ mod sealed {
 
 /// A Rust type that a tensor can hold: any of its bit patterns is a value.
 pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
-    /// Its format.
+    /// Its dtype.
     const DTYPE: Dtype;
 }
 
@@ -149,7 +149,7 @@ impl Real for f16 {
 }
 
 /// Runs `$body` with `$T` standing for the Rust type of a real `$dtype`. An op has checked before
-/// that the format is real.
+/// that the dtype is real.
 macro_rules! with_real {
     ($dtype:expr, $T:ident => $body:expr) => {
         match $dtype {

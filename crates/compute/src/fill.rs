@@ -1,6 +1,5 @@
-//! Numbers from outside into tensors, as raw bytes, without a copy where the CPU reaches a device's
-//! memory, and through buffers of the host elsewhere. Whoever writes them may write parts of them in any
-//! order and by several threads.
+//! Fills tensors from outside, as raw bytes: in place where the CPU can write to the device's memory, through
+//! host buffers elsewhere. Parts may be written in any order and by several threads.
 
 use std::ops::Range;
 
@@ -8,16 +7,15 @@ use crate::cuda::CudaBackend;
 use crate::device::{Backend, Device};
 use crate::{ComputeError, Tensor};
 
-/// Bytes of the host's memory through which numbers go to a GPU whose memory the CPU does not reach;
-/// a larger tensor takes as many as it has. Chosen: enough for all reading threads.
+/// Bytes of host buffers for a GPU whose memory the CPU cannot write; a larger tensor takes as many as it
+/// has. Chosen: enough for all reading threads.
 const STAGING_BYTES: usize = 64 << 20;
 
-/// What whoever writes says.
+/// What a writer returns.
 type FillResult<E> = Result<(), E>;
 
-/// Lets `fill` write the numbers of some tensors of one device as raw bytes, each in its own format;
-/// does not ask it on a device without data. It is called for all of them at once, or for some at a time,
-/// by their places among all.
+/// Lets `fill` write the data of some tensors of one device as raw bytes, each in its own dtype; does not
+/// call it on a meta device. It is called for all of them at once, or for some at a time, by their indices.
 ///
 /// # Panics
 /// If a tensor is shared, or lives elsewhere than the others.
@@ -76,7 +74,7 @@ fn cuda_part<'a>(cuda: &'a CudaBackend, tensor: &'a mut Tensor) -> FillPart<'a> 
     FillPart(FillTarget::Cuda { cuda, to, bytes })
 }
 
-/// Tensors beside each other that all wait on the host for their turn in a ring, or all do not.
+/// Runs of tensors that are all offloaded to the host, or all not.
 fn runs(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
     let runs = tensors.chunk_by(|one, next| one.is_offloaded() == next.is_offloaded());
     let mut end = 0;
@@ -140,16 +138,16 @@ fn fill_staged<E>(
 /// Which tensors are staged together.
 fn groups(tensors: &[&mut Tensor]) -> Vec<Range<usize>> {
     let mut groups: Vec<Range<usize>> = Vec::new();
-    let mut room = 0;
+    let mut left = 0;
     for (index, tensor) in tensors.iter().enumerate() {
         match groups.last_mut() {
-            Some(group) if tensor.bytes() <= room => group.end += 1,
+            Some(group) if tensor.bytes() <= left => group.end += 1,
             _ => {
                 groups.push(index..index + 1);
-                room = STAGING_BYTES;
+                left = STAGING_BYTES;
             }
         }
-        room = room.saturating_sub(tensor.bytes());
+        left = left.saturating_sub(tensor.bytes());
     }
     groups
 }

@@ -1,10 +1,9 @@
-//! Arithmetic in memory we own: one arena per device, contiguous tensors, about thirty ops, a tape,
-//! and the engines behind them, one of which computes shapes only. Knows no layer's name and reads
-//! no file.
+//! Tensors, ops and autograd in memory we own: one arena per device, contiguous tensors, about thirty ops, a
+//! tape, and the backends behind them (CPU, CUDA, wgpu, meta). Knows no layer's name and reads no file.
 //!
-//! A model calls ops on a [`Tape`]; an op takes its result from the [`Device`]'s arena, lets the
-//! engine fill it, and leaves on the tape what its gradient needs. On a device without data the
-//! same calls take the same bytes from an imaginary arena, which is how a run is planned.
+//! A model calls ops on a [`Tape`]; an op allocates its result in the [`Device`]'s arena, lets the backend
+//! compute it, and records on the tape what its gradient needs. On a meta device the same calls take the same
+//! bytes from an imaginary arena, which is how a run is planned.
 
 mod arena;
 mod backward;

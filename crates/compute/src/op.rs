@@ -1,4 +1,4 @@
-//! An op at work: where it takes memory, who fills it, and whether it is run at all.
+//! The context of an op: where it allocates memory, which backend computes, and whether it is run at all.
 
 use std::ops::Deref;
 
@@ -7,7 +7,7 @@ use crate::var::Var;
 use crate::work::KernelCall;
 use crate::{Dtype, Result, Shape, Tag, Tensor};
 
-/// Where work is done: who gives memory and who fills it.
+/// The device of an op, and whether the op is run.
 #[derive(Clone, Copy)]
 pub(crate) struct OpContext<'a> {
     pub device: &'a Device,
@@ -19,16 +19,16 @@ impl<'a> OpContext<'a> {
         Self { device, is_run: true }
     }
 
-    pub fn engine(self) -> &'a Backend {
+    pub fn backend(self) -> &'a Backend {
         if self.is_run { self.device.backend() } else { &Backend::Meta }
     }
 
-    /// Whether numbers are computed, so that there are some to look at.
+    /// Whether data is computed, so that there is some to look at.
     pub fn has_data(self) -> bool {
         self.is_run && !self.device.is_meta()
     }
 
-    /// Room for a result, with whatever it held before.
+    /// An uninitialised result.
     pub fn alloc(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         let shape = shape.into();
         if self.is_run {
@@ -38,12 +38,12 @@ impl<'a> OpContext<'a> {
         }
     }
 
-    /// Room that is free again when the op is done.
+    /// Workspace that is freed when the op is done.
     pub fn workspace(self, shape: impl Into<Shape>, dtype: Dtype) -> Result<Tensor> {
         self.device.with_tag(Tag::Workspace, || self.alloc(shape, dtype))
     }
 
-    /// Adds a call of a kernel to the device's tally: its operations, and the bytes of these tensors.
+    /// Adds a call of a kernel to the device's work counter: its operations, and the bytes of these tensors.
     pub fn count(self, kernel: &'static str, flops: usize, tensors: &[&Tensor]) {
         self.count_call(&KernelCall::new(kernel, flops, tensors));
     }
@@ -55,7 +55,7 @@ impl<'a> OpContext<'a> {
     }
 }
 
-/// One op at work.
+/// One running op.
 pub(crate) struct Op<'t> {
     pub name: &'static str,
     pub index: usize,
@@ -71,13 +71,13 @@ impl<'t> Deref for Op<'t> {
 }
 
 impl<'t> Op<'t> {
-    /// Work that no tape knows of: what happens between backward and the next forward.
+    /// An op outside of any tape, as in an optimizer step.
     pub fn standalone(name: &'static str, device: &'t Device) -> Self {
         device.enter_op(name);
         Self { name, index: 0, cx: OpContext::new(device) }
     }
 
-    /// Adds a call of the op's own kernel to the tally.
+    /// Adds a call of the op's own kernel to the work counter.
     pub fn count(&self, flops: usize, tensors: &[&Tensor]) {
         self.cx.count(self.name, flops, tensors);
     }

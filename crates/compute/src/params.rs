@@ -1,5 +1,5 @@
-//! What is trained. Parameters live in one place, models hold their keys, and gradients have the
-//! same keys: so an optimizer sees lists, whatever the model looks like.
+//! Trainable parameters. They are held in one list, models hold their keys, and gradients have the same keys:
+//! so an optimizer sees lists, whatever the model looks like.
 
 use crate::{ComputeError, Device, Dtype, Result, Tag, Tensor};
 
@@ -53,8 +53,8 @@ impl Params {
     }
 }
 
-/// One gradient per parameter that had a part in a loss: a flat buffer of f32, whatever the parameter's
-/// format, in the order of the parameters. Memory is taken when the first gradient arrives and kept from
+/// One gradient per parameter that the loss depends on: a flat buffer of f32, whatever the parameter's
+/// dtype, in the order of the parameters. Memory is taken when the first gradient arrives and kept from
 /// then on.
 ///
 /// A buffer each, and not one for all: backward writes to one while others are read, a full fine-tune's
@@ -110,7 +110,7 @@ impl Gradients {
     /// Copies the numbers of one to the host; none if no gradient arrived, which counts as zeros.
     ///
     /// # Panics
-    /// On a device that holds no data.
+    /// On a meta device.
     pub fn read(&self, key: ParamKey) -> Result<Option<Vec<f32>>> {
         self.get(key).map(Tensor::read).transpose()
     }

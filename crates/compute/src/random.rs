@@ -1,5 +1,5 @@
-//! Random numbers by counter: the n-th number of a stream is a function of seed, stream and n, so a
-//! recomputed block sees the same ones, on any number of threads and on any engine.
+//! Counter-based random numbers: the n-th number of a sequence is a function of seed, sequence and n, so a
+//! recomputed block sees the same ones, on any number of threads and on any backend.
 //!
 //! Philox4x32-10: Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011, section 4.2.
 
@@ -20,18 +20,18 @@ pub(crate) fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     c
 }
 
-/// One stream of random numbers, read at any place.
+/// One sequence of random numbers, read at any index.
 #[derive(Clone, Copy, Debug)]
 pub struct RandomSequence {
     seed: u64,
-    /// Which of the seed's streams it is.
+    /// Which of the seed's sequences it is.
     index: u64,
     /// Where its numbers begin.
     first: usize,
 }
 
 impl RandomSequence {
-    /// The stream of this number among those of a seed.
+    /// The sequence of this index among those of a seed.
     pub fn new(seed: u64, number: u64) -> Self {
         Self { seed, index: number, first: 0 }
     }
@@ -57,7 +57,7 @@ impl RandomSequence {
         philox(key, [block as u32, (block >> 32) as u32, number[0], number[1]])[index % 4]
     }
 
-    /// The number at `index`, even over (0, 1): never 0 nor 1, so that logarithms are finite.
+    /// The number at `index`, uniform over (0, 1): never 0 nor 1, so that logarithms are finite.
     #[inline(always)]
     pub fn uniform(self, index: usize) -> f32 {
         ((self.word(index) >> 9) as f32 + 0.5) * (1.0 / (1 << 23) as f32)
@@ -73,7 +73,7 @@ impl RandomSequence {
     }
 }
 
-/// A stream read from its start, for tests.
+/// A sequence read from its start, for tests.
 #[cfg(test)]
 pub(crate) struct TestRng {
     sequence: RandomSequence,

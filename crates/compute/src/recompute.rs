@@ -1,5 +1,5 @@
-//! Blocks that are recomputed to be held once: forward keeps only a block's inputs, backward
-//! runs it again, records it this time, and goes back through it at once.
+//! Gradient checkpointing (recomputation): forward saves only a block's inputs, backward runs the block again,
+//! records it this time, and computes its gradients at once.
 //!
 //! Gradients add up in the same order as without recomputation, so not a bit differs: what an input
 //! got from later readers is moved into the block and added to there, and a result that is an input,
@@ -10,11 +10,11 @@ use crate::tape::{RecomputeRange, RngSeed, Tape, TapeMode};
 use crate::var::{GradTarget, SavedTensor, Var};
 use crate::{Params, Result, Tensor};
 
-/// What is run twice. Boxed, so that a model's many blocks compile one copy of what follows.
+/// The block, which is run twice. Boxed, so that a model's many blocks compile one copy of what follows.
 type BlockFn<'m, const N: usize> = Box<dyn Fn(&Tape<'m>, &[Var]) -> Result<[Var; N]> + 'm>;
 
 impl<'m> Tape<'m> {
-    /// Runs `block` on `inputs` and keeps nothing but them. In backward it is run again with the
+    /// Runs `block` on `inputs` and saves nothing but them. In backward it is run again with the
     /// same random numbers, once for all its results, so `block` must compute the same from the
     /// same; the end of it, whose results nothing keeps, is not run a second time.
     pub fn recompute<const N: usize>(
@@ -184,7 +184,7 @@ mod tests {
 
     const WIDTH: usize = 12;
     const TOKENS: usize = 5;
-    /// What one product of all tokens of both streams takes.
+    /// What one matmul of all tokens of both streams takes.
     const MATMUL_FLOPS: usize = 2 * (2 * TOKENS) * WIDTH * WIDTH;
 
     /// What a block does to its two streams.
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn several_results_take_the_same_memory_on_the_shape_only_device() {
+    fn several_results_take_the_same_memory_on_the_meta_device() {
         for (case, depth) in CASES.iter().flat_map(|case| [0, 1, 2].map(|depth| (*case, depth))) {
             let device = device();
             let meta = Device::meta(device.kind(), usize::MAX);
@@ -384,7 +384,7 @@ mod tests {
 
     #[test]
     fn one_run_serves_all_results() {
-        // One product of two, the attention's two, and little more.
+        // One matmul of two, the attention's two, and little more.
         let once = MATMUL_FLOPS + 2 * 2 * (2 * TOKENS) * (2 * TOKENS) * WIDTH;
         let joint = |count| vec![Form::Joint; count];
         for (count, ends) in [(1, BOTH), (3, BOTH), (3, ONLY_X)] {
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn a_result_that_nothing_trained_had_a_part_in_is_not_tracked() {
+    fn a_result_that_depends_on_no_parameter_is_not_tracked() {
         let (device, mut params) = (device(), Params::default());
         let key = params.add(device.upload([2], &[3.0f32, 4.0]).unwrap());
         let tape = Tape::training(&device, &params, 0);
@@ -449,7 +449,7 @@ mod tests {
         };
         let ((once, flops), (twice, more)) = (train(false), train(true));
         assert_eq!(once, twice);
-        // One product, and no activation.
+        // One matmul, and no activation.
         assert_eq!(more - flops, (2 * TOKENS * WIDTH * WIDTH) as u64);
     }
 }

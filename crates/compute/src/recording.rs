@@ -1,6 +1,5 @@
-//! Memory over time: what a device held after each change, and the op that was at work. Kept only
-//! while somebody asked for it, so a run that nobody looks at pays nothing. Images are made of it
-//! elsewhere.
+//! Memory over time: what a device held after each change, and the op that was running. Recorded only on
+//! request. Charts are drawn from it elsewhere.
 
 use crate::Tag;
 

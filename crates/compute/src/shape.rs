@@ -28,7 +28,7 @@ impl Shape {
         &self.sizes[..self.rank]
     }
 
-    /// How many numbers there are; one for a shape without dimensions.
+    /// How many elements there are; one for a shape without dimensions.
     pub fn elements(&self) -> usize {
         self.sizes().iter().product()
     }
@@ -38,7 +38,7 @@ impl Shape {
         self.sizes().last().copied().unwrap_or(1)
     }
 
-    /// How many rows there are: the product of all dimensions but the last.
+    /// How many rows there are: all dimensions but the last, multiplied.
     pub fn rows(&self) -> usize {
         self.sizes()[..self.rank.saturating_sub(1)].iter().product()
     }

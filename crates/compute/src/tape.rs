@@ -1,5 +1,5 @@
-//! The tape: a model calls its ops on it, and each op that something trained had a part in leaves a
-//! record of how to pass a gradient on. Going back through the records frees what each one held.
+//! The autograd tape: a model calls its ops on it, and each op whose inputs require a gradient leaves a record
+//! of how to pass the gradient on. The backward pass goes through the records and frees what each one held.
 
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -23,14 +23,14 @@ pub struct Tape<'m> {
     n_ops: Cell<usize>,
     last_begun: Cell<&'static str>,
     last_saved: Cell<usize>,
-    /// The last op whose result itself is kept, and not only what the op made besides.
+    /// The last op whose result itself is saved, and not only what the op made besides.
     last_saved_result: Cell<usize>,
-    /// Ops after this one are not run, only recorded: their results are not kept.
+    /// Ops after this one are not run, only recorded: their results are not saved.
     last_run: usize,
     /// Whether the result of the last op that is run is wanted.
     wants_last: bool,
     pub(crate) rng: RngSeed,
-    /// The next unused stream of random numbers.
+    /// The next unused random sequence.
     pub(crate) next_sequence: Cell<u64>,
 }
 
@@ -73,19 +73,19 @@ pub(crate) enum TapeMode {
 type BackwardFn<'m> = Box<dyn FnOnce(&mut BackwardPass<'_>) -> Result<()> + 'm>;
 
 impl<'m> Tape<'m> {
-    /// For training: ops are recorded where a parameter has a part. The seed decides every random
-    /// number of the computation.
+    /// For training: ops that depend on a parameter are recorded. The seed decides every random number of the
+    /// computation.
     pub fn training(device: &Device, params: &'m Params, seed: u64) -> Self {
         Self::with(device, params, TapeMode::Record, RngSeed { seed, first_sample: 0 })
     }
 
-    /// For use: nothing is recorded, and every tensor is freed as soon as the caller drops it.
+    /// For inference: nothing is recorded, and every tensor is freed as soon as the caller drops it.
     pub fn inference(device: &Device, params: &'m Params, seed: u64) -> Self {
         Self::with(device, params, TapeMode::Off, RngSeed { seed, first_sample: 0 })
     }
 
-    /// For some samples of a batch, of which the first is this one: each gets the random numbers that
-    /// it would get among all. Samples are the outermost dimension of what is computed.
+    /// For a micro-batch that begins at this sample of the batch: each sample gets the random numbers that it
+    /// would get in the whole batch. Samples are the outermost dimension of what is computed.
     #[must_use]
     pub fn from_sample(mut self, first: usize) -> Self {
         self.rng.first_sample = first;
@@ -131,8 +131,8 @@ impl<'m> Tape<'m> {
         Var { grad_target: source, ..Var::from(self.params.get(key).clone()) }
     }
 
-    /// Goes back from a loss of one number: adds to the gradient of every parameter that had a part
-    /// in it, and frees all that was kept.
+    /// Backward from a scalar loss: adds to the gradient of every parameter that it depends on, and frees all
+    /// that was saved.
     pub fn backward(self, loss: &Var, gradients: &mut Gradients) -> Result<()> {
         if loss.shape().elements() != 1 {
             return Err(ComputeError::NotScalar { shape: loss.shape() });
@@ -141,7 +141,7 @@ impl<'m> Tape<'m> {
         self.backward_from(loss.clone(), one, gradients).map(|_| ())
     }
 
-    /// Goes back from any tensor whose gradient is known; returns what reached the leaves.
+    /// Backward from any tensor whose gradient is known; returns the gradients of leaves.
     pub fn backward_from(
         self,
         from: Var,
@@ -153,7 +153,7 @@ impl<'m> Tape<'m> {
         self.backward_from_all(vec![(source, gradient)], gradients)
     }
 
-    /// Goes back from several at once.
+    /// Backward from several tensors at once.
     pub(crate) fn backward_from_all(
         self,
         starts: Vec<(GradTarget, Tensor)>,
@@ -197,7 +197,7 @@ impl<'m> Tape<'m> {
         self.mode != TapeMode::Off && inputs.iter().any(|input| input.grad_target.is_some())
     }
 
-    /// Keeps a tensor for backward.
+    /// Saves a tensor for backward.
     pub(crate) fn save_for_backward(&self, var: &Var) -> SavedTensor {
         let (kept, needs) = var.to_saved();
         let last = needs.into_iter().max().unwrap_or(0);
@@ -208,14 +208,14 @@ impl<'m> Tape<'m> {
         kept
     }
 
-    /// Lets whoever would keep `result` keep the way to make it instead. Where nothing is recorded
-    /// nothing is kept either, and the way would only hold on to the inputs.
+    /// Lets readers save how to recompute `result` instead of `result`. Where nothing is recorded nothing is
+    /// saved either, and this would only hold on to the inputs.
     pub(crate) fn with_remat(&self, result: Var, remake: impl FnOnce() -> Remat) -> Var {
         let remake = (self.mode != TapeMode::Off).then(|| Rc::new(remake()));
         Var { remat: remake, ..result }
     }
 
-    /// Says that a record keeps something the op made besides its result.
+    /// Notes that a record saves something the op made besides its result.
     pub(crate) fn save_extra(&self, op: &Op<'_>) {
         self.last_saved.set(self.last_saved.get().max(op.index));
     }
@@ -241,7 +241,7 @@ impl<'m> Tape<'m> {
         Var { grad_target: Some(GradTarget::Node(node)), ..result }
     }
 
-    /// Records a step of the backward pass, under the name of what it goes back through.
+    /// Records a step of the backward pass, under the name of its op.
     pub(crate) fn push_record(
         &self,
         op: &'static str,
@@ -279,13 +279,13 @@ impl<'m> Tape<'m> {
         self
     }
 
-    /// What must be run again to have all that records keep.
+    /// Which ops must be run again to have all that records save.
     pub(crate) fn recompute_range(&self) -> RecomputeRange {
         let last = self.last_saved.get();
         RecomputeRange { last, wants_last: self.last_saved_result.get() == last }
     }
 
-    /// A place for a gradient.
+    /// A node for a gradient.
     pub(crate) fn new_node(&self) -> usize {
         let node = self.n_nodes.get();
         self.n_nodes.set(node + 1);
@@ -400,7 +400,7 @@ mod tests {
         }
     }
 
-    /// Sums of gradients over some portions of a batch, each from one sample to before another.
+    /// Sums of gradients over some micro-batches, each from one sample to before another.
     fn in_micro_batches(micro_batches: &[[usize; 2]], recompute: bool) -> Vec<f32> {
         let (device, mut params) = (device(), Params::default());
         let blocks: Vec<_> =
@@ -421,15 +421,17 @@ mod tests {
     fn a_sample_gets_its_random_numbers_in_every_micro_batch() {
         let whole = in_micro_batches(&[[0, 4]], false);
         let largest = whole.iter().fold(0.0f32, |largest, number| largest.max(number.abs()));
-        let apart = |portions: &[[usize; 2]], recompute| {
-            let found = in_micro_batches(portions, recompute);
+        let apart = |micro_batches: &[[usize; 2]], recompute| {
+            let found = in_micro_batches(micro_batches, recompute);
             let apart = found.iter().zip(&whole).map(|(found, whole)| (found - whole).abs());
             apart.fold(0.0, f32::max) / largest
         };
         for recompute in [false, true] {
-            for portions in [&[[0, 2], [2, 4]][..], &[[0, 3], [3, 4]], &[[3, 4], [1, 3], [0, 1]]] {
-                let apart = apart(portions, recompute);
-                assert!(apart < 1e-6, "{portions:?} {recompute}: {apart:e}");
+            for micro_batches in
+                [&[[0, 2], [2, 4]][..], &[[0, 3], [3, 4]], &[[3, 4], [1, 3], [0, 1]]]
+            {
+                let apart = apart(micro_batches, recompute);
+                assert!(apart < 1e-6, "{micro_batches:?} {recompute}: {apart:e}");
             }
         }
         // Other samples in these places would be seen: the same ones twice are.
@@ -447,7 +449,7 @@ mod tests {
 
     #[test]
     fn the_end_of_a_recomputed_block_is_not_run_twice() {
-        let product = 2 * 10 * WIDTH * WIDTH;
+        let matmul = 2 * 10 * WIDTH * WIDTH;
         let flops = |recompute| {
             let device = Device::meta(DeviceKind::cpu(2), usize::MAX);
             train(&device, recompute, 0.0);
@@ -456,17 +458,17 @@ mod tests {
         let attention = 2 * 2 * 2 * 2 * 5 * 5 * (WIDTH / 2);
         let adapter = 2 * 2 * (2 * 10 * WIDTH * 2);
         let more = (flops(true) - flops(false)) / (2 * 3);
-        // As the tally has it: twenty for each number.
+        // As the work counter has it: twenty for each number.
         let activation = 20 * 10 * WIDTH;
-        // One product of two with its activation, the adapter's, the attention's, and what is done
-        // number by number.
-        let once = product + activation + adapter / 2 + attention / 2;
-        assert!(more > once && more < once + product / 2, "{more} {once} {product}");
+        // One matmul of two with its activation, the adapter's, the attention's, and what is done
+        // elementwise.
+        let once = matmul + activation + adapter / 2 + attention / 2;
+        assert!(more > once && more < once + matmul / 2, "{more} {once} {matmul}");
     }
 
     #[test]
-    fn what_remakes_a_result_is_run_again_with_its_block() {
-        // The weight of the norm is itself remade: what its way needs must be run, not the weight.
+    fn what_a_recomputed_result_needs_is_run_again_with_its_block() {
+        // The weight of the norm is itself recomputed: what that needs must be run, not the weight.
         let device = device();
         let params = Params::default();
         let tape = Tape::training(&device, &params, 0);

@@ -1,4 +1,4 @@
-//! A contiguous row-major block of numbers in a device's arena. Clones share the memory, which goes
+//! A contiguous row-major tensor in a device's arena. Clones share the memory, which goes
 //! back to the arena with the last of them; only an unshared tensor can be written to.
 #![allow(unsafe_code)]
 
@@ -12,7 +12,7 @@ use crate::device::{Backend, Device};
 use crate::op::Op;
 use crate::{Dtype, Element, Result, Shape, Tag};
 
-/// Numbers of one format in one shape.
+/// Values of one dtype in one shape.
 #[derive(Clone, Debug)]
 pub struct Tensor {
     storage: Arc<TensorStorage>,
@@ -22,7 +22,7 @@ pub struct Tensor {
     dtype: Dtype,
 }
 
-/// A piece of an arena, given back when dropped.
+/// A block of an arena, freed when dropped.
 #[derive(Debug)]
 pub(crate) struct TensorStorage {
     device: Device,
@@ -32,12 +32,12 @@ pub(crate) struct TensorStorage {
     indices: OnceLock<Vec<u32>>,
 }
 
-/// Where a piece is.
+/// Where a tensor's memory is.
 #[derive(Debug)]
 enum StorageLocation {
     /// From here on in the arena.
     Arena(usize),
-    /// Wherever a block of a ring is, from there on.
+    /// In an offloaded block, from an offset on.
     BlockSwap(BlockSwap, usize, usize),
 }
 
@@ -46,7 +46,7 @@ impl TensorStorage {
         Self { device, location: StorageLocation::Arena(offset), bytes, indices: OnceLock::new() }
     }
 
-    /// A part of a block: the ring, which block, and where it starts in that.
+    /// A part of an offloaded block, and where it starts in that.
     pub fn in_block_swap(
         device: Device,
         block_swap: BlockSwap,
@@ -86,17 +86,17 @@ impl Tensor {
         self.shape
     }
 
-    /// Its number format.
+    /// Its dtype.
     pub fn dtype(&self) -> Dtype {
         self.dtype
     }
 
-    /// Where it lives.
+    /// Its device.
     pub fn device(&self) -> &Device {
         &self.storage.device
     }
 
-    /// Bytes of its numbers.
+    /// Bytes of its data.
     pub fn bytes(&self) -> usize {
         self.shape.elements() * self.dtype.bytes()
     }
@@ -112,7 +112,7 @@ impl Tensor {
         }
     }
 
-    /// The same numbers in another shape of as many.
+    /// The same data in another shape of as many elements.
     ///
     /// # Panics
     /// If the shapes differ in their number of elements; callers derive one from the other.
@@ -142,7 +142,7 @@ impl Tensor {
     }
 
     /// Lets `work` have some of the outermost entries as a tensor of their own. Unlike a
-    /// [`Tensor::part`], which shares the memory, it can be written to if the whole can.
+    /// [`Tensor::narrow`], which shares the memory, it can be written to if the whole can.
     pub(crate) fn with_range_mut<R>(
         &mut self,
         range: Range<usize>,
@@ -157,10 +157,10 @@ impl Tensor {
         done
     }
 
-    /// A copy of the numbers; an error on a GPU that has failed.
+    /// A copy of the data; an error on a GPU that has failed.
     ///
     /// # Panics
-    /// On a device that holds no data, or if `T` is not the tensor's format.
+    /// On a meta device, or if `T` is not the tensor's dtype.
     pub fn read<T: Element>(&self) -> Result<Vec<T>> {
         assert_eq!(self.dtype, T::DTYPE);
         let mut numbers = vec![T::default(); self.shape.elements()];
@@ -168,7 +168,7 @@ impl Tensor {
         Ok(numbers)
     }
 
-    /// The same of any real format, as f32.
+    /// The same of any real dtype, as f32.
     ///
     /// # Panics
     /// As [`Tensor::read`], and for a tensor of integers.
@@ -179,17 +179,17 @@ impl Tensor {
         })
     }
 
-    /// The same as raw bytes in the tensor's own format.
+    /// The same as raw bytes in the tensor's own dtype.
     ///
     /// # Panics
-    /// On a device that holds no data.
+    /// On a meta device.
     pub fn read_bytes(&self) -> Result<Vec<u8>> {
         let mut bytes = vec![0; self.bytes()];
         self.copy_to(&mut bytes)?;
         Ok(bytes)
     }
 
-    /// A copy of the numbers, where nothing can be done about a GPU that has failed.
+    /// A copy of the data, where nothing can be done about a GPU that has failed.
     ///
     /// # Panics
     /// As [`Tensor::read`], and on such a GPU.
@@ -197,7 +197,7 @@ impl Tensor {
         self.read().unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// The same of any real format, as f32.
+    /// The same of any real dtype, as f32.
     ///
     /// # Panics
     /// As [`Tensor::to_vec`], and for a tensor of integers.
@@ -218,7 +218,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Writes these numbers; does nothing on a device without data.
+    /// Writes these values; does nothing on a meta device.
     pub(crate) fn write<T: Element>(&mut self, values: &[T]) {
         assert_eq!((self.dtype, self.shape.elements()), (T::DTYPE, values.len()));
         match self.device().clone().backend() {
@@ -231,7 +231,7 @@ impl Tensor {
         }
     }
 
-    /// Copies numbers as they lie on the host to a GPU.
+    /// Copies bytes from the host to a GPU.
     pub(crate) fn write_bytes(&mut self, bytes: &[u8]) {
         match self.device().clone().backend() {
             Backend::Cuda(cuda) => cuda.write(self.address_mut(), bytes),
@@ -242,7 +242,7 @@ impl Tensor {
         }
     }
 
-    /// Numbers that lie on a GPU stay on the host too if they are indices.
+    /// Keeps indices on the host too.
     fn keep_indices<T: Element>(&self, values: &[T]) {
         if T::DTYPE == Dtype::U32 && self.start == 0 {
             let whole = bytes_of(values).as_chunks().0;
@@ -251,7 +251,7 @@ impl Tensor {
         }
     }
 
-    /// Indices, to be looked at by an op; none on a device without data.
+    /// Indices, to be looked at by an op; none on a meta device.
     pub(crate) fn indices(&self) -> Cow<'_, [u32]> {
         assert_eq!(self.dtype, Dtype::U32);
         match (self.device().backend(), self.storage.indices.get()) {
@@ -266,7 +266,7 @@ impl Tensor {
 
     /// Where it starts in the memory of a GPU.
     pub(crate) fn address(&self) -> u64 {
-        assert!(self.start + self.bytes() <= self.storage.bytes, "a hollow tensor was used");
+        assert!(self.start + self.bytes() <= self.storage.bytes, "a meta tensor was used");
         let Backend::Cuda(cuda) = self.device().backend() else {
             panic!("a tensor that lies on no GPU was used there")
         };
@@ -281,18 +281,18 @@ impl Tensor {
 
     /// Where it starts in the arena.
     pub(crate) fn offset(&self) -> usize {
-        assert!(self.start + self.bytes() <= self.storage.bytes, "a hollow tensor was used");
+        assert!(self.start + self.bytes() <= self.storage.bytes, "a meta tensor was used");
         self.storage.offset() + self.start
     }
 
-    /// Its numbers where they live on the host, to be written.
+    /// Its data on the host, to be written.
     ///
     /// # Panics
-    /// If it is shared, or no part of a ring.
+    /// If it is shared, or not offloaded.
     pub(crate) fn host_data_mut(&mut self) -> &mut [u8] {
         assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
         let StorageLocation::BlockSwap(ring, block, start) = &self.storage.location else {
-            panic!("a tensor that lives on the device was looked for on the host")
+            panic!("a tensor on the device was read as an offloaded one")
         };
         // SAFETY: nobody shares the tensor, and this borrow is exclusive.
         unsafe { ring.host_data_mut(*block, start + self.start, self.bytes()) }
@@ -308,7 +308,7 @@ impl Tensor {
         matches!(self.storage.location, StorageLocation::BlockSwap(..))
     }
 
-    /// Whether nothing follows it in its piece of the arena.
+    /// Whether nothing follows it in its block of the arena.
     pub(crate) fn is_last(&self) -> bool {
         self.start + self.bytes() == self.storage.bytes
     }
@@ -346,7 +346,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Takes the numbers of another of the same shape and format.
+    /// Copies the data of another of the same shape and dtype.
     fn copy_from(&mut self, other: &Self) {
         let bytes = other.bytes();
         match other.device().backend() {
@@ -361,7 +361,7 @@ impl Tensor {
         self.set_bytes(0);
     }
 
-    /// Not-a-number in every real format, so that a test sees what an op forgot to write.
+    /// NaN in every real dtype, so that a test sees what an op forgot to write.
     pub(crate) fn fill_nan(&mut self) {
         self.set_bytes(0xff);
     }
@@ -376,13 +376,13 @@ impl Tensor {
         }
     }
 
-    /// The numbers.
+    /// The data.
     pub(crate) fn data<T: Element>(&self) -> &[T] {
         assert_eq!(self.dtype, T::DTYPE);
         self.slice(self.shape.elements())
     }
 
-    /// The numbers, to be written.
+    /// The data, to be written.
     pub(crate) fn data_mut<T: Element>(&mut self) -> &mut [T] {
         assert_eq!(self.dtype, T::DTYPE);
         self.slice_mut(self.shape.elements())
@@ -391,15 +391,15 @@ impl Tensor {
     fn slice<T: Element>(&self, elements: usize) -> &[T] {
         let memory = self.memory(elements * size_of::<T>());
         // SAFETY: the range is this tensor's own piece of the arena, which is aligned for every
-        // format and initialised from the start (a fresh mapping is zero). Writing needs a tensor
-        // that nobody shares, borrowed exclusively, so nobody writes while this borrow lives. A place
-        // of a ring is written to between two ops, when no op holds such a borrow.
+        // dtype and initialised from the start (a fresh mapping is zero). Writing needs a tensor
+        // that nobody shares, borrowed exclusively, so nobody writes while this borrow lives. A slot
+        // of offloaded blocks is written to between two ops, when no op holds such a borrow.
         unsafe { memory.slice(self.storage.offset() + self.start, elements) }
     }
 
     fn slice_mut<T: Element>(&mut self, elements: usize) -> &mut [T] {
         assert_eq!(self.ref_count(), 1, "only an unshared tensor is written to");
-        assert!(!self.is_offloaded(), "a tensor of a ring is written to where it lives");
+        assert!(!self.is_offloaded(), "an offloaded tensor is written to on the host");
         let memory = self.memory(elements * size_of::<T>());
         // SAFETY: as in `slice`; and no other tensor shares the piece (asserted; clones are made
         // from `&self`, which cannot exist beside this exclusive borrow).
@@ -408,10 +408,10 @@ impl Tensor {
 
     /// The memory in which `bytes` from the start of this tensor lie.
     fn memory(&self, bytes: usize) -> &HostMemory {
-        assert!(self.start + bytes <= self.storage.bytes, "a hollow tensor was used");
+        assert!(self.start + bytes <= self.storage.bytes, "a meta tensor was used");
         match self.storage.device.backend() {
             Backend::Cpu(cpu) => cpu.memory(),
-            Backend::Meta => panic!("a tensor without data was used"),
+            Backend::Meta => panic!("a meta tensor was used"),
             Backend::Cuda(_) | Backend::Gpu(_) => {
                 panic!("a tensor that lies on a GPU was used on the CPU")
             }
@@ -419,13 +419,13 @@ impl Tensor {
     }
 }
 
-/// Numbers as their bytes.
+/// Values as their bytes.
 fn bytes_of<T: Element>(numbers: &[T]) -> &[u8] {
     // SAFETY: an `Element` has no padding, and any bytes are u8; the borrow is the numbers' own.
     unsafe { std::slice::from_raw_parts(numbers.as_ptr().cast(), size_of_val(numbers)) }
 }
 
-/// Numbers as their bytes, to be written.
+/// Values as their bytes, to be written.
 fn bytes_of_mut<T: Element>(numbers: &mut [T]) -> &mut [u8] {
     // SAFETY: as above, and any bytes are an `Element`.
     unsafe { std::slice::from_raw_parts_mut(numbers.as_mut_ptr().cast(), size_of_val(numbers)) }

@@ -1,6 +1,6 @@
 //! What op tests share: a reference arithmetic that carries exact derivatives, and one `check` that
-//! holds an op against it in every way an op can be wrong: value, gradient, format, number of
-//! threads, memory on the shape-only engine, leaks.
+//! holds an op against it in every way an op can be wrong: value, gradient, dtype, number of
+//! threads, memory on the meta device, leaks.
 //!
 //! A reference is plain code over [`Dual`]s in f64. Its derivative part is the analytic gradient by
 //! the chain rule; its value part, moved a little, gives finite differences.
@@ -129,7 +129,7 @@ pub fn erfc(x: f64) -> f64 {
 pub struct Input {
     pub shape: Shape,
     pub values: Vec<f32>,
-    /// Its format, if it is not the one under test: vectors and adapters are always f32.
+    /// Its dtype, if it is not the one under test: vectors and adapters are always f32.
     pub dtype: Option<Dtype>,
     /// Whether a gradient is asked for.
     pub is_trained: bool,
@@ -163,14 +163,14 @@ type Forward<'f> = &'f dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>;
 type Reference<'f> = &'f dyn Fn(&[Vec<Dual>]) -> Vec<Dual>;
 
 /// Holds `op` against `reference` for inputs in f32, bf16 and f16. Errors are relative to the
-/// largest number of the tensor and allowed `slack` times what rounding the inputs' format costs.
+/// largest number of the tensor and allowed `slack` times what rounding the inputs' dtype costs.
 pub fn check(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
     for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
         check_in(dtype, inputs, slack, op, reference);
     }
 }
 
-/// As `check`, for shapes at which rounded formats would only add time.
+/// As `check`, for shapes at which rounded dtypes would only add time.
 pub fn check_f32(inputs: &[Input], slack: f64, op: Forward<'_>, reference: Reference<'_>) {
     check_in(Dtype::F32, inputs, slack, op, reference);
 }
@@ -201,8 +201,8 @@ fn check_in(dtype: Dtype, inputs: &[Input], slack: f64, op: Forward<'_>, referen
     }
 }
 
-/// What comes out on this machine, on one without a matrix unit if this one has it, and on a GPU if
-/// there is one to test. On each, threads make no difference, and the shape-only engine takes the same
+/// The results on this machine, on one without AMX if this one has it, and on a GPU if
+/// there is one to test. On each, threads make no difference, and the meta device takes the same
 /// memory.
 fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcome> {
     const LIMIT: usize = 1 << 28;
@@ -216,7 +216,7 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
             assert_eq!(ours.bits(), other.bits(), "{dtype}: results depend on the threads");
         }
         let meta = run(&Device::meta(machine(1).kind(), LIMIT));
-        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        assert_eq!(meta.usage, ours.usage, "{dtype}: the meta device takes other memory");
         ours
     };
     // Beside a GPU the CPU is only there to tell which of the two is wrong.
@@ -229,7 +229,7 @@ fn on_each_machine(dtype: Dtype, run: &dyn Fn(&Device) -> Outcome) -> Vec<Outcom
         let [ours, again] = devices.each_ref().map(run);
         assert_eq!(ours.bits(), again.bits(), "{dtype}: results differ from run to run");
         let meta = run(&Device::meta(devices[0].kind(), LIMIT));
-        assert_eq!(meta.usage, ours.usage, "{dtype}: the shape-only engine takes other memory");
+        assert_eq!(meta.usage, ours.usage, "{dtype}: the meta device takes other memory");
         outcomes.push(ours);
     }
     outcomes
@@ -325,7 +325,7 @@ pub fn check_forward(inputs: &[Input], slack: f64, op: Forward<'_>, reference: R
     check_forward_within(inputs, slack, 1e-6, op, reference);
 }
 
-/// The same with another `least` that is allowed in any format.
+/// The same with another `least` that is allowed in any dtype.
 pub fn check_forward_within(
     inputs: &[Input],
     slack: f64,
@@ -352,7 +352,7 @@ fn run_forward(device: &Device, dtype: Dtype, inputs: &[Input], op: Forward<'_>)
         let tape = Tape::inference(device, &params, 7);
         let vars: Vec<Var> = inputs.iter().map(|input| as_var(&tape, input, dtype)).collect();
         let result = op(&tape, &vars).unwrap();
-        assert_eq!(result.dtype(), dtype, "the result's format");
+        assert_eq!(result.dtype(), dtype, "the result's dtype");
         let result = read(result.tensor());
         Outcome { result, gradients: vec![], cotangent: vec![], usage: device.usage() }
     };
@@ -430,7 +430,7 @@ fn as_var(tape: &Tape<'_>, input: &Input, dtype: Dtype) -> Var {
     if input.is_trained { tape.leaf(tensor) } else { Var::from(tensor) }
 }
 
-/// A tensor of these values in the input's format.
+/// A tensor of these values in the input's dtype.
 pub fn upload(device: &Device, input: &Input, dtype: Dtype) -> Tensor {
     let values = &input.values;
     match input.dtype.unwrap_or(dtype) {
@@ -497,7 +497,7 @@ impl Exact {
 
 /// Fails with the first numbers and the worst one.
 pub fn compare(what: &str, ours: &[f32], exact: &[f64], allowed: f64) {
-    assert_eq!(ours.len(), exact.len(), "{what}: how many numbers");
+    assert_eq!(ours.len(), exact.len(), "{what}: how many values");
     let largest = exact.iter().fold(0.0f64, |most, value| most.max(value.abs())).max(1e-30);
     let worst = ours
         .iter()

@@ -1,5 +1,5 @@
-//! Tensors within a computation, and what is kept of them for backward: the tensor itself, or where
-//! it is cheap to make again (a norm, an activation) only the way to make it.
+//! Tensors within a computation, and what is saved of them for backward: the tensor itself, or where it is
+//! cheap to recompute (a norm, an activation) only how to recompute it.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -13,7 +13,7 @@ use crate::{Dtype, Result, Shape, Tensor};
 pub struct Var {
     pub(crate) tensor: Tensor,
     pub(crate) grad_target: Option<GradTarget>,
-    /// How to make the tensor again from tensors that are kept anyway.
+    /// How to recompute the tensor from tensors that are saved anyway.
     pub(crate) remat: Option<Rc<Remat>>,
     /// If it is an activation's result: of what.
     pub(crate) activated: Option<Rc<Activated>>,
@@ -38,12 +38,12 @@ impl From<Tensor> for Var {
 }
 
 impl Var {
-    /// Its numbers.
+    /// Its tensor.
     pub fn tensor(&self) -> &Tensor {
         &self.tensor
     }
 
-    /// Its numbers, given up by the computation.
+    /// Its tensor, taken out of the computation.
     pub fn into_tensor(self) -> Tensor {
         self.tensor
     }
@@ -53,7 +53,7 @@ impl Var {
         self.tensor.shape()
     }
 
-    /// Its number format.
+    /// Its dtype.
     pub fn dtype(&self) -> Dtype {
         self.tensor.dtype()
     }
@@ -63,13 +63,13 @@ impl Var {
         Chunk { of: self, index }
     }
 
-    /// The same numbers, and the same place for a gradient, in another shape of as many.
+    /// The same data with the same gradient, in another shape of as many elements.
     ///
     /// # Panics
     /// If the number of elements differs.
     #[must_use]
     pub fn reshape(&self, shape: impl Into<Shape>) -> Self {
-        // A remade tensor would come back in its old shape; without one the tensor itself is kept.
+        // A recomputed tensor would come back in its old shape; without one the tensor itself is saved.
         Self { tensor: self.tensor.reshape(shape), remat: None, activated: None, ..self.clone() }
     }
 
@@ -77,7 +77,7 @@ impl Var {
         self.grad_target
     }
 
-    /// What to keep in order to have this tensor later, and the ops whose results that takes.
+    /// What to save in order to have this tensor later, and the ops whose results that needs.
     pub(crate) fn to_saved(&self) -> (SavedTensor, Vec<usize>) {
         match &self.remat {
             Some(remake) => (SavedTensor::Remat(Rc::clone(remake)), remake.needs.clone()),
@@ -86,7 +86,7 @@ impl Var {
     }
 }
 
-/// A part of each row of a tensor: several small vectors often come out of one matrix product.
+/// A part of each row of a tensor: several small vectors often come out of one matmul.
 #[derive(Clone, Copy)]
 pub struct Chunk<'a> {
     pub(crate) of: &'a Var,
@@ -99,16 +99,16 @@ pub(crate) struct Activated {
     pub input: Tensor,
 }
 
-/// How to make a tensor again.
+/// How to recompute a tensor.
 pub(crate) struct Remat {
     make: Box<dyn Fn(OpContext<'_>) -> Result<Tensor>>,
     needs: Vec<usize>,
-    /// What was made, for the others who keep the same tensor; freed with the last of them.
+    /// The recomputed tensor, for others that saved the same; freed with the last of them.
     made: RefCell<Option<Tensor>>,
 }
 
 impl Remat {
-    /// From what the inputs' [`Var::held`] gave.
+    /// From what the inputs' [`Var::to_saved`] gave.
     pub fn new(
         needs: Vec<usize>,
         make: impl Fn(OpContext<'_>) -> Result<Tensor> + 'static,
@@ -117,7 +117,7 @@ impl Remat {
     }
 }
 
-/// A tensor kept for backward, or the way to make it.
+/// A tensor saved for backward, or how to recompute it.
 #[derive(Clone)]
 pub(crate) enum SavedTensor {
     Tensor(Tensor),

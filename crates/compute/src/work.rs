@@ -1,9 +1,8 @@
-//! The tally of a device: every call of a kernel, by what it is called, by the formats of what it
-//! multiplies and by its size, so that whoever knows how fast a machine is can say how long the whole
-//! takes. Counted before the engine is asked, so a device without data counts the same. How long calls
-//! took is noted on request, for whoever measures a machine.
+//! The work counter of a device: every kernel call, by its class, by the dtypes of its operands and by its size,
+//! so that the time of the whole can be estimated from a machine's rates. Counted before the backend runs, so a
+//! meta device counts the same. How long calls took is measured on request, for calibration.
 //!
-//! Leaves out what no kernel does: moving numbers on the host.
+//! Leaves out what no kernel does: copies on the host.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,14 +19,14 @@ pub struct WorkStats {
     pub bytes: u64,
     /// The same, by kind of call.
     pub calls: BTreeMap<KernelClass, CallTotals>,
-    /// What of it was done while weights came from the host, block by block.
+    /// What of it was done while offloaded weights were copied, block by block.
     pub offload_intervals: Vec<OffloadInterval>,
 }
 
-/// The work between two blocks' beginnings, on a device without data.
+/// The work between two blocks' beginnings, on a meta device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OffloadInterval {
-    /// Bytes that come from the host meanwhile.
+    /// Bytes that are copied from the host meanwhile.
     pub copied_bytes: u64,
     /// All calls.
     pub calls: BTreeMap<KernelClass, CallTotals>,
@@ -38,7 +37,7 @@ pub struct OffloadInterval {
 pub struct KernelClass {
     /// What computes: an op's name, or a part of an op.
     pub kernel: &'static str,
-    /// Of the two factors of a product; of what is read first, twice, for all else.
+    /// Of the two operands of a matmul; of what is read first, twice, for all else.
     pub formats: [StorageFormat; 2],
     /// The whole part of the logarithm, base 2, of a call's operations and of its bytes.
     pub size: [u8; 2],
@@ -57,7 +56,7 @@ pub struct CallTotals {
     pub nanos: u64,
 }
 
-/// How numbers that are read are stored.
+/// How values that are read are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[allow(missing_docs)] // The names say it.
 pub enum StorageFormat {
@@ -179,7 +178,7 @@ impl KernelCall {
 }
 
 impl fmt::Display for KernelClass {
-    /// What is computed with which formats, without the size.
+    /// What is computed with which dtypes, without the size.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [first, second] = self.formats;
         write!(f, "{}, {first}", self.kernel)?;
@@ -234,7 +233,7 @@ mod tests {
         work.calls.iter().map(|(class, calls)| (class.to_string(), calls.count)).collect()
     }
 
-    /// A layer of 80 to 96 with an adapter beside a quantised weight, on 70 rows.
+    /// A layer of 80 to 96 with LoRA and a quantised weight, on 70 rows.
     fn layer(device: &Device) -> WorkStats {
         let tensor = |shape: [usize; 2]| {
             device.normal(shape, Dtype::Bf16, 1.0, RandomSequence::new(1, 2)).unwrap()
@@ -261,7 +260,7 @@ mod tests {
         ];
         assert_eq!(names(&work), expected);
         let (class, calls) = work.calls.iter().next().unwrap();
-        // The adapter's second half makes the product deeper.
+        // The adapter's second half makes the matmul deeper.
         assert_eq!(calls.flops, 70 * 96 * (2 * (80 + 4) + activation::FLOPS as u64));
         let dense = 2 * (70 * 80 + 70 * 96) + 96 * 80;
         assert_eq!(calls.bytes, dense + 4 * (70 * 4 + 96 * 4));
@@ -271,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_device_without_data_counts_the_same() {
+    fn a_meta_device_counts_the_same() {
         let real = device();
         let meta = Device::meta(real.kind(), usize::MAX);
         assert_eq!(layer(&real), layer(&meta));

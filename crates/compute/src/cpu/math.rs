@@ -2,7 +2,7 @@
 //! them into vectors. Each states its largest error, which a test measures.
 
 /// e to the x, within 2 units in the last place; infinity above 88.72, 0 below -87.33, where f32
-/// would be subnormal. Not-a-number stays so.
+/// would be subnormal. NaN stays NaN.
 ///
 /// exp(x) = 2^n · exp(r) with |r| ≤ ln 2 / 2; the polynomial is the one of Cephes (expf).
 #[inline(always)]
@@ -38,7 +38,7 @@ pub(crate) fn exp(x: f32) -> f32 {
 }
 
 /// The natural logarithm, within 2 units in the last place, also near 1; minus infinity of 0,
-/// not-a-number below. Not-a-number stays so.
+/// NaN below. NaN stays NaN.
 ///
 /// ln(x) = n · ln 2 + ln(1 + r) with √½ ≤ 1 + r < √2; the polynomial is the one of Cephes (logf).
 #[inline(always)]

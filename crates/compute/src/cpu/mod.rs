@@ -1,4 +1,4 @@
-//! The engine on the CPU: its memory, its threads, and what its ops share. Work is cut into
+//! The CPU backend: its memory, its threads, and what its ops share. Work is cut into
 //! pieces so that results do not depend on the number of threads: by shape alone, or where every
 //! number is computed in the same order wherever a piece begins.
 
@@ -24,12 +24,12 @@ use gemm::GemmBackend;
 pub(crate) struct CpuBackend {
     pool: rayon::ThreadPool,
     memory: HostMemory,
-    /// Who multiplies.
+    /// What multiplies.
     pub gemm_backend: GemmBackend,
 }
 
 impl CpuBackend {
-    /// `has_tiles` is what [`gemm::has_tiles`] said, or false.
+    /// `has_amx` is what [`gemm::has_amx`] found, or false.
     pub fn new(threads: usize, limit_bytes: usize, has_amx: bool) -> Result<Self> {
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
@@ -66,7 +66,7 @@ impl CpuBackend {
         }
     }
 
-    /// Sets every number of a real tensor by its index.
+    /// Sets every element of a real tensor by its index.
     pub fn fill(&self, tensor: &mut Tensor, value: impl Fn(usize) -> f32 + Sync) {
         with_real!(tensor.dtype(), T => {
             self.par_rows(tensor.data_mut::<T>(), 1, |first, piece| {

@@ -8,7 +8,7 @@ use super::{CpuBackend, SharedSlice};
 use crate::Tensor;
 use crate::dtype::Real;
 
-/// Numbers per task: enough work to outweigh handing it out, few enough to stay in the cache.
+/// Elements per task: enough work to outweigh handing it out, few enough to stay in the cache.
 /// Chosen; a task of this size takes a few microseconds. In tests small shapes must reach a second
 /// task too.
 pub(crate) const GRAIN: usize = if cfg!(test) { 1 << 5 } else { 1 << 14 };
@@ -114,7 +114,7 @@ simd! {
         sum
     }
 
-    /// The largest, or not-a-number if there is one; minus infinity of nothing.
+    /// The largest, or NaN if there is one; minus infinity of nothing.
     pub(crate) fn max(a: &[f32]) -> f32 {
         let larger = |x: f32, y: f32| if x > y || x.is_nan() { x } else { y };
         let (blocks, rest) = a.as_chunks::<LANES>();
@@ -147,12 +147,12 @@ simd! {
         }
     }
 
-    /// Numbers of any real format as f32.
+    /// Numbers of any real dtype as f32.
     pub(crate) fn load<T: Real>(from: &[T], to: &mut [f32]) {
         T::widen(&from[..to.len().min(from.len())], to);
     }
 
-    /// Rounds f32 to any real format; adds to what is there if asked.
+    /// Rounds f32 to any real dtype; adds to what is there if asked.
     pub(crate) fn store<T: Real>(from: &[f32], to: &mut [T], add: bool) {
         if add {
             for (to, from) in to.iter_mut().zip(from) {
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn max_does_not_hide_what_is_not_a_number() {
+    fn max_does_not_hide_nan() {
         for at in [0, 15, 16, 20] {
             let mut a = vec![1.0; 21];
             a[at] = f32::NAN;

@@ -18,8 +18,8 @@ const MOST_BLOCKS: usize = 64;
 /// Rows of a partial sum at least, so that adding the partial sums up costs little beside them.
 const LEAST_BLOCK_ROWS: usize = 16;
 
-/// Numbers of a partial sum at least, for the same reason.
-const LEAST_BLOCK_NUMBERS: usize = 1 << 14;
+/// Elements of a partial sum at least, for the same reason.
+const LEAST_BLOCK_ELEMENTS: usize = 1 << 14;
 
 /// How many partial sums [`CpuBackend::sum_rows`] makes for this many rows.
 pub(crate) fn n_row_blocks(rows: usize) -> usize {
@@ -77,7 +77,7 @@ impl CpuBackend {
 /// Σ (aᵢ - center) and Σ (aᵢ - center)², in f64, in blocks that depend on the length alone. To be
 /// called on the pool, whose threads share the blocks.
 pub(crate) fn moments<T: Real>(a: &[T], center: f64) -> [f64; 2] {
-    let block = a.len().div_ceil(MOST_BLOCKS).max(LEAST_BLOCK_NUMBERS);
+    let block = a.len().div_ceil(MOST_BLOCKS).max(LEAST_BLOCK_ELEMENTS);
     let mut sums = [[0.0; 2]; MOST_BLOCKS];
     a.par_chunks(block)
         .zip(&mut sums[..])
@@ -161,7 +161,7 @@ mod tests {
     fn moments_of_every_length_are_right() {
         let mut random = TestRng::new(2);
         for length in
-            (0..40).chain([LEAST_BLOCK_NUMBERS + 3, MOST_BLOCKS * LEAST_BLOCK_NUMBERS + 5])
+            (0..40).chain([LEAST_BLOCK_ELEMENTS + 3, MOST_BLOCKS * LEAST_BLOCK_ELEMENTS + 5])
         {
             // Far from zero, where squares alone would leave no digits for the variance.
             let a: Vec<f32> = (0..length).map(|_| 1e6 + random.normal()).collect();

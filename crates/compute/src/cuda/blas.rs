@@ -1,7 +1,7 @@
-//! Matrix products by cuBLASLt. Matrices here are row by row, the library's are column by column: so it
-//! is asked for the transposed product, with the factors exchanged, of the same memory.
+//! Matmuls by cuBLASLt. Our matrices are row-major, the library's column-major: so it is asked for the
+//! transposed result, with the operands exchanged, of the same memory.
 //!
-//! An algorithm is chosen once per kind of product: the fastest of the first few that the library's
+//! An algorithm is chosen once per kind of matmul: the fastest of the first few that the library's
 //! heuristics give, measured on the spot. Where bits must be the same from run to run it is the first,
 //! since what is fastest is not.
 //!
@@ -40,8 +40,8 @@ functions! {
     }
 }
 
-/// Bytes of workspace of every product. Chosen: a part of every step's peak; the 32 MiB that the library
-/// takes by itself made no product of the benchmark job faster.
+/// Bytes of workspace of every matmul. Chosen: a part of every step's peak; the 32 MiB that the library
+/// takes by itself made no matmul of the benchmark job faster.
 pub(crate) const WORKSPACE: usize = 4 << 20;
 
 const COMPUTE_32F: c_int = 68;
@@ -57,15 +57,15 @@ const MAX_WORKSPACE: c_int = 1;
 const MIN_ALIGNMENT: c_int = 5;
 
 /// Algorithms that are measured. Taken: on an H200 the best of eight was 3 to 10 % ahead of the first. Chosen:
-/// twice as many, since each kind of product is tried once.
+/// twice as many, since each kind of matmul is tried once.
 const N_CANDIDATES: u8 = 16;
-/// Times that each is run to be measured, after one that is not. Chosen: a product takes a tenth of a
+/// Times that each is run to be measured, after one that is not. Chosen: a matmul takes a tenth of a
 /// millisecond, and there are some dozen kinds of them in a model.
 const N_RUNS: usize = 4;
 /// Another algorithm is taken if it needs at most this share of the first one's time. Chosen: what one
 /// measurement differs from the next by.
 const WORTH: f32 = 0.98;
-/// The least number above zero: what a product is scaled by that must not change what it is added to.
+/// The smallest value above zero: scales a trial matmul that must not change what it is added to.
 const NEXT_TO_NOTHING: f32 = f32::from_bits(1);
 
 /// `cublasLtMatmulHeuristicResult_t`.
@@ -87,7 +87,7 @@ pub(crate) struct Gemm {
     pub columns: usize,
     pub inner: usize,
     pub is_transposed: [bool; 2],
-    /// Of both factors.
+    /// Of both operands.
     pub factors: Dtype,
     pub out: Dtype,
     pub add: bool,
@@ -98,14 +98,14 @@ pub(crate) struct Gemm {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Epilogue {
     Nothing,
-    /// A bias per column, of the result's format.
+    /// A bias per column, of the result's dtype.
     Bias,
     /// Gelu by tanh after the bias, if there is one; what it is applied to is stored too if wanted.
     Gelu {
         has_bias: bool,
         is_kept: bool,
     },
-    /// The slope of gelu by tanh at what was stored so.
+    /// The derivative of gelu by tanh at what was stored so.
     GeluGrad,
 }
 
@@ -133,7 +133,7 @@ impl Epilogue {
 pub(crate) struct GemmOperands {
     pub left: u64,
     pub right: u64,
-    /// What the product is added to, if it is; often `out` itself.
+    /// What the matmul is added to, if it is; often `out` itself.
     pub onto: u64,
     pub out: u64,
     pub scale: f32,
@@ -165,7 +165,7 @@ pub(super) struct Blas {
 /// A plan, and the alignments of right, left and out that it is for.
 type AlignedPlan = ([u32; 3], GemmPlan);
 
-/// How a kind of product is asked for.
+/// How a kind of matmul is asked for.
 #[derive(Clone, Copy)]
 struct GemmPlan {
     description: *mut c_void,
@@ -188,14 +188,14 @@ impl Blas {
         Ok(Self { functions, handle, plans: Mutex::default(), is_measured })
     }
 
-    /// Whether a trial of such a product would find something out.
+    /// Whether algorithms for such a matmul are still to be tried.
     pub fn wants_trial(&self, gemm: &Gemm) -> bool {
-        let plans = self.plans.lock().expect("nothing panics while a product is asked for");
+        let plans = self.plans.lock().expect("nothing panics while a matmul is planned");
         self.is_measured && !can_be_repeated(gemm) && !plans.contains_key(gemm)
     }
 
     pub fn multiply(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<()> {
-        let mut plans = self.plans.lock().expect("nothing panics while a product is asked for");
+        let mut plans = self.plans.lock().expect("nothing panics while a matmul is planned");
         let (known, alignments) = (plans.entry(*gemm).or_default(), at.alignments());
         let plan = if let Some((_, plan)) = known.iter().find(|(known, _)| *known == alignments) {
             *plan
@@ -242,7 +242,7 @@ impl Blas {
         check("cublasLtMatmul", status)
     }
 
-    /// Describes a product and chooses an algorithm.
+    /// Describes a matmul and chooses an algorithm.
     fn plan(&self, driver: &CudaContext, gemm: &Gemm, at: GemmOperands) -> Result<GemmPlan> {
         let Gemm { rows, columns, inner, is_transposed: [left_t, right_t], .. } = *gemm;
         let mut description = null_mut();
@@ -283,7 +283,7 @@ impl Blas {
         Ok(best)
     }
 
-    /// Milliseconds of some runs, in the place of the product itself; see [`can_be_repeated`].
+    /// Milliseconds of some runs, in place of the matmul itself; see [`can_be_repeated`].
     fn measure(
         &self,
         driver: &CudaContext,
@@ -413,7 +413,7 @@ impl Blas {
     }
 }
 
-/// Whether a product may be run several times in its place: what it writes is written again, and to what it
+/// Whether a matmul may be run several times in its place: what it writes is written again, and to what it
 /// adds to it can add next to nothing, unless a bias goes with it.
 fn can_be_repeated(gemm: &Gemm) -> bool {
     !gemm.add || gemm.epilogue == Epilogue::Nothing

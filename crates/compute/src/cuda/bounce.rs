@@ -1,7 +1,7 @@
-//! The way from the host to the GPU for what is large: a few pinned buffers that several threads fill
-//! and the GPU copies from by itself, so that a file is read and copied at the same time and no weight
-//! lies on the host as a whole. A GPU copies from ordinary memory only through such buffers of the
-//! driver's, one copy at a time; from a file's mapping it is far slower still.
+//! Large copies from the host to the GPU go through a few pinned buffers that several threads fill, so that a
+//! file is read and copied at the same time and no whole weight is held on the host. The driver copies from
+//! pageable memory only through such buffers of its own, one copy at a time; from a mapped file it is far
+//! slower still.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard};
@@ -91,7 +91,7 @@ impl BounceBuffers {
             }
             if let Some(buffer) = state.free.pop_front() {
                 drop(state);
-                // What went wrong is said by the next copy.
+                // The next copy returns the error.
                 _ = buffer.copied.synchronise();
                 return Some(buffer);
             }

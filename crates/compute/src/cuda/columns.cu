@@ -31,7 +31,7 @@ KERNEL sum_columns(const X* a, const X* b, const float* statistics, Y* out, u64 
     }
 }
 
-// The mean and 1 / deviation of each row, a warp for each.
+// The mean and 1 / std of each row, a warp for each.
 KERNEL row_statistics(const X* x, float* statistics, u64 rows, u64 width, float epsilon) {
     u64 row = warp();
     if (row >= rows) return;

@@ -52,7 +52,7 @@ pub(crate) fn statistics_floats(x: &Tensor) -> usize {
     2 * x.shape().rows()
 }
 
-/// The mean and 1 / deviation of each row.
+/// The mean and 1 / std of each row.
 pub(crate) fn statistics(cuda: &CudaBackend, x: &Tensor, epsilon: f32, to: &mut Tensor) {
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let arguments = arguments![x, to, rows, width, epsilon];

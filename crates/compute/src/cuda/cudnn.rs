@@ -1,6 +1,6 @@
 //! cuDNN's graphs: some operations on tensors that it fuses into one kernel, described once and planned
-//! once per shape. Only what attention needs of it; where the library is missing, or has no plan for a
-//! graph, whoever asked has another way.
+//! once per shape. It has only what attention needs; where the library is missing, or has no plan for a
+//! graph, the caller falls back to its own kernels.
 //!
 //! Constants and signatures are taken from `cudnn_graph_v9.h` of cuDNN 9.
 #![allow(unsafe_code)]
@@ -152,7 +152,7 @@ pub(crate) enum Reduction {
     Max = 3,
 }
 
-/// Four sizes, and the steps between numbers in each.
+/// Four sizes and strides.
 #[derive(Clone, Copy)]
 pub(crate) struct TensorLayout {
     pub sizes: [usize; 4],
@@ -160,13 +160,13 @@ pub(crate) struct TensorLayout {
 }
 
 impl TensorLayout {
-    /// One number after the other.
+    /// Contiguous.
     pub fn dense(sizes: [usize; 4]) -> Self {
         let [_, b, c, d] = sizes;
         Self { sizes, strides: [b * c * d, c * d, d, 1] }
     }
 
-    /// With the last two dimensions exchanged.
+    /// With the last two dimensions transposed.
     pub fn t(self) -> Self {
         let ([a, b, c, d], [w, x, y, z]) = (self.sizes, self.strides);
         Self { sizes: [a, b, d, c], strides: [w, x, z, y] }
@@ -231,15 +231,15 @@ impl Graph<'_> {
 
     /// to = a·b
     pub fn matmul(&mut self, a: GraphTensor, b: GraphTensor, to: GraphTensor) -> Result<()> {
-        let product = self.cudnn.descriptor(descriptor::MATMUL)?;
-        product.set(1500, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
-        product.finish()?;
-        let product = self.hold(product);
-        let parts = [(1520, a), (1521, b), (1522, to), (1523, product)];
+        let matmul = self.cudnn.descriptor(descriptor::MATMUL)?;
+        matmul.set(1500, kind::DATA_TYPE, &[data_type(Dtype::F32)])?;
+        matmul.finish()?;
+        let matmul = self.hold(matmul);
+        let parts = [(1520, a), (1521, b), (1522, to), (1523, matmul)];
         self.operation(descriptor::MATMUL_OPERATION, &parts)
     }
 
-    /// to = x, or x and b, number by number.
+    /// to = x, or x and b, elementwise.
     pub fn pointwise(
         &mut self,
         mode: Pointwise,
@@ -252,7 +252,7 @@ impl Graph<'_> {
         self.pointwise_operation(how, [(751, x), (753, to)].into_iter().chain(second))
     }
 
-    /// to = the place of each number of x along a dimension.
+    /// to = the index of each element of x along a dimension.
     pub fn gen_index(&mut self, dimension: i64, x: GraphTensor, to: GraphTensor) -> Result<()> {
         let how = self.pointwise_descriptor(Pointwise::Index, Dtype::F32)?;
         how.set(9, kind::INT64, &[dimension])?;
@@ -265,7 +265,7 @@ impl Graph<'_> {
         self.pointwise_operation(how, [(751, a), (752, b), (753, to)])
     }
 
-    /// to = x where it is so, else b.
+    /// to = x where the condition holds, else b.
     pub fn select(
         &mut self,
         is_so: GraphTensor,
@@ -407,7 +407,7 @@ impl Drop for Descriptor {
 /// Every tensor starts at a multiple of so many bytes at the least.
 const ALIGNMENT: i64 = 16;
 
-/// The format of what is so or not.
+/// The dtype of booleans.
 pub(crate) const BOOL_DTYPE: Dtype = Dtype::U8;
 
 /// `cudnnDataType_t`.

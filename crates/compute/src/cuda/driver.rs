@@ -111,7 +111,7 @@ const READ_WRITE: c_int = 3;
 
 /// The oldest driver: that of CUDA 12.0, which the newest libraries we use still run on.
 const OLDEST_DRIVER: c_int = 12_000;
-/// The oldest capability: the first with bf16 in its matrix units and copies past the registers.
+/// The oldest capability: the first with bf16 in its tensor cores and copies past the registers.
 const OLDEST_CAPABILITY: SmVersion = SmVersion { major: 8, minor: 0 };
 
 /// A compute capability.

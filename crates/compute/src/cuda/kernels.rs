@@ -1,6 +1,6 @@
 //! Kernels by name: compiled when first asked for, kept by the caller if it keeps such things, and
-//! loaded once. A kernel's text is written for numbers of types X and Y, P of them at a time; which
-//! those are is its variant, and each variant is a binary of its own.
+//! loaded once. A kernel source is written for element types X and Y, P elements at a time; these are its
+//! variant, and each variant is a binary of its own.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,35 +19,35 @@ pub trait KernelCache: Send + Sync {
     fn store(&self, name: &str, kernels: &[u8]);
 }
 
-/// The text of some kernels.
+/// The source of some kernels.
 pub(crate) struct CudaSource {
     pub name: &'static str,
     pub text: &'static str,
 }
 
-/// What all texts begin with.
+/// The start of all kernel sources.
 pub(super) const PRELUDE: &str = include_str!("prelude.cuh");
 
-/// For which numbers kernels are compiled.
+/// What kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CudaVariant {
     /// X and Y; the last one given stands for those that are not.
     pub types: [Dtype; 2],
-    /// Numbers that a thread takes at a time.
+    /// Elements that a thread takes at a time.
     pub pack: usize,
-    /// A number that a text may want to know beforehand, as D.
+    /// A compile-time constant of the kernel source, as D.
     pub size: usize,
 }
 
 impl CudaVariant {
-    /// For these formats, a number at a time.
+    /// For these dtypes, one element at a time.
     pub fn of(types: &[Dtype]) -> Self {
         let first = types.first().copied().unwrap_or(Dtype::F32);
         let types = [first, types.get(1).copied().unwrap_or(first)];
         Self { types, pack: 1, size: 0 }
     }
 
-    /// So many numbers at a time.
+    /// So many elements at a time.
     pub fn with_pack(self, pack: usize) -> Self {
         Self { pack, ..self }
     }
@@ -62,7 +62,7 @@ impl CudaVariant {
             format!("-DY={y}"),
             format!("-DP={}", self.pack),
             format!("-DD={}", self.size),
-            // A text need not use all of what it begins with.
+            // A kernel source need not use all of the prelude.
             "--diag-suppress=177".into(),
         ]
     }
@@ -127,7 +127,7 @@ impl CudaKernels {
     }
 }
 
-/// A name that differs wherever the binary may: by text, options and compiler.
+/// A name that differs wherever the binary may: by source, options and compiler.
 fn cache_name(source: &str, text: &str, options: &[String], version: &str) -> String {
     let mut hash = Fnv::default();
     for part in options.iter().map(String::as_str).chain([text, version]) {

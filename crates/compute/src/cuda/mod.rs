@@ -1,4 +1,4 @@
-//! The engine on an NVIDIA GPU: its memory, its one stream, its kernels, and what its ops share.
+//! The CUDA backend: its memory, its one stream, its kernels, and what its ops share.
 //!
 //! All work goes to one stream in the order in which ops are called, and nothing waits for it but
 //! whoever reads a number. So memory that is given back may be taken again at once, as on the
@@ -41,7 +41,7 @@ use memory::CudaMemory;
 use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
-/// Every tensor starts at a multiple of this: what the matrix units' copies ask for at most.
+/// Every tensor starts at a multiple of this: what the tensor cores' copies ask for at most.
 pub(crate) const ALIGNMENT: usize = 256;
 
 /// A GPU at work.
@@ -95,7 +95,7 @@ impl CudaBackend {
         self.memory.commit(&self.driver, extent)
     }
 
-    /// What went wrong since the engine was made, if anything did.
+    /// What went wrong since the backend was made, if anything did.
     pub fn check(&self) -> Result<()> {
         let fault = self.fault.lock().expect("nothing panics while a fault is noted");
         fault.as_ref().map_or(Ok(()), |fault| Err(fault.again()))
@@ -127,7 +127,7 @@ impl CudaBackend {
         self.note(started);
     }
 
-    /// Whether a product is better tried before its result's place holds anything that must stay.
+    /// Whether a matmul should be tried before its output holds anything that must stay.
     pub fn wants_trial(&self, gemm: &Gemm) -> bool {
         self.blas.wants_trial(gemm)
     }
@@ -175,14 +175,14 @@ impl CudaBackend {
         self.launches.load(Ordering::Relaxed)
     }
 
-    /// Copies a host's numbers to a tensor's.
+    /// Copies from the host to a tensor.
     pub fn write(&self, to: u64, bytes: &[u8]) {
         if !bytes.is_empty() {
             self.note(self.driver.write(to, bytes));
         }
     }
 
-    /// Lets `fill` write to tensors by [`CudaBackend::put`], from several threads. Copies wait for all work that
+    /// Lets `fill` write to tensors by [`CudaBackend::upload`], from several threads. Copies wait for all work that
     /// was asked for before, and all work that is asked for later waits for them.
     pub fn with_uploads<T>(&self, fill: impl FnOnce() -> T) -> T {
         self.note(self.fence(StreamKind::Compute, StreamKind::Copy));
@@ -198,7 +198,7 @@ impl CudaBackend {
         reached.make_stream_wait(holds)
     }
 
-    /// Lets `write` write bytes that go to a tensor's place, within [`CudaBackend::filling`].
+    /// Lets `write` write bytes that go to a tensor's place, within [`CudaBackend::with_uploads`].
     pub fn upload<E>(
         &self,
         to: u64,
@@ -223,8 +223,8 @@ impl CudaBackend {
         })
     }
 
-    /// For a place that the GPU copies to while it computes elsewhere. What was asked for before may
-    /// still work in it.
+    /// For a slot that is copied to while the GPU computes elsewhere. Work that was launched before may still
+    /// use it.
     pub fn copy_events(&self) -> Result<CopyEvents> {
         let event = || CudaEvent::new(Arc::clone(&self.driver));
         let gate = CopyEvents { released: event()?, copied: event()? };
@@ -232,7 +232,7 @@ impl CudaBackend {
         Ok(gate)
     }
 
-    /// Copies to a place as soon as all that worked with it before it was left is done.
+    /// Copies to a slot as soon as all work that used it before its release is done.
     pub fn copy_async(&self, events: &CopyEvents, from: &PinnedMemory, to: u64, bytes: usize) {
         let held = events.released.make_stream_wait(StreamKind::Copy);
         let sent =
@@ -240,22 +240,22 @@ impl CudaBackend {
         self.note(sent.and_then(|()| events.copied.record(StreamKind::Copy)));
     }
 
-    /// All that is asked for from now on waits for what comes to the place.
+    /// All work from now on waits for the copy to the slot.
     pub fn wait_for_copy(&self, events: &CopyEvents) {
         self.note(events.copied.make_stream_wait(StreamKind::Compute));
     }
 
-    /// Lets the host wait for what comes to the place.
+    /// Lets the host wait for the copy to the slot.
     pub fn sync_copy(&self, events: &CopyEvents) {
         self.note(events.copied.synchronise());
     }
 
-    /// Nothing that is asked for from now on works with the place.
+    /// No work from now on uses the slot.
     pub fn release(&self, events: &CopyEvents) {
         self.note(events.released.record(StreamKind::Compute));
     }
 
-    /// All that is asked for from now on waits for all copies.
+    /// All work from now on waits for all copies.
     pub fn wait_for_copies(&self) {
         self.note(self.fence(StreamKind::Copy, StreamKind::Compute));
     }
@@ -265,7 +265,7 @@ impl CudaBackend {
         self.bounce.release();
     }
 
-    /// Copies a tensor's numbers to the host, when all work before is done.
+    /// Copies a tensor to the host, when all work before is done.
     pub fn read(&self, from: u64, bytes: &mut [u8]) -> Result<()> {
         if !bytes.is_empty() {
             self.note(self.driver.read(from, bytes));
@@ -288,22 +288,22 @@ impl CudaBackend {
     /// A small table of numbers that kernels read, by name; made on first use, beside the arena.
     pub fn table(&self, name: &'static str, values: impl FnOnce() -> Vec<f32>) -> CudaArg {
         let mut tables = self.tables.lock().expect("nothing panics while a table is made");
-        let (place, _) = *tables.entry(name).or_insert_with(|| {
+        let (address, _) = *tables.entry(name).or_insert_with(|| {
             let bytes: Vec<u8> = values().iter().flat_map(|number| number.to_le_bytes()).collect();
             self.make_table(&bytes).unwrap_or_else(|error| {
                 self.note(Err(error));
                 (0, 0)
             })
         });
-        CudaArg(place)
+        CudaArg(address)
     }
 
     fn make_table(&self, bytes: &[u8]) -> Result<(u64, usize)> {
         let size = bytes.len().next_multiple_of(self.driver.granularity()?);
-        let place = self.driver.reserve(size)?;
-        self.driver.map(place, size)?;
-        self.driver.write(place, bytes)?;
-        Ok((place, size))
+        let address = self.driver.reserve(size)?;
+        self.driver.map(address, size)?;
+        self.driver.write(address, bytes)?;
+        Ok((address, size))
     }
 
     /// Normal random numbers; see [`RandomSequence::normal`].
@@ -324,7 +324,7 @@ impl CudaBackend {
     }
 }
 
-/// By what the two streams wait for each other over one place.
+/// Events by which the two streams wait for each other over one slot.
 pub(crate) struct CopyEvents {
     released: CudaEvent<Arc<CudaContext>>,
     copied: CudaEvent<Arc<CudaContext>>,
@@ -345,9 +345,9 @@ impl Drop for CudaBackend {
         let _ = self.driver.synchronise();
         self.memory.release(&self.driver);
         if let Ok(tables) = self.tables.get_mut() {
-            for (place, bytes) in tables.values().filter(|(_, bytes)| *bytes > 0) {
-                let _ = self.driver.unmap(*place, *bytes);
-                let _ = self.driver.unreserve(*place, *bytes);
+            for (address, bytes) in tables.values().filter(|(_, bytes)| *bytes > 0) {
+                let _ = self.driver.unmap(*address, *bytes);
+                let _ = self.driver.unreserve(*address, *bytes);
             }
         }
     }
@@ -366,7 +366,7 @@ pub(crate) struct LaunchConfig {
 
 /// Threads of a block where nothing speaks for another number.
 pub(crate) const THREADS: usize = 256;
-/// Threads that go in step.
+/// Threads of a warp.
 pub(crate) const WARP: usize = 32;
 
 impl LaunchConfig {
@@ -464,17 +464,17 @@ macro_rules! arguments {
 }
 pub(crate) use arguments;
 
-/// How many numbers a thread takes at a time: several, if rows of `width` are made of such packs and
+/// How many elements a thread takes at a time: several, if rows of `width` are made of such packs and
 /// lie where they can be read as such.
 pub(crate) fn pack(width: usize, tensors: &[&Tensor]) -> usize {
     let is_fit = |tensor: &&Tensor| tensor.address().is_multiple_of(16);
     if width.is_multiple_of(PACK) && tensors.iter().all(is_fit) { PACK } else { 1 }
 }
 
-/// Numbers of two bytes that a thread reads at a time: as many as it can.
+/// Elements of two bytes that a thread reads at a time: as many as it can.
 const PACK: usize = 8;
 
-/// The name of a format in kernels.
+/// The name of a dtype in kernels.
 fn type_name(dtype: Dtype) -> &'static str {
     match dtype {
         Dtype::F32 => "float",

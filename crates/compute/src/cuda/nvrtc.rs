@@ -1,4 +1,4 @@
-//! Kernels' text compiled for the GPU at hand. Needs no GPU: tests compile every kernel wherever
+//! Compiles kernel sources for the GPU at hand. Needs no GPU: tests compile every kernel wherever
 //! the library is.
 #![allow(unsafe_code)]
 
@@ -55,13 +55,13 @@ impl Nvrtc {
         Ok(Self { functions, version, architectures })
     }
 
-    /// What the result depends on besides text and options.
+    /// What the result depends on besides source and options.
     pub fn version(&self) -> String {
         format!("{}.{}", self.version.0, self.version.1)
     }
 
     /// What to compile for: the GPU itself, or where it is newer than the compiler the newest that
-    /// is known, as text that the driver finishes.
+    /// is known, as PTX that the driver compiles.
     pub fn target(&self, SmVersion { major, minor }: SmVersion) -> String {
         let gpu = (10 * major + minor).cast_signed();
         if self.architectures.contains(&gpu) {

@@ -1,7 +1,7 @@
-// What kernels begin with: number formats, reading and writing several numbers at once, sums over
-// threads, activations, random numbers. X and Y are the formats of a kernel's tensors and P the
-// numbers that a thread takes at a time, D a number that the text explains; all are given when it is compiled. No header is included, so
-// that the compiler needs nothing but itself.
+// What kernels begin with: dtypes, reading and writing several numbers at once, sums over
+// threads, activations, random numbers. X and Y are the dtypes of a kernel's tensors and P the
+// elements that a thread takes at a time, D a constant that the kernel source explains; all are given at compile time. No header
+// is included, so that NVRTC needs no toolkit folder.
 //
 // Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing.
 
@@ -27,7 +27,7 @@ DEVICE float to_f32(f16 x) {
     return y;
 }
 
-// To nearest, ties to even; what is not a number stays so.
+// To nearest, ties to even; NaN stays so.
 template <class T> DEVICE T from_f32(float x);
 template <> DEVICE float from_f32<float>(float x) { return x; }
 template <> DEVICE bf16 from_f32<bf16>(float x) {
@@ -41,7 +41,7 @@ template <> DEVICE f16 from_f32<f16>(float x) {
     return y;
 }
 
-// P numbers that lie beside each other.
+// P adjacent elements.
 template <class T> struct alignas(P * sizeof(T) < 16 ? P * sizeof(T) : 16) Pack { T numbers[P]; };
 
 template <class T> DEVICE void unpack(const Pack<T>& from, float (&to)[P]) {
@@ -83,7 +83,7 @@ template <class T> DEVICE T warp_sum(T x) {
     return x;
 }
 
-// The largest; what is not a number is larger than all.
+// The largest; NaN is larger than all.
 DEVICE float larger(float a, float b) { return a > b || a != a ? a : b; }
 DEVICE float warp_max(float x) {
     for (int step = 16; step > 0; step /= 2) x = larger(x, __shfl_xor_sync(~0u, x, step));
@@ -173,7 +173,7 @@ DEVICE float activation(int kind, float x) {
     }
 }
 
-// The slope of x * sigmoid(z) where dz is that of z.
+// The derivative of x * sigmoid(z) where dz is that of z.
 DEVICE float gate_slope(float x, float z, float dz) {
     float s = sigmoid(z);
     return s + x * s * (1.0f - s) * dz;
@@ -204,7 +204,7 @@ DEVICE void activation_and_slope(int kind, float x, float& y, float& slope) {
     }
 }
 
-// Philox4x32-10, as in `random.rs`: the word at a place of a stream.
+// Philox4x32-10, as in `random.rs`: the word at an index of a random sequence.
 DEVICE u32 random_word(u64 seed, u64 stream, u64 index) {
     u32 key[2] = {(u32)seed, (u32)(seed >> 32)};
     u64 block = index / 4;
@@ -220,12 +220,12 @@ DEVICE u32 random_word(u64 seed, u64 stream, u64 index) {
     return at == 0 ? c[0] : at == 1 ? c[1] : at == 2 ? c[2] : c[3];
 }
 
-// Even over (0, 1), never either.
+// Uniform over (0, 1), both excluded.
 DEVICE float random_uniform(u64 seed, u64 stream, u64 index) {
     return ((float)(random_word(seed, stream, index) >> 9) + 0.5f) * (1.0f / (1 << 23));
 }
 
-// Of the standard normal distribution, by Box and Muller in f64, as `Stream::normal` finds it.
+// Of the standard normal distribution, by Box and Muller in f64, as in `RandomSequence::normal`.
 DEVICE float random_normal(u64 seed, u64 stream, u64 index) {
     u64 pair = index / 2 * 2;
     double radius = random_uniform(seed, stream, pair), angle = random_uniform(seed, stream, pair + 1);

@@ -9,7 +9,7 @@ use super::kernels::{CudaVariant, PRELUDE};
 use super::nvrtc::Nvrtc;
 use crate::Dtype;
 
-/// Every text there is.
+/// Every kernel source.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -23,7 +23,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// In what texts must compile: every format, alone and beside f32, a number at a time and several, for
+/// What sources must compile for: every dtype, alone and beside f32, one element at a time and several, for
 /// the oldest GPUs and for newer ones.
 fn variants() -> [(CudaVariant, SmVersion); 3] {
     let of = |types: &[Dtype], pack| CudaVariant::of(types).with_pack(pack);
@@ -45,11 +45,11 @@ fn every_kernel_compiles() {
     let sources = sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"));
     assert!(sources.len() > 20);
     for source in sources {
-        // What the texts of an op have in common lies beside them.
+        // What the sources of an op share lies beside them.
         let shared = fs::read_to_string(source.with_file_name("shape.cuh")).unwrap_or_default();
         let text = [PRELUDE, &shared, &fs::read_to_string(&source).unwrap()].concat();
         for (variant, capability) in variants() {
-            // The matrix units multiply numbers of 16 bits, for heads of two widths.
+            // Tensor cores multiply 16-bit values, for heads of two widths.
             let by_units = text.contains("mma.sync");
             if by_units && variant.types[0] == Dtype::F32 {
                 continue;

@@ -19,13 +19,13 @@ pub struct GpuAdapter {
     pub driver: String,
     /// What it is reached by: Metal or Vulkan.
     pub interface: &'static str,
-    /// What it is: a GPU, a part of the CPU, or a program that stands for one.
+    /// Discrete, integrated or software.
     pub kind: GpuAdapterKind,
     /// Bytes of the largest buffer: no tensor lies across a multiple of this.
     pub buffer_bytes: usize,
     /// Bytes of the largest tensor.
     pub tensor_bytes: usize,
-    /// Bytes of memory that the threads of a group share.
+    /// Bytes of memory that the threads of a workgroup share.
     pub group_bytes: usize,
     /// Whether its memory is the CPU's, who may write into the arena.
     pub shares_memory: bool,
@@ -40,13 +40,13 @@ pub struct GpuAdapter {
 pub struct GpuFeatures {
     /// Arithmetic in f16.
     pub shader_f16: bool,
-    /// Sums over threads that run in step.
+    /// Subgroup operations.
     pub subgroups: bool,
-    /// Products of small matrices by units of their own, of a kind that we have a text for.
+    /// Cooperative matrices (simdgroup matrices) of a kind that we have kernels for.
     pub matrix_units: bool,
     /// Buffers that kernels and the CPU write to.
     pub mappable_buffers: bool,
-    /// Clocks of its own, to time kernels by.
+    /// Timestamp queries.
     pub timestamps: bool,
 }
 
@@ -120,8 +120,8 @@ pub(super) fn describe(adapter: &wgpu::Adapter) -> GpuAdapter {
     }
 }
 
-/// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our text for matrix units
-/// asks for; of other sizes and formats, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
+/// Whether 32 threads multiply matrices of eight by eight f32 together, which is what our kernels for matrix units
+/// need; of other sizes and dtypes, NVIDIA's f16 for one, nothing is made. Apple's are known to be 32 wide,
 /// which Metal does not tell.
 pub(super) fn has_matrix_units(adapter: &wgpu::Adapter) -> bool {
     let info = adapter.get_info();

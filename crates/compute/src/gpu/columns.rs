@@ -5,7 +5,7 @@ use crate::Tensor;
 
 const KERNELS: WgslSource = WgslSource { name: "columns", text: include_str!("columns.wgsl") };
 
-/// Columns of a group, as in the text.
+/// Columns of a workgroup, as in the kernel source.
 const COLUMNS: usize = 64;
 /// What is summed up.
 pub(crate) struct GpuColumnSum<'a> {

@@ -6,7 +6,7 @@
 
 var<workgroup> sums: array<vec2<f32>, 256>;
 
-// A group has 64 columns of one vector, a thread two of them; its eight rows of threads share the rows of
+// A workgroup has 64 columns of one vector, a thread two of them; its eight rows of threads share the rows of
 // numbers, and the first one adds them up.
 kernel sum_columns(a: [X], b: [X], sum: mut [Y], rows: u32, width: u32, out_width: u32, out_first: u32,
                    add: u32) {

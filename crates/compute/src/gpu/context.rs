@@ -25,8 +25,7 @@ pub(super) struct WgpuContext {
     kernels: Mutex<HashMap<(&'static str, &'static str, GpuVariant), GpuKernel>>,
     /// Whether it is a program on the CPU.
     pub is_software: bool,
-    /// Whether it has matrix units that we have a text for, and whether they were found to multiply as all
-    /// else does.
+    /// Whether it has matrix units that we have kernels for, and whether they were found to be right.
     pub offers_matrix_units: bool,
     pub matrix_units: OnceLock<bool>,
     /// Shared with what wgpu calls when something goes wrong.
@@ -82,8 +81,8 @@ impl WgpuContext {
             required_features: features,
             required_limits: limits,
             experimental_features: if offers_units {
-                // SAFETY: matrix units are used by our own text alone, whose places lie within the group's
-                // memory, and by no device before they agreed with plain products.
+                // SAFETY: matrix units are used by our own kernels alone, whose indices lie within the workgroup's
+                // memory, and by no device before they agreed with plain matmuls.
                 unsafe { ExperimentalFeatures::enabled() }
             } else {
                 ExperimentalFeatures::disabled()

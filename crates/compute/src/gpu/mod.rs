@@ -1,12 +1,12 @@
-//! The engine on a GPU of any make, through wgpu: Metal on a Mac, Vulkan elsewhere. Kernels are WGSL, so
+//! The backend for any other GPU, through wgpu: Metal on a Mac, Vulkan elsewhere. Kernels are WGSL, so
 //! that the very ones that a Mac runs are run by our tests on a software driver.
 //!
 //! As on an NVIDIA GPU, work goes to the GPU in the order in which ops are called, nothing waits for it
 //! but whoever reads a number, and what went wrong is kept until somebody asks. Nothing is added up in
 //! an order that changes.
 //!
-//! Left out on purpose: several GPUs in one process, work on several queues, numbers of 64 bits (GPUs of
-//! Apple's have none).
+//! Left out on purpose: several GPUs in one process, work on several queues, 64-bit types (Apple's GPUs have
+//! none).
 
 mod adapter;
 pub(crate) mod columns;
@@ -45,18 +45,18 @@ const ARGUMENT_BYTES: usize = 128;
 const MIN_TENSORS: usize = 12;
 const MIN_GROUP_BYTES: usize = 32 << 10;
 
-/// Threads of a group, if its variant has no other number of THREADS.
+/// Threads of a workgroup, if its variant has no other number of THREADS.
 pub(crate) const THREADS: usize = 256;
 /// Threads of a row, where several share one. Taken: the width in which Apple's and NVIDIA's GPUs compute.
 const PER_ROW: usize = 32;
-/// Groups that are started at once. Taken: WebGPU's limit.
+/// Workgroups that are started at once. Taken: WebGPU's limit.
 const MAX_GROUPS: usize = 65535;
 /// Bytes that may wait on the host to be written. Chosen: a model's weights must not lie there twice.
 const MAX_WAITING_BYTES: usize = 64 << 20;
-/// Bytes of a list's number.
+/// Bytes of a command buffer's number.
 const CANARY_BYTES: u64 = 4;
 
-/// The text of some kernels.
+/// The source of some kernels.
 pub(crate) struct WgslSource {
     pub name: &'static str,
     pub text: &'static str,
@@ -67,22 +67,22 @@ pub(crate) struct WgslSource {
 pub(crate) struct GpuVariant {
     /// X, Y and so on; the last one given stands for those that are not.
     pub formats: Vec<Dtype>,
-    /// Numbers that the text wants to know beforehand.
+    /// Compile-time constants of the source.
     pub sizes: Vec<(&'static str, usize)>,
 }
 
 impl GpuVariant {
-    /// For these formats.
+    /// For these dtypes.
     pub fn of(formats: &[Dtype]) -> Self {
         Self { formats: formats.to_vec(), sizes: vec![] }
     }
 
-    /// A number that is known beforehand.
+    /// A compile-time constant.
     fn size(&self, name: &str) -> Option<usize> {
         self.sizes.iter().find(|(of, _)| *of == name).map(|(_, size)| *size)
     }
 
-    /// With another number known beforehand.
+    /// With another compile-time constant.
     pub fn with(mut self, name: &'static str, size: usize) -> Self {
         self.sizes.push((name, size));
         self
@@ -97,7 +97,7 @@ pub(crate) struct GpuBackend {
     tables: Mutex<HashMap<&'static str, Buffer>>,
     /// Stands for tensors that are not there.
     nothing: Buffer,
-    /// Whether products are made by matrix units.
+    /// Whether matmuls use matrix units.
     uses_matrix_units: AtomicBool,
     /// Bytes written since the queue was last sent off.
     waiting: Mutex<usize>,
@@ -158,30 +158,30 @@ impl GpuBackend {
         self.context.is_software
     }
 
-    /// Whether products are made by matrix units.
+    /// Whether matmuls use matrix units.
     pub fn uses_matrix_units(&self) -> bool {
         self.uses_matrix_units.load(Ordering::Relaxed)
     }
 
-    /// Makes products by matrix units from here on, or not.
+    /// Uses matrix units for matmuls from here on, or not.
     pub fn set_matrix_units(&self, is_so: bool) {
         self.uses_matrix_units.store(is_so, Ordering::Relaxed);
     }
 
-    /// Uses matrix units if there are any and they agree with plain products, which `trial` finds out: nobody
-    /// who wrote their text could run it on a Mac.
+    /// Uses matrix units if there are any and `trial` finds that they agree with plain matmuls: their kernels
+    /// were written without a Mac to run them on.
     pub fn try_matrix_units(&self, trial: impl FnOnce() -> bool) {
         if self.context.offers_matrix_units {
             self.set_matrix_units(*self.context.matrix_units.get_or_init(trial));
         }
     }
 
-    /// Groups that rows are shared among, of which each is the work of some threads.
+    /// Workgroups that rows are shared among, of which each is the work of some threads.
     pub fn row_groups(&self, rows: usize, threads: usize) -> usize {
         rows.div_ceil(self.rows_at_once(threads))
     }
 
-    /// Rows that a group of so many threads works at, each the work of some of them.
+    /// Rows that a workgroup of so many threads works at, each the work of some of them.
     pub fn rows_at_once(&self, threads: usize) -> usize {
         threads / self.context.per_row()
     }
@@ -223,12 +223,12 @@ impl GpuBackend {
         self.read_words(0, &mut [])
     }
 
-    /// Lets trouble come to the `nth` list of work from now.
+    /// Injects a fault into the `nth` command buffer from now.
     pub fn inject_fault(&self, nth: u32, fault: GpuFault) {
         self.submissions().inject_fault(nth, fault);
     }
 
-    /// How many lists of work were handed over.
+    /// How many command buffers were submitted.
     pub fn n_command_buffers(&self) -> u32 {
         self.submissions().n_command_buffers()
     }
@@ -238,7 +238,7 @@ impl GpuBackend {
         self.submissions().set_op_cost(flops, bytes);
     }
 
-    /// Starts so many groups of a kernel. `arguments` are what its head says, in its order.
+    /// Launches so many workgroups of a kernel. `arguments` are those of its signature, in order.
     pub fn launch(
         &self,
         source: &'static WgslSource,
@@ -297,10 +297,10 @@ impl GpuBackend {
             GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) if tensor.bytes() == 0 => (nothing(), 0),
             GpuArg::Tensor(tensor) | GpuArg::Bytes(tensor) => {
                 let offset = tensor.offset();
-                let (buffer, place) = self.memory.at(offset / ALIGNMENT * ALIGNMENT);
+                let (buffer, start) = self.memory.at(offset / ALIGNMENT * ALIGNMENT);
                 let (before, bytes) = (offset % ALIGNMENT, tensor.bytes());
                 let size = std::num::NonZero::new((before + bytes).next_multiple_of(4) as u64);
-                let binding = BufferBinding { buffer, offset: place as u64, size };
+                let binding = BufferBinding { buffer, offset: start as u64, size };
                 let is_bytes = matches!(argument, GpuArg::Bytes(_));
                 let each = if is_bytes { 1 } else { tensor.dtype().bytes() };
                 (Some(wgpu::BindingResource::Buffer(binding)), (before / each) as u32)
@@ -322,7 +322,7 @@ impl GpuBackend {
         GpuArg::Table(name)
     }
 
-    /// Copies a host's numbers to where a tensor's lie.
+    /// Copies from the host to a tensor.
     pub fn write(&self, tensor: &Tensor, bytes: &[u8]) {
         if bytes.is_empty() {
             return;
@@ -341,20 +341,20 @@ impl GpuBackend {
             all[start - words.start..][..bytes.len()].copy_from_slice(bytes);
             &all
         };
-        // Writes come before all that is handed over later, so what was asked before goes first.
+        // Writes come before all that is submitted later, so earlier work is submitted first.
         self.submissions().send(&self.context);
         for (index, piece) in bytes.chunks(MAX_WAITING_BYTES).enumerate() {
-            let (buffer, place) = self.memory.at(words.start);
+            let (buffer, start) = self.memory.at(words.start);
             self.context.queue.write_buffer(
                 buffer,
-                (place + index * MAX_WAITING_BYTES) as u64,
+                (start + index * MAX_WAITING_BYTES) as u64,
                 piece,
             );
             self.send_writes(piece.len());
         }
     }
 
-    /// Lets go of what was written if it is much.
+    /// Submits pending writes if they are many bytes.
     fn send_writes(&self, bytes: usize) {
         let mut waiting = self.waiting.lock().expect("nothing panics while bytes are counted");
         *waiting += bytes;
@@ -366,7 +366,7 @@ impl GpuBackend {
         }
     }
 
-    /// Copies a tensor's numbers to the host, when all work before is done.
+    /// Copies a tensor to the host, when all work before is done.
     pub fn read(&self, tensor: &Tensor, bytes: &mut [u8]) -> Result<()> {
         if bytes.is_empty() {
             return self.check();
@@ -385,7 +385,7 @@ impl GpuBackend {
     fn read_words(&self, offset: usize, to: &mut [u8]) -> Result<()> {
         let size = to.len() as u64;
         let usage = BufferUsages::MAP_READ | BufferUsages::COPY_DST;
-        // The number of the last list comes along.
+        // The number of the last command buffer is read too.
         let all = size + CANARY_BYTES;
         let description =
             BufferDescriptor { label: None, size: all, usage, mapped_at_creation: false };
@@ -393,8 +393,8 @@ impl GpuBackend {
         let copy = self.context.with_error_scope("taking memory to read", make)?;
         let n_lists = self.submissions().send_with(&self.context, |encoder, canary| {
             if size > 0 {
-                let (buffer, place) = self.memory.at(offset);
-                encoder.copy_buffer_to_buffer(buffer, place as u64, &copy, 0, size);
+                let (buffer, start) = self.memory.at(offset);
+                encoder.copy_buffer_to_buffer(buffer, start as u64, &copy, 0, size);
             }
             encoder.copy_buffer_to_buffer(canary, 0, &copy, size, CANARY_BYTES);
         });
@@ -408,7 +408,7 @@ impl GpuBackend {
         let (numbers, canary) = read.split_at(to.len());
         if canary != n_lists.to_le_bytes() {
             self.note(ComputeError::GpuLost {
-                message: "a list of kernels did not come to its end".into(),
+                message: "a command buffer did not complete".into(),
             });
         }
         to.copy_from_slice(numbers);
@@ -423,7 +423,7 @@ impl GpuBackend {
         self.check()
     }
 
-    /// Copies numbers, whatever they are, to a tensor that starts at a whole word.
+    /// Copies to a tensor of the same dtype that starts at a whole word.
     pub fn copy(&self, from: &Tensor, to: &mut Tensor) {
         let (n, words) = (to.bytes(), to.bytes().div_ceil(4));
         let arguments = [GpuArg::Bytes(from), GpuArg::Bytes(to), n.into()];
@@ -455,26 +455,26 @@ impl GpuBackend {
     }
 }
 
-/// Bytes moved, and the end of a list.
+/// Copies, fills, and the end of a command buffer.
 const MOVES: WgslSource = WgslSource { name: "moves", text: include_str!("moves.wgsl") };
 const RANDOM: WgslSource = WgslSource { name: "random", text: include_str!("random.wgsl") };
 
-/// Groups with a thread for every two of `n` numbers.
+/// Workgroups with a thread for every two of `n` elements.
 pub(crate) fn pairs(n: usize) -> usize {
     n.div_ceil(2 * THREADS)
 }
 
-/// Groups with a thread for every eight of `n` numbers.
+/// Workgroups with a thread for every eight of `n` elements.
 pub(crate) fn eights(n: usize) -> usize {
     n.div_ceil(8 * THREADS)
 }
 
-/// Groups with a thread for each of `n` numbers.
+/// Workgroups with a thread for each of `n` elements.
 pub(crate) fn singles(n: usize) -> usize {
     n.div_ceil(THREADS)
 }
 
-/// Whether rows of so many numbers can be read by whole eights from all of these tensors.
+/// Whether rows of this width can be read eight elements at a time from all of these tensors.
 pub(crate) fn is_wide(width: usize, tensors: &[Option<&Tensor>]) -> bool {
     let starts_even = |tensor: &&Tensor| {
         tensor.bytes() == 0 || tensor.offset().is_multiple_of(8 * tensor.dtype().bytes())
@@ -482,7 +482,7 @@ pub(crate) fn is_wide(width: usize, tensors: &[Option<&Tensor>]) -> bool {
     width.is_multiple_of(8) && tensors.iter().flatten().all(starts_even)
 }
 
-/// What kernels are told of a stream.
+/// A random sequence as kernel arguments.
 pub(crate) fn sequence_args(sequence: RandomSequence) -> Vec<GpuArg<'static>> {
     let words = sequence.parts().into_iter().flat_map(|part| [part as u32, (part >> 32) as u32]);
     words.map(GpuArg::Number).collect()
@@ -496,7 +496,7 @@ fn stopped(error: &impl ToString) -> ComputeError {
 #[derive(Clone, Copy)]
 pub(crate) enum GpuArg<'a> {
     Tensor(&'a Tensor),
-    /// A tensor as bytes, whatever its format.
+    /// A tensor as bytes, whatever its dtype.
     Bytes(&'a Tensor),
     /// One made by [`GpuBackend::table`].
     Table(&'static str),
@@ -566,7 +566,7 @@ impl From<bool> for GpuArg<'_> {
     }
 }
 
-/// What a kernel is given, in the order of its head.
+/// Kernel arguments, in the order of its signature.
 macro_rules! arguments {
     ($($value:expr),* $(,)?) => {
         [$($crate::gpu::GpuArg::from($value)),*]

@@ -21,7 +21,7 @@ kernel copy(source: [u8], bytes: mut [u8], n: u32) {
     set_bytes_four(at, vec4<u32>(source(at), source(at + 1u), source(at + 2u), source(at + 3u)));
 }
 
-// The last of a list: its number stands there when it and all lists before it are done. One group.
+// The last kernel of a command buffer: writes its number when it and all before it are done. One workgroup.
 kernel canary(place: mut [u8], number: u32) {
     if thread == 0u && place_words[0] == p.number - 1u { place_words[0] = p.number; }
 }

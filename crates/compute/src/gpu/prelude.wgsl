@@ -1,8 +1,8 @@
-// What every kernel begins with: number formats, sums over a group of threads, functions, activations,
+// What every kernel begins with: dtypes, sums over a workgroup of threads, functions, activations,
 // random numbers. Declarations of a kernel's own tensors and numbers come before it (`template.rs`).
 //
-// Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing. Whether a
-// number is one is told by its bits: Metal's compiler assumes that floats are finite.
+// Arithmetic is f32 whatever the storage. Every sum has one order, whatever the GPU is doing. NaN
+// is found by its bits: Metal's compiler assumes that floats are finite.
 
 const NONE: u32 = 0xffffffffu;
 // Below every number that is finite, and finite itself.
@@ -11,7 +11,7 @@ const LOWEST: f32 = -3.4028235e38;
 fn is_finite(x: f32) -> bool { return (bitcast<u32>(x) & 0x7f800000u) != 0x7f800000u; }
 fn is_nan(x: f32) -> bool { return (bitcast<u32>(x) & 0x7fffffffu) > 0x7f800000u; }
 
-// Constants that are no numbers may not be written as such.
+// NaN may not be written as a constant.
 fn not_a_number() -> f32 { var bits = 0x7fc00000u; return bitcast<f32>(bits); }
 fn infinity() -> f32 { var bits = 0x7f800000u; return bitcast<f32>(bits); }
 
@@ -22,7 +22,7 @@ fn from_bf16(word: u32) -> vec2<f32> {
 
 fn from_f16(word: u32) -> vec2<f32> { return unpack2x16float(word); }
 
-// To nearest, ties to even; what is not a number stays so.
+// To nearest, ties to even; NaN stays so.
 fn to_bf16(x: f32) -> u32 {
     let bits = bitcast<u32>(x);
     let rounded = (bits + 0x7fffu + ((bits >> 16u) & 1u)) >> 16u;
@@ -99,9 +99,9 @@ fn scaled(factor: f32, t: Tile) -> Tile {
 
 fn sum_of(t: Tile, u: Tile) -> Tile { return Tile(t.a + u.a, t.b + u.b, t.c + u.c, t.d + u.d); }
 
-// Adds the product of rows, each a line, and of columns, across all lines. What is summed up here, eight
-// numbers at a time, is a sum of its own: one long sum would lose the last of its digits.
-fn add_product(sums: Tile, rows: Tile, columns: Tile) -> Tile {
+// Adds rows * columns, where a row is a line and a column goes across all lines. What is summed up here, eight
+// values at a time, is a sum of its own: one long sum would lose the last of its digits.
+fn add_matmul(sums: Tile, rows: Tile, columns: Tile) -> Tile {
     return Tile(sums.a + (columns.a * rows.a + columns.c * rows.b),
                 sums.b + (columns.b * rows.a + columns.d * rows.b),
                 sums.c + (columns.a * rows.c + columns.c * rows.d),
@@ -131,12 +131,12 @@ fn with_line(t: Tile, i: u32, x: Eight) -> Tile {
                 column_set(t.d, i - 4u, x.high));
 }
 
-// The larger one; what is not a number is larger than all.
+// The larger one; NaN is larger than all.
 fn larger(a: f32, b: f32) -> f32 { return select(b, a, a > b || is_nan(a)); }
 
 var<workgroup> group_parts: array<f32, THREADS>;
 
-// The sum of what the threads of a group hold, known to all of them.
+// The sum of what the threads of a workgroup hold, known to all of them.
 fn group_sum(lane: u32, x: f32) -> f32 {
     group_parts[lane] = x;
     workgroupBarrier();
@@ -277,7 +277,7 @@ fn activation(kind: u32, x: f32) -> f32 {
     }
 }
 
-// The slope of x * sigmoid(z) where dz is that of z.
+// The derivative of x * sigmoid(z) where dz is that of z.
 fn gate_slope(x: f32, z: f32, dz: f32) -> f32 {
     let s = sigmoid(z);
     return s + x * s * (1.0 - s) * dz;
@@ -299,45 +299,45 @@ fn activation_slope(kind: u32, x: f32) -> f32 {
     }
 }
 
-// The upper and the lower word of a product.
-fn wide_product(a: u32, b: u32) -> vec2<u32> {
+// The upper and the lower word of a * b.
+fn mul_wide(a: u32, b: u32) -> vec2<u32> {
     let low = (a & 0xffffu) * (b & 0xffffu);
     let cross = (a >> 16u) * (b & 0xffffu) + (low >> 16u);
     let other = (a & 0xffffu) * (b >> 16u) + (cross & 0xffffu);
     return vec2<u32>((a >> 16u) * (b >> 16u) + (cross >> 16u) + (other >> 16u), a * b);
 }
 
-// A place in a stream of random numbers. Words are (low, high).
-struct Stream { seed: vec2<u32>, number: vec2<u32>, first: vec2<u32> }
+// An index in a random sequence. Words are (low, high).
+struct RandomSequence { seed: vec2<u32>, number: vec2<u32>, first: vec2<u32> }
 
-// Philox4x32-10, as in `random.rs`: the word `index` places after the first of the stream.
-fn random_word(stream: Stream, index: u32) -> u32 {
+// Philox4x32-10, as in `random.rs`: the word at `index` after the first of the sequence.
+fn random_word(stream: RandomSequence, index: u32) -> u32 {
     let low = stream.first.x + index;
     let high = stream.first.y + select(0u, 1u, low < index);
     var key = stream.seed;
     var c = vec4<u32>((low >> 2u) | (high << 30u), high >> 2u, stream.number);
     for (var round = 0u; round < 10u; round++) {
-        let a = wide_product(0xD2511F53u, c.x);
-        let b = wide_product(0xCD9E8D57u, c.z);
+        let a = mul_wide(0xD2511F53u, c.x);
+        let b = mul_wide(0xCD9E8D57u, c.z);
         c = vec4<u32>(b.x ^ c.y ^ key.x, b.y, a.x ^ c.w ^ key.y, a.y);
         key += vec2<u32>(0x9E3779B9u, 0xBB67AE85u);
     }
     return c[low & 3u];
 }
 
-// Even over (0, 1), never either.
-fn random_uniform(stream: Stream, index: u32) -> f32 {
+// Uniform over (0, 1), both excluded.
+fn random_uniform(stream: RandomSequence, index: u32) -> f32 {
     return (f32(random_word(stream, index) >> 9u) + 0.5) * (1.0 / 8388608.0);
 }
 
-// Of the standard normal distribution, by Box and Muller as `Stream::normal` finds it but in f32: the radius by
+// Of the standard normal distribution, by Box and Muller as in `RandomSequence::normal` but in f32: the radius by
 // our own logarithm, the angle by its eighth of the circle. The number at an index is the cosine or the sine of a
-// pair that begins at an even place of the stream.
-fn random_normal(stream: Stream, index: u32) -> f32 {
+// pair that begins at an even index of the sequence.
+fn random_normal(stream: RandomSequence, index: u32) -> f32 {
     let is_odd = ((stream.first.x + index) & 1u) == 1u;
     // One back from an odd place; `index` may be 0 then, and the sum wraps as it should.
     let pair = index - select(0u, 1u, is_odd);
-    let before = Stream(stream.seed, stream.number, stream.first - vec2<u32>(0u, select(0u, 1u, pair == NONE)));
+    let before = RandomSequence(stream.seed, stream.number, stream.first - vec2<u32>(0u, select(0u, 1u, pair == NONE)));
     let radius = sqrt(-2.0 * logarithm(random_uniform(before, pair)));
     return radius * turn(random_uniform(stream, pair + 1u), is_odd);
 }

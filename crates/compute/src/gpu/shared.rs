@@ -1,5 +1,5 @@
-//! Numbers that the CPU writes straight into the arena, where GPU and CPU have one memory: no
-//! second copy of a weight ever exists. A buffer cannot be both mapped and computed with, so it is mapped
+//! Where GPU and CPU share memory, the CPU writes straight into the arena: no second copy of a weight ever
+//! exists. A buffer cannot be both mapped and computed with, so it is mapped
 //! for as long as it is written to.
 //!
 //! wgpu hands out memory that was never used as zeros, which it writes when it is first mapped: a pass over

@@ -1,7 +1,7 @@
-//! Work on its way to a GPU: kernels are gathered into one list and handed over when it is long enough,
-//! or when somebody reads. A Mac ends lists that keep its display waiting, so none lasts long; and a list that
-//! was ended may be taken for one that was done, so the last kernel of each writes its number where it can
-//! be looked at, if the number of the list before stands there: one that is missing is missed for good.
+//! Submission of work to a GPU: kernels are gathered into a command buffer, which is submitted when it is long
+//! enough, or when somebody reads. macOS ends command buffers that keep the display waiting, so none lasts
+//! long. One that was ended may look as if it had completed, so the last kernel of each writes its number to a
+//! canary, if the number of the one before is there: a missing one is noticed for good.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,47 +16,47 @@ use super::context::{GpuKernel, WgpuContext};
 use super::{ALIGNMENT, GpuVariant, MOVES};
 use crate::Result;
 
-/// How long a list may take, in seconds. Chosen: a display that waits for a tenth of a second stutters, and
-/// one that waits for some seconds has macOS end the list.
+/// How long a command buffer may take, in seconds. Chosen: a display that waits for a tenth of a second
+/// stutters; after some seconds macOS ends the command buffer.
 const MAX_SECONDS: f64 = 0.1;
 /// Operations and bytes of a second, to estimate by. Chosen: what the plainest kernels reach on the smallest
-/// of Apple's chips; on others lists are shorter than they might be, which costs microseconds.
+/// of Apple's chips; on others command buffers are shorter than they might be, which costs microseconds.
 const FLOPS: f64 = 3e11;
 const BYTES: f64 = 3e10;
-/// Kernels of a list at most, whatever they do.
+/// Kernels of a command buffer at most.
 const MAX_KERNELS: usize = 512;
-/// Lists that may be on their way at once. Chosen: one works while the next waits and one is written.
+/// Command buffers in flight at most. Chosen: one runs while the next waits and one is encoded.
 const MAX_COMMAND_BUFFERS: usize = 3;
 /// After which a GPU that does not answer is lost. Chosen: a software driver on a busy computer takes a minute
 /// for what a GPU does in a tenth of a second.
 const POLL_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What is handed over next, and what was before.
+/// The open command buffer, and those that were submitted.
 pub(super) struct Submissions {
     canary: Canary,
-    /// How many lists were handed over.
+    /// How many command buffers were submitted.
     n_command_buffers: u32,
     open: Option<(ComputePass<'static>, CommandEncoder)>,
-    /// Seconds of the open list, as estimated.
+    /// Estimated seconds of the open command buffer.
     seconds: f64,
     n_kernels: usize,
     /// Seconds of the op that kernels belong to.
     op_seconds: f64,
     sent: VecDeque<SubmissionIndex>,
-    /// What is to happen to the list of a number, to rehearse it.
+    /// A fault to inject, and the number of the command buffer.
     fault: Option<(u32, GpuFault)>,
 }
 
-/// What can happen to a list of work.
+/// What can happen to a command buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuFault {
-    /// The system ends it, and does as if it were done.
+    /// The system ends it and reports it as completed.
     Ended,
     /// The GPU is gone from then on.
     Lost,
 }
 
-/// Where a list writes its number when it is done.
+/// Where a command buffer writes its number when it is done.
 struct Canary {
     buffer: Buffer,
     kernel: GpuKernel,
@@ -76,7 +76,7 @@ impl Canary {
         Ok(Self { buffer, kernel, tensors })
     }
 
-    /// Ends a list.
+    /// Ends a command buffer.
     fn write(&self, pass: &mut ComputePass<'static>, number: u32) {
         let numbers: Vec<u8> = [0, 0, number].into_iter().flat_map(u32::to_le_bytes).collect();
         pass.set_pipeline(&self.kernel.pipeline);
@@ -105,7 +105,7 @@ impl Submissions {
         self.op_seconds = flops as f64 / FLOPS + bytes as f64 / BYTES;
     }
 
-    /// Into how many pieces a kernel of the op is cut, so that none takes much longer than a list may.
+    /// Into how many pieces a kernel of the op is cut, so that none takes much longer than a command buffer may.
     pub fn n_pieces(&self) -> usize {
         (self.op_seconds / MAX_SECONDS).ceil().max(1.0) as usize
     }
@@ -136,20 +136,20 @@ impl Submissions {
         self.n_command_buffers
     }
 
-    /// Lets trouble come to the `nth` list from now, the next being the first.
+    /// Injects a fault into the `nth` command buffer from now, the next being the first.
     pub fn inject_fault(&mut self, nth: u32, fault: GpuFault) {
         self.fault = Some((self.n_command_buffers.wrapping_add(nth), fault));
     }
 
-    /// Hands over what was gathered.
+    /// Submits what was gathered.
     pub fn send(&mut self, context: &WgpuContext) {
         if let Some(encoder) = self.close() {
             self.submit(context, encoder);
         }
     }
 
-    /// Hands over what was gathered, and then what `more` adds. That is given the place where the number of
-    /// the last list stands if all went well; the number is returned.
+    /// Submits what was gathered, and then what `more` adds. `more` gets the canary, which holds the number of
+    /// the last command buffer if all went well; the number is returned.
     pub fn send_with(
         &mut self,
         context: &WgpuContext,
@@ -186,7 +186,7 @@ impl Submissions {
     }
 }
 
-/// Waits for a list, or for all, and not for ever: a list that failed may never be told to be done.
+/// Waits for a command buffer, or for all, with a timeout: one that failed may never be reported as done.
 pub(super) fn poll_with_timeout(submission_index: Option<SubmissionIndex>) -> PollType {
     PollType::Wait { submission_index, timeout: Some(POLL_TIMEOUT) }
 }

@@ -1,17 +1,17 @@
-//! From a kernel's text to WGSL. A file has several kernels, each with a head that names what it is
-//! given, as a Rust function would:
+//! Expands kernel sources to WGSL. A file has several kernels, each with a signature as a Rust function
+//! would have:
 //!
 //! ```text
 //! kernel scale(x: [X], y: mut [X], n: u32, factor: f32) {
 //! ```
 //!
-//! `[X]` is a tensor of the first format that the caller gives, `[Y]` of the second, and `[f32]`,
+//! `[X]` is a tensor of the first dtype that the caller gives, `[Y]` of the second, and `[f32]`,
 //! `[u32]` or `[u8]` of that one. A tensor becomes a few functions (`tensor/*.wgsl`): `x(i)` and
 //! `x_pair(i)` read, `set_y(i, …)` and `put_y(i, …, add)` write, `has_x()` says whether it was given.
 //! `[X by WIDE]` is read and written by eights, `x_eight(i, n)` and `put_y_eight(i, …, n, add)`, of which
 //! only the first n are there. Where the variant's number WIDE is 1 these are whole and start at multiples
 //! of eight, and pass in one piece of 16 bytes, or two; else number by number.
-//! Numbers are `p.n` and `p.factor`. In the body `lane` is the thread's number in its group, `group`
+//! Scalars are `p.n` and `p.factor`. In the body `lane` is the thread's index in its group, `group`
 //! and `thread` those among all.
 //!
 //! What stands before a file's first kernel is a part of each of them; what follows a kernel is its
@@ -22,11 +22,11 @@ use std::fmt::Write;
 use super::{GpuVariant, THREADS};
 use crate::Dtype;
 
-/// What every text begins with.
+/// The start of every kernel.
 const PRELUDE: &str = include_str!("prelude.wgsl");
 
 /// The WGSL of one kernel of a file, for a GPU where so many threads share a row, with the number of its
-/// tensors; none if the file has no such kernel, or its head is not as above.
+/// tensors; none if the file has no such kernel, or its signature is not as above.
 pub(super) fn expand(
     file: &str,
     kernel: &str,
@@ -79,7 +79,7 @@ pub(super) fn expand(
     Some((text, tensors))
 }
 
-/// What stands for the head of a kernel.
+/// The entry point of a kernel.
 const ENTRY: &str = "
 @compute @workgroup_size(THREADS)
 fn main(@builtin(local_invocation_index) lane: u32, @builtin(workgroup_id) group_id: vec3<u32>) {
@@ -122,7 +122,7 @@ fn tensor(name: &str, format: Dtype, is_written: bool, is_wide: Option<bool>) ->
     text.replace("NAME", name).replace("FORMAT", &format.to_string())
 }
 
-/// What a format in a kernel's head stands for.
+/// What a dtype in a kernel's signature stands for.
 fn format_of(name: &str, variant: &GpuVariant) -> Option<Dtype> {
     let letter = ["X", "Y", "Z", "V"].iter().position(|letter| *letter == name);
     match (letter, name) {

@@ -1,4 +1,4 @@
-//! What can be shown of the engine itself: that every kernel can be translated for Metal, within what
+//! What can be shown of the backend itself: that every kernel can be translated for Metal, within what
 //! Apple's GPUs offer; and, where there is a software driver, that memory and errors are as they should be.
 
 use std::fmt::Write as _;
@@ -35,7 +35,7 @@ const METAL: (u8, u8) = (2, 4);
 const CAPABILITIES: Capabilities =
     Capabilities::IMMEDIATES.union(Capabilities::SHADER_FLOAT16_IN_FLOAT32);
 
-/// Every text with kernels, by its place under the sources.
+/// Every kernel source, by its path.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     for entry in fs::read_dir(folder).unwrap() {
@@ -50,7 +50,7 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// In what kernels must be possible: every format, and every number that texts want to know beforehand.
+/// What kernels must compile for: every dtype, and every compile-time constant.
 fn variants() -> [GpuVariant; 3] {
     let of = |formats: &[Dtype], [left, right, second, fp8]: [usize; 4]| {
         let wides = ["WIDE", "LEFT_WIDE", "RIGHT_WIDE", "SECOND_WIDE", "KNOWN_WIDE"];
@@ -72,7 +72,7 @@ fn variants() -> [GpuVariant; 3] {
     ]
 }
 
-/// What a kernel asks of a GPU: its tensors, the bytes of its arguments, and of memory that a group shares.
+/// What a kernel asks of a GPU: its tensors, the bytes of its arguments, and of memory that a workgroup shares.
 fn needs(text: &str) -> (String, usize, usize) {
     let module = wgsl::parse_str(text).unwrap_or_else(|e| panic!("{}", e.emit_to_string(text)));
     let is_by_units = text.starts_with("enable wgpu_cooperative_matrix;");
@@ -94,20 +94,19 @@ fn needs(text: &str) -> (String, usize, usize) {
 }
 
 #[test]
-fn every_kernel_can_be_said_in_metal() {
+fn every_kernel_translates_to_metal() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut table = String::from("tensors, bytes of arguments, bytes that a group shares\n");
     for path in sources(&root) {
-        let place = path.strip_prefix(&root).unwrap().display();
-        for (way, text) in texts(&path) {
-            table += &kernels(&text, &format!("{place}{way}"));
+        let path_name = path.strip_prefix(&root).unwrap().display();
+        for (version, text) in texts(&path) {
+            table += &kernels(&text, &format!("{path_name}{version}"));
         }
     }
     expect_test::expect_file!["kernels.txt"].assert_eq(&table);
 }
 
-/// What a file is the end of: the texts of a folder may begin with what they share, and products are made in
-/// two ways.
+/// The whole source of a file: sources of a folder may begin with what they share, and matmul has two versions.
 fn texts(path: &Path) -> Vec<(&'static str, String)> {
     let read = |names: &[&str]| -> String {
         names.iter().map(|name| fs::read_to_string(path.with_file_name(name)).unwrap()).collect()
@@ -123,7 +122,7 @@ fn texts(path: &Path) -> Vec<(&'static str, String)> {
 }
 
 /// A line for each kernel of a text, with what it asks for.
-fn kernels(text: &str, place: &str) -> String {
+fn kernels(text: &str, path_name: &str) -> String {
     let mut table = String::new();
     for line in text.lines().filter(|line| line.starts_with("kernel ")) {
         let name = line["kernel ".len()..].split('(').next().unwrap();
@@ -131,12 +130,12 @@ fn kernels(text: &str, place: &str) -> String {
         for variant in variants() {
             let (text, tensors) = expand(text, name, &variant, PER_ROW).unwrap();
             let (metal, arguments, shared) = needs(&text);
-            assert!(metal.contains("kernel void"), "{place}: {name}");
+            assert!(metal.contains("kernel void"), "{path_name}: {name}");
             most = (tensors, arguments, shared.max(most.2));
         }
-        assert!(most.0 <= MIN_TENSORS && most.1 <= ARGUMENT_BYTES, "{place}: {name} {most:?}");
-        assert!(most.2 <= MIN_GROUP_BYTES, "{place}: {name} {most:?}");
-        writeln!(table, "{place} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
+        assert!(most.0 <= MIN_TENSORS && most.1 <= ARGUMENT_BYTES, "{path_name}: {name} {most:?}");
+        assert!(most.2 <= MIN_GROUP_BYTES, "{path_name}: {name} {most:?}");
+        writeln!(table, "{path_name} {name}: {}, {}, {}", most.0, most.1, most.2).unwrap();
     }
     table
 }
@@ -181,7 +180,7 @@ fn bytes_go_up_and_come_down_wherever_they_lie() {
 }
 
 #[test]
-fn random_numbers_are_the_cpus() {
+fn random_numbers_are_those_of_the_cpu() {
     let Some(device) = software(1 << 20) else { return };
     let cpu = Device::cpu(1, 1 << 20).unwrap();
     for stream in [0, 7 << 32] {
@@ -236,9 +235,9 @@ fn tensors_of_several_buffers_are_computed_with() {
 }
 
 /// Bytes of all tensors of the kernels that some work is, as a multiple of the bytes that the ops say they must
-/// read and write. What is changed in place is both read and written: `again` bytes more.
+/// read and write. What is changed in path_name is both read and written: `again` bytes more.
 fn moved<T>(device: &Device, again: usize, work: impl FnOnce() -> Result<T>) -> (f64, T) {
-    let launched = &engine(device).launched;
+    let launched = &backend(device).launched;
     let before = device.work();
     launched.lock().unwrap().clear();
     let made = work().unwrap();
@@ -290,7 +289,7 @@ fn kernels_read_and_write_little_more_than_they_must() {
         let (share, y) = moved(&device, 0, || op(&tape, &x));
         assert!((1.0..1.02).contains(&share), "{name}: {share}");
         let gradient = normal(y.shape().sizes());
-        // Gradients of heads and of units are changed in place.
+        // Gradients of heads and of units are changed in path_name.
         let is_in_place = ["trained norm of heads", "gated unit"].contains(&name);
         let again = if is_in_place { gradient.bytes() } else { 0 };
         let back = || tape.backward_from(y, gradient, &mut Gradients::default()).map(drop);
@@ -333,12 +332,12 @@ fn a_command_buffer_that_was_not_done_is_noticed() {
     device.synchronise().unwrap();
     device.fail_command_buffer(1, GpuFault::Ended);
     tensor.fill_zeros();
-    // Also if others came to their end after it.
-    let engine = engine(&device);
-    engine.submissions().send(&engine.context);
+    // Also if later ones completed.
+    let backend = backend(&device);
+    backend.submissions().send(&backend.context);
     tensor.fill_zeros();
     let error = device.synchronise().err().unwrap().to_string();
-    assert_eq!(error, "the GPU was lost: a list of kernels did not come to its end");
+    assert_eq!(error, "the GPU was lost: a command buffer did not complete");
     // It stays so: what was computed since is worth nothing.
     assert!(device.alloc([8], Dtype::F32).is_err());
 }
@@ -355,13 +354,13 @@ fn a_lost_gpu_is_an_error_and_another_can_be_opened() {
     assert_eq!(other.upload([2], &[3u32, 4]).unwrap().to_vec::<u32>(), [3, 4]);
 }
 
-fn engine(device: &Device) -> &super::GpuBackend {
+fn backend(device: &Device) -> &super::GpuBackend {
     let crate::device::Backend::Gpu(gpu) = device.backend() else { unreachable!("it was made so") };
     gpu
 }
 
-/// Fills tensors of several sizes and formats with numbers that differ, between kernels; gives in how many
-/// portions they were asked for.
+/// Fills tensors of several sizes and dtypes with numbers that differ, between kernels; returns in how many
+/// calls they were filled.
 fn fill(device: &Device, sizes: &[usize]) -> usize {
     let mut tensors: Vec<_> =
         sizes.iter().map(|size| device.zeros([*size], Dtype::U8).unwrap()).collect();

@@ -1,6 +1,6 @@
 //! The ops, a folder each: `mod.rs` says what an op computes, checks shapes, takes memory, counts
-//! the work and matches on the engine; `cpu.rs` computes; `tests.rs` holds a plain reference and
-//! the cases that every engine must pass. `docs/ops.md` shows how to add one.
+//! the work and matches on the backend; `cpu.rs` computes; `tests.rs` holds a plain reference and
+//! the cases that every backend must pass. `docs/ops.md` shows how to add one.
 
 pub(crate) mod activation;
 mod affine;
@@ -86,7 +86,7 @@ impl Op<'_> {
         sizes.map_err(|_| ComputeError::Rank { op: self.name, what, expected: RANK, got })
     }
 
-    /// Of a format with fractions.
+    /// Of a dtype with fractions.
     pub fn expect_real(&self, what: &'static str, tensor: &Tensor) -> Result<Dtype> {
         let got = tensor.dtype();
         if got.is_real() {
@@ -95,7 +95,7 @@ impl Op<'_> {
         Err(ComputeError::Dtype { op: self.name, what, expected: "f32, bf16 or f16", got })
     }
 
-    /// Of one format, known from the op or from the other inputs.
+    /// Of one dtype, known from the op or from the other inputs.
     pub fn expect_dtype(&self, what: &'static str, tensor: &Tensor, expected: Dtype) -> Result<()> {
         let got = tensor.dtype();
         let name = match expected {
@@ -126,7 +126,7 @@ impl Op<'_> {
         Err(ComputeError::Indivisible { op: self.name, what, size, by })
     }
 
-    /// A number that makes sense.
+    /// A value in its range.
     pub fn expect_range(
         &self,
         what: &'static str,
@@ -176,7 +176,7 @@ impl Op<'_> {
         Err(ComputeError::ForwardOnly { op: self.name })
     }
 
-    /// Part of the rows of a tensor [samples, n · width], of the format of what it is used with.
+    /// Part of the rows of a tensor [samples, n · width], of the dtype of what it is used with.
     pub fn expect_chunk(
         &self,
         what: &'static str,

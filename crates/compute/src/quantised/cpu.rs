@@ -107,7 +107,7 @@ fn nearest_nf4(number: f32) -> u8 {
 }
 
 /// The code of the nearest e4m3 number, ties to an even code. What is larger than all becomes the
-/// largest; not-a-number stays so.
+/// largest; NaN stays NaN.
 pub(super) fn nearest_e4m3(number: f32) -> u8 {
     if number.is_nan() {
         return 0x7f;

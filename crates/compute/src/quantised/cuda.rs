@@ -39,7 +39,7 @@ pub(super) fn quantise(
     }
 }
 
-/// Writes the numbers in format `dtype` to a place that has room for them.
+/// Writes the numbers in dtype `dtype` to a place that has room for them.
 pub fn dequantise(cuda: &CudaBackend, from: &Quantised, dtype: Dtype, to: CudaArg) {
     let QuantisedInner { scheme: how, shape, codes, scales } = &*from.0;
     let (n, width) = (shape.elements(), shape.width());

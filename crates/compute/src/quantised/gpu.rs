@@ -21,7 +21,7 @@ pub(super) fn quantise(
     match &mut to.scales {
         Scales::PerRow(scales) => {
             let is_fp8 = to.scheme == Quantisation::Fp8;
-            // The largest number of either format.
+            // The largest number of either dtype.
             let largest = if is_fp8 { 448.0f32 } else { 127.0 };
             let arguments = arguments![matrix, &mut *scales, width, largest];
             gpu.launch(&KERNELS, "row_scales", &variant, rows, &arguments);

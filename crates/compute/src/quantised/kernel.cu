@@ -1,5 +1,5 @@
-// Numbers in few bits, made and read. X is the format of a matrix, Y that of what is read back.
-// Formats are numbered as in `cuda.rs`: 0 int8, 1 fp8 (e4m3), 2 nf4.
+// Quantise and dequantise. X is the dtype of a matrix, Y that of what is read back.
+// Dtypes are numbered as in `cuda.rs`: 0 int8, 1 fp8 (e4m3), 2 nf4.
 
 // From the paper, as in `read.rs`.
 __constant__ float NF4[16] = {
@@ -90,7 +90,7 @@ KERNEL quantise_scales(const float* scales, const float* mean, u8* codes, float*
     codes[at] = code < 0 ? 0 : code > 255 ? 255 : code;
 }
 
-// The numbers again. A thread for every two, which of nf4 share a byte.
+// Dequantise. A thread for every two, which of nf4 share a byte.
 KERNEL dequantise(const u8* codes, const float* scales, const u8* block_codes, const float* groups,
                   const float* mean, const float* book, Y* out, u64 n, u64 width, int how) {
     u64 at = 2 * thread();

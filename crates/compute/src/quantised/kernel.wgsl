@@ -1,4 +1,4 @@
-// Numbers in few bits, made and read.
+// Quantise and dequantise.
 
 // The code of the nearest e4m3 number, ties to an even code; what is larger than all becomes the largest.
 fn to_e4m3(x: f32) -> u32 {
@@ -27,7 +27,7 @@ kernel row_scales(matrix: [X], scales: mut [f32], width: u32, largest: f32) {
     if lane == 0u { set_scales(group, most / p.largest); }
 }
 
-// A thread for every four numbers.
+// A thread for every four elements.
 kernel row_codes(matrix: [X], scales: [f32], codes: mut [u8], n: u32, width: u32, is_fp8: u32) {
     let at = 4u * thread;
     if at >= p.n { return; }
@@ -55,7 +55,7 @@ kernel block_scales(matrix: [X], scales: mut [f32], blocks: u32) {
     set_scales(thread, most);
 }
 
-// A thread for every eight numbers, which are four bytes of codes.
+// A thread for every eight elements, which are four bytes of codes.
 kernel block_codes(matrix: [X], scales: [f32], tables: [f32], codes: mut [u8], n: u32) {
     let at = 8u * thread;
     if at >= p.n { return; }
@@ -76,7 +76,7 @@ fn nearest(x: f32) -> u32 {
     return code;
 }
 
-// The numbers again, a thread for each.
+// Dequantise, a thread for each.
 kernel rows(codes: [u8], scales: [f32], numbers: mut [f32], n: u32, width: u32, is_fp8: u32) {
     if thread >= p.n { return; }
     let scale = scales(thread / p.width);

@@ -1,4 +1,4 @@
-//! Frozen matrices in few bits: a byte or half of one per number, and scales. Products read them as
+//! Quantised frozen matrices: a byte or half of one per value, and scales. Matmuls read them as
 //! they are, block by block; a dequantised copy of the whole never exists.
 //!
 //! - int8: whole numbers from -127 to 127, scaled so that the largest of a row is 127.
@@ -53,7 +53,7 @@ impl fmt::Display for Quantisation {
     }
 }
 
-/// A frozen matrix [rows, width] in few bits. Clones share the memory.
+/// A quantised frozen matrix [rows, width]. Clones share the memory.
 #[derive(Clone, Debug)]
 pub struct Quantised(Arc<QuantisedInner>);
 
@@ -80,7 +80,7 @@ enum Scales {
     },
 }
 
-/// What a matrix is stored in, in the order of [`QuantisedInner::tensors`]: how many numbers of which format.
+/// What a matrix is stored in, in the order of [`QuantisedInner::tensors`]: how many numbers of which dtype.
 fn parts(shape: Shape, how: Quantisation) -> Vec<(usize, Dtype)> {
     let numbers = shape.elements();
     let blocks = numbers / BLOCK;
@@ -118,7 +118,7 @@ impl QuantisedInner {
 }
 
 impl Quantised {
-    /// Quantises `matrix` [rows, width] of any real format.
+    /// Quantises `matrix` [rows, width] of any real dtype.
     pub fn new(matrix: &Tensor, how: Quantisation) -> Result<Self> {
         let device = matrix.device();
         let op = Op::standalone("quantise", device);
@@ -134,13 +134,15 @@ impl Quantised {
         op.count(numbers, &[matrix, &inner.codes]);
         let blocks = if how == Quantisation::Nf4 { numbers / BLOCK } else { 0 };
         let mut exact_scales = op.workspace([blocks], Dtype::F32)?;
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::quantise(engine, matrix, &mut inner, exact_scales.data_mut());
+            Backend::Cpu(backend) => {
+                cpu::quantise(backend, matrix, &mut inner, exact_scales.data_mut());
             }
-            Backend::Cuda(engine) => cuda::quantise(engine, matrix, &mut inner, &mut exact_scales),
-            Backend::Gpu(engine) => gpu::quantise(engine, matrix, &mut inner, &mut exact_scales),
+            Backend::Cuda(backend) => {
+                cuda::quantise(backend, matrix, &mut inner, &mut exact_scales)
+            }
+            Backend::Gpu(backend) => gpu::quantise(backend, matrix, &mut inner, &mut exact_scales),
         }
         Ok(Self(Arc::new(inner)))
     }
@@ -160,28 +162,29 @@ impl Quantised {
         parts(shape, how).into_iter().map(|(n, dtype)| n * dtype.bytes()).collect()
     }
 
-    /// A copy of it as a part of a block that lives on the host.
+    /// A copy of it in an offloaded block.
     pub fn offload(&self, block_swap: &BlockSwap, block: usize) -> Result<Self> {
-        let parked = self.0.tensors().into_iter().map(|tensor| block_swap.offload(block, tensor));
+        let offloaded =
+            self.0.tensors().into_iter().map(|tensor| block_swap.offload(block, tensor));
         let QuantisedInner { scheme: how, shape, .. } = *self.0;
-        Ok(Self(Arc::new(QuantisedInner::of(how, shape, parked.collect::<Result<_>>()?))))
+        Ok(Self(Arc::new(QuantisedInner::of(how, shape, offloaded.collect::<Result<_>>()?))))
     }
 
     /// The numbers, as they come back.
     ///
     /// # Panics
-    /// On a device that holds no data.
+    /// On a meta device.
     pub fn to_f32_vec(&self) -> Result<Vec<f32>> {
         let (device, shape) = (self.0.codes.device(), self.0.shape);
-        if let Backend::Cuda(engine) = device.backend() {
+        if let Backend::Cuda(backend) = device.backend() {
             let mut numbers = device.alloc(shape, Dtype::F32)?;
-            cuda::dequantise(engine, self, Dtype::F32, (&mut numbers).into());
+            cuda::dequantise(backend, self, Dtype::F32, (&mut numbers).into());
             device.synchronise()?;
             return Ok(numbers.to_vec());
         }
-        if let Backend::Gpu(engine) = device.backend() {
+        if let Backend::Gpu(backend) = device.backend() {
             let mut numbers = device.alloc(shape, Dtype::F32)?;
-            gpu::dequantise(engine, self, &mut numbers);
+            gpu::dequantise(backend, self, &mut numbers);
             device.synchronise()?;
             return Ok(numbers.to_vec());
         }

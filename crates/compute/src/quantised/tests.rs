@@ -11,7 +11,7 @@ fn quantised(numbers: &[f32], width: usize, how: Quantisation) -> Quantised {
 }
 
 #[test]
-fn numbers_come_back_within_half_a_step() {
+fn values_come_back_within_half_a_step() {
     let device = Device::cpu(2, 1 << 24).unwrap();
     let matrix = device.normal([37, 192], Dtype::F32, 0.02, RandomSequence::new(1, 1)).unwrap();
     let exact = matrix.to_f32_vec();
@@ -71,7 +71,7 @@ fn e4m3_rounds_to_nearest_and_even() {
 }
 
 #[test]
-fn the_shape_only_engine_takes_the_same_memory() {
+fn the_meta_device_takes_the_same_memory() {
     let real = Device::cpu(2, 1 << 24).unwrap();
     let meta = Device::meta(DeviceKind::cpu(2), 1 << 24);
     for how in [Quantisation::Int8, Quantisation::Nf4, Quantisation::Fp8] {

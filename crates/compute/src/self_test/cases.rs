@@ -21,9 +21,9 @@ type CaseFn = Box<dyn Fn(&Tape<'_>, &[Var]) -> Result<Var>>;
 /// What an input is for.
 #[derive(Clone, Copy, PartialEq)]
 pub(super) enum InputRole {
-    /// Of the format under test, with a gradient.
+    /// Of the dtype under test, with a gradient.
     Trained,
-    /// Of the format under test, without.
+    /// Of the dtype under test, without.
     Frozen,
     /// Vectors and adapters are f32, with a gradient.
     Vector,
@@ -42,7 +42,7 @@ impl InputRole {
 }
 
 impl SelfTestCase {
-    /// All inputs trained, in the format under test.
+    /// All inputs trained, in the dtype under test.
     pub fn new(
         name: &'static str,
         shapes: &[Shape],
@@ -275,7 +275,7 @@ fn images() -> Vec<SelfTestCase> {
     all.into_iter().map(SelfTestCase::frozen).collect()
 }
 
-/// The first input's format is that of the result.
+/// The first input's dtype is that of the result.
 fn noise(tape: &Tape<'_>, v: &[Var]) -> Result<Var> {
     let streams = [RandomSequence::new(5, 1), RandomSequence::new(5, 2)];
     let spread = LatentStd { std: v[2].tensor(), sequences: &streams };

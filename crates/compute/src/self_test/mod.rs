@@ -1,4 +1,4 @@
-//! Every op on a device against the CPU, on small tensors: for whoever has a GPU that nobody tested.
+//! Every op on a device against the CPU, on small tensors: for GPUs that were not tested yet.
 //! The CPU is right, as far as the ops' own tests show against exact references.
 //!
 //! Leaves out what needs those references: every shape, every error, and the CPU itself.
@@ -14,7 +14,7 @@ use crate::{Device, Dtype, Gradients, Params, Result, Shape, Tape, Tensor, Var};
 /// Bytes of the arenas of both. Chosen: several times what the largest case takes.
 const ARENA_BYTES: usize = 64 << 20;
 
-/// How far off may be, in units of the format's rounding, relative to the largest number. Chosen: several times
+/// How far off may be, in units of the dtype's rounding, relative to the largest number. Chosen: several times
 /// what any of them shows on a device that is right; a wrong kernel is off by thousands.
 const UNITS: f64 = 64.0;
 
@@ -27,14 +27,14 @@ pub enum TestTarget {
     Gpu(GpuChoice),
 }
 
-/// What an op showed in one format.
+/// What an op showed in one dtype.
 #[derive(Clone, Debug)]
 pub struct OpVerdict {
     /// The op, and what of it.
     pub name: &'static str,
-    /// The format of its tensors.
+    /// The dtype of its tensors.
     pub dtype: Dtype,
-    /// The largest difference, relative to the largest number; infinite where one is no number.
+    /// The largest difference, relative to the largest number; infinite where one is NaN.
     pub error: f64,
     /// The largest that rounding explains.
     pub allowed: f64,
@@ -62,7 +62,7 @@ pub fn self_test(tested: TestTarget, mut on_progress: impl FnMut(&OpVerdict)) ->
     Ok(())
 }
 
-/// One op in one format. The CPU computes with the same numbers, rounded as on the device, in f32.
+/// One op in one dtype. The CPU computes with the same numbers, rounded as on the device, in f32.
 fn judge(case: &SelfTestCase, dtype: Dtype, device: &Device, cpu: &Device) -> Result<OpVerdict> {
     let inputs: Vec<Vec<f32>> = (0..)
         .zip(&case.inputs)
@@ -80,7 +80,7 @@ fn judge(case: &SelfTestCase, dtype: Dtype, device: &Device, cpu: &Device) -> Re
     Ok(OpVerdict { name: case.name, dtype, error, allowed: UNITS * rounding * case.slack })
 }
 
-/// Random numbers as a format holds them.
+/// Random numbers as a dtype holds them.
 fn random_values(shape: Shape, index: u64, dtype: Dtype) -> Vec<f32> {
     let random = RandomSequence::new(0x5e1f, index);
     let numbers = (0..shape.elements()).map(|at| random.normal(at));
@@ -118,7 +118,7 @@ fn run_case(
     Ok(all)
 }
 
-/// Numbers that differ from place to place and that every format holds exactly.
+/// Numbers that differ from place to place and that every dtype holds exactly.
 fn ramp(mut ones: Vec<f32>) -> Vec<f32> {
     for (index, one) in ones.iter_mut().enumerate() {
         *one += (index % 5) as f32 / 4.0 - 0.5;

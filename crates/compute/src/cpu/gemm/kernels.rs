@@ -1,12 +1,12 @@
-//! The innermost loops on the matrix unit: one square of 32 x 32 sums in four tiles, two tiles of each
-//! factor beside them.
+//! The innermost loops of AMX: one square of 32 x 32 sums in four tiles, two tiles of each operand beside
+//! them.
 #![allow(unsafe_code)]
 
 use std::arch::asm;
 
 use super::PANEL;
 
-/// Where the four tiles of sums live.
+/// Addresses of the four tiles of sums.
 pub(super) struct SumTiles {
     pub top: *mut f32,
     pub bottom: *mut f32,
@@ -28,7 +28,7 @@ impl SumTiles {
     }
 }
 
-/// Loads the upper or lower tile of a part of the left factor.
+/// Loads the upper or lower tile of a split of the left operand.
 macro_rules! left {
     (upper $part:literal) => {
         concat!("tileloadd tmm4, [{a} + {line} + 2048 * ", $part, "]\n")
@@ -38,7 +38,7 @@ macro_rules! left {
     };
 }
 
-/// Loads the first or second tile of a part of the right factor.
+/// Loads the first or second tile of a split of the right operand.
 macro_rules! right {
     (first $part:literal) => {
         concat!("tileloadd tmm6, [{b} + {line} + 2048 * ", $part, "]\n")
@@ -48,7 +48,7 @@ macro_rules! right {
     };
 }
 
-/// Multiplies a tile of the left factor by one of the right.
+/// Multiplies a tile of the left operand by one of the right.
 macro_rules! multiply {
     (upper first) => {
         "tdpbf16ps tmm0, tmm4, tmm6\n"
@@ -64,9 +64,8 @@ macro_rules! multiply {
     };
 }
 
-/// Multiplies what is loaded, and loads other parts for the next product as soon as a tile has
-/// served.
-macro_rules! product {
+/// Multiplies what is loaded, and loads the splits for the next multiplication as soon as a tile is free.
+macro_rules! matmul {
     (then left $part:literal) => {
         concat!(
             multiply!(upper first),
@@ -109,15 +108,15 @@ macro_rules! product {
     };
 }
 
-/// Defines the loop over the depth for factors of so many parts. Small products come first, so that
-/// they are not lost beside large ones. `first` and `next` are the parts of the first product, in
-/// the step at hand and in the next one; `products` are all but the last.
+/// Defines the loop over the depth for operands of so many splits. Small terms come first, so that they are
+/// not lost beside large ones. `first` and `next` are the splits of the first multiplication, in the current
+/// step and in the next one; `matmuls` are all but the last.
 macro_rules! kernel {
     ($name:ident: parts $left_parts:literal, $right_parts:literal;
      first $left:literal, $right:literal; next $next_left:literal, $next_right:literal;
-     products $($product:expr),*) => {
+     matmuls $($matmul:expr),*) => {
         /// # Safety
-        /// The panels must hold as many steps, at least one; the unit must be set up.
+        /// The panels must hold as many steps, at least one; AMX must be set up.
         pub(super) unsafe fn $name(a: *const f32, b: *const f32, steps: usize, sums: SumTiles) {
             // SAFETY: reads the panels and the sums, writes the sums; no one else uses the tiles.
             unsafe {
@@ -142,13 +141,13 @@ macro_rules! kernel {
                     "dec {steps}",
                     "jz 5f",
                     "4:",
-                    concat!($($product,)* product!(then left $next_left, right $next_right)),
+                    concat!($($matmul,)* matmul!(then left $next_left, right $next_right)),
                     concat!("add {a}, 2048 * ", $left_parts),
                     concat!("add {b}, 2048 * ", $right_parts),
                     "dec {steps}",
                     "jnz 4b",
                     "5:",
-                    concat!($($product,)* product!()),
+                    concat!($($matmul,)* matmul!()),
                     "tilestored [{top} + {row}], tmm0",
                     "tilestored [{top} + {row} + 64], tmm1",
                     "tilestored [{bottom} + {row}], tmm2",
@@ -168,11 +167,11 @@ macro_rules! kernel {
     };
 }
 
-kernel!(one_by_one: parts 1, 1; first 0, 0; next 1, 1; products);
+kernel!(one_by_one: parts 1, 1; first 0, 0; next 1, 1; matmuls);
 kernel!(three_by_one: parts 3, 1; first 2, 0; next 5, 1;
-    products product!(then left 1), product!(then left 0));
+    matmuls matmul!(then left 1), matmul!(then left 0));
 kernel!(one_by_three: parts 1, 3; first 0, 2; next 1, 5;
-    products product!(then right 1), product!(then right 0));
+    matmuls matmul!(then right 1), matmul!(then right 0));
 kernel!(three_by_three: parts 3, 3; first 0, 2; next 3, 5;
-    products product!(then right 1), product!(then left 1), product!(then right 0),
-    product!(then left 2), product!(then left 0));
+    matmuls matmul!(then right 1), matmul!(then left 1), matmul!(then right 0),
+    matmul!(then left 2), matmul!(then left 0));

@@ -1,4 +1,4 @@
-//! Matrices of any real format as products see them.
+//! Views of matrices of any real dtype.
 
 use half::{bf16, f16};
 
@@ -6,7 +6,7 @@ use crate::dtype::Real;
 use crate::quantised::{Fp8, Int8, Nf4};
 use crate::{Dtype, Tensor};
 
-/// Runs the body with the numbers as a [`FloatSource`], once for each format.
+/// Runs the body with the data as a [`FloatSource`], compiled once for each dtype.
 macro_rules! with_source {
     ($floats:expr, $source:ident => $body:expr) => {
         match $floats {
@@ -21,7 +21,7 @@ macro_rules! with_source {
 }
 pub(super) use with_source;
 
-/// Real numbers of any format, to be read.
+/// Values of any real dtype, to be read.
 #[derive(Clone, Copy)]
 pub(crate) enum Floats<'a> {
     F32(&'a [f32]),
@@ -33,7 +33,7 @@ pub(crate) enum Floats<'a> {
 }
 
 impl Floats<'_> {
-    /// Numbers of one row from `at` on, as f32.
+    /// Values of one row from `at` on, as f32.
     pub fn load(self, at: usize, to: &mut [f32]) {
         with_source!(self, source => source.load(at, to));
     }
@@ -50,7 +50,7 @@ impl<'a> From<&'a Tensor> for Floats<'a> {
     }
 }
 
-/// Numbers that are read as f32.
+/// Values that are read as f32.
 pub(crate) trait FloatSource: Copy {
     /// Those from `at` on, as many as there is room for.
     fn load(self, at: usize, to: &mut [f32]);
@@ -63,23 +63,22 @@ impl<T: Real> FloatSource for &[T] {
     }
 }
 
-/// A matrix within a tensor, by its steps between rows and between columns, one of which is 1.
+/// A matrix within a tensor, by its strides, one of which is 1.
 #[derive(Clone, Copy)]
 pub(crate) struct MatrixView<'a> {
     pub data: Floats<'a>,
-    /// Where the first number lies.
+    /// Index of the first element.
     pub start: usize,
     pub row_stride: usize,
     pub column_stride: usize,
-    /// bf16 numbers that each becomes on the matrix unit: those whose sum it is, 3, or the nearest
-    /// alone, 1.
+    /// bf16 values that each value is split into for AMX: those whose sum it is, 3, or the nearest alone, 1.
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    // Nobody asks where there is none.
+    // Only AMX reads it.
     pub n_splits: usize,
 }
 
 impl<'a> MatrixView<'a> {
-    /// Rows of `width` numbers, one after the other.
+    /// Rows of `width` values, one after the other.
     pub fn rows(data: Floats<'a>, width: usize) -> Self {
         let parts = if matches!(data, Floats::Bf16(_)) { 1 } else { 3 };
         Self { data, start: 0, row_stride: width, column_stride: 1, n_splits: parts }
@@ -90,12 +89,12 @@ impl<'a> MatrixView<'a> {
         Self { n_splits: 1, ..self }
     }
 
-    /// Rows and columns exchanged.
+    /// Transposed.
     pub fn t(self) -> Self {
         Self { row_stride: self.column_stride, column_stride: self.row_stride, ..self }
     }
 
-    /// What is left of it from a row and a column on.
+    /// From a row and a column on.
     pub fn offset_by(self, row: usize, column: usize) -> Self {
         Self { start: self.start + row * self.row_stride + column * self.column_stride, ..self }
     }

@@ -54,14 +54,14 @@ simd! {
 }
 
 impl Activation {
-    /// Replaces numbers by its values.
+    /// Applies it to each element.
     pub(crate) fn apply(self, numbers: &mut [f32]) {
         if self != Self::None {
             values(self, numbers);
         }
     }
 
-    /// Replaces numbers by its slopes.
+    /// Replaces each element by the derivative there.
     pub(crate) fn apply_derivative(self, numbers: &mut [f32]) {
         slopes(self, numbers);
     }

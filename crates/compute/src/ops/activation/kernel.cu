@@ -1,4 +1,4 @@
-// Activations, a thread for every P numbers.
+// Activations, a thread for every P elements.
 
 KERNEL activate(const X* x, X* y, u64 packs, int kind) {
     u64 at = thread() * P;

@@ -1,4 +1,4 @@
-// Activations, a thread for every eight numbers.
+// Activations, a thread for every eight elements.
 
 kernel activate(x: [X by WIDE], y: mut [X by WIDE], n: u32) {
     let at = 8u * thread;

@@ -1,4 +1,4 @@
-//! Functions applied to every number: y = f(x). Also used inside [`linear`](super::linear) and
+//! Functions applied to every element: y = f(x). Also used inside [`linear`](super::linear) and
 //! [`glu`](crate::Tape::glu).
 
 mod cpu;
@@ -30,17 +30,17 @@ pub enum Activation {
     Silu,
 }
 
-/// Operations per number, for the tally; an exponential counts as ten.
+/// FLOPs per element, for the work counter; an exponential counts as ten.
 pub(crate) const FLOPS: usize = 20;
 
 impl Tape<'_> {
-    /// `activation` of every number of `x`.
+    /// `activation` of every element of `x`.
     pub fn activate(&self, x: &Var, activation: Activation) -> Result<Var> {
         let op = self.begin_op("activate");
         let dtype = op.expect_real("x", x.tensor())?;
         let mut y = op.alloc(x.shape(), dtype)?;
         op.count(FLOPS * x.shape().elements(), &[x.tensor(), &y]);
-        forward(op.engine(), x.tensor(), activation, &mut y);
+        forward(op.backend(), x.tensor(), activation, &mut y);
         let result = self.with_remat(op.result(y), || {
             let (held, needs) = x.to_saved();
             Remat::new(needs, move |cx| remat(cx, &held.get(cx)?, activation))
@@ -58,20 +58,20 @@ impl Tape<'_> {
     }
 }
 
-/// The result once more, for whoever kept the way instead.
+/// Recomputes the result, for readers that saved the input instead.
 pub(crate) fn remat(cx: OpContext<'_>, x: &Tensor, activation: Activation) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
     cx.count("activate", FLOPS * x.shape().elements(), &[x, &y]);
-    forward(cx.engine(), x, activation, &mut y);
+    forward(cx.backend(), x, activation, &mut y);
     Ok(y)
 }
 
-fn forward(engine: &Backend, x: &Tensor, activation: Activation, y: &mut Tensor) {
-    match engine {
+fn forward(backend: &Backend, x: &Tensor, activation: Activation, y: &mut Tensor) {
+    match backend {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, activation, x, y),
-        Backend::Cuda(engine) => cuda::forward(engine, activation, x, y),
-        Backend::Gpu(engine) => gpu::forward(engine, activation, x, y),
+        Backend::Cpu(backend) => cpu::forward(backend, activation, x, y),
+        Backend::Cuda(backend) => cuda::forward(backend, activation, x, y),
+        Backend::Gpu(backend) => gpu::forward(backend, activation, x, y),
     }
 }
 
@@ -104,10 +104,10 @@ pub(crate) fn backward(
 ) {
     let work = FLOPS * x.shape().elements();
     cx.count("activate backward", work, &[x, gradient, gradient]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::backward(engine, activation, x, gradient),
-        Backend::Cuda(engine) => cuda::backward(engine, activation, x, gradient),
-        Backend::Gpu(engine) => gpu::backward(engine, activation, x, gradient),
+        Backend::Cpu(backend) => cpu::backward(backend, activation, x, gradient),
+        Backend::Cuda(backend) => cuda::backward(backend, activation, x, gradient),
+        Backend::Gpu(backend) => gpu::backward(backend, activation, x, gradient),
     }
 }

@@ -28,10 +28,10 @@ pub fn multiply(cuda: &CudaBackend, matrix: &mut Tensor, vector: &Tensor) {
     let (n, width) = (matrix.shape().elements(), matrix.shape().width());
     let p = pack(width, &[matrix, vector]);
     let variant = CudaVariant::of(&[matrix.dtype()]).with_pack(p);
-    let place = CudaArg::from(matrix);
+    let matrix_arg = CudaArg::from(matrix);
     let (packs, width) = (CudaArg::from(n / p), CudaArg::from(width));
     let none = CudaArg::from(Activation::None.code());
-    let arguments = [place, vector.into(), CudaArg::NONE, place, packs, width, none];
+    let arguments = [matrix_arg, vector.into(), CudaArg::NONE, matrix_arg, packs, width, none];
     cuda.launch(&KERNELS, "affine", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 

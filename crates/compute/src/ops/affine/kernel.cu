@@ -1,4 +1,4 @@
-// Channels scaled and shifted, a thread for every P numbers of a row.
+// Channels scaled and shifted, a thread for every P elements of a row.
 
 KERNEL affine(const X* x, const float* scale, const float* bias, X* y, u64 packs, u64 width, int kind) {
     u64 at = thread() * P;

@@ -1,4 +1,4 @@
-// Channels scaled and shifted, a thread for every two numbers.
+// Channels scaled and shifted, a thread for every two elements.
 
 kernel affine(x: [X], scale: [f32], bias: [f32], y: mut [X], n: u32, width: u32, kind: u32) {
     let at = 2u * thread;

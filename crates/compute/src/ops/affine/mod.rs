@@ -2,10 +2,10 @@
 //!
 //! y = f(x·scale + bias)
 //!
-//! for x [.., width] and vectors `[width]`, number by number.
+//! for x [.., width] and vectors `[width]`, elementwise.
 //!
-//! Kept for backward: scale and bias, and x where scale is trained or f has slopes. What f was
-//! applied to is made again from them.
+//! Saved for backward: scale and bias, and x where scale is trained or there is an activation. The input of
+//! f is recomputed from them.
 
 mod cpu;
 mod cuda;
@@ -23,7 +23,7 @@ use crate::tape::Tape;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{Dtype, Result, Tensor};
 
-/// Operations per number, for the tally, besides the activation's.
+/// FLOPs per element, for the work counter, besides the activation's.
 const FLOPS: usize = 2;
 
 impl Tape<'_> {
@@ -55,7 +55,7 @@ impl Tape<'_> {
             bias: bias.map(|bias| (self.save_for_backward(bias), bias.grad_target())),
             activation,
         };
-        // Where x is not kept anyway, keeping it instead of the result would gain nothing.
+        // Where x is not saved anyway, saving it instead of the result would gain nothing.
         let result = if keeps_x {
             self.with_remat(result, || remat(x, scale, bias, activation))
         } else {
@@ -90,11 +90,11 @@ fn forward(
     let of_activation = if activation == Activation::None { 0 } else { activation::FLOPS };
     let work = (FLOPS + of_activation) * x.shape().elements();
     cx.count("affine", work, &[x, &y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, x, scale, bias, activation, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, x, scale, bias, activation, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, scale, bias, activation, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, x, scale, bias, activation, &mut y),
+        Backend::Cuda(backend) => cuda::forward(backend, x, scale, bias, activation, &mut y),
+        Backend::Gpu(backend) => gpu::forward(backend, x, scale, bias, activation, &mut y),
     }
     Ok(y)
 }
@@ -109,34 +109,34 @@ struct AffineBackward {
 
 impl AffineBackward {
     fn backward(self, back: &mut BackwardPass<'_>, mut gradient: Tensor) -> Result<()> {
-        let place = back.cx;
-        let x = self.saved_x.map(|kept| kept.get(place)).transpose()?;
-        let scale = self.scale.0.get(place)?;
+        let cx = back.cx;
+        let x = self.saved_x.map(|kept| kept.get(cx)).transpose()?;
+        let scale = self.scale.0.get(cx)?;
         let (bias, bias_source) = self.bias.unzip();
         if self.activation != Activation::None {
-            let x = x.as_ref().expect("kept because the activation has slopes");
-            let bias = bias.map(|bias| bias.get(place)).transpose()?;
-            let before = forward(place, x, &scale, bias.as_ref(), Activation::None)?;
+            let x = x.as_ref().expect("saved because of the activation");
+            let bias = bias.map(|bias| bias.get(cx)).transpose()?;
+            let before = forward(cx, x, &scale, bias.as_ref(), Activation::None)?;
             gradient = gradient.into_unique()?;
-            activation::backward(place, self.activation, &before, &mut gradient);
+            activation::backward(cx, self.activation, &before, &mut gradient);
         }
         if let Some(slot) = back.slot_of(bias_source.flatten(), scale.shape(), Dtype::F32)? {
             column_sums(back, &gradient, slot);
         }
         if let Some(source) = self.scale.1 {
-            let x = x.expect("kept because the scale is trained");
+            let x = x.expect("saved because the scale is trained");
             scale_gradient(back, source, &x, &gradient)?;
         }
         let Some(source) = self.x else { return Ok(()) };
         // The gradient of x takes the memory of the result's.
         let mut gradient = gradient.into_unique()?;
         let work = gradient.shape().elements();
-        place.count("affine backward", work, &[&gradient, &gradient]);
-        match place.engine() {
+        cx.count("affine backward", work, &[&gradient, &gradient]);
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::multiply(engine, &mut gradient, &scale),
-            Backend::Cuda(engine) => cuda::multiply(engine, &mut gradient, &scale),
-            Backend::Gpu(engine) => gpu::multiply(engine, &mut gradient, &scale),
+            Backend::Cpu(backend) => cpu::multiply(backend, &mut gradient, &scale),
+            Backend::Cuda(backend) => cuda::multiply(backend, &mut gradient, &scale),
+            Backend::Gpu(backend) => gpu::multiply(backend, &mut gradient, &scale),
         }
         back.pass(Some(source), gradient)
     }
@@ -149,21 +149,21 @@ fn scale_gradient(
     x: &Tensor,
     gradient: &Tensor,
 ) -> Result<()> {
-    let place = back.cx;
+    let cx = back.cx;
     let (rows, width) = (x.shape().rows(), x.shape().width());
     let mut slot = back.slot(source, [width].into(), Dtype::F32)?;
-    let n_partial = match place.device.kind() {
+    let n_partial = match cx.device.kind() {
         DeviceKind::Cpu { .. } => n_row_blocks(rows),
         DeviceKind::Cuda { .. } | DeviceKind::Gpu { .. } => 0,
     };
-    let mut partial = place.workspace([n_partial, width], Dtype::F32)?;
+    let mut partial = cx.workspace([n_partial, width], Dtype::F32)?;
     let work = FLOPS * x.shape().elements();
-    place.count("affine scale backward", work, &[x, gradient]);
-    match place.engine() {
+    cx.count("affine scale backward", work, &[x, gradient]);
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, &mut partial, &mut slot),
-        Backend::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, &mut slot),
-        Backend::Gpu(engine) => gpu::scale_gradient(engine, x, gradient, &mut slot),
+        Backend::Cpu(backend) => cpu::scale_gradient(backend, x, gradient, &mut partial, &mut slot),
+        Backend::Cuda(backend) => cuda::scale_gradient(backend, x, gradient, &mut slot),
+        Backend::Gpu(backend) => gpu::scale_gradient(backend, x, gradient, &mut slot),
     }
     back.put(slot);
     Ok(())

@@ -63,7 +63,7 @@ fn without_a_bias() {
 }
 
 #[test]
-fn the_result_is_made_again_for_who_keeps_it() {
+fn readers_recompute_the_result() {
     // The scale is not there at first in a recomputed block either.
     let block = |tape: &Tape<'_>, v: &[Var]| {
         let (x, scale) = (tape.scale(&v[0], 0.5)?, tape.scale(&v[1], 2.0)?);
@@ -103,7 +103,7 @@ fn x_is_kept_only_where_it_is_needed() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     let scale = |tape: &Tape<'_>| Var::from(tape.device().zeros([5], Dtype::F32).unwrap());
     expect_not_hidden([3, 5], |tape, x| tape.affine(x, &scale(tape), None, Activation::None));
 }

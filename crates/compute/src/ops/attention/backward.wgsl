@@ -1,5 +1,5 @@
-// Gradients of attention; see `shared.wgsli`. Nothing is added up in an order that changes, so some groups find the
-// gradients of 64 queries and others those of 64 keys and their values, and both compute the products. They are one
+// Gradients of attention; see `shared.wgsli`. Nothing is added up in an order that changes, so some workgroups find the
+// gradients of 64 queries and others those of 64 keys and their values, and both compute the scores. They are one
 // launch, in which those that read the same head lie beside each other: what one has read, others find in the cache.
 
 fn gradient_line(sample: u32, head: u32, query: u32, along: u32) -> Eight {
@@ -26,8 +26,8 @@ fn result_tile(s: u32, h: u32, at: u32, along: u32) -> Tile {
                 result_line(s, h, at + 7u, along));
 }
 
-// The product of each line with the other's, by which numbers of lines become those of places.
-fn line_products(t: Tile, u: Tile) -> Eight {
+// The dot product of each line with the other's: a value for each line.
+fn line_dots(t: Tile, u: Tile) -> Eight {
     var sum = nothing();
     let x = flipped(t);
     let y = flipped(u);
@@ -36,13 +36,13 @@ fn line_products(t: Tile, u: Tile) -> Eight {
 }
 
 // What is known of eight queries: the logarithm of the denominator, and delta, the sum of result * gradient, of which
-// each of a team of eight threads finds a part. Kept nowhere: reading the result again is little beside the products.
+// each of a team of eight threads finds a part. Kept nowhere: reading the result again is little beside the scores.
 struct Known { most: Eight, delta: Eight }
 
 fn known_of(sample: u32, head: u32, query: u32, team: u32, place: u32) -> Known {
     var sums = nothing();
     for (var along = 8u * place; along < D; along += 64u) {
-        sums = plus(sums, line_products(result_tile(sample, head, query, along),
+        sums = plus(sums, line_dots(result_tile(sample, head, query, along),
                                         gradient_tile(sample, head, query, along)));
     }
     var most = nothing();
@@ -50,15 +50,15 @@ fn known_of(sample: u32, head: u32, query: u32, team: u32, place: u32) -> Known 
     return Known(most, sum_told(team, place, sums));
 }
 
-// The weights of eight queries and eight keys, and the slopes of scale * q * k.
+// The weights of eight queries and eight keys, and the gradients of scale * q * k.
 struct Found { weights: Tile, slopes: Tile }
 
 fn find(sample: u32, head: u32, kv_head: u32, query: u32, key: u32, bounds: Bounds, about: Known) -> Found {
     var x = Tile();
     var y = Tile();
     for (var along = 0u; along < D; along += 8u) {
-        x = add_product(x, k_tile(sample, kv_head, key, along), flipped(q_tile(sample, head, query, along)));
-        y = add_product(y, v_tile(sample, kv_head, key, along), flipped(gradient_tile(sample, head, query, along)));
+        x = add_matmul(x, k_tile(sample, kv_head, key, along), flipped(q_tile(sample, head, query, along)));
+        y = add_matmul(y, v_tile(sample, kv_head, key, along), flipped(gradient_tile(sample, head, query, along)));
     }
     for (var i = 0u; i < 8u; i++) {
         let line = weights(score(line_of(x, i), bounds, head, query, key + i), about.most);
@@ -69,7 +69,7 @@ fn find(sample: u32, head: u32, kv_head: u32, query: u32, key: u32, bounds: Boun
     return Found(x, y);
 }
 
-// A head of keys and the queries that share it have groups in a row, with those of keys spread evenly among them:
+// A head of keys and the queries that share it have workgroups in a row, with those of keys spread evenly among them:
 // these last longer, and a launch may be cut anywhere.
 kernel attention_backward(q: [X by WIDE], k: [X by WIDE], v: [X by WIDE], gradient: [X by WIDE],
                           result: [X by WIDE], statistics: [f32 by KNOWN_WIDE], dq: mut [X by WIDE],
@@ -108,9 +108,9 @@ fn find_for_queries(lane: u32, at: Place) {
         workgroupBarrier();
         for (var i = 0u; i < 8u; i++) {
             let rows = handed_tile(row, i);
-            if column < D { sums = add_product(sums, rows, k_tile(at.sample, kv_head, key + 8u * i, column)); }
+            if column < D { sums = add_matmul(sums, rows, k_tile(at.sample, kv_head, key + 8u * i, column)); }
             if D > 64u && column + 64u < D {
-                more = add_product(more, rows, k_tile(at.sample, kv_head, key + 8u * i, column + 64u));
+                more = add_matmul(more, rows, k_tile(at.sample, kv_head, key + 8u * i, column + 64u));
             }
         }
     }
@@ -138,13 +138,13 @@ fn find_for_keys(lane: u32, at: Place) {
             hand_over(row, part, found.weights);
             workgroupBarrier();
             for (var i = 0u; i < 8u && column < D; i++) {
-                v_sums = add_product(v_sums, handed_tile(row, i), gradient_tile(at.sample, head, first + 8u * i, column));
+                v_sums = add_matmul(v_sums, handed_tile(row, i), gradient_tile(at.sample, head, first + 8u * i, column));
             }
             workgroupBarrier();
             hand_over(row, part, found.slopes);
             workgroupBarrier();
             for (var i = 0u; i < 8u && column < D; i++) {
-                k_sums = add_product(k_sums, handed_tile(row, i), q_tile(at.sample, head, first + 8u * i, column));
+                k_sums = add_matmul(k_sums, handed_tile(row, i), q_tile(at.sample, head, first + 8u * i, column));
             }
         }
     }

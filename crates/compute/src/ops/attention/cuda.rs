@@ -1,4 +1,4 @@
-//! Attention on a GPU: by cuDNN where it is and can (`fused.rs`), else by the matrix units for heads of up
+//! Attention on a GPU: by cuDNN where it is and can (`fused.rs`), else by the tensor cores for heads of up
 //! to 128 numbers of 16 bits, and for all others in f32.
 
 use super::{Attention, AttentionInputs, AttentionSizes, fused};
@@ -181,8 +181,8 @@ fn shape(sizes: AttentionSizes, how: Attention<'_>) -> [CudaArg; 10] {
     arguments![queries, keys, heads, kv_heads, d, scale, causal, lengths, first, relative]
 }
 
-/// Of a block of the matrix units: rows of one band of its warps, and of what it meets at a time. As in the
-/// kernels' text.
+/// Of a block of the tensor cores: rows of one band of its warps, and of what it meets at a time. As in the
+/// kernel source.
 const FLASH_THREADS: usize = 128;
 const FLASH_BAND: usize = 64;
 const FLASH_TILE: usize = 64;
@@ -194,12 +194,12 @@ const FLASH_KNOWN: usize = 16;
 enum AttentionKernel {
     /// In f32, so many rows at a time.
     Plain(usize),
-    /// By the matrix units, for heads of up to so many numbers.
+    /// By the tensor cores, for heads of up to so many numbers.
     Flash(usize),
 }
 
 impl AttentionKernel {
-    /// The matrix units read eight numbers at a time.
+    /// The tensor cores read eight numbers at a time.
     fn new(sizes: AttentionSizes, tensors: &[&Tensor]) -> Self {
         let is_fit =
             |tensor: &&Tensor| tensor.dtype() == sizes.dtype && tensor.address().is_multiple_of(16);

@@ -1,9 +1,9 @@
-// Attention for heads of up to D = 64 or 128 numbers of 16 bits, by the matrix units (mma.sync m16n8k16), after
+// Attention for heads of up to D = 64 or 128 numbers of 16 bits, by the tensor cores (mma.sync m16n8k16), after
 // Dao, "FlashAttention-2", arXiv 2307.08691. Layouts are those of `kernel.cu`; d is a multiple of 8.
 //
 // A block has 4 warps; a warp has one or two bands of 16 rows of queries, or of keys where gradients of keys
 // are found, and meets the others a tile at a time. Tiles come to shared memory by cp.async, one ahead of the
-// one at work. Products stay in registers: a warp's weights are left factors of its next product as they lie.
+// one at work. Scores stay in registers: a warp's weights are the left operands of its next matmul as they are.
 //
 // A thread g, t (its lane is 4 * g + t) has of a 16 by 8 tile of sums four numbers c: two at row g, columns
 // 2 * t and 2 * t + 1, and two at row g + 8.
@@ -13,7 +13,7 @@
 #define LN_2 0.69314718f
 // Rows of a tile.
 #define TILE 64
-// Bands of a warp, and of how many of a tile's rows products are found before they are used: as many as
+// Bands of a warp, and of how many of a tile's rows scores are found before they are used: as many as
 // registers allow. Measured on an H200, 2026-11-16, B1 H24 N4352, heads of 64 and of 128: forward 263 and 304
 // TFLOP/s, backward 231 and 238. With one band forward has 245 and 299, gradients of heads of 64 take 1.04 of
 // the time; with tiles of 32 rows all take 1.06 to 1.1.
@@ -87,7 +87,7 @@ DEVICE void load_transposed(u32 at, u32 (&r)[4]) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at));
 }
 
-// A warp's rows as left factors, 16 numbers of a row at each step: kept in registers, or read when needed.
+// A warp's rows as left operands, 16 numbers of a row at each step: kept in registers, or read when needed.
 template <int BANDS, bool IS_KEPT> struct Rows {
     Left kept[IS_KEPT ? D / 16 : 1][BANDS];
     u32 at;
@@ -124,10 +124,10 @@ DEVICE u32 pair(float low, float high) {
     return both;
 }
 
-// Products of a warp's rows with N rows of a tile.
+// Scores of a warp's rows with N rows of a tile.
 template <int BANDS, int N, bool IS_KEPT>
-DEVICE void products(Sums (&sums)[BANDS][N / 8], const Rows<BANDS, IS_KEPT>& rows, u32 tile) {
-    // 16 rows are two right factors, of 8 columns each: rows become columns.
+DEVICE void scores(Sums (&sums)[BANDS][N / 8], const Rows<BANDS, IS_KEPT>& rows, u32 tile) {
+    // 16 rows are two right operands, of 8 columns each: rows become columns.
     u32 at = tile + place(lane() % 8 + lane() / 16 * 8, lane() / 8 % 2);
 #pragma unroll
     for (int i = 0; i < BANDS * (N / 8); i++) sums[i % BANDS][i / BANDS] = {};
@@ -242,7 +242,7 @@ struct Queries {
     }
 };
 
-// The keys that all of a warp's queries see, with nothing added to their products.
+// The keys that all of a warp's queries see, with nothing added to their scores.
 struct Whole {
     u32 from, to;
 
@@ -254,7 +254,7 @@ struct Whole {
     DEVICE bool has(u32 key, u32 count) const { return key >= from && key + count <= to; }
 };
 
-// Products of a warp's queries and N keys as exponents of two; no weight for a key that is not seen.
+// Scores of a warp's queries and N keys as exponents of two; no weight for a key that is not seen.
 template <int BANDS, int N>
 DEVICE void mask(Sums (&sums)[BANDS][N / 8], const Shape& s, const Queries& of, u32 query, u32 key) {
 #pragma unroll
@@ -330,7 +330,7 @@ KERNEL flash(const X* q, const X* k, const X* v, X* out, float* statistics, SHAP
         await();
         if (key + N < of.end) of.meet<N>(s, k, v, key + N, tiles + (stage ^ 1) * 2 * BYTES);
         Sums weights[BANDS][N / 8];
-        products<BANDS, N>(weights, rows, here);
+        scores<BANDS, N>(weights, rows, here);
         float unit = scale * LOG2_E;
         if (!whole.has(key, N)) {
             mask<BANDS, N>(weights, s, of, query, key);
@@ -387,8 +387,8 @@ KERNEL flash_dq(const X* q, const X* k, const X* v, const X* dout, const float* 
         for (u32 slice = 0; slice < N; slice += SLICE) {
             u32 at = here + slice * D * 2;
             Sums weights[BANDS][SLICE / 8], slopes[BANDS][SLICE / 8];
-            products<BANDS, SLICE>(weights, rows, at);
-            products<BANDS, SLICE>(slopes, gradients, at + BYTES);
+            scores<BANDS, SLICE>(weights, rows, at);
+            scores<BANDS, SLICE>(slopes, gradients, at + BYTES);
             float unit = scale * LOG2_E;
             if (!whole.has(key + slice, SLICE)) {
                 mask<BANDS, SLICE>(weights, s, of, query, key + slice);
@@ -505,8 +505,8 @@ KERNEL flash_dkv(const X* q, const X* k, const X* v, const X* dout, const float*
             u32 at = tiles + stage * 2 * BYTES + slice * D * 2;
             const Known* others = known + stage * N + slice;
             Sums weights[BANDS][SLICE / 8], slopes[BANDS][SLICE / 8];
-            products<BANDS, SLICE>(weights, rows, at);
-            products<BANDS, SLICE>(slopes, values, at + BYTES);
+            scores<BANDS, SLICE>(weights, rows, at);
+            scores<BANDS, SLICE>(slopes, values, at + BYTES);
             float unit = scale * LOG2_E;
             if (!is_whole) {
                 mask<BANDS, SLICE>(weights, s, of, head, of.first + warp_row, query + slice, others);

@@ -1,4 +1,4 @@
-//! Attention on a GPU, in f32 whatever the format.
+//! Attention on a GPU, in f32 whatever the dtype.
 
 use super::{Attention, AttentionInputs, AttentionSizes};
 use crate::Tensor;
@@ -14,10 +14,10 @@ const BACKWARD: WgslSource = WgslSource {
     text: concat!(include_str!("shared.wgsli"), include_str!("backward.wgsl")),
 };
 
-/// Threads of a group, and its queries or keys; as in the texts.
+/// Threads of a workgroup, and its queries or keys; as in the kernel source.
 const THREADS: usize = 64;
 const ROWS: usize = 64;
-/// Columns of a group's result: of forward and of the gradients of queries, and of those of keys and values.
+/// Columns of a workgroup's result: of forward and of the gradients of queries, and of those of keys and values.
 const WIDEST: usize = 128;
 const WIDEST_OF_KEYS: usize = 64;
 
@@ -58,7 +58,7 @@ pub fn backward(
     gpu.launch(&BACKWARD, "attention_backward", &variant, groups, &arguments);
 }
 
-/// How many groups have the rows of a head, of which each has so many columns.
+/// How many workgroups have the rows of a head, of which each has so many columns.
 fn groups_of(sizes: AttentionSizes, rows: usize, widest: usize) -> usize {
     rows.div_ceil(ROWS) * sizes.d.div_ceil(widest)
 }

@@ -1,4 +1,4 @@
-// Attention for every width of a head and every format, in f32. Blocks of D queries meet blocks of D
+// Attention for every width of a head and every dtype, in f32. Blocks of D queries meet blocks of D
 // keys in shared memory; 256 threads share the rows evenly. Nothing is added up in an order that
 // changes, so gradients of queries and of keys are found by kernels of their own.
 //
@@ -21,13 +21,13 @@ DEVICE void clear_rows(float* to, u64 d) {
     for (u64 i = threadIdx.x; i < T * (d + 1); i += 256) to[i] = 0.0f;
 }
 
-// products[a][b] = sum of left[a] * right[b]
-DEVICE void multiply(const float* left, const float* right, u64 d, float (*products)[T + 1]) {
+// scores[a][b] = sum of left[a] * right[b]
+DEVICE void multiply(const float* left, const float* right, u64 d, float (*scores)[T + 1]) {
     u32 row = threadIdx.x / PER_ROW;
     for (u32 column = threadIdx.x % PER_ROW; column < T; column += PER_ROW) {
         float sum = 0.0f;
         for (u64 i = 0; i < d; i++) sum += left[row * (d + 1) + i] * right[column * (d + 1) + i];
-        products[row][column] = sum;
+        scores[row][column] = sum;
     }
 }
 
@@ -49,7 +49,7 @@ extern __shared__ float shared[];
 // A block for each T queries, head and sample.
 KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, SHAPE_PARAMETERS) {
     Shape s = SHAPE;
-    __shared__ float products[T][T + 1], most[T], total[T], old[T];
+    __shared__ float scores[T][T + 1], most[T], total[T], old[T];
     u64 first = (u64)blockIdx.x * T, head = blockIdx.y, sample = blockIdx.z;
     u64 kv_head = head / (heads / kv_heads), count = queries - first < T ? queries - first : T;
     u64 row_width = heads * d, kv_width = kv_heads * d;
@@ -64,9 +64,9 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
         load_rows(k + at, kv_width, n, d, ks);
         load_rows(v + at, kv_width, n, d, vs);
         __syncthreads();
-        multiply(qs, ks, d, products);
+        multiply(qs, ks, d, scores);
         __syncthreads();
-        // Products become weights relative to the largest so far; a thread for each row.
+        // Scores become weights relative to the largest so far; a thread for each row.
         if (threadIdx.x < T) {
             u32 row = threadIdx.x;
             u64 query = first + row, sees = row < count ? seen(s, sample, query) : 0;
@@ -74,15 +74,15 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
             float before = most[row], now = before, sum = 0.0f;
             for (u64 i = 0; i < T; i++) {
                 float x = -INFINITY;
-                if (key + i >= from && key + i < sees) x = scale * products[row][i] + bias(s, head, query, key + i);
-                products[row][i] = x;
+                if (key + i >= from && key + i < sees) x = scale * scores[row][i] + bias(s, head, query, key + i);
+                scores[row][i] = x;
                 now = larger(now, x);
             }
             float center = now == -INFINITY ? 0.0f : now;
             for (int i = 0; i < T; i++) {
-                float weight = expf(products[row][i] - center);
-                products[row][i] = key + i >= from && key + i < sees ? weight : 0.0f;
-                sum += products[row][i];
+                float weight = expf(scores[row][i] - center);
+                scores[row][i] = key + i >= from && key + i < sees ? weight : 0.0f;
+                sum += scores[row][i];
             }
             old[row] = expf(before - center);
             total[row] = total[row] * old[row] + sum;
@@ -91,7 +91,7 @@ KERNEL attention(const X* q, const X* k, const X* v, X* out, float* statistics, 
         __syncthreads();
         u32 row = threadIdx.x / PER_ROW;
         for (u64 i = threadIdx.x % PER_ROW; i < d; i += PER_ROW) sums[row * (d + 1) + i] *= old[row];
-        accumulate(products, false, vs, d, sums);
+        accumulate(scores, false, vs, d, sums);
     }
     __syncthreads();
     u32 row = threadIdx.x / PER_ROW;
@@ -119,10 +119,10 @@ KERNEL attention_delta(const X* out, const X* dout, float* delta, u64 n, SHAPE_P
     if (lane() == 0) delta[at] = sum;
 }
 
-// Products of q and k become weights, and those of dout and v the slopes of scale * q * k.
-DEVICE void slopes(const Shape& s, u64 sample, u64 head, u64 query, u64 key, u64 count,
+// Scores of q and k become weights, and dout * v the gradients of scale * q * k.
+DEVICE void score_gradients(const Shape& s, u64 sample, u64 head, u64 query, u64 key, u64 count,
                    const float* statistics, const float* delta, float (*weights)[T + 1],
-                   float (*products)[T + 1]) {
+                   float (*scores)[T + 1]) {
     u32 row = threadIdx.x / PER_ROW;
     u64 at = (sample * s.heads + head) * s.queries + query + row;
     u64 sees = row < count ? seen(s, sample, query + row) : 0;
@@ -132,10 +132,10 @@ DEVICE void slopes(const Shape& s, u64 sample, u64 head, u64 query, u64 key, u64
         if (key + i >= from && key + i < sees) {
             float x = s.scale * weights[row][i] + bias(s, head, query + row, key + i);
             weight = expf(x - statistics[at]);
-            slope = weight * (products[row][i] - delta[at]) * s.scale;
+            slope = weight * (scores[row][i] - delta[at]) * s.scale;
         }
         weights[row][i] = weight;
-        products[row][i] = slope;
+        scores[row][i] = slope;
     }
 }
 
@@ -143,7 +143,7 @@ DEVICE void slopes(const Shape& s, u64 sample, u64 head, u64 query, u64 key, u64
 KERNEL attention_dq(const X* q, const X* k, const X* v, const X* dout, const float* statistics,
                     const float* delta, X* dq, int add, SHAPE_PARAMETERS) {
     Shape s = SHAPE;
-    __shared__ float weights[T][T + 1], products[T][T + 1];
+    __shared__ float weights[T][T + 1], scores[T][T + 1];
     u64 first = (u64)blockIdx.x * T, head = blockIdx.y, sample = blockIdx.z;
     u64 kv_head = head / (heads / kv_heads), count = queries - first < T ? queries - first : T;
     u64 row_width = heads * d, kv_width = kv_heads * d, tile = T * (d + 1);
@@ -160,11 +160,11 @@ KERNEL attention_dq(const X* q, const X* k, const X* v, const X* dout, const flo
         load_rows(v + at, kv_width, n, d, vs);
         __syncthreads();
         multiply(qs, ks, d, weights);
-        multiply(ds, vs, d, products);
+        multiply(ds, vs, d, scores);
         __syncthreads();
-        slopes(s, sample, head, first, key, count, statistics, delta, weights, products);
+        score_gradients(s, sample, head, first, key, count, statistics, delta, weights, scores);
         __syncthreads();
-        accumulate(products, false, ks, d, sums);
+        accumulate(scores, false, ks, d, sums);
     }
     __syncthreads();
     u32 row = threadIdx.x / PER_ROW;
@@ -178,7 +178,7 @@ KERNEL attention_dq(const X* q, const X* k, const X* v, const X* dout, const flo
 KERNEL attention_dkv(const X* q, const X* k, const X* v, const X* dout, const float* statistics,
                      const float* delta, X* dk, X* dv, int add_k, int add_v, SHAPE_PARAMETERS) {
     Shape s = SHAPE;
-    __shared__ float weights[T][T + 1], products[T][T + 1];
+    __shared__ float weights[T][T + 1], scores[T][T + 1];
     u64 key = (u64)blockIdx.x * T, kv_head = blockIdx.y, sample = blockIdx.z;
     u64 group = heads / kv_heads, n = keys - key < T ? keys - key : T;
     u64 row_width = heads * d, kv_width = kv_heads * d, tile = T * (d + 1);
@@ -201,12 +201,12 @@ KERNEL attention_dkv(const X* q, const X* k, const X* v, const X* dout, const fl
             load_rows(dout + at, row_width, count, d, ds);
             __syncthreads();
             multiply(qs, ks, d, weights);
-            multiply(ds, vs, d, products);
+            multiply(ds, vs, d, scores);
             __syncthreads();
-            slopes(s, sample, head, first, key, count, statistics, delta, weights, products);
+            score_gradients(s, sample, head, first, key, count, statistics, delta, weights, scores);
             __syncthreads();
             accumulate(weights, true, ds, d, v_sums);
-            accumulate(products, true, qs, d, k_sums);
+            accumulate(scores, true, qs, d, k_sums);
         }
     }
     __syncthreads();

@@ -17,7 +17,7 @@ fn logarithms_of(x: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(logarithm(x.x), logarithm(x.y), logarithm(x.z), logarithm(x.w));
 }
 
-// A group for each 64 queries, head and sample.
+// A workgroup for each 64 queries, head and sample.
 kernel attention(q: [X by WIDE], k: [X by WIDE], v: [X by WIDE], result: mut [X by WIDE],
                  statistics: mut [f32 by KNOWN_WIDE], lengths: [u32], firsts: [u32], relative: [f32], queries: u32,
                  keys: u32, heads: u32, kv_heads: u32, scale: f32, is_causal: u32) {
@@ -37,7 +37,7 @@ kernel attention(q: [X by WIDE], k: [X by WIDE], v: [X by WIDE], result: mut [X 
     for (var key = 0u; key < end; key += ROWS) {
         var x = Tile();
         for (var along = 0u; along < D; along += 8u) {
-            x = add_product(x, k_tile(at.sample, kv_head, key + 8u * part, along),
+            x = add_matmul(x, k_tile(at.sample, kv_head, key + 8u * part, along),
                             flipped(q_tile(at.sample, at.head, query, along)));
         }
         var now = most;
@@ -63,9 +63,9 @@ kernel attention(q: [X by WIDE], k: [X by WIDE], v: [X by WIDE], result: mut [X 
         if D > 64u { more = lines_times(more, fade); }
         for (var i = 0u; i < 8u; i++) {
             let rows = handed_tile(row, i);
-            if column < D { sums = add_product(sums, rows, v_tile(at.sample, kv_head, key + 8u * i, column)); }
+            if column < D { sums = add_matmul(sums, rows, v_tile(at.sample, kv_head, key + 8u * i, column)); }
             if D > 64u && column + 64u < D {
-                more = add_product(more, rows, v_tile(at.sample, kv_head, key + 8u * i, column + 64u));
+                more = add_matmul(more, rows, v_tile(at.sample, kv_head, key + 8u * i, column + 64u));
             }
         }
     }

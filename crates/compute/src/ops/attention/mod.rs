@@ -6,11 +6,10 @@
 //! linear layers; several query heads may share one of k and v. A query sees the first keys of its
 //! sample up to the sample's length and, if causal, up to its own place counted from the end; of
 //! these, if documents are packed into one sample, those from its own document's first on. One
-//! that sees no key gives zeros. A number per head and distance from query to key may be added to
+//! that sees no key gives zeros. A relative position bias per head and distance may be added to
 //! scale·q·kᵀ (Raffel et al., "T5", arXiv 1910.10683, section 2.1).
 //!
-//! Kept for backward: q, k, v, the result, and one number per query and head, the logarithm of the
-//! softmax's denominator.
+//! Saved for backward: q, k, v, the result, and the logsumexp per query and head.
 //!
 //! Blocks of keys that no query of a block sees are skipped. Work is counted as if none were, since
 //! what is seen is data, and a plan has none.
@@ -40,7 +39,7 @@ pub struct Attention<'a> {
     pub n_kv_heads: usize,
     /// Factor of q·k, usually 1/√d.
     pub scale: f32,
-    /// Whether a query sees only the keys up to its own place.
+    /// Whether a query sees only the keys up to its own cx.
     pub is_causal: bool,
     /// How many keys of each sample count, u32 `[samples]`; all if not given.
     pub key_lengths: Option<&'a Tensor>,
@@ -73,7 +72,7 @@ impl Tape<'_> {
         let op = self.begin_op("attention");
         let sizes = check(&op, [q, k, v], how)?;
         let mut out = op.alloc(q.shape(), q.dtype())?;
-        let mut denominators = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
+        let mut logsumexp = op.alloc([sizes.samples, sizes.queries, sizes.heads], Dtype::F32)?;
         let all = [q.tensor(), k.tensor(), v.tensor(), &out];
         op.cx.count(sizes.kernels().0, 2 * sizes.matmul_flops(), &all);
         let floats = match op.device.kind() {
@@ -82,23 +81,23 @@ impl Tape<'_> {
             DeviceKind::Gpu { .. } => 0,
         };
         let mut workspace = op.workspace([floats], Dtype::F32)?;
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
+            Backend::Cpu(backend) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
                 let seen = AttentionMask::new(sizes, how);
-                let room = workspace.data_mut();
-                cpu::forward(engine, sizes, &seen, inputs, &mut out, &mut denominators, room);
+                let scratch = workspace.data_mut();
+                cpu::forward(backend, sizes, &seen, inputs, &mut out, &mut logsumexp, scratch);
             }
-            Backend::Cuda(engine) => {
+            Backend::Cuda(backend) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let results = [&mut out, &mut denominators];
-                cuda::forward(engine, sizes, how, inputs, results, &mut workspace);
+                let results = [&mut out, &mut logsumexp];
+                cuda::forward(backend, sizes, how, inputs, results, &mut workspace);
             }
-            Backend::Gpu(engine) => {
+            Backend::Gpu(backend) => {
                 let inputs = [q.tensor(), k.tensor(), v.tensor()];
-                let results = [&mut out, &mut denominators];
-                gpu::forward(engine, sizes, how, inputs, results);
+                let results = [&mut out, &mut logsumexp];
+                gpu::forward(backend, sizes, how, inputs, results);
             }
         }
         let result = op.result(out);
@@ -109,7 +108,7 @@ impl Tape<'_> {
         let record = AttentionBackward {
             inputs: [q, k, v].map(|input| (self.save_for_backward(input), input.grad_target())),
             out: self.save_for_backward(&result),
-            logsumexp: denominators,
+            logsumexp,
             key_lengths: how.key_lengths.cloned(),
             first_keys: how.first_keys.cloned(),
             relative_bias: how.relative_bias.cloned(),
@@ -140,8 +139,8 @@ impl AttentionSizes {
         self.heads / self.kv_heads
     }
 
-    /// What forward and backward are called in the tally: of narrow heads, exponentials take most of the
-    /// time; of wide ones, products.
+    /// Kernel classes of forward and backward: for narrow heads, exponentials take most of the
+    /// time; for wide ones, matmuls.
     fn kernels(&self) -> (&'static str, &'static str) {
         match self.d {
             ..48 => ("attention of narrow heads", "attention of narrow heads backward"),
@@ -150,7 +149,7 @@ impl AttentionSizes {
         }
     }
 
-    /// Operations of one product of queries and keys, over all heads.
+    /// FLOPs of one matmul of queries and keys, over all heads.
     fn matmul_flops(&self) -> usize {
         2 * self.samples * self.heads * self.queries * self.keys * self.d
     }
@@ -204,7 +203,7 @@ fn check_bounds(
     op.expect_range(one, &most, most as usize <= keys, &expected)
 }
 
-/// Which keys a query sees, always some in a row, and what is added to its products with them.
+/// Which keys a query sees, always some in a row, and what is added to its scores with them.
 struct AttentionMask<'a> {
     sizes: AttentionSizes,
     is_causal: bool,
@@ -231,7 +230,7 @@ impl<'a> AttentionMask<'a> {
         first.min(end)..end
     }
 
-    /// What is added to a query's products with `count` keys from `from` on.
+    /// What is added to a query's scores with `count` keys from `from` on.
     fn relative_bias(
         &self,
         head: usize,
@@ -279,12 +278,12 @@ impl AttentionBackward {
     }
 
     fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
-        let (place, sizes) = (back.cx, self.sizes);
+        let (cx, sizes) = (back.cx, self.sizes);
         let [(q, q_source), (k, k_source), (v, v_source)] = &self.inputs;
-        let (q, k, v) = (q.get(place)?, k.get(place)?, v.get(place)?);
-        let out = self.out.get(place)?;
+        let (q, k, v) = (q.get(cx)?, k.get(cx)?, v.get(cx)?);
+        let out = self.out.get(cx)?;
         let all = [&q, &k, &v, &out, gradient, &q, &k, &v];
-        place.count(sizes.kernels().1, 5 * sizes.matmul_flops(), &all);
+        cx.count(sizes.kernels().1, 5 * sizes.matmul_flops(), &all);
         // One kernel finds all three gradients; one that is not wanted is written and dropped.
         let mut slots = Vec::new();
         for (source, of) in [(q_source, &q), (k_source, &k), (v_source, &v)] {
@@ -293,34 +292,33 @@ impl AttentionBackward {
                 None => back.scratch_slot(of.shape(), of.dtype())?,
             });
         }
-        let floats = match place.device.kind() {
+        let floats = match cx.device.kind() {
             DeviceKind::Cpu { threads, .. } => cpu::BackwardSplit::new(sizes).floats(threads),
             DeviceKind::Cuda { .. } => cuda::backward_floats(sizes, self.how()),
             DeviceKind::Gpu { .. } => 0,
         };
-        let mut workspace = place.workspace([floats], Dtype::F32)?;
+        let mut workspace = cx.workspace([floats], Dtype::F32)?;
         let how = self.how();
-        let denominators = &self.logsumexp;
-        let inputs =
-            AttentionInputs { q: &q, k: &k, v: &v, out: &out, gradient, logsumexp: denominators };
-        match place.engine() {
+        let logsumexp = &self.logsumexp;
+        let inputs = AttentionInputs { q: &q, k: &k, v: &v, out: &out, gradient, logsumexp };
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                let room = workspace.data_mut();
+            Backend::Cpu(backend) => {
+                let scratch = workspace.data_mut();
                 cpu::backward(
-                    engine,
+                    backend,
                     sizes,
                     &AttentionMask::new(sizes, how),
                     inputs,
                     &mut slots,
-                    room,
+                    scratch,
                 );
             }
-            Backend::Cuda(engine) => {
-                let kind = place.device.kind();
-                cuda::backward(engine, sizes, how, kind, inputs, &mut slots, &mut workspace);
+            Backend::Cuda(backend) => {
+                let kind = cx.device.kind();
+                cuda::backward(backend, sizes, how, kind, inputs, &mut slots, &mut workspace);
             }
-            Backend::Gpu(engine) => gpu::backward(engine, sizes, how, inputs, &mut slots),
+            Backend::Gpu(backend) => gpu::backward(backend, sizes, how, inputs, &mut slots),
         }
         for slot in slots {
             back.put(slot);

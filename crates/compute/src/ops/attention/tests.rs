@@ -104,10 +104,10 @@ impl Case {
                             return Dual::default();
                         }
                         let k = kv(&v[1], key);
-                        let product: Dual = q.iter().zip(k).map(|(q, k)| *q * k).sum();
+                        let score: Dual = q.iter().zip(k).map(|(q, k)| *q * k).sum();
                         let place = head * (queries + keys - 1) + key + queries - 1 - query;
                         let added = relative.as_ref().map_or(0.0, |all| all.values[place]);
-                        (product * (1.0 / (d as f64).sqrt()) + f64::from(added).into()).exp()
+                        (score * (1.0 / (d as f64).sqrt()) + f64::from(added).into()).exp()
                     })
                     .collect();
                 let total: Dual = weights.iter().copied().sum();
@@ -299,7 +299,7 @@ fn memory_grows_with_tokens_not_with_their_square() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);
@@ -322,7 +322,7 @@ fn what_is_not_a_number_is_not_hidden() {
 }
 
 #[test]
-fn a_distance_that_is_not_a_number_is_not_hidden() {
+fn a_nan_distance_is_not_hidden() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::inference(&device, &params, 0);
     let x = Var::from(device.zeros([1, 2, 2], Dtype::F32).unwrap());

@@ -27,11 +27,11 @@ impl Tape<'_> {
         let width = op.expect_multiple("width", width, size)?;
         let mut y = op.alloc([samples, channels, height, width], dtype)?;
         op.count(x.shape().elements(), &[x.tensor(), &y]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::forward(engine, x.tensor(), size, &mut y),
-            Backend::Cuda(engine) => cuda::forward(engine, x.tensor(), size, &mut y),
-            Backend::Gpu(engine) => gpu::forward(engine, x.tensor(), size, &mut y),
+            Backend::Cpu(backend) => cpu::forward(backend, x.tensor(), size, &mut y),
+            Backend::Cuda(backend) => cuda::forward(backend, x.tensor(), size, &mut y),
+            Backend::Gpu(backend) => gpu::forward(backend, x.tensor(), size, &mut y),
         }
         Ok(op.result(y))
     }

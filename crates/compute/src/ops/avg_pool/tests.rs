@@ -32,7 +32,7 @@ fn every_square_becomes_its_mean() {
 }
 
 #[test]
-fn what_is_not_a_number_reaches_its_square_only() {
+fn nan_reaches_its_square_only() {
     let (device, params) = (device(), Params::default());
     let tape = Tape::inference(&device, &params, 0);
     let mut numbers = [1.0f32; 16];

@@ -1,4 +1,4 @@
-//! What a convolution needs on a GPU besides products.
+//! What a convolution needs on a GPU besides matmuls.
 
 use super::{ConvStrip, ConvWindow};
 use crate::Tensor;
@@ -7,7 +7,7 @@ use crate::ops::Activation;
 
 const KERNELS: CudaSource = CudaSource { name: "conv2d", text: include_str!("kernel.cu") };
 
-/// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
+/// Copies what windows see (im2col): a row for each number of the kernel, a column for each pixel.
 pub fn im2col(
     cuda: &CudaBackend,
     window: ConvWindow,
@@ -34,7 +34,7 @@ pub fn im2col(
         across,
     ];
     let variant = CudaVariant::of(&[image.dtype()]);
-    cuda.launch(&KERNELS, "columns", variant, LaunchConfig::per_element(n), &arguments);
+    cuda.launch(&KERNELS, "im2col", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// Puts a strip's sums into their place.

@@ -1,4 +1,4 @@
-//! What a convolution needs on a GPU besides products.
+//! What a convolution needs on a GPU besides matmuls.
 
 use super::{ConvStrip, ConvWindow};
 use crate::Tensor;
@@ -7,7 +7,7 @@ use crate::ops::Activation;
 
 const KERNELS: WgslSource = WgslSource { name: "conv2d", text: include_str!("kernel.wgsl") };
 
-/// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
+/// Copies what windows see (im2col): a row for each number of the kernel, a column for each pixel.
 pub fn im2col(
     gpu: &GpuBackend,
     window: ConvWindow,
@@ -33,7 +33,7 @@ pub fn im2col(
         left,
         across,
     ];
-    gpu.launch(&KERNELS, "columns", &GpuVariant::of(&[image.dtype()]), pairs(n), &arguments);
+    gpu.launch(&KERNELS, "im2col", &GpuVariant::of(&[image.dtype()]), pairs(n), &arguments);
 }
 
 /// Puts a strip's sums into their place.

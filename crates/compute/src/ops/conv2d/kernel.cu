@@ -1,7 +1,7 @@
-// What a convolution needs besides products.
+// What a convolution needs besides matmuls.
 
 // What windows see: a row for each number of the kernel, a column for each pixel. A thread for each.
-KERNEL columns(const X* image, X* out, u64 n, u64 pixels, u64 first_pixel, u64 height, u64 width,
+KERNEL im2col(const X* image, X* out, u64 n, u64 pixels, u64 first_pixel, u64 height, u64 width,
                u64 kernel_height, u64 kernel_width, u64 stride, u64 top, u64 left, u64 result_width) {
     u64 at = thread();
     if (at >= n) return;

@@ -1,7 +1,7 @@
-// What a convolution needs besides products.
+// What a convolution needs besides matmuls.
 
 // What windows see: a row for each number of the kernel, a column for each pixel. A thread for every two.
-kernel columns(image: [X], seen: mut [X], n: u32, pixels: u32, first_pixel: u32, height: u32, width: u32,
+kernel im2col(image: [X], seen: mut [X], n: u32, pixels: u32, first_pixel: u32, height: u32, width: u32,
                kernel_height: u32, kernel_width: u32, stride: u32, top: u32, left: u32,
                result_width: u32) {
     let at = 2u * thread;

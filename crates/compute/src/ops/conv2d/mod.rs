@@ -6,11 +6,10 @@
 //! the image x is 0. Forward only: images are encoded and decoded by it, and nothing is trained
 //! through it.
 //!
-//! The windows of a strip of pixels are laid out as the columns of a matrix, so that the sums are a
-//! matrix product: weight [out, taps] · columns [taps, pixels]. The strip's result goes from there
-//! into its place in the image with bias, activation and rounding in one pass. A kernel of one
-//! pixel finds its columns in the image itself, and is cut into strips of channels instead. Kernels of
-//! three by three pixels in f32 have a way of their own, with fewer products (`winograd.rs`).
+//! im2col: the windows of a strip of pixels become the columns of a matrix, so that the convolution is a
+//! matmul: weight [out, taps] · columns [taps, pixels]. The strip's result is copied to its place in the
+//! image with bias, activation and rounding in one pass. For 1x1 kernels the image itself has the columns,
+//! and is cut into strips of channels instead. 3x3 kernels in f32 use Winograd (`winograd.rs`).
 
 mod cpu;
 mod cuda;
@@ -52,13 +51,13 @@ impl<'a> Conv2d<'a> {
     }
 }
 
-/// Bytes of a strip's columns and sums together; tests cut small images into strips too. Chosen: the
-/// product still finds this much in the last cache. With 16 MiB, 512 channels took a sixth longer
+/// Bytes of a strip's columns and sums together; tests cut small images into strips too. Chosen: this
+/// much still fits the last-level cache. With 16 MiB, 512 channels took a sixth longer
 /// on 2 cores of a Xeon.
 const STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 4 << 20 };
-/// The same on a GPU. Chosen: products of this size keep all of a large GPU busy.
+/// The same with CUDA. Chosen: matmuls of this size keep all of a large GPU busy.
 const CUDA_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 256 << 20 };
-/// The same on any other GPU, which has less memory and slower products.
+/// The same on any other GPU, which has less memory and slower matmuls.
 const GPU_STRIP_BYTES: usize = if cfg!(test) { 4 << 10 } else { 64 << 20 };
 
 fn strip_bytes(kind: DeviceKind) -> usize {
@@ -70,9 +69,9 @@ fn strip_bytes(kind: DeviceKind) -> usize {
 }
 
 /// With fewer channels at a time, reading the whole image for each strip of them costs more than
-/// copying it into columns once. Chosen: the smallest side of a tile of the product.
+/// copying it into columns once. Chosen: the smallest side of a tile of the matmul.
 const MIN_CHANNELS: usize = 64;
-/// Operations per number when a strip is put into its place, for the tally.
+/// FLOPs per element when a strip is put into its place, for the work counter.
 const FLOPS: usize = 20;
 
 impl Tape<'_> {
@@ -115,7 +114,7 @@ impl Tape<'_> {
     }
 }
 
-/// Checks all shapes and formats; returns the windows and how many outputs there are.
+/// Checks all shapes and dtypes; returns the windows and how many outputs there are.
 fn check(op: &Op<'_>, x: &Tensor, layer: Conv2d<'_>) -> Result<(ConvWindow, usize)> {
     op.expect_real("x", x)?;
     op.expect_real("weight", layer.weight)?;
@@ -197,14 +196,14 @@ impl ConvWindow {
     fn im2col(&self, cx: OpContext<'_>, image: &Tensor, pixels: Range<usize>) -> Result<Tensor> {
         let mut columns = cx.workspace([self.taps(), pixels.len()], image.dtype())?;
         cx.count("conv2d columns", 0, &[&columns, &columns]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::im2col(engine, *self, image, pixels.start, &mut columns),
-            Backend::Cuda(engine) => {
-                cuda::im2col(engine, *self, image, pixels.start, &mut columns);
+            Backend::Cpu(backend) => cpu::im2col(backend, *self, image, pixels.start, &mut columns),
+            Backend::Cuda(backend) => {
+                cuda::im2col(backend, *self, image, pixels.start, &mut columns);
             }
-            Backend::Gpu(engine) => {
-                gpu::im2col(engine, *self, image, pixels.start, &mut columns);
+            Backend::Gpu(backend) => {
+                gpu::im2col(backend, *self, image, pixels.start, &mut columns);
             }
         }
         Ok(columns)
@@ -237,16 +236,16 @@ impl ConvStrip {
         FusedMatmul::new(&[Matmul::new(weight, columns.into())], &mut sums).run(cx)?;
         let work = FLOPS * sums.shape().elements();
         cx.count("conv2d finish", work, &[&sums]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::finish(engine, self, &sums, layer.bias, layer.activation, y);
+            Backend::Cpu(backend) => {
+                cpu::finish(backend, self, &sums, layer.bias, layer.activation, y);
             }
-            Backend::Cuda(engine) => {
-                cuda::finish(engine, self, &sums, layer.bias, layer.activation, y);
+            Backend::Cuda(backend) => {
+                cuda::finish(backend, self, &sums, layer.bias, layer.activation, y);
             }
-            Backend::Gpu(engine) => {
-                gpu::finish(engine, self, &sums, layer.bias, layer.activation, y);
+            Backend::Gpu(backend) => {
+                gpu::finish(backend, self, &sums, layer.bias, layer.activation, y);
             }
         }
         Ok(())

@@ -31,7 +31,7 @@ impl Case {
             Input::normal(weight, 2).scaled(0.5),
             Input::normal([outputs], 3).f32(),
         ];
-        // Winograd's way gives up a few bits.
+        // Winograd loses a few bits.
         let least = if self.kernel[1..] == [3, 3] && self.stride == 1 { 5e-6 } else { 1e-6 };
         check_forward_within(
             &inputs,
@@ -186,7 +186,7 @@ fn the_same_as_torch() {
 }
 
 #[test]
-fn what_is_not_a_number_reaches_its_windows_only() {
+fn nan_reaches_its_windows_only() {
     let device = device();
     let mut numbers = [1.0f32; 12];
     numbers[0] = f32::NAN;

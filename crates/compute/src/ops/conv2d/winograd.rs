@@ -1,11 +1,11 @@
-//! Convolutions of three by three pixels with fewer products (Lavin and Gray, "Fast Algorithms for
-//! Convolutional Neural Networks", arXiv 1509.09308, section 4.3): sixteen pixels of the result, a
-//! square of four by four, from thirty-six products per channel instead of a hundred and forty-four.
+//! Winograd convolution F(4x4, 3x3) (Lavin and Gray, "Fast Algorithms for
+//! Convolutional Neural Networks", arXiv 1509.09308, section 4.3): sixteen pixels of the result,
+//! four by four, from thirty-six multiplications per channel instead of a hundred and forty-four.
 //!
 //! y = Aᵀ·[(G·g·Gᵀ) ⊙ (Bᵀ·d·B)]·A
 //!
-//! for the kernel g and the six by six pixels d that a square sees. The products of all squares
-//! and channels at one of the thirty-six places are a matrix product. In f32 only, where it loses
+//! for the kernel g and the tile d of six by six pixels that a square of the result sees. The
+//! multiplications of all squares and channels at one of the thirty-six places are a matmul. In f32 only, where it loses
 //! three or four bits.
 
 use super::{Conv2d, ConvWindow, FLOPS, cpu, strips};
@@ -19,15 +19,15 @@ pub(super) const SIDE: usize = 4;
 pub(super) const SEEN_SIDE: usize = 6;
 /// Places of what a square sees.
 pub(super) const PLACES: usize = SEEN_SIDE * SEEN_SIDE;
-/// With fewer channels, going there and back takes longer than the products that are saved. Chosen:
+/// With fewer channels, the transforms take longer than the multiplications that are saved. Chosen:
 /// half of the fewest that autoencoders have inside.
 const MIN_CHANNELS: usize = if cfg!(test) { 3 } else { 64 };
-/// Bytes of what squares see and of their products at a time. Chosen: products are large enough for
-/// laying out their left factor to be worth it.
+/// Bytes of input tiles and their results at a time. Chosen: matmuls are large enough for packing the left
+/// operand to be worth it.
 const STRIP_BYTES: usize = if cfg!(test) { 8 << 10 } else { 64 << 20 };
 
 impl ConvWindow {
-    /// Whether it is done this way. A GPU's products are too fast for it to gain anything.
+    /// Whether Winograd is used. A GPU's matmuls are too fast for it to gain anything.
     pub(super) fn is_winograd(
         &self,
         kind: DeviceKind,
@@ -52,15 +52,15 @@ fn kernels(cx: OpContext<'_>, weight: &Tensor) -> Result<Tensor> {
     let &[outputs, inputs, ..] = weight.shape().sizes() else { unreachable!("checked by the op") };
     let mut kernels = cx.workspace([PLACES, outputs, inputs], Dtype::F32)?;
     cx.count("winograd kernels", 0, &[weight, &kernels]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
-        Backend::Cpu(engine) => cpu::winograd::kernels(engine, weight, &mut kernels),
+        Backend::Cpu(backend) => cpu::winograd::kernels(backend, weight, &mut kernels),
     }
     Ok(kernels)
 }
 
-/// All images into their places in the result. The squares of one stand beside those of the next:
-/// small images become products that are large enough.
+/// Convolves all images. The squares of one stand beside those of the next: small images become matmuls that
+/// are large enough.
 pub(super) fn convolve(
     cx: OpContext<'_>,
     window: ConvWindow,
@@ -76,10 +76,10 @@ pub(super) fn convolve(
         let n = rows.len() * across;
         let mut seen = cx.workspace([PLACES, inputs, n], Dtype::F32)?;
         cx.count("winograd input", SEEN_SIDE * seen.shape().elements(), &[&seen]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
-            Backend::Cpu(engine) => {
-                cpu::winograd::see(engine, window, images, rows.start, &mut seen);
+            Backend::Cpu(backend) => {
+                cpu::winograd::see(backend, window, images, rows.start, &mut seen);
             }
         }
         let mut transformed = Vec::with_capacity(PLACES);
@@ -93,11 +93,11 @@ pub(super) fn convolve(
         drop(seen);
         let sums: Vec<&Tensor> = transformed.iter().collect();
         cx.count("winograd finish", FLOPS * SIDE * SIDE * outputs * n, &sums);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta | Backend::Cuda(_) | Backend::Gpu(_) => {}
-            Backend::Cpu(engine) => {
+            Backend::Cpu(backend) => {
                 let (bias, activation) = (layer.bias, layer.activation);
-                cpu::winograd::finish(engine, rows.start, &transformed, bias, activation, y);
+                cpu::winograd::finish(backend, rows.start, &transformed, bias, activation, y);
             }
         }
     }

@@ -42,7 +42,7 @@ pub fn logit_gradients(
     let (packs, variant) =
         (logits.shape().elements() / p, CudaVariant::of(&[logits.dtype()]).with_pack(p));
     let arguments = arguments![logits, targets, folds, packs, columns, range.start];
-    cuda.launch(&KERNELS, "gradients", variant, LaunchConfig::per_element(packs), &arguments);
+    cuda.launch(&KERNELS, "logit_gradients", variant, LaunchConfig::per_element(packs), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.

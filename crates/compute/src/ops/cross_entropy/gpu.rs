@@ -38,7 +38,7 @@ pub fn logit_gradients(
 ) {
     let (n, columns) = (logits.shape().elements(), logits.shape().width());
     let arguments = arguments![logits, targets, folds, n, columns, range.start];
-    gpu.launch(&KERNELS, "gradients", &GpuVariant::default(), singles(n), &arguments);
+    gpu.launch(&KERNELS, "logit_gradients", &GpuVariant::default(), singles(n), &arguments);
 }
 
 /// Writes share · gradient · sums, or adds it to what is there.

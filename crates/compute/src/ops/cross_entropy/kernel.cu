@@ -44,7 +44,7 @@ KERNEL finish(const float* folds, const u32* targets, float* mean, u64 rows, dou
 
 // Logits become the gradients of their rows' losses: softmax - 1 at the target. A thread for every P of
 // a row.
-KERNEL slopes(X* logits, const u32* targets, const float* folds, u64 packs, u64 columns, u64 first) {
+KERNEL logit_gradients(X* logits, const u32* targets, const float* folds, u64 packs, u64 columns, u64 first) {
     u64 at = thread() * P;
     if (at >= packs * P) return;
     u64 row = at / columns, column = at % columns + first, target = targets[row];
@@ -57,7 +57,7 @@ KERNEL slopes(X* logits, const u32* targets, const float* folds, u64 packs, u64 
     store(x, logits + at, 0);
 }
 
-// A thread for every P numbers.
+// A thread for every P elements.
 KERNEL add_scaled(const float* sums, const float* gradient, float share, X* to, u64 packs, int add) {
     u64 at = thread() * P;
     if (at >= packs * P) return;

@@ -8,9 +8,9 @@
 //! which is folded into a maximum and a sum per row (Milakov and Gimelshein, "Online normalizer
 //! calculation for softmax", arXiv 1805.02867).
 //!
-//! Gradients are found in the forward pass, while the logits are at hand: the loss is one number, so
-//! what comes back for it is only a factor. Computing the logits again in backward was the other
-//! way; it keeps nothing, and takes a third more products. Kept for backward: the gradients of x and
+//! Gradients are computed in the forward pass, while the logits are at hand: the loss is a scalar, so its own
+//! gradient is only a factor. Recomputing the logits in backward was the alternative; it saves nothing, and
+//! takes a third more matmuls. Kept for backward: the gradients of x and
 //! of the weight, in f32, as far as they are wanted.
 
 mod cpu;
@@ -34,18 +34,18 @@ use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 pub const IGNORE_INDEX: u32 = u32::MAX;
 
 /// Bytes of the logits that exist at a time, if that is rows enough. Chosen: small beside what a model
-/// keeps, and 512 rows of the usual 32000 words.
+/// saves, and 512 rows of the usual vocabulary of 32000.
 const LOGITS: usize = 64 << 20;
-/// The same on a GPU. Chosen: its products want thousands of rows.
+/// The same on a GPU. Chosen: its matmuls want thousands of rows.
 const LOGITS_ON_GPU: usize = 256 << 20;
-/// The fewest rows at a time, however many words there are. Each time the whole table is read, and its
+/// The fewest rows at a time, however large the vocabulary is. Each time the whole table is read, and its
 /// gradient is added to.
 const FEWEST_ROWS: usize = 256;
-/// Columns of a piece of the logits. Chosen: as deep as products are elsewhere, since the gradient of x
+/// Columns of a piece of the logits. Chosen: as deep as matmuls are elsewhere, since the gradient of x
 /// sums over them.
 const COLUMNS: usize = 2048;
 const COLUMNS_ON_GPU: usize = 32_768;
-/// Operations per logit, for the tally; an exponential counts as ten.
+/// FLOPs per logit, for the work counter; an exponential counts as ten.
 const FLOPS: usize = 13;
 
 impl Tape<'_> {
@@ -85,11 +85,11 @@ impl Tape<'_> {
                 rows.backward(op.cx, range, pieces, folds, &mut sums)
             })?;
         }
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::finish(engine, &folds, targets, &mut mean),
-            Backend::Cuda(engine) => cuda::finish(engine, &folds, targets, &mut mean),
-            Backend::Gpu(engine) => gpu::finish(engine, &folds, targets, &mut mean),
+            Backend::Cpu(backend) => cpu::finish(backend, &folds, targets, &mut mean),
+            Backend::Cuda(backend) => cuda::finish(backend, &folds, targets, &mut mean),
+            Backend::Gpu(backend) => gpu::finish(backend, &folds, targets, &mut mean),
         }
         let result = op.result(mean);
         if !sums.is_any() {
@@ -119,7 +119,7 @@ struct LogitsChunkSize {
 }
 
 impl LogitsChunkSize {
-    /// For a table of this shape that is trained, or not, and logits of a format.
+    /// For a table of this shape that is trained, or not, and logits of a dtype.
     fn of(table: Shape, is_trained: bool, logits: Dtype, kind: DeviceKind) -> Self {
         let (bytes, columns) = match kind {
             DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => (LOGITS, COLUMNS),
@@ -143,7 +143,7 @@ fn logits_dtype(x: Dtype, kind: DeviceKind) -> Dtype {
     }
 }
 
-/// The table as it is multiplied: every product would round all of it again.
+/// The table as it is multiplied: every matmul would round all of it again.
 fn table(op: &Op<'_>, weight: &Tensor, x: Dtype) -> Result<Tensor> {
     let is_rounded =
         logits_dtype(x, op.device.kind()) == Dtype::Bf16 && weight.dtype() == Dtype::F32;
@@ -159,7 +159,7 @@ fn table(op: &Op<'_>, weight: &Tensor, x: Dtype) -> Result<Tensor> {
 /// exponentials relative to it, and the logit of the target.
 const FOLD: usize = 3;
 
-/// Checks all shapes, formats and targets.
+/// Checks all shapes, dtypes and targets.
 fn check(op: &Op<'_>, x: &Var, weight: &Var, targets: &Tensor) -> Result<()> {
     op.expect_real("x", x.tensor())?;
     op.expect_real("weight", weight.tensor())?;
@@ -250,18 +250,18 @@ impl LossRows {
         for columns in chunks(self.weight.shape().rows(), columns) {
             let (logits, targets) = (self.logits(op.cx, columns.clone())?, &self.targets);
             op.count(FLOPS * logits.shape().elements(), &[&logits]);
-            match op.engine() {
+            match op.backend() {
                 Backend::Meta => {}
-                Backend::Cpu(engine) => cpu::fold(engine, &logits, targets, &columns, folds),
-                Backend::Cuda(engine) => cuda::fold(engine, &logits, targets, &columns, folds),
-                Backend::Gpu(engine) => gpu::fold(engine, &logits, targets, &columns, folds),
+                Backend::Cpu(backend) => cpu::fold(backend, &logits, targets, &columns, folds),
+                Backend::Cuda(backend) => cuda::fold(backend, &logits, targets, &columns, folds),
+                Backend::Gpu(backend) => gpu::fold(backend, &logits, targets, &columns, folds),
             }
             pieces.extend(keeps.then_some(LogitsChunk { columns, logits }));
         }
         Ok(pieces)
     }
 
-    /// x·weightᵀ for some words.
+    /// x·weightᵀ for some of the vocabulary.
     fn logits(&self, cx: OpContext<'_>, columns: Range<usize>) -> Result<Tensor> {
         let (x, weight) = (&self.x, self.weight.narrow(columns));
         let dtype = logits_dtype(x.dtype(), cx.device.kind());
@@ -313,11 +313,13 @@ impl LossRows {
     ) {
         let (targets, work) = (&self.targets, FLOPS * logits.shape().elements());
         cx.count("cross_entropy backward", work, &[logits, logits]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::logit_gradients(engine, targets, folds, columns, logits),
-            Backend::Cuda(engine) => cuda::logit_gradients(engine, targets, folds, columns, logits),
-            Backend::Gpu(engine) => gpu::logit_gradients(engine, targets, folds, columns, logits),
+            Backend::Cpu(backend) => cpu::logit_gradients(backend, targets, folds, columns, logits),
+            Backend::Cuda(backend) => {
+                cuda::logit_gradients(backend, targets, folds, columns, logits)
+            }
+            Backend::Gpu(backend) => gpu::logit_gradients(backend, targets, folds, columns, logits),
         }
     }
 }
@@ -332,10 +334,10 @@ fn add_scaled(
 ) {
     cx.count("accumulate", sum.shape().elements(), &[sum, &slot.tensor, &slot.tensor]);
     let (to, add) = (&mut slot.tensor, slot.add);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::add_scaled(engine, sum, gradient, share, to, add),
-        Backend::Cuda(engine) => cuda::add_scaled(engine, sum, gradient, share, to, add),
-        Backend::Gpu(engine) => gpu::add_scaled(engine, sum, gradient, share, to, add),
+        Backend::Cpu(backend) => cpu::add_scaled(backend, sum, gradient, share, to, add),
+        Backend::Cuda(backend) => cuda::add_scaled(backend, sum, gradient, share, to, add),
+        Backend::Gpu(backend) => gpu::add_scaled(backend, sum, gradient, share, to, add),
     }
 }

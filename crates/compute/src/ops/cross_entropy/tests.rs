@@ -197,7 +197,7 @@ fn the_whole_logits_never_exist() {
         let kept = (rows + if is_trained { vocabulary } else { 0 }) * width * 4;
         let (forward, held) = (device.usage().peak - before, device.usage().in_use - before);
         assert!(held <= kept + 1024, "{dtype}: {held} of {kept}");
-        // Logits, and what products take besides.
+        // Logits, and what matmuls take besides.
         assert!(forward > kept + 32 * megabyte, "{dtype}: {forward}");
         assert!(forward <= kept + (64 + 9) * megabyte, "{dtype}: {forward}");
         assert!(forward < rows * vocabulary * 4 / 8);
@@ -227,7 +227,7 @@ fn without_gradients_a_piece_of_the_logits_is_enough() {
 fn rows_fill_their_room() {
     let (cpu, card) = (DeviceKind::cpu(1), DeviceKind::Cuda { is_deterministic: false });
     for vocabulary in [1, 3, 49_152, 32_000, 65_536] {
-        for (kind, dtype, room) in [
+        for (kind, dtype, workspace) in [
             (cpu, Dtype::F32, LOGITS),
             (card, Dtype::F32, LOGITS_ON_GPU),
             (card, Dtype::Bf16, LOGITS_ON_GPU),
@@ -235,8 +235,8 @@ fn rows_fill_their_room() {
             let LogitsChunkSize { rows, .. } =
                 LogitsChunkSize::of([vocabulary, 8].into(), true, dtype, kind);
             let bytes = vocabulary * dtype.bytes();
-            assert!(rows * bytes <= room, "{vocabulary}");
-            assert!((rows + FEWEST_ROWS) * bytes > room, "{vocabulary}");
+            assert!(rows * bytes <= workspace, "{vocabulary}");
+            assert!((rows + FEWEST_ROWS) * bytes > workspace, "{vocabulary}");
         }
     }
     let rows = |table: [usize; 2], dtype, kind| {
@@ -259,7 +259,7 @@ fn loss_of(x: &[f32], weight: &[f32], targets: &[u32]) -> f32 {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     assert!(loss_of(&[1.0, f32::NAN], &[1.0, 2.0], &[0, 0]).is_nan());
     assert!(loss_of(&[1.0, 1.0], &[f32::NAN, 2.0], &[1, 1]).is_nan());
     assert!(loss_of(&[1.0, 1.0], &[2.0, f32::NAN], &[0, 0]).is_nan());

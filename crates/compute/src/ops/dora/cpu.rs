@@ -39,7 +39,7 @@ pub fn adapted_norms(
             let before = norms[row] * norms[row];
             let square = before + scale * dot(&up[at.clone()], &cross[at]);
             // An adapter that cancels its row leaves nothing but rounding, perhaps below zero; and
-            // a row of zeros must not turn its magnitude, zero too, into what is no number.
+            // a row of zeros must not turn its magnitude, zero too, into NaN.
             let least = f32::EPSILON * before + f32::MIN_POSITIVE;
             *adapted = if square < least { least } else { square }.sqrt();
         }

@@ -15,14 +15,19 @@ pub fn workspace_floats(weight: Weight<'_>) -> usize {
     }
 }
 
-pub fn row_norms(cuda: &CudaBackend, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+pub fn row_norms(
+    cuda: &CudaBackend,
+    weight: Weight<'_>,
+    workspace: &mut Tensor,
+    norms: &mut Tensor,
+) {
     let (rows, width) = (weight.shape().rows(), weight.shape().width());
     let numbers = match weight {
         Weight::Dense(var) => var.tensor(),
         Weight::Quantised(quantised) => {
-            let to = (&mut *room).into();
+            let to = (&mut *workspace).into();
             quantised::cuda::dequantise(cuda, quantised, crate::Dtype::F32, to);
-            &*room
+            &*workspace
         }
     };
     let arguments = arguments![numbers, norms, rows, width];

@@ -15,13 +15,13 @@ pub fn workspace_floats(weight: Weight<'_>) -> usize {
     }
 }
 
-pub fn row_norms(gpu: &GpuBackend, weight: Weight<'_>, room: &mut Tensor, norms: &mut Tensor) {
+pub fn row_norms(gpu: &GpuBackend, weight: Weight<'_>, workspace: &mut Tensor, norms: &mut Tensor) {
     let (rows, width) = (weight.shape().rows(), weight.shape().width());
     let numbers = match weight {
         Weight::Dense(var) => var.tensor(),
         Weight::Quantised(quantised) => {
-            quantised::gpu::dequantise(gpu, quantised, room);
-            &*room
+            quantised::gpu::dequantise(gpu, quantised, workspace);
+            &*workspace
         }
     };
     let variant = GpuVariant::of(&[numbers.dtype()]);

@@ -23,12 +23,12 @@ KERNEL adapted_norms(const float* norms, const float* up, const float* cross, fl
     if (lane()) return;
     float before = norms[row] * norms[row], square = before + scale * sum;
     // An adapter that cancels its row leaves nothing but rounding, perhaps below zero; and a row of
-    // zeros must not turn its magnitude, zero too, into what is no number.
+    // zeros must not turn its magnitude, zero too, into NaN.
     float least = 1.1920929e-7f * before + 1.17549435e-38f;
     adapted[row] = sqrtf(square < least ? least : square);
 }
 
-// A thread for each number.
+// A thread for each element.
 KERNEL divide(const float* x, const float* by, float* out, u64 n, int add) {
     u64 at = thread();
     if (at < n) out[at] = (add ? out[at] : 0.0f) + x[at] / by[at];

@@ -1,4 +1,4 @@
-// Norms of rows, a group for each.
+// Norms of rows, a workgroup for each.
 
 kernel row_norms(weight: [X], norms: mut [f32], width: u32) {
     var squares = 0.0;
@@ -19,17 +19,17 @@ kernel adapted_norms(norms: [f32], up: [f32], crossed: [f32], adapted: mut [f32]
     let before = norms(thread) * norms(thread);
     let square = before + p.scale * sum;
     // An adapter that cancels its row leaves nothing but rounding, perhaps below zero; and a row of
-    // zeros must not turn its magnitude, zero too, into what is no number.
+    // zeros must not turn its magnitude, zero too, into NaN.
     let least = 1.1920929e-7 * before + 1.1754944e-38;
     var norm = sqrt(max(square, least));
     // An adapter that adds nothing changes nothing, however a GPU rounds its roots.
     if sum == 0.0 && before > 1.1754944e-38 { norm = norms(thread); }
-    // The larger of two may be either if one is no number.
+    // The larger of two may be either if one is NaN.
     if is_nan(square) { norm = not_a_number(); }
     set_adapted(thread, norm);
 }
 
-// A thread for each number.
+// A thread for each element.
 kernel divide(x: [f32], by: [f32], result: mut [f32], n: u32, add: u32) {
     if thread >= p.n { return; }
     // A quotient may be off by a few units, but equal numbers have one that all know.

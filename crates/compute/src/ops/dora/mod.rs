@@ -1,4 +1,4 @@
-//! Adapters that change a weight's directions and lengths apart (Liu et al., "`DoRA`", arXiv
+//! `DoRA`: adapters that train a weight's direction and magnitude separately (Liu et al., "`DoRA`", arXiv
 //! 2402.09353): a linear layer with a low-rank term, each row of whose sum has a trained length,
 //!
 //! y = f(g·(x·Wᵀ + scale·(x·Aᵀ)·Bᵀ) + bias) with g = magnitude / ‖W + scale·B·A‖
@@ -13,8 +13,8 @@
 //!
 //! ‖w + scale·b·A‖² = ‖w‖² + scale·b·(2·w·Aᵀ + scale·b·(A·Aᵀ))
 //!
-//! Kept for backward: the norms. A block that is recomputed finds g twice, at the cost of another
-//! rank-wide product with W, which is little beside its products with tokens.
+//! Saved for backward: the norms. A recomputed block computes g twice, at the cost of another rank-wide
+//! matmul with W, which is little beside its matmuls with tokens.
 
 mod cpu;
 mod cuda;
@@ -43,12 +43,12 @@ pub fn row_norms(weight: Weight<'_>) -> Result<Tensor> {
         DeviceKind::Cuda { .. } => cuda::workspace_floats(weight),
         DeviceKind::Gpu { .. } => gpu::workspace_floats(weight),
     };
-    let mut room = op.workspace([numbers], Dtype::F32)?;
-    match op.engine() {
+    let mut workspace = op.workspace([numbers], Dtype::F32)?;
+    match op.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::row_norms(engine, weight, &mut norms),
-        Backend::Cuda(engine) => cuda::row_norms(engine, weight, &mut room, &mut norms),
-        Backend::Gpu(engine) => gpu::row_norms(engine, weight, &mut room, &mut norms),
+        Backend::Cpu(backend) => cpu::row_norms(backend, weight, &mut norms),
+        Backend::Cuda(backend) => cuda::row_norms(backend, weight, &mut workspace, &mut norms),
+        Backend::Gpu(backend) => gpu::row_norms(backend, weight, &mut workspace, &mut norms),
     }
     Ok(norms)
 }
@@ -114,14 +114,16 @@ fn adapted_norms(
     FusedMatmul::new(&matmuls, &mut cross).run(cx)?;
     let work = 2 * up.shape().elements();
     cx.count("dora norms", work, &[up, &cross, norms, &adapted]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::adapted_norms(engine, norms, up, &cross, scale, &mut adapted),
-        Backend::Cuda(engine) => {
-            cuda::adapted_norms(engine, norms, up, &cross, scale, &mut adapted);
+        Backend::Cpu(backend) => {
+            cpu::adapted_norms(backend, norms, up, &cross, scale, &mut adapted)
         }
-        Backend::Gpu(engine) => {
-            gpu::adapted_norms(engine, norms, up, &cross, scale, &mut adapted);
+        Backend::Cuda(backend) => {
+            cuda::adapted_norms(backend, norms, up, &cross, scale, &mut adapted);
+        }
+        Backend::Gpu(backend) => {
+            gpu::adapted_norms(backend, norms, up, &cross, scale, &mut adapted);
         }
     }
     Ok(adapted)
@@ -129,10 +131,10 @@ fn adapted_norms(
 
 fn divide(cx: OpContext<'_>, x: &Tensor, by: &Tensor, out: &mut Tensor, add: bool) {
     cx.count("dora divide", x.shape().elements(), &[x, by, out]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::divide(engine, x, by, out, add),
-        Backend::Cuda(engine) => cuda::divide(engine, x, by, out, add),
-        Backend::Gpu(engine) => gpu::divide(engine, x, by, out, add),
+        Backend::Cpu(backend) => cpu::divide(backend, x, by, out, add),
+        Backend::Cuda(backend) => cuda::divide(backend, x, by, out, add),
+        Backend::Gpu(backend) => gpu::divide(backend, x, by, out, add),
     }
 }

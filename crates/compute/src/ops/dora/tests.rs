@@ -174,7 +174,7 @@ fn rows_without_length_stay_finite() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

@@ -22,7 +22,7 @@ pub fn scale(cuda: &CudaBackend, x: &Tensor, factor: f32, y: &mut Tensor) {
     cuda.launch(&KERNELS, "scale", variant, LaunchConfig::per_element(n / p), &arguments);
 }
 
-/// Also between formats.
+/// Also between dtypes.
 pub fn accumulate(cuda: &CudaBackend, gradient: &Tensor, sum: &mut Tensor, add: bool) {
     let n = gradient.shape().elements();
     let p = pack(n, &[gradient, sum]);

@@ -18,7 +18,7 @@ pub fn scale(gpu: &GpuBackend, x: &Tensor, factor: f32, y: &mut Tensor) {
     gpu.launch(&KERNELS, "scale", &variant, eights(n), &arguments![x, y, n, factor]);
 }
 
-/// Also between formats.
+/// Also between dtypes.
 pub fn accumulate(gpu: &GpuBackend, gradient: &Tensor, sum: &mut Tensor, add: bool) {
     let n = gradient.shape().elements();
     let variant = variant(n, &[gradient, sum]);
@@ -56,7 +56,7 @@ pub fn gated(
     gpu.launch(&KERNELS, "gated", &variant, singles(rows * width.div_ceil(8)), &arguments);
 }
 
-/// For the format of the first and of the last tensor, read by eights of rows of this width.
+/// For the dtype of the first and of the last tensor, read by eights of rows of this width.
 fn variant(width: usize, tensors: &[&Tensor]) -> GpuVariant {
     let formats = [tensors[0].dtype(), tensors[tensors.len() - 1].dtype()];
     let tensors: Vec<_> = tensors.iter().map(|tensor| Some(*tensor)).collect();

@@ -1,4 +1,4 @@
-// Sums of whole tensors, a thread for every P numbers.
+// Sums of whole tensors, a thread for every P elements.
 
 KERNEL add(const X* x, const X* y, X* sum, u64 packs) {
     u64 at = thread() * P;

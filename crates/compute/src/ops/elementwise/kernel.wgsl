@@ -1,4 +1,4 @@
-// Sums of whole tensors, a thread for every eight numbers.
+// Sums of whole tensors, a thread for every eight elements.
 
 kernel add(x: [X by WIDE], y: [X by WIDE], total: mut [X by WIDE], n: u32) {
     let at = 8u * thread;
@@ -20,7 +20,7 @@ kernel accumulate(gradient: [X by WIDE], total: mut [Y by WIDE], n: u32, add: u3
     put_total_eight(at, gradient_eight(at, p.n - at), p.n - at, p.add);
 }
 
-// A thread for every eight numbers of a row; a sample's gate lies within a row of all its vectors.
+// A thread for every eight elements of a row; a sample's gate lies within a row of all its vectors.
 kernel gated_add(x: [X by WIDE], gates: [X by WIDE], y: [X by WIDE], total: mut [X by WIDE], rows: u32,
                  tokens: u32, width: u32, gates_width: u32, first: u32) {
     let per_row = (p.width + 7u) / 8u;

@@ -1,4 +1,4 @@
-//! Whole tensors, number by number: add, scale, convert, and the residual connection with a gate.
+//! Elementwise ops on whole tensors: add, scale, convert, and the residual connection with a gate.
 
 mod cpu;
 pub(super) mod cuda;
@@ -22,11 +22,11 @@ impl Tape<'_> {
         op.expect_shape("y", y.tensor(), x.shape())?;
         let mut sum = op.alloc(x.shape(), dtype)?;
         op.count(x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::add(engine, x.tensor(), y.tensor(), &mut sum),
-            Backend::Cuda(engine) => cuda::add(engine, x.tensor(), y.tensor(), &mut sum),
-            Backend::Gpu(engine) => gpu::add(engine, x.tensor(), y.tensor(), &mut sum),
+            Backend::Cpu(backend) => cpu::add(backend, x.tensor(), y.tensor(), &mut sum),
+            Backend::Cuda(backend) => cuda::add(backend, x.tensor(), y.tensor(), &mut sum),
+            Backend::Gpu(backend) => gpu::add(backend, x.tensor(), y.tensor(), &mut sum),
         }
         let result = op.result(sum);
         if !self.requires_grad(&[x, y]) {
@@ -57,7 +57,7 @@ impl Tape<'_> {
         }))
     }
 
-    /// x in another real format.
+    /// x in another real dtype.
     pub fn convert(&self, x: &Var, dtype: Dtype) -> Result<Var> {
         let op = self.begin_op("convert");
         let from = op.expect_real("x", x.tensor())?;
@@ -89,11 +89,11 @@ impl Tape<'_> {
         op.expect_chunk("gate", gate, samples, width, dtype)?;
         let mut sum = op.alloc(x.shape(), dtype)?;
         op.count(2 * x.shape().elements(), &[x.tensor(), y.tensor(), &sum]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
+            Backend::Cpu(backend) => {
                 cpu::gated_add(
-                    engine,
+                    backend,
                     x.tensor(),
                     gate.of.tensor(),
                     gate.index,
@@ -101,9 +101,9 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
-            Backend::Cuda(engine) => {
+            Backend::Cuda(backend) => {
                 cuda::gated_add(
-                    engine,
+                    backend,
                     x.tensor(),
                     gate.of.tensor(),
                     gate.index,
@@ -111,9 +111,9 @@ impl Tape<'_> {
                     &mut sum,
                 );
             }
-            Backend::Gpu(engine) => {
+            Backend::Gpu(backend) => {
                 gpu::gated_add(
-                    engine,
+                    backend,
                     x.tensor(),
                     gate.of.tensor(),
                     gate.index,
@@ -138,16 +138,16 @@ impl Tape<'_> {
                 let mut slot = back.slot(source, gate.shape(), gate.dtype())?;
                 slot.clear_unless_adding();
                 back.cx.count("gate backward", 2 * elements, &[&gradient, &y]);
-                match back.cx.engine() {
+                match back.cx.backend() {
                     Backend::Meta => {}
-                    Backend::Cpu(engine) => {
-                        cpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    Backend::Cpu(backend) => {
+                        cpu::gate_gradient(backend, &gradient, &y, gate_index, &mut slot.tensor);
                     }
-                    Backend::Cuda(engine) => {
-                        cuda::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    Backend::Cuda(backend) => {
+                        cuda::gate_gradient(backend, &gradient, &y, gate_index, &mut slot.tensor);
                     }
-                    Backend::Gpu(engine) => {
-                        gpu::gate_gradient(engine, &gradient, &y, gate_index, &mut slot.tensor);
+                    Backend::Gpu(backend) => {
+                        gpu::gate_gradient(backend, &gradient, &y, gate_index, &mut slot.tensor);
                     }
                 }
                 back.put(slot);
@@ -155,19 +155,19 @@ impl Tape<'_> {
             if let Some(mut slot) = back.slot_of(y_source, gradient.shape(), gradient.dtype())? {
                 let both = [&gradient, &slot.tensor];
                 back.cx.count("gated_add backward", 2 * elements, &both);
-                match back.cx.engine() {
+                match back.cx.backend() {
                     Backend::Meta => {}
-                    Backend::Cpu(engine) => {
+                    Backend::Cpu(backend) => {
                         let add = slot.add;
-                        cpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                        cpu::gated(backend, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
-                    Backend::Cuda(engine) => {
+                    Backend::Cuda(backend) => {
                         let add = slot.add;
-                        cuda::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                        cuda::gated(backend, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
-                    Backend::Gpu(engine) => {
+                    Backend::Gpu(backend) => {
                         let add = slot.add;
-                        gpu::gated(engine, &gate, gate_index, &gradient, &mut slot.tensor, add);
+                        gpu::gated(backend, &gate, gate_index, &gradient, &mut slot.tensor, add);
                     }
                 }
                 back.put(slot);
@@ -187,25 +187,25 @@ impl GradientSlot {
     }
 }
 
-/// y = x in another format.
+/// y = x in another dtype.
 pub(super) fn convert(cx: OpContext<'_>, x: &Tensor, y: &mut Tensor) {
     cx.count("convert", 0, &[x, y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::accumulate(engine, x, y, false),
-        Backend::Cuda(engine) => cuda::accumulate(engine, x, y, false),
-        Backend::Gpu(engine) => gpu::accumulate(engine, x, y, false),
+        Backend::Cpu(backend) => cpu::accumulate(backend, x, y, false),
+        Backend::Cuda(backend) => cuda::accumulate(backend, x, y, false),
+        Backend::Gpu(backend) => gpu::accumulate(backend, x, y, false),
     }
 }
 
-/// y = factor · x, both of one format.
+/// y = factor · x, both of one dtype.
 pub(super) fn scale(cx: OpContext<'_>, x: &Tensor, factor: f32, y: &mut Tensor) {
     cx.count("scale", x.shape().elements(), &[x, y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::scale(engine, x, factor, y),
-        Backend::Cuda(engine) => cuda::scale(engine, x, factor, y),
-        Backend::Gpu(engine) => gpu::scale(engine, x, factor, y),
+        Backend::Cpu(backend) => cpu::scale(backend, x, factor, y),
+        Backend::Cuda(backend) => cuda::scale(backend, x, factor, y),
+        Backend::Gpu(backend) => gpu::scale(backend, x, factor, y),
     }
 }
 
@@ -213,10 +213,10 @@ pub(super) fn scale(cx: OpContext<'_>, x: &Tensor, factor: f32, y: &mut Tensor) 
 pub(crate) fn accumulate(cx: OpContext<'_>, slot: &mut GradientSlot, gradient: &Tensor) {
     let work = gradient.shape().elements();
     cx.count("accumulate", work, &[gradient, &slot.tensor, &slot.tensor]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
-        Backend::Cuda(engine) => cuda::accumulate(engine, gradient, &mut slot.tensor, slot.add),
-        Backend::Gpu(engine) => gpu::accumulate(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Cpu(backend) => cpu::accumulate(backend, gradient, &mut slot.tensor, slot.add),
+        Backend::Cuda(backend) => cuda::accumulate(backend, gradient, &mut slot.tensor, slot.add),
+        Backend::Gpu(backend) => gpu::accumulate(backend, gradient, &mut slot.tensor, slot.add),
     }
 }

@@ -2,7 +2,7 @@
 //! [vocabulary, width]. The gradient of a row is the sum over all places where it was used, in
 //! their order.
 //!
-//! Kept for backward: the ids. Others keep the way to the result, not the result: the table is held
+//! Saved for backward: the ids. Readers save how to recompute the result, not the result: the table is held
 //! anyway. The kernels are those of [`gather`](super::gather), with the table as the one sample.
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ fn trained(device: &Device) -> Vec<u32> {
     });
     let expected: Vec<f64> = expected.collect();
     let gradient = gradient.to_vec::<f32>();
-    // The gradient that reaches the embedding is rounded to the table's format.
+    // The gradient that reaches the embedding is rounded to the table's dtype.
     crate::testing::compare("gradient", &gradient, &expected, 1e-2);
     gradient.iter().map(|value| value.to_bits()).collect()
 }

@@ -1,8 +1,8 @@
 //! Tokens by index on the CPU. A scatter goes by place rather than by token: with the indices
 //! sorted, each place finds what lands on it, sums it in f32, and is written once by one thread.
 //!
-//! What is read may differ in format from what is written; its format is looked at row by row, as a
-//! kernel for every pair of formats would be compiled for nothing.
+//! What is read may differ in dtype from what is written; its dtype is looked at row by row, as a
+//! kernel for every pair of dtypes would be compiled for nothing.
 
 use super::Lookup;
 use crate::Tensor;

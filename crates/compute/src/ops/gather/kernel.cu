@@ -1,4 +1,4 @@
-// Tokens by index, a thread for every P numbers of what is written.
+// Tokens by index, a thread for every P elements of what is written.
 
 KERNEL gather(const X* x, const u32* ids, Y* y, u64 packs, u64 width, u64 n, u64 n_tokens, int add) {
     u64 at = thread() * P;

@@ -1,4 +1,4 @@
-// Tokens by index, a thread for every two numbers of what is written.
+// Tokens by index, a thread for every two elements of what is written.
 
 kernel gather(x: [X], ids: [u32], y: mut [Y], n_numbers: u32, width: u32, n: u32, n_tokens: u32, add: u32) {
     let at = 2u * thread;

@@ -6,8 +6,8 @@
 //! for tokens of some width and ids [samples, n]. Each is the other's gradient, which is why an
 //! [`embedding`](crate::Tape::embedding), a gather from one table, is made of both too.
 //!
-//! Kept for backward: the ids. Gather gives no way to make its result again, because that would
-//! hold all tokens for the sake of a few; scatter does where that holds fewer.
+//! Saved for backward: the ids. The result of gather is not recomputed for its readers, because that would
+//! hold all tokens for the sake of a few; that of scatter is where that holds fewer.
 
 mod cpu;
 mod cuda;
@@ -93,16 +93,16 @@ pub(crate) struct Lookup {
 }
 
 impl Lookup {
-    /// Writes or adds the tokens that are named. `y` may be of another format, as a parameter's
+    /// Writes or adds the tokens that are named. `y` may be of another dtype, as a parameter's
     /// gradient is.
     pub fn gather(&self, cx: OpContext<'_>, x: &Tensor, y: &mut Tensor, add: bool) {
         let work = if add { y.shape().elements() } else { 0 };
         cx.count("gather", work, &[&self.ids, y, y]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::gather(engine, self, x, y, add),
-            Backend::Cuda(engine) => cuda::gather(engine, self, x, y, add),
-            Backend::Gpu(engine) => gpu::gather(engine, self, x, y, add),
+            Backend::Cpu(backend) => cpu::gather(backend, self, x, y, add),
+            Backend::Cuda(backend) => cuda::gather(backend, self, x, y, add),
+            Backend::Gpu(backend) => gpu::gather(backend, self, x, y, add),
         }
     }
 
@@ -110,19 +110,19 @@ impl Lookup {
     pub fn scatter(&self, cx: OpContext<'_>, x: &Tensor, y: &mut Tensor, add: bool) -> Result<()> {
         let mut order = cx.workspace([self.ids.shape().elements()], Dtype::U32)?;
         cx.count("scatter", x.shape().elements(), &[&self.ids, x, y]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::sort(engine, self, &mut order);
-                cpu::scatter(engine, self, &order, x, y, add);
+            Backend::Cpu(backend) => {
+                cpu::sort(backend, self, &mut order);
+                cpu::scatter(backend, self, &order, x, y, add);
             }
-            Backend::Cuda(engine) => {
+            Backend::Cuda(backend) => {
                 cuda::sort(self, &mut order);
-                cuda::scatter(engine, self, &order, x, y, add);
+                cuda::scatter(backend, self, &order, x, y, add);
             }
-            Backend::Gpu(engine) => {
+            Backend::Gpu(backend) => {
                 cuda::sort(self, &mut order);
-                gpu::scatter(engine, self, &order, x, y, add);
+                gpu::scatter(backend, self, &order, x, y, add);
             }
         }
         Ok(())

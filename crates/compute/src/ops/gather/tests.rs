@@ -110,7 +110,7 @@ fn many_that_land_together_are_not_rounded_one_by_one() {
 }
 
 #[test]
-fn nothing_and_what_is_not_a_number_pass_through() {
+fn nothing_and_nan_pass_through() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

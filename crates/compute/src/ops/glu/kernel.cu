@@ -1,4 +1,4 @@
-// Gated linear units, a thread for every P numbers.
+// Gated linear units, a thread for every P elements.
 
 KERNEL glu(const X* gate, const X* up, X* y, u64 packs, int kind) {
     u64 at = thread() * P;

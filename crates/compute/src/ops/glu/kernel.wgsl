@@ -1,4 +1,4 @@
-// Gated linear units, a thread for every two numbers.
+// Gated linear units, a thread for every two elements.
 
 fn activations(kind: u32, x: vec2<f32>) -> vec2<f32> {
     return vec2<f32>(activation(kind, x.x), activation(kind, x.y));

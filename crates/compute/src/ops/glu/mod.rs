@@ -1,7 +1,7 @@
 //! Gated linear units (Shazeer, "GLU Variants Improve Transformer", arXiv 2002.05202), without the
 //! linear layers around them: y = f(gate)·up. With silu for f it is `SwiGLU`, with gelu `GEGLU`.
 //!
-//! Kept for backward: gate, and up where the gradient of the gate is wanted.
+//! Saved for backward: gate, and up where the gradient of the gate is wanted.
 
 mod cpu;
 mod cuda;
@@ -17,7 +17,7 @@ use crate::tape::Tape;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{Result, Tensor};
 
-/// Operations per number, for the tally; an exponential counts as ten.
+/// FLOPs per element, for the work counter; an exponential counts as ten.
 const FLOPS: usize = 21;
 
 impl Tape<'_> {
@@ -55,11 +55,11 @@ fn forward(
 ) -> Result<Tensor> {
     let mut y = cx.alloc(gate.shape(), gate.dtype())?;
     cx.count("glu", FLOPS * gate.shape().elements(), &[gate, up, &y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, activation, gate, up, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, activation, gate, up, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, activation, gate, up, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, activation, gate, up, &mut y),
+        Backend::Cuda(backend) => cuda::forward(backend, activation, gate, up, &mut y),
+        Backend::Gpu(backend) => gpu::forward(backend, activation, gate, up, &mut y),
     }
     Ok(y)
 }
@@ -73,10 +73,10 @@ struct GluBackward {
 
 impl GluBackward {
     fn backward(self, back: &mut BackwardPass<'_>, gradient: Tensor) -> Result<()> {
-        let (place, activation) = (back.cx, self.activation);
-        let gate = self.gate.0.get(place)?;
+        let (cx, activation) = (back.cx, self.activation);
+        let gate = self.gate.0.get(cx)?;
         let (up, source) = self.up.unzip();
-        let up = up.map(|up| up.get(place)).transpose()?;
+        let up = up.map(|up| up.get(cx)).transpose()?;
         let mut slot = back.slot_of(self.gate.1, gate.shape(), gate.dtype())?;
         // The gate's gradient takes the memory of the result's: a layer this wide is where the
         // most is held at once.
@@ -85,15 +85,12 @@ impl GluBackward {
         tensors.extend(slot.as_ref().map(|slot| &slot.tensor));
         tensors.extend(up.iter().flat_map(|up| [up, &gradient]));
         let n_gradients = usize::from(up.is_some()) + usize::from(slot.is_some());
-        place.count("glu backward", n_gradients * FLOPS * gate.shape().elements(), &tensors);
-        match place.engine() {
+        cx.count("glu backward", n_gradients * FLOPS * gate.shape().elements(), &tensors);
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::backward(engine, activation, &gate, up.as_ref(), &mut gradient, slot.as_mut());
-            }
-            Backend::Cuda(engine) => {
-                cuda::backward(
-                    engine,
+            Backend::Cpu(backend) => {
+                cpu::backward(
+                    backend,
                     activation,
                     &gate,
                     up.as_ref(),
@@ -101,8 +98,25 @@ impl GluBackward {
                     slot.as_mut(),
                 );
             }
-            Backend::Gpu(engine) => {
-                gpu::backward(engine, activation, &gate, up.as_ref(), &mut gradient, slot.as_mut());
+            Backend::Cuda(backend) => {
+                cuda::backward(
+                    backend,
+                    activation,
+                    &gate,
+                    up.as_ref(),
+                    &mut gradient,
+                    slot.as_mut(),
+                );
+            }
+            Backend::Gpu(backend) => {
+                gpu::backward(
+                    backend,
+                    activation,
+                    &gate,
+                    up.as_ref(),
+                    &mut gradient,
+                    slot.as_mut(),
+                );
             }
         }
         if let Some(slot) = slot {

@@ -58,7 +58,7 @@ fn a_gradient_that_others_share_is_left_alone() {
 }
 
 #[test]
-fn the_result_is_made_again_for_who_keeps_it() {
+fn readers_recompute_the_result() {
     let block = |tape: &Tape<'_>, v: &[Var]| {
         let (gate, up) = (tape.scale(&v[0], 0.5)?, tape.scale(&v[1], 2.0)?);
         let gate = tape.glu(&gate, &up, Activation::Silu)?;
@@ -79,7 +79,7 @@ fn the_result_is_made_again_for_who_keeps_it() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

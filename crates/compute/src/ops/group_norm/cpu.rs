@@ -47,14 +47,13 @@ pub fn forward(
     });
 }
 
-/// Mean and 1 / deviation. Distances are taken from the first number, which is near the others
+/// Mean and 1 / std. Distances are taken from the first number, which is near the others
 /// where the mean is large, so that one pass is as good as two.
 fn statistics<T: Real>(x: &[T], epsilon: f32) -> (f32, f32) {
     let (count, center) = (x.len() as f64, f64::from(x[0].to_f32()));
     let [sum, squares] = moments(x, center);
     let distance = sum / count;
-    // Rounding may leave less than nothing where all numbers are equal; `max` would hide what is
-    // not a number.
+    // Rounding may leave a negative variance where all values are equal; `max` would hide NaN.
     let variance = squares / count - distance * distance;
     let variance = if variance < 0.0 { 0.0 } else { variance };
     let inverse = 1.0 / (variance + f64::from(epsilon)).sqrt();

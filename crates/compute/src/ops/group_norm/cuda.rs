@@ -20,7 +20,7 @@ pub fn forward(
     weight: &Tensor,
     bias: &Tensor,
     form: GroupNormConfig,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     y: &mut Tensor,
 ) {
     let &[samples, channels, height, width] = x.shape().sizes() else {
@@ -33,9 +33,19 @@ pub fn forward(
     let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
     let variant = CudaVariant::of(&[x.dtype()]);
     let grid = LaunchConfig { threads: THREADS, ..LaunchConfig::blocks(groups) };
-    let arguments = arguments![x, &mut *room, size, form.epsilon];
+    let arguments = arguments![x, &mut *workspace, size, form.epsilon];
     cuda.launch(&KERNELS, "group_statistics", variant, grid, &arguments);
-    let arguments =
-        arguments![x, &*room, weight, bias, y, n, size, plane, channels, form.activation.code()];
+    let arguments = arguments![
+        x,
+        &*workspace,
+        weight,
+        bias,
+        y,
+        n,
+        size,
+        plane,
+        channels,
+        form.activation.code()
+    ];
     cuda.launch(&KERNELS, "group_norm", variant, LaunchConfig::per_element(n), &arguments);
 }

@@ -17,7 +17,7 @@ pub fn forward(
     weight: &Tensor,
     bias: &Tensor,
     form: GroupNormConfig,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     y: &mut Tensor,
 ) {
     let &[samples, channels, height, width] = x.shape().sizes() else {
@@ -29,9 +29,19 @@ pub fn forward(
     }
     let (groups, size) = (samples * form.n_groups, channels / form.n_groups * plane);
     let variant = GpuVariant::of(&[x.dtype()]);
-    let arguments = arguments![x, &mut *room, size, form.epsilon];
+    let arguments = arguments![x, &mut *workspace, size, form.epsilon];
     gpu.launch(&KERNELS, "group_statistics", &variant, groups, &arguments);
-    let arguments =
-        arguments![x, &*room, weight, bias, y, n, size, plane, channels, form.activation.code()];
+    let arguments = arguments![
+        x,
+        &*workspace,
+        weight,
+        bias,
+        y,
+        n,
+        size,
+        plane,
+        channels,
+        form.activation.code()
+    ];
     gpu.launch(&KERNELS, "group_norm", &variant, pairs(n), &arguments);
 }

@@ -1,6 +1,6 @@
-// Group norm: a block finds the statistics of a group, then a thread for each number applies them.
+// Group norm: a block finds the statistics of a group, then a thread for each element applies them.
 
-// Mean and 1 / deviation. Distances are taken from the first number, which is near the others where the
+// Mean and 1 / std. Distances are taken from the first number, which is near the others where the
 // mean is large, so that one pass is as good as two.
 KERNEL group_statistics(const X* x, float* statistics, u64 size, float epsilon) {
     x += blockIdx.x * size;

@@ -1,7 +1,7 @@
 // Group norm: a group of threads finds the statistics of a group of channels, then a thread for every two
 // numbers applies them.
 
-// Mean and 1 / deviation. Distances are taken from the first number at first, which is near the others where
+// Mean and 1 / std. Distances are taken from the first number at first, which is near the others where
 // the mean is large.
 kernel group_statistics(x: [X], statistics: mut [f32], size: u32, epsilon: f32) {
     let start = group * p.size;

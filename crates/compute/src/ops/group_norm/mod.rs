@@ -18,7 +18,7 @@ use crate::tape::Tape;
 use crate::var::Var;
 use crate::{Dtype, Result, Tensor};
 
-/// Operations per number, for the tally, of the norm alone and of an activation.
+/// FLOPs per element, for the work counter, of the norm alone and of an activation.
 const FLOPS: usize = 8;
 const ACTIVATION_FLOPS: usize = 20;
 
@@ -49,17 +49,17 @@ impl Tape<'_> {
             DeviceKind::Cuda { .. } => cuda::floats(x.tensor(), form),
             DeviceKind::Gpu { .. } => gpu::floats(x.tensor(), form),
         };
-        let mut room = op.workspace([floats], Dtype::F32)?;
-        match op.engine() {
+        let mut workspace = op.workspace([floats], Dtype::F32)?;
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::forward(engine, x.tensor(), weight, bias, form, &mut y);
+            Backend::Cpu(backend) => {
+                cpu::forward(backend, x.tensor(), weight, bias, form, &mut y);
             }
-            Backend::Cuda(engine) => {
-                cuda::forward(engine, x.tensor(), weight, bias, form, &mut room, &mut y);
+            Backend::Cuda(backend) => {
+                cuda::forward(backend, x.tensor(), weight, bias, form, &mut workspace, &mut y);
             }
-            Backend::Gpu(engine) => {
-                gpu::forward(engine, x.tensor(), weight, bias, form, &mut room, &mut y);
+            Backend::Gpu(backend) => {
+                gpu::forward(backend, x.tensor(), weight, bias, form, &mut workspace, &mut y);
             }
         }
         Ok(op.result(y))

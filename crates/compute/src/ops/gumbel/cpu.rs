@@ -1,5 +1,5 @@
 //! Random choices on the CPU, a row at a time. They are made from numbers in f32, before
-//! rounding to a narrow format could make two of them equal.
+//! rounding to a narrow dtype could make two of them equal.
 
 use rayon::prelude::*;
 

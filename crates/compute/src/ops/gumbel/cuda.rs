@@ -15,9 +15,9 @@ pub fn one(
     hard: bool,
 ) {
     let of = CudaGumbel::new(out);
-    let place = CudaArg::from(out);
-    let logits = logits.map_or(place, CudaArg::from);
-    let [soft, hard] = if hard { [CudaArg::NONE, place] } else { [place, CudaArg::NONE] };
+    let out_arg = CudaArg::from(out);
+    let logits = logits.map_or(out_arg, CudaArg::from);
+    let [soft, hard] = if hard { [CudaArg::NONE, out_arg] } else { [out_arg, CudaArg::NONE] };
     of.launch(cuda, draw, [logits, soft, hard]);
 }
 
@@ -30,8 +30,8 @@ pub fn both(
     hard: &mut Tensor,
 ) {
     let of = CudaGumbel::new(soft);
-    let place = CudaArg::from(soft);
-    of.launch(cuda, draw, [logits.map_or(place, CudaArg::from), place, hard.into()]);
+    let out_arg = CudaArg::from(soft);
+    of.launch(cuda, draw, [logits.map_or(out_arg, CudaArg::from), out_arg, hard.into()]);
 }
 
 /// dlogits = soft · (gradient - Σ gradient · soft) / τ, in place

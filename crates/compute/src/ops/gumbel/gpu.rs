@@ -15,8 +15,8 @@ pub fn one(
     hard: bool,
 ) {
     let of = GpuGumbel::new(out);
-    let place = GpuArg::from(out);
-    let [soft, hard] = if hard { [GpuArg::None, place] } else { [place, GpuArg::None] };
+    let out_arg = GpuArg::from(out);
+    let [soft, hard] = if hard { [GpuArg::None, out_arg] } else { [out_arg, GpuArg::None] };
     of.launch(gpu, draw, [logits.into(), soft, hard]);
 }
 
@@ -31,7 +31,7 @@ pub fn both(
     GpuGumbel::new(soft).launch(gpu, draw, [logits.into(), soft.into(), hard.into()]);
 }
 
-/// dlogits = soft · (gradient - Σ gradient · soft) / τ, in place
+/// dlogits = soft · (gradient - Σ gradient · soft) / τ, in out_arg
 pub fn backward(gpu: &GpuBackend, soft: &Tensor, temperature: f32, gradient: &mut Tensor) {
     let GpuGumbel { rows, width, variant } = GpuGumbel::new(soft);
     let arguments = arguments![soft, gradient, width, temperature];

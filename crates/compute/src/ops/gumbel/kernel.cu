@@ -1,5 +1,5 @@
 // Random choices, a block for each row. They are made from numbers in f32, before rounding to a narrow
-// format could make two of them equal. Noise is found again for each pass: it is a function of its place.
+// dtype could make two of them equal. Noise is found again for each pass: it is a function of its place.
 
 // Half a step of the random numbers below 1: what is nearer counts as this far.
 #define NEAREST_TO_ONE (1.0f / (1 << 25))

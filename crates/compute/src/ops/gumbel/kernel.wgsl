@@ -1,5 +1,5 @@
-// Random choices, a group for each row. They are made from numbers in f32, before rounding to a narrow
-// format could make two of them equal. Noise is found again for each pass: it is a function of its place.
+// Random choices, a workgroup for each row. They are made from numbers in f32, before rounding to a narrow
+// dtype could make two of them equal. Noise is found again for each pass: it is a function of its place.
 
 // Half a step of the random numbers below 1: what is nearer counts as this far.
 const NEAREST_TO_ONE: f32 = 1.0 / 33554432.0;
@@ -45,7 +45,7 @@ fn weight(at: u32, most: f32, is_chosen: bool) -> f32 {
 }
 
 fn score(at: u32) -> f32 {
-    let stream = Stream(vec2<u32>(p.seed_low, p.seed_high), vec2<u32>(p.number_low, p.number_high),
+    let stream = RandomSequence(vec2<u32>(p.seed_low, p.seed_high), vec2<u32>(p.number_low, p.number_high),
                         vec2<u32>(p.first_low, p.first_high));
     var logit = 0.0;
     if has_logits() { logit = logits(at); }

@@ -1,6 +1,6 @@
-//! Choices that a gradient passes through: for logits over the last dimension,
+//! Gumbel-softmax: for logits over the last dimension,
 //!
-//! soft = softmax((logits + g) / τ) with g = -ln(-ln u), u even over (0, 1)
+//! soft = softmax((logits + g) / τ) with g = -ln(-ln u), u uniform over (0, 1)
 //!
 //! Its largest entry falls on each place with the probability softmax(logits) gives it. A hard
 //! choice is one there and zero elsewhere, with the gradient of the soft one (Jang, Gu and Poole,
@@ -9,7 +9,7 @@
 //! In place: the logits are taken by value, and if neither the caller nor a record holds their
 //! memory as well, the result is written over them. Else they stay as they were.
 //!
-//! Kept for backward: the soft values, which are the result or, of a hard choice, lie where the
+//! Saved for backward: the soft values, which are the result or, of a hard choice, lie where the
 //! logits were.
 
 mod cpu;
@@ -24,7 +24,7 @@ use crate::random::RandomSequence;
 use crate::tape::Tape;
 use crate::var::{SavedTensor, Var};
 
-/// Operations per number, for the tally; a logarithm or an exponential counts as ten, a random
+/// FLOPs per element, for the work counter; a logarithm or an exponential counts as ten, a random
 /// number as forty.
 const FLOPS: usize = 75;
 const BACKWARD_FLOPS: usize = 5;
@@ -50,19 +50,19 @@ impl Tape<'_> {
         let has_both = hard && is_tracked;
         let mut choice = has_both.then(|| op.alloc(shape, dtype)).transpose()?;
         op.count(FLOPS * shape.elements(), &[&values, &values]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => match &mut choice {
-                Some(choice) => cpu::both(engine, draw, shared.as_ref(), &mut values, choice),
-                None => cpu::one(engine, draw, shared.as_ref(), &mut values, hard),
+            Backend::Cpu(backend) => match &mut choice {
+                Some(choice) => cpu::both(backend, draw, shared.as_ref(), &mut values, choice),
+                None => cpu::one(backend, draw, shared.as_ref(), &mut values, hard),
             },
-            Backend::Cuda(engine) => match &mut choice {
-                Some(choice) => cuda::both(engine, draw, shared.as_ref(), &mut values, choice),
-                None => cuda::one(engine, draw, shared.as_ref(), &mut values, hard),
+            Backend::Cuda(backend) => match &mut choice {
+                Some(choice) => cuda::both(backend, draw, shared.as_ref(), &mut values, choice),
+                None => cuda::one(backend, draw, shared.as_ref(), &mut values, hard),
             },
-            Backend::Gpu(engine) => match &mut choice {
-                Some(choice) => gpu::both(engine, draw, shared.as_ref(), &mut values, choice),
-                None => gpu::one(engine, draw, shared.as_ref(), &mut values, hard),
+            Backend::Gpu(backend) => match &mut choice {
+                Some(choice) => gpu::both(backend, draw, shared.as_ref(), &mut values, choice),
+                None => gpu::one(backend, draw, shared.as_ref(), &mut values, hard),
             },
         }
         drop(shared);
@@ -82,11 +82,13 @@ impl Tape<'_> {
             let mut gradient = gradient.into_unique()?;
             let work = BACKWARD_FLOPS * soft.shape().elements();
             back.cx.count("gumbel backward", work, &[&soft, &gradient, &gradient]);
-            match back.cx.engine() {
+            match back.cx.backend() {
                 Backend::Meta => {}
-                Backend::Cpu(engine) => cpu::backward(engine, &soft, temperature, &mut gradient),
-                Backend::Cuda(engine) => cuda::backward(engine, &soft, temperature, &mut gradient),
-                Backend::Gpu(engine) => gpu::backward(engine, &soft, temperature, &mut gradient),
+                Backend::Cpu(backend) => cpu::backward(backend, &soft, temperature, &mut gradient),
+                Backend::Cuda(backend) => {
+                    cuda::backward(backend, &soft, temperature, &mut gradient)
+                }
+                Backend::Gpu(backend) => gpu::backward(backend, &soft, temperature, &mut gradient),
             }
             back.pass(source, gradient)
         }))

@@ -172,7 +172,7 @@ fn choices_fall_as_often_as_softmax_says() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

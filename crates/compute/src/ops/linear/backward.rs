@@ -1,5 +1,5 @@
-//! The backward pass through a linear layer: gradients of its bias, weight and adapter, and of x. Where x is what an
-//! activation gave, the gradient goes through that in the same pass.
+//! The backward pass of a linear layer: gradients of its bias, weight and LoRA, and of x. Where x is the result of an
+//! activation, the gradient goes through that in the same pass.
 
 use std::rc::Rc;
 
@@ -18,7 +18,7 @@ pub(super) struct LinearBackward {
     pub onto: Option<GradTarget>,
 }
 
-/// The same, of the products alone.
+/// The same, of the matmuls alone.
 pub(super) struct LayerBackward {
     pub x: (Option<GradTarget>, Shape),
     /// If x is an activation's result: of what.
@@ -29,7 +29,7 @@ pub(super) struct LayerBackward {
     pub lora: Option<LoraBackward>,
 }
 
-/// The weight between forward and backward: kept, and then at hand.
+/// The weight as saved for backward.
 #[derive(Clone)]
 pub(super) enum SavedWeight<T> {
     Dense(T, Option<GradTarget>),
@@ -50,7 +50,7 @@ impl SavedWeight<SavedTensor> {
 }
 
 impl SavedWeight<Tensor> {
-    /// As a factor of gradients.
+    /// As an operand for gradients.
     pub fn matrix(&self, gradient: Dtype) -> Operand<'_> {
         match self {
             Self::Dense(tensor, _) => Operand::beside(tensor, gradient),
@@ -77,20 +77,20 @@ impl LinearBackward {
 
 impl LayerBackward {
     fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
-        let place = back.cx;
+        let cx = back.cx;
         let outputs = gradient.shape().width();
         if let Some(slot) = back.slot_of(self.bias, [outputs].into(), Dtype::F32)? {
             column_sums(back, gradient, slot);
         }
-        let x = self.saved_x.map(|kept| kept.get(place)).transpose()?;
-        let weight = self.weight.get(place)?;
+        let x = self.saved_x.map(|kept| kept.get(cx)).transpose()?;
+        let weight = self.weight.get(cx)?;
         if let SavedWeight::Dense(weight, source) = &weight
             && let Some(mut slot) = back.slot_of(*source, weight.shape(), weight.dtype())?
         {
-            let x = x.as_ref().expect("kept because the weight is trained");
+            let x = x.as_ref().expect("saved because the weight is trained");
             let matmul = Matmul::new(Operand::from(gradient).t(), x.into());
             FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
-                .run(place)?;
+                .run(cx)?;
             back.put(slot);
         }
         let inner_gradient = match &self.lora {
@@ -100,30 +100,29 @@ impl LayerBackward {
         drop(x);
         let ((source, shape), dtype) = (self.x, gradient.dtype());
         let Some(source) = source else { return Ok(()) };
-        let mut products = vec![Matmul::new(gradient, weight.matrix(dtype))];
+        let mut matmuls = vec![Matmul::new(gradient, weight.matrix(dtype))];
         let lora = self.lora.as_ref().zip(inner_gradient.as_ref());
         let is_dropped = self.lora.as_ref().is_some_and(|lora| lora.dropout.is_some());
         if let Some((LoraBackward { down: (down, _), .. }, inner)) = lora.filter(|_| !is_dropped) {
             let [inner, down] = [inner, down].map(|f| Operand::beside(f, dtype));
-            products.push(Matmul::new(inner, down));
+            matmuls.push(Matmul::new(inner, down));
         }
         if let (Some(activated), GradTarget::Node(node), false) =
             (&self.activated, source, is_dropped)
         {
-            let mut before = place.alloc(shape, dtype)?;
+            let mut before = cx.alloc(shape, dtype)?;
             let slope = Some(&**activated);
-            FusedMatmul { derivative_at: slope, ..FusedMatmul::new(&products, &mut before) }
-                .run(place)?;
+            FusedMatmul { derivative_at: slope, ..FusedMatmul::new(&matmuls, &mut before) }
+                .run(cx)?;
             return back.pass_through(node, before);
         }
         let mut slot = back.slot(source, shape, dtype)?;
-        FusedMatmul { add: slot.add, ..FusedMatmul::new(&products, &mut slot.tensor) }
-            .run(place)?;
+        FusedMatmul { add: slot.add, ..FusedMatmul::new(&matmuls, &mut slot.tensor) }.run(cx)?;
         if let Some((LoraBackward { dropout: Some(dropout), down: (down, _), .. }, inner)) = lora {
-            let mut seen = place.workspace(shape, gradient.dtype())?;
-            FusedMatmul::new(&[Matmul::new(inner, down.into())], &mut seen).run(place)?;
+            let mut seen = cx.workspace(shape, gradient.dtype())?;
+            FusedMatmul::new(&[Matmul::new(inner, down.into())], &mut seen).run(cx)?;
             slot.add = true;
-            accumulate(place, &mut slot, &dropout.apply(place, &seen)?);
+            accumulate(cx, &mut slot, &dropout.apply(cx, &seen)?);
         }
         back.put(slot);
         Ok(())
@@ -137,11 +136,11 @@ pub(in crate::ops) fn column_sums(
     mut slot: GradientSlot,
 ) {
     back.cx.count("column_sums", gradient.shape().elements(), &[gradient]);
-    match back.cx.engine() {
+    match back.cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
-        Backend::Cuda(engine) => cuda::column_sums(engine, gradient, &mut slot.tensor, slot.add),
-        Backend::Gpu(engine) => gpu::column_sums(engine, gradient, &mut slot.tensor, slot.add),
+        Backend::Cpu(backend) => cpu::column_sums(backend, gradient, &mut slot.tensor, slot.add),
+        Backend::Cuda(backend) => cuda::column_sums(backend, gradient, &mut slot.tensor, slot.add),
+        Backend::Gpu(backend) => gpu::column_sums(backend, gradient, &mut slot.tensor, slot.add),
     }
     back.put(slot);
 }
@@ -154,23 +153,23 @@ impl LoraBackward {
         gradient: &Tensor,
         x: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let (place, (down, up)) = (back.cx, (&self.down.0, &self.up.0));
-        let mut inner_gradient = place.workspace(self.inner.shape(), self.inner.dtype())?;
+        let (cx, (down, up)) = (back.cx, (&self.down.0, &self.up.0));
+        let mut inner_gradient = cx.workspace(self.inner.shape(), self.inner.dtype())?;
         let matmul = Matmul { scale: self.scale, ..Matmul::new(gradient, up.into()) };
-        FusedMatmul::new(&[matmul], &mut inner_gradient).run(place)?;
+        FusedMatmul::new(&[matmul], &mut inner_gradient).run(cx)?;
         if let Some(mut slot) = back.slot_of(self.up.1, up.shape(), Dtype::F32)? {
             let matmul = Matmul::new(Operand::from(gradient).t(), (&self.inner).into());
             FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
-                .run(place)?;
+                .run(cx)?;
             back.put(slot);
         }
         if let Some(mut slot) = back.slot_of(self.down.1, down.shape(), Dtype::F32)? {
-            let x = x.expect("kept because A is trained");
-            let dropped = self.dropout.map(|dropout| dropout.apply(place, x)).transpose()?;
+            let x = x.expect("saved because A is trained");
+            let dropped = self.dropout.map(|dropout| dropout.apply(cx, x)).transpose()?;
             let seen = dropped.as_ref().unwrap_or(x);
             let matmul = Matmul::new(Operand::from(&inner_gradient).t(), seen.into());
             FusedMatmul { add: slot.add, ..FusedMatmul::new(&[matmul], &mut slot.tensor) }
-                .run(place)?;
+                .run(cx)?;
             back.put(slot);
         }
         Ok(inner_gradient)

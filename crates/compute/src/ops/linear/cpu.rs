@@ -1,4 +1,4 @@
-//! What a linear layer needs on the CPU besides products.
+//! What a linear layer needs on the CPU besides matmuls.
 
 use super::Dropout;
 use crate::Tensor;
@@ -6,8 +6,8 @@ use crate::cpu::CpuBackend;
 use crate::cpu::rows::store;
 use crate::dtype::{Real, with_real};
 
-/// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(
+/// Dropout: zeros a share of the elements, and scales the others up.
+pub fn dropout(
     cpu: &CpuBackend,
     Dropout { share, sequence: random }: Dropout,
     x: &Tensor,

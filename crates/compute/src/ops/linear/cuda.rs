@@ -1,4 +1,4 @@
-//! What a linear layer needs on a GPU besides products.
+//! What a linear layer needs on a GPU besides matmuls.
 
 use super::Dropout;
 use crate::Tensor;
@@ -11,7 +11,7 @@ const KERNELS: CudaSource = CudaSource { name: "linear", text: include_str!("ker
 
 /// Numbers that tensors which are rounded together begin at multiples of, so that each is aligned.
 pub const PIECE: usize = ALIGNMENT / size_of::<u16>();
-/// The most that are rounded together, as in the kernel's text.
+/// The most that are rounded together, as in the kernel source.
 const MOST: usize = 3;
 
 /// Rounds some f32 tensors into one, in which each begins where it is said, and the next where it ends.
@@ -27,8 +27,8 @@ pub fn round(cuda: &CudaBackend, all: &[&Tensor], starts: &[usize], rounded: &mu
     cuda.launch(&KERNELS, "round_all", variant, LaunchConfig::per_element(n), &arguments);
 }
 
-/// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(
+/// Dropout: zeros a share of the elements, and scales the others up.
+pub fn dropout(
     cuda: &CudaBackend,
     Dropout { share, sequence: random }: Dropout,
     x: &Tensor,
@@ -38,7 +38,7 @@ pub fn drop_out(
     let scale = 1.0 / (1.0 - share);
     let arguments = arguments![x, out, n, share, scale, seed, stream, first];
     let variant = CudaVariant::of(&[x.dtype()]);
-    cuda.launch(&KERNELS, "drop_out", variant, LaunchConfig::per_element(n), &arguments);
+    cuda.launch(&KERNELS, "dropout", variant, LaunchConfig::per_element(n), &arguments);
 }
 
 /// The sum of each column.

@@ -1,4 +1,4 @@
-//! What a linear layer needs on a GPU besides products.
+//! What a linear layer needs on a GPU besides matmuls.
 
 use super::Dropout;
 use crate::Tensor;
@@ -7,8 +7,8 @@ use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, pairs, sequence_
 
 const KERNELS: WgslSource = WgslSource { name: "linear", text: include_str!("kernel.wgsl") };
 
-/// Zeros a share of the numbers, and scales the others up.
-pub fn drop_out(
+/// Dropout: zeros a share of the elements, and scales the others up.
+pub fn dropout(
     gpu: &GpuBackend,
     Dropout { share, sequence: random }: Dropout,
     x: &Tensor,
@@ -17,7 +17,7 @@ pub fn drop_out(
     let (n, scale) = (x.shape().elements(), 1.0 / (1.0 - share));
     let numbers = sequence_args(random);
     let arguments = [&arguments![x, out, n, share, scale][..], &numbers].concat();
-    gpu.launch(&KERNELS, "drop_out", &GpuVariant::of(&[x.dtype()]), pairs(n), &arguments);
+    gpu.launch(&KERNELS, "dropout", &GpuVariant::of(&[x.dtype()]), pairs(n), &arguments);
 }
 
 /// The sum of each column.

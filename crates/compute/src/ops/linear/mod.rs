@@ -4,12 +4,12 @@
 //!
 //! for x [.., in], W [out, in], bias `[out]`, and an optional low-rank term with A [rank, in] and
 //! B [out, rank]. The term and the activation f are part of the same pass over the result, so an
-//! adapter costs no extra pass over the activations; and so is the stream that a layer without an activation
-//! is added to. With dropout, A sees x in training with some numbers set to zero and the others scaled up to
+//! adapter costs no extra pass over the activations; and so is the residual that a layer without an activation
+//! is added to. With dropout, A sees x in training with some elements set to zero and the others scaled up to
 //! keep the mean. W may be quantised: then it is frozen, and is read as it is, forward and backward.
 //!
-//! Kept for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and what f was applied to. Others
-//! keep the way to f's result, not the result, and if it is asked for the way to the product too.
+//! Saved for backward: x only if W or A is trained, the rank-wide x·Aᵀ, and the input of f. Readers save
+//! how to recompute f's result, not the result, and with `is_remat` that of the matmul too.
 
 mod backward;
 mod cpu;
@@ -44,17 +44,17 @@ pub struct Linear<'a> {
     pub lora: Option<Lora<'a>>,
     /// What the result is added to, where no activation is.
     pub onto: Option<&'a Var>,
-    /// Whether the product is computed again for whoever would keep the result, instead of kept. With
-    /// an activation, only that is computed again in any case; not where it is added to something.
+    /// Whether readers recompute the result instead of saving it. With an activation, only that is recomputed
+    /// in any case; not where it is added to something.
     pub is_remat: bool,
 }
 
 /// The matrix of a linear layer.
 #[derive(Clone, Copy)]
 pub enum Weight<'a> {
-    /// Of a real format; perhaps trained.
+    /// Of a real dtype; perhaps trained.
     Dense(&'a Var),
-    /// Frozen, in few bits.
+    /// Frozen and quantised.
     Quantised(&'a Quantised),
 }
 
@@ -78,7 +78,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// As a factor of x.
+    /// As an operand for x.
     pub(super) fn matrix(self, x: Dtype) -> Operand<'a> {
         match self {
             Self::Dense(var) => Operand::beside(var.tensor(), x),
@@ -94,7 +94,7 @@ impl<'a> Weight<'a> {
         }
     }
 
-    /// Checks its format, and that it is as wide as what it meets; returns how many rows it has.
+    /// Checks its dtype, and that it is as wide as what it meets; returns how many rows it has.
     pub(super) fn check(self, op: &Op<'_>, inputs: usize) -> Result<usize> {
         let outputs = self.shape().rows();
         match self {
@@ -176,7 +176,7 @@ impl Tape<'_> {
         Ok(self.record(result, move |back, gradient| record.backward(back, gradient)))
     }
 
-    /// What the backward pass needs of a layer, whose adapter is there as it was multiplied.
+    /// What backward needs of a layer, with its LoRA operands as they were multiplied.
     fn layer_backward(
         &self,
         x: &Var,
@@ -207,7 +207,7 @@ impl Tape<'_> {
         }
     }
 
-    /// The result of an activation, which whoever would keep it makes again.
+    /// The result of an activation, which readers recompute instead of saving it.
     fn activated(&self, result: Var, of: Activated) -> Var {
         let of = Rc::new(of);
         let result = Var { activated: Some(Rc::clone(&of)), ..result };
@@ -218,7 +218,7 @@ impl Tape<'_> {
     }
 }
 
-/// What is asked of forward besides the arithmetic.
+/// Which outputs of forward are needed.
 #[derive(Clone, Copy)]
 struct LinearWanted {
     /// Whether what the activation is applied to is kept.
@@ -227,7 +227,7 @@ struct LinearWanted {
     result: bool,
 }
 
-/// What forward makes.
+/// The outputs of forward.
 struct LinearOutput {
     y: Tensor,
     pre_activation: Option<Tensor>,
@@ -247,7 +247,7 @@ fn forward(
     let (shape, dtype) = (x.shape().with_width(outputs), x.dtype());
     let only_pre_activation = wanted.pre_activation && !wanted.result;
     let is_run = cx.is_run && !only_pre_activation;
-    // What is kept comes first, so that what passes leaves its memory at the top of it.
+    // What is saved is allocated first, so that temporary memory lies above it.
     let ready = lora.map(|lora| LoraOperands::new(cx, lora, bias, dtype)).transpose()?;
     let inner = match (lora, &ready) {
         (Some(lora), Some(ready)) => Some(ready.inner(cx, x, lora.scale, dropout)?),
@@ -287,7 +287,7 @@ fn matmuls<'a>(
     matmuls
 }
 
-/// How to make the result of a layer without an activation again, from x and what its record keeps.
+/// How to recompute the result of a layer without an activation, from x and what is saved.
 fn remat(op: &Op<'_>, x: &Var, outputs: usize, of: &LayerBackward, bias: Option<Tensor>) -> Remat {
     let (x, mut needs) = x.to_saved();
     let weight = of.weight.clone();
@@ -303,7 +303,7 @@ fn remat(op: &Op<'_>, x: &Var, outputs: usize, of: &LayerBackward, bias: Option<
     })
 }
 
-/// Checks all shapes and formats; returns how many outputs there are.
+/// Checks all shapes and dtypes; returns how many outputs there are.
 fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
     op.expect_real("x", x.tensor())?;
     let inputs = x.shape().width();
@@ -321,7 +321,7 @@ fn check(op: &Op<'_>, x: &Var, layer: Linear<'_>) -> Result<usize> {
     Ok(outputs)
 }
 
-/// Which numbers of x the low-rank term does not see.
+/// Dropout of x for the low-rank term.
 #[derive(Clone, Copy)]
 struct Dropout {
     share: f32,
@@ -332,11 +332,11 @@ impl Dropout {
     fn apply(self, cx: OpContext<'_>, x: &Tensor) -> Result<Tensor> {
         let mut seen = cx.workspace(x.shape(), x.dtype())?;
         cx.count("dropout", x.shape().elements(), &[x, &seen]);
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::drop_out(engine, self, x, &mut seen),
-            Backend::Cuda(engine) => cuda::drop_out(engine, self, x, &mut seen),
-            Backend::Gpu(engine) => gpu::drop_out(engine, self, x, &mut seen),
+            Backend::Cpu(backend) => cpu::dropout(backend, self, x, &mut seen),
+            Backend::Cuda(backend) => cuda::dropout(backend, self, x, &mut seen),
+            Backend::Gpu(backend) => gpu::dropout(backend, self, x, &mut seen),
         }
         Ok(seen)
     }
@@ -358,8 +358,8 @@ impl Lora<'_> {
     }
 }
 
-/// An adapter as it is multiplied. A GPU's matrix units want both factors of a product in one format: there
-/// all of it is rounded to that of x by one kernel, once for both ways.
+/// A LoRA as it is multiplied. Tensor cores need both operands of a matmul in one dtype: with CUDA all of it is
+/// rounded to that of x by one kernel, once for forward and backward.
 struct LoraOperands {
     down: Tensor,
     up: Tensor,
@@ -381,8 +381,8 @@ impl LoraOperands {
         }
         let mut rounded = cx.alloc([starts[all.len()]], x)?;
         cx.count("convert", 0, &[down, up, &rounded]);
-        if let Backend::Cuda(engine) = cx.engine() {
-            cuda::round(engine, &all, &starts, &mut rounded);
+        if let Backend::Cuda(backend) = cx.backend() {
+            cuda::round(backend, &all, &starts, &mut rounded);
         }
         let mut parts = all.iter().zip(&starts).map(|(tensor, start)| {
             let shape = tensor.shape();
@@ -411,7 +411,7 @@ impl LoraOperands {
     }
 }
 
-/// The format of what lies between A and B: a GPU would round it for its next product anyway.
+/// The dtype of what lies between A and B: a GPU would round it for its next matmul anyway.
 fn inner_dtype(cx: OpContext<'_>, x: Dtype) -> Dtype {
     match cx.device.kind() {
         DeviceKind::Cpu { .. } | DeviceKind::Gpu { .. } => Dtype::F32,

@@ -32,7 +32,7 @@ fn layer(tape: &Tape<'_>, v: &[Var], activation: Activation) -> crate::Result<Va
     tape.linear(&v[0], Linear { bias: Some(&v[2]), activation, lora, ..Linear::new(&v[1]) })
 }
 
-/// A layer whose result is computed again for the norm that would keep it.
+/// A layer whose result is recomputed for the norm that would save it.
 fn remade(tape: &Tape<'_>, v: &[Var], is_remat: bool) -> crate::Result<Var> {
     let lora = Some(Lora { down: &v[3], up: &v[4], scale: 0.7, dropout: 0.0 });
     let layer = Linear { bias: Some(&v[2]), lora, is_remat, ..Linear::new(&v[1]) };
@@ -40,7 +40,7 @@ fn remade(tape: &Tape<'_>, v: &[Var], is_remat: bool) -> crate::Result<Var> {
 }
 
 #[test]
-fn a_result_that_is_made_again_has_the_same_bits_and_is_not_held() {
+fn a_recomputed_result_has_the_same_bits_and_is_not_held() {
     let device = device();
     let train = |is_remat: bool| {
         let mut params = Params::default();
@@ -62,7 +62,7 @@ fn a_result_that_is_made_again_has_the_same_bits_and_is_not_held() {
     };
     let ((once, held, flops), (twice, less, more)) = (train(false), train(true));
     assert_eq!((once.len(), &once), (5, &twice));
-    // The result is not held; the product with the weight and with B is computed once more.
+    // The result is not held; the matmul with the weight and with B is computed once more.
     assert_eq!(held - less, 40 * 64 * 4);
     assert_eq!(more - flops, 2 * 40 * (48 + 3) * 64);
 }
@@ -104,7 +104,7 @@ fn a_gpu_agrees_with_the_cpu_on_a_large_layer() {
 }
 
 #[test]
-fn the_result_is_added_to_a_stream() {
+fn the_result_is_added_to_a_residual() {
     for (rows, inputs, outputs, rank) in [(5, 7, 9, 3), (33, 16, 40, 2), (1, 1, 1, 1)] {
         let mut inputs_of = parts(rows, [inputs, outputs, rank]).to_vec();
         inputs_of.push(Input::normal([rows, outputs], 6));
@@ -123,7 +123,7 @@ fn the_result_is_added_to_a_stream() {
 }
 
 #[test]
-fn a_stream_goes_through_a_layer_and_past_it() {
+fn a_residual_goes_through_a_layer_and_past_it() {
     // x is the layer's input and what its result is added to, and its gradient comes both ways.
     let weight = Input::normal([9, 9], 2).scaled(0.5);
     check(
@@ -191,7 +191,7 @@ fn a_weight_of_f32_meets_rounded_numbers() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     expect_not_hidden([3, 5], |tape, x| tape.linear(x, Linear::new(x)));
 }
 
@@ -284,7 +284,7 @@ fn dropout_hides_its_share_and_keeps_the_mean() {
     assert!(gradient.iter().all(|value| *value == 0.0 || (value - 4.0 / 3.0).abs() < 1e-6));
     let sum: f64 = gradient.iter().map(|value| f64::from(*value)).sum();
     assert!((sum / width as f64 - f64::from(mean)).abs() < 1e-5);
-    // Who uses what was trained has all of it.
+    // Inference has no dropout.
     let tape = Tape::inference(&device, &params, 3);
     let (a, b) = (tape.param(down), tape.param(up));
     let lora = Lora { down: &a, up: &b, scale: 1.0, dropout: 0.25 };

@@ -85,7 +85,7 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
         .map_or(0, |bias| workspace_layout.bias(cuda, bias, out));
     let before = work.pre_activation.filter(|_| work.activation != Activation::None);
     let kept = match work.derivative_at {
-        Some(slope) => slope.input.address(),
+        Some(at) => at.input.address(),
         None => before.map_or(0, Tensor::address_mut),
     };
     if !work.add && cuda.wants_trial(&gemm) {
@@ -98,8 +98,8 @@ pub fn multiply(cuda: &CudaBackend, work: FusedMatmul<'_>, workspace: &mut Tenso
         workspace_layout.run(cuda, matmul, onto.take(), work.out, gemm, [0, 0]);
     }
     workspace_layout.run(cuda, last, onto, work.out, gemm, [bias, kept]);
-    if let Some(slope) = work.derivative_at.filter(|_| !is_by_library) {
-        return activation::cuda::backward(cuda, slope.activation, &slope.input, work.out);
+    if let Some(at) = work.derivative_at.filter(|_| !is_by_library) {
+        return activation::cuda::backward(cuda, at.activation, &at.input, work.out);
     }
     if !is_by_library && (work.bias.is_some() || work.activation != Activation::None) {
         let columns = work.matmuls[0].right.columns();
@@ -128,7 +128,7 @@ fn epilogue(work: &FusedMatmul<'_>) -> Epilogue {
         work.columns().is_multiple_of(EPILOGUE_COLUMNS) && work.matmuls[0].left.columns() > 0;
     // Its tanh is less exact than f32.
     let has_gelu = is_fit && work.out.dtype() != Dtype::F32;
-    match (work.activation, work.derivative_at.map(|slope| slope.activation)) {
+    match (work.activation, work.derivative_at.map(|at| at.activation)) {
         (Activation::None, Some(Activation::GeluTanh)) if has_gelu => Epilogue::GeluGrad,
         (Activation::None, None) if has_bias && is_fit => Epilogue::Bias,
         (Activation::GeluTanh, None) if has_gelu => Epilogue::Gelu { has_bias, is_kept },
@@ -220,7 +220,7 @@ impl MatmulWorkspace {
 
     /// Where an operand of a dtype lies; a copy is put at `to`.
     fn operand(cuda: &CudaBackend, operand: Operand<'_>, dtype: Dtype, to: &mut u64) -> u64 {
-        let place = *to;
+        let address = *to;
         *to += copy_bytes(operand, dtype) as u64;
         match operand.data {
             OperandData::Dense(tensor) if tensor.dtype() == dtype => return tensor.address(),
@@ -228,12 +228,12 @@ impl MatmulWorkspace {
                 let (n, variant) = (tensor.shape().elements(), [tensor.dtype(), dtype]);
                 let p = if n % 8 == 0 { pack(n, &[tensor]) } else { 1 };
                 let variant = CudaVariant::of(&variant).with_pack(p);
-                elementwise::cuda::convert(cuda, tensor.into(), CudaArg(place), variant, n / p);
+                elementwise::cuda::convert(cuda, tensor.into(), CudaArg(address), variant, n / p);
             }
             OperandData::Quantised(quantised) => {
-                quantised::cuda::dequantise(cuda, quantised, dtype, CudaArg(place));
+                quantised::cuda::dequantise(cuda, quantised, dtype, CudaArg(address));
             }
         }
-        place
+        address
     }
 }

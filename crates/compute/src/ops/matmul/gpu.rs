@@ -1,5 +1,5 @@
-//! Matrix products on a GPU. Factors are read in whatever format they have and multiplied in f32; a second
-//! product, which adapters are, is summed up with the first before anything is rounded.
+//! Matmuls by wgpu. Operands are read in whatever dtype they have and multiplied in f32; a second matmul, as of
+//! LoRA, is summed up with the first before anything is rounded.
 
 use super::{FusedMatmul, Matmul, Operand, OperandData};
 use crate::device::Backend;
@@ -27,18 +27,18 @@ const BY_UNITS: WgslSource = WgslSource {
         include_str!("kernels.wgsl")
     ),
 };
-/// Rows and columns of a group by units, and its threads; as in the text.
+/// Rows and columns of a workgroup with matrix units, and its threads; as in the kernel source.
 const UNITS_SIDE: usize = 64;
 const UNITS_THREADS: usize = 128;
-/// Rows and columns at least. Chosen: of fewer, most of a group would be idle.
+/// Rows and columns at least. Chosen: of fewer, most of a workgroup would be idle.
 const UNITS_LEAST: usize = 32;
 /// How far units may be from plain kernels when they are tried. Chosen: some thousand times the rounding of
 /// sums of that size, and a thousandth of what a number in the wrong place changes.
 const UNITS_ERROR: f32 = 1e-3;
 
-/// Rows and columns of a thread, as in the text.
+/// Rows and columns of a thread, as in the kernel source.
 const SIDE: usize = 8;
-/// Threads of a group. Chosen: those of two rows of 32, with sixty-four by sixty-four numbers of the result.
+/// Threads of a workgroup. Chosen: those of two rows of 32, with sixty-four by sixty-four numbers of the result.
 const THREADS: usize = 64;
 /// Threads that work on a small result, if the depth can be cut into enough slices. Chosen: as many as Apple's
 /// chips of ten cores keep busy.
@@ -48,16 +48,16 @@ const ENOUGH_SOFTWARE: usize = 128;
 /// Depth of a slice at least.
 const DEPTH: usize = 64;
 
-/// Floats of workspace: a quantised left factor, which only a change of adapters asks for, is copied.
+/// Floats of workspace: a quantised left operand, which only a change of adapters asks for, is copied.
 pub fn floats(work: &FusedMatmul<'_>) -> usize {
-    let copies = work.matmuls.iter().map(|product| match product.left.data {
+    let copies = work.matmuls.iter().map(|matmul| match matmul.left.data {
         OperandData::Dense(_) => 0,
         OperandData::Quantised(quantised) => quantised.shape().elements(),
     });
     copies.max().unwrap_or(0)
 }
 
-/// Computes the products.
+/// Computes the matmuls.
 pub fn multiply(gpu: &GpuBackend, work: FusedMatmul<'_>, workspace: &mut Tensor) {
     let (first, others) = work.matmuls.split_first().expect("there is something to multiply");
     // One more is summed up in the same pass, all others before it.
@@ -70,19 +70,19 @@ pub fn multiply(gpu: &GpuBackend, work: FusedMatmul<'_>, workspace: &mut Tensor)
         gpu.copy(onto, work.out);
         add = true;
     }
-    for product in before {
+    for matmul in before {
         let plain = FusedMatmul { add, ..FusedMatmul::new(&[], &mut *work.out) };
-        run(gpu, plain, product, None, workspace);
+        run(gpu, plain, matmul, None, workspace);
         add = true;
     }
-    let slope = work.derivative_at;
+    let derivative_at = work.derivative_at;
     run(gpu, FusedMatmul { add, out: &mut *work.out, ..work }, first, second, workspace);
-    if let Some(slope) = slope {
-        activation::gpu::backward(gpu, slope.activation, &slope.input, work.out);
+    if let Some(at) = derivative_at {
+        activation::gpu::backward(gpu, at.activation, &at.input, work.out);
     }
 }
 
-/// Whether a product can be summed up with another that has no scale.
+/// Whether a matmul can be summed up with another that has no scale.
 fn is_second(matmul: &Matmul<'_>) -> bool {
     let is_f32 = |matrix: Operand<'_>| matches!(matrix.data, OperandData::Dense(tensor) if tensor.dtype() == Dtype::F32);
     is_f32(matmul.left) && is_f32(matmul.right) && !matmul.left.transposed
@@ -101,7 +101,7 @@ fn run(
         OperandData::Dense(tensor) => tensor,
         OperandData::Quantised(quantised) => copied(gpu, quantised, workspace),
     };
-    let (kernel, right_arguments, right_format, is_fp8) = right_factor(gpu, right);
+    let (kernel, right_arguments, right_format, is_fp8) = right_operand(gpu, right);
     let (second_left, second_right) =
         second.map(|second| (second.left.tensor(), second.right.tensor())).unzip();
     let (second_inner, second_scale) =
@@ -130,7 +130,7 @@ fn run(
     gpu.launch(layout.source, kernel, &variant, layout.groups, &arguments.concat());
 }
 
-/// Whether both factors can be read by whole eights.
+/// Whether both operands can be read by whole eights.
 fn is_wide_matmul(Matmul { left, right, .. }: &Matmul<'_>) -> bool {
     is_wide(left.width(), &[Some(left.tensor())]) && is_wide(right.width(), &[Some(right.tensor())])
 }
@@ -139,7 +139,7 @@ fn is_wide_matmul(Matmul { left, right, .. }: &Matmul<'_>) -> bool {
 struct MatmulTiling {
     source: &'static WgslSource,
     threads: usize,
-    /// Blocks of a group that lie beside each other.
+    /// Blocks of a workgroup that lie beside each other.
     beside: usize,
     /// Threads that share a block, each with a part of the depth.
     slices: usize,
@@ -170,22 +170,22 @@ fn slices(gpu: &GpuBackend, blocks: usize, inner: usize) -> usize {
     powers.filter(|slices| slices * blocks <= enough && slices * DEPTH <= inner).max().unwrap_or(1)
 }
 
-/// Whether matrix units multiply as plain kernels do, in each way that factors can lie.
+/// Whether matrix units multiply as plain kernels do, with each operand transposed or not.
 pub fn matrix_units_agree(device: &Device) -> Result<bool> {
     let Backend::Gpu(gpu) = device.backend() else { return Ok(false) };
-    let tensor = |rows, width, stream| {
-        device.normal([rows, width], Dtype::Bf16, 1.0, RandomSequence::new(7, stream))
+    let tensor = |rows, width, index| {
+        device.normal([rows, width], Dtype::Bf16, 1.0, RandomSequence::new(7, index))
     };
     let (left, right) =
         ([tensor(70, 88, 1)?, tensor(88, 70, 2)?], [tensor(88, 76, 3)?, tensor(76, 88, 4)?]);
-    for (is_left_turned, is_right_turned) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
-        let turn = |tensor, is_turned| {
+    for (is_left_t, is_right_t) in [(0, 0), (0, 1), (1, 0), (1, 1)] {
+        let transposed = |tensor, is_t| {
             let matrix = Operand::from(tensor);
-            if is_turned == 1 { matrix.t() } else { matrix }
+            if is_t == 1 { matrix.t() } else { matrix }
         };
         let matmul = Matmul {
-            left: turn(&left[is_left_turned], is_left_turned),
-            right: turn(&right[is_right_turned], is_right_turned),
+            left: transposed(&left[is_left_t], is_left_t),
+            right: transposed(&right[is_right_t], is_right_t),
             scale: 0.5,
         };
         let multiplied = |by_units: bool| -> Result<Vec<f32>> {
@@ -196,7 +196,7 @@ pub fn matrix_units_agree(device: &Device) -> Result<bool> {
             Ok(out.to_vec())
         };
         let (plain, units) = (multiplied(false)?, multiplied(true)?);
-        // A sum of 88 products of about one, each of which f32 has exactly.
+        // A sum of 88 terms of about one, each of which f32 has exactly.
         if !plain.iter().zip(&units).all(|(a, b)| (a - b).abs() < UNITS_ERROR) {
             return Ok(false);
         }
@@ -204,8 +204,8 @@ pub fn matrix_units_agree(device: &Device) -> Result<bool> {
     Ok(true)
 }
 
-/// The kernel for a right factor, what it is given for it, its format, and whether that is fp8.
-fn right_factor<'a>(
+/// The kernel for a right operand, what it is given for it, its dtype, and whether that is fp8.
+fn right_operand<'a>(
     gpu: &GpuBackend,
     right: &Operand<'a>,
 ) -> (&'static str, Vec<GpuArg<'a>>, Dtype, bool) {

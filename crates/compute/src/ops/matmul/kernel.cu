@@ -1,5 +1,5 @@
-// What is done to a product's result that the library does not do: bias, activation, and keeping what
-// the activation is applied to. A thread for every P numbers; the bias is of format Y.
+// What is done to a matmul's result that the library does not do: bias, activation, and keeping what
+// the activation is applied to. A thread for every P elements; the bias is of dtype Y.
 
 KERNEL finish(X* out, const Y* bias, X* before, u64 packs, u64 columns, int kind) {
     u64 at = thread() * P;

@@ -1,5 +1,5 @@
 
-// The kernels, by the format of the right factor.
+// The kernels, by the dtype of the right operand.
 
 kernel matmul(left: [X by LEFT_WIDE], right: [Y by RIGHT_WIDE], second_left: [f32 by SECOND_WIDE],
               second_right: [f32 by SECOND_WIDE], bias: [f32 by WIDE], before: mut [Z by WIDE],
@@ -12,7 +12,7 @@ fn right_numbers(row: u32, column: u32, width: u32) -> Eight {
     return right_eight(row * width + column, width - column);
 }
 
-// The right factor in int8 or, if FP8 is 1, in fp8 (e4m3), with a scale for each of its rows.
+// The right operand in int8 or, if FP8 is 1, in fp8 (e4m3), with a scale for each of its rows.
 kernel matmul_by_rows(left: [X by LEFT_WIDE], codes: [u8 by RIGHT_WIDE], scales: [f32],
                       second_left: [f32 by SECOND_WIDE], second_right: [f32 by SECOND_WIDE],
                       bias: [f32 by WIDE], before: mut [Z by WIDE], result: mut [Z by WIDE], rows: u32,
@@ -31,7 +31,7 @@ fn numbers(codes: vec4<u32>) -> vec4<f32> {
     return vec4<f32>(from_e4m3(codes.x), from_e4m3(codes.y), from_e4m3(codes.z), from_e4m3(codes.w));
 }
 
-// The right factor in nf4: `tables` has the sixteen numbers and then the 256 of the scales' codebook. Eights
+// The right operand in nf4: `tables` has the sixteen numbers and then the 256 of the scales' codebook. Eights
 // that start at multiples of eight lie in one block and are one word of codes.
 kernel matmul_by_blocks(left: [X by LEFT_WIDE], codes: [u8], block_codes: [u8], groups: [f32], mean: [f32],
                         tables: [f32], second_left: [f32 by SECOND_WIDE],

@@ -1,5 +1,5 @@
-//! Matrix products, for the ops that are made of them: a sum of products with a bias, an activation
-//! and rounding, in one pass over the result.
+//! Matmuls for the ops that need them: a sum of matmuls with a bias, an activation and rounding, in one pass
+//! over the result.
 
 mod cpu;
 mod cuda;
@@ -14,12 +14,12 @@ use crate::var::Activated;
 use crate::work::{KernelCall, StorageFormat};
 use crate::{Dtype, Quantised, Result, Tensor};
 
-/// A factor: the rows of a tensor as those of a matrix, or as its columns.
+/// An operand: a tensor as a matrix, transposed or not.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand<'a> {
     data: OperandData<'a>,
     transposed: bool,
-    /// bf16 numbers that each of it becomes on a matrix unit; see [`crate::cpu::gemm::Grid`].
+    /// bf16 values that each value is split into for AMX; see [`crate::cpu::gemm::MatrixView`].
     n_splits: usize,
 }
 
@@ -37,19 +37,19 @@ impl<'a> From<&'a Tensor> for Operand<'a> {
 }
 
 impl<'a> Operand<'a> {
-    /// A tensor, as exact as numbers of format `beside` that it meets: more would be lost in the product.
+    /// A tensor, as exact as the other operand's dtype `beside`: more would be lost in the matmul.
     pub fn beside(tensor: &'a Tensor, beside: Dtype) -> Self {
         let matrix = Self::from(tensor);
         if beside == Dtype::Bf16 { Self { n_splits: 1, ..matrix } } else { matrix }
     }
 
-    /// A quantised matrix, as exact as numbers of format `beside` that it meets.
+    /// A quantised matrix, as exact as the other operand's dtype `beside`.
     pub fn quantised(quantised: &'a Quantised, beside: Dtype) -> Self {
         let parts = if beside == Dtype::Bf16 { 1 } else { 3 };
         Self { data: OperandData::Quantised(quantised), transposed: false, n_splits: parts }
     }
 
-    /// Rows and columns exchanged.
+    /// Transposed.
     pub fn t(self) -> Self {
         Self { transposed: !self.transposed, ..self }
     }
@@ -66,7 +66,7 @@ impl<'a> Operand<'a> {
         self.t().rows()
     }
 
-    /// Numbers of a row as it is stored.
+    /// Elements of a row as it is stored.
     fn width(&self) -> usize {
         if self.transposed { self.rows() } else { self.columns() }
     }
@@ -102,39 +102,37 @@ impl<'a> Matmul<'a> {
     }
 }
 
-/// The sum of some products, and what becomes of it.
+/// The sum of some matmuls with an epilogue.
 pub(crate) struct FusedMatmul<'a> {
     pub matmuls: &'a [Matmul<'a>],
-    /// Added to each row; f32, or on a GPU of the format of `out`.
+    /// Added to each row; f32, or on a GPU of the dtype of `out`.
     pub bias: Option<&'a Tensor>,
     pub activation: Activation,
-    /// Takes the sum as it was before the activation; of the format of `out`.
+    /// Takes the sum as it was before the activation; of the dtype of `out`.
     pub pre_activation: Option<&'a mut Tensor>,
-    /// Multiplies the result by the slopes of an activation at these numbers, of the shape and format of
+    /// Multiplies the result by the derivative of an activation at these values, of the shape and dtype of
     /// `out`.
     pub derivative_at: Option<&'a Activated>,
     /// Takes the result, row by row, in whatever shape.
     pub out: &'a mut Tensor,
     /// Whether to add to what `out` holds.
     pub add: bool,
-    /// What else to add to; of the shape and format of `out`. Not with an activation.
+    /// What else to add to; of the shape and dtype of `out`. Not with an activation.
     pub onto: Option<&'a Tensor>,
 }
 
 impl<'a> FusedMatmul<'a> {
-    /// Products alone.
-    pub fn new(products: &'a [Matmul<'a>], out: &'a mut Tensor) -> Self {
-        let activation = Activation::None;
-        let (bias, before_activation, slope, onto) = (None, None, None, None);
+    /// Matmuls alone.
+    pub fn new(matmuls: &'a [Matmul<'a>], out: &'a mut Tensor) -> Self {
         Self {
-            matmuls: products,
-            bias,
-            activation,
-            pre_activation: before_activation,
-            derivative_at: slope,
+            matmuls,
+            bias: None,
+            activation: Activation::None,
+            pre_activation: None,
+            derivative_at: None,
             out,
             add: false,
-            onto,
+            onto: None,
         }
     }
 
@@ -146,11 +144,10 @@ impl<'a> FusedMatmul<'a> {
         self.matmuls[0].right.columns()
     }
 
-    /// All products are one call, and so is the activation: a second product makes the first a little
-    /// deeper.
-    /// What it is called in the tally where a GPU computes it: reading takes longest, or computing.
+    /// The kernel class on a GPU: whether reading takes longest, or computing. All matmuls and the activation
+    /// are one call: a second matmul makes the first a little deeper.
     fn gpu_kernel_name(&self) -> &'static str {
-        let inner = self.matmuls.iter().map(|product| product.left.columns()).max();
+        let inner = self.matmuls.iter().map(|matmul| matmul.left.columns()).max();
         let least = self.rows().min(self.columns()).min(inner.unwrap_or(0));
         if least < cpu::NARROW { "narrow matmul" } else { "matmul by gpu" }
     }
@@ -162,9 +159,9 @@ impl<'a> FusedMatmul<'a> {
             flops += activation::FLOPS * self.rows() * self.columns();
             tensors.extend(self.pre_activation.as_deref());
         }
-        if let Some(slope) = self.derivative_at {
+        if let Some(at) = self.derivative_at {
             flops += activation::FLOPS * self.rows() * self.columns();
-            tensors.push(&slope.input);
+            tensors.push(&at.input);
         }
         for Matmul { left, right, .. } in self.matmuls {
             flops += 2 * self.rows() * self.columns() * left.columns();
@@ -178,8 +175,8 @@ impl<'a> FusedMatmul<'a> {
     /// Asks for the memory that it takes, and gives it back.
     pub fn reserve(&self, cx: OpContext<'_>) -> Result<()> {
         let (n, dtype) = match cx.device.kind() {
-            DeviceKind::Cpu { threads, has_amx: has_tiles } => {
-                (cpu::MatmulPlan::new(self, threads, has_tiles).floats(), Dtype::F32)
+            DeviceKind::Cpu { threads, has_amx } => {
+                (cpu::MatmulPlan::new(self, threads, has_amx).floats(), Dtype::F32)
             }
             DeviceKind::Cuda { .. } => (cuda::bytes(self), Dtype::U8),
             DeviceKind::Gpu { .. } => (gpu::floats(self), Dtype::F32),
@@ -199,26 +196,26 @@ impl<'a> FusedMatmul<'a> {
             );
         }
         match cx.device.kind() {
-            DeviceKind::Cpu { threads, has_amx: has_tiles } => {
-                let plan = cpu::MatmulPlan::new(&self, threads, has_tiles);
+            DeviceKind::Cpu { threads, has_amx } => {
+                let plan = cpu::MatmulPlan::new(&self, threads, has_amx);
                 self.count(cx, plan.kernel(&self));
                 let mut workspace = cx.workspace([plan.floats()], Dtype::F32)?;
-                if let Backend::Cpu(engine) = cx.engine() {
-                    cpu::multiply(engine, &plan, self, workspace.data_mut());
+                if let Backend::Cpu(backend) = cx.backend() {
+                    cpu::multiply(backend, &plan, self, workspace.data_mut());
                 }
             }
             DeviceKind::Cuda { .. } => {
                 self.count(cx, self.gpu_kernel_name());
                 let mut workspace = cx.workspace([cuda::bytes(&self)], Dtype::U8)?;
-                if let Backend::Cuda(engine) = cx.engine() {
-                    cuda::multiply(engine, self, &mut workspace);
+                if let Backend::Cuda(backend) = cx.backend() {
+                    cuda::multiply(backend, self, &mut workspace);
                 }
             }
             DeviceKind::Gpu { .. } => {
                 self.count(cx, self.gpu_kernel_name());
                 let mut workspace = cx.workspace([gpu::floats(&self)], Dtype::F32)?;
-                if let Backend::Gpu(engine) = cx.engine() {
-                    gpu::multiply(engine, self, &mut workspace);
+                if let Backend::Gpu(backend) = cx.backend() {
+                    gpu::multiply(backend, self, &mut workspace);
                 }
             }
         }

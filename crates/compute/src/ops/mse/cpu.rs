@@ -7,7 +7,7 @@ use crate::cpu::rows::{load, store, sum_squares};
 use crate::dtype::with_real;
 use crate::{Shape, Tensor};
 
-/// Numbers of a row that are summed in f32. Chosen: short enough for the error of a sum in sixteen
+/// Elements of a row that are summed in f32. Chosen: short enough for the error of a sum in sixteen
 /// lanes to stay below that of rounding its result a few times.
 const PIECE: usize = 1024;
 
@@ -65,22 +65,22 @@ pub fn backward(
     });
 }
 
-/// Differences in f32, a piece at a time. The formats are looked at per piece: a kernel for each
+/// Differences in f32, a piece at a time. The dtypes are looked at per piece: a kernel for each
 /// combination of three would be compiled dozens of times.
 struct RowErrors<'a> {
     prediction: &'a Tensor,
     target: &'a Tensor,
-    room: [[f32; PIECE]; 2],
+    scratch: [[f32; PIECE]; 2],
 }
 
 impl<'a> RowErrors<'a> {
     fn new(prediction: &'a Tensor, target: &'a Tensor) -> Self {
-        Self { prediction, target, room: [[0.0; PIECE]; 2] }
+        Self { prediction, target, scratch: [[0.0; PIECE]; 2] }
     }
 
     #[inline(always)]
     fn load(&mut self, start: usize, length: usize) -> &mut [f32] {
-        let [errors, target] = &mut self.room;
+        let [errors, target] = &mut self.scratch;
         let (errors, target) = (&mut errors[..length], &mut target[..length]);
         for (tensor, to) in [(self.prediction, &mut *errors), (self.target, &mut *target)] {
             with_real!(tensor.dtype(), T => load(&tensor.data::<T>()[start..start + length], to));

@@ -7,7 +7,7 @@ use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments,
 
 const KERNELS: CudaSource = CudaSource { name: "mse", text: include_str!("kernel.cu") };
 
-/// Partial sums at most. Chosen: several blocks for each CPU of the largest GPUs.
+/// Partial sums at most. Chosen: several blocks for each SM of the largest GPUs.
 const MOST_BLOCKS: usize = 1024;
 
 /// Floats of workspace that forward takes: partial sums in f64.
@@ -23,7 +23,7 @@ pub fn forward(
     prediction: &Tensor,
     target: &Tensor,
     factors: &LossWeights,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     mean: &mut Tensor,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
@@ -32,10 +32,19 @@ pub fn forward(
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let per_sample = factors.rows_per_sample;
-    let arguments =
-        arguments![prediction, target, weights, mask, &mut *room, rows, width, per_sample, share];
+    let arguments = arguments![
+        prediction,
+        target,
+        weights,
+        mask,
+        &mut *workspace,
+        rows,
+        width,
+        per_sample,
+        share
+    ];
     cuda.launch(&KERNELS, "mse_rows", variant, LaunchConfig::blocks(blocks), &arguments);
-    let arguments = arguments![&*room, mask, mean, blocks, rows, width];
+    let arguments = arguments![&*workspace, mask, mean, blocks, rows, width];
     cuda.launch(&KERNELS, "mse_finish", variant, LaunchConfig::blocks(1), &arguments);
 }
 
@@ -46,7 +55,7 @@ pub fn backward(
     target: &Tensor,
     factors: &LossWeights,
     gradient: &Tensor,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     slot: &mut GradientSlot,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
@@ -54,11 +63,20 @@ pub fn backward(
     let out = &mut slot.tensor;
     let p = pack(width, &[prediction, target, out]);
     let variant = CudaVariant::of(&[prediction.dtype(), target.dtype()]).with_pack(p);
-    let arguments = arguments![mask, &mut *room, rows, width];
+    let arguments = arguments![mask, &mut *workspace, rows, width];
     cuda.launch(&KERNELS, "mse_count", variant, LaunchConfig::blocks(1), &arguments);
     let (packs, per_sample) = (rows * width / p, factors.rows_per_sample);
     let arguments = arguments![
-        prediction, target, weights, mask, gradient, &*room, out, packs, width, per_sample,
+        prediction,
+        target,
+        weights,
+        mask,
+        gradient,
+        &*workspace,
+        out,
+        packs,
+        width,
+        per_sample,
         slot.add
     ];
     cuda.launch(&KERNELS, "mse_backward", variant, LaunchConfig::per_element(packs), &arguments);

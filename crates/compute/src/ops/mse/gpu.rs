@@ -7,7 +7,7 @@ use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments, pairs};
 
 const KERNELS: WgslSource = WgslSource { name: "mse", text: include_str!("kernel.wgsl") };
 
-/// Partial sums at most. Chosen: several groups for each core of the largest GPUs.
+/// Partial sums at most. Chosen: several workgroups for each core of the largest GPUs.
 const MOST_GROUPS: usize = 1024;
 
 /// Floats of workspace that forward takes: partial sums.
@@ -23,7 +23,7 @@ pub fn forward(
     prediction: &Tensor,
     target: &Tensor,
     factors: &LossWeights,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     mean: &mut Tensor,
 ) {
     let (rows, width) = (prediction.shape().rows(), prediction.shape().width());
@@ -32,10 +32,19 @@ pub fn forward(
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let per_sample = factors.rows_per_sample;
-    let arguments =
-        arguments![prediction, target, weights, mask, &mut *room, rows, width, per_sample, share];
+    let arguments = arguments![
+        prediction,
+        target,
+        weights,
+        mask,
+        &mut *workspace,
+        rows,
+        width,
+        per_sample,
+        share
+    ];
     gpu.launch(&KERNELS, "mse_rows", &variant, groups, &arguments);
-    let arguments = arguments![&*room, mask, mean, groups, rows, width];
+    let arguments = arguments![&*workspace, mask, mean, groups, rows, width];
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &arguments);
 }
 
@@ -46,7 +55,7 @@ pub fn backward(
     target: &Tensor,
     factors: &LossWeights,
     gradient: &Tensor,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     slot: &mut GradientSlot,
 ) {
     let (n, rows, width) =
@@ -54,10 +63,10 @@ pub fn backward(
     let (weights, mask) = (factors.weights.as_ref(), factors.mask.as_ref());
     let variant = GpuVariant::of(&[prediction.dtype(), target.dtype()]);
     let counted =
-        [&[GpuArg::None][..], &arguments![mask, &mut *room, 0usize, rows, width]].concat();
+        [&[GpuArg::None][..], &arguments![mask, &mut *workspace, 0usize, rows, width]].concat();
     gpu.launch(&KERNELS, "mse_finish", &variant, 1, &counted);
     let (out, per_sample, add) = (&mut slot.tensor, factors.rows_per_sample, slot.add);
-    let tensors = arguments![prediction, target, weights, mask, gradient, &*room, out];
+    let tensors = arguments![prediction, target, weights, mask, gradient, &*workspace, out];
     let arguments = [&tensors[..], &arguments![n, width, per_sample, add]].concat();
     gpu.launch(&KERNELS, "mse_backward", &variant, pairs(n), &arguments);
 }

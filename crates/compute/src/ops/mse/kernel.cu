@@ -46,7 +46,7 @@ KERNEL mse_count(const float* mask, double* inverse, u64 rows, u64 width) {
     if (threadIdx.x == 0) *inverse = found;
 }
 
-// 2 * gradient * (prediction - target) * factor / count, a thread for every P numbers.
+// 2 * gradient * (prediction - target) * factor / count, a thread for every P elements.
 KERNEL mse_backward(const X* prediction, const Y* target, const float* weights, const float* mask,
                     const float* gradient, const double* inverse, X* out, u64 packs, u64 width,
                     u64 rows_per_sample, int add) {

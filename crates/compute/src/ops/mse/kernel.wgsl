@@ -1,6 +1,6 @@
-// The mean squared error. Threads of a group share the numbers of some rows, and add up what they found.
+// The mean squared error. Threads of a workgroup share the numbers of some rows, and add up what they found.
 
-// A group for every `share` rows writes their sum.
+// A workgroup for every `share` rows writes their sum.
 kernel mse_rows(prediction: [X], goal: [Y], weights: [f32], mask: [f32], partial: mut [f32], rows: u32,
                 width: u32, rows_per_sample: u32, share: u32) {
     var total = 0.0;
@@ -24,7 +24,7 @@ fn factor(row: u32) -> f32 {
     return x;
 }
 
-// The sum over all, divided; one group. Without partial sums, one over what they are divided by.
+// The sum over all, divided; one workgroup. Without partial sums, one over what they are divided by.
 kernel mse_finish(partial: [f32], mask: [f32], mean: mut [f32], blocks: u32, rows: u32, width: u32) {
     var total = 0.0;
     for (var i = lane; i < p.blocks; i += THREADS) { total += partial(i); }
@@ -43,7 +43,7 @@ kernel mse_finish(partial: [f32], mask: [f32], mean: mut [f32], blocks: u32, row
     set_mean(0u, total / count / f32(p.width));
 }
 
-// 2 * gradient * (prediction - goal) * factor / count, a thread for every two numbers.
+// 2 * gradient * (prediction - goal) * factor / count, a thread for every two elements.
 kernel mse_backward(prediction: [X], goal: [Y], weights: [f32], mask: [f32], gradient: [f32],
                     inverse: [f32], result: mut [X], n: u32, width: u32, rows_per_sample: u32, add: u32) {
     let at = 2u * thread;

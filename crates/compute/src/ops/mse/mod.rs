@@ -1,11 +1,11 @@
-//! The mean squared error, one number in f32:
+//! The mean squared error, an f32 scalar:
 //!
 //! plain:  Σ wₛ·(prediction - target)² / number of elements, with a weight wₛ per sample or 1
 //! masked: Σ wₛ·mₜ·(prediction - target)² / (width·Σ m), with a factor mₜ per token
 //!
 //! for prediction and target [samples, .., width], where a mask asks for [samples, tokens, width].
 //! A mask that sums up to zero gives 0, and a gradient of zeros. A factor of zero does not hide
-//! what is not a number: such a mean is not a number either.
+//! NaN: such a mean is NaN too.
 //!
 //! Rows are summed in f32, a piece at a time, and their sums in f64. Only the prediction has a
 //! gradient. Kept for backward: prediction and target.
@@ -22,12 +22,12 @@ use crate::tape::Tape;
 use crate::var::Var;
 use crate::{ComputeError, Dtype, Result, Tensor};
 
-/// Operations per number, for the tally.
+/// FLOPs per element, for the work counter.
 const FLOPS: usize = 3;
 
 impl Tape<'_> {
     /// The mean squared error of `prediction` [samples, .., width] against `target` of the same
-    /// shape and any real format, with f32 `weights` `[samples]` and an f32 `mask` [samples, tokens].
+    /// shape and any real dtype, with f32 `weights` `[samples]` and an f32 `mask` [samples, tokens].
     pub fn mse(
         &self,
         prediction: &Var,
@@ -48,20 +48,34 @@ impl Tape<'_> {
             DeviceKind::Cuda { .. } => cuda::forward_floats(prediction.tensor()),
             DeviceKind::Gpu { .. } => gpu::forward_floats(prediction.tensor()),
         };
-        let mut room = op.workspace([floats], Dtype::F32)?;
-        match op.engine() {
+        let mut workspace = op.workspace([floats], Dtype::F32)?;
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => {
-                cpu::forward(engine, prediction.tensor(), target, &factors, &mut mean);
+            Backend::Cpu(backend) => {
+                cpu::forward(backend, prediction.tensor(), target, &factors, &mut mean);
             }
-            Backend::Cuda(engine) => {
-                cuda::forward(engine, prediction.tensor(), target, &factors, &mut room, &mut mean);
+            Backend::Cuda(backend) => {
+                cuda::forward(
+                    backend,
+                    prediction.tensor(),
+                    target,
+                    &factors,
+                    &mut workspace,
+                    &mut mean,
+                );
             }
-            Backend::Gpu(engine) => {
-                gpu::forward(engine, prediction.tensor(), target, &factors, &mut room, &mut mean);
+            Backend::Gpu(backend) => {
+                gpu::forward(
+                    backend,
+                    prediction.tensor(),
+                    target,
+                    &factors,
+                    &mut workspace,
+                    &mut mean,
+                );
             }
         }
-        drop(room);
+        drop(workspace);
         let result = op.result(mean);
         let Some(source) = prediction.grad_target().filter(|_| self.requires_grad(&[prediction]))
         else {
@@ -78,31 +92,31 @@ impl Tape<'_> {
                 DeviceKind::Cuda { .. } => cuda::BACKWARD_FLOATS,
                 DeviceKind::Gpu { .. } => gpu::BACKWARD_FLOATS,
             };
-            let mut room = back.cx.workspace([floats], Dtype::F32)?;
-            match back.cx.engine() {
+            let mut workspace = back.cx.workspace([floats], Dtype::F32)?;
+            match back.cx.backend() {
                 Backend::Meta => {}
-                Backend::Cpu(engine) => {
-                    cpu::backward(engine, &prediction, &target, &factors, &gradient, &mut slot);
+                Backend::Cpu(backend) => {
+                    cpu::backward(backend, &prediction, &target, &factors, &gradient, &mut slot);
                 }
-                Backend::Cuda(engine) => {
+                Backend::Cuda(backend) => {
                     cuda::backward(
-                        engine,
+                        backend,
                         &prediction,
                         &target,
                         &factors,
                         &gradient,
-                        &mut room,
+                        &mut workspace,
                         &mut slot,
                     );
                 }
-                Backend::Gpu(engine) => {
+                Backend::Gpu(backend) => {
                     gpu::backward(
-                        engine,
+                        backend,
                         &prediction,
                         &target,
                         &factors,
                         &gradient,
-                        &mut room,
+                        &mut workspace,
                         &mut slot,
                     );
                 }

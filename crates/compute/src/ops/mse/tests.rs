@@ -3,7 +3,7 @@
 use crate::testing::{Dual, Input, check, device, upload};
 use crate::{Device, Dtype, Params, Shape, Tape, Tensor, Var};
 
-/// Numbers that every format holds exactly.
+/// Numbers that every dtype holds exactly.
 fn target(shape: impl Into<Shape>) -> Input {
     let mut target = Input::normal(shape, 2);
     target.values.iter_mut().for_each(|value| *value = (*value * 16.0).round() / 16.0);
@@ -149,7 +149,7 @@ fn mean_of(numbers: &[f32], mask: Option<[f32; 2]>) -> f32 {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     assert!(mean_of(&[1.0, f32::NAN], None).is_nan());
     assert!(mean_of(&[1.0, f32::NAN], Some([1.0, 0.0])).is_nan());
     assert!(mean_of(&[1.0, f32::NAN], Some([0.0, 0.0])).is_nan());

@@ -1,4 +1,4 @@
-// Noise, a thread for each number. A stream is three numbers: its seed, its own, and where it begins.
+// Noise, a thread for each element. A random sequence is three numbers: its seed, its index, and where it begins.
 
 DEVICE float noise_at(const u64* streams, u64 sample, u64 index) {
     const u64* of = streams + 3 * sample;

@@ -1,13 +1,13 @@
-// Noise. A stream is six words: its seed, its number, and where it begins, the lower word of each first.
+// Noise. A random sequence is six words: its seed, its index, and where it begins, the lower word of each first.
 
 fn noise_at(sample: u32, index: u32) -> f32 {
     let at = 6u * sample;
-    let stream = Stream(vec2<u32>(streams(at), streams(at + 1u)), vec2<u32>(streams(at + 2u), streams(at + 3u)),
+    let stream = RandomSequence(vec2<u32>(streams(at), streams(at + 1u)), vec2<u32>(streams(at + 2u), streams(at + 3u)),
                         vec2<u32>(streams(at + 4u), streams(at + 5u)));
     return random_normal(stream, index);
 }
 
-// A thread for each number.
+// A thread for each element.
 kernel sample_latents(latents: mut [f32], deviation: [f32], shift: [f32], scale: [f32], streams: [u32],
                       n: u32, per_sample: u32, per_channel: u32) {
     let at = thread;
@@ -19,7 +19,7 @@ kernel sample_latents(latents: mut [f32], deviation: [f32], shift: [f32], scale:
     set_latents(at, (x - shift(channel)) * scale(channel));
 }
 
-// A thread for every two numbers.
+// A thread for every two elements.
 kernel add_noise(latents: mut [f32], noisy: mut [X], sigmas: [f32], streams: [u32], n: u32, per_sample: u32) {
     let at = 2u * thread;
     if at >= p.n { return; }

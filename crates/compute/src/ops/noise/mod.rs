@@ -1,11 +1,10 @@
 //! Noisy latents for training by flow matching, drawn and mixed where the model computes:
 //!
-//! `sample_latents`: x = (mean + deviation·ε - shift)·scale, with one shift and one scale per channel
+//! `sample_latents`: x = (mean + std·ε - shift)·scale, with one shift and one scale per channel
 //! `add_noise`: noisy = (1 - σ)·x + σ·ε and velocity = ε - x, with one σ per sample
 //!
-//! for latents [samples, channels, ..] in f32. ε is a standard normal number that follows from the
-//! sample's own stream and from the place in the sample, so that what a sample gets does not depend on
-//! those beside it. The arithmetic is f32 in the order of the formulas; only `noisy` is rounded.
+//! for latents [samples, channels, ..] in f32. ε is standard normal noise from the sample's own random
+//! sequence, by the index in the sample, so that a sample's noise does not depend on the others in its batch. The arithmetic is f32 in the order of the formulas; only `noisy` is rounded.
 //!
 //! In place: x takes the memory of the mean, and velocity that of x, if nobody shares it.
 //!
@@ -22,16 +21,16 @@ use crate::op::Op;
 use crate::random::RandomSequence;
 use crate::{ComputeError, Dtype, Result, Shape, Tag, Tensor};
 
-/// Operations per number, for the tally: two random words and the functions that make them normal,
+/// FLOPs per element, for the work counter: two random words and the functions that make them normal,
 /// counted as [`super::gumbel`] counts them; and the formulas.
 const NORMAL_FLOPS: usize = 120;
 const SAMPLE_FLOPS: usize = 4;
 const ADD_NOISE_FLOPS: usize = 5;
 
-/// How far latents spread around their mean, and one stream of random numbers for each sample.
+/// The standard deviation of latents, and one random sequence for each sample.
 #[derive(Clone, Copy)]
 pub struct LatentStd<'a> {
-    /// The standard deviation of every number, f32 of the shape of the mean.
+    /// The standard deviation of every element, f32 of the shape of the mean.
     pub std: &'a Tensor,
     /// As many as there are samples.
     pub sequences: &'a [RandomSequence],
@@ -40,7 +39,7 @@ pub struct LatentStd<'a> {
 /// Per-channel statistics of a VAE's latents: f32 vectors, as long as there are channels.
 #[derive(Clone, Copy)]
 pub struct LatentScaling<'a> {
-    /// Taken off.
+    /// Subtracted.
     pub shift: &'a Tensor,
     /// Multiplied by, after that.
     pub scale: &'a Tensor,
@@ -49,13 +48,13 @@ pub struct LatentScaling<'a> {
 /// Latents with noise.
 #[derive(Debug)]
 pub struct NoisyLatents {
-    /// What the model sees.
+    /// The model's input.
     pub noisy: Tensor,
-    /// What it is to find, f32.
+    /// The model's target, f32.
     pub velocity: Tensor,
 }
 
-/// Latents as a model sees them, from what a VAE's encoder gave; without a spread, their mean.
+/// Samples latents from what a VAE's encoder gave; without a standard deviation, their mean.
 pub fn sample_latents(
     mean: Tensor,
     spread: Option<LatentStd<'_>>,
@@ -77,21 +76,23 @@ pub fn sample_latents(
     let (normal, written) = (std.map_or(0, |_| NORMAL_FLOPS), [&latents; 2]);
     let tensors: Vec<&Tensor> = written.into_iter().chain(std).collect();
     op.count((SAMPLE_FLOPS + normal) * latents.shape().elements(), &tensors);
-    match op.engine() {
+    match op.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::sample_latents(engine, &mut latents, sizes, spread, channels),
-        Backend::Cuda(engine) => {
-            cuda::sample_latents(engine, &mut latents, sizes, std, table.as_ref(), channels);
+        Backend::Cpu(backend) => {
+            cpu::sample_latents(backend, &mut latents, sizes, spread, channels)
         }
-        Backend::Gpu(engine) => {
-            gpu::sample_latents(engine, &mut latents, sizes, std, table.as_ref(), channels);
+        Backend::Cuda(backend) => {
+            cuda::sample_latents(backend, &mut latents, sizes, std, table.as_ref(), channels);
+        }
+        Backend::Gpu(backend) => {
+            gpu::sample_latents(backend, &mut latents, sizes, std, table.as_ref(), channels);
         }
     }
     Ok(latents)
 }
 
 /// Mixes latents with noise, of which each sample gets as much as its σ in `sigmas` says, f32; `dtype`
-/// is the format of the noisy ones.
+/// is the dtype of the noisy ones.
 pub fn add_noise(
     latents: Tensor,
     sigmas: &Tensor,
@@ -109,16 +110,16 @@ pub fn add_noise(
     let table = upload_sequences(&op, sequences)?;
     let work = (NORMAL_FLOPS + ADD_NOISE_FLOPS) * velocity.shape().elements();
     op.count(work, &[&velocity, &velocity, &noisy]);
-    match op.engine() {
+    match op.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => {
-            cpu::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, sequences)
+        Backend::Cpu(backend) => {
+            cpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, sequences)
         }
-        Backend::Cuda(engine) => {
-            cuda::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+        Backend::Cuda(backend) => {
+            cuda::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
         }
-        Backend::Gpu(engine) => {
-            gpu::add_noise(engine, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
+        Backend::Gpu(backend) => {
+            gpu::add_noise(backend, &mut velocity, &mut noisy, sizes, sigmas, table.as_ref())
         }
     }
     Ok(NoisyLatents { noisy, velocity })
@@ -155,7 +156,7 @@ impl LatentSizes {
     }
 }
 
-/// Streams as kernels of GPUs read them: seed, number and first place of each, the lower word first.
+/// Random sequences as GPU kernels read them: seed, index and first place of each, the lower word first.
 fn upload_sequences(op: &Op<'_>, sequences: &[RandomSequence]) -> Result<Option<Tensor>> {
     if matches!(op.device.kind(), DeviceKind::Cpu { .. }) {
         return Ok(None);

@@ -1,4 +1,4 @@
-//! Noise against its formulas: in f64 on every engine, and to the last bit on the CPU.
+//! Noise against its formulas: in f64 on every backend, and to the last bit on the CPU.
 
 use super::{LatentScaling, LatentStd, NoisyLatents, add_noise, sample_latents};
 use crate::testing::{Dual, Input, check_forward, device, upload};
@@ -13,7 +13,7 @@ fn sequences(samples: usize) -> Vec<RandomSequence> {
         .collect()
 }
 
-/// Mean, deviation, shift, scale, sigmas; and one number in the format of the noisy latents.
+/// Mean, deviation, shift, scale, sigmas; and one number in the dtype of the noisy latents.
 fn inputs(sizes: &[usize]) -> [Input; 6] {
     let shape = Shape::new(sizes);
     let mut sigmas = Input::normal([sizes[0]], 5).f32();
@@ -149,7 +149,7 @@ fn memory_is_that_of_the_mean_and_of_the_noisy_latents() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     let device = device();
     let mut all = inputs(&[1, 2, 3]);
     all[0].values[4] = f32::NAN;

@@ -130,7 +130,7 @@ fn vector_sums(
     });
 }
 
-/// Brings a row to mean 0 and variance 1; returns 1 / deviation.
+/// Brings a row to mean 0 and variance 1; returns 1 / std.
 #[inline(always)]
 fn normalise(row: &mut [f32], epsilon: f32) -> f32 {
     let width = row.len() as f32;

@@ -102,12 +102,13 @@ pub fn scale_gradient(
     x: &Tensor,
     gradient: &Tensor,
     form: NormConfig,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     out: &mut Tensor,
 ) {
-    statistics(cuda, x, form.epsilon, room);
+    statistics(cuda, x, form.epsilon, workspace);
     let rows_per_vector = form.rows_per_vector;
-    let sum = CudaColumnSum { a: gradient, b: Some(x), statistics: Some(room), rows_per_vector };
+    let sum =
+        CudaColumnSum { a: gradient, b: Some(x), statistics: Some(workspace), rows_per_vector };
     sum.run(cuda, out, form.indices.0, true);
 }
 

@@ -93,7 +93,7 @@ pub fn backward(
     gpu.launch(&KERNELS, "layer_norm_backward", &variant, groups, &arguments);
 }
 
-/// Threads of a group of backward, which goes through as many rows at once as it has rows of threads: one for each
+/// Threads of a workgroup of backward, which goes through as many rows at once as it has rows of threads: one for each
 /// thread on a CPU.
 fn threads(gpu: &GpuBackend) -> usize {
     if gpu.is_software() { SHARE_ROWS } else { THREADS }

@@ -1,5 +1,5 @@
 // Layer norm of wide rows, a block for each: every thread holds D packs of it. The same as in
-// `kernel.cu`. Vectors are of format Y, and lie within rows of several.
+// `kernel.cu`. Vectors are of dtype Y, and lie within rows of several.
 
 // What a row is multiplied by.
 DEVICE void factors(const Y* scale, u64 at, int plus_one, float (&to)[P]) {

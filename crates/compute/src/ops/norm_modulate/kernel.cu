@@ -1,5 +1,5 @@
 // Layer norm, a warp for each row. The row is read again for each pass over it: it is in the cache by
-// then. Vectors are of format Y, and lie within rows of several.
+// then. Vectors are of dtype Y, and lie within rows of several.
 
 DEVICE void moments(const X* x, u64 width, float epsilon, float& mean, float& inverse) {
     float sum = 0.0f, squares = 0.0f, a[P];

@@ -1,5 +1,5 @@
 // Layer norm and, where rows are not CENTERED, root-mean-square norm; PER_ROW threads for each row. The row is read
-// again for each pass over it: it is in the cache by then. Vectors are of format Y, and lie within rows of several.
+// again for each pass over it: it is in the cache by then. Vectors are of dtype Y, and lie within rows of several.
 
 const STEP: u32 = 8u * PER_ROW;
 
@@ -46,7 +46,7 @@ kernel layer_norm(x: [X by WIDE], scale: [Y by WIDE], shift: [Y by WIDE], y: mut
     }
 }
 
-// A group goes through a share of the rows that have a vector in common, some at a time. When their gradients are
+// A workgroup goes through a share of the rows that have a vector in common, some at a time. When their gradients are
 // found, threads take columns instead, for the sums that the gradients of vectors are: those of a share, which
 // another kernel adds up. What is not wanted is not given.
 kernel layer_norm_backward(x: [X by WIDE], scale: [Y by WIDE], gradient: [X by WIDE], result: mut [Z by WIDE],

@@ -3,7 +3,7 @@
 //! modulated: y = x̂·(1 + scale) + shift with vectors per sample, for x [samples, tokens, width];
 //! affine:    y = x̂·weight + bias with the same vectors for every row.
 //!
-//! Kept for backward: x. Mean and variance are computed again, from a row that is at hand anyway.
+//! Saved for backward: x. Mean and variance are computed again, from a row that is at hand anyway.
 
 mod cpu;
 mod cuda;
@@ -99,7 +99,7 @@ pub(super) struct NormConfig {
     pub indices: (usize, usize),
 }
 
-/// Operations per number, for the tally.
+/// FLOPs per element, for the work counter.
 const FLOPS: usize = 8;
 
 fn remat(x: &Var, vectors: [Option<&Var>; 2], form: NormConfig) -> Remat {
@@ -124,11 +124,11 @@ fn forward(
 ) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
     cx.count("norm_modulate", FLOPS * x.shape().elements(), &[x, &y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, x, vectors, form, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, x, vectors, form, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, vectors, form, true, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, x, vectors, form, &mut y),
+        Backend::Cuda(backend) => cuda::forward(backend, x, vectors, form, &mut y),
+        Backend::Gpu(backend) => gpu::forward(backend, x, vectors, form, true, &mut y),
     }
     Ok(y)
 }
@@ -152,31 +152,31 @@ pub(super) struct NormBackwardInputs<'a> {
 
 impl NormBackward {
     fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
-        let place = back.cx;
-        let x = self.x.0.get(place)?;
+        let cx = back.cx;
+        let x = self.x.0.get(cx)?;
         let (scale, scale_source) = self.scale.unzip();
         let (scale, scale_source) =
-            (scale.map(|kept| kept.get(place)).transpose()?, scale_source.flatten());
+            (scale.map(|kept| kept.get(cx)).transpose()?, scale_source.flatten());
         let rows = NormBackwardInputs { x: &x, scale: scale.as_ref(), gradient, form: self.form };
         let wanted = [scale_source.is_some(), self.shift.is_some()];
-        let [of_scale, of_shift] = workspace_floats(place, rows, wanted);
-        let mut of_scale = place.workspace([of_scale], Dtype::F32)?;
-        let mut of_shift = place.workspace([of_shift], Dtype::F32)?;
+        let [of_scale, of_shift] = workspace_floats(cx, rows, wanted);
+        let mut of_scale = cx.workspace([of_scale], Dtype::F32)?;
+        let mut of_shift = cx.workspace([of_shift], Dtype::F32)?;
         let mut slot = back.slot_of(self.x.1, x.shape(), x.dtype())?;
-        rows_gradient(place, rows, slot.as_mut(), [&mut of_scale, &mut of_shift]);
+        rows_gradient(cx, rows, slot.as_mut(), [&mut of_scale, &mut of_shift]);
         if let Some(slot) = slot {
             back.put(slot);
         }
         if let Some((source, shape, dtype)) = self.shift {
             let mut slot = back.slot(source, shape, dtype)?;
             slot.clear_unless_adding();
-            shift_gradient(place, rows, &of_shift, &mut slot.tensor);
+            shift_gradient(cx, rows, &of_shift, &mut slot.tensor);
             back.put(slot);
         }
         if let (Some(source), Some(scale)) = (scale_source, &scale) {
             let mut slot = back.slot(source, scale.shape(), scale.dtype())?;
             slot.clear_unless_adding();
-            scale_gradient(place, rows, &mut of_scale, &mut slot.tensor);
+            scale_gradient(cx, rows, &mut of_scale, &mut slot.tensor);
             back.put(slot);
         }
         Ok(())
@@ -189,7 +189,7 @@ fn is_one_pass(cx: OpContext<'_>) -> bool {
     matches!(cx.device.kind(), DeviceKind::Gpu { .. })
 }
 
-/// Floats of room for the gradients of scale and shift: sums, or what is known of rows.
+/// Floats of scratch memory for the gradients of scale and shift: sums, or what is known of rows.
 fn workspace_floats(
     cx: OpContext<'_>,
     rows: NormBackwardInputs<'_>,
@@ -217,12 +217,14 @@ fn rows_gradient(
     let mut tensors = vec![gradient, x];
     tensors.extend(slot.iter().map(|slot| &slot.tensor));
     cx.count("norm_modulate backward", FLOPS * x.shape().elements(), &tensors);
-    match (cx.engine(), slot) {
-        (Backend::Cpu(engine), Some(slot)) => cpu::backward(engine, x, scale, gradient, form, slot),
-        (Backend::Cuda(engine), Some(slot)) => {
-            cuda::backward(engine, x, scale, gradient, form, slot);
+    match (cx.backend(), slot) {
+        (Backend::Cpu(backend), Some(slot)) => {
+            cpu::backward(backend, x, scale, gradient, form, slot)
         }
-        (Backend::Gpu(engine), slot) => gpu::backward(engine, rows, true, slot, sums.map(Some)),
+        (Backend::Cuda(backend), Some(slot)) => {
+            cuda::backward(backend, x, scale, gradient, form, slot);
+        }
+        (Backend::Gpu(backend), slot) => gpu::backward(backend, rows, true, slot, sums.map(Some)),
         (Backend::Meta | Backend::Cpu(_) | Backend::Cuda(_), _) => {}
     }
 }
@@ -239,11 +241,11 @@ fn shift_gradient(
         let work = FLOPS * x.shape().elements();
         cx.count("norm_modulate shift backward", work, &[gradient]);
     }
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::shift_gradient(engine, gradient, form, out),
-        Backend::Cuda(engine) => cuda::shift_gradient(engine, gradient, form, out),
-        Backend::Gpu(engine) => gpu::add_up(engine, sums, rows, form.indices.1, true, out),
+        Backend::Cpu(backend) => cpu::shift_gradient(backend, gradient, form, out),
+        Backend::Cuda(backend) => cuda::shift_gradient(backend, gradient, form, out),
+        Backend::Gpu(backend) => gpu::add_up(backend, sums, rows, form.indices.1, true, out),
     }
 }
 
@@ -251,7 +253,7 @@ fn shift_gradient(
 fn scale_gradient(
     cx: OpContext<'_>,
     rows: NormBackwardInputs<'_>,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     out: &mut Tensor,
 ) {
     let NormBackwardInputs { x, gradient, form, .. } = rows;
@@ -259,10 +261,10 @@ fn scale_gradient(
         let work = FLOPS * x.shape().elements();
         cx.count("norm_modulate scale backward", work, &[gradient, x]);
     }
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::scale_gradient(engine, x, gradient, form, out),
-        Backend::Cuda(engine) => cuda::scale_gradient(engine, x, gradient, form, room, out),
-        Backend::Gpu(engine) => gpu::add_up(engine, room, rows, form.indices.0, true, out),
+        Backend::Cpu(backend) => cpu::scale_gradient(backend, x, gradient, form, out),
+        Backend::Cuda(backend) => cuda::scale_gradient(backend, x, gradient, form, workspace, out),
+        Backend::Gpu(backend) => gpu::add_up(backend, workspace, rows, form.indices.0, true, out),
     }
 }

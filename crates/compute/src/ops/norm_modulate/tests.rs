@@ -79,7 +79,7 @@ fn with_neither() {
 }
 
 #[test]
-fn what_is_not_a_number_is_not_hidden() {
+fn nan_is_not_hidden() {
     expect_not_hidden([3, 8], |tape, x| tape.layer_norm(x, None, None, 1e-6));
 }
 

@@ -14,17 +14,17 @@ use crate::{Dtype, Result, Tag, Tensor};
 /// One step's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct AdamW {
-    /// How far to go.
+    /// Learning rate.
     pub learning_rate: f32,
-    /// β₁ and β₂: how slowly the two moments forget.
+    /// β₁ and β₂: decay of the two moments.
     pub betas: (f32, f32),
     /// Keeps the denominator away from 0.
     pub epsilon: f32,
-    /// What share of itself a parameter loses per unit of learning rate.
+    /// Decoupled weight decay.
     pub weight_decay: f32,
     /// Which step this is, from 1.
     pub step: u64,
-    /// What gradients are multiplied by before all else: one over what the loss was multiplied by.
+    /// Multiplies gradients before all else: one over the loss scale.
     pub scale: f32,
 }
 
@@ -36,7 +36,7 @@ impl Default for AdamW {
     }
 }
 
-/// What `AdamW` remembers of a parameter's gradients.
+/// The state of `AdamW` for a parameter.
 #[derive(Debug)]
 pub struct Moments {
     /// The mean of gradients, in the shape of the parameter, f32.
@@ -53,7 +53,7 @@ impl Moments {
     }
 }
 
-/// Operations per number, for the tally.
+/// FLOPs per element, for the work counter.
 pub(super) const FLOPS: usize = 16;
 
 /// Changes every parameter that has a gradient. With a `clip`, gradients are scaled down as it
@@ -84,14 +84,14 @@ pub fn adamw(
     op.count(FLOPS * numbers, &touched);
     match device.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::adamw(engine, params, gradients, state, step, clip),
-        Backend::Cuda(engine) => cuda::adamw(engine, params, gradients, state, step, clip),
-        Backend::Gpu(engine) => gpu::adamw(engine, params, gradients, state, step, clip),
+        Backend::Cpu(backend) => cpu::adamw(backend, params, gradients, state, step, clip),
+        Backend::Cuda(backend) => cuda::adamw(backend, params, gradients, state, step, clip),
+        Backend::Gpu(backend) => gpu::adamw(backend, params, gradients, state, step, clip),
     }
     Ok(())
 }
 
-/// What both forms of the state ask of all else.
+/// Checks that are the same for both forms of the state.
 pub(super) fn check(
     op: &Op<'_>,
     params: &[Tensor],
@@ -176,7 +176,7 @@ impl AdamWUpdate {
         [scale, remains, news, squares.0, squares.1, correction, epsilon, rate]
     }
 
-    /// Moves some parameters and their moments on.
+    /// Updates some parameters and their moments.
     #[inline(always)]
     pub fn apply(
         &self,

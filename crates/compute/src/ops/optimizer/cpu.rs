@@ -15,10 +15,10 @@ use crate::cpu::simd::simd;
 use crate::cpu::sums::squares;
 use crate::dtype::{Real, with_real};
 
-/// Numbers per task; a multiple of what shares a scale.
+/// Elements per task; a multiple of what shares a scale.
 const GRAIN: usize = if cfg!(test) { BLOCK } else { 64 * BLOCK };
 
-/// Numbers of a partial sum of squares. Chosen: a fraction of a millisecond.
+/// Elements of a partial sum of squares. Chosen: a fraction of a millisecond.
 const SHARE: usize = if cfg!(test) { BLOCK } else { 1 << 20 };
 
 pub fn adamw(
@@ -51,9 +51,9 @@ pub fn adamw(
 
 /// What gradients are multiplied by; none if the step is not to be made.
 fn scale(own: f32, clip: Option<&GradClip>) -> Option<f32> {
-    let Some(GradClip { norm, max_norm: max }) = clip else { return Some(own) };
+    let Some(GradClip { norm, max_norm }) = clip else { return Some(own) };
     let norm = own * norm.data::<f32>()[0];
-    norm.is_finite().then(|| own * (max / (norm + 1e-6)).min(1.0))
+    norm.is_finite().then(|| own * (max_norm / (norm + 1e-6)).min(1.0))
 }
 
 pub fn adamw_8bit(
@@ -117,7 +117,7 @@ fn step_8bit(
         books.signed.decode(first.0, *first.1, means);
         books.unsigned.decode(second.0, *second.1, squares);
         adamw_block(update, params, gradients, means, squares);
-        // What is not a number makes the scale, and with it the whole block, not a number.
+        // NaN makes the scale, and with it the whole block, NaN.
         *first.1 = largest_size(means);
         *second.1 = max(squares);
         books.signed.encode(means, *first.1, first.0);
@@ -131,7 +131,7 @@ fn largest_size(numbers: &[f32]) -> f32 {
     max(&sizes)
 }
 
-/// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
+/// Updates the mean of gradients; X is the Nesterov direction, normalised.
 pub fn direction(
     cpu: &CpuBackend,
     gradient: &Tensor,
@@ -144,7 +144,9 @@ pub fn direction(
     let (gradient, mean) = (gradient.data::<f32>(), mean.data_mut::<f32>());
     let blocks = mean.par_chunks_mut(GRAIN).zip(gradient.par_chunks(GRAIN));
     let squares: Vec<f64> = cpu.install(|| {
-        blocks.map(|(mean, gradient)| move_mean(mean, gradient, scale, config.momentum)).collect()
+        blocks
+            .map(|(mean, gradient)| update_momentum(mean, gradient, scale, config.momentum))
+            .collect()
     });
     let norm = squares.iter().sum::<f64>().sqrt() as f32;
     let inverse = 1.0 / norm.max(MIN_NORM);
@@ -159,7 +161,7 @@ pub fn direction(
     });
 }
 
-/// Moves a matrix along X.
+/// Updates a matrix along X.
 pub fn apply_update(
     cpu: &CpuBackend,
     param: &mut Tensor,
@@ -206,8 +208,8 @@ simd! {
         u64::from(count)
     }
 
-    /// Moves some of the mean on; returns the sum of the squares of the direction there.
-    fn move_mean(mean: &mut [f32], gradient: &[f32], scale: f32, momentum: f32) -> f64 {
+    /// Updates some of the mean; returns the sum of the squares of the direction there.
+    fn update_momentum(mean: &mut [f32], gradient: &[f32], scale: f32, momentum: f32) -> f64 {
         let mut squares = [0.0; LANES];
         for (means, gradients) in mean.chunks_mut(LANES).zip(gradient.chunks(LANES)) {
             for ((mean, gradient), square) in means.iter_mut().zip(gradients).zip(&mut squares) {
@@ -234,9 +236,9 @@ simd! {
 pub fn ema(cpu: &CpuBackend, ema: &mut Tensor, value: &Tensor, decay: f32) {
     with_real!(value.dtype(), T => {
         let value = value.data::<T>();
-        cpu.par_rows(ema.data_mut::<f32>(), 1, |first, average| {
-            for (average, value) in average.iter_mut().zip(&value[first..]) {
-                *average = decay * *average + (1.0 - decay) * value.to_f32();
+        cpu.par_rows(ema.data_mut::<f32>(), 1, |first, ema| {
+            for (ema, value) in ema.iter_mut().zip(&value[first..]) {
+                *ema = decay * *ema + (1.0 - decay) * value.to_f32();
             }
         });
     });

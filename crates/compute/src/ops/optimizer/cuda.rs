@@ -12,12 +12,12 @@ use crate::{Dtype, Tensor};
 
 const KERNELS: CudaSource = CudaSource { name: "optimizer", text: include_str!("kernel.cu") };
 
-/// Tensors of a launch, as in the kernel's text: with them its arguments stay below the 4 KB that every
+/// Tensors of a launch, as in the kernel source: with them its arguments stay below the 4 KB that every
 /// GPU takes.
 const MAX_TENSORS: usize = 48;
-/// Numbers of a block that makes a step or counts. Chosen: a few for each thread.
+/// Elements of a block that makes a step or counts. Chosen: a few for each thread.
 const STEP_SHARE: usize = 8 * THREADS;
-/// Numbers of a partial sum of squares. Chosen: a few hundred for each thread.
+/// Elements of a partial sum of squares. Chosen: a few hundred for each thread.
 const SHARE: usize = 1 << 16;
 
 /// What a kernel does to one tensor: where the tensor and what belongs to it lie, and its numbers.
@@ -26,7 +26,7 @@ struct TensorArgs {
     n: usize,
 }
 
-/// Lets a kernel work on many tensors, a block for every `share` numbers of each. `arguments` gives what
+/// Lets a kernel work on many tensors, a block for every `share` elements of each. `arguments` gives what
 /// it is told besides, from the count of blocks in launches before.
 fn launch(
     cuda: &CudaBackend,
@@ -106,7 +106,7 @@ pub fn squares_floats(n: usize) -> usize {
     2 * n.div_ceil(SHARE) + 1
 }
 
-/// Moves the mean of gradients on; X is the direction that follows from it, of length 1.
+/// Updates the mean of gradients; X is the Nesterov direction, normalised.
 pub fn direction(
     cuda: &CudaBackend,
     gradient: &Tensor,
@@ -123,7 +123,7 @@ pub fn direction(
     let arguments = [&arguments![gradient, &mut *mean, partial, n, SHARE][..], &rest].concat();
     cuda.launch(
         &KERNELS,
-        "move_mean",
+        "update_momentum",
         CudaVariant::of(&[]),
         LaunchConfig::blocks(blocks),
         &arguments,
@@ -135,7 +135,7 @@ pub fn direction(
     cuda.launch(&KERNELS, "direction", variant, LaunchConfig::per_element(n), &arguments);
 }
 
-/// Moves a matrix along X.
+/// Updates a matrix along X.
 pub fn apply_update(
     cuda: &CudaBackend,
     param: &mut Tensor,
@@ -148,14 +148,14 @@ pub fn apply_update(
     let arguments = [&arguments![param, x, n][..], &clip_arguments(clip), &numbers].concat();
     cuda.launch(
         &KERNELS,
-        "follow",
+        "apply_update",
         CudaVariant::of(&[x.dtype()]),
         LaunchConfig::per_element(n),
         &arguments,
     );
 }
 
-/// The norm of all gradients, and the longest that is left as it is.
+/// The norm of all gradients, and the maximum norm.
 fn clip_arguments(clip: Option<&GradClip>) -> [CudaArg; 2] {
     let (norm, most) = clip.map(|clip| (&clip.norm, clip.max_norm)).unzip();
     arguments![norm, most.unwrap_or(0.0)]
@@ -181,10 +181,10 @@ fn n_shares(gradient: &Tensor) -> usize {
 pub fn global_norm(
     cuda: &CudaBackend,
     gradients: &[&Tensor],
-    room: &mut Tensor,
+    workspace: &mut Tensor,
     norm: &mut Tensor,
 ) {
-    let partial = room.address_mut();
+    let partial = workspace.address_mut();
     let arguments =
         |before| arguments![partial + (before * size_of::<f64>()) as u64, SHARE].to_vec();
     launch(cuda, "squares", Dtype::F32, &read_only(gradients), SHARE, THREADS, arguments);

@@ -81,9 +81,9 @@ pub fn adamw_8bit(
     op.count(FLOPS * numbers, &touched);
     match device.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::adamw_8bit(engine, params, gradients, state, step, clip),
-        Backend::Cuda(engine) => cuda::adamw_8bit(engine, params, gradients, state, step, clip),
-        Backend::Gpu(engine) => gpu::adamw_8bit(engine, params, gradients, state, step, clip),
+        Backend::Cpu(backend) => cpu::adamw_8bit(backend, params, gradients, state, step, clip),
+        Backend::Cuda(backend) => cuda::adamw_8bit(backend, params, gradients, state, step, clip),
+        Backend::Gpu(backend) => gpu::adamw_8bit(backend, params, gradients, state, step, clip),
     }
     Ok(())
 }

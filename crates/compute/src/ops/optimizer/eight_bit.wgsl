@@ -3,7 +3,7 @@
 
 var<workgroup> codes_now: array<vec2<u32>, 256>;
 
-// A group for each 256 numbers, which share a scale: their largest size.
+// A workgroup for each 256 elements, which share a scale: their largest size.
 kernel adamw_8bit(params: mut [f32], gradients: [f32], first_codes: mut [u8], first_scales: mut [f32],
                   second_codes: mut [u8], second_scales: mut [f32], books: [f32], norm: [f32],
                   signed_zero: u32, unsigned_zero: u32, n: u32, most: f32, scale: f32, remains: f32,

@@ -1,16 +1,15 @@
-//! A moving average of a parameter over steps.
+//! The exponential moving average (EMA) of a parameter over steps.
 
 use super::{cpu, cuda, expect_unshared, gpu};
 use crate::device::Backend;
 use crate::op::{Op, OpContext};
 use crate::{Dtype, Result, Tensor};
 
-/// average ← decay·average + (1 - decay)·value, for an average in f32 and a value of any real
-/// format.
+/// ema ← decay·ema + (1 - decay)·value, for an EMA in f32 and a value of any real dtype.
 pub fn ema(ema: &mut Tensor, value: &Tensor, decay: f32) -> Result<()> {
     let device = ema.device().clone();
     let op = Op::standalone("ema", &device);
-    op.expect("average", ema, Dtype::F32, ema.shape())?;
+    op.expect("ema", ema, Dtype::F32, ema.shape())?;
     expect_unshared(0, ema)?;
     op.expect_real("value", value)?;
     op.expect_shape("value", value, ema.shape())?;
@@ -19,9 +18,9 @@ pub fn ema(ema: &mut Tensor, value: &Tensor, decay: f32) -> Result<()> {
     OpContext::new(&device).count("ema", work, &[ema, ema, value]);
     match device.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::ema(engine, ema, value, decay),
-        Backend::Cuda(engine) => cuda::ema(engine, ema, value, decay),
-        Backend::Gpu(engine) => gpu::ema(engine, ema, value, decay),
+        Backend::Cpu(backend) => cpu::ema(backend, ema, value, decay),
+        Backend::Cuda(backend) => cuda::ema(backend, ema, value, decay),
+        Backend::Gpu(backend) => gpu::ema(backend, ema, value, decay),
     }
     Ok(())
 }

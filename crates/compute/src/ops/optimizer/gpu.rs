@@ -13,7 +13,7 @@ const MUON: WgslSource = WgslSource { name: "muon", text: include_str!("muon.wgs
 const EIGHT_BIT: WgslSource =
     WgslSource { name: "8-bit optimizer", text: include_str!("eight_bit.wgsl") };
 
-/// Numbers of a partial sum of squares. Chosen: a few hundred for each thread.
+/// Elements of a partial sum of squares. Chosen: a few hundred for each thread.
 const SHARE: usize = 1 << 16;
 
 pub fn adamw(
@@ -66,7 +66,7 @@ pub fn squares_floats(elements: usize) -> usize {
     elements.div_ceil(SHARE) + 1
 }
 
-/// Moves the mean of gradients on, and writes where Muon goes.
+/// Updates the mean of gradients; X is the Nesterov direction, normalised.
 pub fn direction(
     gpu: &GpuBackend,
     gradient: &Tensor,
@@ -80,14 +80,14 @@ pub fn direction(
     let (groups, plain) = (n.div_ceil(SHARE), GpuVariant::default());
     let rest = arguments![most, config.scale, config.momentum];
     let tensors = arguments![gradient, &mut *mean, &mut *squares, norm, n, SHARE];
-    gpu.launch(&MUON, "move_mean", &plain, groups, &[&tensors[..], &rest].concat());
+    gpu.launch(&MUON, "update_momentum", &plain, groups, &[&tensors[..], &rest].concat());
     gpu.launch(&MUON, "root_of_all", &plain, 1, &arguments![&mut *squares, groups]);
     let variant = GpuVariant::of(&[x.dtype()]);
     let tensors = arguments![gradient, &*mean, &*squares, x, norm, n, groups, MIN_NORM];
     gpu.launch(&MUON, "direction", &variant, pairs(n), &[&tensors[..], &rest].concat());
 }
 
-/// Moves a matrix along X.
+/// Updates a matrix along X.
 pub fn apply_update(
     gpu: &GpuBackend,
     param: &mut Tensor,
@@ -98,10 +98,10 @@ pub fn apply_update(
     let (n, (norm, _)) = (param.shape().elements(), clip_args(clip));
     let (remains, rate) = config.lengths(param.shape());
     let arguments = arguments![param, x, norm, n, config.scale, remains, rate];
-    gpu.launch(&MUON, "follow", &GpuVariant::of(&[x.dtype()]), singles(n), &arguments);
+    gpu.launch(&MUON, "apply_update", &GpuVariant::of(&[x.dtype()]), singles(n), &arguments);
 }
 
-/// The norm of all gradients, and the longest that is left as it is.
+/// The norm of all gradients, and the maximum norm.
 fn clip_args(clip: Option<&GradClip>) -> (Option<&Tensor>, f32) {
     (clip.map(|clip| &clip.norm), clip.map_or(0.0, |clip| clip.max_norm))
 }
@@ -122,15 +122,20 @@ fn n_shares(gradient: &Tensor) -> usize {
     gradient.shape().elements().div_ceil(SHARE)
 }
 
-pub fn global_norm(gpu: &GpuBackend, gradients: &[&Tensor], room: &mut Tensor, norm: &mut Tensor) {
+pub fn global_norm(
+    gpu: &GpuBackend,
+    gradients: &[&Tensor],
+    workspace: &mut Tensor,
+    norm: &mut Tensor,
+) {
     let (mut count, variant) = (0, GpuVariant::default());
     for gradient in gradients {
         let (n, groups) = (gradient.shape().elements(), n_shares(gradient));
-        let arguments = arguments![*gradient, &mut *room, n, SHARE, count];
+        let arguments = arguments![*gradient, &mut *workspace, n, SHARE, count];
         gpu.launch(&KERNELS, "squares", &variant, groups, &arguments);
         count += groups;
     }
-    gpu.launch(&KERNELS, "root", &variant, 1, &arguments![&*room, norm, count]);
+    gpu.launch(&KERNELS, "root", &variant, 1, &arguments![&*workspace, norm, count]);
 }
 
 pub fn count_not_finite(gpu: &GpuBackend, tensors: &[&Tensor], count: &mut Tensor) {

@@ -1,25 +1,25 @@
-//! Questions about all gradients at once. The answers stay on the device.
+//! The global norm of gradients, and a count of values that are not finite. Results stay on the device.
 
 use super::{cpu, cuda, gpu};
 use crate::device::{Backend, DeviceKind};
 use crate::op::{Op, OpContext};
 use crate::{ComputeError, Device, Dtype, Result, Tensor};
 
-/// How far gradients may go in one step: they are multiplied by min(1, max / (norm + 1e-6)), as
+/// Gradient clipping by the global norm: gradients are multiplied by min(1, max / (norm + 1e-6)), as
 /// PyTorch's `clip_grad_norm_` does, after the step's own scale. If the norm is not finite, the step
 /// changes nothing.
 #[derive(Debug)]
 pub struct GradClip {
     /// The norm of all gradients, from [`global_norm`].
     pub norm: Tensor,
-    /// The longest norm that is left as it is.
+    /// The maximum norm.
     pub max_norm: f32,
 }
 
 pub(super) fn check_clip(op: &Op<'_>, clip: Option<&GradClip>) -> Result<()> {
-    let Some(GradClip { norm, max_norm: max }) = clip else { return Ok(()) };
+    let Some(GradClip { norm, max_norm }) = clip else { return Ok(()) };
     op.expect("norm", norm, Dtype::F32, [].into())?;
-    op.expect_range("norm to clip to", max, *max >= 0.0, "0 or more")
+    op.expect_range("max_norm", max_norm, *max_norm >= 0.0, "0 or more")
 }
 
 /// The root of the sum of the squares of all gradients: one number without dimensions, f32.
@@ -37,17 +37,17 @@ pub fn global_norm(gradients: &[Option<&Tensor>], device: &Device) -> Result<Ten
         DeviceKind::Cuda { .. } => cuda::norm_floats(&gradients),
         DeviceKind::Gpu { .. } => gpu::norm_floats(&gradients),
     };
-    let mut room = cx.workspace([floats], Dtype::F32)?;
-    match cx.engine() {
+    let mut workspace = cx.workspace([floats], Dtype::F32)?;
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::global_norm(engine, &gradients, &mut norm),
-        Backend::Cuda(engine) => cuda::global_norm(engine, &gradients, &mut room, &mut norm),
-        Backend::Gpu(engine) => gpu::global_norm(engine, &gradients, &mut room, &mut norm),
+        Backend::Cpu(backend) => cpu::global_norm(backend, &gradients, &mut norm),
+        Backend::Cuda(backend) => cuda::global_norm(backend, &gradients, &mut workspace, &mut norm),
+        Backend::Gpu(backend) => gpu::global_norm(backend, &gradients, &mut workspace, &mut norm),
     }
     Ok(norm)
 }
 
-/// How many numbers are infinite or not numbers: u32 `[1]`, on the tensors' device. Stops counting at
+/// How many values are infinite or NaN: u32 `[1]`, on the tensors' device. Stops counting at
 /// the largest u32.
 pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
     let Some(first) = tensors.first() else {
@@ -62,11 +62,11 @@ pub fn count_not_finite(tensors: &[&Tensor]) -> Result<Tensor> {
     }
     op.count(elements(tensors), tensors);
     let mut count = cx.alloc([1], Dtype::U32)?;
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::count_not_finite(engine, tensors, &mut count),
-        Backend::Cuda(engine) => cuda::count_not_finite(engine, tensors, &mut count),
-        Backend::Gpu(engine) => gpu::count_not_finite(engine, tensors, &mut count),
+        Backend::Cpu(backend) => cpu::count_not_finite(backend, tensors, &mut count),
+        Backend::Cuda(backend) => cuda::count_not_finite(backend, tensors, &mut count),
+        Backend::Gpu(backend) => gpu::count_not_finite(backend, tensors, &mut count),
     }
     Ok(count)
 }

@@ -44,7 +44,7 @@ DEVICE void update_one(Update u, float g, float& p, float& first, float& second)
     p = p * u.remains - u.rate * (first / denominator);
 }
 
-// Tensors are parameters, gradients, first and second moments; a block for every `share` numbers.
+// Tensors are parameters, gradients, first and second moments; a block for every `share` elements.
 KERNEL adamw(u64 share, const float* norm, float most, float scale, float remains, float news, float keeps,
              float squares, float correction, float epsilon, float rate, const Many many) {
     if (!step_scale(norm, most, scale)) return;
@@ -78,7 +78,7 @@ DEVICE u8 nearest(const float* book, int zero, float x) {
     return code < 0 ? 0 : code > 255 ? 255 : code;
 }
 
-// A block for each 256 numbers, which share a scale: their largest size. Tensors are parameters, gradients,
+// A block for each 256 elements, which share a scale: their largest size. Tensors are parameters, gradients,
 // codes and scales of first moments, then of second ones.
 KERNEL adamw_8bit(const float* signed_book, const float* unsigned_book, int signed_zero, int unsigned_zero,
                   const float* norm, float most, float scale, float remains, float news, float keeps,
@@ -107,11 +107,11 @@ KERNEL adamw_8bit(const float* signed_book, const float* unsigned_book, int sign
         nearest(unsigned_book, unsigned_zero, square / (square_scale == 0.0f ? 1.0f : square_scale));
 }
 
-// Where Muon goes: the mean of gradients, with the newest of them counted once more.
+// Nesterov momentum: the mean of gradients, with the newest of them counted once more.
 DEVICE float nesterov(float g, float mean, float momentum) { return g + (mean - g) * momentum; }
 
-// A block for every `share` numbers moves the mean on and writes the sum of the squares of the direction.
-KERNEL move_mean(const float* gradient, float* mean, double* partial, u64 n, u64 share, const float* norm,
+// A block for every `share` elements updates the mean and writes the sum of the squares of the direction.
+KERNEL update_momentum(const float* gradient, float* mean, double* partial, u64 n, u64 share, const float* norm,
                  float most, float scale, float momentum) {
     u64 first = blockIdx.x * share, end = first + share < n ? first + share : n;
     double sum = 0.0;
@@ -135,14 +135,14 @@ KERNEL direction(const float* gradient, const float* mean, const float* length, 
     x[at] = from_f32<X>(nesterov(scale * gradient[at], mean[at], momentum) * inverse);
 }
 
-KERNEL follow(float* params, const X* x, u64 n, const float* norm, float most, float scale, float remains,
+KERNEL apply_update(float* params, const X* x, u64 n, const float* norm, float most, float scale, float remains,
               float rate) {
     u64 at = thread();
     if (at >= n || !step_scale(norm, most, scale)) return;
     params[at] = params[at] * remains - rate * to_f32(x[at]);
 }
 
-// A block for every `share` numbers writes the sum of their squares.
+// A block for every `share` elements writes the sum of their squares.
 KERNEL squares(double* partial, u64 share, const Many many) {
     u64 block;
     const One& one = of_block(many, block);
@@ -168,7 +168,7 @@ KERNEL root(const double* partial, u64 n, float* norm) {
     if (threadIdx.x == 0) *norm = (float)sqrt(sum);
 }
 
-// A block for every `share` numbers; counts may be added in any order.
+// A block for every `share` elements; counts may be added in any order.
 KERNEL count_not_finite(u32* count, u64 share, const Many many) {
     u64 block;
     const One& one = of_block(many, block);

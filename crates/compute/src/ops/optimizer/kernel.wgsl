@@ -19,7 +19,7 @@ fn together(a: Squares, b: Squares) -> Squares {
     return Squares(unit, a.sum * of_a * of_a + b.sum * of_b * of_b);
 }
 
-// What the threads of a group have together.
+// What the threads of a workgroup have together.
 fn group_squares(lane: u32, all: Squares) -> Squares {
     let unit = group_max(lane, all.unit);
     var own = 0.0;
@@ -27,7 +27,7 @@ fn group_squares(lane: u32, all: Squares) -> Squares {
     return Squares(unit, group_sum(lane, all.sum * own * own));
 }
 
-// A thread for each number.
+// A thread for each element.
 kernel adamw(params: mut [f32], gradients: [f32], first: mut [f32], second: mut [f32], norm: [f32],
              n: u32, most: f32, scale: f32, remains: f32, news: f32, keeps: f32, squares: f32,
              correction: f32, epsilon: f32, rate: f32) {
@@ -48,7 +48,7 @@ kernel adamw(params: mut [f32], gradients: [f32], first: mut [f32], second: mut 
     set_params(thread, params(thread) * p.remains - p.rate * step);
 }
 
-// A group for every `share` numbers.
+// A workgroup for every `share` elements.
 kernel squares(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u32) {
     var all = Squares();
     for (var i = group * p.share + lane; i < min((group + 1u) * p.share, p.n); i += THREADS) {
@@ -58,7 +58,7 @@ kernel squares(gradient: [f32], partial: mut [f32], n: u32, share: u32, place: u
     if lane == 0u { set_partial_pair(2u * (p.place + group), vec2<f32>(all.unit, all.sum), true); }
 }
 
-// One group.
+// One workgroup.
 kernel root(partial: [f32], norm: mut [f32], n: u32) {
     var all = Squares();
     for (var i = lane; i < p.n; i += THREADS) {
@@ -68,7 +68,7 @@ kernel root(partial: [f32], norm: mut [f32], n: u32) {
     if lane == 0u { set_norm(0u, select(all.unit, all.unit * sqrt(all.sum), is_finite(all.unit))); }
 }
 
-// A thread for each number; counts may be added in any order.
+// A thread for each element; counts may be added in any order.
 kernel count_not_finite(numbers: [X], count: mut [u32], n: u32) {
     if thread < p.n && !is_finite(numbers(thread)) { add_count(0u, 1u); }
 }

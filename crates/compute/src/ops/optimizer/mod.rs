@@ -1,6 +1,5 @@
-//! What happens between backward and the next forward: the norm of all gradients, the step of the
-//! optimizer, a moving average of the result. Plain functions on lists of tensors: a gradient of a
-//! step is never wanted, so nothing of this is on a tape.
+//! Optimizer steps: the global gradient norm, AdamW, 8-bit AdamW, Muon, and the EMA of parameters. Plain
+//! functions on lists of tensors, since nothing of this has a gradient.
 //!
 //! No value comes back to the host: the norm that a step clips by is read where the step runs.
 
@@ -25,7 +24,7 @@ use crate::op::Op;
 use crate::{ComputeError, Dtype, Result, Shape, Tensor};
 
 impl Op<'_> {
-    /// Of one format and shape.
+    /// Of one dtype and shape.
     fn expect(
         &self,
         what: &'static str,

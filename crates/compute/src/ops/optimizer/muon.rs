@@ -21,15 +21,15 @@ use crate::{Dtype, Result, Shape, Tag, Tensor};
 /// One step's settings.
 #[derive(Clone, Copy, Debug)]
 pub struct Muon {
-    /// How far to go.
+    /// Learning rate.
     pub learning_rate: f32,
-    /// μ: how slowly the mean of gradients forgets.
+    /// μ: decay of the mean of gradients.
     pub momentum: f32,
-    /// What share of itself a parameter loses per unit of learning rate.
+    /// Decoupled weight decay.
     pub weight_decay: f32,
-    /// What gradients are multiplied by before all else: one over what the loss was multiplied by.
+    /// Multiplies gradients before all else: one over the loss scale.
     pub scale: f32,
-    /// The format that products are computed in.
+    /// The dtype that matmuls are computed in.
     pub dtype: Dtype,
 }
 
@@ -64,7 +64,7 @@ const NS_STEPS: usize = 5;
 /// The least that a norm is taken for. Taken: PyTorch's.
 pub(super) const MIN_NORM: f32 = 1e-7;
 
-/// Operations per number beside those of products, for the tally.
+/// FLOPs per element beside those of matmuls, for the work counter.
 const FLOPS: usize = 16;
 
 /// The mean of a matrix's gradients before the first step.
@@ -73,8 +73,7 @@ pub fn momentum(param: &Tensor) -> Result<Tensor> {
     device.with_tag(Tag::Optimizer, || device.zeros(param.shape(), Dtype::F32))
 }
 
-/// Changes every matrix that has a gradient and a mean of them; what has no mean is left to another
-/// rule. With a `clip`, gradients are scaled down as it says, and a step with a gradient that is not
+/// Updates every matrix that has a gradient and a mean of them; the others are left to another optimizer. With a `clip`, gradients are scaled down as it says, and a step with a gradient that is not
 /// finite changes nothing. All memory is asked for before anything is changed.
 pub fn muon(
     params: &mut [Tensor],
@@ -101,11 +100,13 @@ pub fn muon(
         for _ in 0..NS_STEPS {
             iteration.iterate(op.cx, false)?;
         }
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::apply_update(engine, param, &iteration.x, config, clip),
-            Backend::Cuda(engine) => cuda::apply_update(engine, param, &iteration.x, config, clip),
-            Backend::Gpu(engine) => gpu::apply_update(engine, param, &iteration.x, config, clip),
+            Backend::Cpu(backend) => cpu::apply_update(backend, param, &iteration.x, config, clip),
+            Backend::Cuda(backend) => {
+                cuda::apply_update(backend, param, &iteration.x, config, clip)
+            }
+            Backend::Gpu(backend) => gpu::apply_update(backend, param, &iteration.x, config, clip),
         }
     }
     Ok(())
@@ -166,8 +167,8 @@ fn distinct(shapes: impl Iterator<Item = Shape>) -> Vec<Shape> {
     found
 }
 
-/// A matrix on its way to singular values near 1. A and what is made of it are as wide as the shorter
-/// side is long.
+/// The Newton-Schulz iteration to singular values near 1. A and its polynomial are as wide as the shorter side
+/// is long.
 struct NewtonSchulz {
     x: Tensor,
     /// X of the next round, over c.
@@ -197,7 +198,7 @@ impl NewtonSchulz {
         })
     }
 
-    /// Moves the mean on and sets X.
+    /// Updates the mean and sets X.
     fn begin(
         &mut self,
         cx: OpContext<'_>,
@@ -207,20 +208,20 @@ impl NewtonSchulz {
         clip: Option<&GradClip>,
     ) {
         let x = &mut self.x;
-        match cx.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::direction(engine, gradient, mean, config, clip, x),
-            Backend::Cuda(engine) => {
-                cuda::direction(engine, gradient, mean, config, clip, &mut self.squares, x);
+            Backend::Cpu(backend) => cpu::direction(backend, gradient, mean, config, clip, x),
+            Backend::Cuda(backend) => {
+                cuda::direction(backend, gradient, mean, config, clip, &mut self.squares, x);
             }
-            Backend::Gpu(engine) => {
-                gpu::direction(engine, gradient, mean, config, clip, &mut self.squares, x);
+            Backend::Gpu(backend) => {
+                gpu::direction(backend, gradient, mean, config, clip, &mut self.squares, x);
             }
         }
     }
 
-    /// X ← a·X + (b·A + c·A²)·X, or in a rehearsal only the memory that this takes. Products have no
-    /// factors, which a matrix unit would pay for with two more parts: c comes last.
+    /// X ← a·X + (b·A + c·A²)·X, or in a dry run only the memory that this takes. Matmuls have no scale, for
+    /// which AMX would need two more splits: c comes last.
     fn iterate(&mut self, cx: OpContext<'_>, is_dry_run: bool) -> Result<()> {
         let [a, b, c] = NS_COEFFICIENTS;
         let Self { x, next, gram, polynomial, .. } = self;
@@ -371,7 +372,7 @@ mod tests {
 
     #[test]
     fn without_room_nothing_changes() {
-        // Room for both matrices, their means and gradients, and for the products of one alone.
+        // Room for both matrices, their means and gradients, and for the matmuls of one alone.
         let peak = {
             let device = Device::meta(DeviceKind::cpu(1), usize::MAX);
             trained(&device, 1, HOW);

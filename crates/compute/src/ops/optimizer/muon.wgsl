@@ -1,8 +1,8 @@
-// Muon's way from a gradient to a direction, and along it. Products between the two are those of any
-// matrices. As everywhere, a norm of all gradients that is not finite makes the step change nothing.
+// Muon: from a gradient to a direction, and the update along it. The matmuls between the two are ordinary
+// ones. As everywhere, a norm of all gradients that is not finite makes the step change nothing.
 
-// A group for every `share` numbers moves the mean on and writes the sum of the squares of the direction.
-kernel move_mean(gradient: [f32], mean: mut [f32], partial: mut [f32], norm: [f32], n: u32, share: u32,
+// A workgroup for every `share` elements updates the mean and writes the sum of the squares of the direction.
+kernel update_momentum(gradient: [f32], mean: mut [f32], partial: mut [f32], norm: [f32], n: u32, share: u32,
                  most: f32, scale: f32, momentum: f32) {
     var scale = p.scale;
     var is_defined = true;
@@ -23,7 +23,7 @@ kernel move_mean(gradient: [f32], mean: mut [f32], partial: mut [f32], norm: [f3
     if lane == 0u { set_partial(group, sum); }
 }
 
-// The root of all sums, behind them; one group.
+// The root of all sums, behind them; one workgroup.
 kernel root_of_all(partial: mut [f32], n: u32) {
     var sum = 0.0;
     for (var i = lane; i < p.n; i += THREADS) { sum += partial(i); }
@@ -31,7 +31,7 @@ kernel root_of_all(partial: mut [f32], n: u32) {
     if lane == 0u { set_partial(p.n, sqrt(sum)); }
 }
 
-// A thread for every two numbers: the direction, of length 1.
+// A thread for every two elements: the direction, of length 1.
 kernel direction(gradient: [f32], mean: [f32], partial: [f32], along: mut [X], norm: [f32], n: u32,
                  place: u32, least: f32, most: f32, scale: f32, momentum: f32) {
     let at = 2u * thread;
@@ -47,8 +47,8 @@ kernel direction(gradient: [f32], mean: [f32], partial: [f32], along: mut [X], n
     set_along_pair(at, (g + (mean_pair(at) - g) * p.momentum) * inverse, at + 1u < p.n);
 }
 
-// A thread for each number.
-kernel follow(params: mut [f32], along: [X], norm: [f32], n: u32, scale: f32, remains: f32, rate: f32) {
+// A thread for each element.
+kernel apply_update(params: mut [f32], along: [X], norm: [f32], n: u32, scale: f32, remains: f32, rate: f32) {
     if thread >= p.n { return; }
     if has_norm() && !is_finite(p.scale * norm(0u)) { return; }
     set_params(thread, params(thread) * p.remains - p.rate * along(thread));

@@ -155,7 +155,7 @@ fn threads_make_no_difference() {
 }
 
 #[test]
-fn the_shape_only_device_takes_the_same_memory() {
+fn the_meta_device_takes_the_same_memory() {
     let usage = |device: &Device| {
         let before = device.usage();
         let steps = (
@@ -218,7 +218,7 @@ fn regression<S>(device: &Device, new: fn(&Tensor) -> crate::Result<S>, go: Step
     let rows: Vec<Vec<(usize, f32)>> = (0..2000)
         .map(|_| (0..4).map(|_| (random.below(WEIGHTS), random.normal())).collect())
         .collect();
-    let product = |weights: &[f32], row: &[(usize, f32)]| -> f32 {
+    let dot = |weights: &[f32], row: &[(usize, f32)]| -> f32 {
         row.iter().map(|(at, x)| weights[*at] * x).sum()
     };
     let mut params = [vector(device, &[0.0; WEIGHTS])];
@@ -229,7 +229,7 @@ fn regression<S>(device: &Device, new: fn(&Tensor) -> crate::Result<S>, go: Step
         let mut gradient = vec![0.0; WEIGHTS];
         loss = 0.0;
         for row in &rows {
-            let error = product(&weights, row) - product(&truth, row);
+            let error = dot(&weights, row) - dot(&truth, row);
             loss += f64::from(error * error) / rows.len() as f64;
             for (at, x) in row {
                 gradient[*at] += 2.0 * error * x / rows.len() as f32;

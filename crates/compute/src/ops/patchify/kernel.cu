@@ -1,4 +1,4 @@
-// Images as tokens and back, a thread for each number of the image. One kernel does both: what lies
+// Images as tokens and back, a thread for each element of the image. One kernel does both: what lies
 // where is the same, only the direction differs.
 
 KERNEL patchify(X* image, X* tokens, u64 n, u64 channels, u64 height, u64 width, u64 patch,

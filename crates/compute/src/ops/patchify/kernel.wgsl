@@ -1,4 +1,4 @@
-// Images as tokens and back, a thread for every two numbers of what is written.
+// Images as tokens and back, a thread for every two elements of what is written.
 
 kernel patchify(image: [X], tokens: mut [X], n: u32, channels: u32, height: u32, width: u32, side: u32,
                 order: u32) {

@@ -37,11 +37,11 @@ impl Tape<'_> {
         let layout = PatchLayout::new(&op, [channels, height, width], patch, order)?;
         let mut tokens = op.alloc(layout.tokens(samples), dtype)?;
         op.count(0, &[x.tensor(), &tokens]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::patchify(engine, layout, x.tensor(), &mut tokens),
-            Backend::Cuda(engine) => cuda::patchify(engine, layout, x.tensor(), &mut tokens),
-            Backend::Gpu(engine) => gpu::patchify(engine, layout, x.tensor(), &mut tokens),
+            Backend::Cpu(backend) => cpu::patchify(backend, layout, x.tensor(), &mut tokens),
+            Backend::Cuda(backend) => cuda::patchify(backend, layout, x.tensor(), &mut tokens),
+            Backend::Gpu(backend) => gpu::patchify(backend, layout, x.tensor(), &mut tokens),
         }
         Ok(op.result(tokens))
     }
@@ -64,11 +64,13 @@ impl Tape<'_> {
         op.expect_shape("tokens", tokens.tensor(), layout.tokens(samples))?;
         let mut image = op.alloc([samples, channels, height, width], dtype)?;
         op.count(0, &[tokens.tensor(), &image]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
-            Backend::Cuda(engine) => cuda::unpatchify(engine, layout, tokens.tensor(), &mut image),
-            Backend::Gpu(engine) => gpu::unpatchify(engine, layout, tokens.tensor(), &mut image),
+            Backend::Cpu(backend) => cpu::unpatchify(backend, layout, tokens.tensor(), &mut image),
+            Backend::Cuda(backend) => {
+                cuda::unpatchify(backend, layout, tokens.tensor(), &mut image)
+            }
+            Backend::Gpu(backend) => gpu::unpatchify(backend, layout, tokens.tensor(), &mut image),
         }
         Ok(op.result(image))
     }

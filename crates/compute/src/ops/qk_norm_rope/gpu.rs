@@ -7,7 +7,7 @@ use crate::gpu::{GpuArg, GpuBackend, GpuVariant, WgslSource, arguments};
 
 use crate::{Dtype, Tensor};
 
-/// Threads of a group: heads of its rows of threads lie in its memory, one for each thread on a CPU.
+/// Threads of a workgroup: heads of its rows of threads lie in its memory, one for each thread on a CPU.
 fn threads(gpu: &GpuBackend) -> usize {
     if gpu.is_software() { 16 } else { crate::gpu::THREADS }
 }

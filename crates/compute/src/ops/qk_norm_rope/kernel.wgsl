@@ -44,9 +44,9 @@ kernel qk_norm_rope(x: [X], weight: [f32], table: [f32], y: mut [X], heads: u32,
     }
 }
 
-// In place: the gradient of the result becomes that of x. A group goes through a share of the heads, some at a time.
-// If the gradient of the weight is wanted, the group leaves its sum of gradient * xn, the gradient turned back, in a
-// row of `partial` [groups, D], which another kernel adds up.
+// In place: the gradient of the result becomes that of x. A workgroup goes through a share of the heads, some at a time.
+// If the gradient of the weight is wanted, the workgroup leaves its sum of gradient * xn, the gradient turned back, in a
+// row of `partial` [workgroups, D], which another kernel adds up.
 kernel qk_norm_rope_backward(x: [X], weight: [f32], table: [f32], gradient: mut [X], partial: mut [f32],
                              heads: u32, share: u32, n_heads: u32, table_rows: u32, half_split: u32,
                              epsilon: f32) {

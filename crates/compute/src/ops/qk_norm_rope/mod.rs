@@ -6,7 +6,7 @@
 //! where R turns pairs of numbers by the angles of the token's position. The norm with its weight
 //! `[d]` and the rotation can each be left out.
 //!
-//! Kept for backward: x, and without a norm nothing. The norm is computed again.
+//! Saved for backward: x, and without a norm nothing. The norm is computed again.
 
 mod cpu;
 mod cuda;
@@ -38,7 +38,7 @@ pub struct QkNormRope<'a> {
     pub rope: Option<Rope<'a>>,
 }
 
-/// Operations per number, for the tally.
+/// FLOPs per element, for the work counter.
 const FLOPS: usize = 9;
 
 impl Tape<'_> {
@@ -72,7 +72,7 @@ impl Tape<'_> {
     }
 }
 
-/// Checks all shapes and formats.
+/// Checks all shapes and dtypes.
 fn check(op: &Op<'_>, x: &Var, heads: QkNormRope<'_>) -> Result<QkNormRopeConfig> {
     op.expect_real("x", x.tensor())?;
     let [samples, tokens, width] = op.expect_rank("x", x.tensor())?;
@@ -125,11 +125,11 @@ fn forward(
 ) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
     cx.count("qk_norm_rope", FLOPS * x.shape().elements(), &[x, &y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, x, weight, form, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, x, weight, form, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, weight, form, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, x, weight, form, &mut y),
+        Backend::Cuda(backend) => cuda::forward(backend, x, weight, form, &mut y),
+        Backend::Gpu(backend) => gpu::forward(backend, x, weight, form, &mut y),
     }
     Ok(y)
 }
@@ -149,31 +149,29 @@ struct SavedNorm {
 impl QkNormRopeBackward {
     /// On a GPU one pass finds both gradients; elsewhere the weight's has a pass of its own.
     fn backward(self, back: &mut BackwardPass<'_>, gradient: Tensor) -> Result<()> {
-        let (place, form) = (back.cx, &self.form);
+        let (cx, form) = (back.cx, &self.form);
         let (norm, source) = match self.norm {
             None => (None, None),
-            Some(SavedNorm { x, weight, source }) => {
-                (Some((x.get(place)?, weight.get(place)?)), source)
-            }
+            Some(SavedNorm { x, weight, source }) => (Some((x.get(cx)?, weight.get(cx)?)), source),
         };
         let mut slot = back.slot_of(source, [form.head_width].into(), Dtype::F32)?;
-        let n_partial = slot.as_ref().map_or(0, |_| n_partial(place, gradient.shape().rows()));
-        let mut partial = place.workspace([n_partial, form.head_width], Dtype::F32)?;
+        let n_partial = slot.as_ref().map_or(0, |_| n_partial(cx, gradient.shape().rows()));
+        let mut partial = cx.workspace([n_partial, form.head_width], Dtype::F32)?;
         // In place: queries and keys have no other use that a gradient would be added up with.
         let mut gradient = gradient.into_unique()?;
         let mut of_weight = slot.as_mut().map(|slot| (&mut partial, slot));
         let norm = norm.as_ref();
         if let (Some((x, _)), Some(of_weight)) = (norm, &mut of_weight) {
-            weight_gradient(place, x, &gradient, form, of_weight);
+            weight_gradient(cx, x, &gradient, form, of_weight);
         }
         let mut tensors = vec![&gradient, &gradient];
         tensors.extend(norm.map(|(x, _)| x));
-        place.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
-        match place.engine() {
+        cx.count("qk_norm_rope backward", FLOPS * gradient.shape().elements(), &tensors);
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::backward(engine, norm, form, &mut gradient),
-            Backend::Cuda(engine) => cuda::backward(engine, norm, form, &mut gradient),
-            Backend::Gpu(engine) => gpu::backward(engine, norm, form, &mut gradient, of_weight),
+            Backend::Cpu(backend) => cpu::backward(backend, norm, form, &mut gradient),
+            Backend::Cuda(backend) => cuda::backward(backend, norm, form, &mut gradient),
+            Backend::Gpu(backend) => gpu::backward(backend, norm, form, &mut gradient, of_weight),
         }
         if let Some(slot) = slot {
             back.put(slot);
@@ -202,9 +200,9 @@ fn weight_gradient(
         let work = FLOPS * x.shape().elements();
         cx.count("qk_norm_rope weight backward", work, &[x, gradient]);
     }
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta | Backend::Gpu(_) => {}
-        Backend::Cpu(engine) => cpu::weight_gradient(engine, x, gradient, form, partial, slot),
-        Backend::Cuda(engine) => cuda::weight_gradient(engine, x, gradient, form, partial, slot),
+        Backend::Cpu(backend) => cpu::weight_gradient(backend, x, gradient, form, partial, slot),
+        Backend::Cuda(backend) => cuda::weight_gradient(backend, x, gradient, form, partial, slot),
     }
 }

@@ -160,7 +160,7 @@ fn gradients_add_to_what_is_there() {
 }
 
 #[test]
-fn the_result_is_made_again_for_who_keeps_it() {
+fn readers_recompute_the_result() {
     let case = Case::new([1, 3, 2, 4]);
     let block = {
         let case = case.clone();
@@ -212,7 +212,7 @@ fn nothing_stays_nothing() {
 }
 
 #[test]
-fn what_is_not_a_number_spoils_its_head() {
+fn nan_spoils_its_head() {
     let device = device();
     let mut params = Params::default();
     let mut numbers = vec![1.0f32; 24];

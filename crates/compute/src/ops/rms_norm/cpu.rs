@@ -36,10 +36,10 @@ pub fn backward(
     cpu: &CpuBackend,
     rows: RmsNormInputs<'_>,
     wanted: RmsNormSlots<'_>,
-    room: &mut Tensor,
+    scratch: &mut Tensor,
 ) {
     if let Some(slot) = wanted.weight {
-        weight_gradient(cpu, rows, room, slot);
+        weight_gradient(cpu, rows, scratch, slot);
     }
     if let Some(slot) = wanted.x {
         x_gradient(cpu, rows, slot);

@@ -14,7 +14,7 @@ const PACKS: usize = 4;
 const MOST_THREADS: usize = 1024;
 
 /// The most shares that a weight's gradient is summed up in. Taken: four blocks for each of an H200's 132
-/// CPUs, as many as have room there, were fastest.
+/// SMs, as many as fit there, were fastest.
 const SHARES: usize = 528;
 
 pub fn forward(
@@ -36,22 +36,22 @@ pub fn backward(
     cuda: &CudaBackend,
     rows: RmsNormInputs<'_>,
     wanted: RmsNormSlots<'_>,
-    room: &mut Tensor,
+    workspace: &mut Tensor,
 ) {
     let RmsNormInputs { x, weight, gradient, epsilon } = rows;
     let (n, width) = (x.shape().rows(), x.shape().width());
     let out = wanted.x.as_ref().map_or(x, |slot| &slot.tensor);
-    let p = pack(width, &[x, weight.unwrap_or(x), gradient, out, room]);
+    let p = pack(width, &[x, weight.unwrap_or(x), gradient, out, workspace]);
     let (variant, threads) = held(CudaVariant::of(&[x.dtype(), out.dtype()]).with_pack(p), width);
     let blocks = if wanted.weight.is_some() { n_shares(n) } else { n };
     let grid = LaunchConfig { threads, ..LaunchConfig::blocks(blocks) };
     let add = wanted.x.as_ref().is_some_and(|slot| slot.add);
     let out = wanted.x.map(|slot| &mut slot.tensor);
-    let shares = wanted.weight.is_some().then_some(&mut *room);
+    let shares = wanted.weight.is_some().then_some(&mut *workspace);
     let arguments = arguments![x, weight, gradient, out, shares, n, width, epsilon, add];
     cuda.launch(&KERNELS, "rms_norm_backward", variant, grid, &arguments);
     if let Some(slot) = wanted.weight {
-        let each = room.reshape([blocks, width]);
+        let each = workspace.reshape([blocks, width]);
         let sum = CudaColumnSum { a: &each, b: None, statistics: None, rows_per_vector: blocks };
         sum.run(cuda, &mut slot.tensor, 0, slot.add);
     }
@@ -69,7 +69,7 @@ fn n_shares(rows: usize) -> usize {
     rows.clamp(1, SHARES)
 }
 
-/// Floats of room that a weight's gradient takes.
+/// Floats of scratch memory that a weight's gradient takes.
 pub fn shares_floats(x: &Tensor) -> usize {
     n_shares(x.shape().rows()) * x.shape().width()
 }

@@ -31,7 +31,7 @@ pub fn backward(
     }
 }
 
-/// Floats of room that the weight's gradient takes.
+/// Floats of scratch memory that the weight's gradient takes.
 pub fn sums_floats(x: &Tensor) -> usize {
     layer_norm::sums_floats(x, x.shape().rows())
 }

@@ -28,7 +28,7 @@ KERNEL rms_norm(const X* x, const float* weight, X* y, u64 width, float epsilon)
 
 // With g = gradient * weight: dx = (g - xn * mean(g * xn)) * inverse, if it has a place; and if there is
 // room for shares of it, that of the weight: each block has every so many-th row, and sums up gradient * xn.
-// Sizes of 32 bits leave room for one block more on each CPU.
+// 32-bit sizes let one block more run on each SM.
 KERNEL rms_norm_backward(const X* x, const float* weight, const X* gradient, Y* out, float* shares, u32 rows,
                          u32 width, float epsilon, int add) {
     float a[D][P], g[D][P], w[P], o[P], share[D][P] = {};

@@ -3,7 +3,7 @@
 //!
 //! y = x̂·weight with x̂ = x / √(mean(x²) + ε)
 //!
-//! Kept for backward: x. The mean is computed again, from a row that is at hand anyway.
+//! Saved for backward: x. The mean is computed again, from a row that is at hand anyway.
 
 mod cpu;
 mod cuda;
@@ -22,7 +22,7 @@ use crate::tape::Tape;
 use crate::var::{GradTarget, Remat, SavedTensor, Var};
 use crate::{Dtype, Result, Tensor};
 
-/// Operations per number, for the tally.
+/// FLOPs per element, for the work counter.
 const FLOPS: usize = 6;
 
 impl Tape<'_> {
@@ -63,11 +63,11 @@ fn remat(x: &Var, weight: Option<&Var>, epsilon: f32) -> Remat {
 fn forward(cx: OpContext<'_>, x: &Tensor, weight: Option<&Tensor>, epsilon: f32) -> Result<Tensor> {
     let mut y = cx.alloc(x.shape(), x.dtype())?;
     cx.count("rms_norm", FLOPS * x.shape().elements(), &[x, &y]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::forward(engine, x, weight, epsilon, &mut y),
-        Backend::Cuda(engine) => cuda::forward(engine, x, weight, epsilon, &mut y),
-        Backend::Gpu(engine) => gpu::forward(engine, x, weight, epsilon, &mut y),
+        Backend::Cpu(backend) => cpu::forward(backend, x, weight, epsilon, &mut y),
+        Backend::Cuda(backend) => cuda::forward(backend, x, weight, epsilon, &mut y),
+        Backend::Gpu(backend) => gpu::forward(backend, x, weight, epsilon, &mut y),
     }
     Ok(y)
 }
@@ -96,37 +96,37 @@ struct RmsNormSlots<'a> {
 
 impl RmsNormBackward {
     fn backward(self, back: &mut BackwardPass<'_>, gradient: &Tensor) -> Result<()> {
-        let (place, epsilon) = (back.cx, self.epsilon);
-        let x = self.x.0.get(place)?;
+        let (cx, epsilon) = (back.cx, self.epsilon);
+        let x = self.x.0.get(cx)?;
         let (weight, source) = self.weight.unzip();
-        let weight = weight.map(|kept| kept.get(place)).transpose()?;
+        let weight = weight.map(|kept| kept.get(cx)).transpose()?;
         let width = [x.shape().width()].into();
         let mut of_weight = back.slot_of(source.flatten(), width, Dtype::F32)?;
         let mut of_x = back.slot_of(self.x.1, x.shape(), x.dtype())?;
-        let floats = of_weight.as_ref().map_or(0, |_| workspace_floats(place, &x));
-        let mut room = place.workspace([floats], Dtype::F32)?;
+        let floats = of_weight.as_ref().map_or(0, |_| workspace_floats(cx, &x));
+        let mut workspace = cx.workspace([floats], Dtype::F32)?;
         let mut tensors = vec![gradient, &x];
         tensors.extend(of_x.iter().map(|slot| &slot.tensor));
         let n_gradients = usize::from(of_x.is_some()) + usize::from(of_weight.is_some());
-        if n_gradients == 2 && matches!(place.device.kind(), DeviceKind::Cpu { .. }) {
+        if n_gradients == 2 && matches!(cx.device.kind(), DeviceKind::Cpu { .. }) {
             // A pass for each.
             tensors.extend([gradient, &x]);
         }
-        place.count("rms_norm backward", n_gradients * FLOPS * x.shape().elements(), &tensors);
+        cx.count("rms_norm backward", n_gradients * FLOPS * x.shape().elements(), &tensors);
         let rows = RmsNormInputs { x: &x, weight: weight.as_ref(), gradient, epsilon };
         let wanted = RmsNormSlots { x: of_x.as_mut(), weight: of_weight.as_mut() };
-        match place.engine() {
+        match cx.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::backward(engine, rows, wanted, &mut room),
-            Backend::Cuda(engine) => cuda::backward(engine, rows, wanted, &mut room),
-            Backend::Gpu(engine) => gpu::backward(engine, rows, wanted, &mut room),
+            Backend::Cpu(backend) => cpu::backward(backend, rows, wanted, &mut workspace),
+            Backend::Cuda(backend) => cuda::backward(backend, rows, wanted, &mut workspace),
+            Backend::Gpu(backend) => gpu::backward(backend, rows, wanted, &mut workspace),
         }
         of_weight.into_iter().chain(of_x).for_each(|slot| back.put(slot));
         Ok(())
     }
 }
 
-/// Floats of room that the weight's gradient takes.
+/// Floats of scratch memory that the weight's gradient takes.
 fn workspace_floats(cx: OpContext<'_>, x: &Tensor) -> usize {
     match cx.device.kind() {
         DeviceKind::Cpu { .. } => n_row_blocks(x.shape().rows()) * x.shape().width(),

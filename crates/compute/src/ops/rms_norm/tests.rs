@@ -83,7 +83,7 @@ fn gradients_add_to_what_is_there() {
 }
 
 #[test]
-fn the_result_is_made_again_for_who_keeps_it() {
+fn readers_recompute_the_result() {
     // The weight is made again too, and in a recomputed block it is not there at first.
     let block = |tape: &Tape<'_>, v: &[Var]| {
         let x = tape.scale(&v[0], 0.5)?;
@@ -107,7 +107,7 @@ fn the_result_is_made_again_for_who_keeps_it() {
 }
 
 #[test]
-fn what_is_not_a_number_spoils_its_row_alone() {
+fn nan_spoils_its_row_alone() {
     let device = device();
     let mut params = Params::default();
     let width = 20;

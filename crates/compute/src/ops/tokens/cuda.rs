@@ -6,7 +6,7 @@ use crate::cuda::{CudaBackend, CudaSource, CudaVariant, LaunchConfig, arguments,
 
 const KERNELS: CudaSource = CudaSource { name: "tokens", text: include_str!("kernel.cu") };
 
-/// Copies, or adds to what is there; what is added to may be of another format.
+/// Copies, or adds to what is there; what is added to may be of another dtype.
 pub fn copy(cuda: &CudaBackend, from: &Tensor, to: &mut Tensor, span: TokenSpan, add: bool) {
     let &[samples, n_from, width] = from.shape().sizes() else { unreachable!("checked by the op") };
     let n_to = to.shape().sizes()[1];

@@ -6,7 +6,7 @@ use crate::gpu::{GpuBackend, GpuVariant, WgslSource, arguments, is_wide, singles
 
 const KERNELS: WgslSource = WgslSource { name: "tokens", text: include_str!("kernel.wgsl") };
 
-/// Copies, or adds to what is there; what is added to may be of another format.
+/// Copies, or adds to what is there; what is added to may be of another dtype.
 pub fn copy(gpu: &GpuBackend, from: &Tensor, to: &mut Tensor, span: TokenSpan, add: bool) {
     let &[samples, n_from, width] = from.shape().sizes() else { unreachable!("checked by the op") };
     let (n_to, rows) = (to.shape().sizes()[1], samples * span.count);

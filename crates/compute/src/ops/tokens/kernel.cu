@@ -1,4 +1,4 @@
-// Tokens copied or added, a thread for every P numbers of the span.
+// Tokens copied or added, a thread for every P elements of the span.
 
 KERNEL copy_tokens(const X* from, Y* to, u64 packs, u64 width, u64 count, u64 n_from, u64 n_to,
                    u64 first_from, u64 first_to, int add) {

@@ -1,4 +1,4 @@
-// Tokens copied or added, a thread for every eight numbers of a token of the span.
+// Tokens copied or added, a thread for every eight elements of a token of the span.
 
 kernel copy_tokens(source: [X by WIDE], goal: mut [Y by WIDE], rows: u32, width: u32, count: u32, n_from: u32,
                    n_to: u32, first_from: u32, first_to: u32, add: u32) {

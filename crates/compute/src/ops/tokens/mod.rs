@@ -1,8 +1,8 @@
-//! Tokens put together and taken apart: of tensors [samples, tokens, width], each sample's tokens
+//! Concatenation and splitting of tokens: of tensors [samples, tokens, width], each sample's tokens
 //! one tensor after the other, or a range of them.
 //!
-//! Kept for backward: nothing. Others keep the way to a part, not the part: what it is taken from,
-//! usually an attention's result, is kept anyway.
+//! Saved for backward: nothing. Readers of a part save the tensor that it is taken from, usually an
+//! attention's result, which is saved anyway.
 
 mod cpu;
 mod cuda;
@@ -135,11 +135,11 @@ struct TokenSpan {
 fn copy(cx: OpContext<'_>, from: &Tensor, to: &mut Tensor, span: TokenSpan) {
     let smaller = if from.bytes() < to.bytes() { from } else { &*to };
     cx.count("copy_tokens", 0, &[smaller, smaller]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => cpu::copy(engine, from, to, span),
-        Backend::Cuda(engine) => cuda::copy(engine, from, to, span, false),
-        Backend::Gpu(engine) => gpu::copy(engine, from, to, span, false),
+        Backend::Cpu(backend) => cpu::copy(backend, from, to, span),
+        Backend::Cuda(backend) => cuda::copy(backend, from, to, span, false),
+        Backend::Gpu(backend) => gpu::copy(backend, from, to, span, false),
     }
 }
 
@@ -148,12 +148,12 @@ fn accumulate(cx: OpContext<'_>, gradient: &Tensor, slot: &mut GradientSlot, spa
     let smaller = if gradient.bytes() < slot.tensor.bytes() { gradient } else { &slot.tensor };
     let work = smaller.shape().elements();
     cx.count("copy_tokens backward", work, &[smaller, smaller, smaller]);
-    match cx.engine() {
+    match cx.backend() {
         Backend::Meta => {}
-        Backend::Cpu(engine) => {
-            cpu::accumulate(engine, gradient, &mut slot.tensor, span, slot.add);
+        Backend::Cpu(backend) => {
+            cpu::accumulate(backend, gradient, &mut slot.tensor, span, slot.add);
         }
-        Backend::Cuda(engine) => cuda::copy(engine, gradient, &mut slot.tensor, span, slot.add),
-        Backend::Gpu(engine) => gpu::copy(engine, gradient, &mut slot.tensor, span, slot.add),
+        Backend::Cuda(backend) => cuda::copy(backend, gradient, &mut slot.tensor, span, slot.add),
+        Backend::Gpu(backend) => gpu::copy(backend, gradient, &mut slot.tensor, span, slot.add),
     }
 }

@@ -115,7 +115,7 @@ fn a_rounded_gradient_is_added_to_that_of_a_parameter() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     let device = device();
     let params = Params::default();
     let tape = Tape::inference(&device, &params, 0);

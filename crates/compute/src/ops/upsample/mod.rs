@@ -26,11 +26,11 @@ impl Tape<'_> {
         op.expect_range("factor", &factor, factor > 0, "1 or more")?;
         let mut y = op.alloc([samples, channels, height * factor, width * factor], dtype)?;
         op.count(0, &[x.tensor(), &y]);
-        match op.engine() {
+        match op.backend() {
             Backend::Meta => {}
-            Backend::Cpu(engine) => cpu::forward(engine, x.tensor(), factor, &mut y),
-            Backend::Cuda(engine) => cuda::forward(engine, x.tensor(), factor, &mut y),
-            Backend::Gpu(engine) => gpu::forward(engine, x.tensor(), factor, &mut y),
+            Backend::Cpu(backend) => cpu::forward(backend, x.tensor(), factor, &mut y),
+            Backend::Cuda(backend) => cuda::forward(backend, x.tensor(), factor, &mut y),
+            Backend::Gpu(backend) => gpu::forward(backend, x.tensor(), factor, &mut y),
         }
         Ok(op.result(y))
     }

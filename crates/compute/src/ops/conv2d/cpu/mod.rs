@@ -1,4 +1,4 @@
-//! What a convolution needs on the CPU besides products.
+//! What a convolution needs on the CPU besides matmuls.
 
 pub mod winograd;
 
@@ -12,7 +12,7 @@ use crate::{Element, Tensor};
 /// Numbers that are biased, activated and rounded in turn, without leaving the nearest cache.
 const SCRATCH: usize = 512;
 
-/// Lays out what windows see: a row for each number of the kernel, a column for each pixel.
+/// Copies what windows see (im2col): a row for each number of the kernel, a column for each pixel.
 pub fn im2col(
     cpu: &CpuBackend,
     window: ConvWindow,
@@ -97,10 +97,10 @@ pub fn finish(
         cpu.par_chunks(planes, n_pixels, |index, plane| {
             let bias = bias.map_or(0.0, |bias| bias[strip.channels.start + index]);
             let sums = &sums[index * strip.pixels.len()..][..strip.pixels.len()];
-            let mut room = [0.0; SCRATCH];
+            let mut scratch = [0.0; SCRATCH];
             let pieces = plane[strip.pixels.clone()].chunks_mut(SCRATCH).zip(sums.chunks(SCRATCH));
             for (y, sums) in pieces {
-                let values = &mut room[..sums.len()];
+                let values = &mut scratch[..sums.len()];
                 for (value, sum) in values.iter_mut().zip(sums) {
                     *value = sum + bias;
                 }

@@ -1,6 +1,6 @@
-//! There and back: what squares of four by four pixels see, and what comes of their products. Kernels
-//! and channels are taken one at a time and written to all places at once: the numbers that places
-//! share are made once.
+//! The transforms of Winograd convolution: of kernels, of input tiles, and back to the output. Kernels and
+//! channels are taken one at a time and written to all 36 places of a tile at once: terms that places share
+//! are computed once.
 #![allow(unsafe_code)]
 
 use super::super::ConvWindow;
@@ -48,7 +48,7 @@ pub fn kernels(cpu: &CpuBackend, weight: &Tensor, kernels: &mut Tensor) {
     });
 }
 
-/// What squares see, for each place and input: those from the row of squares `first` on, where the
+/// Input tiles, for each place and input channel: those from the row of squares `first` on, where the
 /// rows of one image follow those of the one before.
 pub fn see(cpu: &CpuBackend, window: ConvWindow, images: &Tensor, first: usize, seen: &mut Tensor) {
     let ([inputs, height, width], [all_down, across]) = (window.image, window.squares());
@@ -130,7 +130,7 @@ simd! {
     }
 }
 
-/// Aᵀ·m·A of the products, with bias and activation, into the result's rows of pixels from the row
+/// Aᵀ·m·A of the multiplied tiles m, with bias and activation, into the result's rows of pixels from the row
 /// of squares `first` on.
 pub fn finish(
     cpu: &CpuBackend,
