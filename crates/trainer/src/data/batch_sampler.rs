@@ -1,6 +1,5 @@
-//! The order in which samples are trained on. The number of a batch, counted over the whole run,
-//! says which samples are in it: a run is continued by asking for the next number, and nothing
-//! about the order has to be saved.
+//! The order in which samples are trained on. The index of a batch, counted over the whole run, decides
+//! which samples are in it: a run resumes with the next index, and no sampler state has to be saved.
 //!
 //! An epoch shows every sample as often as its repeats say. Samples are shuffled within their
 //! bucket and cut into batches, then the batches of all buckets are shuffled. The last batch of a
@@ -10,7 +9,7 @@ use std::collections::BTreeMap;
 
 use compute::RandomSequence;
 
-/// Keeps the numbers drawn here apart from all others that follow from the same seed: "order".
+/// Keeps these random numbers apart from others of the same seed: "order".
 const PURPOSE: u64 = 0x6f72_6465_7200_0000;
 
 /// Which samples are trained on together, and when.
@@ -25,7 +24,7 @@ pub struct BatchSampler {
 }
 
 impl BatchSampler {
-    /// Of samples with their sizes and repeats, up to `batch` at a time.
+    /// For samples with their sizes and repeats, up to `batch` at a time.
     pub fn new<S: Copy + Ord>(samples: &[(S, u32)], batch: usize, seed: u64) -> Self {
         let mut buckets: BTreeMap<S, Vec<usize>> = BTreeMap::new();
         for (index, (bucket, repeats)) in samples.iter().enumerate() {
@@ -36,7 +35,7 @@ impl BatchSampler {
         Self { buckets, batch: batch.max(1), seed, epoch: None }
     }
 
-    /// Batches that show every sample as often as it should be.
+    /// Batches of an epoch.
     pub fn batches_per_epoch(&self) -> u64 {
         self.buckets.iter().map(|samples| samples.len().div_ceil(self.batch) as u64).sum()
     }
@@ -66,26 +65,26 @@ impl BatchSampler {
     }
 }
 
-/// A stream read from its start.
+/// A random sequence read from its start.
 pub(crate) struct SequenceDraws {
     sequence: RandomSequence,
     drawn: usize,
 }
 
 impl SequenceDraws {
-    /// Of a seed and a number, as every stream is.
+    /// From a seed and the sequence's number.
     pub(crate) fn new(seed: u64, number: u64) -> Self {
         Self { sequence: RandomSequence::new(seed, number), drawn: 0 }
     }
 
-    /// Fisher and Yates.
+    /// Fisher-Yates.
     pub(crate) fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
             items.swap(last, self.below(last as u64 + 1));
         }
     }
 
-    /// Even over all numbers below the bound, but for one part in 2^32 / bound.
+    /// Uniform below the bound, up to a bias of bound / 2^32.
     fn below(&mut self, bound: u64) -> usize {
         let word = u64::from(self.sequence.word(self.drawn));
         self.drawn += 1;
@@ -159,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn without_samples_there_is_nothing_to_ask_for() {
+    fn without_samples_batches_are_empty() {
         let mut order = BatchSampler::new::<Bucket>(&[], BATCH, 7);
         assert_eq!((order.batches_per_epoch(), order.batch(5)), (0, Vec::new()));
     }

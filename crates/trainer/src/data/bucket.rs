@@ -1,5 +1,5 @@
-//! Sizes that images are trained in. A few sizes of about equal area, so that images of like
-//! shape share a batch and little of any is cut off.
+//! Aspect-ratio buckets: a few sizes of about equal area, so that images of similar aspect share a batch
+//! and little of any is cropped.
 //!
 //! Ratios are compared as fractions of whole numbers: two computers choose the same bucket, which
 //! logarithms from two system libraries would not promise.
@@ -9,7 +9,7 @@ use std::fmt;
 
 use crate::error::{Result, TrainerError};
 
-/// A size to train in, in pixels.
+/// A bucket: a training size in pixels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Bucket {
     /// Pixels in a row.
@@ -53,8 +53,8 @@ impl Buckets {
         let mut sizes = vec![Bucket { width: square, height: square }];
         for side in (1..=max_side / step).map(|n| n * step).filter(|side| *side >= min_side) {
             let other = down(resolution * resolution / side);
-            // One that is too long is not shortened: it would have far fewer pixels than the rest,
-            // and the model would learn small images for tall ones.
+            // A size that is too long is dropped, not shortened: it would have far fewer pixels than the rest,
+            // and the model would learn that tall images are small.
             if other > 0 && (min_side..=max_side).contains(&other) {
                 sizes.push(Bucket { width: side, height: other });
                 sizes.push(Bucket { width: other, height: side });
@@ -95,7 +95,7 @@ impl Buckets {
         }
     }
 
-    /// The largest share of an image that is cut off, if its ratio is between those of the tallest
+    /// The largest share of an image that is cropped, if its ratio is between those of the tallest
     /// and the widest bucket: half of the widest gap between two of them.
     pub fn most_cropped(&self) -> f64 {
         let ratio = |bucket: Bucket| bucket.width as f64 / bucket.height as f64;
@@ -104,7 +104,7 @@ impl Buckets {
     }
 }
 
-/// Products of four sides stay within 128 bits, and no model draws larger images.
+/// Four sides multiplied stay within 128 bits, and no model makes larger images.
 const MOST_SIDE: usize = 1 << 20;
 
 fn by_ratio(a: Bucket, b: Bucket) -> Ordering {
@@ -135,7 +135,7 @@ mod tests {
         (0..4000).map(move |n| [number(2 * n), number(2 * n + 1)])
     }
 
-    /// The share that covering a bucket cuts off.
+    /// The share that covering a bucket crops.
     fn cropped([width, height]: [u32; 2], bucket: Bucket) -> f64 {
         let times =
             f64::from(width) * bucket.height as f64 / f64::from(height) / bucket.width as f64;

@@ -1,29 +1,28 @@
-//! What a step does to a caption. Functions of the caption, the settings and two random numbers, so
-//! that a run that is continued sees the texts it would have seen, and so that everything a run can
-//! ask for is known beforehand: `variants` is what has to be encoded for text encoders to be unloaded.
+//! Caption augmentation: trigger word, tag shuffling, caption dropout. Functions of the caption, the
+//! settings and two random numbers, so that a resumed run sees the same texts, and so that all texts of a
+//! run are known beforehand: `variants` are encoded before the text encoders are unloaded.
 
 use std::collections::HashSet;
 use std::num::NonZeroU16;
 
-/// What is done.
+/// The augmentations.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct CaptionSettings {
-    /// Put in front of every caption that does not have it.
+    /// Trigger word: put in front of every caption that does not have it.
     pub trigger: Option<String>,
-    /// Whether tags change places.
+    /// Tag shuffling.
     pub shuffle: Option<Shuffle>,
-    /// How often, from 0 to 1, a step sees an empty caption instead, so that the model still knows
-    /// what to draw for nothing (classifier-free guidance).
+    /// Caption dropout: the probability of an empty caption, which classifier-free guidance needs.
     pub dropout: f32,
 }
 
-/// Tags, between commas, in changing order.
+/// Shuffling of comma-separated tags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shuffle {
     /// Tags in front that keep their places.
     pub n_kept: usize,
-    /// In how many orders a caption is seen, the one it was written in included. Few enough that
-    /// all of them can be encoded beforehand.
+    /// The number of orders of a caption, with the original one. Few enough that all can be encoded
+    /// beforehand.
     pub n_orders: NonZeroU16,
 }
 
@@ -82,7 +81,7 @@ fn in_order(caption: &str, settings: &CaptionSettings, order: u64) -> String {
     }
 }
 
-/// Fisher and Yates, with numbers that follow from the order's.
+/// Fisher-Yates, with the order's index as the seed.
 fn shuffled(caption: &str, n_kept: usize, order: u64) -> String {
     let mut tags: Vec<&str> =
         caption.split(',').map(str::trim).filter(|tag| !tag.is_empty()).collect();
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn tags_change_places_behind_those_that_are_kept() {
+    fn tags_are_shuffled_behind_those_that_are_kept() {
         let settings = settings("sks", Some((1, 500)), 0.0);
         let mut seen = std::collections::BTreeSet::new();
         for order in 0..2000 {
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn variants_are_all_that_steps_ask_for_and_no_more() {
+    fn variants_are_exactly_the_texts_of_all_steps() {
         for settings in [
             settings("", None, 0.0),
             settings("sks", None, 0.1),

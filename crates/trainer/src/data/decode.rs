@@ -1,8 +1,8 @@
-//! One image as the eye sees it: the right way up, over white, red, green and blue in bytes.
+//! Decodes one image to 8-bit RGB: EXIF orientation applied, transparency over white.
 //!
 //! Files come from strangers. What they may take is limited before anything is decoded: pixels and
 //! bytes of the file by `header`, allocations by `image`. Panics are not caught: a panic that is caught
-//! still prints into the middle of a screen, and hides a fault of a decoder that should be mended.
+//! still prints into the middle of a screen, and hides a bug of a decoder that should be fixed.
 //! Tests here feed damaged files to all of them.
 
 use std::fs::{self, File};
@@ -25,7 +25,7 @@ pub struct Pixels {
     pub rgb: Vec<u8>,
 }
 
-/// Reads it; of an animated one the first frame.
+/// Decodes it; of an animation the first frame.
 pub fn decode(path: &Path) -> Result<Pixels, ProblemKind> {
     let header = header::read(path)?;
     let bytes = fs::metadata(path).map_or(0, |about| about.len());
@@ -51,7 +51,7 @@ fn over_white(image: DynamicImage) -> Pixels {
     Pixels { width, height, rgb: rgb.collect() }
 }
 
-/// A colour on white paper, rounded to the nearest.
+/// A colour blended over white, rounded to the nearest.
 fn mixed(colour: u8, alpha: u8) -> u8 {
     let [colour, alpha] = [u32::from(colour), u32::from(alpha)];
     ((colour * alpha + 255 * (255 - alpha) + 127) / 255) as u8

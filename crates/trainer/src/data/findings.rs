@@ -1,5 +1,5 @@
-//! What is wrong with a job's files in a few lines: counted by reason, with the first names. A scan
-//! lists every file (`Problem`); this is what a run says of them, and what is kept of it in events.
+//! A summary of the problems of a job's files: counted by reason, with the first names. A scan lists every
+//! file (`Problem`); a run reports this summary, also in events.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,7 +11,7 @@ use super::problem::{Problem, ProblemKind};
 /// Names that are given for each reason. Chosen: enough to go and look.
 const N_NAMED: usize = 3;
 
-/// What of a set is not trained on.
+/// What of a dataset is not trained on.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeftOut {
     /// What is counted: `image`, `file` or `record`.
@@ -51,14 +51,14 @@ impl fmt::Display for LeftOutReason {
     }
 }
 
-/// All that is to be said of a set.
+/// The summary of a dataset.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Findings {
     /// What is not trained on.
     pub left_out: Vec<LeftOut>,
-    /// What should be looked at.
+    /// Warnings.
     pub warnings: Vec<String>,
-    /// What is good to know.
+    /// Notes.
     pub notes: Vec<String>,
 }
 
@@ -108,7 +108,7 @@ pub(crate) fn explained(problems: &[Problem]) -> Option<String> {
 
 type ProblemSet<'a> = (&'static str, usize, &'a dyn Fn(&&Problem) -> bool);
 
-/// A line for each reason; what happened once is told in full.
+/// A line for each reason; a problem that occurs once is given in full.
 fn summary_lines(problems: &[&Problem]) -> Vec<String> {
     let line = |reason: LeftOutReason| {
         let mut same = problems.iter().filter(|problem| problem.kind.reason() == reason.reason);

@@ -1,8 +1,8 @@
-//! The head of an image: its size the right way up, whether it moves, whether its end is there.
+//! The header of an image file: its size after EXIF orientation, whether it is animated, whether it is complete.
 //! Reads no more than that needs, so that a folder of thousands is looked through in seconds.
 //!
-//! JPEG is walked here and not by `image`, which reads the whole file to say how large the image
-//! is, and shows a cut one as grey without a word. The ends of the other formats are checked for
+//! JPEG is parsed here and not by `image`, which reads the whole file to find the size, and decodes a
+//! truncated one as grey without an error. The ends of the other formats are checked for
 //! the same reason: before anything is decoded.
 
 use std::fs::{self, File};
@@ -36,8 +36,8 @@ pub(super) struct ImageHeader {
     pub(super) is_animated: bool,
 }
 
-/// As `image` is told everywhere. Rows, palettes and compressed texts count; the pixels themselves
-/// are counted by `MOST_PIXELS`.
+/// Allocation limits for `image`. Rows, palettes and compressed texts count; the pixels themselves are
+/// limited by `MOST_PIXELS`.
 pub(super) fn limits() -> Limits {
     let mut limits = Limits::default();
     limits.max_alloc = Some(MOST_PIXELS * 8);
@@ -130,7 +130,7 @@ impl ImageFile {
     fn jpeg(&mut self) -> Result<HeaderInfo, ImageError> {
         let has_end = self.ends_with(&[0xff, 0xd9])?;
         let segments = JpegSegments::read(self.from(2)?, has_end)?;
-        // A scan or an end before any frame: the decoder says what is wrong in its own words.
+        // A scan or an end before any frame: the decoder's own error explains it.
         let size = segments
             .size
             .map_or_else(|| Ok(size(&JpegDecoder::new(self.from(0)?)?)), Ok::<_, ImageError>);
@@ -150,7 +150,7 @@ fn turns_sides(orientation: Orientation) -> bool {
     matches!(orientation, Rotate90 | Rotate270 | Rotate90FlipH | Rotate270FlipH)
 }
 
-/// What a decoder's refusal means for a file that long.
+/// The problem that a decoder's error means, for a file of that length.
 pub(super) fn explain(error: ImageError, bytes: u64) -> ProblemKind {
     match error {
         ImageError::IoError(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
@@ -177,7 +177,7 @@ fn png_end(file: &mut BufReader<File>) -> io::Result<()> {
     }
 }
 
-/// Frames up to the second; what follows the first one matters to nobody.
+/// Counts frames up to the second, which is enough to detect an animation.
 fn gif_frames(file: &mut BufReader<File>) -> io::Result<usize> {
     let [_, _, _, _, flags, _, _] = array(file)?;
     skip_colours(file, flags)?;
@@ -231,7 +231,7 @@ impl JpegSegments {
         loop {
             match next_marker(file)? {
                 0xd9 => return Ok(segments),
-                // Without a length: restarts, and one that nobody uses.
+                // Without a length: restart markers, and one that is unused.
                 0x01 | 0xd0..=0xd8 => {}
                 0xda if has_end => return Ok(segments),
                 marker => segments.add(marker, file)?,
@@ -260,7 +260,7 @@ impl JpegSegments {
 }
 
 /// The next byte that is neither data nor filling after 0xff. Data after the start of a scan is
-/// passed over the same way: there 0xff stands with a zero after it.
+/// skipped in the same manner: 0xff is followed by a zero in it.
 fn next_marker(file: &mut BufReader<File>) -> io::Result<u8> {
     loop {
         let buffered = file.fill_buf()?;

@@ -39,7 +39,7 @@ struct MetadataLine {
     control_path: Option<PathBuf>,
 }
 
-/// Reads a file line by line; a bad line costs that line.
+/// Reads a file line by line; a bad line is skipped and reported.
 pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Vec<Problem>) {
     let bytes = match fs::read(path) {
         Ok(bytes) => bytes,
@@ -58,7 +58,7 @@ pub(super) fn read(path: &Path, entries: &mut MetadataEntries, problems: &mut Ve
     }
 }
 
-/// What each line says, or why it says nothing; counted from 1.
+/// The entry of each line, or its error; counted from 1.
 type MetadataLines = Vec<(usize, Result<MetadataLine, String>)>;
 
 fn lines(bytes: &[u8]) -> MetadataLines {
@@ -131,7 +131,7 @@ fn existing(metadata: &Path, line: usize, name: &Path) -> Result<PathBuf, Proble
     Err(ProblemKind::MetadataMissingFile { line, name: name.display().to_string() })
 }
 
-/// Without `.` and `name/..`, so that one file has one path.
+/// Normalises `.` and `name/..`, so that one file has one path.
 pub(super) fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for component in path.components() {

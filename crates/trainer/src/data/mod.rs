@@ -1,12 +1,11 @@
-//! Folders of images and captions, up to the numbers and texts of one step. Knows nothing of
-//! models, devices or training; what is wrong with a file is a value, never the end of a scan.
+//! Image datasets: folders of images and captions, up to the pixels and texts of one step. Knows nothing
+//! of models, devices or training; a problem with a file is a value, never the end of a scan.
 //!
-//! `scan` finds images with their captions, `decode` opens one as the eye sees it, `bucket` says
-//! which size it gets, `resize` makes it that size, `caption` is what a step does to a text, `order`
-//! which images a step sees.
+//! `scan` finds images with their captions, `decode` decodes one, `bucket` chooses its size, `resize` scales
+//! and crops it, `caption` augments captions, `batch_sampler` decides which images a step sees.
 //!
-//! Left out on purpose: colour profiles and PNG's gamma. The images that models were trained on
-//! were read without, and a viewer's correction would move colours away from them.
+//! Deliberately absent: colour profiles and PNG's gamma. The images that models were pretrained on were
+//! read without them.
 
 pub mod batch_sampler;
 pub mod bucket;

@@ -9,16 +9,16 @@ use super::fault::{FileSpan, TextFault};
 /// Something wrong or noteworthy about one file or folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
-    /// Whose problem it is.
+    /// The file or folder.
     pub path: PathBuf,
     /// What it is.
     pub kind: ProblemKind,
-    /// Whether training goes without what is there; otherwise this is a warning.
+    /// Whether it is left out of training; otherwise this is a warning.
     pub is_skipped: bool,
 }
 
 impl Problem {
-    /// Training goes without it.
+    /// It is left out of training.
     pub(crate) fn skipped(path: impl Into<PathBuf>, kind: ProblemKind) -> Self {
         Self { path: path.into(), kind, is_skipped: true }
     }
@@ -41,13 +41,13 @@ pub enum ProblemKind {
     /// A file without content.
     #[error("has zero bytes")]
     ZeroBytes,
-    /// The system did not let us read it.
+    /// An I/O error.
     #[error("cannot be read: {why}")]
     Unreadable {
-        /// What the system said.
+        /// The system's error.
         why: String,
     },
-    /// An image by its name only.
+    /// Not an image, despite its name.
     #[error("is not an image: looks like {looks_like}")]
     NotAnImage {
         /// What the first bytes are like.
@@ -59,10 +59,10 @@ pub enum ProblemKind {
         /// How long the file is.
         bytes: u64,
     },
-    /// The decoder found a contradiction.
+    /// The decoder failed.
     #[error("is damaged: {why}")]
     Damaged {
-        /// What the decoder said.
+        /// The decoder's error.
         why: String,
     },
     /// An image that hearth has no decoder for.
@@ -71,7 +71,7 @@ pub enum ProblemKind {
         /// The format, or the part of a format.
         name: String,
     },
-    /// Fewer pixels than anything can be learnt from.
+    /// Too few pixels to train on.
     #[error("is too small: {} x {} pixels, least is {least} on each side", size[0], size[1])]
     TooSmall {
         /// Width and height, the right way up.
@@ -79,17 +79,17 @@ pub enum ProblemKind {
         /// The least of either.
         least: u32,
     },
-    /// More pixels than we are ready to hold.
+    /// More pixels than the limit.
     #[error("is too large: {} x {} pixels are {pixels}, most is {most}", size[0], size[1])]
     Huge {
         /// Width and height as the file says.
         size: [u32; 2],
-        /// Their product.
+        /// Width times height.
         pixels: u64,
         /// The most of that.
         most: u64,
     },
-    /// A longer file than we are ready to read.
+    /// A file above the size limit.
     #[error("is too long: {bytes} bytes, most is {most}")]
     TooLong {
         /// Its length.

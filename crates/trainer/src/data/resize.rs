@@ -1,5 +1,4 @@
-//! An image in the size of its bucket: scaled until it covers the bucket, the rest cut off, then
-//! as numbers for a model.
+//! Resizes an image to its bucket: scaled until it covers the bucket, cropped, then converted to floats.
 
 use image::imageops::{self, FilterType};
 use image::{ImageBuffer, Rgb};
@@ -7,7 +6,7 @@ use image::{ImageBuffer, Rgb};
 use super::bucket::Bucket;
 use super::decode::Pixels;
 
-/// Which part of an image stays, where it is longer than its bucket.
+/// Which part of an image is kept by a crop.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Crop {
     /// The middle.
@@ -59,17 +58,16 @@ pub fn to_chw(pixels: &Pixels, flip: bool) -> Vec<f32> {
 fn covering(pixels: &Pixels, [width, height]: [u32; 2]) -> [u32; 2] {
     let [from_width, from_height] = [u64::from(pixels.width), u64::from(pixels.height)];
     let [to_width, to_height] = [u64::from(width), u64::from(height)];
-    let rounded = |product: u64, by: u64| ((product + by / 2) / by.max(1)) as u32;
+    let divided = |value: u64, by: u64| ((value + by / 2) / by.max(1)) as u32;
     if to_width * from_height >= to_height * from_width {
-        [width, rounded(from_height * to_width, from_width).max(height)]
+        [width, divided(from_height * to_width, from_width).max(height)]
     } else {
-        [rounded(from_width * to_height, from_height).max(width), height]
+        [divided(from_width * to_height, from_height).max(width), height]
     }
 }
 
-/// By Lanczos, whose window grows with the factor, so that fine patterns do not turn into coarse
-/// ones. On the bytes as they are and not on light, as every program does that models were trained
-/// with.
+/// Lanczos with antialiasing. On gamma-encoded bytes and not in linear light, as in the programs that
+/// models were pretrained with.
 pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     let same = [pixels.width, pixels.height] == [width, height];
     let view: Option<ImageBuffer<Rgb<u8>, &[u8]>> =
@@ -83,13 +81,11 @@ pub(super) fn scale(pixels: &Pixels, [width, height]: [u32; 2]) -> Pixels {
     }
 }
 
-/// How many times longer than its bucket a scaled image may be. Chosen: beyond what any image is
-/// that somebody looks at.
+/// How many times longer than its bucket a scaled image may be. Chosen: beyond any usual image.
 const LONGEST: u32 = 4;
 
-/// A ribbon without most of what would be cut off after scaling: 64 pixels wide and 65535 high, it
-/// would take more than a gigabyte to scale. The same share is cut in front of it now and then, so that the
-/// part that stays is the same.
+/// Crops an extreme aspect before scaling: an image 64 pixels wide and 65535 high would take more than a
+/// gigabyte to scale. The crop has the same fraction before and after scaling, so that the same part stays.
 pub(super) fn shortened(
     pixels: &Pixels,
     [width, height]: [u32; 2],
@@ -105,8 +101,7 @@ pub(super) fn shortened(
     (size != [pixels.width, pixels.height]).then(|| cut(pixels, at, size))
 }
 
-/// The part of a size that lies at a share of the excess. Out of range, or not a number, is the
-/// nearest end.
+/// Crops to a size, at a fraction of the excess. A fraction out of range, or NaN, is clamped.
 fn cut(pixels: &Pixels, [x, y]: [f32; 2], [width, height]: [u32; 2]) -> Pixels {
     let place = |excess: u32, share: f32| (excess as f32 * share.clamp(0.0, 1.0)).round() as usize;
     let left = place(pixels.width - width, x);

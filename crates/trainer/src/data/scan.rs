@@ -1,6 +1,6 @@
-//! What a training folder holds: images with their captions, sizes, repeats and controls, and
-//! everything that is wrong, told at once and before any work is done. Reads names and heads of
-//! files; only a JPEG or PNG whose end is not where it should be is read through.
+//! Scans a training folder: images with their captions, sizes, repeats and controls, and all problems,
+//! before any work is done. Reads names and headers of files; only a JPEG or PNG whose end is not where
+//! it should be is read through.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,8 +12,7 @@ use super::walk::{ImageCandidate, walk};
 use super::{header, text};
 use crate::error::{Result, TrainerError};
 
-/// Shortest side of an image. Chosen: eight numbers of a latent, below which autoencoders see
-/// nothing but edges.
+/// Shortest side of an image. Chosen: eight latent pixels, below which a VAE sees nothing but edges.
 pub const MIN_SIDE: u32 = 64;
 
 /// An image to train with.
@@ -27,7 +26,7 @@ pub struct ImageItem {
     pub size: [u32; 2],
     /// How often an epoch shows it.
     pub repeats: u32,
-    /// The image it is made from, for models that are given one.
+    /// The control image, for models that take one.
     pub control: Option<PathBuf>,
 }
 

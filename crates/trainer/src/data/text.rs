@@ -1,5 +1,5 @@
-//! A caption from a file: UTF-8, or UTF-16 that says so, or nothing. Another encoding is reported and not guessed, as a wrong
-//! guess would train wrong letters without anybody seeing it.
+//! Reads a caption file: UTF-8, or UTF-16 with a byte order mark. Another encoding is reported and not guessed, as a wrong
+//! guess would silently train on wrong letters.
 
 use std::fs::File;
 use std::io::Read;
@@ -10,8 +10,8 @@ use super::problem::ProblemKind;
 /// Longest caption file. Chosen: a thousand times what any text encoder reads.
 const MOST_BYTES: u64 = 1 << 20;
 
-/// The caption in a file, without a mark of byte order and without space around it. Line ends within
-/// are kept as one character each.
+/// The caption in a file, without a byte order mark and trimmed. Line ends within are kept as one
+/// character each.
 pub(super) fn read(path: &Path) -> Result<String, ProblemKind> {
     let mut bytes = Vec::new();
     File::open(path)
@@ -30,7 +30,7 @@ pub(super) fn read(path: &Path) -> Result<String, ProblemKind> {
     Ok(tidied(text))
 }
 
-/// Text that begins with UTF-16's mark of byte order, as some editors on Windows save it.
+/// Text with a UTF-16 byte order mark, as some editors on Windows save it.
 fn utf16(bytes: &[u8]) -> Option<String> {
     let (rest, word): (_, fn([u8; 2]) -> u16) = match bytes {
         [0xff, 0xfe, rest @ ..] => (rest, u16::from_le_bytes),
@@ -41,7 +41,7 @@ fn utf16(bytes: &[u8]) -> Option<String> {
     char::decode_utf16(words).collect::<Result<_, _>>().ok()
 }
 
-/// As every caption is, from wherever it comes.
+/// Normalises a caption, from any source.
 pub(super) fn tidied(text: &str) -> String {
     text.trim_start_matches('\u{feff}').trim().replace("\r\n", "\n")
 }

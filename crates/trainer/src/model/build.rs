@@ -1,6 +1,6 @@
-//! How a model is put together: a family asks a [`ModelBuilder`] for its weights by name and shape.
-//! Where they come from (files, random numbers, nowhere), in which format they are held and which
-//! layers get an adapter is not the family's business.
+//! How a model is built: a family asks a [`ModelBuilder`] for its weights by name and shape. Where they
+//! come from (files, random init, the meta device), in which dtype they are held and which layers get
+//! an adapter is not the family's business.
 
 use std::fmt::Display;
 
@@ -18,7 +18,7 @@ use crate::error::Result;
 /// A tensor that a model asks for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorSpec {
-    /// Its name, as diffusers and transformers call it.
+    /// Its name in diffusers or transformers.
     pub name: String,
     /// Its shape there.
     pub shape: Shape,
@@ -28,26 +28,26 @@ pub struct TensorSpec {
     pub block: Option<usize>,
 }
 
-/// What a tensor is for, which decides its format.
+/// What a tensor is for, which decides its dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TensorRole {
-    /// The matrix of a layer inside a block: nearly all of a model's weight, and the part that is
+    /// The matrix of a layer inside a block: nearly all of a model's parameters, and the part that is
     /// quantised if any is.
     Matrix,
-    /// Any other array in the model's format: embeddings, convolutions, the first and last layers.
+    /// Any other array in the model's dtype: embeddings, convolutions, the first and last layers.
     Array,
     /// Biases and weights of norms: f32 always.
     Vector,
 }
 
-/// In which formats a model is held, and where.
+/// In which dtypes a model is held, and where.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Precision {
     /// Of activations, and of weights that are not quantised.
     pub dtype: Dtype,
     /// How the matrices of blocks are quantised, if they are.
     pub base: Option<Quantisation>,
-    /// Which blocks live on the host and come to the device one by one.
+    /// Which blocks are offloaded to the host and copied to the device one by one.
     pub offload: Offload,
 }
 
@@ -57,7 +57,7 @@ impl Precision {
         Self { dtype, base: None, offload: Offload::None }
     }
 
-    /// The format that a tensor is loaded in.
+    /// The dtype that a tensor is loaded in.
     pub fn dtype_of(self, role: TensorRole) -> Dtype {
         if role == TensorRole::Vector { Dtype::F32 } else { self.dtype }
     }
@@ -69,7 +69,7 @@ impl Precision {
     }
 }
 
-/// Takes memory for the blocks among what a model asks for, if they stream; none if they do not.
+/// Allocates memory for the model's offloaded blocks; none if there are none.
 pub(super) fn new_block_swap<'a>(
     device: &Device,
     precision: Precision,
@@ -92,15 +92,15 @@ pub(super) fn new_block_swap<'a>(
     Ok(made.transpose()?)
 }
 
-/// Numbers that share a scale in nf4.
+/// Values that share a scale in nf4.
 const NF4_BLOCK: usize = 64;
 
 /// A weight as it is held.
 #[derive(Clone)]
 pub enum WeightTensor {
-    /// Number by number.
+    /// Not quantised.
     Dense(Var),
-    /// In few bits.
+    /// Quantised.
     Quantised(Quantised),
 }
 
@@ -118,23 +118,23 @@ pub trait WeightSource {
     /// Hands over a tensor.
     fn take(&mut self, device: &Device, want: TensorSpec) -> Result<WeightTensor>;
 
-    /// Where the model's blocks are, if they stream.
+    /// The model's offloaded blocks, if any.
     fn block_swap(&self) -> Option<&BlockSwap> {
         None
     }
 }
 
-/// Puts a model together; see the module's comment.
+/// Builds a model; see the module's comment.
 pub struct ModelBuilder<'a> {
     device: &'a Device,
     precision: Precision,
     source: &'a mut dyn WeightSource,
     adapters: &'a mut Adapters,
-    /// What names begin with.
+    /// Prefix of all names.
     prefix: String,
-    /// The block that is put together.
+    /// The block being built.
     block: Option<usize>,
-    /// Whether nothing that the model gives depends on what is put together.
+    /// Whether the model's output does not depend on what is being built.
     is_unused: bool,
 }
 
@@ -169,7 +169,7 @@ impl<'a> ModelBuilder<'a> {
         }
     }
 
-    /// For one of the model's blocks, which may stream.
+    /// For one of the model's blocks, which may be offloaded.
     pub fn block(&mut self, name: impl Display, index: usize) -> ModelBuilder<'_> {
         self.block_after(0, name, index)
     }
@@ -183,17 +183,17 @@ impl<'a> ModelBuilder<'a> {
         ModelBuilder { block: Some(number), ..self.at(format!("{name}.{index}")) }
     }
 
-    /// Where the model's blocks are, if they stream.
+    /// The model's offloaded blocks, if any.
     pub fn block_swap(&self) -> Option<BlockSwap> {
         self.source.block_swap().cloned()
     }
 
-    /// Where the model will live.
+    /// The model's device.
     pub fn device(&self) -> &Device {
         self.device
     }
 
-    /// Format of activations.
+    /// Dtype of activations.
     pub fn dtype(&self) -> Dtype {
         self.precision.dtype
     }
@@ -228,8 +228,8 @@ impl<'a> ModelBuilder<'a> {
         self.layer(name, TensorRole::Array, inputs, outputs, true)
     }
 
-    /// The layer that makes tokens of patches, stored as a convolution [outputs, channels, patch,
-    /// patch] whose windows do not overlap.
+    /// The patch embedding, stored as a convolution [outputs, channels, patch, patch] with stride equal to
+    /// the patch.
     pub fn patch_embed(&mut self, name: impl Display, sizes: [usize; 4]) -> Result<LinearLayer> {
         let [outputs, channels, height, width] = sizes;
         let weight = self.array(format!("{name}.weight"), sizes)?;
@@ -257,7 +257,7 @@ impl<'a> ModelBuilder<'a> {
         Ok(LinearLayer { weight: self.matrix(name, weight)?, bias, adapter })
     }
 
-    /// A layer's matrix, to be trained if all of the model is.
+    /// A layer's matrix, trainable in a full fine-tune.
     fn matrix(&mut self, name: impl Display, held: WeightTensor) -> Result<LayerWeight> {
         match held {
             WeightTensor::Dense(weight) if self.adapters.is_full() => {
@@ -272,7 +272,7 @@ impl<'a> ModelBuilder<'a> {
         self.small(&format!("{name}.bias"), width)
     }
 
-    /// The weight of a norm, `name.weight`, which is trained if all of the model is.
+    /// The weight of a norm, `name.weight`, trainable in a full fine-tune.
     pub fn norm(&mut self, name: impl Display, width: usize) -> Result<ModelTensor> {
         self.small(&format!("{name}.weight"), width)
     }
@@ -282,8 +282,8 @@ impl<'a> ModelBuilder<'a> {
         self.slot(name, vector)
     }
 
-    /// A table of which rows are looked up or compared with, `name.weight` [rows, width], which is
-    /// never quantised, and trained if all of the model is.
+    /// An embedding (or tied head), `name.weight` [rows, width]: never quantised, trainable in a full
+    /// fine-tune.
     pub fn embedding(&mut self, name: impl Display, sizes: [usize; 2]) -> Result<ModelTensor> {
         let name = format!("{name}.weight");
         let table = self.array(&name, sizes)?;
@@ -297,7 +297,7 @@ impl<'a> ModelBuilder<'a> {
         Ok(ModelTensor::Trained(self.train(format!("{}{name}", self.prefix), tensor)?))
     }
 
-    /// Makes a tensor of the model's own a parameter.
+    /// Makes a tensor of the model a parameter.
     fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
         if self.is_unused {
             self.adapters.unused.push(name.clone());
@@ -305,12 +305,12 @@ impl<'a> ModelBuilder<'a> {
         self.adapters.train(name, tensor)
     }
 
-    /// An array in the model's format.
+    /// An array in the model's dtype, never trained.
     pub fn array(&mut self, name: impl Display, shape: impl Into<Shape>) -> Result<Var> {
         self.dense(name, shape, TensorRole::Array)
     }
 
-    /// A vector in f32.
+    /// A vector in f32, never trained.
     pub fn vector(&mut self, name: impl Display, width: usize) -> Result<Var> {
         self.dense(name, [width], TensorRole::Vector)
     }
@@ -339,7 +339,7 @@ impl<'a> ModelBuilder<'a> {
     }
 }
 
-/// All that a model asks for, in its order: it is put together on a device that holds nothing.
+/// All tensors that a model asks for, in order, found by building it on the meta device.
 pub fn tensor_specs<T>(
     build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,
 ) -> Result<Vec<TensorSpec>> {
@@ -362,7 +362,7 @@ pub fn tensor_specs<T>(
     Ok(listing.0)
 }
 
-/// Weights of random numbers, the same for the same seed: for measuring what needs no training.
+/// Random weights from a seed: for benchmarks that need no trained model.
 pub struct RandomWeights {
     precision: Precision,
     seed: u64,
@@ -376,7 +376,7 @@ impl RandomWeights {
         Self { precision, seed, sequence: 0, block_swap: None }
     }
 
-    /// The same for a model that asks for this, whose blocks may stream.
+    /// The same for a model with these tensors, whose blocks may be offloaded.
     pub fn with_block_swap(
         device: &Device,
         precision: Precision,
@@ -423,7 +423,7 @@ impl WeightSource for RandomWeights {
     }
 }
 
-/// The block that a weight belongs to, if that lives on the host.
+/// The block that a weight belongs to, if that is offloaded.
 pub(super) fn offload_target<'r>(
     ring: Option<&'r BlockSwap>,
     want: &TensorSpec,
@@ -439,7 +439,7 @@ pub(super) fn quantise(tensor: Tensor, how: Option<Quantisation>) -> Result<Weig
     })
 }
 
-/// Moves a weight to where its block lives, if that is on the host.
+/// Moves a weight to the host if its block is offloaded.
 pub(super) fn offload(held: WeightTensor, to: Option<(&BlockSwap, usize)>) -> Result<WeightTensor> {
     let Some((ring, block)) = to else { return Ok(held) };
     Ok(match held {

@@ -6,8 +6,8 @@ use weights::Catalog;
 
 use crate::error::Result;
 
-/// How diffusers and transformers call the files, each whole or as an index of shards. The plain
-/// ones first: variants of half precision lie beside them.
+/// File names of diffusers and transformers, each one file or an index of shards. Without a variant
+/// first: files of half precision may be beside them.
 const STEMS: [&str; 2] = ["diffusion_pytorch_model", "model"];
 const VARIANTS: [&str; 3] = ["", ".fp16", ".bf16"];
 

@@ -1,4 +1,4 @@
-//! `config.json` of a component, as typed by others: read, and checked for what we do not compute.
+//! `config.json` of a component: read, and checked for what is not supported.
 
 use std::fs;
 use std::path::Path;
@@ -7,18 +7,18 @@ use serde::de::DeserializeOwned;
 
 use crate::error::{Result, TrainerError};
 
-/// Settings that ask for something hearth does not compute, or that contradict each other.
+/// Settings that hearth does not support, or that contradict each other.
 #[derive(Debug)]
 pub struct Unsupported(pub String);
 
 impl Unsupported {
-    /// Fails with `problem` if something does not hold.
+    /// Fails with `problem` unless `holds`.
     pub fn unless(holds: bool, problem: String) -> std::result::Result<(), Self> {
         if holds { Ok(()) } else { Err(Self(problem)) }
     }
 }
 
-/// Reads a file of JSON.
+/// Reads a JSON file.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let text = fs::read(path).map_err(|source| TrainerError::Io {
         what: "read",

@@ -1,5 +1,5 @@
-//! A model's weights out of its files: every name is resolved and every shape compared before
-//! anything is read; then all tensors are read at once, straight into the arena. And back into one.
+//! Loads a model's weights: every name is resolved and every shape compared before anything is read;
+//! then all tensors are read together, straight into the arena. And writes them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
@@ -24,16 +24,16 @@ use crate::fingerprint::{Fingerprint, PartHashes, short};
 /// Where a tensor of ours lies in a file.
 pub type PieceMap<'a> = Box<dyn Fn(&str) -> Vec<TensorPiece> + 'a>;
 
-/// How a file calls the tensors of a model.
+/// How a file names the tensors of a model.
 pub struct CheckpointLayout<'a> {
-    /// The pieces, one below the other, that make up a tensor of ours.
+    /// The pieces that make up a tensor of ours, concatenated by rows.
     pub pieces: PieceMap<'a>,
-    /// What the file may hold besides: other models, tables that we compute.
+    /// Tensors to ignore: other models, tables that we compute.
     pub ignores: Box<dyn Fn(&str) -> bool + 'a>,
 }
 
 impl CheckpointLayout<'_> {
-    /// The names we use, and nothing else.
+    /// Our names, and nothing to ignore.
     pub fn identity() -> Self {
         Self {
             pieces: Box::new(|name| vec![TensorPiece::whole(name)]),
@@ -42,13 +42,13 @@ impl CheckpointLayout<'_> {
     }
 }
 
-/// What a model's names begin with in a checkpoint that may hold more than it: `prefix`, or nothing. Told by a tensor that
-/// only this model has; none if the checkpoint has no such model.
+/// The prefix of a model's names in a checkpoint that may hold other models: `prefix`, or nothing. Found by a tensor
+/// that only this model has; `None` if the checkpoint has no such model.
 pub fn prefix(catalog: &Catalog, prefix: &'static str, mark: &str) -> Option<&'static str> {
     [prefix, ""].into_iter().find(|prefix| catalog.find(&format!("{prefix}{mark}")).is_ok())
 }
 
-/// A model's weights on disk, found and compared; nothing is read yet.
+/// A model's weights on disk, found and checked; nothing is read yet.
 pub struct WeightFiles<'a> {
     catalog: &'a Catalog,
     members: Vec<LocatedTensor<'a>>,
@@ -56,7 +56,7 @@ pub struct WeightFiles<'a> {
 
 type LocatedTensor<'a> = (TensorSpec, Vec<TensorSlice<'a>>);
 
-/// Numbers of a tensor in a file.
+/// A range of values of a tensor in a file.
 struct TensorSlice<'a> {
     tensor: &'a TensorInfo,
     first: u64,
@@ -64,7 +64,7 @@ struct TensorSlice<'a> {
 }
 
 impl<'a> WeightFiles<'a> {
-    /// Finds everything that `build` asks for, and that nothing is left over.
+    /// Finds everything that `build` asks for, and checks that nothing is left over.
     pub fn find<T>(
         catalog: &'a Catalog,
         layout: &CheckpointLayout<'_>,
@@ -85,14 +85,14 @@ impl<'a> WeightFiles<'a> {
         let is_extra = |name: &String| !used.contains(name) && !(layout.ignores)(name);
         let names = catalog.tensors.iter().map(|tensor| &tensor.name);
         let extra: Vec<String> = names.filter(|name| is_extra(name)).cloned().collect();
-        // Names tell more of what went wrong than the first shape that does not fit.
+        // Missing and unknown names say more than the first wrong shape.
         if !missing.is_empty() || !extra.is_empty() {
             return Err(TrainerError::TensorNames { missing, extra, path: catalog.path.clone() });
         }
         contradiction.map_or(Ok(files), Err)
     }
 
-    /// The numbers of all pieces of a tensor, unless one is missing.
+    /// The values of all pieces of a tensor, unless one is missing.
     fn pieces(
         &self,
         want: &TensorSpec,
@@ -103,7 +103,7 @@ impl<'a> WeightFiles<'a> {
         let n_rows = sizes.first().map_or(1, |rows| *rows as usize);
         for piece in pieces {
             let Ok(tensor) = self.catalog.find(&piece.key) else { return Ok(None) };
-            // What is a matrix here may be a convolution of one pixel there.
+            // A matrix here may be a 1x1 convolution there.
             let stored = squeezed(&tensor.shape, sizes.len());
             let is_fit = match (stored.split_first(), sizes.split_first()) {
                 (Some((rows, inner)), Some((_, wanted_inner))) => {
@@ -126,7 +126,7 @@ impl<'a> WeightFiles<'a> {
         Ok(Some(found))
     }
 
-    /// The numbers of a tensor by the model's name for it; none if it has no such tensor.
+    /// The values of a tensor by the model's name for it; empty if there is no such tensor.
     pub fn values(&self, name: &str) -> std::result::Result<Vec<f32>, WeightsError> {
         let found = self.members.iter().find(|(want, _)| want.name == name);
         let Some((want, pieces)) = found else { return Ok(Vec::new()) };
@@ -143,7 +143,7 @@ impl<'a> WeightFiles<'a> {
         Ok(numbers.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
     }
 
-    /// How many numbers the model has.
+    /// How many parameters the model has.
     pub fn n_values(&self) -> usize {
         self.members.iter().map(|(want, _)| want.shape.elements()).sum()
     }
@@ -165,7 +165,7 @@ impl<'a> WeightFiles<'a> {
             let alloc =
                 |want: &TensorSpec| match (offload_target(ring.as_ref(), want), batch.is_temporary)
                 {
-                    // Straight to where it will live.
+                    // Straight to its final place.
                     (Some((ring, block)), false) => {
                         Ok(ring.alloc(block, want.shape, precision.dtype_of(want.role)))
                     }
@@ -185,7 +185,7 @@ impl<'a> WeightFiles<'a> {
                 held.insert(want.name.clone(), offload(made, to)?);
             }
         }
-        // What only reading needed.
+        // Memory that only reading needed.
         device.trim();
         Ok(LoadedWeights { tensors: held, block_swap: ring })
     }
@@ -212,8 +212,8 @@ impl<'a> WeightFiles<'a> {
         })
     }
 
-    /// What is read at once: everything that stays as it is, and a little at a time of what is
-    /// quantised, since it exists twice for a moment.
+    /// What is read together: everything that is not quantised, and small batches of what is, since it
+    /// needs both copies for a moment.
     fn batches(&self, precision: Precision) -> Vec<LoadBatch<'_, 'a>> {
         let bytes =
             |want: &TensorSpec| want.shape.elements() * precision.dtype_of(want.role).bytes();
@@ -234,7 +234,7 @@ impl<'a> WeightFiles<'a> {
     }
 }
 
-/// Tensors' memory as files are read into it, wherever it lies.
+/// Memory of tensors, on the device or the host, that files are read into.
 pub struct UploadTarget<'a>(pub FillPart<'a>);
 
 impl LoadTarget for UploadTarget<'_> {
@@ -255,16 +255,16 @@ impl LoadTarget for UploadTarget<'_> {
     }
 }
 
-/// Chosen: enough for all reading threads, little beside a model that had to be quantised.
+/// Chosen: enough for all reading threads, little beside a model that has to be quantised.
 const STAGING_BYTES: usize = 128 << 20;
 
 struct LoadBatch<'f, 'a> {
     members: Vec<&'f LocatedTensor<'a>>,
-    /// Whether the tensors are gone once they are quantised.
+    /// Whether the tensors are freed once they are quantised.
     is_temporary: bool,
 }
 
-/// A model's weights in memory, to be handed over by name.
+/// A model's weights in memory, by name.
 pub struct LoadedWeights {
     tensors: HashMap<String, WeightTensor>,
     block_swap: Option<BlockSwap>,
@@ -272,7 +272,7 @@ pub struct LoadedWeights {
 
 impl WeightSource for LoadedWeights {
     fn take(&mut self, _: &Device, want: TensorSpec) -> Result<WeightTensor> {
-        Ok(self.tensors.remove(&want.name).expect("the model asks for what it asked for before"))
+        Ok(self.tensors.remove(&want.name).expect("a model asks for the same tensors each time"))
     }
 
     fn block_swap(&self) -> Option<&BlockSwap> {
@@ -280,7 +280,7 @@ impl WeightSource for LoadedWeights {
     }
 }
 
-/// Loads a model whole: finds its tensors, reads them, and puts it together.
+/// Loads a model: finds its tensors, reads them, and builds it.
 pub fn load_model<T>(
     device: &Device,
     files: &WeightFiles<'_>,
@@ -293,19 +293,19 @@ pub fn load_model<T>(
     build(&mut ModelBuilder::new(device, precision, &mut loaded, adapters))
 }
 
-/// Numbers of each tensor that tell models apart. Chosen: training moves nearly all of them.
+/// Values of each tensor that go into the fingerprint. Chosen: training changes nearly all of them.
 const FINGERPRINT_VALUES: u64 = 64;
 
-/// What tells a model from others: names, shapes and the first numbers of its tensors, hashed. All of
-/// its numbers would take as long as loading it.
+/// A hash of names, shapes and the first values of a model's tensors. Hashing all values would take as
+/// long as loading them.
 pub fn fingerprint(catalog: &Catalog) -> Result<Fingerprint> {
     let (mut all, mut parts) = (blake3::Hasher::new(), PartHashes::new());
     for tensor in &catalog.tensors {
         let mut bytes = format!("{} {:?}", tensor.name, tensor.shape).into_bytes();
         // Of quantised tensors only whole blocks can be read.
         let first = FINGERPRINT_VALUES.next_multiple_of(tensor.encoding.values_per_block());
-        for number in load_f32(catalog, tensor, 0..tensor.numel().min(first))? {
-            bytes.extend(number.to_le_bytes());
+        for value in load_f32(catalog, tensor, 0..tensor.numel().min(first))? {
+            bytes.extend(value.to_le_bytes());
         }
         all.update(&bytes);
         parts.insert(tensor.name.clone(), short(&blake3::hash(&bytes)));
@@ -347,8 +347,7 @@ pub fn save_shards(
     Ok(())
 }
 
-/// Writes tensors as they lie on a device, copied to the host one at a time; returns the file's
-/// checksum.
+/// Writes tensors of a device, copied to the host one at a time; returns the file's checksum.
 pub fn save_tensors(
     path: &Path,
     metadata: &BTreeMap<String, String>,
@@ -395,7 +394,7 @@ fn value_writer<'a>(
     }
 }
 
-/// A shape without its last sizes of 1, down to `n` sizes.
+/// A shape without its trailing sizes of 1, down to `n` sizes.
 fn squeezed(shape: &[u64], n: usize) -> &[u64] {
     match shape {
         [inner @ .., 1] if shape.len() > n => squeezed(inner, n),
@@ -403,7 +402,7 @@ fn squeezed(shape: &[u64], n: usize) -> &[u64] {
     }
 }
 
-/// A format of tensors as files call it.
+/// The dtype's name in files.
 pub(crate) fn file_dtype(dtype: Dtype) -> weights::FileDtype {
     match dtype {
         Dtype::F32 => weights::FileDtype::F32,

@@ -1,8 +1,8 @@
-//! Numbers between the device and this program.
+//! Tensor values on the host.
 
 use compute::{Result, Tensor};
 
-/// A tensor's numbers; zeros on a device without data, so that a rehearsal goes the same way.
+/// A tensor's values; zeros on the meta device, so that a dry run takes the same path.
 pub fn to_vec(tensor: &Tensor) -> Result<Vec<f32>> {
     if tensor.device().is_meta() {
         return Ok(vec![0.0; tensor.shape().elements()]);
@@ -10,7 +10,7 @@ pub fn to_vec(tensor: &Tensor) -> Result<Vec<f32>> {
     tensor.read_f32()
 }
 
-/// The largest difference relative to the largest number; not a number if any is none.
+/// The largest difference relative to the largest expected value; NaN if any value is NaN.
 pub fn relative_error(expected: &[f32], got: &[f32]) -> f64 {
     if expected.len() != got.len() {
         return f64::NAN;

@@ -1,5 +1,5 @@
-//! Which model lies at a path, told by settings and the names of tensors, so that one hearth cannot use is
-//! refused by its own name. What cannot be told is left to whoever opens it.
+//! Detects which model lies at a path by its settings and tensor names, so that an unsupported one is
+//! refused by its own name. What cannot be detected is left to whoever opens it.
 
 use std::path::Path;
 
@@ -29,7 +29,7 @@ pub enum ModelKind {
 enum DetectedModel {
     /// One that hearth can use, and what it calls itself.
     Known(ModelKind, String),
-    /// Anything else, in words.
+    /// Anything else, described.
     Other(String),
 }
 
@@ -74,8 +74,8 @@ pub fn check(path: &Path, needed: ModelKind) -> Result<()> {
     Err(TrainerError::WrongModel { found, expected, path: path.into(), hint })
 }
 
-/// The family of the diffusion model at a path, or of the published one that it is called after; nothing where that
-/// cannot be told. Reads no more than headers.
+/// The family of the diffusion model at a path, or of the published one that it is named after; `None` where that
+/// cannot be detected. Reads only headers.
 pub fn family(path: &Path) -> Option<&'static DiffusionFamily> {
     if path.is_dir() {
         return DiffusionFamily::of_pipeline(&pipeline_class(path).ok()?);
@@ -132,7 +132,7 @@ struct ModelIndex {
     class: String,
 }
 
-/// What the folders that diffusers saves have, and those of transformers have not.
+/// The file that diffusers' folders have, and those of transformers have not.
 pub const MODEL_INDEX: &str = "model_index.json";
 
 /// The class of the pipeline in a folder that diffusers saved.
@@ -144,7 +144,7 @@ fn settings(folder: &Path) -> Option<Value> {
     config::read(&folder.join("config.json")).ok()
 }
 
-/// Pipelines of diffusers by how their class begins, the longer names first.
+/// Pipelines of diffusers by the prefix of their class, longer names first.
 const PIPELINES: [(&str, &str); 12] = [
     ("StableDiffusionXL", "an SDXL pipeline"),
     ("StableDiffusion", "a Stable Diffusion 1 or 2 pipeline"),
@@ -197,7 +197,7 @@ fn from_config(settings: &Value) -> Option<DetectedModel> {
     Some(DetectedModel::Other(format!("{what} ({class})")))
 }
 
-/// What only one kind of file has in the name of a tensor, the telling ones first.
+/// Parts of tensor names that identify a kind of file, the most specific first.
 const NAME_MARKERS: [(&str, &str); 19] = [
     (".lora_A.", "a LoRA adapter"),
     (".lora_down.", "a LoRA adapter"),

@@ -1,5 +1,4 @@
-//! The linear layer of every model: a matrix, frozen as it is held or trained, a bias, perhaps an
-//! adapter.
+//! The linear layer of every model: a frozen or trained weight, a bias, perhaps an adapter.
 
 use compute::ops::{Activation, Linear, Lora, Weight};
 use compute::{ParamKey, Result, Tape, Tensor, Var};
@@ -19,16 +18,16 @@ pub(super) enum LayerWeight {
     Trained(ParamKey),
 }
 
-/// A tensor of a model that is no layer's matrix.
+/// A tensor of a model other than a layer's weight.
 pub enum ModelTensor {
-    /// As it was loaded.
+    /// Frozen.
     Frozen(Var),
-    /// A parameter.
+    /// Trainable.
     Trained(ParamKey),
 }
 
 impl ModelTensor {
-    /// Within a computation.
+    /// The variable on a tape.
     pub fn var(&self, tape: &Tape<'_>) -> Var {
         match self {
             Self::Frozen(var) => var.clone(),
@@ -37,7 +36,7 @@ impl ModelTensor {
     }
 }
 
-/// What is trained beside a layer's matrix.
+/// A layer's LoRA.
 pub(super) struct LayerAdapter {
     /// [rank, in]
     pub down: ParamKey,
@@ -48,15 +47,15 @@ pub(super) struct LayerAdapter {
     pub magnitude: Option<DoraMagnitude>,
 }
 
-/// `DoRA`: the length of each of the matrix's rows is trained apart from its direction.
+/// `DoRA`: the norm of each row of the weight is trained apart from its direction.
 pub(super) struct DoraMagnitude {
     /// `[out]`
     pub trained: ParamKey,
-    /// The length of each row of the frozen matrix, `[out]`.
+    /// The norm of each row of the frozen weight, `[out]`.
     pub norms: Tensor,
 }
 
-/// What is done to a layer's result.
+/// What is fused into a layer's output.
 #[derive(Clone, Copy, Default)]
 struct LayerEpilogue<'a> {
     activation: Activation,
@@ -65,7 +64,7 @@ struct LayerEpilogue<'a> {
 }
 
 impl LinearLayer {
-    /// x·Wᵀ + bias, with the adapter's part.
+    /// x·Wᵀ + bias, with the adapter's output added.
     pub fn forward(&self, tape: &Tape<'_>, x: &Var) -> Result<Var> {
         self.compute(tape, x, LayerEpilogue::default())
     }
@@ -80,23 +79,19 @@ impl LinearLayer {
         self.compute(tape, x, LayerEpilogue { activation, ..LayerEpilogue::default() })
     }
 
-    /// The same as [`Self::forward`], added to what is there already.
+    /// The same as [`Self::forward`], added to `onto`.
     pub fn forward_add(&self, tape: &Tape<'_>, x: &Var, onto: &Var) -> Result<Var> {
         self.compute(tape, x, LayerEpilogue { onto: Some(onto), ..LayerEpilogue::default() })
     }
 
-    /// The same as [`Self::forward`], if it is remade computed again for whoever would keep it. With
-    /// `DoRA` it is kept.
-    pub fn forward_recomputed(&self, tape: &Tape<'_>, x: &Var, is_remade: bool) -> Result<Var> {
-        self.compute(
-            tape,
-            x,
-            LayerEpilogue { is_recomputed: is_remade, ..LayerEpilogue::default() },
-        )
+    /// The same as [`Self::forward`]; the output is recomputed in backward instead of kept, if
+    /// `is_recomputed`. With `DoRA` it is kept.
+    pub fn forward_recomputed(&self, tape: &Tape<'_>, x: &Var, is_recomputed: bool) -> Result<Var> {
+        self.compute(tape, x, LayerEpilogue { is_recomputed, ..LayerEpilogue::default() })
     }
 
-    fn compute(&self, tape: &Tape<'_>, x: &Var, then: LayerEpilogue<'_>) -> Result<Var> {
-        let LayerEpilogue { activation, onto, is_recomputed: is_remade } = then;
+    fn compute(&self, tape: &Tape<'_>, x: &Var, epilogue: LayerEpilogue<'_>) -> Result<Var> {
+        let LayerEpilogue { activation, onto, is_recomputed } = epilogue;
         let bias = self.bias.as_ref().map(|bias| bias.var(tape));
         let bias = bias.as_ref();
         let trained;
@@ -107,7 +102,8 @@ impl LinearLayer {
                 (&trained).into()
             }
         };
-        let plain = Linear { bias, activation, onto, is_remat: is_remade, ..Linear::new(weight) };
+        let plain =
+            Linear { bias, activation, onto, is_remat: is_recomputed, ..Linear::new(weight) };
         let Some(adapter) = &self.adapter else { return tape.linear(x, plain) };
         let (down, up) = (tape.param(adapter.down), tape.param(adapter.up));
         let LayerAdapter { scale, dropout, .. } = *adapter;

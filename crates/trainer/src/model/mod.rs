@@ -1,5 +1,5 @@
-//! The models: one folder per family with its settings, its arithmetic and its names, and around
-//! them what all families share. `README.md` says how to add one.
+//! The models: one folder per family with its config, forward pass and tensor names, and around them
+//! what all families share. `README.md` says how to add one.
 
 pub mod adapter;
 pub mod build;

@@ -1,22 +1,21 @@
-//! Where the frozen blocks of a model are while it trains.
+//! Block offloading (block swap): where the frozen blocks of a model are while it trains.
 
 use serde::{Deserialize, Serialize};
 
-/// Every family has blocks, and so this choice.
+/// Which blocks are offloaded to the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Offload {
-    /// On the device.
+    /// None: all on the device.
     None,
-    /// Every second one on the host: nearly half as little of the device's memory, and twice the time for a
-    /// block to come.
+    /// Every second block: nearly half of the device's memory, and twice the time to copy a block.
     Alternate,
-    /// All of them on the host, from where each comes to the device for as long as it is needed.
+    /// All blocks; each is copied to the device for as long as it is needed.
     Blocks,
 }
 
 impl Offload {
-    /// Whether the block of that index does.
+    /// Whether the block of that index is offloaded.
     pub fn offloads(self, index: usize) -> bool {
         match self {
             Self::None => false,

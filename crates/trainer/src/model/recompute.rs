@@ -1,15 +1,15 @@
-//! What of a model is recomputed to save memory.
+//! Gradient checkpointing: what of a model is recomputed in backward to save memory.
 
 use serde::{Deserialize, Serialize};
 
-/// Every family has blocks, and so this choice.
+/// What is recomputed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Recompute {
     /// Nothing: the fastest, and the most memory.
     None,
-    /// In every block the queries of attention, by one of its smallest layers from a norm's result that
-    /// is made again anyway: about a tenth of what a block keeps, for a fiftieth of the time.
+    /// The queries of attention in every block, by one small layer from a norm's output that is
+    /// recomputed anyway: about a tenth of a block's activations, for a fiftieth of the time.
     Queries,
     /// Every second block.
     Alternate,
@@ -18,12 +18,12 @@ pub enum Recompute {
 }
 
 impl Recompute {
-    /// Whether any block is.
+    /// Whether any block is recomputed.
     pub fn recomputes_any(self) -> bool {
         matches!(self, Self::Alternate | Self::Block)
     }
 
-    /// Whether the block of that index is.
+    /// Whether the block of that index is recomputed.
     pub fn recomputes(self, index: usize) -> bool {
         match self {
             Self::None | Self::Queries => false,

@@ -1,9 +1,9 @@
-//! Where a tensor lies in a file of another layout. Other programs keep several of our matrices in one: q, k
+//! Where a tensor lies in a file of another layout. Other programs fuse several of our matrices into one: q, k
 //! and v are thirds of `qkv` in SD3, and sevenths of `linear1` in FLUX, whose other four are the feed-forward.
 
 use std::ops::Range;
 
-/// Some rows of a stored tensor: of `of` groups of rows of equal size, `count` from the `from`-th on.
+/// Some rows of a stored tensor: of `total` groups of rows of equal size, `count` from the `from`-th on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TensorPiece {
     /// The tensor's name in the file.
@@ -33,14 +33,14 @@ impl TensorPiece {
         Self { key, ..self }
     }
 
-    /// Its rows, of a stored tensor with so many.
+    /// Its rows, of a stored tensor with `stored` rows.
     pub fn rows(&self, stored: usize) -> Range<usize> {
         let group = stored / self.total.max(1);
         self.from * group..(self.from + self.count) * group
     }
 }
 
-/// Rows of the stored tensor that `pieces` are cut from, if together they are `ours` rows; nothing if no number
+/// Rows of the stored tensor that `pieces` are cut from, if together they are `ours` rows; `None` if no number
 /// of rows fits.
 pub fn stored_rows(pieces: &[TensorPiece], ours: usize) -> Option<usize> {
     let of = pieces.first()?.total;

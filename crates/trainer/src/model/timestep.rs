@@ -1,4 +1,4 @@
-//! How noisy a sample is, as a vector: waves of many lengths at that place, then two layers.
+//! The timestep embedding: sinusoids of many frequencies, then two linear layers.
 
 use compute::ops::Activation;
 use compute::{Dtype, Tape, Var};
@@ -7,12 +7,12 @@ use super::build::ModelBuilder;
 use super::layer::LinearLayer;
 use crate::error::Result;
 
-/// Numbers of the waves, half of them cosines, then as many sines.
+/// Width of the sinusoidal embedding: half cosines, then as many sines.
 const EMBEDDING_DIM: usize = 256;
-/// The longest wave, relative to the shortest.
+/// The longest period, relative to the shortest.
 const MAX_PERIOD: f32 = 10_000.0;
 
-/// The waves and the layers.
+/// The sinusoids and the layers.
 pub struct TimestepEmbedder {
     first: LinearLayer,
     second: LinearLayer,
@@ -27,14 +27,15 @@ impl TimestepEmbedder {
 
     /// A vector [samples, width] for each of `timesteps`.
     pub fn forward(&self, tape: &Tape<'_>, timesteps: &[f32], dtype: Dtype) -> Result<Var> {
-        let waves: Vec<f32> = timesteps.iter().flat_map(|timestep| sinusoids(*timestep)).collect();
-        let waves = tape.device().upload_as([timesteps.len(), EMBEDDING_DIM], &waves, dtype)?;
-        let hidden = self.first.forward_activated(tape, &waves.into(), Activation::Silu)?;
+        let sinusoids: Vec<f32> = timesteps.iter().flat_map(|timestep| embed(*timestep)).collect();
+        let sinusoids =
+            tape.device().upload_as([timesteps.len(), EMBEDDING_DIM], &sinusoids, dtype)?;
+        let hidden = self.first.forward_activated(tape, &sinusoids.into(), Activation::Silu)?;
         Ok(self.second.forward(tape, &hidden)?)
     }
 }
 
-fn sinusoids(timestep: f32) -> impl Iterator<Item = f32> {
+fn embed(timestep: f32) -> impl Iterator<Item = f32> {
     let half = EMBEDDING_DIM / 2;
     let angle =
         move |index: usize| timestep * (-MAX_PERIOD.ln() * index as f32 / half as f32).exp();

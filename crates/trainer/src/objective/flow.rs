@@ -1,51 +1,51 @@
-//! Flow matching (Lipman et al., arXiv 2210.02747), as the reference scripts for SD3 and FLUX train
-//! it: a latent x and noise ε are mixed, z = (1 - σ)·x + σ·ε, and the model is to find ε - x
+//! Flow matching (Lipman et al., arXiv 2210.02747), as in the reference scripts for SD3 and FLUX: a latent
+//! x and noise ε are mixed, z = (1 - σ)·x + σ·ε, and the model predicts ε - x
 //! (`compute::ops::add_noise`).
 //!
 //! loss = mean(w(σ)·(v - (ε - x))²)
 //!
-//! σ comes from a table of levels, the same that samples are drawn with; which level is drawn, and
-//! what w is, is the scheme's business (Esser et al., arXiv 2403.03206, section 3.1).
+//! σ comes from the scheduler's training timesteps; the weighting scheme decides which one is drawn, and w
+//! (Esser et al., arXiv 2403.03206, section 3.1).
 
-/// How levels of noise are drawn, and what a sample at each counts.
+/// How timesteps are drawn, and the loss weight of each (diffusers: `weighting_scheme`).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum WeightingScheme {
-    /// All levels alike.
+    /// Uniform.
     Uniform,
-    /// Levels in the middle more often: u = sigmoid of a normal number.
+    /// Logit-normal: u is the sigmoid of a normal draw, so that middle timesteps are more frequent.
     LogitNormal {
-        /// Of the normal number.
+        /// Mean of the normal draw.
         mean: f64,
-        /// The same.
+        /// Its standard deviation.
         deviation: f64,
     },
-    /// Levels in the middle more often, those at the ends never forgotten.
+    /// Mode sampling with heavy tails: middle timesteps more often, both ends still drawn.
     Mode {
-        /// How much more often.
+        /// The scale of the mode.
         scale: f64,
     },
-    /// All levels alike, those of little noise counting more: w = σ⁻², despite its name.
+    /// Uniform, with w = σ⁻², despite its name.
     SigmaSqrt,
-    /// All levels alike, w = 2 / (π·(1 - 2σ + 2σ²)).
+    /// Uniform, with w = 2 / (π·(1 - 2σ + 2σ²)).
     Cosmap,
 }
 
 impl WeightingScheme {
-    /// Where among the levels, 0 (most noise) to 1, from an even number in 0..1 and a normal one.
-    pub fn sample_u(self, even: f64, normal: f64) -> f64 {
+    /// The fraction u among the timesteps, 0 (most noise) to 1, from a uniform and a normal draw.
+    pub fn sample_u(self, uniform: f64, normal: f64) -> f64 {
         match self {
             Self::LogitNormal { mean, deviation } => {
                 1.0 / (1.0 + (-(mean + deviation * normal)).exp())
             }
             Self::Mode { scale } => {
-                let cosine = (std::f64::consts::FRAC_PI_2 * even).cos();
-                1.0 - even - scale * (cosine * cosine - 1.0 + even)
+                let cosine = (std::f64::consts::FRAC_PI_2 * uniform).cos();
+                1.0 - uniform - scale * (cosine * cosine - 1.0 + uniform)
             }
-            Self::Uniform | Self::SigmaSqrt | Self::Cosmap => even,
+            Self::Uniform | Self::SigmaSqrt | Self::Cosmap => uniform,
         }
     }
 
-    /// What a sample counts.
+    /// The loss weight.
     pub fn weight(self, sigma: f32) -> f32 {
         match self {
             Self::SigmaSqrt => sigma.powi(-2),
@@ -57,12 +57,12 @@ impl WeightingScheme {
     }
 }
 
-/// One level of noise.
+/// A timestep.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Timestep {
-    /// The share of noise.
+    /// The share of noise, σ.
     pub sigma: f32,
-    /// As models are told it.
+    /// The model's input.
     pub t: f32,
 }
 
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::model::diffusion::scheduler::{FlowMatchScheduler, SigmaSpacing, TrainTimesteps};
 
-    fn levels() -> TrainTimesteps {
+    fn timesteps() -> TrainTimesteps {
         FlowMatchScheduler::fixed(3.0, SigmaSpacing::Trained).train_timesteps()
     }
 
@@ -99,19 +99,19 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_those_of_the_reference() {
-        let TrainTimesteps(levels) = levels();
-        let of = |get: fn(&Timestep) -> f32| levels.iter().map(get).collect::<Vec<_>>();
-        check("out.sd3_shift3.sigmas", &of(|level| level.sigma), 0.0);
-        check("out.sd3_shift3.timesteps", &of(|level| level.t), 0.0);
+    fn timesteps_are_those_of_the_reference() {
+        let TrainTimesteps(timesteps) = timesteps();
+        let of = |get: fn(&Timestep) -> f32| timesteps.iter().map(get).collect::<Vec<_>>();
+        check("out.sd3_shift3.sigmas", &of(|timestep| timestep.sigma), 0.0);
+        check("out.sd3_shift3.timesteps", &of(|timestep| timestep.t), 0.0);
     }
 
     #[test]
-    fn places_are_those_of_the_reference() {
-        let (even, normal) = (recorded("in.u"), recorded("in.normal"));
+    fn draws_are_those_of_the_reference() {
+        let (uniform, normal) = (recorded("in.u"), recorded("in.normal"));
         let of = |scheme: WeightingScheme| -> Vec<f32> {
-            let numbers = even.iter().zip(&normal);
-            numbers.map(|(u, n)| scheme.sample_u(f64::from(*u), f64::from(*n)) as f32).collect()
+            let draws = uniform.iter().zip(&normal);
+            draws.map(|(u, n)| scheme.sample_u(f64::from(*u), f64::from(*n)) as f32).collect()
         };
         check(
             "out.logit_normal_u",
@@ -119,30 +119,30 @@ mod tests {
             2e-6,
         );
         check("out.mode_u_1.29", &of(WeightingScheme::Mode { scale: 1.29 }), 2e-4);
-        assert_eq!(of(WeightingScheme::Uniform), even);
+        assert_eq!(of(WeightingScheme::Uniform), uniform);
     }
 
     #[test]
-    fn samples_count_as_in_the_reference() {
-        let levels = levels();
+    fn loss_weights_are_those_of_the_reference() {
+        let timesteps = timesteps();
         let drawn: Vec<Timestep> =
-            recorded("in.u").iter().map(|u| levels.at(f64::from(*u))).collect();
+            recorded("in.u").iter().map(|u| timesteps.at(f64::from(*u))).collect();
         let of = |get: &dyn Fn(&Timestep) -> f32| drawn.iter().map(get).collect::<Vec<_>>();
-        check("out.sd3_shift3.t_of_u", &of(&|level| level.t), 0.0);
-        check("out.sd3_shift3.sigma_of_u", &of(&|level| level.sigma), 0.0);
+        check("out.sd3_shift3.t_of_u", &of(&|timestep| timestep.t), 0.0);
+        check("out.sd3_shift3.sigma_of_u", &of(&|timestep| timestep.sigma), 0.0);
         for (name, scheme) in [
             ("out.sd3_shift3.weight_sigma_sqrt", WeightingScheme::SigmaSqrt),
             ("out.sd3_shift3.weight_cosmap", WeightingScheme::Cosmap),
             ("out.sd3_shift3.weight_none", WeightingScheme::Mode { scale: 1.29 }),
         ] {
-            check(name, &of(&|level| scheme.weight(level.sigma)), 1e-6);
+            check(name, &of(&|timestep| scheme.weight(timestep.sigma)), 1e-6);
         }
     }
 
     #[test]
-    fn a_place_at_the_end_has_a_level() {
-        let levels = levels();
-        assert_eq!(levels.at(1.0).t, levels.at(0.9999).t);
-        assert_eq!(levels.at(0.0), Timestep { sigma: 1.0, t: 1000.0 });
+    fn the_last_fraction_has_a_timestep() {
+        let timesteps = timesteps();
+        assert_eq!(timesteps.at(1.0).t, timesteps.at(0.9999).t);
+        assert_eq!(timesteps.at(0.0), Timestep { sigma: 1.0, t: 1000.0 });
     }
 }

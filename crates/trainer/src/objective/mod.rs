@@ -1,3 +1,3 @@
-//! What training minimises: one file per published rule.
+//! Training objectives (losses): one file per published rule.
 
 pub mod flow;

@@ -1,6 +1,6 @@
-//! Adapters: small trained matrices beside frozen ones; or the model's own weights, all of them.
-//! Which layers get one is decided by name, as the model is put together; a model's own code knows
-//! nothing of them.
+//! Adapters (LoRA, DoRA): small trained matrices beside frozen ones; or a full fine-tune of all weights.
+//! Which layers get one is decided by name while the model is built; a model's own code knows nothing
+//! of them.
 
 pub mod read;
 
@@ -18,29 +18,28 @@ use super::layer::{DoraMagnitude, LayerAdapter};
 use crate::error::{Result, TrainerError};
 use crate::suggest::nearest;
 
-/// Among the patterns that are left out: layers that nothing depends on, which the model knows.
+/// Pattern for `exclude`: layers that nothing depends on, which the model marks as unused.
 pub const UNUSED: &str = "unused";
 
-/// The adapters of a model: first what they shall be, then, as the model is put together, what they
-/// are.
+/// The adapters of a model: how to make them, then, as the model is built, the adapters themselves.
 pub struct Adapters {
     init: AdapterInit,
-    /// Their numbers.
+    /// Their parameters.
     pub params: Params,
     /// The layers that have one, in the order of the model.
     pub layers: Vec<AdaptedLayer>,
-    /// The model's own tensors that are trained, by name.
+    /// The tensors that a full fine-tune trains, by name.
     pub full_params: Vec<(String, ParamKey)>,
-    /// Of what is trained, that which is known to learn nothing.
+    /// Trainable parameters that get no gradient: nothing depends on them.
     pub unused: Vec<String>,
-    /// Layers that a target names and that have no adapter all the same.
+    /// Layers that a target names but `exclude` removes.
     excluded: Vec<String>,
     /// All other layers that could have one, in the order of the model.
     modules: Vec<String>,
 }
 
 enum AdapterInit {
-    /// The model's own weights instead.
+    /// Full fine-tune.
     Full,
     RandomInit {
         targets: Vec<AdapterTarget>,
@@ -57,22 +56,22 @@ pub struct AdapterTarget {
     /// The end of a layer's name, from a dot on (`to_q`, `attn.to_out.0`), or the whole name with
     /// `*` for anything.
     pub pattern: String,
-    /// Width of the detour.
+    /// LoRA rank.
     pub rank: usize,
-    /// Its weight is alpha / rank.
+    /// LoRA alpha; the scale is alpha / rank.
     pub alpha: f32,
-    /// The share of a layer's input that the adapter does not see in training.
+    /// LoRA dropout: the share of a layer's input that the adapter does not see in training.
     pub dropout: f32,
-    /// Whether lengths are trained apart from directions (`DoRA`).
+    /// Whether magnitudes are trained apart from directions (`DoRA`).
     pub is_dora: bool,
 }
 
-/// An adapter that exists already.
+/// A trained adapter.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LoraWeights {
-    /// Width of the detour.
+    /// LoRA rank.
     pub rank: usize,
-    /// Its weight is alpha / rank.
+    /// LoRA alpha; the scale is alpha / rank.
     pub alpha: f32,
     /// [rank, in]
     pub down: Vec<f32>,
@@ -88,7 +87,7 @@ impl LoraWeights {
         [self.up.len() / self.rank, self.down.len() / self.rank]
     }
 
-    /// What the detour is multiplied by.
+    /// LoRA scale.
     pub fn scale(&self) -> f32 {
         self.alpha / self.rank as f32
     }
@@ -99,7 +98,7 @@ impl LoraWeights {
         self.alpha.is_finite() && all.copied().all(f32::is_finite)
     }
 
-    /// What it adds to the layer for one input, any two adapters' the same: the cosines of 1, 2, ….
+    /// What it adds to the layer for one fixed input, the cosines of 1, 2, …: to compare two adapters.
     pub fn probe(&self) -> Vec<f32> {
         let [_, inputs] = self.sizes();
         let x: Vec<f64> = (1..=inputs).map(|index| (index as f64).cos()).collect();
@@ -112,16 +111,16 @@ impl LoraWeights {
     }
 }
 
-/// Whom an adapter is for.
+/// The program that a saved adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AdapterFormat {
-    /// The library of the reference scripts.
+    /// diffusers.
     Diffusers,
-    /// The library below it; for one model only, so not for text encoders.
+    /// PEFT; for one model only, so not for text encoders.
     Peft,
-    /// sd-scripts, and all that read its files.
+    /// kohya's sd-scripts, and all programs that read its files.
     Kohya,
-    /// The user interface.
+    /// ComfyUI.
     Comfyui,
 }
 
@@ -136,7 +135,7 @@ pub struct AdaptedComponent<'a> {
     pub catalog: &'a Catalog,
     /// How they call its tensors.
     pub layout: CheckpointLayout<'a>,
-    /// The adapter by the names of its layers; of none where there is none.
+    /// The adapter by layer name; empty where there is none.
     pub layers: &'a HashMap<String, LoraWeights>,
 }
 
@@ -145,9 +144,9 @@ pub struct AdaptedComponent<'a> {
 pub struct AdaptedLayer {
     /// The layer's name.
     pub module: String,
-    /// Width of the detour.
+    /// LoRA rank.
     pub rank: usize,
-    /// Its weight is alpha / rank.
+    /// LoRA alpha; the scale is alpha / rank.
     pub alpha: f32,
     /// [rank, in]
     pub down: ParamKey,
@@ -158,7 +157,7 @@ pub struct AdaptedLayer {
 }
 
 impl Adapters {
-    /// Whether some begin with what the weights are.
+    /// Whether some are initialised from the weights (`DoRA`).
     pub(super) fn reads_weights(&self) -> bool {
         match &self.init {
             AdapterInit::Full => false,
@@ -172,7 +171,7 @@ impl Adapters {
         Self::with(AdapterInit::Loaded(HashMap::new()))
     }
 
-    /// New ones, which change nothing yet; of several targets that name a layer the first counts.
+    /// New ones, which change nothing yet. Where several targets name a layer the first counts.
     /// Layers that `exclude` names get none.
     pub fn random_init(targets: Vec<AdapterTarget>, exclude: Vec<String>, seed: u64) -> Self {
         Self::with(AdapterInit::RandomInit { targets, exclude, seed })
@@ -183,7 +182,7 @@ impl Adapters {
         Self::with(AdapterInit::Loaded(given))
     }
 
-    /// No layer gets one: the model's own weights are trained.
+    /// Full fine-tune: no layer gets one, the weights themselves are trained.
     pub fn full() -> Self {
         Self::with(AdapterInit::Full)
     }
@@ -202,18 +201,18 @@ impl Adapters {
         }
     }
 
-    /// Whether the model's own weights are trained.
+    /// Whether this is a full fine-tune.
     pub(super) fn is_full(&self) -> bool {
         matches!(self.init, AdapterInit::Full)
     }
 
-    /// Makes one of the model's own tensors a parameter, in f32 as all of them.
+    /// Makes one of the model's tensors a parameter, in f32 as all of them.
     pub(super) fn train(&mut self, name: String, tensor: Var) -> Result<ParamKey> {
         let device = tensor.tensor().device().clone();
         let nothing = Params::default();
         let own = Tape::inference(&device, &nothing, 0).convert(&tensor, Dtype::F32)?;
         drop(tensor);
-        // It may be the very tensor that was loaded as a weight.
+        // It may share memory with the loaded weight.
         own.tensor().set_tag(Tag::Parameters);
         let key = self.params.add(own.into_tensor());
         self.full_params.push((name, key));
@@ -251,7 +250,7 @@ impl Adapters {
         let made = device.with_tag(Tag::Parameters, || match &self.init {
             AdapterInit::RandomInit { targets, seed, .. } => {
                 let target = targets.iter().find(|target| target.matches_module(module));
-                // Counted as if none were left out, so that the others begin the same without it.
+                // Counts excluded layers too, so that the others are initialised the same without them.
                 let index = (self.layers.len() + self.excluded.len()) as u64;
                 let sequence = RandomSequence::new(*seed, index);
                 target
@@ -272,7 +271,7 @@ impl Adapters {
         let (down, up) = (self.params.add(down), self.params.add(up));
         let magnitude = magnitude
             .map(|(trained, norms)| DoraMagnitude { trained: self.params.add(trained), norms });
-        // What follows from frozen weights is frozen too.
+        // Norms of frozen weights are frozen too.
         if let Some(DoraMagnitude { norms, .. }) = &magnitude {
             norms.set_tag(Tag::Weights);
         }
@@ -282,8 +281,8 @@ impl Adapters {
         Ok(Some(LayerAdapter { down, up, scale: alpha / rank as f32, dropout, magnitude }))
     }
 
-    /// That every target and every given adapter found its layer: an adapter that is attached to
-    /// nothing trains on nothing.
+    /// Checks that every target and every loaded adapter found its layer: one that is attached to nothing
+    /// would train nothing.
     pub fn check_all_used(&self, path: &Path) -> Result<()> {
         let has = |module: &str| self.layers.iter().any(|layer| layer.module == module);
         let unused: Vec<&str> = match &self.init {
@@ -319,10 +318,10 @@ impl Adapters {
     }
 }
 
-/// Endings of layer names that an error shows: those of a block of any model that is known.
+/// Layer names that an error lists. Chosen: all of one block of every known model.
 const SHOWN: usize = 24;
 
-/// That a pattern of a key names none of some layers, with what it may have meant.
+/// The error for a pattern that matches none of some layers, with the nearest name.
 fn no_layer(
     pattern: &str,
     key: &'static str,
@@ -344,7 +343,7 @@ fn no_layer(
     TrainerError::NoTarget { key, target: pattern.into(), none, near, known }
 }
 
-/// A layer's name within its block, whichever that is.
+/// A layer's name within its block, without the block's index.
 fn ending(module: &str) -> &str {
     let mut rest = module;
     while let Some((before, after)) = rest.split_once('.') {
@@ -356,13 +355,13 @@ fn ending(module: &str) -> &str {
     module
 }
 
-/// What people call a layer: the last of its name that is no number.
+/// What people call a layer: the last component of its name that is no number.
 fn last_word(ending: &str) -> Option<&str> {
     ending.rsplit('.').find(|word| word.parse::<u32>().is_err())
 }
 
 impl AdapterTarget {
-    /// Whether a layer is meant.
+    /// Whether it names a layer.
     fn matches_module(&self, module: &str) -> bool {
         name_matches(&self.pattern, module)
     }
@@ -376,7 +375,7 @@ fn name_matches(pattern: &str, module: &str) -> bool {
     module.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
 }
 
-/// Whether a pattern with stars, each standing for anything, fits all of a text.
+/// Whether a pattern with `*` wildcards matches a whole text.
 fn glob_matches(pattern: &str, text: &str) -> bool {
     match pattern.split_once('*') {
         None => pattern == text,
@@ -393,13 +392,13 @@ struct AdapterTensors {
     dropout: f32,
     down: Tensor,
     up: Tensor,
-    /// With the lengths of the frozen rows.
+    /// With the row norms of the frozen matrix.
     magnitude: Option<(Tensor, Tensor)>,
 }
 
 impl AdapterTensors {
-    /// As the reference scripts begin: normal numbers of deviation 1 / rank down, zeros up, lengths
-    /// as they are.
+    /// As the reference scripts initialise: `down` normal with std 1 / rank, `up` zeros, magnitudes the
+    /// row norms.
     fn random_init(
         device: &Device,
         target: &AdapterTarget,
@@ -409,9 +408,9 @@ impl AdapterTensors {
     ) -> Result<Self> {
         let AdapterTarget { rank, alpha, dropout, .. } = *target;
         let std = 1.0 / rank as f32;
-        let lengths =
+        let norms =
             || Ok::<_, TrainerError>((row_norms(weight.into())?, row_norms(weight.into())?));
-        let magnitude = target.is_dora.then(lengths);
+        let magnitude = target.is_dora.then(norms);
         Ok(Self {
             rank,
             alpha,

@@ -1,6 +1,6 @@
-//! Adapters out of files, whoever wrote them. A file is asked for each layer of the model under
-//! every name that another program gives it; what nobody asked for is an error, since an image
-//! drawn with half an adapter is silently wrong.
+//! Loads adapters from files of any program. Each layer of the model is looked up under every name
+//! that another program gives it. A tensor that no layer claims is an error, since an image sampled
+//! with half an adapter is silently wrong.
 //!
 //! | written by | a layer's name there |
 //! |---|---|
@@ -26,11 +26,11 @@ use crate::model::tensor_piece::{TensorPiece, stored_rows};
 /// Which part of a model an adapter is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Component {
-    /// The model that draws.
+    /// The denoiser of a diffusion model.
     Transformer,
     /// A text encoder: 1, 2 or 3.
     TextEncoder(u8),
-    /// A language model, which is all there is.
+    /// A language model.
     Language,
 }
 
@@ -46,7 +46,7 @@ impl Component {
     }
 }
 
-/// A linear layer of a model, to be asked for.
+/// A linear layer of a model, to look up in a file.
 #[derive(Clone, Debug)]
 pub struct TargetModule {
     name: String,
@@ -73,7 +73,7 @@ impl TargetModule {
     }
 }
 
-/// An adapter's file, or folder, open; nothing is read but headers.
+/// An open adapter file or folder; only headers are read.
 pub struct AdapterFile {
     path: PathBuf,
     catalog: Catalog,
@@ -125,8 +125,7 @@ impl AdapterFile {
         Ok(Self { path: path.into(), catalog, config, claimed, takes_any })
     }
 
-    /// The same, also with values that are not finite: they are an error else, since all that is computed
-    /// with them is lost.
+    /// The same, but accepts values that are not finite; by default they are an error.
     #[must_use]
     pub fn with_any_values(self, takes_any: bool) -> Self {
         Self { takes_any, ..self }
@@ -147,7 +146,7 @@ impl AdapterFile {
         Ok(taken)
     }
 
-    /// That every tensor was asked for.
+    /// Checks that every tensor belongs to a layer.
     pub fn check_all_taken(&self) -> Result<()> {
         let is_left = |tensor: &&TensorInfo| !self.claimed.contains(&tensor.name);
         let left: Vec<&TensorInfo> = self.catalog.tensors.iter().filter(is_left).collect();
@@ -199,7 +198,7 @@ impl AdapterFile {
         if shapes != ([rank, inputs], [full, rank]) || rank == 0 {
             let (down, up) = shapes;
             return Err(self.wrong(format!(
-                "{stem} has matrices {down:?} and {up:?}, the layer asks for {:?} and {:?}",
+                "{stem} has matrices {down:?} and {up:?}, the layer needs {:?} and {:?}",
                 [rank, inputs],
                 [full, rank]
             )));
@@ -218,7 +217,7 @@ impl AdapterFile {
         Ok(if full == outputs { given } else { without_zero_rank(given, inputs, scale) })
     }
 
-    /// alpha as the file gives it: beside the matrices, in the settings, or the rank.
+    /// alpha from the file: beside the matrices, or in the settings; else the rank.
     fn alpha(
         &mut self,
         component: Component,
@@ -228,8 +227,8 @@ impl AdapterFile {
     ) -> Result<f32> {
         let name = format!("{stem}.alpha");
         if self.catalog.find(&name).is_ok() {
-            let LoraMatrix { values: numbers, .. } = self.matrix(&name)?;
-            return Ok(numbers.first().copied().unwrap_or(rank as f32));
+            let LoraMatrix { values, .. } = self.matrix(&name)?;
+            return Ok(values.first().copied().unwrap_or(rank as f32));
         }
         let Some(config) = &self.config else { return Ok(rank as f32) };
         let get = |key: &str| {
@@ -267,33 +266,33 @@ impl AdapterFile {
         let tensor = self.catalog.find(name)?;
         self.claimed.insert(name.to_owned());
         let rows = tensor.shape.first().map_or(1, |rows| *rows as usize);
-        let numbers = load_f32(&self.catalog, tensor, 0..tensor.numel())?;
-        let n_lost = numbers.iter().filter(|number| !number.is_finite()).count();
+        let values = load_f32(&self.catalog, tensor, 0..tensor.numel())?;
+        let n_lost = values.iter().filter(|value| !value.is_finite()).count();
         if n_lost > 0 && !self.takes_any {
-            let (n, path) = (numbers.len(), self.path.clone());
+            let (n, path) = (values.len(), self.path.clone());
             return Err(TrainerError::NotFinite { tensor: name.into(), n_lost, n, path });
         }
-        // Adapters of convolutions of one pixel have two more dimensions.
-        Ok(LoraMatrix { rows, columns: tensor.numel() as usize / rows.max(1), values: numbers })
+        // Adapters of 1x1 convolutions have two more dimensions.
+        Ok(LoraMatrix { rows, columns: tensor.numel() as usize / rows.max(1), values })
     }
 }
 
-/// The file of a folder that holds its adapter, if it has a name that is known.
+/// The adapter file in a folder, if it has a known name.
 pub(crate) fn adapter_in(folder: &Path) -> Option<PathBuf> {
     [DIFFUSERS_FILE, PEFT_FILE].map(|name| folder.join(name)).into_iter().find(|file| file.exists())
 }
 
-/// What a checkpoint of a run has in its folder: its tensors, and how far it was.
+/// The files of a run's checkpoint: its tensors, and its progress.
 pub(crate) const STATE: &str = "state.safetensors";
 pub(crate) const PROGRESS: &str = "progress.json";
 
-/// Whether a checkpoint lies there.
+/// Whether a folder is a checkpoint.
 pub fn is_checkpoint(folder: &Path) -> bool {
     [STATE, PROGRESS].iter().all(|name| folder.join(name).exists())
 }
 
-/// The file, or the folder, that is meant by a path. A run has its adapter in `adapter/`, and there a file or
-/// folder for each program.
+/// The adapter file or folder that a path stands for. A run keeps its adapter in `adapter/`, with a file
+/// or folder for each program.
 fn resolve_file(path: &Path) -> Result<PathBuf> {
     if !path.is_dir() {
         return Ok(path.into());
@@ -322,17 +321,17 @@ fn name(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
 
-/// That a checkpoint or a run has none.
+/// The error for a checkpoint or run without an adapter.
 fn no_adapter(path: &Path) -> TrainerError {
     let shown = path.display();
     let (problem, hint) = if is_checkpoint(path) {
         (
             format!("there is no adapter in the checkpoint {shown}"),
-            "make a model of a full fine-tune by `hearth export CHECKPOINT --base BASE --out FOLDER`; a \
-             run of an older hearth saves its adapter when it goes on with --resume",
+            "export the model of a full fine-tune with `hearth export CHECKPOINT --base BASE --out FOLDER`; \
+             a run of an older hearth saves its adapter when resumed with --resume",
         )
     } else if path.join("model").is_dir() {
-        let problem = format!("this run trained the whole model, not an adapter: {shown}");
+        let problem = format!("this run is a full fine-tune and has no adapter: {shown}");
         (problem, "give its folder model/ with --base")
     } else {
         let problem = format!("this run has not written its adapter yet: {shown}");
@@ -347,7 +346,7 @@ struct LoraMatrix {
     values: Vec<f32>,
 }
 
-/// How programs that know our layers call one.
+/// Names of a layer in programs that use diffusers' layer names.
 fn stems(component: Component, layer: &str) -> Vec<String> {
     let flat = layer.replace('.', "_");
     let folder = component.folder();
@@ -367,7 +366,7 @@ fn stems(component: Component, layer: &str) -> Vec<String> {
     stems
 }
 
-/// How programs that know the original layers call one.
+/// Names of a layer in programs that use the original layer names.
 fn original_stems(component: Component, layer: &str) -> Vec<String> {
     match component {
         Component::Transformer => vec![
@@ -381,11 +380,11 @@ fn original_stems(component: Component, layer: &str) -> Vec<String> {
     }
 }
 
-/// Of a matrix for q, k and v together, each needs only its own share of the rank; the rest of `up`
-/// is zeros, and would be computed for nothing.
+/// Of a fused qkv adapter, q, k and v each use only their own part of the rank; the rest of `up` is zeros,
+/// and computing it would be wasted.
 fn without_zero_rank(given: LoraWeights, inputs: usize, scale: f32) -> LoraWeights {
     let LoraWeights { rank, down, up, magnitude, .. } = given;
-    let is_used = |index: &usize| up.iter().skip(*index).step_by(rank).any(|number| *number != 0.0);
+    let is_used = |index: &usize| up.iter().skip(*index).step_by(rank).any(|value| *value != 0.0);
     let mut used: Vec<usize> = (0..rank).filter(is_used).collect();
     if used.is_empty() {
         used.push(0);

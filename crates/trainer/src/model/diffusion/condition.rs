@@ -1,5 +1,5 @@
-//! What a model is told besides noisy latents: the prompt, whatever its text encoders make of it, and later images
-//! that it shall start from. Families differ in which tensors that is, so it is a list of tensors by name.
+//! The conditioning of a model: the prompt as its text encoders encode it. Families differ in which tensors that is,
+//! so it is a list of tensors by name.
 
 use compute::{Device, Dtype, Shape, Tensor};
 
@@ -10,7 +10,7 @@ pub const TOKENS: &str = "tokens";
 /// A vector for the whole prompt, `[width]`.
 pub const POOLED: &str = "pooled";
 
-/// What a model is told of one sample.
+/// The conditioning of one sample.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Condition(pub Vec<NamedTensor>);
 
@@ -21,12 +21,12 @@ pub struct NamedTensor {
     pub name: String,
     /// Its shape. The first size may differ from sample to sample, as the length of a prompt does.
     pub sizes: Vec<usize>,
-    /// Its numbers.
+    /// Its values.
     pub values: Vec<f32>,
 }
 
 impl NamedTensor {
-    /// From numbers whose last sizes are `inner`.
+    /// From values whose last sizes are `inner`.
     pub fn new(name: &str, inner: &[usize], values: Vec<f32>) -> Self {
         let row: usize = inner.iter().product();
         let sizes = [&[values.len() / row.max(1)], inner].concat();
@@ -35,26 +35,26 @@ impl NamedTensor {
 }
 
 impl Condition {
-    /// Its numbers, all together.
+    /// How many values it has.
     pub fn n_values(&self) -> usize {
         self.0.iter().map(|named| named.values.len()).sum()
     }
 }
 
-/// The conditions of samples that go through a model together, on its device.
+/// The conditions of a batch, on the device.
 pub struct Conditions(Vec<BatchedTensor>);
 
 /// A tensor of several samples.
 struct BatchedTensor {
     name: String,
-    /// [samples, the most rows of any, …]; what a sample has fewer is zeros.
+    /// [samples, the most rows of any, …], padded with zeros.
     tensor: Tensor,
     /// Rows of each sample.
     lengths: Vec<usize>,
 }
 
 impl Conditions {
-    /// Puts tensors onto the device, each with all samples' numbers.
+    /// Uploads the tensors of all samples, batched by name.
     pub fn upload(device: &Device, samples: &[&Condition], dtype: Dtype) -> Result<Self> {
         let Some((first, others)) = samples.split_first() else { return Ok(Self(Vec::new())) };
         let names = |condition: &Condition| -> Vec<String> {
@@ -73,7 +73,7 @@ impl Conditions {
         (0..first.0.len()).map(batched).collect::<Result<_>>().map(Self)
     }
 
-    /// Of tensors that are on the device already, with as many rows in every sample.
+    /// From tensors that are on the device already, with equally many rows in every sample.
     pub fn from_tensors(tensors: impl IntoIterator<Item = (&'static str, Tensor)>) -> Self {
         let batched = |(name, tensor): (&str, Tensor)| {
             let (samples, rows) = (tensor.shape().sizes()[0], tensor.shape().sizes()[1]);

@@ -1,5 +1,5 @@
-//! The model that takes noise away, of whatever family. A family is a folder here and a line in `families!`; what it
-//! has to say is [`Architecture`] (its settings, before anything is loaded) and [`DenoiserNetwork`] (the loaded model).
+//! The denoiser (transformer), of any family. A family is a folder here and a line in `families!`; it implements
+//! [`Architecture`] (its config, before anything is loaded) and [`DenoiserNetwork`] (the loaded model).
 
 use std::path::Path;
 
@@ -20,10 +20,10 @@ use crate::model::recompute::Recompute;
 use crate::model::tensor_piece::TensorPiece;
 use crate::objective::flow::Timestep;
 
-/// Every family: the name of its variants, its folder and its settings.
+/// Every family: the name of its variants, its folder and its config.
 macro_rules! families {
     ($($name:ident = $folder:ident::$config:ident;)+) => {
-        /// A family's settings: what `transformer/config.json` says.
+        /// A family's config: what `transformer/config.json` says.
         #[derive(Clone, Debug)]
         pub enum DenoiserConfig {
             $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name($folder::$config),)+
@@ -34,7 +34,7 @@ macro_rules! families {
             $(#[doc = concat!("Of `", stringify!($folder), "`.")] $name(Box<<$folder::$config as Architecture>::Model>),)+
         }
 
-        /// Does the same with whichever settings or model it is.
+        /// Does the same with the config or model of any family.
         macro_rules! dispatch {
             ($kind:ident, $it:expr, $inner:ident => $work:expr) => {
                 match $it { $($kind::$name($inner) => $work,)+ }
@@ -67,7 +67,7 @@ macro_rules! families {
                 unreachable!("every family is in the list")
             }
 
-            /// Puts the model together.
+            /// Builds the model.
             pub fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Denoiser> {
                 Ok(match self { $(Self::$name(config) => Denoiser::$name(Box::new(config.build(build)?)),)+ })
             }
@@ -91,18 +91,18 @@ families! {
     Flux = flux::FluxConfig;
 }
 
-/// What a family's settings say.
+/// A family's config.
 pub trait Architecture: DeserializeOwned {
     /// The model, loaded.
     type Model: DenoiserNetwork;
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     fn check(&self) -> std::result::Result<(), Unsupported>;
 
     /// See [`DenoiserConfig::of_checkpoint`].
     fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>>;
 
-    /// Asks for every weight, and puts the model together.
+    /// Asks for every weight, and builds the model.
     fn build(&self, build: &mut ModelBuilder<'_>) -> Result<Self::Model>;
 
     /// How the original layout calls the weights, if names begin with `prefix` there.
@@ -114,13 +114,13 @@ pub trait Architecture: DeserializeOwned {
     /// The latents it takes.
     fn latent_spec(&self) -> LatentSpec;
 
-    /// That its text encoders, in the family's order, give what it expects; none of an encoder that is left out.
+    /// Checks that its text encoders, in the family's order, have the expected widths; `None` for one that is left out.
     fn check_text(
         &self,
         widths: &[Option<EmbeddingWidths>],
     ) -> std::result::Result<(), Unsupported>;
 
-    /// A prompt as the model sees it: what each text encoder made of it, and the number of its tokens.
+    /// The conditioning from each text encoder's embedding and its number of tokens.
     fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition;
 }
 
@@ -145,24 +145,24 @@ pub trait DenoiserNetwork {
         recompute: Recompute,
     ) -> Result<Var>;
 
-    /// Pixels of a latent along a token's side, and how a predicted token lists them.
+    /// Patch size, and how a predicted token orders its values.
     fn patches(&self) -> (usize, PatchOrder);
 }
 
-/// What is predicted from.
+/// The input of a denoiser.
 #[derive(Clone, Copy)]
 pub struct DenoiserInput<'a> {
     /// Noisy latents [samples, channels, height, width].
     pub latents: &'a Tensor,
-    /// How noisy each is.
+    /// The timestep of each.
     pub timesteps: &'a [Timestep],
-    /// What the model is told of each.
+    /// The conditioning of each.
     pub condition: &'a Conditions,
-    /// How closely each prompt is to be followed, where the model is told.
+    /// The embedded guidance scale of each, for models that take one.
     pub guidance: Option<&'a [f32]>,
 }
 
-/// What a model predicted: the velocity, from data to noise.
+/// The output of a denoiser: the velocity, from data to noise.
 pub struct DenoiserOutput {
     /// [samples, tokens, patch · patch · channels]
     pub tokens: Var,
@@ -172,7 +172,7 @@ pub struct DenoiserOutput {
 }
 
 impl Denoiser {
-    /// The velocity of noisy latents: the one way through a model, for training, sampling, proofs and measurements.
+    /// The velocity of noisy latents: the one forward pass for training, sampling, tests and benchmarks.
     pub fn predict<'m>(
         &'m self,
         tape: &Tape<'m>,
@@ -193,7 +193,7 @@ impl Denoiser {
         Ok(tape.patchify(&latents.into(), patch, order)?.into_tensor())
     }
 
-    /// Latents of tokens in this order, so many rows and columns of them.
+    /// Latents from tokens in this order, with so many rows and columns of tokens.
     pub fn unpatchify(&self, tape: &Tape<'_>, tokens: Tensor, size: [usize; 2]) -> Result<Tensor> {
         let (patch, order) = dispatch!(Self, self, model => model.patches());
         let size = size.map(|tokens| tokens * patch);
@@ -208,7 +208,7 @@ impl DenoiserOutput {
         Ok(tape.unpatchify(&self.tokens, self.size, patch, order)?)
     }
 
-    /// The mean square of its distance from a target that was arranged as it is, each sample by its weight.
+    /// The mean squared error against a patchified target, each sample by its weight.
     pub fn loss(&self, tape: &Tape<'_>, target: &Tensor, weights: &[f32]) -> Result<Var> {
         let weights = tape.device().upload([weights.len()], weights)?;
         Ok(tape.mse(&self.tokens, target, Some(&weights), None)?)
@@ -216,7 +216,7 @@ impl DenoiserOutput {
 }
 
 impl DenoiserConfig {
-    /// All tensors of the model, by our names, which are those of diffusers.
+    /// All tensors of the model, by diffusers' names.
     pub fn tensor_specs(&self) -> Result<Vec<TensorSpec>> {
         tensor_specs(|build| self.build(build))
     }
@@ -236,7 +236,7 @@ impl DenoiserConfig {
         dispatch!(Self, self, config => config.latent_spec())
     }
 
-    /// That text encoders give what the model expects.
+    /// Checks that text encoders have the widths that the model expects.
     pub fn check_text(
         &self,
         widths: &[Option<EmbeddingWidths>],
@@ -244,7 +244,7 @@ impl DenoiserConfig {
         dispatch!(Self, self, config => config.check_text(widths))
     }
 
-    /// A prompt as the model sees it.
+    /// The conditioning of a prompt.
     pub fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         dispatch!(Self, self, config => config.condition(encoded))
     }

@@ -1,5 +1,4 @@
-//! What a family is known by, what its jobs begin with, and which of its models are published. Data alone: adding a
-//! family is filling one of these.
+//! The facts of a model family as data: names, defaults, published models. Adding a family is filling one of these.
 
 use std::path::Path;
 
@@ -13,13 +12,13 @@ use crate::objective::flow::WeightingScheme;
 /// The facts of a family.
 #[derive(Debug)]
 pub struct DiffusionFamily {
-    /// As jobs and messages call it.
+    /// Its name in jobs and messages.
     pub name: &'static str,
     /// As people call its models, with the article.
     pub title: &'static str,
-    /// Whether it can only be planned so far: its pipeline was not held against the reference as a whole yet.
+    /// Whether it can only be planned so far: its whole pipeline was not compared with the reference yet.
     pub is_plan_only: bool,
-    /// The classes of its pipelines in `model_index.json`; the first makes images of prompts.
+    /// The classes of its pipelines in `model_index.json`; the first is text-to-image.
     pub pipelines: &'static [&'static str],
     /// The class of its transformer.
     pub transformer: &'static str,
@@ -27,34 +26,34 @@ pub struct DiffusionFamily {
     pub tensor_marker: &'static str,
     /// Its text encoders.
     pub encoders: &'static [TextEncoderSpec],
-    /// How its sampler spaces levels of noise.
+    /// How its sampler spaces sigmas.
     pub spacing: SigmaSpacing,
-    /// How it follows a prompt.
+    /// Its kind of guidance.
     pub guidance: Guidance,
-    /// What samples are like unless told otherwise.
+    /// Defaults of sampling.
     pub sampling: SamplingDefaults,
-    /// How training draws levels of noise unless told otherwise.
+    /// The default weighting scheme of training timesteps.
     pub scheme: WeightingScheme,
-    /// Which layers those are that get an adapter unless told otherwise.
+    /// The default LoRA targets.
     pub targets: &'static [&'static str],
-    /// What other programs are told of an adapter.
+    /// Metadata of exported adapters.
     pub export: ExportMetadata,
     /// Its published models.
     pub published: &'static [PublishedPipeline],
 }
 
-/// What samples are like unless told otherwise.
+/// Defaults of sampling.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SamplingDefaults {
-    /// Steps from noise to image.
+    /// Denoising steps.
     pub steps: usize,
-    /// The scale of guidance.
+    /// Guidance scale.
     pub guidance: f64,
     /// Pixels along each side.
     pub resolution: usize,
 }
 
-/// What other programs are told of an adapter.
+/// Metadata of exported adapters.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportMetadata {
     /// kohya's `ss_network_module`.
@@ -68,9 +67,9 @@ pub struct ExportMetadata {
 /// A published model, known without its files: a plan can be made for a model that nobody has downloaded yet.
 #[derive(Debug)]
 pub struct PublishedPipeline {
-    /// What the name of its folder begins with, in small letters.
+    /// Prefix of its folder's name, in lower case.
     pub name: &'static str,
-    /// How to come by it.
+    /// Where to download it.
     pub hint: &'static str,
     /// Its names on the hub, each with that of a folder or checkpoint that holds it.
     pub hub: &'static [(&'static str, &'static str)],
@@ -90,12 +89,12 @@ impl DiffusionFamily {
         FAMILIES.iter().copied().find(|family| family.pipelines.contains(&class))
     }
 
-    /// Layers that get an adapter unless told otherwise.
+    /// The default LoRA targets.
     pub fn targets(&self) -> Vec<String> {
         self.targets.iter().map(|target| (*target).to_owned()).collect()
     }
 
-    /// The one whose defaults are taken where a base does not tell its family.
+    /// The family whose defaults are used where the base's family is not known.
     pub fn fallback() -> &'static Self {
         FAMILIES[0]
     }
@@ -107,13 +106,13 @@ impl DiffusionFamily {
 }
 
 impl PublishedPipeline {
-    /// The one that a folder is called after: its name begins with the model's, in any case.
+    /// The model that a folder is named after: its name begins with the model's, ignoring case.
     pub fn by_path(path: &Path) -> Option<(&'static DiffusionFamily, &'static Self)> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let all =
             FAMILIES.iter().flat_map(|family| family.published.iter().map(|it| (*family, it)));
         let fits = all.filter(|(_, model)| name.starts_with(model.name));
-        // Of two that fit, the one that says more.
+        // Of two that match, the longer name.
         fits.max_by_key(|(_, model)| model.name.len())
     }
 

@@ -1,39 +1,39 @@
-//! Guidance: how much closer to the prompt a sampler goes than the model would by itself.
+//! Guidance of a sampler: classifier-free guidance, or a guidance scale that the model takes as an input.
 
 use super::vae::LatentShape;
 
-/// How a family guides.
+/// The kind of guidance of a family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guidance {
-    /// Not at all.
+    /// None.
     None,
-    /// By the difference between what the prompt asks for and what a negative one does: two predictions
-    /// (Ho and Salimans, arXiv 2207.12598).
+    /// Classifier-free guidance: predictions with the prompt and with the negative prompt (Ho and
+    /// Salimans, arXiv 2207.12598).
     ClassifierFree,
-    /// The same, and every token as long as the prompt's alone: Qwen-Image.
+    /// The same, with every token rescaled to the norm of the prompt's prediction: Qwen-Image.
     Rescaled,
-    /// The model is told the scale and predicts once: FLUX.1 dev.
+    /// The scale is an input of the model, which predicts once (guidance distillation): FLUX.1 dev.
     Embedded,
 }
 
 impl Guidance {
-    /// Whether a negative prompt takes part at this scale.
+    /// Whether a negative prompt is used at this scale.
     pub fn needs_negative(self, scale: f32) -> bool {
         matches!(self, Self::ClassifierFree | Self::Rescaled) && scale > 1.0
     }
 
-    /// The scale that the model is told for each of `n` samples.
+    /// The scale as an input of the model for each of `n` samples.
     pub fn embedded(self, scale: f32, n: usize) -> Option<Vec<f32>> {
         (self == Self::Embedded).then(|| vec![scale; n])
     }
 
-    /// The scale that the model is told in training. Taken: 1 in most trainers, so that samples at the usual scale are
-    /// what was learnt, guided.
+    /// The embedded scale in training. Taken: 1 in most trainers, so that samples at the usual scale are guided
+    /// versions of what was trained.
     pub fn training_scale(self, n: usize) -> Option<Vec<f32>> {
         self.embedded(1.0, n)
     }
 
-    /// Where to go, from the velocities without and with the prompt; tokens of the latents are squares of `patch`.
+    /// The guided velocity, from those without and with the prompt; tokens of the latents are squares of `patch`.
     pub fn apply(
         self,
         [without, with]: [&[f32]; 2],
@@ -50,11 +50,11 @@ impl Guidance {
     }
 }
 
-/// Makes every token as long as it is in `with`.
+/// Scales every token to its norm in `with`.
 fn rescale(guided: &mut [f32], with: &[f32], shape: LatentShape, patch: usize) {
     let LatentShape { channels, frames, height, width } = shape;
     let (rows, columns) = (height / patch, width / patch);
-    let places = |token: usize| {
+    let indices = |token: usize| {
         let (frame, row, column) =
             (token / (rows * columns), token / columns % rows, token % columns);
         (0..channels * patch * patch).map(move |index| {
@@ -63,13 +63,13 @@ fn rescale(guided: &mut [f32], with: &[f32], shape: LatentShape, patch: usize) {
             ((channel * frames + frame) * height + y) * width + x
         })
     };
-    let length = |numbers: &[f32], token| {
-        places(token).map(|at| numbers[at] * numbers[at]).sum::<f32>().sqrt()
+    let norm = |values: &[f32], token| {
+        indices(token).map(|at| values[at] * values[at]).sum::<f32>().sqrt()
     };
     for token in 0..frames * rows * columns {
-        let now = length(guided, token);
-        let factor = if now > 0.0 { length(with, token) / now } else { 1.0 };
-        places(token).for_each(|at| guided[at] *= factor);
+        let now = norm(guided, token);
+        let factor = if now > 0.0 { norm(with, token) / now } else { 1.0 };
+        indices(token).for_each(|at| guided[at] *= factor);
     }
 }
 
@@ -84,14 +84,14 @@ mod tests {
     const WITH: [f32; 8] = [3.0, 4.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0];
 
     #[test]
-    fn classifier_free_guidance_exaggerates_the_difference() {
+    fn classifier_free_guidance_scales_the_difference() {
         let guided = Guidance::ClassifierFree.apply([&WITHOUT, &WITH], 2.0, SHAPE, PATCH);
         assert_eq!(guided, [6.0, 8.0, 1.0, 1.0, 0.0, 0.0, 1.0, 1.0]);
     }
 
-    /// The first token was 5 long with the prompt, and is 10 long guided; the second is as it was.
+    /// The first token has norm 5 with the prompt and 10 guided; the second is unchanged.
     #[test]
-    fn rescaled_tokens_are_as_long_as_the_prompts() {
+    fn rescaled_tokens_have_the_norm_of_the_prompts() {
         let guided = Guidance::Rescaled.apply([&WITHOUT, &WITH], 2.0, SHAPE, PATCH);
         assert_eq!(guided, WITH);
         let nothing = Guidance::Rescaled.apply([&[0.0; 8], &[0.0; 8]], 2.0, SHAPE, PATCH);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_negative_prompt_takes_part_only_where_there_are_two_predictions() {
+    fn a_negative_prompt_is_used_only_where_there_are_two_predictions() {
         assert!(
             Guidance::ClassifierFree.needs_negative(2.0) && Guidance::Rescaled.needs_negative(4.0)
         );

@@ -1,5 +1,5 @@
-//! The block of SD3 and FLUX: two streams, an image's tokens and a prompt's, each with weights of its own, that meet in
-//! attention (Esser et al., arXiv 2403.03206, section 4). Families differ in how queries and keys are normed and turned.
+//! The joint (MM-DiT) block of SD3 and FLUX: two streams, image tokens and prompt tokens, each with its own weights,
+//! with joint attention (Esser et al., arXiv 2403.03206, section 4). Families differ in QK norm and rotary positions.
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
@@ -16,27 +16,27 @@ pub const EPSILON: f32 = 1e-6;
 /// Inner width of a feed-forward, in widths.
 pub const MLP_RATIO: usize = 4;
 
-/// What such a block is like.
+/// The config of a joint block.
 #[derive(Clone, Copy, Debug)]
 pub struct JointBlockConfig {
     /// Heads of every attention.
     pub n_heads: usize,
     /// Width of a head.
     pub d_head: usize,
-    /// Whether queries and keys are normed by their root mean square.
+    /// Whether queries and keys are normed (RMS).
     pub has_qk_norm: bool,
-    /// Whether the image's tokens also attend to themselves alone.
+    /// Whether image tokens have a second attention among themselves.
     pub has_dual_attention: bool,
-    /// Whether nothing comes after that needs the prompt.
+    /// Whether it is the last block, after which the prompt is not needed.
     pub is_last: bool,
 }
 
 /// How a block is computed.
 #[derive(Clone, Copy)]
 pub struct BlockOptions<'a> {
-    /// The angles that image tokens are turned by; a prompt's stand at the origin.
+    /// The rotary table of image tokens; a prompt's are at the origin.
     pub rope: Option<&'a Tensor>,
-    /// Whether queries are computed again instead of kept.
+    /// Whether queries are recomputed in backward instead of kept.
     pub recomputes_queries: bool,
 }
 
@@ -46,22 +46,22 @@ impl JointBlockConfig {
     }
 }
 
-/// Two streams that meet in attention.
+/// A block of two streams with joint attention.
 pub struct JointBlock {
     modulation: LinearLayer,
     image: QkvProjections,
     image_out: LinearLayer,
-    /// Attention among the image's tokens alone.
+    /// The second attention, among image tokens alone.
     dual_attention: Option<(QkvProjections, LinearLayer)>,
     feed_forward: FeedForward,
     context_modulation: LinearLayer,
     context: QkvProjections,
-    /// None in the last block: nothing comes after that needs the prompt.
+    /// None in the last block, after which the prompt is not needed.
     context_out: Option<(LinearLayer, FeedForward)>,
 }
 
 impl JointBlock {
-    /// Puts the block together.
+    /// Builds the block.
     pub fn new(joint: JointBlockConfig, mut build: ModelBuilder<'_>) -> Result<Self> {
         let (d, JointBlockConfig { has_dual_attention: is_dual, is_last, .. }) =
             (joint.width(), joint);
@@ -83,7 +83,7 @@ impl JointBlock {
                 d,
                 if is_last { 2 } else { 6 } * d,
             )?,
-            // What the prompt's queries of the last block would find is read by nobody.
+            // The output of the last block's prompt queries is not used.
             context: QkvProjections::new(joint, build.at("attn"), context, !is_last)?,
             context_out: if is_last {
                 None
@@ -94,7 +94,7 @@ impl JointBlock {
         })
     }
 
-    /// The block as one of a model's: its weights may come from main memory, and it may be computed again in backward.
+    /// The forward pass with block offloading and gradient checkpointing.
     pub fn run<'m>(
         &'m self,
         tape: &Tape<'m>,
@@ -129,7 +129,7 @@ impl JointBlock {
         let streams = [(x, &vectors), (context, &context_vectors)];
         let attended = self.attend(tape, streams, options)?;
         let n = x.shape().sizes()[1];
-        // The larger stream comes last: of a block that is recomputed, the end is not.
+        // The larger stream comes last: the end of a recomputed block is not recomputed.
         let context = match &self.context_out {
             None => context.clone(),
             Some((out, feed_forward)) => {
@@ -155,7 +155,7 @@ impl JointBlock {
         Ok([self.feed_forward.forward(tape, &y, &vectors)?, context])
     }
 
-    /// Attention over both streams, the image's tokens first; each is given with what it is modulated by.
+    /// Joint attention, image tokens first; each stream comes with its modulation vectors.
     fn attend(
         &self,
         tape: &Tape<'_>,
@@ -167,7 +167,7 @@ impl JointBlock {
         let (scale, shift) = if self.context_out.is_some() { (1, 0) } else { (0, 1) };
         let (scale, shift) = (context_vectors.chunk(scale), context_vectors.chunk(shift));
         let prompt = tape.norm_modulate(context, scale, shift, EPSILON)?;
-        // One after the other, so that only one of the parts is there beside the whole.
+        // One after the other, so that only one part is in memory beside the concatenation.
         let both = |index: usize| {
             let image = self.image.forward(tape, &h, index, options)?;
             let context = self.context.forward(tape, &prompt, index, PROMPT_OPTIONS)?;
@@ -179,7 +179,7 @@ impl JointBlock {
     }
 }
 
-/// Of a prompt's tokens, which are few.
+/// For a prompt's tokens, which are few.
 const PROMPT_OPTIONS: BlockOptions<'static> =
     BlockOptions { rope: None, recomputes_queries: false };
 
@@ -217,7 +217,7 @@ impl QkvProjections {
         Attention::full(self.n_heads, self.d_head)
     }
 
-    /// Queries, keys or values, by their place among the three.
+    /// Queries, keys or values, by index 0, 1 or 2.
     pub fn forward(
         &self,
         tape: &Tape<'_>,
@@ -226,7 +226,7 @@ impl QkvProjections {
         BlockOptions { rope, recomputes_queries }: BlockOptions<'_>,
     ) -> compute::Result<Var> {
         let y = self.layers[index].forward_recomputed(tape, x, recomputes_queries && index == 0)?;
-        // Values are neither normed nor turned.
+        // Values are neither normed nor rotated.
         let norm = self.norms.as_ref().and_then(|norms| norms.get(index));
         let rope =
             rope.filter(|_| index < 2).map(|table| Rope { table, pairs: RopePairs::Interleaved });
@@ -239,7 +239,7 @@ impl QkvProjections {
     }
 }
 
-/// Two layers and what surrounds them.
+/// The feed-forward with its modulation.
 struct FeedForward {
     up: LinearLayer,
     down: LinearLayer,
@@ -251,7 +251,7 @@ impl FeedForward {
         Ok(Self { up, down: build.linear("2", MLP_RATIO * d, d)? })
     }
 
-    /// x + gate · f(modulated x), by the fourth to sixth of the block's vectors.
+    /// x + gate · f(modulated x), by the fourth to sixth of the block's modulation vectors.
     fn forward(&self, tape: &Tape<'_>, x: &Var, vectors: &Var) -> compute::Result<Var> {
         let h = tape.norm_modulate(x, vectors.chunk(4), vectors.chunk(3), EPSILON)?;
         let inner = self.up.forward_activated(tape, &h, Activation::GeluTanh)?;

@@ -1,13 +1,12 @@
-//! A diffusion model with all that belongs to it, of whatever family: text encoders, VAE, the model that takes noise
-//! away, and its schedule. It is the folder that diffusers saves, or a checkpoint of the original layout with such a folder
-//! for what it lacks. Opening reads settings and headers and compares every name and shape; nothing large is read before
-//! all of it fits together.
+//! A diffusion pipeline of any family: text encoders, VAE, denoiser (transformer) and scheduler. It is a diffusers
+//! folder, or a checkpoint of the original layout with such a folder for what it lacks. Opening reads configs and headers
+//! and compares every name and shape; no weights are read before all of it fits together.
 //!
 //! ```text
 //! Pipeline ─┬ TextEncoders   text ─▶ Condition: tensors by name
 //!           ├ Vae            images ◀─▶ latents
-//!           ├ Denoiser       noisy latents + Condition + level ─▶ velocity      one enum, a folder for each family
-//!           └ Schedule       which levels of noise
+//!           ├ Denoiser       noisy latents + Condition + timestep ─▶ velocity   one enum, a folder for each family
+//!           └ Scheduler      sigmas and timesteps
 //! ```
 
 pub mod condition;
@@ -42,17 +41,17 @@ use crate::model::build::Precision;
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::{config, kind};
 
-/// The parts, open.
+/// The open parts of a pipeline.
 pub struct Pipeline {
     /// What was opened.
     pub path: PathBuf,
-    /// The model that takes noise away.
+    /// The denoiser.
     pub transformer: PipelinePart<DenoiserConfig>,
-    /// Between images and latents.
+    /// The VAE.
     pub vae: Vae,
-    /// Between words and numbers.
+    /// The text encoders.
     pub encoders: TextEncoders,
-    /// Levels of noise.
+    /// The noise scheduler.
     pub schedule: FlowMatchScheduler,
     /// The transformer's adapter.
     adapter: HashMap<String, LoraWeights>,
@@ -79,8 +78,8 @@ impl Pipeline {
         Ok(Self::new(path, transformer, vae, encoders, schedule))
     }
 
-    /// The same for whoever only plans: a published model need not be there, its folder's name will
-    /// do. On a device that holds nothing it is like any other.
+    /// The same for planning: a published model need not be downloaded, the name of its folder is enough. It
+    /// can be built on the meta device like any other.
     pub fn open_or_published(path: &Path, rest: Option<&Path>) -> Result<Self> {
         match PublishedPipeline::by_path(path) {
             Some((_, model)) if !path.exists() => Self::meta(path, model),
@@ -88,7 +87,7 @@ impl Pipeline {
         }
     }
 
-    /// A published model as far as it is known without its files, as if it lay at `path`.
+    /// A published model without its files, as if it lay at `path`.
     fn meta(path: &Path, model: &PublishedPipeline) -> Result<Self> {
         let config = (model.config)();
         let tensors = config.tensor_specs()?;
@@ -117,17 +116,17 @@ impl Pipeline {
         self.transformer.config.family()
     }
 
-    /// Whether it is known by its published settings alone.
+    /// Whether it was opened by its published config, without files.
     pub fn is_published(&self) -> bool {
         self.transformer.catalog.is_meta()
     }
 
-    /// Puts an adapter's matrices beside the layers they are for.
+    /// Loads an adapter beside the layers it is for.
     pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
         self.take_adapter(AdapterFile::open(path)?)
     }
 
-    /// The same of a file that is open.
+    /// The same from an open file.
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let config = &self.transformer.config;
         let original = |module: &str| config.original_module(module);
@@ -139,13 +138,13 @@ impl Pipeline {
         file.check_all_taken()
     }
 
-    /// The adapter's matrices by the parts they are for.
+    /// The adapter by component.
     pub fn adapter(&self) -> AdapterWeights {
         let own = self.adapter.clone().into_iter().collect();
         std::iter::once((Component::Transformer, own)).chain(self.encoders.adapter()).collect()
     }
 
-    /// The parts that an adapter can be for, as they lie on disk, with the matrices beside them.
+    /// The components that an adapter can be for, on disk, with the adapter beside them.
     pub fn adapted_components(&self) -> Vec<AdaptedComponent<'_>> {
         let PipelinePart { catalog, .. } = &self.transformer;
         let (component, layout) = (Component::Transformer, self.transformer.layout());
@@ -153,7 +152,7 @@ impl Pipeline {
         std::iter::once(own).chain(self.encoders.adapted_components()).collect()
     }
 
-    /// Puts such matrices beside the layers they are for.
+    /// Sets the adapter.
     pub fn set_adapter(&mut self, parts: AdapterWeights) {
         for (component, layers) in parts {
             let layers = layers.into_iter().collect();
@@ -185,17 +184,17 @@ impl Pipeline {
         (width / self.pixels_per_token()) * (height / self.pixels_per_token())
     }
 
-    /// What tells this model from others.
+    /// Identifies this model.
     pub fn fingerprint(&self) -> Result<Fingerprint> {
         files::fingerprint(&self.transformer.catalog)
     }
 
-    /// The adapter it was given.
+    /// The loaded adapter.
     pub fn loaded_adapter(&self) -> Adapters {
         Adapters::loaded(self.adapter.clone())
     }
 
-    /// The model that takes noise away, with adapters beside its layers.
+    /// Loads the denoiser, with adapters beside its layers.
     pub fn load_denoiser(
         &self,
         device: &Device,
@@ -212,7 +211,7 @@ impl Pipeline {
 /// Where a transformer lies in a model's folder.
 pub(crate) const TRANSFORMER: &str = "transformer";
 
-/// That both have their weights, and speak of the same latents.
+/// Checks that both have their weights, and the same latent channels.
 fn check_fit(path: &Path, transformer: &PipelinePart<DenoiserConfig>, vae: &Vae) -> Result<()> {
     transformer.files()?;
     vae.check()?;
@@ -235,7 +234,7 @@ fn not_there(path: &Path) -> TrainerError {
 fn needs_rest(path: &Path) -> TrainerError {
     TrainerError::Request {
         problem: format!("a single file has no text encoders and tokenizers: {}", path.display()),
-        hint: "name a folder of the same family that has them with --rest",
+        hint: "give a folder of the same family that has them with --rest",
     }
 }
 
@@ -254,7 +253,7 @@ fn family_of(folder: &Path) -> Result<&'static DiffusionFamily> {
     })
 }
 
-/// The folder's, or the checkpoint's, whose settings are in its shapes.
+/// The transformer of the folder, or of the checkpoint, whose config is inferred from its shapes.
 fn transformer(
     family: &DiffusionFamily,
     folder: &Path,

@@ -1,4 +1,4 @@
-//! A model of a pipeline: its settings, its files, and how they call its tensors.
+//! A model of a pipeline: its config, its files, and the layout of its tensor names.
 
 use std::path::{Path, PathBuf};
 
@@ -8,23 +8,23 @@ use crate::error::Result;
 use crate::model::build::TensorSpec;
 use crate::model::component;
 
-/// Taken: all parts of the published folders are stored in 16 bits. What a run takes does not depend
-/// on it: numbers are converted when they are read.
+/// Taken: all parts of the published folders are stored in 16 bits. Memory of a run does not depend on it:
+/// values are converted when they are read.
 const PUBLISHED_DTYPE: FileDtype = FileDtype::F16;
 
 /// A model of a pipeline.
 pub struct PipelinePart<C> {
-    /// Its settings.
+    /// Its config.
     pub config: C,
     pub(crate) catalog: Catalog,
-    /// What names begin with, if the file is of the original layout.
+    /// Prefix of names, if the file is of the original layout.
     pub(super) original: Option<&'static str>,
-    /// Where its settings were read, unless they are in the shapes of its tensors.
+    /// The config file, unless the config was inferred from shapes.
     config_path: Option<PathBuf>,
 }
 
 impl<C> PipelinePart<C> {
-    /// A component's folder, whose settings `read` reads.
+    /// A component's folder, whose config `read` reads.
     pub fn open(folder: &Path, read: impl FnOnce(&Path) -> Result<C>) -> Result<Self> {
         let settings = folder.join("config.json");
         let config = read(&settings)?;
@@ -32,18 +32,18 @@ impl<C> PipelinePart<C> {
         Ok(Self { config, catalog, original: None, config_path: Some(settings) })
     }
 
-    /// A checkpoint of the original layout, whose settings are in its shapes.
+    /// A checkpoint of the original layout, whose config was inferred from shapes.
     pub fn original(config: C, catalog: Catalog, prefix: &'static str) -> Self {
         Self { config, catalog, original: Some(prefix), config_path: None }
     }
 
-    /// The same settings, with the weights of such a checkpoint.
+    /// The same config, with the weights of such a checkpoint.
     #[must_use]
     pub fn with_weights(self, catalog: Catalog, prefix: &'static str) -> Self {
         Self { catalog, original: Some(prefix), ..self }
     }
 
-    /// One that is not there: it would lie in `folder` and hold these tensors.
+    /// A meta part: it would lie in `folder` and hold these tensors.
     pub fn meta(folder: &Path, config: C, tensors: Vec<TensorSpec>) -> Self {
         let sizes =
             |want: &TensorSpec| want.shape.sizes().iter().map(|size| *size as u64).collect();
@@ -57,7 +57,7 @@ impl<C> PipelinePart<C> {
         self.catalog.bytes()
     }
 
-    /// The files that decide what it computes.
+    /// The files that its output depends on.
     pub fn sources(&self) -> Vec<PathBuf> {
         self.config_path.iter().chain(&self.catalog.files).cloned().collect()
     }

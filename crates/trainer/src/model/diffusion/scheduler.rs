@@ -1,20 +1,20 @@
-//! The levels of noise: those that training draws from, and those that an image goes through when it is sampled.
-//! Flow matching, as diffusers' `FlowMatchEulerDiscreteScheduler` and the pipelines around it have it.
+//! The flow-matching noise scheduler: the timesteps of training and the sigmas of sampling, as in diffusers'
+//! `FlowMatchEulerDiscreteScheduler` and its pipelines.
 //!
-//! A sampler's levels σ are spaced evenly, then shifted towards noise, σ' = s·σ / (1 + (s - 1)·σ), then perhaps
-//! stretched so that the last one has a certain value. Families differ in the spacing and in where s comes from.
+//! A sampler's sigmas are spaced evenly, then shifted towards noise, σ' = s·σ / (1 + (s - 1)·σ), then perhaps
+//! stretched to a terminal value. Families differ in the spacing and in where s comes from.
 
 use serde::Deserialize;
 
 use crate::model::config::Unsupported;
 use crate::objective::flow::Timestep;
 
-/// What `scheduler/scheduler_config.json` says, and how the family spaces its levels.
+/// What `scheduler/scheduler_config.json` says, and the family's spacing of sigmas.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct FlowMatchScheduler {
-    /// Levels in training.
+    /// Timesteps in training.
     pub num_train_timesteps: usize,
-    /// Moves levels towards noise, where that does not depend on the size of an image.
+    /// Shift towards noise, where it does not depend on the size of an image.
     #[serde(default = "one")]
     pub shift: f64,
     #[serde(default)]
@@ -23,7 +23,7 @@ pub struct FlowMatchScheduler {
     dynamic_shift: DynamicShift,
     #[serde(default)]
     time_shift_type: TimeShift,
-    /// The last level before none, if they are stretched.
+    /// The last sigma before 0, if they are stretched.
     #[serde(default)]
     shift_terminal: Option<f64>,
     #[serde(default)]
@@ -41,10 +41,10 @@ pub struct FlowMatchScheduler {
     spacing: SigmaSpacing,
 }
 
-/// How a sampler's levels are spaced before they are shifted.
+/// How a sampler's sigmas are spaced before they are shifted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum SigmaSpacing {
-    /// From the highest to the lowest level of training, which are shifted already: SD3.
+    /// From the highest to the lowest training sigma, which are shifted already: SD3.
     #[default]
     Trained,
     /// From 1 to 1/n in n steps: FLUX, Qwen-Image, Kandinsky 5 as its authors sample it.
@@ -53,7 +53,7 @@ pub enum SigmaSpacing {
     ToZero,
 }
 
-/// The logarithm μ of the shift, on a line through two numbers of image tokens.
+/// The logarithm μ of the shift, linear in the number of image tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 #[serde(default)]
 struct DynamicShift {
@@ -61,7 +61,7 @@ struct DynamicShift {
     max_shift: f64,
     base_image_seq_len: f64,
     max_image_seq_len: f64,
-    /// FLUX.2's, which was fitted to tokens and steps.
+    /// FLUX.2's empirical fit to tokens and steps.
     #[serde(skip)]
     is_empirical: bool,
 }
@@ -88,7 +88,7 @@ fn one() -> f64 {
 }
 
 impl FlowMatchScheduler {
-    /// With a shift that is always the same.
+    /// With a constant shift.
     pub fn fixed(shift: f64, spacing: SigmaSpacing) -> Self {
         Self {
             num_train_timesteps: 1000,
@@ -119,26 +119,26 @@ impl FlowMatchScheduler {
         Self { use_dynamic_shifting: true, dynamic_shift: by_tokens, ..fixed }
     }
 
-    /// With a shift that was fitted to tokens and steps: FLUX.2.
+    /// With the empirical fit to tokens and steps: FLUX.2.
     pub fn empirical() -> Self {
         let by_tokens = DynamicShift { is_empirical: true, ..DynamicShift::default() };
         let fixed = Self::fixed(1.0, SigmaSpacing::Reciprocal);
         Self { use_dynamic_shifting: true, dynamic_shift: by_tokens, ..fixed }
     }
 
-    /// The same with levels that are spaced so.
+    /// The same with another spacing.
     #[must_use]
     pub fn with_spacing(self, spacing: SigmaSpacing) -> Self {
         Self { spacing, ..self }
     }
 
-    /// The same, stretched so that the last level before none is this one.
+    /// The same, stretched so that this is the last sigma before 0.
     #[must_use]
     pub fn with_terminal(self, terminal: f64) -> Self {
         Self { shift_terminal: Some(terminal), ..self }
     }
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     pub fn check(&self) -> Result<(), Unsupported> {
         let switches = [
             ("use_karras_sigmas", self.use_karras_sigmas),
@@ -148,7 +148,7 @@ impl FlowMatchScheduler {
             ("stochastic_sampling", self.stochastic_sampling),
         ];
         if let Some((name, _)) = switches.iter().find(|(_, is_on)| *is_on) {
-            return Err(Unsupported(format!("{name} is on, hearth samples without it")));
+            return Err(Unsupported(format!("{name} is on, hearth does not support it")));
         }
         let is_linear = self.use_dynamic_shifting && self.time_shift_type == TimeShift::Linear;
         Unsupported::unless(!is_linear, "time_shift_type linear is not exponential".into())?;
@@ -166,7 +166,7 @@ impl FlowMatchScheduler {
         )
     }
 
-    /// Levels to go through in `steps` steps, from all noise to none, for an image of so many tokens.
+    /// Sigmas of `steps` steps, from 1 to 0, for an image of so many tokens.
     pub fn sigmas(&self, tokens: usize, steps: usize) -> Vec<f32> {
         let shift = self.shift_at(tokens, steps);
         let mut sigmas: Vec<f64> =
@@ -180,24 +180,24 @@ impl FlowMatchScheduler {
         sigmas.into_iter().map(|sigma| sigma as f32).chain([0.0]).collect()
     }
 
-    /// A level as models are told it.
+    /// The timestep of a sigma.
     pub fn timestep(&self, sigma: f32) -> Timestep {
         Timestep { sigma, t: sigma * self.num_train_timesteps as f32 }
     }
 
-    /// The levels that training draws from.
+    /// The training timesteps.
     pub fn train_timesteps(&self) -> TrainTimesteps {
         let n = self.num_train_timesteps;
         let shift = self.train_shift() as f32;
-        // In f32 as the reference, since a model is told these very numbers.
+        // In f32 as the reference, since these values are the model's input.
         let level = |index: usize| {
-            let even = index as f32 / n as f32;
-            self.timestep(shift * even / (1.0 + (shift - 1.0) * even))
+            let sigma = index as f32 / n as f32;
+            self.timestep(shift * sigma / (1.0 + (shift - 1.0) * sigma))
         };
         TrainTimesteps((1..=n).rev().map(level).collect())
     }
 
-    /// Of the levels of training: a shift by tokens is only the sampler's.
+    /// The shift in training: a dynamic shift is for sampling only.
     fn train_shift(&self) -> f64 {
         if self.use_dynamic_shifting { 1.0 } else { self.shift }
     }
@@ -252,19 +252,19 @@ fn empirical_mu(tokens: f64, steps: f64) -> f64 {
     at_200 + per_step * (steps - 200.0)
 }
 
-/// The levels of training, from most noise to least.
+/// The training timesteps, from most noise to least.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TrainTimesteps(pub Vec<Timestep>);
 
 impl TrainTimesteps {
-    /// The level at a place from 0 to 1.
-    pub fn at(&self, place: f64) -> Timestep {
-        let index = (place * self.0.len() as f64) as usize;
+    /// The timestep at a fraction from 0 to 1.
+    pub fn at(&self, fraction: f64) -> Timestep {
+        let index = (fraction * self.0.len() as f64) as usize;
         self.0[index.min(self.0.len() - 1)]
     }
 }
 
-/// Moves latents along their velocity from one level to the next: Euler's method.
+/// One Euler step along the velocity, from one sigma to the next.
 pub fn euler_step(latents: &mut [f32], velocity: &[f32], from: f32, to: f32) {
     for (latent, velocity) in latents.iter_mut().zip(velocity) {
         *latent += (to - from) * velocity;
@@ -325,7 +325,7 @@ mod tests {
 
     /// `tests/golden/schedules/schedules.json`: made with the pipelines' own schedulers, to six digits.
     #[test]
-    fn levels_are_those_of_every_familys_sampler() {
+    fn sigmas_are_those_of_every_familys_sampler() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR"))
             .join("../../tests/golden/schedules/schedules.json");
         let text = std::fs::read_to_string(path).unwrap();
@@ -357,9 +357,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused() {
+    fn unsupported_settings_are_refused() {
         for (text, says) in [
-            (r#""use_karras_sigmas": true"#, "use_karras_sigmas is on, hearth samples without it"),
+            (r#""use_karras_sigmas": true"#, "use_karras_sigmas is on, hearth does not support it"),
             (
                 r#""use_dynamic_shifting": true, "time_shift_type": "linear""#,
                 "time_shift_type linear is not exponential",

@@ -1,5 +1,5 @@
-//! Between images and latents: a variant for each kind of autoencoder. All of them give latents that are scaled, number
-//! by number or channel by channel, before a model sees them.
+//! The VAE between images and latents: a variant for each kind of autoencoder. Latents are scaled, as a whole or by
+//! channel, before a model sees them.
 
 use std::path::{Path, PathBuf};
 
@@ -39,12 +39,12 @@ impl LatentShape {
         Self { channels, frames: 1, height, width }
     }
 
-    /// Numbers of a latent.
+    /// Values of a latent.
     pub fn count(self) -> usize {
         self.channels * self.frames * self.height * self.width
     }
 
-    /// As tensors have it: [channels, height, width], and frames after the channels if there are several.
+    /// As a tensor's shape: [channels, height, width], with frames after the channels if there are several.
     pub fn sizes(self) -> Vec<usize> {
         let Self { channels, frames, height, width } = self;
         match frames {
@@ -53,7 +53,7 @@ impl LatentShape {
         }
     }
 
-    /// The other way round; nothing if it is no latent's.
+    /// From a tensor's shape; `None` if it is no latent's.
     pub fn from_sizes(sizes: &[usize]) -> Option<Self> {
         match *sizes {
             [channels, height, width] => Some(Self::image(channels, height, width)),
@@ -62,7 +62,7 @@ impl LatentShape {
         }
     }
 
-    /// Of several latents together.
+    /// The shape of a batch of latents.
     pub fn batch(self, samples: usize) -> Shape {
         Shape::new(&[&[samples][..], &self.sizes()].concat())
     }
@@ -71,9 +71,9 @@ impl LatentShape {
 /// How latents are scaled for a model: (latent - shift) · scale, channel by channel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct LatentStatistics {
-    /// Taken off, a number for each channel.
+    /// Shift of each channel.
     pub shift: Vec<f32>,
-    /// Multiplied by, a number for each channel.
+    /// Scale of each channel.
     pub scale: Vec<f32>,
 }
 
@@ -112,14 +112,14 @@ impl Vae {
         }))
     }
 
-    /// One that is not there.
+    /// A meta VAE, without files.
     pub(super) fn meta(folder: &Path, config: kl::VaeConfig) -> Result<Self> {
         let mut tensors = tensor_specs(|build| VaeEncoder::new(&config, build))?;
         tensors.extend(tensor_specs(|build| VaeDecoder::new(&config, build))?);
         Ok(Self::Kl(PipelinePart::meta(folder, config, tensors)))
     }
 
-    /// That it can decode.
+    /// Checks that the decoder's weights are there.
     pub(super) fn check(&self) -> Result<()> {
         let Self::Kl(part) = self;
         part.find(|build| VaeDecoder::new(&part.config, build)).map(drop)
@@ -131,7 +131,7 @@ impl Vae {
         part.config.latent_channels
     }
 
-    /// Pixels of an image along the side of a latent's pixel.
+    /// Image pixels per latent pixel, along a side.
     pub fn vae_scale_factor(&self) -> usize {
         let Self::Kl(part) = self;
         part.config.vae_scale_factor()
@@ -149,7 +149,7 @@ impl Vae {
         part.config.statistics()
     }
 
-    /// The files that decide what it computes.
+    /// The files that its output depends on.
     pub fn sources(&self) -> Vec<PathBuf> {
         let Self::Kl(part) = self;
         part.sources()
@@ -167,7 +167,7 @@ impl Vae {
         &part.catalog
     }
 
-    /// Latents to images.
+    /// Loads the decoder.
     pub fn load_decoder(
         &self,
         device: &Device,
@@ -180,8 +180,8 @@ impl Vae {
         files::load_model(device, &files, precision, &mut Adapters::none(), tick, build)
     }
 
-    /// Images to latents. Its half of the files is compared here and not when the pipeline is
-    /// opened: whoever samples can do without.
+    /// Loads the encoder. Its weights are checked here and not when the pipeline is opened: sampling does
+    /// not need them.
     pub fn load_encoder(
         &self,
         device: &Device,
@@ -196,7 +196,7 @@ impl Vae {
 }
 
 impl PipelinePart<kl::VaeConfig> {
-    /// The weights of one half.
+    /// The weights of the encoder or the decoder.
     fn find<T>(
         &self,
         build: impl FnOnce(&mut ModelBuilder<'_>) -> Result<T>,

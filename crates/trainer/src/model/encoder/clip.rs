@@ -1,5 +1,5 @@
-//! CLIP's text model (transformers' `CLIPTextModelWithProjection`, or `CLIPTextModel`): tokens that see what came before
-//! them, and a vector for the whole prompt, read off where it ends.
+//! CLIP's text model (transformers' `CLIPTextModelWithProjection`, or `CLIPTextModel`): causal attention, and a pooled
+//! embedding taken at the end-of-text token.
 //!
 //! Shapes: S samples, N tokens, D width.
 
@@ -17,7 +17,7 @@ use crate::model::tensor_piece::TensorPiece;
 /// What `text_encoder/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct ClipConfig {
-    /// Tokens there are.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// D
     pub hidden_size: usize,
@@ -29,14 +29,14 @@ pub struct ClipConfig {
     pub num_attention_heads: usize,
     /// The most tokens a prompt may have.
     pub max_position_embeddings: usize,
-    /// Width of the vector for the whole prompt, if it is projected.
+    /// Width of the pooled embedding, if it is projected.
     pub projection_dim: usize,
-    /// The class of the model, which tells whether it is.
+    /// The class of the model, which tells whether it is projected.
     #[serde(default)]
     architectures: Vec<String>,
     /// The activation inside a feed-forward.
     pub hidden_act: ClipActivation,
-    /// Added to variances.
+    /// Epsilon of layer norms.
     #[serde(default = "default_epsilon")]
     pub layer_norm_eps: f32,
     /// The token that ends a prompt.
@@ -57,11 +57,11 @@ pub enum ClipActivation {
     Gelu,
 }
 
-/// The class that reads the vector off as it is.
+/// The class without a projection.
 const WITHOUT_PROJECTION: &str = "CLIPTextModel";
 
-/// Published files say so although their tokenizer ends prompts with another token, the one of the
-/// largest id; transformers then looks for that.
+/// Published configs have this `eos_token_id` although their tokenizer ends prompts with another token, the
+/// one of the largest id; transformers then looks for that.
 const LEGACY_EOS: u32 = 2;
 
 impl ClipConfig {
@@ -92,7 +92,7 @@ impl ClipConfig {
         [l, g]
     }
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     pub fn check(&self) -> std::result::Result<(), Unsupported> {
         Unsupported::unless(
             self.num_attention_heads > 0
@@ -102,13 +102,13 @@ impl ClipConfig {
         Unsupported::unless(self.num_hidden_layers > 0, "num_hidden_layers is 0".into())
     }
 
-    /// The same without the projection of the vector for the whole prompt, as FLUX has it.
+    /// The same without the projection of the pooled embedding, as FLUX has it.
     #[must_use]
     pub fn without_projection(self) -> Self {
         Self { architectures: vec![WITHOUT_PROJECTION.into()], ..self }
     }
 
-    /// Width of the vector for the whole prompt.
+    /// Width of the pooled embedding.
     pub fn pooled_width(&self) -> usize {
         if self.is_projected() { self.projection_dim } else { self.hidden_size }
     }
@@ -128,7 +128,7 @@ impl ClipConfig {
     }
 }
 
-/// Files may hold a table of positions that counts from zero, and the encoder of images.
+/// Files may also hold a `position_ids` buffer, and the image encoder.
 pub fn layout() -> CheckpointLayout<'static> {
     let is_spare = |name: &str| {
         name == "text_model.embeddings.position_ids"
@@ -156,14 +156,14 @@ pub struct ClipTextModel {
 pub struct ClipOutput {
     /// [S, N, D] after the last block and a norm.
     pub last: Var,
-    /// [S, N, D] before the last block: what image models listen to.
+    /// [S, N, D] before the last block: what image models use.
     pub penultimate: Var,
     /// [S, projection], or [S, D] without one
     pub pooled: Var,
 }
 
 impl ClipTextModel {
-    /// Puts the model together.
+    /// Builds the model.
     pub fn new(config: &ClipConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let d = config.hidden_size;
         let mut b = build.at("text_model");

@@ -1,5 +1,5 @@
-//! What turns prompts into numbers: tokenizers and text encoders. They run while caching and
-//! sampling, never inside a training step.
+//! Tokenizers and text encoders of image models. They run while caching and sampling, never inside a
+//! training step.
 
 pub mod clip;
 pub mod t5;

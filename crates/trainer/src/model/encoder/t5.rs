@@ -1,5 +1,5 @@
-//! T5's encoder, version 1.1 (transformers' `T5EncoderModel`): no positions but a bias of attention
-//! by distance, norms without mean, gated feed-forwards, hardly a bias anywhere.
+//! T5's encoder, version 1.1 (transformers' `T5EncoderModel`): relative position bias in attention, RMS
+//! norms, gated feed-forwards, no biases.
 //!
 //! Its activations outgrow f16, so that with weights in f16 they are f32. [`blocks`] encodes with one block
 //! in memory at a time.
@@ -24,7 +24,7 @@ use crate::model::tensor_piece::TensorPiece;
 /// What `text_encoder_3/config.json` says.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct T5Config {
-    /// Tokens there are.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// D
     pub d_model: usize,
@@ -36,14 +36,14 @@ pub struct T5Config {
     pub num_layers: usize,
     /// H
     pub num_heads: usize,
-    /// Classes of distances.
+    /// Buckets of relative positions.
     pub relative_attention_num_buckets: usize,
-    /// From here on distances are one class.
+    /// Distances from here on share a bucket.
     #[serde(default = "default_distance")]
     pub relative_attention_max_distance: usize,
     /// The kind of feed-forward.
     pub feed_forward_proj: String,
-    /// Added to mean squares.
+    /// Epsilon of norms.
     #[serde(default = "default_epsilon")]
     pub layer_norm_epsilon: f32,
 }
@@ -73,7 +73,7 @@ impl T5Config {
         }
     }
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     pub fn check(&self) -> std::result::Result<(), Unsupported> {
         let kind = &self.feed_forward_proj;
         Unsupported::unless(
@@ -90,8 +90,8 @@ impl T5Config {
         )
     }
 
-    /// The class of a distance from query to key: half of them for keys to come; near ones each
-    /// for itself, far ones by their logarithm.
+    /// The bucket of a distance from query to key: half of them for later keys; near ones exact, far ones
+    /// logarithmic.
     fn bucket(&self, distance: usize, is_to_come: bool) -> usize {
         let half = self.relative_attention_num_buckets / 2;
         let exact = half / 2;
@@ -105,7 +105,7 @@ impl T5Config {
     }
 }
 
-/// The table of tokens goes by either of two names, or by both; decoders are left out.
+/// The token embedding has either of two names, or both; decoders are ignored.
 pub fn layout(catalog: &Catalog) -> CheckpointLayout<'_> {
     let place = |name: &str| {
         let is_other = name == SHARED && catalog.find(SHARED).is_err();
@@ -129,7 +129,7 @@ pub struct T5Encoder {
 }
 
 impl T5Encoder {
-    /// Puts the model together.
+    /// Builds the model.
     pub fn new(config: &T5Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
         Ok(Self {
             config: config.clone(),
@@ -141,8 +141,8 @@ impl T5Encoder {
         })
     }
 
-    /// Encodes prompts of equal length, N token ids after N token ids: [S, N, D]. Tokens from a
-    /// prompt's length on are not seen, if lengths are given.
+    /// Encodes prompts of equal length, N token ids after N token ids: [S, N, D]. With `lengths`, tokens
+    /// after a prompt's length are masked.
     pub fn forward(
         &self,
         tape: &Tape<'_>,
@@ -153,10 +153,11 @@ impl T5Encoder {
         let (device, n) = (tape.device(), ids.len() / samples.max(1));
         let relative = self.embedding.position_bias(&self.config, device, n)?;
         let lengths = lengths.map(|lengths| device.upload([samples], lengths)).transpose()?;
-        let how = Attention { key_lengths: lengths.as_ref(), ..attention(&self.config, &relative) };
+        let attention =
+            Attention { key_lengths: lengths.as_ref(), ..attention(&self.config, &relative) };
         let mut x = self.embedding.embed(tape, &device.upload([samples, n], ids)?)?;
         for block in &self.blocks {
-            x = block.forward(tape, &x, how, self.config.layer_norm_epsilon)?;
+            x = block.forward(tape, &x, attention, self.config.layer_norm_epsilon)?;
         }
         Ok(tape.rms_norm(&x, Some(&self.norm), self.config.layer_norm_epsilon)?)
     }
@@ -202,7 +203,7 @@ impl T5Embedding {
     fn position_bias(&self, config: &T5Config, device: &Device, n: usize) -> Result<Tensor> {
         let heads = config.num_heads;
         let table = to_vec(self.relative_bias.tensor())?;
-        // Keys before a query, then itself and those after it.
+        // Earlier keys, then the query itself and later keys.
         let buckets: Vec<usize> = (1..n)
             .rev()
             .map(|distance| config.bucket(distance, false))
@@ -241,11 +242,17 @@ impl T5Block {
         })
     }
 
-    fn forward(&self, tape: &Tape<'_>, x: &Var, how: Attention<'_>, epsilon: f32) -> Computed<Var> {
+    fn forward(
+        &self,
+        tape: &Tape<'_>,
+        x: &Var,
+        attention: Attention<'_>,
+        epsilon: f32,
+    ) -> Computed<Var> {
         let h = tape.rms_norm(x, Some(&self.norms[0]), epsilon)?;
         let (q, k) = (self.q.forward(tape, &h)?, self.k.forward(tape, &h)?);
         let v = self.v.forward(tape, &h)?;
-        let x = self.out.forward_add(tape, &tape.attention(&q, &k, &v, how)?, x)?;
+        let x = self.out.forward_add(tape, &tape.attention(&q, &k, &v, attention)?, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1]), epsilon)?;
         let gate = self.gate.forward(tape, &h)?;
         let h = tape.glu(&gate, &self.up.forward(tape, &h)?, Activation::GeluTanh)?;

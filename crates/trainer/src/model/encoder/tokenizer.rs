@@ -1,12 +1,12 @@
-//! Prompts to token ids, as the reference gives them: transformers 5, its CLIP and T5 tokenizers.
+//! Prompts to token ids, the same as the CLIP and T5 tokenizers of transformers 5.
 //!
 //! Of a `tokenizer.json` only the vocabulary, the merges, the characters map and the added tokens
-//! are used. How a text is normalised and split is the class's and stands here, since the reference
-//! does not take it from the file either; so a vocabulary gives the same ids from `tokenizer.json`
-//! as from `vocab.json` and `merges.txt`. Loading the file as it stands would be shorter, but files
-//! written by older versions then give other ids, and the crate panics on some that are damaged.
+//! are used. Normalisation and pre-tokenisation are those of the class, since the reference does not
+//! take them from the file either; so a vocabulary gives the same ids from `tokenizer.json` as from
+//! `vocab.json` and `merges.txt`. Loading the file as it is would be shorter, but files written by
+//! older versions then give other ids, and the crate panics on some that are damaged.
 //!
-//! Left out: pairs of texts, ids back to text, tokenizers of other models.
+//! Not supported: pairs of texts, decoding, tokenizers of other models.
 
 mod charsmap;
 mod error;
@@ -31,7 +31,7 @@ use tokenizers::{NormalizerWrapper, SplitDelimiterBehavior};
 pub use error::TokenizerError;
 use settings::{AddedTokenEntry, PromptTokenizerConfig};
 
-/// Turns texts into ids of tokens, as many for every text.
+/// Turns texts into token ids, padded or truncated to one length.
 pub struct PromptTokenizer {
     inner: tokenizers::Tokenizer,
     bos: Option<u32>,
@@ -41,21 +41,21 @@ pub struct PromptTokenizer {
     vocab_size: usize,
 }
 
-/// A text as an encoder reads it.
+/// A tokenised prompt.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EncodedPrompt {
-    /// As many as were asked for: the text between its framing tokens, then padding.
+    /// Token ids of the full length: the text between its BOS and EOS tokens, then padding.
     pub ids: Vec<u32>,
-    /// How many of them are no padding.
+    /// How many of them are not padding.
     pub n_tokens: usize,
-    /// How many tokens of the text were cut off for want of room.
+    /// How many tokens of the text were truncated.
     pub dropped: usize,
 }
 
 /// A text that is longer than what an encoder sees.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Truncation<'t> {
-    /// How many tokens it has, the framing ones included.
+    /// How many tokens it has, with BOS and EOS.
     pub n_tokens: usize,
     /// As many as the encoder sees.
     pub max_tokens: usize,
@@ -93,9 +93,9 @@ impl PromptTokenizer {
         Ok(Self { inner, bos: start, eos: end, pad, length, vocab_size: largest as usize + 1 })
     }
 
-    /// The ids of `text`. What does not fit is cut off at its end; the framing tokens stay.
+    /// The ids of `text`, truncated at its end; BOS and EOS stay.
     pub fn encode(&self, text: &str) -> EncodedPrompt {
-        // The crate fails if a piece of text has no id and nothing stands for the unknown.
+        // The crate fails if a piece of text has no id and there is no unknown token.
         let found =
             self.inner.encode_fast(text, false).expect("unk_token was found in the vocabulary");
         let room = self.length - usize::from(self.bos.is_some()) - 1;
@@ -108,11 +108,11 @@ impl PromptTokenizer {
         EncodedPrompt { ids, n_tokens, dropped: dropped.len() }
     }
 
-    /// What of a text does not fit; nothing if all of it does.
+    /// What of a text is truncated, if anything.
     pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
         let framing = usize::from(self.bos.is_some()) + 1;
         let room = self.length - framing;
-        // A token has at least a byte, and T5 puts a space before all. What is no ASCII may become
+        // A token has at least a byte, and T5 puts a space in front. Text that is not ASCII may become
         // longer when it is normalised.
         if text.is_ascii() && text.len() < room {
             return None;
@@ -156,7 +156,7 @@ impl TokenizerKind {
     }
 }
 
-/// What is learned: the pieces of text that have ids, and how to choose among them.
+/// The trained part of a tokenizer: vocabulary, and merges or scores.
 enum TokenizerModel {
     Clip { vocab: Vocab, merges: Merges },
     T5 { pieces: Vec<(String, f64)>, charsmap: Option<Precompiled> },
@@ -197,7 +197,7 @@ struct Normalizer {
     normalizers: Vec<Normalizer>,
 }
 
-/// As much of a model as tells whose it is.
+/// The fields that tell which tokenizer it is.
 #[derive(Deserialize)]
 struct ModelTraits {
     r#type: Option<String>,
@@ -257,7 +257,7 @@ impl TokenizerModel {
         Self::clip(merges, parse_json(vocab, &bytes)?, pairs)
     }
 
-    /// The crate would panic where the whole is longer than anything in the vocabulary.
+    /// The crate would panic where the merged token is longer than any in the vocabulary.
     fn clip(path: &Path, vocab: Vocab, merges: Merges) -> Result<Self, TokenizerError> {
         for (a, b) in &merges {
             let whole = format!("{a}{b}");
@@ -288,7 +288,7 @@ impl TokenizerModel {
         }
     }
 
-    /// The crate counts on from the largest id; a number that no embedding has could overflow it.
+    /// The crate adds ids after the largest; a huge one could overflow.
     fn largest_id(&self, folder: &Path) -> Result<u32, TokenizerError> {
         let largest = match self {
             Self::Clip { vocab, .. } => vocab.values().copied().max().unwrap_or(0),
@@ -325,7 +325,7 @@ impl TokenizerModel {
 }
 
 impl TokenizerKind {
-    /// By the model, where no class is written.
+    /// Detects the kind by the model, where no class is given.
     fn detect(path: &Path, bytes: &[u8]) -> Result<Self, TokenizerError> {
         let TokenizerFile { model, .. } = parse_json::<TokenizerFile<ModelTraits>>(path, bytes)?;
         match (model.r#type.as_deref(), model.end_of_word_suffix.as_deref()) {
@@ -340,7 +340,7 @@ impl TokenizerKind {
 }
 
 impl Normalizer {
-    /// Older files have it in a sequence; the reference ignores the rest of that.
+    /// Older files have it in a sequence; the reference ignores the rest of it.
     fn charsmap(self) -> Option<String> {
         self.precompiled_charsmap
             .or_else(|| self.normalizers.into_iter().find_map(|part| part.precompiled_charsmap))
@@ -592,7 +592,7 @@ mod tests {
     }
 
     #[test]
-    fn says_what_makes_no_sense() {
+    fn invalid_settings_are_named() {
         let file = "tokenizer.json";
         let config = "tokenizer_config.json";
         let map = "special_tokens_map.json";
@@ -623,7 +623,7 @@ mod tests {
         let lost = edit("vocab.json", |v| drop(v.as_object_mut().unwrap().remove("the</w>")));
         let what = "merge of \"th\" and \"e</w>\", but \"the</w>\" is none of the 663";
         fails("clip", NO_FILE, lost, what);
-        // The whole is longer than anything in the vocabulary, which the crate does not check.
+        // The merged token is longer than any in the vocabulary, which the crate does not check.
         let long = edit("tokenizer.json", |v| {
             v["model"]["merges"] = json!([["<|startoftext|>", "<|startoftext|>"]]);
         });

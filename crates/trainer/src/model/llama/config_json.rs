@@ -1,8 +1,8 @@
-//! `config.json` as programs write it, old and new, and what it means. What hearth does not compute
-//! is refused here; what does not change the numbers is passed over.
+//! `config.json` of old and new versions of transformers. What hearth does not support is refused here;
+//! keys that do not change the output are ignored.
 //!
-//! Written back, rotations are spelt as transformers before version 5 has them, which later ones
-//! read too.
+//! Written back, rotary settings use the keys of transformers before version 5, which later ones read
+//! too.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,7 +39,7 @@ pub(super) struct LlamaConfigJson {
     mlp_bias: Option<bool>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     use_sliding_window: bool,
-    /// Written also where there is none: Mistral's default is one.
+    /// Written even if there is none: Mistral's default is one.
     sliding_window: Option<usize>,
     #[serde(skip_serializing, default)]
     layer_types: Vec<String>,
@@ -53,7 +53,7 @@ pub(super) struct LlamaConfigJson {
 struct RopeScalingJson {
     #[serde(skip_serializing_if = "Option::is_none")]
     rope_type: Option<String>,
-    /// What it was called first; some files have both.
+    /// Its older name; some files have both.
     #[serde(skip_serializing, rename = "type")]
     kind: Option<String>,
     #[serde(skip_serializing)]
@@ -131,7 +131,7 @@ impl TryFrom<LlamaConfigJson> for LlamaConfig {
 }
 
 impl LlamaConfigJson {
-    /// That nothing asks for what is not computed.
+    /// Checks that all of it is supported.
     fn check(&self) -> Result<(), String> {
         let Self { hidden_act, partial_rotary_factor, layer_types, .. } = self;
         if hidden_act != SILU {
@@ -150,8 +150,8 @@ impl LlamaConfigJson {
         }
     }
 
-    /// How far a token sees, if that is not all of a text. Qwen's files name a window that is not in
-    /// use, and some layers may have none; what counts is the shortest.
+    /// The sliding window, if it is shorter than the context. Qwen's files name a window that is not in
+    /// use, and some layers may have none; the shortest counts.
     fn window(&self) -> Option<usize> {
         let is_used = self.use_sliding_window || self.model_type == LanguageFamily::Mistral;
         self.sliding_window.filter(|window| is_used && *window < self.max_position_embeddings)

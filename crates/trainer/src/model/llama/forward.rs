@@ -1,4 +1,4 @@
-//! The arithmetic of Llama.
+//! The forward pass of Llama.
 //!
 //! Shapes: S samples, N tokens, D width.
 
@@ -17,21 +17,21 @@ use crate::model::recompute::Recompute;
 /// The model.
 pub struct Llama {
     config: LlamaConfig,
-    /// Format of activations.
+    /// Dtype of activations.
     dtype: Dtype,
     /// [vocabulary, D]
     tokens: ModelTensor,
     blocks: Vec<LlamaBlock>,
     block_swap: Option<BlockSwap>,
     norm: ModelTensor,
-    /// [vocabulary, D]; none where the table of tokens serves as this too.
+    /// [vocabulary, D]; none where it is tied to the token embedding.
     head: Option<ModelTensor>,
 }
 
-/// What all blocks are given besides their tokens.
+/// Inputs that all blocks share.
 #[derive(Clone)]
 struct BlockInputs {
-    /// The angles of the positions.
+    /// The rotary table.
     rope_table: Tensor,
     /// The first key that each query sees, [S, N].
     first_keys: Option<Tensor>,
@@ -40,7 +40,7 @@ struct BlockInputs {
 }
 
 impl Llama {
-    /// Puts the model together.
+    /// Builds the model.
     pub fn new(config: &LlamaConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let (dtype, sizes) = (build.dtype(), [config.vocab_size, config.hidden_size]);
         let mut inner = build.at("model");
@@ -58,13 +58,13 @@ impl Llama {
         Ok(Self { config: config.clone(), dtype, tokens, blocks, block_swap: ring, norm, head })
     }
 
-    /// Its settings.
+    /// Its config.
     pub fn config(&self) -> &LlamaConfig {
         &self.config
     }
 
-    /// What the last layer sees of `ids` [S, N], u32: [S, N, D]. A token sees those of its sample from
-    /// `first_keys` [S, N], u32, on up to itself; all before it if not given.
+    /// The final hidden states of `ids` [S, N], u32: [S, N, D]. A token attends to those of its sample from
+    /// `first_keys` [S, N], u32, up to itself; to all before it if not given.
     pub fn hidden_states<'m>(
         &'m self,
         tape: &Tape<'m>,
@@ -74,29 +74,24 @@ impl Llama {
     ) -> Result<Var> {
         self.config.check_length(ids.shape().width())?;
         let table = self.angles(tape, 0..ids.shape().width())?;
-        let remakes_queries = recompute == Recompute::Queries;
-        let around = BlockInputs {
-            rope_table: table,
-            first_keys: first_keys.cloned(),
-            recomputes_queries: remakes_queries,
-        };
+        let recomputes_queries = recompute == Recompute::Queries;
+        let inputs =
+            BlockInputs { rope_table: table, first_keys: first_keys.cloned(), recomputes_queries };
         let mut x = self.embed(tape, ids)?;
         for (index, block) in self.blocks.iter().enumerate() {
             [x] = tape.run_block(self.block_swap.as_ref(), index, || {
                 if !recompute.recomputes(index) {
-                    return Ok([block.forward(tape, &x, &around)?]);
+                    return Ok([block.forward(tape, &x, &inputs)?]);
                 }
-                let around = around.clone();
-                tape.recompute(&[&x], move |tape, inputs| {
-                    Ok([block.forward(tape, &inputs[0], &around)?])
-                })
+                let inputs = inputs.clone();
+                tape.recompute(&[&x], move |tape, x| Ok([block.forward(tape, &x[0], &inputs)?]))
             })?;
         }
         self.normed(tape, &x)
     }
 
-    /// The mean cross entropy of `targets` [S, N], u32, of which [`compute::ops::IGNORED`] does not
-    /// count. The logits never exist as a whole.
+    /// The mean cross entropy of `targets` [S, N], u32, without [`compute::ops::IGNORED`]. The logits are
+    /// never materialised as a whole.
     pub fn loss<'m>(
         &'m self,
         tape: &Tape<'m>,
@@ -109,13 +104,13 @@ impl Llama {
         Ok(tape.cross_entropy(&hidden, &self.head(tape), targets)?)
     }
 
-    /// Room for what it remembers of a text of so many tokens.
-    pub fn new_cache(&self, device: &Device, most: usize) -> Result<KvCache> {
-        self.config.check_length(most)?;
-        KvCache::new(device, &self.config, self.dtype, most)
+    /// A KV cache for a text of up to `max_tokens` tokens.
+    pub fn new_cache(&self, device: &Device, max_tokens: usize) -> Result<KvCache> {
+        self.config.check_length(max_tokens)?;
+        KvCache::new(device, &self.config, self.dtype, max_tokens)
     }
 
-    /// What the last layer sees of a text's next tokens, `ids` [1, n]: [1, n, D]. They see those in
+    /// The final hidden states of a text's next tokens, `ids` [1, n]: [1, n, D]. They attend to those in
     /// the cache, and are added to it.
     pub fn forward_cached<'m>(
         &'m self,
@@ -145,12 +140,12 @@ impl Llama {
 
     /// [S, N, D]
     fn embed(&self, tape: &Tape<'_>, ids: &Tensor) -> Result<Var> {
-        // A table that is trained is held in f32.
+        // A trained embedding is held in f32.
         Ok(tape.convert(&tape.embedding(ids, &self.tokens.var(tape))?, self.dtype)?)
     }
 
-    /// The angles of tokens at these positions. Documents that share a sample need none of their own:
-    /// attention depends on distances alone.
+    /// The rotary table of these positions. Packed documents need no positions of their own: attention
+    /// depends on distances alone.
     fn angles(&self, tape: &Tape<'_>, positions: Range<usize>) -> Result<Tensor> {
         let LlamaConfig { rope, head_dim, .. } = &self.config;
         let sizes = [positions.len(), *head_dim];
@@ -167,7 +162,7 @@ impl Llama {
     }
 }
 
-/// Attention and a feed-forward, each added to what it saw.
+/// Attention and a feed-forward, each with a residual connection.
 struct LlamaBlock {
     norms: [ModelTensor; 2],
     q: LinearLayer,
@@ -213,10 +208,10 @@ impl LlamaBlock {
     }
 
     /// x [S, N, D] to the same.
-    fn forward(&self, tape: &Tape<'_>, x: &Var, around: &BlockInputs) -> compute::Result<Var> {
-        let [q, k, v] = self.project(tape, x, &around.rope_table, around.recomputes_queries)?;
-        let how = Attention { first_keys: around.first_keys.as_ref(), ..self.attention() };
-        let attended = tape.attention(&q, &k, &v, how)?;
+    fn forward(&self, tape: &Tape<'_>, x: &Var, inputs: &BlockInputs) -> compute::Result<Var> {
+        let [q, k, v] = self.project(tape, x, &inputs.rope_table, inputs.recomputes_queries)?;
+        let attention = Attention { first_keys: inputs.first_keys.as_ref(), ..self.attention() };
+        let attended = tape.attention(&q, &k, &v, attention)?;
         drop((q, k, v));
         self.finish(tape, x, &attended)
     }
@@ -243,16 +238,16 @@ impl LlamaBlock {
         self.finish(tape, x, &attended)
     }
 
-    /// Queries, keys and values, turned by their positions.
+    /// Queries, keys and values, with rotary positions.
     fn project(
         &self,
         tape: &Tape<'_>,
         x: &Var,
         table: &Tensor,
-        remakes_queries: bool,
+        recomputes_queries: bool,
     ) -> compute::Result<[Var; 3]> {
         let h = tape.rms_norm(x, Some(&self.norms[0].var(tape)), self.epsilon)?;
-        let turned = |x: &Var, norm: Option<&ModelTensor>, n_heads: usize| {
+        let rotated = |x: &Var, norm: Option<&ModelTensor>, n_heads: usize| {
             let weight = norm.map(|norm| norm.var(tape));
             let norm = weight.as_ref().map(|weight| (weight, self.epsilon));
             let rope = Some(Rope { table, pairs: RopePairs::HalfSplit });
@@ -260,9 +255,9 @@ impl LlamaBlock {
         };
         let [q_norm, k_norm] =
             [0, 1].map(|which| self.head_norms.as_ref().map(|norms| &norms[which]));
-        let q = self.q.forward_recomputed(tape, &h, remakes_queries)?;
-        let q = turned(&q, q_norm, self.n_heads)?;
-        let k = turned(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
+        let q = self.q.forward_recomputed(tape, &h, recomputes_queries)?;
+        let q = rotated(&q, q_norm, self.n_heads)?;
+        let k = rotated(&self.k.forward(tape, &h)?, k_norm, self.n_kv_heads)?;
         Ok([q, k, self.v.forward(tape, &h)?])
     }
 
@@ -271,7 +266,7 @@ impl LlamaBlock {
         Attention { n_kv_heads, is_causal: true, ..Attention::full(n_heads, d_head) }
     }
 
-    /// What attention saw, and then the feed-forward, added to x.
+    /// Adds the output projection of attention to x, then the feed-forward.
     fn finish(&self, tape: &Tape<'_>, x: &Var, attended: &Var) -> compute::Result<Var> {
         let x = self.out.forward_add(tape, attended, x)?;
         let h = tape.rms_norm(&x, Some(&self.norms[1].var(tape)), self.epsilon)?;

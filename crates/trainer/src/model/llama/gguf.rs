@@ -1,4 +1,4 @@
-//! The settings of a model in a GGUF file: keys of its own, and some that only its tensors tell.
+//! The config of a model in a GGUF file: from its metadata, and some values from its tensors.
 
 use std::str::FromStr;
 
@@ -10,7 +10,7 @@ use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 use crate::error::{Result, TrainerError};
 use crate::model::config::Unsupported;
 
-/// Reads the settings and checks them.
+/// Reads the config and checks it.
 pub fn config(catalog: &Catalog) -> Result<LlamaConfig> {
     let settings = GgufConfigReader::new(catalog)?;
     let config = settings.config()?;
@@ -22,7 +22,7 @@ pub fn config(catalog: &Catalog) -> Result<LlamaConfig> {
 struct GgufConfigReader<'a> {
     catalog: &'a Catalog,
     family: LanguageFamily,
-    /// What keys begin with.
+    /// Prefix of keys.
     architecture: &'a str,
 }
 
@@ -46,8 +46,8 @@ impl<'a> GgufConfigReader<'a> {
         let (width, heads) = (self.size("embedding_length")?, self.size("attention.head_count")?);
         let kv_heads = self.number("attention.head_count_kv")?.unwrap_or(heads);
         let per_head = width / heads.max(1);
-        let turned: usize = self.number("rope.dimension_count")?.unwrap_or(per_head);
-        let head_dim = self.number("attention.key_length")?.unwrap_or(turned);
+        let rotary: usize = self.number("rope.dimension_count")?.unwrap_or(per_head);
+        let head_dim = self.number("attention.key_length")?.unwrap_or(rotary);
         let is_qwen = self.family != LanguageFamily::Llama;
         Ok(LlamaConfig {
             family: self.family,
@@ -70,17 +70,17 @@ impl<'a> GgufConfigReader<'a> {
         })
     }
 
-    /// That nothing asks for what is not computed.
+    /// Checks that all of it is supported.
     fn check(&self) -> Result<()> {
         let n_experts: u64 = self.number("expert_count")?.unwrap_or(0);
         if n_experts > 0 {
             return Err(self.wrong(format!("expert_count is {n_experts}, expected 0")));
         }
-        let turned: Option<usize> = self.number("rope.dimension_count")?;
+        let rotary: Option<usize> = self.number("rope.dimension_count")?;
         let width: Option<usize> = self.number("attention.key_length")?;
-        match (turned, width) {
-            (Some(turned), Some(width)) if turned != width => {
-                Err(self.wrong(format!("rope.dimension_count is {turned}, expected {width}")))
+        match (rotary, width) {
+            (Some(rotary), Some(width)) if rotary != width => {
+                Err(self.wrong(format!("rope.dimension_count is {rotary}, expected {width}")))
             }
             _ => Ok(()),
         }
@@ -101,7 +101,7 @@ impl<'a> GgufConfigReader<'a> {
         Ok(RopeConfig { theta, scaling })
     }
 
-    /// Files of Llama 3 hold what each angle is divided by instead of what that follows from. All but
+    /// Files of Llama 3 hold the divisor of each frequency instead of the settings it follows from. All but
     /// the factor is the same in all of them.
     fn llama_3(&self, theta: f64, d_head: usize) -> Result<RopeScaling> {
         let tensor = self.catalog.find(ROPE_FACTORS)?;
@@ -184,7 +184,7 @@ mod tests {
 
     use super::*;
 
-    /// What is said of a file with these settings besides, or instead.
+    /// The error for a file with these settings changed or added.
     fn refused(changes: &[(&str, GgufValue)]) -> String {
         let number = GgufValue::U32;
         let mut settings = vec![
@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_computed_is_refused() {
+    fn unsupported_settings_are_refused() {
         let context = ("llama.context_length", GgufValue::U32(256));
         let text = |text: &str| GgufValue::Text(text.into());
         let cases = [

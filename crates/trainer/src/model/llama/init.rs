@@ -1,6 +1,6 @@
-//! Weights to begin with where a model is trained from scratch: small normal numbers, norms of one,
-//! biases of zero; and smaller still in the two layers of a block that add to its stream, of which
-//! there are twice as many as blocks, so that the stream stays as large however deep the model is
+//! Random init for training from scratch: small normal weights, norms of one, biases of zero; and smaller
+//! weights in the two residual projections of each block, scaled by their number, so that the residual
+//! stream does not grow with depth
 //! (Radford et al., "Language Models are Unsupervised Multitask Learners", section 2.3).
 
 use compute::{Device, RandomSequence, Tag, Tensor};
@@ -11,20 +11,20 @@ use crate::model::build::{
     INIT_STD, Precision, TensorRole, TensorSpec, WeightSource, WeightTensor, quantise,
 };
 
-/// Numbers that follow from a seed, the same on every engine.
+/// Random init from a seed, the same on every device.
 pub struct LlamaInit {
     precision: Precision,
     seed: u64,
-    /// What the deviation of layers that add to the stream is multiplied by.
+    /// Factor on the std of residual projections.
     factor: f32,
     n_tensors: u64,
 }
 
-/// Layers that add to the stream.
+/// Layers that add to the residual stream.
 const RESIDUAL_PROJECTIONS: [&str; 2] = ["o_proj.weight", "down_proj.weight"];
 
 impl LlamaInit {
-    /// For a model of these settings.
+    /// For a model of this config.
     pub fn new(config: &LlamaConfig, precision: Precision, seed: u64) -> Self {
         let factor = 1.0 / (2.0 * config.num_hidden_layers as f32).sqrt();
         Self { precision, seed, factor, n_tensors: 0 }

@@ -1,5 +1,4 @@
-//! What a model remembers of a text it has seen: the keys and values of every block, in memory that
-//! is taken once for the longest text. One text at a time.
+//! The KV cache: keys and values of every block, allocated once for the longest text. One text at a time.
 
 use compute::{Device, Dtype, Tensor};
 
@@ -33,20 +32,20 @@ impl KvCache {
         self.n_tokens
     }
 
-    /// Goes on with another length of the same text: a rehearsal need not see every token.
+    /// Continues at another length of the same text: a dry run need not compute every token.
     pub(crate) fn skip_to(&mut self, n_tokens: usize) {
         self.n_tokens = n_tokens.min(self.max_tokens);
     }
 
-    /// Makes sure that so many more have room.
+    /// Checks that there is room for `n` more.
     pub(super) fn check_room(&self, n: usize) -> Result<()> {
         let all = self.n_tokens + n;
         if all <= self.max_tokens {
             return Ok(());
         }
         Err(TrainerError::Request {
-            problem: format!("a text of {all} tokens in room for {}", self.max_tokens),
-            hint: "make the room as large as the longest text",
+            problem: format!("a text of {all} tokens, the KV cache holds {}", self.max_tokens),
+            hint: "make the cache as large as the longest text",
         })
     }
 }

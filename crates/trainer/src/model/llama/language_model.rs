@@ -1,6 +1,6 @@
-//! A language model to train or to ask: a folder as transformers saves it, one GGUF file, or a shape
-//! that has learnt nothing yet. Opening reads settings and headers and compares every name and shape;
-//! no weights are read before all of it fits together.
+//! A language model to train or sample: a folder as transformers saves it, one GGUF file, or a preset to
+//! train from scratch. Opening reads config and headers and compares every name and shape; no weights
+//! are read before all of it fits together.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
@@ -24,11 +24,11 @@ use crate::model::{component, config, kind};
 pub struct LanguageModel {
     /// What was opened; the name of a preset.
     pub path: PathBuf,
-    /// Its settings.
+    /// Its config.
     pub config: LlamaConfig,
     /// Its weights; none for a preset.
     catalog: Option<Catalog>,
-    /// What a preset's weights follow from.
+    /// Seed of a preset's random init.
     seed: u64,
     /// Its adapter.
     adapter: HashMap<String, LoraWeights>,
@@ -58,8 +58,8 @@ impl LanguageModel {
         Self::with(path, config, Some(catalog), 0)
     }
 
-    /// The same for whoever only plans: a published model need not be there, its folder's name will
-    /// do. On a device that holds nothing it is like any other.
+    /// The same for planning: a published model need not be downloaded, the name of its folder is enough. It
+    /// can be built on the meta device like any other.
     pub fn open_or_published(path: &Path) -> Result<Self> {
         match PublishedLlama::by_path(path) {
             Some(model) if !path.exists() => {
@@ -76,13 +76,12 @@ impl LanguageModel {
         }
     }
 
-    /// A model that has learnt nothing yet, for tokens of a vocabulary; its weights follow from the
-    /// seed.
+    /// A randomly initialised model of a preset, for a vocabulary of this size.
     pub fn preset(preset: LlamaPreset, vocabulary: usize, seed: u64) -> Result<Self> {
         Self::with(Path::new(preset.name()), preset.config(vocabulary), None, seed)
     }
 
-    /// The same shape with weights that have learnt nothing yet.
+    /// The same config with random init.
     #[must_use]
     pub fn from_scratch(self, seed: u64) -> Self {
         Self { catalog: None, seed, ..self }
@@ -104,7 +103,7 @@ impl LanguageModel {
         self.catalog().map(|_| self.path.as_path())
     }
 
-    /// The files that decide what it computes.
+    /// The files that its output depends on.
     pub fn sources(&self) -> Vec<PathBuf> {
         let settings = self.path.is_dir().then(|| self.path.join("config.json"));
         let files = self.catalog().map(|catalog| catalog.files.clone());
@@ -116,7 +115,7 @@ impl LanguageModel {
         tensor_specs(|build| Llama::new(&self.config, build))
     }
 
-    /// What tells this model from others.
+    /// Identifies this model.
     pub fn fingerprint(&self) -> Result<Fingerprint> {
         if let Some(catalog) = &self.catalog {
             return files::fingerprint(catalog);
@@ -126,7 +125,7 @@ impl LanguageModel {
         Ok(Fingerprint { whole, parts: PartHashes::new() })
     }
 
-    /// Puts the model together, with adapters beside its layers.
+    /// Loads the model, with adapters beside its layers.
     pub fn load(
         &self,
         device: &Device,
@@ -151,29 +150,29 @@ impl LanguageModel {
         self.catalog().map(find).transpose()
     }
 
-    /// Puts an adapter's matrices beside the layers they are for.
+    /// Loads an adapter beside the layers it is for.
     pub fn add_adapter(&mut self, path: &Path) -> Result<()> {
         self.take_adapter(AdapterFile::open(path)?)
     }
 
-    /// The same of a file that is open.
+    /// The same from an open file.
     pub fn take_adapter(&mut self, mut file: AdapterFile) -> Result<()> {
         let modules = TargetModule::from_specs(&self.tensor_specs()?, |_| Vec::new());
         self.adapter = file.take(Component::Language, &modules)?;
         file.check_all_taken()
     }
 
-    /// Puts these beside them.
+    /// Sets the adapter.
     pub fn set_adapter(&mut self, layers: BTreeMap<String, LoraWeights>) {
         self.adapter = layers.into_iter().collect();
     }
 
-    /// The adapter's matrices by the layers they are for.
+    /// The adapter by layer.
     pub fn adapter(&self) -> BTreeMap<String, LoraWeights> {
         self.adapter.clone().into_iter().collect()
     }
 
-    /// Puts the model together with the adapter it was given.
+    /// Loads the model with its adapter.
     pub fn load_adapted(
         &self,
         device: &Device,
@@ -186,7 +185,7 @@ impl LanguageModel {
         Ok((model, adapters))
     }
 
-    /// The model as it lies on disk, with the adapter beside it; nothing for a preset.
+    /// The model on disk, with the adapter beside it; `None` for a preset.
     pub fn adapted_component(&self) -> Option<AdaptedComponent<'_>> {
         let catalog = self.catalog()?;
         let layout = names::layout_of(catalog, &self.config);

@@ -1,8 +1,8 @@
-//! Language models of Llama's kind: one stream of tokens, each of which sees those before it through
-//! grouped-query attention with rotary positions, and gated feed-forwards between (Touvron et al.,
+//! Language models of Llama's architecture: decoder-only, with grouped-query attention, rotary positions
+//! and gated feed-forwards (Touvron et al.,
 //! "`LLaMA`", arXiv 2302.13971; Grattafiori et al., "The Llama 3 Herd of Models", arXiv 2407.21783). As
 //! transformers' `LlamaForCausalLM`, `MistralForCausalLM`, `Qwen2ForCausalLM` and `Qwen3ForCausalLM`
-//! compute it; texts beyond a window of attention and mixtures of experts are not.
+//! compute it. Not supported: texts longer than a sliding window, and mixtures of experts.
 
 mod config_json;
 mod forward;
@@ -28,9 +28,9 @@ use config_json::LlamaConfigJson;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "LlamaConfigJson", into = "LlamaConfigJson")]
 pub struct LlamaConfig {
-    /// Whose model it is.
+    /// Its family.
     pub family: LanguageFamily,
-    /// Tokens there are.
+    /// Vocabulary size.
     pub vocab_size: usize,
     /// Width of a token inside.
     pub hidden_size: usize,
@@ -44,21 +44,20 @@ pub struct LlamaConfig {
     pub num_key_value_heads: usize,
     /// Width of a head.
     pub head_dim: usize,
-    /// Tokens that the model was made for.
+    /// Context length.
     pub max_position_embeddings: usize,
-    /// Added to mean squares.
+    /// Epsilon of norms.
     pub rms_norm_eps: f32,
-    /// How positions turn queries and keys.
+    /// Rotary positions.
     pub rope: RopeConfig,
-    /// Whether the table of tokens is also the last layer.
+    /// Whether the token embedding is also the output layer.
     pub tie_word_embeddings: bool,
-    /// Whether the layers around attention have biases; those of Qwen2 have them anyway, but for the
-    /// last.
+    /// Whether the projections of attention have biases; q, k and v of Qwen2 have them anyway.
     pub attention_bias: bool,
     /// Whether feed-forwards have biases.
     pub mlp_bias: bool,
-    /// Tokens that a token sees at most, itself among them, in some layers; none if it sees all before
-    /// it. Texts that are no longer are computed as without.
+    /// The sliding window of some layers, in tokens; none for full attention. Texts that fit into it are
+    /// computed with full attention.
     pub window: Option<usize>,
     /// The token that begins a text, if any does.
     pub bos_token_id: Option<u32>,
@@ -66,22 +65,22 @@ pub struct LlamaConfig {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// Whose model it is, which decides the little that files do not say.
+/// The family, which decides what configs leave out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LanguageFamily {
-    /// Meta's, and all that are built like them.
+    /// Llama, and all models of its architecture.
     Llama,
-    /// Mistral's.
+    /// Mistral.
     Mistral,
-    /// Alibaba's second: queries, keys and values have biases.
+    /// Qwen2: q, k and v have biases.
     Qwen2,
-    /// Alibaba's third: queries and keys are normed.
+    /// Qwen3: queries and keys are normed.
     Qwen3,
 }
 
 impl LanguageFamily {
-    /// As transformers calls the model.
+    /// The model's class in transformers.
     pub fn class(self) -> &'static str {
         match self {
             Self::Llama => "LlamaForCausalLM",
@@ -103,21 +102,21 @@ impl LlamaConfig {
         self.family == LanguageFamily::Qwen3
     }
 
-    /// That every token of a text of this length sees all before it, which is all that is computed.
+    /// Checks that a text of this length fits into the sliding window.
     pub fn check_length(&self, length: usize) -> crate::error::Result<()> {
         match self.window {
             Some(window) if length > window => Err(TrainerError::Request {
                 problem: format!(
                     "a text of {length} tokens, the model's sliding_window is {window}"
                 ),
-                hint: "windows of attention are not computed; up to its window a model sees all: \
+                hint: "sliding-window attention is not supported; up to its window a model sees all: \
                        set text.length, or prompt and --max-tokens, so that no text is longer",
             }),
             _ => Ok(()),
         }
     }
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     pub fn check(&self) -> Result<(), Unsupported> {
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
         let sizes = [
@@ -138,7 +137,7 @@ impl LlamaConfig {
         )?;
         Unsupported::unless(
             self.head_dim.is_multiple_of(2),
-            format!("head_dim {} is odd, positions turn pairs", self.head_dim),
+            format!("head_dim {} is odd, rotary positions need pairs", self.head_dim),
         )?;
         Unsupported::unless(
             u32::try_from(self.vocab_size).is_ok_and(|size| size < compute::ops::IGNORE_INDEX),

@@ -1,8 +1,8 @@
-//! How files call the weights: transformers by the names that are used here, GGUF by its own.
+//! Tensor names in files: transformers' are used here too, GGUF has its own.
 //!
-//! llama.cpp turns neighbouring numbers of a head where transformers turns those half a head apart,
-//! so GGUF files of Llama have the rows of queries and keys in another order. It is undone as they
-//! are read, row by row: adapters are trained for the order that other programs know.
+//! llama.cpp rotates interleaved pairs of a head where transformers rotates halves, so GGUF files of Llama
+//! have the rows of queries and keys permuted. It is undone as they are read, row by row: adapters are
+//! trained for transformers' order.
 
 use weights::Catalog;
 
@@ -23,7 +23,7 @@ pub fn is_gguf(catalog: &Catalog) -> bool {
 /// A folder as transformers saves it.
 pub fn transformers(config: &LlamaConfig) -> CheckpointLayout<'static> {
     let is_tied = config.tie_word_embeddings;
-    // Old files hold the angles, and some the last layer beside the table that it is tied to.
+    // Old files hold rotary frequencies, and some hold a tied output layer twice.
     let is_spare = move |name: &str| {
         name.ends_with("rotary_emb.inv_freq") || (is_tied && name == "lm_head.weight")
     };
@@ -45,26 +45,25 @@ pub fn gguf(config: &LlamaConfig) -> CheckpointLayout<'static> {
         let piece = |row| TensorPiece::part(key.clone(), stored_row(row, config.head_dim), rows);
         (0..rows).map(piece).collect()
     };
-    // The angles of Llama 3, which follow from the settings.
+    // The rotary factors of Llama 3, which follow from the config.
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|name| name == ROPE_FACTORS) }
 }
 
-/// Whether GGUF files hold a tensor's rows in another order. Mistral's models call themselves Llama's
-/// there.
+/// Whether GGUF files permute a tensor's rows. Mistral's models have the architecture `llama` there.
 pub(crate) fn is_permuted(config: &LlamaConfig, name: &str) -> bool {
     let is_family = matches!(config.family, LanguageFamily::Llama | LanguageFamily::Mistral);
     is_family && ["q_proj", "k_proj"].contains(&layer_of(name))
 }
 
-/// The last part of a layer's name, before that of its tensor.
+/// The last component of a layer's name, before its tensor's.
 fn layer_of(name: &str) -> &str {
     name.rsplit('.').nth(1).unwrap_or_default()
 }
 
-/// What each pair's angle is divided by, in GGUF files of Llama 3.
+/// The divisor of each rotary frequency, in GGUF files of Llama 3.
 pub(crate) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Where a GGUF file keeps a row of queries or keys: of each head, the halves' rows by turns.
+/// The row of a GGUF file that holds a row of queries or keys: the halves of each head are interleaved.
 pub(crate) fn stored_row(row: usize, d_head: usize) -> usize {
     let (head, at) = (row / d_head, row % d_head);
     let (half, pair) = (at / (d_head / 2), at % (d_head / 2));
@@ -109,7 +108,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rows_of_a_head_are_stored_by_turns() {
+    fn rows_of_a_head_are_interleaved() {
         let stored: Vec<usize> = (0..8).map(|row| stored_row(row, 4)).collect();
         assert_eq!(stored, [0, 2, 1, 3, 4, 6, 5, 7]);
     }

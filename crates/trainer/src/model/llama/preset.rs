@@ -1,8 +1,8 @@
-//! Shapes for models that are trained from scratch, by their size.
+//! Presets of models to train from scratch, by size.
 
 use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 
-/// A shape. All have tied tables: at these sizes a second one would be a large part of the model.
+/// A preset. All have tied embeddings: at these sizes an output layer would be a large part of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlamaPreset {
     /// For a first look on any computer.
@@ -19,7 +19,7 @@ impl LlamaPreset {
     /// All of them.
     pub const ALL: [Self; 4] = [Self::Tiny, Self::M125, Self::M350, Self::B1];
 
-    /// As it is typed.
+    /// Its name in jobs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tiny => "tiny",
@@ -34,11 +34,11 @@ impl LlamaPreset {
         Self::ALL.into_iter().find(|preset| preset.name().eq_ignore_ascii_case(name))
     }
 
-    /// Its settings, for tokens of a vocabulary. Chosen: inner widths are 8/3 of the width in whole
-    /// multiples of 256, as Llama's (arXiv 2302.13971, section 2.2), but for the largest, whose shape
-    /// is Llama 3.2 1B's; contexts are what such a model is trained with on one computer.
+    /// Its config, for a vocabulary of this size. Chosen: inner widths are 8/3 of the width, rounded to
+    /// multiples of 256, as Llama's (arXiv 2302.13971, section 2.2), but for the largest, whose shape is
+    /// Llama 3.2 1B's; contexts are what such a model is trained with on one computer.
     pub fn config(self, vocabulary: usize) -> LlamaConfig {
-        // Width, inner width, blocks, heads, heads of keys, tokens.
+        // Width, inner width, blocks, heads, KV heads, context length.
         let [width, inner, blocks, heads, kv_heads, context] = match self {
             Self::Tiny => [192, 512, 4, 6, 2, 512],
             Self::M125 => [768, 2048, 12, 12, 12, 2048],
@@ -67,8 +67,8 @@ impl LlamaPreset {
     }
 }
 
-/// Taken: the first Llama's, made for texts of 2048 tokens; twice that are still far from a whole turn
-/// of the slowest pair.
+/// Taken: the first Llama's, made for texts of 2048 tokens; at twice that, the lowest frequency is still far
+/// from a whole turn.
 const THETA: f64 = 10_000.0;
 
 #[cfg(test)]
@@ -82,10 +82,10 @@ mod tests {
         wants.iter().map(|want| want.shape.elements()).sum()
     }
 
-    /// Counted by transformers' `LlamaForCausalLM` on its device without data. With Llama 3's
+    /// Counted by transformers' `LlamaForCausalLM` on the meta device. With Llama 3's
     /// vocabulary the largest is Llama 3.2 1B to the digit.
     #[test]
-    fn presets_have_their_number_of_weights() {
+    fn presets_have_their_number_of_parameters() {
         let expected = [
             (LlamaPreset::Tiny, 257, 1_623_936),
             (LlamaPreset::M125, 50_257, 123_551_232),

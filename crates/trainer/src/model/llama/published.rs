@@ -1,5 +1,5 @@
-//! Models of these families that are published, by their settings: a plan can be made for a model
-//! that nobody has downloaded yet. There are no numbers, and loading any is an error.
+//! Published models of these families, by their configs: a plan can be made before a model is downloaded.
+//! There are no weights, and loading any is an error.
 
 use std::path::Path;
 
@@ -9,8 +9,8 @@ use super::{LanguageFamily, LlamaConfig, RopeConfig, RopeScaling};
 #[derive(Clone, Copy, Debug)]
 pub struct PublishedLlama(&'static PublishedLlamaRow);
 
-/// What is told apart by: name, family, vocabulary; width, inner width, blocks; heads, heads of keys,
-/// width of a head; tokens, θ, what Llama 3 stretches by, ε, whether it is tied.
+/// Name, family, vocabulary; width, inner width, blocks; heads, KV heads, head dim; context, θ, Llama 3's
+/// rotary factor, ε, whether embeddings are tied.
 type PublishedLlamaRow =
     (&'static str, LanguageFamily, usize, [usize; 3], [usize; 3], (usize, f64, f64, f32, bool));
 
@@ -85,7 +85,7 @@ const TABLE: [PublishedLlamaRow; 15] = [
 ];
 
 impl PublishedLlama {
-    /// The one that a folder is called after: its name begins with the model's, in any case.
+    /// The model that a folder is named after: its name begins with the model's, ignoring case.
     pub fn by_path(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy().to_lowercase();
         let name = name.strip_prefix("meta-").unwrap_or(&name);
@@ -132,8 +132,8 @@ mod tests {
     use crate::model::build::tensor_specs;
     use crate::model::llama::language_model::LanguageModel;
 
-    /// Counted by transformers on its device without data, of the settings in the table; the GPUs of
-    /// the models say the same.
+    /// Counted by transformers on the meta device, of the configs in the table; the model cards say the
+    /// same.
     const COUNTS: [usize; TABLE.len()] = [
         1_235_814_400,
         3_212_749_824,
@@ -153,7 +153,7 @@ mod tests {
     ];
 
     #[test]
-    fn published_models_have_their_number_of_weights() {
+    fn published_models_have_their_number_of_parameters() {
         for (row, expected) in TABLE.iter().zip(COUNTS) {
             let config = PublishedLlama(row).config();
             config.check().unwrap_or_else(|problem| panic!("{problem:?}"));

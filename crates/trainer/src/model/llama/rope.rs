@@ -1,5 +1,5 @@
-//! How positions turn queries and keys: the angle per token of every pair of a head, stretched for
-//! models that were taught longer texts later.
+//! Rotary position embeddings: the frequency of every pair of a head, scaled for models that were trained
+//! on longer texts later.
 
 use std::f64::consts::TAU;
 
@@ -7,40 +7,40 @@ use compute::ops::RopeAxis;
 
 use crate::model::config::Unsupported;
 
-/// The rotation of a model.
+/// The rotary settings of a model.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RopeConfig {
-    /// The slowest pair turns about this many times slower than the fastest.
+    /// Base of the frequencies: the lowest is about this many times lower than the highest.
     pub theta: f64,
-    /// How angles are stretched.
+    /// How frequencies are scaled.
     pub scaling: RopeScaling,
 }
 
-/// How angles are stretched to texts longer than a model began with.
+/// How frequencies are scaled to a longer context.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RopeScaling {
-    /// Not at all.
+    /// Not scaled.
     None,
-    /// All alike.
+    /// All by the same factor.
     Linear {
-        /// Times longer.
+        /// Scaling factor.
         factor: f64,
     },
-    /// As Llama 3.1 does it: the slow ones are, the fast ones are not, and those between in part.
+    /// Llama 3.1's: low frequencies are scaled, high ones are not, those between in part.
     Llama3 {
-        /// Times longer.
+        /// Scaling factor.
         factor: f64,
-        /// Pairs that turn less often than this over the first length are stretched whole.
+        /// Pairs with fewer turns than this over the original context are scaled in full.
         low_freq_factor: f64,
-        /// Pairs that turn more often than this are not stretched.
+        /// Pairs with more turns than this are not scaled.
         high_freq_factor: f64,
-        /// The length that the model began with.
+        /// The original context length.
         original_max_position_embeddings: usize,
     },
 }
 
 impl RopeConfig {
-    /// The angle per token of each pair of a head of width `d`.
+    /// The frequency of each pair of a head of width `d`.
     pub fn axis(&self, d: usize) -> RopeAxis {
         let mut axis = RopeAxis::new(d, self.theta);
         for frequency in &mut axis.frequencies {
@@ -49,7 +49,7 @@ impl RopeConfig {
         axis
     }
 
-    /// That all of it can be computed.
+    /// Checks that the settings are valid.
     pub fn check(&self) -> Result<(), Unsupported> {
         let is_fine = |number: f64| number.is_finite() && number > 0.0;
         Unsupported::unless(is_fine(self.theta), format!("rope_theta is {}", self.theta))?;
@@ -75,7 +75,7 @@ impl RopeConfig {
 }
 
 impl RopeScaling {
-    /// What a pair's angle is divided by.
+    /// The divisor of a frequency.
     pub fn divisor(&self, frequency: f64) -> f64 {
         match *self {
             Self::None => 1.0,
@@ -101,7 +101,7 @@ mod tests {
 
     /// Printed by transformers 5.22.2's `ROPE_INIT_FUNCTIONS["llama3"]` for the settings of Llama 3.1.
     #[test]
-    fn angles_of_llama_3_are_those_of_transformers() {
+    fn frequencies_of_llama_3_are_those_of_transformers() {
         let scaling = RopeScaling::Llama3 {
             factor: 8.0,
             low_freq_factor: 1.0,
@@ -127,7 +127,7 @@ mod tests {
     ];
 
     #[test]
-    fn angles_that_make_no_sense_are_refused() {
+    fn invalid_settings_are_refused() {
         let refused = |theta, scaling| RopeConfig { theta, scaling }.check().unwrap_err().0;
         assert_eq!(refused(0.0, RopeScaling::None), "rope_theta is 0");
         let linear = RopeScaling::Linear { factor: -2.0 };

@@ -1,5 +1,4 @@
-//! Settings of all families, as published files spell them, and models against what transformers
-//! computed.
+//! Configs of all families, as in published files, and models against what transformers computed.
 
 use std::path::{Path, PathBuf};
 
@@ -34,7 +33,7 @@ fn config(changes: &Value) -> Result<LlamaConfig, String> {
 }
 
 #[test]
-fn both_spellings_of_a_rotation_are_one() {
+fn both_spellings_of_rope_settings_are_one() {
     let old = json!({"rope_theta": 5e5, "rope_scaling": {"factor": 8.0, "type": "llama3",
         "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 64}});
     let new = json!({"rope_theta": null, "rope_parameters": {"rope_theta": 5e5, "factor": 8.0,
@@ -60,7 +59,7 @@ fn settings_that_are_written_read_the_same() {
 }
 
 #[test]
-fn what_is_not_computed_is_refused() {
+fn unsupported_settings_are_refused() {
     let cases = [
         (json!({"model_type": "gemma"}), "unknown variant `gemma`, expected one of `llama`"),
         (json!({"hidden_act": "gelu"}), "hidden_act is gelu, expected silu"),
@@ -150,15 +149,15 @@ fn gguf_files_have_the_settings_of_their_folders() {
     }
 }
 
-/// The table of a tied model has a gradient from both of its uses.
+/// A tied embedding has a gradient from both of its uses.
 #[test]
 fn gradients_of_the_whole_model_are_those_of_the_reference() {
-    check_own_gradients(Dtype::F32, 1e-5);
+    check_full_gradients(Dtype::F32, 1e-5);
     // Weights are rounded when they are loaded, and activations always; parameters are f32.
-    check_own_gradients(Dtype::Bf16, 0.1);
+    check_full_gradients(Dtype::Bf16, 0.1);
 }
 
-fn check_own_gradients(dtype: Dtype, tolerance: f64) {
+fn check_full_gradients(dtype: Dtype, tolerance: f64) {
     let device = Device::cpu(2, 64 << 20).unwrap();
     let base = LanguageModel::open(&golden("llama3")).unwrap();
     let mut adapters = Adapters::full();
@@ -191,7 +190,7 @@ fn check_own_gradients(dtype: Dtype, tolerance: f64) {
 }
 
 #[test]
-fn a_preset_begins_with_the_numbers_of_its_seed() {
+fn a_presets_random_init_follows_from_its_seed() {
     let begun = |seed: u64, threads: usize| {
         let device = Device::cpu(threads, 64 << 20).unwrap();
         let base = LanguageModel::preset(LlamaPreset::Tiny, 300, seed).unwrap();
@@ -223,7 +222,7 @@ fn a_preset_begins_with_the_numbers_of_its_seed() {
 
 /// Two documents in one sample have the loss, and the gradients, that they have apart.
 #[test]
-fn documents_that_are_packed_do_not_see_each_other() {
+fn packed_documents_do_not_attend_to_each_other() {
     let device = Device::cpu(2, 64 << 20).unwrap();
     let base = LanguageModel::open(&golden("llama3")).unwrap();
     let mut adapters = Adapters::full();

@@ -1,4 +1,4 @@
-//! The arithmetic of the autoencoder.
+//! The forward pass of the VAE.
 //!
 //! Shapes: S samples, C channels, images [S, 3, height, width], latents a power of two smaller.
 
@@ -15,7 +15,7 @@ const EPSILON: f32 = 1e-6;
 /// Images to latents.
 pub struct VaeEncoder {
     first: VaeConv,
-    /// From the image's size down: blocks, and all but the last a convolution that halves.
+    /// From the image's size down: resnet blocks, and all but the last a downsampling convolution.
     down_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
     mid_block: MidBlock,
     norm: VaeNorm,
@@ -24,7 +24,7 @@ pub struct VaeEncoder {
 }
 
 impl VaeEncoder {
-    /// Puts it together.
+    /// Builds it.
     pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let channels = &config.block_out_channels;
         let (n_levels, groups) = (channels.len(), config.norm_num_groups);
@@ -57,7 +57,7 @@ impl VaeEncoder {
         })
     }
 
-    /// Means and logarithms of variances of latents, one above the other: [S, 2 C, ..].
+    /// Means and log variances of latents, concatenated by channel: [S, 2 C, ..].
     pub fn forward(&self, tape: &Tape<'_>, images: &Tensor) -> Computed<Var> {
         let mut x = self.first.same(tape, &images.clone().into())?;
         for (blocks, halve) in &self.down_blocks {
@@ -79,14 +79,14 @@ pub struct VaeDecoder {
     quant: Option<VaeConv>,
     first: VaeConv,
     mid_block: MidBlock,
-    /// From the latent's size up: blocks, and all but the last a convolution after doubling.
+    /// From the latent's size up: resnet blocks, and all but the last a convolution after upsampling.
     up_blocks: Vec<(Vec<ResnetBlock>, Option<VaeConv>)>,
     norm: VaeNorm,
     last: VaeConv,
 }
 
 impl VaeDecoder {
-    /// Puts it together.
+    /// Builds it.
     pub fn new(config: &VaeConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let channels: Vec<usize> = config.block_out_channels.iter().rev().copied().collect();
         let (n_levels, groups, latent) =
@@ -172,17 +172,17 @@ impl VaeConv {
         Conv2d { bias: Some(&self.bias), ..Conv2d::new(&self.weight) }
     }
 
-    /// Of three pixels, to the same size.
+    /// 3x3, to the same size.
     fn same(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
         tape.conv2d(x, Conv2d { padding: [1; 4], ..self.layer() })
     }
 
-    /// Of three pixels, to half the size; zeros below and to the right.
+    /// 3x3 with stride 2, padded below and to the right.
     fn downsample(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
         tape.conv2d(x, Conv2d { stride: 2, padding: [0, 1, 0, 1], ..self.layer() })
     }
 
-    /// Of one pixel.
+    /// 1x1.
     fn point(&self, tape: &Tape<'_>, x: &Var) -> Computed<Var> {
         tape.conv2d(x, self.layer())
     }
@@ -211,7 +211,7 @@ impl VaeNorm {
     }
 }
 
-/// Two convolutions beside a shortcut.
+/// Two convolutions with a residual connection.
 struct ResnetBlock {
     norms: [VaeNorm; 2],
     convs: [VaeConv; 2],
@@ -255,7 +255,7 @@ impl ResnetBlock {
     }
 }
 
-/// The deepest level: a block, an attention over all pixels, a block.
+/// The middle: a resnet block, an attention over all pixels, a resnet block.
 struct MidBlock {
     blocks: [ResnetBlock; 2],
     attention: Option<PixelAttention>,

@@ -1,6 +1,6 @@
 //! The autoencoder between images and latents (diffusers' `AutoencoderKL`), as SD3 and FLUX use
-//! it: convolutions that halve or double the image a few times, one attention in the middle.
-//! Nothing is trained through it.
+//! it: convolutions that down- or upsample the image a few times, one attention in the middle. No
+//! gradients flow through it.
 
 mod forward;
 pub mod names;
@@ -29,14 +29,14 @@ pub struct VaeConfig {
     pub latent_channels: usize,
     /// Groups of every norm.
     pub norm_num_groups: usize,
-    /// Latents are stored multiplied by this ...
+    /// Latents are multiplied by this ...
     pub scaling_factor: f32,
-    /// ... after this was taken off.
+    /// ... after this was subtracted.
     pub shift_factor: Option<f32>,
-    /// Whether there is a convolution around the latents.
+    /// Whether there is a convolution after the encoder.
     #[serde(default = "yes")]
     pub use_quant_conv: bool,
-    /// The same in the backward pass.
+    /// Whether there is a convolution before the decoder.
     #[serde(default = "yes")]
     pub use_post_quant_conv: bool,
     /// Whether there is an attention in the middle.
@@ -60,7 +60,7 @@ fn silu() -> String {
 }
 
 impl VaeConfig {
-    /// What SD3 and FLUX come with, each with its own two numbers.
+    /// The VAE of SD3 and FLUX, each with its own shift and scale.
     pub fn published(shift_factor: f32, scaling_factor: f32) -> Self {
         Self {
             in_channels: 3,
@@ -80,7 +80,7 @@ impl VaeConfig {
         }
     }
 
-    /// Pixels of an image along the side of a latent's pixel.
+    /// Image pixels per latent pixel, along a side.
     pub fn vae_scale_factor(&self) -> usize {
         1 << (self.block_out_channels.len() - 1)
     }
@@ -92,7 +92,7 @@ impl VaeConfig {
         LatentStatistics { shift, scale: vec![self.scaling_factor; n] }
     }
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     pub fn check(&self) -> Result<(), Unsupported> {
         let known = ["DownEncoderBlock2D", "UpDecoderBlock2D"];
         for kind in self.down_block_types.iter().chain(&self.up_block_types) {
@@ -110,7 +110,7 @@ impl VaeConfig {
         let uneven = |width: &&usize| groups == 0 || !width.is_multiple_of(groups);
         match self.block_out_channels.iter().find(uneven) {
             Some(width) => {
-                Err(Unsupported(format!("{width} channels do not fall into {groups} groups")))
+                Err(Unsupported(format!("{width} channels are not a multiple of {groups} groups")))
             }
             None => Ok(()),
         }

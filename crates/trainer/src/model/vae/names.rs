@@ -1,4 +1,4 @@
-//! How the original checkpoints call the layers of the autoencoder.
+//! Layer names of the VAE in the original checkpoints.
 
 use weights::Catalog;
 
@@ -9,12 +9,12 @@ use crate::model::tensor_piece::TensorPiece;
 const PREFIX: &str = "first_stage_model.";
 const MARK: &str = "decoder.mid.attn_1.q.weight";
 
-/// What the autoencoder's names begin with in a file of the original layout; nothing if it is none.
+/// The prefix of the VAE's names in a file of the original layout; `None` if it is none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
     files::prefix(catalog, PREFIX, MARK)
 }
 
-/// The original layout, of which one half is asked for at a time.
+/// The original layout; the encoder or the decoder is loaded at a time.
 pub fn original(config: &VaeConfig, prefix: &'static str) -> CheckpointLayout<'static> {
     let n_levels = config.block_out_channels.len();
     let place = move |name: &str| {
@@ -23,8 +23,8 @@ pub fn original(config: &VaeConfig, prefix: &'static str) -> CheckpointLayout<'s
     CheckpointLayout { pieces: Box::new(place), ignores: Box::new(|_| true) }
 }
 
-/// The layout of diffusers, of which one half is asked for at a time; files from before 2023 call
-/// the layers of attention by older names.
+/// The layout of diffusers; the encoder or the decoder is loaded at a time. Files from before 2023 have
+/// older names for the attention layers.
 pub fn diffusers(catalog: &Catalog) -> CheckpointLayout<'_> {
     let place = |name: &str| {
         let older = name

@@ -1,6 +1,6 @@
-//! Decoding a large image in overlapping tiles, blended where they meet: memory then depends on
-//! the tile, not on the image. Norms and attention see one tile only, so that colours may differ
-//! by a shade; done when the whole does not fit.
+//! Tiled VAE decoding: overlapping tiles, blended where they meet, so that memory depends on the tile and
+//! not on the image. Norms and attention see one tile only, so that colours may differ slightly; used when
+//! the whole does not fit.
 
 use compute::Tape;
 
@@ -35,7 +35,7 @@ impl Tiling {
 /// A latent [channels, height, width] and its sizes.
 #[derive(Clone, Copy)]
 pub struct LatentView<'a> {
-    /// Its numbers, as the decoder sees them.
+    /// Its values, as the decoder takes them.
     pub values: &'a [f32],
     /// Channels, height, width.
     pub sizes: [usize; 3],
@@ -59,7 +59,7 @@ pub fn decode_tiled(
             let [channels, tile_height, tile_width] = sizes;
             let tile = tape.device().upload([1, channels, tile_height, tile_width], &tile)?;
             let image = decoder.forward(tape, &tile)?;
-            // A rehearsal has no pixels to blend.
+            // A dry run has no pixels to blend.
             if is_meta {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The arithmetic of FLUX.1.
+//! The forward pass of FLUX.1.
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width. Image tokens come first everywhere; attention does not
 //! depend on the order, and positions are where they are looked up.
@@ -18,9 +18,9 @@ use crate::model::layer::LinearLayer;
 use crate::model::recompute::Recompute;
 use crate::model::timestep::TimestepEmbedder;
 
-/// θ of the angles.
+/// θ of the rotary embedding.
 const THETA: f64 = 10_000.0;
-/// Times and scales of guidance are told in thousandths.
+/// Timesteps and guidance scales are multiplied by this before they are embedded.
 const TIMESTEP_SCALE: f32 = 1000.0;
 
 /// The transformer.
@@ -39,7 +39,7 @@ pub struct Flux {
 }
 
 impl Flux {
-    /// Puts the model together.
+    /// Builds the model.
     pub fn new(config: &FluxConfig, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let d = config.width();
         let joint = JointBlockConfig {
@@ -82,7 +82,7 @@ impl Flux {
         })
     }
 
-    /// What the blocks are modulated by, from time, guidance and prompt: [S, D].
+    /// The modulation input of the blocks, from timestep, guidance and pooled prompt: [S, D].
     fn condition(&self, tape: &Tape<'_>, input: &DenoiserInput<'_>) -> Result<Var> {
         let pooled = input.condition.get(POOLED)?;
         let dtype = pooled.dtype();
@@ -105,7 +105,7 @@ impl Flux {
         Ok(tape.activate(&tape.add(&sum, &prompt)?, Activation::Silu)?)
     }
 
-    /// The angles of image tokens by row and column, and those of a prompt's tokens, which all stand at the origin.
+    /// The rotary tables of image tokens, by row and column, and of all tokens: a prompt's are at the origin.
     fn angles(
         &self,
         tape: &Tape<'_>,
@@ -141,7 +141,7 @@ impl DenoiserNetwork for Flux {
         let mut context = self.context.forward(tape, &prompt.clone().into())?;
         let (n, n_prompt) = (x.shape().sizes()[1], context.shape().sizes()[1]);
         let [of_image, of_all] = self.angles(tape, size, n_prompt)?;
-        let remakes_queries = recompute == Recompute::Queries;
+        let recomputes_queries = recompute == Recompute::Queries;
         for (index, block) in self.blocks.iter().enumerate() {
             let (block_swap, streams) = (self.block_swap.as_ref(), [&x, &context, &condition]);
             [x, context] =
@@ -154,7 +154,7 @@ impl DenoiserNetwork for Flux {
             [both] = tape.run_block(self.block_swap.as_ref(), index, || {
                 if !recompute.recomputes(index) {
                     let how =
-                        BlockOptions { rope: Some(&rope), recomputes_queries: remakes_queries };
+                        BlockOptions { rope: Some(&rope), recomputes_queries: recomputes_queries };
                     return Ok([block.forward(tape, &both, &condition, how)?]);
                 }
                 tape.recompute(&[&both, &condition], move |tape, inputs| {
@@ -174,7 +174,7 @@ impl DenoiserNetwork for Flux {
     }
 }
 
-/// One stream: attention and feed-forward side by side.
+/// A single-stream block: attention and feed-forward in parallel.
 struct SingleBlock {
     modulation: LinearLayer,
     projections: QkvProjections,
@@ -218,7 +218,7 @@ impl SingleBlock {
     }
 }
 
-/// The numbers of each token one after the other: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
+/// Concatenates features: [S, N, D] and [S, N, E] to [S, N, D + E], where E is a multiple of D.
 fn concat_features(tape: &Tape<'_>, first: &Var, second: &Var) -> compute::Result<Var> {
     let shape = first.shape();
     let &[samples, tokens, d] = shape.sizes() else { unreachable!("tokens of samples") };

@@ -1,5 +1,5 @@
-//! FLUX.1 (Black Forest Labs, 2024): blocks in which image patches and prompt tokens have weights of their own, then
-//! blocks in which they share them. Positions are turned into queries and keys. As diffusers' `FluxTransformer2DModel`
+//! FLUX.1 (Black Forest Labs, 2024): double-stream blocks, in which image patches and prompt tokens have separate
+//! weights, then single-stream blocks, in which they share them. Rotary positions. As diffusers' `FluxTransformer2DModel`
 //! computes it.
 
 mod forward;
@@ -85,14 +85,14 @@ pub const FAMILY: DiffusionFamily = DiffusionFamily {
 /// What `transformer/config.json` says.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub struct FluxConfig {
-    /// Numbers of a token: the channels of a latent, four pixels together.
+    /// Values of a token: the channels of a latent, four pixels together.
     pub in_channels: usize,
-    /// Numbers that are predicted of a token.
+    /// Values that are predicted for a token.
     #[serde(default)]
     pub out_channels: Option<usize>,
-    /// Blocks with weights for each stream.
+    /// Double-stream blocks.
     pub num_layers: usize,
-    /// Blocks with the same weights for both.
+    /// Single-stream blocks.
     pub num_single_layers: usize,
     /// Heads of every attention.
     pub num_attention_heads: usize,
@@ -100,12 +100,12 @@ pub struct FluxConfig {
     pub attention_head_dim: usize,
     /// Width of a prompt token.
     pub joint_attention_dim: usize,
-    /// Width of the vector that stands for the whole prompt.
+    /// Width of the pooled prompt embedding.
     pub pooled_projection_dim: usize,
-    /// Whether the model is told how closely to follow the prompt.
+    /// Whether the model takes the guidance scale as an input.
     #[serde(default)]
     pub guidance_embeds: bool,
-    /// How much of a head is turned by each axis: the image's number, the row, the column.
+    /// Rotary dimensions of a head per axis: image index, row, column.
     #[serde(default = "published_axes")]
     pub axes_dims_rope: [usize; 3],
 }
@@ -115,7 +115,7 @@ fn published_axes() -> [usize; 3] {
     [16, 56, 56]
 }
 
-/// Pixels of a latent along a token's side; files count a token's numbers as channels.
+/// Patch size; files count a token's values as channels.
 const PATCH: usize = 2;
 
 impl FluxConfig {
@@ -130,14 +130,14 @@ impl Architecture for FluxConfig {
 
     fn check(&self) -> std::result::Result<(), Unsupported> {
         let (n, d) = (self.axes_dims_rope.iter().sum::<usize>(), self.attention_head_dim);
-        Unsupported::unless(n == d, format!("axes_dims_rope has {n} numbers, a head {d}"))?;
+        Unsupported::unless(n == d, format!("axes_dims_rope sums to {n}, a head has {d}"))?;
         let is_even = self.axes_dims_rope.iter().all(|axis| axis.is_multiple_of(2));
         Unsupported::unless(is_even, format!("axes_dims_rope {:?} is odd", self.axes_dims_rope))?;
         let (input, output) = (self.in_channels, self.out_channels.unwrap_or(self.in_channels));
         Unsupported::unless(
             input == output,
             format!(
-                "in_channels {input} is not out_channels {output}: a model for filling in or for control images"
+                "in_channels {input} is not out_channels {output}: an inpainting or control model"
             ),
         )?;
         let is_whole = input > 0 && input.is_multiple_of(PATCH * PATCH);
@@ -180,7 +180,7 @@ impl Architecture for FluxConfig {
         Unsupported::unless(
             clip.pooled == pooled,
             format!(
-                "CLIP's vector has {} numbers, pooled_projection_dim of the transformer is {pooled}",
+                "CLIP's pooled embedding has {} values, pooled_projection_dim of the transformer is {pooled}",
                 clip.pooled
             ),
         )?;
@@ -193,7 +193,7 @@ impl Architecture for FluxConfig {
         )
     }
 
-    /// T5's tokens, and CLIP's vector for the whole prompt.
+    /// T5's tokens, and CLIP's pooled embedding.
     fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         let [(_, clip), (_, t5)] = encoded else { unreachable!("there are two") };
         Condition(vec![

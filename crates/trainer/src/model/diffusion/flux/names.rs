@@ -1,5 +1,5 @@
-//! How the original checkpoints, kohya's and ComfyUI's adapters call the layers of FLUX.1: a block of both streams keeps q,
-//! k and v in one matrix, and a single block keeps them together with the first half of its feed-forward.
+//! Layer names of FLUX.1 in the original checkpoints, kohya's and ComfyUI's adapters: a double-stream block fuses q, k
+//! and v, and a single-stream block fuses them with the first layer of its feed-forward.
 
 use weights::Catalog;
 
@@ -7,20 +7,19 @@ use super::{FluxConfig, published_axes};
 use crate::model::files::{self, CheckpointLayout};
 use crate::model::tensor_piece::TensorPiece;
 
-/// Where the transformer begins in a checkpoint that has more in it.
+/// Prefix of the transformer in a checkpoint that has other models in it.
 const PREFIX: &str = "model.diffusion_model.";
 /// A tensor that every checkpoint of this family has and no other.
 const MARK: &str = "double_blocks.0.img_attn.qkv.weight";
 /// Width of heads in all published models.
 const HEAD_DIM: usize = 128;
 
-/// What the names of the transformer begin with in a file of the original layout; nothing if it is
-/// none.
+/// The prefix of the transformer's names in a file of the original layout; `None` if it is none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
     files::prefix(catalog, PREFIX, MARK)
 }
 
-/// The original layout. What else is in the file is somebody else's.
+/// The original layout. Other tensors in the file are ignored.
 pub fn original(prefix: &'static str) -> CheckpointLayout<'static> {
     let place = move |name: &str| {
         let (module, end) = name.rsplit_once('.').unwrap_or((name, ""));
@@ -50,7 +49,7 @@ pub fn original_module(module: &str) -> Vec<TensorPiece> {
         }
     }
     if module == "norm_out.linear" {
-        // Shift and scale the other way round.
+        // Shift and scale are swapped.
         let key = "final_layer.adaLN_modulation.1";
         return vec![TensorPiece::part(key, 1, 2), TensorPiece::part(key, 0, 2)];
     }
@@ -110,8 +109,8 @@ fn in_single(inner: &str) -> TensorPiece {
     })
 }
 
-/// The settings of a checkpoint in the original layout, which brings none, by its shapes. Those
-/// do not tell the width of heads but by the norms of queries.
+/// Infers the config of a checkpoint in the original layout from its shapes. The head dim comes from the
+/// norm of the queries.
 pub fn infer(catalog: &Catalog, prefix: &str) -> Option<FluxConfig> {
     let shape = |name: &str| {
         let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;

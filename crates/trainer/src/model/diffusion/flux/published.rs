@@ -75,9 +75,9 @@ mod tests {
     use super::*;
     use crate::model::diffusion::Pipeline;
 
-    /// As counted by diffusers on a device without data.
+    /// Counted by diffusers on the meta device.
     #[test]
-    fn published_models_have_their_number_of_weights() {
+    fn published_models_have_their_number_of_parameters() {
         for (name, expected) in [
             ("FLUX.1-dev", 11_901_408_320_usize),
             ("FLUX.1-Krea-dev", 11_901_408_320),

@@ -1,4 +1,4 @@
-//! The arithmetic of SD3.
+//! The forward pass of SD3.
 //!
 //! Shapes: S samples, N image tokens, C prompt tokens, D width.
 
@@ -31,7 +31,7 @@ pub struct Sd3 {
 }
 
 impl Sd3 {
-    /// Puts the model together.
+    /// Builds the model.
     pub fn new(config: &Sd3Config, build: &mut ModelBuilder<'_>) -> Result<Self> {
         let (d, patch) = (config.width(), config.patch_size);
         let side = config.pos_embed_max_size;
@@ -69,7 +69,7 @@ impl Sd3 {
         })
     }
 
-    /// What the blocks are modulated by, from time and prompt: [S, D].
+    /// The modulation input of the blocks, from timestep and pooled prompt: [S, D].
     fn condition(&self, tape: &Tape<'_>, input: &DenoiserInput<'_>) -> Result<Var> {
         let [first, second] = &self.pooled;
         let pooled = input.condition.get(POOLED)?;
@@ -81,7 +81,7 @@ impl Sd3 {
         Ok(tape.activate(&tape.add(&time, &prompt)?, Activation::Silu)?)
     }
 
-    /// Patches with their positions, cut from the middle of the table: [S, N, D].
+    /// Patches plus position embeddings, cropped from the middle of the table: [S, N, D].
     fn embed(&self, tape: &Tape<'_>, latents: &Tensor) -> Result<Var> {
         let Sd3Config { patch_size, pos_embed_max_size: side, .. } = self.config;
         let tokens =
@@ -127,7 +127,7 @@ impl DenoiserNetwork for Sd3 {
         Ok(self.out.forward(tape, &x)?)
     }
 
-    /// Channels last, unlike what it is given.
+    /// Channels last, unlike the input.
     fn patches(&self) -> (usize, PatchOrder) {
         (self.config.patch_size, PatchOrder::ChannelsLast)
     }

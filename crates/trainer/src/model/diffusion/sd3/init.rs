@@ -1,7 +1,6 @@
-//! Weights to begin with where a model is trained from scratch: random matrices of Glorot's size,
-//! biases of zero, norms of one; and zeros in every layer that decides what a block adds, so that at
-//! first each block passes on what it gets (Peebles and Xie, "Scalable Diffusion Models with
-//! Transformers", arXiv 2212.09748, section 3.2).
+//! Random init for training from scratch: Xavier (Glorot) matrices, biases of zero, norms of one; and
+//! zeros in every modulation and output layer (adaLN-Zero), so that at first each block is the identity
+//! (Peebles and Xie, "Scalable Diffusion Models with Transformers", arXiv 2212.09748, section 3.2).
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,7 +13,7 @@ use crate::error::Result;
 use crate::model::build::{TensorRole, TensorSpec, tensor_specs};
 use crate::model::files::save;
 
-/// Writes the file of a transformer that has learnt nothing yet.
+/// Writes a randomly initialised transformer.
 pub fn write_random_init(
     config: &Sd3Config,
     seed: u64,
@@ -27,7 +26,7 @@ pub fn write_random_init(
     })
 }
 
-/// Layers whose result is zero at first.
+/// Layers that are initialised with zeros.
 const ZERO_INIT: [&str; 4] =
     ["norm1.linear.", "norm1_context.linear.", "norm_out.linear.", "proj_out."];
 
@@ -49,11 +48,11 @@ fn init_values(config: &Sd3Config, want: &TensorSpec, stream: RandomSequence) ->
     (0..n).map(|index| deviation * stream.normal(index)).collect()
 }
 
-/// The table of positions: sines and cosines of the column, then of the row, as diffusers'
-/// `get_2d_sincos_pos_embed` has them. [side · side, D]
+/// The position embedding: sines and cosines of the column, then of the row, as diffusers'
+/// `get_2d_sincos_pos_embed` computes them. [side · side, D]
 fn positions(config: &Sd3Config) -> Vec<f32> {
     let (side, d) = (config.pos_embed_max_size, config.width());
-    // As fine as for an image of the size that the model is made for.
+    // Scaled for an image of `sample_size`.
     let step = (config.sample_size / config.patch_size) as f64 / side as f64;
     let quarter = d / 4;
     let waves = |at: usize| {
@@ -87,7 +86,7 @@ mod tests {
         let expected = load_f32(&catalog, tensor, 0..tensor.numel()).unwrap();
         let got = positions(&settings);
         assert_eq!(expected.len(), got.len());
-        // The file holds f16: numbers below 1 are off by at most half a step of it.
+        // The file holds f16: values below 1 are off by at most half a step of it.
         let most = 0.5f32.powi(12) + 1e-6;
         for (index, (expected, got)) in expected.iter().zip(&got).enumerate() {
             assert!((expected - got).abs() <= most, "{index}: {expected} {got}");

@@ -1,5 +1,5 @@
-//! Stable Diffusion 3 and 3.5: one transformer over image patches and prompt tokens, each stream
-//! with weights of its own, that meet in attention (Esser et al., "Scaling Rectified Flow
+//! Stable Diffusion 3 and 3.5: one transformer (MM-DiT) over image patches and prompt tokens, each stream
+//! with its own weights, with joint attention (Esser et al., "Scaling Rectified Flow
 //! Transformers for High-Resolution Image Synthesis", arXiv 2403.03206). As diffusers'
 //! `SD3Transformer2DModel` computes it.
 
@@ -101,7 +101,7 @@ pub struct Sd3Config {
     pub in_channels: usize,
     /// Channels that are predicted.
     pub out_channels: Option<usize>,
-    /// Pixels of a latent along a token's side.
+    /// Patch size.
     pub patch_size: usize,
     /// Blocks.
     pub num_layers: usize,
@@ -113,17 +113,17 @@ pub struct Sd3Config {
     pub joint_attention_dim: usize,
     /// Width of prompt tokens inside; the same as that of patches.
     pub caption_projection_dim: usize,
-    /// Width of the vector that stands for the whole prompt.
+    /// Width of the pooled prompt embedding.
     pub pooled_projection_dim: usize,
-    /// Tokens along a side of the table of positions.
+    /// Tokens along a side of the position embedding.
     pub pos_embed_max_size: usize,
-    /// Side of the latents that the model is made for.
+    /// Side of the latents that the position embedding is scaled for.
     #[serde(default = "published_sample_size")]
     pub sample_size: usize,
     /// Whether queries and keys are normed.
     #[serde(default)]
     pub qk_norm: Option<QkNorm>,
-    /// Blocks in which patches also attend to themselves alone.
+    /// Blocks with a second attention among image tokens (MMDiT-X).
     #[serde(default)]
     pub dual_attention_layers: Vec<usize>,
 }
@@ -137,7 +137,7 @@ fn published_sample_size() -> usize {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum QkNorm {
-    /// By their root mean square.
+    /// RMS norm.
     RmsNorm,
 }
 
@@ -156,7 +156,7 @@ impl Sd3Config {
 impl Architecture for Sd3Config {
     type Model = Sd3;
 
-    /// That all of it can be computed.
+    /// Checks that all of it is supported.
     fn check(&self) -> std::result::Result<(), Unsupported> {
         Unsupported::unless(
             self.caption_projection_dim == self.width(),
@@ -179,7 +179,7 @@ impl Architecture for Sd3Config {
 
     fn of_checkpoint(catalog: &Catalog, beside: &Path) -> Result<Option<(Self, &'static str)>> {
         let Some(prefix) = names::prefix(catalog) else { return Ok(None) };
-        // A model of the same family has heads as wide, which shapes do not tell.
+        // The head dim, which shapes do not tell, is that of a model of the same family.
         let beside = beside.join("config.json");
         let d_head = if beside.exists() {
             config::read::<Self>(&beside)?.attention_head_dim
@@ -237,7 +237,7 @@ impl Architecture for Sd3Config {
         )
     }
 
-    /// Both CLIPs side by side, widened with zeros, and T5 below; zeros stand for a T5 that is left out.
+    /// Both CLIPs concatenated by feature and padded with zeros, then T5's tokens; zeros for a T5 that is left out.
     fn condition(&self, encoded: &[(usize, TextEmbedding)]) -> Condition {
         let [(n_clip, l), (_, g), (n_t5, t5)] = encoded else { unreachable!("there are three") };
         let joint = self.joint_attention_dim;

@@ -1,5 +1,5 @@
-//! How the original checkpoints, kohya's and ComfyUI's adapters call the layers of SD3: a block is
-//! split by stream, and q, k and v are one matrix.
+//! Layer names of SD3 in the original checkpoints, kohya's and ComfyUI's adapters: a block is split by
+//! stream, and q, k and v are fused.
 
 use weights::Catalog;
 
@@ -7,18 +7,17 @@ use super::{QkNorm, Sd3Config};
 use crate::model::files::{self, CheckpointLayout};
 use crate::model::tensor_piece::TensorPiece;
 
-/// Where the transformer begins in a checkpoint that has more in it.
+/// Prefix of the transformer in a checkpoint that has other models in it.
 const PREFIX: &str = "model.diffusion_model.";
 /// A tensor that every checkpoint of this family has and no other.
 const MARK: &str = "joint_blocks.0.x_block.attn.qkv.weight";
 
-/// What the names of the transformer begin with in a file of the original layout; nothing if it is
-/// none.
+/// The prefix of the transformer's names in a file of the original layout; `None` if it is none.
 pub fn prefix(catalog: &Catalog) -> Option<&'static str> {
     files::prefix(catalog, PREFIX, MARK)
 }
 
-/// The original layout. What else is in the file is somebody else's.
+/// The original layout. Other tensors in the file are ignored.
 pub fn original(config: &Sd3Config, prefix: &'static str) -> CheckpointLayout<'static> {
     let n_blocks = config.num_layers;
     let place = move |name: &str| {
@@ -96,8 +95,8 @@ fn in_block(inner: &str) -> TensorPiece {
     })
 }
 
-/// The settings of a checkpoint in the original layout, which brings none, by its shapes. Those
-/// do not tell the width of heads.
+/// Infers the config of a checkpoint in the original layout from its shapes, which do not tell the head
+/// dim.
 pub fn infer(catalog: &Catalog, prefix: &str, attention_head_dim: usize) -> Option<Sd3Config> {
     let shape = |name: &str| {
         let tensor = catalog.find(&format!("{prefix}{name}")).ok()?;

@@ -1,7 +1,7 @@
-//! The models of this family that are published, by their settings. Names and shapes of all tensors follow from them, by the
-//! code that asks files for them; there are no numbers, and loading any is an error.
+//! The published models of this family, by their configs. Names and shapes of all tensors follow from them; there are
+//! no weights, and loading any is an error.
 //!
-//! Taken: `config.json` of each part at huggingface.co/stabilityai. Held against diffusers and
+//! Taken: `config.json` of each part at huggingface.co/stabilityai. Compared with diffusers and
 //! transformers by `tests/golden/shapes`.
 
 use super::{QkNorm, Sd3Config};
@@ -115,10 +115,10 @@ mod tests {
     use crate::model::diffusion::Pipeline;
 
     /// Tensors of the same shape, in all blocks that have them: `block.*.name [sizes]` to the
-    /// numbers of the blocks.
+    /// indices of the blocks.
     type Shapes = BTreeMap<String, Vec<usize>>;
 
-    /// What other programs make of the published settings.
+    /// The shapes that diffusers and transformers build from the published configs.
     fn recorded() -> BTreeMap<String, Shapes> {
         let path =
             Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/shapes/published.json");

@@ -1,4 +1,4 @@
-//! One text encoder of a pipeline: its weights, its tokenizer, its adapter, and what it makes of a text.
+//! One text encoder of a pipeline: its weights, its tokenizer, its adapter, and encoding.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -19,16 +19,16 @@ use crate::model::encoder::t5::{self, T5Encoder};
 use crate::model::files::{self, CheckpointLayout, WeightFiles};
 use crate::model::host::to_vec;
 
-/// Which text encoder a family has at a place, and where it lies.
+/// A text encoder of a family, and its folders.
 #[derive(Clone, Copy, Debug)]
 pub struct TextEncoderSpec {
-    /// As plans and progress call it.
+    /// Its name in plans and progress.
     pub name: &'static str,
-    /// Its place among the folders `text_encoder`, `text_encoder_2`, …, and among adapters' names, from 1.
+    /// Its number among the folders `text_encoder`, `text_encoder_2`, …, and in adapters' names, from 1.
     pub position: u8,
     /// The folder of its tokenizer.
     pub tokenizer: &'static str,
-    /// What it is.
+    /// Its architecture.
     pub kind: EncoderKind,
     /// How many tokens of a prompt it sees.
     pub prompt_length: PromptLength,
@@ -63,21 +63,21 @@ pub enum EncoderConfig {
     T5(t5::T5Config),
 }
 
-/// How wide what an encoder gives is.
+/// The widths of an encoder's output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EmbeddingWidths {
     /// Of a token.
     pub tokens: usize,
-    /// Of the vector for the whole prompt; 0 where there is none.
+    /// Of the pooled embedding; 0 where there is none.
     pub pooled: usize,
 }
 
-/// What an encoder makes of a text; nothing if it is left out.
+/// An encoded text; empty if the encoder is left out.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TextEmbedding {
     /// [tokens, width]
     pub tokens: Vec<f32>,
-    /// The whole text, `[width]`.
+    /// The pooled embedding, `[width]`.
     pub pooled: Vec<f32>,
 }
 
@@ -97,7 +97,7 @@ impl EncoderConfig {
         })
     }
 
-    /// How wide what it gives is.
+    /// The widths of its output.
     pub fn widths(&self) -> EmbeddingWidths {
         match self {
             Self::Clip(config) => {
@@ -107,7 +107,7 @@ impl EncoderConfig {
         }
     }
 
-    /// The most tokens it has positions for, if that is limited.
+    /// Its number of position embeddings, if limited.
     pub fn positions(&self) -> Option<usize> {
         match self {
             Self::Clip(config) => Some(config.max_position_embeddings),
@@ -140,13 +140,13 @@ impl TextEncoderSpec {
         Component::TextEncoder(self.position)
     }
 
-    /// Its weights and settings, of a pipeline's folder.
+    /// Its weights and config, from a pipeline's folder.
     pub(super) fn part(&self, pipeline: &Path) -> Result<PipelinePart<EncoderConfig>> {
         let read = |path: &Path| EncoderConfig::read(self.kind, path);
         PipelinePart::open(&pipeline.join(self.folder()), read)
     }
 
-    /// The same without any: it would lie there.
+    /// The same on the meta device, without files.
     pub(super) fn meta(
         &self,
         pipeline: &Path,
@@ -171,18 +171,19 @@ impl TextEncoder {
         [&self.part.sources()[..], self.tokenizer.sources()].concat()
     }
 
-    /// That it has its weights, and its table a row for each of its tokens.
+    /// Checks that it has its weights, and an embedding for each of its tokens.
     pub(super) fn check(&self) -> Result<()> {
         let (n, n_rows) = (self.tokenizer.vocab_size(), self.part.config.vocab_size());
         if n <= n_rows {
             return self.files().map(drop);
         }
         let name = self.spec.name;
-        let problem = format!("the tokenizer of {name} has {n} tokens, its table {n_rows} rows");
+        let problem =
+            format!("the tokenizer of {name} has {n} tokens, its embedding {n_rows} rows");
         Err(TrainerError::Config { problem, path: self.part.catalog.path.clone() })
     }
 
-    /// Takes what an adapter's file has for it.
+    /// Loads its part of an adapter file.
     pub(super) fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
         let modules = TargetModule::from_specs(&self.part.config.tensor_specs()?, |_| Vec::new());
         self.adapter = file.take(self.spec.component(), &modules)?;
@@ -213,29 +214,29 @@ impl TextEncoder {
         }
     }
 
-    /// Encodes texts and hands each over when it is done.
+    /// Encodes texts, and passes each to `take` when it is done.
     pub(super) fn encode(
         &self,
         device: &Device,
         EncodingOptions { precision, t5 }: EncodingOptions,
         texts: &[String],
-        watch: EncodeCallbacks<'_>,
+        callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
-        (watch.on_begin)(self.spec.name, device);
+        (callbacks.on_begin)(self.spec.name, device);
         let take = &mut |encoded| {
             take(encoded)?;
-            watch.check_cancelled()
+            callbacks.check_cancelled()
         };
         match (&self.part.config, t5) {
             (EncoderConfig::Clip(config), _) => {
-                self.encode_with_clip(device, config, precision, texts, watch, take)
+                self.encode_with_clip(device, config, precision, texts, callbacks, take)
             }
             (EncoderConfig::T5(config), T5Loading::Whole) => {
-                self.encode_with_t5(device, config, precision, texts, watch, take)
+                self.encode_with_t5(device, config, precision, texts, callbacks, take)
             }
             (EncoderConfig::T5(config), T5Loading::Blocks) => {
-                let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, watch.tick);
+                let (catalog, adapter, tick) = (&self.part.catalog, &self.adapter, callbacks.tick);
                 let blocks = BlockwiseT5 { config, catalog, precision, adapter, tick };
                 let ids: Vec<_> = texts.iter().map(|text| self.tokenizer.encode(text)).collect();
                 blocks.encode(device, &ids, &mut |tokens: &[f32]| {
@@ -252,14 +253,15 @@ impl TextEncoder {
         config: &clip::ClipConfig,
         precision: Precision,
         texts: &[String],
-        watch: EncodeCallbacks<'_>,
+        callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
         let precision = Precision { base: None, ..precision };
         let mut adapters = Adapters::loaded(self.adapter.clone());
         let build = |build: &mut ModelBuilder<'_>| ClipTextModel::new(config, build);
         let files = self.files()?;
-        let model = files::load_model(device, &files, precision, &mut adapters, watch.tick, build)?;
+        let model =
+            files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
         texts.iter().try_for_each(|text| {
             let tape = Tape::inference(device, &adapters.params, 0);
             let encoded = model.forward(&tape, &self.tokenizer.encode(text), 1)?;
@@ -268,20 +270,21 @@ impl TextEncoder {
         })
     }
 
-    /// Padding is seen too, as in the reference.
+    /// Padding is attended to, as in the reference.
     fn encode_with_t5(
         &self,
         device: &Device,
         config: &t5::T5Config,
         precision: Precision,
         texts: &[String],
-        watch: EncodeCallbacks<'_>,
+        callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(TextEmbedding) -> Result<()>,
     ) -> Result<()> {
         let mut adapters = Adapters::loaded(self.adapter.clone());
         let build = |build: &mut ModelBuilder<'_>| T5Encoder::new(config, build);
         let files = self.files()?;
-        let model = files::load_model(device, &files, precision, &mut adapters, watch.tick, build)?;
+        let model =
+            files::load_model(device, &files, precision, &mut adapters, callbacks.tick, build)?;
         texts.iter().try_for_each(|text| {
             let tape = Tape::inference(device, &adapters.params, 0);
             let tokens = model.forward(&tape, &self.tokenizer.encode(text), 1, None)?;

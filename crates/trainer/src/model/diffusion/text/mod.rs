@@ -1,5 +1,5 @@
-//! The text encoders of a pipeline: which there are is the family's to say. They are loaded one at a time and
-//! freed; T5, by far the largest, whole or block by block.
+//! The text encoders of a pipeline, as the family lists them. They are loaded one at a time and freed; T5, by far the
+//! largest, whole or block by block.
 
 mod encoder;
 mod token_source;
@@ -30,13 +30,13 @@ use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
 pub struct TextEncoders {
     /// In the family's order.
     slots: Vec<EncoderSlot>,
-    /// Makes a condition of what they give.
+    /// Makes the conditioning from their outputs.
     config: DenoiserConfig,
 }
 
-/// A place among a family's text encoders.
+/// A slot among a family's text encoders.
 struct EncoderSlot {
-    /// Tokens of a prompt that are seen here; where the encoder is left out, as many zeros may stand for it.
+    /// Tokens of a prompt that it sees; zeros of this length may stand for an encoder that is left out.
     length: usize,
     encoder: Option<TextEncoder>,
 }
@@ -44,13 +44,13 @@ struct EncoderSlot {
 /// How text encoders are held while they encode.
 #[derive(Clone, Copy, Debug)]
 pub struct EncodingOptions {
-    /// In which formats.
+    /// In which dtypes.
     pub precision: Precision,
     /// How much of T5 at a time.
     pub t5: T5Loading,
 }
 
-/// How much of T5 is in memory at a time. What it encodes is the same, bit for bit.
+/// How much of T5 is in memory at a time. The output is the same, bit for bit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum T5Loading {
     /// All of it.
@@ -60,7 +60,7 @@ pub enum T5Loading {
     Blocks,
 }
 
-/// T5 as plans and progress call it.
+/// T5's name in plans and progress.
 pub const T5_NAME: &str = "t5";
 
 /// What `model_index.json` may say of prompts.
@@ -69,25 +69,25 @@ struct PromptIndex {
     max_sequence_length: Option<usize>,
 }
 
-/// How a folder's encoder is, for programs that have to be told.
+/// A folder's encoder, for exported usage code.
 #[derive(Clone, Copy, Debug)]
 pub struct TextEncoderSettings {
     /// The encoder.
     pub spec: TextEncoderSpec,
     /// Whether the folder has it.
     pub is_there: bool,
-    /// Tokens of a prompt that it sees, or that zeros stand for, where that is not what the family's do.
+    /// Tokens of a prompt that it sees, or that zeros stand for, where that differs from the family's default.
     pub length: Option<usize>,
 }
 
-/// Told how encoding goes.
+/// Callbacks while encoding.
 #[derive(Clone, Copy)]
 pub struct EncodeCallbacks<'a> {
-    /// Told which encoder comes, and where.
+    /// Called with the name of each encoder and its device.
     pub on_begin: &'a dyn Fn(&'static str, &Device),
-    /// Told how many bytes were read.
+    /// Called with the number of bytes read; returns whether to go on.
     pub tick: BytesDoneFn<'a>,
-    /// Told that the encoder has finished a text; answers whether to go on.
+    /// Called when an encoder has finished a text; returns whether to go on.
     pub on_encoded: &'a dyn Fn() -> bool,
 }
 
@@ -98,7 +98,7 @@ impl EncodeCallbacks<'_> {
 }
 
 impl TextEncoders {
-    /// Those of a diffusers folder, which fit the transformer of `config`.
+    /// Opens those of a diffusers folder, for the transformer of `config`.
     pub fn open(folder: &Path, config: &DenoiserConfig) -> Result<Self> {
         let stated = StatedLengths::read(folder)?;
         let mut parts = Vec::new();
@@ -108,7 +108,7 @@ impl TextEncoders {
         }
         let positions = parts.iter().filter_map(|(_, part)| part.as_ref()?.config.positions());
         let most = positions.min();
-        let place = |(spec, part): (TextEncoderSpec, Option<_>)| -> Result<EncoderSlot> {
+        let slot = |(spec, part): (TextEncoderSpec, Option<_>)| -> Result<EncoderSlot> {
             let length = stated.length(&spec, most);
             let encoder = |part| -> Result<TextEncoder> {
                 let words = TokenSource::open(&folder.join(spec.tokenizer), length)?;
@@ -116,30 +116,30 @@ impl TextEncoders {
             };
             Ok(EncoderSlot { length, encoder: part.map(encoder).transpose()? })
         };
-        let list = parts.into_iter().map(place).collect::<Result<_>>()?;
+        let list = parts.into_iter().map(slot).collect::<Result<_>>()?;
         Self { slots: list, config: config.clone() }.checked(folder)
     }
 
-    /// Those of these settings, without weights or tokenizers.
+    /// Meta encoders of these configs, without weights or tokenizers.
     pub(super) fn meta(
         path: &Path,
         config: &DenoiserConfig,
         encoders: Vec<EncoderConfig>,
     ) -> Result<Self> {
-        let place = |(spec, encoder): (&TextEncoderSpec, EncoderConfig)| {
+        let slot = |(spec, encoder): (&TextEncoderSpec, EncoderConfig)| {
             let length = spec.prompt_length.default();
             let part = spec.meta(path, encoder)?;
             let encoder = TextEncoder::new(*spec, part, TokenSource::Meta(length));
             Ok(EncoderSlot { length, encoder: Some(encoder) })
         };
-        let list = config.family().encoders.iter().zip(encoders).map(place);
+        let list = config.family().encoders.iter().zip(encoders).map(slot);
         let list = list.collect::<Result<_>>()?;
         Self { slots: list, config: config.clone() }.checked(path)
     }
 
-    /// That each has its weights, and that they fit each other and the transformer.
+    /// Checks that each has its weights, and that they fit each other and the transformer.
     fn checked(self, folder: &Path) -> Result<Self> {
-        let widths = |place: &EncoderSlot| Some(place.encoder.as_ref()?.part.config.widths());
+        let widths = |slot: &EncoderSlot| Some(slot.encoder.as_ref()?.part.config.widths());
         let widths: Vec<_> = self.slots.iter().map(widths).collect();
         let problem = |Unsupported(problem)| TrainerError::Config { problem, path: folder.into() };
         self.config.check_text(&widths).map_err(problem)?;
@@ -149,35 +149,35 @@ impl TextEncoders {
 
     /// Those that are there.
     fn all(&self) -> impl Iterator<Item = &TextEncoder> {
-        self.slots.iter().filter_map(|place| place.encoder.as_ref())
+        self.slots.iter().filter_map(|slot| slot.encoder.as_ref())
     }
 
-    /// Tokens of a prompt that each place sees.
+    /// Tokens of a prompt that each slot sees.
     pub fn lengths(&self) -> impl Iterator<Item = usize> {
-        self.slots.iter().map(|place| place.length)
+        self.slots.iter().map(|slot| slot.length)
     }
 
-    /// Takes what an adapter's file has for them.
+    /// Loads their part of an adapter file.
     pub fn take_adapter(&mut self, file: &mut AdapterFile) -> Result<()> {
-        let mut all = self.slots.iter_mut().filter_map(|place| place.encoder.as_mut());
+        let mut all = self.slots.iter_mut().filter_map(|slot| slot.encoder.as_mut());
         all.try_for_each(|encoder| encoder.take_adapter(file))
     }
 
-    /// The adapters' matrices by encoder.
+    /// The adapters by encoder.
     pub fn adapter(&self) -> AdapterWeights {
         let layers = |encoder: &TextEncoder| encoder.adapter.clone().into_iter().collect();
         self.all().map(|encoder| (encoder.spec.component(), layers(encoder))).collect()
     }
 
-    /// The encoders as they lie on disk, with the matrices beside them.
+    /// The encoders on disk, with the adapters beside them.
     pub fn adapted_components(&self) -> impl Iterator<Item = AdaptedComponent<'_>> {
         self.all().map(TextEncoder::adapted_component)
     }
 
-    /// Puts matrices beside the layers of the encoder at a place, if it is there.
-    pub fn set_adapter(&mut self, place: u8, layers: HashMap<String, LoraWeights>) {
-        let mut all = self.slots.iter_mut().filter_map(|place| place.encoder.as_mut());
-        if let Some(encoder) = all.find(|encoder| encoder.spec.position == place) {
+    /// Sets the adapter of the encoder at a position, if there is one.
+    pub fn set_adapter(&mut self, position: u8, layers: HashMap<String, LoraWeights>) {
+        let mut all = self.slots.iter_mut().filter_map(|slot| slot.encoder.as_mut());
+        if let Some(encoder) = all.find(|encoder| encoder.spec.position == position) {
             encoder.adapter = layers;
         }
     }
@@ -187,17 +187,14 @@ impl TextEncoders {
         self.all().map(|encoder| (encoder.spec.name, encoder.part.file_bytes()))
     }
 
-    /// What a model is told of a text, all zeros: its shape is that of any other.
+    /// A condition of zeros, with the shape of any other.
     pub fn zero_condition(&self) -> Condition {
-        let encoded = |place: &EncoderSlot| {
-            let encoded = place.encoder.as_ref().map(|encoder| {
+        let encoded = |slot: &EncoderSlot| {
+            let encoded = slot.encoder.as_ref().map(|encoder| {
                 let EmbeddingWidths { tokens, pooled } = encoder.part.config.widths();
-                TextEmbedding {
-                    tokens: vec![0.0; place.length * tokens],
-                    pooled: vec![0.0; pooled],
-                }
+                TextEmbedding { tokens: vec![0.0; slot.length * tokens], pooled: vec![0.0; pooled] }
             });
-            (place.length, encoded.unwrap_or_default())
+            (slot.length, encoded.unwrap_or_default())
         };
         self.config.condition(&self.slots.iter().map(encoded).collect::<Vec<_>>())
     }
@@ -208,32 +205,32 @@ impl TextEncoders {
         device: &Device,
         encoding: EncodingOptions,
         texts: &[String],
-        watch: EncodeCallbacks<'_>,
+        callbacks: EncodeCallbacks<'_>,
     ) -> Result<Vec<Condition>> {
         let mut conditions = Vec::with_capacity(texts.len());
-        self.encode_each(device, encoding, texts, watch, &mut |condition| {
+        self.encode_each(device, encoding, texts, callbacks, &mut |condition| {
             conditions.push(condition);
             Ok(())
         })?;
         Ok(conditions)
     }
 
-    /// Encodes prompts and hands each over when it is whole: the tokens of the last encoder, nearly
-    /// all of a prompt, are never held for more than one.
+    /// Encodes prompts, and passes each to `take` when it is complete: the embedding of the last encoder,
+    /// nearly all of a prompt, is held for one at a time.
     pub fn encode_each(
         &self,
         device: &Device,
         encoding: EncodingOptions,
         texts: &[String],
-        watch: EncodeCallbacks<'_>,
+        callbacks: EncodeCallbacks<'_>,
         take: &mut dyn FnMut(Condition) -> Result<()>,
     ) -> Result<()> {
-        let last = self.slots.iter().rposition(|place| place.encoder.is_some());
+        let last = self.slots.iter().rposition(|slot| slot.encoder.is_some());
         let mut before = Vec::new();
-        for place in &self.slots[..last.unwrap_or(0)] {
+        for slot in &self.slots[..last.unwrap_or(0)] {
             let mut all = Vec::with_capacity(texts.len());
-            if let Some(encoder) = &place.encoder {
-                encoder.encode(device, encoding, texts, watch, &mut |encoded| {
+            if let Some(encoder) = &slot.encoder {
+                encoder.encode(device, encoding, texts, callbacks, &mut |encoded| {
                     all.push(encoded);
                     Ok(())
                 })?;
@@ -242,28 +239,28 @@ impl TextEncoders {
         }
         let mut whole = |encoded: TextEmbedding| {
             let mut encoded = Some(encoded);
-            let of_place = |(index, place): (usize, &EncoderSlot)| {
+            let of_slot = |(index, slot): (usize, &EncoderSlot)| {
                 let encoded = match before.get_mut(index) {
                     Some(all) => all.next(),
                     None => encoded.take(),
                 };
-                (place.length, encoded.unwrap_or_default())
+                (slot.length, encoded.unwrap_or_default())
             };
-            let all: Vec<_> = self.slots.iter().enumerate().map(of_place).collect();
+            let all: Vec<_> = self.slots.iter().enumerate().map(of_slot).collect();
             take(self.config.condition(&all))
         };
         match last.and_then(|last| self.slots[last].encoder.as_ref()) {
-            Some(encoder) => encoder.encode(device, encoding, texts, watch, &mut whole),
+            Some(encoder) => encoder.encode(device, encoding, texts, callbacks, &mut whole),
             None => texts.iter().try_for_each(|_| whole(TextEmbedding::default())),
         }
     }
 
-    /// The files that decide what becomes of a text: weights, settings, tokenizers.
+    /// The files that an encoded text depends on: weights, configs, tokenizers.
     pub fn sources(&self) -> Vec<PathBuf> {
         self.all().flat_map(TextEncoder::sources).collect()
     }
 
-    /// What of a text each encoder cuts off, if it does. Needs no weights.
+    /// What of a text each encoder truncates. Needs no weights.
     pub fn truncations<'t>(&self, text: &'t str) -> Vec<(TextEncoderSpec, Truncation<'t>)> {
         self.all()
             .filter_map(|encoder| Some((encoder.spec, encoder.tokenizer.truncation(text)?)))
@@ -272,8 +269,8 @@ impl TextEncoders {
 
     /// The encoder that comes last and sees the most of a text, if it is there.
     pub fn last(&self) -> Option<TextEncoderSpec> {
-        let place = self.slots.last()?;
-        place.encoder.as_ref().map(|encoder| encoder.spec)
+        let slot = self.slots.last()?;
+        slot.encoder.as_ref().map(|encoder| encoder.spec)
     }
 }
 
@@ -298,8 +295,8 @@ impl StatedLengths {
         !spec.is_optional || is_seen && folder.join(spec.folder()).join("config.json").exists()
     }
 
-    /// Tokens of a prompt that an encoder sees. The first tokenizer speaks for all CLIPs, as in the reference; none can
-    /// see more tokens than it has positions, and they go side by side.
+    /// Tokens of a prompt that an encoder sees. The first tokenizer decides for all CLIPs, as in the reference; none can
+    /// see more tokens than it has positions, and their outputs are concatenated.
     fn length(&self, spec: &TextEncoderSpec, most: Option<usize>) -> usize {
         match spec.prompt_length {
             PromptLength::Positions(usual) => {
@@ -358,7 +355,8 @@ mod tests {
         let encoders = Pipeline::open(&golden, None).unwrap().encoders;
         let all: Vec<String> =
             (0..T5_TEXT_BATCH + 3).map(|n| format!("a fox, number {n}")).collect();
-        let watch = EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
+        let callbacks =
+            EncodeCallbacks { on_begin: &|_, _| (), tick: &|_| true, on_encoded: &|| true };
         for (dtype, base) in [
             (Dtype::F32, None),
             (Dtype::Bf16, None),
@@ -370,7 +368,7 @@ mod tests {
                 let of = |t5, bytes| {
                     let device = Device::cpu(2, bytes).unwrap();
                     encoders
-                        .encode(&device, EncodingOptions { precision, t5 }, texts, watch)
+                        .encode(&device, EncodingOptions { precision, t5 }, texts, callbacks)
                         .unwrap()
                 };
                 let n = texts.len();

@@ -1,5 +1,5 @@
-//! What makes tokens of a text, for one encoder: its tokenizer; or, of a model that is only planned
-//! with, as many tokens as it would make. What a plan finds depends on their number alone.
+//! The tokens of a text for one encoder: from its tokenizer; or, for a meta model, as many tokens as it
+//! would make. A plan depends on their number alone.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use crate::model::encoder::tokenizer::{PromptTokenizer, Truncation};
 pub(super) enum TokenSource {
     /// A tokenizer, and the files it was read from.
     Loaded(Box<PromptTokenizer>, Vec<PathBuf>),
-    /// Nowhere: this many of them, all the same.
+    /// Meta: this many, all the same.
     Meta(usize),
 }
 
@@ -30,7 +30,7 @@ impl TokenSource {
         }
     }
 
-    /// What of a text is cut off, if anything is.
+    /// What of a text is truncated, if anything.
     pub fn truncation<'t>(&self, text: &'t str) -> Option<Truncation<'t>> {
         match self {
             Self::Loaded(tokenizer, _) => tokenizer.truncation(text),
@@ -38,7 +38,7 @@ impl TokenSource {
         }
     }
 
-    /// How many different tokens there may be.
+    /// Vocabulary size.
     pub fn vocab_size(&self) -> usize {
         match self {
             Self::Loaded(tokenizer, _) => tokenizer.vocab_size(),
@@ -46,7 +46,7 @@ impl TokenSource {
         }
     }
 
-    /// The files that decide what becomes of a text.
+    /// The files that tokenisation depends on.
     pub fn sources(&self) -> &[PathBuf] {
         match self {
             Self::Loaded(_, files) => files,

@@ -1,6 +1,6 @@
-//! T5 with one block in memory at a time, each read from the file for as long as it is needed. A few texts go
-//! through a block together, and their hidden states wait in the arena for the next. The same kernels see the
-//! same numbers as in the whole model, so the result is the same bit for bit; the file is read once for every
+//! T5 with one block in memory at a time, each read from the file for as long as it is needed. A batch of texts
+//! goes through a block, and their hidden states stay in the arena for the next. The same kernels see the same
+//! values as in the whole model, so the result is the same bit for bit; the file is read once for every
 //! [`T5_TEXT_BATCH`] texts.
 
 use std::collections::HashMap;
@@ -21,15 +21,15 @@ pub const T5_TEXT_BATCH: usize = 32;
 
 /// A T5 on disk.
 pub struct BlockwiseT5<'a> {
-    /// Its settings.
+    /// Its config.
     pub config: &'a T5Config,
     /// Its files.
     pub catalog: &'a Catalog,
-    /// In which formats it is held.
+    /// In which dtypes it is held.
     pub precision: Precision,
     /// Adapters by layer.
     pub adapter: &'a HashMap<String, LoraWeights>,
-    /// Told how many bytes were read.
+    /// Called with the number of bytes read; returns whether to go on.
     pub tick: BytesDoneFn<'a>,
 }
 
@@ -78,7 +78,7 @@ impl BlockwiseT5<'_> {
         device: &Device,
         build: impl Fn(&mut ModelBuilder<'_>) -> Result<T>,
     ) -> Result<(T, Adapters)> {
-        // The whole was compared with its files when they were opened.
+        // All names and shapes were checked when the files were opened.
         let layout = CheckpointLayout { ignores: Box::new(|_| true), ..layout(self.catalog) };
         let files = WeightFiles::find(self.catalog, &layout, &build)?;
         let mut adapters = Adapters::loaded(self.adapter.clone());
@@ -87,7 +87,7 @@ impl BlockwiseT5<'_> {
         Ok((part, adapters))
     }
 
-    /// Asks whether to: a block of many texts takes a while.
+    /// Checked often, since a block of many texts takes a while.
     fn check_cancelled(&self) -> Result<()> {
         if (self.tick)(0) { Ok(()) } else { Err(WeightsError::Cancelled.into()) }
     }

@@ -1,5 +1,5 @@
-//! The characters map of a T5 tokenizer, checked before it is used: the crate that reads it follows
-//! the file's numbers wherever they lead, and panics there.
+//! The characters map of a T5 tokenizer, checked before it is used: the crate that reads it does not
+//! check its indices, and panics.
 //!
 //! ```text
 //! u32 bytes of the trie │ trie: u32 … │ replacements: UTF-8, each ended by a zero byte
@@ -30,7 +30,7 @@ pub fn read(base64: &str) -> Result<Precompiled, &'static str> {
     Precompiled::from(&bytes).map_err(|_| "the characters map cannot be read")
 }
 
-/// Walks every key there is, as lookups will.
+/// Walks every key, as lookups will.
 fn stays_inside(units: &[TrieUnit], replacements: &str) -> Option<()> {
     let mut seen = vec![false; units.len()];
     let mut open = vec![units.first()?.offset()];
@@ -51,7 +51,7 @@ fn stays_inside(units: &[TrieUnit], replacements: &str) -> Option<()> {
     Some(())
 }
 
-/// One number of the trie; its bits are taken from Darts-clone, `double_array_unit`.
+/// One unit of the trie; its bits are taken from Darts-clone, `double_array_unit`.
 struct TrieUnit(usize);
 
 impl TrieUnit {

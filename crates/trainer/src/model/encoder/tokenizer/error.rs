@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 /// Everything that can go wrong with the files of a tokenizer.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenizerError {
-    /// The system refused.
+    /// An I/O error.
     #[error("cannot read {}", path.display())]
     Io {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         source: io::Error,
     },
     /// A folder without the files of a tokenizer.
@@ -22,13 +22,13 @@ pub enum TokenizerError {
         /// The folder.
         folder: PathBuf,
     },
-    /// A vocabulary in a form that is not read.
+    /// A vocabulary in a format that is not supported.
     #[error("only a SentencePiece model, no tokenizer.json beside {}", path.display())]
     SentencePiece {
         /// The file.
         path: PathBuf,
     },
-    /// Text that is no JSON, or not the JSON that belongs there.
+    /// Invalid JSON, or JSON of another structure.
     #[error("invalid JSON at line {line}, column {column}: {problem}: {}", path.display())]
     Json {
         /// From 1.
@@ -40,7 +40,7 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
     },
-    /// The file is well formed but makes no sense.
+    /// The file is valid JSON with invalid content.
     #[error("tokenizer file is malformed: {problem}: {}", path.display())]
     Malformed {
         /// What is wrong, with both values.
@@ -71,10 +71,10 @@ pub enum TokenizerError {
     /// A text that could not be turned into tokens.
     #[error("text cannot be turned into tokens: {problem}")]
     Text {
-        /// What the tokenizer said.
+        /// The tokenizer's error.
         problem: String,
     },
-    /// Tokens are added or cut off where the encoders here do not expect it.
+    /// Padding or truncation on the wrong side.
     #[error("{setting} is {found}, the encoders need right: {}", path.display())]
     Side {
         /// The setting's name in the file.
@@ -84,7 +84,7 @@ pub enum TokenizerError {
         /// The file.
         path: PathBuf,
     },
-    /// The settings take a token away without which texts cannot be framed and filled up.
+    /// The settings remove a special token that is needed.
     #[error("no {role} in the tokenizer's settings: {}", folder.display())]
     NoSpecialToken {
         /// The token's name in the settings, as `pad_token`.
@@ -102,12 +102,12 @@ pub enum TokenizerError {
         /// The folder.
         folder: PathBuf,
     },
-    /// No room for a text between the tokens that frame it.
-    #[error("a length of {length} tokens, the tokens around a text take {needed}")]
+    /// No room for a text between BOS and EOS.
+    #[error("a length of {length} tokens, the special tokens alone take {needed}")]
     TooShort {
-        /// Tokens asked for.
+        /// Requested length.
         length: usize,
-        /// Tokens that every text gets.
+        /// Special tokens of every text.
         needed: usize,
     },
 }
@@ -140,11 +140,11 @@ impl TokenizerError {
                 "write a tokenizer.json, with transformers in Python: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
             }
             Self::Json { .. } | Self::Malformed { .. } => {
-                "download the file again, or ask whoever made it"
+                "download the file again, or ask its author"
             }
             Self::UnknownClass { .. } => "give the folder of a CLIP or T5 tokenizer",
             Self::UnknownPart { .. } => "give the tokenizer of a model that hearth trains",
-            Self::Text { .. } => "fetch the tokenizer's files again, all from one model",
+            Self::Text { .. } => "download the tokenizer's files again, all from one model",
             Self::Side { .. } | Self::NoSpecialToken { .. } | Self::SpecialToken { .. } => {
                 "take all files of the folder from one and the same model"
             }

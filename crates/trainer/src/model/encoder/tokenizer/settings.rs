@@ -1,4 +1,4 @@
-//! What the small files beside a vocabulary say: the tokenizer's class and its special tokens.
+//! The settings files beside a vocabulary: the tokenizer's class and its special tokens.
 //!
 //! As transformers 5 reads them: `tokenizer_config.json` alone if it lists the added tokens (that
 //! is what transformers 4.34 and later write), else overridden by `special_tokens_map.json`, and the
@@ -25,16 +25,16 @@ const ROLES: [&str; 7] =
 /// The settings of a tokenizer, and where they are from.
 pub struct PromptTokenizerConfig {
     folder: PathBuf,
-    /// With the file that each is from.
+    /// Each with the file it is from.
     values: BTreeMap<String, (&'static str, Value)>,
-    /// Tokens matched in texts before anything else, by id. Only their order follows from it: the
+    /// Added tokens, matched in texts before anything else, by id. The id only gives the order: the token's
     /// id is the vocabulary's.
     added: BTreeMap<u32, AddedToken>,
-    /// Whether those of `tokenizer.json` count.
+    /// Whether the added tokens of `tokenizer.json` are used.
     legacy: bool,
 }
 
-/// A token with its manner of matching, as files describe it.
+/// An added token with its matching options, as in files.
 #[derive(Deserialize)]
 pub struct AddedTokenJson {
     content: String,
@@ -76,7 +76,7 @@ impl PromptTokenizerConfig {
         Ok(settings)
     }
 
-    /// Takes over what a file says, if there is that file.
+    /// Merges the values of a file, if it exists.
     fn read_values(&mut self, file: &'static str) -> Result<(), TokenizerError> {
         let values: Option<Map<String, Value>> = read_json(&self.folder.join(file))?;
         for (key, mut value) in values.unwrap_or_default() {
@@ -120,8 +120,8 @@ impl PromptTokenizerConfig {
         }
     }
 
-    /// How many tokens the model takes, if that is written. The reference writes 1e30 for any
-    /// number, which becomes the largest there is.
+    /// `model_max_length`, if given. The reference writes 1e30 for no limit, which becomes the largest
+    /// integer.
     pub fn model_max_length(&self) -> Result<Option<usize>, TokenizerError> {
         let length: Option<f64> = self.get("model_max_length")?;
         Ok(length.map(|length| length as usize))
@@ -163,7 +163,7 @@ impl PromptTokenizerConfig {
         Ok(token.ok_or_else(none)?.content)
     }
 
-    /// A token as the settings have it, `null` if they take it away; else the `default`.
+    /// A token from the settings, none if they set it to `null`; else the `default`.
     fn token(
         &self,
         role: &str,
